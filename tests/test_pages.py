@@ -7,10 +7,11 @@ import sys
 from pathlib import Path
 
 from mpiboot.core import records_json
-from mpiboot.core.checks import CHECKS, WARNINGS
+from mpiboot.core.checks import WARNINGS
 from mpiboot.core.model import Finding, Level, Role
 from mpiboot.core.settings import ROWS
 from mpiboot.doctor import text
+from mpiboot.doctor.table import CHECKS
 from tests.fakes import workers
 
 ROOT = Path(__file__).parent.parent
@@ -37,7 +38,7 @@ def test_every_failure_is_on_its_page_with_its_exit_code() -> None:
     found = (re.match(r"\| `([a-z-]+)` \| (\d+|-) \|", line) for line in lines)
     assert [(row[1], row[2]) for row in found if row] == [
         (row.reference, "-" if row.reference in WARNINGS else str(int(row.code)))
-        for row in sorted(CHECKS, key=lambda row: row.reference)
+        for row in sorted(CHECKS.values(), key=lambda row: row.reference)
     ]
 
 
@@ -49,7 +50,7 @@ def test_what_is_called_a_warning_never_ends_a_job() -> None:
 
 def test_the_page_of_checks_has_every_check_and_every_field_of_its_json() -> None:
     page = (PAGES / "checks.md").read_text()
-    assert [row.reference for row in CHECKS if f"| `{row.reference}` |" not in page] == []
+    assert [row.reference for row in CHECKS.values() if f"| `{row.reference}` |" not in page] == []
     told = json.loads(text.as_json((Finding("shm", Level.OK, ""),), Role.WORKER, whole=True))
     (finding,) = told["findings"]
     fields = {*told, *finding}
@@ -74,4 +75,4 @@ def test_the_page_of_facts_has_every_field_of_their_json() -> None:
 
 
 def test_references_are_unique() -> None:
-    assert len({row.reference for row in CHECKS}) == len(CHECKS)
+    assert len({row.reference for row in CHECKS.values()}) == len(CHECKS)

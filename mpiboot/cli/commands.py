@@ -243,7 +243,7 @@ def doctor(
         raise click.UsageError("--env goes with --host and --json alone", ctx)
     found = looking(resolved(flags, "doctor"), _DOCTOR_LOOK)
     if env:
-        from mpiboot.doctor.environment import role as environment
+        from mpiboot.doctor import env_role as environment
 
         environment.run(found, os.environ, hosts, as_json=as_json)
         return
@@ -282,7 +282,7 @@ def ranks(*, as_json: bool, seconds: int, **flags: str | None) -> None:
       kubectl exec my-job-launcher -- mpiboot doctor ranks --seconds 10
       kubectl exec my-job-worker-0 -- mpiboot doctor ranks --json
     """  # noqa: D301 - click's mark for lines that are kept as they are
-    from mpiboot.doctor.ranks import role
+    from mpiboot.doctor import ranks_role as role
 
     found = looking(resolved(flags, "doctor"), _DOCTOR_LOOK)
     role.run(found, os.environ, seconds=seconds, as_json=as_json)

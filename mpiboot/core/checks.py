@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from mpiboot.core.doctor_checks import DATA_CHECKS, DOCTOR_CHECKS, NEVER_STOP
+from mpiboot.core.data_checks import DATA_CHECKS, NEVER_STOP
 from mpiboot.core.exit_codes import Check, ExitCode
 from mpiboot.core.model import Finding, Level, Role
 
@@ -294,8 +294,13 @@ CHECKS: Final = (
         ExitCode.PROGRAM_MISSING,
         hint="install it in the image, or put its folder on PATH",
     ),
+    Check(
+        "python-modules",
+        "mpiboot's own Python modules are installed",
+        ExitCode.FOUND,
+        "install the wheel with what it needs: `pip install mpiboot-*.whl`, without --no-deps",
+    ),
     *DATA_CHECKS,
-    *DOCTOR_CHECKS,
 )
 
 # Warnings that never end a job.

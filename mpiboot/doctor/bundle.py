@@ -21,9 +21,8 @@ from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import Role, Worker
 from mpiboot.core.settings import ROWS, Resolved
 from mpiboot.core.wording import counted, size_of
-from mpiboot.doctor import archive
+from mpiboot.doctor import archive, looks
 from mpiboot.doctor.archive import Part
-from mpiboot.doctor.look import private
 from mpiboot.doctor.role import role_of
 from mpiboot.hosts import gate
 from mpiboot.hosts.access import own_namespace
@@ -56,7 +55,7 @@ def write(
     try:
         parts, hosts = asyncio.run(_parts(resolved, environ, flags))
     finally:
-        private.remove_folder(resolved.settings, environ)
+        looks.remove_folder(resolved.settings, environ)
     parts = archive.without_secrets(parts, environ)
     namespace = own_namespace()
     in_namespace = f" -n {namespace}" if namespace else ""
@@ -174,7 +173,7 @@ async def _workers(
     """Give every worker's facts, or why there are none."""
     try:
         file = (await observation.find_hostfile(resolved, environ, 0.0)).hostfile
-        launcher = launcher_setup.launcher_pod(resolved, environ, private.role(), patience=0.0)
+        launcher = launcher_setup.launcher_pod(resolved, environ, looks.role(), patience=0.0)
         to = launcher_setup.access(launcher)
         passed = await gate.probe_once(file.hosts, resolved.settings, to)
     except MpibootError as wrong:

@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -16,33 +16,18 @@ from mpiboot.core.errors import MpibootError
 from mpiboot.core.model import PodFacts
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import lasting
-from mpiboot.doctor.look import (
-    counters,
-    image,
-    nvidia,
-    pci,
-    pod,
-    private,
-    servers,
-    sshd_settings,
-)
-from mpiboot.doctor.report import (
-    LimitsPart,
-    MemoryPart,
-    PodReport,
-    ServersPart,
-    SshdSettingsPart,
-)
+from mpiboot.doctor import looks
+from mpiboot.doctor.pod import LimitsPart, ServersPart
 from mpiboot.hosts.access import PORTS
-from mpiboot.network import pod as identity
+from mpiboot.network import platform_hints, pod
 from mpiboot.system import files
 from mpiboot.system.files import WorkerState
 from mpiboot.worker import facts
 
 # Parts that are made from the facts: they come in a second round.
 FROM_FACTS: Final[Mapping[str, Callable[[PodFacts], object]]] = {
-    "pci": pci.pci,
-    "counters": counters.counters,
+    "pci": looks.pci,
+    "counters": looks.counters,
 }
 
 
@@ -71,24 +56,17 @@ def _facts(one: Subject) -> PodFacts:
     return facts.gather(one.resolved, one.environ, sshd=sshd, pid=pid, mpi=None)
 
 
-def _memory(_: Subject) -> MemoryPart:
-    found = pod.memory()
-    if found is None:
-        raise OSError(0, "no control group of this container can be read")
-    return found
-
-
 def _limits(one: Subject) -> LimitsPart:
-    server = servers.process_of(one.worker.port) or one.worker.pid if one.worker else 0
+    server = looks.process_of(one.worker.port) or one.worker.pid if one.worker else 0
     # A session of an SSH server that is not mpiboot's knows that it is one.
-    return pod.limits(str(server) if server else "self" if "SSH_CONNECTION" in one.environ else "")
+    return looks.limits(
+        str(server) if server else "self" if "SSH_CONNECTION" in one.environ else ""
+    )
 
 
 def _servers(one: Subject) -> ServersPart:
     """Look at the worker's port, else at those where a launcher tries its luck."""
-    if one.worker:
-        return servers.servers(one.worker.port, ())
-    return servers.servers(0, _ports(one))
+    return looks.servers(one.worker.port, ()) if one.worker else looks.servers(0, _ports(one))
 
 
 def _ports(one: Subject) -> tuple[int, ...]:
@@ -96,27 +74,32 @@ def _ports(one: Subject) -> tuple[int, ...]:
     return (named,) if named else PORTS
 
 
-def _sshd_settings(one: Subject) -> SshdSettingsPart:
-    return sshd_settings.settings(_ports(one), identity.identity(one.environ))
-
-
 LOOKS: Final[Mapping[str, Callable[[Subject], object]]] = {
-    "identity": lambda one: identity.identity(one.environ),
+    "identity": lambda one: pod.identity(one.environ),
     "facts": _facts,
-    "image": lambda one: image.image(one.environ),
-    "sshd": lambda one: image.sshd(one.environ),
-    "folder": lambda one: private.folder(one.resolved.settings, one.environ),
-    "key": lambda one: private.key(one.resolved.settings, one.environ),
-    "shims": lambda one: private.shims(one.environ),
-    "mesh": lambda _: pod.mesh(),
+    "image": lambda one: looks.image(one.environ),
+    "sshd": lambda one: looks.sshd(one.environ),
+    "folder": lambda one: looks.folder(one.resolved.settings, one.environ),
+    "key": lambda one: looks.key(one.resolved.settings, one.environ),
+    "shims": lambda one: looks.shims(one.environ),
+    "mesh": lambda _: platform_hints.service_mesh(),
     "servers": _servers,
-    "sshd_settings": _sshd_settings,
-    "nvidia": lambda one: nvidia.nvidia(one.environ),
+    "sshd_settings": lambda one: looks.sshd_settings(_ports(one), pod.identity(one.environ)),
+    "nvidia": lambda one: looks.nvidia(one.environ),
     "limits": _limits,
-    "shm": lambda _: pod.shm(),
-    "memory": _memory,
-    "routing": lambda _: pod.routing(),
+    "shm": lambda _: looks.shm(),
+    "memory": lambda _: looks.memory(),
+    "rp_filters": lambda _: looks.rp_filters(),
 }
+INTERRUPTED: Final = "interrupted"
+
+
+@dataclass(frozen=True, slots=True)
+class PodReport:
+    """One pod, as doctor saw it: its parts by name, and of those that were not seen the reason."""
+
+    parts: Mapping[str, object]
+    unseen: Mapping[str, str] = field(default_factory=dict)
 
 
 def gather(one: Subject, wanted: Collection[str], seconds: float) -> PodReport:
@@ -130,20 +113,21 @@ def gather(one: Subject, wanted: Collection[str], seconds: float) -> PodReport:
     Returns:
         The report; ``unseen`` has the parts that failed or took too long, each with its reason.
     """
-    report = PodReport(one.resolved.settings, one.environ)
     later = set(wanted) & set(FROM_FACTS)
     names = {*wanted, *(["facts"] if later else [])} & set(LOOKS)
-    report = _looked(report, {name: partial(LOOKS[name], one) for name in names}, seconds)
-    if report.facts:
-        looks = {name: partial(FROM_FACTS[name], report.facts) for name in later}
-        return _looked(report, looks, seconds)
-    why = dict.fromkeys(later, report.unseen.get("facts", ""))
-    return replace(report, unseen={**report.unseen, **why})
+    parts, unseen = _looked({name: partial(LOOKS[name], one) for name in names}, seconds)
+    parts |= {"settings": one.resolved.settings, "environ": one.environ}
+    seen = parts.get("facts")
+    if isinstance(seen, PodFacts):
+        more = _looked({name: partial(FROM_FACTS[name], seen) for name in later}, seconds)
+        return PodReport({**parts, **more[0]}, {**unseen, **more[1]})
+    return PodReport(parts, {**unseen, **dict.fromkeys(later, unseen.get("facts", ""))})
 
 
 def _looked(
-    report: PodReport, looks: Mapping[str, Callable[[], object]], seconds: float
-) -> PodReport:
+    wanted: Mapping[str, Callable[[], object]], seconds: float
+) -> tuple[dict[str, object], dict[str, str]]:
+    """Look at all of these at once: the parts that were seen, and why the others were not."""
     done: queue.SimpleQueue[tuple[str, object, str]] = queue.SimpleQueue()
 
     def run(name: str, look: Callable[[], object]) -> None:
@@ -156,10 +140,11 @@ def _looked(
         except Exception as wrong:  # noqa: BLE001 - one look that fails must not end the others
             done.put((name, None, f"this look failed: {type(wrong).__name__}: {wrong}"))
 
-    for name, look in looks.items():
+    for name, look in wanted.items():
         _begin(partial(run, name, look))
-    missing, unseen = set(looks), dict(report.unseen)
+    missing = set(wanted)
     found: dict[str, object] = {}
+    unseen: dict[str, str] = {}
     end, why = time.monotonic() + seconds, f"no answer within {lasting(seconds)}"
     try:
         while missing:
@@ -173,8 +158,7 @@ def _looked(
         pass
     except KeyboardInterrupt:
         why = INTERRUPTED
-    unseen |= dict.fromkeys(missing, why)
-    return replace(report, unseen=unseen, **found)  # type: ignore[arg-type] # by their names
+    return found, {**unseen, **dict.fromkeys(missing, why)}
 
 
 def _begin(look: Callable[[], None]) -> None:
@@ -183,6 +167,3 @@ def _begin(look: Callable[[], None]) -> None:
         threading.Thread(target=look, daemon=True).start()
     except RuntimeError:  # the pod may start no more: one of the things that are to be found
         look()
-
-
-INTERRUPTED: Final = "interrupted"

@@ -1,235 +1,506 @@
-"""A launcher's hosts and a worker's own SSH server, as the gates find them."""
+"""Hosts beside each other, and the ways between them: what a launcher saw, judged. Pure."""
 
 from __future__ import annotations
 
-import asyncio
-import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import Final
 
-from mpiboot.core.checks import failed
-from mpiboot.core.errors import MpibootError, error
-from mpiboot.core.model import Finding, Host, Hostfile, Level, Worker
-from mpiboot.core.settings import Resolved, Settings
-from mpiboot.core.wording import counted, first_few
-from mpiboot.doctor.host_report import LauncherPlace
-from mpiboot.doctor.judge import hosts as judges
-from mpiboot.doctor.look import hosts as looks
-from mpiboot.doctor.look import private
-from mpiboot.doctor.rows import hosts as rows
-from mpiboot.hosts import gate, pacing, progress
-from mpiboot.hosts.access import SshAccess
-from mpiboot.hosts.dns import Resolver
-from mpiboot.hosts.gate import DoctorLook, is_one_of
-from mpiboot.hosts.pipeline import Pipelines
-from mpiboot.job import plan as plans
-from mpiboot.job.plan_builder import LaunchPaths
-from mpiboot.launcher import launch_folder, look, observation
-from mpiboot.launcher import setup as launcher_setup
-from mpiboot.launcher.observation import Observation
-from mpiboot.system import files, os_calls
-from mpiboot.system.files import WorkerState
-
-SERVER: Final = "workers-unreachable"
-# What the plan is asked with: its checks don't depend on the program.
-ANY_PROGRAM: Final = ("true",)
+from mpiboot.core.model import Finding, Level, Role, Worker
+from mpiboot.core.wording import counted, first_few, majority
+from mpiboot.doctor.checks import BY_REFERENCE, check, ok
+from mpiboot.network.control import link_of
+from mpiboot.network.paths import PathSeen
+from mpiboot.network.worker_pairs import WHY, Reached
 
 
-def _ok(check: str, said: str, host: str = "") -> Finding:
-    return Finding(check, Level.OK, said, host)
+@dataclass(frozen=True, slots=True)
+class NameLook:
+    """What was said of a host's name when it was asked for several times.
 
-
-def own_server(resolved: Resolved, environ: Mapping[str, str]) -> Finding:
-    """Log in to this worker's own server; what it says, or what that fails with."""
-    try:
-        return _ok(SERVER, _server(resolved, environ))
-    except MpibootError as wrong:
-        return wrong.finding
-
-
-def _server(resolved: Resolved, environ: Mapping[str, str]) -> str:
-    state, access, _ = log_in_here(resolved, environ)
-    return f"{state.sshd} lets {access.user} in at {state.address} port {state.port}"
-
-
-async def log_in_once(address: str, port: int, settings: Settings, access: SshAccess) -> Worker:
-    """Log in once to a server of this pod, as a launcher's gate would; it runs the gate's command.
-
-    Raises:
-        MpibootError: what a launcher's gate would say of this host.
+    ``answers`` are the addresses of each time that had any; ``seconds`` is how long the first one
+    took; ``found_as`` the absolute name that had them, empty where no nameserver was asked;
+    ``unknown`` tells that the nameservers know no such name, or no address of it.
     """
-    pipelines = Pipelines(
-        replace(settings, ssh_port=port), access, Resolver(), changed=lambda: None, once=True
-    )
-    await pipelines.load()
-    (state,) = progress.states((Host(address),))
-    return await pipelines.reach(state, (address,))
+
+    answers: tuple[tuple[str, ...], ...] = ()
+    seconds: float = 0.0
+    found_as: str = ""
+    unknown: bool = False
 
 
-def log_in_here(
-    resolved: Resolved, environ: Mapping[str, str]
-) -> tuple[WorkerState, SshAccess, Worker]:
-    """Log in to this worker's own server, as a launcher would.
+@dataclass(frozen=True, slots=True)
+class OwnChecks:
+    """What the worker's own doctor found there, and by which version of mpiboot."""
 
-    Raises:
-        MpibootError: no worker of mpiboot's runs here, or it does not let us in.
+    mpiboot: str
+    findings: tuple[Finding, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HostReport:
+    """One host of the hostfile; ``worker`` is None where it was not reached.
+
+    ``values`` are what hosts are compared by, by their names in ``libexec/doctor_questions``;
+    ``dials`` is how it went to connect to the launcher, by address or name and port; ``shown`` the
+    fingerprint of the host key; ``checks`` is None where the host has no doctor of its own.
     """
-    launcher = launcher_setup.launcher_pod(resolved, environ, private.role(), patience=0.0)
-    folder = Path(environ.get("MPIBOOT_WORKER_DIR") or launcher.folder.parent / "worker")
-    state = files.worker_state(folder)
-    if state is None:
-        raise error(
-            SERVER,
-            f"no SSH server of mpiboot's runs in this pod: nothing is in {folder}",
-            hint="start the container with `args: [worker]`, and look at its log",
+
+    host: str
+    worker: Worker | None = None
+    name: NameLook | None = None
+    values: Mapping[str, str] = field(default_factory=dict)
+    dials: Mapping[tuple[str, int], Reached] = field(default_factory=dict)
+    shown: str = ""
+    checks: OwnChecks | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LauncherPlace:
+    """Where hosts try to reach the launcher while they are looked at, and with which key it came.
+
+    ``name`` is its host name; ``port`` one that the kernel chose, ``range_port`` one of
+    ``port_range`` (0: no range is set, or none of it is free). A try takes ``seconds`` at most.
+    """
+
+    name: str = ""
+    address: str = ""
+    port: int = 0
+    range_port: int = 0
+    port_range: str = ""
+    seconds: int = 4
+    key: str = ""
+
+
+SLOW: Final = 2.5  # seconds for a name: a packet was lost, or a nameserver is silent
+_MANY: Final = 16  # hosts that are told one by one where each says something else
+# What hosts are compared by, the words for it, and whether the plan tells it of hosts with facts.
+_VALUES: Final = (
+    ("mpiboot", "its version of mpiboot is {}", False),
+    ("uid", "sessions have the uid {}", False),
+    ("mpirun", "mpirun on PATH of a session is {}", False),
+    ("daemon", "MPI's daemon on PATH of a session is {}", False),
+    ("memlock", "memlock of a session is {}", False),
+    ("nofile", "the limit of open files of a session is {}", False),
+    ("nproc", "the limit of processes of a session is {}", False),
+    ("gpus", "{} GPUs in /dev", True),
+    ("hcas", "{} devices in /dev/infiniband", True),
+)
+
+
+def about(
+    names: Sequence[str],
+    check: str,
+    level: Level,
+    said: str,
+    hint: str = "",
+    evidence: tuple[str, ...] = (),
+) -> Finding:
+    """Make a finding of one host or of several."""
+    several = len(names) > 1
+    host, hosts = ("", tuple(names)) if several else (names[0], ())
+    return Finding(check, level, said, host, evidence, hint, hosts)
+
+
+def _bad(
+    names: Sequence[str], check: str, said: str, hint: str = "", level: Level = Level.FAIL
+) -> Finding:
+    return about(names, check, level, said, hint or BY_REFERENCE[check].hint)
+
+
+def _alike(values: Iterable[tuple[str, str]]) -> Mapping[str, list[str]]:
+    """Sort hosts by what is said of them."""
+    by_value: dict[str, list[str]] = {}
+    for host, value in values:
+        by_value.setdefault(value, []).append(host)
+    return by_value
+
+
+@check(
+    "hosts-missing",
+    "which names have an address, and which never had one",
+    title="every host of the job was scheduled",
+    hint="`kubectl get pods -o wide` shows which pods are Pending, `kubectl describe pod` why; "
+    "with a gang scheduler (Volcano, Kueue, coscheduling) all pods of a job start, or none",
+    role=Role.LAUNCHER,
+    fail="some have one and others none: their pods were never scheduled",
+)
+def missing(hosts: Sequence[HostReport]) -> Iterable[Finding]:
+    """Find hosts whose names never had an address while others have one."""
+    unknown = [one.host for one in hosts if one.name and one.name.unknown]
+    found = [one.host for one in hosts if one.name and one.name.answers]
+    if unknown and found:
+        said = (
+            f"{len(unknown)} of {len(hosts)} hosts have no address in DNS, the others have: their "
+            "pods were never scheduled, or are not of the job's Service"
         )
-    access = launcher_setup.access(launcher)
-    look_at = log_in_once(state.address, state.port, resolved.settings, access)
-    return state, access, asyncio.run(look_at)
+        yield _bad(unknown, "hosts-missing", said)
 
 
-def of_job(
-    resolved: Resolved,
-    environ: Mapping[str, str],
-    only: Sequence[str] = (),
-    *,
-    measures: bool = False,
-) -> Iterator[Finding]:
-    """Check the hostfile and every host of it, as far as that goes with what is there.
+@check(
+    "name-answers",
+    "three answers for each name: addresses, IP versions, the search name, how long it took",
+    title="every question for a host's name has one answer, and soon",
+    hint="several pods have that name, or a nameserver is behind: look at the job's headless "
+    "Service and its EndpointSlices",
+    role=Role.LAUNCHER,
+    ok="the same each time, and soon",
+    warn="they change, take longer, or are of another IP version than the others'",
+)
+def names(hosts: Sequence[HostReport]) -> Iterable[Finding]:
+    """Judge the answers for names: do they stay, how long do they take, of which IP version."""
+    looked = [(one.host, one.name) for one in hosts if one.name and one.name.answers]
+    odd = set()
+    for host, name in looked:
+        kinds = list(dict.fromkeys(tuple(sorted(item)) for item in name.answers))
+        if len(kinds) > 1:
+            odd.add(host)
+            said = f"its name leads elsewhere each time: {' or '.join(map(first_few, kinds))}"
+            yield _bad([host], "name-answers", said, level=Level.WARN)
+    slow = {host: name.seconds for host, name in looked if name.seconds > SLOW}
+    if slow:
+        worst = max(slow, key=lambda host: slow[host])
+        said = f"an answer for a name took {slow[worst]:.1f} s"
+        hint = "a nameserver of /etc/resolv.conf does not answer, or not at once: ask each of them"
+        yield _bad(list(slow), "name-answers", said, hint, Level.WARN)
+    versions = {host: _version(name.answers[0]) for host, name in looked}
+    differing = majority(versions)
+    if differing:
+        hint = "give all pods the same IP versions (ipFamilies of the Service, dual stack)"
+        odd |= set(differing.hosts)
+        said = f"their IP versions differ: {differing.said}"
+        yield _bad(differing.hosts, "name-answers", said, hint, Level.WARN)
+    if looked and not slow and not odd:
+        longest = max(name.seconds for _, name in looked)
+        via = first_few(
+            dict.fromkeys(name.found_as.partition(".")[2] for _, name in looked if name.found_as), 2
+        )
+        where = f", in {via}" if via else ""
+        said = (
+            f"{counted(len(looked), 'name')}: {', '.join(dict.fromkeys(versions.values()))}{where}"
+        )
+        yield ok("name-answers", f"{said}, at most {1000 * longest:.0f} ms, the same each time")
 
-    Args:
-        resolved: the settings.
-        environ: this pod's environment.
-        only: the hosts that are asked, by their whole or first names; empty: all.
-        measures: whether they measure the ways between them too.
 
-    Raises:
-        MpibootError: ``usage``; the hostfile has no such host.
-        KeyboardInterrupt: after what the hosts that had answered told.
+def _version(addresses: Sequence[str]) -> str:
+    kinds = {":" in item for item in addresses}
+    return "IPv4 and IPv6" if len(kinds) > 1 else "IPv6" if True in kinds else "IPv4"
+
+
+@check(
+    "launcher-unreached",
+    "a TCP connection from each host to the launcher's control address, at a port that the "
+    "kernel chose and at one of MPIBOOT_PORT_RANGE; the launcher's name there",
+    title="hosts reach the launcher's ports",
+    hint="let the workers in: the policy of the launcher's pod needs an ingress rule for them "
+    "(`ingress: [{from: [{podSelector: ...}]}]`) without `ports:`, or with the range of "
+    "MPIBOOT_PORT_RANGE",
+    role=Role.LAUNCHER,
+    ok="it comes through",
+    fail="it does not, as with a NetworkPolicy that lets SSH out and nothing in",
+    unknown="the host has no program that could try",
+)
+def launcher(hosts: Sequence[HostReport], place: LauncherPlace) -> Iterable[Finding]:
+    """Judge whether hosts can connect to the launcher, as MPI's daemons do."""
+    ways: dict[tuple[Level, str], list[str]] = {}
+    for one in hosts:
+        if one.dials:
+            ways.setdefault(_way_back(one.dials, place), []).append(one.host)
+    for (level, said), which in ways.items():
+        hint = BY_REFERENCE["launcher-unreached"].hint if level is Level.FAIL else ""
+        yield about(which, "launcher-unreached", level, said, hint)
+
+
+def _way_back(dials: Mapping[tuple[str, int], Reached], place: LauncherPlace) -> tuple[Level, str]:
+    port = place.range_port or place.port
+    how = dials.get((place.address, port), Reached.UNKNOWN)
+    free = dials.get((place.address, place.port), Reached.UNKNOWN)
+    whose = f", of MPIBOOT_PORT_RANGE={place.port_range}" if place.range_port else ""
+    at = f"the launcher at {place.address} port {port}{whose}"
+    if how is Reached.UNKNOWN:
+        said = f"not known whether it reaches {at}: it has neither bash with timeout nor python3"
+        return Level.UNKNOWN, said
+    if how is not Reached.CONNECTED:
+        why = WHY.get(how, f"no answer in {place.seconds} s")
+        return Level.FAIL, f"can't connect to {at}: {why}; MPI's daemons must"
+    said = f"reaches {at}"
+    if place.range_port and free is not Reached.CONNECTED:
+        said += "; ports outside that range it does not reach, which MPI does not need"
+    if dials.get((place.name, port)) is Reached.UNRESOLVED:
+        said += f"; the name {place.name} does not resolve there, and MPI goes by the address"
+    return Level.OK, said
+
+
+def _values(one: HostReport) -> dict[str, str]:
+    """Give what a host is compared by; what isn't known is left out."""
+    found = {name: value or "none" for name, value in one.values.items()}
+    worker = one.worker
+    if worker is not None:
+        known = worker.facts.mpiboot if worker.facts else "another"
+        found["mpiboot"] = known if worker.runs_mpiboot else "none"
+        control = link_of(worker.address, worker.facts.links) if worker.facts else None
+        if control:
+            found.pop(f"mtu:{control.name}", None)  # control-mtu tells it
+    return found
+
+
+@check(
+    "hosts-differ",
+    "of each host, in a session without a terminal: mpiboot, uid, mpirun, MPI's daemon, "
+    "memlock, open files, processes, GPUs, RDMA devices, MTU of each link",
+    title="hosts have the same MPI, limits, devices and links",
+    hint="use one image and one pod template for all workers, on nodes of one kind (nodeSelector)",
+    role=Role.LAUNCHER,
+    ok="all have the same",
+    warn="some have another value than most",
+)
+def differ(hosts: Sequence[HostReport]) -> Iterable[Finding]:
+    """Find hosts whose value of something differs from that of most others."""
+    every = {one.host: _values(one) for one in hosts if one.worker is not None}
+    planned = {one.host for one in hosts if one.worker is not None and one.worker.facts}
+    links = sorted({name for values in every.values() for name in values if ":" in name})
+    rows = [*_VALUES, *((name, f"the MTU of {name[4:]} is {{}}", False) for name in links)]
+    found = []
+    for name, words, by_plan in rows:
+        # A link that a host lacks is a value; of any other value that means it was not asked.
+        lacks = "none" if ":" in name else None
+        seen = {host: values.get(name, lacks) for host, values in every.items() if values}
+        odd = majority({host: value for host, value in seen.items() if value is not None})
+        if odd is None or (odd.usual == "none" and ":" in name):
+            continue
+        for value, which in odd.odd.items():
+            told = [host for host in which if not by_plan or host not in planned]
+            if told:
+                said = f"{words.format(_shown(name, value))}, of the others ({odd.count}): "
+                found.append(
+                    _bad(told, "hosts-differ", said + _shown(name, odd.usual), level=Level.WARN)
+                )
+    yield from found
+    if len(every) > 1 and not found:
+        yield ok(
+            "hosts-differ", f"{counted(len(every), 'host')} have the same MPI, limits and links"
+        )
+
+
+def _shown(name: str, value: str) -> str:
+    return f"{value} bytes" if name == "memlock" and value.isdigit() else value
+
+
+@check(
+    "worker-checks",
+    "what each worker's own `mpiboot doctor` says, over the same session",
+    title="each worker's own checks are known",
+    hint="run mpiboot on the workers (`args: [worker]`), of the launcher's version",
+    role=Role.LAUNCHER,
+    unknown="mpiboot does not run there, or is too old",
+)
+def own_checks(hosts: Sequence[HostReport]) -> Iterable[Finding]:
+    """Say of whom the checks within the pod are not known, or are those of another version."""
+    told = []
+    for one in hosts:
+        if one.worker is None or one.checks is not None:
+            continue
+        why = "its mpiboot has no checks for a launcher, or they took too long"
+        why = why if one.worker.runs_mpiboot else "it does not run mpiboot"
+        told.append((one.host, why))
+    for why, which in _alike(told).items():
+        said = f"its limits, files and devices were not checked from within: {why}"
+        yield about(which, "worker-checks", Level.UNKNOWN, said)
+
+
+@check(
+    "mpi-daemon",
+    "orted, prted or hydra_pmi_proxy on PATH of a session, where mpiboot does not run",
+    warn="there is none",
+)
+def daemons(hosts: Sequence[HostReport]) -> Iterable[Finding]:
+    """Find hosts without MPI's daemon, of which no checks of their own tell it."""
+    without = [one.host for one in hosts if one.checks is None and one.values.get("daemon") == ""]
+    if without:
+        said = "none of orted, prted and hydra_pmi_proxy is on PATH of a session"
+        yield _bad(without, "mpi-daemon", said, level=Level.WARN)
+
+
+@check(
+    "ssh-denied",
+    "the key that was let in, and the host key that was shown",
+    ok="it was let in",
+    fail="it was refused",
+)
+def keys(hosts: Sequence[HostReport], place: LauncherPlace) -> Iterable[Finding]:
+    """Say with which keys logins went well."""
+    shown = _alike((one.host, one.shown) for one in hosts if one.shown)
+    for fingerprint, which in shown.items():
+        said = f"lets the key {place.key} in, and shows the host key {fingerprint}"
+        yield about(which, "ssh-denied", Level.OK, said)
+
+
+def merged(found: Iterable[Finding]) -> list[Finding]:
+    """Say once what several hosts have in common.
+
+    What is well, and differs a little on each of very many hosts, is told by the check's title.
     """
-    with looks.listening(resolved.settings) as place:
-        doctor = DoctorLook(looks.questions(place), tuple(only))
-        try:
-            seen, launcher = look.look(resolved, ANY_PROGRAM, environ, doctor)
-        except MpibootError as wrong:
-            yield from (wrong.finding, *wrong.others)
-            if wrong.finding.check in _GOES_ON:
-                yield from _without_plan(resolved, environ, place, doctor)
-            return
-    file = seen.observed.hostfile
-    yield from _hostfile(file)
-    yield from seen.warnings
-    refuse_unknown(only, (host.name for host in file.hosts))
-    planned = list(_planned(seen, resolved, launch_folder.paths(launcher.folder)))
-    place = replace(place, key=launcher.key.fingerprint if launcher.key else "")
-    yield from _passed(file.hosts, seen.passed, place, doctor, planned)
-    yield from planned
-    _stop_where_interrupted(seen.passed)
-    if measures:
-        to = launcher_setup.access(launcher)
-        # Loaded where it is asked for: an image that lacks asyncssh is to be told so by doctor.
-        from mpiboot.doctor import network  # noqa: PLC0415
-
-        yield from network.measure(seen.passed.workers, resolved.settings, to)
-
-
-def _stop_where_interrupted(passed: gate.GateResult) -> None:
-    """Go on with Ctrl-C, which the gate has put off until what hosts had answered is told."""
-    if passed.unasked:
-        raise KeyboardInterrupt
-
-
-def refuse_unknown(only: Sequence[str], known: Iterable[str]) -> None:
-    """Raise ``usage`` where a host is asked for that is neither known nor this pod."""
-    names = tuple(dict.fromkeys((*known, os.uname().nodename)))
-    for wanted in only:
-        if not any(is_one_of(name, (wanted,)) for name in names):
-            hint = f"there are {first_few(names, 8)}"
-            raise error("usage", f"no host {wanted!r}", hint=hint)
-
-
-def _planned(seen: Observation, resolved: Resolved, where: LaunchPaths) -> Iterator[Finding]:
-    """Find what the plan of all that were reached finds."""
-    try:
-        made = plans.make(seen.observed, resolved, where)
-    except MpibootError as wrong:
-        yield from (wrong.finding, *wrong.others)
-        return
-    odd = plans.pair_findings(made, seen.observed, seen.dialled)
-    if seen.dialled and not odd:
-        tried = counted(len(seen.dialled), "connection")
-        yield _ok("worker-pairs", f"workers reach each other: {tried} tried")
-    yield from (*odd, *made.findings)
-
-
-def _passed(
-    listed: Sequence[Host],
-    passed: gate.GateResult,
-    place: LauncherPlace,
-    doctor: DoctorLook,
-    planned: Sequence[Finding] = (),
-) -> Iterator[Finding]:
-    """Tell of each host how it was reached, what it finds itself, and how they differ."""
-    yield from (_ok("names-unresolved", "this pod itself", one.name) for one in passed.local)
-    yield from judges.merged(map(_reached, passed.workers))
-    yield from passed.findings
-    left_out = (*passed.local, *passed.unasked)
-    hosts = [one for one in doctor.asked(listed) if one not in left_out]
-    names = asyncio.run(looks.look_up(hosts))
-    reports = looks.reports(hosts, passed.workers, passed.answers, names)
-    told = {(item.check, name) for item in planned for name in (item.host, *item.hosts)}
-    own = (item for one in reports if one.checks for item in one.checks.findings)
-    yield from judges.merged(item for item in own if (item.check, item.host) not in told)
-    yield from rows.judge(reports, place)
-
-
-def _hostfile(file: Hostfile) -> Iterator[Finding]:
-    yield _ok("hostfile-missing", f"the hostfile is {file.path}, named by {file.named_by}")
-    hosts = counted(len(file.hosts), "host")
-    yield _ok("hostfile-invalid", f"{hosts}, {counted(file.slots, 'slot')}")
-
-
-def _reached(worker: Worker) -> Finding:
-    server = worker.facts.sshd if worker.facts and worker.facts.sshd else "sshd"
-    mpi = worker.facts.mpi if worker.facts else worker.mpi
-    said = f"{worker.address} port {worker.port}, {server}, {mpi.said if mpi else 'no mpirun'}"
-    return _ok(SERVER, said, worker.host.name)
-
-
-# Without these there is no plan, but hosts can still be looked for.
-_GOES_ON: Final = frozenset({"program-missing", "ssh-key", "runtime-folder", "tmpdir"})
-
-
-def _without_plan(
-    resolved: Resolved, environ: Mapping[str, str], place: LauncherPlace, doctor: DoctorLook
-) -> Iterator[Finding]:
-    """Look at the hostfile; log in where there is a key, else ask for the hosts' names alone."""
-    try:
-        file = asyncio.run(observation.find_hostfile(resolved, environ, 0.0)).hostfile
-    except MpibootError as wrong:
-        yield from (wrong.finding, *wrong.others)
-        return
-    yield from _hostfile(file)
-    refuse_unknown(doctor.hosts, (host.name for host in file.hosts))
-    try:
-        launcher = launcher_setup.launcher_pod(resolved, environ, private.role(), patience=0.0)
-        to = launcher_setup.access(launcher)
-        passed = asyncio.run(gate.probe_once(file.hosts, resolved.settings, to, doctor=doctor))
-    except MpibootError:
-        yield from asyncio.run(_names(doctor.asked(file.hosts)))
-        return
-    yield from _passed(file.hosts, passed, place, doctor)
-    _stop_where_interrupted(passed)
-
-
-async def _names(hosts: Sequence[Host]) -> list[Finding]:
-    resolver = Resolver(sockets=pacing.lookup_sockets(os_calls.most_open_files()))
-    answers = await asyncio.gather(*(resolver.ask(host.name) for host in hosts))
+    alike: dict[Finding, list[str]] = {}
+    of_check: dict[str, set[str]] = {}
+    for item in found:
+        alike.setdefault(replace(item, host=""), []).append(item.host)
+        if item.level is Level.OK:
+            of_check.setdefault(item.check, set()).add(item.host)
+    told: dict[Finding, list[str]] = {}
+    for item, which in alike.items():
+        many = item.level is Level.OK and len(which) < len(of_check[item.check]) > _MANY
+        same = ok(item.check, BY_REFERENCE[item.check].title) if many else item
+        told.setdefault(same, []).extend(which)
     return [
-        _ok("names-unresolved", f"resolves to {', '.join(answer.addresses)}", host.name)
-        if answer.addresses
-        else failed("names-unresolved", answer.detail, host=host.name)
-        for host, answer in zip(hosts, answers, strict=True)
+        about(
+            list(dict.fromkeys(which)), item.check, item.level, item.said, item.hint, item.evidence
+        )
+        for item, which in told.items()
     ]
+
+
+_SHOWN: Final = 4
+_WHY: Final = {
+    Reached.SILENT: "no answer",
+    Reached.REFUSED: "refused",
+    Reached.NO_ROUTE: "no route",
+}
+# So much slower than the middle one is worth a look.
+_TIMES: Final = 4
+_LEAST: Final = 2000  # microseconds; what is quicker is never called slow
+_FEW: Final = 4  # ways of which there is a middle one
+
+
+def _where(one: PathSeen) -> str:
+    kind = "control" if one.control else "data"
+    return f"{one.source} to {one.target} ({one.address} by the {kind} link {one.link})"
+
+
+def _of_ways(check: str, level: Level, bad: Sequence[tuple[PathSeen, str]]) -> Finding:
+    """Tell what is wrong with some ways, of the host that all of them begin or end at."""
+    lines = [f"{_where(one)}: {what}" for one, what in bad]
+    more = f"; {len(bad) - 1} more" if len(bad) > 1 else ""
+    ends = [{one.source, one.target} for one, _ in bad]
+    common = sorted(set.intersection(*ends))
+    host, hosts = (common[0], ()) if len(common) == 1 else ("", tuple(common))
+    hint = BY_REFERENCE[check].hint
+    return Finding(check, level, lines[0] + more, host, tuple(lines[1:_SHOWN]), hint, hosts)
+
+
+@check(
+    "network-reach",
+    "TCP connections between workers on the control link and on every data link",
+    title="workers reach each other on every link, measured by --network",
+    hint="a NetworkPolicy, firewall or missing route between these pods drops it; on a data link "
+    "look at the network's definition (VLAN, subnet) and the switch",
+    role=Role.LAUNCHER,
+    ok="all come through",
+    fail="some do not",
+    unknown="there was no time for some",
+)
+def reach(ways: Sequence[PathSeen]) -> Iterable[Finding]:
+    """Judge who reaches whom."""
+    cut = [(one, _WHY[one.how]) for one in ways if one.how in _WHY]
+    late = [_where(one) for one in ways if one.how is None]
+    if cut:
+        yield _of_ways("network-reach", Level.FAIL, cut)
+    if late:
+        said = (
+            f"not measured in time: {counted(len(late), 'way')} of {len(ways)}, such as {late[0]}"
+        )
+        yield Finding("network-reach", Level.UNKNOWN, said)
+    if ways and not cut and not late:
+        links = ", ".join(dict.fromkeys(one.link for one in ways))
+        yield ok("network-reach", f"{counted(len(ways), 'way')} on {links}: all come through")
+
+
+@check(
+    "path-mtu",
+    "the largest UDP packet that comes through unbroken (DF), up to the links' MTU; without "
+    "UDP, whether large TCP packets come through",
+    title="packets as large as the links' MTU come through, measured by --network",
+    hint="give the links the MTU of the path (`mtu` in the network's definition, or in the CNI's "
+    "configuration), or the switches and tunnels between them that of the links",
+    role=Role.LAUNCHER,
+    ok="packets of the links' MTU come through",
+    fail="the path carries less, and tells nobody: large messages hang",
+    unknown="UDP gets no answer",
+)
+def path_mtu(ways: Sequence[PathSeen]) -> Iterable[Finding]:
+    """Judge whether packets as large as the links' MTU come through unbroken."""
+    small = [
+        (
+            one,
+            (
+                f"packets of {one.mtu} bytes come through, larger ones are lost; the links have "
+                f"{one.wanted}"
+            ),
+        )
+        for one in ways
+        if one.mtu is not None and one.mtu < one.wanted
+    ]
+    small += [
+        (one, "small packets come through, large ones are lost")
+        for one in ways
+        if one.how is Reached.STALLED and (one.mtu is None or one.mtu >= one.wanted)
+    ]
+    measured = [one for one in ways if one.mtu is not None]
+    unknown = [one for one in ways if one.how is Reached.CONNECTED and one.mtu is None]
+    if small:
+        yield _of_ways("path-mtu", Level.FAIL, small)
+    elif measured:
+        sizes = sorted({(one.link, one.wanted) for one in measured})
+        said = ", ".join(f"{size} on {link}" for link, size in sizes)
+        yield ok("path-mtu", f"packets as large as the links' MTU come through: {said}")
+    if unknown:
+        said = f"no answer by UDP on {counted(len(unknown), 'way')}, such as {_where(unknown[0])}"
+        yield Finding("path-mtu", Level.UNKNOWN, f"{said}; TCP's large packets come through")
+
+
+@check(
+    "path-speed",
+    "the quickest of five round trips, and one TCP stream of half a second and 64 MiB at most "
+    "between neighbours; no other measurement runs on these two hosts meanwhile",
+    title="no way between workers is much slower than the others, measured by --network",
+    hint="look at that node's link (speed, errors, cable), and at what else runs on the node",
+    role=Role.LAUNCHER,
+    ok="the figures",
+    warn="a way is four times slower than the middle one",
+)
+def speed(ways: Sequence[PathSeen]) -> Iterable[Finding]:
+    """Judge round trips and rates of a network by its middle one."""
+    for link in dict.fromkeys(one.link for one in ways):
+        on_link = [one for one in ways if one.link == link]
+        trips = {one: one.microseconds for one in on_link if one.microseconds is not None}
+        rates = {one: one.rate for one in on_link if one.rate is not None}
+        if not trips:
+            continue
+        middle = median(trips.values())
+        longest = _time(max(trips.values()))
+        said = f"on {link} a round trip takes {_time(middle)} in the middle, {longest} at most"
+        odd = [
+            (one, f"a round trip takes {_time(trip)}, of the others {_time(middle)}")
+            for one, trip in trips.items()
+            if len(trips) >= _FEW and trip > max(_LEAST, _TIMES * middle)
+        ]
+        if rates:
+            usual, least = median(rates.values()), _rate(min(rates.values()))
+            said += f"; one TCP stream carries {_rate(usual)}, {least} at least"
+            odd += [
+                (one, f"one TCP stream carries {_rate(rate)}, the others {_rate(usual)}")
+                for one, rate in rates.items()
+                if len(rates) >= _FEW and rate * _TIMES < usual
+            ]
+        if odd:
+            yield _of_ways("path-speed", Level.WARN, odd)
+        yield ok("path-speed", said)
+
+
+def _time(microseconds: float) -> str:
+    return f"{microseconds / 1000:.3g} ms" if microseconds >= 1000 else f"{microseconds:.0f} us"  # noqa: PLR2004 - units
+
+
+def _rate(rate: float) -> str:
+    bits = rate * 8
+    return f"{bits / 1e9:.3g} Gb/s" if bits >= 1e9 else f"{bits / 1e6:.3g} Mb/s"  # noqa: PLR2004 - units

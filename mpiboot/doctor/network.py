@@ -1,68 +1,354 @@
-"""``mpiboot doctor --network``: the workers measure the ways between them, for a bounded while."""
+"""Links, routes, the data network, RDMA counters and GPUs of one pod. Pure."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final
 
-from mpiboot.core import log
-from mpiboot.core.model import Finding, Level, Worker
+from mpiboot.core.data_checks import DATA_CHECKS, NEVER_STOP
+from mpiboot.core.model import Finding, Host, Level, Mesh, PodFacts, Role, Worker
 from mpiboot.core.settings import Settings
-from mpiboot.doctor.rows import hosts as rows
-from mpiboot.hosts import pairs
-from mpiboot.hosts.access import SshAccess
-from mpiboot.network import paths, worker_network
-from mpiboot.network.control import link_of
-from mpiboot.network.paths import PathEnd, PathHost
-from mpiboot.network.records import usable
-
-_TWO: Final = 2
-_NOT_MEASURED: Final = "takes no part in the measurement: "
+from mpiboot.core.wording import counted, first_few, lasting
+from mpiboot.doctor.checks import DoctorCheck, check, failed, ok, warned
+from mpiboot.job import pods
+from mpiboot.network import cluster_view, service_mesh, worker_network
+from mpiboot.network.records import RDMA, usable
 
 
-def measure(workers: Sequence[Worker], settings: Settings, access: SshAccess) -> Iterator[Finding]:
-    """Say what will be done, do it, and judge it."""
-    if access.pods is not None:
-        yield _unknown((), "hosts that kubectl enters can't measure the ways between them")
+@dataclass(frozen=True, slots=True)
+class CountersPart:
+    """Counters of this pod's RDMA ports, by port and name: their sums since the driver's start.
+
+    ``grown`` is by how much they grew within ``seconds``.
+    """
+
+    sums: Mapping[str, Mapping[str, int]]
+    grown: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PciPart:
+    """Sysfs paths of this pod's GPUs and RDMA devices, and the NUMA node of each (-1: none).
+
+    A path is that of the PCI tree, such as ``pci0000:00/0000:00:01.0/0000:01:00.0``.
+    """
+
+    gpus: Mapping[str, str]
+    devices: Mapping[str, str]
+    numa: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class NvidiaPart:
+    """NVIDIA's driver in the kernel, and what this pod has of it.
+
+    ``driver`` is its version, empty without one; ``library`` the file behind libcuda.so.1 and
+    ``found`` the folder in which the loader finds that, empty where it isn't found; ``cluster`` the
+    UUID of an NVLink fabric that spans nodes, empty without one; ``channels`` counts IMEX channels.
+    """
+
+    driver: str
+    library: str = ""
+    found: str = ""
+    cluster: str = ""
+    channels: int = 0
+
+
+_STRICT: Final = 1  # net.ipv4.conf.*.rp_filter, Documentation/networking/ip-sysctl
+_SSH: Final = 22
+
+
+@check(
+    "service-mesh",
+    "listening ports and annotations of Istio and Linkerd",
+    warn="a proxy takes this pod's connections",
+    by_plan=True,
+)
+def mesh(mesh: Mesh | None, settings: Settings) -> Iterable[Finding]:
+    """Tell of a proxy in front of this pod, as the launcher does of all pods."""
+    ports = [settings.ssh_port or _SSH]
+    yield from service_mesh.findings({"this pod": mesh}, ports, settings.port_range)
+
+
+@check(
+    "rp-filter",
+    "net.ipv4.conf.*.rp_filter of a pod with several links",
+    title="answers may come by another link than the question",
+    hint="securityContext: {sysctls: [{name: net.ipv4.conf.all.rp_filter, value: '2'}]} of the pod "
+    "(the kubelet must allow it), or the tuning plugin in the network's definition",
+    role=Role.WORKER,
+    ok="no link is strict",
+    warn="a link drops what its own route would not answer",
+)
+def rp_filter(rp_filters: Mapping[str, int], facts: PodFacts) -> Iterable[Finding]:
+    """Judge rp_filter where it counts: where a pod has several links with addresses."""
+    links = [link.name for link in facts.links if usable(link) and link.name != "lo"]
+    strict = [name for name in links if rp_filters.get(name) == _STRICT]
+    if len(links) < 2:  # noqa: PLR2004 - with one link there is no other way
         return
-    hosts = [host for worker in workers if (host := _host(worker, settings)) is not None]
-    known = {host.name for host in hosts}
-    yield from _without(
-        (one.host.name for one in workers if one.host.name not in known),
-        "its links are not known, as without mpiboot",
+    if strict:
+        said = f"rp_filter is 1 (strict) on {first_few(strict)}"
+        about = "packets whose answer would leave by another link are dropped without a word"
+        yield warned("rp-filter", f"{said}: {about}")
+    else:
+        yield ok("rp-filter", f"not strict on {first_few(links)}")
+
+
+@check(
+    "default-routes",
+    "the routes of the main table",
+    title="one link has the default route",
+    hint="give one network alone a gateway (its IPAM's routes: `kubectl get "
+    "network-attachment-definitions -o yaml`, or "
+    "`default-route` in the networks annotation)",
+    ok="one link has it",
+    warn="several links have one",
+)
+def default_routes(facts: PodFacts) -> Iterable[Finding]:
+    """Judge whether one link alone has the default route of an IP version."""
+    ways: dict[str, list[str]] = {}
+    for route in facts.fabric.routes:
+        if route.destination in ("0.0.0.0/0", "::/0"):
+            ways.setdefault(route.destination, []).append(route.link)
+    several = {name: links for name, links in ways.items() if len(set(links)) > 1}
+    for name, links in several.items():
+        said = f"{name} leaves by {' and by '.join(dict.fromkeys(links))}"
+        yield warned("default-routes", f"{said}: the kernel decides by metric")
+    if ways and not several:
+        only = dict.fromkeys(link for named in ways.values() for link in named)
+        yield ok("default-routes", f"the default route leaves by {' and '.join(only)}")
+
+
+# A network with ECN sends these under load: how it slows senders down, and no fault.
+_CONGESTION: Final = frozenset({"np_cnp_sent", "np_ecn_marked_roce_packets", "rp_cnp_handled"})
+
+
+@check(
+    "rdma-counters",
+    "errors and retries that this pod's RDMA ports count, twice within a second (`counters` "
+    "and `hw_counters` in sysfs); a device that pods share counts for all of them",
+    title="RDMA ports count no errors while doctor looks",
+    hint="out_of_sequence, retries and discards: packets are lost on the way (flow control or ECN "
+    "of switches and node, MTU); symbol_error, link_downed: the cable; "
+    "out_of_buffer: a slow rank",
+    role=Role.WORKER,
+    ok="none grows",
+    warn="one grows while doctor looks",
+)
+def counters(counters: CountersPart) -> Iterable[Finding]:
+    """Warn of errors that are counted now; those of the past are told with their sums."""
+    if not counters.sums:
+        return
+    now = _listed({port: _errors(values) for port, values in counters.grown.items()})
+    before = _listed(counters.sums)
+    since = ("since the driver's start: " + "; ".join(before),) if before else ()
+    if now:
+        yield warned(
+            "rdma-counters", f"within {lasting(counters.seconds)} grew {'; '.join(now)}", *since
+        )
+    else:
+        said = f"no error is counted now on {counted(len(counters.sums), 'RDMA port')}"
+        yield ok("rdma-counters", "; ".join((said, *since)))
+
+
+def _errors(values: Mapping[str, int]) -> dict[str, int]:
+    return {name: value for name, value in values.items() if name not in _CONGESTION}
+
+
+def _listed(ports: Mapping[str, Mapping[str, int]]) -> list[str]:
+    return [
+        f"{port} " + ", ".join(f"{name} {value}" for name, value in values.items() if value > 0)
+        for port, values in ports.items()
+        if any(value > 0 for value in values.values())
+    ]
+
+
+_FUNCTION: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+# NCCL's names, the nearest first (graph/topo.cc): one PCI switch, several, one CPU, two CPUs.
+NEAR: Final = ("PIX", "PXB", "PHB", "SYS")
+_DIRECT: Final = NEAR[:2]  # the default of NCCL_NET_GDR_LEVEL
+_TOLD: Final = ("NCCL_TOPO_FILE", "NCCL_NET_GDR_LEVEL")
+
+
+def _alone(facts: PodFacts) -> Worker:
+    """Take this pod as a job's only worker, with as many ranks as it has GPUs."""
+    host = Host(facts.hostname, slots=max(facts.gpus.count, 1))
+    return Worker(host, facts.control_address, _SSH, "", "", facts)
+
+
+_REQUIRED: Final = {Level.FAIL: "the same, where MPIBOOT_DATA_NETWORK=require"}
+
+
+def data_network(facts: PodFacts, settings: Settings) -> Iterable[Finding]:
+    """Apply the rules for one worker; those that compare workers say nothing of one."""
+    network = worker_network.choose(_alone(facts), settings)
+    found = cluster_view.findings((network,), settings, (), {})
+    yield from (replace(item, host="") for item in found)
+    if network.transport in RDMA:
+        rails = first_few(rail.name for rail in network.rails)
+        said = f"{counted(len(network.rails), network.transport.value + ' port')}: {rails}"
+        yield ok("rdma-missing", said)
+    else:
+        links = first_few(link.name for link in network.data)
+        said = f"no RDMA device of this pod; data goes over TCP{f' on {links}' if links else ''}"
+        yield ok("rdma-missing", said)
+
+
+DATA_NETWORK: Final = tuple(
+    DoctorCheck(
+        row.reference,
+        "links, RDMA devices, ports and GIDs as `mpiboot facts` shows them",
+        data_network,
+        {
+            Level.WARN: "it does not hold",
+            **({} if row.reference in NEVER_STOP else _REQUIRED),
+        },
+        by_plan=True,
     )
-    chosen = paths.ways(hosts)
-    if len(hosts) < _TWO:
-        yield _unknown((), "there are no two hosts whose ways could be measured")
+    for row in DATA_CHECKS
+)
+
+
+@check(
+    "gpus",
+    "/dev, sysfs and, where there is an NVLink fabric, `nvidia-smi -q`",
+    ok="as many as the pod was given",
+    warn="one is lost, or the fabric is not ready",
+    by_plan=True,
+)
+def gpus(facts: PodFacts) -> Iterable[Finding]:
+    """Judge this pod's GPUs."""
+    found = tuple(pods.gpus((_alone(facts),)))
+    yield from (replace(item, host="") for item in found)
+    if pods.wants_gpu_memory(facts) and not facts.gpus.peer_memory:
+        said = "RDMA devices reach no GPU memory: neither nvidia_peermem nor DMA-BUF"
+        yield warned("gpus", said, hint=pods.PEER_MEMORY)
+    elif not found and facts.gpus.count:
+        yield ok("gpus", f"{counted(facts.gpus.count, 'GPU')}: {facts.gpus.kind}")
+
+
+def _switches(path: str) -> list[str]:
+    """List the PCI switches above a device, the nearest first: every second bridge, as NCCL does.
+
+    A switch is two steps of the path, its upstream and its downstream port (graph/xml.cc).
+    """
+    parts = [part for part in path.split("/") if part]
+    found = []
+    while len(parts) > 2 and _FUNCTION.fullmatch(parts[-3]):  # noqa: PLR2004 - device, port, port
+        found.append(parts[-3])
+        parts = parts[:-2]
+    return found
+
+
+def distance(one: str, other: str, numa: tuple[int, int] = (-1, -1)) -> str:
+    """Name the way between two PCI devices as NCCL does.
+
+    Args:
+        one: a device's path in sysfs, below ``/sys/devices``.
+        other: the other one's.
+        numa: the NUMA node of each, -1 where the kernel knows none.
+    """
+    ours, theirs = _switches(one), _switches(other)
+    shared = next((name for name in ours if name in theirs), "")
+    if not shared:
+        return "PHB" if numa[0] == numa[1] else "SYS"
+    return "PIX" if ours[0] == theirs[0] == shared else "PXB"
+
+
+@check(
+    "gpu-distance",
+    "the PCI tree in sysfs, with NCCL's names: PIX, PXB, PHB, SYS",
+    title="each GPU has an RDMA device that is near",
+    hint="ask for GPU and device of one PCI switch (Topology Manager of the kubelet, or DRA); "
+    "in a virtual machine NCCL_TOPO_FILE tells NCCL what the hypervisor hides",
+    role=Role.WORKER,
+    ok="a device is below the same switches, or a variable says what NCCL may use",
+    warn="NCCL does not use GPUDirect RDMA from there",
+)
+def gpu_distance(pci: PciPart, environ: Mapping[str, str]) -> Iterable[Finding]:
+    """Judge how far each GPU is from the nearest RDMA device.
+
+    Farther than PXB, NCCL copies through the host's memory unless it is told otherwise.
+    """
+    if not pci.gpus or not pci.devices:
         return
-    log.info("network", paths.announcement(chosen, hosts))
-    by_name = {one.host.name: one for one in workers}
-    seen, without = asyncio.run(pairs.measure_paths(hosts, by_name, chosen, settings, access))
-    yield from _without(without, "another version of mpiboot, no free port, or no login")
-    yield from rows.judge_measured(seen)
+    far, told = [], []
+    for gpu, place in pci.gpus.items():
+        ways = {
+            name: distance(place, other, (pci.numa.get(gpu, -1), pci.numa.get(name, -1)))
+            for name, other in pci.devices.items()
+        }
+        nearest = min(ways, key=lambda name: NEAR.index(ways[name]))
+        told.append(f"{gpu}: {nearest} {ways[nearest]}")
+        if ways[nearest] not in _DIRECT:
+            far.append(gpu)
+    if far and not any(environ.get(name) for name in _TOLD):
+        said = f"NCCL takes no RDMA device as near to {counted(len(far), 'GPU')} ({first_few(far)})"
+        yield warned("gpu-distance", f"{said}: GPUDirect RDMA is off there", *told)
+    else:
+        yield ok("gpu-distance", "; ".join(told))
 
 
-def _without(names: Iterable[str], why: str) -> Iterator[Finding]:
-    listed = tuple(names)
-    if listed:
-        yield _unknown(listed, f"{_NOT_MEASURED}{why}")
+_PREFIX: Final = "libcuda.so."
+_COMPAT: Final = "compat"  # /usr/local/cuda/compat, of the package cuda-compat
 
 
-def _unknown(names: tuple[str, ...], said: str) -> Finding:
-    several = len(names) > 1
-    host = names[0] if names and not several else ""
-    return Finding("network-reach", Level.UNKNOWN, said, host, hosts=names if several else ())
+@check(
+    "cuda-library",
+    "the file behind libcuda.so.1, and /proc/driver/nvidia/version",
+    title="the CUDA library fits the node's driver",
+    hint="leave libcuda out of the image: the node's container toolkit brings it "
+    "(NVIDIA_DRIVER_CAPABILITIES with `compute`); after an update of the driver restart "
+    "the pod",
+    role=Role.WORKER,
+    ok="they are of one version, or the library is a newer one of cuda-compat",
+    fail="there is none, or it is of another version: CUDA does not start",
+)
+def cuda_library(nvidia: NvidiaPart, facts: PodFacts) -> Iterable[Finding]:
+    """Compare the library with the driver; a newer one of cuda-compat is meant to be used."""
+    if not nvidia.driver or not facts.gpus.count:
+        return
+    name = nvidia.library.rpartition("/")[2]
+    version = name.removeprefix(_PREFIX) if name.startswith(_PREFIX) else ""
+    compat = _COMPAT in nvidia.found.split("/") or _COMPAT in nvidia.library.split("/")
+    if not nvidia.library:
+        yield failed("cuda-library", f"no {_PREFIX}1, and the node's driver is {nvidia.driver}")
+    elif not version or version == "1":
+        yield ok("cuda-library", f"{nvidia.library}; the driver is {nvidia.driver}")
+    elif version == nvidia.driver or (compat and _number(version) > _number(nvidia.driver)):
+        yield ok("cuda-library", f"{nvidia.library} fits the driver {nvidia.driver}")
+    else:
+        said = f"{nvidia.library} is of driver {version}, the node's driver is {nvidia.driver}"
+        hint = None
+        if compat:
+            hint = "take its folder out of LD_LIBRARY_PATH: cuda-compat is for older drivers"
+        yield failed("cuda-library", f"{said}: CUDA does not start (error 803)", hint=hint)
 
 
-def _host(worker: Worker, settings: Settings) -> PathHost | None:
-    """Give a worker's ends: its control link's, then those of its data links."""
-    if worker.facts is None:
-        return None
-    control = link_of(worker.address, worker.facts.links)
-    if control is None:
-        return None
-    ends = [PathEnd(control.name, worker.address, control.mtu)]
-    data = worker_network.choose(worker, settings).plain
-    ends += [PathEnd(link.name, str(usable(link)[0].ip), link.mtu) for link in data]
-    return PathHost(worker.host.name, tuple(ends))
+def _number(version: str) -> list[int]:
+    return [int(part) for part in version.split(".") if part.isdigit()]
+
+
+@check(
+    "imex-channels",
+    "ClusterUUID in `nvidia-smi -q`, and /dev/nvidia-caps-imex-channels",
+    title="GPUs whose NVLink reaches other nodes have an IMEX channel",
+    hint="claim one: a ComputeDomain of NVIDIA's DRA driver, named in resourceClaims of launcher "
+    "and workers (`kubectl get computedomains`)",
+    role=Role.WORKER,
+    ok="NVLink reaches other nodes, and the pod has a channel",
+    warn="NVLink reaches other nodes, and the pod has no channel for it",
+)
+def imex(nvidia: NvidiaPart) -> Iterable[Finding]:
+    """Judge whether ranks may use NVLink between nodes; without such a fabric there is nothing."""
+    if not nvidia.cluster:
+        return
+    said = f"the GPUs' NVLink reaches other nodes (cluster {nvidia.cluster})"
+    if nvidia.channels:
+        yield ok("imex-channels", f"{said}, and this pod has an IMEX channel")
+    else:
+        more = "but no IMEX channel is in this pod: between nodes NCCL uses the network"
+        yield warned("imex-channels", f"{said}, {more}")

@@ -10,13 +10,10 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from mpiboot.core.checks import BY_REFERENCE
-from mpiboot.core.errors import MpibootError, ShownError, error
-from mpiboot.core.exit_codes import ExitCode
-from mpiboot.core.model import Finding, Level, Role
+from mpiboot.core.errors import MpibootError, error
+from mpiboot.core.model import Finding, Role
 from mpiboot.core.settings import Resolved
-from mpiboot.doctor import gather, hosts, table, text
-from mpiboot.doctor.look import private
+from mpiboot.doctor import checks, gather, job, looks, table, text
 from mpiboot.hosts import hostfiles
 from mpiboot.hosts.gate import is_one_of
 from mpiboot.job import platforms
@@ -46,7 +43,7 @@ def run(resolved: Resolved, environ: Mapping[str, str], asked: Asked = Asked()) 
         MpibootError: ``usage``; a check or host that does not exist is asked for.
         KeyboardInterrupt: it was interrupted, and has said what it knows.
     """
-    unknown = [name for name in asked.checks if name not in BY_REFERENCE]
+    unknown = [name for name in asked.checks if name not in table.GROUP_OF]
     if unknown:
         raise error("usage", f"no check {unknown[0]!r}", hint="`mpiboot doctor --list` lists them")
     role = role_of(resolved, environ)
@@ -62,7 +59,7 @@ def run(resolved: Resolved, environ: Mapping[str, str], asked: Asked = Asked()) 
     except KeyboardInterrupt:
         pass
     finally:
-        private.remove_folder(resolved.settings, environ)
+        looks.remove_folder(resolved.settings, environ)
     shown = _selected(found, asked, whole=whole)
     if asked.as_json:
         sys.stdout.write(text.as_json(shown, role, whole=whole))
@@ -70,16 +67,14 @@ def run(resolved: Resolved, environ: Mapping[str, str], asked: Asked = Asked()) 
         text.write(shown, whole=whole)
     if not whole:
         raise KeyboardInterrupt
-    for item in shown:
-        if item.level is Level.FAIL:
-            raise ShownError(item, code=int(ExitCode.FOUND))
+    text.end(shown)
 
 
 def _selected(found: list[Finding], asked: Asked, *, whole: bool) -> list[Finding]:
     """Leave what is asked for; where it was cut off, a host may not have been looked at yet."""
     names = {name for item in found for name in (item.host, *item.hosts) if name}
     if whole:
-        hosts.refuse_unknown(asked.hosts, sorted(names))
+        job.refuse_unknown(asked.hosts, sorted(names))
     return [
         item
         for item in found
@@ -101,17 +96,17 @@ def _look(
     one = gather.subject(resolved, environ)
     needs = {name for row in rows for name in row.needs}
     report = gather.gather(one, needs, resolved.settings.timeout)
-    yield from table.judge(report, rows)
+    yield from checks.judge_all(rows, report.parts, report.unseen)
     if gather.INTERRUPTED in report.unseen.values():
         raise KeyboardInterrupt
     if asked.image:
         return
-    if role is Role.WORKER and asked.login and hosts.SERVER in (asked.checks or (hosts.SERVER,)):
-        yield hosts.own_server(resolved, environ)
+    if role is Role.WORKER and asked.login and job.SERVER in (asked.checks or (job.SERVER,)):
+        yield job.own_server(resolved, environ)
     here = os.uname().nodename
     others = [name for name in asked.hosts if not is_one_of(here, (name,))]
     if role is Role.LAUNCHER and (others or not asked.hosts):
-        yield from hosts.of_job(resolved, environ, others, measures=asked.network)
+        yield from job.of_job(resolved, environ, others, measures=asked.network)
 
 
 def role_of(resolved: Resolved, environ: Mapping[str, str]) -> Role:

@@ -1,59 +1,69 @@
-"""The table of checks of one pod, and how a report is judged by it.
-
-A row shares title, hint and roles with its row of ``checks.CHECKS``. Pure.
-"""
+"""All checks of doctor, which of them a pod gets, and in which columns they are shown. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Mapping
 from typing import Final
 
-from mpiboot.core.model import Finding, Level, Role
-from mpiboot.doctor.judge import hardware, pod
-from mpiboot.doctor.report import PodReport
-from mpiboot.doctor.rows import gpus, image, network, variables
-from mpiboot.doctor.rows import pod as pod_rows
-from mpiboot.doctor.rows.pod_check import Judge, PodCheck
+from mpiboot.core.exit_codes import Check
+from mpiboot.core.model import Role
+from mpiboot.doctor import hosts, image, network, pod, variables
+from mpiboot.doctor.checks import BY_REFERENCE, DoctorCheck, of_area
 
-TABLE: Final = (*image.ROWS, *pod_rows.ROWS, *network.ROWS, *variables.ROWS, *gpus.ROWS)
+# Of one pod; of a job's hosts beside each other; of the ways between them (--network): from a
+# worker to each other one, of more than six a ring with chords.
+POD: Final = (
+    *of_area(image),
+    *of_area(pod),
+    *of_area(network),
+    *network.DATA_NETWORK,
+    *of_area(variables),
+)
+HOSTS: Final = tuple(row for row in of_area(hosts) if "hosts" in row.needs)
+WAYS: Final = tuple(row for row in of_area(hosts) if "ways" in row.needs)
+# By their references: what ends or warns of a job, and what doctor alone looks at.
+CHECKS: Final[Mapping[str, Check]] = BY_REFERENCE
 
 
 def chosen(
     role: Role, only: Collection[str] = (), *, at_build: bool = False
-) -> tuple[PodCheck, ...]:
-    """Give the rows that count in a pod of this role; with ``only`` those of these references.
+) -> tuple[DoctorCheck, ...]:
+    """Give the checks that count in a pod of this role; with ``only`` those of these references.
 
-    Where nothing tells the role, the pod may become either.
+    Where nothing tells the role, the pod may become either. A launcher has the plan's findings of
+    all pods for what the plan judges, its own among them.
     """
     return tuple(
         row
-        for row in TABLE
+        for row in POD
         if (row.at_build or not at_build)
         and (not only or row.reference in only)
         and (role is Role.NONE or role in row.row.roles)
-        and not (role is Role.LAUNCHER and row.judge in _OF_ALL_PODS)
+        and not (role is Role.LAUNCHER and row.by_plan)
     )
 
 
-# A launcher has the plan's findings of all pods for these, its own among them.
-_OF_ALL_PODS: Final = (hardware.data_network, hardware.gpus, pod.mesh)
-
-
-def judge(report: PodReport, rows: Iterable[PodCheck]) -> Iterator[Finding]:
-    """Judge each row once; a row whose part is missing is unknown, with the reason."""
-    asked = list(rows)
-    references = {row.reference for row in asked}
-    # Rows that share a judge are judged together: it tells of each by its reference.
-    first: dict[Judge, PodCheck] = {}
-    for row in asked:
-        first.setdefault(row.judge, row)
-    for row in first.values():
-        parts = {name: getattr(report, name) for name in row.needs}
-        missing = [name for name, value in parts.items() if value is None]
-        if missing:
-            why = "; ".join(
-                dict.fromkeys(report.unseen.get(name, "not looked at") for name in missing)
-            )
-            yield Finding(row.reference, Level.UNKNOWN, f"not known: {why}")
-            continue
-        yield from (item for item in row.judge(*parts.values()) if item.check in references)
+_COLUMNS: Final = {
+    "image": "program-missing mpi-daemon shared-libraries python-modules shims passwd-entry "
+    "mpi-versions bug",
+    "job": "hostfile-missing hostfile-invalid slots role usage settings-conflict several-programs "
+    "agent-not-started offline daemon-failed launch-timeout host-lost launcher-limits "
+    "launcher-memory ssh-client-lost hosts-missing hosts-differ worker-checks",
+    "files": "runtime-folder tmpdir output",
+    "ssh": "ssh-key ssh-denied host-key-differs kubectl-denied sshd workers-held openssh-server "
+    "sshd-settings other-ssh-server workers-unreachable worker-facts",
+    "limits": "memlock shm session-limits processes shm-full memory-limit",
+    "network": "names-unresolved interface-missing ip-version worker-pairs service-mesh "
+    "worker-address master-port control-mtu ranks-unanswered rp-filter default-routes "
+    "control-link control-subnet name-answers launcher-unreached network-reach path-mtu path-speed",
+    "data": "data-link rdma-device rdma-missing rdma-differs rdma-node rdma-library efa-library "
+    "rdma-port rdma-gid rdma-gid-index rdma-mtu rdma-mtu-low rdma-rails data-ambiguous "
+    "data-carrier data-address data-mtu data-networks data-sockets data-subnet data-facts "
+    "rdma-counters",
+    "gpus": "gpus gpu-distance cuda-library imex-channels",
+    "variables": "unsafe-value env-profile debug-output two-settings nccl-prefix nccl-value "
+    "named-links unread-parameters",
+}
+# The columns in which findings are shown, with the references that stand in each.
+GROUPS: Final = {name: tuple(listed.split()) for name, listed in _COLUMNS.items()}
+GROUP_OF: Final = {item: name for name, listed in GROUPS.items() for item in listed}

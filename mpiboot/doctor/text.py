@@ -11,10 +11,11 @@ from typing import Final
 from mpiboot import __version__
 from mpiboot.core import log
 from mpiboot.core.addresses import short_names
-from mpiboot.core.checks import CHECKS
+from mpiboot.core.errors import ShownError
+from mpiboot.core.exit_codes import ExitCode
 from mpiboot.core.model import Finding, Level, Role
 from mpiboot.core.wording import counted, first_few
-from mpiboot.doctor.columns import GROUP_OF, GROUPS
+from mpiboot.doctor.table import CHECKS, GROUP_OF, GROUPS
 from mpiboot.job import render
 
 # Raised when a field changes its meaning; new fields need no new version.
@@ -25,26 +26,35 @@ _WORST: Final = (Level.FAIL, Level.WARN, Level.UNKNOWN, Level.OK)
 _STYLES: Final = {Level.FAIL: "bold red", Level.WARN: "yellow", Level.UNKNOWN: "cyan"}
 
 
+def json_report(**fields: object) -> str:
+    """Write a report of doctor's as JSON: version, mpiboot's version, this pod, then these."""
+    known = {"version": JSON_VERSION, "mpiboot": __version__, "host": os.uname().nodename}
+    return render.as_json({**known, **fields})
+
+
+def end(found: Iterable[Finding], *bad: Level) -> None:
+    """End with the code 1 where a finding has one of these levels, by default FAIL.
+
+    Raises:
+        ShownError: one has; everything is printed already.
+    """
+    for item in found:
+        if item.level in (bad or (Level.FAIL,)):
+            raise ShownError(item, code=int(ExitCode.FOUND))
+
+
 def as_json(found: Sequence[Finding], role: Role, *, whole: bool) -> str:
     """Write the findings as docs/reference/checks.md has it."""
-    host = os.uname().nodename
-    return render.as_json(
+    here = os.uname().nodename
+    findings = [
         {
-            "version": JSON_VERSION,
-            "mpiboot": __version__,
-            "host": host,
-            "role": role,
-            "complete": whole,
-            "findings": [
-                {"group": GROUP_OF[item.check], **asdict(item), "host": _whose(item, host)}
-                for item in found
-            ],
+            "group": GROUP_OF[item.check],
+            **asdict(item),
+            "host": item.host or ("" if item.hosts else here),
         }
-    )
-
-
-def _whose(item: Finding, here: str) -> str:
-    return item.host or ("" if item.hosts else here)
+        for item in found
+    ]
+    return json_report(role=role, complete=whole, findings=findings)
 
 
 def write(found: Sequence[Finding], *, whole: bool) -> None:
@@ -111,17 +121,11 @@ def _table(found: Sequence[Finding], width: int) -> None:
 
 def listed(width: int | None) -> str:
     """List every check: its group, reference, the roles that have it, and when it holds."""
-    rows = sorted(CHECKS, key=lambda row: list(GROUPS).index(GROUP_OF[row.reference]))
     text = [("group", "check", "roles", "holds when")]
-    text += [
-        (
-            GROUP_OF[row.reference],
-            row.reference,
-            ",".join(role.value for role in row.roles),
-            row.title,
-        )
-        for row in rows
-    ]
+    for group, references in GROUPS.items():
+        for row in map(CHECKS.__getitem__, references):
+            roles = ",".join(role.value for role in row.roles)
+            text.append((group, row.reference, roles, row.title))
     widths = [max(len(line[place]) for line in text) + 2 for place in range(3)]
     return "".join(
         render.indented(

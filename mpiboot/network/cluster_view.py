@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 
 from mpiboot.core import addresses
 from mpiboot.core.addresses import Address, Interface, Network
-from mpiboot.core.doctor_checks import DATA_ROWS, NEVER_STOP
+from mpiboot.core.data_checks import DATA_ROWS, NEVER_STOP
 from mpiboot.core.model import Finding, Level, Link, LinkLayer, NoFacts, PodFacts, PortState
 from mpiboot.core.setting_types import DataNetworkUse
 from mpiboot.core.settings import Settings

@@ -13,7 +13,7 @@ from itertools import zip_longest
 from typing import Final
 
 from mpiboot.core.addresses import IPV4, IPV6, smallest_network
-from mpiboot.core.doctor_checks import DATA_ROWS
+from mpiboot.core.data_checks import DATA_ROWS
 from mpiboot.core.model import AttachmentSource, Decision, Finding, Link, Source
 from mpiboot.core.setting_types import DataNetworkUse, MpiNetwork, NcclSocket
 from mpiboot.core.settings import Settings

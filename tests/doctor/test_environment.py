@@ -15,10 +15,10 @@ from mpiboot.cli import main as cli
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import Finding, Level
 from mpiboot.core.settings import resolve
-from mpiboot.doctor import hosts
-from mpiboot.doctor.environment import compare, forwarding, role, text
-from mpiboot.doctor.environment.compare import Difference, DifferenceKind, HostEnvironments
-from mpiboot.doctor.environment.forwarding import Forwarding
+from mpiboot.doctor import env_differences as compare
+from mpiboot.doctor import env_role as role
+from mpiboot.doctor import job as doctor_job
+from mpiboot.doctor.env_differences import Difference, DifferenceKind, Forwarding, HostEnvironments
 from mpiboot.hosts import host_shell
 from mpiboot.hosts.gate import GateResult
 from mpiboot.job import dialects
@@ -164,7 +164,7 @@ def test_secrets_are_hidden_and_still_told_apart() -> None:
 def three(name: str, *values: str | None, whose: str = "first") -> list[Finding]:
     given = [{} if value is None else {name: value} for value in values]
     listed = [HostEnvironments(f"w-{number}", {whose: value}) for number, value in enumerate(given)]
-    return list(compare.odd_hosts(listed))
+    return list(compare.outliers(listed))
 
 
 def test_the_host_that_differs_is_named() -> None:
@@ -201,15 +201,15 @@ def test_what_stands_behind_such_names_is_still_compared() -> None:
         host({"ALIKE": "x", "HOSTNAME": f"w-{number}", "MODE": mode}, name=f"w-{number}")
         for number, mode in enumerate("aab")
     ]
-    said = [item.said for item in compare.odd_hosts(listed)]
+    said = [item.said for item in compare.outliers(listed)]
     assert said == ["MODE of the pod is another than on most hosts: w-2: b"]
 
 
 def test_what_the_plan_sets_on_single_hosts_is_no_difference() -> None:
     listed = [host({"UCX_NET_DEVICES": device}, None, None, device) for device in ("a", "b")]
-    assert list(compare.odd_hosts(listed))
+    assert list(compare.outliers(listed))
     plan = Forwarding(per_host={"a": {"UCX_NET_DEVICES": "a"}})
-    assert not list(compare.odd_hosts(listed, plan))
+    assert not list(compare.outliers(listed, plan))
 
 
 def test_a_difference_is_told_once_and_of_two_hosts_only_what_matters() -> None:
@@ -217,7 +217,7 @@ def test_a_difference_is_told_once_and_of_two_hosts_only_what_matters() -> None:
     assert not three("MODE", "a", "b")
     listed = [host({"PATH": path}, {"PATH": path}, None, path) for path in ("/a", "/a", "/b")]
     listed[1] = host({"PATH": "/a"}, {"PATH": "/a"}, None, "/c")
-    assert len(list(compare.odd_hosts(listed))) == 1
+    assert len(list(compare.outliers(listed))) == 1
 
 
 # -- what the plan hands on ------------------------------------------------------------------------
@@ -231,7 +231,7 @@ def of(
     seen = plans.observed(family, environ)
     row = dialects.row_of(seen.mpi)
     assert row is not None
-    return forwarding.of_plan(plans.planned(seen=seen, flags=flags), environ), row
+    return compare.of_plan(plans.planned(seen=seen, flags=flags), environ), row
 
 
 def test_what_open_mpi_hands_on_and_why_not_the_rest() -> None:
@@ -274,14 +274,14 @@ def test_hosts_that_are_alike_are_shown_once() -> None:
     listed = [host(POD, SESSION, {**POD, "NCCL_DEBUG": "WARN"}, name) for name in ("w-0", "w-1")]
     plan = Forwarding({"NCCL_DEBUG": "WARN"}, {"NCCL_DEBUG": "NCCL reads it in every rank"})
     given = [(one, tuple(compare.differences(one, plan))) for one in listed]
-    shown = text.as_text(given, (), None)
+    shown = compare.as_text(given, (), None)
     head, table = shown.split("\n", 1)
     assert head == "w-0, w-1: rank 0 (pid 7)"
     rest = "  and 1 variable that a session or a rank has by its nature: --json\n"
     assert table.endswith(rest)
     assert dedent(table.removesuffix(rest)) == pages.named("env-shown")
     same = [(host(POD, POD), ())]
-    assert text.as_text(same, (), None) == "w-0: rank 0 (pid 7)\n  nothing differs\n"
+    assert compare.as_text(same, (), None) == "w-0: rank 0 (pid 7)\n  nothing differs\n"
 
 
 def test_a_pod_without_a_server_says_so(
@@ -290,7 +290,7 @@ def test_a_pod_without_a_server_says_so(
     def refuse(*_: object) -> None:
         raise error("ssh-key", "no private SSH key")
 
-    monkeypatch.setattr(hosts, "log_in_here", refuse)
+    monkeypatch.setattr(doctor_job, "log_in_here", refuse)
     assert cli.run(["doctor", "--env", "--json", "--role", "worker"]) == 0
     (found,) = json.loads(capfd.readouterr().out)["hosts"]
     assert found["host"] == os.uname().nodename

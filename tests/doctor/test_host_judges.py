@@ -8,12 +8,10 @@ from dataclasses import replace
 import pytest
 
 from mpiboot.core import wording
-from mpiboot.core.checks import BY_REFERENCE
 from mpiboot.core.model import Finding, Level, NoFacts
-from mpiboot.doctor import host_report
-from mpiboot.doctor.host_report import HostReport, LauncherPlace, NameLook, OwnChecks
-from mpiboot.doctor.judge import hosts
-from mpiboot.doctor.rows import hosts as rows
+from mpiboot.doctor import hosts, job, table
+from mpiboot.doctor.checks import BY_REFERENCE, DoctorCheck, judge_all
+from mpiboot.doctor.hosts import HostReport, LauncherPlace, NameLook, OwnChecks
 from mpiboot.hosts.host_shell import HostAnswer
 from mpiboot.network.worker_pairs import Reached
 from tests.fakes import plans
@@ -50,11 +48,11 @@ def reports(count: int = 4, **each: HostReport) -> tuple[HostReport, ...]:
     return tuple(listed)
 
 
-def told(judge: hosts.Judge, *given: HostReport, place: LauncherPlace = PLACE) -> list[str]:
+def told(judge: DoctorCheck, *given: HostReport, place: LauncherPlace = PLACE) -> list[str]:
     """Each finding as ``LEVEL WHO: WHAT``."""
     return [
         f"{item.level.value} {','.join(item.hosts) or item.host or '-'}: {item.said}"
-        for item in judge(given, place)
+        for item in judge_all([judge], {"hosts": given, "place": place}, {})
     ]
 
 
@@ -382,13 +380,13 @@ def test_a_workers_own_checks_are_read() -> None:
         "later": 1,
     }
     text = json.dumps({"version": 1, "mpiboot": "1.2", "findings": [item]})
-    found = host_report.own_checks("w-0.job", HostAnswer(own_checks=text))
+    found = job._own_checks("w-0.job", HostAnswer(own_checks=text))
     assert found == OwnChecks(
         "1.2", (Finding("shm-full", WARN, "full", "w-0.job", ("a",), "mend"),)
     )
     # One that only a later mpiboot has is told by what it says.
     later = json.dumps({"mpiboot": "9", "findings": [{**item, "check": "no-such"}]})
-    found = host_report.own_checks("w-0", HostAnswer(own_checks=later))
+    found = job._own_checks("w-0", HostAnswer(own_checks=later))
     assert found is not None
     assert [(one.check, one.said) for one in found.findings] == [("worker-checks", "no-such: full")]
 
@@ -398,7 +396,7 @@ def test_a_workers_own_checks_are_read() -> None:
     [None, "", "{", "[]", "{}", '{"mpiboot": "1"}', '{"mpiboot": "1", "findings": [{"check": 1}]}'],
 )
 def test_checks_that_can_not_be_read_are_none(text: str | None) -> None:
-    assert host_report.own_checks("w-0", HostAnswer(own_checks=text)) is None
+    assert job._own_checks("w-0", HostAnswer(own_checks=text)) is None
 
 
 def test_what_several_hosts_find_is_said_once() -> None:
@@ -428,7 +426,7 @@ def test_of_very_many_hosts_what_is_well_is_told_by_the_checks_title() -> None:
 
 def test_every_row_is_judged() -> None:
     given = reports(2, w_1=replace(ALIKE, shown="SHA256:x", dials={AT: Reached.CONNECTED}))
-    checks = {item.check for item in rows.judge(given, PLACE)}
+    checks = {item.check for item in judge_all(table.HOSTS, {"hosts": given, "place": PLACE}, {})}
     assert checks == {
         *("name-answers", "ssh-denied", "launcher-unreached", "hosts-differ", "worker-checks"),
     }

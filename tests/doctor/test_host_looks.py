@@ -10,8 +10,8 @@ import pytest
 
 from mpiboot.core.model import Host
 from mpiboot.core.settings import Settings
-from mpiboot.doctor.host_report import LauncherPlace, NameLook
-from mpiboot.doctor.look import hosts
+from mpiboot.doctor import job
+from mpiboot.doctor.hosts import LauncherPlace, NameLook
 from mpiboot.hosts import gate
 from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.dns import Resolver
@@ -37,7 +37,7 @@ def test_the_launcher_listens_while_hosts_are_asked_and_no_longer() -> None:
         probe.bind(("127.0.0.1", 0))
         free = probe.getsockname()[1]
     ranged = Settings(control_ifname="127.0.0.1", port_range=f"{free}-{free}")
-    with hosts.listening(ranged) as place:
+    with job.listening(ranged) as place:
         assert (place.address, place.range_port, place.name) == (
             *("127.0.0.1", free),
             socket.gethostname(),
@@ -45,7 +45,7 @@ def test_the_launcher_listens_while_hosts_are_asked_and_no_longer() -> None:
         assert reached(place.port)
         assert reached(place.range_port)
         # Who comes after it finds no port of the range free, and does without.
-        with hosts.listening(ranged) as other:
+        with job.listening(ranged) as other:
             assert other.range_port == 0
     assert not reached(place.port)
     assert not reached(free)
@@ -53,13 +53,13 @@ def test_the_launcher_listens_while_hosts_are_asked_and_no_longer() -> None:
 
 def test_hosts_are_asked_for_the_launchers_address_and_name() -> None:
     place = LauncherPlace("own", "10.0.0.9", 40000)
-    assert hosts.questions(place) == (
+    assert job.questions(place) == (
         *("own_values", "dials 4 10.0.0.9 40000 own 40000", "own_checks"),
     )
     ranged = LauncherPlace("own", "10.0.0.9", 40000, 5009)
-    assert hosts.questions(ranged)[1] == "dials 4 10.0.0.9 40000 10.0.0.9 5009 own 5009"
+    assert job.questions(ranged)[1] == "dials 4 10.0.0.9 40000 10.0.0.9 5009 own 5009"
     # A pod without an address of its own can't be reached, and nobody is asked to try.
-    assert hosts.questions(LauncherPlace("own")) == ("own_values", "own_checks")
+    assert job.questions(LauncherPlace("own")) == ("own_values", "own_checks")
 
 
 async def test_names_are_asked_for_three_times(
@@ -88,10 +88,10 @@ async def test_names_are_asked_for_three_times(
         return Resolver(conf, own, system=asks, port=port, families=("A",))
 
     conf, own = resolv_conf(tmp_path, search=(domain,)), hosts_file(tmp_path)
-    monkeypatch.setattr(hosts, "Resolver", resolver)
+    monkeypatch.setattr(job, "Resolver", resolver)
     async with serve(server) as port:
         listed = [Host(f"w-{number}") for number in range(4)]
-        found = await hosts.look_up([*listed, Host("10.0.0.9")])
+        found = await job.look_up([*listed, Host("10.0.0.9")])
     assert made == 2
     assert list(found) == ["w-0", "w-1", "w-2", "w-3"]
     assert found["w-0"].answers == (("10.0.0.1",),) * 3
@@ -117,13 +117,13 @@ async def test_64_hosts_are_asked_in_one_session_each(
     place = LauncherPlace("own", "127.0.0.1", 1)
     async with sshd(behaviour) as port:
         to = SshAccess("runner", behaviour.job.path, "launcher", ports=(port,))
-        look = DoctorLook(hosts.questions(place))
+        look = DoctorLook(job.questions(place))
         passed = await gate.probe_once(
             listed, Settings(), to, resolver=_Names(), doctor=look, limits=PATIENT
         )
     assert (len(passed.workers), passed.findings) == (64, ())
     assert (behaviour.logins, len(behaviour.commands)) == (64, 64)
-    reports = hosts.reports(listed, passed.workers, passed.answers, {"w-0": NameLook()})
+    reports = job.reports_of(listed, passed.workers, passed.answers, {"w-0": NameLook()})
     assert [one.host for one in reports] == [host.name for host in listed]
     assert {one.shown for one in reports} == {behaviour.job.key.get_fingerprint()}
     assert {one.dials["127.0.0.1", 1] for one in reports} == {"refused"}
@@ -132,7 +132,7 @@ async def test_64_hosts_are_asked_in_one_session_each(
 
 
 def test_a_host_that_was_not_reached_has_an_empty_report() -> None:
-    (one,) = hosts.reports([Host("w-0")], (), {}, {})
+    (one,) = job.reports_of([Host("w-0")], (), {}, {})
     assert (one.worker, one.values, one.dials, one.shown, one.checks) == (None, {}, {}, "", None)
 
 

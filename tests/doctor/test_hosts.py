@@ -12,9 +12,8 @@ import pytest
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import Finding, Level
 from mpiboot.core.settings import resolve
-from mpiboot.doctor import hosts
-from mpiboot.doctor.host_report import NameLook
-from mpiboot.doctor.look import hosts as looks
+from mpiboot.doctor import job
+from mpiboot.doctor.hosts import NameLook
 from mpiboot.hosts.dns_query import DnsAnswer
 from mpiboot.hosts.gate import GateResult
 from mpiboot.launcher import look
@@ -104,12 +103,12 @@ def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return {}
 
     monkeypatch.setattr(look, "look", looked)
-    monkeypatch.setattr(looks, "look_up", looked_up)
+    monkeypatch.setattr(job, "look_up", looked_up)
     return found
 
 
-def job() -> list[Finding]:
-    return list(hosts.of_job(resolve({}, plans.POD), plans.POD))
+def found_of_job() -> list[Finding]:
+    return list(job.of_job(resolve({}, plans.POD), plans.POD))
 
 
 def test_every_host_that_is_well_is_told_with_its_server_and_mpi(seen: dict[str, Any]) -> None:
@@ -121,7 +120,7 @@ def test_every_host_that_is_well_is_told_with_its_server_and_mpi(seen: dict[str,
     of_one = ("hosts-differ", "launcher-unreached", "ssh-denied")
     found = {
         (item.check, item.host): item.said
-        for item in job()
+        for item in found_of_job()
         if item.level is Level.OK and item.check not in of_one
     }
     assert found == {
@@ -142,7 +141,7 @@ def test_what_the_gate_and_the_plan_find_is_told(seen: dict[str, Any]) -> None:
     seen["observed"] = replace(
         seen["observed"], workers=(first, replace(second, address=first.address))
     )
-    found = job()
+    found = found_of_job()
     assert late in found
     assert "settings-conflict" in [item.check for item in found if item.level is Level.FAIL]
 
@@ -163,7 +162,7 @@ def test_workers_that_reach_each_other_are_told_where_it_was_tried(
         Dialled(one, other, "10.244.0.12", 4000, 2.0, item, "10.244.0.11", "10.244.0.11", 22, item)
         for item in reached
     )
-    said = [item.said for item in job() if item.check == "worker-pairs"]
+    said = [item.said for item in found_of_job() if item.check == "worker-pairs"]
     good = [item for item in said if "reach each other:" in item]
     assert good == ([told] if told else [])
     assert bool(said) == bool(reached)
@@ -175,7 +174,7 @@ def test_after_ctrl_c_what_hosts_had_told_comes_first(seen: dict[str, Any]) -> N
     seen["unasked"] = (second.host,)
     told: list[Finding] = []
     with pytest.raises(KeyboardInterrupt):
-        told.extend(hosts.of_job(resolve({}, plans.POD), plans.POD))
+        told.extend(job.of_job(resolve({}, plans.POD), plans.POD))
     reached = [item.host for item in told if item.check == "workers-unreachable"]
     assert reached == [first.host.name]
     assert second.host.name not in {name for item in told for name in (item.host, *item.hosts)}
@@ -183,7 +182,7 @@ def test_after_ctrl_c_what_hosts_had_told_comes_first(seen: dict[str, Any]) -> N
 
 def test_a_look_that_fails_is_what_is_found(seen: dict[str, Any]) -> None:
     seen["raises"] = error("hostfile-missing", "there is none")
-    assert short(job()) == [("hostfile-missing", Level.FAIL, "there is none")]
+    assert short(found_of_job()) == [("hostfile-missing", Level.FAIL, "there is none")]
 
 
 def answered(host: str, *lines: str) -> Attempt:
@@ -205,7 +204,7 @@ def test_a_workers_own_checks_are_told_but_for_what_the_plan_says_of_it(
     seen["answers"] = {
         name: answered(name, told, "mpiboot-value uid 0") for name in (first, second)
     }
-    all_found = short_with_hosts(job())
+    all_found = short_with_hosts(found_of_job())
     assert ("shm-full", f"{first} {second}", "x") in all_found
     assert [item for item in all_found if item[0] == "mpi-versions"] == [
         ("mpi-versions", first, "x"),
@@ -225,16 +224,16 @@ def short_with_hosts(found: list[Finding]) -> list[tuple[str, str, str]]:
 
 def test_a_host_that_the_hostfile_has_not_is_a_wrong_call(seen: dict[str, Any]) -> None:
     with pytest.raises(MpibootError) as caught:
-        list(hosts.of_job(resolve({}, plans.POD), plans.POD, ("w-9",)))
+        list(job.of_job(resolve({}, plans.POD), plans.POD, ("w-9",)))
     assert (caught.value.code, caught.value.finding.said) == (2, "no host 'w-9'")
     assert caught.value.finding.hint.startswith("there are w-0.job.ns.svc, w-1.job.ns.svc, ")
-    assert list(hosts.of_job(resolve({}, plans.POD), plans.POD, ("w-1",)))
+    assert list(job.of_job(resolve({}, plans.POD), plans.POD, ("w-1",)))
     assert seen["observed"]
 
 
 def test_of_very_many_hosts_that_were_reached_their_names_are_enough(seen: dict[str, Any]) -> None:
     seen["observed"] = plans.observed(listed=plans.hosts(*[1] * 17))
-    reached = [item for item in job() if item.check == "workers-unreachable"]
+    reached = [item for item in found_of_job() if item.check == "workers-unreachable"]
     assert [(item.level, item.said, len(item.hosts)) for item in reached] == [
         (Level.OK, "every worker answers over SSH", 17)
     ]
@@ -255,13 +254,13 @@ class Names:
 def without_a_plan(folder: Path, hostfile: str) -> list[Finding]:
     environ = {**plans.POD, "MPIBOOT_HOSTFILE": hostfile}
     given = {"ssh_key": str(folder / "none"), "hostfile": hostfile}
-    return list(hosts.of_job(resolve(given, environ), environ))
+    return list(job.of_job(resolve(given, environ), environ))
 
 
 def test_without_a_key_the_hosts_names_are_still_asked_for(
     seen: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hosts, "Resolver", Names)
+    monkeypatch.setattr(job, "Resolver", Names)
     seen["raises"] = error("ssh-key", "there is none")
     (tmp_path / "hostfile").write_text("w-0 slots=2\nw-1\n")
     found = without_a_plan(tmp_path, str(tmp_path / "hostfile"))

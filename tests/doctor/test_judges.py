@@ -7,24 +7,19 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.core.checks import BY_REFERENCE
 from mpiboot.core.model import Fabric, Finding, Gpus, Level, Mesh, PodFacts, RdmaDevice, Route
 from mpiboot.core.settings import Settings
-from mpiboot.doctor.judge import environment, hardware, image, pod, private
-from mpiboot.doctor.report import (
+from mpiboot.doctor import image, network, pod, variables
+from mpiboot.doctor.checks import BY_REFERENCE
+from mpiboot.doctor.image import ImagePart, Program, ShimsPart, SshdPart
+from mpiboot.doctor.network import PciPart
+from mpiboot.doctor.pod import (
     FolderPart,
-    ImagePart,
     KeyPart,
     LimitsPart,
     MemoryPart,
-    MeshPart,
-    PciPart,
-    Program,
-    RoutingPart,
     ServersPart,
-    ShimsPart,
     ShmPart,
-    SshdPart,
     SshListener,
 )
 from tests.fakes import plans
@@ -155,25 +150,23 @@ def test_shims_are_told_where_there_are_any() -> None:
 
 def test_folder_and_tmpdir_are_judged_apart() -> None:
     wrong = (Finding("tmpdir", FAIL, "closed", hint="mount"),)
-    assert told(private.folder(FolderPart("/run/x", wrong))) == [
-        (OK, "the private folder is /run/x")
-    ]
-    assert told(private.tmpdir(FolderPart("/run/x", wrong))) == [(FAIL, "closed")]
+    assert told(pod.folder(FolderPart("/run/x", wrong))) == [(OK, "the private folder is /run/x")]
+    assert told(pod.tmpdir(FolderPart("/run/x", wrong))) == [(FAIL, "closed")]
     none = Finding("runtime-folder", FAIL, "none", hint="mount")
-    assert told(private.folder(FolderPart("", (none,)))) == [(FAIL, "none")]
+    assert told(pod.folder(FolderPart("", (none,)))) == [(FAIL, "none")]
 
 
 def test_a_key_is_told_with_its_type_and_who_may_read_it() -> None:
     seen = KeyPart("/k/id_rsa", "ssh-ed25519", "SHA256:x", 0o640, 0, read_only=True)
     said = "the key is /k/id_rsa, ssh-ed25519 SHA256:x, mode 0640 of uid 0, read-only"
-    assert told(private.key(seen)) == [(OK, said)]
+    assert told(pod.key(seen)) == [(OK, said)]
     odd = Finding("ssh-key", WARN, "another key", hint="mount one")
-    assert told(private.key(replace(seen, read_only=False, odd=odd))) == [
+    assert told(pod.key(replace(seen, read_only=False, odd=odd))) == [
         (OK, said.removesuffix(", read-only")),
         (WARN, "another key"),
     ]
     none = Finding("ssh-key", FAIL, "no key", hint="mount it")
-    assert told(private.key(KeyPart(wrong=none))) == [(FAIL, "no key")]
+    assert told(pod.key(KeyPart(wrong=none))) == [(FAIL, "no key")]
 
 
 # -- limits and memory -----------------------------------------------------------------------------
@@ -342,7 +335,7 @@ TWO = replace(
 def test_a_strict_link_among_several_is_a_warning(
     facts: PodFacts, values: dict[str, int], found: list[tuple[Level, str]]
 ) -> None:
-    assert told(pod.rp_filter(RoutingPart(values), facts)) == found
+    assert told(network.rp_filter(values, facts)) == found
 
 
 @pytest.mark.parametrize(
@@ -360,13 +353,13 @@ def test_two_links_with_a_default_route_are_a_warning(
     links: tuple[str, ...], found: list[tuple[Level, str]]
 ) -> None:
     routes = tuple(Route("0.0.0.0/0", link) for link in links)
-    assert told(pod.default_routes(replace(FACTS, fabric=Fabric(routes=routes)))) == found
+    assert told(network.default_routes(replace(FACTS, fabric=Fabric(routes=routes)))) == found
 
 
 def test_a_proxy_in_front_of_the_pod_is_a_warning() -> None:
-    seen = MeshPart(Mesh("istio", ("its ports listen",)))
-    assert [level for level, _ in told(pod.mesh(seen, Settings()))] == [WARN]
-    assert told(pod.mesh(MeshPart(None), Settings())) == []
+    seen = Mesh("istio", ("its ports listen",))
+    assert [level for level, _ in told(network.mesh(seen, Settings()))] == [WARN]
+    assert told(network.mesh(None, Settings())) == []
 
 
 # -- variables -------------------------------------------------------------------------------------
@@ -385,7 +378,7 @@ def test_a_proxy_in_front_of_the_pod_is_a_warning() -> None:
     ],
 )
 def test_debug_output_that_was_left_on_is_named(environ: dict[str, str], found: list[str]) -> None:
-    assert told(environment.debug(environ)) == [(WARN, said) for said in found]
+    assert told(variables.debug(environ)) == [(WARN, said) for said in found]
 
 
 @pytest.mark.parametrize(("other", "count"), [("", 0), ("lo", 1)])
@@ -395,7 +388,7 @@ def test_two_variables_that_exclude_each_other_are_named(other: str, count: int)
         "OMPI_MCA_btl_tcp_if_include and OMPI_MCA_btl_tcp_if_exclude exclude each other: "
         "ranks then have no TCP"
     )
-    assert told(environment.two_settings(environ)) == [(WARN, said)] * count
+    assert told(variables.two_settings(environ)) == [(WARN, said)] * count
 
 
 def device(name: str) -> RdmaDevice:
@@ -416,7 +409,7 @@ def device(name: str) -> RdmaDevice:
 def test_a_name_that_nccl_takes_for_a_prefix_is_told(value: str, means: str) -> None:
     devices = tuple(device(f"mlx5_{number}") for number in (1, 2, 10, 11))
     fabric = Fabric(devices=devices, settings=(("NCCL_IB_HCA", value),))
-    found = list(environment.prefixes(replace(FACTS, fabric=fabric)))
+    found = list(variables.prefixes(replace(FACTS, fabric=fabric)))
     said = f"NCCL_IB_HCA={value}: mlx5_1 is a prefix for NCCL, and means {means} too"
     assert told(found) == ([(WARN, said)] if means else [])
     sign = "^=" if value.startswith("^") else "="
@@ -436,10 +429,10 @@ def test_a_parameter_of_another_version_is_named_with_what_to_write(
     name: str, family: str, instead: str
 ) -> None:
     seen = replace(an_image(), mpi=plans.MPIS[family])
-    found = told(environment.unread({name: "1"}, seen))
+    found = told(variables.unread({name: "1"}, seen))
     said = f"{plans.MPIS[family].said} ignores {name} ({instead}"
     assert [item[1].startswith(said) for item in found] == [True] * bool(instead)
-    assert list(environment.unread({name: "1"}, replace(seen, mpi=None))) == []
+    assert list(variables.unread({name: "1"}, replace(seen, mpi=None))) == []
 
 
 # -- data network and GPUs -------------------------------------------------------------------------
@@ -447,7 +440,7 @@ def test_a_parameter_of_another_version_is_named_with_what_to_write(
 
 def test_the_rules_of_a_launcher_are_those_of_one_pod() -> None:
     small = replace(FACTS, shm=64 * MIB, gpus=Gpus(2, "NVIDIA 2330"))
-    assert told(hardware.data_network(small, Settings())) == [
+    assert told(network.data_network(small, Settings())) == [
         (WARN, "/dev/shm has 64 MiB for 2 ranks"),
         (OK, "no RDMA device of this pod; data goes over TCP"),
     ]
@@ -480,7 +473,7 @@ def test_the_rules_of_a_launcher_are_those_of_one_pod() -> None:
 def test_gpus_are_judged_as_a_launcher_judges_them(
     gpus: Gpus, found: list[tuple[Level, str]]
 ) -> None:
-    assert told(hardware.gpus(replace(FACTS, gpus=gpus))) == found
+    assert told(network.gpus(replace(FACTS, gpus=gpus))) == found
 
 
 @pytest.mark.parametrize("ways", [(), ("DMA-BUF",)])
@@ -489,7 +482,7 @@ def test_gpus_whose_memory_no_rdma_device_reaches_are_a_warning(ways: tuple[str,
     facts = replace(FACTS, gpus=own, fabric=Fabric(devices=(device("mlx5_0"),)))
     said = "RDMA devices reach no GPU memory: neither nvidia_peermem nor DMA-BUF"
     good = (OK, "1 GPU: NVIDIA 2330")
-    assert told(hardware.gpus(facts)) == [good if ways else (WARN, said)]
+    assert told(network.gpus(facts)) == [good if ways else (WARN, said)]
 
 
 # A switch is two functions of the path: its upstream port and a downstream one.
@@ -515,8 +508,8 @@ GPU = f"{ROOT}/0000:16:00.0/0000:17:00.0/0000:18:00.0"
 def test_the_way_between_two_devices_has_nccls_name(
     device: str, numa: tuple[int, int], name: str
 ) -> None:
-    assert hardware.distance(GPU, device, numa) == name
-    assert hardware.distance(device, GPU, numa[::-1]) == name
+    assert network.distance(GPU, device, numa) == name
+    assert network.distance(device, GPU, numa[::-1]) == name
 
 
 def test_a_gpu_without_a_near_device_is_a_warning_unless_nccl_is_told() -> None:
@@ -525,13 +518,11 @@ def test_a_gpu_without_a_near_device_is_a_warning_unless_nccl_is_told() -> None:
         {"mlx5_0": f"{ROOT}/0000:16:00.0/0000:17:01.0/0000:1a:00.0", "mlx5_1": f"{OTHER}/x"},
         {"0000:18:00.0": 0, "mlx5_0": 0, "mlx5_1": 1},
     )
-    assert told(hardware.gpu_distance(near, {})) == [(OK, "0000:18:00.0: mlx5_0 PIX")]
+    assert told(network.gpu_distance(near, {})) == [(OK, "0000:18:00.0: mlx5_0 PIX")]
     far = replace(near, devices={"mlx5_1": f"{OTHER}/x"})
-    (found,) = hardware.gpu_distance(far, {})
+    (found,) = network.gpu_distance(far, {})
     said = "NCCL takes no RDMA device as near to 1 GPU (0000:18:00.0): GPUDirect RDMA is off there"
     assert (found.level, found.said) == (WARN, said)
     assert found.evidence == ("0000:18:00.0: mlx5_1 SYS",)
-    assert [level for level, _ in told(hardware.gpu_distance(far, {"NCCL_TOPO_FILE": "/t"}))] == [
-        OK
-    ]
-    assert told(hardware.gpu_distance(replace(near, gpus={}), {})) == []
+    assert [level for level, _ in told(network.gpu_distance(far, {"NCCL_TOPO_FILE": "/t"}))] == [OK]
+    assert told(network.gpu_distance(replace(near, gpus={}), {})) == []

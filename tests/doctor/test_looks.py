@@ -19,8 +19,9 @@ import pytest
 from mpiboot.core.errors import error
 from mpiboot.core.model import Fabric, Gpus, Level
 from mpiboot.core.settings import Settings
-from mpiboot.doctor.look import image, pci, pod, private, servers
-from mpiboot.doctor.report import MemoryPart, ServersPart, ShimsPart, SshListener
+from mpiboot.doctor import looks
+from mpiboot.doctor.image import ShimsPart
+from mpiboot.doctor.pod import MemoryPart, ServersPart, SshListener
 from mpiboot.launcher import shims
 from mpiboot.ssh import openssh
 from mpiboot.system import control_groups, executables
@@ -49,35 +50,35 @@ def test_mpirun_daemon_and_ssh_are_found_where_they_are(tmp_path: Path) -> None:
     ssh = program(tmp_path, "ssh")
     mpirun = program(tmp_path, "mpirun", "#!/bin/sh\necho 'mpirun (Open MPI) 4.1.6'\n")
     environ = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-    seen = image.image(environ)
+    seen = looks.image(environ)
     assert seen.mpi is not None
     assert (seen.mpi.path, seen.mpi.version) == (mpirun, "4.1.6")
     assert next(item.path for item in seen.programs if item.name == "ssh") == ssh
     assert seen.modules == ()
     own = program(tmp_path, "orted")
-    again = image.image(environ)
+    again = looks.image(environ)
     assert again.daemon is not None
     assert (again.daemon.name, again.daemon.path) == ("orted", own)
 
 
 def test_what_is_not_there_is_empty(tmp_path: Path) -> None:
-    seen = image.image({"PATH": str(tmp_path)})
+    seen = looks.image({"PATH": str(tmp_path)})
     assert (seen.mpi, seen.daemon, seen.search) == (None, None, str(tmp_path))
     assert [item.path for item in seen.programs if item.name == "ssh"] == [""]
 
 
 def test_an_mpi_without_its_daemon_has_none(tmp_path: Path) -> None:
     program(tmp_path, "mpirun", "#!/bin/sh\necho 'prterun (Open MPI) 5.0.7'\n")
-    seen = image.image({"PATH": str(tmp_path)})
+    seen = looks.image({"PATH": str(tmp_path)})
     assert seen.daemon is not None
     assert (seen.daemon.name, seen.daemon.path) == ("prted", "")
 
 
 def test_a_program_tells_its_loader_and_a_script_has_none(tmp_path: Path) -> None:
-    assert Path(image.loader_of(sys.executable)).exists()
-    assert image.loader_of(program(tmp_path, "script")) == ""
-    assert image.loader_of(program(tmp_path, "broken", "\x7fELF\x02")) == ""
-    assert image.loader_of(str(tmp_path / "none")) == ""
+    assert Path(looks.loader_of(sys.executable)).exists()
+    assert looks.loader_of(program(tmp_path, "script")) == ""
+    assert looks.loader_of(program(tmp_path, "broken", "\x7fELF\x02")) == ""
+    assert looks.loader_of(str(tmp_path / "none")) == ""
 
 
 def test_the_loader_names_the_library_that_is_gone(tmp_path: Path) -> None:
@@ -90,20 +91,20 @@ def test_the_loader_names_the_library_that_is_gone(tmp_path: Path) -> None:
     command = [CC, "-o", str(binary), str(tmp_path / "main.c"), f"-L{tmp_path}", "-lown-mpi"]
     subprocess.run(command, check=True)
     environ = {"PATH": str(tmp_path), "LD_LIBRARY_PATH": str(tmp_path)}
-    assert [item.lacks for item in image.image(environ).programs if item.name == "ssh"] == [()]
+    assert [item.lacks for item in looks.image(environ).programs if item.name == "ssh"] == [()]
     library.unlink()
-    (lacks,) = (item.lacks for item in image.image(environ).programs if item.name == "ssh")
+    (lacks,) = (item.lacks for item in looks.image(environ).programs if item.name == "ssh")
     assert [line.startswith("libown-mpi.so: ") for line in lacks] == [True]
 
 
 def test_a_loader_that_is_not_there_is_told(tmp_path: Path) -> None:
     real = Path(os.path.realpath(sys.executable)).read_bytes()
-    loader = image.loader_of(os.path.realpath(sys.executable)).encode()
+    loader = looks.loader_of(os.path.realpath(sys.executable)).encode()
     gone = loader.replace(b"/lib", b"/lob", 1)
     (tmp_path / "ssh").write_bytes(real.replace(loader + b"\0", gone + b"\0"))
     (tmp_path / "ssh").chmod(0o755)
     (lacks,) = (
-        item.lacks for item in image.image({"PATH": str(tmp_path)}).programs if item.name == "ssh"
+        item.lacks for item in looks.image({"PATH": str(tmp_path)}).programs if item.name == "ssh"
     )
     assert lacks == (f"its loader {gone.decode()} is not there",)
 
@@ -113,7 +114,7 @@ def test_asking_for_sshd_makes_no_folder(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(openssh, "_PRIVSEP", str(wanted))
     monkeypatch.setattr(openssh, "find", lambda _: "/usr/sbin/sshd")
     monkeypatch.setattr(executables, "knows", lambda *_: True)
-    seen = image.sshd({"PATH": "/usr/sbin"})
+    seen = looks.sshd({"PATH": "/usr/sbin"})
     assert seen.path == "/usr/sbin/sshd"
     assert not wanted.exists()
     assert "can't be made" not in seen.against
@@ -124,28 +125,28 @@ def test_asking_for_sshd_makes_no_folder(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_the_folder_is_made_and_taken_away(tmp_path: Path) -> None:
     settings = Settings(runtime_dir=str(tmp_path / "run"))
-    seen = private.folder(settings, {})
+    seen = looks.folder(settings, {})
     assert Path(seen.path).is_dir()
-    assert (Path(seen.path).name, seen.wrong) == (private.role(), ())
-    private.remove_folder(settings, {})
+    assert (Path(seen.path).name, seen.wrong) == (looks.role(), ())
+    looks.remove_folder(settings, {})
     assert list((tmp_path / "run").iterdir()) == []
 
 
 def test_the_folder_of_a_run_that_was_killed_goes_with_the_next_ones(tmp_path: Path) -> None:
     settings = Settings(runtime_dir=str(tmp_path))
-    beside = Path(private.folder(settings, {}).path).parent
+    beside = Path(looks.folder(settings, {}).path).parent
     nobody = int(Path("/proc/sys/kernel/pid_max").read_text()) + 1
     others = ["doctor-1", "launcher"]  # the first process is always there
     for name in (f"doctor-{nobody}", *others):
         (beside / name).mkdir()
         (beside / name / "id").touch()
-    private.remove_folder(settings, {})
+    looks.remove_folder(settings, {})
     assert sorted(path.name for path in beside.iterdir()) == sorted(others)
 
 
 def test_a_folder_and_a_tmpdir_that_cannot_be_used_are_both_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    seen = private.folder(
+    seen = looks.folder(
         Settings(runtime_dir=str(tmp_path / "file")), {"TMPDIR": str(tmp_path / "file/x")}
     )
     assert seen.path == ""
@@ -159,22 +160,22 @@ def test_a_key_is_seen_with_type_mode_and_owner(tmp_path: Path) -> None:
     subprocess.run(command, check=True)
     path.chmod(0o644)
     settings = Settings(ssh_key=str(path))
-    seen = private.key(settings, {})
+    seen = looks.key(settings, {})
     assert (seen.path, seen.kind) == (str(path), "ecdsa-sha2-nistp256")
     assert (seen.mode, seen.owner, seen.wrong, seen.odd) == (0o644, os.getuid(), None, None)
     assert seen.fingerprint.startswith("SHA256:")
     (tmp_path / "authorized_keys").write_text("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIA other\n")
-    odd = private.key(settings, {}).odd
+    odd = looks.key(settings, {}).odd
     assert odd is not None
     assert odd.level is Level.WARN
     path.write_text("no key")
-    wrong = private.key(settings, {}).wrong
+    wrong = looks.key(settings, {}).wrong
     assert wrong is not None
     assert (wrong.check, wrong.level) == ("ssh-key", Level.FAIL)
 
 
 def test_no_key_is_told_with_where_it_was_looked_for(tmp_path: Path) -> None:
-    seen = private.key(Settings(ssh_key=str(tmp_path / "none")), {})
+    seen = looks.key(Settings(ssh_key=str(tmp_path / "none")), {})
     assert seen.wrong is not None
     assert seen.wrong.said == f"no private SSH key in {tmp_path / 'none'}"
 
@@ -185,10 +186,10 @@ def test_where_no_shim_can_lead_to_mpiboot_none_is_told(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(shims, "effects", effects)
     monkeypatch.setattr(shims, "passed_by", lambda: "")
-    assert private.shims({}) == ShimsPart("", ())
+    assert looks.shims({}) == ShimsPart("", ())
     monkeypatch.setattr(shims, "effects", lambda _: ("works", "has no effect"))
     monkeypatch.setattr(shims, "passed_by", lambda: "passed by")
-    assert private.shims({}) == ShimsPart("works", ("has no effect", "passed by"))
+    assert looks.shims({}) == ShimsPart("works", ("has no effect", "passed by"))
 
 
 # -- limits, memory, routing -----------------------------------------------------------------------
@@ -205,19 +206,19 @@ def test_limits_are_those_of_the_server_and_of_the_first_process(tmp_path: Path)
     more = LIMITS.replace("8388608 ", "unlimited ", 1)
     proc = write(tmp_path / "proc", {"7/limits": LIMITS, "1/limits": more, "self/cgroup": "0::/"})
     group = write(tmp_path / "cgroup", {"pids.current": "12\n", "pids.max": "max\n"})
-    seen = pod.limits("7", proc, group)
+    seen = looks.limits("7", proc, group)
     assert seen.sessions == {"locked memory": 8388608, "open files": 1024, "processes": 63432}
     assert seen.first["locked memory"] == -1
     assert (seen.processes, seen.most_processes) == (12, 0)
     (group / "pids.max").write_text("1000\n")
-    assert pod.limits("", proc, group).sessions == {}
-    assert pod.limits("", proc, group).most_processes == 1000
-    assert pod.limits("9", tmp_path / "none", tmp_path / "none").first == {}
+    assert looks.limits("", proc, group).sessions == {}
+    assert looks.limits("", proc, group).most_processes == 1000
+    assert looks.limits("9", tmp_path / "none", tmp_path / "none").first == {}
 
 
 def test_a_session_of_this_process_has_its_limits() -> None:
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    assert pod.limits("self").sessions["open files"] == soft
+    assert looks.limits("self").sessions["open files"] == soft
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "127.0.0.5"])
@@ -232,14 +233,14 @@ def test_who_listens_on_a_port_is_asked_for_its_greeting(address: str, greeting:
 
         host = threading.Thread(target=greet)
         host.start()
-        seen = servers.servers(0, (port,))
+        seen = looks.servers(0, (port,))
         host.join()
-        assert servers.process_of(port) == os.getpid()
+        assert looks.process_of(port) == os.getpid()
     comm = Path("/proc/self/comm").read_text().strip()
     mine = (SshListener(port, "SSH-2.0-x mpiboot", os.getpid(), comm, ours=True),)
     assert seen.servers == (mine if greeting.startswith(b"SSH") else ())
-    assert servers.process_of(port) == 0
-    assert servers.servers(port, (port,)) == ServersPart(port, ())
+    assert looks.process_of(port) == 0
+    assert looks.servers(port, (port,)) == ServersPart(port, ())
 
 
 def test_files_of_nccl_that_nobody_holds_are_stale(tmp_path: Path) -> None:
@@ -249,7 +250,7 @@ def test_files_of_nccl_that_nobody_holds_are_stale(tmp_path: Path) -> None:
         (tmp_path / "nccl-held").open("r+b") as file,
         mmap.mmap(file.fileno(), 8192),
     ):
-        seen = pod.shm(tmp_path)
+        seen = looks.shm(tmp_path)
     assert [name for name, _ in seen.stale] == ["nccl-left"] * seen.all_seen or not seen.all_seen
     assert "nccl-held" not in dict(seen.stale)
     assert seen.size >= seen.used > 0
@@ -258,9 +259,9 @@ def test_files_of_nccl_that_nobody_holds_are_stale(tmp_path: Path) -> None:
 def test_a_process_that_may_not_be_asked_makes_stale_files_uncertain(tmp_path: Path) -> None:
     shm = write(tmp_path / "shm", {"nccl-left": "x"})
     (tmp_path / "proc/5/maps").mkdir(parents=True)  # not to be read as a file
-    assert not pod.shm(shm, tmp_path / "proc").all_seen
+    assert not looks.shm(shm, tmp_path / "proc").all_seen
     (tmp_path / "proc/5/maps").rmdir()  # as of a process that has just ended
-    seen = pod.shm(shm, tmp_path / "proc")
+    seen = looks.shm(shm, tmp_path / "proc")
     assert (seen.all_seen, [name for name, _ in seen.stale]) == (True, ["nccl-left"])
 
 
@@ -273,7 +274,7 @@ def test_memory_is_read_of_both_kinds_of_control_groups(tmp_path: Path) -> None:
     }
     own = write(tmp_path / "proc2", {"self/cgroup": "0::/\n"})
     groups = write(tmp_path / "two", two)
-    assert pod.memory(groups, own) == MemoryPart(1 << 30, 4000, 2)
+    assert looks.memory(groups, own) == MemoryPart(1 << 30, 4000, 2)
     used_up = "this container's memory limit, 1 GiB, was reached (oom_kill 2)"
     assert control_groups.used_up(0, groups, own) == used_up
     assert control_groups.used_up(1, groups, own) == used_up.replace("oom_kill 2", "oom_kill 1")
@@ -286,17 +287,18 @@ def test_memory_is_read_of_both_kinds_of_control_groups(tmp_path: Path) -> None:
     }
     own = write(tmp_path / "proc1", {"self/cgroup": "4:memory:/a\n"})
     groups = write(tmp_path / "one", one)
-    assert pod.memory(groups, own) == MemoryPart(0, 4000, 1)
+    assert looks.memory(groups, own) == MemoryPart(0, 4000, 1)
     assert control_groups.used_up(0, groups, own) == ""  # the node's own, as nothing bounds it here
-    assert pod.memory(tmp_path / "none", own) is None
+    with pytest.raises(OSError, match="no control group"):
+        looks.memory(tmp_path / "none", own)
 
 
 def test_of_a_links_rp_filter_and_that_of_all_the_larger_one_counts(tmp_path: Path) -> None:
     conf = "sys/net/ipv4/conf"
     values = {"all": "1", "default": "2", "eth0": "0", "net1": "2"}
     write(tmp_path, {f"{conf}/{name}/rp_filter": f"{value}\n" for name, value in values.items()})
-    assert pod.routing(tmp_path).rp_filter == {"eth0": 1, "net1": 2}
-    assert "lo" in pod.routing().rp_filter
+    assert looks.rp_filters(tmp_path) == {"eth0": 1, "net1": 2}
+    assert "lo" in looks.rp_filters()
 
 
 # -- the PCI tree ----------------------------------------------------------------------------------
@@ -315,11 +317,11 @@ def test_gpus_and_devices_are_placed_on_the_tree(tmp_path: Path) -> None:
         (buses / name).symlink_to(tmp_path / tree / name)
     fabric = Fabric(devices=(replace(device("mlx5_0"), pci=nic),))
     facts = replace(FACTS, gpus=Gpus(1, "NVIDIA 2330"), fabric=fabric)
-    seen = pci.pci(facts, tmp_path)
+    seen = looks.pci(facts, tmp_path)
     bare = tree.removeprefix("devices/")
     assert dict(seen.gpus) == {gpu: f"{bare}/{gpu}"}
     assert dict(seen.devices) == {"mlx5_0": f"{bare}/{nic}"}
     assert seen.numa == {gpu: 1, "mlx5_0": 1}
     # Of a node's GPUs nothing in sysfs tells which are this pod's.
-    assert pci.pci(replace(facts, gpus=Gpus(2)), tmp_path).gpus == {}
-    assert pci.pci(FACTS, tmp_path / "none").devices == {}
+    assert looks.pci(replace(facts, gpus=Gpus(2)), tmp_path).gpus == {}
+    assert looks.pci(FACTS, tmp_path / "none").devices == {}

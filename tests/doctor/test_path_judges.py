@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.core.checks import BY_REFERENCE
 from mpiboot.core.model import Finding
-from mpiboot.doctor.judge import paths
-from mpiboot.doctor.rows import hosts as rows
+from mpiboot.doctor import hosts, table
+from mpiboot.doctor.checks import BY_REFERENCE, judge_all
 from mpiboot.network.paths import PathSeen
 from mpiboot.network.worker_pairs import Reached
 
@@ -26,7 +25,7 @@ def said(found: list[Finding]) -> list[str]:
 
 
 def test_ways_that_are_well_are_told_in_three_lines() -> None:
-    assert said(list(rows.judge_measured([GOOD, GOOD, DATA]))) == [
+    assert said(list(judge_all(table.WAYS, {"ways": [GOOD, GOOD, DATA]}, {}))) == [
         "ok network-reach: 3 ways on eth0, net1: all come through",
         "ok path-mtu: packets as large as the links' MTU come through: 1450 on eth0, 9000 on net1",
         *(
@@ -35,7 +34,7 @@ def test_ways_that_are_well_are_told_in_three_lines() -> None:
             for link in ("eth0", "net1")
         ),
     ]
-    assert list(rows.judge_measured([])) == []
+    assert list(judge_all(table.WAYS, {"ways": []}, {})) == []
 
 
 @pytest.mark.parametrize(
@@ -48,31 +47,31 @@ def test_ways_that_are_well_are_told_in_three_lines() -> None:
 )
 def test_a_way_that_is_cut_fails(how: Reached, why: str) -> None:
     cut = replace(DATA, how=how, microseconds=None, mtu=None, rate=None)
-    (one,) = paths.reach([GOOD, cut])
+    (one,) = hosts.reach([GOOD, cut])
     assert said([one]) == [f"fail network-reach: {DATA_TO_1}: {why}"]
     assert one.hint == BY_REFERENCE["network-reach"].hint
-    (several,) = paths.reach([cut] * 6)
+    (several,) = hosts.reach([cut] * 6)
     assert several.said == f"{DATA_TO_1}: {why}; 5 more"
     assert several.evidence == (f"{DATA_TO_1}: {why}",) * 3
     assert (several.host, several.hosts) == ("", ("w-0", "w-1"))
     others = [replace(cut, source="w-2"), replace(cut, source="w-1", target="w-3")]
-    (at_one,) = paths.reach([cut, *others])
+    (at_one,) = hosts.reach([cut, *others])
     assert (at_one.host, at_one.hosts) == ("w-1", ())
-    (anywhere,) = paths.reach([cut, replace(cut, source="w-2", target="w-3")])
+    (anywhere,) = hosts.reach([cut, replace(cut, source="w-2", target="w-3")])
     assert (anywhere.host, anywhere.hosts) == ("", ())
-    assert list(paths.path_mtu([cut])) == []
-    assert list(paths.speed([cut])) == []
+    assert list(hosts.path_mtu([cut])) == []
+    assert list(hosts.speed([cut])) == []
 
 
 def test_ways_for_which_there_was_no_time_are_not_known() -> None:
     late = replace(GOOD, how=None, microseconds=None, mtu=None, rate=None)
-    assert said(list(paths.reach([GOOD, late, late]))) == [
+    assert said(list(hosts.reach([GOOD, late, late]))) == [
         f"unknown network-reach: not measured in time: 2 ways of 3, such as {TO_1}"
     ]
 
 
 def test_a_path_that_carries_less_than_its_links_fails() -> None:
-    assert said(list(paths.path_mtu([GOOD, replace(DATA, mtu=1500)]))) == [
+    assert said(list(hosts.path_mtu([GOOD, replace(DATA, mtu=1500)]))) == [
         (
             f"fail path-mtu: {DATA_TO_1}: packets of 1500 bytes come through, larger ones are "
             "lost; the links have 9000"
@@ -82,13 +81,13 @@ def test_a_path_that_carries_less_than_its_links_fails() -> None:
 
 @pytest.mark.parametrize("mtu", [None, 1450])
 def test_a_stream_that_stalls_fails(mtu: int | None) -> None:
-    assert said(list(paths.path_mtu([replace(GOOD, how=Reached.STALLED, mtu=mtu, rate=None)])))[
+    assert said(list(hosts.path_mtu([replace(GOOD, how=Reached.STALLED, mtu=mtu, rate=None)])))[
         0
     ] == (f"fail path-mtu: {TO_1}: small packets come through, large ones are lost")
 
 
 def test_without_answers_by_udp_the_path_mtu_is_not_known() -> None:
-    assert said(list(paths.path_mtu([replace(GOOD, mtu=None)]))) == [
+    assert said(list(hosts.path_mtu([replace(GOOD, mtu=None)]))) == [
         (
             f"unknown path-mtu: no answer by UDP on 1 way, such as {TO_1}; TCP's large "
             "packets come through"
@@ -100,12 +99,12 @@ def test_a_way_that_is_much_slower_than_the_others_is_named() -> None:
     slow = replace(GOOD, target="w-9", microseconds=9000, rate=12_500_000)
     ways = [replace(GOOD, target=f"w-{number}") for number in range(1, 5)]
     where = "w-0 to w-9 (10.0.0.2 by the control link eth0)"
-    odd, figures = paths.speed([*ways, slow])
+    odd, figures = hosts.speed([*ways, slow])
     assert odd.said == f"{where}: a round trip takes 9 ms, of the others 100 us; 1 more"
     assert odd.evidence == (f"{where}: one TCP stream carries 100 Mb/s, the others 1 Gb/s",)
     assert odd.level.value == "warn"
     assert figures.said.endswith("9 ms at most; one TCP stream carries 1 Gb/s, 100 Mb/s at least")
     # Of two there is no middle one, and what is quick enough is never slow.
-    assert len(list(paths.speed([GOOD, slow]))) == 1
+    assert len(list(hosts.speed([GOOD, slow]))) == 1
     quick = replace(slow, microseconds=1900, rate=40_000_000)
-    assert len(list(paths.speed([*ways, quick]))) == 1
+    assert len(list(hosts.speed([*ways, quick]))) == 1

@@ -12,11 +12,10 @@ import pytest
 
 from mpiboot.core.errors import MpibootError
 from mpiboot.core.settings import Resolved, Settings, resolve
-from mpiboot.doctor import bundle
+from mpiboot.doctor import bundle, looks
+from mpiboot.doctor import env_role as environment
+from mpiboot.doctor import ranks_role as ask
 from mpiboot.doctor.archive import Part
-from mpiboot.doctor.environment import role as environment
-from mpiboot.doctor.look import private
-from mpiboot.doctor.ranks import ask
 
 Doctor = Callable[[Resolved, Mapping[str, str]], object]
 
@@ -50,7 +49,7 @@ def test_nothing_is_left_of_doctors_folder(
         "HOME": str(tmp_path),
     }
     there: list[Path] = []
-    remove = private.remove_folder
+    remove = looks.remove_folder
 
     def look_and_remove(settings: Settings, environ: Mapping[str, str]) -> None:
         there.extend(run.rglob("*"))
@@ -61,10 +60,10 @@ def test_nothing_is_left_of_doctors_folder(
         return Part("a", "")
 
     monkeypatch.setattr(os, "environ", {**os.environ})  # who has no passwd entry gets names there
-    monkeypatch.setattr(private, "remove_folder", look_and_remove)
+    monkeypatch.setattr(looks, "remove_folder", look_and_remove)
     monkeypatch.setattr(bundle, "_command", no_other)
     with contextlib.suppress(MpibootError):  # no host answers
         doctor(resolve({}, environ), environ)
     capfd.readouterr()
-    assert private.role() in [path.name for path in there]
+    assert looks.role() in [path.name for path in there]
     assert not list(run.iterdir())

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mpiboot.doctor.ranks import answer, calls
-from mpiboot.doctor.ranks.records import Activity, MpiStage, Rank, SilentConnection
+from mpiboot.doctor import ranks_answer as answer
+from mpiboot.doctor.ranks_answer import Activity, MpiStage, Rank, SilentConnection
 from mpiboot.hosts import host_shell
 from tests.waiting import until
 
@@ -260,11 +260,11 @@ def test_calls_by_machine() -> None:
     arm = output(found=read).replace("x86_64", "aarch64")
     assert (one(arm).call, one(arm).file) == ("read", "/data/x")
     assert one(output(found=read)).call == "system call 63"
-    assert calls.name("riscv64", 63) == "system call 63"
-    for table in (calls._X86_64, calls._AARCH64):
+    assert answer.call_name("riscv64", 63) == "system call 63"
+    for table in (answer._X86_64, answer._AARCH64):
         known = set(table.values())
-        assert known >= calls.SLEEPS - {"pause"}
-        assert known >= calls.OF_FILE_SYSTEMS - {"open", "lstat"}
+        assert known >= answer.SLEEPS - {"pause"}
+        assert known >= answer.FILE_SYSTEM_CALLS - {"open", "lstat"}
 
 
 def test_a_data_loader_is_no_rank_of_its_own() -> None:

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from mpiboot.core.model import Finding, Level
-from mpiboot.doctor.ranks import judge
-from mpiboot.doctor.ranks.records import (
+from mpiboot.doctor import ranks_judge as judge
+from mpiboot.doctor.ranks_answer import (
     Activity,
     HostRanks,
     LinkRates,

@@ -11,9 +11,9 @@ import pytest
 from mpiboot.cli import main as cli
 from mpiboot.core.errors import error
 from mpiboot.core.model import Finding, Level
-from mpiboot.doctor.ranks import ask, role, text
-from mpiboot.doctor.ranks.ask import Answers
-from mpiboot.doctor.ranks.records import Activity, HostRanks, LinkRates, MpiStage, Rank
+from mpiboot.doctor import ranks_role as role
+from mpiboot.doctor.ranks_answer import Activity, HostRanks, LinkRates, MpiStage, Rank
+from mpiboot.doctor.ranks_role import Answers
 
 if TYPE_CHECKING:
     from mpiboot.core.settings import Resolved
@@ -45,7 +45,7 @@ def doctor(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -
         def there(_seconds: int) -> Answers:
             return given
 
-        monkeypatch.setattr(ask, "this_pod", there)
+        monkeypatch.setattr(role, "this_pod", there)
         code = cli.run(["doctor", "ranks", "--role", "worker", *words])
         out, err = capfd.readouterr()
         return code, out, err
@@ -132,7 +132,7 @@ def test_a_launcher_that_can_ask_nobody_says_why(
     def job(_resolved: Resolved, _environ: object, _seconds: int) -> Answers:
         raise error("hostfile-missing", "no hostfile")
 
-    monkeypatch.setattr(ask, "job", job)
+    monkeypatch.setattr(role, "job", job)
     code, out, _ = doctor(answers(), "--role", "launcher")
     assert code == 1
     assert out.startswith("FAIL  no hostfile\n")
@@ -144,22 +144,22 @@ def test_a_launcher_that_can_ask_nobody_says_why(
 def test_a_terminal_shows_what_is_not_busy_first() -> None:
     many = [replace(BUSY, number=n, pid=n) for n in range(80)]
     many[79] = replace(many[79], activity=Activity.WAITS)
-    shown = text.as_text(answers(*many), (), 200)
+    shown = role.as_text(answers(*many), (), 200)
     assert shown.splitlines()[1].startswith("79 ")
     assert "and 16 more" in shown
-    assert text.as_text(answers(*many), (), None).count("in   ") == 80
+    assert role.as_text(answers(*many), (), None).count("in   ") == 80
 
 
 def test_a_row_tells_in_what_a_rank_waits() -> None:
     waits = replace(BUSY, activity=Activity.WAITS, place="here")
     in_a_call = replace(waits, number=1, call="read", file="/data/x", devices=("mlx5_0",))
-    shown = text.as_text(answers(waits, in_a_call), (), None).splitlines()
+    shown = role.as_text(answers(waits, in_a_call), (), None).splitlines()
     assert any("  here  " in line for line in shown)
     assert any("  read /data/x  train; holds mlx5_0" in line for line in shown)
 
 
 def test_a_host_is_named_once() -> None:
     item = Finding("ssh-denied", Level.FAIL, "the key is refused", "w-1", ("line",), "mend it")
-    shown = text.as_text(replace(answers(), all_hosts=True), (item,), None)
+    shown = role.as_text(replace(answers(), all_hosts=True), (item,), None)
     said = "FAIL  w-1: the key is refused\n        line\n      -> mend it\n\n"
     assert shown == f"{said}no rank runs on these hosts\n"

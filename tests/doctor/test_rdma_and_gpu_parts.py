@@ -11,11 +11,8 @@ from pathlib import Path
 import pytest
 
 from mpiboot.core.model import Fabric, Gpus, Level
-from mpiboot.doctor.judge import counters as judge_counters
-from mpiboot.doctor.judge import environment, nvidia
-from mpiboot.doctor.look import counters
-from mpiboot.doctor.look import nvidia as look_nvidia
-from mpiboot.doctor.report import CountersPart, NvidiaPart
+from mpiboot.doctor import looks, network, variables
+from mpiboot.doctor.network import CountersPart, NvidiaPart
 from tests.doctor.test_judges import FACTS, device, told
 
 OK, WARN, FAIL = Level.OK, Level.WARN, Level.FAIL
@@ -59,10 +56,10 @@ def test_what_grows_between_two_readings_is_this_jobs(tmp_path: Path) -> None:
     fabric = Fabric(devices=(device("mlx5_0"), replace(device("mlx5_1"), open_error="gone")))
 
     def later(seconds: float) -> None:
-        assert seconds == counters.SPAN
+        assert seconds == looks.SPAN
         (port / "hw_counters/out_of_sequence").write_text("350\n")
 
-    seen = counters.counters(replace(FACTS, fabric=fabric), tmp_path, later)
+    seen = looks.counters(replace(FACTS, fabric=fabric), tmp_path, later)
     sums = {"symbol_error": 0, "port_xmit_discards": 7, "out_of_sequence": 350, "np_cnp_sent": 5}
     assert seen.sums == {"mlx5_0:1": sums}
     assert seen.grown == {"mlx5_0:1": dict.fromkeys(sums, 0) | {"out_of_sequence": 250}}
@@ -72,24 +69,24 @@ def test_without_a_device_nothing_is_waited_for(tmp_path: Path) -> None:
     def never(_: float) -> None:
         raise AssertionError
 
-    assert counters.counters(FACTS, tmp_path, never) == CountersPart({})
-    assert told(judge_counters.counters(CountersPart({}))) == []
+    assert looks.counters(FACTS, tmp_path, never) == CountersPart({})
+    assert told(network.counters(CountersPart({}))) == []
 
 
 def test_an_error_that_grows_is_a_warning_and_congestion_is_none() -> None:
     sums = {"mlx5_0:1": {"out_of_sequence": 350, "np_cnp_sent": 5, "symbol_error": 0}}
     past = "since the driver's start: mlx5_0:1 out_of_sequence 350, np_cnp_sent 5"
     still = CountersPart(sums, {"mlx5_0:1": {"out_of_sequence": 0, "np_cnp_sent": 5}}, 1.0)
-    assert told(judge_counters.counters(still)) == [
+    assert told(network.counters(still)) == [
         (OK, f"no error is counted now on 1 RDMA port; {past}")
     ]
-    (found,) = judge_counters.counters(
+    (found,) = network.counters(
         replace(still, grown={"mlx5_0:1": {"out_of_sequence": 250, "np_cnp_sent": 5}})
     )
     assert (found.level, found.evidence) == (WARN, (past,))
     assert found.said == "within 1s grew mlx5_0:1 out_of_sequence 250"
     clean = CountersPart({"mlx5_0:1": {"symbol_error": 0}}, {"mlx5_0:1": {"symbol_error": 0}}, 1.0)
-    assert told(judge_counters.counters(clean)) == [(OK, "no error is counted now on 1 RDMA port")]
+    assert told(network.counters(clean)) == [(OK, "no error is counted now on 1 RDMA port")]
 
 
 # -- NVIDIA's driver and library -------------------------------------------------------------------
@@ -99,14 +96,14 @@ def test_an_error_that_grows_is_a_warning_and_congestion_is_none() -> None:
     ("said", "number"), [(CLOSED, "535.104.05"), (OPEN, "550.54.15"), ("", "")]
 )
 def test_the_drivers_version_is_read_of_both_kinds(said: str, number: str) -> None:
-    assert look_nvidia.version(said) == number
+    assert looks.version(said) == number
 
 
 @pytest.mark.parametrize(
     ("said", "uuid"), [(RACK, "dc6e40c4-d722-4357-9ba6-5291dd461278"), (NODE, ""), ("", "")]
 )
 def test_a_fabric_that_ends_at_the_node_has_no_cluster(said: str, uuid: str) -> None:
-    assert look_nvidia.cluster(said) == uuid
+    assert looks.cluster(said) == uuid
 
 
 @pytest.mark.parametrize(
@@ -123,7 +120,7 @@ def test_the_library_is_found_as_the_loader_finds_it(
     (tmp_path / "proc/driver/nvidia/version").write_text(OPEN)
     channels = tmp_path / "dev/nvidia-caps-imex-channels"
     channels.mkdir(parents=True)
-    assert look_nvidia.nvidia({}, tmp_path) == NvidiaPart("550.54.15")
+    assert looks.nvidia({}, tmp_path) == NvidiaPart("550.54.15")
     for name in ("nvidia0", "nvidia-caps-imex-channels/channel0"):
         (tmp_path / "dev" / name).touch()
     for place in ("usr/lib/x86_64-linux-gnu", "usr/local/cuda/compat"):
@@ -134,7 +131,7 @@ def test_the_library_is_found_as_the_loader_finds_it(
     smi.parent.mkdir()
     smi.write_text(f"#!/bin/sh\ncat <<E\n{RACK}E\n")
     smi.chmod(0o755)
-    seen = look_nvidia.nvidia({**environ, "PATH": f"{smi.parent}:/usr/bin:/bin"}, tmp_path)
+    seen = looks.nvidia({**environ, "PATH": f"{smi.parent}:/usr/bin:/bin"}, tmp_path)
     where = tmp_path / folder
     assert seen == NvidiaPart(
         "550.54.15",
@@ -154,7 +151,7 @@ def test_the_folders_of_the_loaders_cache_are_looked_at(tmp_path: Path) -> None:
     (tmp_path / "etc/ld.so.conf.d/nvidia.conf").write_text("# NVIDIA\n/opt/nvidia/lib\n")
     (tmp_path / "opt/nvidia/lib").mkdir(parents=True)
     (tmp_path / "opt/nvidia/lib/libcuda.so.1").touch()
-    seen = look_nvidia.nvidia({"PATH": str(tmp_path)}, tmp_path)
+    seen = looks.nvidia({"PATH": str(tmp_path)}, tmp_path)
     assert seen == NvidiaPart(
         "535.104.05",
         str(tmp_path / "opt/nvidia/lib/libcuda.so.1"),
@@ -182,25 +179,25 @@ def test_a_library_of_another_driver_fails(
     library: str, found: str, level: Level, said: str
 ) -> None:
     seen = NvidiaPart("550.54.15", library, found)
-    (item,) = nvidia.cuda_library(seen, WITH_GPUS)
+    (item,) = network.cuda_library(seen, WITH_GPUS)
     assert (item.level, said in item.said) == (level, True)
     assert bool(item.hint) == (level is FAIL)
     assert ("LD_LIBRARY_PATH" in item.hint) == (level is FAIL and found == COMPAT)
 
 
 def test_a_pod_without_a_gpu_needs_no_library() -> None:
-    assert list(nvidia.cuda_library(NvidiaPart("550.54.15"), FACTS)) == []
-    assert list(nvidia.cuda_library(NvidiaPart(""), WITH_GPUS)) == []
+    assert list(network.cuda_library(NvidiaPart("550.54.15"), FACTS)) == []
+    assert list(network.cuda_library(NvidiaPart(""), WITH_GPUS)) == []
 
 
 def test_nvlink_between_nodes_needs_a_channel() -> None:
     seen = NvidiaPart("570.1", cluster="dc6e40c4-d722-4357-9ba6-5291dd461278")
     reaches = "the GPUs' NVLink reaches other nodes (cluster dc6e40c4-d722-4357-9ba6-5291dd461278)"
-    assert told(nvidia.imex(NvidiaPart("570.1", channels=1))) == []
-    assert told(nvidia.imex(replace(seen, channels=1))) == [
+    assert told(network.imex(NvidiaPart("570.1", channels=1))) == []
+    assert told(network.imex(replace(seen, channels=1))) == [
         (OK, f"{reaches}, and this pod has an IMEX channel")
     ]
-    assert told(nvidia.imex(seen)) == [
+    assert told(network.imex(seen)) == [
         (
             WARN,
             f"{reaches}, but no IMEX channel is in this pod: between nodes NCCL uses the network",
@@ -222,7 +219,7 @@ def test_nvlink_between_nodes_needs_a_channel() -> None:
     ],
 )
 def test_a_variable_that_names_no_link_is_told(environ: dict[str, str], said: str | None) -> None:
-    found = told(environment.named_links(environ, FACTS))
+    found = told(variables.named_links(environ, FACTS))
     assert [(level, text.partition(" (there")[0]) for level, text in found] == (
         [(WARN, said)] if said else []
     )
@@ -230,6 +227,6 @@ def test_a_variable_that_names_no_link_is_told(environ: dict[str, str], said: st
 
 def test_settings_of_nccl_that_leave_others_without_effect_are_told() -> None:
     environ = {"NCCL_IB_GID_INDEX": "3", "NCCL_IB_ADDR_RANGE": "10.0.0.0/8"}
-    assert told(environment.two_settings(environ)) == [
+    assert told(variables.two_settings(environ)) == [
         (WARN, f"{' and '.join(environ)} exclude each other: the range then has no effect")
     ]

@@ -20,8 +20,7 @@ from mpiboot.core import log
 from mpiboot.core.errors import MpibootError, ShownError
 from mpiboot.core.model import Finding, Level, Role
 from mpiboot.core.settings import Resolved, resolve
-from mpiboot.doctor import columns, gather, hosts, role, table, text
-from mpiboot.doctor.look import private
+from mpiboot.doctor import gather, job, looks, role, table, text
 from mpiboot.doctor.role import Asked
 from tests.fakes.cli import GUARD, environment, mpiboot
 
@@ -83,8 +82,8 @@ def test_a_worker_asks_its_server_and_a_launcher_its_hosts(
 ) -> None:
     monkeypatch.setattr(table, "chosen", lambda *_, **__: ())
     server = Finding("workers-unreachable", Level.OK, "lets me in")
-    monkeypatch.setattr(hosts, "own_server", lambda *_: server)
-    monkeypatch.setattr(hosts, "of_job", lambda *_, **__: iter([Finding("slots", Level.OK, "")]))
+    monkeypatch.setattr(job, "own_server", lambda *_: server)
+    monkeypatch.setattr(job, "of_job", lambda *_, **__: iter([Finding("slots", Level.OK, "")]))
     assert {item.check for item in role._look(settled, {}, which, Asked())} == says
     assert list(role._look(settled, {}, which, Asked(image=True))) == []
 
@@ -131,7 +130,7 @@ def test_only_a_launchers_hosts_measure_the_ways_between_them(tmp_path: Path) ->
 # -- how it ends -----------------------------------------------------------------------------------
 
 
-def looks(monkeypatch: pytest.MonkeyPatch, *found: Finding, ends: bool = True) -> None:
+def finds(monkeypatch: pytest.MonkeyPatch, *found: Finding, ends: bool = True) -> None:
     def look(*_: object) -> Iterator[Finding]:
         yield from found
         if not ends:
@@ -143,7 +142,7 @@ def looks(monkeypatch: pytest.MonkeyPatch, *found: Finding, ends: bool = True) -
 def test_something_that_fails_is_its_end_and_all_are_counted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], settled: Resolved
 ) -> None:
-    looks(monkeypatch, *FOUND)
+    finds(monkeypatch, *FOUND)
     with pytest.raises(ShownError) as caught:
         role.run(settled, {})
     assert (caught.value.finding, caught.value.code) == (FOUND[0], 1)
@@ -154,7 +153,7 @@ def test_something_that_fails_is_its_end_and_all_are_counted(
 def test_json_has_a_version_and_names_the_host_of_each_finding(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], settled: Resolved
 ) -> None:
-    looks(monkeypatch, *FOUND[2:], FOUND[3])
+    finds(monkeypatch, *FOUND[2:], FOUND[3])
     role.run(settled, {}, Asked(as_json=True))
     told = json.loads(capsys.readouterr().out)
     here = os.uname().nodename
@@ -176,7 +175,7 @@ def test_json_has_a_version_and_names_the_host_of_each_finding(
 def test_after_ctrl_c_what_was_found_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], settled: Resolved
 ) -> None:
-    looks(monkeypatch, FOUND[0], ends=False)
+    finds(monkeypatch, FOUND[0], ends=False)
     with pytest.raises(KeyboardInterrupt):
         role.run(settled, {})
     said = capsys.readouterr().out
@@ -197,17 +196,17 @@ def test_a_look_that_hangs_or_fails_leaves_the_others(
     nothing: dict[str, str] = {}
     broken = {
         "shm": lambda _: never.wait(),
-        "routing": lambda _: nothing["bug"],
+        "rp_filters": lambda _: nothing["bug"],
         "memory": lambda _: (_ for _ in ()).throw(PermissionError(13, "Permission denied")),
     }
     monkeypatch.setattr(gather, "LOOKS", {**gather.LOOKS, **broken})
     one = gather.subject(settled, {})
-    seen = gather.gather(one, {"shm", "routing", "memory", "identity"}, 2.0)
+    seen = gather.gather(one, {"shm", "rp_filters", "memory", "identity"}, 2.0)
     never.set()
-    assert seen.identity is not None
+    assert "identity" in seen.parts
     assert seen.unseen == {
         "shm": "no answer within 2s",
-        "routing": "this look failed: KeyError: 'bug'",
+        "rp_filters": "this look failed: KeyError: 'bug'",
         "memory": "Permission denied",
     }
 
@@ -241,15 +240,15 @@ def test_a_pod_that_may_start_no_thread_is_looked_at_all_the_same(
 
     monkeypatch.setattr(threading.Thread, "start", full)
     one = gather.Subject(settled, {})
-    seen = gather.gather(one, {"shm", "routing"}, 2.0)
-    assert seen.shm is not None
-    assert seen.routing is not None
+    seen = gather.gather(one, {"shm", "rp_filters"}, 2.0)
+    assert "shm" in seen.parts
+    assert "rp_filters" in seen.parts
     assert seen.unseen == {}
 
 
 def test_the_gpu_tree_is_asked_with_the_facts(settled: Resolved) -> None:
     one = gather.subject(settled, {})
-    assert gather.gather(one, {"pci"}, 60.0).pci is not None
+    assert "pci" in gather.gather(one, {"pci"}, 60.0).parts
 
 
 # -- in a plain container --------------------------------------------------------------------------
@@ -345,7 +344,7 @@ def test_the_list_has_every_check_and_looks_at_nothing(tmp_path: Path) -> None:
     done = mpiboot(tmp_path, "doctor", "--list")
     assert done.returncode == 0
     lines = {line.split()[1] for line in done.stdout.splitlines()}
-    assert lines == {*columns.GROUP_OF, "check"}
+    assert lines == {*table.GROUP_OF, "check"}
 
 
 # -- the table of a terminal -----------------------------------------------------------------------
@@ -405,9 +404,9 @@ def test_an_image_that_lacks_a_module_is_judged_all_the_same(tmp_path: Path, mod
 def test_two_that_ask_at_once_leave_each_other_their_folder(tmp_path: Path) -> None:
     given = {"MPIBOOT_ROLE": "worker", "MPIBOOT_RUNTIME_DIR": str(tmp_path / "run")}
     settings = resolve({"runtime_dir": given["MPIBOOT_RUNTIME_DIR"]}, {}).settings
-    made = private.folder(settings, {}).path
+    made = looks.folder(settings, {}).path
     done = mpiboot(tmp_path, "doctor", "--json", env=given)
     assert "Traceback" not in done.stderr
     assert os.path.isdir(made), "another run has taken it away"  # noqa: PTH112
-    private.remove_folder(settings, {})
+    looks.remove_folder(settings, {})
     assert not list((tmp_path / "run").iterdir())

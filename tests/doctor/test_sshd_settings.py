@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from mpiboot.core.model import Level
-from mpiboot.doctor.judge import sshd
-from mpiboot.doctor.look import servers, sshd_settings
-from mpiboot.doctor.report import SshdSettings, SshdSettingsPart
+from mpiboot.doctor import looks, pod
+from mpiboot.doctor.pod import SshdSettings
 from tests.fakes import plans
 
 # Of OpenSSH 9.2 (Debian 12), `sshd -T -C user=root,host=localhost,addr=127.0.0.1`, in part.
@@ -27,16 +26,16 @@ maxstartups 10:30:100
 
 
 def judged(**values: str) -> list[tuple[Level, str]]:
-    told = sshd_settings.parsed(SAID) | {name: (value,) for name, value in values.items()}
+    told = looks.parsed(SAID) | {name: (value,) for name, value in values.items()}
     server = SshdSettings(22, "/usr/sbin/sshd", told)
-    found = list(sshd.settings(SshdSettingsPart((server,)), plans.ROOT))
+    found = list(pod.sshd_settings((server,), plans.ROOT))
     assert all(item.hint or item.level is Level.OK for item in found)
     return [(item.level, item.said) for item in found]
 
 
 def test_a_server_as_it_is_installed_takes_roots_key() -> None:
     assert judged() == [(Level.OK, "sshd on port 22 takes the keys of root")]
-    assert list(sshd.settings(SshdSettingsPart(()), plans.ROOT)) == []
+    assert list(pod.sshd_settings((), plans.ROOT)) == []
 
 
 @pytest.mark.parametrize(
@@ -55,9 +54,9 @@ def test_a_setting_that_keeps_this_user_out_fails(values: Mapping[str, str], sai
 
 
 def test_a_user_other_than_root_is_not_kept_out_by_what_is_said_of_root() -> None:
-    told = sshd_settings.parsed(SAID) | {"permitrootlogin": ("no",), "allowusers": ("uid*",)}
-    part = SshdSettingsPart((SshdSettings(22, "/usr/sbin/sshd", told),))
-    assert [item.level for item in sshd.settings(part, plans.NOBODY)] == [Level.OK]
+    told = looks.parsed(SAID) | {"permitrootlogin": ("no",), "allowusers": ("uid*",)}
+    part = (SshdSettings(22, "/usr/sbin/sshd", told),)
+    assert [item.level for item in pod.sshd_settings(part, plans.NOBODY)] == [Level.OK]
 
 
 @pytest.mark.parametrize(
@@ -72,15 +71,15 @@ def test_a_user_other_than_root_is_not_kept_out_by_what_is_said_of_root() -> Non
 def test_strict_modes_are_judged_by_mode_and_owner(
     strict: str, mode: int, owner: int, said: str
 ) -> None:
-    told = sshd_settings.parsed(SAID) | {"strictmodes": (strict,)}
+    told = looks.parsed(SAID) | {"strictmodes": (strict,)}
     server = SshdSettings(22, "/usr/sbin/sshd", told, (("/root/.ssh", mode, owner),))
-    (found,) = sshd.settings(SshdSettingsPart((server,)), plans.ROOT)
+    (found,) = pod.sshd_settings((server,), plans.ROOT)
     assert (found.level is Level.FAIL, said in found.said) == (bool(said), True)
 
 
 def test_a_server_that_cannot_be_asked_is_unknown_with_its_words() -> None:
     server = SshdSettings(22, "/usr/sbin/sshd", {}, wrong="no hostkeys available -- exiting.")
-    (found,) = sshd.settings(SshdSettingsPart((server,)), plans.ROOT)
+    (found,) = pod.sshd_settings((server,), plans.ROOT)
     assert found.level is Level.UNKNOWN
     assert found.said.endswith("does not tell its settings: no hostkeys available -- exiting.")
 
@@ -100,7 +99,7 @@ def test_a_server_that_cannot_be_asked_is_unknown_with_its_words() -> None:
 def test_a_servers_command_line_is_read_also_out_of_its_title(
     cmdline: str, argv: tuple[str, ...]
 ) -> None:
-    assert sshd_settings.arguments(cmdline) == argv
+    assert looks.arguments(cmdline) == argv
 
 
 def test_the_server_is_asked_with_its_own_options_and_only_those_that_count(
@@ -118,9 +117,9 @@ def test_the_server_is_asked_with_its_own_options_and_only_those_that_count(
     title = f"sshd: {program} -D -e -f /etc/job -oPort=7 -4 [listener] 0 of 10-100 startups"
     (tmp_path / "77").mkdir()
     (tmp_path / "77/cmdline").write_text(title)
-    monkeypatch.setattr(servers, "process_of", lambda port, _: 77 if port == 22 else 0)
+    monkeypatch.setattr(looks, "process_of", lambda port, _: 77 if port == 22 else 0)
     who = replace(plans.ROOT, home=str(tmp_path / "home"))
-    (seen,) = sshd_settings.settings((22, 2222), who, tmp_path).servers
+    (seen,) = looks.sshd_settings((22, 2222), who, tmp_path)
     assert seen.values["asked"] == ("-f /etc/job -oPort=7",)
     assert [(path, mode) for path, mode, _ in seen.keys[:2]] == [
         (str(keys), 0o664),
@@ -128,8 +127,8 @@ def test_the_server_is_asked_with_its_own_options_and_only_those_that_count(
     ]
     assert seen.keys[-1][0] == str(tmp_path / "home")
     program.write_text("#!/bin/sh\necho first >&2\necho 'no hostkeys' >&2\nexit 1\n")
-    (seen,) = sshd_settings.settings((22,), who, tmp_path).servers
+    (seen,) = looks.sshd_settings((22,), who, tmp_path)
     assert (seen.wrong, seen.values) == ("no hostkeys", {})
     program.unlink()
-    (seen,) = sshd_settings.settings((22,), who, tmp_path).servers
+    (seen,) = looks.sshd_settings((22,), who, tmp_path)
     assert seen.wrong.startswith("FileNotFoundError")

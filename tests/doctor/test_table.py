@@ -2,50 +2,58 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 
 import pytest
 
-from mpiboot.core.checks import BY_REFERENCE
-from mpiboot.core.doctor_checks import DATA_CHECKS, DOCTOR_CHECKS
+from mpiboot.core.checks import CHECKS
+from mpiboot.core.data_checks import DATA_CHECKS
+from mpiboot.core.exit_codes import ExitCode
 from mpiboot.core.model import Finding, Level, Role
-from mpiboot.core.settings import Settings
-from mpiboot.doctor import columns, gather, table
-from mpiboot.doctor.judge import hardware, image, pod
-from mpiboot.doctor.report import FolderPart, ImagePart, MemoryPart, PodReport
-from mpiboot.doctor.rows import hosts
+from mpiboot.doctor import gather, table
+from mpiboot.doctor.checks import BY_REFERENCE, DoctorCheck, judge_all
+from mpiboot.doctor.pod import FolderPart, MemoryPart
 from tests.pods.faults import FAULTS
 
-BLANK = PodReport(Settings(), {})
+OF_JOBS = {row.reference for row in CHECKS}
+OF_DOCTOR = set(BY_REFERENCE) - OF_JOBS
 
 
 def test_every_reference_stands_in_one_column() -> None:
-    placed = Counter(item for listed in columns.GROUPS.values() for item in listed)
-    assert set(placed) == set(BY_REFERENCE)
+    placed = Counter(item for listed in table.GROUPS.values() for item in listed)
+    assert set(placed) == set(table.CHECKS)
     assert set(placed.values()) == {1}
 
 
-def test_every_check_of_doctor_has_a_row_that_looks_at_something() -> None:
-    rows = [row.reference for row in table.TABLE]
+@pytest.mark.parametrize("reference", sorted(OF_DOCTOR))
+def test_what_doctor_alone_looks_at_says_what_holds_and_what_to_do(reference: str) -> None:
+    row = BY_REFERENCE[reference]
+    assert row.code is ExitCode.FOUND
+    assert row.title
+    assert row.hint
+    assert not row.title.endswith(".")
+    assert not row.hint.endswith(".")
+    assert "\n" not in row.hint + row.title
+
+
+def test_every_check_of_doctor_looks_at_something_that_is_gathered() -> None:
+    rows = [row.reference for row in table.POD]
     assert len(rows) == len(set(rows))
-    of_hosts = [row.reference for row in (*hosts.ROWS, *hosts.MEASURED)]
+    of_hosts = [row.reference for row in (*table.HOSTS, *table.WAYS)]
     assert len(of_hosts) == len(set(of_hosts))
-    assert {row.reference for row in (*DOCTOR_CHECKS, *DATA_CHECKS)} <= {*rows, *of_hosts}
-    assert all(row.looks_at and row.outcomes for row in (*hosts.ROWS, *hosts.MEASURED))
-    parts = {item.name for item in dataclasses.fields(PodReport)}
-    for row in table.TABLE:
-        assert set(row.needs) <= parts
-        assert set(row.needs) <= {*gather.LOOKS, *gather.FROM_FACTS, "settings", "environ"}
-        assert row.looks_at
-        assert row.outcomes
+    data = {row.reference for row in DATA_CHECKS}
+    assert OF_DOCTOR | data <= {*rows, *of_hosts}
+    assert all(row.looks_at and row.outcomes for row in (*table.POD, *table.HOSTS, *table.WAYS))
+    gathered = {*gather.LOOKS, *gather.FROM_FACTS, "settings", "environ"}
+    assert {name for row in table.POD for name in row.needs} == gathered
+    assert {row.needs for row in table.WAYS} == {("ways",)}
+    assert {name for row in table.HOSTS for name in row.needs} == {"hosts", "place"}
 
 
 def test_every_check_of_doctor_that_a_machine_can_show_has_a_broken_pod() -> None:
     # Without such hardware these have samples of others.
     samples = {"gpu-distance", "cuda-library", "imex-channels", "rdma-counters"}
-    own = {row.reference for row in DOCTOR_CHECKS}
-    wanted = {row.reference for row in table.TABLE if set(row.outcomes) - {Level.OK}} & own
+    wanted = {row.reference for row in table.POD if set(row.outcomes) - {Level.OK}} & OF_DOCTOR
     assert wanted - samples - {fault.check for fault in FAULTS} == set()
 
 
@@ -81,23 +89,21 @@ def test_only_what_is_asked_for_is_looked_at() -> None:
 
 def test_a_part_that_was_not_seen_is_unknown_with_its_reason() -> None:
     rows = table.chosen(Role.WORKER, ("memory-limit", "rp-filter"))
-    report = dataclasses.replace(BLANK, unseen={"memory": "Permission denied", "routing": "gone"})
-    assert list(table.judge(report, rows)) == [
+    unseen = {"memory": "Permission denied", "rp_filters": "gone"}
+    assert list(judge_all(rows, {}, unseen)) == [
         Finding("memory-limit", Level.UNKNOWN, "not known: Permission denied"),
         Finding("rp-filter", Level.UNKNOWN, "not known: gone; not looked at"),
     ]
 
 
-def test_rows_that_share_a_judge_are_judged_once_and_in_their_order() -> None:
+def test_checks_are_judged_in_their_order_and_name_what_is_asked_for_alone() -> None:
     rows = table.chosen(Role.WORKER, ("runtime-folder", "tmpdir", "memory-limit"))
     both = (
         Finding("tmpdir", Level.FAIL, "closed"),
         Finding("runtime-folder", Level.FAIL, "none"),
     )
-    report = dataclasses.replace(
-        BLANK, folder=FolderPart("", both), memory=MemoryPart(0, 1 << 20, 0)
-    )
-    found = [(item.check, item.level) for item in table.judge(report, rows)]
+    parts = {"folder": FolderPart("", both), "memory": MemoryPart(0, 1 << 20, 0)}
+    found = [(item.check, item.level) for item in judge_all(rows, parts, {})]
     assert found == [
         ("runtime-folder", Level.FAIL),
         ("tmpdir", Level.FAIL),
@@ -105,9 +111,13 @@ def test_rows_that_share_a_judge_are_judged_once_and_in_their_order() -> None:
     ]
 
 
-def test_of_a_judge_with_several_references_only_those_asked_for_are_told() -> None:
-    seen = ImagePart(None, (), None, "3.11", ("rich",), "/bin")
-    rows = table.chosen(Role.WORKER, ("python-modules",))
-    report = dataclasses.replace(BLANK, image=seen)
-    assert [item.check for item in table.judge(report, rows)] == ["python-modules"]
-    assert {row.judge for row in table.TABLE} >= {hardware.data_network, image.programs, pod.shm}
+def test_a_function_of_several_checks_is_called_once() -> None:
+    calls = []
+
+    def both(part: str) -> list[Finding]:
+        calls.append(part)
+        return [Finding("shm", Level.OK, ""), Finding("slots", Level.OK, "")]
+
+    rows = [DoctorCheck(name, "", both, {}) for name in ("shm", "memlock")]
+    found = list(judge_all(rows, {"part": "seen"}, {}))
+    assert ([item.check for item in found], calls) == (["shm"], ["seen"])

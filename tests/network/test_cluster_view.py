@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from mpiboot.core.checks import BY_REFERENCE
-from mpiboot.core.doctor_checks import DATA_CHECKS, DATA_ROWS
+from mpiboot.core.data_checks import DATA_CHECKS, DATA_ROWS
 from mpiboot.core.model import (
     Attachment,
     AttachmentSource,

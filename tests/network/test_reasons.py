@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from mpiboot.core.doctor_checks import DATA_ROWS
+from mpiboot.core.data_checks import DATA_ROWS
 from mpiboot.core.model import Fabric, NoFacts, Worker
 from mpiboot.core.setting_types import DataNetworkUse, NcclSocket
 from mpiboot.core.settings import Settings

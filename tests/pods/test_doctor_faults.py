@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mpiboot.core.checks import BY_REFERENCE
+from mpiboot.doctor.table import CHECKS
 from tests.pods import images, mesh
 from tests.pods.cluster import Cluster
 from tests.pods.fault import Fault
@@ -129,7 +129,7 @@ def named_alone(fault: Fault | JobFault, code: int, found: Found) -> dict[str, A
     (item,) = [item for item in bad if item["check"] == fault.check]
     assert item["level"] == fault.level
     assert fits(item["said"], fault.said), item["said"]
-    assert fits(item["hint"], fault.hint or BY_REFERENCE[fault.check].hint), item["hint"]
+    assert fits(item["hint"], fault.hint or CHECKS[fault.check].hint), item["hint"]
     assert code == (1 if fault.level == "fail" else 0)
     return item
 

@@ -12,16 +12,12 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from mpiboot.core import log
-from mpiboot.core.errors import MpibootError, ShownError, error
-from mpiboot.core.exit_codes import ExitCode
-from mpiboot.core.model import Finding, Level, Role
+from mpiboot.core.errors import MpibootError, error
+from mpiboot.core.model import Finding, Role
 from mpiboot.core.settings import Resolved
-from mpiboot.doctor import hosts
-from mpiboot.doctor.environment import compare, forwarding, text
-from mpiboot.doctor.environment.compare import HostEnvironments
-from mpiboot.doctor.environment.forwarding import Forwarding
-from mpiboot.doctor.look import private
-from mpiboot.doctor.role import role_of
+from mpiboot.doctor import env_differences as compare
+from mpiboot.doctor import job, looks, role, text
+from mpiboot.doctor.env_differences import Forwarding, HostEnvironments
 from mpiboot.hosts import host_shell
 from mpiboot.hosts.gate import DoctorLook
 from mpiboot.hosts.remote_commands import RemoteCommands
@@ -56,7 +52,7 @@ def run(
     wrong: Sequence[Finding] = ()
     plan, whole = Forwarding(), True
     try:
-        if role_of(resolved, environ) is Role.LAUNCHER:
+        if role.role_of(resolved, environ) is Role.LAUNCHER:
             try:
                 found, plan, wrong, whole = _job(resolved, environ, only)
             except MpibootError as problem:
@@ -68,19 +64,22 @@ def run(
         else:
             found = [_pod(resolved, environ)]
     finally:
-        private.remove_folder(resolved.settings, environ)
+        looks.remove_folder(resolved.settings, environ)
     told = [(one, compare.differences(one, plan)) for one in found]
     # The first is this pod; a launcher is another kind of pod than its workers.
-    said = (*wrong, *compare.odd_hosts(found[1:], plan))
+    said = (*wrong, *compare.outliers(found[1:], plan))
     if as_json:
-        sys.stdout.write(text.as_json(told, said, whole=whole))
+        hosts = [
+            {"host": one.host, "rank": one.rank, "missing": one.missing, "differences": items}
+            for one, items in told
+        ]
+        shown = text.json_report(complete=whole, findings=said, hosts=hosts)
     else:
-        sys.stdout.write(text.as_text(told, said, log.width(1), whole=whole))
+        shown = compare.as_text(told, said, log.width(1), whole=whole)
+    sys.stdout.write(shown)
     if not whole:
         raise KeyboardInterrupt
-    for item in said:
-        if item.level is Level.FAIL:
-            raise ShownError(item, code=int(ExitCode.FOUND))
+    text.end(said)
 
 
 def _job(
@@ -88,9 +87,9 @@ def _job(
 ) -> tuple[list[HostEnvironments], Forwarding, Sequence[Finding], bool]:
     """Ask every host, and this pod, which comes first; whether all had their time to answer."""
     doctor = DoctorLook((host_shell.ENVIRONMENTS,), tuple(only))
-    seen, launcher = look.look(resolved, hosts.ANY_PROGRAM, environ, doctor)
+    seen, launcher = look.look(resolved, job.ANY_PROGRAM, environ, doctor)
     file = seen.observed.hostfile
-    hosts.refuse_unknown(only, (host.name for host in file.hosts))
+    job.refuse_unknown(only, (host.name for host in file.hosts))
     whole = not seen.passed.unasked
     # Of hosts that were not asked a plan would say what is not so.
     plan, wrong = _plan(seen, launcher, resolved, environ) if whole else (Forwarding(), ())
@@ -114,7 +113,7 @@ def _plan(
     except MpibootError as wrong:
         return Forwarding(), (wrong.finding, *wrong.others)
     known = dialects.row_of(seen.observed.mpi) is not None
-    return forwarding.of_plan(made, environ) if known else Forwarding(), ()
+    return compare.of_plan(made, environ) if known else Forwarding(), ()
 
 
 def _or_planned(one: HostEnvironments, plan: Forwarding) -> HostEnvironments:
@@ -138,7 +137,7 @@ def _here(no_session: str) -> HostEnvironments:
 def _pod(resolved: Resolved, environ: Mapping[str, str]) -> HostEnvironments:
     """Look at this pod, and log in to its own SSH server for what a session has."""
     try:
-        _, access, worker = hosts.log_in_here(resolved, environ)
+        _, access, worker = job.log_in_here(resolved, environ)
     except MpibootError as wrong:
         return _here(wrong.finding.said)
     commands = RemoteCommands(access, resolved.settings.host_keys)

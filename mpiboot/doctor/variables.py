@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from mpiboot.core.model import Finding, PodFacts
+from mpiboot.core.model import Finding, PodFacts, Role
 from mpiboot.core.wording import first_few
-from mpiboot.doctor.judge.image import warned
-from mpiboot.doctor.report import ImagePart
+from mpiboot.doctor.checks import check, warned
+from mpiboot.doctor.image import ImagePart
 from mpiboot.job import mpi_environment
 from mpiboot.job.control_links import NAME_LINKS, links_gone
 from mpiboot.network import nccl
@@ -51,6 +51,13 @@ _PAIRS: Final = (
 )
 
 
+@check(
+    "debug-output",
+    "NCCL_DEBUG, UCX_LOG_LEVEL, FI_LOG_LEVEL, I_MPI_DEBUG, *_MCA_*_verbose and the like",
+    title="no variable makes libraries write debug output",
+    hint="unset it once it is no longer needed: it slows ranks down and floods the log",
+    warn="one is on, and nothing sends its output to a file",
+)
 def debug(environ: Mapping[str, str]) -> Iterable[Finding]:
     """Name what makes libraries talk; where they write to a file it floods nothing."""
     loud = [
@@ -69,6 +76,13 @@ def debug(environ: Mapping[str, str]) -> Iterable[Finding]:
         yield warned("debug-output", f"{', '.join(loud)}")
 
 
+@check(
+    "two-settings",
+    "variables of MPI that exclude each other",
+    title="no two variables set the same thing",
+    hint="unset one of them",
+    warn="both are set",
+)
 def two_settings(environ: Mapping[str, str]) -> Iterable[Finding]:
     """Name pairs of which only one can hold."""
     for one, other, then in _PAIRS:
@@ -77,6 +91,15 @@ def two_settings(environ: Mapping[str, str]) -> Iterable[Finding]:
             yield warned("two-settings", said)
 
 
+@check(
+    "unread-parameters",
+    "OMPI_MCA_* and PRTE_MCA_* against what this version of Open MPI knows",
+    title="the MPI of this pod knows the parameters that are set",
+    hint="write what stands in brackets, or unset it: an unknown parameter is ignored without a "
+    "word",
+    role=Role.WORKER,
+    warn="one was written for another version, and has no effect",
+)
 def unread(environ: Mapping[str, str], image: ImagePart) -> Iterable[Finding]:
     """Name the parameters that the installed MPI ignores, with what to write instead."""
     if image.mpi is None:
@@ -87,6 +110,14 @@ def unread(environ: Mapping[str, str], image: ImagePart) -> Iterable[Finding]:
         yield warned("unread-parameters", f"{image.mpi.said} ignores {', '.join(found)}")
 
 
+@check(
+    "nccl-prefix",
+    "NCCL_SOCKET_IFNAME and NCCL_IB_HCA against the links and devices of this pod",
+    title="names in NCCL's lists mean no more than themselves",
+    hint="write `=` in front of the list: then a name is that name alone",
+    role=Role.WORKER,
+    warn="a name in the list takes others that begin with it: mlx5_1 and mlx5_10",
+)
 def prefixes(facts: PodFacts) -> Iterable[Finding]:
     """Find a name in NCCL's lists that takes others which begin as it does: mlx5_1 and mlx5_10."""
     there = {
@@ -109,6 +140,16 @@ def prefixes(facts: PodFacts) -> Iterable[Finding]:
                 yield warned("nccl-prefix", said, hint=hint)
 
 
+@check(
+    "named-links",
+    "GLOO_SOCKET_IFNAME, TP_SOCKET_IFNAME, UCX_NET_DEVICES, FI_TCP_IFACE, FI_SOCKETS_IFACE, "
+    "HYDRA_IFACE, I_MPI_HYDRA_IFACE and Open MPI's *_if_include against the links of this pod",
+    title="variables that name links name links of this pod",
+    hint="name a link that the workers have (`mpiboot facts` lists them), or unset it: mpiboot "
+    "sets what it can",
+    role=Role.WORKER,
+    warn="one names a link that is not there",
+)
 def named_links(environ: Mapping[str, str], facts: PodFacts) -> Iterable[Finding]:
     """Name variables that name a link which this pod does not have."""
     there = [link.name for link in facts.links]

@@ -9,10 +9,41 @@ from enum import Enum
 from typing import Final
 
 from mpiboot.core.model import Finding, Level
-from mpiboot.core.wording import majority
-from mpiboot.doctor.environment.forwarding import Forwarding
+from mpiboot.core.wording import counted, first_few, majority
+from mpiboot.job import render
 from mpiboot.job.forward import local_reason, matches
 from mpiboot.job.masking import mask_within
+from mpiboot.job.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Forwarding:
+    """``values`` go to ranks; ``because`` has why these do, and why the launcher's others do not.
+
+    ``per_host`` is what the plan sets on single hosts. All are empty where there is no plan.
+    """
+
+    values: Mapping[str, str] = field(default_factory=dict)
+    because: Mapping[str, str] = field(default_factory=dict)
+    per_host: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+
+def of_plan(plan: Plan, environ: Mapping[str, str]) -> Forwarding:
+    """Tell it by a plan, and the launcher's environment."""
+    has = plan.environment(environ)
+    settled = {item.name: item.because for item in plan.decisions if item.name in plan.set_env}
+    goes = {name: settled.get(name, why) for name, why in plan.forwarded.items() if name in has}
+    taken = "mpiboot takes it out for mpirun; `mpiboot plan` says what for"
+    stays = dict.fromkeys(plan.unset_env, taken)
+    stays |= {**dict.fromkeys(plan.set_env, "mpiboot sets it for mpirun itself"), **plan.stays}
+    unknown = "no rule names it; MPIBOOT_FORWARD={} hands it on"
+    stays |= {
+        name: local_reason(name, value) or unknown.format(name)
+        for name, value in environ.items()
+        if name not in stays
+    }
+    return Forwarding({name: has[name] for name in goes}, {**stays, **goes}, plan.per_host)
+
 
 # Whose environment, as doctor_questions calls it, and as a person is told.
 TITLES: Final = {"first": "pod", "session": "SSH session", "rank": "rank"}
@@ -117,7 +148,7 @@ def differences(one: HostEnvironments, forwarding: Forwarding) -> tuple[Differen
     return tuple(item for group in DifferenceKind for item in found if item.group is group)
 
 
-def odd_hosts(
+def outliers(
     hosts: Sequence[HostEnvironments], forwarding: Forwarding = _NO_PLAN
 ) -> Iterator[Finding]:
     """Name the hosts of which a variable has another value than on most.
@@ -202,3 +233,48 @@ def _of_the_rank(name: str, value: str | None, forwarding: Forwarding) -> str:
         return f"the launcher's: {why}"
     by_mpirun = value is not None and _matches(name, _MPIRUNS)
     return "mpirun or mpiboot sets it in ranks" if by_mpirun else ""
+
+
+Told = Sequence[tuple[HostEnvironments, Sequence[Difference]]]
+
+
+def as_text(told: Told, found: Sequence[Finding], width: int | None, *, whole: bool = True) -> str:
+    """Write what was found of hosts, then a table of each host or of those that are alike.
+
+    Args:
+        told: each host with its differences.
+        found: hosts that differ or were not reached.
+        width: a terminal's; without one nothing is broken.
+        whole: whether it was not interrupted.
+    """
+    alike: dict[str, list[tuple[HostEnvironments, Sequence[Difference], int]]] = {}
+    for one, items in told:
+        shown = [item for item in items if item.group is not DifferenceKind.OWN]
+        kind = repr((sorted(one.missing.items()), shown))
+        alike.setdefault(kind, []).append((one, shown, len(items) - len(shown)))
+    text = render.findings(found, width)
+    for hosts in alike.values():
+        one, differing, own = hosts[0]
+        text += ("\n" if text else "") + first_few(host.host for host, _, _ in hosts)
+        text += f": {one.rank}\n" if one.rank else "\n"
+        text += "".join(f"  no {TITLES[whose]}: {why}\n" for whose, why in one.missing.items())
+        rows = [row for item in differing for row in _rows(item)]
+        head = ("variable", "in", "value")
+        text += render.table(head, rows, indent="  ") if rows else "  nothing differs\n"
+        if own:
+            said = f"{counted(own, 'variable')} that a session or a rank has by its nature: --json"
+            text += f"  and {said}\n"
+    return text if whole else f"{text}\ninterrupted: the rest was not looked at\n"
+
+
+def _rows(item: Difference) -> Iterator[tuple[str, str, str]]:
+    """Give a line for each value, and one for the reason."""
+    by_value: dict[str, list[str]] = {}
+    for whose, value in item.values.items():
+        by_value.setdefault(NOT_SET if value is None else value, []).append(TITLES[whose])
+    name = item.name
+    for value, titles in by_value.items():
+        yield name, ", ".join(titles), value
+        name = ""
+    if item.because:
+        yield "", "why", item.because

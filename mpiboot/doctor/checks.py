@@ -1,0 +1,122 @@
+"""A check of doctor is a function with a decorator: what it looks at, means and advises. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Final
+
+from mpiboot.core.checks import CHECKS as OF_JOBS
+from mpiboot.core.exit_codes import Check, ExitCode
+from mpiboot.core.model import Finding, Level, Role
+
+Judge = Callable[..., Iterable[Finding]]
+
+# What ends or warns of a job, and, as their areas are loaded, what doctor alone looks at.
+BY_REFERENCE: Final[dict[str, Check]] = {row.reference: row for row in OF_JOBS}
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorCheck:
+    """A check: calling it judges the parts that its function names as its parameters.
+
+    ``outcomes`` say what each level means; ``at_build`` tells whether an image can be asked before
+    it is a pod, ``by_plan`` that a launcher's plan judges it of all pods.
+    """
+
+    reference: str
+    looks_at: str
+    judge: Judge
+    outcomes: Mapping[Level, str]
+    at_build: bool = False
+    by_plan: bool = False
+
+    @property
+    def row(self) -> Check:
+        """The row of the table of references."""
+        return BY_REFERENCE[self.reference]
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Name the parts that the function gets."""
+        code = self.judge.__code__
+        return tuple(code.co_varnames[: code.co_argcount])
+
+    def __call__(self, *parts: object) -> Iterable[Finding]:
+        """Judge the parts."""
+        return self.judge(*parts)
+
+
+def check(
+    reference: str,
+    looks_at: str,
+    *,
+    title: str = "",
+    hint: str = "",
+    role: Role | None = None,
+    at_build: bool = False,
+    by_plan: bool = False,
+    **outcomes: str,
+) -> Callable[[Judge], DoctorCheck]:
+    """Make a check of a function; what doctor alone looks at has its title and hint here.
+
+    Args:
+        reference: its name in the log and in reports; of a job's own check that of its row.
+        looks_at: what it looks at, for the page of checks.
+        title: what holds when all is well.
+        hint: what to do otherwise.
+        role: whose check it is; None: a launcher's and a worker's.
+        at_build: whether an image can be asked before it is a pod.
+        by_plan: whether a launcher's plan judges it of all pods.
+        outcomes: what each level means.
+    """
+    if title:
+        roles = (role,) if role else (Role.LAUNCHER, Role.WORKER)
+        BY_REFERENCE[reference] = Check(reference, title, ExitCode.FOUND, hint, roles)
+    means = {Level(level): text for level, text in outcomes.items()}
+    return lambda judge: DoctorCheck(reference, looks_at, judge, means, at_build, by_plan)
+
+
+def of_area(area: ModuleType) -> tuple[DoctorCheck, ...]:
+    """List the checks of a module, in its order."""
+    return tuple(item for item in vars(area).values() if isinstance(item, DoctorCheck))
+
+
+def judge_all(
+    checks: Iterable[DoctorCheck], parts: Mapping[str, object], unseen: Mapping[str, str]
+) -> Iterator[Finding]:
+    """Judge by each check; one whose part was not seen is unknown, with the reason."""
+    asked = list(checks)
+    references = {row.reference for row in asked}
+    # Checks that share a function are judged together: it names each by its reference.
+    first: dict[Judge, DoctorCheck] = {}
+    for row in asked:
+        first.setdefault(row.judge, row)
+    for row in first.values():
+        missing = [name for name in row.needs if name not in parts]
+        if missing:
+            why = dict.fromkeys(unseen.get(name, "not looked at") for name in missing)
+            yield Finding(row.reference, Level.UNKNOWN, f"not known: {'; '.join(why)}")
+        else:
+            found = row(*(parts[name] for name in row.needs))
+            yield from (item for item in found if item.check in references)
+
+
+def ok(reference: str, said: str, host: str = "") -> Finding:
+    """Build a finding of a check that holds."""
+    return Finding(reference, Level.OK, said, host)
+
+
+def warned(reference: str, said: str, *evidence: str, hint: str | None = None) -> Finding:
+    """Build a warning, with the check's own hint where none is given."""
+    own = BY_REFERENCE[reference].hint if hint is None else hint
+    return Finding(reference, Level.WARN, said, evidence=evidence, hint=own)
+
+
+def failed(
+    reference: str, said: str, *, evidence: tuple[str, ...] = (), hint: str | None = None
+) -> Finding:
+    """Build a failing finding, with the check's own hint where none is given."""
+    own = BY_REFERENCE[reference].hint if hint is None else hint
+    return Finding(reference, Level.FAIL, said, evidence=evidence, hint=own)

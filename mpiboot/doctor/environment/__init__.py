@@ -1,1 +1,0 @@
-"""``mpiboot doctor --env``: a pod's environment, that of an SSH session there, and a rank's."""

@@ -1,1 +1,0 @@
-"""What was seen in a pod, judged: an area each. Pure."""

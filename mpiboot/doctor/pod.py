@@ -1,0 +1,349 @@
+"""One pod: private folder, key, SSH servers, limits, memory. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Final
+
+from mpiboot.core.model import Finding, Identity, Level, Role
+from mpiboot.core.wording import counted, first_few, size_of
+from mpiboot.doctor.checks import BY_REFERENCE, check, failed, ok, warned
+
+
+@dataclass(frozen=True, slots=True)
+class FolderPart:
+    """The private folder and TMPDIR: the path, or what is wrong with each."""
+
+    path: str
+    wrong: tuple[Finding, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPart:
+    """The job's key: its file, type and fingerprint, who may read it, and what is odd beside it.
+
+    ``wrong`` is why there is none that can be used; the rest is empty then.
+    """
+
+    path: str = ""
+    kind: str = ""
+    fingerprint: str = ""
+    mode: int = 0
+    owner: int = 0
+    read_only: bool = False
+    odd: Finding | None = None
+    wrong: Finding | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SshListener:
+    """What listens on a port: the line with which it greets, and its process where that is known.
+
+    ``program`` is that process's name; ``pid`` is 0 where it is another user's or container's.
+    ``ours`` tells whether mpiboot started it, by its greeting.
+    """
+
+    port: int
+    greeting: str
+    pid: int = 0
+    program: str = ""
+    ours: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ServersPart:
+    """SSH servers on the ports where a launcher looks; ``own`` is the worker's (0: none runs)."""
+
+    own: int
+    servers: tuple[SshListener, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SshdSettings:
+    """What an OpenSSH server that runs goes by: ``sshd -T`` of its own options, for this user.
+
+    ``values`` are by their names in small letters, an item a line of it; ``wrong`` is why it could
+    not be asked. ``keys`` are the file of this user's authorized keys and the folders above it, up
+    to the home: path, mode, owner.
+    """
+
+    port: int
+    program: str
+    values: Mapping[str, tuple[str, ...]]
+    keys: tuple[tuple[str, int, int], ...] = ()
+    wrong: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsPart:
+    """Soft limits of a process (-1: none), by their names in /proc/PID/limits.
+
+    ``sessions`` are those that an SSH session gets, ``first`` those of the pod's first process;
+    ``processes`` and ``most_processes`` are the control group's (0: no limit).
+    """
+
+    sessions: Mapping[str, int]
+    first: Mapping[str, int]
+    processes: int = 0
+    most_processes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ShmPart:
+    """Shared memory, /dev/shm: its size and what of it is in use, in bytes.
+
+    ``stale`` are files of NCCL that no process holds any more, by name and size; ``all_seen``
+    tells whether every process of the pod could be asked what it holds.
+    """
+
+    size: int
+    used: int
+    stale: tuple[tuple[str, int], ...] = ()
+    all_seen: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPart:
+    """The container's memory, in bytes: its limit (0: none), what it holds, and its kills.
+
+    ``used`` is without the page cache that the kernel gives up first.
+    """
+
+    limit: int
+    used: int
+    kills: int
+
+
+@check(
+    "runtime-folder",
+    "the folder for private files: it is made, written, and taken away",
+    ok="it can be written",
+    fail="none can",
+)
+def folder(folder: FolderPart) -> Iterable[Finding]:
+    """Judge the private folder."""
+    if folder.path:
+        yield ok("runtime-folder", f"the private folder is {folder.path}")
+    yield from (item for item in folder.wrong if item.check == "runtime-folder")
+
+
+@check(
+    "tmpdir",
+    "the folder that TMPDIR names",
+    fail="MPI can't write there",
+)
+def tmpdir(folder: FolderPart) -> Iterable[Finding]:
+    """Judge TMPDIR; where it is not set there is nothing to say."""
+    yield from (item for item in folder.wrong if item.check == "tmpdir")
+
+
+@check(
+    "ssh-key",
+    "the job's key: file, type, fingerprint, mode and owner, and authorized_keys beside it",
+    ok="it can be read; its mode does not count, as roles use a private copy",
+    warn="authorized_keys beside it has another key",
+    fail="there is none, or this user can't read it, or it is no key",
+)
+def key(key: KeyPart) -> Iterable[Finding]:
+    """Judge the job's key. Its mode is no trouble: roles use a copy of their own, mode 0600."""
+    if key.wrong:
+        yield key.wrong
+        return
+    where = f"mode {key.mode:04o} of uid {key.owner}{', read-only' if key.read_only else ''}"
+    yield ok("ssh-key", f"the key is {key.path}, {key.kind} {key.fingerprint}, {where}")
+    if key.odd:
+        yield key.odd
+
+
+# Above this part of a limit the next large step of a program meets it.
+_FULL: Final = 0.9
+
+
+@check(
+    "other-ssh-server",
+    "who listens on the worker's port, or on 22, 2222 and 222, and how it greets",
+    title="the SSH server where the job looks for one is mpiboot's",
+    hint="start the worker by mpiboot (`args: [worker]`) and no sshd beside it; with hostNetwork "
+    "the node's own sshd has port 22: set MPIBOOT_SSH_PORT to a free one",
+    role=Role.WORKER,
+    ok="the job's port is mpiboot's",
+    warn="no worker of mpiboot's runs here, and another SSH server does",
+    fail="another SSH server has the worker's port",
+)
+def ssh_servers(servers: ServersPart) -> Iterable[Finding]:
+    """Judge whose SSH server has the port of this pod's worker, or those that are looked at."""
+    for server in servers.servers:
+        who = f", process {server.pid} ({server.program})" if server.pid else ""
+        said = f"port {server.port} greets with {server.greeting!r}{who}"
+        if server.port == servers.own:
+            if server.ours:
+                yield ok("other-ssh-server", f"port {server.port} is mpiboot's{who}")
+            elif server.pid:  # of one that can't be servers, a login shows whose it is
+                yield failed("other-ssh-server", f"{said}: not mpiboot's, whose port it is")
+        elif not servers.own and not server.ours:
+            yield warned("other-ssh-server", f"{said}: an SSH server that mpiboot did not start")
+
+
+@check(
+    "session-limits",
+    "/proc/PID/limits of the SSH server and of the pod's first process",
+    title="SSH sessions have the limits of the pod's first process",
+    hint="start the SSH server by mpiboot (`args: [worker]`), not by an entrypoint that lowers "
+    "limits (ulimit, PAM's limits.conf)",
+    role=Role.WORKER,
+    ok="sessions have what the pod has",
+    warn="ranks get less than the pod was given",
+)
+def limits(limits: LimitsPart) -> Iterable[Finding]:
+    """Compare the limits of sessions with those of the pod's first process."""
+    if not limits.sessions or not limits.first:
+        return
+    lower = [
+        f"{name} {_limit(name, own)} (the first process: {_limit(name, limits.first[name])})"
+        for name, own in limits.sessions.items()
+        if name in limits.first and _less(own, limits.first[name])
+    ]
+    if lower:
+        yield warned("session-limits", f"SSH sessions get less: {', '.join(lower)}")
+    else:
+        parts = ", ".join(f"{name} {_limit(name, own)}" for name, own in limits.sessions.items())
+        yield ok("session-limits", f"SSH sessions have the limits of the first process: {parts}")
+
+
+def _less(one: int, other: int) -> bool:
+    return one >= 0 and (other < 0 or one < other)
+
+
+def _limit(name: str, value: int) -> str:
+    if value < 0:
+        return "unlimited"
+    return size_of(value) if name == "locked memory" else str(value)
+
+
+@check(
+    "processes",
+    "pids.current and pids.max of the control group",
+    title="the pod may start more processes",
+    hint="raise the node's limit of processes for a pod (kubelet: podPidsLimit), or start fewer "
+    "threads (OMP_NUM_THREADS)",
+    ok="there is room",
+    warn="more than 90% are taken: threads soon can't be started",
+)
+def processes(limits: LimitsPart) -> Iterable[Finding]:
+    """Judge the control group's count of processes and threads."""
+    if not limits.most_processes:
+        return
+    said = f"{limits.processes} of {limits.most_processes} processes and threads"
+    full = limits.processes > _FULL * limits.most_processes
+    yield warned("processes", f"{said}: the next may not start") if full else ok("processes", said)
+
+
+@check(
+    "shm-full",
+    "the shared memory: what is in use, and files nccl-* that no process has in memory",
+    title="the shared memory has room, and holds nothing of ended jobs",
+    hint="remove the files, or delete the pod; raise sizeLimit of the volume that is mounted there",
+    role=Role.WORKER,
+    ok="there is room",
+    warn="it is full to 90%, or ended ranks left files there",
+)
+def shm(shm: ShmPart) -> Iterable[Finding]:
+    """Judge what is in /dev/shm; whether its size is enough is judged with the data network."""
+    if shm.stale and shm.all_seen:
+        size = size_of(sum(size for _, size in shm.stale))
+        names = first_few(name for name, _ in shm.stale)
+        files = counted(len(shm.stale), "file")
+        said = f"{files} of NCCL in /dev/shm ({size}) that no process here holds: {names}"
+        yield warned("shm-full", said)
+    told = f"{size_of(shm.used)} of {size_of(shm.size)} in /dev/shm in use"
+    if shm.size and shm.used > _FULL * shm.size:
+        yield warned("shm-full", told)
+    elif not (shm.stale and shm.all_seen):
+        yield ok("shm-full", told)
+
+
+@check(
+    "memory-limit",
+    "memory.max, memory.current and memory.events of the control group",
+    title="the container is within its memory limit",
+    hint="raise resources.limits.memory of this container; `kubectl describe pod POD` tells "
+    "whether it was ended so before (Last State: OOMKilled)",
+    ok="there is room, and nothing was killed",
+    warn="more than 90% is in use, or the kernel has killed a process of this container",
+)
+def memory(memory: MemoryPart) -> Iterable[Finding]:
+    """Judge the container's memory."""
+    limit = f" of {size_of(memory.limit)}" if memory.limit else " (no limit)"
+    said = f"memory: {size_of(memory.used)}{limit} in use"
+    if memory.kills:
+        killed = counted(memory.kills, "time", "times")
+        yield warned("memory-limit", f"out of memory: the kernel killed {killed} here; {said}")
+    elif memory.limit and memory.used > _FULL * memory.limit:
+        yield warned("memory-limit", said)
+    else:
+        yield ok("memory-limit", said)
+
+
+_OTHERS_WRITE: Final = 0o022
+
+
+@check(
+    "sshd-settings",
+    "`sshd -T` with the options of the OpenSSH server that runs, and modes and owners of "
+    "authorized_keys and the folders above it",
+    title="the settings of the OpenSSH server that runs let this user in with a key",
+    hint="start the worker by mpiboot (`args: [worker]`), whose settings are its own; or mend the "
+    "image's sshd_config",
+    role=Role.WORKER,
+    ok="this user may log in with a key",
+    unknown="this user may not ask for them",
+    fail="a setting keeps this user out",
+)
+def sshd_settings(sshd_settings: tuple[SshdSettings, ...], identity: Identity) -> Iterable[Finding]:
+    """Judge each server; of one that can't be asked nothing is known."""
+    for server in sshd_settings:
+        where = f"sshd on port {server.port}"
+        if server.wrong:
+            said = f"{where}: `{server.program} -T` does not tell its settings: {server.wrong}"
+            yield Finding(
+                "sshd-settings", Level.UNKNOWN, said, hint=BY_REFERENCE["sshd-settings"].hint
+            )
+            continue
+        wrong = list(_refuses(server, identity))
+        for said in wrong:
+            yield failed("sshd-settings", f"{where} lets {identity.user} not in: {said}")
+        if not wrong:
+            yield ok("sshd-settings", f"{where} takes the keys of {identity.user}")
+
+
+def _refuses(server: SshdSettings, who: Identity) -> Iterator[str]:
+    """Say what keeps a user with a key out, by sshd_config(5)."""
+
+    def value(name: str) -> str:
+        return " ".join(server.values.get(name, ())).strip()
+
+    if value("pubkeyauthentication") == "no":
+        yield "PubkeyAuthentication no"
+    methods = value("authenticationmethods")
+    if methods not in ("", "any") and "publickey" not in methods.split():
+        yield f"AuthenticationMethods {methods}"
+    root = value("permitrootlogin")
+    if who.uid == 0 and root in ("no", "forced-commands-only"):
+        yield f"PermitRootLogin {root}"
+    allowed, denied = value("allowusers").split(), value("denyusers").split()
+    if allowed and not _named(who.user, allowed):
+        yield f"AllowUsers {' '.join(allowed)}"
+    if _named(who.user, denied):
+        yield f"DenyUsers {' '.join(denied)}"
+    if value("strictmodes") == "yes":
+        for path, mode, owner in server.keys:
+            if owner not in (0, who.uid):
+                yield f"StrictModes yes, and {path} is of uid {owner}"
+            elif mode & _OTHERS_WRITE:
+                yield f"StrictModes yes, and others may write {path} (mode {mode:04o})"
+
+
+def _named(user: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(user, pattern.partition("@")[0]) for pattern in patterns)
