@@ -76,8 +76,8 @@ def test_a_count_that_is_none_names_file_line_and_column(tmp_path: Path, count: 
 
 @pytest.mark.parametrize(
     "name",
-    ["my host", "$(touch MARK)", "`touch MARK`", "a;touch MARK", "a|b", "a&b", "a'b", 'a"b',
-     "-oProxyCommand=touch", "../a", "a\tb", "a\\nb", "a\x1b[1mb"],
+    ["$(touch MARK)", "`touch MARK`", "a;touch MARK", "a|b", "a&b", "a'b", 'a"b',
+     "-oProxyCommand=touch", "../a", "a\\nb", "a\x1b[1mb"],
 )  # fmt: skip
 def test_a_name_for_a_shell_never_reaches_one(tmp_path: Path, name: str) -> None:
     said = waits(tmp_path, f"{name} slots=1\n".encode(), 65, "hostfile-invalid")
