@@ -441,6 +441,11 @@ def _own(state: State) -> Verdict:
     if status == 0:
         return Verdict(0, "", "the program succeeded")
     known = dict(state.job.family.codes).get(status)
+    # Hydra's one status for all failures says nothing; that no host was dialled does.
+    none = state.no_agent and state.no_agent.issuperset(state.job.hosts)
+    ranks_elsewhere = state.job.launcher_ranks or state.job.obstacles
+    if none and not ranks_elsewhere and state.job.family.mixes_statuses:
+        known = f"mpirun ended with {status} before it started a daemon: its lines above say why"
     if known:
         return Verdict(status, "", known, failed=_MPIRUN)
     if status - BY_SIGNAL in _OF_RANKS:

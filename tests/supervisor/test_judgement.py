@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.supervisor import judgement
+from mpiboot.supervisor import judgement, verdicts
 from mpiboot.supervisor.state import (
     AgentConnected,
     AgentEnded,
@@ -27,7 +27,7 @@ from mpiboot.supervisor.state import (
     by_ssh,
     signal_name,
 )
-from tests.supervisor.test_verdicts import HOSTS, fire_all, go, judged, running
+from tests.supervisor.test_verdicts import HOSTS, fire_all, go, job, judged, running
 
 
 def mpi_failed(call: str) -> RankEnded:
@@ -442,3 +442,17 @@ def test_a_host_that_never_joined_is_not_asked_and_nothing_waits_for_its_answer(
     assert actions[-1] == CheckHost("w-2")
     # Its answer is the end of that wait.
     assert Timer.HOST_CHECK not in go([HostChecked("w-2", reachable=True)], state)[0].pending
+
+
+@pytest.mark.parametrize(
+    ("family", "launcher_ranks"), [("mpich", False), ("mpich", True), ("openmpi4", False)]
+)
+def test_hydras_own_refusal_is_told_by_the_daemons_that_it_never_started(
+    family: str, *, launcher_ranks: bool
+) -> None:
+    """Where this pod has ranks, one of them may have run without any daemon elsewhere."""
+    alone = replace(job(family), obstacles=(), launcher_ranks=launcher_ranks)
+    end = judged([MpirunEnded(255)], verdicts.initial(alone)[0])
+    assert (end.code, end.failed) == (255, "mpirun")
+    refused = "mpirun ended with 255 before it started a daemon: its lines above say why"
+    assert (end.message == refused) is (family == "mpich" and not launcher_ranks)
