@@ -24,11 +24,9 @@ from mpiboot.core.wording import counted, size_of
 from mpiboot.doctor import archive, looks
 from mpiboot.doctor.archive import Part
 from mpiboot.doctor.role import role_of
-from mpiboot.hosts import gate
 from mpiboot.hosts.access import own_namespace
 from mpiboot.job import masking
 from mpiboot.launcher import observation
-from mpiboot.launcher import setup as launcher_setup
 from mpiboot.system import files, programs
 
 STDOUT: Final = "-"
@@ -172,10 +170,7 @@ async def _workers(
 ) -> tuple[tuple[Part, ...], tuple[str, ...]]:
     """Give every worker's facts, or why there are none."""
     try:
-        file = (await observation.find_hostfile(resolved, environ, 0.0)).hostfile
-        launcher = launcher_setup.launcher_pod(resolved, environ, looks.role(), patience=0.0)
-        to = launcher_setup.access(launcher)
-        passed = await gate.probe_once(file.hosts, resolved.settings, to)
+        hosts, _, passed = await observation.probe_hosts(resolved, environ, looks.role())
     except MpibootError as wrong:
         return (Part("workers.txt", f"no worker was asked: {wrong.finding.said}\n"),), ()
     found = {f"workers/{_plain(item.host.name)}": _facts(item) for item in passed.workers}
@@ -191,7 +186,7 @@ async def _workers(
         Part(f"{name}.{'json' if text.startswith('{') else 'txt'}", text)
         for name, text in found.items()
     )
-    return parts, tuple(host.name for host in file.hosts)
+    return parts, tuple(host.name for host in hosts)
 
 
 def _facts(worker: Worker) -> str:

@@ -22,11 +22,10 @@ from mpiboot.core.wording import counted, first_few, size_of
 from mpiboot.doctor import looks, ranks_judge, text
 from mpiboot.doctor.ranks_answer import Activity, HostRanks, LinkRates, MpiStage, Rank, read
 from mpiboot.doctor.role import role_of
-from mpiboot.hosts import gate, host_shell
+from mpiboot.hosts import host_shell
 from mpiboot.hosts.remote_commands import RemoteCommands
 from mpiboot.job import render
 from mpiboot.launcher import observation
-from mpiboot.launcher import setup as launcher_setup
 from mpiboot.ssh.attempt import LoginTimeouts
 from mpiboot.system import programs
 
@@ -141,10 +140,7 @@ def job(resolved: Resolved, environ: Mapping[str, str], seconds: int) -> Answers
 
 
 async def _job(resolved: Resolved, environ: Mapping[str, str], seconds: int) -> Answers:
-    file = (await observation.find_hostfile(resolved, environ, 0.0)).hostfile
-    launcher = launcher_setup.launcher_pod(resolved, environ, looks.role(), patience=0.0)
-    to = launcher_setup.access(launcher)
-    passed = await gate.probe_once(file.hosts, resolved.settings, to)
+    hosts_of_file, to, passed = await observation.probe_hosts(resolved, environ, looks.role())
     limits = LoginTimeouts(command=seconds + _READING)
     commands = RemoteCommands(to, resolved.settings.host_keys, limits)
     command = host_shell.ranks(seconds)
@@ -160,7 +156,7 @@ async def _job(resolved: Resolved, environ: Mapping[str, str], seconds: int) -> 
         if found is not None:
             hosts.append(found)
             reached.add(name)
-    missing = tuple(host.name for host in file.hosts if host.name not in reached)
+    missing = tuple(host.name for host in hosts_of_file if host.name not in reached)
     return Answers(
         tuple(hosts),
         True,

@@ -209,6 +209,9 @@ class Pipelines:
         if self.is_own_name(state.host):
             self._set(state, Stage.READY)
             return None
+        return await self._bring(state)
+
+    async def _bring(self, state: HostState) -> Worker | None:
         self._resolving += 1
         try:
             addresses = await self._resolve(state)
@@ -402,15 +405,7 @@ class PodPipelines(Pipelines):
         """Give what is there already: no library, and no key."""
         return asyncio.ensure_future(asyncio.sleep(0))
 
-    async def run(self, state: HostState) -> Worker | None:
-        """Bring one host through the gate; None for this pod itself.
-
-        Raises:
-            MpibootError: what failed will not get better by waiting.
-        """
-        if self.is_own_name(state.host):
-            self._set(state, Stage.READY)
-            return None
+    async def _bring(self, state: HostState) -> Worker | None:
         pod = pod_of(state.host.name)
         if not pod:
             said = "this host is an address, and kubectl enters a pod by its name"

@@ -15,6 +15,7 @@ from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import (
     Decision,
     Finding,
+    Host,
     Hostfile,
     Level,
     Mpi,
@@ -26,7 +27,8 @@ from mpiboot.core.model import (
 from mpiboot.core.setting_types import AUTO, Switch
 from mpiboot.core.settings import Resolved, Settings
 from mpiboot.hosts import gate, host_shell, hostfiles, remote_commands, stale_processes
-from mpiboot.hosts.gate import ALL_HOSTS, DoctorLook
+from mpiboot.hosts.access import SshAccess
+from mpiboot.hosts.gate import ALL_HOSTS, DoctorLook, GateResult
 from mpiboot.hosts.pairs import PairCheck
 from mpiboot.job import agent_variables, data, mpirun_line, names, pods, program_words
 from mpiboot.job import plan as plans
@@ -34,7 +36,7 @@ from mpiboot.job.data import Meeting
 from mpiboot.job.dialects import DIALECTS
 from mpiboot.job.mpirun_line import UserLine
 from mpiboot.launcher import launch_folder
-from mpiboot.launcher.setup import LauncherPod, access
+from mpiboot.launcher.setup import LauncherPod, access, launcher_pod
 from mpiboot.network import pod, worker_network, worker_pairs
 from mpiboot.network.worker_pairs import Dialled
 from mpiboot.ssh import client_start
@@ -168,6 +170,19 @@ def _tell_at_once(launcher: LauncherPod, before: plans.Observed) -> tuple[Findin
             raise MpibootError(finding)
         log.finding(finding)
     return already_said
+
+
+async def probe_hosts(
+    resolved: Resolved, environ: Mapping[str, str], role: str
+) -> tuple[tuple[Host, ...], SshAccess, GateResult]:
+    """Try every host of the hostfile once, and plan nothing.
+
+    Raises:
+        MpibootError: there is no hostfile, or nothing to log in with.
+    """
+    hosts = (await find_hostfile(resolved, environ, 0.0)).hostfile.hosts
+    to = access(launcher_pod(resolved, environ, role, patience=0.0))
+    return hosts, to, await gate.probe_once(hosts, resolved.settings, to)
 
 
 async def look(
