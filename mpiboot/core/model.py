@@ -1,7 +1,7 @@
 """The records that flow through mpiboot: frozen values, no behaviour beyond derived names.
 
 Observed facts, decisions with their source, findings with their evidence. Nothing here touches
-the world; the data network's own records are in ``fabric``.
+the world.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ def lacks(program: str, path: str, folder: str) -> tuple[str, ...]:
 
 
 def ranks(seconds: int) -> str:
-    """Write the command that asks what a host's ranks do; ``doctor.ranks.answer`` reads it.
+    """Write the command that asks what a host's ranks do; ``doctor.ranks_answer`` reads it.
 
     Args:
         seconds: how long it looks, beyond what the reading takes.

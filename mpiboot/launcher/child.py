@@ -53,7 +53,7 @@ def main(
 ) -> NoReturn:
     """Prepare a launch, and hand it or what went wrong to the parent; it ends this process.
 
-    The arguments are those of ``start.start_child``.
+    The arguments are those of ``role.start_child``.
     """
     parent = os.getppid()
     os.set_inheritable(launch_spec.RESULT, False)

@@ -1,7 +1,7 @@
 """Dumps of the kernel by netlink, for the launcher's parent, which may not load pyroute2.
 
-The parent stays for the whole job and looks at its connections (``supervisor/silence.py``); links,
-routes and RDMA devices are read by pyroute2 (``links.py``, ``nldev.py``).
+The parent stays for the whole job and looks at its connections (``supervisor/host_watch.py``);
+links, routes and RDMA devices are read by pyroute2 (``links.py``, ``nldev.py``).
 """
 
 from __future__ import annotations

@@ -345,7 +345,7 @@ class Family:
     writes NUL bytes of its own to stderr. ``daemons_follow`` where daemons that had joined fail
     over a job that failed, so that their own status tells of no loss. ``mixes_statuses`` where
     its status is all ranks' in one number, of which nobody can tell one rank's; on stdout it tells
-    of them one by one (``hydra_messages``). ``attached`` where no daemon ever detaches: it ends
+    of them one by one (``mpirun_messages``). ``attached`` where no daemon ever detaches: it ends
     with 0 after its ranks alone. ``drops_output`` where mpirun may drop at its end what its stdout
     or stderr has not taken (docs/reference/open-mpi-output.md).
     """

@@ -41,7 +41,7 @@ from tests.waiting import until
 PACKAGE = Path(mpiboot.__file__).parent
 AGENT = PACKAGE / "libexec" / "agent"
 PARENT = [sys.executable, "-I", "-S", str(PACKAGE / "supervisor" / "__main__.py")]
-# What the parent was before: it starts the child that waits for hosts, as ``start.start_child``.
+# What the parent was before: it starts the child that waits for hosts, as ``role.start_child``.
 STARTS = """
 import json, os, signal, sys
 from signal import SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2
