@@ -243,12 +243,12 @@ class Workplace:
             # A compiled file is told from an old one by the second it was made in.
             compiled.unlink(missing_ok=True)
             path.write_text(change.text)
-            code, said = self.run(tests, limit)
+            code, message = self.run(tests, limit)
         finally:
             path.write_bytes(before)
             compiled.unlink(missing_ok=True)
         if code == NO_TESTS:
-            raise RuntimeError(f"no tests ran:\n{said}")
+            raise RuntimeError(f"no tests ran:\n{message}")
         return code != 0
 
 
@@ -268,11 +268,11 @@ def examine(room: Room, found: Sequence[Change], places: queue.Queue[Workplace])
     """Tries every change of a room and prints those that no test notices; counts the others."""
     place = places.get()
     begin = time.monotonic()
-    code, said = place.run(room.tests)
+    code, message = place.run(room.tests)
     places.put(place)
     took = time.monotonic() - begin
     if code != 0:
-        print(f"{room.name}: the tests fail without any change:\n{said[-2000:]}", flush=True)
+        print(f"{room.name}: the tests fail without any change:\n{message[-2000:]}", flush=True)
         return None
     print(f"{room.name}: {len(found)} places, {took:.0f} s for all tests of the room", flush=True)
     lock = threading.Lock()

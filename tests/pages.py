@@ -35,7 +35,7 @@ class Block:
     text: str
 
     @property
-    def said(self) -> str:
+    def message(self) -> str:
         """The page and the block's first line, for a test's name and for messages."""
         first = self.text.partition("\n")[0]
         return f"{self.page.name}: {self.name or first}"

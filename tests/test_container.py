@@ -98,15 +98,15 @@ def install(step: str, env: dict[str, str]) -> str:
 
 @pytest.mark.parametrize("step", ["packages", "pip"])
 def test_a_base_that_is_not_debians(tmp_path: Path, step: str) -> None:
-    said = install(step, programs(tmp_path))
-    assert said.startswith("install: this base has no apt-get: ")
-    assert said.count("\n") == 1
+    message = install(step, programs(tmp_path))
+    assert message.startswith("install: this base has no apt-get: ")
+    assert message.count("\n") == 1
 
 
 def test_a_base_whose_python_is_too_old(tmp_path: Path) -> None:
     env = programs(tmp_path, **{"apt-get": ":", "python3": '[ "$1" = -m ] || echo 3.9'})
-    said = install("pip", env)
-    assert said.startswith("install: this base has Python 3.9, and mpiboot needs 3.10: ")
+    message = install("pip", env)
+    assert message.startswith("install: this base has Python 3.9, and mpiboot needs 3.10: ")
 
 
 def images(*words: str, before: Sequence[str] = (), **env: str) -> subprocess.CompletedProcess[str]:
@@ -212,7 +212,7 @@ def test_each_builder_is_called_in_its_own_way(
 
 @NEEDS_ROOT
 @pytest.mark.parametrize(
-    ("here", "words", "code", "said"),
+    ("here", "words", "code", "message"),
     [
         ((), (), 1, "needs buildah, podman or docker: there is no buildah, and no apt-get to"),
         ((), ("--with", "rkt"), 2, "--with names a program that builds images: buildah, podman"),
@@ -232,17 +232,17 @@ def test_images_without_the_builder(
     here: Sequence[str],
     words: Sequence[str],
     code: int,
-    said: str,
+    message: str,
 ) -> None:
     done = images(*words, **machine(*here))
     assert (done.returncode, done.stdout) == (code, "")
-    assert done.stderr.startswith(f"images: {said}")
+    assert done.stderr.startswith(f"images: {message}")
     assert done.stderr.count("\n") == 1
 
 
 @NEEDS_ROOT
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "message"),
     [
         (
             "echo connecting; echo Cannot connect to the Docker daemon >&2; exit 1",
@@ -255,12 +255,12 @@ def test_images_without_the_builder(
     ],
 )
 def test_images_with_a_builder_that_does_not_work(
-    machine: Callable[..., dict[str, str]], script: str, said: str
+    machine: Callable[..., dict[str, str]], script: str, message: str
 ) -> None:
     """It is told before minutes go into a base."""
     done = images(**machine("docker", script=script))
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == f"images: docker does not work here: {said}\n"
+    assert done.stderr == f"images: docker does not work here: {message}\n"
 
 
 @NEEDS_ROOT

@@ -70,7 +70,7 @@ def pods() -> Iterator[tuple[str, dict[str, Any]]]:
                 yield name, item
 
 
-@pytest.mark.parametrize("block", blocks(), ids=lambda block: block.said)
+@pytest.mark.parametrize("block", blocks(), ids=lambda block: block.message)
 def test_a_block_of_the_docs_is_tried_or_says_that_it_is_not(block: Block) -> None:
     """By its name in one of the files of tests; a diagram has nothing to try."""
     assert block.kind in {"sh", "text", "yaml", "dockerfile", "diagram", "mermaid"}
@@ -99,7 +99,7 @@ def test_pictures_are_in_forms_that_are_drawn() -> None:
     found = blocks("mermaid")
     assert len(found) >= 2
     for block in found:
-        assert odd_lines(block.text) == [], block.said
+        assert odd_lines(block.text) == [], block.message
     assert odd_lines('flowchart LR\na["one"]\na - b\nb["two]') == ["a - b", 'b["two]']
     assert odd_lines("pie\na: 1") == ["a: 1"]
 
@@ -116,8 +116,8 @@ def test_a_line_that_was_not_printed_is_found() -> None:
 def test_the_data_networks_page_shows_what_is_printed() -> None:
     one = with_network(seen(), w.sriov(0, "mlx5_3"), w.sriov(1, "mlx5_7"))
     made = plan(one)
-    said = "".join(f"mpiboot: {line.said}\n" for line in summary.lines(made, one))
-    assert not_printed(named("data-network-log"), said) == []
+    message = "".join(f"mpiboot: {line.message}\n" for line in summary.lines(made, one))
+    assert not_printed(named("data-network-log"), message) == []
     assert not_printed(named("data-network-table"), dedent(render.workers(made.rows))) == []
 
 
@@ -350,9 +350,9 @@ def test_the_version_is_that_of_the_changelogs_top() -> None:
     if top != "Unreleased":
         assert __version__ == top
         return
-    said = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)\.dev0", __version__)
-    assert said is not None
-    assert tuple(map(int, said.groups())) > tuple(map(int, released[0].split(".")))
+    message = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)\.dev0", __version__)
+    assert message is not None
+    assert tuple(map(int, message.groups())) > tuple(map(int, released[0].split(".")))
 
 
 def test_every_file_that_the_architecture_names_is_there() -> None:

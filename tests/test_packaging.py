@@ -90,9 +90,9 @@ def test_a_release_is_built_and_tagged_as_its_page_says(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    said = "Package 'mpiboot' requires a different Python"
-    assert said in done.stderr
-    assert said in (ROOT / "docs/how-to/images.md").read_text()
+    message = "Package 'mpiboot' requires a different Python"
+    assert message in done.stderr
+    assert message in (ROOT / "docs/how-to/images.md").read_text()
 
     (archive,) = (folder / "dist").glob("*.tar.gz")
     with tarfile.open(archive) as made_archive:
@@ -110,5 +110,5 @@ def test_the_forges_workflow_runs_the_gate_with_each_python_that_the_package_nam
     made = yaml.safe_load((ROOT / ".github/workflows/test.yml").read_text())
     for job in made["jobs"].values():
         assert "scripts/test" in [step.get("run") for step in job["steps"]]
-    said = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', PROJECT.read_text())
-    assert made["jobs"]["user"]["strategy"]["matrix"]["python"] == said
+    message = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', PROJECT.read_text())
+    assert made["jobs"]["user"]["strategy"]["matrix"]["python"] == message

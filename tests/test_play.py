@@ -276,11 +276,11 @@ OTHERS = {
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "where", "field", "said"),
+    ("name", "kind", "where", "field", "message"),
     [(name, *row) for name, rows in OTHERS.items() for row in rows],
 )
 def test_other_jobs_without_a_field_that_makes_their_pods(
-    tmp_path: Path, name: str, kind: str, where: str, field: str, said: str
+    tmp_path: Path, name: str, kind: str, where: str, field: str, message: str
 ) -> None:
     documents = read(name)
     (item,) = (made for made in documents if made["kind"] == kind)
@@ -293,7 +293,7 @@ def test_other_jobs_without_a_field_that_makes_their_pods(
     path = written(tmp_path, *documents)
     with pytest.raises(NotPlayedError) as raised:
         prepare(path)
-    assert str(raised.value).startswith(f"{path}: {said}")
+    assert str(raised.value).startswith(f"{path}: {message}")
     assert "\n" not in str(raised.value)
 
 
@@ -330,10 +330,10 @@ def test_an_unknown_field_is_one_line_and_names_its_place(tmp_path: Path) -> Non
     job["spec"]["slotPerWorker"] = 1
     path = written(tmp_path, job)
     done = play(path)
-    said = (
+    message = (
         f"play: {path}: MPIJob: spec.slotPerWorker: there is no such field; slotsPerWorker is one\n"
     )
-    assert (done.returncode, done.stderr) == (2, said)
+    assert (done.returncode, done.stderr) == (2, message)
 
 
 def test_play_without_a_file_tells_how_it_is_called() -> None:

@@ -228,8 +228,10 @@ def doctor(
     if ctx.invoked_subcommand:
         given = [name for name in ctx.params if _is_given(ctx, name)]
         if given:
-            said = f"options stand behind `{ctx.invoked_subcommand}`"
-            raise click.UsageError(f"{said}: mpiboot doctor {ctx.invoked_subcommand} OPTIONS", ctx)
+            message = f"options stand behind `{ctx.invoked_subcommand}`"
+            raise click.UsageError(
+                f"{message}: mpiboot doctor {ctx.invoked_subcommand} OPTIONS", ctx
+            )
         return
     if list_:
         from mpiboot.core import log

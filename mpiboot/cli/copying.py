@@ -70,8 +70,10 @@ def copy_to(folder: str, home: Path) -> str:
 
 
 def _unwritten(folder: str, why: str) -> MpibootError:
-    said = f"mpiboot can't be copied to {folder}: {why}"
-    return error("runtime-folder", said, hint="mount an emptyDir there; mpiboot takes 100 MB of it")
+    message = f"mpiboot can't be copied to {folder}: {why}"
+    return error(
+        "runtime-folder", message, hint="mount an emptyDir there; mpiboot takes 100 MB of it"
+    )
 
 
 def _record(home: Path) -> bytes:

@@ -130,8 +130,8 @@ def _nobody(environ: Mapping[str, str]) -> str:
         ", but PMIX_RANK, which does not tell the number of ranks" if "PMIX_RANK" in environ else ""
     )
     names = ", ".join(row.rank for row in LAUNCHERS)
-    said = f"this process was not started as a rank: none of {names} is set{pmix}"
-    return f"{said}; write it on an mpirun line: `mpirun mpiboot rank -- PROGRAM`"
+    message = f"this process was not started as a rank: none of {names} is set{pmix}"
+    return f"{message}; write it on an mpirun line: `mpirun mpiboot rank -- PROGRAM`"
 
 
 def _numbers(by: Launcher, environ: Mapping[str, str]) -> tuple[int, int, int, int]:
@@ -147,8 +147,8 @@ def _numbers(by: Launcher, environ: Mapping[str, str]) -> tuple[int, int, int, i
     rank, size, local_rank = (_number(name, environ[name]) for name in names)
     local_size = _number(by.local_size, here)
     if not (local_rank <= rank < size and local_rank < local_size <= size):
-        said = ", ".join(f"{name}={environ[name]}" for name in by.needed)
-        raise ValueError(f"{said} can't all be true of one rank")
+        message = ", ".join(f"{name}={environ[name]}" for name in by.needed)
+        raise ValueError(f"{message} can't all be true of one rank")
     return rank, size, local_rank, local_size
 
 

@@ -30,8 +30,8 @@ class Root(Group):
         except click.NoSuchOption as wrong:
             line = corrected_line(self, words)
             if line:
-                said = f"options stand behind a command: write `{line}`"
-                raise click.UsageError(f"no option {wrong.option_name}: {said}", ctx) from None
+                message = f"options stand behind a command: write `{line}`"
+                raise click.UsageError(f"no option {wrong.option_name}: {message}", ctx) from None
             raise
 
     def resolve_command(

@@ -68,15 +68,15 @@ def resolved(flags: Mapping[str, Any], role: str = "", *, quiet: bool = False) -
 
 def as_role(found: Resolved, role: Role) -> Resolved:
     """Say which role runs, and where the variable for it contradicts the command."""
-    because = f"the command `mpiboot {role.value}`"
-    said = f"mpiboot {__version__}, role {role.value} ({because})"
-    log.info("role", said, version=__version__, because=because)
+    reason = f"the command `mpiboot {role.value}`"
+    message = f"mpiboot {__version__}, role {role.value} ({reason})"
+    log.info("role", message, version=__version__, reason=reason)
     wanted = found.settings.role
     if wanted not in (AUTO, role):
-        said = (
+        message = (
             f"{found.given['role']}={wanted.value} is not used: `mpiboot {role.value}` comes first"
         )
-        log.finding(Finding("usage", Level.WARN, said))
+        log.finding(Finding("usage", Level.WARN, message))
     return found
 
 
@@ -178,10 +178,10 @@ def act_by_role(resolved: Resolved, program: Words, environ: Mapping[str, str]) 
             )
         if decision.source is Source.DEFAULT:
             _warn_alone(program[0], environ)
-        log.debug("role", f"role none ({decision.because}): running {program[0]}")
+        log.debug("role", f"role none ({decision.reason}): running {program[0]}")
         process.replace(program, environ)
-    said = f"mpiboot {__version__}, role {role.value} ({decision.because})"
-    log.info("role", said, version=__version__, because=decision.because)
+    message = f"mpiboot {__version__}, role {role.value} ({decision.reason})"
+    log.info("role", message, version=__version__, reason=decision.reason)
     if role is Role.WORKER:
         from mpiboot.worker import role as worker
 

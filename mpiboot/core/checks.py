@@ -314,7 +314,7 @@ BY_REFERENCE: Final = {check.reference: check for check in CHECKS}
 
 def failed(
     reference: str,
-    said: str,
+    message: str,
     *,
     host: str = "",
     evidence: tuple[str, ...] = (),
@@ -326,4 +326,6 @@ def failed(
         KeyError: no row has that reference.
     """
     row = BY_REFERENCE[reference]
-    return Finding(reference, Level.FAIL, said, host, evidence, row.hint if hint is None else hint)
+    return Finding(
+        reference, Level.FAIL, message, host, evidence, row.hint if hint is None else hint
+    )

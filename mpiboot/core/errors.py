@@ -16,7 +16,7 @@ class MpibootError(Exception):
     def __init__(
         self, finding: Finding, others: tuple[Finding, ...] = (), code: int | None = None
     ) -> None:
-        super().__init__(finding.said)
+        super().__init__(finding.message)
         self.finding = finding
         self.others = others
         self.code = int(BY_REFERENCE[finding.check].code) if code is None else code
@@ -28,11 +28,11 @@ class ShownError(MpibootError):
 
 def error(
     reference: str,
-    said: str,
+    message: str,
     *,
     host: str = "",
     evidence: tuple[str, ...] = (),
     hint: str | None = None,
 ) -> MpibootError:
     """Build the exception of a row of ``checks.CHECKS``; to be raised by the caller."""
-    return MpibootError(failed(reference, said, host=host, evidence=evidence, hint=hint))
+    return MpibootError(failed(reference, message, host=host, evidence=evidence, hint=hint))

@@ -207,8 +207,8 @@ def finding(item: Finding) -> None:
         fields["hosts"] = list(item.hosts)
     if item.evidence:
         fields["evidence"] = list(item.evidence)
-    said = f"[{item.check}] {where}{item.said}"
-    say(_OF_FINDINGS[item.level.value], item.check, said, **fields)
+    message = f"[{item.check}] {where}{item.message}"
+    say(_OF_FINDINGS[item.level.value], item.check, message, **fields)
 
 
 # The kubelet reads at most this much.

@@ -257,7 +257,7 @@ class Decision:
     name: str
     value: str
     source: Source
-    because: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +270,7 @@ class Finding:
 
     check: str
     level: Level
-    said: str
+    message: str
     host: str = ""
     evidence: tuple[str, ...] = ()
     hint: str = ""
@@ -359,13 +359,13 @@ class Link:
 class Mpi:
     """An installed MPI, as its own ``--version`` told it.
 
-    ``path`` is the program that is first on PATH; ``said`` the line by which it was recognised.
+    ``path`` is the program that is first on PATH; ``banner`` the line by which it was recognised.
     """
 
     family: MpiFamily
     version: str
     path: str
-    said: str
+    banner: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -458,7 +458,7 @@ class PodFacts:
     the pod's mpiboot began, so that a restarted pod is told from the old one; ``environment`` are
     the names (never values) that the pod's own specification sets; ``memlock`` is the session's
     limit in bytes (-1: unlimited); ``shm`` the size of /dev/shm in bytes (0: none); ``mesh`` the
-    service mesh in front of the pod; ``sshd_because`` tells why it is the embedded server;
+    service mesh in front of the pod; ``sshd_reason`` tells why it is the embedded server;
     ``memory_refused`` with which error a process may not read another's memory (empty: it may);
     ``cpus`` is None where the kernel doesn't tell; ``parameters`` are those of the files that the
     pod's MPI reads, the strongest first; ``search_paths`` are PATH and its like with
@@ -480,7 +480,7 @@ class PodFacts:
     environment: tuple[str, ...]
     fabric: Fabric = NO_FABRIC
     mesh: Mesh | None = None
-    sshd_because: str = ""
+    sshd_reason: str = ""
     memory_refused: str = ""
     gpus: Gpus = NO_GPUS
     cpus: Cpus | None = None

@@ -441,8 +441,8 @@ class Resolved:
     flags: Mapping[str, str] = field(default_factory=dict)
 
 
-def _warn(said: str, hint: str = "") -> Finding:
-    return Finding("usage", Level.WARN, said, hint=hint)
+def _warn(message: str, hint: str = "") -> Finding:
+    return Finding("usage", Level.WARN, message, hint=hint)
 
 
 def _unknown(environ: Mapping[str, str]) -> tuple[Finding, ...]:
@@ -507,7 +507,7 @@ def resolve(flags: Mapping[str, str], environ: Mapping[str, str]) -> Resolved:
         given[item.name] = chosen
         for other, other_text in candidates[1:]:
             if other_text != text:
-                said = f"{other}={_readable(other_text)} is not used"
-                warnings.append(_warn(f"{said}: {chosen}={_readable(text)} comes first"))
+                message = f"{other}={_readable(other_text)} is not used"
+                warnings.append(_warn(f"{message}: {chosen}={_readable(text)} comes first"))
     odd = (*warnings, *_unknown(environ))
     return Resolved(Settings(**values), given, odd, dict(flags))

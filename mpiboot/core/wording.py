@@ -50,7 +50,7 @@ class Majority:
         return "; ".join(f"{first_few(hosts)}: {value}" for value, hosts in self.odd.items())
 
     @property
-    def said(self) -> str:
+    def message(self) -> str:
         """List the odd hosts, then what the others have: ``w-5: 7; the others (6): 8``."""
         return f"{self.odd_ones}; the others ({self.count}): {self.usual}"
 

@@ -110,7 +110,7 @@ def pack(
             continue
         left -= len(data)
         kept.append((part.name, data))
-    said = "; ".join(
+    message = "; ".join(
         f"{what}: {first_few(names, 8)}"
         for what, names in (
             (f"cut to {size_of(most)}", cut),
@@ -119,11 +119,11 @@ def pack(
         if names
     )
     listed = "".join(f"  {name}\n" for name, _ in kept)
-    text = f"{about}\n{listed}" + (f"\n{said}\n" if said else "")
+    text = f"{about}\n{listed}" + (f"\n{message}\n" if message else "")
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as archive:
         for name, data in (("README.txt", text.encode()), *kept):
             entry = tarfile.TarInfo(_FOLDER + name)
             entry.size, entry.mode = len(data), 0o600
             archive.addfile(entry, io.BytesIO(data))
-    return packed.getvalue(), said
+    return packed.getvalue(), message

@@ -68,8 +68,8 @@ def write(
     data, cut = archive.pack(parts, about)
     _write(path, data)
     name = "standard output" if path == STDOUT else path
-    said = f"{name}: {size_of(len(data))}, {counted(len(parts) + 1, 'file')}; {cut}".rstrip("; ")
-    sys.stderr.write(f"mpiboot: {said}\nmpiboot: {_LOGS.format(in_namespace, 'POD')}\n")
+    message = f"{name}: {size_of(len(data))}, {counted(len(parts) + 1, 'file')}; {cut}".rstrip("; ")
+    sys.stderr.write(f"mpiboot: {message}\nmpiboot: {_LOGS.format(in_namespace, 'POD')}\n")
 
 
 def _check(path: str) -> None:
@@ -101,7 +101,7 @@ def _write(path: str, data: bytes) -> None:
     try:
         files.write_private(Path(path), data)
     except MpibootError as wrong:
-        raise _refused(path, wrong.finding.said) from None
+        raise _refused(path, wrong.finding.message) from None
 
 
 async def _parts(
@@ -132,9 +132,9 @@ async def _command(environ: Mapping[str, str], *words: str) -> Part:
     done = await programs.run_async(line, _PATIENCE, environ)
     if done is None:
         return Part(name, f"`mpiboot {' '.join(words)}` had no end within {_PATIENCE:g} s\n")
-    if done.text:
-        return Part(name, done.text)
-    return Part(name, f"`mpiboot {' '.join(words)}` ended with {done.status}:\n{done.said}")
+    if done.stdout:
+        return Part(name, done.stdout)
+    return Part(name, f"`mpiboot {' '.join(words)}` ended with {done.status}:\n{done.stderr}")
 
 
 def _own(resolved: Resolved, environ: Mapping[str, str]) -> list[Part]:
@@ -172,12 +172,12 @@ async def _workers(
     try:
         hosts, _, passed = await observation.probe_hosts(resolved, environ, looks.role())
     except MpibootError as wrong:
-        return (Part("workers.txt", f"no worker was asked: {wrong.finding.said}\n"),), ()
+        return (Part("workers.txt", f"no worker was asked: {wrong.finding.message}\n"),), ()
     found = {f"workers/{_plain(item.host.name)}": _facts(item) for item in passed.workers}
     for wrong_one in passed.findings:
         name = f"workers/{_plain(wrong_one.host)}"
         lines = (
-            wrong_one.said,
+            wrong_one.message,
             *wrong_one.evidence,
             *(["-> " + wrong_one.hint] if wrong_one.hint else []),
         )
@@ -193,7 +193,7 @@ def _facts(worker: Worker) -> str:
     if worker.facts is not None:
         return records_json.facts_to_json(worker.facts)
     why = worker.no_facts.value if worker.no_facts else "told nothing of itself"
-    mpi = f"; its MPI: {worker.mpi.said}" if worker.mpi else ""
+    mpi = f"; its MPI: {worker.mpi.banner}" if worker.mpi else ""
     return f"{worker.host.name} {why}{mpi}\n"
 
 

@@ -103,20 +103,20 @@ def judge_all(
             yield from (item for item in found if item.check in references)
 
 
-def ok(reference: str, said: str, host: str = "") -> Finding:
+def ok(reference: str, message: str, host: str = "") -> Finding:
     """Build a finding of a check that holds."""
-    return Finding(reference, Level.OK, said, host)
+    return Finding(reference, Level.OK, message, host)
 
 
-def warned(reference: str, said: str, *evidence: str, hint: str | None = None) -> Finding:
+def warned(reference: str, message: str, *evidence: str, hint: str | None = None) -> Finding:
     """Build a warning, with the check's own hint where none is given."""
     own = BY_REFERENCE[reference].hint if hint is None else hint
-    return Finding(reference, Level.WARN, said, evidence=evidence, hint=own)
+    return Finding(reference, Level.WARN, message, evidence=evidence, hint=own)
 
 
 def failed(
-    reference: str, said: str, *, evidence: tuple[str, ...] = (), hint: str | None = None
+    reference: str, message: str, *, evidence: tuple[str, ...] = (), hint: str | None = None
 ) -> Finding:
     """Build a failing finding, with the check's own hint where none is given."""
     own = BY_REFERENCE[reference].hint if hint is None else hint
-    return Finding(reference, Level.FAIL, said, evidence=evidence, hint=own)
+    return Finding(reference, Level.FAIL, message, evidence=evidence, hint=own)

@@ -18,20 +18,20 @@ from mpiboot.job.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class Forwarding:
-    """``values`` go to ranks; ``because`` has why these do, and why the launcher's others do not.
+    """``values`` go to ranks; ``reason`` has why these do, and why the launcher's others do not.
 
     ``per_host`` is what the plan sets on single hosts. All are empty where there is no plan.
     """
 
     values: Mapping[str, str] = field(default_factory=dict)
-    because: Mapping[str, str] = field(default_factory=dict)
+    reason: Mapping[str, str] = field(default_factory=dict)
     per_host: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 def of_plan(plan: Plan, environ: Mapping[str, str]) -> Forwarding:
     """Tell it by a plan, and the launcher's environment."""
     has = plan.environment(environ)
-    settled = {item.name: item.because for item in plan.decisions if item.name in plan.set_env}
+    settled = {item.name: item.reason for item in plan.decisions if item.name in plan.set_env}
     goes = {name: settled.get(name, why) for name, why in plan.forwarded.items() if name in has}
     taken = "mpiboot takes it out for mpirun; `mpiboot plan` says what for"
     stays = dict.fromkeys(plan.unset_env, taken)
@@ -95,13 +95,13 @@ class DifferenceKind(Enum):
 class Difference:
     """A variable and its value in each environment, secrets hidden, None where it is not set.
 
-    ``because`` is empty where mpiboot does not know it.
+    ``reason`` is empty where mpiboot does not know it.
     """
 
     name: str
     group: DifferenceKind
     values: Mapping[str, str | None]
-    because: str = ""
+    reason: str = ""
 
 
 def read(rows: Iterable[str], host: str, *, session: str = "") -> HostEnvironments:
@@ -143,8 +143,8 @@ def differences(one: HostEnvironments, forwarding: Forwarding) -> tuple[Differen
         if len(set(raw.values())) > 1:
             shown = _shown(name, raw.values())
             values = {whose: shown[value] for whose, value in raw.items()}
-            because = "; ".join(filter(None, _reasons(name, raw, one, forwarding)))
-            found.append(Difference(name, _group(name, raw, forwarding), values, because))
+            reason = "; ".join(filter(None, _reasons(name, raw, one, forwarding)))
+            found.append(Difference(name, _group(name, raw, forwarding), values, reason))
     return tuple(item for group in DifferenceKind for item in found if item.group is group)
 
 
@@ -170,10 +170,10 @@ def outliers(
                 continue
             if found.count > 1 or _matches(name, _FIRST):
                 told.add((name, found.odd_ones))
-                said = f"{name} of the {title} is another than on most hosts: {found.odd_ones}"
+                message = f"{name} of the {title} is another than on most hosts: {found.odd_ones}"
                 usual = f"on {found.count} of {len(raw)}: {found.usual}"
                 yield Finding(
-                    "hosts-differ", Level.WARN, said, hosts=found.hosts, evidence=(usual,)
+                    "hosts-differ", Level.WARN, message, hosts=found.hosts, evidence=(usual,)
                 )
 
 
@@ -226,7 +226,7 @@ def _of_the_session(name: str, session: Mapping[str, str]) -> str:
 
 
 def _of_the_rank(name: str, value: str | None, forwarding: Forwarding) -> str:
-    why = forwarding.because.get(name, "")
+    why = forwarding.reason.get(name, "")
     if why and name not in forwarding.values:
         return f"not forwarded: {why}"
     if why and value == forwarding.values[name]:
@@ -262,8 +262,10 @@ def as_text(told: Told, found: Sequence[Finding], width: int | None, *, whole: b
         head = ("variable", "in", "value")
         text += render.table(head, rows, indent="  ") if rows else "  nothing differs\n"
         if own:
-            said = f"{counted(own, 'variable')} that a session or a rank has by its nature: --json"
-            text += f"  and {said}\n"
+            message = (
+                f"{counted(own, 'variable')} that a session or a rank has by its nature: --json"
+            )
+            text += f"  and {message}\n"
     return text if whole else f"{text}\ninterrupted: the rest was not looked at\n"
 
 
@@ -276,5 +278,5 @@ def _rows(item: Difference) -> Iterator[tuple[str, str, str]]:
     for value, titles in by_value.items():
         yield name, ", ".join(titles), value
         name = ""
-    if item.because:
-        yield "", "why", item.because
+    if item.reason:
+        yield "", "why", item.reason

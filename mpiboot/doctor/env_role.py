@@ -67,19 +67,19 @@ def run(
         looks.remove_folder(resolved.settings, environ)
     told = [(one, compare.differences(one, plan)) for one in found]
     # The first is this pod; a launcher is another kind of pod than its workers.
-    said = (*wrong, *compare.outliers(found[1:], plan))
+    message = (*wrong, *compare.outliers(found[1:], plan))
     if as_json:
         hosts = [
             {"host": one.host, "rank": one.rank, "missing": one.missing, "differences": items}
             for one, items in told
         ]
-        shown = text.json_report(complete=whole, findings=said, hosts=hosts)
+        shown = text.json_report(complete=whole, findings=message, hosts=hosts)
     else:
-        shown = compare.as_text(told, said, log.width(1), whole=whole)
+        shown = compare.as_text(told, message, log.width(1), whole=whole)
     sys.stdout.write(shown)
     if not whole:
         raise KeyboardInterrupt
-    text.end(said)
+    text.end(message)
 
 
 def _job(
@@ -139,7 +139,7 @@ def _pod(resolved: Resolved, environ: Mapping[str, str]) -> HostEnvironments:
     try:
         _, access, worker = job.log_in_here(resolved, environ)
     except MpibootError as wrong:
-        return _here(wrong.finding.said)
+        return _here(wrong.finding.message)
     commands = RemoteCommands(access, resolved.settings.host_keys)
     output = asyncio.run(commands.run(worker, host_shell.environments())) or ""
     return _read(output, os.uname().nodename)

@@ -134,7 +134,7 @@ def _looked(
         try:
             done.put((name, look(), ""))
         except MpibootError as wrong:
-            done.put((name, None, wrong.finding.said))
+            done.put((name, None, wrong.finding.message))
         except OSError as wrong:
             done.put((name, None, wrong.strerror or str(wrong)))
         except Exception as wrong:  # noqa: BLE001 - one look that fails must not end the others

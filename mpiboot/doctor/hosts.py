@@ -93,20 +93,20 @@ def about(
     names: Sequence[str],
     check: str,
     level: Level,
-    said: str,
+    message: str,
     hint: str = "",
     evidence: tuple[str, ...] = (),
 ) -> Finding:
     """Make a finding of one host or of several."""
     several = len(names) > 1
     host, hosts = ("", tuple(names)) if several else (names[0], ())
-    return Finding(check, level, said, host, evidence, hint, hosts)
+    return Finding(check, level, message, host, evidence, hint, hosts)
 
 
 def _bad(
-    names: Sequence[str], check: str, said: str, hint: str = "", level: Level = Level.FAIL
+    names: Sequence[str], check: str, message: str, hint: str = "", level: Level = Level.FAIL
 ) -> Finding:
-    return about(names, check, level, said, hint or BY_REFERENCE[check].hint)
+    return about(names, check, level, message, hint or BY_REFERENCE[check].hint)
 
 
 def _alike(values: Iterable[tuple[str, str]]) -> Mapping[str, list[str]]:
@@ -131,11 +131,11 @@ def missing(hosts: Sequence[HostReport]) -> Iterable[Finding]:
     unknown = [one.host for one in hosts if one.name and one.name.unknown]
     found = [one.host for one in hosts if one.name and one.name.answers]
     if unknown and found:
-        said = (
+        message = (
             f"{len(unknown)} of {len(hosts)} hosts have no address in DNS, the others have: their "
             "pods were never scheduled, or are not of the job's Service"
         )
-        yield _bad(unknown, "hosts-missing", said)
+        yield _bad(unknown, "hosts-missing", message)
 
 
 @check(
@@ -156,31 +156,31 @@ def names(hosts: Sequence[HostReport]) -> Iterable[Finding]:
         kinds = list(dict.fromkeys(tuple(sorted(item)) for item in name.answers))
         if len(kinds) > 1:
             odd.add(host)
-            said = f"its name leads elsewhere each time: {' or '.join(map(first_few, kinds))}"
-            yield _bad([host], "name-answers", said, level=Level.WARN)
+            message = f"its name leads elsewhere each time: {' or '.join(map(first_few, kinds))}"
+            yield _bad([host], "name-answers", message, level=Level.WARN)
     slow = {host: name.seconds for host, name in looked if name.seconds > SLOW}
     if slow:
         worst = max(slow, key=lambda host: slow[host])
-        said = f"an answer for a name took {slow[worst]:.1f} s"
+        message = f"an answer for a name took {slow[worst]:.1f} s"
         hint = "a nameserver of /etc/resolv.conf does not answer, or not at once: ask each of them"
-        yield _bad(list(slow), "name-answers", said, hint, Level.WARN)
+        yield _bad(list(slow), "name-answers", message, hint, Level.WARN)
     versions = {host: _version(name.answers[0]) for host, name in looked}
     differing = majority(versions)
     if differing:
         hint = "give all pods the same IP versions (ipFamilies of the Service, dual stack)"
         odd |= set(differing.hosts)
-        said = f"their IP versions differ: {differing.said}"
-        yield _bad(differing.hosts, "name-answers", said, hint, Level.WARN)
+        message = f"their IP versions differ: {differing.message}"
+        yield _bad(differing.hosts, "name-answers", message, hint, Level.WARN)
     if looked and not slow and not odd:
         longest = max(name.seconds for _, name in looked)
         via = first_few(
             dict.fromkeys(name.found_as.partition(".")[2] for _, name in looked if name.found_as), 2
         )
         where = f", in {via}" if via else ""
-        said = (
+        message = (
             f"{counted(len(looked), 'name')}: {', '.join(dict.fromkeys(versions.values()))}{where}"
         )
-        yield ok("name-answers", f"{said}, at most {1000 * longest:.0f} ms, the same each time")
+        yield ok("name-answers", f"{message}, at most {1000 * longest:.0f} ms, the same each time")
 
 
 def _version(addresses: Sequence[str]) -> str:
@@ -207,9 +207,9 @@ def launcher(hosts: Sequence[HostReport], place: LauncherPlace) -> Iterable[Find
     for one in hosts:
         if one.dials:
             ways.setdefault(_way_back(one.dials, place), []).append(one.host)
-    for (level, said), which in ways.items():
+    for (level, message), which in ways.items():
         hint = BY_REFERENCE["launcher-unreached"].hint if level is Level.FAIL else ""
-        yield about(which, "launcher-unreached", level, said, hint)
+        yield about(which, "launcher-unreached", level, message, hint)
 
 
 def _way_back(dials: Mapping[tuple[str, int], Reached], place: LauncherPlace) -> tuple[Level, str]:
@@ -219,17 +219,17 @@ def _way_back(dials: Mapping[tuple[str, int], Reached], place: LauncherPlace) ->
     whose = f", of MPIBOOT_PORT_RANGE={place.port_range}" if place.range_port else ""
     at = f"the launcher at {place.address} port {port}{whose}"
     if how is Reached.UNKNOWN:
-        said = f"not known whether it reaches {at}: it has neither bash with timeout nor python3"
-        return Level.UNKNOWN, said
+        message = f"not known whether it reaches {at}: it has neither bash with timeout nor python3"
+        return Level.UNKNOWN, message
     if how is not Reached.CONNECTED:
         why = WHY.get(how, f"no answer in {place.seconds} s")
         return Level.FAIL, f"can't connect to {at}: {why}; MPI's daemons must"
-    said = f"reaches {at}"
+    message = f"reaches {at}"
     if place.range_port and free is not Reached.CONNECTED:
-        said += "; ports outside that range it does not reach, which MPI does not need"
+        message += "; ports outside that range it does not reach, which MPI does not need"
     if dials.get((place.name, port)) is Reached.UNRESOLVED:
-        said += f"; the name {place.name} does not resolve there, and MPI goes by the address"
-    return Level.OK, said
+        message += f"; the name {place.name} does not resolve there, and MPI goes by the address"
+    return Level.OK, message
 
 
 def _values(one: HostReport) -> dict[str, str]:
@@ -272,9 +272,9 @@ def differ(hosts: Sequence[HostReport]) -> Iterable[Finding]:
         for value, which in odd.odd.items():
             told = [host for host in which if not by_plan or host not in planned]
             if told:
-                said = f"{words.format(_shown(name, value))}, of the others ({odd.count}): "
+                message = f"{words.format(_shown(name, value))}, of the others ({odd.count}): "
                 found.append(
-                    _bad(told, "hosts-differ", said + _shown(name, odd.usual), level=Level.WARN)
+                    _bad(told, "hosts-differ", message + _shown(name, odd.usual), level=Level.WARN)
                 )
     yield from found
     if len(every) > 1 and not found:
@@ -305,8 +305,8 @@ def own_checks(hosts: Sequence[HostReport]) -> Iterable[Finding]:
         why = why if one.worker.runs_mpiboot else "it does not run mpiboot"
         told.append((one.host, why))
     for why, which in _alike(told).items():
-        said = f"its limits, files and devices were not checked from within: {why}"
-        yield about(which, "worker-checks", Level.UNKNOWN, said)
+        message = f"its limits, files and devices were not checked from within: {why}"
+        yield about(which, "worker-checks", Level.UNKNOWN, message)
 
 
 @check(
@@ -318,8 +318,8 @@ def daemons(hosts: Sequence[HostReport]) -> Iterable[Finding]:
     """Find hosts without MPI's daemon, of which no checks of their own tell it."""
     without = [one.host for one in hosts if one.checks is None and one.values.get("daemon") == ""]
     if without:
-        said = "none of orted, prted and hydra_pmi_proxy is on PATH of a session"
-        yield _bad(without, "mpi-daemon", said, level=Level.WARN)
+        message = "none of orted, prted and hydra_pmi_proxy is on PATH of a session"
+        yield _bad(without, "mpi-daemon", message, level=Level.WARN)
 
 
 @check(
@@ -332,8 +332,8 @@ def keys(hosts: Sequence[HostReport], place: LauncherPlace) -> Iterable[Finding]
     """Say with which keys logins went well."""
     shown = _alike((one.host, one.shown) for one in hosts if one.shown)
     for fingerprint, which in shown.items():
-        said = f"lets the key {place.key} in, and shows the host key {fingerprint}"
-        yield about(which, "ssh-denied", Level.OK, said)
+        message = f"lets the key {place.key} in, and shows the host key {fingerprint}"
+        yield about(which, "ssh-denied", Level.OK, message)
 
 
 def merged(found: Iterable[Finding]) -> list[Finding]:
@@ -354,7 +354,12 @@ def merged(found: Iterable[Finding]) -> list[Finding]:
         told.setdefault(same, []).extend(which)
     return [
         about(
-            list(dict.fromkeys(which)), item.check, item.level, item.said, item.hint, item.evidence
+            list(dict.fromkeys(which)),
+            item.check,
+            item.level,
+            item.message,
+            item.hint,
+            item.evidence,
         )
         for item, which in told.items()
     ]
@@ -406,10 +411,10 @@ def reach(ways: Sequence[PathSeen]) -> Iterable[Finding]:
     if cut:
         yield _of_ways("network-reach", Level.FAIL, cut)
     if late:
-        said = (
+        message = (
             f"not measured in time: {counted(len(late), 'way')} of {len(ways)}, such as {late[0]}"
         )
-        yield Finding("network-reach", Level.UNKNOWN, said)
+        yield Finding("network-reach", Level.UNKNOWN, message)
     if ways and not cut and not late:
         links = ", ".join(dict.fromkeys(one.link for one in ways))
         yield ok("network-reach", f"{counted(len(ways), 'way')} on {links}: all come through")
@@ -451,11 +456,13 @@ def path_mtu(ways: Sequence[PathSeen]) -> Iterable[Finding]:
         yield _of_ways("path-mtu", Level.FAIL, small)
     elif measured:
         sizes = sorted({(one.link, one.wanted) for one in measured})
-        said = ", ".join(f"{size} on {link}" for link, size in sizes)
-        yield ok("path-mtu", f"packets as large as the links' MTU come through: {said}")
+        message = ", ".join(f"{size} on {link}" for link, size in sizes)
+        yield ok("path-mtu", f"packets as large as the links' MTU come through: {message}")
     if unknown:
-        said = f"no answer by UDP on {counted(len(unknown), 'way')}, such as {_where(unknown[0])}"
-        yield Finding("path-mtu", Level.UNKNOWN, f"{said}; TCP's large packets come through")
+        message = (
+            f"no answer by UDP on {counted(len(unknown), 'way')}, such as {_where(unknown[0])}"
+        )
+        yield Finding("path-mtu", Level.UNKNOWN, f"{message}; TCP's large packets come through")
 
 
 @check(
@@ -478,7 +485,7 @@ def speed(ways: Sequence[PathSeen]) -> Iterable[Finding]:
             continue
         middle = median(trips.values())
         longest = _time(max(trips.values()))
-        said = f"on {link} a round trip takes {_time(middle)} in the middle, {longest} at most"
+        message = f"on {link} a round trip takes {_time(middle)} in the middle, {longest} at most"
         odd = [
             (one, f"a round trip takes {_time(trip)}, of the others {_time(middle)}")
             for one, trip in trips.items()
@@ -486,7 +493,7 @@ def speed(ways: Sequence[PathSeen]) -> Iterable[Finding]:
         ]
         if rates:
             usual, least = median(rates.values()), _rate(min(rates.values()))
-            said += f"; one TCP stream carries {_rate(usual)}, {least} at least"
+            message += f"; one TCP stream carries {_rate(usual)}, {least} at least"
             odd += [
                 (one, f"one TCP stream carries {_rate(rate)}, the others {_rate(usual)}")
                 for one, rate in rates.items()
@@ -494,7 +501,7 @@ def speed(ways: Sequence[PathSeen]) -> Iterable[Finding]:
             ]
         if odd:
             yield _of_ways("path-speed", Level.WARN, odd)
-        yield ok("path-speed", said)
+        yield ok("path-speed", message)
 
 
 def _time(microseconds: float) -> str:

@@ -70,10 +70,10 @@ def programs(image: ImagePart) -> Iterable[Finding]:
             hint="install an MPI in the image, or put its bin folder on PATH",
         )
     else:
-        yield ok("program-missing", f"mpirun is {image.mpi.path}, {image.mpi.said}")
+        yield ok("program-missing", f"mpirun is {image.mpi.path}, {image.mpi.banner}")
     ssh = next((item.path for item in image.programs if item.name == "ssh"), "")
-    said = f"ssh is {ssh}" if ssh else "no ssh on PATH; only a launcher needs one"
-    yield ok("program-missing", said)
+    message = f"ssh is {ssh}" if ssh else "no ssh on PATH; only a launcher needs one"
+    yield ok("program-missing", message)
 
 
 @check(
@@ -112,8 +112,8 @@ def libraries(image: ImagePart) -> Iterable[Finding]:
     listed = [item for item in (*image.programs, *daemon) if item.path]
     for item in listed:
         if item.lacks:
-            said = f"{item.path} does not find all of its shared libraries"
-            yield failed("shared-libraries", said, evidence=item.lacks)
+            message = f"{item.path} does not find all of its shared libraries"
+            yield failed("shared-libraries", message, evidence=item.lacks)
     if listed and not any(item.lacks for item in listed):
         names = ", ".join(item.name for item in listed)
         yield ok("shared-libraries", f"shared libraries: all are found for {names}")
@@ -131,8 +131,8 @@ def libraries(image: ImagePart) -> Iterable[Finding]:
 def python(image: ImagePart) -> Iterable[Finding]:
     """Judge mpiboot's own modules."""
     if image.modules:
-        said = f"Python {image.python} does not find {', '.join(image.modules)}"
-        yield failed("python-modules", said)
+        message = f"Python {image.python} does not find {', '.join(image.modules)}"
+        yield failed("python-modules", message)
     else:
         yield ok("python-modules", f"Python {image.python} has what mpiboot needs")
 
@@ -172,8 +172,8 @@ def openssh(sshd: SshdPart, identity: Identity) -> Iterable[Finding]:
     if not sshd.path or not identity.known:
         yield ok("openssh-server", f"mpiboot's own SSH server serves: {sshd.against}")
     elif sshd.against:
-        said = f"{sshd.path} can't serve, so mpiboot's own server does: {sshd.against}"
-        yield warned("openssh-server", said)
+        message = f"{sshd.path} can't serve, so mpiboot's own server does: {sshd.against}"
+        yield warned("openssh-server", message)
     else:
         yield ok("openssh-server", f"{sshd.path} can serve")
 
@@ -188,5 +188,5 @@ def shims(shims: ShimsPart) -> Iterable[Finding]:
     """Tell what enters mpiboot by its name, and what has passed it by; nothing without shims."""
     if shims.good:
         yield ok("shims", shims.good)
-    for said in shims.bad:
-        yield warned("shims", said)
+    for message in shims.bad:
+        yield warned("shims", message)

@@ -199,8 +199,8 @@ def _hostfile(file: Hostfile) -> Iterator[Finding]:
 def _reached(worker: Worker) -> Finding:
     server = worker.facts.sshd if worker.facts and worker.facts.sshd else "sshd"
     mpi = worker.facts.mpi if worker.facts else worker.mpi
-    said = f"{worker.address} port {worker.port}, {server}, {mpi.said if mpi else 'no mpirun'}"
-    return ok(SERVER, said, worker.host.name)
+    message = f"{worker.address} port {worker.port}, {server}, {mpi.banner if mpi else 'no mpirun'}"
+    return ok(SERVER, message, worker.host.name)
 
 
 # Without these there is no plan, but hosts can still be looked for.
@@ -322,11 +322,11 @@ def _own_checks(host: str, answer: HostAnswer) -> OwnChecks | None:
 
 
 def _finding_of(host: str, item: Mapping[str, Any]) -> Finding:
-    check, said = str(item["check"]), str(item["said"])
+    check, message = str(item["check"]), str(item["message"])
     if check not in table.GROUP_OF:  # its mpiboot is a later one
-        check, said = "worker-checks", f"{check}: {said}"
+        check, message = "worker-checks", f"{check}: {message}"
     evidence = tuple(map(str, item["evidence"]))
-    return Finding(check, Level(item["level"]), said, host, evidence, str(item["hint"]))
+    return Finding(check, Level(item["level"]), message, host, evidence, str(item["hint"]))
 
 
 def _dials(answer: HostAnswer) -> dict[tuple[str, int], Reached]:
@@ -400,10 +400,10 @@ def _without(names: Iterable[str], why: str) -> Iterator[Finding]:
         yield _unknown(listed, f"{_NOT_MEASURED}{why}")
 
 
-def _unknown(names: tuple[str, ...], said: str) -> Finding:
+def _unknown(names: tuple[str, ...], message: str) -> Finding:
     several = len(names) > 1
     host = names[0] if names and not several else ""
-    return Finding("network-reach", Level.UNKNOWN, said, host, hosts=names if several else ())
+    return Finding("network-reach", Level.UNKNOWN, message, host, hosts=names if several else ())
 
 
 def _host(worker: Worker, settings: Settings) -> PathHost | None:

@@ -262,10 +262,10 @@ def _greeting(address: str, port: int) -> str:
     where = (_ANY.get(address, address), port)
     try:
         with socket.create_connection(where, _GREETS_WITHIN) as connection:
-            said = connection.recv(_GREETING)
+            message = connection.recv(_GREETING)
     except OSError:
         return ""
-    line = said.partition(b"\n")[0].decode("utf-8", "replace").strip()
+    line = message.partition(b"\n")[0].decode("utf-8", "replace").strip()
     return line if line.startswith("SSH-") else ""
 
 
@@ -308,10 +308,10 @@ def _asked(port: int, argv: Sequence[str], who: Identity) -> SshdSettings:
         return SshdSettings(port, program, {}, wrong=f"{type(wrong).__name__}: {wrong}")
     if done is None:
         return SshdSettings(port, program, {}, wrong=f"it took longer than {_PATIENCE:g} s")
-    values = parsed(done.text)
+    values = parsed(done.stdout)
     if done.status or not values:
-        said = done.said.strip().rpartition("\n")[2]
-        return SshdSettings(port, program, {}, wrong=said or f"it ended with {done.status}")
+        message = done.stderr.strip().rpartition("\n")[2]
+        return SshdSettings(port, program, {}, wrong=message or f"it ended with {done.status}")
     return SshdSettings(port, program, values, tuple(_keys(values, who)))
 
 
@@ -325,10 +325,10 @@ def _kept(words: Sequence[str]) -> Iterator[str]:
             yield word
 
 
-def parsed(said: str) -> dict[str, tuple[str, ...]]:
+def parsed(message: str) -> dict[str, tuple[str, ...]]:
     """Read what ``sshd -T`` prints: a name and its value a line, some of them several times."""
     found: dict[str, tuple[str, ...]] = {}
-    for line in said.splitlines():
+    for line in message.splitlines():
         name, _, value = line.partition(" ")
         found[name.lower()] = (*found.get(name.lower(), ()), value.strip())
     return found
@@ -428,7 +428,7 @@ def _lacks(path: str, environ: Mapping[str, str]) -> tuple[str, ...]:
         return (f"its loader {loader} is not there",)
     except OSError:
         return ()
-    lines = (done.text + done.said).splitlines() if done else []
+    lines = (done.stdout + done.stderr).splitlines() if done else []
     bad = (line for line in lines if any(word in line for word in _NOT_FOUND))
     odd = (line.rpartition(_WHO)[2].strip() for line in bad)
     return tuple(dict.fromkeys(odd))
@@ -460,15 +460,15 @@ def nvidia(environ: Mapping[str, str], root: Path = Path("/")) -> NvidiaPart:
     return NvidiaPart(driver, library, str(found or ""), fabric, count)
 
 
-def version(said: str) -> str:
+def version(message: str) -> str:
     """Read the driver's version out of /proc/driver/nvidia/version; empty where it has none."""
-    found = _VERSION.search(said)
+    found = _VERSION.search(message)
     return found[1] if found else ""
 
 
-def cluster(said: str) -> str:
+def cluster(message: str) -> str:
     """Read a fabric's UUID out of ``nvidia-smi -q``; one that ends at the node has zeros."""
-    listed = _CLUSTER.findall(said)
+    listed = _CLUSTER.findall(message)
     return next((item for item in listed if item.strip("0-")), "")
 
 

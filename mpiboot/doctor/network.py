@@ -90,9 +90,9 @@ def rp_filter(rp_filters: Mapping[str, int], facts: PodFacts) -> Iterable[Findin
     if len(links) < 2:  # noqa: PLR2004 - with one link there is no other way
         return
     if strict:
-        said = f"rp_filter is 1 (strict) on {first_few(strict)}"
+        message = f"rp_filter is 1 (strict) on {first_few(strict)}"
         about = "packets whose answer would leave by another link are dropped without a word"
-        yield warned("rp-filter", f"{said}: {about}")
+        yield warned("rp-filter", f"{message}: {about}")
     else:
         yield ok("rp-filter", f"not strict on {first_few(links)}")
 
@@ -115,8 +115,8 @@ def default_routes(facts: PodFacts) -> Iterable[Finding]:
             ways.setdefault(route.destination, []).append(route.link)
     several = {name: links for name, links in ways.items() if len(set(links)) > 1}
     for name, links in several.items():
-        said = f"{name} leaves by {' and by '.join(dict.fromkeys(links))}"
-        yield warned("default-routes", f"{said}: the kernel decides by metric")
+        message = f"{name} leaves by {' and by '.join(dict.fromkeys(links))}"
+        yield warned("default-routes", f"{message}: the kernel decides by metric")
     if ways and not several:
         only = dict.fromkeys(link for named in ways.values() for link in named)
         yield ok("default-routes", f"the default route leaves by {' and '.join(only)}")
@@ -150,8 +150,8 @@ def counters(counters: CountersPart) -> Iterable[Finding]:
             "rdma-counters", f"within {lasting(counters.seconds)} grew {'; '.join(now)}", *since
         )
     else:
-        said = f"no error is counted now on {counted(len(counters.sums), 'RDMA port')}"
-        yield ok("rdma-counters", "; ".join((said, *since)))
+        message = f"no error is counted now on {counted(len(counters.sums), 'RDMA port')}"
+        yield ok("rdma-counters", "; ".join((message, *since)))
 
 
 def _errors(values: Mapping[str, int]) -> dict[str, int]:
@@ -189,12 +189,12 @@ def data_network(facts: PodFacts, settings: Settings) -> Iterable[Finding]:
     yield from (replace(item, host="") for item in found)
     if network.transport in RDMA:
         rails = first_few(rail.name for rail in network.rails)
-        said = f"{counted(len(network.rails), network.transport.value + ' port')}: {rails}"
-        yield ok("rdma-missing", said)
+        message = f"{counted(len(network.rails), network.transport.value + ' port')}: {rails}"
+        yield ok("rdma-missing", message)
     else:
         links = first_few(link.name for link in network.data)
-        said = f"no RDMA device of this pod; data goes over TCP{f' on {links}' if links else ''}"
-        yield ok("rdma-missing", said)
+        message = f"no RDMA device of this pod; data goes over TCP{f' on {links}' if links else ''}"
+        yield ok("rdma-missing", message)
 
 
 DATA_NETWORK: Final = tuple(
@@ -224,8 +224,8 @@ def gpus(facts: PodFacts) -> Iterable[Finding]:
     found = tuple(pods.gpus((_alone(facts),)))
     yield from (replace(item, host="") for item in found)
     if pods.wants_gpu_memory(facts) and not facts.gpus.peer_memory:
-        said = "RDMA devices reach no GPU memory: neither nvidia_peermem nor DMA-BUF"
-        yield warned("gpus", said, hint=pods.PEER_MEMORY)
+        message = "RDMA devices reach no GPU memory: neither nvidia_peermem nor DMA-BUF"
+        yield warned("gpus", message, hint=pods.PEER_MEMORY)
     elif not found and facts.gpus.count:
         yield ok("gpus", f"{counted(facts.gpus.count, 'GPU')}: {facts.gpus.kind}")
 
@@ -286,8 +286,10 @@ def gpu_distance(pci: PciPart, environ: Mapping[str, str]) -> Iterable[Finding]:
         if ways[nearest] not in _DIRECT:
             far.append(gpu)
     if far and not any(environ.get(name) for name in _TOLD):
-        said = f"NCCL takes no RDMA device as near to {counted(len(far), 'GPU')} ({first_few(far)})"
-        yield warned("gpu-distance", f"{said}: GPUDirect RDMA is off there", *told)
+        message = (
+            f"NCCL takes no RDMA device as near to {counted(len(far), 'GPU')} ({first_few(far)})"
+        )
+        yield warned("gpu-distance", f"{message}: GPUDirect RDMA is off there", *told)
     else:
         yield ok("gpu-distance", "; ".join(told))
 
@@ -321,11 +323,11 @@ def cuda_library(nvidia: NvidiaPart, facts: PodFacts) -> Iterable[Finding]:
     elif version == nvidia.driver or (compat and _number(version) > _number(nvidia.driver)):
         yield ok("cuda-library", f"{nvidia.library} fits the driver {nvidia.driver}")
     else:
-        said = f"{nvidia.library} is of driver {version}, the node's driver is {nvidia.driver}"
+        message = f"{nvidia.library} is of driver {version}, the node's driver is {nvidia.driver}"
         hint = None
         if compat:
             hint = "take its folder out of LD_LIBRARY_PATH: cuda-compat is for older drivers"
-        yield failed("cuda-library", f"{said}: CUDA does not start (error 803)", hint=hint)
+        yield failed("cuda-library", f"{message}: CUDA does not start (error 803)", hint=hint)
 
 
 def _number(version: str) -> list[int]:
@@ -346,9 +348,9 @@ def imex(nvidia: NvidiaPart) -> Iterable[Finding]:
     """Judge whether ranks may use NVLink between nodes; without such a fabric there is nothing."""
     if not nvidia.cluster:
         return
-    said = f"the GPUs' NVLink reaches other nodes (cluster {nvidia.cluster})"
+    message = f"the GPUs' NVLink reaches other nodes (cluster {nvidia.cluster})"
     if nvidia.channels:
-        yield ok("imex-channels", f"{said}, and this pod has an IMEX channel")
+        yield ok("imex-channels", f"{message}, and this pod has an IMEX channel")
     else:
         more = "but no IMEX channel is in this pod: between nodes NCCL uses the network"
-        yield warned("imex-channels", f"{said}, {more}")
+        yield warned("imex-channels", f"{message}, {more}")

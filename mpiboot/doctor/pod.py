@@ -176,14 +176,14 @@ def ssh_servers(servers: ServersPart) -> Iterable[Finding]:
     """Judge whose SSH server has the port of this pod's worker, or those that are looked at."""
     for server in servers.servers:
         who = f", process {server.pid} ({server.program})" if server.pid else ""
-        said = f"port {server.port} greets with {server.greeting!r}{who}"
+        message = f"port {server.port} greets with {server.greeting!r}{who}"
         if server.port == servers.own:
             if server.ours:
                 yield ok("other-ssh-server", f"port {server.port} is mpiboot's{who}")
             elif server.pid:  # of one that can't be servers, a login shows whose it is
-                yield failed("other-ssh-server", f"{said}: not mpiboot's, whose port it is")
+                yield failed("other-ssh-server", f"{message}: not mpiboot's, whose port it is")
         elif not servers.own and not server.ours:
-            yield warned("other-ssh-server", f"{said}: an SSH server that mpiboot did not start")
+            yield warned("other-ssh-server", f"{message}: an SSH server that mpiboot did not start")
 
 
 @check(
@@ -235,9 +235,13 @@ def processes(limits: LimitsPart) -> Iterable[Finding]:
     """Judge the control group's count of processes and threads."""
     if not limits.most_processes:
         return
-    said = f"{limits.processes} of {limits.most_processes} processes and threads"
+    message = f"{limits.processes} of {limits.most_processes} processes and threads"
     full = limits.processes > _FULL * limits.most_processes
-    yield warned("processes", f"{said}: the next may not start") if full else ok("processes", said)
+    yield (
+        warned("processes", f"{message}: the next may not start")
+        if full
+        else ok("processes", message)
+    )
 
 
 @check(
@@ -255,8 +259,8 @@ def shm(shm: ShmPart) -> Iterable[Finding]:
         size = size_of(sum(size for _, size in shm.stale))
         names = first_few(name for name, _ in shm.stale)
         files = counted(len(shm.stale), "file")
-        said = f"{files} of NCCL in /dev/shm ({size}) that no process here holds: {names}"
-        yield warned("shm-full", said)
+        message = f"{files} of NCCL in /dev/shm ({size}) that no process here holds: {names}"
+        yield warned("shm-full", message)
     told = f"{size_of(shm.used)} of {size_of(shm.size)} in /dev/shm in use"
     if shm.size and shm.used > _FULL * shm.size:
         yield warned("shm-full", told)
@@ -276,14 +280,14 @@ def shm(shm: ShmPart) -> Iterable[Finding]:
 def memory(memory: MemoryPart) -> Iterable[Finding]:
     """Judge the container's memory."""
     limit = f" of {size_of(memory.limit)}" if memory.limit else " (no limit)"
-    said = f"memory: {size_of(memory.used)}{limit} in use"
+    message = f"memory: {size_of(memory.used)}{limit} in use"
     if memory.kills:
         killed = counted(memory.kills, "time", "times")
-        yield warned("memory-limit", f"out of memory: the kernel killed {killed} here; {said}")
+        yield warned("memory-limit", f"out of memory: the kernel killed {killed} here; {message}")
     elif memory.limit and memory.used > _FULL * memory.limit:
-        yield warned("memory-limit", said)
+        yield warned("memory-limit", message)
     else:
-        yield ok("memory-limit", said)
+        yield ok("memory-limit", message)
 
 
 _OTHERS_WRITE: Final = 0o022
@@ -306,14 +310,14 @@ def sshd_settings(sshd_settings: tuple[SshdSettings, ...], identity: Identity) -
     for server in sshd_settings:
         where = f"sshd on port {server.port}"
         if server.wrong:
-            said = f"{where}: `{server.program} -T` does not tell its settings: {server.wrong}"
+            message = f"{where}: `{server.program} -T` does not tell its settings: {server.wrong}"
             yield Finding(
-                "sshd-settings", Level.UNKNOWN, said, hint=BY_REFERENCE["sshd-settings"].hint
+                "sshd-settings", Level.UNKNOWN, message, hint=BY_REFERENCE["sshd-settings"].hint
             )
             continue
         wrong = list(_refuses(server, identity))
-        for said in wrong:
-            yield failed("sshd-settings", f"{where} lets {identity.user} not in: {said}")
+        for message in wrong:
+            yield failed("sshd-settings", f"{where} lets {identity.user} not in: {message}")
         if not wrong:
             yield ok("sshd-settings", f"{where} takes the keys of {identity.user}")
 

@@ -278,7 +278,7 @@ def rank_of(process: ProcessLines, machine: Machine) -> Rank:
         file,
         process.values.get("wchan", "").removeprefix("0"),
         tuple(sorted({_device(path, machine.verbs) for path in process.files} - {""})),
-        tuple(_unanswered(machine.unanswered, process.files)),
+        tuple(dict.fromkeys(_unanswered(machine.unanswered, process.files))),
         tuple(process.stack),
     )
 

@@ -73,22 +73,24 @@ def _not_readable(hosts: Iterable[HostRanks]) -> Iterable[Finding]:
     listed = list(hosts)
     blind = [host.host for host in listed if "fd" in host.closed]
     if blind:
-        said = f"what ranks have open can't be read on {first_few(blind)}"
-        yield _unknown(said, "run it as the ranks' user and with their capabilities, or as root")
+        message = f"what ranks have open can't be read on {first_few(blind)}"
+        yield _unknown(message, "run it as the ranks' user and with their capabilities, or as root")
     calls = [
         host.host
         for host in listed
         if "syscall" in host.closed and any(item.activity is Activity.WAITS for item in host.ranks)
     ]
     if calls:
-        said = f"in which system call ranks wait can't be read on {first_few(calls)}"
+        message = f"in which system call ranks wait can't be read on {first_few(calls)}"
         hint = "capabilities: {add: [SYS_PTRACE]}, or kernel.yama.ptrace_scope=0 on the node"
-        yield _unknown(said, hint)
+        yield _unknown(message, hint)
     others = [host for host in listed if host.others and not host.ranks]
     if others:
         count = counted(sum(host.others for host in others), "process", "processes")
-        said = f"{count} of other users on {first_few(item.host for item in others)}"
-        yield _unknown(f"{said} can't be told from ranks", "run it as the ranks' user, or as root")
+        message = f"{count} of other users on {first_few(item.host for item in others)}"
+        yield _unknown(
+            f"{message} can't be told from ranks", "run it as the ranks' user, or as root"
+        )
     python = [
         item
         for host in listed
@@ -96,12 +98,12 @@ def _not_readable(hosts: Iterable[HostRanks]) -> Iterable[Finding]:
         if item.program.startswith("python") and not item.stack
     ]
     if python:
-        said = f"no stack of {counted(len(python), 'Python rank')}: py-spy is not on PATH there"
-        yield _unknown(said, "pip install py-spy in the image; it needs SYS_PTRACE in most pods")
+        message = f"no stack of {counted(len(python), 'Python rank')}: py-spy is not on PATH there"
+        yield _unknown(message, "pip install py-spy in the image; it needs SYS_PTRACE in most pods")
 
 
-def _unknown(said: str, hint: str) -> Finding:
-    return Finding("not-readable", Level.UNKNOWN, said, hint=hint)
+def _unknown(message: str, hint: str) -> Finding:
+    return Finding("not-readable", Level.UNKNOWN, message, hint=hint)
 
 
 # Seconds beyond those between the two looks; py-spy alone may need five for each Python rank.
@@ -146,11 +148,11 @@ async def _job(resolved: Resolved, environ: Mapping[str, str], seconds: int) -> 
     command = host_shell.ranks(seconds)
     own = next((host.name for host in passed.local), os.uname().nodename)
     asked = asyncio.gather(*(commands.run(worker, command) for worker in passed.workers))
-    here, said = await asyncio.gather(_here(own, seconds), asked)
+    here, message = await asyncio.gather(_here(own, seconds), asked)
     hosts = [here] if here.ranks or passed.local else []
     unasked = {item.host: item for item in passed.findings if item.host}
     reached = {host.name for host in passed.local}
-    for worker, output in zip(passed.workers, said, strict=True):
+    for worker, output in zip(passed.workers, message, strict=True):
         name = worker.host.name
         found = read(output, name, worker.address) if output else None
         if found is not None:
@@ -168,8 +170,10 @@ async def _job(resolved: Resolved, environ: Mapping[str, str], seconds: int) -> 
 def _silent(name: str) -> Finding:
     from mpiboot.core.checks import failed  # noqa: PLC0415 - rarely wanted
 
-    said = "it let us in, and did not answer what its ranks do"
-    return failed("workers-unreachable", said, host=name, hint="try again; look at that pod's load")
+    message = "it let us in, and did not answer what its ranks do"
+    return failed(
+        "workers-unreachable", message, host=name, hint="try again; look at that pod's load"
+    )
 
 
 async def _here(name: str, seconds: int) -> HostRanks:
@@ -225,11 +229,11 @@ def summary(ranks: Sequence[Rank], answers: Answers, found: Sequence[Finding]) -
     if not ranks:
         return "no rank runs on these hosts" if answers.all_hosts else "no rank runs in this pod"
     does = Counter(item.activity for item in ranks)
-    said = ", ".join(f"{count} {_word(kind)}" for kind, count in does.most_common())
+    message = ", ".join(f"{count} {_word(kind)}" for kind, count in does.most_common())
     hosts = counted(len({item.host for item in ranks}), "host")
     odd = sum(item.level in _OUTLIER for item in found)
     end = f"{odd} odd" if odd else "none stands out; look again a minute later"
-    return f"{counted(len(ranks), 'rank')} on {hosts}: {said}; {end}"
+    return f"{counted(len(ranks), 'rank')} on {hosts}: {message}; {end}"
 
 
 def _word(kind: Activity) -> str:
@@ -238,8 +242,8 @@ def _word(kind: Activity) -> str:
 
 def _finding(item: Finding, width: int | None) -> str:
     head = f"{render.MARKS[item.level].ljust(4)}  "
-    where = f"{item.host}: " if item.host and item.host not in item.said else ""
-    text = render.indented(head, f"{where}{item.said}", width)
+    where = f"{item.host}: " if item.host and item.host not in item.message else ""
+    text = render.indented(head, f"{where}{item.message}", width)
     text += "".join(f"{' ' * len(head)}  {line}\n" for line in item.evidence)
     return text + (render.indented(f"{' ' * len(head)}-> ", item.hint, width) if item.hint else "")
 

@@ -73,8 +73,8 @@ def summary(found: Iterable[Finding], *, whole: bool) -> str:
     levels = [item.level for item in found]
     bad, odd, unknown = (levels.count(level) for level in (Level.FAIL, Level.WARN, Level.UNKNOWN))
     more = f", {unknown} not known" if unknown else ""
-    said = f"{counted(len(levels), 'check')}: {bad} failed, {counted(odd, 'warning')}{more}"
-    return said if whole else f"{said}; interrupted: the rest was not looked at"
+    message = f"{counted(len(levels), 'check')}: {bad} failed, {counted(odd, 'warning')}{more}"
+    return message if whole else f"{message}; interrupted: the rest was not looked at"
 
 
 def cells(found: Iterable[Finding]) -> dict[str, dict[str, list[Level]]]:

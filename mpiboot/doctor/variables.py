@@ -87,8 +87,8 @@ def two_settings(environ: Mapping[str, str]) -> Iterable[Finding]:
     """Name pairs of which only one can hold."""
     for one, other, then in _PAIRS:
         if environ.get(one) and environ.get(other):
-            said = f"{one} and {other} exclude each other: {then}"
-            yield warned("two-settings", said)
+            message = f"{one} and {other} exclude each other: {then}"
+            yield warned("two-settings", message)
 
 
 @check(
@@ -107,7 +107,7 @@ def unread(environ: Mapping[str, str], image: ImagePart) -> Iterable[Finding]:
     listed = mpi_environment.unread_parameters(environ, image.mpi.family)
     found = [f"{name} ({instead})" for name, instead in listed]
     if found:
-        yield warned("unread-parameters", f"{image.mpi.said} ignores {', '.join(found)}")
+        yield warned("unread-parameters", f"{image.mpi.banner} ignores {', '.join(found)}")
 
 
 @check(
@@ -133,11 +133,11 @@ def prefixes(facts: PodFacts) -> Iterable[Finding]:
         for word in whole:
             more = [item for item in nccl.matching(word, names) if item not in whole]
             if word in names and more:
-                said = (
+                message = (
                     f"{name}={value}: {word} is a prefix for NCCL, and means {first_few(more)} too"
                 )
                 hint = f"write {name}={value[: len(value) - len(rest)]}={rest}"
-                yield warned("nccl-prefix", said, hint=hint)
+                yield warned("nccl-prefix", message, hint=hint)
 
 
 @check(
@@ -156,5 +156,5 @@ def named_links(environ: Mapping[str, str], facts: PodFacts) -> Iterable[Finding
     for name in NAME_LINKS:
         gone = links_gone(facts, environ.get(name, ""))
         if gone:
-            said = f"{name}={environ[name]}: no link {first_few(gone)} here"
-            yield warned("named-links", f"{said} (there are {first_few(there) or 'none'})")
+            message = f"{name}={environ[name]}: no link {first_few(gone)} here"
+            yield warned("named-links", f"{message} (there are {first_few(there) or 'none'})")

@@ -122,7 +122,7 @@ class Obstacle:
     """What keeps a pod from being entered; ``evidence`` are lines that belong to it."""
 
     trouble: Trouble
-    said: str
+    message: str
     hint: str
     evidence: tuple[str, ...] = ()
 
@@ -135,22 +135,22 @@ class PodState:
     obstacle: Obstacle | None = field(default=None)
 
 
-def obstacle(trouble: Trouble, said: str, evidence: tuple[str, ...] = ()) -> Obstacle:
+def obstacle(trouble: Trouble, message: str, evidence: tuple[str, ...] = ()) -> Obstacle:
     """Say what is wrong, with what to do about it."""
-    return Obstacle(trouble, said, _HINTS.get(trouble, ""), evidence)
+    return Obstacle(trouble, message, _HINTS.get(trouble, ""), evidence)
 
 
 def obstacle_of(words: str, access: PodAccess) -> Obstacle:
     """Tell by kubectl's own words what has failed."""
-    said = _shortened(words)
+    message = _shortened(words)
     trouble = next((item for pattern, item in _WORDS if pattern.search(words)), Trouble.FAILED)
     if trouble is not Trouble.FORBIDDEN:
-        return obstacle(trouble, said)
+        return obstacle(trouble, message)
     account = _ACCOUNT.search(words)
     own, name = (account[1], account[2]) if account else (access.namespace, _UNKNOWN_ACCOUNT)
     hint = "give the launcher's service account this Role, with `kubectl apply -f`"
     role = role_lines(access.namespace or own, own, name)
-    return Obstacle(trouble, said, hint, role)
+    return Obstacle(trouble, message, hint, role)
 
 
 def pod_state(text: str, access: PodAccess) -> PodState:
@@ -161,15 +161,15 @@ def pod_state(text: str, access: PodAccess) -> PodState:
         names = [item["name"] for item in spec["containers"]]
         addresses = tuple(item["ip"] for item in status.get("podIPs", ()))
         wanted = access.container or _default_container(pod, names)
-        said = _waits_for(pod, wanted)
+        message = _waits_for(pod, wanted)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError):
         return PodState(obstacle=obstacle(Trouble.FAILED, "its answer is not that of a pod"))
     if wanted not in names:
-        said = f"it has no container {wanted}, but {', '.join(names)}"
-        return PodState(addresses, obstacle(Trouble.NO_SUCH_CONTAINER, said))
-    if not said and not addresses:
-        said = "it has no address yet"
-    return PodState(addresses, obstacle(Trouble.NOT_RUNNING, said) if said else None)
+        message = f"it has no container {wanted}, but {', '.join(names)}"
+        return PodState(addresses, obstacle(Trouble.NO_SUCH_CONTAINER, message))
+    if not message and not addresses:
+        message = "it has no address yet"
+    return PodState(addresses, obstacle(Trouble.NOT_RUNNING, message) if message else None)
 
 
 def _default_container(pod: dict[str, Any], names: list[str]) -> str:
@@ -277,13 +277,13 @@ class Kubectl:
         """Ask what a pod is doing."""
         done = await self._run(self._access.get(pod), _LOOK)
         if done.status == 0:
-            return pod_state(done.text, self._access)
-        return PodState(obstacle=obstacle_of(done.said, self._access))
+            return pod_state(done.stdout, self._access)
+        return PodState(obstacle=obstacle_of(done.stderr, self._access))
 
     async def run(self, pod: str, command: str) -> str | Obstacle:
         """Give a command's output, or why there is none."""
         done = await self._run(self._access.run(pod, command), self._limit)
-        return done.text if done.status == 0 else obstacle_of(done.said, self._access)
+        return done.stdout if done.status == 0 else obstacle_of(done.stderr, self._access)
 
     async def _run(self, words: tuple[str, ...], limit: float) -> ProgramEnd:
         async with self._free:
@@ -345,16 +345,16 @@ def choose_access(
                 evidence=(f"PATH={environ.get('PATH', '')}",),
                 hint="put kubectl into the launcher's image",
             )
-        source, because = given.source, str(given)
+        source, reason = given.source, str(given)
     else:
         # Without both of these nobody can be asked; with a key, SSH is what works everywhere.
         if not kubectl or not (account / "token").exists() or key_is_there():
             return None
         source = Source.DETECTED
-        because = "there is no SSH key of the job, but kubectl and a service account's token"
+        reason = "there is no SSH key of the job, but kubectl and a service account's token"
     namespace = settings.kubectl_namespace or own_namespace(account)
     access = PodAccess(kubectl, namespace, settings.kubectl_container)
-    return access, Decision(DECISION, LaunchAgent.KUBECTL.value, source, because)
+    return access, Decision(DECISION, LaunchAgent.KUBECTL.value, source, reason)
 
 
 def own_namespace(account: Path = ACCOUNT) -> str:

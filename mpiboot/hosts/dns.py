@@ -345,8 +345,8 @@ class Resolver:
             return DnsAnswer(name, listed, searched=(name,))
         if not self._own:
             where = "resolv.conf names" if "dns" in self._sources else "nsswitch.conf asks"
-            said = f"{where} no nameserver, and {NoAddress.SYSTEM.value}"
-            return DnsAnswer(name, reason=NoAddress.SYSTEM, detail=said)
+            message = f"{where} no nameserver, and {NoAddress.SYSTEM.value}"
+            return DnsAnswer(name, reason=NoAddress.SYSTEM, detail=message)
         replies: list[DnsReply] = []
         # The names of one job are in one domain: where the last one was found comes first.
         likely = f"{name}{self._ending}"

@@ -97,13 +97,13 @@ def summary(name: str, replies: Sequence[DnsReply], domain: str = "") -> DnsAnsw
     worst = min(own or replies, key=lambda reply: reply.rank)
     lives = [reply.ttl for reply in replies if reply.ttl is not None]
     expires = min(lives) if lives else None
-    said = []
+    texts = []
     ranked = (worst, *sorted(replies, key=lambda reply: reply.rank))
     for reason in dict.fromkeys(reply.reason for reply in ranked):
         names = [reply.name for reply in replies if reply.reason is reason]
         text = reason.value if reason is not None else ""
-        said.append(text if len(names) == len(replies) else f"{text} for {', '.join(names)}")
-    detail = f"{'; '.join(said)} (asked {worst.server})"
+        texts.append(text if len(names) == len(replies) else f"{text} for {', '.join(names)}")
+    detail = f"{'; '.join(texts)} (asked {worst.server})"
     if expires:
         detail += f", may be cached for {expires:g} s"
     return DnsAnswer(name, (), worst.reason, expires, searched, detail)
@@ -169,7 +169,7 @@ class _Heard:
 
     server: str
     tcp: bool
-    said: bytes | None
+    response: bytes | None
 
 
 class _Socket(asyncio.DatagramProtocol):
@@ -179,10 +179,10 @@ class _Socket(asyncio.DatagramProtocol):
         self._server, self._heard = server, heard
 
     def datagram_received(self, data: bytes, addr: object) -> None:  # noqa: ARG002 - connected
-        self._heard.put_nowait(_Heard(self._server, tcp=False, said=data))
+        self._heard.put_nowait(_Heard(self._server, tcp=False, response=data))
 
     def error_received(self, exc: Exception) -> None:  # noqa: ARG002 - the port is closed
-        self._heard.put_nowait(_Heard(self._server, tcp=False, said=None))
+        self._heard.put_nowait(_Heard(self._server, tcp=False, response=None))
 
 
 class _Question:
@@ -232,8 +232,8 @@ class _Question:
                 return reply
             pause *= _LONGER
         silent = DnsReply(self._name, reason=NoAddress.TIMEOUT, server=self._servers[0])
-        said = [self._failed.get(item, silent) for item in self._servers]
-        return min(said, key=lambda reply: reply.rank)
+        message = [self._failed.get(item, silent) for item in self._servers]
+        return min(message, key=lambda reply: reply.rank)
 
     async def _send(self, server: str) -> None:
         try:
@@ -244,7 +244,7 @@ class _Question:
                 )
             self._sockets[server].sendto(self._wire)
         except (OSError, ValueError):  # a ValueError where resolv.conf names no valid address
-            self._heard.put_nowait(_Heard(server, tcp=False, said=None))
+            self._heard.put_nowait(_Heard(server, tcp=False, response=None))
 
     def _start_tcp(self, server: str) -> None:
         if server not in self._by_tcp:
@@ -256,13 +256,13 @@ class _Question:
             try:
                 writer.write(len(self._wire).to_bytes(2, "big") + self._wire)
                 size = int.from_bytes(await reader.readexactly(2), "big")
-                said = await reader.readexactly(size)
+                message = await reader.readexactly(size)
             finally:
                 writer.close()
         except (OSError, ValueError, EOFError):
-            self._heard.put_nowait(_Heard(server, tcp=True, said=None))
+            self._heard.put_nowait(_Heard(server, tcp=True, response=None))
         else:
-            self._heard.put_nowait(_Heard(server, tcp=True, said=said))
+            self._heard.put_nowait(_Heard(server, tcp=True, response=message))
 
     async def _listen(self, seconds: float) -> DnsReply | None:
         """Hear what comes within a time; None where nobody has said yes or no."""
@@ -274,10 +274,10 @@ class _Question:
             except asyncio.TimeoutError:
                 return None
             self._by_tcp_alone = heard.tcp
-            if heard.said is None:
+            if heard.response is None:
                 reply = self._unreachable(heard)
             else:
-                reply = self._read(heard.server, heard.said)
+                reply = self._read(heard.server, heard.response)
             if reply is None:
                 continue
             if reply.reason in _FINAL:
@@ -296,7 +296,7 @@ class _Question:
             return None
         return DnsReply(self._name, reason=NoAddress.NO_NAMESERVER, server=server)
 
-    def _read(self, server: str, said: bytes) -> DnsReply | None:
+    def _read(self, server: str, message: bytes) -> DnsReply | None:
         # Loaded while names are being waited for: a cluster that is ready never needs it.
         import dns.exception  # noqa: PLC0415
         import dns.flags  # noqa: PLC0415
@@ -306,13 +306,13 @@ class _Question:
         import dns.rdtypes.IN.A  # noqa: PLC0415
         import dns.rdtypes.IN.AAAA  # noqa: PLC0415
 
-        if said[:2] != self._wire[:2]:
+        if message[:2] != self._wire[:2]:
             return None  # not the answer to this question
         try:
-            answer = dns.message.from_wire(said)
+            answer = dns.message.from_wire(message)
         except (dns.exception.DNSException, ValueError):
             return DnsReply(self._name, reason=NoAddress.BAD_ANSWER, server=server)
-        asked = said[_HEADER : len(self._wire)].lower()
+        asked = message[_HEADER : len(self._wire)].lower()
         if not answer.flags & dns.flags.QR or asked != self._wire[_HEADER:].lower():
             return None
         if answer.flags & dns.flags.TC:

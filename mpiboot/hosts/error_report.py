@@ -35,8 +35,8 @@ def bug(wrong: Exception) -> MpibootError:
     if isinstance(wrong, ModuleNotFoundError) and not (wrong.name or "mpiboot").startswith(
         "mpiboot"
     ):
-        said = f"Python {platform.python_version()} does not find {wrong.name}"
-        return MpibootError(failed("python-modules", said), code=ExitCode.PROGRAM_MISSING)
+        message = f"Python {platform.python_version()} does not find {wrong.name}"
+        return MpibootError(failed("python-modules", message), code=ExitCode.PROGRAM_MISSING)
     if isinstance(wrong, OSError) and wrong.errno in _LIMITS:
         return error("launcher-limits", f"{_LIMITS[wrong.errno]}: {wrong.strerror}")
     versions = f"mpiboot {__version__}, Python {platform.python_version()}, {platform.platform()}"
@@ -49,7 +49,7 @@ def say(wrong: MpibootError) -> str:
     already_said = frozenset(wrong.finding.evidence)
     log.finding(wrong.finding)
     # Thousands of hosts may be missing: each is told once, as evidence, or all of a kind in a line.
-    left = [item for item in wrong.others if f"{item.host}: {item.said}" not in already_said]
+    left = [item for item in wrong.others if f"{item.host}: {item.message}" not in already_said]
     return render.termination(wrong.finding, say_findings(left, wrong.finding.hint))
 
 
@@ -69,5 +69,5 @@ def say_findings(found: Sequence[Finding], said_hint: str = "") -> tuple[Finding
     kinds = frozenset(told)
     for item in found:
         if item not in kinds:
-            log.debug(item.check, f"[{item.check}] {item.where}: {item.said}", host=item.host)
+            log.debug(item.check, f"[{item.check}] {item.where}: {item.message}", host=item.host)
     return told

@@ -52,13 +52,13 @@ def detail(attempts: Sequence[Attempt]) -> str:
     """Say what each port of each address answered; ports that said the same are one."""
     groups: dict[tuple[str, str], list[int]] = {}
     for attempt in attempts:
-        said = attempt.outcome.value + (f" ({attempt.said})" if attempt.said else "")
+        message = attempt.outcome.value + (f" ({attempt.message})" if attempt.message else "")
         if attempt.outcome is Outcome.HOST_KEY_DIFFERS:
-            said = f"{attempt.outcome.value} ({attempt.fingerprint})"
-        groups.setdefault((attempt.target.address, said), []).append(attempt.target.port)
+            message = f"{attempt.outcome.value} ({attempt.fingerprint})"
+        groups.setdefault((attempt.target.address, message), []).append(attempt.target.port)
     return "; ".join(
-        f"{said} on {address} port{'s' if len(ports) > 1 else ''} {', '.join(map(str, ports))}"
-        for (address, said), ports in groups.items()
+        f"{message} on {address} port{'s' if len(ports) > 1 else ''} {', '.join(map(str, ports))}"
+        for (address, message), ports in groups.items()
     )
 
 
@@ -105,7 +105,7 @@ def as_error(
         f"sshd on {where} {what} for user {target.user}",
         host=target.host,
         evidence=(
-            *((f"it says: {attempt.said}",) if attempt.said else ()),
+            *((f"it says: {attempt.message}",) if attempt.message else ()),
             f"authorized_keys of {target.user} there should hold: {public_line}",
         ),
         hint="launcher and workers must mount the same key Secret, the user must exist there, "
@@ -158,28 +158,28 @@ def why(
         refused: the seconds for which every port has refused connections.
         refusing: other ports of that address that have just refused connections.
     """
-    said = attempt.outcome.value
+    message = attempt.outcome.value
     if attempt.outcome in PROXIED and mesh is not None:
         hint = meshes.advice(mesh, ports, port_range)
-        return f"{said}, and {mesh.name}'s proxy is in front of this pod", hint
+        return f"{message}, and {mesh.name}'s proxy is in front of this pod", hint
     if attempt.outcome is Outcome.REFUSED:
         long = f", nothing has listened for {LONG:g} s" if refused >= LONG else ""
-        return f"{said}{long}", _COMMAND_HINT
+        return f"{message}{long}", _COMMAND_HINT
     if attempt.outcome in _FILTERED and refusing:
         port = attempt.target.port
         hint = _FILTERED_HINT.format(port=port, host=attempt.target.host, other=min(refusing))
-        return f"{said}, though other ports refuse", hint
+        return f"{message}, though other ports refuse", hint
     if attempt.stalled:
-        return f"{said}: {_LOST}", _LOST_HINT
+        return f"{message}: {_LOST}", _LOST_HINT
     if attempt.outcome is Outcome.SILENT:
-        return said, _SILENT_HINT
-    return said, None
+        return message, _SILENT_HINT
+    return message, None
 
 
 def more(reason: str, attempt: Attempt) -> str:
     """Give what a reason has beyond the attempt's own words, to stand behind them."""
-    said = reason.removeprefix(attempt.outcome.value).lstrip(":, ")
-    return f"; {said}" if said else ""
+    message = reason.removeprefix(attempt.outcome.value).lstrip(":, ")
+    return f"; {message}" if message else ""
 
 
 def unresolved(reason: NoAddress | None, conf: ResolvConf) -> str | None:

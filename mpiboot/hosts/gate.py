@@ -162,8 +162,8 @@ class FollowedHosts:
         moved = await self._pipelines.moved(worker)
         if moved and self._runs.get(_key(state.host)) is run:
             name = worker.host.name
-            said = f"{name} was ready at {worker.address}, but {moved}; waiting for it again"
-            log.info("gate", said, host=name)
+            message = f"{name} was ready at {worker.address}, but {moved}; waiting for it again"
+            log.info("gate", message, host=name)
             self._pipelines.restart(state)
             self._runs[_key(state.host)] = self._start(state)
         await asyncio.sleep(1 / _PER_SECOND)
@@ -379,13 +379,13 @@ def _failure(states: Sequence[HostState], late: Sequence[HostState], after: floa
     resolved = any(state.resolved for state in late)
     reference = "workers-unreachable" if resolved else "names-unresolved"
     verb = "are not ready" if resolved else "do not resolve"
-    said = f"{len(late)} of {len(states)} hosts {verb} after {round(after, 1):g} s: "
-    said += progress.missing(states)
+    message = f"{len(late)} of {len(states)} hosts {verb} after {round(after, 1):g} s: "
+    message += progress.missing(states)
     # Of many hosts there is a line a kind (error_report).
     each = found if len(found) <= many_hosts.MOST else ()
-    shown = tuple(f"{item.host}: {item.said}" for item in each)
+    shown = tuple(f"{item.host}: {item.message}" for item in each)
     hint = next((state.hint for state in late if state.hint), None)
-    return MpibootError(failed(reference, said, evidence=shown, hint=hint), others=found)
+    return MpibootError(failed(reference, message, evidence=shown, hint=hint), others=found)
 
 
 async def probe_once(

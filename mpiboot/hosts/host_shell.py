@@ -248,7 +248,7 @@ def read(output: str) -> HostAnswer:
         disks=tuple(_disks(rows.get("disk", ()))),
         ports=tuple((row.split()[0], row.split()[-1]) for row in rows.get("port", ()) if row),
         lacks=tuple(_pairs(rows.get("lacks", ()))),
-        connecting=tuple(_connecting(rows.get("connecting", ()))),
+        connecting=tuple(dict.fromkeys(_connecting(rows.get("connecting", ())))),
         listener=next(iter(rows.get("listener", ())), None),
         to_accept=_number(rows, "to-accept") or 0,
         overflows=_number(rows, "overflows") or 0,
@@ -288,7 +288,7 @@ def _disks(rows: Iterable[str]) -> list[tuple[str, int, int]]:
 
 
 def _by_path(rows: Iterable[str]) -> list[tuple[str, str]]:
-    return [(path, said) for path, _, said in (row.partition(" ") for row in rows)]
+    return [(path, message) for path, _, message in (row.partition(" ") for row in rows)]
 
 
 def _connecting(rows: Iterable[str]) -> list[Connecting]:

@@ -60,8 +60,8 @@ class HostfilePath:
 class NotYetError(Exception):
     """The file may still become one with hosts; ``reference`` is what it is if it doesn't."""
 
-    def __init__(self, reference: str, said: str) -> None:
-        super().__init__(said)
+    def __init__(self, reference: str, message: str) -> None:
+        super().__init__(message)
         self.reference = reference
 
 
@@ -106,8 +106,8 @@ def read(chosen: HostfilePath) -> str:
     except (FileNotFoundError, NotADirectoryError):
         raise NotYetError("hostfile-missing", f"{where} is not there") from None
     except (OSError, ValueError) as why:
-        said = getattr(why, "strerror", None) or str(why)
-        raise error("hostfile-invalid", f"{where} can't be read: {said}") from None
+        message = getattr(why, "strerror", None) or str(why)
+        raise error("hostfile-invalid", f"{where} can't be read: {message}") from None
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
@@ -123,14 +123,14 @@ def read(chosen: HostfilePath) -> str:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as why:
-        said = f"{where} is not text: byte {data[why.start]:#04x} at offset {why.start}"
-        raise error("hostfile-invalid", said) from None
+        message = f"{where} is not text: byte {data[why.start]:#04x} at offset {why.start}"
+        raise error("hostfile-invalid", message) from None
     if "\0" in text:
-        said = f"{where} is not text: a zero byte at offset {data.index(0)}"
-        raise error("hostfile-invalid", said)
+        message = f"{where} is not text: a zero byte at offset {data.index(0)}"
+        raise error("hostfile-invalid", message)
     if syntax.is_blank(text):
-        said = "has only comments" if text.strip() else "is empty"
-        raise NotYetError("hostfile-invalid", f"{where} {said}")
+        message = "has only comments" if text.strip() else "is empty"
+        raise NotYetError("hostfile-invalid", f"{where} {message}")
     return text
 
 
@@ -205,9 +205,9 @@ def _lsf(environ: Mapping[str, str]) -> HostfilePath | None:
     return HostfilePath(platforms.LSF_PAIRS, "LSF", Source.PLATFORM, text) if text else None
 
 
-def _hosts(task: VolcanoTask, because: str, source: Source) -> HostfilePath:
+def _hosts(task: VolcanoTask, reason: str, source: Source) -> HostfilePath:
     text = "" if task.where.startswith("/") else "\n".join(task.hosts)
-    return HostfilePath(task.where, because, source, text)
+    return HostfilePath(task.where, reason, source, text)
 
 
 def _tasks(environ: Mapping[str, str], folder: str) -> dict[str, VolcanoTask]:
@@ -293,8 +293,8 @@ async def find(
     others = list({item.path: item for item in reversed(others)}.values())[::-1]
     warnings = tuple(filter(None, (_differs(chosen, hosts, other) for other in others)))
     if hosts.passed_over:
-        said = f"{first_few(hosts.passed_over)}: passed over, expected `slots=N` or a comment"
-        warnings += (Finding("hostfile-invalid", Level.WARN, said),)
+        message = f"{first_few(hosts.passed_over)}: passed over, expected `slots=N` or a comment"
+        warnings += (Finding("hostfile-invalid", Level.WARN, message),)
     return JobHostfile(hosts, warnings, stamp, is_file=not (chosen.text or hosts.parts))
 
 
@@ -357,7 +357,7 @@ class HostfileFollower:
     def _put_off(self, wrong: MpibootError) -> None:
         self.pending = wrong
         log.info(
-            "hostfile", f"the hostfile has changed and can't be used yet: {wrong.finding.said}"
+            "hostfile", f"the hostfile has changed and can't be used yet: {wrong.finding.message}"
         )
 
 
@@ -377,8 +377,8 @@ async def _wait(chosen: HostfilePath, patience: float) -> tuple[tuple[int, ...],
             now = time.monotonic()
             if str(why) != last_said or now - said_at >= _SILENCE:
                 last_said, said_at = str(why), now
-                said = f"waiting for the hostfile: {last_said}; gives up in {lasting(left)}"
-                log.info("hostfile", said, path=chosen.path, gives_up_in=round(left, 1))
+                message = f"waiting for the hostfile: {last_said}; gives up in {lasting(left)}"
+                log.info("hostfile", message, path=chosen.path, gives_up_in=round(left, 1))
             await asyncio.sleep(min(look, left))
             look = min(look * 2, _LAST_LOOK)
 
@@ -392,17 +392,17 @@ def _differs(chosen: HostfilePath, hosts: Hostfile, other: HostfilePath) -> Find
     except NotYetError:
         if other.is_default:
             return None
-        said = f"{other.by}={other.path} names no hosts"
+        message = f"{other.by}={other.path} names no hosts"
     except Exception as why:  # noqa: BLE001 - a file that isn't used must not end the job
-        said = f"{other.by}={other.path} can't be used: {why}"
+        message = f"{other.by}={other.path} can't be used: {why}"
     else:
         if [(host.name, host.slots) for host in found.hosts] == [
             (host.name, host.slots) for host in hosts.hosts
         ]:
             return None
         name = other.path if other.is_default else f"{other.by}={other.path}"
-        said = (
+        message = (
             f"{name} differs ({counted(len(found.hosts), 'host')}, {counted(found.slots, 'slot')})"
         )
     used = f"{chosen.path} (named by {chosen.by})"
-    return Finding("hostfile-invalid", Level.WARN, f"{said}; mpiboot uses {used}")
+    return Finding("hostfile-invalid", Level.WARN, f"{message}; mpiboot uses {used}")

@@ -23,7 +23,7 @@ from mpiboot.core.wording import counted
 from mpiboot.hosts import host_shell
 from mpiboot.hosts.access import SshAccess
 from mpiboot.network import paths, worker_pairs
-from mpiboot.network.paths import PathHost, PathSeen, Way
+from mpiboot.network.paths import PathHost, PathSeen, PathTest
 from mpiboot.network.worker_pairs import KEPT, Dialled, Reached
 from mpiboot.ssh import attempt as ssh_attempt
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
@@ -194,9 +194,9 @@ class PairCheck:
         dialogue = await login.started if login.started else None
         # A server that takes one session at a time refused it then.
         dialogue = dialogue or await self._start(worker.address, connection)
-        said = await dialogue.line() if dialogue else ""
-        port = said.removeprefix(_LISTENS)
-        if dialogue is None or port == said or not port.isdecimal():
+        message = await dialogue.line() if dialogue else ""
+        port = message.removeprefix(_LISTENS)
+        if dialogue is None or port == message or not port.isdecimal():
             _not_checked(worker, "it has an older mpiboot, or no free port at that address")
             await connection.close()
             return
@@ -282,8 +282,8 @@ class PairCheck:
         self, source: _PairHost, target: _PairHost, address: str, port: int
     ) -> tuple[Reached, str, str, Reached | None] | None:
         line = f"{address} {port} {target.worker.port} {self._seconds:g}"
-        said = await source.dialogue.ask(line) if source.dialogue else ""
-        return worker_pairs.read(said)
+        message = await source.dialogue.ask(line) if source.dialogue else ""
+        return worker_pairs.read(message)
 
 
 def _among(
@@ -319,7 +319,7 @@ class _Probe:
 async def measure_paths(
     hosts: Sequence[PathHost],
     workers: Mapping[str, Worker],
-    chosen: Sequence[Way],
+    chosen: Sequence[PathTest],
     settings: Settings,
     access: SshAccess,
 ) -> tuple[tuple[PathSeen, ...], tuple[str, ...]]:
@@ -339,7 +339,7 @@ async def measure_paths(
 
     login = Login(access.key, host_key=access.host_key, mode=settings.host_keys)
     connections: list[Connection] = []
-    found: dict[Way, PathSeen] = {}
+    found: dict[PathTest, PathSeen] = {}
     probes: list[_Probe | None] = [None] * len(hosts)
 
     async def work() -> None:
@@ -362,7 +362,7 @@ async def measure_paths(
     return seen, without
 
 
-def _takes_part(way: Way, probes: Sequence[_Probe | None]) -> bool:
+def _takes_part(way: PathTest, probes: Sequence[_Probe | None]) -> bool:
     return probes[way.source] is not None and probes[way.target] is not None
 
 
@@ -384,18 +384,18 @@ async def _start(
         return None
     connections += kept
     dialogue = await kept[0].start(host_shell.paths([end.address for end in host.ends], ports))
-    said = await dialogue.line() if dialogue else ""
-    words = said.removeprefix(_PATHS_LISTEN).split()
-    if dialogue is None or words == said.split() or len(words) != len(host.ends):
+    message = await dialogue.line() if dialogue else ""
+    words = message.removeprefix(_PATHS_LISTEN).split()
+    if dialogue is None or words == message.split() or len(words) != len(host.ends):
         return None
     return _Probe(dialogue, tuple(map(int, words)), asyncio.Lock())
 
 
 async def _measure(
-    way: Way,
+    way: PathTest,
     hosts: Sequence[PathHost],
     probes: Sequence[_Probe | None],
-    found: dict[Way, PathSeen],
+    found: dict[PathTest, PathSeen],
 ) -> None:
     source, target = probes[way.source], probes[way.target]
     if source is None or target is None:
@@ -406,16 +406,16 @@ async def _measure(
         own, far = (hosts[place].ends[way.network] for place in (way.source, way.target))
         stream = paths.STREAM if way.stream else 0
         port, mtu = target.ports[way.network], min(own.mtu, far.mtu)
-        said = await source.dialogue.ask(
+        message = await source.dialogue.ask(
             f"{own.address} {far.address} {port} {mtu} {paths.SECONDS:g} {stream}"
         )
-    answer = paths.read(said)
+    answer = paths.read(message)
     if answer:
         found[way] = _seen(way, hosts, *answer)
 
 
 def _seen(
-    way: Way,
+    way: PathTest,
     hosts: Sequence[PathHost],
     how: Reached | None,
     microseconds: int | None = None,

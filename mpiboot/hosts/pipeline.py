@@ -408,8 +408,8 @@ class PodPipelines(Pipelines):
     async def _bring(self, state: HostState) -> Worker | None:
         pod = pod_of(state.host.name)
         if not pod:
-            said = "this host is an address, and kubectl enters a pod by its name"
-            raise error("hostfile-invalid", said, host=state.host.name)
+            message = "this host is an address, and kubectl enters a pod by its name"
+            raise error("hostfile-invalid", message, host=state.host.name)
         # What is missing is the pod, never a name's address.
         state.resolved = True
         self._set(state, Stage.KUBECTL)
@@ -428,7 +428,7 @@ class PodPipelines(Pipelines):
             return "" if there else f"its pod now has the address {now}"
         # Who gets no answer knows nothing of the pod.
         known = found.obstacle.trouble in (Trouble.NO_POD, Trouble.NOT_RUNNING)
-        return f"{found.obstacle.trouble.value}: {found.obstacle.said}" if known else ""
+        return f"{found.obstacle.trouble.value}: {found.obstacle.message}" if known else ""
 
     def restart(self, state: HostState) -> None:
         """Put a host that was ready back to the beginning; ``run`` is to be called again."""
@@ -480,7 +480,7 @@ class PodPipelines(Pipelines):
 
 
 def _obstacle_text(found: Obstacle) -> str:
-    return f"{found.trouble.value}: {found.said}"
+    return f"{found.trouble.value}: {found.message}"
 
 
 def _kubectl_denied(found: Obstacle, host: Host) -> MpibootError:

@@ -23,7 +23,7 @@ from mpiboot.core.wording import counted, first_few
 from mpiboot.hosts import host_shell
 from mpiboot.hosts.access import Kubectl, SshAccess, Trouble, pod_of
 from mpiboot.hosts.pipeline import facts_of
-from mpiboot.job.data import Meeting
+from mpiboot.job.program_words import Rendezvous
 from mpiboot.network import worker_network
 from mpiboot.network.records import WorkerNetwork
 from mpiboot.ssh import attempt as ssh_attempt
@@ -122,7 +122,7 @@ async def wait_until_settled(
     known = {worker.host.name: worker for worker in workers}
     wanted = settings.data_network is not DataNetworkUse.OFF
     remote = RemoteCommands(access, settings.host_keys)
-    pause, said, first = _FIRST, "", True
+    pause, message, first = _FIRST, "", True
     networks = {name: decide(worker) for name, worker in known.items()}
     while True:
         late = [name for name, worker in known.items() if wanted and worker.late]
@@ -131,8 +131,8 @@ async def wait_until_settled(
         if not names:
             return tuple(known.values()), networks
         line = _waiting_line(late, waiting)
-        if line != said:
-            said = line
+        if line != message:
+            message = line
             log.info("data-network", line, hosts=len(names))
         left = began + (settings.timeout if late else patience) - time.monotonic()
         if left <= 0:
@@ -158,18 +158,18 @@ async def wait_until_settled(
 def late_finding(worker: Worker) -> Finding:
     """Say that a worker's facts are missing, and why as far as it told."""
     why = f": {worker.look_failed}" if worker.look_failed else ""
-    said = f"it {NoFacts.LATE.value}{why}"
-    return failed("worker-facts", said, host=worker.host.name)
+    message = f"it {NoFacts.LATE.value}{why}"
+    return failed("worker-facts", message, host=worker.host.name)
 
 
 def _failure(late: Sequence[Worker], count: int) -> MpibootError:
     found = tuple(late_finding(worker) for worker in late)
-    said = (
+    message = (
         f"{len(late)} of {counted(count, 'worker')} did not gather their facts in time; "
         "without them their ranks would get other network settings than the rest"
     )
-    evidence = tuple(f"{item.host}: {item.said}" for item in found)
-    return MpibootError(failed("worker-facts", said, evidence=evidence), others=found)
+    evidence = tuple(f"{item.host}: {item.message}" for item in found)
+    return MpibootError(failed("worker-facts", message, evidence=evidence), others=found)
 
 
 def _waiting_line(late: Sequence[str], waiting: Mapping[str, Sequence[str]]) -> str:
@@ -203,7 +203,7 @@ async def _ask_again(worker: Worker, remote: RemoteCommands, *, first: bool) -> 
 
 
 async def look_at_master_port(
-    meeting: Meeting, worker: Worker | None, settings: Settings, access: SshAccess
+    meeting: Rendezvous, worker: Worker | None, settings: Settings, access: SshAccess
 ) -> tuple[Finding, ...]:
     """Ask rank 0's host who listens at the port; a host that does not answer is not judged.
 
@@ -223,5 +223,5 @@ async def look_at_master_port(
         log.debug("master-port", f"nobody listens at port {meeting.port} of {meeting.host}")
         return ()
     who = listener or "a process that can't be seen from this pod"
-    said = f"port {meeting.port}, where ranks are to meet ({meeting.by}), is taken by {who}"
-    return (failed("master-port", said, host=meeting.host),)
+    message = f"port {meeting.port}, where ranks are to meet ({meeting.by}), is taken by {who}"
+    return (failed("master-port", message, host=meeting.host),)

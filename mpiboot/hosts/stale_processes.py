@@ -95,8 +95,8 @@ def others_line(others: Sequence[OtherLauncher]) -> str:
 
 def error_of(others: Sequence[OtherLauncher], seconds: float) -> MpibootError:
     """Say that the workers are another launcher's."""
-    said = f"{others_line(others)}, still after {seconds:.0f} s: nothing was started"
-    return error("workers-held", said)
+    message = f"{others_line(others)}, still after {seconds:.0f} s: nothing was started"
+    return error("workers-held", message)
 
 
 NAME: Final = LAUNCH_ID
@@ -158,8 +158,8 @@ def _name_others_of_this_pod(workers: Iterable[Worker], job: str) -> None:
     hosts = [host for host, marks in seen.items() if beside & marks]
     if hosts:
         where = first_few(hosts)
-        said = f"another launch of this pod already runs on {where}; this one runs beside it"
-        log.info("stale-processes", said, hosts=len(hosts))
+        message = f"another launch of this pod already runs on {where}; this one runs beside it"
+        log.info("stale-processes", message, hosts=len(hosts))
 
 
 async def end(workers: Sequence[Worker], job: str, settings: Settings, access: SshAccess) -> None:
@@ -207,7 +207,7 @@ async def _wait_for_others(
     A pod that is being replaced still ends its job. A launcher that answers after that time is
     there; one that doesn't may have lost its node, which workers miss only after their keep-alive.
     """
-    started, said, pause = time.monotonic(), False, _FIRST
+    started, message, pause = time.monotonic(), False, _FIRST
     silent: Counter[str] = Counter()
     patience = min(settings.timeout, patience_for(settings.ssh_keepalive))
     look_at = min(patience, GRACE)
@@ -215,8 +215,8 @@ async def _wait_for_others(
         others = connected(workers, found, settings.ssh_keepalive)
         if not others:
             return found
-        if not said:
-            said = True
+        if not message:
+            message = True
             line = f"{others_line(others)}; waiting until it ends"
             log.info("other-launchers", line, launchers=len(others))
         elapsed = time.monotonic() - started
@@ -251,15 +251,15 @@ def _say(answers: Mapping[str, HostAnswer]) -> None:
     ended = {host: answer.ended for host, answer in answers.items() if answer.ended}
     left = {host: answer.left for host, answer in answers.items() if answer.left}
     for where, host, count in _lines(ended):
-        said = (
+        message = (
             f"{where}: ended {counted(count, 'process', 'processes')} left by an earlier launcher"
         )
-        log.info("stale-processes", f"{said} of this job", host=host, processes=count)
+        log.info("stale-processes", f"{message} of this job", host=host, processes=count)
     for where, host, count in _lines(left):
-        said = (
+        message = (
             f"{where}: {counted(count, 'process', 'processes')} of an earlier launcher of this job"
         )
-        log.warning("stale-processes", f"{said} can't be ended", host=host, processes=count)
+        log.warning("stale-processes", f"{message} can't be ended", host=host, processes=count)
 
 
 def _lines(counts: Mapping[str, int]) -> Iterable[tuple[str, str, int]]:

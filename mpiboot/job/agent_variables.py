@@ -42,16 +42,16 @@ def place(
         _let_all_live(builder, hosts)
     if any(_given_by_user(builder, row.leaving_var)):
         for item in row.attached:
-            builder.variable(item.name, item.value, item.because, Source.DETECTED)
+            builder.variable(item.name, item.value, item.reason, Source.DETECTED)
     _say_flagged_arguments(builder, instead_of_ssh)
     more = "" if agent == paths.agent else _ssh_words(agent)
     if more is None:
         agent = _first_of_list(agent)
-        because = (
+        reason = (
             f"{agent_by}, kept behind mpiboot's: mpiboot does not see whether it is connected, and "
             "can't end what it leaves on a host"
         )
-        builder.decide("launch-agent", agent, _source(builder, agent_by), because)
+        builder.decide("launch-agent", agent, _source(builder, agent_by), reason)
         if given:
             builder.set_env[row.agent_args_var] = given
         return agent, sshconfig.UserArgs()
@@ -62,11 +62,11 @@ def place(
             continue
         args = sshconfig.read_args(text)
         lines, words = (*lines, *args.lines), (*words, *args.words)
-        because = f"{name}, read into the private ssh_config behind mpiboot's own"
+        reason = f"{name}, read into the private ssh_config behind mpiboot's own"
         if instead_of_ssh:
-            because = f"{name}, which {instead_of_ssh} does not read"
+            reason = f"{name}, which {instead_of_ssh} does not read"
             _say_lost(builder, name, sshconfig.lost_with_own_client(args), instead_of_ssh)
-        builder.decide("ssh-arguments", text, _source(builder, name), because)
+        builder.decide("ssh-arguments", text, _source(builder, name), reason)
         if args.without_effect:
             builder.warn(
                 "settings-conflict",
@@ -113,19 +113,19 @@ def _settle_kind(builder: PlanBuilder, agent: str) -> None:
     for name in (kind.name, *row.agent_kind_aliases):
         theirs = builder.environ.get(name, "")
         if theirs and theirs != kind.value:
-            said = f"{name}={theirs} is taken out: {kind.because}"
+            message = f"{name}={theirs} is taken out: {kind.reason}"
             if theirs == _FORK:
-                said += ", and fork starts every rank in this pod, whatever the hostfile says"
-            builder.warn("settings-conflict", said)
+                message += ", and fork starts every rank in this pod, whatever the hostfile says"
+            builder.warn("settings-conflict", message)
     if " " in agent:
-        said = (
+        message = (
             f"mpiboot's launch agent can only be called as `{agent}`: its execute bit is lost, or "
             f"its folder is mounted noexec, and {row.title} takes the path of a program alone"
         )
         hint = "install mpiboot where programs may be executed, or use Open MPI"
-        builder.fail("runtime-folder", said, hint)
+        builder.fail("runtime-folder", message, hint)
     builder.unset_env.update((*row.agent_kind_aliases, *row.agent_aliases))
-    builder.force(kind.name, kind.value, kind.because, Source.DEFAULT)
+    builder.force(kind.name, kind.value, kind.reason, Source.DEFAULT)
 
 
 def settle_kind_on_the_line(builder: PlanBuilder, daemons: Collection[str]) -> None:
@@ -138,13 +138,15 @@ def settle_kind_on_the_line(builder: PlanBuilder, daemons: Collection[str]) -> N
         return
     if asked != _FORK:
         builder.take_off("launcher")
-        said = (
+        message = (
             f"-launcher {asked} is taken off the mpirun line, daemons are started by {kind.value}"
         )
-        builder.warn("settings-conflict", f"{said}: {kind.because}")
+        builder.warn("settings-conflict", f"{message}: {kind.reason}")
     elif daemons:
-        said = f"-launcher {asked} on the mpirun line starts every rank in this pod, and none on "
-        builder.fail("settings-conflict", f"{said}{first_few(daemons)}", "take it out")
+        message = (
+            f"-launcher {asked} on the mpirun line starts every rank in this pod, and none on "
+        )
+        builder.fail("settings-conflict", f"{message}{first_few(daemons)}", "take it out")
 
 
 def _take_agent(builder: PlanBuilder) -> tuple[str, str]:
@@ -191,13 +193,13 @@ def _let_all_live(builder: PlanBuilder, hosts: int) -> None:
     theirs = (flagged or carried).strip()
     if theirs.isascii() and theirs.isdigit() and 0 < int(theirs) < hosts:
         by = f"--mca {parameter(name)} {theirs}" if flagged else f"{name}={theirs}"
-        said = f"{by} is raised to {hosts}, the number of hosts: {why}, and mpirun would wait"
-        builder.warn("settings-conflict", said)
+        message = f"{by} is raised to {hosts}, the number of hosts: {why}, and mpirun would wait"
+        builder.warn("settings-conflict", message)
         builder.take_off(parameter(name))
         builder.force(name, str(hosts), f"in place of {by}: {why}", Source.DETECTED)
     elif hosts > DEFAULT_CONCURRENCY:
-        because = f"{why}; fewer at once would wait for ever"
-        builder.variable(name, str(hosts), because, Source.DETECTED)
+        reason = f"{why}; fewer at once would wait for ever"
+        builder.variable(name, str(hosts), reason, Source.DETECTED)
 
 
 def _first(builder: PlanBuilder, names: Iterable[str]) -> tuple[str, str]:

@@ -61,8 +61,10 @@ def judge_named_links(builder: PlanBuilder, observed: Observed) -> None:
         # Of a network in which nothing has an address Open MPI says nothing, and takes all links.
         if daemons and observed.own and "/" not in value and lacks_links(observed.own, value):
             there = _link_names(observed.own)
-            said = f"{by}: no such link in the launcher's pod (there are {there}), and mpirun ends"
-            builder.fail("interface-missing", said, "name a link that launcher and workers have")
+            message = (
+                f"{by}: no such link in the launcher's pod (there are {there}), and mpirun ends"
+            )
+            builder.fail("interface-missing", message, "name a link that launcher and workers have")
             continue
         lacking = {
             worker.host.name: worker.facts
@@ -71,9 +73,9 @@ def judge_named_links(builder: PlanBuilder, observed: Observed) -> None:
         }
         if lacking:
             there = _link_names(next(iter(lacking.values())))
-            said = f"{by}: {first_few(lacking)} has no such link (there are {there}): {then}"
+            message = f"{by}: {first_few(lacking)} has no such link (there are {there}): {then}"
             hint = f"take {name} out, or name a link that every worker has"
-            builder.warn("settings-conflict", said, hint)
+            builder.warn("settings-conflict", message, hint)
 
 
 def links_gone(facts: PodFacts, value: str) -> list[str]:
@@ -147,38 +149,44 @@ def settle_ip_version(builder: PlanBuilder, observed: Observed) -> int:
     if not alone:
         if ipv4_only or observed.mpi_ipv6 is False:
             what = "speaks IPv4 alone" if ipv4_only else "is built without IPv6"
-            because = f"this MPI {what}, and every pod has an IPv4 address too"
-            builder.decide(_IP_VERSION, "IPv4", Source.DETECTED, because)
+            reason = f"this MPI {what}, and every pod has an IPv4 address too"
+            builder.decide(_IP_VERSION, "IPv4", Source.DETECTED, reason)
             return IPV4
         _keep_to(builder, IPV6, "the control addresses are IPv6")
     elif observed.mpi_ipv6 is False:
-        said = f"{observed.mpi.said or builder.row.title} is built without IPv6 (ompi_info says so)"
-        builder.fail(_IP_VERSION, f"{said}, and {_some_pods(alone)} no IPv4 address")
+        message = (
+            f"{observed.mpi.banner or builder.row.title} is built without IPv6 (ompi_info says so)"
+        )
+        builder.fail(_IP_VERSION, f"{message}, and {_some_pods(alone)} no IPv4 address")
         return IPV6
     elif ipv4_only:
-        said = f"the daemons of {builder.row.title} speak IPv4 alone"
+        message = f"the daemons of {builder.row.title} speak IPv4 alone"
         hint = "give the pods IPv4 addresses too (dual stack), or take Open MPI"
-        found = failed(_IP_VERSION, f"{said}, and {_some_pods(alone)} no IPv4 address", hint=hint)
+        found = failed(
+            _IP_VERSION, f"{message}, and {_some_pods(alone)} no IPv4 address", hint=hint
+        )
         builder.findings.append(found)
         return IPV6
     else:
         builder.decide(_IP_VERSION, "IPv6", Source.DETECTED, f"{_some_pods(alone)} no IPv4 address")
     for item in builder.row.ipv6:
-        builder.variable(item.name, item.value, item.because, Source.DETECTED)
+        builder.variable(item.name, item.value, item.reason, Source.DETECTED)
     if alone and builder.row.cut_prefix_var:
         _give_aliases(builder, observed)
     return IPV6
 
 
-def _keep_to(builder: PlanBuilder, version: int, because: str) -> None:
-    builder.decide(_IP_VERSION, f"IPv{version}", Source.DETECTED, because)
+def _keep_to(builder: PlanBuilder, version: int, reason: str) -> None:
+    builder.decide(_IP_VERSION, f"IPv{version}", Source.DETECTED, reason)
     other = IPV6 if version == IPV4 else IPV4
-    said = f"keeps to IPv{version}; it would try addresses of both"
+    message = f"keeps to IPv{version}; it would try addresses of both"
     if builder.row.not_version_var:
         value = str(other)
-        builder.variable(builder.row.not_version_var, value, f"MPI's TCP {said}", Source.DETECTED)
+        builder.variable(
+            builder.row.not_version_var, value, f"MPI's TCP {message}", Source.DETECTED
+        )
     for name in (item for item in builder.row.not_daemons_vars if f"_ipv{other}_" in item):
-        builder.variable(name, "1", f"the daemons' TCP {said}", Source.DETECTED)
+        builder.variable(name, "1", f"the daemons' TCP {message}", Source.DETECTED)
 
 
 def _ip_version(address: str) -> int:
@@ -220,9 +228,9 @@ def _give_aliases(builder: PlanBuilder, observed: Observed) -> None:
     """Keep PRRTE's daemons from their crash, where this release has it."""
     row, version = builder.row, version_number(observed.mpi.version)
     if _PMIX_BLIND[0] <= version < _PMIX_BLIND[1]:
-        said = f"{row.title} {observed.mpi.version} is known to see no IPv6 addresses"
+        message = f"{row.title} {observed.mpi.version} is known to see no IPv6 addresses"
         hint = "use 5.0.6 or newer (open-mpi/ompi#12771), or give the pods IPv4 addresses too"
-        builder.warn(_IP_VERSION, said, hint)
+        builder.warn(_IP_VERSION, message, hint)
     if version >= _ALIASES_SINCE or builder.environ.get(row.cut_prefix_var):
         return
     own = observed.own.hostname if observed.own else ""
@@ -232,15 +240,15 @@ def _give_aliases(builder: PlanBuilder, observed: Observed) -> None:
     ]
     prefix = cut_prefix([*([own] if own else []), *theirs])
     if not prefix:
-        said = f"{row.title} {observed.mpi.version} crashes in pods without an IPv4 address"
+        message = f"{row.title} {observed.mpi.version} crashes in pods without an IPv4 address"
         hint = "use 5.0.9 or newer, or give the pods IPv4 addresses too (dual stack)"
-        builder.fail(_IP_VERSION, said, hint)
+        builder.fail(_IP_VERSION, message, hint)
         return
-    because = f"{observed.mpi.version} crashes in a pod without IPv4 that has no second name"
-    builder.variable(row.cut_prefix_var, prefix, because, Source.DETECTED)
+    reason = f"{observed.mpi.version} crashes in a pod without IPv4 that has no second name"
+    builder.variable(row.cut_prefix_var, prefix, reason, Source.DETECTED)
     if observed.local:
-        because = "its name is cut, so mpirun asks for each host to find its own"
-        builder.variable(row.not_resolve_var, "0", because, Source.DETECTED)
+        reason = "its name is cut, so mpirun asks for each host to find its own"
+        builder.variable(row.not_resolve_var, "0", reason, Source.DETECTED)
 
 
 def cut_prefix(hostnames: Sequence[str]) -> str:
@@ -279,10 +287,10 @@ def pin_control(builder: PlanBuilder, observed: Observed, resolved: Resolved) ->
         link = control.name_in(decision.value, observed.links, observed.workers)
         why_not = f"{builder.row.title} takes no IPv6 network, and no one link name fits all pods"
         if not link and decision.source is not Source.DETECTED:
-            said = f"{decision.because}={decision.value}: {why_not}"
-            builder.fail("settings-conflict", said, "name a link")
-        because = f"the link of {decision.value}, as {builder.row.title} takes no IPv6 network"
-        found = Decision("control-link", link, decision.source, f"{decision.because}: {because}")
+            message = f"{decision.reason}={decision.value}: {why_not}"
+            builder.fail("settings-conflict", message, "name a link")
+        reason = f"the link of {decision.value}, as {builder.row.title} takes no IPv6 network"
+        found = Decision("control-link", link, decision.source, f"{decision.reason}: {reason}")
         decision = found if link else None
     if decision:
         builder.decisions.append(decision)
@@ -296,7 +304,7 @@ def pin_control(builder: PlanBuilder, observed: Observed, resolved: Resolved) ->
     judge_named_links(builder, observed)
     on_control = resolved.settings.mpi_network is MpiNetwork.CONTROL
     for item in builder.row.on_control_link if on_control else ():
-        builder.variable(item.name, item.value, item.because, Source.DEFAULT)
+        builder.variable(item.name, item.value, item.reason, Source.DEFAULT)
     if own_link and (not on_control or (decision and network(decision.value))):
         return  # no name fits all pods: a worker that tells its links has its own by now
     for name in builder.row.mpi_link_vars:
@@ -319,17 +327,17 @@ def _refuse_missing_link(builder: PlanBuilder, observed: Observed, resolved: Res
     ]
     if lacking:
         named = f"{resolved.given['control_ifname']}={resolved.settings.control_ifname}"
-        said = f"{named}: no such link in {first_few(lacking)}"
-        builder.fail("interface-missing", said)
+        message = f"{named}: no such link in {first_few(lacking)}"
+        builder.fail("interface-missing", message)
 
 
 def _refuse_to_choose(builder: PlanBuilder, resolved: Resolved) -> None:
     """Refuse to move MPI's own messages where this MPI chooses what carries them."""
     row, given = builder.row, resolved.given["mpi_network"]
     if row.own_transports and resolved.settings.mpi_network is MpiNetwork.DATA:
-        said = f"{given}=data has no meaning for {row.title}: {row.own_transports}"
+        message = f"{given}=data has no meaning for {row.title}: {row.own_transports}"
         hint = f"leave {given} out"
-        builder.fail("settings-conflict", said, hint)
+        builder.fail("settings-conflict", message, hint)
 
 
 def pin_ports(builder: PlanBuilder, observed: Observed, resolved: Resolved, version: int) -> None:
@@ -347,10 +355,10 @@ def pin_ports(builder: PlanBuilder, observed: Observed, resolved: Resolved, vers
     share = max(2, count // 4)
     most = max((host.slots for host in observed.hostfile.hosts), default=0)
     if count - share < most:
-        said = (
+        message = (
             f"{given} has {count} ports, of which daemons need {share}, and a host has {most} slots"
         )
-        builder.fail("settings-conflict", said, "name a wider range")
+        builder.fail("settings-conflict", message, "name a wider range")
         return
     # For both versions, the sockets of IPv4 would take the ports that those of IPv6 wait for.
     for name in (item for item in row.daemon_ports_vars if f"_ipv{version}_" in item):
@@ -381,8 +389,8 @@ def _own_link(observed: Observed, decision: Decision | None) -> Decision | None:
     if decision and decision.source is not Source.DETECTED:
         names = {control.name_in(decision.value, observed.links, ())}
     (name,) = names if len(names) == 1 else {""}
-    because = "the launcher's link to all workers: daemons connect to its address"
-    return Decision("daemon-link", name, Source.DETECTED, because) if name else None
+    reason = "the launcher's link to all workers: daemons connect to its address"
+    return Decision("daemon-link", name, Source.DETECTED, reason) if name else None
 
 
 def tcp_optional(builder: PlanBuilder, settings: Settings, transport: Transport | None) -> str:
@@ -433,12 +441,12 @@ def _pin_daemons(builder: PlanBuilder, observed: Observed, decision: Decision | 
         builder.decide(row.daemon_link_var, value, Source.FLAG, "given on the mpirun line")
     elif carried and carried != row.daemon_link_var:
         name, value = carried, builder.environ[carried]
-        because = f"carried over from {carried}, which {row.title} does not read"
-        builder.force(row.daemon_link_var, value, because, builder.set_by(carried)[0])
+        reason = f"carried over from {carried}, which {row.title} does not read"
+        builder.force(row.daemon_link_var, value, reason, builder.set_by(carried)[0])
     else:
         name, value = row.daemon_link_var, builder.environ.get(row.daemon_link_var, "")
         if decision and not _excluded(builder, name, names):
-            builder.variable(name, decision.value, decision.because, decision.source)
+            builder.variable(name, decision.value, decision.reason, decision.source)
             value = value or decision.value
     if row.one_link and "," in value:
         note = builder.warn if flag or carried else builder.fail
@@ -457,7 +465,7 @@ def _excluded(builder: PlanBuilder, name: str, includes: Iterable[str]) -> bool:
         if builder.environ.get(item) or parameter(item) in builder.line.mca:
             flagged = parameter(item) in builder.line.mca
             source, by = (Source.FLAG, "on the mpirun line") if flagged else builder.set_by(item)
-            said = f"not set: {item} is ({by}), and both can't be"
-            builder.decide(name, "", source, said)
+            message = f"not set: {item} is ({by}), and both can't be"
+            builder.decide(name, "", source, message)
             return True
     return False

@@ -21,6 +21,7 @@ from mpiboot.job import mpi_environment
 from mpiboot.job.dialects import Export
 from mpiboot.job.placement import Placement
 from mpiboot.job.plan_builder import Observed, PlanBuilder
+from mpiboot.job.program_words import Rendezvous
 from mpiboot.network import control, decision, worker_network
 from mpiboot.network.decision import DataNetwork
 from mpiboot.network.records import Proposal, Transport, WorkerNetwork, usable
@@ -72,9 +73,9 @@ def _of_the_mpi(builder: PlanBuilder, workers: Iterable[Worker]) -> tuple[Propos
         for name in builder.row.mpi_link_vars
         if decision.owner(name) and not name.startswith("OMPI_")
     ]
-    because = f"messages of {builder.row.title} on the control link"
+    reason = f"messages of {builder.row.title} on the control link"
     return tuple(
-        Proposal(name, link.name, "mpi-link", because, worker.host.name)
+        Proposal(name, link.name, "mpi-link", reason, worker.host.name)
         for name in names
         for worker in workers
         if worker.facts and (link := control.link_of(worker.address, worker.facts.links))
@@ -161,11 +162,11 @@ def _short(found: DataNetwork) -> tuple[Decision, ...]:
     whole, *others = found.decisions
     shown = [f"{name}={value}" for name, value in found.common.items()]
     shown += [f"{name} per worker" for name in _differing(found)]
-    because = whole.because + (f"; set: {', '.join(shown)}" if shown else "")
+    reason = whole.reason + (f"; set: {', '.join(shown)}" if shown else "")
     kept = [
         item for item in others if decision.owner(item.name) and item.source is Source.ENVIRONMENT
     ]
-    return (replace(whole, because=because), *kept)
+    return (replace(whole, reason=reason), *kept)
 
 
 def _differing(found: DataNetwork) -> list[str]:
@@ -179,15 +180,6 @@ _PORT: Final = "MASTER_PORT"
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
-    """Rank 0's host as mpirun calls it, the port at which rank 0 is to listen, and what says so."""
-
-    host: str
-    port: int
-    by: str
-
-
-@dataclass(frozen=True, slots=True)
 class RankEnv:
     """The words that each program is started by, and what mpirun's environment gets for them.
 
@@ -196,7 +188,7 @@ class RankEnv:
 
     before: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
-    meeting: Meeting | None = None
+    meeting: Rendezvous | None = None
 
 
 def decide_rank_env(
@@ -213,24 +205,24 @@ def decide_rank_env(
     written = _on_the_line(builder.line.argv)
     asked = resolved.settings.rank_env and not written
     if asked:
-        said, hint = _unfit(builder, observed)
-        if said:
-            said = f"{resolved.given['rank_env']}: {said}"
-            builder.fail("settings-conflict", said, hint)
+        message, hint = _unfit(builder, observed)
+        if message:
+            message = f"{resolved.given['rank_env']}: {message}"
+            builder.fail("settings-conflict", message, hint)
             return RankEnv()
         given = resolved.given["rank_env"]
         builder.decide("rank-env", " ".join(_BEFORE), given.source, f"{given}: before each program")
     elif not written:
         return RankEnv()
     port, by = resolved.settings.master_port, resolved.given["master_port"]
-    said = "PyTorch's own default" if by.source is Source.DEFAULT else str(by)
+    message = "PyTorch's own default" if by.source is Source.DEFAULT else str(by)
     found = _address(builder, observed, placed)
     on_data = resolved.settings.master_network is MpiNetwork.DATA
     if on_data and found[0] and not _ranks_have(builder, observed, _ADDRESS):
         found = _on_the_data_network(builder, resolved, placed.first, network, observed)
     variables = {
         **_set_for_ranks(builder, observed, _ADDRESS, *found),
-        **_set_for_ranks(builder, observed, _PORT, str(port), said, by.source),
+        **_set_for_ranks(builder, observed, _PORT, str(port), message, by.source),
     }
     return RankEnv(_BEFORE if asked else (), variables, _meeting(builder, variables, placed.first))
 
@@ -243,11 +235,14 @@ def _unfit(builder: PlanBuilder, observed: Observed) -> tuple[str, str]:
         if worker.facts is None and worker.no_facts is NoFacts.NO_MPIBOOT
     ]
     if without:
-        said = f"{first_few(without)} {NoFacts.NO_MPIBOOT.value}, and ranks are started by it"
-        return said, "install it in the workers' image, or set RANK and the others in the program"
+        message = f"{first_few(without)} {NoFacts.NO_MPIBOOT.value}, and ranks are started by it"
+        return (
+            message,
+            "install it in the workers' image, or set RANK and the others in the program",
+        )
     if builder.line.mpirun and any(app.program is None for app in builder.line.apps):
-        said = "it is not known where on the mpirun line the program begins"
-        return said, f"write `{' '.join(_BEFORE)}` there, before the program"
+        message = "it is not known where on the mpirun line the program begins"
+        return message, f"write `{' '.join(_BEFORE)}` there, before the program"
     return "", ""
 
 
@@ -265,13 +260,13 @@ def _address(
         if placed.left and not _ranks_have(builder, observed, _ADDRESS):
             builder.findings.append(_unknown_host(placed.left))
         return "", "", Source.DETECTED
-    because = f"rank 0 runs on {name}: its address on the control link"
+    reason = f"rank 0 runs on {name}: its address on the control link"
     for worker in observed.workers:
         if observed.called(worker.host.name) == name:
             own = worker.facts.control_address if worker.facts else ""
-            return own or worker.address, because, Source.DETECTED
+            return own or worker.address, reason, Source.DETECTED
     if observed.own and name in {observed.called(host.name) for host in observed.local}:
-        return observed.own.control_address or name, because, Source.DETECTED
+        return observed.own.control_address or name, reason, Source.DETECTED
     return name, f"rank 0 runs on {name}, of which no address is known", Source.DETECTED
 
 
@@ -283,30 +278,30 @@ def _on_the_data_network(
     for one in network.networks:
         if observed.called(one.host) == name and one.plain:
             link = one.plain[0]
-            because = (
+            reason = (
                 f"{given}=data: rank 0 runs on {name}, its address on the data link {link.name}"
             )
-            return str(usable(link)[0].ip), because, given.source
-    said = f"{given}=data: {name}, where rank 0 runs, has no data link with an address"
-    builder.fail("settings-conflict", said, hint="leave it out: the control link is in all pods")
+            return str(usable(link)[0].ip), reason, given.source
+    message = f"{given}=data: {name}, where rank 0 runs, has no data link with an address"
+    builder.fail("settings-conflict", message, hint="leave it out: the control link is in all pods")
     return "", "", given.source
 
 
-def _meeting(builder: PlanBuilder, variables: Mapping[str, str], host: str) -> Meeting | None:
+def _meeting(builder: PlanBuilder, variables: Mapping[str, str], host: str) -> Rendezvous | None:
     """Give the port that rank 0 will listen at, and its host; None where one isn't known here."""
     line = builder.line.export_values.get(_PORT)
     port = line or variables.get(_PORT) or builder.environ.get(_PORT, "")
     if not host or not port.isascii() or not port.isdigit():
         return None
     own = _PORT if line or builder.environ.get(_PORT) else f"{PREFIX}{_PORT}"
-    return Meeting(host, int(port), own)
+    return Rendezvous(host, own, int(port))
 
 
 def _unknown_host(left: str) -> Finding:
     """Refuse ranks that would not find each other."""
-    said = f"{left}: mpirun alone decides which host gets rank 0, where all ranks meet"
+    message = f"{left}: mpirun alone decides which host gets rank 0, where all ranks meet"
     hint = f"set {_ADDRESS} to that host's name in the launcher's pod"
-    return failed("settings-conflict", said, hint=hint)
+    return failed("settings-conflict", message, hint=hint)
 
 
 def _by_workers(observed: Observed, name: str) -> bool:
@@ -323,7 +318,7 @@ def _ranks_have(builder: PlanBuilder, observed: Observed, name: str) -> bool:
 
 
 def _set_for_ranks(
-    builder: PlanBuilder, observed: Observed, name: str, value: str, because: str, source: Source
+    builder: PlanBuilder, observed: Observed, name: str, value: str, reason: str, source: Source
 ) -> dict[str, str]:
     """Set a variable of the ranks unless the user's line, environment or pods have it."""
     if name in builder.line.export_values:
@@ -332,5 +327,5 @@ def _set_for_ranks(
     elif _by_workers(observed, name) and not builder.environ.get(name):
         builder.decide(name, "", Source.DETECTED, "the workers' own pods set it")
     elif value or builder.environ.get(name):
-        builder.variable(name, value, because, source)
+        builder.variable(name, value, reason, source)
     return {name: builder.set_env[name]} if name in builder.set_env else {}

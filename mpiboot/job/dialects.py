@@ -39,7 +39,7 @@ class Variable:
 
     name: str
     value: str
-    because: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

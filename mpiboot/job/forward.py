@@ -22,7 +22,7 @@ class Withheld:
     """A variable that stays here although a rule or the user (``asked``) would forward it."""
 
     name: str
-    because: str
+    reason: str
     asked: bool
 
 
@@ -171,9 +171,9 @@ def _local_row(name: str, value: str) -> tuple[str, bool] | None:
     The value matters for ``X_PORT`` alone: a cluster's service variable holds an address such
     as ``tcp://10.96.0.1:443``, another program's holds a number.
     """
-    for pattern, because, breaks in POD_LOCAL:
+    for pattern, reason, breaks in POD_LOCAL:
         if matches(name, pattern):
-            return because, breaks
+            return reason, breaks
     if of_service(name, value):
         return "the cluster sets it in every pod", False
     return None
@@ -190,9 +190,9 @@ def _first(name: str, patterns: Iterable[str]) -> str:
 
 
 def _reason(name: str, more: Collection[str]) -> str:
-    for pattern, because in ALLOWED:
+    for pattern, reason in ALLOWED:
         if matches(name, pattern):
-            return because
+            return reason
     asked = _first(name, more)
     return f"MPIBOOT_FORWARD has {asked}" if asked else ""
 
@@ -234,10 +234,10 @@ def select(
     unnamed: dict[str, str] = {}
     unknown: list[str] = []
     for name in sorted(environ):
-        because = _reason(name, more)
+        reason = _reason(name, more)
         if name in given:
             continue
-        if not because:
+        if not reason:
             why = _first(name, never) or _first(name, by_itself)
             if not why and _NAME.fullmatch(name) and not _local_row(name, environ[name]):
                 unknown.append(name)
@@ -246,10 +246,10 @@ def select(
         if why_not:
             withheld.append(Withheld(name, why_not, asked=name in more))
         elif _first(name, by_itself):
-            unnamed[name] = because
+            unnamed[name] = reason
         else:
             secret = "; a secret: by name, its value is never shown" if is_secret(name) else ""
-            names[name] = because + secret
+            names[name] = reason + secret
     withheld += [
         Withheld(name, "it is not set in this pod", asked=True)
         for name in more
@@ -308,8 +308,8 @@ def scrub(
     for name, value in environ.items():
         manager = next((who for prefix, who in MANAGERS if name.startswith(prefix)), "")
         if manager and name not in _NO_MANAGER and not name.startswith(tuple(managers)):
-            because = f"{manager} does not run this pod, and mpirun would look for its allocation"
-            removed.append((name, because))
+            reason = f"{manager} does not run this pod, and mpirun would look for its allocation"
+            removed.append((name, reason))
         else:
             kept[name] = value
     return kept, tuple(sorted(removed))

@@ -45,11 +45,11 @@ _KEYS: Final = {
 class LineError(Exception):
     """What is wrong in a line, at which column (from 0)."""
 
-    def __init__(self, column: int, said: str) -> None:
+    def __init__(self, column: int, message: str) -> None:
         """Say what is wrong where."""
-        super().__init__(said)
+        super().__init__(message)
         self.column = column
-        self.said = said
+        self.message = message
 
 
 def _shown(text: str) -> str:
@@ -279,9 +279,9 @@ def _added(first: Host, again: Host) -> Host:
     )
 
 
-def _invalid(where: str, said: str, named_by: str) -> MpibootError:
+def _invalid(where: str, message: str, named_by: str) -> MpibootError:
     evidence = (f"this hostfile is named by {named_by}",) if named_by else ()
-    return error("hostfile-invalid", f"{where}: {said}", evidence=evidence)
+    return error("hostfile-invalid", f"{where}: {message}", evidence=evidence)
 
 
 def parse(text: str, path: str, named_by: str) -> Hostfile:
@@ -312,7 +312,7 @@ def parse(text: str, path: str, named_by: str) -> Hostfile:
             found[key] = _added(found[key], host) if key in found else host
         except LineError as wrong:
             where = f"{path}:{number}:{wrong.column + 1}"
-            raise _invalid(where, wrong.said, named_by) from None
+            raise _invalid(where, wrong.message, named_by) from None
     if not found:
         raise _invalid(path, "has no hosts, expected one `host slots=N` a line", named_by)
     return Hostfile(path, named_by, tuple(found.values()), passed_over=tuple(passed_over))

@@ -50,25 +50,25 @@ def decide_binding(builder: PlanBuilder, observed: Observed, oversubscribe: Give
     if line.bind_to:
         builder.decide("binding", line.bind_to, Source.FLAG, "given on the mpirun line")
     elif line.pinned_by:
-        said = f"{', '.join(line.pinned_by)} on the mpirun line"
-        builder.decide("binding", "left to mpirun", Source.FLAG, said)
-    for name, (value, source, said) in variables.items():
-        builder.decide(name, value, source, said)
+        message = f"{', '.join(line.pinned_by)} on the mpirun line"
+        builder.decide("binding", "left to mpirun", Source.FLAG, message)
+    for name, (value, source, message) in variables.items():
+        builder.decide(name, value, source, message)
     if oversubscribe and row.oversubscribes_by_mapping and not _mapped(builder, variables):
-        because = (
+        reason = (
             f"asked for by {oversubscribe}: without a mapping beside it {row.title} starts all "
             "ranks on the first host"
         )
-        builder.force(row.map_var, row.oversubscribe_value, because, oversubscribe.source)
+        builder.force(row.map_var, row.oversubscribe_value, reason, oversubscribe.source)
     if line.pinned_by or variables or not row.bind_var:
         return
     shared = _why_not_bound(_pods_of_ranks(observed))
     if shared:
-        because = f"ranks are not bound: {shared}"
-        builder.variable(row.bind_var, row.bind_value, because, Source.DETECTED)
+        reason = f"ranks are not bound: {shared}"
+        builder.variable(row.bind_var, row.bind_value, reason, Source.DETECTED)
     else:
-        said = "each pod has CPUs of its own, and a core for each slot"
-        builder.decide("binding", "left to mpirun", Source.DETECTED, said)
+        message = "each pod has CPUs of its own, and a core for each slot"
+        builder.decide("binding", "left to mpirun", Source.DETECTED, message)
 
 
 def _pinning_variables(builder: PlanBuilder) -> Mapping[str, tuple[str, Source, str]]:
@@ -229,9 +229,9 @@ def _of_the_user(builder: PlanBuilder) -> Iterator[tuple[str, str]]:
         # Of its line 5.0 understands the names for its daemons; the rest goes to the ranks.
         for name in builder.line.mca if prefix == _OMPI else ():
             if name.startswith("btl_"):
-                said = _instead(builder.environ, name, table)
-                if said:
-                    yield f"--mca {name}", said[1]
+                message = _instead(builder.environ, name, table)
+                if message:
+                    yield f"--mca {name}", message[1]
 
 
 def _instead(
@@ -260,9 +260,9 @@ def _no_openib(builder: PlanBuilder) -> None:
         if _OPENIB not in value.lstrip("^").split(",") or (out and name in builder.of_files):
             continue
         then = "it may be left out" if out else "MPI ends over a transport that it does not have"
-        said = f"{name}={value}: {builder.row.title} has no openib, and {then}"
+        message = f"{name}={value}: {builder.row.title} has no openib, and {then}"
         hint = "" if out else "take it out: UCX carries InfiniBand and RoCE (OMPI_MCA_pml=ucx)"
-        builder.warn("usage", said, hint)
+        builder.warn("usage", message, hint)
 
 
 # The decision that names what ranks don't get.
@@ -276,10 +276,10 @@ def set_constants(builder: PlanBuilder, observed: Observed, *, oversubscribe: Gi
     """
     row = builder.row
     for item in row.constants:
-        builder.variable(item.name, item.value, item.because, Source.DEFAULT)
+        builder.variable(item.name, item.value, item.reason, Source.DEFAULT)
     if observed.identity.uid == 0:
         for item in row.root:
-            builder.variable(item.name, item.value, item.because, Source.DETECTED)
+            builder.variable(item.name, item.value, item.reason, Source.DETECTED)
     _copy_once(builder, observed)
     if oversubscribe and row.oversubscribe_var != row.map_var:
         builder.variable(
@@ -306,9 +306,9 @@ def _copy_once(builder: PlanBuilder, observed: Observed) -> None:
     pods |= dict.fromkeys((host.name for host in observed.local), observed.own)
     found = {name: pod.memory_refused for name, pod in pods.items() if pod and pod.memory_refused}
     if item and found:
-        said = "; ".join(dict.fromkeys(found.values()))
-        because = f"process_vm_readv is refused ({said}) on {first_few(found)}: {item.because}"
-        builder.variable(item.name, item.value, because, Source.DETECTED)
+        message = "; ".join(dict.fromkeys(found.values()))
+        reason = f"process_vm_readv is refused ({message}) on {first_few(found)}: {item.reason}"
+        builder.variable(item.name, item.value, reason, Source.DETECTED)
 
 
 def offer_debug_files(builder: PlanBuilder) -> None:
@@ -316,11 +316,11 @@ def offer_debug_files(builder: PlanBuilder) -> None:
     values = {**builder.environ, **builder.line.export_values}
     level = values.get("NCCL_DEBUG", "")
     if level.upper() in ("INFO", "TRACE") and not values.get("NCCL_DEBUG_FILE"):
-        because = (
+        reason = (
             "every rank writes to the job's output; NCCL_DEBUG_FILE=/tmp/nccl.%h.%p would give "
             "each a file on its host"
         )
-        builder.decide("NCCL_DEBUG", level, Source.ENVIRONMENT, because)
+        builder.decide("NCCL_DEBUG", level, Source.ENVIRONMENT, reason)
 
 
 def listed(builder: PlanBuilder) -> tuple[str, ...]:
@@ -374,13 +374,13 @@ def choose_forwarded(
         given=given,
     )
     for item in chosen.withheld:
-        builder.stays.setdefault(item.name, item.because)
+        builder.stays.setdefault(item.name, item.reason)
         if item.asked:
-            builder.warn("usage", f"{item.name} is not forwarded: {item.because}")
+            builder.warn("usage", f"{item.name} is not forwarded: {item.reason}")
     stays = _stays(chosen.unknown, observed)
     if stays:
-        because = "ranks don't get these; MPIBOOT_FORWARD=NAME,... or `-x NAME` hands them on"
-        builder.decide(NOT_FORWARDED, " ".join(stays), Source.DETECTED, because)
+        reason = "ranks don't get these; MPIBOOT_FORWARD=NAME,... or `-x NAME` hands them on"
+        builder.decide(NOT_FORWARDED, " ".join(stays), Source.DETECTED, reason)
     reasons, names = chosen.names, list(chosen.names)
     # What mpiboot sets for this MPI goes the same way.
     own = forward.select(builder.set_env, by_itself=row.by_itself)
@@ -389,17 +389,17 @@ def choose_forwarded(
     if row.export is Export.ALL:
         _hand_on_all(builder, kept, given)
     else:
-        said = ", ".join(names) or "none of the known variables is set"
-        builder.decide("forwarded", str(len(names)), Source.DEFAULT, said)
+        message = ", ".join(names) or "none of the known variables is set"
+        builder.decide("forwarded", str(len(names)), Source.DEFAULT, message)
     if names and row.export_var and parameter(row.export_var) in builder.line.mca:
         if row.export is Export.VARIABLE:
             builder.forwarded |= reasons
             return tuple(names)  # the line's own list hides the environment's, but takes -x
         if added.keys() >= set(names):
             return ()
-        said = f"--mca {parameter(row.export_var)} on the mpirun line forbids -x in {row.title}"
+        message = f"--mca {parameter(row.export_var)} on the mpirun line forbids -x in {row.title}"
         hint = "name all variables in that list, or use -x"
-        builder.warn("usage", f"{said}: nothing else is forwarded", hint)
+        builder.warn("usage", f"{message}: nothing else is forwarded", hint)
         return ()
     builder.forwarded |= reasons
     # 4.1 refuses -x beside the list, so a user's own list takes the names too.
@@ -426,20 +426,20 @@ def _search_paths(
         others = [host for host, value in theirs.items() if not forward.extends(own, value)]
         if not own or not others:
             continue
-        because = f"{first_few(others)} has another one of its own"
+        reason = f"{first_few(others)} has another one of its own"
         if name in given:
-            builder.decide(name, "the launcher's", Source.FLAG, f"{because}; your line names it")
+            builder.decide(name, "the launcher's", Source.FLAG, f"{reason}; your line names it")
         elif any(forward.matches(name, item) for item in more):
-            said = f"{because}; MPIBOOT_FORWARD names it"
-            builder.decide(name, "the launcher's", Source.ENVIRONMENT, said)
+            message = f"{reason}; MPIBOOT_FORWARD names it"
+            builder.decide(name, "the launcher's", Source.ENVIRONMENT, message)
         elif builder.row.export is Export.ALL:
-            said = f"{because}, and {builder.row.title} hands on all of mpirun's environment"
-            builder.decide(name, "the launcher's", Source.DETECTED, said)
+            message = f"{reason}, and {builder.row.title} hands on all of mpirun's environment"
+            builder.decide(name, "the launcher's", Source.DETECTED, message)
         else:
             stays.add(name)
-            builder.stays[name] = because
-            said = f"{because}; `-x {name}` or MPIBOOT_FORWARD={name} hands on the launcher's"
-            builder.decide(name, "the workers' own", Source.DETECTED, said)
+            builder.stays[name] = reason
+            message = f"{reason}; `-x {name}` or MPIBOOT_FORWARD={name} hands on the launcher's"
+            builder.decide(name, "the workers' own", Source.DETECTED, message)
     return stays
 
 
@@ -453,8 +453,8 @@ def _hand_on_all(builder: PlanBuilder, kept: Mapping[str, str], given: Collectio
     if not only:
         others = every - builder.forwarded.keys()
         builder.forwarded |= dict.fromkeys(others, f"{row.title} hands on all")
-        said = f"{row.title} hands on what mpirun has in its environment"
-        builder.decide("forwarded", "all", Source.DEFAULT, said)
+        message = f"{row.title} hands on what mpirun has in its environment"
+        builder.decide("forwarded", "all", Source.DEFAULT, message)
         return
     lost = sorted(
         name
@@ -462,13 +462,15 @@ def _hand_on_all(builder: PlanBuilder, kept: Mapping[str, str], given: Collectio
         if "HYDRA_" not in name  # those are for mpirun itself
     )
     if lost:
-        said = f"with {only} on the mpirun line ranks don't get what mpiboot sets: {' '.join(lost)}"
-        builder.warn("usage", said, "leave it out, or name these there as well")
+        message = (
+            f"with {only} on the mpirun line ranks don't get what mpiboot sets: {' '.join(lost)}"
+        )
+        builder.warn("usage", message, "leave it out, or name these there as well")
     builder.forwarded = {name: why for name, why in builder.forwarded.items() if name in given}
     others = every - builder.forwarded.keys()
     builder.stays |= dict.fromkeys(others, f"{only} on the mpirun line does not name it")
-    said = f"{only} on the mpirun line: ranks get nothing else of mpirun's environment"
-    builder.decide("forwarded", " ".join(dict.fromkeys(given)) or "none", Source.FLAG, said)
+    message = f"{only} on the mpirun line: ranks get nothing else of mpirun's environment"
+    builder.decide("forwarded", " ".join(dict.fromkeys(given)) or "none", Source.FLAG, message)
 
 
 def _take_out(
@@ -488,15 +490,15 @@ def _take_out(
     )
     for item in found:
         builder.unset_env.add(item.name)
-        builder.stays[item.name] = item.because
+        builder.stays[item.name] = item.reason
         builder.agent_env[item.name] = kept[item.name]
     if found:
-        because = (
+        reason = (
             f"{builder.row.title} would overwrite what the ranks' own pods have; "
             "MPIBOOT_FORWARD=NAME,... hands the launcher's on"
         )
         names = " ".join(item.name for item in found)
-        builder.decide("kept-from-ranks", names, Source.DETECTED, because)
+        builder.decide("kept-from-ranks", names, Source.DETECTED, reason)
 
 
 def _by_list(
@@ -520,8 +522,8 @@ def _by_list(
             entries.append(f"{name}={value}")
     builder.set_env[row.export_var] = ";".join(entries)
     if flags and row.export is not Export.VARIABLE:
-        said = f"{' '.join(flags)}: not forwarded, {row.export_var} can't hold such a value"
-        builder.warn("usage", said, "use -x for all variables instead of that list")
+        message = f"{' '.join(flags)}: not forwarded, {row.export_var} can't hold such a value"
+        builder.warn("usage", message, "use -x for all variables instead of that list")
         return ()
     return tuple(flags)
 

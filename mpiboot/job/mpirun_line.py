@@ -39,7 +39,7 @@ class UserLine:
     """What the user asks to be started; all but ``argv`` is empty where that is no mpirun line.
 
     ``unknown`` is the first option that isn't known: reading stopped there, so whatever follows
-    is not in this record; ``because`` says it in words, and ``may_hide_hosts`` whether what follows
+    is not in this record; ``reason`` says it in words, and ``may_hide_hosts`` whether what follows
     could choose other hosts than the hostfile's. ``moves_ranks`` and ``moves_hosts`` are options
     whose placement of ranks, or choice of hosts, is left to mpirun. ``launcher`` is Hydra's kind of
     launch agent (``ssh``, ``fork``), ``launch_agent`` its program. ``map_by``
@@ -87,7 +87,7 @@ class UserLine:
     given: tuple[str, ...] = ()
     kinds: frozenset[OptionKind] = frozenset()
     unknown: str = ""
-    because: str = ""
+    reason: str = ""
     refused: bool = False
     rewritten: tuple[tuple[str, str], ...] = ()
     may_hide_hosts: bool = False
@@ -191,9 +191,9 @@ _HOW_MANY: Final = frozenset({"", "oversubscribe", "nooversubscribe"})
 class _StopError(Exception):
     """Reading ends here: why, whether mpirun itself would end over it, and at which word."""
 
-    def __init__(self, because: str, *, refused: bool = False) -> None:
-        super().__init__(because)
-        self.because = because
+    def __init__(self, reason: str, *, refused: bool = False) -> None:
+        super().__init__(reason)
+        self.reason = reason
         self.refused = refused
         self.at = 0
 
@@ -449,10 +449,10 @@ def read(program: Sequence[str], family: MpiFamily) -> UserLine:
         return UserLine(words)
     row = DIALECTS.get(family)
     if row is None:
-        because = "of this MPI no option is known"
+        reason = "of this MPI no option is known"
         first = words[1] if len(words) > 1 and words[1].lstrip("-") in PRINTING else ""
         return UserLine(
-            words, True, unknown=words[0], because=because, may_hide_hosts=True, prints=first
+            words, True, unknown=words[0], reason=reason, may_hide_hosts=True, prints=first
         )
     return _read(words, row)
 
@@ -480,7 +480,7 @@ def _read(words: tuple[str, ...], row: Dialect) -> UserLine:
         record,
         pinned_by=(*record.pinned_by, *reader.among(rest, _PIN_RANKS)),
         unknown=words[stop.at],
-        because=stop.because,
+        reason=stop.reason,
         refused=stop.refused,
         may_hide_hosts=bool(reader.among(rest, _CHOOSE_HOSTS)),
     )

@@ -78,12 +78,14 @@ def paths(
     """
     if family not in _FILES:
         return
-    said = {name: environ.get(f"{_OMPI}{name}", "") for name in (*_INSTEAD, *_BEFORE)}
-    said |= {name: value for name, value in (line.mca if line else {}).items() if name in said}
+    message = {name: environ.get(f"{_OMPI}{name}", "") for name in (*_INSTEAD, *_BEFORE)}
+    message |= {
+        name: value for name, value in (line.mca if line else {}).items() if name in message
+    }
     files = line.parameter_files if line else ()
-    for text in (*files, *(said[name] for name in _BEFORE)):
+    for text in (*files, *(message[name] for name in _BEFORE)):
         yield from ((path, _OMPI) for path in text.split(",") if path)
-    instead = next((said[name] for name in _INSTEAD if said[name]), "")
+    instead = next((message[name] for name in _INSTEAD if message[name]), "")
     for path, prefix in _FILES[family]:
         if instead and prefix == _OMPI:
             continue

@@ -53,8 +53,8 @@ def with_default_slots(builder: PlanBuilder, observed: Observed, resolved: Resol
     if not by or not bare:
         return observed
     if not text.isdecimal() or not int(text):
-        said = f"{by} is {text!r}, expected a number: hosts without slots get one rank"
-        builder.warn("slots", said)
+        message = f"{by} is {text!r}, expected a number: hosts without slots get one rank"
+        builder.warn("slots", message)
         return observed
     without = first_few(host.name for host in bare)
     unsized = frozenset(bare)
@@ -125,12 +125,12 @@ def settle_hosts(
     others = {old: new for old, new in observed.renamed.items() if old not in longer}
     for name, what in (("fqdn-rewriting", longer), ("host-names", others)):
         if what:
-            said = first_few(f"{old} -> {new}" for old, new in what.items())
-            builder.decide(name, counted(len(what), "name"), Source.DETECTED, said)
-    because = f"mpiboot's normalised copy of {file.path}"
+            message = first_few(f"{old} -> {new}" for old, new in what.items())
+            builder.decide(name, counted(len(what), "name"), Source.DETECTED, message)
+    reason = f"mpiboot's normalised copy of {file.path}"
     for name in HOSTFILE_VARS:
         if name == builder.row.hostfile_var:
-            builder.force(name, paths.hostfile, because, Source.DETECTED)
+            builder.force(name, paths.hostfile, reason, Source.DETECTED)
         elif observed.environ.get(name):
             builder.set_env[name] = paths.hostfile
     if builder.row.keep_fqdn_var and any("." in host.name for host in hosts):
@@ -157,14 +157,14 @@ def keep_from_resolving(builder: PlanBuilder, observed: Observed) -> None:
     if row.not_resolve_var in builder.set_env:
         return
     if row.resolves_since and version_number(observed.mpi.version) >= row.resolves_since:
-        because = "it looks for its own host among their addresses, and nothing keeps it from that"
-        builder.decide("names", "asked again by mpirun", Source.DETECTED, because)
+        reason = "it looks for its own host among their addresses, and nothing keeps it from that"
+        builder.decide("names", "asked again by mpirun", Source.DETECTED, reason)
     elif row.not_resolve_var and observed.local and may_name_this_pod:
-        because = "what chooses hosts there may name this pod otherwise than the hostfile"
-        builder.decide("names", "asked again by mpirun", Source.FLAG, because)
+        reason = "what chooses hosts there may name this pod otherwise than the hostfile"
+        builder.decide("names", "asked again by mpirun", Source.FLAG, reason)
     elif row.not_resolve_var:
-        because = "the gate knows each host's address, and mpirun would ask for them in turn"
-        builder.variable(row.not_resolve_var, "1", because, Source.DETECTED)
+        reason = "the gate knows each host's address, and mpirun would ask for them in turn"
+        builder.variable(row.not_resolve_var, "1", reason, Source.DETECTED)
 
 
 def _own_names_are_alike(observed: Observed) -> bool:
@@ -189,8 +189,8 @@ def settle_ranks(builder: PlanBuilder, hosts: tuple[Host, ...], resolved: Resolv
     if builder.line.settles_ranks:
         builder.decide("ranks", "-", Source.FLAG, "left to the mpirun line")
         return None
-    because = f"all slots of {counted(len(hosts), 'host')}"
-    builder.decide("ranks", str(slots), Source.DEFAULT, because)
+    reason = f"all slots of {counted(len(hosts), 'host')}"
+    builder.decide("ranks", str(slots), Source.DEFAULT, reason)
     return slots
 
 
@@ -347,12 +347,12 @@ def place(
     used = chosen(hosts, line)
     if row.own_host_first:
         used = tuple(sorted(used, key=lambda host: not _is_here(host.name, local)))
-    said = (*_several_programs(line, row), *_filter_said(hosts, used, line))
+    message = (*_several_programs(line, row), *_filter_said(hosts, used, line))
     spread = _spread(line, row, policy, over=oversubscribe or line.oversubscribe)
     left = _left_to_mpirun(line) or spread.left
     only = used[0].name if len(used) == 1 and not line.moves_hosts and not line.unknown else ""
     if left:
-        return Placement(total=np, left=left, findings=said, first=only)
+        return Placement(total=np, left=left, findings=message, first=only)
     each = spread.per_node
     slots = sum(host.slots for host in used)
     total = np if np is not None else each * len(used) if each else slots
@@ -366,14 +366,14 @@ def place(
         offered = f"and {counted(len(used), 'host')} {verb} {counted(slots, 'slot')}"
     if offered:
         found = _too_few(total, offered, line, row)
-        return Placement(total=total, findings=(*said, found), first=used[0].name)
+        return Placement(total=total, findings=(*message, found), first=used[0].name)
     idle, small = _idle(used, spread, total, over=spread.oversubscribe or row.wraps_around)
     if small:
         left = f"{spread.asked}, where {small.name} has {counted(small.slots, 'slot')}"
-        return Placement(total=np, left=left, findings=said)
+        return Placement(total=np, left=left, findings=message)
     if idle:
-        said = (*said, _said_idle(idle, used, spread, total, row))
-    return Placement(idle, total, "", said, used[0].name)
+        message = (*message, _said_idle(idle, used, spread, total, row))
+    return Placement(idle, total, "", message, used[0].name)
 
 
 def _idle(
@@ -425,13 +425,13 @@ def _filter_said(
     known, kept = ({_key(host.name) for host in some} for some in (hosts, used))
     without = [host.name for host in hosts if _key(host.name) not in kept]
     if without:
-        said = f"-H leaves out {len(without)} of {len(hosts)} hosts: {first_few(without)}"
-        found.append(Finding("slots", Level.WARN, said))
+        message = f"-H leaves out {len(without)} of {len(hosts)} hosts: {first_few(without)}"
+        found.append(Finding("slots", Level.WARN, message))
     strays = [host.name for host in used if _key(host.name) not in known]
     if strays:
-        said = f"-H names {first_few(strays)}, which the hostfile does not have"
+        message = f"-H names {first_few(strays)}, which the hostfile does not have"
         hint = "write the names as the hostfile has them"
-        found.append(Finding("slots", Level.WARN, said, hint=hint))
+        found.append(Finding("slots", Level.WARN, message, hint=hint))
     return tuple(found)
 
 
@@ -455,8 +455,8 @@ def _said_idle(
 ) -> Finding:
     """Name the hosts without a rank, and what leaves them out."""
     asked = f"{counted(total, 'rank')} asked for"
-    because = f"the mapping {spread.asked!r}" if spread.asked else asked
+    reason = f"the mapping {spread.asked!r}" if spread.asked else asked
     could_spread = not spread.asked and total >= len(used)
-    said = f"{len(idle)} of {counted(len(used), 'host')} will get no rank: {first_few(idle)}"
+    message = f"{len(idle)} of {counted(len(used), 'host')} will get no rank: {first_few(idle)}"
     hint = f"{row.spread_option} gives every host a rank" if could_spread else ""
-    return Finding("slots", Level.WARN, f"{said} ({because})", hint=hint)
+    return Finding("slots", Level.WARN, f"{message} ({reason})", hint=hint)

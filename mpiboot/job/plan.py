@@ -32,6 +32,7 @@ from mpiboot.job.dialects import DIALECTS, parameter, row_of
 from mpiboot.job.mpirun_line import UserLine
 from mpiboot.job.mpirun_options import OptionKind
 from mpiboot.job.plan_builder import LaunchPaths, Observed, PlanBuilder
+from mpiboot.job.program_words import Rendezvous
 from mpiboot.network import worker_pairs
 from mpiboot.network.cluster_view import WorkerRow
 from mpiboot.network.records import Transport
@@ -84,7 +85,7 @@ class Plan:
     tcp_optional: str = ""
     checks_peer_address: bool = False
     exit_codes: bool = False
-    meeting: data.Meeting | None = None
+    meeting: Rendezvous | None = None
     open_files: int = 0
     forwarded: Mapping[str, str] = field(default_factory=dict)
     stays: Mapping[str, str] = field(default_factory=dict)
@@ -103,7 +104,7 @@ def refuse_unknown(mpi: Mpi, line: UserLine) -> None:
     """
     if row_of(mpi) is None and not line.mpirun:
         known = ", ".join(item.title for item in DIALECTS.values())
-        what = f"{mpi.path} says {mpi.said!r}" if mpi.said else f"{mpi.path} is not recognised"
+        what = f"{mpi.path} says {mpi.banner!r}" if mpi.banner else f"{mpi.path} is not recognised"
         raise error(
             "settings-conflict",
             f"{what}; this version of mpiboot starts {known}",
@@ -114,9 +115,9 @@ def refuse_unknown(mpi: Mpi, line: UserLine) -> None:
 
 def _unknown(observed: Observed, resolved: Resolved) -> Plan:
     """Plan an MPI without a row: the user's own line, when the hosts are ready, and no more."""
-    mpi, because = observed.mpi, "this MPI has no row"
-    said = (
-        f"{mpi.path} says {mpi.said!r}: mpiboot does not know this MPI, waits for the hosts, and "
+    mpi, reason = observed.mpi, "this MPI has no row"
+    message = (
+        f"{mpi.path} says {mpi.banner!r}: mpiboot does not know this MPI, waits for the hosts, and "
         "starts the line as it is. Left out are the hostfile's copy, the launch agent (a host "
         "without ranks is not noticed), links, and all variables for the ranks"
     )
@@ -125,14 +126,14 @@ def _unknown(observed: Observed, resolved: Resolved) -> Plan:
     return Plan(
         decisions=(
             _platform(observed),
-            Decision("mpi", "unknown", given.source, mpi.said),
-            Decision("daemons", "", Source.DETECTED, because),
+            Decision("mpi", "unknown", given.source, mpi.banner),
+            Decision("daemons", "", Source.DETECTED, reason),
         ),
-        findings=(Finding("mpi-versions", Level.WARN, said, hint=hint),),
+        findings=(Finding("mpi-versions", Level.WARN, message, hint=hint),),
         argv=observed.line.argv,
         hostfile=hostfiles.render(observed.hostfile.hosts, hostfiles.Syntax.SLOTS),
         tolerates_failure=True,
-        tcp_optional=because,
+        tcp_optional=reason,
     )
 
 
@@ -177,8 +178,8 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
     )
     builder.findings += placed.findings
     if placed.left:
-        because = f"{placed.left}: mpirun alone decides which hosts get how many ranks"
-        builder.decide("rank-placement", "left to mpirun", Source.FLAG, because)
+        reason = f"{placed.left}: mpirun alone decides which hosts get how many ranks"
+        builder.decide("rank-placement", "left to mpirun", Source.FLAG, reason)
     network = data.decide(builder, observed, resolved)
     control_links.pin_control(builder, observed, resolved)
     version = control_links.settle_ip_version(builder, observed)
@@ -281,29 +282,29 @@ def _line(builder: PlanBuilder, mpi: Mpi) -> None:
     """Say what of the line, and of this MPI, is read otherwise or not at all."""
     row, line = builder.row, builder.line
     if row.untried:
-        said = f"{mpi.said}: mpiboot was not tried with it, and {row.untried}"
+        message = f"{mpi.banner}: mpiboot was not tried with it, and {row.untried}"
         hint = "the README has the versions that were tried"
-        builder.warn("mpi-versions", said, hint)
+        builder.warn("mpi-versions", message, hint)
     if line.rewritten:
         pairs = ", ".join(f"{old} as {new or 'nothing'}" for old, new in line.rewritten)
-        said = f"on the mpirun line {row.title} gets {pairs}: it reads these otherwise"
-        builder.warn("usage", said)
+        message = f"on the mpirun line {row.title} gets {pairs}: it reads these otherwise"
+        builder.warn("usage", message)
     if line.refused and not row.untried:
-        said = f"the mpirun line: {line.because}, and mpirun would end over it"
+        message = f"the mpirun line: {line.reason}, and mpirun would end over it"
         option = line.unknown.lstrip("-").partition("=")[0]
-        new = row.grammar.instead.get(option, f"what {mpi.said} has for it (`mpirun --help`)")
+        new = row.grammar.instead.get(option, f"what {mpi.banner} has for it (`mpirun --help`)")
         hint = f"take it out, or write {new}"
-        builder.fail("usage", said, hint)
+        builder.fail("usage", message, hint)
     elif line.unknown:
-        builder.warn("usage", f"{line.because}: the rest of the line is passed on unread")
+        builder.warn("usage", f"{line.reason}: the rest of the line is passed on unread")
 
 
 def _mpi(builder: PlanBuilder, mpi: Mpi, resolved: Resolved) -> None:
-    given, source, because = resolved.given["mpi"], Source.DETECTED, mpi.said
+    given, source, reason = resolved.given["mpi"], Source.DETECTED, mpi.banner
     if resolved.settings.mpi is not AUTO:
         source = given.source
-        because = str(given) if mpi.said == str(given) else f"{given}; {mpi.path}: {mpi.said}"
-    builder.decide("mpi", f"{builder.row.title}: {mpi.version}", source, because)
+        reason = str(given) if mpi.banner == str(given) else f"{given}; {mpi.path}: {mpi.banner}"
+    builder.decide("mpi", f"{builder.row.title}: {mpi.version}", source, reason)
     paths = dict.fromkeys(item.path for item in builder.of_files.values())
     for path in paths:
         names = " ".join(name for name, item in builder.of_files.items() if item.path == path)
@@ -375,8 +376,8 @@ def write_command(
         builder.decide(name, value, Source.DEFAULT, "mpirun alone writes its own messages apart")
         added += ["-x", NOT_FOR_RANKS]
     if supervised and asks_exit_codes(builder):
-        because = "mpirun tells why each rank ended; mpiboot takes these lines out of its output"
-        builder.decide("exit-codes", row.exit_codes_option, Source.DEFAULT, because)
+        reason = "mpirun tells why each rank ended; mpiboot takes these lines out of its output"
+        builder.decide("exit-codes", row.exit_codes_option, Source.DEFAULT, reason)
         added.append(row.exit_codes_option)
     program = line.argv[0] if line.mpirun else "mpirun"
     if row.program:
@@ -517,13 +518,13 @@ def own_ranks_words(
         return ()
     names = first_few(builder.agent_env)
     if builder.line.mpirun and any(app.program is None for app in builder.line.apps):
-        said = (
+        message = (
             f"ranks in this pod lack {names}: it is not known where on the mpirun line the program "
             "begins"
         )
-        builder.warn("usage", said)
+        builder.warn("usage", message)
         return ()
     file = f"{paths.launch_dir}/{OWN_RANKS}"
-    because = f"ranks in this pod get {names} there; {builder.row.title} would leave them out"
-    builder.decide("own-ranks", file, Source.DETECTED, because)
+    reason = f"ranks in this pod get {names} there; {builder.row.title} would leave them out"
+    builder.decide("own-ranks", file, Source.DETECTED, reason)
     return ("/bin/sh", "-c", _READ_OWN, file, own.hostname)

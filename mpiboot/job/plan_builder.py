@@ -178,25 +178,25 @@ class PlanBuilder:
         mca = {key: value for key, value in self.line.mca.items() if key != name}
         self.line = replace(self.line, mca=mca)
 
-    def decide(self, name: str, value: str, source: Source, because: str) -> None:
+    def decide(self, name: str, value: str, source: Source, reason: str) -> None:
         """Note a decision."""
-        self.decisions.append(Decision(name, value, source, because))
+        self.decisions.append(Decision(name, value, source, reason))
 
-    def remove(self, name: str, because: str) -> None:
+    def remove(self, name: str, reason: str) -> None:
         """Take a variable of this pod out of mpirun's environment."""
         self.unset_env.add(name)
-        self.stays[name] = because
-        self.decide(name, "(removed)", Source.DETECTED, because)
+        self.stays[name] = reason
+        self.decide(name, "(removed)", Source.DETECTED, reason)
 
-    def warn(self, check: str, said: str, hint: str = "") -> None:
+    def warn(self, check: str, message: str, hint: str = "") -> None:
         """Note what is odd, though the job may start."""
-        self.findings.append(Finding(check, Level.WARN, said, hint=hint))
+        self.findings.append(Finding(check, Level.WARN, message, hint=hint))
 
-    def fail(self, check: str, said: str, hint: str | None = None) -> None:
+    def fail(self, check: str, message: str, hint: str | None = None) -> None:
         """Note what keeps the job from starting; without a hint it is that of the check."""
-        self.findings.append(failed(check, said, hint=hint))
+        self.findings.append(failed(check, message, hint=hint))
 
-    def variable(self, name: str, value: str, because: str, source: Source) -> None:
+    def variable(self, name: str, value: str, reason: str, source: Source) -> None:
         """Set a variable unless the user's line or environment has it, or another rule does.
 
         A file gives way to a setting of the user's, which is a flag or a variable itself.
@@ -211,9 +211,9 @@ class PlanBuilder:
             source, by = self.set_by(name)
             self.decide(name, shown, source, f"{by}, and kept")
         else:
-            self.force(name, value, because, source)
+            self.force(name, value, reason, source)
 
-    def force(self, name: str, value: str, because: str, source: Source) -> None:
+    def force(self, name: str, value: str, reason: str, source: Source) -> None:
         """Set a variable whatever the environment has."""
         self.set_env[name] = value
-        self.decide(name, masking.mask(name, value), source, because)
+        self.decide(name, masking.mask(name, value), source, reason)

@@ -98,10 +98,10 @@ def choose_task(
     """
     listed = tuple(filter(None, environ.get(VOLCANO_MASTER, "").split(",")))
     if listed:
-        because = f"{VOLCANO_MASTER} of Volcano's mpi plugin"
+        reason = f"{VOLCANO_MASTER} of Volcano's mpi plugin"
         # The variable stays as the pod was made; the task's file follows when workers are added.
         same = next((task for task in known.values() if listed[0] in task.hosts), None)
-        return same or VolcanoTask("", VOLCANO_MASTER, listed), because
+        return same or VolcanoTask("", VOLCANO_MASTER, listed), reason
     if not known:
         return None
     own = short(hostname)
@@ -350,20 +350,20 @@ def role(
             Or this pod has no number, and the setting goes by that.
     """
 
-    def decided(value: Role, source: Source, because: str) -> tuple[Role, Decision]:
-        return value, Decision("role", value.value, source, because)
+    def decided(value: Role, source: Source, reason: str) -> tuple[Role, Decision]:
+        return value, Decision("role", value.value, source, reason)
 
     settings = resolved.settings
     given = resolved.given["role"]
     if settings.role is BY_INDEX:
-        value, because = _by_index(environ, hostname)
-        return decided(value, given.source, f"{given}: {because}")
+        value, reason = _by_index(environ, hostname)
+        return decided(value, given.source, f"{given}: {reason}")
     if settings.role is not AUTO:
         return decided(settings.role, given.source, str(given))
     platform, _ = recognise(environ)
-    said = platform.role(environ)
-    if said:
-        return decided(said[0], Source.PLATFORM, said[1])
+    message = platform.role(environ)
+    if message:
+        return decided(message[0], Source.PLATFORM, message[1])
     if settings.start_sshd:
         return decided(Role.WORKER, Source.ENVIRONMENT, f"{resolved.given['start_sshd']} is true")
     if is_sshd(program) and program[0] != "shell":

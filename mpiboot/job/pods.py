@@ -151,8 +151,8 @@ def open_files(limits: LauncherLimits, way: str, hosts: int) -> Decision | None:
     wanted = wanted if hard is None else min(hard, wanted)
     if wanted <= soft:
         return None
-    because = f"{hosts} hosts need about {files} in one process, and the soft limit was {soft}"
-    return Decision("open-files", str(wanted), Source.DETECTED, because)
+    reason = f"{hosts} hosts need about {files} in one process, and the soft limit was {soft}"
+    return Decision("open-files", str(wanted), Source.DETECTED, reason)
 
 
 def _hosts(count: int) -> str:
@@ -163,8 +163,8 @@ def _rounded(number: float, step: int) -> int:
     return -(-int(number) // step) * step
 
 
-def _limit_warning(said: str, hint: str) -> Finding:
-    return Finding(LIMITS_CHECK, Level.WARN, said, hint=hint)
+def _limit_warning(message: str, hint: str) -> Finding:
+    return Finding(LIMITS_CHECK, Level.WARN, message, hint=hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ class EarlierAttempt:
     ended: str
 
     @property
-    def said(self) -> str:
+    def message(self) -> str:
         """Say it in one sentence."""
         host, _, rest = self.name.partition("@")
         since = rest.partition("@")[0]
@@ -228,12 +228,12 @@ def tell_launcher(
     given = resolved.settings.runtime_dir
     if given:
         named_by = resolved.given["runtime_dir"]
-        source, because = named_by.source, f"named by {named_by}"
+        source, reason = named_by.source, f"named by {named_by}"
     elif temporary.startswith("/") and folder.startswith(f"{temporary.rstrip('/')}/"):
-        source, because = Source.ENVIRONMENT, f"TMPDIR; {_REFUSED}"
+        source, reason = Source.ENVIRONMENT, f"TMPDIR; {_REFUSED}"
     else:
-        source, because = Source.DETECTED, _REFUSED
-    builder.decide("private-folder", folder, source, because)
+        source, reason = Source.DETECTED, _REFUSED
+    builder.decide("private-folder", folder, source, reason)
 
 
 def room_for_hosts(builder: PlanBuilder, observed: Observed, user_agent: str, hosts: int) -> int:
@@ -266,13 +266,13 @@ def tell_workers(builder: PlanBuilder, observed: Observed) -> None:
     ports: dict[int, list[str]] = {}
     for worker in observed.workers:
         if worker.facts and worker.facts.sshd == SshKind.EMBEDDED:
-            because = worker.facts.sshd_because or "the worker did not say why"
-            reasons.setdefault(because, []).append(worker.host.name)
+            reason = worker.facts.sshd_reason or "the worker did not say why"
+            reasons.setdefault(reason, []).append(worker.host.name)
         if worker.port not in (_SSH_PORT, 0):  # kubectl uses none
             ports.setdefault(worker.port, []).append(worker.host.name)
-    for because, names in reasons.items():
+    for reason, names in reasons.items():
         builder.decide(
-            "ssh-server", SshKind.EMBEDDED.value, Source.DETECTED, f"{because}: {first_few(names)}"
+            "ssh-server", SshKind.EMBEDDED.value, Source.DETECTED, f"{reason}: {first_few(names)}"
         )
     for port, names in ports.items():
         builder.decide(
@@ -321,21 +321,21 @@ def mpi_versions(observed: Observed) -> Iterator[Finding]:
         where = worker.host.name
         if theirs is None:
             if worker.facts:
-                said, hint = "no mpirun on its PATH", BY_REFERENCE["mpi-versions"].hint
-                yield Finding("mpi-versions", Level.WARN, said, host=where, hint=hint)
+                message, hint = "no mpirun on its PATH", BY_REFERENCE["mpi-versions"].hint
+                yield Finding("mpi-versions", Level.WARN, message, host=where, hint=hint)
             continue
         # By its own words, too: of which family this pod's is, MPIBOOT_MPI may have said.
-        is_ours = theirs.family == ours.family or theirs.said == ours.said
+        is_ours = theirs.family == ours.family or theirs.banner == ours.banner
         if is_ours and theirs.version == ours.version:
             continue
-        said = f"has {theirs.said}, the launcher {ours.said}"
+        message = f"has {theirs.banner}, the launcher {ours.banner}"
         if worker.called_mpi or theirs.family is MpiFamily.UNKNOWN:
             named = ", which the line names" if worker.called_mpi else ""
-            what = theirs.said or "not recognised"
-            said = f"{theirs.path}{named}: {what}; the launcher: {ours.said}"
-        proof = worker.called_mpi and theirs.said and theirs.family != ours.family
+            what = theirs.banner or "not recognised"
+            message = f"{theirs.path}{named}: {what}; the launcher: {ours.banner}"
+        proof = worker.called_mpi and theirs.banner and theirs.family != ours.family
         level, hint = Level.FAIL if proof else Level.WARN, BY_REFERENCE["mpi-versions"].hint
-        yield Finding("mpi-versions", level, said, host=where, hint=hint)
+        yield Finding("mpi-versions", level, message, host=where, hint=hint)
 
 
 def gpus(workers: Sequence[Worker]) -> Iterator[Finding]:
@@ -347,14 +347,14 @@ def gpus(workers: Sequence[Worker]) -> Iterator[Finding]:
         own = worker.facts.gpus
         kinds[worker.host.name] = f"{own.count} {own.kind}".strip()
         if own.lost:
-            said = f"{own.lost} of {own.lost + own.count} GPUs in /dev, the kernel has no more"
-            yield _gpus(said, worker.host.name)
+            message = f"{own.lost} of {own.lost + own.count} GPUs in /dev, the kernel has no more"
+            yield _gpus(message, worker.host.name)
         if own.fabric not in ("", own.FABRIC_READY):
-            said = f"NVLink fabric: {own.fabric}; CUDA starts when Fabric Manager has set it up"
-            yield Finding("gpus", Level.WARN, said, host=worker.host.name, hint=_FABRIC_MANAGER)
+            message = f"NVLink fabric: {own.fabric}; CUDA starts when Fabric Manager has set it up"
+            yield Finding("gpus", Level.WARN, message, host=worker.host.name, hint=_FABRIC_MANAGER)
     found = majority(kinds)
     if found:
-        yield _gpus(f"GPUs differ: {found.said}")
+        yield _gpus(f"GPUs differ: {found.message}")
 
 
 def gpu_memory(builder: PlanBuilder, workers: Sequence[Worker]) -> None:
@@ -370,12 +370,12 @@ def gpu_memory(builder: PlanBuilder, workers: Sequence[Worker]) -> None:
             ways.setdefault(" or ".join(facts.gpus.peer_memory), []).append(worker.host.name)
     without = ways.pop("", [])
     for way, names in ways.items():
-        because = f"RDMA devices reach GPU memory by it (GPUDirect RDMA) on {first_few(names)}"
-        builder.decide("gpu-memory", way, Source.DETECTED, because)
+        reason = f"RDMA devices reach GPU memory by it (GPUDirect RDMA) on {first_few(names)}"
+        builder.decide("gpu-memory", way, Source.DETECTED, reason)
     if without:
         where = "all of them" if not ways else first_few(without)
-        said = f"RDMA devices reach no GPU memory on {where}: neither nvidia_peermem nor DMA-BUF"
-        builder.warn("gpus", said, PEER_MEMORY)
+        message = f"RDMA devices reach no GPU memory on {where}: neither nvidia_peermem nor DMA-BUF"
+        builder.warn("gpus", message, PEER_MEMORY)
 
 
 def wants_gpu_memory(facts: PodFacts) -> bool:
@@ -383,8 +383,8 @@ def wants_gpu_memory(facts: PodFacts) -> bool:
     return bool(facts.fabric.devices) and facts.gpus.kind.startswith("NVIDIA")
 
 
-def _gpus(said: str, host: str = "") -> Finding:
-    return Finding("gpus", Level.WARN, said, host=host, hint=BY_REFERENCE["gpus"].hint)
+def _gpus(message: str, host: str = "") -> Finding:
+    return Finding("gpus", Level.WARN, message, host=host, hint=BY_REFERENCE["gpus"].hint)
 
 
 def _why_shared(workers: Sequence[Worker]) -> str:
@@ -414,13 +414,13 @@ def shared_addresses(observed: Observed) -> Iterator[Finding]:
     for (address, port), workers in servers.items():
         if len(workers) > 1:
             names = first_few(worker.host.name for worker in workers)
-            said = f"{names} lead to one and the same SSH server, {address} port {port}"
-            yield failed("settings-conflict", said, hint=_why_shared(workers))
+            message = f"{names} lead to one and the same SSH server, {address} port {port}"
+            yield failed("settings-conflict", message, hint=_why_shared(workers))
     pattern = observed.platform.worker_names
     for host in observed.local:
         if pattern and re.search(pattern, short(host.name)):
-            said = "this worker's name leads to the launcher's own address"
-            yield failed("settings-conflict", said, hint=_ONE_ADDRESS, host=host.name)
+            message = "this worker's name leads to the launcher's own address"
+            yield failed("settings-conflict", message, hint=_ONE_ADDRESS, host=host.name)
 
 
 def _meshes(observed: Observed, resolved: Resolved) -> Iterable[Finding]:
@@ -450,5 +450,5 @@ def mtus(launcher: Iterable[Link], workers: Sequence[Worker]) -> tuple[Finding, 
     if len(pods) < 2:  # noqa: PLR2004 - two that differ
         return ()
     parts = [f"{size} on {first_few(dict.fromkeys(names))}" for size, names in sorted(pods.items())]
-    said = f"MTUs of the control links differ: {'; '.join(parts)}"
-    return (Finding("control-mtu", Level.WARN, said, hint=BY_REFERENCE["control-mtu"].hint),)
+    message = f"MTUs of the control links differ: {'; '.join(parts)}"
+    return (Finding("control-mtu", Level.WARN, message, hint=BY_REFERENCE["control-mtu"].hint),)

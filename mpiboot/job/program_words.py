@@ -205,9 +205,9 @@ def runs_alone(
     if program.rpartition("/")[2] in _BESIDE_JOBS or any(environ.get(name) for name in _RANK_MARKS):
         return None
     several = one_of_several(environ, hostname, hosts)
-    said = f"{program} runs once in this pod, without mpirun: no hostfile, no role"
+    message = f"{program} runs once in this pod, without mpirun: no hostfile, no role"
     more = f"; but {several}" if several else ""
-    return Finding("role", Level.WARN, said + more, hint=_ALONE_HINT)
+    return Finding("role", Level.WARN, message + more, hint=_ALONE_HINT)
 
 
 def one_of_several(environ: Mapping[str, str], hostname: str, hosts: str) -> str:
@@ -234,10 +234,14 @@ _RANDOM: Final = r"[bcdfghjklmnpqrstvwxz2456789]{5}"
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """The host where processes meet, a name or an address, and the option or variable for it."""
+    """Where processes meet: a host's name or address, what says so, and the port where known.
+
+    ``by`` is an option or a variable; ``port`` is where rank 0 is to listen, else 0.
+    """
 
     host: str
     by: str
+    port: int = 0
 
 
 def find_rendezvous(program: Sequence[str], environ: Mapping[str, str]) -> Rendezvous | None:
@@ -250,8 +254,8 @@ def find_rendezvous(program: Sequence[str], environ: Mapping[str, str]) -> Rende
     if "--standalone" in program:  # torchrun then meets in this pod, whatever else is said
         return None
     for option, variable in _NAMED_BY:
-        said = _option(program, option)
-        found = Rendezvous(_host(said), f"--{option}") if said else None
+        message = _option(program, option)
+        found = Rendezvous(_host(message), f"--{option}") if message else None
         found = found or Rendezvous(_host(environ.get(variable, "")), variable)
         if found.host:
             return found
@@ -292,12 +296,14 @@ def why_no_name(
         return "", ""
     if not environ.get("JOB_COMPLETION_INDEX"):
         if re.fullmatch(_RANDOM, own.removeprefix(f"{job}-")) and own.startswith(f"{job}-"):
-            said = f"this pod is called {own}: a Job that is not indexed has no pod named {first}"
+            message = (
+                f"this pod is called {own}: a Job that is not indexed has no pod named {first}"
+            )
             hint = (
                 "set `completionMode: Indexed` in the Job, and `subdomain` in its pods to the name "
                 "of a headless Service"
             )
-            return said, hint
+            return message, hint
         return "", ""
     if "." in host:
         return "", ""

@@ -76,7 +76,7 @@ def as_json(value: object) -> str:
 
 def decision(item: Decision) -> str:
     """Write a decision as one line: ``plan NAME=VALUE (source: reason)``."""
-    return f"plan {item.name}={item.value or '-'} ({item.source.value}: {item.because})"
+    return f"plan {item.name}={item.value or '-'} ({item.source.value}: {item.reason})"
 
 
 def decisions(items: Iterable[Decision], width: int | None = None) -> str:
@@ -86,7 +86,7 @@ def decisions(items: Iterable[Decision], width: int | None = None) -> str:
     return "".join(
         indented(
             f"  {item.name.ljust(names)}  ",
-            f"{item.value or '-'}  ({item.source.value}: {item.because})",
+            f"{item.value or '-'}  ({item.source.value}: {item.reason})",
             width,
         )
         for item in made
@@ -130,7 +130,7 @@ def findings(items: Iterable[Finding], width: int | None = None) -> str:
             head = f"{MARKS[item.level].ljust(4)}  {where}  {check.ljust(checks)}  "
             below = " " * len(head)
             which = f" ({first_few(item.hosts)})" if item.hosts else ""
-            lines.append(indented(head, f"{item.said}{which}", width))
+            lines.append(indented(head, f"{item.message}{which}", width))
             lines += [f"{below}  {text}\n" for text in item.evidence]
         rest = [_whose(item) for item in group[_ALIKE - 1 :]]
         if len(group) > _ALIKE:
@@ -147,13 +147,13 @@ def _whose(item: Finding) -> str:
 def termination(item: Finding, others: Sequence[Finding] = ()) -> str:
     """Say why the container ended: reference, sentence, hint, evidence, then the other hosts."""
     where = f"{item.where}: " if item.where else ""
-    lines = [f"{item.check}: {where}{item.said}"]
+    lines = [f"{item.check}: {where}{item.message}"]
     if item.hint:
         lines.append(f"-> {item.hint}")
     lines += list(item.evidence)
-    said = (f"{other.where or 'this pod'}: {other.said}" for other in others)
+    message = (f"{other.where or 'this pod'}: {other.message}" for other in others)
     shown_already = frozenset(item.evidence)
-    lines += [line for line in said if line not in shown_already]
+    lines += [line for line in message if line not in shown_already]
     return "\n".join(lines) + "\n"
 
 

@@ -300,8 +300,8 @@ class ReachedWorkers:
         name = self.launcher.attempt if self.launcher else ""
         before = None if self.earlier else pods.earlier(self.workers, name)
         if before:
-            self.earlier = before.said
-            log.info("attempt", before.said, attempt=before.number + 1, ended=before.ended)
+            self.earlier = before.message
+            log.info("attempt", before.message, attempt=before.number + 1, ended=before.ended)
         return self.earlier
 
     async def tell(self, failure: Failure, *, goes_on: bool) -> None:
@@ -430,7 +430,7 @@ def prepare_script(
         raise error(
             "settings-conflict",
             f"{program[0]} logs in to the hosts by itself, and kubectl exec is for mpirun alone: "
-            f"{pod.chosen.because if pod.chosen else 'there is no key'}",
+            f"{pod.chosen.reason if pod.chosen else 'there is no key'}",
             hint="mount the job's key Secret, and let the hosts run sshd (`mpiboot worker`)",
         )
     reached.launcher = pod
@@ -477,7 +477,7 @@ def _write_script_logins(
     files.write_private(logins.folder / _CONFIG, assignments(config))
     shims.link_ssh(logins.folder / _BIN)
     if own:
-        log.info("script", f"its ssh is mpiboot's own client: {kind.because}")
+        log.info("script", f"its ssh is mpiboot's own client: {kind.reason}")
     if not own:
         return ()
     served = logins.client_config(parent, len(passed.workers) * _SESSIONS)

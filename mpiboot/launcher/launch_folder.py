@@ -508,8 +508,8 @@ def write_kubectl(folder: Path, access: PodAccess, environ: Mapping[str, str]) -
         MpibootError: ``runtime-folder``.
     """
     if any(char.isspace() for char in str(_POD_EXEC)):
-        said = f"mpiboot's own folder {str(_POD_EXEC)!r} has a blank in its path"
-        raise error("runtime-folder", said, hint="install mpiboot in a folder without blanks")
+        message = f"mpiboot's own folder {str(_POD_EXEC)!r} has a blank in its path"
+        raise error("runtime-folder", message, hint="install mpiboot in a folder without blanks")
     read = {
         "kubectl": access.kubectl,
         "namespace": access.namespace,

@@ -117,13 +117,13 @@ def _plan_without_hosts(
 ) -> plans.Plan | None:
     """Make the plan of what runs once, in this pod; None for what ranks run."""
     if role.prints(resolved, program, environ):
-        name, said = "mpirun", "it prints something and starts nothing: no host is waited for"
+        name, message = "mpirun", "it prints something and starts nothing: no host is waited for"
     elif once := role.runs_once(resolved, program, environ):
         name = "script"
-        said = f"{once.because}: it runs once, and each mpirun in it has a plan of its own"
+        message = f"{once.reason}: it runs once, and each mpirun in it has a plan of its own"
     else:
         return None
-    return plans.Plan((Decision(name, program[0], Source.DETECTED, said),), (), program)
+    return plans.Plan((Decision(name, program[0], Source.DETECTED, message),), (), program)
 
 
 def end_on_signals(resolved: Resolved) -> None:
@@ -134,10 +134,10 @@ def end_on_signals(resolved: Resolved) -> None:
 
     def end(number: int, _frame: FrameType | None) -> None:
         name = signal.Signals(number).name
-        said = f"{name} while waiting for hosts: nothing was started"
+        message = f"{name} while waiting for hosts: nothing was started"
         code = 128 + number
-        log.info("ended", said, signal=name, exit=code, reference="signal")
-        log.write_termination(resolved.settings.termination_log, f"signal: {said}\n")
+        log.info("ended", message, signal=name, exit=code, reference="signal")
+        log.write_termination(resolved.settings.termination_log, f"signal: {message}\n")
         os._exit(code)
 
     def spare(number: int, _frame: FrameType | None) -> None:
@@ -205,16 +205,16 @@ def offline_plan(
 
 def _unknown(missing: list[str], own: PodFacts | None) -> Iterator[Finding]:
     """Say what an offline plan can't know."""
-    said = "offline: no name was resolved, no host was asked, no key was read"
-    yield Finding("offline", Level.UNKNOWN, said)
+    message = "offline: no name was resolved, no host was asked, no key was read"
+    yield Finding("offline", Level.UNKNOWN, message)
     hint = "save them with `kubectl exec POD -- mpiboot facts --json > DIR/POD.json`: --facts DIR"
     if missing:
         hosts = f"{counted(len(missing), 'host')} ({first_few(missing)})"
-        said = f"no facts of {hosts}: their links, RDMA ports and MPI are not known"
-        yield Finding("offline", Level.UNKNOWN, said, hint=hint)
+        message = f"no facts of {hosts}: their links, RDMA ports and MPI are not known"
+        yield Finding("offline", Level.UNKNOWN, message, hint=hint)
     if own is None:
-        said = "no facts of the launcher's pod: its links are not known, and its user is yours"
-        yield Finding("offline", Level.UNKNOWN, said, hint=hint)
+        message = "no facts of the launcher's pod: its links are not known, and its user is yours"
+        yield Finding("offline", Level.UNKNOWN, message, hint=hint)
 
 
 def _saved(folder: str) -> tuple[PodFacts, ...]:
@@ -233,8 +233,8 @@ def _saved(folder: str) -> tuple[PodFacts, ...]:
     found = {path: records_json.facts_from_json(text) for path, text in texts.items()}
     bad = [str(path) for path, facts in found.items() if facts is None]
     if bad or not found:
-        said = f"{first_few(bad)}: not what `mpiboot facts --json` of this version prints"
-        raise error("usage", said if bad else f"--facts {folder}: no file *.json in it")
+        message = f"{first_few(bad)}: not what `mpiboot facts --json` of this version prints"
+        raise error("usage", message if bad else f"--facts {folder}: no file *.json in it")
     return tuple(facts for facts in found.values() if facts)
 
 
@@ -278,9 +278,9 @@ def execute(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, 
     for finding in network.findings:
         log.finding(finding)
     for item in network.decisions:
-        log.debug("plan", f"plan {item.name}={item.value} ({item.source.value}: {item.because})")
-    said = " ".join(f"{name}={value}" for name, value in network.common.items())
-    log.info("data-network", f"set for the program: {said or 'nothing'}")
+        log.debug("plan", f"plan {item.name}={item.value} ({item.source.value}: {item.reason})")
+    message = " ".join(f"{name}={value}" for name, value in network.common.items())
+    log.info("data-network", f"set for the program: {message or 'nothing'}")
     log.info("start", f"starting {program[0]}")
     process.replace(program, {**environ, **network.common})
 
@@ -306,17 +306,17 @@ async def _name(resolved: Resolved, program: tuple[str, ...], environ: Mapping[s
     own_names = tuple(pod.own_names(own))
     if names.is_local(wanted.host, own, own_names):
         return
-    said, hint = program_words.why_no_name(wanted.host, own, own_names, environ)
-    if said:
-        log.finding(Finding("names-unresolved", Level.WARN, said, hint=hint))
-    await gate.wait_for_name(wanted, resolved.settings, hint and f"{said}: {hint}")
+    message, hint = program_words.why_no_name(wanted.host, own, own_names, environ)
+    if message:
+        log.finding(Finding("names-unresolved", Level.WARN, message, hint=hint))
+    await gate.wait_for_name(wanted, resolved.settings, hint and f"{message}: {hint}")
 
 
 async def _network(resolved: Resolved, environ: Mapping[str, str]) -> DataNetwork:
     """Decide this pod's own network as a worker's is; what may still come is waited for."""
     settings = resolved.settings
     patience = worker_network.patience(settings)
-    deadline, pause, said = time.monotonic() + patience, _FIRST, ""
+    deadline, pause, message = time.monotonic() + patience, _FIRST, ""
     while True:
         seen = await asyncio.to_thread(
             facts.gather, resolved, environ, sshd="", pid=os.getpid(), mpi=None
@@ -328,8 +328,8 @@ async def _network(resolved: Resolved, environ: Mapping[str, str]) -> DataNetwor
         if not network.pending or left <= 0:
             break
         line = f"waiting for the data network ({', '.join(network.pending)})"
-        if line != said:
-            said = line
+        if line != message:
+            message = line
             log.info("data-network", line)
         await asyncio.sleep(min(pause, left))
         pause = min(pause * 1.5, _LAST)

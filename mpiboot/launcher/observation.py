@@ -32,9 +32,9 @@ from mpiboot.hosts.gate import ALL_HOSTS, DoctorLook, GateResult
 from mpiboot.hosts.pairs import PairCheck
 from mpiboot.job import agent_variables, data, mpirun_line, names, pods, program_words
 from mpiboot.job import plan as plans
-from mpiboot.job.data import Meeting
 from mpiboot.job.dialects import DIALECTS
 from mpiboot.job.mpirun_line import UserLine
+from mpiboot.job.program_words import Rendezvous
 from mpiboot.launcher import launch_folder
 from mpiboot.launcher.setup import LauncherPod, access, launcher_pod
 from mpiboot.network import pod, worker_network, worker_pairs
@@ -212,7 +212,7 @@ async def look(
 
 
 async def master_port_taken(
-    launcher: LauncherPod, seen: Observation, meeting: Meeting
+    launcher: LauncherPod, seen: Observation, meeting: Rendezvous
 ) -> tuple[Finding, ...]:
     """Look whether ranks can meet where they are to, before any is started."""
     observed = seen.observed
@@ -239,7 +239,7 @@ def _own_facts(launcher: LauncherPod) -> tuple[PodFacts, int | None]:
     """Gather this pod's facts, and count its out-of-memory kills as a worker's are counted."""
     found = facts.gather(launcher.resolved, launcher.environ, sshd="", pid=launcher.pid, mpi=None)
     answer = programs.run(("/bin/sh", "-c", host_shell.ask("memory")), _PATIENCE)
-    return found, host_shell.read(answer.text if answer else "").oom_kills
+    return found, host_shell.read(answer.stdout if answer else "").oom_kills
 
 
 def _for_mpirun(before: plans.Observed, passed: gate.GateResult, own: PodFacts) -> dict[str, str]:
@@ -329,8 +329,8 @@ def _mpi(
         return found
     if found.family not in (wanted, MpiFamily.UNKNOWN):
         given = f"{launcher.resolved.given['mpi']}={wanted.value}"
-        said = f"{given} is followed, though {found.path} says that it is {found.said}"
-        log.finding(Finding("mpi-versions", Level.WARN, said, hint=f"take {given} out"))
+        message = f"{given} is followed, though {found.path} says that it is {found.banner}"
+        log.finding(Finding("mpi-versions", Level.WARN, message, hint=f"take {given} out"))
     return dataclasses.replace(found, family=wanted)
 
 

@@ -207,7 +207,7 @@ _MORE_GRACE: Final = 10.0
 class RunsOnce:
     """Why a program is no rank's, and whether it may reach for the hosts itself."""
 
-    because: str
+    reason: str
     reaches_hosts: bool
 
 
@@ -247,9 +247,9 @@ def _warn_of_python(path: str, text: str) -> None:
     """Say that ranks may be about to start ranks; what a Python program is, its user knows."""
     found = program_words.python_calls(text)
     if found:
-        said = f"{path} calls {found[0].name}, and runs as every rank"
+        message = f"{path} calls {found[0].name}, and runs as every rank"
         hint = "MPIBOOT_SCRIPT=on runs it once, here; MPIBOOT_SCRIPT=off says that ranks are meant"
-        log.finding(Finding("script", Level.WARN, said, hint=hint))
+        log.finding(Finding("script", Level.WARN, message, hint=hint))
 
 
 def calls_by_path(text: str) -> Finding | None:
@@ -257,11 +257,11 @@ def calls_by_path(text: str) -> Finding | None:
     call = next((call for call in program_words.calls(text) if call.path), None)
     if call is None:
         return None
-    said = f"the script calls {call.name} by its path ({call.path}), past mpiboot"
+    message = f"the script calls {call.name} by its path ({call.path}), past mpiboot"
     hint = "call it by its name, or let the image take its place: `mpiboot shims install --replace`"
     if not call.is_mpirun:
         hint = "call it by its name: only so it knows the job's hosts and its key"
-    return Finding("shims", Level.WARN, said, hint=hint)
+    return Finding("shims", Level.WARN, message, hint=hint)
 
 
 def _script(named: program_words.Script, environ: Mapping[str, str]) -> tuple[str, str]:
@@ -313,10 +313,10 @@ def _run_script(
     why_not = _no_gate(resolved, environ, found)
     each = "mpiboot checks the hosts and plans for each of its calls of mpirun"
     if why_not:
-        log.info("script", f"{found.because}: {each}; {why_not}")
+        log.info("script", f"{found.reason}: {each}; {why_not}")
         become_parent(ParentTask.SCRIPT, options, list(program), env)
-    said = "it runs once, here, when all hosts are ready; its ssh and mpirun know them"
-    log.info("script", f"{found.because}: {said}")
+    message = "it runs once, here, when all hosts are ready; its ssh and mpirun know them"
+    log.info("script", f"{found.reason}: {message}")
     words = start_child(resolved, program, env, script=True)
     become_parent(ParentTask.LAUNCH, options, words, env)
 

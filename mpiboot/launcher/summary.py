@@ -34,14 +34,14 @@ class SummaryLine:
     """One line of the log: its event, its sentence, and the same as fields."""
 
     event: str
-    said: str
+    message: str
     fields: Mapping[str, Json]
 
 
 def say(plan: Plan, observed: Observed) -> None:
     """Log a plan: its lines at info; each of its decisions, and each worker, at debug."""
     for line in lines(plan, observed):
-        log.info(line.event, line.said, **line.fields)
+        log.info(line.event, line.message, **line.fields)
     if not log.shows(LogLevel.DEBUG):
         return
     columns = log.width()
@@ -51,7 +51,7 @@ def say(plan: Plan, observed: Observed) -> None:
     else:
         for item in plan.decisions:
             fields: dict[str, Json] = {"value": item.value, "source": item.source.value}
-            fields |= {"decision": item.name, "because": item.because}
+            fields |= {"decision": item.name, "reason": item.reason}
             log.debug("plan", render.decision(item), **fields)
     if plan.rows and not log.is_json():
         log.debug("worker", "the data network:\n" + render.workers(plan.rows).rstrip("\n"))
@@ -83,7 +83,7 @@ def _job(plan: Plan, observed: Observed, decisions: _Decisions) -> _Parts:
     title = row.title.partition(" (")[0].rstrip("0123456789. ") if row else "unknown MPI"
     hosts = counted(len(file.hosts), "host")
     ranks = f"{counted(plan.ranks, 'rank')}" if plan.ranks else "as many ranks as mpirun decides"
-    why = f" ({decisions['ranks'].because})" if "ranks" in decisions else ""
+    why = f" ({decisions['ranks'].reason})" if "ranks" in decisions else ""
     yield SummaryLine(
         "job",
         f"{title} {mpi.version}".rstrip()
@@ -104,39 +104,39 @@ def _control(_plan: Plan, _observed: Observed, decisions: _Decisions) -> _Parts:
     if item is None:
         return
     link = item.value or "not chosen"
-    said = f"control network (SSH, mpirun's daemons): {link} ({item.because})"
-    yield SummaryLine("control-network", said, {"link": item.value, "because": item.because})
+    message = f"control network (SSH, mpirun's daemons): {link} ({item.reason})"
+    yield SummaryLine("control-network", message, {"link": item.value, "reason": item.reason})
 
 
 def _room(plan: Plan, _observed: Observed, decisions: _Decisions) -> _Parts:
     if plan.open_files:
-        said = f"mpirun may open {plan.open_files} files: {decisions['open-files'].because}"
-        yield SummaryLine("open-files", said, {"open_files": plan.open_files})
+        message = f"mpirun may open {plan.open_files} files: {decisions['open-files'].reason}"
+        yield SummaryLine("open-files", message, {"open_files": plan.open_files})
 
 
 def _data(plan: Plan, _observed: Observed, decisions: _Decisions) -> _Parts:
     item = decisions.get("data-network")
     if item is None:
         return
-    fields: dict[str, Json] = {"kind": item.value, "because": item.because}
+    fields: dict[str, Json] = {"kind": item.value, "reason": item.reason}
     if plan.transport is None:
-        yield SummaryLine("data-network", f"data network: not looked at ({item.because})", fields)
+        yield SummaryLine("data-network", f"data network: not looked at ({item.reason})", fields)
         return
     ports = _same(row.hca for row in plan.rows)
     links = _values(plan, _NCCL).lstrip("=") or _link(decisions)
     if plan.transport in RDMA:
         rate = _same(row.rate for row in plan.rows)
         fast = f" at {rate} Gb/s" if rate and rate != _MANY else ""
-        said = f"NCCL's data by {ports}{fast}, its bootstrap by {links}"
+        message = f"NCCL's data by {ports}{fast}, its bootstrap by {links}"
         fields |= {"devices": ports, "rate": rate, "links": links}
     elif plan.transport is Transport.TCP:
-        said = f"NCCL's and Gloo's sockets on {links}"
+        message = f"NCCL's and Gloo's sockets on {links}"
         fields |= {"links": links}
     else:
-        yield SummaryLine("data-network", f"no data network: {item.because}", fields)
+        yield SummaryLine("data-network", f"no data network: {item.reason}", fields)
         return
     yield SummaryLine(
-        "data-network", f"data network: {item.value}: {said} ({item.because})", fields
+        "data-network", f"data network: {item.value}: {message} ({item.reason})", fields
     )
 
 
@@ -192,8 +192,8 @@ def _stays(_plan: Plan, _observed: Observed, decisions: _Decisions) -> _Parts:
     if item is None:
         return
     names = item.value.split()
-    said = f"variables of this pod that stay here: {first_few(names, _SHOWN)} ({item.because})"
-    yield SummaryLine("not-forwarded", said, {"names": [*names]})
+    message = f"variables of this pod that stay here: {first_few(names, _SHOWN)} ({item.reason})"
+    yield SummaryLine("not-forwarded", message, {"names": [*names]})
 
 
 _MANY: Final = "ports that differ by worker"

@@ -249,7 +249,7 @@ def _finding(problem: Problem, names: Sequence[str], settings: Settings) -> Find
     return Finding(
         problem.check,
         level(problem.check, settings, always=problem.always),
-        problem.said,
+        problem.message,
         "" if several else names[0],
         hint=hint,
         hosts=tuple(names) if several else (),
@@ -266,7 +266,7 @@ def _outliers(
     seen = {one.host: describe(one) for one in networks if one.facts is not None}
     found = majority(seen)
     if found:
-        yield Problem(check, f"{what} differ: {found.said}", hosts=found.hosts)
+        yield Problem(check, f"{what} differ: {found.message}", hosts=found.hosts)
 
 
 def _agree(networks: Sequence[WorkerNetwork], _: Settings) -> Iterable[Problem]:
@@ -311,8 +311,8 @@ def _reach(networks: Sequence[WorkerNetwork], settings: Settings) -> Iterable[Pr
         if ends is None:
             if all(network.transport is not Transport.INFINIBAND for network in networks):
                 name = networks[0].data[position].name
-                said = f"the workers have no IP version in common on the links beside {name}"
-                yield Problem("data-networks", said)
+                message = f"the workers have no IP version in common on the links beside {name}"
+                yield Problem("data-networks", message)
             continue
         twice, apart = shared_address(ends), unreachable(ends)
         if twice:
@@ -384,8 +384,8 @@ def _of_one(network: WorkerNetwork, *, expected: bool) -> list[Problem]:
         expected: whether it should have RDMA: the user requires it, or another worker has it.
     """
     if network.facts is None:
-        said = f"it {network.no_facts.value}, so its data network is not known"
-        return [Problem("data-facts", said, _FACTS_HINTS.get(network.no_facts))]
+        message = f"it {network.no_facts.value}, so its data network is not known"
+        return [Problem("data-facts", message, _FACTS_HINTS.get(network.no_facts))]
     found = [problem for rail in network.rails for problem in _port(rail, network.facts)]
     if expected and not network.rails:
         found.append(Problem("rdma-missing", _why_none(network.facts)))
@@ -401,15 +401,15 @@ def _port(rail: Rail, facts: PodFacts) -> list[Problem]:
     device, port = rail.device, rail.port
     if not device.opens:
         folder = "" if facts.fabric.infiniband_folder else ", /dev/infiniband is not there"
-        said = f"device {device.name} does not open ({device.open_error}{folder})"
-        found.append(Problem("rdma-node", said))
+        message = f"device {device.name} does not open ({device.open_error}{folder})"
+        found.append(Problem("rdma-node", message))
     elif device.library_error:
         found.append(Problem("rdma-library", f"device {device.name}: {device.library_error}"))
     if port.state is not PortState.ACTIVE and not device.efa:
-        said = f"port {rail.name} is {port.state.value or 'in an unknown state'}, not ACTIVE"
+        message = f"port {rail.name} is {port.state.value or 'in an unknown state'}, not ACTIVE"
         if port.state in (PortState.INIT, PortState.ARMED):
-            said += ": the subnet manager has not brought it up"
-        found.append(Problem("rdma-port", said))
+            message += ": the subnet manager has not brought it up"
+        found.append(Problem("rdma-port", message))
     if rail.link is not None and not has_carrier(rail.link):
         found.append(Problem("rdma-port", f"link {rail.link.name} of {rail.name} has no carrier"))
     elif rail.link is not None and port.mtu and port.link_layer is LinkLayer.ETHERNET:
@@ -419,11 +419,11 @@ def _port(rail: Rail, facts: PodFacts) -> list[Problem]:
         )
         if not least <= port.mtu <= most:
             fits, check = (most, "rdma-mtu") if port.mtu > most else (least, "rdma-mtu-low")
-            said = (
+            message = (
                 f"link {rail.link.name} has MTU {rail.link.mtu}, which allows {fits} for RDMA, "
                 f"but port {rail.name} uses {port.mtu}"
             )
-            found.append(Problem(check, said))
+            found.append(Problem(check, message))
     return found
 
 
@@ -449,11 +449,11 @@ def _limits(network: WorkerNetwork, facts: PodFacts) -> list[Problem]:
         if who.own_users:
             why = " of the node (the pod has users of its own: hostUsers is false)"
             hint = _HOST_USERS
-        said = f"memory lock limit {size_of(facts.memlock)}, without IPC_LOCK{why}"
-        found.append(Problem("memlock", said, hint))
+        message = f"memory lock limit {size_of(facts.memlock)}, without IPC_LOCK{why}"
+        found.append(Problem("memlock", message, hint))
     if 0 < facts.shm <= _SHM and network.slots > 1:
-        said = f"/dev/shm has {facts.shm >> 20} MiB for {network.slots} ranks"  # noqa: S108 - a size is told, no file is made
-        found.append(Problem("shm", said))
+        message = f"/dev/shm has {facts.shm >> 20} MiB for {network.slots} ranks"  # noqa: S108 - a size is told, no file is made
+        found.append(Problem("shm", message))
     return found
 
 
@@ -476,9 +476,9 @@ def _shared_subnets(network: WorkerNetwork) -> list[Problem]:
                 None,
             )
             if pair:
-                said = f"{link.name} ({pair[0]}) and {other.name} ({pair[1]}) are in one subnet"
+                message = f"{link.name} ({pair[0]}) and {other.name} ({pair[1]}) are in one subnet"
                 mixed = link is network.control
-                found.append(Problem("control-subnet" if mixed else "data-subnet", said))
+                found.append(Problem("control-subnet" if mixed else "data-subnet", message))
                 break
     return found
 
@@ -507,14 +507,14 @@ def _user_values(
         # Loopback reaches no other worker: it counts where it is named, not where it is left over.
         left = [item for item in there if item != "lo" or not value.startswith("^")]
         if value and not nccl.matching(value, left):
-            said = f"{name}={value} fits nothing here (there are {first_few(there) or 'none'})"
-            found.append(Problem("nccl-value", said))
+            message = f"{name}={value} fits nothing here (there are {first_few(there) or 'none'})"
+            found.append(Problem("nccl-value", message))
     word = values.get("NCCL_IB_DISABLE", "")
     if word.strip().lower() in ("true", "yes", "on"):
         # NCCL reads it with strtoll, so a word is 0.
         found.append(Problem("nccl-value", f"NCCL_IB_DISABLE={word} has no effect: write 1"))
     elif word.strip() == "1" and network.usable and network.transport is not Transport.EFA:
         ports = first_few(rail.name for rail in network.rails)
-        said = f"NCCL_IB_DISABLE=1 keeps NCCL from {ports}, which could carry its data"
-        found.append(Problem("nccl-value", said))
+        message = f"NCCL_IB_DISABLE=1 keeps NCCL from {ports}, which could carry its data"
+        found.append(Problem("nccl-value", message))
     return found

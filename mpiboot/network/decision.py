@@ -83,7 +83,7 @@ class SettledVariables:
     """
 
     values: dict[str, dict[str, str]]
-    because: dict[str, str]
+    reason: dict[str, str]
     kept: dict[tuple[str, str], list[str]]
     findings: tuple[Finding, ...]
 
@@ -94,7 +94,7 @@ def settle(
     """Give every variable its owner's value, unless the user has it or what it hangs on."""
     hosts = {network.host: network.facts for network in networks}
     values: dict[str, dict[str, str]] = {host: {} for host in hosts}
-    because: dict[str, str] = {}
+    reason: dict[str, str] = {}
     kept: dict[tuple[str, str], list[str]] = {}
     clashes: dict[str, list[str]] = {}
     chosen: dict[tuple[str, str], Proposal] = {}
@@ -107,11 +107,11 @@ def settle(
                 chosen[key] = proposal
             if now is not None and now.value != proposal.value:
                 mine, theirs = (proposal, now) if chosen[key] is proposal else (now, proposal)
-                said = (
+                message = (
                     f"{proposal.name}: {mine.rule} wants {mine.value}, {theirs.rule} wants "
                     f"{theirs.value}; it belongs to {rule or mine.rule}, whose value is set"
                 )
-                clashes.setdefault(said, []).append(host)
+                clashes.setdefault(message, []).append(host)
     for (host, name), proposal in chosen.items():
         facts = hosts[host]
         own = facts.environment if facts else ()
@@ -121,23 +121,23 @@ def settle(
             blocker = next((item for item in _unless(name) if item in own), "")
             where = "the worker's pod"
         if blocker:
-            reason = where if blocker == name else f"{blocker} is set ({where})"
-            kept.setdefault((name, reason), []).append(host)
+            why = where if blocker == name else f"{blocker} is set ({where})"
+            kept.setdefault((name, why), []).append(host)
             continue
         values[host][name] = proposal.value
-        because.setdefault(name, proposal.because)
+        reason.setdefault(name, proposal.reason)
     findings = tuple(
         Finding(
             "settings-conflict",
             Level.WARN,
-            said,
+            message,
             names[0] if len(names) == 1 else "",
             tuple(names) if len(names) > 1 else (),
             "set the variable yourself to decide",
         )
-        for said, names in clashes.items()
+        for message, names in clashes.items()
     )
-    return SettledVariables(values, because, kept, findings)
+    return SettledVariables(values, reason, kept, findings)
 
 
 _NOTHING: Final[Mapping[str, str]] = {}
@@ -192,12 +192,12 @@ def decide(
     hosts = [network.host for network in networks]
     nothing = transport = None
     if settings.data_network is DataNetworkUse.OFF:
-        because = f"{given}=off: nothing is set"
-        nothing = Decision("data-network", "off", given.source, because)
+        reason = f"{given}=off: nothing is set"
+        nothing = Decision("data-network", "off", given.source, reason)
     elif not networks:
-        because = "no worker was reached: nothing is set"
+        reason = "no worker was reached: nothing is set"
         transport = Transport.UNKNOWN
-        nothing = Decision("data-network", transport.value, Source.DETECTED, because)
+        nothing = Decision("data-network", transport.value, Source.DETECTED, reason)
     if nothing:
         empty: dict[str, dict[str, str]] = {host: {} for host in hosts}
         return DataNetwork(networks, rows, (nothing,), empty, transport=transport)
@@ -221,7 +221,7 @@ def decide(
     decisions = (
         *made.decisions,
         *_workers(networks),
-        *_variables(settled.values, settled.because, common),
+        *_variables(settled.values, settled.reason, common),
         *_users(settled.kept, taken, values),
     )
     return DataNetwork(networks, rows, decisions, per_host, common, tuple(findings), made.transport)
@@ -261,18 +261,18 @@ def _workers(networks: Sequence[WorkerNetwork]) -> list[Decision]:
             decision.name,
             decision.value,
             decision.source,
-            f"{first_few(names)}: {decision.because}",
+            f"{first_few(names)}: {decision.reason}",
         )
         for decision, names in hosts.items()
     ]
 
 
 def _variables(
-    values: Mapping[str, Mapping[str, str]], because: Mapping[str, str], common: Mapping[str, str]
+    values: Mapping[str, Mapping[str, str]], reason: Mapping[str, str], common: Mapping[str, str]
 ) -> list[Decision]:
     """Show every variable once; what differs by worker with the usual values first."""
     shown = []
-    for name, why in because.items():
+    for name, why in reason.items():
         if name in common:
             shown.append(Decision(name, common[name], Source.DETECTED, f"{why}; on all workers"))
             continue
@@ -299,7 +299,7 @@ def _users(
             name,
             values.get(name, "(the user's own)") if name in taken else "(left alone)",
             Source.ENVIRONMENT,
-            f"{reason}; on {first_few(hosts)}",
+            f"{why}; on {first_few(hosts)}",
         )
-        for (name, reason), hosts in kept.items()
+        for (name, why), hosts in kept.items()
     ]

@@ -215,14 +215,14 @@ def _choice(
     names, pairs = tuple(rail.name for rail in ports.rails), ports.pairs
     entries = tuple(gid for gid, _ in ports.found) or (None,) * len(names)
     problems = [
-        Problem("rdma-gid" if gid is None else "data-ambiguous", said)
-        for gid, said in ports.found
-        if said
+        Problem("rdma-gid" if gid is None else "data-ambiguous", message)
+        for gid, message in ports.found
+        if message
     ]
     if not pairs:
-        because = "left alone: not every port has an entry for an address of this pod"
-        because = because if ports.found else "only RoCE has an index to choose"
-        return GidChoice(entries, {}, because, tuple(problems), names, names)
+        reason = "left alone: not every port has an entry for an address of this pod"
+        reason = reason if ports.found else "only RoCE has an index to choose"
+        return GidChoice(entries, {}, reason, tuple(problems), names, names)
     values, reasons, used = dict[str, str](), list[str](), list[tuple[str, ...]]()
     for library, same, whole in libraries:
         mine = ports.users(library)
@@ -244,17 +244,17 @@ def _choice(
 
 def _left_out(library: _Library, names: Sequence[str], used: Sequence[str], differ: str) -> Problem:
     """Say which ports a library does not use, as here or elsewhere it can't be told all indexes."""
-    said = f"{library.name} can't use all ports of every worker"
+    message = f"{library.name} can't use all ports of every worker"
     if differ:
-        said = (
+        message = (
             f"the ports need different GID indexes ({differ}), which {library.name} can't be told"
         )
-        said += f": {library.why_not}"
+        message += f": {library.why_not}"
     left = ", ".join(name for name in names if name not in used)
-    said += f"; used: {', '.join(used) or 'none'}; left out: {left}"
+    message += f"; used: {', '.join(used) or 'none'}; left out: {left}"
     more = library.hint if differ else "give every port an address"
     keep = f"; or keep to MPIBOOT_RDMA_DEVICE={','.join(used)}" if used else ""
-    return Problem("rdma-gid-index", said, more + keep)
+    return Problem("rdma-gid-index", message, more + keep)
 
 
 def _listed(pairs: Iterable[_Pair]) -> str:

@@ -104,10 +104,10 @@ def nvidia_smi(search: str = "") -> str:
         done = programs.run((program, "-q"), _PATIENCE)
     except OSError:
         return ""
-    return done.text if done else ""
+    return done.stdout if done else ""
 
 
-def fabric(said: str) -> str:
+def fabric(message: str) -> str:
     """Read the state of the NVLink fabric out of what ``nvidia-smi -q`` said.
 
     Returns:
@@ -115,7 +115,7 @@ def fabric(said: str) -> str:
         it is about; empty where there is no such fabric.
     """
     states = []
-    for section in _FABRIC.findall(said):
+    for section in _FABRIC.findall(message):
         fields = dict(_FIELD.findall(section))
         state, status = (fields.get(name, "").strip() for name in ("State", "Status"))
         if state not in _NOTHING:

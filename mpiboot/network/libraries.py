@@ -60,10 +60,10 @@ def missing(
     """
     wanted = tuple(names)
     try:
-        said = _ask(program, ("loads", *wanted), seconds, list)
+        message = _ask(program, ("loads", *wanted), seconds, list)
     except _FailedError:
         return ()
-    return tuple(name for name in wanted if name in said)
+    return tuple(name for name in wanted if name in message)
 
 
 def devices(
@@ -81,7 +81,7 @@ def devices(
     """
     words = ("verbs", *(f"{name}:{count}" for name, count in ports.items()))
     try:
-        return _ask(program, words, seconds, lambda said: _answers(said, ports)), ""
+        return _ask(program, words, seconds, lambda message: _answers(message, ports)), ""
     except _FailedError as failed:
         return {}, f"{LIBRARY} {failed}"
 
@@ -97,23 +97,23 @@ def _ask(program: str, words: Iterable[str], seconds: float, read: Callable[[Any
     if done is None:
         raise _FailedError(f"took longer than {seconds:g} s")
     try:
-        return read(json.loads(done.text))
+        return read(json.loads(done.stdout))
     except (ValueError, TypeError, KeyError, AttributeError):
         how = f"signal {-done.status}" if done.status < 0 else f"{done.status}"
-        said = f"or one of its drivers fails: the program that asks it ended with {how}"
-        raise _FailedError(said) from None
+        message = f"or one of its drivers fails: the program that asks it ended with {how}"
+        raise _FailedError(message) from None
 
 
-def _answers(said: Any, ports: Iterable[str]) -> dict[str, LibraryAnswer]:  # noqa: ANN401 - JSON
-    return {name: _device(said[name]) for name in ports if said.get(name)}
+def _answers(message: Any, ports: Iterable[str]) -> dict[str, LibraryAnswer]:  # noqa: ANN401 - JSON
+    return {name: _device(message[name]) for name in ports if message.get(name)}
 
 
-def _device(said: dict[str, object]) -> LibraryAnswer:
-    mtus, links = said["mtus"], said["links"]
+def _device(message: dict[str, object]) -> LibraryAnswer:
+    mtus, links = message["mtus"], message["links"]
     if not isinstance(mtus, list) or not isinstance(links, list):
         raise TypeError("not a list")
     return LibraryAnswer(
-        str(said["why"]),
+        str(message["why"]),
         dict(mtus),
         {(port, index): link for port, index, link in links},
     )
@@ -123,9 +123,9 @@ def _main(what: str, words: list[str]) -> None:
     # A library or driver may write to stdout, which is for the answer.
     answer = os.dup(1)
     os.dup2(2, 1)
-    said = _verbs(words) if what == "verbs" else [name for name in words if not _loads(name)]
+    message = _verbs(words) if what == "verbs" else [name for name in words if not _loads(name)]
     with os.fdopen(answer, "w") as out:
-        json.dump(said, out)
+        json.dump(message, out)
     os._exit(0)  # past the libraries' and drivers' own ends
 
 
@@ -163,17 +163,19 @@ def _read(library: ctypes.CDLL, wanted: Mapping[str, int]) -> dict[str, dict[str
     known = {}
     for place in range(count.value if listed else 0):
         known[library.ibv_get_device_name(listed[place]).decode("utf-8", "replace")] = listed[place]
-    said = {}
+    message = {}
     for name, ports in wanted.items():
         if name not in known:
-            said[name] = _unusable(f"{LIBRARY} has no driver for it")
+            message[name] = _unusable(f"{LIBRARY} has no driver for it")
             continue
         opened = library.ibv_open_device(known[name])
         if opened:
-            said[name] = _opened(library, opened, ports)
+            message[name] = _opened(library, opened, ports)
         else:
-            said[name] = _unusable(f"{LIBRARY} can't open it ({os.strerror(ctypes.get_errno())})")
-    return said
+            message[name] = _unusable(
+                f"{LIBRARY} can't open it ({os.strerror(ctypes.get_errno())})"
+            )
+    return message
 
 
 def _opened(library: ctypes.CDLL, device: int, ports: int) -> dict[str, object]:

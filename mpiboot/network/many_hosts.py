@@ -41,23 +41,23 @@ def findings(items: Iterable[Finding]) -> tuple[Finding, ...]:
 def _one_of(alike: Sequence[Finding]) -> Finding:
     usual, *others = sorted(_groups(alike), key=lambda group: -len(group))
     hosts = tuple(item.host for item in alike)
-    odd = [f"{first_few(item.host for item in group)}: {group[0].said}" for group in others]
-    text = usual[0].said
+    odd = [f"{first_few(item.host for item in group)}: {group[0].message}" for group in others]
+    text = usual[0].message
     if len(usual) == 1:
         text = f"each in words of its own, {usual[0].host}: {text}"
-    elif usual[1].said != text:
+    elif usual[1].message != text:
         text = f"each with numbers of its own, {usual[0].host}: {text}"
     if odd and len(usual) > 1:
         text += f"; but {first_few(odd)}"
-    return replace(alike[0], said=text, host="", hosts=hosts, evidence=())
+    return replace(alike[0], message=text, host="", hosts=hosts, evidence=())
 
 
 def _groups(alike: Sequence[Finding]) -> Iterable[list[Finding]]:
     """Put those together that say the same, or differ by numbers alone where none comes twice."""
     masked: dict[str, dict[str, list[Finding]]] = {}
     for item in alike:
-        texts = masked.setdefault(_NUMBERS.sub("#", item.said), {})
-        texts.setdefault(item.said, []).append(item)
+        texts = masked.setdefault(_NUMBERS.sub("#", item.message), {})
+        texts.setdefault(item.message, []).append(item)
     for texts in masked.values():
         if all(len(group) == 1 for group in texts.values()):
             yield [group[0] for group in texts.values()]

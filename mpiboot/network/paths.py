@@ -38,8 +38,8 @@ class PathHost:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """One way to be measured, from one host to another in one network; counted by their places.
+class PathTest:
+    """One path to be tested, from one host to another in one network; counted by their places.
 
     ``stream`` tells whether a stream is sent too: only between neighbours of the ring.
     """
@@ -71,7 +71,7 @@ class PathSeen:
     rate: int | None = None
 
 
-def ways(hosts: Sequence[PathHost]) -> tuple[Way, ...]:
+def ways(hosts: Sequence[PathHost]) -> tuple[PathTest, ...]:
     """Choose the ways, both directions of a pair."""
     found = []
     for one in range(len(hosts)):
@@ -79,11 +79,11 @@ def ways(hosts: Sequence[PathHost]) -> tuple[Way, ...]:
         for other in others:
             for network in range(min(len(hosts[one].ends), len(hosts[other].ends))):
                 ring = other == one - 1
-                found += [Way(one, other, network, ring), Way(other, one, network, ring)]
+                found += [PathTest(one, other, network, ring), PathTest(other, one, network, ring)]
     return tuple(found)
 
 
-def limit(chosen: Sequence[Way], hosts: int) -> float:
+def limit(chosen: Sequence[PathTest], hosts: int) -> float:
     """Say how many seconds all of it may take; a host has a part in one way at a time."""
     busiest = max(
         (sum(place in (way.source, way.target) for way in chosen) for place in range(hosts)),
@@ -92,7 +92,7 @@ def limit(chosen: Sequence[Way], hosts: int) -> float:
     return min(_MOST, _START + _EACH * busiest)
 
 
-def announcement(chosen: Sequence[Way], hosts: Sequence[PathHost]) -> str:
+def announcement(chosen: Sequence[PathTest], hosts: Sequence[PathHost]) -> str:
     """Say before it begins what it will do."""
     networks = len({way.network for way in chosen})
     traffic = size_of(STREAM * sum(way.stream for way in chosen))

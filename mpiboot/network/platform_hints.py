@@ -70,11 +70,11 @@ def _device_plugin(environment: Mapping[str, str], unreadable: list[str]) -> Ite
 
 def _multus(paths: tuple[Path, ...], unreadable: list[str]) -> Iterator[Attachment]:
     for path in paths:
-        said = _annotation(path, unreadable)
-        if not said:
+        message = _annotation(path, unreadable)
+        if not message:
             continue
         try:
-            networks: _Json = json.loads(said)
+            networks: _Json = json.loads(message)
         except (ValueError, RecursionError):
             unreadable.append(f"{path}: the annotation {_STATUS[0]} is not JSON")
             continue
@@ -124,12 +124,12 @@ def _dra(metadata: Path, sys_root: Path, unreadable: list[str]) -> Iterator[Atta
         unreadable.append(f"{metadata}: {error.strerror}")
         return
     for path in paths:
-        said = _read(path, unreadable)
-        if not said.strip():
+        message = _read(path, unreadable)
+        if not message.strip():
             continue  # a network driver fills it when the pod's links are made
         try:
             # The same object once for each version of its form, the newest first.
-            document: _Json = json.JSONDecoder().raw_decode(said.lstrip())[0]
+            document: _Json = json.JSONDecoder().raw_decode(message.lstrip())[0]
         except (ValueError, RecursionError):
             unreadable.append(f"{path}: is not JSON")
             continue

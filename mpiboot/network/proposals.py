@@ -50,17 +50,17 @@ class Proposals:
         return [network for network in self.networks if network.facts is not None]
 
     def propose(
-        self, name: str, value: str, rule: str, because: str, host: str | None = None
+        self, name: str, value: str, rule: str, reason: str, host: str | None = None
     ) -> None:
         """Note a proposal, unless it is one for NCCL, and a plugin has settings of its own."""
         if self.plugin and name.startswith("NCCL_"):
             return
-        self.proposals.append(Proposal(name, value, rule, because, host))
+        self.proposals.append(Proposal(name, value, rule, reason, host))
 
-    def find(self, check: str, said: str) -> None:
+    def find(self, check: str, message: str) -> None:
         """Note a finding on all workers together."""
         level = cluster_view.level(check, self.settings)
-        self.findings.append(Finding(check, level, said, hint=DATA_ROWS[check].hint))
+        self.findings.append(Finding(check, level, message, hint=DATA_ROWS[check].hint))
 
 
 def _settle(proposals: Proposals) -> Transport:
@@ -70,43 +70,43 @@ def _settle(proposals: Proposals) -> Transport:
     without = [network.host for network in known if not network.usable]
     if len(kinds) == 1 and not without:
         (kind,) = kinds
-        because = f"every worker has usable {kind.value} ports"
+        reason = f"every worker has usable {kind.value} ports"
         if kind is not Transport.EFA:
             _require(proposals, kind)
         else:
             proposals.propose("FI_PROVIDER", "efa", "transport", "EFA devices open on every worker")
-            for said in _efa_lacks(proposals):
-                proposals.find("efa-library", said)
+            for message in _efa_lacks(proposals):
+                proposals.find("efa-library", message)
     else:
         kind = (
             Transport.TCP if any(network.plain for network in proposals.known) else Transport.NONE
         )
         if not known:
-            because = "no worker's facts are known"
+            reason = "no worker's facts are known"
         elif not kinds:
-            because = "no worker has a usable RDMA port" + _devices_of_the_node(proposals.known)
+            reason = "no worker has a usable RDMA port" + _devices_of_the_node(proposals.known)
         else:
-            because = "the workers have RDMA of different kinds, which can't talk to each other"
+            reason = "the workers have RDMA of different kinds, which can't talk to each other"
             if without:
-                because = (
+                reason = (
                     f"{first_few(without)}: no usable RDMA port, and all ranks need one transport"
                 )
-            proposals.find("rdma-differs", f"the data goes over TCP: {because}")
+            proposals.find("rdma-differs", f"the data goes over TCP: {reason}")
         if Transport.EFA in kinds:
             # EFA comes by a plugin, which NCCL_IB_DISABLE does not stop.
-            proposals.propose("NCCL_NET", "Socket", "transport", because)
+            proposals.propose("NCCL_NET", "Socket", "transport", reason)
         if known:
-            proposals.propose("NCCL_IB_DISABLE", "1", "transport", because)
+            proposals.propose("NCCL_IB_DISABLE", "1", "transport", reason)
     if proposals.plugin:
-        because += f"; {proposals.plugin}, so NCCL's own variables are left as they are"
-    proposals.decisions.append(Decision("data-network", kind.value, Source.DETECTED, because))
+        reason += f"; {proposals.plugin}, so NCCL's own variables are left as they are"
+    proposals.decisions.append(Decision("data-network", kind.value, Source.DETECTED, reason))
     return kind
 
 
 def _require(proposals: Proposals, kind: Transport) -> None:
     if proposals.settings.data_network is DataNetworkUse.REQUIRE:
-        because = f"{kind.value} is required: without it NCCL fails instead of using TCP"
-        proposals.propose("NCCL_NET", "IB", "transport", because)
+        reason = f"{kind.value} is required: without it NCCL fails instead of using TCP"
+        proposals.propose("NCCL_NET", "IB", "transport", reason)
 
 
 def _devices_of_the_node(known: Iterable[WorkerNetwork]) -> str:
@@ -116,8 +116,10 @@ def _devices_of_the_node(known: Iterable[WorkerNetwork]) -> str:
         for network in known
         if network.facts and network.facts.fabric.devices and not network.rails
     ]
-    said = f"; {first_few(hosts)}: only devices of the node are seen, and none belongs to the pod"
-    return said if hosts else ""
+    message = (
+        f"; {first_few(hosts)}: only devices of the node are seen, and none belongs to the pod"
+    )
+    return message if hosts else ""
 
 
 def _plugin_of(
@@ -193,12 +195,12 @@ def _rdma(proposals: Proposals, transport: Transport) -> None:
             continue
         host, choice = network.host, network.gids
         if choice.ucx:
-            because = _ports(network, choice.ucx)
-            proposals.propose("UCX_NET_DEVICES", ",".join(choice.ucx), "rdma-ports", because, host)
-        because = _ports(network, choice.nccl)
-        proposals.propose("NCCL_IB_HCA", nccl.exact(choice.nccl), "rdma-ports", because, host)
+            reason = _ports(network, choice.ucx)
+            proposals.propose("UCX_NET_DEVICES", ",".join(choice.ucx), "rdma-ports", reason, host)
+        reason = _ports(network, choice.nccl)
+        proposals.propose("NCCL_IB_HCA", nccl.exact(choice.nccl), "rdma-ports", reason, host)
         for name, value in network.gids.values.items():
-            proposals.propose(name, value, "gid", network.gids.because, host)
+            proposals.propose(name, value, "gid", network.gids.reason, host)
         _pkey(proposals, network)
 
 
@@ -226,9 +228,9 @@ def _pkey(proposals: Proposals, network: WorkerNetwork) -> None:
     if len(found) == 1:
         ((index, value),) = found
         if index:
-            because = f"the data link is in partition {value:#06x}, entry {index}"
-            proposals.propose("UCX_IB_PKEY", f"{value:#x}", "rdma-ports", because, network.host)
-            proposals.propose("NCCL_IB_PKEY", str(index), "rdma-ports", because, network.host)
+            reason = f"the data link is in partition {value:#06x}, entry {index}"
+            proposals.propose("UCX_IB_PKEY", f"{value:#x}", "rdma-ports", reason, network.host)
+            proposals.propose("NCCL_IB_PKEY", str(index), "rdma-ports", reason, network.host)
     elif len(found) > 1:
         listed = ", ".join(f"{value:#06x}" for _, value in sorted(found))
         proposals.find(
@@ -247,14 +249,14 @@ def _sockets(proposals: Proposals, transport: Transport) -> tuple[dict[str, tupl
     wanted, networks = proposals.settings.nccl_socket, proposals.known
     if wanted is NcclSocket.CONTROL:
         return {}, "MPIBOOT_NCCL_SOCKET=control"
-    because = _why_not_data(proposals, transport)
-    if because:
+    reason = _why_not_data(proposals, transport)
+    if reason:
         if wanted is NcclSocket.DATA:
-            proposals.find("data-networks", f"MPIBOOT_NCCL_SOCKET=data, but {because}")
-        elif because == proposals.blocked:
-            said = f"TCP does not pass on the data network: {because}"
-            proposals.find("data-sockets", f"{said}, so mpiboot puts no sockets on it")
-        return {}, f"the control link: {because}"
+            proposals.find("data-networks", f"MPIBOOT_NCCL_SOCKET=data, but {reason}")
+        elif reason == proposals.blocked:
+            message = f"TCP does not pass on the data network: {reason}"
+            proposals.find("data-sockets", f"{message}, so mpiboot puts no sockets on it")
+        return {}, f"the control link: {reason}"
     why = "the data link: every worker has an address there, and reaches the others"
     if transport in RDMA:
         # With RDMA this is bootstrap only, which takes a single link.
@@ -296,7 +298,7 @@ def _unreached(networks: Sequence[WorkerNetwork], positions: int) -> str:
 
 
 def _socket_names(
-    proposals: Proposals, network: WorkerNetwork, links: Sequence[Link], because: str
+    proposals: Proposals, network: WorkerNetwork, links: Sequence[Link], reason: str
 ) -> None:
     """Name the links of NCCL's, Gloo's and TensorPipe's sockets."""
     chosen = list(links) or ([network.control] if network.control else [])
@@ -304,13 +306,13 @@ def _socket_names(
     if not names:
         return
     rule, host = "nccl-socket", network.host
-    proposals.propose("NCCL_SOCKET_IFNAME", nccl.exact(names), rule, because, host)
+    proposals.propose("NCCL_SOCKET_IFNAME", nccl.exact(names), rule, reason, host)
     versions = {item.version for link in chosen for item in usable(link)}
     if versions == {IPV6}:
         proposals.propose("NCCL_SOCKET_FAMILY", "AF_INET6", rule, "no IPv4 address there", host)
     # These take a plain name, and one link is enough for a rendezvous.
-    proposals.propose("GLOO_SOCKET_IFNAME", names[0], rule, because, host)
-    proposals.propose("TP_SOCKET_IFNAME", names[0], rule, because, host)
+    proposals.propose("GLOO_SOCKET_IFNAME", names[0], rule, reason, host)
+    proposals.propose("TP_SOCKET_IFNAME", names[0], rule, reason, host)
 
 
 def _tcp_ucx(
@@ -321,31 +323,31 @@ def _tcp_ucx(
     unable = transport is Transport.ROCE and not network.gids.ucx
     if chosen and (unable or transport is Transport.TCP):
         names = ",".join(link.name for link in chosen)
-        because = "TCP: no RDMA port that every worker could use"
-        proposals.propose("UCX_NET_DEVICES", names, "rdma-ports", because, network.host)
+        reason = "TCP: no RDMA port that every worker could use"
+        proposals.propose("UCX_NET_DEVICES", names, "rdma-ports", reason, network.host)
 
 
 def _mpi(proposals: Proposals, transport: Transport) -> None:
     """Move MPI's own data, not its daemons, to the data network where that is asked for."""
     if proposals.settings.mpi_network is not MpiNetwork.DATA:
         return
-    rule, because = "mpi-network", "MPIBOOT_MPI_NETWORK=data"
+    rule, reason = "mpi-network", "MPIBOOT_MPI_NETWORK=data"
     if transport in (Transport.ROCE, Transport.INFINIBAND):
-        proposals.propose("OMPI_MCA_pml", "ucx", rule, f"{because}: UCX on the RDMA ports")
+        proposals.propose("OMPI_MCA_pml", "ucx", rule, f"{reason}: UCX on the RDMA ports")
         return
     if transport is Transport.EFA:
-        proposals.propose("OMPI_MCA_pml", "cm", rule, f"{because}: libfabric's EFA")
-        proposals.propose("OMPI_MCA_mtl", "ofi", rule, f"{because}: libfabric's EFA")
+        proposals.propose("OMPI_MCA_pml", "cm", rule, f"{reason}: libfabric's EFA")
+        proposals.propose("OMPI_MCA_mtl", "ofi", rule, f"{reason}: libfabric's EFA")
         return
     problem = _why_not_data(proposals, transport)
     if problem:
-        said = f"MPI's data stays on the control link: {problem}"
-        proposals.find("data-networks", said)
+        message = f"MPI's data stays on the control link: {problem}"
+        proposals.find("data-networks", message)
         proposals.decisions.append(Decision("mpi-network", "control", Source.DETECTED, problem))
         return
     for network in proposals.known:
         names = ",".join(link.name for link in network.plain)
-        proposals.propose("OMPI_MCA_btl_tcp_if_include", names, rule, because, network.host)
+        proposals.propose("OMPI_MCA_btl_tcp_if_include", names, rule, reason, network.host)
     if len({tuple(link.name for link in network.plain) for network in proposals.known}) > 1:
         # mpirun hands its own OMPI_MCA_ values to every rank, so one value must fit all.
         proposals.proposals = [
@@ -356,7 +358,7 @@ def _mpi(proposals: Proposals, transport: Transport) -> None:
             proposals.find("data-networks", f"MPI's data stays on the control link: {problem}")
             proposals.decisions.append(Decision("mpi-network", "control", Source.DETECTED, problem))
             return
-        proposals.propose("OMPI_MCA_btl_tcp_if_include", value, rule, because)
+        proposals.propose("OMPI_MCA_btl_tcp_if_include", value, rule, reason)
 
 
 # Characters. The kernel takes 128 KiB for a variable (MAX_ARG_STRLEN, execve(2)), and each process
@@ -395,8 +397,10 @@ def network_list(known: Sequence[WorkerNetwork]) -> tuple[str, str]:
     )
     inside = next((item for item in others if any(item.ip in one for one in kept)), None)
     if inside is not None:
-        said = f"{len(spans)} networks are too many for one variable, and what holds all of them "
-        return "", f"{said}holds {inside.ip} of another link too"
+        message = (
+            f"{len(spans)} networks are too many for one variable, and what holds all of them "
+        )
+        return "", f"{message}holds {inside.ip} of another link too"
     return ",".join(dict.fromkeys(map(str, kept))), ""
 
 

@@ -100,8 +100,8 @@ def _by_function(link: Link, fabric: Fabric, _: Sequence[Link]) -> list[Found]:
 
 
 def _by_platform(link: Link, fabric: Fabric, _: Sequence[Link]) -> list[Found]:
-    said = [item for item in fabric.attachments if item.link == link.name]
-    return [item for item in ports(fabric.devices) if any(one.names(item[0]) for one in said)]
+    message = [item for item in fabric.attachments if item.link == link.name]
+    return [item for item in ports(fabric.devices) if any(one.names(item[0]) for one in message)]
 
 
 def _by_gid(link: Link, fabric: Fabric, _: Sequence[Link]) -> list[Found]:
@@ -142,7 +142,7 @@ def behind(link: Link, fabric: Fabric, links: Sequence[Link]) -> tuple[Rail, ...
     Returns:
         The ports; none: a link without RDMA; several: they can't be told apart.
     """
-    for rule, source, because in _RULES:
+    for rule, source, reason in _RULES:
         found = rule(link, fabric, links)
         if len(found) > 1:
             by_gid = _by_gid(link, fabric, links)
@@ -150,7 +150,7 @@ def behind(link: Link, fabric: Fabric, links: Sequence[Link]) -> tuple[Rail, ...
         if len(found) > 1:
             found = [item for item in found if item[0].opens] or found
         if found:
-            return tuple(Rail(device, port, link, because, source) for device, port in found)
+            return tuple(Rail(device, port, link, reason, source) for device, port in found)
     return ()
 
 
@@ -183,9 +183,9 @@ def behind_links(builder: NetworkBuilder, candidates: Sequence[Link]) -> tuple[R
                 doubled.append(f"{link_name(other)} and {link.name} are both on {rail.name}")
             elif _in_use(rail):
                 found[rail.name] = rail
-    for said in doubled:
+    for message in doubled:
         builder.problem(
-            "data-ambiguous", f"{said}: mpiboot uses the first", "set MPIBOOT_DATA_IFNAME"
+            "data-ambiguous", f"{message}: mpiboot uses the first", "set MPIBOOT_DATA_IFNAME"
         )
     if wanted:
         _asked_without_link(builder, found, wanted)
@@ -215,7 +215,7 @@ def _named(rail: Rail, words: Sequence[str]) -> bool:
 
 
 def _asked(rail: Rail) -> Rail:
-    return replace(rail, source=Source.ENVIRONMENT, because=f"{_ASKED}; {rail.because}")
+    return replace(rail, source=Source.ENVIRONMENT, reason=f"{_ASKED}; {rail.reason}")
 
 
 def _asked_without_link(
@@ -248,9 +248,9 @@ def without_link(builder: NetworkBuilder) -> tuple[Rail, ...]:
     ]
     # A port in INIT is waited for only where no other one is there.
     usable = [rail for rail in usable if rail.port.state is PortState.ACTIVE] or usable
-    said = [rail for rail in usable if named_by_platform(rail.device, fabric)]
-    if said or usable:
-        return tuple(said or usable)
+    message = [rail for rail in usable if named_by_platform(rail.device, fabric)]
+    if message or usable:
+        return tuple(message or usable)
     return tuple(
         Rail(device, port, None, "EFA: it has no link, and its device node opens")
         for device in fabric.devices
@@ -288,8 +288,8 @@ def of_one_transport(builder: NetworkBuilder, found: tuple[Rail, ...]) -> tuple[
     kept = tuple(rail for rail in found if rail.transport is best)
     left = ", ".join(rail.name for rail in found if rail.transport is not best)
     for rail in kept:
-        because = f"{rail.because}; of another kind, so left out: {left}" if left else rail.because
+        reason = f"{rail.reason}; of another kind, so left out: {left}" if left else rail.reason
         if rail.link and not left:
-            because = f"{rail.link.name}: {because}"
-        builder.decide("rdma-port", rail.name, rail.source, because)
+            reason = f"{rail.link.name}: {reason}"
+        builder.decide("rdma-port", rail.name, rail.source, reason)
     return kept

@@ -212,11 +212,11 @@ def observe(sys_root: Path = Path("/sys"), dev_root: Path = Path("/dev")) -> Fab
 
 
 def with_library(
-    found: Fabric, said: Mapping[str, libraries.LibraryAnswer], wrong: str = ""
+    found: Fabric, message: Mapping[str, libraries.LibraryAnswer], wrong: str = ""
 ) -> Fabric:
     """Add what the RDMA library says of its devices, and of what went ``wrong`` with it."""
     devices = tuple(
-        _with_library(device, said[device.name]) if device.name in said else device
+        _with_library(device, message[device.name]) if device.name in message else device
         for device in found.devices
     )
     return replace(
@@ -224,18 +224,19 @@ def with_library(
     )
 
 
-def _with_library(device: RdmaDevice, said: libraries.LibraryAnswer) -> RdmaDevice:
+def _with_library(device: RdmaDevice, message: libraries.LibraryAnswer) -> RdmaDevice:
     ports = tuple(
         replace(
             port,
-            mtu=said.mtus.get(port.number, port.mtu),
+            mtu=message.mtus.get(port.number, port.mtu),
             gids=tuple(
-                replace(gid, link=said.links.get((port.number, gid.index), 0)) for gid in port.gids
+                replace(gid, link=message.links.get((port.number, gid.index), 0))
+                for gid in port.gids
             ),
         )
         for port in device.ports
     )
-    return replace(device, ports=ports, library_error=said.why)
+    return replace(device, ports=ports, library_error=message.why)
 
 
 def assemble(
@@ -342,8 +343,8 @@ def _open(dev_root: Path, name: str, rdev: int | None) -> tuple[str, str]:
     finally:
         os.close(handle)
     if rdev is not None and there != rdev:
-        said = f"{os.major(there)}:{os.minor(there)}"
-        return str(path), f"is device {said} instead of {os.major(rdev)}:{os.minor(rdev)}"
+        message = f"{os.major(there)}:{os.minor(there)}"
+        return str(path), f"is device {message} instead of {os.major(rdev)}:{os.minor(rdev)}"
     return str(path), ""
 
 

@@ -83,7 +83,7 @@ class Problem:
     """
 
     check: str
-    said: str
+    message: str
     hint: str | None = None
     always: bool = False
     hosts: tuple[str, ...] = ()
@@ -96,7 +96,7 @@ class Rail:
     device: RdmaDevice
     port: RdmaPort
     link: Link | None
-    because: str
+    reason: str
     source: Source = Source.DETECTED
 
     @property
@@ -129,7 +129,7 @@ class GidChoice:
 
     wanted: tuple[Gid | None, ...]
     values: Mapping[str, str]
-    because: str
+    reason: str
     problems: tuple[Problem, ...] = ()
     nccl: tuple[str, ...] = ()
     ucx: tuple[str, ...] = ()
@@ -198,15 +198,15 @@ class NetworkBuilder:
         """What the pod sees of the data network."""
         return self.facts.fabric
 
-    def decide(self, name: str, value: str, source: Source, because: str) -> None:
+    def decide(self, name: str, value: str, source: Source, reason: str) -> None:
         """Note a decision."""
-        self.decisions.append(Decision(name, value, source, because))
+        self.decisions.append(Decision(name, value, source, reason))
 
     def problem(
-        self, check: str, said: str, hint: str | None = None, *, always: bool = False
+        self, check: str, message: str, hint: str | None = None, *, always: bool = False
     ) -> None:
         """Note a problem."""
-        self.problems.append(Problem(check, said, hint, always))
+        self.problems.append(Problem(check, message, hint, always))
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +216,7 @@ class Proposal:
     name: str
     value: str
     rule: str
-    because: str
+    reason: str
     host: str | None = None
 
 

@@ -80,9 +80,9 @@ def recognise(listening: Collection[int], annotations: Collection[str] = ()) -> 
             seen = sorted((row.ports | row.also) & there)
             return Mesh(row.name, (f"ports {', '.join(map(str, seen))} listen in this pod",))
     for row in _ROWS:
-        said = next((name for name in row.annotations if name in annotations), "")
-        if said:
-            return Mesh(row.name, (f"the pod has the annotation {said}",))
+        message = next((name for name in row.annotations if name in annotations), "")
+        if message:
+            return Mesh(row.name, (f"the pod has the annotation {message}",))
     return None
 
 
@@ -123,7 +123,7 @@ def findings(
         Finding(
             "service-mesh",
             Level.WARN,
-            said(evidence[name], where),
+            message(evidence[name], where),
             "",
             evidence[name].evidence,
             advice(evidence[name], ssh, port_range),
@@ -132,7 +132,7 @@ def findings(
     )
 
 
-def said(mesh: Mesh, where: Sequence[str]) -> str:
+def message(mesh: Mesh, where: Sequence[str]) -> str:
     """Say what a mesh does to a job."""
     pods = first_few(where, 1)
     return f"a proxy of {mesh.name} takes every connection of {pods}, MPI's own too"

@@ -187,9 +187,9 @@ def _port(folder: Path, place: int, count: int, unreadable: list[str]) -> RdmaPo
 
 
 def _layer(port: Path) -> LinkLayer:
-    said = text(port / "link_layer")
+    message = text(port / "link_layer")
     # The kernel writes Unknown for what libibverbs and NCCL call Unspecified (EFA, usNIC).
-    return LinkLayer.UNSPECIFIED if said == "Unknown" else LinkLayer(said)
+    return LinkLayer.UNSPECIFIED if message == "Unknown" else LinkLayer(message)
 
 
 def _gids(port: Path, whose: str, unreadable: list[str]) -> tuple[Gid, ...]:
@@ -229,8 +229,8 @@ def canonical(value: str) -> str:
 
 
 def _pkeys(folder: Path) -> tuple[int, ...]:
-    said = [text(folder / slot) for slot in _entries(folder)]
-    found = [int(key, 16) if _PKEY.fullmatch(key) else 0 for key in said]
+    message = [text(folder / slot) for slot in _entries(folder)]
+    found = [int(key, 16) if _PKEY.fullmatch(key) else 0 for key in message]
     # The place in the table is what NCCL_IB_PKEY means, so holes stay and only the end goes.
     while found and not found[-1]:
         found.pop()

@@ -115,11 +115,11 @@ def _control(worker: Worker, facts: PodFacts, settings: Settings) -> Link | None
     """Find the control link: the user's, else by address, by platform, by route; never by name."""
     links = {link.name: link for link in facts.links}
     default = {route.link for route in facts.fabric.routes if route.destination.endswith("/0")}
-    said = [item.link for item in facts.fabric.attachments if item.default]
+    message = [item.link for item in facts.fabric.attachments if item.default]
     tries = (
         links.get(settings.control_ifname),
         control.link_of(worker.address, facts.links),
-        next((links[name] for name in said if name in links), None),
+        next((links[name] for name in message if name in links), None),
         control.link_of(facts.control_address, facts.links),
         next((link for link in facts.links if link.name in default), None),
     )
@@ -145,8 +145,8 @@ def _candidates(builder: NetworkBuilder) -> tuple[Link, ...]:
             wrong = f"MPIBOOT_DATA_IFNAME: no link {', '.join(missing)}"
             builder.problem("data-link", wrong, always=none)
         return tuple(links[name] for name in dict.fromkeys(wanted) if name in links)
-    said = [item.link for item in builder.fabric.attachments if item.link and not item.default]
-    places = {name: place for place, name in reversed(list(enumerate(said)))}
+    message = [item.link for item in builder.fabric.attachments if item.link and not item.default]
+    places = {name: place for place, name in reversed(list(enumerate(message)))}
     barred = {"veth", "netkit"} if builder.host_network else set()
     found = [
         link
@@ -157,7 +157,9 @@ def _candidates(builder: NetworkBuilder) -> tuple[Link, ...]:
         and not any(address.startswith(("127.", "::1")) for address in link.addresses)
     ]
     return tuple(
-        sorted(found, key=lambda link: (places.get(link.name, len(said)), natural_order(link.name)))
+        sorted(
+            found, key=lambda link: (places.get(link.name, len(message)), natural_order(link.name))
+        )
     )
 
 
@@ -171,18 +173,18 @@ def _data(
     if above:
         links = tuple(link for link in candidates if link in above)
         left = [link.name for link in candidates if link not in above]
-        because = "the RDMA ports' own links"
-        because += f"; not used: {', '.join(left)}" if left else ""
+        reason = "the RDMA ports' own links"
+        reason += f"; not used: {', '.join(left)}" if left else ""
     elif chosen or (builder.host_network and not wanted):
         return ()  # on the node's network, a link without RDMA may be anybody's
     else:
-        said = {item.link for item in builder.fabric.attachments if not item.default}
+        message = {item.link for item in builder.fabric.attachments if not item.default}
         reachable = [link for link in candidates if has_carrier(link) and usable(link)]
-        named = [link for link in reachable if link.name in said]
+        named = [link for link in reachable if link.name in message]
         links = tuple(candidates) if wanted else tuple(named or reachable)
-        because = "a second link with an address and without RDMA: TCP"
+        reason = "a second link with an address and without RDMA: TCP"
         if not wanted and named:
-            source, because = Source.PLATFORM, f"{because}; the platform names it"
+            source, reason = Source.PLATFORM, f"{reason}; the platform names it"
         elif not wanted and len(reachable) > 1:
             names = ", ".join(link.name for link in reachable)
             builder.problem(
@@ -192,8 +194,8 @@ def _data(
                 "set MPIBOOT_DATA_IFNAME",
             )
     if links:
-        because = "MPIBOOT_DATA_IFNAME" if wanted else because
-        builder.decide("data-link", ",".join(link.name for link in links), source, because)
+        reason = "MPIBOOT_DATA_IFNAME" if wanted else reason
+        builder.decide("data-link", ",".join(link.name for link in links), source, reason)
     return links
 
 
@@ -207,8 +209,10 @@ def _dead(builder: NetworkBuilder, candidates: Sequence[Link], chosen: Sequence[
             why = "has no carrier" if link.up else "is down"
             builder.problem("data-carrier", f"link {link.name} has an address, but {why}")
         for address in refused(link):
-            said = f"another host of {link.name}'s network has its address {address}"
-            builder.problem("data-networks", said, "look at the network's IPAM: one address, once")
+            message = f"another host of {link.name}'s network has its address {address}"
+            builder.problem(
+                "data-networks", message, "look at the network's IPAM: one address, once"
+            )
 
 
 def _nothing(builder: NetworkBuilder, data: Sequence[Link]) -> None:
@@ -252,14 +256,14 @@ def _pending(
         if rail.port.state in (PortState.INIT, PortState.ARMED)
     ]
     roce = {rail.link.name for rail in chosen if rail.link and rail.transport is Transport.ROCE}
-    said = {item.link for item in builder.fabric.attachments} | set(builder.settings.data_ifname)
+    message = {item.link for item in builder.fabric.attachments} | set(builder.settings.data_ifname)
     taken = {rail.device.name for rail in chosen}
     free = any(one.opens and one.name not in taken for one in builder.fabric.devices)
     for link in candidates:
         if usable(link):
             continue
         tentative = ", ".join(str(item.ip) for item in coming(link))
-        named = link.name in said and not chosen
+        named = link.name in message and not chosen
         macvlan = free and not chosen and link.kind in ("macvlan", "ipvlan")
         if tentative and has_carrier(link):
             waiting.append(

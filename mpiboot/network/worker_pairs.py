@@ -152,24 +152,24 @@ def findings(
         wrong.sort(key=lambda item: item.pair in good)
         why = optional or harmless or (_ONE_WAY if wrong[0].pair in good else "")
         lines = tuple(map(say, wrong))
-        said = lines[0]
+        message = lines[0]
         if len(lines) > 1:
-            said += f"; {len(lines) - 1} more of {len(counted)} that were tried"
+            message += f"; {len(lines) - 1} more of {len(counted)} that were tried"
         if why:
-            said += f" (a warning only: {why})"
+            message += f" (a warning only: {why})"
         level = Level.WARN if why else Level.FAIL
         evidence = lines[1:_SHOWN]
-        found.append(Finding(check, level, said, "", evidence, BY_REFERENCE[check].hint))
+        found.append(Finding(check, level, message, "", evidence, BY_REFERENCE[check].hint))
     return tuple(found)
 
 
 def _blocked(item: Dialled) -> str:
     how = WHY.get(item.reached, f"no answer in {item.seconds:g} s, twice")
-    said = f"{item.source} can't reach {item.target} ({item.address} port {item.port}): {how}"
+    message = f"{item.source} can't reach {item.target} ({item.address} port {item.port}): {how}"
     if item.ssh is not None:
         does = "does not answer either" if item.ssh.blocked else "answers"
-        said += f"; its SSH port {item.ssh_port} {does}"
-    return said
+        message += f"; its SSH port {item.ssh_port} {does}"
+    return message
 
 
 def _translated(item: Dialled) -> str:

@@ -89,7 +89,7 @@ class Attempt:
 
     target: Target
     outcome: Outcome
-    said: str = ""
+    message: str = ""
     output: str = ""
     greeting: str = ""
     local_address: str = ""
@@ -124,28 +124,28 @@ async def connect(target: Target, limits: LoginTimeouts) -> Attempt | OpenConnec
         family = socket.AF_INET6 if ":" in target.address else socket.AF_INET
         sock = socket.socket(family, socket.SOCK_STREAM)
     except OSError as why:  # a kernel without IPv6, no descriptor left, a zone that is not here
-        return Attempt(target, Outcome.NO_SOCKET, said=_words(why))
+        return Attempt(target, Outcome.NO_SOCKET, message=_words(why))
     try:
         sock.setblocking(False)
         loop = asyncio.get_running_loop()
         try:
             await asyncio.wait_for(loop.sock_connect(sock, place), limits.connect)
         except asyncio.TimeoutError:
-            outcome, said = Outcome.TIMEOUT, ""
+            outcome, message = Outcome.TIMEOUT, ""
         except ConnectionRefusedError:
-            outcome, said = Outcome.REFUSED, ""
+            outcome, message = Outcome.REFUSED, ""
         except OSError as why:
             reset = isinstance(why, ConnectionError)
-            outcome, said = Outcome.CLOSED if reset else Outcome.UNREACHABLE, _words(why)
+            outcome, message = Outcome.CLOSED if reset else Outcome.UNREACHABLE, _words(why)
         else:
-            outcome, said = await _greeting(sock, limits)
+            outcome, message = await _greeting(sock, limits)
     except BaseException:
         sock.close()
         raise
     if outcome is Outcome.OK:
-        return OpenConnection(target, sock, said, str(sock.getsockname()[0]))
+        return OpenConnection(target, sock, message, str(sock.getsockname()[0]))
     sock.close()
-    return Attempt(target, outcome, said=said)
+    return Attempt(target, outcome, message=message)
 
 
 def _words(why: OSError) -> str:

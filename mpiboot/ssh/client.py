@@ -388,9 +388,9 @@ class Client:
         finally:
             os.close(fifo)
 
-    def _complain(self, host: str, said: str) -> None:
+    def _complain(self, host: str, message: str) -> None:
         """Say what went wrong where the parent looks for it: ssh's ``-E``."""
-        text = f"mpiboot's SSH client: {host}: {' '.join(said.split())}\n"
+        text = f"mpiboot's SSH client: {host}: {' '.join(message.split())}\n"
         path = Path(self.config.errors) / (_SAFE.sub("_", host) or "unknown")
         try:
             handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)

@@ -304,10 +304,10 @@ def client(
     if not ssh:
         return Decision(name, SshKind.EMBEDDED.value, Source.DETECTED, "there is no ssh on PATH")
     if not identity.known:
-        because = f"{ssh} refuses uid {identity.uid}, which has no passwd entry"
-        return Decision(name, SshKind.EMBEDDED.value, Source.DETECTED, because)
+        reason = f"{ssh} refuses uid {identity.uid}, which has no passwd entry"
+        return Decision(name, SshKind.EMBEDDED.value, Source.DETECTED, reason)
     if hosts < KEPT_FROM or only_ssh:
-        because = f"{ssh}: {only_ssh}" if hosts >= KEPT_FROM else ssh
-        return Decision(name, SshKind.OPENSSH.value, Source.DETECTED, because)
-    because = f"{hosts:,} hosts: the gate's logins carry the sessions, instead of an ssh for each"
-    return Decision(name, SshKind.EMBEDDED.value, Source.DETECTED, because)
+        reason = f"{ssh}: {only_ssh}" if hosts >= KEPT_FROM else ssh
+        return Decision(name, SshKind.OPENSSH.value, Source.DETECTED, reason)
+    reason = f"{hosts:,} hosts: the gate's logins carry the sessions, instead of an ssh for each"
+    return Decision(name, SshKind.EMBEDDED.value, Source.DETECTED, reason)

@@ -307,10 +307,10 @@ class Login:
                 opening = self._open(target, sock, client)
                 connection = await asyncio.wait_for(opening, self._limits.login)
         except asyncio.TimeoutError:
-            said = f"{self._limits.login:g} s"
+            message = f"{self._limits.login:g} s"
             # The server's half of the key exchange is the first that doesn't fit a small packet.
             stalled = client.shown is None
-            return replace(found, outcome=Outcome.SLOW, said=said, stalled=stalled)
+            return replace(found, outcome=Outcome.SLOW, message=message, stalled=stalled)
         except (asyncssh.Error, OSError, ValueError) as why:
             return self._failed(found, client, why)
         finally:
@@ -330,11 +330,11 @@ class Login:
                     self._kept.keep(target, connection)
         except asyncio.TimeoutError:
             self._command_limits[target] = 2 * limit
-            said = f"no end within {limit:g} s"
-            return replace(found, outcome=Outcome.COMMAND_FAILED, said=said, stalled=True)
+            message = f"no end within {limit:g} s"
+            return replace(found, outcome=Outcome.COMMAND_FAILED, message=message, stalled=True)
         except (asyncssh.Error, OSError, ValueError) as why:
-            said = " ".join(str(why).split())
-            return replace(found, outcome=Outcome.COMMAND_FAILED, said=said)
+            message = " ".join(str(why).split())
+            return replace(found, outcome=Outcome.COMMAND_FAILED, message=message)
         else:
             return done
         finally:
@@ -351,15 +351,15 @@ class Login:
         return replace(found, host_key=line, fingerprint=fingerprint)
 
     def _failed(self, found: Attempt, client: _LoginRecord, why: Exception) -> Attempt:
-        outcome, said = outcome_of(why), " ".join(str(why).split())
+        outcome, message = outcome_of(why), " ".join(str(why).split())
         if outcome is Outcome.KEY_REFUSED and client.password and not client.offered:
-            outcome, said = Outcome.PASSWORD_ASKED, "it takes no keys"
+            outcome, message = Outcome.PASSWORD_ASKED, "it takes no keys"
         if outcome.denied and client.banner:
-            said += f" ({client.banner})"
+            message += f" ({client.banner})"
         # Whatever a server says that is not the job's: first of all, it is another one.
         if self._is_foreign(client):
             outcome = Outcome.HOST_KEY_DIFFERS
-        return self._with_key(replace(found, outcome=outcome, said=said), client)
+        return self._with_key(replace(found, outcome=outcome, message=message), client)
 
     async def _open(
         self, target: Target, sock: socket.socket, client: _LoginRecord
@@ -392,8 +392,8 @@ class Login:
         try:
             output = await _read_output(process.stdout)
             if len(output) > OUTPUT_LIMIT:
-                said = f"it says more than {OUTPUT_LIMIT} bytes"
-                return replace(found, outcome=Outcome.COMMAND_FAILED, said=said)
+                message = f"it says more than {OUTPUT_LIMIT} bytes"
+                return replace(found, outcome=Outcome.COMMAND_FAILED, message=message)
             complaint = await complaining
         finally:
             complaining.cancel()
@@ -407,8 +407,8 @@ class Login:
             if process.exit_signal is None
             else f"signal {process.exit_signal[0]}"
         )
-        said = f"{how}: {words}" if words else how
-        return replace(found, outcome=Outcome.COMMAND_FAILED, said=said, output=text)
+        message = f"{how}: {words}" if words else how
+        return replace(found, outcome=Outcome.COMMAND_FAILED, message=message, output=text)
 
 
 async def _read_output(stream: asyncssh.SSHReader[bytes]) -> bytes:

@@ -85,7 +85,7 @@ def reason_against(conditions: OpensshConditions, identity: Identity, folder: st
         ),
         (odd, f"sshd's configuration can't hold the path {folder}"),
     )
-    return next((said for holds, said in objections if holds), "")
+    return next((message for holds, message in objections if holds), "")
 
 
 def find(path: str) -> str:

@@ -51,10 +51,10 @@ def choose(given: Decision | None, environ: Mapping[str, str], home: str, addres
             return Decision("ssh-port", str(port), Source.PLATFORM, f"Port in {path}")
         taken = f"{port} of {path} can't be bound; "
     if can_bind(address, SSH):
-        because = f"{taken}the default of SSH"
-        return Decision("ssh-port", str(SSH), Source.DEFAULT, because)
-    because = f"{taken}{SSH} can't be bound here"
-    return Decision("ssh-port", str(HIGH), Source.DETECTED, because)
+        reason = f"{taken}the default of SSH"
+        return Decision("ssh-port", str(SSH), Source.DEFAULT, reason)
+    reason = f"{taken}{SSH} can't be bound here"
+    return Decision("ssh-port", str(HIGH), Source.DETECTED, reason)
 
 
 def named_port(environ: Mapping[str, str], home: str) -> tuple[int, str] | None:

@@ -400,8 +400,8 @@ async def gather(
         return _evidence(host, command, throttle, signal if _is(host, where) else None)
 
     rows = []
-    for host, said in await _ask_all(hosts, explain, _SECONDS):
-        found = evidence.silent(host) if said is None and host.name == where else said or ()
+    for host, message in await _ask_all(hosts, explain, _SECONDS):
+        found = evidence.silent(host) if message is None and host.name == where else message or ()
         rows += [(item.order, item.line(host.name)) for item in found]
     lines = [line for _, line in sorted(rows, key=lambda row: row[0])]
     if throttle.waiting:

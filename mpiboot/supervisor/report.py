@@ -88,7 +88,7 @@ def tell(
     if verdict.code:
         log.fresh_line()  # mpirun or a rank may have left a line without its end
         lines = (*evidence, *item.evidence)
-        text = f"{item.check}: {where}{item.said}\n"
+        text = f"{item.check}: {where}{item.message}\n"
         text += "".join(f"-> {line}\n" for line in hint.splitlines())
         lines = (*lines, spec.earlier) if spec.earlier else lines
         log.write_termination(termination_log, text + "".join(f"{line}\n" for line in lines))
@@ -98,7 +98,7 @@ def tell(
     say = log.error if failed else log.info
     say(
         "ended",
-        f"{mark}job ended: {what}: {where}{item.said}{first}",
+        f"{mark}job ended: {what}: {where}{item.message}{first}",
         seconds=round(seconds, 3),
         hosts=spec.hosts,
         ranks=spec.ranks,
@@ -107,12 +107,14 @@ def tell(
         host=verdict.host,
         rank=verdict.rank,
         signal=verdict.signal,
-        cause=evidence[0] if evidence else item.said,
-        said=item.said,
+        cause=evidence[0] if evidence else item.message,
+        reason=item.message,
         hint=hint,
         evidence=[*evidence[1:], *item.evidence],
     )
-    return f"{item.check}: {where}{item.said}{first}, exit {verdict.code}" if verdict.code else ""
+    return (
+        f"{item.check}: {where}{item.message}{first}, exit {verdict.code}" if verdict.code else ""
+    )
 
 
 def tell_not_started(failure: Failure, seconds: float, termination_log: str) -> None:

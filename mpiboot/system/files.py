@@ -178,7 +178,7 @@ def _role_folder(base: Path, uid: int, role: str) -> tuple[Path, str]:
             # Another launcher of this pod may have taken it away just now.
             (folder / _PROBE).unlink(missing_ok=True)
         except MpibootError as problem:
-            wrong = problem.finding.said
+            wrong = problem.finding.message
         except OSError as problem:
             wrong = f"{folder}: {_reason(problem)}"
     return folder, wrong
@@ -221,8 +221,8 @@ def _tell(folder: Path, odd: list[str]) -> None:
         why = f"it is held open, and used as {folder}: {why}"
     odd = [*odd, *filter(None, [why])]
     if odd:
-        said = f"the private folder is {real}: {'; '.join(odd)}"
-        log.info("runtime-folder", said, folder=str(folder))
+        message = f"the private folder is {real}: {'; '.join(odd)}"
+        log.info("runtime-folder", message, folder=str(folder))
 
 
 def _bases(uid: int, temporary: str) -> tuple[Path, ...]:
@@ -481,14 +481,14 @@ WORKER_STATE: Final = "worker.json"
 class WorkerState:
     """What a running worker tells the processes around it.
 
-    ``pid`` is the worker's own; ``because`` is why its SSH server is the embedded one.
+    ``pid`` is the worker's own; ``reason`` is why its SSH server is the embedded one.
     """
 
     pid: int
     sshd: str
     address: str
     port: int
-    because: str
+    reason: str
 
 
 def worker_state(folder: Path) -> WorkerState | None:

@@ -400,8 +400,8 @@ def wait(
         if time.monotonic() - said_at >= _SILENCE:
             said_at = time.monotonic()
             places = wanted or ", ".join(map(str, folders(homes, uid)))
-            said = f"waiting for the job's SSH key in {places}; gives up in {lasting(left)}"
-            log.info("ssh-key", said, gives_up_in=round(left, 1))
+            message = f"waiting for the job's SSH key in {places}; gives up in {lasting(left)}"
+            log.info("ssh-key", message, gives_up_in=round(left, 1))
         pause(min(look, left))
         look = min(look * 2, _LOOK_LAST)
     return found

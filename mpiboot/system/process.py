@@ -42,19 +42,19 @@ def lookup(argv: Sequence[str], environ: Mapping[str, str]) -> str:
                 evidence=(f"PATH={path}",),
             )
         there = os.path.exists(argv[0])  # noqa: PTH110 - raises nothing
-        said = "can't be executed: no permission, or a folder" if there else "doesn't exist"
-        raise error("program-missing", f"{argv[0]} {said}")
+        message = "can't be executed: no permission, or a folder" if there else "doesn't exist"
+        raise error("program-missing", f"{argv[0]} {message}")
     return found
 
 
 def _failed(program: str, problem: OSError) -> NoReturn:
-    said = {
+    message = {
         errno.ENOENT: "names an interpreter or loader that doesn't exist",
         errno.ENOEXEC: "is neither a program for this machine nor a script with a #! line",
         errno.EPERM: "has file capabilities that this pod may not have",
         errno.E2BIG: "was given more arguments and environment than the system allows",
     }.get(problem.errno or 0, problem.strerror)
-    raise error("program-missing", f"{program} can't be started: it {said}") from None
+    raise error("program-missing", f"{program} can't be started: it {message}") from None
 
 
 def replace(

@@ -27,8 +27,8 @@ class ProgramEnd:
     """How a program ended, negative by a signal, and what it printed."""
 
     status: int
-    text: str
-    said: str
+    stdout: str
+    stderr: str
 
 
 def run(
@@ -53,7 +53,7 @@ def run(
         start_new_session=True,
     )
     try:
-        text, said = child.communicate(timeout=seconds)
+        text, message = child.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         return None
     finally:
@@ -64,7 +64,7 @@ def run(
                 child.wait(_LEFT)
             for pipe in filter(None, (child.stdout, child.stderr)):
                 pipe.close()
-    return _end(child.returncode, text, said)
+    return _end(child.returncode, text, message)
 
 
 async def run_async(
@@ -81,7 +81,7 @@ async def run_async(
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        text, said = await asyncio.wait_for(process.communicate(), seconds)
+        text, message = await asyncio.wait_for(process.communicate(), seconds)
     except asyncio.TimeoutError:
         return None
     finally:
@@ -91,17 +91,17 @@ async def run_async(
             with suppress(asyncio.TimeoutError):  # its pipes are to be closed, too
                 await asyncio.wait_for(process.communicate(), _LEFT)
     assert process.returncode is not None  # noqa: S101 - its streams have ended, and it is reaped
-    return _end(process.returncode, text, said)
+    return _end(process.returncode, text, message)
 
 
 async def shell(command: str, seconds: float) -> str:
     """Run one of ``host_shell``'s commands here; what it printed, nothing after ``seconds``."""
     done = await run_async(("/bin/sh", "-c", command), seconds)
-    return done.text if done else ""
+    return done.stdout if done else ""
 
 
-def _end(status: int, text: bytes, said: bytes) -> ProgramEnd:
-    return ProgramEnd(status, text.decode("utf-8", "replace"), said.decode("utf-8", "replace"))
+def _end(status: int, text: bytes, message: bytes) -> ProgramEnd:
+    return ProgramEnd(status, text.decode("utf-8", "replace"), message.decode("utf-8", "replace"))
 
 
 LAUNCHERS: Final = ("mpirun", "mpiexec")
@@ -156,7 +156,7 @@ def detect_mpi(
 
     Where none is called, it is the first mpirun on PATH, or else mpiexec. It blocks,
     for ``patience`` seconds at most. A program that can't be run or doesn't answer is an MPI
-    without a family, whose ``said`` tells what happened. Of Intel's the path is that of the
+    without a family, whose ``message`` tells what happened. Of Intel's the path is that of the
     program that its script would start.
     """
     names = (called,) if called else LAUNCHERS
@@ -182,7 +182,7 @@ def _ask(path: str, environ: Mapping[str, str], patience: float) -> Mpi:
         return Mpi(MpiFamily.UNKNOWN, "", path, f"it can't be run: {why.strerror}")
     if done is None:
         return Mpi(MpiFamily.UNKNOWN, "", path, f"it gave no answer within {patience:g} s")
-    return recognise(path, done.text if done.text.strip() else done.said)
+    return recognise(path, done.stdout if done.stdout.strip() else done.stderr)
 
 
 def has_ipv6(mpi: Mpi, environ: Mapping[str, str]) -> bool | None:
@@ -208,4 +208,4 @@ def _ompi_info(mpi: Mpi, environ: Mapping[str, str], *words: str) -> str:
         done = run((path, "--parsable", *words), SHORT, {"HOME": "/", **environ})
     except OSError:
         return ""
-    return done.text if done else ""
+    return done.stdout if done else ""

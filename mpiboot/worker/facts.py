@@ -83,13 +83,13 @@ def _fabric(
     from mpiboot.network import platform_hints, rdma  # noqa: PLC0415
 
     seen = rdma.observe()
-    said, odd = platform_hints.attachments(environ)
+    message, odd = platform_hints.attachments(environ)
     checked = tuple((name, environ[name]) for name in CHECKED if name in environ)
     return replace(
         seen,
         settings=checked,
         routes=routes,
-        attachments=said,
+        attachments=message,
         unreadable=(*unread, *seen.unreadable, *odd),
     )
 
@@ -109,7 +109,7 @@ def run(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool, path: 
         state = _worker(resolved, environ)
         sshd, pid = (state.sshd, state.pid) if state else ("", 1)
         found = gather(resolved, environ, sshd=sshd, pid=pid, mpi=mpi)
-        found = replace(found, sshd_because=state.because if state else "")
+        found = replace(found, sshd_reason=state.reason if state else "")
         sys.stdout.write(records_json.facts_to_json(found) + "\n" if as_json else as_tables(found))
         return
     state = files.worker_state(Path(path).parent)
@@ -121,13 +121,13 @@ def run(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool, path: 
             log.finding(item)
     # The ranks' sessions get what a profile has set as well as what the pod's specification has.
     names = tuple(sorted({*found.environment, *environ}))
-    because = state.because if state else ""
-    found = replace(found, environment=names, sshd_because=because)
+    reason = state.reason if state else ""
+    found = replace(found, environment=names, sshd_reason=reason)
     try:
         files.write_private(Path(path), records_json.facts_to_json(found))
     except MpibootError as wrong:
         hint = "name a file in a folder that this user may write: `mpiboot facts --write PATH`"
-        raise error("runtime-folder", wrong.finding.said, hint=hint) from None
+        raise error("runtime-folder", wrong.finding.message, hint=hint) from None
 
 
 def _worker(resolved: Resolved, environ: Mapping[str, str]) -> files.WorkerState | None:
@@ -180,7 +180,7 @@ def _text(path: str) -> str:
 def as_tables(found: PodFacts) -> str:
     """Lay a pod's facts out for a person."""
     who = found.identity
-    mpi = f"{found.mpi.said} ({found.mpi.path})" if found.mpi else "none on PATH"
+    mpi = f"{found.mpi.banner} ({found.mpi.path})" if found.mpi else "none on PATH"
     memlock = "unlimited" if found.memlock < 0 else f"{found.memlock} bytes"
     rows = [
         ("host name", found.hostname),
@@ -256,7 +256,7 @@ def _fabric_tables(seen: Fabric) -> str:
     if gids:
         text += "\n" + table(("RDMA port", "index", "GID", "link", "kind"), gids)
     if seen.attachments:
-        said = [
+        message = [
             (
                 item.by.value,
                 item.link or "-",
@@ -266,7 +266,7 @@ def _fabric_tables(seen: Fabric) -> str:
             )
             for item in seen.attachments
         ]
-        text += "\n" + table(("platform", "link", "PCI", "RDMA device", "resource"), said)
+        text += "\n" + table(("platform", "link", "PCI", "RDMA device", "resource"), message)
     if seen.missing:
         text += f"\nnot in this image: {', '.join(seen.missing)}\n"
     return text + "".join(f"\nnot read: {odd}\n" for odd in seen.unreadable)

@@ -91,9 +91,9 @@ def dial(address: str, port: int, seconds: float) -> tuple[str, str, str]:
             seen = b""
     finally:
         sock.close()
-    said = seen.decode("ascii", "replace").strip()
-    known = said and all(c in "0123456789abcdef.:%" for c in said)
-    return ("answered", own, said) if known else ("connected", own, "-")
+    message = seen.decode("ascii", "replace").strip()
+    known = message and all(c in "0123456789abcdef.:%" for c in message)
+    return ("answered", own, message) if known else ("connected", own, "-")
 
 
 def reach(address: str, port: int, ssh: int, seconds: float) -> tuple[str, str, str, str]:

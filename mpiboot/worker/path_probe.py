@@ -238,8 +238,8 @@ def main(ports: str, *own: str) -> None:
     sys.stdout.flush()
     for line in sys.stdin:
         here, there, port, mtu, seconds, most = line.split()
-        said = measure(here, there, int(port), int(mtu), float(seconds), int(most))
-        sys.stdout.write(f"{said}\n")
+        message = measure(here, there, int(port), int(mtu), float(seconds), int(most))
+        sys.stdout.write(f"{message}\n")
         sys.stdout.flush()
 
 

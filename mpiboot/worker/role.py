@@ -183,8 +183,8 @@ class _WorkerProcess:
             log.info("stop", "job succeeded; worker stops")
             self._code = 0
         elif due is not None and due <= time.monotonic():
-            said = f"no launcher was here for {self._launchers.patience:g} s: this worker ends"
-            log.info("stop", f"{said} and frees its node (MPIBOOT_WORKER_EXIT)")
+            message = f"no launcher was here for {self._launchers.patience:g} s: this worker ends"
+            log.info("stop", f"{message} and frees its node (MPIBOOT_WORKER_EXIT)")
             self._code = 0
 
     def _child_ended(self, pid: int, status: int) -> None:

@@ -77,21 +77,21 @@ def settle(
     if odd:
         log.finding(odd)
     wanted = settings.control_ifname
-    address, because = pod.control_address(
+    address, reason = pod.control_address(
         wanted, socket.gethostname(), api=environ.get(pod.API, "")
     )
     if not address:
-        none = f"this pod has no address: {because}"
+        none = f"this pod has no address: {reason}"
         raise error("interface-missing", f"the link {wanted} has no address" if wanted else none)
     given = resolved.given["ssh_port"]
     chosen = None
     if given.source is not Source.DEFAULT:
         chosen = Decision("ssh-port", str(settings.ssh_port), given.source, str(given))
     port = ports.choose(chosen, environ, identity.home, address)
-    guessed = because.startswith(pod.NO_DEFAULT_ROUTE)
+    guessed = reason.startswith(pod.NO_DEFAULT_ROUTE)
     say = log.warning if guessed else log.debug
-    say("control-address", f"control address {address} ({because})")
-    log.debug("ssh-port", f"port {port.value} ({port.because})")
+    say("control-address", f"control address {address} ({reason})")
+    log.debug("ssh-port", f"port {port.value} ({port.reason})")
     own = {**environ, **pod.user_environment(identity, environ, home)}
     if settings.env_profile:
         own, wrong = evaluate_profile(settings.env_profile, own)
@@ -190,7 +190,7 @@ class WorkerServer:
         self._told: SshServer | None = None  # the one of which it was told that it listens
         self._login: tuple[int, ChildOutput] | None = None
         self._restarted = False
-        self._because = ""  # why the running server is to be replaced by the embedded one
+        self._replace_reason = ""  # why the running server is to be replaced by the embedded one
         self._reason = ""  # why the running server is the embedded one
 
     def listens_now(self) -> bool:
@@ -229,14 +229,14 @@ class WorkerServer:
             except MpibootError as wrong:
                 if wrong.finding.check != "program-missing":
                     raise
-                against = wrong.finding.said
+                against = wrong.finding.message
         if against:
             self._fall_back(against)
 
     def _fall_back(self, reason: str, evidence: tuple[str, ...] = ()) -> None:
         if self._asked is SshKind.OPENSSH:
-            said = f"OpenSSH's sshd can't serve this pod: {reason}"
-            raise error("sshd", said, evidence=evidence, hint=self._hint(SshKind.OPENSSH))
+            message = f"OpenSSH's sshd can't serve this pod: {reason}"
+            raise error("sshd", message, evidence=evidence, hint=self._hint(SshKind.OPENSSH))
         self._start_embedded(reason)
 
     def _hint(self, failed: SshKind) -> str | None:
@@ -264,8 +264,8 @@ class WorkerServer:
     def _listens(self, running: SshServer) -> None:
         """Tell that it listens, and try it."""
         setup = self._setup
-        because = self._reason if running.kind is SshKind.EMBEDDED else ""
-        state = WorkerState(os.getpid(), running.kind.value, setup.address, setup.port, because)
+        reason = self._reason if running.kind is SshKind.EMBEDDED else ""
+        state = WorkerState(os.getpid(), running.kind.value, setup.address, setup.port, reason)
         files.write_private(setup.folder / WORKER_STATE, json.dumps(asdict(state)))
         where = f"[{setup.address}]" if ":" in setup.address else setup.address
         log.info(
@@ -301,12 +301,12 @@ class WorkerServer:
         if status == 0:
             log.debug("sshd", "a test login to this worker works")
             return
-        said = "; ".join(lines.last) or f"ssh ended with {exit_status(status)}"
+        message = "; ".join(lines.last) or f"ssh ended with {exit_status(status)}"
         if self._asked is SshKind.OPENSSH or self.running is None or self._sessions.begun:
             # Where any session has begun, sshd lets people in, and replacing it would end them.
-            log.warning("sshd", f"a test login to this worker fails: {said}")
+            log.warning("sshd", f"a test login to this worker fails: {message}")
             return
-        self._because = f"a test login through OpenSSH's sshd fails: {said}"
+        self._replace_reason = f"a test login through OpenSSH's sshd fails: {message}"
         self.running.stop()
 
     def _ended(self, status: int) -> None:
@@ -316,9 +316,9 @@ class WorkerServer:
             return
         words = gone.last_words()
         gone.close()
-        if self._because:
-            self._start_embedded(self._because)
-            self._because = ""
+        if self._replace_reason:
+            self._start_embedded(self._replace_reason)
+            self._replace_reason = ""
             return
         how = f"it ended with {exit_status(status)}"
         how += f": {words[-1]}" if words else ""
@@ -326,8 +326,8 @@ class WorkerServer:
             self._fall_back(how, words)
             return
         if not gone.listening or self._restarted:
-            said = f"the SSH server ({gone.kind.value}) doesn't run: {how}"
-            raise error("sshd", said, evidence=words, hint=self._hint(gone.kind))
+            message = f"the SSH server ({gone.kind.value}) doesn't run: {how}"
+            raise error("sshd", message, evidence=words, hint=self._hint(gone.kind))
         self._restarted = True
         log.warning(
             "sshd", f"the SSH server ({gone.kind.value}) ended by itself and is started again"
@@ -363,12 +363,12 @@ def evaluate_profile(
         return before, _warning(f"{path} is not there")
     shell = executables.find("bash", environ.get("PATH", "")) or "/bin/sh"
     try:
-        status, said, complaint = _run((shell, _READER, path), environ, limit)
+        status, message, complaint = _run((shell, _READER, path), environ, limit)
     except MpibootError as wrong:
-        return before, _warning(wrong.finding.said)
+        return before, _warning(wrong.finding.message)
     if status is None:
         return before, _warning(f"{path} took longer than {limit:g} s, and was ended")
-    after = _read(said)
+    after = _read(message)
     if status or not after:
         how = f"ended with {status}" if status else "ended before it told its environment (exit?)"
         return before, _warning(f"{path} {how}{f': {complaint}' if complaint else ''}")
@@ -378,8 +378,8 @@ def evaluate_profile(
     return kept | {name: after[name] for name in after.keys() - _SHELL}, None
 
 
-def _warning(said: str) -> Finding:
-    return Finding("env-profile", Level.WARN, f"MPIBOOT_ENV_PROFILE: {said}", hint=_HINT)
+def _warning(message: str) -> Finding:
+    return Finding("env-profile", Level.WARN, f"MPIBOOT_ENV_PROFILE: {message}", hint=_HINT)
 
 
 def _read(data: bytes) -> dict[str, str]:
@@ -403,35 +403,35 @@ def _run(
         finally:
             for end in (out_end, err_end, null):
                 os.close(end)
-        said = {out: bytearray(), err: bytearray()}
-        ended = _pump(pid, said, limit)
+        message = {out: bytearray(), err: bytearray()}
+        ended = _pump(pid, message, limit)
         status = exit_status(os.waitpid(pid, 0)[1])
     finally:
         os.close(out)
         os.close(err)
-    lines = bytes(said[err]).decode("utf-8", "replace").split("\n")
+    lines = bytes(message[err]).decode("utf-8", "replace").split("\n")
     words = next((line.strip() for line in reversed(lines) if line.strip()), "")
     shown = "".join(char if char.isprintable() else "?" for char in words)[-_KEPT:]
-    return (status if ended else None), bytes(said[out]), shown
+    return (status if ended else None), bytes(message[out]), shown
 
 
-def _pump(pid: int, said: Mapping[int, bytearray], limit: float) -> bool:
+def _pump(pid: int, message: Mapping[int, bytearray], limit: float) -> bool:
     """Read until the child ends; False, and all of its session is killed, at the limit."""
     watch = process.end_of_child(pid)
     poll = select.poll()
-    for descriptor in (watch, *said):
+    for descriptor in (watch, *message):
         poll.register(descriptor, select.POLLIN)
-    for descriptor in said:
+    for descriptor in message:
         os.set_blocking(descriptor, False)
     deadline = time.monotonic() + limit
     try:
         while (left := deadline - time.monotonic()) > 0:
             ready = {descriptor for descriptor, _ in poll.poll(left * 1000)}
-            for descriptor in ready & said.keys():
-                if not _take(descriptor, said[descriptor]):
+            for descriptor in ready & message.keys():
+                if not _take(descriptor, message[descriptor]):
                     poll.unregister(descriptor)
             if watch in ready:
-                for descriptor, into in said.items():
+                for descriptor, into in message.items():
                     while _take(descriptor, into):
                         pass
                 return True

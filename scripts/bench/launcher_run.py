@@ -23,7 +23,7 @@ class Control:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.said: dict[str, float] = {}
+        self.message: dict[str, float] = {}
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(path))
         self._listener.listen()
@@ -37,17 +37,17 @@ class Control:
             for line in lines:
                 what, at = line.split()
                 with self._heard:
-                    self.said.setdefault(what, float(at))
+                    self.message.setdefault(what, float(at))
                     self._heard.notify_all()
 
     def wait_for(self, what: str, launcher: Launcher) -> float:
         """Wait until the stand-in has said so; when that was (monotonic seconds)."""
         end = time.monotonic() + GUARD
         with self._heard:
-            while not self._heard.wait_for(lambda: what in self.said, 0.5):
+            while not self._heard.wait_for(lambda: what in self.message, 0.5):
                 if time.monotonic() > end or launcher.process.poll() is not None:
-                    raise TimeoutError(f"the stand-in for mpirun never said {what}: {self.said}")
-        return self.said[what]
+                    raise TimeoutError(f"the stand-in for mpirun never said {what}: {self.message}")
+        return self.message[what]
 
     def end(self) -> None:
         """Let it end."""

@@ -405,12 +405,12 @@ def test_facts_know_the_worker_that_runs_in_this_pod(tmp_path: Path) -> None:
     folder = tmp_path / "run" / files.container_name() / "worker"
     folder.mkdir(parents=True)
     state = {"pid": os.getpid(), "sshd": "embedded", "address": "10.0.0.1", "port": 22}
-    (folder / "worker.json").write_text(json.dumps({**state, "because": "no sshd here"}))
+    (folder / "worker.json").write_text(json.dumps({**state, "reason": "no sshd here"}))
     told = json.loads(mpiboot(tmp_path, "facts", "--json").stdout)
-    assert (told["sshd"], told["sshd_because"]) == ("embedded", "no sshd here")
+    assert (told["sshd"], told["sshd_reason"]) == ("embedded", "no sshd here")
     ended = subprocess.Popen(["/bin/true"])
     ended.wait()
-    (folder / "worker.json").write_text(json.dumps({**state, "because": "", "pid": ended.pid}))
+    (folder / "worker.json").write_text(json.dumps({**state, "reason": "", "pid": ended.pid}))
     assert "not started by mpiboot here" in mpiboot(tmp_path, "facts").stdout
 
 

@@ -34,10 +34,10 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_any_user_can_start_the_copy(home: Path, tmp_path: Path) -> None:
     old = os.umask(0o077)
     try:
-        said = copy_to(str(tmp_path / "volume"), home)
+        message = copy_to(str(tmp_path / "volume"), home)
     finally:
         os.umask(old)
-    assert said == f"{tmp_path}/volume/bin/mpiboot can be started"
+    assert message == f"{tmp_path}/volume/bin/mpiboot can be started"
     assert contents(tmp_path / "volume") == contents(home)
     assert {path.name for path in (tmp_path / "volume").iterdir()} == {"bin", "lib", "libexec"}
     mode = (tmp_path / "volume/bin/mpiboot").stat().st_mode

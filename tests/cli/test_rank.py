@@ -97,7 +97,7 @@ def test_the_port_is_that_of_the_setting() -> None:
 
 
 @pytest.mark.parametrize(
-    ("environ", "said"),
+    ("environ", "message"),
     [
         (
             {},
@@ -115,13 +115,13 @@ def test_the_port_is_that_of_the_setting() -> None:
         ({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "\u0662"}, "expected such as 2(x3),1"),
     ],
 )
-def test_what_is_no_rank_says_what_is_missing(environ: dict[str, str], said: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(said)):
+def test_what_is_no_rank_says_what_is_missing(environ: dict[str, str], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
         rank.variables(environ)
 
 
 @pytest.mark.parametrize(
-    ("own", "said"),
+    ("own", "message"),
     [
         ({"RANK": "0", "WORLD_SIZE": "4"}, ["RANK=0"]),
         ({"RANK": "3"}, []),
@@ -129,9 +129,9 @@ def test_what_is_no_rank_says_what_is_missing(environ: dict[str, str], said: str
         ({"LOCAL_RANK": "0", "WORLD_SIZE": "1"}, ["WORLD_SIZE=1", "LOCAL_RANK=0"]),
     ],
 )
-def test_a_pods_own_numbers_are_named(own: dict[str, str], said: list[str]) -> None:
+def test_a_pods_own_numbers_are_named(own: dict[str, str], message: list[str]) -> None:
     environ = {**OPENMPI, **MASTER, **own}
-    assert rank.replaced(environ, rank.variables(environ)) == said
+    assert rank.replaced(environ, rank.variables(environ)) == message
     first = {**environ, "OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
     assert rank.replaced(first, rank.variables(first)) == []  # once a host
 
@@ -169,7 +169,7 @@ def test_the_programs_exit_code_is_the_ranks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "environ", "code", "said"),
+    ("words", "environ", "code", "message"),
     [
         (("--", "true"), {}, 2, "[usage] mpiboot rank: this process was not started as a rank"),
         (("--", "nowhere"), {**OPENMPI, **MASTER}, 127, "[program-missing] nowhere is not in"),
@@ -179,11 +179,11 @@ def test_the_programs_exit_code_is_the_ranks() -> None:
     ],
 )
 def test_what_does_not_start_is_one_clear_line(
-    words: tuple[str, ...], environ: dict[str, str], code: int, said: str
+    words: tuple[str, ...], environ: dict[str, str], code: int, message: str
 ) -> None:
     done = started(*words, **environ)
     assert (done.returncode, done.stdout) == (code, "")
-    assert said in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 

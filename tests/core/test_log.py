@@ -43,8 +43,8 @@ def test_a_finding_of_several_hosts_names_the_first_and_json_all(
 ) -> None:
     item = Finding("shm", Level.WARN, "too small", hosts=tuple(f"w-{n}" for n in range(9)))
     log.finding(item)
-    said = "[shm] 9 hosts (w-0, w-1, w-2, w-3 and 5 more): too small"
-    assert capfd.readouterr().err == f"mpiboot: warning: {said}\n"
+    message = "[shm] 9 hosts (w-0, w-1, w-2, w-3 and 5 more): too small"
+    assert capfd.readouterr().err == f"mpiboot: warning: {message}\n"
     log.configure(form=LogFormat.JSON)
     log.finding(item)
     assert len(json.loads(capfd.readouterr().err)["hosts"]) == 9

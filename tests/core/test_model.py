@@ -86,7 +86,7 @@ def test_of_a_pod_nothing_of_its_fabric_mesh_or_gpus_may_be_known() -> None:
     assert optional(facts) == {
         "fabric": NO_FABRIC,
         "mesh": None,
-        "sshd_because": "",
+        "sshd_reason": "",
         "memory_refused": "",
         "gpus": NO_GPUS,
         "cpus": facts.cpus,
@@ -150,7 +150,7 @@ def test_an_efa_is_known_by_its_driver_or_by_having_no_protocol(
 
 
 @pytest.mark.parametrize(
-    ("said", "named"),
+    ("message", "named"),
     [
         ({}, False),
         ({"rdma": "mlx5_0"}, True),
@@ -161,10 +161,10 @@ def test_an_efa_is_known_by_its_driver_or_by_having_no_protocol(
     ],
 )
 def test_a_platform_names_a_device_by_its_name_or_its_function(
-    said: dict[str, str],
+    message: dict[str, str],
     named: bool,  # noqa: FBT001 - a row of the table
 ) -> None:
-    attachment = Attachment(AttachmentSource.MULTUS, **said)  # type: ignore[arg-type]
+    attachment = Attachment(AttachmentSource.MULTUS, **message)  # type: ignore[arg-type]
     assert attachment.names(device()) is named
     assert not attachment.default
     assert not Attachment(AttachmentSource.MULTUS).names(device(name="", pci=""))

@@ -62,7 +62,7 @@ def test_a_flag_wins_over_the_variable_and_that_over_older_names() -> None:
     assert found.given["np"] == settings.Given(Source.ENVIRONMENT, "MPIBOOT_NP")
     assert found.settings.hostfile == "/old"
     assert str(found.given["hostfile"]) == "MPI_HOSTFILE"
-    assert sorted(item.said for item in found.warnings) == [
+    assert sorted(item.message for item in found.warnings) == [
         "MPIBOOT_TIMEOUT=20 is not used: --timeout=10 comes first",
         "MPI_NP=3 is not used: MPIBOOT_NP=4 comes first",
     ]
@@ -100,9 +100,9 @@ def test_an_unknown_variable_is_a_warning_with_the_nearest_name() -> None:
     found = settings.resolve({}, {"MPIBOOT_TIMOUT": "3", "MPIBOOT_XYZZY": "", "PATH": "/bin"})
     near, far = found.warnings
     assert (near.level, near.check) == (Level.WARN, "usage")
-    assert near.said == "MPIBOOT_TIMOUT is not a setting of mpiboot and is ignored"
+    assert near.message == "MPIBOOT_TIMOUT is not a setting of mpiboot and is ignored"
     assert near.hint == "did you mean MPIBOOT_TIMEOUT?"
-    assert far.said.startswith("MPIBOOT_XYZZY ")
+    assert far.message.startswith("MPIBOOT_XYZZY ")
     assert far.hint
 
 
@@ -129,9 +129,9 @@ def test_a_key_that_is_given_instead_of_its_path_is_never_shown(lines: str) -> N
     with pytest.raises(MpibootError) as caught:
         settings.resolve({}, {"MPIBOOT_SSH_KEY": key})
     expected = "MPIBOOT_SSH_KEY is (hidden): expected the path of the key, not the key itself"
-    assert caught.value.finding.said == expected
+    assert caught.value.finding.message == expected
     (warning,) = settings.resolve({"ssh_key": "/k"}, {"MPIBOOT_SSH_KEY": key}).warnings
-    assert "b3BlbnNzaC1r" not in warning.said
+    assert "b3BlbnNzaC1r" not in warning.message
 
 
 def test_what_mpiboot_hands_to_itself_is_no_unknown_setting() -> None:
@@ -184,10 +184,10 @@ def test_a_value_that_cannot_be_read_is_one_line_with_its_name_and_what_was_expe
             settings.resolve(flags, environ)
         assert caught.value.code == 2
         assert caught.value.finding.check == "usage"
-        said = str(caught.value)
-        assert said.startswith(f"{shown} is ")
-        assert expected in said
-        assert "\n" not in said
+        message = str(caught.value)
+        assert message.startswith(f"{shown} is ")
+        assert expected in message
+        assert "\n" not in message
 
 
 @pytest.mark.parametrize(

@@ -83,15 +83,15 @@ def test_to_standard_output_it_is_the_archive_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [("no/such/bundle", "there is no folder"), ("", "it is a folder")],
 )
-def test_a_file_that_cant_be_written_is_one_line(tmp_path: Path, name: str, said: str) -> None:
+def test_a_file_that_cant_be_written_is_one_line(tmp_path: Path, name: str, message: str) -> None:
     done = asked(str(tmp_path / name))
     assert (done.returncode, done.stdout) == (2, b"")
     lines = done.stderr.decode().splitlines()
     assert lines[0].startswith("mpiboot: error: [usage] --bundle ")
-    assert said in lines[0]
+    assert message in lines[0]
     assert len(lines) == 2
     assert lines[1].startswith("mpiboot:   -> name a file")
 
@@ -108,12 +108,12 @@ def test_a_terminal_gets_no_archive() -> None:
 
 def test_the_bound_is_kept_and_told() -> None:
     parts = [Part("a", "x" * 50), Part("b", "é" * 100), Part("c", "y" * 90), Part("d", "z" * 10)]
-    data, said = archive.pack(parts, "about", most=101, whole=250)
+    data, message = archive.pack(parts, "about", most=101, whole=250)
     found = unpacked(data)
-    assert said == "cut to 101 bytes: b; left out, as all may have 250 bytes: c"
+    assert message == "cut to 101 bytes: b; left out, as all may have 250 bytes: c"
     assert list(found) == ["README.txt", "a", "b", "d"]
     assert found["b"] == "é" * 50 + "\n[cut here: 200 bytes in all]\n"
-    assert found["README.txt"] == f"about\n  a\n  b\n  d\n\n{said}\n"
+    assert found["README.txt"] == f"about\n  a\n  b\n  d\n\n{message}\n"
 
 
 def test_only_known_variables_are_shown_with_their_values() -> None:

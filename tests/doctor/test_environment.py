@@ -109,7 +109,7 @@ PLAN = Forwarding({"UCX_TLS": "rc"}, {"UCX_TLS": "UCX reads it", "MODE": "no rul
 
 
 @pytest.mark.parametrize(
-    ("one", "because"),
+    ("one", "reason"),
     [
         (host({**POD, "A": "1"}, SESSION), "set since the pod began: by its entry point, "),
         (host({**POD, "A": "1"}, POD), "this SSH server is not mpiboot's: the pod's environment "),
@@ -121,13 +121,13 @@ PLAN = Forwarding({"UCX_TLS": "rc"}, {"UCX_TLS": "UCX reads it", "MODE": "no rul
         (host(BOTH, BOTH, {**BOTH, "MINE": "tcp"}), ""),
     ],
 )
-def test_the_reason_is_told(one: HostEnvironments, because: str) -> None:
+def test_the_reason_is_told(one: HostEnvironments, reason: str) -> None:
     found = [item for item in compare.differences(one, PLAN) if item.name != "MPIBOOT_SESSION"]
     (item,) = [item for item in found if item.group is not DifferenceKind.OWN] or found
     if item.group is DifferenceKind.OWN:
-        because = "mpirun or mpiboot sets it in ranks"
-    assert item.because.startswith(because)
-    assert bool(item.because) == bool(because)
+        reason = "mpirun or mpiboot sets it in ranks"
+    assert item.reason.startswith(reason)
+    assert bool(item.reason) == bool(reason)
 
 
 def test_what_is_the_same_is_left_out_and_what_matters_comes_first() -> None:
@@ -170,12 +170,12 @@ def three(name: str, *values: str | None, whose: str = "first") -> list[Finding]
 def test_the_host_that_differs_is_named() -> None:
     (found,) = three("MODE", "a", "a", "b")
     assert (found.check, found.level, found.hosts) == ("hosts-differ", Level.WARN, ("w-2",))
-    assert found.said == "MODE of the pod is another than on most hosts: w-2: b"
+    assert found.message == "MODE of the pod is another than on most hosts: w-2: b"
     assert found.evidence == ("on 2 of 3: a",)
     (found,) = three("A_TOKEN", "geheim", "geheim", "anders")
-    assert found.said.endswith("w-2: (hidden) [2]")
+    assert found.message.endswith("w-2: (hidden) [2]")
     (found,) = three("MODE", "a", "a", None)
-    assert found.said.endswith("w-2: (not set)")
+    assert found.message.endswith("w-2: (not set)")
 
 
 @pytest.mark.parametrize(
@@ -201,8 +201,8 @@ def test_what_stands_behind_such_names_is_still_compared() -> None:
         host({"ALIKE": "x", "HOSTNAME": f"w-{number}", "MODE": mode}, name=f"w-{number}")
         for number, mode in enumerate("aab")
     ]
-    said = [item.said for item in compare.outliers(listed)]
-    assert said == ["MODE of the pod is another than on most hosts: w-2: b"]
+    message = [item.message for item in compare.outliers(listed)]
+    assert message == ["MODE of the pod is another than on most hosts: w-2: b"]
 
 
 def test_what_the_plan_sets_on_single_hosts_is_no_difference() -> None:
@@ -237,34 +237,34 @@ def of(
 def test_what_open_mpi_hands_on_and_why_not_the_rest() -> None:
     found, _ = of("openmpi4")
     assert found.values["NCCL_DEBUG"] == "WARN"
-    assert found.because["NCCL_DEBUG"] == "NCCL reads it in every rank"
-    assert found.because["MODE"] == "no rule names it; MPIBOOT_FORWARD=MODE hands it on"
-    assert found.because["HOSTNAME"] == "it is this pod's name"
-    assert found.because["CUDA_VISIBLE_DEVICES"] == "it numbers this pod's GPUs"
+    assert found.reason["NCCL_DEBUG"] == "NCCL reads it in every rank"
+    assert found.reason["MODE"] == "no rule names it; MPIBOOT_FORWARD=MODE hands it on"
+    assert found.reason["HOSTNAME"] == "it is this pod's name"
+    assert found.reason["CUDA_VISIBLE_DEVICES"] == "it numbers this pod's GPUs"
     assert "MODE" not in found.values
     asked, _ = of("openmpi4", forward="MODE", no_forward="NCCL_*")
-    assert asked.because["MODE"] == "MPIBOOT_FORWARD has MODE"
-    assert asked.because["NCCL_DEBUG"] == "MPIBOOT_NO_FORWARD has NCCL_*"
+    assert asked.reason["MODE"] == "MPIBOOT_FORWARD has MODE"
+    assert asked.reason["NCCL_DEBUG"] == "MPIBOOT_NO_FORWARD has NCCL_*"
 
 
 def test_what_the_plan_sets_or_takes_itself_has_the_plans_reason() -> None:
     environ = {**ENVIRON, "OMPI_MCA_plm_rsh_args": "-o ConnectionAttempts=10"}
     found, _ = of("openmpi4", environ)
     assert found.values["OMPI_MCA_routed"] == "direct"
-    said = "no worker starts another one, and each host's agent runs as long as the job"
-    assert found.because["OMPI_MCA_routed"] == said
-    said = "mpiboot takes it out for mpirun; `mpiboot plan` says what for"
-    assert found.because["OMPI_MCA_plm_rsh_args"] == said
+    message = "no worker starts another one, and each host's agent runs as long as the job"
+    assert found.reason["OMPI_MCA_routed"] == message
+    message = "mpiboot takes it out for mpirun; `mpiboot plan` says what for"
+    assert found.reason["OMPI_MCA_plm_rsh_args"] == message
     later, _ = of("openmpi5")
     assert later.values["NCCL_DEBUG"] == "WARN"
-    assert later.because["PRTE_MCA_plm_ssh_agent"] == "mpiboot sets it for mpirun itself"
+    assert later.reason["PRTE_MCA_plm_ssh_agent"] == "mpiboot sets it for mpirun itself"
 
 
 def test_hydra_hands_on_all_but_what_is_taken_out() -> None:
     found, row = of("mpich")
-    assert found.because["MODE"] == f"{row.title} hands on all"
-    assert found.because["NCCL_DEBUG"] == "NCCL reads it in every rank"
-    assert found.because["HOSTNAME"] == "it is this pod's name"
+    assert found.reason["MODE"] == f"{row.title} hands on all"
+    assert found.reason["NCCL_DEBUG"] == "NCCL reads it in every rank"
+    assert found.reason["HOSTNAME"] == "it is this pod's name"
 
 
 # -- how it is told --------------------------------------------------------------------------------
@@ -349,7 +349,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN401
 
 def values(found: dict[str, Any], name: str) -> tuple[dict[str, str | None], str]:
     (item,) = [item for item in found["differences"] if item["name"] == name]
-    return item["values"], item["because"]
+    return item["values"], item["reason"]
 
 
 def test_without_a_rank_the_plan_says_what_one_would_get(job: Any) -> None:  # noqa: ANN401
@@ -358,15 +358,15 @@ def test_without_a_rank_the_plan_says_what_one_would_get(job: Any) -> None:  # n
     assert (code, found["findings"], found["version"]) == (0, [], 1)
     launcher, first, _ = found["hosts"]
     assert first["rank"] == "no rank runs: what the plan would give to one"
-    because = "the launcher's: NCCL reads it in every rank"
+    reason = "the launcher's: NCCL reads it in every rank"
     assert values(first, "NCCL_DEBUG") == (
         {"first": None, "session": None, "rank": "WARN"},
-        because,
+        reason,
     )
     # The launcher's own pod beside what a rank has: what stays there, and why.
     assert launcher["rank"].startswith("w-0.job.ns.svc: ")
-    because = "not forwarded: no rule names it; MPIBOOT_FORWARD=MODE hands it on"
-    assert values(launcher, "MODE") == ({"first": "a", "rank": None}, because)
+    reason = "not forwarded: no rule names it; MPIBOOT_FORWARD=MODE hands it on"
+    assert values(launcher, "MODE") == ({"first": "a", "rank": None}, reason)
     assert launcher["missing"] == {"session": "nobody logs in to a launcher"}
 
 

@@ -51,7 +51,7 @@ def reports(count: int = 4, **each: HostReport) -> tuple[HostReport, ...]:
 def told(judge: DoctorCheck, *given: HostReport, place: LauncherPlace = PLACE) -> list[str]:
     """Each finding as ``LEVEL WHO: WHAT``."""
     return [
-        f"{item.level.value} {','.join(item.hosts) or item.host or '-'}: {item.said}"
+        f"{item.level.value} {','.join(item.hosts) or item.host or '-'}: {item.message}"
         for item in judge_all([judge], {"hosts": given, "place": place}, {})
     ]
 
@@ -107,7 +107,7 @@ def test_names_that_never_existed_are_told_where_others_exist() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         (
             NameLook(ADDRESS, 0.012, "w-1.job.ns.svc.cluster.local."),
@@ -128,8 +128,8 @@ def test_names_that_never_existed_are_told_where_others_exist() -> None:
         ),
     ],
 )
-def test_answers_for_names(name: NameLook, said: str) -> None:
-    assert told(hosts.names, *reports(3, w_1=HostReport("", name=name))) == [said]
+def test_answers_for_names(name: NameLook, message: str) -> None:
+    assert told(hosts.names, *reports(3, w_1=HostReport("", name=name))) == [message]
 
 
 def test_hosts_without_a_name_have_no_answers_for_one() -> None:
@@ -143,7 +143,7 @@ INSIDE = ("10.0.0.9", 5009)
 
 
 @pytest.mark.parametrize(
-    ("dials", "place", "said"),
+    ("dials", "place", "message"),
     [
         ({}, PLACE, []),
         (
@@ -215,10 +215,10 @@ INSIDE = ("10.0.0.9", 5009)
     ],
 )
 def test_whether_a_host_reaches_the_launcher(
-    dials: dict[tuple[str, int], Reached], place: LauncherPlace, said: list[str]
+    dials: dict[tuple[str, int], Reached], place: LauncherPlace, message: list[str]
 ) -> None:
     one = HostReport("w-0", dials=dials)
-    assert told(hosts.launcher, one, place=place) == said
+    assert told(hosts.launcher, one, place=place) == message
 
 
 def test_hosts_with_one_answer_are_told_together_and_the_mending_once() -> None:
@@ -240,7 +240,7 @@ def test_hosts_that_are_alike_are_said_to_be() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("name", "value", "message"),
     [
         ("uid", "1000", "sessions have the uid 1000, of the others (3): 0"),
         (
@@ -267,9 +267,9 @@ def test_hosts_that_are_alike_are_said_to_be() -> None:
         ("mtu:net1", "1500", "the MTU of net1 is 1500, of the others (3): 9000"),
     ],
 )
-def test_a_host_that_differs_is_named_with_its_value(name: str, value: str, said: str) -> None:
+def test_a_host_that_differs_is_named_with_its_value(name: str, value: str, message: str) -> None:
     odd = replace(ALIKE, values={**VALUES, name: value})
-    assert told(hosts.differ, *reports(4, w_2=odd)) == [f"warn w-2: {said}"]
+    assert told(hosts.differ, *reports(4, w_2=odd)) == [f"warn w-2: {message}"]
 
 
 def test_another_mpiboot_or_none_differs() -> None:
@@ -341,7 +341,7 @@ def test_of_whom_the_own_checks_are_not_known() -> None:
 
 
 @pytest.mark.parametrize(
-    ("daemon", "checks", "said"),
+    ("daemon", "checks", "message"),
     [
         ("/usr/bin/orted", None, []),
         (
@@ -353,10 +353,10 @@ def test_of_whom_the_own_checks_are_not_known() -> None:
     ],
 )
 def test_a_host_without_mpiboot_and_without_a_daemon(
-    daemon: str, checks: OwnChecks | None, said: list[str]
+    daemon: str, checks: OwnChecks | None, message: list[str]
 ) -> None:
     one = HostReport("w-0", values={"daemon": daemon}, checks=checks)
-    assert told(hosts.daemons, one) == said
+    assert told(hosts.daemons, one) == message
 
 
 def test_the_keys_of_both_sides_are_told() -> None:
@@ -372,7 +372,7 @@ def test_a_workers_own_checks_are_read() -> None:
         "group": "limits",
         "check": "shm-full",
         "level": "warn",
-        "said": "full",
+        "message": "full",
         "host": "pod",
         "hosts": [],
         "evidence": ["a"],
@@ -388,7 +388,9 @@ def test_a_workers_own_checks_are_read() -> None:
     later = json.dumps({"mpiboot": "9", "findings": [{**item, "check": "no-such"}]})
     found = job._own_checks("w-0", HostAnswer(own_checks=later))
     assert found is not None
-    assert [(one.check, one.said) for one in found.findings] == [("worker-checks", "no-such: full")]
+    assert [(one.check, one.message) for one in found.findings] == [
+        ("worker-checks", "no-such: full")
+    ]
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ Found = list[tuple[str, Level, str]]
 
 
 def short(found: list[Finding]) -> Found:
-    return [(item.check, item.level, item.said) for item in found]
+    return [(item.check, item.level, item.message) for item in found]
 
 
 # -- a worker's own server -------------------------------------------------------------------------
@@ -55,14 +55,16 @@ def test_a_workers_own_server_is_logged_in_to(tmp_path: Path) -> None:
     told = {item["check"]: item for item in json.loads(done.stdout)["findings"]}
     server = told["workers-unreachable"]
     assert server["level"] == "ok", done.stdout
-    assert server["said"].startswith("embedded lets ")
-    assert server["said"].endswith(f" in at 127.0.0.1 port {worker.port}")
-    assert told["other-ssh-server"]["said"].startswith(f"port {worker.port} is mpiboot's, process ")
+    assert server["message"].startswith("embedded lets ")
+    assert server["message"].endswith(f" in at 127.0.0.1 port {worker.port}")
+    assert told["other-ssh-server"]["message"].startswith(
+        f"port {worker.port} is mpiboot's, process "
+    )
     assert told["session-limits"]["level"] in ("ok", "warn")
     told = {item["check"]: item for item in json.loads(none.stdout)["findings"]}
     assert told["workers-unreachable"]["level"] == "fail"
-    said = f"no SSH server of mpiboot's runs in this pod: nothing is in {tmp_path}"
-    assert told["workers-unreachable"]["said"] == said
+    message = f"no SSH server of mpiboot's runs in this pod: nothing is in {tmp_path}"
+    assert told["workers-unreachable"]["message"] == message
 
 
 # -- a launcher's hosts ----------------------------------------------------------------------------
@@ -119,7 +121,7 @@ def test_every_host_that_is_well_is_told_with_its_server_and_mpi(seen: dict[str,
     seen["observed"] = replace(seen["observed"], workers=workers)
     of_one = ("hosts-differ", "launcher-unreached", "ssh-denied")
     found = {
-        (item.check, item.host): item.said
+        (item.check, item.host): item.message
         for item in found_of_job()
         if item.level is Level.OK and item.check not in of_one
     }
@@ -162,10 +164,10 @@ def test_workers_that_reach_each_other_are_told_where_it_was_tried(
         Dialled(one, other, "10.244.0.12", 4000, 2.0, item, "10.244.0.11", "10.244.0.11", 22, item)
         for item in reached
     )
-    said = [item.said for item in found_of_job() if item.check == "worker-pairs"]
-    good = [item for item in said if "reach each other:" in item]
+    message = [item.message for item in found_of_job() if item.check == "worker-pairs"]
+    good = [item for item in message if "reach each other:" in item]
     assert good == ([told] if told else [])
-    assert bool(said) == bool(reached)
+    assert bool(message) == bool(reached)
 
 
 def test_after_ctrl_c_what_hosts_had_told_comes_first(seen: dict[str, Any]) -> None:
@@ -198,7 +200,7 @@ def test_a_workers_own_checks_are_told_but_for_what_the_plan_says_of_it(
     other = replace(seen["observed"].workers[1].facts, mpi=plans.MPIS["openmpi5"])
     workers = (seen["observed"].workers[0], replace(seen["observed"].workers[1], facts=other))
     seen["observed"] = replace(seen["observed"], workers=workers)
-    item = {"level": "warn", "said": "x", "evidence": [], "hint": "mend"}
+    item = {"level": "warn", "message": "x", "evidence": [], "hint": "mend"}
     found = [{**item, "check": "shm-full"}, {**item, "check": "mpi-versions"}]
     told = f"mpiboot-doctor {json.dumps({'mpiboot': '1', 'findings': found})}"
     seen["answers"] = {
@@ -219,13 +221,13 @@ def test_a_workers_own_checks_are_told_but_for_what_the_plan_says_of_it(
 
 
 def short_with_hosts(found: list[Finding]) -> list[tuple[str, str, str]]:
-    return [(item.check, " ".join(item.hosts) or item.host, item.said) for item in found]
+    return [(item.check, " ".join(item.hosts) or item.host, item.message) for item in found]
 
 
 def test_a_host_that_the_hostfile_has_not_is_a_wrong_call(seen: dict[str, Any]) -> None:
     with pytest.raises(MpibootError) as caught:
         list(job.of_job(resolve({}, plans.POD), plans.POD, ("w-9",)))
-    assert (caught.value.code, caught.value.finding.said) == (2, "no host 'w-9'")
+    assert (caught.value.code, caught.value.finding.message) == (2, "no host 'w-9'")
     assert caught.value.finding.hint.startswith("there are w-0.job.ns.svc, w-1.job.ns.svc, ")
     assert list(job.of_job(resolve({}, plans.POD), plans.POD, ("w-1",)))
     assert seen["observed"]
@@ -234,7 +236,7 @@ def test_a_host_that_the_hostfile_has_not_is_a_wrong_call(seen: dict[str, Any]) 
 def test_of_very_many_hosts_that_were_reached_their_names_are_enough(seen: dict[str, Any]) -> None:
     seen["observed"] = plans.observed(listed=plans.hosts(*[1] * 17))
     reached = [item for item in found_of_job() if item.check == "workers-unreachable"]
-    assert [(item.level, item.said, len(item.hosts)) for item in reached] == [
+    assert [(item.level, item.message, len(item.hosts)) for item in reached] == [
         (Level.OK, "every worker answers over SSH", 17)
     ]
 
@@ -265,7 +267,7 @@ def test_without_a_key_the_hosts_names_are_still_asked_for(
     (tmp_path / "hostfile").write_text("w-0 slots=2\nw-1\n")
     found = without_a_plan(tmp_path, str(tmp_path / "hostfile"))
     assert short_with_hosts(found)[:1] == [("ssh-key", "", "there is none")]
-    assert [(item.level, item.host, item.said) for item in found[2:]] == [
+    assert [(item.level, item.host, item.message) for item in found[2:]] == [
         (Level.OK, "", "2 hosts, 3 slots"),
         (Level.FAIL, "w-0", "NXDOMAIN from 10.96.0.10"),
         (Level.OK, "w-1", "resolves to 10.0.0.1, fd00::1"),

@@ -39,7 +39,7 @@ def told(found: Iterable[Finding]) -> list[tuple[Level, str]]:
     listed = list(found)
     assert all(item.hint or item.level is OK for item in listed)
     assert all(item.check in BY_REFERENCE for item in listed)
-    return [(item.level, item.said) for item in listed]
+    return [(item.level, item.message) for item in listed]
 
 
 # -- image -----------------------------------------------------------------------------------------
@@ -88,10 +88,10 @@ def test_mpirun_needs_its_daemon(daemon: Program | None, found: list[tuple[Level
 def test_a_program_that_lacks_a_library_is_named_with_the_loaders_line() -> None:
     lines = ("libhwloc.so.15 => not found",)
     (found,) = image.libraries(an_image(lacks=lines))
-    said = "/usr/bin/mpirun does not find all of its shared libraries"
-    assert (found.level, found.said, found.evidence) == (FAIL, said, lines)
+    message = "/usr/bin/mpirun does not find all of its shared libraries"
+    assert (found.level, found.message, found.evidence) == (FAIL, message, lines)
     own = Program("orted", "/usr/bin/orted", ("libevent.so => not found",))
-    assert [item.said for item in image.libraries(an_image(daemon=own))] == [
+    assert [item.message for item in image.libraries(an_image(daemon=own))] == [
         "/usr/bin/orted does not find all of its shared libraries"
     ]
     good = "shared libraries: all are found for mpirun, orted"
@@ -158,11 +158,11 @@ def test_folder_and_tmpdir_are_judged_apart() -> None:
 
 def test_a_key_is_told_with_its_type_and_who_may_read_it() -> None:
     seen = KeyPart("/k/id_rsa", "ssh-ed25519", "SHA256:x", 0o640, 0, read_only=True)
-    said = "the key is /k/id_rsa, ssh-ed25519 SHA256:x, mode 0640 of uid 0, read-only"
-    assert told(pod.key(seen)) == [(OK, said)]
+    message = "the key is /k/id_rsa, ssh-ed25519 SHA256:x, mode 0640 of uid 0, read-only"
+    assert told(pod.key(seen)) == [(OK, message)]
     odd = Finding("ssh-key", WARN, "another key", hint="mount one")
     assert told(pod.key(replace(seen, read_only=False, odd=odd))) == [
-        (OK, said.removesuffix(", read-only")),
+        (OK, message.removesuffix(", read-only")),
         (WARN, "another key"),
     ]
     none = Finding("ssh-key", FAIL, "no key", hint="mount it")
@@ -378,17 +378,17 @@ def test_a_proxy_in_front_of_the_pod_is_a_warning() -> None:
     ],
 )
 def test_debug_output_that_was_left_on_is_named(environ: dict[str, str], found: list[str]) -> None:
-    assert told(variables.debug(environ)) == [(WARN, said) for said in found]
+    assert told(variables.debug(environ)) == [(WARN, message) for message in found]
 
 
 @pytest.mark.parametrize(("other", "count"), [("", 0), ("lo", 1)])
 def test_two_variables_that_exclude_each_other_are_named(other: str, count: int) -> None:
     environ = {"OMPI_MCA_btl_tcp_if_include": "eth0", "OMPI_MCA_btl_tcp_if_exclude": other}
-    said = (
+    message = (
         "OMPI_MCA_btl_tcp_if_include and OMPI_MCA_btl_tcp_if_exclude exclude each other: "
         "ranks then have no TCP"
     )
-    assert told(variables.two_settings(environ)) == [(WARN, said)] * count
+    assert told(variables.two_settings(environ)) == [(WARN, message)] * count
 
 
 def device(name: str) -> RdmaDevice:
@@ -410,8 +410,8 @@ def test_a_name_that_nccl_takes_for_a_prefix_is_told(value: str, means: str) -> 
     devices = tuple(device(f"mlx5_{number}") for number in (1, 2, 10, 11))
     fabric = Fabric(devices=devices, settings=(("NCCL_IB_HCA", value),))
     found = list(variables.prefixes(replace(FACTS, fabric=fabric)))
-    said = f"NCCL_IB_HCA={value}: mlx5_1 is a prefix for NCCL, and means {means} too"
-    assert told(found) == ([(WARN, said)] if means else [])
+    message = f"NCCL_IB_HCA={value}: mlx5_1 is a prefix for NCCL, and means {means} too"
+    assert told(found) == ([(WARN, message)] if means else [])
     sign = "^=" if value.startswith("^") else "="
     assert all(item.hint == f"write NCCL_IB_HCA={sign}{value.lstrip('^')}" for item in found)
 
@@ -430,8 +430,8 @@ def test_a_parameter_of_another_version_is_named_with_what_to_write(
 ) -> None:
     seen = replace(an_image(), mpi=plans.MPIS[family])
     found = told(variables.unread({name: "1"}, seen))
-    said = f"{plans.MPIS[family].said} ignores {name} ({instead}"
-    assert [item[1].startswith(said) for item in found] == [True] * bool(instead)
+    message = f"{plans.MPIS[family].banner} ignores {name} ({instead}"
+    assert [item[1].startswith(message) for item in found] == [True] * bool(instead)
     assert list(variables.unread({name: "1"}, replace(seen, mpi=None))) == []
 
 
@@ -480,9 +480,9 @@ def test_gpus_are_judged_as_a_launcher_judges_them(
 def test_gpus_whose_memory_no_rdma_device_reaches_are_a_warning(ways: tuple[str, ...]) -> None:
     own = Gpus(1, "NVIDIA 2330", peer_memory=ways)
     facts = replace(FACTS, gpus=own, fabric=Fabric(devices=(device("mlx5_0"),)))
-    said = "RDMA devices reach no GPU memory: neither nvidia_peermem nor DMA-BUF"
+    message = "RDMA devices reach no GPU memory: neither nvidia_peermem nor DMA-BUF"
     good = (OK, "1 GPU: NVIDIA 2330")
-    assert told(network.gpus(facts)) == [good if ways else (WARN, said)]
+    assert told(network.gpus(facts)) == [good if ways else (WARN, message)]
 
 
 # A switch is two functions of the path: its upstream port and a downstream one.
@@ -521,8 +521,10 @@ def test_a_gpu_without_a_near_device_is_a_warning_unless_nccl_is_told() -> None:
     assert told(network.gpu_distance(near, {})) == [(OK, "0000:18:00.0: mlx5_0 PIX")]
     far = replace(near, devices={"mlx5_1": f"{OTHER}/x"})
     (found,) = network.gpu_distance(far, {})
-    said = "NCCL takes no RDMA device as near to 1 GPU (0000:18:00.0): GPUDirect RDMA is off there"
-    assert (found.level, found.said) == (WARN, said)
+    message = (
+        "NCCL takes no RDMA device as near to 1 GPU (0000:18:00.0): GPUDirect RDMA is off there"
+    )
+    assert (found.level, found.message) == (WARN, message)
     assert found.evidence == ("0000:18:00.0: mlx5_1 SYS",)
     assert [level for level, _ in told(network.gpu_distance(far, {"NCCL_TOPO_FILE": "/t"}))] == [OK]
     assert told(network.gpu_distance(replace(near, gpus={}), {})) == []

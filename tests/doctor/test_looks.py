@@ -177,7 +177,7 @@ def test_a_key_is_seen_with_type_mode_and_owner(tmp_path: Path) -> None:
 def test_no_key_is_told_with_where_it_was_looked_for(tmp_path: Path) -> None:
     seen = looks.key(Settings(ssh_key=str(tmp_path / "none")), {})
     assert seen.wrong is not None
-    assert seen.wrong.said == f"no private SSH key in {tmp_path / 'none'}"
+    assert seen.wrong.message == f"no private SSH key in {tmp_path / 'none'}"
 
 
 def test_where_no_shim_can_lead_to_mpiboot_none_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

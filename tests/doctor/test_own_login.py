@@ -43,4 +43,4 @@ async def test_where_nobody_listens_it_is_told_at_once(job: Job) -> None:
     with pytest.raises(MpibootError) as caught:
         await log_in_once("127.0.0.1", 1, Settings(), SshAccess("runner", job.path, "w-1"))
     assert caught.value.finding.host == "127.0.0.1"
-    assert "refused" in caught.value.finding.said
+    assert "refused" in caught.value.finding.message

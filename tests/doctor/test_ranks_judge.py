@@ -46,7 +46,7 @@ WAITS = Activity.WAITS
 
 
 @pytest.mark.parametrize(
-    ("odd", "check", "said"),
+    ("odd", "check", "message"),
     [
         ({"activity": Activity.STOPPED}, "rank-stopped", "is stopped by a signal"),
         ({"activity": Activity.TRACED}, "rank-traced", "is held by a debugger"),
@@ -92,10 +92,10 @@ WAITS = Activity.WAITS
         ({"program": "other"}, "rank-program", "runs other, the others train"),
     ],
 )
-def test_the_odd_one(odd: dict[str, object], check: str, said: str) -> None:
+def test_the_odd_one(odd: dict[str, object], check: str, message: str) -> None:
     (found,) = judged(job(**odd))
     assert found.check == check
-    assert found.said == f"rank 3 on w-1 (pid 103) {said}{REST}"
+    assert found.message == f"rank 3 on w-1 (pid 103) {message}{REST}"
     assert found.host == "w-1"
     assert found.hint
     assert "PID" not in found.hint
@@ -105,7 +105,7 @@ def test_where_all_wait_the_one_that_works_is_odd() -> None:
     ranks = [replace(item, activity=WAITS, call="poll") for item in job()[:3]]
     (found,) = judged([*ranks, job()[3]])
     assert (found.check, found.level) == ("rank-busy-alone", Level.WARN)
-    assert found.said == "rank 3 on w-1 (pid 103) is busy; the other 3 wait"
+    assert found.message == "rank 3 on w-1 (pid 103) is busy; the other 3 wait"
 
 
 def test_reading_is_nothing_odd_where_most_read() -> None:
@@ -120,8 +120,8 @@ def test_before_mpi_is_nothing_odd_where_nobody_is_in_it() -> None:
 def test_several_that_are_alike_are_one_line() -> None:
     ranks = [replace(item, activity=Activity.STOPPED) for item in job()[:2]] + job()[2:]
     (found,) = judged(ranks)
-    said = "each of 2 ranks (0-1, on w-0) is stopped by a signal; the other 2 are busy"
-    assert found.said.startswith(said)
+    message = "each of 2 ranks (0-1, on w-0) is stopped by a signal; the other 2 are busy"
+    assert found.message.startswith(message)
     assert found.evidence == ("rank 0 on w-0 (pid 100)", "rank 1 on w-0 (pid 101)")
 
 
@@ -129,7 +129,7 @@ def test_the_others_are_told_apart() -> None:
     ranks = job(activity=Activity.STOPPED)
     ranks[0] = replace(ranks[0], activity=WAITS, call="futex")
     first, second = judged(ranks)
-    assert first.said.endswith("; of the other 3 2 are busy and 1 wait")
+    assert first.message.endswith("; of the other 3 2 are busy and 1 wait")
     assert second.check == "rank-apart"
 
 
@@ -137,23 +137,23 @@ def test_two_ranks() -> None:
     ranks = [job()[0], replace(job()[1], activity=WAITS)]
     (found,) = judged([replace(item, size=2) for item in ranks])
     end = "rank 1 on w-0 (pid 101) waits; the other one is busy, as a rank is that waits in MPI"
-    assert found.said == end
+    assert found.message == end
 
 
 def test_ranks_that_are_not_there() -> None:
     (found,) = judged(job()[:2])
-    assert (found.check, found.said) == ("rank-missing", "ranks 2-3 of 4 are not there")
+    assert (found.check, found.message) == ("rank-missing", "ranks 2-3 of 4 are not there")
     (found,) = judged(job()[:3])
-    assert found.said == "rank 3 of 4 is not there"
+    assert found.message == "rank 3 of 4 is not there"
     (found,) = judged(job()[:2], unasked=("w-1",))
-    said = "ranks 2-3 of 4 are not there; 1 host could not be asked (w-1)"
-    assert found.said == said
+    message = "ranks 2-3 of 4 are not there; 1 host could not be asked (w-1)"
+    assert found.message == message
 
 
 def test_a_pod_knows_how_many_are_its_own() -> None:
     assert judged(job()[:2], all_hosts=False) == ()
     (found,) = judged(job()[:1], all_hosts=False)
-    assert found.said == "1 of this pod's 2 ranks are there"
+    assert found.message == "1 of this pod's 2 ranks are there"
 
 
 def test_two_launches_are_judged_apart() -> None:
@@ -172,7 +172,7 @@ def test_connections_that_nobody_answers() -> None:
     assert first.check == second.check == "data-unanswered"
     assert {first.host, second.host} == {"w-0", "w-1"}
     to = first if first.host == "w-1" else second
-    assert to.said == "w-1 does not answer 2 connections of ranks"
+    assert to.message == "w-1 does not answer 2 connections of ranks"
     assert to.evidence == (
         "rank 0 on w-0: 10.0.0.1 -> 10.0.0.9 port 1024, repeated what it sent 6 times",
         "rank 0 on w-0: 10.0.0.1 -> 10.0.0.9 port 1025, asked for a connection 6 times",
@@ -182,14 +182,14 @@ def test_connections_that_nobody_answers() -> None:
 def test_an_unknown_end_is_its_address() -> None:
     lost = SilentConnection("10.0.0.1", "10.0.0.9", 1024, 6)
     (found,) = judged(job(unanswered=(lost,)))
-    assert (found.said, found.host) == ("10.0.0.9 does not answer 1 connection of ranks", "")
+    assert (found.message, found.host) == ("10.0.0.9 does not answer 1 connection of ranks", "")
 
 
 def test_an_end_is_known_by_its_host() -> None:
     ranks = job(unanswered=(SilentConnection("10.0.0.1", "10.0.0.9", 1024, 6),))
     there = HostRanks("w-0", tuple(ranks[:2]), addresses=("10.0.0.9",))
     (found,) = judge.judge([there, HostRanks("w-1", tuple(ranks[2:]))], all_hosts=True)
-    assert (found.said, found.host) == ("w-0 does not answer 1 connection of ranks", "w-0")
+    assert (found.message, found.host) == ("w-0 does not answer 1 connection of ranks", "w-0")
 
 
 def hosts(*rates: float, state: str = "up") -> list[HostRanks]:
@@ -226,7 +226,7 @@ def test_numbers(of: list[int], text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("activity", "more", "said"),
+    ("activity", "more", "message"),
     [
         (Activity.BUSY, {}, "is busy"),
         (Activity.STOPPED, {"call": "read"}, "is stopped"),
@@ -237,6 +237,6 @@ def test_numbers(of: list[int], text: str) -> None:
         (Activity.WAITS, {"call": "nanosleep", "place": "y"}, "sleeps (nanosleep)"),
     ],
 )
-def test_what_a_rank_does(activity: Activity, more: dict[str, str], said: str) -> None:
+def test_what_a_rank_does(activity: Activity, more: dict[str, str], message: str) -> None:
     rank = replace(BUSY, activity=activity, **more)  # type: ignore[arg-type]
-    assert judge.doing(rank) == said
+    assert judge.doing(rank) == message

@@ -57,8 +57,8 @@ def test_one_line_says_what_is_wrong(doctor: Any) -> None:  # noqa: ANN401
     code, out, err = doctor(answers(BUSY, IDLE))
     assert (code, err) == (1, "")
     first, hint, *_ = out.splitlines()
-    said = "is stopped by a signal; the other one is busy, as a rank is that waits in MPI"
-    assert first == f"FAIL  rank 1 on w-0.pi.default.svc (pid 100) {said}"
+    message = "is stopped by a signal; the other one is busy, as a rank is that waits in MPI"
+    assert first == f"FAIL  rank 1 on w-0.pi.default.svc (pid 100) {message}"
     assert hint.startswith("      -> `kill -CONT 100` in that pod")
     assert "holds mlx5_0, nvidia0" in out
     assert "eth0" in out
@@ -69,8 +69,8 @@ def test_one_line_says_what_is_wrong(doctor: Any) -> None:  # noqa: ANN401
 def test_nothing_odd_is_0(doctor: Any) -> None:  # noqa: ANN401
     code, out, _ = doctor(answers(BUSY, replace(BUSY, number=1)))
     assert code == 0
-    said = "2 ranks on 1 host: 2 busy; none stands out; look again a minute later"
-    assert out.splitlines()[-1] == said
+    message = "2 ranks on 1 host: 2 busy; none stands out; look again a minute later"
+    assert out.splitlines()[-1] == message
 
 
 def test_json(doctor: Any) -> None:  # noqa: ANN401
@@ -100,7 +100,7 @@ def test_options_of_doctor_stand_behind_ranks(capfd: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         (answers(closed=frozenset({"fd"})), "what ranks have open can't be read on w-0"),
         (
@@ -111,10 +111,10 @@ def test_options_of_doctor_stand_behind_ranks(capfd: pytest.CaptureFixture[str])
         (answers(replace(BUSY, program="python3 a.py")), "no stack of 1 Python rank"),
     ],
 )
-def test_what_could_not_be_read_is_told(given: Answers, said: str) -> None:
+def test_what_could_not_be_read_is_told(given: Answers, message: str) -> None:
     (found,) = role._not_readable(given.hosts)
     assert found.level is Level.UNKNOWN
-    assert found.said.startswith(said)
+    assert found.message.startswith(message)
     assert found.hint
 
 
@@ -161,5 +161,5 @@ def test_a_row_tells_in_what_a_rank_waits() -> None:
 def test_a_host_is_named_once() -> None:
     item = Finding("ssh-denied", Level.FAIL, "the key is refused", "w-1", ("line",), "mend it")
     shown = role.as_text(replace(answers(), all_hosts=True), (item,), None)
-    said = "FAIL  w-1: the key is refused\n        line\n      -> mend it\n\n"
-    assert shown == f"{said}no rank runs on these hosts\n"
+    message = "FAIL  w-1: the key is refused\n        line\n      -> mend it\n\n"
+    assert shown == f"{message}no rank runs on these hosts\n"

@@ -84,7 +84,7 @@ def test_an_error_that_grows_is_a_warning_and_congestion_is_none() -> None:
         replace(still, grown={"mlx5_0:1": {"out_of_sequence": 250, "np_cnp_sent": 5}})
     )
     assert (found.level, found.evidence) == (WARN, (past,))
-    assert found.said == "within 1s grew mlx5_0:1 out_of_sequence 250"
+    assert found.message == "within 1s grew mlx5_0:1 out_of_sequence 250"
     clean = CountersPart({"mlx5_0:1": {"symbol_error": 0}}, {"mlx5_0:1": {"symbol_error": 0}}, 1.0)
     assert told(network.counters(clean)) == [(OK, "no error is counted now on 1 RDMA port")]
 
@@ -93,17 +93,17 @@ def test_an_error_that_grows_is_a_warning_and_congestion_is_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "number"), [(CLOSED, "535.104.05"), (OPEN, "550.54.15"), ("", "")]
+    ("message", "number"), [(CLOSED, "535.104.05"), (OPEN, "550.54.15"), ("", "")]
 )
-def test_the_drivers_version_is_read_of_both_kinds(said: str, number: str) -> None:
-    assert looks.version(said) == number
+def test_the_drivers_version_is_read_of_both_kinds(message: str, number: str) -> None:
+    assert looks.version(message) == number
 
 
 @pytest.mark.parametrize(
-    ("said", "uuid"), [(RACK, "dc6e40c4-d722-4357-9ba6-5291dd461278"), (NODE, ""), ("", "")]
+    ("message", "uuid"), [(RACK, "dc6e40c4-d722-4357-9ba6-5291dd461278"), (NODE, ""), ("", "")]
 )
-def test_a_fabric_that_ends_at_the_node_has_no_cluster(said: str, uuid: str) -> None:
-    assert looks.cluster(said) == uuid
+def test_a_fabric_that_ends_at_the_node_has_no_cluster(message: str, uuid: str) -> None:
+    assert looks.cluster(message) == uuid
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ COMPAT = "/usr/local/cuda/compat"
 
 
 @pytest.mark.parametrize(
-    ("library", "found", "level", "said"),
+    ("library", "found", "level", "message"),
     [
         (f"{LIB}/libcuda.so.550.54.15", LIB, OK, "fits the driver 550.54.15"),
         (f"{COMPAT}/libcuda.so.560.35.03", COMPAT, OK, "fits the driver 550.54.15"),
@@ -176,11 +176,11 @@ COMPAT = "/usr/local/cuda/compat"
     ],
 )
 def test_a_library_of_another_driver_fails(
-    library: str, found: str, level: Level, said: str
+    library: str, found: str, level: Level, message: str
 ) -> None:
     seen = NvidiaPart("550.54.15", library, found)
     (item,) = network.cuda_library(seen, WITH_GPUS)
-    assert (item.level, said in item.said) == (level, True)
+    assert (item.level, message in item.message) == (level, True)
     assert bool(item.hint) == (level is FAIL)
     assert ("LD_LIBRARY_PATH" in item.hint) == (level is FAIL and found == COMPAT)
 
@@ -209,7 +209,7 @@ def test_nvlink_between_nodes_needs_a_channel() -> None:
 
 
 @pytest.mark.parametrize(
-    ("environ", "said"),
+    ("environ", "message"),
     [
         ({}, None),
         ({"GLOO_SOCKET_IFNAME": "eth0"}, None),
@@ -218,10 +218,12 @@ def test_nvlink_between_nodes_needs_a_channel() -> None:
         ({"HYDRA_IFACE": "eth0, ib0"}, "HYDRA_IFACE=eth0, ib0: no link ib0 here"),
     ],
 )
-def test_a_variable_that_names_no_link_is_told(environ: dict[str, str], said: str | None) -> None:
+def test_a_variable_that_names_no_link_is_told(
+    environ: dict[str, str], message: str | None
+) -> None:
     found = told(variables.named_links(environ, FACTS))
     assert [(level, text.partition(" (there")[0]) for level, text in found] == (
-        [(WARN, said)] if said else []
+        [(WARN, message)] if message else []
     )
 
 

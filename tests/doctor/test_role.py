@@ -114,14 +114,14 @@ def test_a_host_or_check_that_is_not_there_is_a_wrong_call(settled: Resolved) ->
     assert role._selected(list(FOUND), Asked(hosts=("w-9",)), whole=False) == []
     with pytest.raises(MpibootError) as caught:
         role.run(settled, {}, Asked(checks=("no-such",)))
-    assert (caught.value.code, caught.value.finding.said) == (2, "no check 'no-such'")
+    assert (caught.value.code, caught.value.finding.message) == (2, "no check 'no-such'")
 
 
 def test_only_a_launchers_hosts_measure_the_ways_between_them(tmp_path: Path) -> None:
     worker = resolve({"role": "worker", "runtime_dir": str(tmp_path)}, {})
     with pytest.raises(MpibootError) as caught:
         role.run(worker, {}, Asked(network=True))
-    assert (caught.value.code, caught.value.finding.said) == (
+    assert (caught.value.code, caught.value.finding.message) == (
         2,
         "--network is for a launcher: its hosts measure the ways between them",
     )
@@ -146,8 +146,8 @@ def test_something_that_fails_is_its_end_and_all_are_counted(
     with pytest.raises(ShownError) as caught:
         role.run(settled, {})
     assert (caught.value.finding, caught.value.code) == (FOUND[0], 1)
-    said = capsys.readouterr().out
-    assert said.endswith("\n\n5 checks: 2 failed, 1 warning, 1 not known\n")
+    message = capsys.readouterr().out
+    assert message.endswith("\n\n5 checks: 2 failed, 1 warning, 1 not known\n")
 
 
 def test_json_has_a_version_and_names_the_host_of_each_finding(
@@ -164,7 +164,7 @@ def test_json_has_a_version_and_names_the_host_of_each_finding(
         "group": "limits",
         "check": "shm",
         "level": "warn",
-        "said": "small",
+        "message": "small",
         "host": "",
         "hosts": ["w-1.job.ns.svc", "w-2.job.ns.svc"],
         "evidence": [],
@@ -178,9 +178,9 @@ def test_after_ctrl_c_what_was_found_is_told(
     finds(monkeypatch, FOUND[0], ends=False)
     with pytest.raises(KeyboardInterrupt):
         role.run(settled, {})
-    said = capsys.readouterr().out
-    assert "FAIL  this pod  ssh-key  no key\n" in said
-    assert said.endswith("1 failed, 0 warnings; interrupted: the rest was not looked at\n")
+    message = capsys.readouterr().out
+    assert "FAIL  this pod  ssh-key  no key\n" in message
+    assert message.endswith("1 failed, 0 warnings; interrupted: the rest was not looked at\n")
     with pytest.raises(KeyboardInterrupt):
         role.run(settled, {}, Asked(as_json=True))
     assert json.loads(capsys.readouterr().out)["complete"] is False
@@ -229,7 +229,7 @@ def test_ctrl_c_while_looking_keeps_what_was_seen(
     with pytest.raises(KeyboardInterrupt):
         next(looked)
     never.set()
-    assert (first.check, first.said) == ("shm-full", "not known: interrupted")
+    assert (first.check, first.message) == ("shm-full", "not known: interrupted")
 
 
 def test_a_pod_that_may_start_no_thread_is_looked_at_all_the_same(

@@ -30,7 +30,7 @@ def judged(**values: str) -> list[tuple[Level, str]]:
     server = SshdSettings(22, "/usr/sbin/sshd", told)
     found = list(pod.sshd_settings((server,), plans.ROOT))
     assert all(item.hint or item.level is Level.OK for item in found)
-    return [(item.level, item.said) for item in found]
+    return [(item.level, item.message) for item in found]
 
 
 def test_a_server_as_it_is_installed_takes_roots_key() -> None:
@@ -39,7 +39,7 @@ def test_a_server_as_it_is_installed_takes_roots_key() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         ({"pubkeyauthentication": "no"}, "PubkeyAuthentication no"),
         ({"authenticationmethods": "password"}, "AuthenticationMethods password"),
@@ -49,8 +49,8 @@ def test_a_server_as_it_is_installed_takes_roots_key() -> None:
         ({"denyusers": "ro*"}, "DenyUsers ro*"),
     ],
 )
-def test_a_setting_that_keeps_this_user_out_fails(values: Mapping[str, str], said: str) -> None:
-    assert judged(**values) == [(Level.FAIL, f"sshd on port 22 lets root not in: {said}")]
+def test_a_setting_that_keeps_this_user_out_fails(values: Mapping[str, str], message: str) -> None:
+    assert judged(**values) == [(Level.FAIL, f"sshd on port 22 lets root not in: {message}")]
 
 
 def test_a_user_other_than_root_is_not_kept_out_by_what_is_said_of_root() -> None:
@@ -60,7 +60,7 @@ def test_a_user_other_than_root_is_not_kept_out_by_what_is_said_of_root() -> Non
 
 
 @pytest.mark.parametrize(
-    ("strict", "mode", "owner", "said"),
+    ("strict", "mode", "owner", "message"),
     [
         ("yes", 0o644, 0, ""),
         ("yes", 0o664, 0, "StrictModes yes, and others may write /root/.ssh (mode 0664)"),
@@ -69,19 +69,19 @@ def test_a_user_other_than_root_is_not_kept_out_by_what_is_said_of_root() -> Non
     ],
 )
 def test_strict_modes_are_judged_by_mode_and_owner(
-    strict: str, mode: int, owner: int, said: str
+    strict: str, mode: int, owner: int, message: str
 ) -> None:
     told = looks.parsed(SAID) | {"strictmodes": (strict,)}
     server = SshdSettings(22, "/usr/sbin/sshd", told, (("/root/.ssh", mode, owner),))
     (found,) = pod.sshd_settings((server,), plans.ROOT)
-    assert (found.level is Level.FAIL, said in found.said) == (bool(said), True)
+    assert (found.level is Level.FAIL, message in found.message) == (bool(message), True)
 
 
 def test_a_server_that_cannot_be_asked_is_unknown_with_its_words() -> None:
     server = SshdSettings(22, "/usr/sbin/sshd", {}, wrong="no hostkeys available -- exiting.")
     (found,) = pod.sshd_settings((server,), plans.ROOT)
     assert found.level is Level.UNKNOWN
-    assert found.said.endswith("does not tell its settings: no hostkeys available -- exiting.")
+    assert found.message.endswith("does not tell its settings: no hostkeys available -- exiting.")
 
 
 @pytest.mark.parametrize(

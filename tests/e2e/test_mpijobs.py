@@ -195,9 +195,9 @@ def test_a_uid_without_a_name_runs(namespace: Namespace) -> None:
 def test_doctor_looks_at_a_running_job(namespace: Namespace) -> None:
     namespace.apply(example(OPENMPI, "openmpi-5.0", "--sleep", "600"))
     launcher = until_ranks_run(namespace)["metadata"]["name"]
-    said = namespace.run("exec", launcher, "--", "mpiboot", "doctor")
-    assert "train-worker-1" in said
-    assert "FAIL" not in said
+    message = namespace.run("exec", launcher, "--", "mpiboot", "doctor")
+    assert "train-worker-1" in message
+    assert "FAIL" not in message
 
 
 def test_the_second_network_carries_data(namespace: Namespace) -> None:

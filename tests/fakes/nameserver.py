@@ -77,25 +77,25 @@ class Nameserver(asyncio.DatagramProtocol):
         self.asked[key] += 1
         self.order.append(name)
         script = self.scripts.get(name, [self.otherwise])
-        said = script[min(self._given[key], len(script) - 1)]
-        said = said if tcp else self.udp or said
-        if said != TRUNCATED or tcp:
+        message = script[min(self._given[key], len(script) - 1)]
+        message = message if tcp else self.udp or message
+        if message != TRUNCATED or tcp:
             self._given[key] += 1
-        if said == DROP:
+        if message == DROP:
             return None
-        if said == GARBAGE:
+        if message == GARBAGE:
             return data[:2] + b"\xff" * 20
         reply = dns.message.make_response(question)
-        if said == TRUNCATED and not tcp:
+        if message == TRUNCATED and not tcp:
             reply.flags |= dns.flags.TC
             return reply.to_wire()
-        reply.set_rcode(_CODES.get(said, dns.rcode.NOERROR))
-        if said in (NXDOMAIN, NODATA):
+        reply.set_rcode(_CODES.get(message, dns.rcode.NOERROR))
+        if message in (NXDOMAIN, NODATA):
             if self.negative_ttl is not None:
                 soa = f". . 1 2 3 4 {self.negative_ttl}"
                 reply.authority.append(dns.rrset.from_text("cluster.local.", 30, "IN", "SOA", soa))
-        elif said not in _CODES:
-            addresses = [item for item in said.split() if item != TRUNCATED]
+        elif message not in _CODES:
+            addresses = [item for item in message.split() if item != TRUNCATED]
             wanted = [item for item in addresses if (":" in item) == (kind == dns.rdatatype.AAAA)]
             if wanted:
                 text = dns.rdatatype.to_text(kind)

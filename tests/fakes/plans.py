@@ -146,11 +146,11 @@ def planned(
     told: list[object] = [*plan.argv, *plan.set_env.values(), *plan.unset_env]
     for decision in plan.decisions:
         assert isinstance(decision.source, Source), decision
-        told += (decision.name, decision.value, decision.because)
+        told += (decision.name, decision.value, decision.reason)
     for finding in plan.findings:
         assert finding.check in BY_REFERENCE, finding
-        assert finding.said, finding
-        told += (finding.said, finding.host, finding.hint, *finding.evidence, *finding.hosts)
+        assert finding.message, finding
+        told += (finding.message, finding.host, finding.hint, *finding.evidence, *finding.hosts)
     assert [word for word in told if not isinstance(word, str)] == []
     return plan
 
@@ -160,9 +160,9 @@ def failing(plan: Plan) -> list[str]:
 
 
 def warned(plan: Plan) -> list[str]:
-    return [item.said for item in plan.findings if item.level is Level.WARN]
+    return [item.message for item in plan.findings if item.level is Level.WARN]
 
 
-def because(plan: Plan, name: str) -> tuple[str, Source, str]:
+def reason(plan: Plan, name: str) -> tuple[str, Source, str]:
     (found,) = [item for item in plan.decisions if item.name == name]
-    return found.value, found.source, found.because
+    return found.value, found.source, found.reason

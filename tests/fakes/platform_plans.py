@@ -32,7 +32,7 @@ from tests.fakes.plans import (
 KNOWN: Final[Mapping[str, Mpi]] = {
     "openmpi-4.1": MPIS["openmpi4"],
     "openmpi-5.0": MPIS["openmpi5"],
-    "openmpi-6.0": replace(MPIS["openmpi5"], version="6.0.0", said="mpirun (Open MPI) 6.0.0"),
+    "openmpi-6.0": replace(MPIS["openmpi5"], version="6.0.0", banner="mpirun (Open MPI) 6.0.0"),
     "mpich-4.0": HYDRAS["mpich"],
     "mpich-5.0": replace(HYDRAS["mpich"], version="5.0.2", path="/opt/mpi/bin/mpirun"),
     "intel": HYDRAS["intel"],
@@ -246,10 +246,10 @@ def text(plan: Plan, line: str) -> str:
         "for launch agents alone": [f"{name}={value}" for name, value in plan.agent_env.items()],
         "ssh": [*plan.user_args.lines, *plan.user_args.words],
         "decisions": [
-            f"{item.name} = {item.value} ({item.source.value}: {item.because})"
+            f"{item.name} = {item.value} ({item.source.value}: {item.reason})"
             for item in plan.decisions
         ],
-        "findings": [f"{item.level.value} {item.check}: {item.said}" for item in plan.findings],
+        "findings": [f"{item.level.value} {item.check}: {item.message}" for item in plan.findings],
     }
     shown = (
         f"{title}\n" + "".join(f"    {item}\n" for item in items)

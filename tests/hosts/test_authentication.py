@@ -67,10 +67,10 @@ def test_errors_say_who_what_and_what_to_do() -> None:
     denied = as_error(probe(Outcome.KEY_REFUSED), OURS, "ssh-rsa AAAA", OURS)
 
     assert (differs.code, denied.code) == (77, 77)
-    assert OURS in differs.finding.said
-    assert THEIRS in differs.finding.said
+    assert OURS in differs.finding.message
+    assert THEIRS in differs.finding.message
     assert "it would accept the job's key" in differs.finding.evidence
-    assert f"refuses the launcher's key {OURS} for user root" in denied.finding.said
+    assert f"refuses the launcher's key {OURS} for user root" in denied.finding.message
     assert "authorized_keys of root there should hold: ssh-rsa AAAA" in denied.finding.evidence
 
 
@@ -87,7 +87,7 @@ def shown(greeting: str = "SSH-2.0-OpenSSH_9.2", *, welcome: bool = False) -> At
 
 
 @pytest.mark.parametrize(
-    ("attempt", "said", "known", "hint"),
+    ("attempt", "message", "known", "hint"),
     [
         (
             shown(),
@@ -128,10 +128,10 @@ def shown(greeting: str = "SSH-2.0-OpenSSH_9.2", *, welcome: bool = False) -> At
     ],
 )
 def test_a_host_key_of_another_job_is_told_from_that_of_a_stock_image(
-    attempt: Attempt, said: str, known: str, hint: str
+    attempt: Attempt, message: str, known: str, hint: str
 ) -> None:
     found = as_error(attempt, "SHA256:mine", "ssh-rsa AAAA", OURS).finding
-    assert (found.check, found.host, found.said) == ("host-key-differs", "w-0", said)
+    assert (found.check, found.host, found.message) == ("host-key-differs", "w-0", message)
     assert found.evidence == (known, "it shows: ssh-rsa BBBB")
     assert hint in found.hint
 
@@ -151,7 +151,7 @@ def test_only_all_ports_of_one_address_are_everyone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("outcome", "said", "what"),
+    ("outcome", "message", "what"),
     [
         (Outcome.KEY_REFUSED, "", "refuses the launcher's key SHA256:mine for user mpi"),
         (Outcome.PASSWORD_ASKED, "", "asks for a password and takes no keys for user mpi"),
@@ -163,22 +163,22 @@ def test_only_all_ports_of_one_address_are_everyone() -> None:
     ],
 )
 def test_who_lets_nobody_in_is_told_with_the_line_that_is_missing(
-    outcome: Outcome, said: str, what: str
+    outcome: Outcome, message: str, what: str
 ) -> None:
     attempt = Attempt(
-        Target("w-0", "10.0.0.1", 22, "mpi"), outcome, said=said, greeting="SSH-2.0-x"
+        Target("w-0", "10.0.0.1", 22, "mpi"), outcome, message=message, greeting="SSH-2.0-x"
     )
     found = as_error(attempt, "SHA256:mine", "ssh-rsa AAAA", OURS).finding
     assert (found.check, found.host) == ("ssh-denied", "w-0")
-    assert found.said == f"sshd on w-0 (10.0.0.1 port 22, SSH-2.0-x) {what}"
+    assert found.message == f"sshd on w-0 (10.0.0.1 port 22, SSH-2.0-x) {what}"
     line = "authorized_keys of mpi there should hold: ssh-rsa AAAA"
-    assert found.evidence == ((f"it says: {said}", line) if said else (line,))
+    assert found.evidence == ((f"it says: {message}", line) if message else (line,))
     assert "the same key Secret" in found.hint
 
 
 def test_what_a_server_said_stands_behind_its_outcome() -> None:
     attempts = [
-        Attempt(Target("w-0", "10.0.0.1", 22, "r"), Outcome.CLOSED, said="bye"),
+        Attempt(Target("w-0", "10.0.0.1", 22, "r"), Outcome.CLOSED, message="bye"),
         Attempt(Target("w-0", "10.0.0.1", 2222, "r"), Outcome.CLOSED),
         Attempt(Target("w-0", "10.0.0.2", 22, "r"), Outcome.CLOSED),
     ]

@@ -121,7 +121,7 @@ async def test_a_negative_answer_without_soa_tells_no_time(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("said", "reason"),
+    ("message", "reason"),
     [
         (NXDOMAIN, NoAddress.NXDOMAIN),
         (NODATA, NoAddress.NO_RECORD),
@@ -132,9 +132,9 @@ async def test_a_negative_answer_without_soa_tells_no_time(tmp_path: Path) -> No
     ],
 )
 async def test_each_failure_has_its_own_reason(
-    tmp_path: Path, said: str, reason: NoAddress
+    tmp_path: Path, message: str, reason: NoAddress
 ) -> None:
-    answer = await ask(tmp_path, {}, otherwise=said)
+    answer = await ask(tmp_path, {}, otherwise=message)
 
     assert (answer.addresses, answer.reason) == ((), reason)
     assert "127.0.0.1" in answer.detail

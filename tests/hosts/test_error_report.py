@@ -19,10 +19,10 @@ def test_what_is_told_as_evidence_is_not_told_again(capfd: pytest.CaptureFixture
     known = Finding("names-unresolved", Level.FAIL, "NXDOMAIN", host="w-0")
     other = Finding("slots", Level.FAIL, "too few", host="w-1")
     text = error_report.say(MpibootError(first, (known, other)))
-    said = capfd.readouterr().err
-    assert said.count("NXDOMAIN") == 1
-    assert "2 of 9 hosts" in said
-    assert "too few" in said
+    message = capfd.readouterr().err
+    assert message.count("NXDOMAIN") == 1
+    assert "2 of 9 hosts" in message
+    assert "too few" in message
     assert text.startswith("names-unresolved: 2 of 9 hosts\n")
 
 
@@ -30,7 +30,7 @@ def test_a_bug_has_what_a_developer_needs() -> None:
     with pytest.raises(KeyError) as caught:
         dict[str, str]()["x"]
     found = error_report.bug(caught.value).finding
-    assert (found.check, found.said) == ("bug", "KeyError: 'x'")
+    assert (found.check, found.message) == ("bug", "KeyError: 'x'")
     assert found.evidence[0].startswith(
         f"mpiboot {__version__}, Python {platform.python_version()}"
     )
@@ -39,7 +39,7 @@ def test_a_bug_has_what_a_developer_needs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "check", "said"),
+    ("wrong", "check", "message"),
     [
         (
             OSError(errno.EMFILE, "Too many open files", "/x"),
@@ -58,15 +58,15 @@ def test_a_bug_has_what_a_developer_needs() -> None:
         (OSError("gone"), "bug", "OSError: gone"),
     ],
 )
-def test_a_limit_that_was_reached_is_no_bug(wrong: Exception, check: str, said: str) -> None:
+def test_a_limit_that_was_reached_is_no_bug(wrong: Exception, check: str, message: str) -> None:
     found = error_report.bug(wrong).finding
-    assert (found.check, found.said) == (check, said)
+    assert (found.check, found.message) == (check, message)
 
 
 def test_a_module_that_is_not_installed_is_no_bug() -> None:
     wrong = error_report.bug(ModuleNotFoundError("No module named 'click'", name="click"))
     assert (wrong.finding.check, wrong.code) == ("python-modules", 127)
-    assert wrong.finding.said == f"Python {platform.python_version()} does not find click"
+    assert wrong.finding.message == f"Python {platform.python_version()} does not find click"
     assert "pip install mpiboot" in wrong.finding.hint
     own = error_report.bug(ModuleNotFoundError("no", name="mpiboot.gone"))
     assert own.finding.check == "bug"

@@ -16,17 +16,17 @@ def why(
     outcome: Outcome, mesh: Mesh | None = None, *, stalled: bool = False, refused: float = 0.0
 ) -> tuple[str, str]:
     probe = Attempt(TARGET, outcome, stalled=stalled)
-    said, hint = failures.why(probe, mesh, {22}, "40000-40001", refused)
-    return said, hint or ""
+    message, hint = failures.why(probe, mesh, {22}, "40000-40001", refused)
+    return message, hint or ""
 
 
 @pytest.mark.parametrize("outcome", list(Outcome))
 def test_a_proxy_is_named_where_it_explains_the_failure(outcome: Outcome) -> None:
-    said, hint = why(outcome, ISTIO)
+    message, hint = why(outcome, ISTIO)
     proxied = outcome in (Outcome.SILENT, Outcome.CLOSED)
-    assert ("istio's proxy is in front of this pod" in said) == proxied
+    assert ("istio's proxy is in front of this pod" in message) == proxied
     assert ('"22,40000,40001"' in hint) == proxied
-    assert said.startswith(outcome.value)
+    assert message.startswith(outcome.value)
 
 
 def test_silence_without_a_proxy_here_may_be_one_there() -> None:
@@ -36,21 +36,21 @@ def test_silence_without_a_proxy_here_may_be_one_there() -> None:
 
 @pytest.mark.parametrize("outcome", [Outcome.SLOW, Outcome.COMMAND_FAILED])
 def test_what_hangs_after_the_greeting_may_be_the_mtu(outcome: Outcome) -> None:
-    said, hint = why(outcome, stalled=True)
-    assert said == f"{outcome.value}: are large packets lost (MTU)?"
+    message, hint = why(outcome, stalled=True)
+    assert message == f"{outcome.value}: are large packets lost (MTU)?"
     assert "ping -M do" in hint
     assert "MTU" not in why(outcome)[0]
 
 
 def test_a_worker_that_refuses_for_a_minute_may_have_a_command_of_its_own() -> None:
     assert why(Outcome.REFUSED, refused=59.9)[0] == Outcome.REFUSED.value
-    said, hint = why(Outcome.REFUSED, refused=60.0)
-    assert said == "connection refused, nothing has listened for 60 s"
+    message, hint = why(Outcome.REFUSED, refused=60.0)
+    assert message == "connection refused, nothing has listened for 60 s"
     assert hint == why(Outcome.REFUSED)[1]
     assert "`command:` in its spec replaces it" in hint
     assert "write `args: [worker]`" in hint
     assert why(Outcome.TIMEOUT, refused=60.0) == (Outcome.TIMEOUT.value, "")
-    assert failures.more(said, Attempt(TARGET, Outcome.REFUSED)) == (
+    assert failures.more(message, Attempt(TARGET, Outcome.REFUSED)) == (
         "; nothing has listened for 60 s"
     )
 
@@ -58,13 +58,13 @@ def test_a_worker_that_refuses_for_a_minute_may_have_a_command_of_its_own() -> N
 @pytest.mark.parametrize("outcome", [Outcome.TIMEOUT, Outcome.UNREACHABLE])
 def test_a_filtered_port_is_a_network_policys_or_a_firewalls(outcome: Outcome) -> None:
     probe = Attempt(TARGET, outcome)
-    said, hint = failures.why(probe, None, {22}, "", 0.0, (2222, 2206))
-    assert said == f"{outcome.value}, though other ports refuse"
+    message, hint = failures.why(probe, None, {22}, "", 0.0, (2222, 2206))
+    assert message == f"{outcome.value}, though other ports refuse"
     assert hint == (
         "port 22 of w-0 is filtered: its pod is there, and refuses connections to port 2206. A "
         "NetworkPolicy or firewall must let the launcher connect to port 22 of the workers"
     )
-    assert failures.more(said, probe) == "; though other ports refuse"
+    assert failures.more(message, probe) == "; though other ports refuse"
     assert failures.why(probe, None, {22}, "") == (outcome.value, None)
 
 

@@ -134,8 +134,8 @@ async def test_only_a_host_that_is_ready_by_its_name_is_looked_at_again(
     assert [worker.host.name for worker in seen.ready()] == ["10.0.0.9", "stays"]
     told = json.loads(capfd.readouterr().err)
     assert (told["event"], told["host"]) == ("gate", "moved")
-    said = "moved was ready at 10.0.0.2, but its name is gone; waiting for it again"
-    assert told["message"] == said
+    message = "moved was ready at 10.0.0.2, but its name is gone; waiting for it again"
+    assert told["message"] == message
     for run in seen.runs.values():
         run.cancel()
     await asyncio.wait(seen.runs.values())

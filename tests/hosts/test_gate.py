@@ -164,11 +164,11 @@ def deadline(monkeypatch: pytest.MonkeyPatch) -> Deadline:
 
 async def told(capfd: pytest.CaptureFixture[str], words: str) -> None:
     """Wait until the gate has said so: a server that let it in is not yet a ready host."""
-    said, end = "", time.monotonic() + 60
-    while words not in said:
-        assert time.monotonic() < end, f"{words!r} never came: {said}"
+    message, end = "", time.monotonic() + 60
+    while words not in message:
+        assert time.monotonic() < end, f"{words!r} never came: {message}"
         await asyncio.sleep(0.02)
-        said += capfd.readouterr().err
+        message += capfd.readouterr().err
 
 
 async def later(action: Callable[[], object], seconds: float = 0.4) -> None:
@@ -232,9 +232,9 @@ async def test_names_missing_at_the_deadline_are_68_and_each_is_named(
 
     assert (wrong.finding.check, wrong.code) == ("names-unresolved", 68)
     expected = "2 of 2 hosts do not resolve after 600 s: waiting for DNS for w-0, w-1 (NXDOMAIN)"
-    assert wrong.finding.said == expected
+    assert wrong.finding.message == expected
     assert [item.host for item in wrong.others] == ["w-0", "w-1"]
-    assert all("NXDOMAIN" in item.said for item in wrong.others)
+    assert all("NXDOMAIN" in item.message for item in wrong.others)
 
 
 async def test_one_host_that_resolves_and_does_not_answer_makes_it_69(
@@ -264,7 +264,7 @@ async def test_one_of_many_that_never_comes_is_the_only_one_named(
 
     assert wrong.code == 68
     expected = "1 of 4 hosts do not resolve after 600 s: waiting for DNS for w-9 (NXDOMAIN)"
-    assert wrong.finding.said == expected
+    assert wrong.finding.message == expected
     assert [item.host for item in wrong.others] == ["w-9"]
 
 
@@ -306,8 +306,8 @@ async def test_a_refused_key_stops_at_once_though_others_are_pending(
         wrong = await failing(cluster, named("w-0", "w-1"), access(job, port), Settings())
 
     assert (wrong.finding.check, wrong.code, wrong.finding.host) == ("ssh-denied", 77, "w-0")
-    assert job.key.get_fingerprint() in wrong.finding.said
-    assert "for user runner" in wrong.finding.said
+    assert job.key.get_fingerprint() in wrong.finding.message
+    assert "for user runner" in wrong.finding.message
     public = job.key.export_public_key().decode().split()[1]
     assert any(public in line for line in wrong.finding.evidence)
 
@@ -331,7 +331,7 @@ async def test_a_server_that_asks_for_a_password_stops_at_once(cluster: Cluster,
         wrong = await failing(cluster, named("w-0"), access(job, port), Settings())
 
     assert wrong.code == 77
-    assert "password" in wrong.finding.said
+    assert "password" in wrong.finding.message
 
 
 async def test_a_worker_with_a_host_key_of_its_own_stops_at_once_with_both_fingerprints(
@@ -343,8 +343,8 @@ async def test_a_worker_with_a_host_key_of_its_own_stops_at_once_with_both_finge
         wrong = await failing(cluster, named("w-0", "w-1"), to, Settings())
 
     assert (wrong.finding.check, wrong.code) == ("host-key-differs", 77)
-    assert job.key.get_fingerprint() in wrong.finding.said
-    assert job.stranger.get_fingerprint() in wrong.finding.said
+    assert job.key.get_fingerprint() in wrong.finding.message
+    assert job.stranger.get_fingerprint() in wrong.finding.message
     assert "args: [worker]" in wrong.finding.hint
 
 
@@ -388,16 +388,16 @@ async def test_accept_new_takes_the_key_and_tells_it(cluster: Cluster, job: Job)
     assert result.host_keys == {"w-0": shown}
 
 
-@pytest.mark.parametrize(("talk", "said"), [(SILENT, "no SSH greeting"), (HTTP, "HTTP/1.1 400")])
+@pytest.mark.parametrize(("talk", "message"), [(SILENT, "no SSH greeting"), (HTTP, "HTTP/1.1 400")])
 async def test_a_port_without_ssh_is_not_yet(
-    cluster: Cluster, job: Job, talk: Callable[..., object], said: str, deadline: Deadline
+    cluster: Cluster, job: Job, talk: Callable[..., object], message: str, deadline: Deadline
 ) -> None:
     cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
     async with listener(talk, "0.0.0.0") as port:  # type: ignore[arg-type]
-        wrong = await deadline.failure(cluster, named("w-0"), access(job, port), said)
+        wrong = await deadline.failure(cluster, named("w-0"), access(job, port), message)
 
     assert wrong.code == 69
-    assert said in wrong.finding.evidence[0]
+    assert message in wrong.finding.evidence[0]
 
 
 async def test_a_proxy_in_front_of_this_pod_is_looked_for_where_it_explains_the_failure(
@@ -647,7 +647,7 @@ async def test_a_name_that_is_none_ends_the_gate_with_its_line(cluster: Cluster,
     wrong = await failing(cluster, named("w-0", "a b"), access(job, 1))
 
     assert (wrong.finding.check, wrong.code) == ("hostfile-invalid", 65)
-    assert "line 2" in wrong.finding.said
+    assert "line 2" in wrong.finding.message
 
 
 async def test_a_key_that_cannot_be_read_ends_the_gate_before_any_name_resolves(
@@ -714,7 +714,7 @@ async def test_lines_come_on_change_and_as_json_with_fields(
     text = ""
     async with sshd(Behaviour(job), "0.0.0.0") as port:
         waiting = asyncio.ensure_future(
-            deadline.failure(cluster, named("w-0", "w-9"), access(job, port), "said")
+            deadline.failure(cluster, named("w-0", "w-9"), access(job, port), "message")
         )
         await deadline.comes("w-0 ready", "w-9 DNS NXDOMAIN", after=0.0)
         while "1/2 hosts ready" not in text:
@@ -725,8 +725,8 @@ async def test_lines_come_on_change_and_as_json_with_fields(
     lines = [json.loads(line) for line in (text + capfd.readouterr().err).splitlines()]
     line = [line for line in lines if line["event"] == "gate"][-1]
 
-    said, _, ends = line["message"].partition("; gives up in ")
-    assert said == "1/2 hosts ready, waiting for DNS for w-9 (NXDOMAIN)"
+    message, _, ends = line["message"].partition("; gives up in ")
+    assert message == "1/2 hosts ready, waiting for DNS for w-9 (NXDOMAIN)"
     assert ends
     assert (line["ready"], line["total"]) == (1, 2)
     assert line["waiting"] == [{"host": "w-9", "stage": "dns", "reason": "NXDOMAIN"}]
@@ -807,8 +807,8 @@ async def test_a_host_that_leaves_the_hostfile_is_waited_for_no_more(
         result = await waiting
 
     assert [(item.host.name, item.host.slots) for item in result.workers] == [("w-0", 3)]
-    said = capfd.readouterr().err
-    assert said.count("the hostfile has changed: 1 host now; left: w-1") == 1
+    message = capfd.readouterr().err
+    assert message.count("the hostfile has changed: 1 host now; left: w-1") == 1
 
 
 async def test_a_host_that_joins_the_hostfile_is_waited_for_too(

@@ -244,7 +244,7 @@ async def test_a_host_that_leaves_the_hostfile_is_let_go_and_counted(
 
 async def test_nobody_complains_of_what_a_task_failed_with_at_the_end() -> None:
     complaints: list[object] = []
-    asyncio.get_running_loop().set_exception_handler(lambda *said: complaints.append(said))
+    asyncio.get_running_loop().set_exception_handler(lambda *message: complaints.append(message))
 
     async def fail() -> None:
         raise RuntimeError("late")
@@ -265,7 +265,7 @@ def test_what_to_do_is_the_first_hosts_advice() -> None:
     states[1].hint, states[2].hint = "do this", "do that"
     wrong = gate._failure(states, states, 12.34)
     assert wrong.finding.hint == "do this"
-    assert wrong.finding.said.startswith("3 of 3 hosts are not ready after 12.3 s: waiting for ")
+    assert wrong.finding.message.startswith("3 of 3 hosts are not ready after 12.3 s: waiting for ")
     assert [item.host for item in wrong.others] == ["a", "b", "c"]
     unresolved = gate._failure(states, states[:1], 60.0).finding
     assert (unresolved.check, unresolved.evidence) == (
@@ -289,16 +289,16 @@ def test_of_a_thousand_hosts_those_that_never_came_are_named_on_one_screen(
         state.detail = f"connection refused on 10.0.0.{number} port 22"
     states[-1].detail = "no route to 10.0.0.9"
     wrong = gate._failure(states, states[-late:], 600.0)
-    said = error_report.say(wrong)
+    message = error_report.say(wrong)
     told = capfd.readouterr().err.splitlines()
     assert len(told) <= lines
     assert f"{late} of 1000 hosts are not ready after 600 s" in told[0]
     for text in ("connection refused on 10.0.0.0 port 22", "no route to 10.0.0.9"):
         assert any(text in line for line in told)
-        assert text in said
+        assert text in message
     for name in (*names[-late:][:3], names[-1]):
         assert any(name in line for line in told)
-        assert name in said
+        assert name in message
     log.configure(level=LogLevel.DEBUG)
     error_report.say(wrong)
     whole = capfd.readouterr().err

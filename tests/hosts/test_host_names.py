@@ -65,5 +65,5 @@ async def test_the_long_form_is_kept_where_it_alone_leads_anywhere(
     assert scripted.left == 0
     assert bool(found.addresses) == any(answer is THERE for _, answer in answers)
     assert names.renamed == ({SHORT: LONG} if renamed else {})
-    said = f"mpiboot: {SHORT} resolves only as {LONG}: that name is used\n"
-    assert capfd.readouterr().err == (said if renamed and mode is AUTO else "")
+    message = f"mpiboot: {SHORT} resolves only as {LONG}: that name is used\n"
+    assert capfd.readouterr().err == (message if renamed and mode is AUTO else "")

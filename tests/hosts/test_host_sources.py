@@ -58,13 +58,13 @@ def test_without_the_files_they_are_the_variables() -> None:
 
 
 def test_the_mpi_plugins_word_comes_before_a_guess(mounted: str) -> None:
-    because = "MPI_HOST of Volcano's mpi plugin"
+    reason = "MPI_HOST of Volcano's mpi plugin"
     environ = {**ENVIRON, **THIRD, **MPI_PLUGIN}
     found = by_platform(environ, mounted)
-    assert (found.path, found.by) == (f"{mounted}/mpi_worker.host", because)
+    assert (found.path, found.by) == (f"{mounted}/mpi_worker.host", reason)
     # A job whose controller updates no file.
     assert by_platform(MPI_PLUGIN) == HostfilePath(
-        "MPI_HOST", because, Source.PLATFORM, "\n".join(WORKERS)
+        "MPI_HOST", reason, Source.PLATFORM, "\n".join(WORKERS)
     )
 
 
@@ -78,7 +78,7 @@ def test_of_several_tasks_none_is_guessed() -> None:
     with pytest.raises(MpibootError) as wrong:
         by_platform({**ENVIRON, **THIRD})
     assert wrong.value.code == ExitCode.HOSTFILE_MISSING
-    assert "2 tasks without this pod (mpi_worker, ps)" in wrong.value.finding.said
+    assert "2 tasks without this pod (mpi_worker, ps)" in wrong.value.finding.message
     assert "MPIBOOT_WORKER_TASK=" in wrong.value.finding.hint
 
 
@@ -114,8 +114,8 @@ def test_a_task_that_the_job_lacks_is_no_guess(environ: dict[str, str], have: st
     with pytest.raises(MpibootError) as wrong:
         hostfiles.hosts_by_setting(resolved, environ, "/nowhere")
     assert wrong.value.code == ExitCode.HOSTFILE_MISSING
-    assert wrong.value.finding.said.startswith("--worker-task=worker: ")
-    assert have in wrong.value.finding.said
+    assert wrong.value.finding.message.startswith("--worker-task=worker: ")
+    assert have in wrong.value.finding.message
 
 
 async def test_a_launcher_reads_them_where_nothing_names_a_hostfile(
@@ -167,10 +167,10 @@ async def test_a_list_by_setting_comes_before_what_the_operator_names(tmp_path: 
     environ = {"HYDRA_HOST_FILE": str(path)}
     found = await find("", "", environ, patience=0, default="/no", listed=listed)
     assert [host.name for host in found.hostfile.hosts] == ["w-0"]
-    assert "HYDRA_HOST_FILE" in found.warnings[0].said
+    assert "HYDRA_HOST_FILE" in found.warnings[0].message
     named = await find(str(path), "--hostfile", {}, patience=0, default="/no", listed=listed)
     assert [host.name for host in named.hostfile.hosts] == ["other"]
-    assert "--worker-task=VC_W_HOSTS differs" in named.warnings[0].said
+    assert "--worker-task=VC_W_HOSTS differs" in named.warnings[0].message
 
 
 SET = {"replicas": "3", "service": "my-hpc-cluster", "name": "my-cnode"}
@@ -195,13 +195,13 @@ def test_a_stateful_set_by_halves_is_refused(missing: str) -> None:
     with pytest.raises(MpibootError) as wrong:
         hostfiles.hosts_by_setting(resolve(flags, {}), {})
     assert wrong.value.code == ExitCode.CONFLICT
-    assert f"without --{missing}: " in wrong.value.finding.said
+    assert f"without --{missing}: " in wrong.value.finding.message
 
 
 def test_a_task_and_a_stateful_set_are_not_both_the_hosts() -> None:
     with pytest.raises(MpibootError) as wrong:
         hostfiles.hosts_by_setting(resolve({**SET, "worker_task": "w"}, {}), ENVIRON)
-    assert wrong.value.finding.said == "--worker-task and --replicas both name the job's hosts"
+    assert wrong.value.finding.message == "--worker-task and --replicas both name the job's hosts"
 
 
 # "Using Platform LSF HPC" 7.3: a line for each slot in the file; host and slots in the variable.
@@ -233,7 +233,7 @@ def test_what_is_no_list_of_lsf_is_said(value: str) -> None:
     with pytest.raises(MpibootError) as wrong:
         by_platform({**LSF, "LSB_MCPU_HOSTS": value})
     assert wrong.value.code == ExitCode.HOSTFILE_INVALID
-    assert f"LSB_MCPU_HOSTS is '{value}', expected each host" in wrong.value.finding.said
+    assert f"LSB_MCPU_HOSTS is '{value}', expected each host" in wrong.value.finding.message
 
 
 def test_without_lsfs_job_its_variables_are_leftovers() -> None:

@@ -106,11 +106,11 @@ async def test_at_the_deadline_a_missing_file_is_missing_and_an_empty_one_invali
     empty.write_text("# no hosts\n")
 
     assert (missing.finding.check, missing.code) == ("hostfile-missing", 66)
-    assert "named by --hostfile" in missing.finding.said
+    assert "named by --hostfile" in missing.finding.message
     assert (await failing(dangling, 0.1)).code == 66
     only_comments = await failing(empty, 0.1)
     assert only_comments.code == 65
-    assert "only comments" in only_comments.finding.said
+    assert "only comments" in only_comments.finding.message
 
 
 async def test_without_any_name_and_folder_there_is_nothing_to_wait_for() -> None:
@@ -128,7 +128,7 @@ async def test_a_binary_file_is_an_error_at_once(tmp_path: Path, content: bytes)
     wrong = await failing(path, 3600)
 
     assert wrong.code == 65
-    assert "not text" in wrong.finding.said
+    assert "not text" in wrong.finding.message
 
 
 async def test_a_line_that_cannot_be_read_is_an_error_at_once(tmp_path: Path) -> None:
@@ -138,14 +138,14 @@ async def test_a_line_that_cannot_be_read_is_an_error_at_once(tmp_path: Path) ->
     wrong = await failing(path, 3600)
 
     assert (wrong.finding.check, wrong.code) == ("hostfile-invalid", 65)
-    assert f"{path}:1:" in wrong.finding.said
+    assert f"{path}:1:" in wrong.finding.message
 
 
 async def test_a_folder_and_a_fifo_are_errors_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
 
-    assert "a folder" in (await failing(tmp_path, 3600)).finding.said
-    assert "not a regular file" in (await failing(tmp_path / "fifo", 3600)).finding.said
+    assert "a folder" in (await failing(tmp_path, 3600)).finding.message
+    assert "not a regular file" in (await failing(tmp_path / "fifo", 3600)).finding.message
 
 
 async def test_two_hostfiles_that_differ_are_said(tmp_path: Path) -> None:
@@ -157,8 +157,8 @@ async def test_two_hostfiles_that_differ_are_said(tmp_path: Path) -> None:
     found = await find(str(used), "MPI_HOSTFILE", environ, patience=GUARD, default=str(other))
 
     assert [item.level for item in found.warnings] == [Level.WARN]
-    assert f"HYDRA_HOST_FILE={other} differs (2 hosts, 4 slots)" in found.warnings[0].said
-    assert f"{used} (named by MPI_HOSTFILE)" in found.warnings[0].said
+    assert f"HYDRA_HOST_FILE={other} differs (2 hosts, 4 slots)" in found.warnings[0].message
+    assert f"{used} (named by MPI_HOSTFILE)" in found.warnings[0].message
 
 
 async def test_the_lines_own_hostfile_comes_first_and_others_that_differ_are_said(
@@ -174,8 +174,8 @@ async def test_the_lines_own_hostfile_comes_first_and_others_that_differ_are_sai
 
     assert (found.hostfile.path, found.hostfile.named_by) == (str(used), "the mpirun line")
     (warning,) = found.warnings
-    assert f"MPI_HOSTFILE={other} differs (1 host, 2 slots); " in warning.said
-    assert f"mpiboot uses {used} (named by the mpirun line)" in warning.said
+    assert f"MPI_HOSTFILE={other} differs (1 host, 2 slots); " in warning.message
+    assert f"mpiboot uses {used} (named by the mpirun line)" in warning.message
 
 
 async def test_the_hostfiles_of_a_lines_programs_are_all_waited_for_and_made_one(
@@ -196,7 +196,7 @@ async def test_the_hostfiles_of_a_lines_programs_are_all_waited_for_and_made_one
     assert [file.path for file in found.hostfile.parts] == [str(first), str(second)]
     assert not found.is_file
     (warning,) = found.warnings
-    assert f"{first}:1:13: 'fast': passed over" in warning.said
+    assert f"{first}:1:13: 'fast': passed over" in warning.message
 
 
 @pytest.mark.parametrize("text", ["w-0:2\n", "# the same hosts\nw-0 slots=2"])
@@ -224,7 +224,7 @@ async def test_a_second_hostfile_that_is_broken_is_only_a_warning(
     )
 
     assert [item.level for item in found.warnings] == [Level.WARN]
-    assert "HYDRA_HOST_FILE" in found.warnings[0].said
+    assert "HYDRA_HOST_FILE" in found.warnings[0].message
 
 
 async def test_ten_thousand_hosts_are_read(tmp_path: Path) -> None:
@@ -245,11 +245,11 @@ async def test_what_is_waited_for_is_told_once_with_its_end(
     path = tmp_path / "none"
     wrong = await failing(path, 0.3)
     (line,) = capfd.readouterr().err.splitlines()
-    said, _, end = line.partition("; gives up in ")
-    assert said.startswith(f"mpiboot: waiting for the hostfile: {path} (named by --hostfile)")
+    message, _, end = line.partition("; gives up in ")
+    assert message.startswith(f"mpiboot: waiting for the hostfile: {path} (named by --hostfile)")
     assert end in ("0s", "1s")
-    assert wrong.finding.said.endswith(" after 0.3 s")
-    assert not (await failing(path, 0.0)).finding.said.endswith(" s")
+    assert wrong.finding.message.endswith(" after 0.3 s")
+    assert not (await failing(path, 0.0)).finding.message.endswith(" s")
 
 
 async def test_hosts_that_a_setting_names_come_behind_the_hostfile_that_one_names(
@@ -264,7 +264,7 @@ async def test_hosts_that_a_setting_names_come_behind_the_hostfile_that_one_name
     theirs = await find("", "", environ, patience=0, default="/no", listed=listed)
     assert (theirs.hostfile.named_by, theirs.is_file) == ("--replicas", False)
     assert theirs.hostfile.source is Source.FLAG
-    assert [item.said.partition("=")[0] for item in theirs.warnings] == ["HYDRA_HOST_FILE"]
+    assert [item.message.partition("=")[0] for item in theirs.warnings] == ["HYDRA_HOST_FILE"]
 
 
 @pytest.mark.parametrize("there", [False, True])
@@ -298,7 +298,7 @@ async def test_a_hostfile_is_looked_for_ever_less_often_and_told_again_after_28_
     path = tmp_path / "none" / "hostfile"
     wrong = await failing(path, 60.0)
     log.configure()
-    assert wrong.finding.said.endswith(" after 60 s")
+    assert wrong.finding.message.endswith(" after 60 s")
     assert pauses[:6] == [0.02, 0.04, 0.08, 0.16, 0.32, 0.5]
     assert max(pauses) == 0.5
     assert sum(pauses) == pytest.approx(60.0)

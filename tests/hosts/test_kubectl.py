@@ -56,7 +56,7 @@ async def test_what_kubectl_complains_of_tells_what_failed(tmp_path: Path, asked
     )
     assert isinstance(found, Obstacle)
     assert found.trouble is Trouble.NO_POD
-    assert found.said == 'Error from server (NotFound): pods "w\N{REPLACEMENT CHARACTER}"'
+    assert found.message == 'Error from server (NotFound): pods "w\N{REPLACEMENT CHARACTER}"'
 
 
 async def test_a_kubectl_that_can_not_be_started_is_told(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ async def test_a_kubectl_that_can_not_be_started_is_told(tmp_path: Path) -> None
     found = (await kubectl.look("w-0")).obstacle
     assert found is not None
     assert found.trouble is Trouble.FAILED
-    assert found.said == f"{tmp_path}/kubectl: No such file or directory"
+    assert found.message == f"{tmp_path}/kubectl: No such file or directory"
     assert "/bin/sh" in found.hint
 
 
@@ -97,6 +97,6 @@ async def test_a_kubectl_that_takes_too_long_is_killed(
         assert made[-1].returncode == -signal.SIGKILL
         assert isinstance(found, Obstacle)
         assert found.trouble is Trouble.FAILED
-        assert found.said == f"no end of `kubectl mpirun --version; ho` within {limit:g} s"
+        assert found.message == f"no end of `kubectl mpirun --version; ho` within {limit:g} s"
     os.close(ending)
     assert begun.exists()

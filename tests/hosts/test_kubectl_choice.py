@@ -32,7 +32,7 @@ def chosen(
     account: Path, environ: dict[str, str], *, key: bool = False
 ) -> tuple[PodAccess, str, Source, str] | None:
     found = choose_access(resolve({}, environ), environ, lambda: key, account)
-    return found and (found[0], found[1].value, found[1].source, found[1].because)
+    return found and (found[0], found[1].value, found[1].source, found[1].reason)
 
 
 def test_ssh_is_chosen_wherever_the_job_has_a_key(account: Path, path: str) -> None:

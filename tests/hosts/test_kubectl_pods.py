@@ -67,9 +67,9 @@ WORDS = {
 def test_kubectls_words_tell_what_failed(words: str) -> None:
     found = obstacle_of(f"E0101 memcache.go:265 noise\n{words}\n" if words else "", ACCESS)
     assert found.trouble is WORDS[words]
-    assert found.said == (words or "it said nothing")
+    assert found.message == (words or "it said nothing")
     assert found.hint
-    assert "\n" not in found.said
+    assert "\n" not in found.message
 
 
 def test_what_waiting_cannot_mend_is_final() -> None:
@@ -125,7 +125,7 @@ def test_a_pod_that_runs_has_its_addresses() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "trouble", "said"),
+    ("text", "trouble", "message"),
     [
         (
             pod("Pending", state={"waiting": {"reason": "ImagePullBackOff"}}),
@@ -163,16 +163,16 @@ def test_a_pod_that_runs_has_its_addresses() -> None:
         ('{"spec": {"containers": []}}', Trouble.FAILED, "its answer is not that of a pod"),
     ],
 )
-def test_a_pod_that_cannot_be_entered_says_why(text: str, trouble: Trouble, said: str) -> None:
+def test_a_pod_that_cannot_be_entered_says_why(text: str, trouble: Trouble, message: str) -> None:
     found = pod_state(text, ACCESS).obstacle
     assert found is not None
-    assert (found.trouble, found.said) == (trouble, said)
+    assert (found.trouble, found.message) == (trouble, message)
 
 
 def test_a_container_that_is_not_there_is_told_with_those_that_are() -> None:
     found = pod_state(pod(), PodAccess("kubectl", "jobs", "train")).obstacle
     assert found is not None
-    assert (found.trouble, found.said) == (
+    assert (found.trouble, found.message) == (
         Trouble.NO_SUCH_CONTAINER,
         "it has no container train, but main, logs",
     )

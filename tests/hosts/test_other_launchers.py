@@ -157,7 +157,7 @@ async def test_workers_of_another_launcher_are_left_alone(tmp_path: Path) -> Non
         with pytest.raises(MpibootError) as caught:
             await stale_processes.end([seen], KEY, Settings(timeout=0.0), access)
     assert (caught.value.finding.check, caught.value.code) == ("workers-held", 75)
-    assert "launcher pi-launcher-x (127.0.0.1) since 2026-01-02" in caught.value.finding.said
+    assert "launcher pi-launcher-x (127.0.0.1) since 2026-01-02" in caught.value.finding.message
 
 
 @pytest.mark.usefixtures("quick")
@@ -225,21 +225,21 @@ async def test_a_worker_that_has_ended_meanwhile_is_held_by_nobody(
 
 
 @pytest.mark.parametrize(
-    ("hosts", "others", "said"),
+    ("hosts", "others", "message"),
     [
         (1, 0, "w-0 is in use by launcher pi-launcher-x (10.0.0.9) since 2026-01-02T03:04:05Z"),
         (2, 0, "w-0, w-1 are in use by launcher pi-launcher-x (10.0.0.9) since"),
         (1, 2, "since 2026-01-02T03:04:05Z, and 2 more launchers use some of them"),
     ],
 )
-def test_who_has_the_workers_is_one_sentence(hosts: int, others: int, said: str) -> None:
+def test_who_has_the_workers_is_one_sentence(hosts: int, others: int, message: str) -> None:
     seen = [worker(f"w-{number}", (MARK, "10.0.0.9")) for number in range(hosts)]
     (found,) = stale_processes.connected(seen, {item.host.name: (MARK,) for item in seen}, 30)
     more = [replace(found, name=f"other-{number}") for number in range(others)]
-    assert said in stale_processes.others_line([found, *more])
+    assert message in stale_processes.others_line([found, *more])
     wrong = stale_processes.error_of([found, *more], 35.4)
     assert wrong.finding.check == "workers-held"
-    assert wrong.finding.said == (
+    assert wrong.finding.message == (
         f"{stale_processes.others_line([found, *more])}, still after 35 s: nothing was started"
     )
 

@@ -100,17 +100,17 @@ async def results(check: PairCheck, hosts: Sequence[Worker]) -> tuple[Dialled, .
 
 async def test_what_was_found_is_not_held_up_by_good_byes(folder: Path) -> None:
     class Slow(Local):
-        said = asyncio.Event()
+        message = asyncio.Event()
 
         async def close(self) -> None:
-            await self.said.wait()
+            await self.message.wait()
             await super().close()
 
     check, hosts = PairCheck(60.0, ""), [host(number) for number in range(5)]
     connections = [join(check, one, Slow(folder)) for one in hosts]
     assert len(await asyncio.wait_for(check.results(hosts), 60)) == 14
     assert not any(connection.closed for connection in connections)
-    Slow.said.set()
+    Slow.message.set()
     await check.close()
     assert all(connection.closed for connection in connections)
 
@@ -251,9 +251,9 @@ async def test_data_addresses_that_do_not_answer_are_told(folder: Path) -> None:
     check, hosts = PairCheck(60.0, "", data), [host(0), host(1)]
     join(check, hosts[0], Local(folder, to_port_1("127.0.7.2")))
     join(check, hosts[1], Local(folder))
-    said = await check.blocked_on_data(hosts)
-    assert said.startswith("w-0 can't reach w-1 (127.0.7.2 port ")
-    assert said.endswith(
+    message = await check.blocked_on_data(hosts)
+    assert message.startswith("w-0 can't reach w-1 (127.0.7.2 port ")
+    assert message.endswith(
         "): the connection is refused, although that port is listened at; the control addresses "
         "answer"
     )
@@ -364,12 +364,12 @@ async def test_others_servers_older_workers_and_meshes_are_not_checked(
     assert [len(connection.commands) for connection in connections] == [0, 0, 1, 1, 1]
     assert all(connection.closed for connection in connections)
     log.configure()
-    said = capfd.readouterr().err
+    message = capfd.readouterr().err
     no = "tries no connections to other workers: "
-    assert f"w-0 {no}it does not run mpiboot\n" in said
-    assert f"w-1 {no}a proxy of istio\n" in said
-    assert f"w-2 {no}it has an older mpiboot, or no free port at that address\n" in said
-    assert "2 connections between workers tried\n" in said
+    assert f"w-0 {no}it does not run mpiboot\n" in message
+    assert f"w-1 {no}a proxy of istio\n" in message
+    assert f"w-2 {no}it has an older mpiboot, or no free port at that address\n" in message
+    assert "2 connections between workers tried\n" in message
 
 
 async def test_one_that_never_says_anything_is_not_waited_for(

@@ -106,7 +106,7 @@ def state(name: str = "w-0") -> HostState:
 
 def answers(
     monkeypatch: pytest.MonkeyPatch,
-    said: Callable[[Target], Outcome],
+    message: Callable[[Target], Outcome],
     **more: Any,  # noqa: ANN401
 ) -> list[Target]:
     """Let servers say what a test has written; whom it has asked."""
@@ -114,7 +114,7 @@ def answers(
 
     async def connect(target: Target, _: LoginTimeouts) -> Attempt:
         tried.append(target)
-        return Attempt(target, said(target), **more)
+        return Attempt(target, message(target), **more)
 
     monkeypatch.setattr(tcp, "connect", connect)
     return tried
@@ -131,20 +131,20 @@ async def test_this_pod_itself_is_ready_by_its_name_or_its_address(
 
 
 @pytest.mark.parametrize(
-    ("servers", "said"),
+    ("servers", "message"),
     [
         (CONF.nameservers, "no answer yet from the nameserver 10.96.0.10, 10.96.0.11"),
         ((), ""),
     ],
 )
 async def test_until_a_nameserver_answers_that_is_what_is_known(
-    servers: tuple[str, ...], said: str
+    servers: tuple[str, ...], message: str
 ) -> None:
     mine = state()
 
     class Silent(Names):
         async def ask(self, _: str) -> DnsAnswer:
-            assert (mine.stage, mine.detail) == (Stage.DNS, said)
+            assert (mine.stage, mine.detail) == (Stage.DNS, message)
             raise Enough
 
     with pytest.raises(Enough):
@@ -156,8 +156,8 @@ async def test_how_often_a_name_is_asked_depends_on_the_answer_and_the_setting(
 ) -> None:
     given: list[Sequence[float | None]] = []
 
-    def pause(*said: float | None) -> float:
-        given.append(said)
+    def pause(*message: float | None) -> float:
+        given.append(message)
         if len(given) > 2:
             raise Enough
         return 3.0
@@ -176,11 +176,11 @@ async def test_what_was_wrong_with_the_name_is_no_advice_for_the_server(
     """A server that is asked for the first time has not failed."""
     mine, seen = state(), list[tuple[Stage, str | None]]()
 
-    def said(_: Target) -> Outcome:
+    def message(_: Target) -> Outcome:
         seen.append((mine.stage, mine.hint))
         raise Enough
 
-    answers(monkeypatch, said)
+    answers(monkeypatch, message)
     names = Names(MISSING, FOUND, conf=ResolvConf(("10.0.0.2",), ("example.com",)))
 
     def pause(*_: float | None) -> float:
@@ -211,7 +211,7 @@ async def test_a_name_that_is_none_is_told_with_its_host() -> None:
     for line, where in ((0, ""), (3, "line 3 of the hostfile: ")):
         with pytest.raises(MpibootError) as caught:
             await pipelines(Names(bad)).run(HostState(Host("a b", line=line), "a b"))
-        assert (caught.value.finding.host, caught.value.finding.said) == (
+        assert (caught.value.finding.host, caught.value.finding.message) == (
             "a b",
             f"{where}'a b' is not a host name",
         )
@@ -222,14 +222,14 @@ async def test_a_no_of_the_jobs_own_server_is_final_though_another_port_is_close
 ) -> None:
     """Asked once more after a second, as a worker changes servers while it starts."""
 
-    def said(target: Target) -> Outcome:
+    def message(target: Target) -> Outcome:
         return Outcome.KEY_REFUSED if target.port == 22 else Outcome.REFUSED
 
-    tried = answers(monkeypatch, said, fingerprint=KEY.host_fingerprint)
+    tried = answers(monkeypatch, message, fingerprint=KEY.host_fingerprint)
     with pytest.raises(MpibootError) as caught:
         await pipelines(Names(FOUND), 22, 2222).run(state())
     assert caught.value.finding.check == "ssh-denied"
-    assert "refuses the launcher's key SHA256:own" in caught.value.finding.said
+    assert "refuses the launcher's key SHA256:own" in caught.value.finding.message
     assert "ed A" in caught.value.finding.evidence[-1]
     assert (clock.pauses, len(tried)) == ([1.0], 4)
 
@@ -249,11 +249,11 @@ async def test_another_servers_key_and_a_name_are_asked_for_again_after_five_sec
     monkeypatch.setattr(pacing, "pause", pause)
     times: dict[int, list[float]] = {22: [], 2222: []}
 
-    def said(target: Target) -> Outcome:
+    def message(target: Target) -> Outcome:
         times[target.port].append(clock.now - begin)
         return Outcome.HOST_KEY_DIFFERS if target.port == 22 else Outcome.REFUSED
 
-    answers(monkeypatch, said)
+    answers(monkeypatch, message)
     names, asked = Names(FOUND), list[float]()
     ask = names.ask
 
@@ -276,13 +276,13 @@ async def test_a_minute_of_refused_connections_counts_from_the_last_server(
     begin = clock.now
     monkeypatch.setattr(pacing, "pause", lambda *_: 10.0)
 
-    def said(_: Target) -> Outcome:
+    def message(_: Target) -> Outcome:
         seen.append((clock.now - begin, mine.reason))
         if clock.now - begin > 100:
             raise Enough
         return Outcome.CLOSED if clock.now - begin == 20 else Outcome.REFUSED
 
-    answers(monkeypatch, said)
+    answers(monkeypatch, message)
     monkeypatch.setattr(platform_hints, "service_mesh", lambda: None)
     with pytest.raises(Enough):
         await pipelines(Names(FOUND)).run(mine)
@@ -420,8 +420,8 @@ async def test_a_host_that_is_ready_takes_part_in_the_pair_check_where_one_is_wa
     made = pipelines(Names(FOUND), pairs=cast("PairCheck", pairs))
     given: list[tuple[object, ...]] = []
 
-    async def log_in(*said: object, keep: Callable[[str], None] | None) -> Attempt:
-        given.append(said)
+    async def log_in(*message: object, keep: Callable[[str], None] | None) -> Attempt:
+        given.append(message)
         if keep is not None:
             keep("connection")
         return Attempt(target, Outcome.OK, output="mpiboot-plain\n", host_key="k")

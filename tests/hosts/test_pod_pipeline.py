@@ -145,7 +145,7 @@ async def test_a_pod_is_waited_for_until_it_runs(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize(
-    ("says", "phase", "said"),
+    ("says", "phase", "message"),
     [
         (GONE, "", f"kubectl exec: pod not found: {GONE}"),
         ("", "Pending", "kubectl exec: pod not running: it is Pending: ErrImagePull"),
@@ -157,14 +157,14 @@ async def test_a_pod_is_waited_for_until_it_runs(cluster: Cluster) -> None:
     ],
 )
 async def test_what_is_missing_at_the_end_is_told(
-    cluster: Cluster, says: str, phase: str, said: str
+    cluster: Cluster, says: str, phase: str, message: str
 ) -> None:
     cluster.says(says)
     if phase:
         cluster.runs(phase=phase)
     found = await gate.probe_once(HOSTS, Settings(), cluster.access, resolver=Resolver())
     (finding,) = found.findings
-    assert (finding.check, finding.said) == ("workers-unreachable", said)
+    assert (finding.check, finding.message) == ("workers-unreachable", message)
     assert finding.hint
 
 
@@ -177,8 +177,8 @@ async def test_what_has_no_name_of_its_own_is_told_in_kubectls_words(
     await deadline.comes("Internal error occurred: no runtime")
     with pytest.raises(MpibootError) as told:
         await waiting
-    said = "w-0 (kubectl failed: error: Internal error occurred: no runtime)"
-    assert said in str(told.value)
+    message = "w-0 (kubectl failed: error: Internal error occurred: no runtime)"
+    assert message in str(told.value)
 
 
 async def test_the_deadline_is_the_gates(cluster: Cluster) -> None:
@@ -193,7 +193,7 @@ async def test_a_command_that_fails_in_the_pod_is_no_ready_host(cluster: Cluster
     cluster.kubectl.write_text(FAKE.replace('[ -e "$dir/exec" ] || exec "$@"', ""))
     cluster.says('error: exec: "/bin/sh": stat /bin/sh: no such file or directory')
     found = await gate.probe_once(HOSTS, Settings(), cluster.access, resolver=Resolver())
-    assert "no such file or directory" in found.findings[0].said
+    assert "no such file or directory" in found.findings[0].message
     assert "/bin/sh" in (found.findings[0].hint or "")
 
 
@@ -210,7 +210,7 @@ async def test_a_missing_right_ends_the_wait_with_the_role(cluster: Cluster, *, 
         assert told.value.code == 77
         assert len(cluster.asked()) == 2  # a Role may be applied a moment later
     assert (finding.check, finding.host) == ("kubectl-denied", "w-0.w.jobs.svc")
-    assert finding.said == f"kubectl has no right to it: {FORBIDDEN}"
+    assert finding.message == f"kubectl has no right to it: {FORBIDDEN}"
     assert "kind: RoleBinding" in finding.evidence
     assert "kubectl apply" in (finding.hint or "")
 
@@ -247,7 +247,7 @@ def worker(address: str = "192.0.2.7") -> Worker:
 
 
 @pytest.mark.parametrize(
-    ("address", "phase", "said"),
+    ("address", "phase", "message"),
     [
         ("192.0.2.7", "Running", ""),
         ("192.0.2.8", "Running", "its pod now has the address 192.0.2.8"),
@@ -256,12 +256,12 @@ def worker(address: str = "192.0.2.7") -> Worker:
     ],
 )
 async def test_a_ready_hosts_pod_may_be_replaced(
-    cluster: Cluster, address: str, phase: str, said: str
+    cluster: Cluster, address: str, phase: str, message: str
 ) -> None:
     if phase:
         cluster.runs("w-0", address, phase=phase)
     pipelines = PodPipelines(Settings(), cluster.access, Resolver(), changed=lambda: None)
-    assert await pipelines.moved(worker()) == said
+    assert await pipelines.moved(worker()) == message
     cluster.says("Unable to connect to the server: EOF")
     if not phase:
         assert await pipelines.moved(worker()) == ""

@@ -82,8 +82,8 @@ async def test_only_two_refusals_in_a_row_are_for_good(
     """A Role may be applied a moment after the job: two seconds lie between."""
     given: list[tuple[float, ...]] = []
 
-    def pause(*said: float) -> float:
-        given.append(said)
+    def pause(*message: float) -> float:
+        given.append(message)
         return 3.0
 
     monkeypatch.setattr(pacing, "pause", pause)

@@ -67,7 +67,7 @@ def test_a_finding_has_the_last_reason_in_full() -> None:
 
     found = finding(state)
     assert (found.check, found.host) == ("names-unresolved", "w-0.job")
-    assert found.said == "DNS: NXDOMAIN (asked 10.96.0.10)"
+    assert found.message == "DNS: NXDOMAIN (asked 10.96.0.10)"
 
     state.resolved, state.stage = True, Stage.SSH
     assert finding(state).check == "workers-unreachable"
@@ -75,9 +75,9 @@ def test_a_finding_has_the_last_reason_in_full() -> None:
 
 def test_a_finding_says_as_much_as_is_known() -> None:
     state = of("w-0.job")[0]
-    assert finding(state).said == "DNS: no answer yet"
+    assert finding(state).message == "DNS: no answer yet"
     state.reason = "NXDOMAIN"
-    assert finding(state).said == "DNS: NXDOMAIN"
+    assert finding(state).message == "DNS: NXDOMAIN"
     usual = finding(state).hint
     assert "headless Service" in usual
     state.hint = "do this"

@@ -128,13 +128,13 @@ async def test_facts_that_never_come_end_the_launch_and_say_why(folder: Path) ->
             if any(item.look_failed for item in asked):
                 break
     assert (caught.value.finding.check, caught.value.code) == ("worker-facts", 75)
-    assert caught.value.finding.said.startswith("1 of 2 workers did not gather their facts")
+    assert caught.value.finding.message.startswith("1 of 2 workers did not gather their facts")
     assert caught.value.finding.evidence == (
         "a: it has not gathered its facts yet: mpiboot: error: the driver hangs",
     )
     (other,) = caught.value.others
     assert (other.check, other.host) == ("worker-facts", "a")
-    assert other.said == "it has not gathered its facts yet: mpiboot: error: the driver hangs"
+    assert other.message == "it has not gathered its facts yet: mpiboot: error: the driver hangs"
 
 
 async def test_without_a_data_network_nobody_waits_for_facts(tmp_path: Path) -> None:

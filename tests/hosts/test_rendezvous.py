@@ -72,8 +72,8 @@ async def test_a_name_that_never_comes_ends_with_the_reason(
     finding = ended.value.finding
     assert ended.value.code == ExitCode.NAMES_UNRESOLVED
     assert finding.host == "trainer-0.trainer"
-    assert "NXDOMAIN" in finding.said
-    assert "; --rdzv-endpoint names it, waited for " in finding.said
+    assert "NXDOMAIN" in finding.message
+    assert "; --rdzv-endpoint names it, waited for " in finding.message
     assert finding.hint == hint or (not hint and "headless Service" in finding.hint)
 
 
@@ -81,7 +81,7 @@ async def test_what_is_no_host_name_is_not_waited_for(tmp_path: Path) -> None:
     with pytest.raises(MpibootError) as ended:
         await gate.wait_for_name(Rendezvous("$(HEAD)", "MASTER_ADDR"), Settings())
     assert ended.value.code == ExitCode.USAGE
-    assert "MASTER_ADDR: '$(HEAD)' is not a host name" in ended.value.finding.said
+    assert "MASTER_ADDR: '$(HEAD)' is not a host name" in ended.value.finding.message
     assert ended.value.finding.hint == "name a host, or HOST:PORT"
 
 
@@ -116,8 +116,8 @@ class Quick:
     def _changed(self) -> None:
         self.changes += 1
 
-    def _pause(self, *said: float | None) -> float:
-        self.given.append(said)
+    def _pause(self, *message: float | None) -> float:
+        self.given.append(message)
         return 4.0
 
     async def _sleep(self, seconds: float) -> None:
@@ -146,7 +146,7 @@ async def test_the_wait_is_over_at_the_deadline_to_the_second(
     assert quick.left == [10.0, 6.0, 2.0]
     assert quick.given == [(0.0, 1, 9.0, 0.5), (4.0, 1, None, 0.5), (8.0, 1, 9.0, 0.5)]
     assert (quick.changes, quick.cleared) == (3, 1)  # the last two are alike
-    assert ended.value.finding.said == (
+    assert ended.value.finding.message == (
         "DNS: NXDOMAIN (asked y); --rdzv-endpoint names it, waited for 10 s"
     )
     await asyncio.sleep(0)

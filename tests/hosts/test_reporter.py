@@ -31,15 +31,15 @@ async def test_where_nothing_moves_a_line_says_again_what_is_missing_and_when_it
         state.reason = "NXDOMAIN"
     left = iter(range(500, 0, -30))
     task = asyncio.ensure_future(Reporter(live=False, left=lambda: float(next(left))).lines(known))
-    said: list[str] = []
-    while len(said) < 3:
+    message: list[str] = []
+    while len(message) < 3:
         await asyncio.sleep(0.01)
-        said += capfd.readouterr().err.splitlines()
+        message += capfd.readouterr().err.splitlines()
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
     waiting = "mpiboot: 0/2 hosts ready, waiting for DNS for w-0, w-1 (NXDOMAIN)"
-    assert said[:3] == [f"{waiting}; gives up in {when}" for when in ("8m20s", "7m50s", "7m20s")]
+    assert message[:3] == [f"{waiting}; gives up in {when}" for when in ("8m20s", "7m50s", "7m20s")]
 
 
 async def test_as_json_the_time_left_is_a_number(

@@ -165,10 +165,10 @@ async def test_only_a_worker_that_is_silent_several_times_running_has_nobody() -
     class Remote:
         def __init__(self) -> None:
             process = "mpiboot-process\nMPIBOOT_JOB_MARK=m\nSSH_CONNECTION=10.0.0.9 1 10.0.0.2 22\n"
-            self.said = iter([None, process, None, None, None])
+            self.message = iter([None, process, None, None, None])
 
         async def run(self, _: Worker, __: str) -> str | None:
-            return next(self.said)
+            return next(self.message)
 
     remote, silent = cast("RemoteCommands", Remote()), Counter[str]()
     seen = replace(worker("m"), held=(("m", "10.0.0.9"),))
@@ -180,7 +180,7 @@ async def test_only_a_worker_that_is_silent_several_times_running_has_nobody() -
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "message"),
     [
         (HostAnswer(), ""),
         (HostAnswer(ended=1), "mpiboot: w-1: ended 1 process left by an earlier launcher of this"),
@@ -191,17 +191,17 @@ async def test_only_a_worker_that_is_silent_several_times_running_has_nobody() -
     ],
 )
 def test_what_was_ended_and_what_could_not_be_is_told(
-    answer: HostAnswer, said: str, capfd: pytest.CaptureFixture[str]
+    answer: HostAnswer, message: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     log.configure()
     stale_processes._say({"w-1": answer})
-    assert capfd.readouterr().err.startswith(said)
+    assert capfd.readouterr().err.startswith(message)
     log.configure(form=LogFormat.JSON)
     stale_processes._say({"w-1": answer})
     log.configure()
     records = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
     told = [(item["event"], item["host"], item["processes"]) for item in records]
-    assert told == ([("stale-processes", "w-1", answer.ended or answer.left)] if said else [])
+    assert told == ([("stale-processes", "w-1", answer.ended or answer.left)] if message else [])
 
 
 def test_many_hosts_are_one_line(capfd: pytest.CaptureFixture[str]) -> None:

@@ -38,8 +38,8 @@ def worker(name: str = "w-0", no_facts: NoFacts = NoFacts.LATE) -> Worker:
 class Workers:
     """Workers that tell what a test has written; the last answer stays."""
 
-    def __init__(self, *said: str, launcher: bool = True) -> None:
-        self._said, self._launcher = [*said], launcher
+    def __init__(self, *message: str, launcher: bool = True) -> None:
+        self._said, self._launcher = [*message], launcher
         self.commands: list[str] = []
         self.sought: list[tuple[OtherLauncher, int]] = []
 
@@ -106,7 +106,7 @@ async def test_who_stays_has_them_after_its_grace_or_this_launchers_time(
         await waited(workers, worker(), timeout=timeout, ssh_keepalive=keepalive)
     assert told.value.finding.check == "workers-held"
     assert seconds <= sum(pauses) < seconds + 1
-    assert f", still after {sum(pauses):.0f} s: nothing was started" in told.value.finding.said
+    assert f", still after {sum(pauses):.0f} s: nothing was started" in told.value.finding.message
     assert len(workers.sought) == (timeout > seconds)
 
 

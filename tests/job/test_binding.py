@@ -9,7 +9,7 @@ import pytest
 from mpiboot.core.model import Cpus, Source
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import Observed
-from tests.fakes.plans import MPIS, POD, because, observed, planned
+from tests.fakes.plans import MPIS, POD, observed, planned, reason
 
 both = pytest.mark.parametrize("family", list(MPIS))
 BIND = {
@@ -38,7 +38,7 @@ def settled(plan: Plan) -> set[str]:
 
 @pytest.mark.parametrize("family", list(BIND))
 @pytest.mark.parametrize(
-    ("cpus", "said"),
+    ("cpus", "message"),
     [
         (
             (SHARED, OWN),
@@ -69,12 +69,12 @@ def settled(plan: Plan) -> set[str]:
     ],
 )
 def test_ranks_are_not_bound_where_others_may_use_their_cpus(
-    family: str, cpus: tuple[Cpus | None, ...], said: str
+    family: str, cpus: tuple[Cpus | None, ...], message: str
 ) -> None:
     plan = planned("./train", pods(observed(family), *cpus))
     assert settled(plan) == {BIND[family]}
     assert plan.set_env[BIND[family]] == ("0" if family == "intel" else "none")
-    assert because(plan, BIND[family])[1:] == (Source.DETECTED, said)
+    assert reason(plan, BIND[family])[1:] == (Source.DETECTED, message)
 
 
 @pytest.mark.parametrize("family", list(BIND))
@@ -82,7 +82,7 @@ def test_ranks_are_not_bound_where_others_may_use_their_cpus(
 def test_binding_is_mpiruns_where_each_pod_has_cpus_of_its_own(family: str, quota: float) -> None:
     plan = planned("./train", pods(observed(family), OWN, replace(OWN, quota=quota)))
     assert not settled(plan)
-    assert because(plan, "binding") == (
+    assert reason(plan, "binding") == (
         "left to mpirun",
         Source.DETECTED,
         "each pod has CPUs of its own, and a core for each slot",
@@ -130,7 +130,7 @@ def test_what_says_nothing_of_it_leaves_ranks_unbound(family: str, words: str) -
 def test_nothing_is_set_beside_variables_of_the_users_that_say_so(family: str, name: str) -> None:
     plan = planned("./train", observed(family, {**POD, name: "1"}))
     assert not settled(plan)
-    assert because(plan, name) == ("1", Source.ENVIRONMENT, "set in this pod, and kept")
+    assert reason(plan, name) == ("1", Source.ENVIRONMENT, "set in this pod, and kept")
 
 
 @pytest.mark.parametrize("words", ["-genv I_MPI_PIN_DOMAIN omp", "-env I_MPI_PIN_CELL=core"])

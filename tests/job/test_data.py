@@ -12,7 +12,7 @@ from mpiboot.job.mpirun_line import UserLine
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import Observed, PlanBuilder
 from mpiboot.network.records import Transport
-from tests.fakes.plans import POD, because, hosts, link, observed, planned
+from tests.fakes.plans import POD, hosts, link, observed, planned, reason
 
 both = pytest.mark.parametrize("family", ["openmpi4", "openmpi5"])
 TCP = {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "UCX_NET_DEVICES"}
@@ -60,7 +60,7 @@ def test_a_job_without_a_data_network_has_one_row_for_it(family: str) -> None:
     assert plan.rows == ()
     named = [item for item in plan.decisions if item.name in {*TCP, "data-link", "data-network"}]
     assert [item.name for item in named] == ["data-network"]
-    assert "NCCL_SOCKET_IFNAME==eth0" in named[0].because
+    assert "NCCL_SOCKET_IFNAME==eth0" in named[0].reason
 
 
 def test_a_value_with_an_equals_sign_stands_in_the_list_of_version_five_beside_its_name() -> None:
@@ -90,7 +90,7 @@ def test_the_users_own_value_is_left_alone_everywhere(
     assert "NCCL_SOCKET_IFNAME" not in plan.set_env
     for host in ("w-0.job.ns.svc", "w-1.job.ns.svc"):
         assert sets(plan, host).keys() & TCP == TCP - {"NCCL_SOCKET_IFNAME"}
-    assert because(plan, "NCCL_SOCKET_IFNAME")[1] is Source.ENVIRONMENT
+    assert reason(plan, "NCCL_SOCKET_IFNAME")[1] is Source.ENVIRONMENT
 
 
 @both
@@ -143,8 +143,8 @@ def test_what_the_platform_names_and_has_no_address_yet_is_pending() -> None:
     (worker, _) = observed().workers
     assert worker.facts is not None
     bare = Link(9, "net1", "macvlan", up=True, mtu=1500, addresses=())
-    said = Fabric(attachments=(Attachment(AttachmentSource.MULTUS, link="net1"),))
-    facts = replace(worker.facts, links=(*worker.facts.links, bare), fabric=said)
+    message = Fabric(attachments=(Attachment(AttachmentSource.MULTUS, link="net1"),))
+    facts = replace(worker.facts, links=(*worker.facts.links, bare), fabric=message)
     late: Worker = replace(worker, facts=facts)
     assert data.network_of(late, Settings()).pending == ("link net1 has no address yet",)
     off = resolve({"data_network": "off"}, {}).settings
@@ -158,7 +158,7 @@ def test_a_data_network_that_is_left_out_names_who_said_so(by: str) -> None:
     asked = resolve({"data_network": "off"}, {}) if flag else resolve({}, {by: "off"})
     made = data.decide(PlanBuilder(MPICH, UserLine(), POD), observed(), asked)
     (told,) = made.decisions
-    assert told.because == f"{by}=off: nothing is set"
+    assert told.reason == f"{by}=off: nothing is set"
     assert told.source is (Source.FLAG if flag else Source.ENVIRONMENT)
 
 
@@ -175,7 +175,7 @@ def test_a_value_on_the_mpirun_line_is_checked_like_any_other(
     family: str, line: str, environ: dict[str, str], told: list[str]
 ) -> None:
     plan = planned(line, with_links(observed(family, {**POD, **environ}), "net1", "net1"))
-    bad = [item.said for item in plan.findings if item.check == "nccl-value"]
+    bad = [item.message for item in plan.findings if item.check == "nccl-value"]
     assert len(bad) == len(told)
     assert all(f"NCCL_SOCKET_IFNAME={value} fits nothing" in bad[0] for value in told)
 

@@ -13,7 +13,7 @@ from mpiboot.job import dialects, plan
 from mpiboot.job.dialects import DIALECTS, HOSTFILE_VARS, Dialect, parameter
 from mpiboot.job.hostfile import Syntax
 from mpiboot.job.mpirun_line import read
-from tests.fakes.plans import because, failing, observed, planned, warned
+from tests.fakes.plans import failing, observed, planned, reason, warned
 
 OPEN_MPI = [row for row in DIALECTS.values() if row.family.startswith("openmpi")]
 # Columns that only Hydra's rows, and series that were not tried, need.
@@ -70,7 +70,7 @@ def test_every_row_can_be_written_read_and_explained(row: Dialect) -> None:
     assert row.grammar.options
     assert isinstance(row.syntax, Syntax)
     assert row.hostfile_var in HOSTFILE_VARS
-    assert all(item.because and item.name for item in (*row.constants, *row.root))
+    assert all(item.reason and item.name for item in (*row.constants, *row.root))
     assert row.lost_without_parent
 
 
@@ -130,19 +130,21 @@ def test_collectives_that_open_rdma_devices_are_off() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mpi", "said"),
+    ("mpi", "message"),
     [
         (Mpi(MpiFamily.UNKNOWN, "", "/usr/bin/mpirun", "it said nothing"), "it said nothing"),
         (Mpi(MpiFamily.UNKNOWN, "", "/usr/bin/mpirun", ""), "/usr/bin/mpirun is not recognised"),
     ],
 )
-def test_an_unknown_mpi_without_a_line_is_refused_with_what_works(mpi: Mpi, said: str) -> None:
+def test_an_unknown_mpi_without_a_line_is_refused_with_what_works(mpi: Mpi, message: str) -> None:
     with pytest.raises(MpibootError) as refused:
         plan.refuse_unknown(mpi, read(["./train"], mpi.family))
     assert refused.value.code == ExitCode.CONFLICT
-    assert said in refused.value.finding.said
-    assert mpi.path in refused.value.finding.said
-    assert "Open MPI 4.1 (ORTE), Open MPI 5.0 (PRRTE), MPICH (Hydra)" in refused.value.finding.said
+    assert message in refused.value.finding.message
+    assert mpi.path in refused.value.finding.message
+    assert (
+        "Open MPI 4.1 (ORTE), Open MPI 5.0 (PRRTE), MPICH (Hydra)" in refused.value.finding.message
+    )
     assert "MPIBOOT_MPI" in refused.value.finding.hint
 
 
@@ -162,7 +164,7 @@ def test_a_variable_is_known_by_the_name_that_mca_takes(variable: str, name: str
 @pytest.mark.parametrize("version", ["5.1.0a1", "6.0.0", "10.0"])
 def test_a_series_that_was_not_tried_gets_what_is_safe_and_the_rest_is_named(version: str) -> None:
     seen = observed("openmpi5")
-    mpi = replace(seen.mpi, version=version, said=f"mpirun (Open MPI) {version}")
+    mpi = replace(seen.mpi, version=version, banner=f"mpirun (Open MPI) {version}")
     workers = tuple(replace(w, facts=w.facts and replace(w.facts, mpi=mpi)) for w in seen.workers)
     newer = planned("./train", replace(seen, mpi=mpi, workers=workers))
     usual = planned("./train", seen)
@@ -171,9 +173,9 @@ def test_a_series_that_was_not_tried_gets_what_is_safe_and_the_rest_is_named(ver
     assert newer.set_env.items() <= usual.set_env.items()
     assert newer.argv == ("mpirun", "-n", "4", "./train")
     assert newer.daemons == usual.daemons
-    (said,) = warned(newer)
-    assert said.startswith(f"mpirun (Open MPI) {version}: mpiboot was not tried with it")
-    assert "OMPI_MCA_btl" in said
+    (message,) = warned(newer)
+    assert message.startswith(f"mpirun (Open MPI) {version}: mpiboot was not tried with it")
+    assert "OMPI_MCA_btl" in message
 
 
 @pytest.mark.parametrize(
@@ -194,14 +196,14 @@ def test_only_a_series_that_was_tried_is_known_to_refuse_an_option(
 @pytest.mark.parametrize("version", ["3.0.0", "4.0.7", "2.1.1"])
 def test_a_series_before_the_tried_one_gets_the_same_with_a_warning(version: str) -> None:
     seen = observed("openmpi4")
-    mpi = replace(seen.mpi, version=version, said=f"mpirun (Open MPI) {version}")
+    mpi = replace(seen.mpi, version=version, banner=f"mpirun (Open MPI) {version}")
     workers = tuple(replace(w, facts=w.facts and replace(w.facts, mpi=mpi)) for w in seen.workers)
     older = planned("./train", replace(seen, mpi=mpi, workers=workers))
     usual = planned("./train", seen)
     assert (older.set_env, older.argv) == (usual.set_env, usual.argv)
-    (said,) = warned(older)
-    assert said.startswith(f"mpirun (Open MPI) {version}: mpiboot was not tried with it")
-    assert because(older, "mpi")[0] == f"Open MPI before 4.1: {version}"
+    (message,) = warned(older)
+    assert message.startswith(f"mpirun (Open MPI) {version}: mpiboot was not tried with it")
+    assert reason(older, "mpi")[0] == f"Open MPI before 4.1: {version}"
     assert warned(usual) == []
 
 
@@ -212,6 +214,6 @@ def test_an_unknown_mpi_is_started_by_the_users_own_line_and_by_nothing_else() -
     assert made.argv == ("mpirun", "--hosts", "/etc/mpi/hostfile", "-n", "4", "./train")
     assert made.environment(seen.environ) == seen.environ
     assert (made.daemons, made.left_to_mpirun, made.per_host) == ((), (), {})
-    (said,) = warned(made)
-    assert said.startswith("/usr/bin/mpirun says 'mpirun 1.0 by someone': mpiboot does not know")
-    assert "Left out are" in said
+    (message,) = warned(made)
+    assert message.startswith("/usr/bin/mpirun says 'mpirun 1.0 by someone': mpiboot does not know")
+    assert "Left out are" in message

@@ -111,7 +111,7 @@ def test_what_is_true_of_one_pod_only_stays_even_when_a_pattern_has_it(
     assert names({name: value}, "*") == []
     (kept,) = forward.select({name: value}, ["*"]).withheld
     assert (kept.name, kept.asked) == (name, False)
-    assert kept.because
+    assert kept.reason
 
 
 def test_a_port_that_is_no_service_address_is_forwarded_when_asked() -> None:
@@ -165,7 +165,7 @@ def test_more_adds_patterns_and_never_wins_over_everything() -> None:
     chosen = forward.select(environ, ["WANDB_*"], ["NCCL_*", "WANDB_DIR"])
     assert list(chosen.names) == ["PATH", "WANDB_MODE"]
     assert chosen.names["WANDB_MODE"] == "MPIBOOT_FORWARD has WANDB_*"
-    assert {item.name: item.because for item in chosen.withheld} == {
+    assert {item.name: item.reason for item in chosen.withheld} == {
         "NCCL_DEBUG": "MPIBOOT_NO_FORWARD has NCCL_*",
         "WANDB_DIR": "MPIBOOT_NO_FORWARD has WANDB_DIR",
     }
@@ -190,8 +190,8 @@ def test_a_name_that_no_shell_could_export_is_said_and_stays() -> None:
 
 
 def test_a_secret_is_forwarded_by_name_and_said_to_be_one() -> None:
-    (because,) = forward.select({"NCCL_MY_TOKEN": "hunter2"}).names.values()
-    assert because.endswith("a secret: by name, its value is never shown")
+    (reason,) = forward.select({"NCCL_MY_TOKEN": "hunter2"}).names.values()
+    assert reason.endswith("a secret: by name, its value is never shown")
 
 
 def test_another_managers_variables_go_unless_it_runs_this_platform() -> None:

@@ -141,12 +141,12 @@ def test_a_line_without_limit_takes_the_limit_off_the_host() -> None:
 def test_what_is_wrong_is_said_with_file_line_and_column(text: str, place: str, words: str) -> None:
     with pytest.raises(MpibootError) as caught:
         parse(text, "/etc/mpi/hostfile", "MPI_HOSTFILE")
-    said = caught.value.finding.said
-    assert said.startswith(f"/etc/mpi/hostfile:{place}: ")
-    assert words in said
+    message = caught.value.finding.message
+    assert message.startswith(f"/etc/mpi/hostfile:{place}: ")
+    assert words in message
     assert caught.value.code == 65
-    assert said.isascii()
-    assert said.isprintable()
+    assert message.isascii()
+    assert message.isprintable()
     assert "MPI_HOSTFILE" in caught.value.finding.evidence[0]
 
 
@@ -234,7 +234,7 @@ def test_any_text_is_read_or_refused_with_one_line_and_nothing_a_shell_reads(tex
         found = parse(text, "f", "").hosts
     except MpibootError as caught:
         wrong = caught.finding
-    assert wrong is None or (wrong.check == "hostfile-invalid" and wrong.said.isprintable())
+    assert wrong is None or (wrong.check == "hostfile-invalid" and wrong.message.isprintable())
     for host in found:
         assert host.slots >= 1
         assert not set(host.name) - set(

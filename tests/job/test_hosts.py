@@ -8,7 +8,7 @@ import pytest
 
 from mpiboot.core.model import Host, Hostfile, Mpi, MpiFamily, Source
 from mpiboot.job.plan import Observed, Plan
-from tests.fakes.plans import POD, because, observed, planned
+from tests.fakes.plans import POD, observed, planned, reason
 
 VARIABLES = {
     "openmpi4": "OMPI_MCA_if_base_do_not_resolve",
@@ -40,11 +40,11 @@ def test_open_mpi_is_told_not_to_ask_again(family: str, name: str) -> None:
 def test_a_users_own_wish_wins_and_is_told(family: str, name: str) -> None:
     plan = planned(seen=observed(family, {**POD, name: "0"}))
     assert name not in plan.set_env
-    assert because(plan, name)[:2] == ("0", Source.ENVIRONMENT)
+    assert reason(plan, name)[:2] == ("0", Source.ENVIRONMENT)
     parameter = name.partition("_MCA_")[2]
     plan = planned(f"mpirun --mca {parameter} 0 ./train", observed(family))
     assert name not in plan.set_env
-    assert because(plan, name)[:2] == ("0", Source.FLAG)
+    assert reason(plan, name)[:2] == ("0", Source.FLAG)
 
 
 @each

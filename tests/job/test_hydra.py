@@ -18,12 +18,12 @@ from tests.fakes.plans import (
     HYDRAS,
     PATHS,
     POD,
-    because,
     failing,
     hosts,
     link,
     observed,
     planned,
+    reason,
     warned,
 )
 
@@ -80,15 +80,15 @@ def test_a_line_that_names_what_ranks_get_lets_nothing_else_through(
     seen = observed(family, {**POD, "DATA": "x", "A": "1"})
     rank_env = {"rank_env": "true", "master_port": "4000"}
     whole, plan = (planned(f"mpirun {words} ./train", seen, rank_env) for words in ("", option))
-    assert because(plan, "forwarded") == (
+    assert reason(plan, "forwarded") == (
         names or "none",
         Source.FLAG,
         f"{option} on the mpirun line: ranks get nothing else of mpirun's environment",
     )
     assert sorted(plan.forwarded) == names.split()[:1]  # B is not set
     assert plan.stays["DATA"] == f"{option} on the mpirun line does not name it"
-    (said,) = [text for text in warned(plan) if option in text]
-    lost = said.partition("mpiboot sets: ")[2].split()
+    (message,) = [text for text in warned(plan) if option in text]
+    lost = message.partition("mpiboot sets: ")[2].split()
     assert "MASTER_ADDR" in lost
     assert not [name for name in lost if "HYDRA" in name]
     assert {"DATA", "A"} <= whole.forwarded.keys()
@@ -116,7 +116,7 @@ def test_daemons_connect_to_the_launchers_own_link_whatever_workers_call_theirs(
     plan = planned("./train", seen)
     name = DIALECTS[MpiFamily(family)].daemon_link_var
     assert plan.set_env[name] == "eth0"
-    assert because(plan, name)[1:] == (
+    assert reason(plan, name)[1:] == (
         Source.DETECTED,
         "the launcher's link to all workers: daemons connect to its address",
     )
@@ -126,7 +126,7 @@ def test_daemons_connect_to_the_launchers_own_link_whatever_workers_call_theirs(
     assert failing(named) == []
     assert [mine["FI_TCP_IFACE"] for mine in named.per_host.values()] == names
     lacking = planned("./train", seen, {"control_ifname": "ens3"})
-    assert [item.said for item in lacking.findings if item.check == "interface-missing"] == [
+    assert [item.message for item in lacking.findings if item.check == "interface-missing"] == [
         "--control-ifname=ens3: no such link in the launcher's pod"
     ]
 
@@ -145,9 +145,9 @@ def test_a_kind_of_launch_agent_that_calls_none_is_named(family: str, kind: str)
     row = DIALECTS[MpiFamily(family)].agent_kind
     assert row is not None
     assert plan.set_env[row.name] == "ssh"
-    (said,) = warned(plan)
-    assert said.startswith(f"HYDRA_BOOTSTRAP={kind} is taken out")
-    assert ("every rank in this pod" in said) == (kind == "fork")
+    (message,) = warned(plan)
+    assert message.startswith(f"HYDRA_BOOTSTRAP={kind} is taken out")
+    assert ("every rank in this pod" in message) == (kind == "fork")
 
 
 @each
@@ -157,8 +157,8 @@ def test_another_kind_of_agent_is_taken_off_the_line(family: str, kind: str) -> 
     assert failing(plan) == []
     assert plan.argv[-4:] == ("4", "./train", "-launcher", "x")
     assert "-bootstrap" not in plan.argv
-    (said,) = warned(plan)
-    assert said.startswith(f"-launcher {kind} is taken off the mpirun line")
+    (message,) = warned(plan)
+    assert message.startswith(f"-launcher {kind} is taken off the mpirun line")
     usual = planned("mpirun -launcher ssh ./train", observed(family))
     assert (warned(usual), usual.argv[-3:]) == ([], ("-launcher", "ssh", "./train"))
 
@@ -170,7 +170,7 @@ def test_fork_on_the_line_is_refused_where_ranks_belong_to_other_hosts(family: s
     plan = planned(line, observed(family, listed=listed))
     assert failing(plan) == ["settings-conflict"]
     (found,) = [item for item in plan.findings if item.check == "settings-conflict"]
-    assert "starts every rank in this pod, and none on w-0" in found.said
+    assert "starts every rank in this pod, and none on w-0" in found.message
     here = planned(line, observed(family, listed=listed[:1], local=listed[:1]))
     assert failing(here) == []
     assert "fork" in here.argv
@@ -231,7 +231,7 @@ def test_fewer_ranks_than_slots_are_told_how_to_spread(family: str) -> None:
     assert "`-ppn 1`" in found.hint
     for line in ("-n 2 -ppn 1", "-n 5", "-n 2 -host w-1.job.ns.svc"):
         plan = planned(f"mpirun {line} ./train", observed(family))
-        assert not [item for item in plan.findings if "no rank" in item.said]
+        assert not [item for item in plan.findings if "no rank" in item.message]
         assert failing(plan) == []
 
 
@@ -316,6 +316,6 @@ def test_intels_messages_stay_on_the_control_link_unless_they_are_to_go_elsewher
 @pytest.mark.parametrize("line", ["./train", "mpirun -genv FI_TCP_IFACE ib7 ./train"])
 def test_a_link_of_the_users_that_intel_mpi_would_not_miss_is_looked_for(line: str) -> None:
     given = {} if "genv" in line else {"FI_TCP_IFACE": "ib7"}
-    (said,) = warned(planned(line, observed("intel", {**POD, **given})))
-    assert said.startswith("FI_TCP_IFACE=ib7: w-0.job.ns.svc, w-1.job.ns.svc has no such link")
+    (message,) = warned(planned(line, observed("intel", {**POD, **given})))
+    assert message.startswith("FI_TCP_IFACE=ib7: w-0.job.ns.svc, w-1.job.ns.svc has no such link")
     assert warned(planned("./train", observed("intel", {**POD, "FI_TCP_IFACE": "eth0"}))) == []

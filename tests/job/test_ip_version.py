@@ -7,7 +7,7 @@ import pytest
 from mpiboot.core.model import Host, Hostfile, Level, Link, Mpi, MpiFamily, Source
 from mpiboot.job import control_links
 from mpiboot.job.plan import Observed, Plan
-from tests.fakes.plans import HYDRAS, MPIS, POD, because, failing, observed, planned
+from tests.fakes.plans import HYDRAS, MPIS, POD, failing, observed, planned, reason
 
 FOUR, SIX, LOCAL = "10.244.0.{}/24", "fd00:10:244::{}/64", "fe80::{}/64"
 both = pytest.mark.parametrize("family", list(MPIS))
@@ -68,19 +68,19 @@ def test_a_users_own_version_is_kept() -> None:
     environ = {**POD, "OMPI_MCA_btl_tcp_disable_family": "4"}
     plan = planned(seen=replace(seen, environ=environ))
     assert "OMPI_MCA_btl_tcp_disable_family" not in plan.set_env
-    assert because(plan, "OMPI_MCA_btl_tcp_disable_family")[:2] == ("4", Source.ENVIRONMENT)
+    assert reason(plan, "OMPI_MCA_btl_tcp_disable_family")[:2] == ("4", Source.ENVIRONMENT)
 
 
 @both
 def test_ipv6_alone(family: str) -> None:
     plan = planned(seen=pods(family, SIX, LOCAL, mpi_ipv6=True))
     assert failing(plan) == []
-    assert because(plan, "ip-version")[2] == "the launcher and 2 more have no IPv4 address"
+    assert reason(plan, "ip-version")[2] == "the launcher and 2 more have no IPv4 address"
     five = family == "openmpi5"
     assert plan.set_env.get("OMPI_MCA_reachable") == ("weighted" if five else None)
     assert plan.set_env.get("PRTE_MCA_prte_strip_prefix") == ("w" if five else None)
     assert plan.set_env.get("PRTE_MCA_prte_do_not_resolve") == ("1" if five else None)
-    assert "NCCL_SOCKET_FAMILY=AF_INET6" in because(plan, "data-network")[2]
+    assert "NCCL_SOCKET_FAMILY=AF_INET6" in reason(plan, "data-network")[2]
 
 
 @both
@@ -93,7 +93,7 @@ def test_an_mpi_without_ipv6_fails_where_any_pod_lacks_ipv4(family: str) -> None
     plan = planned(seen=replace(seen, workers=(seen.workers[0], bare)))
     assert failing(plan) == ["ip-version"]
     (found,) = [item for item in plan.findings if item.level is Level.FAIL]
-    assert found.said.endswith("w-1.job.ns.svc has no IPv4 address")
+    assert found.message.endswith("w-1.job.ns.svc has no IPv4 address")
     assert "--enable-ipv6" in found.hint
 
 
@@ -104,7 +104,9 @@ def test_hydra_speaks_ipv4_alone(family: str) -> None:
     plan = planned(seen=pods(family, SIX))
     assert failing(plan) == ["ip-version"]
     (found,) = [item for item in plan.findings if item.level is Level.FAIL]
-    assert found.said.endswith("speak IPv4 alone, and the launcher and 2 more have no IPv4 address")
+    assert found.message.endswith(
+        "speak IPv4 alone, and the launcher and 2 more have no IPv4 address"
+    )
     assert "dual stack" in found.hint
 
 
@@ -165,7 +167,7 @@ def test_no_prefix_is_said_before_the_start() -> None:
 def test_a_control_network_of_ipv6_becomes_the_links_name(family: str) -> None:
     environ = {**POD, "MPIBOOT_CONTROL_IFNAME": "fd00:10:244::/64"}
     plan = planned(seen=replace(pods(family, FOUR, SIX), environ=environ))
-    value, source, why = because(plan, "control-link")
+    value, source, why = reason(plan, "control-link")
     assert (value, source) == ("eth0", Source.ENVIRONMENT)
     assert "MPIBOOT_CONTROL_IFNAME: the link of fd00:10:244::/64" in why
     assert plan.set_env["OMPI_MCA_btl_tcp_if_include"] == "eth0"
@@ -176,8 +178,8 @@ def test_links_of_other_names_are_not_pinned_by_an_ipv6_network(family: str) -> 
     seen = pods(family, SIX, mpi_ipv6=True)
     first = replace(seen.links[1], name="ens3")
     plan = planned(seen=replace(seen, links=(seen.links[0], first)))
-    assert because(plan, "control-link")[0] == ""
-    assert "takes no IPv6 network" in because(plan, "control-link")[2]
+    assert reason(plan, "control-link")[0] == ""
+    assert "takes no IPv6 network" in reason(plan, "control-link")[2]
     assert failing(plan) == []
     asked = {**POD, "MPIBOOT_CONTROL_IFNAME": "fd00:10:244::/64"}
     plan = planned(seen=replace(seen, links=(seen.links[0], first), environ=asked))

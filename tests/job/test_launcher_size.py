@@ -13,11 +13,11 @@ MIB = 1 << 20
 SSH, OWN = "openssh", "embedded"
 
 
-def said(limits: LauncherLimits, hosts: int, way: str = SSH) -> list[tuple[str, str]]:
+def message(limits: LauncherLimits, hosts: int, way: str = SSH) -> list[tuple[str, str]]:
     found = pods.limit_findings(limits, way, hosts)
     assert {item.check for item in found} <= {"launcher-limits"}
     assert {item.level for item in found} <= {Level.WARN}
-    return [(item.said, item.hint) for item in found]
+    return [(item.message, item.hint) for item in found]
 
 
 def needs(hosts: int, way: str = SSH) -> tuple[int, int, int]:
@@ -37,18 +37,18 @@ def test_the_need_grows_with_each_host() -> None:
 
 def test_enough_room_or_none_that_is_known_says_nothing() -> None:
     memory, processes, files = needs(1000)
-    assert said(LauncherLimits(), 1000) == []
+    assert message(LauncherLimits(), 1000) == []
     fits = LauncherLimits(
         memory, 0, processes, 0, user_processes=processes, open_files=(1024, files)
     )
-    assert said(fits, 1000) == []
-    assert len(said(fits, 1001)) == 4
-    assert said(LauncherLimits(memory=1), 0) == []
+    assert message(fits, 1000) == []
+    assert len(message(fits, 1001)) == 4
+    assert message(LauncherLimits(memory=1), 0) == []
 
 
 def test_memory_is_told_with_the_number_for_the_pods_spec() -> None:
     memory = needs(1000)[0]
-    ((what, hint),) = said(LauncherLimits(memory=512 * MIB, memory_used=40 * MIB), 1000)
+    ((what, hint),) = message(LauncherLimits(memory=512 * MIB, memory_used=40 * MIB), 1000)
     assert what == (
         f"1,000 hosts need about {memory / 2**30:.4g} GiB of memory here, and the launcher's limit "
         "is 512 MiB: the kernel may end the job"
@@ -63,9 +63,9 @@ def test_what_runs_beside_mpiboot_needs_memory_and_processes_too() -> None:
     memory, processes, _ = needs(100)
     first = NEEDS[SSH]
     alone = LauncherLimits(memory, first.memory[0] << 10, processes, first.processes[0])
-    assert said(alone, 100) == []
+    assert message(alone, 100) == []
     beside = LauncherLimits(memory, (first.memory[0] << 10) + MIB, processes + 4, 26)
-    (memory_said, _), (processes_said, hint) = said(beside, 100)
+    (memory_said, _), (processes_said, hint) = message(beside, 100)
     assert memory_said.startswith(f"100 hosts need about {(memory + MIB) / MIB:.4g} MiB")
     wanted = processes + 26 - first.processes[0]
     assert processes_said == (
@@ -79,8 +79,10 @@ def test_what_runs_beside_mpiboot_needs_memory_and_processes_too() -> None:
 
 def test_a_users_limit_counts_what_the_user_runs() -> None:
     processes = needs(1)[1]
-    assert said(LauncherLimits(user_processes=processes + 7, user_processes_used=7), 1) == []
-    ((what, hint),) = said(LauncherLimits(user_processes=processes + 6, user_processes_used=7), 1)
+    assert message(LauncherLimits(user_processes=processes + 7, user_processes_used=7), 1) == []
+    ((what, hint),) = message(
+        LauncherLimits(user_processes=processes + 6, user_processes_used=7), 1
+    )
     assert what == (
         f"1 host needs about {processes} processes here, and this user, who has 7 in this pod, may "
         f"have {processes + 6} (ulimit -u): mpirun may not start some daemons"
@@ -90,9 +92,9 @@ def test_a_users_limit_counts_what_the_user_runs() -> None:
 
 def test_only_a_hard_limit_of_open_files_can_be_too_small() -> None:
     files = needs(100)[2]
-    assert said(LauncherLimits(open_files=(16, files)), 100) == []
-    assert said(LauncherLimits(open_files=(16, None)), 100) == []
-    ((what, hint),) = said(LauncherLimits(open_files=(16, 128)), 100)
+    assert message(LauncherLimits(open_files=(16, files)), 100) == []
+    assert message(LauncherLimits(open_files=(16, None)), 100) == []
+    ((what, hint),) = message(LauncherLimits(open_files=(16, 128)), 100)
     assert what == (
         f"100 hosts need about {files} open files in one process, and this pod's hard limit is 128 "
         "(ulimit -Hn): mpirun may not start some daemons"
@@ -119,7 +121,7 @@ def test_the_soft_limit_of_open_files_is_raised_as_far_as_needed(
     assert (made.value if made else "") == value
     if made:
         assert made.name == "open-files"
-        assert made.because == (
+        assert made.reason == (
             "1000 hosts need about 3064 in one process, and the soft limit was 1024"
         )
     assert pods.open_files(LauncherLimits(open_files=(1, 100)), SSH, 0) is None

@@ -31,9 +31,9 @@ def test_a_pod_is_one_of_several_by_its_index_or_its_name(
     found = runs_alone("./train", environ, hostname, hosts)
     assert found is not None
     assert (found.check, found.level) == ("role", Level.WARN)
-    said = "./train runs once in this pod, without mpirun: no hostfile, no role"
+    message = "./train runs once in this pod, without mpirun: no hostfile, no role"
     but = f"; but {one_of_several(environ, hostname, hosts)}" if several else ""
-    assert found.said == said + but
+    assert found.message == message + but
     assert "MPIBOOT_ROLE=launcher" in found.hint
 
 

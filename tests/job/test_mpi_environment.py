@@ -19,11 +19,11 @@ from tests.fakes.plans import (
     OPERATOR,
     PATHS,
     POD,
-    because,
     failing,
     hosts,
     observed,
     planned,
+    reason,
     warned,
 )
 
@@ -41,7 +41,7 @@ def test_a_network_is_pinned_where_links_have_different_names(family: str) -> No
 @both
 def test_the_users_link_is_pinned_with_where_it_was_given(family: str) -> None:
     plan = planned("./train", observed(family), {"control_ifname": "net9"})
-    assert because(plan, "control-link") == ("net9", Source.FLAG, "--control-ifname")
+    assert reason(plan, "control-link") == ("net9", Source.FLAG, "--control-ifname")
 
 
 @both
@@ -61,9 +61,9 @@ def test_a_link_of_the_users_that_a_pod_lacks_is_refused(
 ) -> None:
     seen = observed(family, worker_link="ens4" if named == "ens4" else "eth0")
     plan = planned("./train", seen, {"control_ifname": named})
-    told = [item.said for item in plan.findings if item.check == "interface-missing"]
-    said = f"--control-ifname={named}: no such link in {lacking}"
-    assert told == ([said] if lacking else [])
+    told = [item.message for item in plan.findings if item.check == "interface-missing"]
+    message = f"--control-ifname={named}: no such link in {lacking}"
+    assert told == ([message] if lacking else [])
     unseen = replace(seen, links=(), workers=())
     assert failing(planned("./train", unseen, {"control_ifname": "net9"})) == []
 
@@ -72,7 +72,7 @@ def test_a_pin_under_version_fours_name_is_carried_over_to_version_five() -> Non
     environ = {**POD, "OMPI_MCA_oob_tcp_if_include": "eth7"}
     plan = planned("./train", observed("openmpi5", environ))
     assert plan.set_env["PRTE_MCA_prte_if_include"] == "eth7"
-    value, source, why = because(plan, "PRTE_MCA_prte_if_include")
+    value, source, why = reason(plan, "PRTE_MCA_prte_if_include")
     assert (value, source) == ("eth7", Source.ENVIRONMENT)
     assert "carried over from OMPI_MCA_oob_tcp_if_include" in why
 
@@ -91,7 +91,7 @@ def test_a_list_of_links_that_version_five_may_crash_over_is_named(
     """5.0.7 takes it, and plain mpirun runs."""
     plan = planned(program, observed("openmpi5", {**POD, **environ}))
     assert failing(plan) == []
-    assert "eth0,eth1 is a list" in plan.findings[0].said
+    assert "eth0,eth1 is a list" in plan.findings[0].message
     assert "one link or one CIDR" in plan.findings[0].hint
 
 
@@ -128,12 +128,12 @@ def test_links_that_the_user_excludes_are_not_included_as_well(
 ) -> None:
     plan = planned("./train", observed(family, {**POD, exclude: "docker0"}))
     assert include not in plan.set_env
-    assert exclude in because(plan, include)[2]
+    assert exclude in reason(plan, include)[2]
     parameter = exclude.removeprefix("OMPI_MCA_").removeprefix("PRTE_MCA_")
     by_flag = planned(f"mpirun --mca {parameter} docker0 ./train", observed(family))
     assert include not in by_flag.set_env
-    said = f"not set: {exclude} is (on the mpirun line), and both can't be"
-    assert because(by_flag, include) == ("", Source.FLAG, said)
+    message = f"not set: {exclude} is (on the mpirun line), and both can't be"
+    assert reason(by_flag, include) == ("", Source.FLAG, message)
 
 
 @both
@@ -143,7 +143,7 @@ def test_mpiboots_agent_stands_in_front_of_the_users_own(family: str) -> None:
     name = "OMPI_MCA_plm_rsh_agent" if family == "openmpi4" else "PRTE_MCA_plm_ssh_agent"
     assert plan.set_env[name] == PATHS.agent
     assert plan.user_agent == "/etc/mpi/kubexec.sh"
-    assert because(plan, "launch-agent")[:2] == ("/etc/mpi/kubexec.sh", Source.ENVIRONMENT)
+    assert reason(plan, "launch-agent")[:2] == ("/etc/mpi/kubexec.sh", Source.ENVIRONMENT)
 
 
 @both
@@ -181,7 +181,7 @@ def test_the_users_ssh_arguments_are_merged_behind_ours_and_reported(family: str
     assert (
         "OMPI_MCA_plm_rsh_args has StrictHostKeyChecking=no, which has no effect" in warned(plan)[0]
     )
-    assert because(plan, "ssh-arguments")[1] is Source.ENVIRONMENT
+    assert reason(plan, "ssh-arguments")[1] is Source.ENVIRONMENT
 
 
 def test_the_words_that_are_left_are_all_that_mpirun_passes_on() -> None:
@@ -200,7 +200,7 @@ def test_the_words_that_are_left_are_all_that_mpirun_passes_on() -> None:
 def test_ssh_arguments_on_the_line_are_reported_where_they_beat_what_was_verified() -> None:
     plan = planned("mpirun --mca plm_rsh_args -oStrictHostKeyChecking=no ./train")
     assert "--mca plm_rsh_args on the mpirun line has StrictHostKeyChecking=no" in warned(plan)[0]
-    assert because(plan, "ssh-arguments")[1] is Source.FLAG
+    assert reason(plan, "ssh-arguments")[1] is Source.FLAG
 
 
 OWN = Decision("ssh-client", "embedded", Source.DETECTED, "there is no ssh on PATH")
@@ -212,17 +212,19 @@ def test_ssh_arguments_that_no_ssh_reads_are_said(family: str, name: str) -> Non
     given_ = "-o ConnectionAttempts=10 -J gate -o Ciphers=aes128-ctr"
     seen = replace(observed(family, {**POD, name: given_}), client=OWN)
     plan = planned("./train", seen)
-    said = f"{name} has ProxyJump gate, Ciphers aes128-ctr, which has no effect: mpiboot's own SSH"
-    assert [said in item for item in warned(plan)] == [True]
-    assert because(plan, "ssh-arguments")[2].endswith("own SSH client does not read")
+    message = (
+        f"{name} has ProxyJump gate, Ciphers aes128-ctr, which has no effect: mpiboot's own SSH"
+    )
+    assert [message in item for item in warned(plan)] == [True]
+    assert reason(plan, "ssh-arguments")[2].endswith("own SSH client does not read")
 
 
 @both
 def test_ssh_arguments_on_the_line_that_no_ssh_reads_are_said(family: str) -> None:
     seen = replace(observed(family), client=OWN)
     plan = planned("mpirun --mca plm_ssh_args -oStrictHostKeyChecking=no ./train", seen)
-    (said,) = warned(plan)
-    assert "on the mpirun line has StrictHostKeyChecking=no, which has no effect" in said
+    (message,) = warned(plan)
+    assert "on the mpirun line has StrictHostKeyChecking=no, which has no effect" in message
 
 
 @both
@@ -255,7 +257,7 @@ def test_fewer_agents_at_once_than_hosts_are_raised_with_a_word(
         plan = planned(line, observed(family, environ, listed=hosts(1, 1)))
         assert failing(plan) == []
         assert (plan.set_env.get(f"{prefix}_MCA_{name}") == "2") == raised, line
-        assert [said for said in warned(plan) if "is raised to 2" in said] == (
+        assert [message for message in warned(plan) if "is raised to 2" in message] == (
             warned(plan) if raised else []
         )
         assert (name in plan.argv) == (flag in line and not raised)
@@ -309,7 +311,7 @@ def test_another_resource_managers_variables_are_taken_out(family: str) -> None:
     plan = planned("./train", observed(family, environ))
     assert {"SLURM_JOB_ID", "SLURM_NODELIST", "PBS_JOBID"} <= set(plan.unset_env)
     assert not {"SLURM_JOB_ID", "PBS_JOBID"} & plan.environment(environ).keys()
-    assert because(plan, "SLURM_JOB_ID")[0] == "(removed)"
+    assert reason(plan, "SLURM_JOB_ID")[0] == "(removed)"
 
 
 @both
@@ -401,7 +403,7 @@ def test_a_value_that_the_workers_shell_would_read_is_named(
     plan = planned("./train", observed(family, {**POD, f"{prefix}any": f"a{char}b"}))
     assert failing(plan) == []
     assert unsafe(plan)
-    assert f"{prefix}any" in plan.findings[0].said
+    assert f"{prefix}any" in plan.findings[0].message
     other = "PRTE_MCA_" if prefix == "OMPI_MCA_" else "OMPI_MCA_"
     assert not unsafe(planned("./train", observed(family, {**POD, f"{other}any": f"a{char}b"})))
 

@@ -119,7 +119,7 @@ def test_which_mpirun_a_line_calls_and_whose_daemons_it_starts(
 def test_an_option_that_only_the_other_open_mpi_has_is_refused(text: str, family: str) -> None:
     found = line(text, family)
     assert found.refused
-    assert found.because.startswith(DIALECTS[MpiFamily(family)].title)
+    assert found.reason.startswith(DIALECTS[MpiFamily(family)].title)
     other = {"openmpi4": "openmpi5", "openmpi5": "openmpi4"}[family]
     assert line(text, other).unknown == ""
     assert not line("--frobnicate ./p", family).refused
@@ -128,7 +128,7 @@ def test_an_option_that_only_the_other_open_mpi_has_is_refused(text: str, family
 def test_reading_stops_at_the_first_unknown_option_and_keeps_what_was_read() -> None:
     found = line("-n 2 --frobnicate 7 --map-by node ./prog : -n 3 ./other")
     assert found.unknown == "--frobnicate"
-    assert "--frobnicate" in found.because
+    assert "--frobnicate" in found.reason
     assert (found.np, found.map_by, found.program_index) == (2, "", None)
     assert found.settles_ranks
     assert not found.may_hide_hosts
@@ -151,8 +151,8 @@ def test_an_option_is_told_as_it_is_written() -> None:
     assert line("--map-by=node ./prog", "openmpi5").mapped_by == "--map-by=node"
     assert line("-PPN=2 ./prog", "mpich").mapped_by == "-PPN=2"
     assert line("--host=+n1 ./prog", "openmpi5").moves_hosts == ("--host=+n1",)
-    assert line("-n=x ./prog", "mpich").because == "-n=x: expected a number"
-    assert line("-n x ./prog").because == "-n x: expected a number"
+    assert line("-n=x ./prog", "mpich").reason == "-n=x: expected a number"
+    assert line("-n x ./prog").reason == "-n x: expected a number"
 
 
 @pytest.mark.parametrize(
@@ -365,7 +365,7 @@ def test_any_words_are_read_without_an_error_and_only_changed_with_a_word(
         assert app.program is None or 0 < app.program < len(found.argv)
         assert app.np is None or app.np > 0
     assert all(0 < index < len(found.argv) for index in found.hostfile_words)
-    assert found.unknown in found.argv if found.because else not found.unknown
+    assert found.unknown in found.argv if found.reason else not found.unknown
 
 
 @given(

@@ -27,8 +27,8 @@ def test_the_workers_without_a_link_are_named_with_what_they_have_and_what_follo
     environ = {**POD, "OMPI_MCA_btl_tcp_if_include": "ens5"}
     plan = planned("./train", known(observed(environ=environ)))
     assert failing(plan) == []
-    said = f"OMPI_MCA_btl_tcp_if_include=ens5: {BOTH}: ranks there have no TCP to other hosts"
-    assert warned(plan) == [said]
+    message = f"OMPI_MCA_btl_tcp_if_include=ens5: {BOTH}: ranks there have no TCP to other hosts"
+    assert warned(plan) == [message]
 
 
 @pytest.mark.parametrize("name", ["GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "UCX_NET_DEVICES"])
@@ -36,17 +36,17 @@ def test_the_workers_without_a_link_are_named_with_what_they_have_and_what_follo
 def test_what_libraries_read_is_looked_at_too(name: str, how: str) -> None:
     seen = known(observed(environ={**POD, name: "ens5"} if how == "variable" else POD))
     line = f"mpirun -x {name}=ens5 ./train" if how == "line" else "./train"
-    (said,) = warned(planned(line, seen))
-    assert said == f"{name}=ens5: {BOTH}: {NAME_LINKS[name]}"
+    (message,) = warned(planned(line, seen))
+    assert message == f"{name}=ens5: {BOTH}: {NAME_LINKS[name]}"
 
 
 def test_a_parameter_of_the_line_or_of_a_file_is_looked_at_as_well() -> None:
     seen = known(observed())
-    (said,) = warned(planned("mpirun --mca btl_tcp_if_include ens5,ens6 ./train", seen))
-    assert said.startswith(f"--mca btl_tcp_if_include ens5,ens6: {BOTH}")
+    (message,) = warned(planned("mpirun --mca btl_tcp_if_include ens5,ens6 ./train", seen))
+    assert message.startswith(f"--mca btl_tcp_if_include ens5,ens6: {BOTH}")
     of_file = (MpiParameter("OMPI_MCA_btl_tcp_if_include", "ens5", "/etc/x.conf"),)
-    (said,) = warned(planned("./train", replace(seen, parameters=of_file)))
-    assert said.startswith(f"OMPI_MCA_btl_tcp_if_include=ens5: {BOTH}")
+    (message,) = warned(planned("./train", replace(seen, parameters=of_file)))
+    assert message.startswith(f"OMPI_MCA_btl_tcp_if_include=ens5: {BOTH}")
 
 
 @pytest.mark.parametrize("value", ["eth0", "ens5,eth0", "10.244.0.0/16", "^lo", "all", ""])
@@ -57,8 +57,8 @@ def test_one_of_a_list_or_a_network_is_enough(value: str) -> None:
 
 def test_a_network_in_which_nobody_has_an_address_is_said() -> None:
     environ = {**POD, "OMPI_MCA_btl_tcp_if_include": "10.99.0.0/16"}
-    (said,) = warned(planned("./train", known(observed(environ=environ))))
-    assert said.startswith(f"OMPI_MCA_btl_tcp_if_include=10.99.0.0/16: {BOTH}")
+    (message,) = warned(planned("./train", known(observed(environ=environ))))
+    assert message.startswith(f"OMPI_MCA_btl_tcp_if_include=10.99.0.0/16: {BOTH}")
 
 
 def test_only_the_workers_that_lack_it_are_named() -> None:
@@ -67,8 +67,8 @@ def test_only_the_workers_that_lack_it_are_named() -> None:
     assert first.facts is not None
     facts = replace(first.facts, links=(*first.facts.links, link("net1", "10.1.0.5/24")))
     seen = replace(seen, workers=(replace(first, facts=facts), second))
-    (said,) = warned(planned("./train", seen))
-    assert "GLOO_SOCKET_IFNAME=net1: w-1.job.ns.svc has no such link" in said
+    (message,) = warned(planned("./train", seen))
+    assert "GLOO_SOCKET_IFNAME=net1: w-1.job.ns.svc has no such link" in message
 
 
 @pytest.mark.parametrize(
@@ -86,9 +86,9 @@ def test_a_link_of_the_daemons_that_the_launcher_lacks_is_refused_as_mpirun_does
     seen = known(observed(family, {**POD, name: "ens5"}))
     plan = planned("./train", seen)
     assert failing(plan) == ["interface-missing"]
-    (said,) = [item.said for item in plan.findings if item.check == "interface-missing"]
+    (message,) = [item.message for item in plan.findings if item.check == "interface-missing"]
     there = "(there are lo, eth0)"
-    assert said == f"{name}=ens5: no such link in the launcher's pod {there}, and mpirun ends"
+    assert message == f"{name}=ens5: no such link in the launcher's pod {there}, and mpirun ends"
     # What is not known of the launcher is no proof.
     assert failing(planned("./train", replace(seen, own=None))) == []
 

@@ -16,11 +16,11 @@ from mpiboot.job.plan_builder import Observed
 from tests.fakes.plans import (
     HYDRAS,
     POD,
-    because,
     hosts,
     link,
     observed,
     planned,
+    reason,
     warned,
     worker,
 )
@@ -46,7 +46,7 @@ def test_its_programs_read_this_pods_own_variables(family: str) -> None:
     assert plan.argv[-8:] == (*WORDS, "./train", "--epochs", "3")
     assert {"HOME", "HOSTNAME", "USER"} <= plan.agent_env.keys()
     assert not plan.agent_env.keys() & plan.environment(POD).keys()
-    assert because(plan, "own-ranks")[0] == FILE
+    assert reason(plan, "own-ranks")[0] == FILE
 
 
 @hydra
@@ -62,7 +62,7 @@ def test_every_program_of_a_line_is_started_so_before_the_ranks_own(family: str)
 def test_where_the_program_is_not_known_it_is_said(family: str) -> None:
     plan = planned("mpirun -never-heard-of 1 ./a", seen(family, *hosts(2)))
     assert FILE not in plan.argv
-    assert any("ranks in this pod lack USER, LOGNAME" in said for said in warned(plan))
+    assert any("ranks in this pod lack USER, LOGNAME" in message for message in warned(plan))
     assert not [item for item in plan.findings if item.level is Level.FAIL]
 
 

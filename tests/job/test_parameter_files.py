@@ -10,7 +10,7 @@ from mpiboot.core.model import Level, MpiFamily, MpiParameter, Source
 from mpiboot.job import parameter_files
 from mpiboot.job.mpirun_line import read as read_line
 from mpiboot.job.plan_builder import Observed
-from tests.fakes.plans import MPIS, POD, because, failing, observed, planned
+from tests.fakes.plans import MPIS, POD, failing, observed, planned, reason
 from tests.job.test_data import with_links
 
 both = pytest.mark.parametrize("family", list(MPIS))
@@ -37,38 +37,38 @@ def test_links_that_a_file_leaves_out_end_no_job(family: str) -> None:
     """As Horovod's and TensorFlow's images have it: both ends each rank, "mutually exclusive"."""
     plan = planned("./train", of_file(observed(family), btl_tcp_if_exclude="lo,docker0"))
     assert "OMPI_MCA_btl_tcp_if_include" not in plan.set_env
-    said = f"not set: OMPI_MCA_btl_tcp_if_exclude is (set in {ETC}), and both can't be"
-    assert because(plan, "OMPI_MCA_btl_tcp_if_include") == ("", Source.FILE, said)
+    message = f"not set: OMPI_MCA_btl_tcp_if_exclude is (set in {ETC}), and both can't be"
+    assert reason(plan, "OMPI_MCA_btl_tcp_if_include") == ("", Source.FILE, message)
     there = planned("./train", of_a_worker(observed(family), btl_tcp_if_exclude="lo,docker0"))
     assert "OMPI_MCA_btl_tcp_if_include" not in there.set_env
-    said = because(there, "OMPI_MCA_btl_tcp_if_include")[2]
-    assert f"set in {ETC} of w-0.job.ns.svc" in said
+    message = reason(there, "OMPI_MCA_btl_tcp_if_include")[2]
+    assert f"set in {ETC} of w-0.job.ns.svc" in message
 
 
 @both
 def test_a_parameter_of_a_file_is_kept_and_shown(family: str) -> None:
     plan = planned("./train", of_file(observed(family), pml="ucx", btl="^openib"))
     assert not {"OMPI_MCA_pml", "OMPI_MCA_btl"} & plan.set_env.keys()
-    assert because(plan, "OMPI_MCA_pml") == ("ucx", Source.FILE, f"set in {ETC}, and kept")
-    shown = because(plan, "mpi-parameters")
+    assert reason(plan, "OMPI_MCA_pml") == ("ucx", Source.FILE, f"set in {ETC}, and kept")
+    shown = reason(plan, "mpi-parameters")
     assert shown == ("OMPI_MCA_btl OMPI_MCA_pml", Source.FILE, ETC)
     # As Debian's and Ubuntu's files have it: nothing for a user to mend.
-    assert "openib" not in " ".join(finding.said for finding in plan.findings)
+    assert "openib" not in " ".join(finding.message for finding in plan.findings)
 
 
 @both
 def test_variables_and_the_line_come_before_files(family: str) -> None:
     seen = of_file(observed(family, {**POD, "OMPI_MCA_pml": "cm"}), pml="ucx", btl="tcp,self")
     plan = planned("mpirun --mca btl self,vader ./train", seen)
-    assert because(plan, "OMPI_MCA_pml")[:2] == ("cm", Source.ENVIRONMENT)
-    assert because(plan, "OMPI_MCA_btl")[:2] == ("self,vader", Source.FLAG)
+    assert reason(plan, "OMPI_MCA_pml")[:2] == ("cm", Source.ENVIRONMENT)
+    assert reason(plan, "OMPI_MCA_btl")[:2] == ("self,vader", Source.FLAG)
 
 
 def test_mapping_and_binding_of_a_file_stand_as_mpirun_has_it_in_its_own_pod() -> None:
     name = "hwloc_base_binding_policy"
     plan = planned("./train", of_file(observed(), rmaps_base_mapping_policy="node"))
     assert f"OMPI_MCA_{name}" not in plan.set_env
-    assert because(plan, "OMPI_MCA_rmaps_base_mapping_policy")[:2] == ("node", Source.FILE)
+    assert reason(plan, "OMPI_MCA_rmaps_base_mapping_policy")[:2] == ("node", Source.FILE)
     there = planned("./train", of_a_worker(observed(), rmaps_base_mapping_policy="node"))
     assert there.set_env[f"OMPI_MCA_{name}"] == "none"
 

@@ -69,7 +69,7 @@ def test_ranks_go_where_mpirun_was_seen_to_put_them(
     line = read(["mpirun", *text.split(), "./prog"], row.family)
     assert found.left == ""
     if busy is None:
-        assert f"{row.title} refuses more ranks than slots" in found.findings[-1].said
+        assert f"{row.title} refuses more ranks than slots" in found.findings[-1].message
         return
     names = [host.name for host in chosen(hosts(2, 4, 2), line)]
     assert [name in found.idle for name in names] == [mark == "0" for mark in busy]
@@ -96,13 +96,13 @@ def test_4_puts_its_own_host_first_wherever_the_hostfile_has_it() -> None:
 def test_ranks_over_the_slots_are_said_with_what_is_asked_and_what_is_offered() -> None:
     (found,) = placed((4, 4), "-n 16").findings
     assert found.level is Level.WARN
-    assert found.said == (
+    assert found.message == (
         "16 ranks are asked for (-n on the mpirun line), and 2 hosts offer 8 slots: Open MPI 4.1 "
         "(ORTE) refuses more ranks than slots unless it is told to oversubscribe"
     )
     assert "MPIBOOT_OVERSUBSCRIBE=true" in found.hint
     setting = place(hosts(1), UserLine(), OPENMPI5, np=2).findings
-    assert setting[0].said.startswith("2 ranks are asked for, and 1 host offers 1 slot: ")
+    assert setting[0].message.startswith("2 ranks are asked for, and 1 host offers 1 slot: ")
     allowed = place(hosts(4, 4), UserLine(), OPENMPI4, np=16, oversubscribe=True)
     assert allowed.findings == ()
 
@@ -113,7 +113,7 @@ def test_one_rank_on_purpose_passes_and_is_said(row: Dialect) -> None:
     assert found.idle == ("w-1", "w-2", "w-3")
     (warning,) = found.findings
     assert warning.level is Level.WARN
-    assert warning.said == "3 of 4 hosts will get no rank: w-1, w-2, w-3 (1 rank asked for)"
+    assert warning.message == "3 of 4 hosts will get no rank: w-1, w-2, w-3 (1 rank asked for)"
     assert not warning.hint
 
 
@@ -121,7 +121,7 @@ def test_one_rank_on_purpose_passes_and_is_said(row: Dialect) -> None:
 def test_ranks_for_every_host_that_all_go_to_the_first_are_said(row: Dialect) -> None:
     (found,) = placed((2, 2), "-n 2", row).findings
     assert found.level is Level.WARN
-    assert found.said == "1 of 2 hosts will get no rank: w-1 (2 ranks asked for)"
+    assert found.message == "1 of 2 hosts will get no rank: w-1 (2 ranks asked for)"
     assert "--map-by node" in found.hint
     assert place(hosts(2, 2), UserLine(), row, np=2).findings == (found,)
 
@@ -130,7 +130,7 @@ def test_ranks_for_every_host_that_all_go_to_the_first_are_said(row: Dialect) ->
 def test_a_mapping_of_the_users_own_may_leave_hosts_idle_and_is_said(mapping: str) -> None:
     found = placed((2, 2), f"-n 2 {mapping}")
     assert levels(found.findings) == [Level.WARN]
-    assert mapping.rsplit(maxsplit=1)[-1] in found.findings[0].said
+    assert mapping.rsplit(maxsplit=1)[-1] in found.findings[0].message
 
 
 def test_the_users_environment_decides_the_mapping_where_the_line_does_not() -> None:
@@ -200,7 +200,7 @@ def test_hosts_of_the_line_decide_and_what_they_leave_out_is_said() -> None:
         ("stranger", 1),
     ]
     findings = place(known, line, OPENMPI4, np=None).findings
-    assert [item.said for item in findings] == [
+    assert [item.message for item in findings] == [
         "-H leaves out 1 of 3 hosts: w-1",
         "-H names stranger, which the hostfile does not have",
     ]

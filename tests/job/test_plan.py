@@ -21,11 +21,11 @@ from tests.fakes.plans import (
     OPERATOR,
     PATHS,
     POD,
-    because,
     failing,
     hosts,
     observed,
     planned,
+    reason,
     warned,
 )
 
@@ -38,15 +38,15 @@ def test_a_variable_that_the_pod_sets_is_kept_and_shown(family: str) -> None:
     plan = planned("./train", observed(family, {**POD, "OMPI_MCA_pml": "ucx"}))
     assert "OMPI_MCA_pml" not in plan.set_env
     assert plan.environment({"OMPI_MCA_pml": "ucx"})["OMPI_MCA_pml"] == "ucx"
-    assert because(plan, "OMPI_MCA_pml") == ("ucx", Source.ENVIRONMENT, "set in this pod, and kept")
+    assert reason(plan, "OMPI_MCA_pml") == ("ucx", Source.ENVIRONMENT, "set in this pod, and kept")
 
 
 @both
 def test_a_flag_of_the_line_is_kept_and_shown(family: str) -> None:
     plan = planned("mpirun --mca pml ucx --bind-to core ./train", observed(family))
     assert "OMPI_MCA_pml" not in plan.set_env
-    assert because(plan, "OMPI_MCA_pml")[:2] == ("ucx", Source.FLAG)
-    assert because(plan, "binding")[:2] == ("core", Source.FLAG)
+    assert reason(plan, "OMPI_MCA_pml")[:2] == ("ucx", Source.FLAG)
+    assert reason(plan, "binding")[:2] == ("core", Source.FLAG)
     assert not any("binding_policy" in name for name in plan.set_env)
 
 
@@ -69,7 +69,7 @@ def test_an_mpirun_by_path_stays_that_path() -> None:
 @both
 def test_a_placement_that_mpirun_alone_decides_is_one_line_of_the_plan(family: str) -> None:
     plan = planned("mpirun -n 2 --map-by seq ./train", observed(family))
-    value, source, why = because(plan, "rank-placement")
+    value, source, why = reason(plan, "rank-placement")
     assert (value, source) == ("left to mpirun", Source.FLAG)
     assert why.startswith("the mapping seq: mpirun alone decides")
     assert plan.daemons == ("w-0.job.ns.svc", "w-1.job.ns.svc")
@@ -111,7 +111,7 @@ def test_an_agent_on_the_line_is_called_by_mpiboots(family: str, settings: dict[
     assert plan.argv[-6:] == ("-n", "4", "./train", *flag.split(), "mine")
     assert plan.user_agent == "/etc/mpi/kubexec.sh"
     assert plan.set_env[DIALECTS[MpiFamily(family)].agent_var] == PATHS.agent
-    assert because(plan, "launch-agent")[:2] == ("/etc/mpi/kubexec.sh", Source.FLAG)
+    assert reason(plan, "launch-agent")[:2] == ("/etc/mpi/kubexec.sh", Source.FLAG)
     assert [by for by, _ in plan.obstacles if by.startswith("-")] == []
 
 
@@ -123,7 +123,7 @@ def test_ssh_on_the_line_is_mpiboots_own_with_its_arguments(family: str) -> None
     plan = planned(words, seen)
     assert (failing(plan), plan.user_agent) == ([], "")
     assert "Compression yes" in plan.user_args.lines
-    assert because(plan, "ssh-arguments")[1] is Source.FLAG
+    assert reason(plan, "ssh-arguments")[1] is Source.FLAG
     assert words[3] not in plan.argv
     # Of a list the first is called.
     words = (*words[:3], "/opt/agent -x : ssh", "./train")
@@ -152,7 +152,7 @@ def test_which_rank_is_where_is_asked_where_nobody_else_asks_so() -> None:
 @both
 def test_a_plain_exec_lists_what_is_lost(family: str) -> None:
     plan = planned("./train", observed(family), {"supervise": "off"})
-    value, source, why = because(plan, "supervise")
+    value, source, why = reason(plan, "supervise")
     assert (value, source) == ("off", Source.FLAG)
     assert all(lost in why for lost in DIALECTS[MpiFamily(family)].lost_without_parent)
     assert "nobody to see that a host gets no daemon" in why
@@ -176,7 +176,7 @@ def test_the_hostfiles_source_is_what_named_it(
     seen = observed("openmpi4", {**POD, **environ})
     named_by = next(iter(environ), "default")
     seen = replace(seen, hostfile=replace(seen.hostfile, named_by=named_by))
-    assert because(planned(line, seen, flags), "hostfile")[1] is source
+    assert reason(planned(line, seen, flags), "hostfile")[1] is source
 
 
 BARE = tuple(Host(f"w-{number}", line=number + 1) for number in range(2))
@@ -200,7 +200,7 @@ def test_hosts_without_slots_get_those_that_the_operator_names(
 ) -> None:
     plan = planned(line, observed(family, {**POD, **environ}, listed=BARE))
     assert (plan.ranks, plan.hostfile) == (4, "w-0 slots=2\nw-1 slots=2\n")
-    assert because(plan, "default-slots")[:2] == ("2", source)
+    assert reason(plan, "default-slots")[:2] == ("2", source)
     four = planned(line, observed(family, {**POD, **environ}, listed=BARE), {"np": "4"})
     assert failing(four) == []
 
@@ -211,7 +211,7 @@ def test_the_setting_for_slots_comes_before_variables_and_after_the_line(family:
     seen = observed(family, environ, listed=BARE)
     plan = planned("./train", seen, {"slots": "8"})
     assert plan.hostfile == "w-0 slots=8\nw-1 slots=8\n"
-    assert because(plan, "default-slots") == (
+    assert reason(plan, "default-slots") == (
         "8",
         Source.FLAG,
         "--slots, for hosts without slots: w-0, w-1",
@@ -231,7 +231,7 @@ def test_the_hosts_of_a_platform_are_shown_with_their_source_and_reason(family: 
         seen.hostfile, path="VC_W_HOSTS", named_by="the only task", source=Source.PLATFORM
     )
     plan = planned("./train", replace(seen, hostfile=by_platform))
-    assert because(plan, "hostfile") == ("VC_W_HOSTS", Source.PLATFORM, "named by the only task")
+    assert reason(plan, "hostfile") == ("VC_W_HOSTS", Source.PLATFORM, "named by the only task")
 
 
 @both
@@ -289,22 +289,22 @@ def test_long_names_go_into_the_copy_and_into_the_list_of_daemons(family: str) -
     plan = planned("./train", observed(family, renamed=long))
     assert "w-0.job.ns.svc.cluster.local slots=2" in plan.hostfile.splitlines()
     assert plan.daemons == ("w-0.job.ns.svc.cluster.local", "w-1.job.ns.svc")
-    assert because(plan, "fqdn-rewriting")[0] == "1 name"
+    assert reason(plan, "fqdn-rewriting")[0] == "1 name"
 
 
 @both
 def test_without_a_number_every_slot_gets_a_rank(family: str) -> None:
     plan = planned("./train", observed(family, listed=hosts(1, 3, 2)))
     assert (plan.ranks, plan.argv[1:3]) == (6, ("-n", "6"))
-    assert because(plan, "ranks") == ("6", Source.DEFAULT, "all slots of 3 hosts")
+    assert reason(plan, "ranks") == ("6", Source.DEFAULT, "all slots of 3 hosts")
     alone = planned("./train", observed(family, listed=hosts(2)))
-    assert because(alone, "ranks") == ("2", Source.DEFAULT, "all slots of 1 host")
+    assert reason(alone, "ranks") == ("2", Source.DEFAULT, "all slots of 1 host")
 
 
 @both
 def test_mpi_np_is_the_number_where_the_line_has_none(family: str) -> None:
     environ = {**POD, "MPI_NP": "3"}
-    assert because(planned("./train", observed(family, environ)), "ranks") == (
+    assert reason(planned("./train", observed(family, environ)), "ranks") == (
         "3",
         Source.ENVIRONMENT,
         "MPI_NP",
@@ -323,8 +323,8 @@ def test_more_ranks_than_slots_are_said_with_what_is_asked_and_offered(
     assert failing(plan) == []
     (finding,) = plan.findings
     assert finding.check == "slots"
-    assert "9 ranks are asked for" in finding.said
-    assert "2 hosts offer 4 slots" in finding.said
+    assert "9 ranks are asked for" in finding.message
+    assert "2 hosts offer 4 slots" in finding.message
     assert "MPIBOOT_OVERSUBSCRIBE" in finding.hint
     assert plan.with_ranks == plan.daemons
 
@@ -351,17 +351,17 @@ def test_4_is_told_by_its_own_variable_too_that_ranks_may_be_more(
     """As mpirun 4.1.4 itself reads them."""
     name = "OMPI_MCA_rmaps_base_oversubscribe"
     plan = planned("./train", observed(environ={**POD, name: value}), {"np": "9"})
-    assert ["refuses more ranks" in item.said for item in plan.findings] == [True] * refused
+    assert ["refuses more ranks" in item.message for item in plan.findings] == [True] * refused
     assert name not in plan.set_env
 
 
 def test_oversubscribing_says_who_asked_for_it() -> None:
     name = "OMPI_MCA_rmaps_base_oversubscribe"
     by_flag = planned("./train", observed(), {"oversubscribe": "true"})
-    assert because(by_flag, name)[1:] == (Source.FLAG, "asked for by --oversubscribe")
+    assert reason(by_flag, name)[1:] == (Source.FLAG, "asked for by --oversubscribe")
     environ = {**POD, "MPIBOOT_OVERSUBSCRIBE": "1"}
     by_variable = planned("./train", observed(environ=environ))
-    assert because(by_variable, name)[1:] == (
+    assert reason(by_variable, name)[1:] == (
         Source.ENVIRONMENT,
         "asked for by MPIBOOT_OVERSUBSCRIBE",
     )
@@ -371,7 +371,7 @@ def test_oversubscribing_says_who_asked_for_it() -> None:
 def test_a_host_that_gets_no_rank_is_said(family: str) -> None:
     plan = planned("./train", observed(family, listed=hosts(4, 4)), {"np": "4"})
     assert failing(plan) == []
-    assert "1 of 2 hosts will get no rank: w-1.job.ns.svc" in plan.findings[0].said
+    assert "1 of 2 hosts will get no rank: w-1.job.ns.svc" in plan.findings[0].message
     assert "--map-by node" in plan.findings[0].hint
     assert plan.with_ranks == ("w-0.job.ns.svc",)
 
@@ -397,7 +397,7 @@ def test_what_was_written_for_4_1_is_said_to_be_written_for_5_0() -> None:
     plan = planned("mpirun -n 2 -bind-to none -q ./train", observed("openmpi5"))
     assert plan.argv[-5:] == ("-n", "2", "--bind-to", "none", "./train")
     assert "-bind-to as --bind-to, -q as nothing" in " ".join(warned(plan))
-    assert because(plan, "binding") == ("none", Source.FLAG, "given on the mpirun line")
+    assert reason(plan, "binding") == ("none", Source.FLAG, "given on the mpirun line")
     assert warned(planned("mpirun -bind-to none ./train", observed("openmpi4"))) == []
 
 
@@ -405,7 +405,7 @@ def test_an_option_that_this_version_lacks_fails_the_plan() -> None:
     plan = planned("mpirun --novm ./train", observed("openmpi5"))
     (found,) = [item for item in plan.findings if item.level is Level.FAIL]
     assert found.check == "usage"
-    assert "Open MPI 5.0 (PRRTE) has no option --novm" in found.said
+    assert "Open MPI 5.0 (PRRTE) has no option --novm" in found.message
     assert "mpirun (Open MPI) 5.0.7" in found.hint
 
 
@@ -442,10 +442,10 @@ def test_another_mpi_on_a_worker_is_said_before_the_start(theirs: Mpi, level: Le
     assert [item.level for item in found] == ([level] * 2 if level else [])
     for item in found:
         if theirs.family is MpiFamily.UNKNOWN:
-            what = theirs.said or "not recognised"
-            assert item.said == f"/x: {what}; the launcher: mpirun (Open MPI) 4.1.4"
+            what = theirs.banner or "not recognised"
+            assert item.message == f"/x: {what}; the launcher: mpirun (Open MPI) 4.1.4"
         else:
-            assert item.said == f"has {theirs.said}, the launcher mpirun (Open MPI) 4.1.4"
+            assert item.message == f"has {theirs.banner}, the launcher mpirun (Open MPI) 4.1.4"
         assert item.host.startswith("w-")
 
 
@@ -454,7 +454,7 @@ def test_the_family_that_is_set_is_the_workers_too(version: str) -> None:
     # A worker tells what its mpirun says; the setting is the launcher's, where that is not known.
     theirs = Mpi(MpiFamily.UNKNOWN, version, "/x", "a wrapper of ours")
     seen = observed("openmpi4", worker_mpi=theirs)
-    ours = replace(seen.mpi, version=version, said=theirs.said)
+    ours = replace(seen.mpi, version=version, banner=theirs.banner)
     plan = planned("./train", replace(seen, mpi=ours))
     assert [item for item in plan.findings if item.check == "mpi-versions"] == []
     later = replace(ours, version="5.0.7")
@@ -465,19 +465,19 @@ def test_the_family_that_is_set_is_the_workers_too(version: str) -> None:
 def test_the_mpi_that_the_line_names_counts_on_workers_too() -> None:
     path = "/opt/other/bin/mpirun"
 
-    def found(said: str) -> list[Finding]:
+    def found(message: str) -> list[Finding]:
         other = Mpi(MpiFamily.OPENMPI5, "5.0.7", "/usr/bin/mpirun", "mpirun (Open MPI) 5.0.7")
         seen = observed("openmpi4", worker_mpi=other)
-        called = programs.recognise(path, said)
+        called = programs.recognise(path, message)
         workers = tuple(replace(worker, called_mpi=called) for worker in seen.workers)
         plan = planned(f"{path} ./train", replace(seen, workers=workers))
         return [item for item in plan.findings if item.check == "mpi-versions"]
 
     assert found("mpirun (Open MPI) 4.1.4") == []
-    for said in ("is not there", "mpirun (Open MPI) 5.0.7"):
-        first, _ = found(said)
+    for message in ("is not there", "mpirun (Open MPI) 5.0.7"):
+        first, _ = found(message)
         assert first.level is Level.FAIL
-        assert f"{path}, which the line names: {said}" in first.said
+        assert f"{path}, which the line names: {message}" in first.message
 
 
 @pytest.mark.parametrize(
@@ -498,14 +498,14 @@ def test_memory_that_may_not_be_read_is_copied_by_dev_shm(
     seen = replace(seen, workers=(replace(first, facts=None), refused))
     plan = planned("./train", seen)
     assert plan.set_env[name] == value
-    assert "(Operation not permitted) on w-1.job.ns.svc: " in because(plan, name)[2]
+    assert "(Operation not permitted) on w-1.job.ns.svc: " in reason(plan, name)[2]
     theirs = planned("./train", replace(seen, environ={**seen.environ, name: "emulated"}))
     assert name not in theirs.set_env
     assert name not in planned("./train", observed(family)).set_env
     # A launcher that is a host itself has ranks that the same is true for.
     local = observed(family, local=hosts(2, 2)[:1])
     here = planned("./train", replace(local, own=refused.facts))
-    assert " on w-0.job.ns.svc: " in because(here, name)[2]
+    assert " on w-0.job.ns.svc: " in reason(here, name)[2]
     assert (
         name not in planned("./train", replace(seen, workers=(first,), own=refused.facts)).set_env
     )
@@ -535,7 +535,7 @@ def test_a_worker_without_mpi_is_said_and_one_that_tells_nothing_is_not_blamed()
     assert (finding.check, finding.host) == ("mpi-versions", "w-0.job.ns.svc")
     assert finding.level is Level.WARN
     assert (unknown.check, unknown.host) == ("data-facts", "w-1.job.ns.svc")
-    assert "no mpirun" in finding.said
+    assert "no mpirun" in finding.message
 
 
 SECRET = "hunter2hunter2"
@@ -574,8 +574,8 @@ def test_the_first_failure_ends_the_launcher_and_the_others_come_along() -> None
 @both
 def test_several_programs_are_warned_of_where_daemons_die_of_them(family: str) -> None:
     line = "mpirun -n 2 ./one : -n 2 ./two"
-    said = " ".join(warned(planned(line, observed(family))))
-    assert ("line with several programs" in said) == (family == "openmpi5")
+    message = " ".join(warned(planned(line, observed(family))))
+    assert ("line with several programs" in message) == (family == "openmpi5")
     assert "several programs" not in " ".join(warned(planned("./train", observed(family))))
 
 
@@ -599,7 +599,7 @@ def test_programs_of_one_line_may_have_a_hostfile_each(family: str) -> None:
     words = " ".join(plan.argv)
     assert f"--hostfile {first} -n 2 ./one : --hostfile {second} -n 2 ./two" in words
     assert plan.daemons == ("w-0", "w-1.job")
-    assert because(plan, "rank-placement")[0] == "left to mpirun"
+    assert reason(plan, "rank-placement")[0] == "left to mpirun"
 
 
 @pytest.mark.parametrize(

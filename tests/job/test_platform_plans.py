@@ -31,7 +31,7 @@ def test_what_holds_for_every_plan(platform: str, mpi: str) -> None:
     for line in sample.lines(mpi):
         plan = planned(line, seen(platform, mpi), sample.flags)
         assert not [item for item in plan.findings if item.level is Level.FAIL]
-        assert all(item.because and item.source for item in plan.decisions)
+        assert all(item.reason and item.source for item in plan.decisions)
         # Ranks go to other hosts by launch agents alone, which mpirun finds by its own names.
         assert "/opt/agent" in plan.set_env.values()
         copy = "/run/mpiboot/launcher/launch/hostfile"

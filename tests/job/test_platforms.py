@@ -65,7 +65,7 @@ def test_a_platform_is_recognised_by_its_own_mark(
 ) -> None:
     row, decision = platforms.recognise(environ)
     assert row.name == decision.value == name
-    assert (decision.name, decision.source, decision.because) == (
+    assert (decision.name, decision.source, decision.reason) == (
         "platform",
         Source.DETECTED,
         mark,
@@ -87,7 +87,7 @@ def test_a_platform_is_recognised_by_the_list_of_hosts_that_it_mounts(
 ) -> None:
     row, decision = platforms.recognise(environ, hostfile)
     assert row.name == decision.value == name
-    assert (decision.because == hostfile) == (name == "volcano")
+    assert (decision.reason == hostfile) == (name == "volcano")
 
 
 def test_only_the_platform_of_a_resource_manager_keeps_its_variables() -> None:
@@ -192,7 +192,7 @@ ROLES: dict[str, Row] = {
 
 
 @pytest.mark.parametrize(
-    ("environ", "program", "hostfile", "role", "source", "because"), ROLES.values(), ids=ROLES
+    ("environ", "program", "hostfile", "role", "source", "reason"), ROLES.values(), ids=ROLES
 )
 def test_the_role_is_what_the_strongest_mark_says(
     environ: dict[str, str],
@@ -200,16 +200,16 @@ def test_the_role_is_what_the_strongest_mark_says(
     hostfile: str,
     role: Role,
     source: Source,
-    because: str,
+    reason: str,
 ) -> None:
     found, decision = platforms.role(resolve({}, environ), environ, program, hostfile, "pod-1")
     assert found is role
     assert (decision.name, decision.value, decision.source) == ("role", role.value, source)
-    assert because in decision.because
+    assert reason in decision.reason
 
 
 @pytest.mark.parametrize(
-    ("environ", "hostname", "role", "because"),
+    ("environ", "hostname", "role", "reason"),
     [
         ({"JOB_COMPLETION_INDEX": "0"}, "w-7", Role.LAUNCHER, "pod 0, by JOB_COMPLETION_INDEX"),
         ({"JOB_COMPLETION_INDEX": "10"}, "w-0", Role.WORKER, "pod 10, by JOB_COMPLETION_INDEX"),
@@ -219,13 +219,13 @@ def test_the_role_is_what_the_strongest_mark_says(
     ],
 )
 def test_by_its_index_pod_0_is_the_launcher(
-    environ: dict[str, str], hostname: str, role: Role, because: str
+    environ: dict[str, str], hostname: str, role: Role, reason: str
 ) -> None:
     environ = {**environ, "MPIBOOT_ROLE": "by-index"}
     found, decision = platforms.role(resolve({}, environ), environ, ("prog",), "", hostname)
     assert found is role
     assert decision.source is Source.ENVIRONMENT
-    assert decision.because == f"MPIBOOT_ROLE: {because}"
+    assert decision.reason == f"MPIBOOT_ROLE: {reason}"
 
 
 @pytest.mark.parametrize("hostname", ["train-x7k2p", "node", "w-", "w-²", ""])
@@ -234,7 +234,7 @@ def test_a_pod_without_a_number_has_no_role_by_its_index(hostname: str) -> None:
     with pytest.raises(MpibootError) as unclear:
         platforms.role(resolve({}, environ), environ, ("prog",), "", hostname)
     assert unclear.value.code == ExitCode.USAGE
-    assert f"the host name {hostname} does not end with one" in unclear.value.finding.said
+    assert f"the host name {hostname} does not end with one" in unclear.value.finding.message
     assert "completionMode: Indexed" in unclear.value.finding.hint
 
 
@@ -245,7 +245,7 @@ def test_a_mounted_hostfile_alone_makes_no_launcher(environ: dict[str, str]) -> 
         platforms.role(resolved, environ, ("mpirun", "./a"), "/etc/mpi/hostfile", "pod-1")
     assert unclear.value.code == ExitCode.USAGE
     assert unclear.value.finding.check == "role"
-    assert "/etc/mpi/hostfile" in unclear.value.finding.said
+    assert "/etc/mpi/hostfile" in unclear.value.finding.message
     assert "MPIBOOT_ROLE" in unclear.value.finding.hint
 
 

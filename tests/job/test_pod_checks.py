@@ -33,7 +33,7 @@ def test_two_hosts_of_one_server_end_the_job_with_both_names() -> None:
     plan = planned("./train", replace(seen, workers=(first, second)))
     assert failing(plan) == ["settings-conflict"]
     (found,) = pods.shared_addresses(replace(seen, workers=(first, second)))
-    assert found.said == (
+    assert found.message == (
         f"{first.host.name}, {second.host.name} lead to one and the same SSH server, "
         "10.244.0.10 port 22"
     )
@@ -92,7 +92,7 @@ def test_one_mtu_is_no_finding_whatever_other_links_have() -> None:
 
 def test_pods_are_told_by_their_mtu() -> None:
     (found,) = pods.mtus(LAUNCHER, sized_pods(1500, 1400, 8900))
-    assert found.said == (
+    assert found.message == (
         "MTUs of the control links differ: 1400 on w-1.job.ns.svc; "
         "1500 on the launcher, w-0.job.ns.svc; 8900 on w-2.job.ns.svc"
     )
@@ -114,7 +114,7 @@ def test_one_node_with_fewer_gpus_is_named_and_a_lost_one_too() -> None:
             for worker, mine in zip(seen.workers, own, strict=True)
         ]
         assert all(item.level is Level.WARN for item in pods.gpus(workers))
-        return [f"{item.host} {item.said}".strip() for item in pods.gpus(workers)]
+        return [f"{item.host} {item.message}".strip() for item in pods.gpus(workers)]
 
     eight, seven = Gpus(8, "NVIDIA 2330"), Gpus(7, "NVIDIA 2330", lost=1)
     assert found(eight, eight) == []
@@ -175,7 +175,7 @@ def test_gpus_whose_memory_no_rdma_device_reaches_are_warned_of(
 ) -> None:
     [found] = made(*own).findings
     assert found.level is Level.WARN
-    assert found.said.startswith(f"RDMA devices reach no GPU memory on {where}: neither ")
+    assert found.message.startswith(f"RDMA devices reach no GPU memory on {where}: neither ")
     assert "modprobe nvidia_peermem" in found.hint
 
 
@@ -191,5 +191,5 @@ def test_an_nvlink_fabric_that_is_not_set_up_is_warned_of(fabric: str, told: int
     assert worker.facts
     odd = replace(worker, facts=replace(worker.facts, gpus=Gpus(1, "NVIDIA 1", fabric=fabric)))
     found = list(pods.gpus([odd]))
-    assert [item.said.partition(";")[0] for item in found] == [f"NVLink fabric: {fabric}"] * told
+    assert [item.message.partition(";")[0] for item in found] == [f"NVLink fabric: {fabric}"] * told
     assert all("nvidia-fabricmanager" in item.hint for item in found)

@@ -11,7 +11,7 @@ from mpiboot.core.settings import resolve
 from mpiboot.job import pods
 from mpiboot.job.plan import Plan, make
 from mpiboot.job.plan_builder import LauncherLimits, LaunchPaths
-from tests.fakes.plans import POD, because, observed, planned
+from tests.fakes.plans import POD, observed, planned, reason
 
 both = pytest.mark.parametrize("family", ["openmpi4", "openmpi5"])
 NAMES = ("users", "home", "private-folder", "tmpdir", "ssh-server", "ssh-port")
@@ -37,7 +37,7 @@ def test_a_user_namespace_of_the_pods_own_is_told(family: str) -> None:
     assert "users" not in [item.name for item in planned("./train", observed(family)).decisions]
     inside = replace(observed(family).identity, own_users=True)
     plan = planned("./train", observed(family, identity=inside))
-    assert because(plan, "users")[:2] == ("the pod's own", Source.DETECTED)
+    assert reason(plan, "users")[:2] == ("the pod's own", Source.DETECTED)
 
 
 @both
@@ -46,19 +46,19 @@ def test_workers_with_the_embedded_ssh_server_are_told_with_the_reason(family: s
     assert "ssh-server" not in [item.name for item in planned("./train", seen).decisions]
     first = seen.workers[0]
     assert first.facts is not None
-    odd = replace(first.facts, sshd="embedded", sshd_because="uid 7 has no passwd entry")
+    odd = replace(first.facts, sshd="embedded", sshd_reason="uid 7 has no passwd entry")
     workers = (replace(first, facts=odd), *seen.workers[1:])
     plan = planned("./train", replace(seen, workers=workers))
-    said = f"uid 7 has no passwd entry: {first.host.name}"
-    assert because(plan, "ssh-server") == ("embedded", Source.DETECTED, said)
+    message = f"uid 7 has no passwd entry: {first.host.name}"
+    assert reason(plan, "ssh-server") == ("embedded", Source.DETECTED, message)
 
 
 def test_a_port_of_sshd_that_is_not_the_usual_one_is_told_with_its_hosts() -> None:
     seen = observed()
     first, second = seen.workers
     plan = planned("./train", replace(seen, workers=(replace(first, port=2222), second)))
-    said = f"the job's sshd answers there: {first.host.name}"
-    assert because(plan, "ssh-port") == ("2222", Source.DETECTED, said)
+    message = f"the job's sshd answers there: {first.host.name}"
+    assert reason(plan, "ssh-port") == ("2222", Source.DETECTED, message)
 
 
 FOLDERS = {
@@ -76,19 +76,19 @@ WHY = {
 @pytest.mark.parametrize("row", FOLDERS)
 def test_a_private_folder_that_is_not_the_usual_one_is_told(row: str) -> None:
     folder, environ = FOLDERS[row]
-    assert because(in_folder(folder, **environ), "private-folder") == (folder, *WHY[row])
+    assert reason(in_folder(folder, **environ), "private-folder") == (folder, *WHY[row])
 
 
 def test_a_home_that_had_to_be_made_is_told() -> None:
     plan = in_folder("/run/mpiboot/launcher", HOME="/run/mpiboot/launcher")
     assert told(plan) == ["home"]
-    assert because(plan, "home")[0] == "/run/mpiboot/launcher"
+    assert reason(plan, "home")[0] == "/run/mpiboot/launcher"
 
 
 def test_a_folder_that_mpi_was_given_for_its_session_is_told() -> None:
     plan = in_folder("/scratch/launcher", TMPDIR="/scratch/launcher/tmp")
     assert told(plan) == ["tmpdir", "private-folder"]
-    assert because(plan, "tmpdir")[0] == "/scratch/launcher/tmp"
+    assert reason(plan, "tmpdir")[0] == "/scratch/launcher/tmp"
 
 
 OWN_CLIENT = Decision("ssh-client", "embedded", Source.DETECTED, "no ssh here")
@@ -98,12 +98,12 @@ FILES = pods.launcher_need("embedded", 2)[2]
 def test_limits_that_are_too_small_are_warnings_of_the_plan() -> None:
     small = LauncherLimits(memory=64 << 20, open_files=(64, 100))
     plan = planned("./train", replace(observed(), limits=small, client=OWN_CLIENT))
-    (said,) = [item.said for item in plan.findings if item.check == "launcher-limits"]
-    assert said.startswith("2 hosts need about ")
-    assert "the launcher's limit is 64 MiB" in said
+    (message,) = [item.message for item in plan.findings if item.check == "launcher-limits"]
+    assert message.startswith("2 hosts need about ")
+    assert "the launcher's limit is 64 MiB" in message
     assert plan.open_files == 100  # of 256 that are wanted, as far as the hard limit goes
-    reason = f"2 hosts need about {FILES} in one process, and the soft limit was 64"
-    assert because(plan, "open-files") == ("100", Source.DETECTED, reason)
+    why = f"2 hosts need about {FILES} in one process, and the soft limit was 64"
+    assert reason(plan, "open-files") == ("100", Source.DETECTED, why)
     limits = LauncherLimits(open_files=(FILES, FILES))
     enough = planned("./train", replace(observed(), limits=limits, client=OWN_CLIENT))
     assert enough.open_files == 0

@@ -7,18 +7,18 @@ from dataclasses import replace
 import pytest
 
 from mpiboot.core.model import NoFacts, Source
-from mpiboot.job.data import Meeting
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import Observed
+from mpiboot.job.program_words import Rendezvous
 from tests.fakes.plans import (
     HYDRAS,
     MPIS,
     POD,
-    because,
     failing,
     hosts,
     observed,
     planned,
+    reason,
 )
 from tests.job.test_data import with_links
 
@@ -40,7 +40,7 @@ def handed_on(plan: Plan, family: str) -> set[str]:
 def test_the_setting_puts_it_before_a_program(family: str) -> None:
     plan = planned("./train --epochs 3", observed(family), ON)
     assert plan.argv[-6:] == (*BEFORE, "./train", "--epochs", "3")
-    assert because(plan, "rank-env")[:2] == ("mpiboot rank --", Source.FLAG)
+    assert reason(plan, "rank-env")[:2] == ("mpiboot rank --", Source.FLAG)
 
 
 @each
@@ -49,7 +49,7 @@ def test_ranks_get_where_rank_0_is(family: str) -> None:
     assert plan.set_env["MASTER_ADDR"] == "10.244.0.10"
     assert plan.set_env["MASTER_PORT"] == "29500"
     assert {"MASTER_ADDR", "MASTER_PORT"} <= handed_on(plan, family)
-    assert "w-0.job.ns.svc" in because(plan, "MASTER_ADDR")[2]
+    assert "w-0.job.ns.svc" in reason(plan, "MASTER_ADDR")[2]
 
 
 @each
@@ -85,7 +85,7 @@ def test_a_hostfile_of_the_line_that_is_left_out_moves_no_program() -> None:
 def test_the_port_is_the_settings(family: str) -> None:
     plan = planned("./train", observed(family), {**ON, "master_port": "4000"})
     assert plan.set_env["MASTER_PORT"] == "4000"
-    assert because(plan, "MASTER_PORT") == ("4000", Source.FLAG, "--master-port")
+    assert reason(plan, "MASTER_PORT") == ("4000", Source.FLAG, "--master-port")
 
 
 @each
@@ -96,13 +96,13 @@ def test_the_users_own_place_to_meet_wins_and_is_shown(family: str) -> None:
     assert {"MASTER_ADDR", "MASTER_PORT"} <= handed_on(plan, family) | (
         environ.keys() - {*plan.unset_env}
     )
-    assert because(plan, "MASTER_ADDR") == ("head", Source.ENVIRONMENT, "set in this pod, and kept")
+    assert reason(plan, "MASTER_ADDR") == ("head", Source.ENVIRONMENT, "set in this pod, and kept")
 
 
 def test_a_place_on_the_line_wins() -> None:
     plan = planned("mpirun -x MASTER_ADDR=head ./train", observed(), ON)
     assert "MASTER_ADDR" not in plan.set_env
-    assert because(plan, "MASTER_ADDR")[:2] == ("head", Source.FLAG)
+    assert reason(plan, "MASTER_ADDR")[:2] == ("head", Source.FLAG)
     assert "MASTER_ADDR" not in plan.argv  # but for the line's own word
     assert "MASTER_PORT" in plan.argv
     named = planned("mpirun -x MASTER_ADDR ./train", observed(), ON)
@@ -123,7 +123,7 @@ def test_a_place_that_the_workers_own_pods_set_is_left_to_them(family: str) -> N
 
     plan = with_own("MASTER_ADDR", "MASTER_ADDR")
     assert "MASTER_ADDR" not in plan.set_env
-    assert because(plan, "MASTER_ADDR")[2] == "the workers' own pods set it"
+    assert reason(plan, "MASTER_ADDR")[2] == "the workers' own pods set it"
     assert plan.set_env["MASTER_PORT"] == "29500"
     assert with_own("MASTER_ADDR", "OTHER").set_env["MASTER_ADDR"] == "10.244.0.10"
 
@@ -165,8 +165,8 @@ def test_hosts_without_mpiboot_are_refused_by_name() -> None:
     foreign = replace(seen, workers=tuple(replace(item, facts=None) for item in seen.workers[:1]))
     plan = planned("./train", foreign, ON)
     assert failing(plan) == ["settings-conflict"]
-    (said,) = [item.said for item in plan.findings if item.check == "settings-conflict"]
-    assert "--rank-env: w-0.job.ns.svc does not run mpiboot" in said
+    (message,) = [item.message for item in plan.findings if item.check == "settings-conflict"]
+    assert "--rank-env: w-0.job.ns.svc does not run mpiboot" in message
     assert failing(planned("./train", foreign)) == []
     late = tuple(replace(item, no_facts=NoFacts.LATE) for item in foreign.workers)
     assert failing(planned("./train", replace(foreign, workers=late), ON)) == []
@@ -176,16 +176,16 @@ def test_a_line_whose_program_is_not_known_is_refused() -> None:
     plan = planned("mpirun --new-option 3 ./train", observed(), ON)
     assert failing(plan) == ["settings-conflict"]
     (finding,) = [item for item in plan.findings if item.check == "settings-conflict"]
-    assert "where on the mpirun line the program begins" in finding.said
+    assert "where on the mpirun line the program begins" in finding.message
 
 
 @each
 def test_what_is_looked_at_is_rank_0s_host_and_the_port_that_counts(family: str) -> None:
     meeting = planned("./train", observed(family), ON).meeting
-    assert meeting == Meeting("w-0.job.ns.svc", 29500, "MPIBOOT_MASTER_PORT")
+    assert meeting == Rendezvous("w-0.job.ns.svc", "MPIBOOT_MASTER_PORT", 29500)
     environ = {**POD, "MASTER_PORT": "7", "MASTER_ADDR": "elsewhere"}
     meeting = planned("./train", observed(family, environ), ON).meeting
-    assert meeting == Meeting("w-0.job.ns.svc", 7, "MASTER_PORT")
+    assert meeting == Rendezvous("w-0.job.ns.svc", "MASTER_PORT", 7)
     assert planned("./train", observed(family)).meeting is None
 
 
@@ -197,7 +197,7 @@ def test_a_port_that_is_no_number_is_the_programs_own_matter(port: str) -> None:
 def test_a_port_of_the_line_comes_first() -> None:
     line = "mpirun -n 4 -x MASTER_PORT=99 mpiboot rank -- ./train"
     meeting = planned(line, observed(environ={**POD, "MASTER_PORT": "7"})).meeting
-    assert meeting == Meeting("w-0.job.ns.svc", 99, "MASTER_PORT")
+    assert meeting == Rendezvous("w-0.job.ns.svc", "MASTER_PORT", 99)
 
 
 @each
@@ -205,15 +205,15 @@ def test_ranks_meet_on_the_data_link_where_that_is_asked_for(family: str) -> Non
     seen = with_links(observed(family), "net1", "net1")
     plan = planned("./train", seen, {**ON, "master_network": "data"})
     assert plan.set_env["MASTER_ADDR"] == "192.168.0.1"
-    assert "MPIBOOT" not in because(plan, "MASTER_ADDR")[2]
-    assert "--master-network=data: rank 0 runs on w-0" in because(plan, "MASTER_ADDR")[2]
+    assert "MPIBOOT" not in reason(plan, "MASTER_ADDR")[2]
+    assert "--master-network=data: rank 0 runs on w-0" in reason(plan, "MASTER_ADDR")[2]
     own = replace(seen, environ={**POD, "MASTER_ADDR": "mine"})
     plan = planned("./train", own, {**ON, "master_network": "data"})
-    assert because(plan, "MASTER_ADDR")[0] == "mine"
+    assert reason(plan, "MASTER_ADDR")[0] == "mine"
 
 
 @each
 def test_a_host_without_a_data_link_is_named(family: str) -> None:
     plan = planned("./train", observed(family), {**ON, "master_network": "data"})
     assert failing(plan) == ["settings-conflict"]
-    assert "w-0.job.ns.svc, where rank 0 runs, has no data link" in plan.findings[-1].said
+    assert "w-0.job.ns.svc, where rank 0 runs, has no data link" in plan.findings[-1].message

@@ -51,7 +51,7 @@ def test_records_become_json_with_the_words_of_enums_and_without_private_fields(
 
 
 def test_json_keeps_letters_of_any_language() -> None:
-    assert render.as_json({"said": "naïve ☃"}) == '{\n  "said": "naïve ☃"\n}\n'
+    assert render.as_json({"message": "naïve ☃"}) == '{\n  "message": "naïve ☃"\n}\n'
 
 
 @given(st.lists(st.text(st.characters(exclude_characters="=\0"), min_size=1), min_size=1))

@@ -69,7 +69,7 @@ def test_where_nothing_names_a_host_nobody_is_waited_for(
 
 
 @pytest.mark.parametrize(
-    ("host", "own", "names", "environ", "said", "hint"),
+    ("host", "own", "names", "environ", "message", "hint"),
     [
         ("trainer-0", "trainer-x7k2p", (), {}, NOT_INDEXED, "completionMode: Indexed"),
         ("trainer-0.trainer", "trainer-x7k2p", (), {}, NOT_INDEXED, "completionMode: Indexed"),
@@ -100,9 +100,9 @@ def test_where_nothing_names_a_host_nobody_is_waited_for(
     ],
 )
 def test_a_name_that_no_pod_has_is_told(
-    host: str, own: str, names: tuple[str, ...], environ: dict[str, str], said: str, hint: str
+    host: str, own: str, names: tuple[str, ...], environ: dict[str, str], message: str, hint: str
 ) -> None:
     found = program_words.why_no_name(host, own, names, environ)
-    assert said in found[0]
+    assert message in found[0]
     assert hint in found[1]
-    assert bool(found[0]) == bool(said)
+    assert bool(found[0]) == bool(message)

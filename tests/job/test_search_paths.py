@@ -10,7 +10,7 @@ from mpiboot.core.model import Source
 from mpiboot.job.forward import extends
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import Observed
-from tests.fakes.plans import MPIS, POD, because, observed, planned
+from tests.fakes.plans import MPIS, POD, observed, planned, reason
 
 both = pytest.mark.parametrize("family", list(MPIS))
 OTHER = "/opt/conda/bin:/usr/bin:/bin"
@@ -39,8 +39,8 @@ def test_workers_of_another_image_keep_their_own(family: str, name: str) -> None
     plan = planned("mpirun ./train", seen)
     assert not handed_on(plan, name)
     assert plan.stays[name] == BOTH
-    said = f"{BOTH}; `-x {name}` or MPIBOOT_FORWARD={name} hands on the launcher's"
-    assert because(plan, name) == ("the workers' own", Source.DETECTED, said)
+    message = f"{BOTH}; `-x {name}` or MPIBOOT_FORWARD={name} hands on the launcher's"
+    assert reason(plan, name) == ("the workers' own", Source.DETECTED, message)
 
 
 @both
@@ -48,12 +48,12 @@ def test_the_launchers_goes_where_that_is_asked_for(family: str) -> None:
     seen = two_images(observed(family), PATH=OTHER)
     plan = planned("mpirun -x PATH ./train", seen)
     assert handed_on(plan, "PATH")
-    said = f"{BOTH}; your line names it"
-    assert because(plan, "PATH") == ("the launcher's", Source.FLAG, said)
+    message = f"{BOTH}; your line names it"
+    assert reason(plan, "PATH") == ("the launcher's", Source.FLAG, message)
     asked = planned("./train", seen, {"forward": "PATH"})
     assert handed_on(asked, "PATH")
-    said = f"{BOTH}; MPIBOOT_FORWARD names it"
-    assert because(asked, "PATH") == ("the launcher's", Source.ENVIRONMENT, said)
+    message = f"{BOTH}; MPIBOOT_FORWARD names it"
+    assert reason(asked, "PATH") == ("the launcher's", Source.ENVIRONMENT, message)
 
 
 @both
@@ -75,8 +75,8 @@ def test_workers_that_have_none_or_tell_none_get_the_launchers(family: str) -> N
 
 def test_hydra_hands_on_the_launchers_as_without_mpiboot() -> None:
     plan = planned("./train", two_images(observed("mpich"), PATH=OTHER))
-    said = f"{BOTH}, and MPICH (Hydra) hands on all of mpirun's environment"
-    assert because(plan, "PATH") == ("the launcher's", Source.DETECTED, said)
+    message = f"{BOTH}, and MPICH (Hydra) hands on all of mpirun's environment"
+    assert reason(plan, "PATH") == ("the launcher's", Source.DETECTED, message)
 
 
 @pytest.mark.parametrize(

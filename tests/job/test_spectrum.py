@@ -12,7 +12,7 @@ from mpiboot.job.mpirun_line import read
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import Observed
 from mpiboot.system import programs
-from tests.fakes.plans import OPERATOR, POD, because, failing, hosts, observed, planned, warned
+from tests.fakes.plans import OPERATOR, POD, failing, hosts, observed, planned, reason, warned
 
 # As https://github.com/cp2k/cp2k/pull/1353 shows it.
 SAID = "mpirun (IBM Spectrum MPI) 10.3.1.02rtm0"
@@ -50,10 +50,10 @@ def test_it_is_read_and_started_as_open_mpi_4_but_for_what_carries_messages() ->
 
 
 def test_what_is_left_out_is_said() -> None:
-    (said,) = warned(made())
-    assert said.startswith(f"{SAID}: mpiboot was not tried with it, and leaves out")
-    assert "OMPI_MCA_pml" in said
-    assert because(made(), "mpi")[0] == "IBM Spectrum MPI (ORTE): 10.3.1.02rtm0"
+    (message,) = warned(made())
+    assert message.startswith(f"{SAID}: mpiboot was not tried with it, and leaves out")
+    assert "OMPI_MCA_pml" in message
+    assert reason(made(), "mpi")[0] == "IBM Spectrum MPI (ORTE): 10.3.1.02rtm0"
 
 
 @pytest.mark.parametrize("word", ["-tcp", "-TCP", "-pami", "-PAMI"])
@@ -78,11 +78,11 @@ def test_a_users_own_transport_is_kept() -> None:
 def test_its_messages_are_not_moved_by_a_setting() -> None:
     plan = made(flags={"mpi_network": "data"})
     assert failing(plan) == ["settings-conflict"]
-    (said,) = [item.said for item in plan.findings if item.check == "settings-conflict"]
-    assert "--mpi-network=data has no meaning for IBM Spectrum MPI (ORTE): PAMI" in said
+    (message,) = [item.message for item in plan.findings if item.check == "settings-conflict"]
+    assert "--mpi-network=data has no meaning for IBM Spectrum MPI (ORTE): PAMI" in message
     assert failing(made()) == []
 
 
 def test_it_can_be_named() -> None:
     plan = made(flags={"mpi": "spectrum"})
-    assert because(plan, "mpi")[1] is Source.FLAG
+    assert reason(plan, "mpi")[1] is Source.FLAG

@@ -11,7 +11,7 @@ from tests.fakes.plans import OPERATOR, POD, observed, planned, warned
 FOUR, FIVE = "openmpi4", "openmpi5"
 
 
-def said(family: str, line: str = "./train", **environ: str) -> list[str]:
+def message(family: str, line: str = "./train", **environ: str) -> list[str]:
     plan = planned(line, observed(family, {**POD, **environ}))
     return [text for text in warned(plan) if "ignores" in text or "openib" in text]
 
@@ -40,10 +40,10 @@ def said(family: str, line: str = "./train", **environ: str) -> list[str]:
     ],
 )
 def test_a_name_of_version_4_is_told_under_5(name: str, instead: str) -> None:
-    (text,) = said(FIVE, **{name: "1"})
+    (text,) = message(FIVE, **{name: "1"})
     assert text.startswith(f"Open MPI 5.0 (PRRTE) ignores {name} (")
     assert instead in text
-    assert said(FOUR, **{name: "1"}) == [] or name.startswith("PRTE_")
+    assert message(FOUR, **{name: "1"}) == [] or name.startswith("PRTE_")
 
 
 @pytest.mark.parametrize(
@@ -59,15 +59,15 @@ def test_a_name_of_version_4_is_told_under_5(name: str, instead: str) -> None:
     ],
 )
 def test_a_name_of_version_5_is_told_under_4(name: str, instead: str) -> None:
-    assert said(FOUR, **{name: "1"}) == [f"Open MPI 4.1 (ORTE) ignores {name} ({instead})"]
-    assert said(FIVE, **{name: "1"}) == []
+    assert message(FOUR, **{name: "1"}) == [f"Open MPI 4.1 (ORTE) ignores {name} ({instead})"]
+    assert message(FIVE, **{name: "1"}) == []
 
 
 @pytest.mark.parametrize(
     "name", ["PRTE_MCA_oob_tcp_if_exclude", "PRTE_MCA_routed_radix", "OMPI_MCA_btl_vader_flags"]
 )
 def test_an_older_name_that_version_5_reads_is_not_named(name: str) -> None:
-    assert said(FIVE, **{name: "1"}) == []
+    assert message(FIVE, **{name: "1"}) == []
 
 
 def test_names_of_both_versions_beside_each_other_are_no_mistake() -> None:
@@ -75,7 +75,7 @@ def test_names_of_both_versions_beside_each_other_are_no_mistake() -> None:
         "OMPI_MCA_hwloc_base_binding_policy": "core",
         "PRTE_MCA_hwloc_default_binding_policy": "core",
     }
-    assert said(FOUR, **both) == said(FIVE, **both) == []
+    assert message(FOUR, **both) == message(FIVE, **both) == []
 
 
 @pytest.mark.parametrize("family", [FOUR, FIVE])
@@ -86,7 +86,7 @@ def test_what_is_taken_over_or_the_platforms_own_is_not_named(family: str) -> No
         "OMPI_MCA_oob_tcp_if_include": "eth0",
         "PRTE_MCA_prte_set_default_slots": "2",
     }
-    assert said(family, **{**OPERATOR, **theirs, "OMPI_MCA_orte_report_silent_errors": ""}) == []
+    assert message(family, **{**OPERATOR, **theirs, "OMPI_MCA_orte_report_silent_errors": ""}) == []
 
 
 @pytest.mark.parametrize(
@@ -102,10 +102,10 @@ def test_what_is_taken_over_or_the_platforms_own_is_not_named(family: str) -> No
 def test_the_transport_that_is_gone_is_named(value: str, told: str, *, on_the_line: bool) -> None:
     line = f"mpirun --mca btl {value} --mca btl_openib_allow_ib 1 ./train"
     environ = {} if on_the_line else {"OMPI_MCA_btl": value}
-    found = said(FIVE, line if on_the_line else "./train", **environ)
+    found = message(FIVE, line if on_the_line else "./train", **environ)
     assert ("--mca btl_openib_allow_ib (" in found[0]) if on_the_line else True
     assert any(told in text for text in found) if told else len(found) == int(on_the_line)
-    assert said(FOUR, line if on_the_line else "./train", **environ) == []
+    assert message(FOUR, line if on_the_line else "./train", **environ) == []
 
 
 def test_every_row_says_what_to_write() -> None:

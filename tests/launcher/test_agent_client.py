@@ -27,7 +27,7 @@ def path(folder: Path, ssh: bytes = b"\x7fELF") -> str:
 
 
 @pytest.mark.parametrize(
-    ("hosts", "given", "environ", "kind", "because"),
+    ("hosts", "given", "environ", "kind", "reason"),
     [
         (MANY, {}, {}, "embedded", "16 hosts: the gate's logins carry the sessions"),
         (MANY - 1, {}, {}, "openssh", "bin/ssh"),
@@ -49,12 +49,12 @@ def test_many_hosts_are_served_by_the_gates_logins_unless_ssh_itself_is_asked_fo
     given: dict[str, str],
     environ: dict[str, str],
     kind: str,
-    because: str,
+    reason: str,
 ) -> None:
     launcher = pod(tmp_path, {**plans.POD, "PATH": path(tmp_path), **environ}, **given)
     mpi = plans.observed().mpi
     found = observation.choose_client(launcher, hosts, mpi, read(["mpirun", "./train"], mpi.family))
-    assert (found.value, because in found.because) == (kind, True), found.because
+    assert (found.value, reason in found.reason) == (kind, True), found.reason
     assert (observation._keep_logins(launcher, found) is not None) == (kind == "embedded")
 
 
@@ -82,7 +82,7 @@ def test_arguments_on_the_line_are_for_ssh(tmp_path: Path) -> None:
     line = read(["mpirun", "--mca", "plm_rsh_args", "-v", "./train"], mpi.family)
     found = observation.choose_client(launcher, MANY, mpi, line)
     assert found.value == "openssh"
-    assert "does what --mca plm_rsh_args=-v asks for" in found.because
+    assert "does what --mca plm_rsh_args=-v asks for" in found.reason
 
 
 def test_an_ssh_that_is_a_script_and_an_mpi_that_nobody_knows_keep_ssh(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_an_ssh_that_is_a_script_and_an_mpi_that_nobody_knows_keep_ssh(tmp_path:
     launcher = pod(tmp_path, {**plans.POD, "PATH": path(tmp_path, b"#!/bin/sh\n")})
     found = observation.choose_client(launcher, MANY, mpi, line)
     assert found.value == "openssh"
-    assert found.because.endswith("bin/ssh: a script, which may do what only it knows")
+    assert found.reason.endswith("bin/ssh: a script, which may do what only it knows")
     launcher = pod(tmp_path, {**plans.POD, "PATH": path(tmp_path)})
     unknown = Mpi(MpiFamily.UNKNOWN, "", "/usr/bin/mpirun", "")
     assert observation.choose_client(launcher, MANY, unknown, line).value == "openssh"
@@ -104,7 +104,7 @@ def test_intel_mpi_whose_agents_have_sockets_keeps_ssh_unless_the_own_client_is_
     environ = {**plans.POD, "PATH": path(tmp_path)}
     line = read(["mpirun", "./train"], mpi.family)
     found = observation.choose_client(pod(tmp_path, environ), 256, mpi, line)
-    assert (found.value, "gives its agents sockets" in found.because) == ("openssh", True)
+    assert (found.value, "gives its agents sockets" in found.reason) == ("openssh", True)
     launcher = pod(tmp_path, environ, ssh_client="embedded")
     assert observation.choose_client(launcher, 256, mpi, line).value == "embedded"
 
@@ -117,7 +117,7 @@ def test_where_too_few_files_may_be_open_each_host_has_an_ssh(
     mpi = plans.observed().mpi
     found = observation.choose_client(launcher, MANY, mpi, read(["./train"], mpi.family))
     assert found.value == "openssh"
-    assert "needs 144 open files for 16 hosts, and this pod's hard limit is 128" in found.because
+    assert "needs 144 open files for 16 hosts, and this pod's hard limit is 128" in found.reason
 
 
 def test_what_is_embedded_for_want_of_supervision_keeps_no_login(tmp_path: Path) -> None:

@@ -126,10 +126,10 @@ class Handed:
             try:
                 self.result = handed_over(reader)
                 if isinstance(self.result, Failure):  # it ends by itself, and is read until then
-                    self.said = process.communicate(timeout=GUARD)[1].decode()
+                    self.message = process.communicate(timeout=GUARD)[1].decode()
                 os.close(reader)
                 if not isinstance(self.result, Failure):
-                    self.said = process.communicate(timeout=GUARD)[1].decode()
+                    self.message = process.communicate(timeout=GUARD)[1].decode()
                 # With a launch it tidies nothing up, and waits until nobody can read it any more.
                 assert process.returncode == (0 if isinstance(self.result, Failure) else 1)
             finally:
@@ -173,12 +173,12 @@ def test_the_launch_is_handed_over_with_its_folder_mark_and_client(tmp_path: Pat
     assert spec.earlier == "attempt 2; the last one (a of 2026-01-01T00:00:00Z) ended: it failed"
     named = [("attempt", spec.attempt), ("may_disconnect", False), ("pid", os.getpid())]
     assert (tmp_path / "named").read_text() == repr(named)
-    assert f"mpiboot: {spec.earlier}\n" in made.said
-    assert "mpiboot: starting mpirun " in made.said
-    assert "hf_secret" not in made.said
-    assert "not yet said" in made.said
-    assert "said before" not in made.said
-    assert "a failure is no warning" not in made.said
+    assert f"mpiboot: {spec.earlier}\n" in made.message
+    assert "mpiboot: starting mpirun " in made.message
+    assert "hf_secret" not in made.message
+    assert "not yet said" in made.message
+    assert "said before" not in made.message
+    assert "a failure is no warning" not in made.message
 
 
 def test_a_launch_of_a_script_has_the_scripts_name_and_a_launch_within_one_its_mark(
@@ -209,7 +209,7 @@ def test_who_was_reached_hears_why_the_launch_failed_and_the_message_has_the_att
     message = made.result.message
     assert message.startswith("names-unresolved: one is missing\n")
     assert message.endswith(f"\n{EARLIER}\n")
-    assert made.said.splitlines()[-1] == f"mpiboot: {EARLIER}"
+    assert made.message.splitlines()[-1] == f"mpiboot: {EARLIER}"
     assert (tmp_path / "told").read_text() == repr(([HOST], message, 68, goes_on))
 
 
@@ -231,7 +231,7 @@ def test_what_nobody_expected_is_a_bug_with_its_place(tmp_path: Path) -> None:
     assert isinstance(made.result, Failure)
     assert (made.result.code, made.result.reference, made.result.held) == (70, "bug", True)
     assert "nobody thought of it" in made.result.message
-    assert "RuntimeError: nobody thought of it" in made.said
+    assert "RuntimeError: nobody thought of it" in made.message
 
 
 def test_a_whole_line_in_one_word_is_told_where_it_is_no_program(tmp_path: Path) -> None:
@@ -245,7 +245,7 @@ def test_a_whole_line_in_one_word_is_told_where_it_is_no_program(tmp_path: Path)
 def test_a_whole_line_in_one_word_behind_a_program_is_a_warning(tmp_path: Path) -> None:
     made = Handed(tmp_path, "", given(), "sh", "-c echo hello")
     assert made.launch.argv
-    assert "'-c echo hello' is one argument" in made.said
+    assert "'-c echo hello' is one argument" in made.message
 
 
 def test_a_thread_that_never_ends_delays_nothing(tmp_path: Path) -> None:
@@ -261,10 +261,10 @@ def test_a_thread_that_never_ends_delays_nothing(tmp_path: Path) -> None:
             assert handed.reference == "usage"
             # It ends when nobody reads any more, and says nothing of what it leaves.
             os.close(reader)
-            _, said = process.communicate(timeout=GUARD)
+            _, message = process.communicate(timeout=GUARD)
         finally:
             process.kill()
-    first, hint = said.decode().splitlines()
+    first, hint = message.decode().splitlines()
     assert first == "mpiboot: error: [usage] the hosts are ready"
     assert hint.startswith("mpiboot:   ->")
 

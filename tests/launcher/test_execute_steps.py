@@ -159,17 +159,17 @@ async def test_a_name_is_waited_for_and_what_is_odd_about_it_told_at_once(
     given: list[tuple[object, ...]] = []
     wanted, resolved = Rendezvous("head-0", "MASTER_ADDR"), resolve({}, {})
 
-    async def wait(*said: object) -> None:
-        given.append(said)
+    async def wait(*message: object) -> None:
+        given.append(message)
 
-    def why_no_name(*said: object) -> tuple[str, str]:
-        given.append(said)
+    def why_no_name(*message: object) -> tuple[str, str]:
+        given.append(message)
         return why
 
     monkeypatch.setattr(
         program_words,
         "find_rendezvous",
-        lambda *said: wanted if said == (("x",), ENVIRON) else None,
+        lambda *message: wanted if message == (("x",), ENVIRON) else None,
     )
     monkeypatch.setattr(program_words, "why_no_name", why_no_name)
     monkeypatch.setattr(pod, "own_names", lambda name: [f"{name}.job"])
@@ -180,10 +180,10 @@ async def test_a_name_is_waited_for_and_what_is_odd_about_it_told_at_once(
         ("head-0", own, (f"{own}.job",), ENVIRON),
         (wanted, resolved.settings, hint),
     ]
-    said = [("warning", "names-unresolved", "[names-unresolved] no pod has it")] if hint else []
+    message = [("warning", "names-unresolved", "[names-unresolved] no pod has it")] if hint else []
     assert [
         (level, event, text.partition("\n")[0]) for level, event, text in records(capfd)
-    ] == said
+    ] == message
 
 
 async def test_a_network_that_still_comes_is_looked_at_ever_less_often_until_the_deadline(

@@ -42,7 +42,7 @@ def test_a_folder_that_mpirun_or_ssh_would_read_as_another_is_refused(
 ) -> None:
     with pytest.raises(MpibootError, match="runtime folder") as raised:
         launch_folder.paths(tmp_path / odd)
-    assert repr(str(tmp_path / odd)) in raised.value.finding.said
+    assert repr(str(tmp_path / odd)) in raised.value.finding.message
 
 
 def test_folders_of_launches_that_are_over_are_taken_away(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_a_folder_that_can_not_be_made_is_named(tmp_path: Path) -> None:
     with pytest.raises(MpibootError, match="No such file") as caught:
         replace(launch, where=gone).write()
     assert caught.value.finding.check == "runtime-folder"
-    assert caught.value.finding.said.startswith(gone.launch_dir)
+    assert caught.value.finding.message.startswith(gone.launch_dir)
 
 
 @needs_ssh

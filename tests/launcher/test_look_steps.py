@@ -79,11 +79,11 @@ def test_a_signal_ends_the_wait_at_once_and_says_so(
     look.end_on_signals(resolve({"termination_log": str(tmp_path / "message")}, {}))
     with pytest.raises(Ended):
         handlers[number](number, None)
-    said = f"{name} while waiting for hosts: nothing was started"
+    message = f"{name} while waiting for hosts: nothing was started"
     told = json.loads(capfd.readouterr().err)
-    assert (told["event"], told["message"]) == ("ended", said)
+    assert (told["event"], told["message"]) == ("ended", message)
     assert (told["signal"], told["exit"], told["reference"]) == (name, 128 + number, "signal")
-    assert (tmp_path / "message").read_text() == f"signal: {said}\n"
+    assert (tmp_path / "message").read_text() == f"signal: {message}\n"
     assert codes == [128 + number]
 
 
@@ -138,7 +138,7 @@ def test_who_is_ready_is_told_as_json_where_asked_for(
         {"host": "launcher", "address": "", "port": None},
         {"host": worker.host.name, "address": worker.address, "port": 22},
     ]
-    assert [item["said"] for item in told["findings"]] == ["warned of"]
+    assert [item["message"] for item in told["findings"]] == ["warned of"]
 
 
 @pytest.mark.parametrize("as_json", [True, False])
@@ -155,7 +155,7 @@ def test_who_is_not_ready_is_told_as_json_too(
         return
     told = json.loads(text)
     assert (told["ready"], told["hosts"]) == (False, [])
-    assert [item["said"] for item in told["findings"]] == ["two are missing", "warned of"]
+    assert [item["message"] for item in told["findings"]] == ["two are missing", "warned of"]
 
 
 def test_a_look_waits_for_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,8 +167,8 @@ def test_a_look_waits_for_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
 
     found = Observation(plans.observed(), GateResult((), (), {}, {}), ())
 
-    async def looked(*said: object) -> Observation:
-        given.append(said)
+    async def looked(*message: object) -> Observation:
+        given.append(message)
         return found
 
     monkeypatch.setattr(look, "launcher_pod", pod)
@@ -208,8 +208,8 @@ def test_a_plan_tells_what_was_found_on_the_way_and_ends_with_the_first_failure(
         look.show_plan(resolved, ("./train",), {}, as_json=True)
     assert shown.value.finding == FAIL
     told = json.loads(capfd.readouterr().out)
-    said = ["warned of", "at the gate", "it failed", "it failed too"]
-    assert [item["said"] for item in told["findings"]] == said
+    message = ["warned of", "at the gate", "it failed", "it failed too"]
+    assert [item["message"] for item in told["findings"]] == message
     ((observed, its, where),) = asked
     assert (observed, its) == (seen, resolved)
     assert where.launch_dir.startswith("/run/x/launcher/launch")
@@ -231,14 +231,14 @@ def test_a_script_has_no_plan_of_its_own(
     )
     look.show_plan(resolved, ("./run.sh",), {}, as_json=as_json, offline=offline)
     text = capfd.readouterr().out
-    said = "it calls mpirun: it runs once, and each mpirun in it has a plan of its own"
+    message = "it calls mpirun: it runs once, and each mpirun in it has a plan of its own"
     if not as_json:
-        assert said in " ".join(text.split())
+        assert message in " ".join(text.split())
         return
     told = json.loads(text)
     (decision,) = told["decisions"]
     assert (decision["name"], decision["value"]) == ("script", "./run.sh")
-    assert (decision["source"], decision["because"]) == ("detected", said)
+    assert (decision["source"], decision["reason"]) == ("detected", message)
     assert (told["argv"], told["findings"]) == (["./run.sh"], [])
 
 
@@ -255,6 +255,6 @@ def test_a_plan_away_from_the_cluster_is_printed_alike(
     monkeypatch.setattr(look, "offline_plan", makes)
     look.show_plan(resolved, ("./train",), environ, as_json=True, offline=True, folder="facts")
     told = json.loads(capfd.readouterr().out)
-    assert [item["said"] for item in told["findings"]] == ["warned of"]
+    assert [item["message"] for item in told["findings"]] == ["warned of"]
     look.show_plan(resolved, ("./train",), environ, as_json=False, offline=True, folder="facts")
     assert "warned of" in capfd.readouterr().out

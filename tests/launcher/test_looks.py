@@ -17,7 +17,7 @@ from mpiboot.hosts import gate, hostfiles, remote_commands
 from mpiboot.hosts.gate import DoctorLook, GateResult
 from mpiboot.hosts.hostfiles import HostfilePath, JobHostfile
 from mpiboot.hosts.pairs import PairCheck
-from mpiboot.job.data import Meeting
+from mpiboot.job.program_words import Rendezvous
 from mpiboot.launcher import observation
 from mpiboot.launcher.observation import Observation, find_hostfile
 from mpiboot.launcher.setup import LauncherPod
@@ -72,12 +72,12 @@ async def test_a_look_asks_every_host_once_and_hands_on_what_was_found(
     given: list[tuple[Any, ...]] = []
     passed = GateResult(SEEN.workers, (), {}, {})
 
-    async def hostfile(*said: object) -> JobHostfile:
-        given.append(said)
+    async def hostfile(*message: object) -> JobHostfile:
+        given.append(message)
         return JobHostfile(SEEN.hostfile, (WARN,))
 
-    async def look(*said: object, **named: object) -> GateResult:
-        given.append((*said, named))
+    async def look(*message: object, **named: object) -> GateResult:
+        given.append((*message, named))
         return passed
 
     (facts, _) = [worker.facts for worker in SEEN.workers]
@@ -86,12 +86,12 @@ async def test_a_look_asks_every_host_once_and_hands_on_what_was_found(
     launcher = pod(tmp_path)
     program = ("/usr/bin/mpirun", "--hostfile", "/h", "./train")
 
-    def mpi(*said: object) -> Mpi:
-        assert said == (launcher, program)
+    def mpi(*message: object) -> Mpi:
+        assert message == (launcher, program)
         return SEEN.mpi
 
-    def own_facts(said: object) -> tuple[PodFacts, int]:
-        assert said is launcher
+    def own_facts(message: object) -> tuple[PodFacts, int]:
+        assert message is launcher
         return facts, 3
 
     monkeypatch.setattr(observation, "_mpi", mpi)
@@ -123,16 +123,16 @@ async def test_the_gates_of_a_script_have_what_is_left_of_the_deadline(
     passed, reached = GateResult(SEEN.workers, (), {}, {}), list[Worker]()
     listed = JobHostfile(SEEN.hostfile, ())
 
-    async def hostfile(*said: object) -> JobHostfile:
-        given.append(said)
+    async def hostfile(*message: object) -> JobHostfile:
+        given.append(message)
         return listed
 
-    async def wait(*said: object, **named: object) -> GateResult:
-        given.append((*said, named))
+    async def wait(*message: object, **named: object) -> GateResult:
+        given.append((*message, named))
         return passed
 
-    def findings(*said: object) -> tuple[Finding, ...]:
-        given.append(said)
+    def findings(*message: object) -> tuple[Finding, ...]:
+        given.append(message)
         return ()
 
     monkeypatch.setattr(observation, "find_hostfile", hostfile)
@@ -160,16 +160,16 @@ async def test_the_hostfile_is_looked_for_where_the_settings_and_the_platform_sa
 
     it = JobHostfile(SEEN.hostfile, ())
 
-    async def find(*said: object, **named: object) -> JobHostfile:
-        given.append({"said": said, **named})
+    async def find(*message: object, **named: object) -> JobHostfile:
+        given.append({"message": message, **named})
         return it
 
-    def by_platform(*said: object) -> HostfilePath:
-        assert said == (launcher.environ, socket.gethostname())
+    def by_platform(*message: object) -> HostfilePath:
+        assert message == (launcher.environ, socket.gethostname())
         return found
 
-    def by_setting(*said: object) -> HostfilePath:
-        assert said == (launcher.resolved, launcher.environ)
+    def by_setting(*message: object) -> HostfilePath:
+        assert message == (launcher.resolved, launcher.environ)
         return listed
 
     monkeypatch.setattr(hostfiles, "find", find)
@@ -179,7 +179,7 @@ async def test_the_hostfile_is_looked_for_where_the_settings_and_the_platform_sa
     (asked,) = given
     assert asked.pop("platform")() == found
     assert asked == {
-        "said": ("/a/b", "--hostfile", launcher.environ),
+        "message": ("/a/b", "--hostfile", launcher.environ),
         "patience": 7.0,
         "line": ("/line",),
         "listed": listed,
@@ -197,14 +197,14 @@ async def test_the_port_is_looked_at_where_ranks_meet(
     taken = (Finding("master-port", Level.FAIL, "taken"),)
     given: list[tuple[object, ...]] = []
 
-    async def look(*said: object) -> tuple[Finding, ...]:
-        given.append(said)
+    async def look(*message: object) -> tuple[Finding, ...]:
+        given.append(message)
         return taken
 
     monkeypatch.setattr(remote_commands, "look_at_master_port", look)
     observed = replace(SEEN, local=(Host("me"),), renamed={"me": "launcher.x"})
     seen = Observation(observed, GateResult((), (), {}, {}), ())
-    launcher, meeting = pod(tmp_path), Meeting(host, 29500, "MASTER_PORT")
+    launcher, meeting = pod(tmp_path), Rendezvous(host, "MASTER_PORT", 29500)
     found = await observation.master_port_taken(launcher, seen, meeting)
     if asked == "nobody":
         assert (found, given) == ((), [])

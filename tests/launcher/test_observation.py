@@ -107,9 +107,9 @@ def test_the_family_that_is_set_counts_whatever_mpirun_says(
     launcher = pod(tmp_path, {**plans.POD, "PATH": f"{tmp_path}/a:/usr/bin:/bin"}, mpi="openmpi5")
     found = observation._mpi(launcher, ("./train",))
     assert (found.family, found.version, found.path) == (MpiFamily.OPENMPI5, "4.1.6", path)
-    said = f"--mpi=openmpi5 is followed, though {path} says that it is {found.said}"
+    message = f"--mpi=openmpi5 is followed, though {path} says that it is {found.banner}"
     assert capfd.readouterr().err.splitlines() == [
-        f"mpiboot: warning: [mpi-versions] {said}",
+        f"mpiboot: warning: [mpi-versions] {message}",
         "mpiboot:   -> take --mpi=openmpi5 out",
     ]
     same = pod(tmp_path, {**plans.POD, "PATH": f"{tmp_path}/a:/usr/bin:/bin"}, mpi="openmpi4")
@@ -195,7 +195,7 @@ def test_what_is_odd_about_a_line_is_told_at_once_and_is_the_plans_finding(
     (told,) = at_once(tmp_path, "mpirun --frobnicate ./train")
     assert (told.check, told.level) == ("usage", Level.WARN)
     err = capfd.readouterr().err
-    assert told.said in err
+    assert told.message in err
     assert "slots" not in err
 
 

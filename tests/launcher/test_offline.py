@@ -39,7 +39,7 @@ def test_what_prints_and_ends_has_no_plan_of_hosts(tmp_path: Path) -> None:
     plan = json.loads(done.stdout)
     assert (plan["argv"], plan["findings"]) == (["mpirun", "-info"], [])
     (decision,) = plan["decisions"]
-    assert "no host is waited for" in decision["because"]
+    assert "no host is waited for" in decision["reason"]
 
 
 def test_the_version_of_another_mpi_on_this_machine_is_not_the_images(tmp_path: Path) -> None:
@@ -75,8 +75,8 @@ def test_saved_facts_decide_the_data_network(tmp_path: Path) -> None:
     made = {item["name"]: item["value"] for item in plan["decisions"]}
     assert made["data-network"] == "RoCE"
     assert made["NCCL_IB_HCA"] == "=mlx5_3:1"
-    assert not [item for item in plan["findings"] if "no facts of 2 hosts" in item["said"]]
-    (launcher,) = [item for item in plan["findings"] if "launcher's pod" in item["said"]]
+    assert not [item for item in plan["findings"] if "no facts of 2 hosts" in item["message"]]
+    (launcher,) = [item for item in plan["findings"] if "launcher's pod" in item["message"]]
     assert launcher["hint"].startswith("save them with `kubectl exec POD -- mpiboot facts --json")
     assert launcher["level"] == "unknown"
 
@@ -95,10 +95,10 @@ def test_a_server_is_where_sshd_usually_listens_or_the_setting_says(
         (folder / f"w-{number}.json").write_text(records_json.facts_to_json(one))
     words = [*job(tmp_path), "--json", "--mpi", "openmpi5", "--facts", str(folder), *flag]
     done = mpiboot(tmp_path, *words, "--", "./train", env=NO_MPI)
-    said = [item["said"] for item in json.loads(done.stdout)["findings"]]
+    message = [item["message"] for item in json.loads(done.stdout)["findings"]]
     assert (
         "w-0.job.ns.svc, w-1.job.ns.svc lead to one and the same SSH server, 10.0.0.7 port "
-        f"{port}" in said
+        f"{port}" in message
     )
 
 
@@ -134,8 +134,8 @@ def test_a_folder_of_facts_that_is_none_is_said(tmp_path: Path) -> None:
     assert (done.returncode, "not what `mpiboot facts --json`" in done.stderr) == (2, True)
     gone = [*job(tmp_path), "--mpi", "openmpi5", "--facts", str(tmp_path / "gone"), "--", "./train"]
     done = mpiboot(tmp_path, *gone, env=NO_MPI)
-    said = f"--facts {tmp_path}/gone: No such file or directory"
-    assert (done.returncode, said in done.stderr) == (2, True)
+    message = f"--facts {tmp_path}/gone: No such file or directory"
+    assert (done.returncode, message in done.stderr) == (2, True)
     lone = mpiboot(tmp_path, "plan", "--facts", str(tmp_path), "--", "./train", env=NO_MPI)
     assert (lone.returncode, "--facts is for --offline" in lone.stderr) == (2, True)
 
@@ -161,7 +161,7 @@ def test_the_hosts_of_a_volcano_job_need_no_hostfile(tmp_path: Path) -> None:
         "VC_WORKER_HOSTS",
         "platform",
     )
-    assert made["hostfile"]["because"] == "named by MPI_HOST of Volcano's mpi plugin"
+    assert made["hostfile"]["reason"] == "named by MPI_HOST of Volcano's mpi plugin"
     assert made["ranks"]["value"] == "8"
     third = {**environ, "MPI_HOST": "", "VC_PS_HOSTS": "train-ps-0.train", "VC_PS_NUM": "1"}
     refused = mpiboot(tmp_path, *words, env=third)
@@ -179,7 +179,7 @@ def test_the_hosts_of_a_stateful_set_need_no_hostfile(tmp_path: Path) -> None:
     made = {item["name"]: item for item in json.loads(done.stdout)["decisions"]}
     assert made["hostfile"]["value"] == "my-cnode-[0-3].my-hpc-cluster"
     assert (made["hostfile"]["source"], made["ranks"]["value"]) == ("flag", "8")
-    assert made["hosts"]["because"].startswith("my-cnode-0.my-hpc-cluster, my-cnode-1.")
+    assert made["hosts"]["reason"].startswith("my-cnode-0.my-hpc-cluster, my-cnode-1.")
     part = mpiboot(tmp_path, *words[:-2], "--", "./train", env=NO_MPI)
     assert part.returncode == 78
     assert "--replicas without --name" in part.stderr

@@ -87,21 +87,21 @@ def test_facts_are_those_of_the_pod_with_their_name(
     given: list[Any] = []
     resolved, environ = resolve({"ssh_port": "2206", "mpi": "openmpi4"}, {}), {"A": "b"}
 
-    async def find(*said: object, **named: object) -> JobHostfile:
-        given.append((said, named))
+    async def find(*message: object, **named: object) -> JobHostfile:
+        given.append((message, named))
         return JobHostfile(listed, (WARN,))
 
     made = plan_of.Plan((), (), ())
 
-    def make(*said: object) -> plan_of.Plan:
-        given.append(said)
+    def make(*message: object) -> plan_of.Plan:
+        given.append(message)
         return made
 
-    def by_platform(*said: object) -> None:
-        assert said == (environ, "")
+    def by_platform(*message: object) -> None:
+        assert message == (environ, "")
 
     monkeypatch.setattr(hostfiles, "find", find)
-    monkeypatch.setattr(hostfiles, "hosts_by_setting", lambda *said: said)
+    monkeypatch.setattr(hostfiles, "hosts_by_setting", lambda *message: message)
     monkeypatch.setattr(hostfiles, "hosts_by_platform", by_platform)
     monkeypatch.setattr(plan_of, "make", make)
     monkeypatch.setattr(pod, "identity", lambda _: plans.NOBODY)
@@ -125,11 +125,13 @@ def test_facts_are_those_of_the_pod_with_their_name(
     assert where.launch_dir == "/run/mpiboot/launcher/launch"
     first, *rest = found[1]
     assert first == WARN
-    said = [(item.check, item.level, item.said.partition(":")[0], bool(item.hint)) for item in rest]
+    message = [
+        (item.check, item.level, item.message.partition(":")[0], bool(item.hint)) for item in rest
+    ]
     unknown = Level.UNKNOWN
     missing = f"no facts of 1 host ({hosts[2].name})"
     pods = [("offline", unknown, "no facts of the launcher's pod", True)]
-    assert said == [
+    assert message == [
         ("offline", unknown, "offline", False),
         ("offline", unknown, missing, True),
         *([] if own else pods),
@@ -138,7 +140,7 @@ def test_facts_are_those_of_the_pod_with_their_name(
 
 def test_where_all_is_known_little_is_said() -> None:
     (only,) = look._unknown([], facts("launcher"))
-    assert only.said == "offline: no name was resolved, no host was asked, no key was read"
+    assert only.message == "offline: no name was resolved, no host was asked, no key was read"
 
 
 def test_each_file_that_is_no_record_of_facts_is_named(tmp_path: Path) -> None:
@@ -151,7 +153,7 @@ def test_each_file_that_is_no_record_of_facts_is_named(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
     with pytest.raises(MpibootError) as caught:
         look._saved(str(tmp_path))
-    assert caught.value.finding.said == (
+    assert caught.value.finding.message == (
         f"{tmp_path}/a.json, {tmp_path}/b.json: "
         "not what `mpiboot facts --json` of this version prints"
     )

@@ -83,16 +83,16 @@ async def test_who_was_ready_when_the_launcher_ended_tells_the_next_one_why(
     worker: Worker, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """One host is ready, the other refuses; then the wait ends, as a signal or the time ends it."""
-    launcher, said = pod(worker, FIRST), ""
+    launcher, message = pod(worker, FIRST), ""
     reached = ReachedWorkers(launcher)
     hosts = (Host(ADDRESS), Host("127.0.0.3"))
     settings = launcher.resolved.settings
     waiting = asyncio.ensure_future(
         gate.wait(hosts, settings, access(launcher), reached=reached.workers)
     )
-    while "1/2 hosts ready" not in said:
+    while "1/2 hosts ready" not in message:
         await asyncio.sleep(0.02)
-        said += capfd.readouterr().err
+        message += capfd.readouterr().err
     waiting.cancel()
     await asyncio.wait({waiting}, timeout=PATIENCE)
     assert [item.host.name for item in reached.workers] == [ADDRESS]

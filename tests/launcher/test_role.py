@@ -64,13 +64,13 @@ def test_an_mpirun_that_only_prints_is_started_as_it_is(
 
 
 @pytest.mark.parametrize(
-    ("said", "straight"), [("mpirun (Open MPI) 4.1.4", True), ("HYDRA build details:", False)]
+    ("message", "straight"), [("mpirun (Open MPI) 4.1.4", True), ("HYDRA build details:", False)]
 )
 def test_mpirun_itself_tells_what_its_options_mean(
-    tmp_path: Path, said: str, *, straight: bool
+    tmp_path: Path, message: str, *, straight: bool
 ) -> None:
     mpirun = tmp_path / "mpirun"
-    mpirun.write_text(f"#!/bin/sh\necho '{said}'\n")
+    mpirun.write_text(f"#!/bin/sh\necho '{message}'\n")
     mpirun.chmod(0o755)
     line = ("mpirun", "-n", "2", "-V", "./train")
     assert role.prints(RESOLVED, line, {"PATH": str(tmp_path)}) is straight

@@ -129,7 +129,7 @@ def test_a_call_by_a_path_goes_past_mpiboot_and_is_warned_of(text: str, path: st
         return
     assert found is not None
     assert (found.check, found.level) == ("shims", Level.WARN)
-    assert found.said == f"the script calls mpirun by its path ({path}), past mpiboot"
+    assert found.message == f"the script calls mpirun by its path ({path}), past mpiboot"
     assert "mpiboot shims install --replace" in found.hint
 
 

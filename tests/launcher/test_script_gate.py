@@ -187,10 +187,10 @@ def test_a_program_gets_an_ssh_in_front_that_knows_its_hosts(
         ("w-0.job.ns.svc", ""),
         ("w-1.job.ns.svc", ""),
     ]
-    said = capfd.readouterr().err
+    message = capfd.readouterr().err
     assert spec.earlier == "attempt 2; the last one (a of 2026-01-01T00:00:00Z) ended: it failed"
-    assert f"mpiboot: {spec.earlier}\n" in said
-    assert "starting horovodrun" in said
+    assert f"mpiboot: {spec.earlier}\n" in message
+    assert "starting horovodrun" in message
 
 
 def test_without_an_ssh_mpiboots_own_client_is_behind_it(

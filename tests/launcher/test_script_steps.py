@@ -142,8 +142,8 @@ def test_hosts_are_waited_for_where_anything_names_them(
     monkeypatch.setattr(hostfiles, "hosts_by_platform", by_platform)
     monkeypatch.setattr(hostfiles, "candidates", candidates)
     why = "" if source in {"setting", "platform", "file"} else "there is no hostfile"
-    said = role._no_gate(resolved, environ, REACHES)
-    assert said == (f"{why} ({default}), so it starts at once" if why else "")
+    message = role._no_gate(resolved, environ, REACHES)
+    assert message == (f"{why} ({default}), so it starts at once" if why else "")
 
 
 @pytest.mark.parametrize(

@@ -266,7 +266,7 @@ def test_a_folder_that_can_not_be_written_is_told_with_the_reason(
         with pytest.raises(MpibootError, match="Not a directory") as caught:
             act()
         assert caught.value.finding.check == "runtime-folder"
-        assert str(tmp_path / "file") in caught.value.finding.said
+        assert str(tmp_path / "file") in caught.value.finding.message
 
 
 def test_mpiboots_own_program_must_be_there(

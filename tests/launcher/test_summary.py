@@ -43,9 +43,9 @@ def plan(one: Observed, program: str = "./train", **flags: str) -> Plan:
 
 def told(one: Observed, program: str = "./train", **flags: str) -> dict[str, str]:
     lines = summary.lines(plan(one, program, **flags), one)
-    assert all("\n" not in line.said for line in lines)
+    assert all("\n" not in line.message for line in lines)
     assert len(lines) <= 6
-    return {line.event: line.said for line in lines}
+    return {line.event: line.message for line in lines}
 
 
 def test_a_plain_job_is_three_lines_of_the_log() -> None:
@@ -78,19 +78,19 @@ def test_devices_that_differ_by_worker_are_not_listed() -> None:
 def test_a_plan_names_no_link_that_another_of_its_lines_denies() -> None:
     one = with_network(seen(), w.sriov(0), w.sriov(1))
     made = plan(one, mpi_network="data")
-    assert not [item for item in made.decisions if "stay on the control link" in item.because]
+    assert not [item for item in made.decisions if "stay on the control link" in item.reason]
 
 
 def test_what_the_user_has_set_is_said_to_be_kept_or_not() -> None:
     line = "mpirun -n 3 --mca btl self,tcp ./train"
     one = seen("openmpi4", OMPI_MCA_pml="ucx", OMPI_MCA_rmaps_base_mapping_policy="node")
-    said = told(one, line)["user-settings"]
-    assert said.startswith("your settings kept: ")
-    assert "OMPI_MCA_pml=ucx" in said
-    assert "OMPI_MCA_btl=self,tcp" in said
-    assert "hostfile" not in said
-    assert "OMPI_MCA_orte_keep_fqdn_hostnames" not in said
-    assert "ConnectionAttempts" not in said
+    message = told(one, line)["user-settings"]
+    assert message.startswith("your settings kept: ")
+    assert "OMPI_MCA_pml=ucx" in message
+    assert "OMPI_MCA_btl=self,tcp" in message
+    assert "hostfile" not in message
+    assert "OMPI_MCA_orte_keep_fqdn_hostnames" not in message
+    assert "ConnectionAttempts" not in message
     assert "user-settings" not in told(observed("openmpi4", POD))
 
 
@@ -148,9 +148,7 @@ def test_at_debug_a_record_is_a_line_and_nothing_is_broken(
     lines = capfd.readouterr().err.splitlines()
     assert all(line.startswith("mpiboot: ") for line in lines)
     for item in made.decisions:
-        want = (
-            f"mpiboot: plan {item.name}={item.value or '-'} ({item.source.value}: {item.because})"
-        )
+        want = f"mpiboot: plan {item.name}={item.value or '-'} ({item.source.value}: {item.reason})"
         assert want in lines
 
 
@@ -165,11 +163,11 @@ def test_as_json_each_line_has_its_parts_as_fields(capfd: pytest.CaptureFixture[
     assert by_event["control-network"]["link"] == "eth0"
     assert by_event["data-network"]["kind"] == "RoCE"
     decisions = [item for item in records if item["event"] == "plan"]
-    assert {"decision", "value", "source", "because"} <= decisions[0].keys()
+    assert {"decision", "value", "source", "reason"} <= decisions[0].keys()
 
 
 @pytest.mark.parametrize(
-    ("workers", "flags", "said", "fields"),
+    ("workers", "flags", "message", "fields"),
     [
         (
             (w.tcp(0), w.tcp(1)),
@@ -193,11 +191,11 @@ def test_as_json_each_line_has_its_parts_as_fields(capfd: pytest.CaptureFixture[
     ],
 )
 def test_each_kind_of_data_network_is_a_sentence_and_its_fields(
-    workers: tuple[Worker, ...], flags: dict[str, str], said: str, fields: dict[str, str]
+    workers: tuple[Worker, ...], flags: dict[str, str], message: str, fields: dict[str, str]
 ) -> None:
     one = with_network(seen(), *workers)
     lines = {line.event: line for line in summary.lines(plan(one, **flags), one)}
     line = lines["data-network"]
-    assert line.said.startswith(said)
+    assert line.message.startswith(message)
     made = {item.name: item for item in plan(one, **flags).decisions}["data-network"]
-    assert line.fields == {"kind": made.value, "because": made.because, **fields}
+    assert line.fields == {"kind": made.value, "reason": made.reason, **fields}

@@ -49,7 +49,7 @@ def test_a_job_is_told_with_its_mpi_its_hosts_and_its_ranks() -> None:
     one = observed("openmpi4", POD)
     path = one.hostfile.path
     (line,) = summary._job(replace(PLAN, ranks=4), one, decided(ranks="4"))
-    said = f"Open MPI 4.1.4 (/usr/bin/mpirun): 4 ranks on 2 hosts of {path} (so)"
+    message = f"Open MPI 4.1.4 (/usr/bin/mpirun): 4 ranks on 2 hosts of {path} (so)"
     fields: dict[str, Json] = {
         "mpi": "openmpi4",
         "mpi_version": "4.1.4",
@@ -58,21 +58,21 @@ def test_a_job_is_told_with_its_mpi_its_hosts_and_its_ranks() -> None:
         "ranks": 4,
         "hostfile": path,
     }
-    assert line == SummaryLine("job", said, fields)
+    assert line == SummaryLine("job", message, fields)
     unknown = replace(one, mpi=Mpi(MpiFamily.UNKNOWN, "", "/opt/mpirun", ""))
     (line,) = summary._job(replace(PLAN, ranks=None), unknown, {})
-    assert line.said == (
+    assert line.message == (
         f"unknown MPI (/opt/mpirun): as many ranks as mpirun decides on 2 hosts of {path}"
     )
     assert line.fields["ranks"] is None
 
 
-@pytest.mark.parametrize(("link", "said"), [("eth0", "eth0"), ("", "not chosen")])
-def test_the_control_link_is_told_where_one_was_looked_for(link: str, said: str) -> None:
+@pytest.mark.parametrize(("link", "message"), [("eth0", "eth0"), ("", "not chosen")])
+def test_the_control_link_is_told_where_one_was_looked_for(link: str, message: str) -> None:
     one = observed("openmpi4", POD)
     (line,) = summary._control(PLAN, one, decided(control_link=link))
-    text = f"control network (SSH, mpirun's daemons): {said} (so)"
-    assert line == SummaryLine("control-network", text, {"link": link, "because": "so"})
+    text = f"control network (SSH, mpirun's daemons): {message} (so)"
+    assert line == SummaryLine("control-network", text, {"link": link, "reason": "so"})
     assert [*summary._control(PLAN, one, {})] == []
     assert [*summary._data(PLAN, one, {})] == []
 
@@ -142,8 +142,8 @@ def test_where_mpis_own_messages_go_is_told_where_open_mpi_has_a_choice(
     if where is None:
         assert found == []
         return
-    said = f"MPI's own messages: {where}{hint}"
-    assert found == [SummaryLine("mpi-network", said, {"network": where})]
+    message = f"MPI's own messages: {where}{hint}"
+    assert found == [SummaryLine("mpi-network", message, {"network": where})]
 
 
 def test_what_is_kept_replaced_and_not_passed_on_is_told_apart() -> None:
@@ -181,7 +181,7 @@ def test_variables_that_stay_are_fields_in_full() -> None:
     found = decided(x=" ".join(names))
     (line,) = summary._stays(PLAN, one, {NOT_FORWARDED: found["x"]})
     assert line.fields == {"names": names}
-    assert line.said == (
+    assert line.message == (
         "variables of this pod that stay here: V0, V1, V2, V3, V4, V5 and 3 more (so)"
     )
 
@@ -193,9 +193,9 @@ def test_rates_that_differ_are_not_told() -> None:
     (line,) = summary._data(
         replace(made, rows=rows), one, {item.name: item for item in made.decisions}
     )
-    assert " Gb/s" not in line.said
+    assert " Gb/s" not in line.message
     (same,) = summary._data(made, one, {item.name: item for item in made.decisions})
-    assert " Gb/s" in same.said
+    assert " Gb/s" in same.message
 
 
 Told = list[tuple[str, str, dict[str, object]]]
@@ -207,7 +207,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     found: Told = []
     monkeypatch.setattr(log, "shows", lambda level: level is LogLevel.DEBUG)
     monkeypatch.setattr(
-        log, "debug", lambda event, said, **fields: found.append((event, said, fields))
+        log, "debug", lambda event, message, **fields: found.append((event, message, fields))
     )
     return found
 
@@ -234,7 +234,7 @@ def test_on_a_terminal_the_plan_is_a_table_and_workers_are_one_everywhere(
                 "value": item.value,
                 "source": item.source.value,
                 "decision": item.name,
-                "because": item.because,
+                "reason": item.reason,
             },
         )
         for item in made.decisions
@@ -250,11 +250,11 @@ def test_as_json_each_worker_is_a_record(monkeypatch: pytest.MonkeyPatch, told: 
     one = with_network()
     made = planned("./train", one, {})
     summary.say(made, one)
-    workers = [(said, fields) for event, said, fields in told if event == "worker"]
+    workers = [(message, fields) for event, message, fields in told if event == "worker"]
     assert len(workers) == len(made.rows) == 2
-    for (said, fields), row in zip(workers, made.rows, strict=True):
+    for (message, fields), row in zip(workers, made.rows, strict=True):
         assert [*fields.values()] == [*row.cells]
         cells = zip(HEADINGS, row.cells, strict=True)
-        assert said == ", ".join(f"{name} {cell}" for name, cell in cells if cell)
+        assert message == ", ".join(f"{name} {cell}" for name, cell in cells if cell)
         assert [*fields] == [name.lower() for name in HEADINGS]
     assert len(told) == len(made.decisions) + 2

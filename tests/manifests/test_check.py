@@ -76,7 +76,7 @@ def mpijob(**spec: object) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "message"),
     [
         ({"slotPerWorker": 2}, "spec.slotPerWorker: there is no such field; slotsPerWorker is one"),
         ({"slotsPerWorker": "2"}, "spec.slotsPerWorker: '2' is not a whole number"),
@@ -90,9 +90,9 @@ def mpijob(**spec: object) -> dict[str, Any]:
         ({"mpiReplicaSpecs": {"Workers": {}}}, "spec.mpiReplicaSpecs.Workers: there is no such fi"),
     ],
 )
-def test_what_is_wrong_is_said_in_a_line(spec: dict[str, Any], said: str) -> None:
+def test_what_is_wrong_is_said_in_a_line(spec: dict[str, Any], message: str) -> None:
     (line,) = check.wrong(mpijob(**spec))
-    assert line.startswith(f"MPIJob: {said}")
+    assert line.startswith(f"MPIJob: {message}")
 
 
 def test_a_list_and_a_pod_template_of_another_type() -> None:
@@ -157,7 +157,7 @@ def test_types_that_the_own_table_allows_too_much_of() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("a: [1", "is not YAML: while parsing"),
         ("", "holds no manifest"),
@@ -165,10 +165,10 @@ def test_types_that_the_own_table_allows_too_much_of() -> None:
         ("apiVersion: v1\nkind: Pod\n---\nkind: Pod\n", "document 2 has no apiVersion and kind"),
     ],
 )
-def test_a_file_that_holds_no_manifests(tmp_path: Path, text: str, said: str) -> None:
+def test_a_file_that_holds_no_manifests(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(text)
-    with pytest.raises(check.ManifestError, match=said) as raised:
+    with pytest.raises(check.ManifestError, match=message) as raised:
         check.read(path)
     assert str(raised.value).startswith(str(path))
     assert "\n" not in str(raised.value)

@@ -63,7 +63,7 @@ def test_pods_that_pages_show_in_parts_have_only_fields_that_there_are() -> None
                     }
                     template = {"spec": {"containers": [{"name": "other"}], **pod, **whole}}
                     job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "a"}}
-                    assert check.wrong({**job, "spec": {"template": template}}) == [], block.said
+                    assert check.wrong({**job, "spec": {"template": template}}) == [], block.message
                     found += 1
     assert found >= 4
 

@@ -106,7 +106,7 @@ def test_workers_with_other_numbers_of_devices_are_named() -> None:
     links = [link for link in short.facts.links if link.name != "net8"]
     short = changed(short, links=links, devices=short.facts.fabric.devices[:7])
     finding = only(decide(w.rails8(0), w.rails8(1), short), "rdma-differs")
-    assert "w-2: 7 RoCE ports at 400 Gb/s; the others (2): 8 RoCE ports" in finding.said
+    assert "w-2: 7 RoCE ports at 400 Gb/s; the others (2): 8 RoCE ports" in finding.message
     assert (finding.level, finding.host) == (Level.WARN, "w-2")
 
 
@@ -119,8 +119,10 @@ def test_workers_with_entries_of_different_ip_versions_are_said() -> None:
     ]
     port = replace(device_of(other).ports[0], gids=w.table("net1", "fd00:5::8"))
     other = changed(other, links=links, devices=(replace(device_of(other), ports=(port,)),))
-    said = of(decide(w.sriov(0), other), "rdma-differs")[0].said
-    assert "w-1: 1 RoCE port at 100 Gb/s by IPv6; the others (1): 1 RoCE port at 100 Gb/s" in said
+    message = of(decide(w.sriov(0), other), "rdma-differs")[0].message
+    assert (
+        "w-1: 1 RoCE port at 100 Gb/s by IPv6; the others (1): 1 RoCE port at 100 Gb/s" in message
+    )
 
 
 def test_workers_of_different_kinds_stop_a_job_that_requires_rdma() -> None:
@@ -132,8 +134,8 @@ def test_workers_of_different_kinds_stop_a_job_that_requires_rdma() -> None:
 @pytest.mark.parametrize("state", ["DOWN", "INIT", "ARMED"])
 def test_a_port_that_is_not_active_is_said(state: str) -> None:
     finding = only(decide(w.ipoib(0, state=state)), "rdma-port")
-    assert f"mlx5_4:1 is {state}, not ACTIVE" in finding.said
-    assert ("the subnet manager has not brought it up" in finding.said) == (state != "DOWN")
+    assert f"mlx5_4:1 is {state}, not ACTIVE" in finding.message
+    assert ("the subnet manager has not brought it up" in finding.message) == (state != "DOWN")
     assert DATA_ROWS["rdma-port"].retry
 
 
@@ -141,7 +143,7 @@ def test_a_link_without_carrier_is_said() -> None:
     worker = w.sriov(0)
     assert worker.facts is not None
     links = [replace(link, carrier=link.name != "net1") for link in worker.facts.links]
-    assert "net1" in only(decide(changed(worker, links=links)), "rdma-port").said
+    assert "net1" in only(decide(changed(worker, links=links)), "rdma-port").message
 
 
 def test_mtus_that_differ_between_workers_are_said() -> None:
@@ -149,7 +151,7 @@ def test_mtus_that_differ_between_workers_are_said() -> None:
     assert large.facts is not None
     links = [replace(link, mtu=9000) for link in large.facts.links]
     finding = only(decide(w.tcp(0), changed(large, links=links), w.tcp(2)), "data-mtu")
-    assert "w-1: 9000; the others (2): 1500" in finding.said
+    assert "w-1: 9000; the others (2): 1500" in finding.message
 
 
 def test_a_ports_mtu_that_does_not_fit_its_links_is_said() -> None:
@@ -157,7 +159,7 @@ def test_a_ports_mtu_that_does_not_fit_its_links_is_said() -> None:
     device = device_of(worker)
     port = replace(device.ports[0], mtu=4096)
     found = decide(changed(worker, devices=(replace(device, ports=(port,)),)))
-    assert "MTU 1500, which allows 1024" in only(found, "rdma-mtu").said
+    assert "MTU 1500, which allows 1024" in only(found, "rdma-mtu").message
 
 
 def test_a_port_that_uses_less_than_its_link_allows_is_said_and_never_stops() -> None:
@@ -165,7 +167,7 @@ def test_a_port_that_uses_less_than_its_link_allows_is_said_and_never_stops() ->
     assert worker.facts is not None
     links = [replace(link, mtu=9000) for link in worker.facts.links]
     finding = only(decide(changed(worker, links=links), settings=REQUIRE), "rdma-mtu-low")
-    assert "MTU 9000, which allows 4096 for RDMA, but port mlx5_3:1 uses 1024" in finding.said
+    assert "MTU 9000, which allows 4096 for RDMA, but port mlx5_3:1 uses 1024" in finding.message
     assert finding.level is Level.WARN
 
 
@@ -190,13 +192,13 @@ def test_a_table_without_a_v2_entry_of_ours_is_said() -> None:
     device = device_of(worker)
     port = replace(device.ports[0], gids=w.table("net1", "192.168.5.7", types=2)[:3])
     finding = only(decide(changed(worker, devices=(replace(device, ports=(port,)),))), "rdma-gid")
-    assert "no RoCE v2 entry for 192.168.5.7" in finding.said
+    assert "no RoCE v2 entry for 192.168.5.7" in finding.message
 
 
 def test_data_networks_that_do_not_overlap_are_said() -> None:
     finding = only(decide(w.tcp(0), w.tcp(1, subnet="172.30.1")), "data-networks")
-    assert "w-0" in finding.said
-    assert "w-1" in finding.said
+    assert "w-0" in finding.message
+    assert "w-1" in finding.message
 
 
 def test_data_links_without_an_ip_version_in_common_are_said() -> None:
@@ -207,18 +209,18 @@ def test_data_links_without_an_ip_version_in_common_are_said() -> None:
         for one in six.facts.links
     )
     finding = only(decide(four, changed(six, links=links)), "data-networks")
-    assert "the workers have no IP version in common on the links beside net1" in finding.said
+    assert "the workers have no IP version in common on the links beside net1" in finding.message
 
 
 def test_one_address_on_two_workers_is_said() -> None:
     twin = replace(w.tcp(0), host=replace(w.tcp(1).host, name="w-1"))
-    assert "both have 192.168.7.5" in only(decide(w.tcp(0), twin), "data-networks").said
+    assert "both have 192.168.7.5" in only(decide(w.tcp(0), twin), "data-networks").message
 
 
 def test_a_data_link_in_the_control_links_subnet_is_said() -> None:
     finding = only(decide(w.tcp(0, subnet="10.244.1"), settings=REQUIRE), "control-subnet")
-    assert "eth0" in finding.said
-    assert "net1" in finding.said
+    assert "eth0" in finding.message
+    assert "net1" in finding.message
     assert finding.level is Level.FAIL
 
 
@@ -246,7 +248,7 @@ def test_rails_that_cross_are_said_with_the_cure() -> None:
     finding = only(decide(*workers, settings=newer), "rdma-rails")
     # Before 2.29.7 NCCL does not order by PCI path.
     assert not of(decide(*workers), "rdma-rails")
-    assert "w-1" in finding.said
+    assert "w-1" in finding.message
     assert "NCCL_CROSS_NIC=1" in finding.hint
 
 
@@ -282,7 +284,7 @@ def test_no_device_folder_is_said_with_the_pods_line() -> None:
     closed = replace(device_of(worker), open_error="no device node", uverbs="")
     found = decide(changed(worker, devices=(closed,), folder=False))
     finding = only(found, "rdma-node")
-    assert "/dev/infiniband is not there" in finding.said
+    assert "/dev/infiniband is not there" in finding.message
     assert found.common["NCCL_IB_DISABLE"] == "1"
     assert "NCCL_IB_HCA" not in found.common
     assert "resources: {limits:" in finding.hint
@@ -291,7 +293,7 @@ def test_no_device_folder_is_said_with_the_pods_line() -> None:
 def test_a_node_that_may_not_be_opened_is_said_with_its_reason() -> None:
     worker = w.sriov(0)
     closed = replace(device_of(worker), open_error="EPERM: another network namespace")
-    assert "EPERM" in only(decide(changed(worker, devices=(closed,))), "rdma-node").said
+    assert "EPERM" in only(decide(changed(worker, devices=(closed,))), "rdma-node").message
 
 
 def test_a_device_without_a_driver_in_the_image_is_said_with_the_packages() -> None:
@@ -300,7 +302,7 @@ def test_a_device_without_a_driver_in_the_image_is_said_with_the_packages() -> N
     found = decide(w.sriov(0), changed(w.sriov(1), devices=(bare,)))
     finding = only(found, "rdma-library")
     assert (finding.host, finding.level) == ("w-1", Level.WARN)
-    assert finding.said == "device mlx5_3: libibverbs.so.1 has no driver for it"
+    assert finding.message == "device mlx5_3: libibverbs.so.1 has no driver for it"
     assert "ibverbs-providers" in finding.hint
     assert found.common["NCCL_IB_DISABLE"] == "1"
 
@@ -308,25 +310,25 @@ def test_a_device_without_a_driver_in_the_image_is_said_with_the_packages() -> N
 def test_a_small_memlock_without_ipc_lock_is_said_with_the_pods_line() -> None:
     user = replace(w.ROOT, uid=1000, capabilities=0)
     finding = only(decide(changed(w.sriov(0), memlock=8 << 20, identity=user)), "memlock")
-    assert "8 MiB" in finding.said
-    for size, said in ((1 << 20, "1 MiB"), (64 << 10, "64 KiB")):
+    assert "8 MiB" in finding.message
+    for size, message in ((1 << 20, "1 MiB"), (64 << 10, "64 KiB")):
         assert (
-            f"limit {said},"
-            in only(decide(changed(w.sriov(0), memlock=size, identity=user)), "memlock").said
+            f"limit {message},"
+            in only(decide(changed(w.sriov(0), memlock=size, identity=user)), "memlock").message
         )
-    assert "other than root" in finding.said
+    assert "other than root" in finding.message
     assert "IPC_LOCK" in finding.hint
     assert not of(decide(changed(w.sriov(0), memlock=8 << 20)), "memlock")
     assert not of(decide(changed(w.plain(0), memlock=65536, identity=user)), "memlock")
     own = replace(w.ROOT, own_users=True)
     inside = only(decide(changed(w.sriov(0), memlock=8 << 20, identity=own)), "memlock")
-    assert "hostUsers is false" in inside.said
+    assert "hostUsers is false" in inside.message
     assert "hostUsers: true" in inside.hint
 
 
 def test_the_default_shm_with_several_ranks_is_said_with_the_pods_lines() -> None:
     finding = only(decide(changed(w.plain(0), shm=64 << 20)), "shm")
-    assert "64 MiB for 8 ranks" in finding.said
+    assert "64 MiB for 8 ranks" in finding.message
     assert "medium: Memory" in finding.hint
     alone = w.plain(0)
     alone = replace(alone, host=replace(alone.host, slots=1))
@@ -357,10 +359,10 @@ def test_visible_devices_that_are_not_this_pods_are_the_reason_for_none() -> Non
     assert not found.findings
     # A pod that wants none of them is not warned, but the reason is there for one that does.
     (shown,) = [item for item in found.decisions if item.name == "data-network"]
-    assert "w-0: only devices of the node are seen, and none belongs to the pod" in shown.because
+    assert "w-0: only devices of the node are seen, and none belongs to the pod" in shown.reason
     assert "devices of the node" not in str(decide(w.plain(0)).decisions)
     finding = only(decide(worker, settings=REQUIRE), "rdma-missing")
-    assert "26 RDMA devices of the node are visible" in finding.said
+    assert "26 RDMA devices of the node are visible" in finding.message
     assert finding.level is Level.FAIL
 
 
@@ -371,10 +373,10 @@ def late(worker: Worker) -> Worker:
         replace(one, addresses=() if one.name == "net1" else one.addresses)
         for one in worker.facts.links
     )
-    said = replace(
+    message = replace(
         worker.facts.fabric, attachments=(Attachment(AttachmentSource.MULTUS, link="net1"),)
     )
-    return replace(worker, facts=replace(worker.facts, links=links, fabric=said))
+    return replace(worker, facts=replace(worker.facts, links=links, fabric=message))
 
 
 def broken(check: str) -> tuple[Worker, ...]:
@@ -438,7 +440,7 @@ def test_each_problem_warns_with_prefer_and_stops_with_require(check: str) -> No
     assert {one.level for one in of(decide(*workers), check)} == {Level.WARN}
     strict = of(decide(*workers, settings=REQUIRE), check)
     assert {one.level for one in strict} == {Level.FAIL}
-    assert all(one.said and one.hint for one in strict)
+    assert all(one.message and one.hint for one in strict)
     assert not decide(*workers, settings=replace(PREFER, data_network=DataNetworkUse.OFF)).findings
 
 
@@ -457,7 +459,7 @@ def test_ports_of_workers_whose_mtu_is_not_known_are_not_compared() -> None:
     larger = replace(unknown, ports=(replace(unknown.ports[0], mtu=512),))
     assert not of(decide(w.sriov(0), changed(w.sriov(1), devices=(unknown,))), "data-mtu")
     finding = only(decide(w.sriov(0), changed(w.sriov(1), devices=(larger,))), "data-mtu")
-    assert "1500 (port 512)" in finding.said
+    assert "1500 (port 512)" in finding.message
 
 
 def test_one_problem_on_many_workers_is_one_line() -> None:
@@ -469,7 +471,7 @@ def test_one_problem_on_many_workers_is_one_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("name", "value", "message"),
     [
         ("NCCL_SOCKET_IFNAME", "eth7, net1", "fits nothing here"),
         ("NCCL_SOCKET_IFNAME", "^eth,net,lo", "fits nothing here"),
@@ -479,15 +481,15 @@ def test_one_problem_on_many_workers_is_one_line() -> None:
     ],
 )
 def test_the_users_own_values_are_checked_with_nccls_rules(
-    name: str, value: str, said: str
+    name: str, value: str, message: str
 ) -> None:
-    assert said in only(decide(w.sriov(0), values={name: value}), "nccl-value").said
+    assert message in only(decide(w.sriov(0), values={name: value}), "nccl-value").message
 
 
 def test_a_value_that_keeps_nccl_from_usable_ports_is_said_and_is_no_rdma() -> None:
     values = {"NCCL_IB_DISABLE": "1"}
     (finding,) = of(decide(w.sriov(0), values=values), "nccl-value")
-    assert "keeps NCCL from mlx5_3:1" in finding.said
+    assert "keeps NCCL from mlx5_3:1" in finding.message
     assert finding.level is Level.WARN
     (strict,) = of(decide(w.sriov(0), values=values, settings=REQUIRE), "nccl-value")
     assert strict.level is Level.FAIL
@@ -509,7 +511,7 @@ def with_own_value(worker: Worker, name: str, value: str) -> Worker:
 def test_a_value_of_a_workers_own_pod_is_checked_there() -> None:
     odd = with_own_value(w.sriov(1), "NCCL_IB_HCA", "=mlx5_77")
     finding = only(decide(w.sriov(0), odd), "nccl-value")
-    assert (finding.host, "=mlx5_77 fits nothing here" in finding.said) == ("w-1", True)
+    assert (finding.host, "=mlx5_77 fits nothing here" in finding.message) == ("w-1", True)
     # What is set for all ranks comes before it.
     assert not of(decide(w.sriov(0), odd, values={"NCCL_IB_HCA": "=mlx5_3"}), "nccl-value")
     networks = [worker_network.choose(odd, PREFER)]

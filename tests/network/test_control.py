@@ -73,7 +73,7 @@ def test_one_name_is_taken_where_the_link_has_the_same_name_everywhere() -> None
         "eth0",
         Source.DETECTED,
     )
-    assert "3 workers" in decision.because
+    assert "3 workers" in decision.reason
 
 
 def test_the_smallest_network_is_taken_where_names_differ() -> None:
@@ -183,7 +183,7 @@ def test_the_users_own_link_wins_and_says_where_it_was_given(given_by: Given) ->
     workers = (worker(0, "10.244.0.5", (LO, link("eth0", "10.244.0.5/24"))),)
     decision, _ = control.choose("net9", LAUNCHER, workers, given=given_by)
     assert decision is not None
-    assert (decision.value, decision.source, decision.because) == (
+    assert (decision.value, decision.source, decision.reason) == (
         "net9",
         given_by.source,
         given_by.name,
@@ -193,7 +193,7 @@ def test_the_users_own_link_wins_and_says_where_it_was_given(given_by: Given) ->
 def test_a_link_of_the_users_own_is_by_default_the_variables() -> None:
     decision, _ = control.choose("net9", LAUNCHER, ())
     assert decision is not None
-    assert decision.because == "MPIBOOT_CONTROL_IFNAME"
+    assert decision.reason == "MPIBOOT_CONTROL_IFNAME"
 
 
 V4 = st.ip_addresses(v=4, network="10.0.0.0/8").map(str)

@@ -51,8 +51,8 @@ def checks(found: DataNetwork) -> set[str]:
     return {finding.check for finding in found.findings}
 
 
-def because(found: DataNetwork, name: str) -> str:
-    return next(item.because for item in found.decisions if item.name == name)
+def reason(found: DataNetwork, name: str) -> str:
+    return next(item.reason for item in found.decisions if item.name == name)
 
 
 def test_one_sriov_vf_on_each_worker() -> None:
@@ -66,7 +66,7 @@ def test_one_sriov_vf_on_each_worker() -> None:
     }
     assert found.per_host == {"w-0": {}, "w-1": {}}
     assert not found.findings
-    assert "reaches the others" in because(found, "NCCL_SOCKET_IFNAME")
+    assert "reaches the others" in reason(found, "NCCL_SOCKET_IFNAME")
 
 
 def test_different_device_names_reach_only_their_own_worker() -> None:
@@ -76,7 +76,7 @@ def test_different_device_names_reach_only_their_own_worker() -> None:
         "w-1": {"NCCL_IB_HCA": "=mlx5_7:1", "UCX_NET_DEVICES": "mlx5_7:1"},
     }
     assert found.common["NCCL_SOCKET_IFNAME"] == "=net1"
-    assert "per worker" in because(found, "NCCL_IB_HCA")
+    assert "per worker" in reason(found, "NCCL_IB_HCA")
     assert not found.findings
 
 
@@ -112,9 +112,9 @@ def test_of_rails_whose_indexes_differ_those_are_used_that_one_index_fits(
     """By itself NCCL would take the node's entry, and send with the node's address."""
     workers = [w.macvlan(0, rails=2), w.macvlan(1, rails=2)]
     found = decide(workers, replace(DEFAULT, data_network=DataNetworkUse(data_network)))
-    said = [item for item in found.findings if item.check == "rdma-gid-index"]
-    assert {item.level for item in said} == {level}
-    assert all("used: mlx5_2:1; left out: mlx5_3:1" in item.said for item in said)
+    message = [item for item in found.findings if item.check == "rdma-gid-index"]
+    assert {item.level for item in message} == {level}
+    assert all("used: mlx5_2:1; left out: mlx5_3:1" in item.message for item in message)
     assert found.common["NCCL_IB_HCA"] == "=mlx5_2:1"
     assert found.common["UCX_NET_DEVICES"] == "mlx5_2:1"
     assert found.common["NCCL_IB_GID_INDEX"] == found.common["UCX_IB_GID_INDEX"] == "9"
@@ -135,11 +135,13 @@ def test_a_rail_without_an_address_on_one_worker_is_left_out_on_all() -> None:
     names = [f"mlx5_{20 - rail}:1" for rail in (1, 2, 4, 5, 6, 7, 8)]
     assert found.common["NCCL_IB_HCA"] == "=" + ",".join(names)
     assert found.common["UCX_NET_DEVICES"] == ",".join(names)
-    said = {item.check: item for item in found.findings}
-    assert "link net3 of mlx5_17:1 has no address" in said["rdma-gid"].said
-    assert said["rdma-gid-index"].said.startswith("UCX can't use all ports of every worker; used: ")
-    assert said["rdma-gid-index"].said.endswith("; left out: mlx5_17:1")
-    assert said["rdma-gid-index"].hint.startswith("give every port an address; or keep to ")
+    message = {item.check: item for item in found.findings}
+    assert "link net3 of mlx5_17:1 has no address" in message["rdma-gid"].message
+    assert message["rdma-gid-index"].message.startswith(
+        "UCX can't use all ports of every worker; used: "
+    )
+    assert message["rdma-gid-index"].message.endswith("; left out: mlx5_17:1")
+    assert message["rdma-gid-index"].hint.startswith("give every port an address; or keep to ")
     users = decide(
         [w.rails8(0), without_address(w.rails8(1), "net3")],
         taken={"NCCL_IB_GID_INDEX": "-x on the mpirun line"},
@@ -154,10 +156,10 @@ def test_workers_that_have_no_rail_in_common_use_tcp() -> None:
     )
     some = decide([one, other], Settings(nccl_version="2.28.9", rdma_device=("mlx5_19", "mlx5_18")))
     assert some.common["NCCL_IB_DISABLE"] == "1"
-    said = [item.said for item in some.findings if item.check == "rdma-gid-index"]
+    message = [item.message for item in some.findings if item.check == "rdma-gid-index"]
     assert (
         "NCCL 2.28.9 can't use all ports of every worker; used: none; left out: mlx5_19:1, "
-        in (said[0])
+        in (message[0])
     )
 
 
@@ -211,14 +213,14 @@ def test_rails_in_two_partitions_are_said_and_no_partition_is_named() -> None:
     assert found.common["NCCL_IB_HCA"] == "=mlx5_4:1,mlx5_9:1"
     assert not {"NCCL_IB_PKEY", "UCX_IB_PKEY"} & found.common.keys()
     (finding,) = [one for one in found.findings if one.check == "data-ambiguous"]
-    assert "partitions 0x7fff, 0x0001" in finding.said
+    assert "partitions 0x7fff, 0x0001" in finding.message
 
 
 def test_infiniband_without_a_link_keeps_sockets_on_the_control_link() -> None:
     found = decide([w.aks(0), w.aks(1)])
     assert found.common["NCCL_SOCKET_IFNAME"] == "=eth0"
     assert found.common["NCCL_IB_HCA"].count("mlx5") == 8
-    assert "no worker has a second link" in because(found, "NCCL_SOCKET_IFNAME")
+    assert "no worker has a second link" in reason(found, "NCCL_SOCKET_IFNAME")
 
 
 def test_efa_sets_the_provider_and_nothing_of_nccls_ib() -> None:
@@ -239,7 +241,7 @@ def test_efa_without_what_uses_it_is_said_before_nccl_takes_tcp(network: str, le
     workers = [w.efa(0), lacking(w.efa(1), "libfabric.so.1", "libnccl-net.so")]
     found = decide(workers, replace(DEFAULT, data_network=DataNetworkUse(network)))
     (finding,) = [one for one in found.findings if one.check == "efa-library"]
-    assert "w-1: EFA devices, but in the image no libfabric.so.1 and no" in finding.said
+    assert "w-1: EFA devices, but in the image no libfabric.so.1 and no" in finding.message
     assert "aws-ofi-nccl" in finding.hint
     assert finding.level is level
     # The variable is right for MPI's messages, and harms nobody.
@@ -320,7 +322,7 @@ def test_data_links_that_do_not_reach_each_other_keep_sockets_on_control() -> No
     found = decide(workers)
     assert found.common["NCCL_SOCKET_IFNAME"] == "=eth0"
     assert found.common["UCX_NET_DEVICES"] == "eth0"
-    assert "no route over net1" in because(found, "NCCL_SOCKET_IFNAME")
+    assert "no route over net1" in reason(found, "NCCL_SOCKET_IFNAME")
     assert "data-networks" in checks(found)
 
 
@@ -331,10 +333,10 @@ def test_sockets_stay_on_control_where_tcp_does_not_pass_beside_rdma() -> None:
     found = decide([w.sriov(0), w.sriov(1)], blocked=BLOCKED)
     for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
         assert found.common[name].lstrip("=") == "eth0"
-        assert because(found, name) == f"the control link: {BLOCKED}; on all workers"
+        assert reason(found, name) == f"the control link: {BLOCKED}; on all workers"
     assert found.common["NCCL_IB_HCA"] == "=mlx5_3:1"
     (told,) = [item for item in found.findings if item.check == "data-sockets"]
-    assert (told.level, BLOCKED in told.said) == (Level.WARN, True)
+    assert (told.level, BLOCKED in told.message) == (Level.WARN, True)
     # A fabric for RDMA alone is in order.
     required = replace(DEFAULT, data_network=DataNetworkUse.REQUIRE)
     strict = decide([w.sriov(0), w.sriov(1)], required, blocked=BLOCKED)
@@ -349,7 +351,7 @@ def test_nothing_that_takes_tcp_uses_a_data_network_where_it_does_not_pass() -> 
     moved = decide(workers, replace(DEFAULT, mpi_network=MpiNetwork.DATA), blocked=BLOCKED)
     assert "OMPI_MCA_btl_tcp_if_include" not in moved.common
     assert f"MPI's data stays on the control link: {BLOCKED}" in [
-        item.said for item in moved.findings
+        item.message for item in moved.findings
     ]
 
 
@@ -384,7 +386,7 @@ def test_off_sets_nothing_and_still_shows_the_table() -> None:
     assert found.per_host == {"w-0": {}, "w-1": {}}
     assert not found.findings
     assert found.rows[0].hca == "mlx5_3:1"
-    assert because(found, "data-network") == "MPIBOOT_DATA_NETWORK=off: nothing is set"
+    assert reason(found, "data-network") == "MPIBOOT_DATA_NETWORK=off: nothing is set"
 
 
 def test_no_workers_is_no_error() -> None:
@@ -392,7 +394,7 @@ def test_no_workers_is_no_error() -> None:
     assert found.common == {}
     (shown,) = found.decisions
     assert (shown.value, shown.source) == ("unknown", Source.DETECTED)
-    assert "no worker was reached" in shown.because
+    assert "no worker was reached" in shown.reason
 
 
 def test_the_users_own_value_wins_and_is_shown() -> None:
@@ -401,7 +403,7 @@ def test_the_users_own_value_wins_and_is_shown() -> None:
     assert "NCCL_SOCKET_IFNAME" not in found.common
     shown = next(item for item in found.decisions if item.name == "NCCL_SOCKET_IFNAME")
     assert shown.value == "eth0"
-    assert "-x on the mpirun line" in shown.because
+    assert "-x on the mpirun line" in shown.reason
     assert found.common["GLOO_SOCKET_IFNAME"] == "net1"
 
 
@@ -419,7 +421,7 @@ def test_with_the_users_devices_our_index_is_left_alone() -> None:
     found = decide([w.macvlan(0)], taken={"NCCL_IB_HCA": "the launcher's environment"})
     assert "NCCL_IB_GID_INDEX" not in {**found.common, **found.per_host["w-0"]}
     assert found.common["UCX_IB_GID_INDEX"] == "9"
-    assert "NCCL_IB_HCA is set" in because(found, "NCCL_IB_GID_INDEX")
+    assert "NCCL_IB_HCA is set" in reason(found, "NCCL_IB_GID_INDEX")
 
 
 def test_ucx_on_tcp_by_the_users_word_is_not_given_rdma_ports() -> None:
@@ -437,7 +439,7 @@ def test_a_plugin_environment_keeps_all_of_nccls_variables(name: str) -> None:
     found = decide([worker], replace(DEFAULT, data_network=DataNetworkUse.REQUIRE))
     assert not [one for one in found.common if one.startswith("NCCL_")]
     assert found.common["UCX_NET_DEVICES"] == "mlx5_3:1"
-    assert name in because(found, "data-network")
+    assert name in reason(found, "data-network")
 
 
 def test_the_folder_of_gkes_transport_keeps_all_of_nccls_variables() -> None:
@@ -450,7 +452,7 @@ def test_the_folder_of_gkes_transport_keeps_all_of_nccls_variables() -> None:
     found = decide([replace(worker, facts=replace(worker.facts, fabric=fabric))])
     assert not [one for one in found.common if one.startswith("NCCL_")]
     assert found.common["UCX_NET_DEVICES"] == "mlx5_3:1"
-    assert "/usr/local/gib is there" in because(found, "data-network")
+    assert "/usr/local/gib is there" in reason(found, "data-network")
 
 
 def test_the_built_in_transport_by_name_is_no_plugin() -> None:
@@ -467,7 +469,7 @@ def test_two_rules_that_want_a_variable_differently_are_shown_and_the_owner_wins
     )
     assert found.common["UCX_NET_DEVICES"] == "mlx5_3:1"
     conflict = next(item for item in found.findings if item.check == "settings-conflict")
-    assert "mpi-network wants eth0" in conflict.said
+    assert "mpi-network wants eth0" in conflict.message
     assert conflict.evidence == ("w-0", "w-1")
 
 
@@ -482,14 +484,14 @@ def test_two_rules_that_want_the_same_are_no_conflict() -> None:
 
 def test_of_two_rules_that_do_not_own_a_variable_the_first_has_it() -> None:
     wanted = [
-        Proposal("MY_LINK", "eth0", "first", "because"),
-        Proposal("MY_LINK", "net1", "second", "because"),
+        Proposal("MY_LINK", "eth0", "first", "reason"),
+        Proposal("MY_LINK", "net1", "second", "reason"),
     ]
     networks = [worker_network.choose(one, DEFAULT) for one in (w.plain(0), w.plain(1))]
     found = decision.decide(networks, DEFAULT, {}, others=wanted)
     assert found.common["MY_LINK"] == "eth0"
     conflict = next(item for item in found.findings if item.check == "settings-conflict")
-    assert "second wants net1; it belongs to first" in conflict.said
+    assert "second wants net1; it belongs to first" in conflict.message
 
 
 def test_workers_with_one_ip_version_each_keep_their_sockets_on_the_control_link() -> None:
@@ -501,14 +503,14 @@ def test_workers_with_one_ip_version_each_keep_their_sockets_on_the_control_link
     for host in ("w-0", "w-1"):
         assert value(found, "NCCL_SOCKET_IFNAME", host) == "=eth0"
         assert value(found, "GLOO_SOCKET_IFNAME", host) == "eth0"
-    assert "no IP version in common" in because(found, "NCCL_SOCKET_IFNAME")
+    assert "no IP version in common" in reason(found, "NCCL_SOCKET_IFNAME")
 
 
 def test_each_workers_own_decisions_are_shown_once() -> None:
     alike = [item for item in decide([w.sriov(0), w.sriov(1)]).decisions if "rdma" in item.name]
     assert [(item.name, item.value) for item in alike] == [("rdma-port", "mlx5_3:1")]
     odd = decide([w.sriov(0), w.sriov(1, hca="mlx5_9")]).decisions
-    ports = [(item.value, item.because) for item in odd if item.name == "rdma-port"]
+    ports = [(item.value, item.reason) for item in odd if item.name == "rdma-port"]
     assert [name for name, _ in ports] == ["mlx5_3:1", "mlx5_9:1"]
     assert ports[0][1].startswith("w-0: ")
     assert ports[1][1].startswith("w-1: ")
@@ -562,7 +564,7 @@ def test_mpi_gets_no_network_of_ipv6() -> None:
     asked = replace(DEFAULT, mpi_network=MpiNetwork.DATA)
     found = decide([on_ipv6(0), on_ipv6(1, name="dranet0")], asked)
     assert "OMPI_MCA_btl_tcp_if_include" not in found.common
-    assert "takes no IPv6 network" in because(found, "mpi-network")
+    assert "takes no IPv6 network" in reason(found, "mpi-network")
     both = [on_ipv6(0, "192.168.7.1/24"), on_ipv6(1, "192.168.7.2/24", name="dranet0")]
     assert decide(both, asked).common["OMPI_MCA_btl_tcp_if_include"] == "192.168.7.0/24"
 
@@ -602,7 +604,7 @@ def test_an_odd_name_is_delivered_whole_or_not_at_all(name: str) -> None:
 def test_a_link_name_that_nccl_cannot_be_told_keeps_sockets_on_control() -> None:
     found = decide([w.sriov(0, netdev="a,b"), w.sriov(1, netdev="a,b")])
     assert found.common["NCCL_SOCKET_IFNAME"] == "=eth0"
-    assert "a,b" in because(found, "NCCL_SOCKET_IFNAME")
+    assert "a,b" in reason(found, "NCCL_SOCKET_IFNAME")
 
 
 KINDS = (

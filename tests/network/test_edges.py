@@ -25,14 +25,14 @@ def network(worker: Worker, **facts: object) -> WorkerNetwork:
 
 
 def problems(found: WorkerNetwork, *, expected: bool = False) -> list[tuple[str, str]]:
-    return [(one.check, one.said) for one in cluster_view._of_one(found, expected=expected)]
+    return [(one.check, one.message) for one in cluster_view._of_one(found, expected=expected)]
 
 
 # Limits of the pod
 
 
 @pytest.mark.parametrize(
-    ("memlock", "identity", "said"),
+    ("memlock", "identity", "message"),
     [
         (-1, USER, ""),
         (256 * MIB, USER, ""),
@@ -57,15 +57,15 @@ def problems(found: WorkerNetwork, *, expected: bool = False) -> list[tuple[str,
         ),
     ],
 )  # fmt: skip
-def test_how_much_memory_may_be_locked(memlock: int, identity: Identity, said: str) -> None:
+def test_how_much_memory_may_be_locked(memlock: int, identity: Identity, message: str) -> None:
     found = problems(network(w.sriov(0), memlock=memlock, identity=identity))
-    assert found == ([("memlock", f"memory lock limit {said}")] if said else [])
+    assert found == ([("memlock", f"memory lock limit {message}")] if message else [])
     # Without RDMA nothing is locked.
     assert problems(network(w.plain(0), memlock=memlock, identity=identity)) == []
 
 
 @pytest.mark.parametrize(
-    ("shm", "slots", "said"),
+    ("shm", "slots", "message"),
     [
         (0, 8, ""),  # not known
         (1, 8, "/dev/shm has 0 MiB for 8 ranks"),
@@ -74,10 +74,10 @@ def test_how_much_memory_may_be_locked(memlock: int, identity: Identity, said: s
         (64 * MIB + 1, 8, ""),
     ],
 )
-def test_how_large_shared_memory_has_to_be(shm: int, slots: int, said: str) -> None:
+def test_how_large_shared_memory_has_to_be(shm: int, slots: int, message: str) -> None:
     worker = w.plain(0)
     worker = replace(worker, host=replace(worker.host, slots=slots))
-    assert problems(network(worker, shm=shm)) == ([("shm", said)] if said else [])
+    assert problems(network(worker, shm=shm)) == ([("shm", message)] if message else [])
 
 
 # Ports and links
@@ -108,13 +108,13 @@ def test_a_roce_ports_mtu_and_its_links(link: int, port: int, wrong: str) -> Non
     changed = replace(device, ports=(replace(device.ports[0], mtu=port),))
     fabric = replace(worker.facts.fabric, devices=(changed,))
     found = problems(network(worker, links=links, fabric=fabric))
-    said = f"link net1 has MTU {link}, which {wrong} for RDMA, but port mlx5_3:1 uses {port}"
+    message = f"link net1 has MTU {link}, which {wrong} for RDMA, but port mlx5_3:1 uses {port}"
     check = "rdma-mtu" if wrong and port > int(wrong.split()[1]) else "rdma-mtu-low"
-    assert found == ([(check, said)] if wrong else [])
+    assert found == ([(check, message)] if wrong else [])
 
 
 @pytest.mark.parametrize(
-    ("state", "said"),
+    ("state", "message"),
     [
         (PortState.ACTIVE, ""),
         (PortState.DOWN, "port mlx5_3:1 is DOWN, not ACTIVE"),
@@ -129,13 +129,13 @@ def test_a_roce_ports_mtu_and_its_links(link: int, port: int, wrong: str) -> Non
         ),
     ],
 )
-def test_a_ports_state(state: PortState, said: str) -> None:
+def test_a_ports_state(state: PortState, message: str) -> None:
     worker = w.sriov(0)
     assert worker.facts is not None
     device = worker.facts.fabric.devices[0]
     changed = replace(device, ports=(replace(device.ports[0], state=state),))
     found = network(worker, fabric=replace(worker.facts.fabric, devices=(changed,)))
-    assert problems(found) == ([("rdma-port", said)] if said else [])
+    assert problems(found) == ([("rdma-port", message)] if message else [])
     waits = state in (PortState.INIT, PortState.ARMED)
     pending = (f"port mlx5_3:1 is {state.value}, not yet ACTIVE",) if waits else ()
     assert found.pending == pending
@@ -148,8 +148,8 @@ def test_a_device_that_can_not_be_used(folder: bool) -> None:  # noqa: FBT001
     device = replace(worker.facts.fabric.devices[0], open_error="Operation not permitted")
     fabric = replace(worker.facts.fabric, devices=(device,), infiniband_folder=folder)
     there = "" if folder else ", /dev/infiniband is not there"
-    said = f"device mlx5_3 does not open (Operation not permitted{there})"
-    assert problems(network(worker, fabric=fabric)) == [("rdma-node", said)]
+    message = f"device mlx5_3 does not open (Operation not permitted{there})"
+    assert problems(network(worker, fabric=fabric)) == [("rdma-node", message)]
     lacks = replace(worker.facts.fabric.devices[0], library_error="no driver for it")
     fabric = replace(fabric, devices=(lacks,))
     assert problems(network(worker, fabric=fabric)) == [
@@ -172,8 +172,8 @@ def test_a_device_that_can_not_be_used(folder: bool) -> None:  # noqa: FBT001
 def test_links_of_one_subnet(control: str, data: str, check: str) -> None:
     eth0, net1 = w.eth0(control), w.link("net1", data, index=21, kind="macvlan")
     worker = w.worker("w-0", eth0, net1, control=control.partition("/")[0])
-    said = f"eth0 ({control}) and net1 ({data}) are in one subnet"
-    assert problems(network(worker)) == ([(check, said)] if check else [])
+    message = f"eth0 ({control}) and net1 ({data}) are in one subnet"
+    assert problems(network(worker)) == ([(check, message)] if check else [])
 
 
 def test_three_data_links_of_one_subnet_are_told_for_each_but_the_last() -> None:
@@ -186,8 +186,8 @@ def test_three_data_links_of_one_subnet_are_told_for_each_but_the_last() -> None
 
 def test_a_worker_without_a_control_link() -> None:
     worker = w.worker("w-0", w.link("net1", "10.9.0.1/24", index=21, kind="macvlan"), control="")
-    said = ("control-link", "no link of its own has the control address")
-    assert problems(network(worker)) == [said]
+    message = ("control-link", "no link of its own has the control address")
+    assert problems(network(worker)) == [message]
 
 
 def test_why_a_worker_has_no_rdma() -> None:
@@ -196,10 +196,10 @@ def test_why_a_worker_has_no_rdma() -> None:
     bare = w.plain(0)
     assert bare.facts is not None
     fabric = replace(bare.facts.fabric, devices=crowd.fabric.devices)
-    said = "1 RDMA devices of the node are visible, none is this pod's"
+    message = "1 RDMA devices of the node are visible, none is this pod's"
     there = "; /dev/infiniband is not there"
     assert problems(network(bare, fabric=fabric), expected=True) == [
-        ("rdma-missing", f"{said}{there}")
+        ("rdma-missing", f"{message}{there}")
     ]
     assert problems(network(bare, fabric=fabric)) == []
 
@@ -208,7 +208,7 @@ def test_why_a_worker_has_no_rdma() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         ({"NCCL_IB_DISABLE": "1"}, "NCCL_IB_DISABLE=1 keeps NCCL from mlx5_3:1, which could"),
         ({"NCCL_IB_DISABLE": " 1 "}, "NCCL_IB_DISABLE=1 keeps NCCL from mlx5_3:1, which could"),
@@ -228,13 +228,13 @@ def test_why_a_worker_has_no_rdma() -> None:
         ),
     ],
 )
-def test_the_users_own_values(values: dict[str, str], said: str) -> None:
+def test_the_users_own_values(values: dict[str, str], message: str) -> None:
     own = network(w.sriov(0))
     (chosen,) = gids.choose([(own.rails, ())], "2.28.9")
     own = replace(own, gids=chosen)
     found = cluster_view._user_values(own, values, values)
-    assert [one.check for one in found] == (["nccl-value"] if said else [])
-    assert all(one.said.startswith(said) for one in found)
+    assert [one.check for one in found] == (["nccl-value"] if message else [])
+    assert all(one.message.startswith(message) for one in found)
 
 
 # On the node's own network

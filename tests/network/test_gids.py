@@ -61,7 +61,7 @@ def test_index_3_is_right_for_one_ipv4_and_both_types() -> None:
     found = choice(w.sriov())
     assert [gid.index for gid in found.wanted if gid] == [3]
     assert found.values == {}
-    assert "left to NCCL" in found.because
+    assert "left to NCCL" in found.reason
 
 
 @pytest.mark.parametrize("version", ["", "2.18.3", "2.20.5"])
@@ -94,12 +94,12 @@ def test_of_rails_with_different_indexes_the_most_that_one_index_fits_are_used()
     assert found.values == {"NCCL_IB_GID_INDEX": "9", "UCX_IB_GID_INDEX": "9"}
     assert (found.nccl, found.ucx) == (("mlx5_2:1",), ("mlx5_2:1",))
     assert [problem.check for problem in found.problems] == ["rdma-gid-index"] * 2
-    assert found.problems[0].said == (
+    assert found.problems[0].message == (
         "the ports need different GID indexes (mlx5_2:1 9, mlx5_3:1 5), which NCCL 2.28.9 can't be "
         "told: no network holds their addresses alone; used: mlx5_2:1; left out: mlx5_3:1"
     )
     assert (found.problems[0].hint or "").endswith("; or keep to MPIBOOT_RDMA_DEVICE=mlx5_2:1")
-    unknown = choice(w.macvlan(rails=2), "").problems[0].said
+    unknown = choice(w.macvlan(rails=2), "").problems[0].message
     assert "which NCCL can't be told: " in unknown
 
 
@@ -117,7 +117,7 @@ def test_who_names_devices_or_indexes_answers_for_them(
     found = one(choose(w.macvlan(rails=2), Settings()).rails, "2.28.9", own)
     assert (len(found.nccl), len(found.ucx)) == names
     assert len(found.problems) == names.count(1)
-    assert f"left to the user's {own[0]}" in found.because
+    assert f"left to the user's {own[0]}" in found.reason
 
 
 def macvlans(place: int, *before: int) -> tuple[Rail, ...]:
@@ -175,7 +175,7 @@ def test_rails_are_the_same_by_their_links_names_or_else_by_their_order(
 def test_a_worker_on_which_all_rails_would_do_says_why_it_leaves_some_out() -> None:
     rails = macvlans(0, 1, 2, 2), macvlans(1, 3, 3, 3)
     _, found = gids.choose([(mine, ()) for mine in rails], "2.28.9")
-    assert found.problems[0].said == (
+    assert found.problems[0].message == (
         "NCCL 2.28.9 can't use all ports of every worker; used: mlx5_1:1, mlx5_2:1; left out: "
         "mlx5_0:1"
     )
@@ -243,7 +243,7 @@ def test_rails_whose_addresses_share_a_network_of_their_own_are_told_by_it() -> 
     assert found.nccl == found.ucx == ("mlx5_1:1", "mlx5_1:1")
     old = one(rails, "2.18.3")
     assert "NCCL_IB_ADDR_RANGE" not in old.values
-    assert "2.21" in old.problems[0].said
+    assert "2.21" in old.problems[0].message
 
 
 def test_rails_that_differ_are_left_to_an_nccl_of_unknown_version_that_finds_them() -> None:
@@ -257,7 +257,7 @@ def test_rails_that_differ_are_left_to_an_nccl_of_unknown_version_that_finds_the
     assert [gid.index for gid in found.wanted if gid] == [3, 5]
     assert (found.values, found.nccl) == ({}, ("mlx5_1:1", "mlx5_2:1"))
     assert found.problems == ()
-    assert "from 2.21 on" in found.because
+    assert "from 2.21 on" in found.reason
     assert one(rails, "2.20.5").nccl == ("mlx5_1:1",)
 
 
@@ -333,8 +333,8 @@ def test_a_port_without_a_v2_entry_of_ours_is_said_with_what_there_is() -> None:
     assert found.wanted == (None,)
     assert found.values == {}
     assert found.problems[0].check == "rdma-gid"
-    assert "10.5.0.2" in found.problems[0].said
-    assert "IB/RoCE v1" in found.problems[0].said
+    assert "10.5.0.2" in found.problems[0].message
+    assert "IB/RoCE v1" in found.problems[0].message
 
 
 def test_two_pods_with_one_address_and_one_link_name_are_said() -> None:
@@ -342,14 +342,14 @@ def test_two_pods_with_one_address_and_one_link_name_are_said() -> None:
     entries = (*w.table("net1", "10.5.0.2"), w.gid(4, "10.5.0.2", "net1"))
     found = one((rail(w.port(entries), link),), "2.28.9")
     assert found.problems[0].check == "data-ambiguous"
-    assert "3, 4" in found.problems[0].said
+    assert "3, 4" in found.problems[0].message
 
 
 def test_a_roce_port_that_was_named_without_a_link_has_no_entry_of_ours() -> None:
     network = choose(w.worker("w-0", w.eth0(), devices=(w.device("mlx5_1", w.port()),)), NAMED)
     found = one(network.rails, "2.28.9")
     assert found.wanted == (None,)
-    assert "no link of this pod belongs to mlx5_1:1" in found.problems[0].said
+    assert "no link of this pod belongs to mlx5_1:1" in found.problems[0].message
 
 
 @pytest.mark.parametrize("worker", [w.ipoib(), w.aks(), w.efa(), w.plain()])

@@ -101,7 +101,7 @@ GOOD, BUSY, BAD = ("Completed", "Success"), ("In Progress", "N/A"), ("Completed"
 
 
 @pytest.mark.parametrize(
-    ("said", "state"),
+    ("message", "state"),
     [
         (smi(GOOD, GOOD), "Completed"),
         (smi(GOOD, BUSY, BUSY), "In Progress on 2 of 3 GPUs"),
@@ -112,8 +112,8 @@ GOOD, BUSY, BAD = ("Completed", "Success"), ("In Progress", "N/A"), ("Completed"
         ("", ""),
     ],
 )
-def test_the_fabrics_state_is_read(said: str, state: str) -> None:
-    assert gpus.fabric(said) == state
+def test_the_fabrics_state_is_read(message: str, state: str) -> None:
+    assert gpus.fabric(message) == state
 
 
 def program(root: Path, text: str) -> None:

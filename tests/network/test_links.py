@@ -113,11 +113,11 @@ def test_other_addresses_are_not_local(address: str) -> None:
 def test_a_link_that_is_up_has_a_carrier_only_where_the_kernel_says_so(
     flags: int, tmp_path: Path, *, up: bool, carrier: bool
 ) -> None:
-    said = ifinfmsg()
-    said["ifi_type"], said["index"], said["flags"] = 1, 7, flags
-    said["attrs"] = [("IFLA_IFNAME", "net1"), ("IFLA_MTU", 9000)]
-    said.encode()
-    found = link(said, {}, tmp_path)
+    message = ifinfmsg()
+    message["ifi_type"], message["index"], message["flags"] = 1, 7, flags
+    message["attrs"] = [("IFLA_IFNAME", "net1"), ("IFLA_MTU", 9000)]
+    message.encode()
+    found = link(message, {}, tmp_path)
     assert (found.name, found.index, found.mtu) == ("net1", 7, 9000)
     assert (found.up, found.carrier) == (up, carrier)
 

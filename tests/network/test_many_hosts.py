@@ -16,9 +16,9 @@ from mpiboot.network.cluster_view import WorkerRow
 
 
 def finding(
-    place: int, said: str = "no mpirun on its PATH", check: str = "mpi-versions"
+    place: int, message: str = "no mpirun on its PATH", check: str = "mpi-versions"
 ) -> Finding:
-    return Finding(check, Level.WARN, said, host=f"w-{place}", hint="install it")
+    return Finding(check, Level.WARN, message, host=f"w-{place}", hint="install it")
 
 
 def row(place: int, hca: str = "mlx5_0:1", state: str = "ACTIVE", links: str = "") -> WorkerRow:
@@ -35,7 +35,7 @@ def test_sixteen_hosts_have_a_line_each() -> None:
 
 def test_of_more_one_line_says_it_for_all() -> None:
     (one,) = many_hosts.findings(map(finding, range(17)))
-    assert one.said == "no mpirun on its PATH"
+    assert one.message == "no mpirun on its PATH"
     assert one.where == "17 hosts (w-0, w-1, w-2, w-3 and 13 more)"
     assert one.hint == "install it"
 
@@ -44,10 +44,10 @@ def test_an_odd_host_is_named_where_the_others_differ_by_their_addresses_alone()
     found = [finding(place, f"refused on 10.0.0.{place} port 22") for place in range(18)]
     found[17] = finding(17, "no answer from fd00::11 port 22")
     (one,) = many_hosts.findings(found)
-    said = "each with numbers of its own, w-0: refused on 10.0.0.0 port 22; "
-    assert one.said == said + "but w-17: no answer from fd00::11 port 22"
+    message = "each with numbers of its own, w-0: refused on 10.0.0.0 port 22; "
+    assert one.message == message + "but w-17: no answer from fd00::11 port 22"
     (each,) = many_hosts.findings(finding(place, "no" + "o" * place) for place in range(17))
-    assert each.said == "each in words of its own, w-0: no"
+    assert each.message == "each in words of its own, w-0: no"
 
 
 def test_what_is_of_another_kind_or_of_no_host_keeps_its_line() -> None:
@@ -61,21 +61,21 @@ def test_those_that_say_something_else_are_named_with_it() -> None:
     found = [finding(place) for place in range(30)]
     found[7], found[9] = finding(7, "an older one"), finding(9, "an older one")
     (one,) = many_hosts.findings(found)
-    assert one.said == "no mpirun on its PATH; but w-7, w-9: an older one"
+    assert one.message == "no mpirun on its PATH; but w-7, w-9: an older one"
     assert len(one.hosts) == 30
 
 
 def test_an_odd_number_is_named_where_the_others_have_the_same() -> None:
     found = [finding(place, "its MTU is 9000") for place in range(17)]
     (one,) = many_hosts.findings([*found, finding(99, "its MTU is 1500")])
-    assert one.said == "its MTU is 9000; but w-99: its MTU is 1500"
+    assert one.message == "its MTU is 9000; but w-99: its MTU is 1500"
 
 
 def test_where_each_says_it_in_words_of_its_own_the_first_is_shown() -> None:
     (one,) = many_hosts.findings(
         finding(place, f"no entry for 10.0.0.{place}") for place in range(20)
     )
-    assert one.said == "each with numbers of its own, w-0: no entry for 10.0.0.0"
+    assert one.message == "each with numbers of its own, w-0: no entry for 10.0.0.0"
 
 
 def test_rows_that_differ_by_address_alone_are_one_with_the_odd_ones_first() -> None:
@@ -124,7 +124,7 @@ def test_each_value_of_a_variable_is_counted_where_there_are_too_many() -> None:
 
 def test_at_debug_each_host_has_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
-    monkeypatch.setattr(log, "debug", lambda _event, said, **_fields: told.append(said))
+    monkeypatch.setattr(log, "debug", lambda _event, message, **_fields: told.append(message))
     lines: list[Finding] = []
     monkeypatch.setattr(log, "finding", lines.append)
     error_report.say_findings([*map(finding, range(20)), finding(1, "full", "shm")])

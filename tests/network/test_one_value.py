@@ -68,8 +68,8 @@ def test_where_no_value_fits_mpi_stays_on_the_control_link_and_that_is_said(
     found = decision.decide([worker_network.choose(one, settings) for one in workers], settings, {})
     value = found.common.get("OMPI_MCA_btl_tcp_if_include")
     assert value == ("172.16.0.0/21" if kept else None)
-    said = [item.said for item in found.findings if item.check == "data-networks"]
-    assert [text.startswith("MPI's data stays on the control link: 400") for text in said] == (
+    message = [item.message for item in found.findings if item.check == "data-networks"]
+    assert [text.startswith("MPI's data stays on the control link: 400") for text in message] == (
         [] if kept else [True]
     )
 

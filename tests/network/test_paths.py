@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mpiboot.network import paths
-from mpiboot.network.paths import PathEnd, PathHost, Way
+from mpiboot.network.paths import PathEnd, PathHost, PathTest
 
 CONTROL, DATA = PathEnd("eth0", "10.0.0.1", 1450), PathEnd("net1", "10.1.0.1", 9000)
 
@@ -20,10 +20,10 @@ def pairs(count: int) -> set[frozenset[int]]:
 
 def test_few_hosts_are_measured_each_with_each_both_ways_in_every_network() -> None:
     assert paths.ways(hosts(2, 2)) == (
-        Way(1, 0, 0, True),
-        Way(0, 1, 0, True),
-        Way(1, 0, 1, True),
-        Way(0, 1, 1, True),
+        PathTest(1, 0, 0, True),
+        PathTest(0, 1, 0, True),
+        PathTest(1, 0, 1, True),
+        PathTest(0, 1, 1, True),
     )
     for count in (1, 3, paths.ALL_PAIRS):
         assert len(pairs(count)) == count * (count - 1) // 2

@@ -187,10 +187,10 @@ def test_of_devices_without_a_word_on_a_network_only_network_functions_count(
 def test_metadata_that_is_empty_or_broken_gives_nothing(
     tmp_path: Path, text: str, unreadable: int
 ) -> None:
-    found, said = attachments(NOTHING, (), metadata(tmp_path, text))
+    found, message = attachments(NOTHING, (), metadata(tmp_path, text))
 
     assert not found
-    assert len(said) == unreadable
+    assert len(message) == unreadable
 
 
 def test_without_a_descriptor_left_nothing_is_said_and_that_is_told(tmp_path: Path) -> None:

@@ -248,7 +248,7 @@ ANY = f"{NO_DEFAULT}, no route to the API, 10.96.0.1; an address of the link of 
 
 
 @pytest.mark.parametrize(
-    ("routes", "address", "because"),
+    ("routes", "address", "reason"),
     [
         (
             "ip route add default via 10.0.0.1",
@@ -283,13 +283,13 @@ ANY = f"{NO_DEFAULT}, no route to the API, 10.96.0.1; an address of the link of 
     ],
 )
 def test_on_a_node_without_a_default_route_another_one_tells(
-    routes: str, address: str, because: str
+    routes: str, address: str, reason: str
 ) -> None:
     if os.getuid() or not shutil.which("ip"):
         pytest.skip("needs root and ip")
     argv = ("unshare", "--net", "sh", "-ec", NODE % routes, "sh", sys.executable, "-c", ADDRESS)
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
-    assert done.stdout == f"{address}\n{because}\n"
+    assert done.stdout == f"{address}\n{reason}\n"
 
 
 @pytest.mark.parametrize(

@@ -53,9 +53,9 @@ def test_a_route_over_the_data_link_leads_there(
     assert second.facts is not None
     back = replace(second.facts.fabric, routes=(Route("192.168.0.0/16", "net1"),))
     second = replace(second, facts=replace(second.facts, fabric=back))
-    said = cluster_view.unreachable(ends(first, second))
+    message = cluster_view.unreachable(ends(first, second))
     no = "w-0 (net1 192.168.7.5/24) has no route over net1 to w-1 (net1 192.168.8.6/24)"
-    assert said == ("" if reached else no)
+    assert message == ("" if reached else no)
     back_again = cluster_view.unreachable(ends(second, first))
     assert (back_again == "") == reached
 
@@ -92,9 +92,9 @@ def on_a_link_of_its_own(place: int, *destinations: str) -> Worker:
 )
 def test_what_a_way_lacks_is_found_among_many(destinations: tuple[str, ...], missing: str) -> None:
     others = [on_a_link_of_its_own(place, "172.16.0.0/16") for place in (1, 2, 3)]
-    said = cluster_view.unreachable(ends(on_a_link_of_its_own(0, *destinations), *others))
+    message = cluster_view.unreachable(ends(on_a_link_of_its_own(0, *destinations), *others))
     head = "w-0 (net1 172.16.0.1/31) has no route over net1 to "
-    assert said == (head + missing if missing else "")
+    assert message == (head + missing if missing else "")
 
 
 def test_the_one_among_many_that_lacks_a_way_is_named() -> None:

@@ -42,14 +42,14 @@ def with_fabric(worker: Worker, **changes: object) -> Worker:
 
 def shown(found: DataNetwork) -> list[str]:
     return [
-        f"{item.name} = {item.value} [{item.source.value}] {item.because}"
+        f"{item.name} = {item.value} [{item.source.value}] {item.reason}"
         for item in found.decisions
     ]
 
 
-def said(found: DataNetwork) -> list[str]:
+def message(found: DataNetwork) -> list[str]:
     return [
-        f"{item.level.value} {item.check} {item.host or ','.join(item.hosts)}: {item.said}"
+        f"{item.level.value} {item.check} {item.host or ','.join(item.hosts)}: {item.message}"
         for item in found.findings
     ]
 
@@ -76,7 +76,7 @@ def test_roce_that_is_required() -> None:
         f"NCCL_IB_HCA = =mlx5_3:1 (w-0), =mlx5_7:1 (w-1) [detected] {ports}",
         *sockets("net1", ONLY_BOOTSTRAP + ALL),
     ]
-    assert said(found) == []
+    assert message(found) == []
     assert found.transport is Transport.ROCE
     port = ("ACTIVE", "100", "1500/1024", "3")
     assert [row.cells for row in found.rows] == [
@@ -130,7 +130,7 @@ def test_two_indexes_that_can_not_be_told() -> None:
         f"UCX_IB_GID_INDEX = 9 [detected] {index}",
         *sockets("net1", ONLY_BOOTSTRAP + ALL),
     ]
-    assert said(found) == [
+    assert message(found) == [
         (
             "warn rdma-gid-index w-0,w-1: the ports need different GID indexes (mlx5_2:1 9, "
             f"mlx5_3:1 5), which {library} can't be told: no network holds their addresses alone; "
@@ -145,7 +145,7 @@ def test_two_indexes_that_can_not_be_told() -> None:
         )
     }
     old = decide([w.macvlan(0, 2)], replace(DEFAULT, nccl_version="2.20.5"))
-    assert "which NCCL 2.20.5 can't be told: it needs 2.21 or later; " in old.findings[0].said
+    assert "which NCCL 2.20.5 can't be told: it needs 2.21 or later; " in old.findings[0].message
     assert old.findings[0].hint.startswith("use NCCL 2.21 or later; or keep to ")
 
 
@@ -159,7 +159,7 @@ def test_a_port_that_is_not_active() -> None:
     ]
     assert f"NCCL_IB_DISABLE = 1 [detected] {why}{ALL}" in shown(found)
     down = "the subnet manager has not brought it up"
-    assert said(found) == [
+    assert message(found) == [
         f"warn rdma-port w-1: port mlx5_4:1 is INIT, not ACTIVE: {down}",
         f"warn rdma-differs : the data goes over TCP: {why}",
     ]
@@ -186,10 +186,10 @@ def test_efa_on_every_worker_and_an_image_without_its_libraries() -> None:
         "rdma-port = rdmap16s27:1 [detected] EFA: it has no link, and its device node opens"
     )
     missing = "EFA devices, but in the image no libfabric.so.1"
-    assert said(found) == [f"warn efa-library : w-0: {missing} and no libnccl-net.so"]
+    assert message(found) == [f"warn efa-library : w-0: {missing} and no libnccl-net.so"]
     # A plugin of the user's own stands for NCCL's part.
     own = decide([lacks], taken={"NCCL_NET_PLUGIN": "-x"}, values={"NCCL_NET_PLUGIN": "mine"})
-    assert said(own) == [f"warn efa-library : w-0: {missing}"]
+    assert message(own) == [f"warn efa-library : w-0: {missing}"]
 
 
 def test_efa_on_some_workers_alone() -> None:
@@ -201,7 +201,7 @@ def test_efa_on_some_workers_alone() -> None:
         f"NCCL_IB_DISABLE = 1 [detected] {why}{ALL}",
     ]
     other = "w-1: no RDMA; the others (1): 4 EFA ports at 100 Gb/s"
-    assert said(found) == [
+    assert message(found) == [
         "warn rdma-missing w-1: 4 RDMA devices of the node are visible, none is this pod's",
         f"warn rdma-differs w-1: RDMA devices differ: {other}",
         f"warn rdma-differs : the data goes over TCP: {why}",
@@ -212,7 +212,7 @@ def test_two_kinds_of_rdma() -> None:
     found = decide([w.sriov(0), w.aks(1)])
     why = "the workers have RDMA of different kinds, which can't talk to each other"
     assert f"NCCL_IB_DISABLE = 1 [detected] {why}{ALL}" in shown(found)
-    assert f"warn rdma-differs : the data goes over TCP: {why}" in said(found)
+    assert f"warn rdma-differs : the data goes over TCP: {why}" in message(found)
 
 
 def test_workers_without_rdma_and_without_facts() -> None:
@@ -228,7 +228,7 @@ def test_workers_without_rdma_and_without_facts() -> None:
         f"NCCL_SOCKET_IFNAME = =eth0 (w-0, w-1) [detected] {control}",
     ]
     other = "w-1: no RDMA; the others (1): 1 RoCE port at 100 Gb/s"
-    assert said(found) == [
+    assert message(found) == [
         "warn rdma-missing w-1: no RDMA device: the kernel has no RDMA",
         "warn data-facts w-2: it does not run mpiboot, so its data network is not known",
         f"warn rdma-differs w-1: RDMA devices differ: {other}",
@@ -272,7 +272,7 @@ def test_what_the_user_has_set() -> None:
         "NCCL_SOCKET_IFNAME = eth7 [environment] -x; on w-0, w-1",
     ]
     there = "(there are lo, eth0, net1)"
-    assert said(found) == [
+    assert message(found) == [
         "warn data-link w-0,w-1: MPIBOOT_DATA_IFNAME: no link no",
         f"warn nccl-value w-0,w-1: NCCL_SOCKET_IFNAME=eth7 fits nothing here {there}",
     ]
@@ -280,10 +280,10 @@ def test_what_the_user_has_set() -> None:
     assert f"rdma-port = mlx5_3:1 [environment] net1: MPIBOOT_RDMA_DEVICE; {KERNEL}" in (
         shown(device)
     )
-    assert said(device) == ["warn rdma-device w-0: MPIBOOT_RDMA_DEVICE: no device no"]
+    assert message(device) == ["warn rdma-device w-0: MPIBOOT_RDMA_DEVICE: no device no"]
     nothing = decide([w.sriov(0)], replace(DEFAULT, rdma_device=("no",), data_ifname=("no",)))
     assert {"fail rdma-device", "fail data-link"} <= {
-        line.partition(" w-0")[0] for line in said(nothing)
+        line.partition(" w-0")[0] for line in message(nothing)
     }
 
 

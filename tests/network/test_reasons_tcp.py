@@ -13,7 +13,7 @@ from tests.network.test_reasons import (
     NO_RDMA,
     REACHES,
     decide,
-    said,
+    message,
     shown,
     sockets,
     with_fabric,
@@ -64,7 +64,7 @@ def test_a_link_that_the_platform_or_the_user_names() -> None:
     )
     user = decide([w.tcp(0)], replace(DEFAULT, data_ifname=("net1",)))
     assert shown(user)[1] == "data-link = net1 [environment] MPIBOOT_DATA_IFNAME"
-    assert said(platform) == said(user) == []
+    assert message(platform) == message(user) == []
 
 
 def test_links_of_which_nothing_tells_which_is_meant() -> None:
@@ -75,7 +75,7 @@ def test_links_of_which_nothing_tells_which_is_meant() -> None:
         w.link("net2", "192.168.8.5/24", index=22, kind="macvlan"),
     )
     (found,) = decide([two]).findings
-    assert (found.check, found.said, found.hint) == (
+    assert (found.check, found.message, found.hint) == (
         "data-ambiguous",
         "net1, net2: nothing tells which of these links is the data network; mpiboot uses all",
         "set MPIBOOT_DATA_IFNAME",
@@ -93,7 +93,7 @@ def test_data_links_that_do_not_reach_each_other() -> None:
         *sockets("eth0", f"the control link: {APART}{ALL}"),
         f"UCX_NET_DEVICES = eth0 [detected] TCP: no RDMA port that every worker could use{ALL}",
     ]
-    assert said(found) == [
+    assert message(found) == [
         f"warn data-networks w-0,w-1: {APART}",
         f"warn data-networks : MPIBOOT_NCCL_SOCKET=data, but {APART}",
         f"warn data-networks : MPI's data stays on the control link: {APART}",

@@ -47,8 +47,8 @@ def test_a_mesh_is_known_by_the_ports_of_its_proxy(
 )
 def test_an_annotation_of_the_injector_tells_it_too(annotation: str, name: str) -> None:
     found = service_mesh.recognise((), {"other", annotation})
-    said = f"the pod has the annotation {annotation}"
-    assert found == (Mesh(name, (said,)) if name else None)
+    message = f"the pod has the annotation {annotation}"
+    assert found == (Mesh(name, (message,)) if name else None)
 
 
 INJECT = 'label and annotate launcher and worker templates with sidecar.istio.io/inject: "false"'
@@ -65,7 +65,7 @@ LISTED = ",".join(map(str, range(40000, 40032)))
 
 
 @pytest.mark.parametrize(
-    ("name", "port_range", "said"),
+    ("name", "port_range", "message"),
     [
         ("istio", "40000-40002", f'{INJECT}; or {EXCLUDE}"22,2222,40000,40001,40002"'),
         ("istio", "40000-40031", f'{INJECT}; or {EXCLUDE}"22,2222,{LISTED}"'),
@@ -84,8 +84,8 @@ LISTED = ",".join(map(str, range(40000, 40032)))
         ("another", "", ""),
     ],
 )
-def test_the_whole_advice(name: str, port_range: str, said: str) -> None:
-    assert service_mesh.advice(Mesh(name, ()), {2222, 22}, port_range) == said
+def test_the_whole_advice(name: str, port_range: str, message: str) -> None:
+    assert service_mesh.advice(Mesh(name, ()), {2222, 22}, port_range) == message
 
 
 def test_each_mesh_is_told_once() -> None:
@@ -93,7 +93,7 @@ def test_each_mesh_is_told_once() -> None:
     assert [item.hint for item in found] == [service_mesh.advice(ISTIO, {22}, "")]
     assert [item.evidence for item in found] == [ISTIO.evidence]
     assert [(item.level, item.host, item.hosts) for item in found] == [(Level.WARN, "", ())]
-    assert [(item.check, item.said) for item in found] == [
+    assert [(item.check, item.message) for item in found] == [
         (
             "service-mesh",
             "a proxy of istio takes every connection of w-0 and 1 more, MPI's own too",

@@ -57,7 +57,7 @@ def test_a_variable_is_left_alone_with_some_of_the_users_own(name: str) -> None:
         assert found.values == {"w-0": {}, "w-1": {} if left else {name: "value"}}, own
         why = "-x" if own == name else f"{own} is set (-x)"
         assert found.kept == ({(name, why): ["w-1"]} if left else {}), own
-        assert found.because == ({} if left else {name: "why"})
+        assert found.reason == ({} if left else {name: "why"})
     assert decision.settle(NETWORKS, wanted, {}).findings == ()
 
 
@@ -70,7 +70,7 @@ def test_of_two_that_want_it_the_owner_has_it_whoever_came_first() -> None:
         assert found.values == {"w-0": ports, "w-1": ports}
         (clash,) = found.findings
         assert (clash.check, clash.host, clash.evidence) == ("settings-conflict", "w-1", ())
-        assert clash.said == (
+        assert clash.message == (
             "UCX_NET_DEVICES: rdma-ports wants mlx5_0:1, mpi-link wants eth0; it belongs to "
             "rdma-ports, whose value is set"
         )

@@ -20,12 +20,12 @@ def played(tmp_path: Path, text: str) -> str:
 
 
 def test_what_the_library_says_is_read(tmp_path: Path) -> None:
-    said = {
+    message = {
         "mlx5_5": {"why": "", "mtus": [[1, 4096]], "links": [[1, 3, 7]]},
         "other": {"why": "", "mtus": [], "links": []},
     }
     words = ["verbs", "mlx5_5:1", "mlx5_6:2"]
-    text = f"import sys\nassert sys.argv[1:] == {words}\nprint({json.dumps(json.dumps(said))})\n"
+    text = f"import sys\nassert sys.argv[1:] == {words}\nprint({json.dumps(json.dumps(message))})\n"
     program = played(tmp_path, text)
 
     found, wrong = libraries.devices(ASKED, program=program)
@@ -35,7 +35,7 @@ def test_what_the_library_says_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("import os; os.kill(os.getpid(), 11)", "ended with signal 11"),
         ("raise SystemExit(3)", "ended with 3"),
@@ -47,15 +47,15 @@ def test_what_the_library_says_is_read(tmp_path: Path) -> None:
     ],
 )
 def test_a_driver_that_crashes_hangs_or_prints_is_said_and_nothing_is_known(
-    tmp_path: Path, text: str, said: str
+    tmp_path: Path, text: str, message: str
 ) -> None:
-    patience = 0.5 if "longer" in said else 60
+    patience = 0.5 if "longer" in message else 60
 
     found, wrong = libraries.devices(ASKED, patience, played(tmp_path, text))
 
     assert found == {}
     assert wrong.startswith("libibverbs.so.1 ")
-    assert wrong.endswith(said)
+    assert wrong.endswith(message)
 
 
 def test_a_device_that_the_library_does_not_have_is_said_on_any_machine() -> None:
@@ -70,9 +70,9 @@ def test_a_device_that_the_library_does_not_have_is_said_on_any_machine() -> Non
 def test_the_librarys_word_stands_beside_the_kernels(tmp_path: Path) -> None:
     tree = TREES["mlx5-vfs"]
     found = rdma.assemble(kernel(tree), *build(tree, tmp_path))
-    said = {"mlx5_5": libraries.LibraryAnswer("", {1: 2048}, {(1, 3): 9})}
+    message = {"mlx5_5": libraries.LibraryAnswer("", {1: 2048}, {(1, 3): 9})}
 
-    known = rdma.with_library(found, said, "it was slow").devices
+    known = rdma.with_library(found, message, "it was slow").devices
 
     ours, other = known[2], known[1]
     assert (ours.library_error, ours.ports[0].mtu) == ("", 2048)

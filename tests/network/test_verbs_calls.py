@@ -66,8 +66,8 @@ class Library:
             self._ibv_query_gid_table = query
 
     def says(self, wanted: dict[str, int]) -> dict[str, LibraryAnswer]:
-        said = libraries._read(cast("ctypes.CDLL", self), wanted)
-        return libraries._answers(said, wanted)
+        message = libraries._read(cast("ctypes.CDLL", self), wanted)
+        return libraries._answers(message, wanted)
 
 
 @pytest.mark.parametrize(("mtu", "number"), ACTIVE.items())

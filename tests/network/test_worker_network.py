@@ -33,7 +33,7 @@ def test_one_sriov_vf_is_found_by_the_kernels_word() -> None:
     assert data(network) == ["net1"]
     assert network.control is not None
     assert network.control.name == "eth0"
-    assert "kernel" in network.rails[0].because
+    assert "kernel" in network.rails[0].reason
     assert not network.problems
     assert not network.pending
 
@@ -52,8 +52,8 @@ def test_eight_rails_keep_the_order_of_their_links() -> None:
 def test_the_platforms_order_of_rails_comes_before_the_names() -> None:
     worker = w.rails8()
     assert worker.facts is not None
-    said = tuple(Attachment(AttachmentSource.MULTUS, link=f"net{rail}") for rail in (3, 1, 2))
-    fabric = replace(worker.facts.fabric, attachments=said)
+    message = tuple(Attachment(AttachmentSource.MULTUS, link=f"net{rail}") for rail in (3, 1, 2))
+    fabric = replace(worker.facts.fabric, attachments=message)
     network = choose(replace(worker, facts=replace(worker.facts, fabric=fabric)), DEFAULT)
     assert data(network)[:4] == ["net3", "net1", "net2", "net4"]
 
@@ -61,7 +61,7 @@ def test_the_platforms_order_of_rails_comes_before_the_names() -> None:
 def test_a_macvlan_is_found_by_its_own_entry_among_foreign_ones() -> None:
     network = choose(w.macvlan(), DEFAULT)
     assert names(network) == ["mlx5_2:1"]
-    assert "GID table" in network.rails[0].because
+    assert "GID table" in network.rails[0].reason
 
 
 def test_another_pods_entry_under_the_same_link_name_is_no_evidence() -> None:
@@ -81,7 +81,7 @@ def test_ipoib_is_found_by_the_gid_in_its_hardware_address(name: str) -> None:
     network = choose(w.ipoib(name=name), DEFAULT)
     assert network.transport is Transport.INFINIBAND
     assert names(network) == ["mlx5_4:1"]
-    assert "hardware" in network.rails[0].because
+    assert "hardware" in network.rails[0].reason
 
 
 def test_infiniband_without_a_link_takes_the_devices_that_open_and_leaves_ethernet() -> None:
@@ -115,7 +115,9 @@ def test_roce_devices_that_open_without_a_link_of_the_pod_are_said_and_not_used(
     assert not network.rails
     (problem,) = network.problems
     assert problem.check == "rdma-missing"
-    assert "1 RoCE devices open (mlx5_1), but none of them has a link in this pod" in problem.said
+    assert (
+        "1 RoCE devices open (mlx5_1), but none of them has a link in this pod" in problem.message
+    )
     assert "k8s.v1.cni.cncf.io/networks" in (problem.hint or "")
 
 
@@ -131,7 +133,7 @@ def test_link_and_device_of_one_pci_function_belong_together() -> None:
     )
     network = choose(worker, DEFAULT)
     assert names(network) == ["mlx5_7:1"]
-    assert "PCI" in network.rails[0].because
+    assert "PCI" in network.rails[0].reason
 
 
 def test_of_a_function_with_two_devices_the_one_with_the_links_address_is_taken() -> None:
@@ -178,7 +180,7 @@ def test_a_vlan_is_tied_to_the_port_below_it_and_takes_the_one_with_the_address(
     network = choose(worker, DEFAULT)
     assert names(network) == ["mlx5_5:1"]
     assert data(network) == ["net1.100"]
-    assert "below the VLAN" in network.rails[0].because
+    assert "below the VLAN" in network.rails[0].reason
 
 
 def test_a_vlan_in_a_vlan_stands_on_the_link_below_both_and_a_ring_on_none() -> None:
@@ -201,7 +203,7 @@ def test_a_vlan_whose_lower_link_is_elsewhere_is_tied_by_its_entry_alone() -> No
     below = w.device("mlx5_6", w.port((*w.table("pf0"), w.gid(5, "10.7.0.2", "net2"))), index=6)
     network = choose(w.worker("w-0", w.eth0(), vf, vlan, devices=(ours, below)), DEFAULT)
     assert names(network) == ["mlx5_5:1", "mlx5_6:1"]
-    assert "GID table" in network.rails[1].because
+    assert "GID table" in network.rails[1].reason
 
 
 def test_efa_needs_no_link() -> None:
@@ -231,15 +233,15 @@ def test_a_second_link_without_rdma_carries_tcp() -> None:
     assert data(network) == ["net1"]
 
 
-@pytest.mark.parametrize(("up", "said"), [(True, "has no carrier"), (False, "is down")])
-def test_a_second_link_that_is_dead_is_said_and_not_used(up: bool, said: str) -> None:  # noqa: FBT001
+@pytest.mark.parametrize(("up", "message"), [(True, "has no carrier"), (False, "is down")])
+def test_a_second_link_that_is_dead_is_said_and_not_used(up: bool, message: str) -> None:  # noqa: FBT001
     link = replace(w.link("net1", "10.5.0.2/24", kind="macvlan", carrier=False), up=up)
     network = choose(w.worker("w-0", w.eth0(), link), DEFAULT)
     assert network.transport is Transport.NONE
     (problem,) = network.problems
-    assert (problem.check, problem.said) == (
+    assert (problem.check, problem.message) == (
         "data-carrier",
-        f"link net1 has an address, but {said}",
+        f"link net1 has an address, but {message}",
     )
 
 
@@ -310,7 +312,7 @@ def test_two_devices_that_cannot_be_told_apart_are_named_with_the_setting() -> N
     )
     network = choose(worker, DEFAULT)
     problem = next(item for item in network.problems if item.check == "data-ambiguous")
-    assert "mlx5_1:1, mlx5_2:1" in problem.said
+    assert "mlx5_1:1, mlx5_2:1" in problem.message
     assert "MPIBOOT_RDMA_DEVICE" in (problem.hint or "")
     assert names(choose(worker, Settings(rdma_device=("mlx5_2",)))) == ["mlx5_2:1"]
 
@@ -349,11 +351,11 @@ def test_two_tcp_links_without_the_platforms_word_are_said_and_one_can_be_named(
     named = choose(worker, Settings(data_ifname=("foo",)))
     assert data(named) == ["foo"]
     assert not named.problems
-    said = (
+    message = (
         Attachment(AttachmentSource.MULTUS, link="foo"),
         Attachment(AttachmentSource.MULTUS, link="eth0", default=True),
     )
-    told = choose(w.worker("w-0", w.eth0(), *links, attachments=said), DEFAULT)
+    told = choose(w.worker("w-0", w.eth0(), *links, attachments=message), DEFAULT)
     assert data(told) == ["foo"]
     assert not told.problems
 
@@ -410,10 +412,10 @@ def test_an_address_that_may_be_a_duplicate_is_waited_for_and_one_that_is_is_sai
     assert coming.pending == (
         "link net1: the kernel still checks whether another host has fd00:7::5",
     )
-    assert [item.said for item in coming.problems] == list(coming.pending)
+    assert [item.message for item in coming.problems] == list(coming.pending)
     taken = with_net1(*address, duplicate=address)
     assert not taken.pending
-    assert [item.said for item in taken.problems] == [
+    assert [item.message for item in taken.problems] == [
         "another host of net1's network has its address fd00:7::5/64"
     ]
     # What can be used already is enough, and a link-local address is nothing to wait for.
@@ -452,7 +454,7 @@ def test_infiniband_is_kept_where_both_link_layers_are_there() -> None:
     )
     network = choose(worker, DEFAULT)
     assert names(network) == ["mlx5_4:1"]
-    assert "mlx5_3:1" in next(d.because for d in network.decisions if d.name == "rdma-port")
+    assert "mlx5_3:1" in next(d.reason for d in network.decisions if d.name == "rdma-port")
 
 
 def test_a_bond_and_its_slaves_are_one_rail() -> None:
@@ -482,7 +484,7 @@ def test_a_named_device_that_is_missing_is_said() -> None:
     assert network.problems[0].check == "rdma-device"
     assert not network.rails
     some = choose(w.sriov(), Settings(rdma_device=("mlx5_3", "mlx5_77")))
-    assert [item.said for item in some.problems] == ["MPIBOOT_RDMA_DEVICE: no device mlx5_77"]
+    assert [item.message for item in some.problems] == ["MPIBOOT_RDMA_DEVICE: no device mlx5_77"]
     assert names(some) == ["mlx5_3:1"]
 
 
@@ -515,7 +517,7 @@ def test_named_links_are_the_users_word_and_whatever_else_is_there_is_left() -> 
     network = choose(worker, Settings(data_ifname=("net3", "net1", "net3")))
     assert data(network) == ["net3", "net1"]
     (decision,) = [item for item in network.decisions if item.name == "data-link"]
-    assert (decision.source, decision.because) == (Source.ENVIRONMENT, "MPIBOOT_DATA_IFNAME")
+    assert (decision.source, decision.reason) == (Source.ENVIRONMENT, "MPIBOOT_DATA_IFNAME")
     assert not network.problems
 
 
@@ -547,8 +549,8 @@ def test_control_is_the_users_link_where_the_worker_has_it() -> None:
 def test_control_falls_back_to_platform_then_route_and_to_nothing() -> None:
     links = (w.link("a", "10.1.0.2/24", kind="veth"), w.link("b", "10.2.0.2/24", kind="veth"))
     assert control_link(w.worker("w-0", *links, routes=(Route("0.0.0.0/0", "b"),))) == "b"
-    said = (Attachment(AttachmentSource.MULTUS, link="a", default=True),)
-    assert control_link(w.worker("w-0", *links, attachments=said)) == "a"
+    message = (Attachment(AttachmentSource.MULTUS, link="a", default=True),)
+    assert control_link(w.worker("w-0", *links, attachments=message)) == "a"
     assert control_link(w.worker("w-0", *links)) == ""
     assert control_link(w.worker("w-0", *links), "b") == "b"
 

@@ -90,7 +90,7 @@ def test_a_pair_that_nothing_passes_between_is_a_failure() -> None:
     (found,) = findings([replace(first, ssh=Reached.CONNECTED), second], ALL)
     assert (found.check, found.level) == ("worker-pairs", Level.FAIL)
     assert (found.host, found.hosts) == ("", ())
-    assert found.said == (
+    assert found.message == (
         "w-0 can't reach w-1 (10.244.0.12 port 40001): no answer in 2 s, twice; its SSH port 22 "
         "answers; 1 more of 2 that were tried"
     )
@@ -102,17 +102,17 @@ def test_a_pair_that_nothing_passes_between_is_a_failure() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reached", "said"),
+    ("reached", "message"),
     [
         (Reached.REFUSED, "the connection is refused, although that port is listened at"),
         (Reached.NO_ROUTE, "no route"),
     ],
 )
-def test_how_it_was_refused_is_told(reached: Reached, said: str) -> None:
+def test_how_it_was_refused_is_told(reached: Reached, message: str) -> None:
     one = replace(dialled("w-0", "w-1", reached), ssh=Reached.SILENT)
     (found,) = findings([one], ALL)
     assert found.level is Level.FAIL
-    assert found.said.endswith(f": {said}; its SSH port 22 does not answer either")
+    assert found.message.endswith(f": {message}; its SSH port 22 does not answer either")
 
 
 @pytest.mark.parametrize("bad", ["blocked", "translated"])
@@ -122,17 +122,17 @@ def test_one_way_is_a_warning_and_a_failure_of_another_pair_comes_first(bad: str
         wrong = replace(dialled("w-0", "w-1"), seen="10.244.0.1")
     (found,) = findings([wrong, dialled("w-1", "w-0")], ALL)
     assert found.level is Level.WARN
-    assert "a warning only: the other way they connect" in found.said
+    assert "a warning only: the other way they connect" in found.message
     worse = replace(wrong, source="w-2", target="w-3")
     (found,) = findings([wrong, dialled("w-1", "w-0"), worse], ALL)
     assert found.level is Level.FAIL
-    assert found.said.startswith("w-2 " if bad == "blocked" else "w-3 ")
+    assert found.message.startswith("w-2 " if bad == "blocked" else "w-3 ")
 
 
 def test_what_mpi_may_do_without_is_a_warning() -> None:
     (found,) = findings(both(Reached.SILENT), ALL, "the data network is RoCE")
     assert found.level is Level.WARN
-    assert found.said == (
+    assert found.message == (
         "w-0 can't reach w-1 (10.244.0.12 port 40001): no answer in 2 s, twice; 1 more of 2 that "
         "were tried (a warning only: the data network is RoCE)"
     )
@@ -183,7 +183,7 @@ def test_another_address_than_the_own_is_named_with_both() -> None:
     first, second = (replace(item, seen="10.0.0.1") for item in both(Reached.ANSWERED))
     (found,) = findings([first, second], ALL)
     assert (found.check, found.level) == ("worker-address", Level.FAIL)
-    assert found.said == (
+    assert found.message == (
         "w-1 sees connections of w-0 come from 10.0.0.1, not from its own address 10.244.0.11; 1 "
         "more of 2 that were tried"
     )
@@ -206,7 +206,7 @@ def test_many_are_told_by_a_few() -> None:
     names = [f"w-{number}" for number in range(20)]
     every = [dialled("w-0", name, Reached.SILENT) for name in names[1:]]
     (found,) = findings(every, names)
-    assert "; 18 more of 19 that were tried" in found.said
+    assert "; 18 more of 19 that were tried" in found.message
     assert len(found.evidence) == 3
 
 

@@ -114,10 +114,10 @@ class ApiServer:
             try:
                 while not data.endswith(b"\n"):
                     data += connection.recv(1 << 20)
-                status, said = self._answer(json.loads(data), streams, connection)
+                status, message = self._answer(json.loads(data), streams, connection)
                 with contextlib.suppress(OSError):
                     connection.sendall(
-                        json.dumps({"status": status, "said": said}).encode() + b"\n"
+                        json.dumps({"status": status, "message": message}).encode() + b"\n"
                     )
             finally:
                 for stream in streams:

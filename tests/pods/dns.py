@@ -97,11 +97,11 @@ class Server:
             response.set_rcode(spoilt)
         elif not lost:
             self._fill(response, name, question, behaviour)
-        said = "drop" if lost else dns.rcode.to_text(response.rcode())
-        if said == "NOERROR" and not response.answer:
-            said = "NODATA"
+        message = "drop" if lost else dns.rcode.to_text(response.rcode())
+        if message == "NOERROR" and not response.answer:
+            message = "NODATA"
         kind_of = dns.rdatatype.to_text(question.rdtype)
-        self.log.append([time.monotonic(), str(name), kind_of, said, transport, client])
+        self.log.append([time.monotonic(), str(name), kind_of, message, transport, client])
         if behaviour.delay:
             await asyncio.sleep(behaviour.delay)
         if lost:

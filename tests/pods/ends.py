@@ -135,7 +135,7 @@ def launches(
     job = mpijob(cluster, image, launcher_command=["sh", "-c", script], **{"workers": 2, **details})
     assert job.start().wait(PATIENCE) == 0
     parts = re.split(r"^next=(\d+)$", job.launcher.stderr(), flags=re.MULTILINE)
-    return [(int(code), said) for said, code in zip(parts[::2], parts[1::2], strict=False)]
+    return [(int(code), message) for message, code in zip(parts[::2], parts[1::2], strict=False)]
 
 
 def end_line(text: str) -> str:

@@ -25,7 +25,7 @@ class Fault:
     what: str
     check: str
     level: str
-    said: str
+    message: str
     hint: str = ""
     pod: Mapping[str, Any] = field(default_factory=dict)
     without: Sequence[str] = ()

@@ -41,7 +41,7 @@ class JobFault:
     what: str
     check: str
     level: str
-    said: str
+    message: str
     hint: str = ""
     host: str = "pi-worker-1"
     job: Callable[[], Mapping[str, Any]] = dict
@@ -71,7 +71,7 @@ FAULTS: Final = (
         what="a worker whose name does not resolve",
         check="names-unresolved",
         level="fail",
-        said="DNS: NXDOMAIN (asked 10.96.0.10), may be cached for 5 s",
+        message="DNS: NXDOMAIN (asked 10.96.0.10), may be cached for 5 s",
         unpublished=(1,),
         also=("hosts-missing",),
     ),
@@ -79,7 +79,7 @@ FAULTS: Final = (
         what="a worker without an SSH server",
         check="workers-unreachable",
         level="fail",
-        said="SSH: connection refused on ... ports 22, 2222, 222",
+        message="SSH: connection refused on ... ports 22, 2222, 222",
         hint="does the worker's container run mpiboot? ...",
         job=lambda: _second(command=["sh", "-c", "echo up >&2; sleep 1000"], args=()),
         ready="up",
@@ -88,7 +88,7 @@ FAULTS: Final = (
         what="a worker with another key",
         check="host-key-differs",
         level="fail",
-        said="mpiboot on pi-worker-1.pi.default.svc (...) holds another key, SHA256:..., "
+        message="mpiboot on pi-worker-1.pi.default.svc (...) holds another key, SHA256:..., "
         "than the job's, SHA256:...",
         hint="launcher and workers must mount the same key Secret",
         job=lambda: _second(volumes=(Files("/root/.ssh", KeyPair.make().files(), 0o600),)),
@@ -97,7 +97,7 @@ FAULTS: Final = (
         what="another MPI on one worker",
         check="mpi-versions",
         level="warn",
-        said="has mpirun (Open MPI) 5..., the launcher mpirun (Open MPI) 4...",
+        message="has mpirun (Open MPI) 5..., the launcher mpirun (Open MPI) 4...",
         job=lambda: _second(image=images.image("openmpi-5.0")),
         also=("hosts-differ",),
     ),
@@ -105,7 +105,7 @@ FAULTS: Final = (
         what="a worker without mpiboot, with an sshd of its own",
         check="host-key-differs",
         level="fail",
-        said="sshd on pi-worker-1.pi.default.svc (...) has a host key of its own, SHA256:..., "
+        message="sshd on pi-worker-1.pi.default.svc (...) has a host key of its own, SHA256:..., "
         "not the job's, SHA256:...",
         hint="add `args: [worker]` to the worker so that mpiboot runs there, "
         "or set MPIBOOT_HOST_KEYS=accept-new",
@@ -116,7 +116,7 @@ FAULTS: Final = (
         what="a NetworkPolicy between workers",
         check="worker-pairs",
         level="fail",
-        said="pi-worker-... can't reach pi-worker-... (... port ...): no answer in 2 s, twice; "
+        message="pi-worker-... can't reach pi-worker-... (... port ...): no answer in 2 s, twice; "
         "its SSH port 22 does not answer either; 1 more of 2 that were tried",
         host="",
         network=_policy,
@@ -125,7 +125,7 @@ FAULTS: Final = (
         what="links with different MTUs",
         check="control-mtu",
         level="warn",
-        said="MTUs of the control links differ: 1400 on pi-worker-1.pi.default.svc; "
+        message="MTUs of the control links differ: 1400 on pi-worker-1.pi.default.svc; "
         "1500 on the launcher, pi-worker-0.pi.default.svc",
         host="",
         job=lambda: _second(links=(Link(mtu=1400),)),
@@ -134,7 +134,7 @@ FAULTS: Final = (
         what="several ranks on a host with 64 MiB of shared memory",
         check="shm",
         level="warn",
-        said="/dev/shm has 64 MiB for 4 ranks",
+        message="/dev/shm has 64 MiB for 4 ranks",
         host="",
         job=lambda: {"slots": 4},
     ),
@@ -142,7 +142,7 @@ FAULTS: Final = (
         what="a hostfile that is not there",
         check="hostfile-missing",
         level="fail",
-        said="/etc/mpi/none (named by MPIBOOT_HOSTFILE) is not there",
+        message="/etc/mpi/none (named by MPIBOOT_HOSTFILE) is not there",
         host="",
         job=lambda: {"launcher": {"env": {"MPIBOOT_HOSTFILE": "/etc/mpi/none"}}},
     ),
@@ -150,7 +150,7 @@ FAULTS: Final = (
         what="a hostfile that can't be read as one",
         check="hostfile-invalid",
         level="fail",
-        said="/etc/mpi/hostfile:1:...: slots is 'many', expected a whole number from 1",
+        message="/etc/mpi/hostfile:1:...: slots is 'many', expected a whole number from 1",
         host="",
         job=lambda: {
             "hostfile": "pi-worker-0.pi.default.svc slots=many\npi-worker-1.pi.default.svc\n"
@@ -160,7 +160,7 @@ FAULTS: Final = (
         what="a launcher that may open few files",
         check="launcher-limits",
         level="warn",
-        said="2 hosts need about ... open files in one process, and this pod's hard limit is 40 "
+        message="2 hosts need about ... open files in one process, and this pod's hard limit is 40 "
         "(ulimit -Hn): mpirun may not start some daemons",
         hint="give the container runtime a LimitNOFILE of ... or more",
         host="",

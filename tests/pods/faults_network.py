@@ -19,7 +19,7 @@ FAULTS: Final = (
         what="two default routes",
         check="default-routes",
         level="warn",
-        said="0.0.0.0/0 leaves by eth0 and by net1: the kernel decides by metric",
+        message="0.0.0.0/0 leaves by eth0 and by net1: the kernel decides by metric",
         pod={"links": _NET1},
         network=("ip route add default via 192.168.100.1 dev net1 metric 200",),
     ),
@@ -27,7 +27,7 @@ FAULTS: Final = (
         what="strict rp_filter with two links",
         check="rp-filter",
         level="warn",
-        said="rp_filter is 1 (strict) on eth0, net1: "
+        message="rp_filter is 1 (strict) on eth0, net1: "
         "packets whose answer would leave by another link are dropped without a word",
         pod={"links": _NET1, "sysctls": {"net.ipv4.conf.all.rp_filter": "1"}},
         quick=True,
@@ -36,7 +36,7 @@ FAULTS: Final = (
         what="a data link in the pod network's subnet",
         check="control-subnet",
         level="warn",
-        said="eth0 (.../24) and net1 (.../24) are in one subnet",
+        message="eth0 (.../24) and net1 (.../24) are in one subnet",
         pod={"links": (Link(), Link("net1", "br-data", ipv4=False))},
         network=("ip address add 10.244.0.222/24 dev net1",),
     ),
@@ -44,7 +44,7 @@ FAULTS: Final = (
         what="two data links in one subnet",
         check="data-subnet",
         level="warn",
-        said="net1 (.../24) and net2 (.../24) are in one subnet",
+        message="net1 (.../24) and net2 (.../24) are in one subnet",
         pod={
             "links": (*_NET1, Link("net2", "br-data")),
             "env": {"MPIBOOT_DATA_IFNAME": "net1,net2"},
@@ -54,7 +54,7 @@ FAULTS: Final = (
         what="a data link without an address",
         check="data-address",
         level="warn",
-        said="link net1 has no address yet",
+        message="link net1 has no address yet",
         pod={
             "links": (Link(), Link("net1", "br-data", ipv4=False)),
             "volumes": (Files("/etc/podnetinfo", {"annotations": _MULTUS}),),
@@ -64,7 +64,7 @@ FAULTS: Final = (
         what="a data link that is down",
         check="data-carrier",
         level="warn",
-        said="link net1 has an address, but has no carrier",
+        message="link net1 has an address, but has no carrier",
         pod={"links": _NET1},
         network=("down net1",),
     ),
@@ -72,21 +72,21 @@ FAULTS: Final = (
         what="MPIBOOT_DATA_IFNAME names no link",
         check="data-link",
         level="fail",
-        said="MPIBOOT_DATA_IFNAME: no link net7",
+        message="MPIBOOT_DATA_IFNAME: no link net7",
         pod={"links": _NET1, "env": {"MPIBOOT_DATA_IFNAME": "net7"}},
     ),
     Fault(
         what="MPIBOOT_RDMA_DEVICE names no device",
         check="rdma-device",
         level="fail",
-        said="MPIBOOT_RDMA_DEVICE: no device mlx5_9",
+        message="MPIBOOT_RDMA_DEVICE: no device mlx5_9",
         pod={"env": {"MPIBOOT_RDMA_DEVICE": "mlx5_9"}},
     ),
     Fault(
         what="RDMA is required and the pod has none",
         check="rdma-missing",
         level="fail",
-        said="no RDMA device: ...",
+        message="no RDMA device: ...",
         pod={"env": {"MPIBOOT_DATA_NETWORK": "require"}},
     ),
     # -- variables ---------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ FAULTS: Final = (
         what="NCCL_SOCKET_IFNAME fits no link",
         check="nccl-value",
         level="warn",
-        said="NCCL_SOCKET_IFNAME=ens5 fits nothing here (there are lo, eth0)",
+        message="NCCL_SOCKET_IFNAME=ens5 fits nothing here (there are lo, eth0)",
         pod={"env": {"NCCL_SOCKET_IFNAME": "ens5"}},
         quick=True,
     ),
@@ -102,7 +102,7 @@ FAULTS: Final = (
         what="NCCL_SOCKET_IFNAME means more links than it names",
         check="nccl-prefix",
         level="warn",
-        said="NCCL_SOCKET_IFNAME=net1: net1 is a prefix for NCCL, and means net10 too",
+        message="NCCL_SOCKET_IFNAME=net1: net1 is a prefix for NCCL, and means net10 too",
         pod={
             "links": (*_NET1, Link("net10", "br-data", ipv4=False, ipv6=True)),
             "env": {"NCCL_SOCKET_IFNAME": "net1", "MPIBOOT_DATA_IFNAME": "net1,net10"},
@@ -113,28 +113,28 @@ FAULTS: Final = (
         what="GLOO_SOCKET_IFNAME names no link",
         check="named-links",
         level="warn",
-        said="GLOO_SOCKET_IFNAME=ens5: no link ens5 here (there are lo, eth0)",
+        message="GLOO_SOCKET_IFNAME=ens5: no link ens5 here (there are lo, eth0)",
         pod={"env": {"GLOO_SOCKET_IFNAME": "ens5"}},
     ),
     Fault(
         what="NCCL_IB_DISABLE=true",
         check="nccl-value",
         level="warn",
-        said="NCCL_IB_DISABLE=true has no effect: write 1",
+        message="NCCL_IB_DISABLE=true has no effect: write 1",
         pod={"env": {"NCCL_IB_DISABLE": "true"}},
     ),
     Fault(
         what="NCCL_DEBUG left on",
         check="debug-output",
         level="warn",
-        said="NCCL_DEBUG=INFO",
+        message="NCCL_DEBUG=INFO",
         pod={"env": {"NCCL_DEBUG": "INFO"}},
     ),
     Fault(
         what="a parameter that this Open MPI does not know",
         check="unread-parameters",
         level="warn",
-        said="mpirun (Open MPI) 4.1... ignores "
+        message="mpirun (Open MPI) 4.1... ignores "
         "PRTE_MCA_rmaps_default_mapping_policy (write OMPI_MCA_rmaps_base_mapping_policy)",
         pod={"env": {"PRTE_MCA_rmaps_default_mapping_policy": "node"}},
     ),
@@ -142,7 +142,7 @@ FAULTS: Final = (
         what="two variables for one thing",
         check="two-settings",
         level="warn",
-        said="OMPI_MCA_btl_tcp_if_include and OMPI_MCA_btl_tcp_if_exclude exclude each other: "
+        message="OMPI_MCA_btl_tcp_if_include and OMPI_MCA_btl_tcp_if_exclude exclude each other: "
         "ranks then have no TCP",
         pod={
             "env": {
@@ -155,7 +155,7 @@ FAULTS: Final = (
         what="a sidecar of a service mesh",
         check="service-mesh",
         level="warn",
-        said="a proxy of istio takes every connection of this pod, MPI's own too",
+        message="a proxy of istio takes every connection of this pod, MPI's own too",
         network=("istio",),
         hint="label and annotate launcher and worker templates with "
         'sidecar.istio.io/inject: "false"; or ...',
@@ -164,7 +164,7 @@ FAULTS: Final = (
         what="an mpirun that was started without mpiboot",
         check="shims",
         level="warn",
-        said="this container's first process is mpirun, which was started without mpiboot",
+        message="this container's first process is mpirun, which was started without mpiboot",
         runs=("mpirun", "--allow-run-as-root", "-n", "1", "sh", "-c", "echo up >&2; sleep 600"),
         until="up",
     ),

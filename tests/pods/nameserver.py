@@ -25,7 +25,7 @@ class Question:
     time: float
     name: str
     kind: str
-    said: str
+    message: str
     transport: str
     client: str
 

@@ -275,8 +275,8 @@ class Pod(Sandbox):
                 break
             if ended:
                 log = bundle / "log"
-                said = log.read_text() if log.exists() else self.stderr()
-                raise PodError(f"{self.spec.name} didn't start: {said}")
+                message = log.read_text() if log.exists() else self.stderr()
+                raise PodError(f"{self.spec.name} didn't start: {message}")
             time.sleep(0.002)
         self._pid = int(pid_file.read_text())
         if self._pidfd is not None:

@@ -120,7 +120,7 @@ class Run:
     ranks: Mapping[str, Rank]
     output: Counter[str]
     errors: Counter[str]
-    said: str
+    message: str
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Found = list[dict[str, Any]]
 
 DOCTOR = ("mpiboot", "doctor", "--json")
-HEALTHY = Fault(what="nothing", check="", level="ok", said="")
+HEALTHY = Fault(what="nothing", check="", level="ok", message="")
 # A guard against a hang only, many times what it takes.
 PATIENCE = 60
 
@@ -75,11 +75,11 @@ def asked(pod: Pod, fault: Fault) -> tuple[int, Found]:
         until(lambda: fault.until in pod.stderr() or not pod.running, PATIENCE, fault.until)
         assert pod.running, pod.stderr()
         done = pod.exec(*DOCTOR)
-        code, text, said = done.returncode, done.stdout, done.stderr
+        code, text, message = done.returncode, done.stdout, done.stderr
     else:
         code = pod.wait(PATIENCE)
-        text, said = pod.stdout(), pod.stderr()
-    assert "Traceback" not in said
+        text, message = pod.stdout(), pod.stderr()
+    assert "Traceback" not in message
     found: Found = json.loads(text)["findings"]
     return code, found
 
@@ -128,7 +128,7 @@ def named_alone(fault: Fault | JobFault, code: int, found: Found) -> dict[str, A
     assert others == list(fault.also), bad
     (item,) = [item for item in bad if item["check"] == fault.check]
     assert item["level"] == fault.level
-    assert fits(item["said"], fault.said), item["said"]
+    assert fits(item["message"], fault.message), item["message"]
     assert fits(item["hint"], fault.hint or CHECKS[fault.check].hint), item["hint"]
     assert code == (1 if fault.level == "fail" else 0)
     return item

@@ -41,7 +41,7 @@ def told(cluster: Cluster, image: Image, *words: str, **details: object) -> tupl
 
 
 @pytest.mark.parametrize(
-    ("gone", "code", "said"),
+    ("gone", "code", "message"),
     [
         ((), 0, "6 checks: 0 failed, 0 warnings"),
         (("/usr/bin/orted",), 1, "/usr/bin/mpirun has no orted beside it or on PATH"),
@@ -65,10 +65,10 @@ def told(cluster: Cluster, image: Image, *words: str, **details: object) -> tupl
     ],
 )
 def test_a_build_ends_over_an_image_that_lacks_something(
-    cluster: Cluster, one: Image, gone: Sequence[str], code: int, said: str
+    cluster: Cluster, one: Image, gone: Sequence[str], code: int, message: str
 ) -> None:
     found, text = told(cluster, one.without(*gone) if gone else one, "--image")
-    assert (found, said in text) == (code, True), text
+    assert (found, message in text) == (code, True), text
 
 
 def test_in_a_plain_container_outside_a_cluster(cluster: Cluster, one: Image) -> None:

@@ -47,7 +47,7 @@ def asked(pod: Pod) -> dict[str, Any]:
     return found
 
 
-def named(job: Job, check: str, said: str = "") -> dict[str, Any]:
+def named(job: Job, check: str, message: str = "") -> dict[str, Any]:
     """The answer that begins with this finding; the job may need a moment to come there."""
     found: dict[str, Any] = {}
 
@@ -55,8 +55,8 @@ def named(job: Job, check: str, said: str = "") -> dict[str, Any]:
         assert job.launcher.running, job.launcher.stderr()[-3000:]
         found.clear()
         found.update(asked(job.launcher))
-        first = next(iter(found["findings"]), {"check": "", "said": ""})
-        return first["check"] == check and said in first["said"]
+        first = next(iter(found["findings"]), {"check": "", "message": ""})
+        return first["check"] == check and message in first["message"]
 
     until(is_first)
     return found
@@ -93,8 +93,8 @@ def stopped(job: Job) -> None:
     until(lambda: job.launcher.stdout().count("rank ") == 4)
     victim = ranks(job.workers[1])[0]
     kill([victim], signal.SIGSTOP)
-    said = f"(pid {victim.pid}) is stopped by a signal; the other 3 are busy"
-    found = named(job, "rank-stopped", said)
+    message = f"(pid {victim.pid}) is stopped by a signal; the other 3 are busy"
+    found = named(job, "rank-stopped", message)
     first, *others = found["findings"]
     assert first["host"].startswith("pi-worker-1")
     assert f"kill -CONT {victim.pid}" in first["hint"]
@@ -160,10 +160,10 @@ def test_a_read_that_never_ends(cluster: Cluster, rig: None, name: str, tmp_path
     held = os.open(tmp_path / "data", os.O_RDWR)  # or its opening would wait, not its reading
     volume = {"volumes": [HostPath("/ckpt", tmp_path, writable=True)]}
     program = (RING, "--read", "/ckpt/data", "--rank", "3")
-    said = "waits in read of /ckpt/data; the other 3 are busy"
+    message = "waits in read of /ckpt/data; the other 3 are busy"
     job = job_of(cluster, name, *program, worker=volume)
-    first = named(job, "rank-in-file", said)["findings"][0]
-    assert first["said"].startswith("rank 3 on pi-worker-1")
+    first = named(job, "rank-in-file", message)["findings"][0]
+    assert first["message"].startswith("rank 3 on pi-worker-1")
     os.close(held)
 
 
@@ -171,13 +171,13 @@ def test_a_read_that_never_ends(cluster: Cluster, rig: None, name: str, tmp_path
 def test_the_rank_that_does_not_take_part(cluster: Cluster, rig: None, name: str) -> None:
     job = job_of(cluster, name, RING, "--apart", "1000", "--rank", "3")
     found = named(job, "rank-apart", "sleeps (clock_nanosleep); the other 3 are busy")
-    assert found["findings"][0]["said"].startswith("rank 3 on pi-worker-1")
+    assert found["findings"][0]["message"].startswith("rank 3 on pi-worker-1")
     assert {rank["stage"] for host in found["hosts"] for rank in host["ranks"]} == {"in MPI"}
 
 
 @EACH
 @pytest.mark.parametrize(
-    ("program", "said"),
+    ("program", "message"),
     [
         ((RING, "--before", "1000", "--rank", "3"), "has not reached MPI_Init: it sleeps"),
         (
@@ -188,11 +188,11 @@ def test_the_rank_that_does_not_take_part(cluster: Cluster, rig: None, name: str
     ids=["program", "wrapper"],
 )
 def test_the_rank_that_never_reached_mpi_init(
-    cluster: Cluster, rig: None, name: str, program: tuple[str, ...], said: str
+    cluster: Cluster, rig: None, name: str, program: tuple[str, ...], message: str
 ) -> None:
     job = job_of(cluster, name, *program)
-    first = named(job, "rank-before-mpi", said)["findings"][0]
-    assert first["said"].startswith("rank 3 on pi-worker-1")
+    first = named(job, "rank-before-mpi", message)["findings"][0]
+    assert first["message"].startswith("rank 3 on pi-worker-1")
 
 
 @EACH
@@ -204,7 +204,7 @@ def test_a_link_cut_in_the_middle(cluster: Cluster, rig: None, name: str, silent
     until(lambda: job.launcher.stdout().count("rank ") == 2)
     job.workers[1].link_down("net1", silent=silent)
     first = named(job, "data-unanswered" if silent else "link-down")["findings"][0]
-    assert "pi-worker-1" in first["said"] + " ".join(first["evidence"])
+    assert "pi-worker-1" in first["message"] + " ".join(first["evidence"])
 
 
 @EACH
@@ -221,7 +221,7 @@ def test_a_ranks_environment_beside_its_pods_and_a_sessions(
     assert len(told["findings"]) == 1, told["findings"]
     (odd,) = told["findings"]
     assert (odd["check"], odd["level"]) == ("hosts-differ", "warn")
-    assert odd["said"].startswith(
+    assert odd["message"].startswith(
         "UCX_LOG_LEVEL of the pod is another than on most hosts: pi-worker-1"
     )
     launcher, first, second = told["hosts"]
@@ -231,13 +231,13 @@ def test_a_ranks_environment_beside_its_pods_and_a_sessions(
         assert host["missing"] == {}
         forwarded = differing(host)["NCCL_DEBUG"]
         assert forwarded["values"] == {"first": None, "session": None, "rank": "WARN"}
-        assert forwarded["because"] == "the launcher's: NCCL reads it in every rank"
+        assert forwarded["reason"] == "the launcher's: NCCL reads it in every rank"
         assert differing(host)["MPIBOOT_SESSION"]["group"] == "own"
     assert launcher["rank"] == f"{first['host']}: {first['rank']}"
     if name.startswith("mpich"):  # its ranks get all that the launcher has
-        assert differing(first)["MODE"]["because"] == "the launcher's: MPICH (Hydra) hands on all"
+        assert differing(first)["MODE"]["reason"] == "the launcher's: MPICH (Hydra) hands on all"
     else:
-        because = "not forwarded: no rule names it; MPIBOOT_FORWARD=MODE hands it on"
-        assert differing(launcher)["MODE"]["because"] == because
+        reason = "not forwarded: no rule names it; MPIBOOT_FORWARD=MODE hands it on"
+        assert differing(launcher)["MODE"]["reason"] == reason
     (own,) = environments(job.workers[0])["hosts"]
     assert (own["missing"], own["rank"]) == ({}, first["rank"])

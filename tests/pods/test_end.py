@@ -66,10 +66,10 @@ def test_what_the_program_ends_with_is_what_the_job_ends_with(
 ) -> None:
     """One launch after another on the same workers, each with an end of its own."""
     ended = launches(cluster, image, [line for line, _, _ in rows])
-    for (line, code, sentence), (got, said) in zip(rows, ended, strict=True):
-        assert "ACTIVATE" not in said
-        assert "\0" not in said
-        told = end_line(said).partition(f"exit {got}: ")[2]
+    for (line, code, sentence), (got, message) in zip(rows, ended, strict=True):
+        assert "ACTIVATE" not in message
+        assert "\0" not in message
+        told = end_line(message).partition(f"exit {got}: ")[2]
         if got == PEER and SUDDEN.intersection(line):
             assert "code 14" in told or "returned 14" in told
             continue
@@ -94,12 +94,12 @@ def test_what_mpirun_itself_ends_with_is_what_the_job_ends_with(
     cluster: Cluster, image: Image
 ) -> None:
     ended = launches(cluster, image, [line for line, *_ in MPIRUNS])
-    for (line, old, new, sentence), (code, said) in zip(MPIRUNS, ended, strict=True):
+    for (line, old, new, sentence), (code, message) in zip(MPIRUNS, ended, strict=True):
         if code == PEER and SUDDEN.intersection(line):
             continue
         assert code == (new if "5.0" in image.name else old)
-        assert f"exit {code}: " in end_line(said)
-        assert sentence in end_line(said)
+        assert f"exit {code}: " in end_line(message)
+        assert sentence in end_line(message)
 
 
 # What the program has no part in.
@@ -112,10 +112,10 @@ NOT_THE_PROGRAMS = [
 
 def test_the_program_is_not_blamed_for_what_mpi_does(cluster: Cluster, image: Image) -> None:
     ended = launches(cluster, image, [line for line, *_ in NOT_THE_PROGRAMS])
-    for (_, failed, sentence), (_, said) in zip(NOT_THE_PROGRAMS, ended, strict=True):
-        assert f"error: [{failed}] job ended: " in end_line(said)
-        assert sentence in end_line(said)
-        assert "mpiboot had set OMPI_" in said
+    for (_, failed, sentence), (_, message) in zip(NOT_THE_PROGRAMS, ended, strict=True):
+        assert f"error: [{failed}] job ended: " in end_line(message)
+        assert sentence in end_line(message)
+        assert "mpiboot had set OMPI_" in message
 
 
 LACKING = {
@@ -133,7 +133,7 @@ LACKING = {
 )
 def test_a_program_that_one_worker_lacks(cluster: Cluster, image: Image, row: str) -> None:
     """4.1 itself returns 132 for a path and 134 for a name, 5.0 183 and 66."""
-    program, lacks, said = LACKING[row]
+    program, lacks, message = LACKING[row]
 
     def has(mode: int) -> dict[str, Any]:
         return {"volumes": [Files("/opt/only", {"here": "#!/bin/sh\nexit 0\n"}, mode)]}
@@ -151,17 +151,17 @@ def test_a_program_that_one_worker_lacks(cluster: Cluster, image: Image, row: st
     ).start()
     assert job.wait(PATIENCE) == 127
     told = job.launcher.termination_log()
-    assert told.startswith(f"program-missing: pi-worker-{lacks}.pi.default.svc: {said}")
+    assert told.startswith(f"program-missing: pi-worker-{lacks}.pi.default.svc: {message}")
     assert f"exit 127: pi-worker-{lacks}" in end_line(job.launcher.stderr())
 
 
 def lost(job: Job, host: int = 1) -> None:
     """The job ended because that worker was lost, and everybody is told."""
     assert job.wait(PATIENCE) == 69
-    said = job.launcher.termination_log()
-    assert said.startswith("host-lost: ")
-    assert f"pi-worker-{host}" in said.splitlines()[0]
-    assert f"pi-worker-{1 - host}" not in said.splitlines()[0]
+    message = job.launcher.termination_log()
+    assert message.startswith("host-lost: ")
+    assert f"pi-worker-{host}" in message.splitlines()[0]
+    assert f"pi-worker-{1 - host}" not in message.splitlines()[0]
     assert "exit 69" in end_line(job.launcher.stderr())
     assert "\0" not in job.launcher.stderr()
     until(lambda: not left(job.workers), PROMISED)
@@ -280,10 +280,10 @@ def with_agent(cluster: Cluster, image: Image, script: str) -> Job:
 def test_an_agent_that_hangs(cluster: Cluster, image: Image) -> None:
     job = with_agent(cluster, image, "exec sleep 1000")
     assert job.wait(PATIENCE) == 69
-    said = job.launcher.termination_log()
-    assert said.startswith("launch-timeout: ")
-    assert "pi-worker-0" in said
-    assert "pi-worker-1" in said
+    message = job.launcher.termination_log()
+    assert message.startswith("launch-timeout: ")
+    assert "pi-worker-0" in message
+    assert "pi-worker-1" in message
 
 
 @pytest.mark.full
@@ -292,8 +292,8 @@ def test_an_agent_that_fails_for_one_host(cluster: Cluster, image: Image) -> Non
     ssh = 'exec ssh -o StrictHostKeyChecking=no -o BatchMode=yes "$@"'
     job = with_agent(cluster, image, f'case "$*" in *worker-1*) exit 255;; esac; {ssh}')
     assert job.wait(PATIENCE) == 69
-    said = job.launcher.termination_log()
-    assert said.startswith("workers-unreachable: pi-worker-1")
+    message = job.launcher.termination_log()
+    assert message.startswith("workers-unreachable: pi-worker-1")
     until(lambda: not left(job.workers), PROMISED)
 
 
@@ -302,9 +302,9 @@ def test_an_agent_that_lies(cluster: Cluster, image: Image) -> None:
     """It ends well and has started nothing."""
     job = with_agent(cluster, image, "exit 0")
     assert job.wait(PATIENCE) == 69
-    said = job.launcher.termination_log()
-    assert said.startswith("launch-timeout: ")
-    assert "ended with 0" in said
+    message = job.launcher.termination_log()
+    assert message.startswith("launch-timeout: ")
+    assert "ended with 0" in message
 
 
 @EACH_CLIENT

@@ -45,9 +45,11 @@ def test_a_client_that_is_killed_ends_the_job_and_blames_no_host(
     job = running(cluster, image, launcher=OURS)
     kill(client(job.launcher))
     assert job.wait(PATIENCE) == 69
-    said = job.launcher.termination_log().splitlines()[0]
-    assert said.startswith("ssh-client-lost: mpiboot's SSH client, which holds the connections to ")
-    assert said.endswith("was killed by SIGKILL")
+    message = job.launcher.termination_log().splitlines()[0]
+    assert message.startswith(
+        "ssh-client-lost: mpiboot's SSH client, which holds the connections to "
+    )
+    assert message.endswith("was killed by SIGKILL")
     assert "pi-worker" not in end_line(job.launcher.stderr())
     until(lambda: not left(job.workers), PROMISED)
 
@@ -60,9 +62,9 @@ def test_a_client_that_the_launchers_memory_limit_kills(cluster: Cluster, image:
         Path(f"/proc/{item.host_pid}/oom_score_adj").write_text("1000")  # the kernel's first choice
     job.launcher.exec("python3", "-c", "x = bytearray(1 << 30)")
     assert job.wait(PATIENCE) == 69
-    said = job.launcher.termination_log().splitlines()
-    assert said[0].startswith("launcher-memory: pi-launcher: out of memory: the kernel killed ")
-    assert said[3].startswith(
+    message = job.launcher.termination_log().splitlines()
+    assert message[0].startswith("launcher-memory: pi-launcher: out of memory: the kernel killed ")
+    assert message[3].startswith(
         "mpiboot's SSH client, which holds the connections to all hosts, was "
     )
 

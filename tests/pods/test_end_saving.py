@@ -68,9 +68,9 @@ def test_every_rank_saves_and_finishes(cluster: Cluster, image: Image, kept: Pat
     job = saving(cluster, image, kept, *SAVE)
     told_to_end(job)
     assert saved(kept) == dict.fromkeys(range(4), TERM)
-    said = job.launcher.stderr()
-    assert "sent SIGTERM to 4 ranks; waiting up to 60 s" in said
-    assert "did not end in time" not in said
+    message = job.launcher.stderr()
+    assert "sent SIGTERM to 4 ranks; waiting up to 60 s" in message
+    assert "did not end in time" not in message
 
 
 @EACH_CLIENT
@@ -97,9 +97,9 @@ def test_a_drained_worker_lets_each_rank_of_the_job_save(
     assert job.wait(PATIENCE) == 69
     assert saved(kept) == {rank: TERM}
     assert job.workers[0].wait(PATIENCE) == 0
-    said = job.launcher.termination_log()
-    assert "pi-worker-0" in said.splitlines()[0]
-    assert "its pod was told to end" in said
+    message = job.launcher.termination_log()
+    assert "pi-worker-0" in message.splitlines()[0]
+    assert "its pod was told to end" in message
     until(lambda: not left(job.workers), PROMISED)
 
 

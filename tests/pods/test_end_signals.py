@@ -48,9 +48,9 @@ def ended_by(job: Job, number: int) -> None:
     assert job.wait(PATIENCE) == 128 + number
     name = signal.Signals(number).name
     assert name in end_line(job.launcher.stderr())
-    said = job.launcher.termination_log()
-    assert said.startswith("signal: ")
-    assert "pi-worker" not in said.splitlines()[0]
+    message = job.launcher.termination_log()
+    assert message.startswith("signal: ")
+    assert "pi-worker" not in message.splitlines()[0]
     until(lambda: not left(job.workers), PROMISED)
 
 

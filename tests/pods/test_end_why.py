@@ -70,13 +70,15 @@ def test_a_rank_that_is_out_of_memory(cluster: Cluster, image: Image, way: str) 
         launcher=script("eat", EATER),
     ).start()
     assert job.wait(PATIENCE) == 137
-    said = job.launcher.termination_log().splitlines()
+    message = job.launcher.termination_log().splitlines()
     killed = "out of memory: the kernel killed a process of this pod (limit 300 MiB"
-    if said[0].startswith(f"program: {SECOND}: a rank was"):  # mpirun heard of the other one first
-        assert said[0].startswith(f"program: {SECOND}: a rank was ended by SIGKILL: {killed}")
+    if message[0].startswith(
+        f"program: {SECOND}: a rank was"
+    ):  # mpirun heard of the other one first
+        assert message[0].startswith(f"program: {SECOND}: a rank was ended by SIGKILL: {killed}")
         return
-    assert said[0] == f"program: {SECOND}: rank 1 was ended by SIGKILL"
-    assert said[1].startswith(f"{SECOND}: {killed}")
+    assert message[0] == f"program: {SECOND}: rank 1 was ended by SIGKILL"
+    assert message[1].startswith(f"{SECOND}: {killed}")
     assert "out of memory" in end_line(job.launcher.stderr())
 
 
@@ -88,11 +90,11 @@ def test_an_ssh_that_the_launchers_memory_limit_kills(cluster: Cluster, image: I
         Path(f"/proc/{item.host_pid}/oom_score_adj").write_text("1000")  # the kernel's first choice
     job.launcher.exec("python3", "-c", "x = bytearray(1 << 30)")
     assert job.wait(PATIENCE) == 69
-    said = job.launcher.termination_log().splitlines()
-    assert said[0].startswith("launcher-memory: pi-launcher: out of memory: the kernel killed ")
-    assert "(limit 300 MiB" in said[0]
-    assert said[1].startswith("-> raise resources.limits.memory of the launcher's container")
-    assert "was lost while the job ran" in said[3]
+    message = job.launcher.termination_log().splitlines()
+    assert message[0].startswith("launcher-memory: pi-launcher: out of memory: the kernel killed ")
+    assert "(limit 300 MiB" in message[0]
+    assert message[1].startswith("-> raise resources.limits.memory of the launcher's container")
+    assert "was lost while the job ran" in message[3]
 
 
 @pytest.mark.full
@@ -108,8 +110,10 @@ def test_a_rank_beside_mpirun_that_is_out_of_memory(cluster: Cluster, image: Ima
         launcher={**eat, "memory": MEMORY},
     ).start()
     assert job.wait(PATIENCE) == 137
-    said = job.launcher.termination_log()
-    assert "pi-launcher: out of memory: the kernel killed a process of this pod (limit 300" in said
+    message = job.launcher.termination_log()
+    assert (
+        "pi-launcher: out of memory: the kernel killed a process of this pod (limit 300" in message
+    )
     assert "out of memory" in end_line(job.launcher.stderr())
 
 
@@ -132,15 +136,15 @@ def test_the_signal_that_ended_a_rank(
         worker=script("dies", DIES),
         launcher=script("dies", DIES),
     )
-    for name, (code, said) in zip(names, ended, strict=True):
+    for name, (code, message) in zip(names, ended, strict=True):
         number = signal.Signals[f"SIG{name}"]
         assert code == 128 + number
-        assert f"exit {code}: {SECOND}: rank 1 was ended by SIG{name}" in end_line(said)
-        assert said.count("noticed that process rank 1") == 1
-        assert "ACTIVAT" not in said
+        assert f"exit {code}: {SECOND}: rank 1 was ended by SIG{name}" in end_line(message)
+        assert message.count("noticed that process rank 1") == 1
+        assert "ACTIVAT" not in message
         # Only of a kill it is asked who sent it.
-        assert ("SIGKILL came from elsewhere" in said) == (name == "KILL")
-        assert "out of memory" not in said
+        assert ("SIGKILL came from elsewhere" in message) == (name == "KILL")
+        assert "out of memory" not in message
 
 
 @pytest.mark.full
@@ -158,14 +162,14 @@ def test_ranks_beside_mpirun(cluster: Cluster, image: Image, where: str) -> None
         launcher=program,
     ).start()
     assert job.wait(PATIENCE) == 139
-    said = job.launcher.stderr()
-    assert "was ended by SIGSEGV" in end_line(said)
-    assert said.count("noticed that process rank") == 1
+    message = job.launcher.stderr()
+    assert "was ended by SIGSEGV" in end_line(message)
+    assert message.count("noticed that process rank") == 1
     if "5.0" in image.name:
         named = (
             "pi-launcher: rank 0" if where == "launcher" else "pi-worker-0.pi.default.svc: rank 1"
         )
-        assert f"exit 139: {named} was" in end_line(said)
+        assert f"exit 139: {named} was" in end_line(message)
 
 
 @pytest.mark.parametrize("how", ["segv", "exit"])
@@ -348,10 +352,10 @@ def test_a_killed_rank_is_named_where_the_launcher_runs_ranks_too(
     args = [RING, "--rank", str(rank), "--segv"]
     job = mpijob(cluster, image, workers=1, as_worker=True, launcher_args=args).start()
     code = job.wait(PATIENCE)
-    said = job.launcher.stderr()
+    message = job.launcher.stderr()
     if code == 14:  # 5.0, where a peer saw its connection close before that rank's end was told
         return
     assert code == 139
-    assert f": rank {rank} was ended by " in said
-    assert job.pods[rank].hostname in said.rpartition("job ended: ")[2]
-    assert "egmentation fault" in said
+    assert f": rank {rank} was ended by " in message
+    assert job.pods[rank].hostname in message.rpartition("job ended: ")[2]
+    assert "egmentation fault" in message

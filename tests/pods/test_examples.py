@@ -57,9 +57,9 @@ def test_an_example_runs_its_ranks_on_all_its_hosts(
     hosts = HOSTS[name]
     total = 2 * len(hosts)
     assert ranks(job.launcher.stdout()) == [(n, total, hosts[n // 2]) for n in range(total)]
-    said = job.workers[0].stderr()
-    assert "sshd (openssh) listens on" in said
-    assert f":2222 as {'root' if 'root' in name else 'mpiuser'}" in said or "indexed" in name
+    message = job.workers[0].stderr()
+    assert "sshd (openssh) listens on" in message
+    assert f":2222 as {'root' if 'root' in name else 'mpiuser'}" in message or "indexed" in name
     assert "warning" not in job.launcher.stderr().lower()
 
 

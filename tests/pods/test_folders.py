@@ -122,24 +122,24 @@ UNUSABLE = [
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("details", "said"), UNUSABLE)
+@pytest.mark.parametrize(("details", "message"), UNUSABLE)
 def test_a_named_folder_that_a_launcher_can_not_use(
-    cluster: Cluster, rig: None, details: dict[str, Any], said: str
+    cluster: Cluster, rig: None, details: dict[str, Any], message: str
 ) -> None:
     job = job_of(cluster, "launcher", details)
-    fails(job, 73, "runtime-folder", "/scratch", said)
+    fails(job, 73, "runtime-folder", "/scratch", message)
     assert "MPIBOOT_RUNTIME_DIR" in job.launcher.stderr()
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("details", "said"), UNUSABLE[1:])
+@pytest.mark.parametrize(("details", "message"), UNUSABLE[1:])
 def test_a_named_folder_that_a_worker_can_not_use(
-    cluster: Cluster, rig: None, details: dict[str, Any], said: str
+    cluster: Cluster, rig: None, details: dict[str, Any], message: str
 ) -> None:
     worker = job_of(cluster, "worker", details).workers[0]
     assert worker.wait(PATIENCE) == 73
     assert worker.termination_log().startswith("runtime-folder: the runtime folder /scratch ")
-    assert said in worker.termination_log()
+    assert message in worker.termination_log()
     assert "MPIBOOT_RUNTIME_DIR" in worker.stderr()
 
 
@@ -183,16 +183,16 @@ TMPDIRS = [
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("path", "said"), TMPDIRS)
+@pytest.mark.parametrize(("path", "message"), TMPDIRS)
 @ROLES
 def test_a_tmpdir_that_can_not_be_used(
-    cluster: Cluster, rig: None, role: str, path: str, said: str
+    cluster: Cluster, rig: None, role: str, path: str, message: str
 ) -> None:
     """Open MPI's own end is a page about `orte_init` or PMIx that names no folder."""
     job = job_of(cluster, role, {"env": {"TMPDIR": path}})
     pod = job.launcher if role == "launcher" else job.workers[0]
     assert pod.wait(PATIENCE) == 73
-    assert pod.termination_log().startswith(f"tmpdir: TMPDIR={path} can't be used: {said}")
+    assert pod.termination_log().startswith(f"tmpdir: TMPDIR={path} can't be used: {message}")
 
 
 LOST_BIT = 'chmod -x $(find /opt/mpiboot -path "*libexec/agent"); exec mpiboot "$@"'

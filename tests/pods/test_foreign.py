@@ -69,8 +69,8 @@ def test_too_few_files_for_the_own_client_are_told_before_the_start(
         launcher={"rlimits": {"RLIMIT_NOFILE": (64, 73)}},
     ).start()
     assert job.wait(PATIENCE) == 78
-    said = job.launcher.termination_log()
-    assert "needs 74 open files for 2 hosts, and this pod's hard limit is 73" in said
+    message = job.launcher.termination_log()
+    assert "needs 74 open files for 2 hosts, and this pod's hard limit is 73" in message
     assert job.launcher.stdout() == ""
 
 
@@ -173,8 +173,8 @@ def test_host_network_beside_the_nodes_own_sshd(cluster: Cluster, rig: None, nam
     assert job.wait(PATIENCE) == 0
     spans(job)
     assert ":2222 as root" in job.workers[0].stderr()
-    said = job.launcher.stderr()
-    assert "ssh-port=2222 (detected: the job's sshd answers there" in said
+    message = job.launcher.stderr()
+    assert "ssh-port=2222 (detected: the job's sshd answers there" in message
 
 
 def test_a_node_without_a_default_route(cluster: Cluster, rig: None) -> None:
@@ -189,10 +189,10 @@ def test_a_node_without_a_default_route(cluster: Cluster, rig: None) -> None:
     node.network.run("ip", "route", "delete", "default")
     assert job.start().wait(PATIENCE) == 0
     spans(job)
-    said = " ".join(node.stderr().split())
+    message = " ".join(node.stderr().split())
     assert (
         f"warning: control address {node.address} (there is no default route, no route to the API, "
-        "10.96.0.1; an address of the link of the route to 10.244.0.0/24)" in said
+        "10.96.0.1; an address of the link of the route to 10.244.0.0/24)" in message
     )
 
 
@@ -210,14 +210,14 @@ SHARED = {
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", BOTH)
-@pytest.mark.parametrize(("pods", "said"), SHARED.values(), ids=SHARED)
+@pytest.mark.parametrize(("pods", "message"), SHARED.values(), ids=SHARED)
 def test_pods_that_share_a_nodes_network_and_its_address(
-    cluster: Cluster, rig: None, name: str, pods: dict[str, Any], said: str
+    cluster: Cluster, rig: None, name: str, pods: dict[str, Any], message: str
 ) -> None:
     """By itself Open MPI hangs, or runs the worker's ranks in the launcher's pod."""
     job = mpijob(cluster, images.image(name), workers=2, launcher_args=[RING], **pods).start()
     assert job.wait(PATIENCE) == 78
-    assert job.launcher.termination_log().startswith(f"settings-conflict: {said}")
+    assert job.launcher.termination_log().startswith(f"settings-conflict: {message}")
     assert job.launcher.stdout() == ""
 
 
@@ -264,6 +264,6 @@ def test_a_trainjob_whose_launcher_is_a_node_too(
     assert pod.wait(PATIENCE) == 0
     hosts = [pod.hostname, *(worker.hostname for worker in workers)]
     assert ranks(pod.stdout()) == [(rank, 6, hosts[rank // 2]) for rank in range(6)]
-    said = " ".join(pod.stderr().split())
-    assert "role launcher (OMPI_MCA_orte_default_hostfile, which Trainer sets" in said
-    assert "plan platform=trainer (detected" in said
+    message = " ".join(pod.stderr().split())
+    assert "role launcher (OMPI_MCA_orte_default_hostfile, which Trainer sets" in message
+    assert "plan platform=trainer (detected" in message

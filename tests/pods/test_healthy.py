@@ -35,10 +35,10 @@ def image(rig: None, request: pytest.FixtureRequest) -> Image:
 
 def ended_well(job: Job) -> str:
     """Wait until it has; what was said of it."""
-    code, said = job.wait(PATIENCE), job.launcher.stderr()
-    assert code == 0, said
-    assert "the program succeeded" in said
-    return said
+    code, message = job.wait(PATIENCE), job.launcher.stderr()
+    assert code == 0, message
+    assert "the program succeeded" in message
+    return message
 
 
 @pytest.mark.parametrize("image", ["mpich-4.0.3"], indirect=True)
@@ -103,10 +103,10 @@ def test_a_rank_is_slow_to_accept_connections(cluster: Cluster, image: Image) ->
         launcher_args=["/opt/mpiboot/bin/python3", "/opt/job/rendezvous.py"],
         worker={"volumes": volumes, "env": {"MASTER": "pi-worker-0.pi.default.svc"}},
     ).start()
-    said = ended_well(job)
+    message = ended_well(job)
     assert job.launcher.stdout().count("was let in") == 5
-    assert "the process that listens there is slow to accept" in said
-    assert "NetworkPolicy" not in said
+    assert "the process that listens there is slow to accept" in message
+    assert "NetworkPolicy" not in message
 
 
 @pytest.mark.parametrize("image", images.NAMES, indirect=True)

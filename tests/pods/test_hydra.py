@@ -150,8 +150,10 @@ def test_a_daemon_that_fails_before_it_joins(cluster: Cluster, image: Image) -> 
     failing = {1: {"image": image.with_files({f"{folder}/{proxy}": script}, 0o755)}}
     job = started(cluster, image, *FOREVER, each_worker=failing)
     assert job.wait(PATIENCE) == 69
-    said = job.launcher.termination_log()
-    assert said.startswith("daemon-failed: pi-worker-1.pi.default.svc: its hydra_pmi_proxy failed")
+    message = job.launcher.termination_log()
+    assert message.startswith(
+        "daemon-failed: pi-worker-1.pi.default.svc: its hydra_pmi_proxy failed"
+    )
     assert "unable to connect to server" in job.launcher.stderr()
 
 
@@ -239,7 +241,7 @@ def test_a_rank_that_ends_badly_is_told_with_its_host(
     """By itself it is a number that is also a code, or 255; the lines it is read from are gone."""
     words = {"exit": ("--no-finalize", "--exit", "3"), "abort": ("--abort", "3")}
     job = started(cluster, image, RING, "--sleep", "1", *words.get(end, (f"--{end}",)))
-    code, said = {
+    code, message = {
         "segv": (139, "rank 1 was ended by SIGSEGV"),
         "kill": (137, "rank 1 was ended by SIGKILL"),
         "exit": (3, "rank 1 exited with code 3"),
@@ -248,7 +250,7 @@ def test_a_rank_that_ends_badly_is_told_with_its_host(
     }[end]
     assert job.wait(PATIENCE) == code
     line = end_line(job.launcher.stderr())
-    assert said in line
+    assert message in line
     assert end == "abort" or "pi-worker-1.pi.default.svc" in line
     stdout = job.launcher.stdout()
     assert "rank 1 of 2 on pi-worker-1" in stdout

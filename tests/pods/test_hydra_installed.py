@@ -92,9 +92,9 @@ def test_sshs_own_reason_is_told_though_intel_mpi_asks_it_to_be_quiet(
     job.workers[1].kill()
     job.launcher.shell("touch /tmp/go")
     assert job.wait(PATIENCE) == 69
-    said = job.launcher.termination_log()
-    assert "pi-worker-1.pi.default.svc" in said
-    assert any(words in said for words in ("refused", "No route", "timed out", "reset"))
+    message = job.launcher.termination_log()
+    assert "pi-worker-1.pi.default.svc" in message
+    assert any(words in message for words in ("refused", "No route", "timed out", "reset"))
 
 
 @pytest.mark.full

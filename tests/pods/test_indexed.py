@@ -48,9 +48,9 @@ def test_pod_0_of_an_indexed_job_is_launcher_and_host(
     assert [pod.wait(PATIENCE) for pod in pods] == [0, 0]
     assert ranks(pods[0].stdout()) == [(rank, 4, f"train-{rank // 2}") for rank in range(4)]
     assert pods[1].stdout() == ""
-    said = [" ".join(pod.stderr().split()) for pod in pods]
-    assert "role launcher (MPIBOOT_ROLE: pod 0, by JOB_COMPLETION_INDEX)" in said[0]
-    assert "role worker (MPIBOOT_ROLE: pod 1, by JOB_COMPLETION_INDEX)" in said[1]
+    message = [" ".join(pod.stderr().split()) for pod in pods]
+    assert "role launcher (MPIBOOT_ROLE: pod 0, by JOB_COMPLETION_INDEX)" in message[0]
+    assert "role worker (MPIBOOT_ROLE: pod 1, by JOB_COMPLETION_INDEX)" in message[1]
 
 
 @pytest.mark.full

@@ -48,11 +48,11 @@ def test_a_job_on_ipv6_alone(cluster: Cluster, image: Image) -> None:
     job.publish()
     assert job.wait(PATIENCE) == 0
     spans(job, slots=2)
-    said = job.launcher.stderr()
-    assert "ip-version" in said
-    assert "NCCL_SOCKET_FAMILY=AF_INET6" in said
+    message = job.launcher.stderr()
+    assert "ip-version" in message
+    assert "NCCL_SOCKET_FAMILY=AF_INET6" in message
     # Open MPI's own complaint about addresses of a version that it isn't meant to use.
-    assert "reachable pairing" not in said
+    assert "reachable pairing" not in message
     assert "listens on [fd00:10:244::" in job.workers[0].stderr()
 
 
@@ -142,9 +142,9 @@ def test_pods_with_both_versions(
     ).start()
     assert job.wait(PATIENCE) == 0
     spans(job, slots=2)
-    said = job.launcher.stderr()
-    assert said.partition("plan ip-version=")[2].split()[0] == version
-    assert "reachable pairing" not in said
+    message = job.launcher.stderr()
+    assert message.partition("plan ip-version=")[2].split()[0] == version
+    assert "reachable pairing" not in message
 
 
 @pytest.mark.full
@@ -165,9 +165,9 @@ def test_an_mpi_without_ipv6_is_told_before_the_start(cluster: Cluster, rig: Non
     image = images.image(NAME).with_files({"/usr/bin/ompi_info": NO_IPV6}, mode=0o755)
     job = mpijob(cluster, image, workers=2, launcher_args=[RING], launcher=SIX, worker=SIX).start()
     assert job.wait(PATIENCE) == 78
-    said = job.launcher.termination_log()
-    assert "is built without IPv6" in said
-    assert "--enable-ipv6" in said
+    message = job.launcher.termination_log()
+    assert "is built without IPv6" in message
+    assert "--enable-ipv6" in message
     assert job.launcher.stdout() == ""
 
 

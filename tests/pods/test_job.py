@@ -142,10 +142,10 @@ def test_a_worker_that_never_comes_is_named(cluster: Cluster, image: Image) -> N
     until(lambda: "listens" in job.workers[0].stderr())
     job.launcher.start()
     assert job.wait(PATIENCE) == 68
-    said = job.launcher.termination_log()
-    assert said.startswith("names-unresolved: ")
-    assert job.workers[1].fqdn.removesuffix(".cluster.local") in said
-    assert "NXDOMAIN" in said
+    message = job.launcher.termination_log()
+    assert message.startswith("names-unresolved: ")
+    assert job.workers[1].fqdn.removesuffix(".cluster.local") in message
+    assert "NXDOMAIN" in message
     assert job.launcher.stdout() == ""
 
 
@@ -160,11 +160,11 @@ def test_a_worker_that_resolves_but_never_answers(cluster: Cluster, image: Image
         each_worker={1: {"command": ["sleep", "1000"]}},
     ).start()
     assert job.wait(PATIENCE) == 69
-    said = job.launcher.termination_log()
-    assert said.startswith("workers-unreachable: ")
-    assert "pi-worker-1" in said
-    assert "connection refused" in said
-    assert "pi-worker-0" not in said
+    message = job.launcher.termination_log()
+    assert message.startswith("workers-unreachable: ")
+    assert "pi-worker-1" in message
+    assert "connection refused" in message
+    assert "pi-worker-0" not in message
 
 
 def other_keys(job_path: str = "/root/.ssh") -> Files:
@@ -182,9 +182,9 @@ def test_a_worker_with_another_key_is_refused_at_once(cluster: Cluster, image: I
         each_worker={1: {"volumes": [other_keys()]}},
     ).start()
     assert job.wait(PATIENCE) == 77
-    said = job.launcher.termination_log()
-    assert "pi-worker-1" in said
-    assert said.count("SHA256:") >= 2
+    message = job.launcher.termination_log()
+    assert "pi-worker-1" in message
+    assert message.count("SHA256:") >= 2
 
 
 STOCK_SSHD = (
@@ -207,9 +207,9 @@ def test_a_worker_that_refuses_the_key_ends_the_wait(cluster: Cluster, image: Im
     refuses = {"command": ["sh", "-c", script]}
     job = mpijob(cluster, image, workers=2, launcher_args=[RING], each_worker={1: refuses}).start()
     assert job.wait(PATIENCE) == 77
-    said = job.launcher.termination_log()
-    assert said.startswith("ssh-denied: ")
-    assert "pi-worker-1" in said
+    message = job.launcher.termination_log()
+    assert message.startswith("ssh-denied: ")
+    assert "pi-worker-1" in message
 
 
 @ONE_IMAGE
@@ -224,10 +224,10 @@ def test_another_host_key_is_refused_with_what_to_add(cluster: Cluster, image: I
         env={"MPIBOOT_TIMEOUT": "100"},
     ).start()
     assert job.wait(PATIENCE) == 77
-    said = job.launcher.termination_log()
-    assert said.startswith("host-key-differs: ")
-    assert "pi-worker-1" in said
-    assert "args: [worker]" in said
+    message = job.launcher.termination_log()
+    assert message.startswith("host-key-differs: ")
+    assert "pi-worker-1" in message
+    assert "args: [worker]" in message
 
 
 @ONE_IMAGE
@@ -293,10 +293,10 @@ def test_a_host_without_a_rank_is_named_where_mpirun_places_them(
     args = ["mpirun", "-n", "1", "--map-by", "slot:pe=1", RING]
     job = mpijob(cluster, image, workers=2, launcher_args=args).start()
     assert job.wait(PATIENCE) == 0
-    said = job.launcher.stderr()
-    assert "rank-placement=left to mpirun" in said
+    message = job.launcher.stderr()
+    assert "rank-placement=left to mpirun" in message
     unused = "mpirun put no rank on 1 of 2 hosts: pi-worker-1.pi.default.svc"
-    assert (unused in said) == ("openmpi-5" in image.name)
+    assert (unused in message) == ("openmpi-5" in image.name)
 
 
 def test_hosts_without_slots_have_those_that_the_operator_names(
@@ -349,13 +349,13 @@ def test_several_programs_in_one_line(cluster: Cluster, image: Image) -> None:
         spans(job, slots=2)
 
 
-@pytest.mark.parametrize("said", ["by its search list", "by the setting"])
+@pytest.mark.parametrize("message", ["by its search list", "by the setting"])
 @ONE_IMAGE
-def test_names_in_a_cluster_of_another_domain(cluster: Cluster, image: Image, said: str) -> None:
+def test_names_in_a_cluster_of_another_domain(cluster: Cluster, image: Image, message: str) -> None:
     """The operator's hostfile ends in .svc; what comes behind is not cluster.local everywhere."""
     domain = "k8s.example.org"
     cluster.dns.serve(domain)
-    by_setting = said == "by the setting"
+    by_setting = message == "by the setting"
     env = {"MPIBOOT_REWRITE_FQDN": "on"}
     if by_setting:
         env = {"MPIBOOT_REWRITE_FQDN": "auto", "MPIBOOT_CLUSTER_DOMAIN": domain}
@@ -459,19 +459,19 @@ def test_two_versions_of_mpi_are_said_where_mpirun_fails_over_them(
     ).start()
     assert job.wait(PATIENCE) == 127
     assert "program-missing" in job.launcher.termination_log()
-    (said,) = [text for text in job.launcher.stderr().splitlines() if "[mpi-versions]" in text]
-    assert "pi-worker-1" in said
-    assert "4.1" in said
-    assert "5.0" in said
+    (message,) = [text for text in job.launcher.stderr().splitlines() if "[mpi-versions]" in text]
+    assert "pi-worker-1" in message
+    assert "4.1" in message
+    assert "5.0" in message
 
 
 def test_more_ranks_than_slots_are_for_mpirun_to_refuse(cluster: Cluster, image: Image) -> None:
     """Its status and its words are those of a run without mpiboot."""
     job = mpijob(cluster, image, workers=2, launcher_args=[RING], env={"MPI_NP": "5"}).start()
     assert job.wait(PATIENCE) == 1
-    said = " ".join((job.launcher.stdout() + job.launcher.stderr()).split())
-    assert "5 ranks are asked for, and 2 hosts offer 2 slots" in said
-    assert "There are not enough slots available in the system" in said
+    message = " ".join((job.launcher.stdout() + job.launcher.stderr()).split())
+    assert "5 ranks are asked for, and 2 hosts offer 2 slots" in message
+    assert "There are not enough slots available in the system" in message
 
 
 def test_fewer_ranks_than_slots_run_and_the_idle_host_is_said(
@@ -688,7 +688,7 @@ def test_a_node_of_a_gpu_that_the_kernel_has_not(cluster: Cluster, image: Image)
     job = mpijob(cluster, image, workers=2, launcher_args=[RING], each_worker=made).start()
     assert job.wait(PATIENCE) == 0
     spans(job)
-    said = [line for line in job.launcher.stderr().splitlines() if "[gpus]" in line]
-    assert len(said) == 2, said
-    assert "1 of 1 GPUs in /dev, the kernel has no more" in said[0]
-    assert job.workers[1].hostname in said[0]
+    message = [line for line in job.launcher.stderr().splitlines() if "[gpus]" in line]
+    assert len(message) == 2, message
+    assert "1 of 1 GPUs in /dev, the kernel has no more" in message[0]
+    assert job.workers[1].hostname in message[0]

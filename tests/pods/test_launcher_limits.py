@@ -104,15 +104,15 @@ def out_of_memory(environ: dict[str, str], limit: int) -> list[str]:
     """Run a launcher whose control group has too little memory for its hosts; what it says."""
     with groups(limit) as made:
         done = launcher(environ, made)
-        _, said = done.communicate(timeout=240)
-    told = said.splitlines()
+        _, message = done.communicate(timeout=240)
+    told = message.splitlines()
     before = next(n for n, line in enumerate(told) if "[launcher-limits]" in line)
     assert f"and the launcher's limit is {limit // MIB} MiB" in told[before]
     assert re.search(r"-> set resources\.limits\.memory: \d+Mi in the launcher's", told[before + 1])
     after = [
         n for n, line in enumerate(told) if "error: [launcher-memory] the process that" in line
     ]
-    assert len(after) == 1, said
+    assert len(after) == 1, message
     assert f"memory limit, {limit // MIB} MiB, was reached (oom_kill " in told[after[0]]
     assert before < after[0]
     assert done.returncode == 69

@@ -79,8 +79,8 @@ def test_an_mpirun_that_nothing_keeps_from_asking_again(cluster: Cluster, rig: N
     job = held(cluster, "mpich-5.0", as_worker=False)
     asked = asked_after_the_gate(job, cluster)
     assert {item.partition(".")[0] for item in asked} == {"pi-worker-0", "pi-worker-1"}
-    said = " ".join(job.launcher.stderr().split())
-    assert "plan names=asked again by mpirun (detected: it looks for its own host" in said
+    message = " ".join(job.launcher.stderr().split())
+    assert "plan names=asked again by mpirun (detected: it looks for its own host" in message
 
 
 # An address that no pod has.
@@ -107,10 +107,10 @@ def test_a_nameserver_by_tcp_alone_that_fails_for_one_name_and_flips_for_another
     misbehaving(cluster, job, {0: {"servfail": 3}, 1: {"flip": True, "other": NOBODY}}).start()
     assert job.wait(PATIENCE) == 0
     spans(job)
-    found = {item for item in cluster.dns.questions() if item.said == "NOERROR"}
+    found = {item for item in cluster.dns.questions() if item.message == "NOERROR"}
     assert {item.transport for item in found} == {"tcp"}
     assert {item.name.partition(".")[0] for item in found} == {pod.hostname for pod in job.workers}
-    refused = [item for item in cluster.dns.questions() if item.said == "SERVFAIL"]
+    refused = [item for item in cluster.dns.questions() if item.message == "SERVFAIL"]
     assert len(refused) == 3
 
 
@@ -127,10 +127,12 @@ def test_a_name_that_never_gets_more_than_servfail_is_named_at_the_deadline(
     )
     misbehaving(cluster, job, {1: {"servfail": 1_000_000}}).start()
     assert job.wait(PATIENCE) == 68
-    said = job.launcher.termination_log()
-    assert said.startswith("names-unresolved: 1 of 3 hosts do not resolve after 15 s: waiting for ")
-    assert "\npi-worker-1.pi.default.svc: DNS: SERVFAIL for " in said
-    assert "pi-worker-0" not in said
+    message = job.launcher.termination_log()
+    assert message.startswith(
+        "names-unresolved: 1 of 3 hosts do not resolve after 15 s: waiting for "
+    )
+    assert "\npi-worker-1.pi.default.svc: DNS: SERVFAIL for " in message
+    assert "pi-worker-0" not in message
     assert "starting mpirun" not in job.launcher.stderr()
 
 
@@ -142,8 +144,10 @@ def test_a_name_that_leads_to_another_worker_is_no_second_host(cluster: Cluster,
     cluster.dns.behave(job.workers[1].fqdn, flip=True, other=first.address)
     job.publish()
     assert job.wait(PATIENCE) == 78
-    said = job.launcher.termination_log()
+    message = job.launcher.termination_log()
     both = "pi-worker-0.pi.default.svc, pi-worker-1.pi.default.svc"
-    assert f"{both} lead to one and the same SSH server, {first.address} port 22" in said
-    assert "that pod is pi-worker-0, so that the nameserver has a wrong or an old address" in said
+    assert f"{both} lead to one and the same SSH server, {first.address} port 22" in message
+    assert (
+        "that pod is pi-worker-0, so that the nameserver has a wrong or an old address" in message
+    )
     assert "starting mpirun" not in job.launcher.stderr()

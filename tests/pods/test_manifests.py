@@ -135,10 +135,10 @@ def test_a_real_mpirun_that_was_started_without_mpiboot_is_told(
     line = ["/usr/bin/mpirun", "--allow-run-as-root", "-n", "1", "sleep", "1000"]
     pod = cluster.pod(PodSpec(name="a", image=image, command=line)).start()
     until(lambda: any("sleep" in process.args for process in pod.processes()))
-    said = " ".join(pod.exec("mpiboot", "doctor").stdout.split())
-    assert "mpirun starts mpiboot, by the shim /usr/local/bin/mpirun" in said
-    assert "/usr/bin/mpirun by absolute path does not" in said
-    assert "was started without mpiboot" in said
+    message = " ".join(pod.exec("mpiboot", "doctor").stdout.split())
+    assert "mpirun starts mpiboot, by the shim /usr/local/bin/mpirun" in message
+    assert "/usr/bin/mpirun by absolute path does not" in message
+    assert "was started without mpiboot" in message
     assert ranks(pod.stdout()) == []
 
 

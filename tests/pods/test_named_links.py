@@ -23,8 +23,8 @@ def test_a_link_that_no_worker_has_is_said_before_the_start(cluster: Cluster, im
     assert job.wait(PATIENCE) != 0
     before, starting, _ = job.launcher.stderr().partition("mpiboot: starting mpirun")
     assert starting
-    said = f"--mca btl_tcp_if_include ens5: {BOTH} (there are lo, eth0)"
-    assert said in before
+    message = f"--mca btl_tcp_if_include ens5: {BOTH} (there are lo, eth0)"
+    assert message in before
 
 
 def test_a_link_of_the_daemons_that_the_launcher_lacks_is_refused_as_mpirun_refuses_it(
@@ -40,6 +40,6 @@ def test_a_link_of_the_daemons_that_the_launcher_lacks_is_refused_as_mpirun_refu
         launcher={"env": {f"{prefix}{name}": "ens5"}},
     ).start()
     assert job.wait(PATIENCE) == 72
-    said = f"{prefix}{name}=ens5: no such link in the launcher's pod (there are lo, eth0)"
-    assert said in job.launcher.stderr()
+    message = f"{prefix}{name}=ens5: no such link in the launcher's pod (there are lo, eth0)"
+    assert message in job.launcher.stderr()
     assert "starting mpirun" not in job.launcher.stderr()

@@ -158,22 +158,22 @@ def test_ranks_that_never_get_an_answer_are_named(
     job.start()
     until(lambda: "gets no answer from" in job.launcher.stderr(), 4 * PATIENCE)
     until(lambda: "A NetworkPolicy or firewall" in job.launcher.stderr())
-    said = job.launcher.stderr()
+    message = job.launcher.stderr()
     pairs = (("0", "1"), ("1", "0"))
     names = "pi-worker-{}.pi.default.svc"
     assert any(
         f"rank {rank} on {names.format(rank)} gets no answer from {names.format(far)} "
-        f"({job.workers[int(far)].address} port " in said
+        f"({job.workers[int(far)].address} port " in message
         for rank, far in pairs
     )
-    assert "a process listens there, and nothing reaches it" in said
+    assert "a process listens there, and nothing reaches it" in message
     if stuck == "end":
         assert job.wait(4 * PATIENCE) == 69
         told = job.launcher.termination_log()
         assert told.startswith("ranks-unanswered: rank ")
         assert "MPIBOOT_STUCK=end" in told
     else:
-        assert "the job goes on" in said
+        assert "the job goes on" in message
         assert job.launcher.running
         job.launcher.signal(15)
         assert job.wait(PATIENCE) == 143
@@ -197,11 +197,11 @@ def test_a_sidecar_in_front_of_every_pod_is_named(cluster: Cluster, rig: None) -
     for pod in job.pods:
         istio(cluster, pod)
     assert job.start().wait(PATIENCE) == 69
-    said = job.launcher.termination_log()
-    assert "no SSH greeting, and istio's proxy is in front of this pod" in said
-    assert 'sidecar.istio.io/inject: "false"' in said
+    message = job.launcher.termination_log()
+    assert "no SSH greeting, and istio's proxy is in front of this pod" in message
+    assert 'sidecar.istio.io/inject: "false"' in message
     ports = "22,40000,40001,40002,40003"
-    assert f'traffic.sidecar.istio.io/excludeOutboundPorts: "{ports}"' in said
+    assert f'traffic.sidecar.istio.io/excludeOutboundPorts: "{ports}"' in message
     # Each worker says it of itself.
     for worker in job.workers:
         assert "[service-mesh] a proxy of istio takes every connection" in worker.stderr()
@@ -284,11 +284,11 @@ def _smaller_mtu(cluster: Cluster, image: Image) -> None:
     ).start()
     assert job.wait(PATIENCE) == 0
     spans(job)
-    said = " ".join(job.launcher.stderr().split())
+    message = " ".join(job.launcher.stderr().split())
     assert (
         "[control-mtu] MTUs of the control links differ: 1400 on pi-worker-1.pi.default.svc; "
         "1500 on the launcher, pi-worker-0.pi.default.svc"
-    ) in said
+    ) in message
 
 
 @pytest.mark.full
@@ -303,6 +303,6 @@ def test_a_path_that_loses_large_packets(cluster: Cluster, rig: None) -> None:
     )
     job.launcher.network.run("nft", "-f", "-", stdin=BLACK_HOLE % 1400)
     assert job.start().wait(PATIENCE) == 69
-    said = job.launcher.termination_log()
-    assert "SSH login timed out: are large packets lost (MTU)?" in said
-    assert "CNI configuration" in said
+    message = job.launcher.termination_log()
+    assert "SSH login timed out: are large packets lost (MTU)?" in message
+    assert "CNI configuration" in message

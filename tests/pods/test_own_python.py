@@ -131,11 +131,11 @@ def test_the_jobs_programs_know_nothing_of_mpiboots_python(cluster: Cluster, rig
     line = ["mpirun", "-n", "2", "sh", "-c", TELLS]
     job = mpijob(cluster, image, workers=2, launcher_args=line, env=FOR_ITS_PYTHON).start()
     assert job.wait(PATIENCE) == 0, job.launcher.stderr()
-    said = job.launcher.stdout().splitlines()
-    assert sorted(item for item in said if item.startswith("host=")) == [
+    message = job.launcher.stdout().splitlines()
+    assert sorted(item for item in message if item.startswith("host=")) == [
         f"host={worker.hostname}" for worker in job.workers
     ]
-    given = [item.removeprefix("env ") for item in said if item.startswith("env ")]
+    given = [item.removeprefix("env ") for item in message if item.startswith("env ")]
     for name, value in FOR_ITS_PYTHON.items():
         assert given.count(f"{name}={value}") == 2, name
     # Its private files and its agents have names of their own.

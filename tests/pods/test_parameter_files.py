@@ -23,8 +23,8 @@ def test_links_that_the_images_file_leaves_out_end_no_job(cluster: Cluster, imag
     assert job.wait(PATIENCE) == 0
     spans(job)
     assert "mutually exclusive" not in job.launcher.stderr()
-    said = f"not set: OMPI_MCA_btl_tcp_if_exclude is (set in {ETC}), and both can't be"
-    assert said in job.launcher.stderr()
+    message = f"not set: OMPI_MCA_btl_tcp_if_exclude is (set in {ETC}), and both can't be"
+    assert message in job.launcher.stderr()
 
 
 def test_links_that_a_workers_own_file_leaves_out_end_no_job(

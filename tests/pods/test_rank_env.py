@@ -98,7 +98,9 @@ def test_a_port_that_another_process_has_ends_the_launcher_before_the_start(
         each_worker={0: taken},
     ).start()
     assert job.wait(PATIENCE) == 78
-    said = job.launcher.termination_log()
-    assert said.startswith("master-port: pi-worker-0.pi.default.svc: port 29500, where ranks are")
-    assert "(python3)" in said
+    message = job.launcher.termination_log()
+    assert message.startswith(
+        "master-port: pi-worker-0.pi.default.svc: port 29500, where ranks are"
+    )
+    assert "(python3)" in message
     assert job.launcher.stdout() == ""

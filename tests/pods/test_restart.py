@@ -105,7 +105,7 @@ def test_a_suspended_job_is_resumed(cluster: Cluster, rig: None, name: str) -> N
     spans(job)
 
 
-def said(job: Job, text: str) -> int:
+def message(job: Job, text: str) -> int:
     """How many lines of the launcher's log have a text."""
     return sum(text in line for line in job.launcher.stderr().splitlines())
 
@@ -124,7 +124,7 @@ def test_a_hostfile_that_shrinks_while_it_is_waited_for(
     assert job.wait(PATIENCE) == 0
     del job.workers[2]
     spans(job)
-    assert said(job, "the hostfile has changed: 2 hosts now; left: pi-worker-2.") == 1
+    assert message(job, "the hostfile has changed: 2 hosts now; left: pi-worker-2.") == 1
 
 
 @pytest.mark.full
@@ -144,7 +144,7 @@ def test_a_hostfile_that_grows_while_it_is_waited_for(
     job.config.update({"hostfile": third + second.replace("slots=1", "slots=2") + first})
     job.publish()
     assert job.wait(PATIENCE) == 0
-    assert said(job, "the hostfile has changed: 3 hosts now; joined: pi-worker-2.") == 1
+    assert message(job, "the hostfile has changed: 3 hosts now; joined: pi-worker-2.") == 1
     two, one, none = (worker.hostname for worker in reversed(job.workers))
     expected = [(0, 4, two), (1, 4, one), (2, 4, one), (3, 4, none)]
     assert ranks(job.launcher.stdout()) == expected
@@ -230,7 +230,7 @@ def test_a_worker_that_is_replaced_after_it_was_ready(
     job.workers[0].publish()
     until(lambda: "1/2 hosts ready, waiting for DNS for pi-worker-1" in job.launcher.stderr())
     replaced(cluster, job, 0)
-    until(lambda: said(job, "pi-worker-0.pi.default.svc was ready at ") == 1)
+    until(lambda: message(job, "pi-worker-0.pi.default.svc was ready at ") == 1)
     job.workers[1].start()
     job.workers[1].publish()
     assert job.wait(PATIENCE) == 0

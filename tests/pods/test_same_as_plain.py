@@ -57,10 +57,12 @@ def compare(stage: same.Stage, lines: Iterable[same.Line]) -> None:
     for line in lines:
         plain, ours = same.run(stage, line), same.run(stage, line, "mpiboot")
         found = same.differences(stage, line, plain, ours)
-        unmeant = {what: said for what, said in found.items() if what not in line.meant}
+        unmeant = {what: message for what, message in found.items() if what not in line.meant}
         if unmeant:
-            told = "\n".join(f"  {what}: {said}" for what, said in unmeant.items())
-            wrong.append(f"{line.text} {dict(line.env)}\n{told}\n{plain.said}\n---\n{ours.said}")
+            told = "\n".join(f"  {what}: {message}" for what, message in unmeant.items())
+            wrong.append(
+                f"{line.text} {dict(line.env)}\n{told}\n{plain.message}\n---\n{ours.message}"
+            )
     assert not wrong, "\n\n".join(wrong)
 
 

@@ -83,11 +83,11 @@ def test_a_script_that_calls_both_mpirun_and_ssh(cluster: Cluster, rig: None, na
     until(lambda: "DNS for pi-worker-0, pi-worker-1" in job.launcher.stderr())
     job.publish()
     assert job.wait(PATIENCE) == 0
-    said, out = job.launcher.stderr(), job.launcher.stdout()
+    message, out = job.launcher.stderr(), job.launcher.stdout()
     assert out.splitlines()[:2] == ["pi-worker-0", "pi-worker-1"]
     assert ranks(out) == [(0, 2, "pi-worker-0"), (1, 2, "pi-worker-1")]
-    assert "its script calls ssh and mpirun: it runs once, here, when all hosts are" in said
-    waited, _, after = said.partition("starting sh")
+    assert "its script calls ssh and mpirun: it runs once, here, when all hosts are" in message
+    waited, _, after = message.partition("starting sh")
     assert "DNS for" in waited
     assert "DNS for" not in after
     assert [worker.wait(PATIENCE) for worker in job.workers] == [0, 0]

@@ -110,13 +110,13 @@ def test_two_mpiruns_at_once_in_one_script(cluster: Cluster, image: Image) -> No
         launcher_command=["sh", "-c", INSTALL + AT_ONCE],
     ).start()
     assert job.wait(PATIENCE) == 0
-    said = job.launcher.stdout().splitlines()
-    assert said[:2] == ["second 0", "first 143"]
+    message = job.launcher.stdout().splitlines()
+    assert message[:2] == ["second 0", "first 143"]
     assert ranks(job.launcher.stdout()) == [
         (0, 2, "pi-worker-0"),
         (1, 2, "pi-worker-1"),
     ]
-    assert said[-1] == "2"  # a folder for each
+    assert message[-1] == "2"  # a folder for each
     assert "lost" not in job.launcher.stderr()
 
 

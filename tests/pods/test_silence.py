@@ -42,13 +42,13 @@ DROP = "add chain inet loss {0} {{ type filter hook {0} priority 0; policy drop;
 def warning(job: Job, *words: str) -> str:
     """Wait for the warning of silence with these words."""
 
-    def said() -> list[str]:
+    def message() -> list[str]:
         assert job.launcher.running, job.launcher.stderr()[-3000:]
         lines = job.launcher.stderr().splitlines()
         return [line for line in lines if SILENT in line and all(word in line for word in words)]
 
-    until(said, PATIENCE)
-    return said()[-1]
+    until(message, PATIENCE)
+    return message()[-1]
 
 
 def succeeds(job: Job) -> None:
@@ -80,8 +80,8 @@ def test_a_network_that_loses_every_packet_for_a_while(
     chosen, details = by(way, image)
     job = held(cluster, chosen, env=MINUTE, **details)
     lose_packets(job)
-    said = warning(job, "still has the address", "port 22 does not answer")
-    assert said.endswith("Look closer: mpiboot doctor --host pi-worker-1.pi.default.svc")
+    message = warning(job, "still has the address", "port 22 does not answer")
+    assert message.endswith("Look closer: mpiboot doctor --host pi-worker-1.pi.default.svc")
     job.workers[1].network.run("nft", "delete table inet loss")
     until(lambda: "its SSH connection is alive again" in job.launcher.stderr(), PATIENCE)
     succeeds(job)
@@ -114,9 +114,9 @@ def test_a_pod_that_is_deleted_without_a_word(cluster: Cluster, image: Image, wa
     job.workers[1].link_down(silent=True)
     job.workers[1].delete()
     assert job.wait(PATIENCE) == 69
-    said = job.launcher.termination_log()
-    assert said.startswith(f"host-lost: {SILENT}")
-    assert "pi-worker-1.pi.default.svc does not resolve any more" in said.splitlines()[0]
+    message = job.launcher.termination_log()
+    assert message.startswith(f"host-lost: {SILENT}")
+    assert "pi-worker-1.pi.default.svc does not resolve any more" in message.splitlines()[0]
     until(lambda: not left(job.workers[:1]), PROMISED)
 
 
@@ -129,9 +129,9 @@ def test_a_pod_that_was_made_anew(cluster: Cluster, image: Image) -> None:
     again = cluster.pod(old.spec).start()
     again.publish(when_port=22)
     assert job.wait(PATIENCE) == 69
-    said = job.launcher.termination_log().splitlines()[0]
-    assert said.startswith(f"host-lost: {SILENT}")
-    assert f"now has the address {again.address}" in said
+    message = job.launcher.termination_log().splitlines()[0]
+    assert message.startswith(f"host-lost: {SILENT}")
+    assert f"now has the address {again.address}" in message
 
 
 @pytest.mark.full
@@ -142,9 +142,9 @@ def test_nothing_answers_for_a_host_until_the_keep_alive_is_over(
     lose_packets(job)
     warning(job, "port 22 does not answer")
     assert job.wait(PATIENCE) == 69
-    said = job.launcher.termination_log()
-    assert said.startswith(f"host-lost: {SILENT}2")
-    assert "still has the address" in said
+    message = job.launcher.termination_log()
+    assert message.startswith(f"host-lost: {SILENT}2")
+    assert "still has the address" in message
 
 
 @pytest.mark.full

@@ -64,9 +64,9 @@ def ended_well(job: Job) -> dict[str, dict[str, str]]:
     """Wait for the job's end; the variables of each host's ranks."""
     assert job.wait(PATIENCE) == 0
     lines = job.launcher.stdout().splitlines()
-    said = [json.loads(line.removeprefix("has ")) for line in lines if line.startswith("has ")]
-    assert len(said) == len(lines)
-    return dict(said)
+    message = [json.loads(line.removeprefix("has ")) for line in lines if line.startswith("has ")]
+    assert len(message) == len(lines)
+    return dict(message)
 
 
 def settings(**own: str) -> dict[str, dict[str, str]]:
@@ -76,10 +76,10 @@ def settings(**own: str) -> dict[str, dict[str, str]]:
 def test_a_second_link_carries_the_sockets_of_every_rank(cluster: Cluster, image: Image) -> None:
     job = mpijob(cluster, image, workers=2, data_link="net1", launcher_args=PROGRAM).start()
     assert ended_well(job) == {worker.hostname: NET1 for worker in job.workers}
-    said = job.launcher.stderr()
+    message = job.launcher.stderr()
     for worker in job.workers:
         address = worker.network.addresses("net1")[0]
-        (row,) = [line for line in said.splitlines() if f"net1 {address}" in line]
+        (row,) = [line for line in message.splitlines() if f"net1 {address}" in line]
         assert f"eth0 {worker.address}" in row
         assert worker.hostname in row
 
@@ -96,9 +96,9 @@ def test_a_value_of_the_mpirun_line_wins(cluster: Cluster, image: Image) -> None
     line = ["mpirun", "-n", "2", *given, *PROGRAM]
     job = mpijob(cluster, image, launcher_args=line, **MIXED).start()
     assert ended_well(job) == {"pi-worker-0": NET1 | own, "pi-worker-1": DRANET0 | own}
-    said = job.launcher.stderr()
-    assert "NCCL_SOCKET_IFNAME=ib7 fits nothing" in said
-    assert "NCCL_DEBUG_FILE" in said
+    message = job.launcher.stderr()
+    assert "NCCL_SOCKET_IFNAME=ib7 fits nothing" in message
+    assert "NCCL_DEBUG_FILE" in message
 
 
 def test_a_value_of_the_launcher_wins(cluster: Cluster, image: Image) -> None:
@@ -120,10 +120,10 @@ def test_a_value_of_a_worker_wins_there_and_only_there(cluster: Cluster, image: 
     ).start()
     assert ended_well(job) == {"pi-worker-0": NET1, "pi-worker-1": NET1 | own}
     # What is left is lo, which NCCL takes for nothing but itself.
-    said = [line for line in job.launcher.stderr().splitlines() if "[nccl-value]" in line]
-    assert len(said) == 1
-    assert "NCCL_SOCKET_IFNAME=^eth,net fits nothing" in said[0]
-    assert "pi-worker-1" in said[0]
+    message = [line for line in job.launcher.stderr().splitlines() if "[nccl-value]" in line]
+    assert len(message) == 1
+    assert "NCCL_SOCKET_IFNAME=^eth,net fits nothing" in message[0]
+    assert "pi-worker-1" in message[0]
 
 
 def test_what_may_not_be_forwarded_reaches_the_ranks_by_the_agent(
@@ -161,11 +161,11 @@ def test_without_a_second_link_sockets_stay_and_the_log_is_short(
         "NCCL_IB_DISABLE": "1",
     }
     assert ended_well(job) == {worker.hostname: expected for worker in job.workers}
-    said = job.launcher.stderr()
+    message = job.launcher.stderr()
     names = ("data-", "NCCL_", "GLOO_", "TP_", "UCX_")
-    plan = re.findall("^mpiboot: plan ([^ ]+)", said, re.MULTILINE)
+    plan = re.findall("^mpiboot: plan ([^ ]+)", message, re.MULTILINE)
     assert [item for item in plan if item.startswith(names)] == ["data-network=none"]
-    assert "mpiboot: warning" not in said  # mpirun has its own
+    assert "mpiboot: warning" not in message  # mpirun has its own
 
 
 def test_off_sets_nothing(cluster: Cluster, one_image: Image) -> None:
@@ -284,10 +284,10 @@ def test_several_data_links_are_all_taken_and_what_is_odd_about_them_is_said(
         "UCX_NET_DEVICES": "net1,net2",
     }
     assert ended_well(job) == {worker.hostname: both for worker in job.workers}
-    said = job.launcher.stderr()
-    assert "net1, net2: nothing tells which of these links is the data network" in said
-    assert "pi-worker-1.pi.default.svc: 1400, 1500; the others (1): 1500" in said
-    assert ("are in one subnet" in said) == (subnet == "192.168.100")
+    message = job.launcher.stderr()
+    assert "net1, net2: nothing tells which of these links is the data network" in message
+    assert "pi-worker-1.pi.default.svc: 1400, 1500; the others (1): 1500" in message
+    assert ("are in one subnet" in message) == (subnet == "192.168.100")
 
 
 @pytest.mark.full
@@ -351,9 +351,9 @@ def test_a_data_link_that_no_worker_has_ends_the_job(cluster: Cluster, one_image
         launcher=settings(data_ifname="net7"),
     ).start()
     assert job.wait(PATIENCE) == 72
-    said = job.launcher.termination_log()
-    assert said.startswith("data-link: ")
-    assert "MPIBOOT_DATA_IFNAME: no link net7" in said
+    message = job.launcher.termination_log()
+    assert message.startswith("data-link: ")
+    assert "MPIBOOT_DATA_IFNAME: no link net7" in message
     assert job.launcher.stdout() == ""
 
 
@@ -363,9 +363,9 @@ def test_a_data_link_that_some_workers_lack_ends_the_job_and_names_these(
     wish = settings(data_ifname="dranet0")
     job = mpijob(cluster, one_image, launcher_args=PROGRAM, **{**MIXED, "launcher": wish}).start()
     assert job.wait(PATIENCE) == 72
-    said = job.launcher.termination_log()
-    assert said.startswith("data-link: pi-worker-0")
-    assert "pi-worker-1" not in said
+    message = job.launcher.termination_log()
+    assert message.startswith("data-link: pi-worker-0")
+    assert "pi-worker-1" not in message
 
 
 def test_require_without_rdma_ends_the_job(cluster: Cluster, one_image: Image) -> None:
@@ -378,10 +378,10 @@ def test_require_without_rdma_ends_the_job(cluster: Cluster, one_image: Image) -
         launcher=settings(data_network="require"),
     ).start()
     assert job.wait(PATIENCE) == 72
-    said = job.launcher.termination_log()
-    assert said.startswith("rdma-missing: ")
-    assert "pi-worker-0" in said
-    assert "k8s.v1.cni.cncf.io/networks" in said
+    message = job.launcher.termination_log()
+    assert message.startswith("rdma-missing: ")
+    assert "pi-worker-0" in message
+    assert "k8s.v1.cni.cncf.io/networks" in message
     assert job.launcher.stdout() == ""
 
 
@@ -440,9 +440,9 @@ def test_an_address_that_never_comes_is_waited_for_until_the_deadline(
     job.publish()
     for mine in ended_well(job).values():
         assert mine["NCCL_SOCKET_IFNAME"] == "=eth0"
-    said = " ".join(job.launcher.stderr().split())
-    assert "warning: the data network of 2 hosts is not ready after" in said
-    assert f"{job.workers[0].hostname}.pi.default.svc (link net1 has no address yet)" in said
+    message = " ".join(job.launcher.stderr().split())
+    assert "warning: the data network of 2 hosts is not ready after" in message
+    assert f"{job.workers[0].hostname}.pi.default.svc (link net1 has no address yet)" in message
 
 
 # A fabric that passes RDMA alone.
@@ -466,14 +466,14 @@ def test_sockets_stay_where_tcp_passes(cluster: Cluster, one_image: Image, verdi
     on_control = {**NET1, "NCCL_SOCKET_IFNAME": "=eth0", "GLOO_SOCKET_IFNAME": "eth0"}
     on_control |= {"TP_SOCKET_IFNAME": "eth0", "UCX_NET_DEVICES": "eth0"}
     assert ended_well(job) == {worker.hostname: on_control for worker in job.workers}
-    said = " ".join(job.launcher.stderr().split())
-    assert "[data-sockets] TCP does not pass on the data network: pi-worker-" in said
+    message = " ".join(job.launcher.stderr().split())
+    assert "[data-sockets] TCP does not pass on the data network: pi-worker-" in message
     there = [worker.network.addresses("net1")[0] for worker in (first, second)]
     assert any(
-        f"can't reach {worker.hostname}.pi.default.svc ({address} port" in said
+        f"can't reach {worker.hostname}.pi.default.svc ({address} port" in message
         for worker, address in zip((first, second), there, strict=True)
     )
-    assert "(and 1 more); the control addresses answer, so mpiboot puts no sockets on it" in said
+    assert "(and 1 more); the control addresses answer, so mpiboot puts no sockets on it" in message
 
 
 def profile(script: str) -> dict[str, object]:
@@ -502,7 +502,7 @@ def test_a_vendors_profile_is_evaluated_on_each_worker_and_wins(
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "message"),
     [
         ("export VENDOR_X=1\necho no such card >&2\nreturn 3\n", "ended with 3: no such card"),
         pytest.param("export VENDOR_X=1\nsleep 1000\n", "longer than 10 s", marks=pytest.mark.full),
@@ -514,7 +514,7 @@ def test_a_vendors_profile_is_evaluated_on_each_worker_and_wins(
     ],
 )
 def test_a_profile_that_fails_is_one_line_and_the_job_runs(
-    cluster: Cluster, one_image: Image, script: str, said: str
+    cluster: Cluster, one_image: Image, script: str, message: str
 ) -> None:
     job = mpijob(
         cluster, one_image, workers=1, launcher_args=PROGRAM, worker=profile(script)
@@ -522,4 +522,4 @@ def test_a_profile_that_fails_is_one_line_and_the_job_runs(
     (mine,) = ended_well(job).values()
     assert "VENDOR_X" not in mine
     lines = job.workers[0].stderr().splitlines()
-    assert len([line for line in lines if said in line]) == 1
+    assert len([line for line in lines if message in line]) == 1

@@ -59,8 +59,8 @@ def test_another_launcher_for_held_workers_is_told_who_holds_them(
     job = held(cluster, images.image(name))
     other = second(cluster, job, timeout=20)
     assert other.wait(PATIENCE) == 75
-    said = other.termination_log()
-    assert said.startswith(f"workers-held: {HOLDS}({job.launcher.address}) since 20")
+    message = other.termination_log()
+    assert message.startswith(f"workers-held: {HOLDS}({job.launcher.address}) since 20")
     assert other.stdout() == ""
     let_go(job)
     assert job.wait(PATIENCE) == 0

@@ -55,7 +55,7 @@ def plan_of(job: Job) -> str:
     return job.launcher.stderr()
 
 
-def said(job: Job, *words: str) -> None:
+def message(job: Job, *words: str) -> None:
     """A worker's log has all of these words; a reason for the embedded server is in the plan."""
     text = job.workers[0].stderr()
     assert [word for word in words if word not in text] == [], text
@@ -70,19 +70,19 @@ def said(job: Job, *words: str) -> None:
 @pytest.mark.full
 def test_user_1000_without_any_capability(cluster: Cluster, image: Image) -> None:
     job = run(cluster, image, {"capabilities": NO_CAPABILITIES}, user=1000, ssh_mount=MOUNTED)
-    said(job, "sshd (openssh)", ":2222 ")
+    message(job, "sshd (openssh)", ":2222 ")
 
 
 def test_pod_security_restricted_in_full(cluster: Cluster, image: Image) -> None:
     job = run(cluster, image, RESTRICTED, user=1000, ssh_mount=MOUNTED)
-    said(job, "sshd (openssh)", ":2222 ")
+    message(job, "sshd (openssh)", ":2222 ")
 
 
 @ONE_IMAGE
 def test_a_uid_without_passwd_entry_and_without_a_home(cluster: Cluster, image: Image) -> None:
     details = {**RESTRICTED, "group": 0}
     job = run(cluster, image, details, user=RANDOM, ssh_mount="/etc/job/.ssh", env={"HOME": "/"})
-    said(job, "the embedded SSH server is used: uid 1000650000 has no passwd entry")
+    message(job, "the embedded SSH server is used: uid 1000650000 has no passwd entry")
     assert "refuses uid 1000650000" in job.launcher.stderr()
     made = rf"/tmp/mpiboot-{RANDOM}/{CONTAINER}/launcher"
     assert re.search(rf"home={made} \(detected: this user has no home that can", plan_of(job))
@@ -107,7 +107,7 @@ def test_openshifts_entry_for_the_random_uid(cluster: Cluster, rig: None, name: 
         ssh_mount="/etc/job/.ssh",
         env={"HOME": "/"},
     )
-    said(job, "the shell /sbin/nologin of 1000650000 runs no commands")
+    message(job, "the shell /sbin/nologin of 1000650000 runs no commands")
 
 
 HOMES = {"missing": "/nowhere", "the root folder": "/", "closed to this user": "/root"}
@@ -242,13 +242,13 @@ def test_a_folder_that_another_user_replaces(cluster: Cluster, image: Image, *, 
 @pytest.mark.full
 def test_root_without_any_capability(cluster: Cluster, image: Image) -> None:
     job = run(cluster, image, {"capabilities": NO_CAPABILITIES})
-    said(job, "the embedded SSH server is used: sshd as root needs the capabilities SETGID")
+    message(job, "the embedded SSH server is used: sshd as root needs the capabilities SETGID")
 
 
 @ONE_IMAGE
 def test_root_with_the_capabilities_of_cri_o(cluster: Cluster, image: Image) -> None:
     job = run(cluster, image, {"capabilities": CRIO})
-    said(job, "the embedded SSH server is used: sshd as root needs the capabilities SYS_CHROOT")
+    message(job, "the embedded SSH server is used: sshd as root needs the capabilities SYS_CHROOT")
 
 
 @pytest.mark.full
@@ -267,7 +267,7 @@ def test_an_account_that_is_locked_in_shadow(
     uid = {"root": 0, "mpiuser": 1000}[user]
     job = run(cluster, image, {}, user=uid, ssh_mount="/root/.ssh" if uid == 0 else MOUNTED)
     # Who isn't root can't read shadow, and neither can the sshd that it runs.
-    said(job, "is locked in /etc/shadow" if uid == 0 else "sshd (openssh)")
+    message(job, "is locked in /etc/shadow" if uid == 0 else "sshd (openssh)")
 
 
 def with_capability(image: Image) -> Image:
@@ -284,7 +284,7 @@ def test_an_sshd_with_file_capabilities_where_they_may_not_be_had(
 ) -> None:
     image = with_capability(images.image(name))
     job = run(cluster, image, {"capabilities": NO_CAPABILITIES}, user=1000, ssh_mount=MOUNTED)
-    said(job, "the embedded SSH server is used", "file capabilities")
+    message(job, "the embedded SSH server is used", "file capabilities")
 
 
 @pytest.mark.full
@@ -296,7 +296,7 @@ def test_an_sshd_with_file_capabilities_under_restricted(
     image = with_capability(images.image(name))
     one = {**RESTRICTED, "capabilities": ["CAP_NET_BIND_SERVICE"]}
     job = run(cluster, image, one, user=1000, ssh_mount=MOUNTED)
-    said(job, "sshd (openssh)", ":2222 ")
+    message(job, "sshd (openssh)", ":2222 ")
 
 
 @pytest.mark.full
@@ -322,7 +322,7 @@ def test_a_user_namespace_of_the_pods_own(cluster: Cluster, image: Image, user: 
     """`hostUsers: false`: root of the pod is nobody on the node."""
     details = {"host_users": False, "env": {"MPIBOOT_WORKER_EXIT": "never"}}
     job = run(cluster, image, details, user=user, ssh_mount="/root/.ssh" if user == 0 else MOUNTED)
-    said(job, "sshd (openssh)", ":22 " if user == 0 else ":2222 ")
+    message(job, "sshd (openssh)", ":22 " if user == 0 else ":2222 ")
     assert "plan users=the pod's own (detected" in job.launcher.stderr()
     worker = job.workers[0]
     assert owners(worker) == {FIRST + user}
@@ -333,13 +333,13 @@ def test_a_user_namespace_of_the_pods_own(cluster: Cluster, image: Image, user: 
 @pytest.mark.full
 def test_a_user_namespace_and_pod_security_restricted(cluster: Cluster, image: Image) -> None:
     job = run(cluster, image, {**RESTRICTED, "host_users": False}, user=1000, ssh_mount=MOUNTED)
-    said(job, "sshd (openssh)", ":2222 ")
+    message(job, "sshd (openssh)", ":2222 ")
 
 
 @pytest.mark.full
 def test_root_of_a_user_namespace_without_any_capability(cluster: Cluster, image: Image) -> None:
     job = run(cluster, image, {"host_users": False, "capabilities": NO_CAPABILITIES})
-    said(job, "the embedded SSH server is used: sshd as root needs the capabilities SETGID")
+    message(job, "the embedded SSH server is used: sshd as root needs the capabilities SETGID")
 
 
 def with_tini(name: str) -> Image:

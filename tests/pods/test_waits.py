@@ -35,11 +35,11 @@ def test_an_ssh_port_that_is_filtered(cluster: Cluster, rig: None, verdict: str)
         job.workers[1].network.run("nft", rule)
     job.publish()
     assert job.wait(PATIENCE) == 69
-    said = job.launcher.termination_log()
-    assert ", though other ports refuse" in said
-    assert "port 22 of pi-worker-1.pi.default.svc is filtered: its pod is there" in said
-    assert "A NetworkPolicy or firewall must let the launcher connect to port 22" in said
-    assert "look closer: kubectl exec -n default pi-worker-1 -- mpiboot doctor" in said
+    message = job.launcher.termination_log()
+    assert ", though other ports refuse" in message
+    assert "port 22 of pi-worker-1.pi.default.svc is filtered: its pod is there" in message
+    assert "A NetworkPolicy or firewall must let the launcher connect to port 22" in message
+    assert "look closer: kubectl exec -n default pi-worker-1 -- mpiboot doctor" in message
 
 
 @pytest.mark.full
@@ -54,9 +54,9 @@ def test_a_command_in_place_of_mpiboot(cluster: Cluster, rig: None) -> None:
         worker={"command": ["sleep", "1000"]},
     ).start()
     assert job.wait(PATIENCE) == 69
-    said = job.launcher.termination_log()
-    assert "nothing has listened for 60 s" in said
-    assert "`command:` in its spec replaces it" in said
+    message = job.launcher.termination_log()
+    assert "nothing has listened for 60 s" in message
+    assert "`command:` in its spec replaces it" in message
 
 
 def test_a_launcher_on_its_nodes_network_with_its_nodes_nameserver(
@@ -72,9 +72,9 @@ def test_a_launcher_on_its_nodes_network_with_its_nodes_nameserver(
     )
     job.start(publish=False)  # that nameserver has no name of the cluster
     assert job.wait(PATIENCE) == 68
-    said = job.launcher.termination_log()
-    assert "/etc/resolv.conf is not the cluster's (no search list)" in said
-    assert "`dnsPolicy: ClusterFirstWithHostNet`" in said
+    message = job.launcher.termination_log()
+    assert "/etc/resolv.conf is not the cluster's (no search list)" in message
+    assert "`dnsPolicy: ClusterFirstWithHostNet`" in message
 
 
 def test_a_nameserver_that_never_answers_is_named(cluster: Cluster, rig: None) -> None:
@@ -87,9 +87,9 @@ def test_a_nameserver_that_never_answers_is_named(cluster: Cluster, rig: None) -
         env={"MPIBOOT_TIMEOUT": "15"},
     ).start()
     assert job.wait(PATIENCE) == 68
-    said = job.launcher.termination_log()
-    assert said.startswith("names-unresolved: 1 of 1 hosts do not resolve after ")
-    assert DNS_ADDRESSES[0] in said
+    message = job.launcher.termination_log()
+    assert message.startswith("names-unresolved: 1 of 1 hosts do not resolve after ")
+    assert DNS_ADDRESSES[0] in message
 
 
 def test_both_ports_of_a_node_are_taken(cluster: Cluster, rig: None) -> None:
@@ -102,6 +102,6 @@ def test_both_ports_of_a_node_are_taken(cluster: Cluster, rig: None) -> None:
     job = mpijob(cluster, image, workers=1, worker={"host_network": "node-1"})
     worker = job.workers[0].start()
     assert worker.wait(PATIENCE) == 69
-    said = worker.termination_log()
-    assert "name a free one with MPIBOOT_SSH_PORT" in said
-    assert "MPIBOOT_SSH_PORT=2222" not in said
+    message = worker.termination_log()
+    assert "name a free one with MPIBOOT_SSH_PORT" in message
+    assert "MPIBOOT_SSH_PORT=2222" not in message

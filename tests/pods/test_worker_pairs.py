@@ -62,16 +62,17 @@ def test_a_firewall_between_workers_ends_the_job_before_mpirun(
     job = mpijob(cluster, image, workers=2, launcher_args=[RING, "--bytes", "1"])
     both_ways(job, BETWEEN)
     assert job.start().wait(PATIENCE) == 69
-    said = said_at_the_end(job)
+    message = said_at_the_end(job)
     assert any(
         f"worker-pairs: {NAMES[one]} can't reach {NAMES[other]} "
-        f"({job.workers[other].address} port " in said
+        f"({job.workers[other].address} port " in message
         for one, other in ((0, 1), (1, 0))
     )
     assert (
-        "): no answer in 2 s, twice; its SSH port 22 answers; 1 more of 2 that were tried" in said
+        "): no answer in 2 s, twice; its SSH port 22 answers; 1 more of 2 that were tried"
+        in message
     )
-    assert "NetworkPolicy or firewall" in said
+    assert "NetworkPolicy or firewall" in message
     assert "starting mpirun" not in job.launcher.stderr()
 
 
@@ -86,8 +87,8 @@ def test_nothing_at_all_comes_through_to_a_range_of_ports(cluster: Cluster, rig:
     )
     both_ways(job, ALL)
     assert job.start().wait(PATIENCE) == 69
-    said = said_at_the_end(job)
-    assert "port 40009): no answer in 1 s, twice; its SSH port 22 does not answer either" in said
+    message = said_at_the_end(job)
+    assert "port 40009): no answer in 1 s, twice; its SSH port 22 does not answer either" in message
 
 
 @pytest.mark.full
@@ -98,8 +99,8 @@ def test_one_way_is_a_warning(cluster: Cluster, image: Image) -> None:
     first.network.run("nft", "-f", "-", stdin=BETWEEN % second.address)
     assert job.start().wait(PATIENCE) == 0
     spans(job)
-    said = " ".join(job.launcher.stderr().split())
-    assert f"warning: [worker-pairs] {NAMES[1]} can't reach {NAMES[0]}" in said
+    message = " ".join(job.launcher.stderr().split())
+    assert f"warning: [worker-pairs] {NAMES[1]} can't reach {NAMES[0]}" in message
 
 
 @pytest.mark.full
@@ -107,10 +108,10 @@ def test_source_nat_between_workers(cluster: Cluster, image: Image) -> None:
     job = mpijob(cluster, image, workers=2, launcher_args=[RING, "--bytes", "1"])
     both_ways(job, SNAT)
     assert job.start().wait(PATIENCE) == 78
-    said = said_at_the_end(job)
+    message = said_at_the_end(job)
     assert any(
         f"worker-address: {NAMES[other]} sees connections of {NAMES[one]} come from 10.244.0.250, "
-        f"not from its own address {job.workers[one].address}" in said
+        f"not from its own address {job.workers[one].address}" in message
         for one, other in ((0, 1), (1, 0))
     )
 
@@ -126,9 +127,9 @@ def test_a_worker_of_somebody_elses_is_not_checked(cluster: Cluster, rig: None) 
     ).start()
     assert job.wait(PATIENCE) == 0
     spans(job)
-    said = " ".join(job.launcher.stderr().split())
-    assert f"{NAMES[1]} tries no connections to other workers: it does not run mpiboot" in said
-    assert "2 connections between workers tried" in said
+    message = " ".join(job.launcher.stderr().split())
+    assert f"{NAMES[1]} tries no connections to other workers: it does not run mpiboot" in message
+    assert "2 connections between workers tried" in message
 
 
 @pytest.mark.full
@@ -161,6 +162,6 @@ def test_doctor_and_wait_look_too(cluster: Cluster, rig: None) -> None:
     assert "its SSH port 22 does not answer either" in " ".join(bad.stdout.split())
     waited = job.launcher.exec("mpiboot", "wait")
     assert waited.returncode == 0
-    said = " ".join(waited.stderr.split())
-    assert "[worker-pairs]" in said
-    assert "a warning only: what will be started is not known here" in said
+    message = " ".join(waited.stderr.split())
+    assert "[worker-pairs]" in message
+    assert "a warning only: what will be started is not known here" in message

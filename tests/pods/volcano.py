@@ -34,8 +34,8 @@ def play_volcano(
         raise NotPlayedError(
             "Job: of the mpi plugin only --master=master, --worker=worker is played"
         )
-    (said,) = plugins.get("ssh") or ["--ssh-key-file-path=/root/.ssh"]
-    option, _, folder = said.partition("=")
+    (message,) = plugins.get("ssh") or ["--ssh-key-file-path=/root/.ssh"]
+    option, _, folder = message.partition("=")
     if option != "--ssh-key-file-path":
         raise NotPlayedError("Job: of the ssh plugin only --ssh-key-file-path is played")
     tasks = {task["name"]: task for task in spec["tasks"]}

@@ -135,10 +135,10 @@ async def test_a_session_that_is_given_up_ends_with_the_status_of_ssh(
     launch.say("end b 9\nend a 70\n")
     if early:
         launch.say("start a 70\n")
-    said = ""
-    while "255" not in said:
-        said += await heard(answers)
-    assert said.replace("taken\n", "") == f"{FAILED}\n"
+    message = ""
+    while "255" not in message:
+        message += await heard(answers)
+    assert message.replace("taken\n", "") == f"{FAILED}\n"
     assert launch.status.cancelled() or not launch.asked
     assert launch.told == ["closed a 70\n"]
 

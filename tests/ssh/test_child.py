@@ -56,8 +56,8 @@ def runs(pid: int) -> bool:
 
 def test_a_server_listens_when_it_says_so_and_has_last_words(loop: process.SignalLoop) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
-    said = "; ".join(f"echo line {number}" for number in range(9))
-    running = server(loop, f"echo starts; read go; {said}; printf 'cut off'; exit 3")
+    message = "; ".join(f"echo line {number}" for number in range(9))
+    running = server(loop, f"echo starts; read go; {message}; printf 'cut off'; exit 3")
     until(loop, lambda: list(running.lines.last) == ["starts"])
     assert not running.listening
     running._said(f"{LISTENING} 127.0.0.1 port 22.")

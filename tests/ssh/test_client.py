@@ -336,8 +336,8 @@ def test_a_host_that_stands_still_in_a_login_is_given_up_after_the_time_limit(
         other.port = silent.getsockname()[1]
         other.patience = SshTimeouts(1, 1, 10, 3)
         assert other.start().run("echo never").returncode == 255
-    said = f"mpiboot's SSH client: w: no login at 127.0.0.1 port {other.port} within 1 s\n"
-    assert (other.folder / "stderr" / "w").read_text() == said
+    message = f"mpiboot's SSH client: w: no login at 127.0.0.1 port {other.port} within 1 s\n"
+    assert (other.folder / "stderr" / "w").read_text() == message
 
 
 def test_who_only_asks_a_host_has_its_own_patience(

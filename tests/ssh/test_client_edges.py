@@ -69,8 +69,8 @@ def test_what_went_wrong_stands_where_the_parent_looks_for_it(
     finally:
         os.umask(before)
     path = Path(known.config.errors) / name
-    said = f"mpiboot's SSH client: {host}: "
-    assert path.read_text() == f"{said}one two\n{said}three\n"
+    message = f"mpiboot's SSH client: {host}: "
+    assert path.read_text() == f"{message}one two\n{message}three\n"
     assert path.stat().st_mode & 0o777 == 0o600
     path.unlink()
     path.parent.rmdir()
@@ -90,13 +90,13 @@ async def answer(known: client.Client, data: bytes, streams: int) -> bytes:
     if not data.endswith(b"\n"):
         near.shutdown(socket.SHUT_WR)
     await serving
-    said = near.recv(99)
+    message = near.recv(99)
     near.close()
-    return said
+    return message
 
 
 @pytest.mark.parametrize(
-    ("request_", "streams", "said"),
+    ("request_", "streams", "message"),
     [
         (b'{"words": ["w-9", "true"], "agent": 7}\n', 3, b"255\n"),
         (b'{"words": "w-0", "agent": 7}\n', 3, b"255\n"),
@@ -106,10 +106,10 @@ async def answer(known: client.Client, data: bytes, streams: int) -> bytes:
     ],
 )
 async def test_a_request_that_is_none_ends_as_sshs_own_failures_do(
-    known: client.Client, request_: bytes, streams: int, said: bytes
+    known: client.Client, request_: bytes, streams: int, message: bytes
 ) -> None:
     before = descriptors()
-    assert await answer(known, request_, streams) == said
+    assert await answer(known, request_, streams) == message
     assert descriptors() == before
 
 

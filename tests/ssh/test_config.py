@@ -291,7 +291,7 @@ def test_any_arguments_are_read_without_losing_a_word_that_is_no_option(text: st
 
 
 @pytest.mark.parametrize(
-    ("wanted", "ssh", "known", "kind", "because"),
+    ("wanted", "ssh", "known", "kind", "reason"),
     [
         ("auto", "/bin/ssh", True, "openssh", "/bin/ssh"),
         (
@@ -307,10 +307,10 @@ def test_any_arguments_are_read_without_losing_a_word_that_is_no_option(text: st
     ],
 )
 def test_the_ssh_client_is_the_users_or_the_one_that_can_run(
-    wanted: str, ssh: str, kind: str, because: str, *, known: bool
+    wanted: str, ssh: str, kind: str, reason: str, *, known: bool
 ) -> None:
     identity = replace(ROOT, known=known)
     source = Source.DETECTED if wanted == "auto" else Source.ENVIRONMENT
     setting = resolve({"ssh_client": wanted}, {}).settings.ssh_client
     found = client(setting, Source.ENVIRONMENT, ssh, identity)
-    assert found == Decision("ssh-client", kind, source, because)
+    assert found == Decision("ssh-client", kind, source, reason)

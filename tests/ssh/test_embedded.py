@@ -238,8 +238,8 @@ async def test_a_session_knows_both_ends_of_its_connection(worker: Worker) -> No
     async with connect(worker) as connection:
         own = connection.get_extra_info("sockname")
         done = await connection.run('echo "$SSH_CONNECTION; $SSH_CLIENT"')
-    said = f"127.0.0.1 {own[1]} 127.0.0.1 {worker.port}; 127.0.0.1 {own[1]} {worker.port}\n"
-    assert done.stdout == said
+    message = f"127.0.0.1 {own[1]} 127.0.0.1 {worker.port}; 127.0.0.1 {own[1]} {worker.port}\n"
+    assert done.stdout == message
 
 
 async def test_a_login_needs_the_key_soon_and_gives_commands_alone(

@@ -138,7 +138,7 @@ async def test_without_a_descriptor_left_the_attempt_fails_with_that_reason() ->
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
-    assert probe == Attempt(target, Outcome.NO_SOCKET, said="too many open files")
+    assert probe == Attempt(target, Outcome.NO_SOCKET, message="too many open files")
 
 
 async def test_a_kernel_without_ipv6_is_a_reason_like_others(
@@ -149,7 +149,7 @@ async def test_a_kernel_without_ipv6_is_a_reason_like_others(
     probe = await tcp.connect(Target("w-0", "fd00::1", 22, "x"), LIMITS)
 
     assert isinstance(probe, Attempt)
-    assert (probe.outcome, probe.said) == (
+    assert (probe.outcome, probe.message) == (
         Outcome.NO_SOCKET,
         os.strerror(errno.EAFNOSUPPORT).lower(),
     )
@@ -171,7 +171,7 @@ async def test_a_zone_that_is_not_here_is_a_reason_like_others() -> None:
 
 
 @pytest.mark.parametrize(
-    ("talk", "outcome", "said"),
+    ("talk", "outcome", "message"),
     [
         (SILENT, Outcome.SILENT, "within 0.3 s"),
         (CLOSING, Outcome.CLOSED, "before its greeting"),
@@ -182,7 +182,7 @@ async def test_a_zone_that_is_not_here_is_a_reason_like_others() -> None:
     ],
 )
 async def test_what_is_no_ssh_server_is_told_apart(
-    job: Job, talk: Talk, outcome: Outcome, said: str
+    job: Job, talk: Talk, outcome: Outcome, message: str
 ) -> None:
     # What says nothing, or no line that ends, is waited for until the limit.
     seconds = {Outcome.SILENT: 0.3, Outcome.NOT_SSH: 5.0}.get(outcome, LIMITS.greeting)
@@ -191,7 +191,7 @@ async def test_what_is_no_ssh_server_is_told_apart(
         probe = await attempt(Login(job.path, limits=limits), port, limits=limits)
 
     assert probe.outcome is outcome
-    assert said in probe.said
+    assert message in probe.message
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ async def test_a_key_that_is_not_authorized_is_refused(job: Job) -> None:
     probe = await against(job, behaviour)
 
     assert probe.outcome is Outcome.KEY_REFUSED
-    assert "No strangers" in probe.said
+    assert "No strangers" in probe.message
     assert probe.fingerprint == job.key.get_fingerprint()
 
 
@@ -306,14 +306,14 @@ async def test_a_command_that_fails_says_how(job: Job) -> None:
     probe = await against(job, Behaviour(job), "echo no shell here >&2; exit 3")
 
     assert probe.outcome is Outcome.COMMAND_FAILED
-    assert probe.said == "exit status 3: no shell here"
+    assert probe.message == "exit status 3: no shell here"
 
 
 async def test_a_command_that_says_too_much_is_cut(job: Job) -> None:
     probe = await against(job, Behaviour(job), f"head -c {OUTPUT_LIMIT + 10} /dev/zero")
 
     assert probe.outcome is Outcome.COMMAND_FAILED
-    assert str(OUTPUT_LIMIT) in probe.said
+    assert str(OUTPUT_LIMIT) in probe.message
 
 
 async def test_as_much_as_the_limit_is_read_whole(job: Job) -> None:
@@ -333,19 +333,19 @@ async def test_a_command_without_an_end_is_given_up(job: Job) -> None:
         probe = await attempt(Login(job.path, limits=LoginTimeouts(command=0.3)), port, "sleep 3")
 
     assert probe.outcome is Outcome.COMMAND_FAILED
-    assert "no end" in probe.said
+    assert "no end" in probe.message
 
 
 async def test_a_slow_host_gets_twice_the_time_at_each_attempt(job: Job) -> None:
     login = Login(job.path, limits=LoginTimeouts(command=0.1))
-    said = []
+    message = []
     async with sshd(Behaviour(job)) as port:
         while (
             probe := await attempt(login, port, "sleep 0.5; echo done")
         ).outcome is not Outcome.OK:
-            said.append(probe.said)
+            message.append(probe.message)
 
-    assert said[:3] == [f"no end within {limit} s" for limit in (0.1, 0.2, 0.4)]
+    assert message[:3] == [f"no end within {limit} s" for limit in (0.1, 0.2, 0.4)]
     assert probe.output == "done\n"
 
 
@@ -373,11 +373,11 @@ def test_an_unknown_error_is_still_an_outcome() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [(None, "can't be read"), (b"", "no private SSH key"), (b"\x00\xff", "no private SSH key")],
 )
 def test_a_key_that_cannot_be_used_names_its_path(
-    tmp_path: Path, content: bytes | None, said: str
+    tmp_path: Path, content: bytes | None, message: str
 ) -> None:
     path = tmp_path / "id_rsa"
     if content is not None:
@@ -387,8 +387,8 @@ def test_a_key_that_cannot_be_used_names_its_path(
         Login(path)
 
     assert caught.value.finding.check == "ssh-key"
-    assert str(path) in caught.value.finding.said
-    assert said in caught.value.finding.said
+    assert str(path) in caught.value.finding.message
+    assert message in caught.value.finding.message
 
 
 @pytest.mark.parametrize("form", [(), ("-m", "PEM")])

@@ -55,7 +55,7 @@ def test_nothing_speaks_against_sshd_where_everything_is_there(identity: Identit
 
 
 @pytest.mark.parametrize(
-    ("conditions", "identity", "folder", "said"),
+    ("conditions", "identity", "folder", "message"),
     [
         (dataclasses.replace(GOOD, path=""), ROOT, "/run", "no sshd"),
         (GOOD, dataclasses.replace(USER, known=False), "/run", "uid 1000 has no passwd entry"),
@@ -70,9 +70,9 @@ def test_nothing_speaks_against_sshd_where_everything_is_there(identity: Identit
     ],
 )
 def test_what_speaks_against_sshd_is_said(
-    conditions: openssh.OpensshConditions, identity: Identity, folder: str, said: str
+    conditions: openssh.OpensshConditions, identity: Identity, folder: str, message: str
 ) -> None:
-    assert said in openssh.reason_against(conditions, identity, folder)
+    assert message in openssh.reason_against(conditions, identity, folder)
 
 
 def test_a_user_without_capabilities_needs_no_folder_of_root() -> None:

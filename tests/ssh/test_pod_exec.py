@@ -97,7 +97,7 @@ def test_a_host_is_a_pod_of_the_namespace_and_options_of_ssh_are_left_out(launch
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("A=1", ";", "export", "A;", "echo", '"$A', ' b"'), "1  b"),  # Open MPI
         (('"echo"', '"a  b"', "'$HOME'"), "a  b $HOME"),  # Hydra quotes each word
@@ -105,10 +105,10 @@ def test_a_host_is_a_pod_of_the_namespace_and_options_of_ssh_are_left_out(launch
     ],
 )
 def test_the_words_are_read_by_a_shell_there_as_by_ssh(
-    launch: Launch, words: tuple[str, ...], said: str
+    launch: Launch, words: tuple[str, ...], message: str
 ) -> None:
     status, out, err = ended(launch.start("w-0", *words, MPIBOOT_JOB_MARK=MARK))
-    assert (status, out, err.strip()) == (0, "", said)
+    assert (status, out, err.strip()) == (0, "", message)
 
 
 def test_a_daemon_has_its_marks_and_nothing_on_its_standard_input(launch: Launch) -> None:

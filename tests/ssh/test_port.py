@@ -86,7 +86,7 @@ def test_a_port_that_is_taken_is_left_for_a_usual_one(tmp_path: Path) -> None:
         chosen = ports.choose(None, {}, str(tmp_path), "127.0.0.1")
 
     assert chosen.value in ("22", "2222")
-    assert f"{port} of {tmp_path}/.sshd_config can't be bound" in chosen.because
+    assert f"{port} of {tmp_path}/.sshd_config can't be bound" in chosen.reason
 
 
 def test_an_address_of_nobody_cannot_be_bound() -> None:
@@ -107,5 +107,5 @@ def test_without_a_word_of_anybody_the_default_is_taken_where_it_can_be_bound(
     assert ports.choose(None, {}, str(tmp_path), "127.0.0.1") == chosen
     # What the image names, and can't be bound, is told.
     monkeypatch.setattr(ports, "named_port", lambda _environ, _home: (7, "/x"))
-    because = f"7 of /x can't be bound; {chosen.because}"
-    assert ports.choose(None, {}, str(tmp_path), "127.0.0.1") == replace(chosen, because=because)
+    reason = f"7 of /x can't be bound; {chosen.reason}"
+    assert ports.choose(None, {}, str(tmp_path), "127.0.0.1") == replace(chosen, reason=reason)

@@ -46,7 +46,7 @@ def test_an_agent_reaches_the_client_by_words_of_a_shell(monkeypatch: pytest.Mon
     with pytest.raises(MpibootError) as caught:
         client_start.client_words()
     assert caught.value.finding.check == "runtime-folder"
-    assert "'/opt/my\\tpython/bin/python3' has a blank in its path" in caught.value.finding.said
+    assert "'/opt/my\\tpython/bin/python3' has a blank in its path" in caught.value.finding.message
     assert caught.value.finding.hint == "install elsewhere"
 
 
@@ -75,5 +75,5 @@ def test_a_blank_in_mpiboots_own_path_is_told_with_the_path(
     with pytest.raises(MpibootError) as caught:
         client_start.agent_words()
     assert caught.value.finding.check == "runtime-folder"
-    assert repr(str(agent)) in caught.value.finding.said
+    assert repr(str(agent)) in caught.value.finding.message
     assert caught.value.finding.hint == "install mpiboot in a folder without blanks"

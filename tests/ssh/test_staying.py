@@ -119,11 +119,14 @@ class Launch:
             return []
 
     def connections(self) -> int:
-        """How many TCP connections the client has."""
+        """How many TCP connections the client has.
+
+        By their sockets: while others come and go, the kernel lists some of them twice.
+        """
         folder = Path(f"/proc/{self.client.pid}/fd")
         links = {link for path in folder.iterdir() if (link := _target(path))}
-        lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
-        return sum(f"socket:[{words[9]}]" in links for words in map(str.split, lines))
+        rows = Path("/proc/net/tcp").read_text().splitlines()[1:]
+        return len(links & {f"socket:[{row.split()[9]}]" for row in rows})
 
     def has_closed_one_of(self, before: int) -> None:
         """Wait for what a bad end does to its connection: the next test counts them, too."""
@@ -286,8 +289,8 @@ def test_a_client_that_is_killed_ends_its_agents(other: Launch) -> None:
     other.client.kill()
     assert process.wait(PATIENCE) == 255
     process.communicate()
-    said = (other.folder / "stderr" / other.host).read_text()
-    assert said == "mpiboot's SSH client has ended\n"
+    message = (other.folder / "stderr" / other.host).read_text()
+    assert message == "mpiboot's SSH client has ended\n"
     assert other.told()[-1] == ["ended", other.host, "255", str(process.pid)]
 
 
@@ -297,8 +300,8 @@ async def test_what_is_asked_beside_a_job_needs_no_process(launch: Launch) -> No
     assert not ask_workers.has_client(str(launch.folder / "hosts"))
     assert await ask_workers.run_by_client(folder, host, "echo said; echo no >&2; cat") == "said\n"
     # More than the buffers of pipe and channel hold, over the same connection.
-    said = await ask_workers.run_by_client(folder, host, "head -c 3000000 /dev/zero")
-    assert said == "\0" * 3_000_000
+    message = await ask_workers.run_by_client(folder, host, "head -c 3000000 /dev/zero")
+    assert message == "\0" * 3_000_000
     assert launch.connections() == before
     assert await ask_workers.run_by_client(folder, host, "echo said; exit 3") is None
     await asyncio.to_thread(launch.has_closed_one_of, before)

@@ -84,13 +84,13 @@ def test_what_agents_tell_becomes_events_in_order(rig: Rig) -> None:
     rig.tell(f"started w-2 {pid}", "connected w-2 7", f"ended w-2 255 {pid}", f"ended w-2 0 {pid}")
     rig.tell(f"ended w-2 143 {pid} TERM")
     rig.until(lambda: len(rig.events) > 4)
-    said = ("Permission denied",)
+    message = ("Permission denied",)
     assert rig.events == [
         AgentStarted("w-2", pid),
         AgentConnected("w-2"),
-        AgentEnded("w-2", pid, 255, said),
+        AgentEnded("w-2", pid, 255, message),
         AgentEnded("w-2", pid, 0),
-        AgentEnded("w-2", pid, 143, said, signalled=True),
+        AgentEnded("w-2", pid, 143, message, signalled=True),
     ]
 
 
@@ -135,8 +135,8 @@ def test_an_agent_that_is_killed_is_told_of(rig: Rig) -> None:
     rig.kill(pid)
     rig.until(rig.agents.deadlines)
     rig.agents.settle()
-    said = ("its launch agent was killed",)
-    assert rig.events[1:] == [AgentEnded("w-2", pid, -signal.SIGKILL, said, killed=True)]
+    message = ("its launch agent was killed",)
+    assert rig.events[1:] == [AgentEnded("w-2", pid, -signal.SIGKILL, message, killed=True)]
     rig.agents.settle()
     assert len(rig.events) == 2, "told once"
     assert rig.agents.deadlines() == []

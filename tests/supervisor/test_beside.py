@@ -71,9 +71,9 @@ def test_mpiboots_own_client_serves_its_logins_and_ends_with_it(rig: Rig) -> Non
 
 def test_without_that_client_it_is_said_and_the_program_runs(rig: Rig) -> None:
     rig.hand_over(replace(shell(rig, "exit 6"), client=("/nowhere/none",)))
-    code, said = ended(rig.start_parent())
+    code, message = ended(rig.start_parent())
     assert code == 6
-    assert "error: mpiboot's own SSH client: No such file or directory" in said
+    assert "error: mpiboot's own SSH client: No such file or directory" in message
 
 
 def test_the_first_signal_counts_and_all_are_passed_on(rig: Rig) -> None:
@@ -85,9 +85,9 @@ def test_the_first_signal_counts_and_all_are_passed_on(rig: Rig) -> None:
         process.send_signal(number)
         heard(process, word)
     process.send_signal(signal.SIGTERM)
-    code, said = ended(process)
+    code, message = ended(process)
     assert code == 128 + signal.SIGHUP
-    assert last(said) == "mpiboot: /bin/sh ended with 129"
+    assert last(message) == "mpiboot: /bin/sh ended with 129"
 
 
 def test_a_program_that_does_not_end_is_killed_when_its_time_is_over(rig: Rig) -> None:
@@ -98,9 +98,9 @@ def test_a_program_that_does_not_end_is_killed_when_its_time_is_over(rig: Rig) -
     below = int(process.stdout.readline())
     ready(process)
     process.send_signal(signal.SIGTERM)
-    code, said = ended(process)
+    code, message = ended(process)
     assert code == 143
-    assert "warning: /bin/sh did not end in time and is killed" in said
+    assert "warning: /bin/sh did not end in time and is killed" in message
     while not gone(below):
         os.sched_yield()
 

@@ -28,7 +28,7 @@ BEFORE = evidence.HostSnapshot(
 )
 
 
-def said(answer: str, before: evidence.HostSnapshot = BEFORE, signal: str = "") -> list[str]:
+def message(answer: str, before: evidence.HostSnapshot = BEFORE, signal: str = "") -> list[str]:
     rows = "".join(f"mpiboot-{line}\n" for line in answer.splitlines())
     found = host_shell.read(f"motd\n{rows}")
     return [item.message for item in evidence.judge(before, found, signal)]
@@ -41,7 +41,7 @@ def test_what_travels_comes_back() -> None:
 def test_nothing_odd_is_no_finding() -> None:
     answer = "oom 1\nlimit 1000\nbegan 100.0\ndisk 1024-blocks Available Mounted\n"
     answer += "disk 1000 900 /dev/shm\nport /sys/class/infiniband/mlx5_0/ports/1/state 4: ACTIVE\n"
-    assert said(answer) == []
+    assert message(answer) == []
 
 
 @pytest.mark.parametrize(
@@ -64,11 +64,11 @@ def test_nothing_odd_is_no_finding() -> None:
     ],
 )
 def test_each_finding_is_one_sentence(answer: str, text: str) -> None:
-    assert said(answer) == [text]
+    assert message(answer) == [text]
 
 
 def test_a_restarted_container_has_lost_its_counters() -> None:
-    (text,) = said("oom 0\nbegan 250.5")
+    (text,) = message("oom 0\nbegan 250.5")
     assert text.startswith("its container was restarted, probably out of memory")
     path = "{.status.containerStatuses[*].lastState.terminated}"
     path += "{.status.containerStatuses[*].state.terminated}"
@@ -76,16 +76,16 @@ def test_a_restarted_container_has_lost_its_counters() -> None:
 
 
 def test_a_container_that_was_restarted_within_its_first_second_is_told_too() -> None:
-    (text,) = said("oom 0\nbegan 100.01")  # one tick of the kernel's clock
+    (text,) = message("oom 0\nbegan 100.01")  # one tick of the kernel's clock
     assert text.startswith("its container was restarted")
 
 
 def test_a_port_that_never_was_active_is_no_news() -> None:
-    assert said("port /sys/class/infiniband/mlx5_1/ports/1/state 1: DOWN") == []
+    assert message("port /sys/class/infiniband/mlx5_1/ports/1/state 1: DOWN") == []
 
 
 def test_a_count_without_one_before_tells_nothing() -> None:
-    assert said("oom 5", replace(BEFORE, oom_kills=None)) == []
+    assert message("oom 5", replace(BEFORE, oom_kills=None)) == []
 
 
 @pytest.mark.parametrize("facts", ["", '{"started": 250.5}', '{"started": 100.0}'])
@@ -102,7 +102,7 @@ def test_a_worker_without_facts_yet_was_just_started_again(facts: str, tmp_path:
 
 @pytest.mark.parametrize("signal", ["SIGSEGV", "SIGABRT", "SIGTERM", ""])
 def test_what_a_program_does_to_itself_has_no_sender(signal: str) -> None:
-    assert said("oom 1\nlimit 1000", signal=signal) == []
+    assert message("oom 1\nlimit 1000", signal=signal) == []
 
 
 @pytest.mark.parametrize(
@@ -141,17 +141,19 @@ def test_the_launcher_is_asked_by_its_own_shell() -> None:
 
 
 def test_a_kill_that_is_not_the_kernels_is_somebody_elses() -> None:
-    (text,) = said("oom 1\nlimit 1000", signal="SIGKILL")
+    (text,) = message("oom 1\nlimit 1000", signal="SIGKILL")
     assert text.startswith("not an out-of-memory kill; SIGKILL came from elsewhere")
     assert text.endswith("kubectl get events -n space --field-selector involvedObject.name=w-1")
-    (text,) = said("oom 2\nlimit 1000", signal="SIGKILL")
+    (text,) = message("oom 2\nlimit 1000", signal="SIGKILL")
     assert text.startswith("out of memory")
-    assert said("began 250.5\noom 1", signal="SIGKILL")[0].startswith("its container was restarted")
+    assert message("began 250.5\noom 1", signal="SIGKILL")[0].startswith(
+        "its container was restarted"
+    )
 
 
 def test_a_kill_on_a_host_that_counts_none_is_left_open() -> None:
-    assert said("limit 1000", signal="SIGKILL") == []
-    assert said("oom 1", replace(BEFORE, oom_kills=None), "SIGKILL") == []
+    assert message("limit 1000", signal="SIGKILL") == []
+    assert message("oom 1", replace(BEFORE, oom_kills=None), "SIGKILL") == []
 
 
 def test_a_lost_host_that_cannot_be_asked_has_a_line_that_tells() -> None:
@@ -183,7 +185,7 @@ def test_what_is_kept_of_a_worker_is_what_the_gate_saw() -> None:
     # Its facts were late: when it began is not known, and no later answer means a restart.
     before = evidence.snapshot(replace(seen, facts=None), name, name)
     assert (before.pod, before.began) == ("w-1", 0.0)
-    assert said("began 250.5", before) == []
+    assert message("began 250.5", before) == []
 
 
 @pytest.mark.parametrize("named", ["fd00::1", "10.0.0.2"])
@@ -206,13 +208,13 @@ def test_an_address_in_the_hostfile_is_no_name_that_can_go(
 
 
 def test_a_kill_for_memory_is_told_with_the_time_since_which_it_may_have_been() -> None:
-    (found,) = said("oom 2", replace(BEFORE, started="2026-11-23T12:03:07Z"))
+    (found,) = message("oom 2", replace(BEFORE, started="2026-11-23T12:03:07Z"))
     since = "since the hosts were checked, just before 2026-11-23T12:03:07Z"
     assert found.endswith(f"of this pod {since}")
 
 
 def test_out_of_memory_comes_first() -> None:
-    assert "out of memory" in said("disk 65536 0 /tmp\noom 2")[0]
+    assert "out of memory" in message("disk 65536 0 /tmp\noom 2")[0]
 
 
 @pytest.mark.parametrize("answer", ["", "garbage", "oom 9"])

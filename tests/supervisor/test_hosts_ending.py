@@ -43,10 +43,10 @@ def test_a_worker_that_tells_of_its_end_ends_the_job_in_its_name(rig: Rig) -> No
     assert tell(port, f"ending {MARK} w-2") == b""
     heard(process, "w-2: its pod is being ended: all ranks of the job get time to save")
     (rig.folder / "over").touch()
-    code, said = ended(process)
+    code, message = ended(process)
     assert code == 69
-    assert "[host-lost] job ended: " in last(said)
-    assert "w-2: its pod was told to end (deleted, drained or preempted)" in last(said)
+    assert "[host-lost] job ended: " in last(message)
+    assert "w-2: its pod was told to end (deleted, drained or preempted)" in last(message)
 
 
 @pytest.mark.parametrize("lacks", ["grace", "hosts", "addresses"])

@@ -38,7 +38,7 @@ UNKNOWN = ", and no rank is known to have failed: see the lines above"
 LOST: Event = AgentEnded("w-2", 101, 255, ("Connection reset by peer",))
 
 
-def said(events: list[Event], start: State | None = None) -> tuple[int, str, str, str]:
+def message(events: list[Event], start: State | None = None) -> tuple[int, str, str, str]:
     found = judged(events, start)
     return found.code, found.reference, found.host, found.message
 
@@ -52,18 +52,18 @@ def test_a_lost_host_is_told_with_what_it_says_of_itself_now() -> None:
         (HostChecked("w-2", reachable=False), ""),
     ):
         gone = "the host does not answer any more" + (f" ({words})" if words else "")
-        assert said([LOST, answer, MpirunEnded(205)], running()) == (
+        assert message([LOST, answer, MpirunEnded(205)], running()) == (
             69,
             "host-lost",
             "w-2",
             head + gone + tail,
         )
     there = "the host still answers, so only that session or its orted ended"
-    assert said([LOST, HostChecked("w-2", reachable=True), MpirunEnded(205)], running())[3] == (
+    assert message([LOST, HostChecked("w-2", reachable=True), MpirunEnded(205)], running())[3] == (
         head + there + tail
     )
     unknown = "whether the host still answers is not known"
-    assert said([LOST, HostChecked("w-2", reachable=None), MpirunEnded(205)], running())[3] == (
+    assert message([LOST, HostChecked("w-2", reachable=None), MpirunEnded(205)], running())[3] == (
         head + unknown + tail
     )
 
@@ -163,17 +163,17 @@ def test_a_pod_that_kubectl_enters_is_told_as_such() -> None:
     state = running()
     lost = replace(state, job=replace(state.job, remote="kubectl"))
     head = "its kubectl session was lost while the job ran: its kubectl ended with 255"
-    assert said([LOST, MpirunEnded(205)], lost)[3].startswith(head)
+    assert message([LOST, MpirunEnded(205)], lost)[3].startswith(head)
     first = replace(go([])[0], job=lost.job)
     words = 'pods "w-2" is forbidden: User "x" cannot create resource "pods/exec"'
     events: list[Event] = [AgentStarted("w-2", 101), AgentEnded("w-2", 101, 255, (words,))]
-    told = said([*events, MpirunEnded(1)], first)
+    told = message([*events, MpirunEnded(1)], first)
     assert told == (77, "kubectl-denied", "w-2", f"mpirun's kubectl could not log in: {words}")
 
 
 def test_the_same_words_of_another_program_than_ssh_say_nothing() -> None:
     events: list[Event] = [AgentStarted("w-2", 101), AgentEnded("w-2", 101, 3, ("timed out",))]
-    assert said([*events, MpirunEnded(3)]) == (
+    assert message([*events, MpirunEnded(3)]) == (
         69,
         "daemon-failed",
         "w-2",
@@ -183,7 +183,7 @@ def test_the_same_words_of_another_program_than_ssh_say_nothing() -> None:
 
 def test_a_connected_host_whose_daemon_never_joined_had_a_daemon_that_failed() -> None:
     events: list[Event] = [AgentStarted("w-2", 101), AgentConnected("w-2")]
-    assert said([*events, AgentEnded("w-2", 101, 255), MpirunEnded(1)]) == (
+    assert message([*events, AgentEnded("w-2", 101, 255), MpirunEnded(1)]) == (
         69,
         "daemon-failed",
         "w-2",
@@ -193,7 +193,7 @@ def test_a_connected_host_whose_daemon_never_joined_had_a_daemon_that_failed() -
 
 def test_a_host_without_the_daemon_is_asked_whether_it_has_the_same_mpi() -> None:
     events: list[Event] = [AgentStarted("w-2", 101), AgentEnded("w-2", 101, 127)]
-    assert said([*events, MpirunEnded(127)]) == (
+    assert message([*events, MpirunEnded(127)]) == (
         127,
         "program-missing",
         "w-2",
@@ -252,7 +252,7 @@ def test_a_late_agents_host_that_is_gone_is_told() -> None:
         HostChecked("w-2", reachable=False),
     ]
     silent = "it does not answer, and its agent did not end with the job"
-    assert said(answers, state) == (
+    assert message(answers, state) == (
         69,
         "host-lost",
         "w-2",
@@ -260,7 +260,7 @@ def test_a_late_agents_host_that_is_gone_is_told() -> None:
     )
     state, _ = go([MpirunEnded(0), TimerFired(Timer.AGENTS)], running())
     unknown: list[Event] = [HostChecked(host, reachable=None) for host in HOSTS]
-    assert said(unknown, state) == (
+    assert message(unknown, state) == (
         69,
         "daemon-failed",
         "w-1",

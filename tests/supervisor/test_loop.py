@@ -52,9 +52,9 @@ def test_what_fails_is_listened_to_no_more_unless_it_is_vital(
     loop.on(reader, fail)
     loop.wait(None)
     loop.wait(time.monotonic())
-    said = capfd.readouterr().err
-    assert said.count("warning: [bug] what listened to a handle failed at system/loop.py:") == 1
-    assert said.endswith("ValueError: no number: 'x'; the job goes on without it\n")
+    message = capfd.readouterr().err
+    assert message.count("warning: [bug] what listened to a handle failed at system/loop.py:") == 1
+    assert message.endswith("ValueError: no number: 'x'; the job goes on without it\n")
     loop.on(reader, fail, vital=True)
     with pytest.raises(ValueError, match="no number"):
         loop.wait(None)

@@ -65,9 +65,9 @@ def test_a_watcher_that_fails_is_told_once_and_never_asked_again(
     for _ in range(3):
         job._look_at = 0.0
         job._turn()
-    said = capfd.readouterr().err
-    assert said.count("[bug] what watches the job's hosts failed at") == 1
-    assert "KeyError: 'odd'; the job goes on without it" in said
+    message = capfd.readouterr().err
+    assert message.count("[bug] what watches the job's hosts failed at") == 1
+    assert "KeyError: 'odd'; the job goes on without it" in message
     assert released == ["released"], "no mpirun stays held"
     assert job.verdict is None
 
@@ -80,9 +80,9 @@ def test_a_look_at_mpirun_that_fails_leaves_the_start_to_what_ssh_tells(
     assert job._state.joins_unseen, "a connected ssh counts as joined"
     assert job._state.phase is Phase.LAUNCHING
     assert job.verdict is None
-    said = capfd.readouterr().err
-    assert "[bug] what looks at mpirun failed at" in said
-    assert "can't see here which daemons have joined mpirun (an error in mpiboot)" in said
+    message = capfd.readouterr().err
+    assert "[bug] what looks at mpirun failed at" in message
+    assert "can't see here which daemons have joined mpirun (an error in mpiboot)" in message
 
 
 @pytest.mark.parametrize("name", ["_checks", "_unused"])

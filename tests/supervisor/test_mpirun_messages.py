@@ -33,8 +33,8 @@ ABORT = (
 
 
 def noticed(rank: int, host: str, number: int) -> str:
-    said = f"mpirun noticed that process rank {rank} with PID 0 on node {host} exited on signal"
-    return f"{RULE}{said} {number} (Killed).\n{RULE}"
+    message = f"mpirun noticed that process rank {rank} with PID 0 on node {host} exited on signal"
+    return f"{RULE}{message} {number} (Killed).\n{RULE}"
 
 
 def state(rank: int, what: str, job: int = 1) -> str:

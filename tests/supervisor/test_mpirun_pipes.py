@@ -178,9 +178,9 @@ def test_a_reader_that_fails_passes_everything_on(
         os.write(writer, text)
         got += rig.turn()
     assert got == b"one\nan odd line\nthe half of a line\nodd again"
-    said = capfd.readouterr().err
-    assert said.count("mpiboot: warning: [bug] what reads mpirun's own messages failed at") == 1
-    assert "ValueError: an odd line; the job goes on without it" in said
+    message = capfd.readouterr().err
+    assert message.count("mpiboot: warning: [bug] what reads mpirun's own messages failed at") == 1
+    assert "ValueError: an odd line; the job goes on without it" in message
     rig.pipes.read_last()
     os.close(reader)
     os.close(writer)

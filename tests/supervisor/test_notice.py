@@ -25,9 +25,9 @@ class Launcher:
         self.notices = Notices(self.loop, MARK, self.heard.append)
         self.port = self.notices.listen(("127.0.0.1",))
 
-    def hear(self, *said: bytes) -> list[str]:
+    def hear(self, *message: bytes) -> list[str]:
         """What it took for true of what was said, each on a connection of its own."""
-        for data in said:
+        for data in message:
             with socket.create_connection(("127.0.0.1", self.port)) as other:
                 other.sendall(data)
                 # It closes the connection once it has read it.
@@ -57,11 +57,11 @@ def test_a_worker_is_heard(launcher: Launcher) -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [b"ending other w-1\n", b"ending\n", b"\x00\xff\n", f"begin {MARK} w-1\n".encode(), b"x" * 600],
 )
-def test_strangers_and_noise_are_not(launcher: Launcher, said: bytes) -> None:
-    assert launcher.hear(said, f"ending {MARK} w-1\n".encode()) == ["w-1"]
+def test_strangers_and_noise_are_not(launcher: Launcher, message: bytes) -> None:
+    assert launcher.hear(message, f"ending {MARK} w-1\n".encode()) == ["w-1"]
 
 
 def test_a_connection_that_is_reset_ends_nothing(launcher: Launcher) -> None:

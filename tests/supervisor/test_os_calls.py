@@ -43,7 +43,7 @@ def descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def said(reader: int) -> dict[str, Any]:
+def message(reader: int) -> dict[str, Any]:
     with os.fdopen(reader, "rb") as file:
         return dict(json.load(file))
 
@@ -59,7 +59,7 @@ def test_a_program_has_default_signals_and_a_group_where_it_is_wanted(*, own_gro
         streams={2: writer},
     )
     os.close(writer)
-    found = said(reader)
+    found = message(reader)
     os.waitpid(pid, 0)
     assert (found["leads"], found["session"], found["name"]) == (own_group, False, "value")
     ignored, blocked = found["masks"]
@@ -96,7 +96,7 @@ def test_a_program_that_listens_has_a_session_and_a_socket_that_waits(tmp_path: 
     here = os.open(folder, os.O_RDONLY)
     with socket.socket(socket.AF_UNIX) as talk:
         talk.connect(f"/proc/self/fd/{here}/s")  # at once, though nobody accepts yet
-        found = said(os.dup(talk.fileno()))
+        found = message(os.dup(talk.fileno()))
     os.close(here)
     assert os_calls.exit_status(os.waitpid(pid, 0)[1]) == 0
     assert (found["session"], found["name"]) == (True, "value")

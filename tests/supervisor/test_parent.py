@@ -175,9 +175,9 @@ def ended(process: subprocess.Popen[bytes]) -> tuple[int, str]:
 LOOK = "look closer in a worker: kubectl exec POD -- mpiboot doctor"
 
 
-def last(said: str) -> str:
+def last(message: str) -> str:
     """The first line of the last record; evidence and hint stand below it."""
-    lines = said.strip().splitlines()
+    lines = message.strip().splitlines()
     return next(line for line in reversed(lines) if not line.startswith("mpiboot:   "))
 
 
@@ -256,8 +256,8 @@ def test_the_child_that_prepared_ends_after_mpirun_has_started(rig: Rig, tmp_pat
     told = tmp_path / "told"
     os.mkfifo(told)
     rig.child = f"exec {sys.executable} {child} {rig.folder}/result {rig.mpirun} {told}"
-    code, out, said = rig.run(f"read line < {told}; echo $line")
-    assert (code, out) == (0, b"True\n"), said
+    code, out, message = rig.run(f"read line < {told}; echo $line")
+    assert (code, out) == (0, b"True\n"), message
 
 
 def staying(rig: Rig) -> None:
@@ -280,8 +280,8 @@ def staying(rig: Rig) -> None:
 
 def test_a_child_that_is_the_ssh_client_stays_until_the_end(rig: Rig) -> None:
     staying(rig)
-    code, _, said = rig.run(f"sleep 0.5; echo mpirun >> {rig.folder}/log; exit 4")
-    assert code == 4, said
+    code, _, message = rig.run(f"sleep 0.5; echo mpirun >> {rig.folder}/log; exit 4")
+    assert code == 4, message
     assert (rig.folder / "log").read_text() == "mpirun\nlet go\n"
     assert not Path("/proc", (rig.folder / "pid").read_text()).exists()
 
@@ -289,13 +289,13 @@ def test_a_child_that_is_the_ssh_client_stays_until_the_end(rig: Rig) -> None:
 def test_an_ssh_client_that_is_killed_ends_the_job(rig: Rig) -> None:
     """Agents that are started meanwhile don't wait for it."""
     staying(rig)
-    code, _, said = rig.run(
+    code, _, message = rig.run(
         f"trap 'test -p requests || exit 3; exit 4' TERM; cd {rig.folder}; kill -9 $(cat pid); "
         "while :; do sleep 0.05; done"
     )
     assert code == 69
     what = "mpiboot's SSH client, which holds the connections to all hosts, was killed by SIGKILL"
-    assert f"exit 69: {what}" in said
+    assert f"exit 69: {what}" in message
     assert not (rig.folder / "requests").exists()
 
 
@@ -347,17 +347,17 @@ def test_a_script_that_failed_is_the_reason_where_nothing_below_it_wrote_a_bette
 
 def test_streams_pass_untouched_and_stdout_is_the_programs_alone(rig: Rig) -> None:
     data = bytes(range(256)) * 4000
-    code, out, said = rig.run("cat; echo own words >&2", data)
+    code, out, message = rig.run("cat; echo own words >&2", data)
     assert (code, out) == (0, data)
-    assert "own words\n" in said
-    assert last(said).startswith("mpiboot: job ended: ")
+    assert "own words\n" in message
+    assert last(message).startswith("mpiboot: job ended: ")
 
 
 def test_the_end_is_told_in_one_line(rig: Rig) -> None:
     rig.spec = replace(rig.spec, hosts=4, ranks=8)
-    said = rig.run("exit 3")[2]
-    assert said.startswith("mpiboot: error: [mpirun] job ended: ")
-    assert "s, 4 hosts, 8 ranks, exit 3: mpirun ended with 3, and no rank is" in said
+    message = rig.run("exit 3")[2]
+    assert message.startswith("mpiboot: error: [mpirun] job ended: ")
+    assert "s, 4 hosts, 8 ranks, exit 3: mpirun ended with 3, and no rank is" in message
 
 
 def test_mpiruns_own_words_go_on_and_name_the_rank_that_ended_first(rig: Rig) -> None:
@@ -365,23 +365,23 @@ def test_mpiruns_own_words_go_on_and_name_the_rank_that_ended_first(rig: Rig) ->
     rig.spec = replace(rig.spec, family="openmpi5")
     table = "(rank, host, exe, pid) = (3, w-7, ./a, 16)"
     state = "[h:1] [p@0,0] [1.2] ACTIVATE PROC [p@1,3] STATE ABORTED BY SIGNAL AT x:1"
-    code, out, said = rig.run(
+    code, out, message = rig.run(
         f"exec 9>&$PMIX_OUTPUT_STDERR_FD; echo to the program; echo '{state}' >&9; "
         f"echo '{table}' >{rig.folder}/placement; printf 'help\nme' >&9; exit 139"
     )
     assert (code, out) == (139, b"to the program\n")
-    assert "help\nme" in said
-    assert "ACTIVATE" not in said
-    assert "exit 139: w-7: rank 3 was ended by SIGSEGV" in last(said)
+    assert "help\nme" in message
+    assert "ACTIVATE" not in message
+    assert "exit 139: w-7: rank 3 was ended by SIGSEGV" in last(message)
     assert rig.log.read_text().startswith("program: w-7: rank 3 was ended by SIGSEGV\n")
 
 
 def test_a_line_of_json_is_a_line_whatever_was_left_open_before(rig: Rig) -> None:
     """Open MPI 5.0.7 ends its messages with a NUL byte where a peer of a dead rank aborted."""
     rig.options = replace(rig.options, log_format=LogFormat.JSON)
-    code, _, said = rig.run("printf 'done\\n\\0' >&2; exit 3")
+    code, _, message = rig.run("printf 'done\\n\\0' >&2; exit 3")
     assert code == 3
-    assert json.loads(last(said))["exit"] == 3
+    assert json.loads(last(message))["exit"] == 3
 
 
 def test_the_end_is_told_as_fields_too(rig: Rig) -> None:
@@ -415,11 +415,11 @@ def test_mpirun_gets_its_environment_and_default_signals(rig: Rig) -> None:
 @pytest.mark.parametrize("path", ["/nonexistent/mpirun", "no-such-mpirun", "/etc/passwd"])
 def test_an_mpirun_that_can_not_be_started_is_127_in_a_clear_line(rig: Rig, path: str) -> None:
     rig.spec = replace(rig.spec, argv=(path, "-n", "2"))
-    code, out, said = rig.run("")
+    code, out, message = rig.run("")
     assert (code, out) == (127, b"")
-    assert last(said).startswith("mpiboot: error: [program-missing] job ended: ")
-    assert f"exit 127: {path}: " in last(said)
-    assert "Traceback" not in said
+    assert last(message).startswith("mpiboot: error: [program-missing] job ended: ")
+    assert f"exit 127: {path}: " in last(message)
+    assert "Traceback" not in message
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
@@ -430,10 +430,10 @@ def test_a_signal_is_forwarded_and_never_ends_in_0(rig: Rig, number: signal.Sign
     )
     ready(process)
     process.send_signal(number)
-    code, said = ended(process)
+    code, message = ended(process)
     assert code == 128 + number
-    assert said.count("got\n") == 1
-    assert f"ended by {number.name} (mpirun itself returned 0)" in last(said)
+    assert message.count("got\n") == 1
+    assert f"ended by {number.name} (mpirun itself returned 0)" in last(message)
     assert rig.log.read_text().startswith("signal: ended by ")
 
 
@@ -445,9 +445,9 @@ def test_an_mpirun_that_ignores_signals_is_killed_with_all_that_it_started(rig: 
         process.send_signal(signal.SIGTERM)
         # Blocked signals of one number are one: the next is sent when this one was taken in.
         heard(process, "got SIGTERM")
-    code, said = ended(process)
+    code, message = ended(process)
     assert code == 143
-    assert "mpirun had to be killed" in last(said)
+    assert "mpirun had to be killed" in last(message)
     assert gone(child)
 
 
@@ -543,9 +543,9 @@ def test_who_reads_and_goes_is_noticed_by_mpirun_and_is_no_loss(rig: Rig) -> Non
     process.stdout.readline()
     process.stdout.close()
     process.stdout = None
-    code, said = ended(process)
+    code, message = ended(process)
     assert code == 0
-    assert "lost" not in said
+    assert "lost" not in message
 
 
 @pytest.mark.parametrize("family", ["openmpi5", "mpich"])
@@ -580,9 +580,9 @@ def test_mpiruns_nul_bytes_are_not_in_the_log_and_its_text_comes_before_the_end(
 ) -> None:
     rig.spec = replace(rig.spec, family="openmpi5")
     rig.options = replace(rig.options, log_format=form)
-    said = rig.run(r"seq 5000 >&2; printf 'prterun has exited\n\0' >&2; exit 7")[2]
-    *lines, end = said.splitlines()
-    assert "\0" not in said
+    message = rig.run(r"seq 5000 >&2; printf 'prterun has exited\n\0' >&2; exit 7")[2]
+    *lines, end = message.splitlines()
+    assert "\0" not in message
     assert [*map(str, range(1, 5001)), "prterun has exited"] == [line for line in lines if line]
     assert "job ended" in end
 
@@ -625,11 +625,11 @@ def test_a_process_that_keeps_mpiruns_stderr_delays_no_end(rig: Rig, tmp_path: P
         "echo the last of mpirun >&2; exit 7"
     )
     try:
-        code, said = ended(process)
+        code, message = ended(process)
     finally:
         os.kill(int(pid.read_text()), signal.SIGKILL)  # it is still there
     assert code == 7
-    before, _, after = said.rpartition("mpiboot: error: [mpirun] job ended")
+    before, _, after = message.rpartition("mpiboot: error: [mpirun] job ended")
     assert after
     assert "the last of mpirun\n" in before
 
@@ -638,15 +638,15 @@ def test_usr1_is_forwarded_and_nothing_else(rig: Rig) -> None:
     process = rig.start("trap 'echo got; exit 5' USR1; echo ready; while :; do read -t 1; done")
     ready(process)
     process.send_signal(signal.SIGUSR1)
-    code, said = ended(process)
+    code, message = ended(process)
     assert code == 5
-    assert "exit 5: mpirun ended with 5" in said
+    assert "exit 5: mpirun ended with 5" in message
 
 
 def test_an_mpirun_that_was_killed_by_somebody_is_told(rig: Rig) -> None:
-    code, _, said = rig.run("kill -9 $$")
+    code, _, message = rig.run("kill -9 $$")
     assert code == 137
-    assert "mpirun itself was killed by SIGKILL" in last(said)
+    assert "mpirun itself was killed by SIGKILL" in last(message)
 
 
 def test_a_parent_that_is_killed_takes_mpirun_along(rig: Rig) -> None:
@@ -663,9 +663,9 @@ def test_a_parent_that_is_killed_takes_mpirun_along(rig: Rig) -> None:
     marks = {**rig.environ, MARK: str(rig.folder), LAUNCH_ID: "later"}
     later = subprocess.Popen(["sleep", "300"], env=marks)
     process.kill()
-    code, said = ended(process)
+    code, message = ended(process)
     assert code == -signal.SIGKILL
-    assert "the launcher was killed: ended 2 processes of its job in this pod" in said
+    assert "the launcher was killed: ended 2 processes of its job in this pod" in message
     assert not key.exists()
     assert all(gone(pid) for pid in started)
     # Another launch in this folder is none of its business.
@@ -680,9 +680,9 @@ def test_a_parent_that_is_killed_by_the_first_thing_that_mpirun_does_takes_it_al
     rig.environ[LAUNCH_ID] = "this"
     started = rig.folder / "pid"
     process = rig.start(f"echo $$ > {started}; kill -KILL $PPID; while :; do sleep 1; done")
-    code, said = ended(process)
+    code, message = ended(process)
     assert code == -signal.SIGKILL
-    assert "the launcher was killed: ended " in said
+    assert "the launcher was killed: ended " in message
     assert gone(int(started.read_text()))
 
 
@@ -748,9 +748,9 @@ def test_a_job_whose_daemons_join_and_end_well_is_0(rig: Rig) -> None:
     (rig.folder / "over").touch()
     with (rig.folder / "go").open("w") as go:
         go.write("\n")
-    code, said = ended(process)
+    code, message = ended(process)
     assert code == 0
-    assert "1 host, 2 ranks, exit 0" in last(said)
+    assert "1 host, 2 ranks, exit 0" in last(message)
     assert rig.log.read_text() == ""
 
 
@@ -764,13 +764,13 @@ def test_a_host_that_is_lost_is_69_though_mpirun_returns_0(rig: Rig) -> None:
     heard(process, "the remote daemon joined")
     rig.listener.close()
     (rig.folder / "over").touch()
-    code, said = ended(process)
+    code, message = ended(process)
     assert code == 69
-    assert last(said).startswith("mpiboot: error: [host-lost] job ended: ")
-    assert "exit 69: w-1: its SSH session was lost while the job ran" in last(said)
-    assert said.count("was lost while the job ran") == 1  # the reason is told once
-    assert "Timeout, server w-1 not responding." in said
-    assert "does not answer any more (Connection refused)" in said
+    assert last(message).startswith("mpiboot: error: [host-lost] job ended: ")
+    assert "exit 69: w-1: its SSH session was lost while the job ran" in last(message)
+    assert message.count("was lost while the job ran") == 1  # the reason is told once
+    assert "Timeout, server w-1 not responding." in message
+    assert "does not answer any more (Connection refused)" in message
     reason = rig.log.read_text()
     assert reason.startswith("host-lost: w-1: its SSH session was lost")
     assert "\n-> " in reason
@@ -782,9 +782,9 @@ def test_a_daemon_that_dies_alone_is_told_from_its_host(rig: Rig) -> None:
     process = rig.start(joining(rig, "wait; exit 0"))
     heard(process, "the remote daemon joined")
     (rig.folder / "over").touch()
-    code, said = ended(process)
+    code, message = ended(process)
     assert code == 69
-    assert "the host still answers" in said
+    assert "the host still answers" in message
 
 
 def test_an_agent_that_is_killed_is_a_lost_host(rig: Rig) -> None:
@@ -795,9 +795,9 @@ def test_an_agent_that_is_killed_is_a_lost_host(rig: Rig) -> None:
     )
     heard(process, "the remote daemon joined")
     os.kill(int((rig.folder / "pid").read_text()), signal.SIGKILL)
-    code, said = ended(process)
+    code, message = ended(process)
     assert code == 69
-    assert "w-1" in last(said)
+    assert "w-1" in last(message)
 
 
 @pytest.mark.parametrize(
@@ -821,19 +821,19 @@ def test_an_ssh_that_fails_is_told_in_its_own_words(
     rig.remote("w-1", "w-2")
     rig.ssh(f'case "$*" in *w-2*) echo "{words}" > "$log"; exit 255;; esac\nexec sleep 300')
     # this mpirun waits for ever, as MPICH 4.0 does, but ends when it is told to
-    ended_with, _, said = rig.run(joining(rig, "wait; exec sleep 300", "w-1 w-2"))
+    ended_with, _, message = rig.run(joining(rig, "wait; exec sleep 300", "w-1 w-2"))
     assert ended_with == code
-    assert f"[{reference}] job ended: " in said
-    assert f"exit {code}: w-2: " in said
-    assert words in said
+    assert f"[{reference}] job ended: " in message
+    assert f"exit {code}: w-2: " in message
+    assert words in message
 
 
 def test_a_rank_on_the_launcher_without_its_agents_ends_the_job_with_78(rig: Rig) -> None:
     rig.remote("w-1", obstacles=(("OMPI_MCA_plm", "not ssh"),))
-    code, _, said = rig.run("sleep 300 & wait")
+    code, _, message = rig.run("sleep 300 & wait")
     assert code == 78
-    assert "mpirun runs sleep on the launcher, but started no daemon on w-1" in said
-    assert "OMPI_MCA_plm: not ssh" in said
+    assert "mpirun runs sleep on the launcher, but started no daemon on w-1" in message
+    assert "OMPI_MCA_plm: not ssh" in message
 
 
 def test_an_mpirun_that_ends_well_without_its_agents_is_78(rig: Rig) -> None:
@@ -852,12 +852,12 @@ def test_an_agent_that_lies_or_hangs_ends_by_the_launch_timeout(
 ) -> None:
     rig.remote("w-1", launch_timeout=0.5)
     rig.ssh(ssh)
-    code, _, said = rig.run("$AGENT -x w-1 orted & wait; sleep infinity & wait")
+    code, _, message = rig.run("$AGENT -x w-1 orted & wait; sleep infinity & wait")
     # a sleep of mpirun's own is no rank once every agent was started
     assert code == 69
-    assert last(said).startswith("mpiboot: error: [launch-timeout] job ended: ")
-    assert "exit 69: w-1 (1 of 1 remote hosts) did not join within 0.5 s" in last(said)
-    assert standing in said
+    assert last(message).startswith("mpiboot: error: [launch-timeout] job ended: ")
+    assert "exit 69: w-1 (1 of 1 remote hosts) did not join within 0.5 s" in last(message)
+    assert standing in message
 
 
 def test_a_signal_while_daemons_are_launched_ends_in_128_plus_n(rig: Rig) -> None:
@@ -866,9 +866,9 @@ def test_a_signal_while_daemons_are_launched_ends_in_128_plus_n(rig: Rig) -> Non
     process = rig.start("$AGENT -x w-1 orted & echo ready; wait")
     ready(process)
     process.send_signal(signal.SIGTERM)
-    code, said = ended(process)
+    code, message = ended(process)
     assert code == 143
-    assert "w-1" not in last(said)
+    assert "w-1" not in last(message)
 
 
 def test_a_termination_message_is_cut_and_never_made(rig: Rig) -> None:
@@ -896,11 +896,11 @@ def test_a_failed_launcher_is_held_until_it_is_told_to_go(rig: Rig) -> None:
 def test_hosts_that_mpirun_did_not_use_are_named_where_that_was_left_to_it(rig: Rig) -> None:
     rig.spec = replace(rig.spec, left_to_mpirun=("w-0", "w-1", "w-2"))
     lines = "started w-1 1\\nended w-1 0 1\\n"
-    code, _, said = rig.run(f"printf '{lines}' 1<> {rig.folder}/{EVENTS}; exit 0")
+    code, _, message = rig.run(f"printf '{lines}' 1<> {rig.folder}/{EVENTS}; exit 0")
     assert code == 0
-    assert "mpirun started nothing on 2 of 3 hosts: w-0, w-2" in said
-    code, _, said = rig.run("exit 3")  # it may have refused the line
-    assert (code, "started nothing" in said) == (3, False)
+    assert "mpirun started nothing on 2 of 3 hosts: w-0, w-2" in message
+    code, _, message = rig.run("exit 3")  # it may have refused the line
+    assert (code, "started nothing" in message) == (3, False)
 
 
 def test_unused_hosts_are_named_at_the_end_of_the_start_and_not_of_the_job(rig: Rig) -> None:
@@ -930,17 +930,17 @@ def test_workers_are_asked_for_connections_while_the_job_runs(rig: Rig) -> None:
         until((rig.folder / "asked").exists)
     finally:
         (rig.folder / "over").touch()
-    code, said = ended(process)
+    code, message = ended(process)
     assert code == 0
-    assert "gets no answer" not in said
+    assert "gets no answer" not in message
 
 
 def test_lines_that_no_agent_wrote_do_no_harm(rig: Rig) -> None:
     rig.remote("w-1")
     lines = "nonsense\\nstarted\\nended w-1 x y\\nstarted w-1 0x1\\n\\377\\n"
-    code, _, said = rig.run(f"printf '{lines}' 1<> {rig.folder}/{EVENTS}; exit 6")
+    code, _, message = rig.run(f"printf '{lines}' 1<> {rig.folder}/{EVENTS}; exit 6")
     assert code == 6
-    assert "Traceback" not in said
+    assert "Traceback" not in message
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="a PID namespace needs root")
@@ -969,9 +969,9 @@ def test_as_pid_1_it_reaps_takes_signals_and_leaves_nothing(rig: Rig) -> None:
         else [pid for pid in numbers() if parent_of(pid) == process.pid]
     )
     os.kill(parents[0], signal.SIGTERM)
-    code, said = ended(process)
+    code, message = ended(process)
     assert code == 143
-    assert "ended by SIGTERM" in last(said)
+    assert "ended by SIGTERM" in last(message)
 
 
 def gone(pid: int) -> bool:
@@ -1067,12 +1067,12 @@ def test_it_stays_small(rig: Rig) -> None:
 def test_a_failure_of_the_child_is_the_launchers_end(rig: Rig) -> None:
     rig.hand_over(Failure(68, "names-unresolved", "names-unresolved: w-1: NXDOMAIN\n"))
     process = rig.start_parent()
-    code, said = ended(process)
+    code, message = ended(process)
     assert code == 68
     assert re.fullmatch(  # the child itself has said why
         r"mpiboot: error: job did not start: [0-9.]+ s, exit 68 \(names-unresolved\)\n"
         rf"mpiboot:   -> {LOOK}\n",
-        said,
+        message,
     )
     assert rig.log.read_text() == f"names-unresolved: w-1: NXDOMAIN\n-> {LOOK}\n"
 
@@ -1103,11 +1103,13 @@ def test_a_child_that_ends_without_a_word_is_one_line(
 ) -> None:
     rig.child = child
     process = rig.start_parent()
-    found, said = ended(process)
+    found, message = ended(process)
     assert found == code
-    assert words in said
-    assert said.count("\n") == 2
-    assert f"job did not start: 0.0 s, exit {code} (" in re.sub(r"[0-9.]+ s,", "0.0 s,", last(said))
+    assert words in message
+    assert message.count("\n") == 2
+    assert f"job did not start: 0.0 s, exit {code} (" in re.sub(
+        r"[0-9.]+ s,", "0.0 s,", last(message)
+    )
     assert words in rig.log.read_text()
 
 
@@ -1165,11 +1167,11 @@ def test_a_signal_while_the_child_waits_ends_both(rig: Rig, number: signal.Signa
     assert process.stdout
     pids = [int(word) for word in process.stdout.readline().split()]
     process.send_signal(number)
-    code, said = ended(process)
+    code, message = ended(process)
     assert code == 128 + number
-    assert f"{number.name} while waiting for hosts: nothing was started" in said
-    assert last(said).startswith("mpiboot: job did not start: ")
-    assert last(said).endswith(f" s, exit {code} (signal)")
+    assert f"{number.name} while waiting for hosts: nothing was started" in message
+    assert last(message).startswith("mpiboot: job did not start: ")
+    assert last(message).endswith(f" s, exit {code} (signal)")
     assert rig.log.read_text().startswith(f"signal: {number.name} while waiting")
     end = time.monotonic() + GUARD
     while not all(map(gone, pids)):  # killed, but a busy machine may take a moment
@@ -1223,20 +1225,20 @@ def test_what_the_child_found_is_in_mpiruns_environment_and_in_no_file(rig: Rig)
 def test_without_supervision_the_process_becomes_mpirun(rig: Rig) -> None:
     rig.spec = replace(rig.spec, supervise=False)
     process = rig.start('echo $$; exec grep -E "^Sig(Ign|Blk)" /proc/self/status')
-    out, said = process.communicate(timeout=GUARD)
+    out, message = process.communicate(timeout=GUARD)
     pid, *masks = out.decode().splitlines()
     assert process.returncode == 0
     assert int(pid) == process.pid
-    assert b"job ended" not in said
+    assert b"job ended" not in message
     plain = (1 << 31) - 1
     assert [int(line.split()[1], 16) & plain for line in masks] == [0, 0]
 
 
 def test_an_mpirun_that_can_not_be_become_is_127(rig: Rig) -> None:
     rig.spec = replace(rig.spec, supervise=False, argv=("/nonexistent/mpirun",))
-    code, _, said = rig.run("")
+    code, _, message = rig.run("")
     assert code == 127
-    assert "exit 127: /nonexistent/mpirun: " in last(said)
+    assert "exit 127: /nonexistent/mpirun: " in last(message)
 
 
 def test_mpiboots_own_client_is_a_child_that_listens_before_mpirun_starts(rig: Rig) -> None:

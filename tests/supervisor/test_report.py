@@ -85,7 +85,7 @@ def test_every_field_of_a_failure(tmp_path: Path, capfd: pytest.CaptureFixture[s
         "rank": 3,
         "ranks": 4,
         "reference": "host-lost",
-        "said": "it was lost",
+        "reason": "it was lost",
         "seconds": 61.235,
         "signal": "SIGSEGV",
     }
@@ -179,7 +179,7 @@ def test_a_job_that_did_not_start(
 
 
 @pytest.mark.parametrize(
-    ("host", "said"),
+    ("host", "message"),
     [
         ("w-1", ": kubectl exec w-1 -- mpiboot doctor"),
         ("w-1.pi.train.svc", ": kubectl exec -n train w-1 -- mpiboot doctor"),
@@ -190,10 +190,10 @@ def test_a_job_that_did_not_start(
     ],
 )
 def test_the_doctor_is_asked_in_the_pod_that_is_named(
-    host: str, said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    host: str, message: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     tell(replace(LOST, host=host), spec(), 5.0, str(tmp_path / "none"))
-    assert capfd.readouterr().err.splitlines()[-1] == f"mpiboot:      look closer{said}"
+    assert capfd.readouterr().err.splitlines()[-1] == f"mpiboot:      look closer{message}"
 
 
 def test_before_the_start_the_doctor_is_asked_where_a_host_is_known(

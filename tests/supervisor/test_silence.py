@@ -122,8 +122,8 @@ def test_looks_that_fail_are_told_once_and_end_nothing_and_a_later_one_counts(
 def test_what_proves_a_loss_is_told_at_once(watched: Watched) -> None:
     watched.look(31.2, 3)
     Child.made[-1].tell("w-0 gone its name does not resolve any more")
-    said = "nothing came over its SSH connection for 31 s: its name does not resolve any more"
-    assert watched.lost == [HostLost("w-0", said)]
+    message = "nothing came over its SSH connection for 31 s: its name does not resolve any more"
+    assert watched.lost == [HostLost("w-0", message)]
 
 
 @pytest.mark.parametrize(("found", "lost"), [("nothing", True), ("answers", False)])

@@ -67,8 +67,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_a_name_that_is_gone_or_leads_elsewhere_is_a_proof() -> None:
     assert await looked(host(1), ()) == (Found.GONE, f"its name {NAME} does not resolve any more")
-    found, said = await looked(host(1), ("10.0.0.7",))
-    assert (found, said) == (Found.GONE, f"its name {NAME} now has the address 10.0.0.7")
+    found, message = await looked(host(1), ("10.0.0.7",))
+    assert (found, message) == (Found.GONE, f"its name {NAME} now has the address 10.0.0.7")
 
 
 @pytest.mark.usefixtures("quick")
@@ -78,14 +78,14 @@ async def test_a_host_that_greets_is_there_whatever_its_name_says(
 ) -> None:
     """A Service may leave out a pod that isn't ready; a proxy, or a stopped sshd, only accepts."""
     async with server(b"SSH-2.0-x\r\n") as port:
-        found, said = await looked(host(port), addresses)
+        found, message = await looked(host(port), addresses)
     assert found is Found.ANSWERS
-    assert said.startswith(f"its name {NAME} ")
-    assert said.endswith(", and sshd there answers, and a new login works")
+    assert message.startswith(f"its name {NAME} ")
+    assert message.endswith(", and sshd there answers, and a new login works")
     async with server(None) as port:
-        found, said = await looked(host(port), addresses)
+        found, message = await looked(host(port), addresses)
     assert found is Found.NOTHING
-    assert "accepts connections, but sshd says nothing" in said
+    assert "accepts connections, but sshd says nothing" in message
     async with server(b"") as port:
         assert (await looked(host(port), addresses))[0] is Found.GONE
 
@@ -94,9 +94,9 @@ async def test_a_refused_connection_is_a_proof() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
-        found, said = await looked(host(port), None)
+        found, message = await looked(host(port), None)
     assert found is Found.GONE
-    assert said == f"its name gives no answer, and 127.0.0.1 port {port} refuses connections"
+    assert message == f"its name gives no answer, and 127.0.0.1 port {port} refuses connections"
 
 
 @pytest.mark.parametrize("addresses", [("127.0.0.1",), None])
@@ -107,22 +107,22 @@ async def test_where_nothing_answers_that_is_said_with_what_the_name_told(
         await asyncio.Event().wait()
 
     monkeypatch.setattr(asyncio, "open_connection", never)
-    found, said = await looked(host(22), addresses)
+    found, message = await looked(host(22), addresses)
     assert found is Found.NOTHING
     named = "still has the address 127.0.0.1" if addresses else "gives no answer"
-    assert said == f"its name {named}, and 127.0.0.1 port 22 does not answer"
+    assert message == f"its name {named}, and 127.0.0.1 port 22 does not answer"
     assert (await looked(host(22, dns=""), None))[1].startswith("the hostfile has its address, and")
 
 
 @pytest.mark.usefixtures("quick")
 async def test_a_server_that_accepts_and_says_nothing_answers() -> None:
     async with server(None) as port:
-        found, said = await looked(host(port))
+        found, message = await looked(host(port))
     assert found is Found.ANSWERS
-    assert "accepts connections, but sshd says nothing" in said
+    assert "accepts connections, but sshd says nothing" in message
     async with server(b"") as port:
-        found, said = await looked(host(port))
-    assert (found, said.endswith(f"port {port} closes the connection")) == (Found.ANSWERS, True)
+        found, message = await looked(host(port))
+    assert (found, message.endswith(f"port {port} closes the connection")) == (Found.ANSWERS, True)
 
 
 @pytest.mark.parametrize(
@@ -135,10 +135,10 @@ async def test_a_server_that_accepts_and_says_nothing_answers() -> None:
 async def test_another_host_key_is_a_proof(tmp_path: Path, words: str) -> None:
     (tmp_path / NAME).write_text("Host key verification failed.\n")  # of another time
     async with server(b"SSH-2.0-x\r\n") as port:
-        found, said = await looked(host(port), login=None, errors=tmp_path)
-        assert (found, "sshd there answers" in said) == (Found.ANSWERS, True)
-        found, said = await looked(host(port), login=None, errors=tmp_path, words=words)
+        found, message = await looked(host(port), login=None, errors=tmp_path)
+        assert (found, "sshd there answers" in message) == (Found.ANSWERS, True)
+        found, message = await looked(host(port), login=None, errors=tmp_path, words=words)
         assert found is Found.GONE
-        assert said == "a server with another host key answers at 127.0.0.1"
-        found, said = await looked(host(port), errors=tmp_path)
-        assert (found, "and a new login works" in said) == (Found.ANSWERS, True)
+        assert message == "a server with another host key answers at 127.0.0.1"
+        found, message = await looked(host(port), errors=tmp_path)
+        assert (found, "and a new login works" in message) == (Found.ANSWERS, True)

@@ -21,8 +21,8 @@ def test_mpiruns_own_table_of_ranks_says_more_than_agents_and_may_come_later() -
     for name in HOSTS:
         hosts.started(name)
     assert hosts.message(()) == ""
-    said = "mpirun put no rank on 2 of 3 hosts: w-1.job.ns.svc, w-2.job.ns.svc"
-    assert hosts.message({"w-0.job.ns.svc"}) == said
+    message = "mpirun put no rank on 2 of 3 hosts: w-1.job.ns.svc, w-2.job.ns.svc"
+    assert hosts.message({"w-0.job.ns.svc"}) == message
 
 
 def test_where_every_host_is_used_or_the_plan_knows_nothing_is_said() -> None:

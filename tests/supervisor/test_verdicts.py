@@ -165,9 +165,9 @@ def test_an_mpirun_that_ends_well_without_its_agents_is_78_and_a_failing_one_kee
 def test_an_agent_that_fails_before_its_daemon_joined_names_the_host_and_sshs_words(
     family: str, status: int, words: str, reference: str, code: int
 ) -> None:
-    said = (words,) if words else ()
+    message = (words,) if words else ()
     start = verdicts.initial(job(family))[0]
-    events: list[Event] = [*started(), AgentEnded("w-2", 101, status, said)]
+    events: list[Event] = [*started(), AgentEnded("w-2", 101, status, message)]
     for mpirun in (MpirunEnded(status), MpirunEnded(0)):
         end = judged([*events, mpirun], start)
         assert (end.host, end.reference, end.code) == ("w-2", reference, code)
@@ -246,17 +246,17 @@ def test_a_lost_host_is_asked_once_more_and_then_mpirun_is_ended() -> None:
 def test_a_silent_host_that_is_gone_loses_its_session_and_the_proof_is_the_reason(
     family: str,
 ) -> None:
-    said = "nothing came over its SSH connection for 31 s: its name does not resolve any more"
-    state, done = go([HostLost("w-2", said)], running(family))
+    message = "nothing came over its SSH connection for 31 s: its name does not resolve any more"
+    state, done = go([HostLost("w-2", message)], running(family))
     assert done == (
-        Say(LogLevel.WARNING, "silent", f"{said}: it is lost", "w-2"),
+        Say(LogLevel.WARNING, "silent", f"{message}: it is lost", "w-2"),
         EndSession("w-2"),
     )
     state, done = go([AgentEnded("w-2", 101, 255, ("Killed by signal 15.",))], state)
     assert not any(isinstance(action, (CheckHost, Say)) for action in done)
     end = judged([MpirunEnded(1)], state)
     assert (end.code, end.reference, end.host) == (69, "host-lost", "w-2")
-    assert end.message == f"{said} (mpirun itself returned 1)"
+    assert end.message == f"{message} (mpirun itself returned 1)"
 
 
 def test_a_silent_host_is_no_news_where_the_job_ends_anyway() -> None:
@@ -338,8 +338,8 @@ def test_an_agent_that_was_killed_after_mpirun_is_told_where_mpirun_may_have_los
     end: MpirunEnded, *, told: bool
 ) -> None:
     _, done = go([end, AgentEnded("w-1", 100, -9, killed=True)], running())
-    said = Say(LogLevel.WARNING, "agent", "its launch agent was killed by SIGKILL", "w-1")
-    assert (said in done, CheckHost("w-1") in done) == (told, told)
+    message = Say(LogLevel.WARNING, "agent", "its launch agent was killed by SIGKILL", "w-1")
+    assert (message in done, CheckHost("w-1") in done) == (told, told)
 
 
 def test_an_agent_that_does_not_follow_mpirun_is_asked_about() -> None:
@@ -400,9 +400,9 @@ def test_ranks_alone_are_told_and_mpirun_follows_the_last_of_them() -> None:
 def test_ranks_that_ignore_it_are_told_of_when_the_grace_is_over() -> None:
     state, _ = go([Signalled(TERM), RanksLeft(4), RanksLeft(1)], running())
     _, done = go([TimerFired(Timer.GRACE)], state)
-    said = "one rank did not end in time: mpirun ends what is left"
+    message = "one rank did not end in time: mpirun ends what is left"
     assert done == (
-        Say(LogLevel.WARNING, "signal", said),
+        Say(LogLevel.WARNING, "signal", message),
         SendSignal(TERM),
         StartTimer(Timer.KILL, 5.0),
     )
@@ -410,9 +410,9 @@ def test_ranks_that_ignore_it_are_told_of_when_the_grace_is_over() -> None:
 
 def test_ranks_of_which_no_number_came_are_not_said_to_be_late() -> None:
     state, _ = go([Signalled(TERM)], running())
-    _, (said, *_) = go([TimerFired(Timer.GRACE)], state)
-    assert isinstance(said, Say)
-    assert said.message == "no count of the ranks that are left came in time: mpirun ends them"
+    _, (message, *_) = go([TimerFired(Timer.GRACE)], state)
+    assert isinstance(message, Say)
+    assert message.message == "no count of the ranks that are left came in time: mpirun ends them"
 
 
 def test_a_host_whose_session_is_over_is_not_waited_for_while_ranks_save() -> None:
@@ -445,12 +445,19 @@ def test_a_client_that_ended_ends_the_job_and_no_host_is_to_blame(
 ) -> None:
     """All sessions are its own: each host's follows, and one may be heard of before it."""
     state, done = go([*first, LOST], running(family))
-    said = "mpiboot's SSH client, which holds the connections to all hosts, was killed by SIGKILL"
-    assert Say(LogLevel.ERROR, "launch", said) in done
+    message = (
+        "mpiboot's SSH client, which holds the connections to all hosts, was killed by SIGKILL"
+    )
+    assert Say(LogLevel.ERROR, "launch", message) in done
     assert SendSignal(TERM) in done
     for status in (0, 205, 255):
         end = judged([AgentEnded("w-1", 100, 255), MpirunEnded(status)], state)
-        assert (end.code, end.reference, end.message, end.host) == (69, "ssh-client-lost", said, "")
+        assert (end.code, end.reference, end.message, end.host) == (
+            69,
+            "ssh-client-lost",
+            message,
+            "",
+        )
         assert end.killed
 
 
@@ -638,7 +645,7 @@ ABORT = RankEnded(0, RankEnd.ABORT, "w-1")
 
 
 @pytest.mark.parametrize(
-    ("events", "said", "rank", "host", "signal"),
+    ("events", "message", "rank", "host", "signal"),
     [
         ([SEGV, MpirunEnded(139)], "rank 1 was ended by SIGSEGV", 1, "w-2", "SIGSEGV"),
         # 5.0 tells no number: mpirun's own status has it.
@@ -683,10 +690,10 @@ ABORT = RankEnded(0, RankEnd.ABORT, "w-1")
     ],
 )
 def test_the_rank_that_ended_first_is_named(
-    events: list[Event], said: str, rank: int, host: str, signal: str
+    events: list[Event], message: str, rank: int, host: str, signal: str
 ) -> None:
     end = judged([*events, *ended_well()], running("openmpi5"))
-    assert (end.message, end.rank, end.host, end.signal) == (said, rank, host, signal)
+    assert (end.message, end.rank, end.host, end.signal) == (message, rank, host, signal)
 
 
 EXITED = RankEnded(1, RankEnd.STATUS, "w-2", code=3, last=True)
@@ -694,7 +701,7 @@ KILLED = RankEnded(None, RankEnd.SIGNAL, "w-1", 9)
 
 
 @pytest.mark.parametrize(
-    ("events", "code", "said", "rank", "host"),
+    ("events", "code", "message", "rank", "host"),
     [
         (
             [KILLED, MpirunEnded(255)],
@@ -732,10 +739,10 @@ KILLED = RankEnded(None, RankEnd.SIGNAL, "w-1", 9)
     ],
 )
 def test_where_mpiruns_status_is_all_ranks_in_one_a_ranks_own_is_given(
-    events: list[Event], code: int, said: str, rank: int | None, host: str
+    events: list[Event], code: int, message: str, rank: int | None, host: str
 ) -> None:
     end = judged([*events, *ended_well()], running("intel"))
-    assert (end.code, end.message, end.rank, end.host) == (code, said, rank, host)
+    assert (end.code, end.message, end.rank, end.host) == (code, message, rank, host)
 
 
 def test_a_rank_that_our_own_signal_ended_is_no_reason() -> None:
@@ -776,14 +783,14 @@ def test_ranks_in_mpi_after_those_of_a_host_ended_are_a_warning_and_the_job_goes
     """One finalized early: with ch4:ofi MPI_Finalize waits for nobody, and the other computes."""
     state, _ = go([HOST_ENDS, *LOOKED], running("mpich"))
     state, actions = go(LOOKED, state)
-    (said,) = warnings(actions)
-    assert "w-2: its ranks have all ended, and 1 rank elsewhere is still in MPI" in said
-    assert "mpiboot doctor ranks" in said
+    (message,) = warnings(actions)
+    assert "w-2: its ranks have all ended, and 1 rank elsewhere is still in MPI" in message
+    assert "mpiboot doctor ranks" in message
     assert StartTimer(Timer.HOST_DONE, 3600.0) in actions
     assert not ends_job(actions)
     # It is told again, not at once where another host ends.
     state, actions = go([*LOOKED], state)
-    assert warnings(actions) == [said]
+    assert warnings(actions) == [message]
     assert judged([AgentEnded("w-1", 100, 0), MpirunEnded(0)], state).code == 0
     # What ends the job badly later has it as its explanation, and keeps its own code.
     for end, code in ((MpirunEnded(3), 3), (Signalled(TERM), 143)):
@@ -847,8 +854,8 @@ UNANSWERED = Unanswered("rank 1 on w-2 gets no answer from w-1")
 
 def test_a_rank_that_another_host_never_answers_is_a_warning() -> None:
     state, actions = go([UNANSWERED], running("openmpi4"))
-    said, hint = warnings(actions)
-    assert said.startswith(f"{UNANSWERED.message}; the job goes on")
+    message, hint = warnings(actions)
+    assert message.startswith(f"{UNANSWERED.message}; the job goes on")
     assert "A NetworkPolicy or firewall" in hint
     assert "MPIBOOT_PORT_RANGE" in hint
     assert not ends_job(actions)

@@ -196,9 +196,11 @@ def test_a_folder_that_another_user_could_replace_is_the_last_choice(
     folder = files.runtime_dir("", UID, "worker")
     real = folder.resolve()
     assert real.parent.parent == bases[0]
-    said = f"the private folder is {real}: it is held open, and used as {folder}: another user of "
-    said += f"this pod could replace it: {volume} has mode {mode:04o}, not sticky"
-    assert said in capfd.readouterr().err
+    message = (
+        f"the private folder is {real}: it is held open, and used as {folder}: another user of "
+    )
+    message += f"this pod could replace it: {volume} has mode {mode:04o}, not sticky"
+    assert message in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("below", ["", "deep/down"])
@@ -299,8 +301,10 @@ def test_where_no_other_process_can_follow_the_folder_goes_by_its_name(
     volume, before = volume_of(tmp_path), list(files.open_folders)
     folder = files.runtime_dir(str(volume), UID, "worker")
     assert folder == volume / HERE / "worker"
-    said = f"the private folder is {folder}: another user of this pod could replace it: {volume} "
-    assert said in capfd.readouterr().err
+    message = (
+        f"the private folder is {folder}: another user of this pod could replace it: {volume} "
+    )
+    assert message in capfd.readouterr().err
     assert files.open_folders == before
 
 
@@ -403,7 +407,7 @@ def test_without_a_mount_table_the_host_has_one_name_all_the_same(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("made", "said"),
+    ("made", "message"),
     [
         ("", "No such file or directory"),
         ("file", "is not a folder"),
@@ -411,7 +415,9 @@ def test_without_a_mount_table_the_host_has_one_name_all_the_same(tmp_path: Path
         ("folder", ""),
     ],
 )
-def test_what_is_wrong_with_a_private_folder_is_said(tmp_path: Path, made: str, said: str) -> None:
+def test_what_is_wrong_with_a_private_folder_is_said(
+    tmp_path: Path, made: str, message: str
+) -> None:
     path = tmp_path / "a" / "b"
     if made:
         path.parent.mkdir()
@@ -422,9 +428,9 @@ def test_what_is_wrong_with_a_private_folder_is_said(tmp_path: Path, made: str, 
     elif made == "folder":
         path.mkdir(mode=0o755)
     found = files._own_folder(path, os.getuid())
-    assert found.startswith(str(path)) == bool(said)
-    assert said in found
-    if not said:
+    assert found.startswith(str(path)) == bool(message)
+    assert message in found
+    if not message:
         assert mode(path) == 0o700
         path.chmod(0o701)
         assert (files._own_folder(path, os.getuid()), mode(path)) == ("", 0o700)

@@ -97,7 +97,7 @@ def test_a_key_with_a_passphrase_is_refused(form: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"", "is empty"),
         (b"ssh-rsa AAAA comment\n", "is not a private key"),
@@ -117,11 +117,11 @@ def test_a_key_with_a_passphrase_is_refused(form: str, tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_key_is_refused_with_what_it_is(
-    content: bytes, said: str, tmp_path: Path
+    content: bytes, message: str, tmp_path: Path
 ) -> None:
     (tmp_path / "id_rsa").write_bytes(content)
 
-    with pytest.raises(MpibootError, match=said):
+    with pytest.raises(MpibootError, match=message):
         keys.load(tmp_path / "id_rsa")
 
 
@@ -143,7 +143,7 @@ def as_nobody(*checks: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.skipif(UID != 0, reason="closes a folder to another user")
 @pytest.mark.parametrize(
-    ("shut", "mode", "said", "hint"),
+    ("shut", "mode", "message", "hint"),
     [
         ("home", 0o700, "home has mode 0700 of uid 0", "sshAuthMountPath"),
         ("home/.ssh", 0o700, ".ssh has mode 0700 of uid 0", "fsGroup"),
@@ -152,7 +152,7 @@ def as_nobody(*checks: str) -> subprocess.CompletedProcess[str]:
 )
 @pytest.mark.parametrize("named", [True, False])
 def test_a_key_that_is_there_and_closed_is_told_at_once_and_not_waited_for(
-    shut: str, mode: int, said: str, hint: str, *, named: bool
+    shut: str, mode: int, message: str, hint: str, *, named: bool
 ) -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as name:
         Path(name).chmod(0o755)
@@ -164,9 +164,9 @@ def test_a_key_that_is_there_and_closed_is_told_at_once_and_not_waited_for(
             "def pause(seconds): raise AssertionError('it is waited for')",
             f"wanted = {folder if named else ''!r}",
             "try: keys.wait(wanted, (), 65534, 1000, pause)",
-            "except keys.MpibootError as wrong: print(wrong.finding.said, wrong.finding.hint)",
+            "except keys.MpibootError as wrong: print(wrong.finding.message, wrong.finding.hint)",
         )
-    assert said in done.stdout, done.stderr
+    assert message in done.stdout, done.stderr
     assert f"uid 65534 can't reach the key {folder}/" in done.stdout
     assert hint in done.stdout
 
@@ -200,8 +200,8 @@ def test_a_key_that_may_still_be_mounted_is_waited_for(
 
     assert keys.wait(str(tmp_path / "mount"), (), UID, 1000, pause) == tmp_path / "mount/id_rsa"
     assert pauses[:2] == [pauses[0], 2 * pauses[0]]
-    said = f"mpiboot: waiting for the job's SSH key in {tmp_path / 'mount'}; gives up in 16m40s"
-    assert capfd.readouterr().err.splitlines() == [said]
+    message = f"mpiboot: waiting for the job's SSH key in {tmp_path / 'mount'}; gives up in 16m40s"
+    assert capfd.readouterr().err.splitlines() == [message]
     assert pauses == sorted(pauses)
     assert pauses[-1] <= 1
 
@@ -272,16 +272,16 @@ def test_an_authorized_keys_with_another_key_is_told_with_both_fingerprints(
 
     assert found is not None
     assert found.level is Level.WARN
-    assert loaded.fingerprint in found.said
-    assert other.get_fingerprint("sha256") in found.said
+    assert loaded.fingerprint in found.message
+    assert other.get_fingerprint("sha256") in found.message
     (tmp_path / "mount" / "authorized_keys").write_text("")
     nothing = keys.trust(loaded, mounted)
     assert nothing is not None
-    assert nothing.said.endswith("; it holds no key at all")
+    assert nothing.message.endswith("; it holds no key at all")
 
 
 def test_a_key_that_can_not_be_read_is_named_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(MpibootError, match="can't be read: Is a directory") as caught:
         keys.load(tmp_path)
     assert caught.value.finding.check == "ssh-key"
-    assert str(tmp_path) in caught.value.finding.said
+    assert str(tmp_path) in caught.value.finding.message

@@ -108,7 +108,7 @@ def test_a_program_that_is_not_there_is_named_with_the_path() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "mode", "said"),
+    ("content", "mode", "message"),
     [
         ("#!/bin/sh\n", 0o644, "no permission"),
         ("#!/nothing/such\n", 0o755, "names an interpreter or loader that doesn't exist"),
@@ -116,15 +116,15 @@ def test_a_program_that_is_not_there_is_named_with_the_path() -> None:
     ],
 )
 def test_a_program_that_cannot_run_is_an_error_with_its_reason(
-    content: str, mode: int, said: str, tmp_path: Path
+    content: str, mode: int, message: str, tmp_path: Path
 ) -> None:
     tool = tmp_path / "tool"
     tool.write_text(content)
     tool.chmod(mode)
 
-    with pytest.raises(MpibootError, match=said):
+    with pytest.raises(MpibootError, match=message):
         process.start([str(tool)], ENVIRON)
-    assert said in replaced(str(tool)).stderr
+    assert message in replaced(str(tool)).stderr
 
 
 def test_a_folder_is_no_program(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_an_mpi_is_known_by_its_own_answer(text: str, family: str, version: str)
     mpi = recognise("/opt/bin/mpirun", text)
 
     assert (mpi.family, mpi.version, mpi.path) == (family, version, "/opt/bin/mpirun")
-    assert "\n" not in mpi.said
+    assert "\n" not in mpi.banner
 
 
 def test_the_first_mpirun_on_path_counts(tmp_path: Path) -> None:
@@ -56,7 +56,11 @@ def test_the_first_mpirun_on_path_counts(tmp_path: Path) -> None:
     mpi = detect_mpi(environ(tmp_path / "a", tmp_path / "b"))
 
     assert mpi is not None
-    assert (mpi.path, mpi.family, mpi.said) == (str(first), "openmpi5", "mpirun (Open MPI) 5.0.8")
+    assert (mpi.path, mpi.family, mpi.banner) == (
+        str(first),
+        "openmpi5",
+        "mpirun (Open MPI) 5.0.8",
+    )
 
 
 def test_mpiexec_is_asked_where_there_is_no_mpirun(tmp_path: Path) -> None:
@@ -128,7 +132,7 @@ def test_a_program_that_hangs_with_a_child_is_given_up(tmp_path: Path) -> None:
     mpi = detect_mpi(environ(tmp_path), patience=0.3)
 
     assert mpi is not None
-    assert (mpi.family, mpi.said) == ("", "it gave no answer within 0.3 s")
+    assert (mpi.family, mpi.banner) == ("", "it gave no answer within 0.3 s")
 
 
 def test_a_program_that_cannot_be_run_is_said(tmp_path: Path) -> None:
@@ -137,7 +141,7 @@ def test_a_program_that_cannot_be_run_is_said(tmp_path: Path) -> None:
     mpi = detect_mpi({"PATH": str(tmp_path)})
 
     assert mpi is not None
-    assert "can't be run" in mpi.said
+    assert "can't be run" in mpi.banner
 
 
 def test_what_it_says_on_stderr_is_kept_where_stdout_is_empty(tmp_path: Path) -> None:
@@ -146,7 +150,7 @@ def test_what_it_says_on_stderr_is_kept_where_stdout_is_empty(tmp_path: Path) ->
     mpi = detect_mpi(environ(tmp_path))
 
     assert mpi is not None
-    assert (mpi.family, mpi.said) == ("", "no help file")
+    assert (mpi.family, mpi.banner) == ("", "no help file")
 
 
 @pytest.mark.parametrize(

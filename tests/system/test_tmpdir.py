@@ -29,7 +29,7 @@ def test_a_tmpdir_that_is_there_or_can_be_made(tmp_path: Path, value: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "message"),
     [
         ("{}/file", "file is not a folder"),
         ("{}/file/below", "file"),
@@ -37,7 +37,7 @@ def test_a_tmpdir_that_is_there_or_can_be_made(tmp_path: Path, value: str) -> No
         ("{}/loop/x", "{}/loop"),
     ],
 )
-def test_a_tmpdir_that_no_mpi_can_use_is_named(tmp_path: Path, value: str, said: str) -> None:
+def test_a_tmpdir_that_no_mpi_can_use_is_named(tmp_path: Path, value: str, message: str) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "loop").symlink_to("loop")
     path = value.format(tmp_path)
@@ -46,8 +46,8 @@ def test_a_tmpdir_that_no_mpi_can_use_is_named(tmp_path: Path, value: str, said:
         files.check_tmpdir(path)
 
     assert (caught.value.finding.check, caught.value.code) == ("tmpdir", 73)
-    assert caught.value.finding.said.startswith(f"TMPDIR={path} can't be used: ")
-    assert said.format(tmp_path) in caught.value.finding.said
+    assert caught.value.finding.message.startswith(f"TMPDIR={path} can't be used: ")
+    assert message.format(tmp_path) in caught.value.finding.message
 
 
 def test_only_sessions_of_ended_processes_of_this_host_and_user_are_removed(tmp_path: Path) -> None:

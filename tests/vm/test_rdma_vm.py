@@ -51,11 +51,11 @@ def reports() -> dict[str, str]:
         check=False,
     )
     if not done.stdout.lstrip().startswith("<?xml"):
-        said = f"scripts/rdma-vm ended with {done.returncode}:\n{done.stderr[-8000:]}"
+        message = f"scripts/rdma-vm ended with {done.returncode}:\n{done.stderr[-8000:]}"
         # 125: no machine to be had, as where no kernel can be downloaded.
         if done.returncode == 125 and not REQUIRED:
-            pytest.skip(said)
-        pytest.fail(said)
+            pytest.skip(message)
+        pytest.fail(message)
     found: dict[str, str] = {}
     for case in ET.fromstring(done.stdout).iter("testcase"):
         name = case.get("name", "").partition("[")[0]

@@ -119,7 +119,7 @@ def gathered(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
 def worker(folder: Path, pid: int) -> Path:
     """The folder of a worker that has told of itself."""
     folder.mkdir()
-    state = {"pid": pid, "sshd": "embedded", "address": "10.0.0.1", "port": 2206, "because": "so"}
+    state = {"pid": pid, "sshd": "embedded", "address": "10.0.0.1", "port": 2206, "reason": "so"}
     (folder / WORKER_STATE).write_text(json.dumps(state))
     return folder
 
@@ -135,7 +135,7 @@ def test_a_workers_facts_are_written_for_the_launcher_with_the_names_of_its_sess
     found = records_json.facts_from_json(path.read_text())
     assert found is not None
     assert found.environment == ("OF_POD", "OF_PROFILE")
-    assert (found.sshd, found.sshd_because) == ("embedded", "so")
+    assert (found.sshd, found.sshd_reason) == ("embedded", "so")
     out, err = capfd.readouterr()
     assert out == ""
     assert "[service-mesh] a proxy of istio takes every connection of this pod" in err
@@ -151,7 +151,7 @@ def test_without_a_worker_the_caller_is_the_pods_first_process(
     assert capfd.readouterr().err == ""  # no worker listens behind the mesh
     found = records_json.facts_from_json((tmp_path / "facts.json").read_text())
     assert found is not None
-    assert (found.sshd_because, found.environment) == ("", ("OF_POD",))
+    assert (found.sshd_reason, found.environment) == ("", ("OF_POD",))
     with pytest.raises(MpibootError) as caught:
         facts.run(resolve({}, {}), {}, as_json=True, path=str(tmp_path / "none" / "facts.json"))
     assert caught.value.finding.check == "runtime-folder"
@@ -181,6 +181,6 @@ def test_on_a_terminal_they_are_those_of_the_worker_that_runs_here(
     assert gathered == [("embedded", pid) if runs else ("", 1)]
     found = records_json.facts_from_json(capsys.readouterr().out)
     assert found is not None
-    assert found.sshd_because == ("so" if runs else "")
+    assert found.sshd_reason == ("so" if runs else "")
     facts.run(resolved, {}, as_json=False, path=None)
     assert capsys.readouterr().out.startswith("fact ")

@@ -113,11 +113,11 @@ def test_ports_of_which_nothing_is_known_and_devices_without_any_have_a_row() ->
 
 
 def test_the_platforms_word_and_what_could_not_be_read_are_told() -> None:
-    said = (
+    message = (
         Attachment(AttachmentSource.MULTUS, "net1", "0000:3b:00.2", "mlx5_3", "ns/rail"),
         Attachment(AttachmentSource.DRA),
     )
-    fabric = Fabric(attachments=said, unreadable=("/sys/a: no", "/sys/b: no"))
+    fabric = Fabric(attachments=message, unreadable=("/sys/a: no", "/sys/b: no"))
     facts = replace(of_a_vf(), fabric=fabric)
     assert below(facts, "platform") == [
         ["multus", "net1", "0000:3b:00.2", "mlx5_3", "ns/rail"],

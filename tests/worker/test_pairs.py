@@ -125,8 +125,8 @@ def test_no_route() -> None:
         assert ask(one, "224.0.0.1", 22, 22, 60) == "no-route - - no-route"
 
 
-@pytest.mark.parametrize("said", [b"", b"SSH-2.0-OpenSSH_9.2\r\n"])
-def test_a_server_that_tells_no_address(said: bytes) -> None:
+@pytest.mark.parametrize("message", [b"", b"SSH-2.0-OpenSSH_9.2\r\n"])
+def test_a_server_that_tells_no_address(message: bytes) -> None:
     with started() as one, socket.create_server(("127.0.0.1", 0)) as server:
         port_of(one)
         assert one.stdin is not None
@@ -134,7 +134,7 @@ def test_a_server_that_tells_no_address(said: bytes) -> None:
         one.stdin.flush()
         connection, _ = server.accept()
         with connection:
-            connection.sendall(said)
+            connection.sendall(message)
         assert line(one) == "connected 127.0.0.1 - -"
 
 
@@ -157,8 +157,8 @@ def test_who_connects_while_no_descriptor_is_left_is_answered_later() -> None:
         few, most = len(list(Path(f"/proc/{one.pid}/fd").iterdir())), 64
         resource.prlimit(one.pid, resource.RLIMIT_NOFILE, (few, most))
         # An accept that waits already has its descriptor, so that the first may be answered.
-        said = [ask(other, "127.0.0.1", ports[0], CLOSED, 0.2) for _ in range(2)]
-        assert said[1] == "connected 127.0.0.1 - -"
+        message = [ask(other, "127.0.0.1", ports[0], CLOSED, 0.2) for _ in range(2)]
+        assert message[1] == "connected 127.0.0.1 - -"
         resource.prlimit(one.pid, resource.RLIMIT_NOFILE, (most, most))
         assert ask(other, "127.0.0.1", ports[0], CLOSED, 60) == "answered 127.0.0.1 127.0.0.1 -"
 

@@ -104,6 +104,6 @@ def test_it_listens_in_the_range_of_ports_from_its_end(tmp_path: Path) -> None:
     second = Probe(tmp_path, f"{free}-{free}", HERE)
     assert second.says == []
     assert second.process.stderr is not None
-    said = second.process.stderr.read()
-    assert said.startswith(f"mpiboot: nobody can listen at {HERE}: ")
+    message = second.process.stderr.read()
+    assert message.startswith(f"mpiboot: nobody can listen at {HERE}: ")
     assert (first.end(), second.end()) == (0, 1)

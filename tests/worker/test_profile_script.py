@@ -43,7 +43,7 @@ def test_what_a_script_prints_goes_nowhere(
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("export NEW=1\necho no such card >&2\nreturn 3\n", "ended with 3: no such card"),
         ("export NEW=1\nprintf 'bad\\377\\001' >&2\nfalse\n", "ended with 1: bad\ufffd?"),
@@ -53,14 +53,14 @@ def test_what_a_script_prints_goes_nowhere(
     ],
 )
 def test_a_script_that_fails_is_one_warning_and_changes_nothing(
-    tmp_path: Path, text: str, said: str
+    tmp_path: Path, text: str, message: str
 ) -> None:
     found, wrong = server.evaluate_profile(script(tmp_path, text), POD)
     assert found == POD
     assert wrong is not None
     assert (wrong.check, wrong.level) == ("env-profile", Level.WARN)
-    assert said in wrong.said
-    assert "\n" not in wrong.said
+    assert message in wrong.message
+    assert "\n" not in wrong.message
 
 
 def test_a_script_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_a_script_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> No
         found, wrong = server.evaluate_profile(script(tmp_path, text), POD, limit=limit)
         assert found == POD
         assert wrong is not None
-        assert f"took longer than {limit} s" in wrong.said
+        assert f"took longer than {limit} s" in wrong.message
         if pids.exists():
             break
     stat = Path(f"/proc/{pids.read_text().strip()}/stat")
@@ -96,7 +96,7 @@ def test_a_script_that_is_not_there_is_said(tmp_path: Path) -> None:
     found, wrong = server.evaluate_profile(str(tmp_path / "none.sh"), POD)
     assert found == POD
     assert wrong is not None
-    assert wrong.said == f"MPIBOOT_ENV_PROFILE: {tmp_path}/none.sh is not there"
+    assert wrong.message == f"MPIBOOT_ENV_PROFILE: {tmp_path}/none.sh is not there"
 
 
 def test_nothing_stays_open_behind_a_script(tmp_path: Path) -> None:

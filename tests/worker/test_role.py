@@ -702,7 +702,7 @@ def test_the_line_that_it_listens_tells_who_and_where(kind: str, start: Start) -
         "sshd": kind,
         "address": "127.0.0.1",
         "port": worker.port,
-        "because": "MPIBOOT_SSHD=embedded" if kind == "embedded" else "",
+        "reason": "MPIBOOT_SSHD=embedded" if kind == "embedded" else "",
     }
 
 

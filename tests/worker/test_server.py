@@ -82,7 +82,7 @@ def running(worker: WorkerServer) -> Started:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "against", "kind", "said"),
+    ("wanted", "against", "kind", "message"),
     [
         (AUTO, "", SshKind.OPENSSH, ""),
         (AUTO, "no sshd", SshKind.EMBEDDED, "the embedded SSH server is used: no sshd\n"),
@@ -98,14 +98,14 @@ def test_openssh_serves_where_it_can_and_nobody_asks_for_the_other(
     wanted: SshKind | Auto,
     against: str,
     kind: SshKind,
-    said: str,
+    message: str,
 ) -> None:
     assert made
     monkeypatch.setattr(openssh, "reason_against", lambda *_: against)
     worker = of(tmp_path, wanted)
     worker.start()
     assert running(worker).kind is kind
-    assert capfd.readouterr().err.endswith(said)
+    assert capfd.readouterr().err.endswith(message)
 
 
 def test_an_openssh_that_was_asked_for_and_can_not_serve_is_an_error(
@@ -116,7 +116,7 @@ def test_an_openssh_that_was_asked_for_and_can_not_serve_is_an_error(
     with pytest.raises(MpibootError) as caught:
         of(tmp_path, SshKind.OPENSSH).start()
     assert caught.value.finding.check == "sshd"
-    assert caught.value.finding.said == "OpenSSH's sshd can't serve this pod: no sshd"
+    assert caught.value.finding.message == "OpenSSH's sshd can't serve this pod: no sshd"
     assert "MPIBOOT_SSHD=embedded" in caught.value.finding.hint
     monkeypatch.setattr(ports, "can_bind", lambda *_: False)
     with pytest.raises(MpibootError) as caught:
@@ -167,11 +167,11 @@ def test_a_server_that_listened_is_started_again_once(
     first = ended(worker, listened=True)
     assert running(worker) is not first
     assert running(worker).kind is SshKind.OPENSSH
-    said = "warning: the SSH server (openssh) ended by itself and is started again\n"
-    assert capfd.readouterr().err.endswith(said)
+    message = "warning: the SSH server (openssh) ended by itself and is started again\n"
+    assert capfd.readouterr().err.endswith(message)
     with pytest.raises(MpibootError) as caught:
         ended(worker, listened=True, words="fatal: no memory")
-    assert caught.value.finding.said == (
+    assert caught.value.finding.message == (
         "the SSH server (openssh) doesn't run: it ended with 1: fatal: no memory"
     )
     assert caught.value.finding.evidence == ("fatal: no memory",)
@@ -198,7 +198,7 @@ def test_an_sshd_that_never_listened_makes_room_and_the_embedded_one_has_nobody_
     assert "is used: it ended with 137: killed\n" in capfd.readouterr().err
     with pytest.raises(MpibootError) as caught:
         ended(worker, listened=False)
-    assert caught.value.finding.said == "the SSH server (embedded) doesn't run: it ended with 1"
+    assert caught.value.finding.message == "the SSH server (embedded) doesn't run: it ended with 1"
     assert caught.value.finding.hint == "its own lines say why"
 
 
@@ -234,7 +234,7 @@ class Lines:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "begun", "status", "stopped", "said"),
+    ("wanted", "begun", "status", "stopped", "message"),
     [
         (AUTO, False, 0, False, ""),
         (AUTO, False, 256, True, ""),
@@ -250,7 +250,7 @@ def test_an_sshd_that_lets_nobody_in_is_replaced_unless_somebody_is_in_or_wants_
     begun: bool,  # noqa: FBT001 - a row of the table
     status: int,
     stopped: bool,  # noqa: FBT001
-    said: str,
+    message: str,
 ) -> None:
     assert made
     worker = of(tmp_path, wanted)
@@ -262,7 +262,7 @@ def test_an_sshd_that_lets_nobody_in_is_replaced_unless_somebody_is_in_or_wants_
     assert (lines.read_, lines.closed) == (True, True)
     assert running(worker).stopped is stopped
     err = capfd.readouterr().err
-    assert said in err if said else err == ""
+    assert message in err if message else err == ""
     worker.child_ended(12, status)  # another process may get that number
     if stopped:
         ended(worker, listened=True)

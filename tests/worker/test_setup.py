@@ -107,7 +107,7 @@ def test_without_a_port_of_the_users_the_images_own_is_taken(
 
 
 @pytest.mark.parametrize(
-    ("wanted", "said"),
+    ("wanted", "message"),
     [("nothing0", "the link nothing0 has no address"), ("", "this pod has no address: no route")],
 )
 def test_a_worker_without_an_address_is_an_error(
@@ -116,10 +116,10 @@ def test_a_worker_without_an_address_is_an_error(
     loop: process.SignalLoop,
     monkeypatch: pytest.MonkeyPatch,
     wanted: str,
-    said: str,
+    message: str,
 ) -> None:
     monkeypatch.setattr(pod, "control_address", lambda *_, **__: ("", "no route"))
-    with pytest.raises(MpibootError, match=said) as caught:
+    with pytest.raises(MpibootError, match=message) as caught:
         settled(tmp_path, key, loop, environment(tmp_path), control_ifname=wanted)
     assert (caught.value.finding.check, caught.value.code) == ("interface-missing", 72)
 

@@ -127,12 +127,12 @@ def test_an_example_runs_with_the_link_and_the_device_that_it_asks_for(name: str
             has_gid(f"rxe{number}", f"::ffff:{address}")
         pods.start(PATIENCE)
         code = pods.launcher.wait(PATIENCE)
-        said, told = pods.launcher.stdout(), pods.launcher.stderr()
+        message, told = pods.launcher.stdout(), pods.launcher.stderr()
 
     assert code == 0, told
     hosts = ["train-worker-0", "train-worker-1"]
-    assert ranks(said) == [(n, 4, hosts[n // 2]) for n in range(4)]
-    assert sorted(re.findall(r"^train-.*", said, re.MULTILINE)) == [
+    assert ranks(message) == [(n, 4, hosts[n // 2]) for n in range(4)]
+    assert sorted(re.findall(r"^train-.*", message, re.MULTILINE)) == [
         f"{host} =net1 =rxe{number}:1 rxe{number}:1 "
         f"{ip_address(f'::ffff:{own[number]}').exploded} RoCE v2 --epochs 3"
         for number, host in enumerate(hosts)

@@ -83,7 +83,7 @@ def test_ranks_use_the_device_and_the_index_that_were_delivered() -> None:
         OMPI_MCA_btl="self,tcp",
     )
     try:
-        said, _ = launcher.communicate(timeout=500)
+        message, _ = launcher.communicate(timeout=500)
     finally:
         for program in (launcher, *workers):
             program.kill()
@@ -92,5 +92,7 @@ def test_ranks_use_the_device_and_the_index_that_were_delivered() -> None:
 
     assert launcher.returncode == 0
     assert index not in (0, 1)
-    assert said.count("GID ::ffff:10.9.0.1\n") == 4, said  # each end says its own and the peer's
+    assert message.count("GID ::ffff:10.9.0.1\n") == 4, (
+        message
+    )  # each end says its own and the peer's
     assert int(COUNTER.read_text()) - before > 2 * 20 * 65536 // 4096

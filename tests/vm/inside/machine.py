@@ -85,14 +85,14 @@ class Info:
 
 def devinfo(name: str) -> Info:
     """Ask the RDMA library, which goes by the device node."""
-    said = run(f"ibv_devinfo -v -d {name}")
+    message = run(f"ibv_devinfo -v -d {name}")
 
     def value(key: str) -> str:
-        found = re.search(rf"^\s*{key}:\s*(\S+)", said, re.MULTILINE)
-        assert found, said
+        found = re.search(rf"^\s*{key}:\s*(\S+)", message, re.MULTILINE)
+        assert found, message
         return found.group(1)
 
-    gids = re.findall(r"GID\[\s*(\d+)\]:\s*(\S+?)(?:, (.*))?$", said, re.MULTILINE)
+    gids = re.findall(r"GID\[\s*(\d+)\]:\s*(\S+?)(?:, (.*))?$", message, re.MULTILINE)
     return Info(
         guid=value("node_guid"),
         state=value("state").removeprefix("PORT_"),
@@ -104,8 +104,8 @@ def devinfo(name: str) -> Info:
 
 def rdma_links() -> dict[str, dict[str, object]]:
     """What iproute2's rdma says of each port, by the device's name."""
-    said = json.loads(run("rdma -j link show") or "[]")
-    return {item["ifname"]: item for item in said}
+    message = json.loads(run("rdma -j link show") or "[]")
+    return {item["ifname"]: item for item in message}
 
 
 def without_library() -> Fabric:

@@ -76,14 +76,14 @@ def chosen(network: WorkerNetwork, version: str = "") -> GidChoice:
 def test_facts_and_the_decision_agree_with_rdma_for_one_device() -> None:
     control = pod("a", 2)
     moved_rail(5, "a", "net1", "10.0.0.1/24")
-    (said,) = said_in("a").values()
+    (message,) = said_in("a").values()
 
     found = told("a")
     network = worker_network.choose(worker(found, control), DEFAULT)
 
-    assert [item.name for item in found.fabric.devices] == [said["ifname"]]
-    assert names(network) == [f"{said['ifname']}:{said['port']}"]
-    assert [link.name for link in network.data] == [said["netdev"]] == ["net1"]
+    assert [item.name for item in found.fabric.devices] == [message["ifname"]]
+    assert names(network) == [f"{message['ifname']}:{message['port']}"]
+    assert [link.name for link in network.data] == [message["netdev"]] == ["net1"]
     assert network.transport.value == "RoCE"
     assert network.control is not None
     assert network.control.name == "eth0"
@@ -169,9 +169,9 @@ def test_of_two_macvlans_whose_indexes_differ_one_is_used() -> None:
     assert index != other
     assert found.common["NCCL_IB_HCA"] == "=rxe0:1"
     assert found.common["NCCL_IB_GID_INDEX"] == str(index)
-    (said, _) = [item.said for item in found.findings if item.check == "rdma-gid-index"]
-    assert f"(rxe0:1 {index}, rxe1:1 {other})" in said
-    assert said.endswith("; used: rxe0:1; left out: rxe1:1")
+    (message, _) = [item.message for item in found.findings if item.check == "rdma-gid-index"]
+    assert f"(rxe0:1 {index}, rxe1:1 {other})" in message
+    assert message.endswith("; used: rxe0:1; left out: rxe1:1")
 
 
 def test_two_pods_with_one_name_and_one_address_on_a_device_are_told_apart() -> None:
@@ -212,7 +212,7 @@ def test_a_link_with_a_smaller_mtu_than_its_port_uses_is_said() -> None:
             [worker_network.choose(worker(seen("a"), control), strict)], strict, {}
         ).findings
         assert {item.level for item in found} <= {Level.FAIL}
-        return [item.said for item in found if item.check in {"rdma-mtu", "rdma-library"}]
+        return [item.message for item in found if item.check in {"rdma-mtu", "rdma-library"}]
 
     assert problems() == []
     run("ip -n a link set net1 mtu 1500")
@@ -241,7 +241,7 @@ def test_a_vlan_is_tied_to_the_port_of_the_link_that_it_stands_on(where: str) ->
     link = next(item for item in found.links if item.name == "net1")
     assert (link.lower == 0) == (where == "in a pod")
     assert names(network) == ["rxe0:1"]
-    assert ("below the VLAN" in network.rails[0].because) == (where == "here")
+    assert ("below the VLAN" in network.rails[0].reason) == (where == "here")
     (gid,) = chosen(network).wanted
     assert gid is not None
     assert gid.index == index_of("::ffff:10.7.0.1", "rxe0")
@@ -270,8 +270,8 @@ def test_a_port_that_goes_down_is_said_and_nothing_else_is_taken() -> None:
         [worker_network.choose(worker(seen("a"), control), DEFAULT)], DEFAULT, {}
     )
 
-    said = next(item.said for item in found.findings if item.check == "rdma-port")
-    assert said.startswith("port rxe5:1 is DOWN")
+    message = next(item.message for item in found.findings if item.check == "rdma-port")
+    assert message.startswith("port rxe5:1 is DOWN")
     assert found.common["NCCL_IB_DISABLE"] == "1"
     assert not [name for name in found.common if name in {"NCCL_IB_HCA", "UCX_NET_DEVICES"}]
 

@@ -85,17 +85,17 @@ def test_an_out_of_memory_kill_is_told_with_limit_and_peak(pod: Pod) -> None:
 
     assert pod.eat() == -9
 
-    (said,) = pod.evidence(before)
+    (message,) = pod.evidence(before)
     start = (
         "rank-memory\tw-0\tout of memory: the kernel killed a process of this pod (limit 32 MiB, "
     )
-    assert said.startswith(start)
+    assert message.startswith(start)
     peak = int((pod.group / "memory.peak").read_text())
     assert LIMIT * 0.9 < peak <= LIMIT
     # A later launcher counts from there.
     assert pod.before().oom_kills == 1
-    (said,) = pod.evidence(pod.before())
-    assert said.startswith("w-0: not an out-of-memory kill")
+    (message,) = pod.evidence(pod.before())
+    assert message.startswith("w-0: not an out-of-memory kill")
 
 
 def test_a_limit_of_the_machine_is_no_limit_of_the_pod(pod: Pod) -> None:
@@ -109,8 +109,8 @@ def test_a_limit_of_the_machine_is_no_limit_of_the_pod(pod: Pod) -> None:
         assert victim.wait(60) == -9
         (pod.group / "memory.max").write_text("max")
 
-    (said,) = pod.evidence(before)
-    assert "limit" not in said
+    (message,) = pod.evidence(before)
+    assert "limit" not in message
 
 
 def test_a_container_that_was_killed_as_a_whole_has_a_line_that_tells(pod: Pod) -> None:
@@ -121,9 +121,11 @@ def test_a_container_that_was_killed_as_a_whole_has_a_line_that_tells(pod: Pod) 
     assert pod.eat() == -9
     assert pod.process.wait(60) == -9
 
-    (said,) = pod.evidence(before)
-    assert said.startswith("host-gone\tw-0\tit could not be asked; to see why its container ended")
-    assert "kubectl get pod w-0" in said
+    (message,) = pod.evidence(before)
+    assert message.startswith(
+        "host-gone\tw-0\tit could not be asked; to see why its container ended"
+    )
+    assert "kubectl get pod w-0" in message
 
 
 def test_a_port_that_went_down_is_told(pod: Pod) -> None:
@@ -132,5 +134,5 @@ def test_a_port_that_went_down_is_told(pod: Pod) -> None:
     run("ip link set far0 down")
     wait_for(lambda: device("rxe0", without_library()).ports[0].state == "DOWN")
 
-    said = "w-0: the RDMA port rxe0/1 is DOWN; it was active when the job began"
-    assert pod.evidence(before, "") == [said]
+    message = "w-0: the RDMA port rxe0/1 is DOWN; it was active when the job began"
+    assert pod.evidence(before, "") == [message]

@@ -48,14 +48,14 @@ def agrees(name: str, fabric: Fabric | None = None) -> None:
 
 
 def compare(name: str, fabric: Fabric | None) -> None:
-    ours, said, library = device(name, fabric), rdma_links()[name], devinfo(name)
+    ours, message, library = device(name, fabric), rdma_links()[name], devinfo(name)
     port = ours.ports[0]
     folder = SYS / "class" / "infiniband" / name
     assert len(ours.ports) == 1
-    assert port.number == said["port"]
-    assert port.state == said["state"] == library.state
-    assert port.physical == said["physical_state"]
-    assert port.netdev == said["netdev"] == (folder / "parent").read_text().strip()
+    assert port.number == message["port"]
+    assert port.state == message["state"] == library.state
+    assert port.physical == message["physical_state"]
+    assert port.netdev == message["netdev"] == (folder / "parent").read_text().strip()
     assert port.link_layer == library.layer == "Ethernet"
     assert port.mtu == library.mtu
     assert ours.node_guid == library.guid == (folder / "node_guid").read_text().strip()
@@ -66,7 +66,7 @@ def compare(name: str, fabric: Fabric | None) -> None:
     ]
     assert (ours.driver, ours.protocol, ours.node_type) == ("rxe", "roce", "CA")
     assert (ours.open_error, ours.library_error) == ("", "")
-    index = int((SYS / "class/net" / str(said["netdev"]) / "ifindex").read_text())
+    index = int((SYS / "class/net" / str(message["netdev"]) / "ifindex").read_text())
     assert {gid.link for gid in port.gids} == {index}
     node = Path(ours.uverbs)
     assert (SYS / "class/infiniband_verbs" / node.name / "ibdev").read_text().strip() == name

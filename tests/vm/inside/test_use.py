@@ -121,8 +121,8 @@ def ended(*programs: subprocess.Popen[str]) -> list[tuple[int, str]]:
     for program in programs:
         if not _over(program):
             program.kill()
-        said, _ = program.communicate()
-        done.append((program.returncode, said))
+        message, _ = program.communicate()
+        done.append((program.returncode, message))
     return done
 
 
@@ -162,9 +162,9 @@ def test_a_verbs_program_runs_on_the_device_and_index_of_each_worker(wire: None)
     done = both_ends((mine[0], indexes[0]), (mine[1], indexes[1]))
 
     assert [status for status, _ in done] == [0, 0], done
-    for number, (_, said) in enumerate(done):
-        assert "local address:  LID 0x0000" in said
-        assert f"GID ::ffff:10.9.0.{number + 1}\n" in said
+    for number, (_, message) in enumerate(done):
+        assert "local address:  LID 0x0000" in message
+        assert f"GID ::ffff:10.9.0.{number + 1}\n" in message
     assert sent() - before > 20 * 65536
 
 
