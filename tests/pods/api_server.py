@@ -56,7 +56,7 @@ socket.send_fds(server, [asked.encode() + b"\\n"], [0, 1, 2])
 reply = json.loads(server.makefile().readline() or "null")
 if reply is None:
     sys.exit("error: error reading from error stream: EOF")
-sys.stderr.write(reply["said"])
+sys.stderr.write(reply["message"])
 sys.exit(reply["status"])
 """
 
