@@ -183,7 +183,7 @@ def test_the_older_name_of_fqdn_rewriting_reaches_every_name_and_not_the_mounted
     told = json.loads(text)
     (daemons,) = [item for item in told["decisions"] if item["name"] == "daemons"]
     assert code == 0
-    assert "pi-worker-0.pi.default.svc.cluster.local" in daemons["because"]
+    assert "pi-worker-0.pi.default.svc.cluster.local" in daemons["reason"]
     assert told["set"]["OMPI_MCA_orte_default_hostfile"] != "/etc/mpi/hostfile"
     assert job.launcher.shell("cat /etc/mpi/hostfile") + "\n" == job.hostfile
 
