@@ -352,7 +352,8 @@ def test_the_version_is_that_of_the_changelogs_top() -> None:
         return
     message = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)\.dev0", __version__)
     assert message is not None
-    assert tuple(map(int, message.groups())) > tuple(map(int, released[0].split(".")))
+    last = tuple(map(int, released[0].split("."))) if released else (0, 0, 0)
+    assert tuple(map(int, message.groups())) > last
 
 
 def test_every_file_that_the_architecture_names_is_there() -> None:

@@ -44,7 +44,7 @@ def end(found: Iterable[Finding], *bad: Level) -> None:
 
 
 def as_json(found: Sequence[Finding], role: Role, *, whole: bool) -> str:
-    """Write the findings as docs/reference/checks.md has it."""
+    """Write the findings as docs/reference/errors.md has it."""
     here = os.uname().nodename
     findings = [
         {

@@ -74,8 +74,8 @@ _TRANSPORTS: Final = _constants(
 _FLAT: Final = _constants(
     "OMPI_MCA_routed", "PRTE_MCA_plm_ssh_no_tree_spawn", "I_MPI_HYDRA_BRANCH_COUNT"
 )
-_YOURS: Final = "your own value, by line, environment or one of Open MPI's own files, is kept"
-_NEVER: Final = "not by itself: leave mpiboot out of that line (`/usr/bin/mpirun`)"
+_YOURS: Final = "your own value"
+_NEVER: Final = "call `/usr/bin/mpirun`"
 
 CHANGES: Final = {
     "hosts": Change(
@@ -84,9 +84,9 @@ CHANGES: Final = {
         # The last is what MPICH's ranks get of it: this pod is called by its own name.
         names=(*HOSTFILE_VARS, *_columns("default_slots_var"), "PMI_HOSTNAME"),
         when="always",
-        harm="Open MPI 5 does not read the MPI Operator's variables, and runs the job in the "
-        "launcher's pod alone; Intel MPI ignores the number behind a host; hosts that join or "
-        "leave during the start are another list for the gate than for mpirun",
+        harm="Open MPI 5 ignores the MPI Operator's variables and runs the job in the launcher's "
+        "pod alone; Intel MPI ignores slots; a hostfile that changes during the start differs from "
+        "the hosts that were waited for",
         leave=_NEVER,
     ),
     "agent": Change(
@@ -97,26 +97,25 @@ CHANGES: Final = {
             *("agent_aliases", "agent_args_aliases"),
         ),
         when="always",
-        harm="an ssh that fails, or a host that gets no daemon, is a job that waits for ever "
-        "(Open MPI, MPICH 4) or that runs in the launcher's pod alone (`fork`)",
-        leave="an agent of yours, by line or variable, is kept and called behind it; " + _NEVER,
+        harm="a failed ssh, or a host without a daemon, makes the job wait for ever (Open MPI, "
+        "MPICH 4) or run in the launcher's pod alone (`fork`)",
+        leave="your own agent is kept and called by it; " + _NEVER,
     ),
     "flat": Change(
         what="`mpirun` starts the daemon of every host itself",
         names=(*(item.name for item in _FLAT), *_columns("attached", "concurrency_var")),
         values=_shown(_FLAT),
         when="always; agents at once where there are more than 128 hosts",
-        harm="workers start each other's daemons: each needs the key and the names of others, and "
-        "what their ssh says is lost; with fewer agents at once than hosts mpirun waits for ever",
-        leave=_YOURS
-        + "; fewer agents at once than hosts are raised to their number, with a warning",
+        harm="workers start each other's daemons: each needs the key and all names, and its ssh's "
+        "messages are lost; with fewer agents at once than hosts mpirun waits for ever",
+        leave=_YOURS + "; fewer agents at once than hosts are raised, with a warning",
     ),
     "names": Change(
         what="host names are taken as the gate found them",
         names=_columns("keep_fqdn_var", "keep_own_names_var", "not_resolve_var", "cut_prefix_var"),
         when="names with a dot; Open MPI",
-        harm="Open MPI 4.1 cuts names at the first dot and asks for each host in turn, a second "
-        "each where a nameserver is slow; 5.0 takes pods that are alike up to a dot for one",
+        harm="Open MPI 4.1 cuts names at the first dot and looks up each host in turn, slowly "
+        "where a nameserver is; 5.0 takes pods with the same first label for one",
         leave=_YOURS,
     ),
     "control-link": Change(
@@ -126,28 +125,27 @@ CHANGES: Final = {
             "MPIR_CVAR_NEMESIS_TCP_NETWORK_IFACE",  # MPICH's mpiexec makes it of HYDRA_IFACE
         ),
         when="that link is known, and the same in all pods",
-        harm="MPI tries every link; where a secondary network has no route between two pods the "
-        "job hangs, and its bulk data goes over links that are meant for something else",
-        leave=f"`MPIBOOT_CONTROL_IFNAME` names another; {_YOURS}, and so is an `..._if_exclude`",
+        harm="MPI tries every link, and hangs where a secondary network has no route between two "
+        "pods",
+        leave=f"`MPIBOOT_CONTROL_IFNAME`; {_YOURS}, an `..._if_exclude` too",
     ),
     "transports": Change(
         what="MPI's own messages go over TCP, and by shared memory on one host",
         names=tuple(item.name for item in _TRANSPORTS),
         values=_shown(_TRANSPORTS),
         when="Open MPI, unless the data network is MPI's, too",
-        harm="an MPI that is built with UCX, libfabric, HCOLL or openib opens whichever RDMA "
-        "device it finds, and ends or hangs in MPI_Init where not all pods have it",
-        leave="`MPIBOOT_MPI_NETWORK=data`, for programs whose data MPI itself carries over RDMA; "
-        + _YOURS,
+        harm="an MPI with UCX, libfabric, HCOLL or openib opens any RDMA device it finds, and "
+        "fails or hangs in MPI_Init where not all pods have it",
+        leave="`MPIBOOT_MPI_NETWORK=data`; " + _YOURS,
     ),
     "binding": Change(
         what="ranks are not bound to CPUs",
         names=(*_columns("bind_var"), "I_MPI_PIN_INFO", "I_MPI_PIN_MAPPING"),
         values="`none`; Intel MPI `0`",
-        when="nothing of yours says anything of mapping, ranking, binding, CPUs or ranks per host, "
-        "and the pod's CPUs are not its own (static CPU manager) or fewer than its slots",
-        harm="mpirun binds the ranks of several pods to the same first CPUs while others are idle",
-        leave=f"`--bind-to core`, or whatever you want, on the line; {_YOURS}",
+        when="you set no mapping, ranking, binding, CPUs or ranks per host, and the pod has no "
+        "CPUs of its own (static CPU manager), or fewer than slots",
+        harm="mpirun binds the ranks of several pods to the same first CPUs",
+        leave=f"`--bind-to core` on the line; {_YOURS}",
         differs=("binding", "output"),
     ),
     "mapping": Change(
@@ -155,7 +153,7 @@ CHANGES: Final = {
         names=_columns("oversubscribe_var"),
         values="`slot:oversubscribe` (5.0), `1` (4.1)",
         when="`MPIBOOT_OVERSUBSCRIBE`, or with 5.0 `--oversubscribe`, and no mapping of yours",
-        harm="Open MPI 5 starts all ranks on the first host then; 4.1 refuses them",
+        harm="Open MPI 5 starts all ranks on the first host; 4.1 refuses them",
         leave=f"`--map-by` on the line; {_YOURS}",
         differs=("host",),
     ),
@@ -167,10 +165,10 @@ CHANGES: Final = {
         leave="`runAsUser` in the pod's securityContext",
     ),
     "user": Change(
-        what="who the user is",
+        what="HOME, USER and LOGNAME are set",
         names=("HOME", "USER", "LOGNAME"),
-        when="the variable is not set, as under a uid without a passwd entry",
-        harm="Open MPI 5 ends without HOME, ssh and programs that ask for the user fail",
+        when="the variable is unset, as under a uid without a passwd entry",
+        harm="Open MPI 5 fails without HOME; ssh and programs that look up the user fail",
         leave="set it in the pod",
     ),
     "memory": Change(
@@ -184,7 +182,7 @@ CHANGES: Final = {
         what="MPI speaks the IP version of the pods' addresses",
         names=_columns("not_version_var", "not_daemons_vars", "ipv6"),
         when="pods have addresses of both versions, or of IPv6 alone",
-        harm="MPI tries addresses that nobody listens on, and the job hangs",
+        harm="MPI tries addresses that nothing listens on, and the job hangs",
         leave=_YOURS,
     ),
     "ports": Change(
@@ -193,64 +191,64 @@ CHANGES: Final = {
             *("daemon_ports_vars", "daemon_range_vars"),
             *("first_port_vars", "port_count_vars", "range_vars"),
         ),
-        when="`MPIBOOT_PORT_RANGE` asks for it",
-        harm="a NetworkPolicy that leaves only these open drops the rest",
-        leave="take the setting out",
+        when="`MPIBOOT_PORT_RANGE` is set",
+        harm="a NetworkPolicy that allows only these ports drops the rest",
+        leave="unset it",
     ),
     "forwarding": Change(
-        what="ranks get variables of the launcher's pod, and don't get what holds in that pod "
-        "alone; which: [forwarding](forwarding.md)",
+        what="ranks get variables of the launcher's pod, without those that belong to that pod "
+        "([forwarding](forwarding.md))",
         names=_columns("export_var"),
-        when="Open MPI hands on what is named, MPICH and Intel MPI everything",
-        harm="NCCL, UCX, libfabric and OpenMP behave in ranks otherwise than the pod's manifest "
-        "says; a name, an address or GPUs of the launcher's pod hold for no worker",
+        when="always; by itself Open MPI passes on nothing, MPICH and Intel MPI everything",
+        harm="NCCL, UCX and OpenMP ignore what the manifest sets; the launcher's own name, "
+        "address and GPUs reach every worker",
         leave="`MPIBOOT_NO_FORWARD=NAME,...`; `-x NAME=VALUE`, `-genv NAME VALUE` on the line",
     ),
     "data-network": Change(
-        what="what NCCL, UCX, libfabric and Gloo need for the links and devices that were found; "
-        "why each: [data network](../data-network.md)",
+        what="NCCL, UCX, libfabric and Gloo are given the links and devices that were found "
+        "([data network](../data-network.md))",
         names=tuple(row.name for row in VARIABLES if not row.name.startswith("OMPI_")),
-        when="a worker tells its links; each only where you set none of that kind",
-        harm="NCCL takes the first link and every RDMA device it finds, with a GID that may not "
-        "be routed; Gloo takes the address of the pod's name",
+        when="a worker reports its links, and you set nothing of that kind",
+        harm="NCCL takes the first link and every RDMA device, with a GID that may not be routed; "
+        "Gloo takes the address of the pod's name",
         leave=f"`MPIBOOT_DATA_NETWORK=off`; {_YOURS}",
     ),
     "torchrun": Change(
-        what="`mpiboot rank` before each program, and where ranks meet",
+        what="`mpiboot rank` stands before each program, and sets where ranks meet",
         names=("MASTER_ADDR", "MASTER_PORT"),
-        when="`MPIBOOT_RANK_ENV` asks for it, or the line has `mpiboot rank`",
+        when="`MPIBOOT_RANK_ENV=on`, or the line has `mpiboot rank`",
         harm="a program for torchrun finds neither RANK nor MASTER_ADDR",
-        leave="take the setting out",
+        leave="unset it",
     ),
     "empty-parameters": Change(
-        what="an empty parameter of PRRTE's is taken out",
+        what="empty PRRTE parameters are removed",
         when="Open MPI 5",
-        harm="its mpirun crashes of it as soon as a daemon is started by ssh",
+        harm="its mpirun crashes when ssh starts a daemon",
         leave=_NEVER,
     ),
     "marks": Change(
-        what="variables of mpiboot's own, in daemons and ranks",
+        what="daemons and ranks have mpiboot's own variables",
         names=("MPIBOOT_*",),
         when="always",
-        harm="nobody knows after a kill which processes on a worker are of this job, and a worker "
-        "that ends can't tell the launcher",
+        harm="what a killed launcher left can't be told from other processes, and a worker that "
+        "ends can't tell the launcher",
         leave=_NEVER,
     ),
     "messages": Change(
-        what="`mpirun` tells mpiboot how each rank ended: its own messages by a handle of their "
-        "own (Open MPI), `--runtime-options output-proctable=FILE` (5.0), `-print-all-exitcodes` "
-        "(MPICH, Intel MPI; taken out of the output again)",
+        what="`mpirun` reports to mpiboot how each rank ended: its messages on a descriptor of "
+        "their own (Open MPI), `--runtime-options output-proctable=FILE` (5.0), "
+        "`-print-all-exitcodes` (MPICH, Intel MPI; removed from the output)",
         names=("OPAL_OUTPUT_STDERR_FD", "PMIX_OUTPUT_STDERR_FD"),
         when="mpiboot stays as mpirun's parent",
-        harm="which rank failed first, where and by which signal is told by no exit status",
+        harm="no exit status says which rank failed first, where and by which signal",
         leave="`MPIBOOT_SUPERVISE=off`; the same option on your own line",
     ),
     "exit-status": Change(
-        what="the exit status is the program's own, 127 where it is missing, 128 and more for a "
-        "signal, and never 0 after a host or a rank was lost",
+        what="the exit status is the program's own, 127 where it is missing, 128+n for a signal, "
+        "and never 0 after a host or a rank was lost",
         when="mpiboot stays as mpirun's parent",
-        harm="a Job that is started again by its exit code is not, or is in vain: mpirun's own "
-        "status depends on its version, and 5.0 may return 0 after it lost a host",
+        harm="retries by exit code are in vain: mpirun's status depends on its version, and 5.0 "
+        "may return 0 after a lost host",
         leave="`MPIBOOT_SUPERVISE=off`",
         differs=("status",),
     ),
@@ -258,14 +256,14 @@ CHANGES: Final = {
         what="`mpiexec.hydra` instead of `mpirun`",
         names=("PWD",),  # the script hands its own on
         when="Intel MPI",
-        harm="its mpirun is a shell script: as a pod's first process it ignores SIGTERM, and "
-        "killed it leaves the job running",
-        leave="`MPIBOOT_SUPERVISE` does not change it; " + _NEVER,
+        harm="its mpirun is a shell script: as PID 1 it ignores SIGTERM, and killed it leaves the "
+        "job running",
+        leave=_NEVER,
     ),
     "limits": Change(
         what="`mpirun`'s soft limit of open files is raised to what the hosts need",
         when="many hosts",
-        harm="mpirun ends at the host for which no descriptor is left",
+        harm="mpirun fails where it runs out of descriptors",
         leave="set the limit in the pod",
     ),
 }

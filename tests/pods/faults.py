@@ -1,6 +1,6 @@
 """Broken pods and jobs, one fault each, and what doctor says of it.
 
-From this table come the tests of `test_doctor_faults.py` and the page `docs/reference/faults.md`.
+From this table come the tests of `test_doctor_faults.py` and the page `docs/reference/errors.md`.
 """
 
 from __future__ import annotations
