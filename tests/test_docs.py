@@ -299,6 +299,27 @@ def test_a_pages_links_lead_somewhere(page: Path) -> None:
             assert not anchor or anchor in anchors(there), f"{target}#{anchor}"
 
 
+# A word where a measured figure should be, as in "takes LAUNCH s", or a note to the author.
+_UNIT = r"(?:s|ms|h|MiB|KiB|GiB|MB|Gb/s|%)"
+_PLACEHOLDER = re.compile(rf"\b[A-Z]{{3,}} {_UNIT}(?![\w'])|\b(?:TODO|TBD|FIXME|XXX)\b")
+
+
+def placeholders(markdown: str) -> list[str]:
+    """What was left to be filled in, outside of code."""
+    prose = re.sub(r"^ *```.*?^ *```|`[^`]*`", "", markdown, flags=re.MULTILINE | re.DOTALL)
+    return _PLACEHOLDER.findall(prose)
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: page.name)
+def test_a_page_has_no_placeholder(page: Path) -> None:
+    assert placeholders(page.read_text()) == []
+
+
+def test_a_placeholder_is_found() -> None:
+    assert placeholders("it takes LAUNCH s of CPU time. TODO") == ["LAUNCH s", "TODO"]
+    assert placeholders("NCCL runs: `exit CODE s`\n```sh\nsleep TIME s\n```\n") == []
+
+
 def test_every_page_is_in_the_index() -> None:
     index = ROOT / "docs/README.md"
     listed = {
