@@ -75,7 +75,7 @@ def test_the_lock_has_what_the_wheel_is_built_with() -> None:
 
 def test_a_version_that_the_project_does_not_allow_is_seen() -> None:
     lock = ROOT / "container/locks/mpiboot.lock"
-    assert not satisfied(Requirement("rich>=9999"), lock, "3.13")
+    assert not satisfied(Requirement("click>=9999"), lock, "3.13")
     assert not satisfied(Requirement("unheard-of"), lock, "3.13")
 
 

@@ -10,7 +10,7 @@ from mpiboot.core import records_json
 from mpiboot.core.checks import WARNINGS, ExitCode
 from mpiboot.core.model import Finding, Level, Role
 from mpiboot.core.settings import ROWS
-from mpiboot.doctor import text
+from mpiboot.doctor import role
 from mpiboot.doctor.table import CHECKS
 from tests.fakes import workers
 
@@ -51,7 +51,7 @@ def test_what_is_called_a_warning_never_ends_a_job() -> None:
 
 def test_the_page_of_checks_has_every_field_of_their_json() -> None:
     page = (PAGES / "errors.md").read_text()
-    told = json.loads(text.as_json((Finding("shm", Level.OK, ""),), Role.WORKER, whole=True))
+    told = json.loads(role.as_json((Finding("shm", Level.OK, ""),), Role.WORKER, whole=True))
     (finding,) = told["findings"]
     fields = {*told, *finding}
     assert [name for name in fields if not re.search(rf"`(findings\[\])?\.?{name}`", page)] == []

@@ -20,12 +20,11 @@ HEAVY = {
     "multiprocessing",
     "psutil",
     "pyroute2",
-    "rich",
     "ssl",
     "subprocess",
     "urllib.request",
 }
-THIRD_PARTY = {"asyncssh", "click", "cryptography", "dns", "psutil", "pyroute2", "rich"}
+THIRD_PARTY = {"asyncssh", "click", "cryptography", "dns", "psutil", "pyroute2"}
 
 
 def loaded(statement: str, *, bare: bool = False) -> set[str]:

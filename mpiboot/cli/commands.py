@@ -235,9 +235,9 @@ def doctor(
         return
     if list_:
         from mpiboot.core import log
-        from mpiboot.doctor import text
+        from mpiboot.doctor import role
 
-        sys.stdout.write(text.listed(log.width(1)))
+        sys.stdout.write(role.listed(log.width(1)))
         return
     from mpiboot.doctor import role
 
@@ -245,7 +245,7 @@ def doctor(
         raise click.UsageError("--env goes with --host and --json alone", ctx)
     found = looking(resolved(flags, "doctor"), _DOCTOR_LOOK)
     if env:
-        from mpiboot.doctor import env_role as environment
+        from mpiboot.doctor import env as environment
 
         environment.run(found, os.environ, hosts, as_json=as_json)
         return

@@ -1,16 +1,18 @@
-"""``mpiboot doctor --bundle FILE``: what a support ticket needs, as one archive.
+"""``mpiboot doctor --bundle FILE``: what a support ticket needs, as one archive of a bounded size.
 
-It asks what a person would ask, by mpiboot's own commands; one that fails or does not end leaves
-its reason in the place of its answer.
+It runs the commands that a person would run; one that fails or does not end leaves its reason in
+the place of its output.
 """
 
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import platform
 import re
 import sys
+import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -20,12 +22,12 @@ from mpiboot.core import log, records_json
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import Role, Worker
 from mpiboot.core.settings import ROWS, Resolved
-from mpiboot.core.wording import counted, size_of
-from mpiboot.doctor import archive, looks
-from mpiboot.doctor.archive import Part
+from mpiboot.core.wording import counted, first_few, size_of
+from mpiboot.doctor import looks
 from mpiboot.doctor.role import role_of
 from mpiboot.hosts.access import own_namespace
 from mpiboot.job import masking
+from mpiboot.job.forward import ALLOWED, matches
 from mpiboot.launcher import observation
 from mpiboot.system import files, programs
 
@@ -38,12 +40,12 @@ _LOGS: Final = "logs are not in it: kubectl logs{} {} --all-containers, and with
 def write(
     resolved: Resolved, environ: Mapping[str, str], flags: Mapping[str, str | None], path: str
 ) -> None:
-    """Write the bundle, and say on stderr what it is.
+    """Write the bundle, and describe it on stderr.
 
     Args:
         resolved: the settings.
         environ: this process's environment.
-        flags: the settings that were given as options, which hold for what is asked here too.
+        flags: the settings that were given as options; the commands that are run get them too.
         path: the file, or ``-`` for standard output.
 
     Raises:
@@ -51,10 +53,9 @@ def write(
     """
     _check(path)
     try:
-        parts, hosts = asyncio.run(_parts(resolved, environ, flags))
+        texts, hosts = asyncio.run(_texts(resolved, environ, flags))
     finally:
         looks.remove_folder(resolved.settings, environ)
-    parts = archive.without_secrets(parts, environ)
     namespace = own_namespace()
     in_namespace = f" -n {namespace}" if namespace else ""
     logs = "\n".join(
@@ -65,10 +66,17 @@ def write(
         "Secrets are hidden; variables that mpiboot does not know have their names alone.\n"
         f"{logs}\n"
     )
-    data, cut = archive.pack(parts, about)
-    _write(path, data)
+    data, cut = pack(without_secrets(texts, environ), about)
+    if path == STDOUT:
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+    else:
+        try:
+            files.write_private(Path(path), data)
+        except MpibootError as wrong:
+            raise _refused(path, wrong.finding.message) from None
     name = "standard output" if path == STDOUT else path
-    message = f"{name}: {size_of(len(data))}, {counted(len(parts) + 1, 'file')}; {cut}".rstrip("; ")
+    message = f"{name}: {size_of(len(data))}, {counted(len(texts) + 1, 'file')}; {cut}".rstrip("; ")
     sys.stderr.write(f"mpiboot: {message}\nmpiboot: {_LOGS.format(in_namespace, 'POD')}\n")
 
 
@@ -93,21 +101,10 @@ def _refused(path: str, why: str) -> MpibootError:
     return error("usage", f"--bundle {path}: {why}", hint=hint)
 
 
-def _write(path: str, data: bytes) -> None:
-    if path == STDOUT:
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
-        return
-    try:
-        files.write_private(Path(path), data)
-    except MpibootError as wrong:
-        raise _refused(path, wrong.finding.message) from None
-
-
-async def _parts(
+async def _texts(
     resolved: Resolved, environ: Mapping[str, str], flags: Mapping[str, str | None]
-) -> tuple[tuple[Part, ...], tuple[str, ...]]:
-    """Ask for everything; the files, the most wanted first, and the job's hosts."""
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Collect everything: the files by their names, the most wanted first, and the job's hosts."""
     launcher = role_of(resolved, environ) is Role.LAUNCHER
     given = {row.variable: flags[row.name] for row in ROWS if flags.get(row.name) is not None}
     env = {**environ, **{name: str(value) for name, value in given.items()}}
@@ -120,41 +117,38 @@ async def _parts(
         await _command(env, "doctor", "--json"),
         await _command(env, "doctor", "ranks", "--json"),
     ]
-    workers, hosts = await _workers(resolved, environ) if launcher else ((), ())
-    found += [*await beside, *_own(resolved, environ), *workers]
-    return tuple(found), hosts
+    workers, hosts = await _workers(resolved, environ) if launcher else ({}, ())
+    return {**dict(found), **dict(await beside), **_own(resolved, environ), **workers}, hosts
 
 
-async def _command(environ: Mapping[str, str], *words: str) -> Part:
-    """Ask mpiboot itself; a file's name is that of the command."""
+async def _command(environ: Mapping[str, str], *words: str) -> tuple[str, str]:
+    """Run a command of mpiboot's; its file has the command's name."""
     name = "-".join(word for word in words if word.isalpha() and word != "true") + ".json"
     line = (sys.executable, "-m", "mpiboot", *words)
     done = await programs.run_async(line, _PATIENCE, environ)
     if done is None:
-        return Part(name, f"`mpiboot {' '.join(words)}` had no end within {_PATIENCE:g} s\n")
-    if done.stdout:
-        return Part(name, done.stdout)
-    return Part(name, f"`mpiboot {' '.join(words)}` ended with {done.status}:\n{done.stderr}")
+        return name, f"`mpiboot {' '.join(words)}` had no end within {_PATIENCE:g} s\n"
+    failed = f"`mpiboot {' '.join(words)}` ended with {done.status}:\n{done.stderr}"
+    return name, done.stdout or failed
 
 
-def _own(resolved: Resolved, environ: Mapping[str, str]) -> list[Part]:
-    """Give what this pod has beside: versions, environment, its first process, how it ended."""
-    versions = f"mpiboot {__version__}\nPython {platform.python_version()}\n{platform.platform()}\n"
-    environment = Part("environment.txt", archive.environment(environ))
-    found = [Part("versions.txt", versions), environment]
+def _own(resolved: Resolved, environ: Mapping[str, str]) -> dict[str, str]:
+    """Describe this pod: versions, environment, its first process, how it ended before."""
     first = _read(Path("/proc/1/cmdline")).rstrip("\0").split("\0")
-    found.append(Part("first-process.txt", " ".join(masking.masked_words(first)) + "\n"))
     ended = log.read_termination(resolved.settings.termination_log)
-    found.append(Part("termination-log.txt", ended or "nothing is in it\n"))
+    found = {
+        "versions.txt": f"mpiboot {__version__}\nPython {platform.python_version()}\n"
+        f"{platform.platform()}\n",
+        "environment.txt": environment(environ),
+        "first-process.txt": " ".join(masking.masked_words(first)) + "\n",
+        "termination-log.txt": ended or "nothing is in it\n",
+    }
     folder = environ.get("MPIBOOT_WORKER_DIR", "")
     wanted = resolved.settings.runtime_dir
-    there = (
-        Path(folder)
-        if folder
-        else files.find_role(wanted, os.getuid(), "worker", environ.get("TMPDIR", ""))
-    )
-    if there is not None and (there / "attempts").exists():
-        found.append(Part("attempts.txt", _read(there / "attempts")))
+    tmpdir = environ.get("TMPDIR", "")
+    worker = Path(folder) if folder else files.find_role(wanted, os.getuid(), "worker", tmpdir)
+    if worker is not None and (worker / "attempts").exists():
+        found["attempts.txt"] = _read(worker / "attempts")
     return found
 
 
@@ -167,26 +161,22 @@ def _read(path: Path) -> str:
 
 async def _workers(
     resolved: Resolved, environ: Mapping[str, str]
-) -> tuple[tuple[Part, ...], tuple[str, ...]]:
-    """Give every worker's facts, or why there are none."""
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Get every worker's facts, or why there are none, and the names of all hosts."""
     try:
         hosts, _, passed = await observation.probe_hosts(resolved, environ, looks.role())
     except MpibootError as wrong:
-        return (Part("workers.txt", f"no worker was asked: {wrong.finding.message}\n"),), ()
-    found = {f"workers/{_plain(item.host.name)}": _facts(item) for item in passed.workers}
-    for wrong_one in passed.findings:
-        name = f"workers/{_plain(wrong_one.host)}"
-        lines = (
-            wrong_one.message,
-            *wrong_one.evidence,
-            *(["-> " + wrong_one.hint] if wrong_one.hint else []),
-        )
-        found.setdefault(name, "\n".join(lines) + "\n")
-    parts = tuple(
-        Part(f"{name}.{'json' if text.startswith('{') else 'txt'}", text)
+        return {"workers.txt": f"no worker was asked: {wrong.finding.message}\n"}, ()
+    found = {_file_name(item.host.name): _facts(item) for item in passed.workers}
+    for item in passed.findings:
+        hint = [f"-> {item.hint}"] if item.hint else []
+        text = "\n".join((item.message, *item.evidence, *hint)) + "\n"
+        found.setdefault(_file_name(item.host), text)
+    texts = {
+        f"workers/{name}.{'json' if text.startswith('{') else 'txt'}": text
         for name, text in found.items()
-    )
-    return parts, tuple(host.name for host in hosts)
+    }
+    return texts, tuple(host.name for host in hosts)
 
 
 def _facts(worker: Worker) -> str:
@@ -197,6 +187,112 @@ def _facts(worker: Worker) -> str:
     return f"{worker.host.name} {why}{mpi}\n"
 
 
-def _plain(name: str) -> str:
-    """Make a file's name of a host's."""
-    return re.sub(r"[^A-Za-z0-9._-]", "_", name)
+def _file_name(host: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]", "_", host)
+
+
+# --- secrets
+
+# A shorter value may stand in any text without being that secret.
+_SHORTEST: Final = 6
+# Variables whose values are shown beside those of forward's table. Of others the name alone is: any
+# of them may hold a connection string, a registry's login or a webhook's address.
+_SHOWN: Final = (
+    "OMPI_* PMIX_* PRTE_* PMI_* MPIR_* HYDRA_* MPIEXEC_* MPIBOOT_* K_MPI_JOB_ROLE "
+    "NVIDIA_VISIBLE_DEVICES NVIDIA_DRIVER_CAPABILITIES KUBERNETES_* LD_PRELOAD "
+    "HOME HOSTNAME USER LOGNAME SHELL PWD TERM TMPDIR LANG LC_* TZ"
+)
+# What such a value looks like; a plain word may stand anywhere without coming from a variable.
+_CONNECTION: Final = re.compile(r"://.{4}|=.+;|\{.+:")
+
+
+def environment(environ: Mapping[str, str]) -> str:
+    """Write an environment, a variable a line, with the values of those that are known alone."""
+    lines = []
+    for name, value in sorted(environ.items()):
+        known = not value or _is_shown(name)
+        shown = masking.mask_within(name, value) if known else masking.HIDDEN
+        lines.append(f"{name}={shown}\n")
+    return "".join(lines)
+
+
+def _is_shown(name: str) -> bool:
+    patterns = (*_SHOWN.split(), *(pattern for pattern, _ in ALLOWED))
+    return any(matches(name, pattern) for pattern in patterns)
+
+
+def _is_secret(name: str, value: str) -> bool:
+    """Tell whether a value may stand nowhere: `args` have those of variables as `$(NAME)`."""
+    if masking.mask(name, value) == masking.HIDDEN:
+        return len(value) >= _SHORTEST
+    return bool(_CONNECTION.search(value)) and not _is_shown(name)
+
+
+def without_secrets(texts: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Hide values of secret and of unknown variables, also where no name is beside them.
+
+    Args:
+        texts: already without secrets that have their names beside them.
+        environ: where the values are.
+    """
+    values = [value for name, value in environ.items() if _is_secret(name, value)]
+    hidden = dict(texts)
+    for value in sorted(values, key=len, reverse=True):
+        hidden = {name: text.replace(value, masking.HIDDEN) for name, text in hidden.items()}
+    return hidden
+
+
+# --- the archive
+
+# Bytes before they are packed: of one file, and of all. Compressed it is about a tenth.
+PART: Final = 1 << 20
+WHOLE: Final = 16 << 20
+_FOLDER: Final = "mpiboot-bundle/"
+
+
+def pack(
+    texts: Mapping[str, str], about: str, *, most: int = PART, whole: int = WHOLE
+) -> tuple[bytes, str]:
+    """Pack the files; what is too long is cut at its end, what is too much is left out.
+
+    Args:
+        texts: the files by their names, the most wanted first.
+        about: what the file README.txt begins with.
+        most: bytes of one file.
+        whole: bytes of all.
+
+    Returns:
+        The archive, and what was cut or left out in one line (empty: nothing).
+    """
+    kept: dict[str, bytes] = {}
+    cut: list[str] = []
+    out: list[str] = []
+    left = whole
+    for name, text in texts.items():
+        data = text.encode("utf-8", "replace")
+        if len(data) > most:
+            cut.append(name)
+            note = f"\n[cut here: {size_of(len(data))} in all]\n".encode()
+            data = data[:most].decode("utf-8", "ignore").encode() + note
+        if len(data) > left:
+            out.append(name)
+        else:
+            left -= len(data)
+            kept[name] = data
+    message = "; ".join(
+        f"{what}: {first_few(names, 8)}"
+        for what, names in (
+            (f"cut to {size_of(most)}", cut),
+            (f"left out, as all may have {size_of(whole)}", out),
+        )
+        if names
+    )
+    listed = "".join(f"  {name}\n" for name in kept)
+    readme = f"{about}\n{listed}" + (f"\n{message}\n" if message else "")
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for name, data in {"README.txt": readme.encode(), **kept}.items():
+            entry = tarfile.TarInfo(_FOLDER + name)
+            entry.size, entry.mode = len(data), 0o600
+            archive.addfile(entry, io.BytesIO(data))
+    return packed.getvalue(), message

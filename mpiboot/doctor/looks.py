@@ -24,15 +24,18 @@ from mpiboot.core.addresses import address_of
 from mpiboot.core.errors import MpibootError
 from mpiboot.core.model import Finding, Identity, Mpi, MpiFamily, PodFacts
 from mpiboot.core.settings import Settings
-from mpiboot.doctor.image import ImagePart, Program, ShimsPart, SshdPart
 from mpiboot.doctor.network import CountersPart, NvidiaPart, PciPart
 from mpiboot.doctor.pod import (
     FolderPart,
+    ImagePart,
     KeyPart,
     LimitsPart,
     MemoryPart,
+    Program,
     ServersPart,
+    ShimsPart,
     ShmPart,
+    SshdPart,
     SshdSettings,
     SshListener,
 )
@@ -351,7 +354,7 @@ def _keys(values: dict[str, tuple[str, ...]], who: Identity) -> Iterator[tuple[s
         return
 
 
-MODULES: Final = ("asyncssh", "click", "dns", "rich")
+MODULES: Final = ("asyncssh", "click", "dns", "pyroute2")
 # glibc's loader and musl's, in their own words.
 _NOT_FOUND: Final = ("=> not found", "Error loading shared library", "cannot open shared object")
 _WHO: Final = "error while loading shared libraries: "

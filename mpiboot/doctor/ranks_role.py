@@ -19,9 +19,9 @@ from mpiboot.core.errors import MpibootError
 from mpiboot.core.model import Finding, Level, Role
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import counted, first_few, size_of
-from mpiboot.doctor import looks, ranks_judge, text
+from mpiboot.doctor import looks, ranks_judge
 from mpiboot.doctor.ranks_answer import Activity, HostRanks, LinkRates, MpiStage, Rank, read
-from mpiboot.doctor.role import role_of
+from mpiboot.doctor.role import end, json_report, role_of
 from mpiboot.hosts import host_shell
 from mpiboot.hosts.remote_commands import RemoteCommands
 from mpiboot.job import render
@@ -52,7 +52,7 @@ def run(
     found = (*found, *answers.wrong, *_not_readable(answers.hosts))
     write = as_json_text(answers, found) if as_json else as_text(answers, found, log.width(1))
     sys.stdout.write(write)
-    text.end(found, *_OUTLIER)
+    end(found, *_OUTLIER)
 
 
 def _answers(resolved: Resolved, environ: Mapping[str, str], seconds: int) -> Answers:
@@ -204,7 +204,7 @@ def as_json_text(answers: Answers, found: Sequence[Finding]) -> str:
         }
         for host in answers.hosts
     ]
-    return text.json_report(
+    return json_report(
         all_hosts=answers.all_hosts, not_asked=answers.unasked, findings=found, hosts=hosts
     )
 
@@ -232,8 +232,8 @@ def summary(ranks: Sequence[Rank], answers: Answers, found: Sequence[Finding]) -
     message = ", ".join(f"{count} {_word(kind)}" for kind, count in does.most_common())
     hosts = counted(len({item.host for item in ranks}), "host")
     odd = sum(item.level in _OUTLIER for item in found)
-    end = f"{odd} odd" if odd else "none stands out; look again a minute later"
-    return f"{counted(len(ranks), 'rank')} on {hosts}: {message}; {end}"
+    rest = f"{odd} odd" if odd else "none stands out; look again a minute later"
+    return f"{counted(len(ranks), 'rank')} on {hosts}: {message}; {rest}"
 
 
 def _word(kind: Activity) -> str:

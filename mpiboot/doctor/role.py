@@ -1,4 +1,4 @@
-"""``mpiboot doctor``: this pod and, on a launcher, every host; what is wrong and how to mend it.
+"""``mpiboot doctor``: this pod and, on a launcher, every host; what is wrong and how to fix it.
 
 It waits for nothing, starts nothing and writes nothing but its private folder.
 """
@@ -6,25 +6,43 @@ It waits for nothing, starts nothing and writes nothing but its private folder.
 from __future__ import annotations
 
 import os
+import queue
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
 
-from mpiboot.core.errors import MpibootError, error
-from mpiboot.core.model import Finding, Role
+from mpiboot import __version__
+from mpiboot.core import log
+from mpiboot.core.addresses import short_names
+from mpiboot.core.errors import MpibootError, ShownError, error
+from mpiboot.core.exit_codes import ExitCode
+from mpiboot.core.model import Finding, Level, PodFacts, Role
 from mpiboot.core.settings import Resolved
-from mpiboot.doctor import checks, gather, job, looks, table, text
+from mpiboot.core.wording import counted, first_few, lasting
+from mpiboot.doctor import checks, job, looks, table
+from mpiboot.doctor.pod import LimitsPart, ServersPart
+from mpiboot.doctor.table import CHECKS, GROUP_OF, GROUPS
 from mpiboot.hosts import hostfiles
+from mpiboot.hosts.access import PORTS
 from mpiboot.hosts.gate import is_one_of
-from mpiboot.job import platforms
+from mpiboot.job import platforms, render
+from mpiboot.network import platform_hints, pod
+from mpiboot.system import files
+from mpiboot.system.files import WorkerState
+from mpiboot.worker import facts
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is asked for: which checks and hosts (none: all), an image alone, JSON.
+    """The command line: which checks and hosts (none: all), an image alone, JSON.
 
-    ``network`` has the hosts measure the ways between them; ``login`` is false where a launcher
-    asks, which has just logged in to this worker itself.
+    ``network`` has the hosts measure the paths between them; ``login`` is false where a launcher
+    runs this, which has just logged in to this worker itself.
     """
 
     checks: tuple[str, ...] = ()
@@ -40,15 +58,16 @@ def run(resolved: Resolved, environ: Mapping[str, str], asked: Asked = Asked()) 
 
     Raises:
         ShownError: something fails; with the code 1.
-        MpibootError: ``usage``; a check or host that does not exist is asked for.
-        KeyboardInterrupt: it was interrupted, and has said what it knows.
+        MpibootError: ``usage``; there is no such check or host.
+        KeyboardInterrupt: it was interrupted, and has printed what it found.
     """
-    unknown = [name for name in asked.checks if name not in table.GROUP_OF]
+    unknown = [name for name in asked.checks if name not in GROUP_OF]
     if unknown:
         raise error("usage", f"no check {unknown[0]!r}", hint="`mpiboot doctor --list` lists them")
     role = role_of(resolved, environ)
     if asked.network and role is not Role.LAUNCHER:
-        raise error("usage", "--network is for a launcher: its hosts measure the ways between them")
+        message = "--network is for a launcher: its hosts measure the paths between them"
+        raise error("usage", message)
     found: list[Finding] = []
     whole = False
     try:
@@ -62,29 +81,29 @@ def run(resolved: Resolved, environ: Mapping[str, str], asked: Asked = Asked()) 
         looks.remove_folder(resolved.settings, environ)
     shown = _selected(found, asked, whole=whole)
     if asked.as_json:
-        sys.stdout.write(text.as_json(shown, role, whole=whole))
+        sys.stdout.write(as_json(shown, role, whole=whole))
     else:
-        text.write(shown, whole=whole)
+        write(shown, whole=whole)
     if not whole:
         raise KeyboardInterrupt
-    text.end(shown)
+    end(shown)
 
 
 def _selected(found: list[Finding], asked: Asked, *, whole: bool) -> list[Finding]:
-    """Leave what is asked for; where it was cut off, a host may not have been looked at yet."""
-    names = {name for item in found for name in (item.host, *item.hosts) if name}
+    """Leave what is asked for; after Ctrl-C a host may not have been reached yet."""
     if whole:
+        names = {name for item in found for name in (item.host, *item.hosts) if name}
         job.refuse_unknown(asked.hosts, sorted(names))
+    here = os.uname().nodename
     return [
         item
         for item in found
         if (not asked.checks or item.check in asked.checks)
-        and (not asked.hosts or any(is_one_of(name, asked.hosts) for name in _whose(item)))
+        and (
+            not asked.hosts
+            or any(is_one_of(name, asked.hosts) for name in item.hosts or (item.host or here,))
+        )
     ]
-
-
-def _whose(item: Finding) -> tuple[str, ...]:
-    return item.hosts or (item.host or os.uname().nodename,)
 
 
 def _look(
@@ -93,11 +112,10 @@ def _look(
     """Look at this pod and, on a launcher, at its hosts."""
     yield from resolved.warnings
     rows = table.chosen(role, asked.checks, at_build=asked.image)
-    one = gather.subject(resolved, environ)
     needs = {name for row in rows for name in row.needs}
-    report = gather.gather(one, needs, resolved.settings.timeout)
-    yield from checks.judge_all(rows, report.parts, report.unseen)
-    if gather.INTERRUPTED in report.unseen.values():
+    parts, unseen = gather(subject(resolved, environ), needs, resolved.settings.timeout)
+    yield from checks.judge_all(rows, parts, unseen)
+    if INTERRUPTED in unseen.values():
         raise KeyboardInterrupt
     if asked.image:
         return
@@ -110,16 +128,253 @@ def _look(
 
 
 def role_of(resolved: Resolved, environ: Mapping[str, str]) -> Role:
-    """Tell the pod's role; where nothing says it, a launcher's: to look at a hostfile's hosts."""
-    mounted = _mounted(resolved, environ)
-    try:
-        role, _ = platforms.role(resolved, environ, (), mounted, os.uname().nodename)
-    except MpibootError:
-        return Role.LAUNCHER
-    return role
-
-
-def _mounted(resolved: Resolved, environ: Mapping[str, str]) -> str:
+    """Find the pod's role; one that can't be settled is a launcher's, to look at its hosts."""
     given = str(resolved.given["hostfile"])
     named = hostfiles.candidates(resolved.settings.hostfile, given, environ)
-    return next((item.path for item in named if os.path.exists(item.path)), "")  # noqa: PTH110
+    mounted = next((item.path for item in named if os.path.exists(item.path)), "")  # noqa: PTH110
+    try:
+        return platforms.role(resolved, environ, (), mounted, os.uname().nodename)[0]
+    except MpibootError:
+        return Role.LAUNCHER
+
+
+# --- all looks at this pod at once, a thread each: one that hangs or fails makes its part unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """This pod, as a look finds it: settings, environment, and its worker if one runs."""
+
+    resolved: Resolved
+    environ: Mapping[str, str]
+    worker: WorkerState | None = None
+
+
+def subject(resolved: Resolved, environ: Mapping[str, str]) -> Subject:
+    """Find out whether a worker of mpiboot's runs here."""
+    tmpdir = environ.get("TMPDIR", "")
+    given = environ.get("MPIBOOT_WORKER_DIR")
+    wanted = resolved.settings.runtime_dir
+    folder = Path(given) if given else files.find_role(wanted, os.getuid(), "worker", tmpdir)
+    state = files.worker_state(folder) if folder else None
+    runs = state is not None and os.path.exists(f"/proc/{state.pid}")  # noqa: PTH110
+    return Subject(resolved, environ, state if runs else None)
+
+
+def _facts(one: Subject) -> PodFacts:
+    sshd, pid = (one.worker.sshd, one.worker.pid) if one.worker else ("", 1)
+    return facts.gather(one.resolved, one.environ, sshd=sshd, pid=pid, mpi=None)
+
+
+def _limits(one: Subject) -> LimitsPart:
+    server = looks.process_of(one.worker.port) or one.worker.pid if one.worker else 0
+    # A session of an SSH server that is not mpiboot's knows that it is one.
+    return looks.limits(
+        str(server) if server else "self" if "SSH_CONNECTION" in one.environ else ""
+    )
+
+
+def _servers(one: Subject) -> ServersPart:
+    """Look at the worker's port, else at those that a launcher tries."""
+    return looks.servers(one.worker.port, ()) if one.worker else looks.servers(0, _ports(one))
+
+
+def _ports(one: Subject) -> tuple[int, ...]:
+    named = one.worker.port if one.worker else one.resolved.settings.ssh_port
+    return (named,) if named else PORTS
+
+
+LOOKS: Final[Mapping[str, Callable[[Subject], object]]] = {
+    "identity": lambda one: pod.identity(one.environ),
+    "facts": _facts,
+    "image": lambda one: looks.image(one.environ),
+    "sshd": lambda one: looks.sshd(one.environ),
+    "folder": lambda one: looks.folder(one.resolved.settings, one.environ),
+    "key": lambda one: looks.key(one.resolved.settings, one.environ),
+    "shims": lambda one: looks.shims(one.environ),
+    "mesh": lambda _: platform_hints.service_mesh(),
+    "servers": _servers,
+    "sshd_settings": lambda one: looks.sshd_settings(_ports(one), pod.identity(one.environ)),
+    "nvidia": lambda one: looks.nvidia(one.environ),
+    "limits": _limits,
+    "shm": lambda _: looks.shm(),
+    "memory": lambda _: looks.memory(),
+    "rp_filters": lambda _: looks.rp_filters(),
+}
+# Parts that are made from the facts: they come in a second round.
+FROM_FACTS: Final[Mapping[str, Callable[[PodFacts], object]]] = {
+    "pci": looks.pci,
+    "counters": looks.counters,
+}
+INTERRUPTED: Final = "interrupted"
+
+
+def gather(
+    one: Subject, wanted: Collection[str], seconds: float
+) -> tuple[dict[str, object], dict[str, str]]:
+    """Look at the parts that are wanted; Ctrl-C ends the looks, and what was seen is kept.
+
+    Args:
+        one: this pod.
+        wanted: names of parts.
+        seconds: how long a round of looks may take.
+
+    Returns:
+        The parts by their names, and of those that were not seen the reason.
+    """
+    later = set(wanted) & set(FROM_FACTS)
+    names = {*wanted, *(["facts"] if later else [])} & set(LOOKS)
+    parts, unseen = _looked({name: partial(LOOKS[name], one) for name in names}, seconds)
+    parts |= {"settings": one.resolved.settings, "environ": one.environ}
+    seen = parts.get("facts")
+    if isinstance(seen, PodFacts):
+        more = _looked({name: partial(FROM_FACTS[name], seen) for name in later}, seconds)
+        return parts | more[0], unseen | more[1]
+    return parts, unseen | dict.fromkeys(later, unseen.get("facts", ""))
+
+
+def _looked(
+    wanted: Mapping[str, Callable[[], object]], seconds: float
+) -> tuple[dict[str, object], dict[str, str]]:
+    done: queue.SimpleQueue[tuple[str, object, str]] = queue.SimpleQueue()
+
+    def look_at(name: str, look: Callable[[], object]) -> None:
+        try:
+            done.put((name, look(), ""))
+        except MpibootError as wrong:
+            done.put((name, None, wrong.finding.message))
+        except OSError as wrong:
+            done.put((name, None, wrong.strerror or str(wrong)))
+        except Exception as wrong:  # noqa: BLE001 - one look that fails must not end the others
+            done.put((name, None, f"this look failed: {type(wrong).__name__}: {wrong}"))
+
+    for name, look in wanted.items():
+        _start(partial(look_at, name, look))
+    missing = set(wanted)
+    found: dict[str, object] = {}
+    unseen: dict[str, str] = {}
+    deadline, why = time.monotonic() + seconds, f"no answer within {lasting(seconds)}"
+    try:
+        while missing:
+            name, value, wrong = done.get(timeout=max(0.0, deadline - time.monotonic()))
+            missing.discard(name)
+            if wrong:
+                unseen[name] = wrong
+            else:
+                found[name] = value
+    except queue.Empty:
+        pass
+    except KeyboardInterrupt:
+        why = INTERRUPTED
+    return found, {**unseen, **dict.fromkeys(missing, why)}
+
+
+def _start(look: Callable[[], None]) -> None:
+    try:
+        # Of its own and not an executor's: a look that hangs in the kernel is left behind.
+        threading.Thread(target=look, daemon=True).start()
+    except RuntimeError:  # the pod may start no more threads, which doctor is to find
+        look()
+
+
+# --- findings to text: a table for a terminal, lines for a pipe, JSON with a version
+
+# Raised when a field changes its meaning; new fields need no new version.
+JSON_VERSION: Final = 1
+HERE: Final = "this pod"
+# A cell shows the first of these that one of its findings has.
+_WORST: Final = (Level.FAIL, Level.WARN, Level.UNKNOWN, Level.OK)
+
+
+def json_report(**fields: object) -> str:
+    """Write a report of doctor's as JSON: version, mpiboot's version, this pod, then these."""
+    known = {"version": JSON_VERSION, "mpiboot": __version__, "host": os.uname().nodename}
+    return render.as_json({**known, **fields})
+
+
+def end(found: Iterable[Finding], *bad: Level) -> None:
+    """End with the code 1 where a finding has one of these levels, by default FAIL.
+
+    Raises:
+        ShownError: one has; everything is printed already.
+    """
+    for item in found:
+        if item.level in (bad or (Level.FAIL,)):
+            raise ShownError(item, code=int(ExitCode.FOUND))
+
+
+def as_json(found: Sequence[Finding], role: Role, *, whole: bool) -> str:
+    """Write the findings as docs/reference/errors.md has it."""
+    here = os.uname().nodename
+    findings = [
+        {
+            "group": GROUP_OF[item.check],
+            **asdict(item),
+            "host": item.host or ("" if item.hosts else here),
+        }
+        for item in found
+    ]
+    return json_report(role=role, complete=whole, findings=findings)
+
+
+def write(found: Sequence[Finding], *, whole: bool) -> None:
+    """Print the findings: on a terminal a table, and below it what is not well."""
+    width = log.width(1)
+    shown = found
+    if width is not None:
+        sys.stdout.write(f"{_by_host(found)}\n")
+        shown = [item for item in found if item.level is not Level.OK]
+    sys.stdout.write(f"{render.findings(shown, width)}\n{summary(found, whole=whole)}\n")
+
+
+def summary(found: Iterable[Finding], *, whole: bool) -> str:
+    """Count the findings, in one line."""
+    levels = [item.level for item in found]
+    bad, warnings, unknown = (
+        levels.count(level) for level in (Level.FAIL, Level.WARN, Level.UNKNOWN)
+    )
+    more = f", {unknown} not known" if unknown else ""
+    message = f"{counted(len(levels), 'check')}: {bad} failed, {counted(warnings, 'warning')}{more}"
+    return message if whole else f"{message}; interrupted: the rest was not looked at"
+
+
+def cell(levels: Sequence[Level]) -> str:
+    """Write a cell: the worst level, and how many have it where that is no good one."""
+    worst = next((level for level in _WORST if level in levels), None)
+    if worst is None:
+        return ""
+    count = levels.count(worst)
+    return f"{render.MARKS[worst]}{f' {count}' if count > 1 and worst is not Level.OK else ''}"
+
+
+def _by_host(found: Sequence[Finding]) -> str:
+    """Lay the levels out: hosts that are alike are a row, groups of checks are the columns."""
+    rows: dict[str, dict[str, list[Level]]] = {}
+    for item in found:
+        for host in item.hosts or (item.host or HERE,):
+            rows.setdefault(host, {}).setdefault(GROUP_OF[item.check], []).append(item.level)
+    groups = [name for name in GROUPS if any(name in row for row in rows.values())]
+    short = short_names([name for name in rows if name != HERE])
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for host, row in rows.items():
+        line = tuple(cell(row.get(name, ())) for name in groups)
+        alike.setdefault(line, []).append(short.get(host, host))
+    return render.table(("", *groups), ((first_few(of, 3), *line) for line, of in alike.items()))
+
+
+def listed(width: int | None) -> str:
+    """List every check: its group, reference, the roles that have it, and when it holds."""
+    text = [("group", "check", "roles", "holds when")]
+    for group, references in GROUPS.items():
+        for row in map(CHECKS.__getitem__, references):
+            roles = ",".join(role.value for role in row.roles)
+            text.append((group, row.reference, roles, row.title))
+    widths = [max(len(line[place]) for line in text) + 2 for place in range(3)]
+    return "".join(
+        render.indented(
+            "".join(word.ljust(size) for word, size in zip(line, widths, strict=False)),
+            line[3],
+            width,
+        )
+        for line in text
+    )

@@ -7,18 +7,12 @@ from typing import Final
 
 from mpiboot.core.exit_codes import Check
 from mpiboot.core.model import Role
-from mpiboot.doctor import hosts, image, network, pod, variables
+from mpiboot.doctor import hosts, network, pod
 from mpiboot.doctor.checks import BY_REFERENCE, DoctorCheck, of_area
 
 # Of one pod; of a job's hosts beside each other; of the ways between them (--network): from a
 # worker to each other one, of more than six a ring with chords.
-POD: Final = (
-    *of_area(image),
-    *of_area(pod),
-    *of_area(network),
-    *network.DATA_NETWORK,
-    *of_area(variables),
-)
+POD: Final = (*of_area(pod), *of_area(network), *network.DATA_NETWORK)
 HOSTS: Final = tuple(row for row in of_area(hosts) if "hosts" in row.needs)
 WAYS: Final = tuple(row for row in of_area(hosts) if "ways" in row.needs)
 # By their references: what ends or warns of a job, and what doctor alone looks at.

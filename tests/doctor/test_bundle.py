@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mpiboot.doctor import archive
-from mpiboot.doctor.archive import Part
+from mpiboot.doctor import bundle
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -107,8 +106,8 @@ def test_a_terminal_gets_no_archive() -> None:
 
 
 def test_the_bound_is_kept_and_told() -> None:
-    parts = [Part("a", "x" * 50), Part("b", "é" * 100), Part("c", "y" * 90), Part("d", "z" * 10)]
-    data, message = archive.pack(parts, "about", most=101, whole=250)
+    parts = {"a": "x" * 50, "b": "é" * 100, "c": "y" * 90, "d": "z" * 10}
+    data, message = bundle.pack(parts, "about", most=101, whole=250)
     found = unpacked(data)
     assert message == "cut to 101 bytes: b; left out, as all may have 250 bytes: c"
     assert list(found) == ["README.txt", "a", "b", "d"]
@@ -125,7 +124,7 @@ def test_only_known_variables_are_shown_with_their_values() -> None:
         "TF_TOKEN": "hunter2",
         "X": "hunter2",
     }
-    assert archive.environment(environ).splitlines() == [
+    assert bundle.environment(environ).splitlines() == [
         "EMPTY=",
         "HOME=/home/me",
         "MPIBOOT_MPIRUN_ARGS=--password (hidden)",
@@ -148,5 +147,5 @@ def test_secrets_by_their_values() -> None:
     text = f"{SECRET} {SECRET}! x 1234567 words here; "
     shown = text.replace(SECRET, "(hidden)")
     text += "--to https://hooks.example.com/T0 Server=db;Uid=me tcp://w-0.job"
-    (part,) = archive.without_secrets([Part("a", text)], environ)
-    assert part.text == f"{shown}--to (hidden) (hidden) tcp://w-0.job"
+    found = bundle.without_secrets({"a": text}, environ)
+    assert found["a"] == f"{shown}--to (hidden) (hidden) tcp://w-0.job"

@@ -15,10 +15,9 @@ from mpiboot.cli import main as cli
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import Finding, Level
 from mpiboot.core.settings import resolve
-from mpiboot.doctor import env_differences as compare
-from mpiboot.doctor import env_role as role
+from mpiboot.doctor import env
 from mpiboot.doctor import job as doctor_job
-from mpiboot.doctor.env_differences import Difference, DifferenceKind, Forwarding, HostEnvironments
+from mpiboot.doctor.env import Difference, DifferenceKind, Forwarding, HostEnvironments
 from mpiboot.hosts import host_shell
 from mpiboot.hosts.gate import GateResult
 from mpiboot.job import dialects
@@ -57,9 +56,7 @@ def host(
 
 def told(one: HostEnvironments) -> list[Difference]:
     return [
-        item
-        for item in compare.differences(one, Forwarding())
-        if item.group is not DifferenceKind.OWN
+        item for item in env.differences(one, Forwarding()) if item.group is not DifferenceKind.OWN
     ]
 
 
@@ -79,7 +76,7 @@ def test_a_shell_reads_the_three() -> None:
         timeout=60,
     )
     assert done.stderr == ""
-    found = compare.read(host_shell.read(done.stdout).environments, "w-0")
+    found = env.read(host_shell.read(done.stdout).environments, "w-0")
     assert found.missing == {}
     assert found.rank.startswith("rank 3 (pid ")
     assert found.values["first"]["FIRST"] == "1"
@@ -89,12 +86,12 @@ def test_a_shell_reads_the_three() -> None:
 
 
 def test_what_can_not_be_seen_has_its_reason() -> None:
-    found = compare.read(["session A=1", "which 2 71"], "w-0")
+    found = env.read(["session A=1", "which 2 71"], "w-0")
     assert found.missing == {
         "first": "/proc/1/environ can't be read by this user",
         "rank": "the environment of rank 2 (pid 71) can't be read",
     }
-    found = compare.read(["shared pause", "session A=1"], "w-0", session="nobody logs in")
+    found = env.read(["shared pause", "session A=1"], "w-0", session="nobody logs in")
     assert found.missing == {
         "first": "the first process is not the container's (shareProcessNamespace)",
         "session": "nobody logs in",
@@ -122,7 +119,7 @@ PLAN = Forwarding({"UCX_TLS": "rc"}, {"UCX_TLS": "UCX reads it", "MODE": "no rul
     ],
 )
 def test_the_reason_is_told(one: HostEnvironments, reason: str) -> None:
-    found = [item for item in compare.differences(one, PLAN) if item.name != "MPIBOOT_SESSION"]
+    found = [item for item in env.differences(one, PLAN) if item.name != "MPIBOOT_SESSION"]
     (item,) = [item for item in found if item.group is not DifferenceKind.OWN] or found
     if item.group is DifferenceKind.OWN:
         reason = "mpirun or mpiboot sets it in ranks"
@@ -132,7 +129,7 @@ def test_the_reason_is_told(one: HostEnvironments, reason: str) -> None:
 
 def test_what_is_the_same_is_left_out_and_what_matters_comes_first() -> None:
     rank = {**POD, "A": "1", "LD_LIBRARY_PATH": "/x", "PMIX_RANK": "0", "OMPI_MCA_btl": "tcp"}
-    found = list(compare.differences(host(POD, SESSION, rank), Forwarding()))
+    found = list(env.differences(host(POD, SESSION, rank), Forwarding()))
     assert [(item.name, item.group.value) for item in found] == [
         ("LD_LIBRARY_PATH", "first"),
         ("A", "other"),
@@ -164,7 +161,7 @@ def test_secrets_are_hidden_and_still_told_apart() -> None:
 def three(name: str, *values: str | None, whose: str = "first") -> list[Finding]:
     given = [{} if value is None else {name: value} for value in values]
     listed = [HostEnvironments(f"w-{number}", {whose: value}) for number, value in enumerate(given)]
-    return list(compare.outliers(listed))
+    return list(env.outliers(listed))
 
 
 def test_the_host_that_differs_is_named() -> None:
@@ -201,15 +198,15 @@ def test_what_stands_behind_such_names_is_still_compared() -> None:
         host({"ALIKE": "x", "HOSTNAME": f"w-{number}", "MODE": mode}, name=f"w-{number}")
         for number, mode in enumerate("aab")
     ]
-    message = [item.message for item in compare.outliers(listed)]
+    message = [item.message for item in env.outliers(listed)]
     assert message == ["MODE of the pod is another than on most hosts: w-2: b"]
 
 
 def test_what_the_plan_sets_on_single_hosts_is_no_difference() -> None:
     listed = [host({"UCX_NET_DEVICES": device}, None, None, device) for device in ("a", "b")]
-    assert list(compare.outliers(listed))
+    assert list(env.outliers(listed))
     plan = Forwarding(per_host={"a": {"UCX_NET_DEVICES": "a"}})
-    assert not list(compare.outliers(listed, plan))
+    assert not list(env.outliers(listed, plan))
 
 
 def test_a_difference_is_told_once_and_of_two_hosts_only_what_matters() -> None:
@@ -217,7 +214,7 @@ def test_a_difference_is_told_once_and_of_two_hosts_only_what_matters() -> None:
     assert not three("MODE", "a", "b")
     listed = [host({"PATH": path}, {"PATH": path}, None, path) for path in ("/a", "/a", "/b")]
     listed[1] = host({"PATH": "/a"}, {"PATH": "/a"}, None, "/c")
-    assert len(list(compare.outliers(listed))) == 1
+    assert len(list(env.outliers(listed))) == 1
 
 
 # -- what the plan hands on ------------------------------------------------------------------------
@@ -231,7 +228,7 @@ def of(
     seen = plans.observed(family, environ)
     row = dialects.row_of(seen.mpi)
     assert row is not None
-    return compare.of_plan(plans.planned(seen=seen, flags=flags), environ), row
+    return env.of_plan(plans.planned(seen=seen, flags=flags), environ), row
 
 
 def test_what_open_mpi_hands_on_and_why_not_the_rest() -> None:
@@ -273,15 +270,15 @@ def test_hydra_hands_on_all_but_what_is_taken_out() -> None:
 def test_hosts_that_are_alike_are_shown_once() -> None:
     listed = [host(POD, SESSION, {**POD, "NCCL_DEBUG": "WARN"}, name) for name in ("w-0", "w-1")]
     plan = Forwarding({"NCCL_DEBUG": "WARN"}, {"NCCL_DEBUG": "NCCL reads it in every rank"})
-    given = [(one, tuple(compare.differences(one, plan))) for one in listed]
-    shown = compare.as_text(given, (), None)
+    given = [(one, tuple(env.differences(one, plan))) for one in listed]
+    shown = env.as_text(given, (), None)
     head, table = shown.split("\n", 1)
     assert head == "w-0, w-1: rank 0 (pid 7)"
     rest = "  and 1 variable that a session or a rank has by its nature: --json\n"
     assert table.endswith(rest)
     assert dedent(table.removesuffix(rest)) == pages.named("env-shown")
     same = [(host(POD, POD), ())]
-    assert compare.as_text(same, (), None) == "w-0: rank 0 (pid 7)\n  nothing differs\n"
+    assert env.as_text(same, (), None) == "w-0: rank 0 (pid 7)\n  nothing differs\n"
 
 
 def test_a_pod_without_a_server_says_so(
@@ -334,12 +331,12 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN401
             return HostEnvironments("launcher", {"first": ENVIRON}, {"session": why, "rank": "-"})
 
         monkeypatch.setattr(look, "look", looked)
-        monkeypatch.setattr(role, "_here", here)
+        monkeypatch.setattr(env, "_here", here)
         found: list[str] = []
         monkeypatch.setattr("sys.stdout.write", found.append)
         resolved = resolve({"role": "launcher", "runtime_dir": str(tmp_path)}, ENVIRON)
         try:
-            role.run(resolved, ENVIRON, (), as_json=True)
+            env.run(resolved, ENVIRON, (), as_json=True)
         except MpibootError as ended:
             return ended.code, json.loads(found[0])
         return 0, json.loads(found[0])

@@ -20,8 +20,7 @@ from mpiboot.core.errors import error
 from mpiboot.core.model import Fabric, Gpus, Level
 from mpiboot.core.settings import Settings
 from mpiboot.doctor import looks
-from mpiboot.doctor.image import ShimsPart
-from mpiboot.doctor.pod import MemoryPart, ServersPart, SshListener
+from mpiboot.doctor.pod import MemoryPart, ServersPart, ShimsPart, SshListener
 from mpiboot.launcher import shims
 from mpiboot.ssh import openssh
 from mpiboot.system import control_groups, executables

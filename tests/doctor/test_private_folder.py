@@ -12,10 +12,8 @@ import pytest
 
 from mpiboot.core.errors import MpibootError
 from mpiboot.core.settings import Resolved, Settings, resolve
-from mpiboot.doctor import bundle, looks
-from mpiboot.doctor import env_role as environment
+from mpiboot.doctor import bundle, env, looks
 from mpiboot.doctor import ranks_role as ask
-from mpiboot.doctor.archive import Part
 
 Doctor = Callable[[Resolved, Mapping[str, str]], object]
 
@@ -25,7 +23,7 @@ Doctor = Callable[[Resolved, Mapping[str, str]], object]
     [
         ("launcher", lambda resolved, environ: ask.job(resolved, environ, 1)),
         ("launcher", lambda resolved, environ: bundle.write(resolved, environ, {}, "-")),
-        ("worker", lambda resolved, environ: environment.run(resolved, environ, (), as_json=True)),
+        ("worker", lambda resolved, environ: env.run(resolved, environ, (), as_json=True)),
     ],
     ids=["ranks", "bundle", "env"],
 )
@@ -56,8 +54,8 @@ def test_nothing_is_left_of_doctors_folder(
         assert key.read_bytes() not in [path.read_bytes() for path in there if path.is_file()]
         remove(settings, environ)
 
-    async def no_other(*_: object) -> Part:  # what mpiboot is asked beside it
-        return Part("a", "")
+    async def no_other(*_: object) -> tuple[str, str]:  # what mpiboot is asked beside it
+        return "a", ""
 
     monkeypatch.setattr(os, "environ", {**os.environ})  # who has no passwd entry gets names there
     monkeypatch.setattr(looks, "remove_folder", look_and_remove)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mpiboot.core.model import Fabric, Gpus, Level
-from mpiboot.doctor import looks, network, variables
+from mpiboot.doctor import looks, network
 from mpiboot.doctor.network import CountersPart, NvidiaPart
 from tests.doctor.test_judges import FACTS, device, told
 
@@ -221,7 +221,7 @@ def test_nvlink_between_nodes_needs_a_channel() -> None:
 def test_a_variable_that_names_no_link_is_told(
     environ: dict[str, str], message: str | None
 ) -> None:
-    found = told(variables.named_links(environ, FACTS))
+    found = told(network.named_links(environ, FACTS))
     assert [(level, text.partition(" (there")[0]) for level, text in found] == (
         [(WARN, message)] if message else []
     )
@@ -229,6 +229,6 @@ def test_a_variable_that_names_no_link_is_told(
 
 def test_settings_of_nccl_that_leave_others_without_effect_are_told() -> None:
     environ = {"NCCL_IB_GID_INDEX": "3", "NCCL_IB_ADDR_RANGE": "10.0.0.0/8"}
-    assert told(variables.two_settings(environ)) == [
+    assert told(network.two_settings(environ)) == [
         (WARN, f"{' and '.join(environ)} exclude each other: the range then has no effect")
     ]

@@ -10,7 +10,7 @@ from mpiboot.core.checks import CHECKS
 from mpiboot.core.data_checks import DATA_CHECKS
 from mpiboot.core.exit_codes import ExitCode
 from mpiboot.core.model import Finding, Level, Role
-from mpiboot.doctor import gather, table
+from mpiboot.doctor import role, table
 from mpiboot.doctor.checks import BY_REFERENCE, DoctorCheck, judge_all
 from mpiboot.doctor.pod import FolderPart, MemoryPart
 from tests.pods.faults import FAULTS
@@ -44,7 +44,7 @@ def test_every_check_of_doctor_looks_at_something_that_is_gathered() -> None:
     data = {row.reference for row in DATA_CHECKS}
     assert OF_DOCTOR | data <= {*rows, *of_hosts}
     assert all(row.looks_at and row.outcomes for row in (*table.POD, *table.HOSTS, *table.WAYS))
-    gathered = {*gather.LOOKS, *gather.FROM_FACTS, "settings", "environ"}
+    gathered = {*role.LOOKS, *role.FROM_FACTS, "settings", "environ"}
     assert {name for row in table.POD for name in row.needs} == gathered
     assert {row.needs for row in table.WAYS} == {("ways",)}
     assert {name for row in table.HOSTS for name in row.needs} == {"hosts", "place"}

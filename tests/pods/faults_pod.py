@@ -58,8 +58,8 @@ FAULTS: Final = (
         what="a missing Python module",
         check="python-modules",
         level="fail",
-        message="Python ... does not find rich",
-        without=("/opt/mpiboot/lib/python3.11/site-packages/rich",),
+        message="Python ... does not find dns",
+        without=("/opt/mpiboot/lib/python3.11/site-packages/dns",),
     ),
     Fault(
         what="a uid without a passwd entry",

@@ -1,19 +1,36 @@
-"""What differs between a pod's environment, an SSH session's and a rank's, and why. Pure."""
+"""``mpiboot doctor --env``: what differs between a pod's environment, a session's and a rank's.
+
+On a launcher every host is asked in one session each, elsewhere this pod alone. It starts nothing,
+changes nothing and writes nothing but doctor's private folder.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import os
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final
 
-from mpiboot.core.model import Finding, Level
+from mpiboot.core import log
+from mpiboot.core.errors import MpibootError, error
+from mpiboot.core.model import Finding, Level, Role
+from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import counted, first_few, majority
-from mpiboot.job import render
+from mpiboot.doctor import job, looks, role
+from mpiboot.hosts import host_shell
+from mpiboot.hosts.gate import DoctorLook
+from mpiboot.hosts.remote_commands import RemoteCommands
+from mpiboot.job import dialects, render
+from mpiboot.job import plan as plans
 from mpiboot.job.forward import local_reason, matches
 from mpiboot.job.masking import mask_within
 from mpiboot.job.plan import Plan
+from mpiboot.launcher import launch_folder, look
+from mpiboot.system import programs
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +46,7 @@ class Forwarding:
 
 
 def of_plan(plan: Plan, environ: Mapping[str, str]) -> Forwarding:
-    """Tell it by a plan, and the launcher's environment."""
+    """Read it from a plan, with the launcher's environment."""
     has = plan.environment(environ)
     settled = {item.name: item.reason for item in plan.decisions if item.name in plan.set_env}
     goes = {name: settled.get(name, why) for name, why in plan.forwarded.items() if name in has}
@@ -45,7 +62,7 @@ def of_plan(plan: Plan, environ: Mapping[str, str]) -> Forwarding:
     return Forwarding({name: has[name] for name in goes}, {**stays, **goes}, plan.per_host)
 
 
-# Whose environment, as doctor_questions calls it, and as a person is told.
+# Whose environment, as doctor_questions calls it, and as it is shown.
 TITLES: Final = {"first": "pod", "session": "SSH session", "rank": "rank"}
 NOT_SET: Final = "(not set)"
 
@@ -69,7 +86,7 @@ _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 class HostEnvironments:
     """The environments of a host by the keys of ``TITLES``; ``missing`` says why one is not there.
 
-    ``rank`` tells which rank it is, or what stands for one.
+    ``rank`` names the rank, or what stands for one.
     """
 
     host: str
@@ -104,13 +121,16 @@ class Difference:
     reason: str = ""
 
 
+Compared = Sequence[tuple[HostEnvironments, Sequence[Difference]]]
+
+
 def read(rows: Iterable[str], host: str, *, session: str = "") -> HostEnvironments:
     """Read what ``environments`` of ``libexec/doctor_questions`` printed.
 
     Args:
         rows: its lines, each begins with whose variable it is.
-        host: the name by which it is told.
-        session: why what asked is no SSH session; empty where it is one.
+        host: the name by which it is shown.
+        session: why these lines are of no SSH session; empty where they are of one.
     """
     values: dict[str, dict[str, str]] = {}
     rank, first = "", "/proc/1/environ can't be read by this user"
@@ -157,7 +177,7 @@ def outliers(
     another value on each of them, unless it matters to most jobs.
     """
     planned = {name for mine in forwarding.per_host.values() for name in mine}
-    told = set()
+    named = set()
     for whose, title in TITLES.items():
         there = {one.host: one.values[whose] for one in hosts if whose in one.values}
         for name in sorted({name for values in there.values() for name in values} - planned):
@@ -166,10 +186,10 @@ def outliers(
                 continue
             shown = _shown(name, raw.values())
             found = majority({host: shown[value] or NOT_SET for host, value in raw.items()})
-            if not found or (name, found.odd_ones) in told:
+            if not found or (name, found.odd_ones) in named:
                 continue
             if found.count > 1 or _matches(name, _FIRST):
-                told.add((name, found.odd_ones))
+                named.add((name, found.odd_ones))
                 message = f"{name} of the {title} is another than on most hosts: {found.odd_ones}"
                 usual = f"on {found.count} of {len(raw)}: {found.usual}"
                 yield Finding(
@@ -235,37 +255,34 @@ def _of_the_rank(name: str, value: str | None, forwarding: Forwarding) -> str:
     return "mpirun or mpiboot sets it in ranks" if by_mpirun else ""
 
 
-Told = Sequence[tuple[HostEnvironments, Sequence[Difference]]]
-
-
-def as_text(told: Told, found: Sequence[Finding], width: int | None, *, whole: bool = True) -> str:
-    """Write what was found of hosts, then a table of each host or of those that are alike.
+def as_text(
+    compared: Compared, found: Sequence[Finding], width: int | None, *, whole: bool = True
+) -> str:
+    """Write the findings, then a table of each host or of those that are alike.
 
     Args:
-        told: each host with its differences.
+        compared: each host with its differences.
         found: hosts that differ or were not reached.
         width: a terminal's; without one nothing is broken.
         whole: whether it was not interrupted.
     """
-    alike: dict[str, list[tuple[HostEnvironments, Sequence[Difference], int]]] = {}
-    for one, items in told:
+    alike: dict[str, list[tuple[HostEnvironments, list[Difference], int]]] = {}
+    for one, items in compared:
         shown = [item for item in items if item.group is not DifferenceKind.OWN]
-        kind = repr((sorted(one.missing.items()), shown))
-        alike.setdefault(kind, []).append((one, shown, len(items) - len(shown)))
+        same = repr((sorted(one.missing.items()), shown))
+        alike.setdefault(same, []).append((one, shown, len(items) - len(shown)))
     text = render.findings(found, width)
     for hosts in alike.values():
-        one, differing, own = hosts[0]
+        one, shown, own = hosts[0]
         text += ("\n" if text else "") + first_few(host.host for host, _, _ in hosts)
         text += f": {one.rank}\n" if one.rank else "\n"
         text += "".join(f"  no {TITLES[whose]}: {why}\n" for whose, why in one.missing.items())
-        rows = [row for item in differing for row in _rows(item)]
+        rows = [row for item in shown for row in _rows(item)]
         head = ("variable", "in", "value")
         text += render.table(head, rows, indent="  ") if rows else "  nothing differs\n"
         if own:
-            message = (
-                f"{counted(own, 'variable')} that a session or a rank has by its nature: --json"
-            )
-            text += f"  and {message}\n"
+            variables = counted(own, "variable")
+            text += f"  and {variables} that a session or a rank has by its nature: --json\n"
     return text if whole else f"{text}\ninterrupted: the rest was not looked at\n"
 
 
@@ -280,3 +297,113 @@ def _rows(item: Difference) -> Iterator[tuple[str, str, str]]:
         name = ""
     if item.reason:
         yield "", "why", item.reason
+
+
+_NO_LOGIN: Final = "nobody logs in to a launcher"
+_PLANNED: Final = "no rank runs: what the plan would give to one"
+_PATIENCE: Final = 60.0  # seconds; a guard against a /proc that hangs
+
+
+def run(
+    resolved: Resolved, environ: Mapping[str, str], only: Sequence[str], *, as_json: bool
+) -> None:
+    """Print what differs between the pod's environment, an SSH session's and a rank's.
+
+    Args:
+        resolved: the settings.
+        environ: this process's environment.
+        only: the hosts that are asked, by their whole or first names; empty: all.
+        as_json: whether a program reads it.
+
+    Raises:
+        ShownError: a host could not be asked; with the code 1.
+        MpibootError: ``usage``; there is no such host.
+        KeyboardInterrupt: it was interrupted while hosts were asked, and has printed the others.
+    """
+    wrong: Sequence[Finding] = ()
+    plan, whole = _NO_PLAN, True
+    try:
+        if role.role_of(resolved, environ) is Role.LAUNCHER:
+            try:
+                hosts, plan, wrong, whole = _job(resolved, environ, only)
+            except MpibootError as problem:
+                if problem.finding.check == "usage":
+                    raise
+                hosts, wrong = [_here(_NO_LOGIN)], (problem.finding, *problem.others)
+        elif only:
+            raise error("usage", "--host is for a launcher: this pod asks no other")
+        else:
+            hosts = [_pod(resolved, environ)]
+    finally:
+        looks.remove_folder(resolved.settings, environ)
+    compared = [(one, differences(one, plan)) for one in hosts]
+    # The first is this pod; a launcher is another kind of pod than its workers.
+    found = (*wrong, *outliers(hosts[1:], plan))
+    if as_json:
+        records = [
+            {"host": one.host, "rank": one.rank, "missing": one.missing, "differences": items}
+            for one, items in compared
+        ]
+        sys.stdout.write(role.json_report(complete=whole, findings=found, hosts=records))
+    else:
+        sys.stdout.write(as_text(compared, found, log.width(1), whole=whole))
+    if not whole:
+        raise KeyboardInterrupt
+    role.end(found)
+
+
+def _job(
+    resolved: Resolved, environ: Mapping[str, str], only: Sequence[str]
+) -> tuple[list[HostEnvironments], Forwarding, Sequence[Finding], bool]:
+    """Ask every host, and this pod, which comes first; whether all had their time to answer."""
+    doctor = DoctorLook((host_shell.ENVIRONMENTS,), tuple(only))
+    seen, launcher = look.look(resolved, job.ANY_PROGRAM, environ, doctor)
+    job.refuse_unknown(only, (host.name for host in seen.observed.hostfile.hosts))
+    whole = not seen.passed.unasked
+    plan, wrong = _NO_PLAN, seen.passed.findings
+    if whole:  # of hosts that were not asked a plan would say what is not so
+        try:
+            made = plans.make(seen.observed, resolved, launch_folder.paths(launcher.folder))
+            if dialects.row_of(seen.observed.mpi) is not None:
+                plan = of_plan(made, environ)
+        except MpibootError as problem:
+            wrong = (*wrong, problem.finding, *problem.others)
+    answers = seen.passed.answers
+    names = (worker.host.name for worker in seen.passed.workers)
+    hosts = [
+        _or_planned(_read(answers[name].output, name), plan) for name in names if name in answers
+    ]
+    here = _here(_NO_LOGIN)
+    like = next((one for one in hosts if "rank" in one.values), None)
+    if like and "rank" not in here.values:
+        here = here.with_rank(like.values["rank"], f"{like.host}: {like.rank}")
+    return [here, *hosts], plan, wrong, whole
+
+
+def _or_planned(one: HostEnvironments, plan: Forwarding) -> HostEnvironments:
+    """Put what the plan would give to a rank where none runs."""
+    if "rank" in one.values or "session" not in one.values or not plan.values:
+        return one
+    own = plan.per_host.get(one.host, {})
+    return one.with_rank({**one.values["session"], **own, **plan.values}, _PLANNED)
+
+
+def _read(output: str, host: str, no_session: str = "") -> HostEnvironments:
+    return read(host_shell.read(output).environments, host, session=no_session)
+
+
+def _here(no_session: str) -> HostEnvironments:
+    """Look at this pod's own processes."""
+    output = asyncio.run(programs.shell(host_shell.environments(), _PATIENCE))
+    return _read(output, os.uname().nodename, no_session)
+
+
+def _pod(resolved: Resolved, environ: Mapping[str, str]) -> HostEnvironments:
+    """Look at this pod, and log in to its own SSH server for what a session has."""
+    try:
+        _, access, worker = job.log_in_here(resolved, environ)
+    except MpibootError as wrong:
+        return _here(wrong.finding.message)
+    commands = RemoteCommands(access, resolved.settings.host_keys)
+    output = asyncio.run(commands.run(worker, host_shell.environments())) or ""
+    return _read(output, os.uname().nodename)
