@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from mpiboot.core.addresses import address_of
 from mpiboot.core.errors import MpibootError
 from mpiboot.core.model import Finding, Identity, Mpi, MpiFamily, PodFacts
 from mpiboot.core.settings import Settings
@@ -44,7 +43,7 @@ from mpiboot.network import gpus, pod
 from mpiboot.network.sysfs import text
 from mpiboot.ssh import openssh
 from mpiboot.supervisor.state import FAMILIES
-from mpiboot.system import control_groups, executables, files, keys, programs
+from mpiboot.system import control_groups, executables, files, keys, processes, programs
 
 _FOLDER_ROLE: Final = "doctor-"
 
@@ -204,7 +203,6 @@ def rp_filters(proc: Path = PROC) -> dict[str, int]:
     return {name: max(value, everywhere) for name, value in links.items()}
 
 
-_LISTEN: Final = "0A"  # the kernel's tcp_states.h
 _MPIBOOT: Final = "mpiboot"  # what its SSH servers say of themselves
 _GREETS_WITHIN: Final = 2.0  # seconds; a server greets at once, a proxy never
 _GREETING: Final = 255  # RFC 4253, 4.2
@@ -212,53 +210,31 @@ _GREETING: Final = 255  # RFC 4253, 4.2
 _ANY: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - read, not bound
 
 
-def servers(own: int, ports: Iterable[int], proc: Path = PROC) -> ServersPart:
+def servers(own: int, ports: Iterable[int]) -> ServersPart:
     """Ask what listens on these ports for its greeting; what does not speak SSH is left out.
 
     Args:
         own: the port of this pod's worker, 0 where none runs.
         ports: where else to look.
-        proc: where /proc is.
     """
     found = []
     for port in dict.fromkeys(filter(None, (own, *ports))):
-        listening = _listening(port, proc)
-        greeting = next(filter(None, (_greeting(item, port) for item in listening.values())), "")
+        listening = _listening(port)
+        greeting = next(filter(None, (_greeting(item.address, port) for item in listening)), "")
         if greeting:
-            pid = _holder(set(listening), proc)
-            name = text(proc / str(pid) / "comm") if pid else ""
+            pid = next((item.pid for item in listening if item.pid), 0)
+            name = text(PROC / str(pid) / "comm") if pid else ""
             found.append(SshListener(port, greeting, pid, name, _MPIBOOT in greeting))
     return ServersPart(own, tuple(found))
 
 
-def process_of(port: int, proc: Path = PROC) -> int:
+def process_of(port: int) -> int:
     """Give the process that listens on a port; 0 where none of this user's does."""
-    return _holder(set(_listening(port, proc)), proc)
+    return next((item.pid for item in _listening(port) if item.pid), 0)
 
 
-def _listening(port: int, proc: Path) -> dict[str, str]:
-    """Give the sockets that listen on a port, each with its address."""
-    found = {}
-    for table in ("net/tcp", "net/tcp6"):
-        for words in map(str.split, text(proc / table).splitlines()[1:]):
-            address, _, number = words[1].rpartition(":")
-            if words[3] == _LISTEN and int(number, 16) == port:
-                found[f"socket:[{words[9]}]"] = address_of(address)
-    return found
-
-
-def _holder(sockets: set[str], proc: Path) -> int:
-    numbers = sorted(int(item.name) for item in proc.iterdir() if item.name.isdigit())
-    # The first one: children of a server may have its socket too.
-    return next((pid for pid in numbers if sockets & _open_files(proc / str(pid) / "fd")), 0)
-
-
-def _open_files(folder: Path) -> set[str]:
-    found = set()
-    with contextlib.suppress(OSError):  # of another user's, and of one that has ended
-        for name in os.listdir(folder):  # noqa: PTH208 - names only
-            found.add(os.readlink(f"{folder}/{name}"))  # noqa: PTH115 - a socket is no path
-    return found
+def _listening(port: int) -> list[processes.Listener]:
+    return [item for item in processes.listeners() if item.port == port]
 
 
 def _greeting(address: str, port: int) -> str:
@@ -286,7 +262,7 @@ def sshd_settings(
     """Ask each server that listens on one of these ports and is a process of this user's."""
     found = []
     for port in ports:
-        pid = process_of(port, proc)
+        pid = process_of(port)
         argv = arguments(text(proc / str(pid) / "cmdline")) if pid else ()
         if argv:
             found.append(_asked(port, argv, who))

@@ -13,6 +13,7 @@ from typing import Final, TypeAlias
 from mpiboot.core.model import Attachment, AttachmentSource, Mesh
 from mpiboot.network.service_mesh import recognise
 from mpiboot.network.sysfs import PCI_FUNCTION
+from mpiboot.system import processes
 
 _Json: TypeAlias = "bool | int | float | str | list[_Json] | dict[str, _Json] | None"
 
@@ -193,28 +194,10 @@ def _items(value: _Json, name: str) -> list[_Json]:
     return found if isinstance(found, list) else []
 
 
-TABLES: Final = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
-_LISTEN: Final = "0A"  # the kernel's tcp_states.h
-
-
-def service_mesh(
-    tables: tuple[Path, ...] = TABLES, annotations: tuple[Path, ...] = ANNOTATIONS
-) -> Mesh | None:
+def service_mesh(annotations: tuple[Path, ...] = ANNOTATIONS) -> Mesh | None:
     """Look for a mesh's proxy in front of this pod: its containers share one network with it."""
-    return recognise(_listening(tables), _annotated(annotations))
-
-
-def _listening(tables: tuple[Path, ...]) -> set[int]:
-    found = set()
-    for table in tables:
-        try:
-            lines = table.read_text("ascii", "replace").splitlines()[1:]
-        except OSError:  # a kernel without IPv6
-            continue
-        for words in map(str.split, lines):
-            if len(words) > 3 and words[3] == _LISTEN:  # noqa: PLR2004 - the state's column
-                found.add(int(words[1].rpartition(":")[2], 16))
-    return found
+    ports = {item.port for item in processes.listeners()}
+    return recognise(ports, _annotated(annotations))
 
 
 def _annotated(paths: tuple[Path, ...]) -> set[str]:

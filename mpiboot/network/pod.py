@@ -17,7 +17,7 @@ from mpiboot.core import log
 from mpiboot.core.addresses import bare, parse
 from mpiboot.core.addresses import network as network_of
 from mpiboot.core.model import Cpus, Identity
-from mpiboot.system import control_groups
+from mpiboot.system import control_groups, processes
 from mpiboot.system.control_groups import GROUPS
 
 HOSTS: Final = Path("/etc/hosts")
@@ -251,12 +251,7 @@ def started(pid: int) -> float:
 
 def spec_names(pid: int) -> tuple[str, ...]:
     """Names of the variables that a process was started with: for the pod's first, its spec's."""
-    try:
-        data = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return ()
-    names = (item.partition(b"=")[0].decode("utf-8", "replace") for item in data.split(b"\0"))
-    return tuple(sorted({name for name in names if name}))
+    return tuple(sorted(processes.environ(pid)))
 
 
 def memlock() -> int:

@@ -14,9 +14,8 @@ from typing import Final
 
 from mpiboot.core import log
 from mpiboot.core.model import SshKind
-from mpiboot.ssh import sessions
 from mpiboot.ssh.openssh import LISTENING
-from mpiboot.system import process
+from mpiboot.system import process, processes
 
 _KEPT: Final = 6  # lines of a server's last words
 _LOUD: Final = ("error:", "fatal:", "Missing privilege", "Bad configuration", "Could not load")
@@ -109,9 +108,7 @@ class SshServer:
 
     def stop(self) -> None:
         """Ask it and its connections to end."""
-        running = sessions.table().values()
-        children = [item.pid for item in running if item.parent == self.pid]
-        for pid in (self.pid, *children):
+        for pid in (self.pid, *processes.children(self.pid)):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGTERM)
 

@@ -18,54 +18,12 @@ from typing import Final
 
 import mpiboot
 from mpiboot.core import log
-from mpiboot.system import files
+from mpiboot.system import files, processes
 from mpiboot.system.os_calls import process_handle
 from mpiboot.system.process import SignalLoop
+from mpiboot.system.processes import RunningProcess
 
 MARK: Final = "MPIBOOT_SESSION"
-
-
-@dataclass(frozen=True, slots=True)
-class Process:
-    """A line of the process table; ``start`` tells a process from a later one of that number."""
-
-    pid: int
-    parent: int
-    session: int
-    start: int
-
-
-def process(pid: int) -> Process | None:
-    """One living process; None where it has ended (a zombie has)."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return None
-    # The name in parentheses may hold anything, parentheses too.
-    words = text[text.rindex(b")") + 2 :].split()
-    if words[0] in (b"Z", b"X"):
-        return None
-    return Process(pid, int(words[1]), int(words[3]), int(words[19]))
-
-
-def table() -> dict[int, Process]:
-    """Every living process that can be seen from here."""
-    names = os.listdir("/proc")  # noqa: PTH208 - a Path for each process is half of the cost
-    found = (process(int(name)) for name in names if name.isdigit())
-    return {item.pid: item for item in found if item}
-
-
-def mark_of(pid: int) -> str:
-    """Read the mark of the session that a process belongs to; empty where it has none."""
-    try:
-        environ = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return ""  # ended, or another user's
-    key = MARK.encode() + b"="
-    at = 0 if environ.startswith(key) else environ.find(b"\0" + key) + 1
-    if at == 0 and not environ.startswith(key):
-        return ""
-    return environ[at + len(key) :].partition(b"\0")[0].decode("ascii", "replace")
 
 
 @dataclass(slots=True)
@@ -74,7 +32,7 @@ class Session:
 
     mark: str
     leader: int
-    start: int
+    start: float
     connection: int = -1  # pidfd, where the system has any
     detach: bool = False
     ending: bool = False
@@ -83,7 +41,9 @@ class Session:
     victims: dict[int, int] = field(default_factory=dict)  # pid -> pidfd (-1: none to be had)
 
 
-def family(session: Session, running: Mapping[int, Process], marks: Mapping[int, str]) -> set[int]:
+def family(
+    session: Session, running: Mapping[int, RunningProcess], marks: Mapping[int, str]
+) -> set[int]:
     """Processes of a session: marked ones, its POSIX session, and all that descend from these."""
     leader = running.get(session.leader)
     # A later process may have got the leader's number, and then its session is another one.
@@ -211,7 +171,7 @@ class Sessions:
                 self._others(line)
 
     def _begin(self, mark: str, leader: int, connection: int, *, detach: bool) -> None:
-        found = process(leader)
+        found = processes.find(leader)
         session = Session(mark, leader, found.start if found else -1, detach=detach)
         self._sessions[mark] = session
         self.begun += 1
@@ -230,7 +190,7 @@ class Sessions:
             self._loop.off(session.connection)
             os.close(session.connection)
             session.connection = -1
-        if session.detach and process(session.leader) is None:
+        if session.detach and processes.find(session.leader) is None:
             # Its own launcher asked for a daemon and let the connection go: left alone.
             self._sessions.pop(session.mark, None)
             return
@@ -266,9 +226,13 @@ class Sessions:
             return
         self._dirty = False
         ending = [session for session in self._sessions.values() if session.ending]
-        running = table()
+        running = processes.table()
         oldest = min((session.start for session in ending), default=0)
-        marks = {pid: mark_of(pid) for pid, item in running.items() if item.start >= oldest}
+        marks = {
+            pid: processes.environ(pid).get(MARK, "")
+            for pid, item in running.items()
+            if item.start >= oldest
+        }
         for session in ending:
             members = family(session, running, marks) - {os.getpid()}
             for pid in [pid for pid, watch in session.victims.items() if watch < 0]:
@@ -286,7 +250,7 @@ class Sessions:
                 session.quiet, session.deadline = False, None
             self._signal(session, [running[pid] for pid in sorted(members)])
 
-    def _signal(self, session: Session, members: list[Process]) -> None:
+    def _signal(self, session: Session, members: list[RunningProcess]) -> None:
         now = time.monotonic()
         if session.deadline is None:
             session.deadline = now + self._grace
@@ -305,13 +269,13 @@ class Sessions:
             for number in numbers:
                 self._send(session, member, number)
 
-    def _take(self, session: Session, member: Process) -> bool:
+    def _take(self, session: Session, member: RunningProcess) -> bool:
         """Take note of a process that is going to be ended; False where it has ended already."""
         try:
             watch = process_handle(member.pid)
         except ProcessLookupError:
             return False
-        found = process(member.pid)
+        found = processes.find(member.pid)
         if found is None or found.start != member.start:
             if watch is not None:
                 os.close(watch)
@@ -321,12 +285,12 @@ class Sessions:
             self._loop.on(watch, partial(self._gone, session, member.pid))
         return True
 
-    def _send(self, session: Session, member: Process, number: int) -> None:
+    def _send(self, session: Session, member: RunningProcess, number: int) -> None:
         watch = session.victims[member.pid]
         try:
             if watch >= 0:
                 signal.pidfd_send_signal(watch, number)
-            elif process(member.pid) == member:
+            elif processes.find(member.pid) == member:
                 os.kill(member.pid, number)
         except OSError:
             return

@@ -27,7 +27,7 @@ from mpiboot.job import platforms
 from mpiboot.ssh import sessions
 from mpiboot.ssh.openssh import WorkerSetup
 from mpiboot.ssh.sessions import MARK
-from mpiboot.system import files, process
+from mpiboot.system import files, process, processes
 from mpiboot.system.os_calls import exit_status, reap
 from mpiboot.worker.server import ENDING, WorkerServer, gather_facts, settle, write_scripts
 
@@ -373,36 +373,29 @@ class LauncherPort:
     host: str
 
 
-def launcher(environ: bytes, token: str) -> LauncherPort | None:
+def launcher(environ: Mapping[str, str], token: str) -> LauncherPort | None:
     """Read from a daemon's environment whom to tell; None where nobody listens.
 
     ``token`` begins the marks of this worker's sessions: where pods share their processes (hostPID,
     shareProcessNamespace), others' sessions are seen too, and are left alone. The address is the
     one from which the daemon's SSH connection came.
     """
-    values = dict(
-        word.split("=", 1) for word in environ.decode("utf-8", "replace").split("\0") if "=" in word
-    )
-    port, _, host = values.get(NOTICE, "").partition("/")
-    came = values.get("SSH_CONNECTION", "").split()
+    port, _, host = environ.get(NOTICE, "").partition("/")
+    came = environ.get("SSH_CONNECTION", "").split()
     if (
-        not values.get(MARK, "").startswith(f"{token}-")
+        not environ.get(MARK, "").startswith(f"{token}-")
         or not port.isdigit()
         or not host
         or not came
     ):
         return None
-    return LauncherPort(came[0], int(port), values.get(LAUNCH_ID, ""), host)
+    return LauncherPort(came[0], int(port), environ.get(LAUNCH_ID, ""), host)
 
 
-def tell_launchers(token: str, root: Path = Path("/proc")) -> None:
+def tell_launchers(token: str) -> None:
     """Tell every launcher that has daemons in this worker's sessions that this pod is ending."""
-    found: set[LauncherPort] = set()
-    for path in root.glob("[0-9]*/environ"):
-        with suppress(OSError):  # it has ended, or is another user's
-            here = launcher(path.read_bytes(), token)
-            found |= {here} if here else set()
-    for one in found:
+    every = (launcher(environ, token) for environ in processes.environments())
+    for one in {found for found in every if found}:
         with (
             suppress(OSError),
             socket.create_connection((one.address, one.port), _PATIENCE) as connection,

@@ -117,7 +117,7 @@ def test_the_server_is_asked_with_its_own_options_and_only_those_that_count(
     title = f"sshd: {program} -D -e -f /etc/job -oPort=7 -4 [listener] 0 of 10-100 startups"
     (tmp_path / "77").mkdir()
     (tmp_path / "77/cmdline").write_text(title)
-    monkeypatch.setattr(looks, "process_of", lambda port, _: 77 if port == 22 else 0)
+    monkeypatch.setattr(looks, "process_of", lambda port: 77 if port == 22 else 0)
     who = replace(plans.ROOT, home=str(tmp_path / "home"))
     (seen,) = looks.sshd_settings((22, 2222), who, tmp_path)
     assert seen.values["asked"] == ("-f /etc/job -oPort=7",)

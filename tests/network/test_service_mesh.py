@@ -6,6 +6,8 @@ import pytest
 
 from mpiboot.core.model import Level, Mesh
 from mpiboot.network import platform_hints, service_mesh
+from mpiboot.system import processes
+from mpiboot.system.processes import Listener
 
 ISTIO = Mesh("istio", ())
 
@@ -102,19 +104,19 @@ def test_each_mesh_is_told_once() -> None:
     assert service_mesh.findings({"the launcher": None}, {22}, "") == ()
 
 
-def test_the_pods_own_tables_are_read(tmp_path: Path) -> None:
-    line = "   0: 00000000:{:04X} 00000000:0000 {} 00000000:00000000 00:00000000 0 0 0 1\n"
-    four, six = tmp_path / "tcp", tmp_path / "tcp6"
-    four.write_text("  sl  local_address rem_address st\n" + line.format(4143, "0A"))
-    six.write_text("  sl\n" + line.replace("00000000:{", "0" * 32 + ":{").format(4140, "0A"))
-    found = platform_hints.service_mesh((four, six, tmp_path / "none"), ())
+def test_what_listens_in_the_pod_shows_a_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
+    listening = (Listener("0.0.0.0", 4143, 7), Listener("::", 4140, 0))
+    monkeypatch.setattr(processes, "listeners", lambda: listening)
+    found = platform_hints.service_mesh(())
     assert found is not None
     assert found.name == "linkerd"
-    # Established connections from such a port are no listener.
-    six.write_text("  sl\n" + line.format(4140, "01"))
-    assert platform_hints.service_mesh((four, six), ()) is None
+    monkeypatch.setattr(processes, "listeners", lambda: listening[:1])
+    assert platform_hints.service_mesh(()) is None
+
+
+def test_an_annotation_shows_a_mesh(tmp_path: Path) -> None:
     notes = tmp_path / "annotations"
     notes.write_text('a="b"\nsidecar.istio.io/status="{\\"version\\":\\"1\\"}"\n')
-    assert platform_hints.service_mesh((), (tmp_path / "none", notes)) == Mesh(
+    assert platform_hints.service_mesh((tmp_path / "none", notes)) == Mesh(
         "istio", ("the pod has the annotation sidecar.istio.io/status",)
     )

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from mpiboot.ssh import sessions
-from mpiboot.ssh.sessions import Process, Session, family
+from mpiboot.ssh.sessions import Session, family
 from mpiboot.system import executables
+from mpiboot.system.processes import RunningProcess as Process
 
 SHELLS = [
     shell
@@ -127,22 +128,6 @@ def test_names_that_a_shell_cannot_set_are_told() -> None:
 
     assert text == ""
     assert left == ("a.b", "BASH_FUNC_x%%", "1A", "UID")
-
-
-def test_a_process_is_found_whatever_its_name_is(tmp_path: Path) -> None:
-    odd = tmp_path / "a) R 1 1"
-    odd.symlink_to("/bin/cat")
-    child = subprocess.Popen([str(odd)], stdin=subprocess.PIPE, start_new_session=True)
-    try:
-        found = sessions.process(child.pid)
-        assert found is not None
-        assert (found.pid, found.parent, found.session) == (child.pid, os.getpid(), child.pid)
-        assert child.pid in sessions.table()
-    finally:
-        child.kill()
-        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        assert sessions.process(child.pid) is None
-        child.communicate()
 
 
 def table(*rows: Process) -> dict[int, Process]:

@@ -7,6 +7,8 @@ import signal
 import socket
 import subprocess
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,64 +24,69 @@ OWN = {
 }
 
 
-def written(values: dict[str, str]) -> bytes:
-    return b"".join(f"{name}={value}\0".encode() for name, value in values.items())
-
-
 def test_the_launcher_is_where_the_connection_came_from() -> None:
-    assert launcher(written(OWN), "abc") == LauncherPort("127.0.0.1", 4711, "the-mark", "w-1.job")
+    assert launcher(OWN, "abc") == LauncherPort("127.0.0.1", 4711, "the-mark", "w-1.job")
 
 
 @pytest.mark.parametrize("name", ["MPIBOOT_SESSION", "MPIBOOT_NOTICE", "SSH_CONNECTION"])
 def test_without_one_of_them_there_is_none(name: str) -> None:
     values = {key: value for key, value in OWN.items() if key != name}
-    assert launcher(written(values), "abc") is None
+    assert launcher(values, "abc") is None
 
 
 def test_daemons_of_another_worker_are_not_this_ones() -> None:
     """Pods that share their processes see each other's."""
-    assert launcher(written(OWN | {"MPIBOOT_SESSION": "abcd-1-2"}), "abc") is None
+    assert launcher(OWN | {"MPIBOOT_SESSION": "abcd-1-2"}, "abc") is None
 
 
 @pytest.mark.parametrize("word", ["", "4711", "4711/", "/w-1", "port/w-1"])
 def test_a_word_that_is_not_ours_is_none(word: str) -> None:
-    assert launcher(written(OWN | {"MPIBOOT_NOTICE": word}), "abc") is None
+    assert launcher(OWN | {"MPIBOOT_NOTICE": word}, "abc") is None
+
+
+@contextmanager
+def daemons(*ports: int) -> Iterator[str]:
+    """Processes of sessions whose launchers listen on these ports; the token of the sessions."""
+    token = f"abc{os.getpid()}"
+    running = []
+    for port in ports:
+        environ = OWN | {"MPIBOOT_NOTICE": f"{port}/w-1", "MPIBOOT_SESSION": f"{token}-1-2"}
+        running.append(subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, env=environ))
+    try:
+        yield token
+    finally:
+        for one in running:
+            one.communicate()
 
 
 def test_each_launcher_is_told_once_and_its_answer_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One that is gone does no harm; one that is there has to hold its mpirun first."""
     monkeypatch.setattr(role, "_PATIENCE", 60.0)
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as gone:
         gone.bind(("127.0.0.1", 0))
         here, nobody = server.getsockname()[1], gone.getsockname()[1]
-        for pid, port in ((10, here), (11, here), (12, nobody)):
-            (tmp_path / str(pid)).mkdir()
-            values = OWN | {"MPIBOOT_NOTICE": f"{port}/w-1"}
-            (tmp_path / str(pid) / "environ").write_bytes(written(values))
-        (tmp_path / "13").mkdir()
-        telling = threading.Thread(target=tell_launchers, args=("abc", tmp_path))
-        telling.start()
-        with server.accept()[0] as told:
-            assert told.recv(100) == b"ending the-mark w-1\n"
-            telling.join(0.1)
-            assert telling.is_alive()
-        telling.join()
+        with daemons(here, here, nobody) as token:
+            telling = threading.Thread(target=tell_launchers, args=(token,))
+            telling.start()
+            with server.accept()[0] as told:
+                assert told.recv(100) == b"ending the-mark w-1\n"
+                telling.join(0.1)
+                assert telling.is_alive()
+            telling.join()
         server.setblocking(False)
         with pytest.raises(BlockingIOError):
             server.accept()
 
 
 def test_a_launcher_that_does_not_answer_is_not_waited_for_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(role, "_PATIENCE", 0.01)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        (tmp_path / "10").mkdir()
-        values = OWN | {"MPIBOOT_NOTICE": f"{server.getsockname()[1]}/w-1"}
-        (tmp_path / "10/environ").write_bytes(written(values))
-        tell_launchers("abc", tmp_path)
+        with daemons(server.getsockname()[1]) as token:
+            tell_launchers(token)
         with server.accept()[0] as told:
             assert told.recv(100) == b"ending the-mark w-1\n"
 

@@ -1,0 +1,98 @@
+"""Processes of this pod and the TCP ports that they listen on, by psutil. Read-only.
+
+psutil takes 12 ms of CPU time and a megabyte, so the first call imports it: never on a worker's way
+to its SSH server. What it does not have is read from /proc elsewhere: how much came for a socket
+and a process's children without a look at every other process (``supervisor/processes.py``), and
+when a process began by a clock that nobody sets (``network/pod.py``).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RunningProcess:
+    """A line of the process table; ``start`` tells a process from a later one of that number."""
+
+    pid: int
+    parent: int
+    session: int
+    start: float
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """A TCP socket that listens.
+
+    ``pid`` is one of the processes that have it; 0 where these are another user's or pod's.
+    """
+
+    address: str
+    port: int
+    pid: int
+
+
+def find(pid: int) -> RunningProcess | None:
+    """Give one living process; None where it has ended (a zombie has)."""
+    import psutil  # noqa: PLC0415 - see above
+
+    try:
+        process = psutil.Process(pid)
+        with process.oneshot():
+            if process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+                return None
+            return RunningProcess(pid, process.ppid(), os.getsid(pid), process.create_time())
+    except (psutil.Error, ProcessLookupError):
+        return None
+
+
+def table() -> dict[int, RunningProcess]:
+    """Give every living process that can be seen from here."""
+    import psutil  # noqa: PLC0415 - see above
+
+    return {pid: found for pid in psutil.pids() if (found := find(pid))}
+
+
+def children(pid: int) -> list[int]:
+    """Give the children of a process."""
+    import psutil  # noqa: PLC0415 - see above
+
+    try:
+        return [child.pid for child in psutil.Process(pid).children()]
+    except psutil.Error:
+        return []
+
+
+def environ(pid: int) -> dict[str, str]:
+    """Give what a process was started with; empty where it has ended or is another user's."""
+    import psutil  # noqa: PLC0415 - see above
+
+    try:
+        return psutil.Process(pid).environ()
+    except (psutil.Error, OSError):
+        return {}
+
+
+def environments() -> Iterator[dict[str, str]]:
+    """Give the environment of every process that can be read from here."""
+    import psutil  # noqa: PLC0415 - see above
+
+    return filter(None, map(environ, psutil.pids()))
+
+
+def listeners() -> tuple[Listener, ...]:
+    """Give the TCP sockets of this network namespace that listen; none where that is hidden."""
+    import psutil  # noqa: PLC0415 - see above
+
+    try:
+        found = psutil.net_connections("tcp")
+    except (psutil.Error, OSError, RuntimeError):  # no such table, or one that psutil can't read
+        return ()
+    return tuple(
+        Listener(item.laddr.ip, item.laddr.port, item.pid or 0)
+        for item in found
+        if item.laddr and item.status == psutil.CONN_LISTEN
+    )

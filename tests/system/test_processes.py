@@ -1,0 +1,63 @@
+"""Processes and listening sockets of this machine, as psutil shows them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from mpiboot.system import processes
+from mpiboot.system.processes import Listener
+
+
+def test_a_process_is_found_whatever_its_name_is(tmp_path: Path) -> None:
+    odd = tmp_path / "a) R 1 1"
+    odd.symlink_to("/bin/cat")
+    environ = {"MPIBOOT_SESSION": "a=b", "BARE": ""}
+    child = subprocess.Popen([str(odd)], stdin=subprocess.PIPE, env=environ, start_new_session=True)
+    try:
+        found = processes.find(child.pid)
+        assert found is not None
+        assert (found.pid, found.parent, found.session) == (child.pid, os.getpid(), child.pid)
+        assert processes.table()[child.pid] == found
+        assert child.pid in processes.children(os.getpid())
+        assert processes.environ(child.pid) == environ
+        assert environ in list(processes.environments())
+    finally:
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        zombie = (processes.find(child.pid), processes.environ(child.pid))
+        child.communicate()
+    assert zombie == (None, {})
+    gone = (processes.find(child.pid), processes.environ(child.pid), processes.children(child.pid))
+    assert gone == (None, {}, [])
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "::1", "::"])
+def test_a_listening_socket_has_its_address_and_process(address: str) -> None:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.create_server((address, 0), family=family) as server:
+        port = server.getsockname()[1]
+        # Another process that has the socket, too, and a connection to it are not counted.
+        with (
+            subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=[server.fileno()]) as child,
+            socket.create_connection(server.getsockname()[:2]),
+        ):
+            found = [item for item in processes.listeners() if item.port == port]
+    assert [replace(item, pid=0) for item in found] == [Listener(address, port, 0)]
+    assert found[0].pid in (os.getpid(), child.pid)
+
+
+def test_tables_that_can_not_be_read_show_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
+    assert processes.listeners() == ()
+    (tmp_path / "net").mkdir()
+    (tmp_path / "net" / "tcp").write_text("sl\nof another form\n")
+    assert processes.listeners() == ()
