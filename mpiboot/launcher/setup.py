@@ -21,7 +21,7 @@ from mpiboot.hosts.access import PORTS, PodAccess, SshAccess, choose_access
 from mpiboot.job import names
 from mpiboot.job.plan_builder import LauncherLimits
 from mpiboot.network import pod
-from mpiboot.ssh import server_port as port
+from mpiboot.ssh import openssh
 from mpiboot.system import control_groups, files, keys, os_calls
 from mpiboot.system.control_groups import GROUPS, PROC
 
@@ -136,7 +136,7 @@ def access(launcher: LauncherPod) -> SshAccess:
     hostname = socket.gethostname()
     api = launcher.environ.get(pod.API, "")
     own, _ = pod.control_address(settings.control_ifname, hostname, api=api)
-    named = port.client_port(launcher.environ, launcher.identity.home)
+    named = openssh.client_port(launcher.environ, launcher.identity.home)
     search = dns.read_resolv_conf().search
     return SshAccess(
         user=settings.ssh_user or launcher.identity.user,

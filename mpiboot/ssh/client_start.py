@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from mpiboot.core.errors import error
+from mpiboot.core.records_json import read_record
 from mpiboot.ssh import connect
 from mpiboot.ssh.config import LaunchHost, SshTimeouts
 from mpiboot.system import files, process
@@ -44,16 +45,10 @@ class ClientConfig:
     errors: str
     parent: int
 
-    def to_json(self) -> str:
-        """Write it as JSON."""
-        return json.dumps(asdict(self))
-
     @classmethod
     def from_json(cls, text: str) -> ClientConfig:
-        """Read what ``to_json`` wrote."""
-        values = json.loads(text)
-        hosts = tuple(LaunchHost(**item) for item in values.pop("hosts"))
-        return cls(hosts=hosts, patience=SshTimeouts(**values.pop("patience")), **values)
+        """Read what ``write`` wrote."""
+        return read_record(cls, json.loads(text))
 
 
 def short_of_files(hosts: int, most: int) -> str:
@@ -95,7 +90,7 @@ def write(folder: Path, config: ClientConfig) -> tuple[str, ...]:
         MpibootError: ``runtime-folder``; the file can't be written.
     """
     path = folder / "client.json"
-    files.write_private(path, config.to_json())
+    files.write_private(path, json.dumps(asdict(config)))
     statement = "from mpiboot.ssh.client import main; main(sys.argv[1])"
     return tuple(process.python(statement, str(path)))
 

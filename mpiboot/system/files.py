@@ -161,10 +161,16 @@ def container_name(proc: Path = Path("/proc")) -> str:
     return f"{re.sub(r'[^A-Za-z0-9._-]', '_', host)[:_SHORT]}-{number:08x}"
 
 
-def _role_folder(base: Path, uid: int, role: str) -> tuple[Path, str]:
-    """The folder of ``role`` under ``base``, and what is wrong with it, or nothing."""
+def _role_folder(base: Path, uid: int, role: str, *, named: bool, split: bool) -> tuple[Path, str]:
+    """Make the folder of ``role`` under ``base``; give it, and what is wrong with it, or nothing.
+
+    A folder that the user named may be a volume's own, which belongs to root and is open to all.
+    """
     folder = base / container_name() / role
-    wrong = _own_folder(folder.parent, uid)
+    wrong = _blank(base) if split else ""
+    if not wrong:
+        wrong = _named_base(base, uid) if named else _own_folder(base, uid)
+    wrong = wrong or _own_folder(folder.parent, uid)
     if not wrong and _replaceable(folder):
         try:
             folder = (_hold_open(folder.parent, uid) or folder.parent) / role
@@ -184,44 +190,26 @@ def _role_folder(base: Path, uid: int, role: str) -> tuple[Path, str]:
     return folder, wrong
 
 
-def _named(wanted: str, uid: int, role: str, *, split: bool) -> Path:
-    base = Path(wanted)
+def _named_base(base: Path, uid: int) -> str:
+    """Make the folder that the user named; what is wrong with it, or nothing."""
     if not base.is_absolute():
-        raise error("runtime-folder", f"the runtime folder {wanted!r} is not an absolute path")
-    if split and _blank(base):
-        raise error(
-            "runtime-folder",
-            f"the runtime folder {_blank(base)}",
-            hint="name a folder without blanks with MPIBOOT_RUNTIME_DIR",
-        )
+        return "it is not an absolute path"
     try:
-        # A volume's own folder belongs to root and may be open to all: only ours must be private.
         base.mkdir(mode=0o700, parents=True, exist_ok=True)
         owner = base.stat().st_uid
     except OSError as problem:
-        raise error(
-            "runtime-folder", f"the runtime folder {wanted} can't be used: {_reason(problem)}"
-        ) from None
-    if owner not in (0, uid):
-        raise error(
-            "runtime-folder",
-            f"the runtime folder {wanted} belongs to uid {owner}, not to uid {uid} or root",
-        )
-    folder, wrong = _role_folder(base, uid, role)
-    if wrong:
-        raise error("runtime-folder", f"the runtime folder {wanted} can't be used: {wrong}")
-    _tell(folder, [])
-    return folder
+        return _reason(problem)
+    return "" if owner in (0, uid) else f"it belongs to uid {owner}, not to uid {uid} or root"
 
 
-def _tell(folder: Path, odd: list[str]) -> None:
+def _log_unusual(folder: Path, reasons: list[str]) -> None:
     """Say what is not usual about the folder that is taken."""
     real, why = os.path.realpath(folder), _replaceable(folder)
     if why and real != str(folder):
         why = f"it is held open, and used as {folder}: {why}"
-    odd = [*odd, *filter(None, [why])]
-    if odd:
-        message = f"the private folder is {real}: {'; '.join(odd)}"
+    reasons = [*reasons, *filter(None, [why])]
+    if reasons:
+        message = f"the private folder is {real}: {'; '.join(reasons)}"
         log.info("runtime-folder", message, folder=str(folder))
 
 
@@ -274,18 +262,17 @@ def runtime_dir(
     with contextlib.suppress(OSError):
         if around(outer) and _is_private(outer.parent.stat(), uid) and not _own_folder(outer, uid):
             return outer
-    if wanted:
-        return _named(wanted, uid, role, split=split)
     temporary = os.environ.get("TMPDIR", "") if tmpdir is None else tmpdir
+    bases = (Path(wanted),) if wanted else _bases(uid, temporary)
     reasons: list[str] = []
-    for base in sorted(_bases(uid, temporary), key=lambda base: bool(_replaceable(base))):
-        wrong = (_blank(base) if split else "") or _own_folder(base, uid)
+    for base in sorted(bases, key=lambda base: bool(_replaceable(base))):
+        folder, wrong = _role_folder(base, uid, role, named=bool(wanted), split=split)
         if not wrong:
-            folder, wrong = _role_folder(base, uid, role)
-            if not wrong:
-                _tell(folder, [reason for reason in reasons if not reason.endswith(_USUAL)])
-                return folder
+            _log_unusual(folder, [reason for reason in reasons if not reason.endswith(_USUAL)])
+            return folder
         reasons.append(wrong)
+    if wanted:
+        raise error("runtime-folder", f"the runtime folder {wanted} can't be used: {reasons[0]}")
     raise error(
         "runtime-folder", "no folder for private files can be written", evidence=tuple(reasons)
     )

@@ -5,7 +5,6 @@ Never polls and never runs a shell; argv is a list from end to end.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import signal
@@ -20,7 +19,6 @@ import mpiboot
 from mpiboot.core.errors import error
 from mpiboot.system import executables, files
 from mpiboot.system.loop import EventLoop
-from mpiboot.system.os_calls import exit_status, process_handle
 
 # Programs that start one other and wait for it.
 _INITS: Final = frozenset({"tini", "tini-static", "dumb-init", "docker-init", "catatonit"})
@@ -132,27 +130,6 @@ def start(
         _failed(path, problem)
 
 
-def output(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[int, bytes]:
-    """Run a short program to its end: exit status and what it wrote to stdout.
-
-    Raises:
-        MpibootError: ``program-missing``; it isn't there or can't be executed.
-    """
-    reader, writer = os.pipe()
-    null = os.open(os.devnull, os.O_RDWR)
-    try:
-        pid = start(argv, environ, stdin=null, stdout=writer, stderr=null)
-    except BaseException:
-        os.close(reader)
-        raise
-    finally:
-        os.close(writer)
-        os.close(null)
-    with os.fdopen(reader, "rb") as pipe:
-        data = pipe.read()
-    return exit_status(os.waitpid(pid, 0)[1]), data
-
-
 def python(statement: str, *arguments: str) -> list[str]:
     """The argv that runs a statement of mpiboot in this interpreter.
 
@@ -165,24 +142,6 @@ def python(statement: str, *arguments: str) -> list[str]:
         "sys.path.append(sys.path.pop(0)); "
     )
     return [sys.executable, "-c", head + statement, root, *arguments]
-
-
-def end_of_child(pid: int) -> int:
-    """Open what becomes readable when a child ends; its status is still to be waited for."""
-    watch = process_handle(pid)
-    if watch is not None:
-        return watch
-    reader, writer = os.pipe2(os.O_CLOEXEC)
-
-    def wait() -> None:
-        with contextlib.suppress(ChildProcessError):
-            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        os.close(writer)
-
-    import _thread  # noqa: PLC0415 - on hardly any system
-
-    _thread.start_new_thread(wait, ())
-    return reader
 
 
 def is_containers_own(proc: Path = Path("/proc")) -> bool:

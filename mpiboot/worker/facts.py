@@ -21,7 +21,7 @@ from mpiboot.job.render import table
 from mpiboot.network import platform_hints, pod
 from mpiboot.network import service_mesh as meshes
 from mpiboot.network.nccl import CHECKED
-from mpiboot.system import files, programs
+from mpiboot.system import files, processes, programs
 
 if TYPE_CHECKING:  # a worker has no line
     from mpiboot.job.mpirun_line import UserLine
@@ -41,7 +41,6 @@ def gather(
     """
     # Loaded late, as what it needs is.
     from mpiboot.network import gpus, links  # noqa: PLC0415
-    from mpiboot.system import process_memory  # noqa: PLC0415
 
     seen, routes, odd = links.observe()
     control, _ = pod.control_address(
@@ -63,7 +62,7 @@ def gather(
         environment=pod.spec_names(pid),
         fabric=_fabric(environ, routes, odd),
         mesh=platform_hints.service_mesh(),
-        memory_refused=process_memory.refused(),
+        memory_refused=processes.memory_refused(),
         gpus=gpus.seen(search=environ.get("PATH", "")),
         cpus=pod.cpus(os.sched_getaffinity(0)),
         parameters=tuple(map(_masked, find_parameters(mpi, environ) if mpi else ())),

@@ -6,15 +6,15 @@ shows. A worker's way to its sshd leads through here, so it imports nothing heav
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import select
 import shlex
 import signal
 import socket
 import sys
-import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -27,11 +27,9 @@ from mpiboot.core.setting_types import AUTO, Auto
 from mpiboot.core.settings import Resolved
 from mpiboot.network import pod
 from mpiboot.ssh import openssh, sessions
-from mpiboot.ssh import server_port as ports
-from mpiboot.ssh.openssh import WorkerSetup
-from mpiboot.ssh.server_child import ChildOutput, SshServer
+from mpiboot.ssh.openssh import LISTENING, WorkerSetup
 from mpiboot.ssh.sessions import Sessions
-from mpiboot.system import executables, files, keys, process
+from mpiboot.system import executables, files, keys, process, processes
 from mpiboot.system.files import WORKER_STATE, WorkerState
 from mpiboot.system.os_calls import exit_status
 
@@ -87,14 +85,14 @@ def settle(
     chosen = None
     if given.source is not Source.DEFAULT:
         chosen = Decision("ssh-port", str(settings.ssh_port), given.source, str(given))
-    port = ports.choose(chosen, environ, identity.home, address)
+    port = openssh.choose_port(chosen, environ, identity.home, address)
     guessed = reason.startswith(pod.NO_DEFAULT_ROUTE)
     say = log.warning if guessed else log.debug
     say("control-address", f"control address {address} ({reason})")
     log.debug("ssh-port", f"port {port.value} ({port.reason})")
     own = {**environ, **pod.user_environment(identity, environ, home)}
     if settings.env_profile:
-        own, wrong = evaluate_profile(settings.env_profile, own)
+        own, wrong = evaluate_profile(settings.env_profile, own, folder)
         if wrong:
             log.finding(wrong)
     # The last step: whoever serves removes it at the end.
@@ -170,6 +168,107 @@ def gather_facts(resolved: Resolved, setup: WorkerSetup) -> None:
         error_report.say(error_report.bug(wrong))
 
 
+_LAST_LINES: Final = 6  # lines of a server's last words
+_LOUD: Final = ("error:", "fatal:", "Missing privilege", "Bad configuration", "Could not load")
+
+
+class ChildOutput:
+    """Hands on what a child writes, line by line, until it ends."""
+
+    def __init__(self, loop: process.SignalLoop, call: Callable[[str], None]) -> None:
+        """Make the pipe; ``writer`` is for the child, and closed by ``started``."""
+        self._loop = loop
+        self._call = call
+        self._rest = b""
+        self.last: deque[str] = deque(maxlen=_LAST_LINES)
+        self._reader, self.writer = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._reader, False)
+        loop.on(self._reader, self.read)
+
+    def started(self) -> None:
+        """Leave the pipe's other end to the child alone."""
+        os.close(self.writer)
+
+    def read(self) -> None:
+        """Read what is there."""
+        while self._reader >= 0:
+            try:
+                data = os.read(self._reader, 1 << 16)
+            except BlockingIOError:
+                return
+            *lines, self._rest = (self._rest + data).replace(b"\r", b"").split(b"\n")
+            for line in lines:
+                text = line.decode("utf-8", "backslashreplace")
+                self.last.append(text)
+                self._call(text)
+            if not data:
+                self.close()
+
+    def close(self) -> None:
+        """Read no more."""
+        if self._reader >= 0:
+            self._loop.off(self._reader)
+            os.close(self._reader)
+            self._reader = -1
+
+
+class SshServer:
+    """A server that runs; ``listening`` turns true when it says so."""
+
+    def __init__(
+        self,
+        kind: SshKind,
+        argv: Sequence[str],
+        environ: Mapping[str, str],
+        loop: process.SignalLoop,
+    ) -> None:
+        """Start it.
+
+        Raises:
+            MpibootError: ``program-missing``; it can't be started.
+        """
+        self.kind = kind
+        self.listening = False
+        self.lines = ChildOutput(loop, self._read_line)
+        # In a group of its own: on a terminal Ctrl-C is for the worker, which ends it last.
+        # Nothing is ever written here: the embedded server sees its end when this process is gone.
+        stdin, self._life = os.pipe2(os.O_CLOEXEC)
+        writer = self.lines.writer
+        try:
+            self.pid = process.start(
+                argv, environ, stdin=stdin, stdout=writer, stderr=writer, group=True
+            )
+        except BaseException:
+            self.lines.close()
+            os.close(self._life)
+            raise
+        finally:
+            os.close(stdin)
+            self.lines.started()
+
+    def _read_line(self, line: str) -> None:
+        if line.startswith(LISTENING):
+            self.listening = True
+        loud = line.startswith(_LOUD) and "[preauth]" not in line
+        (log.warning if loud and self.listening else log.debug)("sshd", f"sshd: {line}")
+
+    def last_words(self) -> tuple[str, ...]:
+        """What it said last, once it has ended."""
+        self.lines.read()
+        return tuple(self.lines.last)
+
+    def stop(self) -> None:
+        """Ask it and its connections to end."""
+        for pid in (self.pid, *processes.children(self.pid)):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGTERM)
+
+    def close(self) -> None:
+        """Let go of what belongs to it, after its end."""
+        self.lines.close()
+        os.close(self._life)
+
+
 class WorkerServer:
     """The SSH server of a worker, and the login that tries it once it listens."""
 
@@ -242,7 +341,7 @@ class WorkerServer:
     def _hint(self, failed: SshKind) -> str | None:
         """Say what to do where a server can't serve, and never to try what has failed already."""
         port = self._setup.port
-        if not ports.can_bind(self._setup.address, port):
+        if not openssh.can_bind(self._setup.address, port):
             return (
                 f"port {port} can't be used here (with hostNetwork another program of the node may "
                 "have it): name a free one with MPIBOOT_SSH_PORT, on launcher and workers alike"
@@ -348,13 +447,14 @@ _HINT: Final = "nothing of it reaches the ranks; run it by hand: sh -c '. SCRIPT
 
 
 def evaluate_profile(
-    path: str, environ: Mapping[str, str], limit: float = LIMIT
+    path: str, environ: Mapping[str, str], folder: Path, limit: float = LIMIT
 ) -> tuple[dict[str, str], Finding | None]:
     """Give the environment as the script leaves it; as it was, and a warning, where it fails.
 
     Args:
         path: the script; bash reads it where there is one, else sh.
         environ: what it starts with.
+        folder: private, for what it prints.
         limit: seconds that it may take.
     """
     before = dict(environ)
@@ -363,9 +463,9 @@ def evaluate_profile(
         return before, _warning(f"{path} is not there")
     shell = executables.find("bash", environ.get("PATH", "")) or "/bin/sh"
     try:
-        status, message, complaint = _run((shell, _READER, path), environ, limit)
-    except MpibootError as wrong:
-        return before, _warning(wrong.finding.message)
+        status, message, complaint = _run((shell, _READER, path), environ, folder, limit)
+    except OSError as wrong:
+        return before, _warning(f"{path} can't be run: {wrong.strerror}")
     if status is None:
         return before, _warning(f"{path} took longer than {limit:g} s, and was ended")
     after = _read(message)
@@ -389,64 +489,34 @@ def _read(data: bytes) -> dict[str, str]:
 
 
 def _run(
-    argv: tuple[str, ...], environ: Mapping[str, str], limit: float
+    argv: tuple[str, ...], environ: Mapping[str, str], folder: Path, limit: float
 ) -> tuple[int | None, bytes, str]:
-    """Run to the end of the child, whoever else holds its pipes: status, stdout, last words."""
-    out, out_end = os.pipe()
-    err, err_end = os.pipe()
-    null = os.open(os.devnull, os.O_RDONLY)
-    try:
+    """Run until the child ends, whoever else has its streams: status, stdout, last line of stderr.
+
+    At the limit all of its session is killed; then there is no status.
+    """
+    import subprocess  # noqa: PLC0415 - these take 15 ms, and only where the setting is given
+    import tempfile  # noqa: PLC0415
+
+    # Files: a pipe would be open as long as what the script has left running.
+    with tempfile.TemporaryFile(dir=folder) as out, tempfile.TemporaryFile(dir=folder) as err:
+        child = subprocess.Popen(
+            argv,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+        )
         try:
-            pid = process.start(
-                argv, environ, stdin=null, stdout=out_end, stderr=err_end, session=True
-            )
-        finally:
-            for end in (out_end, err_end, null):
-                os.close(end)
-        message = {out: bytearray(), err: bytearray()}
-        ended = _pump(pid, message, limit)
-        status = exit_status(os.waitpid(pid, 0)[1])
-    finally:
-        os.close(out)
-        os.close(err)
-    lines = bytes(message[err]).decode("utf-8", "replace").split("\n")
+            code: int | None = child.wait(limit)
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+            code = None
+        out.seek(0)
+        err.seek(max(0, err.seek(0, os.SEEK_END) - _MOST))
+        data, lines = out.read(_MOST), err.read().decode("utf-8", "replace").split("\n")
     words = next((line.strip() for line in reversed(lines) if line.strip()), "")
     shown = "".join(char if char.isprintable() else "?" for char in words)[-_KEPT:]
-    return (status if ended else None), bytes(message[out]), shown
-
-
-def _pump(pid: int, message: Mapping[int, bytearray], limit: float) -> bool:
-    """Read until the child ends; False, and all of its session is killed, at the limit."""
-    watch = process.end_of_child(pid)
-    poll = select.poll()
-    for descriptor in (watch, *message):
-        poll.register(descriptor, select.POLLIN)
-    for descriptor in message:
-        os.set_blocking(descriptor, False)
-    deadline = time.monotonic() + limit
-    try:
-        while (left := deadline - time.monotonic()) > 0:
-            ready = {descriptor for descriptor, _ in poll.poll(left * 1000)}
-            for descriptor in ready & message.keys():
-                if not _take(descriptor, message[descriptor]):
-                    poll.unregister(descriptor)
-            if watch in ready:
-                for descriptor, into in message.items():
-                    while _take(descriptor, into):
-                        pass
-                return True
-        os.killpg(pid, signal.SIGKILL)
-        return False
-    finally:
-        os.close(watch)
-
-
-def _take(descriptor: int, into: bytearray) -> bool:
-    """Read what is there; False at the end, or where nothing is there now."""
-    try:
-        data = os.read(descriptor, 1 << 16)
-    except BlockingIOError:
-        return False
-    into += data
-    del into[:-_MOST]
-    return bool(data)
+    return (128 - code if code and code < 0 else code), data, shown

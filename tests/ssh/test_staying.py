@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO
 
@@ -79,7 +81,7 @@ class Launch:
             parent=os.getpid(),
         )
         self.client = subprocess.Popen(
-            [sys.executable, str(staying.__file__), str(folder), config.to_json()],
+            [sys.executable, str(staying.__file__), str(folder), json.dumps(asdict(config))],
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": str(ROOT.parent)},
         )

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -132,12 +131,6 @@ def test_a_folder_is_no_program(tmp_path: Path) -> None:
         process.start([str(tmp_path)], ENVIRON)
 
 
-def test_output_is_read_to_the_end_with_the_exit_status() -> None:
-    status, data = process.output(["sh", "-c", "head -c 200000 /dev/zero; exit 5"], ENVIRON)
-
-    assert (status, len(data)) == (5, 200000)
-
-
 def test_modules_of_the_current_folder_do_not_stand_in_for_real_ones(tmp_path: Path) -> None:
     (tmp_path / "json.py").write_text("raise SystemExit(9)\n")
     argv = process.python("import json, mpiboot; sys.exit(len(sys.argv))", "a", "b")
@@ -177,33 +170,6 @@ def test_the_loop_wakes_for_signals_and_readable_descriptors() -> None:
         os.close(writer)
     assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
     assert after == before
-
-
-@pytest.mark.parametrize("handles", [True, False])
-def test_the_end_of_a_child_is_seen_and_its_status_left(
-    monkeypatch: pytest.MonkeyPatch, *, handles: bool
-) -> None:
-    if not handles:
-        monkeypatch.setattr(process, "process_handle", lambda _: None)
-    with subprocess.Popen(["sh", "-c", "read line; exit 7"], stdin=subprocess.PIPE) as child:
-        watch = process.end_of_child(child.pid)
-        assert select.select([watch], [], [], 0)[0] == []
-        assert not os.get_inheritable(watch)
-        assert child.stdin
-        child.stdin.write(b"go\n")
-        child.stdin.flush()
-        assert select.select([watch], [], [], 60)[0] == [watch]
-        os.close(watch)
-    assert child.returncode == 7
-
-
-def test_a_child_that_was_reaped_already_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "process_handle", lambda _: None)
-    pid = process.start(["true"], ENVIRON)
-    os.waitpid(pid, 0)
-    watch = process.end_of_child(pid)
-    assert select.select([watch], [], [], 60)[0] == [watch]
-    os.close(watch)
 
 
 @pytest.mark.parametrize("group", [None, False, True])

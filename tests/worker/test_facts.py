@@ -26,7 +26,7 @@ from mpiboot.core.model import (
 )
 from mpiboot.core.settings import resolve
 from mpiboot.network import gpus, links, platform_hints, pod, rdma
-from mpiboot.system import files, process_memory, programs
+from mpiboot.system import files, processes, programs
 from mpiboot.system.files import WORKER_STATE
 from mpiboot.worker import facts
 from tests.fakes import plans
@@ -53,7 +53,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Link:
     monkeypatch.setattr(pod, "shm_size", lambda: 7)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {*range(3 if pid == 0 else 5)})
     monkeypatch.setattr(platform_hints, "service_mesh", lambda: MESH)
-    monkeypatch.setattr(process_memory, "refused", lambda: "EPERM")
+    monkeypatch.setattr(processes, "memory_refused", lambda: "EPERM")
     monkeypatch.setattr(gpus, "seen", lambda search: Gpus(8, search))
     seen = Fabric(netns_mode="shared", unreadable=("a device",))
     monkeypatch.setattr(rdma, "observe", lambda: seen)

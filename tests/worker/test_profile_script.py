@@ -26,7 +26,7 @@ def test_what_a_script_sets_changes_and_unsets_is_taken(tmp_path: Path) -> None:
         unset GONE
         cd /
     """
-    found, wrong = server.evaluate_profile(script(tmp_path, text), POD)
+    found, wrong = server.evaluate_profile(script(tmp_path, text), POD, tmp_path)
     assert wrong is None
     assert found["NEW"] == 'a b;"c"\n        é$x'
     assert found["KEPT"] == "old value and more"
@@ -37,7 +37,7 @@ def test_what_a_script_prints_goes_nowhere(
     tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     text = "head -c 300000 /dev/urandom; head -c 300000 /dev/urandom >&2; export NEW=1\n"
-    found, wrong = server.evaluate_profile(script(tmp_path, text), POD)
+    found, wrong = server.evaluate_profile(script(tmp_path, text), POD, tmp_path)
     assert (wrong, found["NEW"]) == (None, "1")
     assert capfdbinary.readouterr() == (b"", b"")
 
@@ -55,7 +55,7 @@ def test_what_a_script_prints_goes_nowhere(
 def test_a_script_that_fails_is_one_warning_and_changes_nothing(
     tmp_path: Path, text: str, message: str
 ) -> None:
-    found, wrong = server.evaluate_profile(script(tmp_path, text), POD)
+    found, wrong = server.evaluate_profile(script(tmp_path, text), POD, tmp_path)
     assert found == POD
     assert wrong is not None
     assert (wrong.check, wrong.level) == ("env-profile", Level.WARN)
@@ -67,7 +67,7 @@ def test_a_script_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> No
     pids = tmp_path / "pids"
     text = f"sleep 1000 &\necho $! > {pids}\nexport NEW=1\nwait\n"
     for limit in (2, 20, 200):  # a busy machine may not have come to it within the limit
-        found, wrong = server.evaluate_profile(script(tmp_path, text), POD, limit=limit)
+        found, wrong = server.evaluate_profile(script(tmp_path, text), POD, tmp_path, limit=limit)
         assert found == POD
         assert wrong is not None
         assert f"took longer than {limit} s" in wrong.message
@@ -87,13 +87,13 @@ def test_a_script_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> No
 def test_what_a_script_leaves_running_is_not_waited_for(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     text = f"sleep 1000 &\necho $! > {pids}\nexport NEW=1\n"
-    found, wrong = server.evaluate_profile(script(tmp_path, text), POD, limit=60)
+    found, wrong = server.evaluate_profile(script(tmp_path, text), POD, tmp_path, limit=60)
     os.kill(int(pids.read_text()), 9)
     assert (wrong, found["NEW"]) == (None, "1")
 
 
 def test_a_script_that_is_not_there_is_said(tmp_path: Path) -> None:
-    found, wrong = server.evaluate_profile(str(tmp_path / "none.sh"), POD)
+    found, wrong = server.evaluate_profile(str(tmp_path / "none.sh"), POD, tmp_path)
     assert found == POD
     assert wrong is not None
     assert wrong.message == f"MPIBOOT_ENV_PROFILE: {tmp_path}/none.sh is not there"
@@ -101,8 +101,8 @@ def test_a_script_that_is_not_there_is_said(tmp_path: Path) -> None:
 
 def test_nothing_stays_open_behind_a_script(tmp_path: Path) -> None:
     path = script(tmp_path, "export NEW=1\n")
-    server.evaluate_profile(path, POD)
+    server.evaluate_profile(path, POD, tmp_path)
     before = os.listdir("/proc/self/fd")  # noqa: PTH208 - names only
     for _ in range(3):
-        server.evaluate_profile(path, POD)
+        server.evaluate_profile(path, POD, tmp_path)
     assert len(os.listdir("/proc/self/fd")) == len(before)  # noqa: PTH208

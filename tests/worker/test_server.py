@@ -14,7 +14,6 @@ from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import SshKind
 from mpiboot.core.setting_types import AUTO, Auto
 from mpiboot.ssh import openssh
-from mpiboot.ssh import server_port as ports
 from mpiboot.ssh.openssh import WorkerSetup
 from mpiboot.system import process
 from mpiboot.system.keys import JobKey
@@ -23,8 +22,8 @@ from mpiboot.worker.server import WorkerServer
 from tests.fakes import plans
 
 if TYPE_CHECKING:
-    from mpiboot.ssh.server_child import SshServer
     from mpiboot.ssh.sessions import Sessions
+    from mpiboot.worker.server import SshServer
 
 
 class Started:
@@ -55,7 +54,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Worke
     monkeypatch.setattr(openssh, "prepare", lambda *_: ["sshd"])
     monkeypatch.setattr(server, "embedded_argv", lambda *_: ["python"])
     monkeypatch.setattr(openssh, "reason_against", lambda *_: "")
-    monkeypatch.setattr(ports, "can_bind", lambda *_: True)
+    monkeypatch.setattr(openssh, "can_bind", lambda *_: True)
     log.configure()
     yield WorkerServer
     log.configure()
@@ -118,7 +117,7 @@ def test_an_openssh_that_was_asked_for_and_can_not_serve_is_an_error(
     assert caught.value.finding.check == "sshd"
     assert caught.value.finding.message == "OpenSSH's sshd can't serve this pod: no sshd"
     assert "MPIBOOT_SSHD=embedded" in caught.value.finding.hint
-    monkeypatch.setattr(ports, "can_bind", lambda *_: False)
+    monkeypatch.setattr(openssh, "can_bind", lambda *_: False)
     with pytest.raises(MpibootError) as caught:
         of(tmp_path, SshKind.OPENSSH).start()
     assert caught.value.finding.hint.startswith("port 4022 can't be used here")

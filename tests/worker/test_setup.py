@@ -19,8 +19,7 @@ from mpiboot.core.errors import MpibootError
 from mpiboot.core.setting_types import LogLevel
 from mpiboot.core.settings import resolve
 from mpiboot.network import pod
-from mpiboot.ssh import server_port as port
-from mpiboot.ssh import sessions
+from mpiboot.ssh import openssh, sessions
 from mpiboot.ssh.openssh import WorkerSetup
 from mpiboot.system import files, process
 from mpiboot.worker import server
@@ -100,7 +99,7 @@ def test_without_a_port_of_the_users_the_images_own_is_taken(
         return free, "/etc/ssh/sshd_config"
 
     free = free_port()
-    monkeypatch.setattr(port, "named_port", named)
+    monkeypatch.setattr(openssh, "named_port", named)
     found = settled(tmp_path, key, loop, environment(tmp_path))
     assert found.port == free
     assert asked == [found.identity.home]

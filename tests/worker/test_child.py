@@ -15,9 +15,9 @@ from mpiboot.core import log
 from mpiboot.core.errors import MpibootError
 from mpiboot.core.model import SshKind
 from mpiboot.core.setting_types import LogFormat, LogLevel
-from mpiboot.ssh import server_child as child
 from mpiboot.ssh.openssh import LISTENING
 from mpiboot.system import process
+from mpiboot.worker import server as child
 
 GUARD = 60.0
 
@@ -60,7 +60,7 @@ def test_a_server_listens_when_it_says_so_and_has_last_words(loop: process.Signa
     running = server(loop, f"echo starts; read go; {message}; printf 'cut off'; exit 3")
     until(loop, lambda: list(running.lines.last) == ["starts"])
     assert not running.listening
-    running._said(f"{LISTENING} 127.0.0.1 port 22.")
+    running._read_line(f"{LISTENING} 127.0.0.1 port 22.")
     assert running.listening
     # Its standard input ends with this process, and by that it knows.
     os.close(running._life)
@@ -90,9 +90,9 @@ def test_what_goes_wrong_while_it_listens_is_a_warning(
     log.configure(level=LogLevel.DEBUG, form=LogFormat.JSON)
     running = server(loop, "exec sleep 1000")
     try:
-        running._said(line)
-        running._said(f"{LISTENING} 127.0.0.1 port 22.")
-        running._said(line)
+        running._read_line(line)
+        running._read_line(f"{LISTENING} 127.0.0.1 port 22.")
+        running._read_line(line)
     finally:
         running.stop()
         assert ended(running) == -signal.SIGTERM
