@@ -44,7 +44,7 @@ _TESTS = (
 
 
 def documents() -> Iterator[tuple[str, Any]]:
-    """Of the pages, and of the examples that they explain."""
+    """Those of the examples and of the pages' YAML blocks, each with its file's name."""
     for path in examples.FILES:
         for made in check.read(path):
             yield examples.name_of(path), made
@@ -72,7 +72,7 @@ def pods() -> Iterator[tuple[str, dict[str, Any]]]:
 
 @pytest.mark.parametrize("block", blocks(), ids=lambda block: block.message)
 def test_a_block_of_the_docs_is_tried_or_says_that_it_is_not(block: Block) -> None:
-    """By its name in one of the files of tests; a diagram has nothing to try."""
+    """A test names it, or its first line says that none does; a diagram has nothing to run."""
     assert block.kind in {"sh", "text", "yaml", "dockerfile", "diagram", "mermaid"}
     if block.kind not in {"diagram", "mermaid"} and not block.text.startswith(NOT_RUN):
         tests = "".join(path.read_text() for path in _TESTS)
@@ -88,8 +88,8 @@ MERMAID = {
 }
 
 
-def odd_lines(mermaid: str) -> list[str]:
-    """The lines of a picture that have none of these forms."""
+def unknown_lines(mermaid: str) -> list[str]:
+    """Lines of a picture in none of these forms."""
     first, *lines = mermaid.splitlines()
     form = MERMAID.get(first, "never")
     return [line for line in lines if not re.fullmatch(form, line.strip())]
@@ -99,9 +99,9 @@ def test_pictures_are_in_forms_that_are_drawn() -> None:
     found = blocks("mermaid")
     assert len(found) >= 2
     for block in found:
-        assert odd_lines(block.text) == [], block.message
-    assert odd_lines('flowchart LR\na["one"]\na - b\nb["two]') == ["a - b", 'b["two]']
-    assert odd_lines("pie\na: 1") == ["a: 1"]
+        assert unknown_lines(block.text) == [], block.message
+    assert unknown_lines('flowchart LR\na["one"]\na - b\nb["two]') == ["a - b", 'b["two]']
+    assert unknown_lines("pie\na: 1") == ["a: 1"]
 
 
 def test_a_line_that_was_not_printed_is_found() -> None:
@@ -331,21 +331,21 @@ def test_every_page_is_in_the_index() -> None:
 
 def test_every_event_of_the_log_is_in_its_page() -> None:
     page = (ROOT / "docs/reference/log.md").read_text()
-    told = set(re.findall(r"`([a-z-]+)`", page))
+    documented = set(re.findall(r"`([a-z-]+)`", page))
     written = set()
     for path in (ROOT / "mpiboot").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.Call) or not node.args:
                 continue
             name = ast.unparse(node.func)
-            place = {"log.info": 0, "log.debug": 0, "log.warning": 0, "log.error": 0, "Say": 1}
-            place["Line"] = 0
+            place = {"log.info": 0, "log.debug": 0, "log.warning": 0, "log.error": 0}
+            place |= {"Say": 1, "Line": 0}
             if name in place and isinstance(node.args[place[name]], ast.Constant):
                 constant = node.args[place[name]]
                 assert isinstance(constant, ast.Constant)
                 written.add(str(constant.value))
     assert "ended" in written
-    assert written - told - {item.reference for item in CHECKS} == set()
+    assert written - documented - {item.reference for item in CHECKS} == set()
 
 
 def test_what_troubleshooting_quotes_is_what_mpiboot_says() -> None:

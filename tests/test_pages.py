@@ -51,9 +51,9 @@ def test_what_is_called_a_warning_never_ends_a_job() -> None:
 
 def test_the_page_of_checks_has_every_field_of_their_json() -> None:
     page = (PAGES / "errors.md").read_text()
-    told = json.loads(role.as_json((Finding("shm", Level.OK, ""),), Role.WORKER, whole=True))
-    (finding,) = told["findings"]
-    fields = {*told, *finding}
+    printed = json.loads(role.as_json((Finding("shm", Level.OK, ""),), Role.WORKER, whole=True))
+    (finding,) = printed["findings"]
+    fields = {*printed, *finding}
     assert [name for name in fields if not re.search(rf"`(findings\[\])?\.?{name}`", page)] == []
 
 
@@ -69,9 +69,9 @@ def test_the_page_of_facts_has_every_field_of_their_json() -> None:
     page = (PAGES / "facts.md").read_text()
     for worker in (workers.sriov(), workers.efa()):
         assert worker.facts
-        told = json.loads(records_json.facts_to_json(worker.facts))
-        assert {"gids", "devices", "identity"} <= keys(told)
-        assert [name for name in keys(told) if f"`{name}`" not in page] == []
+        printed = json.loads(records_json.facts_to_json(worker.facts))
+        assert {"gids", "devices", "identity"} <= keys(printed)
+        assert [name for name in keys(printed) if f"`{name}`" not in page] == []
 
 
 def test_references_are_unique() -> None:

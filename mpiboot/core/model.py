@@ -61,7 +61,7 @@ class AttachmentSource(_Word):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A route: ``destination`` in CIDR form (``0.0.0.0/0`` for the default), by which link."""
+    """A route; ``destination`` is in CIDR form (``0.0.0.0/0`` for the default)."""
 
     destination: str
     link: str
@@ -71,11 +71,10 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Gid:
-    """An entry of a port's GID table that is not empty.
+    """A non-empty entry of a port's GID table.
 
-    ``value`` is the GID as IPv6 text; ``netdev`` is the name that sysfs gives, which may be one
-    of another network namespace; ``link`` is that link's index in its own namespace, as the RDMA
-    library tells it (0: not known).
+    ``value`` is the GID as IPv6 text; ``netdev`` the name in sysfs, perhaps of another network
+    namespace; ``link`` that link's index in its own namespace, from the RDMA library (0: unknown).
     """
 
     index: int
@@ -89,9 +88,9 @@ class Gid:
 class RdmaPort:
     """A port of an RDMA device.
 
-    ``netdev`` is the link of this network namespace that the kernel says the port drives, else
-    empty; ``rate`` is in Gb/s; ``mtu`` is the port's active MTU in bytes: the RDMA library's
-    word, else what drivers make of the MTU of ``netdev``, else 0.
+    ``netdev`` is the port's link in this network namespace, if any; ``rate`` is in Gb/s; ``mtu`` is
+    the active MTU in bytes: from the RDMA library, else what drivers derive from the MTU of
+    ``netdev``, else 0.
     """
 
     number: int
@@ -110,10 +109,9 @@ class RdmaDevice:
     """An RDMA device that this pod can see, its own or not.
 
     ``index`` is -1 where the kernel gave none. ``protocol``, ``node_type`` and ``driver`` are the
-    kernel's words (``roce``, ``CA``, ``mlx5``); ``pci`` is its PCI function where it has one;
-    ``uverbs`` is the device node's path, empty where it has none in this pod. ``open_error`` says
-    why that can't be opened, ``library_error`` why the image's RDMA library can't use the device;
-    empty where they can, and where it was not tried.
+    kernel's words (``roce``, ``CA``, ``mlx5``); ``pci`` is its PCI function; ``uverbs`` the path of
+    its device node in this pod. ``open_error`` says why that can't be opened, ``library_error`` why
+    the image's RDMA library can't use the device; both are empty where it was not tried.
     """
 
     index: int
@@ -148,10 +146,9 @@ class RdmaDevice:
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """What a platform says of a link or device of this pod: evidence that outweighs names.
+    """What a platform reports about a link or device of this pod; it outweighs names.
 
-    ``resource`` names its network or resource, of ``gib`` the folder; what it does not say is
-    empty.
+    ``resource`` is its network or resource; of ``gib`` the folder.
     """
 
     by: AttachmentSource
@@ -162,7 +159,7 @@ class Attachment:
     default: bool = False
 
     def names(self, device: RdmaDevice) -> bool:
-        """Tell whether a device is the one that it speaks of."""
+        """Whether it is about this device."""
         return (bool(self.rdma) and self.rdma == device.name) or (
             bool(self.pci) and self.pci == device.pci
         )
@@ -170,13 +167,13 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True)
 class Fabric:
-    """Everything of the data network that one pod sees.
+    """What one pod sees of the data network.
 
-    ``netns_mode`` is ``shared``, ``exclusive`` or empty (no RDMA in the kernel, or not asked);
-    ``infiniband_folder`` tells whether /dev/infiniband is there; ``unreadable`` are sentences on
-    what could not be read; ``missing`` are libraries without which nothing uses these devices;
-    ``settings`` are the pod's own values of those variables that are checked, none of them secret;
-    ``refused`` is why the kernel did not say which RDMA devices it has.
+    ``netns_mode`` is RDMA's: ``shared``, ``exclusive`` or empty (no RDMA, or not asked);
+    ``infiniband_folder`` whether /dev/infiniband exists; ``unreadable`` says what could not be
+    read; ``missing`` are libraries without which nothing uses these devices; ``settings`` the pod's
+    own values of variables that are checked, none of them secret; ``refused`` why the kernel did
+    not list its RDMA devices.
     """
 
     netns_mode: str = ""
@@ -328,15 +325,13 @@ class Hostfile:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A network link of a pod: ``addresses`` are in CIDR form, such as ``10.244.0.5/24``.
+    """A network link of a pod; ``addresses`` are in CIDR form, such as ``10.244.0.5/24``.
 
     ``kind`` is the kernel's word (``veth``, ``macvlan``, ``ipoib``, ...), ``vf``, ``physical`` or
-    empty; ``hardware`` the whole hardware address; ``pci`` the PCI function behind it; ``pkey``
-    the partition key of an IPoIB link; ``carrier`` whether the link is running; ``lower`` the
-    index of the link that it stands on (of a veth: its other end), 0 where it has none or that
-    link is in another network namespace; ``dev_port`` its place among the ports of its device,
-    from 0. Of the addresses, ``tentative`` can't be used yet, as the kernel still looks for a
-    duplicate, and ``duplicate`` never, as it has found one.
+    empty; ``hardware`` its hardware address; ``pci`` its PCI function; ``pkey`` the partition key
+    of an IPoIB link; ``lower`` the index of its lower link (of a veth: the peer), 0 for none or one
+    in another network namespace; ``dev_port`` its place among the ports of its device, from 0.
+    ``tentative`` addresses are still checked for a duplicate, ``duplicate`` ones have one.
     """
 
     index: int
@@ -357,9 +352,9 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Mpi:
-    """An installed MPI, as its own ``--version`` told it.
+    """An installed MPI, from its own ``--version``.
 
-    ``path`` is the program that is first on PATH; ``banner`` the line by which it was recognised.
+    ``path`` is the first mpirun on PATH; ``banner`` the line by which it was recognised.
     """
 
     family: MpiFamily
@@ -370,7 +365,7 @@ class Mpi:
 
 @dataclass(frozen=True, slots=True)
 class MpiParameter:
-    """A parameter of a file that an MPI reads, by the variable that would mean the same."""
+    """A parameter in a file that the MPI reads, as the variable that means the same."""
 
     variable: str
     value: str
@@ -379,11 +374,11 @@ class MpiParameter:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who this process is.
+    """The user of this process.
 
-    ``user`` and ``home`` are never empty: where the system has no passwd entry for the uid they
-    are made up (``known`` is false then). ``capabilities`` is the effective set as a bit mask;
-    with ``own_users`` they are those of the pod's own user namespace (``hostUsers: false``).
+    Without a passwd entry ``known`` is false, and ``user`` and ``home`` are made up.
+    ``capabilities`` is the effective set as a bit mask; with ``own_users`` it counts in the pod's
+    own user namespace (``hostUsers: false``).
     """
 
     uid: int
@@ -398,7 +393,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """A service mesh whose proxy stands in front of a pod, and what tells that."""
+    """A service mesh whose proxy takes a pod's connections, and what shows that."""
 
     name: str
     evidence: tuple[str, ...]
@@ -408,10 +403,9 @@ class Mesh:
 class Gpus:
     """The GPUs of a pod.
 
-    ``kind`` is their maker and PCI device number; ``lost`` counts those whose node is in /dev while
-    the kernel has them no more; ``peer_memory`` are the ways by which an RDMA device may reach the
-    memory of NVIDIA's, empty where there is none; ``fabric`` is what the driver says of its NVLink
-    fabric, which Fabric Manager sets up, empty where it wasn't asked.
+    ``kind`` is vendor and PCI device number; ``lost`` counts those in /dev that the kernel
+    has lost; ``peer_memory`` names what lets RDMA devices reach the memory of NVIDIA's;
+    ``fabric`` is the driver's state of the NVLink fabric, empty where it wasn't asked.
     """
 
     count: int = 0
@@ -430,9 +424,8 @@ NO_GPUS: Final = Gpus()
 class Cpus:
     """The CPUs of a pod.
 
-    ``usable`` are those of its cpuset, on ``cores`` physical cores; ``online`` those of the whole
-    node; ``quota`` is how many of them it may use at once by its control group's bandwidth, 0
-    where that is not limited.
+    ``usable`` is the size of its cpuset, on ``cores`` physical cores; ``online`` that of the node;
+    ``quota`` the CPU bandwidth limit of its control group, 0 for none.
     """
 
     usable: int
@@ -452,17 +445,15 @@ class Cpus:
 
 @dataclass(frozen=True, slots=True)
 class PodFacts:
-    """What one pod says of itself; a worker's travel to the launcher as JSON (``FACTS_VERSION``).
+    """What one pod reports about itself; a worker's go to the launcher as JSON (``FACTS_VERSION``).
 
-    ``sshd`` is ``openssh``, ``embedded`` or empty; ``started`` is the boot-clock second at which
-    the pod's mpiboot began, so that a restarted pod is told from the old one; ``environment`` are
-    the names (never values) that the pod's own specification sets; ``memlock`` is the session's
-    limit in bytes (-1: unlimited); ``shm`` the size of /dev/shm in bytes (0: none); ``mesh`` the
-    service mesh in front of the pod; ``sshd_reason`` tells why it is the embedded server;
-    ``memory_refused`` with which error a process may not read another's memory (empty: it may);
-    ``cpus`` is None where the kernel doesn't tell; ``parameters`` are those of the files that the
-    pod's MPI reads, the strongest first; ``search_paths`` are PATH and its like with
-    the values of its sessions.
+    ``sshd`` is ``openssh``, ``embedded`` or empty, ``sshd_reason`` why the embedded one;
+    ``started`` is the boot-clock second at which its mpiboot began, which a restart changes;
+    ``environment`` are names (never values) that the pod's own specification sets; ``memlock`` is
+    the session's limit in bytes (-1: unlimited), ``shm`` the size of /dev/shm in bytes (0: none);
+    ``memory_refused`` is the error of process_vm_readv (empty: it works); ``parameters`` are those
+    in the files of the pod's MPI, the strongest first; ``search_paths`` are PATH and the like as
+    its sessions have them.
     """
 
     hostname: str
