@@ -258,6 +258,22 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
+class Variable:
+    """An environment variable that a table of an MPI or a rule of the data network wants set.
+
+    ``host`` is the only host whose ranks get it; empty for all. ``rule`` names the rule of the data
+    network, where several may want the same variable.
+    """
+
+    name: str
+    value: str
+    reason: str
+    source: Source = Source.DEFAULT
+    host: str = ""
+    rule: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
     """What one check says of one host.
 

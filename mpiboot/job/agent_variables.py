@@ -41,8 +41,7 @@ def place(
     if row.concurrency_var:
         _let_all_live(builder, hosts)
     if any(_given_by_user(builder, row.leaving_var)):
-        for item in row.attached:
-            builder.variable(item.name, item.value, item.reason, Source.DETECTED)
+        builder.add(*row.attached)
     _say_flagged_arguments(builder, instead_of_ssh)
     more = "" if agent == paths.agent else _ssh_words(agent)
     if more is None:

@@ -169,8 +169,7 @@ def settle_ip_version(builder: PlanBuilder, observed: Observed) -> int:
         return IPV6
     else:
         builder.decide(_IP_VERSION, "IPv6", Source.DETECTED, f"{_some_pods(alone)} no IPv4 address")
-    for item in builder.row.ipv6:
-        builder.variable(item.name, item.value, item.reason, Source.DETECTED)
+    builder.add(*builder.row.ipv6)
     if alone and builder.row.cut_prefix_var:
         _give_aliases(builder, observed)
     return IPV6
@@ -303,8 +302,8 @@ def pin_control(builder: PlanBuilder, observed: Observed, resolved: Resolved) ->
     _pin_daemons(builder, observed, _own_link(observed, decision) if own_link else decision)
     judge_named_links(builder, observed)
     on_control = resolved.settings.mpi_network is MpiNetwork.CONTROL
-    for item in builder.row.on_control_link if on_control else ():
-        builder.variable(item.name, item.value, item.reason, Source.DEFAULT)
+    if on_control:
+        builder.add(*builder.row.on_control_link)
     if own_link and (not on_control or (decision and network(decision.value))):
         return  # no name fits all pods: a worker that tells its links has its own by now
     for name in builder.row.mpi_link_vars:

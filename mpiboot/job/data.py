@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Final
 
 from mpiboot.core.checks import failed
-from mpiboot.core.model import Decision, Finding, NoFacts, Source, Worker
+from mpiboot.core.model import Decision, Finding, NoFacts, Source, Variable, Worker
 from mpiboot.core.setting_types import MpiNetwork
 from mpiboot.core.settings import PREFIX, Resolved, Settings
 from mpiboot.core.wording import first_few
@@ -24,7 +24,7 @@ from mpiboot.job.plan_builder import Observed, PlanBuilder
 from mpiboot.job.program_words import Rendezvous
 from mpiboot.network import control, decision, worker_network
 from mpiboot.network.decision import DataNetwork
-from mpiboot.network.records import Proposal, Transport, WorkerNetwork, usable
+from mpiboot.network.records import Transport, WorkerNetwork, usable
 
 
 def network_of(worker: Worker, settings: Settings) -> WorkerNetwork:
@@ -63,7 +63,7 @@ def decide(builder: PlanBuilder, observed: Observed, resolved: Resolved) -> Data
     return found
 
 
-def _of_the_mpi(builder: PlanBuilder, workers: Iterable[Worker]) -> tuple[Proposal, ...]:
+def _of_the_mpi(builder: PlanBuilder, workers: Iterable[Worker]) -> tuple[Variable, ...]:
     """Give what this MPI would have of variables that the data network owns, as UCX's of MPICH.
 
     Open MPI's own are left out: moving them is what MPIBOOT_MPI_NETWORK asks for.
@@ -75,7 +75,7 @@ def _of_the_mpi(builder: PlanBuilder, workers: Iterable[Worker]) -> tuple[Propos
     ]
     reason = f"messages of {builder.row.title} on the control link"
     return tuple(
-        Proposal(name, link.name, "mpi-link", reason, worker.host.name)
+        Variable(name, link.name, reason, host=worker.host.name, rule="mpi-link")
         for name in names
         for worker in workers
         if worker.facts and (link := control.link_of(worker.address, worker.facts.links))

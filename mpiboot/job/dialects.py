@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
-from mpiboot.core.model import Mpi, MpiFamily
+from mpiboot.core.model import Mpi, MpiFamily, Source, Variable
 from mpiboot.job.hostfile import Syntax
 from mpiboot.job.mpirun_options import (
     HYDRA,
@@ -31,15 +31,6 @@ class Export(Enum):
     OPTION = "a `-x NAME` each"
     VARIABLE = "a variable with a list of names"
     ALL = "all of them, by itself"
-
-
-@dataclass(frozen=True, slots=True)
-class Variable:
-    """A variable that is always set in this MPI's environment, with the reason."""
-
-    name: str
-    value: str
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,8 +283,8 @@ _OMPI_CONSTANTS: Final = (
     Variable("OMPI_MCA_coll_ucc_enable", "0", "UCC would open RDMA devices for MPI itself"),
 )
 _OMPI_ROOT: Final = (
-    Variable("OMPI_ALLOW_RUN_AS_ROOT", "1", "this pod runs as root"),
-    Variable("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", "this pod runs as root"),
+    Variable("OMPI_ALLOW_RUN_AS_ROOT", "1", "this pod runs as root", Source.DETECTED),
+    Variable("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", "this pod runs as root", Source.DETECTED),
 )
 
 
@@ -355,7 +346,10 @@ OPENMPI4: Final = Dialect(
     evaluated_flags=("*",),
     by_itself=("OMPI_*", "PMIX_MCA_*"),
     no_single_copy=Variable(
-        "OMPI_MCA_btl_vader_single_copy_mechanism", "none", "ranks of one host copy by /dev/shm"
+        "OMPI_MCA_btl_vader_single_copy_mechanism",
+        "none",
+        "ranks of one host copy by /dev/shm",
+        Source.DETECTED,
     ),
     messages_var="OPAL_OUTPUT_STDERR_FD",
     lost_without_parent=(
@@ -383,6 +377,7 @@ OPENMPI4: Final = Dialect(
             "OMPI_MCA_orte_leave_session_attached",
             "1",
             "plm_rsh_no_tree_spawn is set, and by itself daemons would leave their agents",
+            Source.DETECTED,
         ),
     ),
 )
@@ -427,7 +422,9 @@ OPENMPI5: Final = Dialect(
         ),
     ),
     root=_OMPI_ROOT,
-    no_single_copy=Variable("OMPI_MCA_smsc", "^cma", "ranks of one host copy by /dev/shm"),
+    no_single_copy=Variable(
+        "OMPI_MCA_smsc", "^cma", "ranks of one host copy by /dev/shm"
+    ),
     # The list takes names and a user's -x wins over it; with -x twice the first would win.
     export=Export.VARIABLE,
     export_var="OMPI_MCA_mca_base_env_list",
@@ -457,6 +454,7 @@ OPENMPI5: Final = Dialect(
             "OMPI_MCA_reachable",
             "weighted",
             "5.0's own choice, netlink, takes IPv6 peers for unreachable and says so for each rank",
+            Source.DETECTED,
         ),
     ),
     # Measured with 5.0.7, as soon as a daemon is started by ssh.

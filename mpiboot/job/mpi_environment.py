@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Final
 
@@ -275,11 +275,9 @@ def set_constants(builder: PlanBuilder, observed: Observed, *, oversubscribe: Gi
     ``oversubscribe`` is what asked for more ranks than slots, None where nothing did.
     """
     row = builder.row
-    for item in row.constants:
-        builder.variable(item.name, item.value, item.reason, Source.DEFAULT)
+    builder.add(*row.constants)
     if observed.identity.uid == 0:
-        for item in row.root:
-            builder.variable(item.name, item.value, item.reason, Source.DETECTED)
+        builder.add(*row.root)
     _copy_once(builder, observed)
     if oversubscribe and row.oversubscribe_var != row.map_var:
         builder.variable(
@@ -308,7 +306,7 @@ def _copy_once(builder: PlanBuilder, observed: Observed) -> None:
     if item and found:
         message = "; ".join(dict.fromkeys(found.values()))
         reason = f"process_vm_readv is refused ({message}) on {first_few(found)}: {item.reason}"
-        builder.variable(item.name, item.value, reason, Source.DETECTED)
+        builder.add(replace(item, reason=reason, source=Source.DETECTED))
 
 
 def offer_debug_files(builder: PlanBuilder) -> None:

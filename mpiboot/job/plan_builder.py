@@ -24,6 +24,7 @@ from mpiboot.core.model import (
     PodFacts,
     Source,
     SshKind,
+    Variable,
     Worker,
 )
 from mpiboot.core.setting_types import LaunchAgent
@@ -212,6 +213,11 @@ class PlanBuilder:
             self.decide(name, shown, source, f"{by}, and kept")
         else:
             self.force(name, value, reason, source)
+
+    def add(self, *variables: Variable) -> None:
+        """Set variables of the MPI's row, as ``variable`` does."""
+        for item in variables:
+            self.variable(item.name, item.value, item.reason, item.source)
 
     def force(self, name: str, value: str, reason: str, source: Source) -> None:
         """Set a variable whatever the environment has."""

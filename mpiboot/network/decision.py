@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from mpiboot.core.model import Decision, Finding, Level, Source
+from mpiboot.core.model import Decision, Finding, Level, Source, Variable
 from mpiboot.core.setting_types import DataNetworkUse
 from mpiboot.core.settings import Given, Settings
 from mpiboot.core.wording import first_few
 from mpiboot.network import cluster_view, gids, proposals
-from mpiboot.network.records import Proposal, Transport, WorkerNetwork
+from mpiboot.network.records import Transport, WorkerNetwork
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class SettledVariables:
 
 
 def settle(
-    networks: Sequence[WorkerNetwork], wanted: Sequence[Proposal], taken: Mapping[str, str]
+    networks: Sequence[WorkerNetwork], wanted: Sequence[Variable], taken: Mapping[str, str]
 ) -> SettledVariables:
     """Give every variable its owner's value, unless the user has it or what it hangs on."""
     hosts = {network.host: network.facts for network in networks}
@@ -97,9 +97,9 @@ def settle(
     reason: dict[str, str] = {}
     kept: dict[tuple[str, str], list[str]] = {}
     clashes: dict[str, list[str]] = {}
-    chosen: dict[tuple[str, str], Proposal] = {}
+    chosen: dict[tuple[str, str], Variable] = {}
     for proposal in wanted:
-        for host in hosts if proposal.host is None else (proposal.host,):
+        for host in (proposal.host,) if proposal.host else hosts:
             key = (host, proposal.name)
             now = chosen.get(key)
             rule = owner(proposal.name)
@@ -168,7 +168,7 @@ def decide(
     taken: Mapping[str, str],
     *,
     values: Mapping[str, str] = _NOTHING,
-    others: Sequence[Proposal] = (),
+    others: Sequence[Variable] = (),
     given: Given = _GIVEN,
     blocked: str = "",
 ) -> DataNetwork:

@@ -14,12 +14,12 @@ from typing import Final
 
 from mpiboot.core.addresses import IPV4, IPV6, smallest_network
 from mpiboot.core.data_checks import DATA_ROWS
-from mpiboot.core.model import AttachmentSource, Decision, Finding, Link, Source
+from mpiboot.core.model import AttachmentSource, Decision, Finding, Link, Source, Variable
 from mpiboot.core.setting_types import DataNetworkUse, MpiNetwork, NcclSocket
 from mpiboot.core.settings import Settings
 from mpiboot.core.wording import first_few
 from mpiboot.network import cluster_view, nccl
-from mpiboot.network.records import RDMA, Proposal, Transport, WorkerNetwork, usable
+from mpiboot.network.records import RDMA, Transport, WorkerNetwork, usable
 
 # A pod that has one of these brings its own transport for NCCL, with settings of its own.
 _PLUGIN_NAMES: Final = ("NCCL_NET", "NCCL_NET_PLUGIN")
@@ -40,7 +40,7 @@ class Proposals:
     plugin: str
     blocked: str = ""
     transport: Transport = Transport.UNKNOWN
-    proposals: list[Proposal] = field(default_factory=list)
+    proposals: list[Variable] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
 
@@ -49,13 +49,11 @@ class Proposals:
         """The workers whose facts are known."""
         return [network for network in self.networks if network.facts is not None]
 
-    def propose(
-        self, name: str, value: str, rule: str, reason: str, host: str | None = None
-    ) -> None:
+    def propose(self, name: str, value: str, rule: str, reason: str, host: str = "") -> None:
         """Note a proposal, unless it is one for NCCL, and a plugin has settings of its own."""
         if self.plugin and name.startswith("NCCL_"):
             return
-        self.proposals.append(Proposal(name, value, rule, reason, host))
+        self.proposals.append(Variable(name, value, reason, host=host, rule=rule))
 
     def find(self, check: str, message: str) -> None:
         """Note a finding on all workers together."""

@@ -209,17 +209,6 @@ class NetworkBuilder:
         self.problems.append(Problem(check, message, hint, always))
 
 
-@dataclass(frozen=True, slots=True)
-class Proposal:
-    """A value that a rule wants for a variable, on one worker or (``host`` None) on all."""
-
-    name: str
-    value: str
-    rule: str
-    reason: str
-    host: str | None = None
-
-
 def natural_order(name: str) -> tuple[tuple[int, str], ...]:
     """Order names as people do: net2 before net10."""
     return tuple(

@@ -15,13 +15,13 @@ from mpiboot.core.model import (
     Level,
     Route,
     Source,
+    Variable,
     Worker,
 )
 from mpiboot.core.setting_types import DataNetworkUse, MpiNetwork, NcclSocket
 from mpiboot.core.settings import Settings
 from mpiboot.network import decision, worker_network
 from mpiboot.network.decision import DataNetwork
-from mpiboot.network.records import Proposal
 from tests.fakes import workers as w
 
 DEFAULT = Settings(nccl_version="2.28.9")
@@ -462,7 +462,7 @@ def test_the_built_in_transport_by_name_is_no_plugin() -> None:
 
 
 def test_two_rules_that_want_a_variable_differently_are_shown_and_the_owner_wins() -> None:
-    other = Proposal("UCX_NET_DEVICES", "eth0", "mpi-network", "MPI on the control link")
+    other = Variable("UCX_NET_DEVICES", "eth0", "MPI on the control link", rule="mpi-network")
     workers = [w.sriov(0), w.sriov(1)]
     found = decision.decide(
         [worker_network.choose(one, DEFAULT) for one in workers], DEFAULT, {}, others=(other,)
@@ -474,7 +474,7 @@ def test_two_rules_that_want_a_variable_differently_are_shown_and_the_owner_wins
 
 
 def test_two_rules_that_want_the_same_are_no_conflict() -> None:
-    other = Proposal("UCX_NET_DEVICES", "mlx5_3:1", "mpi-network", "MPI on the same port")
+    other = Variable("UCX_NET_DEVICES", "mlx5_3:1", "MPI on the same port", rule="mpi-network")
     found = decision.decide(
         [worker_network.choose(w.sriov(0), DEFAULT)], DEFAULT, {}, others=(other,)
     )
@@ -484,8 +484,8 @@ def test_two_rules_that_want_the_same_are_no_conflict() -> None:
 
 def test_of_two_rules_that_do_not_own_a_variable_the_first_has_it() -> None:
     wanted = [
-        Proposal("MY_LINK", "eth0", "first", "reason"),
-        Proposal("MY_LINK", "net1", "second", "reason"),
+        Variable("MY_LINK", "eth0", "reason", rule="first"),
+        Variable("MY_LINK", "net1", "reason", rule="second"),
     ]
     networks = [worker_network.choose(one, DEFAULT) for one in (w.plain(0), w.plain(1))]
     found = decision.decide(networks, DEFAULT, {}, others=wanted)

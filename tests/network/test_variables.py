@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from mpiboot.core.model import Variable
 from mpiboot.core.settings import Settings
 from mpiboot.network import decision, worker_network
-from mpiboot.network.records import Proposal
 from tests.fakes import workers as w
 
 NETWORKS = [worker_network.choose(worker, Settings()) for worker in (w.plain(0), w.plain(1))]
@@ -50,7 +50,7 @@ def test_the_table_is_whole() -> None:
 def test_a_variable_is_left_alone_with_some_of_the_users_own(name: str) -> None:
     owner, others = ROWS[name]
     assert decision.owner(name) == owner
-    wanted = [Proposal(name, "value", owner, "why", "w-1")]
+    wanted = [Variable(name, "value", "why", rule=owner, host="w-1")]
     for own in EVERY:
         found = decision.settle(NETWORKS, wanted, {own: "-x"})
         left = own in (name, *others)
@@ -62,8 +62,8 @@ def test_a_variable_is_left_alone_with_some_of_the_users_own(name: str) -> None:
 
 
 def test_of_two_that_want_it_the_owner_has_it_whoever_came_first() -> None:
-    ours = Proposal("UCX_NET_DEVICES", "mlx5_0:1", "rdma-ports", "ours")
-    theirs = Proposal("UCX_NET_DEVICES", "eth0", "mpi-link", "theirs", "w-1")
+    ours = Variable("UCX_NET_DEVICES", "mlx5_0:1", "ours", rule="rdma-ports")
+    theirs = Variable("UCX_NET_DEVICES", "eth0", "theirs", rule="mpi-link", host="w-1")
     for wanted in ([ours, theirs], [theirs, ours]):
         found = decision.settle(NETWORKS, wanted, {})
         ports = {"UCX_NET_DEVICES": "mlx5_0:1"}
