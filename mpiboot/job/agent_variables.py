@@ -9,7 +9,7 @@ from mpiboot.core.model import Source
 from mpiboot.core.wording import first_few
 from mpiboot.job.dialects import ALSO_AGENT, ALSO_AGENT_ARGS, Dialect, parameter
 from mpiboot.job.mpirun_line import UserLine
-from mpiboot.job.plan_builder import LaunchPaths, PlanBuilder
+from mpiboot.job.plan_builder import PlanBuilder
 from mpiboot.ssh import config as sshconfig
 
 # More concurrent launches than this is MPI's own default; fewer than hosts hangs it.
@@ -19,31 +19,26 @@ _EXEC: Final = "launcher-exec"
 _FORK: Final = "fork"
 
 
-def place(
-    builder: PlanBuilder, paths: LaunchPaths, hosts: int, *, instead_of_ssh: str
-) -> tuple[str, sshconfig.UserArgs]:
+def place(builder: PlanBuilder, hosts: int) -> tuple[str, sshconfig.UserArgs]:
     """Put mpiboot's launch agent in front of ssh or of the user's own agent.
-
-    ``instead_of_ssh`` names what the agents use where that isn't ssh, and reads no arguments of it.
 
     Returns:
         The user's own agent (empty: ssh), and the ssh arguments for the private ssh_config.
     """
-    row = builder.row
+    row, own = builder.row, builder.paths.agent
+    instead_of_ssh = builder.observed.instead_of_ssh
     agent_by, agent = _take_agent(builder)
     args_by, given = _first(
         builder, (row.agent_args_var, *row.agent_args_aliases, *ALSO_AGENT_ARGS)
     )
-    _settle_kind(builder, paths.agent)
-    builder.force(
-        row.agent_var, paths.agent, "tells which hosts mpirun really starts", Source.DEFAULT
-    )
+    _settle_kind(builder, own)
+    builder.force(row.agent_var, own, "tells which hosts mpirun really starts", Source.DEFAULT)
     if row.concurrency_var:
         _let_all_live(builder, hosts)
     if any(_given_by_user(builder, row.leaving_var)):
         builder.add(*row.attached)
-    _say_flagged_arguments(builder, instead_of_ssh)
-    more = "" if agent == paths.agent else _ssh_words(agent)
+    _report_flagged_arguments(builder)
+    more = "" if agent == own else _ssh_words(agent)
     if more is None:
         agent = _first_of_list(agent)
         reason = (
@@ -64,7 +59,7 @@ def place(
         reason = f"{name}, read into the private ssh_config behind mpiboot's own"
         if instead_of_ssh:
             reason = f"{name}, which {instead_of_ssh} does not read"
-            _say_lost(builder, name, sshconfig.lost_with_own_client(args), instead_of_ssh)
+            _warn_of_lost(builder, name, sshconfig.lost_with_own_client(args))
         builder.decide("ssh-arguments", text, _source(builder, name), reason)
         if args.without_effect:
             builder.warn(
@@ -218,18 +213,20 @@ def _ssh_words(agent: str) -> str | None:
     return " ".join(words) if program.rsplit("/", 1)[-1] in ("ssh", "rsh") else None
 
 
-def _say_lost(builder: PlanBuilder, name: str, lost: tuple[str, ...], instead_of_ssh: str) -> None:
-    """Say which of a user's ssh arguments have no effect because no ssh reads them."""
+def _warn_of_lost(builder: PlanBuilder, name: str, lost: tuple[str, ...]) -> None:
+    """Warn of those of a user's ssh arguments that have no effect because no ssh reads them."""
     if lost:
+        used = f"{builder.observed.instead_of_ssh} is used"
         builder.warn(
             "settings-conflict",
-            f"{name} has {', '.join(lost)}, which has no effect: {instead_of_ssh} is used",
+            f"{name} has {', '.join(lost)}, which has no effect: {used}",
             "see ssh-client or launch-agent in the plan for why it is used",
         )
 
 
-def _say_flagged_arguments(builder: PlanBuilder, instead_of_ssh: str) -> None:
-    """Say what ssh arguments on the mpirun line change: they come before the configuration."""
+def _report_flagged_arguments(builder: PlanBuilder) -> None:
+    """Report what ssh arguments on the mpirun line change: they come before the configuration."""
+    instead_of_ssh = builder.observed.instead_of_ssh
     for name in dict.fromkeys(map(parameter, (builder.row.agent_args_var, *ALSO_AGENT_ARGS))):
         value = builder.line.mca.get(name)
         if value is None:
@@ -240,8 +237,7 @@ def _say_flagged_arguments(builder: PlanBuilder, instead_of_ssh: str) -> None:
         unread = f", which {instead_of_ssh} does not read" if instead_of_ssh else ""
         builder.decide("ssh-arguments", value, Source.FLAG, by + unread)
         if instead_of_ssh:
-            lost = (*settled, *sshconfig.lost_with_own_client(args))
-            _say_lost(builder, by, lost, instead_of_ssh)
+            _warn_of_lost(builder, by, (*settled, *sshconfig.lost_with_own_client(args)))
         elif settled:
             builder.warn(
                 "settings-conflict",

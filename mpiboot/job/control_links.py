@@ -13,7 +13,6 @@ from mpiboot.core.addresses import IPV4, IPV6, interface, network
 from mpiboot.core.checks import failed
 from mpiboot.core.model import Decision, Link, PodFacts, Source
 from mpiboot.core.setting_types import MpiNetwork
-from mpiboot.core.settings import Resolved, Settings
 from mpiboot.core.wording import first_few
 from mpiboot.job.dialects import ALSO_DAEMON_LINK, parameter, version_number
 from mpiboot.job.plan_builder import Observed, PlanBuilder
@@ -41,8 +40,9 @@ NAME_LINKS: Final = {
 _OF_ONE_MPI: Final = ("OMPI_", "PRTE_", "HYDRA_", "I_MPI_")
 
 
-def judge_named_links(builder: PlanBuilder, observed: Observed) -> None:
+def judge_named_links(builder: PlanBuilder) -> None:
     """Name the pods that have none of the links of a variable; refuse what mpirun itself would."""
+    observed = builder.observed
     row = builder.row
     own = (row.daemon_link_var, *row.mpi_link_vars)
     for name, then in NAME_LINKS.items():
@@ -53,7 +53,7 @@ def judge_named_links(builder: PlanBuilder, observed: Observed) -> None:
         carried = daemons and "_MCA_" in name
         older = [item for item in ALSO_DAEMON_LINK if carried and item != name]
         by, value = next(
-            filter(None, (_named(builder, observed, item) for item in (name, *older))),
+            filter(None, (_named(builder, item) for item in (name, *older))),
             ("", ""),
         )
         if by.partition("=")[0] in older and builder.set_env.get(name) != value:
@@ -98,7 +98,7 @@ def _link_words(value: str) -> list[str]:
     return [word for word in map(str.strip, value.split(",")) if word]
 
 
-def _named(builder: PlanBuilder, observed: Observed, name: str) -> tuple[str, str] | None:
+def _named(builder: PlanBuilder, name: str) -> tuple[str, str] | None:
     """Find the user's own value, by the line or else by a variable or a file; and how it stands.
 
     What is in the file of a worker alone holds there alone.
@@ -107,7 +107,7 @@ def _named(builder: PlanBuilder, observed: Observed, name: str) -> tuple[str, st
     if flagged:
         return f"--mca {parameter(name)} {flagged}", flagged
     of_file = builder.of_files.get(name)
-    there = of_file is not None and of_file not in observed.parameters
+    there = of_file is not None and of_file not in builder.observed.parameters
     value = builder.line.export_values.get(name) or builder.environ.get(name, "") * (not there)
     return (f"{name}={value}", value) if value else None
 
@@ -132,12 +132,13 @@ _PMIX_BLIND: Final = ((5, 0, 3), (5, 0, 6))
 _IP_VERSION: Final = "ip-version"
 
 
-def settle_ip_version(builder: PlanBuilder, observed: Observed) -> int:
+def settle_ip_version(builder: PlanBuilder) -> int:
     """Keep MPI to the version of the control addresses, and say where it can't speak that.
 
     Returns:
         The version that MPI and its daemons speak: 4 or 6.
     """
+    observed = builder.observed
     spoken = {_ip_version(worker.address) for worker in observed.workers}
     if spoken != {IPV6}:
         mixed = _has_both(observed)
@@ -171,7 +172,7 @@ def settle_ip_version(builder: PlanBuilder, observed: Observed) -> int:
         builder.decide(_IP_VERSION, "IPv6", Source.DETECTED, f"{_some_pods(alone)} no IPv4 address")
     builder.add(*builder.row.ipv6)
     if alone and builder.row.cut_prefix_var:
-        _give_aliases(builder, observed)
+        _give_aliases(builder)
     return IPV6
 
 
@@ -223,8 +224,9 @@ def _some_pods(names: Sequence[str]) -> str:
     return f"{names[0]}{more}"
 
 
-def _give_aliases(builder: PlanBuilder, observed: Observed) -> None:
+def _give_aliases(builder: PlanBuilder) -> None:
     """Keep PRRTE's daemons from their crash, where this release has it."""
+    observed = builder.observed
     row, version = builder.row, version_number(observed.mpi.version)
     if _PMIX_BLIND[0] <= version < _PMIX_BLIND[1]:
         message = f"{row.title} {observed.mpi.version} is known to see no IPv6 addresses"
@@ -273,13 +275,14 @@ def _cut_name(name: str, prefix: str) -> str:
     return rest if digit is None else rest[digit:]
 
 
-def pin_control(builder: PlanBuilder, observed: Observed, resolved: Resolved) -> None:
+def pin_control(builder: PlanBuilder) -> None:
     """Pin daemons and MPI TCP to the control link, or carry over what the user pinned."""
+    observed = builder.observed
     decision, why_not = control.choose(
-        resolved.settings.control_ifname,
+        builder.settings.control_ifname,
         observed.links,
         observed.workers,
-        given=resolved.given["control_ifname"],
+        given=builder.given["control_ifname"],
     )
     if decision and ":" in decision.value:
         # Open MPI reads networks of IPv4 alone there (inet_pton with AF_INET), and ends otherwise.
@@ -295,13 +298,13 @@ def pin_control(builder: PlanBuilder, observed: Observed, resolved: Resolved) ->
         builder.decisions.append(decision)
     else:
         builder.decide("control-link", "", Source.DETECTED, f"not pinned: {why_not}")
-    if resolved.settings.control_ifname:
-        _refuse_missing_link(builder, observed, resolved)
-    _refuse_to_choose(builder, resolved)
+    if builder.settings.control_ifname:
+        _refuse_missing_link(builder)
+    _refuse_to_choose(builder)
     own_link = builder.row.own_link
-    _pin_daemons(builder, observed, _own_link(observed, decision) if own_link else decision)
-    judge_named_links(builder, observed)
-    on_control = resolved.settings.mpi_network is MpiNetwork.CONTROL
+    _pin_daemons(builder, _own_link(observed, decision) if own_link else decision)
+    judge_named_links(builder)
+    on_control = builder.settings.mpi_network is MpiNetwork.CONTROL
     if on_control:
         builder.add(*builder.row.on_control_link)
     if own_link and (not on_control or (decision and network(decision.value))):
@@ -311,48 +314,50 @@ def pin_control(builder: PlanBuilder, observed: Observed, resolved: Resolved) ->
             builder.variable(name, decision.value, "MPI's TCP on the control link", decision.source)
 
 
-def _refuse_missing_link(builder: PlanBuilder, observed: Observed, resolved: Resolved) -> None:
+def _refuse_missing_link(builder: PlanBuilder) -> None:
     """Refuse the user's link where a pod has none of that name: mpirun says neither who nor why."""
-    wanted = frozenset(resolved.settings.control_ifname.split(","))  # a list is 4.1's own form
+    wanted = frozenset(builder.settings.control_ifname.split(","))  # a list is 4.1's own form
     if any(map(network, wanted)):
         return
-    links = {"the launcher's pod": observed.links}
+    links = {"the launcher's pod": builder.observed.links}
     if not builder.row.own_link:  # else each worker's own is taken there
-        links |= {item.host.name: item.facts.links for item in observed.workers if item.facts}
+        links |= {
+            item.host.name: item.facts.links for item in builder.observed.workers if item.facts
+        }
     lacking = [
         pod
         for pod, there in links.items()
         if there and wanted.isdisjoint(link.name for link in there)
     ]
     if lacking:
-        named = f"{resolved.given['control_ifname']}={resolved.settings.control_ifname}"
+        named = f"{builder.given['control_ifname']}={builder.settings.control_ifname}"
         message = f"{named}: no such link in {first_few(lacking)}"
         builder.fail("interface-missing", message)
 
 
-def _refuse_to_choose(builder: PlanBuilder, resolved: Resolved) -> None:
+def _refuse_to_choose(builder: PlanBuilder) -> None:
     """Refuse to move MPI's own messages where this MPI chooses what carries them."""
-    row, given = builder.row, resolved.given["mpi_network"]
-    if row.own_transports and resolved.settings.mpi_network is MpiNetwork.DATA:
+    row, given = builder.row, builder.given["mpi_network"]
+    if row.own_transports and builder.settings.mpi_network is MpiNetwork.DATA:
         message = f"{given}=data has no meaning for {row.title}: {row.own_transports}"
         hint = f"leave {given} out"
         builder.fail("settings-conflict", message, hint)
 
 
-def pin_ports(builder: PlanBuilder, observed: Observed, resolved: Resolved, version: int) -> None:
+def pin_ports(builder: PlanBuilder, version: int) -> None:
     """Keep daemons and MPI TCP to the range of ports that the user named, if any.
 
     ``version`` is the IP version that they speak.
     """
-    text = resolved.settings.port_range
+    text = builder.settings.port_range
     if not text:
         return
-    row, given = builder.row, resolved.given["port_range"]
+    row, given = builder.row, builder.given["port_range"]
     first, last = map(int, text.split("-"))
     count = last - first + 1
     # A part for the daemons alone: Open MPI 5's first one listens on all ports that it is given.
     share = max(2, count // 4)
-    most = max((host.slots for host in observed.hostfile.hosts), default=0)
+    most = max((host.slots for host in builder.observed.hostfile.hosts), default=0)
     if count - share < most:
         message = (
             f"{given} has {count} ports, of which daemons need {share}, and a host has {most} slots"
@@ -392,11 +397,12 @@ def _own_link(observed: Observed, decision: Decision | None) -> Decision | None:
     return Decision("daemon-link", name, Source.DETECTED, reason) if name else None
 
 
-def tcp_optional(builder: PlanBuilder, settings: Settings, transport: Transport | None) -> str:
+def tcp_optional(builder: PlanBuilder, transport: Transport | None) -> str:
     """Tell why MPI may do without TCP between the workers' control addresses; empty: it can't.
 
     ``transport`` carries the job's data.
     """
+    settings = builder.settings
     if settings.mpi_network is MpiNetwork.DATA:
         return "MPI's messages use the data network"
     if transport in RDMA:
@@ -416,24 +422,24 @@ def tcp_optional(builder: PlanBuilder, settings: Settings, transport: Transport 
     return ""
 
 
-def _unfit(builder: PlanBuilder, observed: Observed, name: str) -> str:
+def _unfit(builder: PlanBuilder, name: str) -> str:
     """Say why another MPI's daemon link is not carried over; this one ignores that variable."""
     row, value = builder.row, builder.environ[name]
     why = f"{row.title} takes one link there" if row.one_link and "," in value else ""
-    if observed.own and "/" not in value and lacks_links(observed.own, value):
+    if builder.observed.own and "/" not in value and lacks_links(builder.observed.own, value):
         why = "no such link in the launcher's pod"
     if why:
         builder.warn("settings-conflict", f"{name}={value} is not carried over: {why}")
     return why
 
 
-def _pin_daemons(builder: PlanBuilder, observed: Observed, decision: Decision | None) -> None:
+def _pin_daemons(builder: PlanBuilder, decision: Decision | None) -> None:
     """Settle the daemons' link; a list that mpiboot's setting has is a failure."""
     row = builder.row
     names = (row.daemon_link_var, *ALSO_DAEMON_LINK)
     flag = next((key for key in map(parameter, names) if key in builder.line.mca), "")
     carried = next((name for name in names if builder.environ.get(name)), "")
-    if carried not in ("", row.daemon_link_var) and _unfit(builder, observed, carried):
+    if carried not in ("", row.daemon_link_var) and _unfit(builder, carried):
         carried = ""
     if flag:
         name, value = f"--mca {flag}", builder.line.mca[flag]

@@ -15,7 +15,7 @@ from typing import Final
 from mpiboot.core.checks import failed
 from mpiboot.core.model import Decision, Finding, NoFacts, Source, Variable, Worker
 from mpiboot.core.setting_types import MpiNetwork
-from mpiboot.core.settings import PREFIX, Resolved, Settings
+from mpiboot.core.settings import PREFIX, Settings
 from mpiboot.core.wording import first_few
 from mpiboot.job import mpi_environment
 from mpiboot.job.dialects import Export
@@ -32,20 +32,21 @@ def network_of(worker: Worker, settings: Settings) -> WorkerNetwork:
     return worker_network.choose(worker, settings)
 
 
-def decide(builder: PlanBuilder, observed: Observed, resolved: Resolved) -> DataNetwork:
+def decide(builder: PlanBuilder) -> DataNetwork:
     """Decide the data network and show it; nothing is set yet.
 
     ``rows`` are empty where there is nothing but the control network, and nobody asked for more.
     """
-    read = resolved.settings
-    taken, values = _taken(builder, resolved)
+    observed = builder.observed
+    read = builder.settings
+    taken, values = _taken(builder)
     workers = _hosts(observed)
     networks = [
         observed.networks.get(worker.host.name) or worker_network.choose(worker, read)
         for worker in workers
     ]
     others = _of_the_mpi(builder, workers) if read.mpi_network is MpiNetwork.CONTROL else ()
-    given = resolved.given["data_network"]
+    given = builder.given["data_network"]
     found = decision.decide(
         networks,
         read,
@@ -82,9 +83,7 @@ def _of_the_mpi(builder: PlanBuilder, workers: Iterable[Worker]) -> tuple[Variab
     )
 
 
-def deliver(
-    builder: PlanBuilder, observed: Observed, found: DataNetwork
-) -> dict[str, Mapping[str, str]]:
+def deliver(builder: PlanBuilder, found: DataNetwork) -> dict[str, Mapping[str, str]]:
     """Settle how each value reaches its ranks: from mpirun's environment, or by its host's agent.
 
     A value that mpirun does not hand on goes by the agent, whatever it is; the ranks of this pod
@@ -93,6 +92,7 @@ def deliver(
     Returns:
         The variables of one host alone, by the name that mpirun has for it.
     """
+    observed = builder.observed
     per_host = {host: dict(mine) for host, mine in found.per_host.items()}
     for name, value in found.common.items():
         # Open MPI hands its own parameters on, and they rule over the workers' environment.
@@ -122,10 +122,10 @@ def _hosts(observed: Observed) -> tuple[Worker, ...]:
     return tuple(known[host.name] for host in observed.hostfile.hosts if host.name in known)
 
 
-def _taken(builder: PlanBuilder, resolved: Resolved) -> tuple[dict[str, str], dict[str, str]]:
+def _taken(builder: PlanBuilder) -> tuple[dict[str, str], dict[str, str]]:
     """Find what the user has set for all ranks: where, and the values that are known."""
-    never = resolved.settings.no_forward
-    moves = resolved.settings.mpi_network is MpiNetwork.DATA
+    never = builder.settings.no_forward
+    moves = builder.settings.mpi_network is MpiNetwork.DATA
     taken, values = {}, {}
     for name, value in builder.environ.items():
         parameter = name.startswith("OMPI_")
@@ -193,8 +193,6 @@ class RankEnv:
 
 def decide_rank_env(
     builder: PlanBuilder,
-    observed: Observed,
-    resolved: Resolved,
     placed: Placement,
     network: DataNetwork,
 ) -> RankEnv:
@@ -203,35 +201,35 @@ def decide_rank_env(
     Both where the setting says so; where they meet also where the user's line has `mpiboot rank`.
     """
     written = _on_the_line(builder.line.argv)
-    asked = resolved.settings.rank_env and not written
+    asked = builder.settings.rank_env and not written
     if asked:
-        message, hint = _unfit(builder, observed)
+        message, hint = _unfit(builder)
         if message:
-            message = f"{resolved.given['rank_env']}: {message}"
+            message = f"{builder.given['rank_env']}: {message}"
             builder.fail("settings-conflict", message, hint)
             return RankEnv()
-        given = resolved.given["rank_env"]
+        given = builder.given["rank_env"]
         builder.decide("rank-env", " ".join(_BEFORE), given.source, f"{given}: before each program")
     elif not written:
         return RankEnv()
-    port, by = resolved.settings.master_port, resolved.given["master_port"]
+    port, by = builder.settings.master_port, builder.given["master_port"]
     message = "PyTorch's own default" if by.source is Source.DEFAULT else str(by)
-    found = _address(builder, observed, placed)
-    on_data = resolved.settings.master_network is MpiNetwork.DATA
-    if on_data and found[0] and not _ranks_have(builder, observed, _ADDRESS):
-        found = _on_the_data_network(builder, resolved, placed.first, network, observed)
+    found = _address(builder, placed)
+    on_data = builder.settings.master_network is MpiNetwork.DATA
+    if on_data and found[0] and not _ranks_have(builder, _ADDRESS):
+        found = _on_the_data_network(builder, placed.first, network)
     variables = {
-        **_set_for_ranks(builder, observed, _ADDRESS, *found),
-        **_set_for_ranks(builder, observed, _PORT, str(port), message, by.source),
+        **_set_for_ranks(builder, _ADDRESS, *found),
+        **_set_for_ranks(builder, _PORT, str(port), message, by.source),
     }
     return RankEnv(_BEFORE if asked else (), variables, _meeting(builder, variables, placed.first))
 
 
-def _unfit(builder: PlanBuilder, observed: Observed) -> tuple[str, str]:
+def _unfit(builder: PlanBuilder) -> tuple[str, str]:
     """Say why programs can't be started by mpiboot, and what to do; empty where they can."""
     without = [
         worker.host.name
-        for worker in observed.workers
+        for worker in builder.observed.workers
         if worker.facts is None and worker.no_facts is NoFacts.NO_MPIBOOT
     ]
     if without:
@@ -251,13 +249,12 @@ def _on_the_line(words: Sequence[str]) -> bool:
     return any(a.rsplit("/", 1)[-1] == first and b == second for a, b in pairwise(words))
 
 
-def _address(
-    builder: PlanBuilder, observed: Observed, placed: Placement
-) -> tuple[str, str, Source]:
+def _address(builder: PlanBuilder, placed: Placement) -> tuple[str, str, Source]:
     """Find the address of rank 0's host on the control link; empty where that host isn't known."""
+    observed = builder.observed
     name = placed.first
     if not name:
-        if placed.left and not _ranks_have(builder, observed, _ADDRESS):
+        if placed.left and not _ranks_have(builder, _ADDRESS):
             builder.findings.append(_unknown_host(placed.left))
         return "", "", Source.DETECTED
     reason = f"rank 0 runs on {name}: its address on the control link"
@@ -265,18 +262,18 @@ def _address(
         if observed.called(worker.host.name) == name:
             own = worker.facts.control_address if worker.facts else ""
             return own or worker.address, reason, Source.DETECTED
-    if observed.own and name in {observed.called(host.name) for host in observed.local}:
+    if observed.own and name in observed.local_names:
         return observed.own.control_address or name, reason, Source.DETECTED
     return name, f"rank 0 runs on {name}, of which no address is known", Source.DETECTED
 
 
 def _on_the_data_network(
-    builder: PlanBuilder, resolved: Resolved, name: str, network: DataNetwork, observed: Observed
+    builder: PlanBuilder, name: str, network: DataNetwork
 ) -> tuple[str, str, Source]:
     """Find the address of rank 0's host on its first data link that has one."""
-    given = resolved.given["master_network"]
+    given = builder.given["master_network"]
     for one in network.networks:
-        if observed.called(one.host) == name and one.plain:
+        if builder.observed.called(one.host) == name and one.plain:
             link = one.plain[0]
             reason = (
                 f"{given}=data: rank 0 runs on {name}, its address on the data link {link.name}"
@@ -311,20 +308,20 @@ def _by_workers(observed: Observed, name: str) -> bool:
     )
 
 
-def _ranks_have(builder: PlanBuilder, observed: Observed, name: str) -> bool:
+def _ranks_have(builder: PlanBuilder, name: str) -> bool:
     """Whether ranks have a variable of the user's, by line, launcher or their own pods."""
     line, environ = builder.line.export_values, builder.environ
-    return name in line or bool(environ.get(name)) or _by_workers(observed, name)
+    return name in line or bool(environ.get(name)) or _by_workers(builder.observed, name)
 
 
 def _set_for_ranks(
-    builder: PlanBuilder, observed: Observed, name: str, value: str, reason: str, source: Source
+    builder: PlanBuilder, name: str, value: str, reason: str, source: Source
 ) -> dict[str, str]:
     """Set a variable of the ranks unless the user's line, environment or pods have it."""
     if name in builder.line.export_values:
         own = builder.line.export_values[name]
         builder.decide(name, own, Source.FLAG, "given on the mpirun line")
-    elif _by_workers(observed, name) and not builder.environ.get(name):
+    elif _by_workers(builder.observed, name) and not builder.environ.get(name):
         builder.decide(name, "", Source.DETECTED, "the workers' own pods set it")
     elif value or builder.environ.get(name):
         builder.variable(name, value, reason, source)

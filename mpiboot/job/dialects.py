@@ -422,9 +422,7 @@ OPENMPI5: Final = Dialect(
         ),
     ),
     root=_OMPI_ROOT,
-    no_single_copy=Variable(
-        "OMPI_MCA_smsc", "^cma", "ranks of one host copy by /dev/shm"
-    ),
+    no_single_copy=Variable("OMPI_MCA_smsc", "^cma", "ranks of one host copy by /dev/shm"),
     # The list takes names and a user's -x wins over it; with -x twice the first would win.
     export=Export.VARIABLE,
     export_var="OMPI_MCA_mca_base_env_list",

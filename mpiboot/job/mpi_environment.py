@@ -16,7 +16,7 @@ from typing import Final
 
 from mpiboot.core.checks import BY_REFERENCE
 from mpiboot.core.model import Host, MpiFamily, PodFacts, Source
-from mpiboot.core.settings import ROWS, Given, Resolved, Settings
+from mpiboot.core.settings import ROWS, Given, Settings
 from mpiboot.core.wording import first_few
 from mpiboot.job import forward, masking
 from mpiboot.job.dialects import (
@@ -32,7 +32,7 @@ from mpiboot.job.mpirun_options import OptionKind
 from mpiboot.job.plan_builder import Observed, PlanBuilder
 
 
-def decide_binding(builder: PlanBuilder, observed: Observed, oversubscribe: Given | None) -> None:
+def decide_binding(builder: PlanBuilder, oversubscribe: Given | None) -> None:
     """Set no binding only where nobody settles it and pods share their CPUs.
 
     A value of mpiboot's beside what the user says of mapping, ranking, binding or CPUs ends mpirun
@@ -62,7 +62,7 @@ def decide_binding(builder: PlanBuilder, observed: Observed, oversubscribe: Give
         builder.force(row.map_var, row.oversubscribe_value, reason, oversubscribe.source)
     if line.pinned_by or variables or not row.bind_var:
         return
-    shared = _why_not_bound(_pods_of_ranks(observed))
+    shared = _why_not_bound(_pods_of_ranks(builder.observed))
     if shared:
         reason = f"ranks are not bound: {shared}"
         builder.variable(row.bind_var, row.bind_value, reason, Source.DETECTED)
@@ -269,16 +269,17 @@ def _no_openib(builder: PlanBuilder) -> None:
 NOT_FORWARDED: Final = "not-forwarded"
 
 
-def set_constants(builder: PlanBuilder, observed: Observed, *, oversubscribe: Given | None) -> None:
+def set_constants(builder: PlanBuilder, *, oversubscribe: Given | None) -> None:
     """Set what this MPI always gets: transports, root, binding, who the user is.
 
     ``oversubscribe`` is what asked for more ranks than slots, None where nothing did.
     """
+    observed = builder.observed
     row = builder.row
     builder.add(*row.constants)
     if observed.identity.uid == 0:
         builder.add(*row.root)
-    _copy_once(builder, observed)
+    _copy_once(builder)
     if oversubscribe and row.oversubscribe_var != row.map_var:
         builder.variable(
             row.oversubscribe_var,
@@ -286,7 +287,7 @@ def set_constants(builder: PlanBuilder, observed: Observed, *, oversubscribe: Gi
             f"asked for by {oversubscribe}",
             oversubscribe.source,
         )
-    decide_binding(builder, observed, oversubscribe)
+    decide_binding(builder, oversubscribe)
     for name, value in (
         ("HOME", observed.identity.home),
         ("USER", observed.identity.user),
@@ -297,8 +298,9 @@ def set_constants(builder: PlanBuilder, observed: Observed, *, oversubscribe: Gi
             (builder.agent_env if apart else builder.set_env)[name] = value
 
 
-def _copy_once(builder: PlanBuilder, observed: Observed) -> None:
+def _copy_once(builder: PlanBuilder) -> None:
     """Keep ranks of one host from reading each other's memory where that is refused."""
+    observed = builder.observed
     item = builder.row.no_single_copy
     pods = {worker.host.name: worker.facts for worker in observed.workers}
     pods |= dict.fromkeys((host.name for host in observed.local), observed.own)
@@ -344,14 +346,13 @@ def _stays(unknown: tuple[str, ...], observed: Observed) -> tuple[str, ...]:
     return tuple(name for name in names if not platform.has_set(name, environ.get(name, "")))
 
 
-def choose_forwarded(
-    builder: PlanBuilder, observed: Observed, resolved: Resolved, added: Mapping[str, str]
-) -> tuple[str, ...]:
+def choose_forwarded(builder: PlanBuilder, added: Mapping[str, str]) -> tuple[str, ...]:
     """Choose the variables that ranks get; returns the names that go by ``-x``.
 
     ``added`` are variables that mpirun's environment will have beside the pod's own.
     """
-    row, settings = builder.row, resolved.settings
+    observed = builder.observed
+    row, settings = builder.row, builder.settings
     kept, removed = forward.scrub(observed.environ, observed.platform.managers)
     for name, why in removed:
         builder.remove(name, why)
@@ -360,10 +361,10 @@ def choose_forwarded(
         del kept[name]
         builder.remove(name, f"it is empty, which crashes {row.title}")
     if row.export is Export.ALL and observed.workers:
-        _take_out(builder, observed, kept, settings)
+        _take_out(builder, kept, settings)
     theirs = builder.environ.get(row.export_var, "") if row.export_var else ""
     given = (*builder.line.exports, *listed(builder))
-    left = _search_paths(builder, observed, settings.forward, given)
+    left = _search_paths(builder, settings.forward, given)
     chosen = forward.select(
         {name: value for name, value in {**kept, **added}.items() if name not in left},
         settings.forward,
@@ -406,9 +407,7 @@ def choose_forwarded(
     return tuple(names) if row.export is Export.OPTION else ()
 
 
-def _search_paths(
-    builder: PlanBuilder, observed: Observed, more: Collection[str], given: Collection[str]
-) -> set[str]:
+def _search_paths(builder: PlanBuilder, more: Collection[str], given: Collection[str]) -> set[str]:
     """Find PATH and its like that stay here, as workers of another image have their own.
 
     Where a script has put folders in front of what the workers have, too, that is for the job.
@@ -418,7 +417,7 @@ def _search_paths(
         own = builder.environ.get(name, "")
         theirs = {
             worker.host.name: dict(worker.facts.search_paths).get(name, "")
-            for worker in observed.workers
+            for worker in builder.observed.workers
             if worker.facts
         }
         others = [host for host, value in theirs.items() if not forward.extends(own, value)]
@@ -471,14 +470,14 @@ def _hand_on_all(builder: PlanBuilder, kept: Mapping[str, str], given: Collectio
     builder.decide("forwarded", " ".join(dict.fromkeys(given)) or "none", Source.FLAG, message)
 
 
-def _take_out(
-    builder: PlanBuilder, observed: Observed, kept: Mapping[str, str], settings: Settings
-) -> None:
+def _take_out(builder: PlanBuilder, kept: Mapping[str, str], settings: Settings) -> None:
     """Take out of mpirun's environment what would overwrite that of the ranks' own pods.
 
     The launch agents, which are of this pod, get it back.
     """
-    theirs = {name for item in observed.workers if item.facts for name in item.facts.environment}
+    theirs = {
+        name for item in builder.observed.workers if item.facts for name in item.facts.environment
+    }
     found = forward.kept_from_ranks(
         kept,
         settings.forward,

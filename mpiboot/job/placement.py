@@ -12,7 +12,7 @@ from typing import Final
 
 from mpiboot.core.checks import failed
 from mpiboot.core.model import Finding, Host, Hostfile, Level, Source
-from mpiboot.core.settings import Given, Resolved
+from mpiboot.core.settings import Given
 from mpiboot.core.wording import counted, first_few
 from mpiboot.job.dialects import (
     ALSO_DEFAULT_SLOTS,
@@ -23,17 +23,18 @@ from mpiboot.job.dialects import (
 )
 from mpiboot.job.mpirun_line import UserLine
 from mpiboot.job.names import is_local, same_host, short
-from mpiboot.job.plan_builder import LaunchPaths, Observed, PlanBuilder
+from mpiboot.job.plan_builder import Observed, PlanBuilder
 
 # How Open MPI reads a parameter that is true or false: mca_base_var_enum.c of 4.1.
 _FALSE: Final = frozenset({"", "0", "false", "f", "disabled", "no", "n"})
 
 
-def with_default_slots(builder: PlanBuilder, observed: Observed, resolved: Resolved) -> Observed:
+def with_default_slots(builder: PlanBuilder) -> Observed:
     """Give hosts without a number of slots those that the user, or the operator, names for them.
 
     mpirun itself would not: mpiboot's copy of the hostfile has a number for each host.
     """
+    observed = builder.observed
     files = (observed.hostfile, *observed.hostfile.parts)
     bare = [
         host
@@ -44,9 +45,9 @@ def with_default_slots(builder: PlanBuilder, observed: Observed, resolved: Resol
     by = next((name for name in names if parameter(name) in builder.line.mca), "")
     text, source = builder.line.mca.get(parameter(by), ""), Source.FLAG
     named = f"--mca {parameter(by)}"
-    if not by and resolved.settings.slots:
-        by, text = "slots", str(resolved.settings.slots)
-        source, named = resolved.given["slots"].source, str(resolved.given["slots"])
+    if not by and builder.settings.slots:
+        by, text = "slots", str(builder.settings.slots)
+        source, named = builder.given["slots"].source, str(builder.given["slots"])
     if not by:
         by = next((name for name in names if name and builder.environ.get(name)), "")
         text, source, named = builder.environ.get(by, ""), builder.set_by(by)[0], by
@@ -79,14 +80,14 @@ def with_default_slots(builder: PlanBuilder, observed: Observed, resolved: Resol
     )
 
 
-def _source(builder: PlanBuilder, file: Hostfile, resolved: Resolved) -> Source:
+def _source(builder: PlanBuilder, file: Hostfile) -> Source:
     """Tell by what the hostfile was named: the line, a setting, the operator, or nothing."""
     if builder.line.hostfiles:
         return Source.FLAG
     if file.source:
         return file.source
-    if resolved.settings.hostfile:
-        return resolved.given["hostfile"].source
+    if builder.settings.hostfile:
+        return builder.given["hostfile"].source
     return builder.set_by(file.named_by)[0] if file.named_by in HOSTFILE_VARS else Source.DEFAULT
 
 
@@ -106,16 +107,15 @@ def in_copy(file: Hostfile, observed: Observed, row: Dialect) -> tuple[Host, ...
     )
 
 
-def settle_hosts(
-    builder: PlanBuilder, observed: Observed, resolved: Resolved, paths: LaunchPaths
-) -> tuple[Host, ...]:
+def settle_hosts(builder: PlanBuilder) -> tuple[Host, ...]:
     """Settle the hosts and point every hostfile variable at mpiboot's own copy."""
+    observed = builder.observed
     file = observed.hostfile
     hosts = in_copy(file, observed, builder.row)
     builder.decide(
         "hostfile",
         file.path,
-        _source(builder, file, resolved),
+        _source(builder, file),
         f"named by {file.named_by}",
     )
     builder.decide(
@@ -130,9 +130,9 @@ def settle_hosts(
     reason = f"mpiboot's normalised copy of {file.path}"
     for name in HOSTFILE_VARS:
         if name == builder.row.hostfile_var:
-            builder.force(name, paths.hostfile, reason, Source.DETECTED)
+            builder.force(name, builder.paths.hostfile, reason, Source.DETECTED)
         elif observed.environ.get(name):
-            builder.set_env[name] = paths.hostfile
+            builder.set_env[name] = builder.paths.hostfile
     if builder.row.keep_fqdn_var and any("." in host.name for host in hosts):
         builder.variable(
             builder.row.keep_fqdn_var,
@@ -150,16 +150,16 @@ def settle_hosts(
     return hosts
 
 
-def keep_from_resolving(builder: PlanBuilder, observed: Observed) -> None:
+def keep_from_resolving(builder: PlanBuilder) -> None:
     """Have mpirun take the hosts as the gate found them, without asking a nameserver again."""
     row, line = builder.row, builder.line
     may_name_this_pod = line.moves_ranks or line.moves_hosts or line.unknown
     if row.not_resolve_var in builder.set_env:
         return
-    if row.resolves_since and version_number(observed.mpi.version) >= row.resolves_since:
+    if row.resolves_since and version_number(builder.observed.mpi.version) >= row.resolves_since:
         reason = "it looks for its own host among their addresses, and nothing keeps it from that"
         builder.decide("names", "asked again by mpirun", Source.DETECTED, reason)
-    elif row.not_resolve_var and observed.local and may_name_this_pod:
+    elif row.not_resolve_var and builder.observed.local and may_name_this_pod:
         reason = "what chooses hosts there may name this pod otherwise than the hostfile"
         builder.decide("names", "asked again by mpirun", Source.FLAG, reason)
     elif row.not_resolve_var:
@@ -173,9 +173,9 @@ def _own_names_are_alike(observed: Observed) -> bool:
     return len({short(name) for name in own}) < len(own)
 
 
-def settle_ranks(builder: PlanBuilder, hosts: tuple[Host, ...], resolved: Resolved) -> int | None:
+def settle_ranks(builder: PlanBuilder, hosts: tuple[Host, ...]) -> int | None:
     """Settle the number of ranks; None where the user's own line leaves it to mpirun."""
-    settings, given = resolved.settings, resolved.given
+    settings, given = builder.settings, builder.given
     slots = sum(host.slots for host in hosts)
     if builder.line.np is not None:
         builder.decide("ranks", str(builder.line.np), Source.FLAG, "-n on the mpirun line")
@@ -194,13 +194,13 @@ def settle_ranks(builder: PlanBuilder, hosts: tuple[Host, ...], resolved: Resolv
     return slots
 
 
-def asks_oversubscribe(builder: PlanBuilder, resolved: Resolved) -> Given | None:
+def asks_oversubscribe(builder: PlanBuilder) -> Given | None:
     """Find what asks for more ranks than slots: the line, a setting, this MPI's own variable."""
     row = builder.row
     if builder.line.oversubscribe:
         return Given(Source.FLAG, "the mpirun line")
-    if resolved.settings.oversubscribe:
-        return resolved.given["oversubscribe"]
+    if builder.settings.oversubscribe:
+        return builder.given["oversubscribe"]
     value = "" if row.oversubscribes_by_mapping else builder.environ.get(row.oversubscribe_var, "")
     if value.strip().lower() in _FALSE:
         return None

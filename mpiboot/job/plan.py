@@ -12,7 +12,7 @@ from typing import Final
 
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.launch_spec import NOT_FOR_RANKS, PLACEMENT
-from mpiboot.core.model import Decision, Finding, Host, Level, Mpi, PodFacts, Source
+from mpiboot.core.model import Decision, Finding, Host, Level, Mpi, Source
 from mpiboot.core.setting_types import AUTO, Switch
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import first_few
@@ -21,13 +21,11 @@ from mpiboot.job import (
     control_links,
     data,
     mpi_environment,
-    parameter_files,
     placement,
     platforms,
     pods,
 )
 from mpiboot.job import hostfile as hostfiles
-from mpiboot.job import placement as hosts_of
 from mpiboot.job.dialects import DIALECTS, parameter, row_of
 from mpiboot.job.mpirun_line import UserLine
 from mpiboot.job.mpirun_options import OptionKind
@@ -50,16 +48,15 @@ class Plan:
     those of which mpirun alone decides whether they get ranks; ``obstacles`` are variables or flags
     of the user's that could keep mpirun from doing so. ``per_host`` has by host what its agent sets
     there; ``rows`` show the data network, a worker each, and ``transport`` carries the data (None:
-    nobody is to look). ``more_hostfiles`` are the texts of copies of hostfiles that single programs
-    have, by the copies' paths. ``exit_codes`` tells whether mpiboot asks mpirun for them, beside
-    the user's own words. ``agent_env`` is what agents need of this pod's environment and mpirun
-    must not have. ``with_ranks`` are the remote hosts that may get a rank, and ``tcp_optional``
-    tells why MPI may do without TCP between them, empty where it can't; ``checks_peer_address``
-    whether MPI drops a connection from an address that is not the peer's. ``meeting`` is where
-    ranks with torchrun's variables meet, None where there are none. ``open_files`` is the soft
-    limit with which mpirun starts, 0 for this pod's own. ``forwarded`` are the variables that ranks
-    get from mpirun's environment, and ``stays`` those that a rule keeps from them, each with its
-    reason.
+    it was not looked at). ``more_hostfiles`` are the texts of copies of hostfiles that single
+    programs have, by the copies' paths. ``exit_codes`` tells whether mpiboot asks mpirun for them,
+    beside the user's own words. ``agent_env`` is what agents need of this pod's environment and
+    mpirun must not have. ``with_ranks`` are the remote hosts that may get a rank, and
+    ``tcp_optional`` tells why MPI may do without TCP between them, empty where it can't.
+    ``meeting`` is where ranks with torchrun's variables meet, None where there are none.
+    ``open_files`` is the soft limit with which mpirun starts, 0 for this pod's own. ``forwarded``
+    are the variables that ranks get from mpirun's environment, and ``stays`` those that a rule
+    keeps from them, each with its reason.
     """
 
     decisions: tuple[Decision, ...]
@@ -72,7 +69,6 @@ class Plan:
     daemons: tuple[str, ...] = ()
     left_to_mpirun: tuple[str, ...] = ()
     ranks: int | None = None
-    program: str = ""
     user_agent: str = ""
     user_args: sshconfig.UserArgs = field(default_factory=sshconfig.UserArgs)
     obstacles: tuple[tuple[str, str], ...] = ()
@@ -83,7 +79,6 @@ class Plan:
     agent_env: Mapping[str, str] = field(default_factory=dict)
     with_ranks: tuple[str, ...] = ()
     tcp_optional: str = ""
-    checks_peer_address: bool = False
     exit_codes: bool = False
     meeting: Rendezvous | None = None
     open_files: int = 0
@@ -145,28 +140,22 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
     Raises:
         MpibootError: this MPI can't be started at all.
     """
-    line = observed.line.with_names(observed.renamed)
-    refuse_unknown(observed.mpi, line)
+    refuse_unknown(observed.mpi, observed.line)
     row = row_of(observed.mpi)
     if row is None:
         return _unknown(observed, resolved)
-    builder = PlanBuilder(
-        row,
-        line,
-        observed.environ,
-        platform=observed.platform,
-        of_files=parameter_files.settled(observed, row),
-    )
-    observed = hosts_of.with_default_slots(builder, observed, resolved)
+    builder = PlanBuilder(row, observed, resolved, paths)
+    line, observed = builder.line, placement.with_default_slots(builder)
+    builder.observed = observed
     builder.decisions.append(_platform(observed))
-    pods.tell_launcher(builder, observed, resolved, paths)
-    _mpi(builder, observed.mpi, resolved)
-    _line(builder, observed.mpi)
+    pods.tell_launcher(builder)
+    _mpi(builder)
+    _line(builder)
     mpi_environment.name_unread_parameters(builder)
-    hosts = hosts_of.settle_hosts(builder, observed, resolved, paths)
-    np = hosts_of.settle_ranks(builder, hosts, resolved)
-    oversubscribe = hosts_of.asks_oversubscribe(builder, resolved)
-    local = {observed.called(host.name) for host in observed.local}
+    hosts = placement.settle_hosts(builder)
+    np = placement.settle_ranks(builder, hosts)
+    oversubscribe = placement.asks_oversubscribe(builder)
+    local = observed.local_names
     placed = placement.place(
         hosts,
         line,
@@ -180,78 +169,59 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
     if placed.left:
         reason = f"{placed.left}: mpirun alone decides which hosts get how many ranks"
         builder.decide("rank-placement", "left to mpirun", Source.FLAG, reason)
-    network = data.decide(builder, observed, resolved)
-    control_links.pin_control(builder, observed, resolved)
-    version = control_links.settle_ip_version(builder, observed)
-    hosts_of.keep_from_resolving(builder, observed)
-    control_links.pin_ports(builder, observed, resolved, version)
-    mpi_environment.set_constants(builder, observed, oversubscribe=oversubscribe)
-    client = observed.client
-    user_agent, user_args = agent_variables.place(
-        builder,
-        paths,
-        len(hosts),
-        instead_of_ssh=_instead_of_ssh(observed),
-    )
-    if client and not user_agent:
-        builder.decisions.append(client)
-    ranks = data.decide_rank_env(builder, observed, resolved, placed, network)
+    network = data.decide(builder)
+    control_links.pin_control(builder)
+    version = control_links.settle_ip_version(builder)
+    placement.keep_from_resolving(builder)
+    control_links.pin_ports(builder, version)
+    mpi_environment.set_constants(builder, oversubscribe=oversubscribe)
+    user_agent, user_args = agent_variables.place(builder, len(hosts))
+    if observed.client and not user_agent:
+        builder.decisions.append(observed.client)
+    ranks = data.decide_rank_env(builder, placed, network)
     added = {**network.common, **ranks.variables}
-    exports = mpi_environment.choose_forwarded(builder, observed, resolved, added)
+    exports = mpi_environment.choose_forwarded(builder, added)
     mpi_environment.offer_debug_files(builder)
-    per_host = data.deliver(builder, observed, network)
+    per_host = data.deliver(builder, network)
     mpi_environment.name_unsafe(builder)
-    pods.tell_workers(builder, observed)
+    pods.tell_workers(builder)
     builder.findings += pods.findings(observed, resolved)
-    pods.gpu_memory(builder, observed.workers)
+    pods.gpu_memory(builder)
     daemons = placement.daemons(hosts, line, row, placed, local)
     remote = tuple(host.name for host in hosts if host.name not in local)
     idle = frozenset(placed.idle)
-    supervised = stays_as_parent(builder, resolved)
+    supervised = _stays_as_parent(builder)
     agent_variables.settle_kind_on_the_line(builder, daemons)
-    argv = write_command(
-        builder,
-        observed.mpi,
-        np=np,
-        exports=exports,
-        paths=paths,
-        copies=(copies := paths.of_program(observed.hostfile)),
-        supervised=supervised,
-        local=bool(local),
-        before=(
-            *own_ranks_words(builder, paths, observed.own, local=bool(local), remote=bool(remote)),
-            *ranks.before,
-        ),
-    )
+    before = (*_own_ranks_words(builder, remote=bool(remote)), *ranks.before)
+    argv = _write_command(builder, np, exports, before, supervised=supervised)
     builder.decide("daemons", str(len(daemons)), Source.DETECTED, first_few(daemons))
-    opened = pods.room_for_hosts(builder, observed, user_agent, len(daemons))
+    copies = paths.of_program(observed.hostfile)
+    opened = pods.room_for_hosts(builder, user_agent, len(daemons))
     return Plan(
         decisions=tuple(builder.decisions),
         findings=tuple(builder.findings),
         argv=argv,
         set_env=builder.set_env,
         unset_env=tuple(sorted(builder.unset_env)),
-        hostfile=hostfiles.render(slots_to_write(hosts, builder), row.syntax),
+        hostfile=hostfiles.render(_slots_to_write(hosts, builder), row.syntax),
         more_hostfiles={
-            copies[file.path]: hostfiles.render(hosts_of.in_copy(file, observed, row), row.syntax)
+            copies[file.path]: hostfiles.render(placement.in_copy(file, observed, row), row.syntax)
             for file in observed.hostfile.parts
         },
         daemons=daemons,
         left_to_mpirun=remote if placed.left else (),
         ranks=placed.total,
-        program=line.program,
         user_agent=user_agent,
         user_args=user_args,
-        obstacles=obstacles(builder),
-        tolerates_failure=tolerates_failure(builder),
+        obstacles=_obstacles(builder),
+        tolerates_failure=_tolerates_failure(builder),
         per_host=per_host,
         rows=network.rows,
         transport=network.transport,
         agent_env=builder.agent_env,
         with_ranks=tuple(name for name in daemons or remote if name not in idle),
-        tcp_optional=control_links.tcp_optional(builder, resolved.settings, network.transport),
-        checks_peer_address=row.checks_peer_address,
-        exit_codes=supervised and asks_exit_codes(builder),
+        tcp_optional=control_links.tcp_optional(builder, network.transport),
+        exit_codes=supervised and _asks_exit_codes(builder),
         meeting=ranks.meeting,
         open_files=opened,
         forwarded=builder.forwarded,
@@ -266,9 +236,9 @@ def pair_findings(
     listed = observed.hostfile.hosts
     with_ranks = frozenset(plan.with_ranks)
     hosts = [host.name for host in listed if observed.called(host.name) in with_ranks]
-    return worker_pairs.findings(
-        dialled, hosts, plan.tcp_optional, checks_address=plan.checks_peer_address
-    )
+    row = row_of(observed.mpi)
+    checks_address = row is not None and row.checks_peer_address
+    return worker_pairs.findings(dialled, hosts, plan.tcp_optional, checks_address=checks_address)
 
 
 def stop_on_failure(findings: Sequence[Finding]) -> None:
@@ -278,9 +248,9 @@ def stop_on_failure(findings: Sequence[Finding]) -> None:
         raise MpibootError(bad[0], tuple(bad[1:]))
 
 
-def _line(builder: PlanBuilder, mpi: Mpi) -> None:
+def _line(builder: PlanBuilder) -> None:
     """Say what of the line, and of this MPI, is read otherwise or not at all."""
-    row, line = builder.row, builder.line
+    row, line, mpi = builder.row, builder.line, builder.observed.mpi
     if row.untried:
         message = f"{mpi.banner}: mpiboot was not tried with it, and {row.untried}"
         hint = "the README has the versions that were tried"
@@ -299,9 +269,10 @@ def _line(builder: PlanBuilder, mpi: Mpi) -> None:
         builder.warn("usage", f"{line.reason}: the rest of the line is passed on unread")
 
 
-def _mpi(builder: PlanBuilder, mpi: Mpi, resolved: Resolved) -> None:
-    given, source, reason = resolved.given["mpi"], Source.DETECTED, mpi.banner
-    if resolved.settings.mpi is not AUTO:
+def _mpi(builder: PlanBuilder) -> None:
+    mpi, given = builder.observed.mpi, builder.given["mpi"]
+    source, reason = Source.DETECTED, mpi.banner
+    if builder.settings.mpi is not AUTO:
         source = given.source
         reason = str(given) if mpi.banner == str(given) else f"{given}; {mpi.path}: {mpi.banner}"
     builder.decide("mpi", f"{builder.row.title}: {mpi.version}", source, reason)
@@ -315,14 +286,7 @@ def _platform(observed: Observed) -> Decision:
     return platforms.recognise(observed.environ, observed.hostfile.path)[1]
 
 
-def _instead_of_ssh(observed: Observed) -> str:
-    """Name what the agents use where it isn't ssh."""
-    if observed.by_kubectl:
-        return "kubectl exec"
-    return "mpiboot's own SSH client" if observed.own_client else ""
-
-
-def slots_to_write(hosts: tuple[Host, ...], builder: PlanBuilder) -> tuple[Host, ...]:
+def _slots_to_write(hosts: tuple[Host, ...], builder: PlanBuilder) -> tuple[Host, ...]:
     """Give the hosts as the hostfile is to have them.
 
     The option by which Intel MPI heeds the number behind a host lets it win over ``-ppn``.
@@ -333,30 +297,25 @@ def slots_to_write(hosts: tuple[Host, ...], builder: PlanBuilder) -> tuple[Host,
     return tuple(replace(host, slots=each) for host in hosts)
 
 
-def asks_exit_codes(builder: PlanBuilder) -> bool:
+def _asks_exit_codes(builder: PlanBuilder) -> bool:
     """Tell whether mpirun is asked for every rank's exit code, and not by the user already."""
     option = builder.row.exit_codes_option
     return bool(option) and option.lstrip("-") not in builder.line.given
 
 
-def write_command(
+def _write_command(
     builder: PlanBuilder,
-    mpi: Mpi,
-    *,
     np: int | None,
     exports: tuple[str, ...],
-    paths: LaunchPaths,
-    copies: Mapping[str, str],
-    supervised: bool,
-    local: bool,
     before: tuple[str, ...],
+    *,
+    supervised: bool,
 ) -> tuple[str, ...]:
     """Write the command line; what is added stands before the user's own words.
 
-    ``before`` are the words that each program is started by, beside mpirun; ``copies`` are those of
-    hostfiles that single programs have, by their paths.
+    ``before`` are the words that each program is started by, beside mpirun.
     """
-    line, row = builder.line, builder.row
+    line, row, paths = builder.line, builder.row, builder.paths
     added: list[str] = []
     if row.hostfile_option and not line.moves_hosts:
         added += [row.hostfile_option, paths.hostfile]
@@ -371,35 +330,35 @@ def write_command(
         )
         option, value = row.rank_table
         added += [option, f"{value}{table}"]
-    if supervised and local and may_tell_ranks(builder):
+    if supervised and builder.observed.local and _may_tell_ranks(builder):
         name, _, value = NOT_FOR_RANKS.partition("=")
         builder.decide(name, value, Source.DEFAULT, "mpirun alone writes its own messages apart")
         added += ["-x", NOT_FOR_RANKS]
-    if supervised and asks_exit_codes(builder):
+    if supervised and _asks_exit_codes(builder):
         reason = "mpirun tells why each rank ended; mpiboot takes these lines out of its output"
         builder.decide("exit-codes", row.exit_codes_option, Source.DEFAULT, reason)
         added.append(row.exit_codes_option)
     program = line.argv[0] if line.mpirun else "mpirun"
     if row.program:
         asked, program = program, row.program
-        if mpi.path.rpartition("/")[2] == row.program:
-            program = mpi.path
+        path = builder.observed.mpi.path
+        if path.rpartition("/")[2] == row.program:
+            program = path
         builder.decide("mpirun", program, Source.DETECTED, f"what {asked} would start")
-    return (program, *added, *_words(builder, paths.hostfile, copies, before))
+    return (program, *added, *_words(builder, before))
 
 
-def _words(
-    builder: PlanBuilder, hostfile: str, copies: Mapping[str, str], before: tuple[str, ...]
-) -> tuple[str, ...]:
+def _words(builder: PlanBuilder, before: tuple[str, ...]) -> tuple[str, ...]:
     """Give the user's own words; where they name a hostfile, mpirun gets the copy of it."""
-    line, row = builder.line, builder.row
+    line, row, paths = builder.line, builder.row, builder.paths
     if not line.mpirun:
         return (*before, *line.argv)
+    copies = paths.of_program(builder.observed.hostfile)
     words: list[str | None] = [*line.argv]
     for index in line.hostfile_words:
         word = line.argv[index]
         option = word.partition("=")[0] if word.startswith("-") else ""  # --hostfile=PATH
-        copy = copies.get(word.partition("=")[2] if option else word, hostfile)
+        copy = copies.get(word.partition("=")[2] if option else word, paths.hostfile)
         words[index] = f"{option}={copy}" if option else copy
         if row.hostfile_option:  # it stands among what was added
             words[index] = None
@@ -439,11 +398,11 @@ _LOST_WITHOUT_PARENT: Final = (
 )
 
 
-def stays_as_parent(builder: PlanBuilder, resolved: Resolved) -> bool:
+def _stays_as_parent(builder: PlanBuilder) -> bool:
     """Tell whether mpiboot stays as mpirun's parent, and what is lost where it does not."""
-    if resolved.settings.supervise is Switch.ON:
+    if builder.settings.supervise is Switch.ON:
         return True
-    given = resolved.given["supervise"]
+    given = builder.given["supervise"]
     lost = "; ".join((*_LOST_WITHOUT_PARENT, *builder.row.lost_without_parent))
     builder.decide(
         "supervise",
@@ -454,7 +413,7 @@ def stays_as_parent(builder: PlanBuilder, resolved: Resolved) -> bool:
     return False
 
 
-def obstacles(builder: PlanBuilder) -> tuple[tuple[str, str], ...]:
+def _obstacles(builder: PlanBuilder) -> tuple[tuple[str, str], ...]:
     """List what of the user's could keep mpirun from starting agents."""
     found = []
     for key in ("plm", "plm_rsh_agent", "plm_ssh_agent", "orte_launch_agent", "prte_launch_agent"):
@@ -470,7 +429,7 @@ def obstacles(builder: PlanBuilder) -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
-def may_tell_ranks(builder: PlanBuilder) -> bool:
+def _may_tell_ranks(builder: PlanBuilder) -> bool:
     """Tell whether 4.1's line can give ranks a value of their own: not beside a list of names."""
     row, line = builder.row, builder.line
     listed = parameter(row.export_var) in line.mca or row.export_var in (
@@ -485,7 +444,7 @@ def may_tell_ranks(builder: PlanBuilder) -> bool:
     )
 
 
-def tolerates_failure(builder: PlanBuilder) -> bool:
+def _tolerates_failure(builder: PlanBuilder) -> bool:
     """Tell whether the user may have asked mpirun to go on without a rank that ended badly."""
     # Parameters may also stand in a file that the line names.
     if builder.line.unknown or OptionKind.FILE in builder.line.kinds:
@@ -502,19 +461,13 @@ _READ_OWN: Final = (
 )
 
 
-def own_ranks_words(
-    builder: PlanBuilder, paths: LaunchPaths, own: PodFacts | None, *, local: bool, remote: bool
-) -> tuple[str, ...]:
+def _own_ranks_words(builder: PlanBuilder, *, remote: bool) -> tuple[str, ...]:
     """Give the words by which programs are started; none where no rank here would lack anything.
 
-    Args:
-        builder: the plan, in which the variables for launch agents alone are known.
-        paths: the launcher's private files.
-        own: this pod's facts.
-        local: whether this pod is one of the hosts.
-        remote: whether there are others.
+    ``remote`` is whether there are other hosts than this pod.
     """
-    if not (own and local and remote and builder.agent_env):
+    own = builder.observed.own
+    if not (own and builder.observed.local and remote and builder.agent_env):
         return ()
     names = first_few(builder.agent_env)
     if builder.line.mpirun and any(app.program is None for app in builder.line.apps):
@@ -524,7 +477,7 @@ def own_ranks_words(
         )
         builder.warn("usage", message)
         return ()
-    file = f"{paths.launch_dir}/{OWN_RANKS}"
+    file = f"{builder.paths.launch_dir}/{OWN_RANKS}"
     reason = f"ranks in this pod get {names} there; {builder.row.title} would leave them out"
     builder.decide("own-ranks", file, Source.DETECTED, reason)
     return ("/bin/sh", "-c", _READ_OWN, file, own.hostname)

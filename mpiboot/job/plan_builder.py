@@ -28,10 +28,11 @@ from mpiboot.core.model import (
     Worker,
 )
 from mpiboot.core.setting_types import LaunchAgent
-from mpiboot.job import masking, platforms
+from mpiboot.core.settings import Given, Resolved, Settings
+from mpiboot.job import masking, parameter_files, platforms
 from mpiboot.job.dialects import Dialect, parameter
 from mpiboot.job.mpirun_line import UserLine
-from mpiboot.job.platforms import PLATFORMS, Platform
+from mpiboot.job.platforms import Platform
 from mpiboot.network.records import WorkerNetwork
 
 _SETTINGS: Final = (Source.FLAG, Source.ENVIRONMENT)
@@ -95,6 +96,11 @@ class Observed:
         return platforms.recognise(self.environ, self.hostfile.path)[0]
 
     @property
+    def local_names(self) -> frozenset[str]:
+        """The names by which mpirun gets this pod, where it runs ranks."""
+        return frozenset(self.called(host.name) for host in self.local)
+
+    @property
     def own_client(self) -> bool:
         """Whether the launch agents use mpiboot's own SSH client."""
         return self.client is not None and self.client.value == SshKind.EMBEDDED
@@ -103,6 +109,13 @@ class Observed:
     def by_kubectl(self) -> bool:
         """Whether the launch agents enter pods by kubectl."""
         return self.client is not None and self.client.value == LaunchAgent.KUBECTL
+
+    @property
+    def instead_of_ssh(self) -> str:
+        """What the launch agents use where it isn't ssh, and which reads no arguments of ssh."""
+        if self.by_kubectl:
+            return "kubectl exec"
+        return "mpiboot's own SSH client" if self.own_client else ""
 
     def called(self, name: str) -> str:
         """Give the name by which mpirun gets a host of the hostfile."""
@@ -144,8 +157,11 @@ class PlanBuilder:
     """
 
     row: Dialect
-    line: UserLine
-    environ: Mapping[str, str]
+    observed: Observed
+    resolved: Resolved
+    paths: LaunchPaths
+    line: UserLine = field(init=False)
+    environ: Mapping[str, str] = field(init=False)
     decisions: list[Decision] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     set_env: dict[str, str] = field(default_factory=dict)
@@ -154,16 +170,27 @@ class PlanBuilder:
     settled: set[str] = field(default_factory=set)
     forwarded: dict[str, str] = field(default_factory=dict)
     stays: dict[str, str] = field(default_factory=dict)
-    platform: Platform = PLATFORMS[-1]
-    of_files: Mapping[str, MpiParameter] = field(default_factory=dict)
+    platform: Platform = field(init=False)
+    of_files: Mapping[str, MpiParameter] = field(init=False)
     taken_off: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        """Take in what files settle."""
-        self.environ = {
-            **self.environ,
-            **{name: item.value for name, item in self.of_files.items()},
-        }
+        """Take in what files settle, and the names by which mpirun gets the hosts."""
+        self.line = self.observed.line.with_names(self.observed.renamed)
+        self.platform = self.observed.platform
+        self.of_files = parameter_files.settled(self.observed, self.row)
+        values = {name: item.value for name, item in self.of_files.items()}
+        self.environ = {**self.observed.environ, **values}
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of this run."""
+        return self.resolved.settings
+
+    @property
+    def given(self) -> Mapping[str, Given]:
+        """Where each setting's value came from."""
+        return self.resolved.given
 
     def set_by(self, name: str) -> tuple[Source, str]:
         """Tell who set a variable of this pod: the platform itself, the user, or a file."""

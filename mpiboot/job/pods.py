@@ -28,7 +28,7 @@ from mpiboot.core.setting_types import LaunchAgent
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import first_few, majority, size_of
 from mpiboot.job.names import short
-from mpiboot.job.plan_builder import LauncherLimits, LaunchPaths, Observed, PlanBuilder
+from mpiboot.job.plan_builder import LauncherLimits, Observed, PlanBuilder
 from mpiboot.network import service_mesh
 from mpiboot.network.control import launcher_addresses, link_of
 
@@ -210,24 +210,23 @@ _FIRST_FOLDER: Final = "/run/mpiboot"
 _REFUSED: Final = f"{_FIRST_FOLDER} can't be used"
 
 
-def tell_launcher(
-    builder: PlanBuilder, observed: Observed, resolved: Resolved, paths: LaunchPaths
-) -> None:
+def tell_launcher(builder: PlanBuilder) -> None:
     """Tell what was done about the launcher's own pod."""
+    observed = builder.observed
     if observed.identity.own_users:
         builder.decide("users", "the pod's own", Source.DETECTED, "no user here is one of the node")
-    folder = paths.launch_dir.rpartition("/")[0]
+    folder = builder.paths.launch_dir.rpartition("/")[0]
     if observed.environ.get("HOME") == folder:
         builder.decide("home", folder, Source.DETECTED, "this user has no home that can be used")
-    folder = paths.named or folder
+    folder = builder.paths.named or folder
     temporary = observed.environ.get("TMPDIR", "")
     if temporary.rpartition("/")[0] == folder:
         builder.decide("tmpdir", temporary, Source.DETECTED, "MPI can't write its session to /tmp")
     if folder.startswith(f"{_FIRST_FOLDER}/"):
         return
-    given = resolved.settings.runtime_dir
+    given = builder.settings.runtime_dir
     if given:
-        named_by = resolved.given["runtime_dir"]
+        named_by = builder.given["runtime_dir"]
         source, reason = named_by.source, f"named by {named_by}"
     elif temporary.startswith("/") and folder.startswith(f"{temporary.rstrip('/')}/"):
         source, reason = Source.ENVIRONMENT, f"TMPDIR; {_REFUSED}"
@@ -236,7 +235,7 @@ def tell_launcher(
     builder.decide("private-folder", folder, source, reason)
 
 
-def room_for_hosts(builder: PlanBuilder, observed: Observed, user_agent: str, hosts: int) -> int:
+def room_for_hosts(builder: PlanBuilder, user_agent: str, hosts: int) -> int:
     """Tell which of the launcher's limits are too small for its hosts; decide on open files.
 
     Args:
@@ -248,7 +247,7 @@ def room_for_hosts(builder: PlanBuilder, observed: Observed, user_agent: str, ho
     Returns:
         The soft limit of open files with which mpirun is to start; 0: it stays as it is.
     """
-    limits, client = observed.limits, observed.client
+    limits, client = builder.observed.limits, builder.observed.client
     if limits is None:
         return 0
     way = SshKind.OPENSSH.value if user_agent or client is None else client.value
@@ -260,11 +259,11 @@ def room_for_hosts(builder: PlanBuilder, observed: Observed, user_agent: str, ho
     return int(decision.value)
 
 
-def tell_workers(builder: PlanBuilder, observed: Observed) -> None:
+def tell_workers(builder: PlanBuilder) -> None:
     """Tell which workers' SSH servers are not sshd on port 22, and why; a line for each reason."""
     reasons: dict[str, list[str]] = {}
     ports: dict[int, list[str]] = {}
-    for worker in observed.workers:
+    for worker in builder.observed.workers:
         if worker.facts and worker.facts.sshd == SshKind.EMBEDDED:
             reason = worker.facts.sshd_reason or "the worker did not say why"
             reasons.setdefault(reason, []).append(worker.host.name)
@@ -357,14 +356,14 @@ def gpus(workers: Sequence[Worker]) -> Iterator[Finding]:
         yield _gpus(f"GPUs differ: {found.message}")
 
 
-def gpu_memory(builder: PlanBuilder, workers: Sequence[Worker]) -> None:
+def gpu_memory(builder: PlanBuilder) -> None:
     """Tell by what RDMA devices reach the memory of NVIDIA's GPUs; warn where they don't.
 
     Without it NCCL works all the same, by a copy through the host's memory, and says so at its own
     level INFO alone.
     """
     ways: dict[str, list[str]] = {}
-    for worker in workers:
+    for worker in builder.observed.workers:
         facts = worker.facts
         if facts and wants_gpu_memory(facts):
             ways.setdefault(" or ".join(facts.gpus.peer_memory), []).append(worker.host.name)

@@ -243,7 +243,7 @@ class Launch:
             client=client,
             obstacles=self.plan.obstacles,
             attempt=attempt if any(item.runs_mpiboot for item in self.observed.workers) else "",
-            program=self.plan.program,
+            program=self.observed.line.program,
             tolerates_failure=self.plan.tolerates_failure,
             addresses=launcher_addresses(self.observed.workers),
             ports=settings.port_range,

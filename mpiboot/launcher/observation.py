@@ -217,8 +217,7 @@ async def master_port_taken(
     """Look whether ranks can meet where they are to, before any is started."""
     observed = seen.observed
     called = {observed.called(item.host.name): item for item in observed.workers}
-    here = {observed.called(host.name) for host in observed.local}
-    if meeting.host not in called.keys() | here:
+    if meeting.host not in called.keys() | observed.local_names:
         return ()
     worker = called.get(meeting.host)
     return await remote_commands.look_at_master_port(

@@ -10,7 +10,6 @@ from mpiboot.core.model import Decision, MpiFamily, Source
 from mpiboot.core.settings import resolve
 from mpiboot.job import control_links
 from mpiboot.job.dialects import DIALECTS, MPICH
-from mpiboot.job.mpirun_line import UserLine
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import PlanBuilder
 from tests.fakes.plans import (
@@ -441,8 +440,8 @@ def test_no_value_reaches_a_remote_shell_unescaped_and_unnamed(value: str) -> No
 def test_hydra_gets_its_parts_of_the_port_range_as_it_reads_them() -> None:
     def settled(**environ: str) -> dict[str, str]:
         seen = observed("openmpi4", {**POD, **environ})
-        builder = PlanBuilder(MPICH, UserLine(), seen.environ)
-        control_links.pin_ports(builder, seen, resolve({"port_range": "6000-6019"}, {}), 4)
+        builder = PlanBuilder(MPICH, seen, resolve({"port_range": "6000-6019"}, {}), PATHS)
+        control_links.pin_ports(builder, 4)
         return dict(builder.set_env)
 
     daemons = {"MPIEXEC_PORT_RANGE": "6000:6004"}

@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 
 from mpiboot.core.model import Fabric, Gpus, Host, Level, Link, RdmaDevice, Worker
+from mpiboot.core.settings import resolve
 from mpiboot.job import pods
 from mpiboot.job.dialects import DIALECTS
 from mpiboot.job.plan_builder import PlanBuilder
-from tests.fakes.plans import OPERATOR, POD, failing, hosts, link, observed, planned, worker
+from tests.fakes.plans import OPERATOR, PATHS, POD, failing, hosts, link, observed, planned, worker
 
 
 def listed(*names: str) -> tuple[Host, ...]:
@@ -147,8 +148,9 @@ def made(*own: tuple[Gpus, bool]) -> PlanBuilder:
         )
         for worker, (mine, rdma) in zip(seen.workers, own, strict=True)
     ]
-    builder = PlanBuilder(DIALECTS[seen.mpi.family], seen.line, {})
-    pods.gpu_memory(builder, workers)
+    seen = replace(seen, workers=tuple(workers))
+    builder = PlanBuilder(DIALECTS[seen.mpi.family], seen, resolve({}, {}), PATHS)
+    pods.gpu_memory(builder)
     return builder
 
 
