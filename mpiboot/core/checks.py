@@ -1,315 +1,450 @@
-"""One table of everything that can be found wrong: the gates' errors and doctor's checks alike.
+"""Exit codes, the table of everything that can be found wrong, and the error that ends a run.
 
-A row says what is checked, which exit code it has when it ends a job, whether a new try can
-help, and what to do. The reference pages are generated from it. Pure: no I/O.
+A row of the table says what is checked, which exit code it has when it ends a job, and what to do;
+doctor's checks are among them. The reference pages are generated from it. Pure: no I/O.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final, NamedTuple, TypeAlias
 
-from mpiboot.core.data_checks import DATA_CHECKS, NEVER_STOP
-from mpiboot.core.exit_codes import Check, ExitCode
 from mpiboot.core.model import Finding, Level, Role
 
-__all__ = ["BY_REFERENCE", "CHECKS", "WARNINGS", "Check", "ExitCode", "failed"]
+
+class ExitCode(IntEnum):
+    """Exit codes of mpiboot itself; a program's own code and 128+n of a signal pass through.
+
+    Most are the names of sysexits.h, so that ``podFailurePolicy`` can tell "again" from "never".
+    ``meaning`` is what one says of the job, in a few words.
+    """
+
+    meaning: str
+
+    def __new__(cls, value: int, meaning: str) -> ExitCode:  # noqa: PYI034 - Self is of 3.11
+        """Make a member of its number and its meaning."""
+        member = int.__new__(cls, value)
+        member._value_ = value
+        member.meaning = meaning
+        return member
+
+    FOUND = 1, "`mpiboot doctor` alone: something fails"
+    USAGE = 2, "wrongly called: a word, an option or a setting"
+    HOSTFILE_INVALID = 65, "the hostfile can't be read as one"
+    HOSTFILE_MISSING = 66, "nothing says which hosts there are"
+    NAMES_UNRESOLVED = 68, "a host's name did not resolve in time"
+    WORKERS_UNREACHABLE = 69, "a host could not be reached, or was lost"
+    BUG = 70, "an error in mpiboot itself"
+    DEVICE_MISSING = 72, "a link, device or library that the job asks for is not there"
+    CANNOT_WRITE = 73, "no folder, or no output, that can be written"
+    NOT_READY = 75, "something was there and not ready in time, or is in use"
+    DENIED = 77, "a key or a right that is wrong or missing"
+    CONFLICT = 78, "settings, programs or networks that don't fit each other"
+    PROGRAM_MISSING = 127, "a program that is not in the image, or can't be executed"
 
 
-_WORKER: Final = (Role.WORKER,)
-
-
-def _launcher(reference: str, title: str, code: ExitCode, hint: str) -> Check:
-    """Make a row that only a launcher can meet."""
-    return Check(reference, title, code, hint, (Role.LAUNCHER,))
-
-
-CHECKS: Final = (
-    Check(
-        "usage",
-        "the command line and the settings can be read",
-        ExitCode.USAGE,
-        hint="see `mpiboot --help` and `mpiboot settings`",
-    ),
-    Check(
-        "role",
-        "the pod's role is known",
-        ExitCode.USAGE,
-        hint="set MPIBOOT_ROLE=launcher, worker or none",
-    ),
-    _launcher(
-        "hostfile-invalid",
-        "the hostfile can be read and names hosts",
-        ExitCode.HOSTFILE_INVALID,
-        "write one `host slots=N` or `host:N` a line",
-    ),
-    _launcher(
-        "hostfile-missing",
-        "the hostfile is there",
-        ExitCode.HOSTFILE_MISSING,
-        "mount the hostfile, or name it with --hostfile or MPIBOOT_HOSTFILE",
-    ),
-    _launcher(
-        "names-unresolved",
-        "every host name resolves",
-        ExitCode.NAMES_UNRESOLVED,
-        "look at the workers' pods and the job's headless Service; "
-        "raise --timeout when images are still being pulled",
-    ),
-    _launcher(
-        "workers-unreachable",
-        "every worker answers over SSH",
-        ExitCode.WORKERS_UNREACHABLE,
-        "look at the worker's log: is its container running, and sshd in it?",
-    ),
-    _launcher(
-        "worker-facts",
-        "every worker that runs mpiboot reports its links, devices and MPI",
-        ExitCode.NOT_READY,
-        "run `mpiboot facts` on that worker and see what is slow or fails; with "
-        "MPIBOOT_DATA_NETWORK=off the job starts without these reports",
-    ),
-    _launcher(
-        "workers-held",
-        "no other launcher uses the job's workers",
-        ExitCode.NOT_READY,
-        "one launcher at a time: wait until that one has ended, or end it",
-    ),
-    _launcher(
-        "shims",
-        "calling mpirun starts mpiboot",
-        ExitCode.CONFLICT,
-        "call mpirun by its name alone with `mpiboot shims install` in the image, "
-        "by absolute path with `mpiboot shims install --replace`, or use `args:` for `command:`",
-    ),
-    _launcher(
-        "offline",
-        "hosts and keys were looked at",
-        ExitCode.USAGE,
-        "run `mpiboot plan` without --offline in the launcher's pod",
-    ),
-    Check(
-        "bug",
-        "mpiboot itself works",
-        ExitCode.BUG,
-        hint="please report this with the lines above",
-    ),
-    Check(
-        "interface-missing",
-        "the network link is there",
-        ExitCode.DEVICE_MISSING,
-        hint="name a link that launcher and workers have with MPIBOOT_CONTROL_IFNAME",
-    ),
-    Check(
-        "runtime-folder",
-        "the private runtime folder can be written",
-        ExitCode.CANNOT_WRITE,
-        hint="mount an emptyDir and name it with MPIBOOT_RUNTIME_DIR",
-    ),
-    Check(
-        "output",
-        "what a command prints can be written",
-        ExitCode.CANNOT_WRITE,
-        hint="make room where standard output goes, or send it to another place",
-    ),
-    Check(
-        "tmpdir",
-        "MPI can write its session files to TMPDIR",
-        ExitCode.CANNOT_WRITE,
-        hint="mount an emptyDir there, or unset TMPDIR",
-    ),
-    Check(
-        "ssh-key",
-        "the job's SSH key is there and can be read",
-        ExitCode.DENIED,
-        hint="mount the job's key Secret in launcher and workers, "
-        "or name it with --ssh-key or MPIBOOT_SSH_KEY",
-    ),
-    _launcher(
-        "ssh-denied",
-        "workers accept the job's key",
-        ExitCode.DENIED,
-        "launcher and workers must mount the same key Secret, and log in as the same user",
-    ),
-    _launcher(
-        "kubectl-denied",
-        "kubectl may enter every host's pod",
-        ExitCode.DENIED,
-        "the launcher's service account needs a Role for its workers' pods",
-    ),
-    _launcher(
-        "host-key-differs",
-        "the host key of every worker is the job's key",
-        ExitCode.DENIED,
-        "run mpiboot on the workers (`args: [worker]`), or set MPIBOOT_HOST_KEYS=accept-new",
-    ),
-    Check(
-        "settings-conflict",
-        "the settings fit each other and the hosts",
-        ExitCode.CONFLICT,
-        hint="",
-    ),
-    _launcher(
-        "slots",
-        "the ranks fit the slots, and every host gets one",
-        ExitCode.CONFLICT,
-        "",
-    ),
-    _launcher(
-        "unsafe-value",
-        "no variable holds text that a worker's shell would run",
-        ExitCode.CONFLICT,
-        "remove the quote, dollar, backslash or backquote from that variable",
-    ),
-    _launcher(
-        "mpi-versions",
-        "launcher and workers have the same MPI",
-        ExitCode.CONFLICT,
-        "use one image, or images with the same MPI, for launcher and workers",
-    ),
-    _launcher(
-        "gpus",
-        "all workers have the same number and kind of GPUs",
-        ExitCode.DEVICE_MISSING,
-        "look at that node's GPUs (`nvidia-smi`, `dmesg`), or keep the job away from it; put "
-        "all workers on nodes of one kind (nodeSelector), with the same resources",
-    ),
-    _launcher(
-        "several-programs",
-        "this MPI can start several programs with one line",
-        ExitCode.CONFLICT,
-        "if the start fails, use one program that does different work by its rank",
-    ),
-    _launcher(
-        "ip-version",
-        "the MPI speaks the IP version of the pods",
-        ExitCode.CONFLICT,
-        "take an Open MPI that was configured with --enable-ipv6, "
-        "or give the pods IPv4 addresses too (dual stack)",
-    ),
-    _launcher(
-        "agent-not-started",
-        "mpirun starts a daemon on every host of its line",
-        ExitCode.CONFLICT,
-        "remove the variable or flag that hides the hostfile or the launch agent from mpirun",
-    ),
-    _launcher(
-        "host-lost",
-        "every host stays reachable while the job runs",
-        ExitCode.WORKERS_UNREACHABLE,
-        "find out why that pod went away: deleted, evicted, restarted, or out of memory "
-        "(`kubectl describe pod POD`, `kubectl get events`)",
-    ),
-    _launcher(
-        "launcher-limits",
-        "the launcher's limits have room for every host",
-        ExitCode.WORKERS_UNREACHABLE,
-        "raise the limit that is named; docs/how-to/launcher-size.md has a table",
-    ),
-    _launcher(
-        "launcher-memory",
-        "the launcher's own processes fit its memory limit",
-        ExitCode.WORKERS_UNREACHABLE,
-        "raise resources.limits.memory of the launcher's container, which also holds an ssh "
-        "for each host",
-    ),
-    _launcher(
-        "ssh-client-lost",
-        "mpiboot's own SSH client, where it is used, lives as long as the job",
-        ExitCode.WORKERS_UNREACHABLE,
-        "if SIGKILL ended it, raise resources.limits.memory of the launcher's container; "
-        "MPIBOOT_SSH_CLIENT=openssh starts an ssh for each host instead",
-    ),
-    _launcher(
-        "daemon-failed",
-        "mpirun's daemon starts on every host and ends with the job",
-        ExitCode.WORKERS_UNREACHABLE,
-        "the lines of mpirun and of that worker above say why",
-    ),
-    _launcher(
-        "launch-timeout",
-        "every host's daemon joins in time",
-        ExitCode.WORKERS_UNREACHABLE,
-        "let the workers connect to the launcher's ports (NetworkPolicy, sidecar); "
-        "MPIBOOT_LAUNCH_TIMEOUT gives them more time",
-    ),
-    _launcher(
-        "worker-pairs",
-        "workers reach each other over TCP",
-        ExitCode.WORKERS_UNREACHABLE,
-        "a NetworkPolicy or firewall between the workers drops it (`kubectl get networkpolicy`): "
-        "it must allow the job's pods all ports among each other, or those of MPIBOOT_PORT_RANGE; "
-        "MPIBOOT_PAIR_CHECK=0 starts the job without this check",
-    ),
-    _launcher(
-        "ranks-unanswered",
-        "ranks get an answer from the hosts that they connect to",
-        ExitCode.WORKERS_UNREACHABLE,
-        "a NetworkPolicy or firewall between the workers drops it (`kubectl get networkpolicy`): "
-        "it must allow the job's pods all ports among each other, or those of MPIBOOT_PORT_RANGE; "
-        "without MPIBOOT_STUCK=end such a job is warned of and goes on",
-    ),
-    _launcher(
-        "worker-address",
-        "workers see each other at their own addresses",
-        ExitCode.CONFLICT,
-        "keep traffic between pods out of source NAT (masquerade rules of the CNI or of the "
-        "node); MPIBOOT_PAIR_CHECK=0 starts the job without this check",
-    ),
-    Check(
-        "service-mesh",
-        "no service mesh proxies the job's pods",
-        ExitCode.CONFLICT,
-        hint="keep launcher and workers out of the mesh, or the job's ports",
-    ),
-    _launcher(
-        "master-port",
-        "the port at which ranks for torchrun meet is free on rank 0's host",
-        ExitCode.CONFLICT,
-        "choose another port with MPIBOOT_MASTER_PORT, or end what listens there",
-    ),
-    _launcher(
-        "control-mtu",
-        "the control links of all pods have the same MTU",
-        ExitCode.CONFLICT,
-        "give the pod network one MTU, that of its smallest link, in the CNI's configuration; "
-        "where the path carries less than a link says, large messages hang",
-    ),
-    Check(
-        "sshd",
-        "the worker's SSH server runs",
-        ExitCode.WORKERS_UNREACHABLE,
-        roles=_WORKER,
-        hint="try MPIBOOT_SSHD=embedded",
-    ),
-    Check(
-        "env-profile",
-        "the script of MPIBOOT_ENV_PROFILE runs without an error",
-        ExitCode.CONFLICT,
-        roles=_WORKER,
-        hint="nothing of it reaches the ranks; run it by hand in the worker: sh -c '. SCRIPT; env'",
-    ),
-    Check(
-        "program-missing",
-        "the programs that are needed are installed",
-        ExitCode.PROGRAM_MISSING,
-        hint="install it in the image, or put its folder on PATH",
-    ),
-    Check(
-        "python-modules",
-        "mpiboot's own Python modules are installed",
-        ExitCode.FOUND,
-        "install the wheel with what it needs: `pip install mpiboot-*.whl`, without --no-deps",
-    ),
-    *DATA_CHECKS,
+# The codes of what a new try can help.
+_AGAIN: Final = (
+    ExitCode.HOSTFILE_MISSING,
+    ExitCode.NAMES_UNRESOLVED,
+    ExitCode.WORKERS_UNREACHABLE,
+    ExitCode.NOT_READY,
 )
 
-# Warnings that never end a job.
-WARNINGS: Final = NEVER_STOP | {
-    *("control-mtu", "env-profile", "gpus", "offline", "several-programs"),
-    *("shims", "slots"),
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One row: what can be wrong, and what it means for the job; ``roles`` can meet it."""
+
+    reference: str
+    title: str
+    code: ExitCode
+    hint: str
+    roles: tuple[Role, ...] = (Role.LAUNCHER, Role.WORKER)
+
+    @property
+    def retry(self) -> bool:
+        """Whether a new try can help; the code tells it."""
+        return self.code in _AGAIN
+
+
+_LAUNCHER: Final = (Role.LAUNCHER,)
+_WORKER: Final = (Role.WORKER,)
+_BOTH: Final = (*_LAUNCHER, *_WORKER)
+
+
+class _Row(NamedTuple):
+    title: str
+    hint: str
+
+
+# By exit code and by the roles that can meet it.
+_Table: TypeAlias = Mapping[tuple[ExitCode, tuple[Role, ...]], Mapping[str, _Row]]
+
+_OF_JOBS: Final[_Table] = {
+    (ExitCode.FOUND, _BOTH): {
+        "python-modules": _Row(
+            "mpiboot's own Python modules are installed",
+            "install the wheel with what it needs: `pip install mpiboot-*.whl`, without --no-deps",
+        ),
+    },
+    (ExitCode.USAGE, _BOTH): {
+        "usage": _Row(
+            "the command line and the settings can be read",
+            "see `mpiboot --help` and `mpiboot settings`",
+        ),
+        "role": _Row("the pod's role is known", "set MPIBOOT_ROLE=launcher, worker or none"),
+    },
+    (ExitCode.USAGE, _LAUNCHER): {
+        "offline": _Row(
+            "hosts and keys were looked at",
+            "run `mpiboot plan` without --offline in the launcher's pod",
+        ),
+    },
+    (ExitCode.HOSTFILE_INVALID, _LAUNCHER): {
+        "hostfile-invalid": _Row(
+            "the hostfile can be read and names hosts",
+            "write one `host slots=N` or `host:N` a line",
+        ),
+    },
+    (ExitCode.HOSTFILE_MISSING, _LAUNCHER): {
+        "hostfile-missing": _Row(
+            "the hostfile is there",
+            "mount the hostfile, or name it with --hostfile or MPIBOOT_HOSTFILE",
+        ),
+    },
+    (ExitCode.NAMES_UNRESOLVED, _LAUNCHER): {
+        "names-unresolved": _Row(
+            "every host name resolves",
+            "look at the workers' pods and the job's headless Service; raise --timeout when "
+            "images are still being pulled",
+        ),
+    },
+    (ExitCode.WORKERS_UNREACHABLE, _LAUNCHER): {
+        "workers-unreachable": _Row(
+            "every worker answers over SSH",
+            "look at the worker's log: is its container running, and sshd in it?",
+        ),
+        "host-lost": _Row(
+            "every host stays reachable while the job runs",
+            "find out why that pod went away: deleted, evicted, restarted, or out of memory "
+            "(`kubectl describe pod POD`, `kubectl get events`)",
+        ),
+        "launcher-limits": _Row(
+            "the launcher's limits have room for every host",
+            "raise the limit that is named; docs/how-to/launcher-size.md has a table",
+        ),
+        "launcher-memory": _Row(
+            "the launcher's own processes fit its memory limit",
+            "raise resources.limits.memory of the launcher's container, which also holds an ssh "
+            "for each host",
+        ),
+        "ssh-client-lost": _Row(
+            "mpiboot's own SSH client, where it is used, lives as long as the job",
+            "if SIGKILL ended it, raise resources.limits.memory of the launcher's container; "
+            "MPIBOOT_SSH_CLIENT=openssh starts an ssh for each host instead",
+        ),
+        "daemon-failed": _Row(
+            "mpirun's daemon starts on every host and ends with the job",
+            "the lines of mpirun and of that worker above say why",
+        ),
+        "launch-timeout": _Row(
+            "every host's daemon joins in time",
+            "let the workers connect to the launcher's ports (NetworkPolicy, sidecar); "
+            "MPIBOOT_LAUNCH_TIMEOUT gives them more time",
+        ),
+        "worker-pairs": _Row(
+            "workers reach each other over TCP",
+            "a NetworkPolicy or firewall between the workers drops it (`kubectl get "
+            "networkpolicy`): it must allow the job's pods all ports among each other, or those "
+            "of MPIBOOT_PORT_RANGE; MPIBOOT_PAIR_CHECK=0 starts the job without this check",
+        ),
+        "ranks-unanswered": _Row(
+            "ranks get an answer from the hosts that they connect to",
+            "a NetworkPolicy or firewall between the workers drops it (`kubectl get "
+            "networkpolicy`): it must allow the job's pods all ports among each other, or those "
+            "of MPIBOOT_PORT_RANGE; without MPIBOOT_STUCK=end such a job is warned of and goes on",
+        ),
+    },
+    (ExitCode.WORKERS_UNREACHABLE, _WORKER): {
+        "sshd": _Row("the worker's SSH server runs", "try MPIBOOT_SSHD=embedded"),
+    },
+    (ExitCode.BUG, _BOTH): {
+        "bug": _Row("mpiboot itself works", "please report this with the lines above"),
+    },
+    (ExitCode.DEVICE_MISSING, _BOTH): {
+        "interface-missing": _Row(
+            "the network link is there",
+            "name a link that launcher and workers have with MPIBOOT_CONTROL_IFNAME",
+        ),
+    },
+    (ExitCode.DEVICE_MISSING, _LAUNCHER): {
+        "gpus": _Row(
+            "all workers have the same number and kind of GPUs",
+            "look at that node's GPUs (`nvidia-smi`, `dmesg`), or keep the job away from it; put "
+            "all workers on nodes of one kind (nodeSelector), with the same resources",
+        ),
+    },
+    (ExitCode.CANNOT_WRITE, _BOTH): {
+        "runtime-folder": _Row(
+            "the private runtime folder can be written",
+            "mount an emptyDir and name it with MPIBOOT_RUNTIME_DIR",
+        ),
+        "output": _Row(
+            "what a command prints can be written",
+            "make room where standard output goes, or send it to another place",
+        ),
+        "tmpdir": _Row(
+            "MPI can write its session files to TMPDIR",
+            "mount an emptyDir there, or unset TMPDIR",
+        ),
+    },
+    (ExitCode.NOT_READY, _LAUNCHER): {
+        "worker-facts": _Row(
+            "every worker that runs mpiboot reports its links, devices and MPI",
+            "run `mpiboot facts` on that worker and see what is slow or fails; with "
+            "MPIBOOT_DATA_NETWORK=off the job starts without these reports",
+        ),
+        "workers-held": _Row(
+            "no other launcher uses the job's workers",
+            "one launcher at a time: wait until that one has ended, or end it",
+        ),
+    },
+    (ExitCode.DENIED, _BOTH): {
+        "ssh-key": _Row(
+            "the job's SSH key is there and can be read",
+            "mount the job's key Secret in launcher and workers, or name it with --ssh-key or "
+            "MPIBOOT_SSH_KEY",
+        ),
+    },
+    (ExitCode.DENIED, _LAUNCHER): {
+        "ssh-denied": _Row(
+            "workers accept the job's key",
+            "launcher and workers must mount the same key Secret, and log in as the same user",
+        ),
+        "kubectl-denied": _Row(
+            "kubectl may enter every host's pod",
+            "the launcher's service account needs a Role for its workers' pods",
+        ),
+        "host-key-differs": _Row(
+            "the host key of every worker is the job's key",
+            "run mpiboot on the workers (`args: [worker]`), or set MPIBOOT_HOST_KEYS=accept-new",
+        ),
+    },
+    (ExitCode.CONFLICT, _BOTH): {
+        "settings-conflict": _Row("the settings fit each other and the hosts", ""),
+        "service-mesh": _Row(
+            "no service mesh proxies the job's pods",
+            "keep launcher and workers out of the mesh, or the job's ports",
+        ),
+    },
+    (ExitCode.CONFLICT, _LAUNCHER): {
+        "shims": _Row(
+            "calling mpirun starts mpiboot",
+            "call mpirun by its name alone with `mpiboot shims install` in the image, by absolute"
+            " path with `mpiboot shims install --replace`, or use `args:` for `command:`",
+        ),
+        "slots": _Row("the ranks fit the slots, and every host gets one", ""),
+        "unsafe-value": _Row(
+            "no variable holds text that a worker's shell would run",
+            "remove the quote, dollar, backslash or backquote from that variable",
+        ),
+        "mpi-versions": _Row(
+            "launcher and workers have the same MPI",
+            "use one image, or images with the same MPI, for launcher and workers",
+        ),
+        "several-programs": _Row(
+            "this MPI can start several programs with one line",
+            "if the start fails, use one program that does different work by its rank",
+        ),
+        "ip-version": _Row(
+            "the MPI speaks the IP version of the pods",
+            "take an Open MPI that was configured with --enable-ipv6, or give the pods IPv4 "
+            "addresses too (dual stack)",
+        ),
+        "agent-not-started": _Row(
+            "mpirun starts a daemon on every host of its line",
+            "remove the variable or flag that hides the hostfile or the launch agent from mpirun",
+        ),
+        "worker-address": _Row(
+            "workers see each other at their own addresses",
+            "keep traffic between pods out of source NAT (masquerade rules of the CNI or of the "
+            "node); MPIBOOT_PAIR_CHECK=0 starts the job without this check",
+        ),
+        "master-port": _Row(
+            "the port at which ranks for torchrun meet is free on rank 0's host",
+            "choose another port with MPIBOOT_MASTER_PORT, or end what listens there",
+        ),
+        "control-mtu": _Row(
+            "the control links of all pods have the same MTU",
+            "give the pod network one MTU, that of its smallest link, in the CNI's configuration;"
+            " where the path carries less than a link says, large messages hang",
+        ),
+    },
+    (ExitCode.CONFLICT, _WORKER): {
+        "env-profile": _Row(
+            "the script of MPIBOOT_ENV_PROFILE runs without an error",
+            "nothing of it reaches the ranks; run it by hand in the worker: sh -c '. SCRIPT; env'",
+        ),
+    },
+    (ExitCode.PROGRAM_MISSING, _BOTH): {
+        "program-missing": _Row(
+            "the programs that are needed are installed",
+            "install it in the image, or put its folder on PATH",
+        ),
+    },
 }
 
+_OF_DATA_NETWORKS: Final[_Table] = {
+    (ExitCode.DEVICE_MISSING, _BOTH): {
+        "data-link": _Row(
+            "the links that MPIBOOT_DATA_IFNAME names are there",
+            "name links that the workers have (`mpiboot facts` lists them), or unset it",
+        ),
+        "rdma-device": _Row(
+            "the devices that MPIBOOT_RDMA_DEVICE names are there",
+            "name devices that the workers have (`mpiboot facts` lists them), or unset it",
+        ),
+        "control-link": _Row(
+            "every worker's control link is known",
+            "name it with MPIBOOT_CONTROL_IFNAME",
+        ),
+        "rdma-missing": _Row(
+            "every worker has an RDMA device of its own",
+            "ask for the device in the worker's container, and attach its network: resources: "
+            '{limits: {<the RDMA resource of your nodes>: "1"}}, annotations: '
+            "{k8s.v1.cni.cncf.io/networks: <network>}; `kubectl describe node NODE` lists what it"
+            " has to give (Allocatable)",
+        ),
+        "rdma-differs": _Row(
+            "all workers have the same number and kind of RDMA devices",
+            "put all workers on nodes of one kind (nodeSelector), with the same resources",
+        ),
+        "rdma-node": _Row(
+            "the RDMA device's file in /dev/infiniband can be opened",
+            "ask for the RDMA resource in this container, which brings the file: resources: "
+            '{limits: {<the RDMA resource of your nodes>: "1"}}',
+        ),
+        "rdma-library": _Row(
+            "the image's RDMA library has a driver for the device",
+            "add it to the image (Debian: libibverbs1 and ibverbs-providers, RPM: libibverbs), or"
+            " its folder to LD_LIBRARY_PATH in the worker's pod",
+        ),
+        "efa-library": _Row(
+            "the image has libfabric, and NCCL's plugin for it",
+            "add them to the image (AWS's EFA installer, aws-ofi-nccl), or their folders to "
+            "LD_LIBRARY_PATH in the worker's pod; without the plugin NCCL takes TCP",
+        ),
+    },
+    (ExitCode.NOT_READY, _BOTH): {
+        "rdma-port": _Row(
+            "every RDMA port is active",
+            "look at cable, switch port and, for InfiniBand, at the subnet manager (a VF stays "
+            "INIT until its GUID is known there)",
+        ),
+        "rdma-gid": _Row(
+            "every RoCE port has a RoCE v2 entry for an address of this pod",
+            "the data link needs an address (its network's IPAM), and the node RoCE v2",
+        ),
+        "data-carrier": _Row(
+            "every data link that has an address is up",
+            "look at the node's adapter below it: cable, switch port, `ip link` on the node",
+        ),
+        "data-address": _Row(
+            "every data link gets its address",
+            "look at the network's IPAM: its range (`kubectl get network-attachment-definitions "
+            "-o yaml`), its pods and their log",
+        ),
+    },
+    (ExitCode.CONFLICT, _BOTH): {
+        "rdma-gid-index": _Row(
+            "NCCL and UCX can be told the GID index",
+            "use NCCL 2.21 or later, or a network of its own for the rails; or set NCCL_IB_HCA "
+            "and NCCL_IB_GID_INDEX for each rank",
+        ),
+        "rdma-mtu": _Row(
+            "an RDMA port's MTU fits its link's",
+            "give the link the MTU of the device below it (`mtu` in its network's definition)",
+        ),
+        "rdma-mtu-low": _Row(
+            "an RDMA port uses the largest MTU that its link allows",
+            "look at the port's largest MTU on the node (`ibv_devinfo -v`: max_mtu)",
+        ),
+        "rdma-rails": _Row(
+            "the rails have the same order on all workers",
+            "on a flat network set NCCL_CROSS_NIC=1; else give the rails in one order on every "
+            "node",
+        ),
+        "data-ambiguous": _Row(
+            "the data links and devices can be told apart",
+            "set MPIBOOT_DATA_IFNAME or MPIBOOT_RDMA_DEVICE",
+        ),
+        "data-mtu": _Row(
+            "all workers' data links have one MTU",
+            "set the same `mtu` in the network's definition for all nodes",
+        ),
+        "data-networks": _Row(
+            "the workers' data networks reach each other",
+            "attach all workers to one network, or add routes to its definition (`routes` of its "
+            "IPAM)",
+        ),
+        "data-sockets": _Row(
+            "TCP passes between the workers' data addresses",
+            "let TCP pass there (an ACL of the fabric, a firewall, a MultiNetworkPolicy); where "
+            "only RDMA is meant to, MPIBOOT_NCCL_SOCKET=control says so",
+        ),
+        "data-subnet": _Row(
+            "no two data links of a worker are in one subnet",
+            "give each rail a subnet of its own, or routing rules for each source address",
+        ),
+        "control-subnet": _Row(
+            "control and data link are in different subnets",
+            "give the data network a subnet that the cluster's pod network does not use",
+        ),
+        "data-facts": _Row(
+            "every worker's data network is known",
+            "run mpiboot on the workers (`args: [worker]`)",
+        ),
+        "memlock": _Row(
+            "the memory lock limit is high enough for RDMA",
+            "securityContext: {capabilities: {add: [IPC_LOCK]}} for a container that runs as "
+            "root; for others raise the container runtime's limit (LimitMEMLOCK=infinity)",
+        ),
+        "shm": _Row(
+            "the shared memory in /dev/shm is large enough",
+            "volumes: [{name: shm, emptyDir: {medium: Memory, sizeLimit: 8Gi}}], volumeMounts: "
+            "[{name: shm, mountPath: /dev/shm}]",
+        ),
+        "nccl-value": _Row(
+            "the user's NCCL values fit every worker",
+            "correct it, or unset it: mpiboot then sets it for each worker",
+        ),
+    },
+}
+
+
+def _rows(table: _Table) -> tuple[Check, ...]:
+    return tuple(
+        Check(reference, row.title, code, row.hint, roles)
+        for (code, roles), rows in table.items()
+        for reference, row in rows.items()
+    )
+
+
+DATA_CHECKS: Final = _rows(_OF_DATA_NETWORKS)
+CHECKS: Final = (*_rows(_OF_JOBS), *DATA_CHECKS)
 BY_REFERENCE: Final = {check.reference: check for check in CHECKS}
+
+# Warnings that never end a job. Rails in one flat subnet and several TCP links are in use on
+# purpose, a fabric may be for RDMA alone, and a small MTU is slow, but works.
+WARNINGS: Final = frozenset(
+    {
+        *("data-sockets", "data-subnet", "rdma-mtu-low"),
+        *("control-mtu", "env-profile", "gpus", "offline", "several-programs", "shims", "slots"),
+    }
+)
 
 
 def failed(

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Final
 
 from mpiboot.core.checks import CHECKS as OF_JOBS
-from mpiboot.core.exit_codes import Check, ExitCode
+from mpiboot.core.checks import Check, ExitCode
 from mpiboot.core.model import Finding, Level, Role
 
 Judge = Callable[..., Iterable[Finding]]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from mpiboot.core.data_checks import DATA_CHECKS, NEVER_STOP
+from mpiboot.core.checks import DATA_CHECKS, WARNINGS
 from mpiboot.core.model import Finding, Host, Level, Mesh, PodFacts, Role, Worker
 from mpiboot.core.settings import Settings
 from mpiboot.core.wording import counted, first_few, lasting
@@ -206,7 +206,7 @@ DATA_NETWORK: Final = tuple(
         data_network,
         {
             Level.WARN: "it does not hold",
-            **({} if row.reference in NEVER_STOP else _REQUIRED),
+            **({} if row.reference in WARNINGS else _REQUIRED),
         },
         by_plan=True,
     )

@@ -19,8 +19,8 @@ from typing import Final
 from mpiboot import __version__
 from mpiboot.core import log
 from mpiboot.core.addresses import short_names
+from mpiboot.core.checks import ExitCode
 from mpiboot.core.errors import MpibootError, ShownError, error
-from mpiboot.core.exit_codes import ExitCode
 from mpiboot.core.model import Finding, Level, PodFacts, Role
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import counted, first_few, lasting

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from mpiboot.core.exit_codes import Check
+from mpiboot.core.checks import Check
 from mpiboot.core.model import Role
 from mpiboot.doctor import hosts, network, pod
 from mpiboot.doctor.checks import BY_REFERENCE, DoctorCheck, of_area

@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 
 from mpiboot.core import addresses
 from mpiboot.core.addresses import Address, Interface, Network
-from mpiboot.core.data_checks import DATA_ROWS, NEVER_STOP
+from mpiboot.core.checks import BY_REFERENCE, WARNINGS
 from mpiboot.core.model import Finding, Level, Link, LinkLayer, NoFacts, PodFacts, PortState
 from mpiboot.core.setting_types import DataNetworkUse
 from mpiboot.core.settings import Settings
@@ -239,12 +239,12 @@ def findings(
 
 def level(check: str, settings: Settings, *, always: bool = False) -> Level:
     """Tell what a problem of this row is under the user's ``MPIBOOT_DATA_NETWORK``."""
-    strict = settings.data_network is DataNetworkUse.REQUIRE and check not in NEVER_STOP
+    strict = settings.data_network is DataNetworkUse.REQUIRE and check not in WARNINGS
     return Level.FAIL if strict or always else Level.WARN
 
 
 def _finding(problem: Problem, names: Sequence[str], settings: Settings) -> Finding:
-    hint = DATA_ROWS[problem.check].hint if problem.hint is None else problem.hint
+    hint = BY_REFERENCE[problem.check].hint if problem.hint is None else problem.hint
     several = len(names) > 1
     return Finding(
         problem.check,

@@ -6,7 +6,7 @@ from dataclasses import MISSING, fields, replace
 
 import pytest
 
-from mpiboot.core.exit_codes import Check, ExitCode
+from mpiboot.core.checks import Check, ExitCode
 from mpiboot.core.model import (
     NO_FABRIC,
     NO_GPUS,

@@ -6,9 +6,7 @@ from collections import Counter
 
 import pytest
 
-from mpiboot.core.checks import CHECKS
-from mpiboot.core.data_checks import DATA_CHECKS
-from mpiboot.core.exit_codes import ExitCode
+from mpiboot.core.checks import CHECKS, DATA_CHECKS, ExitCode
 from mpiboot.core.model import Finding, Level, Role
 from mpiboot.doctor import role, table
 from mpiboot.doctor.checks import BY_REFERENCE, DoctorCheck, judge_all

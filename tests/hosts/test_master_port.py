@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.checks import BY_REFERENCE
-from mpiboot.core.exit_codes import ExitCode
+from mpiboot.core.checks import BY_REFERENCE, ExitCode
 from mpiboot.core.model import Finding, Host, Level, Worker
 from mpiboot.core.settings import Settings
 from mpiboot.hosts import remote_commands

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.core.checks import BY_REFERENCE
-from mpiboot.core.data_checks import DATA_CHECKS, DATA_ROWS
+from mpiboot.core.checks import BY_REFERENCE, DATA_CHECKS
 from mpiboot.core.model import (
     Attachment,
     AttachmentSource,
@@ -136,7 +135,7 @@ def test_a_port_that_is_not_active_is_said(state: str) -> None:
     finding = only(decide(w.ipoib(0, state=state)), "rdma-port")
     assert f"mlx5_4:1 is {state}, not ACTIVE" in finding.message
     assert ("the subnet manager has not brought it up" in finding.message) == (state != "DOWN")
-    assert DATA_ROWS["rdma-port"].retry
+    assert BY_REFERENCE["rdma-port"].retry
 
 
 def test_a_link_without_carrier_is_said() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from mpiboot.core.data_checks import DATA_ROWS
+from mpiboot.core.checks import BY_REFERENCE
 from mpiboot.core.model import Fabric, NoFacts, Worker
 from mpiboot.core.setting_types import DataNetworkUse, NcclSocket
 from mpiboot.core.settings import Settings
@@ -242,7 +242,7 @@ def test_workers_without_rdma_and_without_facts() -> None:
     )
     # What to do stands in each problem's row.
     assert [item.hint for item in found.findings] == [
-        DATA_ROWS[item.check].hint for item in found.findings
+        BY_REFERENCE[item.check].hint for item in found.findings
     ]
     nobody = decide([w.without_facts("w-0")])
     assert shown(nobody)[0] == "data-network = none [detected] no worker's facts are known"
