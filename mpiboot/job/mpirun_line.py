@@ -6,10 +6,11 @@ otherwise are written for this one, and the record says so. Nothing is run here.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Final
+from typing import Any, Final
 
 from mpiboot.core.model import MpiFamily
 from mpiboot.job.dialects import DIALECTS, Dialect, parameter
@@ -202,7 +203,8 @@ class _StopError(Exception):
 class _Reader:
     """The state of one reading; a word is looked at once.
 
-    ``instead`` has, by the place of a word, those that are to stand there.
+    ``values`` are fields of the record that are one text, ``lists`` those that are several, by
+    field. ``instead`` has, by the place of a word, those that are to stand there.
     """
 
     title: str
@@ -210,23 +212,16 @@ class _Reader:
     hostfile_parameter: str
     argv: tuple[str, ...]
     values: dict[str, str] = field(default_factory=dict)
+    lists: defaultdict[str, list[Any]] = field(default_factory=lambda: defaultdict(list))
     exports: dict[str, str | None] = field(default_factory=dict)
     mca: dict[str, str] = field(default_factory=dict)
-    moves_ranks: dict[str, None] = field(default_factory=dict)
-    moves_hosts: dict[str, None] = field(default_factory=dict)
-    pinned_by: dict[str, None] = field(default_factory=dict)
-    parameter_files: list[str] = field(default_factory=list)
     given: dict[str, OptionKind] = field(default_factory=dict)
-    hostfile_words: list[int] = field(default_factory=list)
-    host_words: list[int] = field(default_factory=list)
     places: dict[str, tuple[int, ...]] = field(default_factory=dict)
     instead: dict[int, tuple[str, ...]] = field(default_factory=dict)
     apps: list[App] = field(default_factory=list)
     np: int | None = None
     hosts: list[HostSpec] = field(default_factory=list)
     hostfile: str = ""
-    hostfiles: list[str] = field(default_factory=list)
-    prints: str = ""
 
     def known(self, name: str) -> Option | None:
         return self.grammar.options.get(name.lower() if self.grammar.any_case else name)
@@ -262,7 +257,7 @@ class _Reader:
             self.instead[at] = (f"-{word}",)
         option, value = self.find(word)
         if self.starts_nothing(option, self.argv[at + 1] if at + 1 < end else ""):
-            self.prints = word
+            self.values["prints"] = word
             return end
         words = [] if value is None else [value]
         needed = option.words - len(words)
@@ -274,9 +269,9 @@ class _Reader:
         words += self.argv[at + 1 : at + 1 + needed]
         default = option.kind is OptionKind.MCA and words[0] == self.hostfile_parameter
         if default or option.kind is OptionKind.HOSTFILE:
-            self.hostfile_words.append(at + needed)
+            self.lists["hostfile_words"].append(at + needed)
         if option.kind is OptionKind.HOSTS:
-            self.host_words.append(at + needed)
+            self.lists["host_words"].append(at + needed)
         self.given[option.name] = option.kind
         key = words[0] if option.kind is OptionKind.MCA else option.name
         self.places[key] = (*self.places.get(key, ()), *range(at, at + needed + 1))
@@ -316,7 +311,7 @@ class _Reader:
         if option.kind in _PIN_RANKS and not (
             option.kind is OptionKind.MAP_BY and _HOW_MANY.issuperset(mapped)
         ):
-            self.pinned_by[written] = None
+            self.lists["pinned_by"].append(written)
         match option.kind:
             case OptionKind.MAP_BY:
                 self.keep("map_by", option.written.format(text))
@@ -325,7 +320,7 @@ class _Reader:
                 self.keep("per_node", text)
                 self.keep("mapped_by", written)
             case OptionKind.PER_NODE:
-                self.moves_ranks[written] = None
+                self.lists["moves_ranks"].append(written)
             case (
                 OptionKind.BIND_TO
                 | OptionKind.OVERSUBSCRIBE
@@ -335,11 +330,11 @@ class _Reader:
             ):
                 self.keep(option.kind.name.lower(), text)
             case OptionKind.MOVES_RANKS | OptionKind.PINS_RANKS:
-                self.moves_ranks[written] = None
+                self.lists["moves_ranks"].append(written)
             case OptionKind.MOVES_HOSTS | OptionKind.FILE:
-                self.moves_hosts[written] = None
+                self.lists["moves_hosts"].append(written)
                 if option.name == "tune":
-                    self.parameter_files.append(text)
+                    self.lists["parameter_files"].append(text)
             case _:
                 pass
 
@@ -360,7 +355,7 @@ class _Reader:
             count = count if colon else "1"
             if not name or name.startswith("+") or not count.isdecimal() or not int(count):
                 # +n2 and +e are Open MPI's relative hosts, :* is all slots; IPv6 has no form here.
-                self.moves_hosts[written] = None
+                self.lists["moves_hosts"].append(written)
                 return
             self.hosts.append(HostSpec(name, int(count)))
 
@@ -369,7 +364,7 @@ class _Reader:
         if name == self.hostfile_parameter:
             self.hostfile = self.hostfile or value
         elif name.startswith("rmaps"):
-            self.moves_ranks[f"{name} {value}"] = None
+            self.lists["moves_ranks"].append(f"{name} {value}")
 
     def app(self, at: int, end: int) -> None:
         """Read the words of one program, from its options to its name."""
@@ -388,13 +383,18 @@ class _Reader:
         finally:
             place = at if at < end else None
             self.apps.append(App(place, self.np, tuple(self.hosts)))
-            self.hostfiles += [self.hostfile] if self.hostfile else []
+            self.lists["hostfiles"] += [self.hostfile] if self.hostfile else []
             self.np, self.hosts, self.hostfile = None, [], ""
 
     def record(self) -> UserLine:
-        map_by = self.values.get("map_by", "")
-        modifiers = map_by.lower().replace(",", ":").split(":")[1:]
-        each = self.grammar.hostfile_each
+        fields: dict[str, Any] = {**self.values}
+        modifiers = self.values.get("map_by", "").lower().replace(",", ":").split(":")[1:]
+        fields["oversubscribe"] = "oversubscribe" in {*self.values, *modifiers}
+        if "per_node" in self.values:
+            fields["per_node"] = int(self.values["per_node"])
+        if not self.grammar.hostfile_each:
+            del self.lists["hostfiles"][:-1]
+        fields |= {name: tuple(dict.fromkeys(items)) for name, items in self.lists.items()}
         return UserLine(
             argv=self.argv,
             mpirun=True,
@@ -403,27 +403,11 @@ class _Reader:
             export_values={
                 name: value for name, value in self.exports.items() if value is not None
             },
-            exports_only=self.values.get("exports_only", ""),
             mca=self.mca,
-            map_by=map_by,
-            mapped_by=self.values.get("mapped_by", ""),
-            bind_to=self.values.get("bind_to", ""),
-            prefix=self.values.get("prefix", ""),
-            launcher=self.values.get("launcher", ""),
-            launch_agent=self.values.get("launch_agent", ""),
-            oversubscribe="oversubscribe" in self.values or "oversubscribe" in modifiers,
-            per_node=int(self.values["per_node"]) if "per_node" in self.values else None,
-            hostfiles=tuple(dict.fromkeys(self.hostfiles if each else self.hostfiles[-1:])),
-            hostfile_words=tuple(self.hostfile_words),
-            host_words=tuple(self.host_words),
-            moves_ranks=tuple(self.moves_ranks),
-            moves_hosts=tuple(self.moves_hosts),
-            pinned_by=tuple(self.pinned_by),
-            parameter_files=tuple(self.parameter_files),
             places=self.places,
             given=tuple(self.given),
             kinds=frozenset(self.given.values()),
-            prints=self.prints,
+            **fields,
         )
 
     def among(self, words: Sequence[str], kinds: Collection[OptionKind]) -> tuple[str, ...]:
