@@ -75,93 +75,93 @@ _WORKER: Final = (Role.WORKER,)
 _BOTH: Final = (*_LAUNCHER, *_WORKER)
 
 
-class _Row(NamedTuple):
+class _CheckText(NamedTuple):
     title: str
     hint: str
 
 
 # By exit code and by the roles that can meet it.
-_Table: TypeAlias = Mapping[tuple[ExitCode, tuple[Role, ...]], Mapping[str, _Row]]
+_Table: TypeAlias = Mapping[tuple[ExitCode, tuple[Role, ...]], Mapping[str, _CheckText]]
 
 _OF_JOBS: Final[_Table] = {
     (ExitCode.FOUND, _BOTH): {
-        "python-modules": _Row(
+        "python-modules": _CheckText(
             "mpiboot's own Python modules are installed",
             "install the wheel with what it needs: `pip install mpiboot-*.whl`, without --no-deps",
         ),
     },
     (ExitCode.USAGE, _BOTH): {
-        "usage": _Row(
+        "usage": _CheckText(
             "the command line and the settings can be read",
             "see `mpiboot --help` and `mpiboot settings`",
         ),
-        "role": _Row("the pod's role is known", "set MPIBOOT_ROLE=launcher, worker or none"),
+        "role": _CheckText("the pod's role is known", "set MPIBOOT_ROLE=launcher, worker or none"),
     },
     (ExitCode.USAGE, _LAUNCHER): {
-        "offline": _Row(
+        "offline": _CheckText(
             "hosts and keys were looked at",
             "run `mpiboot plan` without --offline in the launcher's pod",
         ),
     },
     (ExitCode.HOSTFILE_INVALID, _LAUNCHER): {
-        "hostfile-invalid": _Row(
+        "hostfile-invalid": _CheckText(
             "the hostfile can be read and names hosts",
             "write one `host slots=N` or `host:N` a line",
         ),
     },
     (ExitCode.HOSTFILE_MISSING, _LAUNCHER): {
-        "hostfile-missing": _Row(
+        "hostfile-missing": _CheckText(
             "the hostfile is there",
             "mount the hostfile, or name it with --hostfile or MPIBOOT_HOSTFILE",
         ),
     },
     (ExitCode.NAMES_UNRESOLVED, _LAUNCHER): {
-        "names-unresolved": _Row(
+        "names-unresolved": _CheckText(
             "every host name resolves",
             "look at the workers' pods and the job's headless Service; raise --timeout when "
             "images are still being pulled",
         ),
     },
     (ExitCode.WORKERS_UNREACHABLE, _LAUNCHER): {
-        "workers-unreachable": _Row(
+        "workers-unreachable": _CheckText(
             "every worker answers over SSH",
             "look at the worker's log: is its container running, and sshd in it?",
         ),
-        "host-lost": _Row(
+        "host-lost": _CheckText(
             "every host stays reachable while the job runs",
             "find out why that pod went away: deleted, evicted, restarted, or out of memory "
             "(`kubectl describe pod POD`, `kubectl get events`)",
         ),
-        "launcher-limits": _Row(
+        "launcher-limits": _CheckText(
             "the launcher's limits have room for every host",
             "raise the limit that is named; docs/how-to/launcher-size.md has a table",
         ),
-        "launcher-memory": _Row(
+        "launcher-memory": _CheckText(
             "the launcher's own processes fit its memory limit",
             "raise resources.limits.memory of the launcher's container, which also holds an ssh "
             "for each host",
         ),
-        "ssh-client-lost": _Row(
+        "ssh-client-lost": _CheckText(
             "mpiboot's own SSH client, where it is used, lives as long as the job",
             "if SIGKILL ended it, raise resources.limits.memory of the launcher's container; "
             "MPIBOOT_SSH_CLIENT=openssh starts an ssh for each host instead",
         ),
-        "daemon-failed": _Row(
+        "daemon-failed": _CheckText(
             "mpirun's daemon starts on every host and ends with the job",
             "the lines of mpirun and of that worker above say why",
         ),
-        "launch-timeout": _Row(
+        "launch-timeout": _CheckText(
             "every host's daemon joins in time",
             "let the workers connect to the launcher's ports (NetworkPolicy, sidecar); "
             "MPIBOOT_LAUNCH_TIMEOUT gives them more time",
         ),
-        "worker-pairs": _Row(
+        "worker-pairs": _CheckText(
             "workers reach each other over TCP",
             "a NetworkPolicy or firewall between the workers drops it (`kubectl get "
             "networkpolicy`): it must allow the job's pods all ports among each other, or those "
             "of MPIBOOT_PORT_RANGE; MPIBOOT_PAIR_CHECK=0 starts the job without this check",
         ),
-        "ranks-unanswered": _Row(
+        "ranks-unanswered": _CheckText(
             "ranks get an answer from the hosts that they connect to",
             "a NetworkPolicy or firewall between the workers drops it (`kubectl get "
             "networkpolicy`): it must allow the job's pods all ports among each other, or those "
@@ -169,128 +169,128 @@ _OF_JOBS: Final[_Table] = {
         ),
     },
     (ExitCode.WORKERS_UNREACHABLE, _WORKER): {
-        "sshd": _Row("the worker's SSH server runs", "try MPIBOOT_SSHD=embedded"),
+        "sshd": _CheckText("the worker's SSH server runs", "try MPIBOOT_SSHD=embedded"),
     },
     (ExitCode.BUG, _BOTH): {
-        "bug": _Row("mpiboot itself works", "please report this with the lines above"),
+        "bug": _CheckText("mpiboot itself works", "please report this with the lines above"),
     },
     (ExitCode.DEVICE_MISSING, _BOTH): {
-        "interface-missing": _Row(
+        "interface-missing": _CheckText(
             "the network link is there",
             "name a link that launcher and workers have with MPIBOOT_CONTROL_IFNAME",
         ),
     },
     (ExitCode.DEVICE_MISSING, _LAUNCHER): {
-        "gpus": _Row(
+        "gpus": _CheckText(
             "all workers have the same number and kind of GPUs",
             "look at that node's GPUs (`nvidia-smi`, `dmesg`), or keep the job away from it; put "
             "all workers on nodes of one kind (nodeSelector), with the same resources",
         ),
     },
     (ExitCode.CANNOT_WRITE, _BOTH): {
-        "runtime-folder": _Row(
+        "runtime-folder": _CheckText(
             "the private runtime folder can be written",
             "mount an emptyDir and name it with MPIBOOT_RUNTIME_DIR",
         ),
-        "output": _Row(
+        "output": _CheckText(
             "what a command prints can be written",
             "make room where standard output goes, or send it to another place",
         ),
-        "tmpdir": _Row(
+        "tmpdir": _CheckText(
             "MPI can write its session files to TMPDIR",
             "mount an emptyDir there, or unset TMPDIR",
         ),
     },
     (ExitCode.NOT_READY, _LAUNCHER): {
-        "worker-facts": _Row(
+        "worker-facts": _CheckText(
             "every worker that runs mpiboot reports its links, devices and MPI",
             "run `mpiboot facts` on that worker and see what is slow or fails; with "
             "MPIBOOT_DATA_NETWORK=off the job starts without these reports",
         ),
-        "workers-held": _Row(
+        "workers-held": _CheckText(
             "no other launcher uses the job's workers",
             "one launcher at a time: wait until that one has ended, or end it",
         ),
     },
     (ExitCode.DENIED, _BOTH): {
-        "ssh-key": _Row(
+        "ssh-key": _CheckText(
             "the job's SSH key is there and can be read",
             "mount the job's key Secret in launcher and workers, or name it with --ssh-key or "
             "MPIBOOT_SSH_KEY",
         ),
     },
     (ExitCode.DENIED, _LAUNCHER): {
-        "ssh-denied": _Row(
+        "ssh-denied": _CheckText(
             "workers accept the job's key",
             "launcher and workers must mount the same key Secret, and log in as the same user",
         ),
-        "kubectl-denied": _Row(
+        "kubectl-denied": _CheckText(
             "kubectl may enter every host's pod",
             "the launcher's service account needs a Role for its workers' pods",
         ),
-        "host-key-differs": _Row(
+        "host-key-differs": _CheckText(
             "the host key of every worker is the job's key",
             "run mpiboot on the workers (`args: [worker]`), or set MPIBOOT_HOST_KEYS=accept-new",
         ),
     },
     (ExitCode.CONFLICT, _BOTH): {
-        "settings-conflict": _Row("the settings fit each other and the hosts", ""),
-        "service-mesh": _Row(
+        "settings-conflict": _CheckText("the settings fit each other and the hosts", ""),
+        "service-mesh": _CheckText(
             "no service mesh proxies the job's pods",
             "keep launcher and workers out of the mesh, or the job's ports",
         ),
     },
     (ExitCode.CONFLICT, _LAUNCHER): {
-        "shims": _Row(
+        "shims": _CheckText(
             "calling mpirun starts mpiboot",
             "call mpirun by its name alone with `mpiboot shims install` in the image, by absolute"
             " path with `mpiboot shims install --replace`, or use `args:` for `command:`",
         ),
-        "slots": _Row("the ranks fit the slots, and every host gets one", ""),
-        "unsafe-value": _Row(
+        "slots": _CheckText("the ranks fit the slots, and every host gets one", ""),
+        "unsafe-value": _CheckText(
             "no variable holds text that a worker's shell would run",
             "remove the quote, dollar, backslash or backquote from that variable",
         ),
-        "mpi-versions": _Row(
+        "mpi-versions": _CheckText(
             "launcher and workers have the same MPI",
             "use one image, or images with the same MPI, for launcher and workers",
         ),
-        "several-programs": _Row(
+        "several-programs": _CheckText(
             "this MPI can start several programs with one line",
             "if the start fails, use one program that does different work by its rank",
         ),
-        "ip-version": _Row(
+        "ip-version": _CheckText(
             "the MPI speaks the IP version of the pods",
             "take an Open MPI that was configured with --enable-ipv6, or give the pods IPv4 "
             "addresses too (dual stack)",
         ),
-        "agent-not-started": _Row(
+        "agent-not-started": _CheckText(
             "mpirun starts a daemon on every host of its line",
             "remove the variable or flag that hides the hostfile or the launch agent from mpirun",
         ),
-        "worker-address": _Row(
+        "worker-address": _CheckText(
             "workers see each other at their own addresses",
             "keep traffic between pods out of source NAT (masquerade rules of the CNI or of the "
             "node); MPIBOOT_PAIR_CHECK=0 starts the job without this check",
         ),
-        "master-port": _Row(
+        "master-port": _CheckText(
             "the port at which ranks for torchrun meet is free on rank 0's host",
             "choose another port with MPIBOOT_MASTER_PORT, or end what listens there",
         ),
-        "control-mtu": _Row(
+        "control-mtu": _CheckText(
             "the control links of all pods have the same MTU",
             "give the pod network one MTU, that of its smallest link, in the CNI's configuration;"
             " where the path carries less than a link says, large messages hang",
         ),
     },
     (ExitCode.CONFLICT, _WORKER): {
-        "env-profile": _Row(
+        "env-profile": _CheckText(
             "the script of MPIBOOT_ENV_PROFILE runs without an error",
             "nothing of it reaches the ranks; run it by hand in the worker: sh -c '. SCRIPT; env'",
         ),
     },
     (ExitCode.PROGRAM_MISSING, _BOTH): {
-        "program-missing": _Row(
+        "program-missing": _CheckText(
             "the programs that are needed are installed",
             "install it in the image, or put its folder on PATH",
         ),
@@ -299,125 +299,125 @@ _OF_JOBS: Final[_Table] = {
 
 _OF_DATA_NETWORKS: Final[_Table] = {
     (ExitCode.DEVICE_MISSING, _BOTH): {
-        "data-link": _Row(
+        "data-link": _CheckText(
             "the links that MPIBOOT_DATA_IFNAME names are there",
             "name links that the workers have (`mpiboot facts` lists them), or unset it",
         ),
-        "rdma-device": _Row(
+        "rdma-device": _CheckText(
             "the devices that MPIBOOT_RDMA_DEVICE names are there",
             "name devices that the workers have (`mpiboot facts` lists them), or unset it",
         ),
-        "control-link": _Row(
+        "control-link": _CheckText(
             "every worker's control link is known",
             "name it with MPIBOOT_CONTROL_IFNAME",
         ),
-        "rdma-missing": _Row(
+        "rdma-missing": _CheckText(
             "every worker has an RDMA device of its own",
             "ask for the device in the worker's container, and attach its network: resources: "
             '{limits: {<the RDMA resource of your nodes>: "1"}}, annotations: '
             "{k8s.v1.cni.cncf.io/networks: <network>}; `kubectl describe node NODE` lists what it"
             " has to give (Allocatable)",
         ),
-        "rdma-differs": _Row(
+        "rdma-differs": _CheckText(
             "all workers have the same number and kind of RDMA devices",
             "put all workers on nodes of one kind (nodeSelector), with the same resources",
         ),
-        "rdma-node": _Row(
+        "rdma-node": _CheckText(
             "the RDMA device's file in /dev/infiniband can be opened",
             "ask for the RDMA resource in this container, which brings the file: resources: "
             '{limits: {<the RDMA resource of your nodes>: "1"}}',
         ),
-        "rdma-library": _Row(
+        "rdma-library": _CheckText(
             "the image's RDMA library has a driver for the device",
             "add it to the image (Debian: libibverbs1 and ibverbs-providers, RPM: libibverbs), or"
             " its folder to LD_LIBRARY_PATH in the worker's pod",
         ),
-        "efa-library": _Row(
+        "efa-library": _CheckText(
             "the image has libfabric, and NCCL's plugin for it",
             "add them to the image (AWS's EFA installer, aws-ofi-nccl), or their folders to "
             "LD_LIBRARY_PATH in the worker's pod; without the plugin NCCL takes TCP",
         ),
     },
     (ExitCode.NOT_READY, _BOTH): {
-        "rdma-port": _Row(
+        "rdma-port": _CheckText(
             "every RDMA port is active",
             "look at cable, switch port and, for InfiniBand, at the subnet manager (a VF stays "
             "INIT until its GUID is known there)",
         ),
-        "rdma-gid": _Row(
+        "rdma-gid": _CheckText(
             "every RoCE port has a RoCE v2 entry for an address of this pod",
             "the data link needs an address (its network's IPAM), and the node RoCE v2",
         ),
-        "data-carrier": _Row(
+        "data-carrier": _CheckText(
             "every data link that has an address is up",
             "look at the node's adapter below it: cable, switch port, `ip link` on the node",
         ),
-        "data-address": _Row(
+        "data-address": _CheckText(
             "every data link gets its address",
             "look at the network's IPAM: its range (`kubectl get network-attachment-definitions "
             "-o yaml`), its pods and their log",
         ),
     },
     (ExitCode.CONFLICT, _BOTH): {
-        "rdma-gid-index": _Row(
+        "rdma-gid-index": _CheckText(
             "NCCL and UCX can be told the GID index",
             "use NCCL 2.21 or later, or a network of its own for the rails; or set NCCL_IB_HCA "
             "and NCCL_IB_GID_INDEX for each rank",
         ),
-        "rdma-mtu": _Row(
+        "rdma-mtu": _CheckText(
             "an RDMA port's MTU fits its link's",
             "give the link the MTU of the device below it (`mtu` in its network's definition)",
         ),
-        "rdma-mtu-low": _Row(
+        "rdma-mtu-low": _CheckText(
             "an RDMA port uses the largest MTU that its link allows",
             "look at the port's largest MTU on the node (`ibv_devinfo -v`: max_mtu)",
         ),
-        "rdma-rails": _Row(
+        "rdma-rails": _CheckText(
             "the rails have the same order on all workers",
             "on a flat network set NCCL_CROSS_NIC=1; else give the rails in one order on every "
             "node",
         ),
-        "data-ambiguous": _Row(
+        "data-ambiguous": _CheckText(
             "the data links and devices can be told apart",
             "set MPIBOOT_DATA_IFNAME or MPIBOOT_RDMA_DEVICE",
         ),
-        "data-mtu": _Row(
+        "data-mtu": _CheckText(
             "all workers' data links have one MTU",
             "set the same `mtu` in the network's definition for all nodes",
         ),
-        "data-networks": _Row(
+        "data-networks": _CheckText(
             "the workers' data networks reach each other",
             "attach all workers to one network, or add routes to its definition (`routes` of its "
             "IPAM)",
         ),
-        "data-sockets": _Row(
+        "data-sockets": _CheckText(
             "TCP passes between the workers' data addresses",
             "let TCP pass there (an ACL of the fabric, a firewall, a MultiNetworkPolicy); where "
             "only RDMA is meant to, MPIBOOT_NCCL_SOCKET=control says so",
         ),
-        "data-subnet": _Row(
+        "data-subnet": _CheckText(
             "no two data links of a worker are in one subnet",
             "give each rail a subnet of its own, or routing rules for each source address",
         ),
-        "control-subnet": _Row(
+        "control-subnet": _CheckText(
             "control and data link are in different subnets",
             "give the data network a subnet that the cluster's pod network does not use",
         ),
-        "data-facts": _Row(
+        "data-facts": _CheckText(
             "every worker's data network is known",
             "run mpiboot on the workers (`args: [worker]`)",
         ),
-        "memlock": _Row(
+        "memlock": _CheckText(
             "the memory lock limit is high enough for RDMA",
             "securityContext: {capabilities: {add: [IPC_LOCK]}} for a container that runs as "
             "root; for others raise the container runtime's limit (LimitMEMLOCK=infinity)",
         ),
-        "shm": _Row(
+        "shm": _CheckText(
             "the shared memory in /dev/shm is large enough",
             "volumes: [{name: shm, emptyDir: {medium: Memory, sizeLimit: 8Gi}}], volumeMounts: "
             "[{name: shm, mountPath: /dev/shm}]",
         ),
-        "nccl-value": _Row(
+        "nccl-value": _CheckText(
             "the user's NCCL values fit every worker",
             "correct it, or unset it: mpiboot then sets it for each worker",
         ),

@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mpiboot.core.setting_types import LogFormat, LogLevel
@@ -142,24 +143,12 @@ def fresh_line() -> None:
         _out(b"\n")
 
 
-def debug(event: str, message: str, **fields: Json) -> None:
-    """Say what only a developer wants to know."""
-    say(LogLevel.DEBUG, event, message, **fields)
-
-
-def info(event: str, message: str, **fields: Json) -> None:
-    """Say that something changed."""
-    say(LogLevel.INFO, event, message, **fields)
-
-
-def warning(event: str, message: str, **fields: Json) -> None:
-    """Say that something is odd, though the job goes on."""
-    say(LogLevel.WARNING, event, message, **fields)
-
-
-def error(event: str, message: str, **fields: Json) -> None:
-    """Say that something failed."""
-    say(LogLevel.ERROR, event, message, **fields)
+# What only a developer wants to know, what changed, what looks wrong though the job goes on, and
+# what failed: each takes the event, the message and fields, as ``say`` does behind its level.
+debug: Final = partial(say, LogLevel.DEBUG)
+info: Final = partial(say, LogLevel.INFO)
+warning: Final = partial(say, LogLevel.WARNING)
+error: Final = partial(say, LogLevel.ERROR)
 
 
 def failed(what: str, wrong: Exception) -> None:
@@ -216,7 +205,7 @@ TERMINATION_LIMIT: Final = 4096
 
 
 def read_termination(path: str) -> str:
-    """Read the reason that is there; empty where none is, or the file can't be read_termination."""
+    """Read the reason that is there; empty where none is, or the file can't be read."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:

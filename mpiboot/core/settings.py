@@ -8,7 +8,7 @@ mappings and tells where each value came from. Nothing here reads the world.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any, Final, TypeVar
 
@@ -68,6 +68,40 @@ class Section(str, Enum):
     LOG = "Logging and files"
 
 
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting as tables and options need it; ``short`` is a flag of one letter."""
+
+    default: object
+    help: str
+    parse: Parse
+    roles: tuple[Role, ...]
+    older: tuple[str, ...]
+    short: str
+    section: Section
+    name: str = ""
+
+    @property
+    def flag(self) -> str:
+        """Its flag on command lines."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        """Its environment variable."""
+        return PREFIX + self.name.upper()
+
+    @property
+    def kind(self) -> str:
+        """What help and pages call its values."""
+        return self.parse.kind
+
+    @property
+    def is_flag(self) -> bool:
+        """Whether the flag takes no value."""
+        return self.parse is boolean
+
+
 def row(
     default: T,
     help_: str,
@@ -80,11 +114,10 @@ def row(
 ) -> T:
     """Declare a setting; the field's name and type are the attribute's.
 
-    ``begins`` opens a section: this row and those below it stand there. ``short`` is a flag of one
-    letter.
+    ``begins`` opens a section: this row and those below it stand there.
     """
-    about = {"help": help_, "parse": parse, "roles": roles, "older": older}
-    value: T = field(default=default, metadata=about | {"short": short, "begins": begins})
+    made = Setting(default, help_, parse, roles, older, short, begins or Section.POD)
+    value: T = field(default=default, metadata={"row": made, "begins": begins})
     return value
 
 
@@ -356,48 +389,11 @@ class Settings:
     runtime_dir: str = row("", "Private folder for mpiboot's own files.", path, roles=_BOTH)
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One setting as tables and options need it."""
-
-    name: str
-    flag: str
-    short: str
-    variable: str
-    older: tuple[str, ...]
-    default: object
-    help: str
-    roles: tuple[Role, ...]
-    section: Section
-    kind: str
-    parse: Parse
-
-    @property
-    def is_flag(self) -> bool:
-        """Whether the flag takes no value."""
-        return self.parse is boolean
-
-
 def _rows() -> tuple[Setting, ...]:
     found, section = [], Section.POD
     for item in fields(Settings):
-        about = item.metadata
-        section = about["begins"] or section
-        found.append(
-            Setting(
-                name=item.name,
-                flag="--" + item.name.replace("_", "-"),
-                short=about["short"],
-                variable=PREFIX + item.name.upper(),
-                older=about["older"],
-                default=item.default,
-                help=about["help"],
-                roles=about["roles"],
-                section=section,
-                kind=about["parse"].kind,
-                parse=about["parse"],
-            )
-        )
+        section = item.metadata["begins"] or section
+        found.append(replace(item.metadata["row"], name=item.name, section=section))
     return tuple(found)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from mpiboot.core.checks import BY_REFERENCE, failed
 from mpiboot.core.model import (
@@ -36,8 +36,7 @@ _MIB: Final = 1 << 20
 LIMITS_CHECK: Final = "launcher-limits"
 # A recommendation has so much more than what was measured, in steps that are easily written.
 _SPARE: Final = 1.25
-_MEMORY_STEP: Final = 256
-_COUNT_STEP: Final = 256
+_STEP: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +74,16 @@ def launcher_need(way: str, hosts: int) -> tuple[int, int, int]:
 
 def recommended(way: str, hosts: int) -> int:
     """Give the MiB of memory that a launcher's limit should have for so many hosts."""
-    return _rounded(launcher_need(way, hosts)[0] * _SPARE / _MIB, _MEMORY_STEP)
+    return _rounded(launcher_need(way, hosts)[0] / _MIB)
+
+
+class _Limit(NamedTuple):
+    """A limit (None: there is none), what is needed of it, and the message where that is more."""
+
+    limit: int | None
+    need: int
+    message: str
+    hint: str
 
 
 def limit_findings(limits: LauncherLimits, way: str, hosts: int) -> tuple[Finding, ...]:
@@ -92,49 +100,49 @@ def limit_findings(limits: LauncherLimits, way: str, hosts: int) -> tuple[Findin
     first = NEEDS.get(way, NEEDS[SshKind.OPENSSH.value])
     # What is here already is a part of the constant, unless the user runs more beside it.
     memory += max(0, limits.memory_used - (first.memory[0] << 10))
-    found = []
-    if limits.memory is not None and memory > limits.memory:
-        asked = _rounded(memory * _SPARE / _MIB, _MEMORY_STEP)
-        found.append(
-            _limit_warning(
-                f"{_hosts(hosts)} about {size_of(memory)} of memory here, and the launcher's limit "
-                f"is {size_of(limits.memory)}: the kernel may end the job",
-                f"set resources.limits.memory: {asked}Mi in the launcher's container",
-            )
+    here = processes + max(0, limits.processes_used - first.processes[0])
+    users, hard = limits.user_processes_used, limits.open_files[1]
+    lost = "mpirun may not start some daemons"
+    rows = (
+        _Limit(
+            limits.memory,
+            memory,
+            f"{size_of(memory)} of memory here, and the launcher's limit is "
+            f"{size_of(limits.memory or 0)}: the kernel may end the job",
+            "set resources.limits.memory: {mib}Mi in the launcher's container",
+        ),
+        _Limit(
+            limits.processes,
+            here,
+            f"{here} processes here, and this pod may have {limits.processes} (pids.max): {lost}",
+            "let the launcher's node give its pods {count} processes (podPidsLimit of its kubelet)",
+        ),
+        _Limit(
+            limits.user_processes,
+            processes + users,
+            f"{processes} processes here, and this user, who has {users} in this pod, may have "
+            f"{limits.user_processes} (ulimit -u): {lost}",
+            "give the container runtime a LimitNPROC of {count} or more",
+        ),
+        _Limit(
+            hard,
+            files,
+            f"{files} open files in one process, and this pod's hard limit is {hard} "
+            f"(ulimit -Hn): {lost}",
+            "give the container runtime a LimitNOFILE of {count} or more",
+        ),
+    )
+    needs = "1 host needs" if hosts == 1 else f"{hosts:,} hosts need"
+    return tuple(
+        Finding(
+            LIMITS_CHECK,
+            Level.WARN,
+            f"{needs} about {message}",
+            hint=hint.format(count=_rounded(need), mib=_rounded(need / _MIB)),
         )
-    more = max(0, limits.processes_used - first.processes[0])
-    if limits.processes is not None and processes + more > limits.processes:
-        asked = _rounded((processes + more) * _SPARE, _COUNT_STEP)
-        found.append(
-            _limit_warning(
-                f"{_hosts(hosts)} about {processes + more} processes here, and this pod may have "
-                f"{limits.processes} (pids.max): mpirun may not start some daemons",
-                f"let the launcher's node give its pods {asked} processes (podPidsLimit of its "
-                "kubelet)",
-            )
-        )
-    more = limits.user_processes_used
-    if limits.user_processes is not None and processes + more > limits.user_processes:
-        asked = _rounded((processes + more) * _SPARE, _COUNT_STEP)
-        found.append(
-            _limit_warning(
-                f"{_hosts(hosts)} about {processes} processes here, and this user, who has {more} "
-                f"in this pod, may have {limits.user_processes} (ulimit -u): mpirun may not start "
-                "some daemons",
-                f"give the container runtime a LimitNPROC of {asked} or more",
-            )
-        )
-    hard = limits.open_files[1]
-    if hard is not None and files > hard:
-        asked = _rounded(files * _SPARE, _COUNT_STEP)
-        found.append(
-            _limit_warning(
-                f"{_hosts(hosts)} about {files} open files in one process, and this pod's hard "
-                f"limit is {hard} (ulimit -Hn): mpirun may not start some daemons",
-                f"give the container runtime a LimitNOFILE of {asked} or more",
-            )
-        )
-    return tuple(found)
+        for limit, need, message, hint in rows
+        if limit is not None and need > limit
+    )
 
 
 def open_files(limits: LauncherLimits, way: str, hosts: int) -> Decision | None:
@@ -147,7 +155,7 @@ def open_files(limits: LauncherLimits, way: str, hosts: int) -> Decision | None:
     files = launcher_need(way, hosts)[2]
     if not hosts or soft is None or files <= soft:
         return None
-    wanted = _rounded(files * _SPARE, _COUNT_STEP)
+    wanted = _rounded(files)
     wanted = wanted if hard is None else min(hard, wanted)
     if wanted <= soft:
         return None
@@ -155,16 +163,9 @@ def open_files(limits: LauncherLimits, way: str, hosts: int) -> Decision | None:
     return Decision("open-files", str(wanted), Source.DETECTED, reason)
 
 
-def _hosts(count: int) -> str:
-    return "1 host needs" if count == 1 else f"{count:,} hosts need"
-
-
-def _rounded(number: float, step: int) -> int:
-    return -(-int(number) // step) * step
-
-
-def _limit_warning(message: str, hint: str) -> Finding:
-    return Finding(LIMITS_CHECK, Level.WARN, message, hint=hint)
+def _rounded(number: float) -> int:
+    """Add what a recommendation has to spare, and round it up."""
+    return -(-int(number * _SPARE) // _STEP) * _STEP
 
 
 @dataclass(frozen=True, slots=True)

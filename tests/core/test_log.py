@@ -8,6 +8,7 @@ import subprocess
 import sys
 import termios
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -26,14 +27,16 @@ def test_people_read_plain_words_on_stderr_and_nothing_on_stdout(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     log.info("gate", "2/4 hosts ready", ready=2)
-    log.warning("dns", "an answer flips", hint="look at the resolvers")
+    log.warning("dns", "an answer\nflips", hint="look at the\nresolvers")
     log.error("ssh", "refused")
     out, err = capfd.readouterr()
     assert out == ""
     assert err.splitlines() == [
         "mpiboot: 2/4 hosts ready",
-        "mpiboot: warning: an answer flips",
-        "mpiboot:   -> look at the resolvers",
+        "mpiboot: warning: an answer",
+        "mpiboot:   flips",
+        "mpiboot:   -> look at the",
+        "mpiboot:      resolvers",
         "mpiboot: error: refused",
     ]
 
@@ -115,11 +118,21 @@ def test_of_much_evidence_people_are_shown_a_screen_and_json_has_all(
     assert len(json.loads(capfd.readouterr().err)["evidence"]) == 64
 
 
-def test_every_line_of_a_record_begins_with_the_same_word(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    log.warning("e", "a\nb", hint="c\nd")
-    assert all(line.startswith("mpiboot: ") for line in capfd.readouterr().err.splitlines())
+def on_a_terminal(expression: str, columns: int, **environ: str) -> str:
+    """What a process prints of the log's own state where a terminal reads its stderr."""
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 20, columns, 0, 0))
+    done = subprocess.run(
+        [sys.executable, "-c", f"from mpiboot.core import log; print({expression})"],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(sys.path), **environ},
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        text=True,
+        check=True,
+    )
+    os.close(ours)
+    os.close(theirs)
+    return done.stdout.strip()
 
 
 @pytest.mark.parametrize(
@@ -134,19 +147,7 @@ def test_every_line_of_a_record_begins_with_the_same_word(
 def test_nothing_is_drawn_on_a_terminal_that_wants_plain_text(
     env: dict[str, str], drawn: str
 ) -> None:
-    ours, theirs = os.openpty()
-    code = "from mpiboot.core import log; print(log.draws())"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(sys.path), **env},
-        stdout=subprocess.PIPE,
-        stderr=theirs,
-        text=True,
-        check=True,
-    )
-    os.close(ours)
-    os.close(theirs)
-    assert done.stdout.strip() == drawn
+    assert on_a_terminal("log.draws()", 80, **env) == drawn
 
 
 @pytest.mark.parametrize(
@@ -156,33 +157,19 @@ def test_nothing_is_drawn_on_a_terminal_that_wants_plain_text(
 def test_the_width_is_the_terminals_or_what_columns_says(
     columns: str, size: int, found: str
 ) -> None:
-    ours, theirs = os.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 20, size, 0, 0))
-    code = "import os; from mpiboot.core import log; print(log.width(2), log.width(1))"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={
-            "PATH": os.environ["PATH"],
-            "PYTHONPATH": os.pathsep.join(sys.path),
-            "COLUMNS": columns,
-        },
-        stdout=subprocess.PIPE,
-        stderr=theirs,
-        text=True,
-        check=True,
-    )
-    os.close(ours)
-    os.close(theirs)
-    assert done.stdout.split() == [found, "None"]
+    assert on_a_terminal("log.width(2), log.width(1)", size, COLUMNS=columns) == f"{found} None"
 
 
 def test_a_finding_in_json_has_its_parts_as_fields(capfd: pytest.CaptureFixture[str]) -> None:
     log.configure(form=LogFormat.JSON)
     log.finding(Finding("ssh-key", Level.FAIL, "no key", "w-0", ("line",), "mount it"))
-    record = json.loads(capfd.readouterr().err)
-    assert record["check"] == record["event"] == "ssh-key"
-    assert (record["level"], record["host"]) == ("error", "w-0")
-    assert (record["evidence"], record["hint"]) == (["line"], "mount it")
+    log.finding(Finding("shm", Level.WARN, "small"))
+    whole, bare = map(json.loads, capfd.readouterr().err.splitlines())
+    assert whole["check"] == whole["event"] == "ssh-key"
+    assert (whole["level"], whole["host"]) == ("error", "w-0")
+    assert (whole["evidence"], whole["hint"]) == (["line"], "mount it")
+    assert not {"host", "hosts", "evidence", "role"} & bare.keys()
+    assert (bare["check"], bare["hint"], bare["message"]) == ("shm", "", "[shm] small")
 
 
 def test_a_reader_that_is_gone_never_fails_the_job() -> None:
@@ -226,9 +213,25 @@ def test_the_end_is_a_record_and_no_line_for_people(
     assert (record["exit"], record["reference"]) == (code, reference)
 
 
-def test_what_a_finding_does_not_have_is_no_field(capfd: pytest.CaptureFixture[str]) -> None:
-    log.configure(form=LogFormat.JSON)
-    log.finding(Finding("shm", Level.WARN, "small"))
-    record = json.loads(capfd.readouterr().err)
-    assert not {"host", "hosts", "evidence", "role"} & record.keys()
-    assert (record["check"], record["hint"], record["message"]) == ("shm", "", "[shm] small")
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_full_disk_does_not_make_the_termination_message_fail() -> None:
+    log.write_termination("/dev/full", "text")
+
+
+def test_the_termination_message_is_cut_at_a_whole_character(tmp_path: Path) -> None:
+    path = tmp_path / "termination-log"
+    path.write_text("x" * 9000)
+    before = path.stat().st_ino
+
+    log.write_termination(str(path), "a" + "é" * 4000)
+
+    data = path.read_bytes()
+    assert len(data) == 4095
+    assert data.decode() == "a" + "é" * 2047
+    assert path.stat().st_ino == before
+
+
+def test_no_termination_message_is_made_where_no_file_is(tmp_path: Path) -> None:
+    log.write_termination(str(tmp_path / "none"), "text")
+
+    assert not (tmp_path / "none").exists()
