@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-from types import UnionType
-from typing import Union, get_args, get_origin, get_type_hints
 
 import pytest
 from hypothesis import given
@@ -247,13 +245,3 @@ def test_a_range_of_ports_begins_where_no_privilege_is_needed(text: str, read: s
 def test_what_is_no_range_of_ports_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="two ports from 1024 to 65535"):
         setting_types.ports(text)
-
-
-def test_every_default_is_of_its_settings_own_type() -> None:
-    """A text that isn't there is the empty one: only what may be unknown is None."""
-    hints = get_type_hints(settings.Settings)
-    for item in dataclasses.fields(settings.Settings):
-        hint = hints[item.name]
-        parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-        kinds = tuple(get_origin(part) or part for part in parts)
-        assert isinstance(item.default, kinds), item.name

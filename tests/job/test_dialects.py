@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import fields, replace
-from types import UnionType
-from typing import get_args, get_origin, get_type_hints
+from dataclasses import replace
 
 import pytest
 
@@ -10,123 +8,15 @@ from mpiboot.core.checks import ExitCode
 from mpiboot.core.errors import MpibootError
 from mpiboot.core.model import Mpi, MpiFamily
 from mpiboot.job import dialects, plan
-from mpiboot.job.dialects import DIALECTS, HOSTFILE_VARS, Dialect, parameter
-from mpiboot.job.hostfile import Syntax
+from mpiboot.job.dialects import DIALECTS, parameter
 from mpiboot.job.mpirun_line import read
 from tests.fakes.plans import failing, observed, planned, reason, warned
-
-OPEN_MPI = [row for row in DIALECTS.values() if row.family.startswith("openmpi")]
-# Columns that only Hydra's rows, and series that were not tried, need.
-NOT_OPEN_MPIS = {
-    "agent_aliases",
-    "agent_args_aliases",
-    "agent_kind_aliases",
-    "hostfile_option",
-    "on_control_link",
-    "program",
-    "untried",
-    "own_transports",
-    "resolves_since",
-}
-# Intents that a version may do without; each with the reason in its row's absence.
-MAY_LACK = {
-    "openmpi5": {
-        "keep_fqdn_var",
-        "evaluated_but",
-        "leaving_var",
-        "attached",
-        "messages_var",
-        "daemon_range_vars",
-        "range_vars",
-        "exit_codes_option",
-    },
-    "openmpi4": {
-        "rank_table",
-        "keep_own_names_var",
-        "ipv6",
-        "cut_prefix_var",
-        "never_empty",
-        "several_programs",
-        "daemon_range_vars",
-        "range_vars",
-        "exit_codes_option",
-    },
-}
-
-
-@pytest.mark.parametrize("row", OPEN_MPI, ids=lambda row: row.family)
-def test_a_row_of_open_mpi_says_something_of_every_intent(row: Dialect) -> None:
-    empty = {
-        item.name
-        for item in fields(row)
-        if getattr(row, item.name) in ("", ())
-        and item.name not in MAY_LACK[row.family] | NOT_OPEN_MPIS
-    }
-    assert empty == set()
-
-
-@pytest.mark.parametrize("row", DIALECTS.values(), ids=lambda row: row.family)
-def test_every_row_can_be_written_read_and_explained(row: Dialect) -> None:
-    assert row.grammar.options
-    assert isinstance(row.syntax, Syntax)
-    assert row.hostfile_var in HOSTFILE_VARS
-    assert all(item.reason and item.name for item in (*row.constants, *row.root))
-    assert row.lost_without_parent
-
-
-@pytest.mark.parametrize("row", DIALECTS.values(), ids=lambda row: row.family)
-def test_every_column_is_of_its_own_type(row: Dialect) -> None:
-    """A name that an MPI lacks is the empty one: only what is a whole record may be None."""
-    hints = get_type_hints(Dialect)
-    for item in fields(row):
-        hint = hints[item.name]
-        parts = get_args(hint) if get_origin(hint) is UnionType else (hint,)
-        kinds = tuple(get_origin(part) or part for part in parts)
-        assert isinstance(getattr(row, item.name), kinds), item.name
-
-
-@pytest.mark.parametrize("row", OPEN_MPI, ids=lambda row: row.family)
-def test_open_mpis_parameters_are_named_by_the_prefix_that_this_version_reads(row: Dialect) -> None:
-    own = "OMPI_MCA_" if row.family == "openmpi4" else "PRTE_MCA_"
-    for name in (
-        row.hostfile_var,
-        row.agent_var,
-        row.agent_args_var,
-        row.keep_fqdn_var,
-        row.keep_own_names_var,
-        row.daemon_link_var,
-        row.concurrency_var,
-        row.bind_var,
-        row.map_var,
-        row.oversubscribe_var,
-    ):
-        assert not name or name.startswith(own)
-    assert row.evaluated == own
-    assert all(name.startswith("OMPI_MCA_") for name in row.mpi_link_vars)
 
 
 def test_no_constant_holds_what_a_remote_shell_would_read() -> None:
     for row in DIALECTS.values():
         for item in (*row.constants, *row.root):
             assert not set(item.value) & set("\"'$\\`;&|<>() \n"), item
-
-
-def test_the_launch_is_flat_and_attached() -> None:
-    constants = {row.family: {item.name: item.value for item in row.constants} for row in OPEN_MPI}
-    assert constants[MpiFamily.OPENMPI4]["OMPI_MCA_routed"] == "direct"
-    assert "OMPI_MCA_plm_rsh_no_tree_spawn" not in constants[MpiFamily.OPENMPI4]
-    assert constants[MpiFamily.OPENMPI5]["PRTE_MCA_plm_ssh_no_tree_spawn"] == "1"
-
-
-def test_only_version_five_takes_a_single_link() -> None:
-    assert not dialects.OPENMPI4.one_link
-    assert dialects.OPENMPI5.one_link
-
-
-def test_collectives_that_open_rdma_devices_are_off() -> None:
-    for row in OPEN_MPI:
-        names = {item.name for item in row.constants}
-        assert {"OMPI_MCA_coll_hcoll_enable", "OMPI_MCA_coll_ucc_enable"} <= names
 
 
 @pytest.mark.parametrize(
