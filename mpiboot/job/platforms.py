@@ -53,16 +53,6 @@ def _volcano(environ: Mapping[str, str]) -> str:
     return next((name for name in names if environ.get(name)), "")
 
 
-def _volcano_role(environ: Mapping[str, str]) -> tuple[Role, str] | None:
-    """Give the role where the mpi plugin says it; the other plugins treat all pods alike."""
-    if environ.get(VOLCANO_MASTER):
-        return (
-            Role.LAUNCHER,
-            f"{VOLCANO_MASTER}, which Volcano's mpi plugin sets on its master task alone",
-        )
-    return None
-
-
 def volcano_tasks(environ: Mapping[str, str]) -> Iterator[VolcanoTask]:
     """Read the tasks that the svc plugin's variables name; one without pods has an empty value."""
     for name, value in environ.items():
@@ -162,25 +152,37 @@ Environ = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """One row: ``role`` answers only where the platform's own marks say it.
+    """One row.
 
-    ``managers`` are the prefixes of a resource manager's variables that belong to this platform
-    and may stay in the environment; everywhere else they would mislead mpirun. ``worker_exit``
-    is the setting's value for ``auto``: a worker may end only where nothing starts it again.
-    ``worker_names`` matches the names of pods that are workers and never the launcher. ``folder``
-    is where it mounts lists of hosts, which tells it too. ``sets``
+    ``role_var`` holds the pod's role; ``launcher_var`` is set on launchers alone, as
+    ``launcher_by`` says. ``managers`` are the prefixes of a resource manager's variables that
+    belong to this platform and may stay in the environment; everywhere else they would mislead
+    mpirun. ``worker_exit`` is the setting's value for ``auto``: a worker may end only where nothing
+    starts it again. ``worker_names`` matches the names of pods that are workers and never the
+    launcher. ``folder`` is where it mounts lists of hosts, which identifies it too. ``sets``
     are the variables that the platform itself sets on a launcher, with the value's pattern: with
     that value they are not the user's word.
     """
 
     name: str
     recognise: Callable[[Environ], str]
-    role: Callable[[Environ], tuple[Role, str] | None]
+    role_var: str = ""
+    launcher_var: str = ""
+    launcher_by: str = ""
     managers: tuple[str, ...] = ()
     worker_exit: WorkerExit = WorkerExit.NEVER
     worker_names: str = ""
     folder: str = ""
     sets: Environ = field(default_factory=dict)
+
+    def role(self, environ: Environ) -> tuple[Role, str] | None:
+        """Give the pod's role by the platform's own variables, and by which."""
+        word = environ.get(self.role_var, "").lower()
+        if word in (Role.LAUNCHER, Role.WORKER):
+            return Role(word), f"{self.role_var}={word}, set by the MPI Operator"
+        if environ.get(self.launcher_var):
+            return Role.LAUNCHER, f"{self.launcher_var}, which {self.launcher_by}"
+        return None
 
     def has_set(self, name: str, value: str) -> bool:
         """Whether a variable with this value is the platform's own, as nobody else has set it."""
@@ -193,13 +195,6 @@ def _marked(*names: str) -> Callable[[Environ], str]:
         return next((name for name in names if environ.get(name)), "")
 
     return recognise
-
-
-def _operator_role(environ: Environ) -> tuple[Role, str] | None:
-    word = environ.get("K_MPI_JOB_ROLE", "").lower()
-    if word in ("launcher", "worker"):
-        return Role(word), f"K_MPI_JOB_ROLE={word}, set by the MPI Operator"
-    return None
 
 
 _HOSTFILE: Final = "/etc/mpi/hostfile"
@@ -237,11 +232,6 @@ def _trainer(environ: Environ) -> str:
     return f"{hostfile} in a pod of an indexed Job" if found and environ.get(_INDEX) else ""
 
 
-def _trainer_role(environ: Environ) -> tuple[Role, str] | None:  # noqa: ARG001 - as below
-    hostfile = next(iter(_TRAINER_SETS))
-    return Role.LAUNCHER, f"{hostfile}, which Trainer sets on the launcher alone"
-
-
 def _by_index(environ: Environ, hostname: str) -> tuple[Role, str]:
     """Give the role that a pod's number says: an indexed Job's variable, else its own name's end.
 
@@ -262,15 +252,11 @@ def _by_index(environ: Environ, hostname: str) -> tuple[Role, str]:
     return Role.WORKER if int(number) else Role.LAUNCHER, f"pod {int(number)}, by {where}"
 
 
-def _nothing(environ: Environ) -> tuple[Role, str] | None:  # noqa: ARG001 - a row's signature
-    return None
-
-
 PLATFORMS: Final = (
     Platform(
         "mpi-operator",
         _marked("K_MPI_JOB_ROLE"),
-        _operator_role,
+        role_var="K_MPI_JOB_ROLE",
         worker_exit=WorkerExit.AFTER_JOB,
         worker_names=r"-worker-\d+$",
         sets=_OPERATOR_SETS,
@@ -278,21 +264,23 @@ PLATFORMS: Final = (
     Platform(
         "trainer",
         _trainer,
-        _trainer_role,
+        launcher_var=next(iter(_TRAINER_SETS)),
+        launcher_by="Trainer sets on the launcher alone",
         worker_names=r"-node-\d+-\d+$",
         sets=_TRAINER_SETS,
     ),
     Platform(
         "volcano",
         _volcano,
-        _volcano_role,
+        launcher_var=VOLCANO_MASTER,
+        launcher_by="Volcano's mpi plugin sets on its master task alone",
         folder=f"{VOLCANO_FOLDER}/",
         sets={VOLCANO_MASTER: ".+"},
     ),
-    Platform("lsf", _marked(LSF_JOB), _nothing, managers=("LSB_", "LSF_")),
+    Platform("lsf", _marked(LSF_JOB), managers=("LSB_", "LSF_")),
     # Also a TrainJob's nodes. An index that has ended well is not started again.
-    Platform("indexed-job", _marked(_INDEX), _nothing, worker_exit=WorkerExit.WITH_JOB),
-    Platform("plain", lambda _: "no known platform found", _nothing),
+    Platform("indexed-job", _marked(_INDEX), worker_exit=WorkerExit.WITH_JOB),
+    Platform("plain", lambda _: "no known platform found"),
 )
 
 

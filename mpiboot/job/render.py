@@ -27,14 +27,24 @@ _ALIKE: Final = 8  # findings of one trouble that are shown; of more the rest is
 MARKS = {Level.OK: "ok", Level.WARN: "warn", Level.FAIL: "FAIL", Level.UNKNOWN: "?"}
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, indent: str = "") -> str:
-    """Lay cells out in columns; the last column is not padded and may be long."""
-    lines = [list(head), *(list(row) for row in rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(head) - 1)]
+def table(
+    head: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    indent: str = "",
+    width: int | None = None,
+) -> str:
+    """Lay cells out in columns; the last one is not padded, and broken where a ``width`` is given.
+
+    Without a ``head`` the rows stand alone.
+    """
+    lines = [tuple(line) for line in (*([head] if head else []), *rows)]
+    columns = range(len(lines[0]) - 1 if lines else 0)
+    widths = [max(len(line[at]) for line in lines) for at in columns]
     text = []
     for line in lines:
-        cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=False)]
-        text.append(f"{indent}{'  '.join([*cells, line[-1]])}".rstrip() + "\n")
+        padded = "".join(cell.ljust(size + 2) for cell, size in zip(line, widths, strict=False))
+        text.append(indented(indent + padded, line[-1], width))
     return "".join(text)
 
 
@@ -81,16 +91,10 @@ def decision(item: Decision) -> str:
 
 def decisions(items: Iterable[Decision], width: int | None = None) -> str:
     """Lay decisions out: what, its value, and in brackets where from and why."""
-    made = list(items)
-    names = max((len(item.name) for item in made), default=0)
-    return "".join(
-        indented(
-            f"  {item.name.ljust(names)}  ",
-            f"{item.value or '-'}  ({item.source.value}: {item.reason})",
-            width,
-        )
-        for item in made
+    rows = (
+        (item.name, f"{item.value or '-'}  ({item.source.value}: {item.reason})") for item in items
     )
+    return table((), rows, indent="  ", width=width)
 
 
 def command(argv: Sequence[str]) -> str:
@@ -159,8 +163,7 @@ def termination(item: Finding, others: Sequence[Finding] = ()) -> str:
 
 def settings(resolved: Resolved, rows: Iterable[Setting], width: int | None = None) -> str:
     """Lay the settings out: variable, value, where it came from, what it does."""
-    table = [("setting", "value", "source", "what it does")]
-    table += [
+    cells = (
         (
             row.variable,
             shown(value_of(resolved, row.name)) or "-",
@@ -168,12 +171,8 @@ def settings(resolved: Resolved, rows: Iterable[Setting], width: int | None = No
             row.help,
         )
         for row in rows
-    ]
-    widths = [max(len(line[i]) for line in table) for i in range(3)]
-    return "".join(
-        indented("".join(line[i].ljust(size + 2) for i, size in enumerate(widths)), line[3], width)
-        for line in table
     )
+    return table(("setting", "value", "source", "what it does"), cells, width=width)
 
 
 def settings_record(resolved: Resolved, rows: Iterable[Setting]) -> list[dict[str, object]]:
