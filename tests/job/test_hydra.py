@@ -125,16 +125,12 @@ def test_daemons_connect_to_the_launchers_own_link_whatever_workers_call_theirs(
     named = planned("./train", seen, {"control_ifname": "eth0"})
     assert failing(named) == []
     assert [mine["FI_TCP_IFACE"] for mine in named.per_host.values()] == names
+    network = planned("./train", observed(family), {"control_ifname": "10.244.0.0/16"})
+    assert network.set_env[name] == "eth0"
     lacking = planned("./train", seen, {"control_ifname": "ens3"})
     assert [item.message for item in lacking.findings if item.check == "interface-missing"] == [
         "--control-ifname=ens3: no such link in the launcher's pod"
     ]
-
-
-@each
-def test_a_network_that_the_user_names_is_given_as_its_link(family: str) -> None:
-    plan = planned("./train", observed(family), {"control_ifname": "10.244.0.0/16"})
-    assert plan.set_env[DIALECTS[MpiFamily(family)].daemon_link_var] == "eth0"
 
 
 @each
@@ -196,16 +192,15 @@ def test_a_user_agent_is_kept_behind_mpiboots(family: str) -> None:
     assert named == {DIALECTS[MpiFamily(family)].agent_var: PATHS.agent}
 
 
-def test_ssh_arguments_are_taken_from_the_name_that_only_the_operator_knows() -> None:
-    given = {**POD, "HYDRA_LAUNCH_EXTRA_ARGS": "-o ServerAliveCountMax=7"}
-    plan = planned("./train", observed("mpich", given))
-    assert "ServerAliveCountMax 7" in plan.user_args.lines
-
-
 @each
-def test_what_the_operator_sets_is_nobodys_mistake(family: str) -> None:
-    settled = planned("./train", observed(family, {**POD, **HYDRA_OPERATOR[family]}))
+def test_what_the_operator_sets_is_taken_and_nobodys_mistake(family: str) -> None:
+    environ = {**POD, **HYDRA_OPERATOR[family]}
+    settled = planned("./train", observed(family, environ))
     assert (failing(settled), warned(settled)) == ([], [])
+    name = next(name for name in environ if name.endswith("EXTRA_ARGS"))
+    users = {**environ, name: "-o ServerAliveCountMax=7"}
+    plan = planned("./train", observed(family, users))
+    assert "ServerAliveCountMax 7" in plan.user_args.lines
 
 
 def test_an_agent_of_two_words_can_not_be_called() -> None:
@@ -272,12 +267,9 @@ def test_intels_own_program_gets_the_hostfile_by_the_option_that_heeds_slots(lin
     words = ("-machinefile", FILE, EXIT_CODES, "-n", "4", "./train", "-f", "y")
     assert plan.argv == (MPIEXEC, *words)
     assert failing(plan) == []
-
-
-def test_intels_program_is_named_where_its_path_is_not_known() -> None:
-    seen = observed("intel")
+    seen = observed("intel")  # where its path is not known
     seen = replace(seen, mpi=replace(seen.mpi, path="/usr/local/bin/mpirun"))
-    assert planned("./train", seen).argv[0] == "mpiexec.hydra"
+    assert planned(line, seen).argv == ("mpiexec.hydra", *words)
 
 
 def test_a_number_per_host_is_written_behind_each_host_for_intel() -> None:

@@ -112,22 +112,14 @@ def test_hydra_speaks_ipv4_alone(family: str) -> None:
 
 @pytest.mark.parametrize(
     ("version", "prefix", "warned"),
-    [
-        ("5.0.4", True, True),
-        ("5.0.8", True, False),
-        ("5.0.9", False, False),
-        ("6.0.0", False, False),
-    ],
+    [("5.0.4", True, True), ("5.0.8", True, False), ("5.0.9", False, False), ("6.0", False, False)],
 )
 def test_names_are_cut_where_the_daemons_would_crash(
-    version: str,
-    prefix: bool,  # noqa: FBT001 - a row of the table
-    warned: bool,  # noqa: FBT001
+    version: str, *, prefix: bool, warned: bool
 ) -> None:
     seen = pods("openmpi5", SIX, mpi_ipv6=True)
-    plan = planned(
-        seen=replace(seen, mpi=Mpi(MpiFamily.OPENMPI5, version, "/usr/bin/mpirun", "mpirun"))
-    )
+    mpi = Mpi(MpiFamily.OPENMPI5, version, "/usr/bin/mpirun", "mpirun")
+    plan = planned(seen=replace(seen, mpi=mpi))
     assert ("PRTE_MCA_prte_strip_prefix" in plan.set_env) is prefix
     assert any("12771" in item.hint for item in plan.findings) is warned
 

@@ -17,7 +17,6 @@ TRAINER = {
     "OMPI_MCA_plm_rsh_args": "-o ConnectionAttempts=10",
     "JOB_COMPLETION_INDEX": "0",
 }
-Row = tuple[dict[str, str], tuple[str, ...], str, Role, Source, str]
 
 
 @pytest.mark.parametrize(
@@ -90,119 +89,57 @@ def test_a_platform_is_recognised_by_the_list_of_hosts_that_it_mounts(
     assert (decision.reason == hostfile) == (name == "volcano")
 
 
-def test_only_the_platform_of_a_resource_manager_keeps_its_variables() -> None:
-    assert {row.name: row.managers for row in platforms.PLATFORMS if row.managers} == {
-        "lsf": ("LSB_", "LSF_")
-    }
-
-
-# environment, arguments, mounted hostfile -> role, its source, what says so
-ROLES: dict[str, Row] = {
-    "the setting comes first": (
-        {"MPIBOOT_ROLE": "none", "K_MPI_JOB_ROLE": "launcher", "START_SSHD": "true"},
-        ("prog",),
-        "/etc/mpi/hostfile",
-        Role.NONE,
-        Source.ENVIRONMENT,
-        "MPIBOOT_ROLE",
-    ),
-    "then the operator": (
-        {"K_MPI_JOB_ROLE": "launcher", "START_SSHD": "true"},
-        ("prog",),
-        "/etc/mpi/hostfile",
-        Role.LAUNCHER,
-        Source.PLATFORM,
-        "K_MPI_JOB_ROLE=launcher",
-    ),
-    "the operator's workers": (
-        {"K_MPI_JOB_ROLE": "Worker"},
-        (),
-        "",
-        Role.WORKER,
-        Source.PLATFORM,
-        "K_MPI_JOB_ROLE=worker",
-    ),
-    "a word that the operator never writes": (
-        {"K_MPI_JOB_ROLE": "captain", "START_SSHD": "1"},
-        (),
-        "",
-        Role.WORKER,
-        Source.ENVIRONMENT,
-        "START_SSHD is true",
-    ),
-    "the launcher of a TrainJob": (
-        {**TRAINER, "START_SSHD": "true"},
-        ("prog",),
-        "/etc/mpi/hostfile",
-        Role.LAUNCHER,
-        Source.PLATFORM,
-        "OMPI_MCA_orte_default_hostfile, which Trainer sets on the launcher alone",
-    ),
-    "the master of a Volcano job with the mpi plugin": (
-        {"VC_TASK_INDEX": "0", "MPI_HOST": "j-worker-0.j", "START_SSHD": "true"},
-        ("prog",),
-        "",
-        Role.LAUNCHER,
-        Source.PLATFORM,
-        "MPI_HOST, which Volcano's mpi plugin sets on its master task alone",
-    ),
-    "a worker of that job": (
-        {"VC_TASK_INDEX": "0"},
-        ("worker",),
-        "",
-        Role.WORKER,
-        Source.DETECTED,
-        "the arguments ask for worker",
-    ),
-    "a node of a TrainJob": (
-        {"JOB_COMPLETION_INDEX": "0"},
-        ("worker",),
-        "",
-        Role.WORKER,
-        Source.DETECTED,
-        "the arguments ask for worker",
-    ),
-    "then START_SSHD": (
-        {"START_SSHD": "true"},
-        ("prog",),
-        "/etc/mpi/hostfile",
-        Role.WORKER,
-        Source.ENVIRONMENT,
-        "START_SSHD is true",
-    ),
-    "then what is asked for": (
-        {},
-        ("/usr/sbin/sshd", "-De"),
-        "/etc/mpi/hostfile",
-        Role.WORKER,
-        Source.DETECTED,
-        "/usr/sbin/sshd",
-    ),
-    "START_SSHD=false says nothing": (
-        {"START_SSHD": "false"},
-        ("prog",),
-        "",
-        Role.NONE,
-        Source.DEFAULT,
-        "nothing says a role",
-    ),
-    "shell alone is no worker": ({}, ("shell",), "", Role.NONE, Source.DEFAULT, "nothing says"),
-    "nothing at all": ({}, ("prog",), "", Role.NONE, Source.DEFAULT, "nothing says a role"),
-}
+FILE = "/etc/mpi/hostfile"
+TRAINERS = "OMPI_MCA_orte_default_hostfile, which Trainer sets on the launcher alone"
+VOLCANOS = "MPI_HOST, which Volcano's mpi plugin sets on its master task alone"
+ASKED = "the arguments ask for worker"
 
 
 @pytest.mark.parametrize(
-    ("environ", "program", "hostfile", "role", "source", "reason"), ROLES.values(), ids=ROLES
+    ("environ", "program", "hostfile", "role", "source", "reason"),
+    [
+        # The setting comes first, then the platform, START_SSHD, and what the arguments ask for.
+        (
+            {"MPIBOOT_ROLE": "none", "K_MPI_JOB_ROLE": "launcher", "START_SSHD": "true"},
+            *("prog", FILE, Role.NONE, Source.ENVIRONMENT, "MPIBOOT_ROLE"),
+        ),
+        (
+            {"K_MPI_JOB_ROLE": "launcher", "START_SSHD": "true"},
+            *("prog", FILE, Role.LAUNCHER, Source.PLATFORM, "K_MPI_JOB_ROLE=launcher"),
+        ),
+        (
+            {"K_MPI_JOB_ROLE": "Worker"},
+            *("", "", Role.WORKER, Source.PLATFORM, "K_MPI_JOB_ROLE=worker"),
+        ),
+        (
+            {"K_MPI_JOB_ROLE": "captain", "START_SSHD": "1"},
+            *("", "", Role.WORKER, Source.ENVIRONMENT, "START_SSHD is true"),
+        ),
+        (
+            {**TRAINER, "START_SSHD": "true"},
+            *("prog", FILE, Role.LAUNCHER, Source.PLATFORM, TRAINERS),
+        ),
+        (
+            {"VC_TASK_INDEX": "0", "MPI_HOST": "j-worker-0.j", "START_SSHD": "true"},
+            *("prog", "", Role.LAUNCHER, Source.PLATFORM, VOLCANOS),
+        ),
+        ({"VC_TASK_INDEX": "0"}, "worker", "", Role.WORKER, Source.DETECTED, ASKED),
+        ({"JOB_COMPLETION_INDEX": "0"}, "worker", "", Role.WORKER, Source.DETECTED, ASKED),
+        (
+            {"START_SSHD": "true"},
+            *("prog", FILE, Role.WORKER, Source.ENVIRONMENT, "START_SSHD is true"),
+        ),
+        ({}, "/usr/sbin/sshd -De", FILE, Role.WORKER, Source.DETECTED, "/usr/sbin/sshd"),
+        ({"START_SSHD": "false"}, "prog", "", Role.NONE, Source.DEFAULT, "nothing says a role"),
+        ({}, "shell", "", Role.NONE, Source.DEFAULT, "nothing says"),
+        ({}, "prog", "", Role.NONE, Source.DEFAULT, "nothing says a role"),
+    ],
 )
 def test_the_role_is_what_the_strongest_mark_says(
-    environ: dict[str, str],
-    program: tuple[str, ...],
-    hostfile: str,
-    role: Role,
-    source: Source,
-    reason: str,
+    environ: dict[str, str], program: str, hostfile: str, role: Role, source: Source, reason: str
 ) -> None:
-    found, decision = platforms.role(resolve({}, environ), environ, program, hostfile, "pod-1")
+    resolved, words = resolve({}, environ), tuple(program.split())
+    found, decision = platforms.role(resolved, environ, words, hostfile, "pod-1")
     assert found is role
     assert (decision.name, decision.value, decision.source) == ("role", role.value, source)
     assert reason in decision.reason
@@ -249,14 +186,15 @@ def test_a_mounted_hostfile_alone_makes_no_launcher(environ: dict[str, str]) -> 
     assert "MPIBOOT_ROLE" in unclear.value.finding.hint
 
 
-@pytest.mark.parametrize("program", [("/usr/sbin/sshd", "-De"), ("sshd",), ("worker",), ("shell",)])
-def test_arguments_that_only_ask_for_a_server_are_recognised(program: tuple[str, ...]) -> None:
-    assert platforms.is_sshd(program)
-
-
-@pytest.mark.parametrize("program", [("/opt/sshd-like",), ("sleep", "infinity"), ()])
-def test_a_program_is_not_taken_for_a_server(program: tuple[str, ...]) -> None:
-    assert not platforms.is_sshd(program)
+@pytest.mark.parametrize(
+    ("program", "found"),
+    [
+        *((words, True) for words in ("/usr/sbin/sshd -De", "sshd", "worker", "shell")),
+        *((words, False) for words in ("/opt/sshd-like", "sleep infinity", "")),
+    ],
+)
+def test_arguments_that_only_ask_for_a_server_are_recognised(program: str, *, found: bool) -> None:
+    assert platforms.is_sshd(tuple(program.split())) is found
 
 
 @pytest.mark.parametrize(
