@@ -5,19 +5,24 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
+import asyncssh
 import pytest
 
 from mpiboot.core import log
 from mpiboot.core.model import Mesh, Worker
 from mpiboot.core.setting_types import LogLevel
+from mpiboot.core.settings import resolve
 from mpiboot.hosts import pairs
+from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.pairs import PairCheck
+from mpiboot.network.paths import PathEnd, PathHost, PathTest
 from mpiboot.network.worker_pairs import Dialled, Reached
 from mpiboot.ssh.attempt import Target
 from mpiboot.worker.server import write_scripts
@@ -405,3 +410,21 @@ async def test_an_answer_is_waited_for_as_long_as_two_dials_and_a_start_take(
     assert await check.results([]) == ()
     (seconds,) = noted
     assert 64 < seconds <= 65
+
+
+async def test_hosts_that_can_not_be_logged_in_to_take_no_part_in_a_measurement(
+    tmp_path: Path,
+) -> None:
+    key = tmp_path / "key"
+    asyncssh.generate_private_key("ssh-ed25519").write_private_key(key)
+    hosts = [PathHost(name, (PathEnd("eth0", "127.0.0.1", 1500),)) for name in ("w-0", "w-1")]
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+        workers = {
+            one.name: replace(worker(one.name), address="127.0.0.1", port=port) for one in hosts
+        }
+        ways = [PathTest(0, 1, 0, stream=True), PathTest(1, 0, 0, stream=False)]
+        access = SshAccess("runner", key, "launcher")
+        found = await pairs.measure_paths(hosts, workers, ways, resolve({}, {}).settings, access)
+    assert found == ((), ("w-0", "w-1"))

@@ -112,6 +112,15 @@ def test_where_nothing_else_may_be_forwarded_each_host_gets_it_all(family: str) 
 
 
 @both
+def test_a_value_of_the_launchers_that_may_not_be_forwarded_is_nobody_elses(family: str) -> None:
+    seen = with_links(observed(family, {**POD, "NCCL_SOCKET_IFNAME": "lo"}), "net1", "net1")
+    plan = planned("./train", seen, {"no_forward": "NCCL_*"})
+    assert sets(plan)["NCCL_SOCKET_IFNAME"] == "=net1"
+    assert plan.set_env["GLOO_SOCKET_IFNAME"] == "net1"
+    assert [row.value for row in plan.decisions if row.name == "NCCL_SOCKET_IFNAME"] != ["lo"]
+
+
+@both
 def test_the_launchers_own_ranks_get_its_own_values(family: str) -> None:
     own = Host("launcher.job.ns.svc", 2, slots_given=True)
     seen = observed(family, listed=(own, *hosts(2)), local=(own,))

@@ -49,6 +49,19 @@ def test_a_library_that_crashes_hangs_or_prints_is_not_called_missing(
     assert found == ()
 
 
+def test_what_a_library_prints_as_it_loads_is_no_part_of_the_answer(tmp_path: Path) -> None:
+    program = tmp_path / "libraries.py"
+    program.write_text(
+        "import os, sys\n"
+        f"sys.path.append({str(Path(libraries.__file__).parents[2])!r})\n"
+        "from mpiboot.network import libraries\n"
+        "libraries._loads = lambda name: os.write(1, b'[]') == 0\n"
+        "libraries._main(sys.argv[1], sys.argv[2:])\n"
+    )
+
+    assert libraries.missing(("libc.so.6",), 60, str(program)) == ("libc.so.6",)
+
+
 def test_what_uses_efa_is_looked_for_where_an_efa_device_opens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,6 +84,21 @@ def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ssh:
     return made
 
 
+def test_agents_leave_the_jobs_input_alone(ssh: Ssh) -> None:
+    host = ssh.answers("w-0", "read -r line && exit 255; echo mpiboot-oom 2")
+    own, (there, to) = os.dup(0), os.pipe()
+    os.write(to, b"for the program\n")
+    os.close(to)
+    os.dup2(there, 0)
+    try:
+        (memory,) = ssh.run(ask_workers.gather((host,)))
+    finally:
+        os.dup2(own, 0)
+        for number in (own, there):
+            os.close(number)
+    assert memory == f"rank-memory\tw-0\t{OOM}"
+
+
 def test_what_explains_the_most_comes_first_and_the_first_rank_has_its_signal(ssh: Ssh) -> None:
     hosts = (
         ssh.answers("w-0", "echo mpiboot-disk 65536 0 /tmp"),

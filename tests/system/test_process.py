@@ -46,7 +46,11 @@ def test_a_program_that_replaces_this_one_finds_signals_as_they_were() -> None:
 
 def test_a_started_program_finds_signals_as_they_were(tmp_path: Path) -> None:
     with (tmp_path / "out").open("w") as out:
-        pid = process.start(["cat", "/proc/self/status"], ENVIRON, stdout=out.fileno())
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+        try:
+            pid = process.start(["cat", "/proc/self/status"], ENVIRON, stdout=out.fileno())
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         assert os.waitpid(pid, 0)[1] == 0
 
     found = clean((tmp_path / "out").read_text())
