@@ -135,8 +135,8 @@ class ApiServer:
         if "--request-timeout" in flags:  # kubernetes/kubernetes 93474
             return 1, "The connection to the server localhost:8080 was refused\n"
         known = {"--namespace", "--container", "--output", "-i"}
-        if odd := sorted(set(flags) - known):
-            return 1, f"error: unknown flag: {odd[0]}\n"
+        if unknown := sorted(set(flags) - known):
+            return 1, f"error: unknown flag: {unknown[0]}\n"
         namespace = flags.get("--namespace") or asked["own"]
         verb, name = plain[0], plain[-1]
         what = {"get": "get pods", "exec": "create pods/exec"}[verb]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from tests.pods.images import NAMES
@@ -10,10 +12,37 @@ from tests.pods.images import NAMES
 # mpirun, with mpiboot or without (openpmix/prrte#2711, #2713): those of the tests stay a moment.
 MOMENT = "sleep 0.3; "
 
-_OTHERS = [pytest.param(name, marks=pytest.mark.full) for name in NAMES[:-1]]
-# For a test in which the version of MPI has no part: gates, SSH, names, users, what a worker does.
-# The quick gate runs it on one image, the whole matrix on each.
-ONE_IMAGE = pytest.mark.parametrize("image", [NAMES[-1], *_OTHERS], indirect=True)
+OLD, NEW = NAMES
+
+
+def _one(quick: str) -> pytest.MarkDecorator:
+    rows = [pytest.param(name, marks=() if name == quick else pytest.mark.full) for name in NAMES]
+    return pytest.mark.parametrize("image", rows, indirect=True)
+
+
+# For a test in which the version of MPI has no part: gates, SSH, names, users, what a worker does;
+# and for one whose differences between MPIs are rows of tables that other tests hold, too. The
+# quick gate runs it on one image, the whole matrix on each.
+ONE_IMAGE, OLD_IMAGE = _one(NEW), _one(OLD)
+
+
+def crossed(name: str, values: Sequence[object], ids: Sequence[str] = ()) -> pytest.MarkDecorator:
+    """Each image with each value; the quick gate has each value once, on the images in turn."""
+    return pytest.mark.parametrize(
+        ("image", name),
+        [
+            pytest.param(
+                image,
+                value,
+                marks=() if at % 2 == NAMES.index(image) else pytest.mark.full,
+                id=f"{image}-{ids[at] if ids else value}",
+            )
+            for image in NAMES
+            for at, value in enumerate(values)
+        ],
+        indirect=["image"],
+    )
+
 
 # For a test in which it matters who carries the launch agents' sessions: an ssh for each host, or
 # the process with the gate's logins. A `client` of these is each launcher's MPIBOOT_SSH_CLIENT.

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.pods import images
+from tests.pods.jobs import PATIENCE, RING, ended, rank_processes
 from tests.pods.operator import mpijob
-from tests.pods.test_job import PATIENCE, RING, program_runs
 from tests.waiting import until
 
 if TYPE_CHECKING:
@@ -37,15 +37,16 @@ def test_the_next_launcher_tells_why_the_last_one_ended(
     cluster: Cluster, rig: None, name: str
 ) -> None:
     """Nobody sets anything: the workers are the operator's, and wait for the next launcher."""
-    job = mpijob(
+    job = ended(
         cluster,
         images.image(name),
-        workers=2,
-        launcher_args=[RING, "--exit", "3"],
+        RING,
+        "--exit",
+        "3",
+        code=3,
         launcher={"env": {"MY_CHOICE": "1"}},
         worker={"env": {"MPIBOOT_LAUNCHER_AWAY": "15"}},
-    ).start()
-    assert job.wait(PATIENCE) == 3
+    )
     assert "variables of this pod that stay here: MY_CHOICE (" in job.launcher.stderr()
     assert "attempt" not in job.launcher.termination_log()
     # Refused before mpirun.
@@ -119,7 +120,7 @@ def test_a_launcher_that_was_killed_told_nothing(cluster: Cluster, rig: None, se
         launcher_args=[RING, "--sleep", "1000"],
         worker={"env": env},
     ).start()
-    until(lambda: all(program_runs(worker) for worker in job.workers))
+    until(lambda: all(rank_processes(worker) for worker in job.workers))
     job.launcher.kill()
     job.launcher.wait(PATIENCE)
     second = again(cluster, job, RING)
@@ -138,7 +139,7 @@ def test_no_launcher_comes_after_one_that_was_killed(cluster: Cluster, rig: None
         launcher_args=[RING, "--sleep", "1000"],
         worker={"env": {"MPIBOOT_LAUNCHER_AWAY": "1", "MPIBOOT_TIMEOUT": "10"}},
     ).start()
-    until(lambda: all(program_runs(worker) for worker in job.workers))
+    until(lambda: all(rank_processes(worker) for worker in job.workers))
     job.launcher.kill()
     assert [worker.wait(PATIENCE) for worker in job.workers] == [0, 0]
 
@@ -147,32 +148,35 @@ def test_no_launcher_comes_after_one_that_was_killed(cluster: Cluster, rig: None
 def test_a_failed_job_and_each_way_of_a_workers_end(cluster: Cluster, rig: None) -> None:
     """The worker that ends is waited for; the others serve the next launcher's gate by then."""
     ways = ("never", "with-job", "after-job")
-    job = mpijob(
+    job = ended(
         cluster,
         images.image(NAME),
+        RING,
+        "--exit",
+        "3",
+        code=3,
         workers=3,
-        launcher_args=[RING, "--exit", "3"],
         worker={"env": {"MPIBOOT_LAUNCHER_AWAY": "1"}},
         each_worker={
             index: {"env": {"MPIBOOT_WORKER_EXIT": way}} for index, way in enumerate(ways)
         },
-    ).start()
-    assert job.wait(PATIENCE) == 3
+    )
     assert job.workers[2].wait(PATIENCE) == 0
     assert [worker.running for worker in job.workers] == [True, True, False]
 
 
 @pytest.mark.full
 def test_a_script_is_one_attempt_and_tells_of_its_own_end(cluster: Cluster, rig: None) -> None:
-    """Between its launches nobody is connected, and after a failed one it may go on."""
+    """No launcher is connected between its launches, and it may go on after a failed one."""
     script = f"mpirun {RING} --exit 3; sleep 5; mpirun {RING} || exit 9; exit 7"
-    job = mpijob(
+    job = ended(
         cluster,
         images.image(NAME),
-        workers=2,
-        launcher_args=["sh", "-c", script],
+        "sh",
+        "-c",
+        script,
+        code=7,
         worker={"env": {"MPIBOOT_LAUNCHER_AWAY": "1", "MPIBOOT_TIMEOUT": "2"}},
-    ).start()
-    assert job.wait(PATIENCE) == 7
+    )
     assert "attempt" not in job.launcher.stderr()
     assert [worker.wait(PATIENCE) for worker in job.workers] == [0, 0]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.pods import images
+from tests.pods.marks import NEW, ONE_IMAGE
 from tests.pods.operator import mpijob
 
 if TYPE_CHECKING:
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from tests.pods.images import Image
     from tests.pods.operator import Job
 
-OLD, NEW = images.NAMES
 HOSTS = [f"pi-worker-{index}.pi.default.svc" for index in (0, 1)]
 WHERE = 'echo "$(hostname)" $(python3 -c "import os; print(os.sched_getaffinity(0))")'
 FILES = {
@@ -50,32 +49,39 @@ def bound(job: Job, words: str, *before: str) -> list[str]:
     return sorted(done.stdout.splitlines())
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "--rankfile /opt/rankfile",
-        "--map-by ppr:1:node:PE=1",
-        *(
-            pytest.param(words, marks=pytest.mark.full)
-            for words in (
-                "-n 2 --cpu-set 0",
-                "-n 2 --cpu-list 0",
-                "-n 2 --map-by slot:PE=1",
-                "-n 2 --cpus-per-proc 1",
-                "-n 2 --rank-by node",
-                "-n 2 --map-by node",
-            )
-        ),
-    ],
+# 5.0.7 takes hardly any rankfile: its hosts, it says, were not allocated.
+RANKFILE = "--rankfile /opt/rankfile"
+MORE = (
+    "-n 2 --cpu-set 0",
+    "-n 2 --cpu-list 0",
+    "-n 2 --map-by slot:PE=1",
+    "-n 2 --cpus-per-proc 1",
+    "-n 2 --rank-by node",
+    "-n 2 --map-by node",
 )
-def test_what_a_line_says_of_cpus_stands(cluster: Cluster, image: Image, words: str) -> None:
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [(RANKFILE, "--map-by ppr:1:node:PE=1"), pytest.param(MORE, marks=pytest.mark.full)],
+    ids=["some", "more"],
+)
+def test_what_a_line_says_of_cpus_stands_and_else_ranks_are_not_bound(
+    cluster: Cluster, image: Image, lines: tuple[str, ...]
+) -> None:
+    """The pods share the node's CPUs."""
     job = started(cluster, image)
-    plain = bound(job, words)
-    # 5.0.7 takes hardly any rankfile: its hosts, it says, were not allocated.
-    assert plain or image.name == NEW
-    assert bound(job, words, "mpiboot", "launcher") == plain
+    for words in lines:
+        plain = bound(job, words)
+        assert plain or image.name == NEW
+        assert bound(job, words, "mpiboot", "launcher") == plain
+    cpus = job.workers[0].shell("python3 -c 'import os; print(os.sched_getaffinity(0))'")
+    found = bound(job, "-n 2", "mpiboot", "launcher")
+    assert [words.split(maxsplit=1)[1] for words in found] == [cpus] * 2
+    assert "other pods of the node may use" in job.launcher.shell("mpiboot plan -- mpirun true")
 
 
+@ONE_IMAGE
 def test_ranks_are_bound_by_mpirun_where_each_pod_has_a_cpuset_of_its_own(
     cluster: Cluster, image: Image
 ) -> None:
@@ -88,13 +94,3 @@ def test_ranks_are_bound_by_mpirun_where_each_pod_has_a_cpuset_of_its_own(
     message = job.launcher.shell("mpiboot plan --np 2 -- mpirun true")
     # Two slots, and a core for one rank alone.
     assert "pi-worker-0.pi.default.svc, pi-worker-1.pi.default.svc has fewer cores" in message
-
-
-def test_ranks_are_not_bound_where_pods_share_the_nodes_cpus(
-    cluster: Cluster, image: Image
-) -> None:
-    job = started(cluster, image)
-    cpus = job.workers[0].shell("python3 -c 'import os; print(os.sched_getaffinity(0))'")
-    found = bound(job, "-n 2", "mpiboot", "launcher")
-    assert [words.split(maxsplit=1)[1] for words in found] == [cpus] * 2
-    assert "other pods of the node may use" in job.launcher.shell("mpiboot plan -- mpirun true")

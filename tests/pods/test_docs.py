@@ -15,11 +15,10 @@ import pytest
 from tests import pages
 from tests.manifests import check, examples
 from tests.pods import images
-from tests.pods.ends import let_go
 from tests.pods.fields import merged
+from tests.pods.jobs import PATIENCE, RING, let_go, ranks, spans
 from tests.pods.manifest import play_init_container, play_mpijob, play_statefulset
 from tests.pods.operator import mpijob
-from tests.pods.test_job import PATIENCE, RING, ranks, spans
 from tests.waiting import until
 
 if TYPE_CHECKING:
@@ -194,9 +193,9 @@ def test_the_mpijob_of_the_operators_page(cluster: Cluster, rig: None, name: str
     running(job.workers)
     assert memory(job.launcher) < 1.5 * sizing("launcher, while the job runs")
     assert memory(job.workers[0]) < 1.5 * sizing("worker")
-    asked = re.findall(r"^kubectl exec \S+ -- (.*)", pages.named("look"), re.MULTILINE)
-    assert len(asked) == 2
-    job.launcher.shell(";".join(asked))
+    commands = re.findall(r"^kubectl exec \S+ -- (.*)", pages.named("look"), re.MULTILINE)
+    assert len(commands) == 2
+    job.launcher.shell(";".join(commands))
     job.launcher.shell(pages.named("in-pod"))
     enough(job.workers)
     assert job.wait(PATIENCE) == 0

@@ -9,10 +9,10 @@ import pytest
 from tests import pages
 from tests.manifests import examples
 from tests.pods import images
+from tests.pods.jobs import PATIENCE, ranks
 from tests.pods.manifest import play_statefulset
 from tests.pods.operator import KeyPair
 from tests.pods.test_docs import enough, my_image, run, running
-from tests.pods.test_job import PATIENCE, ranks
 from tests.pods.trainer import play_trainjob
 from tests.pods.volcano import play_volcano
 

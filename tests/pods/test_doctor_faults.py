@@ -68,7 +68,7 @@ def broken(cluster: Cluster, fault: Fault) -> Pod:
     return pod
 
 
-def asked(pod: Pod, fault: Fault) -> tuple[int, Found]:
+def diagnosed(pod: Pod, fault: Fault) -> tuple[int, Found]:
     """Doctor's exit code, and what it found."""
     pod.start()
     if fault.runs:
@@ -84,9 +84,9 @@ def asked(pod: Pod, fault: Fault) -> tuple[int, Found]:
     return code, found
 
 
-def fits(text: str, told: str) -> bool:
+def fits(text: str, expected: str) -> bool:
     """Whether a sentence is as the table has it; `...` stands for anything."""
-    return bool(re.fullmatch(".*".join(map(re.escape, told.split("..."))), text, re.DOTALL))
+    return bool(re.fullmatch(".*".join(map(re.escape, expected.split("..."))), text, re.DOTALL))
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def fits(text: str, told: str) -> bool:
     ],
 )
 def test_of_a_healthy_pod_nothing_is_said(hospital: Cluster, healthy: Fault) -> None:
-    code, found = asked(broken(hospital, healthy), healthy)
+    code, found = diagnosed(broken(hospital, healthy), healthy)
     assert [item for item in found if item["level"] != "ok"] == []
     assert code == 0
     assert len(found) > 10
@@ -114,7 +114,7 @@ def test_of_a_healthy_pod_nothing_is_said(hospital: Cluster, healthy: Fault) -> 
 def test_doctor_names_this_fault_and_no_other(hospital: Cluster, fault: Fault) -> None:
     pod = broken(hospital, fault)
     try:
-        code, found = asked(pod, fault)
+        code, found = diagnosed(pod, fault)
     finally:
         if pod.running:
             pod.kill()

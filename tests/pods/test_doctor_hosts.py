@@ -1,4 +1,4 @@
-"""`mpiboot doctor` on a launcher: faults of several hosts at once, each told of the right one."""
+"""`mpiboot doctor` on a launcher: faults of several hosts at once, each reported for its host."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tests.pods import images
 from tests.pods.operator import mpijob
-from tests.pods.test_input import asks
+from tests.pods.test_input import mpiboot
 from tests.pods.volumes import Files
 from tests.waiting import until
 
@@ -93,7 +93,7 @@ def test_several_faults_in_one_job_are_told_of_the_right_hosts(
     with_facts(job)
     job.launcher.network.run("nft", "-f", "-", stdin=NOTHING_IN % job.workers[0].address)
     job.workers[1].network.run("nft", "-f", "-", stdin=HOLE)
-    code, text = asks(job, "doctor", "--network", "--json")
+    code, text = mpiboot(job, "doctor", "--network", "--json")
     assert code == 1
     # What a busy machine was too slow to look at is unknown, and no fault.
     assert [item for item in trouble(text) if item[0] != "unknown"] == [
@@ -124,9 +124,9 @@ def measuring(job: Job) -> int:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("how", ["INT", "KILL"])
+@pytest.mark.parametrize("end", ["INT", "KILL"])
 def test_a_measurement_that_is_cut_off_leaves_nothing_running(
-    cluster: Cluster, one: Image, how: str
+    cluster: Cluster, one: Image, end: str
 ) -> None:
     job = mpijob(cluster, one, workers=3, launcher_command=STAY, data_link="net1").start()
     with_facts(job)
@@ -134,7 +134,7 @@ def test_a_measurement_that_is_cut_off_leaves_nothing_running(
         worker.network.run("nft", "-f", "-", stdin=HOLE)
     terminal = job.launcher.exec_in_terminal("env", "TERM=xterm", "mpiboot", "doctor", "--network")
     until(lambda: measuring(job) == 3, PATIENCE, "the measurement")
-    if how == "INT":
+    if end == "INT":
         terminal.type("\x03")
         assert terminal.wait(PATIENCE) == 130
         assert "interrupted: the rest was not looked at" in " ".join(terminal.screen().split())
@@ -153,7 +153,7 @@ def test_pods_that_were_never_scheduled_are_told_apart(cluster: Cluster, one: Im
     for worker in job.workers[:2]:
         worker.publish()
         worker.shell("until [ -e /run/mpiboot/*/worker/facts.json ]; do sleep 0.1; done")
-    code, text = asks(job, "doctor", "--json")
+    code, text = mpiboot(job, "doctor", "--json")
     assert code == 1
     assert trouble(text) == [
         ("fail", "hosts-missing", "2,3"),
@@ -174,15 +174,15 @@ def test_a_worker_without_mpiboot_is_asked_by_plain_programs(cluster: Cluster, o
     ).start()
     with_facts(job, 2)
     until(lambda: "listening" in job.workers[2].stderr(), PATIENCE, "sshd")
-    code, text = asks(job, "doctor", "--json", "--network")
+    code, text = mpiboot(job, "doctor", "--json", "--network")
     found = trouble(text)
     assert code == 0, text
     assert ("unknown", "worker-checks", "2") in found
     assert ("unknown", "network-reach", "2") in found
     assert ("warn", "hosts-differ", "2") in found
     assert {hosts for _, _, hosts in found} == {"2"}
-    told = json.loads(text)["findings"]
-    reached = [item for item in told if item["check"] == "launcher-unreached"]
+    findings = json.loads(text)["findings"]
+    reached = [item for item in findings if item["check"] == "launcher-unreached"]
     assert {name.partition(".")[0] for item in reached for name in item["hosts"]} == {
         f"pi-worker-{number}" for number in range(3)
     }

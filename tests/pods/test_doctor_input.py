@@ -29,7 +29,7 @@ def one(rig: None) -> Image:
     return images.image("openmpi-4.1")
 
 
-def told(cluster: Cluster, image: Image, *words: str, **details: object) -> tuple[int, str]:
+def doctor(cluster: Cluster, image: Image, *words: str, **details: object) -> tuple[int, str]:
     """The exit code and all that is written by doctor as the program of a container."""
     command = ["mpiboot", "doctor", *words]
     name = f"p{len(cluster.pods)}"
@@ -67,13 +67,13 @@ def told(cluster: Cluster, image: Image, *words: str, **details: object) -> tupl
 def test_a_build_ends_over_an_image_that_lacks_something(
     cluster: Cluster, one: Image, gone: Sequence[str], code: int, message: str
 ) -> None:
-    found, text = told(cluster, one.without(*gone) if gone else one, "--image")
+    found, text = doctor(cluster, one.without(*gone) if gone else one, "--image")
     assert (found, message in text) == (code, True), text
 
 
 def test_in_a_plain_container_outside_a_cluster(cluster: Cluster, one: Image) -> None:
     """A uid that nobody knows, without capabilities, without a network, nothing to write to."""
-    code, text = told(
+    code, text = doctor(
         cluster,
         one,
         user=4711,
@@ -93,7 +93,7 @@ def test_in_a_plain_container_outside_a_cluster(cluster: Cluster, one: Image) ->
 
 
 def test_a_launcher_without_a_hostfile(cluster: Cluster, one: Image) -> None:
-    code, text = told(cluster, one, env={"MPIBOOT_ROLE": "launcher"})
+    code, text = doctor(cluster, one, env={"MPIBOOT_ROLE": "launcher"})
     assert code == 1
     assert "hostfile-missing /etc/mpi/hostfile" in text
     assert "no private SSH key" in text

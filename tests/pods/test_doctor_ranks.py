@@ -12,7 +12,7 @@ import pytest
 
 from tests import pages
 from tests.pods import images
-from tests.pods.ends import RING, kill, ranks
+from tests.pods.jobs import RING, kill, rank_processes
 from tests.pods.operator import mpijob
 from tests.pods.volumes import HostPath
 from tests.waiting import until
@@ -32,13 +32,13 @@ WRAPPER = '[ "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" = 3 ] && sleep 1000; exec ' + 
 
 
 def job_of(cluster: Cluster, name: str, *program: str, **details: Any) -> Job:  # noqa: ANN401
-    """Four ranks on two workers; or two, where that is told."""
+    """Four ranks on two workers, unless the details say otherwise."""
     mpi = "MPICH" if name.startswith("mpich") else "OpenMPI"
     given = {"workers": 2, "slots": 2, "mpi": mpi, **details}
     return mpijob(cluster, images.image(name), launcher_args=program, **given).start()
 
 
-def asked(pod: Pod) -> dict[str, Any]:
+def doctor_ranks(pod: Pod) -> dict[str, Any]:
     """What it says as JSON; the exit code tells whether anything is odd."""
     done = pod.exec("mpiboot", "doctor", "ranks", "--json")
     found: dict[str, Any] = json.loads(done.stdout)
@@ -54,7 +54,7 @@ def named(job: Job, check: str, message: str = "") -> dict[str, Any]:
     def is_first() -> bool:
         assert job.launcher.running, job.launcher.stderr()[-3000:]
         found.clear()
-        found.update(asked(job.launcher))
+        found.update(doctor_ranks(job.launcher))
         first = next(iter(found["findings"]), {"check": "", "message": ""})
         return first["check"] == check and message in first["message"]
 
@@ -91,7 +91,7 @@ def differing(host: dict[str, Any]) -> dict[str, Any]:
 
 def stopped(job: Job) -> None:
     until(lambda: job.launcher.stdout().count("rank ") == 4)
-    victim = ranks(job.workers[1])[0]
+    victim = rank_processes(job.workers[1])[0]
     kill([victim], signal.SIGSTOP)
     message = f"(pid {victim.pid}) is stopped by a signal; the other 3 are busy"
     found = named(job, "rank-stopped", message)
@@ -103,15 +103,15 @@ def stopped(job: Job) -> None:
     there = [rank["number"] for host in found["hosts"] for rank in host["ranks"]]
     assert sorted(there) == [0, 1, 2, 3]
     # The pod itself knows its own, and a person reads the same line first.
-    own = asked(job.workers[1])["findings"][0]
+    own = doctor_ranks(job.workers[1])["findings"][0]
     assert own["check"] == "rank-stopped"
-    told = job.launcher.exec(*pages.named("ranks").partition(" -- ")[2].split())
-    assert told.returncode == 1
+    answer = job.launcher.exec(*pages.named("ranks").partition(" -- ")[2].split())
+    assert answer.returncode == 1
     shown, hint = pages.named("odd-rank").splitlines()
-    first_line, its_hint = told.stdout.splitlines()[:2]
+    first_line, its_hint = answer.stdout.splitlines()[:2]
     assert first_line.partition(") ")[2] == shown.partition(") ")[2].replace(" 7 ", " 3 ")
     assert its_hint == hint.replace("123", str(victim.pid))
-    assert not asked(job.workers[0])["findings"]
+    assert not doctor_ranks(job.workers[0])["findings"]
 
 
 def test_the_rank_that_is_stopped_is_named(cluster: Cluster, rig: None) -> None:
@@ -128,10 +128,10 @@ def test_the_rank_that_is_stopped_is_named(cluster: Cluster, rig: None) -> None:
         f"workers/pi-worker-{n}.pi.default.svc.json" for n in (0, 1)
     }
     assert '"decisions"' in found["plan.json"]
-    told = environments(job.launcher)
-    assert secret not in json.dumps(told)
-    assert secret[::-1] not in json.dumps(told)
-    worker = differing(told["hosts"][1])
+    answer = environments(job.launcher)
+    assert secret not in json.dumps(answer)
+    assert secret[::-1] not in json.dumps(answer)
+    worker = differing(answer["hosts"][1])
     assert worker["API_TOKEN"]["values"]["rank"] == "(hidden)"
     assert "A_PASSWORD" not in worker  # its ranks have it of the pod, as a session has
 
@@ -217,14 +217,14 @@ def test_a_ranks_environment_beside_its_pods_and_a_sessions(
     }
     job = job_of(cluster, name, RING, "--sleep", "1000", **details)
     until(lambda: job.launcher.stdout().count("rank ") == 4)
-    told = environments(job.launcher)
-    assert len(told["findings"]) == 1, told["findings"]
-    (odd,) = told["findings"]
-    assert (odd["check"], odd["level"]) == ("hosts-differ", "warn")
-    assert odd["message"].startswith(
+    answer = environments(job.launcher)
+    assert len(answer["findings"]) == 1, answer["findings"]
+    (outlier,) = answer["findings"]
+    assert (outlier["check"], outlier["level"]) == ("hosts-differ", "warn")
+    assert outlier["message"].startswith(
         "UCX_LOG_LEVEL of the pod is another than on most hosts: pi-worker-1"
     )
-    launcher, first, second = told["hosts"]
+    launcher, first, second = answer["hosts"]
     assert first["rank"].startswith("rank 0 (pid ")
     assert second["rank"].startswith("rank 2 (pid ")
     for host in (first, second):

@@ -7,27 +7,28 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.pods.ends import (
+from tests.pods.jobs import (
     DAEMONS,
     FOREVER,
+    OWN_SSH,
     PATIENCE,
     PROMISED,
     RING,
-    WAYS,
     agent_variable,
     agents,
     alive,
-    by,
     end_line,
+    ended,
     held,
     kill,
     launches,
     left,
     let_go,
-    ranks,
+    rank_processes,
     running,
+    with_own_ssh,
 )
-from tests.pods.marks import EACH_CLIENT
+from tests.pods.marks import EACH_CLIENT, OLD_IMAGE, ONE_IMAGE
 from tests.pods.operator import mpijob
 from tests.pods.volumes import Files
 from tests.waiting import until
@@ -65,17 +66,17 @@ def test_what_the_program_ends_with_is_what_the_job_ends_with(
     cluster: Cluster, image: Image, rows: list[tuple[list[str], int, str]]
 ) -> None:
     """One launch after another on the same workers, each with an end of its own."""
-    ended = launches(cluster, image, [line for line, _, _ in rows])
-    for (line, code, sentence), (got, message) in zip(rows, ended, strict=True):
+    ends = launches(cluster, image, [line for line, _, _ in rows])
+    for (line, code, sentence), (got, message) in zip(rows, ends, strict=True):
         assert "ACTIVATE" not in message
         assert "\0" not in message
-        told = end_line(message).partition(f"exit {got}: ")[2]
+        line_of_end = end_line(message).partition(f"exit {got}: ")[2]
         if got == PEER and SUDDEN.intersection(line):
-            assert "code 14" in told or "returned 14" in told
+            assert "code 14" in line_of_end or "returned 14" in line_of_end
             continue
         # 4.1 returns 1 for the ranks that end with 0 and without MPI_Finalize.
         assert got in ({code, 1} if "--no-finalize" in line else {code})
-        assert (f"{sentence}{got}" if sentence.endswith("code ") else sentence) in told
+        assert (f"{sentence}{got}" if sentence.endswith("code ") else sentence) in line_of_end
 
 
 # What mpirun returns for mistakes of its own user: 4.1, 5.0 and the sentence.
@@ -93,8 +94,8 @@ MPIRUNS = [
 def test_what_mpirun_itself_ends_with_is_what_the_job_ends_with(
     cluster: Cluster, image: Image
 ) -> None:
-    ended = launches(cluster, image, [line for line, *_ in MPIRUNS])
-    for (line, old, new, sentence), (code, message) in zip(MPIRUNS, ended, strict=True):
+    ends = launches(cluster, image, [line for line, *_ in MPIRUNS])
+    for (line, old, new, sentence), (code, message) in zip(MPIRUNS, ends, strict=True):
         if code == PEER and SUDDEN.intersection(line):
             continue
         assert code == (new if "5.0" in image.name else old)
@@ -110,9 +111,10 @@ NOT_THE_PROGRAMS = [
 ]
 
 
+@ONE_IMAGE
 def test_the_program_is_not_blamed_for_what_mpi_does(cluster: Cluster, image: Image) -> None:
-    ended = launches(cluster, image, [line for line, *_ in NOT_THE_PROGRAMS])
-    for (_, failed, sentence), (_, message) in zip(NOT_THE_PROGRAMS, ended, strict=True):
+    ends = launches(cluster, image, [line for line, *_ in NOT_THE_PROGRAMS])
+    for (_, failed, sentence), (_, message) in zip(NOT_THE_PROGRAMS, ends, strict=True):
         assert f"error: [{failed}] job ended: " in end_line(message)
         assert sentence in end_line(message)
         assert "mpiboot had set OMPI_" in message
@@ -128,6 +130,7 @@ LACKING = {
 
 
 @EACH_CLIENT
+@ONE_IMAGE
 @pytest.mark.parametrize(
     "row", [row if row == "path" else pytest.param(row, marks=pytest.mark.full) for row in LACKING]
 )
@@ -150,13 +153,13 @@ def test_a_program_that_one_worker_lacks(cluster: Cluster, image: Image, row: st
         launcher=there,
     ).start()
     assert job.wait(PATIENCE) == 127
-    told = job.launcher.termination_log()
-    assert told.startswith(f"program-missing: pi-worker-{lacks}.pi.default.svc: {message}")
+    line_of_end = job.launcher.termination_log()
+    assert line_of_end.startswith(f"program-missing: pi-worker-{lacks}.pi.default.svc: {message}")
     assert f"exit 127: pi-worker-{lacks}" in end_line(job.launcher.stderr())
 
 
 def lost(job: Job, host: int = 1) -> None:
-    """The job ended because that worker was lost, and everybody is told."""
+    """The job ended because that worker was lost; the message and the log say so."""
     assert job.wait(PATIENCE) == 69
     message = job.launcher.termination_log()
     assert message.startswith("host-lost: ")
@@ -168,32 +171,20 @@ def lost(job: Job, host: int = 1) -> None:
 
 
 @EACH_CLIENT
-def test_a_worker_pod_that_is_deleted(cluster: Cluster, image: Image) -> None:
-    job = running(cluster, image)
-    job.workers[1].delete()
-    lost(job)
-
-
-@EACH_CLIENT
-def test_a_worker_whose_container_is_killed(cluster: Cluster, image: Image) -> None:
-    job = running(cluster, image)
-    job.workers[1].kill()
-    lost(job)
-
-
-@EACH_CLIENT
-@WAYS
+@OWN_SSH
+@ONE_IMAGE
 def test_a_daemon_that_is_killed_takes_its_rank_along(
-    cluster: Cluster, image: Image, way: str
+    cluster: Cluster, image: Image, own_ssh: str
 ) -> None:
     """Open MPI 5 by itself returns 0 and leaves the rank running."""
-    chosen, details = by(way, image)
+    chosen, details = with_own_ssh(own_ssh, image)
     job = running(cluster, chosen, **details)
     kill(alive(job.workers[1], *DAEMONS))
     lost(job)
 
 
 @EACH_CLIENT
+@OLD_IMAGE
 def test_an_agent_that_is_killed(cluster: Cluster, image: Image) -> None:
     job = running(cluster, image)
     kill(agents(job.launcher, "pi-worker-1"))
@@ -226,10 +217,11 @@ def test_a_lost_worker_is_never_a_success(
 
 
 @EACH_CLIENT
-@WAYS
-def test_a_link_that_is_cut_for_good(cluster: Cluster, image: Image, way: str) -> None:
+@OWN_SSH
+@OLD_IMAGE
+def test_a_link_that_is_cut_for_good(cluster: Cluster, image: Image, own_ssh: str) -> None:
     """Nobody gets a FIN; the keep-alives of both sides find out."""
-    chosen, details = by(way, image)
+    chosen, details = with_own_ssh(own_ssh, image)
     job = running(cluster, chosen, env={"MPIBOOT_SSH_KEEPALIVE": "3"}, **details)
     job.workers[1].link_down(silent=True)
     until(lambda: not left(job.workers), 3 + PROMISED)
@@ -237,9 +229,9 @@ def test_a_link_that_is_cut_for_good(cluster: Cluster, image: Image, way: str) -
 
 
 @pytest.mark.full
-@WAYS
-def test_a_link_that_comes_back_in_time(cluster: Cluster, image: Image, way: str) -> None:
-    chosen, details = by(way, image)
+@OWN_SSH
+def test_a_link_that_comes_back_in_time(cluster: Cluster, image: Image, own_ssh: str) -> None:
+    chosen, details = with_own_ssh(own_ssh, image)
     job = held(cluster, chosen, env={"MPIBOOT_SSH_KEEPALIVE": "30"}, **details)
     job.workers[1].link_down(silent=True)
     time.sleep(5)
@@ -249,9 +241,10 @@ def test_a_link_that_comes_back_in_time(cluster: Cluster, image: Image, way: str
     assert "the program succeeded" in end_line(job.launcher.stderr())
 
 
-@WAYS
-def test_names_that_vanish_while_the_job_runs(cluster: Cluster, image: Image, way: str) -> None:
-    chosen, details = by(way, image)
+@OWN_SSH
+@ONE_IMAGE
+def test_names_that_vanish_while_the_job_runs(cluster: Cluster, image: Image, own_ssh: str) -> None:
+    chosen, details = with_own_ssh(own_ssh, image)
     job = held(cluster, chosen, **details)
     for pod in job.pods:
         pod.unpublish()
@@ -259,58 +252,40 @@ def test_names_that_vanish_while_the_job_runs(cluster: Cluster, image: Image, wa
     assert job.wait(PATIENCE) == 0
 
 
-def with_agent(cluster: Cluster, image: Image, script: str) -> Job:
-    """A job whose own launch agent, which mpiboot keeps, is a script."""
-    return mpijob(
-        cluster,
-        image,
-        workers=2,
-        launcher_args=list(FOREVER),
-        launcher={
-            "volumes": [Files("/opt/agent", {"agent": f"#!/bin/sh\n{script}\n"}, 0o755)],
-            "env": {
-                agent_variable(image): "/opt/agent/agent",
-                "MPIBOOT_LAUNCH_TIMEOUT": "3",
-            },
-        },
-    ).start()
+SSH = 'exec ssh -o StrictHostKeyChecking=no -o BatchMode=yes "$@"'
+BAD_AGENTS = {
+    "hangs": ("exec sleep 1000", "launch-timeout: ", ("pi-worker-0", "pi-worker-1")),
+    # As an ssh that can't log in: Open MPI itself returns its 255.
+    "fails for one host": (
+        f'case "$*" in *worker-1*) exit 255;; esac; {SSH}',
+        "workers-unreachable: pi-worker-1",
+        (),
+    ),
+    # It ends well and has started nothing.
+    "lies": ("exit 0", "launch-timeout: ", ("ended with 0",)),
+}
 
 
 @pytest.mark.full
-def test_an_agent_that_hangs(cluster: Cluster, image: Image) -> None:
-    job = with_agent(cluster, image, "exec sleep 1000")
-    assert job.wait(PATIENCE) == 69
+@pytest.mark.parametrize(("script", "start", "words"), BAD_AGENTS.values(), ids=BAD_AGENTS)
+def test_an_agent_of_the_users_own_that_starts_no_daemon(
+    cluster: Cluster, image: Image, script: str, start: str, words: tuple[str, ...]
+) -> None:
+    agent = Files("/opt/agent", {"agent": f"#!/bin/sh\n{script}\n"}, 0o755)
+    env = {agent_variable(image): "/opt/agent/agent", "MPIBOOT_LAUNCH_TIMEOUT": "3"}
+    launcher = {"volumes": [agent], "env": env}
+    job = ended(cluster, image, *FOREVER, code=69, launcher=launcher)
     message = job.launcher.termination_log()
-    assert message.startswith("launch-timeout: ")
-    assert "pi-worker-0" in message
-    assert "pi-worker-1" in message
-
-
-@pytest.mark.full
-def test_an_agent_that_fails_for_one_host(cluster: Cluster, image: Image) -> None:
-    """As an ssh that can't log in: Open MPI itself returns its 255."""
-    ssh = 'exec ssh -o StrictHostKeyChecking=no -o BatchMode=yes "$@"'
-    job = with_agent(cluster, image, f'case "$*" in *worker-1*) exit 255;; esac; {ssh}')
-    assert job.wait(PATIENCE) == 69
-    message = job.launcher.termination_log()
-    assert message.startswith("workers-unreachable: pi-worker-1")
+    assert message.startswith(start)
+    assert [word for word in words if word not in message] == []
     until(lambda: not left(job.workers), PROMISED)
 
 
-@pytest.mark.full
-def test_an_agent_that_lies(cluster: Cluster, image: Image) -> None:
-    """It ends well and has started nothing."""
-    job = with_agent(cluster, image, "exit 0")
-    assert job.wait(PATIENCE) == 69
-    message = job.launcher.termination_log()
-    assert message.startswith("launch-timeout: ")
-    assert "ended with 0" in message
-
-
 @EACH_CLIENT
+@OLD_IMAGE
+@pytest.mark.full
 def test_a_rank_is_left_nowhere_when_another_one_fails(cluster: Cluster, image: Image) -> None:
-    job = running(cluster, image, workers=2)
-    kill(ranks(job.workers[0]))
-    code = job.wait(PATIENCE)
-    assert code in (137, 14)
+    job = running(cluster, image)
+    kill(rank_processes(job.workers[0]))
+    assert job.wait(PATIENCE) in (137, PEER)
     until(lambda: not left(job.workers), PROMISED)

@@ -1,4 +1,4 @@
-"""Jobs whose agents have no ssh: one process carries all sessions, over the gate's logins."""
+"""Jobs whose agents have no ssh: one process has all sessions, over the gate's connections."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.pods.ends import PATIENCE, PROMISED, RING, alive, end_line, kill, left, running
+from tests.pods.jobs import PATIENCE, PROMISED, RING, alive, end_line, kill, left, running
 from tests.pods.marks import ONE_IMAGE
 from tests.pods.operator import mpijob
 from tests.pods.volumes import Files

@@ -1,4 +1,4 @@
-"""Launchers that are killed, in each phase of a job: nothing is left behind, in any pod."""
+"""Launchers that are killed, in each phase of a job: no process is left in any pod."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.pods.ends import (
+from tests.pods.jobs import (
     AGENT,
     FOREVER,
     PATIENCE,
@@ -19,7 +19,7 @@ from tests.pods.ends import (
     running,
     slow_to_launch,
 )
-from tests.pods.marks import EACH_CLIENT
+from tests.pods.marks import EACH_CLIENT, OLD_IMAGE, crossed
 from tests.pods.operator import mpijob
 from tests.pods.volumes import Files
 from tests.waiting import until
@@ -58,7 +58,7 @@ def test_a_launcher_that_is_killed_while_daemons_are_launched(
 
 
 @EACH_CLIENT
-@pytest.mark.parametrize("server", ["openssh", "embedded"])
+@crossed("server", ["openssh", "embedded"])
 def test_a_killed_launcher_leaves_nothing_on_a_worker(
     cluster: Cluster, image: Image, server: str
 ) -> None:
@@ -93,6 +93,7 @@ def test_a_script_goes_on_after_a_parent_that_was_killed(cluster: Cluster, image
 
 
 @EACH_CLIENT
+@OLD_IMAGE
 @pytest.mark.parametrize("phase", ["running", pytest.param("launching", marks=pytest.mark.full)])
 def test_a_parent_that_is_killed_in_a_script_takes_mpirun_along(
     cluster: Cluster, image: Image, phase: str

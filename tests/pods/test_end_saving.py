@@ -1,4 +1,4 @@
-"""Ranks that are told to end get the time to save, on both MPIs and in each way to be told."""
+"""Ranks get the grace period to save before they end: signals to launchers, workers and both."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.pods.ends import PATIENCE, PROMISED, RING, alive, end_line, left, running
-from tests.pods.marks import EACH_CLIENT
+from tests.pods.jobs import PATIENCE, PROMISED, RING, alive, end_line, left, running
+from tests.pods.marks import EACH_CLIENT, OLD_IMAGE, ONE_IMAGE, crossed
 from tests.pods.volumes import HostPath
 from tests.waiting import until
 
@@ -74,7 +74,9 @@ def test_every_rank_saves_and_finishes(cluster: Cluster, image: Image, kept: Pat
 
 
 @EACH_CLIENT
+@OLD_IMAGE
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.full), 3])
+@pytest.mark.full
 def test_one_rank_saves_while_the_others_die_at_once(
     cluster: Cluster, image: Image, kept: Path, rank: int
 ) -> None:
@@ -86,7 +88,7 @@ def test_one_rank_saves_while_the_others_die_at_once(
 
 @EACH_CLIENT
 @pytest.mark.parametrize("server", ["auto", pytest.param("embedded", marks=pytest.mark.full)])
-@pytest.mark.parametrize("rank", [1, 3])
+@crossed("rank", [1, 3])
 def test_a_drained_worker_lets_each_rank_of_the_job_save(
     cluster: Cluster, image: Image, kept: Path, rank: int, server: str
 ) -> None:
@@ -104,6 +106,7 @@ def test_a_drained_worker_lets_each_rank_of_the_job_save(
 
 
 @EACH_CLIENT
+@ONE_IMAGE
 def test_a_suspended_job_saves_and_no_rank_is_told_twice(
     cluster: Cluster, image: Image, kept: Path
 ) -> None:
@@ -117,13 +120,13 @@ def test_a_suspended_job_saves_and_no_rank_is_told_twice(
 
 @EACH_CLIENT
 @pytest.mark.full
-@pytest.mark.parametrize("how", ["a script", "a script's exec", "ranks beside mpirun"])
+@pytest.mark.parametrize("start", ["a script", "a script's exec", "ranks beside mpirun"])
 def test_ranks_of_a_script_and_those_beside_mpirun_save_too(
-    cluster: Cluster, image: Image, kept: Path, how: str
+    cluster: Cluster, image: Image, kept: Path, start: str
 ) -> None:
     line = f"mpirun {RING} --sleep 1000 {' '.join(SAVE)}"
-    beside = how == "ranks beside mpirun"
-    script = ["sh", "-c", f"exec {line}" if "exec" in how else f"{line}; exit $?"]
+    beside = start == "ranks beside mpirun"
+    script = ["sh", "-c", f"exec {line}" if "exec" in start else f"{line}; exit $?"]
     pods = {"env": LONG, "volumes": [HostPath("/ckpt", kept, writable=True)]}
     job = running(
         cluster,
@@ -139,6 +142,8 @@ def test_ranks_of_a_script_and_those_beside_mpirun_save_too(
     assert saved(kept) == dict.fromkeys(range(count), TERM)
 
 
+@OLD_IMAGE
+@pytest.mark.full
 def test_a_program_that_saves_on_another_signal(cluster: Cluster, image: Image, kept: Path) -> None:
     job = saving(cluster, image, kept, *SAVE, "--no-finalize", MPIBOOT_STOP_SIGNAL="USR1")
     told_to_end(job)
@@ -146,6 +151,7 @@ def test_a_program_that_saves_on_another_signal(cluster: Cluster, image: Image, 
 
 
 @EACH_CLIENT
+@ONE_IMAGE
 def test_a_rank_that_ignores_the_signal_gets_its_grace_and_no_more(
     cluster: Cluster, image: Image, kept: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""Signals to a launcher, in each phase of a job; and what they leave behind: nothing."""
+"""Signals to a launcher, in each phase of a job: no process is left behind."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.pods.ends import (
+from tests.pods.jobs import (
+    OWN_SSH,
     PATIENCE,
     PROMISED,
     RING,
-    WAYS,
-    by,
     end_line,
     left,
     running,
     slow_to_launch,
+    with_own_ssh,
 )
-from tests.pods.marks import EACH_CLIENT, ONE_IMAGE
+from tests.pods.marks import EACH_CLIENT, OLD_IMAGE, ONE_IMAGE
 from tests.pods.operator import mpijob
 from tests.pods.volumes import Files
 from tests.waiting import until
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from tests.pods.operator import Job
 
 ENDING = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT]
-EACH = pytest.mark.parametrize("number", ENDING, ids=lambda number: number.name)
 # The program's own: an MPI forwards them to its ranks.
 PROGRAMS = [signal.SIGUSR1, signal.SIGUSR2]
 NO_MPI_YET = pytest.mark.parametrize("image", ["openmpi-5.0"], indirect=True)
@@ -54,7 +53,7 @@ def ended_by(job: Job, number: int) -> None:
     until(lambda: not left(job.workers), PROMISED)
 
 
-@EACH
+@SOME
 @NO_MPI_YET
 def test_a_signal_while_hosts_are_waited_for(cluster: Cluster, image: Image, number: int) -> None:
     job = mpijob(cluster, image, workers=1, launcher_args=[RING]).start(publish=False)
@@ -76,6 +75,7 @@ def test_a_programs_signal_does_not_end_the_wait(cluster: Cluster, image: Image)
 
 
 @SOME
+@ONE_IMAGE
 def test_a_signal_while_daemons_are_launched(cluster: Cluster, image: Image, number: int) -> None:
     """Open MPI 5 by itself ignores SIGTERM then."""
     job = slow_to_launch(cluster, image)
@@ -116,6 +116,7 @@ def test_a_signal_while_the_job_runs(cluster: Cluster, image: Image, number: int
 
 
 @EACH_CLIENT
+@ONE_IMAGE
 def test_the_same_signal_twice_in_a_row(cluster: Cluster, image: Image) -> None:
     job = running(cluster, image, RING, "--sleep", "1000", "--ignore-term")
     job.launcher.signal(signal.SIGTERM)
@@ -124,6 +125,7 @@ def test_the_same_signal_twice_in_a_row(cluster: Cluster, image: Image) -> None:
     ended_by(job, signal.SIGTERM)
 
 
+@ONE_IMAGE
 def test_ctrl_c_in_the_terminal_of_kubectl_exec(cluster: Cluster, image: Image) -> None:
     """The terminal sends it to mpirun too, which must not get it twice."""
     job = mpijob(cluster, image, workers=2, launcher_command=["sleep", "1000"]).start()
@@ -137,6 +139,7 @@ def test_ctrl_c_in_the_terminal_of_kubectl_exec(cluster: Cluster, image: Image) 
 
 
 @EACH_CLIENT
+@OLD_IMAGE
 def test_a_user_signal_reaches_the_ranks(cluster: Cluster, image: Image) -> None:
     """It is the program's: its default action ends the ranks."""
     job = running(cluster, image)
@@ -148,9 +151,11 @@ def test_a_user_signal_reaches_the_ranks(cluster: Cluster, image: Image) -> None
 
 
 @EACH_CLIENT
+@OLD_IMAGE
 @pytest.mark.parametrize("first", ["workers", pytest.param("launcher", marks=pytest.mark.full)])
+@pytest.mark.full
 def test_a_job_that_is_suspended_blames_no_host(cluster: Cluster, image: Image, first: str) -> None:
-    """All pods are told to end at once, and a second may lie between."""
+    """All pods get SIGTERM at about the same time; up to a second may lie between."""
     job = running(cluster, image)
     groups = [[job.launcher], job.workers]
     for group in groups if first == "launcher" else reversed(groups):
@@ -167,10 +172,11 @@ NO_NEW_LOGINS = """table inet gone { chain out { type filter hook output priorit
 
 
 @EACH_CLIENT
+@ONE_IMAGE
 @pytest.mark.parametrize("cpu_limit", [0.0, pytest.param(0.2, marks=pytest.mark.full)])
-@pytest.mark.parametrize("told", ["all", pytest.param("workers", marks=pytest.mark.full)])
+@pytest.mark.parametrize("stopped", ["all", pytest.param("workers", marks=pytest.mark.full)])
 def test_pods_that_are_gone_are_not_waited_for(
-    cluster: Cluster, image: Image, cpu_limit: float, told: str
+    cluster: Cluster, image: Image, cpu_limit: float, stopped: str
 ) -> None:
     """As after a suspend: the logins that are to tell the ranks find nobody any more."""
     job = running(
@@ -179,9 +185,9 @@ def test_pods_that_are_gone_are_not_waited_for(
     job.launcher.network.run("nft", "-f", "-", stdin=NO_NEW_LOGINS)
     for pod in job.workers:
         pod.signal(signal.SIGTERM)
-    if told == "all":
+    if stopped == "all":
         job.launcher.signal(signal.SIGTERM)
-    assert job.wait(PATIENCE) == (143 if told == "all" else 69)
+    assert job.wait(PATIENCE) == (143 if stopped == "all" else 69)
     assert "in time" not in job.launcher.stderr()
 
 
@@ -194,13 +200,13 @@ def test_a_worker_that_is_told_to_end_takes_its_ranks_along(cluster: Cluster, im
 
 
 @EACH_CLIENT
-@WAYS
+@OWN_SSH
 @ONE_IMAGE
 def test_a_second_try_on_the_same_workers_succeeds(
-    cluster: Cluster, image: Image, way: str
+    cluster: Cluster, image: Image, own_ssh: str
 ) -> None:
     """As with a Job's backoffLimit: the launcher's container is started again."""
-    chosen, details = by(way, image)
+    chosen, details = with_own_ssh(own_ssh, image)
     script = "[ -e /try/first ] && exec /opt/programs/ring; touch /try/first; exit 9"
     try_ = Files("/opt/try", {"program": f"#!/bin/sh\n{script}\n"}, 0o755)
     job = mpijob(
@@ -224,13 +230,13 @@ def test_a_second_try_on_the_same_workers_succeeds(
 
 
 @EACH_CLIENT
-@WAYS
+@OWN_SSH
 @ONE_IMAGE
 def test_a_launcher_beside_what_an_earlier_one_left(
-    cluster: Cluster, image: Image, way: str
+    cluster: Cluster, image: Image, own_ssh: str
 ) -> None:
     """Its node is gone without a word: the new one waits until the workers have found out."""
-    chosen, details = by(way, image)
+    chosen, details = with_own_ssh(own_ssh, image)
     job = running(cluster, chosen, env={"MPIBOOT_SSH_KEEPALIVE": "6"}, **details)
     again = cluster.pod(replace(job.launcher.spec, name="pi-launcher-again")).start()
     before = {item.host_pid for item in left(job.workers)}

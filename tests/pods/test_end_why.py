@@ -1,4 +1,4 @@
-"""Why a job failed, said where people look; and what becomes of workers after a good end."""
+"""Why a job failed, in its termination message; and when workers end after a good end."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.pods.ends import (
+from tests.pods.jobs import (
+    OWN_SSH,
     PATIENCE,
+    PROMISED,
     RING,
-    WAYS,
     alive,
-    by,
     end_line,
+    ended,
     kill,
     launches,
-    ranks,
+    left,
+    rank_processes,
     running,
+    with_own_ssh,
 )
-from tests.pods.marks import ONE_IMAGE
+from tests.pods.marks import EACH_CLIENT, OLD_IMAGE, ONE_IMAGE, crossed
 from tests.pods.operator import mpijob
 from tests.pods.volumes import Files
 from tests.waiting import until
@@ -50,26 +53,23 @@ def script(name: str, text: str, **fields: Any) -> dict[str, Any]:  # noqa: ANN4
     return {"volumes": [Files("/opt/it", {name: text}, 0o755)], **fields}
 
 
+DYING = script("dies", DIES)
+
+
 def fields(text: str) -> dict[str, Any]:
     """What the line that tells the end has as JSON."""
     lines = [line for line in text.splitlines() if '"event": "ended"' in line]
-    told: dict[str, Any] = json.loads(lines[-1])
-    return told
+    event: dict[str, Any] = json.loads(lines[-1])
+    return event
 
 
-@WAYS
-def test_a_rank_that_is_out_of_memory(cluster: Cluster, image: Image, way: str) -> None:
-    chosen, details = by(way, image)
+@OWN_SSH
+@ONE_IMAGE
+def test_a_rank_that_is_out_of_memory(cluster: Cluster, image: Image, own_ssh: str) -> None:
+    chosen, details = with_own_ssh(own_ssh, image)
     worker = script("eat", EATER, memory=MEMORY, **details.get("worker", {}))
-    job = mpijob(
-        cluster,
-        chosen,
-        workers=2,
-        launcher_args=["/opt/it/eat"],
-        worker=worker,
-        launcher=script("eat", EATER),
-    ).start()
-    assert job.wait(PATIENCE) == 137
+    eater = script("eat", EATER)
+    job = ended(cluster, chosen, "/opt/it/eat", code=137, worker=worker, launcher=eater)
     message = job.launcher.termination_log().splitlines()
     killed = "out of memory: the kernel killed a process of this pod (limit 300 MiB"
     if message[0].startswith(
@@ -100,16 +100,8 @@ def test_an_ssh_that_the_launchers_memory_limit_kills(cluster: Cluster, image: I
 @pytest.mark.full
 def test_a_rank_beside_mpirun_that_is_out_of_memory(cluster: Cluster, image: Image) -> None:
     eat = script("eat", EATER.replace("worker-1", "launcher"))
-    job = mpijob(
-        cluster,
-        image,
-        workers=1,
-        as_worker=True,
-        launcher_args=["/opt/it/eat"],
-        worker=eat,
-        launcher={**eat, "memory": MEMORY},
-    ).start()
-    assert job.wait(PATIENCE) == 137
+    details = {"as_worker": True, "worker": eat, "launcher": {**eat, "memory": MEMORY}}
+    job = ended(cluster, image, "/opt/it/eat", code=137, workers=1, **details)
     message = job.launcher.termination_log()
     assert (
         "pi-launcher: out of memory: the kernel killed a process of this pod (limit 300" in message
@@ -129,14 +121,9 @@ def test_the_signal_that_ended_a_rank(
     cluster: Cluster, image: Image, names: tuple[str, ...]
 ) -> None:
     """Rank, host and signal are named, mpirun's own words stay, and nothing else is added."""
-    ended = launches(
-        cluster,
-        image,
-        [["/opt/it/dies", name, "worker-1"] for name in names],
-        worker=script("dies", DIES),
-        launcher=script("dies", DIES),
-    )
-    for name, (code, message) in zip(names, ended, strict=True):
+    lines = [["/opt/it/dies", name, "worker-1"] for name in names]
+    ends = launches(cluster, image, lines, worker=DYING, launcher=DYING)
+    for name, (code, message) in zip(names, ends, strict=True):
         number = signal.Signals[f"SIG{name}"]
         assert code == 128 + number
         assert f"exit {code}: {SECOND}: rank 1 was ended by SIG{name}" in end_line(message)
@@ -151,17 +138,8 @@ def test_the_signal_that_ended_a_rank(
 @pytest.mark.parametrize("where", ["launcher", "worker-0"])
 def test_ranks_beside_mpirun(cluster: Cluster, image: Image, where: str) -> None:
     """Open MPI 4.1 hands its variables on to them, so there it isn't asked."""
-    program = script("dies", DIES)
-    job = mpijob(
-        cluster,
-        image,
-        workers=1,
-        as_worker=True,
-        launcher_args=["/opt/it/dies", "SEGV", where],
-        worker=program,
-        launcher=program,
-    ).start()
-    assert job.wait(PATIENCE) == 139
+    details = {"workers": 1, "as_worker": True, "worker": DYING, "launcher": DYING}
+    job = ended(cluster, image, "/opt/it/dies", "SEGV", where, code=139, **details)
     message = job.launcher.stderr()
     assert "was ended by SIGSEGV" in end_line(message)
     assert message.count("noticed that process rank") == 1
@@ -172,52 +150,52 @@ def test_ranks_beside_mpirun(cluster: Cluster, image: Image, where: str) -> None
         assert f"exit 139: {named} was" in end_line(message)
 
 
-@pytest.mark.parametrize("how", ["segv", "exit"])
-def test_the_end_is_told_as_fields(cluster: Cluster, image: Image, how: str) -> None:
-    argv = [RING, "--exit", "4"] if how == "exit" else ["/opt/it/dies", "SEGV", "worker-1"]
+@crossed("end", ["segv", "exit"])
+def test_the_end_is_told_as_fields(cluster: Cluster, image: Image, end: str) -> None:
+    argv = [RING, "--exit", "4"] if end == "exit" else ["/opt/it/dies", "SEGV", "worker-1"]
     job = mpijob(
         cluster,
         image,
         workers=2,
         launcher_args=argv,
         env={"MPIBOOT_LOG_FORMAT": "json"},
-        worker=script("dies", DIES),
-        launcher=script("dies", DIES),
+        worker=DYING,
+        launcher=DYING,
     ).start()
-    code = 4 if how == "exit" else 139
-    ended = job.wait(PATIENCE)
+    code = 4 if end == "exit" else 139
+    got = job.wait(PATIENCE)
     assert "out of memory" not in job.launcher.termination_log()
-    told = fields(job.launcher.stderr())
-    if ended == 143 and how == "segv":  # seen on busy machines: mpirun tells of the other rank
-        assert "by mpirun after another rank's end" in told["cause"]
+    event = fields(job.launcher.stderr())
+    if got == 143 and end == "segv":  # seen on busy machines: mpirun tells of the other rank
+        assert "by mpirun after another rank's end" in event["cause"]
         return
-    assert ended == code
-    assert (told["exit"], told["hosts"], told["ranks"], told["rank"]) == (code, 2, 2, 1)
-    assert told["seconds"] > 0
-    assert told["signal"] == ("" if how == "exit" else "SIGSEGV")
-    assert told["cause"] == (
+    assert got == code
+    assert (event["exit"], event["hosts"], event["ranks"], event["rank"]) == (code, 2, 2, 1)
+    assert event["seconds"] > 0
+    assert event["signal"] == ("" if end == "exit" else "SIGSEGV")
+    assert event["cause"] == (
         "rank 1 exited with code 4 (first failure)"
-        if how == "exit"
+        if end == "exit"
         else "rank 1 was ended by SIGSEGV"
     )
-    if how == "segv":
-        assert told["host"] == SECOND
+    if end == "segv":
+        assert event["host"] == SECOND
 
 
 @ONE_IMAGE
+@pytest.mark.full
 def test_a_good_end_is_told_as_fields(cluster: Cluster, image: Image) -> None:
     env = {"MPIBOOT_LOG_FORMAT": "json"}
-    job = mpijob(cluster, image, workers=2, launcher_args=[RING], env=env).start()
-    assert job.wait(PATIENCE) == 0
-    told = fields(job.launcher.stderr())
-    assert (told["exit"], told["hosts"], told["ranks"], told["rank"]) == (0, 2, 2, None)
-    assert (told["reference"], told["host"], told["signal"]) == ("", "", "")
-    assert told["message"].endswith("2 hosts, 2 ranks, exit 0: the program succeeded")
+    event = fields(ended(cluster, image, env=env).launcher.stderr())
+    assert (event["exit"], event["hosts"], event["ranks"], event["rank"]) == (0, 2, 2, None)
+    assert (event["reference"], event["host"], event["signal"]) == ("", "", "")
+    assert event["message"].endswith("2 hosts, 2 ranks, exit 0: the program succeeded")
 
 
-@WAYS
-def test_shared_memory_that_is_full(cluster: Cluster, image: Image, way: str) -> None:
-    chosen, details = by(way, image)
+@OWN_SSH
+@ONE_IMAGE
+def test_shared_memory_that_is_full(cluster: Cluster, image: Image, own_ssh: str) -> None:
+    chosen, details = with_own_ssh(own_ssh, image)
     job = mpijob(cluster, chosen, workers=2, launcher_args=[RING, "--exit", "4"], **details)
     for worker in job.workers:
         worker.start()
@@ -230,10 +208,13 @@ def test_shared_memory_that_is_full(cluster: Cluster, image: Image, way: str) ->
 
 
 def evidence(job: Job, *, answers: bool = False) -> list[str]:
-    """What the workers said of a lost host, below the first line and what to do."""
+    """What workers said of a lost host, below the first line and what to do; nothing is left."""
     assert job.wait(PATIENCE) == 69
+    assert "exit 69" in end_line(job.launcher.stderr())
+    until(lambda: not left(job.workers), PROMISED)
     first, hint, look, *lines = job.launcher.termination_log().splitlines()
     assert first.startswith(f"host-lost: {SECOND}: ")
+    assert "pi-worker-0" not in first
     assert hint.startswith("-> ")
     inside = "-> look closer: kubectl exec -n default pi-worker-1 -- mpiboot doctor"
     outside = "-> look closer: kubectl describe pod -n default pi-worker-1; kubectl logs -n "
@@ -246,11 +227,11 @@ LAST = "-o jsonpath='{.status.containerStatuses[*].lastState.terminated}"
 LAST += "{.status.containerStatuses[*].state.terminated}'"
 
 
-@WAYS
+@OWN_SSH
 @ONE_IMAGE
-def test_a_container_that_was_restarted(cluster: Cluster, image: Image, way: str) -> None:
+def test_a_container_that_was_restarted(cluster: Cluster, image: Image, own_ssh: str) -> None:
     """As after the kill of the whole container, whose counters are gone with it."""
-    chosen, details = by(way, image)
+    chosen, details = with_own_ssh(own_ssh, image)
     job = running(cluster, chosen, **details)
     launcher = job.launcher.processes()
     kill(launcher, signal.SIGSTOP)  # or it might look before the container is there again
@@ -264,19 +245,22 @@ def test_a_container_that_was_restarted(cluster: Cluster, image: Image, way: str
     )
 
 
-@WAYS
-@ONE_IMAGE
-def test_a_container_that_is_not_restarted(cluster: Cluster, image: Image, way: str) -> None:
-    chosen, details = by(way, image)
+@EACH_CLIENT
+@OWN_SSH
+@OLD_IMAGE
+def test_a_container_that_is_not_restarted(cluster: Cluster, image: Image, own_ssh: str) -> None:
+    chosen, details = with_own_ssh(own_ssh, image)
     job = running(cluster, chosen, **details)
     job.workers[1].kill()
     lines = evidence(job)
     assert f"kubectl get pod pi-worker-1 -n default {LAST}" in lines[0]
 
 
-@WAYS
-def test_a_pod_that_is_gone(cluster: Cluster, image: Image, way: str) -> None:
-    chosen, details = by(way, image)
+@EACH_CLIENT
+@OWN_SSH
+@ONE_IMAGE
+def test_a_pod_that_is_gone(cluster: Cluster, image: Image, own_ssh: str) -> None:
+    chosen, details = with_own_ssh(own_ssh, image)
     job = running(cluster, chosen, **details)
     job.workers[1].delete()
     lines = evidence(job)
@@ -302,13 +286,11 @@ def test_a_failed_launcher_is_kept_for_a_look_inside(cluster: Cluster, image: Im
     assert job.wait(PATIENCE) == 3
 
 
-@pytest.mark.parametrize("server", ["openssh", "embedded"])
+@crossed("server", ["openssh", "embedded"])
 def test_workers_end_with_a_job_that_ended_well(
     cluster: Cluster, image: Image, server: str
 ) -> None:
-    env = {"MPIBOOT_SSHD": server}
-    job = mpijob(cluster, image, workers=2, launcher_args=[RING], env=env).start()
-    assert job.wait(PATIENCE) == 0
+    job = ended(cluster, image, env={"MPIBOOT_SSHD": server})
     assert [worker.wait(PATIENCE) for worker in job.workers] == [0, 0]
 
 
@@ -316,35 +298,17 @@ def test_workers_end_with_a_job_that_ended_well(
 def test_workers_stay_after_a_failure_and_where_they_are_told_to(
     cluster: Cluster, image: Image
 ) -> None:
-    job = mpijob(
-        cluster,
-        image,
-        workers=2,
-        launcher_args=[RING],
-        each_worker={1: {"env": {"MPIBOOT_WORKER_EXIT": "never"}}},
-    ).start()
-    assert job.wait(PATIENCE) == 0
+    """So do those of no operator: a StatefulSet would start them again for ever."""
+    others = {1: {"env": {"MPIBOOT_WORKER_EXIT": "never"}}, 2: {"env": {"K_MPI_JOB_ROLE": ""}}}
+    job = ended(cluster, image, workers=3, each_worker=others)
     assert job.workers[0].wait(PATIENCE) == 0
-    assert job.workers[1].running
-    failed = mpijob(
-        cluster, image, workers=1, launcher_args=[RING, "--exit", "3"], name="failed"
-    ).start()
-    assert failed.wait(PATIENCE) == 3
+    assert [worker.running for worker in job.workers[1:]] == [True, True]
+    failed = ended(cluster, image, RING, "--exit", "3", code=3, workers=1, name="failed")
     assert failed.workers[0].running
-    assert not ranks(failed.workers[0])
+    assert not rank_processes(failed.workers[0])
 
 
-@ONE_IMAGE
-def test_a_worker_of_no_operator_stays(cluster: Cluster, image: Image) -> None:
-    """A StatefulSet would start it again for ever."""
-    job = mpijob(
-        cluster, image, workers=1, launcher_args=[RING], worker={"env": {"K_MPI_JOB_ROLE": ""}}
-    ).start()
-    assert job.wait(PATIENCE) == 0
-    assert job.workers[0].running
-
-
-@pytest.mark.parametrize("rank", [0, 1])
+@crossed("rank", [0, 1])
 def test_a_killed_rank_is_named_where_the_launcher_runs_ranks_too(
     cluster: Cluster, image: Image, rank: int
 ) -> None:

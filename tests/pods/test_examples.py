@@ -11,8 +11,8 @@ import yaml  # type: ignore[import-untyped]
 from tests.manifests.examples import FOLDER, read
 from tests.pages import ROOT, named
 from tests.pods import images
+from tests.pods.jobs import PATIENCE, ranks
 from tests.pods.play import prepare
-from tests.pods.test_job import PATIENCE, ranks
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.pods import images
+from tests.pods.jobs import PATIENCE, RING, ended, spanned, spans
 from tests.pods.marks import MOMENT
 from tests.pods.operator import mpijob
 from tests.pods.test_input import fails
-from tests.pods.test_job import PATIENCE, RING, spans
 from tests.pods.volumes import EmptyDir, HostPath, Tmpfs
 
 if TYPE_CHECKING:
     from tests.pods.cluster import Cluster
+    from tests.pods.images import Image
     from tests.pods.operator import Job
 
 NAME = "openmpi-5.0"
@@ -91,17 +92,18 @@ def test_pods_that_share_a_volume_for_their_files(
         "env": {"TMPDIR": "/shared", "MPIBOOT_RUNTIME_DIR": "/shared"},
         "volumes": [HostPath("/shared", tmp_path / "shared", writable=True)],
     }
-    job = mpijob(
+    job = ended(
         cluster,
         images.image(NAME),
-        workers=2,
+        "mpirun",
+        "sh",
+        "-c",
+        f'{MOMENT}echo "at $(hostname) $HOSTNAME"',
         user=1000,
         ssh_mount="/home/mpiuser/.ssh",
-        launcher_args=["mpirun", "sh", "-c", f'{MOMENT}echo "at $(hostname) $HOSTNAME"'],
         launcher=every,
         worker=every,
-    ).start()
-    assert job.wait(PATIENCE) == 0
+    )
     lines = {line for line in job.launcher.stdout().splitlines() if line.startswith("at ")}
     hosts = {line.split()[1] for line in lines}
     assert lines == {f"at {host} {host}" for host in hosts}
@@ -161,18 +163,14 @@ def test_a_full_disk_is_passed_over_where_nobody_named_it(
 def test_a_tmpdir_with_a_blank_is_passed_over_for_a_launchers_files(
     cluster: Cluster, rig: None
 ) -> None:
-    odd = EmptyDir("/scratch/a b", mode=0o1777)
-    job = mpijob(
+    folder = EmptyDir("/scratch/a b", mode=0o1777)
+    job = spanned(
         cluster,
         images.image(NAME),
-        workers=2,
-        launcher_args=[RING],
         user=1000,
         ssh_mount="/home/mpiuser/.ssh",
-        launcher={"env": {"TMPDIR": odd.path}, "volumes": [odd]},
-    ).start()
-    assert job.wait(PATIENCE) == 0
-    spans(job)
+        launcher={"env": {"TMPDIR": folder.path}, "volumes": [folder]},
+    )
     assert "'/scratch/a b/mpiboot-1000' has a blank in its path" in job.launcher.stderr()
 
 
@@ -203,7 +201,6 @@ ELSEWHERE = (
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", images.NAMES)
 @pytest.mark.parametrize(
     ("script", "agent"),
     [
@@ -212,11 +209,11 @@ ELSEWHERE = (
     ],
 )
 def test_a_launch_agent_that_can_not_be_executed(
-    cluster: Cluster, rig: None, name: str, script: str, agent: str
+    cluster: Cluster, image: Image, script: str, agent: str
 ) -> None:
     job = mpijob(
         cluster,
-        images.image(name),
+        image,
         workers=2,
         launcher_command=["sh", "-c", script, "sh"],
         launcher_args=[RING],
@@ -224,6 +221,6 @@ def test_a_launch_agent_that_can_not_be_executed(
     ).start()
     assert job.wait(PATIENCE) == 0
     spans(job)
-    told = job.launcher.stderr()
-    assert agent in " ".join(told.split())
-    assert "setpgid" not in told  # mpirun's own warning, which means nothing
+    log = job.launcher.stderr()
+    assert agent in " ".join(log.split())
+    assert "setpgid" not in log  # mpirun's own warning, which means nothing

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.pods import images
+from tests.pods.jobs import PATIENCE, RING, ended, ranks, refused, spanned, spans
+from tests.pods.marks import OLD_IMAGE, ONE_IMAGE
 from tests.pods.oci import PodSpec
 from tests.pods.operator import mpijob
-from tests.pods.test_job import PATIENCE, RING, ranks, spans
 from tests.pods.trainer import trainer_image, trainjob
 from tests.waiting import until
 
@@ -20,16 +21,12 @@ if TYPE_CHECKING:
     from tests.pods.images import Image
     from tests.pods.pod import Pod
 
-BOTH = ["openmpi-4.1", "openmpi-5.0"]
+TRAINER_NODE = ["/usr/sbin/sshd", "-De", "-f", "/home/mpiuser/.sshd_config"]
 
 
-@pytest.mark.parametrize("name", BOTH)
-def test_neither_side_has_any_ssh(cluster: Cluster, rig: None, name: str) -> None:
-    job = mpijob(
-        cluster, images.image(f"{name}-nossh"), workers=2, slots=2, launcher_args=[RING]
-    ).start()
-    assert job.wait(PATIENCE) == 0
-    spans(job, slots=2)
+@ONE_IMAGE
+def test_neither_side_has_any_ssh(cluster: Cluster, image: Image) -> None:
+    job = spanned(cluster, images.image(f"{image.name}-nossh"), slots=2)
     assert "there is no ssh on PATH" in job.launcher.stderr()
     assert "embedded" in job.workers[0].stderr()
 
@@ -41,6 +38,7 @@ def _open_files(pod: Pod, word: str) -> set[str]:
     return {line.split()[3] for text in limits for line in text.splitlines() if "files" in line}
 
 
+@pytest.mark.full
 def test_the_own_client_may_open_as_many_files_as_the_pod_allows(
     cluster: Cluster, rig: None
 ) -> None:
@@ -61,17 +59,9 @@ def test_the_own_client_may_open_as_many_files_as_the_pod_allows(
 def test_too_few_files_for_the_own_client_are_told_before_the_start(
     cluster: Cluster, rig: None
 ) -> None:
-    job = mpijob(
-        cluster,
-        images.image("openmpi-5.0-nossh"),
-        workers=2,
-        launcher_args=[RING],
-        launcher={"rlimits": {"RLIMIT_NOFILE": (64, 73)}},
-    ).start()
-    assert job.wait(PATIENCE) == 78
-    message = job.launcher.termination_log()
-    assert "needs 74 open files for 2 hosts, and this pod's hard limit is 73" in message
-    assert job.launcher.stdout() == ""
+    few = {"rlimits": {"RLIMIT_NOFILE": (64, 73)}}
+    message = "needs 74 open files for 2 hosts, and this pod's hard limit is 73"
+    refused(cluster, images.image("openmpi-5.0-nossh"), 78, "", message, launcher=few)
 
 
 # An mpirun that says it is another; what it starts is the image's own.
@@ -85,9 +75,7 @@ exec /usr/bin/mpirun "$@"
 def test_an_open_mpi_that_is_newer_than_what_was_tried(cluster: Cluster, rig: None) -> None:
     wrapper = {"/usr/local/bin/mpirun": SAYS.format("mpirun (Open MPI) 6.0.0")}
     image = images.image("openmpi-5.0").with_files(wrapper, 0o755)
-    job = mpijob(cluster, image, workers=2, slots=2, launcher_args=[RING]).start()
-    assert job.wait(PATIENCE) == 0
-    spans(job, slots=2)
+    job = spanned(cluster, image, slots=2)
     assert "mpirun (Open MPI) 6.0.0: mpiboot was not tried with it" in job.launcher.stderr()
 
 
@@ -101,33 +89,27 @@ def test_an_mpi_that_nobody_knows_gets_the_users_own_line(cluster: Cluster, rig:
     image = images.image("openmpi-4.1").with_files(wrapper, 0o755)
     line = ["mpirun", "--allow-run-as-root", "-n", "2", "sh", "-c", "hostname; exit 3"]
     late = {1: {"command": ["sh", "-c", "sleep 2; exec mpiboot worker"]}}
-    job = mpijob(cluster, image, workers=2, launcher_args=line, each_worker=late).start()
-    assert job.wait(PATIENCE) == 3
+    job = ended(cluster, image, *line, code=3, each_worker=late)
     assert "mpiboot does not know this MPI" in job.launcher.stderr()
-    without = mpijob(cluster, image, name="other", workers=1, launcher_args=["hostname"]).start()
-    assert without.wait(PATIENCE) == 78
+    ended(cluster, image, "hostname", code=78, name="other", workers=1)
 
 
-@pytest.mark.parametrize("name", BOTH)
-def test_the_operators_base_image_as_user_1000(cluster: Cluster, rig: None, name: str) -> None:
+@ONE_IMAGE
+def test_the_operators_base_image_as_user_1000(cluster: Cluster, image: Image) -> None:
     """Its sshd_config: the mounted key is the host key, and the port is 2222."""
     config = (
         "PidFile /tmp/sshd.pid\nHostKey /home/mpiuser/.ssh/id_rsa\nStrictModes no\nPort 2222\n"
         "AuthorizedKeysFile /home/mpiuser/.ssh/authorized_keys\n"
     )
-    job = mpijob(
+    spanned(
         cluster,
-        images.image(name).with_files({"/home/mpiuser/.sshd_config": config}),
-        workers=2,
+        image.with_files({"/home/mpiuser/.sshd_config": config}),
         slots=2,
-        launcher_args=[RING],
-        worker_command=["/usr/sbin/sshd", "-De", "-f", "/home/mpiuser/.sshd_config"],
+        worker_command=TRAINER_NODE,
         worker_args=(),
         user=1000,
         ssh_mount="/home/mpiuser/.ssh",
-    ).start()
-    assert job.wait(PATIENCE) == 0
-    spans(job, slots=2)
+    )
 
 
 def root_image(name: str) -> Image:
@@ -139,11 +121,9 @@ def root_image(name: str) -> Image:
     return images.image(name).with_files({"/etc/ssh/sshd_config": config, "/run/sshd/.keep": ""})
 
 
-@pytest.mark.parametrize("name", BOTH)
-def test_workers_with_the_operators_own_command(cluster: Cluster, rig: None, name: str) -> None:
-    job = mpijob(cluster, root_image(name), workers=2, launcher_args=[RING], worker_args=()).start()
-    assert job.wait(PATIENCE) == 0
-    spans(job)
+@OLD_IMAGE
+def test_workers_with_the_operators_own_command(cluster: Cluster, image: Image) -> None:
+    job = spanned(cluster, root_image(image.name), worker_args=())
     assert "mpiboot" not in job.workers[0].stderr()
 
 
@@ -152,9 +132,8 @@ def listens(pod: Pod) -> bool:
     return "Server listening" in pod.stderr()
 
 
-@pytest.mark.parametrize("name", BOTH)
-def test_host_network_beside_the_nodes_own_sshd(cluster: Cluster, rig: None, name: str) -> None:
-    image = images.image(name)
+@ONE_IMAGE
+def test_host_network_beside_the_nodes_own_sshd(cluster: Cluster, image: Image) -> None:
     nodes = ["node-1", "node-2"]
     script = "mkdir -p /run/sshd; ssh-keygen -A; exec /usr/sbin/sshd -De -o UsePAM=no"
     for node in nodes:
@@ -163,15 +142,8 @@ def test_host_network_beside_the_nodes_own_sshd(cluster: Cluster, rig: None, nam
         )
         pod = cluster.pod(own).start()
         until(partial(listens, pod))
-    job = mpijob(
-        cluster,
-        image,
-        workers=2,
-        launcher_args=[RING],
-        each_worker={index: {"host_network": node} for index, node in enumerate(nodes)},
-    ).start()
-    assert job.wait(PATIENCE) == 0
-    spans(job)
+    each = {index: {"host_network": node} for index, node in enumerate(nodes)}
+    job = spanned(cluster, image, each_worker=each)
     assert ":2222 as root" in job.workers[0].stderr()
     message = job.launcher.stderr()
     assert "ssh-port=2222 (detected: the job's sshd answers there" in message
@@ -209,26 +181,18 @@ SHARED = {
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", BOTH)
 @pytest.mark.parametrize(("pods", "message"), SHARED.values(), ids=SHARED)
 def test_pods_that_share_a_nodes_network_and_its_address(
-    cluster: Cluster, rig: None, name: str, pods: dict[str, Any], message: str
+    cluster: Cluster, image: Image, pods: dict[str, Any], message: str
 ) -> None:
     """By itself Open MPI hangs, or runs the worker's ranks in the launcher's pod."""
-    job = mpijob(cluster, images.image(name), workers=2, launcher_args=[RING], **pods).start()
-    assert job.wait(PATIENCE) == 78
-    assert job.launcher.termination_log().startswith(f"settings-conflict: {message}")
-    assert job.launcher.stdout() == ""
+    refused(cluster, image, 78, f"settings-conflict: {message}", **pods)
 
 
-TRAINER_NODE = ["/usr/sbin/sshd", "-De", "-f", "/home/mpiuser/.sshd_config"]
-
-
-@pytest.mark.parametrize(
-    "name", ["openmpi-4.1", pytest.param("openmpi-5.0", marks=pytest.mark.full)]
-)
-def test_a_trainjob_with_trainers_own_workers(cluster: Cluster, rig: None, name: str) -> None:
-    image = trainer_image(name)
+@OLD_IMAGE
+@pytest.mark.full
+def test_a_trainjob_with_trainers_own_workers(cluster: Cluster, image: Image) -> None:
+    image = trainer_image(image.name)
     # The TrainJob's trainer.command.
     launcher = PodSpec(name="", image=image, command=["mpiboot", "launcher", "--", RING])
     node = PodSpec(name="", image=image, command=TRAINER_NODE)
@@ -239,9 +203,7 @@ def test_a_trainjob_with_trainers_own_workers(cluster: Cluster, rig: None, name:
     assert "mpiboot" not in workers[0].stderr()
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param("openmpi-4.1", marks=pytest.mark.full), "openmpi-5.0"]
-)
+@ONE_IMAGE
 @pytest.mark.parametrize(
     "node",
     [
@@ -250,10 +212,10 @@ def test_a_trainjob_with_trainers_own_workers(cluster: Cluster, rig: None, name:
     ],
 )
 def test_a_trainjob_whose_launcher_is_a_node_too(
-    cluster: Cluster, rig: None, name: str, node: dict[str, Any]
+    cluster: Cluster, image: Image, node: dict[str, Any]
 ) -> None:
     """The TrainJob has trainer.args alone: the pod's variables say that it is the launcher."""
-    image = trainer_image(name)
+    image = trainer_image(image.name)
     pod, workers = trainjob(
         cluster,
         image,

@@ -1,4 +1,4 @@
-"""Healthy jobs that look like stuck ones from outside: each ends as it would without mpiboot."""
+"""Healthy jobs that look stuck from outside: each ends as it would without mpiboot."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.pods import images
-from tests.pods.ends import RING, held, kill, let_go, slow_to_launch
+from tests.pods.jobs import RING, held, kill, let_go, slow_to_launch
 from tests.pods.operator import mpijob
 from tests.pods.test_hydra import INTEL, MPICH4, started
 from tests.pods.volumes import Files

@@ -8,12 +8,20 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.pods import images
-from tests.pods.ends import FOREVER, PATIENCE, RING, agents, alive, end_line, kill
-from tests.pods.ends import ranks as rings
+from tests.pods.jobs import (
+    FOREVER,
+    PATIENCE,
+    RING,
+    agents,
+    alive,
+    end_line,
+    kill,
+    rank_processes,
+    ranks,
+)
 from tests.pods.marks import EACH_CLIENT
 from tests.pods.network import Link
 from tests.pods.operator import mpijob
-from tests.pods.test_job import ranks
 from tests.pods.volumes import HostPath
 from tests.waiting import until
 
@@ -52,7 +60,7 @@ def started(cluster: Cluster, image: Image, *words: str, **details: Any) -> Job:
 def running(cluster: Cluster, image: Image, *more: str, **details: Any) -> Job:  # noqa: ANN401
     """A job whose ranks run on both workers, all of whose daemons were seen."""
     job = started(cluster, image, *FOREVER, *more, **details)
-    until(lambda: "joined" in job.launcher.stderr() and all(map(rings, job.workers)))
+    until(lambda: "joined" in job.launcher.stderr() and all(map(rank_processes, job.workers)))
     return job
 
 
@@ -182,7 +190,7 @@ def test_a_lost_worker(cluster: Cluster, image: Image, event: str) -> None:
         job.workers[1].link_down(silent=True)
     assert job.wait(PATIENCE) == 69
     assert job.launcher.termination_log().startswith("host-lost: pi-worker-1.pi.default.svc")
-    until(lambda: not rings(job.workers[0]))
+    until(lambda: not rank_processes(job.workers[0]))
 
 
 @EACH_CLIENT
@@ -192,14 +200,14 @@ def test_a_signal_is_the_jobs_end(cluster: Cluster, image: Image) -> None:
     job = running(cluster, image)
     job.launcher.signal(signal.SIGTERM)
     assert job.wait(PATIENCE) == 128 + signal.SIGTERM
-    until(lambda: not any(map(rings, job.workers)))
+    until(lambda: not any(map(rank_processes, job.workers)))
 
 
 @EACH_CLIENT
 @each
-@pytest.mark.parametrize("told", ["launcher", "worker"])
+@pytest.mark.parametrize("stopped", ["launcher", "worker"])
 def test_ranks_that_are_told_to_end_have_the_time_to_save(
-    cluster: Cluster, image: Image, tmp_path: Path, told: str
+    cluster: Cluster, image: Image, tmp_path: Path, stopped: str
 ) -> None:
     tmp_path.chmod(0o777)
     job = running(
@@ -210,9 +218,9 @@ def test_ranks_that_are_told_to_end_have_the_time_to_save(
         worker={"volumes": [HostPath("/ckpt", tmp_path, writable=True)]},
     )
     until(lambda: len(ranks(job.launcher.stdout())) == 2)
-    pod = job.launcher if told == "launcher" else job.workers[0]
+    pod = job.launcher if stopped == "launcher" else job.workers[0]
     pod.signal(signal.SIGTERM)
-    assert job.wait(PATIENCE) == (143 if told == "launcher" else 69)
+    assert job.wait(PATIENCE) == (143 if stopped == "launcher" else 69)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["saved-0", "saved-1"]
     assert all("once" in path.read_text() for path in tmp_path.iterdir())
 
@@ -268,7 +276,7 @@ def _one_leaves(code: int) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("image", "code"),
     [
-        (MPICH4, 3),
+        pytest.param(MPICH4, 3, marks=pytest.mark.full),
         pytest.param("mpich-5.0", 3, marks=pytest.mark.full),
         pytest.param("mpich-5.0", 0, marks=pytest.mark.full),
         pytest.param(INTEL, 0, marks=pytest.mark.full),
@@ -285,7 +293,7 @@ def test_ranks_that_wait_for_ever_for_one_that_ended(
     assert "pi-worker-1.pi.default.svc: " in line
     assert f"rank 1 exited with code {code}" in line or not code
     assert "the others seemed to wait for it in MPI" in line
-    until(lambda: not any(map(rings, job.workers)))
+    until(lambda: not any(map(rank_processes, job.workers)))
 
 
 @pytest.mark.full

@@ -8,7 +8,7 @@ import pytest
 
 from mpiboot.job.dialects import INTEL as INTEL_ROW
 from mpiboot.job.dialects import MPICH as MPICH_ROW
-from tests.pods.ends import FOREVER, PATIENCE, RING
+from tests.pods.jobs import FOREVER, PATIENCE, RING
 from tests.pods.test_hydra import INTEL, MPICH4, each, quick, started
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import pytest
 
 from tests.manifests import examples
 from tests.pods import images
-from tests.pods.ends import FOREVER, PATIENCE, alive, end_line
 from tests.pods.indexed import play_indexed_job
+from tests.pods.jobs import FOREVER, PATIENCE, alive, end_line
 from tests.pods.manifest import play_statefulset
 from tests.pods.oci import PodSpec
 from tests.pods.operator import KeyPair
@@ -128,8 +128,8 @@ def test_ranks_on_every_host_each_with_its_own_environment(
     """Also those in the launcher's own pod; the user's value for all wins, and the exit status."""
     launcher, hosts = play(cluster, name, ["sh", "-c", TELL])
     until(lambda: launcher.stdout().count("own=") == 2 * len(hosts) or not launcher.running)
-    told = sorted(launcher.stdout().splitlines())
-    assert told == [
+    lines = sorted(launcher.stdout().splitlines())
+    assert lines == [
         f"{rank} {pod.hostname} {pod.hostname} own=host "
         f"both={'launcher' if pod is launcher else 'host'} nccl=all home=/home/mpiuser"
         for rank, pod in enumerate(pod for pod in hosts for _ in range(2))

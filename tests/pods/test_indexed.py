@@ -10,10 +10,10 @@ import pytest
 from tests.manifests import examples
 from tests.pods import images
 from tests.pods.indexed import play_indexed_job, play_jobset
+from tests.pods.jobs import PATIENCE, RING, ranks
 from tests.pods.network import Link
 from tests.pods.operator import KeyPair
 from tests.pods.test_docs import enough, my_image, run, running
-from tests.pods.test_job import PATIENCE, RING, ranks
 from tests.waiting import until
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""What people get wrong or want to know, in pods: one clear line each, the right code, no hang."""
+"""Common mistakes and questions, in pods: one clear line each, the right exit code, no hang."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.pods import images
+from tests.pods.jobs import ended
+from tests.pods.marks import ONE_IMAGE
 from tests.pods.operator import KeyPair, mpijob
 from tests.pods.volumes import Files
 from tests.waiting import until
@@ -78,8 +80,7 @@ def test_two_hostfiles_that_differ_are_said_and_the_users_is_used(
 ) -> None:
     mine = Files("/etc/mine", {"hosts": "pi-worker-1.pi.default.svc slots=1\n"})
     details = {"env": {"MPI_HOSTFILE": "/etc/mine/hosts"}, "volumes": [mine]}
-    job = mpijob(cluster, one, workers=2, launcher_args=PROGRAM, launcher=details).start()
-    assert job.wait(PATIENCE) == 0
+    job = ended(cluster, one, *PROGRAM, launcher=details)
     assert names(job) == ["pi-worker-1"]
     (line,) = [x for x in job.launcher.stderr().splitlines() if " differs (" in x]
     assert "OMPI_MCA_orte_default_hostfile=/etc/mpi/hostfile differs (2 hosts, 2 slots)" in line
@@ -179,12 +180,12 @@ def test_the_older_name_of_fqdn_rewriting_reaches_every_name_and_not_the_mounted
     cluster: Cluster, one: Image
 ) -> None:
     job = ready(cluster, one, env={"REWRITE_MPI_HOSTFILE_FQDN": "true"})
-    code, text = asks(job, "plan", "--json", "--", *PROGRAM)
-    told = json.loads(text)
-    (daemons,) = [item for item in told["decisions"] if item["name"] == "daemons"]
+    code, text = mpiboot(job, "plan", "--json", "--", *PROGRAM)
+    output = json.loads(text)
+    (daemons,) = [item for item in output["decisions"] if item["name"] == "daemons"]
     assert code == 0
     assert "pi-worker-0.pi.default.svc.cluster.local" in daemons["reason"]
-    assert told["set"]["OMPI_MCA_orte_default_hostfile"] != "/etc/mpi/hostfile"
+    assert output["set"]["OMPI_MCA_orte_default_hostfile"] != "/etc/mpi/hostfile"
     assert job.launcher.shell("cat /etc/mpi/hostfile") + "\n" == job.hostfile
 
 
@@ -197,7 +198,7 @@ def test_wait_is_an_init_container(cluster: Cluster, one: Image) -> None:
     assert job.launcher.stdout() == ""
 
 
-def asks(job: Job, *words: str) -> tuple[int, str]:
+def mpiboot(job: Job, *words: str) -> tuple[int, str]:
     """What somebody with `kubectl exec` in the launcher sees on stdout."""
     done = job.launcher.exec("mpiboot", *words)
     assert "Traceback" not in done.stderr
@@ -213,21 +214,22 @@ def ready(cluster: Cluster, image: Image, env: dict[str, str] | None = None) -> 
     return job
 
 
+@ONE_IMAGE
 def test_plan_and_doctor_tell_a_healthy_job(cluster: Cluster, image: Image) -> None:
     job = ready(cluster, image)
-    code, text = asks(job, "plan", "--", RING)
+    code, text = mpiboot(job, "plan", "--", RING)
     assert code == 0
     assert text.splitlines()[-1].startswith("mpirun -n 2")
     assert "pi-worker-1.pi.default.svc" in text
     # Where nobody sits at a terminal, each decision is a line.
-    told = text.splitlines()
-    assert [line for line in told if line.startswith("  ") and line[2] == " "] == []
-    code, text = asks(job, "plan", "--json", "--", RING)
+    output = text.splitlines()
+    assert [line for line in output if line.startswith("  ") and line[2] == " "] == []
+    code, text = mpiboot(job, "plan", "--json", "--", RING)
     assert (code, json.loads(text)["argv"][:3]) == (0, ["mpirun", "-n", "2"])
-    code, text = asks(job, "doctor")
+    code, text = mpiboot(job, "doctor")
     assert (code, "FAIL" in text) == (0, False)
     assert " 0 failed" in text.splitlines()[-1]
-    code, text = asks(job, "doctor", "--json")
+    code, text = mpiboot(job, "doctor", "--json")
     found = {
         (item["host"].partition(".")[0], item["level"]) for item in json.loads(text)["findings"]
     }
@@ -241,11 +243,12 @@ def test_plan_and_doctor_tell_a_healthy_job(cluster: Cluster, image: Image) -> N
     assert built.stdout.splitlines()[-1].endswith(" checks: 0 failed, 0 warnings"), built.stdout
     seen = job.workers[0].exec("mpiboot", "facts").stdout.splitlines()
     assert [line.split() for line in seen if line.startswith("sshd ")] == [["sshd", "openssh"]]
-    code, text = asks(job, "wait", "--json")
+    code, text = mpiboot(job, "wait", "--json")
     ports = {item["host"].partition(".")[0]: item["port"] for item in json.loads(text)["hosts"]}
     assert (code, ports) == (0, {"pi-worker-0": 22, "pi-worker-1": 22})
 
 
+@pytest.mark.full
 def test_of_64_missing_hosts_each_command_tells_a_screen_with_one_hint(
     cluster: Cluster, one: Image
 ) -> None:
@@ -257,13 +260,13 @@ def test_of_64_missing_hosts_each_command_tells_a_screen_with_one_hint(
     own = ["--hostfile", "/tmp/hosts"]
     for words in (["plan", *own, "--", RING], ["doctor", *own], ["wait", *own, "--timeout", "3"]):
         done = job.launcher.exec("mpiboot", *words)
-        told = (done.stdout + done.stderr).splitlines()
+        output = (done.stdout + done.stderr).splitlines()
         code = 1 if words[0] == "doctor" else 68
-        assert done.returncode == code, told
-        assert sum("-> " in line for line in told) == 1, told
+        assert done.returncode == code, output
+        assert sum("-> " in line for line in output) == 1, output
         # Below it a plan has what can be decided; above it `wait` has what it waited for.
-        missing = [line for line in told if ".gone.pi.svc" in line]
-        assert len(missing) <= 24 + 2, told
+        missing = [line for line in output if ".gone.pi.svc" in line]
+        assert len(missing) <= 24 + 2, output
         terminal = job.launcher.exec_in_terminal("env", "TERM=xterm", "mpiboot", *words)
         assert terminal.wait(PATIENCE) == code
         assert terminal.screen().count("-> ") == 1, terminal.screen()
@@ -279,7 +282,7 @@ def test_doctor_names_the_worker_without_an_ssh_server(cluster: Cluster, one: Im
         each_worker={1: {"command": ["sleep", "1000"], "args": []}},
     ).start()
     until(lambda: "listens" in job.workers[0].stderr())
-    code, text = asks(job, "doctor")
+    code, text = mpiboot(job, "doctor")
     assert code == 1
     (bad,) = [line for line in text.splitlines() if line.startswith("FAIL")]
     assert "pi-worker-1" in bad
@@ -289,7 +292,7 @@ def test_doctor_names_the_worker_without_an_ssh_server(cluster: Cluster, one: Im
     own = job.workers[1].exec("mpiboot", "doctor")
     assert own.returncode == 1
     assert "no SSH server of mpiboot's runs in this pod" in own.stdout
-    assert asks(job, "plan", "--", RING)[0] == 69
+    assert mpiboot(job, "plan", "--", RING)[0] == 69
     # With more faults it names each of them, and nothing else.
     broken = (
         "rm $(command -v orted); echo left > /dev/shm/nccl-left; mkdir -p /run/sshd; "
@@ -302,8 +305,8 @@ def test_doctor_names_the_worker_without_an_ssh_server(cluster: Cluster, one: Im
         "OMPI_MCA_btl_tcp_if_exclude": "lo",
         "PRTE_MCA_rml_base_radix": "4",
     }
-    told = job.workers[1].exec("mpiboot", "doctor", "--json", env=faults)
-    found = [(item["level"], item["check"]) for item in json.loads(told.stdout)["findings"]]
+    output = job.workers[1].exec("mpiboot", "doctor", "--json", env=faults)
+    found = [(item["level"], item["check"]) for item in json.loads(output.stdout)["findings"]]
     assert sorted(item for item in found if item[0] != "ok") == [
         ("fail", "mpi-daemon"),
         ("fail", "workers-unreachable"),

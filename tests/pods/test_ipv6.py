@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.pods import images
+from tests.pods.jobs import PATIENCE, RING, ended, rank_processes, spanned, spans
+from tests.pods.marks import ONE_IMAGE
 from tests.pods.network import Link
 from tests.pods.operator import mpijob
-from tests.pods.test_job import PATIENCE, RING, program_runs, spans
-from tests.pods.test_network import only
 from tests.waiting import until
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ table ip6 dropped {
 NO_IPV6 = "#!/bin/sh\necho options:mpi1_compat:no\necho options:ipv6:no\n"
 
 
+@ONE_IMAGE
 def test_a_job_on_ipv6_alone(cluster: Cluster, image: Image) -> None:
     """Names come late, so that the reason is asked of a name server on IPv6 as well."""
     job = mpijob(
@@ -58,46 +59,14 @@ def test_a_job_on_ipv6_alone(cluster: Cluster, image: Image) -> None:
 
 @pytest.mark.full
 def test_the_launcher_runs_ranks_too_on_ipv6_alone(cluster: Cluster, image: Image) -> None:
-    job = mpijob(
-        cluster, image, workers=1, launcher_args=[RING], as_worker=True, launcher=SIX, worker=SIX
-    ).start()
-    assert job.wait(PATIENCE) == 0
+    job = ended(cluster, image, workers=1, as_worker=True, launcher=SIX, worker=SIX)
     assert job.launcher.stdout().count("rank ") == 2
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    "pod",
-    [
-        pytest.param(SIX, id="IPv6 alone"),
-        pytest.param(BOTH, id="IPv4 first"),
-        pytest.param(BOTH_SIX_FIRST, id="IPv6 first"),
-    ],
-)
-def test_a_policy_that_allows_one_range_of_ports(
-    cluster: Cluster, image: Image, pod: dict[str, Any]
-) -> None:
-    job = mpijob(
-        cluster,
-        image,
-        workers=2,
-        slots=2,
-        launcher_args=[RING, "--bytes", "1"],
-        env={"MPIBOOT_PORT_RANGE": "40000-40009"},
-        launcher=pod,
-        worker=pod,
-    )
-    only(job, ["22", "40000-40009"])
-    assert job.start().wait(PATIENCE) == 0
-    spans(job, slots=2)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("image", ["openmpi-4.1-nossh", "openmpi-5.0-nossh"], indirect=True)
 def test_the_embedded_server_and_client_on_ipv6_alone(cluster: Cluster, image: Image) -> None:
-    job = mpijob(cluster, image, workers=2, launcher_args=[RING], launcher=SIX, worker=SIX).start()
-    assert job.wait(PATIENCE) == 0
-    spans(job)
+    job = spanned(cluster, image, launcher=SIX, worker=SIX)
     assert "(embedded) listens on [" in job.workers[0].stderr()
 
 
@@ -131,17 +100,7 @@ def test_a_hostfile_of_ipv6_addresses(cluster: Cluster, image: Image) -> None:
 def test_pods_with_both_versions(
     cluster: Cluster, image: Image, pod: dict[str, Any], version: str
 ) -> None:
-    job = mpijob(
-        cluster,
-        image,
-        workers=2,
-        slots=2,
-        launcher_args=[RING, "--bytes", "1"],
-        launcher=pod,
-        worker=pod,
-    ).start()
-    assert job.wait(PATIENCE) == 0
-    spans(job, slots=2)
+    job = spanned(cluster, image, RING, "--bytes", "1", slots=2, launcher=pod, worker=pod)
     message = job.launcher.stderr()
     assert message.partition("plan ip-version=")[2].split()[0] == version
     assert "reachable pairing" not in message
@@ -163,8 +122,7 @@ def test_the_gate_asks_for_the_version_that_workers_listen_on(cluster: Cluster, 
 
 def test_an_mpi_without_ipv6_is_told_before_the_start(cluster: Cluster, rig: None) -> None:
     image = images.image(NAME).with_files({"/usr/bin/ompi_info": NO_IPV6}, mode=0o755)
-    job = mpijob(cluster, image, workers=2, launcher_args=[RING], launcher=SIX, worker=SIX).start()
-    assert job.wait(PATIENCE) == 78
+    job = ended(cluster, image, code=78, launcher=SIX, worker=SIX)
     message = job.launcher.termination_log()
     assert "is built without IPv6" in message
     assert "--enable-ipv6" in message
@@ -176,16 +134,7 @@ def test_an_mpi_without_ipv6_uses_the_other_address_where_there_is_one(
     cluster: Cluster, rig: None
 ) -> None:
     image = images.image(NAME).with_files({"/usr/bin/ompi_info": NO_IPV6}, mode=0o755)
-    job = mpijob(
-        cluster,
-        image,
-        workers=2,
-        launcher_args=[RING],
-        launcher=BOTH_SIX_FIRST,
-        worker=BOTH_SIX_FIRST,
-    ).start()
-    assert job.wait(PATIENCE) == 0
-    spans(job)
+    spanned(cluster, image, launcher=BOTH_SIX_FIRST, worker=BOTH_SIX_FIRST)
 
 
 @pytest.mark.full
@@ -210,17 +159,13 @@ def test_the_gates_and_the_doctor_on_ipv6_alone(cluster: Cluster, rig: None) -> 
 @pytest.mark.full
 def test_the_control_network_named_as_a_network_of_ipv6(cluster: Cluster, image: Image) -> None:
     """Open MPI reads no such network: workers listen on their address in it, MPI gets the link."""
-    job = mpijob(
+    job = spanned(
         cluster,
         image,
-        workers=2,
-        launcher_args=[RING],
         env={"MPIBOOT_CONTROL_IFNAME": "fd00:10:244::/64"},
         launcher=BOTH,
         worker=BOTH,
-    ).start()
-    assert job.wait(PATIENCE) == 0
-    spans(job)
+    )
     assert "listens on [fd00:10:244::" in job.workers[0].stderr()
     assert "takes no IPv6 network" in " ".join(job.launcher.stderr().split())
 
@@ -231,7 +176,7 @@ def test_a_worker_that_is_lost_on_ipv6(cluster: Cluster, image: Image) -> None:
     job = mpijob(
         cluster, image, workers=2, launcher_args=[RING, "--sleep", "1000"], launcher=SIX, worker=SIX
     ).start()
-    until(lambda: all(program_runs(worker) for worker in job.workers))
+    until(lambda: all(rank_processes(worker) for worker in job.workers))
     until(lambda: "all 2 remote daemons joined" in job.launcher.stderr())
     job.workers[1].delete()
     assert job.wait(PATIENCE) == 69

@@ -17,11 +17,9 @@ from mpiboot.hosts.access import role_lines
 from tests.manifests import examples
 from tests.pods import images
 from tests.pods.api_server import ApiServer
-from tests.pods.ends import FOREVER, PATIENCE, RING, end_line
-from tests.pods.ends import ranks as rings
+from tests.pods.jobs import FOREVER, PATIENCE, RING, end_line, rank_processes, ranks
 from tests.pods.oci import PodSpec
 from tests.pods.operator import hostfile_of
-from tests.pods.test_job import ranks
 from tests.pods.volumes import Files
 from tests.waiting import until
 
@@ -33,7 +31,7 @@ if TYPE_CHECKING:
     from tests.pods.pod import Pod
     from tests.pods.processes import Process
 
-# The first process reaps what is left to it, and ends at once when it is told to.
+# The first process reaps orphans and exits at once on SIGTERM.
 IDLE = ("sh", "-c", "trap 'exit 0' TERM; while :; do sleep 1000 & wait $!; done")
 OTHERS = ("openmpi-4.1", "mpich-4.0", "intel-mpi")
 NAMES = ("openmpi-5.0", *(pytest.param(name, marks=pytest.mark.full) for name in OTHERS))
@@ -119,7 +117,7 @@ def running(
 ) -> tuple[Pod, list[Pod]]:
     """A job whose ranks run on both workers, all of whose daemons were seen."""
     job, pods = started(cluster, server, name, *FOREVER, **details)
-    until(lambda: "joined" in job.stderr() and all(map(rings, pods)))
+    until(lambda: "joined" in job.stderr() and all(map(rank_processes, pods)))
     return job, pods
 
 
@@ -155,7 +153,7 @@ def test_a_job_without_sshd_key_and_names(cluster: Cluster, server: ApiServer, n
     assert "w-0.w.default.svc: ended 1 process left by an earlier launcher" in job.stderr()
     assert "there is no SSH key of the job, but kubectl" in job.stderr()
     again = launcher(cluster, server, name, *FOREVER, env=env, pod="again").start()
-    until(lambda: "joined" in again.stderr() and all(map(rings, pods)))
+    until(lambda: "joined" in again.stderr() and all(map(rank_processes, pods)))
     again.signal(signal.SIGTERM)
     assert again.wait(PATIENCE) == 143
     until(lambda: not others(pods))
@@ -184,7 +182,7 @@ def test_a_second_launcher_is_told_who_has_the_workers(cluster: Cluster, server:
     )
     assert second.termination_log().startswith(held)
     assert job.running
-    assert all(map(rings, pods))
+    assert all(map(rank_processes, pods))
 
 
 @pytest.mark.full

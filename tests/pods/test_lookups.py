@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.pods import images
+from tests.pods.jobs import PATIENCE, RING, ranks, spans
+from tests.pods.marks import NEW, OLD
 from tests.pods.operator import mpijob
-from tests.pods.test_job import NEW, OLD, PATIENCE, RING, ranks, spans
 from tests.waiting import until
 
 if TYPE_CHECKING:
     from tests.pods.cluster import Cluster
     from tests.pods.operator import Job
 
-# An mpirun that starts when it is told to.
+# An mpirun that waits for a file before it starts.
 HELD = """#!/bin/sh
 PATH=${PATH#/opt/held:}
 case " $* " in *" --version "* | *" -version "*) exec "${0##*/}" "$@" ;; esac
@@ -38,8 +39,8 @@ def asked_after_the_gate(job: Job, cluster: Cluster) -> list[str]:
     cluster.dns.behave(drop=1_000_000)
     job.launcher.shell("touch /tmp/go")
     assert job.wait(PATIENCE) == 0
-    asked = cluster.dns.questions()[before:]
-    return [item.name for item in asked if item.client == job.launcher.address]
+    questions = cluster.dns.questions()[before:]
+    return [item.name for item in questions if item.client == job.launcher.address]
 
 
 def held(cluster: Cluster, name: str, **details: Any) -> Job:  # noqa: ANN401
@@ -77,8 +78,8 @@ def test_a_nameserver_that_is_silent_once_the_gate_is_passed(
 @pytest.mark.full
 def test_an_mpirun_that_nothing_keeps_from_asking_again(cluster: Cluster, rig: None) -> None:
     job = held(cluster, "mpich-5.0", as_worker=False)
-    asked = asked_after_the_gate(job, cluster)
-    assert {item.partition(".")[0] for item in asked} == {"pi-worker-0", "pi-worker-1"}
+    questions = asked_after_the_gate(job, cluster)
+    assert {item.partition(".")[0] for item in questions} == {"pi-worker-0", "pi-worker-1"}
     message = " ".join(job.launcher.stderr().split())
     assert "plan names=asked again by mpirun (detected: it looks for its own host" in message
 
@@ -90,8 +91,8 @@ NOBODY = "10.244.0.250"
 def misbehaving(cluster: Cluster, job: Job, each: dict[int, dict[str, Any]]) -> Job:
     """Let every question by UDP be lost, and what is asked of some workers be spoilt besides."""
     cluster.dns.behave(tcp_only=True)
-    for index, how in each.items():
-        cluster.dns.behave(job.workers[index].fqdn, tcp_only=True, **how)
+    for index, behaviour in each.items():
+        cluster.dns.behave(job.workers[index].fqdn, tcp_only=True, **behaviour)
     return job
 
 

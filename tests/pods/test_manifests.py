@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.pods import images
+from tests.pods.jobs import PATIENCE, RING, ranks, spanned, spans
 from tests.pods.oci import PodSpec
 from tests.pods.operator import mpijob
-from tests.pods.test_job import PATIENCE, RING, ranks, spans
 from tests.waiting import until
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ def test_the_example_pi(cluster: Cluster, rig: None, name: str, run: tuple[str, 
 
 
 @pytest.mark.parametrize("name", [images.NAMES[0], NEW])
+@pytest.mark.full
 def test_the_example_tensorflow_benchmarks(cluster: Cluster, rig: None, name: str) -> None:
     """Its workers have no command: the operator gives them `/usr/sbin/sshd -De`."""
     folder = "/tensorflow/benchmarks"
@@ -150,9 +151,7 @@ def test_args_behind_the_entrypoint_of_an_image_with_shims(
 ) -> None:
     image = images.image(name).after(*run)
     line = ["mpirun", "-n", "2", RING]
-    job = mpijob(cluster, image, workers=2, launcher_args=line).start()
-    assert job.wait(PATIENCE) == 0
-    spans(job)
+    job = spanned(cluster, image, *line)
     # Once: mpirun is the real one, and no shim on the way to it.
     assert job.launcher.stderr().count("role launcher") == 1
     assert "sshd (openssh) listens" in job.workers[0].stderr()

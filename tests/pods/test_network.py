@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.pods import images
+from tests.pods.jobs import PATIENCE, RING, ended, ranks, spanned, spans
+from tests.pods.marks import OLD_IMAGE, ONE_IMAGE
 from tests.pods.mesh import istio
 from tests.pods.network import Link
 from tests.pods.oci import PodSpec
 from tests.pods.operator import mpijob
 from tests.pods.probe import reaches
-from tests.pods.test_job import PATIENCE, RING, ranks, spans
 from tests.pods.volumes import SubPath
 from tests.waiting import until
 
@@ -75,14 +76,36 @@ def only(job: Job, ports: Sequence[str]) -> None:
         pod.network.run("nft", "-f", "-", stdin=POLICY % ", ".join(ports))
 
 
-def test_a_policy_that_allows_ssh_and_one_range_of_ports(cluster: Cluster, image: Image) -> None:
+PORTS = {"MPIBOOT_PORT_RANGE": "40000-40009"}
+LINKS = {
+    "IPv4": Link(),
+    "IPv6": Link(ipv4=False, ipv6=True),
+    "both": Link(ipv6=True),
+    "IPv6 first": Link(ipv6=True, ipv6_first=True),
+}
+
+
+@ONE_IMAGE
+@pytest.mark.parametrize(
+    "link",
+    [
+        pytest.param(link, id=name, marks=() if name == "IPv4" else pytest.mark.full)
+        for name, link in LINKS.items()
+    ],
+)
+def test_a_policy_that_allows_ssh_and_one_range_of_ports(
+    cluster: Cluster, image: Image, link: Link
+) -> None:
+    pod, program = {"links": (link,)}, [RING, "--bytes", "1"]
     job = mpijob(
         cluster,
         image,
         workers=2,
         slots=2,
-        launcher_args=[RING, "--bytes", "1"],
-        env={"MPIBOOT_PORT_RANGE": "40000-40009"},
+        launcher_args=program,
+        env=PORTS,
+        launcher=pod,
+        worker=pod,
     )
     only(job, ["22", "40000-40009"])
     assert job.start().wait(PATIENCE) == 0
@@ -91,14 +114,7 @@ def test_a_policy_that_allows_ssh_and_one_range_of_ports(cluster: Cluster, image
 
 @pytest.mark.full
 def test_a_launcher_that_runs_ranks_too_keeps_to_its_ports(cluster: Cluster, image: Image) -> None:
-    job = mpijob(
-        cluster,
-        image,
-        workers=1,
-        launcher_args=[RING],
-        as_worker=True,
-        env={"MPIBOOT_PORT_RANGE": "40000-40009"},
-    )
+    job = mpijob(cluster, image, workers=1, launcher_args=[RING], as_worker=True, env=PORTS)
     only(job, ["22", "40000-40009"])
     assert job.start().wait(PATIENCE) == 0
 
@@ -114,24 +130,21 @@ def test_such_a_policy_without_the_setting(cluster: Cluster, image: Image) -> No
     assert "NetworkPolicy" in job.launcher.termination_log()
 
 
+@pytest.mark.full
 def test_a_range_that_is_too_small_is_said(cluster: Cluster, rig: None) -> None:
-    job = mpijob(
+    job = ended(
         cluster,
         images.image("openmpi-5.0"),
+        code=78,
         workers=1,
         slots=4,
-        launcher_args=[RING],
         env={"MPIBOOT_PORT_RANGE": "40000-40003"},
-    ).start()
-    assert job.wait(PATIENCE) == 78
+    )
     assert "daemons need 2, and a host has 4 slots" in job.launcher.termination_log()
 
 
-@pytest.mark.parametrize(
-    "image",
-    ["openmpi-4.1", pytest.param("openmpi-5.0", marks=pytest.mark.full)],
-    indirect=True,
-)
+@OLD_IMAGE
+@pytest.mark.full
 def test_volcanos_policy_for_pods_of_the_same_job(cluster: Cluster, image: Image) -> None:
     job = mpijob(cluster, image, workers=2, slots=2, launcher_args=[RING, "--bytes", "1"])
     outside = cluster.pod(PodSpec(name="other", image=image, command=["sleep", "1000"])).start()
@@ -226,7 +239,7 @@ def test_a_sidecar_in_front_of_workers_alone(cluster: Cluster, rig: None) -> Non
 
 @pytest.mark.full
 def test_the_annotation_that_excludes_the_jobs_ports(cluster: Cluster, image: Image) -> None:
-    """What the test above is told to do: with it the whole job passes, and is warned."""
+    """The annotation that the message above asks for: the job runs, with a warning."""
     job = mpijob(
         cluster,
         image,
@@ -246,44 +259,30 @@ def test_the_annotation_that_excludes_the_jobs_ports(cluster: Cluster, image: Im
 @pytest.mark.full
 def test_names_on_127_0_1_1(cluster: Cluster, image: Image) -> None:
     """As Debian has it: by a file of one's own on one worker, by hostAliases on the other pods."""
-    job = mpijob(
+    job = ended(
         cluster,
         image,
-        workers=2,
-        launcher_args=[RING, "--bytes", "1"],
+        RING,
+        "--bytes",
+        "1",
         as_worker=True,
         launcher={"extra_hosts": {"127.0.1.1": ["pi-launcher", "pi-launcher.pi.default.svc"]}},
         each_worker={
             0: {"volumes": [SubPath("/etc/hosts", DEBIAN_HOSTS.format("pi-worker-0"))]},
             1: {"extra_hosts": {"127.0.1.1": ["pi-worker-1"]}},
         },
-    ).start()
-    assert job.wait(PATIENCE) == 0
+    )
     hosts = [pod.hostname for pod in job.pods]
     assert ranks(job.launcher.stdout()) == [(n, 3, host) for n, host in enumerate(hosts)]
     for worker in job.workers:
         assert f"listens on {worker.address}:22" in worker.stderr()
 
 
-def test_a_smaller_mtu_on_one_node(cluster: Cluster, rig: None) -> None:
-    _smaller_mtu(cluster, images.image("openmpi-5.0"))
-
-
-@pytest.mark.full
-def test_a_smaller_mtu_on_one_node_with_the_other_mpi(cluster: Cluster, rig: None) -> None:
-    _smaller_mtu(cluster, images.image("openmpi-4.1"))
-
-
-def _smaller_mtu(cluster: Cluster, image: Image) -> None:
-    job = mpijob(
-        cluster,
-        image,
-        workers=2,
-        launcher_args=[RING, "--bytes", "8"],
-        each_worker={1: {"links": (Link(mtu=1400),)}},
-    ).start()
-    assert job.wait(PATIENCE) == 0
-    spans(job)
+@ONE_IMAGE
+def test_a_smaller_mtu_on_one_node(cluster: Cluster, image: Image) -> None:
+    job = spanned(
+        cluster, image, RING, "--bytes", "8", each_worker={1: {"links": (Link(mtu=1400),)}}
+    )
     message = " ".join(job.launcher.stderr().split())
     assert (
         "[control-mtu] MTUs of the control links differ: 1400 on pi-worker-1.pi.default.svc; "

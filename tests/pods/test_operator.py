@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.pods import images
+from tests.pods.marks import ONE_IMAGE
 from tests.pods.operator import mpijob
 
 if TYPE_CHECKING:
@@ -117,6 +118,7 @@ _MPIRUN = (
 )
 
 
+@ONE_IMAGE
 def test_a_real_job_by_hand(cluster: Cluster, image: Image) -> None:
     job = mpijob(
         cluster,

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.pods import images
-from tests.pods.ends import PATIENCE
+from tests.pods.jobs import PATIENCE
+from tests.pods.marks import crossed
 from tests.pods.operator import mpijob
 from tests.waiting import until
 
@@ -65,7 +66,7 @@ def kept_in_a_file(job: Job) -> bool:
     return False
 
 
-@pytest.mark.parametrize("user", [0, 1000])
+@crossed("user", [0, 1000])
 def test_what_ranks_of_open_mpi_wrote_comes_out_though_mpirun_has_ended(
     cluster: Cluster, image: Image, tmp_path: Path, user: int
 ) -> None:
@@ -104,7 +105,7 @@ def test_what_is_left_of_hydras_output_is_waited_for(
     complete(job, count)
 
 
-@pytest.mark.parametrize("ended", [True, False])
+@crossed("ended", [True, False])
 def test_a_signal_ends_the_wait_and_what_is_lost_is_said(
     cluster: Cluster, image: Image, tmp_path: Path, *, ended: bool
 ) -> None:

@@ -15,10 +15,10 @@ from tests.manifests.examples import FOLDER
 from tests.pages import named
 from tests.pods import images
 from tests.pods.cache import CACHE, once
+from tests.pods.jobs import PATIENCE, ranks
 from tests.pods.marks import MOMENT
 from tests.pods.operator import mpijob
 from tests.pods.play import prepare
-from tests.pods.test_job import PATIENCE, ranks
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is told of Open MPI's parameters is what the installed ones list."""
+"""The parameter names in warnings are those that the installed Open MPI lists."""
 
 from __future__ import annotations
 

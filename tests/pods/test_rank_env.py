@@ -9,8 +9,8 @@ import yaml  # type: ignore[import-untyped]
 
 from tests import pages
 from tests.pods import images
+from tests.pods.jobs import PATIENCE, ended
 from tests.pods.operator import mpijob
-from tests.pods.test_job import PATIENCE
 
 if TYPE_CHECKING:
     from tests.pods.cluster import Cluster
@@ -88,16 +88,15 @@ def test_a_port_that_another_process_has_ends_the_launcher_before_the_start(
     cluster: Cluster, rig: None, name: str
 ) -> None:
     taken = {"command": ["/opt/mpiboot/bin/python3", "-c", LISTENS], "args": ()}
-    job = mpijob(
+    job = ended(
         cluster,
         images.image(name),
+        "hostname",
+        code=78,
         mpi=MPIS[name],
-        workers=2,
-        launcher_args=["hostname"],
         launcher={"env": {"MPIBOOT_RANK_ENV": "on"}},
         each_worker={0: taken},
-    ).start()
-    assert job.wait(PATIENCE) == 78
+    )
     message = job.launcher.termination_log()
     assert message.startswith(
         "master-port: pi-worker-0.pi.default.svc: port 29500, where ranks are"

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.pods import images
-from tests.pods.marks import EACH_CLIENT
+from tests.pods.jobs import PATIENCE, RING, rank_processes, ranks, spans
+from tests.pods.marks import EACH_CLIENT, ONE_IMAGE
 from tests.pods.operator import mpijob
-from tests.pods.test_job import PATIENCE, RING, program_runs, ranks, spans
 from tests.pods.volumes import EmptyDir
 from tests.waiting import until
 
@@ -47,6 +47,7 @@ def replaced(cluster: Cluster, job: Job, index: int) -> None:
 
 
 @EACH_CLIENT
+@ONE_IMAGE
 def test_a_launcher_that_starts_again_in_its_pod(cluster: Cluster, image: Image) -> None:
     """Its first try is killed while ranks run; half-written files lie in its folder.
 
@@ -65,7 +66,7 @@ def test_a_launcher_that_starts_again_in_its_pod(cluster: Cluster, image: Image)
         launcher=kept,
         worker=folder(),
     ).start()
-    until(lambda: all(program_runs(worker) for worker in job.workers))
+    until(lambda: all(rank_processes(worker) for worker in job.workers))
     job.launcher.kill()
     job.launcher.wait(PATIENCE)
     volume = job.launcher.spec.volumes[-1]
@@ -77,7 +78,7 @@ def test_a_launcher_that_starts_again_in_its_pod(cluster: Cluster, image: Image)
     (launch.parent / ".key.1").write_text("half")
     (launch.parent / ".probe.1").write_text("o")
     stale(kept["volumes"][0], "prterun.pi-launcher")
-    until(lambda: not any(program_runs(worker) for worker in job.workers))
+    until(lambda: not any(rank_processes(worker) for worker in job.workers))
     replaced(cluster, job, 1)
     first = job.launcher.stdout()
     job.launcher.start()
@@ -87,11 +88,10 @@ def test_a_launcher_that_starts_again_in_its_pod(cluster: Cluster, image: Image)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", images.NAMES)
-def test_a_suspended_job_is_resumed(cluster: Cluster, rig: None, name: str) -> None:
+def test_a_suspended_job_is_resumed(cluster: Cluster, image: Image) -> None:
     """Kueue's suspend takes all pods away; the resumed job has new pods of the same names."""
-    job = mpijob(cluster, images.image(name), workers=2, launcher_args=FOREVER).start()
-    until(lambda: all(program_runs(worker) for worker in job.workers))
+    job = mpijob(cluster, image, workers=2, launcher_args=FOREVER).start()
+    until(lambda: all(rank_processes(worker) for worker in job.workers))
     for pod in reversed(job.pods):
         pod.signal(signal.SIGTERM)
     assert job.wait(PATIENCE) == 143
@@ -128,12 +128,9 @@ def test_a_hostfile_that_shrinks_while_it_is_waited_for(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", images.NAMES)
-def test_a_hostfile_that_grows_while_it_is_waited_for(
-    cluster: Cluster, rig: None, name: str
-) -> None:
+def test_a_hostfile_that_grows_while_it_is_waited_for(cluster: Cluster, image: Image) -> None:
     """Half-written and empty at first, as by an editor that doesn't rename."""
-    job = mpijob(cluster, images.image(name), workers=3, launcher_args=[RING])
+    job = mpijob(cluster, image, workers=3, launcher_args=[RING])
     first, second, third = job.hostfile.splitlines(keepends=True)
     job.config.update({"hostfile": first + second})
     job.start(publish=False)
@@ -168,7 +165,7 @@ def test_a_hostfile_that_changes_after_the_gate_is_not_read_again(
 ) -> None:
     job = mpijob(cluster, images.image(NAME), workers=2, launcher_args=[RING, "--sleep", "3"])
     job.start()
-    until(lambda: all(program_runs(worker) for worker in job.workers))
+    until(lambda: all(rank_processes(worker) for worker in job.workers))
     job.config.update({"hostfile": "none of these\n"})
     assert job.wait(PATIENCE) == 0
     spans(job)
@@ -219,12 +216,9 @@ def test_a_worker_that_is_replaced_while_its_gate_is_open(cluster: Cluster, rig:
 
 @EACH_CLIENT
 @pytest.mark.full
-@pytest.mark.parametrize("name", images.NAMES)
-def test_a_worker_that_is_replaced_after_it_was_ready(
-    cluster: Cluster, rig: None, name: str
-) -> None:
+def test_a_worker_that_is_replaced_after_it_was_ready(cluster: Cluster, image: Image) -> None:
     """Others are still waited for: nobody would look at it again before mpirun does."""
-    job = mpijob(cluster, images.image(name), workers=2, launcher_args=[RING])
+    job = mpijob(cluster, image, workers=2, launcher_args=[RING])
     job.launcher.start()
     job.workers[0].start()
     job.workers[0].publish()

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.pods import images
+from tests.pods.jobs import PATIENCE, RING, ended, ranks
 from tests.pods.operator import mpijob
-from tests.pods.test_job import PATIENCE, RING, ranks
 from tests.pods.test_users import RANDOM, RESTRICTED
 from tests.waiting import until
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from tests.pods.cluster import Cluster
+    from tests.pods.images import Image
 
 NAME = images.NAMES[-1]
 # As Horovod calls it: the job's host key is checked all the same.
@@ -73,13 +74,10 @@ def test_a_host_that_joins_later_is_reached_as_the_others_are(cluster: Cluster, 
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", images.NAMES)
-def test_a_script_that_calls_both_mpirun_and_ssh(cluster: Cluster, rig: None, name: str) -> None:
+def test_a_script_that_calls_both_mpirun_and_ssh(cluster: Cluster, image: Image) -> None:
     """It waits once, for its ssh; what its mpirun asks the hosts is answered at once."""
     script = f"{EACH}; mpirun -n 2 {RING}"
-    job = mpijob(cluster, images.image(name), workers=2, launcher_args=["sh", "-c", script]).start(
-        publish=False
-    )
+    job = mpijob(cluster, image, workers=2, launcher_args=["sh", "-c", script]).start(publish=False)
     until(lambda: "DNS for pi-worker-0, pi-worker-1" in job.launcher.stderr())
     job.publish()
     assert job.wait(PATIENCE) == 0
@@ -97,10 +95,7 @@ def test_a_script_that_calls_both_mpirun_and_ssh(cluster: Cluster, rig: None, na
 def test_mpirun_by_its_path_logs_in_by_the_scripts_ssh(cluster: Cluster, rig: None) -> None:
     """Past mpiboot, as the script was told; only the gate and the logins are mpiboot's."""
     script = f"/usr/bin/mpirun --allow-run-as-root -n 2 {RING}"
-    job = mpijob(
-        cluster, images.image(images.NAMES[0]), workers=2, launcher_args=["sh", "-c", script]
-    ).start()
-    assert job.wait(PATIENCE) == 0
+    job = ended(cluster, images.image(images.NAMES[0]), "sh", "-c", script)
     assert ranks(job.launcher.stdout()) == [(0, 2, "pi-worker-0"), (1, 2, "pi-worker-1")]
     assert "past mpiboot" in job.launcher.stderr()
 
@@ -117,18 +112,18 @@ def test_as_another_user_than_root(
     cluster: Cluster, rig: None, user: int, mount: str, details: dict[str, Any]
 ) -> None:
     """OpenSSH refuses a user without a passwd entry: mpiboot's own client is the program's."""
-    job = mpijob(
+    job = ended(
         cluster,
         images.image(NAME),
-        workers=2,
+        "sh",
+        "-c",
+        EACH,
         user=user,
         ssh_mount=mount,
         env={"MPIBOOT_SSH_KEY": mount},
-        launcher_args=["sh", "-c", EACH],
         launcher=details,
         worker=details,
-    ).start()
-    assert job.wait(PATIENCE) == 0
+    )
     assert job.launcher.stdout().splitlines() == ["pi-worker-0", "pi-worker-1"]
     own = "its ssh is mpiboot's own client" in job.launcher.stderr()
     assert own == (user == RANDOM)
@@ -165,14 +160,15 @@ def test_a_signal_while_hosts_are_waited_for_starts_nothing(cluster: Cluster, ri
 def test_a_script_that_fails_frees_the_workers_and_tells_the_next_attempt(
     cluster: Cluster, rig: None
 ) -> None:
-    job = mpijob(
+    job = ended(
         cluster,
         images.image(NAME),
-        workers=2,
-        launcher_args=["sh", "-c", f"{EACH}; exit 5"],
+        "sh",
+        "-c",
+        f"{EACH}; exit 5",
+        code=5,
         worker={"env": {"MPIBOOT_LAUNCHER_AWAY": "60"}},
-    ).start()
-    assert job.wait(PATIENCE) == 5
+    )
     assert job.launcher.termination_log() == "program: sh ended with 5\n"
     job.launcher.start()
     assert job.launcher.wait(PATIENCE) == 5

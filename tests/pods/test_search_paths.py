@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
-
-from tests.pods.marks import MOMENT
-from tests.pods.operator import mpijob
-from tests.pods.test_job import PATIENCE
+from tests.pods.jobs import ended
+from tests.pods.marks import MOMENT, crossed
 
 if TYPE_CHECKING:
     from tests.pods.cluster import Cluster
@@ -20,19 +17,19 @@ THEIRS = {"PATH": f"/opt/conda/bin:{USUAL}", "LD_LIBRARY_PATH": "/opt/conda/lib"
 FILES = {"/opt/conda/bin/where": f"#!/bin/sh\n{MOMENT}echo theirs $LD_LIBRARY_PATH\n"}
 
 
-@pytest.mark.parametrize("words", [(), ("-x", "LD_LIBRARY_PATH")])
+@crossed("words", [(), ("-x", "LD_LIBRARY_PATH")], ["own", "-x"])
 def test_workers_of_another_image_find_their_own_programs(
     cluster: Cluster, image: Image, words: tuple[str, ...]
 ) -> None:
-    job = mpijob(
+    job = ended(
         cluster,
         image,
-        workers=2,
-        launcher_args=["mpirun", *words, "where"],
+        "mpirun",
+        *words,
+        "where",
         launcher={"env": {"LD_LIBRARY_PATH": "/opt/launcher/lib"}},
         worker={"env": THEIRS, "image": image.with_files(FILES, mode=0o755)},
-    ).start()
-    assert job.wait(PATIENCE) == 0
+    )
     paths = [line.split()[1] for line in job.launcher.stdout().splitlines()]
     found = "/opt/launcher/lib" if words else "/opt/conda/lib"
     assert [found in path for path in paths] == [True] * 2

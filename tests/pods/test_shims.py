@@ -5,14 +5,11 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-import pytest
-
 from tests.pods import images
-from tests.pods.ends import ranks as running
-from tests.pods.marks import ONE_IMAGE
+from tests.pods.jobs import PATIENCE, RING, ended, rank_processes, ranks
+from tests.pods.marks import OLD_IMAGE, ONE_IMAGE, crossed
 from tests.pods.oci import PodSpec
 from tests.pods.operator import mpijob
-from tests.pods.test_job import PATIENCE, RING, ranks
 from tests.pods.volumes import Files
 from tests.waiting import until
 
@@ -53,11 +50,14 @@ def batch(text: str) -> dict[str, list[Files]]:
     return {"volumes": [Files("/batch", {"run.sh": text}, 0o755)]}
 
 
-@pytest.mark.parametrize("args", [["/batch/run.sh"], ["sh", "/batch/run.sh"], ["sh", "-c", BATCH]])
+@crossed(
+    "args",
+    [["/batch/run.sh"], ["sh", "/batch/run.sh"], ["sh", "-c", BATCH]],
+    ["file", "sh", "text"],
+)
 def test_a_batch_script_as_the_program(cluster: Cluster, image: Image, args: list[str]) -> None:
     """Each of its calls enters mpiboot, and the workers end when the script has ended well."""
-    job = mpijob(cluster, image, workers=2, launcher_args=args, launcher=batch(BATCH)).start()
-    assert job.wait(PATIENCE) == 0
+    job = ended(cluster, image, *args, launcher=batch(BATCH))
     first, second = (worker.hostname for worker in job.workers)
     assert ranks(job.launcher.stdout()) == [(0, 1, first), (0, 2, first), (1, 2, second)]
     assert job.launcher.stderr().count("job ended: ") == 2
@@ -75,13 +75,13 @@ def test_a_batch_script_that_is_ended(cluster: Cluster, image: Image) -> None:
     assert job.wait(PATIENCE) == 143
     assert "ended by SIGTERM" in job.launcher.stderr()
     assert all(worker.running for worker in job.workers)
-    until(lambda: not any(map(running, job.workers)))
+    until(lambda: not any(map(rank_processes, job.workers)))
 
 
+@ONE_IMAGE
 def test_a_batch_script_whose_job_fails(cluster: Cluster, image: Image) -> None:
     script = f"set -e; /usr/bin/mpirun --version >&2; mpirun -n 2 {RING} --exit 3; echo went on"
-    job = mpijob(cluster, image, workers=2, launcher_args=["sh", "-c", script]).start()
-    assert job.wait(PATIENCE) == 3
+    job = ended(cluster, image, "sh", "-c", script, code=3)
     assert "went on" not in job.launcher.stdout()
     assert "calls mpirun by its path (/usr/bin/), past mpiboot" in job.launcher.stderr()
     assert all(worker.running for worker in job.workers)
@@ -102,6 +102,7 @@ ls -d /tmp/mpiboot-0/*/launcher/launch* /run/mpiboot/*/launcher/launch* 2> /dev/
 """
 
 
+@OLD_IMAGE
 def test_two_mpiruns_at_once_in_one_script(cluster: Cluster, image: Image) -> None:
     job = mpijob(
         cluster,
@@ -120,10 +121,10 @@ def test_two_mpiruns_at_once_in_one_script(cluster: Cluster, image: Image) -> No
     assert "lost" not in job.launcher.stderr()
 
 
-@pytest.mark.parametrize("name", images.NAMES)
-def test_without_a_role_the_real_program_runs(cluster: Cluster, rig: None, name: str) -> None:
+@ONE_IMAGE
+def test_without_a_role_the_real_program_runs(cluster: Cluster, image: Image) -> None:
     script = f"{INSTALL} mpirun --version; mpiboot shims remove --folder /tmp/shims"
-    spec = PodSpec(name="a", image=images.image(name), command=["sh", "-c", script])
+    spec = PodSpec(name="a", image=image, command=["sh", "-c", script])
     pod = cluster.pod(spec).start()
     assert pod.wait(PATIENCE) == 0
     assert "(Open" in pod.stdout()

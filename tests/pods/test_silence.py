@@ -1,4 +1,4 @@
-"""Hosts from which nothing comes any more: lost where that is proved, waited for where it isn't.
+"""Silent hosts: lost where that is proved, waited for where it isn't.
 
 With a keep-alive of 60 s a host is looked for after 6 s of silence, by default after 30 of 300 s.
 """
@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.pods.ends import (
+from tests.pods.jobs import (
+    OWN_SSH,
     PATIENCE,
     PROMISED,
-    WAYS,
     alive,
-    by,
     end_line,
     held,
     kill,
     left,
     let_go,
     running,
+    with_own_ssh,
 )
-from tests.pods.marks import EACH_CLIENT
+from tests.pods.marks import EACH_CLIENT, OLD_IMAGE, ONE_IMAGE
 from tests.waiting import until
 
 if TYPE_CHECKING:
@@ -73,11 +73,12 @@ def lose_packets(job: Job) -> None:
 
 
 @EACH_CLIENT
-@WAYS
+@OWN_SSH
+@ONE_IMAGE
 def test_a_network_that_loses_every_packet_for_a_while(
-    cluster: Cluster, image: Image, way: str
+    cluster: Cluster, image: Image, own_ssh: str
 ) -> None:
-    chosen, details = by(way, image)
+    chosen, details = with_own_ssh(own_ssh, image)
     job = held(cluster, chosen, env=MINUTE, **details)
     lose_packets(job)
     message = warning(job, "still has the address", "port 22 does not answer")
@@ -88,12 +89,14 @@ def test_a_network_that_loses_every_packet_for_a_while(
 
 
 @EACH_CLIENT
-@WAYS
+@OWN_SSH
+@OLD_IMAGE
+@pytest.mark.full
 def test_an_sshd_that_is_stopped_for_longer_than_the_keep_alive(
-    cluster: Cluster, image: Image, way: str
+    cluster: Cluster, image: Image, own_ssh: str
 ) -> None:
     """As on a node under pressure: its port answers, so that the host is never lost."""
-    chosen, details = by(way, image)
+    chosen, details = with_own_ssh(own_ssh, image)
     env = {"MPIBOOT_SSH_KEEPALIVE": "5"}
     job = held(cluster, chosen, env=env, **details)
     # Its own clock stands still, too: no keep-alive of its own ends the session.
@@ -107,9 +110,10 @@ def test_an_sshd_that_is_stopped_for_longer_than_the_keep_alive(
 
 
 @EACH_CLIENT
-@WAYS
-def test_a_pod_that_is_deleted_without_a_word(cluster: Cluster, image: Image, way: str) -> None:
-    chosen, details = by(way, image)
+@OWN_SSH
+@ONE_IMAGE
+def test_a_pod_that_is_deleted_without_a_word(cluster: Cluster, image: Image, own_ssh: str) -> None:
+    chosen, details = with_own_ssh(own_ssh, image)
     job = running(cluster, chosen, env=MINUTE, **details)
     job.workers[1].link_down(silent=True)
     job.workers[1].delete()
@@ -121,6 +125,8 @@ def test_a_pod_that_is_deleted_without_a_word(cluster: Cluster, image: Image, wa
 
 
 @EACH_CLIENT
+@OLD_IMAGE
+@pytest.mark.full
 def test_a_pod_that_was_made_anew(cluster: Cluster, image: Image) -> None:
     job = running(cluster, image, env=MINUTE)
     old = job.workers[1]

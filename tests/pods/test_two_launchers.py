@@ -1,4 +1,4 @@
-"""Two launchers for one set of workers: who has them, and what the second one is told."""
+"""Two launchers for one set of workers: the second one waits, or ends and names the first."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.pods import images
-from tests.pods.ends import held, let_go
-from tests.pods.marks import EACH_CLIENT
-from tests.pods.operator import mpijob
-from tests.pods.test_job import PATIENCE, RING, program_runs, spans
+from tests.pods.jobs import PATIENCE, RING, held, let_go, rank_processes, running, spans
+from tests.pods.marks import EACH_CLIENT, ONE_IMAGE
 from tests.waiting import until
 
 if TYPE_CHECKING:
     from tests.pods.cluster import Cluster
+    from tests.pods.images import Image
     from tests.pods.operator import Job
     from tests.pods.pod import Pod
 
@@ -24,13 +23,10 @@ NAME = "openmpi-5.0"
 
 
 @EACH_CLIENT
-@pytest.mark.parametrize("name", images.NAMES)
-def test_a_second_launch_in_the_same_pod(cluster: Cluster, rig: None, name: str) -> None:
+@ONE_IMAGE
+def test_a_second_launch_in_the_same_pod(cluster: Cluster, image: Image) -> None:
     """A script may have several: each has daemons and sessions of its own, and ends these alone."""
-    job = mpijob(
-        cluster, images.image(name), workers=2, launcher_args=[RING, "--sleep", "1000"]
-    ).start()
-    until(lambda: all(program_runs(worker) for worker in job.workers))
+    job = running(cluster, image)
     done = job.launcher.exec(
         "mpiboot", RING, env={"MPIBOOT_RUNTIME_DIR": "/tmp/second", "K_MPI_JOB_ROLE": "launcher"}
     )
@@ -38,7 +34,7 @@ def test_a_second_launch_in_the_same_pod(cluster: Cluster, rig: None, name: str)
     assert done.stdout.count("rank ") == 2
     assert "another launch of this pod already runs on pi-worker-0" in done.stderr
     assert job.launcher.running
-    assert all(program_runs(worker) for worker in job.workers)
+    assert all(rank_processes(worker) for worker in job.workers)
 
 
 def second(cluster: Cluster, job: Job, timeout: int) -> Pod:
@@ -87,7 +83,7 @@ def test_another_launcher_waits_for_one_that_is_ending(
 def test_another_launcher_whose_workers_end_with_the_first_ones_job(
     cluster: Cluster, rig: None
 ) -> None:
-    """Nobody holds a worker that is gone: what is said is what is true by then."""
+    """Workers that have ended are not reported as held."""
     job = held(cluster, images.image(NAME))
     other = second(cluster, job, timeout=60)
     until(lambda: "waiting until it ends" in other.stderr())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,20 +12,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.pods import images
+from tests.pods.images import Image
+from tests.pods.jobs import PATIENCE, RING, ended, owners, rank_processes, spanned, spans
 from tests.pods.marks import ONE_IMAGE
 from tests.pods.oci import CRIO, NO_CAPABILITIES
 from tests.pods.operator import mpijob
 from tests.pods.processes import TINI
-from tests.pods.test_job import PATIENCE, RING, owners, program_runs, spans
 from tests.pods.users import FIRST
 from tests.pods.volumes import EmptyDir, Tmpfs
 from tests.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from tests.pods.cluster import Cluster
-    from tests.pods.images import Image
     from tests.pods.operator import Job
     from tests.pods.pod import Pod
 
@@ -40,14 +39,16 @@ MOUNTED = "/home/mpiuser/.ssh"
 CONTAINER = r"[^/ ]+-[0-9a-f]{8}"
 
 
-def run(cluster: Cluster, image: Image, every: Mapping[str, Any], **job: Any) -> Job:  # noqa: ANN401
-    """Run a job of two workers in which every pod is like that; it has to succeed."""
-    made = mpijob(
-        cluster, image, workers=2, launcher_args=[RING], launcher=every, worker=every, **job
-    ).start()
-    assert made.wait(PATIENCE) == 0
-    spans(made)
-    return made
+def run(
+    cluster: Cluster,
+    image: Image,
+    every: Mapping[str, Any],
+    user: int = 0,
+    **job: Any,  # noqa: ANN401 - fields of mpijob
+) -> Job:
+    """Run a job in which every pod is like that; it has to succeed."""
+    given = {"ssh_mount": MOUNTED if user else "/root/.ssh", **job}
+    return spanned(cluster, image, user=user, launcher=every, worker=every, **given)
 
 
 def plan_of(job: Job) -> str:
@@ -67,15 +68,90 @@ def message(job: Job, *words: str) -> None:
         assert f"(detected: {reason}: pi-worker-0" in plan
 
 
-@pytest.mark.full
-def test_user_1000_without_any_capability(cluster: Cluster, image: Image) -> None:
-    job = run(cluster, image, {"capabilities": NO_CAPABILITIES}, user=1000, ssh_mount=MOUNTED)
-    message(job, "sshd (openssh)", ":2222 ")
+def as_it_is(image: Image) -> Image:
+    return image
 
 
-def test_pod_security_restricted_in_full(cluster: Cluster, image: Image) -> None:
-    job = run(cluster, image, RESTRICTED, user=1000, ssh_mount=MOUNTED)
-    message(job, "sshd (openssh)", ":2222 ")
+def openshift(image: Image) -> Image:
+    """An image into whose /etc/passwd CRI-O has written the random uid, as OpenShift 4 does."""
+    entry = f"{RANDOM}:x:{RANDOM}:0:{RANDOM} user:/:/sbin/nologin\n"
+    return image.with_files({"/etc/passwd": image.read_text("/etc/passwd") + entry})
+
+
+def locked(image: Image) -> Image:
+    """An image whose accounts are locked."""
+    shadow = re.sub(
+        r"^(root|mpiuser):[^:]*:", r"\1:!:", image.read_text("/etc/shadow"), flags=re.MULTILINE
+    )
+    return image.with_files({"/etc/shadow": shadow}, mode=0o640)
+
+
+def with_capability(image: Image) -> Image:
+    """The operator's images give sshd the capability to bind port 22, as a file's attribute."""
+    sshd = (image.layers[-1] / "usr/sbin/sshd").read_bytes()
+    # struct vfs_cap_data, revision 2, effective: CAP_NET_BIND_SERVICE is number 10.
+    value = (0x02000001).to_bytes(4, "little") + (1 << 10).to_bytes(4, "little") + bytes(12)
+    return image.with_program("/usr/sbin/sshd", sshd, value)
+
+
+NONE: Mapping[str, Any] = {"capabilities": NO_CAPABILITIES}
+# Restricted allows that one capability, and no program may gain it.
+BIND = {**RESTRICTED, "capabilities": ["CAP_NET_BIND_SERVICE"]}
+OWN_USERS = {"host_users": False}
+# A tmpfs hides the folder that sshd's package made.
+TMPFS = {"volumes": [Tmpfs("/run"), Tmpfs("/tmp")]}
+HIGH = ("sshd (openssh)", ":2222 ")
+EMBEDDED = "the embedded SSH server is used"
+LACKS = f"{EMBEDDED}: sshd as root needs the capabilities "
+# The image, what every pod is like, its user, and what a worker says of its server.
+Server = tuple[Callable[[Image], Image], Mapping[str, Any], int, tuple[str, ...]]
+SERVERS: dict[str, Server] = {
+    "restricted in full": (as_it_is, RESTRICTED, 1000, HIGH),
+    "root, CRI-O": (as_it_is, {"capabilities": CRIO}, 0, (f"{LACKS}SYS_CHROOT",)),
+    "OpenShift": (
+        openshift,
+        {**RESTRICTED, "group": 0},
+        RANDOM,
+        (f"the shell /sbin/nologin of {RANDOM} runs no commands",),
+    ),
+}
+MORE_SERVERS: dict[str, Server] = {
+    "file capability": (with_capability, NONE, 1000, (EMBEDDED, "file capabilities")),
+    "user 1000 without capabilities": (as_it_is, NONE, 1000, HIGH),
+    "root without capabilities": (as_it_is, NONE, 0, (f"{LACKS}SETGID",)),
+    "locked root": (locked, {}, 0, ("is locked in /etc/shadow",)),
+    # Who isn't root can't read shadow, and neither can the sshd that it runs.
+    "locked user": (locked, {}, 1000, ("sshd (openssh)",)),
+    "file capability, restricted": (with_capability, BIND, 1000, HIGH),
+    "file capability that it may have": (with_capability, {}, 1000, ()),
+    "tmpfs": (as_it_is, TMPFS, 0, ()),
+    "own users, restricted": (as_it_is, {**RESTRICTED, **OWN_USERS}, 1000, HIGH),
+    "root of own users": (as_it_is, {**NONE, **OWN_USERS}, 0, (f"{LACKS}SETGID",)),
+}
+
+
+@ONE_IMAGE
+@pytest.mark.parametrize(
+    ("made", "every", "user", "words"),
+    [
+        *(pytest.param(*row, id=name) for name, row in SERVERS.items()),
+        *(
+            pytest.param(*row, id=name, marks=pytest.mark.full)
+            for name, row in MORE_SERVERS.items()
+        ),
+    ],
+)
+def test_the_server_that_a_pod_allows(
+    cluster: Cluster,
+    image: Image,
+    made: Callable[[Image], Image],
+    every: Mapping[str, Any],
+    user: int,
+    words: tuple[str, ...],
+) -> None:
+    random: dict[str, Any] = {"ssh_mount": "/etc/job/.ssh", "env": {"HOME": "/"}}
+    job = run(cluster, made(image), every, user=user, **(random if user == RANDOM else {}))
+    message(job, *words)
 
 
 @ONE_IMAGE
@@ -87,27 +163,6 @@ def test_a_uid_without_passwd_entry_and_without_a_home(cluster: Cluster, image: 
     made = rf"/tmp/mpiboot-{RANDOM}/{CONTAINER}/launcher"
     assert re.search(rf"home={made} \(detected: this user has no home that can", plan_of(job))
     assert re.search(rf"private-folder={made} \(detected: /run/mpiboot can't be", plan_of(job))
-
-
-def openshift(name: str) -> Image:
-    """An image into whose /etc/passwd CRI-O has written the random uid, as OpenShift 4 does."""
-    plain = images.image(name)
-    entry = f"{RANDOM}:x:{RANDOM}:0:{RANDOM} user:/:/sbin/nologin\n"
-    return plain.with_files({"/etc/passwd": plain.read_text("/etc/passwd") + entry})
-
-
-@pytest.mark.parametrize("name", images.NAMES)
-def test_openshifts_entry_for_the_random_uid(cluster: Cluster, rig: None, name: str) -> None:
-    details = {**RESTRICTED, "group": 0, "capabilities": NO_CAPABILITIES}
-    job = run(
-        cluster,
-        openshift(name),
-        details,
-        user=RANDOM,
-        ssh_mount="/etc/job/.ssh",
-        env={"HOME": "/"},
-    )
-    message(job, "the shell /sbin/nologin of 1000650000 runs no commands")
 
 
 HOMES = {"missing": "/nowhere", "the root folder": "/", "closed to this user": "/root"}
@@ -158,11 +213,7 @@ def test_a_read_only_root_and_one_empty_dir(
         assert re.search(rf"tmpdir={made}/tmp \(detected: MPI can't write", plan_of(job))
 
 
-@pytest.mark.parametrize(
-    "image",
-    [pytest.param("openmpi-4.1", marks=pytest.mark.full), "openmpi-5.0"],
-    indirect=True,
-)
+@ONE_IMAGE
 def test_a_read_only_root_and_nothing_else(cluster: Cluster, image: Image) -> None:
     """What is left is /dev/shm, where nothing may be executed."""
     job = run(cluster, image, {"read_only_root": True}, ssh_mount="/etc/job/.ssh")
@@ -173,7 +224,7 @@ def test_a_read_only_root_and_nothing_else(cluster: Cluster, image: Image) -> No
 
 
 @ONE_IMAGE
-@pytest.mark.parametrize("only", [False, True])
+@pytest.mark.parametrize("only", [pytest.param(False, marks=pytest.mark.full), True])
 def test_a_folder_that_another_user_could_replace(
     cluster: Cluster, image: Image, *, only: bool
 ) -> None:
@@ -182,9 +233,9 @@ def test_a_folder_that_another_user_could_replace(
     details = {"read_only_root": True, "volumes": [EmptyDir(path) for path in folders]}
     job = run(cluster, image, details, user=1000, ssh_mount="/etc/job/.ssh")
     base = "/tmp" if only else "/dev/shm"
-    told = "could replace it: /tmp has mode 0777, not sticky"
+    warning = "could replace it: /tmp has mode 0777, not sticky"
     for pod in (job.launcher, job.workers[0]):
-        assert (told in pod.stderr()) is only
+        assert (warning in pod.stderr()) is only
     made = rf"{base}/mpiboot-1000/{CONTAINER}/launcher"
     assert re.search(rf"private-folder={made} ", plan_of(job))
 
@@ -203,7 +254,7 @@ chmod -R a+rwX mpiboot-{user}
 
 
 @ONE_IMAGE
-@pytest.mark.parametrize("user", [0, 1000])
+@pytest.mark.parametrize("user", [pytest.param(0, marks=pytest.mark.full), 1000])
 def test_a_folder_that_another_user_replaces(cluster: Cluster, image: Image, *, user: int) -> None:
     """It is held open, and nothing of what stands there by its name is read."""
     volumes = {role: [EmptyDir("/tmp"), EmptyDir("/dev/shm")] for role in ("launcher", "worker")}
@@ -239,81 +290,6 @@ def test_a_folder_that_another_user_replaces(cluster: Cluster, image: Image, *, 
         assert (used / role / ("launch/hostfile" if role == "launcher" else "facts.json")).exists()
 
 
-@pytest.mark.full
-def test_root_without_any_capability(cluster: Cluster, image: Image) -> None:
-    job = run(cluster, image, {"capabilities": NO_CAPABILITIES})
-    message(job, "the embedded SSH server is used: sshd as root needs the capabilities SETGID")
-
-
-@ONE_IMAGE
-def test_root_with_the_capabilities_of_cri_o(cluster: Cluster, image: Image) -> None:
-    job = run(cluster, image, {"capabilities": CRIO})
-    message(job, "the embedded SSH server is used: sshd as root needs the capabilities SYS_CHROOT")
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", images.NAMES)
-@pytest.mark.parametrize("user", ["root", "mpiuser"])
-def test_an_account_that_is_locked_in_shadow(
-    cluster: Cluster, rig: None, name: str, user: str
-) -> None:
-    plain = images.image(name)
-    lines = plain.read_text("/etc/shadow").splitlines()
-    locked = [
-        f"{user}:!:{line.split(':', 2)[2]}" if line.startswith(f"{user}:") else line
-        for line in lines
-    ]
-    image = plain.with_files({"/etc/shadow": "\n".join(locked) + "\n"}, mode=0o640)
-    uid = {"root": 0, "mpiuser": 1000}[user]
-    job = run(cluster, image, {}, user=uid, ssh_mount="/root/.ssh" if uid == 0 else MOUNTED)
-    # Who isn't root can't read shadow, and neither can the sshd that it runs.
-    message(job, "is locked in /etc/shadow" if uid == 0 else "sshd (openssh)")
-
-
-def with_capability(image: Image) -> Image:
-    """The operator's images give sshd the capability to bind port 22, as a file's attribute."""
-    sshd = (image.layers[-1] / "usr/sbin/sshd").read_bytes()
-    # struct vfs_cap_data, revision 2, effective: CAP_NET_BIND_SERVICE is number 10.
-    value = (0x02000001).to_bytes(4, "little") + (1 << 10).to_bytes(4, "little") + bytes(12)
-    return image.with_program("/usr/sbin/sshd", sshd, value)
-
-
-@pytest.mark.parametrize("name", images.NAMES)
-def test_an_sshd_with_file_capabilities_where_they_may_not_be_had(
-    cluster: Cluster, rig: None, name: str
-) -> None:
-    image = with_capability(images.image(name))
-    job = run(cluster, image, {"capabilities": NO_CAPABILITIES}, user=1000, ssh_mount=MOUNTED)
-    message(job, "the embedded SSH server is used", "file capabilities")
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", images.NAMES)
-def test_an_sshd_with_file_capabilities_under_restricted(
-    cluster: Cluster, rig: None, name: str
-) -> None:
-    """Restricted allows that one capability, and no program may gain it."""
-    image = with_capability(images.image(name))
-    one = {**RESTRICTED, "capabilities": ["CAP_NET_BIND_SERVICE"]}
-    job = run(cluster, image, one, user=1000, ssh_mount=MOUNTED)
-    message(job, "sshd (openssh)", ":2222 ")
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", images.NAMES)
-def test_an_sshd_with_file_capabilities_that_it_may_have(
-    cluster: Cluster, rig: None, name: str
-) -> None:
-    image = with_capability(images.image(name))
-    run(cluster, image, {}, user=1000, ssh_mount=MOUNTED)
-
-
-@pytest.mark.full
-def test_a_tmpfs_on_run_and_on_tmp(cluster: Cluster, image: Image) -> None:
-    """It hides the folder that sshd's package made."""
-    run(cluster, image, {"volumes": [Tmpfs("/run"), Tmpfs("/tmp")]})
-
-
 @pytest.mark.parametrize(
     "user", [0, pytest.param(1000, marks=pytest.mark.full, id="1000")], ids=str
 )
@@ -328,18 +304,6 @@ def test_a_user_namespace_of_the_pods_own(cluster: Cluster, image: Image, user: 
     assert owners(worker) == {FIRST + user}
     facts = worker.shell("mpiboot facts")
     assert re.search(r"user namespace +the pod's own", facts)
-
-
-@pytest.mark.full
-def test_a_user_namespace_and_pod_security_restricted(cluster: Cluster, image: Image) -> None:
-    job = run(cluster, image, {**RESTRICTED, "host_users": False}, user=1000, ssh_mount=MOUNTED)
-    message(job, "sshd (openssh)", ":2222 ")
-
-
-@pytest.mark.full
-def test_root_of_a_user_namespace_without_any_capability(cluster: Cluster, image: Image) -> None:
-    job = run(cluster, image, {"host_users": False, "capabilities": NO_CAPABILITIES})
-    message(job, "the embedded SSH server is used: sshd as root needs the capabilities SETGID")
 
 
 def with_tini(name: str) -> Image:
@@ -390,8 +354,7 @@ def test_who_shares_its_process_table_decides_whether_workers_end_with_the_job(
     """Where it is the launcher, it tells nobody of the end."""
     details: dict[str, Any] = {shares: {"share_processes": True}}
     image = images.image(images.NAMES[-1])
-    job = mpijob(cluster, image, workers=1, launcher_args=[RING], **details).start()
-    assert job.wait(PATIENCE) == 0
+    job = ended(cluster, image, workers=1, **details)
     (worker,) = job.workers
     if shares == "launcher":
         assert worker.running
@@ -407,18 +370,18 @@ def first_words(pod: Pod) -> str:
 @pytest.mark.full
 @FIRST_PROCESS
 @pytest.mark.parametrize("name", images.NAMES)
-@pytest.mark.parametrize("how", ["told", "killed"])
+@pytest.mark.parametrize("end", ["warning", "killed"])
 def test_the_end_of_a_launcher_that_is_not_the_first_process(
-    cluster: Cluster, rig: None, name: str, first: str, how: str
+    cluster: Cluster, rig: None, name: str, first: str, end: str
 ) -> None:
     job = below(cluster, name, first, RING, "--sleep", "1000")
-    until(lambda: all(program_runs(worker) for worker in job.workers))
+    until(lambda: all(rank_processes(worker) for worker in job.workers))
     until(lambda: "joined" in job.launcher.stderr())
-    if how == "told":
+    if end == "told":
         job.launcher.signal(signal.SIGTERM)
         assert job.wait(PATIENCE) == 143
     else:
         job.launcher.kill()
         assert job.wait(PATIENCE) == 137
-    until(lambda: not any(program_runs(worker) for worker in job.workers))
+    until(lambda: not any(rank_processes(worker) for worker in job.workers))
     assert all(worker.running for worker in job.workers)

@@ -1,4 +1,4 @@
-"""Waits that could have ended: what stands in a pod's way is named, and what to do about it."""
+"""Waits that can't succeed: the obstacle is named, and how to fix it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.pods import images
+from tests.pods.jobs import PATIENCE, RING, ended
 from tests.pods.network import DNS_ADDRESSES
 from tests.pods.oci import PodSpec
 from tests.pods.operator import mpijob
-from tests.pods.test_job import PATIENCE, RING
 from tests.waiting import until
 
 if TYPE_CHECKING:
@@ -45,15 +45,14 @@ def test_an_ssh_port_that_is_filtered(cluster: Cluster, rig: None, verdict: str)
 @pytest.mark.full
 def test_a_command_in_place_of_mpiboot(cluster: Cluster, rig: None) -> None:
     """The pod runs, its name resolves, and its port refuses: said once that lasts a minute."""
-    job = mpijob(
+    job = ended(
         cluster,
         images.image(NAME),
+        code=69,
         workers=1,
-        launcher_args=[RING],
         env={"MPIBOOT_TIMEOUT": "80"},
         worker={"command": ["sleep", "1000"]},
-    ).start()
-    assert job.wait(PATIENCE) == 69
+    )
     message = job.launcher.termination_log()
     assert "nothing has listened for 60 s" in message
     assert "`command:` in its spec replaces it" in message
@@ -79,14 +78,7 @@ def test_a_launcher_on_its_nodes_network_with_its_nodes_nameserver(
 
 def test_a_nameserver_that_never_answers_is_named(cluster: Cluster, rig: None) -> None:
     cluster.dns.behave(drop=1_000_000)
-    job = mpijob(
-        cluster,
-        images.image(NAME),
-        workers=1,
-        launcher_args=[RING],
-        env={"MPIBOOT_TIMEOUT": "15"},
-    ).start()
-    assert job.wait(PATIENCE) == 68
+    job = ended(cluster, images.image(NAME), code=68, workers=1, env={"MPIBOOT_TIMEOUT": "15"})
     message = job.launcher.termination_log()
     assert message.startswith("names-unresolved: 1 of 1 hosts do not resolve after ")
     assert DNS_ADDRESSES[0] in message

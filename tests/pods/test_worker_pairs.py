@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.pods import images
+from tests.pods.jobs import PATIENCE, RING, spanned, spans
 from tests.pods.operator import mpijob
 from tests.pods.test_foreign import root_image
-from tests.pods.test_job import PATIENCE, RING, spans
 from tests.pods.test_network import BETWEEN
 from tests.waiting import until
 
@@ -118,15 +118,15 @@ def test_source_nat_between_workers(cluster: Cluster, image: Image) -> None:
 
 @pytest.mark.full
 def test_a_worker_of_somebody_elses_is_not_checked(cluster: Cluster, rig: None) -> None:
-    job = mpijob(
+    job = spanned(
         cluster,
         root_image("openmpi-5.0"),
+        RING,
+        "--bytes",
+        "1",
         workers=3,
-        launcher_args=[RING, "--bytes", "1"],
         each_worker={1: {"command": ["/usr/sbin/sshd", "-De"], "args": ()}},
-    ).start()
-    assert job.wait(PATIENCE) == 0
-    spans(job)
+    )
     message = " ".join(job.launcher.stderr().split())
     assert f"{NAMES[1]} tries no connections to other workers: it does not run mpiboot" in message
     assert "2 connections between workers tried" in message

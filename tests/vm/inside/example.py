@@ -20,9 +20,9 @@ import pytest
 from tests.manifests.examples import FOLDER, read
 from tests.pods import images
 from tests.pods.cluster import Cluster
+from tests.pods.jobs import ranks
 from tests.pods.network import Link
 from tests.pods.play import prepare
-from tests.pods.test_job import ranks
 from tests.vm.inside.machine import active, has_gid, rdma_links, run
 
 if TYPE_CHECKING:

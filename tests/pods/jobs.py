@@ -1,4 +1,4 @@
-"""What the tests of a job's end share: jobs that run, several launches in one pod, who is left."""
+"""What the tests of jobs share: jobs that run or have ended, what they printed, who is left."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -32,17 +33,88 @@ PATIENCE = 120
 # What no daemon or rank may outlive its launcher by.
 PROMISED = 15
 FOREVER = (RING, "--sleep", "1000")
-# Who carries the sessions; without any OpenSSH client and server are mpiboot's own.
-WAYS = pytest.mark.parametrize(
-    "way", ["openssh", *(pytest.param(way, marks=pytest.mark.full) for way in ("server", "both"))]
+# Which sides have mpiboot's own SSH: none, the server, or (in an image without OpenSSH) both.
+OWN_SSH = pytest.mark.parametrize(
+    "own_ssh",
+    ["openssh", *(pytest.param(own_ssh, marks=pytest.mark.full) for own_ssh in ("server", "both"))],
 )
 
 
-def by(way: str, image: Image) -> tuple[Image, dict[str, Any]]:
-    """The image and the workers' fields with which sessions go that way."""
-    if way == "both":
+def ranks(output: str) -> list[tuple[int, int, str]]:
+    """Rank, number of ranks and host of each line that the program printed."""
+    found = re.findall(r"^rank (\d+) of (\d+) on (\S+)$", output, re.MULTILINE)
+    return sorted((int(rank), int(of), host) for rank, of, host in found)
+
+
+def hosts(job: Job) -> list[str]:
+    """The host of each rank, in their order."""
+    return [host for _, _, host in ranks(job.launcher.stdout())]
+
+
+def spans(job: Job, slots: int = 1) -> None:
+    """Every worker ran its ranks, in the order of the hostfile, and nothing ran elsewhere."""
+    total = len(job.workers) * slots
+    names = [worker.hostname for worker in job.workers for _ in range(slots)]
+    expected = [(rank, total, name) for rank, name in enumerate(names)]
+    assert ranks(job.launcher.stdout()) == expected, job.launcher.stderr()[-3000:]
+
+
+def ended(
+    cluster: Cluster,
+    image: Image,
+    *program: str,
+    code: int = 0,
+    **details: Any,  # noqa: ANN401 - fields of mpijob
+) -> Job:
+    """A job of two workers that has ended with that status; without a program it runs RING."""
+    given = {"workers": 2, **details}
+    job = mpijob(cluster, image, launcher_args=program or (RING,), **given).start()
+    assert job.wait(PATIENCE) == code, job.launcher.stderr()[-3000:]
+    return job
+
+
+def spanned(
+    cluster: Cluster,
+    image: Image,
+    *program: str,
+    **details: Any,  # noqa: ANN401 - as above
+) -> Job:
+    """A job that has ended well, whose RING ran on every slot of every worker."""
+    job = ended(cluster, image, *program, **details)
+    spans(job, details.get("slots", 1))
+    return job
+
+
+def refused(
+    cluster: Cluster,
+    image: Image,
+    code: int,
+    *message: str,
+    **details: Any,  # noqa: ANN401 - as above
+) -> str:
+    """The termination message of a job that ended before its start: how it begins, what it has."""
+    job = ended(cluster, image, code=code, **details)
+    text = " ".join(job.launcher.termination_log().split())
+    assert text.startswith(message[0]), text
+    assert [part for part in message if part not in text] == [], text
+    assert job.launcher.stdout() == ""
+    return text
+
+
+def owners(pod: Pod) -> set[int]:
+    """The users on the host whose processes run in a pod."""
+    found = set()
+    for process in pod.processes():
+        with contextlib.suppress(FileNotFoundError):  # its sessions may still be ending
+            found.add(Path(f"/proc/{process.host_pid}").stat().st_uid)
+    return found
+
+
+def with_own_ssh(own_ssh: str, image: Image) -> tuple[Image, dict[str, Any]]:
+    """The image and the workers' fields for that choice."""
+    if own_ssh == "both":
         return images.image(f"{image.name}-nossh"), {}
-    return image, {"worker": {"env": {"MPIBOOT_SSHD": "embedded"}}} if way == "server" else {}
+    return image, {"worker": {"env": {"MPIBOOT_SSHD": "embedded"}}} if own_ssh == "server" else {}
 
 
 def alive(pod: Pod, *names: str) -> list[Process]:
@@ -54,7 +126,7 @@ def alive(pod: Pod, *names: str) -> list[Process]:
     ]
 
 
-def ranks(pod: Pod) -> list[Process]:
+def rank_processes(pod: Pod) -> list[Process]:
     """The pod's MPI ranks."""
     return alive(pod, "ring")
 
@@ -103,7 +175,7 @@ def joined(job: Job) -> None:
 
     def runs() -> bool:
         assert job.launcher.running, job.launcher.stderr()[-3000:]
-        return "joined" in job.launcher.stderr() and all(ranks(item) for item in job.workers)
+        return "joined" in job.launcher.stderr() and all(map(rank_processes, job.workers))
 
     until(runs)
 
