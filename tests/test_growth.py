@@ -23,7 +23,7 @@ from mpiboot.job import plan as plans
 from mpiboot.job.plan_builder import Observed
 from mpiboot.launcher import launch_folder, summary
 from mpiboot.network import cluster_view, decision, worker_network, worker_pairs
-from mpiboot.network.worker_pairs import Dialled, Reached
+from mpiboot.network.worker_pairs import Dial, Reached
 from mpiboot.ssh import config
 from mpiboot.supervisor import verdicts
 from mpiboot.supervisor.agents import Agents
@@ -118,8 +118,7 @@ def of_networks(workers: Sequence[Worker]) -> None:
 def judge_pairs(count: int) -> None:
     hosts = [host(at).name for at in range(count)]
     dialled = [
-        Dialled(hosts[at], hosts[at - 1], "10.0.0.1", 5, 3.0, Reached.ANSWERED)
-        for at in range(count)
+        Dial(hosts[at], hosts[at - 1], "10.0.0.1", 5, 3.0, Reached.ANSWERED) for at in range(count)
     ]
     assert worker_pairs.findings(dialled, hosts) == ()
 
@@ -128,7 +127,7 @@ def judge_dials(count: int) -> None:
     seen = observed(count, "openmpi4")
     made = make(seen)
     assert len(made.with_ranks) == count
-    dialled = [Dialled(one, one, "10.0.0.1", 5, 3.0, Reached.ANSWERED) for one in made.with_ranks]
+    dialled = [Dial(one, one, "10.0.0.1", 5, 3.0, Reached.ANSWERED) for one in made.with_ranks]
     assert plans.pair_findings(made, seen, dialled) == ()
 
 

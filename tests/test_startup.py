@@ -113,7 +113,7 @@ def test_which_lines_need_no_parser(
 
 
 def test_what_workers_dial_each_other_with_starts_at_once() -> None:
-    found = loaded("import mpiboot.worker.pairs", bare=True)
+    found = loaded("import mpiboot.worker.probe", bare=True)
     assert found & {"selectors", "socket", "threading"} == set()
 
 

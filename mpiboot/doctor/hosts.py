@@ -11,8 +11,7 @@ from mpiboot.core.model import Finding, Level, Role, Worker
 from mpiboot.core.wording import counted, first_few, majority
 from mpiboot.doctor.checks import BY_REFERENCE, check, ok
 from mpiboot.network.control import link_of
-from mpiboot.network.paths import PathSeen
-from mpiboot.network.worker_pairs import WHY, Reached
+from mpiboot.network.worker_pairs import WHY, Dial, Reached
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,12 +376,12 @@ _LEAST: Final = 2000  # microseconds; what is quicker is never called slow
 _FEW: Final = 4  # ways of which there is a middle one
 
 
-def _where(one: PathSeen) -> str:
+def _where(one: Dial) -> str:
     kind = "control" if one.control else "data"
     return f"{one.source} to {one.target} ({one.address} by the {kind} link {one.link})"
 
 
-def _of_ways(check: str, level: Level, bad: Sequence[tuple[PathSeen, str]]) -> Finding:
+def _of_ways(check: str, level: Level, bad: Sequence[tuple[Dial, str]]) -> Finding:
     """Tell what is wrong with some ways, of the host that all of them begin or end at."""
     lines = [f"{_where(one)}: {what}" for one, what in bad]
     more = f"; {len(bad) - 1} more" if len(bad) > 1 else ""
@@ -404,10 +403,10 @@ def _of_ways(check: str, level: Level, bad: Sequence[tuple[PathSeen, str]]) -> F
     fail="some do not",
     unknown="there was no time for some",
 )
-def reach(ways: Sequence[PathSeen]) -> Iterable[Finding]:
+def reach(ways: Sequence[Dial]) -> Iterable[Finding]:
     """Judge who reaches whom."""
-    cut = [(one, _WHY[one.how]) for one in ways if one.how in _WHY]
-    late = [_where(one) for one in ways if one.how is None]
+    cut = [(one, _WHY[one.reached]) for one in ways if one.reached in _WHY]
+    late = [_where(one) for one in ways if one.reached is Reached.UNKNOWN]
     if cut:
         yield _of_ways("network-reach", Level.FAIL, cut)
     if late:
@@ -432,7 +431,7 @@ def reach(ways: Sequence[PathSeen]) -> Iterable[Finding]:
     fail="the path carries less, and tells nobody: large messages hang",
     unknown="UDP gets no answer",
 )
-def path_mtu(ways: Sequence[PathSeen]) -> Iterable[Finding]:
+def path_mtu(ways: Sequence[Dial]) -> Iterable[Finding]:
     """Judge whether packets as large as the links' MTU come through unbroken."""
     small = [
         (
@@ -448,10 +447,10 @@ def path_mtu(ways: Sequence[PathSeen]) -> Iterable[Finding]:
     small += [
         (one, "small packets come through, large ones are lost")
         for one in ways
-        if one.how is Reached.STALLED and (one.mtu is None or one.mtu >= one.wanted)
+        if one.reached is Reached.STALLED and (one.mtu is None or one.mtu >= one.wanted)
     ]
     measured = [one for one in ways if one.mtu is not None]
-    unknown = [one for one in ways if one.how is Reached.CONNECTED and one.mtu is None]
+    unknown = [one for one in ways if one.reached is Reached.ANSWERED and one.mtu is None]
     if small:
         yield _of_ways("path-mtu", Level.FAIL, small)
     elif measured:
@@ -475,7 +474,7 @@ def path_mtu(ways: Sequence[PathSeen]) -> Iterable[Finding]:
     ok="the figures",
     warn="a way is four times slower than the middle one",
 )
-def speed(ways: Sequence[PathSeen]) -> Iterable[Finding]:
+def speed(ways: Sequence[Dial]) -> Iterable[Finding]:
     """Judge round trips and rates of a network by its middle one."""
     for link in dict.fromkeys(one.link for one in ways):
         on_link = [one for one in ways if one.link == link]

@@ -35,11 +35,10 @@ from mpiboot.job.plan_builder import LaunchPaths
 from mpiboot.launcher import launch_folder, look, observation
 from mpiboot.launcher import setup as launcher_setup
 from mpiboot.launcher.observation import Observation
-from mpiboot.network import paths, pod, worker_network
+from mpiboot.network import pod, worker_network, worker_pairs
 from mpiboot.network.control import link_of
-from mpiboot.network.paths import PathEnd, PathHost
 from mpiboot.network.records import usable
-from mpiboot.network.worker_pairs import WORDS, Reached
+from mpiboot.network.worker_pairs import WORDS, PathEnd, PathHost, Reached
 from mpiboot.ssh.attempt import Attempt
 from mpiboot.system import files, os_calls
 from mpiboot.system.files import WorkerState
@@ -380,11 +379,11 @@ def _measure(workers: Sequence[Worker], settings: Settings, access: SshAccess) -
         (one.host.name for one in workers if one.host.name not in known),
         "its links are not known, as without mpiboot",
     )
-    chosen = paths.ways(hosts)
+    chosen = worker_pairs.paths(hosts)
     if len(hosts) < _TWO:
         yield _unknown((), "there are no two hosts whose ways could be measured")
         return
-    log.info("network", paths.announcement(chosen, hosts))
+    log.info("network", worker_pairs.announcement(chosen, len(hosts)))
     by_name = {one.host.name: one for one in workers}
     # Loaded where it is asked for: an image that lacks asyncssh is to be told so by doctor.
     from mpiboot.hosts import pairs  # noqa: PLC0415

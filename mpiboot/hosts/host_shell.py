@@ -90,24 +90,14 @@ def dials(seconds: int, places: Iterable[tuple[str, int]]) -> tuple[str, ...]:
     return (f"dials {seconds} {' '.join(words)}",) if words else ()
 
 
-def pairs(address: str, ports: str) -> str:
+def probe(address: str, ports: str) -> str:
     """Write the command that has a worker dial others.
 
     Args:
         address: its own, at which it listens meanwhile.
         ports: the range of ports, ``first-last``; empty: any.
     """
-    return ask(f"pairs {address} {ports or '0-0'}")
-
-
-def paths(addresses: Iterable[str], ports: str) -> str:
-    """Write the command that has a worker measure ways to others; as for ``pairs``.
-
-    Args:
-        addresses: its own, at which it listens meanwhile.
-        ports: the range of ports, ``first-last``; empty: any.
-    """
-    return _command(_DOCTOR, (f"paths {ports or '0-0'} {' '.join(addresses)}",))
+    return ask(f"probe {ports or '0-0'} {address}")
 
 
 def lacks(program: str, path: str, folder: str) -> tuple[str, ...]:

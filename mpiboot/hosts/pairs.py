@@ -1,12 +1,12 @@
 """Workers try the network between them: while the gate waits, and for ``doctor --network``.
 
-Each host that passes the gate runs ``worker/pairs.py`` over the gate's own connection, and it and a
+Each host that passes the gate runs ``worker/probe.py`` over the gate's own connection, and it and a
 few that were there before dial each other; the one just before it at its data addresses, too. What
 they find is collected after the plan is made, that of the data network before: no host waits for
 another one. A host without mpiboot is not checked.
 
-For doctor, ``measure_paths`` logs in to each host once more and runs ``worker/path_probe.py``,
-which ends with that login, also where the launcher is gone. A host has a part in one way at a time.
+For doctor, ``measure_paths`` logs in to each host once more and runs the same program, which ends
+with that login, also where the launcher is gone. A host has a part in one measurement at a time.
 """
 
 from __future__ import annotations
@@ -22,22 +22,36 @@ from mpiboot.core.settings import Settings
 from mpiboot.core.wording import counted
 from mpiboot.hosts import host_shell
 from mpiboot.hosts.access import SshAccess
-from mpiboot.network import paths, worker_pairs
-from mpiboot.network.paths import PathHost, PathSeen, PathTest
-from mpiboot.network.worker_pairs import KEPT, Dialled, Reached
+from mpiboot.network import worker_pairs
+from mpiboot.network.worker_pairs import KEPT, Dial, PathHost, Reached
 from mpiboot.ssh import attempt as ssh_attempt
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
 
 if TYPE_CHECKING:
     from mpiboot.ssh.login import Connection, Dialogue, Login
 
-_LISTENS: Final = "mpiboot-pairs "
+_LISTENS: Final = "mpiboot-probe "
 # What an answer may take beyond the dials themselves: a session's start on a loaded worker.
 _MARGIN: Final = 5.0
 
 
 def _none(_: Worker) -> Sequence[str]:
     return ()
+
+
+def _port(text: str) -> int:
+    return int(text) if text.isdecimal() else 0
+
+
+async def _listens(probe: Dialogue | None) -> int:
+    """Read at which port a probe listens; 0 where it doesn't."""
+    message = await probe.line() if probe else ""
+    return _port(message.removeprefix(_LISTENS)) if message.startswith(_LISTENS) else 0
+
+
+async def _listen(probe: Dialogue, address: str) -> int:
+    """Have a probe listen at another address of its own; 0 where it can't."""
+    return _port(await probe.ask(f"listen {address}"))
 
 
 @dataclass(slots=True, eq=False)
@@ -98,8 +112,8 @@ class PairCheck:
         self._by_name: dict[str, _PairHost] = {}
         self._work: set[asyncio.Future[None]] = set()
         self._ends: set[asyncio.Future[None]] = set()  # connections that are being closed
-        self._dialled: list[tuple[Worker, Worker, Dialled]] = []
-        self._dialled_data: list[tuple[Worker, Worker, Dialled]] = []
+        self._dialled: list[tuple[Worker, Worker, Dial]] = []
+        self._dialled_data: list[tuple[Worker, Worker, Dial]] = []
 
     @property
     def wanted(self) -> bool:
@@ -137,7 +151,7 @@ class PairCheck:
                 self._do(self._begin(*one))
             self._ready.clear()
 
-    async def results(self, workers: Sequence[Worker]) -> tuple[Dialled, ...]:
+    async def results(self, workers: Sequence[Worker]) -> tuple[Dial, ...]:
         """Wait for what is still to be answered; ``close`` is to be called some time after it.
 
         Args:
@@ -187,24 +201,20 @@ class PairCheck:
         self._work.add(asyncio.ensure_future(work))
 
     async def _start(self, address: str, connection: Connection) -> Dialogue | None:
-        return await connection.start(host_shell.pairs(address, self._ports))
+        return await connection.start(host_shell.probe(address, self._ports))
 
     async def _begin(self, worker: Worker, login: _PairLogin) -> None:
         connection = login.connection
         dialogue = await login.started if login.started else None
         # A server that takes one session at a time refused it then.
         dialogue = dialogue or await self._start(worker.address, connection)
-        message = await dialogue.line() if dialogue else ""
-        port = message.removeprefix(_LISTENS)
-        if dialogue is None or port == message or not port.isdecimal():
+        port = await _listens(dialogue)
+        if dialogue is None or not port:
             _not_checked(worker, "it has an older mpiboot, or no free port at that address")
             await connection.close()
             return
-        data = [
-            (address, worker_pairs.read_port(await dialogue.ask(f"{address} 0 0 0")))
-            for address in self._data_addresses(worker)
-        ]
-        new = _PairHost(worker, int(port), dialogue, connection, tuple(data))
+        data = [(one, await _listen(dialogue, one)) for one in self._data_addresses(worker)]
+        new = _PairHost(worker, port, dialogue, connection, tuple(data))
         self._hosts.append(new)
         self._by_name[worker.host.name] = new
         places = worker_pairs.partners(len(self._hosts) - 1)
@@ -234,7 +244,8 @@ class PairCheck:
 
     async def _dial(self, source: _PairHost, target: _PairHost) -> bool:
         """Dial a host's control address; whether that was answered."""
-        found = await self._reach(source, target, target.worker.address, target.port)
+        to = target.worker
+        found = await self._reach(source, target, to.address, target.port, to.port)
         if found is not None:
             self._dialled.append((source.worker, target.worker, found))
         return found is not None and not found.reached.blocked
@@ -247,48 +258,34 @@ class PairCheck:
             found = await self._reach(source, target, address, port)
             if found is None:
                 return
-            self._dialled_data.append((source.worker, target.worker, replace(found, ssh=None)))
+            self._dialled_data.append((source.worker, target.worker, found))
             if found.reached.blocked:
                 return
 
     async def _reach(
-        self, source: _PairHost, target: _PairHost, address: str, port: int
-    ) -> Dialled | None:
+        self, source: _PairHost, target: _PairHost, address: str, port: int, ssh_port: int = 0
+    ) -> Dial | None:
         """Have a host dial; None where it gives no answer, or where nobody listens there."""
-        found = await self._ask(source, target, address, port)
-        if found is None:
-            return None
-        reached, own, seen, ssh = found
-        if reached.blocked:
+        names = source.worker.host.name, target.worker.host.name
+        dial = Dial(*names, address, port, self._seconds, ssh_port=ssh_port)
+        found = await _ask(source.dialogue, dial)
+        if found is not None and found.reached.blocked:
             # One that is gone, or whose program has ended, was not dropped on the way.
-            itself = await self._ask(target, target, address, port)
-            if itself is None or itself[0] is not Reached.ANSWERED:
+            itself = await _ask(target.dialogue, dial)
+            if itself is None or itself.reached is not Reached.ANSWERED:
                 _not_checked(target.worker, "it answers itself no more")
                 return None
-        return Dialled(
-            source.worker.host.name,
-            target.worker.host.name,
-            address,
-            port,
-            self._seconds,
-            reached,
-            own,
-            seen,
-            target.worker.port,
-            ssh,
-        )
+        return found
 
-    async def _ask(
-        self, source: _PairHost, target: _PairHost, address: str, port: int
-    ) -> tuple[Reached, str, str, Reached | None] | None:
-        line = f"{address} {port} {target.worker.port} {self._seconds:g}"
-        message = await source.dialogue.ask(line) if source.dialogue else ""
-        return worker_pairs.read(message)
+
+async def _ask(probe: Dialogue | None, dial: Dial) -> Dial | None:
+    """Have a probe dial; None where it gives no answer."""
+    return dial.answered(await probe.ask(dial.request)) if probe else None
 
 
 def _among(
-    workers: Sequence[Worker], dialled: Sequence[tuple[Worker, Worker, Dialled]]
-) -> tuple[Dialled, ...]:
+    workers: Sequence[Worker], dialled: Sequence[tuple[Worker, Worker, Dial]]
+) -> tuple[Dial, ...]:
     """Leave out what was found of hosts that are not there any more."""
     there = set(map(_place, workers))
     return tuple(
@@ -304,66 +301,58 @@ def _not_checked(worker: Worker, why: str) -> None:
     log.debug("worker-pairs", f"{worker.host.name} tries no connections to other workers: {why}")
 
 
-_PATHS_LISTEN = "mpiboot-paths "
-
-
 @dataclass(slots=True, eq=False)
 class _Probe:
-    """A host's program, and where it listens in each network; ``free`` is held by each way."""
+    """A host's program, and at which port it listens by address; ``free`` is held by each dial."""
 
     dialogue: Dialogue
-    ports: tuple[int, ...]
+    ports: Mapping[str, int]
     free: asyncio.Lock
 
 
 async def measure_paths(
     hosts: Sequence[PathHost],
     workers: Mapping[str, Worker],
-    chosen: Sequence[PathTest],
+    chosen: Sequence[Dial],
     settings: Settings,
     access: SshAccess,
-) -> tuple[tuple[PathSeen, ...], tuple[str, ...]]:
+) -> tuple[tuple[Dial, ...], tuple[str, ...]]:
     """Measure; nothing of it is left on any host.
 
     Args:
         hosts: who is measured.
         workers: how each was reached, by its name.
-        chosen: the ways.
+        chosen: what is measured, as ``worker_pairs.paths`` chooses it.
         settings: ``host_keys`` and ``port_range`` are read.
         access: how to log in.
 
     Returns:
-        What was measured in time, and the hosts that could not take part.
+        The results, ``UNKNOWN`` where there was no time, and the hosts that could not take part.
     """
     from mpiboot.ssh.login import Login  # noqa: PLC0415 - the gate loads it while it waits
 
     login = Login(access.key, host_key=access.host_key, mode=settings.host_keys)
     connections: list[Connection] = []
-    found: dict[PathTest, PathSeen] = {}
-    probes: list[_Probe | None] = [None] * len(hosts)
+    found = list(chosen)
+    probes: dict[str, _Probe] = {}
+
+    async def start(host: PathHost) -> None:
+        probe = await _start(login, workers[host.name], host, settings.port_range, connections)
+        if probe is not None:
+            probes[host.name] = probe
 
     async def work() -> None:
-        starts = (
-            _start(login, workers[one.name], one, settings.port_range, connections) for one in hosts
-        )
-        probes[:] = await asyncio.gather(*starts)
-        await asyncio.gather(*(_measure(way, hosts, probes, found) for way in chosen))
+        await asyncio.gather(*map(start, hosts))
+        await asyncio.gather(*(_measure(place, probes, found) for place in range(len(found))))
 
     try:
-        await asyncio.wait_for(work(), paths.limit(chosen, len(hosts)))
+        await asyncio.wait_for(work(), worker_pairs.limit(chosen))
     except asyncio.TimeoutError:
         pass
     finally:
         await asyncio.gather(*(one.close() for one in connections))
-    without = tuple(one.name for one, probe in zip(hosts, probes, strict=True) if probe is None)
-    seen = tuple(
-        found.get(way) or _seen(way, hosts, None) for way in chosen if _takes_part(way, probes)
-    )
-    return seen, without
-
-
-def _takes_part(way: PathTest, probes: Sequence[_Probe | None]) -> bool:
-    return probes[way.source] is not None and probes[way.target] is not None
+    without = tuple(host.name for host in hosts if host.name not in probes)
+    return tuple(dial for dial in found if dial.pair.isdisjoint(without)), without
 
 
 async def _start(
@@ -371,8 +360,7 @@ async def _start(
 ) -> _Probe | None:
     """Log in, and start the program; None where that can't be."""
     target = Target(worker.host.name, worker.address, worker.port, worker.user)
-    limits = LoginTimeouts()
-    opened = await ssh_attempt.connect(target, limits)
+    opened = await ssh_attempt.connect(target, LoginTimeouts())
     if isinstance(opened, Attempt):
         return None
     kept: list[Connection] = []
@@ -383,56 +371,23 @@ async def _start(
     if attempt.outcome is not Outcome.OK:
         return None
     connections += kept
-    dialogue = await kept[0].start(host_shell.paths([end.address for end in host.ends], ports))
-    message = await dialogue.line() if dialogue else ""
-    words = message.removeprefix(_PATHS_LISTEN).split()
-    if dialogue is None or words == message.split() or len(words) != len(host.ends):
+    first, *others = (end.address for end in host.ends)
+    dialogue = await kept[0].start(host_shell.probe(first, ports))
+    listening = {first: await _listens(dialogue)}
+    if dialogue is None or not listening[first]:
         return None
-    return _Probe(dialogue, tuple(map(int, words)), asyncio.Lock())
+    for address in others:
+        listening[address] = await _listen(dialogue, address)
+    return _Probe(dialogue, listening, asyncio.Lock()) if all(listening.values()) else None
 
 
-async def _measure(
-    way: PathTest,
-    hosts: Sequence[PathHost],
-    probes: Sequence[_Probe | None],
-    found: dict[PathTest, PathSeen],
-) -> None:
-    source, target = probes[way.source], probes[way.target]
-    if source is None or target is None:
+async def _measure(place: int, probes: Mapping[str, _Probe], found: list[Dial]) -> None:
+    dial = found[place]
+    if not dial.pair <= probes.keys():
         return
-    # Always in the same order: two ways that wait for each other's host would never end.
-    first, second = (source, target) if way.source < way.target else (target, source)
+    # Always in the same order: two dials that wait for each other's host would never end.
+    first, second = (probes[name] for name in sorted(dial.pair))
     async with first.free, second.free:
-        own, far = (hosts[place].ends[way.network] for place in (way.source, way.target))
-        stream = paths.STREAM if way.stream else 0
-        port, mtu = target.ports[way.network], min(own.mtu, far.mtu)
-        message = await source.dialogue.ask(
-            f"{own.address} {far.address} {port} {mtu} {paths.SECONDS:g} {stream}"
-        )
-    answer = paths.read(message)
-    if answer:
-        found[way] = _seen(way, hosts, *answer)
-
-
-def _seen(
-    way: PathTest,
-    hosts: Sequence[PathHost],
-    how: Reached | None,
-    microseconds: int | None = None,
-    mtu: int | None = None,
-    rate: int | None = None,
-) -> PathSeen:
-    source, target = hosts[way.source], hosts[way.target]
-    own, far = source.ends[way.network], target.ends[way.network]
-    return PathSeen(
-        source.name,
-        target.name,
-        own.link,
-        way.network == 0,
-        far.address,
-        how,
-        min(own.mtu, far.mtu),
-        microseconds,
-        mtu,
-        rate,
-    )
+        port = probes[dial.target].ports[dial.address]
+        answer = await _ask(probes[dial.source].dialogue, replace(dial, port=port))
+    found[place] = answer or dial

@@ -34,7 +34,7 @@ from mpiboot.job.program_words import Rendezvous
 from mpiboot.network import worker_pairs
 from mpiboot.network.cluster_view import WorkerRow
 from mpiboot.network.records import Transport
-from mpiboot.network.worker_pairs import Dialled
+from mpiboot.network.worker_pairs import Dial
 from mpiboot.ssh import config as sshconfig
 
 __all__ = ["LaunchPaths", "Observed", "Plan", "make", "refuse_unknown", "stop_on_failure"]
@@ -229,9 +229,7 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
     )
 
 
-def pair_findings(
-    plan: Plan, observed: Observed, dialled: Sequence[Dialled]
-) -> tuple[Finding, ...]:
+def pair_findings(plan: Plan, observed: Observed, dialled: Sequence[Dial]) -> tuple[Finding, ...]:
     """Judge what workers found when they dialled each other, by what the plan needs of them."""
     listed = observed.hostfile.hosts
     with_ranks = frozenset(plan.with_ranks)

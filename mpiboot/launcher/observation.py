@@ -38,7 +38,7 @@ from mpiboot.job.program_words import Rendezvous
 from mpiboot.launcher import launch_folder
 from mpiboot.launcher.setup import LauncherPod, access, launcher_pod
 from mpiboot.network import pod, worker_network, worker_pairs
-from mpiboot.network.worker_pairs import Dialled
+from mpiboot.network.worker_pairs import Dial
 from mpiboot.ssh import client_start
 from mpiboot.ssh import config as sshconfig
 from mpiboot.ssh.client_start import ConnectionPool
@@ -64,7 +64,7 @@ class Observation:
     already_said: tuple[Finding, ...] = ()
     pairs: PairCheck | None = None
     kept: ConnectionPool | None = None
-    dialled: tuple[Dialled, ...] = ()
+    dialled: tuple[Dial, ...] = ()
 
 
 async def wait(

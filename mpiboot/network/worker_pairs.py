@@ -1,22 +1,26 @@
-"""Whether workers reach each other over TCP: which pairs try, and what their answers mean. Pure.
+"""TCP between workers: which pairs dial each other, by what protocol, and what results mean. Pure.
 
 The gate has shown that the launcher reaches every worker. MPI's ranks connect to each other, and
 where that is dropped both Open MPIs wait in silence, for ever (seen with 4.1.4 and 5.0.7; so they
 do where source NAT changes a peer's address, after a message that an inbound connection "has been
 dropped"). Hosts dial each other in the order
 in which they become ready, so that no more than three are kept for those that come later.
+``mpiboot doctor --network`` measures the paths between workers by the same dials.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import permutations
 from typing import Final
 
 from mpiboot.core.addresses import bare
 from mpiboot.core.checks import BY_REFERENCE
 from mpiboot.core.model import Finding, Level
+from mpiboot.core.wording import counted, size_of
 
 # Every later host tries one of the first, in turn, beside the one that came just before it.
 KEPT: Final = 2
@@ -37,10 +41,10 @@ def partners(number: int) -> tuple[int, ...]:
 
 
 class Reached(str, Enum):
-    """How one dial went; the value is what is said of it where it was made.
+    """How one dial went; the value is the word for it where it was made.
 
-    ``UNRESOLVED`` and ``UNKNOWN`` (nothing there can dial) are said by ``doctor_questions`` alone,
-    ``STALLED`` (small packets alone come through) by ``worker/path_probe.py``.
+    ``worker/probe.py`` says what each of its words means. ``UNRESOLVED`` is a word of
+    ``doctor_questions`` alone. ``UNKNOWN``: nothing there can dial, or there was no time for it.
     """
 
     ANSWERED = "answered"
@@ -58,22 +62,28 @@ class Reached(str, Enum):
         return self in (Reached.SILENT, Reached.REFUSED, Reached.NO_ROUTE)
 
 
-# Others gave no answer, in a time that is told.
+# Others gave no answer, in a time that is shown.
 WHY: Final = {
     Reached.REFUSED: "the connection is refused, although that port is listened at",
     Reached.NO_ROUTE: "no route",
     Reached.UNRESOLVED: "that name does not resolve there",
 }
 WORDS: Final = {item.value: item for item in Reached}
+_ANSWER: Final = 7  # words
 
 
 @dataclass(frozen=True, slots=True)
-class Dialled:
-    """One host's dial to another, by their names in the hostfile.
+class Dial:
+    """One worker's dial to another, by their names in the hostfile, and its result.
 
-    ``address`` and ``port`` were dialled, within ``seconds``; ``own`` is the address from which,
-    and ``seen`` the one that the far end saw, empty where that isn't known. ``ssh`` tells of a dial
-    to the far end's SSH port, None where that was not tried.
+    ``address`` and ``port`` are dialled, within ``seconds``; ``own`` is the address from which,
+    and ``seen`` the one that the far end saw, empty where that isn't known. ``ssh`` is the result
+    of dialling the far end's SSH port, None where that was not tried.
+
+    The path is measured where ``wanted`` is given, the MTU that both links have: ``link`` is the
+    dialling end's, ``control`` whether it is the control link, ``stream`` how many bytes are sent
+    at most. Then ``mtu`` is the largest packet that came through, ``microseconds`` the round trip,
+    ``rate`` bytes a second; None where it isn't known.
     """
 
     source: str
@@ -81,11 +91,44 @@ class Dialled:
     address: str
     port: int
     seconds: float
-    reached: Reached
+    reached: Reached = Reached.UNKNOWN
     own: str = ""
     seen: str = ""
     ssh_port: int = 0
     ssh: Reached | None = None
+    link: str = ""
+    control: bool = True
+    wanted: int = 0
+    stream: int = 0
+    microseconds: int | None = None
+    mtu: int | None = None
+    rate: int | None = None
+
+    @property
+    def request(self) -> str:
+        """The line for ``worker/probe.py``."""
+        return (
+            f"dial {self.address} {self.port} {self.ssh_port} {self.seconds:g} {self.own or '-'} "
+            f"{self.wanted} {self.stream}"
+        )
+
+    def answered(self, line: str) -> Dial | None:
+        """Add the result from the answer of ``worker/probe.py``; None where it is none."""
+        words = line.split()
+        if len(words) != _ANSWER or words[0] not in WORDS:
+            return None
+        own, seen = ("" if word == "-" else word for word in words[1:3])
+        trip, mtu, rate = (int(word) if word.isdecimal() else None for word in words[4:])
+        return replace(
+            self,
+            reached=WORDS[words[0]],
+            own=own,
+            seen=seen,
+            ssh=WORDS.get(words[3]),
+            microseconds=trip,
+            mtu=mtu,
+            rate=rate,
+        )
 
     @property
     def pair(self) -> frozenset[str]:
@@ -98,50 +141,34 @@ class Dialled:
         return bool(self.own and self.seen) and bare(self.own) != bare(self.seen)
 
 
-def read(line: str) -> tuple[Reached, str, str, Reached | None] | None:
-    """Read what ``worker/pairs.py`` answers: result, own address, the one seen, the SSH port's."""
-    words = line.split()
-    if len(words) != 4 or words[0] not in WORDS:  # noqa: PLR2004 - as above
-        return None
-    own, seen = ("" if word == "-" else word for word in words[1:3])
-    return WORDS[words[0]], own, seen, WORDS.get(words[3])
-
-
-def read_port(line: str) -> int:
-    """Read what ``worker/pairs.py`` answers to a further address; 0 where it does not listen."""
-    word, _, rest = line.partition(" ")
-    port = rest.partition(" ")[0]
-    return int(port) if word == "listens" and port.isdecimal() else 0
-
-
-def blocked_on_data(dialled: Iterable[Dialled]) -> str:
+def blocked_on_data(dials: Iterable[Dial]) -> str:
     """Say which dials to data addresses failed between workers that connect on the control link."""
-    lines = sorted(_blocked(item) for item in dialled if item.reached.blocked)
+    lines = sorted(_blocked(item) for item in dials if item.reached.blocked)
     more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
     return f"{lines[0]}{more}; the control addresses answer" if lines else ""
 
 
 def findings(
-    dialled: Sequence[Dialled],
+    dials: Sequence[Dial],
     hosts: Collection[str],
     optional: str = "",
     *,
     checks_address: bool = True,
 ) -> tuple[Finding, ...]:
-    """Judge what the workers' dials showed: a failure where MPI hangs for certain.
+    """Judge the workers' dials: a failure where MPI hangs for certain.
 
     Args:
-        dialled: every dial that was answered for.
+        dials: every dial that has a result.
         hosts: who is to get a daemon; other pairs count for nothing.
         optional: why MPI may do without these connections; empty: it can't.
         checks_address: whether this MPI drops a connection from another address than the peer's.
     """
     known = frozenset(hosts)
-    counted = [item for item in dialled if item.pair <= known]
-    good = {item.pair for item in counted if not item.reached.blocked and not item.translated}
+    tried = [item for item in dials if item.pair <= known]
+    good = {item.pair for item in tried if not item.reached.blocked and not item.translated}
     found = []
-    blocked = [item for item in counted if item.reached.blocked]
-    translated = [item for item in counted if item.translated]
+    blocked = [item for item in tried if item.reached.blocked]
+    translated = [item for item in tried if item.translated]
     for check, say, wrong, harmless in (
         ("worker-pairs", _blocked, blocked, ""),
         ("worker-address", _translated, translated, "" if checks_address else _UNCHECKED),
@@ -154,7 +181,7 @@ def findings(
         lines = tuple(map(say, wrong))
         message = lines[0]
         if len(lines) > 1:
-            message += f"; {len(lines) - 1} more of {len(counted)} that were tried"
+            message += f"; {len(lines) - 1} more of {len(tried)} that were tried"
         if why:
             message += f" (a warning only: {why})"
         level = Level.WARN if why else Level.FAIL
@@ -163,7 +190,7 @@ def findings(
     return tuple(found)
 
 
-def _blocked(item: Dialled) -> str:
+def _blocked(item: Dial) -> str:
     how = WHY.get(item.reached, f"no answer in {item.seconds:g} s, twice")
     message = f"{item.source} can't reach {item.target} ({item.address} port {item.port}): {how}"
     if item.ssh is not None:
@@ -172,8 +199,79 @@ def _blocked(item: Dialled) -> str:
     return message
 
 
-def _translated(item: Dialled) -> str:
+def _translated(item: Dial) -> str:
     return (
         f"{item.target} sees connections of {item.source} come from {item.seen}, not from its own "
         f"address {item.own}"
+    )
+
+
+# So many hosts are measured each with each; of more, a ring with chords, as the gate's pairs.
+ALL_PAIRS: Final = 6
+_SECONDS: Final = 2.0  # for a connection
+_STREAM: Final = 64 << 20  # bytes at most
+_EACH: Final = 10.0  # seconds that one path may take at the worst
+_START: Final = 10.0
+_MOST: Final = 90.0
+
+
+@dataclass(frozen=True, slots=True)
+class PathEnd:
+    """A worker's end of one network: its link, MTU and address there."""
+
+    link: str
+    address: str
+    mtu: int
+
+
+@dataclass(frozen=True, slots=True)
+class PathHost:
+    """A worker to be measured: its end of the control network, then those of the data networks."""
+
+    name: str
+    ends: tuple[PathEnd, ...]
+
+
+def paths(hosts: Sequence[PathHost]) -> tuple[Dial, ...]:
+    """Choose what is measured, both directions of a pair; ports are not known yet.
+
+    A stream is sent between neighbours of the ring alone.
+    """
+    found = []
+    for place, host in enumerate(hosts):
+        for other in range(place) if len(hosts) <= ALL_PAIRS else partners(place):
+            stream = _STREAM if other == place - 1 else 0
+            for ends in zip(host.ends, hosts[other].ends, strict=False):
+                both = ((host.name, ends[0]), (hosts[other].name, ends[1]))
+                found += [
+                    Dial(
+                        source,
+                        target,
+                        far.address,
+                        0,
+                        _SECONDS,
+                        own=own.address,
+                        link=own.link,
+                        control=ends[0] is host.ends[0],
+                        wanted=min(own.mtu, far.mtu),
+                        stream=stream,
+                    )
+                    for (source, own), (target, far) in permutations(both)
+                ]
+    return tuple(found)
+
+
+def limit(chosen: Sequence[Dial]) -> float:
+    """Say how many seconds all of it may take; a host has a part in one path at a time."""
+    busiest = Counter(name for dial in chosen for name in dial.pair)
+    return min(_MOST, _START + _EACH * max(busiest.values(), default=0))
+
+
+def announcement(chosen: Sequence[Dial], hosts: int) -> str:
+    """Say before it begins what it will do."""
+    networks = max(Counter((dial.source, dial.target) for dial in chosen).values(), default=0)
+    traffic = size_of(sum(dial.stream for dial in chosen))
+    return (
+        f"measures {counted(len(chosen), 'path')} between {counted(hosts, 'host')} on "
+        f"{counted(networks, 'network')}: {limit(chosen):.0f} s and {traffic} at most"
     )

@@ -36,9 +36,8 @@ from mpiboot.system.os_calls import exit_status
 FACTS_FILE: Final = "facts.json"
 LOOK: Final = "look"  # a script that writes the facts anew
 _CLI: Final = "from mpiboot.cli.main import main; main()"
-PAIRS: Final = "pairs"  # a script that dials other workers
-PATHS: Final = "paths"  # a script that measures the ways to other workers
-_PROGRAM: Final = "import sys; sys.path.append(sys.argv.pop(1)); import {0}; {0}.run()"
+PROBE: Final = "probe"  # a script that dials other workers, and measures the paths to them
+_PROBE: Final = "import sys; sys.path.append(sys.argv.pop(1)); import probe; probe.run()"
 DOCTOR: Final = "doctor"  # a script that makes this pod's own checks
 # Signals that end a worker.
 ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
@@ -145,10 +144,8 @@ def write_scripts(folder: Path) -> None:
     look = f"MPIBOOT_TERMINATION_LOG={os.devnull} exec {shlex.join(argv)}\n"
     files.write_private(folder / LOOK, look)
     # Imported: what is run by its path is compiled anew each time, a quarter of its start.
-    for script, module in ((PAIRS, "pairs"), (PATHS, "path_probe")):
-        argv = [sys.executable, "-I", "-S", "-c", _PROGRAM.format(module)]
-        words = shlex.join([*argv, str(Path(__file__).parent)])
-        files.write_private(folder / script, f'exec {words} "$@"\n')
+    argv = [sys.executable, "-I", "-S", "-c", _PROBE, str(Path(__file__).parent)]
+    files.write_private(folder / PROBE, f'exec {shlex.join(argv)} "$@"\n')
     checks = shlex.join(process.python(_CLI, "doctor", "--json", "--no-login"))
     quiet = f"MPIBOOT_TERMINATION_LOG={os.devnull} MPIBOOT_ROLE=worker"
     files.write_private(folder / DOCTOR, f"{quiet} exec {checks}\n")

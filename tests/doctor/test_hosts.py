@@ -19,7 +19,7 @@ from mpiboot.hosts.gate import GateResult
 from mpiboot.launcher import look
 from mpiboot.launcher.observation import Observation
 from mpiboot.launcher.setup import LauncherPod
-from mpiboot.network.worker_pairs import Dialled, Reached
+from mpiboot.network.worker_pairs import Dial, Reached
 from mpiboot.ssh.attempt import Attempt, Outcome, Target
 from mpiboot.system.keys import JobKey
 from tests.fakes import plans
@@ -161,7 +161,7 @@ def test_workers_that_reach_each_other_are_told_where_it_was_tried(
 ) -> None:
     one, other = (worker.host.name for worker in seen["observed"].workers)
     seen["dialled"] = tuple(
-        Dialled(one, other, "10.244.0.12", 4000, 2.0, item, "10.244.0.11", "10.244.0.11", 22, item)
+        Dial(one, other, "10.244.0.12", 4000, 2.0, item, "10.244.0.11", "10.244.0.11", 22, item)
         for item in reached
     )
     message = [item.message for item in found_of_job() if item.check == "worker-pairs"]

@@ -9,11 +9,20 @@ import pytest
 from mpiboot.core.model import Finding
 from mpiboot.doctor import hosts, table
 from mpiboot.doctor.checks import BY_REFERENCE, judge_all
-from mpiboot.network.paths import PathSeen
-from mpiboot.network.worker_pairs import Reached
+from mpiboot.network.worker_pairs import Dial, Reached
 
-GOOD = PathSeen(
-    "w-0", "w-1", "eth0", True, "10.0.0.2", Reached.CONNECTED, 1450, 100, 1450, 125_000_000
+GOOD = Dial(
+    "w-0",
+    "w-1",
+    "10.0.0.2",
+    40001,
+    2.0,
+    Reached.ANSWERED,
+    link="eth0",
+    wanted=1450,
+    microseconds=100,
+    mtu=1450,
+    rate=125_000_000,
 )
 DATA = replace(GOOD, link="net1", control=False, address="10.1.0.2", wanted=9000, mtu=9000)
 TO_1 = "w-0 to w-1 (10.0.0.2 by the control link eth0)"
@@ -46,7 +55,7 @@ def test_ways_that_are_well_are_told_in_three_lines() -> None:
     ],
 )
 def test_a_way_that_is_cut_fails(how: Reached, why: str) -> None:
-    cut = replace(DATA, how=how, microseconds=None, mtu=None, rate=None)
+    cut = replace(DATA, reached=how, microseconds=None, mtu=None, rate=None)
     (one,) = hosts.reach([GOOD, cut])
     assert message([one]) == [f"fail network-reach: {DATA_TO_1}: {why}"]
     assert one.hint == BY_REFERENCE["network-reach"].hint
@@ -64,7 +73,7 @@ def test_a_way_that_is_cut_fails(how: Reached, why: str) -> None:
 
 
 def test_ways_for_which_there_was_no_time_are_not_known() -> None:
-    late = replace(GOOD, how=None, microseconds=None, mtu=None, rate=None)
+    late = replace(GOOD, reached=Reached.UNKNOWN, microseconds=None, mtu=None, rate=None)
     assert message(list(hosts.reach([GOOD, late, late]))) == [
         f"unknown network-reach: not measured in time: 2 ways of 3, such as {TO_1}"
     ]
@@ -81,9 +90,10 @@ def test_a_path_that_carries_less_than_its_links_fails() -> None:
 
 @pytest.mark.parametrize("mtu", [None, 1450])
 def test_a_stream_that_stalls_fails(mtu: int | None) -> None:
-    assert message(list(hosts.path_mtu([replace(GOOD, how=Reached.STALLED, mtu=mtu, rate=None)])))[
-        0
-    ] == (f"fail path-mtu: {TO_1}: small packets come through, large ones are lost")
+    stalled = replace(GOOD, reached=Reached.STALLED, mtu=mtu, rate=None)
+    assert message(list(hosts.path_mtu([stalled])))[0] == (
+        f"fail path-mtu: {TO_1}: small packets come through, large ones are lost"
+    )
 
 
 def test_without_answers_by_udp_the_path_mtu_is_not_known() -> None:

@@ -112,19 +112,19 @@ class Server:
                 process.stdout.write(f"mpiboot-facts\n{facts}\n".encode())
             elif name == "facts":
                 process.stdout.write(b"mpiboot-plain\nhost\n")
-            elif name == "pairs" and self.config.facts:
-                await self._pairs(process, address)
+            elif name == "probe" and self.config.facts:
+                await self._probe(process, address)
             elif name in ("job_is_over", "job_failed"):
                 _tell(name, address, *words[2:3])
         await process.stdout.drain()
         return 0
 
-    async def _pairs(self, process: asyncssh.SSHServerProcess[bytes], address: str) -> None:
-        """Answer as worker/pairs.py does where everybody is reached."""
+    async def _probe(self, process: asyncssh.SSHServerProcess[bytes], address: str) -> None:
+        """Answer as worker/probe.py does where everybody is reached."""
         self._count += 1
-        process.stdout.write(f"mpiboot-pairs {1024 + self._count % 60000}\n".encode())
+        process.stdout.write(f"mpiboot-probe {1024 + self._count % 60000}\n".encode())
         while await process.stdin.readline():
-            process.stdout.write(f"answered {address} {address} -\n".encode())
+            process.stdout.write(f"answered {address} {address} - - - -\n".encode())
 
     async def _stand_in(
         self, process: asyncssh.SSHServerProcess[bytes], address: str, command: str

@@ -22,8 +22,7 @@ from mpiboot.core.settings import resolve
 from mpiboot.hosts import pairs
 from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.pairs import PairCheck
-from mpiboot.network.paths import PathEnd, PathHost, PathTest
-from mpiboot.network.worker_pairs import Dialled, Reached
+from mpiboot.network.worker_pairs import Dial, PathEnd, PathHost, Reached, paths
 from mpiboot.ssh.attempt import Target
 from mpiboot.worker.server import write_scripts
 from tests.fakes.workers import eth0, without_facts, worker
@@ -96,7 +95,7 @@ def join(check: PairCheck, one: Worker, connection: Local) -> Local:
     return connection
 
 
-async def results(check: PairCheck, hosts: Sequence[Worker]) -> tuple[Dialled, ...]:
+async def results(check: PairCheck, hosts: Sequence[Worker]) -> tuple[Dial, ...]:
     """What was found, and the end of all connections."""
     found = await check.results(hosts)
     await check.close()
@@ -201,8 +200,8 @@ async def test_what_can_not_be_reached_is_told(folder: Path) -> None:
     """A port at which nobody listens stands for one that a firewall resets."""
 
     def other_port(line: str) -> str:
-        address, _, ssh, seconds = line.split()
-        return f"{address} {1 if address == '127.0.6.2' else 2} {ssh} {seconds}"
+        dial, address, _, *rest = line.split()
+        return " ".join((dial, address, "1" if address == "127.0.6.2" else "2", *rest))
 
     check = PairCheck(60.0, "")
     hosts = [host(0), host(1)]
@@ -244,9 +243,10 @@ def to_port_1(addresses: str) -> Callable[[str], str]:
     """Have these addresses dialled at a port at which nobody listens."""
 
     def heard(line: str) -> str:
-        address, port, ssh, seconds = line.split()
-        dialled = port != "0" and address.startswith(addresses)
-        return f"{address} {1 if dialled else port} {ssh} {seconds}"
+        what, address, *rest = line.split()
+        if what == "dial" and address.startswith(addresses):
+            rest[0] = "1"
+        return " ".join((what, address, *rest))
 
     return heard
 
@@ -270,13 +270,12 @@ async def test_data_addresses_that_do_not_answer_are_told(folder: Path) -> None:
 
 
 async def test_nothing_is_told_of_data_addresses_at_which_nobody_listens(folder: Path) -> None:
-    """As of a worker whose mpiboot knows nothing of them, or of one whose program has ended."""
+    """As of a worker that can't listen there, or of one whose program has ended."""
 
-    def older(line: str) -> str:
-        address, port, ssh, seconds = line.split()
-        return f"{address} {port if port != '0' else 1} {ssh} {seconds}"
+    def elsewhere(line: str) -> str:
+        return "listen 203.0.113.7" if line.startswith("listen ") else line
 
-    for heard in (older, to_port_1("127.0.7.")):
+    for heard in (elsewhere, to_port_1("127.0.7.")):
         check, hosts = PairCheck(60.0, "", data), [host(0), host(1)]
         for one in hosts:
             join(check, one, Local(folder, heard))
@@ -311,8 +310,8 @@ async def test_a_host_that_answers_itself_no_more_is_not_blamed_on_the_network(
     folder: Path,
 ) -> None:
     def closed_port(line: str) -> str:
-        address, _, ssh, seconds = line.split()
-        return f"{address} 1 {ssh} {seconds}"
+        dial, address, _, *rest = line.split()
+        return " ".join((dial, address, "1", *rest))
 
     check = PairCheck(60.0, "")
     hosts = [host(0), host(1)]
@@ -339,7 +338,7 @@ async def test_a_pod_that_was_replaced_is_dialled_no_more(folder: Path) -> None:
     dials: list[str] = []
 
     def heard(line: str) -> str:
-        dials.append(line.split(maxsplit=1)[0])
+        dials.append(line.split()[1])
         return line
 
     join(check, again, Local(folder, heard))
@@ -382,7 +381,7 @@ async def test_one_that_never_says_anything_is_not_waited_for(
 ) -> None:
     monkeypatch.setattr(pairs, "_MARGIN", 0.1)
     (tmp_path / "slow").mkdir()
-    (tmp_path / "slow" / "pairs").write_text("exec cat\n")
+    (tmp_path / "slow" / "probe").write_text("exec cat\n")
     check = PairCheck(0.1, "")
     hosts = [host(0), host(1)]
     join(check, hosts[0], Local(tmp_path / "slow"))
@@ -424,7 +423,7 @@ async def test_hosts_that_can_not_be_logged_in_to_take_no_part_in_a_measurement(
         workers = {
             one.name: replace(worker(one.name), address="127.0.0.1", port=port) for one in hosts
         }
-        ways = [PathTest(0, 1, 0, stream=True), PathTest(1, 0, 0, stream=False)]
+        chosen = paths(hosts)
         access = SshAccess("runner", key, "launcher")
-        found = await pairs.measure_paths(hosts, workers, ways, resolve({}, {}).settings, access)
+        found = await pairs.measure_paths(hosts, workers, chosen, resolve({}, {}).settings, access)
     assert found == ((), ("w-0", "w-1"))

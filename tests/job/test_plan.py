@@ -13,7 +13,7 @@ from mpiboot.job.dialects import DIALECTS
 from mpiboot.job.hostfile import union
 from mpiboot.job.plan import pair_findings, stop_on_failure
 from mpiboot.job.plan_builder import Observed
-from mpiboot.network.worker_pairs import Dialled, Reached
+from mpiboot.network.worker_pairs import Dial, Reached
 from mpiboot.system import programs
 from tests.fakes.plans import (
     MPIS,
@@ -662,7 +662,7 @@ def test_workers_that_do_not_reach_each_other_end_a_job_that_needs_it(
     assert optional in plan.tcp_optional
     assert bool(optional) == bool(plan.tcp_optional)
     first, second = (host.name for host in seen.hostfile.hosts)
-    dropped = Dialled(first, second, "10.244.0.11", 4000, 2.0, Reached.SILENT)
+    dropped = Dial(first, second, "10.244.0.11", 4000, 2.0, Reached.SILENT)
     (found,) = pair_findings(plan, seen, [dropped])
     assert found.level is (Level.WARN if optional else Level.FAIL)
 
@@ -675,7 +675,7 @@ def test_nat_ends_a_job_of_open_mpi_alone() -> None:
     ):
         seen = observed(family)
         first, second = (host.name for host in seen.hostfile.hosts)
-        good = Dialled(first, second, "10.0.0.2", 4000, 2.0, Reached.ANSWERED)
+        good = Dial(first, second, "10.0.0.2", 4000, 2.0, Reached.ANSWERED)
         seen_at = replace(good, own="10.0.0.1", seen="10.1.0.1")
         (found,) = pair_findings(planned("./train", seen), seen, [seen_at])
         assert found.level is level
@@ -684,6 +684,6 @@ def test_nat_ends_a_job_of_open_mpi_alone() -> None:
 def test_hosts_that_get_no_rank_need_not_reach_each_other() -> None:
     seen = observed(listed=hosts(2, 2))
     first, second = (host.name for host in seen.hostfile.hosts)
-    dropped = Dialled(first, second, "10.244.0.11", 4000, 2.0, Reached.SILENT)
+    dropped = Dial(first, second, "10.244.0.11", 4000, 2.0, Reached.SILENT)
     assert pair_findings(planned("mpirun -n 2 ./train", seen), seen, [dropped]) == ()
     assert pair_findings(planned("mpirun -n 3 ./train", seen), seen, [dropped]) != ()

@@ -23,12 +23,12 @@ from mpiboot.launcher.observation import Observation, find_hostfile
 from mpiboot.launcher.setup import LauncherPod
 from mpiboot.network import worker_pairs
 from mpiboot.network.records import Transport, WorkerNetwork
-from mpiboot.network.worker_pairs import Dialled
+from mpiboot.network.worker_pairs import Dial
 from mpiboot.system.keys import JobKey
 from tests.fakes import plans
 
 SEEN = plans.observed()
-DIALLED = cast("tuple[Dialled, ...]", ("a dials b",))
+DIALLED = cast("tuple[Dial, ...]", ("a dials b",))
 NETWORKS = {"w-0": WorkerNetwork("w-0", None, 1, None, Transport.UNKNOWN)}
 WARN = Finding("hostfile-invalid", Level.WARN, "two differ")
 
@@ -39,7 +39,7 @@ class Pairs:
     def __init__(self) -> None:
         self.asked: list[object] = []
 
-    async def results(self, workers: object) -> tuple[Dialled, ...]:
+    async def results(self, workers: object) -> tuple[Dial, ...]:
         self.asked.append(workers)
         return DIALLED
 

@@ -6,24 +6,28 @@ import pytest
 
 from mpiboot.core.model import Level
 from mpiboot.network.worker_pairs import (
+    ALL_PAIRS,
     KEPT,
-    Dialled,
+    Dial,
+    PathEnd,
+    PathHost,
     Reached,
+    announcement,
     blocked_on_data,
     findings,
+    limit,
     partners,
-    read,
-    read_port,
+    paths,
 )
 
 
-def dialled(source: str, target: str, reached: Reached = Reached.ANSWERED) -> Dialled:
+def dialled(source: str, target: str, reached: Reached = Reached.ANSWERED) -> Dial:
     good = reached is Reached.ANSWERED
     own = seen = "10.244.0.11" if good else ""
-    return Dialled(source, target, "10.244.0.12", 40001, 2.0, reached, own, seen, 22)
+    return Dial(source, target, "10.244.0.12", 40001, 2.0, reached, own, seen, 22)
 
 
-def both(reached: Reached) -> list[Dialled]:
+def both(reached: Reached) -> list[Dial]:
     return [dialled("w-0", "w-1", reached), dialled("w-1", "w-0", reached)]
 
 
@@ -60,21 +64,32 @@ def test_some_pair_lies_across_any_two_groups(bits: int) -> None:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("answered 10.0.0.1 10.0.0.9 -", (Reached.ANSWERED, "10.0.0.1", "10.0.0.9", None)),
-        ("connected fd00::1 - -", (Reached.CONNECTED, "fd00::1", "", None)),
-        ("silent - - connected", (Reached.SILENT, "", "", Reached.CONNECTED)),
-        ("no-route - - silent", (Reached.NO_ROUTE, "", "", Reached.SILENT)),
-        ("refused 10.0.0.1 - refused", (Reached.REFUSED, "10.0.0.1", "", Reached.REFUSED)),
-        ("silent - - odd", (Reached.SILENT, "", "", None)),
-        ("odd - - silent", None),
+        ("answered 10.0.0.1 10.0.0.9 - - - -", (Reached.ANSWERED, "10.0.0.1", "10.0.0.9", None)),
+        ("connected fd00::1 - - - - -", (Reached.CONNECTED, "fd00::1", "", None)),
+        ("silent - - connected - - -", (Reached.SILENT, "", "", Reached.CONNECTED)),
+        ("refused 10.0.0.1 - refused - - -", (Reached.REFUSED, "10.0.0.1", "", Reached.REFUSED)),
+        ("silent - - odd - - -", (Reached.SILENT, "", "", None)),
+        ("odd - - silent - - -", None),
         ("", None),
         ("answered 10.0.0.1", None),
-        ("answered 10.0.0.1 10.0.0.9 - more", None),
-        ("Traceback (most recent call", None),
+        ("answered 10.0.0.1 10.0.0.9 - - - - more", None),
+        ("Traceback (most recent call last): in seven", None),
     ],
 )
 def test_a_workers_answer(line: str, expected: object) -> None:
-    assert read(line) == expected
+    found = Dial("w-0", "w-1", "10.244.0.12", 40001, 2.0).answered(line)
+    assert (found and (found.reached, found.own, found.seen, found.ssh)) == expected
+
+
+def test_what_a_worker_measured() -> None:
+    asked = Dial("w-0", "w-1", "10.0.0.9", 40001, 2.0, own="10.0.0.1", wanted=1500, stream=64)
+    assert asked.request == "dial 10.0.0.9 40001 0 2 10.0.0.1 1500 64"
+    found = asked.answered("answered 10.0.0.1 10.0.0.1 - 120 1450 1000000")
+    assert found is not None
+    assert (found.microseconds, found.mtu, found.rate) == (120, 1450, 1000000)
+    found = asked.answered("stalled 10.0.0.1 10.0.0.1 - 120 - -")
+    assert found is not None
+    assert (found.reached, found.mtu, found.rate) == (Reached.STALLED, None, None)
 
 
 def test_workers_that_all_answer_are_nothing_to_tell() -> None:
@@ -144,11 +159,6 @@ def test_hosts_without_ranks_are_left_out() -> None:
     assert len(findings(both(Reached.SILENT), ["w-0", "w-1"])) == 1
 
 
-def test_of_a_dial_that_did_not_come_through_nothing_more_is_known() -> None:
-    one = Dialled("w-0", "w-1", "10.244.0.12", 40001, 2.0, Reached.SILENT)
-    assert (one.own, one.seen, one.ssh_port, one.ssh, one.translated) == ("", "", 0, None, False)
-
-
 @pytest.mark.parametrize(
     ("own", "seen", "translated"),
     [
@@ -162,21 +172,6 @@ def test_where_both_addresses_are_known_they_tell_of_nat(
     own: str, seen: str, *, translated: bool
 ) -> None:
     assert replace(dialled("w-0", "w-1"), own=own, seen=seen).translated == translated
-
-
-def test_what_each_result_means() -> None:
-    blocked = {Reached.SILENT, Reached.REFUSED, Reached.NO_ROUTE}
-    assert {item for item in Reached if item.blocked} == blocked
-    assert [item.value for item in Reached] == [
-        "answered",
-        "connected",
-        "silent",
-        "refused",
-        "no-route",
-        "unresolved",
-        "stalled",
-        "unknown",
-    ]
 
 
 def test_another_address_than_the_own_is_named_with_both() -> None:
@@ -210,21 +205,6 @@ def test_many_are_told_by_a_few() -> None:
     assert len(found.evidence) == 3
 
 
-@pytest.mark.parametrize(
-    ("line", "port"),
-    [
-        ("listens 40009 - -", 40009),
-        ("refused - - -", 0),
-        ("no-route - - no-route", 0),  # as a version that knows no further addresses answers
-        ("listens", 0),
-        ("listens no - -", 0),
-        ("", 0),
-    ],
-)
-def test_a_further_address_is_listened_at_or_not(line: str, port: int) -> None:
-    assert read_port(line) == port
-
-
 def test_where_tcp_does_not_pass_on_the_data_network() -> None:
     good, bad = both(Reached.ANSWERED), both(Reached.SILENT)
     assert blocked_on_data(()) == blocked_on_data(good) == ""
@@ -233,3 +213,65 @@ def test_where_tcp_does_not_pass_on_the_data_network() -> None:
     assert blocked_on_data([good[0], bad[1]]) == one + though
     first = one.replace("w-1 can't reach w-0", "w-0 can't reach w-1")
     assert blocked_on_data(reversed(bad)) == f"{first} (and 1 more){though}"
+
+
+CONTROL, DATA = PathEnd("eth0", "10.0.0.1", 1450), PathEnd("net1", "10.1.0.1", 9000)
+
+
+def hosts(count: int, networks: int = 1) -> list[PathHost]:
+    return [PathHost(f"w-{number}", (CONTROL, DATA)[:networks]) for number in range(count)]
+
+
+def pairs(count: int) -> set[frozenset[str]]:
+    return {dial.pair for dial in paths(hosts(count))}
+
+
+def test_few_hosts_are_measured_each_with_each_both_ways_in_every_network() -> None:
+    chosen = paths(hosts(2, 2))
+    assert [(dial.source, dial.target, dial.link, dial.control) for dial in chosen] == [
+        ("w-1", "w-0", "eth0", True),
+        ("w-0", "w-1", "eth0", True),
+        ("w-1", "w-0", "net1", False),
+        ("w-0", "w-1", "net1", False),
+    ]
+    assert [dial.wanted for dial in chosen] == [1450, 1450, 9000, 9000]
+    for count in (1, 3, ALL_PAIRS):
+        assert len(pairs(count)) == count * (count - 1) // 2
+    # A stream goes between neighbours alone.
+    assert sum(bool(dial.stream) for dial in paths(hosts(4))) == 2 * 3
+
+
+def test_a_path_is_measured_up_to_the_mtu_that_both_links_have() -> None:
+    near, far = PathEnd("net1", "10.1.0.1", 9000), PathEnd("net2", "10.1.0.2", 1500)
+    chosen = paths([PathHost("w-0", (near,)), PathHost("w-1", (far,))])
+    assert [(dial.own, dial.address, dial.link, dial.wanted) for dial in chosen] == [
+        ("10.1.0.2", "10.1.0.1", "net2", 1500),
+        ("10.1.0.1", "10.1.0.2", "net1", 1500),
+    ]
+
+
+def test_of_more_hosts_a_ring_with_chords_is_measured() -> None:
+    for count in (ALL_PAIRS + 1, 64):
+        found = pairs(count)
+        assert len(found) <= 2 * count
+        ring = {frozenset((f"w-{place}", f"w-{place + 1}")) for place in range(count - 1)}
+        assert ring <= found
+        assert len(frozenset().union(*found)) == count
+
+
+def test_hosts_with_fewer_networks_are_measured_in_those_that_both_have() -> None:
+    mixed = [PathHost("w-0", (CONTROL, DATA)), PathHost("w-1", (CONTROL,))]
+    assert {dial.link for dial in paths(mixed)} == {"eth0"}
+
+
+@pytest.mark.parametrize(
+    ("count", "networks", "seconds"), [(0, 1, 10), (2, 1, 30), (2, 2, 50), (4, 1, 70), (64, 2, 90)]
+)
+def test_it_takes_a_bounded_time(count: int, networks: int, seconds: float) -> None:
+    assert limit(paths(hosts(count, networks))) == seconds
+
+
+def test_it_says_before_what_it_will_cost() -> None:
+    assert announcement(paths(hosts(3, 2)), 3) == (
+        "measures 12 paths between 3 hosts on 2 networks: 90 s and 512 MiB at most"
+    )

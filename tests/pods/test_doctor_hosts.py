@@ -107,7 +107,7 @@ def test_several_faults_in_one_job_are_told_of_the_right_hosts(
 
 
 # The brackets keep each search from finding itself.
-RUNS = "cat /proc/[0-9]*/cmdline 2> /dev/null | tr '\\0' '\\n' | grep -c 'import path_prob[e]'"
+RUNS = "cat /proc/[0-9]*/cmdline 2> /dev/null | tr '\\0' '\\n' | grep -c 'import prob[e]'"
 KILL = """
 for p in /proc/[0-9]*; do
     if tr '\\0' ' ' < "$p/cmdline" | grep -q 'doctor --networ[k]'; then
@@ -133,7 +133,12 @@ def test_a_measurement_that_is_cut_off_leaves_nothing_running(
     for worker in job.workers:  # so that it takes its time
         worker.network.run("nft", "-f", "-", stdin=HOLE)
     terminal = job.launcher.exec_in_terminal("env", "TERM=xterm", "mpiboot", "doctor", "--network")
-    until(lambda: measuring(job) == 3, PATIENCE, "the measurement")
+    # The gate's check of worker pairs, which runs the same program, is over by then.
+    until(
+        lambda: "measures " in terminal.screen() and measuring(job) == 3,
+        PATIENCE,
+        "the measurement",
+    )
     if end == "INT":
         terminal.type("\x03")
         assert terminal.wait(PATIENCE) == 130

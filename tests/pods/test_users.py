@@ -244,7 +244,7 @@ def test_a_folder_that_another_user_could_replace(
 REPLACE = """
 cd /tmp
 mv mpiboot-{user} moved
-for name in worker/session.env worker/look worker/pairs worker/paths worker/doctor \\
+for name in worker/session.env worker/look worker/probe worker/doctor \\
     launcher/launch/agent.conf launcher/launch/hosts launcher/launch/ssh_config; do
     mkdir -p mpiboot-{user}/{here}/${{name%/*}}
     echo 'echo "$0" >> /tmp/executed' > mpiboot-{user}/{here}/$name

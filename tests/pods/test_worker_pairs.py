@@ -138,8 +138,8 @@ def test_a_worker_that_never_says_anything_holds_nobody_up(cluster: Cluster, ima
     for worker in job.workers:
         worker.start()
     folder = "/run/mpiboot/*/worker"
-    until(lambda: job.workers[1].exec("sh", "-c", f"[ -e {folder}/pairs ]").returncode == 0)
-    job.workers[1].shell(f"for d in {folder}; do echo 'exec cat' > $d/pairs; done")
+    until(lambda: job.workers[1].exec("sh", "-c", f"[ -e {folder}/probe ]").returncode == 0)
+    job.workers[1].shell(f"for d in {folder}; do echo 'exec cat' > $d/probe; done")
     job.publish()
     job.launcher.start()
     assert job.wait(PATIENCE) == 0

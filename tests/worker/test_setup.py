@@ -185,13 +185,13 @@ def test_what_is_settled_is_told_with_its_reason(
 
 def test_launchers_find_a_look_and_a_program_that_dials_others(tmp_path: Path) -> None:
     server.write_scripts(tmp_path)
-    look, pairs = tmp_path / "look", tmp_path / "pairs"
+    look, probe = tmp_path / "look", tmp_path / "probe"
     quiet, word, *argv = shlex.split(look.read_text())
     assert (quiet, word) == ("MPIBOOT_TERMINATION_LOG=/dev/null", "exec")
     assert argv[-3:] == ["facts", "--write", str(tmp_path / server.FACTS_FILE)]
     subprocess.run(argv, check=True)
     assert json.loads((tmp_path / server.FACTS_FILE).read_text())["hostname"]
-    assert {stat.S_IMODE(path.stat().st_mode) for path in (look, pairs)} == {0o600}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (look, probe)} == {0o600}
     quiet, role, word, *argv = shlex.split((tmp_path / "doctor").read_text())
     assert (quiet, role) == ("MPIBOOT_TERMINATION_LOG=/dev/null", "MPIBOOT_ROLE=worker")
     assert (word, argv[-3:]) == ("exec", ["doctor", "--json", "--no-login"])
