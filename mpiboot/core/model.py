@@ -114,16 +114,16 @@ class RdmaDevice:
     the image's RDMA library can't use the device; both are empty where it was not tried.
     """
 
-    index: int
-    name: str
-    protocol: str
-    node_type: str
-    node_guid: str
-    driver: str
-    pci: str
-    uverbs: str
-    open_error: str
-    ports: tuple[RdmaPort, ...]
+    index: int = -1
+    name: str = ""
+    protocol: str = ""
+    node_type: str = ""
+    node_guid: str = ""
+    driver: str = ""
+    pci: str = ""
+    uverbs: str = ""
+    open_error: str = ""
+    ports: tuple[RdmaPort, ...] = ()
     library_error: str = ""
 
     @property

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+# So many hosts have a line each; of more, one line a kind is shown, with the outliers named.
+MOST_LINES = 16
+
 
 def first_few(names: Iterable[str], shown: int = 4) -> str:
     """List names, the first ones by name and the rest as a number: ``w-0, w-1 and 62 more``."""

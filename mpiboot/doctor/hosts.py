@@ -10,7 +10,7 @@ from typing import Final
 from mpiboot.core.model import Finding, Level, Role, Worker
 from mpiboot.core.wording import counted, first_few, majority
 from mpiboot.doctor.checks import BY_REFERENCE, check, ok
-from mpiboot.network.control import link_of
+from mpiboot.network.worker_network import link_of
 from mpiboot.network.worker_pairs import WHY, Dial, Reached
 
 

@@ -36,8 +36,8 @@ from mpiboot.launcher import launch_folder, look, observation
 from mpiboot.launcher import setup as launcher_setup
 from mpiboot.launcher.observation import Observation
 from mpiboot.network import pod, worker_network, worker_pairs
-from mpiboot.network.control import link_of
 from mpiboot.network.records import usable
+from mpiboot.network.worker_network import link_of
 from mpiboot.network.worker_pairs import WORDS, PathEnd, PathHost, Reached
 from mpiboot.ssh.attempt import Attempt
 from mpiboot.system import files, os_calls

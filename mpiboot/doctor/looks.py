@@ -39,8 +39,8 @@ from mpiboot.doctor.pod import (
     SshListener,
 )
 from mpiboot.launcher import shims as names
-from mpiboot.network import gpus, pod
-from mpiboot.network.sysfs import text
+from mpiboot.network import pod
+from mpiboot.network.sysfs import nvidia_smi, text
 from mpiboot.ssh import openssh
 from mpiboot.supervisor.state import FAMILIES
 from mpiboot.system import control_groups, executables, files, keys, processes, programs
@@ -435,7 +435,7 @@ def nvidia(environ: Mapping[str, str], root: Path = Path("/")) -> NvidiaPart:
     channels = dev / "nvidia-caps-imex-channels"
     listed = os.listdir(channels) if channels.is_dir() else []  # noqa: PTH208 - names only
     count = sum(bool(_CHANNEL.fullmatch(name)) for name in listed)
-    fabric = cluster(gpus.nvidia_smi(environ.get("PATH", "")))
+    fabric = cluster(nvidia_smi(environ.get("PATH", "")))
     return NvidiaPart(driver, library, str(found or ""), fabric, count)
 
 

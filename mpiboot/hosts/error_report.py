@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import errno
 import platform
+import re
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -14,8 +15,8 @@ from mpiboot.core import log
 from mpiboot.core.checks import ExitCode, failed
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import Finding
+from mpiboot.core.wording import MOST_LINES, first_few
 from mpiboot.job import render
-from mpiboot.network import many_hosts
 
 # What a call fails with where this pod may have no more of something.
 _LIMITS: Final = {
@@ -24,6 +25,9 @@ _LIMITS: Final = {
     errno.EAGAIN: "this pod may start no more processes (pids.max, ulimit -u)",
     errno.ENOMEM: "there is no more memory",
 }
+
+# What differs from host to host: an address, a port, a time.
+_NUMBERS: Final = re.compile(r"[\da-f]*[\d:][\da-f:.]*")
 
 
 def bug(wrong: Exception) -> MpibootError:
@@ -63,7 +67,7 @@ def say_findings(found: Sequence[Finding], said_hint: str = "") -> tuple[Finding
     Returns:
         Those that were told.
     """
-    told = many_hosts.findings(found)
+    told = merge_findings(found)
     for item in told:
         log.finding(replace(item, hint="") if item.hint == said_hint else item)
     kinds = frozenset(told)
@@ -71,3 +75,48 @@ def say_findings(found: Sequence[Finding], said_hint: str = "") -> tuple[Finding
         if item not in kinds:
             log.debug(item.check, f"[{item.check}] {item.where}: {item.message}", host=item.host)
     return told
+
+
+def merge_findings(items: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Make one finding of those of one kind, where these are of more hosts than have a line each.
+
+    A kind is a check, its level and what is to be done. What most of these hosts say is said; what
+    others say stands behind it, with their names. Where none of them says the same, texts that
+    differ by numbers and addresses alone are one.
+    """
+    kinds: dict[tuple[object, ...], list[Finding]] = {}
+    for item in items:
+        alone = () if item.host else (id(item),)
+        kinds.setdefault((item.check, item.level, item.hint, *alone), []).append(item)
+    return tuple(
+        one
+        for alike in kinds.values()
+        for one in (alike if len(alike) <= MOST_LINES else (_one_of(alike),))
+    )
+
+
+def _one_of(alike: Sequence[Finding]) -> Finding:
+    usual, *others = sorted(_groups(alike), key=lambda group: -len(group))
+    hosts = tuple(item.host for item in alike)
+    odd = [f"{first_few(item.host for item in group)}: {group[0].message}" for group in others]
+    text = usual[0].message
+    if len(usual) == 1:
+        text = f"each in words of its own, {usual[0].host}: {text}"
+    elif usual[1].message != text:
+        text = f"each with numbers of its own, {usual[0].host}: {text}"
+    if odd and len(usual) > 1:
+        text += f"; but {first_few(odd)}"
+    return replace(alike[0], message=text, host="", hosts=hosts, evidence=())
+
+
+def _groups(alike: Sequence[Finding]) -> Iterable[list[Finding]]:
+    """Put those together that say the same, or differ by numbers alone where none comes twice."""
+    masked: dict[str, dict[str, list[Finding]]] = {}
+    for item in alike:
+        texts = masked.setdefault(_NUMBERS.sub("#", item.message), {})
+        texts.setdefault(item.message, []).append(item)
+    for texts in masked.values():
+        if all(len(group) == 1 for group in texts.values()):
+            yield [group[0] for group in texts.values()]
+        else:
+            yield from texts.values()

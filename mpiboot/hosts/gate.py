@@ -23,7 +23,7 @@ from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import Finding, Host, Worker
 from mpiboot.core.setting_types import DataNetworkUse
 from mpiboot.core.settings import Settings
-from mpiboot.core.wording import counted, first_few
+from mpiboot.core.wording import MOST_LINES, counted, first_few
 from mpiboot.hosts import failures, pacing, progress, remote_commands
 from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.dns import Resolver
@@ -32,7 +32,6 @@ from mpiboot.hosts.pairs import PairCheck
 from mpiboot.hosts.pipeline import Pipelines, PodPipelines
 from mpiboot.hosts.progress import HostState, Reporter, Stage
 from mpiboot.job.program_words import Rendezvous
-from mpiboot.network import many_hosts
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts
 from mpiboot.ssh.client_start import ConnectionPool
 from mpiboot.system import os_calls
@@ -382,7 +381,7 @@ def _failure(states: Sequence[HostState], late: Sequence[HostState], after: floa
     message = f"{len(late)} of {len(states)} hosts {verb} after {round(after, 1):g} s: "
     message += progress.missing(states)
     # Of many hosts there is a line a kind (error_report).
-    each = found if len(found) <= many_hosts.MOST else ()
+    each = found if len(found) <= MOST_LINES else ()
     shown = tuple(f"{item.host}: {item.message}" for item in each)
     hint = next((state.hint for state in late if state.hint), None)
     return MpibootError(failed(reference, message, evidence=shown, hint=hint), others=found)

@@ -21,6 +21,7 @@ from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import Host, Mesh, Mpi, NoFacts, PodFacts, Worker
 from mpiboot.core.setting_types import Auto, HostKeys, Switch
 from mpiboot.core.settings import Settings
+from mpiboot.core.wording import MOST_LINES
 from mpiboot.hosts import failures, host_shell, pacing
 from mpiboot.hosts.access import Kubectl, Obstacle, SshAccess, Trouble, pod_of
 from mpiboot.hosts.dns import Resolver
@@ -30,7 +31,7 @@ from mpiboot.hosts.pacing import Pauses
 from mpiboot.hosts.pairs import PairCheck
 from mpiboot.hosts.progress import HostState, Stage, finding
 from mpiboot.job import names
-from mpiboot.network import many_hosts, platform_hints
+from mpiboot.network import platform_hints
 from mpiboot.network import pod as own_pod
 from mpiboot.ssh import attempt as ssh_attempt
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
@@ -73,7 +74,7 @@ class HostNames:
             return answer
         self.renamed[name] = long
         # Of very many names the plan has the number and the first few.
-        say = log.info if len(self.renamed) <= many_hosts.MOST else log.debug
+        say = log.info if len(self.renamed) <= MOST_LINES else log.debug
         say("names", f"{name} resolves only as {long}: that name is used", host=name)
         return longer
 

@@ -24,12 +24,11 @@ from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.launch_spec import LAUNCH_ID
 from mpiboot.core.model import Worker
 from mpiboot.core.settings import Settings
-from mpiboot.core.wording import counted, first_few
+from mpiboot.core.wording import MOST_LINES, counted, first_few
 from mpiboot.hosts import host_shell
 from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.host_shell import HostAnswer
 from mpiboot.hosts.remote_commands import RemoteCommands
-from mpiboot.network import many_hosts
 
 # Job and launch; the launcher's host name and the time of day at its start.
 MARK: Final = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}(?:@([A-Za-z0-9.-]*)@([0-9TZ:-]+))?", re.ASCII)
@@ -264,6 +263,6 @@ def _say(answers: Mapping[str, HostAnswer]) -> None:
 
 def _lines(counts: Mapping[str, int]) -> Iterable[tuple[str, str, int]]:
     """Give for each line where it is about, the host where it is one, and how many processes."""
-    if len(counts) <= many_hosts.MOST:
+    if len(counts) <= MOST_LINES:
         return [(host, host, count) for host, count in counts.items()]
     return [(f"{len(counts):,} hosts ({first_few(tuple(counts))})", "", sum(counts.values()))]

@@ -16,9 +16,9 @@ from mpiboot.core.setting_types import MpiNetwork
 from mpiboot.core.wording import first_few
 from mpiboot.job.dialects import ALSO_DAEMON_LINK, parameter, version_number
 from mpiboot.job.plan_builder import Observed, PlanBuilder
-from mpiboot.network import control
-from mpiboot.network.control import launcher_addresses, link_of
+from mpiboot.network import worker_network
 from mpiboot.network.records import RDMA, Transport, usable
+from mpiboot.network.worker_network import launcher_addresses, link_of
 
 # Each names links whole, in a list; Open MPI takes networks, UCX names of RDMA devices too. What
 # follows where a pod has none of them: seen with Open MPI 4.1.4 and 5.0.7; of the rest, the words
@@ -278,7 +278,7 @@ def _cut_name(name: str, prefix: str) -> str:
 def pin_control(builder: PlanBuilder) -> None:
     """Pin daemons and MPI TCP to the control link, or carry over what the user pinned."""
     observed = builder.observed
-    decision, why_not = control.choose(
+    decision, why_not = worker_network.control_link(
         builder.settings.control_ifname,
         observed.links,
         observed.workers,
@@ -286,7 +286,7 @@ def pin_control(builder: PlanBuilder) -> None:
     )
     if decision and ":" in decision.value:
         # Open MPI reads networks of IPv4 alone there (inet_pton with AF_INET), and ends otherwise.
-        link = control.name_in(decision.value, observed.links, observed.workers)
+        link = worker_network.name_in(decision.value, observed.links, observed.workers)
         why_not = f"{builder.row.title} takes no IPv6 network, and no one link name fits all pods"
         if not link and decision.source is not Source.DETECTED:
             message = f"{decision.reason}={decision.value}: {why_not}"
@@ -387,11 +387,11 @@ def _own_link(observed: Observed, decision: Decision | None) -> Decision | None:
     if decision and network(decision.value) is None:
         return decision
     names = set()
-    for address in control.launcher_addresses(observed.workers):
-        link = control.link_of(address, observed.links)
+    for address in worker_network.launcher_addresses(observed.workers):
+        link = worker_network.link_of(address, observed.links)
         names.add(link.name if link else "")
     if decision and decision.source is not Source.DETECTED:
-        names = {control.name_in(decision.value, observed.links, ())}
+        names = {worker_network.name_in(decision.value, observed.links, ())}
     (name,) = names if len(names) == 1 else {""}
     reason = "the launcher's link to all workers: daemons connect to its address"
     return Decision("daemon-link", name, Source.DETECTED, reason) if name else None

@@ -22,7 +22,7 @@ from mpiboot.job.dialects import Export
 from mpiboot.job.placement import Placement
 from mpiboot.job.plan_builder import Observed, PlanBuilder
 from mpiboot.job.program_words import Rendezvous
-from mpiboot.network import control, decision, worker_network
+from mpiboot.network import decision, worker_network
 from mpiboot.network.decision import DataNetwork
 from mpiboot.network.records import Transport, WorkerNetwork, usable
 
@@ -79,7 +79,7 @@ def _of_the_mpi(builder: PlanBuilder, workers: Iterable[Worker]) -> tuple[Variab
         Variable(name, link.name, reason, host=worker.host.name, rule="mpi-link")
         for name in names
         for worker in workers
-        if worker.facts and (link := control.link_of(worker.address, worker.facts.links))
+        if worker.facts and (link := worker_network.link_of(worker.address, worker.facts.links))
     )
 
 

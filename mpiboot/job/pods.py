@@ -30,7 +30,7 @@ from mpiboot.core.wording import first_few, majority, size_of
 from mpiboot.job.names import short
 from mpiboot.job.plan_builder import LauncherLimits, Observed, PlanBuilder
 from mpiboot.network import service_mesh
-from mpiboot.network.control import launcher_addresses, link_of
+from mpiboot.network.worker_network import launcher_addresses, link_of
 
 _MIB: Final = 1 << 20
 LIMITS_CHECK: Final = "launcher-limits"

@@ -16,7 +16,7 @@ from mpiboot.core.setting_types import shown
 from mpiboot.core.settings import Resolved, Setting
 from mpiboot.core.wording import first_few
 from mpiboot.job import masking
-from mpiboot.network import cluster_view, many_hosts
+from mpiboot.network import cluster_view
 
 if TYPE_CHECKING:
     from mpiboot.job.plan import Plan
@@ -209,10 +209,12 @@ def workers(rows: Iterable[cluster_view.WorkerRow]) -> str:
 def plan(made: Plan, found: Sequence[Finding], width: int | None = None) -> str:
     """Lay a plan out for a person: findings, the data network, decisions, then the command."""
     text = findings(found, width) + ("\n" if found else "")
-    text += workers(many_hosts.rows(made.rows)) + "\n" if made.rows else ""
+    text += workers(cluster_view.merge_rows(made.rows)) + "\n" if made.rows else ""
     text += decisions(made.decisions, width)
     if made.per_host:
-        given = many_hosts.variables({host: _masked(own) for host, own in made.per_host.items()})
+        given = cluster_view.variable_lines(
+            {host: _masked(own) for host, own in made.per_host.items()}
+        )
         text += "\n" + table(("host", "variable", "value"), given, indent="  ")
     text += f"\n  {len(made.set_env)} variables set, {len(made.unset_env)} removed\n"
     return text + f"\n{command(made.argv)}\n"

@@ -24,7 +24,7 @@ from mpiboot.hosts.dns import read_resolv_conf
 from mpiboot.job import names, plan
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import LaunchPaths, Observed
-from mpiboot.network.control import launcher_addresses
+from mpiboot.network.worker_network import launcher_addresses
 from mpiboot.ssh import client_start
 from mpiboot.ssh import config as sshconfig
 from mpiboot.supervisor import evidence, host_watch

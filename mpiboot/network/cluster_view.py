@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Final, TypeAlias
 
 from mpiboot.core import addresses
@@ -20,7 +20,7 @@ from mpiboot.core.checks import BY_REFERENCE, WARNINGS
 from mpiboot.core.model import Finding, Level, Link, LinkLayer, NoFacts, PodFacts, PortState
 from mpiboot.core.setting_types import DataNetworkUse
 from mpiboot.core.settings import Settings
-from mpiboot.core.wording import first_few, majority, size_of
+from mpiboot.core.wording import MOST_LINES, first_few, majority, size_of
 from mpiboot.network import nccl
 from mpiboot.network.rails import named_by_platform
 from mpiboot.network.records import (
@@ -518,3 +518,66 @@ def _user_values(
         message = f"NCCL_IB_DISABLE=1 keeps NCCL from {ports}, which could carry its data"
         found.append(Problem("nccl-value", message))
     return found
+
+
+# Of very many workers one row a kind is shown. The whole is in ``plan --json``.
+def merge_rows(table: Sequence[WorkerRow]) -> tuple[WorkerRow, ...]:
+    """Make one row of those that differ by name and address alone, the rarest kinds first."""
+    if len(table) <= MOST_LINES:
+        return tuple(table)
+    kinds: dict[WorkerRow, list[str]] = {}
+    for row in table:
+        kind = replace(row, worker="", control=_link(row.control), data=_links(row.data))
+        kinds.setdefault(kind, []).append(row.worker)
+    order = sorted(kinds.items(), key=lambda item: len(item[1]))
+    shown = [replace(kind, worker=_names(hosts)) for kind, hosts in order]
+    if len(shown) <= MOST_LINES:
+        return tuple(shown)
+    rest = sum(len(hosts) for _, hosts in order[: len(order) - MOST_LINES + 1])
+    more = WorkerRow(f"{rest} more, of other kinds", *("",) * 7)
+    return (*shown[len(order) - MOST_LINES + 1 :], more)
+
+
+def variable_lines(per_host: Mapping[str, Mapping[str, str]]) -> Iterable[tuple[str, str, str]]:
+    """List hosts, name and value of the variables of single hosts: a line for each value."""
+    if len(per_host) <= MOST_LINES:
+        return [(host, *item) for host, mine in per_host.items() for item in mine.items()]
+    hosts: dict[tuple[str, str], list[str]] = {}
+    for host, mine in per_host.items():
+        for item in mine.items():
+            hosts.setdefault(item, []).append(host)
+    lines: dict[str, list[tuple[str, str, str]]] = {}
+    for (name, value), those in sorted(hosts.items(), key=lambda item: -len(item[1])):
+        lines.setdefault(name, []).append((_names(those), name, value))
+    return [
+        line
+        for name, found in lines.items()
+        for line in (
+            *found[:MOST_LINES],
+            *(
+                [(f"{len(found) - MOST_LINES} more values", name, "")]
+                if len(found) > MOST_LINES
+                else ()
+            ),
+        )
+    ]
+
+
+def _names(hosts: Sequence[str]) -> str:
+    return hosts[0] if len(hosts) == 1 else f"{len(hosts)}: {first_few(hosts, 3)}"
+
+
+def _link(cell: str) -> str:
+    """Cut the address off: ``net1 10.0.0.1``."""
+    return cell.partition(" ")[0]
+
+
+def _links(cell: str) -> str:
+    """Cut the addresses off in a list, or in the first and the last of one."""
+    return ", ".join(
+        " .. ".join(map(_link, part.split(" .. "))) + _count(part) for part in cell.split(", ")
+    )
+
+
+def _count(part: str) -> str:
+    return " (" + part.rpartition("(")[2] if part.endswith(")") else ""

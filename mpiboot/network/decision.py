@@ -16,7 +16,7 @@ from mpiboot.core.model import Decision, Finding, Level, Source, Variable
 from mpiboot.core.setting_types import DataNetworkUse
 from mpiboot.core.settings import Given, Settings
 from mpiboot.core.wording import first_few
-from mpiboot.network import cluster_view, gids, proposals
+from mpiboot.network import cluster_view, nccl, proposals
 from mpiboot.network.records import Transport, WorkerNetwork
 
 
@@ -233,7 +233,7 @@ def _with_gids(
     found = [
         (one.rails, {*taken, *(one.facts.environment if one.facts else ())}) for one in workers
     ]
-    chosen = gids.choose(found, settings.nccl_version)
+    chosen = nccl.choose(found, settings.nccl_version)
     return tuple(replace(one, gids=its) for one, its in zip(workers, chosen, strict=True))
 
 

@@ -1,18 +1,21 @@
-"""What NCCL itself does with a value or with a GID table, per version; it decides nothing. Pure.
+"""What NCCL and UCX do with a value or a GID table, and how they are brought to use ours. Pure.
 
-Told from NCCL's sources (misc/utils.cc, net_ib.cc and net_ib/connect.cc) and from runs of
-2.18.3, 2.21.5, 2.28.9, 2.30.7 and 2.32.3.
+NCCL's rules are from its sources (misc/utils.cc, net_ib.cc and net_ib/connect.cc) and from runs of
+2.18.3, 2.21.5, 2.28.9, 2.30.7 and 2.32.3. Each library's own choice of an entry of a RoCE port's
+GID table is simulated first: nothing is set where it is right.
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from mpiboot.core.addresses import IPV6, Address, Network, parse
-from mpiboot.core.model import Gid, GidType, RdmaPort
+from mpiboot.core.addresses import IPV4, IPV6, Address, Network, parse, smallest_network
+from mpiboot.core.model import Gid, GidType, Link, RdmaPort
+from mpiboot.network.records import GidChoice, Problem, Rail, Transport, usable
 
 Version: TypeAlias = "tuple[int, int, int]"
 
@@ -128,3 +131,318 @@ def _family(gid: Gid | None) -> int:
     """Tell the family as NCCL does: whatever is no mapped IPv4 is IPv6, an empty slot too."""
     found = address(gid) if gid else None
     return found.version if found else IPV6
+
+
+def is_entry_of(gid: Gid, link: Link) -> bool:
+    """Whether a RoCE v2 entry may be this link's, by name and index; the address is not looked at.
+
+    Another pod's link can have the same name, and seldom the same index as well; the name is
+    missing where sysfs is only partly there.
+    """
+    return (
+        gid.kind is GidType.ROCE_V2
+        and gid.netdev in (link.name, "")
+        and gid.link in (link.index, 0)
+    )
+
+
+_Pair: TypeAlias = "tuple[Rail, Gid]"
+_Told: TypeAlias = "tuple[dict[str, str], str]"  # variables, and why these
+_UPGRADE: Final = "use NCCL 2.21 or later"
+_SUBNET: Final = "give the rails a network that the node's own addresses are not in"
+_AUTO: Final = SKIPS_HOLES
+# Who sets one of these has chosen devices or entries himself.
+_OWN_NCCL: Final = (
+    "NCCL_IB_HCA",
+    "NCCL_IB_GID_INDEX",
+    "NCCL_IB_ADDR_RANGE",
+    "NCCL_IB_ADDR_FAMILY",
+    "NCCL_IB_DISABLE",
+)
+_OWN_UCX: Final = ("UCX_NET_DEVICES", "UCX_TLS", "UCX_IB_GID_INDEX", "UCX_IB_ROCE_SUBNETS")
+
+
+def wanted(rail: Rail) -> tuple[Gid | None, str]:
+    """Find the RoCE v2 entry of the link's own address: IPv4 before IPv6, in the link's order.
+
+    Returns:
+        The entry, or None; and what is wrong, empty where nothing is.
+    """
+    if rail.link is None:
+        return None, f"no link of this pod belongs to {rail.name}, so its RoCE entry is not known"
+    own = usable(rail.link)
+    if not own:
+        return None, f"link {rail.link.name} of {rail.name} has no address"
+    for item in sorted(own, key=lambda one: one.version):
+        found = [
+            gid for gid in rail.port.gids if is_entry_of(gid, rail.link) and address(gid) == item.ip
+        ]
+        if found:
+            indexes = ", ".join(str(gid.index) for gid in found)
+            twice = (
+                f"entries {indexes} of {rail.name} are all {item.ip} on a link named "
+                f"{rail.link.name}: one of them is another pod's"
+            )
+            return found[0], twice if len(found) > 1 else ""
+    kinds = sorted({gid.kind.value or "unknown" for gid in rail.port.gids}) or ["nothing"]
+    return None, (
+        f"the GID table of {rail.name} has no RoCE v2 entry for "
+        f"{', '.join(str(item.ip) for item in own)} (it has {', '.join(kinds)})"
+    )
+
+
+def ucx_index(port: RdmaPort, inside: Network | None = None) -> int | None:
+    """Simulate UCX's own choice: by RoCE version and family, the first entry of the best sort."""
+
+    def rank(gid: Gid) -> tuple[int, int, int] | None:
+        found = address(gid)
+        if found is None or (inside is not None and found not in inside):
+            return None
+        local = found.version == IPV6 and found.is_link_local
+        return (
+            gid.kind is not GidType.ROCE_V2,
+            0 if found.version == IPV4 else 1 + local,
+            gid.index,
+        )
+
+    ranks = [one for one in map(rank, port.gids) if one is not None]
+    return min(ranks)[2] if ranks else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Library:
+    """NCCL or UCX: ``by_itself`` gives the index that it takes of a port unless it is told another.
+
+    ``tell`` finds the variables that make it take these rails' entries, and why these; None where
+    none do. Whoever sets one of ``own`` has chosen devices or entries himself.
+    """
+
+    name: str
+    own: Collection[str]
+    by_itself: Callable[[RdmaPort], int | None]
+    tell: Callable[[Sequence[_Pair]], _Told | None]
+    why_not: str
+    hint: str
+
+
+def _libraries(nccl_version: str) -> tuple[_Library, _Library]:
+    known = version(nccl_version)
+    old = known is not None and known < AUTOMATIC
+    name = f"NCCL {'.'.join(map(str, known))}" if known else "NCCL"
+    none = "no network holds their addresses alone"
+    return (
+        _Library(
+            name,
+            _OWN_NCCL,
+            lambda port: gid_index(port, known or _AUTO),
+            lambda pairs: _nccl(pairs, known),
+            "it needs 2.21 or later" if old else none,
+            _UPGRADE if old else _SUBNET,
+        ),
+        _Library("UCX", _OWN_UCX, ucx_index, _ucx, none, _SUBNET),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Ports:
+    """A worker's rails, what the user has set there, and each RoCE rail's entry, as ``wanted``.
+
+    ``labels`` say which rail of another worker is the same; none where nothing is to be chosen.
+    """
+
+    rails: Sequence[Rail]
+    own: Collection[str]
+    labels: Sequence[str]
+    found: Sequence[tuple[Gid | None, str]]
+
+    @property
+    def pairs(self) -> dict[str, _Pair]:
+        """The rails that have entries, by their labels."""
+        found = zip(self.labels, self.rails, self.found, strict=False)
+        return {label: (rail, gid) for label, rail, (gid, _) in found if gid is not None}
+
+    def users(self, library: _Library) -> str:
+        """Name the user's variable that answers for what this library takes."""
+        return next((name for name in library.own if name in self.own), "")
+
+
+def choose(
+    workers: Sequence[tuple[Sequence[Rail], Collection[str]]], nccl_version: str
+) -> list[GidChoice]:
+    """Decide how each worker's ports get the right GID index.
+
+    A process tells a library one index, or one network. Where none does for all of its ports, the
+    most rails that one does for are used, and the same ones on all workers: by their links' names,
+    or, where these differ, by their order. A port without an entry would send with another's
+    address.
+
+    Args:
+        workers: each one's rails (InfiniBand and EFA need nothing), and the names that the user has
+            set there: whoever names devices or indexes answers for them.
+        nccl_version: as ``version`` reads it; empty where it isn't known.
+    """
+    labels, every = _labels([_links(rails) for rails, _ in workers])
+    ports = [
+        _Ports(rails, own, mine, [wanted(one) for one in rails if one.transport is Transport.ROCE])
+        for (rails, own), mine in zip(workers, labels, strict=True)
+    ]
+    columns = []
+    for library in _libraries(nccl_version):
+        whole = [library.tell([*one.pairs.values()]) if one.pairs else None for one in ports]
+        same = _most(map(functools.partial(_fitting, library), ports, whole), every)
+        columns.append([(library, same, told) for told in whole])
+    return [_choice(one, row) for one, *row in zip(ports, *columns, strict=True)]
+
+
+def _links(rails: Sequence[Rail]) -> list[str]:
+    """Name the links of RoCE rails; none where a device that the user named has no link here."""
+    roce = [rail.link for rail in rails if rail.transport is Transport.ROCE]
+    return [link.name for link in roce if link] if all(roce) else []
+
+
+def _labels(links: Sequence[Sequence[str]]) -> tuple[Sequence[Sequence[str]], Sequence[str]]:
+    """Give each worker's labels, and those that all have which have any."""
+    some = [mine for mine in links if mine]
+    if common := [name for name in some[0] if all(name in mine for mine in some)] if some else []:
+        return links, common
+    places = [[str(place) for place, _ in enumerate(mine)] for mine in links]
+    return places, min((mine for mine in places if mine), key=len, default=[])
+
+
+def _fitting(library: _Library, ports: _Ports, whole: _Told | None) -> frozenset[frozenset[str]]:
+    """Give the largest sets of rails that this library can use together; none: all fit."""
+    pairs = ports.pairs
+    if ports.users(library) or (whole is not None and len(pairs) == len(ports.rails)):
+        return frozenset()
+    if whole is not None:
+        return frozenset({frozenset(pairs)})
+    sets: dict[int | None, set[str]] = {}
+    for label, (rail, gid) in pairs.items():
+        sets.setdefault(gid.index, set()).add(label)
+        if library.by_itself(rail.port) == gid.index:
+            sets.setdefault(None, set()).add(label)
+    return frozenset(map(frozenset, sets.values()))
+
+
+def _most(
+    fitting: Iterable[frozenset[frozenset[str]]], every: Sequence[str]
+) -> frozenset[str] | None:
+    """Give the largest set of rails that suits all workers, of several the first; None: all do."""
+    limits = dict.fromkeys(filter(None, fitting))
+    kept = {frozenset(every)}
+    for sets in limits:
+        both = {one & other for one in kept for other in sets}
+        kept = {one for one in both if not any(one < other for other in both)}
+    first = max(kept, key=lambda one: (len(one), [label in one for label in every]))
+    return first if limits else None
+
+
+def _choice(
+    ports: _Ports, libraries: Sequence[tuple[_Library, frozenset[str] | None, _Told | None]]
+) -> GidChoice:
+    """Decide for one worker, by the rails that all use, and what would make it use all it has."""
+    names, pairs = tuple(rail.name for rail in ports.rails), ports.pairs
+    entries = tuple(gid for gid, _ in ports.found) or (None,) * len(names)
+    problems = [
+        Problem("rdma-gid" if gid is None else "data-ambiguous", message)
+        for gid, message in ports.found
+        if message
+    ]
+    if not pairs:
+        reason = "left alone: not every port has an entry for an address of this pod"
+        reason = reason if ports.found else "only RoCE has an index to choose"
+        return GidChoice(entries, {}, reason, tuple(problems), names, names)
+    values, reasons, used = dict[str, str](), list[str](), list[tuple[str, ...]]()
+    for library, same, whole in libraries:
+        mine = ports.users(library)
+        if mine or same is None:
+            used.append(names)
+            told = whole or ({}, f"left to the user's {mine}")
+        else:
+            chosen = [pair for label, pair in pairs.items() if label in same]
+            used.append(tuple(rail.name for rail, _ in chosen))
+            # What tells all rails tells some of them, too.
+            told = (chosen and (library.tell(chosen) or whole)) or ({}, "")
+        values |= told[0]
+        reasons += filter(None, told[1:])
+        if used[-1] != names:
+            differ = _listed(pairs.values()) if whole is None else ""
+            problems.append(_left_out(library, names, used[-1], differ))
+    return GidChoice(entries, values, "; ".join(reasons), tuple(problems), *used)
+
+
+def _left_out(library: _Library, names: Sequence[str], used: Sequence[str], differ: str) -> Problem:
+    """Say which ports a library does not use, as here or elsewhere it can't be told all indexes."""
+    message = f"{library.name} can't use all ports of every worker"
+    if differ:
+        message = (
+            f"the ports need different GID indexes ({differ}), which {library.name} can't be told"
+        )
+        message += f": {library.why_not}"
+    left = ", ".join(name for name in names if name not in used)
+    message += f"; used: {', '.join(used) or 'none'}; left out: {left}"
+    more = library.hint if differ else "give every port an address"
+    keep = f"; or keep to MPIBOOT_RDMA_DEVICE={','.join(used)}" if used else ""
+    return Problem("rdma-gid-index", message, more + keep)
+
+
+def _listed(pairs: Iterable[_Pair]) -> str:
+    return ", ".join(f"{rail.name} {gid.index}" for rail, gid in pairs)
+
+
+def _nccl(pairs: Sequence[_Pair], version: Version | None) -> _Told | None:
+    """Find what makes NCCL take these entries, from the least to the most that is set."""
+    indexes = {gid.index for _, gid in pairs}
+    listed = _listed(pairs)
+
+    def chooses(*, family: int = 4, inside: Network | None = None) -> bool:
+        return all(
+            gid_index(rail.port, version or _AUTO, family=family, inside=inside) == gid.index
+            for rail, gid in pairs
+        )
+
+    # One value can't tell different ones, and only an old version needs to be told.
+    if chooses() and (version or len(indexes) > 1):
+        which = "one" if version else "ones from 2.21 on"
+        return {}, f"left to NCCL, which finds the right {which} ({listed})"
+    if len(indexes) == 1:
+        (index,) = indexes
+        name = ".".join(map(str, version)) if version else ""
+        why = f"NCCL {name} would take another" if name else "NCCL's version is not known"
+        return {"NCCL_IB_GID_INDEX": str(index)}, f"index {index} holds this pod's address; {why}"
+    network = _one_network(pairs)
+    if network is None or (version is not None and version < AUTOMATIC):
+        return None
+    family = {"NCCL_IB_ADDR_FAMILY": "AF_INET6"} if network.version != IPV4 else {}
+    differ = f"the ports' indexes differ ({listed}); NCCL finds them by"
+    if family and chooses(family=network.version):
+        return family, f"{differ} the IP version"
+    if chooses(family=network.version, inside=network):
+        return {**family, "NCCL_IB_ADDR_RANGE": str(network)}, f"{differ} their network, {network}"
+    return None
+
+
+def _ucx(pairs: Sequence[_Pair]) -> _Told | None:
+    """Find what makes UCX take these entries."""
+    indexes = [gid.index for _, gid in pairs]
+    if [ucx_index(rail.port) for rail, _ in pairs] == indexes:
+        return {}, ""
+    if len(set(indexes)) == 1:
+        return {"UCX_IB_GID_INDEX": str(indexes[0])}, f"UCX would take another than {indexes[0]}"
+    network = _one_network(pairs)
+    if network is not None and [ucx_index(rail.port, network) for rail, _ in pairs] == indexes:
+        return {"UCX_IB_ROCE_SUBNETS": str(network)}, f"UCX finds them by {network} (from 1.18 on)"
+    return None
+
+
+def _one_network(pairs: Sequence[_Pair]) -> Network | None:
+    """Find the smallest network that holds all of these addresses, and no other of the tables.
+
+    What else is in it might stand before ours tomorrow: the tables change with other pods.
+    """
+    own = {item for _, gid in pairs if (item := address(gid)) is not None}
+    every = (address(gid) for rail, _ in pairs for gid in rail.port.gids)
+    network = smallest_network(own)
+    if network is None or any(item in network for item in every if item and item not in own):
+        return None
+    return network

@@ -15,7 +15,6 @@ from typing import Final, TypeAlias
 from mpiboot.core.model import (
     Fabric,
     Gid,
-    GidType,
     Link,
     LinkLayer,
     PortState,
@@ -34,19 +33,6 @@ _IPOIB_BYTES: Final = 20
 def ports(devices: Iterable[RdmaDevice]) -> tuple[Found, ...]:
     """List all ports with their devices, without EFA's."""
     return tuple((device, port) for device in devices if not device.efa for port in device.ports)
-
-
-def is_entry_of(gid: Gid, link: Link) -> bool:
-    """Whether a RoCE v2 entry may be this link's, by name and index; the address is not looked at.
-
-    Another pod's link can have the same name, and seldom the same index as well; the name is
-    missing where sysfs is only partly there.
-    """
-    return (
-        gid.kind is GidType.ROCE_V2
-        and gid.netdev in (link.name, "")
-        and gid.link in (link.index, 0)
-    )
 
 
 def _driving(link: Link, fabric: Fabric) -> list[Found]:
@@ -110,7 +96,7 @@ def _by_gid(link: Link, fabric: Fabric, _: Sequence[Link]) -> list[Found]:
         item
         for item in ports(fabric.devices)
         if any(
-            gid.netdev == link.name and is_entry_of(gid, link) and nccl.address(gid) in own
+            gid.netdev == link.name and nccl.is_entry_of(gid, link) and nccl.address(gid) in own
             for gid in item[1].gids
         )
     ]

@@ -8,13 +8,12 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from mpiboot.core.model import Fabric, LinkLayer, RdmaDevice, RdmaPort
+from mpiboot.core.model import Fabric, LinkLayer, PortState, RdmaDevice, RdmaPort
 from mpiboot.network import libraries, nldev, sysfs
-from mpiboot.network.sysfs import DeviceReport
 
 _Message = Any  # pyroute2 has no types
 
@@ -40,14 +39,16 @@ _NO_NODE: Final = (*_UNKNOWN, errno.ENODEV, errno.ENOENT)
 
 @dataclass(frozen=True, slots=True)
 class KernelRdma:
-    """What the kernel told; ``complete`` says whether its list of devices came to its end.
+    """The kernel's answers; ``complete`` says whether its list of devices came to its end.
 
-    ``mode`` is ``shared``, ``exclusive`` or empty.
+    ``mode`` is ``shared``, ``exclusive`` or empty. ``nodes`` are the names of device nodes and the
+    numbers that these must have, by device.
     """
 
     mode: str
-    devices: tuple[DeviceReport, ...]
+    devices: tuple[RdmaDevice, ...]
     complete: bool
+    nodes: Mapping[str, tuple[str, int | None]] = field(default_factory=dict)
     unreadable: tuple[str, ...] = ()
 
 
@@ -73,11 +74,13 @@ async def read(kernel: nldev.AsyncNldev, seconds: float = nldev.SECONDS) -> Kern
     asking = _Asking(kernel, seconds)
     listed = await asking.ask(nldev.GET, "the list of RDMA devices", dump=True)
     complete = not asking.unreadable
-    found = [device for message in listed if (device := _reported(message)) is not None]
+    found = [device for message in listed if (device := _listed(message)) is not None]
+    nodes: dict[str, tuple[str, int | None]] = {}
     return KernelRdma(
         mode=await _mode(asking),
-        devices=tuple([await _whole(asking, device) for device in found]),
+        devices=tuple([await _whole(asking, device, nodes) for device in found]),
         complete=complete and len(found) == len(listed),
+        nodes=nodes,
         unreadable=tuple(asking.unreadable),
     )
 
@@ -135,15 +138,15 @@ async def _mode(asking: _Asking) -> str:
     return "exclusive" if _number(answer[0], "SYS_ATTR_NETNS_MODE") == 0 else "shared"
 
 
-def _reported(message: _Message) -> DeviceReport | None:
+def _listed(message: _Message) -> RdmaDevice | None:
     index, name = _number(message, "ATTR_DEV_INDEX"), _text(message, "ATTR_DEV_NAME")
     if index is None or not name:
         return None
-    return DeviceReport(
-        name,
+    return RdmaDevice(
         index,
+        name,
         node_guid=_guid(_number(message, "ATTR_NODE_GUID")),
-        node_type=sysfs.node_type(_number(message, "ATTR_DEV_NODE_TYPE")),
+        node_type=sysfs.word("node type", _number(message, "ATTR_DEV_NODE_TYPE")),
         protocol=_text(message, "ATTR_DEV_PROTOCOL"),
     )
 
@@ -153,34 +156,35 @@ def _guid(number: int | None) -> str:
     return ":".join(digits[place : place + 4] for place in range(0, len(digits), 4))
 
 
-async def _whole(asking: _Asking, device: DeviceReport) -> DeviceReport:
-    before, index = len(asking.unreadable), device.index
+async def _whole(
+    asking: _Asking, device: RdmaDevice, nodes: dict[str, tuple[str, int | None]]
+) -> RdmaDevice:
     what = f"the ports of {device.name}"
-    listed = await asking.ask(nldev.PORT_GET, what, dump=True, dev_index=index)
-    ports = tuple(port for message in listed if (port := _reported_port(message)) is not None)
-    device = replace(device, ports=None if len(asking.unreadable) > before and not ports else ports)
+    ports = await asking.ask(nldev.PORT_GET, what, dump=True, dev_index=device.index)
     what = f"the device node of {device.name}"
     node = await asking.ask(
-        nldev.GET_CHARDEV, what, _NO_NODE, chardev_type="uverbs", dev_index=index
+        nldev.GET_CHARDEV, what, _NO_NODE, chardev_type="uverbs", dev_index=device.index
     )
-    if not node:
-        return device
+    driver = None
+    if node:
+        if name := _text(node[0], "ATTR_CHARDEV_NAME"):
+            nodes[device.name] = name, _number(node[0], "ATTR_CHARDEV")
+        driver = _number(node[0], "ATTR_UVERBS_DRIVER_ID")
     return replace(
         device,
-        uverbs=_text(node[0], "ATTR_CHARDEV_NAME"),
-        rdev=_number(node[0], "ATTR_CHARDEV"),
-        driver=sysfs.driver(_number(node[0], "ATTR_UVERBS_DRIVER_ID")),
+        driver=sysfs.word("driver", driver),
+        ports=tuple(port for message in ports if (port := _listed_port(message)) is not None),
     )
 
 
-def _reported_port(message: _Message) -> RdmaPort | None:
+def _listed_port(message: _Message) -> RdmaPort | None:
     number = _number(message, "ATTR_PORT_INDEX")
     if number is None:
         return None
     return RdmaPort(
         number,
-        sysfs.port_state(_number(message, "ATTR_PORT_STATE")),
-        sysfs.physical_state(_number(message, "ATTR_PORT_PHYS_STATE")),
+        PortState(sysfs.word("state", _number(message, "ATTR_PORT_STATE"))),
+        sysfs.word("physical state", _number(message, "ATTR_PORT_PHYS_STATE")),
         # There only if the link is in this network namespace.
         netdev=_text(message, "ATTR_NDEV_NAME"),
     )
@@ -258,17 +262,16 @@ def assemble(
             "and may be others than this pod's"
         )
     nodes = sysfs.rdma_nodes(sys_root) if names else {}
+    nodes |= kernel.nodes if kernel is not None else {}
     devices = []
     for name in names:
-        by_netlink, found = listed.get(name), sysfs.rdma_device(sys_root, name)
-        if found is None:
-            if by_netlink is None or by_netlink.ports is None:
+        by_netlink, by_sysfs = listed.get(name), sysfs.rdma_device(sys_root, name, unreadable)
+        if by_sysfs is None:
+            if by_netlink is None or not by_netlink.ports:
                 unreadable.append(f"{name}: went away while it was read")
                 continue
             unreadable.append(f"{name}: not in {sys_root}/class/infiniband: its GIDs are not known")
-            found = DeviceReport(name, ports=())
-        unreadable.extend(found.unreadable)
-        devices.append(_device(by_netlink, found, nodes.get(name, ("", None)), sys_root, dev_root))
+        devices.append(_device(by_netlink, by_sysfs, nodes.get(name), sys_root, dev_root))
     return Fabric(
         netns_mode=kernel.mode if kernel is not None else "",
         infiniband_folder=(dev_root / "infiniband").is_dir(),
@@ -279,33 +282,31 @@ def assemble(
 
 
 def _device(
-    by_netlink: DeviceReport | None,
-    found: DeviceReport,
-    node: tuple[str, int | None],
+    by_netlink: RdmaDevice | None,
+    by_sysfs: RdmaDevice | None,
+    node: tuple[str, int | None] | None,
     sys_root: Path,
     dev_root: Path,
 ) -> RdmaDevice:
-    """Join both reports: netlink's word comes first, sysfs's stands where it gave none."""
-    protocol = _protocol(found) if by_netlink is None else by_netlink.protocol
-    by_netlink = by_netlink or DeviceReport(found.name)
-    uverbs, error = _open(
-        dev_root, *((by_netlink.uverbs, by_netlink.rdev) if by_netlink.uverbs else node)
+    """Join both: netlink's word comes first, sysfs's stands where it gave none."""
+    found = by_sysfs or RdmaDevice()
+    first = by_netlink or replace(found, protocol=_protocol(found))
+    uverbs, error = _open(dev_root, *(node or ("", None)))
+    here = {port.number: port for port in found.ports}
+    # An empty list of ports is a device that is on its way out, or a dump that failed.
+    ports = (
+        _port(port, here.get(port.number) or port, first.protocol, sys_root)
+        for port in first.ports or found.ports
     )
-    here = {port.number: port for port in found.ports or ()}
-    ports = found.ports if by_netlink.ports is None else by_netlink.ports
-    return RdmaDevice(
-        index=by_netlink.index,
-        name=found.name,
-        protocol=protocol,
-        node_type=by_netlink.node_type or found.node_type,
-        node_guid=by_netlink.node_guid or found.node_guid,
-        driver=by_netlink.driver or found.driver,
+    return replace(
+        first,
+        node_type=first.node_type or found.node_type,
+        node_guid=first.node_guid or found.node_guid,
+        driver=first.driver or found.driver,
         pci=found.pci,
         uverbs=uverbs,
         open_error=error,
-        ports=tuple(
-            _port(port, here.get(port.number) or port, protocol, sys_root) for port in ports or ()
-        ),
+        ports=tuple(ports),
     )
 
 
@@ -348,8 +349,8 @@ def _open(dev_root: Path, name: str, rdev: int | None) -> tuple[str, str]:
     return str(path), ""
 
 
-def _protocol(found: DeviceReport) -> str:
-    layers = {port.link_layer for port in found.ports or ()}
+def _protocol(found: RdmaDevice) -> str:
+    layers = {port.link_layer for port in found.ports}
     if layers == {LinkLayer.INFINIBAND}:
         return "ib"
     if layers == {LinkLayer.ETHERNET}:

@@ -1,7 +1,7 @@
-"""Reading sysfs: a file's text, the PCI function of a device, and what it tells of RDMA devices.
+"""What sysfs and /dev show: a file's text, the PCI function of a device, RDMA devices, GPUs.
 
-GID tables, link layer, rate and partition keys are known by it alone; whether a device is this
-pod's own, it can't tell.
+GID tables, link layer, rate and partition keys are known by sysfs alone; whether an RDMA device is
+this pod's own, it can't tell.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import errno
 import os
 import re
 import socket
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
 from pathlib import Path
 from typing import Final
 
-from mpiboot.core.model import Gid, GidType, LinkLayer, PortState, RdmaPort
+from mpiboot.core.model import Gid, GidType, Gpus, LinkLayer, PortState, RdmaDevice, RdmaPort
 from mpiboot.network.records import natural_order
+from mpiboot.system import executables, programs
 
 PCI_FUNCTION: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
@@ -47,67 +47,28 @@ def pci_function(device: Path) -> str:
     return next((part for part in reversed(parts) if PCI_FUNCTION.fullmatch(part)), "")
 
 
-# enum ib_port_state and ib_port_phys_state of include/rdma/ib_verbs.h
-_STATES: Final = ("", "DOWN", "INIT", "ARMED", "ACTIVE", "ACTIVE_DEFER")
-_PHYSICAL: Final = (
-    *("", "SLEEP", "POLLING", "DISABLED", "PORT_CONFIGURATION_TRAINING", "LINK_UP"),
-    *("LINK_ERROR_RECOVERY", "PHY_TEST"),
-)
-# As sysfs writes them: drivers/infiniband/core/sysfs.c, node_type_show().
-_NODE_TYPES: Final = ("", "CA", "switch", "router", "RNIC", "usNIC", "usNIC UDP", "unspecified")
-# enum rdma_driver_id of include/uapi/rdma/ib_user_ioctl_verbs.h
-_DRIVERS: Final = (
-    *("", "mlx5", "mlx4", "cxgb3", "cxgb4", "mthca", "bnxt_re", "ocrdma", "nes", "irdma"),
-    *("vmw_pvrdma", "qedr", "hns", "usnic", "rxe", "hfi1", "qib", "efa", "siw", "erdma", "mana"),
-    "ionic",
-)
+# What the kernel gives as a number; from ib_verbs.h and ib_user_ioctl_verbs.h, node types as
+# node_type_show() of drivers/infiniband/core/sysfs.c writes them.
+_WORDS: Final = {
+    "state": ("", "DOWN", "INIT", "ARMED", "ACTIVE", "ACTIVE_DEFER"),
+    "physical state": (
+        *("", "SLEEP", "POLLING", "DISABLED", "PORT_CONFIGURATION_TRAINING", "LINK_UP"),
+        *("LINK_ERROR_RECOVERY", "PHY_TEST"),
+    ),
+    "node type": ("", "CA", "switch", "router", "RNIC", "usNIC", "usNIC UDP", "unspecified"),
+    "driver": (
+        *("", "mlx5", "mlx4", "cxgb3", "cxgb4", "mthca", "bnxt_re", "ocrdma", "nes", "irdma"),
+        *("vmw_pvrdma", "qedr", "hns", "usnic", "rxe", "hfi1", "qib", "efa", "siw", "erdma"),
+        *("mana", "ionic"),
+    ),
+}
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceReport:
-    """What one source says of a device; empty, -1 or None where it says nothing.
-
-    ``uverbs`` is the name of its node, ``rdev`` the number that the node must have. ``ports`` is
-    None where the source did not list them, as for a device that went away meanwhile.
-    """
-
-    name: str
-    index: int = -1
-    node_guid: str = ""
-    node_type: str = ""
-    protocol: str = ""
-    driver: str = ""
-    pci: str = ""
-    uverbs: str = ""
-    rdev: int | None = None
-    ports: tuple[RdmaPort, ...] | None = None
-    unreadable: tuple[str, ...] = ()
-
-
-def port_state(number: int | None) -> PortState:
-    """Name a port's state."""
-    return PortState(_word(_STATES, number, "state"))
-
-
-def physical_state(number: int | None) -> str:
-    """Name the state of a port's cable."""
-    return _word(_PHYSICAL, number, "state")
-
-
-def node_type(number: int | None) -> str:
-    """Name the type of a device."""
-    return _word(_NODE_TYPES, number, "type")
-
-
-def driver(number: int | None) -> str:
-    """Name a driver."""
-    return _word(_DRIVERS, number, "driver")
-
-
-def _word(words: Sequence[str], number: int | None, what: str) -> str:
+def word(what: str, number: int | None) -> str:
+    """Name a ``state``, ``physical state``, ``node type`` or ``driver``; empty for None."""
     if number is None:
         return ""
-    return words[number] if number < len(words) else f"{what} {number}"
+    return _WORDS[what][number] if number < len(_WORDS[what]) else f"{what} {number}"
 
 
 # Ordinary answers: an empty slot of the table, a device or an entry that went away.
@@ -132,22 +93,21 @@ def rdma_names(sys_root: Path) -> tuple[str, ...]:
     return tuple(_entries(sys_root / "class" / "infiniband"))
 
 
-def rdma_device(sys_root: Path, name: str) -> DeviceReport | None:
+def rdma_device(sys_root: Path, name: str, unreadable: list[str]) -> RdmaDevice | None:
     """Read one device; None if it isn't there, or no longer at the end.
 
-    A port's ``netdev`` is the link of its PCI function, if it is one link.
+    A port's ``netdev`` is the link of its PCI function, if it is one link. What can't be read is
+    added to ``unreadable``.
     """
     folder = sys_root / "class" / "infiniband" / name
-    unreadable: list[str] = []
     numbers = [int(item) for item in _entries(folder / "ports") if item.isdecimal()]
-    found = DeviceReport(
+    found = RdmaDevice(
         name=name,
         node_guid=text(folder / "node_guid"),
-        node_type=node_type(number(folder / "node_type")),
+        node_type=word("node type", number(folder / "node_type")),
         pci=pci_function(folder / "device"),
         driver=_driver(folder),
         ports=tuple(_port(folder, one, len(numbers), unreadable) for one in numbers),
-        unreadable=tuple(unreadable),
     )
     return found if folder.exists() else None
 
@@ -176,8 +136,8 @@ def _port(folder: Path, place: int, count: int, unreadable: list[str]) -> RdmaPo
     drives = folder / "device" / "net" if layer is LinkLayer.ETHERNET else None
     return RdmaPort(
         number=place,
-        state=port_state(number(port / "state")),
-        physical=physical_state(number(port / "phys_state")),
+        state=PortState(word("state", number(port / "state"))),
+        physical=word("physical state", number(port / "phys_state")),
         link_layer=layer,
         rate=float(rate.group(1)) if rate else 0.0,
         gids=_gids(port, f"{folder.name} port {place}", unreadable),
@@ -260,3 +220,123 @@ def _entries(folder: Path) -> list[str]:
     except OSError:
         return []
     return sorted(found, key=natural_order)
+
+
+# GPUs: /dev has the pod's own, sysfs all of the node. No library of theirs is asked, and nvidia-smi
+# alone for what only the driver knows. The names are those of the kernel's drivers (nvidia,
+# amdgpu); PCI vendors and classes are those of pci.ids.
+_NVIDIA: Final = "0x10de"
+_AMD: Final = "0x1002"
+# VGA, and 3D controllers, which have no display.
+_CLASSES: Final = ("0x0300", "0x0302")
+_GPU: Final = re.compile(r"nvidia[0-9]+")
+_RENDER: Final = re.compile(r"renderD[0-9]+")
+_BRIDGE: Final = "0x0680"  # an NVSwitch is one, without a name of its own for it
+# By these an RDMA device reaches an NVIDIA GPU's memory: the files are those that NCCL looks for
+# (its gdr.cc). For DMA-BUF it asks CUDA, which has it with the open kernel driver alone.
+_PEER_MEMORY: Final = {
+    "nvidia_peermem": "module/nvidia_peermem/version",
+    "nv_peer_mem": "kernel/mm/memory_peers/nv_mem/version",
+    "nv_peer_mem (nc)": "kernel/mm/memory_peers/nv_mem_nc/version",
+}
+_DMA_BUF: Final = "DMA-BUF"
+_OPEN_DRIVER: Final = "Open Kernel Module"
+# nvidia-smi waits for a GPU that is broken.
+_PATIENCE: Final = 5.0  # seconds
+_FABRIC: Final = re.compile(r"^ {4}Fabric\n((?: {8,}.*\n)+)", re.MULTILINE)
+_FIELD: Final = re.compile(r"^ {8}(State|Status) +: (.+)$", re.MULTILINE)
+_NOTHING: Final = ("N/A", "")
+
+
+def gpus(
+    dev: Path = Path("/dev"),
+    sys_root: Path = Path("/sys"),
+    proc: Path = Path("/proc"),
+    search: str = "",
+) -> Gpus:
+    """Look; NVIDIA's GPUs are counted where there are any, else AMD's."""
+    nodes = [name for name in _entries(dev) if _GPU.fullmatch(name)]
+    if nodes:
+        kinds = [
+            text(function / "device").removeprefix("0x")
+            for function in (sys_root / "bus/pci/devices" / name for name in _pci(sys_root))
+            if text(function / "vendor") == _NVIDIA
+            and text(function / "class").startswith(_CLASSES)
+        ]
+        # Which node is whose function only the driver tells; one more than there are is lost.
+        lost = max(0, len(nodes) - len(kinds)) if _pci(sys_root) else 0
+        kind, peer = _named("NVIDIA", kinds), _peer_memory(sys_root, proc)
+        return Gpus(len(nodes) - lost, kind, lost, peer, _fabric(dev, sys_root, search))
+    if "kfd" not in _entries(dev):
+        return Gpus()
+    devices = [
+        sys_root / "class/drm" / name / "device"
+        for name in _entries(dev / "dri")
+        if _RENDER.fullmatch(name)
+    ]
+    kinds = [
+        text(item / "device").removeprefix("0x")
+        for item in devices
+        if text(item / "vendor") == _AMD
+    ]
+    lost = sum(not text(item / "vendor") for item in devices)
+    return Gpus(len(kinds), _named("AMD", kinds), lost)
+
+
+def _peer_memory(sys_root: Path, proc: Path) -> tuple[str, ...]:
+    ways = [name for name, path in _PEER_MEMORY.items() if text(sys_root / path)]
+    if _OPEN_DRIVER in text(proc / "driver/nvidia/version"):
+        ways.append(_DMA_BUF)
+    return tuple(ways)
+
+
+def _fabric(dev: Path, sys_root: Path, search: str) -> str:
+    """Ask nvidia-smi, but only where GPUs have an NVLink fabric: elsewhere it costs a second."""
+    functions = (sys_root / "bus/pci/devices" / name for name in _pci(sys_root))
+    switches = any(
+        text(item / "vendor") == _NVIDIA and text(item / "class").startswith(_BRIDGE)
+        for item in functions
+    )
+    # Of a rack's fabric (NVL72) a node has the GPUs and no switch.
+    if not switches and "nvidia-caps-imex-channels" not in _entries(dev):
+        return ""
+    return fabric(nvidia_smi(search))
+
+
+def nvidia_smi(search: str = "") -> str:
+    """Give what ``nvidia-smi -q`` says; empty where it isn't there, or takes too long."""
+    program = executables.find("nvidia-smi", search or executables.DEFAULT_PATH)
+    if program is None:
+        return ""
+    try:
+        done = programs.run((program, "-q"), _PATIENCE)
+    except OSError:
+        return ""
+    return done.stdout if done else ""
+
+
+def fabric(message: str) -> str:
+    """Read the state of the NVLink fabric out of what ``nvidia-smi -q`` said.
+
+    Returns:
+        ``Completed`` where all is well, another word of the driver's, with the number of GPUs that
+        it is about; empty where there is no such fabric.
+    """
+    states = []
+    for section in _FABRIC.findall(message):
+        fields = dict(_FIELD.findall(section))
+        state, status = (fields.get(name, "").strip() for name in ("State", "Status"))
+        if state not in _NOTHING:
+            bad = "" if status in (*_NOTHING, "Success") else f", {status}"
+            states.append(state + bad)
+    odd = Counter(state for state in states if state != Gpus.FABRIC_READY)
+    parts = (f"{state} on {count} of {len(states)} GPUs" for state, count in odd.items())
+    return "; ".join(parts) or (Gpus.FABRIC_READY if states else "")
+
+
+def _pci(sys_root: Path) -> list[str]:
+    return _entries(sys_root / "bus/pci/devices")
+
+
+def _named(vendor: str, kinds: list[str]) -> str:
+    return f"{vendor} {'+'.join(sorted(set(kinds)))}".strip()

@@ -1,4 +1,4 @@
-"""What one worker's control link, data links and RDMA ports are, each with its reason. Pure.
+"""What one worker's links and RDMA ports are for, and the control link of all pods. Pure.
 
 The user's word comes first, then the kernel's and the platform's evidence; a name such as eth0 or
 net1 only puts candidates in order. What several workers mean together is decided elsewhere.
@@ -9,11 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from mpiboot.core.model import GidType, Link, LinkLayer, PodFacts, PortState, Source, Worker
+from mpiboot.core.addresses import Network, bare, interface, network, parse, smallest_network
+from mpiboot.core.model import (
+    Decision,
+    GidType,
+    Link,
+    LinkLayer,
+    PodFacts,
+    PortState,
+    Source,
+    Worker,
+)
 from mpiboot.core.setting_types import DataNetworkUse, MpiNetwork, NcclSocket
-from mpiboot.core.settings import Settings
-from mpiboot.core.wording import first_few
-from mpiboot.network import control, rails
+from mpiboot.core.settings import Given, Settings
+from mpiboot.core.wording import counted, first_few
+from mpiboot.network import rails
 from mpiboot.network.records import (
     RDMA,
     NetworkBuilder,
@@ -52,7 +62,7 @@ def not_ready(of: str, items: Iterable[str], seconds: float) -> str:
     )
 
 
-def socket_addresses(network: WorkerNetwork, settings: Settings) -> tuple[str, ...]:
+def socket_addresses(worker: WorkerNetwork, settings: Settings) -> tuple[str, ...]:
     """List a worker's addresses on the data network that sockets may use, by its links."""
     unused = (
         settings.nccl_socket is NcclSocket.CONTROL and settings.mpi_network is MpiNetwork.CONTROL
@@ -60,7 +70,7 @@ def socket_addresses(network: WorkerNetwork, settings: Settings) -> tuple[str, .
     if unused or settings.data_network is DataNetworkUse.OFF:
         return ()
     # With RDMA sockets are for the bootstrap only, which takes a single link.
-    links = network.plain[:1] if network.transport in RDMA else network.plain
+    links = worker.plain[:1] if worker.transport in RDMA else worker.plain
     return tuple(str(min(usable(link), key=lambda item: item.version).ip) for link in links)
 
 
@@ -118,9 +128,9 @@ def _control(worker: Worker, facts: PodFacts, settings: Settings) -> Link | None
     message = [item.link for item in facts.fabric.attachments if item.default]
     tries = (
         links.get(settings.control_ifname),
-        control.link_of(worker.address, facts.links),
+        link_of(worker.address, facts.links),
         next((links[name] for name in message if name in links), None),
-        control.link_of(facts.control_address, facts.links),
+        link_of(facts.control_address, facts.links),
         next((link for link in facts.links if link.name in default), None),
     )
     return next((link for link in tries if link is not None), None)
@@ -282,3 +292,113 @@ def _pending(
         if not any(gid.kind is GidType.ROCE_V2 for gid in rails.own_gids(rail)):
             waiting.append(f"port {rail.name} has no RoCE v2 entry for {rail.link.name} yet")
     return tuple(waiting)
+
+
+def link_of(address: str, links: Iterable[Link]) -> Link | None:
+    """Find the link that holds an address."""
+    return next(
+        (link for link in links if any(bare(own) == bare(address) for own in link.addresses)), None
+    )
+
+
+def launcher_addresses(workers: Iterable[Worker]) -> tuple[str, ...]:
+    """Give the launcher's own control addresses: its ends of the connections to the workers."""
+    return tuple(sorted({item.local_address for item in workers if item.local_address}))
+
+
+def _in(address: str, where: Network) -> bool:
+    found = interface(address)
+    return found is not None and found.ip in where
+
+
+def name_in(text: str, launcher: Iterable[Link], workers: Iterable[Worker]) -> str:
+    """Name the link that has an address in a network, or that address, in every pod.
+
+    Returns:
+        The name; empty where it differs, or where a pod tells nothing or has no such link.
+    """
+    wanted = network(text)
+    if wanted is None:
+        return ""
+    pods = [launcher, *(worker.facts.links if worker.facts else () for worker in workers)]
+    found = [
+        next((x.name for x in links if any(_in(own, wanted) for own in x.addresses)), "")
+        for links in pods
+    ]
+    return found[0] if len(set(found)) == 1 else ""
+
+
+_GIVEN: Final = Given(Source.ENVIRONMENT, "MPIBOOT_CONTROL_IFNAME")
+
+
+def control_link(
+    wanted: str,
+    launcher: tuple[Link, ...],
+    workers: tuple[Worker, ...],
+    *,
+    given: Given = _GIVEN,
+) -> tuple[Decision | None, str]:
+    """Choose the value for daemons and MPI TCP: a link's name, or a network, that all pods have.
+
+    Open MPI 5.0 takes a single value (a list crashes it) and waits for ever where the launcher has
+    no link in a network that the workers have; so the value holds every control address and no
+    address of any other link.
+
+    Args:
+        wanted: the setting ``control_ifname``, empty where not set.
+        launcher: this pod's links.
+        workers: hosts that passed the gate; those without facts count by address alone.
+        given: the flag or variable that ``wanted`` came from.
+
+    Returns:
+        The decision, or None and the reason why nothing is pinned.
+    """
+    if wanted:
+        return Decision("control-link", wanted, given.source, str(given)), ""
+    if not workers:
+        return None, "no worker was reached, so no route tells the control link"
+    own = launcher_addresses(workers)
+    mine = [link_of(address, launcher) for address in own]
+    names = {link.name for link in mine if link}
+    others: list[str] = []
+    known = all(mine) and bool(own)
+    same_name = len(names) == 1 and known
+    for worker in workers:
+        if worker.facts is None:
+            same_name = False
+            continue
+        link = link_of(worker.address, worker.facts.links)
+        same_name = same_name and link is not None and link.name in names
+        others += [
+            address for item in worker.facts.links if item is not link for address in item.addresses
+        ]
+    if same_name:
+        (name,) = names
+        return (
+            Decision(
+                "control-link",
+                name,
+                Source.DETECTED,
+                f"the launcher's routes to {counted(len(workers), 'worker')} leave by it, "
+                "and their addresses are on a link of that name",
+            ),
+            "",
+        )
+    controls = {*map(bare, own), *(bare(worker.address) for worker in workers)}
+    smallest = smallest_network(filter(None, map(parse, controls)))
+    if smallest is None:
+        return None, "the control addresses are of both IP versions"
+    others += [address for link in launcher if link not in mine for address in link.addresses]
+    inside = [item for item in others if bare(item) not in controls and _in(item, smallest)]
+    if inside:
+        return None, f"{smallest} would hold all control addresses but also {inside[0]}"
+    return (
+        Decision(
+            "control-link",
+            str(smallest),
+            Source.DETECTED,
+            "the smallest network that holds all control addresses and no other link's; "
+            "the links' names differ or are not known",
+        ),
+        "",
+    )

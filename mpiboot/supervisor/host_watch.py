@@ -10,8 +10,9 @@ from __future__ import annotations
 import _socket as socket
 import os
 import struct
+import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
@@ -20,7 +21,6 @@ from typing import Final
 from mpiboot.core import log
 from mpiboot.core.launch_spec import RemoteHost
 from mpiboot.core.wording import counted, first_few
-from mpiboot.network import netlink
 from mpiboot.supervisor.asking import FarEnd, Found, Question, Request
 from mpiboot.supervisor.state import HostLost
 from mpiboot.system.loop import EventLoop
@@ -113,7 +113,12 @@ _REPEAT: Final = 3600.0
 # Hosts that are looked for at once, and that get a line each.
 _HOSTS: Final = 96
 _LINES: Final = 8
-# linux/sock_diag.h, inet_diag.h, tcp.h
+# linux/netlink.h, sock_diag.h, inet_diag.h, tcp.h
+_ERROR, _DONE, _DUMP = 2, 3, 0x1 | 0x300
+_HEADER: Final = struct.Struct("=IHHII")  # length, type, flags, sequence number, port
+_ATTRIBUTE: Final = struct.Struct("=HH")  # length, type
+_ANSWER: Final = 1 << 16  # the kernel makes its datagrams no larger than 32 KiB
+_NO_END: Final = 2.0  # seconds; the kernel answers at once
 _NETLINK_SOCK_DIAG: Final = 4
 _SOCK_DIAG_BY_FAMILY: Final = 20
 _INET_DIAG_INFO: Final = 2
@@ -139,10 +144,10 @@ def silences() -> dict[tuple[str, int], float]:
     )
     found: dict[tuple[str, int], float] = {}
     try:
-        questions = netlink.Questions(channel)
+        channel.settimeout(_NO_END)
         for version in (socket.AF_INET, socket.AF_INET6):
             request = _REQUEST.pack(version, _TCP, 1 << _INET_DIAG_INFO - 1, 1 << _ESTABLISHED)
-            for data in questions.ask(_SOCK_DIAG_BY_FAMILY, request):
+            for data in _dump(channel, _SOCK_DIAG_BY_FAMILY, request):
                 place, seconds = _connection(data)
                 found[place] = max(seconds, found.get(place, 0.0))
     finally:
@@ -150,9 +155,44 @@ def silences() -> dict[tuple[str, int], float]:
     return found
 
 
+def _dump(channel: socket.socket, kind: int, body: bytes) -> Iterator[bytes]:
+    """Ask for a dump, and give what stands behind the header of each message.
+
+    This process stays for the whole job, and may not load pyroute2 for it.
+
+    Raises:
+        OSError: it is refused, the dump fails, or the answer has no end.
+    """
+    channel.send(_HEADER.pack(_HEADER.size + len(body), kind, _DUMP, 1, 0) + body)
+    while True:
+        datagram, offset = channel.recv(_ANSWER), 0
+        while offset < len(datagram):
+            length, answer, *_ = _HEADER.unpack_from(datagram, offset)
+            message = datagram[offset + _HEADER.size : offset + length]
+            if answer in {_ERROR, _DONE}:
+                # A dump that fails says so in its end, and nowhere else.
+                code = int.from_bytes(message[:4], sys.byteorder, signed=True)
+                if code < 0:
+                    raise OSError(-code, os.strerror(-code))
+                return
+            yield message
+            offset += (length + 3) & ~3
+
+
+def _attribute(data: bytes, wanted: int) -> bytes:
+    """Find an attribute by its number; ``data`` begins with the first one."""
+    offset = 0
+    while offset < len(data):
+        length, kind = _ATTRIBUTE.unpack_from(data, offset)
+        if kind == wanted:
+            return data[offset + _ATTRIBUTE.size : offset + length]
+        offset += (length + 3) & ~3
+    return b""
+
+
 def _connection(data: bytes) -> tuple[tuple[str, int], float]:
     """Read an ``inet_diag_msg``: where a connection leads to, and how long it has been silent."""
-    info = netlink.attributes(data[_SOCKET:]).get(_INET_DIAG_INFO, b"")
+    info = _attribute(data[_SOCKET:], _INET_DIAG_INFO)
     if len(info) < _TIMES.size:
         raise ValueError(f"{len(info)} bytes of tcp_info")
     sent, received = _TIMES.unpack_from(info)

@@ -40,7 +40,7 @@ def gather(
     ``pid`` is the pod's first mpiboot, whose start and environment are the pod's own.
     """
     # Loaded late, as what it needs is.
-    from mpiboot.network import gpus, links  # noqa: PLC0415
+    from mpiboot.network import links, sysfs  # noqa: PLC0415
 
     seen, routes, odd = links.observe()
     control, _ = pod.control_address(
@@ -63,7 +63,7 @@ def gather(
         fabric=_fabric(environ, routes, odd),
         mesh=platform_hints.service_mesh(),
         memory_refused=processes.memory_refused(),
-        gpus=gpus.seen(search=environ.get("PATH", "")),
+        gpus=sysfs.gpus(search=environ.get("PATH", "")),
         cpus=pod.cpus(os.sched_getaffinity(0)),
         parameters=tuple(map(_masked, find_parameters(mpi, environ) if mpi else ())),
         search_paths=tuple((name, environ[name]) for name in SEARCH_PATHS if environ.get(name)),

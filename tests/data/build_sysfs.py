@@ -11,10 +11,9 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from mpiboot.core.model import RdmaPort
+from mpiboot.core.model import PortState, RdmaDevice, RdmaPort
 from mpiboot.network import sysfs
 from mpiboot.network.rdma import KernelRdma
-from mpiboot.network.sysfs import DeviceReport
 from tests.data.rdma_nodes import TREES, Hca, Tree
 
 NO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
@@ -24,27 +23,28 @@ NULL = Path("/dev/null").stat().st_rdev  # stands for every device node: it open
 def kernel(tree: Tree) -> KernelRdma:
     """What NETLINK_RDMA says of the same node inside the pod."""
     devices = [
-        DeviceReport(
+        RdmaDevice(
             index=hca.index,
             name=hca.name,
             node_guid=":".join(f"{hca.guid:016x}"[n : n + 4] for n in range(0, 16, 4)),
-            node_type=sysfs.node_type(hca.node_type[0]),
+            node_type=sysfs.word("node type", hca.node_type[0]),
             protocol=hca.protocol,
             ports=(
                 RdmaPort(
                     1,
-                    sysfs.port_state(hca.state[0]),
-                    sysfs.physical_state(hca.physical[0]),
+                    PortState(sysfs.word("state", hca.state[0])),
+                    sysfs.word("physical state", hca.physical[0]),
                     netdev=hca.netdev,
                 ),
             ),
-            uverbs=f"uverbs{hca.uverbs}" if hca.uverbs is not None else "",
-            rdev=NULL if hca.uverbs is not None else None,
-            driver=sysfs.driver(hca.driver[1]),
+            driver=sysfs.word("driver", hca.driver[1]),
         )
         for hca in tree.devices
     ]
-    return KernelRdma(tree.mode, tuple(devices), complete=True)
+    nodes = {
+        hca.name: (f"uverbs{hca.uverbs}", NULL) for hca in tree.devices if hca.uverbs is not None
+    }
+    return KernelRdma(tree.mode, tuple(devices), complete=True, nodes=nodes)
 
 
 def build(tree: Tree, folder: Path) -> tuple[Path, Path]:

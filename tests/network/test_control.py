@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mpiboot.core import addresses as addresses_of
 from mpiboot.core.model import Host, Identity, Link, PodFacts, Source, Worker
 from mpiboot.core.settings import Given
-from mpiboot.network import control, records
+from mpiboot.network import records, worker_network
 
 ROOT = Identity(0, 0, "root", "/root", "/bin/sh", known=True, capabilities=0)
 
@@ -54,7 +54,7 @@ LAUNCHER = (LO, link("eth0", "10.244.0.9/24"))
 def value(
     launcher: tuple[Link, ...], workers: Sequence[Worker], wanted: str = ""
 ) -> tuple[str, str]:
-    decision, why_not = control.choose(wanted, launcher, tuple(workers))
+    decision, why_not = worker_network.control_link(wanted, launcher, tuple(workers))
     assert (decision is None) == bool(why_not)
     return (decision.value if decision else ""), why_not
 
@@ -66,7 +66,7 @@ def test_one_name_is_taken_where_the_link_has_the_same_name_everywhere() -> None
         )
         for n in range(3)
     ]
-    decision, _ = control.choose("", LAUNCHER, tuple(workers))
+    decision, _ = worker_network.control_link("", LAUNCHER, tuple(workers))
     assert decision is not None
     assert (decision.name, decision.value, decision.source) == (
         "control-link",
@@ -181,7 +181,7 @@ def test_an_address_that_is_on_no_link_of_the_worker_is_never_taken_by_name() ->
 )
 def test_the_users_own_link_wins_and_says_where_it_was_given(given_by: Given) -> None:
     workers = (worker(0, "10.244.0.5", (LO, link("eth0", "10.244.0.5/24"))),)
-    decision, _ = control.choose("net9", LAUNCHER, workers, given=given_by)
+    decision, _ = worker_network.control_link("net9", LAUNCHER, workers, given=given_by)
     assert decision is not None
     assert (decision.value, decision.source, decision.reason) == (
         "net9",
@@ -191,7 +191,7 @@ def test_the_users_own_link_wins_and_says_where_it_was_given(given_by: Given) ->
 
 
 def test_a_link_of_the_users_own_is_by_default_the_variables() -> None:
-    decision, _ = control.choose("net9", LAUNCHER, ())
+    decision, _ = worker_network.control_link("net9", LAUNCHER, ())
     assert decision is not None
     assert decision.reason == "MPIBOOT_CONTROL_IFNAME"
 
@@ -212,7 +212,7 @@ def test_a_network_holds_all_control_addresses_and_no_other_links(
         worker(n, address, (LO, link("wan", f"{address}/32"), *data) if told else None, local)
         for n, (address, told) in enumerate(zip(remote, with_facts, strict=False))
     )
-    decision, why_not = control.choose("", launcher, workers)
+    decision, why_not = worker_network.control_link("", launcher, workers)
     network = addresses_of.smallest_network(map(ipaddress.ip_address, [local, *remote]))
     assert network is not None
     assert all(ipaddress.ip_address(item) in network for item in [local, *remote])
@@ -244,8 +244,10 @@ def test_a_network_has_the_name_of_the_link_that_every_pod_has_there(
         worker(1, "10.244.1.10", (LO, link("eth0", "10.244.1.10/24"), link("b", "192.168.0.2/24"))),
     ]
     launcher = (*LAUNCHER, link("a", "192.168.0.9/24"))
-    assert control.name_in(network, launcher, workers) == name
-    assert control.name_in(network, launcher, [*workers, worker(2, "10.244.2.10", None)]) == ""
+    assert worker_network.name_in(network, launcher, workers) == name
+    assert (
+        worker_network.name_in(network, launcher, [*workers, worker(2, "10.244.2.10", None)]) == ""
+    )
 
 
 def test_addresses_that_can_not_be_used_yet_or_at_all_are_told_apart() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from mpiboot.core.model import Identity, PortState, Worker
 from mpiboot.core.settings import Settings
-from mpiboot.network import cluster_view, gids, worker_network
+from mpiboot.network import cluster_view, nccl, worker_network
 from mpiboot.network.records import WorkerNetwork
 from tests.fakes import workers as w
 
@@ -230,7 +230,7 @@ def test_why_a_worker_has_no_rdma() -> None:
 )
 def test_the_users_own_values(values: dict[str, str], message: str) -> None:
     own = network(w.sriov(0))
-    (chosen,) = gids.choose([(own.rails, ())], "2.28.9")
+    (chosen,) = nccl.choose([(own.rails, ())], "2.28.9")
     own = replace(own, gids=chosen)
     found = cluster_view._user_values(own, values, values)
     assert [one.check for one in found] == (["nccl-value"] if message else [])

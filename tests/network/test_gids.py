@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mpiboot.core.model import Gid, Link, RdmaPort, Worker
 from mpiboot.core.settings import Settings
-from mpiboot.network import gids, nccl
+from mpiboot.network import nccl
 from mpiboot.network.records import GidChoice, Rail
 from mpiboot.network.worker_network import choose
 from tests.fakes import workers as w
@@ -25,7 +25,7 @@ def rail(port: RdmaPort, link: Link, name: str = "mlx5_1") -> Rail:
 
 def one(rails: Sequence[Rail], version: str, own: Sequence[str] = ()) -> GidChoice:
     """What a worker that is alone gets."""
-    (found,) = gids.choose([(rails, own)], version)
+    (found,) = nccl.choose([(rails, own)], version)
     return found
 
 
@@ -80,7 +80,7 @@ def test_a_driver_with_v2_only_has_index_1() -> None:
 def test_the_macvlan_table_makes_nccl_and_ucx_take_the_hosts_entry() -> None:
     (own,) = choose(w.macvlan(), Settings()).rails
     assert nccl.gid_index(own.port, NEW) == 3
-    assert gids.ucx_index(own.port) == 3
+    assert nccl.ucx_index(own.port) == 3
     wide = ipaddress.ip_network("10.0.0.0/24")
     narrow = ipaddress.ip_network("10.0.0.12/32")
     assert nccl.gid_index(own.port, NEW, inside=wide) == 3
@@ -149,7 +149,7 @@ def test_all_workers_use_the_same_rails(
     workers: list[tuple[int, ...]], used: tuple[int, ...], indexes: list[str]
 ) -> None:
     rails = [macvlans(place, *before) for place, before in enumerate(workers)]
-    found = gids.choose([(mine, ()) for mine in rails], "2.28.9")
+    found = nccl.choose([(mine, ()) for mine in rails], "2.28.9")
     names = tuple(f"mlx5_{place}:1" for place in used)
     assert [(item.nccl, item.ucx) for item in found] == [(names, names)] * len(workers)
     assert [item.values["NCCL_IB_GID_INDEX"] for item in found] == indexes
@@ -167,14 +167,14 @@ def test_rails_are_the_same_by_their_links_names_or_else_by_their_order(
         for n, (one, name) in enumerate(zip(macvlans(1, 0, 1, 1)[1:], names, strict=True), 1)
         if one.link
     ]
-    found = gids.choose([(macvlans(0, 1, 2, 2), ()), (second, ())], "2.28.9")
+    found = nccl.choose([(macvlans(0, 1, 2, 2), ()), (second, ())], "2.28.9")
     assert found[0].nccl == (("mlx5_1:1", "mlx5_2:1") if names[0] == "net1" else ("mlx5_0:1",))
     assert found[1].nccl == (("mlx5_1:1", "mlx5_2:1") if names[0] == "net1" else ("mlx5_1:1",))
 
 
 def test_a_worker_on_which_all_rails_would_do_says_why_it_leaves_some_out() -> None:
     rails = macvlans(0, 1, 2, 2), macvlans(1, 3, 3, 3)
-    _, found = gids.choose([(mine, ()) for mine in rails], "2.28.9")
+    _, found = nccl.choose([(mine, ()) for mine in rails], "2.28.9")
     assert found.problems[0].message == (
         "NCCL 2.28.9 can't use all ports of every worker; used: mlx5_1:1, mlx5_2:1; left out: "
         "mlx5_0:1"
@@ -189,7 +189,7 @@ def test_every_rail_that_is_used_sends_from_its_own_address(
     workers: list[list[int]], version: str
 ) -> None:
     rails = [macvlans(place, *before) for place, before in enumerate(workers)]
-    found = gids.choose([(mine, ()) for mine in rails], version)
+    found = nccl.choose([(mine, ()) for mine in rails], version)
     most = max(len(item.nccl) for item in found)
     for mine, item in zip(rails, found, strict=True):
         assert set(item.nccl) <= {one.name for one in mine}
@@ -202,7 +202,7 @@ def test_every_rail_that_is_used_sends_from_its_own_address(
                 which = nccl.version(version) or NEW
                 assert gid.index == (int(told) if told else nccl.gid_index(rail_.port, which))
                 told = item.values.get("UCX_IB_GID_INDEX")
-                assert gid.index == (int(told) if told else gids.ucx_index(rail_.port))
+                assert gid.index == (int(told) if told else nccl.ucx_index(rail_.port))
 
 
 def test_rails_that_a_library_finds_by_itself_are_used_where_they_are_the_most() -> None:
@@ -213,11 +213,11 @@ def test_rails_that_a_library_finds_by_itself_are_used_where_they_are_the_most()
     named = [
         replace(item, device=w.device(f"mlx5_{n}", item.port)) for n, item in enumerate(plain, 7)
     ]
-    (found,) = gids.choose([((*macvlans(0, 1), *named), ())], "2.28.9")
+    (found,) = nccl.choose([((*macvlans(0, 1), *named), ())], "2.28.9")
     assert [gid.index for gid in found.wanted if gid] == [7, 3, 5]
     assert found.nccl == found.ucx == ("mlx5_7:1", "mlx5_8:1")
     assert found.values == {}
-    (old,) = gids.choose([((*macvlans(0, 1), *named), ())], "2.20.5")
+    (old,) = nccl.choose([((*macvlans(0, 1), *named), ())], "2.20.5")
     assert (old.nccl, old.values) == (("mlx5_0:1",), {"NCCL_IB_GID_INDEX": "7"})
 
 
@@ -302,7 +302,7 @@ def test_ipv6_only_gets_its_index_or_its_family() -> None:
 def test_ipv4_comes_before_ipv6_and_the_links_first_address_before_its_second() -> None:
     addresses = ("2001:db8::5", "10.5.0.2", "10.5.0.3")
     link = w.link("net1", "2001:db8::5/64", "10.5.0.3/24", "10.5.0.2/24")
-    gid, wrong = gids.wanted(rail(w.port(w.table("net1", *addresses), netdev="net1"), link))
+    gid, wrong = nccl.wanted(rail(w.port(w.table("net1", *addresses), netdev="net1"), link))
     assert not wrong
     assert gid is not None
     assert gid.index == 7
@@ -409,5 +409,5 @@ def test_after_the_choice_nccl_uses_our_own_entry_on_any_table(
         assert nccl.gid_index(own.port, which) == gid.index
     else:
         assert told == str(gid.index)
-    ucx = found.values.get("UCX_IB_GID_INDEX", str(gids.ucx_index(own.port)))
+    ucx = found.values.get("UCX_IB_GID_INDEX", str(nccl.ucx_index(own.port)))
     assert ucx == str(gid.index)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mpiboot.core.model import Gpus
-from mpiboot.network import gpus
+from mpiboot.network import sysfs
 
 
 def node(root: Path, *names: str) -> None:
@@ -32,7 +32,7 @@ def render(root: Path, name: str, vendor: str, device: str) -> None:
 
 
 def seen(root: Path) -> Gpus:
-    return gpus.seen(root / "dev", root / "sys", root / "proc", str(root / "bin"))
+    return sysfs.gpus(root / "dev", root / "sys", root / "proc", str(root / "bin"))
 
 
 def test_a_pod_without_gpus_has_none(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ GOOD, BUSY, BAD = ("Completed", "Success"), ("In Progress", "N/A"), ("Completed"
     ],
 )
 def test_the_fabrics_state_is_read(message: str, state: str) -> None:
-    assert gpus.fabric(message) == state
+    assert sysfs.fabric(message) == state
 
 
 def program(root: Path, text: str) -> None:
@@ -146,7 +146,7 @@ def test_nvidia_smi_is_asked_only_where_there_is_a_fabric(
 def test_an_nvidia_smi_that_hangs_tells_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpus, "_PATIENCE", 0.1)
+    monkeypatch.setattr(sysfs, "_PATIENCE", 0.1)
     node(tmp_path, "nvidia0", "nvidia-caps-imex-channels/channel0")
     program(tmp_path, "exec sleep 1000")
     assert seen(tmp_path).fabric == ""

@@ -3,45 +3,45 @@
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import astuple
 
 import pytest
 
 from mpiboot.core.model import GidType
-from mpiboot.network import gids, nccl, sysfs
-from mpiboot.network.sysfs import DeviceReport
+from mpiboot.network import nccl, sysfs
 from tests.fakes import workers as w
 
 
-def test_the_kernels_numbers_are_words() -> None:
-    def words(ask: object, many: int) -> list[str]:
-        return [str(ask(number)) for number in range(many)]  # type: ignore[operator]
-
-    assert [sysfs.port_state(n).value for n in range(5)] == [
-        "",
-        "DOWN",
-        "INIT",
-        "ARMED",
-        "ACTIVE",
-    ]
-    assert words(sysfs.physical_state, 9) == [
-        "", "SLEEP", "POLLING", "DISABLED", "PORT_CONFIGURATION_TRAINING", "LINK_UP",
-        "LINK_ERROR_RECOVERY", "PHY_TEST", "state 8",
-    ]  # fmt: skip
-    assert words(sysfs.node_type, 9) == [
-        "", "CA", "switch", "router", "RNIC", "usNIC", "usNIC UDP", "unspecified", "type 8",
-    ]  # fmt: skip
-    assert words(sysfs.driver, 23) == [
-        "", "mlx5", "mlx4", "cxgb3", "cxgb4", "mthca", "bnxt_re", "ocrdma", "nes", "irdma",
-        "vmw_pvrdma", "qedr", "hns", "usnic", "rxe", "hfi1", "qib", "efa", "siw", "erdma", "mana",
-        "ionic", "driver 22",
-    ]  # fmt: skip
-    for ask in (sysfs.physical_state, sysfs.node_type, sysfs.driver):
-        assert ask(None) == ""
-
-
-def test_what_a_source_does_not_say_is_empty() -> None:
-    assert astuple(DeviceReport("a")) == ("a", -1, "", "", "", "", "", "", None, None, ())
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("state", ["", "DOWN", "INIT", "ARMED", "ACTIVE", "ACTIVE_DEFER", "state 6"]),
+        (
+            "physical state",
+            [
+                *("", "SLEEP", "POLLING", "DISABLED", "PORT_CONFIGURATION_TRAINING", "LINK_UP"),
+                *("LINK_ERROR_RECOVERY", "PHY_TEST", "physical state 8"),
+            ],
+        ),
+        (
+            "node type",
+            [
+                *("", "CA", "switch", "router", "RNIC", "usNIC", "usNIC UDP", "unspecified"),
+                "node type 8",
+            ],
+        ),
+        (
+            "driver",
+            [
+                *("", "mlx5", "mlx4", "cxgb3", "cxgb4", "mthca", "bnxt_re", "ocrdma", "nes"),
+                *("irdma", "vmw_pvrdma", "qedr", "hns", "usnic", "rxe", "hfi1", "qib", "efa"),
+                *("siw", "erdma", "mana", "ionic", "driver 22"),
+            ],
+        ),
+    ],
+)
+def test_the_kernels_numbers_are_words(what: str, words: list[str]) -> None:
+    assert [sysfs.word(what, number) for number in range(len(words))] == words
+    assert sysfs.word(what, None) == ""
 
 
 @pytest.mark.parametrize(
@@ -85,9 +85,9 @@ def test_ucx_takes_the_newer_kind_then_ipv4_then_what_is_not_link_local() -> Non
         w.gid(5, "::", "net1"),
     )
     for count, index in ((6, 3), (3, 1), (1, 0)):
-        assert gids.ucx_index(w.port(entries[:count])) == index
-    assert gids.ucx_index(w.port(entries[2:3])) == 2
-    assert gids.ucx_index(w.port(entries[5:])) is None
+        assert nccl.ucx_index(w.port(entries[:count])) == index
+    assert nccl.ucx_index(w.port(entries[2:3])) == 2
+    assert nccl.ucx_index(w.port(entries[5:])) is None
     inside = ipaddress.ip_network("10.0.0.3/32")
-    assert gids.ucx_index(w.port(entries), inside) == 4
-    assert gids.ucx_index(w.port(entries[:3]), inside) is None
+    assert nccl.ucx_index(w.port(entries), inside) == 4
+    assert nccl.ucx_index(w.port(entries[:3]), inside) is None

@@ -187,7 +187,7 @@ def test_netlink_alone_tells_devices_where_sysfs_is_hidden(tmp_path: Path) -> No
 def test_a_device_that_goes_away_while_it_is_read_is_said(tmp_path: Path) -> None:
     sys_root, dev_root = build(TREES["mlx5-vfs"], tmp_path)
     told = kernel(TREES["mlx5-vfs"])
-    gone = replace(told.devices[1], ports=None)
+    gone = replace(told.devices[1], ports=())
     (sys_root / "class" / "infiniband" / "mlx5_2").unlink()
 
     fabric = rdma.assemble(

@@ -125,7 +125,8 @@ def test_a_device_is_read_with_its_port_and_node() -> None:
     (one,) = found.devices
     assert (one.index, one.name, one.protocol, one.node_type) == (3, "mlx5_3", "roce", "CA")
     assert one.node_guid == "0c42:a103:00b6:e003"
-    assert (one.uverbs, one.rdev, one.driver) == ("uverbs3", (231 << 8) | 195, "mlx5")
+    assert one.driver == "mlx5"
+    assert found.nodes == {"mlx5_3": ("uverbs3", (231 << 8) | 195)}
     assert one.ports == (RdmaPort(1, PortState.ACTIVE, "LINK_UP", netdev="net1"),)
 
 
@@ -186,7 +187,7 @@ def test_an_old_kernel_that_knows_no_mode_is_shared_and_names_no_node(code: int)
     found = told(answers)
 
     assert found.mode == "shared"
-    assert found.devices[0].uverbs == ""
+    assert found.nodes == {}
     assert not found.unreadable
 
 
@@ -198,7 +199,7 @@ def test_a_device_that_goes_away_meanwhile_has_no_ports() -> None:
 
     found = told(answers)
 
-    assert found.devices[0].ports is None
+    assert found.devices[0].ports == ()
     assert found.complete
     assert found.unreadable == ("netlink: the ports of mlx5_3: Invalid argument",)
 

@@ -25,7 +25,7 @@ from mpiboot.core.model import (
     Route,
 )
 from mpiboot.core.settings import resolve
-from mpiboot.network import gpus, links, platform_hints, pod, rdma
+from mpiboot.network import links, platform_hints, pod, rdma, sysfs
 from mpiboot.system import files, processes, programs
 from mpiboot.system.files import WORKER_STATE
 from mpiboot.worker import facts
@@ -54,7 +54,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Link:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {*range(3 if pid == 0 else 5)})
     monkeypatch.setattr(platform_hints, "service_mesh", lambda: MESH)
     monkeypatch.setattr(processes, "memory_refused", lambda: "EPERM")
-    monkeypatch.setattr(gpus, "seen", lambda search: Gpus(8, search))
+    monkeypatch.setattr(sysfs, "gpus", lambda search: Gpus(8, search))
     seen = Fabric(netns_mode="shared", unreadable=("a device",))
     monkeypatch.setattr(rdma, "observe", lambda: seen)
     monkeypatch.setattr(platform_hints, "attachments", lambda _: ((SAID,), ("a file",)))

@@ -10,7 +10,7 @@ import pytest
 from mpiboot.core.model import Level
 from mpiboot.core.setting_types import DataNetworkUse
 from mpiboot.core.settings import Settings
-from mpiboot.network import decision, gids, worker_network
+from mpiboot.network import decision, nccl, worker_network
 from mpiboot.network.records import GidChoice, WorkerNetwork
 from tests.vm.inside.machine import (
     active,
@@ -69,7 +69,7 @@ def index_of(address: str, name: str) -> int:
 
 
 def chosen(network: WorkerNetwork, version: str = "") -> GidChoice:
-    (found,) = gids.choose([(network.rails, ())], version)
+    (found,) = nccl.choose([(network.rails, ())], version)
     return found
 
 
