@@ -342,14 +342,14 @@ def _crossed(networks: Sequence[WorkerNetwork], settings: Settings) -> Iterable[
         if len(network.rails) > 1 and all(rail.device.pci for rail in network.rails)
     }
     first = next(iter(orders.values()), ())
-    odd = [
+    crossed = [
         host for host, order in orders.items() if order != first and sorted(order) == sorted(first)
     ]
-    if odd:
+    if crossed:
         yield Problem(
             "rdma-rails",
-            f"rails cross: on {first_few(odd)} the devices' order leads to other subnets than on "
-            f"{next(iter(orders))} ({', '.join(first)})",
+            f"rails cross: on {first_few(crossed)} the devices' order leads to other subnets than "
+            f"on {next(iter(orders))} ({', '.join(first)})",
         )
 
 

@@ -105,18 +105,15 @@ def _ask(program: str, words: Iterable[str], seconds: float, read: Callable[[Any
 
 
 def _answers(message: Any, ports: Iterable[str]) -> dict[str, LibraryAnswer]:  # noqa: ANN401 - JSON
-    return {name: _device(message[name]) for name in ports if message.get(name)}
-
-
-def _device(message: dict[str, object]) -> LibraryAnswer:
-    mtus, links = message["mtus"], message["links"]
-    if not isinstance(mtus, list) or not isinstance(links, list):
-        raise TypeError("not a list")
-    return LibraryAnswer(
-        str(message["why"]),
-        dict(mtus),
-        {(port, index): link for port, index, link in links},
-    )
+    return {
+        name: LibraryAnswer(
+            str(found["why"]),
+            dict(found["mtus"]),
+            {(port, index): link for port, index, link in found["links"]},
+        )
+        for name in ports
+        if (found := message.get(name))
+    }
 
 
 def _main(what: str, words: list[str]) -> None:

@@ -31,17 +31,13 @@ API: Final = "KUBERNETES_SERVICE_HOST"
 NO_DEFAULT_ROUTE: Final = "there is no default route"
 
 
-def _status(field: str) -> str:
-    """A field of /proc/self/status; empty where it isn't there."""
-    try:
-        text = Path("/proc/self/status").read_text("utf-8", "replace")
-    except OSError:
-        return ""
-    for line in text.splitlines():
-        name, _, value = line.partition(":")
-        if name == field:
-            return value.strip()
-    return ""
+def _capabilities() -> int:
+    """This process's effective capabilities; none where they can't be read."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text("utf-8", "replace").splitlines():
+            if line.startswith("CapEff:"):
+                return int(line.split()[1], 16)
+    return 0
 
 
 def _own_users() -> bool:
@@ -57,33 +53,22 @@ def identity(environ: Mapping[str, str]) -> Identity:
 
     The made-up name depends on nothing but the uid, so that launcher and workers agree on it.
     """
-    uid, gid = os.getuid(), os.getgid()
-    capabilities = int(_status("CapEff") or "0", 16)
-    own_users = _own_users()
+    uid = os.getuid()
     try:
         entry = pwd.getpwuid(uid)
+        user, home, shell, known = entry.pw_name, entry.pw_dir or "/", entry.pw_shell, True
     except KeyError:
         home = environ.get("HOME", "")
-        home = home if home.startswith("/") else "/"
-        return Identity(
-            uid,
-            gid,
-            f"uid{uid}",
-            home,
-            _SHELL,
-            known=False,
-            capabilities=capabilities,
-            own_users=own_users,
-        )
+        user, home, shell, known = f"uid{uid}", home if home.startswith("/") else "/", "", False
     return Identity(
         uid,
-        gid,
-        entry.pw_name,
-        entry.pw_dir or "/",
-        entry.pw_shell or _SHELL,
-        known=True,
-        capabilities=capabilities,
-        own_users=own_users,
+        os.getgid(),
+        user,
+        home,
+        shell or _SHELL,
+        known=known,
+        capabilities=_capabilities(),
+        own_users=_own_users(),
     )
 
 

@@ -1,6 +1,6 @@
-"""RDMA devices that this pod sees: the kernel's word by netlink, the rest from sysfs and /dev.
+"""RDMA devices that this pod sees: by netlink what the kernel lists, the rest from sysfs and /dev.
 
-It does not choose among them; a kernel without RDMA and a sysfs that is not there are ordinary.
+It does not choose among them; a kernel without RDMA and a missing sysfs are ordinary.
 """
 
 from __future__ import annotations
@@ -205,8 +205,8 @@ def observe(sys_root: Path = Path("/sys"), dev_root: Path = Path("/dev")) -> Fab
         refused, no_rdma = os.strerror(error.errno or errno.EIO), error.errno == _NO_RDMA
     found = assemble(kernel, sys_root, dev_root, refused)
     if refused and not no_rdma and not found.devices:
-        odd = f"netlink: {refused}: RDMA devices are not known"
-        return replace(found, refused=refused, unreadable=(*found.unreadable, odd))
+        message = f"netlink: {refused}: RDMA devices are not known"
+        return replace(found, refused=refused, unreadable=(*found.unreadable, message))
     asked = {one.name: len(one.ports) for one in found.devices if one.opens}
     if not asked:
         return found
@@ -216,31 +216,30 @@ def observe(sys_root: Path = Path("/sys"), dev_root: Path = Path("/dev")) -> Fab
 
 
 def with_library(
-    found: Fabric, message: Mapping[str, libraries.LibraryAnswer], wrong: str = ""
+    found: Fabric, answers: Mapping[str, libraries.LibraryAnswer], wrong: str = ""
 ) -> Fabric:
-    """Add what the RDMA library says of its devices, and of what went ``wrong`` with it."""
+    """Add the RDMA library's answers about its devices, and what went ``wrong`` with it."""
+
+    def joined(device: RdmaDevice, answer: libraries.LibraryAnswer) -> RdmaDevice:
+        ports = (
+            replace(
+                port,
+                mtu=answer.mtus.get(port.number, port.mtu),
+                gids=tuple(
+                    replace(gid, link=answer.links.get((port.number, gid.index), 0))
+                    for gid in port.gids
+                ),
+            )
+            for port in device.ports
+        )
+        return replace(device, ports=tuple(ports), library_error=answer.why)
+
     devices = tuple(
-        _with_library(device, message[device.name]) if device.name in message else device
+        joined(device, answers[device.name]) if device.name in answers else device
         for device in found.devices
     )
-    return replace(
-        found, devices=devices, unreadable=(*found.unreadable, *((wrong,) if wrong else ()))
-    )
-
-
-def _with_library(device: RdmaDevice, message: libraries.LibraryAnswer) -> RdmaDevice:
-    ports = tuple(
-        replace(
-            port,
-            mtu=message.mtus.get(port.number, port.mtu),
-            gids=tuple(
-                replace(gid, link=message.links.get((port.number, gid.index), 0))
-                for gid in port.gids
-            ),
-        )
-        for port in device.ports
-    )
-    return replace(device, ports=ports, library_error=message.why)
+    unreadable = (*found.unreadable, wrong) if wrong else found.unreadable
+    return replace(found, devices=devices, unreadable=unreadable)
 
 
 def assemble(

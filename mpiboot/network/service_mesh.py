@@ -89,46 +89,38 @@ def recognise(listening: Collection[int], annotations: Collection[str] = ()) -> 
 def advice(mesh: Mesh, ssh: Collection[int], port_range: str = "") -> str:
     """Say how the job's ports are kept out of the mesh."""
     row = _BY_NAME.get(mesh.name)
-    if row is None:
-        return ""
-    if not row.skip:
-        return row.keep_out
-    ports = ",".join(map(str, sorted(ssh)))
-    if not port_range:
-        return f"{row.keep_out}; or set MPIBOOT_PORT_RANGE and {_with(row, f'{ports},<its ports>')}"
-    first, last = map(int, port_range.split("-"))
-    if row.ranges:
-        return f"{row.keep_out}; or {_with(row, f'{ports},{port_range}')}"
-    if last - first < _LISTED:
-        every = ",".join(map(str, range(first, last + 1)))
-        return f"{row.keep_out}; or {_with(row, f'{ports},{every}')}"
-    return f"{row.keep_out}; or {_with(row, f'{ports},<each port of {port_range}>')}"
-
-
-def _with(row: _Row, ports: str) -> str:
-    return row.skip.replace("{ports}", ports)
+    if row is None or not row.skip:
+        return row.keep_out if row else ""
+    lead, own = "or set MPIBOOT_PORT_RANGE and ", "<its ports>"
+    if port_range:
+        first, last = map(int, port_range.split("-"))
+        lead, own = "or ", port_range
+        if not row.ranges:
+            listed = last - first < _LISTED
+            every = ",".join(map(str, range(first, last + 1)))
+            own = every if listed else f"<each port of {port_range}>"
+    ports = ",".join(map(str, (*sorted(ssh), own)))
+    return f"{row.keep_out}; {lead}{row.skip.replace('{ports}', ports)}"
 
 
 def findings(
     pods: Mapping[str, Mesh | None], ssh: Collection[int], port_range: str
 ) -> tuple[Finding, ...]:
-    """Tell once of each mesh, with the pods that it stands in front of."""
-    by_name: dict[str, list[str]] = {}
-    evidence: dict[str, Mesh] = {}
+    """Make one finding for each mesh, with the pods that it stands in front of."""
+    found: dict[str, tuple[Mesh, list[str]]] = {}
     for pod, mesh in pods.items():
         if mesh is not None:
-            by_name.setdefault(mesh.name, []).append(pod)
-            evidence.setdefault(mesh.name, mesh)
+            found.setdefault(mesh.name, (mesh, []))[1].append(pod)
     return tuple(
         Finding(
             "service-mesh",
             Level.WARN,
-            message(evidence[name], where),
+            message(mesh, where),
             "",
-            evidence[name].evidence,
-            advice(evidence[name], ssh, port_range),
+            mesh.evidence,
+            advice(mesh, ssh, port_range),
         )
-        for name, where in by_name.items()
+        for mesh, where in found.values()
     )
 
 

@@ -327,10 +327,9 @@ def fabric(message: str) -> str:
         fields = dict(_FIELD.findall(section))
         state, status = (fields.get(name, "").strip() for name in ("State", "Status"))
         if state not in _NOTHING:
-            bad = "" if status in (*_NOTHING, "Success") else f", {status}"
-            states.append(state + bad)
-    odd = Counter(state for state in states if state != Gpus.FABRIC_READY)
-    parts = (f"{state} on {count} of {len(states)} GPUs" for state, count in odd.items())
+            states.append(state if status in (*_NOTHING, "Success") else f"{state}, {status}")
+    bad = Counter(state for state in states if state != Gpus.FABRIC_READY)
+    parts = (f"{state} on {count} of {len(states)} GPUs" for state, count in bad.items())
     return "; ".join(parts) or (Gpus.FABRIC_READY if states else "")
 
 

@@ -359,46 +359,31 @@ def control_link(
         return None, "no worker was reached, so no route tells the control link"
     own = launcher_addresses(workers)
     mine = [link_of(address, launcher) for address in own]
-    names = {link.name for link in mine if link}
-    others: list[str] = []
-    known = all(mine) and bool(own)
-    same_name = len(names) == 1 and known
-    for worker in workers:
-        if worker.facts is None:
-            same_name = False
-            continue
-        link = link_of(worker.address, worker.facts.links)
-        same_name = same_name and link is not None and link.name in names
-        others += [
-            address for item in worker.facts.links if item is not link for address in item.addresses
-        ]
-    if same_name:
-        (name,) = names
-        return (
-            Decision(
-                "control-link",
-                name,
-                Source.DETECTED,
-                f"the launcher's routes to {counted(len(workers), 'worker')} leave by it, "
-                "and their addresses are on a link of that name",
-            ),
-            "",
+    theirs = [link_of(one.address, one.facts.links) if one.facts else None for one in workers]
+    names = {link.name if link else "" for link in (*mine, *theirs)}
+    if own and len(names) == 1 and (name := names.pop()):
+        reason = (
+            f"the launcher's routes to {counted(len(workers), 'worker')} leave by it, "
+            "and their addresses are on a link of that name"
         )
+        return Decision("control-link", name, Source.DETECTED, reason), ""
     controls = {*map(bare, own), *(bare(worker.address) for worker in workers)}
     smallest = smallest_network(filter(None, map(parse, controls)))
     if smallest is None:
         return None, "the control addresses are of both IP versions"
+    others = [
+        address
+        for worker, control in zip(workers, theirs, strict=True)
+        for link in (worker.facts.links if worker.facts else ())
+        if link is not control
+        for address in link.addresses
+    ]
     others += [address for link in launcher if link not in mine for address in link.addresses]
     inside = [item for item in others if bare(item) not in controls and _in(item, smallest)]
     if inside:
         return None, f"{smallest} would hold all control addresses but also {inside[0]}"
-    return (
-        Decision(
-            "control-link",
-            str(smallest),
-            Source.DETECTED,
-            "the smallest network that holds all control addresses and no other link's; "
-            "the links' names differ or are not known",
-        ),
-        "",
+    reason = (
+        "the smallest network that holds all control addresses and no other link's; "
+        "the links' names differ or are not known"
     )
+    return Decision("control-link", str(smallest), Source.DETECTED, reason), ""
