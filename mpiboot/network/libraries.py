@@ -1,6 +1,6 @@
-"""Which shared libraries the loader finds in this image, and what libibverbs says of devices.
+"""Which shared libraries the loader finds in this image, and what libibverbs tells of devices.
 
-Whether there is a driver for a device, and which MTU is in use, that library alone knows. This
+Only that library knows whether there is a driver for a device, and which MTU is in use. This
 module is also the program that asks: ``python -I -S libraries.py loads NAME...`` and ``verbs
 DEVICE:PORTS...`` write JSON. A library that is loaded runs code, and a vendor's driver may print,
 hang or crash.
@@ -33,7 +33,7 @@ _MOST: Final = 1 << 14
 
 @dataclass(frozen=True, slots=True)
 class LibraryAnswer:
-    """What the library says of a device: ``why`` it can't use it (empty: it can).
+    """The library's answer about a device: ``why`` it can't use it (empty: it can).
 
     ``mtus`` are the active MTUs by port; ``links`` the index of an entry's link, in the network
     namespace of that link, by port and place in the GID table.
@@ -45,13 +45,13 @@ class LibraryAnswer:
 
 
 class _FailedError(Exception):
-    """The program that asks could not tell; the message goes on behind the library's name."""
+    """The program that asks failed; the message goes on behind the library's name."""
 
 
 def missing(
     names: Iterable[str], seconds: float = _SECONDS, program: str = __file__
 ) -> tuple[str, ...]:
-    """Tell which libraries are not there; none where that can't be told.
+    """List the libraries that are not there; none where that isn't known.
 
     Args:
         names: their file names, as a program would load them.
@@ -60,10 +60,10 @@ def missing(
     """
     wanted = tuple(names)
     try:
-        message = _ask(program, ("loads", *wanted), seconds, list)
+        lacking = _ask(program, ("loads", *wanted), seconds, list)
     except _FailedError:
         return ()
-    return tuple(name for name in wanted if name in message)
+    return tuple(name for name in wanted if name in lacking)
 
 
 def devices(
@@ -77,11 +77,11 @@ def devices(
         program: what is run in its place, for tests.
 
     Returns:
-        What it says by device, and what went wrong; nothing is known of a device that isn't there.
+        Its answers by device, and what went wrong; nothing is known of a device that isn't there.
     """
     words = ("verbs", *(f"{name}:{count}" for name, count in ports.items()))
     try:
-        return _ask(program, words, seconds, lambda message: _answers(message, ports)), ""
+        return _ask(program, words, seconds, lambda answer: _answers(answer, ports)), ""
     except _FailedError as failed:
         return {}, f"{LIBRARY} {failed}"
 
@@ -104,7 +104,7 @@ def _ask(program: str, words: Iterable[str], seconds: float, read: Callable[[Any
         raise _FailedError(message) from None
 
 
-def _answers(message: Any, ports: Iterable[str]) -> dict[str, LibraryAnswer]:  # noqa: ANN401 - JSON
+def _answers(answer: Any, ports: Iterable[str]) -> dict[str, LibraryAnswer]:  # noqa: ANN401 - JSON
     return {
         name: LibraryAnswer(
             str(found["why"]),
@@ -112,7 +112,7 @@ def _answers(message: Any, ports: Iterable[str]) -> dict[str, LibraryAnswer]:  #
             {(port, index): link for port, index, link in found["links"]},
         )
         for name in ports
-        if (found := message.get(name))
+        if (found := answer.get(name))
     }
 
 
@@ -120,9 +120,9 @@ def _main(what: str, words: list[str]) -> None:
     # A library or driver may write to stdout, which is for the answer.
     answer = os.dup(1)
     os.dup2(2, 1)
-    message = _verbs(words) if what == "verbs" else [name for name in words if not _loads(name)]
+    found = _verbs(words) if what == "verbs" else [name for name in words if not _loads(name)]
     with os.fdopen(answer, "w") as out:
-        json.dump(message, out)
+        json.dump(found, out)
     os._exit(0)  # past the libraries' and drivers' own ends
 
 
@@ -160,19 +160,17 @@ def _read(library: ctypes.CDLL, wanted: Mapping[str, int]) -> dict[str, dict[str
     known = {}
     for place in range(count.value if listed else 0):
         known[library.ibv_get_device_name(listed[place]).decode("utf-8", "replace")] = listed[place]
-    message = {}
+    found = {}
     for name, ports in wanted.items():
         if name not in known:
-            message[name] = _unusable(f"{LIBRARY} has no driver for it")
+            found[name] = _unusable(f"{LIBRARY} has no driver for it")
             continue
         opened = library.ibv_open_device(known[name])
         if opened:
-            message[name] = _opened(library, opened, ports)
+            found[name] = _opened(library, opened, ports)
         else:
-            message[name] = _unusable(
-                f"{LIBRARY} can't open it ({os.strerror(ctypes.get_errno())})"
-            )
-    return message
+            found[name] = _unusable(f"{LIBRARY} can't open it ({os.strerror(ctypes.get_errno())})")
+    return found
 
 
 def _opened(library: ctypes.CDLL, device: int, ports: int) -> dict[str, object]:

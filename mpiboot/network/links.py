@@ -1,8 +1,8 @@
-"""Network links of this pod and its routes, as routing netlink tells them to pyroute2.
+"""Network links of this pod and its routes, by routing netlink through pyroute2.
 
-It names no link as the right one: that is decided from these facts. pyroute2 takes 0.2 s to load,
-so this module is loaded where links are looked at and nowhere else. ``nldev`` says what else of it
-is made good; it cuts an IPoIB link's address to 6 bytes (``IFLA_ADDRESS`` is an ``l2addr``,
+Which link is used for what is decided from these facts elsewhere. pyroute2 takes 0.2 s to load, so
+this module is loaded only where links are listed. ``nldev`` lists what else of pyroute2 is worked
+around; it cuts an IPoIB link's address to 6 bytes (``IFLA_ADDRESS`` is an ``l2addr``,
 netlink/rtnl/ifinfmsg), which is read from the attribute's bytes here.
 """
 

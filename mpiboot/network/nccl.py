@@ -147,11 +147,11 @@ def is_entry_of(gid: Gid, link: Link) -> bool:
 
 
 _Pair: TypeAlias = "tuple[Rail, Gid]"
-_Told: TypeAlias = "tuple[dict[str, str], str]"  # variables, and why these
+_Set: TypeAlias = "tuple[dict[str, str], str]"  # variables, and why these
 _UPGRADE: Final = "use NCCL 2.21 or later"
 _SUBNET: Final = "give the rails a network that the node's own addresses are not in"
 _AUTO: Final = SKIPS_HOLES
-# Who sets one of these has chosen devices or entries himself.
+# Whoever sets one of these has chosen devices or entries already.
 _OWN_NCCL: Final = (
     "NCCL_IB_HCA",
     "NCCL_IB_GID_INDEX",
@@ -214,13 +214,13 @@ class _Library:
     """NCCL or UCX: ``by_itself`` gives the index that it takes of a port unless it is told another.
 
     ``tell`` finds the variables that make it take these rails' entries, and why these; None where
-    none do. Whoever sets one of ``own`` has chosen devices or entries himself.
+    none do. Whoever sets one of ``own`` has chosen devices or entries already.
     """
 
     name: str
     own: Collection[str]
     by_itself: Callable[[RdmaPort], int | None]
-    tell: Callable[[Sequence[_Pair]], _Told | None]
+    tell: Callable[[Sequence[_Pair]], _Set | None]
     why_not: str
     hint: str
 
@@ -309,7 +309,7 @@ def _labels(links: Sequence[Sequence[str]]) -> tuple[Sequence[Sequence[str]], Se
     return places, min((mine for mine in places if mine), key=len, default=[])
 
 
-def _fitting(library: _Library, ports: _Ports, whole: _Told | None) -> frozenset[frozenset[str]]:
+def _fitting(library: _Library, ports: _Ports, whole: _Set | None) -> frozenset[frozenset[str]]:
     """Give the largest sets of rails that this library can use together; none: all fit."""
     pairs = ports.pairs
     if ports.users(library) or (whole is not None and len(pairs) == len(ports.rails)):
@@ -338,7 +338,7 @@ def _most(
 
 
 def _choice(
-    ports: _Ports, libraries: Sequence[tuple[_Library, frozenset[str] | None, _Told | None]]
+    ports: _Ports, libraries: Sequence[tuple[_Library, frozenset[str] | None, _Set | None]]
 ) -> GidChoice:
     """Decide for one worker, by the rails that all use, and what would make it use all it has."""
     names, pairs = tuple(rail.name for rail in ports.rails), ports.pairs
@@ -390,7 +390,7 @@ def _listed(pairs: Iterable[_Pair]) -> str:
     return ", ".join(f"{rail.name} {gid.index}" for rail, gid in pairs)
 
 
-def _nccl(pairs: Sequence[_Pair], version: Version | None) -> _Told | None:
+def _nccl(pairs: Sequence[_Pair], version: Version | None) -> _Set | None:
     """Find what makes NCCL take these entries, from the least to the most that is set."""
     indexes = {gid.index for _, gid in pairs}
     listed = _listed(pairs)
@@ -422,7 +422,7 @@ def _nccl(pairs: Sequence[_Pair], version: Version | None) -> _Told | None:
     return None
 
 
-def _ucx(pairs: Sequence[_Pair]) -> _Told | None:
+def _ucx(pairs: Sequence[_Pair]) -> _Set | None:
     """Find what makes UCX take these entries."""
     indexes = [gid.index for _, gid in pairs]
     if [ucx_index(rail.port) for rail, _ in pairs] == indexes:

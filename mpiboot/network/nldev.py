@@ -1,8 +1,8 @@
 """RDMA devices by netlink (nldev, NETLINK_RDMA), and requests that end, for pyroute2.
 
 pyroute2 0.9.7 has no part for NETLINK_RDMA; this module is written as its own parts are and needs
-nothing else, so that it could become one. What its sockets can't do is made good here, for routing
-netlink too:
+nothing else, so that it could become one. What its sockets can't do is worked around here, for
+routing netlink too:
 
 - ``AsyncCoreSocket.get`` (netlink/core.py) waits for ever for an answer: ``gather`` has a limit.
 - ``Marshal.parse_one_message`` (netlink/marshal.py) overlooks the error that ends a failed dump,

@@ -1,6 +1,6 @@
-"""What the platform says of this pod: links and devices (Multus, device plugin, DRA), service mesh.
+"""What the platform tells about this pod: links and devices (Multus, DRA, plugins), service mesh.
 
-Attachments are given unweighed: nothing here looks whether the link or device is there.
+Attachments are not verified here: the link or device may not be there.
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ def _device_plugin(environment: Mapping[str, str], unreadable: list[str]) -> Ite
 
 def _multus(paths: tuple[Path, ...], unreadable: list[str]) -> Iterator[Attachment]:
     for path in paths:
-        message = _annotation(path, unreadable)
-        if not message:
+        text = _annotation(path, unreadable)
+        if not text:
             continue
         try:
-            networks: _Json = json.loads(message)
+            networks: _Json = json.loads(text)
         except (ValueError, RecursionError):
             unreadable.append(f"{path}: the annotation {_STATUS[0]} is not JSON")
             continue
@@ -125,12 +125,12 @@ def _dra(metadata: Path, sys_root: Path, unreadable: list[str]) -> Iterator[Atta
         unreadable.append(f"{metadata}: {error.strerror}")
         return
     for path in paths:
-        message = _read(path, unreadable)
-        if not message.strip():
+        text = _read(path, unreadable)
+        if not text.strip():
             continue  # a network driver fills it when the pod's links are made
         try:
             # The same object once for each version of its form, the newest first.
-            document: _Json = json.JSONDecoder().raw_decode(message.lstrip())[0]
+            document: _Json = json.JSONDecoder().raw_decode(text.lstrip())[0]
         except (ValueError, RecursionError):
             unreadable.append(f"{path}: is not JSON")
             continue

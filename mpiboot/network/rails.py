@@ -1,8 +1,8 @@
 """Which RDMA ports are a worker's own: those behind its links, by rules in order, or without one.
 
-A device's name is never evidence, nor is /dev/infiniband alone, nor an entry's link name alone
-(another pod's link may have the same name). A port that isn't ready is a diagnosis, never a reason
-to take another one. Pure.
+A device's name is no evidence, nor is /dev/infiniband alone, nor an entry's link name alone
+(another pod's link may have the same name). A port that isn't ready is reported, and no other one
+is taken in its place. Pure.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def _by_function(link: Link, fabric: Fabric, _: Sequence[Link]) -> list[Found]:
 
 
 def _by_platform(link: Link, fabric: Fabric, _: Sequence[Link]) -> list[Found]:
-    message = [item for item in fabric.attachments if item.link == link.name]
-    return [item for item in ports(fabric.devices) if any(one.names(item[0]) for one in message)]
+    named = [item for item in fabric.attachments if item.link == link.name]
+    return [item for item in ports(fabric.devices) if any(one.names(item[0]) for one in named)]
 
 
 def _by_gid(link: Link, fabric: Fabric, _: Sequence[Link]) -> list[Found]:
@@ -234,9 +234,9 @@ def without_link(builder: NetworkBuilder) -> tuple[Rail, ...]:
     ]
     # A port in INIT is waited for only where no other one is there.
     usable = [rail for rail in usable if rail.port.state is PortState.ACTIVE] or usable
-    message = [rail for rail in usable if named_by_platform(rail.device, fabric)]
-    if message or usable:
-        return tuple(message or usable)
+    named = [rail for rail in usable if named_by_platform(rail.device, fabric)]
+    if usable:
+        return tuple(named or usable)
     return tuple(
         Rail(device, port, None, "EFA: it has no link, and its device node opens")
         for device in fabric.devices

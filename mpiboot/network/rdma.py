@@ -55,7 +55,7 @@ class KernelRdma:
 def ask_kernel() -> KernelRdma:
     """Ask for everything: netns mode, devices, their ports and device nodes.
 
-    What is refused, cut short or gone meanwhile is left out and told in ``unreadable``.
+    What is refused, cut short or gone meanwhile is left out and listed in ``unreadable``.
 
     Raises:
         OSError: the kernel has no RDMA part (EPROTONOSUPPORT), or it is refused here.
@@ -103,7 +103,7 @@ class _Asking:
         dump: bool = False,
         **about: int | str,
     ) -> list[_Message]:
-        """Give the messages of an answer; an error that isn't a ``known`` one is told."""
+        """Give the messages of an answer; an error that isn't a ``known`` one is noted."""
         messages: list[_Message] = []
         if self._silent:
             return messages
@@ -111,7 +111,7 @@ class _Asking:
             request = self._kernel.request(kind, dump=dump, **about)
             await nldev.gather(request, messages, self._seconds)
         except TimeoutError as error:
-            self._silent = True  # it won't talk the next time either
+            self._silent = True  # it won't answer the next time either
             self.unreadable.append(f"netlink: {what}: {error}")
         except OSError as error:
             if error.errno not in known:
@@ -191,9 +191,9 @@ def _listed_port(message: _Message) -> RdmaPort | None:
 
 
 def observe(sys_root: Path = Path("/sys"), dev_root: Path = Path("/dev")) -> Fabric:
-    """Give what this pod sees of RDMA; ``routes`` and ``attachments`` stay empty.
+    """Observe RDMA in this pod; ``routes`` and ``attachments`` stay empty.
 
-    It needs no privilege, blocks for milliseconds, and never fails: what can't be read is said
+    It needs no privilege, blocks for milliseconds, and never fails: what can't be read is listed
     in ``unreadable``. On a modular kernel the question itself makes the kernel load ib_core, as
     every RDMA library does.
     """
@@ -245,7 +245,7 @@ def with_library(
 def assemble(
     kernel: KernelRdma | None, sys_root: Path, dev_root: Path, refused: str = ""
 ) -> Fabric:
-    """Join what netlink said with sysfs and the device nodes.
+    """Join netlink's answers with sysfs and the device nodes.
 
     Without netlink (None) the devices are those of sysfs, which may be the host's. With it,
     sysfs adds devices only where netlink's list was cut short.
@@ -287,7 +287,7 @@ def _device(
     sys_root: Path,
     dev_root: Path,
 ) -> RdmaDevice:
-    """Join both: netlink's word comes first, sysfs's stands where it gave none."""
+    """Join both: netlink comes first, sysfs fills in what it does not tell."""
     found = by_sysfs or RdmaDevice()
     first = by_netlink or replace(found, protocol=_protocol(found))
     uverbs, error = _open(dev_root, *(node or ("", None)))
@@ -315,7 +315,7 @@ def _port(by_netlink: RdmaPort, found: RdmaPort, protocol: str, sys_root: Path) 
         state=by_netlink.state,
         physical=by_netlink.physical,
         link_layer=found.link_layer or _LAYERS.get(protocol, LinkLayer.UNKNOWN),
-        # Netlink's word alone: sysfs may be that of another network namespace.
+        # By netlink alone: sysfs may be that of another network namespace.
         netdev=by_netlink.netdev,
         mtu=_roce_mtu(sys_root, by_netlink.netdev) if by_netlink.netdev else 0,
     )
@@ -343,8 +343,8 @@ def _open(dev_root: Path, name: str, rdev: int | None) -> tuple[str, str]:
     finally:
         os.close(handle)
     if rdev is not None and there != rdev:
-        message = f"{os.major(there)}:{os.minor(there)}"
-        return str(path), f"is device {message} instead of {os.major(rdev)}:{os.minor(rdev)}"
+        found = f"{os.major(there)}:{os.minor(there)}"
+        return str(path), f"is device {found} instead of {os.major(rdev)}:{os.minor(rdev)}"
     return str(path), ""
 
 

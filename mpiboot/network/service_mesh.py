@@ -80,14 +80,14 @@ def recognise(listening: Collection[int], annotations: Collection[str] = ()) -> 
             seen = sorted((row.ports | row.also) & there)
             return Mesh(row.name, (f"ports {', '.join(map(str, seen))} listen in this pod",))
     for row in _ROWS:
-        message = next((name for name in row.annotations if name in annotations), "")
-        if message:
-            return Mesh(row.name, (f"the pod has the annotation {message}",))
+        annotation = next((name for name in row.annotations if name in annotations), "")
+        if annotation:
+            return Mesh(row.name, (f"the pod has the annotation {annotation}",))
     return None
 
 
 def advice(mesh: Mesh, ssh: Collection[int], port_range: str = "") -> str:
-    """Say how the job's ports are kept out of the mesh."""
+    """Describe how the job's ports are kept out of the mesh."""
     row = _BY_NAME.get(mesh.name)
     if row is None or not row.skip:
         return row.keep_out if row else ""
@@ -125,6 +125,6 @@ def findings(
 
 
 def message(mesh: Mesh, where: Sequence[str]) -> str:
-    """Say what a mesh does to a job."""
+    """Describe what a mesh does to a job."""
     pods = first_few(where, 1)
     return f"a proxy of {mesh.name} takes every connection of {pods}, MPI's own too"

@@ -147,9 +147,9 @@ def _port(folder: Path, place: int, count: int, unreadable: list[str]) -> RdmaPo
 
 
 def _layer(port: Path) -> LinkLayer:
-    message = text(port / "link_layer")
+    layer = text(port / "link_layer")
     # The kernel writes Unknown for what libibverbs and NCCL call Unspecified (EFA, usNIC).
-    return LinkLayer.UNSPECIFIED if message == "Unknown" else LinkLayer(message)
+    return LinkLayer.UNSPECIFIED if layer == "Unknown" else LinkLayer(layer)
 
 
 def _gids(port: Path, whose: str, unreadable: list[str]) -> tuple[Gid, ...]:
@@ -189,8 +189,8 @@ def canonical(value: str) -> str:
 
 
 def _pkeys(folder: Path) -> tuple[int, ...]:
-    message = [text(folder / slot) for slot in _entries(folder)]
-    found = [int(key, 16) if _PKEY.fullmatch(key) else 0 for key in message]
+    keys = [text(folder / slot) for slot in _entries(folder)]
+    found = [int(key, 16) if _PKEY.fullmatch(key) else 0 for key in keys]
     # The place in the table is what NCCL_IB_PKEY means, so holes stay and only the end goes.
     while found and not found[-1]:
         found.pop()
@@ -315,7 +315,7 @@ def nvidia_smi(search: str = "") -> str:
     return done.stdout if done else ""
 
 
-def fabric(message: str) -> str:
+def fabric(answer: str) -> str:
     """Read the state of the NVLink fabric out of what ``nvidia-smi -q`` said.
 
     Returns:
@@ -323,7 +323,7 @@ def fabric(message: str) -> str:
         it is about; empty where there is no such fabric.
     """
     states = []
-    for section in _FABRIC.findall(message):
+    for section in _FABRIC.findall(answer):
         fields = dict(_FIELD.findall(section))
         state, status = (fields.get(name, "").strip() for name in ("State", "Status"))
         if state not in _NOTHING:

@@ -1,7 +1,7 @@
 """What one worker's links and RDMA ports are for, and the control link of all pods. Pure.
 
-The user's word comes first, then the kernel's and the platform's evidence; a name such as eth0 or
-net1 only puts candidates in order. What several workers mean together is decided elsewhere.
+The user's settings come first, then what the kernel and the platform show; a name such as eth0 or
+net1 only puts candidates in order. What follows for several workers is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -125,11 +125,11 @@ def _control(worker: Worker, facts: PodFacts, settings: Settings) -> Link | None
     """Find the control link: the user's, else by address, by platform, by route; never by name."""
     links = {link.name: link for link in facts.links}
     default = {route.link for route in facts.fabric.routes if route.destination.endswith("/0")}
-    message = [item.link for item in facts.fabric.attachments if item.default]
+    default_links = [item.link for item in facts.fabric.attachments if item.default]
     tries = (
         links.get(settings.control_ifname),
         link_of(worker.address, facts.links),
-        next((links[name] for name in message if name in links), None),
+        next((links[name] for name in default_links if name in links), None),
         link_of(facts.control_address, facts.links),
         next((link for link in facts.links if link.name in default), None),
     )
@@ -155,8 +155,8 @@ def _candidates(builder: NetworkBuilder) -> tuple[Link, ...]:
             wrong = f"MPIBOOT_DATA_IFNAME: no link {', '.join(missing)}"
             builder.problem("data-link", wrong, always=none)
         return tuple(links[name] for name in dict.fromkeys(wanted) if name in links)
-    message = [item.link for item in builder.fabric.attachments if item.link and not item.default]
-    places = {name: place for place, name in reversed(list(enumerate(message)))}
+    named = [item.link for item in builder.fabric.attachments if item.link and not item.default]
+    places = {name: place for place, name in reversed(list(enumerate(named)))}
     barred = {"veth", "netkit"} if builder.host_network else set()
     found = [
         link
@@ -168,7 +168,7 @@ def _candidates(builder: NetworkBuilder) -> tuple[Link, ...]:
     ]
     return tuple(
         sorted(
-            found, key=lambda link: (places.get(link.name, len(message)), natural_order(link.name))
+            found, key=lambda link: (places.get(link.name, len(named)), natural_order(link.name))
         )
     )
 
@@ -188,9 +188,9 @@ def _data(
     elif chosen or (builder.host_network and not wanted):
         return ()  # on the node's network, a link without RDMA may be anybody's
     else:
-        message = {item.link for item in builder.fabric.attachments if not item.default}
+        by_platform = {item.link for item in builder.fabric.attachments if not item.default}
         reachable = [link for link in candidates if has_carrier(link) and usable(link)]
-        named = [link for link in reachable if link.name in message]
+        named = [link for link in reachable if link.name in by_platform]
         links = tuple(candidates) if wanted else tuple(named or reachable)
         reason = "a second link with an address and without RDMA: TCP"
         if not wanted and named:
@@ -210,7 +210,7 @@ def _data(
 
 
 def _dead(builder: NetworkBuilder, candidates: Sequence[Link], chosen: Sequence[Rail]) -> None:
-    """Say which links were given an address and have no carrier; a rail's says its port."""
+    """Report links that were given an address and have no carrier; rails are reported by port."""
     if builder.host_network and not builder.settings.data_ifname:
         return  # a node has links that nobody plugged in
     above = [rail.link for rail in chosen]
@@ -226,7 +226,7 @@ def _dead(builder: NetworkBuilder, candidates: Sequence[Link], chosen: Sequence[
 
 
 def _nothing(builder: NetworkBuilder, data: Sequence[Link]) -> None:
-    """Say why there is no RDMA where something hints at it."""
+    """Report why there is no RDMA where something hints at it."""
     fabric = builder.fabric
     functions = {device.pci for device in fabric.devices}
     bare = [item.pci for item in fabric.attachments if item.pci and item.pci not in functions]
@@ -259,21 +259,21 @@ def _nothing(builder: NetworkBuilder, data: Sequence[Link]) -> None:
 def _pending(
     builder: NetworkBuilder, candidates: Sequence[Link], chosen: Sequence[Rail]
 ) -> tuple[str, ...]:
-    """Say what may still come: InfiniBand VFs stay INIT for a while, IPAM takes seconds."""
+    """List what may still come: InfiniBand VFs stay INIT for a while, IPAM takes seconds."""
     waiting = [
         f"port {rail.name} is {rail.port.state.value}, not yet ACTIVE"
         for rail in chosen
         if rail.port.state in (PortState.INIT, PortState.ARMED)
     ]
     roce = {rail.link.name for rail in chosen if rail.link and rail.transport is Transport.ROCE}
-    message = {item.link for item in builder.fabric.attachments} | set(builder.settings.data_ifname)
+    wanted = {item.link for item in builder.fabric.attachments} | set(builder.settings.data_ifname)
     taken = {rail.device.name for rail in chosen}
     free = any(one.opens and one.name not in taken for one in builder.fabric.devices)
     for link in candidates:
         if usable(link):
             continue
         tentative = ", ".join(str(item.ip) for item in coming(link))
-        named = link.name in message and not chosen
+        named = link.name in wanted and not chosen
         macvlan = free and not chosen and link.kind in ("macvlan", "ipvlan")
         if tentative and has_carrier(link):
             waiting.append(
@@ -283,7 +283,7 @@ def _pending(
             waiting.append(f"link {link.name} has no address yet")
         else:
             continue
-        # Of a rail and of a link that was named, other rules say what never comes.
+        # For a rail and a link that was named, other rules report what never comes.
         if link.name not in roce and link.name not in builder.settings.data_ifname:
             builder.problem("data-address", waiting[-1])
     for rail in chosen:

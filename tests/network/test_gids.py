@@ -359,24 +359,6 @@ def test_what_is_not_roce_needs_no_index(worker: Worker) -> None:
     assert not found.problems
 
 
-@pytest.mark.parametrize(
-    ("value", "left"),
-    [
-        ("=eth0", ["eth0"]),
-        ("eth", ["eth0", "eth1"]),
-        ("^eth,docker", ["net1"]),
-        ("^=eth0", ["eth1", "net1"]),
-        ("eth0,^net1", ["eth0"]),
-        ("eth7, net1", []),
-        ("=net", []),
-        ("n", ["eth0", "eth1", "net1"]),
-        ("", ["eth0", "eth1", "net1"]),
-    ],
-)
-def test_a_list_leaves_what_nccl_leaves(value: str, left: list[str]) -> None:
-    assert list(nccl.matching(value, ("eth0", "eth1", "net1"))) == left
-
-
 @given(
     st.lists(
         st.tuples(

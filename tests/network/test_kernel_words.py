@@ -57,6 +57,8 @@ def test_the_kernels_numbers_are_words(what: str, words: list[str]) -> None:
         ("^eth", ["lo"]),
         ("eth1:2,lo", ["eth1", "lo"]),
         (",,lo,", ["lo"]),
+        ("eth0,^lo", ["eth0"]),
+        ("eth7, lo", []),
     ],
 )
 def test_what_a_list_for_nccl_leaves(value: str, left: list[str]) -> None:

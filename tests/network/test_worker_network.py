@@ -4,7 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.core.model import Attachment, AttachmentSource, Gid, GidType, Route, Source, Worker
+from mpiboot.core.model import (
+    Attachment,
+    AttachmentSource,
+    Gid,
+    GidType,
+    PortState,
+    Route,
+    Source,
+    Worker,
+)
 from mpiboot.core.setting_types import DataNetworkUse, MpiNetwork, NcclSocket
 from mpiboot.core.settings import Settings
 from mpiboot.network.records import Transport, WorkerNetwork, natural_order
@@ -26,8 +35,9 @@ def checks(network: WorkerNetwork) -> list[str]:
     return [problem.check for problem in network.problems]
 
 
-def test_one_sriov_vf_is_found_by_the_kernels_word() -> None:
-    network = choose(w.sriov(), DEFAULT)
+@pytest.mark.parametrize("mode", ["shared", "exclusive"])
+def test_one_sriov_vf_is_found_by_the_kernels_word(mode: str) -> None:
+    network = choose(w.changed(w.sriov(), fabric={"netns_mode": mode}), DEFAULT)
     assert network.transport is Transport.ROCE
     assert names(network) == ["mlx5_3:1"]
     assert data(network) == ["net1"]
@@ -50,11 +60,8 @@ def test_eight_rails_keep_the_order_of_their_links() -> None:
 
 
 def test_the_platforms_order_of_rails_comes_before_the_names() -> None:
-    worker = w.rails8()
-    assert worker.facts is not None
-    message = tuple(Attachment(AttachmentSource.MULTUS, link=f"net{rail}") for rail in (3, 1, 2))
-    fabric = replace(worker.facts.fabric, attachments=message)
-    network = choose(replace(worker, facts=replace(worker.facts, fabric=fabric)), DEFAULT)
+    named = tuple(Attachment(AttachmentSource.MULTUS, link=f"net{rail}") for rail in (3, 1, 2))
+    network = choose(w.changed(w.rails8(), fabric={"attachments": named}), DEFAULT)
     assert data(network)[:4] == ["net3", "net1", "net2", "net4"]
 
 
@@ -206,31 +213,14 @@ def test_a_vlan_whose_lower_link_is_elsewhere_is_tied_by_its_entry_alone() -> No
     assert "GID table" in network.rails[1].reason
 
 
-def test_efa_needs_no_link() -> None:
-    network = choose(w.efa(), DEFAULT)
-    assert network.transport is Transport.EFA
-    assert len(network.rails) == 4
-
-
-def test_efa_is_known_without_its_drivers_name() -> None:
+def test_efa_needs_no_link_nor_its_drivers_name_but_a_node_that_opens() -> None:
     worker = w.efa()
     assert worker.facts is not None
-    fabric = worker.facts.fabric
-    devices = tuple(replace(one, driver="") for one in fabric.devices)
-    fabric = replace(fabric, devices=devices)
-    assert choose(
-        replace(worker, facts=replace(worker.facts, fabric=fabric)), DEFAULT
-    ).transport is (Transport.EFA)
-
-
-def test_efa_whose_nodes_do_not_open_is_not_taken() -> None:
+    unnamed = tuple(replace(one, driver="") for one in worker.facts.fabric.devices)
+    for efa in (worker, w.changed(worker, fabric={"devices": unnamed})):
+        network = choose(efa, DEFAULT)
+        assert (network.transport, len(network.rails)) == (Transport.EFA, 4)
     assert choose(w.efa(open_error="no device node"), DEFAULT).transport is Transport.NONE
-
-
-def test_a_second_link_without_rdma_carries_tcp() -> None:
-    network = choose(w.tcp(), DEFAULT)
-    assert network.transport is Transport.TCP
-    assert data(network) == ["net1"]
 
 
 @pytest.mark.parametrize(("up", "message"), [(True, "has no carrier"), (False, "is down")])
@@ -245,9 +235,15 @@ def test_a_second_link_that_is_dead_is_said_and_not_used(up: bool, message: str)
     )
 
 
-def test_no_second_link_is_an_ordinary_answer() -> None:
-    network = choose(w.plain(), DEFAULT)
-    assert network.transport is Transport.NONE
+@pytest.mark.parametrize(
+    ("worker", "transport", "links"),
+    [(w.plain(), Transport.NONE, []), (w.tcp(), Transport.TCP, ["net1"])],
+)
+def test_without_rdma_a_second_link_or_none_is_an_ordinary_answer(
+    worker: Worker, transport: Transport, links: list[str]
+) -> None:
+    network = choose(worker, DEFAULT)
+    assert (network.transport, data(network)) == (transport, links)
     assert not network.problems
     assert not network.pending
 
@@ -264,8 +260,8 @@ def test_all_devices_of_the_node_are_visible_and_one_is_this_pods() -> None:
         )
         for n in range(4, 30)
     )
-    fabric = replace(worker.facts.fabric, devices=foreign + worker.facts.fabric.devices)
-    network = choose(replace(worker, facts=replace(worker.facts, fabric=fabric)), DEFAULT)
+    every = foreign + worker.facts.fabric.devices
+    network = choose(w.changed(worker, fabric={"devices": every}), DEFAULT)
     assert names(network) == ["mlx5_3:1"]
 
 
@@ -279,10 +275,7 @@ def test_host_network_takes_active_ports_with_links_but_never_the_control_links(
 
 
 def test_host_network_without_rdma_does_not_guess_a_tcp_link() -> None:
-    worker = w.host_network()
-    assert worker.facts is not None
-    fabric = replace(worker.facts.fabric, devices=())
-    network = choose(replace(worker, facts=replace(worker.facts, fabric=fabric)), DEFAULT)
+    network = choose(w.changed(w.host_network(), fabric={"devices": ()}), DEFAULT)
     assert network.transport is Transport.NONE
     assert not network.data
 
@@ -290,16 +283,36 @@ def test_host_network_without_rdma_does_not_guess_a_tcp_link() -> None:
 def test_on_the_nodes_network_a_link_that_nobody_plugged_in_is_nothing_to_say() -> None:
     worker = w.host_network()
     assert worker.facts is not None
-    links = tuple(
-        replace(one, carrier=False) if one.name == "rail3" else one for one in worker.facts.links
-    )
     devices = worker.facts.fabric.devices[:3]
-    facts = replace(worker.facts, links=links, fabric=replace(worker.facts.fabric, devices=devices))
-    network = choose(replace(worker, facts=facts), DEFAULT)
+    worker = w.changed(w.with_links(worker, "rail3", carrier=False), fabric={"devices": devices})
+    network = choose(worker, DEFAULT)
     assert names(network) == ["mlx5_1:1", "mlx5_2:1"]
     assert not network.problems
-    named = choose(replace(worker, facts=facts), Settings(data_ifname=("rail3",)))
-    assert named.problems[0].check == "data-carrier"
+    assert choose(worker, Settings(data_ifname=("rail3",))).problems[0].check == "data-carrier"
+
+
+def test_of_a_nodes_ports_those_that_can_carry_data_are_taken() -> None:
+    """A node has ports that nobody plugged in, or may not open; InfiniBand needs no link."""
+    worker = w.host_network(0)
+    assert worker.facts is not None
+    devices = list(worker.facts.fabric.devices)
+    down = replace(devices[3].ports[0], state=PortState.DOWN)
+    devices[3] = replace(devices[3], ports=(down,))
+    devices[4] = replace(devices[4], open_error="Operation not permitted")
+    network = choose(w.changed(worker, fabric={"devices": tuple(devices)}), DEFAULT)
+    assert names(network) == [f"mlx5_{n}:1" for n in (1, 2, 5, 6, 7, 8)]
+
+
+def test_the_control_links_own_port_carries_no_data_on_the_nodes_network() -> None:
+    node = w.ipoib(0)
+    assert node.facts is not None
+    ib0 = next(link for link in node.facts.links if link.name == "ib0")
+    bridge = w.link("cni0", "10.244.9.1/24", index=60, kind="bridge")
+    other = w.device("mlx5_7", w.port(layer="InfiniBand"), index=7, protocol="ib")
+    devices = (*node.facts.fabric.devices, other)
+    network = choose(w.worker("w-0", ib0, bridge, devices=devices, control="10.9.0.5"), DEFAULT)
+    assert network.host_network
+    assert names(network) == ["mlx5_7:1"]
 
 
 def test_two_devices_that_cannot_be_told_apart_are_named_with_the_setting() -> None:
@@ -432,14 +445,6 @@ def test_an_address_whose_entry_is_not_there_yet_is_waited_for() -> None:
         devices=(w.device("mlx5_1", w.port(w.table("net1"), netdev="net1")),),
     )
     assert choose(worker, DEFAULT).pending == ("port mlx5_1:1 has no RoCE v2 entry for net1 yet",)
-
-
-def test_exclusive_mode_shows_only_this_pods_device() -> None:
-    worker = w.sriov()
-    assert worker.facts is not None
-    fabric = replace(worker.facts.fabric, netns_mode="exclusive")
-    network = choose(replace(worker, facts=replace(worker.facts, fabric=fabric)), DEFAULT)
-    assert names(network) == ["mlx5_3:1"]
 
 
 def test_infiniband_is_kept_where_both_link_layers_are_there() -> None:
