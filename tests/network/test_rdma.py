@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from mpiboot.core.model import Fabric, Gid, GidType
 from mpiboot.network import rdma, sysfs
 from mpiboot.network.rdma import KernelRdma
 from tests.data.build_sysfs import build, kernel
-from tests.data.rdma_nodes import TREES, Tree, crowd
+from tests.data.rdma_nodes import TREES, Tree
 
 
 def seen(tree: Tree, folder: Path) -> Fabric:
@@ -100,12 +99,6 @@ def test_one_of_twenty_six_devices_is_ours(tmp_path: Path) -> None:
     assert len(fabric.devices) == 26
     assert [item.name for item in fabric.devices if item.ports[0].netdev] == ["mlx5_17"]
     assert [item.name for item in fabric.devices if item.opens] == ["mlx5_17"]
-
-
-def test_sixty_four_devices_are_read(tmp_path: Path) -> None:
-    tree = crowd(64, ours=63)
-
-    assert [item.index for item in seen(tree, tmp_path).devices] == list(range(64))
 
 
 def test_a_sub_function_belongs_to_the_function_above_it(tmp_path: Path) -> None:
@@ -232,32 +225,6 @@ def test_whatever_vanishes_from_the_tree_the_rest_is_read(tmp_path: Path) -> Non
             assert {"mlx5_0", "mlx5_2"} <= {item.name for item in found.devices}, path
 
 
-def test_a_tree_that_is_torn_down_while_it_is_read_is_no_error(tmp_path: Path) -> None:
-    tree = TREES["mlx5-vfs"]
-    sys_root, dev_root = build(tree, tmp_path)
-    paths = sorted(sys_root.rglob("*"), reverse=True)
-    begun, ended = threading.Event(), threading.Event()
-
-    def tear_down() -> None:
-        begun.wait(60)
-        for path in paths:
-            if path.is_dir() and not path.is_symlink():
-                path.rmdir()
-            else:
-                path.unlink()
-        ended.set()
-
-    thread = threading.Thread(target=tear_down)
-    thread.start()
-    begun.set()
-    while not ended.is_set():
-        rdma.assemble(kernel(tree), sys_root, dev_root)
-        rdma.assemble(None, sys_root, dev_root)
-    thread.join()
-
-    assert rdma.assemble(None, sys_root, dev_root).devices == ()
-
-
 def test_a_tree_of_folders_where_files_should_be_is_read_without_an_error(tmp_path: Path) -> None:
     sys_root, dev_root = build(TREES["macvlan"], tmp_path)
     port = port_folder(sys_root, "mlx5_2")
@@ -270,16 +237,6 @@ def test_a_tree_of_folders_where_files_should_be_is_read_without_an_error(tmp_pa
 
     assert fabric.devices[0].ports[0].state == ""
     assert f"{port}/gids/5: Is a directory" in fabric.unreadable
-
-
-@pytest.mark.parametrize(
-    ("number", "state"), [(1, "DOWN"), (2, "INIT"), (3, "ARMED"), (4, "ACTIVE"), (9, "")]
-)
-def test_states_of_a_port_have_names(tmp_path: Path, number: int, state: str) -> None:
-    tree = TREES["macvlan"]
-    changed = replace(tree, devices=(replace(tree.devices[0], state=(number, "")),))
-
-    assert seen(changed, tmp_path).devices[0].ports[0].state == state
 
 
 @pytest.mark.parametrize(

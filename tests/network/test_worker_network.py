@@ -373,12 +373,6 @@ def test_two_tcp_links_without_the_platforms_word_are_said_and_one_can_be_named(
     assert not told.problems
 
 
-def test_a_port_in_init_is_waited_for_and_not_exchanged_for_another() -> None:
-    network = choose(w.ipoib(state="INIT"), DEFAULT)
-    assert names(network) == ["mlx5_4:1"]
-    assert network.pending == ("port mlx5_4:1 is INIT, not yet ACTIVE",)
-
-
 def test_a_link_without_an_address_yet_is_waited_for() -> None:
     worker = w.worker(
         "w-0",
@@ -473,30 +467,6 @@ def test_a_bond_and_its_slaves_are_one_rail() -> None:
     network = choose(worker, DEFAULT)
     assert data(network) == ["bond0"]
     assert not network.problems
-
-
-def test_a_named_link_that_is_missing_is_said() -> None:
-    network = choose(w.tcp(), Settings(data_ifname=("net5",)))
-    assert network.problems[0].check == "data-link"
-    assert network.problems[0].always
-    some = choose(w.tcp(), Settings(data_ifname=("net1", "net5")))
-    assert not some.problems[0].always
-    assert data(some) == ["net1"]
-
-
-def test_a_named_device_that_is_missing_is_said() -> None:
-    network = choose(w.sriov(), Settings(rdma_device=("mlx5_77",)))
-    assert network.problems[0].check == "rdma-device"
-    assert not network.rails
-    some = choose(w.sriov(), Settings(rdma_device=("mlx5_3", "mlx5_77")))
-    assert [item.message for item in some.problems] == ["MPIBOOT_RDMA_DEVICE: no device mlx5_77"]
-    assert names(some) == ["mlx5_3:1"]
-
-
-def test_a_named_port_is_the_users_choice_also_behind_a_link() -> None:
-    network = choose(w.sriov(0), Settings(rdma_device=("mlx5_3",)))
-    assert network.decisions[0].source is Source.ENVIRONMENT
-    assert choose(w.sriov(0), DEFAULT).decisions[0].source is Source.DETECTED
 
 
 def test_a_named_port_is_taken_without_a_link() -> None:
