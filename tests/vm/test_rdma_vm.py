@@ -16,12 +16,18 @@ from tests.pods import images
 from tests.vm.inside import test_decision, test_evidence, test_kernel, test_use
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = tuple(
-    name
+# Each test by its name: where it is, and whether it is one of the whole matrix alone.
+TESTS = {
+    name: (f"{Path(str(module.__file__)).relative_to(ROOT)}::{name}", test)
     for module in (test_kernel, test_decision, test_use, test_evidence)
-    for name in vars(module)
+    for name, test in vars(module).items()
     if name.startswith("test_")
-)
+}
+FULL = {
+    name
+    for name, (_, test) in TESTS.items()
+    if any(mark.name == "full" for mark in getattr(test, "pytestmark", ()))
+}
 GUARD = "1800"  # seconds, against a hang: the machine is emulated, and others work beside it
 REQUIRED = os.environ.get("MPIBOOT_RIG") == "required"
 MAKES_PODS = pytest.mark.skipif(os.geteuid() != 0, reason="pods are made as root")
@@ -37,11 +43,13 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def reports() -> dict[str, str]:
-    """What each test in the machine came to: empty, or its failure."""
+def reports(request: pytest.FixtureRequest) -> dict[str, str]:
+    """What each test that was selected came to in the machine: empty, or its failure."""
     script = '"$@" --junitxml=/run/report.xml >&2; status=$?; cat /run/report.xml; exit $status'
-    inside = str(Path(test_kernel.__file__).parent.relative_to(ROOT))
-    tests = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--timeout=600", inside)
+    here = [item for item in request.session.items if item.path == request.node.path]
+    names = [item.callspec.params["name"] for item in here if "reports" in item.fixturenames]  # type: ignore[attr-defined]
+    inside = [TESTS[name][0] for name in names]
+    tests = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--timeout=600", *inside)
     done = subprocess.run(
         ["scripts/rdma-vm", "sh", "-c", script, "sh", *tests],
         cwd=ROOT,
@@ -64,7 +72,10 @@ def reports() -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.full if name in FULL else ()) for name in TESTS],
+)
 def test_in_the_machine(reports: dict[str, str], name: str) -> None:
     assert reports.get(name, "it did not run") == ""
 

@@ -89,6 +89,7 @@ def test_facts_and_the_decision_agree_with_rdma_for_one_device() -> None:
     assert network.control.name == "eth0"
 
 
+@pytest.mark.full
 def test_several_devices_of_a_pod_are_its_rails_in_the_order_of_their_links() -> None:
     control = pod("a", 2)
     rail(0, "10.9.0.1/24")
@@ -102,6 +103,7 @@ def test_several_devices_of_a_pod_are_its_rails_in_the_order_of_their_links() ->
     assert {name for name, item in said_in("a").items() if "netdev" in item} == {"rxe3", "rxe7"}
 
 
+@pytest.mark.full
 def test_a_pod_with_ipv6_alone_gets_the_index_of_its_own_address() -> None:
     control = pod("a", 2)
     moved_rail(5, "a", "net1", "fd00:5::1/64")
@@ -115,6 +117,7 @@ def test_a_pod_with_ipv6_alone_gets_the_index_of_its_own_address() -> None:
     assert choice.values["NCCL_IB_GID_INDEX"] == str(index_of("fd00:5::1", "rxe5"))
 
 
+@pytest.mark.full
 def test_of_a_device_in_another_pod_nothing_is_taken() -> None:
     pod("a", 2)
     control = pod("b", 3)
@@ -131,6 +134,7 @@ def test_of_a_device_in_another_pod_nothing_is_taken() -> None:
     assert names(network) == []
 
 
+@pytest.mark.full
 def test_facts_and_the_decision_agree_with_rdma_for_a_macvlan_over_a_shared_device() -> None:
     rail(0, "10.0.0.1/24")
     rail(1, "10.1.0.1/24")
@@ -150,6 +154,7 @@ def test_facts_and_the_decision_agree_with_rdma_for_a_macvlan_over_a_shared_devi
     assert gid.index == index_of("::ffff:10.1.0.7", "rxe1")
 
 
+@pytest.mark.full
 def test_of_two_macvlans_whose_indexes_differ_one_is_used() -> None:
     rail(0, "10.0.0.1/24")
     rail(1, "10.1.0.1/24")
@@ -174,6 +179,7 @@ def test_of_two_macvlans_whose_indexes_differ_one_is_used() -> None:
     assert message.endswith("; used: rxe0:1; left out: rxe1:1")
 
 
+@pytest.mark.full
 def test_two_pods_with_one_name_and_one_address_on_a_device_are_told_apart() -> None:
     rail(0, "10.0.0.1/24")
     found = {}
@@ -199,6 +205,7 @@ def test_two_pods_with_one_name_and_one_address_on_a_device_are_told_apart() -> 
     assert len(indexes) == 2
 
 
+@pytest.mark.full
 def test_a_link_with_a_smaller_mtu_than_its_port_uses_is_said() -> None:
     rail(0, "10.0.0.1/24", mtu=9000)
     control = pod("a", 2)
@@ -222,6 +229,7 @@ def test_a_link_with_a_smaller_mtu_than_its_port_uses_is_said() -> None:
 
 
 @pytest.mark.parametrize("where", ["here", "in a pod"])
+@pytest.mark.full
 def test_a_vlan_is_tied_to_the_port_of_the_link_that_it_stands_on(where: str) -> None:
     rail(0, "10.0.0.1/24")
     control = pod("a", 2)
@@ -259,6 +267,7 @@ def test_an_address_and_its_entry_that_come_late_are_pending_until_they_are_ther
     wait_for(lambda: pending() == ())
 
 
+@pytest.mark.full
 def test_a_port_that_goes_down_is_said_and_nothing_else_is_taken() -> None:
     control = pod("a", 2)
     moved_rail(5, "a", "net1", "10.0.0.1/24")
@@ -276,6 +285,7 @@ def test_a_port_that_goes_down_is_said_and_nothing_else_is_taken() -> None:
     assert not [name for name in found.common if name in {"NCCL_IB_HCA", "UCX_NET_DEVICES"}]
 
 
+@pytest.mark.full
 def test_in_exclusive_mode_a_device_is_decided_as_in_shared_mode(exclusive: None) -> None:
     rail(0, "10.0.0.1/24")
 

@@ -117,6 +117,7 @@ def test_a_port_that_goes_down_is_down_and_comes_back() -> None:
     agrees("rxe0")
 
 
+@pytest.mark.full
 def test_a_device_whose_link_is_in_another_namespace_is_seen_without_it() -> None:
     run("ip netns add a")
     run("ip netns add b")
@@ -154,6 +155,7 @@ def test_macvlan_over_a_shared_device_has_its_address_in_the_table_only() -> Non
     assert [item.kind for item in in_pod("b", links) if item.name == "net1"] == ["macvlan"]
 
 
+@pytest.mark.full
 def test_nobody_without_privilege_sees_the_same() -> None:
     rail(0, "10.0.0.1/24")
     run("ip netns add a")
@@ -179,6 +181,7 @@ def test_a_pod_without_the_device_node_says_so(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.full
 def test_in_exclusive_mode_a_pod_sees_no_device_of_the_host(exclusive: None) -> None:
     rail(0, "10.0.0.1/24")
     run("ip netns add a")
@@ -201,6 +204,7 @@ def test_in_exclusive_mode_the_hosts_node_can_not_be_opened(exclusive: None) -> 
     assert device("rxe0", fabric).open_error == "Operation not permitted"
 
 
+@pytest.mark.full
 def test_sysfs_alone_tells_the_same_but_for_index_and_link() -> None:
     rail(0, "10.0.0.1/24")
 
@@ -211,6 +215,7 @@ def test_sysfs_alone_tells_the_same_but_for_index_and_link() -> None:
     assert alone == replace(ours, index=-1, ports=(port,))
 
 
+@pytest.mark.full
 def test_a_device_that_is_taken_away_is_gone() -> None:
     rail(0)
     rail(1)

@@ -168,6 +168,7 @@ def test_a_verbs_program_runs_on_the_device_and_index_of_each_worker(wire: None)
     assert sent() - before > 20 * 65536
 
 
+@pytest.mark.full
 def test_with_the_index_from_a_web_page_the_same_program_fails(wire: None) -> None:
     values = [{"NCCL_IB_HCA": f"=rxe{end}:1"} for end in (0, 1)]
     assert all(gid.index != 3 for gid in device("rxe1", without_library()).ports[0].gids)
