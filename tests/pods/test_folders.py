@@ -117,7 +117,7 @@ UNUSABLE = [
     pytest.param(named(Tmpfs("/scratch", size=16 << 10)), "No space left on device", id="full"),
     pytest.param(
         named(of_another_user()),
-        "/scratch belongs to uid 1234, not to uid 0",
+        "belongs to uid 1234, not to uid 0",
         id="another-user",
     ),
 ]
