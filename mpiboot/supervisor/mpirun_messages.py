@@ -1,13 +1,13 @@
-"""What mpirun itself says of its ranks, and the pipes by which that comes.
+"""What mpirun itself reports of its ranks, and the pipes by which that comes.
 
-Open MPI lets a variable name the handle for its own messages. They get one of their own, and go
-on to stderr byte for byte; the program's streams stay where they are. From them it is known which
-rank ended first, and by which signal: an exit status tells neither the rank nor its host.
+Open MPI lets a variable name the descriptor for its own messages. They get a pipe of their own, and
+are forwarded to stderr byte for byte; the program's streams stay where they are. They name the rank
+that ended first, and its signal: an exit status has neither the rank nor its host.
 
-Hydra tells of its ranks on stdout, among what these write there (measured with MPICH 4.0.2 and
-5.0.2, and Intel MPI 2021.18.1): a block for the first host that tells of a rank that a signal
+Hydra reports its ranks on stdout, among their own output (measured with MPICH 4.0.2 and
+5.0.2, and Intel MPI 2021.18.1): a block for the first host that reports a rank that a signal
 ended, and, by ``-print-all-exitcodes``, at the end every rank's wait status, a line a host. Those
-lines are taken out where it was mpiboot that asked for them; everything else goes on as it comes.
+lines are removed where mpiboot had asked for them; everything else is forwarded as it comes.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from mpiboot.system.loop import EventLoop
 # Open MPI
 
 # mpirun puts each agent into a group of its own, and so does the agent itself. Where the agent was
-# faster mpirun says `plm:rsh: Warning: setpgid` (4.1; 5.0 plm:ssh): nothing follows from it.
+# faster mpirun writes `plm:rsh: Warning: setpgid` (4.1; 5.0 plm:ssh): nothing follows from it.
 _HARMLESS: Final = re.compile(
     rb"^\[[^\]\n]*\] plm:[rs]sh: Warning: setpgid\([^\n]*\n", re.MULTILINE
 )
-# In mpirun's environment: its agents keep the wish for states from daemons, which have no such
-# handle and would write them to the job's stderr.
+# In mpirun's environment: its agents keep this option from daemons, which have no such descriptor
+# and would write the states to the job's stderr.
 STATES: Final = "MPIBOOT_RANK_STATES"
-# Above what ranks open, for one that gets the variable without the handle writes to that number.
+# Above what ranks open: one that gets the variable without the descriptor writes to that number.
 _HANDLE: Final = 200
 _PLACED: Final = re.compile(r"^\(rank, host, exe, pid\) = \((\d+), ([^,\n]+), ", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class MessageHandle:
-    """How one MPI is asked; ``inherited`` where ranks on its own host get the variable too."""
+    """How one MPI is configured; ``inherited`` where ranks on its own host get the variable too."""
 
     handle: str
     asked: tuple[tuple[str, str], ...] = ()
@@ -75,24 +75,24 @@ class MessagePipe(NamedTuple):
     environ: Mapping[str, str]
 
     def started(self) -> int:
-        """Give the end to read; mpirun has the other one."""
+        """Close this process's copy of mpirun's end; give the other one."""
         os.close(self.writer)
         return self.reader
 
 
 def reserve_handle() -> None:
-    """Let the pipe's handle be had later on without a wait; to be called before there are threads.
+    """Make the pipe's descriptor cheap to get later; to be called before there are threads.
 
-    For a handle of such a number the kernel makes a larger table of open files, and where threads
-    share that it waits until no processor reads the old one (fs/file.c, ``expand_fdtable``):
-    20 to 30 ms, as measured, in which all hosts are ready and mpirun could run.
+    For a descriptor of such a number the kernel makes a larger table of open files, and where
+    threads share that it waits until no processor reads the old one: ``expand_fdtable`` in
+    fs/file.c, 20 to 30 ms, as measured, in which all hosts are ready and mpirun could run.
     """
     with suppress(OSError):  # the limit of open files is lower
         os.close(fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, _HANDLE))
 
 
 def open_pipe(family: str, environ: Mapping[str, str], *, local: bool) -> MessagePipe | None:
-    """Open a way for mpirun's own messages; None where there is none, or the user has another.
+    """Open a pipe for mpirun's own messages; None without such a variable, or if the user set it.
 
     Args:
         family: the MPI.
@@ -141,7 +141,7 @@ _STATUS: Final = re.compile(rb"Process name: \[\[\d+,1\],(\d+)\]\s+Exit code: +\
 
 
 def ranks_ended(text: bytes) -> list[RankEnded]:
-    """Find the ranks that some of mpirun's messages name as ones that ended badly, in order."""
+    """Find the ranks that mpirun's messages report as having ended badly, in order."""
     states = [RankEnded(int(found[1]), _ENDS[found[2]]) for found in _STATE.finditer(text)]
     if states:
         return states
@@ -159,26 +159,26 @@ def ranks_ended(text: bytes) -> list[RankEnded]:
 
 
 class MpirunMessages(MpirunPipe):
-    """Reads mpirun's own messages as they come, and passes whole lines on."""
+    """Reads mpirun's own messages as they come, and forwards whole lines."""
 
     def _parse(self, text: bytes, *, last: bool) -> tuple[bytes, bytes, list[RankEnded]]:
         whole, newline, rest = text.rpartition(b"\n")
         whole += newline
         shown = _HARMLESS.sub(b"", _STATES.sub(b"", whole))
         if last and rest.strip(b"\0"):
-            shown, rest = shown + rest + b"\n", b""  # whoever writes next begins a line of its own
+            shown, rest = shown + rest + b"\n", b""  # what is written next begins a line of its own
         # 5.0.7 ends messages with a NUL byte where a peer aborted; grep takes that for binary.
         told = [*ranks_ended(whole), *mpi_failed(whole)]
         return shown.replace(b"\0", b""), b"" if last else rest, told
 
 
 def host_of(folder: str, rank: int) -> str:
-    """Look a rank's host up in what mpirun wrote; empty where it did not."""
+    """Look a rank's host up in mpirun's own table; empty where it is not there."""
     return _rank_table(folder).get(rank, "")
 
 
 def hosts_with_ranks(folder: str) -> frozenset[str]:
-    """Give the hosts of which mpirun wrote that they have ranks; empty where it wrote nothing."""
+    """Give the hosts that have ranks by mpirun's own table; empty where it wrote none."""
     return frozenset(_rank_table(folder).values())
 
 
@@ -199,11 +199,11 @@ _BLOCK: Final = re.compile(
     rb"=   (?:EXIT CODE|KILLED BY SIGNAL): (\d+)[ \n]"
 )
 _BLOCK_SIZE: Final = 512
-# A host, behind whose name Intel MPI writes its number, and what became of its ranks.
+# A host, behind whose name Intel MPI writes its number, and its ranks' wait statuses.
 _STATUSES: Final = re.compile(rb"\[([^\]\s]+?)(?::\d+)?\] (\d+(?:,\d+)*)")
 # A wait status: the signal, and whether there is a core file; above them the exit code.
 _SIGNAL: Final = 0x7F
-# By these mpirun itself ends the ranks beside one that failed: they explain nothing where there is
+# By these mpirun itself ends the other ranks after a failure: they explain nothing where there is
 # another end, and SIGTERM explains less.
 _MPIRUNS_OWN: Final = (0, SIGKILL, SIGTERM)
 
@@ -234,7 +234,7 @@ def first_failure(
 
 
 class HydraMessages(MpirunPipe):
-    """Reads mpirun's stdout as it comes, and passes it on."""
+    """Reads mpirun's stdout as it comes, and forwards it."""
 
     def __init__(
         self,
@@ -248,9 +248,9 @@ class HydraMessages(MpirunPipe):
 
         Args:
             reader: its end.
-            write: passes on.
+            write: forwards.
             hosts: the job's hosts in order, where each has exactly one rank.
-            take_out: the lines with statuses are nobody's but this process's.
+            take_out: remove the lines with statuses, which only mpiboot wanted.
         """
         super().__init__(reader, write, ends_with_stream=True)
         self._hosts = hosts
@@ -284,7 +284,7 @@ class HydraMessages(MpirunPipe):
         return [RankEnded(rank, RankEnd.SIGNAL, host, int(found[3]) & _SIGNAL)]
 
     def _without_statuses(self, text: bytes) -> tuple[bytes, bytes]:
-        """Give what goes on, and what may be a part of the title, or of a line below it."""
+        """Give what to forward, and what may be a part of the title, or of a line below it."""
         shown: list[bytes] = []
         while text:
             if self._listing:
@@ -313,7 +313,7 @@ class HydraMessages(MpirunPipe):
         return found is not None
 
     def _begun(self, text: bytes) -> int:
-        """Say how many bytes at the end may be the title's first ones."""
+        """Count the bytes at the end that may be the title's first ones."""
         for size in range(min(len(self._title) - 1, len(text)), 0, -1):
             if text.endswith(self._title[:size]):
                 return size
@@ -334,13 +334,13 @@ class MpirunStreams:
     family: Family
 
     def __post_init__(self) -> None:
-        self.stdout: OutputWriter | None = None  # where that is passed on
+        self.stdout: OutputWriter | None = None  # where that is forwarded
         self._all = [MpirunPipes(self.loop, self.stderr, self.tell)]
         self._opened: dict[int, tuple[int, int]] = {}
         self._messages: MessagePipe | None = None
 
     def open(self, environ: Mapping[str, str]) -> Mapping[str, str]:
-        """Open what this mpirun gets; give the variables that it needs for that."""
+        """Open this mpirun's pipes; give the variables that it needs for them."""
         spec, family = self.spec, self.family
         self._messages = open_pipe(spec.family, environ, local=spec.local)
         self._opened = open_pipes(told_there=family.mixes_statuses, dropped=family.drops_output)
@@ -348,11 +348,11 @@ class MpirunStreams:
 
     @property
     def writers(self) -> dict[int, int]:
-        """The ends that are mpirun's streams, by their numbers there."""
+        """Mpirun's ends of the pipes, by the number of the stream."""
         return {number: writer for number, (_, writer) in self._opened.items()}
 
     def listen(self) -> None:
-        """Leave mpirun its ends, and read the others."""
+        """Close this process's copies of mpirun's ends, and read the others."""
         for writer in set(self.writers.values()):
             os.close(writer)
         out, err = (self._opened.get(number, (-1, -1))[0] for number in (_OUT, _ERR))
@@ -367,7 +367,7 @@ class MpirunStreams:
             self._all[0].add(MpirunMessages(self._messages.started(), self.stderr.write))
 
     def read_last(self) -> None:
-        """Take in what is there, whoever reads what it goes on to."""
+        """Forward what is there."""
         for pipes in self._all:
             pipes.read_last()
 

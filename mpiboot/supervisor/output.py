@@ -1,9 +1,9 @@
-"""Mpirun's output: pipes that are read as it comes, and a thread that writes it on.
+"""Mpirun's output: pipes that are read as it comes, and a thread that forwards it.
 
-Nothing here ever waits for who reads stdout or stderr. The handle is shared with whoever started
-this process, so it can't be made non-blocking for it alone: a thread writes, and the signals' work
-goes on while a reader stands still. Pipes are read no faster than there is room for what they
-bring: then mpirun waits as it would itself.
+Nothing in the loop ever waits for the reader of stdout or stderr. The descriptor is shared with
+the process that started this one, so it can't be made non-blocking for this process alone: a thread
+writes, and signals are handled while a reader stands still. Pipes are read no faster than there is
+room for their data: then mpirun blocks, as it would by itself.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PIECE: Final = 1 << 16
 class OverflowFile:
     """An unlinked file of what does not fit into memory: written and read in order, then empty.
 
-    Used by two threads: one adds, the other takes.
+    Used by two threads: one appends, the other reads.
     """
 
     def __init__(self, folder: str, size: int) -> None:
@@ -54,7 +54,7 @@ class OverflowFile:
         return self._end > 0
 
     def add(self, data: bytes) -> tuple[int, bool]:
-        """Keep some bytes; give how many there was room for, and whether they are its first."""
+        """Append bytes; give how many there was room for, and whether the file was empty."""
         with self._lock:
             first, kept = self._end == 0, 0
             if self._end + len(data) <= self._size:
@@ -68,7 +68,7 @@ class OverflowFile:
             return kept, first
 
     def take(self) -> bytes:
-        """Give the next bytes; none where it is empty, and takes no room any more.
+        """Give the next bytes; none where it is empty, and it is truncated then.
 
         Raises:
             OSError: it can't be read.
@@ -83,15 +83,15 @@ class OverflowFile:
 
 
 class OutputWriter:
-    """What is still to be written, in order.
+    """Writes a stream in order, by a thread.
 
-    ``broken`` once it can't be written any more, by the error ``wrong``: what comes then is lost.
+    ``broken`` once that has failed by the error ``wrong``: what comes later is lost.
     """
 
     def __init__(self, handle: int = 2) -> None:
         """Start the thread that writes to a handle.
 
-        ``room`` is readable when there is room after there was none, and when all is written.
+        ``room`` becomes readable when there is room again, and when all is written.
         """
         self.broken = False
         self.wrong: OSError | None = None
@@ -115,15 +115,15 @@ class OutputWriter:
 
     @property
     def file_full(self) -> bool:
-        """Whether who writes has to wait until all is written."""
+        """Whether the file is full, and nothing is to be added until all is written."""
         return self._full and self.left > 0
 
     def overflow(self, folder: str = _FOLDER, size: int = _FILE_SIZE) -> None:
-        """Keep what is too much for memory in a file."""
+        """Keep in a file what exceeds the limit in memory."""
         self._file = OverflowFile(folder, size)
 
     def write(self, data: bytes) -> None:
-        """Take something to be written; after the end nothing is."""
+        """Queue something to be written; after the end nothing is."""
         if self._ended:
             return
         file, full = self._file, self.file_full
@@ -139,7 +139,7 @@ class OutputWriter:
             self._queue.put(data)
 
     def has_room(self) -> bool:
-        """Whether more may come; if not, ``room`` will tell when."""
+        """Whether there is room for more; if not, ``room`` becomes readable later."""
         self._awaited = True
         if not self._room():
             return False
@@ -147,11 +147,11 @@ class OutputWriter:
         return True
 
     def take_note(self) -> None:
-        """Take in what ``room`` told."""
+        """Empty ``room``."""
         os.read(self.room, 512)
 
     def end(self) -> None:
-        """Take nothing more; ``done`` when all is written."""
+        """Accept nothing more; ``done`` is set when all is written."""
         if not self._ended:
             self._ended = True
             self._queue.put(None)
@@ -188,7 +188,7 @@ class OutputWriter:
     def _write_some(self, data: bytes) -> int:
         try:
             return os.write(self.handle, data)
-        except BlockingIOError:  # somebody else who has this stream has made it so
+        except BlockingIOError:  # another process that shares it made it non-blocking
             poll = select.poll()
             poll.register(self.handle, select.POLLOUT)
             poll.poll()
@@ -198,7 +198,7 @@ class OutputWriter:
 
     def _break(self, wrong: OSError) -> None:
         self.broken = True
-        if wrong.errno != errno.EPIPE:  # who reads may go when it has enough
+        if wrong.errno != errno.EPIPE:  # a reader may close the stream when it has enough
             self.wrong = wrong
 
 
@@ -214,7 +214,7 @@ def open_pipes(*, told_there: bool, dropped: bool) -> dict[int, tuple[int, int]]
     their order.
 
     Args:
-        told_there: mpirun tells of ranks on its stdout.
+        told_there: mpirun reports ends of ranks on its stdout.
         dropped: mpirun may drop what a pipe or socket does not take at its end.
     """
     pipes: dict[int, tuple[int, int]] = {}
@@ -240,26 +240,26 @@ def mpi_failed(text: bytes) -> list[RankEnded]:
 
 
 class MpirunPipe:
-    """One pipe that mpirun writes to; what comes there goes on."""
+    """One pipe that mpirun writes to; its data is forwarded."""
 
     def __init__(
         self, reader: int, write: Callable[[bytes], None], *, ends_with_stream: bool = False
     ) -> None:
-        """Read from ``reader``; pass on by ``write``.
+        """Read from ``reader``; forward by ``write``.
 
-        ``ends_with_stream``: mpirun is to notice when nobody reads what is passed on.
+        ``ends_with_stream``: close the pipe when the stream's reader is gone: mpirun is to notice.
         """
         self.reader = reader
         self.ends_with_stream = ends_with_stream
-        self.over = False  # nobody can write there any more
+        self.over = False  # no process can write there any more
         self._write = write
-        self._held = b""  # what was read and can't be passed on yet
+        self._held = b""  # what was read and is not forwarded yet
         self._failed = False
         os.set_inheritable(reader, False)
         os.set_blocking(reader, False)
 
     def read(self) -> list[RankEnded]:
-        """Take in what is there, as far as it fits into one piece; give what it tells."""
+        """Read one piece at most, and forward it; give the ends of ranks that it reports."""
         try:
             data = os.read(self.reader, _PIECE)
         except BlockingIOError:
@@ -268,15 +268,15 @@ class MpirunPipe:
         return self._take(data) if data else []
 
     def read_last(self) -> list[RankEnded]:
-        """Take in all that mpirun had written when it ended, also a line without an end."""
+        """Read all that mpirun had written when it ended, also a line without an end."""
         ends: list[RankEnded] = []
-        for _ in range(_LAST):  # somebody else may still write, and for ever
+        for _ in range(_LAST):  # another process may still write, and for ever
             if not self.over:
                 ends += self.read()
         return ends + self._take(b"", last=True)
 
     def close(self) -> None:
-        """Let mpirun find that nobody reads any more."""
+        """Close it: mpirun gets EPIPE."""
         self.over = True
         os.close(self.reader)
 
@@ -286,15 +286,15 @@ class MpirunPipe:
         if not self._failed:
             try:
                 shown, self._held, ends = self._parse(text, last=last)
-            except Exception as wrong:  # noqa: BLE001 - what the program wrote goes on, whatever it is
-                log.failed("what reads mpirun's own messages", wrong)
+            except Exception as wrong:  # noqa: BLE001 - the program's output is forwarded in any case
+                log.failed("the parser of mpirun's messages", wrong)
                 self._failed = True
         if shown:
             self._write(shown)
         return ends
 
     def _parse(self, text: bytes, *, last: bool) -> tuple[bytes, bytes, list[RankEnded]]:
-        """Give what goes on, what is held back (nothing at the end), and what is told of ranks."""
+        """Give what to forward, what to hold back (nothing at the end), and the ends of ranks."""
         del last
         return text, b"", []
 
@@ -318,12 +318,12 @@ class StderrPipe(MpirunPipe):
 
 @dataclass(eq=False)
 class MpirunPipes:
-    """All pipes of one mpirun that go on to the same stream.
+    """All pipes of one mpirun that are forwarded to the same stream.
 
     Attributes:
         loop: where they are waited for.
-        stream: where they go on to.
-        tell: called with what they tell of ranks.
+        stream: where their data is forwarded to.
+        tell: called with the ends of ranks that they report.
     """
 
     loop: EventLoop
@@ -332,7 +332,7 @@ class MpirunPipes:
 
     def __post_init__(self) -> None:
         self._pipes: list[MpirunPipe] = []
-        self._told_to_wait = False
+        self._warned = False
 
     def add(self, pipe: MpirunPipe) -> None:
         """Read a pipe from now on."""
@@ -341,7 +341,7 @@ class MpirunPipes:
         self._listen(pipe)
 
     def read_last(self) -> None:
-        """Pass on what is there, whoever reads the stream."""
+        """Forward what is there, even if the stream's reader is slow."""
         for pipe in self._pipes:
             self._take(pipe.read_last)
 
@@ -352,10 +352,10 @@ class MpirunPipes:
         try:
             self.tell(read())
         except Exception as wrong:  # noqa: BLE001 - the stream is read on
-            log.failed("what hears of ranks from mpirun", wrong)
+            log.failed("what handles the ends of ranks", wrong)
 
     def _read(self, pipe: MpirunPipe) -> None:
-        # One piece: who writes without end must not keep signals from being heard.
+        # One piece: a writer without end must not keep signals from being handled.
         self._take(pipe.read)
         if pipe.over:
             self.loop.off(pipe.reader)  # it would be ready for ever
@@ -363,15 +363,15 @@ class MpirunPipes:
             self.loop.off(pipe.reader)
             pipe.close()
         if not self.stream.has_room():
-            # All of them: one that asked again, and got room, would have ``room`` tell nobody.
+            # All of them: one that asked again, and got room, would take the others' wake-up.
             for each in self._pipes:
                 if not each.over:
                     self.loop.off(each.reader)
-            self._tell_to_wait()
+            self._warn()
 
-    def _tell_to_wait(self) -> None:
-        if self.stream.file_full and not self._told_to_wait:
-            self._told_to_wait = True
+    def _warn(self) -> None:
+        if self.stream.file_full and not self._warned:
+            self._warned = True
             log.warning(
                 "output",
                 f"{_STREAMS[self.stream.handle]} is read too slowly, and there is no room to keep "
@@ -379,7 +379,7 @@ class MpirunPipes:
             )
 
     def _read_on(self) -> None:
-        """Read again: more had come than was read of the stream."""
+        """Read again: there is room."""
         self.stream.take_note()
         for pipe in self._pipes:
             if not pipe.over:

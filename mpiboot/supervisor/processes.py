@@ -1,7 +1,6 @@
 """Processes of this pod: what mpirun runs here, who is connected to it, and what it has left.
 
-What is read is /proc and nothing else. ``root`` is a parameter so that tests can look at a tree of
-their own.
+What is read is /proc and nothing else. ``root`` is a parameter for tests.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class RunningPrograms:
     """What mpirun runs on this pod.
 
     ``mpiruns`` are the processes that are mpirun itself; ``program`` names a rank, empty where
-    there is none; ``settled`` is false while a child is still on its way to be something.
+    there is none; ``settled`` is false while a child is not yet the program that it executes.
     """
 
     mpiruns: tuple[int, ...]
@@ -50,7 +49,7 @@ class Peer:
 
 
 class Processes:
-    """The process table, read where it is asked for."""
+    """The process table, read on demand."""
 
     def __init__(self, root: str = "/proc") -> None:
         self.root = root
@@ -206,7 +205,7 @@ def peers(mpiruns: Iterable[int]) -> list[Peer]:
 
 
 def unread(mpiruns: Iterable[int]) -> bool:
-    """Whether something came for mpirun by TCP that it has not read; False where that is hidden."""
+    """Whether mpirun has unread data on a TCP connection; False where that is hidden."""
     try:
         found = list(_connections(_sockets(mpiruns)))
     except OSError:
@@ -286,7 +285,7 @@ _STEP: Final = 0.02
 
 
 def survivors(child: int, folder: str, *, reaped: bool, mark: str = "") -> list[int]:
-    """Find what mpirun started on this pod and what is still there.
+    """Find what mpirun started on this pod and what still runs.
 
     That is what stands below it in the process tree, and, once it is gone and its children
     belong to somebody else, whatever was started with this launch's own mark in its environment
@@ -313,7 +312,7 @@ def _mounts(pid: str) -> str:
 
 
 def send(pids: list[int], number: int) -> None:
-    """Send a signal to processes, those of them that are still there."""
+    """Send a signal to those processes that still run."""
     for pid in pids:
         with suppress(OSError):
             os.kill(pid, number)
@@ -336,7 +335,7 @@ def end_all(child: int, folder: str, *, mark: str = "") -> int:
 
 
 def wait_gone(pids: list[int], patience: float = _PATIENCE) -> None:
-    """Wait until processes are gone, whoever their parent is; our own are reaped."""
+    """Wait until processes are gone, whoever their parent is; children of this one are reaped."""
     deadline = time.monotonic() + patience
     poll, handles, unseen = select.poll(), [], []
     for pid in pids:

@@ -1,6 +1,6 @@
-"""Tells how the job ended, or why it did not start: in the log and as the pod's reason.
+"""Reports how the job ended, or why it did not start: in the log and as the termination message.
 
-It decides nothing about the job; the verdict is given to it.
+The verdict is made elsewhere.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from mpiboot.core.launch_spec import Failure, LaunchSpec
 from mpiboot.core.model import Finding, Level
 from mpiboot.supervisor.state import Verdict
 
-# Failures before mpirun that lie in the launcher's process or its line, which doctor does not see.
+# Failures before mpirun that are in the launcher itself or its command line: doctor can't see them.
 _NO_DOCTOR = ("usage", "bug", "killed")
-# How the names of MPI's own variables begin, and those of its libraries.
+# Prefixes of MPI's own variables, and of those of its libraries.
 _OF_MPI = ("OMPI_", "PRTE_", "PMIX_", "UCX_", "FI_", "I_MPI_", "MPIR_", "MPICH_", "HYDRA_")
 
 
@@ -28,7 +28,7 @@ def _finding(verdict: Verdict) -> Finding:
 
 
 def _set_by_mpiboot(spec: LaunchSpec) -> tuple[str, ...]:
-    """List what MPI read that mpiboot had set; `mpiboot plan` says why.
+    """List the MPI variables that mpiboot had set; `mpiboot plan` gives the reasons.
 
     A list of variables with values, or ssh's arguments, may hold a secret of the user's.
     """
@@ -38,11 +38,11 @@ def _set_by_mpiboot(spec: LaunchSpec) -> tuple[str, ...]:
 
 
 def _look_closer(host: str, *, gone: bool = False) -> str:
-    """Say where the doctor is to be asked: the pod that is named, as far as it is one.
+    """Say where to run the doctor: in the pod that is named, where it is one.
 
     Args:
-        host: that of the hostfile; empty where the failure is no host's own.
-        gone: nobody can look inside that host any more.
+        host: the hostfile's name; empty where the failure is not that of one host.
+        gone: that host can't be entered any more.
     """
     labels = host.split(".")
     pod = labels[0] if host and not host[0].isdigit() and ":" not in host else ""
@@ -62,7 +62,7 @@ def tell(
     termination_log: str,
     evidence: tuple[str, ...] = (),
 ) -> str:
-    """Say how the job ended in one record: the reason once, below it evidence and what to do.
+    """Log the end of the job in one record: the reason once, then evidence and what to do.
 
     Returns:
         Why it failed, for the next attempt; empty after a good end.
@@ -72,7 +72,7 @@ def tell(
         spec: what was started.
         seconds: how long it all took, from the launcher's start.
         termination_log: where the kubelet looks for the reason of a failure.
-        evidence: what was found out about it elsewhere, the first cause first.
+        evidence: what the hosts reported, the most likely cause first.
     """
     if verdict.code and not verdict.reference and verdict.failed != "program":
         verdict = replace(verdict, evidence=(*verdict.evidence, *_set_by_mpiboot(spec)))
@@ -82,7 +82,7 @@ def tell(
     # A launcher that was told to end did not fail.
     failed = bool(verdict.code) and not verdict.by_signal
     mark = f"[{item.check}] " if failed else ""
-    # A program that failed by itself is nothing that the doctor could explain.
+    # The doctor can't explain a program that failed by itself.
     look = _look_closer(item.host, gone=verdict.gone) if failed and verdict.reference else ""
     hint = "\n".join(filter(None, (item.hint, look)))
     if verdict.code:

@@ -15,7 +15,7 @@ from mpiboot.core.setting_types import LogLevel
 
 
 class Timer(str, Enum):
-    """What is waited for with an end; ``verdicts.DELAYS`` says how long."""
+    """What has a time limit; ``verdicts.DELAYS`` has their lengths."""
 
     LAUNCH = "launch"  # every daemon has joined
     LOST_DAEMON = "lost-daemon"  # mpirun ends by itself after it lost a daemon
@@ -50,7 +50,7 @@ class AgentConnected:
 class AgentEnded:
     """The agent has ended; ``signalled`` where somebody sent it a signal before.
 
-    ``killed`` where it couldn't tell its end.
+    ``killed`` where it was killed before it could report its end.
     """
 
     host: str
@@ -70,14 +70,14 @@ class DaemonJoined:
 
 @dataclass(frozen=True, slots=True)
 class JoinsUnseen:
-    """Connections can't be looked at here: a connected ssh has to do."""
+    """Connections can't be listed here: a connected ssh counts as joined."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class RankSeen:
-    """Mpirun runs a program on this pod, and no agent is on its way to report."""
+    """Mpirun runs a program on this pod, and every agent that it has started has reported."""
 
     program: str
 
@@ -94,11 +94,11 @@ class RankEnd(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class RankEnded:
-    """Mpirun says that a rank ended badly.
+    """Mpirun reports a rank that ended badly.
 
-    ``rank`` is None where it doesn't say which one; ``host``, ``signal`` and the rank's own exit
-    ``code`` where it says these too, and the ``call`` of MPI that failed. ``last`` where it has
-    told of all ranks, at its end.
+    ``rank`` is None where it doesn't name one; ``host``, ``signal``, the rank's own exit ``code``
+    and the ``call`` of MPI that failed are set where it reports them. ``last`` where this is the
+    report on all ranks that mpirun writes at its end.
     """
 
     rank: int | None
@@ -112,21 +112,21 @@ class RankEnded:
 
 @dataclass(frozen=True, slots=True)
 class RanksLeft:
-    """So many ranks that were told to end are still there; None where nobody knows of any."""
+    """How many of the ranks that got the stop signal are left; None where none was ever seen."""
 
     ranks: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class RanksInMpi:
-    """So many ranks have not left MPI, as the workers tell."""
+    """How many ranks have not called MPI_Finalize, as the workers report."""
 
     ranks: int
 
 
 @dataclass(frozen=True, slots=True)
 class Unanswered:
-    """A rank has tried one of the job's hosts by TCP for more than a minute.
+    """A rank has tried to connect to one of the job's hosts by TCP for more than a minute.
 
     ``message`` is the sentence; empty where that is over.
     """
@@ -136,7 +136,7 @@ class Unanswered:
 
 @dataclass(frozen=True, slots=True)
 class HostLost:
-    """A silent host isn't there any more; ``message`` is what proves it."""
+    """A silent host is gone; ``message`` is the proof."""
 
     host: str
     message: str
@@ -144,7 +144,7 @@ class HostLost:
 
 @dataclass(frozen=True, slots=True)
 class HostEnding:
-    """A worker tells that its pod was told to end."""
+    """A worker reports that its pod is being terminated."""
 
     host: str
 
@@ -163,7 +163,7 @@ class ClientEnded:
 
 @dataclass(frozen=True, slots=True)
 class HostChecked:
-    """A host was asked once more; ``reachable`` is None where nobody knows how to ask."""
+    """A host's SSH port was tried; ``reachable`` is None where it can't be tried from here."""
 
     host: str
     reachable: bool | None
@@ -188,7 +188,7 @@ class MpirunEnded:
 
 @dataclass(frozen=True, slots=True)
 class TimerFired:
-    """A time is up."""
+    """A timer has expired."""
 
     timer: Timer
 
@@ -223,9 +223,9 @@ class SendSignal:
 
 @dataclass(frozen=True, slots=True)
 class StopRanks:
-    """Send a signal to the ranks alone, and hold mpirun for as long as they have: ``seconds``.
+    """Send a signal to the ranks alone, and hold mpirun for up to ``seconds`` meanwhile.
 
-    ``RanksLeft`` tells of them; any signal to mpirun, and its end, is the end of the hold.
+    ``RanksLeft`` follows; any signal to mpirun releases it, and so does its end.
     """
 
     number: int
@@ -234,7 +234,7 @@ class StopRanks:
 
 @dataclass(frozen=True, slots=True)
 class SessionOver:
-    """A host's agent has ended: do not wait for that host to tell how many ranks it has."""
+    """A host's agent has ended: do not wait for that host's count of ranks."""
 
     host: str
 
@@ -246,7 +246,7 @@ class ReleaseMpirun:
 
 @dataclass(frozen=True, slots=True)
 class AskForRanksInMpi:
-    """Ask the workers which ranks have not left MPI; ``RanksInMpi`` is the answer."""
+    """Count the ranks that have not called MPI_Finalize; ``RanksInMpi`` follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +264,7 @@ class KillMpirun:
 
 @dataclass(frozen=True, slots=True)
 class CheckHost:
-    """Ask whether a host's SSH port answers; ``HostChecked`` is the answer."""
+    """Try a host's SSH port; ``HostChecked`` follows."""
 
     host: str
 
@@ -294,9 +294,9 @@ class Verdict:
     a signal's; ``failed`` then says what failed: ``program`` where a rank is known to have ended
     badly, ``mpi`` where MPI itself gave up, ``mpirun`` where that is all that is known.
     ``rank`` and ``signal`` are those of the rank that ended first, where it is known.
-    ``by_signal`` where the launcher itself was told to end; ``killed`` where the agent of a lost
-    host, or its ssh, was ended by SIGKILL; ``gone`` where nobody can look inside that host, which
-    does not answer or was told to end.
+    ``by_signal`` where a signal to the launcher ended the job; ``killed`` where the agent of a lost
+    host, or its ssh, was ended by SIGKILL; ``gone`` where that host can't be entered: it does not
+    answer, or its pod is being terminated.
     """
 
     code: int
@@ -314,7 +314,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """End; nothing follows."""
+    """The job is over; nothing follows."""
 
     verdict: Verdict
 
@@ -336,16 +336,16 @@ Action: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How one MPI behaves at the end of a job; a row a family.
+    """How one MPI behaves at the end of a job: one row for each family.
 
-    ``daemon`` is its program on the workers. ``lost`` are the statuses with which mpirun itself
-    answers to a lost daemon. ``proxies`` are the names of daemons that it runs on its own host;
+    ``daemon`` is its program on the workers. ``lost`` are mpirun's exit statuses after it
+    has lost a daemon. ``proxies`` are the names of daemons that it runs on its own host;
     its ranks there are their children, else mpirun's. ``lacking`` are its statuses
-    where some host can't run the program, and perhaps for other reasons. ``writes_nul`` where it
+    that may mean that some host can't run the program. ``writes_nul`` where it
     writes NUL bytes of its own to stderr. ``daemons_follow`` where daemons that had joined fail
     over a job that failed, so that their own status tells of no loss. ``mixes_statuses`` where
-    its status is all ranks' in one number, of which nobody can tell one rank's; on stdout it tells
-    of them one by one (``mpirun_messages``). ``attached`` where no daemon ever detaches: it ends
+    its status combines those of all ranks in one number; it lists them on stdout
+    (``mpirun_messages``). ``attached`` where no daemon ever detaches: it ends
     with 0 after its ranks alone. ``drops_output`` where mpirun may drop at its end what its stdout
     or stderr has not taken (docs/reference/open-mpi-output.md).
     """
@@ -445,7 +445,7 @@ SIGTERM: Final = 15
 SIGUSR: Final = (10, 12)
 # ssh's own failures, and a remote command that a signal ended.
 SSH_FAILED: Final = 255
-# So often ranks are to be found in MPI without those of a host until that is told.
+# How often ranks have to be found in MPI after a host's ranks have ended before there is a warning.
 WAITING_LOOKS: Final = 2
 
 
@@ -460,20 +460,20 @@ def by_ssh(status: int) -> bool:
 
 
 class Phase(str, Enum):
-    """Where a job is."""
+    """The phase of a job."""
 
     LAUNCHING = "launching"  # until every remote daemon has joined
     RUNNING = "running"
-    ENDING = "ending"  # signalled, ended by us, or ended
+    ENDING = "ending"  # a signal or a verdict is ending it, or mpirun has ended
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What doesn't change: the remote hosts in the hostfile's order and the rules' numbers.
+    """What doesn't change during a job: the remote hosts in the hostfile's order, and limits.
 
     ``tolerates_failure`` where the job may be meant to go on without a rank that ended badly;
-    ``stop_signal`` is what tells its ranks to save and end; ``remote`` is what the agents run.
-    ``launcher_ranks`` where this pod has ranks, too; ``end_stuck`` where a guess may end the job.
+    ``stop_signal`` asks its ranks to save and end; ``remote`` is what the agents run.
+    ``launcher_ranks`` where this pod has ranks, too; ``end_stuck`` where a suspicion may end it.
     """
 
     family: Family
@@ -492,7 +492,7 @@ class Job:
 class Loss:
     """An agent that did not end well.
 
-    ``sure`` where ssh itself ended (255, or a signal that nobody of ours sent), which only a
+    ``sure`` where ssh itself ended (255, or by a signal that was not sent from here), which only a
     lost host, session or daemon explains; another status is the daemon's own, which some MPIs
     also give at the end of a failed program, and 4.1's mpirun then kills agents that are late (a
     negative status). ``joined`` where its daemon had joined; ``after`` where mpirun had ended
@@ -510,21 +510,20 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """All that was seen so far.
+    """Everything that was observed so far.
 
-    ``no_agent`` hosts have no agent yet, ``no_daemon`` ones no daemon; ``agents`` are agents by
-    host and pid, ``spawned`` those of them for ranks that ranks spawned, ``started_again`` hosts
-    may have had several;
-    ``ended_unjoined`` hosts' agents ended with 0 before a daemon joined,
-    ``ended_well`` ones after it. ``pending`` timers are running. ``stage`` counts how hard mpirun
-    is being ended (1 asked, 2 asked again, 3 killed). ``cause`` is why, where a host's loss isn't
-    the reason. ``first_rank`` is the first that ended badly, ``mpi_failed`` the first call of MPI
-    that failed, as MPI tells it. ``late_agents`` are hosts whose agents did not follow mpirun.
-    ``given_up`` are silent hosts that are not there any more, each with the
-    proof. ``waiting_looks`` are how often ranks were found in MPI after a host's
-    had all ended. ``suspected`` is the last warning of a job that seems stuck.
-    ``saving`` ranks were told to end, and mpirun is held; ``ranks_left`` of
-    them are still there.
+    ``no_agent`` hosts have no agent yet, ``no_daemon`` ones no daemon. ``agents`` are agents by
+    host and pid, ``spawned`` those of them for ranks that ranks spawned; ``started_again`` hosts
+    may have had several. ``ended_unjoined`` hosts' agents ended with 0 before a daemon joined,
+    ``ended_well`` ones after it. ``late_agents`` are hosts whose agents did not follow mpirun.
+    ``given_up`` are silent hosts that are gone, each with the proof.
+
+    ``pending`` timers are running. ``stage`` is how far mpirun's end was forced (1 signalled, 2
+    signalled again, 3 killed), ``cause`` the reason, where that isn't a host's loss. ``first_rank``
+    is the first that ended badly, ``mpi_failed`` the first call of MPI that failed, as MPI reports
+    it. ``waiting_looks`` is how often ranks were found in MPI after a host's had all ended,
+    ``suspected`` the last warning of a job that seems stuck. ``saving`` while ranks have the stop
+    signal and mpirun is held; ``ranks_left`` of them are left.
     """
 
     job: Job
@@ -573,5 +572,5 @@ class State:
 
     @property
     def being_ended(self) -> bool:
-        """Whether a signal or a verdict of ours ends mpirun: what follows from that is no news."""
+        """Whether a signal or a verdict is ending mpirun: what follows from that is no event."""
         return bool(self.signal or self.cause or self.stage)

@@ -1,4 +1,4 @@
-"""What an event means for a started job: event x MPI x phase -> actions, exit code, sentence.
+"""What an event means for a started job: event x MPI x phase -> actions, exit code, message.
 
 A pure state machine: ``step`` takes a state and an event, and gives the next state and what to
 do. It never reads a clock, a process or a file. No sequence of events ends in 0 after a host was
@@ -73,8 +73,6 @@ from mpiboot.supervisor.state import (
     signal_name,
 )
 
-# How mpirun is brought to its end, by a signal or by us: asked, asked again, killed.
-
 # Seconds. A second and a half suffices 4.1 to end after a lost daemon; a suspended job's workers
 # and launcher get their signals within a second or so; a pod's usual grace is 30 s: 20 + 5 fit.
 DELAYS: Final = {
@@ -112,7 +110,7 @@ def stop(state: State, *timers: Timer) -> State:
 
 
 def end(state: State, cause: Verdict | None) -> Step:
-    """Ask mpirun to end; ``cause`` None where a loss is the reason."""
+    """Signal mpirun to end; ``cause`` is None where a loss is the reason."""
     state = replace(state, cause=cause or state.cause)
     if state.ended is not None or state.stage:
         return state, ()
@@ -120,7 +118,7 @@ def end(state: State, cause: Verdict | None) -> Step:
 
 
 def ask(state: State, number: int, *, direct: bool) -> Step:
-    """Ask mpirun to end, and give it its grace; ``direct`` where the terminal has asked it."""
+    """Signal mpirun, and give it its grace; ``direct`` where the terminal has signalled it."""
     launching = state.phase is Phase.LAUNCHING
     seconds = min(state.job.grace, _LAUNCH_GRACE) if launching else state.job.grace
     state = replace(
@@ -134,7 +132,7 @@ def ask(state: State, number: int, *, direct: bool) -> Step:
 
 
 def save(state: State) -> Step:
-    """Tell the ranks alone to end, and give them the grace; mpirun would kill them in a second."""
+    """Signal the ranks alone, and give them the grace; mpirun would kill them in a second."""
     state = replace(
         state,
         phase=Phase.ENDING,
@@ -149,7 +147,7 @@ def save(state: State) -> Step:
 
 
 def ranks_left(state: State, ranks: int | None) -> Step:
-    """Take in how many of the ranks that were told to end are still there."""
+    """Handle the count of ranks that are left."""
     if not state.saving:
         return state, ()
     first = state.ranks_left is None
@@ -168,7 +166,7 @@ def ranks_left(state: State, ranks: int | None) -> Step:
 
 
 def ask_again(state: State, number: int, *, direct: bool) -> Step:
-    """Ask again, and then kill."""
+    """Signal mpirun again; the third time, kill it."""
     late: tuple[Action, ...] = ()
     if state.saving:
         who = "one rank" if state.ranks_left == 1 else f"{state.ranks_left} ranks"
@@ -191,22 +189,23 @@ def signalled(state: State, event: Signalled) -> Step:
         return state, _pass_on(state, event)
     again = state.signal or not state.saving
     state = replace(state, signal=state.signal or event.number)
-    # A job that is being ended blames no host: its workers may well have been told before it.
+    # No host is blamed for the end of a job that is being ended: its workers may have got the
+    # signal first.
     state = replace(stop(state, *WAITS), being_checked=frozenset())
     if state.ended is not None:
         return state, ()
     if not state.stage:
-        # A terminal has told mpirun already, and before all have joined no rank has begun.
+        # A terminal has signalled mpirun already, and before all daemons have joined no rank runs.
         if state.phase is Phase.RUNNING and state.job.grace and not event.direct:
             return save(state)
         return ask(state, event.number, direct=event.direct)
     if not again:
-        return state, ()  # all pods of a job end together, and a worker told first
+        return state, ()  # all pods of a job are terminated together, and a worker reported first
     return ask_again(state, event.number, direct=event.direct)
 
 
 def host_ending(state: State, event: HostEnding) -> Step:
-    """End a job that loses a pod while all of its ranks can still save."""
+    """End a job that is losing a pod while all of its ranks can still save."""
     begun = state.being_ended or state.losses
     known = event.host in state.job.hosts
     if begun or not known or state.phase is not Phase.RUNNING or not state.job.grace:
@@ -217,7 +216,7 @@ def host_ending(state: State, event: HostEnding) -> Step:
 
 
 def _pass_on(state: State, event: Signalled) -> tuple[Action, ...]:
-    """Give the program's own signal to mpirun, where it has ranks that can get it."""
+    """Forward a signal of the program's own to mpirun, where it has ranks that can get it."""
     if state.phase is Phase.LAUNCHING and not state.joins_unseen:
         # 5.0 takes each daemon that isn't there yet for an error.
         message = f"{signal_name(event.number)} is not forwarded: no rank runs yet"
@@ -234,12 +233,11 @@ def client_ended(state: State, event: ClientEnded) -> Step:
     return state, (Say(LogLevel.ERROR, "launch", cause.message), *actions)
 
 
-# What looks like a job that is stuck, and may be a healthy one: a warning, or its end. None of this
-# is proof: a rank may compute, or write its results, for as long as it likes. So a guess is told,
-# again once an hour while it holds, and explains a bad end later; it ends a job only where
-# MPIBOOT_STUCK says so.
+# Jobs that look stuck and may be healthy: none of this is proof, for a rank may compute, or write
+# its results, for as long as it likes. So a suspicion is a warning, repeated once an hour while it
+# holds, and evidence of a bad end later; it ends a job only where MPIBOOT_STUCK says so.
 
-# Seconds until a guess that still holds is told again.
+# Seconds until a warning that still holds is repeated.
 _AGAIN: Final = 3600.0
 _DROPPED: Final = (
     "is TCP between the workers dropped? A NetworkPolicy or firewall must allow the job's pods all "
@@ -248,7 +246,7 @@ _DROPPED: Final = (
 
 
 def host_ended(state: State) -> Step:
-    """Watch a job one of whose hosts has ended well."""
+    """Watch a job after all ranks of one host have ended well."""
     over = state.phase is Phase.RUNNING and state.ended_well.issuperset(state.job.hosts)
     if over and not state.agents:
         # Ranks in this pod have no agent, and may run for long after MPI_Finalize.
@@ -260,18 +258,18 @@ def host_ended(state: State) -> Step:
 
 
 def daemons_ended(state: State) -> Step:
-    """Take in that mpirun outlives its daemons: it hangs, or what reads its output is slow."""
+    """Handle an mpirun that outlives its daemons: it hangs, or the reader of its output is slow."""
     cause = not_ended(state)
-    return _guess(state, cause, cause.message, Timer.DAEMONS_ENDED)
+    return _suspect(state, cause, cause.message, Timer.DAEMONS_ENDED)
 
 
 def host_done(state: State) -> Step:
-    """Ask for ranks that are still in MPI after those of a host have all ended."""
+    """Count ranks that are still in MPI after those of a host have all ended."""
     return state, ((AskForRanksInMpi(),) if state.agents else ())
 
 
 def ranks_in_mpi(state: State, event: RanksInMpi) -> Step:
-    """Take in the answer: twice so, they may wait for ranks that left without MPI_Finalize.
+    """Handle that count: twice above 0, they may wait for ranks that left without MPI_Finalize.
 
     With ch4:ofi, MPICH's MPI_Finalize waits for nobody: there they may as well compute.
     """
@@ -287,22 +285,22 @@ def ranks_in_mpi(state: State, event: RanksInMpi) -> Step:
     host = in_order(state, state.ended_well)[0]
     many = f"{counted(event.ranks, 'rank')} elsewhere {'is' if event.ranks == 1 else 'are'}"
     message = f"{host}: its ranks have all ended, and {many} still in MPI, perhaps waiting for them"
-    return _guess(state, cause, message, Timer.HOST_DONE)
+    return _suspect(state, cause, message, Timer.HOST_DONE)
 
 
 def unanswered(state: State, event: Unanswered) -> Step:
-    """Take in a rank that has tried to connect to another host for more than a minute."""
+    """Handle a rank that has tried to connect to another host for more than a minute."""
     over = state.being_ended or state.ended is not None
     if over or state.losses or state.phase is not Phase.RUNNING:
         return state, ()
     if not event.message:
         return replace(state, suspected=""), ()
-    state, actions = _guess(state, no_answer(event.message), event.message)
+    state, actions = _suspect(state, no_answer(event.message), event.message)
     return state, (*actions, Say(LogLevel.WARNING, "stuck", _DROPPED))
 
 
-def _guess(state: State, cause: Verdict, message: str, again: Timer | None = None) -> Step:
-    """Warn, and look again by a timer; or, where that is wanted, end the job."""
+def _suspect(state: State, cause: Verdict, message: str, again: Timer | None = None) -> Step:
+    """Warn, and look again by a timer; or end the job, where the user wants that."""
     if state.job.end_stuck and not state.job.tolerates_failure:
         warned = Say(LogLevel.WARNING, "stuck", f"{message}: the job is ended (MPIBOOT_STUCK=end)")
         # A signal of its own would end mpirun before it tells with what codes ranks ended.
@@ -321,7 +319,7 @@ def _guess(state: State, cause: Verdict, message: str, again: Timer | None = Non
 
 # What follows from each event.
 
-# After this many lost hosts one more answer tells nothing new.
+# After this many lost hosts one more answer adds nothing.
 _HOST_CHECKS: Final = 16
 
 
@@ -335,7 +333,7 @@ def initial(job: Job) -> Step:
 
 
 def step(state: State, event: Event) -> Step:
-    """Take one event in. After ``Finish`` nothing changes any more."""
+    """Handle one event. After ``Finish`` nothing changes any more."""
     if state.finished:
         return state, ()
     new, actions = _RULES[type(event)](state, event)
@@ -432,7 +430,7 @@ def _may_be_lost(state: State) -> bool:
 def _ended_well(state: State, event: AgentEnded) -> Step:
     actions: tuple[Action, ...] = ()
     if state.job.family.attached:
-        # The ranks of a short job may have ended before its connection was looked for.
+        # The ranks of a short job may have ended before its connection was seen.
         state, actions = _daemon_joined(state, DaemonJoined(event.host))
     if event.host not in state.job.hosts:
         return state, actions
@@ -469,14 +467,14 @@ def _rank_seen(state: State, event: RankSeen) -> Step:
 
 def _rank_ended(state: State, event: RankEnded) -> Step:
     if event.last:
-        # Of ranks that mpirun may have ended itself it tells the first one as it goes.
+        # Where mpirun ended ranks itself, the first failure is the one that it reported earlier.
         own = state.first_rank and event.signal in (SIGKILL, SIGTERM)
         return (state if own else replace(state, first_rank=event)), ()
     if state.being_ended:
         return state, ()
     if event.how is RankEnd.MPI:
         return replace(state, mpi_failed=state.mpi_failed or event.call), ()
-    # A peer may find a dead rank's connection closed, and abort, before that rank's end is told.
+    # A peer may find a dead rank's connection closed, and abort, before its end is reported.
     first = state.first_rank
     later = (
         first
@@ -485,7 +483,7 @@ def _rank_ended(state: State, event: RankEnded) -> Step:
     )
     state = replace(state, first_rank=first if later else event)
     job = state.job
-    # Hydra tells of ranks where they write, too: a rank's own mpiexec may have said it.
+    # Hydra reports on the stream that ranks write to: a rank's own mpiexec may have written it.
     guessed = job.family.mixes_statuses and not job.end_stuck
     if first or guessed or job.tolerates_failure or state.ended is not None:
         return state, ()
@@ -500,7 +498,7 @@ def _mpirun_ended(state: State, event: MpirunEnded) -> Step:
     kept = state.pending & ({Timer.SUSPENSION, Timer.HOST_CHECK} if lost else frozenset())
     state = replace(state, pending=kept, being_checked=state.being_checked if lost else frozenset())
     if state.cause and not state.signal and state.cause == pod_ending(state.cause.host):
-        # Where all pods of a job are told to end, the launcher's own signal may come after this.
+        # Where all pods of a job are terminated, the launcher's own signal may come after this.
         return start(stop(state, *WAITS), Timer.SUSPENSION)
     if state.signal or state.cause or event.signal:
         return stop(state, *WAITS), ()
@@ -523,7 +521,7 @@ def _launch_over(state: State) -> Step:
         return end(state, None)
     if not state.joins_unseen or state.no_agent or state.ended_unjoined:
         return end(state, launch_timeout(state))
-    # Agents that aren't ssh never tell that they are connected: nothing here can judge them.
+    # Agents that aren't ssh never report that they are connected: nothing here can judge them.
     message = "it is not known whether every daemon joined: mpiboot only waits for mpirun"
     running = replace(state, phase=Phase.RUNNING, no_daemon=frozenset())
     return running, (Say(LogLevel.WARNING, "launch", message),)

@@ -179,7 +179,7 @@ def test_a_reader_that_fails_passes_everything_on(
         got += rig.turn()
     assert got == b"one\nan odd line\nthe half of a line\nodd again"
     message = capfd.readouterr().err
-    assert message.count("mpiboot: warning: [bug] what reads mpirun's own messages failed at") == 1
+    assert message.count("mpiboot: warning: [bug] the parser of mpirun's messages failed at") == 1
     assert "ValueError: an odd line; the job goes on without it" in message
     rig.pipes.read_last()
     os.close(reader)
