@@ -81,7 +81,7 @@ def worker(program: Words, **flags: str | None) -> None:
 def rank(program: Words) -> None:
     """Give one rank the variables that torchrun would, and become PROGRAM.
 
-    RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, told from what
+    RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, from what
     Open MPI, MPICH, Intel MPI or Slurm set for this rank.
 
     \b
@@ -144,7 +144,7 @@ def wait(*, as_json: bool, **flags: str | None) -> None:
 @settings_of(Role.LAUNCHER, without=_NAMED, looks=_PLAN_LOOK)
 @click.command(cls=Command, context_settings=PASS_ON)
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
-@click.option("--offline", is_flag=True, help="Look at no host and no key: on a laptop, in CI.")
+@click.option("--offline", is_flag=True, help="Check no hosts and no key: on a laptop, in CI.")
 @click.option(
     "--facts",
     "facts_from",
@@ -186,9 +186,11 @@ _END: Final = tuple(row.name for row in ROWS if row.section is Section.END)
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.option("--check", "checks", multiple=True, metavar="NAME", help="This check; repeatable.")
 @click.option("--host", "hosts", multiple=True, metavar="NAME", help="This host; repeatable.")
-@click.option("--network", is_flag=True, help="The ways between workers are measured too.")
-@click.option("--env", "env", is_flag=True, help="A pod's, a session's, a rank's environment.")
-@click.option("--image", is_flag=True, help="The image alone, as when it is built.")
+@click.option("--network", is_flag=True, help="Measure the paths between workers too.")
+@click.option(
+    "--env", "env", is_flag=True, help="Show the environment of a pod, a session and a rank."
+)
+@click.option("--image", is_flag=True, help="Check the image alone, as in its build.")
 @click.option("--list", "list_", is_flag=True, help="List the checks.")
 @click.option(
     "--bundle",
@@ -212,7 +214,7 @@ def doctor(
     login: bool,
     **flags: str | None,
 ) -> None:
-    """Check this pod and, on a launcher, every host of the hostfile; say what to mend.
+    """Check this pod and, on a launcher, every host of the hostfile; say what to fix.
 
     Exit 0 when nothing fails, 1 when something does, 2 when it is called in a wrong way.
 
@@ -273,7 +275,7 @@ def _is_given(ctx: click.Context, name: str) -> bool:
     help="Between the two looks at each rank.  [default: 1]",
 )
 def ranks(*, as_json: bool, seconds: int, **flags: str | None) -> None:
-    """Say what every rank of the running job does, the odd one first: why does it hang?
+    """Show what every rank of the running job does, outliers first: why does it hang?
 
     On a launcher of every host of the hostfile, in any other pod of its own. Run it as the
     ranks' user. Exit 0 when no rank stands out, 1 when one does, 2 when the call is wrong.

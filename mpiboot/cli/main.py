@@ -25,7 +25,7 @@ _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def _report(wrong: MpibootError) -> int:
-    """Say an error where people look: the log, then the termination message."""
+    """Report an error in the log and in the termination message."""
     from mpiboot.core import log
     from mpiboot.hosts import error_report
 

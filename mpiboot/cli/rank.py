@@ -1,4 +1,4 @@
-"""What torchrun sets for a program, told from what the launcher of this rank set. Stdlib, light.
+"""Sets what torchrun would for a program, by the variables of this rank's launcher. Stdlib.
 
 Every rank runs this before its own program, so nothing is imported that isn't needed by it.
 The variables are those that PyTorch's ``env://`` rendezvous reads:
@@ -65,7 +65,7 @@ LAUNCHERS: Final = (
 
 
 def variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Tell what torchrun would set for this rank.
+    """Return what torchrun would set for this rank.
 
     ``MASTER_ADDR`` and ``MASTER_PORT`` stay where they are set already.
 
@@ -94,7 +94,7 @@ def variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def replaced(environ: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
-    """Name variables of the pod's own that are true of no rank; once a host, by its last rank."""
+    """List variables of the pod that ranks replace; only for the last rank of a host."""
     if int(found["LOCAL_RANK"]) + 1 != int(found["LOCAL_WORLD_SIZE"]):
         return []
     return [
@@ -121,7 +121,7 @@ def become(program: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
 
 
 def _nobody(environ: Mapping[str, str]) -> str:
-    """Say that this is no rank, or what of its launcher's variables is missing."""
+    """Return the message: this is no rank, or its launcher's variables are missing."""
     for row in LAUNCHERS:
         if environ.get(row.rank):
             missing = ", ".join(name for name in row.needed if not environ.get(name))

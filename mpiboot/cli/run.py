@@ -31,18 +31,18 @@ Words = tuple[str, ...]
 
 
 class ErrorSettings:
-    """What the place where errors end needs to know of the settings, once they are read."""
+    """The settings that ``main`` needs to report errors, once they are read."""
 
     termination_log = os.environ.get("MPIBOOT_TERMINATION_LOG") or "/dev/termination-log"
 
 
 def resolved(flags: Mapping[str, Any], role: str = "", *, quiet: bool = False) -> Resolved:
-    """Resolve this run's settings, set the log up by them and say what is odd.
+    """Resolve this run's settings, configure the log by them and log warnings about them.
 
     Args:
         flags: the command's options by their names; None where not given.
         role: what JSON lines name as the role.
-        quiet: say nothing of what is odd.
+        quiet: log no warnings about the settings.
 
     Raises:
         MpibootError: ``usage``; a value can't be read.
@@ -67,7 +67,7 @@ def resolved(flags: Mapping[str, Any], role: str = "", *, quiet: bool = False) -
 
 
 def as_role(found: Resolved, role: Role) -> Resolved:
-    """Say which role runs, and where the variable for it contradicts the command."""
+    """Log which role runs, and warn where the variable contradicts the command."""
     reason = f"the command `mpiboot {role.value}`"
     message = f"mpiboot {__version__}, role {role.value} ({reason})"
     log.info("role", message, version=__version__, reason=reason)
@@ -116,7 +116,7 @@ def entrypoint(program: Words) -> int:
 
 
 def without_options(argv: Sequence[str]) -> Callable[[], int] | None:
-    """Give what a line asks for where it has no options of mpiboot's; None: a parser is needed."""
+    """Return what a line without options of mpiboot's starts; None: a parser is needed."""
     first, rest = (argv[0], tuple(argv[1:])) if argv else ("", ())
     if first == ENTRY:
         return partial(entrypoint, rest)
@@ -200,7 +200,7 @@ def act_by_role(resolved: Resolved, program: Words, environ: Mapping[str, str]) 
 
 
 def _warn_alone(program: str, environ: Mapping[str, str]) -> None:
-    """Say that a program runs once, where an MPI is installed."""
+    """Warn of a program that runs once, where an MPI is installed."""
     from mpiboot.job import program_words
 
     path = environ.get("PATH", executables.DEFAULT_PATH)

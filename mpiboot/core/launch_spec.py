@@ -1,4 +1,4 @@
-"""What the parent is told: a few settings at its start, and what to launch once hosts are ready.
+"""What the parent gets: a few settings at its start, and what to launch once hosts are ready.
 
 Stdlib only, for the parent imports it. What is to be launched comes by a pipe and is never a file:
 the environment's changes are in it.
@@ -112,9 +112,9 @@ class LaunchSpec:
     has other than the parent's; ``client`` starts mpiboot's own SSH client, where it is needed.
     ``hosts`` counts the launcher too where it runs ranks; ``obstacles`` are variables or flags
     that could hide the hostfile or the launch agent from mpirun, each with the reason;
-    ``attempt`` is what workers call this launcher, empty where they are told of no end; ``earlier``
-    is what they told of the attempt before; ``program`` is what ranks run,
-    empty where that isn't known; ``tolerates_failure`` tells that the job may be meant to go on
+    ``attempt`` is what workers call this launcher, empty where they are not notified of its end;
+    ``earlier`` is what they report of the attempt before; ``program`` is what ranks run, empty
+    where that isn't known; ``tolerates_failure`` tells that the job may be meant to go on
     without a rank that ended badly; ``stop_signal`` tells ranks to save and end; ``addresses`` are
     this pod's on the control link, and ``ports`` the range that a NetworkPolicy leaves open, empty
     for any;

@@ -168,7 +168,7 @@ def failed(what: str, wrong: Exception) -> None:
 
 
 def ended(code: int, reference: str = "") -> None:
-    """Say as JSON that this run has ended; to people its last sentence or its output says so.
+    """Log the end of this run as a JSON line; for people its last message or output is enough.
 
     Args:
         code: the exit code.
@@ -187,7 +187,7 @@ def ended(code: int, reference: str = "") -> None:
 
 
 def finding(item: Finding) -> None:
-    """Say a finding at the level that it has."""
+    """Log a finding at its level."""
     where = f"{item.where}: " if item.where else ""
     fields: dict[str, Json] = {"check": item.check, "hint": item.hint}
     if item.host:
@@ -219,7 +219,7 @@ def read_termination(path: str) -> str:
 
 
 def write_termination(path: str, text: str) -> None:
-    """Write the reason of a failure to where the kubelet looks for it; silent where that is not.
+    """Write the reason of a failure to where the kubelet looks for it; ignored where there is none.
 
     The kubelet mounts that one file: it is opened and truncated, never created or renamed onto.
     """

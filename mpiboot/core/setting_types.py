@@ -78,7 +78,7 @@ class Switch(str, Enum):
 
 
 class Stuck(str, Enum):
-    """What is done about a job that seems stuck, which nobody can prove."""
+    """What is done about a job that seems stuck, which can't be proved."""
 
     WARN = "warn"
     END = "end"
@@ -100,7 +100,7 @@ class LogFormat(str, Enum):
 
 
 class LogLevel(str, Enum):
-    """What a line is worth, the least first."""
+    """The level of a log line, the lowest first."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -164,7 +164,7 @@ def seconds(text: str) -> float:
 
 @_reads("time")
 def some_seconds(text: str) -> float:
-    """Read a length of time that nothing goes without."""
+    """Read a length of time that must not be 0."""
     value: float = seconds(text)
     if not value:
         raise ValueError("more than 0 seconds, such as 600, 90s or 10m")

@@ -426,7 +426,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """The settings of this run, where each came from, and what is odd about them.
+    """The settings of this run, where each came from, and warnings about them.
 
     ``flags`` are the texts that came from the command line, by setting.
     """
@@ -505,5 +505,5 @@ def resolve(flags: Mapping[str, str], environ: Mapping[str, str]) -> Resolved:
             if other_text != text:
                 message = f"{other}={_readable(other_text)} is not used"
                 warnings.append(_warn(f"{message}: {chosen}={_readable(text)} comes first"))
-    odd = (*warnings, *_unknown(environ))
-    return Resolved(Settings(**values), given, odd, dict(flags))
+    unknown = _unknown(environ)
+    return Resolved(Settings(**values), given, (*warnings, *unknown), dict(flags))

@@ -41,26 +41,26 @@ def size_of(number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Majority:
-    """The value that most hosts have, how many they are, and the hosts that have each other one."""
+    """The value that most hosts have, how many they are, and by other values the outliers."""
 
     usual: str
     count: int
-    odd: Mapping[str, tuple[str, ...]]
+    outliers: Mapping[str, tuple[str, ...]]
 
     @property
-    def odd_ones(self) -> str:
-        """List the odd hosts with their values: ``w-5: 7; w-6, w-7: 4``."""
-        return "; ".join(f"{first_few(hosts)}: {value}" for value, hosts in self.odd.items())
+    def outliers_text(self) -> str:
+        """List the outliers with their values: ``w-5: 7; w-6, w-7: 4``."""
+        return "; ".join(f"{first_few(hosts)}: {value}" for value, hosts in self.outliers.items())
 
     @property
     def message(self) -> str:
-        """List the odd hosts, then what the others have: ``w-5: 7; the others (6): 8``."""
-        return f"{self.odd_ones}; the others ({self.count}): {self.usual}"
+        """List the outliers, then what the others have: ``w-5: 7; the others (6): 8``."""
+        return f"{self.outliers_text}; the others ({self.count}): {self.usual}"
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The odd hosts."""
-        return tuple(host for hosts in self.odd.values() for host in hosts)
+        """The outliers."""
+        return tuple(host for hosts in self.outliers.values() for host in hosts)
 
 
 def majority(values: Mapping[str, str]) -> Majority | None:
@@ -78,5 +78,5 @@ def majority(values: Mapping[str, str]) -> Majority | None:
     if len(hosts) < 2:  # noqa: PLR2004 - two that differ
         return None
     usual = max(hosts, key=lambda value: len(hosts[value]))
-    odd = {value: tuple(names) for value, names in hosts.items() if value != usual}
-    return Majority(usual, len(hosts[usual]), odd)
+    outliers = {value: tuple(names) for value, names in hosts.items() if value != usual}
+    return Majority(usual, len(hosts[usual]), outliers)

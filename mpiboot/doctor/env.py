@@ -186,11 +186,12 @@ def outliers(
                 continue
             shown = _shown(name, raw.values())
             found = majority({host: shown[value] or NOT_SET for host, value in raw.items()})
-            if not found or (name, found.odd_ones) in named:
+            if not found or (name, found.outliers_text) in named:
                 continue
             if found.count > 1 or _matches(name, _FIRST):
-                named.add((name, found.odd_ones))
-                message = f"{name} of the {title} is another than on most hosts: {found.odd_ones}"
+                named.add((name, found.outliers_text))
+                others = found.outliers_text
+                message = f"{name} of the {title} is another than on most hosts: {others}"
                 usual = f"on {found.count} of {len(raw)}: {found.usual}"
                 yield Finding(
                     "hosts-differ", Level.WARN, message, hosts=found.hosts, evidence=(usual,)

@@ -268,7 +268,7 @@ def differ(hosts: Sequence[HostReport]) -> Iterable[Finding]:
         odd = majority({host: value for host, value in seen.items() if value is not None})
         if odd is None or (odd.usual == "none" and ":" in name):
             continue
-        for value, which in odd.odd.items():
+        for value, which in odd.outliers.items():
             told = [host for host in which if not by_plan or host not in planned]
             if told:
                 message = f"{words.format(_shown(name, value))}, of the others ({odd.count}): "

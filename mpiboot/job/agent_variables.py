@@ -1,4 +1,4 @@
-"""mpiboot's agent in front of ssh, or of the user's own: which variables say so. Pure."""
+"""Puts mpiboot's launch agent in front of ssh or of the user's own agent, by variables. Pure."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def place(builder: PlanBuilder, hosts: int) -> tuple[str, sshconfig.UserArgs]:
 
 
 def only_by_ssh(row: Dialect, line: UserLine, environ: Mapping[str, str], agent: str) -> str:
-    """Name what the user asks for that ssh or the user's own agent alone does; empty for nothing.
+    """Return what the user asks for that only ssh, or the user's own agent, can do; else empty.
 
     Args:
         row: the MPI's.
@@ -100,7 +100,7 @@ def only_by_ssh(row: Dialect, line: UserLine, environ: Mapping[str, str], agent:
 
 
 def _settle_kind(builder: PlanBuilder, agent: str) -> None:
-    """Have the agent called, whatever kind of launch agent the user's environment names."""
+    """Set the kind of launch agent that calls one, whatever the user's environment names."""
     row, kind = builder.row, builder.row.agent_kind
     if kind is None:
         return
@@ -123,7 +123,7 @@ def _settle_kind(builder: PlanBuilder, agent: str) -> None:
 
 
 def settle_kind_on_the_line(builder: PlanBuilder, daemons: Collection[str]) -> None:
-    """Have the agent called, whatever kind of launch agent the line names; ``fork`` calls none.
+    """Take another kind of launch agent off the line, which would call none; refuse ``fork``.
 
     ``daemons`` are the remote hosts that must get one.
     """

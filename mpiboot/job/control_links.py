@@ -41,7 +41,7 @@ _OF_ONE_MPI: Final = ("OMPI_", "PRTE_", "HYDRA_", "I_MPI_")
 
 
 def judge_named_links(builder: PlanBuilder) -> None:
-    """Name the pods that have none of the links of a variable; refuse what mpirun itself would."""
+    """Warn of pods that have none of the links a variable names; refuse what mpirun would."""
     observed = builder.observed
     row = builder.row
     own = (row.daemon_link_var, *row.mpi_link_vars)
@@ -133,7 +133,7 @@ _IP_VERSION: Final = "ip-version"
 
 
 def settle_ip_version(builder: PlanBuilder) -> int:
-    """Keep MPI to the version of the control addresses, and say where it can't speak that.
+    """Keep MPI to the IP version of the control addresses; fail where it can't use that.
 
     Returns:
         The version that MPI and its daemons speak: 4 or 6.
@@ -209,7 +209,7 @@ def _has_both(observed: Observed) -> str:
 
 
 def _without_ipv4(observed: Observed) -> list[str]:
-    """List the pods that have no IPv4 address; one that tells nothing counts by its address."""
+    """List the pods without an IPv4 address; those without facts count as such."""
     found = [] if IPV4 in _ip_versions(observed.links) else ["the launcher"]
     found += [
         worker.host.name
@@ -315,7 +315,7 @@ def pin_control(builder: PlanBuilder) -> None:
 
 
 def _refuse_missing_link(builder: PlanBuilder) -> None:
-    """Refuse the user's link where a pod has none of that name: mpirun says neither who nor why."""
+    """Refuse the user's link where a pod lacks it: mpirun would name neither pod nor reason."""
     wanted = frozenset(builder.settings.control_ifname.split(","))  # a list is 4.1's own form
     if any(map(network, wanted)):
         return
@@ -398,7 +398,7 @@ def _own_link(observed: Observed, decision: Decision | None) -> Decision | None:
 
 
 def tcp_optional(builder: PlanBuilder, transport: Transport | None) -> str:
-    """Tell why MPI may do without TCP between the workers' control addresses; empty: it can't.
+    """Return why MPI may not need TCP between the workers' control addresses; empty: it does.
 
     ``transport`` carries the job's data.
     """
@@ -423,7 +423,7 @@ def tcp_optional(builder: PlanBuilder, transport: Transport | None) -> str:
 
 
 def _unfit(builder: PlanBuilder, name: str) -> str:
-    """Say why another MPI's daemon link is not carried over; this one ignores that variable."""
+    """Return why another MPI's daemon link is not carried over, and warn of it; else empty."""
     row, value = builder.row, builder.environ[name]
     why = f"{row.title} takes one link there" if row.one_link and "," in value else ""
     if builder.observed.own and "/" not in value and lacks_links(builder.observed.own, value):
@@ -464,7 +464,7 @@ def _pin_daemons(builder: PlanBuilder, decision: Decision | None) -> None:
 
 
 def _excluded(builder: PlanBuilder, name: str, includes: Iterable[str]) -> bool:
-    """Tell whether the user excludes links instead: including some as well ends mpirun."""
+    """Return whether the user excludes links: mpirun ends if some are included as well."""
     excludes = [item.replace("_include", "_exclude") for item in includes if "_include" in item]
     for item in excludes:
         if builder.environ.get(item) or parameter(item) in builder.line.mca:

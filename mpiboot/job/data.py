@@ -28,14 +28,14 @@ from mpiboot.network.records import Transport, WorkerNetwork, usable
 
 
 def network_of(worker: Worker, settings: Settings) -> WorkerNetwork:
-    """Decide what one worker's own networks are, and what is still to come there."""
+    """Decide one worker's networks, and what is still pending there."""
     return worker_network.choose(worker, settings)
 
 
 def decide(builder: PlanBuilder) -> DataNetwork:
-    """Decide the data network and show it; nothing is set yet.
+    """Decide the data network and report it; nothing is set yet.
 
-    ``rows`` are empty where there is nothing but the control network, and nobody asked for more.
+    ``rows`` are empty where there is only the control network, and nothing more was asked for.
     """
     observed = builder.observed
     read = builder.settings
@@ -65,7 +65,7 @@ def decide(builder: PlanBuilder) -> DataNetwork:
 
 
 def _of_the_mpi(builder: PlanBuilder, workers: Iterable[Worker]) -> tuple[Variable, ...]:
-    """Give what this MPI would have of variables that the data network owns, as UCX's of MPICH.
+    """Return the values that this MPI needs of variables owned by the data network (MPICH: UCX's).
 
     Open MPI's own are left out: moving them is what MPIBOOT_MPI_NETWORK asks for.
     """
@@ -84,7 +84,7 @@ def _of_the_mpi(builder: PlanBuilder, workers: Iterable[Worker]) -> tuple[Variab
 
 
 def deliver(builder: PlanBuilder, found: DataNetwork) -> dict[str, Mapping[str, str]]:
-    """Settle how each value reaches its ranks: from mpirun's environment, or by its host's agent.
+    """Decide how each value reaches its ranks: by mpirun's environment, or by its host's agent.
 
     A value that mpirun does not hand on goes by the agent, whatever it is; the ranks of this pod
     itself have mpirun's environment, or read theirs back (``plan.own_ranks_words``).
@@ -123,7 +123,7 @@ def _hosts(observed: Observed) -> tuple[Worker, ...]:
 
 
 def _taken(builder: PlanBuilder) -> tuple[dict[str, str], dict[str, str]]:
-    """Find what the user has set for all ranks: where, and the values that are known."""
+    """Find the variables that the user sets for all ranks: where each is set, and known values."""
     never = builder.settings.no_forward
     moves = builder.settings.mpi_network is MpiNetwork.DATA
     taken, values = {}, {}
@@ -150,7 +150,7 @@ def _taken(builder: PlanBuilder) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _plain(found: DataNetwork, settings: Settings) -> bool:
-    """Tell whether there is nothing but the control network, and nobody asked for more."""
+    """Return whether there is only the control network, and nothing more was asked for."""
     return settings.mpi_network is MpiNetwork.CONTROL and all(
         one.transport in (Transport.NONE, Transport.UNKNOWN) and not one.data and not one.rails
         for one in found.networks
@@ -158,7 +158,7 @@ def _plain(found: DataNetwork, settings: Settings) -> bool:
 
 
 def _short(found: DataNetwork) -> tuple[Decision, ...]:
-    """Show a job without a data network in one line, and what the user has set beside it."""
+    """Report a job without a data network in one line, with the user's own values."""
     whole, *others = found.decisions
     shown = [f"{name}={value}" for name, value in found.common.items()]
     shown += [f"{name} per worker" for name in _differing(found)]
@@ -226,7 +226,7 @@ def decide_rank_env(
 
 
 def _unfit(builder: PlanBuilder) -> tuple[str, str]:
-    """Say why programs can't be started by mpiboot, and what to do; empty where they can."""
+    """Return why programs can't be started by mpiboot, and a hint; empty where they can."""
     without = [
         worker.host.name
         for worker in builder.observed.workers
@@ -285,7 +285,7 @@ def _on_the_data_network(
 
 
 def _meeting(builder: PlanBuilder, variables: Mapping[str, str], host: str) -> Rendezvous | None:
-    """Give the port that rank 0 will listen at, and its host; None where one isn't known here."""
+    """Return rank 0's host and the port it listens on; None where either is not known."""
     line = builder.line.export_values.get(_PORT)
     port = line or variables.get(_PORT) or builder.environ.get(_PORT, "")
     if not host or not port.isascii() or not port.isdigit():
@@ -295,7 +295,7 @@ def _meeting(builder: PlanBuilder, variables: Mapping[str, str], host: str) -> R
 
 
 def _unknown_host(left: str) -> Finding:
-    """Refuse ranks that would not find each other."""
+    """A failure: ranks would not find each other."""
     message = f"{left}: mpirun alone decides which host gets rank 0, where all ranks meet"
     hint = f"set {_ADDRESS} to that host's name in the launcher's pod"
     return failed("settings-conflict", message, hint=hint)

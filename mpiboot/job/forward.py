@@ -90,7 +90,7 @@ _NEEDED: Final = (
 SEARCH_PATHS: Final = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
 ALLOWED: Final = tuple((name, why) for why, names in _NEEDED for name in names.split())
 
-# What is true of one pod only: why, whether it would break ranks elsewhere, and the patterns. A
+# What belongs to one pod only: why, whether it would break ranks elsewhere, and the patterns. A
 # name that MPIBOOT_FORWARD gives in full is forwarded all the same, unless it would break them.
 _LOCAL: Final = (
     ("mpiboot's own settings are for this pod", True, "MPIBOOT_*"),
@@ -130,7 +130,7 @@ POD_LOCAL: Final = tuple(
     (name, why, breaks) for why, breaks, names in _LOCAL for name in names.split()
 )
 
-# Variables by which a resource manager would make mpirun believe in an allocation of its own.
+# Variables from which mpirun would conclude that a resource manager allocated its hosts.
 _MANAGERS: Final = {
     "Slurm": "SLURM_ SLURMD_ SBATCH_ SRUN_ SALLOC_",
     "PBS": "PBS_",
@@ -141,7 +141,7 @@ _MANAGERS: Final = {
     "Flux": "FLUX_",
 }
 MANAGERS: Final = tuple((start, who) for who, names in _MANAGERS.items() for start in names.split())
-# Also begin so, and say nothing of an allocation.
+# These begin so too, and are of no allocation.
 _NO_MANAGER: Final = ("LS_COLORS", "LS_OPTIONS")
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -166,7 +166,7 @@ def extends(path: str, other: str) -> bool:
 
 
 def _local_row(name: str, value: str) -> tuple[str, bool] | None:
-    """Say why a variable is true of one pod only, and whether it would break ranks elsewhere.
+    """Return why a variable belongs to one pod only, and whether it would break ranks elsewhere.
 
     The value matters for ``X_PORT`` alone: a cluster's service variable holds an address such
     as ``tcp://10.96.0.1:443``, another program's holds a number.
@@ -180,7 +180,7 @@ def _local_row(name: str, value: str) -> tuple[str, bool] | None:
 
 
 def local_reason(name: str, value: str) -> str:
-    """Say why a variable is true of one pod only; empty where it is not."""
+    """Return why a variable belongs to one pod only; empty where it does not."""
     row = _local_row(name, value)
     return row[0] if row else ""
 
@@ -198,7 +198,7 @@ def _reason(name: str, more: Collection[str]) -> str:
 
 
 def _kept_back(name: str, value: str, more: Collection[str], never: Collection[str]) -> str:
-    """Say why a variable that a rule would forward is not."""
+    """Return why a variable that a rule would forward is not forwarded."""
     refused = _first(name, never)
     if refused:
         return f"MPIBOOT_NO_FORWARD has {refused}"
@@ -222,7 +222,7 @@ def select(
 
     Args:
         environ: the launcher's environment; only what is in it is chosen.
-        more: MPIBOOT_FORWARD, names or patterns. A full name wins over what is true of one pod
+        more: MPIBOOT_FORWARD, names or patterns. A full name wins over what belongs to one pod
             only, unless it would break ranks elsewhere; a pattern doesn't.
         never: MPIBOOT_NO_FORWARD, names or patterns; wins over everything else.
         by_itself: patterns of what this MPI hands on without ``-x``. That can't be held back by

@@ -1,6 +1,6 @@
-"""Which values are secrets, by the names that they are given, and how they are shown. Pure.
+"""Recognises secrets by the names of their variables and options, and hides them. Pure.
 
-Values themselves say nothing: a password may be a number, a token any word.
+Values alone do not show it: a password may be a number, a token any word.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _QUERY: Final = re.compile(r"(?<=[?&])(?P<name>[A-Za-z][\w.-]*)=(?P<value>[^\s&;
 
 
 def is_secret(name: str) -> bool:
-    """Tell by its name whether a variable's value must never be shown.
+    """Return whether a variable's value must never be shown, by its name.
 
     mpiboot's own settings hold none: ``MPIBOOT_SSH_KEY`` is a path.
     """

@@ -33,7 +33,7 @@ from mpiboot.job.plan_builder import Observed, PlanBuilder
 
 
 def decide_binding(builder: PlanBuilder, oversubscribe: Given | None) -> None:
-    """Set no binding only where nobody settles it and pods share their CPUs.
+    """Turn binding off where pods share their CPUs and the user does not settle it.
 
     A value of mpiboot's beside what the user says of mapping, ranking, binding or CPUs ends mpirun
     (4.1: "Prior policy: BYSLOT"), or takes away the binding that was asked for.
@@ -104,7 +104,7 @@ def _pods_of_ranks(observed: Observed) -> dict[Host, PodFacts | None]:
 
 
 def _why_not_bound(pods: Mapping[Host, PodFacts | None]) -> str:
-    """Say why mpirun's own binding would do harm; empty where each pod has CPUs of its own."""
+    """Return why mpirun's own binding would do harm; empty where each pod has CPUs of its own."""
     known = {host: facts.cpus for host, facts in pods.items() if facts and facts.cpus}
     shared = [host.name for host, cpus in known.items() if not cpus.exclusive]
     if shared:
@@ -200,7 +200,7 @@ _OPENIB: Final = "openib"
 
 
 def name_unread_parameters(builder: PlanBuilder) -> None:
-    """Name each parameter of the user's that this version ignores, with its new form."""
+    """Warn of the user's parameters that this version ignores, with their new forms."""
     row = builder.row
     found = [f"{name} ({instead})" for name, instead in _of_the_user(builder)]
     if found:
@@ -210,7 +210,7 @@ def name_unread_parameters(builder: PlanBuilder) -> None:
 
 
 def unread_parameters(environ: Mapping[str, str], family: MpiFamily) -> Iterator[tuple[str, str]]:
-    """Give each variable that this MPI ignores, with what to write instead."""
+    """Yield each variable that this MPI ignores, with what to write instead."""
     for prefix, table in _TABLES.get(family, ()):
         for name in sorted(environ):
             parameter = name.removeprefix(prefix)
@@ -249,7 +249,7 @@ def _instead(
 
 
 def _no_openib(builder: PlanBuilder) -> None:
-    """Say what becomes of a list of transports that names the one that is gone.
+    """Warn of a list of transports that names openib, which is gone.
 
     That a file of the image leaves it out (Debian's does) is nothing to tell.
     """
@@ -270,7 +270,7 @@ NOT_FORWARDED: Final = "not-forwarded"
 
 
 def set_constants(builder: PlanBuilder, *, oversubscribe: Given | None) -> None:
-    """Set what this MPI always gets: transports, root, binding, who the user is.
+    """Set the variables that this MPI always gets: transports, root, binding, the user.
 
     ``oversubscribe`` is what asked for more ranks than slots, None where nothing did.
     """
@@ -312,7 +312,7 @@ def _copy_once(builder: PlanBuilder) -> None:
 
 
 def offer_debug_files(builder: PlanBuilder) -> None:
-    """Say how NCCL's own lines, of every rank, are kept out of the job's output."""
+    """Suggest a file for NCCL's debug output, which every rank writes to the job's output."""
     values = {**builder.environ, **builder.line.export_values}
     level = values.get("NCCL_DEBUG", "")
     if level.upper() in ("INFO", "TRACE") and not values.get("NCCL_DEBUG_FILE"):
@@ -333,7 +333,7 @@ def listed(builder: PlanBuilder) -> tuple[str, ...]:
 
 
 def _stays(unknown: tuple[str, ...], observed: Observed) -> tuple[str, ...]:
-    """Leave out what ranks have from their own pods, and what is nobody's word.
+    """Leave out what ranks have from their own pods, and what a platform sets.
 
     A worker tells the names that its own pod sets, most of which are the image's; one without
     mpiboot tells none, and its ranks begin with none.
@@ -408,7 +408,7 @@ def choose_forwarded(builder: PlanBuilder, added: Mapping[str, str]) -> tuple[st
 
 
 def _search_paths(builder: PlanBuilder, more: Collection[str], given: Collection[str]) -> set[str]:
-    """Find PATH and its like that stay here, as workers of another image have their own.
+    """Find search paths that are not forwarded, as workers of another image have their own.
 
     Where a script has put folders in front of what the workers have, too, that is for the job.
     """
@@ -441,7 +441,7 @@ def _search_paths(builder: PlanBuilder, more: Collection[str], given: Collection
 
 
 def _hand_on_all(builder: PlanBuilder, kept: Mapping[str, str], given: Collection[str]) -> None:
-    """Settle what ranks get of an MPI that hands everything on, or what the line names alone.
+    """Report what ranks get from an MPI that forwards everything, or only what the line names.
 
     With such a line the agents set what the data network needs: ``data.deliver``.
     """
@@ -526,7 +526,7 @@ def _by_list(
 
 
 def name_unsafe(builder: PlanBuilder) -> None:
-    """Name the values that this MPI lets the workers' shell evaluate."""
+    """Warn of values that the workers' shell would evaluate."""
     row = builder.row
     if not row.evaluated:
         return

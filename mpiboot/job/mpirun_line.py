@@ -1,4 +1,4 @@
-"""Reads a user's own mpirun line as far as its options are known, and says where it stops.
+"""Reads a user's own mpirun line as far as its options are known, and records where it stops.
 
 Words are never reordered or repeated. Only those that another version of the same MPI would read
 otherwise are written for this one, and the record says so. Nothing is run here.
@@ -279,7 +279,7 @@ class _Reader:
         return at + 1 + needed
 
     def apply(self, written: str, option: Option, words: list[str]) -> None:
-        """Note what an option says, and, where that is told or compared, how it is written."""
+        """Record what an option means, and how it is written where messages or rules need that."""
         text = words[0] if words else ""
         match option.kind:
             case OptionKind.NP:
@@ -306,7 +306,7 @@ class _Reader:
                 self.mapping(written, option, text)
 
     def mapping(self, written: str, option: Option, text: str) -> None:
-        """Note what an option says of where ranks go."""
+        """Record what an option says about the placement of ranks."""
         mapped = option.written.format(text).lower().replace(",", ":").split(":")
         if option.kind in _PIN_RANKS and not (
             option.kind is OptionKind.MAP_BY and _HOW_MANY.issuperset(mapped)

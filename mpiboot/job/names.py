@@ -88,7 +88,7 @@ def same_host(one: str, other: str) -> bool:
 def is_local(
     name: str, hostname: str, fqdns: Iterable[str] = (), addresses: Iterable[str] = ()
 ) -> bool:
-    """Tell whether a hostfile's name means this pod.
+    """Return whether a hostfile's name means this pod.
 
     Args:
         name: the name or address as the hostfile has it.

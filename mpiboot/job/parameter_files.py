@@ -1,6 +1,6 @@
 """Open MPI's own files of parameters: where they are, how they are read, which value counts. Pure.
 
-They are the image's or the user's word, as much as a variable is: what stands there is not set.
+They are settings of the image or the user, as variables are: mpiboot does not override them.
 Tried on 4.1.4 and 5.0.7; the order is that of mca_base_var.c: environment, then each file in turn.
 """
 

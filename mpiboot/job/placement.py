@@ -30,7 +30,7 @@ _FALSE: Final = frozenset({"", "0", "false", "f", "disabled", "no", "n"})
 
 
 def with_default_slots(builder: PlanBuilder) -> Observed:
-    """Give hosts without a number of slots those that the user, or the operator, names for them.
+    """Apply the default number of slots, of the user or the operator, to hosts without one.
 
     mpirun itself would not: mpiboot's copy of the hostfile has a number for each host.
     """
@@ -81,7 +81,7 @@ def with_default_slots(builder: PlanBuilder) -> Observed:
 
 
 def _source(builder: PlanBuilder, file: Hostfile) -> Source:
-    """Tell by what the hostfile was named: the line, a setting, the operator, or nothing."""
+    """Return what named the hostfile: the line, a setting, the operator, or a default."""
     if builder.line.hostfiles:
         return Source.FLAG
     if file.source:
@@ -151,7 +151,7 @@ def settle_hosts(builder: PlanBuilder) -> tuple[Host, ...]:
 
 
 def keep_from_resolving(builder: PlanBuilder) -> None:
-    """Have mpirun take the hosts as the gate found them, without asking a nameserver again."""
+    """Keep mpirun from resolving the hosts again: the gate knows their addresses."""
     row, line = builder.row, builder.line
     may_name_this_pod = line.moves_ranks or line.moves_hosts or line.unknown
     if row.not_resolve_var in builder.set_env:
@@ -313,7 +313,7 @@ def _spread(line: UserLine, row: Dialect, policy: str, *, over: bool) -> _Spread
 
 
 def _left_to_mpirun(line: UserLine) -> str:
-    """Say what of a line leaves its placement to mpirun, apart from the mapping; empty: nothing."""
+    """Return what in a line, apart from the mapping, leaves the placement to mpirun; else empty."""
     if line.unknown:
         return f"the line from {line.unknown} on"
     if len(line.hostfiles) > 1:
@@ -333,7 +333,7 @@ def place(
     local: Collection[str] = (),
     policy: str = "",
 ) -> Placement:
-    """Tell which hosts get a rank, and whether there is room.
+    """Compute which hosts get a rank, and whether there are enough slots.
 
     Args:
         hosts: the hostfile's hosts.
@@ -347,7 +347,7 @@ def place(
     used = chosen(hosts, line)
     if row.own_host_first:
         used = tuple(sorted(used, key=lambda host: not _is_here(host.name, local)))
-    message = (*_several_programs(line, row), *_filter_said(hosts, used, line))
+    message = (*_several_programs(line, row), *_filter_findings(hosts, used, line))
     spread = _spread(line, row, policy, over=oversubscribe or line.oversubscribe)
     left = _left_to_mpirun(line) or spread.left
     only = used[0].name if len(used) == 1 and not line.moves_hosts and not line.unknown else ""
@@ -372,7 +372,7 @@ def place(
         left = f"{spread.asked}, where {small.name} has {counted(small.slots, 'slot')}"
         return Placement(total=np, left=left, findings=message)
     if idle:
-        message = (*message, _said_idle(idle, used, spread, total, row))
+        message = (*message, _idle_finding(idle, used, spread, total, row))
     return Placement(idle, total, "", message, used[0].name)
 
 
@@ -396,7 +396,7 @@ def _idle(
 
 
 def can_tell(line: UserLine, row: Dialect, environ: Collection[str], path: str) -> bool:
-    """Tell whether mpirun can be asked to write to a file which rank is where.
+    """Return whether mpirun can be asked for a file of which rank is where.
 
     Of a rank that ends badly Open MPI 5 tells no host on any other way than the job's stderr. The
     user's own options of that kind stay alone: given twice mpirun refuses them, and the variable
@@ -410,15 +410,15 @@ def can_tell(line: UserLine, row: Dialect, environ: Collection[str], path: str) 
 
 
 def _several_programs(line: UserLine, row: Dialect) -> Iterator[Finding]:
-    """Judge a line with several programs, at which some MPIs fail."""
+    """Warn of a line with several programs, at which some MPIs fail."""
     if len(line.apps) > 1 and row.several_programs:
         yield replace(failed("several-programs", row.several_programs), level=Level.WARN)
 
 
-def _filter_said(
+def _filter_findings(
     hosts: Sequence[Host], used: Sequence[Host], line: UserLine
 ) -> tuple[Finding, ...]:
-    """Say what ``-H`` leaves out of the hostfile, and what it adds to it unverified."""
+    """Warn of hosts that ``-H`` leaves out, and of names that the hostfile lacks."""
     if not line.hosts:
         return ()
     found = []
@@ -436,7 +436,7 @@ def _filter_said(
 
 
 def _too_few(asked: int, offered: str, line: UserLine, row: Dialect) -> Finding:
-    """Say what is asked, what is offered, and what to do: mpirun alone knows all that allows it."""
+    """A warning: more ranks than slots. Only mpirun knows everything that may allow it."""
     own = "-n on the mpirun line" if line.np == asked else line.mapped_by
     by = f" ({own})" if own else ""
     slots = "; -H decides the slots" if line.hosts else ""
@@ -450,10 +450,10 @@ def _too_few(asked: int, offered: str, line: UserLine, row: Dialect) -> Finding:
     )
 
 
-def _said_idle(
+def _idle_finding(
     idle: Sequence[str], used: Sequence[Host], spread: _Spread, total: int, row: Dialect
 ) -> Finding:
-    """Name the hosts without a rank, and what leaves them out."""
+    """A warning that names the hosts without a rank, and the reason."""
     asked = f"{counted(total, 'rank')} asked for"
     reason = f"the mapping {spread.asked!r}" if spread.asked else asked
     could_spread = not spread.asked and total >= len(used)

@@ -1,4 +1,4 @@
-"""Facts and settings to one plan: hosts, placement, variables, argv, files; each with its reason.
+"""Makes the plan of facts and settings: hosts, placement, variables, argv, files, with reasons.
 
 Pure: ``plan`` prints what ``make`` returns and ``launcher`` carries it out, so that they never
 disagree. Nothing here reads or changes the world.
@@ -230,7 +230,7 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
 
 
 def pair_findings(plan: Plan, observed: Observed, dialled: Sequence[Dial]) -> tuple[Finding, ...]:
-    """Judge what workers found when they dialled each other, by what the plan needs of them."""
+    """Turn the results of the workers' test connections into findings, by what the plan needs."""
     listed = observed.hostfile.hosts
     with_ranks = frozenset(plan.with_ranks)
     hosts = [host.name for host in listed if observed.called(host.name) in with_ranks]
@@ -247,7 +247,7 @@ def stop_on_failure(findings: Sequence[Finding]) -> None:
 
 
 def _line(builder: PlanBuilder) -> None:
-    """Say what of the line, and of this MPI, is read otherwise or not at all."""
+    """Report words of the line that are rewritten, refused or not read."""
     row, line, mpi = builder.row, builder.line, builder.observed.mpi
     if row.untried:
         message = f"{mpi.banner}: mpiboot was not tried with it, and {row.untried}"
@@ -285,7 +285,7 @@ def _platform(observed: Observed) -> Decision:
 
 
 def _slots_to_write(hosts: tuple[Host, ...], builder: PlanBuilder) -> tuple[Host, ...]:
-    """Give the hosts as the hostfile is to have them.
+    """Return the hosts as the hostfile lists them.
 
     The option by which Intel MPI heeds the number behind a host lets it win over ``-ppn``.
     """
@@ -296,7 +296,7 @@ def _slots_to_write(hosts: tuple[Host, ...], builder: PlanBuilder) -> tuple[Host
 
 
 def _asks_exit_codes(builder: PlanBuilder) -> bool:
-    """Tell whether mpirun is asked for every rank's exit code, and not by the user already."""
+    """Return whether mpiboot asks mpirun for every rank's exit code, as the user has not."""
     option = builder.row.exit_codes_option
     return bool(option) and option.lstrip("-") not in builder.line.given
 
@@ -347,7 +347,7 @@ def _write_command(
 
 
 def _words(builder: PlanBuilder, before: tuple[str, ...]) -> tuple[str, ...]:
-    """Give the user's own words; where they name a hostfile, mpirun gets the copy of it."""
+    """Return the user's own words, with the paths of hostfiles replaced by those of the copies."""
     line, row, paths = builder.line, builder.row, builder.paths
     if not line.mpirun:
         return (*before, *line.argv)
@@ -371,8 +371,8 @@ def _words(builder: PlanBuilder, before: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(found)
 
 
-# Options and parameters with which a job goes on without a rank that ended badly, or takes its time
-# to end: recovery, restarts, fault tolerance (ULFM), orte_abort_on_non_zero_status (4.1),
+# Options and parameters with which a job continues without a failed rank, or takes its time to end:
+# recovery, restarts, fault tolerance (ULFM), orte_abort_on_non_zero_status (4.1),
 # state_base_error_non_zero_exit and runtime options (5.0), the time that ranks get to end; Hydra's
 # own word for leaving the other ranks alone.
 _GOING_ON: Final = (
@@ -397,7 +397,7 @@ _LOST_WITHOUT_PARENT: Final = (
 
 
 def _stays_as_parent(builder: PlanBuilder) -> bool:
-    """Tell whether mpiboot stays as mpirun's parent, and what is lost where it does not."""
+    """Return whether mpiboot stays as mpirun's parent; if not, report what is lost."""
     if builder.settings.supervise is Switch.ON:
         return True
     given = builder.given["supervise"]
@@ -412,7 +412,7 @@ def _stays_as_parent(builder: PlanBuilder) -> bool:
 
 
 def _obstacles(builder: PlanBuilder) -> tuple[tuple[str, str], ...]:
-    """List what of the user's could keep mpirun from starting agents."""
+    """List the user's options and variables that could keep mpirun from starting agents."""
     found = []
     for key in ("plm", "plm_rsh_agent", "plm_ssh_agent", "orte_launch_agent", "prte_launch_agent"):
         if key in builder.line.mca:
@@ -428,7 +428,7 @@ def _obstacles(builder: PlanBuilder) -> tuple[tuple[str, str], ...]:
 
 
 def _may_tell_ranks(builder: PlanBuilder) -> bool:
-    """Tell whether 4.1's line can give ranks a value of their own: not beside a list of names."""
+    """Return whether 4.1 can give ranks a value of their own: not beside a list of names."""
     row, line = builder.row, builder.line
     listed = parameter(row.export_var) in line.mca or row.export_var in (
         builder.environ.keys() | builder.set_env.keys()
@@ -443,7 +443,7 @@ def _may_tell_ranks(builder: PlanBuilder) -> bool:
 
 
 def _tolerates_failure(builder: PlanBuilder) -> bool:
-    """Tell whether the user may have asked mpirun to go on without a rank that ended badly."""
+    """Return whether the user may have asked mpirun to continue without a failed rank."""
     # Parameters may also stand in a file that the line names.
     if builder.line.unknown or OptionKind.FILE in builder.line.kinds:
         return True
@@ -460,7 +460,7 @@ _READ_OWN: Final = (
 
 
 def _own_ranks_words(builder: PlanBuilder, *, remote: bool) -> tuple[str, ...]:
-    """Give the words by which programs are started; none where no rank here would lack anything.
+    """Return the words that start programs with the agents' variables, where ranks here need them.
 
     ``remote`` is whether there are other hosts than this pod.
     """

@@ -148,7 +148,7 @@ class LaunchPaths:
 class PlanBuilder:
     """A plan while it is being made.
 
-    ``settled`` are variables that another rule has settled and shown already; ``forwarded`` are
+    ``settled`` are variables that another rule has decided and reported already; ``forwarded`` are
     those that ranks get from mpirun's environment and ``stays`` those that a rule keeps from them,
     each with its reason; ``agent_env`` is what only mpirun's agents get. ``of_files`` are
     parameters of files that this MPI reads; ``environ`` has them as the variables that would mean
@@ -193,7 +193,7 @@ class PlanBuilder:
         return self.resolved.given
 
     def set_by(self, name: str) -> tuple[Source, str]:
-        """Tell who set a variable of this pod: the platform itself, the user, or a file."""
+        """Return who set a variable of this pod: the platform, the user or a file; and in words."""
         if name in self.of_files:
             return Source.FILE, f"set in {self.of_files[name].path}"
         if self.platform.has_set(name, self.environ.get(name, "")):
@@ -217,11 +217,11 @@ class PlanBuilder:
         self.decide(name, "(removed)", Source.DETECTED, reason)
 
     def warn(self, check: str, message: str, hint: str = "") -> None:
-        """Note what is odd, though the job may start."""
+        """Note what looks wrong, though the job may start."""
         self.findings.append(Finding(check, Level.WARN, message, hint=hint))
 
     def fail(self, check: str, message: str, hint: str | None = None) -> None:
-        """Note what keeps the job from starting; without a hint it is that of the check."""
+        """Note what keeps the job from starting; the default hint is that of the check."""
         self.findings.append(failed(check, message, hint=hint))
 
     def variable(self, name: str, value: str, reason: str, source: Source) -> None:

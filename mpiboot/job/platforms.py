@@ -1,4 +1,4 @@
-"""The platforms as rows: how each is recognised, and what it says of roles and hosts. Pure.
+"""The platforms as rows: how each is recognised, and how it marks roles and hosts. Pure.
 
 Volcano's names and forms are those of v1.15.1 (pkg/controllers/job/plugins: svc/svc.go
 GenerateHosts, distributed-framework/mpi/mpi.go, env/const.go). LSF's: ``LSB_DJOB_HOSTFILE`` names a
@@ -233,7 +233,7 @@ def _trainer(environ: Environ) -> str:
 
 
 def _by_index(environ: Environ, hostname: str) -> tuple[Role, str]:
-    """Give the role that a pod's number says: an indexed Job's variable, else its own name's end.
+    """Return the role by the pod's number: an indexed Job's variable, else its name's end.
 
     Raises:
         MpibootError: ``role``; the pod has no number.
@@ -285,7 +285,7 @@ PLATFORMS: Final = (
 
 
 def recognise(environ: Environ, hostfile: str = "") -> tuple[Platform, Decision]:
-    """Tell which platform made this pod, and by what: a variable, or where the hosts' list is."""
+    """Recognise the platform that made this pod, by a variable or the path of its hosts' list."""
     for row in PLATFORMS:
         mark = row.recognise(environ)
         if not mark and row.folder and hostfile.startswith(row.folder):
@@ -296,7 +296,7 @@ def recognise(environ: Environ, hostfile: str = "") -> tuple[Platform, Decision]
 
 
 def worker_exit(settings: Settings, environ: Environ) -> WorkerExit:
-    """Say when a worker ends by itself.
+    """Return when a worker ends by itself.
 
     The MPI Operator leaves workers running (cleanPodPolicy None, its default) and never makes a
     finished one anew (its restartPolicy is Never). An indexed Job is complete when all its pods

@@ -1,6 +1,6 @@
-"""The job's pods: what is wrong with them, what is unusual, whether the launcher has room. Pure.
+"""The job's pods: problems, unusual conditions, and the launcher's limits. Pure.
 
-What is as usual gets no line. Kubernetes ends a container that needs more memory than its limit;
+Usual conditions are not reported. Kubernetes ends a container over its memory limit;
 a process that can't be forked or a file that can't be opened fails somewhere in mpirun, with no
 word of the limit.
 """
@@ -41,7 +41,7 @@ _STEP: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What one way to the hosts needs: so much at all, and so much more for each host.
+    """What one kind of launch agent needs: a constant, and so much more for each host.
 
     ``memory`` in KiB, of all processes but mpirun; ``processes`` of the whole launcher; ``files``
     of the process that has most of them.
@@ -170,7 +170,7 @@ def _rounded(number: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class EarlierAttempt:
-    """The attempts before this one: how many, the last one's name, and how it ended if it told."""
+    """The attempts before this one: how many, the last one's name, and its end where known."""
 
     number: int
     name: str
@@ -187,7 +187,7 @@ class EarlierAttempt:
 
 
 def earlier(workers: Iterable[Worker], own: str) -> EarlierAttempt | None:
-    """Find out what was before this attempt; None where it is the first one, or a part of a job.
+    """Find the attempts before this one; None where it is the first, or a part of a script.
 
     A worker that was made anew remembers less than the others, and one that was out of reach at the
     end of a launcher does not know why it ended.
@@ -212,7 +212,7 @@ _REFUSED: Final = f"{_FIRST_FOLDER} can't be used"
 
 
 def tell_launcher(builder: PlanBuilder) -> None:
-    """Tell what was done about the launcher's own pod."""
+    """Report what is unusual about the launcher's own pod."""
     observed = builder.observed
     if observed.identity.own_users:
         builder.decide("users", "the pod's own", Source.DETECTED, "no user here is one of the node")
@@ -237,7 +237,7 @@ def tell_launcher(builder: PlanBuilder) -> None:
 
 
 def room_for_hosts(builder: PlanBuilder, user_agent: str, hosts: int) -> int:
-    """Tell which of the launcher's limits are too small for its hosts; decide on open files.
+    """Warn of limits of the launcher that are too small for its hosts; decide on open files.
 
     Args:
         builder: gets both.
@@ -261,7 +261,7 @@ def room_for_hosts(builder: PlanBuilder, user_agent: str, hosts: int) -> int:
 
 
 def tell_workers(builder: PlanBuilder) -> None:
-    """Tell which workers' SSH servers are not sshd on port 22, and why; a line for each reason."""
+    """Report SSH servers of workers that are not sshd on port 22, one line for each reason."""
     reasons: dict[str, list[str]] = {}
     ports: dict[int, list[str]] = {}
     for worker in builder.observed.workers:
@@ -299,7 +299,7 @@ PEER_MEMORY: Final = (
 
 
 def findings(observed: Observed, resolved: Resolved) -> tuple[Finding, ...]:
-    """Find all that the launcher and every worker tell."""
+    """Find the problems in what launcher and workers report."""
     return (
         *mpi_versions(observed),
         *_meshes(observed, resolved),
@@ -339,7 +339,7 @@ def mpi_versions(observed: Observed) -> Iterator[Finding]:
 
 
 def gpus(workers: Sequence[Worker]) -> Iterator[Finding]:
-    """Compare the workers' GPUs; what mpiboot starts is the user's to judge, so it only warns."""
+    """Compare the workers' GPUs; a mixed set may be meant, so it only warns."""
     kinds = {}
     for worker in workers:
         if worker.facts is None:
@@ -358,7 +358,7 @@ def gpus(workers: Sequence[Worker]) -> Iterator[Finding]:
 
 
 def gpu_memory(builder: PlanBuilder) -> None:
-    """Tell by what RDMA devices reach the memory of NVIDIA's GPUs; warn where they don't.
+    """Report how RDMA devices reach the memory of NVIDIA GPUs; warn where they can't.
 
     Without it NCCL works all the same, by a copy through the host's memory, and says so at its own
     level INFO alone.
@@ -379,7 +379,7 @@ def gpu_memory(builder: PlanBuilder) -> None:
 
 
 def wants_gpu_memory(facts: PodFacts) -> bool:
-    """Tell whether a pod has NVIDIA's GPUs and RDMA devices, which could reach their memory."""
+    """Return whether a pod has NVIDIA GPUs, and RDMA devices that could reach their memory."""
     return bool(facts.fabric.devices) and facts.gpus.kind.startswith("NVIDIA")
 
 
@@ -388,7 +388,7 @@ def _gpus(message: str, host: str = "") -> Finding:
 
 
 def _why_shared(workers: Sequence[Worker]) -> str:
-    """A pod on its node's network has the node's name; else the nameserver is wrong for some."""
+    """Return the hint: pods share a node's network, or the nameserver has a wrong address."""
     names = {short(worker.host.name) for worker in workers}
     one_name_each = len(names) == len(workers)
     there = {short(worker.facts.hostname) for worker in workers if worker.facts}
@@ -432,7 +432,7 @@ def _meshes(observed: Observed, resolved: Resolved) -> Iterable[Finding]:
 
 
 def mtus(launcher: Iterable[Link], workers: Sequence[Worker]) -> tuple[Finding, ...]:
-    """Tell which pods have which MTU on the link of their control address, where they differ.
+    """Report the MTUs of the pods' control links, where they differ.
 
     Both ends of a connection agree on the smaller of theirs, so that only what lies between them
     can be too small for it; pods of one network with different MTUs are how that shows.

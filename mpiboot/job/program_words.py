@@ -1,4 +1,4 @@
-"""What the words of a program say by themselves: mpirun, a script, a program alone, torchrun. Pure.
+"""Classifies a program by its words: mpirun, a script, a single program, torchrun. Pure.
 
 No option of mpirun is read here: see ``mpirun_line``. Every start of a launcher loads this, so that
 patterns are compiled where they are used. Options and variables for torchrun are those of its
@@ -20,7 +20,7 @@ from mpiboot.job.names import short
 MPIRUNS: Final = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun"})
 # Debian's alternatives have the MPI's name behind a dot.
 _SUFFIXES: Final = (".openmpi", ".mpich")
-_SLIP: Final = 3
+_MISQUOTED: Final = 3
 
 
 def is_mpirun(word: str) -> bool:
@@ -43,16 +43,16 @@ def called(program: Sequence[str]) -> str:
 
 
 def misquoted_args(argv: Sequence[str]) -> str:
-    """Say what a usual slip in manifests did to a line: several words in one argument.
+    """Explain a common mistake in manifests: several words in one argument.
 
     ``args: ["mpirun -n 4 ./prog"]`` is one word, the name of a program that isn't there.
 
     Returns:
-        A sentence; empty where nothing is odd.
+        A sentence; empty where there is no such mistake.
     """
     for word in argv[:2]:
         parts = word.split()
-        if len(parts) >= _SLIP and (is_mpirun(parts[0]) or parts[0].startswith("-")):
+        if len(parts) >= _MISQUOTED and (is_mpirun(parts[0]) or parts[0].startswith("-")):
             from mpiboot.job.masking import masked_words  # noqa: PLC0415 - heavy, and rarely needed
 
             (shown,) = masked_words((word,))
@@ -93,7 +93,7 @@ _PYTHON_WITH_VALUE: Final = frozenset({"-W", "-X", "--check-hash-based-pycs"})
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What a program's own words say of a script: its file, or its text (of ``sh -c``).
+    """The script that a program's words name: its file, or its text (of ``sh -c``).
 
     ``python`` where it is one for Python.
     """
@@ -154,7 +154,7 @@ def starts_by_itself(program: Sequence[str]) -> bool:
 
 
 def only_stays(program: Sequence[str]) -> bool:
-    """Tell whether a program keeps the container for a look around: no job, and no ranks of it."""
+    """Return whether a program only keeps the container alive for someone to look around in it."""
     name, *rest = program[0].rsplit("/", 1)[-1], *program[1:]
     if (name, *rest) in _STAY:
         return True
@@ -191,7 +191,7 @@ _ALONE_HINT: Final = (
 def runs_alone(
     program: str, environ: Mapping[str, str], hostname: str, hosts: str
 ) -> Finding | None:
-    """Say that a program runs alone, where it may well be meant as an MPI job.
+    """Warn of a program that runs alone, where an MPI job may be meant.
 
     Args:
         program: what would be run; an MPI is known to be installed.
@@ -211,7 +211,7 @@ def runs_alone(
 
 
 def one_of_several(environ: Mapping[str, str], hostname: str, hosts: str) -> str:
-    """Tell by what this pod is one of a StatefulSet or an indexed Job; empty where it isn't."""
+    """Return what shows that this pod is one of a StatefulSet or indexed Job; else empty."""
     if environ.get("JOB_COMPLETION_INDEX"):
         return "JOB_COMPLETION_INDEX says that this is one pod of an indexed Job"
     if re.search(r"-\d+$", hostname):
@@ -234,7 +234,7 @@ _RANDOM: Final = r"[bcdfghjklmnpqrstvwxz2456789]{5}"
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """Where processes meet: a host's name or address, what says so, and the port where known.
+    """Where processes meet: a host's name or address, what names it, and the port where known.
 
     ``by`` is an option or a variable; ``port`` is where rank 0 is to listen, else 0.
     """
@@ -245,7 +245,7 @@ class Rendezvous:
 
 
 def find_rendezvous(program: Sequence[str], environ: Mapping[str, str]) -> Rendezvous | None:
-    """Find where a program's processes meet; None where nothing says it.
+    """Find where a program's processes meet; None where nothing names it.
 
     Args:
         program: the words of its line.
@@ -282,7 +282,7 @@ def _host(endpoint: str) -> str:
 def why_no_name(
     host: str, hostname: str, own_names: Iterable[str], environ: Mapping[str, str]
 ) -> tuple[str, str]:
-    """Say why no pod of this Job has a name, and what to do; empty where that can't be told.
+    """Explain why no pod of this Job has that name, with a hint; empty where that is not known.
 
     Args:
         host: the name where processes meet.

@@ -84,7 +84,7 @@ def test_the_value_of_most_hosts_is_the_usual_one(
 ) -> None:
     found = wording.majority({f"w-{number}": value for number, value in enumerate(values)})
     assert (found and (found.usual, found.count)) == usual
-    assert (found.odd_ones if found else "") == odd
+    assert (found.outliers_text if found else "") == odd
 
 
 # -- names -----------------------------------------------------------------------------------------
