@@ -17,7 +17,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from mpiboot import __version__
-from mpiboot.cli.root import cli
+from mpiboot.cli.commands import cli
 from mpiboot.core.checks import CHECKS, ExitCode
 from mpiboot.core.settings import INTERNAL, ROWS
 from mpiboot.job import render

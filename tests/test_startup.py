@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from mpiboot.cli import root, run
+from mpiboot.cli import commands, run
 
 # Each of these costs a worker's start 10 to 170 ms, and its start is everybody's wait.
 HEAVY = {
@@ -59,7 +59,7 @@ def test_a_worker_loads_nothing_heavy(statement: str) -> None:
 
 
 def test_a_command_and_a_worker_s_facts_load_nothing_of_plans() -> None:
-    assert "mpiboot.job.masking" not in loaded("import mpiboot.cli.root")
+    assert "mpiboot.job.masking" not in loaded("import mpiboot.cli.commands")
     plans = {"mpiboot.job.plan_builder", "mpiboot.job.dialects", "mpiboot.job.platforms"}
     assert not loaded("import mpiboot.worker.facts") & plans
 
@@ -75,7 +75,7 @@ def test_a_line_without_options_needs_no_parser() -> None:
 
 
 def test_each_command_is_known_without_the_parser() -> None:
-    assert {*run.COMMANDS, run.ENTRY} == set(root.cli.commands)
+    assert {*run.COMMANDS, run.ENTRY} == set(commands.cli.commands)
 
 
 @pytest.mark.parametrize(

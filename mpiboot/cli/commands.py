@@ -13,10 +13,11 @@ from typing import Final
 import click
 from click.core import ParameterSource
 
+from mpiboot import __version__
 from mpiboot.cli import run
-from mpiboot.cli.options import PASS_ON, Command, CommandGroup, Group, settings_of
-from mpiboot.cli.run import ErrorSettings, Words, looking, resolved
-from mpiboot.core.errors import error
+from mpiboot.cli.options import PASS_ON, Command, CommandGroup, Group, Root, settings_of
+from mpiboot.cli.run import ENTRY, ErrorSettings, Words, looking, resolved
+from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import Role
 from mpiboot.core.settings import ROWS, Section
 
@@ -43,8 +44,36 @@ _NOT_FOR_EXEC: Final = tuple(
 )
 
 
+@click.group(
+    cls=Root,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    invoke_without_command=True,
+    epilog="As an image's ENTRYPOINT: `mpiboot ./train` or `mpiboot mpirun -n 8 ./train` starts "
+    "the job on the launcher; `mpiboot worker` or START_SSHD=true serves it on a worker.",
+)
+@click.version_option(__version__, prog_name="mpiboot")
+@click.pass_context
+def cli(ctx: click.Context) -> None:
+    """Start MPI jobs on Kubernetes the first time, on the right network, and say why if not."""
+    if ctx.invoked_subcommand is None:
+        ctx.invoke(entrypoint, program=())
+
+
+# Its name can't be a program's; options and a bare `--` behind the program are the program's own.
+@cli.command(
+    ENTRY,
+    hidden=True,
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+@click.argument("program", nargs=-1, type=click.UNPROCESSED)
+def entrypoint(program: Words) -> None:
+    """Do what this pod's role asks for."""
+    sys.exit(run.entrypoint(program))
+
+
 @settings_of(Role.LAUNCHER, without=_NAMED)
-@click.command(cls=Command, context_settings=PASS_ON)
+@cli.command(cls=Command, context_settings=PASS_ON)
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, required=True)
 def launcher(program: Words, **flags: str | None) -> None:
     """Wait for every host, decide, and start mpirun.
@@ -60,7 +89,7 @@ def launcher(program: Words, **flags: str | None) -> None:
 
 
 @settings_of(Role.WORKER, without=_NAMED)
-@click.command(cls=Command, context_settings=PASS_ON)
+@cli.command(cls=Command, context_settings=PASS_ON)
 @click.argument("program", nargs=-1, type=click.UNPROCESSED)
 def worker(program: Words, **flags: str | None) -> None:
     """Serve the job over SSH, in the foreground.
@@ -76,7 +105,7 @@ def worker(program: Words, **flags: str | None) -> None:
     sys.exit(run.worker(program, flags))
 
 
-@click.command(cls=Command, context_settings=PASS_ON)
+@cli.command(cls=Command, context_settings=PASS_ON)
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, required=True)
 def rank(program: Words) -> None:
     """Give one rank the variables that torchrun would, and become PROGRAM.
@@ -102,7 +131,7 @@ def rank(program: Words) -> None:
 
 
 @settings_of(Role.LAUNCHER, without=_NOT_FOR_EXEC)
-@click.command("exec", cls=Command, context_settings=PASS_ON)
+@cli.command("exec", cls=Command, context_settings=PASS_ON)
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, required=True)
 def execute(program: Words, **flags: str | None) -> None:
     """Wait for the name where PROGRAM's processes meet, set this pod's network, become PROGRAM.
@@ -122,7 +151,7 @@ def execute(program: Words, **flags: str | None) -> None:
 
 
 @settings_of(Role.LAUNCHER, without=_NOT_FOR_WAITING)
-@click.command(cls=Command)
+@cli.command(cls=Command)
 @click.option("--json", "as_json", is_flag=True, help="Print the hosts, or why not, as JSON.")
 def wait(*, as_json: bool, **flags: str | None) -> None:
     """Wait until every host of the hostfile resolves and answers over SSH; nothing more.
@@ -142,7 +171,7 @@ def wait(*, as_json: bool, **flags: str | None) -> None:
 
 
 @settings_of(Role.LAUNCHER, without=_NAMED, looks=_PLAN_LOOK)
-@click.command(cls=Command, context_settings=PASS_ON)
+@cli.command(cls=Command, context_settings=PASS_ON)
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 @click.option("--offline", is_flag=True, help="Check no hosts and no key: on a laptop, in CI.")
 @click.option(
@@ -182,7 +211,7 @@ _END: Final = tuple(row.name for row in ROWS if row.section is Section.END)
 
 
 @settings_of(Role.LAUNCHER, Role.WORKER, without=_END, looks=_DOCTOR_LOOK)
-@click.group(cls=CommandGroup, invoke_without_command=True)
+@cli.group(cls=CommandGroup, invoke_without_command=True)
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.option("--check", "checks", multiple=True, metavar="NAME", help="This check; repeatable.")
 @click.option("--host", "hosts", multiple=True, metavar="NAME", help="This host; repeatable.")
@@ -292,7 +321,7 @@ def ranks(*, as_json: bool, seconds: int, **flags: str | None) -> None:
     role.run(found, os.environ, seconds=seconds, as_json=as_json)
 
 
-@click.command(cls=Command)
+@cli.command(cls=Command)
 @click.option("--json", "as_json", is_flag=True, help="Print the facts as JSON.")
 @click.option("--write", metavar="PATH", hidden=True)
 def facts(*, as_json: bool, write: str | None) -> None:
@@ -309,7 +338,7 @@ def facts(*, as_json: bool, write: str | None) -> None:
 
 
 @settings_of(Role.LAUNCHER, Role.WORKER)
-@click.command(cls=Command)
+@cli.command(cls=Command)
 @click.option("--json", "as_json", is_flag=True, help="Print the settings as JSON.")
 def settings(*, as_json: bool, **flags: str | None) -> None:
     """Print every setting, its value and where the value came from.
@@ -329,7 +358,7 @@ def settings(*, as_json: bool, **flags: str | None) -> None:
         sys.stdout.write(render.settings(found, ROWS, log.width(1)))
 
 
-@click.group(cls=Group, no_args_is_help=False)
+@cli.group(cls=Group, no_args_is_help=False)
 def shims() -> None:
     """Make or take away names such as mpirun and sshd that lead to mpiboot.
 
@@ -388,7 +417,7 @@ def remove(folder: str) -> None:
     _told(names.remove(folder))
 
 
-@click.command("copy-to", cls=Command)
+@cli.command("copy-to", cls=Command)
 @click.argument("folder")
 def copy_to(folder: str) -> None:
     """Copy mpiboot into FOLDER, with a Python and libraries of its own.
@@ -400,6 +429,69 @@ def copy_to(folder: str) -> None:
     Examples:
       mpiboot copy-to /mpiboot
     """  # noqa: D301 - click's mark for lines that are kept as they are
-    from mpiboot.cli import copying as copy
+    sys.stdout.write(run.copy_to(folder, Path(sys.prefix)) + "\n")
 
-    sys.stdout.write(copy.copy_to(folder, Path(sys.prefix)) + "\n")
+
+@cli.command("help", cls=Command)
+@click.argument("command", nargs=-1)
+@click.pass_context
+def help_(ctx: click.Context, command: Words) -> None:
+    """Show this help, or that of a command: `mpiboot help wait`."""
+    shown: click.Command = cli
+    above = ctx.parent or ctx
+    for name in command:
+        found = shown.get_command(above, name) if isinstance(shown, click.Group) else None
+        if found is None:
+            raise click.UsageError(f"no command {' '.join(command)}", ctx.parent)
+        above = click.Context(found, info_name=name, parent=above)
+        shown = found
+    click.echo(shown.get_help(above))
+
+
+@cli.command("version", cls=Command)
+def version() -> None:
+    """Print the version."""
+    click.echo(f"mpiboot, version {__version__}")
+
+
+def run_line(argv: list[str]) -> int:
+    """Run one command line; the code that it ends with.
+
+    Not by click's ``main``, which ends with 1 when nobody reads stdout.
+
+    Raises:
+        MpibootError: ``usage``; or what the command raises.
+        SystemExit: a role has ended, and told so.
+    """
+    try:
+        with cli.make_context("mpiboot", list(argv)) as context:
+            cli.invoke(context)
+    except click.exceptions.Exit as done:  # --help, --version
+        return done.exit_code
+    except click.ClickException as wrong:
+        raise _misused(wrong) from None
+    except click.exceptions.Abort:
+        raise KeyboardInterrupt from None
+    return 0
+
+
+def complete(asked: str) -> int:
+    """Answer a shell that completes a line."""
+    from click.shell_completion import shell_complete
+
+    return shell_complete(cli, {}, "mpiboot", "_MPIBOOT_COMPLETE", asked)
+
+
+def _misused(wrong: click.ClickException) -> MpibootError:
+    """Turn what click found wrong into one line like any other."""
+    context = getattr(wrong, "ctx", None)
+    command = context.command_path if context else "mpiboot"
+    hint = f"see `{command} --help` and `mpiboot settings`"
+    if isinstance(wrong, click.MissingParameter) and isinstance(wrong.param, click.Argument):
+        lacks = wrong.param.human_readable_name
+        hint = f"write `{command} {'-- PROGRAM' if lacks == 'PROGRAM' else lacks}`; {hint}"
+    below = context.command if context else None
+    if isinstance(below, click.Group) and below is not cli:
+        lines = " or ".join(f"`{command} {name}`" for name in below.commands)
+        hint = f"write {lines}; see `{command} --help`"
+    return error("usage", wrong.format_message(), hint=hint)

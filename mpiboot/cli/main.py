@@ -47,16 +47,16 @@ def _bug(wrong: Exception) -> MpibootError:
 def _run(argv: list[str]) -> int:
     """Run one command line; the code that it ends with."""
     if completing := os.environ.get(_COMPLETE):
-        from mpiboot.cli import root
+        from mpiboot.cli import commands
 
-        return root.complete(completing)
+        return commands.complete(completing)
     whole = without_options(argv)
     if whole is not None:  # a role, which tells its end
         return whole()
-    from mpiboot.cli import root
+    from mpiboot.cli import commands
 
     try:
-        code = root.run_line(argv)
+        code = commands.run_line(argv)
     except SystemExit as done:  # a role as above
         return done.code if isinstance(done.code, int) else 0
     if code or argv[:2] != _BESIDE_A_WORKER:

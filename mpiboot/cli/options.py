@@ -1,12 +1,14 @@
-"""Settings as options of a command, their help in sections."""
+"""How command lines are parsed: settings as options, help in sections, the entrypoint form."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, TypeVar
 
 import click
 
+from mpiboot.cli.run import ENTRY
 from mpiboot.core.model import Role
 from mpiboot.core.setting_types import shown
 from mpiboot.core.settings import ROWS, Section, Setting
@@ -135,3 +137,78 @@ def settings_of(
         return command
 
     return add
+
+
+# mpirun's own ways to write a number of ranks.
+_RANKS: Final = {"-np": "-n", "--n": "-n", "-c": "-n"}
+
+
+class Root(Group):
+    """Where an unknown command is the entrypoint form: ``mpiboot PROGRAM ARGS...``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read mpiboot's own options; those of a command are met with the line to write."""
+        words = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as wrong:
+            line = corrected_line(self, words)
+            if line:
+                message = f"options stand behind a command: write `{line}`"
+                raise click.UsageError(f"no option {wrong.option_name}: {message}", ctx) from None
+            raise
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Take a program's name for the hidden command that decides by the pod's role."""
+        if args and args[0] not in self.commands:
+            entry = self.commands[ENTRY]
+            return entry.name, entry, args
+        return super().resolve_command(ctx, args)
+
+
+def corrected_line(root: click.Group, words: Sequence[str]) -> str:
+    """Write the line that was meant where a command's options came without the command.
+
+    Returns:
+        Such as ``mpiboot launcher --timeout 3 -- ./train``; empty where it can't be told.
+    """
+    from mpiboot.job.masking import masked_words
+
+    first = next((word for word in words if word in root.commands), "")
+    names = [first] if first else ["launcher", "worker"]
+    for name in names:
+        command = root.commands[name]
+        takes = {
+            flag: not getattr(item, "is_flag", False)
+            for item in command.params
+            for flag in (*item.opts, *item.secondary_opts)
+        }
+        options, rest = _split(words, takes)
+        if options is None:
+            continue
+        if rest and rest[0] == name:
+            return shlex.join(masked_words(["mpiboot", name, *options, *rest[1:]]))
+        rest = rest[1:] if rest[:1] == ["--"] else rest
+        if name == "launcher" and not rest:
+            rest = ["PROGRAM"]
+        rest = ["--", *rest] if rest else []
+        return shlex.join(masked_words(["mpiboot", name, *options, *rest]))
+    return ""
+
+
+def _split(words: Sequence[str], takes: dict[str, bool]) -> tuple[list[str] | None, list[str]]:
+    """Split a line at its first word that is no option; None where an option is unknown."""
+    options: list[str] = []
+    left = list(words)
+    while left and left[0].startswith("-") and left[0] != "--":
+        word = left.pop(0)
+        flag, equals, _ = word.partition("=")
+        flag = _RANKS.get(flag, flag)
+        if flag not in takes:
+            return None, []
+        options.append(flag + word[len(word.partition("=")[0]) :])
+        if takes[flag] and not equals and left:
+            options.append(left.pop(0))
+    return options, left

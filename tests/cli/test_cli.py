@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from mpiboot import __version__
+from mpiboot.cli import commands
 from mpiboot.cli import main as cli
-from mpiboot.cli import root
 from mpiboot.core.model import Role
 from mpiboot.core.settings import ROWS, Section
 from mpiboot.system import files
@@ -62,7 +62,7 @@ def test_the_help_names_every_command_and_the_entrypoint_form(tmp_path: Path) ->
     assert mpiboot(tmp_path, "-h").stdout == mpiboot(tmp_path, "help").stdout == done.stdout
     listed = done.stdout.partition("Commands:")[2].partition("As an")[0]
     assert "..." not in listed  # whole sentences
-    assert listed.count(".\n") == len(root.cli.commands) - 1  # the entrypoint form has no name
+    assert listed.count(".\n") == len(commands.cli.commands) - 1  # the entrypoint form has no name
     assert "--write" not in mpiboot(tmp_path, "facts", "--help").stdout  # mpiboot's own
 
 
@@ -86,7 +86,7 @@ def test_a_commands_help_has_examples_that_are_valid(tmp_path: Path, command: st
     examples = [line.split() for line in lines if line.startswith("mpiboot ")]
     assert len(examples) >= 2
     for _, *words in examples:
-        root.cli.make_context("mpiboot", list(words)).close()
+        commands.cli.make_context("mpiboot", list(words)).close()
 
 
 @pytest.mark.parametrize("command", ["launcher", "worker", "wait", "plan", "doctor", "settings"])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.cli.copying import copy_to
+from mpiboot.cli.run import copy_to
 from mpiboot.core.checks import ExitCode
 from mpiboot.core.errors import MpibootError
 

@@ -390,7 +390,7 @@ def test_an_image_that_lacks_a_module_is_judged_all_the_same(tmp_path: Path, mod
         "import sys\n"
         f"sys.modules[{module!r}] = None\n"
         "from mpiboot.doctor import role\n"
-        "from mpiboot.cli import root\n"
+        "from mpiboot.cli import commands\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from mpiboot.cli.root import cli
+from mpiboot.cli.commands import cli
 from mpiboot.core import settings
 from mpiboot.core.settings import ROWS
 from tests.manifests import check, shapes
