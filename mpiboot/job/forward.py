@@ -269,8 +269,8 @@ def kept_from_ranks(
     *,
     theirs: Collection[str] = (),
     given: Collection[str] = (),
-) -> tuple[Withheld, ...]:
-    """Choose what is taken out for an MPI that lets the launcher's environment rule over ranks.
+) -> dict[str, str]:
+    """Choose what is taken out for an MPI whose ranks get the launcher's environment, with reasons.
 
     Args:
         environ: the launcher's environment.
@@ -279,7 +279,7 @@ def kept_from_ranks(
         theirs: names that workers' own pods set: their ranks keep those, where no rule forwards.
         given: variables that the user's own line exports.
     """
-    found = []
+    found = {}
     for name in sorted(environ):
         if name in given or _first(name, _FOR_MPIRUN):
             continue
@@ -287,8 +287,8 @@ def kept_from_ranks(
         if not why and name in theirs and not _reason(name, more):
             why = "workers' own pods set it"
         if why:
-            found.append(Withheld(name, why, asked=name in more))
-    return tuple(found)
+            found[name] = why
+    return found
 
 
 def scrub(

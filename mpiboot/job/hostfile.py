@@ -6,11 +6,11 @@ Pure text to records and back: files are opened, waited for and written elsewher
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from enum import Enum
 from itertools import chain
-from typing import Final
+from typing import Final, TypeAlias
 
 from mpiboot.core import addresses
 from mpiboot.core.addresses import IPV6
@@ -27,7 +27,6 @@ _USER: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 _BINDING: Final = re.compile(r"[A-Za-z0-9_.,:+-]+")
 _ODD: Final = re.compile(r"[^A-Za-z0-9_.-]")
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
-_WORD: Final = re.compile(r"[^ \t]+")
 _PAIR: Final = re.compile(
     r"[ \t]*(?P<key>[^ \t=]+)(?:[ \t]*(?P<equals>=)[ \t]*(?P<value>[^ \t]*))?[ \t]*"
 )
@@ -108,74 +107,55 @@ def _name(text: str, column: int) -> str:
     return text
 
 
-def _user(text: str, column: int) -> str:
+def _user(text: str, column: int, what: str) -> str:
     if not _USER.fullmatch(text):
-        raise LineError(column, f"user {_shown(text)}, expected letters, digits, . _ and -")
+        raise LineError(column, f"{what} {_shown(text)}, expected letters, digits, . _ and -")
     return text
 
 
-def _binding(text: str, column: int) -> str:
+def _binding(text: str, column: int, what: str) -> str:
     if not _BINDING.fullmatch(text):
-        raise LineError(
-            column, f"binding {_shown(text)}, expected letters, digits, : , + . _ and -"
-        )
+        expected = "letters, digits, : , + . _ and -"
+        raise LineError(column, f"{what} {_shown(text)}, expected {expected}")
     return text
 
 
-@dataclass(slots=True)
-class _Line:
-    """What one line says so far; ``at`` are the columns of what was given."""
-
-    name: str = ""
-    given: dict[str, int | str] = field(default_factory=dict)
-    at: dict[str, int] = field(default_factory=dict)
-
-    def put(self, key: str, value: int | str, column: int) -> None:
-        if key in self.given:
-            raise LineError(column, f"{key} is given twice in this line")
-        self.given[key] = value
-        self.at[key] = column
-
-    def host(self, number: int) -> Host:
-        slots, most = self.given.get("slots"), self.given.get("max_slots")
-        count = slots if isinstance(slots, int) else 1
-        if isinstance(most, int) and most < count:
-            raise LineError(
-                self.at["max_slots"], f"max_slots is {most}, expected at least the {count} slots"
-            )
-        return Host(
-            name=self.name,
-            slots=count,
-            slots_given=slots is not None,
-            max_slots=most if isinstance(most, int) else None,
-            user=str(self.given.get("user", "")),
-            binding=str(self.given.get("binding", "")),
-            line=number,
-        )
+# How each value is read, by its text, its column and what errors call it.
+_READ: Final[Mapping[str, Callable[[str, int, str], int | str]]] = {
+    "slots": _number,
+    "max_slots": _number,
+    "user": _user,
+    "binding": _binding,
+    "port": lambda text, _column, _what: text,
+}
+# By key the value, and its column.
+_Given: TypeAlias = "dict[str, tuple[int | str, int]]"
 
 
-def _first_word(word: str, column: int, line: _Line) -> None:
+def _first_word(word: str, column: int) -> tuple[str, _Given]:
     """Read ``[user@]host[:N]``, ``[user@][IPv6][:N]`` or a bare IPv6 address."""
+    given: _Given = {}
     user, at, rest = word.rpartition("@")
     if at:
-        line.put("user", _user(user, column), column)
+        given["user"] = _user(user, column, "user"), column
     column += len(user) + len(at)
     if rest.startswith("["):
         address, closed, tail = rest[1:].partition("]")
         if not closed:
             raise LineError(column, f"{_shown(rest)}, expected a closing bracket")
-        line.name = _address(address, column + 1)
+        name = _address(address, column + 1)
         if tail and not tail.startswith(":"):
             raise LineError(column + len(address) + 2, f"{_shown(tail)}, expected `:N` or a blank")
         count, column = tail[1:] if tail else None, column + len(address) + 3
     elif rest.count(":") > 1:
-        line.name, count = _address(rest, column), None
+        name, count = _address(rest, column), None
     else:
         name, colon, tail = rest.partition(":")
-        line.name = _name(name, column)
+        name = _name(name, column)
         count, column = tail if colon else None, column + len(name) + 1
     if count is not None:
-        line.put("slots", _number(count, column, f"slots of {line.name}"), column)
+        given["slots"] = _number(count, column, f"slots of {name}"), column
+    return name, given
 
 
 def _read_line(text: str, number: int) -> tuple[Host, list[tuple[int, str]]]:
@@ -185,44 +165,51 @@ def _read_line(text: str, number: int) -> tuple[Host, list[tuple[int, str]]]:
         The host, and the bare words behind it, each with its column: Open MPI passes over them.
 
     Raises:
-        LineError: it says something that no hostfile may.
+        LineError: it has something that no hostfile may have.
     """
     control = _CONTROL.search(text)
     if control:
         raise LineError(
             control.start(), f"control character {_shown(control[0])}: not a text file?"
         )
-    word = _WORD.search(text)
-    if word is None:  # pragma: no cover - the caller leaves blank lines out
-        raise LineError(0, "expected a host name")
-    line, unread = _Line(), []
-    _first_word(word[0], word.start(), line)
-    at = word.end()
+    start = len(text) - len(text.lstrip(" \t"))
+    word = re.split("[ \t]", text[start:], maxsplit=1)[0]
+    name, given = _first_word(word, start)
+    unread = []
+    at = start + len(word)
     while at < len(text):
         pair = _PAIR.match(text, at)
         if pair is None:
             rest = text[at:].lstrip()
             raise LineError(len(text) - len(rest), f"{_shown(rest)}, expected `slots=N`")
-        key, column = pair["key"], pair.start("key")
+        key, column, at = pair["key"], pair.start("key"), pair.end()
         if pair["equals"] is None and key not in _KEYS and not _ODD.search(key):
             unread.append((column, _shown(key)))
-            at = pair.end()
             continue
         if pair["equals"] is None or key not in _KEYS:
             raise LineError(
                 column,
                 f"{_shown(key)}, expected `slots=N`, `max_slots=N`, `user=NAME` or a comment",
             )
-        value, at = pair["value"], pair.end()
-        if _KEYS[key] == "port":
-            line.put("port", value, column)
-        elif _KEYS[key] == "binding":
-            line.put("binding", _binding(value, pair.start("value")), column)
-        elif _KEYS[key] == "user":
-            line.put("user", _user(value, pair.start("value")), column)
-        else:
-            line.put(_KEYS[key], _number(value, pair.start("value"), key), column)
-    return line.host(number), unread
+        meaning = _KEYS[key]
+        value = _READ[meaning](pair["value"], pair.start("value"), key)
+        if meaning in given:
+            raise LineError(column, f"{meaning} is given twice in this line")
+        given[meaning] = value, column
+    slots = int(given["slots"][0]) if "slots" in given else None
+    most, column = given.get("max_slots", (None, 0))
+    if most is not None and int(most) < (slots or 1):
+        raise LineError(column, f"max_slots is {most}, expected at least the {slots or 1} slots")
+    host = Host(
+        name=name,
+        slots=slots or 1,
+        slots_given=slots is not None,
+        max_slots=None if most is None else int(most),
+        user=str(given.get("user", [""])[0]),
+        binding=str(given.get("binding", [""])[0]),
+        line=number,
+    )
+    return host, unread
 
 
 _BOM: Final = "\ufeff"

@@ -485,17 +485,15 @@ def _take_out(builder: PlanBuilder, kept: Mapping[str, str], settings: Settings)
         theirs=theirs,
         given=builder.line.exports,
     )
-    for item in found:
-        builder.unset_env.add(item.name)
-        builder.stays[item.name] = item.reason
-        builder.agent_env[item.name] = kept[item.name]
+    builder.unset_env.update(found)
+    builder.stays |= found
+    builder.agent_env |= {name: kept[name] for name in found}
     if found:
         reason = (
             f"{builder.row.title} would overwrite what the ranks' own pods have; "
             "MPIBOOT_FORWARD=NAME,... hands the launcher's on"
         )
-        names = " ".join(item.name for item in found)
-        builder.decide("kept-from-ranks", names, Source.DETECTED, reason)
+        builder.decide("kept-from-ranks", " ".join(found), Source.DETECTED, reason)
 
 
 def _by_list(

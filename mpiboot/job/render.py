@@ -11,7 +11,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from mpiboot.core.addresses import short_names
-from mpiboot.core.model import Decision, Finding, Json, Level
+from mpiboot.core.model import Decision, Finding, Level
 from mpiboot.core.setting_types import shown
 from mpiboot.core.settings import Resolved, Setting
 from mpiboot.core.wording import first_few
@@ -60,28 +60,19 @@ def indented(head: str, text: str, width: int | None = None) -> str:
     return head + f"\n{' ' * len(head)}".join(lines) + "\n"
 
 
-def plain(value: object) -> Json:
-    """Turn records, enums and tuples into what JSON has."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {
-            item.name: plain(getattr(value, item.name))
-            for item in dataclasses.fields(value)
-            if not item.name.startswith("_")
-        }
+def _plain(value: object) -> object:
+    """Turn what JSON doesn't have into what it has."""
     if isinstance(value, Enum):
-        return plain(value.value)
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (tuple, list, set, frozenset)):
-        return [plain(item) for item in value]
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    return str(value)
+        return value.value
+    if dataclasses.is_dataclass(value):
+        names = (item.name for item in dataclasses.fields(value))
+        return {name: getattr(value, name) for name in names if not name.startswith("_")}
+    return list(value) if isinstance(value, (set, frozenset)) else str(value)
 
 
 def as_json(value: object) -> str:
     """Print any record as indented JSON with a final newline."""
-    return json.dumps(plain(value), indent=2, ensure_ascii=False) + "\n"
+    return json.dumps(value, indent=2, ensure_ascii=False, default=_plain) + "\n"
 
 
 def decision(item: Decision) -> str:
