@@ -46,60 +46,66 @@ def test_enough_room_or_none_that_is_known_says_nothing() -> None:
     assert message(LauncherLimits(memory=1), 0) == []
 
 
-def test_memory_is_told_with_the_number_for_the_pods_spec() -> None:
+MEMORY, PROCESSES, FILES = needs(100)
+FIRST = NEEDS[SSH]
+LOST = "mpirun may not start some daemons"
+
+
+@pytest.mark.parametrize(
+    ("fits", "limits", "message_", "hint"),
+    [
+        (
+            # What is there already is a part of the need; what runs beside it is not.
+            LauncherLimits(MEMORY, FIRST.memory[0] << 10),
+            LauncherLimits(MEMORY, (FIRST.memory[0] << 10) + MIB),
+            (
+                f"{(MEMORY + MIB) / MIB:.4g} MiB of memory here, and the launcher's limit is "
+                f"{MEMORY / MIB:.4g} MiB: the kernel may end the job"
+            ),
+            "set resources.limits.memory: 512Mi in the launcher's container",
+        ),
+        (
+            LauncherLimits(processes=PROCESSES, processes_used=FIRST.processes[0]),
+            LauncherLimits(processes=PROCESSES, processes_used=FIRST.processes[0] + 1),
+            f"{PROCESSES + 1} processes here, and this pod may have {PROCESSES} (pids.max): {LOST}",
+            "let the launcher's node give its pods 512 processes (podPidsLimit of its kubelet)",
+        ),
+        (
+            LauncherLimits(user_processes=PROCESSES + 7, user_processes_used=7),
+            LauncherLimits(user_processes=PROCESSES + 6, user_processes_used=7),
+            (
+                f"{PROCESSES} processes here, and this user, who has 7 in this pod, may have "
+                f"{PROCESSES + 6} (ulimit -u): {LOST}"
+            ),
+            "give the container runtime a LimitNPROC of 512 or more",
+        ),
+        (
+            LauncherLimits(open_files=(16, FILES)),
+            LauncherLimits(open_files=(16, 128)),
+            (
+                f"{FILES} open files in one process, and this pod's hard limit is 128 "
+                f"(ulimit -Hn): {LOST}"
+            ),
+            "give the container runtime a LimitNOFILE of 512 or more",
+        ),
+    ],
+)
+def test_a_limit_that_is_too_small_is_told_with_what_to_set(
+    fits: LauncherLimits, limits: LauncherLimits, message_: str, hint: str
+) -> None:
+    assert message(fits, 100) == message(LauncherLimits(open_files=(16, None)), 100) == []
+    assert message(limits, 100) == [(f"100 hosts need about {message_}", hint)]
+    ((what, _),) = message(LauncherLimits(memory=64 * MIB), 1)
+    assert what.startswith("1 host needs about ")
+
+
+def test_a_quarter_more_memory_is_asked_for_than_is_needed() -> None:
     memory = needs(1000)[0]
-    ((what, hint),) = message(LauncherLimits(memory=512 * MIB, memory_used=40 * MIB), 1000)
-    assert what == (
-        f"1,000 hosts need about {memory / 2**30:.4g} GiB of memory here, and the launcher's limit "
-        "is 512 MiB: the kernel may end the job"
-    )
+    ((what, hint),) = message(LauncherLimits(memory=512 * MIB), 1000)
+    assert what.startswith(f"1,000 hosts need about {memory / 2**30:.4g} GiB of memory here")
     asked = int(hint.split("memory: ")[1].split("Mi")[0])
-    assert hint == f"set resources.limits.memory: {asked}Mi in the launcher's container"
     assert asked % 256 == 0
     assert 1.25 * memory <= asked * MIB < 1.25 * memory + 256 * MIB
-
-
-def test_what_runs_beside_mpiboot_needs_memory_and_processes_too() -> None:
-    memory, processes, _ = needs(100)
-    first = NEEDS[SSH]
-    alone = LauncherLimits(memory, first.memory[0] << 10, processes, first.processes[0])
-    assert message(alone, 100) == []
-    beside = LauncherLimits(memory, (first.memory[0] << 10) + MIB, processes + 4, 26)
-    (memory_said, _), (processes_said, hint) = message(beside, 100)
-    assert memory_said.startswith(f"100 hosts need about {(memory + MIB) / MIB:.4g} MiB")
-    wanted = processes + 26 - first.processes[0]
-    assert processes_said == (
-        f"100 hosts need about {wanted} processes here, and this pod may have {processes + 4} "
-        "(pids.max): mpirun may not start some daemons"
-    )
-    assert hint == (
-        "let the launcher's node give its pods 512 processes (podPidsLimit of its kubelet)"
-    )
-
-
-def test_a_users_limit_counts_what_the_user_runs() -> None:
-    processes = needs(1)[1]
-    assert message(LauncherLimits(user_processes=processes + 7, user_processes_used=7), 1) == []
-    ((what, hint),) = message(
-        LauncherLimits(user_processes=processes + 6, user_processes_used=7), 1
-    )
-    assert what == (
-        f"1 host needs about {processes} processes here, and this user, who has 7 in this pod, may "
-        f"have {processes + 6} (ulimit -u): mpirun may not start some daemons"
-    )
-    assert hint == "give the container runtime a LimitNPROC of 256 or more"
-
-
-def test_only_a_hard_limit_of_open_files_can_be_too_small() -> None:
-    files = needs(100)[2]
-    assert message(LauncherLimits(open_files=(16, files)), 100) == []
-    assert message(LauncherLimits(open_files=(16, None)), 100) == []
-    ((what, hint),) = message(LauncherLimits(open_files=(16, 128)), 100)
-    assert what == (
-        f"100 hosts need about {files} open files in one process, and this pod's hard limit is 128 "
-        "(ulimit -Hn): mpirun may not start some daemons"
-    )
-    assert hint == "give the container runtime a LimitNOFILE of 512 or more"
 
 
 @pytest.mark.parametrize(
