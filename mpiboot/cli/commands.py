@@ -457,7 +457,7 @@ def version() -> None:
 def run_line(argv: list[str]) -> int:
     """Run one command line; the code that it ends with.
 
-    Not by click's ``main``, which ends with 1 when nobody reads stdout.
+    Not by click's ``main``, which ends with 1 when stdout is closed.
 
     Raises:
         MpibootError: ``usage``; or what the command raises.

@@ -90,7 +90,7 @@ def _wants_json(argv: list[str]) -> bool:
 
 def run(argv: list[str]) -> int:
     """Run one command line and return the exit code; every error ends here."""
-    if _wants_json(argv):  # before the settings are read: what can't be read is told so too
+    if _wants_json(argv):  # before the settings are read: errors in them are JSON too
         log.configure(form=LogFormat.JSON)
     try:
         try:
@@ -106,7 +106,7 @@ def run(argv: list[str]) -> int:
     except KeyboardInterrupt:
         code = 128 + signal.SIGINT
         log.ended(code, "signal")
-    except BrokenPipeError:  # `mpiboot plan | head`: nobody reads any more
+    except BrokenPipeError:  # `mpiboot plan | head`: the reader is gone
         _drop_output()
         code = 128 + signal.SIGPIPE
     except OSError as wrong:
@@ -126,7 +126,7 @@ def run(argv: list[str]) -> int:
 
 
 def _drop_output() -> None:
-    """Write what is still to be printed to nobody: the interpreter's end would fail over it."""
+    """Discard what is still to be printed, over which the interpreter's exit would fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 

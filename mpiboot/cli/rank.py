@@ -74,7 +74,7 @@ def variables(environ: Mapping[str, str]) -> dict[str, str]:
     """
     by = next((row for row in LAUNCHERS if all(environ.get(name) for name in row.needed)), None)
     if by is None:
-        raise ValueError(_nobody(environ))
+        raise ValueError(_not_a_rank(environ))
     rank, size, local_rank, local_size = _numbers(by, environ)
     master = environ.get("MASTER_ADDR") or _first_host(environ.get(by.hosts, ""))
     if not master and local_size != size:
@@ -120,7 +120,7 @@ def become(program: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
     os.execvpe(program[0], [*program], {**environ, **found})  # noqa: S606 - no shell is the point
 
 
-def _nobody(environ: Mapping[str, str]) -> str:
+def _not_a_rank(environ: Mapping[str, str]) -> str:
     """Return the message: this is no rank, or its launcher's variables are missing."""
     for row in LAUNCHERS:
         if environ.get(row.rank):

@@ -75,7 +75,7 @@ def _out(data: bytes) -> None:
     try:
         sys.stderr.flush()
         os.write(2, data)
-    except (OSError, ValueError):  # nobody reads stderr any more: never a reason to fail a job
+    except (OSError, ValueError):  # stderr is closed: never a reason to fail a job
         return
 
 
@@ -102,7 +102,7 @@ def width(descriptor: int = 2) -> int | None:
     given = os.environ.get("COLUMNS", "")
     if given.isdigit() and int(given):
         return int(given)
-    with contextlib.suppress(OSError):  # 0: one whose size nobody has set, as of `runc exec -t`
+    with contextlib.suppress(OSError):  # 0: a terminal whose size is not set, as of `runc exec -t`
         return os.get_terminal_size(descriptor)[0] or COLUMNS
     return None
 
@@ -231,7 +231,7 @@ def write_termination(path: str, text: str) -> None:
         return
     try:
         os.write(descriptor, data)
-    except OSError:  # a full disk, or nobody reads it
+    except OSError:  # a full disk, or a pipe without a reader
         return
     finally:
         os.close(descriptor)

@@ -328,8 +328,8 @@ class Settings:
     )
     connect_check: float = row(
         60.0,
-        "Time after the start at which the workers are asked for TCP connections of ranks that "
-        "nobody answers, and again after two, three and four times as long. 0: never.",
+        "Time after the start at which the workers are asked for TCP connections of ranks that get "
+        "no answer, and again after two, three and four times as long. 0: never.",
         seconds,
     )
     stuck: Stuck = row(
@@ -341,8 +341,8 @@ class Settings:
     )
     grace: float = row(
         20.0,
-        "How long ranks may save after the job is told to end, before mpirun ends them; "
-        "0: mpirun is told at once.",
+        "How long ranks may save after the job's signal to end, before mpirun ends them; "
+        "0: mpirun gets the signal at once.",
         seconds,
         roles=_BOTH,
     )
@@ -463,7 +463,7 @@ def _unknown(environ: Mapping[str, str]) -> tuple[Finding, ...]:
 
 
 def _readable(text: str) -> str:
-    """Show a value that a message is about, unless nobody may see it."""
+    """Return a value as a message may show it; a private key is hidden."""
     return "(hidden)" if is_key(text) else text
 
 

@@ -261,7 +261,7 @@ INTEL: Final = Dialect(
     by_itself=("*",),
     lost_without_parent=(
         "an endless wait when ssh ends without having started a daemon",
-        "no reason of ssh's, which is told to be quiet",
+        "no error messages of ssh, which mpirun runs quietly",
         "no termination message",
     ),
     daemon_range_vars=("I_MPI_PORT_RANGE", "MPIEXEC_PORT_RANGE"),

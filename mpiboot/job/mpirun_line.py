@@ -418,7 +418,7 @@ class _Reader:
 
 
 def read(program: Sequence[str], family: MpiFamily) -> UserLine:
-    """Read what is to be started: a user's own mpirun line, or a program of which mpirun is told.
+    """Read what is to be started: a user's own mpirun line, or a program that mpirun starts.
 
     Args:
         program: the words as they were given.

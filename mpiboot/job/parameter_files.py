@@ -38,7 +38,7 @@ _FILES: Final = {
         ("{etc}/pmix-mca-params.conf", "PMIX_MCA_"),
     ),
 }
-# What mpirun alone reads, beside mapping and binding: in a worker's pod nobody does.
+# What only mpirun reads, beside mapping and binding: nothing in a worker's pod does.
 _MPIRUNS: Final = ("*_MCA_plm_*", "*_base_env_list", "*_default_hostfile", "*_default_slots")
 # What names other files instead of the usual ones, and files that come before all of these.
 _INSTEAD: Final = ("mca_base_param_files", "mca_param_files")

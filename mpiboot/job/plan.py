@@ -95,7 +95,7 @@ def refuse_unknown(mpi: Mpi, line: UserLine) -> None:
     """Refuse an MPI without a row, unless the user's own line says all that it needs.
 
     Raises:
-        MpibootError: ``settings-conflict``; nobody would tell it of the hosts.
+        MpibootError: ``settings-conflict``; it would not get the hosts.
     """
     if row_of(mpi) is None and not line.mpirun:
         known = ", ".join(item.title for item in DIALECTS.values())
@@ -390,8 +390,8 @@ _GOING_ON: Final = (
 
 # What mpiboot's parent does for every MPI; more is in the MPI's row.
 _LOST_WITHOUT_PARENT: Final = (
-    "nobody to see that a host gets no daemon",
-    "no word to the workers that the job ended well",
+    "no notice of a host that gets no daemon",
+    "no notice to the workers that the job ended well",
     "no search for the cause of a failure, and no hold after it",
 )
 

@@ -185,7 +185,7 @@ class Platform:
         return None
 
     def has_set(self, name: str, value: str) -> bool:
-        """Whether a variable with this value is the platform's own, as nobody else has set it."""
+        """Whether a variable with this value is the platform's own, and not the user's."""
         pattern = self.sets.get(name)
         return pattern is not None and re.fullmatch(pattern, value) is not None
 

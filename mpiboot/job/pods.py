@@ -241,7 +241,6 @@ def room_for_hosts(builder: PlanBuilder, user_agent: str, hosts: int) -> int:
 
     Args:
         builder: gets both.
-        observed: has this pod's limits; nothing is told where they are not known.
         user_agent: the user's own launch agent, which counts as ssh; empty where there is none.
         hosts: how many have a launch agent.
 

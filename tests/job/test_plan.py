@@ -219,7 +219,7 @@ def test_a_plain_exec_lists_what_is_lost(family: str) -> None:
     value, source, why = reason(plan, "supervise")
     assert (value, source) == ("off", Source.FLAG)
     assert all(lost in why for lost in DIALECTS[MpiFamily(family)].lost_without_parent)
-    assert "nobody to see that a host gets no daemon" in why
+    assert "no notice of a host that gets no daemon" in why
     assert "no hold after it" in why
     assert "supervise" not in [item.name for item in planned("./train", observed(family)).decisions]
 
