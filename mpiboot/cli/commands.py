@@ -257,7 +257,8 @@ def doctor(
       RUN mpiboot doctor --image
     """  # noqa: D301 - click's mark for lines that are kept as they are
     if ctx.invoked_subcommand:
-        given = [name for name in ctx.params if _is_given(ctx, name)]
+        by_line = ParameterSource.COMMANDLINE
+        given = [name for name in ctx.params if ctx.get_parameter_source(name) is by_line]
         if given:
             message = f"options stand behind `{ctx.invoked_subcommand}`"
             raise click.UsageError(
@@ -287,10 +288,6 @@ def doctor(
         return
     asked = role.Asked(checks, hosts, image=image, as_json=as_json, login=login, network=network)
     role.run(found, os.environ, asked)
-
-
-def _is_given(ctx: click.Context, name: str) -> bool:
-    return ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
 @settings_of(Role.LAUNCHER, Role.WORKER, without=_END, looks=_DOCTOR_LOOK)

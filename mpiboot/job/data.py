@@ -24,12 +24,7 @@ from mpiboot.job.plan_builder import Observed, PlanBuilder
 from mpiboot.job.program_words import Rendezvous
 from mpiboot.network import decision, worker_network
 from mpiboot.network.decision import DataNetwork
-from mpiboot.network.records import Transport, WorkerNetwork, usable
-
-
-def network_of(worker: Worker, settings: Settings) -> WorkerNetwork:
-    """Decide one worker's networks, and what is still pending there."""
-    return worker_network.choose(worker, settings)
+from mpiboot.network.records import Transport, usable
 
 
 def decide(builder: PlanBuilder) -> DataNetwork:

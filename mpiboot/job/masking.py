@@ -71,7 +71,9 @@ def mask(name: str, value: str) -> str:
 
     In any variable the login inside a URL (proxies have one) is hidden, and what signs it.
     """
-    if value and is_secret(name) and not _counts(name, value):
+    # A number of tokens (a language model's) is no token.
+    counts = name.upper().endswith("TOKENS") and value.isdigit()
+    if value and is_secret(name) and not counts:
         return HIDDEN
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode()
@@ -82,11 +84,6 @@ def mask(name: str, value: str) -> str:
 def mask_within(name: str, value: str) -> str:
     """Return a value as ``mask`` does, with what options or a list in it give to secrets hidden."""
     return masked_words((mask(name, value),))[0]
-
-
-def _counts(name: str, value: str) -> bool:
-    """Tell a number of tokens (a language model's) from a token."""
-    return name.upper().endswith("TOKENS") and value.isdigit()
 
 
 def masked_words(words: Iterable[str]) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ from mpiboot.hosts import gate, host_shell, hostfiles, remote_commands, stale_pr
 from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.gate import ALL_HOSTS, DoctorLook, GateResult
 from mpiboot.hosts.pairs import PairCheck
-from mpiboot.job import agent_variables, data, mpirun_line, names, pods, program_words
+from mpiboot.job import agent_variables, mpirun_line, names, pods, program_words
 from mpiboot.job import plan as plans
 from mpiboot.job.dialects import DIALECTS
 from mpiboot.job.mpirun_line import UserLine
@@ -104,7 +104,7 @@ async def wait(
     await stale_processes.end(passed.workers, launcher.job, _rest(launcher), to)
     settings = launcher.resolved.settings
     workers, networks = await remote_commands.wait_until_settled(
-        passed.workers, lambda worker: data.network_of(worker, settings), _rest(launcher), to
+        passed.workers, lambda worker: worker_network.choose(worker, settings), _rest(launcher), to
     )
     passed, blocked = dataclasses.replace(passed, workers=workers), ""
     if any(worker_network.socket_addresses(one, settings) for one in networks.values()):
@@ -230,7 +230,9 @@ def _pairs(launcher: LauncherPod) -> PairCheck:
     return PairCheck(
         settings.pair_check,
         settings.port_range,
-        lambda worker: worker_network.socket_addresses(data.network_of(worker, settings), settings),
+        lambda worker: worker_network.socket_addresses(
+            worker_network.choose(worker, settings), settings
+        ),
     )
 
 

@@ -10,6 +10,7 @@ from mpiboot.job import data
 from mpiboot.job.dialects import MPICH
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import Observed, PlanBuilder
+from mpiboot.network import worker_network
 from mpiboot.network.records import Transport
 from tests.fakes.plans import PATHS, POD, hosts, link, observed, planned, reason
 
@@ -155,10 +156,10 @@ def test_what_the_platform_names_and_has_no_address_yet_is_pending() -> None:
     message = Fabric(attachments=(Attachment(AttachmentSource.MULTUS, link="net1"),))
     facts = replace(worker.facts, links=(*worker.facts.links, bare), fabric=message)
     late: Worker = replace(worker, facts=facts)
-    assert data.network_of(late, Settings()).pending == ("link net1 has no address yet",)
+    assert worker_network.choose(late, Settings()).pending == ("link net1 has no address yet",)
     off = resolve({"data_network": "off"}, {}).settings
-    assert data.network_of(late, off).pending == ()
-    assert data.network_of(worker, Settings()).pending == ()
+    assert worker_network.choose(late, off).pending == ()
+    assert worker_network.choose(worker, Settings()).pending == ()
 
 
 @pytest.mark.parametrize("by", ["--data-network", "MPIBOOT_DATA_NETWORK"])
@@ -192,7 +193,7 @@ def test_a_value_on_the_mpirun_line_is_checked_like_any_other(
 def test_what_was_decided_while_waiting_is_not_decided_again() -> None:
     seen = with_links(observed(), "net1", "net1")
     # A record that the facts don't give: only the one that is handed over can show it.
-    decided = [data.network_of(one, Settings()) for one in seen.workers]
+    decided = [worker_network.choose(one, Settings()) for one in seen.workers]
     networks = {one.host: replace(one, data=(), transport=Transport.NONE) for one in decided}
     plan = planned("./train", replace(seen, networks=networks))
     assert plan.rows == ()
