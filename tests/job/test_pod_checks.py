@@ -16,15 +16,16 @@ def listed(*names: str) -> tuple[Host, ...]:
     return tuple(Host(name, 1, slots_given=True) for name in names)
 
 
-def test_each_host_at_an_address_of_its_own_is_well() -> None:
-    assert list(pods.shared_addresses(observed())) == []
-
-
-def test_one_address_with_two_servers_is_well() -> None:
+def test_hosts_of_their_own_address_or_server_are_well_and_elsewhere_any_may_be_the_launcher() -> (
+    None
+):
     seen = observed()
     first, second = seen.workers
+    assert list(pods.shared_addresses(seen)) == []
     second = replace(second, address=first.address, port=2222)
     assert list(pods.shared_addresses(replace(seen, workers=(first, second)))) == []
+    hosts = listed("train-worker-0", "train-worker-1")
+    assert list(pods.shared_addresses(observed(listed=hosts, local=hosts[:1]))) == []
 
 
 def test_two_hosts_of_one_server_end_the_job_with_both_names() -> None:
@@ -60,11 +61,6 @@ def test_a_worker_at_the_launchers_own_address_is_no_launcher(name: str, count: 
     assert all(item.host == name and "hostNetwork" in item.hint for item in found)
 
 
-def test_elsewhere_any_pod_may_be_the_launcher() -> None:
-    hosts = listed("train-worker-0", "train-worker-1")
-    assert list(pods.shared_addresses(observed(listed=hosts, local=hosts[:1]))) == []
-
-
 def sized(size: int, made: Link) -> Link:
     return replace(made, mtu=size)
 
@@ -85,12 +81,6 @@ def sized_pods(*sizes: int) -> tuple[Worker, ...]:
 LAUNCHER = (link("lo", "127.0.0.1/8"), link("eth0", "10.244.0.9/24"))
 
 
-def test_one_mtu_is_no_finding_whatever_other_links_have() -> None:
-    assert (
-        pods.mtus((*LAUNCHER, sized(9000, link("net1", "1.2.3.5/8"))), sized_pods(1500, 1500)) == ()
-    )
-
-
 def test_pods_are_told_by_their_mtu() -> None:
     (found,) = pods.mtus(LAUNCHER, sized_pods(1500, 1400, 8900))
     assert found.message == (
@@ -98,13 +88,12 @@ def test_pods_are_told_by_their_mtu() -> None:
         "1500 on the launcher, w-0.job.ns.svc; 8900 on w-2.job.ns.svc"
     )
     assert found.check == "control-mtu"
-
-
-def test_the_launchers_own_counts_and_a_worker_that_tells_nothing_does_not() -> None:
-    silent = replace(sized_pods(1400)[0], facts=None)
-    assert pods.mtus(LAUNCHER, (silent,)) == ()
     small = (LAUNCHER[0], sized(1400, LAUNCHER[1]))
     assert len(pods.mtus(small, sized_pods(1500))) == 1
+    # Other links, and workers without facts, do not count.
+    more = (*LAUNCHER, sized(9000, link("net1", "1.2.3.5/8")))
+    silent = replace(sized_pods(1400)[0], facts=None)
+    assert pods.mtus(more, sized_pods(1500, 1500)) == pods.mtus(LAUNCHER, (silent,)) == ()
 
 
 def test_one_node_with_fewer_gpus_is_named_and_a_lost_one_too() -> None:

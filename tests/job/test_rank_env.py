@@ -37,19 +37,17 @@ def handed_on(plan: Plan, family: str) -> set[str]:
 
 
 @each
-def test_the_setting_puts_it_before_a_program(family: str) -> None:
+def test_the_setting_puts_it_before_a_program_whose_ranks_get_where_rank_0_is(family: str) -> None:
     plan = planned("./train --epochs 3", observed(family), ON)
     assert plan.argv[-6:] == (*BEFORE, "./train", "--epochs", "3")
     assert reason(plan, "rank-env")[:2] == ("mpiboot rank --", Source.FLAG)
-
-
-@each
-def test_ranks_get_where_rank_0_is(family: str) -> None:
-    plan = planned("./train", observed(family), ON)
     assert plan.set_env["MASTER_ADDR"] == "10.244.0.10"
     assert plan.set_env["MASTER_PORT"] == "29500"
     assert {"MASTER_ADDR", "MASTER_PORT"} <= handed_on(plan, family)
     assert "w-0.job.ns.svc" in reason(plan, "MASTER_ADDR")[2]
+    other = planned("./train", observed(family), {**ON, "master_port": "4000"})
+    assert other.set_env["MASTER_PORT"] == "4000"
+    assert reason(other, "MASTER_PORT") == ("4000", Source.FLAG, "--master-port")
 
 
 @each
@@ -79,13 +77,6 @@ def test_a_hostfile_of_the_line_that_is_left_out_moves_no_program() -> None:
     line = "mpiexec -machinefile /etc/mpi/hostfile -n 4 ./train x"
     plan = planned(line, observed("intel"), ON)
     assert plan.argv[-7:] == ("-n", "4", *BEFORE, "./train", "x")
-
-
-@each
-def test_the_port_is_the_settings(family: str) -> None:
-    plan = planned("./train", observed(family), {**ON, "master_port": "4000"})
-    assert plan.set_env["MASTER_PORT"] == "4000"
-    assert reason(plan, "MASTER_PORT") == ("4000", Source.FLAG, "--master-port")
 
 
 @each
@@ -180,18 +171,26 @@ def test_a_line_whose_program_is_not_known_is_refused() -> None:
 
 
 @each
-def test_what_is_looked_at_is_rank_0s_host_and_the_port_that_counts(family: str) -> None:
-    meeting = planned("./train", observed(family), ON).meeting
-    assert meeting == Rendezvous("w-0.job.ns.svc", "MPIBOOT_MASTER_PORT", 29500)
-    environ = {**POD, "MASTER_PORT": "7", "MASTER_ADDR": "elsewhere"}
-    meeting = planned("./train", observed(family, environ), ON).meeting
-    assert meeting == Rendezvous("w-0.job.ns.svc", "MASTER_PORT", 7)
-    assert planned("./train", observed(family)).meeting is None
-
-
-@pytest.mark.parametrize("port", ["many", "²"])
-def test_a_port_that_is_no_number_is_the_programs_own_matter(port: str) -> None:
-    assert planned("./train", observed(environ={**POD, "MASTER_PORT": port}), ON).meeting is None
+@pytest.mark.parametrize(
+    ("line", "environ", "flags", "meeting"),
+    [
+        ("./train", {}, ON, ("MPIBOOT_MASTER_PORT", 29500)),
+        ("./train", {"MASTER_PORT": "7", "MASTER_ADDR": "elsewhere"}, ON, ("MASTER_PORT", 7)),
+        ("./train", {}, {}, None),
+        # What is no number is the program's own matter.
+        ("./train", {"MASTER_PORT": "many"}, ON, None),
+        ("./train", {"MASTER_PORT": "²"}, ON, None),
+    ],
+)
+def test_what_is_looked_at_is_rank_0s_host_and_the_port_that_counts(
+    family: str,
+    line: str,
+    environ: dict[str, str],
+    flags: dict[str, str],
+    meeting: tuple[str, int] | None,
+) -> None:
+    found = planned(line, observed(family, {**POD, **environ}), flags).meeting
+    assert found == (Rendezvous("w-0.job.ns.svc", *meeting) if meeting else None)
 
 
 def test_a_port_of_the_line_comes_first() -> None:

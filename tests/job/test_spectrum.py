@@ -54,6 +54,7 @@ def test_what_is_left_out_is_said() -> None:
     assert message.startswith(f"{SAID}: mpiboot was not tried with it, and leaves out")
     assert "OMPI_MCA_pml" in message
     assert reason(made(), "mpi")[0] == "IBM Spectrum MPI (ORTE): 10.3.1.02rtm0"
+    assert reason(made(flags={"mpi": "spectrum"}), "mpi")[1] is Source.FLAG
 
 
 @pytest.mark.parametrize("word", ["-tcp", "-TCP", "-pami", "-PAMI"])
@@ -68,21 +69,9 @@ def test_its_own_options_hide_nothing_of_a_line(word: str) -> None:
     assert word.lstrip("-") not in OPENMPI4.grammar.options
 
 
-def test_a_users_own_transport_is_kept() -> None:
-    plan = made(OMPI_MCA_pml="yalla")
-    assert "OMPI_MCA_pml" not in plan.set_env
-    assert "OMPI_MCA_pml" not in plan.unset_env
-    assert plan.environment({"OMPI_MCA_pml": "yalla"})["OMPI_MCA_pml"] == "yalla"
-
-
 def test_its_messages_are_not_moved_by_a_setting() -> None:
     plan = made(flags={"mpi_network": "data"})
     assert failing(plan) == ["settings-conflict"]
     (message,) = [item.message for item in plan.findings if item.check == "settings-conflict"]
     assert "--mpi-network=data has no meaning for IBM Spectrum MPI (ORTE): PAMI" in message
     assert failing(made()) == []
-
-
-def test_it_can_be_named() -> None:
-    plan = made(flags={"mpi": "spectrum"})
-    assert reason(plan, "mpi")[1] is Source.FLAG
