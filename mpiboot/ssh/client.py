@@ -284,6 +284,7 @@ class Client:
     async def _serve(self, agent: socket.socket) -> None:
         """Serve one agent to its end; when it goes, its session goes."""
         agent.setblocking(False)
+        loop = asyncio.get_running_loop()
         descriptors: list[int] = []
         status = FAILED
         with agent:
@@ -293,15 +294,10 @@ class Client:
                     words = request["words"]
                     words = words if isinstance(words, list) else []
                     asks = int(str(request.get("asks") or 0))
-                    serving = self.run(words, request["agent"], descriptors, asks)
-                    running = asyncio.ensure_future(serving)
-                    gone = asyncio.ensure_future(_ended(agent))
-                    await asyncio.wait((running, gone), return_when=asyncio.FIRST_COMPLETED)
-                    gone.cancel()
-                    running.cancel()
-                    ended = (await asyncio.gather(running, return_exceptions=True))[0]
-                    status = ended if isinstance(ended, int) else FAILED
-                await asyncio.get_running_loop().sock_sendall(agent, f"{status}\n".encode())
+                    session = self.run(words, request["agent"], descriptors, asks)
+                    # An agent says nothing more until it is gone.
+                    status = await _until(session, loop.sock_recv(agent, 1))
+                await loop.sock_sendall(agent, f"{status}\n".encode())
             except (OSError, ValueError):
                 return
 
@@ -439,9 +435,14 @@ async def _request(agent: socket.socket, descriptors: list[int]) -> dict[str, ob
     return value if isinstance(value, dict) else {}
 
 
-async def _ended(agent: socket.socket) -> None:
-    """Wait until the agent is gone; it says nothing more."""
-    await asyncio.get_running_loop().sock_recv(agent, 1)
+async def _until(session: Coroutine[Any, Any, int], gone: Coroutine[Any, Any, object]) -> int:
+    """Run a session until it ends or its agent is gone; give its status."""
+    running, leaving = asyncio.ensure_future(session), asyncio.ensure_future(gone)
+    await asyncio.wait((running, leaving), return_when=asyncio.FIRST_COMPLETED)
+    for task in (leaving, running):
+        task.cancel()
+    ended = (await asyncio.gather(running, return_exceptions=True))[0]
+    return ended if isinstance(ended, int) else FAILED
 
 
 class AgentRequests:
@@ -491,7 +492,8 @@ class AgentRequests:
         if unused is None:
             return
         try:
-            words = _words(self._folder / f"{host}.request")
+            request = (self._folder / f"{host}.request").read_bytes()
+            words = [os.fsdecode(word) for word in request.split(b"\0")[:-1]]
             streams = take(pid)
         except (OSError, ValueError):
             os.write(unused, b"refused\n")
@@ -502,32 +504,18 @@ class AgentRequests:
         os.close(unused)
         try:
             _answer(answers, "taken")
-            status = await self._until(host, run(words, pid, streams))
+            given_up = self._given_up.setdefault(host, asyncio.Event())
+            status = await _until(run(words, pid, streams), given_up.wait())
             # The parent must know of it before it sees that the agent ends.
             self._tell(f"closed {host} {pid}\n")
             _answer(answers, str(status))
         finally:
             os.close(answers)
 
-    async def _until(self, host: str, session: Coroutine[Any, Any, int]) -> int:
-        """Run a session until it ends, or is given up."""
-        given_up = self._given_up.setdefault(host, asyncio.Event())
-        running = asyncio.ensure_future(session)
-        leaves = asyncio.ensure_future(given_up.wait())
-        await asyncio.wait((running, leaves), return_when=asyncio.FIRST_COMPLETED)
-        for left in (leaves, running):
-            left.cancel()
-        ended = (await asyncio.gather(running, return_exceptions=True))[0]
-        return ended if isinstance(ended, int) else FAILED
-
 
 def _fifo(path: Path) -> int:
     os.mkfifo(path, 0o600)
     return os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-
-
-def _words(path: Path) -> list[str]:
-    return [os.fsdecode(word) for word in path.read_bytes().split(b"\0")[:-1]]
 
 
 def _answer(descriptor: int, word: str) -> None:

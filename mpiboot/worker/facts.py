@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -181,7 +181,7 @@ def as_tables(found: PodFacts) -> str:
     who = found.identity
     mpi = f"{found.mpi.banner} ({found.mpi.path})" if found.mpi else "none on PATH"
     memlock = "unlimited" if found.memlock < 0 else f"{found.memlock} bytes"
-    rows = [
+    rows: list[tuple[str, ...]] = [
         ("host name", found.hostname),
         ("user", f"{who.user} (uid {who.uid}, gid {who.gid})" + ("" if who.known else ", made up")),
         ("user namespace", "the pod's own" if who.own_users else "the node's"),
@@ -203,72 +203,60 @@ def as_tables(found: PodFacts) -> str:
     links = [
         (
             link.name,
-            link.kind or "-",
+            link.kind,
             ("up" if link.carrier else "no carrier") if link.up else "down",
             str(link.mtu),
-            " ".join(link.addresses) or "-",
+            " ".join(link.addresses),
         )
         for link in found.links
     ]
     head = ("link", "kind", "state", "MTU", "addresses")
-    return table(("fact", "value"), rows) + "\n" + table(head, links) + _fabric_tables(found.fabric)
+    return table(("fact", "value"), rows) + _table(head, links) + _fabric_tables(found.fabric)
 
 
 def _fabric_tables(seen: Fabric) -> str:
     """Lay out what a pod sees of RDMA, its GIDs, its platform's word and what could not be read."""
-    text = ""
-    if seen.routes:
-        ways = [(way.destination, way.link, way.gateway or "-") for way in seen.routes]
-        text += "\n" + table(("route to", "link", "gateway"), ways)
-    ports = [
+    routes = [(route.destination, route.link, route.gateway) for route in seen.routes]
+    text = _table(("route to", "link", "gateway"), routes)
+    ports = [(device, port) for device in seen.devices for port in device.ports]
+    rows: list[tuple[str, ...]] = [
         (
             f"{device.name}:{port.number}",
-            port.link_layer.value or "-",
-            port.state.value or "-",
-            port.netdev or "-",
-            f"{port.rate:g}" if port.rate else "-",
-            str(port.mtu or "-"),
+            port.link_layer.value,
+            port.state.value,
+            port.netdev,
+            f"{port.rate:g}" if port.rate else "",
+            str(port.mtu or ""),
             device.open_error or device.library_error or "opens",
         )
-        for device in seen.devices
-        for port in device.ports
+        for device, port in ports
     ]
-    bare = [device.name for device in seen.devices if not device.ports]
-    if ports or bare:
+    rows += [(device.name, *[""] * 6) for device in seen.devices if not device.ports]
+    if rows:
         head = ("RDMA port", "layer", "state", "link", "Gb/s", "MTU", "device node")
-        text += "\n" + table(head, [*ports, *((name, *["-"] * 6) for name in bare)])
+        text += _table(head, rows)
         text += f"(network namespace mode: {seen.netns_mode or 'not known'})\n"
     else:
         text += f"\nno RDMA device: {seen.why_none}\n"
     gids = [
-        (
-            f"{device.name}:{port.number}",
-            str(gid.index),
-            gid.value,
-            gid.netdev or "-",
-            gid.kind.value or "-",
-        )
-        for device in seen.devices
-        for port in device.ports
+        (f"{device.name}:{port.number}", str(gid.index), gid.value, gid.netdev, gid.kind.value)
+        for device, port in ports
         for gid in port.gids
     ]
-    if gids:
-        text += "\n" + table(("RDMA port", "index", "GID", "link", "kind"), gids)
-    if seen.attachments:
-        message = [
-            (
-                item.by.value,
-                item.link or "-",
-                item.pci or "-",
-                item.rdma or "-",
-                item.resource or "-",
-            )
-            for item in seen.attachments
-        ]
-        text += "\n" + table(("platform", "link", "PCI", "RDMA device", "resource"), message)
+    text += _table(("RDMA port", "index", "GID", "link", "kind"), gids)
+    attachments = [
+        (item.by.value, item.link, item.pci, item.rdma, item.resource) for item in seen.attachments
+    ]
+    text += _table(("platform", "link", "PCI", "RDMA device", "resource"), attachments)
     if seen.missing:
         text += f"\nnot in this image: {', '.join(seen.missing)}\n"
-    return text + "".join(f"\nnot read: {odd}\n" for odd in seen.unreadable)
+    return text + "".join(f"\nnot read: {reason}\n" for reason in seen.unreadable)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Lay out rows, with a dash for what is empty; nothing without rows."""
+    shown = [tuple(cell or "-" for cell in row) for row in rows]
+    return f"\n{table(head, shown)}" if rows else ""
 
 
 def _cpus(found: PodFacts) -> str:

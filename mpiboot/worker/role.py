@@ -5,14 +5,13 @@ The process stays as the pod's small parent: no asyncio, no third party, no poll
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
 import socket
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -51,29 +50,18 @@ def run(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
     Raises:
         MpibootError: the worker can't serve, with the reason.
     """
-    loop = process.SignalLoop(_SIGNALS)
-    try:
+    with ExitStack() as ending:
+        loop = process.SignalLoop(_SIGNALS)
+        ending.callback(loop.close)
         setup = settle(resolved, environ, loop)
         code = 0
         if setup is not None:
-            code = _serve(resolved, program, setup, loop)
-        log.ended(code, ("program" if program else "signal") if code else "")
-        return code
-    finally:
-        loop.close()
-
-
-def _serve(
-    resolved: Resolved, program: tuple[str, ...], setup: WorkerSetup, loop: process.SignalLoop
-) -> int:
-    try:
-        worker = _WorkerProcess(resolved, program, setup, loop)
-        try:
-            return worker.serve()
-        finally:
-            worker.close()
-    finally:
-        setup.key.path.unlink(missing_ok=True)
+            ending.callback(setup.key.path.unlink, missing_ok=True)
+            worker = _WorkerProcess(resolved, program, setup, loop)
+            ending.callback(worker.close)
+            code = worker.serve()
+    log.ended(code, ("program" if program else "signal") if code else "")
+    return code
 
 
 class _WorkerProcess:
@@ -237,7 +225,7 @@ class _WorkerProcess:
 
     def _send(self, number: int) -> None:
         if self._program_pid:
-            with contextlib.suppress(ProcessLookupError):
+            with suppress(ProcessLookupError):
                 os.kill(self._program_pid, number)
 
     def _finish(self, code: int) -> int:

@@ -23,7 +23,6 @@ from mpiboot.ssh.config import (
     client,
     lost_with_own_client,
     patience,
-    quoted,
     read_args,
     render,
 )
@@ -163,10 +162,6 @@ def test_a_users_own_configuration_file_comes_behind_ours(tmp_path: Path) -> Non
     assert found["compression"] == "yes"
 
 
-def test_no_configuration_file_is_nothing_to_include() -> None:
-    assert read_args("-F none -Fnone") == UserArgs()
-
-
 @needs_ssh
 @pytest.mark.parametrize(
     ("host_keys", "strict"), [("job", "true"), ("accept-new", "accept-new"), ("off", "false")]
@@ -267,12 +262,22 @@ def test_no_agent_and_no_forwarding_whatever_the_user_asks(tmp_path: Path) -> No
     assert asked(written(tmp_path), "W-1", "-a")["forwardagent"] == "no"
 
 
-def test_a_plain_value_is_not_quoted() -> None:
-    assert quoted("/run/mpiboot/key") == "/run/mpiboot/key"
-
-
 @pytest.mark.parametrize(
-    "text", ["", "  ", "-p", "-o", "-i", "-F", "-o NoValue", "-oNoValue", "-o ="]
+    "text",
+    [
+        "",
+        "  ",
+        "-p",
+        "-c",
+        "-o",
+        "-i",
+        "-F",
+        "-o NoValue",
+        "-oNoValue",
+        "-o =",
+        "-F none",
+        "-FNONE",
+    ],
 )
 def test_broken_arguments_are_passed_on_or_dropped_but_never_an_error(text: str) -> None:
     args = read_args(text)

@@ -42,40 +42,17 @@ def keep(
     return made
 
 
-def taken(kept: ConnectionPool) -> object:
-    return kept.take("10.0.0.1", 22, "me")
-
-
-def test_one_is_given_away_once_the_latest_first(kept: ConnectionPool) -> None:
-    first, second = keep(kept), keep(kept)
-    assert taken(kept) is second
-    assert taken(kept) is first
-    assert taken(kept) is None
-
-
-def test_a_host_that_is_silent_is_lost_after_the_keepalive(kept: ConnectionPool) -> None:
-    assert keep(kept).keepalive == (11, 4)
-
-
-@pytest.mark.parametrize(
-    "place", [("10.0.0.2", 22, "me"), ("10.0.0.1", 2222, "me"), ("10.0.0.1", 22, "root")]
-)
-def test_one_leads_to_its_address_port_and_user_alone(
-    kept: ConnectionPool, place: tuple[str, int, str]
+def test_one_leads_to_its_address_port_and_user_and_is_given_away_once(
+    kept: ConnectionPool,
 ) -> None:
-    keep(kept)
-    assert kept.take(*place) is None
-
-
-def test_one_that_has_ended_is_passed_over(kept: ConnectionPool) -> None:
-    first, second = keep(kept), keep(kept)
-    second.closed = True
-    assert taken(kept) is first
-
-
-def test_those_that_nobody_took_are_closed(kept: ConnectionPool) -> None:
-    first, last, other = keep(kept), keep(kept), keep(kept, user="root")
-    assert taken(kept) is last
+    first, second, ended, other = keep(kept), keep(kept), keep(kept), keep(kept, user="root")
+    ended.closed = True
+    assert first.keepalive == (11, 4)  # a host that is silent is lost after that
+    for place in (("10.0.0.2", 22, "me"), ("10.0.0.1", 2222, "me"), ("10.0.0.1", 22, "you")):
+        assert kept.take(*place) is None
+    here = ("10.0.0.1", 22, "me")
+    latest: object = kept.take(*here)
+    assert latest is second  # the latest that is still open
     kept.close()
-    assert (first.closed, last.closed, other.closed) == (True, False, True)
-    assert taken(kept) is None
+    assert (first.closed, second.closed, other.closed) == (True, False, True)
+    assert kept.take(*here) is None

@@ -119,12 +119,20 @@ async def test_no_answer_at_all_is_a_timeout(job: Job) -> None:
     assert probe.outcome is Outcome.TIMEOUT
 
 
-async def test_an_address_without_a_route_is_unreachable() -> None:
-    # A multicast address has no TCP.
-    probe = await tcp.connect(Target("w-0", "224.0.0.1", 22, "x"), LIMITS)
+@pytest.mark.parametrize(
+    ("address", "outcomes"),
+    [
+        ("224.0.0.1", {Outcome.UNREACHABLE, Outcome.TIMEOUT}),  # multicast has no TCP
+        # The gate has resolved the name; a resolver that hangs would hold every other host.
+        ("localhost", {Outcome.NO_SOCKET}),
+        ("fe80::1%nolink9", {Outcome.NO_SOCKET}),
+    ],
+)
+async def test_an_address_that_leads_nowhere(address: str, outcomes: set[Outcome]) -> None:
+    probe = await tcp.connect(Target("w-0", address, 22, "x"), LIMITS)
 
     assert isinstance(probe, Attempt)
-    assert probe.outcome in (Outcome.UNREACHABLE, Outcome.TIMEOUT)
+    assert probe.outcome in outcomes
 
 
 async def test_without_a_descriptor_left_the_attempt_fails_with_that_reason() -> None:
@@ -153,21 +161,6 @@ async def test_a_kernel_without_ipv6_is_a_reason_like_others(
         Outcome.NO_SOCKET,
         os.strerror(errno.EAFNOSUPPORT).lower(),
     )
-
-
-async def test_no_name_is_looked_up_while_the_loop_would_wait_for_the_answer() -> None:
-    """The gate has resolved it; a resolver that hangs would hold every other host."""
-    probe = await tcp.connect(Target("w-0", "localhost", 22, "x"), LIMITS)
-
-    assert isinstance(probe, Attempt)
-    assert probe.outcome is Outcome.NO_SOCKET
-
-
-async def test_a_zone_that_is_not_here_is_a_reason_like_others() -> None:
-    probe = await tcp.connect(Target("w-0", "fe80::1%nolink9", 22, "x"), LIMITS)
-
-    assert isinstance(probe, Attempt)
-    assert probe.outcome is Outcome.NO_SOCKET
 
 
 @pytest.mark.parametrize(
@@ -256,33 +249,29 @@ async def test_a_server_that_takes_only_passwords_is_told_apart(job: Job) -> Non
     assert probe.outcome is Outcome.PASSWORD_ASKED
 
 
-async def test_another_host_key_ends_before_any_command_runs(job: Job) -> None:
-    behaviour = Behaviour(job, host_key=job.stranger)
+@pytest.mark.parametrize(
+    ("kind", "authorized"),
+    [
+        ("ssh-ed25519", True),
+        ("ssh-ed25519", False),  # a node's own sshd
+        ("ecdsa-sha2-nistp256", True),  # shown, and no protocol error
+    ],
+)
+async def test_another_host_key_ends_before_any_command_runs(
+    job: Job,
+    tmp_path: Path,
+    kind: str,
+    authorized: bool,  # noqa: FBT001 - a row of the table
+) -> None:
+    key = Job(tmp_path, kind).key
+    behaviour = Behaviour(job, host_key=key, authorized=None if authorized else job.stranger)
 
     probe = await against(job, behaviour)
 
-    assert probe.outcome is Outcome.HOST_KEY_DIFFERS
-    assert probe.welcome
-    assert probe.fingerprint == job.stranger.get_fingerprint()
-    assert probe.host_key.startswith("ssh-ed25519 ")
+    assert (probe.outcome, probe.welcome) == (Outcome.HOST_KEY_DIFFERS, authorized)
+    assert probe.fingerprint == key.get_fingerprint()
+    assert probe.host_key.startswith(f"{kind} ")
     assert not behaviour.commands
-
-
-async def test_a_nodes_own_sshd_is_another_host_key_and_no_welcome(job: Job) -> None:
-    probe = await against(job, Behaviour(job, host_key=job.stranger, authorized=job.stranger))
-
-    assert (probe.outcome, probe.welcome) == (Outcome.HOST_KEY_DIFFERS, False)
-
-
-async def test_a_host_key_of_another_kind_is_shown_not_a_protocol_error(
-    job: Job, tmp_path: Path
-) -> None:
-    other = Job(tmp_path, "ecdsa-sha2-nistp256")
-
-    probe = await against(job, Behaviour(job, host_key=other.key))
-
-    assert probe.outcome is Outcome.HOST_KEY_DIFFERS
-    assert probe.host_key.startswith("ecdsa-sha2-nistp256 ")
 
 
 @pytest.mark.parametrize("mode", ["accept-new", "off"])
@@ -302,30 +291,32 @@ async def test_another_key_can_be_pinned(job: Job) -> None:
     assert probe.outcome is Outcome.OK
 
 
-async def test_a_command_that_fails_says_how(job: Job) -> None:
-    probe = await against(job, Behaviour(job), "echo no shell here >&2; exit 3")
+@pytest.mark.parametrize(
+    ("command", "outcome", "message", "size"),
+    [
+        (
+            "echo no shell here >&2; exit 3",
+            Outcome.COMMAND_FAILED,
+            "exit status 3: no shell here",
+            0,
+        ),
+        (
+            f"head -c {OUTPUT_LIMIT + 10} /dev/zero",
+            Outcome.COMMAND_FAILED,
+            f"it says more than {OUTPUT_LIMIT} bytes",
+            0,
+        ),
+        (f"head -c {OUTPUT_LIMIT} /dev/zero", Outcome.OK, "", OUTPUT_LIMIT),
+        ("head -c 3000000 /dev/zero >&2; echo done", Outcome.OK, "", 5),
+    ],
+    ids=["a failure", "too much output", "as much as may be", "much on stderr"],
+)
+async def test_what_a_command_says(
+    job: Job, command: str, outcome: Outcome, message: str, size: int
+) -> None:
+    probe = await against(job, Behaviour(job), command)
 
-    assert probe.outcome is Outcome.COMMAND_FAILED
-    assert probe.message == "exit status 3: no shell here"
-
-
-async def test_a_command_that_says_too_much_is_cut(job: Job) -> None:
-    probe = await against(job, Behaviour(job), f"head -c {OUTPUT_LIMIT + 10} /dev/zero")
-
-    assert probe.outcome is Outcome.COMMAND_FAILED
-    assert str(OUTPUT_LIMIT) in probe.message
-
-
-async def test_as_much_as_the_limit_is_read_whole(job: Job) -> None:
-    probe = await against(job, Behaviour(job), f"head -c {OUTPUT_LIMIT} /dev/zero")
-
-    assert (probe.outcome, len(probe.output)) == (Outcome.OK, OUTPUT_LIMIT)
-
-
-async def test_much_on_stderr_neither_hangs_nor_fails(job: Job) -> None:
-    probe = await against(job, Behaviour(job), "head -c 3000000 /dev/zero >&2; echo done")
-
-    assert (probe.outcome, probe.output) == (Outcome.OK, "done\n")
+    assert (probe.outcome, probe.message, len(probe.output)) == (outcome, message, size)
 
 
 async def test_a_command_without_an_end_is_given_up(job: Job) -> None:
@@ -374,7 +365,12 @@ def test_an_unknown_error_is_still_an_outcome() -> None:
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "can't be read"), (b"", "no private SSH key"), (b"\x00\xff", "no private SSH key")],
+    [
+        (None, "can't be read"),
+        (b"", "no private SSH key"),
+        (b"\x00\xff", "no private SSH key"),
+        (b"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI w", "no private SSH key"),
+    ],
 )
 def test_a_key_that_cannot_be_used_names_its_path(
     tmp_path: Path, content: bytes | None, message: str
@@ -398,14 +394,6 @@ def test_a_key_with_a_passphrase_says_so(tmp_path: Path, form: tuple[str, ...]) 
     subprocess.run(make, check=True)
 
     with pytest.raises(MpibootError, match="passphrase"):
-        Login(path)
-
-
-def test_a_public_key_in_place_of_the_private_one_is_said(tmp_path: Path, job: Job) -> None:
-    path = tmp_path / "id.pub"
-    path.write_bytes(job.key.export_public_key())
-
-    with pytest.raises(MpibootError, match="no private SSH key"):
         Login(path)
 
 

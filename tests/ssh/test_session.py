@@ -102,13 +102,6 @@ async def test_a_channel_that_closes_gets_nothing_more(rig: Rig) -> None:
     assert rig.channel.done == []
 
 
-async def test_output_and_complaints_are_told_apart(rig: Rig) -> None:
-    rig.session.data_received(b"out", None)
-    rig.session.data_received(b"err", asyncssh.EXTENDED_DATA_STDERR)
-    assert (there(rig.output), there(rig.errors)) == (b"out", b"err")
-    assert rig.channel.done == []
-
-
 @pytest.mark.parametrize("kind", [None, asyncssh.EXTENDED_DATA_STDERR])
 async def test_the_command_is_held_while_a_stream_is_full(rig: Rig, kind: int | None) -> None:
     rig.session.data_received(MUCH, kind)
@@ -149,9 +142,5 @@ async def test_a_connection_that_is_lost_with_nothing_to_write_is_the_end(rig: R
     rig.session.connection_lost(lost)
     assert rig.session.done.is_set()
     assert (rig.session.status, rig.session.why) == (FAILED, lost)
-
-
-async def test_all_streams_are_closed_with_it() -> None:
-    rig = Rig()
     rig.close()
     assert not any(map(is_open, rig.given))

@@ -60,12 +60,6 @@ def test_other_words_stay_words_of_the_command_line(text: str, words: tuple[str,
     assert lost_with_own_client(read_args(text)) == words
 
 
-@pytest.mark.parametrize("text", ["-p", "-c", "-o", "-F none", "-FNONE"])
-def test_an_option_without_a_value_is_nothing(text: str) -> None:
-    assert read_args(text).lines == ()
-    assert read_args(text).without_effect == ()
-
-
 def test_what_mpiboots_own_client_does_by_itself_is_no_loss() -> None:
     own = "-C -p 9 -o ConnectTimeout=5 -oTCPKeepAlive=no -o PasswordAuthentication=no"
     assert lost_with_own_client(read_args(own)) == ()

@@ -206,7 +206,10 @@ def test_a_key_that_may_still_be_mounted_is_waited_for(
     assert pauses[-1] <= 1
 
 
-def test_a_key_that_never_comes_is_told_with_where_it_was_looked_for(tmp_path: Path) -> None:
+def test_an_empty_or_missing_key_is_not_there_yet(tmp_path: Path) -> None:
+    (tmp_path / "id_rsa").write_text("")
+
+    assert keys.find(str(tmp_path / "none"), (), UID) is None
     with pytest.raises(MpibootError, match=f"no private SSH key in {tmp_path}"):
         keys.wait(str(tmp_path), (), UID, 0.0)
 
@@ -214,24 +217,11 @@ def test_a_key_that_never_comes_is_told_with_where_it_was_looked_for(tmp_path: P
 def test_a_key_behind_the_links_of_a_secret_volume_is_found(tmp_path: Path) -> None:
     write(tmp_path / "..2024" / "id_rsa", asyncssh.generate_private_key("ssh-ed25519"))
     (tmp_path / "..data").symlink_to("..2024")
-    (tmp_path / "id_rsa").symlink_to("..data/id_rsa")
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh" / "id_rsa").symlink_to("../..data/id_rsa")
 
-    assert keys.find(str(tmp_path), (), UID) == tmp_path / "id_rsa"
-
-
-def test_an_empty_or_missing_key_is_not_there_yet(tmp_path: Path) -> None:
-    (tmp_path / "id_rsa").write_text("")
-
-    assert keys.find(str(tmp_path), (), UID) is None
-    assert keys.find(str(tmp_path / "none"), (), UID) is None
-
-
-def test_the_home_folder_is_searched(tmp_path: Path) -> None:
-    write(tmp_path / ".ssh" / "id_ecdsa", asyncssh.generate_private_key("ssh-ed25519"))
-
-    places = keys.folders((str(tmp_path), ""), UID)
-
-    assert tmp_path / ".ssh" in places
+    assert keys.find(str(tmp_path / ".ssh"), (), UID) == tmp_path / ".ssh" / "id_rsa"
+    assert tmp_path / ".ssh" in keys.folders((str(tmp_path), ""), UID)
 
 
 def test_mount_points_of_keys_are_found_wherever_they_are() -> None:
@@ -249,35 +239,23 @@ def test_mount_points_of_keys_are_found_wherever_they_are() -> None:
     assert keys.mounts(table) == ("/home/mpiuser/.ssh", "/srv/with blank/.ssh")
 
 
-def test_an_authorized_keys_with_the_jobs_key_is_nothing_to_speak_of(tmp_path: Path) -> None:
-    key = asyncssh.generate_private_key("ssh-ed25519")
-    mounted = write(tmp_path / "mount" / "id_rsa", key)
-    loaded = keys.load(mounted)
-    line = f'# comment\nno-pty,command="echo a b" {public(key)} root@launcher\n'
-    (tmp_path / "mount" / "authorized_keys").write_text(line)
-
-    assert keys.trust(loaded, mounted) is None
-    assert keys.trust(loaded, tmp_path / "elsewhere" / "id_rsa") is None
-
-
-def test_an_authorized_keys_with_another_key_is_told_with_both_fingerprints(
+def test_authorized_keys_without_the_jobs_key_is_told_with_the_fingerprints(
     tmp_path: Path,
 ) -> None:
     key, other = (asyncssh.generate_private_key("ssh-ed25519") for _ in range(2))
     mounted = write(tmp_path / "mount" / "id_rsa", key)
     loaded = keys.load(mounted)
-    (tmp_path / "mount" / "authorized_keys").write_text(public(other) + "\n")
 
-    found = keys.trust(loaded, mounted)
+    def trust(text: str) -> str:
+        (tmp_path / "mount" / "authorized_keys").write_text(text)
+        found = keys.trust(loaded, mounted)
+        assert found is None or (found.level is Level.WARN and loaded.fingerprint in found.message)
+        return found.message if found else ""
 
-    assert found is not None
-    assert found.level is Level.WARN
-    assert loaded.fingerprint in found.message
-    assert other.get_fingerprint("sha256") in found.message
-    (tmp_path / "mount" / "authorized_keys").write_text("")
-    nothing = keys.trust(loaded, mounted)
-    assert nothing is not None
-    assert nothing.message.endswith("; it holds no key at all")
+    assert trust(f'# comment\nno-pty,command="echo a b" {public(key)} root@launcher\n') == ""
+    assert other.get_fingerprint("sha256") in trust(f"{public(other)}\n")
+    assert trust("").endswith("; it holds no key at all")
+    assert keys.trust(loaded, tmp_path / "elsewhere" / "id_rsa") is None
 
 
 def test_a_key_that_can_not_be_read_is_named_with_the_reason(tmp_path: Path) -> None:
