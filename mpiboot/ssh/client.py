@@ -2,7 +2,7 @@
 
 It is the process that passed the gate, whose logins then carry the sessions, or below a script one
 of its own. It logs in with the job's key alone, checks the pinned host key, forwards nothing and
-asks for nothing. Launch agents reach it in two ways:
+prompts for nothing. Launch agents reach it in two ways:
 
 - on a socket in the launch folder: a program of its own (``connect.py``) hands the streams over. It
   takes an interpreter for each host, even a bare one: with 1,000 hosts 12 s of CPU time until the
@@ -146,15 +146,15 @@ class ClientSession(asyncssh.SSHClientSession[bytes]):
     """One command on one host, between the agent's streams and the connection."""
 
     def __init__(self, descriptors: Sequence[int]) -> None:
-        self._source = InputStream(descriptors[0], self._feed)
-        self._out = OutputStream(descriptors[1], self._throttle)
-        self._error = OutputStream(descriptors[2], self._throttle)
+        self._stdin = InputStream(descriptors[0], self._send_input)
+        self._stdout = OutputStream(descriptors[1], self._throttle)
+        self._stderr = OutputStream(descriptors[2], self._throttle)
         self._channel: asyncssh.SSHClientChannel[bytes] | None = None
         self._full = False
         self._flushing = False
         self._closed = False
         self.status = FAILED
-        self.why: Exception | None = None
+        self.lost: Exception | None = None
         self.done = asyncio.Event()
 
     def connection_made(self, chan: asyncssh.SSHClientChannel[bytes]) -> None:
@@ -168,9 +168,9 @@ class ClientSession(asyncssh.SSHClientSession[bytes]):
 
     def session_started(self) -> None:
         """Begin to read what the command is to read."""
-        self._source.resume()
+        self._stdin.resume()
 
-    def _feed(self, data: bytes) -> None:
+    def _send_input(self, data: bytes) -> None:
         if self._channel is None or self._channel.is_closing():
             return
         if data:
@@ -180,14 +180,14 @@ class ClientSession(asyncssh.SSHClientSession[bytes]):
 
     def data_received(self, data: bytes, datatype: asyncssh.DataType) -> None:
         """Write what the command has written."""
-        (self._error if datatype == asyncssh.EXTENDED_DATA_STDERR else self._out).write(data)
+        (self._stderr if datatype == asyncssh.EXTENDED_DATA_STDERR else self._stdout).write(data)
 
     def _throttle(self) -> None:
-        # asyncssh opens the window anew with the first part that it hands on. Who paused it again
-        # before the last would let as much come in each time as goes out, and much more.
+        # asyncssh reopens the window with the first part that it hands on. Pausing it again before
+        # the last part would let in as much each time as goes out, and much more.
         if self._flushing:
             return
-        full = self._out.full or self._error.full
+        full = self._stdout.full or self._stderr.full
         if full != self._full and self._channel is not None:
             self._full = full
             if full:
@@ -201,14 +201,14 @@ class ClientSession(asyncssh.SSHClientSession[bytes]):
 
     def pause_writing(self) -> None:
         """Read no more until the channel has room."""
-        self._source.pause()
+        self._stdin.pause()
 
     def resume_writing(self) -> None:
         """Read on."""
-        self._source.resume()
+        self._stdin.resume()
 
     def eof_received(self) -> bool:
-        """Go on at the end of what the command writes."""
+        """Keep the channel at the end of what the command writes."""
         return True  # our own side stays open: the command may still read
 
     def exit_status_received(self, status: int) -> None:
@@ -217,18 +217,18 @@ class ClientSession(asyncssh.SSHClientSession[bytes]):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End, with the reason where the connection was lost."""
-        self.why = exc
+        self.lost = exc
         self._closed = True
-        self._source.close()
+        self._stdin.close()
         self._finish()
 
     def _finish(self) -> None:
-        if self._closed and self._out.idle and self._error.idle:
+        if self._closed and self._stdout.idle and self._stderr.idle:
             self.done.set()
 
     def close(self) -> None:
         """Close the agent's streams."""
-        for stream in (self._source, self._out, self._error):
+        for stream in (self._stdin, self._stdout, self._stderr):
             stream.close()
 
 
@@ -323,7 +323,7 @@ class Client:
             if connection is None:
                 connection = await self._logins.log_in(remote, user, asks)
             try:
-                self.tell(f"connected {host} {agent}\n")
+                self.notify(f"connected {host} {agent}\n")
                 if not kept:
                     await _start(connection, command, session)
                 await session.done.wait()
@@ -331,15 +331,15 @@ class Client:
                 if session.status == FAILED:
                     connection.abort()
                 elif kept and not session.status:
-                    # For what is asked or told after the job. What another status leaves on the
-                    # host is ended there with the connection, as behind ssh.
+                    # For the questions after the job. After another status the host ends with the
+                    # connection what is left there, as it does behind ssh.
                     self._kept[remote.name, user] = connection
                 else:
                     connection.close()
-            if session.why is not None:
-                self._complain(host, f"the connection is lost: {session.why}")
+            if session.lost is not None:
+                self._log_error(host, f"the connection is lost: {session.lost}")
         except (OSError, ValueError, asyncio.TimeoutError, asyncssh.Error) as wrong:
-            self._complain(host, str(wrong) or type(wrong).__name__)
+            self._log_error(host, str(wrong) or type(wrong).__name__)
             return FAILED
         finally:
             session.close()
@@ -354,10 +354,10 @@ class Client:
             return None
         try:
             await _start(connection, command, session)
-        except BaseException as why:
+        except BaseException as wrong:
             connection.abort()
-            # A server that takes no second session, or a connection that is gone: a new login.
-            if session.begun or not isinstance(why, (OSError, asyncssh.Error)):
+            # A server that refuses a second session, or a connection that is gone: log in anew.
+            if session.begun or not isinstance(wrong, (OSError, asyncssh.Error)):
                 raise
             return None
         return connection
@@ -370,8 +370,8 @@ class Client:
             raise ValueError(f"{name} is no host of this job")
         return short[0]
 
-    def tell(self, line: str) -> None:
-        """Tell the parent of mpirun; opened for reading too, a FIFO never makes one wait."""
+    def notify(self, line: str) -> None:
+        """Write a line to the parent of mpirun; opened for reading too, a FIFO never blocks."""
         flags = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC
         try:
             fifo = os.open(self.config.events, flags)
@@ -384,8 +384,8 @@ class Client:
         finally:
             os.close(fifo)
 
-    def _complain(self, host: str, message: str) -> None:
-        """Say what went wrong where the parent looks for it: ssh's ``-E``."""
+    def _log_error(self, host: str, message: str) -> None:
+        """Write an error where the parent looks for it: the file of ssh's ``-E``."""
         text = f"mpiboot's SSH client: {host}: {' '.join(message.split())}\n"
         path = Path(self.config.errors) / (_SAFE.sub("_", host) or "unknown")
         try:
@@ -409,7 +409,7 @@ async def _start(
 
 
 async def _request(agent: socket.socket, descriptors: list[int]) -> dict[str, object]:
-    """Read what the agent asks for; its streams come with the first part."""
+    """Read an agent's request; its streams come with the first part."""
     ready = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_reader(agent, ready.set)
@@ -420,10 +420,10 @@ async def _request(agent: socket.socket, descriptors: list[int]) -> dict[str, ob
             ready.clear()
             try:
                 part, given, _, _ = socket.recv_fds(agent, _PIECE, _STREAMS)
-            except BlockingIOError:  # it was told twice that something had come
+            except BlockingIOError:  # woken twice for one part
                 continue
             descriptors += given
-            # One that went away asks for nothing, which is no JSON.
+            # The end of an agent that went away ends the request, which is no JSON then.
             data += part or b"\n"
     except BaseException:
         for descriptor in descriptors:
@@ -448,23 +448,23 @@ async def _until(session: Coroutine[Any, Any, int], gone: Coroutine[Any, Any, ob
 class AgentRequests:
     """The FIFOs of one launch, and the agents that wait there."""
 
-    def __init__(self, folder: Path, hosts: Iterable[str], tell: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, hosts: Iterable[str], notify: Callable[[str], None]) -> None:
         """Make the FIFOs; agents may write from now on.
 
         Args:
             folder: the launch folder.
             hosts: as mpirun calls them.
-            tell: tells the parent of mpirun.
+            notify: writes a line to the parent of mpirun.
 
         Raises:
             OSError: they can't be made, or too few files may be open.
         """
         self._folder = folder / SESSIONS
-        self._tell = tell
+        self._notify = notify
         self._folder.mkdir(mode=0o700)
         # Open for both: an agent that opens its FIFO waits for nobody.
         self._unused = {name: _fifo(self._folder / name) for name in hosts}
-        self._given_up: dict[str, asyncio.Event] = {}
+        self._cancelled: dict[str, asyncio.Event] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._rest = b""
         self._requests = _fifo(folder / REQUESTS)
@@ -485,7 +485,7 @@ class AgentRequests:
                     task.add_done_callback(self._tasks.discard)
                 case ["end", host, _] if (self._folder / host).exists():
                     # A signal may come before the agent has asked.
-                    self._given_up.setdefault(host, asyncio.Event()).set()
+                    self._cancelled.setdefault(host, asyncio.Event()).set()
 
     async def _serve(self, host: str, pid: int, run: Run) -> None:
         unused = self._unused.pop(host, None)
@@ -499,15 +499,15 @@ class AgentRequests:
             os.write(unused, b"refused\n")
             os.close(unused)
             return
-        # The agent reads already, or is gone: then nobody reads once the other one is closed.
+        # The agent reads already; if it is gone, nobody reads once ``unused`` is closed.
         answers = os.open(self._folder / host, _WRITE)
         os.close(unused)
         try:
             _answer(answers, "taken")
-            given_up = self._given_up.setdefault(host, asyncio.Event())
-            status = await _until(run(words, pid, streams), given_up.wait())
-            # The parent must know of it before it sees that the agent ends.
-            self._tell(f"closed {host} {pid}\n")
+            cancelled = self._cancelled.setdefault(host, asyncio.Event())
+            status = await _until(run(words, pid, streams), cancelled.wait())
+            # The parent must read this before it sees the agent end.
+            self._notify(f"closed {host} {pid}\n")
             _answer(answers, str(status))
         finally:
             os.close(answers)
@@ -536,7 +536,7 @@ class StayingClient:
         self._kept = kept
         self._client = Client(config)
         names = [host.name for host in config.hosts]
-        self._requests = AgentRequests(folder, names, self._client.tell)
+        self._requests = AgentRequests(folder, names, self._client.notify)
         # A socket's path may be 107 bytes long, and the folder's may be longer.
         here = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -572,7 +572,7 @@ async def serve(config: ClientConfig, listener: socket.socket) -> None:
     listener.setblocking(False)
     loop.add_reader(listener, client.accept, listener)
     await stop.wait()
-    # Nothing is waited for: who asked is gone, and the workers see their connections end.
+    # Nothing is waited for: the agents are gone, and the workers see their connections end.
     os._exit(0)
 
 

@@ -1,7 +1,7 @@
 """The SSH server for pods in which OpenSSH's can't run: one key, one user, commands only.
 
-A child of the worker, which ends what a session leaves behind; this process only tells it when.
-It forwards nothing, offers no file transfer and no terminal, and asks for no password.
+A child of the worker, which ends what a session leaves behind; this process only says when.
+It forwards nothing and offers no file transfer, no terminal and no password login.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _OTHER_SIGNAL: Final = "SIG@openssh.com"
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedConfig:
-    """What the worker tells this process; its file is private."""
+    """The configuration that the worker writes; its file is private."""
 
     folder: str
     token: str
@@ -61,12 +61,12 @@ class EmbeddedConnection(asyncssh.SSHServer):
         self._peer = ("", 0)
 
     def connection_made(self, conn: asyncssh.SSHServerConnection) -> None:
-        """Note who calls."""
+        """Keep the client's address."""
         peer = conn.get_extra_info("peername") or ("", 0)
         self._peer = (str(peer[0]), int(peer[1]))
 
     def begin_auth(self, username: str) -> bool:  # noqa: ARG002 - asyncssh's signature
-        """Everybody has to prove who they are."""
+        """Require a login."""
         return True
 
     def public_key_auth_supported(self) -> bool:
@@ -79,7 +79,7 @@ class EmbeddedConnection(asyncssh.SSHServer):
         return username == config.user and key.public_data == self._server.trusted
 
     def session_requested(self) -> SshCommand:
-        """Serve a session."""
+        """Accept a session."""
         return SshCommand(self._server, self._peer)
 
 
@@ -98,11 +98,11 @@ class SshCommand(asyncssh.SSHServerProcess[bytes]):
         self._flushing = False
 
     def shell_requested(self) -> bool:
-        """Take commands alone."""
+        """Refuse: commands only."""
         return False
 
     def subsystem_requested(self, subsystem: str) -> bool:  # noqa: ARG002 - asyncssh's signature
-        """Take commands alone."""
+        """Refuse: commands only."""
         return False
 
     async def _serve(self) -> None:
@@ -114,15 +114,15 @@ class SshCommand(asyncssh.SSHServerProcess[bytes]):
             self.stderr.write(f"mpiboot: the session can't be started: {problem}\n".encode())
             self.exit(_CANNOT_START)
             return
-        # The streams' ends, and what goes wrong with them, are none of the connection's.
+        # Errors of the streams must not end the connection.
         with contextlib.suppress(OSError, asyncssh.Error):
-            # One of two outputs that is closed is not the end of both.
+            # One of the two outputs may be closed while the other goes on.
             await self.redirect(stdin, stdout, stderr, send_eof=False)
             await self.stdout.drain()
             await self.stderr.drain()
             if not self._status.done():
                 self.channel.write_eof()
-            self._tell(await self._status)
+            self._send_status(await self._status)
 
     def _start(self) -> list[int]:
         """Start the command in a session of its own; give our ends of its streams."""
@@ -151,8 +151,8 @@ class SshCommand(asyncssh.SSHServerProcess[bytes]):
         self._server.begin(self, self._pid, self._mark, self.command or "")
         return ours
 
-    def _tell(self, status: int) -> None:
-        """Tell the client how the command ended, behind all of its output."""
+    def _send_status(self, status: int) -> None:
+        """Send the client how the command ended, behind all of its output."""
         if os.WIFSIGNALED(status):
             name = signal.Signals(os.WTERMSIG(status)).name[3:]
             shown = name if name in _SIGNALS else _OTHER_SIGNAL
@@ -210,7 +210,7 @@ def _kill_group(leader: int, name: str) -> None:
 
 
 class EmbeddedServer:
-    """The commands that run, and the way to the worker that hears of them."""
+    """The commands that run, and the FIFO by which the worker learns of them."""
 
     def __init__(self, config: EmbeddedConfig) -> None:
         self.config = config
@@ -244,16 +244,16 @@ class EmbeddedServer:
         }
 
     def begin(self, command: SshCommand, pid: int, mark: str, line: str) -> None:
-        """Tell the worker of a session, which ends with this process at the latest."""
+        """Report a session to the worker; it ends with this process at the latest."""
         self._running[pid] = command
         detach = " --daemonize " in f" {line} " and "MPIBOOT_JOB_MARK" not in line
-        self._tell(f"begin {mark} {pid} {os.getpid()} {int(detach)}\n")
+        self._notify_worker(f"begin {mark} {pid} {os.getpid()} {int(detach)}\n")
 
     def end(self, mark: str) -> None:
-        """Tell the worker that a session's connection has ended."""
-        self._tell(f"end {mark}\n")
+        """Report to the worker that a session's connection has ended."""
+        self._notify_worker(f"end {mark}\n")
 
-    def _tell(self, line: str) -> None:
+    def _notify_worker(self, line: str) -> None:
         try:
             os.write(self._fifo, line.encode())
         except BlockingIOError:

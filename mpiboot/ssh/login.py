@@ -1,8 +1,8 @@
-"""One SSH attempt at one address: how far it came, and what the worker's one command said.
+"""One SSH login at one address: how far it got, and the output of the gate's command.
 
-Every way in which an attempt can fail has a name of its own here, and asyncssh's exceptions end
-here. It never retries and never decides whether a failure is for good: that is the gate's. It
-never writes a file and never reads the user's SSH configuration or agent.
+Each way to fail has an ``Outcome``, and asyncssh's exceptions end here. Nothing is retried, and
+whether a failure is final is for the gate to decide. No file is written, and neither the user's SSH
+configuration nor an agent is read.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Connection:
         return Dialogue(process)
 
     async def close(self) -> None:
-        """Say good-bye, which ends its commands; a host that doesn't hear is left."""
+        """Disconnect, which ends its commands; a host that doesn't answer is not waited for."""
         if not self._stays:
             await closed(self._connection)
         for process in self._processes:
@@ -207,7 +207,7 @@ def _key_line(key: asyncssh.SSHKey) -> str:
 
 
 class _LoginRecord(asyncssh.SSHClient):
-    """Offers one key, takes note of what the server shows and asks, answers no prompt."""
+    """Offers one key, records what the server shows and requests, answers no prompt."""
 
     def __init__(self, key: asyncssh.SSHKey) -> None:
         self._keys = [key]
@@ -353,7 +353,7 @@ class Login:
     def _failed(self, found: Attempt, client: _LoginRecord, why: Exception) -> Attempt:
         outcome, message = outcome_of(why), " ".join(str(why).split())
         if outcome is Outcome.KEY_REFUSED and client.password and not client.offered:
-            outcome, message = Outcome.PASSWORD_ASKED, "it takes no keys"
+            outcome, message = Outcome.PASSWORD_ASKED, "it does not accept public keys"
         if outcome.denied and client.banner:
             message += f" ({client.banner})"
         # Whatever a server says that is not the job's: first of all, it is another one.

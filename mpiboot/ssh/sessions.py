@@ -36,7 +36,7 @@ class Session:
     connection: int = -1  # pidfd, where the system has any
     detach: bool = False
     ending: bool = False
-    quiet: bool = False  # nobody was found at the last look
+    looked_empty: bool = False  # nobody was found at the last look
     deadline: float | None = None
     victims: dict[int, int] = field(default_factory=dict)  # pid -> pidfd (-1: none to be had)
 
@@ -70,12 +70,12 @@ WRAPPER: Final = Path(mpiboot.__file__).parent / "libexec" / "session"
 GRACE: Final = 5.0
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# The session's own, told by its sshd and not by the pod.
+# The session's own, set by its sshd and not by the pod.
 _OWN: Final = frozenset(
     ("PWD", "OLDPWD", "SHLVL", "_", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "MAIL")
 )
 # Names that some /bin/sh refuses to set, which would end the session before it begins.
-_SHELL: Final = frozenset(
+_READ_ONLY: Final = frozenset(
     ("UID", "EUID", "PPID", "BASHOPTS", "SHELLOPTS", "BASH_VERSINFO", "OPTIND", "LINENO")
 )
 # While a process executes a new program, its environment reads as empty: it is looked for twice.
@@ -87,29 +87,29 @@ _END: Final = re.compile(rb"end (\S+)")
 
 
 def environment(environ: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
-    """The pod's environment as lines for a POSIX shell, and the names that can't be in it.
+    """The pod's environment as lines for a POSIX shell, and the names that no shell can set.
 
     Names of the session itself (its user, home, shell and connection) are left to it.
     """
-    lines, left = [], []
+    lines, refused = [], []
     for name, value in environ.items():
         if name in _OWN or name.startswith("SSH_") or name == MARK:
             continue
-        if not _NAME.fullmatch(name) or name in _SHELL:
-            left.append(name)
+        if not _NAME.fullmatch(name) or name in _READ_ONLY:
+            refused.append(name)
             continue
         quoted = "'" + value.replace("'", "'\\''") + "'"
         lines.append(f"export {name}={quoted}\n")
-    return "".join(lines), tuple(left)
+    return "".join(lines), tuple(refused)
 
 
 def new_token() -> str:
-    """A word that no other worker has, for the marks of this worker's sessions."""
+    """Make the prefix of the marks of this worker's sessions, which no other worker has."""
     return os.urandom(8).hex()
 
 
 def read_begin(line: bytes) -> tuple[str, int, int, bool] | None:
-    """Read a line that tells of a session: mark, leader, connection, whether it is a daemon.
+    """Read the line of a new session: mark, leader, connection, whether it is a daemon.
 
     None where it is no such line: whoever may write to the FIFO, the worker goes on. Pure.
     """
@@ -120,14 +120,14 @@ def read_begin(line: bytes) -> tuple[str, int, int, bool] | None:
 
 
 class Sessions:
-    """Hears of sessions on a FIFO and ends what is left of each when its connection has ended."""
+    """Learns of sessions by a FIFO, and ends what each leaves behind with its connection."""
 
     def __init__(
         self,
         folder: Path,
         loop: SignalLoop,
         grace: float,
-        others: Callable[[bytes], None] = lambda _: None,
+        other_lines: Callable[[bytes], None] = lambda _: None,
     ) -> None:
         """Make the FIFO in the worker's folder and listen on it.
 
@@ -136,24 +136,24 @@ class Sessions:
             loop: what listens.
             grace: seconds between TERM and KILL for what a lost connection leaves behind, which may
                 be saving; not less than GRACE.
-            others: gets the lines that are not about a session.
+            other_lines: gets the lines that are not about a session.
         """
         files.make_fifo(folder / FIFO)
         # Open for writing too: no end of file when the last session has written.
         self._fifo = os.open(folder / FIFO, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self._loop = loop
         self._grace = max(GRACE, grace)
-        self._others = others
+        self._other_lines = other_lines
         self._rest = b""
         self._sessions: dict[str, Session] = {}
         self._dirty = False
         self.begun = 0  # sessions so far
-        loop.on(self._fifo, self._heard)
+        loop.on(self._fifo, self._read_fifo)
 
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def _heard(self) -> None:
+    def _read_fifo(self) -> None:
         try:
             data = os.read(self._fifo, 1 << 16)
         except BlockingIOError:
@@ -162,15 +162,15 @@ class Sessions:
         for line in lines:
             if begun := read_begin(line):
                 mark, leader, connection, detach = begun
-                self._begin(mark, leader, connection, detach=detach)
+                self._on_begin(mark, leader, connection, detach=detach)
             elif ended := _END.fullmatch(line):
                 session = self._sessions.get(ended[1].decode("ascii", "replace"))
                 if session is not None:
-                    self._end(session)
+                    self._on_end(session)
             else:
-                self._others(line)
+                self._other_lines(line)
 
-    def _begin(self, mark: str, leader: int, connection: int, *, detach: bool) -> None:
+    def _on_begin(self, mark: str, leader: int, connection: int, *, detach: bool) -> None:
         found = processes.find(leader)
         session = Session(mark, leader, found.start if found else -1, detach=detach)
         self._sessions[mark] = session
@@ -179,19 +179,19 @@ class Sessions:
         try:
             watch = process_handle(connection)
         except ProcessLookupError:
-            self._end(session)  # the connection has ended before we heard of the session
+            self._on_end(session)  # the connection ended before the line was read
             return
-        if watch is not None:  # without, the embedded server tells of the end
+        if watch is not None:  # else the embedded server writes a line at the end
             session.connection = watch
-            self._loop.on(session.connection, partial(self._end, session))
+            self._loop.on(session.connection, partial(self._on_end, session))
 
-    def _end(self, session: Session) -> None:
+    def _on_end(self, session: Session) -> None:
         if session.connection >= 0:
             self._loop.off(session.connection)
             os.close(session.connection)
             session.connection = -1
         if session.detach and processes.find(session.leader) is None:
-            # Its own launcher asked for a daemon and let the connection go: left alone.
+            # Its launcher, not one of mpiboot, started a daemon and closed the connection.
             self._sessions.pop(session.mark, None)
             return
         session.ending = True
@@ -204,14 +204,14 @@ class Sessions:
         for session in self._sessions.values():
             session.detach = False
             if not session.ending:
-                self._end(session)
+                self._on_end(session)
             if at_once or (session.deadline or 0.0) > latest:
                 session.deadline = latest
         self._dirty = True
 
     @property
     def due(self) -> float | None:
-        """When ``step`` has to be called at the latest (monotonic clock); None: no need."""
+        """When ``step`` must be called next (monotonic clock); None: not at all."""
         if self._dirty:
             return 0.0
         limits = [
@@ -238,16 +238,16 @@ class Sessions:
             for pid in [pid for pid, watch in session.victims.items() if watch < 0]:
                 if pid not in members:
                     del session.victims[pid]
-            if not members and not session.victims and not session.quiet:
-                session.quiet = True
+            if not members and not session.victims and not session.looked_empty:
+                session.looked_empty = True
                 session.deadline = time.monotonic() + _SECOND_LOOK
                 continue
             if not members and not session.victims:
                 log.debug("session", f"session {session.mark} has ended")
                 del self._sessions[session.mark]
                 continue
-            if session.quiet:
-                session.quiet, session.deadline = False, None
+            if session.looked_empty:
+                session.looked_empty, session.deadline = False, None
             self._signal(session, [running[pid] for pid in sorted(members)])
 
     def _signal(self, session: Session, members: list[RunningProcess]) -> None:
@@ -261,7 +261,7 @@ class Sessions:
             fresh = member.pid not in session.victims
             if not fresh and not late:
                 continue
-            if fresh and not self._take(session, member):
+            if fresh and not self._watch(session, member):
                 self._dirty = True
                 continue
             # A stopped process takes its TERM only when it goes on.
@@ -269,8 +269,8 @@ class Sessions:
             for number in numbers:
                 self._send(session, member, number)
 
-    def _take(self, session: Session, member: RunningProcess) -> bool:
-        """Take note of a process that is going to be ended; False where it has ended already."""
+    def _watch(self, session: Session, member: RunningProcess) -> bool:
+        """Watch a process that is going to be ended; False where it has ended already."""
         try:
             watch = process_handle(member.pid)
         except ProcessLookupError:
@@ -282,7 +282,7 @@ class Sessions:
             return False
         session.victims[member.pid] = -1 if watch is None else watch
         if watch is not None:
-            self._loop.on(watch, partial(self._gone, session, member.pid))
+            self._loop.on(watch, partial(self._on_exit, session, member.pid))
         return True
 
     def _send(self, session: Session, member: RunningProcess, number: int) -> None:
@@ -295,7 +295,7 @@ class Sessions:
         except OSError:
             return
 
-    def _gone(self, session: Session, pid: int) -> None:
+    def _on_exit(self, session: Session, pid: int) -> None:
         descriptor = session.victims.pop(pid, -1)
         if descriptor >= 0:
             self._loop.off(descriptor)

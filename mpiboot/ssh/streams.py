@@ -26,12 +26,12 @@ from typing import Final
 _CHUNK: Final = 1 << 16
 # Above the first number nobody may write more, below the second again.
 _FULL, _LOW = 1 << 18, 1 << 16
-_ANEW: Final = os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+_REOPEN: Final = os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _FIRST: Final = 3  # an agent has its streams from 3 on
 _OWN: Final = (1, 2)
 
 
-def _waits(descriptor: int) -> bool:
+def _can_wait(descriptor: int) -> bool:
     """Whether one can wait for it: regular files and /dev/null are always ready."""
     mode = os.fstat(descriptor).st_mode
     terminal = stat.S_ISCHR(mode) and os.isatty(descriptor)
@@ -52,7 +52,7 @@ class InputStream:
         """Take the descriptor over; nothing is read before ``resume``."""
         self._descriptor = descriptor
         self._feed = feed
-        self._waits = _waits(descriptor)
+        self._can_wait = _can_wait(descriptor)
         self._wanted = False
         self._planned: asyncio.Handle | None = None
 
@@ -61,7 +61,7 @@ class InputStream:
         if self._descriptor < 0 or self._wanted:
             return
         self._wanted = True
-        if self._waits:
+        if self._can_wait:
             asyncio.get_running_loop().add_reader(self._descriptor, self._read)
         else:
             self._soon()
@@ -75,7 +75,7 @@ class InputStream:
     def pause(self) -> None:
         """Read no more for now."""
         self._wanted = False
-        if self._descriptor >= 0 and self._waits:
+        if self._descriptor >= 0 and self._can_wait:
             asyncio.get_running_loop().remove_reader(self._descriptor)
 
     def _read(self) -> None:
@@ -90,7 +90,7 @@ class InputStream:
         if not data:
             self.close()
         self._feed(data)
-        if data and not self._waits:
+        if data and not self._can_wait:
             self._soon()
 
     def close(self) -> None:
@@ -102,25 +102,25 @@ class InputStream:
 
 
 class OutputStream:
-    """A stream that takes what it can and keeps the rest; ``throttle`` hears when it is full."""
+    """A stream that takes what it can and keeps the rest; a full one calls ``throttle``."""
 
     def __init__(self, descriptor: int, throttle: Callable[[], None]) -> None:
-        """Take the descriptor over; ``throttle`` is called when ``full`` or ``idle`` change."""
+        """Take the descriptor over; ``throttle`` is called when ``full`` or ``idle`` changes."""
         self._throttle = throttle
         self._queue: deque[memoryview] = deque()
         self._size = 0
         self._watched = False
         self.full = False
         self._socket: socket.socket | None = None
-        self._waits = _waits(descriptor)
+        self._can_wait = _can_wait(descriptor)
         self._piece = _CHUNK
         if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
             self._socket = socket.socket(fileno=descriptor)
-        elif self._waits:
-            descriptor = self._anew(descriptor)
+        elif self._can_wait:
+            descriptor = self._reopen(descriptor)
         self._descriptor = descriptor
 
-    def _anew(self, descriptor: int) -> int:
+    def _reopen(self, descriptor: int) -> int:
         """Open a pipe or terminal once more, with flags of its own."""
         flags = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
         try:
@@ -144,7 +144,7 @@ class OutputStream:
         self._queue.append(memoryview(data))
         self._size += len(data)
         if self._watched:
-            self._tell()
+            self._report()
         else:
             self._flush()
 
@@ -158,7 +158,7 @@ class OutputStream:
         # Only what is known to be ready: others may have written since the loop has looked.
         if careful and not (self._watched and _is_ready(self._descriptor)):
             self._watch(wanted=True)
-            self._tell()
+            self._report()
             return
         while self._queue:
             try:
@@ -177,10 +177,10 @@ class OutputStream:
             if careful:
                 break
         self._watch(wanted=bool(self._queue))
-        self._tell()
+        self._report()
 
     def _watch(self, *, wanted: bool) -> None:
-        if wanted == self._watched or not self._waits:
+        if wanted == self._watched or not self._can_wait:
             return
         self._watched = wanted
         loop = asyncio.get_running_loop()
@@ -189,7 +189,7 @@ class OutputStream:
         else:
             loop.remove_writer(self._descriptor)
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         before, self.full = self.full, self._size > (_LOW if self.full else _FULL)
         if before != self.full or not self._queue:
             self._throttle()
@@ -233,7 +233,7 @@ def _open_of(pid: int, number: int, mode: int) -> int:
     if stat.S_ISFIFO(kind) or stat.S_ISCHR(kind):
         # The container's own pipes are root's, and no other user may open them.
         with suppress(PermissionError):
-            return os.open(path, mode | _ANEW)
+            return os.open(path, mode | _REOPEN)
     if mode == os.O_WRONLY:
         flags, place = _flags_and_place(pid, number)
         for own in _OWN:
@@ -248,5 +248,5 @@ def _open_of(pid: int, number: int, mode: int) -> int:
 def _flags_and_place(pid: int, number: int) -> tuple[int, int]:
     """Give how a descriptor was opened, and where in its file it is; proc_pid_fdinfo(5)."""
     text = Path(f"/proc/{pid}/fdinfo/{number}").read_text("ascii")
-    told = dict(line.split(":", 1) for line in text.splitlines())
-    return int(told["flags"], 8) & ~os.O_CLOEXEC, int(told["pos"])
+    fields = dict(line.split(":", 1) for line in text.splitlines())
+    return int(fields["flags"], 8) & ~os.O_CLOEXEC, int(fields["pos"])

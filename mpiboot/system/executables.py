@@ -1,4 +1,4 @@
-"""Which file a program's name stands for, and what every program must find.
+"""Programs on PATH, and the signals and locale that a started program must find.
 
 A folder that is closed to this user holds no program.
 """
@@ -43,9 +43,9 @@ def is_script(path: str) -> bool:
 
 
 def knows(binary: str, word: str) -> bool:
-    """Whether a program's file has a word, an option's say: asking it costs a process, this not.
+    """Whether a program's file contains a word, such as an option's name.
 
-    An option that it doesn't know ends it at its start.
+    To run it would cost a process, and an unknown option ends it at its start.
     """
     from mmap import PROT_READ, mmap  # noqa: PLC0415 - this module is also the parent's
 

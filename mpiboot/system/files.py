@@ -38,7 +38,7 @@ _HELD_PATH: Final = re.compile("/proc/[0-9]+/fd/[0-9]+/[^/]+")
 _PROBE: Final = "probe"
 # More than the files of a small job; a folder that can't take it is as good as full.
 _PROBED: Final = 64 << 10
-# What makes most pods pass a folder over, which is worth no word.
+# Why most pods pass a folder over; not logged.
 _USUAL: Final = tuple(
     os.strerror(number) for number in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT)
 )
@@ -73,7 +73,7 @@ def _own_folder(path: Path, uid: int) -> str:
 
 
 def _replaceable(path: Path) -> str:
-    """Say by which folder on its way another user could put a path aside; empty where none can.
+    """Name the parent folder in which another user could rename a path; empty where none could.
 
     What is in a folder that others write to can be renamed by them, unless it is sticky: an
     emptyDir has mode 0777.
@@ -203,7 +203,7 @@ def _named_base(base: Path, uid: int) -> str:
 
 
 def _log_unusual(folder: Path, reasons: list[str]) -> None:
-    """Say what is not usual about the folder that is taken."""
+    """Log what is unusual about the folder that is taken."""
     real, why = os.path.realpath(folder), _replaceable(folder)
     if why and real != str(folder):
         why = f"it is held open, and used as {folder}: {why}"
@@ -283,10 +283,10 @@ def hold_open(
 ) -> dict[str, str]:
     """Make the folder of a role in the process that lives as long as it is used.
 
-    Only where another user could replace it. What goes wrong is said by whoever needs the folder.
+    Only where another user could replace it. Errors are left to the process that needs the folder.
 
     Returns:
-        What tells this process's children to use the folder that it holds open; or nothing.
+        The variable by which this process's children use the folder that it holds open; or nothing.
     """
     temporary = environ.get("TMPDIR", "")
     bases = (Path(wanted),) if wanted else _bases(uid, temporary)
@@ -337,7 +337,7 @@ def write_private(path: Path, content: str | bytes) -> None:
 
 @contextlib.contextmanager
 def writing(folder: str = "") -> Iterator[None]:
-    """Let an OSError end as ``runtime-folder``: of the folder that was named, else of the file."""
+    """Turn an OSError into ``runtime-folder``, of the folder that is named, else of the file."""
     try:
         yield
     except OSError as problem:
@@ -371,7 +371,7 @@ def _is_there(path: Path) -> bool:
 
 
 def check_tmpdir(value: str) -> None:
-    """Look whether MPI can use what ``TMPDIR`` names; it makes the folder itself where it can.
+    """Check that MPI can use what ``TMPDIR`` names; it makes the folder itself where it can.
 
     Its daemons end without naming the folder where they can't. Nothing is written here.
 
@@ -466,7 +466,7 @@ WORKER_STATE: Final = "worker.json"
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """What a running worker tells the processes around it.
+    """What a running worker writes for the processes around it.
 
     ``pid`` is the worker's own; ``reason`` is why its SSH server is the embedded one.
     """

@@ -258,7 +258,7 @@ def find(wanted: str, homes: tuple[str, ...], uid: int) -> Path | None:
 
 
 def closed(wanted: str, uid: int) -> MpibootError | None:
-    """Say which folder or file keeps this user from a key that is there; None where nothing does.
+    """Name the folder or file that keeps this user from a mounted key; None where none does.
 
     Args:
         wanted: a file or folder that the user named, or nothing: then what is mounted counts.
@@ -284,10 +284,10 @@ def _closed(path: Path, by: Path, uid: int) -> MpibootError:
     found = by.stat()
     mode = f"mode {stat.S_IMODE(found.st_mode):04o} of uid {found.st_uid}"
     if by in (path, path.parent):
-        mend = "set securityContext.fsGroup in the pod, and defaultMode: 0440 for the key's Secret"
+        fix = "set securityContext.fsGroup in the pod, and defaultMode: 0440 for the key's Secret"
     else:
-        mend = f"mount the key elsewhere (sshAuthMountPath: /etc/mpiboot/ssh), or open {by}"
-    return error("ssh-key", f"uid {uid} can't reach the key {path}: {by} has {mode}", hint=mend)
+        fix = f"mount the key elsewhere (sshAuthMountPath: /etc/mpiboot/ssh), or open {by}"
+    return error("ssh-key", f"uid {uid} can't reach the key {path}: {by} has {mode}", hint=fix)
 
 
 def _by_library(path: Path) -> bytes | None:
@@ -344,7 +344,7 @@ def copy(key: JobKey, to: Path) -> JobKey:
 
 
 def trust(key: JobKey, mounted: Path) -> Finding | None:
-    """What is odd about the authorized_keys that is mounted beside the key; None where nothing."""
+    """Check that authorized_keys beside the mounted key, if it is there, holds the job's key."""
     path = mounted.parent / "authorized_keys"
     try:
         blobs = blobs_of(path.read_text("utf-8", "replace"))
@@ -363,7 +363,7 @@ def trust(key: JobKey, mounted: Path) -> Finding | None:
 
 
 def missing(wanted: str, homes: tuple[str, ...], uid: int) -> MpibootError:
-    """Say what keeps this user from the job's key, or where it was looked for."""
+    """Name what keeps this user from the job's key, or where it was searched for."""
     refused = closed(wanted, uid)
     if refused:
         return refused

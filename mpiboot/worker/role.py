@@ -1,4 +1,4 @@
-"""The worker role: serve this pod over SSH, hand its environment on, leave nothing behind.
+"""The worker role: serve this pod over SSH, pass its environment on, leave nothing behind.
 
 The process stays as the pod's small parent: no asyncio, no third party, no polling.
 """
@@ -28,7 +28,7 @@ from mpiboot.ssh.openssh import WorkerSetup
 from mpiboot.ssh.sessions import MARK
 from mpiboot.system import files, process, processes
 from mpiboot.system.os_calls import exit_status, reap
-from mpiboot.worker.server import ENDING, WorkerServer, gather_facts, settle, write_scripts
+from mpiboot.worker.server import ENDING, WorkerServer, gather_facts, prepare, write_scripts
 
 _PASSED_ON: Final = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGCONT)
 _SIGNALS: Final = (signal.SIGCHLD, *ENDING, *_PASSED_ON)
@@ -53,7 +53,7 @@ def run(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
     with ExitStack() as ending:
         loop = process.SignalLoop(_SIGNALS)
         ending.callback(loop.close)
-        setup = settle(resolved, environ, loop)
+        setup = prepare(resolved, environ, loop)
         code = 0
         if setup is not None:
             ending.callback(setup.key.path.unlink, missing_ok=True)
@@ -65,7 +65,7 @@ def run(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
 
 
 class _WorkerProcess:
-    """The pod's parent: the SSH server, its sessions, the program beside it, and every orphan."""
+    """The pod's first process: SSH server, sessions, the program beside them, every orphan."""
 
     def __init__(
         self,
@@ -86,22 +86,22 @@ class _WorkerProcess:
         if left:
             names = ", ".join(sorted(left))
             log.warning("environment", f"not given to the ranks, as no shell can set it: {names}")
-        self._sessions = sessions.Sessions(setup.folder, loop, self._grace, self._hear)
+        self._sessions = sessions.Sessions(setup.folder, loop, self._grace, self._read_line)
         settings = resolved.settings
         self._launchers = Launchers(
             setup.folder / ATTEMPTS, settings.launcher_away, settings.timeout
         )
         # With a program beside the server it is that program's end that ends the worker.
         self._exit = WorkerExit.NEVER if program else platforms.worker_exit(settings, setup.environ)
-        self._over = False  # the job has ended well
+        self._job_succeeded = False  # the job has ended well
         self._server = WorkerServer(settings.sshd, setup, loop, self._sessions)
         self._helpers: set[int] = set()
         self._program_pid = 0
         self._code: int | None = None
         self._kill_at: float | None = None
-        self._saving = 0  # the process that waits for the ranks' end
-        self._save_until: float | None = None
-        self._told = 0  # the signal that ends this worker
+        self._stopping_ranks = 0  # the process that waits for the ranks' end
+        self._ranks_until: float | None = None
+        self._ending_signal = 0  # the signal that ends this worker
 
     def serve(self) -> int:
         """Run until something ends this worker; then end the rest."""
@@ -114,7 +114,7 @@ class _WorkerProcess:
         """Sleep until something happens, and deal with it."""
         limits = [
             limit
-            for limit in (self._sessions.due, self._kill_at, self._save_until, self._leave_at)
+            for limit in (self._sessions.due, self._kill_at, self._ranks_until, self._end_at)
             if limit is not None
         ]
         left = min(limits) - time.monotonic() if limits else None
@@ -123,51 +123,51 @@ class _WorkerProcess:
         # Children are reaped at every turn: cheap, and no signal can be missed.
         for pid, status in reap():
             self._child_ended(pid, status)
-        if self._server.listens_now():
+        if self._server.began_to_listen():
             self._launchers.connected(time.monotonic())  # nobody could come before
             self._start_gathering()
             if self._program and not self._program_pid:
                 self._program_pid = process.start(self._program, self._setup.environ)
         self._sessions.step()
-        self._leave()
-        if self._save_until is not None and self._save_until <= time.monotonic():
+        self._end_with_job()
+        if self._ranks_until is not None and self._ranks_until <= time.monotonic():
             log.warning("signal", "its ranks did not end in time: they are stopped now")
-            self._saved()
+            self._ranks_ended()
         if self._kill_at is not None and self._kill_at <= time.monotonic():
             self._kill_at = None
             self._send(signal.SIGKILL)
 
     def _start_gathering(self) -> None:
-        """Let the facts be gathered: only once it listens, so that this delays nobody."""
+        """Gather the facts in a child, once the server listens: that delays no login."""
         try:
             self._helpers.add(self._loop.fork(self._gather))
         except OSError as why:
-            log.warning("facts", f"no launcher can know this pod's facts: {why.strerror}")
+            log.warning("facts", f"this pod's facts can't be gathered: {why.strerror}")
 
-    def _hear(self, line: bytes) -> None:
-        """Take in what a launcher tells of itself."""
+    def _read_line(self, line: bytes) -> None:
+        """Read a line that a launcher has sent."""
         if line == b"over":
-            self._over = True
+            self._job_succeeded = True
             self._launchers.forget()
         else:
-            self._launchers.hear(line, time.monotonic())
+            self._launchers.read_line(line, time.monotonic())
 
     @property
-    def _leave_at(self) -> float | None:
+    def _end_at(self) -> float | None:
         """When this worker ends because no launcher is there; None while one may be."""
         alone = (
             self._exit is WorkerExit.AFTER_JOB and self._code is None and not len(self._sessions)
         )
         return self._launchers.due if alone else None
 
-    def _leave(self) -> None:
-        """End with the job; the code is 0 also after one that failed: this worker did not."""
+    def _end_with_job(self) -> None:
+        """End after the job; with 0 also after a failed one, as this worker did not fail."""
         if len(self._sessions):
             self._launchers.connected(time.monotonic())
         if self._code is not None:
             return
-        due = self._leave_at
-        if self._over and self._exit is not WorkerExit.NEVER:
+        due = self._end_at
+        if self._job_succeeded and self._exit is not WorkerExit.NEVER:
             log.info("stop", "job succeeded; worker stops")
             self._code = 0
         elif due is not None and due <= time.monotonic():
@@ -177,8 +177,8 @@ class _WorkerProcess:
 
     def _child_ended(self, pid: int, status: int) -> None:
         self._helpers.discard(pid)
-        if pid == self._saving:
-            self._saved()
+        if pid == self._stopping_ranks:
+            self._ranks_ended()
         self._server.child_ended(pid, status)
         if pid == self._program_pid:
             self._program_pid = 0
@@ -193,35 +193,35 @@ class _WorkerProcess:
             if number in ENDING and self._kill_at is None:
                 log.info("signal", f"{signal.Signals(number).name} is passed on to the program")
                 self._kill_at = time.monotonic() + self._grace
-                self._save(number)
-        elif number in ENDING and self._code is None and not self._told:
+                self._end_ranks(number)
+        elif number in ENDING and self._code is None and not self._ending_signal:
             log.info("signal", f"{signal.Signals(number).name}: worker stops")
-            self._save(number)
+            self._end_ranks(number)
         elif number in ENDING:
-            self._saved()
-            self._sessions.end_all(at_once=True)  # told twice: no more grace
+            self._ranks_ended()
+            self._sessions.end_all(at_once=True)  # a second signal: no more grace
 
-    def _save(self, number: int) -> None:
-        """Let the ranks of this pod save and end; without any, or without a grace, end at once."""
-        self._told = number
+    def _end_ranks(self, number: int) -> None:
+        """Give the ranks of this pod their grace to save; without ranks or grace, end at once."""
+        self._ending_signal = number
         if not len(self._sessions) or not self._grace:
-            self._saved()
+            self._ranks_ended()
             return
-        self._save_until = time.monotonic() + self._grace
+        self._ranks_until = time.monotonic() + self._grace
         setup = self._setup
-        tell_launchers(setup.token)
-        self._saving = stop_ranks(
+        notify_launchers(setup.token)
+        self._stopping_ranks = stop_ranks(
             setup.folder, setup.environ, setup.token, self._stop_signal, self._grace
         )
-        self._helpers.add(self._saving)
+        self._helpers.add(self._stopping_ranks)
 
-    def _saved(self) -> None:
-        """End what is left: every rank has ended, or had its time."""
-        self._saving, self._save_until = 0, None
+    def _ranks_ended(self) -> None:
+        """End what is left: every rank has ended, or its grace is over."""
+        self._stopping_ranks, self._ranks_until = 0, None
         if self._program:
             self._sessions.end_all()
         elif self._code is None:
-            self._code = 0 if self._told == signal.SIGTERM else 128 + self._told
+            self._code = 0 if self._ending_signal == signal.SIGTERM else 128 + self._ending_signal
 
     def _send(self, number: int) -> None:
         if self._program_pid:
@@ -230,7 +230,7 @@ class _WorkerProcess:
 
     def _finish(self, code: int) -> int:
         """End the server and every session; what can't be killed is left to the system."""
-        gone = self._server.hand_over()
+        gone = self._server.release()
         if gone is not None:
             gone.stop()
         for pid in (*self._helpers, *self._server.helpers):
@@ -251,9 +251,9 @@ class _WorkerProcess:
         return code
 
     def close(self) -> None:
-        """Let go of what is held; after an error the server and the program are ended too."""
+        """Release everything; after an error end the server and the program too."""
         self._send(signal.SIGTERM)
-        gone = self._server.hand_over()
+        gone = self._server.release()
         if gone is not None:
             gone.stop()
             gone.close()
@@ -265,7 +265,7 @@ ATTEMPTS: Final = "attempts"
 _MOST: Final = 100  # lines
 # "launcher NAME STAYS" and "ended NAME HOLD REASON"; the reason is quoted as in a URL. A script one
 # of whose launches failed may go on: its HOLD is "-".
-_CAME: Final = re.compile(rb"launcher ([\w.@:-]{1,200}) ([01])")
+_BEGUN: Final = re.compile(rb"launcher ([\w.@:-]{1,200}) ([01])")
 _ENDED: Final = re.compile(rb"ended ([\w.@:-]{1,200}) (\d{1,9}|-) ([\w.~%-]{0,3000})")
 
 
@@ -283,9 +283,9 @@ class Launchers:
     away: float
     waits: float
     _seen: dict[str, str] = field(default_factory=dict)
-    _silent_since: float | None = None  # None: none was here yet, or one is
-    _may_disconnect: bool = False  # the last one may be there without a connection
-    _hold: float | None = None  # the last one has told of its end, and is held for so long
+    _silent_since: float | None = None  # None: none was here yet, or one still is
+    _stays_unconnected: bool = False  # the last one keeps no connection while it runs
+    _hold: float | None = None  # the last one has ended, and is held for so long
 
     def __post_init__(self) -> None:
         """Read what an earlier start of this container has left."""
@@ -293,17 +293,17 @@ class Launchers:
             lines = self.path.read_text("ascii", "replace").splitlines()
             self._seen = {name: why for name, _, why in (line.partition(" ") for line in lines)}
 
-    def hear(self, line: bytes, now: float) -> None:
-        """Take in a line of a launcher's; any other is passed over.
+    def read_line(self, line: bytes, now: float) -> None:
+        """Read a line that a launcher has sent; any other is ignored.
 
         Args:
-            line: what came by the worker's pipe.
+            line: without its end.
             now: the monotonic clock.
         """
-        if came := _CAME.fullmatch(line):
-            name = came[1].decode("ascii", "replace")
-            self._may_disconnect, self._hold = came[2] == b"1", None
-            why = ""  # a script has gone on after what its last launch told
+        if begun := _BEGUN.fullmatch(line):
+            name = begun[1].decode("ascii", "replace")
+            self._stays_unconnected, self._hold = begun[2] == b"1", None
+            why = ""  # a script went on after a launch of it had ended
         elif ended := _ENDED.fullmatch(line):
             name = ended[1].decode("ascii", "replace")
             self._hold = None if ended[2] == b"-" else float(ended[2])
@@ -313,13 +313,13 @@ class Launchers:
         self._seen.pop(name, None)  # the latest is the last line
         self._silent_since = now
         self._seen[name] = why
-        self._keep()
+        self._write()
 
     def forget(self) -> None:
-        """The job has ended well: the next launcher's is another one."""
+        """The job has succeeded: the next launcher starts another one."""
         self._seen.clear()
         self._silent_since = None
-        self._keep()
+        self._write()
 
     def connected(self, now: float) -> None:
         """Somebody is connected, or was until now."""
@@ -328,17 +328,17 @@ class Launchers:
 
     @property
     def due(self) -> float | None:
-        """When nobody will have been here for too long; None where none was, or one may be."""
-        if self._silent_since is None or (self._may_disconnect and self._hold is None):
+        """When this worker has been without a launcher for too long; None while one may be here."""
+        if self._silent_since is None or (self._stays_unconnected and self._hold is None):
             return None
         return self._silent_since + self.patience
 
     @property
     def patience(self) -> float:
-        """Seconds that the next word of a launcher is waited for."""
+        """Seconds to wait for the next line of a launcher."""
         return max(self.away, self.waits) if self._hold is None else self.away + self._hold
 
-    def _keep(self) -> None:
+    def _write(self) -> None:
         for name in list(self._seen)[:-_MOST]:
             del self._seen[name]
         lines = (f"{name} {why}\n" for name, why in self._seen.items())
@@ -362,26 +362,26 @@ class LauncherPort:
 
 
 def launcher(environ: Mapping[str, str], token: str) -> LauncherPort | None:
-    """Read from a daemon's environment whom to tell; None where nobody listens.
+    """Read from a daemon's environment which launcher to notify; None where it names none.
 
     ``token`` begins the marks of this worker's sessions: where pods share their processes (hostPID,
     shareProcessNamespace), others' sessions are seen too, and are left alone. The address is the
     one from which the daemon's SSH connection came.
     """
     port, _, host = environ.get(NOTICE, "").partition("/")
-    came = environ.get("SSH_CONNECTION", "").split()
+    peer = environ.get("SSH_CONNECTION", "").split()
     if (
         not environ.get(MARK, "").startswith(f"{token}-")
         or not port.isdigit()
         or not host
-        or not came
+        or not peer
     ):
         return None
-    return LauncherPort(came[0], int(port), environ.get(LAUNCH_ID, ""), host)
+    return LauncherPort(peer[0], int(port), environ.get(LAUNCH_ID, ""), host)
 
 
-def tell_launchers(token: str) -> None:
-    """Tell every launcher that has daemons in this worker's sessions that this pod is ending."""
+def notify_launchers(token: str) -> None:
+    """Notify every launcher with daemons in this worker's sessions that this pod is ending."""
     every = (launcher(environ, token) for environ in processes.environments())
     for one in {found for found in every if found}:
         with (
@@ -395,7 +395,7 @@ def tell_launchers(token: str) -> None:
 def stop_ranks(
     folder: Path, environ: Mapping[str, str], token: str, signal: str, seconds: float
 ) -> int:
-    """Tell the ranks of this worker's sessions to end; the process that ends when they all have.
+    """Signal the ranks of this worker's sessions; the process that ends when they all have.
 
     Raises:
         MpibootError: ``program-missing``; there is no shell.

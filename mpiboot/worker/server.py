@@ -1,7 +1,7 @@
-"""A worker's SSH server: what it needs before it serves, which one runs, and what becomes of it.
+"""A worker's SSH server: what it needs, which one runs, how it is started, tested and replaced.
 
 OpenSSH's sshd serves where it can; the embedded server where it can't, which at times only a login
-shows. A worker's way to its sshd leads through here, so it imports nothing heavy.
+shows. All of this runs before sshd listens, so nothing heavy is imported.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ DOCTOR: Final = "doctor"  # a script that makes this pod's own checks
 ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 
 
-def settle(
+def prepare(
     resolved: Resolved, environ: Mapping[str, str], loop: process.SignalLoop
 ) -> WorkerSetup | None:
-    """Settle what the server needs; None where a signal came while the key was waited for.
+    """Prepare what the server needs; None where a signal ends the wait for the key.
 
     Raises:
         MpibootError: something that the server needs isn't there.
@@ -67,12 +67,12 @@ def settle(
         mounted = keys.wait(
             settings.ssh_key, homes, identity.uid, settings.timeout, partial(_wait, loop)
         )
-    except _EndedError:
+    except _SignalledError:
         return None
     key = keys.load(mounted)
-    odd = keys.trust(key, mounted)
-    if odd:
-        log.finding(odd)
+    outlier = keys.trust(key, mounted)
+    if outlier:
+        log.finding(outlier)
     wanted = settings.control_ifname
     address, reason = pod.control_address(
         wanted, socket.gethostname(), api=environ.get(pod.API, "")
@@ -108,13 +108,13 @@ def settle(
     )
 
 
-class _EndedError(Exception):
+class _SignalledError(Exception):
     """A signal came that ends this worker."""
 
 
 def _wait(loop: process.SignalLoop, seconds: float) -> None:
     if set(loop.wait(seconds)) & set(ENDING):
-        raise _EndedError
+        raise _SignalledError
 
 
 def embedded_argv(setup: WorkerSetup) -> list[str]:
@@ -137,10 +137,10 @@ def embedded_argv(setup: WorkerSetup) -> list[str]:
 
 
 def write_scripts(folder: Path) -> None:
-    """Write what a launcher may start here."""
+    """Write the scripts that a launcher may run here."""
     argv = process.python(_CLI, "facts", "--write", str(folder / FACTS_FILE))
-    # Where something of the data network is still to come. What it meets is never the reason why
-    # this container ended.
+    # Run again where the data network is not complete yet. Its errors must not become the
+    # container's termination message.
     look = f"MPIBOOT_TERMINATION_LOG={os.devnull} exec {shlex.join(argv)}\n"
     files.write_private(folder / LOOK, look)
     # Imported: what is run by its path is compiled anew each time, a quarter of its start.
@@ -152,7 +152,7 @@ def write_scripts(folder: Path) -> None:
 
 
 def gather_facts(resolved: Resolved, setup: WorkerSetup) -> None:
-    """Observe this pod for the launcher; for a child, which says itself what goes wrong."""
+    """Gather this pod's facts for the launcher, in a child, which logs its own errors."""
     from mpiboot.hosts import error_report  # noqa: PLC0415 - not for the process that stays
     from mpiboot.worker import facts  # noqa: PLC0415 - not for the process that stays
 
@@ -170,7 +170,7 @@ _LOUD: Final = ("error:", "fatal:", "Missing privilege", "Bad configuration", "C
 
 
 class ChildOutput:
-    """Hands on what a child writes, line by line, until it ends."""
+    """Passes on what a child writes, line by line, until it ends."""
 
     def __init__(self, loop: process.SignalLoop, call: Callable[[str], None]) -> None:
         """Make the pipe; ``writer`` is for the child, and closed by ``started``."""
@@ -183,7 +183,7 @@ class ChildOutput:
         loop.on(self._reader, self.read)
 
     def started(self) -> None:
-        """Leave the pipe's other end to the child alone."""
+        """Close this process's copy of the child's end."""
         os.close(self.writer)
 
     def read(self) -> None:
@@ -250,18 +250,18 @@ class SshServer:
         (log.warning if loud and self.listening else log.debug)("sshd", f"sshd: {line}")
 
     def last_words(self) -> tuple[str, ...]:
-        """What it said last, once it has ended."""
+        """Its last lines, once it has ended."""
         self.lines.read()
         return tuple(self.lines.last)
 
     def stop(self) -> None:
-        """Ask it and its connections to end."""
+        """Send SIGTERM to it and its connections."""
         for pid in (self.pid, *processes.children(self.pid)):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGTERM)
 
     def close(self) -> None:
-        """Let go of what belongs to it, after its end."""
+        """Close what belongs to it, after its end."""
         self.lines.close()
         os.close(self._life)
 
@@ -279,42 +279,42 @@ class WorkerServer:
         """Start nothing yet; ``wanted`` is the setting ``sshd``."""
         self.running: SshServer | None = None
         self.helpers: set[int] = set()  # a login
-        self._asked = None if wanted is AUTO else wanted  # None: whichever can serve
+        self._wanted = None if wanted is AUTO else wanted  # None: whichever can serve
         self._setup = setup
         self._loop = loop
         self._sessions = sessions
-        self._told: SshServer | None = None  # the one of which it was told that it listens
+        self._announced: SshServer | None = None  # the one of which it was told that it listens
         self._login: tuple[int, ChildOutput] | None = None
         self._restarted = False
         self._replace_reason = ""  # why the running server is to be replaced by the embedded one
         self._reason = ""  # why the running server is the embedded one
 
-    def listens_now(self) -> bool:
-        """Whether it has begun to listen since this was asked last; then it is tried."""
+    def began_to_listen(self) -> bool:
+        """Whether the server has begun to listen since the last call; then a login tests it."""
         running = self.running
-        if running is None or not running.listening or running is self._told:
+        if running is None or not running.listening or running is self._announced:
             return False
-        self._told = running
-        self._listens(running)
+        self._announced = running
+        self._announce(running)
         return True
 
     def child_ended(self, pid: int, status: int) -> None:
-        """Take in that a child has ended, which may be the server or a helper."""
+        """Handle the end of a child, which may be the server or a helper."""
         self.helpers.discard(pid)
         if self.running is not None and pid == self.running.pid:
-            self._ended(status)
+            self._server_ended(status)
         elif self._login is not None and pid == self._login[0]:
-            self._proved(status, self._login[1])
+            self._test_login_ended(status, self._login[1])
 
-    def hand_over(self) -> SshServer | None:
-        """Give the server to whoever ends it: from here on its end is what is wanted."""
+    def release(self) -> SshServer | None:
+        """Give the server to the caller, who ends it: its end is expected from here on."""
         running, self.running = self.running, None
         return running
 
     def start(self) -> None:
         """Start OpenSSH's sshd, or the embedded server with the reason why."""
         setup = self._setup
-        if self._asked is SshKind.EMBEDDED:
+        if self._wanted is SshKind.EMBEDDED:
             self._start_embedded("MPIBOOT_SSHD=embedded")
             return
         conditions = openssh.conditions(setup.identity, setup.environ.get("PATH", ""))
@@ -330,13 +330,13 @@ class WorkerServer:
             self._fall_back(against)
 
     def _fall_back(self, reason: str, evidence: tuple[str, ...] = ()) -> None:
-        if self._asked is SshKind.OPENSSH:
+        if self._wanted is SshKind.OPENSSH:
             message = f"OpenSSH's sshd can't serve this pod: {reason}"
             raise error("sshd", message, evidence=evidence, hint=self._hint(SshKind.OPENSSH))
         self._start_embedded(reason)
 
     def _hint(self, failed: SshKind) -> str | None:
-        """Say what to do where a server can't serve, and never to try what has failed already."""
+        """Give the hint for a server that can't serve; never to try what has failed already."""
         port = self._setup.port
         if not openssh.can_bind(self._setup.address, port):
             return (
@@ -357,8 +357,8 @@ class WorkerServer:
         argv = embedded_argv(setup)
         self.running = SshServer(SshKind.EMBEDDED, argv, setup.environ, self._loop)
 
-    def _listens(self, running: SshServer) -> None:
-        """Tell that it listens, and try it."""
+    def _announce(self, running: SshServer) -> None:
+        """Log that the server listens, and test it by a login."""
         setup = self._setup
         reason = self._reason if running.kind is SshKind.EMBEDDED else ""
         state = WorkerState(os.getpid(), running.kind.value, setup.address, setup.port, reason)
@@ -374,10 +374,10 @@ class WorkerServer:
         )
         ssh = executables.find("ssh", setup.environ.get("PATH", ""))
         if running.kind is SshKind.OPENSSH and ssh:
-            self._prove(ssh)
+            self._test_login(ssh)
 
-    def _prove(self, ssh: str) -> None:
-        """Log in to ourselves: what facts can't tell (PAM, sandboxes, user namespaces) shows."""
+    def _test_login(self, ssh: str) -> None:
+        """Log in to this pod: PAM, sandboxes and user namespaces show only by that."""
         setup = self._setup
         argv = openssh.login(ssh, setup)
         lines = ChildOutput(self._loop, lambda line: log.debug("sshd", f"login: {line}"))
@@ -390,7 +390,7 @@ class WorkerServer:
         self._login = (pid, lines)
         self.helpers.add(pid)
 
-    def _proved(self, status: int, lines: ChildOutput) -> None:
+    def _test_login_ended(self, status: int, lines: ChildOutput) -> None:
         lines.read()
         lines.close()
         self._login = None
@@ -398,15 +398,15 @@ class WorkerServer:
             log.debug("sshd", "a test login to this worker works")
             return
         message = "; ".join(lines.last) or f"ssh ended with {exit_status(status)}"
-        if self._asked is SshKind.OPENSSH or self.running is None or self._sessions.begun:
-            # Where any session has begun, sshd lets people in, and replacing it would end them.
+        if self._wanted is SshKind.OPENSSH or self.running is None or self._sessions.begun:
+            # Where any session has begun, sshd works, and replacing it would end that session.
             log.warning("sshd", f"a test login to this worker fails: {message}")
             return
         self._replace_reason = f"a test login through OpenSSH's sshd fails: {message}"
         self.running.stop()
 
-    def _ended(self, status: int) -> None:
-        """Start it again once; a server that never listened makes room for the embedded one."""
+    def _server_ended(self, status: int) -> None:
+        """Start it again, once; after one that never listened start the embedded server."""
         gone, self.running = self.running, None
         if gone is None:
             return
@@ -428,7 +428,7 @@ class WorkerServer:
         log.warning(
             "sshd", f"the SSH server ({gone.kind.value}) ended by itself and is started again"
         )
-        if self._asked is None:
+        if self._wanted is None:
             self._start_embedded(how)
         else:
             self.start()
@@ -467,9 +467,13 @@ def evaluate_profile(
         return before, _warning(f"{path} took longer than {limit:g} s, and was ended")
     after = _read(message)
     if status or not after:
-        how = f"ended with {status}" if status else "ended before it told its environment (exit?)"
+        how = (
+            f"ended with {status}"
+            if status
+            else "ended before its environment could be read (exit?)"
+        )
         return before, _warning(f"{path} {how}{f': {complaint}' if complaint else ''}")
-    # A shell drops what it can't name; that is no wish of the script's.
+    # A shell drops variables that it can't name: the script did not unset those.
     unset = {name for name in before.keys() - after.keys() if name.isidentifier()} - _SHELL
     kept = {name: value for name, value in before.items() if name not in unset}
     return kept | {name: after[name] for name in after.keys() - _SHELL}, None

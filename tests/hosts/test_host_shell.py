@@ -357,7 +357,7 @@ def test_attempts_and_their_ends_come_back_as_they_were_told(folder: Path) -> No
     for command in (*told, host_shell.gate(attempt="b@2@y", may_disconnect=True)):
         output = run(command=command, MPIBOOT_WORKER_DIR=str(folder))
         for line in os.read(fifo, 1 << 16).splitlines():
-            kept.hear(line, 0.0)
+            kept.read_line(line, 0.0)
     os.close(fifo)
 
     assert (folder / "attempts").read_text().splitlines()[1] == "b@2@y "

@@ -42,15 +42,15 @@ def descriptors() -> int:
 def test_the_parent_is_told_and_never_waited_for(known: client.Client, tmp_path: Path) -> None:
     before = descriptors()
     reader = os.open(known.config.events, os.O_RDWR | os.O_NONBLOCK)
-    known.tell("connected w-0 7\n")
+    known.notify("connected w-0 7\n")
     assert os.read(reader, 99) == b"connected w-0 7\n"
     full = 0
     while full < 1 << 16:  # as much as a FIFO holds
         full += os.write(reader, bytes(1 << 12))
-    known.tell("connected w-0 8\n")
+    known.notify("connected w-0 8\n")
     os.close(reader)
     Path(known.config.events).unlink()
-    known.tell("connected w-0 9\n")
+    known.notify("connected w-0 9\n")
     assert not (tmp_path / "events").exists()
     assert descriptors() == before
 
@@ -64,8 +64,8 @@ def test_what_went_wrong_stands_where_the_parent_looks_for_it(
 ) -> None:
     before = os.umask(0)
     try:
-        known._complain(host, "one\n  two")
-        known._complain(host, "three")
+        known._log_error(host, "one\n  two")
+        known._log_error(host, "three")
     finally:
         os.umask(before)
     path = Path(known.config.errors) / name
@@ -74,7 +74,7 @@ def test_what_went_wrong_stands_where_the_parent_looks_for_it(
     assert path.stat().st_mode & 0o777 == 0o600
     path.unlink()
     path.parent.rmdir()
-    known._complain(host, "nobody reads it")
+    known._log_error(host, "nobody reads it")
 
 
 async def answer(known: client.Client, data: bytes, streams: int) -> bytes:

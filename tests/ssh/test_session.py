@@ -134,13 +134,13 @@ async def test_it_is_over_when_the_channel_is_closed_and_all_is_written(rig: Rig
     while not rig.session.done.is_set():
         there(rig.output)
         await turns()
-    assert (rig.session.status, rig.session.why) == (7, None)
+    assert (rig.session.status, rig.session.lost) == (7, None)
 
 
 async def test_a_connection_that_is_lost_with_nothing_to_write_is_the_end(rig: Rig) -> None:
     lost = asyncssh.ConnectionLost("gone")
     rig.session.connection_lost(lost)
     assert rig.session.done.is_set()
-    assert (rig.session.status, rig.session.why) == (FAILED, lost)
+    assert (rig.session.status, rig.session.lost) == (FAILED, lost)
     rig.close()
     assert not any(map(is_open, rig.given))

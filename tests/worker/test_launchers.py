@@ -41,7 +41,7 @@ def test_how_long_the_next_launcher_is_waited_for(
 ) -> None:
     seen = Launchers(path, AWAY, WAITS)
     for line in lines:
-        seen.hear(line, 1000.0)
+        seen.read_line(line, 1000.0)
     assert seen.due == (None if due is None else 1000 + due)
 
 
@@ -49,15 +49,15 @@ def test_the_time_begins_when_the_last_connection_ends(path: Path) -> None:
     seen = Launchers(path, AWAY, WAITS)
     seen.connected(500.0)
     assert seen.due is None
-    seen.hear(CAME, 1000.0)
-    seen.hear(FAILED, 2000.0)
+    seen.read_line(CAME, 1000.0)
+    seen.read_line(FAILED, 2000.0)
     seen.connected(2001.0)
     assert seen.due == 2001 + AWAY
 
 
 def test_a_longer_wait_than_for_hosts_is_kept(path: Path) -> None:
     seen = Launchers(path, 9000.0, WAITS)
-    seen.hear(CAME, 0.0)
+    seen.read_line(CAME, 0.0)
     assert seen.due == 9000
 
 
@@ -80,7 +80,7 @@ def test_a_longer_wait_than_for_hosts_is_kept(path: Path) -> None:
 )
 def test_a_line_that_is_none_changes_nothing(path: Path, line: bytes) -> None:
     seen = Launchers(path, AWAY, WAITS)
-    seen.hear(line, 0.0)
+    seen.read_line(line, 0.0)
     assert seen.due is None
     assert not path.exists()
 
@@ -88,12 +88,12 @@ def test_a_line_that_is_none_changes_nothing(path: Path, line: bytes) -> None:
 def test_a_container_that_starts_again_remembers(path: Path) -> None:
     seen = Launchers(path, AWAY, WAITS)
     for line in (CAME, FAILED, b"launcher b@2@y 0"):
-        seen.hear(line, 0.0)
+        seen.read_line(line, 0.0)
     assert path.read_text() == "a@1@x host-lost%3A%20w-1\nb@2@y \n"
     assert path.stat().st_mode & 0o777 == 0o600
     again = Launchers(path, AWAY, WAITS)
     assert again.due is None
-    again.hear(b"launcher c@3@z 0", 0.0)
+    again.read_line(b"launcher c@3@z 0", 0.0)
     assert [line.split()[0] for line in path.read_text().splitlines()] == [
         "a@1@x",
         "b@2@y",
@@ -104,22 +104,22 @@ def test_a_container_that_starts_again_remembers(path: Path) -> None:
 def test_one_launcher_is_one_attempt_however_often_it_comes(path: Path) -> None:
     seen = Launchers(path, AWAY, WAITS)
     for line in (CAME, CAME, FAILED):
-        seen.hear(line, 0.0)
+        seen.read_line(line, 0.0)
     assert path.read_text() == "a@1@x host-lost%3A%20w-1\n"
 
 
 def test_a_script_that_went_on_did_not_end_by_what_one_launch_of_it_told(path: Path) -> None:
     seen = Launchers(path, AWAY, WAITS)
     for line in (STAYS, WENT_ON):
-        seen.hear(line, 0.0)
+        seen.read_line(line, 0.0)
     assert path.read_text() == "a@1@x names-unresolved\n"
-    seen.hear(STAYS, 0.0)
+    seen.read_line(STAYS, 0.0)
     assert path.read_text() == "a@1@x \n"
 
 
 def test_after_a_good_end_the_next_launcher_is_a_first_one(path: Path) -> None:
     seen = Launchers(path, AWAY, WAITS)
-    seen.hear(CAME, 0.0)
+    seen.read_line(CAME, 0.0)
     seen.forget()
     assert (path.read_text(), seen.due) == ("", None)
 
@@ -127,5 +127,5 @@ def test_after_a_good_end_the_next_launcher_is_a_first_one(path: Path) -> None:
 def test_the_file_stays_small(path: Path) -> None:
     seen = Launchers(path, AWAY, WAITS)
     for number in range(150):
-        seen.hear(b"launcher l-%d 0" % number, 0.0)
+        seen.read_line(b"launcher l-%d 0" % number, 0.0)
     assert len(path.read_text().splitlines()) == 100

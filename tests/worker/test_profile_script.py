@@ -47,7 +47,7 @@ def test_what_a_script_prints_goes_nowhere(
     [
         ("export NEW=1\necho no such card >&2\nreturn 3\n", "ended with 3: no such card"),
         ("export NEW=1\nprintf 'bad\\377\\001' >&2\nfalse\n", "ended with 1: bad\ufffd?"),
-        ("export NEW=1\nexit 0\n", "ended before it told its environment"),
+        ("export NEW=1\nexit 0\n", "ended before its environment could be read"),
         ("kill -9 $$\n", "ended with 137"),
         ("if\n", "ended with "),
     ],

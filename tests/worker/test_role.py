@@ -590,18 +590,18 @@ def test_a_worker_ends_when_no_launcher_comes_after_a_failed_one(kind: str, star
 def test_the_next_launcher_is_missed_from_when_this_worker_serves(tmp_path: Path) -> None:
     """Half an hour by default, and a server that had to be started again begins it anew."""
     known = role.Launchers(tmp_path / "attempts", Settings().launcher_away, waits=600.0)
-    known.hear(b"launcher l@1@a 0", now=-5000.0)
+    known.read_line(b"launcher l@1@a 0", now=-5000.0)
     assert known.due == -5000 + 1800
     listens = [False, True, False]
     nothing = SimpleNamespace(wait=lambda _: (), step=lambda: None, due=None)
     worker: Any = SimpleNamespace(
-        **dict.fromkeys(("_kill_at", "_save_until", "_leave_at", "_program")),
+        **dict.fromkeys(("_kill_at", "_ranks_until", "_end_at", "_program")),
         _loop=nothing,
         _sessions=nothing,
         _launchers=known,
-        _server=SimpleNamespace(listens_now=listens.pop),
+        _server=SimpleNamespace(began_to_listen=listens.pop),
         _start_gathering=lambda: None,
-        _leave=lambda: None,
+        _end_with_job=lambda: None,
     )
     role._WorkerProcess._turn(worker)
     assert known.due == -5000 + 1800

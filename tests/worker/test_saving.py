@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from mpiboot.worker import role
-from mpiboot.worker.role import LauncherPort, launcher, tell_launchers
+from mpiboot.worker.role import LauncherPort, launcher, notify_launchers
 
 OWN = {
     "MPIBOOT_SESSION": "abc-1-2",
@@ -68,7 +68,7 @@ def test_each_launcher_is_told_once_and_its_answer_is_waited_for(
         gone.bind(("127.0.0.1", 0))
         here, nobody = server.getsockname()[1], gone.getsockname()[1]
         with daemons(here, here, nobody) as token:
-            telling = threading.Thread(target=tell_launchers, args=(token,))
+            telling = threading.Thread(target=notify_launchers, args=(token,))
             telling.start()
             with server.accept()[0] as told:
                 assert told.recv(100) == b"ending the-mark w-1\n"
@@ -86,7 +86,7 @@ def test_a_launcher_that_does_not_answer_is_not_waited_for_for_ever(
     monkeypatch.setattr(role, "_PATIENCE", 0.01)
     with socket.create_server(("127.0.0.1", 0)) as server:
         with daemons(server.getsockname()[1]) as token:
-            tell_launchers(token)
+            notify_launchers(token)
         with server.accept()[0] as told:
             assert told.recv(100) == b"ending the-mark w-1\n"
 

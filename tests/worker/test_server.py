@@ -210,12 +210,12 @@ def test_the_end_of_another_child_or_of_one_that_was_handed_over_is_nobodys_faul
     worker.helpers.add(12)
     worker.child_ended(12, 0)
     assert worker.helpers == set()
-    gone = worker.hand_over()
+    gone = worker.release()
     assert gone is not None
     assert not cast("Started", gone).closed
     worker.child_ended(4711, 0)
     assert worker.running is None
-    assert worker.hand_over() is None
+    assert worker.release() is None
 
 
 class Lines:
@@ -288,12 +288,12 @@ def test_it_is_told_once_for_each_server_that_it_listens(
     told: list[SshServer] = []
     worker = of(tmp_path, AUTO)
     monkeypatch.setattr(worker, "_listens", told.append)
-    assert not worker.listens_now()
+    assert not worker.began_to_listen()
     worker.start()
-    assert not worker.listens_now()
+    assert not worker.began_to_listen()
     running(worker).listening = True
-    assert [worker.listens_now() for _ in range(3)] == [True, False, False]
+    assert [worker.began_to_listen() for _ in range(3)] == [True, False, False]
     ended(worker, listened=True)
     running(worker).listening = True
-    assert worker.listens_now()
+    assert worker.began_to_listen()
     assert [item.kind for item in told] == [SshKind.OPENSSH, SshKind.EMBEDDED]

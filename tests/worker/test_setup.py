@@ -49,7 +49,7 @@ def settled(
         "control_ifname": "127.0.0.1",
         **flags,
     }
-    found = server.settle(resolve(given, environ), environ, loop)
+    found = server.prepare(resolve(given, environ), environ, loop)
     assert found is not None
     return found
 
@@ -131,7 +131,7 @@ def test_only_a_signal_that_ends_a_worker_ends_the_wait_for_its_key(
     environ = environment(tmp_path)
     given = {"runtime_dir": str(tmp_path / "run"), "ssh_key": str(tmp_path / "late")}
     os.kill(os.getpid(), signal.SIGTERM)
-    assert server.settle(resolve(given, environ), environ, loop) is None
+    assert server.prepare(resolve(given, environ), environ, loop) is None
 
 
 def test_a_profile_that_fails_is_told_and_one_that_works_is_taken(
