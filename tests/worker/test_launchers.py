@@ -53,10 +53,7 @@ def test_the_time_begins_when_the_last_connection_ends(path: Path) -> None:
     seen.read_line(FAILED, 2000.0)
     seen.connected(2001.0)
     assert seen.due == 2001 + AWAY
-
-
-def test_a_longer_wait_than_for_hosts_is_kept(path: Path) -> None:
-    seen = Launchers(path, 9000.0, WAITS)
+    seen = Launchers(path, 9000.0, WAITS)  # longer than it may wait for hosts
     seen.read_line(CAME, 0.0)
     assert seen.due == 9000
 
@@ -101,20 +98,19 @@ def test_a_container_that_starts_again_remembers(path: Path) -> None:
     ]
 
 
-def test_one_launcher_is_one_attempt_however_often_it_comes(path: Path) -> None:
+@pytest.mark.parametrize(
+    ("lines", "kept"),
+    [
+        ((CAME, CAME, FAILED), "host-lost%3A%20w-1"),
+        ((STAYS, WENT_ON), "names-unresolved"),
+        ((STAYS, WENT_ON, STAYS), ""),  # a script that went on did not end by that
+    ],
+)
+def test_one_launcher_is_one_attempt(path: Path, lines: tuple[bytes, ...], kept: str) -> None:
     seen = Launchers(path, AWAY, WAITS)
-    for line in (CAME, CAME, FAILED):
+    for line in lines:
         seen.read_line(line, 0.0)
-    assert path.read_text() == "a@1@x host-lost%3A%20w-1\n"
-
-
-def test_a_script_that_went_on_did_not_end_by_what_one_launch_of_it_told(path: Path) -> None:
-    seen = Launchers(path, AWAY, WAITS)
-    for line in (STAYS, WENT_ON):
-        seen.read_line(line, 0.0)
-    assert path.read_text() == "a@1@x names-unresolved\n"
-    seen.read_line(STAYS, 0.0)
-    assert path.read_text() == "a@1@x \n"
+    assert path.read_text() == f"a@1@x {kept}\n"
 
 
 def test_after_a_good_end_the_next_launcher_is_a_first_one(path: Path) -> None:

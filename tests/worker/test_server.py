@@ -47,8 +47,8 @@ class Started:
         self.stopped = True
 
 
-@pytest.fixture
-def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[WorkerServer]]:
+@pytest.fixture(autouse=True)
+def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Servers that start nothing, where OpenSSH's could serve."""
     monkeypatch.setattr(server, "SshServer", Started)
     monkeypatch.setattr(openssh, "prepare", lambda *_: ["sshd"])
@@ -56,7 +56,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Worke
     monkeypatch.setattr(openssh, "reason_against", lambda *_: "")
     monkeypatch.setattr(openssh, "can_bind", lambda *_: True)
     log.configure()
-    yield WorkerServer
+    yield
     log.configure()
 
 
@@ -90,7 +90,6 @@ def running(worker: WorkerServer) -> Started:
     ],
 )
 def test_openssh_serves_where_it_can_and_nobody_asks_for_the_other(
-    made: object,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
@@ -99,7 +98,6 @@ def test_openssh_serves_where_it_can_and_nobody_asks_for_the_other(
     kind: SshKind,
     message: str,
 ) -> None:
-    assert made
     monkeypatch.setattr(openssh, "reason_against", lambda *_: against)
     worker = of(tmp_path, wanted)
     worker.start()
@@ -108,9 +106,8 @@ def test_openssh_serves_where_it_can_and_nobody_asks_for_the_other(
 
 
 def test_an_openssh_that_was_asked_for_and_can_not_serve_is_an_error(
-    made: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert made
     monkeypatch.setattr(openssh, "reason_against", lambda *_: "no sshd")
     with pytest.raises(MpibootError) as caught:
         of(tmp_path, SshKind.OPENSSH).start()
@@ -125,13 +122,11 @@ def test_an_openssh_that_was_asked_for_and_can_not_serve_is_an_error(
 
 @pytest.mark.parametrize(("check", "falls_back"), [("program-missing", True), ("tmpdir", False)])
 def test_only_a_program_that_is_missing_makes_room_for_the_embedded_server(
-    made: object,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     check: str,
     falls_back: bool,  # noqa: FBT001 - a row of the table
 ) -> None:
-    assert made
 
     def refuse(*_: object) -> list[str]:
         raise error(check, "so it is")
@@ -158,9 +153,8 @@ def ended(worker: WorkerServer, *, listened: bool, status: int = 256, words: str
 
 
 def test_a_server_that_listened_is_started_again_once(
-    made: object, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert made
     worker = of(tmp_path, SshKind.OPENSSH)
     worker.start()
     first = ended(worker, listened=True)
@@ -176,20 +170,9 @@ def test_a_server_that_listened_is_started_again_once(
     assert caught.value.finding.evidence == ("fatal: no memory",)
 
 
-def test_in_place_of_a_server_that_was_not_asked_for_comes_the_embedded_one(
-    made: object, tmp_path: Path
-) -> None:
-    assert made
-    worker = of(tmp_path, AUTO)
-    worker.start()
-    ended(worker, listened=True)
-    assert running(worker).kind is SshKind.EMBEDDED
-
-
 def test_an_sshd_that_never_listened_makes_room_and_the_embedded_one_has_nobody_to(
-    made: object, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert made
     worker = of(tmp_path, AUTO)
     worker.start()
     ended(worker, listened=False, status=9, words="killed")
@@ -202,9 +185,8 @@ def test_an_sshd_that_never_listened_makes_room_and_the_embedded_one_has_nobody_
 
 
 def test_the_end_of_another_child_or_of_one_that_was_handed_over_is_nobodys_fault(
-    made: object, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
-    assert made
     worker = of(tmp_path, AUTO)
     worker.start()
     worker.helpers.add(12)
@@ -232,30 +214,40 @@ class Lines:
         self.closed = True
 
 
+SAID = ("PAM says no", "bye")
+
+
 @pytest.mark.parametrize(
-    ("wanted", "begun", "status", "stopped", "message"),
+    ("wanted", "begun", "status", "words", "stopped", "message"),
     [
-        (AUTO, False, 0, False, ""),
-        (AUTO, False, 256, True, ""),
-        (AUTO, True, 256, False, "warning: a test login to this worker fails: PAM says no; bye\n"),
-        (SshKind.OPENSSH, False, 256, False, "a test login to this worker fails: PAM says no; bye"),
+        (AUTO, False, 0, SAID, False, ""),
+        (AUTO, False, 256, SAID, True, ""),
+        (
+            AUTO,
+            True,
+            256,
+            SAID,
+            False,
+            "warning: a test login to this worker fails: PAM says no; bye\n",
+        ),
+        (SshKind.OPENSSH, False, 256, SAID, False, "login to this worker fails: PAM says no; bye"),
+        (SshKind.OPENSSH, False, 255 << 8, (), False, "fails: ssh ended with 255\n"),
     ],
 )
 def test_an_sshd_that_lets_nobody_in_is_replaced_unless_somebody_is_in_or_wants_it(
-    made: object,
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
     wanted: SshKind | Auto,
     begun: bool,  # noqa: FBT001 - a row of the table
     status: int,
+    words: tuple[str, ...],
     stopped: bool,  # noqa: FBT001
     message: str,
 ) -> None:
-    assert made
     worker = of(tmp_path, wanted)
     worker.start()
     worker._sessions = cast("Sessions", type("Some", (), {"begun": begun})())
-    lines = Lines("PAM says no", "bye")
+    lines = Lines(*words)
     worker._login = (12, lines)  # type: ignore[assignment]
     worker.child_ended(12, status)
     assert (lines.read_, lines.closed) == (True, True)
@@ -270,24 +262,12 @@ def test_an_sshd_that_lets_nobody_in_is_replaced_unless_somebody_is_in_or_wants_
         assert capfd.readouterr().err.endswith(f"the embedded SSH server is used: {why}\n")
 
 
-def test_a_login_that_says_nothing_is_told_by_its_status(
-    made: object, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert made
-    worker = of(tmp_path, SshKind.OPENSSH)
-    worker.start()
-    worker._login = (12, Lines())  # type: ignore[assignment]
-    worker.child_ended(12, 255 << 8)
-    assert "fails: ssh ended with 255\n" in capfd.readouterr().err
-
-
 def test_it_is_told_once_for_each_server_that_it_listens(
-    made: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert made
     told: list[SshServer] = []
     worker = of(tmp_path, AUTO)
-    monkeypatch.setattr(worker, "_listens", told.append)
+    monkeypatch.setattr(worker, "_announce", told.append)
     assert not worker.began_to_listen()
     worker.start()
     assert not worker.began_to_listen()

@@ -59,9 +59,14 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def test_a_worker_has_a_folder_a_key_an_address_and_a_port(
-    tmp_path: Path, key: Path, loop: process.SignalLoop
+    tmp_path: Path, key: Path, loop: process.SignalLoop, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    log.configure(level=LogLevel.DEBUG)
     found = settled(tmp_path, key, loop, environment(tmp_path), ssh_port="4022", ssh_keepalive="33")
+    log.configure()
+    err = capfd.readouterr().err
+    assert "mpiboot: control address 127.0.0.1 (" in err
+    assert "mpiboot: port 4022 (--ssh-port)\n" in err
     assert (found.address, found.port, found.keepalive) == ("127.0.0.1", 4022, 33.0)
     assert found.folder.is_relative_to(tmp_path / "run")
     assert found.folder.name == "worker"
@@ -170,17 +175,10 @@ def test_the_embedded_server_is_told_all_by_a_private_file(
     assert (told["token"], told["keepalive"]) == (found.token, found.keepalive)
     assert len(sessions.new_token()) == len(found.token)
     assert found.token not in " ".join(argv)
-
-
-def test_what_is_settled_is_told_with_its_reason(
-    tmp_path: Path, key: Path, loop: process.SignalLoop, capfd: pytest.CaptureFixture[str]
-) -> None:
-    log.configure(level=LogLevel.DEBUG)
-    settled(tmp_path, key, loop, environment(tmp_path), ssh_port="4022")
-    log.configure()
-    told = capfd.readouterr().err
-    assert "mpiboot: control address 127.0.0.1 (" in told
-    assert "mpiboot: port 4022 (--ssh-port)\n" in told
+    for known, home in ((True, "/known"), (False, found.environ["HOME"])):
+        identity = replace(found.identity, known=known, home="/known")
+        argv = server.embedded_argv(replace(found, identity=identity))
+        assert json.loads(Path(argv[-1]).read_text())["home"] == home
 
 
 def test_launchers_find_a_look_and_a_program_that_dials_others(tmp_path: Path) -> None:
@@ -195,13 +193,3 @@ def test_launchers_find_a_look_and_a_program_that_dials_others(tmp_path: Path) -
     quiet, role, word, *argv = shlex.split((tmp_path / "doctor").read_text())
     assert (quiet, role) == ("MPIBOOT_TERMINATION_LOG=/dev/null", "MPIBOOT_ROLE=worker")
     assert (word, argv[-3:]) == ("exec", ["doctor", "--json", "--no-login"])
-
-
-def test_a_home_that_nobody_knows_is_the_workers_own_for_the_embedded_server(
-    tmp_path: Path, key: Path, loop: process.SignalLoop
-) -> None:
-    found = settled(tmp_path, key, loop, environment(tmp_path))
-    for known, home in ((True, "/known"), (False, found.environ["HOME"])):
-        identity = replace(found.identity, known=known, home="/known")
-        argv = server.embedded_argv(replace(found, identity=identity))
-        assert json.loads(Path(argv[-1]).read_text())["home"] == home
