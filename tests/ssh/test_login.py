@@ -259,11 +259,10 @@ async def test_a_server_that_takes_only_passwords_is_told_apart(job: Job) -> Non
 )
 async def test_another_host_key_ends_before_any_command_runs(
     job: Job,
-    tmp_path: Path,
     kind: str,
     authorized: bool,  # noqa: FBT001 - a row of the table
 ) -> None:
-    key = Job(tmp_path, kind).key
+    key = asyncssh.generate_private_key(kind)
     behaviour = Behaviour(job, host_key=key, authorized=None if authorized else job.stranger)
 
     probe = await against(job, behaviour)
