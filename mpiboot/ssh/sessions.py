@@ -32,7 +32,7 @@ class Session:
 
     mark: str
     leader: int
-    start: float
+    identity: int
     connection: int = -1  # pidfd, where the system has any
     detach: bool = False
     ending: bool = False
@@ -47,7 +47,7 @@ def family(
     """Processes of a session: marked ones, its POSIX session, and all that descend from these."""
     leader = running.get(session.leader)
     # A later process may have got the leader's number, and then its session is another one.
-    reused = leader is not None and leader.start != session.start
+    reused = leader is not None and leader.identity != session.identity
     members = {
         pid
         for pid, item in running.items()
@@ -172,7 +172,7 @@ class Sessions:
 
     def _on_begin(self, mark: str, leader: int, connection: int, *, detach: bool) -> None:
         found = processes.find(leader)
-        session = Session(mark, leader, found.start if found else -1, detach=detach)
+        session = Session(mark, leader, found.identity if found else -1, detach=detach)
         self._sessions[mark] = session
         self.begun += 1
         log.debug("session", f"session {mark} begins", leader=leader)
@@ -227,12 +227,7 @@ class Sessions:
         self._dirty = False
         ending = [session for session in self._sessions.values() if session.ending]
         running = processes.table()
-        oldest = min((session.start for session in ending), default=0)
-        marks = {
-            pid: processes.environ(pid).get(MARK, "")
-            for pid, item in running.items()
-            if item.start >= oldest
-        }
+        marks = {pid: processes.environ(pid).get(MARK, "") for pid in running}
         for session in ending:
             members = family(session, running, marks) - {os.getpid()}
             for pid in [pid for pid, watch in session.victims.items() if watch < 0]:
@@ -276,7 +271,7 @@ class Sessions:
         except ProcessLookupError:
             return False
         found = processes.find(member.pid)
-        if found is None or found.start != member.start:
+        if found is None or found.identity != member.identity:
             if watch is not None:
                 os.close(watch)
             return False

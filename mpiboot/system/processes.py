@@ -17,12 +17,16 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class RunningProcess:
-    """A line of the process table; ``start`` tells a process from a later one of that number."""
+    """A line of the process table; ``identity`` tells a process from a later one of that number.
+
+    That is psutil's own hash, of the number and the ticks from boot to the process's start; its
+    ``create_time`` would change with the clock, and reads all of /proc/stat for each process.
+    """
 
     pid: int
     parent: int
     session: int
-    start: float
+    identity: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,7 @@ def find(pid: int) -> RunningProcess | None:
         with process.oneshot():
             if process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
                 return None
-            return RunningProcess(pid, process.ppid(), os.getsid(pid), process.create_time())
+            return RunningProcess(pid, process.ppid(), os.getsid(pid), hash(process))
     except (psutil.Error, ProcessLookupError):
         return None
 
@@ -60,12 +64,7 @@ def table() -> dict[int, RunningProcess]:
 
 def children(pid: int) -> list[int]:
     """Give the children of a process."""
-    import psutil  # noqa: PLC0415 - see above
-
-    try:
-        return [child.pid for child in psutil.Process(pid).children()]
-    except psutil.Error:
-        return []
+    return [found.pid for found in table().values() if found.parent == pid]
 
 
 def environ(pid: int) -> dict[str, str]:

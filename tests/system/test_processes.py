@@ -17,7 +17,11 @@ from mpiboot.system import processes
 from mpiboot.system.processes import Listener
 
 
-def test_a_process_is_found_whatever_its_name_is(tmp_path: Path) -> None:
+def test_a_process_is_found_whatever_its_name_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And whatever the clock says: it may be set between two looks."""
+    monkeypatch.delattr(psutil._pslinux, "boot_time")
     odd = tmp_path / "a) R 1 1"
     odd.symlink_to("/bin/cat")
     environ = {"MPIBOOT_SESSION": "a=b", "BARE": ""}
