@@ -14,7 +14,7 @@ from typing import Final
 
 
 class Outcome(str, Enum):
-    """How far an attempt came, the furthest last; the value is what a person is told."""
+    """How far an attempt got, the furthest last; the value is what messages say."""
 
     NO_SOCKET = "this pod has no socket for the address"
     REFUSED = "connection refused"

@@ -1,4 +1,4 @@
-"""What mpiboot's own SSH client of one launch is told, and how agents and mpirun call it.
+"""The configuration of mpiboot's own SSH client, and how agents and mpirun call it.
 
 The client itself (``client.py``) and asyncssh are never loaded here.
 """
@@ -33,7 +33,7 @@ _FILES: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class ClientConfig:
-    """What the launcher tells this process; its file is private.
+    """What the launcher writes for this process; its file is private.
 
     ``events`` is the FIFO on which the parent of mpirun listens, ``parent`` whom to end with.
     """
@@ -74,9 +74,10 @@ def client_words() -> str:
         MpibootError: ``runtime-folder``; a path has a blank in it, and the agent splits there.
     """
     found = (sys.executable, "-I", "-S", str(Path(connect.__file__).resolve()))
-    odd = next((word for word in found if any(char.isspace() for char in word)), "")
-    if odd:
-        raise error("runtime-folder", f"{odd!r} has a blank in its path", hint="install elsewhere")
+    blank = next((word for word in found if any(char.isspace() for char in word)), "")
+    if blank:
+        message = f"{blank!r} has a blank in its path"
+        raise error("runtime-folder", message, hint="install elsewhere")
     return " ".join(found)
 
 

@@ -69,7 +69,7 @@ _PATIENCE: Final = {
 _PROBES, _MOST_BETWEEN = 30, 10.0
 # Unanswered ones after which mpirun's parent looks for a host (``parent.silence``).
 _UNANSWERED: Final = 3
-# Where the parent looks for silent hosts: ssh has no word for never.
+# Where the parent looks for silent hosts: ssh has no value for never.
 _NEVER: Final = 1_000_000
 # ssh_config(5), TIME FORMATS.
 _UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
@@ -225,7 +225,7 @@ def render(
         keepalive: seconds after which a silent worker is lost; 0: never.
         user_args: the user's own, behind ours.
         own_keys: hosts that showed a host key of their own; they are known by their address.
-        costly_kex: whether the ssh that reads it knows ``COSTLY_KEX``, and can be told to leave it.
+        costly_kex: whether the ssh that reads it knows ``COSTLY_KEX``, which is then left out.
         watched: as in ``patience``.
     """
     strict = STRICT[host_keys]

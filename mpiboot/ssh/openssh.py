@@ -72,7 +72,7 @@ def reason_against(conditions: OpensshConditions, identity: Identity, folder: st
     """Why sshd can't serve this pod; empty where nothing speaks against it. Pure."""
     root = identity.uid == 0
     missing = [name for bit, name in _NEEDED.items() if not identity.capabilities >> bit & 1]
-    odd = any(not char.isprintable() or char in "\"'\\%$`" for char in folder)
+    unquotable = any(not char.isprintable() or char in "\"'\\%$`" for char in folder)
     places = ", ".join(_FOLDERS)
     objections = (
         (not conditions.path, f"the image has no sshd (looked in PATH, {places})"),
@@ -85,7 +85,7 @@ def reason_against(conditions: OpensshConditions, identity: Identity, folder: st
             not conditions.pidfd,
             "this system can't tell when a connection's process ends (no pidfd)",
         ),
-        (odd, f"sshd's configuration can't hold the path {folder}"),
+        (unquotable, f"sshd's configuration can't hold the path {folder}"),
     )
     return next((message for holds, message in objections if holds), "")
 

@@ -111,7 +111,7 @@ def new_token() -> str:
 def read_begin(line: bytes) -> tuple[str, int, int, bool] | None:
     """Read the line of a new session: mark, leader, connection, whether it is a daemon.
 
-    None where it is no such line: whoever may write to the FIFO, the worker goes on. Pure.
+    None for any other line: the worker goes on, whatever is written to its FIFO. Pure.
     """
     begin = _BEGIN.fullmatch(line)
     if begin is None:
@@ -127,7 +127,7 @@ class Sessions:
         folder: Path,
         loop: SignalLoop,
         grace: float,
-        other_lines: Callable[[bytes], None] = lambda _: None,
+        other_lines: Callable[[bytes], None],
     ) -> None:
         """Make the FIFO in the worker's folder and listen on it.
 

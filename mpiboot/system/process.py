@@ -147,7 +147,7 @@ def python(statement: str, *arguments: str) -> list[str]:
 def is_containers_own(proc: Path = Path("/proc")) -> bool:
     """Whether this is what the container was started for: its first process, or an init's child.
 
-    Where pods share a process table that can't be told from one that `kubectl exec` started.
+    Where pods share a process table, one that `kubectl exec` started looks the same.
     """
     if os.getpid() == 1:
         return True

@@ -42,7 +42,7 @@ def gather(
     # Loaded late, as what it needs is.
     from mpiboot.network import links, sysfs  # noqa: PLC0415
 
-    seen, routes, odd = links.observe()
+    seen, routes, unread = links.observe()
     control, _ = pod.control_address(
         resolved.settings.control_ifname, socket.gethostname(), api=environ.get(pod.API, "")
     )
@@ -60,7 +60,7 @@ def gather(
         memlock=pod.memlock(),
         shm=pod.shm_size(),
         environment=pod.spec_names(pid),
-        fabric=_fabric(environ, routes, odd),
+        fabric=_fabric(environ, routes, unread),
         mesh=platform_hints.service_mesh(),
         memory_refused=processes.memory_refused(),
         gpus=sysfs.gpus(search=environ.get("PATH", "")),
@@ -82,14 +82,14 @@ def _fabric(
     from mpiboot.network import platform_hints, rdma  # noqa: PLC0415
 
     seen = rdma.observe()
-    message, odd = platform_hints.attachments(environ)
+    attachments, hints_unread = platform_hints.attachments(environ)
     checked = tuple((name, environ[name]) for name in CHECKED if name in environ)
     return replace(
         seen,
         settings=checked,
         routes=routes,
-        attachments=message,
-        unreadable=(*unread, *seen.unreadable, *odd),
+        attachments=attachments,
+        unreadable=(*unread, *seen.unreadable, *hints_unread),
     )
 
 
@@ -215,7 +215,7 @@ def as_tables(found: PodFacts) -> str:
 
 
 def _fabric_tables(seen: Fabric) -> str:
-    """Lay out what a pod sees of RDMA, its GIDs, its platform's word and what could not be read."""
+    """Lay out a pod's RDMA ports, GIDs, routes, platform hints, and what could not be read."""
     routes = [(route.destination, route.link, route.gateway) for route in seen.routes]
     text = _table(("route to", "link", "gateway"), routes)
     ports = [(device, port) for device in seen.devices for port in device.ports]
@@ -260,7 +260,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _cpus(found: PodFacts) -> str:
-    """Tell the CPUs, and, where that is known, whether they are the pod's own."""
+    """Name the CPUs, and, where that is known, whether they are the pod's own."""
     if found.cpus is None:
         return str(found.cores)
     whose = "the pod's own" if found.cpus.exclusive else "shared"

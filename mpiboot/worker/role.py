@@ -276,7 +276,7 @@ class Launchers:
     Args:
         path: the file of earlier ones.
         away: seconds without a launcher after which this worker may end.
-        waits: seconds that a launcher may wait for other hosts, without a word to this one.
+        waits: seconds that a launcher may wait for other hosts, without a line to this one.
     """
 
     path: Path

@@ -94,7 +94,7 @@ def prepare(
         own, wrong = evaluate_profile(settings.env_profile, own, folder)
         if wrong:
             log.finding(wrong)
-    # The last step: whoever serves removes it at the end.
+    # The last step: the worker removes the copy at its end.
     key = keys.copy(key, folder / "key")
     return WorkerSetup(
         identity=identity,
@@ -283,7 +283,7 @@ class WorkerServer:
         self._setup = setup
         self._loop = loop
         self._sessions = sessions
-        self._announced: SshServer | None = None  # the one of which it was told that it listens
+        self._announced: SshServer | None = None  # the one that was logged as listening
         self._login: tuple[int, ChildOutput] | None = None
         self._restarted = False
         self._replace_reason = ""  # why the running server is to be replaced by the embedded one
@@ -492,7 +492,7 @@ def _read(data: bytes) -> dict[str, str]:
 def _run(
     argv: tuple[str, ...], environ: Mapping[str, str], folder: Path, limit: float
 ) -> tuple[int | None, bytes, str]:
-    """Run until the child ends, whoever else has its streams: status, stdout, last line of stderr.
+    """Run until the child ends, though others may hold its streams: status, stdout, last line.
 
     At the limit all of its session is killed; then there is no status.
     """
