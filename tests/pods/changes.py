@@ -214,7 +214,7 @@ CHANGES: Final = {
         leave=f"`MPIBOOT_DATA_NETWORK=off`; {_YOURS}",
     ),
     "torchrun": Change(
-        what="`mpiboot rank` stands before each program, and sets where ranks meet",
+        what="`mpiboot rank` is put before each program, and sets where ranks meet",
         names=("MASTER_ADDR", "MASTER_PORT"),
         when="`MPIBOOT_RANK_ENV=on`, or the line has `mpiboot rank`",
         harm="a program for torchrun finds neither RANK nor MASTER_ADDR",
