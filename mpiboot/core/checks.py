@@ -31,18 +31,18 @@ class ExitCode(IntEnum):
         return member
 
     FOUND = 1, "`mpiboot doctor` alone: something fails"
-    USAGE = 2, "wrongly called: a word, an option or a setting"
+    USAGE = 2, "wrong usage: a word, an option or a setting"
     HOSTFILE_INVALID = 65, "the hostfile can't be read as one"
-    HOSTFILE_MISSING = 66, "nothing says which hosts there are"
+    HOSTFILE_MISSING = 66, "no hostfile, or no list of hosts"
     NAMES_UNRESOLVED = 68, "a host's name did not resolve in time"
     WORKERS_UNREACHABLE = 69, "a host could not be reached, or was lost"
     BUG = 70, "an error in mpiboot itself"
-    DEVICE_MISSING = 72, "a link, device or library that the job asks for is not there"
-    CANNOT_WRITE = 73, "no folder, or no output, that can be written"
-    NOT_READY = 75, "something was there and not ready in time, or is in use"
-    DENIED = 77, "a key or a right that is wrong or missing"
-    CONFLICT = 78, "settings, programs or networks that don't fit each other"
-    PROGRAM_MISSING = 127, "a program that is not in the image, or can't be executed"
+    DEVICE_MISSING = 72, "a link, device or library that the job asks for is missing"
+    CANNOT_WRITE = 73, "a folder or the output can't be written"
+    NOT_READY = 75, "something was not ready in time, or is in use"
+    DENIED = 77, "a key or permission is wrong or missing"
+    CONFLICT = 78, "settings, programs or networks conflict"
+    PROGRAM_MISSING = 127, "a program is missing, or can't be executed"
 
 
 # The codes of what a new try can help.
@@ -99,7 +99,7 @@ _OF_JOBS: Final[_Table] = {
     },
     (ExitCode.USAGE, _LAUNCHER): {
         "offline": _CheckText(
-            "hosts and keys were looked at",
+            "hosts and keys were checked",
             "run `mpiboot plan` without --offline in the launcher's pod",
         ),
     },
@@ -148,7 +148,7 @@ _OF_JOBS: Final[_Table] = {
         ),
         "daemon-failed": _CheckText(
             "mpirun's daemon starts on every host and ends with the job",
-            "the lines of mpirun and of that worker above say why",
+            "see the lines of mpirun and of that worker above",
         ),
         "launch-timeout": _CheckText(
             "every host's daemon joins in time",
@@ -193,7 +193,7 @@ _OF_JOBS: Final[_Table] = {
             "mount an emptyDir and name it with MPIBOOT_RUNTIME_DIR",
         ),
         "output": _CheckText(
-            "what a command prints can be written",
+            "a command's output can be written",
             "make room where standard output goes, or send it to another place",
         ),
         "tmpdir": _CheckText(
@@ -291,7 +291,7 @@ _OF_JOBS: Final[_Table] = {
     },
     (ExitCode.PROGRAM_MISSING, _BOTH): {
         "program-missing": _CheckText(
-            "the programs that are needed are installed",
+            "required programs are installed",
             "install it in the image, or put its folder on PATH",
         ),
     },
@@ -315,8 +315,8 @@ _OF_DATA_NETWORKS: Final[_Table] = {
             "every worker has an RDMA device of its own",
             "ask for the device in the worker's container, and attach its network: resources: "
             '{limits: {<the RDMA resource of your nodes>: "1"}}, annotations: '
-            "{k8s.v1.cni.cncf.io/networks: <network>}; `kubectl describe node NODE` lists what it"
-            " has to give (Allocatable)",
+            "{k8s.v1.cni.cncf.io/networks: <network>}; `kubectl describe node NODE` lists its "
+            "resources (Allocatable)",
         ),
         "rdma-differs": _CheckText(
             "all workers have the same number and kind of RDMA devices",
@@ -360,7 +360,7 @@ _OF_DATA_NETWORKS: Final[_Table] = {
     },
     (ExitCode.CONFLICT, _BOTH): {
         "rdma-gid-index": _CheckText(
-            "NCCL and UCX can be told the GID index",
+            "NCCL and UCX can be given the GID index",
             "use NCCL 2.21 or later, or a network of its own for the rails; or set NCCL_IB_HCA "
             "and NCCL_IB_GID_INDEX for each rank",
         ),
@@ -392,8 +392,8 @@ _OF_DATA_NETWORKS: Final[_Table] = {
         ),
         "data-sockets": _CheckText(
             "TCP passes between the workers' data addresses",
-            "let TCP pass there (an ACL of the fabric, a firewall, a MultiNetworkPolicy); where "
-            "only RDMA is meant to, MPIBOOT_NCCL_SOCKET=control says so",
+            "let TCP pass there (an ACL of the fabric, a firewall, a MultiNetworkPolicy); if "
+            "only RDMA should pass, set MPIBOOT_NCCL_SOCKET=control",
         ),
         "data-subnet": _CheckText(
             "no two data links of a worker are in one subnet",
