@@ -87,7 +87,8 @@ _OF_JOBS: Final[_Table] = {
     (ExitCode.FOUND, _BOTH): {
         "python-modules": _CheckText(
             "mpiboot's own Python modules are installed",
-            "install the wheel with what it needs: `pip install mpiboot-*.whl`, without --no-deps",
+            "install the wheel with its dependencies: `pip install mpiboot-*.whl`, "
+            "without --no-deps",
         ),
     },
     (ExitCode.USAGE, _BOTH): {

@@ -140,7 +140,7 @@ def missing(hosts: Sequence[HostReport]) -> Iterable[Finding]:
 @check(
     "name-answers",
     "three answers for each name: addresses, IP versions, the search name, how long it took",
-    title="every question for a host's name has one answer, and soon",
+    title="every lookup of a host's name gives one answer, quickly",
     hint="several pods have that name, or a nameserver is behind: look at the job's headless "
     "Service and its EndpointSlices",
     role=Role.LAUNCHER,
@@ -468,7 +468,7 @@ def path_mtu(ways: Sequence[Dial]) -> Iterable[Finding]:
     "path-speed",
     "the quickest of five round trips, and one TCP stream of half a second and 64 MiB at most "
     "between neighbours; no other measurement runs on these two hosts meanwhile",
-    title="no way between workers is much slower than the others, measured by --network",
+    title="no path between workers is much slower than the others, measured by --network",
     hint="look at that node's link (speed, errors, cable), and at what else runs on the node",
     role=Role.LAUNCHER,
     ok="the figures",

@@ -78,7 +78,7 @@ def mesh(mesh: Mesh | None, settings: Settings) -> Iterable[Finding]:
 @check(
     "rp-filter",
     "net.ipv4.conf.*.rp_filter of a pod with several links",
-    title="answers may come by another link than the question",
+    title="replies may arrive on another link than requests left by",
     hint="securityContext: {sysctls: [{name: net.ipv4.conf.all.rp_filter, value: '2'}]} of the pod "
     "(the kubelet must allow it), or the tuning plugin in the network's definition",
     role=Role.WORKER,
@@ -263,7 +263,7 @@ def distance(one: str, other: str, numa: tuple[int, int] = (-1, -1)) -> str:
 @check(
     "gpu-distance",
     "the PCI tree in sysfs, with NCCL's names: PIX, PXB, PHB, SYS",
-    title="each GPU has an RDMA device that is near",
+    title="each GPU has an RDMA device nearby",
     hint="ask for GPU and device of one PCI switch (Topology Manager of the kubelet, or DRA); "
     "in a virtual machine NCCL_TOPO_FILE tells NCCL what the hypervisor hides",
     role=Role.WORKER,
@@ -438,8 +438,7 @@ def two_settings(environ: Mapping[str, str]) -> Iterable[Finding]:
     "unread-parameters",
     "OMPI_MCA_* and PRTE_MCA_* against what this version of Open MPI knows",
     title="the MPI of this pod knows the parameters that are set",
-    hint="write what stands in brackets, or unset it: an unknown parameter is ignored without a "
-    "word",
+    hint="use the name in brackets, or unset it: unknown parameters are silently ignored",
     role=Role.WORKER,
     warn="one was written for another version, and has no effect",
 )
@@ -456,8 +455,8 @@ def unread(environ: Mapping[str, str], image: ImagePart) -> Iterable[Finding]:
 @check(
     "nccl-prefix",
     "NCCL_SOCKET_IFNAME and NCCL_IB_HCA against the links and devices of this pod",
-    title="names in NCCL's lists mean no more than themselves",
-    hint="write `=` in front of the list: then a name is that name alone",
+    title="names in NCCL's lists match no others",
+    hint="write `=` in front of the list for exact names",
     role=Role.WORKER,
     warn="a name in the list takes others that begin with it: mlx5_1 and mlx5_10",
 )
@@ -487,7 +486,7 @@ def prefixes(facts: PodFacts) -> Iterable[Finding]:
     "named-links",
     "GLOO_SOCKET_IFNAME, TP_SOCKET_IFNAME, UCX_NET_DEVICES, FI_TCP_IFACE, FI_SOCKETS_IFACE, "
     "HYDRA_IFACE, I_MPI_HYDRA_IFACE and Open MPI's *_if_include against the links of this pod",
-    title="variables that name links name links of this pod",
+    title="links that variables name exist in this pod",
     hint="name a link that the workers have (`mpiboot facts` lists them), or unset it: mpiboot "
     "sets what it can",
     role=Role.WORKER,

@@ -126,7 +126,7 @@ def libraries(image: ImagePart) -> Iterable[Finding]:
     "python-modules",
     "the modules that mpiboot imports",
     title="mpiboot's own Python modules are installed",
-    hint="install the wheel with what it needs: `pip install mpiboot-*.whl`, without --no-deps",
+    hint="install the wheel with its dependencies: `pip install mpiboot-*.whl`, without --no-deps",
     ok="all can be found",
     fail="mpiboot was installed without one",
     at_build=True,
@@ -145,7 +145,7 @@ def python(image: ImagePart) -> Iterable[Finding]:
     "the passwd entry of the pod's uid",
     title="the pod's user has a passwd entry",
     hint="runAsUser: a uid that the image has, or add a line for this one to /etc/passwd in the "
-    "image; ssh, sshd and the user's own programs may ask for it, mpiboot goes without",
+    "image; ssh, sshd and the user's own programs may need it, mpiboot does not",
     ok="there is one",
     warn="there is none, as under OpenShift's random uid",
 )
@@ -347,7 +347,7 @@ _FULL: Final = 0.9
 @check(
     "other-ssh-server",
     "who listens on the worker's port, or on 22, 2222 and 222, and how it greets",
-    title="the SSH server where the job looks for one is mpiboot's",
+    title="the SSH server at the job's port is mpiboot's",
     hint="start the worker by mpiboot (`args: [worker]`) and no sshd beside it; with hostNetwork "
     "the node's own sshd has port 22: set MPIBOOT_SSH_PORT to a free one",
     role=Role.WORKER,
@@ -455,8 +455,8 @@ def shm(shm: ShmPart) -> Iterable[Finding]:
     "memory-limit",
     "memory.max, memory.current and memory.events of the control group",
     title="the container is within its memory limit",
-    hint="raise resources.limits.memory of this container; `kubectl describe pod POD` tells "
-    "whether it was ended so before (Last State: OOMKilled)",
+    hint="raise resources.limits.memory of this container; `kubectl describe pod POD` shows "
+    "whether it was killed before (Last State: OOMKilled)",
     ok="there is room, and nothing was killed",
     warn="more than 90% is in use, or the kernel has killed a process of this container",
 )
@@ -481,8 +481,8 @@ _OTHERS_WRITE: Final = 0o022
     "`sshd -T` with the options of the OpenSSH server that runs, and modes and owners of "
     "authorized_keys and the folders above it",
     title="the settings of the OpenSSH server that runs let this user in with a key",
-    hint="start the worker by mpiboot (`args: [worker]`), whose settings are its own; or mend the "
-    "image's sshd_config",
+    hint="start the worker by mpiboot (`args: [worker]`), whose settings are its own; or fix "
+    "the image's sshd_config",
     role=Role.WORKER,
     ok="this user may log in with a key",
     unknown="this user may not ask for them",
