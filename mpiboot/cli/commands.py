@@ -379,30 +379,25 @@ _FOLDER = click.option(
 
 @shims.command(cls=Command)
 @_FOLDER
-@click.option(
-    "--replace", is_flag=True, help="Put them in the place of the real programs, which move."
-)
-def install(folder: str, *, replace: bool) -> None:
+def install(folder: str) -> None:
     """Make mpirun, mpiexec and sshd lead to mpiboot.
 
-    The folder must come before the real programs' folder on PATH. The real ones are left as they
-    are; with --replace they move to /usr/local/lib/mpiboot/real, so that a call by absolute path
-    starts mpiboot too.
+    The folder must come before the real programs' folder on PATH; these are left as they are.
 
     \b
     Examples:
       mpiboot shims install
-      mpiboot shims install --replace
+      mpiboot shims install --folder /opt/shims
     """  # noqa: D301 - click's mark for lines that are kept as they are
     from mpiboot.launcher import shims as names
 
-    _told(names.replace(os.environ) if replace else names.install(folder, os.environ))
+    _told(names.install(folder, os.environ))
 
 
 @shims.command(cls=Command)
 @_FOLDER
 def remove(folder: str) -> None:
-    """Take the shims away and put the real programs back.
+    """Take the shims away.
 
     \b
     Examples:

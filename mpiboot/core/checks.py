@@ -245,7 +245,7 @@ _OF_JOBS: Final[_Table] = {
         "shims": _CheckText(
             "calling mpirun starts mpiboot",
             "call mpirun by its name alone with `mpiboot shims install` in the image, by absolute"
-            " path with `mpiboot shims install --replace`, or use `args:` for `command:`",
+            " path with a link to mpiboot in its place, or use `args:` for `command:`",
         ),
         "slots": _CheckText("the ranks fit the slots, and every host gets one", ""),
         "unsafe-value": _CheckText(

@@ -29,7 +29,7 @@ from mpiboot.hosts.dns import Resolver
 from mpiboot.hosts.dns_query import NoAddress
 from mpiboot.hosts.gate import DoctorLook, is_one_of
 from mpiboot.hosts.host_shell import HostAnswer
-from mpiboot.hosts.pipeline import Pipelines
+from mpiboot.hosts.pipeline import PipelineOptions, Pipelines
 from mpiboot.job import plan as plans
 from mpiboot.job.plan_builder import LaunchPaths
 from mpiboot.launcher import launch_folder, look, observation
@@ -67,9 +67,8 @@ async def log_in_once(address: str, port: int, settings: Settings, access: SshAc
     Raises:
         MpibootError: what a launcher's gate would say of this host.
     """
-    pipelines = Pipelines(
-        replace(settings, ssh_port=port), access, Resolver(), changed=lambda: None, once=True
-    )
+    once, settings = PipelineOptions(once=True), replace(settings, ssh_port=port)
+    pipelines = Pipelines(settings, access, Resolver(), changed=lambda: None, options=once)
     await pipelines.load()
     (state,) = progress.states((Host(address),))
     return await pipelines.reach(state, (address,))
@@ -180,7 +179,7 @@ def _passed(
     yield from merged(map(_reached, passed.workers))
     yield from passed.findings
     left_out = (*passed.local, *passed.unasked)
-    hosts = [one for one in doctor.asked(listed) if one not in left_out]
+    hosts = [one for one in doctor.select(listed) if one not in left_out]
     names = asyncio.run(look_up(hosts))
     reports = reports_of(hosts, passed.workers, passed.answers, names)
     told = {(item.check, name) for item in planned for name in (item.host, *item.hosts)}
@@ -222,7 +221,7 @@ def _without_plan(
         to = launcher_setup.access(launcher)
         passed = asyncio.run(gate.probe_once(file.hosts, resolved.settings, to, doctor=doctor))
     except MpibootError:
-        yield from asyncio.run(_names(doctor.asked(file.hosts)))
+        yield from asyncio.run(_names(doctor.select(file.hosts)))
         return
     yield from _passed(file.hosts, passed, place, doctor)
     _stop_where_interrupted(passed)

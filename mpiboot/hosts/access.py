@@ -1,6 +1,6 @@
-"""How a launcher comes to its workers: by SSH, or by ``kubectl exec`` into their pods.
+"""How a launcher reaches its workers: by SSH, or by ``kubectl exec`` into their pods.
 
-Which of the two is chosen here, and so is what kubectl is asked of a pod and what its answers mean.
+The choice between the two, kubectl's command lines, and what its answers mean.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any, Final
@@ -21,14 +21,13 @@ from mpiboot.core.model import Decision, Source
 from mpiboot.core.setting_types import LaunchAgent
 from mpiboot.core.settings import Resolved
 from mpiboot.system import executables, programs
-from mpiboot.system.programs import ProgramEnd
 
-# How kubectl says with what a remote command ended; its own failures it tells in other words, and
-# both may have status 1 (kubectl's pkg/cmd/util, client-go's util/exec).
+# How kubectl reports a remote command's exit status; its own failures have other words, and both
+# may have status 1 (kubectl's pkg/cmd/util, client-go's util/exec).
 KUBECTL_ENDED: Final = "command terminated with exit code"
-# Who asks, as the server's refusal names it.
+# The service account, as the server's refusal names it.
 _ACCOUNT: Final = re.compile(r'User "system:serviceaccount:([^:"]+):([^"]+)"')
-# An account in a manifest that nobody has named yet.
+# The account for the manifest if the refusal names none.
 _UNKNOWN_ACCOUNT: Final = "default"
 _DEFAULT_CONTAINER: Final = "kubectl.kubernetes.io/default-container"
 _SHOWN: Final = 300  # characters
@@ -38,9 +37,9 @@ _SHOWN: Final = 300  # characters
 class PodAccess:
     """How a job's pods are entered.
 
-    ``kubectl`` is the program's path. ``namespace`` is the pods', empty for the one of kubectl's
-    own configuration; ``container`` the one to enter in pods with several, empty for kubectl's
-    choice (an annotation's, else the first).
+    ``kubectl`` is the program's path; ``namespace`` the pods' (empty: that of kubectl's own
+    configuration); ``container`` the one to enter in pods with several (empty: kubectl's choice,
+    an annotation's, else the first).
     """
 
     kubectl: str
@@ -48,15 +47,15 @@ class PodAccess:
     container: str = ""
 
     def get(self, pod: str) -> tuple[str, ...]:
-        """Give the line that tells of a pod.
+        """Build the line that shows a pod.
 
-        Who runs it bounds it: with --request-timeout kubectl leaves its service account aside and
-        asks localhost:8080 (kubernetes/kubernetes 93474).
+        The caller limits its time: with --request-timeout kubectl ignores its service account and
+        tries localhost:8080 (kubernetes/kubernetes 93474).
         """
         return (*self._words(), "get", "pod", pod, "--output=json")
 
     def run(self, pod: str, command: str) -> tuple[str, ...]:
-        """Give the line that runs a command in a pod."""
+        """Build the line that runs a command in a pod."""
         container = (f"--container={self.container}",) if self.container else ()
         return (*self._words(), "exec", *container, pod, "--", "/bin/sh", "-c", command)
 
@@ -67,44 +66,55 @@ class PodAccess:
 
 
 def pod_of(host: str) -> str:
-    """Give the name of the pod that a host is, its first label; empty for an address."""
+    """Give the name of a host's pod, its first label; empty for an address."""
     return "" if is_address(host) else host.partition(".")[0]
 
 
-class Trouble(str, Enum):
-    """Why a pod was not entered; the value is what a person is told."""
+class Trouble(Enum):
+    """Why a pod was not entered: for a person, by which of kubectl's words, and what to do.
 
-    FORBIDDEN = "kubectl has no right to it"
-    UNAUTHORIZED = "the API server does not know this pod's service account"
-    NO_SERVER = "the API server is not reachable"
-    NO_POD = "pod not found"
-    NOT_RUNNING = "pod not running"
-    NO_SUCH_CONTAINER = "no such container"
-    FAILED = "kubectl failed"
+    The first whose words are found is meant. They are those of the API server (apimachinery's
+    api/errors), of client-go and of kubectl 1.24 to 1.34.
+    """
+
+    FORBIDDEN = "kubectl has no permission", r"\(Forbidden\)|is forbidden:"
+    UNAUTHORIZED = (
+        "the API server does not know this pod's service account",
+        "Unauthorized|must be logged in to the server",
+    )
+    NO_SUCH_CONTAINER = "no such container", r"container \S+ is not valid for pod"
+    NOT_RUNNING = "pod not running", "container not found|cannot exec into a container"
+    NO_POD = "pod not found", r"\(NotFound\)"
+    NO_SERVER = (
+        "the API server is not reachable",
+        (
+            "connection to the server|Unable to connect to the server|no such host|i/o timeout|"
+            "connection refused|TLS handshake|deadline exceeded|no configuration has been"
+        ),
+    )
+    FAILED = "kubectl failed", ""
+
+    def __init__(self, text: str, words: str) -> None:
+        self.text, self.words = text, words
+
+    @property
+    def hint(self) -> str:
+        """What to do about it."""
+        return _HINTS[self]
 
     @property
     def final(self) -> bool:
         """Whether waiting does not help."""
         return self in (Trouble.FORBIDDEN, Trouble.UNAUTHORIZED, Trouble.NO_SUCH_CONTAINER)
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether nothing runs in that pod."""
+        return self in (Trouble.NO_POD, Trouble.NOT_RUNNING)
 
-# What kubectl says -> what it means; the first that fits. The words are those of the API server
-# (apimachinery's api/errors), of client-go and of kubectl 1.24 to 1.34.
-_WORDS: Final = (
-    (re.compile(r"\(Forbidden\)|is forbidden:"), Trouble.FORBIDDEN),
-    (re.compile(r"Unauthorized|must be logged in to the server"), Trouble.UNAUTHORIZED),
-    (re.compile(r"container \S+ is not valid for pod"), Trouble.NO_SUCH_CONTAINER),
-    (re.compile(r"container not found|cannot exec into a container"), Trouble.NOT_RUNNING),
-    (re.compile(r"\(NotFound\)"), Trouble.NO_POD),
-    (
-        re.compile(
-            r"connection to the server|Unable to connect to the server|no such host|i/o timeout"
-            r"|connection refused|TLS handshake|deadline exceeded|no configuration has been"
-        ),
-        Trouble.NO_SERVER,
-    ),
-)
+
 _HINTS: Final = {
+    Trouble.FORBIDDEN: "give the launcher's service account this Role, with `kubectl apply -f`",
     Trouble.UNAUTHORIZED: "is the service account's token mounted, and of this cluster? See "
     "`automountServiceAccountToken` and `serviceAccountName` of the launcher's pod",
     Trouble.NO_SERVER: "is the service account's token mounted (`automountServiceAccountToken`), "
@@ -117,44 +127,31 @@ _HINTS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Obstacle:
-    """What keeps a pod from being entered; ``evidence`` are lines that belong to it."""
+class PodError(Exception):
+    """A pod can't be entered; ``evidence`` are lines that belong to the message."""
 
-    trouble: Trouble
-    message: str
-    hint: str
-    evidence: tuple[str, ...] = ()
+    def __init__(self, trouble: Trouble, message: str, evidence: tuple[str, ...] = ()) -> None:
+        super().__init__(f"{trouble.text}: {message}")
+        self.trouble, self.message, self.evidence = trouble, message, evidence
 
 
-@dataclass(frozen=True, slots=True)
-class PodState:
-    """What the API server tells of a pod: its addresses, and what keeps it from being entered."""
-
-    addresses: tuple[str, ...] = ()
-    obstacle: Obstacle | None = field(default=None)
-
-
-def obstacle(trouble: Trouble, message: str, evidence: tuple[str, ...] = ()) -> Obstacle:
-    """Say what is wrong, with what to do about it."""
-    return Obstacle(trouble, message, _HINTS.get(trouble, ""), evidence)
+def pod_error(words: str, access: PodAccess) -> PodError:
+    """Tell from kubectl's output what has failed."""
+    trouble = next(item for item in Trouble if re.search(item.words, words))
+    role: tuple[str, ...] = ()
+    if trouble is Trouble.FORBIDDEN:
+        account = _ACCOUNT.search(words)
+        own, name = (account[1], account[2]) if account else (access.namespace, _UNKNOWN_ACCOUNT)
+        role = role_lines(access.namespace or own, own, name)
+    return PodError(trouble, _shortened(words), role)
 
 
-def obstacle_of(words: str, access: PodAccess) -> Obstacle:
-    """Tell by kubectl's own words what has failed."""
-    message = _shortened(words)
-    trouble = next((item for pattern, item in _WORDS if pattern.search(words)), Trouble.FAILED)
-    if trouble is not Trouble.FORBIDDEN:
-        return obstacle(trouble, message)
-    account = _ACCOUNT.search(words)
-    own, name = (account[1], account[2]) if account else (access.namespace, _UNKNOWN_ACCOUNT)
-    hint = "give the launcher's service account this Role, with `kubectl apply -f`"
-    role = role_lines(access.namespace or own, own, name)
-    return Obstacle(trouble, message, hint, role)
+def pod_addresses(text: str, access: PodAccess) -> tuple[str, ...]:
+    """Read the addresses of a pod that runs from the API server's answer (core/v1 Pod, as JSON).
 
-
-def pod_state(text: str, access: PodAccess) -> PodState:
-    """Read what the API server tells of a pod (core/v1 Pod, as JSON)."""
+    Raises:
+        PodError: it can't be entered.
+    """
     try:
         pod = json.loads(text)
         spec, status = pod["spec"], pod["status"]
@@ -163,13 +160,13 @@ def pod_state(text: str, access: PodAccess) -> PodState:
         wanted = access.container or _default_container(pod, names)
         message = _waits_for(pod, wanted)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError):
-        return PodState(obstacle=obstacle(Trouble.FAILED, "its answer is not that of a pod"))
+        raise PodError(Trouble.FAILED, "its answer is not that of a pod") from None
     if wanted not in names:
         message = f"it has no container {wanted}, but {', '.join(names)}"
-        return PodState(addresses, obstacle(Trouble.NO_SUCH_CONTAINER, message))
-    if not message and not addresses:
-        message = "it has no address yet"
-    return PodState(addresses, obstacle(Trouble.NOT_RUNNING, message) if message else None)
+        raise PodError(Trouble.NO_SUCH_CONTAINER, message)
+    if message or not addresses:
+        raise PodError(Trouble.NOT_RUNNING, message or "it has no address yet")
+    return addresses
 
 
 def _default_container(pod: dict[str, Any], names: list[str]) -> str:
@@ -200,8 +197,8 @@ def _waits_for(pod: dict[str, Any], container: str) -> str:
 def role_lines(namespace: str, account_namespace: str, account: str) -> tuple[str, ...]:
     """Write the Role and RoleBinding with which a service account may enter pods.
 
-    Since 1.31 kubectl asks by WebSocket, which API servers take for ``get``; older ones asked for
-    ``create``, and servers since 1.35 want both (KEP-4006, kubernetes/kubernetes#133515).
+    Since 1.31 kubectl uses WebSocket, which is authorized as ``get``; older ones need ``create``,
+    and API servers since 1.35 require both (KEP-4006, kubernetes/kubernetes#133515).
     """
     place = f", namespace: {namespace}" if namespace else ""
     of_account = f", namespace: {account_namespace}" if account_namespace else ""
@@ -224,7 +221,7 @@ def role_lines(namespace: str, account_namespace: str, account: str) -> tuple[st
 
 def _shortened(words: str) -> str:
     lines = [line.strip() for line in words.splitlines() if line.strip()]
-    # What comes before is about the program's own choice of a container, or a cache.
+    # Earlier lines are about the choice of a container, or a cache.
     return lines[-1][:_SHOWN] if lines else "it said nothing"
 
 
@@ -261,45 +258,52 @@ class SshAccess:
 # kubectl costs a tenth of a second of a core and 40 MB each.
 _AT_ONCE: Final = 16
 _LOOK: Final = 20.0
-_FAILED: Final = 1
 
 
 class Kubectl:
-    """Asks the API server for pods, and runs commands in them."""
+    """Reads pods from the API server, and runs commands in them."""
 
     def __init__(self, access: PodAccess, *, limit: float = 30.0) -> None:
-        """Begin; ``limit`` is how many seconds a command may take."""
+        """``limit`` is how many seconds a command may take."""
         self._access = access
         self._limit = limit
         self._free = asyncio.Semaphore(_AT_ONCE)
 
-    async def look(self, pod: str) -> PodState:
-        """Ask what a pod is doing."""
-        done = await self._run(self._access.get(pod), _LOOK)
-        if done.status == 0:
-            return pod_state(done.stdout, self._access)
-        return PodState(obstacle=obstacle_of(done.stderr, self._access))
+    async def look(self, pod: str) -> tuple[str, ...]:
+        """Give the addresses of a pod that runs.
 
-    async def run(self, pod: str, command: str) -> str | Obstacle:
-        """Give a command's output, or why there is none."""
-        done = await self._run(self._access.run(pod, command), self._limit)
-        return done.stdout if done.status == 0 else obstacle_of(done.stderr, self._access)
+        Raises:
+            PodError: it can't be entered.
+        """
+        return pod_addresses(await self._run(self._access.get(pod), _LOOK), self._access)
 
-    async def _run(self, words: tuple[str, ...], limit: float) -> ProgramEnd:
+    async def run(self, pod: str, command: str) -> str:
+        """Give a command's output.
+
+        Raises:
+            PodError: the pod can't be entered, or the command failed.
+        """
+        return await self._run(self._access.run(pod, command), self._limit)
+
+    async def _run(self, words: tuple[str, ...], limit: float) -> str:
         async with self._free:
             try:
                 done = await programs.run_async(words, limit)
             except OSError as why:
-                return ProgramEnd(_FAILED, "", f"{words[0]}: {why.strerror}")
-        late = f"no end of `kubectl {words[-1][:20]}` within {limit:g} s"
-        return done or ProgramEnd(_FAILED, "", late)
+                raise PodError(Trouble.FAILED, f"{words[0]}: {why.strerror}") from None
+        if done is None:
+            message = f"no end of `kubectl {words[-1][:20]}` within {limit:g} s"
+            raise PodError(Trouble.FAILED, message)
+        if done.status != 0:
+            raise pod_error(done.stderr, self._access)
+        return done.stdout
 
 
 # Where a kubelet mounts what a pod needs for the API server.
 ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 # Where the MPI Operator of v1 delivers it, beside its kubexec.sh.
 _DELIVERED: Final = "/opt/kube"
-# What kubectl reads of its environment to find the API server; mpirun's may lack it.
+# The variables by which kubectl finds the API server; mpirun's environment may lack them.
 KUBECTL_ENVIRONMENT: Final = (
     "KUBERNETES_SERVICE_HOST",
     "KUBERNETES_SERVICE_PORT",
@@ -322,16 +326,16 @@ def choose_access(
     key_is_there: Callable[[], bool],
     account: Path = ACCOUNT,
 ) -> tuple[PodAccess, Decision] | None:
-    """Choose; None where hosts are reached by SSH.
+    """Choose how hosts are reached; None for SSH.
 
     Args:
         resolved: the settings.
         environ: this pod's environment.
-        key_is_there: tells, after a little patience, whether the job has an SSH key.
+        key_is_there: tells, after a short wait, whether the job has an SSH key.
         account: where the service account is mounted.
 
     Raises:
-        MpibootError: ``program-missing``; kubectl is asked for, and is not there.
+        MpibootError: ``program-missing``; kubectl is required, and is not there.
     """
     settings, given = resolved.settings, resolved.given["launch_agent"]
     if settings.launch_agent is LaunchAgent.SSH:
@@ -347,7 +351,7 @@ def choose_access(
             )
         source, reason = given.source, str(given)
     else:
-        # Without both of these nobody can be asked; with a key, SSH is what works everywhere.
+        # kubectl needs both; with a key, SSH works everywhere.
         if not kubectl or not (account / "token").exists() or key_is_there():
             return None
         source = Source.DETECTED

@@ -1,16 +1,15 @@
-"""Host names: whether the system resolver knows an address, and if not, why.
+"""Name resolution: the addresses of a host, or the reason why it has none.
 
-``getaddrinfo`` is asked first, since in a cluster that is ready its yes is all that is needed. It
-waits 5 s and more for each lost packet; so what it has not answered within a tenth of a second is
-asked of the nameservers beside it (``dns_query``), and the first address counts: neither ssh nor
-mpirun asks for the name again. These questions also tell why a name has none. Nothing is decided
-here, and nothing waits for a name to appear: that is the gate's.
+``getaddrinfo`` is asked first: in a cluster that is ready its answer is all that is needed. It
+waits 5 s and more for each lost packet, so a name that it has not resolved within a tenth of a
+second is also looked up at the nameservers (``dns_query``), and the first address counts: neither
+ssh nor mpirun resolves the name again. These queries also show why a name has no address. Waiting
+for names to appear is the gate's.
 
-dnspython's resolver is not used, for it would explain another search than glibc's: it ends the
-search list at a name without an address record, reads neither ``attempts`` nor the limits of
-resolv.conf(5), waits for a silent nameserver as long as for any other, and tells what each
-nameserver said only where all have failed. Nor is ``resolve_chaining()``, which makes up how long a
-negative answer lives where no record says it.
+dnspython's resolver is not used, since it does not search as glibc does: it ends the search list at
+a name without an address record, reads neither ``attempts`` nor the limits of resolv.conf(5), waits
+for a silent nameserver as long as for any other, and reports each nameserver's error only if all
+have failed. ``resolve_chaining()`` invents a TTL for a negative answer without an SOA record.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _MOST_ATTEMPTS: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class ResolvConf:
-    """What resolv.conf says, with glibc's defaults; ``search`` has no final dots."""
+    """The content of resolv.conf, with glibc's defaults; ``search`` has no final dots."""
 
     nameservers: tuple[str, ...] = ()
     search: tuple[str, ...] = ()
@@ -52,7 +51,7 @@ class ResolvConf:
 
 
 def parse_resolv_conf(text: str) -> ResolvConf:
-    """Read a resolv.conf as glibc does: of several search lines the last one counts."""
+    """Parse resolv.conf as glibc does: the last of several search lines counts."""
     found = ResolvConf()
     for line in text.splitlines():
         words = re.split(r"[#;]", line, maxsplit=1)[0].split()
@@ -89,9 +88,9 @@ def _with_option(conf: ResolvConf, option: str) -> ResolvConf:
 
 
 def host_sources(nsswitch: str) -> tuple[str, ...]:
-    """Give where the system looks for hosts, by nsswitch.conf's text; glibc's own where it is mute.
+    """Give the sources of host names in nsswitch.conf, or glibc's default.
 
-    Without the file glibc asks /etc/hosts and the nameservers, as does musl, which never reads it.
+    Without an entry glibc uses /etc/hosts and DNS, as does musl, which never reads this file.
     """
     for line in nsswitch.splitlines():
         database, colon, text = line.partition("#")[0].partition(":")
@@ -101,7 +100,7 @@ def host_sources(nsswitch: str) -> tuple[str, ...]:
 
 
 def search_names(name: str, conf: ResolvConf) -> tuple[str, ...]:
-    """Give the absolute names that a resolver asks for, in its order (resolv.conf(5))."""
+    """Give the absolute names that a resolver queries, in its order (resolv.conf(5))."""
     if name.endswith("."):
         return (name,)
     listed = tuple(f"{name}.{domain}." for domain in conf.search)
@@ -111,7 +110,7 @@ def search_names(name: str, conf: ResolvConf) -> tuple[str, ...]:
 
 
 def is_malformed(name: str) -> bool:
-    """Tell whether no nameserver could ever have a host of this name."""
+    """Tell whether this can't be a host name in DNS."""
     bare = name.removesuffix(".")
     labels = bare.split(".")
     return len(bare) > _LONGEST_NAME or not all(_LABEL.fullmatch(label) for label in labels)
@@ -124,24 +123,24 @@ _INET6: Final = Path("/proc/net/if_inet6")
 _DNS_PORT: Final = 53
 _LOOKUPS: Final = 64
 _THREADS: Final = 16
-# How many sockets all look-ups may hold at once, where nobody bounds it more; and how large a part
-# of them the system's have. Each question may have one by UDP and one by TCP to every nameserver;
-# glibc has one by UDP to each for both families, and one by TCP.
+# The most sockets of all lookups together, where no other limit applies, and the share of the
+# system resolver's. A query may have a UDP and a TCP socket for each nameserver; glibc has a UDP
+# socket for each nameserver, used for both families, and one TCP socket.
 _SOCKETS: Final = 256
 _SYSTEMS_PART: Final = 4
-# How long the system resolver is asked alone, and how long a no of the nameservers waits for it.
+# How long the system resolver is waited for alone, and after a negative answer of the nameservers.
 _ALONE: Final = 0.1
 _SYSTEM_PATIENCE: Final = 1.0
-# The system may know what no nameserver does (nsswitch.conf), so it is asked again so often.
+# The system may have sources beside DNS (nsswitch.conf), so it is asked again this often.
 _SECOND_OPINION: Final = 5.0
 # How long an address of one family waits for those of the other.
 _OTHER_FAMILY: Final = 0.5
-# Nobody waits longer for one name's answer, whatever resolv.conf has; the gate asks again.
+# The longest wait for one name's answer, whatever resolv.conf has; the gate tries again.
 _PATIENCE: Final = 3.0
 
 
 def read_resolv_conf(path: Path = RESOLV_CONF) -> ResolvConf:
-    """Read resolv.conf as glibc does; a missing file names no nameserver."""
+    """Read resolv.conf as glibc does; without the file there is no nameserver."""
     return parse_resolv_conf(_text(path))
 
 
@@ -153,7 +152,7 @@ def _text(path: Path) -> str:
 
 
 def system_addresses(name: str) -> tuple[str, ...]:
-    """Ask the system resolver; it blocks. No address is an empty answer."""
+    """Ask the system resolver, which blocks; empty if there is no address."""
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -162,18 +161,18 @@ def system_addresses(name: str) -> tuple[str, ...]:
 
 
 def _families() -> tuple[str, ...]:
-    """Give the record types worth asking for; AAAA only where a link has such an address."""
+    """Give the record types to query; AAAA only if a link has a global IPv6 address."""
     try:
         scopes = {line.split()[3] for line in _INET6.read_text(encoding="ascii").splitlines()}
     except (OSError, IndexError):
         scopes = set()
-    # 00 is global scope, which unique local addresses have too; 10 loopback and 20 link local.
-    # getaddrinfo has IPv6 first, too.
+    # Scope 00 is global, unique local addresses included; 10 is loopback and 20 link local.
+    # IPv6 comes first, as in getaddrinfo.
     return ("AAAA", "A") if "00" in scopes else ("A",)
 
 
 def at_once(sockets: int, nameservers: int, families: int) -> tuple[int, int]:
-    """Say how many names may be asked for at once, and how many of the system. Pure."""
+    """Give how many names may be looked up at once, and how many by the system resolver."""
     bound = min(sockets, _SOCKETS)
     systems = bound // _SYSTEMS_PART
     lookups = (bound - systems) // (2 * max(1, nameservers) * families)
@@ -182,7 +181,7 @@ def at_once(sockets: int, nameservers: int, families: int) -> tuple[int, int]:
 
 
 class Resolver:
-    """Asks for names; bounded, and never the same question twice at once."""
+    """Resolves names; bounded, and never two lookups of one name at once."""
 
     def __init__(
         self,
@@ -196,8 +195,9 @@ class Resolver:
         families: Sequence[str] | None = None,
         sockets: int = _SOCKETS,
     ) -> None:
-        """Ask for none yet; ``system_decides``: no name resolves that the system doesn't know.
+        """Read the configuration.
 
+        With ``system_decides`` a name resolves only if the system resolver has an address.
         ``sockets`` is how many may be open at once.
         """
         self.conf = read_resolv_conf(resolv_conf)
@@ -219,10 +219,10 @@ class Resolver:
         self._ending = ""
 
     async def ask(self, name: str) -> DnsAnswer:
-        """Ask once for one name.
+        """Look up one name once.
 
-        The system resolver is asked first; where it says no, or nothing soon, the nameservers are
-        asked too, and the first address counts.
+        The system resolver is asked first; without an address from it soon the nameservers are
+        queried too, and the first address counts.
         """
         if is_address(name):
             return DnsAnswer(name, (name,))
@@ -242,7 +242,7 @@ class Resolver:
             system = self._second_opinion(name)
             if system is not None:
                 await asyncio.wait((system,), timeout=_ALONE)
-                if _told(system):
+                if _has_addresses(system):
                     return self._resolved(name, system.result())
             own = asyncio.ensure_future(self._explain(name))
             try:
@@ -256,10 +256,10 @@ class Resolver:
         own: asyncio.Future[DnsAnswer],
         system: asyncio.Future[tuple[str, ...]] | None,
     ) -> DnsAnswer:
-        """Take the first address; a no of the nameservers waits a little for the system."""
+        """Take the first address; after a negative DNS answer wait briefly for the system."""
         if system is not None:
             await asyncio.wait((own, system), return_when=asyncio.FIRST_COMPLETED)
-            if _told(system):
+            if _has_addresses(system):
                 return self._resolved(name, system.result())
         answer = await own
         if answer.addresses and not self._system_decides:
@@ -268,7 +268,7 @@ class Resolver:
             system = self._ask_system(name)
         if system is not None:
             await asyncio.wait((system,), timeout=_SYSTEM_PATIENCE)
-            if _told(system):
+            if _has_addresses(system):
                 return self._resolved(name, system.result(), answer.searched)
         if answer.addresses:
             return replace(
@@ -284,7 +284,7 @@ class Resolver:
         return answer
 
     def _second_opinion(self, name: str) -> asyncio.Future[tuple[str, ...]] | None:
-        """Ask the system where it is due; always where nobody else can be asked."""
+        """Ask the system resolver if that is due; always where there is no nameserver."""
         now = asyncio.get_running_loop().time()
         if self._own and now - self._opinions.get(name, float("-inf")) < _SECOND_OPINION:
             return None
@@ -298,7 +298,7 @@ class Resolver:
         return DnsAnswer(name, addresses, searched=searched)
 
     def _ask_system(self, name: str) -> asyncio.Future[tuple[str, ...]]:
-        """Ask the system resolver in a thread, or go on waiting for what it was asked before."""
+        """Ask the system resolver in a thread, or join a lookup in progress."""
         asking = self._asking.get(name)
         if asking is None:
             asking = asyncio.ensure_future(self._in_thread(name))
@@ -307,27 +307,27 @@ class Resolver:
         return asking
 
     async def _in_thread(self, name: str) -> tuple[str, ...]:
-        # Threads of our own that end with the process: an executor's are joined at exit, and one
-        # that waits for a dead nameserver would hold up the end for half a minute.
+        # Daemon threads: an executor's are joined at exit, and one that waits for a dead nameserver
+        # would delay it for half a minute.
         loop = asyncio.get_running_loop()
         try:
             await asyncio.wait_for(self._threads.acquire(), _SYSTEM_PATIENCE)
         except asyncio.TimeoutError:
             return ()
         try:
-            # Two questions for each name of the search list, if it goes all through it.
+            # Two queries for each name of the search list at most.
             await self._allowance.take(2 * len(search_names(name, self.conf)))
             found: asyncio.Future[tuple[str, ...]] = loop.create_future()
 
-            def tell(addresses: tuple[str, ...]) -> None:
+            def resolved(addresses: tuple[str, ...]) -> None:
                 if not found.done():
                     found.set_result(addresses)
 
             def work() -> None:
                 addresses = self._system(name)
                 try:
-                    loop.call_soon_threadsafe(tell, addresses)
-                except RuntimeError:  # the loop is closed: nobody waits for this answer any more
+                    loop.call_soon_threadsafe(resolved, addresses)
+                except RuntimeError:  # the loop is closed: the answer isn't wanted any more
                     return
 
             try:
@@ -339,7 +339,7 @@ class Resolver:
             self._threads.release()
 
     async def _explain(self, name: str) -> DnsAnswer:
-        """Ask /etc/hosts and the nameservers as the system does, and keep what each said."""
+        """Look in /etc/hosts and query the nameservers as glibc does, keeping every reply."""
         listed = self._in_hosts(name) if "files" in self._sources else ()
         if listed:
             return DnsAnswer(name, listed, searched=(name,))
@@ -348,17 +348,17 @@ class Resolver:
             message = f"{where} no nameserver, and {NoAddress.SYSTEM.value}"
             return DnsAnswer(name, reason=NoAddress.SYSTEM, detail=message)
         replies: list[DnsReply] = []
-        # The names of one job are in one domain: where the last one was found comes first.
+        # The names of a job are in one domain: the one of the last name found comes first.
         likely = f"{name}{self._ending}"
         for candidate in sorted(search_names(name, self.conf), key=lambda item: item != likely):
-            if is_malformed(candidate):  # too long with that domain
+            if is_malformed(candidate):  # too long with this domain
                 continue
             reply = await self._ask_nameservers(candidate)
             replies.append(reply)
             if reply.addresses:
                 self._ending = candidate[len(name) :]
                 break
-            # A nameserver that is silent for one name is silent for the next: glibc stops too.
+            # A nameserver that is silent for one name is silent for the next; glibc stops too.
             if reply.reason in (NoAddress.TIMEOUT, NoAddress.NO_NAMESERVER):
                 break
         return summary(name, replies, names.cluster_domain(self.conf.search))
@@ -369,7 +369,7 @@ class Resolver:
         return tuple(dict.fromkeys(found))
 
     async def _ask_nameservers(self, name: str) -> DnsReply:
-        """Ask the nameservers for one absolute name until one of them says yes or no."""
+        """Query the nameservers for one absolute name until one of them has a final answer."""
         asking = [
             asyncio.ensure_future(
                 dns_query.ask(
@@ -395,6 +395,6 @@ class Resolver:
                 item.cancel()
 
 
-def _told(system: asyncio.Future[tuple[str, ...]]) -> bool:
-    """Whether the system resolver has found addresses by now."""
+def _has_addresses(system: asyncio.Future[tuple[str, ...]]) -> bool:
+    """Tell whether the system resolver has found addresses by now."""
     return system.done() and not system.cancelled() and bool(system.result())

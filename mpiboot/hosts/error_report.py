@@ -1,4 +1,4 @@
-"""What is said of an error that ends a process: in the log, and as the reason of its end."""
+"""Reports an error that ends a process: to the log, and as the termination message."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mpiboot.core.model import Finding
 from mpiboot.core.wording import MOST_LINES, first_few
 from mpiboot.job import render
 
-# What a call fails with where this pod may have no more of something.
+# Errors of calls that reach a limit of this pod.
 _LIMITS: Final = {
     errno.EMFILE: "this process may open no more files (ulimit -n)",
     errno.ENFILE: "the node may open no more files",
@@ -31,10 +31,9 @@ _NUMBERS: Final = re.compile(r"[\da-f]*[\d:][\da-f:.]*")
 
 
 def bug(wrong: Exception) -> MpibootError:
-    """Make an error of what nobody expected, with what a developer needs to find it.
+    """Turn an unexpected exception into an error with what a developer needs to find the cause.
 
-    A limit of the pod that was reached is told as that, and so is a Python module of others that
-    is not installed.
+    Reached limits of the pod and missing modules of other packages are reported as such.
     """
     if isinstance(wrong, ModuleNotFoundError) and not (wrong.name or "mpiboot").startswith(
         "mpiboot"
@@ -49,32 +48,32 @@ def bug(wrong: Exception) -> MpibootError:
 
 
 def say(wrong: MpibootError) -> str:
-    """Log an error with all that belongs to it; give the text of the termination message."""
+    """Log an error with its findings; give the text of the termination message."""
     already_said = frozenset(wrong.finding.evidence)
     log.finding(wrong.finding)
-    # Thousands of hosts may be missing: each is told once, as evidence, or all of a kind in a line.
+    # Thousands of hosts may be missing: each is logged once, as evidence, or in a line of its kind.
     left = [item for item in wrong.others if f"{item.host}: {item.message}" not in already_said]
     return render.termination(wrong.finding, say_findings(left, wrong.finding.hint))
 
 
 def say_findings(found: Sequence[Finding], said_hint: str = "") -> tuple[Finding, ...]:
-    """Log findings, of very many hosts in one line a kind; each of those is told at debug.
+    """Log findings; those of very many hosts in one line of their kind, and each at debug.
 
     Args:
         found: the findings.
-        said_hint: what to do, where that was said already.
+        said_hint: a hint that was logged already.
 
     Returns:
-        Those that were told.
+        The findings that were logged.
     """
-    told = merge_findings(found)
-    for item in told:
+    logged = merge_findings(found)
+    for item in logged:
         log.finding(replace(item, hint="") if item.hint == said_hint else item)
-    kinds = frozenset(told)
+    kinds = frozenset(logged)
     for item in found:
         if item not in kinds:
             log.debug(item.check, f"[{item.check}] {item.where}: {item.message}", host=item.host)
-    return told
+    return logged
 
 
 def merge_findings(items: Iterable[Finding]) -> tuple[Finding, ...]:

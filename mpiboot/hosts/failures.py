@@ -1,6 +1,6 @@
-"""What failed logins mean: which are for good, and what each points to beyond its own words.
+"""What failed logins mean: which are final, and what each points to.
 
-Pure: it judges what attempts have found, and attempts nothing.
+Pure: it judges the attempts' results.
 """
 
 from __future__ import annotations
@@ -20,23 +20,22 @@ _WORKER: Final = "mpiboot"
 
 
 def final(attempts: Sequence[Attempt], ports: int, host_fingerprint: str) -> Attempt | None:
-    """Find the answer of this round that waiting can't change; None where there is none.
+    """Find the attempt of this round whose failure is final; None where there is none.
 
     On hostNetwork the node's own sshd answers on port 22 while ours may still come up on another
-    port. So a server that doesn't prove that it is the job's says something final only when it
-    would have let us in with the job's key, which a node's doesn't; when no other port is left to
-    try; or when every port has answered.
+    port. So a server without the job's host key is final only if it would accept the job's key,
+    which a node's doesn't, or if every port has answered.
 
     Args:
-        attempts: what each address and port said; none of them let us in.
+        attempts: one for each address and port; all have failed.
         ports: how many ports there are for each address.
-        host_fingerprint: of the host key that proves that a server is the job's.
+        host_fingerprint: of the job's host key.
     """
     for attempt in attempts:
         address = attempt.target.address
         same = [item for item in attempts if item.target.address == address]
         everyone = len(same) >= ports and all(item.outcome.greeted for item in same)
-        # A worker's mpiboot says so in its greeting: it is no node's sshd but holds another key.
+        # mpiboot's own server says so in its greeting: no node's sshd, but one with another key.
         another_job = _WORKER in attempt.greeting
         if attempt.outcome is Outcome.HOST_KEY_DIFFERS and (
             attempt.welcome or everyone or another_job
@@ -49,7 +48,7 @@ def final(attempts: Sequence[Attempt], ports: int, host_fingerprint: str) -> Att
 
 
 def detail(attempts: Sequence[Attempt]) -> str:
-    """Say what each port of each address answered; ports that said the same are one."""
+    """Describe the result of each address and port; ports with the same one are grouped."""
     groups: dict[tuple[str, str], list[int]] = {}
     for attempt in attempts:
         message = attempt.outcome.value + (f" ({attempt.message})" if attempt.message else "")
@@ -65,10 +64,10 @@ def detail(attempts: Sequence[Attempt]) -> str:
 def as_error(
     attempt: Attempt, fingerprint: str, public_line: str, host_fingerprint: str
 ) -> MpibootError:
-    """Turn a final answer into the error that ends the gate.
+    """Turn a final failure into the error that ends the gate.
 
     Args:
-        attempt: the answer.
+        attempt: the failed attempt.
         fingerprint: of the launcher's key.
         public_line: the launcher's public key, as authorized_keys should hold it.
         host_fingerprint: of the pinned host key.
@@ -80,8 +79,8 @@ def as_error(
         if _WORKER in attempt.greeting and not attempt.welcome:
             return error(
                 "host-key-differs",
-                f"mpiboot on {where} holds another key, {attempt.fingerprint}, than the job's, "
-                f"{host_fingerprint}",
+                f"mpiboot on {where} has another key, {attempt.fingerprint}, "
+                f"not the job's, {host_fingerprint}",
                 host=target.host,
                 evidence=(known, f"it shows: {attempt.host_key}"),
                 hint="launcher and workers must mount the same key Secret",
@@ -96,7 +95,7 @@ def as_error(
             "or set MPIBOOT_HOST_KEYS=accept-new",
         )
     what = (
-        "asks for a password and takes no keys"
+        "asks for a password and does not accept public keys"
         if attempt.outcome is Outcome.PASSWORD_ASKED
         else f"refuses the launcher's key {fingerprint}"
     )
@@ -115,8 +114,7 @@ def as_error(
 
 # What a proxy makes of a server that speaks first, or of a peer without its mTLS.
 PROXIED: Final = frozenset({Outcome.SILENT, Outcome.CLOSED})
-# Images that install or fetch something before their sshd are met in the field, so that it is said
-# and nothing ends by it.
+# Only reported: some images install or fetch something before they start their sshd.
 LONG: Final = 60.0
 _COMMAND_HINT: Final = (
     "does the worker's container run mpiboot? A `command:` in its spec replaces it, and without "
@@ -148,11 +146,11 @@ def why(
     refused: float = 0.0,
     refusing: Collection[int] = (),
 ) -> tuple[str, str | None]:
-    """Give the reason in a few steady words, and what to do about it; None: the check's own hint.
+    """Give the reason in a few words that don't vary, and a hint; None: the check's own hint.
 
     Args:
         attempt: the attempt that came furthest.
-        mesh: what stands in front of the launcher's own pod.
+        mesh: the service mesh of the launcher's own pod.
         ports: the SSH ports that are tried.
         port_range: the setting, for the annotation that excludes ports.
         refused: the seconds for which every port has refused connections.
@@ -177,16 +175,16 @@ def why(
 
 
 def more(reason: str, attempt: Attempt) -> str:
-    """Give what a reason has beyond the attempt's own words, to stand behind them."""
+    """Give what a reason adds to the attempt's outcome, to be appended to it."""
     message = reason.removeprefix(attempt.outcome.value).lstrip(":, ")
     return f"; {message}" if message else ""
 
 
 def unresolved(reason: NoAddress | None, conf: ResolvConf) -> str | None:
-    """Say what to do about a name without address; None: the check's own hint.
+    """Give a hint for a name without an address; None: the check's own hint.
 
-    A pod on the node's network gets the node's resolv.conf unless its dnsPolicy says otherwise, and
-    the node's nameserver has no name of the cluster (Kubernetes, "Pod's DNS Policy").
+    A pod on the node's network gets the node's resolv.conf unless its dnsPolicy is set, and the
+    node's nameserver doesn't have the cluster's names (Kubernetes, "Pod's DNS Policy").
     """
     if reason not in (NoAddress.NXDOMAIN, NoAddress.NO_RECORD) or names.cluster_domain(conf.search):
         return None

@@ -1,9 +1,9 @@
 """The launcher's gate: every host resolves and answers over SSH, or the reason why not.
 
-Each host is a pipeline of its own (see ``pipeline``) under one deadline; this module owns that
-deadline, the hosts of a hostfile that changes, and what the end means. It starts nothing on a
-worker beyond the gate's one command. ``probe_once`` tries every host once and waits for none;
-``wait_for_name`` waits for a single name, of which nothing else is asked.
+Each host has a pipeline of its own (see ``pipeline``) under one deadline. This module keeps that
+deadline, follows a hostfile that changes, and turns what is missing at the end into errors. It runs
+nothing on a worker but the gate's one command. ``probe_once`` tries every host once without
+waiting; ``wait_for_name`` waits until one name resolves.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -28,30 +28,28 @@ from mpiboot.hosts import failures, pacing, progress, remote_commands
 from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.dns import Resolver
 from mpiboot.hosts.hostfiles import HostfileFollower
-from mpiboot.hosts.pairs import PairCheck
-from mpiboot.hosts.pipeline import Pipelines, PodPipelines
+from mpiboot.hosts.pipeline import PipelineOptions, Pipelines, PodPipelines
 from mpiboot.hosts.progress import HostState, Reporter, Stage
 from mpiboot.job.program_words import Rendezvous
-from mpiboot.ssh.attempt import Attempt, LoginTimeouts
-from mpiboot.ssh.client_start import ConnectionPool
+from mpiboot.ssh.attempt import Attempt
 from mpiboot.system import os_calls
 
 
 @dataclass(frozen=True, slots=True)
 class DoctorLook:
-    """What hosts are asked beside the gate's own question, and who of them (empty: all)."""
+    """What ``doctor`` asks beside the gate's own questions, and which hosts (empty: all)."""
 
     questions: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
 
-    def asked(self, listed: Sequence[Host]) -> tuple[Host, ...]:
-        """Give those of a job's hosts that are asked, by their whole or first names."""
+    def select(self, listed: Sequence[Host]) -> tuple[Host, ...]:
+        """Select the wanted hosts of a job, by their full or first names."""
         wanted = frozenset(self.hosts)
         return tuple(host for host in listed if not wanted or is_one_of(host.name, wanted))
 
 
 def is_one_of(name: str, wanted: Iterable[str]) -> bool:
-    """Whether a host is among those that are asked for, by its whole or first name."""
+    """Tell whether a host is among the wanted ones, by its full or first name."""
     return not {name, name.partition(".")[0]}.isdisjoint(wanted)
 
 
@@ -60,52 +58,18 @@ ALL_HOSTS = DoctorLook()
 
 _NAMES: Final = 5
 # A pod that is replaced while others are waited for is noticed by its name, which costs a few
-# questions; only what changes in the last seconds is left to mpirun's own end.
-_AGAIN: Final = 10.0
+# queries; a change in the last seconds before the start is left for mpirun to fail on.
+_RECHECK: Final = 10.0
 _PER_SECOND: Final = 50
 
 
-@dataclass(frozen=True, slots=True)
-class HostfileChange:
-    """What a new version of a hostfile means, by name; ``others`` have other slots or places."""
-
-    left: tuple[str, ...]
-    joined: tuple[str, ...]
-    others: tuple[str, ...]
-
-    def line(self, count: int) -> str:
-        """Say it in one line, with the number of hosts that there are now."""
-        parts = []
-        for verb, found in (("left", self.left), ("joined", self.joined)):
-            if found:
-                parts.append(f"{verb}: {first_few(found, _NAMES)}")
-        if not parts:
-            parts.append("other slots" if self.others else "another order")
-        return f"the hostfile has changed: {counted(count, 'host')} now; " + "; ".join(parts)
-
-
 def _key(host: Host) -> tuple[str, str]:
-    # Another login is another way in.
+    # The same host with another user is another login.
     return host.name, host.user
 
 
-def hostfile_change(old: Sequence[Host], new: Sequence[Host]) -> HostfileChange:
-    """Compare two versions."""
-    before = {_key(host): host for host in old}
-    after = {_key(host): host for host in new}
-    return HostfileChange(
-        left=tuple(host.name for key, host in before.items() if key not in after),
-        joined=tuple(host.name for key, host in after.items() if key not in before),
-        others=tuple(
-            host.name
-            for key, host in after.items()
-            if key in before and replace(before[key], line=0) != replace(host, line=0)
-        ),
-    )
-
-
 class FollowedHosts:
-    """The hosts of the present version: what is known of each, and its pipeline."""
+    """The hosts of the hostfile's current version: the state of each, and its pipeline."""
 
     def __init__(self, hosts: Sequence[Host], pipelines: Pipelines) -> None:
         self._pipelines = pipelines
@@ -117,18 +81,15 @@ class FollowedHosts:
 
     @property
     def runs(self) -> Mapping[tuple[str, str], asyncio.Future[Worker | None]]:
-        """The pipelines."""
+        """The pipelines, by host and user."""
         return self._runs
 
-    def follow(
-        self, hosts: Sequence[Host]
-    ) -> tuple[HostfileChange, set[asyncio.Future[Worker | None]]]:
-        """Take a new version: hosts that stay go on where they are, new ones are started.
+    def follow(self, hosts: Sequence[Host]) -> set[asyncio.Future[Worker | None]]:
+        """Take over a new version: pipelines of hosts that stay go on, those of new ones start.
 
         Returns:
-            What changed, and the pipelines of hosts that left; they are the caller's to end.
+            The pipelines of hosts that left, for the caller to cancel.
         """
-        changed = hostfile_change([state.host for state in self.states], hosts)
         known = {_key(state.host): state for state in self.states}
         fresh = []
         for state in progress.states(hosts):
@@ -136,18 +97,28 @@ class FollowedHosts:
             if old is not None:
                 old.host, old.label = state.host, state.label
             fresh.append(old or state)
-        self.states[:] = fresh  # in place: whoever reports on them has this list
+        self.states[:] = fresh  # in place: the reporter holds this list
         old_runs = self._runs
         self._runs = {
             _key(state.host): old_runs.get(_key(state.host)) or self._start(state)
             for state in self.states
         }
-        return changed, {run for key, run in old_runs.items() if key not in self._runs}
+        left = [name for name, user in old_runs if (name, user) not in self._runs]
+        joined = [name for name, user in self._runs if (name, user) not in old_runs]
+        parts = [
+            f"{verb}: {first_few(names, _NAMES)}"
+            for verb, names in (("left", left), ("joined", joined))
+            if names
+        ]
+        line = f"the hostfile has changed: {counted(len(hosts), 'host')} now; "
+        line += "; ".join(parts) or "other slots or another order"
+        log.info("hostfile", line, joined=len(joined), left=len(left))
+        return {run for key, run in old_runs.items() if key not in self._runs}
 
     async def watch(self) -> None:
-        """Look now and then whether the hosts that are ready are still where they were."""
+        """Check now and then that the hosts that are ready still have their addresses."""
         while True:
-            await asyncio.sleep(_AGAIN)
+            await asyncio.sleep(_RECHECK)
             for state in tuple(self.states):
                 await self._look_again(state)
 
@@ -168,13 +139,13 @@ class FollowedHosts:
         await asyncio.sleep(1 / _PER_SECOND)
 
     def ready(self) -> list[Worker]:
-        """Who is ready by now, also while others are waited for; without this pod itself."""
+        """List the workers that are ready so far; this pod itself is none."""
         ended = [run for run in self._runs.values() if run.done() and not run.cancelled()]
         found = [run.result() for run in ended if run.exception() is None]
         return [worker for worker in found if worker is not None]
 
     def results(self) -> tuple[tuple[Worker, ...], tuple[Host, ...]]:
-        """Who passed, as the present version has them: the workers, and this pod itself."""
+        """List who passed, as the current version names them: workers, and this pod itself."""
         workers, local = [], []
         for state in self.states:
             found = self._runs[_key(state.host)].result()
@@ -186,19 +157,18 @@ class FollowedHosts:
 
 
 _CANCEL_AGAIN: Final = 1.0
-# A kubelet writes a changed ConfigMap up to a minute late; a look is one `stat`.
-_LOOK: Final = 1.0
+# A kubelet writes a changed ConfigMap up to a minute late; a check is one `stat`.
+_POLL: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class GateResult:
     """Who passed the gate, and what was learnt on the way.
 
-    ``renamed`` has the hosts whose long name is to be used instead of the hostfile's, by the
-    hostfile's name. ``host_keys`` has, by host, the host key that was shown, as a line of
-    known_hosts without its host; only where the setting ``host_keys`` isn't ``job``.
-    ``findings`` are those of ``probe_once``, and so is, where doctor asked for more, ``answers``:
-    each host's whole answer; ``unasked`` are the hosts that had none yet at doctor's Ctrl-C.
+    ``renamed`` maps the hostfile's names to the long names to be used instead. ``host_keys`` has
+    each host's key as a line of known_hosts without the host, only where the setting ``host_keys``
+    isn't ``job``. The rest comes from ``probe_once``: ``findings``; ``answers``, the complete
+    answers where doctor asked for more; ``unasked``, the hosts without one at doctor's Ctrl-C.
     """
 
     workers: tuple[Worker, ...]
@@ -214,15 +184,12 @@ async def wait(
     hosts: Sequence[Host],
     settings: Settings,
     access: SshAccess,
+    options: PipelineOptions = PipelineOptions(),  # noqa: B008 - it is frozen
     *,
     resolver: Resolver | None = None,
     also: Awaitable[object] | None = None,
-    limits: LoginTimeouts | None = None,
     follow: HostfileFollower | None = None,
-    mpirun: str = "",
-    pairs: PairCheck | None = None,
     reached: list[Worker] | None = None,
-    kept: ConnectionPool | None = None,
 ) -> GateResult:
     """Wait until every host resolves and answers over SSH, or until one never will.
 
@@ -231,14 +198,11 @@ async def wait(
         settings: ``timeout``, ``dns_wait``, ``dns_interval``, ``rewrite_fqdn``, ``ssh_port``,
             ``host_keys``, ``data_network`` and ``log_format`` are read.
         access: how to log in.
-        resolver: who is asked for names; the system's files where not given.
-        also: the caller's own work that needs no host; its failure ends the gate too.
-        limits: how long the steps of one attempt may take.
-        follow: the hostfile, where a change of it is to be followed until the gate is passed.
-        mpirun: path of the mpirun that every host is asked for, where the line names one.
-        pairs: has hosts that are ready dial each other; its findings are the caller's to ask for.
-        reached: gets the hosts that were ready when this ended, in whatever way.
-        kept: takes over the logins, which stay open.
+        options: what is done beside; the caller collects the results of ``pairs``.
+        resolver: resolves the names; made from the system's files where not given.
+        also: work of the caller's that needs no host; its failure ends the gate too.
+        follow: the hostfile, where changes of it are followed until the gate is passed.
+        reached: gets the hosts that were ready when this ended, even if it failed.
 
     Raises:
         MpibootError: ``ssh-denied``, ``host-key-differs``, ``ssh-key`` or ``hostfile-invalid`` as
@@ -249,17 +213,7 @@ async def wait(
     reporter = Reporter(
         live=log.draws(), left=lambda: _left(settings, followed.states, time.monotonic() - started)
     )
-    resolver = resolver or Resolver(sockets=pacing.lookup_sockets(os_calls.most_open_files()))
-    pipelines = (PodPipelines if access.pods else Pipelines)(
-        settings,
-        access,
-        resolver,
-        changed=reporter.changed,
-        limits=limits,
-        mpirun=mpirun,
-        pairs=pairs,
-        kept=kept,
-    )
+    pipelines = _pipelines(settings, access, resolver, reporter.changed, options)
     work: set[asyncio.Future[Any]] = set()
     if any(not pipelines.is_own_name(host) for host in hosts):
         work.add(pipelines.prepare())
@@ -291,11 +245,23 @@ async def wait(
     return GateResult(workers, local, pipelines.names.renamed, pipelines.host_keys)
 
 
-async def end_tasks(tasks: set[asyncio.Future[Any]]) -> None:
-    """Cancel tasks and wait for their end; what they end with is nobody's business any more.
+def _pipelines(
+    settings: Settings,
+    access: SshAccess,
+    resolver: Resolver | None,
+    changed: Callable[[], None],
+    options: PipelineOptions,
+) -> Pipelines:
+    resolver = resolver or Resolver(sockets=pacing.lookup_sockets(os_calls.most_open_files()))
+    kind = PodPipelines if access.pods else Pipelines
+    return kind(settings, access, resolver, changed=changed, options=options)
 
-    Asked again and again: before Python 3.12 `wait_for` loses a cancellation that comes together
-    with its own result (python/cpython#86296), and of thousands of tasks one is hit.
+
+async def end_tasks(tasks: set[asyncio.Future[Any]]) -> None:
+    """Cancel tasks and wait for their end; their results and errors are dropped.
+
+    Cancelled repeatedly: before Python 3.12 `wait_for` loses a cancellation that comes together
+    with its own result (python/cpython#86296), which hits one of thousands of tasks.
     """
     pending = {task for task in tasks if not task.done()}
     while pending:
@@ -304,7 +270,7 @@ async def end_tasks(tasks: set[asyncio.Future[Any]]) -> None:
         _, pending = await asyncio.wait(pending, timeout=_CANCEL_AGAIN)
     for task in tasks:
         if not task.cancelled():
-            task.exception()  # or asyncio would complain that nobody asked
+            task.exception()  # or asyncio would log that it was never retrieved
 
 
 async def _until(
@@ -318,7 +284,7 @@ async def _until(
     cap, end = settings.dns_wait, settings.timeout
     while True:
         if follow is not None and follow.look():
-            await _follow(followed, follow.found.hostfile.hosts)
+            await end_tasks({*followed.follow(follow.found.hostfile.hosts)})
         put_off = follow.pending if follow is not None else None
         # A host that was ready may have to be waited for again.
         runs = {run for run in followed.runs.values() if not _passed(run)}
@@ -334,17 +300,17 @@ async def _until(
             cap = None
         if running and waited >= end:
             late = [state for state in followed.states if state.stage is not Stage.READY]
-            # Without a hostfile nobody knows who is late.
+            # Without a usable hostfile it is unknown which hosts are late.
             raise put_off or _failure(followed.states, late, end)
         due = min(end, cap) if cap is not None else end
-        # The caller's own work has limits of its own; the deadline is the hosts'.
+        # The deadline is for hosts; the caller's own work has limits of its own.
         left = due - waited if running else None
         if follow is not None and left is not None:
-            left = min(left, _LOOK)
+            left = min(left, _POLL)
         if runs or work:
             await asyncio.wait({*runs, *work}, timeout=left, return_when=asyncio.FIRST_EXCEPTION)
         else:
-            await asyncio.sleep(left or _LOOK)
+            await asyncio.sleep(left or _POLL)
 
 
 def _left(settings: Settings, states: Sequence[HostState], waited: float) -> float:
@@ -363,24 +329,15 @@ def _passed(task: asyncio.Future[Any]) -> bool:
     return True
 
 
-async def _follow(followed: FollowedHosts, hosts: Sequence[Host]) -> None:
-    """Take a new version of the hostfile."""
-    changed, gone = followed.follow(hosts)
-    log.info(
-        "hostfile", changed.line(len(hosts)), joined=len(changed.joined), left=len(changed.left)
-    )
-    await end_tasks(gone)
-
-
 def _failure(states: Sequence[HostState], late: Sequence[HostState], after: float) -> MpibootError:
-    """Say who is missing: 69 if any of them resolved, since then the name isn't the problem."""
+    """Name the missing hosts: 69 if any of them resolved, since then names aren't the problem."""
     found = tuple(progress.finding(state) for state in late)
     resolved = any(state.resolved for state in late)
     reference = "workers-unreachable" if resolved else "names-unresolved"
     verb = "are not ready" if resolved else "do not resolve"
     message = f"{len(late)} of {len(states)} hosts {verb} after {round(after, 1):g} s: "
     message += progress.missing(states)
-    # Of many hosts there is a line a kind (error_report).
+    # For many hosts error_report logs one line for each kind of finding.
     each = found if len(found) <= MOST_LINES else ()
     shown = tuple(f"{item.host}: {item.message}" for item in each)
     hint = next((state.hint for state in late if state.hint), None)
@@ -391,34 +348,22 @@ async def probe_once(
     hosts: Sequence[Host],
     settings: Settings,
     access: SshAccess,
+    options: PipelineOptions = PipelineOptions(),  # noqa: B008 - it is frozen
     *,
     resolver: Resolver | None = None,
-    limits: LoginTimeouts | None = None,
-    mpirun: str = "",
-    pairs: PairCheck | None = None,
     doctor: DoctorLook = ALL_HOSTS,
 ) -> GateResult:
-    """Try every host once, and wait for none; what failed is in ``findings``, a host each.
+    """Try every host once without waiting; ``findings`` has one entry for each failed host.
 
-    The arguments are those of ``gate.wait``; ``doctor`` is what is asked more, in the same session.
+    The arguments are those of ``wait``; ``doctor`` is what is asked beside, in the same session.
 
     Raises:
-        MpibootError: ``ssh-key``; without the job's key nobody can be asked.
+        MpibootError: ``ssh-key``; without the job's key no host can be asked.
     """
-    hosts = doctor.asked(hosts)
+    hosts = doctor.select(hosts)
     states = progress.states(hosts)
-    resolver = resolver or Resolver(sockets=pacing.lookup_sockets(os_calls.most_open_files()))
-    pipelines = (PodPipelines if access.pods else Pipelines)(
-        settings,
-        access,
-        resolver,
-        changed=lambda: None,
-        limits=limits,
-        once=True,
-        mpirun=mpirun,
-        pairs=pairs,
-        doctor=doctor.questions,
-    )
+    options = replace(options, once=True, doctor=doctor.questions)
+    pipelines = _pipelines(settings, access, resolver, lambda: None, options)
     if any(not pipelines.is_own_name(host) for host in hosts):
         await pipelines.prepare()
     runs = [asyncio.ensure_future(pipelines.run(state)) for state in states]
@@ -449,12 +394,12 @@ async def probe_once(
 
 @contextlib.contextmanager
 def _ended_by_ctrl_c(runs: Sequence[asyncio.Future[Any]]) -> Iterator[None]:
-    """Let Ctrl-C end these alone: what the others have learnt is told."""
+    """Let Ctrl-C end only what is still running, so that doctor shows the results so far."""
     if not runs:
         yield
         return
     loop = asyncio.get_running_loop()
-    ending: list[asyncio.Future[None]] = []  # or asyncio would forget it
+    ending: list[asyncio.Future[None]] = []  # the loop itself keeps only a weak reference
 
     def end() -> None:
         ending.append(asyncio.ensure_future(end_tasks(set(runs))))
@@ -469,18 +414,18 @@ def _ended_by_ctrl_c(runs: Sequence[asyncio.Future[Any]]) -> Iterator[None]:
 async def wait_for_name(
     wanted: Rendezvous, settings: Settings, hint: str = "", resolver: Resolver | None = None
 ) -> tuple[str, ...]:
-    """Wait until a name resolves, and say now and then why it doesn't; its addresses.
+    """Wait until a name resolves and return its addresses; log now and then why it doesn't.
 
     Args:
-        wanted: the name, and what says it.
+        wanted: the name, and where it is given.
         settings: ``timeout``, ``dns_wait`` and ``dns_interval`` are read.
-        hint: what to do where the name does not come; empty: nothing better than usual is known.
-        resolver: who is asked; the system's files where not given.
+        hint: what to do if the name never resolves; empty: the check's own hint.
+        resolver: resolves the name; made from the system's files where not given.
 
     Raises:
-        MpibootError: ``names-unresolved`` at the deadline; ``usage`` for what is no host name.
+        MpibootError: ``names-unresolved`` at the deadline; ``usage`` for an invalid host name.
     """
-    resolver = resolver or Resolver(system_decides=True)  # the program will ask it
+    resolver = resolver or Resolver(system_decides=True)  # the program will use that one
     started = time.monotonic()
     end = min(settings.timeout, settings.dns_wait or settings.timeout)
     state = HostState(Host(wanted.host), wanted.host)

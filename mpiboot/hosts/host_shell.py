@@ -1,9 +1,9 @@
-"""What is run on a host by SSH beside mpirun's own daemon, and what its output means.
+"""The commands that are run on a host by SSH beside mpirun's daemon, and their output.
 
-The programs are ``libexec/host_questions`` (doctor's own, in ``libexec/doctor_questions``, are
-sent in front) and ``libexec/rank_questions``, which only read, and ``libexec/host_orders``. They
-are sent as a session's command, as a host may have no mpiboot. Light, and stdlib only: the child
-that asks after a failure uses it too. Nothing is run here.
+The programs are ``libexec/host_questions`` (preceded by doctor's own, ``libexec/doctor_questions``)
+and ``libexec/rank_questions``, which only read, and ``libexec/host_orders``. They are sent as a
+session's command, as a host may have no mpiboot. Light, and stdlib only: the child that looks for
+the reason of a failure uses it too. Nothing is run here.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Final
 
 _FOLDER: Final = __file__.rpartition("/")[0].rpartition("/")[0] + "/libexec/"
 _ANSWER: Final = "mpiboot-"
-# Words that stay one word, and themselves, in any shell.
+# Words that no shell splits or expands.
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_./:+@%=,-]+")
-# A line of a script that ends with one of these goes on in the next line.
+# A line of a script that ends with one of these continues in the next line.
 _GOES_ON: Final = ("then", "do", "else", "{", "|", "||", "&&", ";;")
 # A line of /proc/net/tcp with its two ports; 01 is ESTABLISHED (the kernel's tcp_states.h).
 _ESTABLISHED: Final = re.compile(
@@ -33,7 +33,7 @@ _ENDS: Final = 4  # words of SSH_CONNECTION: the client's address and port, the 
 
 @functools.cache
 def _one_line(program: str) -> str:
-    """Read a program of ``libexec`` as one line: some login shells end a word at a line's end."""
+    """Read a program of ``libexec`` as one line: some login shells end a word at a newline."""
     with open(_FOLDER + program, encoding="ascii") as file:  # noqa: PTH123 - light
         lines = [line.strip() for line in file]
     kept = [line for line in lines if line and not line.startswith("#")]
@@ -48,12 +48,12 @@ def _command(programs: Iterable[str], calls: Iterable[str]) -> str:
 
 
 def ask(*questions: str) -> str:
-    """Write the command that asks some of ``host_questions``; ``facts`` must be the last."""
+    """Build the command that asks some of ``host_questions``; ``facts`` must be the last."""
     return _command(("host_questions",), questions)
 
 
 def order(*orders: str) -> str:
-    """Write the command that gives some of ``host_orders``."""
+    """Build the command that gives some of ``host_orders``."""
     return _command(("host_orders",), orders)
 
 
@@ -64,14 +64,13 @@ def gate(
     may_disconnect: bool = False,
     doctor: Sequence[str] = (),
 ) -> str:
-    """Write the gate's one command: the present state, and the facts or what stands for them.
+    """Build the gate's one command: the host's state, and its facts or a substitute.
 
     Args:
-        mpirun: the path of one whose version is asked too; nothing where a shell could read it
-            otherwise.
+        mpirun: the path of one whose version is asked; ignored if a shell could expand it.
         attempt: this launcher's name for workers; empty where it only looks, or is a part of a job.
-        may_disconnect: whether it may have no connection, as a script between two launches.
-        doctor: some of ``doctor_questions``, which are asked too.
+        may_disconnect: whether it may be without connections, as a script between two launches.
+        doctor: some of ``doctor_questions``.
     """
     wanted = (f"version {mpirun}",) if _PLAIN.fullmatch(mpirun) else ()
     attempts = (f"attempts {attempt} {int(may_disconnect)}",) if attempt else ()
@@ -80,40 +79,40 @@ def gate(
 
 
 def environments() -> str:
-    """Write the command that asks what processes have in their environments."""
+    """Build the command that asks for the environments of processes."""
     return _command(_DOCTOR, (ENVIRONMENTS,))
 
 
 def dials(seconds: int, places: Iterable[tuple[str, int]]) -> tuple[str, ...]:
-    """Ask, for doctor, which of these addresses or names and ports a host can connect to."""
+    """Build doctor's question which addresses or names and ports a host can connect to."""
     words = [f"{address} {port}" for address, port in places if _PLAIN.fullmatch(address)]
     return (f"dials {seconds} {' '.join(words)}",) if words else ()
 
 
 def probe(address: str, ports: str) -> str:
-    """Write the command that has a worker dial others.
+    """Build the command that has a worker dial others.
 
     Args:
-        address: its own, at which it listens meanwhile.
+        address: its own, at which it listens.
         ports: the range of ports, ``first-last``; empty: any.
     """
     return ask(f"probe {ports or '0-0'} {address}")
 
 
 def lacks(program: str, path: str, folder: str) -> tuple[str, ...]:
-    """Ask whether a program can be run on a host; nothing where a shell could read it otherwise.
+    """Ask whether a program can be run on a host; nothing if a shell could expand its words.
 
     Args:
         program: what ranks are to run.
-        path: the launcher's PATH, which ranks may have; a name is looked for in both.
-        folder: the launcher's folder, in which ranks begin where the host has it.
+        path: the launcher's PATH, which ranks may have; a name is looked up in both.
+        folder: the launcher's working directory, where ranks start if the host has it.
     """
     words = (program, path or ":", folder or "/")
     return (f"lacks {' '.join(words)}",) if all(map(_PLAIN.fullmatch, words)) else ()
 
 
 def ranks(seconds: int) -> str:
-    """Write the command that asks what a host's ranks do; ``doctor.ranks_answer`` reads it.
+    """Build the command that asks what a host's ranks do; ``doctor.ranks_answer`` reads it.
 
     Args:
         seconds: how long it looks, beyond what the reading takes.
@@ -122,17 +121,17 @@ def ranks(seconds: int) -> str:
 
 
 def end_processes(marks: Iterable[str]) -> str:
-    """Write the command that ends what carries one of these marks, and tells how many."""
+    """Build the command that ends the processes of these launches, and counts them."""
     return order(f"end_processes {' '.join(f'MPIBOOT_JOB_MARK={mark}' for mark in marks)}")
 
 
 def job_failed(attempt: str, hold: float | None, why: str) -> str:
-    """Write the order that tells a worker how the job failed.
+    """Build the order that tells a worker why the job failed.
 
     Args:
         attempt: the launcher's name for workers.
-        hold: seconds that the launcher stays for a look inside; None where it may go on, as a
-            script one of whose launches failed.
+        hold: seconds that the launcher's pod stays up for inspection; None if the launcher may
+            continue, as a script one of whose launches failed.
         why: the reason, any text.
     """
     from urllib.parse import quote  # noqa: PLC0415 - heavy, and rarely wanted
@@ -144,10 +143,10 @@ def job_failed(attempt: str, hold: float | None, why: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Connecting:
-    """A rank's connection that nobody has answered yet.
+    """A rank's connection attempt without an answer.
 
-    ``far`` is its far end as /proc/net/tcp has it, ``again`` how often it was tried again, and
-    ``rank`` empty where that isn't known.
+    ``far`` is its far end as in /proc/net/tcp, ``again`` the number of retransmissions, and
+    ``rank`` empty if unknown.
     """
 
     far: str
@@ -158,27 +157,25 @@ class Connecting:
 
 @dataclass(frozen=True, slots=True)
 class HostAnswer:
-    """What a host has answered; empty or None is what it was not asked, or can't tell.
+    """A host's answer; empty or None is what was not asked, or is unknown there.
 
-    ``oom_kills`` counts its out-of-memory kills, ``limit`` and ``peak`` are its memory's in bytes;
-    ``marks`` are those of launches whose processes are there, ``held`` those of them whose launcher
-    is still connected, each with its address; ``attempts`` are the launchers that were there, each
-    with how it ended (empty: it told nothing). ``facts`` is its facts' JSON, ``late`` tells that it
-    runs mpiboot and has none yet, and ``look_failed`` why it could not look again; ``mpirun`` is,
-    without mpiboot, the path and what it said of its version, ``mpirun_by_path`` the same of the
-    one that was asked for by its path. ``began`` is when its mpiboot began; ``disks`` are mount
-    point, size and free space in KiB; ``ports`` an RDMA port's path and its state; ``lacks`` the
-    way in which a program can't be run (``file``, ``right``, ``name``) and that program;
-    ``connecting`` are the connections that nobody answers. ``listener`` is who
-    listens at the port asked for, empty where that can't be seen, None where nobody does, and
-    ``to_accept`` how many connections wait for it to accept them; ``overflows`` counts those that
-    found such a queue of that pod full;
-    ``in_mpi`` counts the ranks that have not left MPI. ``ended`` and ``left`` count the processes
-    that an order has ended, and those that it could not. An address is empty
-    where the launcher came by kubectl. For doctor ``values`` are what hosts are compared by,
-    ``own_checks`` is the JSON of the worker's own doctor (None: it has none), ``dials`` are an
-    address, a port and how it went to connect there, and ``environments`` lines of variables, each
-    behind whose it is.
+    ``oom_kills`` counts its out-of-memory kills, ``limit`` and ``peak`` are its memory's in bytes.
+    ``marks`` are the IDs of launches with processes there; ``held`` those whose launcher is still
+    connected, with its address (empty: it came by kubectl). ``attempts`` are earlier launchers,
+    each with how it ended (empty: unknown).
+    ``facts`` is its facts' JSON; ``late``: it runs mpiboot and has none yet; ``look_failed``: why
+    it could not gather them again. ``mpirun`` is, without mpiboot, path and version output, and
+    ``mpirun_by_path`` the same of the one that was named. ``began`` is when its mpiboot started.
+    ``disks`` are mount point, size and free space in KiB; ``ports`` an RDMA port's path and state;
+    ``lacks`` why a program can't be run (``file``, ``right``, ``name``) and which.
+    ``connecting`` are connection attempts without an answer. ``listener`` is the process that
+    listens at the given port (empty: not visible, None: nobody), ``to_accept`` the length of its
+    accept queue; ``overflows`` counts connections that found such a queue of the pod full.
+    ``in_mpi`` counts ranks that have not left MPI; ``ended`` and ``left`` the processes that an
+    order has ended, and could not end.
+    For doctor, ``values`` are compared between hosts; ``own_checks`` is the JSON of the worker's
+    own doctor (None: it has none); ``dials`` are address, port and result of a connection; and
+    ``environments`` lines of variables, each behind its owner.
     """
 
     oom_kills: int | None = None
@@ -210,7 +207,7 @@ class HostAnswer:
 
 
 def read(output: str) -> HostAnswer:
-    """Read what a host printed; lines of the login shell's own come before and are passed over."""
+    """Parse a host's output; lines of the login shell before it are ignored."""
     head, *facts = re.split(rf"^{_ANSWER}facts\s*\n", output, maxsplit=1, flags=re.MULTILINE)
     head, *plain = re.split(rf"^{_ANSWER}plain\s*\n", head, maxsplit=1, flags=re.MULTILINE)
     lines = [line.strip() for line in head.splitlines()]
@@ -233,7 +230,7 @@ def read(output: str) -> HostAnswer:
         late="late" in rows,
         look_failed=next(iter(rows.get("look-failed", ())), ""),
         mpirun=_mpirun(plain[0].splitlines()) if plain else None,
-        mpirun_by_path=next(iter(_by_path(rows.get("mpirun", ()))), None),
+        mpirun_by_path=next(iter(_named(rows.get("mpirun", ()))), None),
         began=began[0] if began else None,
         disks=tuple(_disks(rows.get("disk", ()))),
         ports=tuple((row.split()[0], row.split()[-1]) for row in rows.get("port", ()) if row),
@@ -245,9 +242,7 @@ def read(output: str) -> HostAnswer:
         in_mpi=len(rows.get("in-mpi", ())),
         ended=_number(rows, "ended") or 0,
         left=_number(rows, "left") or 0,
-        values=tuple(
-            (row.partition(" ")[0], row.partition(" ")[2]) for row in rows.get("value", ())
-        ),
+        values=tuple(_named(rows.get("value", ()))),
         own_checks=next(iter(rows.get("doctor", ())), None),
         dials=tuple((words[0], words[1], words[2]) for words in dialled if len(words) == 3),  # noqa: PLR2004 - address, port, result
         environments=tuple(rows.get("environment", ())),
@@ -272,13 +267,14 @@ def _attempts(rows: Iterable[str]) -> Iterable[tuple[str, str]]:
 
 
 def _disks(rows: Iterable[str]) -> list[tuple[str, int, int]]:
-    """Read size, free space and mount point; a folder may have blanks."""
+    """Parse size, free space and mount point, which may have blanks."""
     found = (re.fullmatch(r"(\d+) (\d+) (.+)", row, re.ASCII) for row in rows)
     return [(item[3], int(item[1]), int(item[2])) for item in found if item]
 
 
-def _by_path(rows: Iterable[str]) -> list[tuple[str, str]]:
-    return [(path, message) for path, _, message in (row.partition(" ") for row in rows)]
+def _named(rows: Iterable[str]) -> list[tuple[str, str]]:
+    """Split rows at the first blank: a name and the rest of the line."""
+    return [(name, rest) for name, _, rest in (row.partition(" ") for row in rows)]
 
 
 def _connecting(rows: Iterable[str]) -> list[Connecting]:
@@ -288,7 +284,7 @@ def _connecting(rows: Iterable[str]) -> list[Connecting]:
 
 
 def _mpirun(lines: list[str]) -> tuple[str, str] | None:
-    """Read host name, path and version; the path is missing where there is no mpirun."""
+    """Parse host name, path and version; the path is missing where there is no mpirun."""
     path = lines[1].strip() if len(lines) > 1 else ""
     return (path, "\n".join(lines[2:])) if path.startswith("/") else None
 
@@ -296,7 +292,7 @@ def _mpirun(lines: list[str]) -> tuple[str, str] | None:
 def _launches(
     lines: list[str], own: Iterable[str]
 ) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
-    """Read the marks of launches that run there, and those whose launcher is connected."""
+    """Parse the IDs of launches that run there, and those whose launcher is connected."""
     marks: set[str] = set()
     held: set[tuple[str, str]] = set()
     came: set[tuple[str, str, tuple[int, int]]] = set()
@@ -312,7 +308,7 @@ def _launches(
     found = (_ESTABLISHED.match(line) for line in lines)
     there = {(int(item[1], 16), int(item[2], 16)) for item in found if item}
     this = [pair for pair in _pairs(own) if all(word.isdigit() for word in pair)]
-    # A table without this very connection tells nothing: then nobody counts as gone.
+    # A table without this very connection is incomplete: then no launcher counts as gone.
     blind = not this or (int(this[0][1]), int(this[0][0])) not in there
     held |= {(mark, address) for mark, address, ports in came if blind or ports in there}
     return tuple(sorted(marks - {""})), tuple(sorted(held))

@@ -1,7 +1,7 @@
-"""The job's hostfile: who names it, what it holds, and waiting for it while it may still change.
+"""The job's hostfile: where it is, what it contains, and how it changes.
 
-Hosts that settings or the platform name stand for a hostfile. ConfigMap volumes may come late or
-empty, so ``find`` waits within the time it is given. Whether the hosts are there isn't judged.
+Hosts that settings or the platform list take the place of a hostfile. ConfigMap volumes may be
+mounted late or empty, so ``find`` waits up to a limit. Whether the hosts exist isn't checked.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ OPERATOR: Final = (
 )
 DEFAULT: Final = "/etc/mpi/hostfile"
 _NOBODY: Final = "default"
-# What names a hostfile that stands on the program's own mpirun line.
+# The origin of a hostfile that is named on the program's own mpirun line.
 ON_THE_LINE: Final = "the mpirun line"
-# 10,000 hosts are about a megabyte; more than this is something else than a hostfile.
+# 10,000 hosts are about a megabyte; a larger file is no hostfile.
 _LARGEST: Final = 64 << 20
 
 
@@ -42,8 +42,8 @@ _LARGEST: Final = 64 << 20
 class HostfilePath:
     """A path and the flag, variable or "default" that names it.
 
-    ``source`` is what names it, where that is no variable that mpirun reads too. ``text`` are the
-    hosts where a variable or setting has them, which is then the path.
+    ``source`` is the kind of origin, unless that is a variable that mpirun reads too. ``text`` has
+    the hosts where a variable or setting lists them, which is then the path.
     """
 
     path: str
@@ -53,12 +53,12 @@ class HostfilePath:
 
     @property
     def is_default(self) -> bool:
-        """Whether nobody names it."""
+        """Whether it is the default path."""
         return self.by == _NOBODY
 
 
 class NotYetError(Exception):
-    """The file may still become one with hosts; ``reference`` is what it is if it doesn't."""
+    """The file may still get hosts; ``reference`` is the check that fails if it doesn't."""
 
     def __init__(self, reference: str, message: str) -> None:
         super().__init__(message)
@@ -66,7 +66,7 @@ class NotYetError(Exception):
 
 
 def candidates(setting: str, given: str, environ: Mapping[str, str]) -> tuple[HostfilePath, ...]:
-    """Every hostfile that something names, strongest first.
+    """List every named hostfile, the one with the highest precedence first.
 
     Args:
         setting: the value of the setting ``hostfile``, empty where not given.
@@ -79,22 +79,22 @@ def candidates(setting: str, given: str, environ: Mapping[str, str]) -> tuple[Ho
 
 
 def stamp_of(path: str) -> tuple[int, ...]:
-    """Tell one file from the next at a path, through the links of a volume."""
+    """Identify the version of the file at a path, through the links of a volume."""
     try:
-        found = os.stat(path)  # noqa: PTH116 - once a second, and a Path costs more than this
+        found = os.stat(path)  # noqa: PTH116 - once a second, and a Path costs more
     except (OSError, ValueError):
         return ()
     return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 def has_folder(path: str) -> bool:
-    """Tell whether the folder of a path is there."""
-    # Not Path.is_dir: it raises where a folder on the way is closed to this user.
+    """Tell whether the folder of a path exists."""
+    # Not Path.is_dir: it raises where this user may not enter a folder on the way.
     return os.path.isdir(os.path.dirname(path))  # noqa: PTH112, PTH120
 
 
 def read(chosen: HostfilePath) -> str:
-    """Read the file's text, which names at least one host or something that should be one."""
+    """Read the file's text, which has at least one line that is no comment."""
     if chosen.text:
         return chosen.text
     where = f"{chosen.path} (named by {chosen.by})"
@@ -140,8 +140,8 @@ def hosts_by_setting(
     """Find the hosts that a setting other than ``hostfile`` names.
 
     Raises:
-        MpibootError: ``hostfile-missing``; there is no such task. ``settings-conflict``; a
-            StatefulSet is named by halves, or a task too.
+        MpibootError: ``hostfile-missing``; there is no such task. ``settings-conflict``; the
+            settings of a StatefulSet are incomplete, or a task is named too.
     """
     settings, given = resolved.settings, resolved.given["worker_task"]
     if not settings.worker_task:
@@ -157,7 +157,7 @@ def hosts_by_setting(
 
 
 def _stateful_set(resolved: Resolved) -> HostfilePath | None:
-    """List a StatefulSet's pods by the names that Kubernetes gives them: NAME-ORDINAL.SERVICE."""
+    """List a StatefulSet's pods by their names in Kubernetes: NAME-ORDINAL.SERVICE."""
     settings = resolved.settings
     wanted = {"replicas": settings.replicas, "service": settings.service, "name": settings.name}
     missing = [f"--{part}" for part, value in wanted.items() if not value]
@@ -180,10 +180,10 @@ def _stateful_set(resolved: Resolved) -> HostfilePath | None:
 def hosts_by_platform(
     environ: Mapping[str, str], hostname: str, folder: str = platforms.VOLCANO_FOLDER
 ) -> HostfilePath | None:
-    """Find the hosts that the platform itself tells this pod of.
+    """Find the hosts that the platform lists in this pod.
 
     Raises:
-        MpibootError: ``hostfile-missing``; what it tells fits several lists.
+        MpibootError: ``hostfile-missing``; several tasks may be meant.
             ``hostfile-invalid``; LSF's variable is no list of hosts.
     """
     if environ.get(platforms.LSF_JOB):
@@ -193,7 +193,7 @@ def hosts_by_platform(
 
 
 def _lsf(environ: Mapping[str, str]) -> HostfilePath | None:
-    """Read LSF's file, where this pod has it, else its variable; LSF never changes either."""
+    """Read LSF's file if this pod has it, else its variable; LSF never changes either."""
     path, pairs = environ.get(platforms.LSF_FILE, ""), environ.get(platforms.LSF_PAIRS, "")
     try:
         text = platforms.of_lsf_file(Path(path).read_text("utf-8", "replace")) if path else ""
@@ -211,7 +211,7 @@ def _hosts(task: VolcanoTask, reason: str, source: Source) -> HostfilePath:
 
 
 def _tasks(environ: Mapping[str, str], folder: str) -> dict[str, VolcanoTask]:
-    """Read Volcano's tasks; its controller updates the files, which variables don't follow."""
+    """Read Volcano's tasks; its controller updates the files, but not the variables."""
     known = {task.key: task for task in platforms.volcano_tasks(environ)}
     try:
         paths = sorted(Path(folder).glob(f"*{platforms.VOLCANO_ENDING}"))
@@ -224,19 +224,19 @@ def _tasks(environ: Mapping[str, str], folder: str) -> dict[str, VolcanoTask]:
     return known
 
 
-# Seconds after which a line says again what is waited for.
+# Seconds after which the log line is repeated.
 _SILENCE: Final = 28.0
 _FIRST_LOOK, _LAST_LOOK = 0.02, 0.5
-# A writer that doesn't rename may be caught half-way; what is wrong for longer is meant.
+# A file that is written in place may be read half-written; what is invalid for longer stays so.
 _HALF_WRITTEN: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class JobHostfile:
-    """The job's hostfile, what is odd about it, and which file it was.
+    """The job's hostfile, warnings about it, and the version that was read.
 
-    ``is_file`` is false where a variable or setting has the hosts, and where several files have:
-    they are not followed.
+    ``is_file`` is false where a variable, a setting or several files list the hosts: these are not
+    followed.
     """
 
     hostfile: Hostfile
@@ -264,9 +264,9 @@ async def find(
         environ: where the operator's variables are looked up.
         patience: how many seconds to wait at most.
         default: where the hostfile is when nothing names one.
-        line: the hostfiles that the program's own mpirun line names, which come before all others.
-        listed: the hosts that another setting names, which come next to the setting ``hostfile``.
-        platform: looks for hosts that the platform names, where nothing else does.
+        line: the hostfiles of the program's own mpirun line, which take precedence.
+        listed: the hosts that another setting lists, which come after the setting ``hostfile``.
+        platform: finds hosts that the platform lists, if nothing else does.
 
     Raises:
         MpibootError: ``hostfile-missing``, ``hostfile-invalid``.
@@ -278,8 +278,8 @@ async def find(
     chosen = HostfilePath(default, "default") if named[0].is_default else named[0]
     if chosen.is_default and not stamp_of(chosen.path):
         chosen = platform() or chosen
-    # Mount points are there before a container starts, so where nobody named a file and this one
-    # has no folder, there is nothing to wait for.
+    # Mount points exist before a container starts: if no file is named and the default one has no
+    # folder, there is nothing to wait for.
     if chosen.is_default and not has_folder(chosen.path):
         patience = 0.0
     started = time.monotonic()
@@ -289,7 +289,7 @@ async def find(
         hosts = await _with_others(hosts, line[1:], started + patience)
     others = [item for item in named[1:] if not item.is_default]
     others += [HostfilePath(default, "default")] if not chosen.is_default else []
-    # The operator names its own file by a variable and mounts it at the usual place: told once.
+    # The operator names its file by a variable and mounts it at the default path: one warning.
     others = list({item.path: item for item in reversed(others)}.values())[::-1]
     warnings = tuple(filter(None, (_differs(chosen, hosts, other) for other in others)))
     if hosts.passed_over:
@@ -299,7 +299,7 @@ async def find(
 
 
 async def _with_others(first: Hostfile, paths: Iterable[str], until: float) -> Hostfile:
-    """Add the hostfiles of a line's other programs, each waited for like the first."""
+    """Add the hostfiles of the line's other programs, waiting for each as for the first."""
     files = [first]
     for path in paths:
         _, text = await _wait(HostfilePath(path, ON_THE_LINE), max(0.0, until - time.monotonic()))
@@ -308,10 +308,10 @@ async def _with_others(first: Hostfile, paths: Iterable[str], until: float) -> H
 
 
 class HostfileFollower:
-    """The job's hostfile, read again whenever the file is another one.
+    """The job's hostfile, read again whenever the file changes.
 
     The MPI Operator rewrites its ConfigMap when workers are added or removed. ``found`` is the last
-    version that could be used, ``pending`` why the present one can't be, or nothing.
+    usable version; ``pending`` is why the current one is not usable, if it isn't.
     """
 
     def __init__(self, found: JobHostfile, clock: Callable[[], float] = time.monotonic) -> None:
@@ -320,13 +320,13 @@ class HostfileFollower:
         self.pending: MpibootError | None = None
         self._named = HostfilePath(found.hostfile.path, found.hostfile.named_by)
         self._stamp = found.stamp
-        self._broken: float | None = None  # since when there is something else than a hostfile
+        self._broken: float | None = None  # since when the file is invalid
 
     def look(self) -> bool:
-        """Tell whether there is a new version with other hosts; one ``stat`` where it is the same.
+        """Tell whether there is a new version with other hosts; one ``stat`` if it is the same.
 
         Raises:
-            MpibootError: ``hostfile-invalid``; what is there now is no hostfile, and stays so.
+            MpibootError: ``hostfile-invalid``; the file has been invalid for too long.
         """
         if not self.found.is_file:
             return False
@@ -384,7 +384,7 @@ async def _wait(chosen: HostfilePath, patience: float) -> tuple[tuple[int, ...],
 
 
 def _differs(chosen: HostfilePath, hosts: Hostfile, other: HostfilePath) -> Finding | None:
-    """Say that another hostfile is named which has other hosts than the one that is used."""
+    """Warn of another named hostfile with other hosts than the one in use."""
     if Path(other.path).resolve() == Path(chosen.path).resolve():
         return None
     try:
@@ -393,7 +393,7 @@ def _differs(chosen: HostfilePath, hosts: Hostfile, other: HostfilePath) -> Find
         if other.is_default:
             return None
         message = f"{other.by}={other.path} names no hosts"
-    except Exception as why:  # noqa: BLE001 - a file that isn't used must not end the job
+    except Exception as why:  # noqa: BLE001 - an unused file must not end the job
         message = f"{other.by}={other.path} can't be used: {why}"
     else:
         if [(host.name, host.slots) for host in found.hosts] == [

@@ -1,9 +1,9 @@
 """One host's way through the gate: resolve, connect, greeting, login, facts.
 
-It decides what a failed try means for its host: try again, or never. Deadlines, progress lines
-and the sum over all hosts are the gate's. Where kubectl enters the pods, no name is asked for and
-nobody logs in: the API server tells whether a pod runs and at which address, and ``kubectl exec``
-runs the gate's one command in it.
+It decides whether a failed attempt is repeated or final. Deadlines, progress lines and results of
+all hosts belong to the gate. Where pods are entered by kubectl, no name is resolved and there is no
+login: the API server has the pod's state and address, and ``kubectl exec`` runs the gate's one
+command in it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,7 +23,7 @@ from mpiboot.core.setting_types import Auto, HostKeys, Switch
 from mpiboot.core.settings import Settings
 from mpiboot.core.wording import MOST_LINES
 from mpiboot.hosts import failures, host_shell, pacing
-from mpiboot.hosts.access import Kubectl, Obstacle, SshAccess, Trouble, pod_of
+from mpiboot.hosts.access import Kubectl, PodError, SshAccess, Trouble, pod_of
 from mpiboot.hosts.dns import Resolver
 from mpiboot.hosts.dns_query import DnsAnswer, NoAddress
 from mpiboot.hosts.host_shell import HostAnswer
@@ -43,17 +43,17 @@ if TYPE_CHECKING:
 
 
 class HostNames:
-    """Asks for names; ``renamed`` has those whose long form is used, by the hostfile's."""
+    """Resolves hosts' names; ``renamed`` maps the hostfile's names to long forms in use."""
 
     def __init__(self, resolver: Resolver, mode: Switch | Auto, domain: str) -> None:
-        """Ask for none yet; ``mode`` is the setting ``rewrite_fqdn``."""
+        """``mode`` is the setting ``rewrite_fqdn``."""
         self._resolver = resolver
         self._mode = mode
         self._domain = domain
         self.renamed: dict[str, str] = {}
 
     async def ask(self, name: str) -> DnsAnswer:
-        """Ask for a name in the forms that the setting allows, and note which one is used."""
+        """Resolve a name in the forms that the setting allows, and note which one is used."""
         mode = self._mode
         long = name if mode is Switch.OFF else names.long_form(name, self._domain) or name
         if mode is Switch.ON or name in self.renamed:
@@ -68,19 +68,19 @@ class HostNames:
         longer = await self._resolver.ask(long)
         if not longer.addresses:
             return answer
-        # The record may have come between the two questions.
+        # The record may have been published between the two queries.
         answer = await self._resolver.ask(name)
         if answer.addresses:
             return answer
         self.renamed[name] = long
-        # Of very many names the plan has the number and the first few.
-        say = log.info if len(self.renamed) <= MOST_LINES else log.debug
-        say("names", f"{name} resolves only as {long}: that name is used", host=name)
+        # The plan has the number of very many names and the first few.
+        write = log.info if len(self.renamed) <= MOST_LINES else log.debug
+        write("names", f"{name} resolves only as {long}: that name is used", host=name)
         return longer
 
 
 def worker_of(host: Host, attempt: Attempt) -> Worker:
-    """Give what a successful attempt has brought back of a host."""
+    """Build a worker's record from a successful attempt."""
     answer, target = host_shell.read(attempt.output), attempt.target
     facts, reason = facts_of(answer)
     return Worker(
@@ -101,7 +101,7 @@ def worker_of(host: Host, attempt: Attempt) -> Worker:
 
 
 def facts_of(answer: HostAnswer) -> tuple[PodFacts | None, NoFacts]:
-    """Read a host's facts, or say why there are none."""
+    """Read a host's facts, or give the reason why there are none."""
     if answer.late:
         return None, NoFacts.LATE
     if answer.facts is None:
@@ -116,19 +116,36 @@ def _mpi(answer: HostAnswer, facts: PodFacts | None) -> Mpi | None:
 
 
 _ADDRESSES: Final = 4
-# Records change when a pod is made anew; asking more often than this while SSH fails is no use.
+# Records change when a pod is recreated; resolving more often while SSH fails gains nothing.
 _RESOLVE_AGAIN: Final = 5.0
-# Nameservers of which one is behind tell the old address and the new one by turns.
+# Nameservers of which one lags behind return the old and the new address by turns.
 _FURTHER_LOOKS: Final = 2
 # A server that isn't the job's may punish repeated logins (PerSourcePenalties of OpenSSH 9.8).
 _FOREIGN_PAUSE: Final = 5.0
-# A worker changes servers while it starts (OpenSSH that can't let anybody in, then the embedded
-# one), and its key may be mounted a moment late; a no that is still a no after this is for good.
+# A worker may change servers while it starts (an OpenSSH that can't authenticate anyone is replaced
+# by the embedded one), and its key may be mounted late; a refusal repeated after this is final.
 _CONFIRM: Final = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class PipelineOptions:
+    """What pipelines do beside the login.
+
+    ``limits`` are those of one attempt's steps; ``mpirun`` is the path of one whose version every
+    host is asked for; ``pairs`` lets hosts that are ready dial each other; ``kept`` takes over the
+    logins, which stay open; ``doctor`` are doctor's questions; ``once``: one attempt for each host.
+    """
+
+    limits: LoginTimeouts = LoginTimeouts()  # noqa: RUF009 - it is frozen
+    mpirun: str = ""
+    pairs: PairCheck | None = None
+    kept: ConnectionPool | None = None
+    doctor: tuple[str, ...] = ()
+    once: bool = False
+
+
 class Pipelines:
-    """What all hosts' pipelines share: bounds, the SSH client, and what they have learnt."""
+    """What all hosts' pipelines share: limits, the SSH client, and what was learnt so far."""
 
     def __init__(
         self,
@@ -137,25 +154,20 @@ class Pipelines:
         resolver: Resolver,
         *,
         changed: Callable[[], None],
-        limits: LoginTimeouts | None = None,
-        once: bool = False,
-        mpirun: str = "",
-        pairs: PairCheck | None = None,
-        kept: ConnectionPool | None = None,
-        doctor: Sequence[str] = (),
+        options: PipelineOptions = PipelineOptions(),
     ) -> None:
-        self._kept = kept
-        self._asks_more = bool(doctor)
-        self._pairs = pairs if pairs is not None and pairs.wanted else None
+        self._options = options
+        self._pairs = options.pairs if options.pairs is not None and options.pairs.wanted else None
         self._settings = settings
         self._access = access
         self.names = HostNames(resolver, settings.rewrite_fqdn, access.domain)
         self._conf = resolver.conf
         self._changed = changed
-        self._limits = limits or LoginTimeouts()
-        self._once_only = once
         self._command = host_shell.gate(
-            mpirun, attempt=access.attempt, may_disconnect=access.may_disconnect, doctor=doctor
+            options.mpirun,
+            attempt=access.attempt,
+            may_disconnect=access.may_disconnect,
+            doctor=options.doctor,
         )
         self._connections = asyncio.Semaphore(pacing.most_connections(os_calls.most_open_files()))
         self._login: asyncio.Task[Login] | None = None
@@ -170,7 +182,7 @@ class Pipelines:
         self._looked = float("-inf")
 
     def prepare(self) -> asyncio.Future[Any]:
-        """Begin what the pipelines need and can be had while hosts are waited for."""
+        """Start loading what the pipelines need, while names are resolved."""
         return self.load()
 
     def load(self) -> asyncio.Task[Login]:
@@ -186,26 +198,26 @@ class Pipelines:
             self._access.key,
             host_key=self._access.host_key,
             mode=self._settings.host_keys,
-            limits=self._limits,
-            kept=self._kept,
+            limits=self._options.limits,
+            kept=self._options.kept,
         )
 
     def is_own_name(self, host: Host) -> bool:
         """Tell by name alone whether a host is this pod.
 
         That is enough: the record of a launcher appears only when its pod is ready, and mpirun
-        starts ranks of its own host without asking for a name.
+        starts ranks of its own host without resolving its name.
         """
-        # Addresses are asked of the kernel later on.
+        # Addresses are compared with the kernel's later on.
         return not is_address(host.name) and names.is_local(
             host.name, self._access.hostname, self._access.fqdns
         )
 
     async def run(self, state: HostState) -> Worker | None:
-        """Bring one host through the gate; None for this pod itself.
+        """Take one host through the gate; None for this pod itself.
 
         Raises:
-            MpibootError: what failed will not get better by waiting.
+            MpibootError: it failed for good.
         """
         if self.is_own_name(state.host):
             self._set(state, Stage.READY)
@@ -233,7 +245,7 @@ class Pipelines:
             self._reaching -= 1
 
     async def moved(self, worker: Worker) -> str:
-        """Tell where the name of a host that was ready leads now; empty where it still does."""
+        """Say how the address of a host that was ready has changed; empty if it has not."""
         answer = await self.names.ask(worker.host.name)
         for _ in range(_FURTHER_LOOKS):
             if worker.address in answer.addresses:
@@ -243,12 +255,12 @@ class Pipelines:
             return ""
         if answer.addresses:
             return f"its name now has the address {', '.join(answer.addresses)}"
-        # A nameserver that doesn't answer says nothing about the host.
+        # A nameserver that doesn't answer is no evidence about the host.
         known = answer.reason in (NoAddress.NXDOMAIN, NoAddress.NO_RECORD)
         return f"its name does not resolve any more: {answer.detail}" if known else ""
 
     def restart(self, state: HostState) -> None:
-        """Put a host that was ready back to the beginning; ``run`` is to be called again."""
+        """Reset a host that was ready; the caller runs its pipeline again."""
         self._set(state, Stage.DNS)
 
     def _set(self, state: HostState, stage: Stage, reason: str = "", detail: str = "") -> None:
@@ -282,10 +294,10 @@ class Pipelines:
             )
 
     async def reach(self, state: HostState, addresses: tuple[str, ...]) -> Worker:
-        """Log in at one of a host's addresses, however often that must be tried.
+        """Log in at one of a host's addresses, with as many attempts as it takes.
 
         Raises:
-            MpibootError: what failed will not get better by waiting.
+            MpibootError: it failed for good.
         """
         started = resolved = listened = time.monotonic()
         known: dict[Target, tuple[float, Attempt]] = {}
@@ -306,7 +318,7 @@ class Pipelines:
             )
             final = failures.final(attempts, len(self._ports), (await self.load()).host_fingerprint)
             if final is not None and (
-                final.outcome is Outcome.HOST_KEY_DIFFERS or refused or self._once_only
+                final.outcome is Outcome.HOST_KEY_DIFFERS or refused or self._options.once
             ):
                 login = await self.load()
                 raise failures.as_error(
@@ -326,7 +338,7 @@ class Pipelines:
     def _why(
         self, attempt: Attempt, attempts: Sequence[Attempt], refused: float
     ) -> tuple[str, str | None]:
-        """Say why an attempt failed; what stands in front of this pod is looked at when it may."""
+        """Say why an attempt failed; if a proxy may be the reason, look for a service mesh."""
         now = time.monotonic()
         due = now - self._looked >= _RESOLVE_AGAIN  # a proxy may come up after its pod's program
         if attempt.outcome in failures.PROXIED and self._mesh is None and due:
@@ -340,16 +352,16 @@ class Pipelines:
         return failures.why(attempt, self._mesh, {port}, port_range, refused, refusing)
 
     def _stop_if_once(self, state: HostState) -> None:
-        if self._once_only:
+        if self._options.once:
             raise MpibootError(finding(state))
 
     async def _try(
         self, host: Host, addresses: Sequence[str], known: dict[Target, tuple[float, Attempt]]
     ) -> list[Attempt]:
-        """Try each address and port until one lets us in; what the others said is kept."""
+        """Try each address and port until a login succeeds; the other attempts are kept."""
         user = host.user or self._access.user
         attempts = []
-        if self._access.ipv6 is not None:  # a worker of both listens on the version that is first
+        if self._access.ipv6 is not None:  # a dual-stack worker listens on its first version
             addresses = sorted(addresses, key=lambda item: (":" in item) != self._access.ipv6)
         for address in addresses[:_ADDRESSES]:
             for port in self._ports:
@@ -361,14 +373,14 @@ class Pipelines:
                     known[target] = (time.monotonic(), attempt)
                 attempts.append(attempt)
                 if attempt.outcome is Outcome.OK:
-                    # Most workers of a job are alike: ask the others there first.
+                    # Most workers of a job are alike: try this port first on the others.
                     self._ports = (port, *(item for item in self._ports if item != port))
                     return attempts
         return attempts
 
     async def _once(self, target: Target) -> Attempt:
         async with self._connections:
-            opened = await ssh_attempt.connect(target, self._limits)
+            opened = await ssh_attempt.connect(target, self._options.limits)
             if isinstance(opened, Attempt):
                 return opened
             with opened.sock:
@@ -379,8 +391,8 @@ class Pipelines:
                 )
 
     def answered(self, host: Host, attempt: Attempt) -> Worker:
-        """Read what a host has answered; where more was asked than the gate's own, keep it."""
-        if self._asks_more:
+        """Build a worker from a host's answer, which is kept where doctor asked for more."""
+        if self._options.doctor:
             self.answers[host.name] = attempt
         return worker_of(host, attempt)
 
@@ -395,7 +407,7 @@ class Pipelines:
         return worker
 
 
-# A Role may be applied a moment after the job; a no that is still a no after this is for good.
+# A Role may be applied a moment after the job; a refusal repeated after this is final.
 _CONFIRM_ROLE: Final = 2.0
 
 
@@ -403,7 +415,7 @@ class PodPipelines(Pipelines):
     """The pipelines of hosts whose pods kubectl enters."""
 
     def prepare(self) -> asyncio.Future[Any]:
-        """Give what is there already: no library, and no key."""
+        """Nothing to prepare: kubectl needs neither the SSH library nor the key."""
         return asyncio.ensure_future(asyncio.sleep(0))
 
     async def _bring(self, state: HostState) -> Worker | None:
@@ -411,7 +423,7 @@ class PodPipelines(Pipelines):
         if not pod:
             message = "this host is an address, and kubectl enters a pod by its name"
             raise error("hostfile-invalid", message, host=state.host.name)
-        # What is missing is the pod, never a name's address.
+        # What may be missing is the pod, never the address of a name.
         state.resolved = True
         self._set(state, Stage.KUBECTL)
         self._reaching += 1
@@ -421,74 +433,61 @@ class PodPipelines(Pipelines):
             self._reaching -= 1
 
     async def moved(self, worker: Worker) -> str:
-        """Tell where the pod of a host that was ready is now; empty where it still is there."""
-        found = await self._kubectl.look(pod_of(worker.host.name))
-        if found.obstacle is None:
-            now = ", ".join(found.addresses)
-            there = worker.address in found.addresses
-            return "" if there else f"its pod now has the address {now}"
-        # Who gets no answer knows nothing of the pod.
-        known = found.obstacle.trouble in (Trouble.NO_POD, Trouble.NOT_RUNNING)
-        return f"{found.obstacle.trouble.value}: {found.obstacle.message}" if known else ""
+        """Say how the pod of a host that was ready has changed; empty if it has not."""
+        try:
+            addresses = await self._kubectl.look(pod_of(worker.host.name))
+        except PodError as wrong:
+            # Without an answer nothing is known of the pod.
+            return str(wrong) if wrong.trouble.is_gone else ""
+        moved = worker.address not in addresses
+        return f"its pod now has the address {', '.join(addresses)}" if moved else ""
 
     def restart(self, state: HostState) -> None:
-        """Put a host that was ready back to the beginning; ``run`` is to be called again."""
+        """Reset a host that was ready; the caller runs its pipeline again."""
         self._set(state, Stage.KUBECTL)
 
     @cached_property
     def _kubectl(self) -> Kubectl:
         assert self._access.pods is not None  # noqa: S101 - the gate has chosen by it
-        return Kubectl(self._access.pods, limit=self._limits.command)
+        return Kubectl(self._access.pods, limit=self._options.limits.command)
 
     async def _enter(self, state: HostState, pod: str) -> Worker | None:
         started, refused = time.monotonic(), False
         while True:
-            found = await self._once_in(state.host, pod)
-            if not isinstance(found, Obstacle):
+            try:
+                found = await self._once_in(state.host, pod)
+            except PodError as why:
+                wrong = why
+            else:
                 self._set(state, Stage.READY)
                 return found
-            state.hint = found.hint
-            # What kubectl says is all that is known of a failure without a name; hosts with the
-            # same words are told together.
-            known = found.trouble is not Trouble.FAILED
-            reason = (
-                found.trouble.value if known else _obstacle_text(found).replace(pod, "this pod")
-            )
-            self._set(state, Stage.KUBECTL, reason, _obstacle_text(found))
-            if found.trouble.final and (refused or self._once_only):
-                raise _kubectl_denied(found, state.host)
+            trouble, state.hint = wrong.trouble, wrong.trouble.hint
+            # kubectl's words are all that is known of a failure without a name; hosts with the
+            # same words are reported together.
+            unknown = trouble is Trouble.FAILED
+            reason = str(wrong).replace(pod, "this pod") if unknown else trouble.text
+            self._set(state, Stage.KUBECTL, reason, str(wrong))
+            if trouble.final and (refused or self._options.once):
+                raise error(
+                    "kubectl-denied",
+                    str(wrong),
+                    host=state.host.name,
+                    evidence=wrong.evidence,
+                    hint=trouble.hint,
+                )
             self._stop_if_once(state)
-            refused = found.trouble.final
+            refused = trouble.final
             wait = pacing.pause(time.monotonic() - started, self._reaching)
             await asyncio.sleep(_CONFIRM_ROLE if refused else wait)
 
-    async def _once_in(self, host: Host, pod: str) -> Worker | Obstacle | None:
-        kubectl = self._kubectl
-        there = await kubectl.look(pod)
-        if there.obstacle is not None:
-            return there.obstacle
-        if any(own_pod.is_local(address) for address in there.addresses):
+    async def _once_in(self, host: Host, pod: str) -> Worker | None:
+        addresses = await self._kubectl.look(pod)
+        if any(own_pod.is_local(address) for address in addresses):
             return None
-        output = await kubectl.run(pod, self._command)
-        if isinstance(output, Obstacle):
-            return output
+        output = await self._kubectl.run(pod, self._command)
         ipv6 = self._access.ipv6
-        first = sorted(there.addresses, key=lambda item: ipv6 is not None and (":" in item) != ipv6)
+        first = sorted(addresses, key=lambda item: ipv6 is not None and (":" in item) != ipv6)
         target = Target(host.name, first[0], 0, "")
         local = own_pod.source_address(target.address)
         attempt = Attempt(target, Outcome.OK, output=output, local_address=local)
         return replace(self.answered(host, attempt), no_facts=NoFacts.BY_KUBECTL)
-
-
-def _obstacle_text(found: Obstacle) -> str:
-    return f"{found.trouble.value}: {found.message}"
-
-
-def _kubectl_denied(found: Obstacle, host: Host) -> MpibootError:
-    return error(
-        "kubectl-denied",
-        _obstacle_text(found),
-        host=host.name,
-        evidence=found.evidence,
-        hint=found.hint,
-    )

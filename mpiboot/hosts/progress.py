@@ -1,6 +1,6 @@
-"""What the gate says of its hosts: one line for all of them, and one finding for each missing.
+"""The gate's progress: one line for all hosts, and a finding for each that is missing.
 
-The lines are logged and drawn on a terminal: only what is new, and not too often.
+The line is logged, and drawn on a terminal, when it changes, at a limited rate.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LISTED: Final = 50
 
 
 class Stage(str, Enum):
-    """Where a host is in the gate; the value is how a line names what is waited for."""
+    """A host's stage in the gate; the value is its name in a progress line."""
 
     DNS = "DNS"
     SSH = "SSH"
@@ -36,11 +36,10 @@ class Stage(str, Enum):
 
 @dataclass(slots=True, eq=False)
 class HostState:
-    """What is known of one host; ``reason`` is short and steady, ``detail`` has the rest.
+    """The state of one host; ``reason`` is short and doesn't vary, ``detail`` has the rest.
 
-    ``hint`` says what to do about it where that is more than the check's own.
-
-    ``resolved`` stays true once the name had an address, whatever comes later.
+    ``hint`` is what to do, if there is more to say than the check's own. ``resolved`` stays true
+    once the name had an address.
     """
 
     host: Host
@@ -53,24 +52,24 @@ class HostState:
 
 
 def states(hosts: Sequence[Host]) -> tuple[HostState, ...]:
-    """Begin the gate's state; a label is the first part of a name where that tells hosts apart."""
+    """Give the initial states; a label is the first part of a name if these are unique."""
     labels = short_names([host.name for host in hosts])
     return tuple(HostState(host, labels[host.name]) for host in hosts)
 
 
 def line(known: Sequence[HostState]) -> str:
-    """Say in one line how many hosts are ready and what the others are waited for."""
+    """Say in one line how many hosts are ready, and what the others lack."""
     ready = sum(state.stage is Stage.READY for state in known)
     return ", ".join(part for part in (f"{ready}/{len(known)} hosts ready", missing(known)) if part)
 
 
 def missing(known: Sequence[HostState]) -> str:
-    """Say what the hosts that are not ready are waited for; empty where all are."""
+    """Say what the hosts that are not ready lack; empty if all are ready."""
     groups: dict[tuple[Stage, str], list[str]] = {}
     for state in known:
         if state.stage is not Stage.READY:
             groups.setdefault((state.stage, state.reason), []).append(state.label)
-    # Who is furthest is told first; the groups of one stage by their size.
+    # The hosts that came furthest come first, then the larger groups.
     order = sorted(groups.items(), key=lambda item: (item[0][0] is Stage.DNS, -len(item[1])))
     parts = []
     for (stage, reason), labels in order[:_GROUPS]:
@@ -85,7 +84,7 @@ def missing(known: Sequence[HostState]) -> str:
 
 
 def fields(known: Sequence[HostState]) -> dict[str, Json]:
-    """Say the same as fields of a JSON line; of thousands of hosts, the first that are missing."""
+    """Give the same as fields of a JSON line, with a limited number of missing hosts."""
     waiting = [state for state in known if state.stage is not Stage.READY]
     listed: list[Json] = [
         {"host": state.host.name, "stage": state.stage.value.lower(), "reason": state.reason}
@@ -95,7 +94,7 @@ def fields(known: Sequence[HostState]) -> dict[str, Json]:
 
 
 def finding(state: HostState) -> Finding:
-    """Say why a host isn't ready: its last reason in full."""
+    """Make a finding of why a host isn't ready: its last reason in full."""
     return failed(
         "workers-unreachable" if state.resolved else "names-unresolved",
         f"{state.stage.value}: {state.detail or state.reason or 'no answer yet'}",
@@ -104,47 +103,47 @@ def finding(state: HostState) -> Finding:
     )
 
 
-# A line a second while things move quickly, and fewer the longer it takes: a pod's log is kept, and
-# all of a wait of ten minutes is to be read on one screen.
+# A line a second while things change quickly, and fewer the longer it takes: pods' logs are kept,
+# and a wait of ten minutes should fit on one screen.
 _OFTEN, _SELDOM, _SHARE = 1.0, 28.0, 0.2
-# Where nothing moves, a line so often all the same: a silent log looks like a program that hangs.
+# Without any change, a line this often: a silent log looks like a program that hangs.
 _SILENCE, _LONGEST_SILENCE, _SILENT_SHARE = 28.0, 120.0, 0.5
 _LIVE: Final = 0.1
 
 
 class Reporter:
-    """One gate's lines; the states are looked at when a line is due.
+    """Writes a gate's progress lines; the states are read when a line is due.
 
     Args:
         live: draw on the terminal as well.
-        left: gives the seconds after which the gate gives up.
+        left: gives the seconds until the gate gives up.
     """
 
     def __init__(self, *, live: bool, left: Callable[[], float]) -> None:
         self._changed = asyncio.Event()
         self._left = left
-        self._said = ""
+        self._last = ""
         self._live = live
 
     def changed(self) -> None:
-        """Note that a host is at another point; cheap, as thousands of hosts call it."""
+        """Note that a host's state has changed; cheap, as thousands of hosts call it."""
         self._changed.set()
 
     async def lines(self, states: Sequence[HostState]) -> None:
-        """Log a line whenever something changed, and now and then where nothing does."""
-        started = said_at = time.monotonic()
+        """Log a line whenever something changed, and now and then if nothing does."""
+        started = logged_at = time.monotonic()
         while True:
-            # A cluster that is ready needs no line: the first waits as all do.
+            # A cluster that is ready needs no line: the first one is delayed, too.
             waited = time.monotonic() - started
             await asyncio.sleep(min(_SELDOM, max(_OFTEN, waited * _SHARE)))
-            silence = min(_LONGEST_SILENCE, max(_SILENCE, (said_at - started) * _SILENT_SHARE))
-            silent = said_at + silence - time.monotonic()
+            silence = min(_LONGEST_SILENCE, max(_SILENCE, (logged_at - started) * _SILENT_SHARE))
+            silent = logged_at + silence - time.monotonic()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), max(0.0, silent))
             self._changed.clear()
             text = line(states)
-            if text != self._said or time.monotonic() - said_at >= silence:
-                self._said, said_at = text, time.monotonic()
+            if text != self._last or time.monotonic() - logged_at >= silence:
+                self._last, logged_at = text, time.monotonic()
                 left = self._left()
                 self.clear()
                 log.info(
@@ -155,7 +154,7 @@ class Reporter:
                 )
 
     async def drawing(self, states: Sequence[HostState]) -> None:
-        """Draw the line on a terminal; the cursor goes back, so that any other line covers it."""
+        """Draw the line on a terminal, leaving the cursor at its start for other output."""
         drawn = ""
         while self._live:
             await asyncio.sleep(_LIVE)
@@ -169,6 +168,6 @@ class Reporter:
                 os.write(2, f"\r\x1b[K{text}\r".encode())
 
     def clear(self) -> None:
-        """Take the drawn line away."""
+        """Erase the drawn line."""
         if self._live:
             os.write(2, b"\r\x1b[K")

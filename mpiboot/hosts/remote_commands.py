@@ -1,8 +1,8 @@
-"""Commands on workers that have passed the gate, and what is asked of them before mpirun starts.
+"""Commands on workers that have passed the gate, and what is checked there before mpirun starts.
 
-Workers that are not settled yet are asked again until the deadline: late facts are waited for, and
-so is what a worker's data network still waits for; that for a minute at most where it is not
-required. Nothing is changed on a worker but its file of facts.
+Workers whose facts are late, or whose data network is not ready, are asked again until the
+deadline; for a data network that is not required, for a minute at most. Nothing is changed on a
+worker but its file of facts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mpiboot.core.setting_types import DataNetworkUse, HostKeys
 from mpiboot.core.settings import Settings
 from mpiboot.core.wording import counted, first_few
 from mpiboot.hosts import host_shell
-from mpiboot.hosts.access import Kubectl, SshAccess, Trouble, pod_of
+from mpiboot.hosts.access import Kubectl, PodError, SshAccess, pod_of
 from mpiboot.hosts.pipeline import facts_of
 from mpiboot.job.program_words import Rendezvous
 from mpiboot.network import worker_network
@@ -38,7 +38,7 @@ _AT_ONCE: Final = 32
 
 
 class RemoteCommands:
-    """Runs commands on workers at the address and port where they let us in before."""
+    """Runs commands on workers at the address and port where the gate logged in."""
 
     def __init__(
         self, access: SshAccess, host_keys: HostKeys, limits: LoginTimeouts | None = None
@@ -51,10 +51,12 @@ class RemoteCommands:
         self._pods = Kubectl(access.pods, limit=self._limits.command) if access.pods else None
 
     async def run(self, worker: Worker, command: str) -> str | None:
-        """Give the command's output; None where the worker does not answer or it failed."""
+        """Give the command's output; None if the worker does not answer or the command failed."""
         if self._pods is not None:
-            output = await self._pods.run(pod_of(worker.host.name), command)
-            return output if isinstance(output, str) else None
+            try:
+                return await self._pods.run(pod_of(worker.host.name), command)
+            except PodError:
+                return None
         target = Target(worker.host.name, worker.address, worker.port, worker.user)
         async with self._free:
             opened = await ssh_attempt.connect(target, self._limits)
@@ -66,11 +68,12 @@ class RemoteCommands:
         return attempt.output if attempt.outcome is Outcome.OK else None
 
     async def is_there(self, other: OtherLauncher, port: int) -> bool:
-        """Tell whether a launcher may still be there: a refused connection is an answer too."""
+        """Tell whether a launcher's pod may still exist: a refused connection is an answer too."""
         if self._pods is not None:
-            found = await self._pods.look(pod_of(other.name))
-            gone = (Trouble.NO_POD, Trouble.NOT_RUNNING)
-            return found.obstacle is None or found.obstacle.trouble not in gone
+            try:
+                return bool(await self._pods.look(pod_of(other.name)))
+            except PodError as wrong:
+                return not wrong.trouble.is_gone
         opened = await ssh_attempt.connect(Target("", other.address, port, ""), self._limits)
         if isinstance(opened, Attempt):
             return opened.outcome not in (Outcome.TIMEOUT, Outcome.UNREACHABLE)
@@ -90,8 +93,8 @@ class RemoteCommands:
         return self._login
 
 
-# A port's state sends no event that crosses to another pod. Looking costs a worker half a second
-# of one core.
+# The state of a port on another pod can only be polled. Each look costs a worker half a second of
+# one core.
 _FIRST, _LAST = 0.5, 5.0
 
 
@@ -101,22 +104,21 @@ async def wait_until_settled(
     settings: Settings,
     access: SshAccess,
 ) -> tuple[tuple[Worker, ...], dict[str, WorkerNetwork]]:
-    """Ask the workers that are not settled again, until all are or the time for it is over.
+    """Ask workers again until their facts and data networks are ready, or the time is over.
 
     Args:
         workers: who passed the gate.
-        decide: tells what a worker's networks are, and what is still to come there; what never
-            comes is the plan's to judge.
-        settings: ``timeout`` is what is left of the one deadline; ``data_network``: where it is
-            off, nothing depends on a worker's facts and none are waited for.
+        decide: gives a worker's network, with what is still pending there; the plan judges what
+            stays so.
+        settings: ``timeout`` is what is left of the one deadline; with ``data_network`` off
+            nothing depends on a worker's facts, and late ones are not waited for.
         access: how to log in.
 
     Returns:
         The workers in their order, with their latest facts; and their networks, by host.
 
     Raises:
-        MpibootError: ``worker-facts``; without the facts of some workers, these would get other
-            values than the rest.
+        MpibootError: ``worker-facts``; workers without facts would get other values than the rest.
     """
     began, patience = time.monotonic(), worker_network.patience(settings)
     known = {worker.host.name: worker for worker in workers}
@@ -156,7 +158,7 @@ async def wait_until_settled(
 
 
 def late_finding(worker: Worker) -> Finding:
-    """Say that a worker's facts are missing, and why as far as it told."""
+    """Make a finding of a worker's missing facts, with its own reason if it has one."""
     why = f": {worker.look_failed}" if worker.look_failed else ""
     message = f"it {NoFacts.LATE.value}{why}"
     return failed("worker-facts", message, host=worker.host.name)
@@ -184,10 +186,10 @@ def _each(waiting: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 async def _ask_again(worker: Worker, remote: RemoteCommands, *, first: bool) -> Worker:
-    """Bring a worker's facts of now; as they were where it does not answer.
+    """Fetch a worker's current facts; unchanged if it does not answer.
 
-    The child that gathers them may only be slow, and is waited for once more; later on they are
-    gathered anew, as it may have ended.
+    The child that gathers them may only be slow, so the first time they are only fetched; later on
+    they are gathered again, as it may have ended.
     """
     questions = ("facts",) if worker.late and first else ("look", "facts")
     output = await remote.run(worker, host_shell.ask(*questions))
@@ -205,7 +207,7 @@ async def _ask_again(worker: Worker, remote: RemoteCommands, *, first: bool) -> 
 async def look_at_master_port(
     meeting: Rendezvous, worker: Worker | None, settings: Settings, access: SshAccess
 ) -> tuple[Finding, ...]:
-    """Ask rank 0's host who listens at the port; a host that does not answer is not judged.
+    """Ask rank 0's host which process listens at the port; without an answer there is no finding.
 
     Args:
         meeting: the host and the port.

@@ -1,8 +1,8 @@
-"""What an earlier launcher of this job left on the workers is ended before mpirun starts.
+"""Ends what an earlier launcher of this job left running on the workers, before mpirun starts.
 
-Only processes that carry the ID of a launch of this job are ended, and never those of a launcher
-that is still connected to its workers; never by name. What can't be ended is said, and stops
-nothing. A launcher that is gone in good order, or was killed, has no connection any more.
+Only processes that carry the ID of a launch of this job are ended, never by name, and not while
+their launcher is still connected to its workers. What can't be ended is a warning. A launcher that
+has ended or was killed has no connection any more.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final
 
 from mpiboot.core import log
@@ -29,6 +28,7 @@ from mpiboot.hosts import host_shell
 from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.host_shell import HostAnswer
 from mpiboot.hosts.remote_commands import RemoteCommands
+from mpiboot.system import processes
 
 # Job and launch; the launcher's host name and the time of day at its start.
 MARK: Final = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}(?:@([A-Za-z0-9.-]*)@([0-9TZ:-]+))?", re.ASCII)
@@ -41,10 +41,10 @@ _PROBES: Final = 4 / 3
 
 @dataclass(frozen=True, slots=True)
 class OtherLauncher:
-    """A launcher that has workers; empty is what its mark does not tell.
+    """A launcher that uses workers; empty is what its mark does not contain.
 
-    ``monitored`` tells that one of its workers runs mpiboot's server with keep-alives, which ends a
-    connection over which nobody answers: after that time a living launcher is behind it.
+    ``monitored``: one of its workers runs mpiboot's server with keep-alives, which closes dead
+    connections: one that is still open after that time belongs to a living launcher.
     """
 
     name: str
@@ -55,14 +55,14 @@ class OtherLauncher:
 
 
 def patience_for(keepalive: float) -> float:
-    """Give the seconds after which the workers have missed a launcher whose node vanished."""
+    """Give the seconds after which workers have dropped a launcher whose node vanished."""
     return max(GRACE, keepalive * _PROBES + _MARGIN)
 
 
 def connected(
     workers: Iterable[Worker], marks: Mapping[str, Sequence[str]], keepalive: float
 ) -> tuple[OtherLauncher, ...]:
-    """Find who is connected, of the launches that have one of these marks, given by host.
+    """Find the connected launchers among those with one of these marks, given by host.
 
     ``keepalive`` is the setting in seconds; with 0 a server keeps a dead launcher's connection.
     """
@@ -82,7 +82,7 @@ def connected(
 
 
 def others_line(others: Sequence[OtherLauncher]) -> str:
-    """Say who has which workers since when."""
+    """Say which launcher uses which workers, and since when."""
     first = others[0]
     place = f" ({first.address})" if first.address else ""
     who = f"launcher {first.name}{place}" if first.name else first.address or "a launcher"
@@ -93,26 +93,26 @@ def others_line(others: Sequence[OtherLauncher]) -> str:
 
 
 def error_of(others: Sequence[OtherLauncher], seconds: float) -> MpibootError:
-    """Say that the workers are another launcher's."""
+    """Make the error for workers that another launcher uses."""
     message = f"{others_line(others)}, still after {seconds:.0f} s: nothing was started"
     return error("workers-held", message)
 
 
 NAME: Final = LAUNCH_ID
-# Often at first: one that is just ending is gone in a moment.
+# Often at first: a launcher that is just ending is gone in a moment.
 _FIRST, _LAST = 0.2, 1.0
 _SILENT: Final = 3  # looks
 
 
 def job_id(job: str) -> str:
-    """Name the job by what its pods have and nobody else has, as its key."""
+    """Derive the job's ID from what only its pods have, as its key."""
     return hashlib.sha256(job.encode()).hexdigest()[:16]
 
 
 def new_mark(job: str) -> str:
-    """Make the mark of one launch of a job: which job, which launch, and who holds it since when.
+    """Make the mark of one launch: job, launch, the launcher's host name and start time.
 
-    The time of day is told to people and compared with nothing.
+    The time is for people to read, and is compared with nothing.
     """
     host = re.sub(r"[^A-Za-z0-9.-]", "", socket.gethostname())
     since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -120,20 +120,12 @@ def new_mark(job: str) -> str:
 
 
 def _running() -> set[str]:
-    """Marks of launches that run in this pod, this one's own among them."""
-    found = set()
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            words = path.read_bytes().split(b"\0")
-        except OSError:  # it has ended, or is another user's
-            continue
-        head = f"{NAME}=".encode()
-        found |= {word[len(head) :].decode("ascii", "replace") for word in words if head in word}
-    return found
+    """Find the marks of launches that run in this pod, this one included."""
+    return {environ[NAME] for environ in processes.environments() if NAME in environ}
 
 
 def of_job(worker: Worker, job: str) -> tuple[str, ...]:
-    """Give the marks of this job that a worker has; others could hold anything."""
+    """Give a worker's marks that belong to this job."""
     own = job_id(job) + "-"
     return tuple(m for m in worker.marks if m.startswith(own) and MARK.fullmatch(m))
 
@@ -149,7 +141,7 @@ def of_earlier(workers: Iterable[Worker], job: str) -> dict[str, tuple[str, ...]
 
 
 def _name_others_of_this_pod(workers: Iterable[Worker], job: str) -> None:
-    """Tell of other launches in this pod, as of a script; one inside another is part of it."""
+    """Log other launches of this pod, as of a script; a launch inside a launch is part of it."""
     seen = {worker.host.name: set(of_job(worker, job)) for worker in workers}
     if not any(seen.values()):
         return
@@ -162,16 +154,16 @@ def _name_others_of_this_pod(workers: Iterable[Worker], job: str) -> None:
 
 
 async def end(workers: Sequence[Worker], job: str, settings: Settings, access: SshAccess) -> None:
-    """End what is left; nothing is asked where the gate saw nothing.
+    """End what is left; workers are not asked again if the gate saw nothing.
 
     Args:
         workers: who passed the gate.
-        job: what names it (``job_id``).
+        job: what identifies it (``job_id``).
         settings: ``timeout`` is what is left of the one deadline; ``host_keys``, ``ssh_keepalive``.
         access: how to log in.
 
     Raises:
-        MpibootError: ``workers-held``; another launcher has the workers.
+        MpibootError: ``workers-held``; another launcher uses the workers.
     """
     _name_others_of_this_pod(workers, job)
     found = of_earlier(workers, job)
@@ -201,10 +193,10 @@ async def _wait_for_others(
     settings: Settings,
     remote: RemoteCommands,
 ) -> dict[str, tuple[str, ...]]:
-    """Wait until no other launcher is connected; what it has left then.
+    """Wait until no other launcher is connected; give what it has left.
 
-    A pod that is being replaced still ends its job. A launcher that answers after that time is
-    there; one that doesn't may have lost its node, which workers miss only after their keep-alive.
+    A pod that is being replaced gets time to end its job. A launcher that answers after that time
+    is alive; one that doesn't may have lost its node, which workers notice by their keep-alive.
     """
     started, message, pause = time.monotonic(), False, _FIRST
     silent: Counter[str] = Counter()
@@ -234,35 +226,29 @@ async def _wait_for_others(
 
 
 async def _ask_again(worker: Worker, silent: Counter[str], remote: RemoteCommands) -> Worker:
-    """Ask a worker once more who is there; one that is silent for good has nobody."""
+    """Ask a worker again for its launches; one that stays silent counts as having none."""
     output = await remote.run(worker, host_shell.ask("launches"))
     if output is not None:
         silent[worker.host.name] = 0
         seen = host_shell.read(output)
         return replace(worker, marks=seen.marks, held=seen.held)
     silent[worker.host.name] += 1
-    # It may have ended with the other launcher's job, and then mpirun's own end tells it.
+    # It may have ended with the other launcher's job; then mpirun will fail on it.
     return replace(worker, marks=(), held=()) if silent[worker.host.name] >= _SILENT else worker
 
 
 def _say(answers: Mapping[str, HostAnswer]) -> None:
-    """Tell what was ended and what can't be: a line for each host, or one where they are many."""
+    """Log what was ended and what could not be: a line for each host, or one for very many."""
     ended = {host: answer.ended for host, answer in answers.items() if answer.ended}
     left = {host: answer.left for host, answer in answers.items() if answer.left}
-    for where, host, count in _lines(ended):
-        message = (
-            f"{where}: ended {counted(count, 'process', 'processes')} left by an earlier launcher"
-        )
-        log.info("stale-processes", f"{message} of this job", host=host, processes=count)
-    for where, host, count in _lines(left):
-        message = (
-            f"{where}: {counted(count, 'process', 'processes')} of an earlier launcher of this job"
-        )
-        log.warning("stale-processes", f"{message} can't be ended", host=host, processes=count)
-
-
-def _lines(counts: Mapping[str, int]) -> Iterable[tuple[str, str, int]]:
-    """Give for each line where it is about, the host where it is one, and how many processes."""
-    if len(counts) <= MOST_LINES:
-        return [(host, host, count) for host, count in counts.items()]
-    return [(f"{len(counts):,} hosts ({first_few(tuple(counts))})", "", sum(counts.values()))]
+    for counts, write, text in (
+        (ended, log.info, "ended {} left by an earlier launcher of this job"),
+        (left, log.warning, "{} of an earlier launcher of this job can't be ended"),
+    ):
+        lines = [(host, host, count) for host, count in counts.items()]
+        if len(lines) > MOST_LINES:
+            where = f"{len(counts):,} hosts ({first_few(tuple(counts))})"
+            lines = [(where, "", sum(counts.values()))]
+        for where, host, count in lines:
+            message = text.format(counted(count, "process", "processes"))
+            write("stale-processes", f"{where}: {message}", host=host, processes=count)

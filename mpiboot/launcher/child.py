@@ -1,13 +1,13 @@
 """The parent's child: waits for the hosts, makes the plan and its files, hands over, and ends.
 
-It has all that mpiboot is made of in its memory, and is gone when mpirun runs; where it is to carry
-the launch agents' sessions, it stays, as mpiboot's own SSH client. Where it fails, or the parent
-passes on a signal that ends the launcher, it tells the workers that it has reached; the parent
-gives it a moment for that, and ends it by SIGKILL.
+It loads all of mpiboot, and is gone when mpirun runs, unless it stays as mpiboot's own SSH client
+for the launch agents' sessions. If it fails, or the parent forwards a signal that ends the
+launcher, it tells the workers that it has reached; the parent gives it a moment for that, and then
+sends SIGKILL.
 
 Programs that start processes by themselves (``horovodrun``, DeepSpeed's launcher, scripts) call
-``ssh`` by the hostfile's names, and know nothing of ports, keys and hosts that are late. They are
-started when every host is ready, with a folder first on PATH in which ``ssh`` is ``libexec/ssh``.
+``ssh`` by the hostfile's names, and know nothing of ports, keys and late hosts. They are started
+when every host is ready, with a folder first on PATH in which ``ssh`` is ``libexec/ssh``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 from mpiboot.core import addresses, launch_spec, log
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.launch_spec import Failure
-from mpiboot.core.model import Finding, Level, SshKind, Worker
+from mpiboot.core.model import Decision, Finding, Level, SshKind, Worker
 from mpiboot.core.settings import Resolved
 from mpiboot.hosts import error_report, host_shell, stale_processes
 from mpiboot.hosts.gate import GateResult
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 def main(
     resolved: Resolved, program: tuple[str, ...], attempt: str, *, script: bool = False
 ) -> NoReturn:
-    """Prepare a launch, and hand it or what went wrong to the parent; it ends this process.
+    """Prepare a launch, hand it or the failure to the parent, and end this process.
 
     The arguments are those of ``role.start_child``.
     """
@@ -60,12 +60,12 @@ def main(
     for number in SIGNALS - ENDING - {signal.SIGCHLD}:
         signal.signal(number, _leave_to_the_parent)
     loop, reached = ChildLoop(), ReachedWorkers()
-    # It is never in a terminal's foreground, and may write there.
+    # It is never in a terminal's foreground group, and may write there.
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
     before = dict(os.environ)
     client: StayingClient | None = None
-    part = not (attempt or script)  # of a job: what comes next isn't known
+    part = not (attempt or script)  # of a job, which may go on with other launches
     result: launch_spec.Result
     try:
         if script:
@@ -74,8 +74,8 @@ def main(
             result, client = prepare_launch(
                 resolved, program, before, parent, loop, reached, attempt=attempt
             )
-    except EndedBySignal as told:
-        result = by_signal(told.number)
+    except EndedBySignal as ended:
+        result = by_signal(ended.number)
     except MpibootError as wrong:
         result = _failure(wrong, reached)
     except Exception as wrong:  # noqa: BLE001 - the boundary of this process
@@ -91,12 +91,12 @@ def main(
         os._exit(0)
     if client is not None:  # the thread ends this process
         loop.run_last(client.serve())
-    # To end is work, for the memory that this process has, and mpirun is to start first.
+    # Ending takes CPU time, to free this process's memory, and mpirun should start first.
     _end_with_the_parent()
 
 
 def _failure(wrong: MpibootError, reached: ReachedWorkers) -> launch_spec.Failure:
-    """Log what went wrong; what the parent has to know of it."""
+    """Log a failure, and give what the parent needs of it."""
     message = error_report.say(wrong)
     earlier = reached.say_attempt()
     message += f"{earlier}\n" if earlier else ""
@@ -105,11 +105,11 @@ def _failure(wrong: MpibootError, reached: ReachedWorkers) -> launch_spec.Failur
 
 
 def _leave_to_the_parent(_number: int, _frame: FrameType | None) -> None:
-    """Do nothing; what this process starts has the default actions."""
+    """Ignore a signal; programs that this process starts have the default action."""
 
 
 def _end_with_the_parent() -> NoReturn:
-    """Wait until nobody can read the result any more, and end; nothing is tidied up."""
+    """Wait until the result's reader is gone, and end without any cleanup."""
     gone = select.poll()
     gone.register(launch_spec.RESULT, 0)
     gone.poll()
@@ -136,7 +136,7 @@ def prepare_launch(
         program: the user's line.
         before: the parent's environment; this process adds to its own.
         parent: the parent's process number.
-        loop: in which all of it is waited for.
+        loop: runs what waits.
         reached: gets this pod, and the hosts that are ready.
         attempt: this launcher's name for workers; empty where it is a part of a job.
 
@@ -145,11 +145,12 @@ def prepare_launch(
         EndedBySignal: a signal came meanwhile.
     """
     environ = os.environ
-    odd = program_words.misquoted_args(program)
-    if odd and executables.find(program[0], environ.get("PATH", "")) is None:
-        raise error("usage", odd, hint="write one argument for each word")
-    if odd:
-        log.finding(Finding("usage", Level.WARN, odd, hint="write one argument for each word"))
+    misquoted = program_words.misquoted_args(program)
+    if misquoted:
+        hint = "write one argument for each word"
+        if executables.find(program[0], environ.get("PATH", "")) is None:
+            raise error("usage", misquoted, hint=hint)
+        log.finding(Finding("usage", Level.WARN, misquoted, hint=hint))
     # The launches of a script have its name.
     name = attempt or environ.get(launch_spec.ATTEMPT, "")
     pod = launcher_pod(resolved, environ, pid=parent, attempt=name, may_disconnect=not attempt)
@@ -157,7 +158,7 @@ def prepare_launch(
     seen = loop.run(observation.wait(pod, program, reached.workers))
     earlier = reached.say_attempt()
     paths = launch_folder.paths(pod.folder, parent)
-    # In a thread: workers that dial each other are listened to meanwhile.
+    # In a thread: the loop meanwhile reads from workers that dial each other.
     made = loop.run(asyncio.to_thread(_decide, seen.observed, resolved, paths))
     summary.say(made, seen.observed)
     found = [
@@ -188,9 +189,9 @@ def prepare_launch(
 
 
 def _decide(observed: plans.Observed, resolved: Resolved, paths: plans.LaunchPaths) -> plans.Plan:
-    """Make the plan, and don't look for cycles in what the workers told: nothing here makes any.
+    """Make the plan without the cyclic garbage collector, as nothing here makes cycles.
 
-    With thousands of workers that search would take a third of the time.
+    With thousands of workers it would take a third of the time.
     """
     gc.disable()
     try:
@@ -202,7 +203,7 @@ def _decide(observed: plans.Observed, resolved: Resolved, paths: plans.LaunchPat
 def _stay(
     launch: launch_folder.Launch, seen: observation.Observation, parent: int
 ) -> StayingClient | None:
-    """Make this process the agents' SSH client, where the gate has kept its logins for that."""
+    """Make this process the agents' SSH client if the gate has kept its logins for that."""
     config = launch.client_config(parent) if seen.kept is not None else None
     if config is None or seen.kept is None:
         return None
@@ -213,10 +214,10 @@ def _stay(
 
 
 def _stop_on_pairs(loop: ChildLoop, seen: observation.Observation, made: plans.Plan) -> None:
-    """Tell what the workers found when they dialled each other.
+    """Log what the workers found when they dialled each other.
 
     Raises:
-        MpibootError: ``worker-pairs`` or ``worker-address``; MPI would wait for ever.
+        MpibootError: ``worker-pairs`` or ``worker-address``; MPI would hang.
     """
     if seen.pairs is None:
         return
@@ -230,12 +231,12 @@ def _stop_on_pairs(loop: ChildLoop, seen: observation.Observation, made: plans.P
 
 T = TypeVar("T")
 
-# Seconds that cancelled work may take to tidy up.
+# Seconds that cancelled work may take to clean up.
 _TIDY: Final = 0.5
 
 
-class EndedBySignal(Exception):  # noqa: N818 - nothing went wrong
-    """A signal says that the launcher is to end; its number."""
+class EndedBySignal(Exception):  # noqa: N818 - no error
+    """A signal ends the launcher; its number."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -243,11 +244,11 @@ class EndedBySignal(Exception):  # noqa: N818 - nothing went wrong
 
 
 class ChildLoop:
-    """Runs one piece of work after the other; what is left in it ends with this process."""
+    """Runs coroutines one after the other; tasks left in it end with this process."""
 
     def __init__(self) -> None:
-        """Take signals in from now on; in the main thread alone."""
-        # Not asyncio.run: it waits for every thread, also for one that a dead nameserver holds.
+        """Handle signals from now on; only in the main thread."""
+        # Not asyncio.run: it waits for every thread, even one blocked by a dead nameserver.
         self._loop = asyncio.new_event_loop()
         asyncio.set_event_loop(self._loop)
         self._signal: asyncio.Future[int] = self._loop.create_future()
@@ -264,7 +265,7 @@ class ChildLoop:
         """Run work to its end.
 
         Raises:
-            EndedBySignal: a signal came before that.
+            EndedBySignal: a signal came first.
         """
         task = self._loop.create_task(work)
         either: set[asyncio.Future[Any]] = {task, self._signal}
@@ -276,19 +277,19 @@ class ChildLoop:
         raise EndedBySignal(self._signal.result())
 
     def run_last(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run what ends this process's work, whatever signal has come."""
+        """Run the last steps of this process, whatever signal has come."""
         self._loop.run_until_complete(work)
 
 
-# Seconds; one worker that has heard it is enough for the next launcher to know.
+# Seconds; one worker that has got the message is enough for the next launcher.
 _TELLING: Final = 2.0
 
 
 @dataclass(slots=True)
 class ReachedWorkers:
-    """Who was ready so far, and what was said of the attempts before this one.
+    """The workers that are ready so far, and the line about earlier attempts.
 
-    ``launcher`` is None before it is known; ``earlier`` is empty where this is the first attempt.
+    ``launcher`` is None before it is set up; ``earlier`` is empty at the first attempt.
     """
 
     launcher: LauncherPod | None = None
@@ -296,7 +297,7 @@ class ReachedWorkers:
     earlier: str = ""
 
     def say_attempt(self) -> str:
-        """Say once which attempt this is, and how the last one ended; empty for the first one."""
+        """Log once which attempt this is, and how the last one ended; empty for the first one."""
         name = self.launcher.attempt if self.launcher else ""
         before = None if self.earlier else pods.earlier(self.workers, name)
         if before:
@@ -305,59 +306,63 @@ class ReachedWorkers:
         return self.earlier
 
     async def tell(self, failure: Failure, *, goes_on: bool) -> None:
-        """Tell them why mpirun is not started; who does not listen in time is left out.
+        """Tell the workers why mpirun is not started, within a time limit.
 
         Args:
             failure: why.
             goes_on: whether this launch is a part of a script, which may go on.
         """
-        told = [worker for worker in self.workers if worker.runs_mpiboot]
-        if self.launcher is None or not self.launcher.attempt or not told:
+        workers = [worker for worker in self.workers if worker.runs_mpiboot]
+        if self.launcher is None or not self.launcher.attempt or not workers:
             return
         settings = self.launcher.resolved.settings
         hold = settings.hold_on_failure if failure.held else 0.0
         why = f"{failure.message.partition(chr(10))[0]}, exit {failure.code}"
         order = host_shell.job_failed(self.launcher.attempt, None if goes_on else hold, why)
         if goes_on:
-            _leave_logins(self.launcher, told)
+            _leave_logins(self.launcher, workers)
         commands = RemoteCommands(access(self.launcher), settings.host_keys)
-        telling = (commands.run(worker, order) for worker in told)
+        runs = (commands.run(worker, order) for worker in workers)
         with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(asyncio.gather(*telling, return_exceptions=True), _TELLING)
+            await asyncio.wait_for(asyncio.gather(*runs, return_exceptions=True), _TELLING)
 
 
 def _leave_logins(launcher: LauncherPod, workers: Sequence[Worker]) -> None:
-    """Leave what the script's own process needs, which tells workers of the script's end.
+    """Write the logins with which the script's own process tells workers of the script's end.
 
-    A launch that was started has left it already, with more hosts. mpiboot's own client can't be
-    used there: such workers wait for another launcher.
+    A launch that was started has written them already, with more hosts. mpiboot's own client can't
+    be used for that: such workers wait for another launcher.
     """
-    environ, settings = launcher.environ, launcher.resolved.settings
-    ssh = executables.find("ssh", environ.get("PATH", "")) or ""
-    source = launcher.resolved.given["ssh_client"].source
-    kind = sshconfig.client(settings.ssh_client, source, ssh, launcher.identity)
+    ssh, kind = _ssh_client(launcher, launcher.environ.get("PATH", ""))
     if kind.value == SshKind.EMBEDDED or any(launcher.folder.glob("launch-*")):
         return
-    if launcher.key is None:  # who is reached by kubectl does not run mpiboot's worker
+    if launcher.key is None:  # hosts reached by kubectl don't run mpiboot's worker
         return
     folder = Path(launch_folder.paths(launcher.folder, launcher.pid).launch_dir)
     hosts = {worker.host.name: worker for worker in workers}
-    logins = Logins(folder, hosts, {}, launcher.key, settings)
-    with suppress(MpibootError):  # as on a full disk; why the launch failed is said already
+    logins = Logins(folder, hosts, {}, launcher.key, launcher.resolved.settings)
+    with suppress(MpibootError):  # as on a full disk; the launch's failure is logged already
         logins.make_folder()
         logins.write(ssh=ssh, per_host={})
         logins.write_baselines(workers)
 
 
+def _ssh_client(launcher: LauncherPod, path: str) -> tuple[str, Decision]:
+    """Choose the SSH client of a script; with the path of ssh, empty if there is none."""
+    ssh, resolved = executables.find("ssh", path) or "", launcher.resolved
+    source = resolved.given["ssh_client"].source
+    return ssh, sshconfig.client(resolved.settings.ssh_client, source, ssh, launcher.identity)
+
+
 _LOGINS: Final = "logins"
 _BIN: Final = "bin"
 _CONFIG: Final = "ssh.conf"  # read by libexec/ssh
-# How many sessions at once mpiboot's own client is to serve for each host.
+# How many simultaneous sessions mpiboot's own client serves for each host.
 _SESSIONS: Final = 2
 
 
 def by_every_name(workers: Sequence[Worker], renamed: Mapping[str, str]) -> dict[str, Worker]:
-    """Give the hosts by each name that a program may have for them: long, short, and address.
+    """Map each name that a program may use for a host to it: long, short, and address.
 
     Args:
         workers: who passed the gate.
@@ -373,7 +378,7 @@ def by_every_name(workers: Sequence[Worker], renamed: Mapping[str, str]) -> dict
             worker.address,
         }
     ]
-    # Two hosts may have one first label, as may two with the node's network one address.
+    # Two hosts may share a first label, and on the node's network an address.
     count = Counter(name for name, _ in others)
     return {name: worker for name, worker in others if count[name] == 1} | found
 
@@ -381,10 +386,10 @@ def by_every_name(workers: Sequence[Worker], renamed: Mapping[str, str]) -> dict
 def that_may_join(
     workers: Sequence[Worker], renamed: Mapping[str, str]
 ) -> tuple[sshconfig.LaunchHost, ...]:
-    """Give patterns of names like those of the job's hosts, but for the number at their end.
+    """Give patterns for names of hosts that may join: those of the job with another number.
 
     An elastic job gets more hosts while it runs, and its program logs in to them. They are reached
-    as the others are, and are known by the same host key; where two of these differ, none is.
+    like the others, with the same host key; if these differ from each other there is no pattern.
     """
     found: dict[str, set[sshconfig.LaunchHost]] = {}
     for worker in workers:
@@ -398,7 +403,7 @@ def that_may_join(
             lacks = whole[len(name) :] if whole.startswith(name) else ""
             entry = sshconfig.LaunchHost(pattern, f"%h{lacks}", worker.port, worker.user)
             found.setdefault(pattern, set()).add(entry)
-    # ssh takes the first that fits, and the shortest pattern fits the longer names, too.
+    # ssh takes the first match, and the shortest pattern also matches longer names.
     patterns = sorted(found, key=len, reverse=True)
     return tuple(next(iter(found[name])) for name in patterns if len(found[name]) == 1)
 
@@ -416,7 +421,7 @@ def prepare_script(
         resolved: the settings.
         program: the user's line.
         parent: the process that will be the program's parent.
-        loop: in which hosts are waited for.
+        loop: runs what waits.
         reached: gets this pod, and the hosts that are ready.
 
     Raises:
@@ -447,7 +452,7 @@ def prepare_script(
     client = _write_script_logins(logins, pod, passed, before.get("PATH", ""), parent)
     path = os.pathsep.join((str(logins.folder / _BIN), before.get("PATH", "")))
     log.info("start", f"starting {program[0]}")
-    # As for mpirun: HOME and USER too, where this user has none that can be used.
+    # As for mpirun, with HOME and USER if this user had no usable ones.
     changed = {name: value for name, value in os.environ.items() if before.get(name) != value}
     folder, changed = str(logins.folder), {**changed, "PATH": path}
     return launch_spec.ScriptSpec(program, folder, changed, client, earlier)
@@ -456,15 +461,12 @@ def prepare_script(
 def _write_script_logins(
     logins: Logins, pod: LauncherPod, passed: GateResult, path: str, parent: int
 ) -> tuple[str, ...]:
-    """Write the folder of logins; give the command line of mpiboot's own client if it is needed."""
-    ssh = executables.find("ssh", path) or ""
-    settings = pod.resolved.settings
-    source = pod.resolved.given["ssh_client"].source
-    kind = sshconfig.client(settings.ssh_client, source, ssh, pod.identity)
+    """Write the folder of logins; give the command line of mpiboot's own client if needed."""
+    ssh, kind = _ssh_client(pod, path)
     own = kind.value == SshKind.EMBEDDED
     logins.make_folder()
     tidy(logins.folder.parent, _LOGINS)
-    # mpiboot's own client knows each host by its address and key alone, as whoever has own keys.
+    # mpiboot's own client, and hosts with keys of their own, need each address and key.
     later = () if own or passed.host_keys else that_may_join(passed.workers, passed.renamed)
     logins.write(ssh=ssh, own_client=own, per_host={}, later=later)
     logins.write_baselines(passed.workers)

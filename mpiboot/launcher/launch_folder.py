@@ -1,4 +1,4 @@
-"""The launch folder: what mpirun, its agents, ssh and the parent read; made anew each try."""
+"""The launch folder: files for mpirun, its agents, ssh and the parent, made anew each time."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ _LAUNCH: Final = "launch"
 
 
 def paths(folder: Path, pid: int = 1, name: str = _LAUNCH) -> LaunchPaths:
-    """Say where everything will be.
+    """Give the paths of a launch.
 
     Args:
         folder: the launcher's runtime folder.
-        pid: the process that will be mpirun's parent. Each launch below a script has a folder of
-            its own, for there may be several at once; a pod's first process is always the same.
-        name: what the folder is called.
+        pid: the process that will be mpirun's parent. The launches of a script have a folder each,
+            as there may be several at once; a pod's first process is always the same.
+        name: the folder's name.
 
     Raises:
-        MpibootError: ``runtime-folder``; mpirun or ssh would read another path than was meant.
+        MpibootError: ``runtime-folder``; mpirun or ssh would misread the path.
     """
     if any(char.isspace() for char in str(folder)):
         raise error(
@@ -67,7 +67,7 @@ def paths(folder: Path, pid: int = 1, name: str = _LAUNCH) -> LaunchPaths:
 
 
 def _others(worker: Worker) -> tuple[str, ...]:
-    """List a worker's addresses as the kernel writes them: its daemon may connect from any."""
+    """List a worker's other addresses in the kernel's form: its daemon may connect from any."""
     links = worker.facts.links if worker.facts else ()
     found = (addresses.parse(addresses.bare(item)) for link in links for item in link.addresses)
     known = {addresses.plain(str(item)) for item in found if item and not item.is_loopback}
@@ -76,10 +76,10 @@ def _others(worker: Worker) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Launch:
-    """One start of mpirun: the plan, and what its files are made of.
+    """One start of mpirun: the plan, and the content of its files.
 
-    ``host_keys`` are those that single hosts showed, by the hostfile's names. ``pods`` is how
-    kubectl enters the hosts; there is no ``key`` then.
+    ``host_keys`` are those of single hosts, by the hostfile's names. ``pods`` is how kubectl enters
+    the hosts; there is no ``key`` then.
     """
 
     plan: Plan
@@ -149,7 +149,7 @@ class Launch:
         )
 
     def logins(self, key: keys.JobKey) -> Logins:
-        """Give how mpirun's agents log in, by mpirun's names for the hosts."""
+        """Give the logins of mpirun's agents, by mpirun's names for the hosts."""
         return Logins(
             Path(self.where.launch_dir),
             {self.observed.called(item.host.name): item for item in self.observed.workers},
@@ -162,7 +162,7 @@ class Launch:
 
     @cached_property
     def _silent(self) -> float:
-        """After how many seconds of silence mpirun's parent looks for a host; 0: it does not."""
+        """Seconds of silence after which mpirun's parent checks a host; 0: it does not."""
         settings = self.resolved.settings
         seconds = sshconfig.patience(settings.ssh_keepalive, self.plan.user_args).silent
         others = self.plan.user_agent or self.key is None or settings.supervise is not Switch.ON
@@ -170,10 +170,10 @@ class Launch:
         return seconds if watched else 0.0
 
     def write_client(self, parent: int) -> tuple[str, ...]:
-        """Write what mpiboot's own SSH client needs, where the agents need it.
+        """Write what mpiboot's own SSH client needs, if the agents use it.
 
         Returns:
-            The client's command line; empty where it isn't needed.
+            The client's command line; empty if it isn't needed.
 
         Raises:
             MpibootError: ``runtime-folder``.
@@ -182,7 +182,7 @@ class Launch:
         return client_start.write(Path(self.where.launch_dir), config) if config else ()
 
     def client_config(self, parent: int) -> client_start.ClientConfig | None:
-        """Say what mpiboot's own SSH client is told, where the agents need it.
+        """Give the configuration of mpiboot's own SSH client, if the agents use it.
 
         Raises:
             MpibootError: ``settings-conflict``; too few files may be open.
@@ -201,13 +201,13 @@ class Launch:
         *,
         attempt: str,
     ) -> launch_spec.LaunchSpec:
-        """Make what the parent needs to know; what the end is explained from is written.
+        """Make the parent's record, and write the snapshot with which a failure is explained.
 
         Args:
             own_env: the parent's environment.
             environ: mpirun's environment.
             client: the command line of mpiboot's own SSH client, or nothing.
-            attempt: this launcher's name for workers; empty where they are told of no end.
+            attempt: this launcher's name for workers; empty if they are not told of its end.
 
         Raises:
             MpibootError: ``runtime-folder``.
@@ -265,12 +265,12 @@ class Launch:
 def snapshot(
     worker: Worker, observed: Observed, search: Sequence[str] = (), started: str = ""
 ) -> evidence.HostSnapshot:
-    """Note what is compared with after a failure; ``search`` is resolv.conf's list."""
+    """Record the state to compare with after a failure; ``search`` is resolv.conf's list."""
     called = observed.called(worker.host.name)
-    # mpirun has a made-up name for some hosts, which no nameserver knows.
+    # mpirun gets substitute names for some hosts, which are not in DNS.
     listed = worker.host.name
     dns = called if called.startswith(f"{listed}.") else listed
-    # Where kubectl enters pods nobody has asked for their names, and they may have none.
+    # Pods that kubectl enters may have no names in DNS.
     dns = "" if addresses.is_address(listed) or observed.by_kubectl else dns
     in_cluster = names.in_cluster(dns, search) if dns else ()
     return evidence.snapshot(worker, called, dns, in_cluster, started)
@@ -280,7 +280,7 @@ KNOWN_HOSTS: Final = "known_hosts"
 
 
 def known_hosts(workers: Iterable[Worker], host_keys: Mapping[str, str], public: str) -> str:
-    """Pin the job's key under its alias, and what single hosts showed under their addresses."""
+    """Pin the job's key under its alias, and single hosts' keys under their addresses."""
     lines = [f"{sshconfig.ALIAS} {public}"]
     for worker in workers:
         shown = host_keys.get(worker.host.name)
@@ -290,14 +290,14 @@ def known_hosts(workers: Iterable[Worker], host_keys: Mapping[str, str], public:
 
 
 def tidy(folder: Path, name: str) -> None:
-    """Take away the folders, ``NAME-PID`` with a copy of the key, of processes that are no more."""
+    """Remove the folders ``NAME-PID``, with a copy of the key, of processes that have ended."""
     for path in folder.glob(f"{name}-[0-9]*"):
         if not Path("/proc", path.name.rpartition("-")[2]).exists():
             shutil.rmtree(path, ignore_errors=True)
 
 
 def make_folder(folder: Path) -> None:
-    """Make the folder that launch agents read anew.
+    """Make the folder that launch agents read, without what an earlier launch left.
 
     Raises:
         MpibootError: ``runtime-folder``.
@@ -312,8 +312,8 @@ def make_folder(folder: Path) -> None:
 class Logins:
     """The hosts of a folder of logins, by each name that ssh may be called with.
 
-    ``host_keys`` are those that single hosts showed, by the hostfile's names; ``user_args`` the
-    user's own ssh arguments; ``watched`` where mpirun's parent looks for silent hosts.
+    ``host_keys`` are those of single hosts, by the hostfile's names; ``user_args`` the user's own
+    ssh arguments; ``watched``: mpirun's parent checks silent hosts.
     """
 
     folder: Path
@@ -326,13 +326,13 @@ class Logins:
 
     @property
     def patience(self) -> sshconfig.SshTimeouts:
-        """How often a login is tried, and when a silent host counts as lost."""
+        """Retries of a login, and when a silent host counts as lost."""
         keepalive = self.settings.ssh_keepalive
         return sshconfig.patience(keepalive, self.user_args, watched=self.watched)
 
     @property
     def strict(self) -> str:
-        """What ssh is told on its command line of host keys, where the first value wins."""
+        """The option for host keys on ssh's command line, where the first value wins."""
         return f"StrictHostKeyChecking={sshconfig.STRICT[self.settings.host_keys]}"
 
     def make_folder(self) -> None:
@@ -359,9 +359,9 @@ class Logins:
         Args:
             ssh: the path of ssh; empty where there is none.
             user_agent: the words of the user's own launch agent, or empty.
-            own_client: whether mpiboot's own client takes ssh's place.
+            own_client: whether mpiboot's own client replaces ssh.
             per_host: variables of single hosts.
-            environ: what the agents have beside mpirun's environment.
+            environ: the agents' variables beside mpirun's environment.
             later: patterns of hosts that may join the job.
 
         Raises:
@@ -401,7 +401,7 @@ class Logins:
         files.make_fifo(self.folder / launch_spec.EVENTS)
 
     def write_baselines(self, workers: Iterable[Worker]) -> None:
-        """Write whom to tell of the end of what logs in by itself; it is asked for no evidence.
+        """Write the workers to tell of a script's end; they are not asked for evidence.
 
         Raises:
             MpibootError: ``runtime-folder``.
@@ -410,11 +410,11 @@ class Logins:
         files.write_private(self.folder / evidence.FILE, evidence.to_json(seen))
 
     def client_config(self, parent: int, most: int) -> client_start.ClientConfig:
-        """Say what mpiboot's own SSH client is told.
+        """Give the configuration of mpiboot's own SSH client.
 
         Args:
             parent: the process with which it ends.
-            most: how many hosts it may serve at once.
+            most: how many sessions it may serve at once.
 
         Raises:
             MpibootError: ``settings-conflict``; too few files may be open.
@@ -444,7 +444,7 @@ class Logins:
         )
 
 
-# The agent reads both by these names.
+# The agent reads both under these names.
 AGENT_CONFIG: Final = "agent.conf"
 _KUBECTL_CONFIG: Final = "kubectl.conf"
 _KUBECTL_STDIN: Final = "stdin"
@@ -478,11 +478,11 @@ def write_agent_files(
     Args:
         folder: the launch folder, which holds the folder AGENT_HOSTS already.
         ssh: the words of the ssh that the agent runs.
-        user_agent: the words of the user's own agent, which comes before ssh; or empty.
-        client: the words that reach what takes ssh's place; or empty.
-        remote_end: how that says that a command's end is told; empty where its status is clear.
-        per_host: variables of single hosts, by the name that mpirun calls them.
-        environ: what the agent has in its environment beside mpirun's.
+        user_agent: the words of the user's own agent, which precedes ssh; or empty.
+        client: the words of the program that replaces ssh; or empty.
+        remote_end: how that program reports a command's exit; empty if its own status tells it.
+        per_host: variables of single hosts, by mpirun's names.
+        environ: the agent's variables beside mpirun's environment.
 
     Raises:
         MpibootError: ``runtime-folder``.
@@ -497,12 +497,12 @@ def write_agent_files(
 
 
 def write_kubectl(folder: Path, access: PodAccess, environ: Mapping[str, str]) -> dict[str, str]:
-    """Write what ``libexec/pod_exec`` reads; give what ``write`` needs for it.
+    """Write what ``libexec/pod_exec`` reads; give the arguments for ``write_agent_files``.
 
     Args:
         folder: the launch folder.
         access: how pods are entered.
-        environ: what kubectl finds the API server by; mpirun's environment may lack it.
+        environ: kubectl's variables for the API server, which mpirun's environment may lack.
 
     Raises:
         MpibootError: ``runtime-folder``.

@@ -1,4 +1,4 @@
-"""The commands that look or wait and start no job: wait, plan and exec, and doctor's look."""
+"""The commands that start no job: wait, plan, exec, and doctor's look at the hosts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from mpiboot.worker import facts
 
 
 def wait(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool) -> None:
-    """Pass the gates and nothing more; with ``as_json`` the result is on stdout, a failure too."""
+    """Only wait for the hosts; with ``as_json`` the result is on stdout, failures included."""
     end_on_signals(resolved)
     try:
         passed = asyncio.run(observation.pass_gates(launcher_pod(resolved, environ)))
@@ -66,7 +66,7 @@ def look(
     environ: Mapping[str, str],
     doctor: DoctorLook = ALL_HOSTS,
 ) -> tuple[Observation, LauncherPod]:
-    """Look at every host once, for a program that is not started."""
+    """Look at every host once, without starting the program."""
     launcher = launcher_pod(resolved, environ, patience=0.0)
     return asyncio.run(observation.look(launcher, program, doctor)), launcher
 
@@ -87,12 +87,12 @@ def show_plan(
         program: what would be started.
         environ: this pod's environment, or that of a shell away from the cluster.
         as_json: print JSON.
-        offline: ask no host: the plan that can be made away from the cluster.
+        offline: contact no host, to plan away from the cluster.
         folder: where saved facts are then; empty for none.
 
     Raises:
-        ShownError: what the launcher would stop with.
-        MpibootError: it can't be made.
+        ShownError: the failure with which the launcher would stop.
+        MpibootError: there can be no plan.
     """
     before: tuple[Finding, ...] = ()
     plan = _plan_without_hosts(resolved, program, environ)
@@ -104,7 +104,7 @@ def show_plan(
         pairs = plans.pair_findings(plan, seen.observed, seen.dialled)
         before = (*seen.warnings, *seen.passed.findings, *pairs)
     found = (*before, *plan.findings)
-    # Within a terminal's width, or unbroken for a pipe.
+    # Wrapped to a terminal's width, or unwrapped for a pipe.
     text = render.plan_json(plan, found) if as_json else render.plan(plan, found, log.width(1))
     sys.stdout.write(text)
     for item in found:
@@ -115,7 +115,7 @@ def show_plan(
 def _plan_without_hosts(
     resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
 ) -> plans.Plan | None:
-    """Make the plan of what runs once, in this pod; None for what ranks run."""
+    """Make the plan of a program that runs once, in this pod; None for one that ranks run."""
     if role.prints(resolved, program, environ):
         name, message = "mpirun", "it prints something and starts nothing: no host is waited for"
     elif once := role.runs_once(resolved, program, environ):
@@ -127,9 +127,9 @@ def _plan_without_hosts(
 
 
 def end_on_signals(resolved: Resolved) -> None:
-    """End at once with 128+n: as PID 1 a signal without a handler would be ignored.
+    """Exit at once with 128+n on a signal: without a handler PID 1 would ignore it.
 
-    Nothing is to be undone while hosts are being waited for, so the process simply ends.
+    While hosts are waited for there is nothing to clean up.
     """
 
     def end(number: int, _frame: FrameType | None) -> None:
@@ -140,36 +140,36 @@ def end_on_signals(resolved: Resolved) -> None:
         log.write_termination(resolved.settings.termination_log, f"signal: {message}\n")
         os._exit(code)
 
-    def spare(number: int, _frame: FrameType | None) -> None:
-        # Meant for the program; what it does to one that has no handler would end the wait.
+    def ignore(number: int, _frame: FrameType | None) -> None:
+        # Meant for the program; its default action would end the wait.
         name = signal.Signals(number).name
         log.info("signal", f"{name} is not forwarded: the program has not started")
 
     for number in signals.ENDING:
         signal.signal(number, end)
     for number in (signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, spare)
+        signal.signal(number, ignore)
 
 
 _PORT: Final = 22
-# Where a launcher's private files are in a pod that is as usual.
+# Where a launcher's private files are in a usual pod.
 _FOLDER: Final = Path("/run/mpiboot/launcher")
 
 
 def offline_plan(
     resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str], folder: str
 ) -> tuple[plans.Plan, tuple[Finding, ...]]:
-    """Make the plan, and the findings of what could not be looked at.
+    """Make the plan, and findings of what is unknown without the hosts.
 
     Args:
         resolved: the settings.
         program: what would be started.
-        environ: the environment of this shell, in the place of the launcher pod's.
+        environ: the environment of this shell, instead of the launcher pod's.
         folder: where saved facts are, a file ``*.json`` a pod; empty for none.
 
     Raises:
-        MpibootError: ``hostfile-missing``, ``hostfile-invalid``; ``program-missing``: which MPI it
-            would be is not known; ``usage``: the folder of facts can't be read.
+        MpibootError: ``hostfile-missing``, ``hostfile-invalid``; ``program-missing``: the MPI is
+            not known; ``usage``: the folder of facts can't be read.
     """
     saved = _saved(folder)
     called = program_words.called(program)
@@ -204,7 +204,7 @@ def offline_plan(
 
 
 def _unknown(missing: list[str], own: PodFacts | None) -> Iterator[Finding]:
-    """Say what an offline plan can't know."""
+    """Report what an offline plan doesn't know."""
     message = "offline: no name was resolved, no host was asked, no key was read"
     yield Finding("offline", Level.UNKNOWN, message)
     hint = "save them with `kubectl exec POD -- mpiboot facts --json > DIR/POD.json`: --facts DIR"
@@ -218,10 +218,10 @@ def _unknown(missing: list[str], own: PodFacts | None) -> Iterator[Finding]:
 
 
 def _saved(folder: str) -> tuple[PodFacts, ...]:
-    """Read the facts that were saved.
+    """Read saved facts.
 
     Raises:
-        MpibootError: ``usage``; there is no such folder, or a file is not what facts are.
+        MpibootError: ``usage``; there is no such folder, or a file has no facts.
     """
     if not folder:
         return ()
@@ -258,12 +258,12 @@ def _facts_of(host: Host, saved: tuple[PodFacts, ...]) -> PodFacts | None:
 
 
 _HERE: Final = "this pod's environment"
-# Looking at what is still to come costs half a second of one core.
+# Each look at the network costs half a second of one core.
 _FIRST, _LAST = 0.5, 5.0
 
 
 def execute(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]) -> NoReturn:
-    """Wait for the name where the program's processes meet, and become the program.
+    """Wait until the program's rendezvous host resolves, and become the program.
 
     Raises:
         MpibootError: ``program-missing``; ``names-unresolved`` at the deadline; a check of the data
@@ -271,7 +271,7 @@ def execute(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, 
     """
     process.lookup(program, environ)
     end_on_signals(resolved)
-    # Not asyncio.run: it waits for every thread, also for one that a dead nameserver holds.
+    # Not asyncio.run: it waits for every thread, even one blocked by a dead nameserver.
     loop = asyncio.new_event_loop()
     network = loop.run_until_complete(_prepare(resolved, program, environ))
     plans.stop_on_failure(network.findings)
@@ -288,7 +288,7 @@ def execute(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, 
 async def _prepare(
     resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
 ) -> DataNetwork:
-    """Wait for the name, and look at this pod meanwhile."""
+    """Wait for the name, and look at this pod's network meanwhile."""
     network = asyncio.ensure_future(_network(resolved, environ))
     try:
         await _name(resolved, program, environ)
@@ -313,7 +313,7 @@ async def _name(resolved: Resolved, program: tuple[str, ...], environ: Mapping[s
 
 
 async def _network(resolved: Resolved, environ: Mapping[str, str]) -> DataNetwork:
-    """Decide this pod's own network as a worker's is; what may still come is waited for."""
+    """Decide this pod's data network as a worker's; wait for what may still come up."""
     settings = resolved.settings
     patience = worker_network.patience(settings)
     deadline, pause, message = time.monotonic() + patience, _FIRST, ""

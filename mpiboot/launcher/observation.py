@@ -1,4 +1,4 @@
-"""What a launch is planned from: the hosts, what their pods tell, this pod and its MPI."""
+"""The input of a launch's plan: the hosts, their pods' facts, this pod and its MPI."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from mpiboot.hosts import gate, host_shell, hostfiles, remote_commands, stale_pr
 from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.gate import ALL_HOSTS, DoctorLook, GateResult
 from mpiboot.hosts.pairs import PairCheck
+from mpiboot.hosts.pipeline import PipelineOptions
 from mpiboot.job import agent_variables, mpirun_line, names, pods, program_words
 from mpiboot.job import plan as plans
 from mpiboot.job.dialects import DIALECTS
@@ -45,17 +46,17 @@ from mpiboot.ssh.client_start import ConnectionPool
 from mpiboot.system import executables, os_calls, programs
 from mpiboot.worker import facts
 
-# A shell of this pod is done in milliseconds.
+# A shell in this pod takes milliseconds.
 _PATIENCE: Final = 30.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What was observed: the plan's input, and what the gate said on the way.
+    """The plan's input, and the results of the gate.
 
-    ``already_said`` are the plan's findings that were said before any host was waited for.
-    ``pairs`` is to be asked for what workers find when they dial each other, which is ``dialled``
-    where it was. ``kept`` has the logins that stay open for the launch agents.
+    ``already_said`` are the plan's findings that were logged before any host was waited for.
+    ``pairs`` has the results of workers that dial each other, and ``dialled`` those results where
+    they were collected. ``kept`` has the logins that stay open for the launch agents.
     """
 
     observed: plans.Observed
@@ -70,15 +71,15 @@ class Observation:
 async def wait(
     launcher: LauncherPod, program: tuple[str, ...], reached: list[Worker]
 ) -> Observation:
-    """Wait for everything; what needs no host is found out meanwhile.
+    """Wait for the hosts, and meanwhile observe what needs none of them.
 
     Args:
         launcher: this pod.
         program: the user's line.
-        reached: gets the hosts that were ready, also where this fails.
+        reached: gets the hosts that were ready, even if this fails.
     """
     own = asyncio.ensure_future(asyncio.to_thread(_own_facts, launcher))
-    # Before the rest: the family says how the program's own line is to be read.
+    # First, as the line is parsed by the rules of its MPI.
     mpi = await asyncio.to_thread(_mpi, launcher, program, patience=programs.LONG)
     line = mpirun_line.read(program, mpi.family)
     plans.refuse_unknown(mpi, line)
@@ -94,12 +95,10 @@ async def wait(
         found.hostfile.hosts,
         _rest(launcher),
         to,
+        PipelineOptions(mpirun=line.daemons_mpirun, pairs=pairs, kept=kept),
         also=own,
         follow=follow,
-        mpirun=line.daemons_mpirun,
-        pairs=pairs,
         reached=reached,
-        kept=kept,
     )
     await stale_processes.end(passed.workers, launcher.job, _rest(launcher), to)
     settings = launcher.resolved.settings
@@ -119,7 +118,7 @@ async def wait(
 def _before_hosts(
     launcher: LauncherPod, hostfile: Hostfile, mpi: Mpi, line: UserLine
 ) -> plans.Observed:
-    """Give what is known before any host is asked."""
+    """Give what is known without the hosts."""
     return plans.Observed(
         hostfile=hostfile,
         mpi=mpi,
@@ -138,7 +137,7 @@ def _with_hosts(
     passed: gate.GateResult,
     own: tuple[PodFacts, int | None],
 ) -> plans.Observed:
-    """Add what the gate and this pod's facts show."""
+    """Add the results of the gate and this pod's facts."""
     ipv6 = any(":" in worker.address for worker in passed.workers)
     return dataclasses.replace(
         before,
@@ -153,16 +152,16 @@ def _with_hosts(
 
 
 def _tell_at_once(launcher: LauncherPod, before: plans.Observed) -> tuple[Finding, ...]:
-    """Tell what the line and the hostfile alone show: a person need not wait for hosts to read it.
+    """Log the findings of the line and the hostfile before any host is waited for.
 
     Returns:
-        What the plan will find again.
+        These findings; the plan will have them again.
 
     Raises:
         MpibootError: ``usage``; the line can't be started.
     """
     made = plans.make(before, launcher.resolved, launch_folder.paths(launcher.folder))
-    # The hostfile is followed until the last host is ready: what it says of slots may yet change.
+    # The hostfile is followed until the last host is ready, and its slots may still change.
     at_once = ("usage", "slots", pods.LIMITS_CHECK)
     already_said = tuple(item for item in made.findings if item.check in at_once)
     for finding in already_said:
@@ -175,10 +174,10 @@ def _tell_at_once(launcher: LauncherPod, before: plans.Observed) -> tuple[Findin
 async def probe_hosts(
     resolved: Resolved, environ: Mapping[str, str], role: str
 ) -> tuple[tuple[Host, ...], SshAccess, GateResult]:
-    """Try every host of the hostfile once, and plan nothing.
+    """Try every host of the hostfile once, without a plan.
 
     Raises:
-        MpibootError: there is no hostfile, or nothing to log in with.
+        MpibootError: there is no hostfile, or no key.
     """
     hosts = (await find_hostfile(resolved, environ, 0.0)).hostfile.hosts
     to = access(launcher_pod(resolved, environ, role, patience=0.0))
@@ -188,7 +187,7 @@ async def probe_hosts(
 async def look(
     launcher: LauncherPod, program: tuple[str, ...], doctor: DoctorLook = ALL_HOSTS
 ) -> Observation:
-    """Look once at everything."""
+    """Observe everything once, without waiting."""
     settings = launcher.resolved.settings
     mpi = _mpi(launcher, program)
     own = await asyncio.to_thread(_own_facts, launcher)
@@ -199,8 +198,7 @@ async def look(
         found.hostfile.hosts,
         settings,
         access(launcher),
-        mpirun=line.daemons_mpirun,
-        pairs=pairs,
+        PipelineOptions(mpirun=line.daemons_mpirun, pairs=pairs),
         doctor=doctor,
     )
     dialled = () if passed.unasked else await pairs.results(passed.workers)
@@ -214,7 +212,7 @@ async def look(
 async def master_port_taken(
     launcher: LauncherPod, seen: Observation, meeting: Rendezvous
 ) -> tuple[Finding, ...]:
-    """Look whether ranks can meet where they are to, before any is started."""
+    """Check that the port where ranks are to meet is free, before any is started."""
     observed = seen.observed
     called = {observed.called(item.host.name): item for item in observed.workers}
     if meeting.host not in called.keys() | observed.local_names:
@@ -237,14 +235,14 @@ def _pairs(launcher: LauncherPod) -> PairCheck:
 
 
 def _own_facts(launcher: LauncherPod) -> tuple[PodFacts, int | None]:
-    """Gather this pod's facts, and count its out-of-memory kills as a worker's are counted."""
+    """Gather this pod's facts, and count its out-of-memory kills as on a worker."""
     found = facts.gather(launcher.resolved, launcher.environ, sshd="", pid=launcher.pid, mpi=None)
     answer = programs.run(("/bin/sh", "-c", host_shell.ask("memory")), _PATIENCE)
     return found, host_shell.read(answer.stdout if answer else "").oom_kills
 
 
 def _for_mpirun(before: plans.Observed, passed: gate.GateResult, own: PodFacts) -> dict[str, str]:
-    """Give the names that mpirun must not get as the hostfile or its line has them."""
+    """Give the names that must be replaced for mpirun, in the hostfile or on its line."""
     local = [host.name for host in passed.local]
     if local:
         own_names = pod.own_names(own.hostname)
@@ -257,7 +255,7 @@ def _for_mpirun(before: plans.Observed, passed: gate.GateResult, own: PodFacts) 
 
 
 async def pass_gates(launcher: LauncherPod, reached: list[Worker] | None = None) -> gate.GateResult:
-    """Wait until every host is ready, and say so; ``reached`` is as for ``wait``."""
+    """Wait until every host is ready; ``reached`` is as for ``wait``."""
     found = await find_hostfile(launcher.resolved, launcher.environ, _rest(launcher).timeout)
     for item in found.warnings:
         log.finding(item)
@@ -267,21 +265,21 @@ async def pass_gates(launcher: LauncherPod, reached: list[Worker] | None = None)
         found.hostfile.hosts,
         _rest(launcher),
         access(launcher),
+        PipelineOptions(pairs=pairs),
         follow=follow,
-        pairs=pairs,
         reached=reached,
     )
     dialled = await pairs.results(passed.workers)
     await pairs.close()
     names = [worker.host.name for worker in passed.workers]
-    odd = worker_pairs.findings(dialled, names, "what will be started is not known here")
-    for item in odd:
+    findings = worker_pairs.findings(dialled, names, "what will be started is not known here")
+    for item in findings:
         log.finding(item)
-    return dataclasses.replace(passed, findings=odd)
+    return dataclasses.replace(passed, findings=findings)
 
 
 def no_mpirun(environ: Mapping[str, str], called: str = "") -> MpibootError:
-    """Say where mpirun, or the one that the line calls, was looked for."""
+    """Make the error for a missing mpirun, or one that the line calls."""
     if "/" in called:
         hint = "call the mpirun that the image has, or mpirun alone for the one on PATH"
         return error("program-missing", f"{called} is no program here", hint=hint)
@@ -316,7 +314,7 @@ async def find_hostfile(
 def _mpi(
     launcher: LauncherPod, program: tuple[str, ...], *, patience: float = programs.SHORT
 ) -> Mpi:
-    """Ask the mpirun that will run what it is.
+    """Identify the mpirun that will run.
 
     Raises:
         MpibootError: ``program-missing``; there is none.
@@ -343,12 +341,12 @@ def _rest(launcher: LauncherPod) -> Settings:
 
 
 def choose_client(launcher: LauncherPod, hosts: int, mpi: Mpi, line: UserLine) -> Decision:
-    """Choose it; the plan says why.
+    """Choose the SSH client; the plan shows the reason.
 
     Args:
         launcher: this pod.
         hosts: how many the hostfile has.
-        mpi: whose mpirun will run.
+        mpi: the MPI of the mpirun that will run.
         line: the user's.
     """
     settings, environ = launcher.resolved.settings, launcher.environ
@@ -376,7 +374,7 @@ def choose_client(launcher: LauncherPod, hosts: int, mpi: Mpi, line: UserLine) -
 
 
 def _keep_logins(launcher: LauncherPod, client: Decision | None) -> ConnectionPool | None:
-    """Keep the gate's logins where mpiboot's own client stays beside mpirun."""
+    """Keep the gate's logins if mpiboot's own client stays beside mpirun."""
     settings = launcher.resolved.settings
     if client is None or client.value != SshKind.EMBEDDED or settings.supervise is not Switch.ON:
         return None

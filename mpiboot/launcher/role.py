@@ -1,13 +1,12 @@
 """The launcher becomes the small process that stays, beside mpirun or beside a script.
 
-What waits for the hosts is a copy of this process, a child that has all that was loaded until here
-and goes on while the small process starts. Light: a pod's first process has loaded little more than
-the command line.
+A forked child waits for the hosts, with all that was loaded before, while the small process starts.
+Light: a pod's first process has loaded little more than the command line.
 
 A script, or another program that starts processes by itself, runs once: a private folder comes
 first on its PATH, in which ``mpirun`` and ``mpiexec`` are mpiboot, so that each call has gates,
-flags and an end of its own. What may log in to the hosts by itself waits for them first, and finds
-an ``ssh`` that knows them (``child.prepare_script``).
+flags and an end of its own. A program that may log in to the hosts by itself is started when they
+are ready, with an ``ssh`` that knows them (``child.prepare_script``).
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ from mpiboot.system import control_groups, executables, files, process
 
 
 def run(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]) -> NoReturn:
-    """Become the process that stays, and that ends with the job's exit code.
+    """Become the process that stays, and ends with the job's exit code.
 
     Raises:
-        MpibootError: it can't be started; or a script isn't there.
+        MpibootError: it can't be started, or a script doesn't exist.
     """
     if prints(resolved, program, environ):
         process.replace(program, environ)
-    signals.block()  # one that comes from now on is for the process that stays
+    signals.block()  # from now on they are for the process that stays
     once = runs_once(resolved, program, environ)
     if once:
         _run_script(resolved, program, environ, once)
@@ -52,10 +51,10 @@ def run(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
 
 
 def prints(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]) -> bool:
-    """Tell whether mpirun only prints something: ``mpirun -n 2 --version``, or ``mpirun`` alone."""
+    """Tell whether mpirun only prints something: ``mpirun -n 2 --version``, or ``mpirun``."""
     if not program_words.is_mpirun(program[0]) or len(program) == 1:
         return program_words.is_mpirun(program[0])
-    # Only a line of mpirun's own needs the tables, and only one like this an answer of mpirun's.
+    # Loaded late: only such a line needs the tables, and mpirun's own answer.
     from mpiboot.job.mpirun_options import PRINTING  # noqa: PLC0415
 
     options = (word.lstrip("-").partition("=")[0] for word in program if word.startswith("-"))
@@ -87,7 +86,7 @@ def _launch(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, 
 
 
 def _options(settings: Settings, **more: Any) -> ParentOptions:  # noqa: ANN401 - as they are
-    """Give what the parent is told of the settings beside its task."""
+    """Give the settings that the parent needs."""
     return ParentOptions(
         log_level=settings.log_level,
         log_format=settings.log_format,
@@ -106,9 +105,9 @@ def start_child(
     *,
     script: bool = False,
 ) -> list[str]:
-    """Start the child that waits for the hosts; it stays this process's own over exec.
+    """Fork the child that waits for the hosts; it remains a child after this process's exec.
 
-    It leads a group of its own: a terminal's Ctrl-C is for the parent to judge.
+    It leads a process group of its own: a terminal's Ctrl-C is handled by the parent.
 
     Args:
         resolved: the settings.
@@ -118,7 +117,7 @@ def start_child(
         script: whether the program starts processes by itself.
 
     Returns:
-        What the parent is told: the child's process number, and where its result comes.
+        The parent's arguments: the child's process number, and the descriptor of its result.
 
     Raises:
         OSError: it can't be started.
@@ -134,7 +133,7 @@ def start_child(
         for handle in {reader, writer} - {RESULT}:
             os.close(handle)
         _be_child(resolved, program, {**environ, **kept}, attempt, script=script)
-    _lead_a_group(pid)  # here too: the parent may end it before it has done anything
+    _lead_a_group(pid)  # here too: the parent may end it before it has run
     os.close(writer)
     os.set_inheritable(reader, True)
     return [str(pid), str(reader)]
@@ -152,7 +151,7 @@ def _be_child(
     given = dict(environ)
     os.environ.clear()
     os.environ.update(given)
-    # The parent takes signals in; what it passes on ends this one until there are handlers.
+    # The parent handles signals; those it forwards end this process until it has handlers.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     from mpiboot.launcher import child  # noqa: PLC0415 - the parent has none of it
@@ -175,20 +174,20 @@ def become_parent(
     """
     options = replace(options, open_folders=tuple(files.open_folders))
     head = (sys.executable, "-I", "-S", str(_PROGRAM), task.value, options.to_json())
-    # A signal that comes while the new interpreter starts waits for it.
+    # Signals stay blocked while the new interpreter starts.
     process.replace((*head, *words), environ, blocked=sorted(SIGNALS))
 
 
 def new_attempt(wanted: WorkerExit | Auto, environ: Mapping[str, str]) -> str:
-    """Name this launcher for the workers, which are told of its end: host, since when, a number.
+    """Name this launcher for the workers, which are told of its end: host, start time, a number.
 
     Args:
         wanted: the setting ``worker_exit``.
-        environ: this pod's environment, which has a mark inside a launch or a script.
+        environ: this pod's environment, with a mark inside a launch or a script.
 
     Returns:
-        Empty where this is a part of a job: a launcher beside others, as by ``kubectl exec`` or in
-        a script, may be followed by the next.
+        Empty if this is only a part of a job, as a launcher by ``kubectl exec`` or in a script,
+        which others may follow.
     """
     part = environ.get(LAUNCH_ID) or environ.get(ATTEMPT)
     unknown = wanted is AUTO and not process.is_containers_own()
@@ -199,13 +198,13 @@ def new_attempt(wanted: WorkerExit | Auto, environ: Mapping[str, str]) -> str:
 
 
 _READ: Final = 1 << 16
-# The launches below the script have their own grace, and some seconds to kill what ignores it.
+# The script's launches have their own grace, and some seconds to kill what ignores signals.
 _MORE_GRACE: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class RunsOnce:
-    """Why a program is no rank's, and whether it may reach for the hosts itself."""
+    """Why a program runs once, and whether it may log in to the hosts itself."""
 
     reason: str
     reaches_hosts: bool
@@ -214,7 +213,7 @@ class RunsOnce:
 def runs_once(
     resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
 ) -> RunsOnce | None:
-    """Tell whether a program runs once and starts processes by itself; None for what ranks run."""
+    """Tell whether a program runs once and starts processes by itself; None if ranks run it."""
     settings, given = resolved.settings, resolved.given["script"]
     # Some mpiruns are scripts themselves.
     if program_words.is_mpirun(program[0]) or settings.script is Switch.OFF:
@@ -244,7 +243,7 @@ def _judge_script(program: tuple[str, ...], environ: Mapping[str, str]) -> RunsO
 
 
 def _warn_of_python(path: str, text: str) -> None:
-    """Say that ranks may be about to start ranks; what a Python program is, its user knows."""
+    """Warn of a Python program that may start ranks in every rank."""
     found = program_words.python_calls(text)
     if found:
         message = f"{path} calls {found[0].name}, and runs as every rank"
@@ -253,12 +252,12 @@ def _warn_of_python(path: str, text: str) -> None:
 
 
 def calls_by_path(text: str) -> Finding | None:
-    """Warn of calls by absolute path, which no folder on PATH can catch."""
+    """Warn of calls by absolute path, which bypass the folder on PATH."""
     call = next((call for call in program_words.calls(text) if call.path), None)
     if call is None:
         return None
-    message = f"the script calls {call.name} by its path ({call.path}), past mpiboot"
-    hint = "call it by its name, or let the image take its place: `mpiboot shims install --replace`"
+    message = f"the script calls {call.name} by its path ({call.path}), bypassing mpiboot"
+    hint = "call it by its name, or put a link to mpiboot in its place in the image"
     if not call.is_mpirun:
         hint = "call it by its name: only so it knows the job's hosts and its key"
     return Finding("shims", Level.WARN, message, hint=hint)
@@ -268,7 +267,7 @@ def _script(named: program_words.Script, environ: Mapping[str, str]) -> tuple[st
     """Read a program's script: its file (empty for ``sh -c``), and the beginning of its text."""
     if not named.path:
         return "", named.text
-    # An interpreter takes its script's path as it is.
+    # An interpreter doesn't look its script up on PATH.
     found = "" if named.python else executables.find(named.path, environ.get("PATH", ""))
     path = found or named.path
     try:
@@ -285,11 +284,11 @@ def _run_script(
     """Become the process beside the program, with mpiboot in front of every mpirun.
 
     Raises:
-        MpibootError: the program isn't there, or no private folder can be made.
+        MpibootError: the program doesn't exist, or no private folder can be made.
     """
-    odd = calls_by_path(_script(program_words.script_of(program), environ)[1])
-    if odd:
-        log.finding(odd)
+    bypass = calls_by_path(_script(program_words.script_of(program), environ)[1])
+    if bypass:
+        log.finding(bypass)
     settings = resolved.settings
     process.lookup(program, environ)
     tmpdir = environ.get("TMPDIR", "")
@@ -322,18 +321,18 @@ def _run_script(
 
 
 def _no_gate(resolved: Resolved, environ: Mapping[str, str], found: RunsOnce) -> str:
-    """Say why a program does not wait for hosts; empty where it does."""
+    """Say why a program does not wait for hosts; empty if it does."""
     settings = resolved.settings
     if settings.script_gate is Switch.OFF:
         return f"{resolved.given['script_gate']}: it starts at once"
     if not found.reaches_hosts:
         return "it starts at once"
-    # What knows hostfiles is too heavy for what needs none.
+    # Loaded late: the module is heavy, and most launchers don't come here.
     from mpiboot.hosts import hostfiles  # noqa: PLC0415
 
     given = str(resolved.given["hostfile"])
     first = hostfiles.candidates(settings.hostfile, given, environ)[0]
-    # os.path: Path.exists raises where a folder on the way is closed to this user.
+    # os.path: Path.exists raises where this user may not enter a folder on the way.
     if not first.is_default or os.path.exists(first.path):  # noqa: PTH110
         return ""
     own = os.uname().nodename
@@ -343,7 +342,7 @@ def _no_gate(resolved: Resolved, environ: Mapping[str, str], found: RunsOnce) ->
 
 
 def _flags(resolved: Resolved) -> dict[str, str]:
-    """Give flags as the variables that mean the same: the calls below have flags of their own."""
+    """Give this command's flags as variables, for the calls of mpirun in the script."""
     return {
         item.variable: resolved.flags[item.name] for item in ROWS if item.name in resolved.flags
     }

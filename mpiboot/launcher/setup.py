@@ -31,12 +31,11 @@ _KEY_IS_LATE: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class LauncherPod:
-    """This pod as a launcher: itself, its private folder, the job's key.
+    """A launcher's own pod: identity, private folder, and the job's key.
 
-    ``pid`` is the pod's first mpiboot; ``started`` is the monotonic clock's second. ``attempt`` and
-    ``may_disconnect`` are what workers are told of it (``host_shell.gate``). ``key`` is None where
-    hosts are entered by kubectl: ``pods`` is how, ``chosen`` why. ``limits`` are those with which
-    the pod began.
+    ``pid`` is the pod's first mpiboot; ``started`` the time of the monotonic clock. ``attempt`` and
+    ``may_disconnect`` are sent to the workers (``host_shell.gate``). ``key`` is None if hosts are
+    entered by kubectl: ``pods`` has how, ``chosen`` why. ``limits`` are those at the pod's start.
     """
 
     resolved: Resolved
@@ -54,7 +53,7 @@ class LauncherPod:
 
     @property
     def job(self) -> str:
-        """What names this job: all of its launchers have it, and nobody else may enter its pods."""
+        """What identifies this job: only its launchers have it."""
         if self.key is not None:
             return self.key.public
         return f"namespace {self.pods.namespace if self.pods else ''}"
@@ -70,11 +69,11 @@ def launcher_pod(
     *,
     may_disconnect: bool = False,
 ) -> LauncherPod:
-    """Find out who this is, make the private folder of a role, and read the job's key.
+    """Find this pod's identity and limits, make a role's private folder, and read the job's key.
 
-    The key may be mounted a moment late: it is waited for until the launcher's deadline, or for
-    ``patience`` seconds where given. ``pid`` is the pod's first mpiboot, where that is another
-    process; ``attempt`` and ``may_disconnect`` are what workers are told.
+    The key may be mounted late: it is waited for until the launcher's deadline, or for ``patience``
+    seconds if given. ``pid`` is the pod's first mpiboot if that is another process; ``attempt`` and
+    ``may_disconnect`` are sent to the workers.
 
     Raises:
         MpibootError: ``runtime-folder``, ``tmpdir`` or ``ssh-key``.
@@ -83,7 +82,7 @@ def launcher_pod(
     settings = resolved.settings
     identity = pod.identity(environ)
     limits = own_limits(identity)
-    # A connection for each host; mpirun is started by the parent, which has limits of its own.
+    # A connection for each host; mpirun has the parent's limits.
     os_calls.allow_most_open_files()
     named = environ.get("TMPDIR", "")
     files.check_tmpdir(named)
@@ -110,9 +109,9 @@ def launcher_pod(
     if pods is None:
         mounted = keys.wait(settings.ssh_key, homes, identity.uid, most)
         key = keys.load(mounted)
-        odd = keys.trust(key, mounted)
-        if odd:
-            log.finding(odd)
+        warning = keys.trust(key, mounted)
+        if warning:
+            log.finding(warning)
     pid = pid or os.getpid()
     return LauncherPod(
         resolved,
@@ -131,7 +130,7 @@ def launcher_pod(
 
 
 def access(launcher: LauncherPod) -> SshAccess:
-    """Give how this launcher logs in to the workers."""
+    """Give how this launcher reaches its workers."""
     settings = launcher.resolved.settings
     hostname = socket.gethostname()
     api = launcher.environ.get(pod.API, "")
@@ -153,12 +152,12 @@ def access(launcher: LauncherPod) -> SshAccess:
     )
 
 
-# Who has one of these is not bound by RLIMIT_NPROC (setrlimit(2)).
+# With one of these RLIMIT_NPROC does not apply (setrlimit(2)).
 _CAP_SYS_ADMIN, _CAP_SYS_RESOURCE = 21, 24
 
 
 def own_limits(who: Identity, *, groups: Path = GROUPS, proc: Path = PROC) -> LauncherLimits:
-    """Look at this process's limits; what can't be read bounds nothing.
+    """Read this process's limits; one that can't be read counts as none.
 
     Args:
         who: this process's user and capabilities.
@@ -186,7 +185,7 @@ def _limit(value: int) -> int | None:
 
 
 def _processes_of(uid: int, proc: Path) -> int:
-    """Count a user's processes and threads, all of which RLIMIT_NPROC counts, seen from here."""
+    """Count a user's visible processes and threads, as RLIMIT_NPROC does."""
     found = 0
     for folder in proc.glob("[0-9]*"):
         with suppress(OSError):  # it has ended

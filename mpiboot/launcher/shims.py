@@ -1,8 +1,9 @@
 """Names such as ``mpirun`` and ``sshd`` that lead to mpiboot, for images that choose so.
 
-A shim is a symbolic link to the program ``mpiboot``. The real programs stay where they are, or,
-where they are called by absolute path, make room in a folder that is remembered. Which name mpiboot
-was called by is read here, and the real one is found without ever finding a shim.
+A shim is a symbolic link to the program ``mpiboot``. The real programs stay where they are; an
+image that wants calls by absolute path to start mpiboot too moves them to ``REAL``, and puts links
+in their place. Which name mpiboot was called by is read here, and the real program is found without
+ever finding a shim.
 """
 
 from __future__ import annotations
@@ -19,9 +20,8 @@ from mpiboot.job import program_words
 from mpiboot.system import executables, files
 
 NAMES: Final = ("mpirun", "mpiexec", "sshd")
-# Where the real programs are whose place a shim has taken, and the list of these places.
-KEPT: Final = Path("/usr/local/lib/mpiboot/real")
-_PLACES: Final = "places"
+# Where an image keeps the real programs whose place a shim has taken.
+REAL: Final = Path("/usr/local/lib/mpiboot/real")
 # Where sshd is installed; an ordinary user's PATH lacks these.
 SSHD_FOLDERS: Final = ("/usr/sbin", "/usr/local/sbin")
 # The ssh of a program that logs in to the job's hosts by itself.
@@ -29,12 +29,12 @@ _SSH: Final = str(Path(__file__).resolve().parent.parent / "libexec" / "ssh")
 
 
 def real(name: str, path: str, own: str) -> str:
-    """Find the real program behind a shim; empty where every one leads to mpiboot."""
+    """Find the real program behind a shim; empty if every one leads to mpiboot."""
     program = Path(name).name
     folders = [item for item in path.split(os.pathsep) if item.startswith("/")]
     if program == "sshd":
         folders += SSHD_FOLDERS
-    places = (os.path.join(folder, program) for folder in (*folders, str(KEPT)))  # noqa: PTH118
+    places = (os.path.join(folder, program) for folder in (*folders, str(REAL)))  # noqa: PTH118
     found = (item for item in places if executables.is_executable(item))
     return next((item for item in found if os.path.realpath(item) != own), "")
 
@@ -45,15 +45,15 @@ def _leads(folder: str, own: str) -> list[str]:
 
 
 def _listed(folder: str) -> list[str]:
-    """List a folder, the names of the shims in their order; empty where that is not allowed."""
+    """List a folder that has only shims, in their order; else empty."""
     try:
         return sorted(os.listdir(folder), key=(*NAMES, "").index)  # noqa: PTH208 - names only
-    except (OSError, ValueError):  # another name is there
+    except (OSError, ValueError):  # it can't be read, or has another name
         return []
 
 
 def without(path: str, own: str) -> tuple[str, bool]:
-    """Leave the folders out of PATH that hold shims and nothing else.
+    """Remove the folders from PATH that hold only shims.
 
     Returns:
         PATH, and whether a folder in it still leads to mpiboot.
@@ -71,11 +71,11 @@ def without(path: str, own: str) -> tuple[str, bool]:
 def enter(name: str, environ: Mapping[str, str]) -> dict[str, str]:
     """Give the PATH and the program with which mpiboot goes on behind a shim.
 
-    Where shims stand among other programs, as in /usr/local/bin, that folder stays on PATH and
-    one with links to the real programs comes before it.
+    If shims are among other programs, as in /usr/local/bin, that folder stays on PATH, preceded by
+    one with links to the real programs.
 
     Returns:
-        ``PATH`` with the real programs first, and ``program``, by which this one is called.
+        ``PATH`` with the real programs first, and the ``program`` to call.
 
     Raises:
         MpibootError: ``program-missing``; every program of that name is mpiboot itself.
@@ -93,12 +93,12 @@ def enter(name: str, environ: Mapping[str, str]) -> dict[str, str]:
     clean, mixed = without(path, own)
     if mixed:
         clean = os.pathsep.join((str(_front(path, own, environ)), clean))
-    # sshd wants its absolute path; an absolute mpirun would mean --prefix to Open MPI.
+    # sshd requires its absolute path; an absolute mpirun implies --prefix in Open MPI.
     return {"PATH": clean, "program": found if name == "sshd" else name}
 
 
 def cleared(environ: Mapping[str, str]) -> str:
-    """Give the PATH of a call by mpiboot's own name, on which no shim leads back to it."""
+    """Give the PATH for a call by mpiboot's own name, without shims that lead back to it."""
     path = _plain_ssh(environ)
     try:
         own = str(own_file())
@@ -107,17 +107,17 @@ def cleared(environ: Mapping[str, str]) -> str:
         clean, mixed = without(path, own)
         return os.pathsep.join((str(_front(path, own, environ)), clean)) if mixed else clean
     except MpibootError:
-        return path  # whoever needs the folder says what is wrong with it
+        return path  # an error in the folder is reported where it is needed
 
 
 def _plain_ssh(environ: Mapping[str, str]) -> str:
-    """Give PATH without the ssh of a program that logs in by itself: agents have their own."""
+    """Give PATH without the ``ssh`` for scripts: launch agents have their own."""
     folders = environ.get("PATH", "").split(os.pathsep)
     return os.pathsep.join(item for item in folders if os.path.realpath(f"{item}/ssh") != _SSH)
 
 
 def _reached(path: str, own: str) -> bool:
-    """Whether a name leads to mpiboot before it leads to the real program that is there."""
+    """Tell whether a shim comes before the real program on PATH."""
     folders = [item for item in path.split(os.pathsep) if item.startswith("/")]
     for name in (name for name in NAMES if real(name, path, own)):
         first = executables.find(name, os.pathsep.join(folders))
@@ -127,35 +127,35 @@ def _reached(path: str, own: str) -> bool:
 
 
 def _front(path: str, own: str, environ: Mapping[str, str]) -> Path:
-    """Make a folder in which the names of the shims are the real programs again."""
+    """Make a folder of links from the shims' names to the real programs."""
     wanted, tmpdir = environ.get("MPIBOOT_RUNTIME_DIR", ""), environ.get("TMPDIR", "")
     folder = files.runtime_dir(wanted, os.getuid(), "real", tmpdir=tmpdir)
-    # Below a launcher the folder is on PATH already, and would lead to itself.
-    here = os.path.realpath(folder)  # each process that holds it open has a path of its own
+    # In a launcher's children the folder is on PATH already, and would lead to itself.
+    here = os.path.realpath(folder)  # each process that holds it open has its own path to it
     rest = os.pathsep.join(
         item for item in path.split(os.pathsep) if os.path.realpath(item) != here
     )
     behind = {name: real(name, rest, own) for name in NAMES}
-    if all(Path(place).parent == KEPT for place in behind.values() if place):
-        return KEPT
+    if all(Path(place).parent == REAL for place in behind.values() if place):
+        return REAL
     for name, place in behind.items():
         if not place:
             continue
         part = folder / f".{name}.{os.getpid()}"
         part.unlink(missing_ok=True)
         part.symlink_to(place)
-        part.replace(folder / name)  # others may be starting by the same link just now
+        part.replace(folder / name)  # other processes may be using this link
     return folder
 
 
 def own_file() -> Path:
-    """Find mpiboot's own program, which the shims lead to.
+    """Find mpiboot's own program, the target of the shims.
 
     Raises:
         MpibootError: ``program-missing``; it was not started from an installed program.
     """
     places = [Path(sys.argv[0]), Path(sys.executable).with_name("mpiboot")]
-    # os.path: Path.is_file raises where a folder on the way is closed to this user.
+    # os.path: Path.is_file raises where this user may not enter a folder on the way.
     found = next((item for item in places if os.path.isfile(item) and "/" in str(item)), None)  # noqa: PTH113
     if found is None:
         raise error("program-missing", "mpiboot's own program is not installed")
@@ -163,10 +163,10 @@ def own_file() -> Path:
 
 
 def install(folder: str, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Make the shims in a folder of their own; what to say of them, a line each.
+    """Make the shims in a folder; give a line to print for each.
 
     Raises:
-        MpibootError: ``usage`` or ``runtime-folder``; a file that is no shim stands there, or the
+        MpibootError: ``usage`` or ``runtime-folder``; there is a file that is no shim, or the
             folder can't be written.
     """
     own, target = own_file(), Path(folder)
@@ -188,7 +188,7 @@ def install(folder: str, environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def link(folder: Path) -> None:
-    """Make mpirun and mpiexec in a private folder lead to mpiboot.
+    """Link mpirun and mpiexec in a private folder to mpiboot.
 
     Raises:
         MpibootError: ``runtime-folder``; the folder can't be written.
@@ -201,7 +201,7 @@ def link(folder: Path) -> None:
 
 
 def link_ssh(folder: Path) -> None:
-    """Make ssh in a private folder the one that knows the job's hosts.
+    """Link ssh in a private folder to the one that knows the job's hosts.
 
     Raises:
         MpibootError: ``runtime-folder``; the folder can't be made.
@@ -211,69 +211,27 @@ def link_ssh(folder: Path) -> None:
         (folder / "ssh").symlink_to(_SSH)
 
 
-def replace(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Put shims in the place of the real programs, so that a call by absolute path finds them.
-
-    Raises:
-        MpibootError: ``runtime-folder``; a folder can't be written.
-    """
-    import shutil  # noqa: PLC0415 - heavy, and nothing that a job does
-
-    own, lines = own_file(), []
-    with files.writing():
-        KEPT.mkdir(mode=0o755, parents=True, exist_ok=True)
-        for name in NAMES:
-            place = Path(real(name, environ.get("PATH", ""), str(own)) or KEPT / name)
-            kept = KEPT / name
-            if place == kept:
-                there = "is behind a shim already" if kept.exists() else "is not installed"
-                lines.append(f"{name} {there}")
-                continue
-            kept.unlink(missing_ok=True)
-            if place.is_symlink():
-                kept.symlink_to(place.parent / place.readlink())
-                place.unlink()
-            else:
-                shutil.move(place, kept)  # file capabilities go with it
-            place.symlink_to(own)
-            with (KEPT / _PLACES).open("a", encoding="utf-8") as file:
-                file.write(f"{name} {place}\n")
-            lines.append(f"{place} -> {own} (the real one: {kept})")
-    return tuple(lines)
-
-
 def remove(folder: str) -> tuple[str, ...]:
-    """Take the shims away, only links that lead to mpiboot, and put back what made room for them.
+    """Remove the shims, and only links that lead to mpiboot.
 
     Raises:
         MpibootError: ``runtime-folder``; the folder can't be written.
     """
-    import shutil  # noqa: PLC0415 - heavy, and nothing that a job does
-
     own, lines = own_file(), []
-    list_ = KEPT / _PLACES
     with files.writing(folder):
         for name in NAMES:
             place = Path(folder) / name
             if place.is_symlink() and place.resolve() == own:
                 place.unlink()
                 lines.append(f"{place} removed")
-        known = list_.read_text("utf-8").splitlines() if list_.exists() else []
-        for name, _, where in (line.partition(" ") for line in known):
-            place, kept = Path(where), KEPT / name
-            if kept.is_file() and (not place.exists() or place.resolve() == own):
-                place.unlink(missing_ok=True)
-                shutil.move(kept, place)
-                lines.append(f"{place} is the real one again")
-        list_.unlink(missing_ok=True)
     return tuple(lines)
 
 
 def effects(environ: Mapping[str, str]) -> tuple[str, str]:
-    """Say for ``doctor`` which calls by the usual names start mpiboot, and which pass it by.
+    """Describe for ``doctor`` which calls by the usual names start mpiboot, and which bypass it.
 
     Returns:
-        What holds, and, where a shim has no effect, what is wrong; either may be empty.
+        What works, and which shims have no effect; either may be empty.
     """
     own = str(own_file())
     path = environ.get("PATH", "").split(os.pathsep)
@@ -294,13 +252,13 @@ def effects(environ: Mapping[str, str]) -> tuple[str, str]:
 
 
 def passed_by(proc: Path = Path("/proc/1")) -> str:
-    """Say that this container's own mpirun was started without mpiboot; empty where it wasn't."""
+    """Report an mpirun that is the container's first process without mpiboot; else empty."""
     try:
         program = (proc / "cmdline").read_bytes().partition(b"\0")[0].decode("utf-8", "replace")
         names = [word.partition(b"=")[0] for word in (proc / "environ").read_bytes().split(b"\0")]
     except OSError:
         return ""
-    # With MPIBOOT_SUPERVISE=off mpiboot becomes mpirun, which then has its marks.
+    # With MPIBOOT_SUPERVISE=off mpiboot becomes mpirun, which then has its variables.
     ours = launch_spec.MARK.encode() in names
     if Path(program).name not in program_words.MPIRUNS or ours:
         return ""

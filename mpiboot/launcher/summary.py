@@ -1,7 +1,4 @@
-"""What a launcher says of its plan: a few lines for whoever reads the log, everything at debug.
-
-``lines`` is pure: the same plan gives the same lines, one record each, however long.
-"""
+"""The log's summary of a plan: a few lines at info, everything at debug."""
 
 from __future__ import annotations
 
@@ -25,13 +22,13 @@ _OPEN_MPI: Final = (MpiFamily.OPENMPI4, MpiFamily.OPENMPI5)
 _NCCL: Final = "NCCL_SOCKET_IFNAME"
 _MPI_TCP: Final = "OMPI_MCA_btl_tcp_if_include"
 _SHOWN: Final = 6
-# Told by lines of their own.
+# Shown in lines of their own.
 _ELSEWHERE: Final = frozenset({"hostfile", "ranks", "control-link", "data-network", "mpi-network"})
 
 
 @dataclass(frozen=True, slots=True)
 class SummaryLine:
-    """One line of the log: its event, its sentence, and the same as fields."""
+    """One line of the log: its event, its text, and the same as fields."""
 
     event: str
     message: str
@@ -63,7 +60,7 @@ def say(plan: Plan, observed: Observed) -> None:
 
 
 def lines(plan: Plan, observed: Observed) -> tuple[SummaryLine, ...]:
-    """Say what a reader of the log needs to know of a plan, in at most seven lines."""
+    """Summarize a plan in at most seven lines."""
     decisions = {item.name: item for item in plan.decisions}
     return tuple(
         line
@@ -78,7 +75,7 @@ _Decisions = Mapping[str, Decision]
 
 def _job(plan: Plan, observed: Observed, decisions: _Decisions) -> _Parts:
     mpi, file = observed.mpi, observed.hostfile
-    # The row's title has the series; the version itself says more.
+    # The row's title has only the series of versions.
     row = DIALECTS.get(mpi.family)
     title = row.title.partition(" (")[0].rstrip("0123456789. ") if row else "unknown MPI"
     hosts = counted(len(file.hosts), "host")
@@ -141,7 +138,7 @@ def _data(plan: Plan, _observed: Observed, decisions: _Decisions) -> _Parts:
 
 
 def _mpi(plan: Plan, observed: Observed, decisions: _Decisions) -> _Parts:
-    """Say which network MPI's own messages use, where they have a choice."""
+    """Name the network of MPI's own messages, where there is a choice."""
     if plan.transport not in (*RDMA, Transport.TCP) or observed.mpi.family not in _OPEN_MPI:
         return
     if "OMPI_MCA_pml" not in decisions:
@@ -155,7 +152,7 @@ def _mpi(plan: Plan, observed: Observed, decisions: _Decisions) -> _Parts:
 
 
 def _users(plan: Plan, observed: Observed, decisions: _Decisions) -> _Parts:
-    """Say what of the user's was kept, and what was not."""
+    """List which settings of the user were kept, replaced, or not passed on."""
     kept = [
         f"{item.name}={item.value}"
         for name, item in decisions.items()
@@ -165,17 +162,17 @@ def _users(plan: Plan, observed: Observed, decisions: _Decisions) -> _Parts:
     if row is None:
         return
     environ, platform = observed.environ, observed.platform
-    told_elsewhere = {*HOSTFILE_VARS, row.agent_args_var, *row.agent_args_aliases, row.agent_var}
-    told_elsewhere |= {
+    shown_elsewhere = {*HOSTFILE_VARS, row.agent_args_var, *row.agent_args_aliases, row.agent_var}
+    shown_elsewhere |= {
         name for name in platform.sets if platform.has_set(name, environ.get(name, ""))
     }
     replaced = [
         name
         for name, value in plan.set_env.items()
-        if environ.get(name) not in {None, "", value} and name not in told_elsewhere
+        if environ.get(name) not in {None, "", value} and name not in shown_elsewhere
     ]
-    told_elsewhere |= set(plan.agent_env)
-    removed = [name for name in plan.unset_env if environ.get(name) and name not in told_elsewhere]
+    shown_elsewhere |= set(plan.agent_env)
+    removed = [name for name in plan.unset_env if environ.get(name) and name not in shown_elsewhere]
     parts = [
         f"{what}: {first_few(names, _SHOWN)}"
         for what, names in (("kept", kept), ("replaced", replaced), ("not passed on", removed))
@@ -187,7 +184,7 @@ def _users(plan: Plan, observed: Observed, decisions: _Decisions) -> _Parts:
 
 
 def _stays(_plan: Plan, _observed: Observed, decisions: _Decisions) -> _Parts:
-    """Name the variables of this pod that no rank gets."""
+    """List the variables of this pod that ranks don't get."""
     item = decisions.get(NOT_FORWARDED)
     if item is None:
         return
@@ -200,13 +197,13 @@ _MANY: Final = "ports that differ by worker"
 
 
 def _same(cells: Iterator[str]) -> str:
-    """Give what all workers have; a word for it where they differ."""
+    """Give the value that all workers have in common, or say that they differ."""
     found = set(cells)
     return found.pop() if len(found) == 1 else _MANY if found else ""
 
 
 def _values(plan: Plan, name: str) -> str:
-    """Give the value that a variable has for the ranks; values that differ by worker as a list."""
+    """Give a variable's value for the ranks, or the list of values that differ by worker."""
     mine = {found[name] for found in plan.per_host.values() if name in found}
     return plan.set_env.get(name) or first_few(sorted(mine))
 

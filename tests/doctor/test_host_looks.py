@@ -17,6 +17,7 @@ from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.dns import Resolver
 from mpiboot.hosts.dns_query import DnsAnswer
 from mpiboot.hosts.gate import DoctorLook
+from mpiboot.hosts.pipeline import PipelineOptions
 from mpiboot.ssh.attempt import LoginTimeouts
 from tests.fakes.nameserver import NXDOMAIN, SERVFAIL, Nameserver, hosts_file, resolv_conf, serve
 from tests.fakes.sshd import Behaviour, Job, sshd
@@ -119,7 +120,7 @@ async def test_64_hosts_are_asked_in_one_session_each(
         to = SshAccess("runner", behaviour.job.path, "launcher", ports=(port,))
         look = DoctorLook(job.questions(place))
         passed = await gate.probe_once(
-            listed, Settings(), to, resolver=_Names(), doctor=look, limits=PATIENT
+            listed, Settings(), to, PipelineOptions(PATIENT), resolver=_Names(), doctor=look
         )
     assert (len(passed.workers), passed.findings) == (64, ())
     assert (behaviour.logins, len(behaviour.commands)) == (64, 64)
@@ -142,4 +143,4 @@ def test_a_host_that_was_not_reached_has_an_empty_report() -> None:
 )
 def test_who_is_asked(wanted: tuple[str, ...], asked: list[int]) -> None:
     listed = (Host("w-0.job"), Host("w-1.job"))
-    assert DoctorLook((), wanted).asked(listed) == tuple(listed[place] for place in asked)
+    assert DoctorLook((), wanted).select(listed) == tuple(listed[place] for place in asked)

@@ -86,54 +86,23 @@ def shown(greeting: str = "SSH-2.0-OpenSSH_9.2", *, welcome: bool = False) -> At
     )
 
 
-@pytest.mark.parametrize(
-    ("attempt", "message", "known", "hint"),
-    [
-        (
-            shown(),
-            (
-                f"sshd on w-0 (10.0.0.1 port 22, SSH-2.0-OpenSSH_9.2) has a host key of its own, "
-                f"{THEIRS}, not the job's, {OURS}"
-            ),
-            "it refuses the job's key",
-            "MPIBOOT_HOST_KEYS=accept-new",
-        ),
-        (
-            shown(welcome=True),
-            (
-                f"sshd on w-0 (10.0.0.1 port 22, SSH-2.0-OpenSSH_9.2) has a host key of its own, "
-                f"{THEIRS}, not the job's, {OURS}"
-            ),
-            "it would accept the job's key",
-            "MPIBOOT_HOST_KEYS=accept-new",
-        ),
-        (
-            shown("SSH-2.0-mpiboot"),
-            (
-                f"mpiboot on w-0 (10.0.0.1 port 22, SSH-2.0-mpiboot) holds another key, {THEIRS}, "
-                f"than the job's, {OURS}"
-            ),
-            "it refuses the job's key",
-            "launcher and workers must mount the same key Secret",
-        ),
-        (
-            shown("SSH-2.0-mpiboot", welcome=True),
-            (
-                f"sshd on w-0 (10.0.0.1 port 22, SSH-2.0-mpiboot) has a host key of its own, "
-                f"{THEIRS}, not the job's, {OURS}"
-            ),
-            "it would accept the job's key",
-            "MPIBOOT_HOST_KEYS=accept-new",
-        ),
-    ],
-)
+OWN_KEY = "sshd on w-0 (10.0.0.1 port 22, {}) has a host key of its own, {}, not the job's, {}"
+OTHER_JOB = "mpiboot on w-0 (10.0.0.1 port 22, {}) has another key, {}, not the job's, {}"
+
+
+@pytest.mark.parametrize("welcome", [False, True])
+@pytest.mark.parametrize("greeting", ["SSH-2.0-OpenSSH_9.2", "SSH-2.0-mpiboot"])
 def test_a_host_key_of_another_job_is_told_from_that_of_a_stock_image(
-    attempt: Attempt, message: str, known: str, hint: str
+    greeting: str, *, welcome: bool
 ) -> None:
-    found = as_error(attempt, "SHA256:mine", "ssh-rsa AAAA", OURS).finding
+    found = as_error(shown(greeting, welcome=welcome), "SHA256:mine", "ssh-rsa AAAA", OURS).finding
+    other_job = greeting == "SSH-2.0-mpiboot" and not welcome
+    message = (OTHER_JOB if other_job else OWN_KEY).format(greeting, THEIRS, OURS)
     assert (found.check, found.host, found.message) == ("host-key-differs", "w-0", message)
+    known = "it would accept the job's key" if welcome else "it refuses the job's key"
     assert found.evidence == (known, "it shows: ssh-rsa BBBB")
-    assert hint in found.hint
+    secret = "launcher and workers must mount the same key Secret"
+    assert (secret if other_job else "MPIBOOT_HOST_KEYS=accept-new") in found.hint
 
 
 def test_mpiboot_with_another_key_will_not_get_the_jobs_by_waiting() -> None:
@@ -154,7 +123,11 @@ def test_only_all_ports_of_one_address_are_everyone() -> None:
     ("outcome", "message", "what"),
     [
         (Outcome.KEY_REFUSED, "", "refuses the launcher's key SHA256:mine for user mpi"),
-        (Outcome.PASSWORD_ASKED, "", "asks for a password and takes no keys for user mpi"),
+        (
+            Outcome.PASSWORD_ASKED,
+            "",
+            "asks for a password and does not accept public keys for user mpi",
+        ),
         (
             Outcome.KEY_REFUSED,
             "no such user",

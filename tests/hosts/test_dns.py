@@ -188,45 +188,6 @@ async def test_a_silent_nameserver_is_not_asked_for_the_whole_search_list(tmp_pa
     assert set(server.order) == {f"{NAME}.ns.svc.cluster.local"}
 
 
-async def test_a_nameserver_that_is_not_there_is_told_apart(tmp_path: Path) -> None:
-    async with serve(Nameserver({})) as port:
-        pass
-    resolver = Resolver(
-        resolv_conf(tmp_path), hosts_file(tmp_path), system=System(), port=port, families=("A",)
-    )
-
-    answer = await resolver.ask(NAME)
-
-    assert answer.reason in (NoAddress.NO_NAMESERVER, NoAddress.TIMEOUT)
-
-
-async def test_the_second_nameserver_is_asked_when_the_first_fails(tmp_path: Path) -> None:
-    bad, good = Nameserver({}, otherwise=SERVFAIL), Nameserver({LONG: ["10.0.0.1"]})
-    async with serve(bad) as port:
-        loop = asyncio.get_running_loop()
-        transport, _ = await loop.create_datagram_endpoint(
-            lambda: good, local_addr=("127.0.0.2", port)
-        )
-        conf = resolv_conf(tmp_path, nameservers=("127.0.0.1", "127.0.0.2"))
-        resolver = Resolver(
-            conf, hosts_file(tmp_path), system=late(("10.0.0.1",)), port=port, families=("A",)
-        )
-        answer = await resolver.ask(NAME)
-        transport.close()
-
-    assert answer.addresses == ("10.0.0.1",)
-    assert bad.order
-
-
-async def test_a_truncated_answer_is_asked_again_over_tcp(tmp_path: Path) -> None:
-    server = Nameserver({LONG: [f"{TRUNCATED} 10.0.0.1"]})
-    server.scripts[LONG] = [TRUNCATED, "10.0.0.1"]
-    async with resolving(tmp_path, server, System()) as resolver:
-        await resolver.ask(NAME)
-
-    assert server.over_tcp == 1
-
-
 async def test_both_families_are_asked_and_one_address_is_enough(tmp_path: Path) -> None:
     server = Nameserver({LONG: ["fd00::7"]})
     families = ("A", "AAAA")

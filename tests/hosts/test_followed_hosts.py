@@ -17,7 +17,7 @@ from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import Host, Worker
 from mpiboot.core.setting_types import LogFormat
 from mpiboot.hosts import gate, hostfiles
-from mpiboot.hosts.gate import FollowedHosts, HostfileChange, hostfile_change
+from mpiboot.hosts.gate import FollowedHosts
 from mpiboot.hosts.progress import HostState
 
 if TYPE_CHECKING:
@@ -26,35 +26,6 @@ if TYPE_CHECKING:
 
 def hosts(*names: str) -> tuple[Host, ...]:
     return tuple(Host(name, line=number) for number, name in enumerate(names, start=1))
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "expected"),
-    [
-        (hosts("a", "b"), hosts("a", "b", "c"), HostfileChange((), ("c",), ())),
-        (hosts("a", "b"), hosts("b"), HostfileChange(("a",), (), ())),
-        (hosts("a", "b"), hosts("b", "a"), HostfileChange((), (), ())),
-        (hosts("a"), hosts("b"), HostfileChange(("a",), ("b",), ())),
-        (hosts("a", "b"), (Host("a", slots=4), Host("b")), HostfileChange((), (), ("a",))),
-        ((Host("a", user="x"),), (Host("a", user="y"),), HostfileChange(("a",), ("a",), ())),
-    ],
-)
-def test_two_versions_differ_by_who_left_and_who_joined(
-    old: tuple[Host, ...], new: tuple[Host, ...], expected: HostfileChange
-) -> None:
-    assert hostfile_change(old, new) == expected
-
-
-def test_a_change_is_one_line_however_large() -> None:
-    told = HostfileChange(tuple(f"w-{n}" for n in range(9)), ("x",), ()).line(3)
-    assert told == (
-        "the hostfile has changed: 3 hosts now; left: w-0, w-1, w-2, w-3, w-4 and 4 more; joined: x"
-    )
-    assert (
-        HostfileChange((), (), ("a",)).line(1)
-        == "the hostfile has changed: 1 host now; other slots"
-    )
-    assert HostfileChange((), (), ()).line(2).endswith(": 2 hosts now; another order")
 
 
 class Pipes:
@@ -75,10 +46,9 @@ async def test_hosts_that_stay_go_on_and_get_the_slots_of_the_last_version() -> 
     states, first = followed.states, dict(followed.runs)
     await asyncio.wait(first.values())
 
-    told, gone = followed.follow((Host("c.x"), Host("a.x", slots=3)))
+    gone = followed.follow((Host("c.x"), Host("a.x", slots=3)))
     await asyncio.wait(followed.runs.values())
 
-    assert (told.left, told.joined, told.others) == (("b.x",), ("c.x",), ("a.x",))
     assert gone == {first["b.x", ""]}
     assert pipes.started == ["a.x", "b.x", "c.x"]
     assert followed.states is states
@@ -86,6 +56,36 @@ async def test_hosts_that_stay_go_on_and_get_the_slots_of_the_last_version() -> 
     workers, local = followed.results()
     assert [(worker.host.name, worker.host.slots) for worker in workers] == [("c.x", 1), ("a.x", 3)]
     assert local == ()
+
+
+MANY = hosts(*(f"w-{number}" for number in range(9)))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        (hosts("a", "b"), hosts("a", "b", "c"), "3 hosts now; joined: c"),
+        (hosts("a", "b"), hosts("b"), "1 host now; left: a"),
+        (hosts("a", "b"), hosts("b", "a"), "2 hosts now; other slots or another order"),
+        (MANY, hosts("x"), "1 host now; left: w-0, w-1, w-2, w-3, w-4 and 4 more; joined: x"),
+        (hosts("a"), (Host("a", slots=4),), "1 host now; other slots or another order"),
+        ((Host("a", user="x"),), (Host("a", user="y"),), "1 host now; left: a; joined: a"),
+    ],
+)
+async def test_a_change_is_one_line_that_names_who_left_and_who_joined(
+    old: tuple[Host, ...], new: tuple[Host, ...], line: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    log.configure(form=LogFormat.JSON)
+    followed = FollowedHosts(old, cast("Pipelines", Pipes()))
+    before = dict(followed.runs)
+    gone = followed.follow(new)
+    log.configure()
+    told = json.loads(capfd.readouterr().err)
+    assert (told["event"], told["message"]) == ("hostfile", f"the hostfile has changed: {line}")
+    assert gone == {run for key, run in before.items() if key not in followed.runs}
+    joined = [key for key in followed.runs if key not in before]
+    assert (told["left"], told["joined"]) == (len(gone), len(joined))
+    await gate.end_tasks({*gone, *followed.runs.values()})
 
 
 class Moving(Pipes):

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.dns import Resolver
 from mpiboot.hosts.gate import GateResult
 from mpiboot.hosts.hostfiles import HostfileFollower, find
-from mpiboot.hosts.pipeline import Pipelines
+from mpiboot.hosts.pipeline import PipelineOptions, Pipelines
 from mpiboot.hosts.progress import Stage
 from mpiboot.network import platform_hints
 from mpiboot.ssh import attempt as tcp
@@ -110,8 +111,8 @@ async def passing(
             hosts,
             settings or Settings(timeout=30),
             to,
+            PipelineOptions(limits=limits),
             resolver=resolver,
-            limits=limits,
             follow=follow,
         )
 
@@ -297,19 +298,44 @@ async def test_the_names_cap_does_not_end_the_ssh_stage(
     assert len(result.workers) == 1
 
 
-async def test_a_refused_key_stops_at_once_though_others_are_pending(
-    cluster: Cluster, job: Job
+@pytest.mark.parametrize(
+    ("server", "free", "check", "message"),
+    [
+        (
+            {"authorized": "stranger"},
+            0,
+            "ssh-denied",
+            "refuses the launcher's key OWN for user runner",
+        ),
+        ({"public_key": False, "password": True}, 0, "ssh-denied", "password"),
+        (
+            {"host_key": "stranger"},
+            1,
+            "host-key-differs",
+            "of its own, STRANGER, not the job's, OWN",
+        ),
+        # Every port has answered, with another key that does not accept the job's.
+        ({"host_key": "stranger", "authorized": "stranger"}, 0, "host-key-differs", "STRANGER"),
+    ],
+)
+async def test_what_is_final_ends_the_gate_at_once_though_others_are_pending(
+    cluster: Cluster, job: Job, server: dict[str, Any], free: int, check: str, message: str
 ) -> None:
     cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
-    behaviour = Behaviour(job, authorized=job.stranger)
-    async with sshd(behaviour, "0.0.0.0") as port:
-        wrong = await failing(cluster, named("w-0", "w-1"), access(job, port), Settings())
+    given: dict[str, Any] = {
+        name: job.stranger if item == "stranger" else item for name, item in server.items()
+    }
+    async with sshd(Behaviour(job, **given), "0.0.0.0") as port:
+        to = access(job, port, *[free_port()] * free)
+        wrong = await failing(cluster, named("w-0", "w-1"), to, Settings())
 
-    assert (wrong.finding.check, wrong.code, wrong.finding.host) == ("ssh-denied", 77, "w-0")
-    assert job.key.get_fingerprint() in wrong.finding.message
-    assert "for user runner" in wrong.finding.message
-    public = job.key.export_public_key().decode().split()[1]
-    assert any(public in line for line in wrong.finding.evidence)
+    assert (wrong.finding.check, wrong.code, wrong.finding.host) == (check, 77, "w-0")
+    own, other = job.key.get_fingerprint(), job.stranger.get_fingerprint()
+    assert message.replace("OWN", own).replace("STRANGER", other) in wrong.finding.message
+    if "authorized" in server and "host_key" not in server:
+        public = job.key.export_public_key().decode().split()[1]
+        assert any(public in line for line in wrong.finding.evidence)
+    assert ("args: [worker]" in wrong.finding.hint) == (check == "host-key-differs")
 
 
 async def test_a_refusal_is_confirmed_before_it_counts(cluster: Cluster, job: Job) -> None:
@@ -323,29 +349,6 @@ async def test_a_refusal_is_confirmed_before_it_counts(cluster: Cluster, job: Jo
         result = await waiting
 
     assert len(result.workers) == 1
-
-
-async def test_a_server_that_asks_for_a_password_stops_at_once(cluster: Cluster, job: Job) -> None:
-    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
-    async with sshd(Behaviour(job, public_key=False, password=True), "0.0.0.0") as port:
-        wrong = await failing(cluster, named("w-0"), access(job, port), Settings())
-
-    assert wrong.code == 77
-    assert "password" in wrong.finding.message
-
-
-async def test_a_worker_with_a_host_key_of_its_own_stops_at_once_with_both_fingerprints(
-    cluster: Cluster, job: Job
-) -> None:
-    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
-    async with sshd(Behaviour(job, host_key=job.stranger), "0.0.0.0") as port:
-        to = access(job, port, free_port())
-        wrong = await failing(cluster, named("w-0", "w-1"), to, Settings())
-
-    assert (wrong.finding.check, wrong.code) == ("host-key-differs", 77)
-    assert job.key.get_fingerprint() in wrong.finding.message
-    assert job.stranger.get_fingerprint() in wrong.finding.message
-    assert "args: [worker]" in wrong.finding.hint
 
 
 async def test_the_nodes_own_sshd_is_not_yet_until_ours_comes_up_beside_it(
@@ -365,17 +368,6 @@ async def test_the_nodes_own_sshd_is_not_yet_until_ours_comes_up_beside_it(
 
     assert result.workers[0].port == ours
     assert len(node.users) == 1
-
-
-async def test_another_host_key_is_final_once_every_port_has_answered(
-    cluster: Cluster, job: Job
-) -> None:
-    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
-    node = Behaviour(job, host_key=job.stranger, authorized=job.stranger)
-    async with sshd(node, "0.0.0.0") as port:
-        wrong = await failing(cluster, named("w-0"), access(job, port), Settings())
-
-    assert wrong.code == 77
 
 
 async def test_accept_new_takes_the_key_and_tells_it(cluster: Cluster, job: Job) -> None:
@@ -695,7 +687,7 @@ async def test_looking_tries_once_and_has_a_finding_for_each_that_is_not_ready(
     async with sshd(Behaviour(job), "127.0.0.2") as port, cluster.resolver() as resolver:
         patient = replace(LIMITS, connect=60.0, greeting=60.0)  # there is one try alone
         result = await gate.probe_once(
-            hosts, Settings(), access(job, port), resolver=resolver, limits=patient
+            hosts, Settings(), access(job, port), PipelineOptions(limits=patient), resolver=resolver
         )
 
     assert [worker.host.name for worker in result.workers] == ["w-0"]
@@ -735,7 +727,7 @@ async def test_lines_come_on_change_and_as_json_with_fields(
 async def test_a_ready_host_that_moves_while_others_are_waited_for_is_waited_for_again(
     cluster: Cluster, job: Job, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("mpiboot.hosts.gate._AGAIN", 0.1)
+    monkeypatch.setattr("mpiboot.hosts.gate._RECHECK", 0.1)
     monkeypatch.setattr("mpiboot.hosts.dns._SECOND_OPINION", 0.0)
     cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
     behaviour = Behaviour(job)
@@ -760,7 +752,7 @@ async def test_a_nameserver_that_fails_says_nothing_about_a_ready_host(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("mpiboot.hosts.gate._AGAIN", 0.1)
+    monkeypatch.setattr("mpiboot.hosts.gate._RECHECK", 0.1)
     monkeypatch.setattr("mpiboot.hosts.dns._SECOND_OPINION", 0.0)
     cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
     behaviour = Behaviour(job)
@@ -783,7 +775,7 @@ async def hostfile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Path, HostfileFollower]:
     """A hostfile of two hosts that is followed, quicker than in a pod."""
-    monkeypatch.setattr("mpiboot.hosts.gate._LOOK", 0.05)
+    monkeypatch.setattr("mpiboot.hosts.gate._POLL", 0.05)
     path = tmp_path / "followed"
     path.write_text("w-0\nw-1\n")
     return path, HostfileFollower(
@@ -854,7 +846,7 @@ async def test_a_change_in_the_last_moment_still_counts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Looked at once more when all are ready: what mpirun gets is the last version."""
-    monkeypatch.setattr("mpiboot.hosts.gate._LOOK", 60.0)
+    monkeypatch.setattr("mpiboot.hosts.gate._POLL", 60.0)
     path, follow = hostfile
     cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
     behaviour = Behaviour(job)

@@ -26,7 +26,7 @@ from mpiboot.hosts.dns import Resolver
 from mpiboot.hosts.gate import DoctorLook, FollowedHosts
 from mpiboot.hosts.hostfiles import HostfileFollower
 from mpiboot.hosts.pairs import PairCheck
-from mpiboot.hosts.pipeline import Pipelines
+from mpiboot.hosts.pipeline import PipelineOptions, Pipelines
 from mpiboot.hosts.progress import HostState, Reporter
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
 from tests.fakes import plans
@@ -61,7 +61,6 @@ class Hosts:
         self.host_keys = {"w-0": "ssh-ed25519 SHOWN"}
         self.answers = {"w-0": Attempt(Target("w-0", "10.0.0.1", 22, ""), Outcome.OK)}
         self.clock = Clock()
-        monkeypatch.setattr(gate, "Pipelines", self._made)
         monkeypatch.setattr(gate, "Pipelines", self._made)
         monkeypatch.setattr(gate, "time", self.clock)
 
@@ -119,10 +118,8 @@ async def test_a_look_hands_on_all_that_it_found(
         (*listed, Host("not-asked")),
         settings,
         TO,
+        PipelineOptions(LIMITS, "/m", PAIRS),
         resolver=RESOLVER,
-        limits=LIMITS,
-        mpirun="/m",
-        pairs=PAIRS,
         doctor=DoctorLook(("own_values",), names),
     )
     assert found.workers == (LATE,)
@@ -136,14 +133,8 @@ async def test_a_look_hands_on_all_that_it_found(
     ]
     (given,) = hosts.given
     assert given.pop("changed")() is None
-    assert given == {
-        "args": (settings, TO, RESOLVER),
-        "limits": LIMITS,
-        "once": True,
-        "mpirun": "/m",
-        "pairs": PAIRS,
-        "doctor": ("own_values",),
-    }
+    options = PipelineOptions(LIMITS, "/m", PAIRS, doctor=("own_values",), once=True)
+    assert given == {"args": (settings, TO, RESOLVER), "options": options}
 
 
 async def test_what_nobody_expected_ends_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,10 +154,8 @@ async def test_a_gate_hands_on_all_that_it_found_and_says_how_long_it_took(
         (*HOSTS, OWN),
         Settings(),
         TO,
+        PipelineOptions(LIMITS, "/m", PAIRS),
         resolver=RESOLVER,
-        limits=LIMITS,
-        mpirun="/m",
-        pairs=PAIRS,
         reached=reached,
     )
     assert asyncio.all_tasks() == before
@@ -175,8 +164,8 @@ async def test_a_gate_hands_on_all_that_it_found_and_says_how_long_it_took(
     assert found.findings == ()
     (given,) = hosts.given
     assert given.pop("changed")() is None
-    wanted = {"limits": LIMITS, "mpirun": "/m", "pairs": PAIRS, "kept": None}
-    assert given == {"args": (Settings(), TO, RESOLVER), **wanted}
+    options = PipelineOptions(LIMITS, "/m", PAIRS)
+    assert given == {"args": (Settings(), TO, RESOLVER), "options": options}
     told = json.loads(capfd.readouterr().err.splitlines()[-1])
     assert told["message"] == "3 hosts ready in 2.5 s"
     assert (told["ready"], told["total"]) == (3, 3)
@@ -227,19 +216,6 @@ async def test_the_lines_know_what_is_left_of_the_deadline(
     settings = Settings(timeout=600.0)
     await gate.wait(HOSTS, settings, TO, resolver=RESOLVER, also=also())
     assert left == [597.5, 500.0]
-
-
-async def test_a_host_that_leaves_the_hostfile_is_let_go_and_counted(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    pipelines = cast("Pipelines", Hosts(monkeypatch))
-    followed = FollowedHosts((Host("a"), Host("b"), Host("c")), pipelines)
-    runs = dict(followed.runs)
-    await gate._follow(followed, (Host("c"), Host("d")))
-    assert [runs[name, ""].cancelled() for name in ("a", "b", "c")] == [True, True, False]
-    told = json.loads(capfd.readouterr().err)
-    assert (told["event"], told["joined"], told["left"]) == ("hostfile", 1, 2)
-    await gate.end_tasks({*followed.runs.values()})
 
 
 async def test_nobody_complains_of_what_a_task_failed_with_at_the_end() -> None:

@@ -167,9 +167,11 @@ async def test_a_list_by_setting_comes_before_what_the_operator_names(tmp_path: 
     environ = {"HYDRA_HOST_FILE": str(path)}
     found = await find("", "", environ, patience=0, default="/no", listed=listed)
     assert [host.name for host in found.hostfile.hosts] == ["w-0"]
+    assert (found.hostfile.named_by, found.hostfile.source) == ("--worker-task", Source.FLAG)
+    assert not found.is_file
     assert "HYDRA_HOST_FILE" in found.warnings[0].message
     named = await find(str(path), "--hostfile", {}, patience=0, default="/no", listed=listed)
-    assert [host.name for host in named.hostfile.hosts] == ["other"]
+    assert ([host.name for host in named.hostfile.hosts], named.is_file) == (["other"], True)
     assert "--worker-task=VC_W_HOSTS differs" in named.warnings[0].message
 
 

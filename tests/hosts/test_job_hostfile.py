@@ -252,21 +252,6 @@ async def test_what_is_waited_for_is_told_once_with_its_end(
     assert not (await failing(path, 0.0)).finding.message.endswith(" s")
 
 
-async def test_hosts_that_a_setting_names_come_behind_the_hostfile_that_one_names(
-    tmp_path: Path,
-) -> None:
-    listed = HostfilePath("set-[0-1]", "--replicas", Source.FLAG, "set-0\nset-1\n")
-    path = tmp_path / "hostfile"
-    path.write_text("w-0\n")
-    environ = {"HYDRA_HOST_FILE": str(path)}
-    own = await find(str(path), "--hostfile", {}, patience=0, default="/no", listed=listed)
-    assert (own.hostfile.named_by, own.is_file) == ("--hostfile", True)
-    theirs = await find("", "", environ, patience=0, default="/no", listed=listed)
-    assert (theirs.hostfile.named_by, theirs.is_file) == ("--replicas", False)
-    assert theirs.hostfile.source is Source.FLAG
-    assert [item.message.partition("=")[0] for item in theirs.warnings] == ["HYDRA_HOST_FILE"]
-
-
 @pytest.mark.parametrize("there", [False, True])
 async def test_a_platform_is_asked_for_hosts_where_nothing_else_has_them(
     tmp_path: Path,

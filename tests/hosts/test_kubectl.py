@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mpiboot.hosts.access import Kubectl, Obstacle, PodAccess, PodState, Trouble
+from mpiboot.hosts.access import Kubectl, PodAccess, PodError, Trouble
 from mpiboot.system import programs
 
 POD = {
@@ -35,7 +35,7 @@ def standing_in(folder: Path, script: str, *, limit: float = 30.0) -> Kubectl:
 async def test_a_pods_state_is_what_kubectl_writes(tmp_path: Path) -> None:
     (tmp_path / "pod").write_text(json.dumps(POD))
     kubectl = standing_in(tmp_path, 'echo "$*" > "${0%/*}/asked"; cat "${0%/*}/pod"')
-    assert await kubectl.look("w-0") == PodState(("10.0.0.3",))
+    assert await kubectl.look("w-0") == ("10.0.0.3",)
     words = "--namespace=jobs get pod w-0 --output=json\n"
     assert (tmp_path / "asked").read_text() == words
 
@@ -51,10 +51,9 @@ async def test_what_kubectl_complains_of_tells_what_failed(tmp_path: Path, asked
         tmp_path,
         r"""echo '{}'; printf 'Error from server (NotFound): pods "w\377"\n' >&2; exit 1""",
     )
-    found = (
-        (await kubectl.look("w-0")).obstacle if asked == "look" else await kubectl.run("w-0", "")
-    )
-    assert isinstance(found, Obstacle)
+    with pytest.raises(PodError) as caught:
+        await (kubectl.look("w-0") if asked == "look" else kubectl.run("w-0", ""))
+    found = caught.value
     assert found.trouble is Trouble.NO_POD
     assert found.message == 'Error from server (NotFound): pods "w\N{REPLACEMENT CHARACTER}"'
 
@@ -62,11 +61,11 @@ async def test_what_kubectl_complains_of_tells_what_failed(tmp_path: Path, asked
 async def test_a_kubectl_that_can_not_be_started_is_told(tmp_path: Path) -> None:
     kubectl = standing_in(tmp_path, "")
     (tmp_path / "kubectl").unlink()
-    found = (await kubectl.look("w-0")).obstacle
-    assert found is not None
-    assert found.trouble is Trouble.FAILED
-    assert found.message == f"{tmp_path}/kubectl: No such file or directory"
-    assert "/bin/sh" in found.hint
+    with pytest.raises(PodError) as caught:
+        await kubectl.look("w-0")
+    assert caught.value.trouble is Trouble.FAILED
+    assert caught.value.message == f"{tmp_path}/kubectl: No such file or directory"
+    assert "/bin/sh" in caught.value.trouble.hint
 
 
 @pytest.mark.parametrize("heir", ["", '(read -r _ < "${0%/*}/stop") & '])
@@ -91,12 +90,14 @@ async def test_a_kubectl_that_takes_too_long_is_killed(
         if begun.exists():  # a busy machine may not have come to it within the limit
             break
         kubectl = standing_in(tmp_path, script, limit=limit)
-        found = await kubectl.run("w-0", "mpirun --version; hostname")
+        with pytest.raises(PodError) as caught:
+            await kubectl.run("w-0", "mpirun --version; hostname")
         os.write(ending, b"\n")
         await made[-1].communicate()
         assert made[-1].returncode == -signal.SIGKILL
-        assert isinstance(found, Obstacle)
-        assert found.trouble is Trouble.FAILED
-        assert found.message == f"no end of `kubectl mpirun --version; ho` within {limit:g} s"
+        assert caught.value.trouble is Trouble.FAILED
+        assert (
+            caught.value.message == f"no end of `kubectl mpirun --version; ho` within {limit:g} s"
+        )
     os.close(ending)
     assert begun.exists()

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from mpiboot.hosts.access import PodAccess, Trouble, obstacle_of, pod_of, pod_state
+from mpiboot.hosts.access import PodAccess, PodError, Trouble, pod_addresses, pod_error, pod_of
 
 ACCESS = PodAccess("/bin/kubectl", "jobs")
 
@@ -65,14 +65,14 @@ WORDS = {
 
 @pytest.mark.parametrize("words", WORDS)
 def test_kubectls_words_tell_what_failed(words: str) -> None:
-    found = obstacle_of(f"E0101 memcache.go:265 noise\n{words}\n" if words else "", ACCESS)
+    found = pod_error(f"E0101 memcache.go:265 noise\n{words}\n" if words else "", ACCESS)
     assert found.trouble is WORDS[words]
     assert found.message == (words or "it said nothing")
-    assert found.hint
+    assert found.trouble.hint
     assert "\n" not in found.message
 
 
-def test_what_waiting_cannot_mend_is_final() -> None:
+def test_what_does_not_change_by_waiting_is_final() -> None:
     assert {item for item in Trouble if item.final} == {
         Trouble.FORBIDDEN,
         Trouble.UNAUTHORIZED,
@@ -81,7 +81,7 @@ def test_what_waiting_cannot_mend_is_final() -> None:
 
 
 def test_a_missing_right_comes_with_the_role_for_the_account_that_was_refused() -> None:
-    role, binding = yaml.safe_load_all("\n".join(obstacle_of(FORBIDDEN, ACCESS).evidence))
+    role, binding = yaml.safe_load_all("\n".join(pod_error(FORBIDDEN, ACCESS).evidence))
     assert (role["kind"], role["metadata"]["namespace"]) == ("Role", "jobs")
     assert role["rules"] == [
         {"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]},
@@ -94,7 +94,7 @@ def test_a_missing_right_comes_with_the_role_for_the_account_that_was_refused() 
 
 
 def test_the_role_is_for_the_pods_namespace_and_its_binding_for_the_accounts() -> None:
-    evidence = obstacle_of(FORBIDDEN, PodAccess("kubectl", "others")).evidence
+    evidence = pod_error(FORBIDDEN, PodAccess("kubectl", "others")).evidence
     role, binding = yaml.safe_load_all("\n".join(evidence))
     assert role["metadata"]["namespace"] == binding["metadata"]["namespace"] == "others"
     assert binding["subjects"][0]["namespace"] == "jobs"
@@ -120,8 +120,8 @@ def pod(phase: str = "Running", **more: Any) -> str:  # noqa: ANN401 - a part of
 
 
 def test_a_pod_that_runs_has_its_addresses() -> None:
-    found = pod_state(pod(), ACCESS)
-    assert (found.addresses, found.obstacle) == (("10.0.0.3", "fd00::3"), None)
+    assert pod_addresses(pod(), ACCESS) == ("10.0.0.3", "fd00::3")
+    assert pod_addresses(pod(), PodAccess("kubectl", "jobs", "main")) == ("10.0.0.3", "fd00::3")
 
 
 @pytest.mark.parametrize(
@@ -164,17 +164,13 @@ def test_a_pod_that_runs_has_its_addresses() -> None:
     ],
 )
 def test_a_pod_that_cannot_be_entered_says_why(text: str, trouble: Trouble, message: str) -> None:
-    found = pod_state(text, ACCESS).obstacle
-    assert found is not None
-    assert (found.trouble, found.message) == (trouble, message)
+    with pytest.raises(PodError) as caught:
+        pod_addresses(text, ACCESS)
+    assert (caught.value.trouble, caught.value.message) == (trouble, message)
 
 
 def test_a_container_that_is_not_there_is_told_with_those_that_are() -> None:
-    found = pod_state(pod(), PodAccess("kubectl", "jobs", "train")).obstacle
-    assert found is not None
-    assert (found.trouble, found.message) == (
-        Trouble.NO_SUCH_CONTAINER,
-        "it has no container train, but main, logs",
-    )
-    assert "MPIBOOT_KUBECTL_CONTAINER" in found.hint
-    assert pod_state(pod(), PodAccess("kubectl", "jobs", "main")).obstacle is None
+    with pytest.raises(PodError, match="it has no container train, but main, logs") as caught:
+        pod_addresses(pod(), PodAccess("kubectl", "jobs", "train"))
+    assert caught.value.trouble is Trouble.NO_SUCH_CONTAINER
+    assert "MPIBOOT_KUBECTL_CONTAINER" in caught.value.trouble.hint

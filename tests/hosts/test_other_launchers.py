@@ -32,6 +32,12 @@ def worker(name: str = "w-0", *held: tuple[str, str]) -> Worker:
     return Worker(Host(name), "10.0.0.2", 22, "root", "10.0.0.1", None, marks=(MARK,), held=held)
 
 
+def at(port: int, launcher: str = "127.0.0.1") -> Worker:
+    """A worker on loopback that a launcher holds."""
+    held = replace(worker("w-0", (MARK, launcher)), address="127.0.0.2", port=port)
+    return replace(held, user="runner", local_address="127.0.0.1")
+
+
 def test_a_new_mark_tells_its_job_its_launcher_and_since_when() -> None:
     mark = stale_processes.new_mark(KEY)
     told = stale_processes.MARK.fullmatch(mark)
@@ -148,11 +154,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("quick")
 async def test_workers_of_another_launcher_are_left_alone(tmp_path: Path) -> None:
     job = Job(tmp_path)
-    held = (MARK, "127.0.0.1")
     async with sshd(Behaviour(job), "127.0.0.2") as port:
-        seen = Worker(
-            Host("w-0"), "127.0.0.2", port, "runner", "127.0.0.1", None, marks=(MARK,), held=(held,)
-        )
+        seen = at(port)
         access = SshAccess("runner", job.path, "launcher")
         with pytest.raises(MpibootError) as caught:
             await stale_processes.end([seen], KEY, Settings(timeout=0.0), access)
@@ -166,17 +169,7 @@ async def test_a_vanished_launcher_holds_nobody_where_keep_alives_are_off(tmp_pa
     job = Job(tmp_path)
     behaviour = Behaviour(job)
     async with sshd(behaviour, "127.0.0.2") as port:
-        seen = Worker(
-            Host("w-0"),
-            "127.0.0.2",
-            port,
-            "runner",
-            "127.0.0.1",
-            None,
-            marks=(MARK,),
-            held=((MARK, "255.255.255.255"),),
-            no_facts=NoFacts.LATE,
-        )
+        seen = replace(at(port, "255.255.255.255"), no_facts=NoFacts.LATE)
         settings = Settings(timeout=0.0, ssh_keepalive=0)
         await stale_processes.end([seen], KEY, settings, SshAccess("runner", job.path, "launcher"))
     assert behaviour.commands == [host_shell.end_processes((MARK,))]
@@ -189,12 +182,9 @@ async def test_a_launcher_that_lets_go_in_time_is_waited_for(
     """The second answer of the worker names nobody."""
     log.configure()
     job = Job(tmp_path)
-    held = (MARK, "127.0.0.1")
     behaviour = Behaviour(job)
     async with sshd(behaviour, "127.0.0.2") as port:
-        seen = Worker(
-            Host("w-0"), "127.0.0.2", port, "runner", "127.0.0.1", None, marks=(MARK,), held=(held,)
-        )
+        seen = at(port)
         access = SshAccess("runner", job.path, "launcher")
         await stale_processes.end([seen], KEY, Settings(timeout=30.0), access)
     assert behaviour.commands == [host_shell.ask("launches")]  # asked again, and nothing ended
@@ -207,16 +197,7 @@ async def test_a_worker_that_has_ended_meanwhile_is_held_by_nobody(
 ) -> None:
     log.configure()
     job = Job(tmp_path)
-    seen = Worker(
-        Host("w-0"),
-        "127.0.0.2",
-        1,  # tcpmux: nobody listens
-        "runner",
-        "127.0.0.1",
-        None,
-        marks=(MARK,),
-        held=((MARK, "127.0.0.1"),),
-    )
+    seen = at(1)  # tcpmux: nobody listens
     access = SshAccess("runner", job.path, "launcher")
     await stale_processes.end([seen], KEY, Settings(timeout=30.0), access)
     told = capfd.readouterr().err

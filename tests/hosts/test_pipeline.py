@@ -20,7 +20,7 @@ from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.dns import ResolvConf
 from mpiboot.hosts.dns_query import DnsAnswer, NoAddress
 from mpiboot.hosts.pairs import PairCheck
-from mpiboot.hosts.pipeline import Pipelines
+from mpiboot.hosts.pipeline import PipelineOptions, Pipelines
 from mpiboot.hosts.progress import HostState, Stage
 from mpiboot.network import platform_hints
 from mpiboot.ssh import attempt as tcp
@@ -91,11 +91,12 @@ def pipelines(
     *ports: int,
     settings: Settings | None = None,
     changed: Callable[[], None] = lambda: None,
-    **more: Any,  # noqa: ANN401 - those of the class
+    **more: Any,  # noqa: ANN401 - the options
 ) -> Pipelines:
     to = SshAccess("runner", Path("key"), "launcher", ports=ports or (22,))
     settings = settings or Settings(rewrite_fqdn=Switch.OFF)
-    made = Pipelines(settings, to, cast("Resolver", names), changed=changed, **more)
+    options = PipelineOptions(**more)
+    made = Pipelines(settings, to, cast("Resolver", names), changed=changed, options=options)
     made._load = lambda: cast("login.Login", KEY)  # type: ignore[method-assign]
     return made
 
@@ -357,7 +358,13 @@ def test_only_what_is_new_is_told() -> None:
 def test_workers_are_asked_by_the_gates_one_command() -> None:
     to = SshAccess("r", Path("key"), "launcher", attempt="me@now@1", may_disconnect=True)
     resolver = cast("Resolver", Names(FOUND))
-    made = Pipelines(Settings(), to, resolver, changed=lambda: None, mpirun="/opt/mpirun")
+    made = Pipelines(
+        Settings(),
+        to,
+        resolver,
+        changed=lambda: None,
+        options=PipelineOptions(mpirun="/opt/mpirun"),
+    )
     wanted = host_shell.gate("/opt/mpirun", attempt="me@now@1", may_disconnect=True)
     assert made._command == wanted
 
@@ -371,7 +378,8 @@ async def test_the_ssh_client_is_loaded_once_with_what_the_settings_say(
     limits, settings = LoginTimeouts(command=3.0), Settings(host_keys=HostKeys.OFF)
     resolver = cast("Resolver", Names(FOUND))
     kept = ConnectionPool(SshTimeouts(3, 30, 10, 3))
-    made = Pipelines(settings, to, resolver, changed=lambda: None, limits=limits, kept=kept)
+    options = PipelineOptions(limits=limits, kept=kept)
+    made = Pipelines(settings, to, resolver, changed=lambda: None, options=options)
     await made.prepare()
     await made.load()
     named = {

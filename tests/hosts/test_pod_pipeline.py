@@ -210,7 +210,7 @@ async def test_a_missing_right_ends_the_wait_with_the_role(cluster: Cluster, *, 
         assert told.value.code == 77
         assert len(cluster.asked()) == 2  # a Role may be applied a moment later
     assert (finding.check, finding.host) == ("kubectl-denied", "w-0.w.jobs.svc")
-    assert finding.message == f"kubectl has no right to it: {FORBIDDEN}"
+    assert finding.message == f"kubectl has no permission: {FORBIDDEN}"
     assert "kind: RoleBinding" in finding.evidence
     assert "kubectl apply" in (finding.hint or "")
 

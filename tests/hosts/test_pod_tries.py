@@ -13,16 +13,16 @@ from mpiboot.core.errors import MpibootError
 from mpiboot.core.model import Host
 from mpiboot.core.settings import Settings
 from mpiboot.hosts import pacing, pipeline
-from mpiboot.hosts.access import Obstacle, PodAccess, PodState, SshAccess, Trouble
+from mpiboot.hosts.access import PodAccess, PodError, SshAccess, Trouble
 from mpiboot.hosts.dns import Resolver
-from mpiboot.hosts.pipeline import PodPipelines
+from mpiboot.hosts.pipeline import PipelineOptions, PodPipelines
 from mpiboot.hosts.progress import HostState, Stage
 from mpiboot.ssh.attempt import LoginTimeouts
 
 PODS = PodAccess("/opt/kubectl", "jobs")
 TO = SshAccess("", Path(), "launcher", pods=PODS)
-DENIED = Obstacle(Trouble.FORBIDDEN, "no right", hint="give it", evidence=("a Role",))
-GONE = Obstacle(Trouble.NO_POD, "not found", hint="make it")
+DENIED = PodError(Trouble.FORBIDDEN, "no right", ("a Role",))
+GONE = PodError(Trouble.NO_POD, "not found")
 
 
 @pytest.fixture
@@ -44,7 +44,9 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 class Api:
     """A kubectl whose answers are written, one a look; the last one stays."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: PodState) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, *answers: tuple[str, ...] | PodError
+    ) -> None:
         self._answers = [*answers]
         self.made: list[object] = []
         self.state = HostState(Host("w-0.job"), "w-0")
@@ -56,24 +58,25 @@ class Api:
         self.made.append((*args, named))
         return self
 
-    async def look(self, pod: str) -> PodState:
+    async def look(self, pod: str) -> tuple[str, ...]:
         mine = self.state
         assert (pod, mine.stage, mine.resolved) == ("w-0", Stage.KUBECTL, True)
         self.seen.append((mine.reason, mine.detail, mine.hint))
-        return self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        if isinstance(answer, PodError):
+            raise answer
+        return answer
 
     async def run(self, pod: str, command: str) -> str:
         assert (pod, command) == ("w-0", self.running._command)
         return "mpiboot-plain\n"
 
     def start(self, to: SshAccess = TO) -> PodPipelines:
-        limits = LoginTimeouts(command=4.0)
-        self.running = PodPipelines(Settings(), to, Resolver(), changed=lambda: None, limits=limits)
+        limits = PipelineOptions(LoginTimeouts(command=4.0))
+        self.running = PodPipelines(
+            Settings(), to, Resolver(), changed=lambda: None, options=limits
+        )
         return self.running
-
-
-def stopped(obstacle: Obstacle) -> PodState:
-    return PodState(obstacle=obstacle)
 
 
 async def test_only_two_refusals_in_a_row_are_for_good(
@@ -87,16 +90,19 @@ async def test_only_two_refusals_in_a_row_are_for_good(
         return 3.0
 
     monkeypatch.setattr(pacing, "pause", pause)
-    api = Api(monkeypatch, *map(stopped, (DENIED, GONE, DENIED, DENIED)))
+    api = Api(monkeypatch, DENIED, GONE, DENIED, DENIED)
     with pytest.raises(MpibootError) as told:
         await api.start().run(api.state)
     assert pauses == [2.0, 3.0, 2.0]
     assert given == [(0.0, 1), (2.0, 1), (5.0, 1)]
     finding = told.value.finding
-    assert (finding.check, finding.host, finding.hint) == ("kubectl-denied", "w-0.job", "give it")
+    assert (finding.check, finding.host, finding.hint) == (
+        "kubectl-denied",
+        "w-0.job",
+        DENIED.trouble.hint,
+    )
     assert finding.evidence == ("a Role",)
-    denied = (DENIED.trouble.value, f"{DENIED.trouble.value}: no right", "give it")
-    gone = (GONE.trouble.value, f"{GONE.trouble.value}: not found", "make it")
+    denied, gone = ((item.trouble.text, str(item), item.trouble.hint) for item in (DENIED, GONE))
     assert api.seen == [("", "", None), denied, gone, denied]
     assert api.made == [(PODS, {"limit": 4.0})]
     assert api.running._reaching == 0
@@ -110,7 +116,7 @@ async def test_a_pod_that_runs_is_ready_at_the_address_of_the_launchers_kind(
     ipv6: bool | None,  # noqa: FBT001 - a row of the table
     address: str,
 ) -> None:
-    api = Api(monkeypatch, PodState(("2001:db8::7", "192.0.2.7")))
+    api = Api(monkeypatch, ("2001:db8::7", "192.0.2.7"))
     worker = await api.start(replace(TO, ipv6=ipv6)).run(api.state)
     assert worker is not None
     assert (worker.address, worker.port, worker.user) == (address, 0, "")
@@ -120,7 +126,7 @@ async def test_a_pod_that_runs_is_ready_at_the_address_of_the_launchers_kind(
 async def test_this_pods_own_name_is_ready_and_an_address_is_told_with_its_host(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    api = Api(monkeypatch, stopped(GONE))
+    api = Api(monkeypatch, GONE)
     own = HostState(Host("launcher"), "launcher")
     assert await api.start().run(own) is None
     assert (own.stage, api.made) == (Stage.READY, [])

@@ -16,7 +16,7 @@ from mpiboot.core import log, records_json
 from mpiboot.core.errors import MpibootError
 from mpiboot.core.model import Host, NoFacts, Worker
 from mpiboot.core.setting_types import HostKeys, LogFormat
-from mpiboot.core.settings import resolve
+from mpiboot.core.settings import Settings, resolve
 from mpiboot.hosts import host_shell, remote_commands
 from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.remote_commands import RemoteCommands
@@ -83,9 +83,8 @@ async def test_late_facts_are_asked_for_again_until_they_are_there(folder: Path)
     async with sshd(server) as port:
         writing = asyncio.ensure_future(write())
         access = SshAccess("runner", job.path, "here")
-        settings = resolve({"timeout": "60"}, {}).settings
         ((found,), _) = await remote_commands.wait_until_settled(
-            (late(port),), network, settings, access
+            (late(port),), network, Settings(timeout=60), access
         )
         await writing
     assert (found.facts, found.mpi) == (facts, facts.mpi)
@@ -100,9 +99,8 @@ async def test_facts_whose_child_has_ended_are_gathered_anew(folder: Path) -> No
     (folder / "look").write_text(f"cp {folder}/kept {folder}/facts.json")
     async with sshd(behaviour(job, folder)) as port:
         access = SshAccess("runner", job.path, "here")
-        settings = resolve({"timeout": "60"}, {}).settings
         ((found,), _) = await remote_commands.wait_until_settled(
-            (late(port),), network, settings, access
+            (late(port),), network, Settings(timeout=60), access
         )
     assert found.facts == facts
 
@@ -243,14 +241,10 @@ async def test_workers_are_asked_ever_less_often_until_the_deadline(
         return worker
 
     monkeypatch.setattr(remote_commands, "_ask_again", ask)
-    access, settings = (
-        SshAccess("r", tmp_path / "key", "here"),
-        resolve({"timeout": "20"}, {}).settings,
-    )
+    access, settings = SshAccess("r", tmp_path / "key", "here"), Settings(timeout=20)
+    workers = (late(1), worker("b", 1))
     with pytest.raises(MpibootError):
-        await remote_commands.wait_until_settled(
-            (late(1), worker("b", 1)), network, settings, access
-        )
+        await remote_commands.wait_until_settled(workers, network, settings, access)
     log.configure()
     assert quick.pauses[:6] == [0.5, 0.75, 1.125, 1.6875, 2.53125, 3.796875]
     assert quick.pauses[6] == 5.0
@@ -271,17 +265,9 @@ NOT_READY = (
 @pytest.mark.parametrize(
     ("given", "seconds", "told"),
     [
-        (
-            {"timeout": "600"},
-            60.0,
-            NOT_READY % 60,
-        ),
+        ({"timeout": "600"}, 60.0, NOT_READY % 60),
         ({"timeout": "600", "data_network": "require"}, 600.0, ""),
-        (
-            {"timeout": "7"},
-            7.0,
-            NOT_READY % 7,
-        ),
+        ({"timeout": "7"}, 7.0, NOT_READY % 7),
     ],
 )
 async def test_a_data_network_that_is_not_required_holds_the_start_for_a_minute(
@@ -329,10 +315,7 @@ async def test_facts_are_waited_for_longer_than_a_data_network(
         return replace(network(one), pending=() if one.late else ("port x is INIT",))
 
     monkeypatch.setattr(remote_commands, "_ask_again", ask)
-    access, settings = (
-        SshAccess("r", tmp_path / "k", "here"),
-        resolve({"timeout": "600"}, {}).settings,
-    )
+    access, settings = SshAccess("r", tmp_path / "k", "here"), Settings(timeout=600)
     ((found,), _) = await remote_commands.wait_until_settled((late(1),), decide, settings, access)
     assert not found.late
     assert 90 < sum(quick.pauses) < 100

@@ -1,9 +1,28 @@
-"""`mpiboot exec`, as a process: what it becomes, and with what."""
+"""`mpiboot exec`: as a process, and its wait for the network with a clock of its own."""
 
 from __future__ import annotations
 
+import asyncio
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
+import pytest
+
+from mpiboot.core import log
+from mpiboot.core.errors import MpibootError, error
+from mpiboot.core.model import Worker
+from mpiboot.core.setting_types import LogFormat
+from mpiboot.core.settings import resolve
+from mpiboot.launcher import look
+from mpiboot.network import decision, worker_network
+from mpiboot.network.records import Transport, WorkerNetwork
+from mpiboot.worker import facts
+from tests.fakes import workers as w
 from tests.fakes.cli import mpiboot
 
 SHOW = "echo gloo=$GLOO_SOCKET_IFNAME tp=$TP_SOCKET_IFNAME nccl=$NCCL_SOCKET_IFNAME; exit 5"
@@ -19,6 +38,9 @@ def test_without_a_name_it_becomes_the_program_at_once(tmp_path: Path) -> None:
     assert (tmp_path / "run").exists() is False
     assert "nothing names a host to meet at" in done.stderr
     assert "NCCL_SOCKET_IFNAME==mine0 fits nothing here" in done.stderr
+    assert "set for the program: " in done.stderr
+    assert (f" GLOO_SOCKET_IFNAME={gloo} " in done.stderr) == bool(gloo)
+    assert done.stderr.splitlines()[-1] == "mpiboot: starting /bin/sh"
 
 
 def test_where_the_data_network_is_off_nothing_is_set(tmp_path: Path) -> None:
@@ -46,3 +68,107 @@ def test_a_name_that_does_not_come_is_the_pods_reason_to_end(tmp_path: Path) -> 
     done = mpiboot(tmp_path, *words)
     assert done.returncode == 68
     assert "names-unresolved: no.such.invalid" in (tmp_path / "termination-log").read_text()
+
+
+def test_a_data_network_that_is_required_and_not_there_ends_it(tmp_path: Path) -> None:
+    words = ("exec", "--data-network", "require", "--timeout", "0", "--", "/bin/echo", "started")
+    done = mpiboot(tmp_path, *words)
+    assert (done.returncode, done.stdout) == (72, "")
+
+
+def test_a_name_that_no_pod_of_the_job_has_is_warned_of_before_the_wait(tmp_path: Path) -> None:
+    """An indexed Job's pods have no records without a Service's name."""
+    words = ("exec", "--timeout", "0", "--", "/bin/true", "--master-addr", "train-0")
+    done = mpiboot(tmp_path, *words, env={"JOB_COMPLETION_INDEX": "1"})
+    assert done.returncode == 68
+    warning, _, rest = done.stderr.partition("error: [names-unresolved]")
+    assert "warning: [names-unresolved]" in warning
+    assert "-> write train-0." in warning
+    assert "write train-0." in rest
+
+
+async def test_the_look_at_this_pod_ends_where_the_name_does_not_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun, ended = asyncio.Event(), list[bool]()
+
+    async def looks(*_: object) -> NoReturn:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(True)
+        raise AssertionError
+
+    async def name(*_: object) -> NoReturn:
+        await begun.wait()
+        raise error("names-unresolved", "no such name")
+
+    monkeypatch.setattr(look, "_network", looks)
+    monkeypatch.setattr(look, "_name", name)
+    with pytest.raises(MpibootError, match="no such name"):
+        await look._prepare(resolve({}, {}), ("x",), {})
+    await asyncio.sleep(0)
+    assert ended == [True]
+
+
+@pytest.fixture
+def as_json() -> Iterator[None]:
+    log.configure(form=LogFormat.JSON)
+    yield
+    log.configure()
+
+
+@pytest.mark.usefixtures("as_json")
+async def test_a_network_that_still_comes_is_looked_at_ever_less_often_until_the_deadline(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pauses, chosen, decided = list[float](), list[Worker](), list[Any]()
+    own = w.plain(0).facts
+    assert own is not None
+
+    async def sleep(seconds: float) -> None:
+        assert len(pauses) < 1000, "it never ends"
+        pauses.append(seconds)
+
+    monkeypatch.setattr(look, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
+    clock = SimpleNamespace(monotonic=lambda: 1000.0 + sum(pauses))
+    monkeypatch.setattr(look, "time", clock)
+    pending = WorkerNetwork("here", None, 1, None, Transport.UNKNOWN)
+    pending = replace(pending, pending=("port x is INIT", "port y is INIT"))
+    gathered: list[object] = []
+
+    def gather(*args: object, **named: object) -> object:
+        gathered.append((args, named))
+        return own
+
+    def choose(worker: Worker, _: object) -> WorkerNetwork:
+        chosen.append(worker)
+        return pending
+
+    monkeypatch.setattr(facts, "gather", gather)
+    monkeypatch.setattr(worker_network, "choose", choose)
+    monkeypatch.setattr(decision, "decide", lambda *args, **named: decided.append((args, named)))
+    resolved, environ = resolve({"timeout": "20"}, {}), {"A": "1", "SAME": "mine"}
+    await look._network(resolved, environ)
+    assert pauses[:7] == [0.5, 0.75, 1.125, 1.6875, 2.53125, 3.796875, 5.0]
+    assert (len(pauses), sum(pauses)) == (8, 20.0)
+    one = ((resolved, environ), {"sshd": "", "pid": os.getpid(), "mpi": None})
+    assert gathered == [one] * 9
+    last = chosen[-1]
+    assert (last.host.name, last.facts, last.address) == (own.hostname, own, own.control_address)
+    assert last.local_address == own.control_address
+    here = "this pod's environment"
+    (((networks, settings, taken), named),) = decided
+    assert (networks, settings) == ([pending], resolved.settings)
+    assert (taken, named["values"]) == ({"A": here, "SAME": here}, environ)
+    assert named["given"] == resolved.given["data_network"]
+    told = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    assert [(item["level"], item["message"].partition(":")[0]) for item in told] == [
+        ("info", "waiting for the data network (port x is INIT, port y is INIT)"),
+        ("warning", "the data network is not ready after 20 s"),
+    ]
+    for flags, most in (({}, 60.0), ({"data_network": "require"}, 600.0)):
+        pauses.clear()
+        await look._network(resolve({"timeout": "600", **flags}, {}), environ)
+        assert sum(pauses) == most

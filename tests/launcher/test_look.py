@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import NoReturn
 
 import asyncssh
 import pytest
 
+from mpiboot.core import log
 from mpiboot.core.checks import BY_REFERENCE
+from mpiboot.core.model import Host
+from mpiboot.core.setting_types import LogFormat
+from mpiboot.core.settings import resolve
+from mpiboot.hosts.gate import GateResult
+from mpiboot.launcher import look, observation
+from tests.fakes import plans
 from tests.fakes.cli import mpiboot
 
 MPIRUN = "#!/bin/sh\necho 'mpirun (Open MPI) 4.1.6'\n"
@@ -62,3 +73,97 @@ def test_hosts_that_are_ready_are_told_as_json(tmp_path: Path, env: dict[str, st
     assert told["ready"] is True
     assert told["hosts"] == [{"host": "localhost", "address": "", "port": None}]
     assert told["findings"] == []
+
+
+def test_hosts_that_are_not_ready_are_told_as_json_too(tmp_path: Path, env: dict[str, str]) -> None:
+    (tmp_path / "hostfile").write_text("localhost\nno-such-host.invalid\n")
+    done = mpiboot(tmp_path, "wait", "--json", "--timeout", "0", env=env)
+    assert done.returncode == 68
+    told = json.loads(done.stdout)
+    assert (told["ready"], told["hosts"]) == (False, [])
+    assert {item["check"] for item in told["findings"]} == {"names-unresolved"}
+    assert "no-such-host.invalid" in {item["host"] for item in told["findings"]}
+
+
+def test_a_plan_waits_for_no_key(tmp_path: Path, env: dict[str, str]) -> None:
+    env["MPIBOOT_SSH_KEY"] = str(tmp_path / "none")
+    done = mpiboot(tmp_path, "plan", "--timeout", "600", "--", "./train", env=env)
+    assert (done.returncode, "[ssh-key]" in done.stderr) == (77, True)
+
+
+async def test_a_worker_that_is_ready_is_told_with_its_address_and_port(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (worker, _) = plans.observed().workers
+
+    def passed(*_: object) -> GateResult:
+        return GateResult((worker,), (Host("launcher"),), {}, {})
+
+    monkeypatch.setattr(look, "end_on_signals", lambda _: None)
+    monkeypatch.setattr(look, "launcher_pod", lambda *_: None)
+    monkeypatch.setattr(observation, "pass_gates", passed)
+    monkeypatch.setattr(look, "asyncio", SimpleNamespace(run=lambda found: found))
+    look.wait(resolve({}, {}), {}, as_json=True)
+    assert json.loads(capfd.readouterr().out)["hosts"] == [
+        {"host": "launcher", "address": "", "port": None},
+        {"host": worker.host.name, "address": worker.address, "port": 22},
+    ]
+
+
+class Ended(Exception):  # noqa: N818 - nothing went wrong
+    """This process would have ended."""
+
+
+Handlers = dict[int, Callable[[int, None], None]]
+
+
+@pytest.fixture
+def handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Handlers]:
+    """The handlers of signals, which are not set for this process."""
+    found: Handlers = {}
+    fake = SimpleNamespace(**{**vars(signal), "signal": found.__setitem__})
+    monkeypatch.setattr(look, "signal", fake)
+    log.configure(form=LogFormat.JSON)
+    yield found
+    log.configure()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
+def test_a_signal_ends_the_wait_at_once_and_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+    handlers: Handlers,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    number: signal.Signals,
+) -> None:
+    name, codes = number.name, list[int]()
+
+    def ends(code: int) -> NoReturn:
+        codes.append(code)
+        raise Ended
+
+    monkeypatch.setattr(os, "_exit", ends)
+    (tmp_path / "message").touch()
+    look.end_on_signals(resolve({"termination_log": str(tmp_path / "message")}, {}))
+    with pytest.raises(Ended):
+        handlers[number](number, None)
+    message = f"{name} while waiting for hosts: nothing was started"
+    told = json.loads(capfd.readouterr().err)
+    assert (told["event"], told["message"]) == ("ended", message)
+    assert (told["signal"], told["exit"], told["reference"]) == (name, 128 + number, "signal")
+    assert (tmp_path / "message").read_text() == f"signal: {message}\n"
+    assert codes == [128 + number]
+
+
+@pytest.mark.parametrize("name", ["SIGUSR1", "SIGUSR2"])
+def test_a_signal_for_the_program_is_told_and_ends_nothing(
+    handlers: Handlers, capfd: pytest.CaptureFixture[str], name: str
+) -> None:
+    look.end_on_signals(resolve({}, {}))
+    number = signal.Signals[name]
+    handlers[number](number, None)
+    told = json.loads(capfd.readouterr().err)
+    assert (told["event"], told["message"]) == (
+        "signal",
+        f"{name} is not forwarded: the program has not started",
+    )

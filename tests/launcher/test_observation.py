@@ -17,11 +17,14 @@ from mpiboot.core.errors import MpibootError
 from mpiboot.core.model import Decision, Finding, Host, Level, Mpi, MpiFamily, Source, Worker
 from mpiboot.core.setting_types import LogFormat
 from mpiboot.core.settings import resolve
-from mpiboot.hosts import gate, host_shell
+from mpiboot.hosts import gate, host_shell, remote_commands
 from mpiboot.hosts.gate import GateResult
+from mpiboot.hosts.pairs import PairCheck
 from mpiboot.job.mpirun_line import read
 from mpiboot.job.plan_builder import LauncherLimits
+from mpiboot.job.program_words import Rendezvous
 from mpiboot.launcher import observation
+from mpiboot.launcher.observation import Observation
 from mpiboot.launcher.setup import LauncherPod
 from mpiboot.network import worker_pairs
 from mpiboot.system import programs
@@ -260,7 +263,7 @@ async def test_a_launch_is_planned_from_the_hosts_of_the_hostfiles_last_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A real login to one host; another one never comes, and is taken out meanwhile."""
-    monkeypatch.setattr(gate, "_LOOK", 0.05)
+    monkeypatch.setattr(gate, "_POLL", 0.05)
     job, hostfile = Job(tmp_path), tmp_path / "hostfile"
     hostfile.write_text("localhost slots=2\n127.0.0.2 slots=1\n127.0.0.3\n")
     program(tmp_path / "bin", "4.1.6")
@@ -298,3 +301,54 @@ async def test_a_launch_is_planned_from_the_hosts_of_the_hostfiles_last_version(
     assert "me@now@1" in behaviour.commands[0]
     # Nothing was seen there that is to be ended, and nothing is late.
     assert len(behaviour.commands) == 1
+
+
+@pytest.mark.parametrize(
+    ("host", "asked"), [("w-0.job.ns.svc", 0), ("launcher.x", None), ("elsewhere", "nobody")]
+)
+async def test_the_port_is_looked_at_where_ranks_meet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str, asked: object
+) -> None:
+    """On a worker, or here by mpirun's name for this pod; another host is not the job's."""
+    taken = (Finding("master-port", Level.FAIL, "taken"),)
+    given: list[tuple[object, ...]] = []
+
+    async def look(*message: object) -> tuple[Finding, ...]:
+        given.append(message)
+        return taken
+
+    monkeypatch.setattr(remote_commands, "look_at_master_port", look)
+    monkeypatch.setattr(observation, "access", lambda launcher: ("access", launcher))
+    listed = plans.observed()
+    observed = replace(listed, local=(Host("me"),), renamed={"me": "launcher.x"})
+    seen = Observation(observed, GateResult((), (), {}, {}), ())
+    launcher, meeting = pod(tmp_path), Rendezvous(host, "MASTER_PORT", 29500)
+    found = await observation.master_port_taken(launcher, seen, meeting)
+    if asked == "nobody":
+        assert (found, given) == ((), [])
+        return
+    worker = listed.workers[0] if asked == 0 else None
+    assert found == taken
+    assert given == [(meeting, worker, launcher.resolved.settings, ("access", launcher))]
+
+
+def test_the_pair_check_has_the_time_and_the_ports_of_the_settings(tmp_path: Path) -> None:
+    made = observation._pairs(pod(tmp_path, pair_check="0", port_range="4000-4100"))
+    assert isinstance(made, PairCheck)
+    assert (made.wanted, made._ports) == (False, "4000-4100")
+    assert observation._pairs(pod(tmp_path, pair_check="3"))._seconds == 3.0
+
+
+def test_what_was_found_is_what_the_plan_is_made_from(tmp_path: Path) -> None:
+    listed = plans.observed()
+    (facts, _) = [worker.facts for worker in listed.workers]
+    assert facts is not None
+    passed = GateResult((), (Host("me"),), {}, {})
+    launcher = pod(tmp_path)
+    before = observation._before_hosts(launcher, listed.hostfile, listed.mpi, listed.line)
+    found = observation._with_hosts(launcher, before, passed, (facts, None))
+    assert found.client is not None
+    assert found.client.name == "ssh-client"
+    assert found.local == passed.local
+    assert (found.identity, found.line) == (plans.ROOT, listed.line)
+    assert (found.environ, found.links) == (launcher.environ, facts.links)

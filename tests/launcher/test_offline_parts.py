@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from mpiboot.core import records_json
 from mpiboot.core.errors import MpibootError
-from mpiboot.core.model import Finding, Hostfile, Level, Mpi, MpiFamily, PodFacts
+from mpiboot.core.model import Level, Mpi, MpiFamily, PodFacts
 from mpiboot.core.setting_types import AUTO, Auto
 from mpiboot.core.settings import resolve
-from mpiboot.hosts import hostfiles
-from mpiboot.hosts.hostfiles import JobHostfile
 from mpiboot.job import plan as plan_of
 from mpiboot.launcher import look
 from mpiboot.network import pod
@@ -24,7 +21,6 @@ from tests.fakes import plans
 from tests.fakes import workers as w
 
 OPENMPI, MPICH = plans.MPIS["openmpi4"], Mpi(MpiFamily.MPICH, "4.0", "/m", "")
-WARN = Finding("hostfile-invalid", Level.WARN, "two differ")
 
 
 def facts(hostname: str, mpi: Mpi | None = None) -> PodFacts:
@@ -79,63 +75,39 @@ def test_facts_are_those_of_the_pod_with_their_name(
     """Whoever's facts are left over is the launcher."""
     (tmp_path / "notes.txt").write_text("no facts")
     saved = [facts("w-0"), facts("w-1.job.ns.svc", OPENMPI), *([facts("launcher")] if own else [])]
-    for number, one in enumerate(saved):
-        (tmp_path / f"{number}.json").write_text(records_json.facts_to_json(one))
-    hosts = plans.hosts(1, 1, 1)
-    named = replace(hosts[0], user="alice")
-    listed = Hostfile(str(tmp_path / "hostfile"), "--hostfile", (named, *hosts[1:]))
-    given: list[Any] = []
-    resolved, environ = resolve({"ssh_port": "2206", "mpi": "openmpi4"}, {}), {"A": "b"}
+    for number, pod_facts in enumerate(saved):
+        (tmp_path / f"{number}.json").write_text(records_json.facts_to_json(pod_facts))
+    hostfile = tmp_path / "hostfile"
+    names = [f"w-{number}.job.ns.svc" for number in range(3)]
+    hostfile.write_text("\n".join(names))
+    flags = {"ssh_port": "2206", "ssh_user": "", "hostfile": str(hostfile)}
+    resolved, environ = resolve(flags, {}), {"A": "b", "HYDRA_HOST_FILE": "/none"}
+    made: list[plan_of.Observed] = []
 
-    async def find(*message: object, **named: object) -> JobHostfile:
-        given.append((message, named))
-        return JobHostfile(listed, (WARN,))
+    def make(observed: plan_of.Observed, *_: object) -> plan_of.Plan:
+        made.append(observed)
+        return plan_of.Plan((), (), ())
 
-    made = plan_of.Plan((), (), ())
-
-    def make(*message: object) -> plan_of.Plan:
-        given.append(message)
-        return made
-
-    def by_platform(*message: object) -> None:
-        assert message == (environ, "")
-
-    monkeypatch.setattr(hostfiles, "find", find)
-    monkeypatch.setattr(hostfiles, "hosts_by_setting", lambda *message: message)
-    monkeypatch.setattr(hostfiles, "hosts_by_platform", by_platform)
     monkeypatch.setattr(plan_of, "make", make)
     monkeypatch.setattr(pod, "identity", lambda _: plans.NOBODY)
-    line = ("mpirun", "--hostfile", "/h", "./train")
-    found = look.offline_plan(resolved, line, environ, str(tmp_path))
-    assert found[0] is made
-    (asked, named_by), (observed, its, where) = given
-    assert asked == ("", str(resolved.given["hostfile"]), environ)
-    named_by.pop("platform")()
-    assert named_by == {"patience": 0.0, "line": ("/h",), "listed": (resolved, environ)}
+    line = ("mpirun", "./train")
+    _, (first, *rest) = look.offline_plan(resolved, line, environ, str(tmp_path))
+    (observed,) = made
     one, other = observed.workers
-    assert (one.host, one.user, one.port, one.mpi) == (named, "alice", 2206, None)
+    assert [host.name for host in observed.hostfile.hosts] == names
+    assert (one.host.name, one.user, one.port, one.mpi) == (names[0], "root", 2206, None)
     assert (one.address, one.facts, one.local_address) == (saved[0].control_address, saved[0], "")
-    assert (other.user, other.mpi) == (saved[1].identity.user, OPENMPI)
+    assert (other.host.name, other.mpi, observed.mpi) == (names[1], OPENMPI, OPENMPI)
     launcher = saved[2] if own else None
-    assert observed.own == launcher
+    assert (observed.own, observed.environ, observed.line.argv) == (launcher, environ, line)
     assert observed.links == (launcher.links if launcher else ())
     assert observed.identity == (launcher.identity if launcher else plans.NOBODY)
-    assert (observed.hostfile, observed.mpi, observed.environ) == (listed, OPENMPI, environ)
-    assert (observed.line.argv, its) == (line, resolved)
-    assert where.launch_dir == "/run/mpiboot/launcher/launch"
-    first, *rest = found[1]
-    assert first == WARN
-    message = [
-        (item.check, item.level, item.message.partition(":")[0], bool(item.hint)) for item in rest
-    ]
-    unknown = Level.UNKNOWN
-    missing = f"no facts of 1 host ({hosts[2].name})"
-    pods = [("offline", unknown, "no facts of the launcher's pod", True)]
-    assert message == [
-        ("offline", unknown, "offline", False),
-        ("offline", unknown, missing, True),
-        *([] if own else pods),
-    ]
+    assert (first.check, "HYDRA_HOST_FILE" in first.message) == ("hostfile-invalid", True)
+    pods = [] if own else ["no facts of the launcher's pod"]
+    messages = ["offline", f"no facts of 1 host ({names[2]})", *pods]
+    assert [item.message.partition(":")[0] for item in rest] == messages
+    assert {(item.check, item.level) for item in rest} == {("offline", Level.UNKNOWN)}
+    assert [bool(item.hint) for item in rest] == [False, *[True] * (len(rest) - 1)]
 
 
 def test_where_all_is_known_little_is_said() -> None:

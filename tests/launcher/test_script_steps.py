@@ -93,29 +93,6 @@ def test_a_script_has_its_settings_its_shims_and_its_name_for_workers(
     )
 
 
-def test_what_reaches_for_hosts_waits_for_them_in_a_child(
-    became: list[Became], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    run(tmp_path, REACHES, hostfile="/h")
-    ((task, _, words, env),) = became
-    assert (task, words) == (ParentTask.LAUNCH, [repr(((("sh", "x"), env), {"script": True}))])
-    told = json.loads(capfd.readouterr().err)
-    assert told["message"] == (
-        "it logs in to hosts: it runs once, here, when all hosts are ready; its ssh and mpirun "
-        "know them"
-    )
-
-
-def test_a_call_by_a_path_is_warned_of_when_the_script_starts(
-    became: list[Became], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    run(tmp_path, ONCE, ("sh", "-c", "/opt/bin/ssh w-0 hostname"))
-    assert len(became) == 1
-    told = json.loads(capfd.readouterr().err.splitlines()[0])
-    assert (told["level"], told["event"]) == ("warning", "shims")
-    assert "call it by its name: only so it knows the job's hosts" in json.dumps(told)
-
-
 @pytest.mark.parametrize("source", ["setting", "platform", "file", "none", "closed"])
 def test_hosts_are_waited_for_where_anything_names_them(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str

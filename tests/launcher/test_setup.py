@@ -147,10 +147,18 @@ def test_workers_are_logged_in_to_as_the_settings_and_this_pod_say(
     own: str,
     ipv6: bool | None,  # noqa: FBT001 - a row of the table
 ) -> None:
-    monkeypatch.setattr(pod, "control_address", lambda *_, **__: (own, "so"))
+    raised, asked = list[int](), list[object]()
+
+    def control_address(*given: object, api: str) -> tuple[str, str]:
+        asked.append((*given, api))
+        return own, "so"
+
+    monkeypatch.setattr(os_calls, "allow_most_open_files", lambda: raised.append(1))
+    monkeypatch.setattr(pod, "control_address", control_address)
     monkeypatch.setattr(pod, "own_names", lambda name: (f"{name}.job.ns.svc",))
-    found = launcher(tmp_path)
+    found = launcher(tmp_path, control_ifname="net7")
     to = access(found)
+    assert (raised, asked) == ([1], [("net7", socket.gethostname(), "")])
     assert found.key is not None
     assert (to.user, to.key) == (found.identity.user, tmp_path / "id")
     assert to.host_key == found.key.public
@@ -200,31 +208,6 @@ def test_the_domain_of_long_names_is_the_settings_or_the_search_lists(
         monkeypatch.setattr(dns, "read_resolv_conf", lambda conf=conf: conf)
         assert access(found).domain == domain
     assert access(launcher(tmp_path, cluster_domain="k8s.test")).domain == "k8s.test"
-
-
-def test_this_pods_address_is_that_of_the_control_link(
-    tmp_path: Path, key: asyncssh.SSHKey, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    del key
-    asked: list[object] = []
-
-    def control_address(*given: object, api: str) -> tuple[str, str]:
-        asked.append((*given, api))
-        return "10.0.0.1", "so"
-
-    monkeypatch.setattr(pod, "control_address", control_address)
-    access(launcher(tmp_path, control_ifname="net7"))
-    assert asked == [("net7", socket.gethostname(), "")]
-
-
-def test_a_launcher_may_open_files_for_every_host(
-    tmp_path: Path, key: asyncssh.SSHKey, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    del key
-    raised: list[int] = []
-    monkeypatch.setattr(os_calls, "allow_most_open_files", lambda: raised.append(1))
-    launcher(tmp_path)
-    assert raised == [1]
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.model import Decision, Json, Mpi, MpiFamily, Source
+from mpiboot.core.model import Decision, Mpi, MpiFamily, Source
 from mpiboot.core.setting_types import LogLevel
 from mpiboot.job import render
-from mpiboot.job.mpi_environment import NOT_FORWARDED
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import Observed
 from mpiboot.launcher import summary
@@ -45,24 +44,13 @@ def test_a_limit_of_open_files_that_mpiboot_has_raised_is_told() -> None:
     assert line == SummaryLine("open-files", "mpirun may open 4096 files: so", {"open_files": 4096})
 
 
-def test_a_job_is_told_with_its_mpi_its_hosts_and_its_ranks() -> None:
+def test_an_unknown_mpi_is_told_without_a_name_and_a_number_of_ranks() -> None:
     one = observed("openmpi4", POD)
-    path = one.hostfile.path
-    (line,) = summary._job(replace(PLAN, ranks=4), one, decided(ranks="4"))
-    message = f"Open MPI 4.1.4 (/usr/bin/mpirun): 4 ranks on 2 hosts of {path} (so)"
-    fields: dict[str, Json] = {
-        "mpi": "openmpi4",
-        "mpi_version": "4.1.4",
-        "mpirun": "/usr/bin/mpirun",
-        "hosts": 2,
-        "ranks": 4,
-        "hostfile": path,
-    }
-    assert line == SummaryLine("job", message, fields)
     unknown = replace(one, mpi=Mpi(MpiFamily.UNKNOWN, "", "/opt/mpirun", ""))
     (line,) = summary._job(replace(PLAN, ranks=None), unknown, {})
     assert line.message == (
-        f"unknown MPI (/opt/mpirun): as many ranks as mpirun decides on 2 hosts of {path}"
+        "unknown MPI (/opt/mpirun): as many ranks as mpirun decides on 2 hosts of "
+        f"{one.hostfile.path}"
     )
     assert line.fields["ranks"] is None
 
@@ -81,69 +69,43 @@ WANTS = "; a program without NCCL may want MPIBOOT_MPI_NETWORK=data"
 TCP = "OMPI_MCA_btl_tcp_if_include"
 
 
+OB1, ETH0 = {"OMPI_MCA_pml": "ob1"}, {"control_link": "eth0"}
+PER_HOST = {"a": {TCP: "net2"}, "b": {TCP: "net1"}, "c": {}}
+OPENMPI = (Transport.TCP, "openmpi4")
+
+
 @pytest.mark.parametrize(
-    ("transport", "family", "decisions", "set_env", "per_host", "where", "hint"),
+    ("kind", "decisions", "more", "where"),
     [
-        (Transport.TCP, "openmpi4", {"OMPI_MCA_pml": "ucx"}, {}, {}, "UCX", ""),
-        (Transport.ROCE, "openmpi5", {"OMPI_MCA_pml": "cm"}, {}, {}, "libfabric", ""),
+        (OPENMPI, {"OMPI_MCA_pml": "ucx"}, {}, "UCX"),
+        ((Transport.ROCE, "openmpi5"), {"OMPI_MCA_pml": "cm"}, {}, "libfabric"),
+        ((Transport.ROCE, "openmpi5"), {**OB1, **ETH0}, {}, f"TCP on eth0{WANTS}"),
+        (OPENMPI, {**OB1, TCP: "eth0", **ETH0}, {}, f"TCP on eth0{WANTS}"),
+        (OPENMPI, {**OB1, TCP: "net1", **ETH0}, {}, "TCP on net1"),
         (
-            Transport.ROCE,
-            "openmpi5",
-            {"OMPI_MCA_pml": "ob1", "control_link": "eth0"},
-            {},
-            {},
-            "TCP on eth0",
-            WANTS,
-        ),
-        (
-            Transport.TCP,
-            "openmpi4",
-            {"OMPI_MCA_pml": "ob1", TCP: "eth0", "control_link": "eth0"},
-            {},
-            {},
-            "TCP on eth0",
-            WANTS,
-        ),
-        (
-            Transport.TCP,
-            "openmpi4",
-            {"OMPI_MCA_pml": "ob1", TCP: "net1", "control_link": "eth0"},
-            {},
-            {},
-            "TCP on net1",
-            "",
-        ),
-        (
-            Transport.TCP,
-            "openmpi4",
-            {"OMPI_MCA_pml": "x", TCP: "x", "control_link": "eth0"},
-            {"OMPI_MCA_pml": "ob1"},
-            {"a": {TCP: "net2"}, "b": {TCP: "net1"}, "c": {}},
+            OPENMPI,
+            {"OMPI_MCA_pml": "x", TCP: "x", **ETH0},
+            {"set_env": OB1, "per_host": PER_HOST},
             "TCP on net1, net2",
-            "",
         ),
-        (Transport.TCP, "openmpi4", {}, {}, {}, None, ""),
-        (None, "openmpi4", {"OMPI_MCA_pml": "ucx"}, {}, {}, None, ""),
-        (Transport.TCP, "mpich", {"OMPI_MCA_pml": "ucx"}, {}, {}, None, ""),
+        (OPENMPI, {}, {}, None),
+        ((None, "openmpi4"), {"OMPI_MCA_pml": "ucx"}, {}, None),
+        ((Transport.TCP, "mpich"), {"OMPI_MCA_pml": "ucx"}, {}, None),
     ],
 )
 def test_where_mpis_own_messages_go_is_told_where_open_mpi_has_a_choice(
-    transport: Transport | None,
-    family: str,
-    decisions: Mapping[str, str],
-    set_env: Mapping[str, str],
-    per_host: Mapping[str, Mapping[str, str]],
+    kind: tuple[Transport | None, str],
+    decisions: dict[str, str],
+    more: dict[str, Any],
     where: str | None,
-    hint: str,
 ) -> None:
-    plan = replace(PLAN, transport=transport, set_env=set_env, per_host=per_host)
-    one = replace(observed("openmpi4", POD), mpi=Mpi(MpiFamily(family), "", "", ""))
+    plan = replace(PLAN, transport=kind[0], **more)
+    one = replace(observed("openmpi4", POD), mpi=Mpi(MpiFamily(kind[1]), "", "", ""))
     found = [*summary._mpi(plan, one, decided(**decisions))]
-    if where is None:
-        assert found == []
-        return
-    message = f"MPI's own messages: {where}{hint}"
-    assert found == [SummaryLine("mpi-network", message, {"network": where})]
+    messages = [] if where is None else [f"MPI's own messages: {where}"]
+    assert [line.message for line in found] == messages
+    fields = [] if where is None else [{"network": where.removesuffix(WANTS)}]
+    assert [line.fields for line in found] == fields
 
 
 def test_what_is_kept_replaced_and_not_passed_on_is_told_apart() -> None:
@@ -173,17 +135,6 @@ def test_what_is_kept_replaced_and_not_passed_on_is_told_apart() -> None:
     unknown = replace(one, mpi=Mpi(MpiFamily.UNKNOWN, "", "", ""))
     assert [*summary._users(plan, unknown, decisions)] == []
     assert [*summary._users(PLAN, one, {})] == []
-
-
-def test_variables_that_stay_are_fields_in_full() -> None:
-    names = [f"V{number}" for number in range(9)]
-    one = observed("openmpi4", POD)
-    found = decided(x=" ".join(names))
-    (line,) = summary._stays(PLAN, one, {NOT_FORWARDED: found["x"]})
-    assert line.fields == {"names": names}
-    assert line.message == (
-        "variables of this pod that stay here: V0, V1, V2, V3, V4, V5 and 3 more (so)"
-    )
 
 
 def test_rates_that_differ_are_not_told() -> None:

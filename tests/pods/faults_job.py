@@ -88,8 +88,8 @@ FAULTS: Final = (
         what="a worker with another key",
         check="host-key-differs",
         level="fail",
-        message="mpiboot on pi-worker-1.pi.default.svc (...) holds another key, SHA256:..., "
-        "than the job's, SHA256:...",
+        message="mpiboot on pi-worker-1.pi.default.svc (...) has another key, SHA256:..., "
+        "not the job's, SHA256:...",
         hint="launcher and workers must mount the same key Secret",
         job=lambda: _second(volumes=(Files("/root/.ssh", KeyPair.make().files(), 0o600),)),
     ),

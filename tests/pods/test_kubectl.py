@@ -204,7 +204,7 @@ def test_without_the_right_the_role_is_printed(cluster: Cluster, server: ApiServ
     assert job.wait(PATIENCE) == 77
     assert job.termination_log().startswith("kubectl-denied: w-")
     text = job.stderr()
-    assert "kubectl has no right to it: Error from server (Forbidden): pods" in text
+    assert "kubectl has no permission: Error from server (Forbidden): pods" in text
     assert "- {kind: ServiceAccount, name: default, namespace: default}\n" in text
 
 
