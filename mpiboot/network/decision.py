@@ -1,7 +1,7 @@
-"""What follows for the ranks: every variable of the data network, one owner each, per worker. Pure.
+"""The variables that ranks get for the data network: one owner each, per worker. Pure.
 
-One rule owns a name, and decides where several want it; the user's own value comes before
-everybody's, and is shown. Values equal on all workers are given once; the others
+One rule owns a name, and its value is set where several propose one; the user's own value comes
+first, and is shown. Values equal on all workers are given once; the others
 belong to their worker and must not travel from the launcher.
 """
 
@@ -91,7 +91,7 @@ class SettledVariables:
 def settle(
     networks: Sequence[WorkerNetwork], wanted: Sequence[Variable], taken: Mapping[str, str]
 ) -> SettledVariables:
-    """Give every variable its owner's value, unless the user has it or what it hangs on."""
+    """Give every variable its owner's value, unless the user has set it or what it depends on."""
     hosts = {network.host: network.facts for network in networks}
     values: dict[str, dict[str, str]] = {host: {} for host in hosts}
     reason: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""What each rule of the data network wants to be set, and why; who wins is decided elsewhere.
+"""Which variables each rule of the data network proposes, and why; ``decision`` settles conflicts.
 
 The transport must be the same on all ranks, so it is the least that every worker has, or what
 NCCL's plugin brings. Pure.
@@ -29,9 +29,9 @@ _NOT_A_PLUGIN: Final = {("NCCL_NET", "ib"), ("NCCL_NET_PLUGIN", "none")}
 
 @dataclass(slots=True)
 class Proposals:
-    """What the rules want, and what they have to say about it.
+    """The rules' proposals, decisions and findings.
 
-    ``plugin`` says what tells that a plugin carries NCCL's data: NCCL_* is then left as it is.
+    ``plugin`` is the evidence that a plugin carries NCCL's data: NCCL_* is then left as it is.
     ``blocked`` says where TCP does not pass on the data network.
     """
 
@@ -108,7 +108,7 @@ def _require(proposals: Proposals, kind: Transport) -> None:
 
 
 def _devices_of_the_node(known: Iterable[WorkerNetwork]) -> str:
-    """Say where devices are seen that nobody gave to the pod: maybe it was forgotten."""
+    """Name the hosts where devices are visible that were not given to the pod: maybe forgotten."""
     hosts = [
         network.host
         for network in known
@@ -123,7 +123,7 @@ def _devices_of_the_node(known: Iterable[WorkerNetwork]) -> str:
 def _plugin_of(
     known: Sequence[WorkerNetwork], taken: Mapping[str, str], values: Mapping[str, str]
 ) -> str:
-    """Tell what says that a plugin carries NCCL's data; NCCL_* is then left as it is."""
+    """Find the evidence that a plugin carries NCCL's data; NCCL_* is then left as it is."""
     own = {name for network in known if network.facts for name in network.facts.environment}
     for name in sorted({*taken, *own}):
         pair = (name, values.get(name, "").lower())
@@ -163,7 +163,7 @@ def make(
     theirs: Collection[str] = (),
     blocked: str = "",
 ) -> Proposals:
-    """Ask every rule what it wants.
+    """Collect the proposals of every rule.
 
     Args:
         networks: all workers with their GID choices.
@@ -269,7 +269,7 @@ def _why_not_data(proposals: Proposals, transport: Transport) -> str:
     without = [network.host for network, links in zip(networks, plain, strict=True) if not links]
     counts = set(map(len, plain))
     names = dict.fromkeys(link.name for links in plain for link in links)
-    odd = [name for name in names if not nccl.expressible(name)]
+    unusable = [name for name in names if not nccl.expressible(name)]
     if len(networks) < len(proposals.networks):
         return "not every worker's facts are known"
     if without:
@@ -278,8 +278,8 @@ def _why_not_data(proposals: Proposals, transport: Transport) -> str:
         return some if names else all_
     if len(counts) > 1 and transport not in RDMA:
         return "the workers have different numbers of data links"
-    if odd:
-        return f"NCCL can't be told a link named {odd[0]}"
+    if unusable:
+        return f"NCCL can't be told a link named {unusable[0]}"
     return _unreached(networks, 1 if transport in RDMA else min(counts)) or proposals.blocked
 
 

@@ -76,6 +76,5 @@ def test_where_no_value_fits_mpi_stays_on_the_control_link_and_that_is_said(
 
 def replace_routes(one: Worker) -> Worker:
     assert one.facts is not None
-    link = one.facts.links[-1].name
-    fabric = replace(one.facts.fabric, routes=(Route("172.16.0.0/16", link),))
-    return replace(one, facts=replace(one.facts, fabric=fabric))
+    route = Route("172.16.0.0/16", one.facts.links[-1].name)
+    return w.changed(one, fabric={"routes": (route,)})

@@ -46,13 +46,9 @@ def test_ends_of_one_network_reach_each_other_and_have_addresses_of_their_own() 
 def test_a_route_over_the_data_link_leads_there(
     destination: str, link: str, *, reached: bool
 ) -> None:
-    first, second = w.tcp(0), w.tcp(1, subnet="192.168.8")
-    assert first.facts is not None
-    fabric = replace(first.facts.fabric, routes=(Route(destination, link),))
-    first = replace(first, facts=replace(first.facts, fabric=fabric))
-    assert second.facts is not None
-    back = replace(second.facts.fabric, routes=(Route("192.168.0.0/16", "net1"),))
-    second = replace(second, facts=replace(second.facts, fabric=back))
+    there, back = Route(destination, link), Route("192.168.0.0/16", "net1")
+    first = w.changed(w.tcp(0), fabric={"routes": (there,)})
+    second = w.changed(w.tcp(1, subnet="192.168.8"), fabric={"routes": (back,)})
     message = cluster_view.unreachable(ends(first, second))
     no = "w-0 (net1 192.168.7.5/24) has no route over net1 to w-1 (net1 192.168.8.6/24)"
     assert message == ("" if reached else no)
@@ -68,10 +64,8 @@ def test_where_a_worker_has_no_such_end_there_are_none() -> None:
 
 
 def with_routes(worker: Worker, *destinations: str) -> Worker:
-    assert worker.facts is not None
     routes = tuple(Route(destination, "net1") for destination in destinations)
-    fabric = replace(worker.facts.fabric, routes=routes)
-    return replace(worker, facts=replace(worker.facts, fabric=fabric))
+    return w.changed(worker, fabric={"routes": routes})
 
 
 def on_a_link_of_its_own(place: int, *destinations: str) -> Worker:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from mpiboot.core.checks import BY_REFERENCE
-from mpiboot.core.model import Fabric, NoFacts, Worker
+from mpiboot.core.model import NoFacts, Worker
 from mpiboot.core.setting_types import DataNetworkUse, NcclSocket
 from mpiboot.core.settings import Settings
 from mpiboot.network import decision, worker_network
@@ -32,12 +32,6 @@ def decide(
 ) -> DataNetwork:
     networks = [worker_network.choose(one, settings) for one in workers]
     return decision.decide(networks, settings, taken or {}, values=values or {})
-
-
-def with_fabric(worker: Worker, **changes: object) -> Worker:
-    assert worker.facts is not None
-    fabric: Fabric = replace(worker.facts.fabric, **changes)  # type: ignore[arg-type]
-    return replace(worker, facts=replace(worker.facts, fabric=fabric))
 
 
 def shown(found: DataNetwork) -> list[str]:
@@ -175,7 +169,7 @@ def test_partitions_that_differ_are_told() -> None:
 
 
 def test_efa_on_every_worker_and_an_image_without_its_libraries() -> None:
-    lacks = with_fabric(w.efa(0), missing=("libfabric.so.1", "libnccl-net.so"))
+    lacks = w.changed(w.efa(0), fabric={"missing": ("libfabric.so.1", "libnccl-net.so")})
     found = decide([lacks, w.efa(1)])
     assert [line for line in shown(found) if not line.startswith("rdma-port")] == [
         "data-network = EFA [detected] every worker has usable EFA ports",
@@ -253,7 +247,7 @@ def test_workers_without_rdma_and_without_facts() -> None:
 
 
 def test_devices_that_nobody_gave_to_the_pod() -> None:
-    lonely = with_fabric(w.plain(0), devices=w.macvlan().facts.fabric.devices)  # type: ignore[union-attr]
+    lonely = w.changed(w.plain(0), fabric={"devices": w.macvlan().facts.fabric.devices})  # type: ignore[union-attr]
     found = decide([lonely])
     seen = "w-0: only devices of the node are seen, and none belongs to the pod"
     assert shown(found)[0] == f"data-network = none [detected] {NO_RDMA}; {seen}"

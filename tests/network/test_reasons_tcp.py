@@ -16,7 +16,6 @@ from tests.network.test_reasons import (
     message,
     shown,
     sockets,
-    with_fabric,
 )
 
 APART = "w-0 (net1 192.168.7.5/24) has no route over net1 to w-1 (net1 192.168.8.6/24)"
@@ -57,7 +56,7 @@ def test_tcp_on_links_of_different_names() -> None:
 
 def test_a_link_that_the_platform_or_the_user_names() -> None:
     named = Attachment(AttachmentSource.MULTUS, link="net1")
-    platform = decide([with_fabric(w.tcp(0), attachments=(named,))])
+    platform = decide([w.changed(w.tcp(0), fabric={"attachments": (named,)})])
     assert shown(platform)[1] == (
         "data-link = net1 [platform] a second link with an address and without RDMA: TCP; the "
         "platform names it"
