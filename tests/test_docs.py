@@ -390,3 +390,12 @@ def test_every_file_that_the_architecture_names_is_there() -> None:
         name for name in named_there if not any(f"/{one}".endswith(f"/{name}") for one in there)
     ]
     assert missing == []
+
+
+def test_every_record_that_the_architecture_names_is_there() -> None:
+    text = (ROOT / "docs/architecture.md").read_text()
+    sources = "".join(path.read_text() for path in (ROOT / "mpiboot").rglob("*.py"))
+    classes = set(re.findall(r"^class (\w+)", sources, re.MULTILINE))
+    records = set(re.findall(r"`((?:[A-Z][a-z]+)+)`", text))
+    assert len(records) > 5
+    assert records - classes == set()
