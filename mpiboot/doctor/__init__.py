@@ -1,1 +1,1 @@
-"""``mpiboot doctor``: what is looked at in a pod, what it means, and how it is told."""
+"""``mpiboot doctor``: what is looked at in a pod, how it is judged, and how it is shown."""

@@ -182,7 +182,7 @@ async def _workers(
 def _facts(worker: Worker) -> str:
     if worker.facts is not None:
         return records_json.facts_to_json(worker.facts)
-    why = worker.no_facts.value if worker.no_facts else "told nothing of itself"
+    why = worker.no_facts.value if worker.no_facts else "gave no facts"
     mpi = f"; its MPI: {worker.mpi.banner}" if worker.mpi else ""
     return f"{worker.host.name} {why}{mpi}\n"
 
@@ -222,7 +222,7 @@ def _is_shown(name: str) -> bool:
 
 
 def _is_secret(name: str, value: str) -> bool:
-    """Tell whether a value may stand nowhere: `args` have those of variables as `$(NAME)`."""
+    """Whether a value must be shown nowhere: `args` have those of variables as `$(NAME)`."""
     if masking.mask(name, value) == masking.HIDDEN:
         return len(value) >= _SHORTEST
     return bool(_CONNECTION.search(value)) and not _is_shown(name)

@@ -1,8 +1,8 @@
-"""A check of doctor is a function with a decorator: what it looks at, means and advises. Pure."""
+"""A check of doctor is a function with a decorator that has its title and its hint. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Final
@@ -21,14 +21,14 @@ BY_REFERENCE: Final[dict[str, Check]] = {row.reference: row for row in OF_JOBS}
 class DoctorCheck:
     """A check: calling it judges the parts that its function names as its parameters.
 
-    ``outcomes`` say what each level means; ``at_build`` tells whether an image can be asked before
-    it is a pod, ``by_plan`` that a launcher's plan judges it of all pods.
+    ``looks_at`` is for the page of checks, where no broken pod of the tests shows what it says;
+    ``at_build``: an image can be checked before it is a pod; ``by_plan``: a
+    launcher's plan judges it of all pods.
     """
 
     reference: str
-    looks_at: str
     judge: Judge
-    outcomes: Mapping[Level, str]
+    looks_at: str = ""
     at_build: bool = False
     by_plan: bool = False
 
@@ -50,14 +50,13 @@ class DoctorCheck:
 
 def check(
     reference: str,
-    looks_at: str,
     *,
+    looks_at: str = "",
     title: str = "",
     hint: str = "",
     role: Role | None = None,
     at_build: bool = False,
     by_plan: bool = False,
-    **outcomes: str,
 ) -> Callable[[Judge], DoctorCheck]:
     """Make a check of a function; what doctor alone looks at has its title and hint here.
 
@@ -67,15 +66,13 @@ def check(
         title: what holds when all is well.
         hint: what to do otherwise.
         role: whose check it is; None: a launcher's and a worker's.
-        at_build: whether an image can be asked before it is a pod.
+        at_build: whether an image can be checked before it is a pod.
         by_plan: whether a launcher's plan judges it of all pods.
-        outcomes: what each level means.
     """
     if title:
         roles = (role,) if role else (Role.LAUNCHER, Role.WORKER)
         BY_REFERENCE[reference] = Check(reference, title, ExitCode.FOUND, hint, roles)
-    means = {Level(level): text for level, text in outcomes.items()}
-    return lambda judge: DoctorCheck(reference, looks_at, judge, means, at_build, by_plan)
+    return lambda judge: DoctorCheck(reference, judge, looks_at, at_build, by_plan)
 
 
 def of_area(area: ModuleType) -> tuple[DoctorCheck, ...]:
@@ -99,8 +96,8 @@ def judge_all(
             why = dict.fromkeys(unseen.get(name, "not looked at") for name in missing)
             yield Finding(row.reference, Level.UNKNOWN, f"not known: {'; '.join(why)}")
         else:
-            found = row(*(parts[name] for name in row.needs))
-            yield from (item for item in found if item.check in references)
+            judged = row(*(parts[name] for name in row.needs))
+            yield from (item for item in judged if item.check in references)
 
 
 def ok(reference: str, message: str, host: str = "") -> Finding:
@@ -110,13 +107,27 @@ def ok(reference: str, message: str, host: str = "") -> Finding:
 
 def warned(reference: str, message: str, *evidence: str, hint: str | None = None) -> Finding:
     """Build a warning, with the check's own hint where none is given."""
-    own = BY_REFERENCE[reference].hint if hint is None else hint
-    return Finding(reference, Level.WARN, message, evidence=evidence, hint=own)
+    return finding(Level.WARN, reference, message, evidence, hint)
 
 
-def failed(
-    reference: str, message: str, *, evidence: tuple[str, ...] = (), hint: str | None = None
-) -> Finding:
+def failed(reference: str, message: str, *evidence: str, hint: str | None = None) -> Finding:
     """Build a failing finding, with the check's own hint where none is given."""
-    own = BY_REFERENCE[reference].hint if hint is None else hint
-    return Finding(reference, Level.FAIL, message, evidence=evidence, hint=own)
+    return finding(Level.FAIL, reference, message, evidence, hint)
+
+
+def finding(
+    level: Level,
+    reference: str,
+    message: str,
+    evidence: Iterable[str] = (),
+    hint: str | None = None,
+    hosts: Sequence[str] = (),
+) -> Finding:
+    """Build a finding of this pod, of one host or of several.
+
+    A warning or failure without a hint gets the check's own.
+    """
+    if hint is None:
+        hint = BY_REFERENCE[reference].hint if level in (Level.WARN, Level.FAIL) else ""
+    host, several = (hosts[0], ()) if len(hosts) == 1 else ("", tuple(hosts))
+    return Finding(reference, level, message, host, tuple(evidence), hint, several)

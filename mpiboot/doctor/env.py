@@ -84,7 +84,7 @@ _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True, slots=True)
 class HostEnvironments:
-    """The environments of a host by the keys of ``TITLES``; ``missing`` says why one is not there.
+    """The environments of a host by the keys of ``TITLES``; ``missing`` has why one is not there.
 
     ``rank`` names the rank, or what stands for one.
     """

@@ -1,4 +1,4 @@
-"""Hosts beside each other, and the ways between them: what a launcher saw, judged. Pure."""
+"""Hosts beside each other, and the paths between them: what a launcher saw, judged. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 from mpiboot.core.model import Finding, Level, Role, Worker
 from mpiboot.core.wording import counted, first_few, majority
-from mpiboot.doctor.checks import BY_REFERENCE, check, ok
+from mpiboot.doctor.checks import BY_REFERENCE, check, finding, ok
 from mpiboot.network.worker_network import link_of
 from mpiboot.network.worker_pairs import WHY, Dial, Reached
 
@@ -20,7 +20,7 @@ class NameLook:
 
     ``answers`` are the addresses of each time that had any; ``seconds`` is how long the first one
     took; ``found_as`` the absolute name that had them, empty where no nameserver was asked;
-    ``unknown`` tells that the nameservers know no such name, or no address of it.
+    ``unknown``: the nameservers know no such name, or no address of it.
     """
 
     answers: tuple[tuple[str, ...], ...] = ()
@@ -30,20 +30,12 @@ class NameLook:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnChecks:
-    """What the worker's own doctor found there, and by which version of mpiboot."""
-
-    mpiboot: str
-    findings: tuple[Finding, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class HostReport:
     """One host of the hostfile; ``worker`` is None where it was not reached.
 
     ``values`` are what hosts are compared by, by their names in ``libexec/doctor_questions``;
     ``dials`` is how it went to connect to the launcher, by address or name and port; ``shown`` the
-    fingerprint of the host key; ``checks`` is None where the host has no doctor of its own.
+    fingerprint of the host key; ``checks`` are its own doctor's findings, None where it has none.
     """
 
     host: str
@@ -52,7 +44,7 @@ class HostReport:
     values: Mapping[str, str] = field(default_factory=dict)
     dials: Mapping[tuple[str, int], Reached] = field(default_factory=dict)
     shown: str = ""
-    checks: OwnChecks | None = None
+    checks: tuple[Finding, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +65,8 @@ class LauncherPlace:
 
 
 SLOW: Final = 2.5  # seconds for a name: a packet was lost, or a nameserver is silent
-_MANY: Final = 16  # hosts that are told one by one where each says something else
-# What hosts are compared by, the words for it, and whether the plan tells it of hosts with facts.
+_MANY: Final = 16  # hosts that are shown one by one where each has another message
+# What hosts are compared by, the message, and whether the plan compares it for hosts with facts.
 _VALUES: Final = (
     ("mpiboot", "its version of mpiboot is {}", False),
     ("uid", "sessions have the uid {}", False),
@@ -88,42 +80,13 @@ _VALUES: Final = (
 )
 
 
-def about(
-    names: Sequence[str],
-    check: str,
-    level: Level,
-    message: str,
-    hint: str = "",
-    evidence: tuple[str, ...] = (),
-) -> Finding:
-    """Make a finding of one host or of several."""
-    several = len(names) > 1
-    host, hosts = ("", tuple(names)) if several else (names[0], ())
-    return Finding(check, level, message, host, evidence, hint, hosts)
-
-
-def _bad(
-    names: Sequence[str], check: str, message: str, hint: str = "", level: Level = Level.FAIL
-) -> Finding:
-    return about(names, check, level, message, hint or BY_REFERENCE[check].hint)
-
-
-def _alike(values: Iterable[tuple[str, str]]) -> Mapping[str, list[str]]:
-    """Sort hosts by what is said of them."""
-    by_value: dict[str, list[str]] = {}
-    for host, value in values:
-        by_value.setdefault(value, []).append(host)
-    return by_value
-
-
 @check(
     "hosts-missing",
-    "which names have an address, and which never had one",
+    looks_at="which names have an address, and which never had one",
     title="every host of the job was scheduled",
     hint="`kubectl get pods -o wide` shows which pods are Pending, `kubectl describe pod` why; "
     "with a gang scheduler (Volcano, Kueue, coscheduling) all pods of a job start, or none",
     role=Role.LAUNCHER,
-    fail="some have one and others none: their pods were never scheduled",
 )
 def missing(hosts: Sequence[HostReport]) -> Iterable[Finding]:
     """Find hosts whose names never had an address while others have one."""
@@ -134,52 +97,45 @@ def missing(hosts: Sequence[HostReport]) -> Iterable[Finding]:
             f"{len(unknown)} of {len(hosts)} hosts have no address in DNS, the others have: their "
             "pods were never scheduled, or are not of the job's Service"
         )
-        yield _bad(unknown, "hosts-missing", message)
+        yield finding(Level.FAIL, "hosts-missing", message, hosts=unknown)
 
 
 @check(
     "name-answers",
-    "three answers for each name: addresses, IP versions, the search name, how long it took",
+    looks_at="three answers for each name: addresses, IP versions, search name, time",
     title="every lookup of a host's name gives one answer, quickly",
     hint="several pods have that name, or a nameserver is behind: look at the job's headless "
     "Service and its EndpointSlices",
     role=Role.LAUNCHER,
-    ok="the same each time, and soon",
-    warn="they change, take longer, or are of another IP version than the others'",
 )
 def names(hosts: Sequence[HostReport]) -> Iterable[Finding]:
     """Judge the answers for names: do they stay, how long do they take, of which IP version."""
     looked = [(one.host, one.name) for one in hosts if one.name and one.name.answers]
-    odd = set()
+    differ = False
     for host, name in looked:
         kinds = list(dict.fromkeys(tuple(sorted(item)) for item in name.answers))
         if len(kinds) > 1:
-            odd.add(host)
+            differ = True
             message = f"its name leads elsewhere each time: {' or '.join(map(first_few, kinds))}"
-            yield _bad([host], "name-answers", message, level=Level.WARN)
+            yield finding(Level.WARN, "name-answers", message, hosts=[host])
     slow = {host: name.seconds for host, name in looked if name.seconds > SLOW}
     if slow:
-        worst = max(slow, key=lambda host: slow[host])
-        message = f"an answer for a name took {slow[worst]:.1f} s"
+        message = f"an answer for a name took {max(slow.values()):.1f} s"
         hint = "a nameserver of /etc/resolv.conf does not answer, or not at once: ask each of them"
-        yield _bad(list(slow), "name-answers", message, hint, Level.WARN)
+        yield finding(Level.WARN, "name-answers", message, (), hint, list(slow))
     versions = {host: _version(name.answers[0]) for host, name in looked}
-    differing = majority(versions)
-    if differing:
+    outliers = majority(versions)
+    if outliers:
         hint = "give all pods the same IP versions (ipFamilies of the Service, dual stack)"
-        odd |= set(differing.hosts)
-        message = f"their IP versions differ: {differing.message}"
-        yield _bad(differing.hosts, "name-answers", message, hint, Level.WARN)
-    if looked and not slow and not odd:
-        longest = max(name.seconds for _, name in looked)
-        via = first_few(
-            dict.fromkeys(name.found_as.partition(".")[2] for _, name in looked if name.found_as), 2
-        )
-        where = f", in {via}" if via else ""
-        message = (
-            f"{counted(len(looked), 'name')}: {', '.join(dict.fromkeys(versions.values()))}{where}"
-        )
-        yield ok("name-answers", f"{message}, at most {1000 * longest:.0f} ms, the same each time")
+        message = f"their IP versions differ: {outliers.message}"
+        yield finding(Level.WARN, "name-answers", message, (), hint, outliers.hosts)
+    if looked and not (differ or slow or outliers):
+        longest = 1000 * max(name.seconds for _, name in looked)
+        domains = (name.found_as.partition(".")[2] for _, name in looked if name.found_as)
+        via = first_few(dict.fromkeys(domains), 2)
+        kinds_of_all = ", ".join(dict.fromkeys(versions.values()))
+        message = f"{counted(len(looked), 'name')}: {kinds_of_all}{f', in {via}' if via else ''}"
+        yield ok("name-answers", f"{message}, at most {longest:.0f} ms, the same each time")
 
 
 def _version(addresses: Sequence[str]) -> str:
@@ -189,26 +145,22 @@ def _version(addresses: Sequence[str]) -> str:
 
 @check(
     "launcher-unreached",
-    "a TCP connection from each host to the launcher's control address, at a port that the "
-    "kernel chose and at one of MPIBOOT_PORT_RANGE; the launcher's name there",
+    looks_at="a TCP connection from each host to the launcher's control address, at a port that "
+    "the kernel chose and at one of MPIBOOT_PORT_RANGE; the launcher's name there",
     title="hosts reach the launcher's ports",
     hint="let the workers in: the policy of the launcher's pod needs an ingress rule for them "
     "(`ingress: [{from: [{podSelector: ...}]}]`) without `ports:`, or with the range of "
     "MPIBOOT_PORT_RANGE",
     role=Role.LAUNCHER,
-    ok="it comes through",
-    fail="it does not, as with a NetworkPolicy that lets SSH out and nothing in",
-    unknown="the host has no program that could try",
 )
 def launcher(hosts: Sequence[HostReport], place: LauncherPlace) -> Iterable[Finding]:
     """Judge whether hosts can connect to the launcher, as MPI's daemons do."""
-    ways: dict[tuple[Level, str], list[str]] = {}
+    answers: dict[tuple[Level, str], list[str]] = {}
     for one in hosts:
         if one.dials:
-            ways.setdefault(_way_back(one.dials, place), []).append(one.host)
-    for (level, message), which in ways.items():
-        hint = BY_REFERENCE["launcher-unreached"].hint if level is Level.FAIL else ""
-        yield about(which, "launcher-unreached", level, message, hint)
+            answers.setdefault(_way_back(one.dials, place), []).append(one.host)
+    for (level, message), which in answers.items():
+        yield finding(level, "launcher-unreached", message, hosts=which)
 
 
 def _way_back(dials: Mapping[tuple[str, int], Reached], place: LauncherPlace) -> tuple[Level, str]:
@@ -240,19 +192,17 @@ def _values(one: HostReport) -> dict[str, str]:
         found["mpiboot"] = known if worker.runs_mpiboot else "none"
         control = link_of(worker.address, worker.facts.links) if worker.facts else None
         if control:
-            found.pop(f"mtu:{control.name}", None)  # control-mtu tells it
+            found.pop(f"mtu:{control.name}", None)  # control-mtu has it
     return found
 
 
 @check(
     "hosts-differ",
-    "of each host, in a session without a terminal: mpiboot, uid, mpirun, MPI's daemon, "
+    looks_at="of each host, in a session without a terminal: mpiboot, uid, mpirun, MPI's daemon, "
     "memlock, open files, processes, GPUs, RDMA devices, MTU of each link",
     title="hosts have the same MPI, limits, devices and links",
     hint="use one image and one pod template for all workers, on nodes of one kind (nodeSelector)",
     role=Role.LAUNCHER,
-    ok="all have the same",
-    warn="some have another value than most",
 )
 def differ(hosts: Sequence[HostReport]) -> Iterable[Finding]:
     """Find hosts whose value of something differs from that of most others."""
@@ -260,26 +210,24 @@ def differ(hosts: Sequence[HostReport]) -> Iterable[Finding]:
     planned = {one.host for one in hosts if one.worker is not None and one.worker.facts}
     links = sorted({name for values in every.values() for name in values if ":" in name})
     rows = [*_VALUES, *((name, f"the MTU of {name[4:]} is {{}}", False) for name in links)]
-    found = []
+    same = True
     for name, words, by_plan in rows:
         # A link that a host lacks is a value; of any other value that means it was not asked.
         lacks = "none" if ":" in name else None
         seen = {host: values.get(name, lacks) for host, values in every.items() if values}
-        odd = majority({host: value for host, value in seen.items() if value is not None})
-        if odd is None or (odd.usual == "none" and ":" in name):
+        found = majority({host: value for host, value in seen.items() if value is not None})
+        if found is None or (found.usual == "none" and ":" in name):
             continue
-        for value, which in odd.outliers.items():
-            told = [host for host in which if not by_plan or host not in planned]
-            if told:
-                message = f"{words.format(_shown(name, value))}, of the others ({odd.count}): "
-                found.append(
-                    _bad(told, "hosts-differ", message + _shown(name, odd.usual), level=Level.WARN)
-                )
-    yield from found
-    if len(every) > 1 and not found:
-        yield ok(
-            "hosts-differ", f"{counted(len(every), 'host')} have the same MPI, limits and links"
-        )
+        usual = f"of the others ({found.count}): {_shown(name, found.usual)}"
+        for value, which in found.outliers.items():
+            unplanned = [host for host in which if not by_plan or host not in planned]
+            if unplanned:
+                same = False
+                message = f"{words.format(_shown(name, value))}, {usual}"
+                yield finding(Level.WARN, "hosts-differ", message, hosts=unplanned)
+    if len(every) > 1 and same:
+        alike = counted(len(every), "host")
+        yield ok("hosts-differ", f"{alike} have the same MPI, limits and links")
 
 
 def _shown(name: str, value: str) -> str:
@@ -288,57 +236,49 @@ def _shown(name: str, value: str) -> str:
 
 @check(
     "worker-checks",
-    "what each worker's own `mpiboot doctor` says, over the same session",
+    looks_at="what each worker's own `mpiboot doctor` says, over the same session",
     title="each worker's own checks are known",
     hint="run mpiboot on the workers (`args: [worker]`), of the launcher's version",
     role=Role.LAUNCHER,
-    unknown="mpiboot does not run there, or is too old",
 )
 def own_checks(hosts: Sequence[HostReport]) -> Iterable[Finding]:
     """Say of whom the checks within the pod are not known, or are those of another version."""
-    told = []
+    unknown: dict[str, list[str]] = {}
     for one in hosts:
-        if one.worker is None or one.checks is not None:
-            continue
-        why = "its mpiboot has no checks for a launcher, or they took too long"
-        why = why if one.worker.runs_mpiboot else "it does not run mpiboot"
-        told.append((one.host, why))
-    for why, which in _alike(told).items():
+        if one.worker is not None and one.checks is None:
+            why = "its mpiboot has no checks for a launcher, or they took too long"
+            why = why if one.worker.runs_mpiboot else "it does not run mpiboot"
+            unknown.setdefault(why, []).append(one.host)
+    for why, which in unknown.items():
         message = f"its limits, files and devices were not checked from within: {why}"
-        yield about(which, "worker-checks", Level.UNKNOWN, message)
+        yield finding(Level.UNKNOWN, "worker-checks", message, hosts=which)
 
 
-@check(
-    "mpi-daemon",
-    "orted, prted or hydra_pmi_proxy on PATH of a session, where mpiboot does not run",
-    warn="there is none",
-)
+@check("mpi-daemon")
 def daemons(hosts: Sequence[HostReport]) -> Iterable[Finding]:
     """Find hosts without MPI's daemon, of which no checks of their own tell it."""
     without = [one.host for one in hosts if one.checks is None and one.values.get("daemon") == ""]
     if without:
         message = "none of orted, prted and hydra_pmi_proxy is on PATH of a session"
-        yield _bad(without, "mpi-daemon", message, level=Level.WARN)
+        yield finding(Level.WARN, "mpi-daemon", message, hosts=without)
 
 
-@check(
-    "ssh-denied",
-    "the key that was let in, and the host key that was shown",
-    ok="it was let in",
-    fail="it was refused",
-)
+@check("ssh-denied", looks_at="the key that was let in, and the host key that was shown")
 def keys(hosts: Sequence[HostReport], place: LauncherPlace) -> Iterable[Finding]:
     """Say with which keys logins went well."""
-    shown = _alike((one.host, one.shown) for one in hosts if one.shown)
+    shown: dict[str, list[str]] = {}
+    for one in hosts:
+        if one.shown:
+            shown.setdefault(one.shown, []).append(one.host)
     for fingerprint, which in shown.items():
         message = f"lets the key {place.key} in, and shows the host key {fingerprint}"
-        yield about(which, "ssh-denied", Level.OK, message)
+        yield finding(Level.OK, "ssh-denied", message, hosts=which)
 
 
 def merged(found: Iterable[Finding]) -> list[Finding]:
     """Say once what several hosts have in common.
 
-    What is well, and differs a little on each of very many hosts, is told by the check's title.
+    What is well, and differs a little on each of very many hosts, is reported by the check's title.
     """
     alike: dict[Finding, list[str]] = {}
     of_check: dict[str, set[str]] = {}
@@ -346,21 +286,17 @@ def merged(found: Iterable[Finding]) -> list[Finding]:
         alike.setdefault(replace(item, host=""), []).append(item.host)
         if item.level is Level.OK:
             of_check.setdefault(item.check, set()).add(item.host)
-    told: dict[Finding, list[str]] = {}
+    joined: dict[Finding, list[str]] = {}
     for item, which in alike.items():
         many = item.level is Level.OK and len(which) < len(of_check[item.check]) > _MANY
         same = ok(item.check, BY_REFERENCE[item.check].title) if many else item
-        told.setdefault(same, []).extend(which)
+        joined.setdefault(same, []).extend(which)
     return [
-        about(
-            list(dict.fromkeys(which)),
-            item.check,
-            item.level,
-            item.message,
-            item.hint,
-            item.evidence,
+        finding(
+            *(item.level, item.check, item.message, item.evidence, item.hint),
+            hosts=list(dict.fromkeys(which)),
         )
-        for item, which in told.items()
+        for item, which in joined.items()
     ]
 
 
@@ -373,7 +309,7 @@ _WHY: Final = {
 # So much slower than the middle one is worth a look.
 _TIMES: Final = 4
 _LEAST: Final = 2000  # microseconds; what is quicker is never called slow
-_FEW: Final = 4  # ways of which there is a middle one
+_FEW: Final = 4  # paths of which there is a middle one
 
 
 def _where(one: Dial) -> str:
@@ -381,57 +317,49 @@ def _where(one: Dial) -> str:
     return f"{one.source} to {one.target} ({one.address} by the {kind} link {one.link})"
 
 
-def _of_ways(check: str, level: Level, bad: Sequence[tuple[Dial, str]]) -> Finding:
-    """Tell what is wrong with some ways, of the host that all of them begin or end at."""
+def _of_paths(check: str, level: Level, bad: Sequence[tuple[Dial, str]]) -> Finding:
+    """Report what is wrong with some paths, for the host that all of them begin or end at."""
     lines = [f"{_where(one)}: {what}" for one, what in bad]
     more = f"; {len(bad) - 1} more" if len(bad) > 1 else ""
     ends = [{one.source, one.target} for one, _ in bad]
     common = sorted(set.intersection(*ends))
-    host, hosts = (common[0], ()) if len(common) == 1 else ("", tuple(common))
-    hint = BY_REFERENCE[check].hint
-    return Finding(check, level, lines[0] + more, host, tuple(lines[1:_SHOWN]), hint, hosts)
+    return finding(level, check, lines[0] + more, lines[1:_SHOWN], hosts=common)
 
 
 @check(
     "network-reach",
-    "TCP connections between workers on the control link and on every data link",
+    looks_at="TCP connections between workers on the control link and on every data link",
     title="workers reach each other on every link, measured by --network",
     hint="a NetworkPolicy, firewall or missing route between these pods drops it; on a data link "
     "look at the network's definition (VLAN, subnet) and the switch",
     role=Role.LAUNCHER,
-    ok="all come through",
-    fail="some do not",
-    unknown="there was no time for some",
 )
-def reach(ways: Sequence[Dial]) -> Iterable[Finding]:
+def reach(paths: Sequence[Dial]) -> Iterable[Finding]:
     """Judge who reaches whom."""
-    cut = [(one, _WHY[one.reached]) for one in ways if one.reached in _WHY]
-    late = [_where(one) for one in ways if one.reached is Reached.UNKNOWN]
+    cut = [(one, _WHY[one.reached]) for one in paths if one.reached in _WHY]
+    late = [_where(one) for one in paths if one.reached is Reached.UNKNOWN]
     if cut:
-        yield _of_ways("network-reach", Level.FAIL, cut)
+        yield _of_paths("network-reach", Level.FAIL, cut)
     if late:
         message = (
-            f"not measured in time: {counted(len(late), 'way')} of {len(ways)}, such as {late[0]}"
+            f"not measured in time: {counted(len(late), 'path')} of {len(paths)}, such as {late[0]}"
         )
-        yield Finding("network-reach", Level.UNKNOWN, message)
-    if ways and not cut and not late:
-        links = ", ".join(dict.fromkeys(one.link for one in ways))
-        yield ok("network-reach", f"{counted(len(ways), 'way')} on {links}: all come through")
+        yield finding(Level.UNKNOWN, "network-reach", message)
+    if paths and not cut and not late:
+        links = ", ".join(dict.fromkeys(one.link for one in paths))
+        yield ok("network-reach", f"{counted(len(paths), 'path')} on {links}: all come through")
 
 
 @check(
     "path-mtu",
-    "the largest UDP packet that comes through unbroken (DF), up to the links' MTU; without "
-    "UDP, whether large TCP packets come through",
+    looks_at="the largest UDP packet that comes through unbroken (DF), up to the links' MTU; "
+    "without UDP, whether large TCP packets come through",
     title="packets as large as the links' MTU come through, measured by --network",
     hint="give the links the MTU of the path (`mtu` in the network's definition, or in the CNI's "
     "configuration), or the switches and tunnels between them that of the links",
     role=Role.LAUNCHER,
-    ok="packets of the links' MTU come through",
-    fail="the path carries less, and tells nobody: large messages hang",
-    unknown="UDP gets no answer",
 )
-def path_mtu(ways: Sequence[Dial]) -> Iterable[Finding]:
+def path_mtu(paths: Sequence[Dial]) -> Iterable[Finding]:
     """Judge whether packets as large as the links' MTU come through unbroken."""
     small = [
         (
@@ -441,43 +369,41 @@ def path_mtu(ways: Sequence[Dial]) -> Iterable[Finding]:
                 f"{one.wanted}"
             ),
         )
-        for one in ways
+        for one in paths
         if one.mtu is not None and one.mtu < one.wanted
     ]
     small += [
         (one, "small packets come through, large ones are lost")
-        for one in ways
+        for one in paths
         if one.reached is Reached.STALLED and (one.mtu is None or one.mtu >= one.wanted)
     ]
-    measured = [one for one in ways if one.mtu is not None]
-    unknown = [one for one in ways if one.reached is Reached.ANSWERED and one.mtu is None]
+    measured = [one for one in paths if one.mtu is not None]
+    unknown = [one for one in paths if one.reached is Reached.ANSWERED and one.mtu is None]
     if small:
-        yield _of_ways("path-mtu", Level.FAIL, small)
+        yield _of_paths("path-mtu", Level.FAIL, small)
     elif measured:
         sizes = sorted({(one.link, one.wanted) for one in measured})
         message = ", ".join(f"{size} on {link}" for link, size in sizes)
         yield ok("path-mtu", f"packets as large as the links' MTU come through: {message}")
     if unknown:
         message = (
-            f"no answer by UDP on {counted(len(unknown), 'way')}, such as {_where(unknown[0])}"
+            f"no answer by UDP on {counted(len(unknown), 'path')}, such as {_where(unknown[0])}"
         )
-        yield Finding("path-mtu", Level.UNKNOWN, f"{message}; TCP's large packets come through")
+        yield finding(Level.UNKNOWN, "path-mtu", f"{message}; TCP's large packets come through")
 
 
 @check(
     "path-speed",
-    "the quickest of five round trips, and one TCP stream of half a second and 64 MiB at most "
-    "between neighbours; no other measurement runs on these two hosts meanwhile",
+    looks_at="the quickest of five round trips, and one TCP stream of half a second and 64 MiB at "
+    "most between neighbours; no other measurement runs on these two hosts meanwhile",
     title="no path between workers is much slower than the others, measured by --network",
     hint="look at that node's link (speed, errors, cable), and at what else runs on the node",
     role=Role.LAUNCHER,
-    ok="the figures",
-    warn="a way is four times slower than the middle one",
 )
-def speed(ways: Sequence[Dial]) -> Iterable[Finding]:
+def speed(paths: Sequence[Dial]) -> Iterable[Finding]:
     """Judge round trips and rates of a network by its middle one."""
-    for link in dict.fromkeys(one.link for one in ways):
-        on_link = [one for one in ways if one.link == link]
+    for link in dict.fromkeys(one.link for one in paths):
+        on_link = [one for one in paths if one.link == link]
         trips = {one: one.microseconds for one in on_link if one.microseconds is not None}
         rates = {one: one.rate for one in on_link if one.rate is not None}
         if not trips:
@@ -485,7 +411,7 @@ def speed(ways: Sequence[Dial]) -> Iterable[Finding]:
         middle = median(trips.values())
         longest = _time(max(trips.values()))
         message = f"on {link} a round trip takes {_time(middle)} in the middle, {longest} at most"
-        odd = [
+        slow = [
             (one, f"a round trip takes {_time(trip)}, of the others {_time(middle)}")
             for one, trip in trips.items()
             if len(trips) >= _FEW and trip > max(_LEAST, _TIMES * middle)
@@ -493,13 +419,13 @@ def speed(ways: Sequence[Dial]) -> Iterable[Finding]:
         if rates:
             usual, least = median(rates.values()), _rate(min(rates.values()))
             message += f"; one TCP stream carries {_rate(usual)}, {least} at least"
-            odd += [
+            slow += [
                 (one, f"one TCP stream carries {_rate(rate)}, the others {_rate(usual)}")
                 for one, rate in rates.items()
                 if len(rates) >= _FEW and rate * _TIMES < usual
             ]
-        if odd:
-            yield _of_ways("path-speed", Level.WARN, odd)
+        if slow:
+            yield _of_paths("path-speed", Level.WARN, slow)
         yield ok("path-speed", message)
 
 

@@ -1,4 +1,4 @@
-"""A launcher's hosts, a worker's own SSH server, and the ways between workers, looked at."""
+"""Looks at a launcher's hosts, at a worker's own SSH server, and at the paths between workers."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from mpiboot.core.model import Finding, Host, Hostfile, Level, Worker
 from mpiboot.core.settings import Resolved, Settings
 from mpiboot.core.wording import counted, first_few
 from mpiboot.doctor import looks, table
-from mpiboot.doctor.checks import judge_all, ok
-from mpiboot.doctor.hosts import HostReport, LauncherPlace, NameLook, OwnChecks, merged
+from mpiboot.doctor.checks import finding, judge_all, ok
+from mpiboot.doctor.hosts import HostReport, LauncherPlace, NameLook, merged
 from mpiboot.hosts import gate, host_shell, pacing, progress
 from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.dns import Resolver
@@ -49,16 +49,12 @@ ANY_PROGRAM: Final = ("true",)
 
 
 def own_server(resolved: Resolved, environ: Mapping[str, str]) -> Finding:
-    """Log in to this worker's own server; what it says, or what that fails with."""
+    """Log in to this worker's own server; how that went."""
     try:
-        return ok(SERVER, _server(resolved, environ))
+        state, access, _ = log_in_here(resolved, environ)
     except MpibootError as wrong:
         return wrong.finding
-
-
-def _server(resolved: Resolved, environ: Mapping[str, str]) -> str:
-    state, access, _ = log_in_here(resolved, environ)
-    return f"{state.sshd} lets {access.user} in at {state.address} port {state.port}"
+    return ok(SERVER, f"{state.sshd} lets {access.user} in at {state.address} port {state.port}")
 
 
 async def log_in_once(address: str, port: int, settings: Settings, access: SshAccess) -> Worker:
@@ -109,11 +105,11 @@ def of_job(
         resolved: the settings.
         environ: this pod's environment.
         only: the hosts that are asked, by their whole or first names; empty: all.
-        measures: whether they measure the ways between them too.
+        measures: whether they measure the paths between them too.
 
     Raises:
         MpibootError: ``usage``; the hostfile has no such host.
-        KeyboardInterrupt: after what the hosts that had answered told.
+        KeyboardInterrupt: after the findings of the hosts that had answered.
     """
     with listening(resolved.settings) as place:
         doctor = DoctorLook(questions(place), tuple(only))
@@ -132,16 +128,11 @@ def of_job(
     place = replace(place, key=launcher.key.fingerprint if launcher.key else "")
     yield from _passed(file.hosts, seen.passed, place, doctor, planned)
     yield from planned
-    _stop_where_interrupted(seen.passed)
+    if seen.passed.unasked:
+        raise KeyboardInterrupt  # put off by the gate until what hosts had answered was printed
     if measures:
         to = launcher_setup.access(launcher)
         yield from _measure(seen.passed.workers, resolved.settings, to)
-
-
-def _stop_where_interrupted(passed: gate.GateResult) -> None:
-    """Go on with Ctrl-C, which the gate has put off until what hosts had answered is told."""
-    if passed.unasked:
-        raise KeyboardInterrupt
 
 
 def refuse_unknown(only: Sequence[str], known: Iterable[str]) -> None:
@@ -160,11 +151,11 @@ def _planned(seen: Observation, resolved: Resolved, where: LaunchPaths) -> Itera
     except MpibootError as wrong:
         yield from (wrong.finding, *wrong.others)
         return
-    odd = plans.pair_findings(made, seen.observed, seen.dialled)
-    if seen.dialled and not odd:
+    failed_pairs = plans.pair_findings(made, seen.observed, seen.dialled)
+    if seen.dialled and not failed_pairs:
         tried = counted(len(seen.dialled), "connection")
         yield ok("worker-pairs", f"workers reach each other: {tried} tried")
-    yield from (*odd, *made.findings)
+    yield from (*failed_pairs, *made.findings)
 
 
 def _passed(
@@ -174,7 +165,7 @@ def _passed(
     doctor: DoctorLook,
     planned: Sequence[Finding] = (),
 ) -> Iterator[Finding]:
-    """Tell of each host how it was reached, what it finds itself, and how they differ."""
+    """Report how each host was reached, what it finds itself, and how they differ."""
     yield from (ok("names-unresolved", "this pod itself", one.name) for one in passed.local)
     yield from merged(map(_reached, passed.workers))
     yield from passed.findings
@@ -182,9 +173,9 @@ def _passed(
     hosts = [one for one in doctor.select(listed) if one not in left_out]
     names = asyncio.run(look_up(hosts))
     reports = reports_of(hosts, passed.workers, passed.answers, names)
-    told = {(item.check, name) for item in planned for name in (item.host, *item.hosts)}
-    own = (item for one in reports if one.checks for item in one.checks.findings)
-    yield from merged(item for item in own if (item.check, item.host) not in told)
+    known = {(item.check, name) for item in planned for name in (item.host, *item.hosts)}
+    own = (item for one in reports for item in one.checks or ())
+    yield from merged(item for item in own if (item.check, item.host) not in known)
     yield from judge_all(table.HOSTS, {"hosts": reports, "place": place}, {})
 
 
@@ -224,7 +215,8 @@ def _without_plan(
         yield from asyncio.run(_names(doctor.select(file.hosts)))
         return
     yield from _passed(file.hosts, passed, place, doctor)
-    _stop_where_interrupted(passed)
+    if passed.unasked:
+        raise KeyboardInterrupt
 
 
 async def _names(hosts: Sequence[Host]) -> list[Finding]:
@@ -246,7 +238,7 @@ _NEVER: Final = (NoAddress.NXDOMAIN, NoAddress.NO_RECORD)
 
 @contextlib.contextmanager
 def listening(settings: Settings) -> Iterator[LauncherPlace]:
-    """Listen at this pod's control address while hosts try to reach it; nobody is answered."""
+    """Listen at this pod's control address while hosts try to reach it; no answer is sent."""
     name = socket.gethostname()
     address, _ = pod.control_address(settings.control_ifname, name)
     with contextlib.ExitStack() as open_sockets:
@@ -262,15 +254,9 @@ def _listen(address: str, ports: range, open_sockets: contextlib.ExitStack) -> i
     """Listen at the first of these ports that is free; 0 where none is."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     for port in ports if address else ():
-        sock = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            sock.bind((address, port))
-            sock.listen(_BACKLOG)
-        except OSError:
-            sock.close()
-        else:
-            open_sockets.enter_context(sock)
-            return int(sock.getsockname()[1])
+        with contextlib.suppress(OSError):
+            server = socket.create_server((address, port), family=family, backlog=_BACKLOG)
+            return int(open_sockets.enter_context(server).getsockname()[1])
     return 0
 
 
@@ -308,13 +294,11 @@ def reports_of(
     return tuple(found)
 
 
-def _own_checks(host: str, answer: HostAnswer) -> OwnChecks | None:
+def _own_checks(host: str, answer: HostAnswer) -> tuple[Finding, ...] | None:
     """Read what a worker's doctor has printed; None where it has none, or where it is broken."""
     try:
-        told = json.loads(answer.own_checks or "")
-        return OwnChecks(
-            str(told["mpiboot"]), tuple(_finding_of(host, item) for item in told["findings"])
-        )
+        findings = json.loads(answer.own_checks or "")["findings"]
+        return tuple(_finding_of(host, item) for item in findings)
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
 
@@ -364,44 +348,38 @@ async def _look_up(name: str, system: Resolver, servers: Resolver) -> NameLook:
 
 
 _TWO: Final = 2
-_NOT_MEASURED: Final = "takes no part in the measurement: "
 
 
 def _measure(workers: Sequence[Worker], settings: Settings, access: SshAccess) -> Iterator[Finding]:
-    """Say what will be done, do it, and judge it."""
+    """Announce the measurement, do it, and judge it."""
     if access.pods is not None:
-        yield _unknown((), "hosts that kubectl enters can't measure the ways between them")
+        yield _unknown("hosts that kubectl enters can't measure the paths between them")
         return
     hosts = [host for worker in workers if (host := _host(worker, settings)) is not None]
     known = {host.name for host in hosts}
-    yield from _without(
-        (one.host.name for one in workers if one.host.name not in known),
-        "its links are not known, as without mpiboot",
-    )
+    unseen = [one.host.name for one in workers if one.host.name not in known]
+    yield from _left_out(unseen, "its links are not known, as without mpiboot")
     chosen = worker_pairs.paths(hosts)
     if len(hosts) < _TWO:
-        yield _unknown((), "there are no two hosts whose ways could be measured")
+        yield _unknown("there are no two hosts between which a path could be measured")
         return
     log.info("network", worker_pairs.announcement(chosen, len(hosts)))
     by_name = {one.host.name: one for one in workers}
-    # Loaded where it is asked for: an image that lacks asyncssh is to be told so by doctor.
+    # Loaded where it is asked for: doctor has to report an image that lacks asyncssh.
     from mpiboot.hosts import pairs  # noqa: PLC0415
 
-    seen, without = asyncio.run(pairs.measure_paths(hosts, by_name, chosen, settings, access))
-    yield from _without(without, "another version of mpiboot, no free port, or no login")
-    yield from judge_all(table.WAYS, {"ways": seen}, {})
+    seen, left_out = asyncio.run(pairs.measure_paths(hosts, by_name, chosen, settings, access))
+    yield from _left_out(left_out, "another version of mpiboot, no free port, or no login")
+    yield from judge_all(table.PATHS, {"paths": seen}, {})
 
 
-def _without(names: Iterable[str], why: str) -> Iterator[Finding]:
-    listed = tuple(names)
-    if listed:
-        yield _unknown(listed, f"{_NOT_MEASURED}{why}")
+def _left_out(names: Sequence[str], why: str) -> Iterator[Finding]:
+    if names:
+        yield _unknown(f"takes no part in the measurement: {why}", names)
 
 
-def _unknown(names: tuple[str, ...], message: str) -> Finding:
-    several = len(names) > 1
-    host = names[0] if names and not several else ""
-    return Finding("network-reach", Level.UNKNOWN, message, host, hosts=names if several else ())
+def _unknown(message: str, names: Sequence[str] = ()) -> Finding:
+    return finding(Level.UNKNOWN, "network-reach", message, hosts=names)
 
 
 def _host(worker: Worker, settings: Settings) -> PathHost | None:

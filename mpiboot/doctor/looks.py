@@ -25,11 +25,10 @@ from mpiboot.core.model import Finding, Identity, Mpi, MpiFamily, PodFacts
 from mpiboot.core.settings import Settings
 from mpiboot.doctor.network import CountersPart, NvidiaPart, PciPart
 from mpiboot.doctor.pod import (
-    FolderPart,
     ImagePart,
-    KeyPart,
     LimitsPart,
     MemoryPart,
+    PodPart,
     Program,
     ServersPart,
     ShimsPart,
@@ -53,20 +52,21 @@ def role() -> str:
     return f"{_FOLDER_ROLE}{os.getpid()}"
 
 
-def folder(settings: Settings, environ: Mapping[str, str]) -> FolderPart:
+def folder(settings: Settings, environ: Mapping[str, str]) -> PodPart:
     """Make the private folder of this role."""
     named = environ.get("TMPDIR", "")
     wrong: list[Finding] = []
-    made = ""
+    message = ""
     try:
-        made = str(files.runtime_dir(settings.runtime_dir, os.getuid(), role(), tmpdir=named))
+        made = files.runtime_dir(settings.runtime_dir, os.getuid(), role(), tmpdir=named)
+        message = f"the private folder is {made}"
     except MpibootError as problem:
         wrong.append(problem.finding)
     try:
         files.check_tmpdir(named)
     except MpibootError as problem:
         wrong.append(problem.finding)
-    return FolderPart(made, tuple(wrong))
+    return PodPart(message, tuple(wrong))
 
 
 def remove_folder(settings: Settings, environ: Mapping[str, str]) -> None:
@@ -78,29 +78,25 @@ def remove_folder(settings: Settings, environ: Mapping[str, str]) -> None:
                 files.remove_role(folder)
 
 
-def key(settings: Settings, environ: Mapping[str, str]) -> KeyPart:
+def key(settings: Settings, environ: Mapping[str, str]) -> PodPart:
     """Find the job's key as a launcher or worker finds it."""
     who = pod.identity(environ)
     homes = (who.home, environ.get("HOME", ""))
     mounted = keys.find(settings.ssh_key, homes, who.uid)
     if mounted is None:
-        return KeyPart(wrong=keys.missing(settings.ssh_key, homes, who.uid).finding)
+        return PodPart(wrong=(keys.missing(settings.ssh_key, homes, who.uid).finding,))
     try:
         found = keys.load(mounted)
-        about = mounted.stat()
-        # The folder's own: each file of a Secret is a link into a folder beside it.
-        read_only = bool(os.statvfs(mounted).f_flag & os.ST_RDONLY)
     except MpibootError as problem:
-        return KeyPart(str(mounted), wrong=problem.finding)
-    return KeyPart(
-        str(mounted),
-        found.public.partition(" ")[0],
-        found.fingerprint,
-        stat.S_IMODE(about.st_mode),
-        about.st_uid,
-        read_only,
-        keys.trust(found, mounted),
-    )
+        return PodPart(wrong=(problem.finding,))
+    about = mounted.stat()
+    mode = f"mode {stat.S_IMODE(about.st_mode):04o} of uid {about.st_uid}"
+    # The folder's own: each file of a Secret is a link into a folder beside it.
+    read_only = ", read-only" if os.statvfs(mounted).f_flag & os.ST_RDONLY else ""
+    kind = found.public.partition(" ")[0]
+    message = f"the key is {mounted}, {kind} {found.fingerprint}, {mode}{read_only}"
+    other = keys.trust(found, mounted)
+    return PodPart(message, (other,) if other else ())
 
 
 def shims(environ: Mapping[str, str]) -> ShimsPart:
@@ -251,7 +247,7 @@ def _greeting(address: str, port: int) -> str:
 # Before its command line, which it writes anew as it starts to listen: setproctitle() of sshd.c.
 _TITLE: Final = "sshd: "
 _LISTENER: Final = " [listener]"
-# Options of sshd(8) that change what it goes by, each with a value.
+# Options of sshd(8) that change its settings, each with a value.
 _OPTIONS: Final = ("-f", "-o", "-p", "-h")
 _PATIENCE: Final = 5.0  # seconds that a program has
 
@@ -330,7 +326,7 @@ def _keys(values: dict[str, tuple[str, ...]], who: Identity) -> Iterator[tuple[s
         return
 
 
-MODULES: Final = ("asyncssh", "click", "dns", "pyroute2")
+MODULES: Final = ("asyncssh", "click", "dns", "psutil", "pyroute2")
 # glibc's loader and musl's, in their own words.
 _NOT_FOUND: Final = ("=> not found", "Error loading shared library", "cannot open shared object")
 _WHO: Final = "error while loading shared libraries: "
@@ -409,8 +405,7 @@ def _lacks(path: str, environ: Mapping[str, str]) -> tuple[str, ...]:
         return ()
     lines = (done.stdout + done.stderr).splitlines() if done else []
     bad = (line for line in lines if any(word in line for word in _NOT_FOUND))
-    odd = (line.rpartition(_WHO)[2].strip() for line in bad)
-    return tuple(dict.fromkeys(odd))
+    return tuple(dict.fromkeys(line.rpartition(_WHO)[2].strip() for line in bad))
 
 
 LIBRARY: Final = "libcuda.so.1"
@@ -469,7 +464,7 @@ _CLASSES: Final = ("0x0300", "0x0302", "0x0380", "0x1200")
 def pci(facts: PodFacts, sys_root: Path = Path("/sys")) -> PciPart:
     """Read the paths of the functions; a GPU of another pod on the node is left out by its count.
 
-    Which of the node's GPUs are this pod's only the driver tells: where the pod has fewer than
+    Which of the node's GPUs are this pod's only the driver knows: where the pod has fewer than
     sysfs shows, none is named.
     """
     folder = sys_root / "bus/pci/devices"

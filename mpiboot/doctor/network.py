@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from mpiboot.core.checks import DATA_CHECKS, WARNINGS
-from mpiboot.core.model import Finding, Host, Level, Mesh, PodFacts, Role, Worker
+from mpiboot.core.checks import DATA_CHECKS
+from mpiboot.core.model import Finding, Host, Mesh, PodFacts, Role, Worker
 from mpiboot.core.settings import Settings
 from mpiboot.core.wording import counted, first_few, lasting
 from mpiboot.doctor.checks import DoctorCheck, check, failed, ok, warned
@@ -63,33 +63,25 @@ _STRICT: Final = 1  # net.ipv4.conf.*.rp_filter, Documentation/networking/ip-sys
 _SSH: Final = 22
 
 
-@check(
-    "service-mesh",
-    "listening ports and annotations of Istio and Linkerd",
-    warn="a proxy takes this pod's connections",
-    by_plan=True,
-)
+@check("service-mesh", by_plan=True)
 def mesh(mesh: Mesh | None, settings: Settings) -> Iterable[Finding]:
-    """Tell of a proxy in front of this pod, as the launcher does of all pods."""
+    """Report a proxy in front of this pod, as the launcher does for all pods."""
     ports = [settings.ssh_port or _SSH]
     yield from service_mesh.findings({"this pod": mesh}, ports, settings.port_range)
 
 
 @check(
     "rp-filter",
-    "net.ipv4.conf.*.rp_filter of a pod with several links",
     title="replies may arrive on another link than requests left by",
     hint="securityContext: {sysctls: [{name: net.ipv4.conf.all.rp_filter, value: '2'}]} of the pod "
     "(the kubelet must allow it), or the tuning plugin in the network's definition",
     role=Role.WORKER,
-    ok="no link is strict",
-    warn="a link drops what its own route would not answer",
 )
 def rp_filter(rp_filters: Mapping[str, int], facts: PodFacts) -> Iterable[Finding]:
     """Judge rp_filter where it counts: where a pod has several links with addresses."""
     links = [link.name for link in facts.links if usable(link) and link.name != "lo"]
     strict = [name for name in links if rp_filters.get(name) == _STRICT]
-    if len(links) < 2:  # noqa: PLR2004 - with one link there is no other way
+    if len(links) < 2:  # noqa: PLR2004 - with one link there is no other path
         return
     if strict:
         message = f"rp_filter is 1 (strict) on {first_few(strict)}"
@@ -101,26 +93,24 @@ def rp_filter(rp_filters: Mapping[str, int], facts: PodFacts) -> Iterable[Findin
 
 @check(
     "default-routes",
-    "the routes of the main table",
     title="one link has the default route",
     hint="give one network alone a gateway (its IPAM's routes: `kubectl get "
     "network-attachment-definitions -o yaml`, or "
     "`default-route` in the networks annotation)",
-    ok="one link has it",
-    warn="several links have one",
 )
 def default_routes(facts: PodFacts) -> Iterable[Finding]:
     """Judge whether one link alone has the default route of an IP version."""
-    ways: dict[str, list[str]] = {}
+    # Links in their order, each once.
+    links: dict[str, dict[str, None]] = {}
     for route in facts.fabric.routes:
         if route.destination in ("0.0.0.0/0", "::/0"):
-            ways.setdefault(route.destination, []).append(route.link)
-    several = {name: links for name, links in ways.items() if len(set(links)) > 1}
-    for name, links in several.items():
-        message = f"{name} leaves by {' and by '.join(dict.fromkeys(links))}"
+            links.setdefault(route.destination, {})[route.link] = None
+    several = {name: of for name, of in links.items() if len(of) > 1}
+    for name, of in several.items():
+        message = f"{name} leaves by {' and by '.join(of)}"
         yield warned("default-routes", f"{message}: the kernel decides by metric")
-    if ways and not several:
-        only = dict.fromkeys(link for named in ways.values() for link in named)
+    if links and not several:
+        only = dict.fromkeys(link for of in links.values() for link in of)
         yield ok("default-routes", f"the default route leaves by {' and '.join(only)}")
 
 
@@ -130,18 +120,16 @@ _CONGESTION: Final = frozenset({"np_cnp_sent", "np_ecn_marked_roce_packets", "rp
 
 @check(
     "rdma-counters",
-    "errors and retries that this pod's RDMA ports count, twice within a second (`counters` "
-    "and `hw_counters` in sysfs); a device that pods share counts for all of them",
+    looks_at="errors and retries that this pod's RDMA ports count, twice within a second "
+    "(`counters` and `hw_counters` in sysfs); a device that pods share counts for all of them",
     title="RDMA ports count no errors while doctor looks",
     hint="out_of_sequence, retries and discards: packets are lost on the way (flow control or ECN "
     "of switches and node, MTU); symbol_error, link_downed: the cable; "
     "out_of_buffer: a slow rank",
     role=Role.WORKER,
-    ok="none grows",
-    warn="one grows while doctor looks",
 )
 def counters(counters: CountersPart) -> Iterable[Finding]:
-    """Warn of errors that are counted now; those of the past are told with their sums."""
+    """Warn of errors that are counted now; those of the past are its evidence."""
     if not counters.sums:
         return
     now = _listed({port: _errors(values) for port, values in counters.grown.items()})
@@ -172,16 +160,13 @@ _FUNCTION: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 # NCCL's names, the nearest first (graph/topo.cc): one PCI switch, several, one CPU, two CPUs.
 NEAR: Final = ("PIX", "PXB", "PHB", "SYS")
 _DIRECT: Final = NEAR[:2]  # the default of NCCL_NET_GDR_LEVEL
-_TOLD: Final = ("NCCL_TOPO_FILE", "NCCL_NET_GDR_LEVEL")
+_OVERRIDES: Final = ("NCCL_TOPO_FILE", "NCCL_NET_GDR_LEVEL")
 
 
 def _alone(facts: PodFacts) -> Worker:
     """Take this pod as a job's only worker, with as many ranks as it has GPUs."""
     host = Host(facts.hostname, slots=max(facts.gpus.count, 1))
     return Worker(host, facts.control_address, _SSH, "", "", facts)
-
-
-_REQUIRED: Final = {Level.FAIL: "the same, where MPIBOOT_DATA_NETWORK=require"}
 
 
 def data_network(facts: PodFacts, settings: Settings) -> Iterable[Finding]:
@@ -200,25 +185,13 @@ def data_network(facts: PodFacts, settings: Settings) -> Iterable[Finding]:
 
 
 DATA_NETWORK: Final = tuple(
-    DoctorCheck(
-        row.reference,
-        "links, RDMA devices, ports and GIDs as `mpiboot facts` shows them",
-        data_network,
-        {
-            Level.WARN: "it does not hold",
-            **({} if row.reference in WARNINGS else _REQUIRED),
-        },
-        by_plan=True,
-    )
-    for row in DATA_CHECKS
+    DoctorCheck(row.reference, data_network, by_plan=True) for row in DATA_CHECKS
 )
 
 
 @check(
     "gpus",
-    "/dev, sysfs and, where there is an NVLink fabric, `nvidia-smi -q`",
-    ok="as many as the pod was given",
-    warn="one is lost, or the fabric is not ready",
+    looks_at="/dev, sysfs and, where there is an NVLink fabric, `nvidia-smi -q`",
     by_plan=True,
 )
 def gpus(facts: PodFacts) -> Iterable[Finding]:
@@ -246,7 +219,7 @@ def _switches(path: str) -> list[str]:
 
 
 def distance(one: str, other: str, numa: tuple[int, int] = (-1, -1)) -> str:
-    """Name the way between two PCI devices as NCCL does.
+    """Name the distance between two PCI devices as NCCL does.
 
     Args:
         one: a device's path in sysfs, below ``/sys/devices``.
@@ -262,38 +235,37 @@ def distance(one: str, other: str, numa: tuple[int, int] = (-1, -1)) -> str:
 
 @check(
     "gpu-distance",
-    "the PCI tree in sysfs, with NCCL's names: PIX, PXB, PHB, SYS",
+    looks_at="the PCI tree in sysfs, with NCCL's names: PIX, PXB, PHB, SYS",
     title="each GPU has an RDMA device nearby",
     hint="ask for GPU and device of one PCI switch (Topology Manager of the kubelet, or DRA); "
     "in a virtual machine NCCL_TOPO_FILE tells NCCL what the hypervisor hides",
     role=Role.WORKER,
-    ok="a device is below the same switches, or a variable says what NCCL may use",
-    warn="NCCL does not use GPUDirect RDMA from there",
 )
 def gpu_distance(pci: PciPart, environ: Mapping[str, str]) -> Iterable[Finding]:
     """Judge how far each GPU is from the nearest RDMA device.
 
-    Farther than PXB, NCCL copies through the host's memory unless it is told otherwise.
+    Farther than PXB, NCCL copies through the host's memory unless a variable says otherwise.
     """
     if not pci.gpus or not pci.devices:
         return
-    far, told = [], []
-    for gpu, place in pci.gpus.items():
-        ways = {
-            name: distance(place, other, (pci.numa.get(gpu, -1), pci.numa.get(name, -1)))
+    far, nearest = [], []
+    for gpu, path in pci.gpus.items():
+        numa = pci.numa.get(gpu, -1)
+        how_far = {
+            name: distance(path, other, (numa, pci.numa.get(name, -1)))
             for name, other in pci.devices.items()
         }
-        nearest = min(ways, key=lambda name: NEAR.index(ways[name]))
-        told.append(f"{gpu}: {nearest} {ways[nearest]}")
-        if ways[nearest] not in _DIRECT:
+        device = min(how_far, key=lambda name: NEAR.index(how_far[name]))
+        nearest.append(f"{gpu}: {device} {how_far[device]}")
+        if how_far[device] not in _DIRECT:
             far.append(gpu)
-    if far and not any(environ.get(name) for name in _TOLD):
+    if far and not any(environ.get(name) for name in _OVERRIDES):
         message = (
             f"NCCL takes no RDMA device as near to {counted(len(far), 'GPU')} ({first_few(far)})"
         )
-        yield warned("gpu-distance", f"{message}: GPUDirect RDMA is off there", *told)
+        yield warned("gpu-distance", f"{message}: GPUDirect RDMA is off there", *nearest)
     else:
-        yield ok("gpu-distance", "; ".join(told))
+        yield ok("gpu-distance", "; ".join(nearest))
 
 
 _PREFIX: Final = "libcuda.so."
@@ -302,14 +274,12 @@ _COMPAT: Final = "compat"  # /usr/local/cuda/compat, of the package cuda-compat
 
 @check(
     "cuda-library",
-    "the file behind libcuda.so.1, and /proc/driver/nvidia/version",
+    looks_at="the file behind libcuda.so.1, and /proc/driver/nvidia/version",
     title="the CUDA library fits the node's driver",
     hint="leave libcuda out of the image: the node's container toolkit brings it "
     "(NVIDIA_DRIVER_CAPABILITIES with `compute`); after an update of the driver restart "
     "the pod",
     role=Role.WORKER,
-    ok="they are of one version, or the library is a newer one of cuda-compat",
-    fail="there is none, or it is of another version: CUDA does not start",
 )
 def cuda_library(nvidia: NvidiaPart, facts: PodFacts) -> Iterable[Finding]:
     """Compare the library with the driver; a newer one of cuda-compat is meant to be used."""
@@ -338,13 +308,11 @@ def _number(version: str) -> list[int]:
 
 @check(
     "imex-channels",
-    "ClusterUUID in `nvidia-smi -q`, and /dev/nvidia-caps-imex-channels",
+    looks_at="ClusterUUID in `nvidia-smi -q`, and /dev/nvidia-caps-imex-channels",
     title="GPUs whose NVLink reaches other nodes have an IMEX channel",
     hint="claim one: a ComputeDomain of NVIDIA's DRA driver, named in resourceClaims of launcher "
     "and workers (`kubectl get computedomains`)",
     role=Role.WORKER,
-    ok="NVLink reaches other nodes, and the pod has a channel",
-    warn="NVLink reaches other nodes, and the pod has no channel for it",
 )
 def imex(nvidia: NvidiaPart) -> Iterable[Finding]:
     """Judge whether ranks may use NVLink between nodes; without such a fabric there is nothing."""
@@ -358,28 +326,20 @@ def imex(nvidia: NvidiaPart) -> Iterable[Finding]:
         yield warned("imex-channels", f"{message}, {more}")
 
 
-@dataclass(frozen=True, slots=True)
-class _Loud:
-    """A variable that makes a library talk, and the values that are quiet."""
-
-    variable: str
-    quiet: frozenset[str]
-
-
+# Variables that make a library write debug output, and the values that don't.
 # NCCL: user guide, NCCL_DEBUG. UCX: `ucx_info -f`, UCX_LOG_LEVEL. libfabric: fi_getinfo(3),
 # FI_LOG_LEVEL. Intel MPI: developer reference, I_MPI_DEBUG. Open MPI: *_base_verbose.
-_LOUD: Final = (
-    _Loud("NCCL_DEBUG", frozenset({"", "version", "warn"})),
-    _Loud("RCCL_DEBUG", frozenset({"", "version", "warn"})),
-    _Loud("UCX_LOG_LEVEL", frozenset({"", "fatal", "error", "warn"})),
-    _Loud("FI_LOG_LEVEL", frozenset({"", "warn"})),
-    _Loud("I_MPI_DEBUG", frozenset({"", "0"})),
-    _Loud("I_MPI_HYDRA_DEBUG", frozenset({"", "0", "off", "no", "disable"})),
-    _Loud("TORCH_DISTRIBUTED_DEBUG", frozenset({"", "off"})),
-)
-_MCA: Final = ("OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_")
-_VERBOSE: Final = "_verbose"
+_QUIET: Final = {
+    "NCCL_DEBUG": ("", "version", "warn"),
+    "RCCL_DEBUG": ("", "version", "warn"),
+    "UCX_LOG_LEVEL": ("", "fatal", "error", "warn"),
+    "FI_LOG_LEVEL": ("", "warn"),
+    "I_MPI_DEBUG": ("", "0"),
+    "I_MPI_HYDRA_DEBUG": ("", "0", "off", "no", "disable"),
+    "TORCH_DISTRIBUTED_DEBUG": ("", "off"),
+}
 _FILE: Final = {"NCCL_DEBUG": "NCCL_DEBUG_FILE", "UCX_LOG_LEVEL": "UCX_LOG_FILE"}
+_MCA: Final = ("OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_")
 
 # Two that exclude each other: mca_base_var_check_exclusive() of Open MPI's components, and PRRTE's
 # own test of its if_include.
@@ -396,36 +356,27 @@ _PAIRS: Final = (
 
 @check(
     "debug-output",
-    "NCCL_DEBUG, UCX_LOG_LEVEL, FI_LOG_LEVEL, I_MPI_DEBUG, *_MCA_*_verbose and the like",
     title="no variable makes libraries write debug output",
     hint="unset it once it is no longer needed: it slows ranks down and floods the log",
-    warn="one is on, and nothing sends its output to a file",
 )
 def debug(environ: Mapping[str, str]) -> Iterable[Finding]:
-    """Name what makes libraries talk; where they write to a file it floods nothing."""
+    """Name what makes libraries write debug output, unless it goes to a file."""
     loud = [
-        f"{row.variable}={environ[row.variable]}"
-        for row in _LOUD
-        if row.variable in environ
-        and environ[row.variable].strip().lower() not in row.quiet
-        and not environ.get(_FILE.get(row.variable, ""))
+        f"{name}={environ[name]}"
+        for name, quiet in _QUIET.items()
+        if environ.get(name, "").strip().lower() not in quiet
+        and not environ.get(_FILE.get(name, ""))
     ]
     loud += [
         f"{name}={value}"
         for name, value in sorted(environ.items())
-        if name.startswith(_MCA) and name.endswith(_VERBOSE) and value.strip("0 -")
+        if name.startswith(_MCA) and name.endswith("_verbose") and value.strip("0 -")
     ]
     if loud:
-        yield warned("debug-output", f"{', '.join(loud)}")
+        yield warned("debug-output", ", ".join(loud))
 
 
-@check(
-    "two-settings",
-    "variables of MPI that exclude each other",
-    title="no two variables set the same thing",
-    hint="unset one of them",
-    warn="both are set",
-)
+@check("two-settings", title="no two variables set the same thing", hint="unset one of them")
 def two_settings(environ: Mapping[str, str]) -> Iterable[Finding]:
     """Name pairs of which only one can hold."""
     for one, other, then in _PAIRS:
@@ -436,11 +387,9 @@ def two_settings(environ: Mapping[str, str]) -> Iterable[Finding]:
 
 @check(
     "unread-parameters",
-    "OMPI_MCA_* and PRTE_MCA_* against what this version of Open MPI knows",
     title="the MPI of this pod knows the parameters that are set",
     hint="use the name in brackets, or unset it: unknown parameters are silently ignored",
     role=Role.WORKER,
-    warn="one was written for another version, and has no effect",
 )
 def unread(environ: Mapping[str, str], image: ImagePart) -> Iterable[Finding]:
     """Name the parameters that the installed MPI ignores, with what to write instead."""
@@ -454,11 +403,9 @@ def unread(environ: Mapping[str, str], image: ImagePart) -> Iterable[Finding]:
 
 @check(
     "nccl-prefix",
-    "NCCL_SOCKET_IFNAME and NCCL_IB_HCA against the links and devices of this pod",
     title="names in NCCL's lists match no others",
     hint="write `=` in front of the list for exact names",
     role=Role.WORKER,
-    warn="a name in the list takes others that begin with it: mlx5_1 and mlx5_10",
 )
 def prefixes(facts: PodFacts) -> Iterable[Finding]:
     """Find a name in NCCL's lists that takes others which begin as it does: mlx5_1 and mlx5_10."""
@@ -484,13 +431,10 @@ def prefixes(facts: PodFacts) -> Iterable[Finding]:
 
 @check(
     "named-links",
-    "GLOO_SOCKET_IFNAME, TP_SOCKET_IFNAME, UCX_NET_DEVICES, FI_TCP_IFACE, FI_SOCKETS_IFACE, "
-    "HYDRA_IFACE, I_MPI_HYDRA_IFACE and Open MPI's *_if_include against the links of this pod",
     title="links that variables name exist in this pod",
     hint="name a link that the workers have (`mpiboot facts` lists them), or unset it: mpiboot "
     "sets what it can",
     role=Role.WORKER,
-    warn="one names a link that is not there",
 )
 def named_links(environ: Mapping[str, str], facts: PodFacts) -> Iterable[Finding]:
     """Name variables that name a link which this pod does not have."""

@@ -9,14 +9,14 @@ from typing import Final
 
 from mpiboot.core.model import Finding, Identity, Level, Mpi, Role
 from mpiboot.core.wording import counted, first_few, size_of
-from mpiboot.doctor.checks import BY_REFERENCE, check, failed, ok, warned
+from mpiboot.doctor.checks import BY_REFERENCE, DoctorCheck, check, failed, finding, ok, warned
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
     """A program of the image; ``path`` is empty where there is none.
 
-    ``lacks`` are the lines in which the loader tells of libraries that it does not find.
+    ``lacks`` are the loader's lines about libraries that it does not find.
     """
 
     name: str
@@ -56,20 +56,14 @@ class ShimsPart:
     bad: tuple[str, ...]
 
 
-@check(
-    "program-missing",
-    "mpirun and mpiexec on PATH, and what `mpirun --version` says; ssh on PATH",
-    ok="they are there; a worker needs no ssh",
-    fail="there is no mpirun",
-    at_build=True,
-)
+@check("program-missing", at_build=True)
 def programs(image: ImagePart) -> Iterable[Finding]:
     """Judge whether mpirun and ssh are there; a worker needs no ssh."""
     if image.mpi is None:
         yield failed(
             "program-missing",
             "no mpirun or mpiexec in a folder of PATH",
-            evidence=(f"PATH={image.search}",),
+            f"PATH={image.search}",
             hint="install an MPI in the image, or put its bin folder on PATH",
         )
     else:
@@ -81,11 +75,8 @@ def programs(image: ImagePart) -> Iterable[Finding]:
 
 @check(
     "mpi-daemon",
-    "orted, prted or hydra_pmi_proxy, beside mpirun and on PATH",
     title="the program that mpirun starts on every host is installed",
     hint="install the whole MPI in the image of launcher and workers (Debian: openmpi-bin, mpich)",
-    ok="it is there",
-    fail="mpirun is there without it: no host can be joined",
     at_build=True,
 )
 def daemon(image: ImagePart) -> Iterable[Finding]:
@@ -101,12 +92,9 @@ def daemon(image: ImagePart) -> Iterable[Finding]:
 
 @check(
     "shared-libraries",
-    "what the loader says of mpirun, its daemon, ssh and sshd (`ld.so --list`, as ldd does)",
     title="the programs of MPI and SSH find their shared libraries",
     hint="install the library in the image, or put its folder into LD_LIBRARY_PATH of the pod "
     "(`env:` of the container), from where every session gets it",
-    ok="every library is found",
-    fail="one is not: that program does not start",
     at_build=True,
 )
 def libraries(image: ImagePart) -> Iterable[Finding]:
@@ -116,21 +104,13 @@ def libraries(image: ImagePart) -> Iterable[Finding]:
     for item in listed:
         if item.lacks:
             message = f"{item.path} does not find all of its shared libraries"
-            yield failed("shared-libraries", message, evidence=item.lacks)
+            yield failed("shared-libraries", message, *item.lacks)
     if listed and not any(item.lacks for item in listed):
         names = ", ".join(item.name for item in listed)
         yield ok("shared-libraries", f"shared libraries: all are found for {names}")
 
 
-@check(
-    "python-modules",
-    "the modules that mpiboot imports",
-    title="mpiboot's own Python modules are installed",
-    hint="install the wheel with its dependencies: `pip install mpiboot-*.whl`, without --no-deps",
-    ok="all can be found",
-    fail="mpiboot was installed without one",
-    at_build=True,
-)
+@check("python-modules", at_build=True)
 def python(image: ImagePart) -> Iterable[Finding]:
     """Judge mpiboot's own modules."""
     if image.modules:
@@ -142,12 +122,9 @@ def python(image: ImagePart) -> Iterable[Finding]:
 
 @check(
     "passwd-entry",
-    "the passwd entry of the pod's uid",
     title="the pod's user has a passwd entry",
     hint="runAsUser: a uid that the image has, or add a line for this one to /etc/passwd in the "
     "image; ssh, sshd and the user's own programs may need it, mpiboot does not",
-    ok="there is one",
-    warn="there is none, as under OpenShift's random uid",
 )
 def passwd(identity: Identity) -> Iterable[Finding]:
     """Judge the user's entry."""
@@ -161,13 +138,10 @@ def passwd(identity: Identity) -> Iterable[Finding]:
 
 @check(
     "openssh-server",
-    "sshd's file, capabilities, /run/sshd, the account and its shell",
     title="OpenSSH's server can serve this pod",
     hint="securityContext: {capabilities: {add: [SETUID, SETGID, SYS_CHROOT]}} for a pod that "
     "runs as root; or leave it: mpiboot's own server takes its place",
     role=Role.WORKER,
-    ok="sshd can serve; or it is not there, and mpiboot's own server is used",
-    warn="sshd is there, and something keeps it from serving",
     at_build=True,
 )
 def openssh(sshd: SshdPart, identity: Identity) -> Iterable[Finding]:
@@ -181,14 +155,9 @@ def openssh(sshd: SshdPart, identity: Identity) -> Iterable[Finding]:
         yield ok("openssh-server", f"{sshd.path} can serve")
 
 
-@check(
-    "shims",
-    "the first mpirun and mpiexec on PATH, and this container's first process",
-    ok="they start mpiboot",
-    warn="a shim is there and has no effect, or was passed by",
-)
+@check("shims")
 def shims(shims: ShimsPart) -> Iterable[Finding]:
-    """Tell what enters mpiboot by its name, and what has passed it by; nothing without shims."""
+    """Report what starts mpiboot by its name, and what bypassed it; nothing without shims."""
     if shims.good:
         yield ok("shims", shims.good)
     for message in shims.bad:
@@ -196,28 +165,11 @@ def shims(shims: ShimsPart) -> Iterable[Finding]:
 
 
 @dataclass(frozen=True, slots=True)
-class FolderPart:
-    """The private folder and TMPDIR: the path, or what is wrong with each."""
+class PodPart:
+    """What was found of the private folder or the key, in a sentence, and what is wrong with it."""
 
-    path: str
+    message: str = ""
     wrong: tuple[Finding, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class KeyPart:
-    """The job's key: its file, type and fingerprint, who may read it, and what is odd beside it.
-
-    ``wrong`` is why there is none that can be used; the rest is empty then.
-    """
-
-    path: str = ""
-    kind: str = ""
-    fingerprint: str = ""
-    mode: int = 0
-    owner: int = 0
-    read_only: bool = False
-    odd: Finding | None = None
-    wrong: Finding | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +177,7 @@ class SshListener:
     """What listens on a port: the line with which it greets, and its process where that is known.
 
     ``program`` is that process's name; ``pid`` is 0 where it is another user's or container's.
-    ``ours`` tells whether mpiboot started it, by its greeting.
+    ``ours``: mpiboot started it, by its greeting.
     """
 
     port: int
@@ -245,7 +197,7 @@ class ServersPart:
 
 @dataclass(frozen=True, slots=True)
 class SshdSettings:
-    """What an OpenSSH server that runs goes by: ``sshd -T`` of its own options, for this user.
+    """The settings of an OpenSSH server that runs: ``sshd -T`` with its own options, for this user.
 
     ``values`` are by their names in small letters, an item a line of it; ``wrong`` is why it could
     not be asked. ``keys`` are the file of this user's authorized keys and the folders above it, up
@@ -299,45 +251,23 @@ class MemoryPart:
     kills: int
 
 
-@check(
-    "runtime-folder",
-    "the folder for private files: it is made, written, and taken away",
-    ok="it can be written",
-    fail="none can",
-)
-def folder(folder: FolderPart) -> Iterable[Finding]:
-    """Judge the private folder."""
-    if folder.path:
-        yield ok("runtime-folder", f"the private folder is {folder.path}")
-    yield from (item for item in folder.wrong if item.check == "runtime-folder")
+@check("runtime-folder")
+def folder(folder: PodPart) -> Iterable[Finding]:
+    """Judge the private folder and TMPDIR; where that is not set there is nothing to say."""
+    if folder.message:
+        yield ok("runtime-folder", folder.message)
+    yield from folder.wrong
 
 
-@check(
-    "tmpdir",
-    "the folder that TMPDIR names",
-    fail="MPI can't write there",
-)
-def tmpdir(folder: FolderPart) -> Iterable[Finding]:
-    """Judge TMPDIR; where it is not set there is nothing to say."""
-    yield from (item for item in folder.wrong if item.check == "tmpdir")
+tmpdir: Final = DoctorCheck("tmpdir", folder.judge)
 
 
-@check(
-    "ssh-key",
-    "the job's key: file, type, fingerprint, mode and owner, and authorized_keys beside it",
-    ok="it can be read; its mode does not count, as roles use a private copy",
-    warn="authorized_keys beside it has another key",
-    fail="there is none, or this user can't read it, or it is no key",
-)
-def key(key: KeyPart) -> Iterable[Finding]:
+@check("ssh-key")
+def key(key: PodPart) -> Iterable[Finding]:
     """Judge the job's key. Its mode is no trouble: roles use a copy of their own, mode 0600."""
-    if key.wrong:
-        yield key.wrong
-        return
-    where = f"mode {key.mode:04o} of uid {key.owner}{', read-only' if key.read_only else ''}"
-    yield ok("ssh-key", f"the key is {key.path}, {key.kind} {key.fingerprint}, {where}")
-    if key.odd:
-        yield key.odd
+    if key.message:
+        yield ok("ssh-key", key.message)
+    yield from key.wrong
 
 
 # Above this part of a limit the next large step of a program meets it.
@@ -346,14 +276,10 @@ _FULL: Final = 0.9
 
 @check(
     "other-ssh-server",
-    "who listens on the worker's port, or on 22, 2222 and 222, and how it greets",
     title="the SSH server at the job's port is mpiboot's",
     hint="start the worker by mpiboot (`args: [worker]`) and no sshd beside it; with hostNetwork "
     "the node's own sshd has port 22: set MPIBOOT_SSH_PORT to a free one",
     role=Role.WORKER,
-    ok="the job's port is mpiboot's",
-    warn="no worker of mpiboot's runs here, and another SSH server does",
-    fail="another SSH server has the worker's port",
 )
 def ssh_servers(servers: ServersPart) -> Iterable[Finding]:
     """Judge whose SSH server has the port of this pod's worker, or those that are looked at."""
@@ -371,13 +297,10 @@ def ssh_servers(servers: ServersPart) -> Iterable[Finding]:
 
 @check(
     "session-limits",
-    "/proc/PID/limits of the SSH server and of the pod's first process",
     title="SSH sessions have the limits of the pod's first process",
     hint="start the SSH server by mpiboot (`args: [worker]`), not by an entrypoint that lowers "
     "limits (ulimit, PAM's limits.conf)",
     role=Role.WORKER,
-    ok="sessions have what the pod has",
-    warn="ranks get less than the pod was given",
 )
 def limits(limits: LimitsPart) -> Iterable[Finding]:
     """Compare the limits of sessions with those of the pod's first process."""
@@ -407,12 +330,9 @@ def _limit(name: str, value: int) -> str:
 
 @check(
     "processes",
-    "pids.current and pids.max of the control group",
     title="the pod may start more processes",
     hint="raise the node's limit of processes for a pod (kubelet: podPidsLimit), or start fewer "
     "threads (OMP_NUM_THREADS)",
-    ok="there is room",
-    warn="more than 90% are taken: threads soon can't be started",
 )
 def processes(limits: LimitsPart) -> Iterable[Finding]:
     """Judge the control group's count of processes and threads."""
@@ -429,12 +349,9 @@ def processes(limits: LimitsPart) -> Iterable[Finding]:
 
 @check(
     "shm-full",
-    "the shared memory: what is in use, and files nccl-* that no process has in memory",
     title="the shared memory has room, and holds nothing of ended jobs",
     hint="remove the files, or delete the pod; raise sizeLimit of the volume that is mounted there",
     role=Role.WORKER,
-    ok="there is room",
-    warn="it is full to 90%, or ended ranks left files there",
 )
 def shm(shm: ShmPart) -> Iterable[Finding]:
     """Judge what is in /dev/shm; whether its size is enough is judged with the data network."""
@@ -444,21 +361,18 @@ def shm(shm: ShmPart) -> Iterable[Finding]:
         files = counted(len(shm.stale), "file")
         message = f"{files} of NCCL in /dev/shm ({size}) that no process here holds: {names}"
         yield warned("shm-full", message)
-    told = f"{size_of(shm.used)} of {size_of(shm.size)} in /dev/shm in use"
+    message = f"{size_of(shm.used)} of {size_of(shm.size)} in /dev/shm in use"
     if shm.size and shm.used > _FULL * shm.size:
-        yield warned("shm-full", told)
+        yield warned("shm-full", message)
     elif not (shm.stale and shm.all_seen):
-        yield ok("shm-full", told)
+        yield ok("shm-full", message)
 
 
 @check(
     "memory-limit",
-    "memory.max, memory.current and memory.events of the control group",
     title="the container is within its memory limit",
     hint="raise resources.limits.memory of this container; `kubectl describe pod POD` shows "
     "whether it was killed before (Last State: OOMKilled)",
-    ok="there is room, and nothing was killed",
-    warn="more than 90% is in use, or the kernel has killed a process of this container",
 )
 def memory(memory: MemoryPart) -> Iterable[Finding]:
     """Judge the container's memory."""
@@ -478,15 +392,10 @@ _OTHERS_WRITE: Final = 0o022
 
 @check(
     "sshd-settings",
-    "`sshd -T` with the options of the OpenSSH server that runs, and modes and owners of "
-    "authorized_keys and the folders above it",
     title="the settings of the OpenSSH server that runs let this user in with a key",
-    hint="start the worker by mpiboot (`args: [worker]`), whose settings are its own; or fix "
-    "the image's sshd_config",
+    hint="start the worker by mpiboot (`args: [worker]`), whose settings are its own; or fix the "
+    "image's sshd_config",
     role=Role.WORKER,
-    ok="this user may log in with a key",
-    unknown="this user may not ask for them",
-    fail="a setting keeps this user out",
 )
 def sshd_settings(sshd_settings: tuple[SshdSettings, ...], identity: Identity) -> Iterable[Finding]:
     """Judge each server; of one that can't be asked nothing is known."""
@@ -494,9 +403,8 @@ def sshd_settings(sshd_settings: tuple[SshdSettings, ...], identity: Identity) -
         where = f"sshd on port {server.port}"
         if server.wrong:
             message = f"{where}: `{server.program} -T` does not tell its settings: {server.wrong}"
-            yield Finding(
-                "sshd-settings", Level.UNKNOWN, message, hint=BY_REFERENCE["sshd-settings"].hint
-            )
+            hint = BY_REFERENCE["sshd-settings"].hint
+            yield finding(Level.UNKNOWN, "sshd-settings", message, hint=hint)
             continue
         wrong = list(_refuses(server, identity))
         for message in wrong:

@@ -1,13 +1,14 @@
-"""What ``libexec/rank_questions`` printed of a host: its ranks, what they do, its links. Pure."""
+"""Reads what ``libexec/rank_questions`` printed: a host's ranks, what they do, its links. Pure."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from ipaddress import IPv6Address
-from typing import Final
+from typing import Final, TypeVar
 
 from mpiboot.core.addresses import address_of
 from mpiboot.job import masking
@@ -35,9 +36,9 @@ class MpiStage(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SilentConnection:
-    """A TCP connection on which nobody acknowledges: its ends, and how often it was repeated.
+    """A TCP connection without acknowledgements: its ends, and how often data was sent again.
 
-    ``new`` tells that it was never made.
+    ``new``: it was never established.
     """
 
     own: str
@@ -53,7 +54,7 @@ class Rank:
 
     ``job`` names the launch; ``size`` is how many ranks it has, ``local`` how many of them are to
     be on this host (0: not known). ``cpu`` and ``cpu_since`` are shares of one core, between the
-    looks and since its start; None where they can't be told. ``memory`` is its resident memory in
+    looks and since its start; None where they are not known. ``memory`` is its resident memory in
     bytes, ``running`` the threads of ``threads`` that run. ``call`` is the system call in which it
     waits and ``file`` what that is for; ``place`` is the kernel's function (wchan). ``devices`` are
     the GPUs and HCAs that it holds open. ``stack`` is a Python rank's, in py-spy's words.
@@ -84,7 +85,7 @@ class Rank:
 
 @dataclass(frozen=True, slots=True)
 class LinkRates:
-    """A link or an RDMA port: bytes a second sent and received, None where that can't be told."""
+    """A link or an RDMA port: bytes a second sent and received, None where that is not known."""
 
     name: str
     sent: float | None = None
@@ -107,15 +108,6 @@ class HostRanks:
     closed: frozenset[str] = frozenset()
     others: int = 0
     addresses: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """One look at a host: seconds of its clock, stat's columns by pid, bytes by link and port."""
-
-    uptime: float = 0.0
-    stats: Mapping[int, list[str]] = field(default_factory=dict)
-    moved: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 def _table(text: str) -> dict[int, str]:
@@ -178,6 +170,11 @@ _STATE, _PARENT, _USER, _SYSTEM, _THREADS, _START, _RSS = 0, 1, 11, 12, 17, 19, 
 # Columns of a row of /proc/net/tcp.
 _OWN, _FAR, _HOW, _TIMES, _INODE = 1, 2, 3, 6, 9
 _SYN_SENT: Final = "02"
+BEGIN: Final = "mpiboot-ranks"
+# Of RDMA ports the kernel counts words of four bytes (Documentation/ABI, class infiniband).
+_WORD: Final = 4
+_PORT: Final = re.compile(r".*/infiniband/([^/]+)/ports/(\d+)/counters/port_(xmit|rcv)_data")
+_Default = TypeVar("_Default", int, None)
 
 
 @dataclass(slots=True)
@@ -187,20 +184,29 @@ class ProcessLines:
     pid: int
     values: dict[str, str] = field(default_factory=dict)
     environ: dict[str, str] = field(default_factory=dict)
-    words: list[str] = field(default_factory=list)
-    files: list[str] = field(default_factory=list)
-    stack: list[str] = field(default_factory=list)
-    closed: set[str] = field(default_factory=set)
+    lists: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+
+    def add(self, word: str, rest: str) -> None:
+        """Read a line; only of some words there are several."""
+        if word == "env":
+            name, _, value = rest.partition("=")
+            self.environ[name] = value
+        elif word == "fd":
+            path = rest.partition(" -> ")[2]
+            self.lists["fd"] += [path] if path else []
+        elif word in ("word", "stack", "closed"):
+            self.lists[word].append(rest)
+        else:
+            self.values[word] = rest
 
     @property
     def number(self) -> int | None:
         """The rank's number; None where the process has ended meanwhile."""
-        found = (self.environ.get(name, "") for name in _NUMBERS)
-        return next((int(text) for text in found if is_number(text)), None)
+        return number((self.environ.get(name, "") for name in _NUMBERS), None)
 
     @property
     def job(self) -> str:
-        """What all ranks of one launch have and no others."""
+        """What all ranks of one launch have in common, and no others."""
         names = ("MPIBOOT_JOB_MARK", "PMIX_NAMESPACE")
         return " ".join(filter(None, (self.environ.get(name, "") for name in names)))
 
@@ -209,26 +215,103 @@ class ProcessLines:
         """The file's name; of Python the script's."""
         name = self.values.get("exe", "").removesuffix(" (deleted)").rpartition("/")[2]
         if name.startswith("python"):
-            script = next((word for word in self.words[1:] if not word.startswith("-")), "")
+            words = self.lists["word"][1:]
+            script = next((word for word in words if not word.startswith("-")), "")
             return f"{name} {script.rpartition('/')[2]}".strip()
         return name
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What the reading of each rank of a host needs: its answer's lines that are no rank's own."""
+@dataclass(slots=True)
+class Look:
+    """One look at a host: seconds of its clock, stat's columns by pid, bytes by link and port."""
+
+    uptime: float = 0.0
+    stats: dict[int, list[str]] = field(default_factory=dict)
+    moved: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def add(self, word: str, rest: str) -> None:
+        """Read a line; a broken one is passed over."""
+        if word == "uptime":
+            self.uptime = float(rest) if re.fullmatch(r"\d+\.?\d*", rest) else 0.0
+        elif word == "stat":
+            pid, _, text = rest.partition(" ")
+            if is_number(pid):
+                self.stats[int(pid)] = text.rpartition(") ")[2].split()
+        elif word == "link":
+            name, _, text = rest.partition(":")
+            cells = text.split()
+            if len(cells) > 8 and is_number(cells[0]) and is_number(cells[8]):  # noqa: PLR2004
+                self.moved[name] = (int(cells[8]), int(cells[0]))
+        elif word == "port":
+            path, _, count = rest.rpartition(" ")
+            found = _PORT.fullmatch(path)
+            if found and is_number(count):
+                name = f"{found[1]}:{found[2]}"
+                sent, received = self.moved.get(name, (0, 0))
+                size = int(count) * _WORD
+                self.moved[name] = (size, received) if found[3] == "xmit" else (sent, size)
+
+
+@dataclass(slots=True)
+class HostLines:
+    """A host's lines: its two looks, the lines of processes, and the others by their first word."""
 
     host: str
-    name: str
-    ticks: int
-    page: int
-    looks: tuple[Look, Look]
-    verbs: Mapping[str, str]
-    served: frozenset[str]
-    unanswered: Iterable[str]
+    values: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    looks: list[Look] = field(default_factory=list)
+    processes: list[ProcessLines] = field(default_factory=list)
+
+    def add(self, word: str, rest: str) -> None:
+        """Read a line."""
+        if word == "look":
+            self.looks.append(Look())
+        elif word == "process" and is_number(rest):
+            self.processes.append(ProcessLines(int(rest)))
+        elif self.processes:
+            self.processes[-1].add(word, rest)
+        elif self.looks and word in ("uptime", "stat", "link", "port"):
+            self.looks[-1].add(word, rest)
+        else:
+            self.values[word].append(rest)
+
+    def of_files(self, word: str) -> dict[str, str]:
+        """What files hold, each by the name of its folder."""
+        cells = (row.partition(" ") for row in self.values[word])
+        return {path.split("/")[-2]: text for path, _, text in cells if "/" in path}
 
 
-def one_a_rank(processes: Iterable[ProcessLines], look: Look) -> list[ProcessLines]:
+def read(output: str, host: str, address: str = "") -> HostRanks | None:
+    """Read a host's answer; None where this is none.
+
+    Args:
+        output: what was printed; lines of a login shell's own before it are passed over.
+        host: the name by which it is shown.
+        address: its own on the control link, where that is known.
+    """
+    lines = output.splitlines()
+    if BEGIN not in lines:
+        return None
+    answer = HostLines(host)
+    for line in lines[lines.index(BEGIN) + 1 :]:
+        word, _, rest = line.partition(" ")
+        answer.add(word, rest)
+    if len(answer.looks) != 2:  # noqa: PLR2004
+        return None
+    before, now = answer.looks
+    chosen = _one_a_rank(answer.processes, now)
+    ranks = [_rank(item, answer) for item in chosen]
+    return HostRanks(
+        host,
+        tuple(sorted(ranks, key=lambda item: item.number)),
+        tuple(_links(answer)),
+        now.uptime - before.uptime,
+        frozenset(word for item in chosen for word in item.lists["closed"]),
+        len(answer.values["unreadable"]),
+        tuple(dict.fromkeys([*([address] if address else []), *_addresses(answer)])),
+    )
+
+
+def _one_a_rank(processes: Iterable[ProcessLines], look: Look) -> list[ProcessLines]:
     """Choose one of each rank's processes: the first that has MPI, else the first that is no shell.
 
     A wrapper's child, a data loader and a shell all have the rank's number.
@@ -248,38 +331,41 @@ def one_a_rank(processes: Iterable[ProcessLines], look: Look) -> list[ProcessLin
     return chosen
 
 
-def rank_of(process: ProcessLines, machine: Machine) -> Rank:
-    """Make the record of a rank."""
-    before, now = (look.stats.get(process.pid, []) for look in machine.looks)
-    first, last = (look.uptime for look in machine.looks)
-    used, used_before = _ticks(now) / machine.ticks, _ticks(before) / machine.ticks
-    age = last - _cell(now, _START) / machine.ticks
-    cpu = (used - used_before) / (last - first) if before and last > first else None
-    call, file = _call(process, machine.name)
-    sizes = (process.environ.get(name, "") for name in _SIZES)
-    local = process.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "")
+def _rank(process: ProcessLines, answer: HostLines) -> Rank:
+    first, last = answer.looks
+    before, now = (look.stats.get(process.pid, []) for look in answer.looks)
+    ticks = number(answer.values["ticks"], 100)
+    used, used_before = (
+        (_cell(cells, _USER) + _cell(cells, _SYSTEM)) / ticks for cells in (now, before)
+    )
+    age = last.uptime - _cell(now, _START) / ticks
+    seconds = last.uptime - first.uptime
+    cpu = (used - used_before) / seconds if before and seconds > 0 else None
+    call, file = _call(process, next(iter(answer.values["machine"]), ""))
+    verbs = answer.of_files("verbs")
+    files = process.lists["fd"]
     return Rank(
         process.number or 0,
-        machine.host,
+        answer.host,
         process.pid,
         process.job,
-        next((int(text) for text in sizes if is_number(text)), 0),
-        int(local) if is_number(local) else 0,
+        number((process.environ.get(name, "") for name in _SIZES), 0),
+        number([process.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "")], 0),
         process.program,
-        " ".join(masking.masked_words(process.words)),
+        " ".join(masking.masked_words(process.lists["word"])),
         _activity(before, now, cpu),
-        _stage(process, machine.served),
+        _stage(process, {_socket(row.split()) for row in answer.values["served"]}),
         cpu,
         used / age if age > 0 else None,
-        _cell(now, _RSS) * machine.page,
+        _cell(now, _RSS) * number(answer.values["page"], 4096),
         _cell(now, _THREADS),
-        first_number([process.values.get("running", "")], 0),
+        number([process.values.get("running", "")], 0),
         call,
         file,
         process.values.get("wchan", "").removeprefix("0"),
-        tuple(sorted({_device(path, machine.verbs) for path in process.files} - {""})),
-        tuple(dict.fromkeys(_unanswered(machine.unanswered, process.files))),
-        tuple(process.stack),
+        tuple(sorted({_device(path, verbs) for path in files} - {""})),
+        tuple(dict.fromkeys(_unanswered(answer.values["unanswered"], files))),
+        tuple(process.lists["stack"]),
     )
 
 
@@ -291,55 +377,50 @@ def _activity(before: list[str], now: list[str], cpu: float | None) -> Activity:
     return Activity.BUSY if "R" in states or (cpu or 0.0) >= _WORKS else Activity.WAITS
 
 
-def _stage(process: ProcessLines, served: frozenset[str]) -> MpiStage:
-    """Tell how far a rank is in MPI, by what it holds open.
+def _stage(process: ProcessLines, served: set[str]) -> MpiStage:
+    """Find how far a rank is in MPI, by what it holds open.
 
     Open MPI's ranks are connected with their daemon (PMIx) from MPI_Init to MPI_Finalize. Its event
     loop and MPICH's are an epoll; what both leave behind of shared memory they have after
     MPI_Finalize too. Before MPI_Init there is none of these. Tried with Open MPI 4.1 and 5.0 and
     MPICH 5.0.
     """
-    if "fd" in process.closed:
+    if "fd" in process.lists["closed"]:
         return MpiStage.UNKNOWN
-    waits = any("eventpoll" in path for path in process.files)
+    files = process.lists["fd"]
+    polls = any("eventpoll" in path for path in files)
     by_pmix = any(name.startswith("PMIX_SERVER_URI") for name in process.environ)
-    if by_pmix and served.intersection(process.files):
+    if served.intersection(files) if by_pmix else polls:
         return MpiStage.INSIDE
-    if not by_pmix and waits:
-        return MpiStage.INSIDE
-    if waits or any(path.startswith("/dev/shm/") for path in process.files):  # noqa: S108
+    if polls or any(path.startswith("/dev/shm/") for path in files):  # noqa: S108
         return MpiStage.LEFT
     return MpiStage.BEFORE
 
 
 def _call(process: ProcessLines, machine: str) -> tuple[str, str]:
     """Name the system call and its file; both empty where it runs, or where nothing is known."""
-    number = process.values.get("syscall", "").partition(" ")[0]
-    if not is_number(number):
+    call = process.values.get("syscall", "").partition(" ")[0]
+    if not is_number(call):
         return "", ""
-    name = call_name(machine, int(number))
+    name = call_name(machine, int(call))
     return name, process.values.get("file", "") if name in WITH_FILE else ""
 
 
 def _device(path: str, verbs: Mapping[str, str]) -> str:
     """Name a GPU or HCA; empty for what is none."""
     found = _DEVICE.fullmatch(path)
-    if not found:
-        return ""
-    name = found[1].rpartition("/")[2]
+    name = found[1].rpartition("/")[2] if found else ""
     return "" if name == "rdma_cm" else verbs.get(name, name)
 
 
-def sockets(rows: Iterable[str]) -> frozenset[str]:
-    """Name the sockets of rows of /proc/net/tcp, as /proc/PID/fd has them."""
-    cells = (row.split() for row in rows)
-    return frozenset(f"socket:[{row[_INODE]}]" for row in cells if len(row) > _INODE)
+def _socket(cells: Sequence[str]) -> str:
+    """Name the socket of a row of /proc/net/tcp, as /proc/PID/fd has it."""
+    return f"socket:[{cells[_INODE]}]" if len(cells) > _INODE else ""
 
 
-def _unanswered(rows: Iterable[str], files: Iterable[str]) -> Iterable[SilentConnection]:
-    own = set(files)
-    for cells in (row.split() for row in rows):
-        if len(cells) <= _INODE or f"socket:[{cells[_INODE]}]" not in own:
+def _unanswered(rows: Iterable[str], files: Sequence[str]) -> Iterable[SilentConnection]:
+    for cells in map(str.split, rows):
+        if _socket(cells) not in files:
             continue
         near, far = cells[_OWN].partition(":")[0], cells[_FAR].partition(":")
         try:
@@ -350,162 +431,36 @@ def _unanswered(rows: Iterable[str], files: Iterable[str]) -> Iterable[SilentCon
         yield SilentConnection(*ends, port, times, cells[_HOW] == _SYN_SENT)
 
 
-def _ticks(cells: list[str]) -> int:
-    return _cell(cells, _USER) + _cell(cells, _SYSTEM)
-
-
-def _cell(cells: list[str], at: int) -> int:
-    return int(cells[at]) if len(cells) > at and is_number(cells[at]) else 0
-
-
-def first_number(rows: Iterable[str], otherwise: int) -> int:
-    """Read the first number of these; another where none is."""
-    return next((int(row) for row in rows if is_number(row)), otherwise)
-
-
-def is_number(text: str) -> bool:
-    """Tell digits from other text."""
-    return text.isascii() and text.isdigit()
-
-
-BEGIN: Final = "mpiboot-ranks"
-_LOOKS: Final = 2
-# Of RDMA ports the kernel counts words of four bytes (Documentation/ABI, class infiniband).
-_WORD: Final = 4
-_PORT: Final = re.compile(r".*/infiniband/([^/]+)/ports/(\d+)/counters/port_(xmit|rcv)_data")
-_FD: Final = re.compile(r"(\d+) -> (.*)")
-
-
-def read(output: str, host: str, address: str = "") -> HostRanks | None:
-    """Read a host's answer; None where this is none.
-
-    Args:
-        output: what was printed; lines of a login shell's own before it are passed over.
-        host: the name by which it is told.
-        address: its own on the control link, where that is known.
-    """
-    lines = output.splitlines()
-    if BEGIN not in lines:
-        return None
-    values: dict[str, list[str]] = {}
-    looks: list[list[str]] = []
-    processes: list[ProcessLines] = []
-    for line in lines[lines.index(BEGIN) + 1 :]:
-        word, _, rest = line.partition(" ")
-        if word == "look":
-            looks.append([])
-        elif word == "process" and is_number(rest):
-            processes.append(ProcessLines(int(rest)))
-        elif processes:
-            _take(processes[-1], word, rest)
-        elif looks and word in ("uptime", "stat", "link", "port"):
-            looks[-1].append(line)
-        else:
-            values.setdefault(word, []).append(rest)
-    if len(looks) != _LOOKS:
-        return None
-    first, second = (_look(item) for item in looks)
-    return _host(host, address, values, (first, second), processes)
-
-
-def _take(process: ProcessLines, word: str, rest: str) -> None:
-    if word == "env":
-        name, _, value = rest.partition("=")
-        process.environ[name] = value
-    elif word == "word":
-        process.words.append(rest)
-    elif word == "fd":
-        found = _FD.fullmatch(rest)
-        process.files += [found[2]] if found else []
-    elif word == "stack":
-        process.stack.append(rest)
-    elif word == "closed":
-        process.closed.add(rest)
-    else:
-        process.values[word] = rest
-
-
-def _look(lines: Iterable[str]) -> Look:
-    uptime, stats, moved = 0.0, {}, {}
-    for line in lines:
-        word, _, rest = line.partition(" ")
-        if word == "uptime":
-            uptime = float(rest) if re.fullmatch(r"\d+\.?\d*", rest) else 0.0
-        elif word == "stat":
-            pid, _, text = rest.partition(" ")
-            if is_number(pid):
-                stats[int(pid)] = text.rpartition(") ")[2].split()
-        elif word == "link":
-            name, _, text = rest.partition(":")
-            cells = text.split()
-            if len(cells) > 8 and is_number(cells[0]) and is_number(cells[8]):  # noqa: PLR2004
-                moved[name] = (int(cells[8]), int(cells[0]))
-        elif word == "port":
-            path, _, count = rest.rpartition(" ")
-            found = _PORT.fullmatch(path)
-            if found and is_number(count):
-                name = f"{found[1]}:{found[2]}"
-                sent, received = moved.get(name, (0, 0))
-                bytes_ = int(count) * _WORD
-                moved[name] = (bytes_, received) if found[3] == "xmit" else (sent, bytes_)
-    return Look(uptime, stats, moved)
-
-
-def _host(
-    host: str,
-    address: str,
-    values: Mapping[str, list[str]],
-    looks: tuple[Look, Look],
-    processes: list[ProcessLines],
-) -> HostRanks:
-    seconds = looks[1].uptime - looks[0].uptime
-    machine = Machine(
-        host,
-        next(iter(values.get("machine", ())), ""),
-        first_number(values.get("ticks", ()), 100),
-        first_number(values.get("page", ()), 4096),
-        looks,
-        _by_folder(values.get("verbs", ())),
-        sockets(values.get("served", ())),
-        values.get("unanswered", ()),
-    )
-    states = _by_folder(values.get("state", ()))
-    chosen = one_a_rank(processes, looks[1])
-    closed = {item for process in chosen for item in process.closed}
-    return HostRanks(
-        host,
-        tuple(sorted((rank_of(item, machine) for item in chosen), key=lambda item: item.number)),
-        tuple(_links(looks, seconds, states)),
-        seconds,
-        frozenset(closed),
-        len(values.get("unreadable", ())),
-        tuple(dict.fromkeys([*([address] if address else []), *_addresses(values)])),
-    )
-
-
-def _addresses(values: Mapping[str, list[str]]) -> Iterable[str]:
-    yield from (item for item in values.get("own", ()) if not item.startswith("127."))
-    for word in values.get("own6", ()):
+def _addresses(answer: HostLines) -> Iterable[str]:
+    yield from (item for item in answer.values["own"] if not item.startswith("127."))
+    for word in answer.values["own6"]:
         if len(word) == 32 and int(word, 16) > 1:  # noqa: PLR2004 - of IPv6, and not ::1
             yield IPv6Address(int(word, 16)).compressed
 
 
-def _links(
-    looks: tuple[Look, Look], seconds: float, states: Mapping[str, str]
-) -> Iterable[LinkRates]:
-    for name, now in looks[1].moved.items():
-        before = looks[0].moved.get(name)
+def _links(answer: HostLines) -> Iterable[LinkRates]:
+    first, last = answer.looks
+    seconds = last.uptime - first.uptime
+    states = answer.of_files("state")
+    for name, now in last.moved.items():
+        before = first.moved.get(name)
         if name == "lo":
             continue
-        state = states.get(name, "")
-        if before is None or seconds <= 0 or now[0] < before[0] or now[1] < before[1]:
-            yield LinkRates(name, state=state)
-        else:
+        sent = received = None
+        if before and seconds > 0 and now[0] >= before[0] and now[1] >= before[1]:
             sent, received = ((now[at] - before[at]) / seconds for at in (0, 1))
-            yield LinkRates(name, sent, received, state)
+        yield LinkRates(name, sent, received, states.get(name, ""))
 
 
-def _by_folder(rows: Iterable[str]) -> dict[str, str]:
-    """Read what files hold, each by the name of its folder."""
-    cells = (row.partition(" ") for row in rows)
-    return {path.split("/")[-2]: text for path, _, text in cells if "/" in path}
+def _cell(cells: Sequence[str], at: int) -> int:
+    return number(cells[at : at + 1], 0)
+
+
+def is_number(text: str) -> bool:
+    """Whether a text is digits alone."""
+    return text.isascii() and text.isdigit()
+
+
+def number(words: Iterable[str], otherwise: _Default) -> int | _Default:
+    """Read the first number of these; another where none is."""
+    return next((int(word) for word in words if is_number(word)), otherwise)

@@ -1,4 +1,4 @@
-"""Which ranks, links and hosts of a running job are outliers, and why: the surest first. Pure.
+"""Which ranks, links and hosts of a running job are outliers, the surest first. Pure.
 
 A rank that waits in MPI for another one is busy, as most MPIs poll. So what blocks a job is, as a
 rule, what is not busy while the others are.
@@ -14,6 +14,7 @@ from typing import Final
 
 from mpiboot.core.model import Finding, Level
 from mpiboot.core.wording import counted, first_few
+from mpiboot.doctor.checks import finding
 from mpiboot.doctor.ranks_answer import (
     FILE_SYSTEM_CALLS,
     SLEEPS,
@@ -24,7 +25,7 @@ from mpiboot.doctor.ranks_answer import (
     Rank,
 )
 
-# With fewer ranks or hosts nobody is the outlier among them.
+# Among fewer ranks or hosts there is no outlier.
 _GROUP: Final = 3
 # Bytes a second that the other hosts move where one that moves nearly none is an outlier.
 _MOVING: Final = 1e6
@@ -37,7 +38,7 @@ _STACK: Final = 12  # lines
 class RankGroup:
     """The ranks of one launch, and the hosts that could not be asked about theirs.
 
-    ``all_hosts`` tells whether every host of the job was asked, or this pod alone.
+    ``all_hosts``: every host of the job was asked, not this pod alone.
     """
 
     ranks: tuple[Rank, ...]
@@ -90,7 +91,7 @@ def judge(
 
 
 def _of_ranks(group: RankGroup) -> Iterator[Finding]:
-    """Judge the ranks of a launch; who is an outlier in one way is not named for the next."""
+    """Judge the ranks of a launch; an outlier by one pattern is not named for the next."""
     yield from _missing(group)
     explained: set[Rank] = set()
     for pattern in _PATTERNS:
@@ -105,7 +106,7 @@ def _of_ranks(group: RankGroup) -> Iterator[Finding]:
 
 def _finding(pattern: _Pattern, ranks: Sequence[Rank], message: str, group: RankGroup) -> Finding:
     named = [f"rank {item.number} on {item.host} (pid {item.pid})" for item in ranks]
-    hosts = tuple(dict.fromkeys(item.host for item in ranks))
+    hosts = list(dict.fromkeys(item.host for item in ranks))
     if len(ranks) == 1:
         who, evidence = named[0], ranks[0].stack[:_STACK]
         hint = pattern.hint.replace("PID", str(ranks[0].pid))
@@ -113,9 +114,8 @@ def _finding(pattern: _Pattern, ranks: Sequence[Rank], message: str, group: Rank
         which = numbers(item.number for item in ranks)
         who = f"each of {len(ranks)} ranks ({which}, on {first_few(hosts)})"
         evidence, hint = tuple(named[:_SHOWN]), pattern.hint
-    host, several = (hosts[0], ()) if len(hosts) == 1 else ("", hosts)
     message = f"{who} {message}{group.others(ranks)}"
-    return Finding(pattern.check, pattern.level, message, host, evidence, hint, several)
+    return finding(pattern.level, pattern.check, message, evidence, hint, hosts)
 
 
 def numbers(of: Iterable[int]) -> str:
@@ -142,12 +142,12 @@ def doing(rank: Rank) -> str:
     return f"waits{f' ({rank.place})' if rank.place else ''}"
 
 
-# --- the ways to be an outlier: which ranks are, and what is said of one ---
+# --- patterns of outliers: which ranks fit, and the message about one ---
 
 
 @dataclass(frozen=True, slots=True)
 class _Pattern:
-    """A way to be an outlier; ``PID`` in the hint stands for a rank's."""
+    """A pattern of outliers; ``PID`` in the hint stands for a rank's."""
 
     check: str
     level: Level
@@ -156,12 +156,9 @@ class _Pattern:
     hint: str
 
 
-def _before(group: RankGroup) -> Iterable[Rank]:
-    return group.at(MpiStage.BEFORE) if group.at(MpiStage.INSIDE) else ()
-
-
-def _left(group: RankGroup) -> Iterable[Rank]:
-    return group.at(MpiStage.LEFT) if group.at(MpiStage.INSIDE) else ()
+def _at(stage: MpiStage) -> Callable[[RankGroup], Iterable[Rank]]:
+    """Choose the ranks at a stage while others are inside MPI."""
+    return lambda group: group.at(stage) if group.at(MpiStage.INSIDE) else ()
 
 
 def _message_before(rank: Rank, group: RankGroup) -> str:
@@ -174,7 +171,7 @@ def _message_before(rank: Rank, group: RankGroup) -> str:
 def _in_file(rank: Rank) -> bool:
     path = rank.file
     named = path.startswith("/") and not path.startswith(("/dev/", "/proc/", "/sys/"))
-    # Where no file is open yet, as in `open`, the call alone tells.
+    # Where no file is open yet, as in `open`, there is only the call.
     return rank.call in FILE_SYSTEM_CALLS and (named or rank.call not in WITH_FILE)
 
 
@@ -228,7 +225,7 @@ _PATTERNS: Final = (
     _Pattern(
         "rank-before-mpi",
         Level.FAIL,
-        _before,
+        _at(MpiStage.BEFORE),
         _message_before,
         "look at what its program does before MPI_Init there: a wrapper script, imports from a "
         "slow volume, a lock, a download",
@@ -251,7 +248,7 @@ _PATTERNS: Final = (
     _Pattern(
         "rank-left-mpi",
         Level.WARN,
-        _left,
+        _at(MpiStage.LEFT),
         lambda rank, _: f"has left MPI (MPI_Finalize): it {doing(rank)}",
         "look at what its program does behind MPI_Finalize",
     ),
@@ -290,7 +287,7 @@ def _missing(group: RankGroup) -> Iterator[Finding]:
     if group.all_hosts and left:
         verb = "is" if len(left) == 1 else "are"
         message = f"rank{'s' * (len(left) > 1)} {numbers(left)} of {size} {verb} not there"
-        if group.unasked:  # they may be where nobody could look
+        if group.unasked:  # they may be on these hosts
             message += f"; {counted(len(group.unasked), 'host')} could not be asked"
             message += f" ({first_few(group.unasked)})"
     elif not group.all_hosts and there < local:
@@ -318,7 +315,7 @@ def _links_down(hosts: Sequence[HostRanks]) -> Iterator[Finding]:
 
 
 def _unanswered(hosts: Sequence[HostRanks]) -> Iterator[Finding]:
-    """Name connections that nobody answers, by the far end that most of them have in common."""
+    """Name connections without an answer, by the far end that most of them have in common."""
     names = _names(hosts)
     by_far: dict[str, list[str]] = {}
     count: Counter[str] = Counter()

@@ -63,7 +63,7 @@ def _answers(resolved: Resolved, environ: Mapping[str, str], seconds: int) -> An
     except MpibootError as wrong:
         here = this_pod(seconds)
         why = (wrong.finding, *wrong.others)
-        if any(host.ranks for host in here.hosts):  # a pod that nobody told its role
+        if any(host.ranks for host in here.hosts):  # a pod whose role is not set
             why = tuple(replace(item, level=Level.UNKNOWN) for item in why)
         return replace(here, wrong=why)
 
@@ -148,11 +148,11 @@ async def _job(resolved: Resolved, environ: Mapping[str, str], seconds: int) -> 
     command = host_shell.ranks(seconds)
     own = next((host.name for host in passed.local), os.uname().nodename)
     asked = asyncio.gather(*(commands.run(worker, command) for worker in passed.workers))
-    here, message = await asyncio.gather(_here(own, seconds), asked)
+    here, outputs = await asyncio.gather(_here(own, seconds), asked)
     hosts = [here] if here.ranks or passed.local else []
     unasked = {item.host: item for item in passed.findings if item.host}
     reached = {host.name for host in passed.local}
-    for worker, output in zip(passed.workers, message, strict=True):
+    for worker, output in zip(passed.workers, outputs, strict=True):
         name = worker.host.name
         found = read(output, name, worker.address) if output else None
         if found is not None:
@@ -160,20 +160,14 @@ async def _job(resolved: Resolved, environ: Mapping[str, str], seconds: int) -> 
             reached.add(name)
     missing = tuple(host.name for host in hosts_of_file if host.name not in reached)
     return Answers(
-        tuple(hosts),
-        True,
-        tuple(unasked.get(name) or _silent(name) for name in missing),
-        missing,
+        tuple(hosts), True, tuple(unasked.get(name) or _silent(name) for name in missing), missing
     )
 
 
 def _silent(name: str) -> Finding:
-    from mpiboot.core.checks import failed  # noqa: PLC0415 - rarely wanted
-
     message = "it let us in, and did not answer what its ranks do"
-    return failed(
-        "workers-unreachable", message, host=name, hint="try again; look at that pod's load"
-    )
+    hint = "try again; look at that pod's load"
+    return Finding("workers-unreachable", Level.FAIL, message, name, hint=hint)
 
 
 async def _here(name: str, seconds: int) -> HostRanks:
@@ -210,11 +204,11 @@ def as_json_text(answers: Answers, found: Sequence[Finding]) -> str:
 
 
 def as_text(answers: Answers, found: Sequence[Finding], width: int | None) -> str:
-    """Write what is odd, one line each with its hint, then all ranks, then what the links moved.
+    """Write the outliers, one line each with its hint, then all ranks, then what the links moved.
 
     Args:
-        answers: what the hosts said.
-        found: what is odd.
+        answers: of the hosts.
+        found: the outliers.
         width: a terminal's; without one nothing is broken or left out.
     """
     ranks = [rank for host in answers.hosts for rank in host.ranks]
@@ -231,8 +225,8 @@ def summary(ranks: Sequence[Rank], answers: Answers, found: Sequence[Finding]) -
     does = Counter(item.activity for item in ranks)
     message = ", ".join(f"{count} {_word(kind)}" for kind, count in does.most_common())
     hosts = counted(len({item.host for item in ranks}), "host")
-    odd = sum(item.level in _OUTLIER for item in found)
-    rest = f"{odd} odd" if odd else "none stands out; look again a minute later"
+    outliers = sum(item.level in _OUTLIER for item in found)
+    rest = f"{outliers} odd" if outliers else "none stands out; look again a minute later"
     return f"{counted(len(ranks), 'rank')} on {hosts}: {message}; {rest}"
 
 

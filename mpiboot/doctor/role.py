@@ -364,17 +364,9 @@ def _by_host(found: Sequence[Finding]) -> str:
 
 def listed(width: int | None) -> str:
     """List every check: its group, reference, the roles that have it, and when it holds."""
-    text = [("group", "check", "roles", "holds when")]
-    for group, references in GROUPS.items():
-        for row in map(CHECKS.__getitem__, references):
-            roles = ",".join(role.value for role in row.roles)
-            text.append((group, row.reference, roles, row.title))
-    widths = [max(len(line[place]) for line in text) + 2 for place in range(3)]
-    return "".join(
-        render.indented(
-            "".join(word.ljust(size) for word, size in zip(line, widths, strict=False)),
-            line[3],
-            width,
-        )
-        for line in text
+    rows = (
+        (group, row.reference, ",".join(role.value for role in row.roles), row.title)
+        for group, references in GROUPS.items()
+        for row in map(CHECKS.__getitem__, references)
     )
+    return render.table(("group", "check", "roles", "holds when"), rows, width=width)

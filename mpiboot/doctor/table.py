@@ -10,11 +10,11 @@ from mpiboot.core.model import Role
 from mpiboot.doctor import hosts, network, pod
 from mpiboot.doctor.checks import BY_REFERENCE, DoctorCheck, of_area
 
-# Of one pod; of a job's hosts beside each other; of the ways between them (--network): from a
+# Of one pod; of a job's hosts beside each other; of the paths between them (--network): from a
 # worker to each other one, of more than six a ring with chords.
 POD: Final = (*of_area(pod), *of_area(network), *network.DATA_NETWORK)
 HOSTS: Final = tuple(row for row in of_area(hosts) if "hosts" in row.needs)
-WAYS: Final = tuple(row for row in of_area(hosts) if "ways" in row.needs)
+PATHS: Final = tuple(row for row in of_area(hosts) if "paths" in row.needs)
 # By their references: what ends or warns of a job, and what doctor alone looks at.
 CHECKS: Final[Mapping[str, Check]] = BY_REFERENCE
 
@@ -24,7 +24,7 @@ def chosen(
 ) -> tuple[DoctorCheck, ...]:
     """Give the checks that count in a pod of this role; with ``only`` those of these references.
 
-    Where nothing tells the role, the pod may become either. A launcher has the plan's findings of
+    A pod without a role may become either. A launcher has the plan's findings of
     all pods for what the plan judges, its own among them.
     """
     return tuple(

@@ -1,9 +1,9 @@
 """The commands that are run on a host by SSH beside mpirun's daemon, and their output.
 
 The programs are ``libexec/host_questions`` (preceded by doctor's own, ``libexec/doctor_questions``)
-and ``libexec/rank_questions``, which only read, and ``libexec/host_orders``. They are sent as a
-session's command, as a host may have no mpiboot. Light, and stdlib only: the child that looks for
-the reason of a failure uses it too. Nothing is run here.
+and ``libexec/rank_questions``, which only read, and ``libexec/host_orders``, behind what they share
+in ``libexec/environs``. They are sent as a session's command, as a host may have no mpiboot. Light,
+and stdlib only: the child that looks for the reason of a failure uses it too. Nothing is run here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _ESTABLISHED: Final = re.compile(
     r"\d+: [0-9A-F]+:([0-9A-F]{4}) [0-9A-F]+:([0-9A-F]{4}) 01 ", re.ASCII
 )
 _REASON: Final = 500  # characters
-_DOCTOR: Final = ("doctor_questions", "host_questions")
+_HOST: Final = ("environs", "host_questions")
+_DOCTOR: Final = ("doctor_questions", *_HOST)
 # One of doctor_questions, which can be asked alone too.
 ENVIRONMENTS: Final = "environments"
 _ENDS: Final = 4  # words of SSH_CONNECTION: the client's address and port, the server's
@@ -49,12 +50,12 @@ def _command(programs: Iterable[str], calls: Iterable[str]) -> str:
 
 def ask(*questions: str) -> str:
     """Build the command that asks some of ``host_questions``; ``facts`` must be the last."""
-    return _command(("host_questions",), questions)
+    return _command(_HOST, questions)
 
 
 def order(*orders: str) -> str:
     """Build the command that gives some of ``host_orders``."""
-    return _command(("host_orders",), orders)
+    return _command(("environs", "host_orders"), orders)
 
 
 def gate(
@@ -75,7 +76,7 @@ def gate(
     wanted = (f"version {mpirun}",) if _PLAIN.fullmatch(mpirun) else ()
     attempts = (f"attempts {attempt} {int(may_disconnect)}",) if attempt else ()
     asked = ("memory", "launches", *attempts, *wanted, *doctor, "facts")
-    return _command(_DOCTOR if doctor else _DOCTOR[1:], asked)
+    return _command(_DOCTOR if doctor else _HOST, asked)
 
 
 def environments() -> str:
@@ -117,7 +118,7 @@ def ranks(seconds: int) -> str:
     Args:
         seconds: how long it looks, beyond what the reading takes.
     """
-    return _command(("rank_questions",), (str(seconds),))
+    return _command(("environs", "rank_questions"), (str(seconds),))
 
 
 def end_processes(marks: Iterable[str]) -> str:

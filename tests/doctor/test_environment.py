@@ -356,10 +356,7 @@ def test_without_a_rank_the_plan_says_what_one_would_get(job: Any) -> None:  # n
     launcher, first, _ = found["hosts"]
     assert first["rank"] == "no rank runs: what the plan would give to one"
     reason = "the launcher's: NCCL reads it in every rank"
-    assert values(first, "NCCL_DEBUG") == (
-        {"first": None, "session": None, "rank": "WARN"},
-        reason,
-    )
+    assert values(first, "NCCL_DEBUG") == ({"first": None, "session": None, "rank": "WARN"}, reason)
     # The launcher's own pod beside what a rank has: what stays there, and why.
     assert launcher["rank"].startswith("w-0.job.ns.svc: ")
     reason = "not forwarded: no rule names it; MPIBOOT_FORWARD=MODE hands it on"

@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import pytest
 
 from mpiboot.core.model import Fabric, Finding, Gpus, Level, Mesh, PodFacts, RdmaDevice, Route
 from mpiboot.core.settings import Settings
-from mpiboot.doctor import network, pod
-from mpiboot.doctor.checks import BY_REFERENCE
-from mpiboot.doctor.network import PciPart
+from mpiboot.doctor import looks, network, pod
+from mpiboot.doctor.checks import BY_REFERENCE, DoctorCheck
+from mpiboot.doctor.network import CountersPart, NvidiaPart, PciPart
 from mpiboot.doctor.pod import (
-    FolderPart,
     ImagePart,
-    KeyPart,
     LimitsPart,
     MemoryPart,
+    PodPart,
     Program,
     ServersPart,
     ShimsPart,
     ShmPart,
     SshdPart,
+    SshdSettings,
     SshListener,
 )
 from tests.fakes import plans
 
-OK, WARN, FAIL = Level.OK, Level.WARN, Level.FAIL
+WARN, FAIL = Level.WARN, Level.FAIL
 MPI = plans.MPIS["openmpi4"]
 ORTED = Program("orted", "/usr/bin/orted")
 GIB, MIB = 1 << 30, 1 << 20
@@ -37,15 +37,16 @@ assert _FACTS is not None
 FACTS: PodFacts = _FACTS
 
 
-def told(found: Iterable[Finding]) -> list[tuple[Level, str]]:
+def told(found: Iterable[Finding]) -> list[str]:
     """Level and sentence; what is not well says what to do."""
     listed = list(found)
-    assert all(item.hint or item.level is OK for item in listed)
+    assert all(item.hint or item.level is Level.OK for item in listed)
     assert all(item.check in BY_REFERENCE for item in listed)
-    return [(item.level, item.message) for item in listed]
+    return [f"{item.level.value}: {item.message}" for item in listed]
 
 
-# -- image -----------------------------------------------------------------------------------------
+def device(name: str) -> RdmaDevice:
+    return RdmaDevice(0, name, "roce", "CA", "", "mlx5", "", "/dev/infiniband/uverbs0", "", ())
 
 
 def an_image(
@@ -55,347 +56,297 @@ def an_image(
     return ImagePart(MPI, listed, daemon, "3.11.2", (), "/usr/bin")
 
 
-def test_mpirun_and_ssh_are_told_with_their_place() -> None:
-    assert told(pod.programs(an_image())) == [
-        (OK, "mpirun is /usr/bin/mpirun, mpirun (Open MPI) 4.1.4"),
-        (OK, "ssh is /usr/bin/ssh"),
-    ]
+NO_MPI = ImagePart(None, (Program("ssh", ""),), None, "3.11.2", (), "/opt/bin:/bin")
+NO_ORTED = Program("orted", "")
+LACKS = ("libhwloc.so.15 => not found",)
+BROKEN = Program("orted", "/usr/bin/orted", LACKS)
 
+CLOSED = Finding("tmpdir", FAIL, "closed", hint="mount")
+NO_FOLDER = Finding("runtime-folder", FAIL, "none", hint="mount")
+OTHER_KEY = Finding("ssh-key", WARN, "another key", hint="mount one")
+NO_KEY = Finding("ssh-key", FAIL, "no key", hint="mount it")
 
-def test_no_mpirun_fails_and_no_ssh_does_not() -> None:
-    seen = ImagePart(None, (Program("ssh", ""),), None, "3.11.2", (), "/opt/bin:/bin")
-    (first, _) = found = list(pod.programs(seen))
-    assert told(found) == [
-        (FAIL, "no mpirun or mpiexec in a folder of PATH"),
-        (OK, "no ssh on PATH; only a launcher needs one"),
-    ]
-    assert first.evidence == ("PATH=/opt/bin:/bin",)
-    assert list(pod.daemon(seen)) == []
-
-
-@pytest.mark.parametrize(
-    ("daemon", "found"),
-    [
-        (ORTED, [(OK, "orted is /usr/bin/orted")]),
-        (
-            Program("orted", ""),
-            [(FAIL, "/usr/bin/mpirun has no orted beside it or on PATH")],
-        ),
-        (None, []),
-    ],
+SAME = {"locked memory": -1, "open files": 1024}
+SAME_SAYS = "locked memory unlimited, open files 1024"
+LOW_SAYS = (
+    "locked memory 64 KiB (the first process: unlimited), processes 10 (the first process: 20)"
 )
-def test_mpirun_needs_its_daemon(daemon: Program | None, found: list[tuple[Level, str]]) -> None:
-    assert told(pod.daemon(an_image(daemon=daemon))) == found
+LOW = {"locked memory": 65536, "open files": 1 << 20, "processes": 10}
+HIGH = {"locked memory": -1, "open files": 1024, "processes": 20}
+NCCL = (("nccl-A", 32 * MIB), ("nccl-B", 32 * MIB))
+LEFT = "warn: 2 files of NCCL in /dev/shm (64 MiB) that no process here holds: nccl-A, nccl-B"
 
-
-def test_a_program_that_lacks_a_library_is_named_with_the_loaders_line() -> None:
-    lines = ("libhwloc.so.15 => not found",)
-    (found,) = pod.libraries(an_image(lacks=lines))
-    message = "/usr/bin/mpirun does not find all of its shared libraries"
-    assert (found.level, found.message, found.evidence) == (FAIL, message, lines)
-    own = Program("orted", "/usr/bin/orted", ("libevent.so => not found",))
-    assert [item.message for item in pod.libraries(an_image(daemon=own))] == [
-        "/usr/bin/orted does not find all of its shared libraries"
-    ]
-    good = "shared libraries: all are found for mpirun, orted"
-    assert told(pod.libraries(an_image(ssh=""))) == [(OK, good)]
-
-
-def test_a_module_that_is_not_installed_is_named() -> None:
-    assert told(pod.python(an_image())) == [(OK, "Python 3.11.2 has what mpiboot needs")]
-    seen = replace(an_image(), modules=("dns", "pyroute2"))
-    assert told(pod.python(seen)) == [(FAIL, "Python 3.11.2 does not find dns, pyroute2")]
-
-
-def test_a_uid_without_a_passwd_entry_is_a_warning() -> None:
-    assert told(pod.passwd(plans.ROOT)) == [(OK, "uid 0 is root, at home in /root")]
-    assert told(pod.passwd(plans.NOBODY)) == [(WARN, "uid 1000 has no passwd entry")]
-
-
-@pytest.mark.parametrize(
-    ("sshd", "found"),
-    [
-        (SshdPart("/usr/sbin/sshd", ""), (OK, "/usr/sbin/sshd can serve")),
-        (SshdPart("", "no sshd"), (OK, "mpiboot's own SSH server serves: no sshd")),
-        (
-            SshdPart("/usr/sbin/sshd", "sshd as root needs the capabilities SYS_CHROOT"),
-            (
-                WARN,
-                (
-                    "/usr/sbin/sshd can't serve, so mpiboot's own server does: "
-                    "sshd as root needs the capabilities SYS_CHROOT"
-                ),
-            ),
-        ),
-    ],
-)
-def test_an_sshd_that_is_there_and_cannot_serve_is_a_warning(
-    sshd: SshdPart, found: tuple[Level, str]
-) -> None:
-    assert told(pod.openssh(sshd, plans.ROOT)) == [found]
-
-
-def test_under_a_random_uid_mpiboots_own_server_is_no_trouble() -> None:
-    seen = SshdPart("/usr/sbin/sshd", "uid 1000 has no passwd entry")
-    assert [level for level, _ in told(pod.openssh(seen, plans.NOBODY))] == [OK]
-
-
-def test_shims_are_told_where_there_are_any() -> None:
-    assert told(pod.shims(ShimsPart("", ()))) == []
-    assert told(pod.shims(ShimsPart("mpirun is mpiboot", ("mpiexec is not",)))) == [
-        (OK, "mpirun is mpiboot"),
-        (WARN, "mpiexec is not"),
-    ]
-
-
-# -- private folder and key ------------------------------------------------------------------------
-
-
-def test_folder_and_tmpdir_are_judged_apart() -> None:
-    wrong = (Finding("tmpdir", FAIL, "closed", hint="mount"),)
-    assert told(pod.folder(FolderPart("/run/x", wrong))) == [(OK, "the private folder is /run/x")]
-    assert told(pod.tmpdir(FolderPart("/run/x", wrong))) == [(FAIL, "closed")]
-    none = Finding("runtime-folder", FAIL, "none", hint="mount")
-    assert told(pod.folder(FolderPart("", (none,)))) == [(FAIL, "none")]
-
-
-def test_a_key_is_told_with_its_type_and_who_may_read_it() -> None:
-    seen = KeyPart("/k/id_rsa", "ssh-ed25519", "SHA256:x", 0o640, 0, read_only=True)
-    message = "the key is /k/id_rsa, ssh-ed25519 SHA256:x, mode 0640 of uid 0, read-only"
-    assert told(pod.key(seen)) == [(OK, message)]
-    odd = Finding("ssh-key", WARN, "another key", hint="mount one")
-    assert told(pod.key(replace(seen, read_only=False, odd=odd))) == [
-        (OK, message.removesuffix(", read-only")),
-        (WARN, "another key"),
-    ]
-    none = Finding("ssh-key", FAIL, "no key", hint="mount it")
-    assert told(pod.key(KeyPart(wrong=none))) == [(FAIL, "no key")]
-
-
-# -- limits and memory -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("sessions", "first", "found"),
-    [
-        (
-            {"locked memory": -1, "open files": 1024},
-            {"locked memory": -1, "open files": 1024},
-            [
-                (
-                    OK,
-                    (
-                        "SSH sessions have the limits of the first process: "
-                        "locked memory unlimited, open files 1024"
-                    ),
-                )
-            ],
-        ),
-        (
-            {"locked memory": 65536, "open files": 1 << 20, "processes": 10},
-            {"locked memory": -1, "open files": 1024, "processes": 20},
-            [
-                (
-                    WARN,
-                    (
-                        "SSH sessions get less: locked memory 64 KiB "
-                        "(the first process: unlimited), "
-                        "processes 10 (the first process: 20)"
-                    ),
-                )
-            ],
-        ),
-        ({}, {"open files": 1}, []),
-    ],
-)
-def test_sessions_with_lower_limits_than_the_pod_are_a_warning(
-    sessions: dict[str, int], first: dict[str, int], found: list[tuple[Level, str]]
-) -> None:
-    assert told(pod.limits(LimitsPart(sessions, first))) == found
-
-
-@pytest.mark.parametrize(
-    ("used", "most", "found"),
-    [
-        (5, 0, []),
-        (90, 100, [(OK, "90 of 100 processes and threads")]),
-        (91, 100, [(WARN, "91 of 100 processes and threads: the next may not start")]),
-    ],
-)
-def test_a_pod_that_can_start_no_more_processes_is_a_warning(
-    used: int, most: int, found: list[tuple[Level, str]]
-) -> None:
-    assert told(pod.processes(LimitsPart({}, {}, used, most))) == found
-
-
-STALE = (("nccl-A", 32 * MIB), ("nccl-B", 32 * MIB))
-LEFT = "2 files of NCCL in /dev/shm (64 MiB) that no process here holds: nccl-A, nccl-B"
-
-
-@pytest.mark.parametrize(
-    ("seen", "found"),
-    [
-        (ShmPart(GIB, 0), [(OK, "0 bytes of 1 GiB in /dev/shm in use")]),
-        (ShmPart(GIB, GIB), [(WARN, "1 GiB of 1 GiB in /dev/shm in use")]),
-        (ShmPart(GIB, 64 * MIB, STALE), [(WARN, LEFT)]),
-        (ShmPart(GIB, GIB, STALE), [(WARN, LEFT), (WARN, "1 GiB of 1 GiB in /dev/shm in use")]),
-        # Whoever could not be asked may hold them.
-        (
-            ShmPart(GIB, 64 * MIB, STALE, all_seen=False),
-            [(OK, "64 MiB of 1 GiB in /dev/shm in use")],
-        ),
-    ],
-)
-def test_what_ended_ranks_left_in_shared_memory_is_named(
-    seen: ShmPart, found: list[tuple[Level, str]]
-) -> None:
-    assert told(pod.shm(seen)) == found
-
-
-@pytest.mark.parametrize(
-    ("seen", "found"),
-    [
-        (MemoryPart(0, GIB, 0), (OK, "memory: 1 GiB (no limit) in use")),
-        (MemoryPart(4 * GIB, GIB, 0), (OK, "memory: 1 GiB of 4 GiB in use")),
-        (MemoryPart(GIB, GIB - MIB, 0), (WARN, "memory: 1023 MiB of 1 GiB in use")),
-        (
-            MemoryPart(4 * GIB, GIB, 1),
-            (
-                WARN,
-                "out of memory: the kernel killed 1 time here; memory: 1 GiB of 4 GiB in use",
-            ),
-        ),
-    ],
-)
-def test_memory_that_is_short_or_was_is_a_warning(
-    seen: MemoryPart, found: tuple[Level, str]
-) -> None:
-    assert told(pod.memory(seen)) == [found]
-
-
-MINE, THEIRS = "SSH-2.0-OpenSSH_9.2p1 mpiboot", "SSH-2.0-OpenSSH_9.2p1 Debian"
-GREETS = f"greets with {THEIRS!r}, process 7 (sshd): "
-
-
-@pytest.mark.parametrize(
-    ("own", "server", "found"),
-    [
-        (
-            22,
-            SshListener(22, MINE, 7, "sshd", ours=True),
-            [(OK, "port 22 is mpiboot's, process 7 (sshd)")],
-        ),
-        (22, SshListener(22, MINE, ours=True), [(OK, "port 22 is mpiboot's")]),
-        (
-            22,
-            SshListener(22, THEIRS, 7, "sshd"),
-            [(FAIL, f"port 22 {GREETS}not mpiboot's, whose port it is")],
-        ),
-        (
-            0,
-            SshListener(2222, THEIRS, 7, "sshd"),
-            [(WARN, f"port 2222 {GREETS}an SSH server that mpiboot did not start")],
-        ),
-        (2222, SshListener(22, THEIRS), []),  # as a node's own beside a pod with hostNetwork
-        (0, SshListener(22, MINE, ours=True), []),
-        (22, SshListener(22, "SSH-2.0-AsyncSSH"), []),  # whose process can't be seen
-    ],
-)
-def test_whose_ssh_server_has_the_port_is_told(
-    own: int, server: SshListener, found: list[tuple[Level, str]]
-) -> None:
-    assert told(pod.ssh_servers(ServersPart(own, (server,)))) == found
-
-
-# -- network ---------------------------------------------------------------------------------------
+OURS, THEIRS = "SSH-2.0-OpenSSH_9.2p1 mpiboot", "SSH-2.0-OpenSSH_9.2p1 Debian"
+GREETS = f"greets with {THEIRS!r}, process 7 (sshd)"
 
 TWO = replace(
     FACTS, links=(plans.link("eth0", "10.244.0.2/24"), plans.link("net1", "192.168.1.2/24"))
 )
+STRICT = "packets whose answer would leave by another link are dropped without a word"
+
+
+def routes(*links: str) -> PodFacts:
+    return replace(FACTS, fabric=Fabric(routes=tuple(Route("0.0.0.0/0", link) for link in links)))
+
+
+def with_gpus(gpus: Gpus, *devices: str) -> PodFacts:
+    return replace(FACTS, gpus=gpus, fabric=Fabric(devices=tuple(map(device, devices))))
+
+
+NO_PEER_MEMORY = "warn: RDMA devices reach no GPU memory: neither nvidia_peermem nor DMA-BUF"
+PROGRESS = "In Progress on 8 of 8 GPUs"
+UUID = "dc6e40c4-d722-4357-9ba6-5291dd461278"
+REACHES = f"the GPUs' NVLink reaches other nodes (cluster {UUID})"
+NO_CHANNEL = "but no IMEX channel is in this pod: between nodes NCCL uses the network"
+BTL = ("OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_btl_tcp_if_exclude")
+GID = ("NCCL_IB_GID_INDEX", "NCCL_IB_ADDR_RANGE")
+ERRORS = {"out_of_sequence": 350, "np_cnp_sent": 5, "symbol_error": 0}
+PAST = "since the driver's start: mlx5_0:1 out_of_sequence 350, np_cnp_sent 5"
+
+
+def counted(sums: Mapping[str, int], **grown: int) -> CountersPart:
+    return CountersPart({"mlx5_0:1": sums}, {"mlx5_0:1": grown}, 1.0)
 
 
 @pytest.mark.parametrize(
-    ("facts", "values", "found"),
+    ("judge", "parts", "expected"),
     [
-        (FACTS, {"eth0": 1}, []),
-        (TWO, {"eth0": 0, "net1": 2}, [(OK, "not strict on eth0, net1")]),
+        # -- image
         (
-            TWO,
-            {"eth0": 0, "net1": 1},
+            *(pod.programs, [an_image()]),
+            ["ok: mpirun is /usr/bin/mpirun, mpirun (Open MPI) 4.1.4", "ok: ssh is /usr/bin/ssh"],
+        ),
+        (
+            *(pod.programs, [NO_MPI]),
             [
-                (
-                    WARN,
-                    (
-                        "rp_filter is 1 (strict) on net1: packets whose answer would leave "
-                        "by another "
-                        "link are dropped without a word"
-                    ),
-                )
+                "fail: no mpirun or mpiexec in a folder of PATH",
+                "ok: no ssh on PATH; only a launcher needs one",
             ],
         ),
-    ],
-)
-def test_a_strict_link_among_several_is_a_warning(
-    facts: PodFacts, values: dict[str, int], found: list[tuple[Level, str]]
-) -> None:
-    assert told(network.rp_filter(values, facts)) == found
-
-
-@pytest.mark.parametrize(
-    ("links", "found"),
-    [
-        ((), []),
-        (("eth0", "eth0"), [(OK, "the default route leaves by eth0")]),
+        (pod.daemon, [an_image()], ["ok: orted is /usr/bin/orted"]),
         (
-            ("eth0", "net1"),
-            [(WARN, "0.0.0.0/0 leaves by eth0 and by net1: the kernel decides by metric")],
+            *(pod.daemon, [an_image(daemon=NO_ORTED)]),
+            ["fail: /usr/bin/mpirun has no orted beside it or on PATH"],
+        ),
+        (pod.daemon, [an_image(daemon=None)], []),
+        (pod.daemon, [NO_MPI], []),
+        (
+            *(pod.libraries, [an_image(lacks=LACKS)]),
+            ["fail: /usr/bin/mpirun does not find all of its shared libraries"],
+        ),
+        (
+            *(pod.libraries, [an_image(daemon=BROKEN)]),
+            ["fail: /usr/bin/orted does not find all of its shared libraries"],
+        ),
+        (
+            *(pod.libraries, [an_image(ssh="")]),
+            ["ok: shared libraries: all are found for mpirun, orted"],
+        ),
+        (pod.python, [an_image()], ["ok: Python 3.11.2 has what mpiboot needs"]),
+        (
+            *(pod.python, [replace(an_image(), modules=("dns", "pyroute2"))]),
+            ["fail: Python 3.11.2 does not find dns, pyroute2"],
+        ),
+        (pod.passwd, [plans.ROOT], ["ok: uid 0 is root, at home in /root"]),
+        (pod.passwd, [plans.NOBODY], ["warn: uid 1000 has no passwd entry"]),
+        (pod.openssh, [SshdPart("/sbin/sshd", ""), plans.ROOT], ["ok: /sbin/sshd can serve"]),
+        (
+            *(pod.openssh, [SshdPart("", "no sshd"), plans.ROOT]),
+            ["ok: mpiboot's own SSH server serves: no sshd"],
+        ),
+        (
+            *(pod.openssh, [SshdPart("/sbin/sshd", "no SYS_CHROOT"), plans.ROOT]),
+            ["warn: /sbin/sshd can't serve, so mpiboot's own server does: no SYS_CHROOT"],
+        ),
+        (  # under a random uid mpiboot's own server is no trouble
+            *(pod.openssh, [SshdPart("/sbin/sshd", "no passwd entry"), plans.NOBODY]),
+            ["ok: mpiboot's own SSH server serves: no passwd entry"],
+        ),
+        (pod.shims, [ShimsPart("", ())], []),
+        (
+            *(pod.shims, [ShimsPart("mpirun is mpiboot", ("mpiexec is not",))]),
+            ["ok: mpirun is mpiboot", "warn: mpiexec is not"],
+        ),
+        # -- private folder and key
+        (pod.folder, [PodPart("it is /run/x", (CLOSED,))], ["ok: it is /run/x", "fail: closed"]),
+        (pod.folder, [PodPart("", (NO_FOLDER,))], ["fail: none"]),
+        (pod.key, [PodPart("it is x", (OTHER_KEY,))], ["ok: it is x", "warn: another key"]),
+        (pod.key, [PodPart(wrong=(NO_KEY,))], ["fail: no key"]),
+        # -- limits and memory
+        (
+            *(pod.limits, [LimitsPart(SAME, SAME)]),
+            [f"ok: SSH sessions have the limits of the first process: {SAME_SAYS}"],
+        ),
+        (*(pod.limits, [LimitsPart(LOW, HIGH)]), [f"warn: SSH sessions get less: {LOW_SAYS}"]),
+        (pod.limits, [LimitsPart({}, {"open files": 1})], []),
+        (pod.processes, [LimitsPart({}, {}, 5, 0)], []),
+        (pod.processes, [LimitsPart({}, {}, 90, 100)], ["ok: 90 of 100 processes and threads"]),
+        (
+            *(pod.processes, [LimitsPart({}, {}, 91, 100)]),
+            ["warn: 91 of 100 processes and threads: the next may not start"],
+        ),
+        (pod.shm, [ShmPart(GIB, 0)], ["ok: 0 bytes of 1 GiB in /dev/shm in use"]),
+        (pod.shm, [ShmPart(GIB, GIB)], ["warn: 1 GiB of 1 GiB in /dev/shm in use"]),
+        (pod.shm, [ShmPart(GIB, 64 * MIB, NCCL)], [LEFT]),
+        (pod.shm, [ShmPart(GIB, GIB, NCCL)], [LEFT, "warn: 1 GiB of 1 GiB in /dev/shm in use"]),
+        (  # whoever could not be asked may hold them
+            *(pod.shm, [ShmPart(GIB, 64 * MIB, NCCL, all_seen=False)]),
+            ["ok: 64 MiB of 1 GiB in /dev/shm in use"],
+        ),
+        (pod.memory, [MemoryPart(0, GIB, 0)], ["ok: memory: 1 GiB (no limit) in use"]),
+        (pod.memory, [MemoryPart(4 * GIB, GIB, 0)], ["ok: memory: 1 GiB of 4 GiB in use"]),
+        (pod.memory, [MemoryPart(GIB, GIB - MIB, 0)], ["warn: memory: 1023 MiB of 1 GiB in use"]),
+        (
+            *(pod.memory, [MemoryPart(4 * GIB, GIB, 1)]),
+            ["warn: out of memory: the kernel killed 1 time here; memory: 1 GiB of 4 GiB in use"],
+        ),
+        # -- SSH servers
+        (
+            *(pod.ssh_servers, [ServersPart(22, (SshListener(22, OURS, 7, "sshd", ours=True),))]),
+            ["ok: port 22 is mpiboot's, process 7 (sshd)"],
+        ),
+        (
+            *(pod.ssh_servers, [ServersPart(22, (SshListener(22, OURS, ours=True),))]),
+            ["ok: port 22 is mpiboot's"],
+        ),
+        (
+            *(pod.ssh_servers, [ServersPart(22, (SshListener(22, THEIRS, 7, "sshd"),))]),
+            [f"fail: port 22 {GREETS}: not mpiboot's, whose port it is"],
+        ),
+        (
+            *(pod.ssh_servers, [ServersPart(0, (SshListener(2222, THEIRS, 7, "sshd"),))]),
+            [f"warn: port 2222 {GREETS}: an SSH server that mpiboot did not start"],
+        ),
+        # As a node's own beside a pod with hostNetwork; mpiboot's; whose process can't be seen.
+        (pod.ssh_servers, [ServersPart(2222, (SshListener(22, THEIRS),))], []),
+        (pod.ssh_servers, [ServersPart(0, (SshListener(22, OURS, ours=True),))], []),
+        (pod.ssh_servers, [ServersPart(22, (SshListener(22, "SSH-2.0-AsyncSSH"),))], []),
+        # -- network
+        (network.rp_filter, [{"eth0": 1}, FACTS], []),
+        (network.rp_filter, [{"eth0": 0, "net1": 2}, TWO], ["ok: not strict on eth0, net1"]),
+        (
+            *(network.rp_filter, [{"eth0": 0, "net1": 1}, TWO]),
+            [f"warn: rp_filter is 1 (strict) on net1: {STRICT}"],
+        ),
+        (network.default_routes, [routes()], []),
+        (
+            *(network.default_routes, [routes("eth0", "eth0")]),
+            ["ok: the default route leaves by eth0"],
+        ),
+        (
+            *(network.default_routes, [routes("eth0", "net1")]),
+            ["warn: 0.0.0.0/0 leaves by eth0 and by net1: the kernel decides by metric"],
+        ),
+        (network.mesh, [None, Settings()], []),
+        # -- data network and GPUs; rules that compare workers say nothing of one
+        (
+            network.data_network,
+            [replace(FACTS, shm=64 * MIB, gpus=Gpus(2, "NVIDIA 2330")), Settings()],
+            [
+                "warn: /dev/shm has 64 MiB for 2 ranks",
+                "ok: no RDMA device of this pod; data goes over TCP",
+            ],
+        ),
+        (network.gpus, [with_gpus(Gpus())], []),
+        (network.gpus, [with_gpus(Gpus(8, "NVIDIA 2330"))], ["ok: 8 GPUs: NVIDIA 2330"]),
+        (
+            *(network.gpus, [with_gpus(Gpus(7, "NVIDIA 2330", lost=1))]),
+            ["warn: 1 of 8 GPUs in /dev, the kernel has no more"],
+        ),
+        (
+            *(network.gpus, [with_gpus(Gpus(8, "NVIDIA 2330", fabric=PROGRESS))]),
+            [f"warn: NVLink fabric: {PROGRESS}; CUDA starts when Fabric Manager has set it up"],
+        ),
+        (
+            network.gpus,
+            [with_gpus(Gpus(1, "NVIDIA 2330", peer_memory=()), "mlx5_0")],
+            [NO_PEER_MEMORY],
+        ),
+        (
+            *(
+                network.gpus,
+                [with_gpus(Gpus(1, "NVIDIA 2330", peer_memory=("DMA-BUF",)), "mlx5_0")],
+            ),
+            ["ok: 1 GPU: NVIDIA 2330"],
+        ),
+        # -- RDMA counters, of which congestion is no error
+        (network.counters, [CountersPart({})], []),
+        (
+            *(network.counters, [counted(ERRORS, out_of_sequence=0, np_cnp_sent=5)]),
+            [f"ok: no error is counted now on 1 RDMA port; {PAST}"],
+        ),
+        (
+            *(network.counters, [counted(ERRORS, out_of_sequence=250, np_cnp_sent=5)]),
+            ["warn: within 1s grew mlx5_0:1 out_of_sequence 250"],
+        ),
+        (
+            *(network.counters, [counted({"symbol_error": 0}, symbol_error=0)]),
+            ["ok: no error is counted now on 1 RDMA port"],
+        ),
+        # -- NVIDIA's library and NVLink between nodes
+        (network.cuda_library, [NvidiaPart("550.54.15"), FACTS], []),
+        (network.cuda_library, [NvidiaPart(""), with_gpus(Gpus(8))], []),
+        (network.imex, [NvidiaPart("570.1", channels=1)], []),
+        (
+            *(network.imex, [NvidiaPart("570.1", cluster=UUID, channels=1)]),
+            [f"ok: {REACHES}, and this pod has an IMEX channel"],
+        ),
+        (*(network.imex, [NvidiaPart("570.1", cluster=UUID)]), [f"warn: {REACHES}, {NO_CHANNEL}"]),
+        # -- variables
+        (
+            network.debug,
+            [{"NCCL_DEBUG": "WARN", "I_MPI_DEBUG": "0", "OMPI_MCA_plm_base_verbose": "0"}],
+            [],
+        ),
+        (network.debug, [{"NCCL_DEBUG": "info"}], ["warn: NCCL_DEBUG=info"]),
+        (network.debug, [{"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": "/tmp/nccl.%h.%p"}], []),
+        (
+            network.debug,
+            [{"UCX_LOG_LEVEL": "debug", "OMPI_MCA_btl_base_verbose": "100"}],
+            ["warn: UCX_LOG_LEVEL=debug, OMPI_MCA_btl_base_verbose=100"],
+        ),
+        (network.two_settings, [{BTL[0]: "eth0", BTL[1]: ""}], []),
+        (
+            *(network.two_settings, [dict.fromkeys(BTL, "eth0")]),
+            [f"warn: {' and '.join(BTL)} exclude each other: ranks then have no TCP"],
+        ),
+        (
+            *(network.two_settings, [dict.fromkeys(GID, "3")]),
+            [f"warn: {' and '.join(GID)} exclude each other: the range then has no effect"],
+        ),
+        (network.unread, [{"PRTE_MCA_rml_base_radix": "1"}, NO_MPI], []),
+        (network.named_links, [{}, FACTS], []),
+        (network.named_links, [{"GLOO_SOCKET_IFNAME": "eth0"}, FACTS], []),
+        (*(network.named_links, [{"OMPI_MCA_btl_tcp_if_include": "10.0.0.0/8,eth0"}, FACTS]), []),
+        (
+            *(network.named_links, [{"GLOO_SOCKET_IFNAME": "ens5"}, FACTS]),
+            ["warn: GLOO_SOCKET_IFNAME=ens5: no link ens5 here (there are lo, eth0)"],
+        ),
+        (
+            *(network.named_links, [{"HYDRA_IFACE": "eth0, ib0"}, FACTS]),
+            ["warn: HYDRA_IFACE=eth0, ib0: no link ib0 here (there are lo, eth0)"],
         ),
     ],
 )
-def test_two_links_with_a_default_route_are_a_warning(
-    links: tuple[str, ...], found: list[tuple[Level, str]]
-) -> None:
-    routes = tuple(Route("0.0.0.0/0", link) for link in links)
-    assert told(network.default_routes(replace(FACTS, fabric=Fabric(routes=routes)))) == found
+def test_every_outcome(judge: DoctorCheck, parts: list[object], expected: list[str]) -> None:
+    assert told(judge(*parts)) == expected
+
+
+@pytest.mark.parametrize(
+    ("found", "evidence"),
+    [
+        (pod.programs(NO_MPI), ("PATH=/opt/bin:/bin",)),
+        (pod.libraries(an_image(lacks=LACKS)), LACKS),
+        (network.counters(counted(ERRORS, out_of_sequence=250)), (PAST,)),
+    ],
+)
+def test_the_evidence_is_beside_it(found: Iterable[Finding], evidence: tuple[str, ...]) -> None:
+    assert next(iter(found)).evidence == evidence
 
 
 def test_a_proxy_in_front_of_the_pod_is_a_warning() -> None:
-    seen = Mesh("istio", ("its ports listen",))
-    assert [level for level, _ in told(network.mesh(seen, Settings()))] == [WARN]
-    assert told(network.mesh(None, Settings())) == []
-
-
-# -- variables -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("environ", "found"),
-    [
-        ({"NCCL_DEBUG": "WARN", "I_MPI_DEBUG": "0", "OMPI_MCA_plm_base_verbose": "0"}, []),
-        ({"NCCL_DEBUG": "info"}, ["NCCL_DEBUG=info"]),
-        ({"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": "/tmp/nccl.%h.%p"}, []),
-        (
-            {"UCX_LOG_LEVEL": "debug", "OMPI_MCA_btl_base_verbose": "100"},
-            ["UCX_LOG_LEVEL=debug, OMPI_MCA_btl_base_verbose=100"],
-        ),
-    ],
-)
-def test_debug_output_that_was_left_on_is_named(environ: dict[str, str], found: list[str]) -> None:
-    assert told(network.debug(environ)) == [(WARN, message) for message in found]
-
-
-@pytest.mark.parametrize(("other", "count"), [("", 0), ("lo", 1)])
-def test_two_variables_that_exclude_each_other_are_named(other: str, count: int) -> None:
-    environ = {"OMPI_MCA_btl_tcp_if_include": "eth0", "OMPI_MCA_btl_tcp_if_exclude": other}
-    message = (
-        "OMPI_MCA_btl_tcp_if_include and OMPI_MCA_btl_tcp_if_exclude exclude each other: "
-        "ranks then have no TCP"
-    )
-    assert told(network.two_settings(environ)) == [(WARN, message)] * count
-
-
-def device(name: str) -> RdmaDevice:
-    return RdmaDevice(0, name, "roce", "CA", "", "mlx5", "", "/dev/infiniband/uverbs0", "", ())
+    (found,) = told(network.mesh(Mesh("istio", ("its ports listen",)), Settings()))
+    assert found.startswith("warn: ")
 
 
 @pytest.mark.parametrize(
@@ -409,12 +360,12 @@ def device(name: str) -> RdmaDevice:
         ("mlx5_2", ""),
     ],
 )
-def test_a_name_that_nccl_takes_for_a_prefix_is_told(value: str, means: str) -> None:
+def test_a_name_that_nccl_takes_for_a_prefix_is_named(value: str, means: str) -> None:
     devices = tuple(device(f"mlx5_{number}") for number in (1, 2, 10, 11))
     fabric = Fabric(devices=devices, settings=(("NCCL_IB_HCA", value),))
     found = list(network.prefixes(replace(FACTS, fabric=fabric)))
-    message = f"NCCL_IB_HCA={value}: mlx5_1 is a prefix for NCCL, and means {means} too"
-    assert told(found) == ([(WARN, message)] if means else [])
+    message = f"warn: NCCL_IB_HCA={value}: mlx5_1 is a prefix for NCCL, and means {means} too"
+    assert told(found) == ([message] if means else [])
     sign = "^=" if value.startswith("^") else "="
     assert all(item.hint == f"write NCCL_IB_HCA={sign}{value.lstrip('^')}" for item in found)
 
@@ -431,103 +382,125 @@ def test_a_name_that_nccl_takes_for_a_prefix_is_told(value: str, means: str) -> 
 def test_a_parameter_of_another_version_is_named_with_what_to_write(
     name: str, family: str, instead: str
 ) -> None:
-    seen = replace(an_image(), mpi=plans.MPIS[family])
-    found = told(network.unread({name: "1"}, seen))
-    message = f"{plans.MPIS[family].banner} ignores {name} ({instead}"
-    assert [item[1].startswith(message) for item in found] == [True] * bool(instead)
-    assert list(network.unread({name: "1"}, replace(seen, mpi=None))) == []
+    found = told(network.unread({name: "1"}, replace(an_image(), mpi=plans.MPIS[family])))
+    message = f"warn: {plans.MPIS[family].banner} ignores {name} ({instead}"
+    assert [item.startswith(message) for item in found] == [True] * bool(instead)
 
 
-# -- data network and GPUs -------------------------------------------------------------------------
-
-
-def test_the_rules_of_a_launcher_are_those_of_one_pod() -> None:
-    small = replace(FACTS, shm=64 * MIB, gpus=Gpus(2, "NVIDIA 2330"))
-    assert told(network.data_network(small, Settings())) == [
-        (WARN, "/dev/shm has 64 MiB for 2 ranks"),
-        (OK, "no RDMA device of this pod; data goes over TCP"),
-    ]
+LIB, COMPAT = "/usr/lib/x86_64-linux-gnu", "/usr/local/cuda/compat"
 
 
 @pytest.mark.parametrize(
-    ("gpus", "found"),
+    ("library", "folder", "level", "message"),
     [
-        (Gpus(), []),
-        (Gpus(8, "NVIDIA 2330"), [(OK, "8 GPUs: NVIDIA 2330")]),
-        (
-            Gpus(7, "NVIDIA 2330", lost=1),
-            [(WARN, "1 of 8 GPUs in /dev, the kernel has no more")],
-        ),
-        (
-            Gpus(8, "NVIDIA 2330", fabric="In Progress on 8 of 8 GPUs"),
-            [
-                (
-                    WARN,
-                    (
-                        "NVLink fabric: In Progress on 8 of 8 GPUs; CUDA starts "
-                        "when Fabric Manager "
-                        "has set it up"
-                    ),
-                )
-            ],
-        ),
+        (f"{LIB}/libcuda.so.550.54.15", LIB, Level.OK, "fits the driver 550.54.15"),
+        (f"{COMPAT}/libcuda.so.560.35.03", COMPAT, Level.OK, "fits the driver 550.54.15"),
+        (f"{LIB}/libcuda.so.1", LIB, Level.OK, "the driver is 550.54.15"),
+        (f"{LIB}/libcuda.so.535.104.05", LIB, FAIL, "is of driver 535.104.05"),
+        (f"{LIB}/libcuda.so.560.35.03", LIB, FAIL, "CUDA does not start (error 803)"),
+        (f"{COMPAT}/libcuda.so.535.104.05", COMPAT, FAIL, "is of driver 535.104.05"),
+        ("", "", FAIL, "no libcuda.so.1, and the node's driver is 550.54.15"),
     ],
 )
-def test_gpus_are_judged_as_a_launcher_judges_them(
-    gpus: Gpus, found: list[tuple[Level, str]]
+def test_a_cuda_library_of_another_driver_fails(
+    library: str, folder: str, level: Level, message: str
 ) -> None:
-    assert told(network.gpus(replace(FACTS, gpus=gpus))) == found
-
-
-@pytest.mark.parametrize("ways", [(), ("DMA-BUF",)])
-def test_gpus_whose_memory_no_rdma_device_reaches_are_a_warning(ways: tuple[str, ...]) -> None:
-    own = Gpus(1, "NVIDIA 2330", peer_memory=ways)
-    facts = replace(FACTS, gpus=own, fabric=Fabric(devices=(device("mlx5_0"),)))
-    message = "RDMA devices reach no GPU memory: neither nvidia_peermem nor DMA-BUF"
-    good = (OK, "1 GPU: NVIDIA 2330")
-    assert told(network.gpus(facts)) == [good if ways else (WARN, message)]
+    (item,) = network.cuda_library(NvidiaPart("550.54.15", library, folder), with_gpus(Gpus(8)))
+    assert (item.level, message in item.message) == (level, True)
+    assert bool(item.hint) == (level is FAIL)
+    assert ("LD_LIBRARY_PATH" in item.hint) == (level is FAIL and folder == COMPAT)
 
 
 # A switch is two functions of the path: its upstream port and a downstream one.
 ROOT, OTHER = "pci0000:15/0000:15:01.0", "pci0000:97/0000:97:01.0"
 GPU = f"{ROOT}/0000:16:00.0/0000:17:00.0/0000:18:00.0"
+NEAR = f"{ROOT}/0000:16:00.0/0000:17:01.0/0000:1a:00.0"
+FAR = f"{OTHER}/0000:98:00.0/0000:99:00.0/0000:9a:00.0"
 
 
 @pytest.mark.parametrize(
-    ("device", "numa", "name"),
+    ("path", "numa", "name"),
     [
-        (f"{ROOT}/0000:16:00.0/0000:17:01.0/0000:1a:00.0", (0, 0), "PIX"),
-        (
-            f"{ROOT}/0000:16:00.0/0000:17:02.0/0000:1b:00.0/0000:1c:00.0/0000:1d:00.0",
-            (0, 0),
-            "PXB",
-        ),
-        (f"{OTHER}/0000:98:00.0/0000:99:00.0/0000:9a:00.0", (0, 0), "PHB"),
+        (NEAR, (0, 0), "PIX"),
+        (f"{ROOT}/0000:16:00.0/0000:17:02.0/0000:1b:00.0/0000:1c:00.0/1d:00.0", (0, 0), "PXB"),
+        (FAR, (0, 0), "PHB"),
         ("pci0000:15/0000:15:03.0/0000:1f:00.0", (0, 0), "PHB"),
-        (f"{OTHER}/0000:98:00.0/0000:99:00.0/0000:9a:00.0", (0, 1), "SYS"),
+        (FAR, (0, 1), "SYS"),
         ("pci0000:00/0000:00:05.0", (-1, -1), "PHB"),  # as in a virtual machine
     ],
 )
-def test_the_way_between_two_devices_has_nccls_name(
-    device: str, numa: tuple[int, int], name: str
+def test_the_distance_of_two_devices_has_nccls_name(
+    path: str, numa: tuple[int, int], name: str
 ) -> None:
-    assert network.distance(GPU, device, numa) == name
-    assert network.distance(device, GPU, numa[::-1]) == name
+    assert network.distance(GPU, path, numa) == name
+    assert network.distance(path, GPU, numa[::-1]) == name
 
 
 def test_a_gpu_without_a_near_device_is_a_warning_unless_nccl_is_told() -> None:
-    near = PciPart(
-        {"0000:18:00.0": GPU},
-        {"mlx5_0": f"{ROOT}/0000:16:00.0/0000:17:01.0/0000:1a:00.0", "mlx5_1": f"{OTHER}/x"},
-        {"0000:18:00.0": 0, "mlx5_0": 0, "mlx5_1": 1},
-    )
-    assert told(network.gpu_distance(near, {})) == [(OK, "0000:18:00.0: mlx5_0 PIX")]
+    numa = {"0000:18:00.0": 0, "mlx5_0": 0, "mlx5_1": 1}
+    near = PciPart({"0000:18:00.0": GPU}, {"mlx5_0": NEAR, "mlx5_1": f"{OTHER}/x"}, numa)
+    assert told(network.gpu_distance(near, {})) == ["ok: 0000:18:00.0: mlx5_0 PIX"]
     far = replace(near, devices={"mlx5_1": f"{OTHER}/x"})
     (found,) = network.gpu_distance(far, {})
-    message = (
-        "NCCL takes no RDMA device as near to 1 GPU (0000:18:00.0): GPUDirect RDMA is off there"
-    )
-    assert (found.level, found.message) == (WARN, message)
+    message = "NCCL takes no RDMA device as near to 1 GPU (0000:18:00.0)"
+    assert told([found]) == [f"warn: {message}: GPUDirect RDMA is off there"]
     assert found.evidence == ("0000:18:00.0: mlx5_1 SYS",)
-    assert [level for level, _ in told(network.gpu_distance(far, {"NCCL_TOPO_FILE": "/t"}))] == [OK]
+    (found,) = network.gpu_distance(far, {"NCCL_TOPO_FILE": "/t"})
+    assert found.level is Level.OK
     assert told(network.gpu_distance(replace(near, gpus={}), {})) == []
+
+
+# -- the settings of an OpenSSH server that runs ---------------------------------------------------
+
+# Of OpenSSH 9.2 (Debian 12), `sshd -T -C user=root,host=localhost,addr=127.0.0.1`, in part.
+SSHD_T = """port 22
+addressfamily any
+permitrootlogin without-password
+pubkeyauthentication yes
+strictmodes yes
+authorizedkeysfile .ssh/authorized_keys .ssh/authorized_keys2
+authenticationmethods any
+maxstartups 10:30:100
+"""
+OTHERS_WRITE = "StrictModes yes, and others may write /root/.ssh (mode 0664)"
+
+
+@pytest.mark.parametrize(
+    ("values", "ssh_folder", "message"),
+    [
+        ({}, None, ""),
+        ({"pubkeyauthentication": "no"}, None, "PubkeyAuthentication no"),
+        ({"authenticationmethods": "password"}, None, "AuthenticationMethods password"),
+        ({"permitrootlogin": "no"}, None, "PermitRootLogin no"),
+        ({"permitrootlogin": "forced-commands-only"}, None, "PermitRootLogin forced-commands-only"),
+        ({"allowusers": "mpi ops@10.*"}, None, "AllowUsers mpi ops@10.*"),
+        ({"denyusers": "ro*"}, None, "DenyUsers ro*"),
+        ({"strictmodes": "yes"}, (0o644, 0), ""),
+        ({"strictmodes": "yes"}, (0o664, 0), OTHERS_WRITE),
+        ({"strictmodes": "yes"}, (0o700, 7), "StrictModes yes, and /root/.ssh is of uid 7"),
+        ({"strictmodes": "no"}, (0o666, 7), ""),
+    ],
+)
+def test_a_setting_of_sshd_that_keeps_this_user_out_fails(
+    values: Mapping[str, str], ssh_folder: tuple[int, int] | None, message: str
+) -> None:
+    seen = looks.parsed(SSHD_T) | {name: (value,) for name, value in values.items()}
+    keys = (("/root/.ssh", *ssh_folder),) if ssh_folder else ()
+    server = SshdSettings(22, "/usr/sbin/sshd", seen, keys)
+    good = "ok: sshd on port 22 takes the keys of root"
+    bad = f"fail: sshd on port 22 lets root not in: {message}"
+    assert told(pod.sshd_settings((server,), plans.ROOT)) == [bad if message else good]
+    assert told(pod.sshd_settings((), plans.ROOT)) == []
+
+
+def test_what_sshd_says_of_root_keeps_nobody_else_out() -> None:
+    seen = looks.parsed(SSHD_T) | {"permitrootlogin": ("no",), "allowusers": ("uid*",)}
+    (found,) = pod.sshd_settings((SshdSettings(22, "/sbin/sshd", seen),), plans.NOBODY)
+    assert found.level is Level.OK
+
+
+def test_an_sshd_that_cannot_be_asked_is_unknown_with_its_words() -> None:
+    server = SshdSettings(22, "/sbin/sshd", {}, wrong="no hostkeys available -- exiting.")
+    (found,) = told(pod.sshd_settings((server,), plans.ROOT))
+    assert found.startswith("unknown: ")
+    assert found.endswith("does not tell its settings: no hostkeys available -- exiting.")

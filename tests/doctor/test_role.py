@@ -71,11 +71,7 @@ def test_a_pod_whose_role_goes_by_its_number_is_known_by_its_name(
 
 @pytest.mark.parametrize(
     ("which", "says"),
-    [
-        (Role.WORKER, {"workers-unreachable"}),
-        (Role.LAUNCHER, {"slots"}),
-        (Role.NONE, set()),
-    ],
+    [(Role.WORKER, {"workers-unreachable"}), (Role.LAUNCHER, {"slots"}), (Role.NONE, set())],
 )
 def test_a_worker_asks_its_server_and_a_launcher_its_hosts(
     monkeypatch: pytest.MonkeyPatch, settled: Resolved, which: Role, says: set[str]
@@ -383,7 +379,7 @@ def test_on_a_terminal_hosts_are_rows_and_groups_columns(
     assert "ok  " not in below
 
 
-@pytest.mark.parametrize("module", ["asyncssh", "dns", "pyroute2"])
+@pytest.mark.parametrize("module", ["asyncssh", "dns", "psutil", "pyroute2"])
 def test_an_image_that_lacks_a_module_is_judged_all_the_same(tmp_path: Path, module: str) -> None:
     """What is imported before the table is asked ends doctor before it can name what is missing."""
     code = (
@@ -401,9 +397,10 @@ def test_an_image_that_lacks_a_module_is_judged_all_the_same(tmp_path: Path, mod
 def test_two_that_ask_at_once_leave_each_other_their_folder(tmp_path: Path) -> None:
     given = {"MPIBOOT_ROLE": "worker", "MPIBOOT_RUNTIME_DIR": str(tmp_path / "run")}
     settings = resolve({"runtime_dir": given["MPIBOOT_RUNTIME_DIR"]}, {}).settings
-    made = looks.folder(settings, {}).path
+    looks.folder(settings, {})
+    (made,) = tmp_path.rglob(looks.role())
     done = mpiboot(tmp_path, "doctor", "--json", env=given)
     assert "Traceback" not in done.stderr
-    assert os.path.isdir(made), "another run has taken it away"  # noqa: PTH112
+    assert made.is_dir(), "another run has taken it away"
     looks.remove_folder(settings, {})
     assert not list((tmp_path / "run").iterdir())

@@ -10,7 +10,7 @@ from mpiboot.core.checks import CHECKS, DATA_CHECKS, ExitCode
 from mpiboot.core.model import Finding, Level, Role
 from mpiboot.doctor import role, table
 from mpiboot.doctor.checks import BY_REFERENCE, DoctorCheck, judge_all
-from mpiboot.doctor.pod import FolderPart, MemoryPart
+from mpiboot.doctor.pod import MemoryPart, PodPart
 from tests.pods.faults import FAULTS
 
 OF_JOBS = {row.reference for row in CHECKS}
@@ -37,21 +37,25 @@ def test_what_doctor_alone_looks_at_says_what_holds_and_what_to_do(reference: st
 def test_every_check_of_doctor_looks_at_something_that_is_gathered() -> None:
     rows = [row.reference for row in table.POD]
     assert len(rows) == len(set(rows))
-    of_hosts = [row.reference for row in (*table.HOSTS, *table.WAYS)]
+    of_hosts = [row.reference for row in (*table.HOSTS, *table.PATHS)]
     assert len(of_hosts) == len(set(of_hosts))
     data = {row.reference for row in DATA_CHECKS}
     assert OF_DOCTOR | data <= {*rows, *of_hosts}
-    assert all(row.looks_at and row.outcomes for row in (*table.POD, *table.HOSTS, *table.WAYS))
+    shown = {fault.check for fault in FAULTS} | data
+    listed = (*table.POD, *table.HOSTS, *table.PATHS)
+    assert [row.reference for row in listed if not row.looks_at] == [
+        row.reference for row in listed if row.reference in shown
+    ]
     gathered = {*role.LOOKS, *role.FROM_FACTS, "settings", "environ"}
     assert {name for row in table.POD for name in row.needs} == gathered
-    assert {row.needs for row in table.WAYS} == {("ways",)}
+    assert {row.needs for row in table.PATHS} == {("paths",)}
     assert {name for row in table.HOSTS for name in row.needs} == {"hosts", "place"}
 
 
 def test_every_check_of_doctor_that_a_machine_can_show_has_a_broken_pod() -> None:
     # Without such hardware these have samples of others.
     samples = {"gpu-distance", "cuda-library", "imex-channels", "rdma-counters"}
-    wanted = {row.reference for row in table.POD if set(row.outcomes) - {Level.OK}} & OF_DOCTOR
+    wanted = {row.reference for row in table.POD} & OF_DOCTOR
     assert wanted - samples - {fault.check for fault in FAULTS} == set()
 
 
@@ -96,11 +100,8 @@ def test_a_part_that_was_not_seen_is_unknown_with_its_reason() -> None:
 
 def test_checks_are_judged_in_their_order_and_name_what_is_asked_for_alone() -> None:
     rows = table.chosen(Role.WORKER, ("runtime-folder", "tmpdir", "memory-limit"))
-    both = (
-        Finding("tmpdir", Level.FAIL, "closed"),
-        Finding("runtime-folder", Level.FAIL, "none"),
-    )
-    parts = {"folder": FolderPart("", both), "memory": MemoryPart(0, 1 << 20, 0)}
+    both = (Finding("runtime-folder", Level.FAIL, "none"), Finding("tmpdir", Level.FAIL, "closed"))
+    parts = {"folder": PodPart("", both), "memory": MemoryPart(0, 1 << 20, 0)}
     found = [(item.check, item.level) for item in judge_all(rows, parts, {})]
     assert found == [
         ("runtime-folder", Level.FAIL),
@@ -116,6 +117,6 @@ def test_a_function_of_several_checks_is_called_once() -> None:
         calls.append(part)
         return [Finding("shm", Level.OK, ""), Finding("slots", Level.OK, "")]
 
-    rows = [DoctorCheck(name, "", both, {}) for name in ("shm", "memlock")]
+    rows = [DoctorCheck(name, both) for name in ("shm", "memlock")]
     found = list(judge_all(rows, {"part": "seen"}, {}))
     assert ([item.check for item in found], calls) == (["shm"], ["seen"])

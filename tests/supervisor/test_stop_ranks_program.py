@@ -56,6 +56,8 @@ class Host:
         env = {**os.environ, name: value, **({"PMIX_RANK": "0"} if rank else {})}
         child = subprocess.Popen(argv, env=env, text=True, start_new_session=True)
         self.started.append(child)
+        # While a program is exchanged for another its environment is empty.
+        until(lambda: self.mark in Path(f"/proc/{child.pid}/environ").read_text())
         return child
 
     def saver(self, *more: str, rank: bool = True) -> subprocess.Popen[str]:
