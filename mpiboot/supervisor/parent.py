@@ -416,6 +416,8 @@ class Parent:
         except OSError as wrong:
             if shell is not None:
                 guard.dismiss(shell)
+            # No signal is passed on: there is no mpirun.
+            self._loop.on(self._signals.handle, self._note_signals, vital=True)
             verdict = not_startable(spec.argv, os.environ, wrong)
             return self._ended(spec, verdict)
         finally:

@@ -422,6 +422,31 @@ def test_an_mpirun_that_can_not_be_started_is_127_in_a_clear_line(rig: Rig, path
     assert "Traceback" not in message
 
 
+def test_a_signal_while_workers_are_told_that_mpirun_can_not_be_started_goes_to_nobody(
+    rig: Rig,
+) -> None:
+    """There is no mpirun to send it to: 0 would be the process group of mpiboot itself."""
+    rig.remote("w-1", attempt="launcher 7")
+    worker = evidence.HostSnapshot("w-1", "", WORKER, "w-1", mpiboot=True)
+    (rig.folder / evidence.FILE).write_text(evidence.to_json((worker,)))
+    rig.ssh(": > asked; exec sleep 1000")
+    rig.spec = replace(rig.spec, argv=("/nonexistent/mpirun",))
+    rig.write("")
+    process = subprocess.Popen(
+        rig.argv(),
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env=rig.environ,
+        start_new_session=True,
+    )
+    rig.started.append(process)
+    until((rig.folder / "asked").exists)
+    process.terminate()
+    code, message = ended(process)
+    assert code == 127, message
+    assert "exit 127: /nonexistent/mpirun: " in last(message)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
 def test_a_signal_is_forwarded_and_never_ends_in_0(rig: Rig, number: signal.Signals) -> None:
     name = number.name[3:]
