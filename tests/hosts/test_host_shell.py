@@ -138,10 +138,12 @@ def test_a_ranks_connection_that_nobody_answers_is_told_with_its_rank(tmp_path: 
 @pytest.mark.parametrize(("family", "address"), [("AF_INET", "127.0.0.1"), ("AF_INET6", "::1")])
 def test_who_listens_at_a_port_is_named(shell: str, family: str, address: str) -> None:
     """At whatever address: rank 0 listens at all of them."""
-    with socket.socket(getattr(socket, family)) as server, socket.socket() as free:
+    with socket.socket(getattr(socket, family)) as server, socket.socket(socket.AF_INET6) as free:
         server.bind((address, 0))
         server.listen(1)
-        free.bind(("127.0.0.1", 0))  # held, and nobody listens
+        # Held at every address, and nobody listens: not the server, and no other test either.
+        free.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        free.bind(("::", 0))
         ports = [item.getsockname()[1] for item in (server, free)]
         message = [run(shell, host_shell.ask(f"listener {port}")) for port in ports]
         assert host_shell.read(message[0]).to_accept == 0
