@@ -461,7 +461,7 @@ class Cpus:
 
 @dataclass(frozen=True, slots=True)
 class PodFacts:
-    """What one pod reports about itself; a worker's go to the launcher as JSON (``FACTS_VERSION``).
+    """What one pod reports about itself; a worker's go to the launcher as JSON (``version``).
 
     ``sshd`` is ``openssh``, ``embedded`` or empty, ``sshd_reason`` why the embedded one;
     ``started`` is the boot-clock second at which its mpiboot began, which a restart changes;

@@ -50,7 +50,6 @@ _PIECE: Final = 1 << 16
 # What a host may send ahead: twice this much is kept for one that nobody reads.
 _WINDOW: Final = 1 << 19
 _STREAMS: Final = 3
-_BACKLOG: Final = 4096
 _WRITE: Final = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 # ssh's options whose value is the next word.
 _VALUED: Final = frozenset("BbcDEeFIiJLlmOoPpQRSWw")
@@ -425,13 +424,13 @@ async def _request(agent: socket.socket, descriptors: list[int]) -> dict[str, ob
             descriptors += given
             # The end of an agent that went away ends the request, which is no JSON then.
             data += part or b"\n"
+        value = json.loads(data)
     except BaseException:
         for descriptor in descriptors:
             os.close(descriptor)
         raise
     finally:
         loop.remove_reader(agent)
-    value = json.loads(data)
     return value if isinstance(value, dict) else {}
 
 
@@ -537,14 +536,7 @@ class StayingClient:
         self._client = Client(config)
         names = [host.name for host in config.hosts]
         self._requests = AgentRequests(folder, names, self._client.notify)
-        # A socket's path may be 107 bytes long, and the folder's may be longer.
-        here = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            self._listener.bind(f"/proc/self/fd/{here}/{CLIENT_SOCKET}")
-            self._listener.listen(_BACKLOG)
-        finally:
-            os.close(here)
+        self._listener = socket.socket(fileno=os_calls.listen(str(folder), CLIENT_SOCKET))
 
     async def serve(self) -> None:
         """Serve until this process ends."""
@@ -563,12 +555,11 @@ async def serve(config: ClientConfig, listener: socket.socket) -> None:
     stop = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     try:
-        parent = os.pidfd_open(config.parent)
-        loop.add_reader(parent, stop.set)
+        parent = os_calls.process_handle(config.parent)
     except ProcessLookupError:
         return
-    except OSError:
-        pass  # a sandbox that forbids it: the pod's end is then this process's, too
+    if parent is not None:  # else the pod's end is this process's, too
+        loop.add_reader(parent, stop.set)
     listener.setblocking(False)
     loop.add_reader(listener, client.accept, listener)
     await stop.wait()

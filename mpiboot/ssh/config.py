@@ -67,7 +67,7 @@ _PATIENCE: Final = {
 }
 # Probes in the time of the keep-alive setting, and the most seconds between two.
 _PROBES, _MOST_BETWEEN = 30, 10.0
-# Unanswered ones after which mpirun's parent looks for a host (``parent.silence``).
+# Unanswered ones after which mpirun's parent looks for a host (``host_watch.SilenceWatch``).
 _UNANSWERED: Final = 3
 # Where the parent looks for silent hosts: ssh has no value for never.
 _NEVER: Final = 1_000_000

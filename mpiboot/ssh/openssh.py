@@ -19,6 +19,7 @@ from mpiboot.core.model import Decision, Identity, Source
 from mpiboot.ssh.sessions import WRAPPER
 from mpiboot.system import executables, files
 from mpiboot.system.keys import JobKey
+from mpiboot.system.os_calls import process_handle
 
 LISTENING: Final = "Server listening on "
 # Where distributions keep it; sshd needs its own absolute path, to start itself anew.
@@ -123,10 +124,10 @@ def _privsep(identity: Identity, binary: str, *, make: bool) -> bool:
 
 
 def _pidfd() -> bool:
-    try:
-        os.close(os.pidfd_open(os.getpid()))
-    except (OSError, AttributeError):
+    handle = process_handle(os.getpid())
+    if handle is None:
         return False
+    os.close(handle)
     return True
 
 

@@ -227,19 +227,20 @@ class Sessions:
         self._dirty = False
         ending = [session for session in self._sessions.values() if session.ending]
         running = processes.table()
+        # Older processes too: no clock that may be set tells which ones started before a session.
         marks = {pid: processes.environ(pid).get(MARK, "") for pid in running}
         for session in ending:
             members = family(session, running, marks) - {os.getpid()}
             for pid in [pid for pid, watch in session.victims.items() if watch < 0]:
                 if pid not in members:
                     del session.victims[pid]
-            if not members and not session.victims and not session.looked_empty:
-                session.looked_empty = True
-                session.deadline = time.monotonic() + _SECOND_LOOK
-                continue
             if not members and not session.victims:
-                log.debug("session", f"session {session.mark} has ended")
-                del self._sessions[session.mark]
+                if session.looked_empty:
+                    log.debug("session", f"session {session.mark} has ended")
+                    del self._sessions[session.mark]
+                else:
+                    session.looked_empty = True
+                    session.deadline = time.monotonic() + _SECOND_LOOK
                 continue
             if session.looked_empty:
                 session.looked_empty, session.deadline = False, None

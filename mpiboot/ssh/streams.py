@@ -122,9 +122,8 @@ class OutputStream:
 
     def _reopen(self, descriptor: int) -> int:
         """Open a pipe or terminal once more, with flags of its own."""
-        flags = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
         try:
-            own = os.open(f"/proc/self/fd/{descriptor}", flags)
+            own = os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | _REOPEN)
         except OSError:
             # Another user's: a pipe that is ready takes this much without blocking, pipe(7).
             self._piece = select.PIPE_BUF

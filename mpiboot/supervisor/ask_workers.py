@@ -23,16 +23,15 @@ if __name__ == "__main__":
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 from mpiboot.core.addresses import address_of
+from mpiboot.core.launch_spec import CLIENT_SOCKET, MARK
 from mpiboot.hosts import host_shell
 from mpiboot.hosts.host_shell import Connecting, HostAnswer
 from mpiboot.supervisor import evidence
-from mpiboot.supervisor.asking import FarEnd, Found, Request
+from mpiboot.supervisor.asking import ASKS, FarEnd, Found, Request
 from mpiboot.supervisor.evidence import HostSnapshot
 
 # Commands by mpiboot's own SSH client, where a launch has one: no process for each host.
 
-# As ``ssh.connect`` has it.
-_SOCKET: Final = "client.sock"
 _PIECE: Final = 1 << 16
 _STATUS: Final = 16
 
@@ -40,7 +39,7 @@ _STATUS: Final = 16
 def has_client(folder: str) -> bool:
     """Whether a launch has such a client."""
     try:
-        return stat.S_ISSOCK(os.stat(f"{folder}/{_SOCKET}").st_mode)
+        return stat.S_ISSOCK(os.stat(f"{folder}/{CLIENT_SOCKET}").st_mode)
     except OSError:
         return False
 
@@ -66,7 +65,7 @@ async def _session(
     loop = asyncio.get_running_loop()
     output, its_own = os.pipe()
     try:
-        wanted = {"words": [host, command], "agent": 0, "asks": os.environ.get("MPIBOOT_ASKS")}
+        wanted = {"words": [host, command], "agent": 0, "asks": os.environ.get(ASKS)}
         client = await _send_request(folder, wanted, its_own)
     except BaseException:
         os.close(output)
@@ -92,7 +91,7 @@ async def _send_request(folder: str, request: dict[str, object], output: int) ->
     client.setblocking(False)
     try:
         loop = asyncio.get_running_loop()
-        await loop.sock_connect(client, f"/proc/self/fd/{here}/{_SOCKET}")
+        await loop.sock_connect(client, f"/proc/self/fd/{here}/{CLIENT_SOCKET}")
         data = json.dumps(request).encode() + b"\n"
         # The first byte takes the streams along.
         socket.send_fds(client, [data[:1]], [null, output, null])
@@ -269,7 +268,6 @@ _FAR_ENDS: Final = 8
 _MEMORY: Final = ("memory", "memory_sizes")
 _QUESTIONS: Final = (*_MEMORY, "began", "disks", "ports")
 # The launch folder, as the agents know it.
-_MARK: Final = "MPIBOOT_LAUNCH_DIR"
 _AGENT: Final = os.path.join(
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "libexec", "agent"
 )
@@ -307,7 +305,7 @@ async def _run(words: Sequence[str], throttle: Throttle) -> str | None:
 
 async def _ask(host: HostSnapshot, command: str, throttle: Throttle) -> str | None:
     """Run a command on a host, as the launch's agents do."""
-    folder = os.environ.get(_MARK, "")
+    folder = os.environ.get(MARK, "")
     if host.here:
         return await _run(("-c", command), throttle)
     if not has_client(folder):
@@ -448,7 +446,7 @@ async def in_mpi(hosts: tuple[HostSnapshot, ...]) -> list[str]:
 
 async def look_for(hosts: Sequence[HostSnapshot]) -> list[str]:
     """Look for hosts that are silent: a line for each."""
-    throttle, errors = Throttle(len(hosts)), f"{os.environ.get(_MARK, '')}/stderr"
+    throttle, errors = Throttle(len(hosts)), f"{os.environ.get(MARK, '')}/stderr"
 
     def log_in(host: HostSnapshot) -> Awaitable[str | None]:
         return _ask(host, "exit 0", throttle)

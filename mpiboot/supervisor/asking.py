@@ -58,9 +58,7 @@ ASKS: Final = "MPIBOOT_ASKS"
 # that was lost is sent again. While the job runs, hosts are busy and nobody waits.
 _CONNECT: Final = 2
 _CONNECT_BESIDE_THE_JOB: Final = 20
-_FOLDER: Final = os.path.join(
-    os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "supervisor"
-)
+_FOLDER: Final = os.path.dirname(os.path.abspath(__file__))
 _PATIENCE: Final = 5.0
 # More than this nobody reads.
 _LIMIT: Final = 1 << 16
@@ -224,7 +222,6 @@ def ask(
     deadline = time.monotonic() + _PATIENCE
     while not (child.over or must_end()) and time.monotonic() < deadline:
         loop.wait(deadline)
-    child.over = True
     child.end()
     child.reap()
     return tuple(child.take_lines())

@@ -345,7 +345,6 @@ class Parent:
         )
         folder = (logins or last_launch(below)) if below else ""
         if folder:
-            self._loop.on(self._signals.handle, self._note_signals, vital=True)
             self._tell_workers(folder, os.environ.get(ATTEMPT, ""), why, hold=0.0)
         for folder in filter(None, (*launches(below), logins)):
             remove_key(folder)
@@ -416,8 +415,6 @@ class Parent:
         except OSError as wrong:
             if shell is not None:
                 guard.dismiss(shell)
-            # No signal is passed on: there is no mpirun.
-            self._loop.on(self._signals.handle, self._note_signals, vital=True)
             verdict = not_startable(spec.argv, os.environ, wrong)
             return self._ended(spec, verdict)
         finally:
@@ -426,7 +423,6 @@ class Parent:
         try:
             verdict = mpirun.result()
             self._told = mpirun.signalled
-            self._loop.on(self._signals.handle, self._note_signals, vital=True)
         except BaseException:
             # Never leave an mpirun without a parent: nobody would end it, or say how it ended.
             mpirun.end_left()
@@ -554,6 +550,8 @@ class Parent:
 
     def _ask(self, folder: str, request: Request, *words: str) -> tuple[str, ...]:
         """Ask or tell the workers; agents report meanwhile, and a signal ends it."""
+        # Signals are passed on no more: mpirun has ended, or was never there.
+        self._loop.on(self._signals.handle, self._note_signals, vital=True)
         try:
             return ask(folder, os.environ, self._loop, lambda: self._told != 0, request, *words)
         except Exception as wrong:  # noqa: BLE001 - how the job ended is known

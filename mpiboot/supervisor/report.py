@@ -11,6 +11,7 @@ from mpiboot.core import log
 from mpiboot.core.checks import BY_REFERENCE
 from mpiboot.core.launch_spec import Failure, LaunchSpec
 from mpiboot.core.model import Finding, Level
+from mpiboot.core.wording import counted
 from mpiboot.supervisor.state import Verdict
 
 # Failures before mpirun that are in the launcher itself or its command line: doctor can't see them.
@@ -92,8 +93,8 @@ def tell(
         text += "".join(f"-> {line}\n" for line in hint.splitlines())
         lines = (*lines, spec.earlier) if spec.earlier else lines
         log.write_termination(termination_log, text + "".join(f"{line}\n" for line in lines))
-    hosts = "1 host" if spec.hosts == 1 else f"{spec.hosts} hosts"
-    ranks = "" if spec.ranks is None else f", {spec.ranks} rank" + "s" * (spec.ranks != 1)
+    hosts = counted(spec.hosts, "host")
+    ranks = "" if spec.ranks is None else f", {counted(spec.ranks, 'rank')}"
     what = f"{seconds:.1f} s, {hosts}{ranks}, exit {verdict.code}"
     say = log.error if failed else log.info
     say(

@@ -22,6 +22,7 @@ from typing import Final, NoReturn
 from mpiboot.core import log
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.records_json import read_record
+from mpiboot.core.wording import counted
 
 # What the kubelet mounts into every container: the pod's hosts file and the container's
 # termination message, from folders named by the pod's UID (a static pod's has no dashes).
@@ -435,8 +436,8 @@ def remove_stale_sessions(environ: Mapping[str, str], hostname: str, uid: int) -
     for base in dict.fromkeys(place for place in (*places, str(_TMP)) if place.startswith("/")):
         count = sum(_removed(item, uid) for item in _ended(base, named))
         if count:
-            folders = "folder" if count == 1 else "folders"
-            log.info("session", f"removed {count} session {folders} of ended programs in {base}")
+            folders = counted(count, "session folder")
+            log.info("session", f"removed {folders} of ended programs in {base}")
 
 
 def _ended(base: str, named: re.Pattern[str]) -> tuple[os.DirEntry[str], ...]:

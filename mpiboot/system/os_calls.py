@@ -91,6 +91,28 @@ def start_listening(
     Raises:
         OSError: the socket can't be made, or the program not be started.
     """
+    listener = listen(folder, name)
+    try:
+        # A session of its own: Ctrl-C at a terminal is mpirun's.
+        return os.posix_spawn(
+            argv[0],
+            argv,
+            environ,
+            file_actions=[(os.POSIX_SPAWN_DUP2, listener, 0)],
+            setsid=True,
+            setsigmask=(),
+            setsigdef=IGNORED_BY_PYTHON,
+        )
+    finally:
+        os.close(listener)
+
+
+def listen(folder: str, name: str) -> int:
+    """Listen at a socket in a folder; give its descriptor.
+
+    Raises:
+        OSError: it can't be made.
+    """
     # A socket's path may be 107 bytes long, and the folder's may be longer.
     here = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -98,18 +120,10 @@ def start_listening(
         try:
             listener.bind(f"/proc/self/fd/{here}/{name}")
             listener.listen(_BACKLOG)
-            # A session of its own: Ctrl-C at a terminal is mpirun's.
-            return os.posix_spawn(
-                argv[0],
-                argv,
-                environ,
-                file_actions=[(os.POSIX_SPAWN_DUP2, listener.fileno(), 0)],
-                setsid=True,
-                setsigmask=(),
-                setsigdef=IGNORED_BY_PYTHON,
-            )
-        finally:
+        except OSError:
             listener.close()
+            raise
+        return listener.detach()
     finally:
         os.close(here)
 

@@ -124,10 +124,14 @@ def test_workers_that_can_not_be_asked_or_told_change_no_end(
     ended = Parent.__new__(Parent)
     ended._loop = EventLoop()
     ended._told = 0
+    signals, no_signal = os.pipe()
+    cast("Any", ended)._signals = SimpleNamespace(handle=signals)
     monkeypatch.setattr(parent, "ask", failing)
     assert ended._ask("/launch", Request.OVER) == ()
     assert "[bug] what asks or tells the workers failed at" in capfd.readouterr().err
     ended._loop.close()
+    os.close(signals)
+    os.close(no_signal)
 
 
 def test_a_timer_is_no_watcher(job: Mpirun, monkeypatch: pytest.MonkeyPatch) -> None:
