@@ -112,7 +112,7 @@ async def _texts(
     if launcher:
         alone.append(_command(env, "plan", "--json", "--", "true"))
     beside = asyncio.gather(*alone)
-    # One after the other: doctor's private folder is one.
+    # One after the other: each logs in to every host.
     found = [
         await _command(env, "doctor", "--json"),
         await _command(env, "doctor", "ranks", "--json"),
@@ -143,10 +143,7 @@ def _own(resolved: Resolved, environ: Mapping[str, str]) -> dict[str, str]:
         "first-process.txt": " ".join(masking.masked_words(first)) + "\n",
         "termination-log.txt": ended or "nothing is in it\n",
     }
-    folder = environ.get("MPIBOOT_WORKER_DIR", "")
-    wanted = resolved.settings.runtime_dir
-    tmpdir = environ.get("TMPDIR", "")
-    worker = Path(folder) if folder else files.find_role(wanted, os.getuid(), "worker", tmpdir)
+    worker = files.worker_folder(resolved.settings.runtime_dir, environ)
     if worker is not None and (worker / "attempts").exists():
         found["attempts.txt"] = _read(worker / "attempts")
     return found

@@ -10,7 +10,6 @@ import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
 from mpiboot.core import log
@@ -79,12 +78,13 @@ def log_in_here(
         MpibootError: no worker of mpiboot's runs here, or it does not let us in.
     """
     launcher = launcher_setup.launcher_pod(resolved, environ, looks.role(), patience=0.0)
-    folder = Path(environ.get("MPIBOOT_WORKER_DIR") or launcher.folder.parent / "worker")
-    state = files.worker_state(folder)
+    wanted = resolved.settings.runtime_dir
+    state = files.running_worker(wanted, environ)
     if state is None:
+        folder = files.worker_folder(wanted, environ) or launcher.folder.parent / "worker"
         raise error(
             SERVER,
-            f"no SSH server of mpiboot's runs in this pod: nothing is in {folder}",
+            f"no SSH server of mpiboot's runs in this pod: {folder} names none",
             hint="start the container with `args: [worker]`, and look at its log",
         )
     access = launcher_setup.access(launcher)
@@ -111,7 +111,7 @@ def of_job(
         MpibootError: ``usage``; the hostfile has no such host.
         KeyboardInterrupt: after the findings of the hosts that had answered.
     """
-    with listening(resolved.settings) as place:
+    with listening(resolved.settings, environ) as place:
         doctor = DoctorLook(questions(place), tuple(only))
         try:
             seen, launcher = look.look(resolved, ANY_PROGRAM, environ, doctor)
@@ -237,10 +237,11 @@ _NEVER: Final = (NoAddress.NXDOMAIN, NoAddress.NO_RECORD)
 
 
 @contextlib.contextmanager
-def listening(settings: Settings) -> Iterator[LauncherPlace]:
+def listening(settings: Settings, environ: Mapping[str, str]) -> Iterator[LauncherPlace]:
     """Listen at this pod's control address while hosts try to reach it; no answer is sent."""
     name = socket.gethostname()
-    address, _ = pod.control_address(settings.control_ifname, name)
+    api = environ.get(pod.API, "")
+    address, _ = pod.control_address(settings.control_ifname, name, api=api)
     with contextlib.ExitStack() as open_sockets:
         free = _listen(address, range(1), open_sockets)
         first, _, last = settings.port_range.partition("-")

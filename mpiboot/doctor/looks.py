@@ -39,7 +39,7 @@ from mpiboot.doctor.pod import (
 )
 from mpiboot.launcher import shims as names
 from mpiboot.network import pod
-from mpiboot.network.sysfs import nvidia_smi, text
+from mpiboot.network.sysfs import nvidia_smi, pci_functions, text
 from mpiboot.ssh import openssh
 from mpiboot.supervisor.state import FAMILIES
 from mpiboot.system import control_groups, executables, files, keys, processes, programs
@@ -214,11 +214,10 @@ def servers(own: int, ports: Iterable[int]) -> ServersPart:
         ports: where else to look.
     """
     found = []
-    for port in dict.fromkeys(filter(None, (own, *ports))):
-        listening = _listening(port)
+    for port, listening in _listening(own, *ports).items():
         greeting = next(filter(None, (_greeting(item.address, port) for item in listening)), "")
         if greeting:
-            pid = next((item.pid for item in listening if item.pid), 0)
+            pid = _process_of(listening)
             name = text(PROC / str(pid) / "comm") if pid else ""
             found.append(SshListener(port, greeting, pid, name, _MPIBOOT in greeting))
     return ServersPart(own, tuple(found))
@@ -226,11 +225,17 @@ def servers(own: int, ports: Iterable[int]) -> ServersPart:
 
 def process_of(port: int) -> int:
     """Give the process that listens on a port; 0 where none of this user's does."""
-    return next((item.pid for item in _listening(port) if item.pid), 0)
+    return _process_of(_listening(port)[port])
 
 
-def _listening(port: int) -> list[processes.Listener]:
-    return [item for item in processes.listeners() if item.port == port]
+def _process_of(listening: Iterable[processes.Listener]) -> int:
+    return next((item.pid for item in listening if item.pid), 0)
+
+
+def _listening(*ports: int) -> dict[int, list[processes.Listener]]:
+    """List by its port what listens there, in one look at the sockets."""
+    every = processes.listeners()
+    return {port: [item for item in every if item.port == port] for port in ports if port}
 
 
 def _greeting(address: str, port: int) -> str:
@@ -257,8 +262,8 @@ def sshd_settings(
 ) -> tuple[SshdSettings, ...]:
     """Ask each server that listens on one of these ports and is a process of this user's."""
     found = []
-    for port in ports:
-        pid = process_of(port)
+    for port, listening in _listening(*ports).items():
+        pid = _process_of(listening)
         argv = arguments(text(proc / str(pid) / "cmdline")) if pid else ()
         if argv:
             found.append(_asked(port, argv, who))
@@ -469,10 +474,9 @@ def pci(facts: PodFacts, sys_root: Path = Path("/sys")) -> PciPart:
     """
     folder = sys_root / "bus/pci/devices"
     gpus = [
-        name
-        for name in (sorted(os.listdir(folder)) if folder.is_dir() else [])  # noqa: PTH208
-        if text(folder / name / "vendor") in _VENDORS
-        and text(folder / name / "class").startswith(_CLASSES)
+        one.name
+        for one in pci_functions(sys_root)
+        if text(one / "vendor") in _VENDORS and text(one / "class").startswith(_CLASSES)
     ]
     if len(gpus) != facts.gpus.count:
         gpus = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -16,7 +15,7 @@ from mpiboot.doctor.pod import ImagePart
 from mpiboot.job import mpi_environment, pods
 from mpiboot.job.control_links import NAME_LINKS, links_gone
 from mpiboot.network import cluster_view, nccl, service_mesh, worker_network
-from mpiboot.network.records import RDMA, usable
+from mpiboot.network.records import PCI_FUNCTION, RDMA, usable
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +155,6 @@ def _listed(ports: Mapping[str, Mapping[str, int]]) -> list[str]:
     ]
 
 
-_FUNCTION: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 # NCCL's names, the nearest first (graph/topo.cc): one PCI switch, several, one CPU, two CPUs.
 NEAR: Final = ("PIX", "PXB", "PHB", "SYS")
 _DIRECT: Final = NEAR[:2]  # the default of NCCL_NET_GDR_LEVEL
@@ -212,7 +210,7 @@ def _switches(path: str) -> list[str]:
     """
     parts = [part for part in path.split("/") if part]
     found = []
-    while len(parts) > 2 and _FUNCTION.fullmatch(parts[-3]):  # noqa: PLR2004 - device, port, port
+    while len(parts) > 2 and PCI_FUNCTION.fullmatch(parts[-3]):  # noqa: PLR2004 - device, port, port
         found.append(parts[-3])
         parts = parts[:-2]
     return found
@@ -409,10 +407,7 @@ def unread(environ: Mapping[str, str], image: ImagePart) -> Iterable[Finding]:
 )
 def prefixes(facts: PodFacts) -> Iterable[Finding]:
     """Find a name in NCCL's lists that takes others which begin as it does: mlx5_1 and mlx5_10."""
-    there = {
-        "NCCL_SOCKET_IFNAME": [link.name for link in facts.links if link.addresses],
-        "NCCL_IB_HCA": [device.name for device in facts.fabric.devices],
-    }
+    there = nccl.names_there(facts)
     for name, value in facts.fabric.settings:
         names = there.get(name, [])
         rest = value.removeprefix("^")

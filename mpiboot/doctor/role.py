@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 from mpiboot import __version__
@@ -152,13 +151,8 @@ class Subject:
 
 def subject(resolved: Resolved, environ: Mapping[str, str]) -> Subject:
     """Find out whether a worker of mpiboot's runs here."""
-    tmpdir = environ.get("TMPDIR", "")
-    given = environ.get("MPIBOOT_WORKER_DIR")
-    wanted = resolved.settings.runtime_dir
-    folder = Path(given) if given else files.find_role(wanted, os.getuid(), "worker", tmpdir)
-    state = files.worker_state(folder) if folder else None
-    runs = state is not None and os.path.exists(f"/proc/{state.pid}")  # noqa: PTH110
-    return Subject(resolved, environ, state if runs else None)
+    worker = files.running_worker(resolved.settings.runtime_dir, environ)
+    return Subject(resolved, environ, worker)
 
 
 def _facts(one: Subject) -> PodFacts:

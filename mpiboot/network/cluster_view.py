@@ -24,6 +24,7 @@ from mpiboot.core.wording import MOST_LINES, first_few, majority, size_of
 from mpiboot.network import nccl
 from mpiboot.network.rails import named_by_platform
 from mpiboot.network.records import (
+    IB_MTUS,
     RDMA,
     Problem,
     Rail,
@@ -364,9 +365,8 @@ _HOST_USERS: Final = (
     "spec: {hostUsers: true} beside securityContext: {capabilities: {add: [IPC_LOCK]}}; "
     "or raise the container runtime's limit (LimitMEMLOCK=infinity)"
 )
-# RoCE takes the largest InfiniBand MTU that fits into the link's with its headers around it.
-_IB_MTU: Final = (4096, 2048, 1024, 512, 256)
-_ROCE_HEADERS: Final = (80, 96)  # as soft-RoCE counts them, and as other drivers do
+# Bytes around a RoCE packet: as soft-RoCE counts them, and as other drivers do.
+_ROCE_HEADERS: Final = (80, 96)
 
 
 _FACTS_HINTS: Final = {
@@ -414,7 +414,7 @@ def _port(rail: Rail, facts: PodFacts) -> list[Problem]:
         found.append(Problem("rdma-port", f"link {rail.link.name} of {rail.name} has no carrier"))
     elif rail.link is not None and port.mtu and port.link_layer is LinkLayer.ETHERNET:
         most, least = (
-            next((mtu for mtu in _IB_MTU if mtu + around <= rail.link.mtu), 256)
+            next((mtu for mtu in IB_MTUS if mtu + around <= rail.link.mtu), 256)
             for around in _ROCE_HEADERS
         )
         if not least <= port.mtu <= most:
@@ -498,11 +498,7 @@ def _user_values(
         return []
     found = []
     values = {name: own for name, own in facts.fabric.settings if name not in taken} | dict(values)
-    names = {
-        "NCCL_SOCKET_IFNAME": [link.name for link in facts.links if link.addresses],
-        "NCCL_IB_HCA": [device.name for device in facts.fabric.devices],
-    }
-    for name, there in names.items():
+    for name, there in nccl.names_there(facts).items():
         value = values.get(name, "")
         # Loopback reaches no other worker: it counts where it is named, not where it is left over.
         left = [item for item in there if item != "lo" or not value.startswith("^")]

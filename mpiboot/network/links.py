@@ -20,7 +20,8 @@ from pyroute2.netlink.rtnl.marshal import MarshalRtnl
 
 from mpiboot.core.model import Link, Route
 from mpiboot.network import nldev
-from mpiboot.network.sysfs import PCI_FUNCTION, number, pci_function
+from mpiboot.network.records import PCI_FUNCTION
+from mpiboot.network.sysfs import number, pci_function
 from mpiboot.network.sysfs import text as content
 
 _Message = Any  # pyroute2 has no types

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from mpiboot.core.addresses import IPV4, IPV6, Address, Network, parse, smallest_network
-from mpiboot.core.model import Gid, GidType, Link, RdmaPort
+from mpiboot.core.model import Gid, GidType, Link, PodFacts, RdmaPort
 from mpiboot.network.records import GidChoice, Problem, Rail, Transport, usable
 
 Version: TypeAlias = "tuple[int, int, int]"
@@ -39,6 +39,14 @@ def version(text: str) -> Version | None:
         return code // big, code % big // middle, code % middle
     found = re.match(r"v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?(?![\d.])", word, re.ASCII)
     return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else None
+
+
+def names_there(facts: PodFacts) -> dict[str, list[str]]:
+    """List the names of a pod's links and devices, by the variable that may name them."""
+    return {
+        "NCCL_SOCKET_IFNAME": [link.name for link in facts.links if link.addresses],
+        "NCCL_IB_HCA": [device.name for device in facts.fabric.devices],
+    }
 
 
 def matching(value: str, names: Iterable[str]) -> tuple[str, ...]:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from mpiboot.core.model import Attachment, AttachmentSource, Mesh
+from mpiboot.network.records import PCI_FUNCTION
 from mpiboot.network.service_mesh import recognise
-from mpiboot.network.sysfs import PCI_FUNCTION
 from mpiboot.system import processes
 
 _Json: TypeAlias = "bool | int | float | str | list[_Json] | dict[str, _Json] | None"

@@ -338,25 +338,19 @@ def _mpi(proposals: Proposals, transport: Transport) -> None:
         proposals.propose("OMPI_MCA_mtl", "ofi", rule, f"{reason}: libfabric's EFA")
         return
     problem = _why_not_data(proposals, transport)
-    if problem:
-        message = f"MPI's data stays on the control link: {problem}"
-        proposals.find("data-networks", message)
-        proposals.decisions.append(Decision("mpi-network", "control", Source.DETECTED, problem))
-        return
-    for network in proposals.known:
-        names = ",".join(link.name for link in network.plain)
-        proposals.propose("OMPI_MCA_btl_tcp_if_include", names, rule, reason, network.host)
-    if len({tuple(link.name for link in network.plain) for network in proposals.known}) > 1:
+    names = [",".join(link.name for link in network.plain) for network in proposals.known]
+    value = ""
+    if not problem and len(set(names)) > 1:
         # mpirun hands its own OMPI_MCA_ values to every rank, so one value must fit all.
-        proposals.proposals = [
-            one for one in proposals.proposals if one.name != "OMPI_MCA_btl_tcp_if_include"
-        ]
         value, problem = network_list(proposals.known)
-        if problem:
-            proposals.find("data-networks", f"MPI's data stays on the control link: {problem}")
-            proposals.decisions.append(Decision("mpi-network", "control", Source.DETECTED, problem))
-            return
+    if problem:
+        proposals.find("data-networks", f"MPI's data stays on the control link: {problem}")
+        proposals.decisions.append(Decision("mpi-network", "control", Source.DETECTED, problem))
+    elif value:
         proposals.propose("OMPI_MCA_btl_tcp_if_include", value, rule, reason)
+    else:
+        for network, own in zip(proposals.known, names, strict=True):
+            proposals.propose("OMPI_MCA_btl_tcp_if_include", own, rule, reason, network.host)
 
 
 # Characters. The kernel takes 128 KiB for a variable (MAX_ARG_STRLEN, execve(2)), and each process

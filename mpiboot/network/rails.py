@@ -35,18 +35,9 @@ def ports(devices: Iterable[RdmaDevice]) -> tuple[Found, ...]:
     return tuple((device, port) for device in devices if not device.efa for port in device.ports)
 
 
-def _driving(link: Link, fabric: Fabric) -> list[Found]:
-    return [
-        (device, port)
-        for device in fabric.devices
-        for port in device.ports
-        if port.netdev == link.name and not device.efa
-    ]
-
-
 def _by_kernel(link: Link, fabric: Fabric, _: Sequence[Link]) -> list[Found]:
     # Given only for a link of the asking network namespace: the one exact answer.
-    return _driving(link, fabric)
+    return [item for item in ports(fabric.devices) if item[1].netdev == link.name]
 
 
 def _by_lower_link(link: Link, fabric: Fabric, links: Sequence[Link]) -> list[Found]:
@@ -56,7 +47,7 @@ def _by_lower_link(link: Link, fabric: Fabric, links: Sequence[Link]) -> list[Fo
     while link.kind == "vlan" and link.lower in below and link.lower not in seen:
         seen.add(link.lower)
         link = below[link.lower]
-    return _driving(link, fabric) if seen else []
+    return _by_kernel(link, fabric, links) if seen else []
 
 
 def _by_hardware(link: Link, fabric: Fabric, _: Sequence[Link]) -> list[Found]:

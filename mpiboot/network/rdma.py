@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from mpiboot.core.model import Fabric, LinkLayer, PortState, RdmaDevice, RdmaPort
 from mpiboot.network import libraries, nldev, sysfs
+from mpiboot.network.records import IB_MTUS
 
 _Message = Any  # pyroute2 has no types
 
@@ -26,7 +27,6 @@ _LAYERS: Final = {
 _NO_RDMA: Final = errno.EPROTONOSUPPORT  # of the socket, on a kernel without this part
 # What RoCE puts around a packet in the largest case: iboe_get_mtu() of include/rdma/ib_addr.h.
 _ROCE_HEADERS: Final = 96
-_IB_MTUS: Final = (4096, 2048, 1024, 512, 256)
 # What uses EFA: libfabric, and NCCL's plugin for it (aws-ofi-nccl), without which NCCL takes TCP.
 EFA_LIBRARIES: Final = ("libfabric.so.1", "libnccl-net.so")
 
@@ -324,7 +324,7 @@ def _port(by_netlink: RdmaPort, found: RdmaPort, protocol: str, sys_root: Path) 
 def _roce_mtu(sys_root: Path, link: str) -> int:
     # Neither netlink nor sysfs has a port's active MTU; RoCE drivers derive it like this.
     fits = (sysfs.number(sys_root / "class" / "net" / link / "mtu") or 0) - _ROCE_HEADERS
-    return next((mtu for mtu in _IB_MTUS if mtu <= fits), 0)
+    return next((mtu for mtu in IB_MTUS if mtu <= fits), 0)
 
 
 def _open(dev_root: Path, name: str, rdev: int | None) -> tuple[str, str]:

@@ -26,6 +26,10 @@ from mpiboot.core.model import (
 )
 from mpiboot.core.settings import Settings
 
+PCI_FUNCTION: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+# RoCE takes the largest InfiniBand MTU that fits into the link's with its headers around it.
+IB_MTUS: Final = (4096, 2048, 1024, 512, 256)
+
 
 def usable(link: Link) -> tuple[Interface, ...]:
     """Give the addresses that a peer can use: no loopback and no link-local ones."""

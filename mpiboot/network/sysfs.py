@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import Final
 
 from mpiboot.core.model import Gid, GidType, Gpus, LinkLayer, PortState, RdmaDevice, RdmaPort
-from mpiboot.network.records import natural_order
+from mpiboot.network.records import PCI_FUNCTION, natural_order
 from mpiboot.system import executables, programs
-
-PCI_FUNCTION: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
 def text(path: Path) -> str:
@@ -257,16 +255,23 @@ def gpus(
     """Look; NVIDIA's GPUs are counted where there are any, else AMD's."""
     nodes = [name for name in _entries(dev) if _GPU.fullmatch(name)]
     if nodes:
+        functions = pci_functions(sys_root)
+        own = [one for one in functions if text(one / "vendor") == _NVIDIA]
+        classes = {one: text(one / "class") for one in own}
         kinds = [
-            text(function / "device").removeprefix("0x")
-            for function in (sys_root / "bus/pci/devices" / name for name in _pci(sys_root))
-            if text(function / "vendor") == _NVIDIA
-            and text(function / "class").startswith(_CLASSES)
+            text(one / "device").removeprefix("0x")
+            for one in own
+            if classes[one].startswith(_CLASSES)
         ]
+        switches = any(name.startswith(_BRIDGE) for name in classes.values())
         # Which node is whose function only the driver tells; one more than there are is lost.
-        lost = max(0, len(nodes) - len(kinds)) if _pci(sys_root) else 0
+        lost = max(0, len(nodes) - len(kinds)) if functions else 0
         kind, peer = _named("NVIDIA", kinds), _peer_memory(sys_root, proc)
-        return Gpus(len(nodes) - lost, kind, lost, peer, _fabric(dev, sys_root, search))
+        # Of a rack's fabric (NVL72) a node has the GPUs and no switch. Elsewhere nvidia-smi, which
+        # takes a second, is not asked.
+        asked = switches or "nvidia-caps-imex-channels" in _entries(dev)
+        links = fabric(nvidia_smi(search)) if asked else ""
+        return Gpus(len(nodes) - lost, kind, lost, peer, links)
     if "kfd" not in _entries(dev):
         return Gpus()
     devices = [
@@ -288,19 +293,6 @@ def _peer_memory(sys_root: Path, proc: Path) -> tuple[str, ...]:
     if _OPEN_DRIVER in text(proc / "driver/nvidia/version"):
         ways.append(_DMA_BUF)
     return tuple(ways)
-
-
-def _fabric(dev: Path, sys_root: Path, search: str) -> str:
-    """Ask nvidia-smi, but only where GPUs have an NVLink fabric: elsewhere it costs a second."""
-    functions = (sys_root / "bus/pci/devices" / name for name in _pci(sys_root))
-    switches = any(
-        text(item / "vendor") == _NVIDIA and text(item / "class").startswith(_BRIDGE)
-        for item in functions
-    )
-    # Of a rack's fabric (NVL72) a node has the GPUs and no switch.
-    if not switches and "nvidia-caps-imex-channels" not in _entries(dev):
-        return ""
-    return fabric(nvidia_smi(search))
 
 
 def nvidia_smi(search: str = "") -> str:
@@ -333,8 +325,10 @@ def fabric(answer: str) -> str:
     return "; ".join(parts) or (Gpus.FABRIC_READY if states else "")
 
 
-def _pci(sys_root: Path) -> list[str]:
-    return _entries(sys_root / "bus/pci/devices")
+def pci_functions(sys_root: Path) -> list[Path]:
+    """List the folders of the node's PCI functions, in their order."""
+    folder = sys_root / "bus/pci/devices"
+    return [folder / name for name in _entries(folder)]
 
 
 def _named(vendor: str, kinds: list[str]) -> str:

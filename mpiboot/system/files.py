@@ -485,3 +485,20 @@ def worker_state(folder: Path) -> WorkerState | None:
         return read_record(WorkerState, json.loads((folder / WORKER_STATE).read_text("utf-8")))
     except (OSError, ValueError, TypeError):
         return None
+
+
+def worker_folder(wanted: str, environ: Mapping[str, str]) -> Path | None:
+    """Find the private folder of this container's worker: a session's own, else where it may be."""
+    given = environ.get("MPIBOOT_WORKER_DIR")
+    return (
+        Path(given)
+        if given
+        else find_role(wanted, os.getuid(), "worker", environ.get("TMPDIR", ""))
+    )
+
+
+def running_worker(wanted: str, environ: Mapping[str, str]) -> WorkerState | None:
+    """Read what the worker that runs in this container has written; None where none runs."""
+    folder = worker_folder(wanted, environ)
+    state = worker_state(folder) if folder else None
+    return state if state and os.path.exists(f"/proc/{state.pid}") else None  # noqa: PTH110

@@ -79,7 +79,7 @@ def _fabric(
     environ: Mapping[str, str], routes: tuple[Route, ...], unread: tuple[str, ...]
 ) -> Fabric:
     # Loaded late: a launcher has other things to do first.
-    from mpiboot.network import platform_hints, rdma  # noqa: PLC0415
+    from mpiboot.network import rdma  # noqa: PLC0415
 
     seen = rdma.observe()
     attachments, hints_unread = platform_hints.attachments(environ)
@@ -105,7 +105,7 @@ def run(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool, path: 
     """
     mpi = programs.detect_mpi(environ, patience=programs.LONG if path else programs.SHORT)
     if not path:
-        state = _worker(resolved, environ)
+        state = files.running_worker(resolved.settings.runtime_dir, environ)
         sshd, pid = (state.sshd, state.pid) if state else ("", 1)
         found = gather(resolved, environ, sshd=sshd, pid=pid, mpi=mpi)
         found = replace(found, sshd_reason=state.reason if state else "")
@@ -127,14 +127,6 @@ def run(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool, path: 
     except MpibootError as wrong:
         hint = "name a file in a folder that this user may write: `mpiboot facts --write PATH`"
         raise error("runtime-folder", wrong.finding.message, hint=hint) from None
-
-
-def _worker(resolved: Resolved, environ: Mapping[str, str]) -> files.WorkerState | None:
-    """Find the worker of mpiboot's that runs in this container; None where none does."""
-    wanted, uid = resolved.settings.runtime_dir, os.getuid()
-    folder = files.find_role(wanted, uid, "worker", environ.get("TMPDIR", ""))
-    state = files.worker_state(folder) if folder else None
-    return state if state and os.path.exists(f"/proc/{state.pid}") else None  # noqa: PTH110
 
 
 _MOST: Final = 1 << 20  # bytes; a file of parameters has a few kilobytes

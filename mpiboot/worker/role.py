@@ -1,6 +1,7 @@
 """The worker role: serve this pod over SSH, pass its environment on, leave nothing behind.
 
-The process stays as the pod's small parent: no asyncio, no third party, no polling.
+The process stays as the pod's small parent: no asyncio, no polling, and no third party but psutil,
+once there are sessions.
 """
 
 from __future__ import annotations

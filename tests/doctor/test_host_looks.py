@@ -18,6 +18,7 @@ from mpiboot.hosts.dns import Resolver
 from mpiboot.hosts.dns_query import DnsAnswer
 from mpiboot.hosts.gate import DoctorLook
 from mpiboot.hosts.pipeline import PipelineOptions
+from mpiboot.network import pod
 from mpiboot.ssh.attempt import LoginTimeouts
 from tests.fakes.nameserver import NXDOMAIN, SERVFAIL, Nameserver, hosts_file, resolv_conf, serve
 from tests.fakes.sshd import Behaviour, Job, sshd
@@ -38,7 +39,7 @@ def test_the_launcher_listens_while_hosts_are_asked_and_no_longer() -> None:
         probe.bind(("127.0.0.1", 0))
         free = probe.getsockname()[1]
     ranged = Settings(control_ifname="127.0.0.1", port_range=f"{free}-{free}")
-    with job.listening(ranged) as place:
+    with job.listening(ranged, {}) as place:
         assert (place.address, place.range_port, place.name) == (
             *("127.0.0.1", free),
             socket.gethostname(),
@@ -46,10 +47,20 @@ def test_the_launcher_listens_while_hosts_are_asked_and_no_longer() -> None:
         assert reached(place.port)
         assert reached(place.range_port)
         # Who comes after it finds no port of the range free, and does without.
-        with job.listening(ranged) as other:
+        with job.listening(ranged, {}) as other:
             assert other.range_port == 0
     assert not reached(place.port)
     assert not reached(free)
+
+
+def test_without_a_default_route_it_listens_at_the_address_of_the_route_to_the_api(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "in-no-hosts-file")
+    monkeypatch.setattr(pod, "_FAR", ())
+    with job.listening(Settings(), {pod.API: "127.0.0.1"}) as place:
+        assert place.address == "127.0.0.1"
+        assert reached(place.port)
 
 
 def test_hosts_are_asked_for_the_launchers_address_and_name() -> None:

@@ -63,7 +63,7 @@ def test_a_workers_own_server_is_logged_in_to(tmp_path: Path) -> None:
     assert told["session-limits"]["level"] in ("ok", "warn")
     told = {item["check"]: item for item in json.loads(none.stdout)["findings"]}
     assert told["workers-unreachable"]["level"] == "fail"
-    message = f"no SSH server of mpiboot's runs in this pod: nothing is in {tmp_path}"
+    message = f"no SSH server of mpiboot's runs in this pod: {tmp_path} names none"
     assert told["workers-unreachable"]["message"] == message
 
 

@@ -25,7 +25,8 @@ from mpiboot.doctor.network import CountersPart, NvidiaPart
 from mpiboot.doctor.pod import MemoryPart, ServersPart, ShimsPart, SshListener
 from mpiboot.launcher import shims
 from mpiboot.ssh import openssh
-from mpiboot.system import control_groups, executables
+from mpiboot.system import control_groups, executables, processes
+from mpiboot.system.processes import Listener
 from tests.doctor.test_judges import FACTS, SSHD_T, device
 from tests.fakes import plans
 
@@ -460,7 +461,8 @@ def test_the_server_is_asked_with_its_own_options_and_only_those_that_count(
     title = f"sshd: {program} -D -e -f /etc/job -oPort=7 -4 [listener] 0 of 10-100 startups"
     (tmp_path / "77").mkdir()
     (tmp_path / "77/cmdline").write_text(title)
-    monkeypatch.setattr(looks, "process_of", lambda port: 77 if port == 22 else 0)
+    listening = (Listener("::", 22, 0), Listener("0.0.0.0", 22, 77))
+    monkeypatch.setattr(processes, "listeners", lambda: listening)
     who = replace(plans.ROOT, home=str(tmp_path / "home"))
     (seen,) = looks.sshd_settings((22, 2222), who, tmp_path)
     assert seen.values["asked"] == ("-f /etc/job -oPort=7",)
