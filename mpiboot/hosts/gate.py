@@ -427,9 +427,10 @@ async def wait_for_name(
     """
     resolver = resolver or Resolver(system_decides=True)  # the program will use that one
     started = time.monotonic()
-    end = min(settings.timeout, settings.dns_wait or settings.timeout)
     state = HostState(Host(wanted.host), wanted.host)
-    reporter = Reporter(live=log.draws(), left=lambda: max(0.0, started + end - time.monotonic()))
+    reporter = Reporter(
+        live=log.draws(), left=lambda: _left(settings, (state,), time.monotonic() - started)
+    )
     side = [asyncio.ensure_future(work((state,))) for work in (reporter.lines, reporter.drawing)]
     try:
         while True:
@@ -449,10 +450,11 @@ async def wait_for_name(
                 f"{answer.detail}; {wanted.by} names it, waited for {round(waited, 1):g} s"
             )
             state.hint = hint or failures.unresolved(answer.reason, resolver.conf)
-            if waited >= end:
+            left = _left(settings, (state,), waited)
+            if not left:
                 raise MpibootError(progress.finding(state))
             pause = pacing.pause(waited, 1, answer.retry_after, settings.dns_interval)
-            await asyncio.sleep(min(pause, end - waited))
+            await asyncio.sleep(min(pause, left))
     finally:
         for task in side:
             task.cancel()

@@ -62,7 +62,14 @@ async def test_a_name_that_comes_late_is_waited_for(
     assert "trainer-0.trainer (--rdzv-endpoint) is 10.0.0.7, after " in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("settings", [Settings(timeout=0.2), Settings(timeout=60, dns_wait=0.2)])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Settings(timeout=0.2),
+        Settings(timeout=60, dns_wait=0.2),
+        Settings(timeout=600, dns_wait=0.0),  # one look
+    ],
+)
 @pytest.mark.parametrize("hint", ["", "make it indexed"])
 async def test_a_name_that_never_comes_ends_with_the_reason(
     tmp_path: Path, settings: Settings, hint: str
