@@ -265,14 +265,13 @@ def doctor(
                 f"{message}: mpiboot doctor {ctx.invoked_subcommand} OPTIONS", ctx
             )
         return
+    from mpiboot.doctor import role
+
     if list_:
         from mpiboot.core import log
-        from mpiboot.doctor import role
 
         sys.stdout.write(role.listed(log.width(1)))
         return
-    from mpiboot.doctor import role
-
     if env and (checks or network or image or bundle is not None):
         raise click.UsageError("--env goes with --host and --json alone", ctx)
     found = looking(resolved(flags, "doctor"), _DOCTOR_LOOK)

@@ -26,7 +26,6 @@ _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 def _report(wrong: MpibootError) -> int:
     """Report an error in the log and in the termination message."""
-    from mpiboot.core import log
     from mpiboot.hosts import error_report
 
     log.write_termination(ErrorSettings.termination_log, error_report.say(wrong))

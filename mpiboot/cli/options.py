@@ -204,11 +204,11 @@ def _split(words: Sequence[str], takes: dict[str, bool]) -> tuple[list[str] | No
     left = list(words)
     while left and left[0].startswith("-") and left[0] != "--":
         word = left.pop(0)
-        flag, equals, _ = word.partition("=")
-        flag = _RANKS.get(flag, flag)
+        name, equals, value = word.partition("=")
+        flag = _RANKS.get(name, name)
         if flag not in takes:
             return None, []
-        options.append(flag + word[len(word.partition("=")[0]) :])
+        options.append(f"{flag}{equals}{value}")
         if takes[flag] and not equals and left:
             options.append(left.pop(0))
     return options, left

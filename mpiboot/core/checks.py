@@ -455,13 +455,12 @@ def failed(
     host: str = "",
     evidence: tuple[str, ...] = (),
     hint: str | None = None,
+    level: Level = Level.FAIL,
 ) -> Finding:
-    """A failing finding of a row; the row's own hint where none is given.
+    """A finding of what goes wrong, by default a failing one; the row's hint where none is given.
 
     Raises:
         KeyError: no row has that reference.
     """
     row = BY_REFERENCE[reference]
-    return Finding(
-        reference, Level.FAIL, message, host, evidence, row.hint if hint is None else hint
-    )
+    return Finding(reference, level, message, host, evidence, row.hint if hint is None else hint)

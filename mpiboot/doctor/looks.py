@@ -242,10 +242,10 @@ def _greeting(address: str, port: int) -> str:
     where = (_ANY.get(address, address), port)
     try:
         with socket.create_connection(where, _GREETS_WITHIN) as connection:
-            message = connection.recv(_GREETING)
+            data = connection.recv(_GREETING)
     except OSError:
         return ""
-    line = message.partition(b"\n")[0].decode("utf-8", "replace").strip()
+    line = data.partition(b"\n")[0].decode("utf-8", "replace").strip()
     return line if line.startswith("SSH-") else ""
 
 
@@ -305,10 +305,10 @@ def _kept(words: Sequence[str]) -> Iterator[str]:
             yield word
 
 
-def parsed(message: str) -> dict[str, tuple[str, ...]]:
+def parsed(output: str) -> dict[str, tuple[str, ...]]:
     """Read what ``sshd -T`` prints: a name and its value a line, some of them several times."""
     found: dict[str, tuple[str, ...]] = {}
-    for line in message.splitlines():
+    for line in output.splitlines():
         name, _, value = line.partition(" ")
         found[name.lower()] = (*found.get(name.lower(), ()), value.strip())
     return found
@@ -439,15 +439,15 @@ def nvidia(environ: Mapping[str, str], root: Path = Path("/")) -> NvidiaPart:
     return NvidiaPart(driver, library, str(found or ""), fabric, count)
 
 
-def version(message: str) -> str:
+def version(content: str) -> str:
     """Read the driver's version out of /proc/driver/nvidia/version; empty where it has none."""
-    found = _VERSION.search(message)
+    found = _VERSION.search(content)
     return found[1] if found else ""
 
 
-def cluster(message: str) -> str:
+def cluster(output: str) -> str:
     """Read a fabric's UUID out of ``nvidia-smi -q``; one that ends at the node has zeros."""
-    listed = _CLUSTER.findall(message)
+    listed = _CLUSTER.findall(output)
     return next((item for item in listed if item.strip("0-")), "")
 
 

@@ -27,10 +27,9 @@ from mpiboot.core.addresses import is_address
 from mpiboot.hosts import dns_query
 from mpiboot.hosts.dns_query import DnsAnswer, DnsReply, NoAddress, joined, summary
 from mpiboot.job import names
+from mpiboot.job.hostfile import LABEL, LONGEST_NAME
 from mpiboot.network.pod import HOSTS, hosts_lines
 
-_LABEL: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
-_LONGEST_NAME: Final = 253
 # glibc reads no more (resolv.conf(5)).
 _NAMESERVERS: Final = 3
 _MOST_DOTS: Final = 15
@@ -113,7 +112,7 @@ def is_malformed(name: str) -> bool:
     """Tell whether this can't be a host name in DNS."""
     bare = name.removesuffix(".")
     labels = bare.split(".")
-    return len(bare) > _LONGEST_NAME or not all(_LABEL.fullmatch(label) for label in labels)
+    return len(bare) > LONGEST_NAME or not all(LABEL.fullmatch(label) for label in labels)
 
 
 RESOLV_CONF: Final = Path("/etc/resolv.conf")
@@ -364,7 +363,7 @@ class Resolver:
         return summary(name, replies, names.cluster_domain(self.conf.search))
 
     def _in_hosts(self, name: str) -> tuple[str, ...]:
-        wanted = name.removesuffix(".").lower()
+        wanted = names.canonical(name)
         found = [words[0] for words in hosts_lines(self._hosts) if wanted in words[1:]]
         return tuple(dict.fromkeys(found))
 

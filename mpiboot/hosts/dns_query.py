@@ -232,8 +232,8 @@ class _Query:
                 return reply
             pause *= _LONGER
         silent = DnsReply(self._name, reason=NoAddress.TIMEOUT, server=self._servers[0])
-        message = [self._failed.get(item, silent) for item in self._servers]
-        return min(message, key=lambda reply: reply.rank)
+        replies = [self._failed.get(item, silent) for item in self._servers]
+        return min(replies, key=lambda reply: reply.rank)
 
     async def _send(self, server: str) -> None:
         try:
@@ -256,13 +256,13 @@ class _Query:
             try:
                 writer.write(len(self._wire).to_bytes(2, "big") + self._wire)
                 size = int.from_bytes(await reader.readexactly(2), "big")
-                message = await reader.readexactly(size)
+                data = await reader.readexactly(size)
             finally:
                 writer.close()
         except (OSError, ValueError, EOFError):
             self._received.put_nowait(_Received(server, tcp=True, response=None))
         else:
-            self._received.put_nowait(_Received(server, tcp=True, response=message))
+            self._received.put_nowait(_Received(server, tcp=True, response=data))
 
     async def _listen(self, seconds: float) -> DnsReply | None:
         """Read what arrives in time; None without a final answer."""
@@ -296,7 +296,7 @@ class _Query:
             return None
         return DnsReply(self._name, reason=NoAddress.NO_NAMESERVER, server=server)
 
-    def _read(self, server: str, message: bytes) -> DnsReply | None:
+    def _read(self, server: str, data: bytes) -> DnsReply | None:
         # Loaded while names are waited for: a cluster that is ready never needs it.
         import dns.exception  # noqa: PLC0415
         import dns.flags  # noqa: PLC0415
@@ -306,13 +306,13 @@ class _Query:
         import dns.rdtypes.IN.A  # noqa: PLC0415
         import dns.rdtypes.IN.AAAA  # noqa: PLC0415
 
-        if message[:2] != self._wire[:2]:
+        if data[:2] != self._wire[:2]:
             return None  # no answer to this query
         try:
-            answer = dns.message.from_wire(message)
+            answer = dns.message.from_wire(data)
         except (dns.exception.DNSException, ValueError):
             return DnsReply(self._name, reason=NoAddress.BAD_ANSWER, server=server)
-        asked = message[_HEADER : len(self._wire)].lower()
+        asked = data[_HEADER : len(self._wire)].lower()
         if not answer.flags & dns.flags.QR or asked != self._wire[_HEADER:].lower():
             return None
         if answer.flags & dns.flags.TC:

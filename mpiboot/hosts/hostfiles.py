@@ -23,14 +23,6 @@ from mpiboot.job import hostfile as syntax
 from mpiboot.job import platforms
 from mpiboot.job.platforms import VolcanoTask
 
-# What the MPI Operator sets for each MPI (its mpi_job_controller.go), in the order of the MPIs.
-OPERATOR: Final = (
-    "OMPI_MCA_orte_default_hostfile",
-    "PRTE_MCA_prte_default_hostfile",
-    "HYDRA_HOST_FILE",
-    "I_MPI_HYDRA_HOST_FILE",
-)
-DEFAULT: Final = "/etc/mpi/hostfile"
 _NOBODY: Final = "default"
 # The origin of a hostfile that is named on the program's own mpirun line.
 ON_THE_LINE: Final = "the mpirun line"
@@ -74,8 +66,9 @@ def candidates(setting: str, given: str, environ: Mapping[str, str]) -> tuple[Ho
         environ: where the operator's variables are looked up.
     """
     named = [HostfilePath(setting, given)] if setting else []
-    named += [HostfilePath(environ[name], name) for name in OPERATOR if environ.get(name)]
-    return (*named, HostfilePath(DEFAULT, _NOBODY))
+    names = filter(environ.get, platforms.HOSTFILE_VARS)
+    named += [HostfilePath(environ[name], name) for name in names]
+    return (*named, HostfilePath(platforms.HOSTFILE, _NOBODY))
 
 
 def stamp_of(path: str) -> tuple[int, ...]:
@@ -251,7 +244,7 @@ async def find(
     environ: Mapping[str, str],
     *,
     patience: float,
-    default: str = DEFAULT,
+    default: str = platforms.HOSTFILE,
     line: Sequence[str] = (),
     listed: HostfilePath | None = None,
     platform: Callable[[], HostfilePath | None] = lambda: None,

@@ -45,8 +45,8 @@ def _port(text: str) -> int:
 
 async def _listens(probe: Dialogue | None) -> int:
     """Read at which port a probe listens; 0 where it doesn't."""
-    message = await probe.line() if probe else ""
-    return _port(message.removeprefix(_LISTENS)) if message.startswith(_LISTENS) else 0
+    line = await probe.line() if probe else ""
+    return _port(line.removeprefix(_LISTENS)) if line.startswith(_LISTENS) else 0
 
 
 async def _listen(probe: Dialogue, address: str) -> int:

@@ -124,7 +124,7 @@ async def wait_until_settled(
     known = {worker.host.name: worker for worker in workers}
     wanted = settings.data_network is not DataNetworkUse.OFF
     remote = RemoteCommands(access, settings.host_keys)
-    pause, message, first = _FIRST, "", True
+    pause, said, first = _FIRST, "", True
     networks = {name: decide(worker) for name, worker in known.items()}
     while True:
         late = [name for name, worker in known.items() if wanted and worker.late]
@@ -133,8 +133,8 @@ async def wait_until_settled(
         if not names:
             return tuple(known.values()), networks
         line = _waiting_line(late, waiting)
-        if line != message:
-            message = line
+        if line != said:
+            said = line
             log.info("data-network", line, hosts=len(names))
         left = began + (settings.timeout if late else patience) - time.monotonic()
         if left <= 0:

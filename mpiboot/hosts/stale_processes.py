@@ -11,7 +11,6 @@ import asyncio
 import hashlib
 import os
 import re
-import socket
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,7 +27,7 @@ from mpiboot.hosts import host_shell
 from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.host_shell import HostAnswer
 from mpiboot.hosts.remote_commands import RemoteCommands
-from mpiboot.system import processes
+from mpiboot.system import process, processes
 
 # Job and launch; the launcher's host name and the time of day at its start.
 MARK: Final = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}(?:@([A-Za-z0-9.-]*)@([0-9TZ:-]+))?", re.ASCII)
@@ -110,13 +109,8 @@ def job_id(job: str) -> str:
 
 
 def new_mark(job: str) -> str:
-    """Make the mark of one launch: job, launch, the launcher's host name and start time.
-
-    The time is for people to read, and is compared with nothing.
-    """
-    host = re.sub(r"[^A-Za-z0-9.-]", "", socket.gethostname())
-    since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    return f"{job_id(job)}-{os.urandom(8).hex()}@{host}@{since}"
+    """Make the mark of one launch: job, launch, the launcher's host name and start time."""
+    return f"{job_id(job)}-{os.urandom(8).hex()}@{process.host_and_time()}"
 
 
 def _running() -> set[str]:
@@ -198,7 +192,7 @@ async def _wait_for_others(
     A pod that is being replaced gets time to end its job. A launcher that answers after that time
     is alive; one that doesn't may have lost its node, which workers notice by their keep-alive.
     """
-    started, message, pause = time.monotonic(), False, _FIRST
+    started, told, pause = time.monotonic(), False, _FIRST
     silent: Counter[str] = Counter()
     patience = min(settings.timeout, patience_for(settings.ssh_keepalive))
     look_at = min(patience, GRACE)
@@ -206,8 +200,8 @@ async def _wait_for_others(
         others = connected(workers, found, settings.ssh_keepalive)
         if not others:
             return found
-        if not message:
-            message = True
+        if not told:
+            told = True
             line = f"{others_line(others)}; waiting until it ends"
             log.info("other-launchers", line, launchers=len(others))
         elapsed = time.monotonic() - started

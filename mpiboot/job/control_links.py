@@ -18,12 +18,11 @@ from mpiboot.job.dialects import ALSO_DAEMON_LINK, parameter, version_number
 from mpiboot.job.plan_builder import Observed, PlanBuilder
 from mpiboot.network import worker_network
 from mpiboot.network.records import RDMA, Transport, usable
-from mpiboot.network.worker_network import launcher_addresses, link_of
 
-# Each names links whole, in a list; Open MPI takes networks, UCX names of RDMA devices too. What
-# follows where a pod has none of them: seen with Open MPI 4.1.4 and 5.0.7; of the rest, the words
-# of their own errors.
 _DAEMONS: Final = "mpirun's daemon ends there"
+# Variables that name links in a list (for Open MPI networks too, for UCX also RDMA devices), and
+# what follows where a pod has none of them: seen with Open MPI 4.1.4 and 5.0.7; of the rest, the
+# words of their own errors.
 NAME_LINKS: Final = {
     "OMPI_MCA_btl_tcp_if_include": "ranks there have no TCP to other hosts",
     "OMPI_MCA_oob_tcp_if_include": _DAEMONS,
@@ -201,10 +200,11 @@ def _has_both(observed: Observed) -> str:
     """Name the first pod whose control link has addresses of both versions."""
     pods = [(worker.host.name, worker.address, worker.facts) for worker in observed.workers]
     for name, address, facts in pods:
-        link = link_of(address, facts.links) if facts else None
+        link = worker_network.link_of(address, facts.links) if facts else None
         if link and len(_ip_versions([link])) > 1:
             return name
-    links = [link_of(item, observed.links) for item in launcher_addresses(observed.workers)]
+    addresses = worker_network.launcher_addresses(observed.workers)
+    links = [worker_network.link_of(item, observed.links) for item in addresses]
     return "the launcher" if any(link and len(_ip_versions([link])) > 1 for link in links) else ""
 
 

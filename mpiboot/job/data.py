@@ -82,7 +82,7 @@ def deliver(builder: PlanBuilder, found: DataNetwork) -> dict[str, Mapping[str, 
     """Decide how each value reaches its ranks: by mpirun's environment, or by its host's agent.
 
     A value that mpirun does not hand on goes by the agent, whatever it is; the ranks of this pod
-    itself have mpirun's environment, or read theirs back (``plan.own_ranks_words``).
+    itself have mpirun's environment, or read theirs back (``plan._own_ranks_words``).
 
     Returns:
         The variables of one host alone, by the name that mpirun has for it.

@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Final
 
 from mpiboot.core.model import Mpi, MpiFamily, Source, Variable
+from mpiboot.job import platforms
 from mpiboot.job.hostfile import Syntax
 from mpiboot.job.mpirun_options import (
     HYDRA,
@@ -519,14 +520,7 @@ def row_of(mpi: Mpi) -> Dialect | None:
 
 # Every variable by which a user or an operator names a hostfile, for whichever MPI. What
 # mpirun finds there must be mpiboot's own copy, whatever the family.
-HOSTFILE_VARS: Final = (
-    "OMPI_MCA_orte_default_hostfile",
-    "PRTE_MCA_prte_default_hostfile",
-    "HYDRA_HOST_FILE",
-    "I_MPI_HYDRA_HOST_FILE",
-    "MPI_HOSTFILE",
-    "MPIBOOT_HOSTFILE",
-)
+HOSTFILE_VARS: Final = (*platforms.HOSTFILE_VARS, "MPI_HOSTFILE", "MPIBOOT_HOSTFILE")
 
 # The same intent under the name of another version: read where the row's own name isn't set.
 ALSO_AGENT: Final = (

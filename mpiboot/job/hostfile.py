@@ -16,13 +16,14 @@ from mpiboot.core import addresses
 from mpiboot.core.addresses import IPV6
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import Host, Hostfile
+from mpiboot.job.names import canonical
 
 _SHOWN: Final = 60
-_LONGEST_NAME: Final = 253  # RFC 1035 section 2.3.4, without the final dot
+LONGEST_NAME: Final = 253  # RFC 1035 section 2.3.4, without the final dot
 _MOST_SLOTS: Final = 2**31 - 1  # every MPI keeps it in a C int
 
 # RFC 1123 labels, and underscores, which host names of some platforms hold.
-_LABEL: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
+LABEL: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 _USER: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 _BINDING: Final = re.compile(r"[A-Za-z0-9_.,:+-]+")
 _ODD: Final = re.compile(r"[^A-Za-z0-9_.-]")
@@ -87,9 +88,9 @@ def _name(text: str, column: int) -> str:
     bare = text.removesuffix(".")
     if not bare:
         raise LineError(column, "expected a host name")
-    if len(bare) > _LONGEST_NAME:
+    if len(bare) > LONGEST_NAME:
         raise LineError(
-            column, f"host {_shown(text)} has {len(bare)} characters, at most {_LONGEST_NAME} fit"
+            column, f"host {_shown(text)} has {len(bare)} characters, at most {LONGEST_NAME} fit"
         )
     if not bare.replace(".", "").strip("0123456789"):
         if addresses.parse(text) is None:
@@ -97,7 +98,7 @@ def _name(text: str, column: int) -> str:
         return text
     at = column
     for label in bare.split("."):
-        if not _LABEL.fullmatch(label):
+        if not LABEL.fullmatch(label):
             raise LineError(
                 at,
                 f"{_shown(label)} in host {_shown(text)}, expected labels of 1 to 63 characters "
@@ -241,11 +242,6 @@ def is_blank(text: str) -> bool:
     return not any(line for _, line, _ in _lines(text))
 
 
-def _same(name: str) -> str:
-    """Key under which two spellings of one host meet."""
-    return str(addresses.parse(name) or name.removesuffix(".").lower())
-
-
 def _added(first: Host, again: Host) -> Host:
     """One host of two lines; a line without max_slots has no limit, so the sum has none."""
     if first.user and again.user and first.user != again.user:
@@ -295,7 +291,7 @@ def parse(text: str, path: str, named_by: str) -> Hostfile:
             host = replace(host, notes=notes)
             passed_over += [f"{path}:{number}:{at + 1}: {word}" for at, word in unread]
             notes = ()
-            key = _same(host.name)
+            key = canonical(host.name)
             found[key] = _added(found[key], host) if key in found else host
         except LineError as wrong:
             where = f"{path}:{number}:{wrong.column + 1}"
@@ -313,7 +309,7 @@ def union(files: Sequence[Hostfile]) -> Hostfile:
     found: dict[str, Host] = {}
     for file in files:
         for host in file.hosts:
-            found.setdefault(_same(host.name), host)
+            found.setdefault(canonical(host.name), host)
     return Hostfile(
         ", ".join(file.path for file in files),
         files[0].named_by,

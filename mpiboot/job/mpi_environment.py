@@ -8,14 +8,13 @@ test compares them with the installed ones.
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Final
 
-from mpiboot.core.checks import BY_REFERENCE
-from mpiboot.core.model import Host, MpiFamily, PodFacts, Source
+from mpiboot.core.checks import failed
+from mpiboot.core.model import Host, Level, MpiFamily, PodFacts, Source
 from mpiboot.core.settings import ROWS, Given, Settings
 from mpiboot.core.wording import first_few
 from mpiboot.job import forward, masking
@@ -40,7 +39,6 @@ def decide_binding(builder: PlanBuilder, oversubscribe: Given | None) -> None:
 
     Args:
         builder: the plan.
-        observed: what is known of the pods.
         oversubscribe: what asked for more ranks than slots, None where nothing did.
     """
     row, line = builder.row, builder.line
@@ -228,10 +226,8 @@ def _of_the_user(builder: PlanBuilder) -> Iterator[tuple[str, str]]:
     for prefix, table in _TABLES.get(builder.row.family, ()):
         # Of its line 5.0 understands the names for its daemons; the rest goes to the ranks.
         for name in builder.line.mca if prefix == _OMPI else ():
-            if name.startswith("btl_"):
-                message = _instead(builder.environ, name, table)
-                if message:
-                    yield f"--mca {name}", message[1]
+            if name.startswith("btl_") and (same := _instead(builder.environ, name, table)):
+                yield f"--mca {name}", same[1]
 
 
 def _instead(
@@ -300,11 +296,11 @@ def set_constants(builder: PlanBuilder, *, oversubscribe: Given | None) -> None:
 
 def _copy_once(builder: PlanBuilder) -> None:
     """Keep ranks of one host from reading each other's memory where that is refused."""
-    observed = builder.observed
     item = builder.row.no_single_copy
-    pods = {worker.host.name: worker.facts for worker in observed.workers}
-    pods |= dict.fromkeys((host.name for host in observed.local), observed.own)
-    found = {name: pod.memory_refused for name, pod in pods.items() if pod and pod.memory_refused}
+    pods = _pods_of_ranks(builder.observed)
+    found = {
+        host.name: pod.memory_refused for host, pod in pods.items() if pod and pod.memory_refused
+    }
     if item and found:
         message = "; ".join(dict.fromkeys(found.values()))
         reason = f"process_vm_readv is refused ({message}) on {first_few(found)}: {item.reason}"
@@ -356,8 +352,8 @@ def choose_forwarded(builder: PlanBuilder, added: Mapping[str, str]) -> tuple[st
     kept, removed = forward.scrub(observed.environ, observed.platform.managers)
     for name, why in removed:
         builder.remove(name, why)
-    empty = [name for name, value in kept.items() if row.never_empty and not value]
-    for name in fnmatch.filter(empty, f"{row.never_empty}*"):
+    empty = [name for name, value in kept.items() if not value]
+    for name in (name for name in empty if row.never_empty and name.startswith(row.never_empty)):
         del kept[name]
         builder.remove(name, f"it is empty, which crashes {row.title}")
     if row.export is Export.ALL and observed.workers:
@@ -537,15 +533,14 @@ def name_unsafe(builder: PlanBuilder) -> None:
         and (name in builder.set_env or name not in builder.of_files)
     }
     for name, value in builder.line.mca.items():
-        if any(fnmatch.fnmatchcase(name, pattern) for pattern in row.evaluated_flags):
+        if any(fnmatchcase(name, pattern) for pattern in row.evaluated_flags):
             values[f"--mca {name}"] = value
     excepted = {*row.evaluated_but, *(f"--mca {parameter(name)}" for name in row.evaluated_but)}
     for name in sorted(values.keys() - excepted):
         bad = sorted(set(values[name]) & set('"$\\`\n'))
         if bad:
-            builder.warn(
-                "unsafe-value",
+            message = (
                 f"{name} holds {' '.join(map(repr, bad))}: {row.title} hands it to the "
-                "workers' shell unescaped",
-                BY_REFERENCE["unsafe-value"].hint,
+                "workers' shell unescaped"
             )
+            builder.findings.append(failed("unsafe-value", message, level=Level.WARN))

@@ -15,6 +15,7 @@ from typing import Any, Final
 from mpiboot.core.model import MpiFamily
 from mpiboot.job.dialects import DIALECTS, Dialect, parameter
 from mpiboot.job.mpirun_options import PRINTING, Grammar, Option, OptionKind
+from mpiboot.job.names import canonical
 from mpiboot.job.program_words import is_mpirun
 
 
@@ -154,7 +155,7 @@ class UserLine:
         Args:
             called: its names for some hosts, by the hostfile's.
         """
-        names = {old.removesuffix(".").lower(): new for old, new in called.items()}
+        names = {canonical(old): new for old, new in called.items()}
         argv = [*self.argv]
         for index in self.host_words:
             option, equals, hosts = argv[index].rpartition("=")
@@ -169,7 +170,7 @@ class UserLine:
 
 
 def _name(names: Mapping[str, str], name: str) -> str:
-    return names.get(name.removesuffix(".").lower(), name)
+    return names.get(canonical(name), name)
 
 
 _CHOOSE_HOSTS: Final = (

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
-from mpiboot.core.addresses import Address, bare, parse
+from mpiboot.core.addresses import Address, parse
 
 # The rest of 127/8 is left to workers that stand on it in a trial without a cluster: no mpirun
 # takes it for its own host either. 127.0.1.1 is a Debian machine's own name.
@@ -20,9 +20,9 @@ def _address(name: str) -> Address | None:
     return parse(name.removeprefix("[").removesuffix("]"))
 
 
-def _plain(name: str) -> str:
-    """A name as it is compared: without the final dot, in small letters (RFC 4343)."""
-    return name.removesuffix(".").lower()
+def canonical(name: str) -> str:
+    """A host's name or address as it is compared: no final dot, small letters (RFC 4343)."""
+    return str(_address(name) or name.removesuffix(".").lower())
 
 
 def cluster_domain(search: Sequence[str]) -> str:
@@ -36,7 +36,7 @@ def cluster_domain(search: Sequence[str]) -> str:
     Returns:
         The domain without dots at its ends; empty where no entry tells it.
     """
-    entries = [_plain(entry) for entry in search]
+    entries = [canonical(entry) for entry in search]
     candidates = [entry for entry in entries if entry.startswith("svc.") and entry != "svc."]
     for candidate in candidates:
         if any(entry.endswith("." + candidate) for entry in entries):
@@ -49,14 +49,14 @@ def in_cluster(name: str, search: Sequence[str]) -> tuple[str, ...]:
 
     Empty for a name that may be one of the world outside: more than one dot, and no ``.svc``.
     """
-    domain, plain = cluster_domain(search), _plain(name)
+    domain, plain = cluster_domain(search), canonical(name)
     if not domain or _address(name):
         return ()
     if plain.endswith(f".svc.{domain}"):
         return (f"{plain}.",)
     if not plain.endswith(".svc") and plain.count(".") > 1:
         return ()
-    entries = [_plain(entry) for entry in search]
+    entries = [canonical(entry) for entry in search]
     own = [entry for entry in entries if entry == domain or entry.endswith(f".{domain}")]
     return tuple(f"{plain}.{entry}." for entry in own)
 
@@ -79,22 +79,16 @@ def short(name: str) -> str:
 
 def same_host(one: str, other: str) -> bool:
     """Tell whether two spellings are one name or one address, without resolving anything."""
-    first, second = _address(one), _address(other)
-    if first is not None or second is not None:
-        return first == second
-    return _plain(one) == _plain(other)
+    return canonical(one) == canonical(other)
 
 
-def is_local(
-    name: str, hostname: str, fqdns: Iterable[str] = (), addresses: Iterable[str] = ()
-) -> bool:
-    """Return whether a hostfile's name means this pod.
+def is_local(name: str, hostname: str, fqdns: Iterable[str] = ()) -> bool:
+    """Return whether a hostfile's name means this pod; of addresses only loopback's do.
 
     Args:
         name: the name or address as the hostfile has it.
         hostname: this pod's host name.
         fqdns: this pod's full names, as /etc/hosts or the resolver have them.
-        addresses: this pod's addresses, with or without a prefix length.
 
     A name between the host name and a full name (``w-0.job`` for ``w-0.job.ns.svc.DOMAIN``) is
     this pod, since the search list completes it; another pod's name that only begins with the
@@ -102,11 +96,11 @@ def is_local(
     """
     address = _address(name)
     if address is not None:
-        return str(address) in _SELF or any(address == parse(bare(own)) for own in addresses)
-    wanted, own_name = _plain(name), _plain(hostname)
+        return str(address) in _SELF
+    wanted, own_name = canonical(name), canonical(hostname)
     if wanted in ("localhost", "localhost.localdomain") or (wanted and wanted == own_name):
         return True
-    for fqdn in map(_plain, fqdns):
+    for fqdn in map(canonical, fqdns):
         if not fqdn or not wanted:
             continue
         completed = fqdn.startswith(wanted + ".") and wanted.split(".", 1)[0] == own_name
@@ -139,7 +133,7 @@ def for_mpirun(
     found = {name: "ip-" + name.translate(_DASHES) for name in listed if ":" in name}
     if by_first_label:
         others = [name for name in dict.fromkeys(listed) if name not in local]
-        labels = Counter(_plain(short(name)) for name in (*others, hostname))
-        alike = (name for name in others if labels[_plain(short(name))] > 1)
+        labels = Counter(canonical(short(name)) for name in (*others, hostname))
+        alike = (name for name in others if labels[canonical(short(name))] > 1)
         found |= {name: name.replace(".", "-") for name in alike if parse(name) is None}
     return found | {name: hostname for name in local if name != hostname}

@@ -78,14 +78,12 @@ def paths(
     """
     if family not in _FILES:
         return
-    message = {name: environ.get(f"{_OMPI}{name}", "") for name in (*_INSTEAD, *_BEFORE)}
-    message |= {
-        name: value for name, value in (line.mca if line else {}).items() if name in message
-    }
+    named = {name: environ.get(f"{_OMPI}{name}", "") for name in (*_INSTEAD, *_BEFORE)}
+    named |= {name: value for name, value in (line.mca if line else {}).items() if name in named}
     files = line.parameter_files if line else ()
-    for text in (*files, *(message[name] for name in _BEFORE)):
+    for text in (*files, *(named[name] for name in _BEFORE)):
         yield from ((path, _OMPI) for path in text.split(",") if path)
-    instead = next((message[name] for name in _INSTEAD if message[name]), "")
+    instead = next((named[name] for name in _INSTEAD if named[name]), "")
     for path, prefix in _FILES[family]:
         if instead and prefix == _OMPI:
             continue

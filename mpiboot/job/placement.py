@@ -22,7 +22,7 @@ from mpiboot.job.dialects import (
     version_number,
 )
 from mpiboot.job.mpirun_line import UserLine
-from mpiboot.job.names import is_local, same_host, short
+from mpiboot.job.names import canonical, is_local, same_host, short
 from mpiboot.job.plan_builder import Observed, PlanBuilder
 
 # How Open MPI reads a parameter that is true or false: mca_base_var_enum.c of 4.1.
@@ -245,10 +245,6 @@ class _Spread:
     left: str
 
 
-def _key(name: str) -> str:
-    return name.removesuffix(".").lower()
-
-
 def _is_here(name: str, local: Collection[str]) -> bool:
     return is_local(name, "") or any(same_host(name, own) for own in local)
 
@@ -261,10 +257,10 @@ def chosen(hosts: Sequence[Host], line: UserLine) -> tuple[Host, ...]:
     """
     if not line.hosts:
         return tuple(hosts)
-    known = {_key(host.name): host for host in hosts}
+    known = {canonical(host.name): host for host in hosts}
     picked: dict[str, Host] = {}
     for spec in line.hosts:
-        key = _key(spec.name)
+        key = canonical(spec.name)
         if key in picked:
             picked[key] = replace(picked[key], slots=picked[key].slots + spec.slots)
         else:
@@ -347,12 +343,12 @@ def place(
     used = chosen(hosts, line)
     if row.own_host_first:
         used = tuple(sorted(used, key=lambda host: not _is_here(host.name, local)))
-    message = (*_several_programs(line, row), *_filter_findings(hosts, used, line))
+    findings = (*_several_programs(line, row), *_filter_findings(hosts, used, line))
     spread = _spread(line, row, policy, over=oversubscribe or line.oversubscribe)
     left = _left_to_mpirun(line) or spread.left
     only = used[0].name if len(used) == 1 and not line.moves_hosts and not line.unknown else ""
     if left:
-        return Placement(total=np, left=left, findings=message, first=only)
+        return Placement(total=np, left=left, findings=findings, first=only)
     each = spread.per_node
     slots = sum(host.slots for host in used)
     total = np if np is not None else each * len(used) if each else slots
@@ -366,14 +362,14 @@ def place(
         offered = f"and {counted(len(used), 'host')} {verb} {counted(slots, 'slot')}"
     if offered:
         found = _too_few(total, offered, line, row)
-        return Placement(total=total, findings=(*message, found), first=used[0].name)
+        return Placement(total=total, findings=(*findings, found), first=used[0].name)
     idle, small = _idle(used, spread, total, over=spread.oversubscribe or row.wraps_around)
     if small:
         left = f"{spread.asked}, where {small.name} has {counted(small.slots, 'slot')}"
-        return Placement(total=np, left=left, findings=message)
+        return Placement(total=np, left=left, findings=findings)
     if idle:
-        message = (*message, _idle_finding(idle, used, spread, total, row))
-    return Placement(idle, total, "", message, used[0].name)
+        findings = (*findings, _idle_finding(idle, used, spread, total, row))
+    return Placement(idle, total, "", findings, used[0].name)
 
 
 def _idle(
@@ -412,7 +408,7 @@ def can_tell(line: UserLine, row: Dialect, environ: Collection[str], path: str) 
 def _several_programs(line: UserLine, row: Dialect) -> Iterator[Finding]:
     """Warn of a line with several programs, at which some MPIs fail."""
     if len(line.apps) > 1 and row.several_programs:
-        yield replace(failed("several-programs", row.several_programs), level=Level.WARN)
+        yield failed("several-programs", row.several_programs, level=Level.WARN)
 
 
 def _filter_findings(
@@ -422,12 +418,12 @@ def _filter_findings(
     if not line.hosts:
         return ()
     found = []
-    known, kept = ({_key(host.name) for host in some} for some in (hosts, used))
-    without = [host.name for host in hosts if _key(host.name) not in kept]
+    known, kept = ({canonical(host.name) for host in some} for some in (hosts, used))
+    without = [host.name for host in hosts if canonical(host.name) not in kept]
     if without:
         message = f"-H leaves out {len(without)} of {len(hosts)} hosts: {first_few(without)}"
         found.append(Finding("slots", Level.WARN, message))
-    strays = [host.name for host in used if _key(host.name) not in known]
+    strays = [host.name for host in used if canonical(host.name) not in known]
     if strays:
         message = f"-H names {first_few(strays)}, which the hostfile does not have"
         hint = "write the names as the hostfile has them"

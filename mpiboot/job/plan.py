@@ -37,8 +37,6 @@ from mpiboot.network.records import Transport
 from mpiboot.network.worker_pairs import Dial
 from mpiboot.ssh import config as sshconfig
 
-__all__ = ["LaunchPaths", "Observed", "Plan", "make", "refuse_unknown", "stop_on_failure"]
-
 
 @dataclass(frozen=True, slots=True)
 class Plan:

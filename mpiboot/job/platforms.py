@@ -197,12 +197,19 @@ def _marked(*names: str) -> Callable[[Environ], str]:
     return recognise
 
 
-_HOSTFILE: Final = "/etc/mpi/hostfile"
+# Where the MPI Operator and Trainer mount it, and the variables that name it to each MPI's mpirun.
+HOSTFILE: Final = "/etc/mpi/hostfile"
+HOSTFILE_VARS: Final = (
+    "OMPI_MCA_orte_default_hostfile",
+    "PRTE_MCA_prte_default_hostfile",
+    "HYDRA_HOST_FILE",
+    "I_MPI_HYDRA_HOST_FILE",
+)
 _PATIENCE: Final = "-o ConnectionAttempts=10"
 # What Kubeflow Trainer's MPI plugin sets on a TrainJob's launcher and on no node (v2.3.0,
 # pkg/runtime/framework/plugins/mpi/mpi.go, EnforceMLPolicy). It lets nobody set them otherwise.
 _TRAINER_SETS: Final = {
-    "OMPI_MCA_orte_default_hostfile": _HOSTFILE,
+    "OMPI_MCA_orte_default_hostfile": HOSTFILE,
     "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
     "OMPI_MCA_orte_set_default_slots": r"\d+",
     "OMPI_MCA_plm_rsh_args": _PATIENCE,
@@ -211,10 +218,10 @@ _TRAINER_SETS: Final = {
 # (mpi_job_controller.go, ompiEnvVars, intelEnvVars and mpichEnvVars).
 _OPERATOR_SETS: Final = {
     **_TRAINER_SETS,
-    "I_MPI_HYDRA_HOST_FILE": _HOSTFILE,
+    "I_MPI_HYDRA_HOST_FILE": HOSTFILE,
     "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": _PATIENCE,
     "I_MPI_PERHOST": r"\d+",
-    "HYDRA_HOST_FILE": _HOSTFILE,
+    "HYDRA_HOST_FILE": HOSTFILE,
     "HYDRA_LAUNCH_EXTRA_ARGS": _PATIENCE,
 }
 
@@ -349,9 +356,9 @@ def role(
     if settings.role is not AUTO:
         return decided(settings.role, given.source, str(given))
     platform, _ = recognise(environ)
-    message = platform.role(environ)
-    if message:
-        return decided(message[0], Source.PLATFORM, message[1])
+    marked = platform.role(environ)
+    if marked:
+        return decided(marked[0], Source.PLATFORM, marked[1])
     if settings.start_sshd:
         return decided(Role.WORKER, Source.ENVIRONMENT, f"{resolved.given['start_sshd']} is true")
     if is_sshd(program) and program[0] != "shell":

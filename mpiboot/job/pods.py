@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from mpiboot.core.checks import BY_REFERENCE, failed
+from mpiboot.core.checks import failed
 from mpiboot.core.model import (
     Decision,
     Finding,
@@ -320,8 +320,8 @@ def mpi_versions(observed: Observed) -> Iterator[Finding]:
         where = worker.host.name
         if theirs is None:
             if worker.facts:
-                message, hint = "no mpirun on its PATH", BY_REFERENCE["mpi-versions"].hint
-                yield Finding("mpi-versions", Level.WARN, message, host=where, hint=hint)
+                message = "no mpirun on its PATH"
+                yield failed("mpi-versions", message, host=where, level=Level.WARN)
             continue
         # By its own words, too: of which family this pod's is, MPIBOOT_MPI may have said.
         is_ours = theirs.family == ours.family or theirs.banner == ours.banner
@@ -333,8 +333,8 @@ def mpi_versions(observed: Observed) -> Iterator[Finding]:
             what = theirs.banner or "not recognised"
             message = f"{theirs.path}{named}: {what}; the launcher: {ours.banner}"
         proof = worker.called_mpi and theirs.banner and theirs.family != ours.family
-        level, hint = Level.FAIL if proof else Level.WARN, BY_REFERENCE["mpi-versions"].hint
-        yield Finding("mpi-versions", level, message, host=where, hint=hint)
+        level = Level.FAIL if proof else Level.WARN
+        yield failed("mpi-versions", message, host=where, level=level)
 
 
 def gpus(workers: Sequence[Worker]) -> Iterator[Finding]:
@@ -343,17 +343,17 @@ def gpus(workers: Sequence[Worker]) -> Iterator[Finding]:
     for worker in workers:
         if worker.facts is None:
             continue
-        own = worker.facts.gpus
-        kinds[worker.host.name] = f"{own.count} {own.kind}".strip()
+        own, where = worker.facts.gpus, worker.host.name
+        kinds[where] = f"{own.count} {own.kind}".strip()
         if own.lost:
             message = f"{own.lost} of {own.lost + own.count} GPUs in /dev, the kernel has no more"
-            yield _gpus(message, worker.host.name)
+            yield failed("gpus", message, host=where, level=Level.WARN)
         if own.fabric not in ("", own.FABRIC_READY):
             message = f"NVLink fabric: {own.fabric}; CUDA starts when Fabric Manager has set it up"
-            yield Finding("gpus", Level.WARN, message, host=worker.host.name, hint=_FABRIC_MANAGER)
+            yield failed("gpus", message, host=where, hint=_FABRIC_MANAGER, level=Level.WARN)
     found = majority(kinds)
     if found:
-        yield _gpus(f"GPUs differ: {found.message}")
+        yield failed("gpus", f"GPUs differ: {found.message}", level=Level.WARN)
 
 
 def gpu_memory(builder: PlanBuilder) -> None:
@@ -380,10 +380,6 @@ def gpu_memory(builder: PlanBuilder) -> None:
 def wants_gpu_memory(facts: PodFacts) -> bool:
     """Return whether a pod has NVIDIA GPUs, and RDMA devices that could reach their memory."""
     return bool(facts.fabric.devices) and facts.gpus.kind.startswith("NVIDIA")
-
-
-def _gpus(message: str, host: str = "") -> Finding:
-    return Finding("gpus", Level.WARN, message, host=host, hint=BY_REFERENCE["gpus"].hint)
 
 
 def _why_shared(workers: Sequence[Worker]) -> str:
@@ -450,4 +446,4 @@ def mtus(launcher: Iterable[Link], workers: Sequence[Worker]) -> tuple[Finding, 
         return ()
     parts = [f"{size} on {first_few(dict.fromkeys(names))}" for size, names in sorted(pods.items())]
     message = f"MTUs of the control links differ: {'; '.join(parts)}"
-    return (Finding("control-mtu", Level.WARN, message, hint=BY_REFERENCE["control-mtu"].hint),)
+    return (failed("control-mtu", message, level=Level.WARN),)

@@ -175,9 +175,10 @@ def python_calls(text: str) -> tuple[Call, ...]:
 
 # What pods run beside jobs: shells, whoever waits, and mpirun, which counts its ranks itself.
 _BESIDE_JOBS: Final = (
-    *("sh", "bash", "dash", "ash", "zsh", "ksh", "fish", "busybox", "tini", "dumb-init"),
-    *("sleep", "tail", "cat", "env", "true", "false", "id", "ls", "hostname", "catatonit"),
-    *("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun"),
+    *_SHELLS,
+    *MPIRUNS,
+    *("fish", "tini", "dumb-init", "catatonit"),
+    *("sleep", "tail", "cat", "env", "true", "false", "id", "ls", "hostname"),
 )
 # What tells a program that it is a rank already.
 _RANK_MARKS: Final = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
@@ -254,8 +255,8 @@ def find_rendezvous(program: Sequence[str], environ: Mapping[str, str]) -> Rende
     if "--standalone" in program:  # torchrun then meets in this pod, whatever else is said
         return None
     for option, variable in _NAMED_BY:
-        message = _option(program, option)
-        found = Rendezvous(_host(message), f"--{option}") if message else None
+        value = _option(program, option)
+        found = Rendezvous(_host(value), f"--{option}") if value else None
         found = found or Rendezvous(_host(environ.get(variable, "")), variable)
         if found.host:
             return found

@@ -146,9 +146,9 @@ def termination(item: Finding, others: Sequence[Finding] = ()) -> str:
     if item.hint:
         lines.append(f"-> {item.hint}")
     lines += list(item.evidence)
-    message = (f"{other.where or 'this pod'}: {other.message}" for other in others)
+    texts = (f"{other.where or 'this pod'}: {other.message}" for other in others)
     shown_already = frozenset(item.evidence)
-    lines += [line for line in message if line not in shown_already]
+    lines += [line for line in texts if line not in shown_already]
     return "\n".join(lines) + "\n"
 
 

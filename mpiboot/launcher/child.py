@@ -36,6 +36,7 @@ from mpiboot.hosts.gate import GateResult
 from mpiboot.hosts.remote_commands import RemoteCommands
 from mpiboot.job import masking, names, pods, program_words, render
 from mpiboot.job import plan as plans
+from mpiboot.job.plan_builder import LaunchPaths, Observed
 from mpiboot.launcher import launch_folder, observation, shims, summary
 from mpiboot.launcher.launch_folder import Logins, assignments, tidy
 from mpiboot.launcher.setup import LauncherPod, access, launcher_pod
@@ -188,7 +189,7 @@ def prepare_launch(
     return spec, client
 
 
-def _decide(observed: plans.Observed, resolved: Resolved, paths: plans.LaunchPaths) -> plans.Plan:
+def _decide(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> plans.Plan:
     """Make the plan without the cyclic garbage collector, as nothing here makes cycles.
 
     With thousands of workers it would take a third of the time.
@@ -478,9 +479,8 @@ def _write_script_logins(
     }
     files.write_private(logins.folder / _CONFIG, assignments(config))
     shims.link_ssh(logins.folder / _BIN)
-    if own:
-        log.info("script", f"its ssh is mpiboot's own client: {kind.reason}")
     if not own:
         return ()
+    log.info("script", f"its ssh is mpiboot's own client: {kind.reason}")
     served = logins.client_config(parent, len(passed.workers) * _SESSIONS)
     return client_start.write(logins.folder, served)

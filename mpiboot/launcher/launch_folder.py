@@ -7,7 +7,6 @@ import shlex
 import shutil
 import signal
 import socket
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -28,7 +27,7 @@ from mpiboot.network.worker_network import launcher_addresses
 from mpiboot.ssh import client_start
 from mpiboot.ssh import config as sshconfig
 from mpiboot.supervisor import evidence, host_watch
-from mpiboot.system import executables, files, keys, os_calls
+from mpiboot.system import executables, files, keys, os_calls, process
 
 _LAUNCH: Final = "launch"
 
@@ -217,7 +216,7 @@ class Launch:
             self.observed.called(worker.host.name): worker for worker in self.observed.workers
         }
         search = read_resolv_conf().search
-        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        now = process.utc()
         seen = tuple(snapshot(item, self.observed, search, now) for item in self.observed.workers)
         name, ooms = socket.gethostname(), self.observed.own_oom_kills
         own = evidence.HostSnapshot(name, "", "", name, oom_kills=ooms, here=True, started=now)

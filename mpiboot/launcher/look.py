@@ -32,6 +32,7 @@ from mpiboot.hosts import gate
 from mpiboot.hosts.gate import ALL_HOSTS, DoctorLook
 from mpiboot.job import mpirun_line, names, program_words, render
 from mpiboot.job import plan as plans
+from mpiboot.job.plan_builder import Observed
 from mpiboot.launcher import launch_folder, observation, role
 from mpiboot.launcher.observation import Observation
 from mpiboot.launcher.setup import LauncherPod, launcher_pod
@@ -187,7 +188,7 @@ def offline_plan(
             workers.append(Worker(host, seen.control_address, port, user, "", seen, seen.mpi))
     named = {worker.facts.hostname for worker in workers if worker.facts}
     own = next((item for item in saved if item.hostname not in named), None)
-    observed = plans.Observed(
+    observed = Observed(
         hostfile=found.hostfile,
         workers=tuple(workers),
         mpi=mpi,
@@ -253,8 +254,8 @@ def _offline_mpi(
 
 
 def _facts_of(host: Host, saved: tuple[PodFacts, ...]) -> PodFacts | None:
-    short = host.name.partition(".")[0]
-    return next((facts for facts in saved if facts.hostname in (short, host.name)), None)
+    called = (names.short(host.name), host.name)
+    return next((facts for facts in saved if facts.hostname in called), None)
 
 
 _HERE: Final = "this pod's environment"
@@ -316,7 +317,7 @@ async def _network(resolved: Resolved, environ: Mapping[str, str]) -> DataNetwor
     """Decide this pod's data network as a worker's; wait for what may still come up."""
     settings = resolved.settings
     patience = worker_network.patience(settings)
-    deadline, pause, message = time.monotonic() + patience, _FIRST, ""
+    deadline, pause, said = time.monotonic() + patience, _FIRST, ""
     while True:
         seen = await asyncio.to_thread(
             facts.gather, resolved, environ, sshd="", pid=os.getpid(), mpi=None
@@ -328,8 +329,8 @@ async def _network(resolved: Resolved, environ: Mapping[str, str]) -> DataNetwor
         if not network.pending or left <= 0:
             break
         line = f"waiting for the data network ({', '.join(network.pending)})"
-        if line != message:
-            message = line
+        if line != said:
+            said = line
             log.info("data-network", line)
         await asyncio.sleep(min(pause, left))
         pause = min(pause * 1.5, _LAST)

@@ -35,6 +35,7 @@ from mpiboot.job import agent_variables, mpirun_line, names, pods, program_words
 from mpiboot.job import plan as plans
 from mpiboot.job.dialects import DIALECTS
 from mpiboot.job.mpirun_line import UserLine
+from mpiboot.job.plan_builder import Observed
 from mpiboot.job.program_words import Rendezvous
 from mpiboot.launcher import launch_folder
 from mpiboot.launcher.setup import LauncherPod, access, launcher_pod
@@ -59,7 +60,7 @@ class Observation:
     they were collected. ``kept`` has the logins that stay open for the launch agents.
     """
 
-    observed: plans.Observed
+    observed: Observed
     passed: gate.GateResult
     warnings: tuple[Finding, ...]
     already_said: tuple[Finding, ...] = ()
@@ -115,11 +116,9 @@ async def wait(
     return Observation(observed, passed, follow.found.warnings, already_said, pairs, kept)
 
 
-def _before_hosts(
-    launcher: LauncherPod, hostfile: Hostfile, mpi: Mpi, line: UserLine
-) -> plans.Observed:
+def _before_hosts(launcher: LauncherPod, hostfile: Hostfile, mpi: Mpi, line: UserLine) -> Observed:
     """Give what is known without the hosts."""
-    return plans.Observed(
+    return Observed(
         hostfile=hostfile,
         mpi=mpi,
         identity=launcher.identity,
@@ -133,10 +132,10 @@ def _before_hosts(
 
 def _with_hosts(
     launcher: LauncherPod,
-    before: plans.Observed,
+    before: Observed,
     passed: gate.GateResult,
     own: tuple[PodFacts, int | None],
-) -> plans.Observed:
+) -> Observed:
     """Add the results of the gate and this pod's facts."""
     ipv6 = any(":" in worker.address for worker in passed.workers)
     return dataclasses.replace(
@@ -151,7 +150,7 @@ def _with_hosts(
     )
 
 
-def _tell_at_once(launcher: LauncherPod, before: plans.Observed) -> tuple[Finding, ...]:
+def _tell_at_once(launcher: LauncherPod, before: Observed) -> tuple[Finding, ...]:
     """Log the findings of the line and the hostfile before any host is waited for.
 
     Returns:
@@ -241,7 +240,7 @@ def _own_facts(launcher: LauncherPod) -> tuple[PodFacts, int | None]:
     return found, host_shell.read(answer.stdout if answer else "").oom_kills
 
 
-def _for_mpirun(before: plans.Observed, passed: gate.GateResult, own: PodFacts) -> dict[str, str]:
+def _for_mpirun(before: Observed, passed: gate.GateResult, own: PodFacts) -> dict[str, str]:
     """Give the names that must be replaced for mpirun, in the hostfile or on its line."""
     local = [host.name for host in passed.local]
     if local:

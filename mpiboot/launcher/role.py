@@ -12,11 +12,8 @@ are ready, with an ``ssh`` that knows them (``child.prepare_script``).
 from __future__ import annotations
 
 import os
-import re
 import signal
-import socket
 import sys
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -193,8 +190,7 @@ def new_attempt(wanted: WorkerExit | Auto, environ: Mapping[str, str]) -> str:
     unknown = wanted is AUTO and not process.is_containers_own()
     if wanted is WorkerExit.NEVER or part or unknown:
         return ""
-    host = re.sub(r"[^A-Za-z0-9.-]", "", socket.gethostname())
-    return f"{host}@{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}@{os.urandom(4).hex()}"
+    return f"{process.host_and_time()}@{os.urandom(4).hex()}"
 
 
 _READ: Final = 1 << 16

@@ -160,9 +160,9 @@ def behind_links(builder: NetworkBuilder, candidates: Sequence[Link]) -> tuple[R
                 doubled.append(f"{link_name(other)} and {link.name} are both on {rail.name}")
             elif _in_use(rail):
                 found[rail.name] = rail
-    for message in doubled:
+    for both in doubled:
         builder.problem(
-            "data-ambiguous", f"{message}: mpiboot uses the first", "set MPIBOOT_DATA_IFNAME"
+            "data-ambiguous", f"{both}: mpiboot uses the first", "set MPIBOOT_DATA_IFNAME"
         )
     if wanted:
         _asked_without_link(builder, found, wanted)

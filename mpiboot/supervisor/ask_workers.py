@@ -193,10 +193,10 @@ def _other_key(errors: str, name: str, begin: int) -> bool:
     try:
         with open(f"{errors}/{name}", "rb") as file:
             file.seek(begin)
-            message = file.read(_TAIL).decode("utf-8", "replace").lower()
+            text = file.read(_TAIL).decode("utf-8", "replace").lower()
     except OSError:
         return False
-    return any(words in message for words in _OTHER_KEY)
+    return any(words in text for words in _OTHER_KEY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,8 +398,8 @@ async def gather(
         return _evidence(host, command, throttle, signal if _is(host, where) else None)
 
     rows = []
-    for host, message in await _ask_all(hosts, explain, _SECONDS):
-        found = evidence.silent(host) if message is None and host.name == where else message or ()
+    for host, answer in await _ask_all(hosts, explain, _SECONDS):
+        found = evidence.silent(host) if answer is None and host.name == where else answer or ()
         rows += [(item.order, item.line(host.name)) for item in found]
     lines = [line for _, line in sorted(rows, key=lambda row: row[0])]
     if throttle.waiting:
@@ -458,7 +458,7 @@ async def look_for(hosts: Sequence[HostSnapshot]) -> list[str]:
     )
     # Only a login takes longer than that, after the host's port has answered.
     answers = (Found.ANSWERS, "its SSH port answers, but a new login does not end")
-    return [" ".join((host.name, *(message or answers))) for host, message in found]
+    return [" ".join((host.name, *(answer or answers))) for host, answer in found]
 
 
 def _is(host: HostSnapshot, where: str) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import sys
 import time
@@ -22,6 +23,16 @@ from mpiboot.system.loop import EventLoop
 
 # Programs that start one other and wait for it.
 _INITS: Final = frozenset({"tini", "tini-static", "dumb-init", "docker-init", "catatonit"})
+
+
+def utc() -> str:
+    """The time of day, for people to read: it is compared with nothing."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def host_and_time() -> str:
+    """By what people know a launcher again: its pod's host name, and when it began."""
+    return f"{re.sub('[^A-Za-z0-9.-]', '', os.uname().nodename)}@{utc()}"
 
 
 def lookup(argv: Sequence[str], environ: Mapping[str, str]) -> str:

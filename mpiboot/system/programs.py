@@ -53,7 +53,7 @@ def run(
         start_new_session=True,
     )
     try:
-        text, message = child.communicate(timeout=seconds)
+        text, errors = child.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         return None
     finally:
@@ -64,7 +64,7 @@ def run(
                 child.wait(_LEFT)
             for pipe in filter(None, (child.stdout, child.stderr)):
                 pipe.close()
-    return _end(child.returncode, text, message)
+    return _end(child.returncode, text, errors)
 
 
 async def run_async(
@@ -81,7 +81,7 @@ async def run_async(
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        text, message = await asyncio.wait_for(process.communicate(), seconds)
+        text, errors = await asyncio.wait_for(process.communicate(), seconds)
     except asyncio.TimeoutError:
         return None
     finally:
@@ -91,7 +91,7 @@ async def run_async(
             with suppress(asyncio.TimeoutError):  # its pipes are to be closed, too
                 await asyncio.wait_for(process.communicate(), _LEFT)
     assert process.returncode is not None  # noqa: S101 - its streams have ended, and it is reaped
-    return _end(process.returncode, text, message)
+    return _end(process.returncode, text, errors)
 
 
 async def shell(command: str, seconds: float) -> str:
@@ -100,8 +100,8 @@ async def shell(command: str, seconds: float) -> str:
     return done.stdout if done else ""
 
 
-def _end(status: int, text: bytes, message: bytes) -> ProgramEnd:
-    return ProgramEnd(status, text.decode("utf-8", "replace"), message.decode("utf-8", "replace"))
+def _end(status: int, text: bytes, errors: bytes) -> ProgramEnd:
+    return ProgramEnd(status, text.decode("utf-8", "replace"), errors.decode("utf-8", "replace"))
 
 
 LAUNCHERS: Final = ("mpirun", "mpiexec")

@@ -303,11 +303,11 @@ def main(ports: str, address: str) -> None:
     for line in sys.stdin:
         what, to, *words = line.split()
         if what == "listen":
-            message = str(listen(to, first, last))
+            answer = str(listen(to, first, last))
         else:
             there, ssh, seconds, own, mtu, most = words
-            message = dial(to, int(there), int(ssh), float(seconds), own, int(mtu), int(most))
-        sys.stdout.write(f"{message}\n")
+            answer = dial(to, int(there), int(ssh), float(seconds), own, int(mtu), int(most))
+        sys.stdout.write(f"{answer}\n")
         sys.stdout.flush()
 
 

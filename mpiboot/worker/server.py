@@ -460,12 +460,12 @@ def evaluate_profile(
         return before, _warning(f"{path} is not there")
     shell = executables.find("bash", environ.get("PATH", "")) or "/bin/sh"
     try:
-        status, message, complaint = _run((shell, _READER, path), environ, folder, limit)
+        status, output, complaint = _run((shell, _READER, path), environ, folder, limit)
     except OSError as wrong:
         return before, _warning(f"{path} can't be run: {wrong.strerror}")
     if status is None:
         return before, _warning(f"{path} took longer than {limit:g} s, and was ended")
-    after = _read(message)
+    after = _read(output)
     if status or not after:
         how = (
             f"ended with {status}"

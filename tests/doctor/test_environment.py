@@ -198,8 +198,8 @@ def test_what_stands_behind_such_names_is_still_compared() -> None:
         host({"ALIKE": "x", "HOSTNAME": f"w-{number}", "MODE": mode}, name=f"w-{number}")
         for number, mode in enumerate("aab")
     ]
-    message = [item.message for item in env.outliers(listed)]
-    assert message == ["MODE of the pod is another than on most hosts: w-2: b"]
+    messages = [item.message for item in env.outliers(listed)]
+    assert messages == ["MODE of the pod is another than on most hosts: w-2: b"]
 
 
 def test_what_the_plan_sets_on_single_hosts_is_no_difference() -> None:

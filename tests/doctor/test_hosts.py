@@ -164,10 +164,10 @@ def test_workers_that_reach_each_other_are_told_where_it_was_tried(
         Dial(one, other, "10.244.0.12", 4000, 2.0, item, "10.244.0.11", "10.244.0.11", 22, item)
         for item in reached
     )
-    message = [item.message for item in found_of_job() if item.check == "worker-pairs"]
-    good = [item for item in message if "reach each other:" in item]
+    messages = [item.message for item in found_of_job() if item.check == "worker-pairs"]
+    good = [item for item in messages if "reach each other:" in item]
     assert good == ([told] if told else [])
-    assert bool(message) == bool(reached)
+    assert bool(messages) == bool(reached)
 
 
 def test_after_ctrl_c_what_hosts_had_told_comes_first(seen: dict[str, Any]) -> None:

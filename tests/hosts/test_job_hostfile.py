@@ -235,7 +235,7 @@ async def test_ten_thousand_hosts_are_read(tmp_path: Path) -> None:
 
 
 def test_the_default_is_where_the_operator_mounts_it() -> None:
-    assert hostfiles.DEFAULT == "/etc/mpi/hostfile"
+    assert candidates("", "", {})[-1].path == "/etc/mpi/hostfile"
 
 
 async def test_what_is_waited_for_is_told_once_with_its_end(

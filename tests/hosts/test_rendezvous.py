@@ -123,8 +123,8 @@ class Quick:
     def _changed(self) -> None:
         self.changes += 1
 
-    def _pause(self, *message: float | None) -> float:
-        self.given.append(message)
+    def _pause(self, *given: float | None) -> float:
+        self.given.append(given)
         return 4.0
 
     async def _sleep(self, seconds: float) -> None:

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from mpiboot.core.model import Host, Hostfile, Mpi, MpiFamily, Source
-from mpiboot.job.plan import Observed, Plan
+from mpiboot.job.plan import Plan
+from mpiboot.job.plan_builder import Observed
 from tests.fakes.plans import POD, observed, planned, reason
 
 VARIABLES = {

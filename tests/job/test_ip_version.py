@@ -6,7 +6,8 @@ import pytest
 
 from mpiboot.core.model import Host, Hostfile, Level, Link, Mpi, MpiFamily, Source
 from mpiboot.job import control_links
-from mpiboot.job.plan import Observed, Plan
+from mpiboot.job.plan import Plan
+from mpiboot.job.plan_builder import Observed
 from tests.fakes.plans import HYDRAS, MPIS, POD, failing, observed, planned, reason
 
 FOUR, SIX, LOCAL = "10.244.0.{}/24", "fd00:10:244::{}/64", "fe80::{}/64"

@@ -14,6 +14,7 @@ from mpiboot.core.model import Level, Mpi, MpiFamily, PodFacts
 from mpiboot.core.setting_types import AUTO, Auto
 from mpiboot.core.settings import resolve
 from mpiboot.job import plan as plan_of
+from mpiboot.job.plan_builder import Observed
 from mpiboot.launcher import look
 from mpiboot.network import pod
 from mpiboot.system import programs
@@ -82,9 +83,9 @@ def test_facts_are_those_of_the_pod_with_their_name(
     hostfile.write_text("\n".join(names))
     flags = {"ssh_port": "2206", "ssh_user": "", "hostfile": str(hostfile)}
     resolved, environ = resolve(flags, {}), {"A": "b", "HYDRA_HOST_FILE": "/none"}
-    made: list[plan_of.Observed] = []
+    made: list[Observed] = []
 
-    def make(observed: plan_of.Observed, *_: object) -> plan_of.Plan:
+    def make(observed: Observed, *_: object) -> plan_of.Plan:
         made.append(observed)
         return plan_of.Plan((), (), ())
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -113,7 +114,7 @@ def test_workers_know_a_launcher_by_name_where_it_is_the_whole_job(
     named: bool,  # noqa: FBT001
 ) -> None:
     monkeypatch.setattr(process, "is_containers_own", lambda: own)
-    monkeypatch.setattr("socket.gethostname", lambda: "a-launcher.ns 'x'")
+    monkeypatch.setattr("os.uname", lambda: SimpleNamespace(nodename="a-launcher.ns 'x'"))
     setting = resolve({"worker_exit": wanted}, {}).settings.worker_exit
     found, again = (role.new_attempt(setting, environ) for _ in range(2))
     if not named:

@@ -26,8 +26,8 @@ WITH_GREETING = (
 
 
 def test_a_hosts_attempts_are_told_by_the_one_that_came_furthest() -> None:
-    message = [item.value for item in sorted(Outcome, key=lambda item: item.rank)]
-    assert message == [*WITHOUT_GREETING, *WITH_GREETING]
+    outcomes = [item.value for item in sorted(Outcome, key=lambda item: item.rank)]
+    assert outcomes == [*WITHOUT_GREETING, *WITH_GREETING]
 
 
 def test_which_of_them_have_seen_an_ssh_server_and_which_said_no() -> None:

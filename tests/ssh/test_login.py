@@ -328,14 +328,14 @@ async def test_a_command_without_an_end_is_given_up(job: Job) -> None:
 
 async def test_a_slow_host_gets_twice_the_time_at_each_attempt(job: Job) -> None:
     login = Login(job.path, limits=LoginTimeouts(command=0.1))
-    message = []
+    messages = []
     async with sshd(Behaviour(job)) as port:
         while (
             probe := await attempt(login, port, "sleep 0.5; echo done")
         ).outcome is not Outcome.OK:
-            message.append(probe.message)
+            messages.append(probe.message)
 
-    assert message[:3] == [f"no end within {limit} s" for limit in (0.1, 0.2, 0.4)]
+    assert messages[:3] == [f"no end within {limit} s" for limit in (0.1, 0.2, 0.4)]
     assert probe.output == "done\n"
 
 

@@ -165,9 +165,9 @@ def test_an_mpirun_that_ends_well_without_its_agents_is_78_and_a_failing_one_kee
 def test_an_agent_that_fails_before_its_daemon_joined_names_the_host_and_sshs_words(
     family: str, status: int, words: str, reference: str, code: int
 ) -> None:
-    message = (words,) if words else ()
+    lines = (words,) if words else ()
     start = verdicts.initial(job(family))[0]
-    events: list[Event] = [*started(), AgentEnded("w-2", 101, status, message)]
+    events: list[Event] = [*started(), AgentEnded("w-2", 101, status, lines)]
     for mpirun in (MpirunEnded(status), MpirunEnded(0)):
         end = judged([*events, mpirun], start)
         assert (end.host, end.reference, end.code) == ("w-2", reference, code)
