@@ -40,6 +40,7 @@ class ExitCode(IntEnum):
     DEVICE_MISSING = 72, "a link, device or library that the job asks for is missing"
     CANNOT_WRITE = 73, "a folder or the output can't be written"
     NOT_READY = 75, "something was not ready in time, or is in use"
+    TRANSPORT = 76, "the job's data did not go by the network that was planned"
     DENIED = 77, "a key or permission is wrong or missing"
     CONFLICT = 78, "settings, programs or networks conflict"
     PROGRAM_MISSING = 127, "a program is missing, or can't be executed"
@@ -211,6 +212,13 @@ _OF_JOBS: Final[_Table] = {
         "workers-held": _CheckText(
             "no other launcher uses the job's workers",
             "one launcher at a time: wait until that one has ended, or end it",
+        ),
+    },
+    (ExitCode.TRANSPORT, _LAUNCHER): {
+        "transport": _CheckText(
+            "the ports that were planned for the job's data carry it",
+            "with NCCL_DEBUG=INFO NCCL says what it uses (NET/IB or NET/Socket) and why; MPI's own "
+            "messages use the control network without MPIBOOT_MPI_NETWORK=data",
         ),
     },
     (ExitCode.DENIED, _BOTH): {

@@ -59,6 +59,7 @@ class ParentTask(str, Enum):
 class ParentOptions:
     """The settings that hold from the parent's start to its end.
 
+    ``job_record`` is the file for the job's end, empty for none;
     ``grace`` is for a script alone, in seconds; ``last_launches`` is the folder of the launches
     below a script, whose workers are told of its end; empty where they aren't. ``oom_kills`` are
     the processes that the kernel had killed here for memory before the launcher began;
@@ -73,6 +74,7 @@ class ParentOptions:
     last_launches: str = ""
     oom_kills: int = 0
     open_folders: tuple[int, ...] = ()
+    job_record: str = ""
 
     def to_json(self) -> str:
         """Write the record as JSON."""
@@ -127,7 +129,8 @@ class LaunchSpec:
     ``client_stays`` where the process that prepared the launch stays as its SSH client.
     ``open_files`` is the soft limit with which mpirun starts, 0 for the pod's own. A host is looked
     for after ``silent`` seconds without an answer by SSH, 0 for never, and lost after ``keepalive``
-    where nothing answers for it.
+    where nothing answers for it. ``with_ranks`` are the hosts that may have ranks, ``transport``
+    what was planned for the data between them.
     """
 
     argv: tuple[str, ...]
@@ -159,6 +162,8 @@ class LaunchSpec:
     open_files: int = 0
     silent: float = 0.0
     keepalive: float = 0.0
+    with_ranks: tuple[str, ...] = ()
+    transport: str = "none"
 
     @property
     def one_rank_each(self) -> tuple[str, ...]:

@@ -357,6 +357,12 @@ class Settings:
         "How long to keep a failed launcher for a look inside; then the same exit code.",
         seconds,
     )
+    job_record: str = row(
+        "",
+        "File that gets the job's end as one JSON object, for programs: exit code, reason, hosts, "
+        "transport; with a script that of its last mpirun, with supervise=off none.",
+        path,
+    )
     worker_exit: WorkerExit | Auto = row(
         AUTO,
         "When a worker ends by itself: with the job's good end, after any end of the job, or "

@@ -41,7 +41,7 @@ _COLUMNS: Final = {
     "image": "program-missing mpi-daemon shared-libraries python-modules shims passwd-entry "
     "mpi-versions bug",
     "job": "hostfile-missing hostfile-invalid slots role usage settings-conflict several-programs "
-    "agent-not-started offline daemon-failed launch-timeout host-lost launcher-limits "
+    "agent-not-started offline daemon-failed launch-timeout host-lost transport launcher-limits "
     "launcher-memory ssh-client-lost hosts-missing hosts-differ worker-checks",
     "files": "runtime-folder tmpdir output",
     "ssh": "ssh-key ssh-denied host-key-differs kubectl-denied sshd workers-held openssh-server "

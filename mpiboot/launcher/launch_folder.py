@@ -23,6 +23,7 @@ from mpiboot.hosts.dns import read_resolv_conf
 from mpiboot.job import names, plan
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import LaunchPaths, Observed
+from mpiboot.network.records import Transport
 from mpiboot.network.worker_network import launcher_addresses
 from mpiboot.ssh import client_start
 from mpiboot.ssh import config as sshconfig
@@ -255,6 +256,8 @@ class Launch:
             open_files=self.plan.open_files,
             silent=self._silent,
             keepalive=settings.ssh_keepalive,
+            with_ranks=(*self.plan.with_ranks, *sorted(self.observed.local_names)),
+            transport=(self.plan.transport or Transport.NONE).value,
             remote=LaunchAgent.KUBECTL
             if self.pods and not self.plan.user_agent
             else LaunchAgent.SSH,

@@ -90,6 +90,7 @@ def _options(settings: Settings, **more: Any) -> ParentOptions:  # noqa: ANN401 
         termination_log=settings.termination_log,
         hold_on_failure=settings.hold_on_failure,
         oom_kills=control_groups.kills(),
+        job_record=settings.job_record,
         **more,
     )
 

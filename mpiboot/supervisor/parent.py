@@ -36,7 +36,7 @@ from mpiboot.supervisor.judgement import not_startable, proved, verdict_of
 from mpiboot.supervisor.mpirun import Mpirun
 from mpiboot.supervisor.output import OutputWriter
 from mpiboot.supervisor.processes import send, wait_gone
-from mpiboot.supervisor.report import tell, tell_not_started
+from mpiboot.supervisor.report import remove_record, tell, tell_not_started, write_record
 from mpiboot.supervisor.signals import ENDING, Signals, by_signal, name
 from mpiboot.supervisor.state import FAMILIES, UNKNOWN, Verdict
 from mpiboot.system import control_groups
@@ -309,6 +309,8 @@ class Parent:
 
     def launch(self, pid: int, reader: int) -> int:
         """Wait for the child that prepares, then run mpirun to its end; give the exit code."""
+        if self._options.job_record:
+            remove_record(self._options.job_record)
         preparation = Preparation(pid, reader, self._loop, self._signals, self._options.oom_kills)
         result = preparation.result()
         if isinstance(result, Failure):
@@ -465,7 +467,15 @@ class Parent:
         return replace(spec.argv, os.environ, self._mask)
 
     def _not_started(self, failure: Failure) -> None:
-        tell_not_started(failure, time.monotonic() - self._began, self._options.termination_log)
+        seconds = time.monotonic() - self._began
+        tell_not_started(failure, seconds, self._options.termination_log)
+        self._record(failure, seconds)
+
+    def _record(
+        self, end: Verdict | Failure, seconds: float, spec: LaunchSpec | None = None
+    ) -> None:
+        if self._options.job_record:
+            write_record(self._options.job_record, end, seconds, spec)
 
     def _ended(self, spec: LaunchSpec, verdict: Verdict, lines: tuple[str, ...] = ()) -> int:
         seconds = time.monotonic() - self._began
@@ -473,6 +483,7 @@ class Parent:
         hold = 0.0 if verdict.by_signal else self._options.hold_on_failure
         if spec.attempt:
             self._tell_workers(spec.folder, spec.attempt, why, hold)
+        self._record(verdict, seconds, spec)
         self._end_client()
         if not os.environ.get(KEEP_KEY):
             remove_key(spec.folder)

@@ -1,14 +1,20 @@
-"""Reports how the job ended, or why it did not start: in the log and as the termination message.
+"""Reports how the job ended, or why it did not start: log, termination message, job record.
 
 The verdict is made elsewhere.
 """
 
 from __future__ import annotations
 
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
+from typing import Final
 
 from mpiboot.core import log
 from mpiboot.core.checks import BY_REFERENCE
+from mpiboot.core.errors import MpibootError
 from mpiboot.core.launch_spec import Failure, LaunchSpec
 from mpiboot.core.model import Finding, Level
 from mpiboot.core.wording import counted
@@ -147,3 +153,66 @@ def _with_hint(message: str, look: str) -> str:
     while look and lines[at : at + 1] and lines[at].startswith("-> "):
         at += 1
     return "".join([*lines[:at], *([f"-> {look}\n"] if look else []), *lines[at:]])
+
+
+# Raised when a field of the record goes or changes its meaning.
+_RECORD_VERSION: Final = 1
+# Where nothing was measured.
+_NO_TRANSPORT: Final[Mapping[str, object]] = {
+    "planned": "none",
+    "verdict": "none",
+    "message": "",
+    "hosts": {},
+    "moved": {},
+}
+
+
+def _is_file(path: str) -> bool:
+    return os.path.isfile(path) and not os.path.islink(path)
+
+
+def remove_record(path: str) -> None:
+    """Remove the record of an earlier job: a launcher that is killed leaves none."""
+    if _is_file(path):
+        with suppress(OSError):
+            os.unlink(path)
+
+
+def write_record(
+    path: str, end: Verdict | Failure, seconds: float, spec: LaunchSpec | None = None
+) -> None:
+    """Write the job's end for programs, whole or not at all; a warning where it can't be written.
+
+    Args:
+        path: the file.
+        end: how it ended, or why mpirun was not started.
+        seconds: how long it all took, from the launcher's start.
+        spec: what was started; None where nothing was.
+    """
+    if isinstance(end, Failure):
+        reference = end.reference
+        reason = end.message.partition("\n")[0].removeprefix(f"{reference}: ")
+    else:
+        reference, reason = _finding(end).check if end.code else "", end.message
+    record = {
+        "version": _RECORD_VERSION,
+        "exit": end.code,
+        "reference": reference,
+        "reason": reason,
+        "hosts": spec.with_ranks if spec else (),
+        "ranks": spec.ranks if spec else None,
+        "seconds": round(seconds, 3),
+        "transport": {**_NO_TRANSPORT, "planned": spec.transport if spec else "none"},
+    }
+    # Loaded late: few jobs have a record, and pathlib costs a megabyte while the job runs.
+    from pathlib import Path  # noqa: PLC0415
+
+    from mpiboot.system import files  # noqa: PLC0415
+
+    if os.path.lexists(path) and not _is_file(path):  # such as /dev/stdout
+        log.warning("job-record", f"MPIBOOT_JOB_RECORD={path}: that is no plain file")
+        return
+    try:
+        files.write_private(Path(path), json.dumps(record) + "\n")
+    except MpibootError as wrong:
+        log.warning("job-record", f"MPIBOOT_JOB_RECORD: {wrong}")

@@ -1315,3 +1315,20 @@ def test_the_agents_events_are_read_while_the_workers_are_asked(rig: Rig) -> Non
     assert done.returncode == 9
     assert last(done.stderr).endswith("; w-1: all was written")
     assert "noise of" not in done.stderr, "they are no news"
+
+
+@pytest.mark.parametrize("started", [True, False], ids=["started", "not started"])
+def test_a_program_reads_the_end_in_the_job_s_record(rig: Rig, *, started: bool) -> None:
+    record = rig.folder / "job.json"
+    record.write_text("of an earlier job")
+    rig.options = replace(rig.options, job_record=str(record))
+    if started:
+        code, _, _ = rig.run("exit 3")
+    else:
+        rig.hand_over(Failure(69, "workers-unreachable", "workers-unreachable: w-0\n"))
+        _, message = ended(process := rig.start_parent())
+        code = process.returncode
+        assert "exit 69" in message
+    found = json.loads(record.read_text())
+    reference = "mpirun" if started else "workers-unreachable"
+    assert (found["exit"], found["reference"]) == (code, reference)

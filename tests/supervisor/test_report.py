@@ -12,7 +12,7 @@ from mpiboot.core import log
 from mpiboot.core.checks import BY_REFERENCE
 from mpiboot.core.launch_spec import Failure, LaunchSpec
 from mpiboot.core.setting_types import LogFormat
-from mpiboot.supervisor.report import tell, tell_not_started
+from mpiboot.supervisor.report import remove_record, tell, tell_not_started, write_record
 from mpiboot.supervisor.state import Verdict
 
 LOST = Verdict(69, "host-lost", "it was lost", "w-1", evidence=("ssh: broken pipe",))
@@ -224,3 +224,73 @@ def test_a_wrong_call_and_a_signal_need_no_doctor(
     tell_not_started(failure, 1.0, str(path))
     assert path.read_text() == failure.message
     assert "doctor" not in capfd.readouterr().err
+
+
+NO_TRANSPORT = {"planned": "none", "verdict": "none", "message": "", "hosts": {}, "moved": {}}
+
+
+@pytest.mark.parametrize(
+    ("end", "of", "wanted"),
+    [
+        (
+            LOST,
+            replace(spec(), with_ranks=("w-0", "w-1"), transport="RoCE"),
+            {
+                "exit": 69,
+                "reference": "host-lost",
+                "reason": "it was lost",
+                "hosts": ["w-0", "w-1"],
+                "ranks": 4,
+                "transport": NO_TRANSPORT | {"planned": "RoCE"},
+            },
+        ),
+        (
+            Verdict(3, "", "rank 1 exited with code 3"),
+            spec(),
+            {"exit": 3, "reference": "program", "reason": "rank 1 exited with code 3"},
+        ),
+        (Verdict(0, "", "the program succeeded"), spec(), {"exit": 0, "reference": ""}),
+        (
+            Failure(68, "names-unresolved", "names-unresolved: w-0: no answer\n-> a hint\n"),
+            None,
+            {
+                "exit": 68,
+                "reference": "names-unresolved",
+                "reason": "w-0: no answer",
+                "hosts": [],
+                "ranks": None,
+                "transport": NO_TRANSPORT,
+            },
+        ),
+    ],
+    ids=["lost host", "failed program", "success", "not started"],
+)
+def test_a_record_of_the_job_is_written_for_programs(
+    tmp_path: Path, end: Verdict | Failure, of: LaunchSpec | None, wanted: dict[str, object]
+) -> None:
+    path = tmp_path / "job.json"
+    write_record(str(path), end, 61.23456, of)
+    record = json.loads(path.read_text())
+    assert (record["version"], record["seconds"]) == (1, 61.235)
+    assert record | wanted == record
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_record_that_can_not_be_written_is_a_warning(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    end, device = Verdict(0, "", "the program succeeded"), tmp_path / "stdout"
+    device.symlink_to("/dev/stdout")
+    for path in (device, tmp_path, tmp_path / "no" / "job.json"):
+        remove_record(str(path))
+        write_record(str(path), end, 1.0, spec())
+        assert "warning: MPIBOOT_JOB_RECORD" in capfd.readouterr().err
+    assert device.is_symlink()
+
+
+def test_the_record_of_an_earlier_job_goes_at_the_start(tmp_path: Path) -> None:
+    path = tmp_path / "job.json"
+    path.write_text("{}")
+    remove_record(str(path))
+    assert not path.exists()
