@@ -1,6 +1,6 @@
 """Network links of this pod and its routes, by routing netlink through pyroute2.
 
-Which link is used for what is decided from these facts elsewhere. pyroute2 takes 0.2 s to load, so
+Which link is used for what is decided from these facts elsewhere. pyroute2 takes long to load, so
 this module is loaded only where links are listed. ``nldev`` lists what else of pyroute2 is worked
 around; it cuts an IPoIB link's address to 6 bytes (``IFLA_ADDRESS`` is an ``l2addr``,
 netlink/rtnl/ifinfmsg), which is read from the attribute's bytes here.
@@ -14,15 +14,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from pyroute2 import AsyncIPRoute
-from pyroute2.netlink.rtnl.ifaddrmsg import IFA_F_DADFAILED, IFA_F_OPTIMISTIC, IFA_F_TENTATIVE
-from pyroute2.netlink.rtnl.marshal import MarshalRtnl
-
 from mpiboot.core.model import Link, Route
 from mpiboot.network import nldev
 from mpiboot.network.records import PCI_FUNCTION
 from mpiboot.network.sysfs import number, pci_function
 from mpiboot.network.sysfs import text as content
+
+with nldev.only_parts():
+    from pyroute2.iproute.linux import AsyncIPRoute
+    from pyroute2.netlink.rtnl.ifaddrmsg import IFA_F_DADFAILED, IFA_F_OPTIMISTIC, IFA_F_TENTATIVE
+    from pyroute2.netlink.rtnl.marshal import MarshalRtnl
 
 _Message = Any  # pyroute2 has no types
 _IFF_UP: Final = 0x1

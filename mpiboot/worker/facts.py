@@ -17,7 +17,6 @@ from mpiboot.core.model import Fabric, Mpi, MpiParameter, PodFacts, Route
 from mpiboot.core.settings import Resolved
 from mpiboot.job import masking, parameter_files
 from mpiboot.job.forward import SEARCH_PATHS
-from mpiboot.job.render import table
 from mpiboot.network import platform_hints, pod
 from mpiboot.network import service_mesh as meshes
 from mpiboot.network.nccl import CHECKED
@@ -170,6 +169,8 @@ def _text(path: str) -> str:
 
 def as_tables(found: PodFacts) -> str:
     """Lay a pod's facts out for a person."""
+    from mpiboot.job.render import table  # noqa: PLC0415 - only for people
+
     who = found.identity
     mpi = f"{found.mpi.banner} ({found.mpi.path})" if found.mpi else "none on PATH"
     memlock = "unlimited" if found.memlock < 0 else f"{found.memlock} bytes"
@@ -247,6 +248,8 @@ def _fabric_tables(seen: Fabric) -> str:
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Lay out rows, with a dash for what is empty; nothing without rows."""
+    from mpiboot.job.render import table  # noqa: PLC0415 - only for people
+
     shown = [tuple(cell or "-" for cell in row) for row in rows]
     return f"\n{table(head, shown)}" if rows else ""
 

@@ -115,7 +115,13 @@ class _WorkerProcess:
         """Sleep until something happens, and deal with it."""
         limits = [
             limit
-            for limit in (self._sessions.due, self._kill_at, self._ranks_until, self._end_at)
+            for limit in (
+                self._sessions.due,
+                self._server.due,
+                self._kill_at,
+                self._ranks_until,
+                self._end_at,
+            )
             if limit is not None
         ]
         left = min(limits) - time.monotonic() if limits else None
@@ -130,6 +136,7 @@ class _WorkerProcess:
             if self._program and not self._program_pid:
                 self._program_pid = process.start(self._program, self._setup.environ)
         self._sessions.step()
+        self._server.step()
         self._end_with_job()
         if self._ranks_until is not None and self._ranks_until <= time.monotonic():
             log.warning("signal", "its ranks did not end in time: they are stopped now")

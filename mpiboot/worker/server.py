@@ -13,6 +13,7 @@ import shlex
 import signal
 import socket
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -153,19 +154,22 @@ def write_scripts(folder: Path) -> None:
 
 def gather_facts(resolved: Resolved, setup: WorkerSetup) -> None:
     """Gather this pod's facts for the launcher, in a child, which logs its own errors."""
-    from mpiboot.hosts import error_report  # noqa: PLC0415 - not for the process that stays
     from mpiboot.worker import facts  # noqa: PLC0415 - not for the process that stays
 
     environ = {**setup.environ, "MPIBOOT_WORKER_DIR": str(setup.folder)}
     try:
         facts.run(resolved, environ, as_json=False, path=str(setup.folder / FACTS_FILE))
-    except MpibootError as wrong:
-        error_report.say(wrong)
     except Exception as wrong:  # noqa: BLE001 - a copy of the worker has no other boundary
-        error_report.say(error_report.bug(wrong))
+        from mpiboot.hosts import error_report  # noqa: PLC0415 - as above
+
+        error_report.say(wrong if isinstance(wrong, MpibootError) else error_report.bug(wrong))
 
 
 _LAST_LINES: Final = 6  # lines of a server's last words
+# Seconds that a launcher has to log in before the worker tries its server itself: a login takes as
+# much CPU time as all that comes before it.
+_TEST_AFTER: Final = 2.0
+_ACCEPTED: Final = "Accepted "  # what OpenSSH's auth_log begins with for a login that succeeds
 _LOUD: Final = ("error:", "fatal:", "Missing privilege", "Bad configuration", "Could not load")
 
 
@@ -210,7 +214,10 @@ class ChildOutput:
 
 
 class SshServer:
-    """A server that runs; ``listening`` turns true when it says so."""
+    """A server that runs; ``listening`` turns true when it says so.
+
+    ``doubtful`` is whether it has logged anything but logins since: one may have failed.
+    """
 
     def __init__(
         self,
@@ -225,7 +232,7 @@ class SshServer:
             MpibootError: ``program-missing``; it can't be started.
         """
         self.kind = kind
-        self.listening = False
+        self.listening = self.doubtful = False
         self.lines = ChildOutput(loop, self._read_line)
         # In a group of its own: on a terminal Ctrl-C is for the worker, which ends it last.
         # Nothing is ever written here: the embedded server sees its end when this process is gone.
@@ -246,6 +253,8 @@ class SshServer:
     def _read_line(self, line: str) -> None:
         if line.startswith(LISTENING):
             self.listening = True
+        elif self.listening and not line.startswith(_ACCEPTED):
+            self.doubtful = True
         loud = line.startswith(_LOUD) and "[preauth]" not in line
         (log.warning if loud and self.listening else log.debug)("sshd", f"sshd: {line}")
 
@@ -285,18 +294,35 @@ class WorkerServer:
         self._sessions = sessions
         self._announced: SshServer | None = None  # the one that was logged as listening
         self._login: tuple[int, ChildOutput] | None = None
+        self._test_at: float | None = None
         self._restarted = False
         self._replace_reason = ""  # why the running server is to be replaced by the embedded one
         self._reason = ""  # why the running server is the embedded one
 
     def began_to_listen(self) -> bool:
-        """Whether the server has begun to listen since the last call; then a login tests it."""
+        """Whether the server has begun to listen since the last call."""
         running = self.running
         if running is None or not running.listening or running is self._announced:
             return False
         self._announced = running
         self._announce(running)
         return True
+
+    @property
+    def due(self) -> float | None:
+        """When ``step`` has to be called (monotonic clock)."""
+        return self._test_at
+
+    def step(self) -> None:
+        """Try the server by a login where nobody has come, or who came may not have got in."""
+        running = self.running
+        if self._test_at is None or running is None:
+            return
+        now = self._test_at <= time.monotonic() or running.doubtful
+        if now or self._sessions.begun:
+            self._test_at = None
+            if not self._sessions.begun:
+                self._test_login()
 
     def child_ended(self, pid: int, status: int) -> None:
         """Handle the end of a child, which may be the server or a helper."""
@@ -308,7 +334,7 @@ class WorkerServer:
 
     def release(self) -> SshServer | None:
         """Give the server to the caller, who ends it: its end is expected from here on."""
-        running, self.running = self.running, None
+        running, self.running, self._test_at = self.running, None, None
         return running
 
     def start(self) -> None:
@@ -358,7 +384,7 @@ class WorkerServer:
         self.running = SshServer(SshKind.EMBEDDED, argv, setup.environ, self._loop)
 
     def _announce(self, running: SshServer) -> None:
-        """Log that the server listens, and test it by a login."""
+        """Log that the server listens."""
         setup = self._setup
         reason = self._reason if running.kind is SshKind.EMBEDDED else ""
         state = WorkerState(os.getpid(), running.kind.value, setup.address, setup.port, reason)
@@ -372,13 +398,15 @@ class WorkerServer:
             address=setup.address,
             port=setup.port,
         )
-        ssh = executables.find("ssh", setup.environ.get("PATH", ""))
-        if running.kind is SshKind.OPENSSH and ssh:
-            self._test_login(ssh)
+        own = running.kind is SshKind.EMBEDDED
+        self._test_at = None if own else time.monotonic() + _TEST_AFTER
 
-    def _test_login(self, ssh: str) -> None:
+    def _test_login(self) -> None:
         """Log in to this pod: PAM, sandboxes and user namespaces show only by that."""
         setup = self._setup
+        ssh = executables.find("ssh", setup.environ.get("PATH", ""))
+        if not ssh:
+            return
         argv = openssh.login(ssh, setup)
         lines = ChildOutput(self._loop, lambda line: log.debug("sshd", f"login: {line}"))
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
@@ -407,7 +435,7 @@ class WorkerServer:
 
     def _server_ended(self, status: int) -> None:
         """Start it again, once; after one that never listened start the embedded server."""
-        gone, self.running = self.running, None
+        gone, self.running, self._test_at = self.running, None, None
         if gone is None:
             return
         words = gone.last_words()

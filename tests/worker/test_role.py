@@ -599,7 +599,7 @@ def test_the_next_launcher_is_missed_from_when_this_worker_serves(tmp_path: Path
         _loop=nothing,
         _sessions=nothing,
         _launchers=known,
-        _server=SimpleNamespace(began_to_listen=listens.pop),
+        _server=SimpleNamespace(began_to_listen=listens.pop, step=lambda: None, due=None),
         _start_gathering=lambda: None,
         _end_with_job=lambda: None,
     )

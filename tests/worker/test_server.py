@@ -32,7 +32,7 @@ class Started:
     def __init__(self, kind: SshKind, *_: object) -> None:
         self.kind = kind
         self.pid = 4711
-        self.listening = False
+        self.listening = self.doubtful = False
         self.words: tuple[str, ...] = ()
         self.closed = False
         self.stopped = False
@@ -277,3 +277,47 @@ def test_it_is_told_once_for_each_server_that_it_listens(
     running(worker).listening = True
     assert worker.began_to_listen()
     assert [item.kind for item in told] == [SshKind.OPENSSH, SshKind.EMBEDDED]
+
+
+@pytest.mark.parametrize(
+    ("begun", "doubtful", "seconds", "tested"),
+    [
+        (False, False, 1.9, False),
+        (False, False, 2.0, True),
+        (False, True, 0.0, True),  # who came may not have got in
+        (True, True, 9.0, False),  # somebody is in
+    ],
+)
+def test_a_worker_tries_its_server_unless_a_launcher_has_done_so(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    begun: bool,  # noqa: FBT001 - a row of the table
+    doubtful: bool,  # noqa: FBT001
+    seconds: float,
+    tested: bool,  # noqa: FBT001
+) -> None:
+    now, logins = [100.0], [0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    worker = of(tmp_path, SshKind.OPENSSH)
+    monkeypatch.setattr(worker, "_test_login", lambda: logins.append(1))
+    worker.start()
+    running(worker).listening = True
+    assert worker.began_to_listen()
+    assert worker.due == 102.0
+    worker._sessions = cast("Sessions", type("Some", (), {"begun": begun})())
+    running(worker).doubtful = doubtful
+    now[0] += seconds
+    worker.step()
+    worker.step()
+    assert sum(logins) == tested
+    assert (worker.due is None) is (tested or begun)
+
+
+def test_a_server_that_ended_is_not_tried(tmp_path: Path) -> None:
+    worker = of(tmp_path, SshKind.OPENSSH)
+    worker.start()
+    running(worker).listening = True
+    assert worker.began_to_listen()
+    ended(worker, listened=True)
+    assert worker.due is None
+    worker.step()
