@@ -25,8 +25,13 @@ T = typing.TypeVar("T")
 
 
 @functools.cache
-def _kinds(kind: Hashable) -> dict[str, object]:
-    return dict(typing.get_type_hints(kind))
+def _fields(kind: Any) -> dict[str, tuple[object, bool]]:  # noqa: ANN401 - a dataclass
+    """Name a record's fields, each with its type and whether it must be given."""
+    hints = typing.get_type_hints(kind)
+    return {
+        item.name: (hints[item.name], item.default is item.default_factory is MISSING)
+        for item in fields(kind)
+    }
 
 
 def read_record(kind: type[T], value: Json, *, strict: bool = True) -> T:
@@ -43,21 +48,29 @@ def read_record(kind: type[T], value: Json, *, strict: bool = True) -> T:
     """
     if not isinstance(value, dict):
         raise TypeError(f"{kind.__name__} is not an object")
-    kinds, given = _kinds(kind), {}  # type: ignore[arg-type] # a class is hashable
-    known = fields(kind)  # type: ignore[arg-type] # a dataclass, which `type` can't say
-    if strict and (unknown := value.keys() - {item.name for item in known}):
+    known, given = _fields(kind), {}  # type: ignore[arg-type] # a class is hashable
+    if strict and (unknown := value.keys() - known.keys()):
         raise TypeError(f"{kind.__name__} has no {', '.join(sorted(unknown))}")
-    for item in known:
-        if item.name in value:
-            given[item.name] = _read(kinds[item.name], value[item.name], strict=strict)
-        elif item.default is MISSING and item.default_factory is MISSING:
-            raise TypeError(f"{kind.__name__} has no {item.name}")
+    for name, (form, required) in known.items():
+        if name in value:
+            given[name] = _read(form, value[name], strict=strict)
+        elif required:
+            raise TypeError(f"{kind.__name__} has no {name}")
     return kind(**given)
 
 
+@functools.cache
+def _form(kind: Hashable) -> tuple[object, tuple[Any, ...]]:
+    return typing.get_origin(kind), typing.get_args(kind)
+
+
 def _read(kind: object, value: Json, *, strict: bool) -> object:
-    arguments = typing.get_args(kind)
-    origin = typing.get_origin(kind)
+    if kind is float and type(value) is int:
+        value = float(value)
+    # True is an int to Python, and would be one bit of a mask or a port here.
+    if type(value) is kind:
+        return value
+    origin, arguments = _form(kind)
     if origin is tuple:
         if not isinstance(value, list):
             raise TypeError("not a list")
@@ -73,12 +86,7 @@ def _read(kind: object, value: Json, *, strict: bool) -> object:
         return read_record(kind, value, strict=strict)
     if isinstance(value, str) and isinstance(kind, type) and issubclass(kind, Enum):
         return kind(value)
-    if kind is float and type(value) is int:
-        value = float(value)
-    # True is an int to Python, and would be one bit of a mask or a port here.
-    if not isinstance(kind, type) or type(value) is not kind:
-        raise TypeError(f"{value!r} is not {kind}")
-    return value
+    raise TypeError(f"{value!r} is not {kind}")
 
 
 def facts_to_json(facts: PodFacts) -> str:
