@@ -46,13 +46,11 @@ MORE = {
 OPERATORS = [row for row in mutators.mutation_operators if row[1] is not mutators.operator_string]
 NO_TESTS = 5  # pytest's exit status
 
-# A process table, temporary folders and a read-only root of its own: a change can turn what a test
-# ends or removes into something else.
+# A process table, a /tmp and a read-only root of its own: a change can turn what a test ends or
+# removes into something else.
 ALONE = ("unshare", "--pid", "--mount", "--fork", "--kill-child", "--mount-proc")
 INSIDE = """
-mount --bind "$1" /mnt; mount -t tmpfs -o mode=1777 tmpfs /tmp
-mount -t tmpfs -o mode=1777 tmpfs /var/tmp; mkdir -p "$1"; mount --move /mnt "$1"
-mount -o remount,bind,ro /
+mount --bind "$1" "$1"; mount -t tmpfs -o mode=1777 tmpfs /tmp; mount -o remount,bind,ro /
 cd "$1"; shift
 "$@"
 exit $?
@@ -191,8 +189,6 @@ class Workplace:
             if (ROOT / name).is_file():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, folder / name)
-        # Some tests list the repository's files.
-        subprocess.run(["git", "init", "--quiet", folder], check=True)
         self._environment(folder / ".venv")
 
     def _environment(self, venv: Path) -> None:

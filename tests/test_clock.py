@@ -30,7 +30,9 @@ WALL = {
     "CLOCK_REALTIME",
 }
 # What is told to people and compared with nothing.
-TOLD = {("core/log.py", name) for name in ("strftime", "gmtime")}
+TOLD = {
+    (file, name) for file in ("core/log.py", "system/process.py") for name in ("strftime", "gmtime")
+}
 MODULES = {"time", "datetime", "date"}
 
 

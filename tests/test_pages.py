@@ -11,7 +11,7 @@ from mpiboot.core.checks import WARNINGS, ExitCode
 from mpiboot.core.model import Finding, Level, Role
 from mpiboot.core.settings import ROWS
 from mpiboot.doctor import role
-from mpiboot.doctor.table import CHECKS
+from mpiboot.doctor.table import CHECKS, GROUPS
 from tests.fakes import workers
 
 ROOT = Path(__file__).parent.parent
@@ -36,10 +36,14 @@ def test_every_setting_is_on_its_page() -> None:
 def test_every_check_is_on_its_page_with_its_exit_code() -> None:
     page = (PAGES / "errors.md").read_text()
     found = re.findall(r"^\| `([a-z-]+)` \| (\d+|warning|doctor) \|", page, re.MULTILINE)
-    code_of = {
-        row.reference: "doctor" if row.code is ExitCode.FOUND else str(int(row.code))
-        for row in CHECKS.values()
-    } | dict.fromkeys(WARNINGS, "warning")
+    code_of = (
+        {
+            row.reference: "doctor" if row.code is ExitCode.FOUND else str(int(row.code))
+            for row in CHECKS.values()
+        }
+        | dict.fromkeys(GROUPS["validate"], "1")
+        | dict.fromkeys(WARNINGS, "warning")
+    )
     assert sorted(found) == sorted(code_of.items())
 
 

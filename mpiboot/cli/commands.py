@@ -1,4 +1,4 @@
-"""The commands: launcher, worker, rank, exec, wait, plan; doctor, facts, settings; shims, copy-to.
+"""The commands: jobs and pods; doctor, validate, facts, settings; shims and copy-to.
 
 A role's own modules are loaded when that role runs: a worker's start is everybody's wait.
 """
@@ -8,14 +8,23 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import click
 from click.core import ParameterSource
 
 from mpiboot import __version__
 from mpiboot.cli import run
-from mpiboot.cli.options import PASS_ON, Command, CommandGroup, Group, Root, settings_of
+from mpiboot.cli.options import (
+    PASS_ON,
+    Command,
+    CommandGroup,
+    Group,
+    Root,
+    amount,
+    duration,
+    settings_of,
+)
 from mpiboot.cli.run import ENTRY, ErrorSettings, Words, looking, resolved
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import Role
@@ -42,6 +51,10 @@ _FOR_EXEC: Final = (
 _NOT_FOR_EXEC: Final = tuple(
     row.name for row in ROWS if row.section is not Section.LOG and row.name not in _FOR_EXEC
 )
+_Made = TypeVar("_Made", bound=click.Command)
+# What settles itself where a tool runs.
+_NOT_FOR_TOOLS: Final = (*_NAMED, "script", "script_gate", "job_record")
+_NOT_FOR_NODE: Final = tuple(row.name for row in ROWS if row.section is not Section.LOG)
 
 
 @click.group(
@@ -315,6 +328,98 @@ def ranks(*, as_json: bool, seconds: int, **flags: str | None) -> None:
 
     found = looking(resolved(flags, "doctor"), _DOCTOR_LOOK)
     role.run(found, os.environ, seconds=seconds, as_json=as_json)
+
+
+@cli.group(cls=Group, no_args_is_help=False)
+def validate() -> None:
+    """Measure the network by a tool, and say whether it is fit to train on.
+
+    Exit 0 when it is, 1 when it is too slow or results are wrong, 76 when another network carried
+    the data than was planned.
+
+    \b
+    Examples:
+      mpiboot validate job
+      mpiboot validate node --time 30
+    """  # noqa: D301 - click's mark for lines that are kept as they are
+
+
+_TOOL_OPTIONS: Final = (
+    (
+        ("--tool",),
+        *("NAME", str, ""),
+        "nccl-tests, osu or imb, or a program of theirs; where not given, the first that can run.",
+    ),
+    (
+        ("--time", "seconds"),
+        *("TIME", duration, "60"),
+        "How long the tool may take; what it has measured by then is judged.  [default: 60]",
+    ),
+    (
+        ("--min-busbw", "busbw"),
+        *("GB/S", amount, None),
+        "Bus bandwidth of the largest messages below which it fails.",
+    ),
+    (
+        ("--min-fraction", "fraction"),
+        *("FRACTION", amount, None),
+        "Part of what a host's ports carry below which it fails.  [default: 0.8, of NCCL's tools]",
+    ),
+)
+
+
+def _measuring(command: _Made) -> _Made:
+    """Give a command the options of one that runs a tool."""
+    command.params += [
+        click.Option(names, metavar=metavar, type=read, default=default, help=text)
+        for names, metavar, read, default, text in _TOOL_OPTIONS
+    ]
+    json = click.Option(["--json", "as_json"], is_flag=True, help="Print the result as JSON.")
+    command.params.append(json)
+    return command
+
+
+@settings_of(Role.LAUNCHER, without=_NOT_FOR_TOOLS)
+@_measuring
+@validate.command(cls=Command, context_settings=PASS_ON)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def job(**given: Any) -> None:  # noqa: ANN401 - the options above, and the settings' texts
+    """Measure over all hosts of the hostfile, as a job of theirs.
+
+    It waits for the hosts and starts the tool as `launcher` does, with the same options, and reads
+    what the tool and NCCL say. ARGUMENTS replace those that the tool gets by itself.
+
+    \b
+    Examples:
+      mpiboot validate job
+      mpiboot validate job --tool alltoall_perf --min-busbw 350
+      mpiboot validate job --time 30 --json
+      mpiboot validate job -- -b 8M -e 1G -f 2 -n 50
+    """  # noqa: D301 - click's mark for lines that are kept as they are
+    from mpiboot.validate import role
+    from mpiboot.validate.verdict import ToolOptions
+
+    asked = ToolOptions(**{name: given.pop(name) for name in role.OPTIONS})
+    role.job(resolved(given, "validate"), os.environ, asked)
+
+
+@settings_of(Role.LAUNCHER, without=_NOT_FOR_NODE)
+@_measuring
+@validate.command(cls=Command, context_settings=PASS_ON)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def node(**given: Any) -> None:  # noqa: ANN401 - as above
+    """Measure inside this pod alone, without SSH: its GPUs, or two MPI ranks.
+
+    \b
+    Examples:
+      mpiboot validate node
+      kubectl exec my-job-worker-0 -- mpiboot validate node --min-busbw 300
+    """  # noqa: D301 - click's mark for lines that are kept as they are
+    from mpiboot.validate import role
+    from mpiboot.validate.verdict import ToolOptions
+
+    asked = ToolOptions(**{name: given.pop(name) for name in role.OPTIONS})
+    role.node(resolved(given, "validate"), os.environ, asked)
 
 
 @cli.command(cls=Command)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import shlex
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, TypeVar
@@ -10,7 +12,7 @@ import click
 
 from mpiboot.cli.run import ENTRY
 from mpiboot.core.model import Role
-from mpiboot.core.setting_types import shown
+from mpiboot.core.setting_types import shown, some_seconds
 from mpiboot.core.settings import ROWS, Section, Setting
 from mpiboot.core.wording import lasting
 
@@ -102,6 +104,23 @@ def option(row: Setting, default_here: float | None = None) -> click.Option:
         given["shell_complete"] = _choices(row.kind)
     metavar = row.kind if "|" in row.kind else row.kind.upper()
     return SettingOption(names, row.section, metavar=metavar, **given)
+
+
+def amount(text: str) -> float:
+    """Read a number above 0, of an option that is no setting."""
+    with contextlib.suppress(ValueError):
+        if 0 < (value := float(text)) < math.inf:
+            return value
+    raise click.BadParameter(f"{text!r}: expected a number above 0, such as 0.8 or 350")
+
+
+def duration(text: str) -> float:
+    """Read a length of time as the settings do."""
+    try:
+        value: float = some_seconds(text)
+    except ValueError as wrong:
+        raise click.BadParameter(f"{text!r}: expected {wrong}") from None
+    return value
 
 
 _Made = TypeVar("_Made", bound=click.Command)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 ENTRY: Final = "(program)"
 COMMANDS: Final = (
     *("copy-to", "doctor", "exec", "facts", "help", "launcher", "plan"),
-    *("rank", "settings", "shims", "version", "wait", "worker"),
+    *("rank", "settings", "shims", "validate", "version", "wait", "worker"),
 )
 # The older scripts' word for a pod to look around in; where START_SSHD says so it is a worker.
 _STAY: Final = ("shell",)

@@ -30,7 +30,7 @@ class ExitCode(IntEnum):
         member.meaning = meaning
         return member
 
-    FOUND = 1, "`mpiboot doctor` alone: something fails"
+    FOUND = 1, "`mpiboot doctor` and `validate` alone: something fails"
     USAGE = 2, "wrong usage: a word, an option or a setting"
     HOSTFILE_INVALID = 65, "the hostfile can't be read as one"
     HOSTFILE_MISSING = 66, "no hostfile, or no list of hosts"
@@ -90,6 +90,22 @@ _OF_JOBS: Final[_Table] = {
             "mpiboot's own Python modules are installed",
             "install the wheel with its dependencies: `pip install mpiboot-*.whl`, "
             "without --no-deps",
+        ),
+    },
+    (ExitCode.FOUND, _LAUNCHER): {
+        "bandwidth": _CheckText(
+            "`mpiboot validate` measures what the data network's ports carry",
+            "look for the slow host (`mpiboot validate pairs`), at PCIe and NUMA distances of GPUs "
+            "and ports (`mpiboot doctor`), and at ports that are not used",
+        ),
+        "wrong-results": _CheckText(
+            "what GPUs compute together is right",
+            "look for the GPU or link that is broken: measure each half of the hosts; `dmesg` and "
+            "`nvidia-smi -q` of the nodes (Xid, ECC, row remapping)",
+        ),
+        "not-measured": _CheckText(
+            "the tool of `mpiboot validate` ends with a result",
+            "see its own lines above; run it by hand: `mpiboot launcher -- all_reduce_perf -g 1`",
         ),
     },
     (ExitCode.USAGE, _BOTH): {

@@ -107,17 +107,13 @@ def width(descriptor: int = 2) -> int | None:
     return None
 
 
-def utc() -> str:
-    """The time of day, for people to read: it is compared with nothing."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-
-
 def say(level: LogLevel, event: str, message: str, **fields: Json) -> None:
     """Write a line of any level."""
     if not shows(level):
         return
     if _STATE.as_json:
-        record: dict[str, Json] = {"format": FORMAT, "time": utc(), "level": level.value}
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime())
+        record: dict[str, Json] = {"format": FORMAT, "time": stamp + "Z", "level": level.value}
         record["event"] = event
         if _STATE.role:
             record["role"] = _STATE.role

@@ -469,7 +469,7 @@ class PodFacts:
     the session's limit in bytes (-1: unlimited), ``shm`` the size of /dev/shm in bytes (0: none);
     ``memory_refused`` is the error of process_vm_readv (empty: it works); ``parameters`` are those
     in the files of the pod's MPI, the strongest first; ``search_paths`` are PATH and the like as
-    its sessions have them; ``program`` is the path of its mpiboot, empty where that has none.
+    its sessions have them.
     """
 
     hostname: str
@@ -493,7 +493,6 @@ class PodFacts:
     cpus: Cpus | None = None
     parameters: tuple[MpiParameter, ...] = ()
     search_paths: tuple[tuple[str, str], ...] = ()
-    program: str = ""
 
 
 class NoFacts(str, Enum):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -267,12 +266,14 @@ def signal_word(text: str) -> str:
 def switch(*choices: Enum) -> Parse:
     """Read ``on``, ``off`` or another choice; true and false are on and off."""
     word = one_of(*choices)
+    found = {str(item.value): item for item in choices}
 
     def read(text: str) -> Enum:
-        with suppress(ValueError):
-            text = "on" if boolean(text) else "off"
-        member: Enum = word(text)
-        return member
+        try:
+            return found["on" if boolean(text) else "off"]
+        except ValueError:
+            member: Enum = word(text)
+            return member
 
     return Parse(word.kind, read)
 

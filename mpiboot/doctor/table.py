@@ -57,6 +57,7 @@ _COLUMNS: Final = {
     "gpus": "gpus gpu-distance cuda-library imex-channels",
     "variables": "unsafe-value env-profile debug-output two-settings nccl-prefix nccl-value "
     "named-links unread-parameters",
+    "validate": "bandwidth wrong-results not-measured",
 }
 # The columns in which findings are shown, with the references that stand in each.
 GROUPS: Final = {name: tuple(listed.split()) for name, listed in _COLUMNS.items()}

@@ -13,19 +13,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from mpiboot.core.addresses import is_address
 from mpiboot.core.errors import error
 from mpiboot.core.model import Decision, Source
-from mpiboot.core.setting_types import HostKeys, LaunchAgent
+from mpiboot.core.setting_types import LaunchAgent
 from mpiboot.core.settings import Resolved
 from mpiboot.system import executables, programs
-
-if TYPE_CHECKING:
-    from mpiboot.ssh.attempt import LoginTimeouts
-    from mpiboot.ssh.client_start import ConnectionPool
-    from mpiboot.ssh.login import Login
 
 # How kubectl reports a remote command's exit status; its own failures have other words, and both
 # may have status 1 (kubectl's pkg/cmd/util, client-go's util/exec).
@@ -258,21 +253,6 @@ class SshAccess:
     attempt: str = ""
     may_disconnect: bool = False
     pods: PodAccess | None = None
-
-    def login(
-        self,
-        mode: HostKeys,
-        limits: LoginTimeouts | None = None,
-        kept: ConnectionPool | None = None,
-    ) -> Login:
-        """Make what logs in to hosts; it loads the SSH library, which takes a while.
-
-        Raises:
-            MpibootError: ``ssh-key``; the key can't be read.
-        """
-        from mpiboot.ssh.login import Login  # noqa: PLC0415
-
-        return Login(self.key, host_key=self.host_key, mode=mode, limits=limits, kept=kept)
 
 
 # kubectl costs a tenth of a second of a core and 40 MB each.

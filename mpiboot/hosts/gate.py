@@ -74,11 +74,15 @@ class FollowedHosts:
     def __init__(self, hosts: Sequence[Host], pipelines: Pipelines) -> None:
         self._pipelines = pipelines
         self.states: list[HostState] = list(progress.states(hosts))
-        # The pipelines, by host and user.
-        self.runs = {_key(state.host): self._start(state) for state in self.states}
+        self._runs = {_key(state.host): self._start(state) for state in self.states}
 
     def _start(self, state: HostState) -> asyncio.Future[Worker | None]:
         return asyncio.ensure_future(self._pipelines.run(state))
+
+    @property
+    def runs(self) -> Mapping[tuple[str, str], asyncio.Future[Worker | None]]:
+        """The pipelines, by host and user."""
+        return self._runs
 
     def follow(self, hosts: Sequence[Host]) -> set[asyncio.Future[Worker | None]]:
         """Take over a new version: pipelines of hosts that stay go on, those of new ones start.
@@ -94,13 +98,13 @@ class FollowedHosts:
                 old.host, old.label = state.host, state.label
             fresh.append(old or state)
         self.states[:] = fresh  # in place: the reporter holds this list
-        old_runs = self.runs
-        self.runs = {
+        old_runs = self._runs
+        self._runs = {
             _key(state.host): old_runs.get(_key(state.host)) or self._start(state)
             for state in self.states
         }
-        left = [name for name, user in old_runs if (name, user) not in self.runs]
-        joined = [name for name, user in self.runs if (name, user) not in old_runs]
+        left = [name for name, user in old_runs if (name, user) not in self._runs]
+        joined = [name for name, user in self._runs if (name, user) not in old_runs]
         parts = [
             f"{verb}: {first_few(names, _NAMES)}"
             for verb, names in (("left", left), ("joined", joined))
@@ -109,7 +113,7 @@ class FollowedHosts:
         line = f"the hostfile has changed: {counted(len(hosts), 'host')} now; "
         line += "; ".join(parts) or "other slots or another order"
         log.info("hostfile", line, joined=len(joined), left=len(left))
-        return {run for key, run in old_runs.items() if key not in self.runs}
+        return {run for key, run in old_runs.items() if key not in self._runs}
 
     async def watch(self) -> None:
         """Check now and then that the hosts that are ready still have their addresses."""
@@ -119,24 +123,24 @@ class FollowedHosts:
                 await self._look_again(state)
 
     async def _look_again(self, state: HostState) -> None:
-        run = self.runs.get(_key(state.host))
+        run = self._runs.get(_key(state.host))
         if run is None or not run.done() or run.cancelled() or run.exception() is not None:
             return
         worker = run.result()
         if worker is None or is_address(worker.host.name):
             return
         moved = await self._pipelines.moved(worker)
-        if moved and self.runs.get(_key(state.host)) is run:
+        if moved and self._runs.get(_key(state.host)) is run:
             name = worker.host.name
             message = f"{name} was ready at {worker.address}, but {moved}; waiting for it again"
             log.info("gate", message, host=name)
             self._pipelines.restart(state)
-            self.runs[_key(state.host)] = self._start(state)
+            self._runs[_key(state.host)] = self._start(state)
         await asyncio.sleep(1 / _PER_SECOND)
 
     def ready(self) -> list[Worker]:
         """List the workers that are ready so far; this pod itself is none."""
-        ended = [run for run in self.runs.values() if run.done() and not run.cancelled()]
+        ended = [run for run in self._runs.values() if run.done() and not run.cancelled()]
         found = [run.result() for run in ended if run.exception() is None]
         return [worker for worker in found if worker is not None]
 
@@ -144,7 +148,7 @@ class FollowedHosts:
         """List who passed, as the current version names them: workers, and this pod itself."""
         workers, local = [], []
         for state in self.states:
-            found = self.runs[_key(state.host)].result()
+            found = self._runs[_key(state.host)].result()
             if found is None:
                 local.append(state.host)
             else:
@@ -211,8 +215,8 @@ async def wait(
     )
     pipelines = _pipelines(settings, access, resolver, reporter.changed, options)
     work: set[asyncio.Future[Any]] = set()
-    if not access.pods and not all(map(pipelines.is_own_name, hosts)):
-        work.add(pipelines.load())
+    if any(not pipelines.is_own_name(host) for host in hosts):
+        work.add(pipelines.prepare())
     followed = FollowedHosts(hosts, pipelines)
     if also is not None:
         work.add(asyncio.ensure_future(also))
@@ -360,8 +364,8 @@ async def probe_once(
     states = progress.states(hosts)
     options = replace(options, once=True, doctor=doctor.questions)
     pipelines = _pipelines(settings, access, resolver, lambda: None, options)
-    if not access.pods and not all(map(pipelines.is_own_name, hosts)):
-        await pipelines.load()
+    if any(not pipelines.is_own_name(host) for host in hosts):
+        await pipelines.prepare()
     runs = [asyncio.ensure_future(pipelines.run(state)) for state in states]
     with _ended_by_ctrl_c(runs if doctor.questions else ()):
         found = await asyncio.gather(*runs, return_exceptions=True)

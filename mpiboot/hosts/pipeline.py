@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from mpiboot.core import log, records_json
 from mpiboot.core.addresses import is_address
@@ -147,8 +147,6 @@ class PipelineOptions:
 class Pipelines:
     """What all hosts' pipelines share: limits, the SSH client, and what was learnt so far."""
 
-    _first = Stage.DNS
-
     def __init__(
         self,
         settings: Settings,
@@ -183,13 +181,26 @@ class Pipelines:
         self._mesh: Mesh | None = None
         self._looked = float("-inf")
 
+    def prepare(self) -> asyncio.Future[Any]:
+        """Start loading what the pipelines need, while names are resolved."""
+        return self.load()
+
     def load(self) -> asyncio.Task[Login]:
         """Load the SSH client and the key, once, while names are being waited for."""
         if self._login is None:
-            mode, options = self._settings.host_keys, self._options
-            loading = asyncio.to_thread(self._access.login, mode, options.limits, options.kept)
-            self._login = asyncio.ensure_future(loading)
+            self._login = asyncio.ensure_future(asyncio.to_thread(self._load))
         return self._login
+
+    def _load(self) -> Login:
+        from mpiboot.ssh.login import Login  # noqa: PLC0415 - see load
+
+        return Login(
+            self._access.key,
+            host_key=self._access.host_key,
+            mode=self._settings.host_keys,
+            limits=self._options.limits,
+            kept=self._options.kept,
+        )
 
     def is_own_name(self, host: Host) -> bool:
         """Tell by name alone whether a host is this pod.
@@ -250,7 +261,7 @@ class Pipelines:
 
     def restart(self, state: HostState) -> None:
         """Reset a host that was ready; the caller runs its pipeline again."""
-        self._set(state, self._first)
+        self._set(state, Stage.DNS)
 
     def _set(self, state: HostState, stage: Stage, reason: str = "", detail: str = "") -> None:
         new = (stage, reason) != (state.stage, state.reason)
@@ -401,9 +412,11 @@ _CONFIRM_ROLE: Final = 2.0
 
 
 class PodPipelines(Pipelines):
-    """The pipelines of hosts whose pods kubectl enters, without the SSH library or a key."""
+    """The pipelines of hosts whose pods kubectl enters."""
 
-    _first = Stage.KUBECTL
+    def prepare(self) -> asyncio.Future[Any]:
+        """Nothing to prepare: kubectl needs neither the SSH library nor the key."""
+        return asyncio.ensure_future(asyncio.sleep(0))
 
     async def _bring(self, state: HostState) -> Worker | None:
         pod = pod_of(state.host.name)
@@ -412,7 +425,7 @@ class PodPipelines(Pipelines):
             raise error("hostfile-invalid", message, host=state.host.name)
         # What may be missing is the pod, never the address of a name.
         state.resolved = True
-        self._set(state, self._first)
+        self._set(state, Stage.KUBECTL)
         self._reaching += 1
         try:
             return await self._enter(state, pod)
@@ -428,6 +441,10 @@ class PodPipelines(Pipelines):
             return str(wrong) if wrong.trouble.is_gone else ""
         moved = worker.address not in addresses
         return f"its pod now has the address {', '.join(addresses)}" if moved else ""
+
+    def restart(self, state: HostState) -> None:
+        """Reset a host that was ready; the caller runs its pipeline again."""
+        self._set(state, Stage.KUBECTL)
 
     @cached_property
     def _kubectl(self) -> Kubectl:

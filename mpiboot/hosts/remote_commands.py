@@ -11,7 +11,6 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from mpiboot.core import log
@@ -48,6 +47,7 @@ class RemoteCommands:
         self._mode = host_keys
         self._limits = limits or LoginTimeouts()
         self._free = asyncio.Semaphore(_AT_ONCE)
+        self._login: Login | None = None
         self._pods = Kubectl(access.pods, limit=self._limits.command) if access.pods else None
 
     async def run(self, worker: Worker, command: str) -> str | None:
@@ -63,7 +63,8 @@ class RemoteCommands:
             if isinstance(opened, Attempt):
                 return None
             with opened.sock:
-                attempt = await self._login.log_in(target, opened.sock, opened.greeting, command)
+                login = self._load()
+                attempt = await login.log_in(target, opened.sock, opened.greeting, command)
         return attempt.output if attempt.outcome is Outcome.OK else None
 
     async def is_there(self, other: OtherLauncher, port: int) -> bool:
@@ -79,9 +80,17 @@ class RemoteCommands:
         opened.sock.close()
         return True
 
-    @cached_property
-    def _login(self) -> Login:
-        return self._access.login(self._mode, self._limits)
+    def _load(self) -> Login:
+        if self._login is None:
+            from mpiboot.ssh.login import Login  # noqa: PLC0415 - loaded by the gate already
+
+            self._login = Login(
+                self._access.key,
+                host_key=self._access.host_key,
+                mode=self._mode,
+                limits=self._limits,
+            )
+        return self._login
 
 
 # The state of a port on another pod can only be polled. Each look costs a worker half a second of

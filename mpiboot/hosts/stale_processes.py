@@ -97,6 +97,7 @@ def error_of(others: Sequence[OtherLauncher], seconds: float) -> MpibootError:
     return error("workers-held", message)
 
 
+NAME: Final = LAUNCH_ID
 # Often at first: a launcher that is just ending is gone in a moment.
 _FIRST, _LAST = 0.2, 1.0
 _SILENT: Final = 3  # looks
@@ -114,7 +115,7 @@ def new_mark(job: str) -> str:
 
 def _running() -> set[str]:
     """Find the marks of launches that run in this pod, this one included."""
-    return {environ[LAUNCH_ID] for environ in processes.environments() if LAUNCH_ID in environ}
+    return {environ[NAME] for environ in processes.environments() if NAME in environ}
 
 
 def of_job(worker: Worker, job: str) -> tuple[str, ...]:
@@ -138,7 +139,7 @@ def _name_others_of_this_pod(workers: Iterable[Worker], job: str) -> None:
     seen = {worker.host.name: set(of_job(worker, job)) for worker in workers}
     if not any(seen.values()):
         return
-    beside = _running() - {os.environ.get(LAUNCH_ID, "")}
+    beside = _running() - {os.environ.get(NAME, "")}
     hosts = [host for host, marks in seen.items() if beside & marks]
     if hosts:
         where = first_few(hosts)

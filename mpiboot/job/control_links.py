@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from mpiboot.core.addresses import IPV4, IPV6, interface, network
+from mpiboot.core.checks import failed
 from mpiboot.core.model import Decision, Link, PodFacts, Source
 from mpiboot.core.setting_types import MpiNetwork
 from mpiboot.core.wording import first_few
@@ -161,7 +162,10 @@ def settle_ip_version(builder: PlanBuilder) -> int:
     elif ipv4_only:
         message = f"the daemons of {builder.row.title} speak IPv4 alone"
         hint = "give the pods IPv4 addresses too (dual stack), or take Open MPI"
-        builder.fail(_IP_VERSION, f"{message}, and {_some_pods(alone)} no IPv4 address", hint)
+        found = failed(
+            _IP_VERSION, f"{message}, and {_some_pods(alone)} no IPv4 address", hint=hint
+        )
+        builder.findings.append(found)
         return IPV6
     else:
         builder.decide(_IP_VERSION, "IPv6", Source.DETECTED, f"{_some_pods(alone)} no IPv4 address")
@@ -194,13 +198,14 @@ def _ip_versions(links: Iterable[Link]) -> set[int]:
 
 def _has_both(observed: Observed) -> str:
     """Name the first pod whose control link has addresses of both versions."""
-    pods = [
-        (item.host.name, item.address, item.facts.links) for item in observed.workers if item.facts
-    ]
-    own = worker_network.launcher_addresses(observed.workers)
-    pods += [("the launcher", address, observed.links) for address in own]
-    links = ((name, worker_network.link_of(address, links)) for name, address, links in pods)
-    return next((name for name, link in links if link and len(_ip_versions([link])) > 1), "")
+    pods = [(worker.host.name, worker.address, worker.facts) for worker in observed.workers]
+    for name, address, facts in pods:
+        link = worker_network.link_of(address, facts.links) if facts else None
+        if link and len(_ip_versions([link])) > 1:
+            return name
+    addresses = worker_network.launcher_addresses(observed.workers)
+    links = [worker_network.link_of(item, observed.links) for item in addresses]
+    return "the launcher" if any(link and len(_ip_versions([link])) > 1 for link in links) else ""
 
 
 def _without_ipv4(observed: Observed) -> list[str]:

@@ -168,6 +168,7 @@ def _differing(found: DataNetwork) -> list[str]:
     return list(dict.fromkeys(name for mine in found.per_host.values() for name in mine))
 
 
+# By name: each host finds its own, as it finds the program.
 _BEFORE: Final = ("mpiboot", "rank", "--")
 _ADDRESS: Final = "MASTER_ADDR"
 _PORT: Final = "MASTER_PORT"
@@ -195,16 +196,15 @@ def decide_rank_env(
     Both where the setting says so; where they meet also where the user's line has `mpiboot rank`.
     """
     written = _on_the_line(builder.line.argv)
-    before: tuple[str, ...] = ()
-    if builder.settings.rank_env and not written:
+    asked = builder.settings.rank_env and not written
+    if asked:
         message, hint = _unfit(builder)
         if message:
             message = f"{builder.given['rank_env']}: {message}"
             builder.fail("settings-conflict", message, hint)
             return RankEnv()
         given = builder.given["rank_env"]
-        before = (_program(builder), *_BEFORE[1:])
-        builder.decide("rank-env", " ".join(before), given.source, f"{given}: before each program")
+        builder.decide("rank-env", " ".join(_BEFORE), given.source, f"{given}: before each program")
     elif not written:
         return RankEnv()
     port, by = builder.settings.master_port, builder.given["master_port"]
@@ -217,18 +217,7 @@ def decide_rank_env(
         **_set_for_ranks(builder, _ADDRESS, *found),
         **_set_for_ranks(builder, _PORT, str(port), message, by.source),
     }
-    return RankEnv(before, variables, _meeting(builder, variables, placed.first))
-
-
-def _program(builder: PlanBuilder) -> str:
-    """Give mpiboot's name, by which each host finds its own, or its path where PATH lacks it."""
-    observed = builder.observed
-    seen = (observed.own if observed.local else None, *(one.facts for one in observed.workers))
-    found = {(item.program, dict(item.search_paths).get("PATH", "")) for item in seen if item}
-    by_name = all(program.rpartition("/")[0] in path.split(":") for program, path in found)
-    programs = {program for program, _ in found}
-    one = "" if by_name or len(programs) > 1 else programs.pop()
-    return one or _BEFORE[0]
+    return RankEnv(_BEFORE if asked else (), variables, _meeting(builder, variables, placed.first))
 
 
 def _unfit(builder: PlanBuilder) -> tuple[str, str]:

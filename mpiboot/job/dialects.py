@@ -283,7 +283,7 @@ _OMPI_CONSTANTS: Final = (
     Variable("OMPI_MCA_coll_hcoll_enable", "0", "HCOLL would open RDMA devices for MPI itself"),
     Variable("OMPI_MCA_coll_ucc_enable", "0", "UCC would open RDMA devices for MPI itself"),
 )
-_OMPI_ROOT: Final = (
+OMPI_ROOT: Final = (
     Variable("OMPI_ALLOW_RUN_AS_ROOT", "1", "this pod runs as root", Source.DETECTED),
     Variable("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", "this pod runs as root", Source.DETECTED),
 )
@@ -339,7 +339,7 @@ OPENMPI4: Final = Dialect(
             "no worker starts another one, and each host's agent runs as long as the job",
         ),
     ),
-    root=_OMPI_ROOT,
+    root=OMPI_ROOT,
     export=Export.OPTION,
     export_var="OMPI_MCA_mca_base_env_list",
     evaluated="OMPI_MCA_",
@@ -422,7 +422,7 @@ OPENMPI5: Final = Dialect(
             "mpirun starts every daemon itself: no worker has to reach another one",
         ),
     ),
-    root=_OMPI_ROOT,
+    root=OMPI_ROOT,
     no_single_copy=Variable("OMPI_MCA_smsc", "^cma", "ranks of one host copy by /dev/shm"),
     # The list takes names and a user's -x wins over it; with -x twice the first would win.
     export=Export.VARIABLE,

@@ -31,6 +31,7 @@ from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.launch_spec import Failure
 from mpiboot.core.model import Decision, Finding, Level, SshKind, Worker
 from mpiboot.core.settings import Resolved
+from mpiboot.core.wording import counted
 from mpiboot.hosts import error_report, host_shell, stale_processes
 from mpiboot.hosts.gate import GateResult
 from mpiboot.hosts.remote_commands import RemoteCommands
@@ -183,9 +184,9 @@ def prepare_launch(
     words = () if client else launch.write_client(parent)
     spec = launch.spec(before, env, words, attempt=attempt)
     spec = replace(spec, earlier=earlier, client_stays=client is not None)
-    log.info(
-        "start", f"starting {render.command(made.argv)}", argv=list(masking.masked_words(made.argv))
-    )
+    line, _, more = render.command(made.argv).partition("\n")  # a script's text has its own lines
+    line += f" (and {counted(more.count(chr(10)) + 1, 'more line')})" if more else ""
+    log.info("start", f"starting {line}", argv=list(masking.masked_words(made.argv)))
     return spec, client
 
 

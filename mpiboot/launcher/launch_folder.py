@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from mpiboot.core import addresses, launch_spec, log
+from mpiboot.core import addresses, launch_spec
 from mpiboot.core.errors import error
 from mpiboot.core.model import Worker
 from mpiboot.core.setting_types import HostKeys, LaunchAgent, Stuck, Switch
@@ -28,7 +28,7 @@ from mpiboot.network.worker_network import launcher_addresses
 from mpiboot.ssh import client_start
 from mpiboot.ssh import config as sshconfig
 from mpiboot.supervisor import evidence, host_watch
-from mpiboot.system import executables, files, keys, os_calls
+from mpiboot.system import executables, files, keys, os_calls, process
 
 _LAUNCH: Final = "launch"
 
@@ -217,7 +217,7 @@ class Launch:
             self.observed.called(worker.host.name): worker for worker in self.observed.workers
         }
         search = read_resolv_conf().search
-        now = log.utc()
+        now = process.utc()
         seen = tuple(snapshot(item, self.observed, search, now) for item in self.observed.workers)
         name, ooms = socket.gethostname(), self.observed.own_oom_kills
         own = evidence.HostSnapshot(name, "", "", name, oom_kills=ooms, here=True, started=now)

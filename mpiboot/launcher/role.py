@@ -294,7 +294,7 @@ def _run_script(
     env = {
         **environ,
         **files.around(folder),
-        **_flags(resolved),
+        **flags(resolved),
         "PATH": os.pathsep.join((str(folder), environ.get("PATH", ""))),
         "MPIBOOT_ROLE": "launcher",
     }
@@ -338,8 +338,8 @@ def _no_gate(resolved: Resolved, environ: Mapping[str, str], found: RunsOnce) ->
     return f"there is no hostfile ({first.path}), so it starts at once"
 
 
-def _flags(resolved: Resolved) -> dict[str, str]:
-    """Give this command's flags as variables, for the calls of mpirun in the script."""
+def flags(resolved: Resolved) -> dict[str, str]:
+    """Give this command's flags as variables, for the launchers below it."""
     return {
         item.variable: resolved.flags[item.name] for item in ROWS if item.name in resolved.flags
     }

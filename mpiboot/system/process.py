@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 import mpiboot
-from mpiboot.core import log
 from mpiboot.core.errors import error
 from mpiboot.system import executables, files
 from mpiboot.system.loop import EventLoop
@@ -26,9 +25,14 @@ from mpiboot.system.loop import EventLoop
 _INITS: Final = frozenset({"tini", "tini-static", "dumb-init", "docker-init", "catatonit"})
 
 
+def utc() -> str:
+    """The time of day, for people to read: it is compared with nothing."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
 def host_and_time() -> str:
     """By what people know a launcher again: its pod's host name, and when it began."""
-    return f"{re.sub('[^A-Za-z0-9.-]', '', os.uname().nodename)}@{log.utc()}"
+    return f"{re.sub('[^A-Za-z0-9.-]', '', os.uname().nodename)}@{utc()}"
 
 
 def lookup(argv: Sequence[str], environ: Mapping[str, str]) -> str:

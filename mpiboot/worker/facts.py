@@ -20,7 +20,7 @@ from mpiboot.job.forward import SEARCH_PATHS
 from mpiboot.network import platform_hints, pod
 from mpiboot.network import service_mesh as meshes
 from mpiboot.network.nccl import CHECKED
-from mpiboot.system import executables, files, processes, programs
+from mpiboot.system import files, processes, programs
 
 if TYPE_CHECKING:  # a worker has no line
     from mpiboot.job.mpirun_line import UserLine
@@ -66,15 +66,7 @@ def gather(
         cpus=pod.cpus(os.sched_getaffinity(0)),
         parameters=tuple(map(_masked, find_parameters(mpi, environ) if mpi else ())),
         search_paths=tuple((name, environ[name]) for name in SEARCH_PATHS if environ.get(name)),
-        program=_own_program(environ),
     )
-
-
-def _own_program(environ: Mapping[str, str]) -> str:
-    """Find this mpiboot's own command: in bin/ beside its interpreter's folder, else on PATH."""
-    own = f"{os.path.dirname(os.path.dirname(sys.executable))}/bin/mpiboot"  # noqa: PTH120 - light
-    found = executables.find(own, "") or executables.find("mpiboot", environ.get("PATH", ""))
-    return found or ""
 
 
 def _masked(item: MpiParameter) -> MpiParameter:

@@ -24,7 +24,7 @@ from tests.fakes.cli import GUARD, environment, mpiboot
 from tests.fakes.cli import message as termination
 
 MPIBOOT = [sys.executable, "-m", "mpiboot"]
-COMMANDS = ("launcher", "worker", "rank", "wait", "plan", "doctor", "facts", "settings")
+COMMANDS = ("launcher", "worker", "rank", "wait", "plan", "doctor", "validate", "facts", "settings")
 END = {row.name for row in ROWS if row.section is Section.END}
 ROLE_ITSELF = {"role", "start_sshd"}
 # What a command has no use for, though it belongs to its role.

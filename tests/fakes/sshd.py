@@ -11,7 +11,7 @@ import errno
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,7 +47,6 @@ class Behaviour:
 
     job: Job
     host_key: asyncssh.SSHKey | None = None
-    more_host_keys: Sequence[asyncssh.SSHKey] = ()
     authorized: asyncssh.SSHKey | None = None
     public_key: bool = True
     password: bool = False
@@ -140,7 +139,7 @@ async def sshd(
         address,
         port,
         server_factory=lambda: _Server(behaviour),
-        server_host_keys=[behaviour.host_key or behaviour.job.key, *behaviour.more_host_keys],
+        server_host_keys=[behaviour.host_key or behaviour.job.key],
         process_factory=command,
         encoding=None,
         config=None,

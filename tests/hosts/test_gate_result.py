@@ -56,7 +56,7 @@ class Hosts:
         self.ends: dict[str, Worker | BaseException | None] = {OWN.name: None}
         self.ends |= {worker.host.name: worker for worker in workers}
         self.given: list[dict[str, Any]] = []
-        self.loaded = self.last_name = 0
+        self.prepared = self.last_name = 0
         self.names = SimpleNamespace(renamed={"w-0": "w-0.long"})
         self.host_keys = {"w-0": "ssh-ed25519 SHOWN"}
         self.answers = {"w-0": Attempt(Target("w-0", "10.0.0.1", 22, ""), Outcome.OK)}
@@ -71,8 +71,8 @@ class Hosts:
     def is_own_name(self, host: Host) -> bool:
         return host == OWN
 
-    def load(self) -> asyncio.Future[None]:
-        self.loaded += 1
+    def prepare(self) -> asyncio.Future[None]:
+        self.prepared += 1
         return asyncio.ensure_future(asyncio.sleep(0))
 
     async def run(self, state: HostState) -> Worker | None:
@@ -184,15 +184,15 @@ async def test_who_was_ready_is_known_though_another_fails_and_nothing_goes_on(
     assert asyncio.all_tasks() == before
 
 
-@pytest.mark.parametrize(("listed", "loaded"), [((OWN,), 0), ((OWN, HOSTS[0]), 1)])
+@pytest.mark.parametrize(("listed", "prepared"), [((OWN,), 0), ((OWN, HOSTS[0]), 1)])
 async def test_the_key_is_read_where_anybody_is_to_be_logged_in_to(
-    monkeypatch: pytest.MonkeyPatch, listed: tuple[Host, ...], loaded: int
+    monkeypatch: pytest.MonkeyPatch, listed: tuple[Host, ...], prepared: int
 ) -> None:
     hosts = Hosts(monkeypatch, READY[0])
     await gate.probe_once(listed, Settings(), TO, resolver=RESOLVER)
-    assert hosts.loaded == loaded
+    assert hosts.prepared == prepared
     await gate.wait(listed, Settings(), TO, resolver=RESOLVER)
-    assert hosts.loaded == 2 * loaded
+    assert hosts.prepared == 2 * prepared
 
 
 async def test_the_lines_know_what_is_left_of_the_deadline(

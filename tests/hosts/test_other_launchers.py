@@ -13,7 +13,6 @@ import pytest
 
 from mpiboot.core import log
 from mpiboot.core.errors import MpibootError
-from mpiboot.core.launch_spec import LAUNCH_ID
 from mpiboot.core.model import Host, NoFacts, Worker
 from mpiboot.core.settings import Settings
 from mpiboot.hosts import host_shell, stale_processes
@@ -111,7 +110,7 @@ def launches() -> Iterator[tuple[int, int]]:
             env = {
                 "PATH": os.environ["PATH"],
                 "SSH_CONNECTION": f"127.0.0.1 {client.getsockname()[1]} 127.0.0.1 {port}",
-            } | ({LAUNCH_ID: mark} if mark else {})
+            } | ({stale_processes.NAME: mark} if mark else {})
             # It stays a shell: while a program is exchanged for another its environment is empty.
             words = ["sh", "-c", "echo; read -r _"]
             process = subprocess.Popen(words, env=env, stdin=-1, stdout=-1)

@@ -86,15 +86,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-class Access(SshAccess):
-    """Access whose logins a test writes."""
-
-    logs_in: Any = KEY
-
-    def login(self, *_: object) -> login.Login:
-        return cast("login.Login", self.logs_in)
-
-
 def pipelines(
     names: Names,
     *ports: int,
@@ -102,10 +93,12 @@ def pipelines(
     changed: Callable[[], None] = lambda: None,
     **more: Any,  # noqa: ANN401 - the options
 ) -> Pipelines:
-    to = Access("runner", Path("key"), "launcher", ports=ports or (22,))
+    to = SshAccess("runner", Path("key"), "launcher", ports=ports or (22,))
     settings = settings or Settings(rewrite_fqdn=Switch.OFF)
     options = PipelineOptions(**more)
-    return Pipelines(settings, to, cast("Resolver", names), changed=changed, options=options)
+    made = Pipelines(settings, to, cast("Resolver", names), changed=changed, options=options)
+    made._load = lambda: cast("login.Login", KEY)  # type: ignore[method-assign]
+    return made
 
 
 def state(name: str = "w-0") -> HostState:
@@ -387,7 +380,7 @@ async def test_the_ssh_client_is_loaded_once_with_what_the_settings_say(
     kept = ConnectionPool(SshTimeouts(3, 30, 10, 3))
     options = PipelineOptions(limits=limits, kept=kept)
     made = Pipelines(settings, to, resolver, changed=lambda: None, options=options)
-    await made.load()
+    await made.prepare()
     await made.load()
     named = {
         "host_key": "ssh-ed25519 PINNED",
@@ -429,7 +422,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
 
 @pytest.mark.parametrize("wanted", [True, False])
 async def test_a_host_that_is_ready_takes_part_in_the_pair_check_where_one_is_wanted(
-    monkeypatch: pytest.MonkeyPatch, opened: SimpleNamespace, *, wanted: bool
+    opened: SimpleNamespace, *, wanted: bool
 ) -> None:
     pairs, target = Pairs(wanted=wanted), Target("w-0", THERE, 22, "runner")
     made = pipelines(Names(FOUND), pairs=cast("PairCheck", pairs))
@@ -441,7 +434,7 @@ async def test_a_host_that_is_ready_takes_part_in_the_pair_check_where_one_is_wa
             keep("connection")
         return Attempt(target, Outcome.OK, output="mpiboot-plain\n", host_key="k")
 
-    monkeypatch.setattr(Access, "logs_in", SimpleNamespace(log_in=log_in))
+    made._load = lambda: cast("login.Login", SimpleNamespace(log_in=log_in))  # type: ignore[method-assign]
     mine = state()
     worker = await made.run(mine)
     assert worker is not None

@@ -63,8 +63,8 @@ async def test_commands_have_the_limits_and_the_key_of_the_gate(
     monkeypatch.setattr(login, "Login", Noted)
     remote = RemoteCommands(access, HostKeys.OFF, limits)
     assert given == []
-    assert remote._login is remote._login
-    named = {"host_key": "ssh-ed25519 PINNED", "mode": HostKeys.OFF, "limits": limits, "kept": None}
+    assert remote._load() is remote._load()
+    named = {"host_key": "ssh-ed25519 PINNED", "mode": HostKeys.OFF, "limits": limits}
     assert given == [((tmp_path / "key",), named)]
     made: list[tuple[object, object]] = []
     monkeypatch.setattr(

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.launch_spec import LAUNCH_ID
 from mpiboot.core.model import Host, Worker
 from mpiboot.core.setting_types import LogFormat
 from mpiboot.core.settings import Settings
@@ -42,7 +41,7 @@ def start() -> Iterator[Callable[[str, str], subprocess.Popen[bytes]]]:
     started = []
 
     def make(mark: str, script: str) -> subprocess.Popen[bytes]:
-        env = {"PATH": os.environ["PATH"], LAUNCH_ID: mark}
+        env = {"PATH": os.environ["PATH"], stale_processes.NAME: mark}
         pipe = subprocess.PIPE
         started.append(subprocess.Popen(["sh", "-c", script], env=env, stdin=pipe, stdout=pipe))
         assert started[-1].stdout is not None

@@ -13,7 +13,6 @@ import pytest
 
 from mpiboot.core import log
 from mpiboot.core.errors import MpibootError
-from mpiboot.core.launch_spec import LAUNCH_ID
 from mpiboot.core.model import Host, NoFacts, Worker
 from mpiboot.core.setting_types import LogFormat
 from mpiboot.core.settings import Settings
@@ -141,11 +140,11 @@ async def test_a_launch_within_a_launch_is_none_beside_it(
     other = MARK.replace("pi-launcher-x", "pi-launcher-y")
     log.configure(form=LogFormat.JSON)
     monkeypatch.setattr(stale_processes, "_running", lambda: {MARK, other, ""})
-    monkeypatch.setenv(LAUNCH_ID, MARK)
+    monkeypatch.setenv(stale_processes.NAME, MARK)
     to = SshAccess("r", Path("no key"), "launcher")
     await stale_processes.end([worker()], KEY, Settings(), to)
     assert capfd.readouterr().err == ""
-    monkeypatch.setenv(LAUNCH_ID, other)
+    monkeypatch.setenv(stale_processes.NAME, other)
     await stale_processes.end([worker("w-0"), worker("w-1")], KEY, Settings(), to)
     log.configure()
     told = json.loads(capfd.readouterr().err)

@@ -24,7 +24,6 @@ from tests.job.test_data import with_links
 
 ON = {"rank_env": "true"}
 BEFORE = ("mpiboot", "rank", "--")
-OWN = "/opt/mpiboot/bin/mpiboot"
 each = pytest.mark.parametrize("family", [*MPIS, *HYDRAS])
 
 
@@ -66,34 +65,6 @@ def test_without_a_wish_nothing_is_set(family: str, line: str) -> None:
     plan = planned(line, observed(family))
     assert not {"MASTER_ADDR", "MASTER_PORT"} & {*plan.set_env, *handed_on(plan, family)}
     assert "rank" not in plan.argv[:-1]
-
-
-@pytest.mark.parametrize(
-    ("pods", "word"),
-    [
-        # Each worker's program, and its sessions' PATH.
-        (((OWN, "/usr/bin"), (OWN, "/usr/bin:/bin")), OWN),
-        (((OWN, "/usr/bin"), (OWN, "/opt/mpiboot/bin")), OWN),  # one of them lacks it
-        (((OWN, "/opt/mpiboot/bin"), (OWN, "/bin:/opt/mpiboot/bin")), "mpiboot"),
-        (((OWN, "/usr/bin"), ("/venv/bin/mpiboot", "/usr/bin")), "mpiboot"),  # no path is theirs
-        ((("", "/usr/bin"), ("", "/usr/bin")), "mpiboot"),  # it isn't known
-    ],
-)
-def test_where_path_lacks_it_it_is_called_by_its_own(
-    pods: tuple[tuple[str, str], ...], word: str
-) -> None:
-    seen = observed()
-    workers = tuple(
-        replace(
-            item,
-            facts=item.facts
-            and replace(item.facts, program=program, search_paths=(("PATH", path),)),
-        )
-        for item, (program, path) in zip(seen.workers, pods, strict=True)
-    )
-    plan = planned("./train", replace(seen, workers=workers), ON)
-    assert plan.argv[-4:] == (word, "rank", "--", "./train")
-    assert reason(plan, "rank-env")[0] == f"{word} rank --"
 
 
 def test_each_program_of_a_line_gets_it() -> None:

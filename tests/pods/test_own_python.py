@@ -143,18 +143,6 @@ def test_the_jobs_programs_know_nothing_of_mpiboots_python(cluster: Cluster, rig
     assert leaks == []
 
 
-def test_ranks_get_their_variables_where_no_path_has_mpiboot(cluster: Cluster, rig: None) -> None:
-    """As where an init container has copied it into the pod."""
-    image = with_folder(unchanged("openmpi-5.0")).without("/usr/local/bin/mpiboot")
-    image = replace(image, entrypoint=("/opt/mpiboot/bin/mpiboot",))
-    line = ["sh", "-c", "command -v mpiboot || echo rank $RANK of $WORLD_SIZE on $(hostname)"]
-    env = {"MPIBOOT_RANK_ENV": "on"}
-    job = mpijob(cluster, image, workers=2, launcher_args=line, env=env).start()
-    assert job.wait(PATIENCE) == 0, job.launcher.stderr()
-    hosts = [worker.hostname for worker in job.workers]
-    assert ranks(job.launcher.stdout()) == [(n, 2, hosts[n]) for n in range(2)]
-
-
 @pytest.mark.full
 def test_an_image_with_an_old_c_library_and_no_python(cluster: Cluster, rig: None) -> None:
     base = old_debian()

@@ -1,14 +1,8 @@
 from __future__ import annotations
 
-import asyncio
 from dataclasses import astuple
-from types import SimpleNamespace
 
-import pytest
-
-from mpiboot.ssh import attempt
-from mpiboot.ssh.attempt import Attempt, LoginTimeouts, OpenConnection, Outcome, Target
-from tests.fakes.sshd import listener
+from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
 
 # How far an attempt came, from the least to the most, as a person is told it.
 WITHOUT_GREETING = (
@@ -50,28 +44,3 @@ def test_what_an_attempt_did_not_find_is_empty() -> None:
 def test_each_step_has_a_limit_and_each_later_one_more_time() -> None:
     limits = astuple(LoginTimeouts())
     assert [0, *limits, 60] == sorted({0, *limits, 60})
-
-
-async def test_the_rest_of_a_greeting_is_waited_for_with_pauses(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The socket stays readable: without a pause a slow server would cost a whole core."""
-    paused = asyncio.Event()
-
-    async def sleep(seconds: float) -> None:
-        paused.set()
-        await asyncio.sleep(seconds)
-
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"SSH-2.0-Sl")
-        await paused.wait()
-        writer.write(b"ow_1.0\r\n")
-        await reader.read()
-
-    monkeypatch.setattr(attempt, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
-    async with listener(talk) as port:
-        target = Target("w-0", "127.0.0.1", port, "me")
-        opened = await attempt.connect(target, LoginTimeouts(connect=60.0, greeting=60.0))
-        assert isinstance(opened, OpenConnection)
-        opened.sock.close()
-    assert opened.greeting == "SSH-2.0-Slow_1.0"

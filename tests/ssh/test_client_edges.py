@@ -8,13 +8,12 @@ import os
 import socket
 from pathlib import Path
 
-import asyncssh
 import pytest
 
 from mpiboot.ssh import client
 from mpiboot.ssh.client_start import ClientConfig
 from mpiboot.ssh.config import LaunchHost, SshTimeouts
-from tests.fakes.sshd import Behaviour, Job, sshd
+from tests.fakes.sshd import Job
 
 
 @pytest.fixture
@@ -34,18 +33,6 @@ def known(tmp_path: Path) -> client.Client:
             1,
         )
     )
-
-
-async def test_of_several_host_keys_the_pinned_one_is_asked_for(tmp_path: Path) -> None:
-    """A host's own sshd has several; ed25519 comes first where nobody asks."""
-    job = Job(tmp_path, "ecdsa-sha2-nistp256")
-    others = (asyncssh.generate_private_key("ssh-ed25519"),)
-    async with sshd(Behaviour(job, more_host_keys=others)) as port:
-        line = job.key.export_public_key().decode()
-        logins = client.HostLogins(str(job.path), SshTimeouts(1, 60, 10, 3))
-        connection = await logins.log_in(LaunchHost("w-0", "127.0.0.1", port, "me", line), "me")
-        connection.close()
-        await connection.wait_closed()
 
 
 def descriptors() -> int:

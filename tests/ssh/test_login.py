@@ -273,17 +273,6 @@ async def test_another_host_key_ends_before_any_command_runs(
     assert not behaviour.commands
 
 
-async def test_of_several_host_keys_the_pinned_one_is_asked_for(tmp_path: Path) -> None:
-    """A host's own sshd has several; ed25519 comes first where nobody asks."""
-    job = Job(tmp_path, "ecdsa-sha2-nistp256")
-    others = (asyncssh.generate_private_key("ssh-ed25519"),)
-
-    probe = await against(job, Behaviour(job, more_host_keys=others))
-
-    assert probe.outcome is Outcome.OK
-    assert probe.fingerprint == job.key.get_fingerprint()
-
-
 @pytest.mark.parametrize("mode", ["accept-new", "off"])
 async def test_a_new_host_key_is_taken_where_the_user_allows_it(job: Job, mode: str) -> None:
     async with sshd(Behaviour(job, host_key=job.stranger)) as port:

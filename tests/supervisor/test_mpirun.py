@@ -98,22 +98,6 @@ def test_other_looks_that_fail_end_no_job(
     assert job.verdict is None
 
 
-@pytest.mark.parametrize("client_first", [True, False])
-def test_an_ssh_client_that_ended_with_mpirun_is_why(
-    job: Mpirun,
-    monkeypatch: pytest.MonkeyPatch,
-    client_first: bool,  # noqa: FBT001 - a row of the table
-) -> None:
-    """Both ends may come with one SIGCHLD, in any order: mpirun's follows from the client's."""
-    job.client = 1 << 30
-    ends = [(job.client, int(signal.SIGKILL)), (job.child, 1 << 8)]
-    monkeypatch.setattr(mpirun, "reap", lambda: ends if client_first else ends[::-1])
-    monkeypatch.setattr(mpirun, "send", lambda *_: None)  # this process plays mpirun
-    job._reap()
-    assert job.verdict
-    assert job.verdict.reference == "ssh-client-lost"
-
-
 def test_a_question_that_can_not_be_asked_ends_no_job(
     job: Mpirun, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,0 +1,163 @@
+"""The tools that measure, as rows, and the shell by which each rank starts one. Pure.
+
+Which tool runs is settled where it runs: the launcher's pod may have neither GPUs nor the tool.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+# Where images have them, beside PATH: NVIDIA's and CoreWeave's, Google's, AMD's, and OSU's own
+# `make install`.
+FOLDERS: Final = (
+    "/opt/nccl-tests/build",
+    "/opt/nccl_tests/build",
+    "/nccl-tests/build",
+    "/workspace/nccl-tests/build",
+    "/third_party/nccl-tests/build",
+    "/opt/rccl-tests/build",
+    "/usr/local/bin",
+    "/usr/local/libexec/osu-micro-benchmarks/mpi/collective",
+    "/opt/osu-micro-benchmarks/libexec/osu-micro-benchmarks/mpi/collective",
+)
+# From this time on a tool gets its large sizes and many repetitions.
+_WHOLE: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """One tool: its programs, the best first, what it measures, and its arguments for a time.
+
+    ``pattern`` matches all its programs. ``by_nccl`` where it needs GPUs, and NCCL or RCCL carries
+    the data.
+    """
+
+    name: str
+    programs: tuple[str, ...]
+    pattern: str
+    network: str
+    arguments: Callable[[bool], tuple[str, ...]]
+    by_nccl: bool = False
+
+
+def _nccl(whole: bool) -> tuple[str, ...]:  # noqa: FBT001 - a row's function
+    sizes = ("-b", "1K", "-e", "8G" if whole else "1G", "-f", "4")
+    return (*sizes, "-n", "20" if whole else "10", "-w", "3", "-c", "1")
+
+
+def _osu(whole: bool) -> tuple[str, ...]:  # noqa: FBT001 - as above
+    return ("-m", f"1024:{1 << (26 if whole else 24)}", "-i", "20", "-x", "3")
+
+
+def _imb(whole: bool) -> tuple[str, ...]:  # noqa: FBT001 - as above
+    # A number of processes that no job has: else it measures with two, four and so on first.
+    log = f"10:{26 if whole else 24}"
+    return ("-npmin", "1000000", "-iter", "20", "-msglog", log, "Allreduce")
+
+
+# RCCL-tests have the names, arguments and output of nccl-tests. The sisters of the first program
+# run when they are asked for.
+TOOLS: Final = (
+    Tool(
+        "nccl-tests",
+        ("all_reduce_perf_mpi", "all_reduce_perf"),
+        r"\w+_perf(_mpi)?",
+        "the data network, by NCCL or RCCL",
+        _nccl,
+        by_nccl=True,
+    ),
+    Tool("osu", ("osu_allreduce",), r"osu_\w+", "MPI's own network", _osu),
+    Tool("imb", ("IMB-MPI1",), "IMB-MPI1", "MPI's own network", _imb),
+)
+
+
+# Of these the busbw is that of each link of a ring over all ranks, or may be judged by it; that of
+# others, such as alltoall_perf, is a rank's own.
+_RINGS: Final = re.compile(
+    r"(.*/)?((all_reduce|all_gather|reduce_scatter|broadcast|reduce)_perf(_mpi)?"
+    r"|osu_allreduce|IMB-MPI1)"
+)
+
+
+def is_ring(program: str) -> bool:
+    """Whether what it calls bus bandwidth is limited by the sum of a host's ports."""
+    return bool(_RINGS.fullmatch(program))
+
+
+def find(asked: str) -> Tool | None:
+    """Find the row of a tool's name, or of a program's name or path; None for no tool's."""
+    program = asked.rpartition("/")[2]
+    named = (tool for tool in TOOLS if asked == tool.name or re.fullmatch(tool.pattern, program))
+    return next(named, None)
+
+
+# A line of the shell's own begins so; behind it the host, what it is about, and a text.
+MARK: Final = "mpiboot-validate|"
+START, MISSING, NCCL = "start", "missing", "nccl"
+# What NCCL says of the network, and what it warns of. A channel's line ends with its way.
+_TELLING: Final = (
+    "via NET/[^ ]+|Using network .*|NET/(IB|OFI|Socket|Plugin).*"
+    "|NCCL_[A-Z_]+ set by environment.*|NCCL WARN .*"
+)
+# NCCL writes to a file that has no name any more, so that no end of a rank leaves it behind. What
+# the user has set of these variables stands. A signal reaches the tool, and what NCCL said by then
+# is told all the same.
+_RUN: Final = f"""
+say {START} "$tool"
+if [ "$nccl" ] && f=$(mktemp 2>/dev/null); then
+  exec 9<>"$f"; rm -f "$f"; : "${{NCCL_DEBUG=INFO}}" "${{NCCL_DEBUG_SUBSYS=INIT,NET,ENV}}"
+  : "${{NCCL_DEBUG_FILE=/proc/self/fd/9}}"; export NCCL_DEBUG NCCL_DEBUG_SUBSYS NCCL_DEBUG_FILE
+else nccl=; fi
+"$@" & p=$!; trap 'kill $p' TERM INT HUP; wait $p; c=$?
+while kill -0 $p 2>/dev/null; do wait $p; c=$?; done
+[ "$nccl" ] && grep -aoE '{_TELLING}' <&9 | sort -u | head -n 64 |
+while IFS= read -r line; do say {NCCL} "$line"; done
+exit $c"""
+
+
+def shell(
+    asked: str,
+    seconds: float,
+    words: Sequence[str] = (),
+    *,
+    devices: int = 1,
+    before: Sequence[str] = (),
+) -> str:
+    """Write the shell that finds a tool, becomes it for one rank, and tells what NCCL said.
+
+    Args:
+        asked: the tool's name, or a program's name or path; empty for the first that can run.
+        seconds: how long all may take.
+        words: the user's own arguments, in place of the row's.
+        devices: GPUs of each rank.
+        before: what starts the ranks of a tool of MPI, where this shell is none.
+    """
+    one = find(asked) if asked else None
+    lines = [
+        "# one rank of mpiboot validate",
+        f"PATH=$PATH:{':'.join(FOLDERS)}; nccl=",
+        f'say() {{ printf "%s%s|%s|%s\\n" "{MARK}" "$(uname -n)" "$1" "$2"; }}',
+        'gpu() { for f in /dev/nvidia[0-9]* /dev/kfd; do [ -e "$f" ] && return; done; return 1; }',
+        'has() { command -v "$1" >/dev/null; }',
+    ]
+    word, looked_for = "if", []
+    for tool in (one,) if one else TOOLS:
+        for program in (asked,) if asked not in ("", tool.name) else tool.programs:
+            needs = "gpu && " if tool.by_nccl and not one else ""
+            line = [*(() if tool.by_nccl else before), program]
+            line += words or tool.arguments(seconds >= _WHOLE)
+            line += ["-g", str(devices)] if tool.by_nccl and "-g" not in words else []
+            name = shlex.quote(program)
+            looked_for.append(name + " (with a GPU)" * bool(needs))
+            nccl = " nccl=1" * tool.by_nccl
+            lines.append(
+                f"{word} {needs}has {name}; then tool={name}{nccl}; set -- {shlex.join(line)}"
+            )
+            word = "elif"
+    looked = ", ".join(looked_for)
+    lines.append(f'else say {MISSING} "{looked} in $PATH"; exit 127; fi')
+    return "\n".join(lines) + _RUN

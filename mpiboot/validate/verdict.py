@@ -1,0 +1,326 @@
+"""Whether a network is fit: what was measured against what its ports carry, and who carried it.
+
+Pure. The record of the job (``MPIBOOT_JOB_RECORD``) tells the ports, their rates and what was
+planned; where it tells none, nothing is judged against them, and the verdict says so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from mpiboot.core.checks import BY_REFERENCE
+from mpiboot.core.model import Finding, Level
+from mpiboot.core.wording import counted, first_few, lasting, size_of
+from mpiboot.network.records import RDMA
+from mpiboot.validate import tools
+from mpiboot.validate.output import Output, Sample
+from mpiboot.validate.tools import Tool
+
+FRACTION: Final = 0.8
+# Below this, latency hides what the ports carry.
+_LARGE: Final = 16 << 20
+_LAST: Final = 3  # of the largest sizes, which are judged by the best and show the spread
+_SPREAD: Final = 0.15
+
+# By transport: bytes of payload in a packet of the usual MTU, and what is around them: of Ethernet
+# with its gap, IP, UDP, the BTH and two CRCs; of InfiniBand the LRH and BTH in their place.
+_PACKETS: Final = {
+    "RoCE": (4096, 82),
+    "InfiniBand": (4096, 26),
+    "EFA": (8192, 100),
+    "TCP": (1448, 90),
+}
+# Of InfiniBand's older speeds sysfs gives the rate on the wire (SDR to QDR: 8b/10b, FDR: 64b/66b);
+# from EDR on, and of Ethernet, that of the data.
+_ENCODING: Final = {10: 0.8, 20: 0.8, 40: 0.8, 56: 64 / 66}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOptions:
+    """The command line: tool (empty: the first that can run), its arguments, seconds, limits.
+
+    ``busbw`` is in GB/s, ``fraction`` of what the ports carry; None where they are not given.
+    """
+
+    tool: str = ""
+    arguments: tuple[str, ...] = ()
+    seconds: float = 60.0
+    busbw: float | None = None
+    fraction: float | None = None
+    as_json: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A tool's run: what it printed, on how many hosts, how it ended, and the job's record.
+
+    ``over`` where the time was over before its end; ``inside`` where all was inside one pod.
+    """
+
+    tool: Tool | None
+    output: Output
+    record: Mapping[str, Any]
+    asked: ToolOptions = ToolOptions()
+    code: int = 0
+    over: bool = False
+    inside: bool = False
+
+    @property
+    def transport(self) -> Mapping[str, Any]:
+        """What the record says of the network."""
+        found = self.record.get("transport")
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def by_nccl(self) -> bool:
+        """Whether NCCL or RCCL carried the data."""
+        return self.tool is not None and self.tool.by_nccl
+
+    @property
+    def hosts(self) -> int:
+        """Hosts that measured."""
+        return len(self.output.started)
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkVerdict:
+    """The end: a finding (its level is OK where the network is fit), and the figures behind it.
+
+    ``busbw`` and ``limit`` are GB/s; ``limit`` is 0 where no rate is known. ``notes`` are lines
+    below the verdict.
+    """
+
+    finding: Finding
+    busbw: float = 0.0
+    limit: float = 0.0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def fit(self) -> bool:
+        """Whether nothing fails."""
+        return self.finding.level is Level.OK
+
+
+def judge(run: Run) -> NetworkVerdict:
+    """Judge a run; the first that holds of: nothing measured, wrong values, wrong network, slow."""
+    samples, notes = with_busbw(run), []
+    failed = _unmeasured(run, samples)
+    if failed:
+        return NetworkVerdict(failed)
+    if run.over:
+        notes.append(
+            f"the {lasting(run.asked.seconds)} were over after {size_of(samples[-1].size)}: larger "
+            "messages were not measured"
+        )
+    large = sorted(samples, key=lambda item: item.size)[-_LAST:]
+    busbw = max(item.busbw or 0.0 for item in large)
+    limit, note = _limit(run)
+    notes += [note, *_spread(large), *_of_nccl(run)]
+    failed = _wrong(samples) or _other_network(run) or _slow(run, large[-1], busbw, limit)
+    told = tuple(filter(None, notes))
+    message = f"{busbw:.4g} GB/s bus bandwidth"
+    if limit:
+        message += f", {busbw / limit:.0%} of the {limit:.4g} GB/s that the ports of a host carry"
+    return NetworkVerdict(failed or Finding("bandwidth", Level.OK, message), busbw, limit, told)
+
+
+def with_busbw(run: Run) -> tuple[Sample, ...]:
+    """Give the samples with a bus bandwidth: of an allreduce by MPI it is made of the ranks."""
+    ranks = run.record.get("ranks")
+    factor = 2 * (ranks - 1) / ranks if isinstance(ranks, int) and ranks > 1 else 1.0
+    return tuple(
+        item
+        if item.busbw is not None or item.algbw is None
+        else Sample(item.size, item.time, item.algbw, item.algbw * factor, item.wrong)
+        for item in run.output.samples
+    )
+
+
+def _fail(reference: str, message: str, evidence: Iterable[str] = ()) -> Finding:
+    lines = tuple(evidence)
+    hint = _hint(lines) or BY_REFERENCE[reference].hint
+    return Finding(reference, Level.FAIL, message, evidence=lines, hint=hint)
+
+
+def _unmeasured(run: Run, samples: Sequence[Sample]) -> Finding | None:
+    """Say why there is nothing to judge."""
+    output = run.output
+    names = set(output.started.values())
+    told = _telling(output)
+    if output.missing:
+        path = next(iter(output.missing.values()))
+        what = run.tool.name if run.tool else "tool that it can run"
+        lacks = first_few(sorted(output.missing))
+        return _fail("program-missing", f"no {what} on {lacks}: looked for {path}")
+    if len(names) > 1:
+        each = "; ".join(f"{host}: {name}" for host, name in sorted(output.started.items())[:4])
+        why = f"the hosts chose different tools ({each}): name one with --tool"
+    elif output.alone:
+        why = "each rank measured itself alone: this tool is built without MPI (make MPI=1)"
+    elif samples:
+        return None
+    elif run.over:
+        why = f"nothing was measured within {lasting(run.asked.seconds)}: the tool hangs"
+    elif output.odd:
+        why = f"the tool printed what is not known here: {output.odd!r}"
+    elif not names and run.record.get("reason"):
+        why = str(run.record["reason"])
+    else:
+        why = f"{next(iter(names), 'the tool')} ended without a result, exit {run.code}"
+    return _fail("not-measured", why, told)
+
+
+def _wrong(samples: Iterable[Sample]) -> Finding | None:
+    bad = [item for item in samples if item.wrong]
+    if not bad:
+        return None
+    count = counted(sum(item.wrong or 0 for item in bad), "wrong value")
+    sizes = first_few(size_of(item.size) for item in bad)
+    return _fail("wrong-results", f"{count} in messages of {sizes}")
+
+
+_USING: Final = re.compile(r"Using network (.*)")
+
+
+def networks(output: Output) -> dict[str, set[str]]:
+    """Give the networks that NCCL says it uses, each with its hosts."""
+    found: dict[str, set[str]] = {}
+    for host, lines in output.nccl.items():
+        for line in lines:
+            if named := _USING.match(line):
+                found.setdefault(named[1].strip(), set()).add(host)
+    return found
+
+
+def _other_network(run: Run) -> Finding | None:
+    """Compare with the plan what NCCL said, and what the ports' counters say."""
+    planned = str(run.transport.get("planned", ""))
+    if planned not in {item.value for item in RDMA}:
+        return None
+    hosts = sorted(networks(run.output).get("Socket", ()))
+    if hosts:
+        where = f"{len(hosts)} of {run.hosts} hosts ({first_few(hosts)})"
+        return _fail(
+            "transport", f"{planned} was planned, NCCL used TCP on {where}", _telling(run.output)
+        )
+    # MPI's own messages may go by another network than NCCL's.
+    if run.by_nccl and run.transport.get("verdict") == "unused":
+        return _fail("transport", str(run.transport.get("message")), _telling(run.output))
+    return None
+
+
+def _slow(run: Run, last: Sample, busbw: float, limit: float) -> Finding | None:
+    low, wanted = run.asked.busbw, run.asked.fraction
+    message = f"{busbw:.4g} GB/s bus bandwidth at {size_of(last.size)}"
+    if low is not None and busbw < low:
+        return _fail("bandwidth", f"{message}, {low:g} GB/s are asked for", _telling(run.output))
+    if wanted is None and (not run.by_nccl or last.size < _LARGE or low is not None):
+        return None
+    share = wanted or FRACTION
+    if limit and busbw < limit * share:
+        message += f" is {busbw / limit:.0%} of the {limit:.4g} GB/s that the ports of a host carry"
+        return _fail("bandwidth", f"{message}; {share:.0%} are expected", _telling(run.output))
+    return None
+
+
+def _limit(run: Run) -> tuple[float, str]:
+    """Add up the ports of each host, less encoding and headers; that of the weakest counts.
+
+    Returns:
+        What they carry in GB/s, 0 where that is not known; and a note.
+    """
+    if run.inside or run.hosts < 2:  # noqa: PLR2004 - a network is between two
+        return 0.0, "inside one pod: the network had no part in it, and is not judged"
+    others = {name for name in run.output.started.values() if not tools.is_ring(name)}
+    if others:
+        return 0.0, f"{first_few(sorted(others))} shares the ports in its own way: no fraction"
+    planned = str(run.transport.get("planned", ""))
+    rates: dict[str, float] = {}
+    for host, ports in dict(run.transport.get("hosts") or {}).items():
+        own = [port for port in ports.values() if port.get("data", port.get("rdma"))]
+        known = [_carries(float(port.get("rate") or 0), planned) for port in own]
+        rates[host] = sum(known) if known and all(known) else 0.0
+    if planned not in _PACKETS or not rates:
+        return 0.0, "no data network was planned: nothing is known that it should carry"
+    unknown = [host for host, rate in rates.items() if not rate]
+    if unknown:
+        where = first_few(unknown)
+        return 0.0, f"the driver tells no rate of a port on {where}: no fraction is judged"
+    low = min(rates.values())
+    weakest = [host for host, rate in rates.items() if rate == low]
+    if len(weakest) == len(rates):
+        return low, ""
+    most = max(rates.values())
+    named = first_few(weakest)
+    return (
+        low,
+        f"the ports of {named} carry {low:.4g} GB/s, others up to {most:.4g}: the least counts",
+    )
+
+
+def _carries(rate: float, planned: str) -> float:
+    """What a port carries of a program's bytes, in GB/s, of its bits per second."""
+    payload, around = _PACKETS.get(planned, (1, 0))
+    encoded = _ENCODING.get(round(rate / 1e9), 1.0) if planned == "InfiniBand" else 1.0
+    return rate * encoded / 8e9 * payload / (payload + around)
+
+
+def _spread(large: Sequence[Sample]) -> Iterable[str]:
+    values = [item.busbw for item in large if item.busbw and item.size >= _LARGE]
+    if values and min(values) < max(values) * (1 - _SPREAD):
+        yield (
+            f"the largest sizes differ, {min(values):.4g} to {max(values):.4g} GB/s: other "
+            "traffic, or a size at which NCCL changes its way"
+        )
+
+
+def _of_nccl(run: Run) -> Iterable[str]:
+    """What NCCL said that a user wants to know, though nothing fails."""
+    found = networks(run.output)
+    for name, hosts in found.items():
+        where = "" if len(hosts) == run.hosts else f" on {first_few(sorted(hosts))}"
+        yield f"NCCL's network: {name}{where}"
+    lines = {line for own in run.output.nccl.values() for line in own}
+    ways = [line for line in lines if line.startswith("via NET/") and "Socket" not in line]
+    if ways and not any("GDRDMA" in line for line in ways):
+        yield (
+            "no GPUDirect RDMA: data passes through the host's memory (nvidia_peermem, or an open "
+            "kernel driver with DMA-BUF)"
+        )
+    if run.by_nccl and not found and not run.inside:
+        yield "NCCL told nothing of its network: NCCL_DEBUG or NCCL_DEBUG_FILE is set by the user"
+
+
+# What the tools' own lines show, with the row of the checks that tells what to do.
+_CAUSES: Final = (
+    (r"NCCL_IB_DISABLE set by environment to [1-9]", "unset NCCL_IB_DISABLE"),
+    (r"NCCL_NET set by environment to Socket", "unset NCCL_NET"),
+    (r"ibv_(reg_mr|create_cq|create_qp)\w* failed.*(Cannot allocate memory|12)", "memlock"),
+    (r"(?i)\bp_?key\b", "the pods' ports must be members of one partition: P_Key, NCCL_IB_PKEY"),
+    (
+        r"(?i)ibv_modify_qp failed|error 12\b|RETRY_EXC|\bGID\b",
+        "one port does not answer another: GID index (NCCL_IB_GID_INDEX), routes, switches",
+    ),
+    (r"(open|access).* /dev/infiniband|/dev/infiniband.*(No such|denied)", "rdma-node"),
+    (r"[Ff]ailed to open libibverbs|NET/IB : No device found", "rdma-library"),
+    (r"NET/OFI .*(fail|No eligible)|Failed to initialize NET plugin", "efa-library"),
+)
+
+
+def _telling(output: Output) -> tuple[str, ...]:
+    """Give the lines that tell a cause, each once; else what NCCL warns of."""
+    lines = sorted({line for own in output.nccl.values() for line in own})
+    found = [line for cause, _ in _CAUSES for line in lines if re.search(cause, line)]
+    warned = [line for line in lines if line.startswith("NCCL WARN")]
+    return tuple(dict.fromkeys((*found, *warned)))[:4]
+
+
+def _hint(lines: Iterable[str]) -> str:
+    for line in lines:
+        for cause, told in _CAUSES:
+            if re.search(cause, line):
+                return BY_REFERENCE[told].hint if told in BY_REFERENCE else told
+    return ""

@@ -1,0 +1,157 @@
+"""How a run ends: exit code, output, JSON and termination message.
+
+The launcher is a script that prints and writes a record: RDMA can't be planned on this machine, nor
+missed. A real launcher's runs are in tests/pods.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpiboot.cli import main as cli
+from mpiboot.system import process
+from mpiboot.validate import role
+from tests.validate.test_output import HEADS, ROW
+from tests.waiting import until
+
+START = "mpiboot-validate|w-0|start|all_reduce_perf\nmpiboot-validate|w-1|start|all_reduce_perf\n"
+RATE = {"mlx5_0:1": {"rdma": True, "rate": 1e12}}
+
+
+def record(verdict: str = "ok") -> dict[str, Any]:
+    """What the supervisor writes where RDMA was planned on two hosts."""
+    hosts = {"w-0": RATE, "w-1": RATE}
+    transport = {"planned": "RoCE", "verdict": verdict, "message": "no byte by mlx5_0"}
+    return {"version": 1, "ranks": 2, "transport": {**transport, "hosts": hosts}}
+
+
+@pytest.fixture
+def validate(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> Any:  # noqa: ANN401
+    """Runs `validate job` with a launcher that does as told: code, stdout, termination message."""
+    monkeypatch.setenv("MPIBOOT_RUNTIME_DIR", str(tmp_path / "run"))
+    monkeypatch.setenv("MPIBOOT_TERMINATION_LOG", str(tmp_path / "log"))
+
+    def run(does: str, found: dict[str, Any], *words: str) -> tuple[int, str, str]:
+        (tmp_path / "found").write_text(json.dumps(found))
+        (tmp_path / "log").write_text("")
+        text = f'cp {tmp_path}/found "$MPIBOOT_JOB_RECORD"\n{does}'
+
+        def launcher(_statement: str, *_given: str) -> list[str]:
+            return ["sh", "-c", text]
+
+        monkeypatch.setattr(process, "python", launcher)
+        code = cli.run(["validate", "job", *words])
+        assert not (tmp_path / "run").exists() or not list((tmp_path / "run").rglob("record*"))
+        return code, capfd.readouterr().out, (tmp_path / "log").read_text()
+
+    return run
+
+
+def prints(text: str, then: str = "") -> str:
+    return f"cat <<'END'\n{START}{text}END\n{then}"
+
+
+TABLE = HEADS["2.17"] + ROW
+
+
+def test_a_good_run_is_fit(validate: Any) -> None:  # noqa: ANN401
+    code, out, reason = validate(prints(TABLE), record(), "--min-fraction", "0.7")
+    assert (code, reason) == (0, "")
+    assert out.startswith(
+        "      size     time us      GB/s  busbw GB/s   wrong\n   128 MiB      2513.0"
+    )
+    assert "verdict: fit: 93.46 GB/s bus bandwidth, 76% of the 122.5 GB/s" in out
+
+
+def test_too_slow_is_1_with_its_reason(validate: Any) -> None:  # noqa: ANN401
+    code, out, reason = validate(prints(TABLE), record())
+    assert code == 1
+    expected = "93.46 GB/s bus bandwidth at 128 MiB is 76% of the 122.5 GB/s"
+    assert f"verdict: {expected}" in out
+    assert reason.startswith(f"bandwidth: {expected}")
+
+
+def test_another_network_than_planned_is_76(validate: Any) -> None:  # noqa: ANN401
+    code, out, reason = validate(prints(TABLE), record("unused"), "--json")
+    assert code == json.loads(out)["exit"] == 76
+    assert reason.startswith("transport: no byte by mlx5_0\n-> ")
+
+
+def test_the_launchers_own_end_stands(validate: Any) -> None:  # noqa: ANN401
+    code, out, reason = validate("exit 69", {})
+    assert (code, out, reason) == (69, "", "")
+    code, out, reason = validate(prints(TABLE, "kill -9 $$\n"), record(), "--min-fraction", "0.1")
+    assert (code, reason) == (137, "")
+    assert "ended with 137" in out
+
+
+def test_the_json_has_its_fields(validate: Any) -> None:  # noqa: ANN401
+    _, out, _ = validate(prints(TABLE), record(), "--json")
+    found = json.loads(out)
+    assert found["version"] == 1
+    assert found["samples"] == [
+        {"size": 134217728, "time": 2513.0, "algbw": 53.41, "busbw": 93.46, "wrong": 0}
+    ]
+    assert (found["fraction"], found["limit"]) == (0.7626, pytest.approx(122.5, rel=1e-3))
+    assert found["verdict"]["level"] == "fail"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--min-busbw", "abc"), "'abc': expected a number above 0"),
+        (("--min-fraction", "nan"), "'nan': expected a number above 0"),
+        (("--time", "0"), "'0': expected more than 0 seconds"),
+        (("--tool", "nothing"), "--tool is 'nothing': expected one of nccl-tests, osu, imb"),
+    ],
+)
+def test_a_bad_value_is_one_line(
+    words: tuple[str, ...], message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for command in ("job", "node"):
+        assert cli.run(["validate", command, *words]) == 2
+        out, err = capfd.readouterr()
+        assert out == ""
+        assert message in err.splitlines()[0]
+
+
+def test_a_pod_alone_is_measured_without_a_network(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    tool = tmp_path / "all_reduce_perf"
+    tool.write_text(f"#!/bin/sh\ncat <<'END'\n{TABLE}END\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert cli.run(["validate", "node", "--tool", str(tool)]) == 0
+    out = capfd.readouterr().out
+    assert "inside one pod: the network had no part in it" in out
+    assert "verdict: fit: 93.46 GB/s bus bandwidth\n" in out
+
+
+def test_a_signal_ends_a_pods_own_tool(tmp_path: Path) -> None:
+    tool = tmp_path / "all_reduce_perf"
+    tool.write_text(f"#!/bin/sh\necho $$ >{tmp_path}/pid\nexec sleep 1000\n")
+    tool.chmod(0o755)
+    words = [sys.executable, "-m", "mpiboot", "validate", "node", "--tool", str(tool)]
+    child = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+    child.send_signal(signal.SIGINT)
+    out = child.communicate(timeout=60)[0]
+    assert child.returncode == 130
+    assert "interrupted by SIGINT: no verdict" in out
+    pid = (tmp_path / "pid").read_text().strip()
+    until(lambda: not Path(f"/proc/{pid}").exists())
+
+
+def test_the_options_of_the_command_line_are_those_of_the_role() -> None:
+    assert set(role.OPTIONS) == {"tool", "arguments", "seconds", "busbw", "fraction", "as_json"}

@@ -1,0 +1,149 @@
+"""The shell in which each rank runs a tool: which one it finds, what NCCL said, and its end.
+
+The tools are scripts: what they measure plays no part here.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from mpiboot.validate.output import Output
+from mpiboot.validate.tools import shell
+from tests.waiting import until
+
+SAYS = """#!/bin/sh
+echo "args $*"; echo "debug $NCCL_DEBUG $NCCL_DEBUG_SUBSYS"
+if [ -n "$NCCL_DEBUG_FILE" ]; then printf '%s\\n' \\
+  'a:1:2 [0] NCCL INFO NET/IB : Using [0]mlx5_1:1/RoCE [RO]; OOB eth0:10.0.0.1<0>' \\
+  'a:1:2 [0] NCCL INFO Using network IB' 'a:1:2 [0] NCCL INFO Using network IB' \\
+  'a:1:2 [0] NCCL INFO comm 0x1 rank 0 nranks 2' \\
+  'a:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0/GDRDMA' \\
+  'a:1:2 [0] misc.cc:1 NCCL WARN odd | thing' >"$NCCL_DEBUG_FILE"; fi
+"""
+TOLD = {
+    "NET/IB : Using [0]mlx5_1:1/RoCE [RO]; OOB eth0:10.0.0.1<0>",
+    *("Using network IB", "via NET/IB/0/GDRDMA", "NCCL WARN odd | thing"),
+}
+
+
+def run(folder: Path, text: str, **env: str) -> tuple[int, str, Output]:
+    """Run the shell with the programs of a folder: status, what is shown, what was told."""
+    path = f"{folder}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["sh", "-c", text],
+        env={"PATH": path, "TMPDIR": str(folder), **env},
+        capture_output=True,
+        check=False,
+        timeout=60,
+    )
+    output = Output()
+    shown = [item for item in output.feed(done.stdout) if isinstance(item, str)]
+    return done.returncode, "\n".join(shown), output
+
+
+def program(folder: Path, name: str, text: str = SAYS) -> Path:
+    (folder / name).write_text(text)
+    (folder / name).chmod(0o755)
+    return folder / name
+
+
+def test_nccls_lines_are_told_once_and_no_file_is_left(tmp_path: Path) -> None:
+    program(tmp_path, "all_reduce_perf")
+    code, shown, output = run(tmp_path, shell("nccl-tests", 60))
+    assert code == 0
+    assert shown.splitlines() == [
+        *("args -b 1K -e 8G -f 4 -n 20 -w 3 -c 1 -g 1", "debug INFO INIT,NET,ENV")
+    ]
+    assert output.started == {os.uname().nodename: "all_reduce_perf"}
+    assert output.nccl == {os.uname().nodename: TOLD}
+    assert [path.name for path in tmp_path.iterdir()] == ["all_reduce_perf"]
+
+
+def test_what_the_user_has_set_for_nccl_stands(tmp_path: Path) -> None:
+    program(tmp_path, "all_reduce_perf")
+    file = str(tmp_path / "own")
+    text = shell("nccl-tests", 60)
+    _, shown, output = run(tmp_path, text, NCCL_DEBUG="WARN", NCCL_DEBUG_FILE=file)
+    assert "debug WARN INIT,NET,ENV" in shown
+    assert output.nccl == {}
+    assert "Using network IB" in Path(file).read_text()
+
+
+def test_without_a_folder_for_files_the_tool_runs_as_it_is(tmp_path: Path) -> None:
+    program(tmp_path, "all_reduce_perf")
+    code, shown, output = run(tmp_path, shell("nccl-tests", 60), TMPDIR="/nowhere")
+    assert (code, output.nccl) == (0, {})
+    assert shown.splitlines()[1:] == ["debug"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "words", "there", "runs"),
+    [
+        ("", (), ("all_reduce_perf", "osu_allreduce", "IMB-MPI1"), "osu_allreduce"),
+        ("", (), ("all_reduce_perf", "IMB-MPI1"), "IMB-MPI1"),
+        ("", (), ("all_reduce_perf",), ""),
+        ("nccl-tests", (), ("all_reduce_perf", "IMB-MPI1"), "all_reduce_perf"),
+        ("nccl-tests", (), ("all_reduce_perf", "all_reduce_perf_mpi"), "all_reduce_perf_mpi"),
+        ("alltoall_perf", (), ("all_reduce_perf", "alltoall_perf"), "alltoall_perf"),
+        ("imb", ("PingPong",), ("osu_allreduce", "IMB-MPI1"), "IMB-MPI1"),
+        ("imb", (), ("osu_allreduce",), ""),
+    ],
+)
+def test_the_first_that_can_run_or_the_one_that_is_asked_for(
+    tmp_path: Path, asked: str, words: tuple[str, ...], there: tuple[str, ...], runs: str
+) -> None:
+    for name in there:
+        program(tmp_path, name)
+    code, shown, output = run(tmp_path, shell(asked, 60, words))
+    assert list(output.started.values()) == [runs] * bool(runs)
+    assert code == (0 if runs else 127)
+    if words:
+        assert shown.startswith("args PingPong\n")
+    if not runs:
+        (looked,) = output.missing.values()
+        assert f"{tmp_path}:" in looked
+        assert "/opt/nccl-tests/build" in looked
+        assert ("all_reduce_perf (with a GPU)" in looked) == (not asked)
+
+
+def test_less_time_means_smaller_messages_and_the_users_devices_stand(tmp_path: Path) -> None:
+    program(tmp_path, "all_reduce_perf")
+    assert "-e 1G -f 4 -n 10" in run(tmp_path, shell("nccl-tests", 30))[1]
+    shown = run(tmp_path, shell("nccl-tests", 30, ("-g", "8", "-b", "a b")))[1]
+    assert shown.startswith("args -g 8 -b a b\n")
+    assert "-c 1 -g 8" in run(tmp_path, shell("nccl-tests", 30, devices=8))[1]
+
+
+def test_ranks_of_a_tool_of_mpi_are_started_where_the_shell_is_none(tmp_path: Path) -> None:
+    program(tmp_path, "IMB-MPI1")
+    program(tmp_path, "mpirun", '#!/bin/sh\necho "mpirun $*"\n')
+    _, shown, output = run(tmp_path, shell("imb", 60, before=("mpirun", "-n", "2")))
+    assert shown.startswith("mpirun -n 2 IMB-MPI1 -npmin ")
+    assert list(output.started.values()) == ["IMB-MPI1"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_ends_the_tool_and_nccls_lines_are_told(tmp_path: Path, number: int) -> None:
+    program(tmp_path, "all_reduce_perf", f"{SAYS}touch {tmp_path}/on; exec sleep 1000\n")
+    child = subprocess.Popen(
+        ["sh", "-c", shell("nccl-tests", 60)],
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+    )
+    until((tmp_path / "on").exists)
+    child.send_signal(number)
+    out = child.communicate(timeout=60)[0]
+    output = Output()
+    list(output.feed(out))
+    assert child.returncode == 128 + signal.SIGTERM
+    assert set().union(*output.nccl.values()) == TOLD
+
+
+def test_the_tools_own_status_is_the_ranks(tmp_path: Path) -> None:
+    program(tmp_path, "all_reduce_perf", "#!/bin/sh\nexit 3\n")
+    assert run(tmp_path, shell("nccl-tests", 60))[0] == 3

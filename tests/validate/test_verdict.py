@@ -1,0 +1,212 @@
+"""The verdict by tables of values: limits, causes, and which of several failures is told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mpiboot.core.checks import BY_REFERENCE
+from mpiboot.validate.output import Output, Sample
+from mpiboot.validate.tools import TOOLS, find
+from mpiboot.validate.verdict import Run, ToolOptions, judge, with_busbw
+
+NCCL, OSU, _ = TOOLS
+GIB = 1 << 30
+
+
+def ports(*rates: float, rdma: bool = True) -> dict[str, Any]:
+    """A host's ports as the job's record has them; rates in Gb/s."""
+    return {
+        f"mlx5_{at}:1": {"rdma": rdma, "data": True, "rate": rate * 1e9}
+        for at, rate in enumerate(rates)
+    }
+
+
+def record(
+    planned: str = "RoCE", hosts: dict[str, Any] | None = None, verdict: str = "ok"
+) -> dict[str, Any]:
+    hosts = hosts or {"w-0": ports(400.0), "w-1": ports(400.0)}
+    transport = {"planned": planned, "verdict": verdict, "message": "no byte", "hosts": hosts}
+    return {"version": 1, "ranks": 16, "transport": transport}
+
+
+def run(busbw: float = 45.0, nccl: str = "", wrong: int = 0, **given: Any) -> Run:  # noqa: ANN401
+    """A run of nccl-tests on two hosts of one 400 Gb/s port each."""
+    samples = [Sample(1024, 20.0, 0.1, 0.1, 0), Sample(GIB, 9.0, 1.0, busbw, wrong)]
+    started = dict.fromkeys(("w-0", "w-1"), "all_reduce_perf")
+    lines = {"w-0": {"Using network IB"}, "w-1": set(nccl.splitlines()) or {"Using network IB"}}
+    made = Run(NCCL, Output(samples, started, {}, lines), record())
+    return replace(made, **given)
+
+
+NONE = ToolOptions()
+# 400 Gb/s of RoCE are 49.02 GB/s of a program's bytes.
+JUDGED: dict[str, tuple[Run, ToolOptions, str, str]] = {
+    "good": (run(), NONE, "", "45 GB/s bus bandwidth, 92% of the 49.02 GB/s"),
+    "too slow": (run(30.0), NONE, "bandwidth", "61% of the 49.02 GB/s that the ports of a host"),
+    "less is expected": (run(30.0), ToolOptions(fraction=0.5), "", "61%"),
+    "more is expected": (run(), ToolOptions(fraction=0.95), "bandwidth", "95% are expected"),
+    "in GB/s": (run(30.0), ToolOptions(busbw=29.0), "", "30 GB/s"),
+    "not in GB/s": (run(30.0), ToolOptions(busbw=31.0), "bandwidth", "31 GB/s are asked for"),
+    "wrong": (run(30.0, wrong=3), NONE, "wrong-results", "3 wrong values in messages of 1 GiB"),
+    "socket": (
+        run(3.0, "Using network Socket\nNET/IB : No device found."),
+        *(NONE, "transport", "RoCE was planned, NCCL used TCP on 1 of 2 hosts (w-1)"),
+    ),
+    "counters": (run(record=record(verdict="unused")), NONE, "transport", "no byte"),
+    "nothing was planned": (
+        *(run(3.0, "Using network Socket", record=record("none")), NONE, ""),
+        "3 GB/s bus bandwidth",
+    ),
+    "no record": (run(3.0, record={}), NONE, "", "3 GB/s bus bandwidth"),
+    "small messages alone": (
+        replace(
+            run(),
+            output=Output(
+                [Sample(1 << 20, 9.0, 1.0, 1.0, 0)], dict.fromkeys("ab", "all_reduce_perf")
+            ),
+        ),
+        *(NONE, "", "2% of"),
+    ),
+    "hangs": (
+        replace(run(), output=Output(started={"w-0": "all_reduce_perf"}), over=True),
+        *(NONE, "not-measured", "nothing was measured within 1m: the tool hangs"),
+    ),
+    "hangs later": (run(30.0, over=True), NONE, "bandwidth", "61%"),
+    "another format": (
+        replace(run(), output=Output(started={"w-0": "x"}, odd="8 fast")),
+        *(NONE, "not-measured", "printed what is not known here: '8 fast'"),
+    ),
+    "a crash": (
+        replace(run(), output=Output(started={"w-0": "all_reduce_perf"}), code=139),
+        *(NONE, "not-measured", "all_reduce_perf ended without a result, exit 139"),
+    ),
+    "one host lacks it": (
+        replace(run(), output=Output(missing={"w-1": "all_reduce_perf in /bin"})),
+        *(NONE, "program-missing", "no nccl-tests on w-1: looked for all_reduce_perf in /bin"),
+    ),
+    "different tools": (
+        replace(run(), output=Output(started={"w-0": "all_reduce_perf", "w-1": "IMB-MPI1"})),
+        *(NONE, "not-measured", "w-0: all_reduce_perf; w-1: IMB-MPI1"),
+    ),
+    "without MPI": (
+        replace(run(), output=replace(run().output, heads=2)),
+        *(NONE, "not-measured", "built without MPI"),
+    ),
+    "MPI's own network has no fraction": (run(3.0, tool=OSU), NONE, "", "3 GB/s"),
+    "unless it is asked for": (run(3.0, tool=OSU), ToolOptions(fraction=0.8), "bandwidth", "6% of"),
+    "inside a pod": (run(3.0, inside=True), NONE, "", "3 GB/s"),
+}
+
+
+@pytest.mark.parametrize(("given", "asked", "reference", "message"), JUDGED.values(), ids=JUDGED)
+def test_a_run_is_judged(given: Run, asked: ToolOptions, reference: str, message: str) -> None:
+    verdict = judge(replace(given, asked=asked))
+    assert message in verdict.finding.message
+    assert verdict.fit == (not reference)
+    if reference:
+        assert verdict.finding.check == reference
+        assert verdict.finding.hint
+
+
+RATES = {
+    "RoCE": (record(), 49.02),
+    "two rails": (record("RoCE", {"w-0": ports(400, 400), "w-1": ports(400, 400)}), 98.04),
+    "NDR": (record("InfiniBand"), 49.68),
+    "EDR": (record("InfiniBand", {"w-0": ports(100)}), 12.42),
+    "QDR is 8b/10b": (record("InfiniBand", {"w-0": ports(40)}), 3.975),
+    "40 GbE is not": (record("RoCE", {"w-0": ports(40)}), 4.902),
+    "FDR": (record("InfiniBand", {"w-0": ports(56)}), 6.745),
+    "TCP": (record("TCP", {"w-0": ports(10, rdma=False)}), 1.177),
+    "the least host's": (record("RoCE", {"w-0": ports(400, 400), "w-1": ports(400)}), 49.02),
+    "unknown": (record("RoCE", {"w-0": ports(400), "w-1": ports(0)}), 0.0),
+    "no port is known": (record("RoCE", {"w-0": {}}), 0.0),
+}
+
+
+@pytest.mark.parametrize(("given", "limit"), RATES.values(), ids=RATES)
+def test_what_the_ports_carry(given: dict[str, Any], limit: float) -> None:
+    verdict = judge(run(record=given))
+    assert verdict.limit == pytest.approx(limit, rel=1e-3)
+
+
+NOTES = {
+    "unknown rate": (
+        run(record=record("RoCE", {"w-0": ports(400), "w-1": ports(0)})),
+        "the driver tells no rate of a port on w-1: no fraction is judged",
+    ),
+    "different rates": (
+        run(record=record("RoCE", {"w-0": ports(400), "w-1": ports(200)})),
+        "the ports of w-1 carry 24.51 GB/s, others up to 49.02: the least counts",
+    ),
+    "cut off": (run(over=True), "the 1m were over after 1 GiB"),
+    "no GPUDirect": (run(nccl="Using network IB\nvia NET/IB/0"), "no GPUDirect RDMA"),
+    "silent": (
+        replace(run(), output=replace(run().output, nccl={})),
+        "NCCL told nothing of its network",
+    ),
+    "network": (run(nccl="Using network Socket", record={}), "NCCL's network: Socket on w-1"),
+    "spread": (
+        replace(
+            run(),
+            output=replace(
+                run().output,
+                samples=[Sample(GIB, 1.0, 1.0, 30.0, 0), Sample(4 * GIB, 1.0, 1.0, 45.0, 0)],
+            ),
+        ),
+        "the largest sizes differ, 30 to 45 GB/s",
+    ),
+}
+
+
+@pytest.mark.parametrize(("given", "note"), NOTES.values(), ids=NOTES)
+def test_notes(given: Run, note: str) -> None:
+    assert [line for line in judge(given).notes if line.startswith(note)]
+
+
+CAUSES = {
+    "NCCL WARN Call to ibv_reg_mr failed with error Cannot allocate memory": "IPC_LOCK",
+    "NCCL WARN Call to ibv_modify_qp failed with error Invalid argument": "GID index",
+    "NCCL WARN NET/IB : Got completion from peer with status=12 error 12, opcode 0": "GID index",
+    "NCCL WARN NET/IB : P_Key 0x8001 not found": "partition",
+    "NET/IB : No device found.": "libibverbs",
+    "NCCL_IB_DISABLE set by environment to 1.": "unset NCCL_IB_DISABLE",
+    "NCCL WARN open /dev/infiniband/uverbs0 failed": "RDMA resource",
+    "NET/OFI init failed": "aws-ofi-nccl",
+}
+
+
+@pytest.mark.parametrize(("line", "hint"), CAUSES.items())
+def test_the_first_cause_of_a_wrong_network_is_named(line: str, hint: str) -> None:
+    finding = judge(run(3.0, f"Using network Socket\n{line}")).finding
+    assert finding.evidence == (line,)
+    assert hint in finding.hint
+
+
+def test_an_allreduce_by_mpi_has_a_bus_bandwidth_by_its_ranks() -> None:
+    output = Output([Sample(1024, 1.0, 1.0)], {"w-0": "osu_allreduce", "w-1": "osu_allreduce"})
+    given = Run(OSU, output, {"ranks": 4})
+    assert with_busbw(given)[0].busbw == 1.5
+    assert with_busbw(replace(given, record={}))[0].busbw == 1.0
+
+
+def test_every_reference_is_a_row() -> None:
+    assert {row[2] for row in JUDGED.values()} - {""} <= set(BY_REFERENCE)
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("nccl-tests", 0),
+        ("alltoall_perf", 0),
+        ("/x/all_reduce_perf_mpi", 0),
+        ("osu", 1),
+        ("osu_bw", 1),
+        ("IMB-MPI1", 2),
+        ("ring", None),
+    ],
+)
+def test_a_tool_is_found_by_its_name_or_a_programs(name: str, row: int | None) -> None:
+    assert find(name) is (None if row is None else TOOLS[row])
