@@ -76,43 +76,6 @@ def test_one_name_is_taken_where_the_link_has_the_same_name_everywhere() -> None
     assert "3 workers" in decision.reason
 
 
-def test_the_smallest_network_is_taken_where_names_differ() -> None:
-    workers = [
-        worker(0, "10.244.0.5", (LO, link("eth0", "10.244.0.5/24"))),
-        worker(
-            1, "10.244.0.6", (LO, link("ens4", "10.244.0.6/24"), link("net1", "192.168.1.6/24"))
-        ),
-    ]
-    assert value(LAUNCHER, workers) == ("10.244.0.0/28", "")
-
-
-def test_a_name_that_means_another_link_on_a_worker_is_not_taken() -> None:
-    swapped = (LO, link("eth0", "192.168.1.5/24"), link("eth1", "10.244.0.5/24"))
-    assert value(LAUNCHER, [worker(0, "10.244.0.5", swapped)]) == ("10.244.0.0/28", "")
-
-
-def test_pods_with_an_address_of_their_own_each_are_held_by_one_network() -> None:
-    launcher = (LO, link("eth0", "100.64.1.9/32"))
-    workers = [
-        worker(n, f"100.64.{n}.7", (LO, link(f"cali{n}", f"100.64.{n}.7/32")), "100.64.1.9")
-        for n in range(4)
-    ]
-    assert value(launcher, workers) == ("100.64.0.0/22", "")
-
-
-def test_workers_without_facts_count_by_their_address() -> None:
-    workers = [worker(0, "10.244.0.5", None), worker(1, "10.244.0.200", None)]
-    assert value(LAUNCHER, workers) == ("10.244.0.0/24", "")
-
-
-def test_one_worker_without_facts_makes_a_name_unsure() -> None:
-    workers = [
-        worker(0, "10.244.0.5", (LO, link("eth0", "10.244.0.5/24"))),
-        worker(1, "10.244.0.6", None),
-    ]
-    assert value(LAUNCHER, workers)[0] == "10.244.0.0/28"
-
-
 @pytest.mark.parametrize("where", ["worker", "launcher"])
 def test_nothing_is_set_where_another_link_is_inside_the_network(where: str) -> None:
     data = link("net1", "10.244.0.7/24")
@@ -123,56 +86,75 @@ def test_nothing_is_set_where_another_link_is_inside_the_network(where: str) -> 
     assert why_not == "10.244.0.0/28 would hold all control addresses but also 10.244.0.7/24"
 
 
-def test_a_network_that_holds_the_loopback_is_not_set() -> None:
-    # 10/8 and 100.64/10 have nothing in common but the first bit, which 127/8 has too.
-    workers = [worker(0, "100.64.0.5", (LO, link("ens4", "100.64.0.5/32")))]
-    found, why_not = value(LAUNCHER, workers)
-    assert found == ""
-    assert "127.0.0.1/8" in why_not
+def on(number: int, *links: Link, local: str = "10.244.0.9") -> Worker:
+    """A worker that is reached at the first address of its first link."""
+    return worker(number, links[0].addresses[0].partition("/")[0], (LO, *links), local)
 
 
-def test_workers_on_loopback_addresses_are_their_own_control_network() -> None:
-    launcher = (LO, link("eth0", "192.0.2.1/24"))
-    workers = [worker(n, f"127.0.0.{n}", launcher, "127.0.0.1") for n in (2, 3)]
-    assert value(launcher, workers) == ("127.0.0.0/30", "")
+SMALL = ("10.244.0.0/28", "")
+AT_10 = on(0, link("eth0", "10.244.0.5/24"))
+BOTH = (LO, link("eth0", "10.244.0.9/24", "fd00::9/64"))
+ALONE = (LO, link("eth0", "192.0.2.1/24"))
+PAST = (LO, link("eth0", "fd00:1::9/64", "fe80::1/64"))
 
 
-def test_both_ip_versions_at_once_are_not_pinned_to_a_network() -> None:
-    workers = [
-        worker(0, "10.244.0.5", None),
-        worker(1, "fd00::5", None, "fd00::9"),
-    ]
-    launcher = (LO, link("eth0", "10.244.0.9/24", "fd00::9/64"))
-    assert value(launcher, workers) == ("", "the control addresses are of both IP versions")
-
-
-def test_a_name_holds_for_both_ip_versions() -> None:
-    launcher = (LO, link("eth0", "10.244.0.9/24", "fd00::9/64"))
-    workers = [
-        worker(0, "10.244.0.5", (LO, link("eth0", "10.244.0.5/24"))),
-        worker(1, "fd00::5", (LO, link("eth0", "fd00::5/64")), "fd00::9"),
-    ]
-    assert value(launcher, workers) == ("eth0", "")
-
-
-def test_an_ipv6_network_is_found_past_link_local_addresses() -> None:
-    launcher = (LO, link("eth0", "fd00:1::9/64", "fe80::1/64"))
-    workers = [
-        worker(0, "fd00:1::5", (LO, link("ens4", "fd00:1::5/64", "fe80::2/64")), "fd00:1::9")
-    ]
-    assert value(launcher, workers) == ("fd00:1::/124", "")
-
-
-def test_without_workers_nothing_is_pinned_and_that_is_said() -> None:
-    assert value(LAUNCHER, []) == ("", "no worker was reached, so no route tells the control link")
-
-
-def test_an_address_that_is_on_no_link_of_the_worker_is_never_taken_by_name() -> None:
-    # A worker behind a Service's address, for example.
-    found, why_not = value(
-        LAUNCHER, [worker(0, "10.244.0.5", (LO, link("eth0", "10.244.0.77/24")))]
-    )
-    assert (found, why_not) == ("10.244.0.0/28", "")
+@pytest.mark.parametrize(
+    ("launcher", "workers", "expected"),
+    [
+        # The smallest network, where names differ, or one means another link on a worker.
+        (
+            LAUNCHER,
+            [AT_10, on(1, link("ens4", "10.244.0.6/24"), link("net1", "192.168.1.6/24"))],
+            SMALL,
+        ),
+        (LAUNCHER, [on(0, link("eth1", "10.244.0.5/24"), link("eth0", "192.168.1.5/24"))], SMALL),
+        # Pods that have an address of their own each, without a network.
+        (
+            (LO, link("eth0", "100.64.1.9/32")),
+            [on(n, link(f"cali{n}", f"100.64.{n}.7/32"), local="100.64.1.9") for n in range(4)],
+            ("100.64.0.0/22", ""),
+        ),
+        # Workers without facts count by their address, and make a name unsure.
+        (
+            LAUNCHER,
+            [worker(0, "10.244.0.5", None), worker(1, "10.244.0.200", None)],
+            ("10.244.0.0/24", ""),
+        ),
+        (LAUNCHER, [AT_10, worker(1, "10.244.0.6", None)], SMALL),
+        # Workers on loopback addresses.
+        (
+            ALONE,
+            [worker(n, f"127.0.0.{n}", ALONE, "127.0.0.1") for n in (2, 3)],
+            ("127.0.0.0/30", ""),
+        ),
+        # Both IP versions: no network holds them, a name does.
+        (
+            BOTH,
+            [worker(0, "10.244.0.5", None), worker(1, "fd00::5", None, "fd00::9")],
+            ("", "the control addresses are of both IP versions"),
+        ),
+        (BOTH, [AT_10, on(1, link("eth0", "fd00::5/64"), local="fd00::9")], ("eth0", "")),
+        # Past link-local addresses.
+        (
+            PAST,
+            [on(0, link("ens4", "fd00:1::5/64", "fe80::2/64"), local="fd00:1::9")],
+            ("fd00:1::/124", ""),
+        ),
+        (LAUNCHER, [], ("", "no worker was reached, so no route tells the control link")),
+        # An address that is on no link of the worker, as behind a Service's, is no name's.
+        (LAUNCHER, [worker(0, "10.244.0.5", (LO, link("eth0", "10.244.0.77/24")))], SMALL),
+        # 10/8 and 100.64/10 have nothing in common but the first bit, which 127/8 has too.
+        (
+            LAUNCHER,
+            [on(0, link("ens4", "100.64.0.5/32"))],
+            ("", "0.0.0.0/1 would hold all control addresses but also 127.0.0.1/8"),
+        ),
+    ],
+)
+def test_what_names_the_control_link(
+    launcher: tuple[Link, ...], workers: list[Worker], expected: tuple[str, str]
+) -> None:
+    assert value(launcher, workers) == expected
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,6 @@ def played(tmp_path: Path, text: str) -> str:
 def test_the_loader_tells_which_libraries_are_not_there(tmp_path: Path) -> None:
     (tmp_path / "libbroken.so").write_text("no library")
     names = ("libc.so.6", "libmpiboot-has-none.so.1", str(tmp_path / "libbroken.so"))
-
     assert libraries.missing(names) == ("libmpiboot-has-none.so.1",)
 
 
@@ -39,9 +38,7 @@ def test_a_library_is_found_by_the_pods_own_search_path(
     name = "libmpiboot-of-the-image.so"
     (tmp_path / name).write_text("found, whatever it is")
     assert libraries.missing((name,)) == (name,)
-
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
-
     assert libraries.missing((name,)) == ()
 
 
@@ -59,7 +56,6 @@ def test_what_a_library_prints_as_it_loads_is_no_part_of_the_answer(tmp_path: Pa
         "libraries._loads = lambda name: os.write(1, b'[]') == 0\n"
         "libraries._main(sys.argv[1], sys.argv[2:])\n"
     )
-
     assert libraries.missing(("libc.so.6",), 60, str(program)) == ("libc.so.6",)
 
 
@@ -76,9 +72,7 @@ def test_what_uses_efa_is_looked_for_where_an_efa_device_opens(
 
     monkeypatch.setattr(rdma, "assemble", lambda *_: found)
     monkeypatch.setattr(libraries, "missing", missing)
-
     seen = rdma.observe()
-
     assert asked == [rdma.EFA_LIBRARIES]
     assert seen.missing == ("libnccl-net.so",)
 
@@ -94,9 +88,7 @@ def test_what_the_library_says_is_read(tmp_path: Path) -> None:
     words = ["verbs", "mlx5_5:1", "mlx5_6:2"]
     text = f"import sys\nassert sys.argv[1:] == {words}\nprint({json.dumps(json.dumps(message))})\n"
     program = played(tmp_path, text)
-
     found, wrong = libraries.devices(ASKED, program=program)
-
     assert found == {"mlx5_5": LibraryAnswer("", {1: 4096}, {(1, 3): 7})}
     assert wrong == ""
 
@@ -117,9 +109,7 @@ def test_a_driver_that_crashes_hangs_or_prints_is_said_and_nothing_is_known(
     tmp_path: Path, text: str, message: str
 ) -> None:
     patience = 0.5 if "longer" in message else 60
-
     found, wrong = libraries.devices(ASKED, patience, played(tmp_path, text))
-
     assert found == {}
     assert wrong.startswith("libibverbs.so.1 ")
     assert wrong.endswith(message)
@@ -127,7 +117,6 @@ def test_a_driver_that_crashes_hangs_or_prints_is_said_and_nothing_is_known(
 
 def test_a_device_that_the_library_does_not_have_is_said_on_any_machine() -> None:
     found, wrong = libraries.devices({"no:such": 1})
-
     assert wrong == ""
     assert found["no:such"].why.startswith(
         ("libibverbs.so.1 has no driver for it", "libibverbs.so.1 does not load")
@@ -138,9 +127,7 @@ def test_the_librarys_word_stands_beside_the_kernels(tmp_path: Path) -> None:
     tree = TREES["mlx5-vfs"]
     found = rdma.assemble(kernel(tree), *build(tree, tmp_path))
     message = {"mlx5_5": LibraryAnswer("", {1: 2048}, {(1, 3): 9})}
-
     known = rdma.with_library(found, message, "it was slow").devices
-
     ours, other = known[2], known[1]
     assert (ours.library_error, ours.ports[0].mtu) == ("", 2048)
     assert {gid.index: gid.link for gid in ours.ports[0].gids} == {0: 0, 1: 0, 2: 0, 3: 9}

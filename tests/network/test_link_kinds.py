@@ -46,7 +46,6 @@ def vfs(tmp_path: Path) -> Path:
 
 def test_a_vf_is_told_from_other_hardware_by_its_function(vfs: Path) -> None:
     vf = seen(vfs, "net1", 2)
-
     assert (vf.kind, vf.pci, vf.hardware) == ("vf", "0000:08:00.5", "02:00:00:00:00:02")
     (vfs / "bus/pci/devices/0000:08:00.5/physfn").rmdir()
     assert seen(vfs, "net1", 2).kind == "physical"
@@ -56,13 +55,11 @@ def test_a_vf_is_told_from_other_hardware_by_its_function(vfs: Path) -> None:
 
 def test_the_sysfs_of_another_namespace_is_not_believed(vfs: Path) -> None:
     other = seen(vfs, "net1", 7)
-
     assert (other.kind, other.pci, other.hardware) == ("ether", "", "")
 
 
 def test_netlink_names_the_function_where_sysfs_is_the_hosts(vfs: Path) -> None:
     vf = seen(vfs, "net1", 7, IFLA_PARENT_DEV_NAME="0000:08:00.5")
-
     assert (vf.kind, vf.pci) == ("vf", "0000:08:00.5")
 
 
@@ -70,10 +67,8 @@ def test_ipoib_links_have_their_whole_address_and_key(tmp_path: Path) -> None:
     tree = TREES["ipoib"]
     sys_root, _ = build(tree, tmp_path)
     (sys_root / "class/net/ib0/pkey").write_text("0xffff\n")
-
     parent = seen(sys_root, "ib0", 2, "ipoib", INFINIBAND)
     child = seen(sys_root, "net1", 3, "ipoib", INFINIBAND, IFLA_IPOIB_PKEY=0x8001)
-
     assert (parent.kind, parent.pkey, parent.hardware) == ("ipoib", 0xFFFF, tree.addresses["ib0"])
     assert (child.kind, child.pkey, child.hardware) == ("ipoib", 0x8001, tree.addresses["net1"])
     assert parent.pci == "0000:01:00.0"
@@ -84,7 +79,6 @@ def test_the_link_below_is_known_by_its_index_unless_it_is_elsewhere(tmp_path: P
     here = seen(tmp_path, "net1.7", 5, "vlan", IFLA_LINK=4)
     elsewhere = seen(tmp_path, "net1.7", 5, "vlan", IFLA_LINK=4, IFLA_LINK_NETNSID=0)
     alone = seen(tmp_path, "net1", 4)
-
     assert (here.lower, elsewhere.lower, alone.lower) == (4, 0, 0)
 
 

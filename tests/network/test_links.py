@@ -22,7 +22,6 @@ from mpiboot.network.pod import is_local, source_address
 
 def test_loopback_is_a_link_with_its_address() -> None:
     found = {link.name: link for link in observe()[0]}
-
     assert found["lo"].kind == "loopback"
     assert found["lo"].up
     assert found["lo"].mtu > 0
@@ -89,7 +88,6 @@ def test_without_a_route_there_is_no_source() -> None:
 
 def test_every_address_of_this_host_is_local() -> None:
     own = [item for link in observe()[0] if link.up for item in link.addresses]
-
     for address in (item.partition("/")[0] for item in own):
         if not address.startswith("fe80:"):
             assert is_local(address), address
@@ -152,7 +150,6 @@ def test_links_and_routes_are_those_of_the_pod() -> None:
     argv = ("unshare", "--net", "sh", "-ec", NAMESPACE, "sh", sys.executable, "-c", SHOW)
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
     seen, found = json.loads(done.stdout)
-
     by_name = {link["name"]: link for link in seen}
     net1, net2 = by_name["net1"], by_name["net2"]
     assert (net1["kind"], net1["up"], net1["carrier"], net1["mtu"]) == ("veth", True, True, 9000)

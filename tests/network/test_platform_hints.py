@@ -83,9 +83,7 @@ def test_the_device_plugin_lists_this_containers_functions(tmp_path: Path) -> No
         "PCIDEVICE_OPENSHIFT_IO_MLX": "",
         "PATH": "/bin",
     }
-
     found, unreadable = attachments(environment, (), tmp_path)
-
     assert found == (
         Attachment(
             AttachmentSource.DEVICE_PLUGIN, pci="0000:08:00.2", resource="NVIDIA_COM_RAIL_A"
@@ -99,7 +97,6 @@ def test_the_device_plugin_lists_this_containers_functions(tmp_path: Path) -> No
 
 def test_a_resource_that_is_no_pci_function_is_said(tmp_path: Path) -> None:
     found, unreadable = attachments({"PCIDEVICE_SF": "mlx5_core.sf.4"}, (), tmp_path)
-
     assert not found
     assert unreadable == ("PCIDEVICE_SF names 'mlx5_core.sf.4', which is no PCI function",)
 
@@ -108,30 +105,25 @@ def test_a_resource_that_is_no_pci_function_is_said(tmp_path: Path) -> None:
 def test_multus_names_links_functions_and_the_default_network(tmp_path: Path, key: str) -> None:
     # Multus indents the value, so its line breaks are in the quoted text.
     paths = annotated(tmp_path, json.dumps(NETWORKS, indent=4), key)
-
     assert attachments(NOTHING, paths, tmp_path) == (MULTUS, ())
 
 
 @pytest.mark.parametrize("value", ["", "[", "{}", "null", "[1, null, {}]", '[{"interface": 5}]'])
 def test_an_annotation_without_sense_gives_nothing(tmp_path: Path, value: str) -> None:
     found, unreadable = attachments(NOTHING, annotated(tmp_path, value), tmp_path)
-
     assert not found
     assert len(unreadable) == (value == "[")
 
 
 def test_an_annotation_that_is_not_quoted_is_said(tmp_path: Path) -> None:
     (tmp_path / "annotations").write_text(f'{STATUS}="[{{\n')
-
     found, unreadable = attachments(NOTHING, (tmp_path / "annotations",), tmp_path)
-
     assert not found
     assert unreadable == (f"{tmp_path}/annotations: the value of {STATUS} can't be read",)
 
 
 def test_a_file_that_can_not_be_read_is_said(tmp_path: Path) -> None:
     found, unreadable = attachments(NOTHING, (tmp_path,), tmp_path / "none")
-
     assert not found
     assert unreadable == (f"{tmp_path}: Is a directory",)
 
@@ -151,9 +143,7 @@ def test_dra_names_link_function_and_device(tmp_path: Path) -> None:
     }
     # The same document follows in an older form.
     folder = metadata(tmp_path, document(device) + "\n" + document(device))
-
     found, unreadable = attachments(NOTHING, (), folder)
-
     assert found == (
         Attachment(AttachmentSource.DRA, "dranet0", "0000:8e:00.0", "mlx5_3", "dra.net"),
     )
@@ -172,11 +162,9 @@ def test_of_devices_without_a_word_on_a_network_only_network_functions_count(
         {"driver": "x", "attributes": {"resource.kubernetes.io/pciBusID": {"string": pci}}}
         for pci in (*classes, "0000:03:00.0", "../../etc")
     ]
-
     found, _ = attachments(
         NOTHING, (), metadata(tmp_path, document(*devices), "x"), tmp_path / "sys"
     )
-
     assert [item.pci for item in found] == ["0000:01:00.0"]
 
 
@@ -188,7 +176,6 @@ def test_metadata_that_is_empty_or_broken_gives_nothing(
     tmp_path: Path, text: str, unreadable: int
 ) -> None:
     found, message = attachments(NOTHING, (), metadata(tmp_path, text))
-
     assert not found
     assert len(message) == unreadable
 

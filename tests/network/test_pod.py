@@ -86,9 +86,7 @@ def test_fields_of_a_newer_mpiboot_are_overlooked() -> None:
     value["identity"]["new"] = 1
     value["links"][0]["new"] = []
     value["started"] = 12
-
     read = records_json.facts_from_json(json.dumps(value))
-
     assert read == dataclasses.replace(facts(), started=12.0)
 
 
@@ -96,9 +94,7 @@ def test_facts_of_an_older_mpiboot_have_the_defaults_of_what_it_did_not_know() -
     value = json.loads(records_json.facts_to_json(facts()))
     del value["fabric"]
     del value["links"][0]["carrier"]
-
     read = records_json.facts_from_json(json.dumps(value))
-
     assert read is not None
     assert read.fabric == Fabric()
     assert read.links == facts().links
@@ -119,7 +115,6 @@ def test_facts_of_an_older_mpiboot_have_the_defaults_of_what_it_did_not_know() -
 )
 def test_facts_that_are_not_understood_are_no_facts(change: dict[str, object]) -> None:
     value = json.loads(records_json.facts_to_json(facts())) | change
-
     assert records_json.facts_from_json(json.dumps(value)) is None
 
 
@@ -130,7 +125,6 @@ def test_a_broken_text_is_no_facts(text: str) -> None:
 
 def test_the_identity_is_that_of_the_passwd_entry() -> None:
     who = pod.identity({"HOME": "/elsewhere", "USER": "somebody"})
-
     assert (who.uid, who.gid) == (os.getuid(), os.getgid())
     assert who.home != "/elsewhere"
     assert who.user != "somebody"
@@ -146,9 +140,7 @@ def test_what_a_passwd_entry_leaves_empty_is_what_login_takes(
     """The program of an empty last field is /bin/sh: passwd(5)."""
     entry = pwd.struct_passwd(("mpi", "x", os.getuid(), os.getgid(), "", home, shell))
     monkeypatch.setattr(pwd, "getpwuid", lambda _uid: entry)
-
     who = pod.identity({"HOME": "/elsewhere"})
-
     assert (who.user, who.home, who.shell, who.known) == ("mpi", *used, True)
 
 
@@ -166,7 +158,6 @@ def test_a_user_namespace_of_the_pods_own_is_seen(
 ) -> None:
     (tmp_path / "uid_map").write_text(text)
     monkeypatch.setattr(pod, "USERS", tmp_path / "uid_map")
-
     assert pod.identity({}).own_users is expected
 
 
@@ -182,13 +173,11 @@ def test_a_uid_without_passwd_entry_gets_a_name_and_a_home() -> None:
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
-
     assert done.stdout == "uid54321 /data False /bin/sh 0\n/\n"
 
 
 def test_user_and_home_are_completed_and_never_changed(tmp_path: Path) -> None:
     who = dataclasses.replace(KNOWN, home=str(tmp_path))
-
     assert pod.user_environment(who, {}) == {
         "USER": "mpi",
         "LOGNAME": "mpi",
@@ -201,9 +190,7 @@ def test_user_and_home_are_completed_and_never_changed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("home", ["", "/", "//", "/nothing/such", "relative"])
 def test_a_home_that_cannot_be_used_is_replaced_by_the_fallback(home: str, tmp_path: Path) -> None:
     who = dataclasses.replace(KNOWN, home="/", known=False)
-
     patch = pod.user_environment(who, {"HOME": home, "USER": "x", "LOGNAME": "x"}, tmp_path)
-
     assert patch == {"HOME": str(tmp_path)}
 
 
@@ -217,9 +204,7 @@ def test_without_a_line_for_the_own_name_the_default_route_tells(
     """What is far is on loopback here, so that the source address is known."""
     far = ("255.255.255.255", "127.0.0.9")
     monkeypatch.setattr(pod, "_FAR", far)
-
     told = pod.control_address("", "w-1", hosts)
-
     assert told == ("127.0.0.1", "the default route's source address")
 
 
@@ -330,7 +315,6 @@ def test_facts_of_this_pod_are_whole() -> None:
     finally:
         child.kill()
         child.communicate()
-
     assert found.hostname == socket.gethostname()
     assert found.environment == ("A", "B")
     assert found.started > 0

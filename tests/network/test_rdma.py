@@ -24,7 +24,6 @@ def port_folder(sys_root: Path, device: str) -> Path:
 
 def test_the_vf_of_this_pod_is_told_from_the_others_by_its_link(tmp_path: Path) -> None:
     fabric = seen(TREES["mlx5-vfs"], tmp_path)
-
     assert fabric.netns_mode == "shared"
     assert fabric.infiniband_folder
     assert not fabric.unreadable
@@ -44,9 +43,7 @@ def test_the_vf_of_this_pod_is_told_from_the_others_by_its_link(tmp_path: Path) 
 
 def test_only_the_node_that_is_in_this_pod_opens(tmp_path: Path) -> None:
     sys_root, dev_root = build(TREES["mlx5-vfs"], tmp_path)
-
     fabric = rdma.assemble(kernel(TREES["mlx5-vfs"]), sys_root, dev_root)
-
     other, ours = fabric.devices[1], fabric.devices[2]
     assert (ours.uverbs, ours.open_error) == (str(dev_root / "infiniband" / "uverbs5"), "")
     assert other.uverbs == ""
@@ -55,7 +52,6 @@ def test_only_the_node_that_is_in_this_pod_opens(tmp_path: Path) -> None:
 
 def test_macvlan_over_a_shared_device_shows_everybodys_addresses(tmp_path: Path) -> None:
     port = seen(TREES["macvlan"], tmp_path).devices[0].ports[0]
-
     assert (port.netdev, port.mtu) == ("", 0)
     assert port.gids[3] == Gid(3, "::ffff:10.0.0.1", GidType.ROCE_V2, "pf0")
     assert port.gids[11] == Gid(11, "::ffff:10.0.0.12", GidType.ROCE_V2, "net1")
@@ -63,7 +59,6 @@ def test_macvlan_over_a_shared_device_shows_everybodys_addresses(tmp_path: Path)
 
 def test_eight_rails_are_eight_devices_with_a_link_each(tmp_path: Path) -> None:
     fabric = seen(TREES["rails"], tmp_path)
-
     assert fabric.netns_mode == "exclusive"
     assert [item.ports[0].netdev for item in fabric.devices] == [f"net{n}" for n in range(1, 9)]
     assert {item.ports[0].mtu for item in fabric.devices} == {4096}
@@ -72,7 +67,6 @@ def test_eight_rails_are_eight_devices_with_a_link_each(tmp_path: Path) -> None:
 
 def test_efa_has_no_link_and_no_protocol(tmp_path: Path) -> None:
     fabric = seen(TREES["efa"], tmp_path)
-
     assert len(fabric.devices) == 4
     for item in fabric.devices:
         assert (item.driver, item.node_type, item.protocol) == ("efa", "unspecified", "")
@@ -82,9 +76,7 @@ def test_efa_has_no_link_and_no_protocol(tmp_path: Path) -> None:
 
 def test_the_hardware_address_of_ipoib_links_holds_the_ports_gid(tmp_path: Path) -> None:
     tree = TREES["ipoib"]
-
     port = seen(tree, tmp_path).devices[0].ports[0]
-
     assert port.link_layer == "InfiniBand"
     # A key's place in the table is what NCCL_IB_PKEY names, so the hole stays.
     assert port.pkeys == (0x7FFF, 0, 0x8001)
@@ -95,7 +87,6 @@ def test_the_hardware_address_of_ipoib_links_holds_the_ports_gid(tmp_path: Path)
 
 def test_one_of_twenty_six_devices_is_ours(tmp_path: Path) -> None:
     fabric = seen(TREES["crowd"], tmp_path)
-
     assert len(fabric.devices) == 26
     assert [item.name for item in fabric.devices if item.ports[0].netdev] == ["mlx5_17"]
     assert [item.name for item in fabric.devices if item.opens] == ["mlx5_17"]
@@ -107,9 +98,7 @@ def test_a_sub_function_belongs_to_the_function_above_it(tmp_path: Path) -> None
 
 def test_without_netlink_sysfs_tells_what_it_can(tmp_path: Path) -> None:
     sys_root, dev_root = build(TREES["mlx5-vfs"], tmp_path)
-
     fabric = rdma.assemble(None, sys_root, dev_root, "Operation not permitted")
-
     ours = next(item for item in fabric.devices if item.name == "mlx5_5")
     assert (ours.protocol, ours.driver, ours.open_error, ours.index) == ("roce", "mlx5", "", -1)
     assert ours.node_guid == "0c42:a103:00b6:e005"
@@ -127,16 +116,13 @@ def test_without_netlink_links_of_one_function_are_told_by_their_port(tmp_path: 
     function = sys_root / "bus" / "pci" / "devices" / "0000:08:00.5"
     (function / "net" / "other").mkdir()
     (function / "net" / "other" / "dev_port").write_text("1\n")
-
     fabric = rdma.assemble(None, sys_root, dev_root)
-
     assert fabric.devices[2].ports[0].netdev == "net1"
 
 
 def test_without_netlink_infiniband_and_efa_are_told_by_link_layer(tmp_path: Path) -> None:
     infiniband = rdma.assemble(None, *build(TREES["ipoib"], tmp_path / "one")).devices[0]
     efa = rdma.assemble(None, *build(TREES["efa"], tmp_path / "two")).devices[0]
-
     assert (infiniband.protocol, infiniband.ports[0].netdev) == ("ib", "")
     assert (efa.protocol, efa.driver, efa.node_type) == ("", "efa", "unspecified")
 
@@ -145,9 +131,7 @@ def test_sysfs_adds_no_device_to_a_whole_list(tmp_path: Path) -> None:
     # In exclusive mode a bound sysfs of the host shows devices that are not this pod's.
     sys_root, dev_root = build(TREES["mlx5-vfs"], tmp_path)
     told = kernel(TREES["mlx5-vfs"])
-
     fabric = rdma.assemble(replace(told, devices=told.devices[2:]), sys_root, dev_root)
-
     assert [item.name for item in fabric.devices] == ["mlx5_5"]
     assert not fabric.unreadable
 
@@ -158,18 +142,14 @@ def test_sysfs_completes_a_list_that_is_cut_short(tmp_path: Path) -> None:
     short = KernelRdma(
         "shared", told.devices[:1], complete=False, unreadable=("netlink: cut short",)
     )
-
     fabric = rdma.assemble(short, sys_root, dev_root)
-
     assert [item.name for item in fabric.devices] == ["mlx5_0", "mlx5_2", "mlx5_5"]
     assert fabric.unreadable == ("netlink: cut short",)
 
 
 def test_netlink_alone_tells_devices_where_sysfs_is_hidden(tmp_path: Path) -> None:
     _, dev_root = build(TREES["rails"], tmp_path)
-
     fabric = rdma.assemble(kernel(TREES["rails"]), tmp_path / "none", dev_root)
-
     first = fabric.devices[0]
     assert (first.open_error, first.driver, first.pci) == ("", "mlx5", "")
     assert (first.ports[0].netdev, first.ports[0].link_layer) == ("net1", "Ethernet")
@@ -182,11 +162,9 @@ def test_a_device_that_goes_away_while_it_is_read_is_said(tmp_path: Path) -> Non
     told = kernel(TREES["mlx5-vfs"])
     gone = replace(told.devices[1], ports=())
     (sys_root / "class" / "infiniband" / "mlx5_2").unlink()
-
     fabric = rdma.assemble(
         replace(told, devices=(told.devices[0], gone, told.devices[2])), sys_root, dev_root
     )
-
     assert [item.name for item in fabric.devices] == ["mlx5_0", "mlx5_5"]
     assert fabric.unreadable == ("mlx5_2: went away while it was read",)
 
@@ -200,9 +178,7 @@ def test_entries_that_vanish_or_make_no_sense_are_left_out(tmp_path: Path) -> No
     (port / "gid_attrs" / "ndevs" / "3").write_bytes(b"\xff\xfe\n")
     (port / "rate").write_text("fast\n")
     (port / "pkeys" / "0").write_text("-1\n")
-
     fabric = rdma.assemble(kernel(TREES["mlx5-vfs"]), sys_root, dev_root)
-
     found = fabric.devices[2].ports[0]
     assert [(gid.index, gid.kind) for gid in found.gids] == [(2, ""), (3, "RoCE v2")]
     assert (found.rate, found.pkeys) == (0.0, ())
@@ -215,7 +191,6 @@ def test_whatever_vanishes_from_the_tree_the_rest_is_read(tmp_path: Path) -> Non
     aside = tmp_path / "aside"
     paths = sorted(path for path in sys_root.rglob("*") if "mlx5_5" in path.parts)
     assert len(paths) > 30
-
     for path in paths:
         path.rename(aside)
         with_kernel = rdma.assemble(kernel(tree), sys_root, dev_root)
@@ -232,9 +207,7 @@ def test_a_tree_of_folders_where_files_should_be_is_read_without_an_error(tmp_pa
     (port / "state").mkdir()
     (port / "gids" / "5").unlink()
     (port / "gids" / "5").mkdir()
-
     fabric = rdma.assemble(None, sys_root, dev_root)
-
     assert fabric.devices[0].ports[0].state == ""
     assert f"{port}/gids/5: Is a directory" in fabric.unreadable
 
@@ -244,7 +217,6 @@ def test_a_tree_of_folders_where_files_should_be_is_read_without_an_error(tmp_pa
 )
 def test_the_ports_mtu_follows_the_links(tmp_path: Path, link: int, port: int) -> None:
     tree = replace(TREES["mlx5-vfs"], links=(("net1", link, "0000:08:00.5"),))
-
     assert seen(tree, tmp_path).devices[2].ports[0].mtu == port
 
 
@@ -254,9 +226,7 @@ def test_a_node_that_is_another_device_does_not_count_as_open(tmp_path: Path) ->
     node = dev_root / "infiniband" / "uverbs2"
     node.unlink()
     node.symlink_to("/dev/zero")
-
     found = rdma.assemble(kernel(tree), sys_root, dev_root).devices[0]
-
     assert (found.uverbs, found.open_error) == (str(node), "is device 1:5 instead of 1:3")
 
 
@@ -270,9 +240,7 @@ def test_a_node_that_is_refused_says_why(tmp_path: Path) -> None:
         os.mknod(node, 0o20600, os.makedev(231, 1023))  # no driver has it
     except PermissionError:
         pytest.skip("may not make a device node")
-
     found = rdma.assemble(kernel(tree), sys_root, dev_root).devices[0]
-
     assert found.uverbs == str(node)
     assert found.open_error in {"No such device or address", "Operation not permitted"}
 
@@ -280,9 +248,7 @@ def test_a_node_that_is_refused_says_why(tmp_path: Path) -> None:
 def test_a_device_without_a_node_says_so(tmp_path: Path) -> None:
     tree = TREES["macvlan"]
     changed = replace(tree, devices=(replace(tree.devices[0], uverbs=None),))
-
     found = seen(changed, tmp_path).devices[0]
-
     assert (found.uverbs, found.open_error) == ("", "the kernel names no device node for it")
 
 
@@ -292,7 +258,6 @@ def test_a_machine_without_rdma_has_an_empty_fabric(tmp_path: Path) -> None:
 
 def test_this_machine_can_be_observed() -> None:
     fabric = rdma.observe()
-
     assert isinstance(fabric, Fabric)
 
 

@@ -118,7 +118,6 @@ def told(answers: Answers, seconds: float = 30) -> KernelRdma:
 
 def test_a_device_is_read_with_its_port_and_node() -> None:
     found = told(usual)
-
     assert found.mode == "shared"
     assert found.complete
     assert not found.unreadable
@@ -148,7 +147,6 @@ def test_unknown_attributes_are_passed_over() -> None:
         return usual(kind, request, sequence)
 
     found = told(answers)
-
     assert [one.name for one in found.devices] == ["mlx5_3"]
     assert not found.unreadable
 
@@ -163,7 +161,6 @@ def test_sixty_four_devices_come_in_many_datagrams() -> None:
         return usual(kind, request, sequence)
 
     found = told(answers)
-
     assert [one.index for one in found.devices] == list(range(64))
     assert all(one.ports for one in found.devices)
 
@@ -185,7 +182,6 @@ def test_an_old_kernel_that_knows_no_mode_is_shared_and_names_no_node(code: int)
         return usual(kind, request, sequence)
 
     found = told(answers)
-
     assert found.mode == "shared"
     assert found.nodes == {}
     assert not found.unreadable
@@ -198,7 +194,6 @@ def test_a_device_that_goes_away_meanwhile_has_no_ports() -> None:
         return usual(kind, request, sequence)
 
     found = told(answers)
-
     assert found.devices[0].ports == ()
     assert found.complete
     assert found.unreadable == ("netlink: the ports of mlx5_3: Invalid argument",)
@@ -212,7 +207,6 @@ def test_an_answer_without_an_end_is_given_up_and_nothing_more_is_asked() -> Non
         return [device(3, sequence)]
 
     found = told(answers, seconds=0.05)
-
     assert [one.name for one in found.devices] == ["mlx5_3"]
     assert not found.complete
     assert found.unreadable == (
@@ -226,7 +220,6 @@ def test_a_refused_list_is_an_oddity() -> None:
         return [refusal(sequence, errno.EPERM)]
 
     found = told(answers)
-
     assert not found.devices
     assert not found.complete
     assert found.unreadable[0] == "netlink: the list of RDMA devices: Operation not permitted"
@@ -247,7 +240,6 @@ def test_a_device_whose_name_is_no_utf8_is_left_out_and_the_list_is_not_whole() 
         return usual(kind, request, sequence)
 
     found = told(answers)
-
     assert [one.name for one in found.devices] == ["mlx5_3"]
     assert not found.complete
 

@@ -84,13 +84,11 @@ def test_a_trees_own_ports_become_the_variables(
     name: str, expected: Mapping[str, str], tmp_path: Path
 ) -> None:
     fabric = rdma.assemble(kernel(TREES[name]), *build(TREES[name], tmp_path))
-
     found = decision.decide(
         [worker_network.choose(pod(name, fabric), Settings(nccl_version="2.28.9"))],
         Settings(nccl_version="2.28.9"),
         {},
     )
-
     assert expected.items() <= found.common.items()
     assert "NCCL_IB_DISABLE" not in found.common
     assert ("NCCL_IB_GID_INDEX" in found.common) == ("NCCL_IB_GID_INDEX" in expected)
@@ -100,10 +98,8 @@ def test_a_trees_own_ports_become_the_variables(
 
 def test_a_sub_function_whose_table_lacks_its_address_waits_and_is_said(tmp_path: Path) -> None:
     fabric = rdma.assemble(kernel(TREES["sub-function"]), *build(TREES["sub-function"], tmp_path))
-
     found = decision.decide(
         [worker_network.choose(pod("sub-function", fabric), Settings())], Settings(), {}
     )
-
     assert found.networks[0].pending == ("port mlx5_4:1 has no RoCE v2 entry for net1 yet",)
     assert [item.check for item in found.findings] == ["rdma-gid"]

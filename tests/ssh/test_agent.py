@@ -168,7 +168,6 @@ def test_daemons_get_no_wish_for_the_states_of_ranks(
     # A user's own wish stays, for then the parent asks for nothing.
     assert ended(launch.start(*words)) == (0, b"", b"")
     assert launch.words()[-len(words) :] == words
-
     monkeypatch.setattr(launch, "environ", {"MPIBOOT_RANK_STATES": "1"})
     assert ended(launch.start(*words)) == (0, b"", b"")
     assert launch.words()[-7:] == [*words[:5], *words[8:]][-7:]

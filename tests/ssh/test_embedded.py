@@ -64,7 +64,6 @@ async def test_its_greeting_tells_a_launcher_whose_it_is(worker: Worker) -> None
 async def test_a_signal_that_ended_the_command_is_named(worker: Worker, name: str) -> None:
     async with connect(worker) as connection:
         done = await connection.run(f"ulimit -c 0; kill -{name} $$")
-
     assert done.exit_signal is not None
     assert done.exit_signal[0] == name
 
@@ -72,7 +71,6 @@ async def test_a_signal_that_ended_the_command_is_named(worker: Worker, name: st
 async def test_a_signal_that_ssh_has_no_name_for_is_still_a_signal(worker: Worker) -> None:
     async with connect(worker) as connection:
         done = await connection.run("kill -16 $$")
-
     assert done.exit_signal is not None
     assert done.exit_signal[0] == "SIG@openssh.com"
 
@@ -86,7 +84,6 @@ async def test_a_signal_reaches_the_whole_group(worker: Worker) -> None:
         assert await command.stdout.readline() == "ready\n"
         command.send_signal("TERM")
         done = await command.wait()
-
     assert (done.stdout, done.exit_status) == ("ended\n", 6)
 
 
@@ -108,7 +105,6 @@ async def test_many_sessions_of_one_connection(worker: Worker) -> None:
     async with connect(worker) as connection:
         runs = [connection.run(f"echo {number}; exit {number}") for number in range(64)]
         done = await asyncio.gather(*runs)
-
     assert [int(str(item.stdout)) for item in done] == list(range(64))
     assert [item.exit_status for item in done] == list(range(64))
 

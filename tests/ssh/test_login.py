@@ -61,9 +61,7 @@ async def against(job: Job, behaviour: Behaviour, command: str = "echo hello") -
 
 async def test_a_worker_with_the_jobs_key_lets_us_in_and_runs_the_command(job: Job) -> None:
     behaviour = Behaviour(job)
-
     probe = await against(job, behaviour)
-
     assert (probe.outcome, probe.output) == (Outcome.OK, "hello\n")
     assert probe.greeting.startswith("SSH-2.0-AsyncSSH")
     assert probe.local_address == "127.0.0.1"
@@ -83,23 +81,19 @@ async def test_no_packet_comes_with_one_that_says_nothing(
     handlers = asyncssh.connection.SSHServerConnection._packet_handlers
     taken = {**handlers, MSG_IGNORE: process_ignore}
     monkeypatch.setattr(asyncssh.connection.SSHServerConnection, "_packet_handlers", taken)
-
     assert (await against(job, Behaviour(job))).outcome is Outcome.OK
-
     assert came == []
 
 
 @pytest.mark.parametrize("kind", ["ssh-rsa", "ecdsa-sha2-nistp521", "ssh-ed25519"])
 async def test_every_kind_of_key_that_an_operator_makes_works(tmp_path: Path, kind: str) -> None:
     job = Job(tmp_path, kind)
-
     assert (await against(job, Behaviour(job))).outcome is Outcome.OK
 
 
 async def test_nobody_listening_is_refused(job: Job) -> None:
     async with sshd(Behaviour(job)) as port:
         pass
-
     assert (await attempt(Login(job.path), port)).outcome is Outcome.REFUSED
 
 
@@ -114,7 +108,6 @@ async def test_no_answer_at_all_is_a_timeout(job: Job) -> None:
         limits = LoginTimeouts(connect=0.3)
         target = Target("w-0", "127.0.0.1", full.getsockname()[1], "runner")
         probe = await tcp.connect(target, limits)
-
     assert isinstance(probe, Attempt)
     assert probe.outcome is Outcome.TIMEOUT
 
@@ -130,7 +123,6 @@ async def test_no_answer_at_all_is_a_timeout(job: Job) -> None:
 )
 async def test_an_address_that_leads_nowhere(address: str, outcomes: set[Outcome]) -> None:
     probe = await tcp.connect(Target("w-0", address, 22, "x"), LIMITS)
-
     assert isinstance(probe, Attempt)
     assert probe.outcome in outcomes
 
@@ -145,7 +137,6 @@ async def test_without_a_descriptor_left_the_attempt_fails_with_that_reason() ->
         probe = await tcp.connect(target, LIMITS)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-
     assert probe == Attempt(target, Outcome.NO_SOCKET, message="too many open files")
 
 
@@ -153,9 +144,7 @@ async def test_a_kernel_without_ipv6_is_a_reason_like_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     without_ipv6(monkeypatch)
-
     probe = await tcp.connect(Target("w-0", "fd00::1", 22, "x"), LIMITS)
-
     assert isinstance(probe, Attempt)
     assert (probe.outcome, probe.message) == (
         Outcome.NO_SOCKET,
@@ -182,7 +171,6 @@ async def test_what_is_no_ssh_server_is_told_apart(
     limits = replace(LIMITS, greeting=seconds)
     async with listener(talk) as port:
         probe = await attempt(Login(job.path, limits=limits), port, limits=limits)
-
     assert probe.outcome is outcome
     assert message in probe.message
 
@@ -197,7 +185,6 @@ async def test_what_is_no_ssh_server_is_told_apart(
 async def test_a_greeting_in_parts_or_behind_other_lines_is_a_greeting(talk: Talk) -> None:
     async with listener(talk) as port:
         opened = await tcp.connect(Target("w-0", "127.0.0.1", port, "x"), LIMITS)
-
     assert isinstance(opened, tcp.OpenConnection)
     assert opened.greeting == "SSH-2.0-Stuck_1.0"
     opened.sock.close()
@@ -206,7 +193,6 @@ async def test_a_greeting_in_parts_or_behind_other_lines_is_a_greeting(talk: Tal
 async def test_a_server_that_hangs_after_its_greeting_is_given_up(job: Job) -> None:
     async with listener(HANGS_AFTER_GREETING) as port:
         probe = await attempt(Login(job.path, limits=LoginTimeouts(login=0.3)), port)
-
     assert probe.outcome is Outcome.SLOW
     assert probe.stalled  # it greets and says no more: as where large packets get lost
     assert probe.greeting == "SSH-2.0-Stuck_1.0"
@@ -235,9 +221,7 @@ async def test_a_login_that_is_given_up_before_it_begins_leaves_no_socket(
 
 async def test_a_key_that_is_not_authorized_is_refused(job: Job) -> None:
     behaviour = Behaviour(job, authorized=job.stranger, password=True, banner="No  strangers\n")
-
     probe = await against(job, behaviour)
-
     assert probe.outcome is Outcome.KEY_REFUSED
     assert "No strangers" in probe.message
     assert probe.fingerprint == job.key.get_fingerprint()
@@ -245,7 +229,6 @@ async def test_a_key_that_is_not_authorized_is_refused(job: Job) -> None:
 
 async def test_a_server_that_takes_only_passwords_is_told_apart(job: Job) -> None:
     probe = await against(job, Behaviour(job, public_key=False, password=True))
-
     assert probe.outcome is Outcome.PASSWORD_ASKED
 
 
@@ -264,9 +247,7 @@ async def test_another_host_key_ends_before_any_command_runs(
 ) -> None:
     key = asyncssh.generate_private_key(kind)
     behaviour = Behaviour(job, host_key=key, authorized=None if authorized else job.stranger)
-
     probe = await against(job, behaviour)
-
     assert (probe.outcome, probe.welcome) == (Outcome.HOST_KEY_DIFFERS, authorized)
     assert probe.fingerprint == key.get_fingerprint()
     assert probe.host_key.startswith(f"{kind} ")
@@ -277,7 +258,6 @@ async def test_another_host_key_ends_before_any_command_runs(
 async def test_a_new_host_key_is_taken_where_the_user_allows_it(job: Job, mode: str) -> None:
     async with sshd(Behaviour(job, host_key=job.stranger)) as port:
         probe = await attempt(Login(job.path, mode=HostKeys(mode), limits=LIMITS), port)
-
     assert (probe.outcome, probe.output) == (Outcome.OK, "hello\n")
     assert probe.fingerprint == job.stranger.get_fingerprint()
 
@@ -286,7 +266,6 @@ async def test_another_key_can_be_pinned(job: Job) -> None:
     line = job.stranger.export_public_key().decode()
     async with sshd(Behaviour(job, host_key=job.stranger)) as port:
         probe = await attempt(Login(job.path, host_key=line, limits=LIMITS), port)
-
     assert probe.outcome is Outcome.OK
 
 
@@ -314,14 +293,12 @@ async def test_what_a_command_says(
     job: Job, command: str, outcome: Outcome, message: str, size: int
 ) -> None:
     probe = await against(job, Behaviour(job), command)
-
     assert (probe.outcome, probe.message, len(probe.output)) == (outcome, message, size)
 
 
 async def test_a_command_without_an_end_is_given_up(job: Job) -> None:
     async with sshd(Behaviour(job)) as port:
         probe = await attempt(Login(job.path, limits=LoginTimeouts(command=0.3)), port, "sleep 3")
-
     assert probe.outcome is Outcome.COMMAND_FAILED
     assert "no end" in probe.message
 
@@ -334,7 +311,6 @@ async def test_a_slow_host_gets_twice_the_time_at_each_attempt(job: Job) -> None
             probe := await attempt(login, port, "sleep 0.5; echo done")
         ).outcome is not Outcome.OK:
             messages.append(probe.message)
-
     assert messages[:3] == [f"no end within {limit} s" for limit in (0.1, 0.2, 0.4)]
     assert probe.output == "done\n"
 
@@ -346,7 +322,6 @@ def test_every_error_of_asyncssh_has_a_row_of_its_own_or_of_its_parent() -> None
         for _, kind in inspect.getmembers(module, inspect.isclass)
         if issubclass(kind, asyncssh.Error) and kind is not asyncssh.Error
     ]
-
     assert len(kinds) > 20
     for kind in kinds:
         known = next(item for item in kind.__mro__ if item in ERRORS)
@@ -377,10 +352,8 @@ def test_a_key_that_cannot_be_used_names_its_path(
     path = tmp_path / "id_rsa"
     if content is not None:
         path.write_bytes(content)
-
     with pytest.raises(MpibootError) as caught:
         Login(path)
-
     assert caught.value.finding.check == "ssh-key"
     assert str(path) in caught.value.finding.message
     assert message in caught.value.finding.message
@@ -391,7 +364,6 @@ def test_a_key_with_a_passphrase_says_so(tmp_path: Path, form: tuple[str, ...]) 
     path = tmp_path / "locked"
     make = ["ssh-keygen", "-q", "-t", "rsa", "-b", "1024", "-N", "secret", "-f", str(path), *form]
     subprocess.run(make, check=True)
-
     with pytest.raises(MpibootError, match="passphrase"):
         Login(path)
 

@@ -79,7 +79,6 @@ def test_a_folder_with_blanks_is_quoted_for_sshd_and_for_the_shell() -> None:
     text = openssh.configuration(
         "/nothing", serving(USER, Path("/run/a b/worker"), "fd00::5", 2222, 30.0)
     )
-
     lines = text.splitlines()
     assert "ListenAddress [fd00::5]:2222" in lines
     assert 'HostKey "/run/a b/worker/key"' in lines
@@ -95,9 +94,7 @@ def test_a_folder_with_blanks_is_quoted_for_sshd_and_for_the_shell() -> None:
 def test_an_option_is_written_only_for_a_build_that_knows_it(tmp_path: Path) -> None:
     binary = tmp_path / "sshd"
     binary.write_bytes(b"\0persourcepenalties\0")
-
     text = openssh.configuration(str(binary), serving(USER, tmp_path, "127.0.0.1", 22, 0))
-
     assert "PerSourcePenalties no\n" in text
     assert "ClientAliveInterval 0\n" in text
 
@@ -106,7 +103,6 @@ def test_an_option_is_written_only_for_a_build_that_knows_it(tmp_path: Path) -> 
 def test_the_test_login_takes_the_workers_key_and_nothing_of_the_users(tmp_path: Path) -> None:
     setup = serving(USER, tmp_path, "127.0.0.1", 2222, 0)
     line = openssh.login(str(shutil.which("ssh")), setup)
-
     shown = subprocess.run([*line[:-2], "-G", line[-2]], capture_output=True, text=True, check=True)
     taken = dict(item.split(" ", 1) for item in shown.stdout.splitlines())
     wanted = {
@@ -141,7 +137,6 @@ def test_the_installed_sshd_accepts_the_configuration(tmp_path: Path) -> None:
     binary = openssh.find("/usr/sbin")
     text = openssh.configuration(binary, serving(ROOT, folder, "127.0.0.1", 2222, 30.0))
     (folder / "sshd_config").write_text(text)
-
     done = subprocess.run(
         [binary, "-T", "-f", str(folder / "sshd_config")],
         capture_output=True,
@@ -149,7 +144,6 @@ def test_the_installed_sshd_accepts_the_configuration(tmp_path: Path) -> None:
         check=False,
         timeout=60,
     )
-
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert f"authorizedkeysfile {folder}/authorized_keys\n".replace(" b", " b") in done.stdout

@@ -62,7 +62,6 @@ def test_the_clients_port_is_not_the_images_servers(tmp_path: Path) -> None:
 
 def test_the_users_port_comes_first(tmp_path: Path) -> None:
     given = Decision("ssh-port", "999", Source.FLAG, "--ssh-port")
-
     assert openssh.choose_port(given, {}, str(tmp_path), "127.0.0.1") == given
 
 
@@ -71,9 +70,7 @@ def test_a_configuration_in_the_home_folder_names_the_port(name: str, tmp_path: 
     port = free_port()
     (tmp_path / ".ssh").mkdir()
     (tmp_path / name).write_text(f"Port {port}\n")
-
     chosen = openssh.choose_port(None, {}, str(tmp_path), "127.0.0.1")
-
     assert chosen == Decision("ssh-port", str(port), Source.PLATFORM, f"Port in {tmp_path / name}")
 
 
@@ -82,9 +79,7 @@ def test_a_port_that_is_taken_is_left_for_a_usual_one(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         (tmp_path / ".sshd_config").write_text(f"Port {port}\n")
         assert not openssh.can_bind("127.0.0.1", port)
-
         chosen = openssh.choose_port(None, {}, str(tmp_path), "127.0.0.1")
-
     assert chosen.value in ("22", "2222")
     assert f"{port} of {tmp_path}/.sshd_config can't be bound" in chosen.reason
 

@@ -46,7 +46,6 @@ def test_the_wrapper_runs_the_command_without_a_worker(
     folder: Path, shell: tuple[str, ...]
 ) -> None:
     done = wrapper(folder, 'echo "it is $PWD"; exit 4', shell=shell)
-
     assert (done.returncode, done.stdout, done.stderr) == (4, f"it is {folder}\n", "")
 
 
@@ -55,13 +54,11 @@ def test_the_wrapper_does_not_wait_for_a_worker_that_is_gone(
     folder: Path, shell: tuple[str, ...]
 ) -> None:
     os.mkfifo(folder / sessions.FIFO)
-
     assert wrapper(folder, "exit 5", shell=shell).returncode == 5
 
 
 def test_the_wrapper_refuses_a_login_shell(folder: Path) -> None:
     done = wrapper(folder, None)
-
     assert done.returncode == 2
     assert done.stderr == "mpiboot: this worker runs commands only; there is no login shell\n"
 
@@ -73,9 +70,7 @@ def test_the_wrapper_sets_the_environment_it_finds_whatever_its_names_are(
     environ = dict.fromkeys(("folder", "token", "mark", "command", "shell"), "the pod's")
     text, left = sessions.environment(environ)
     (folder / sessions.ENVIRONMENT).write_text(text)
-
     done = wrapper(folder, "env", shell=shell)
-
     assert left == ()
     lines = done.stdout.splitlines()
     assert {f"{name}=the pod's" for name in environ} <= set(lines)
@@ -119,13 +114,11 @@ def test_a_launcher_that_is_not_ours_may_ask_for_a_daemon(
 def test_names_of_the_session_itself_are_not_the_pods() -> None:
     names = ("HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "SHLVL", "_", "TERM")
     environ = dict.fromkeys((*names, "SSH_CONNECTION", "SSH_AUTH_SOCK", "MPIBOOT_SESSION"), "x")
-
     assert sessions.environment(environ) == ("", ())
 
 
 def test_names_that_a_shell_cannot_set_are_told() -> None:
     text, left = sessions.environment({"a.b": "1", "BASH_FUNC_x%%": "()", "1A": "", "UID": "0"})
-
     assert text == ""
     assert left == ("a.b", "BASH_FUNC_x%%", "1A", "UID")
 
@@ -144,13 +137,11 @@ def test_a_family_is_the_marked_the_leaders_session_and_all_that_descend_from_th
         Process(103, 102, 103, 23),  # its child, without the mark
         Process(200, 50, 200, 24),  # another session
     )
-
     assert family(Session("m", 100, 20), running, {102: "m", 200: "n"}) == {100, 101, 102, 103}
 
 
 def test_a_later_process_of_the_leaders_number_is_another_ones() -> None:
     running = table(Process(1, 0, 1, 1), Process(100, 1, 100, 99), Process(101, 100, 100, 99))
-
     assert family(Session("m", 100, 20), running, {100: "other"}) == set()
 
 

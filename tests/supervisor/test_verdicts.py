@@ -111,11 +111,6 @@ def test_a_job_whose_daemons_end_well_keeps_the_programs_own_code(family: str, c
     assert judged([MpirunEnded(code), *ended_well()], running(family)).code == code
 
 
-def test_a_job_may_end_well_before_anybody_saw_its_daemons_join() -> None:
-    end = judged([*started(), *ended_well(), MpirunEnded(0)])
-    assert (end.code, end.reference) == (0, "")
-
-
 def test_a_job_without_remote_hosts_has_no_launch_phase() -> None:
     state, actions = verdicts.initial(job(hosts=()))
     assert (state.phase, actions) == (Phase.RUNNING, ())
@@ -274,58 +269,6 @@ def test_a_silent_host_may_be_lost_before_its_daemon_joined() -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
-    ["Timeout, server w-2 not responding.", "w-2: Server not responding to keepalive"],
-)
-def test_a_host_whose_port_answers_is_not_lost_by_the_keep_alive(words: str) -> None:
-    lost: list[Event] = [
-        AgentEnded("w-2", 101, 255, (words,)),
-        HostChecked("w-2", reachable=True),
-        MpirunEnded(1),
-    ]
-    end = judged(lost, running())
-    assert (end.code, end.reference, end.host) == (69, "daemon-failed", "w-2")
-    assert "for MPIBOOT_SSH_KEEPALIVE, though its port answers" in end.message
-
-
-def test_a_killed_daemon_is_told_from_a_lost_host() -> None:
-    events: list[Event] = [
-        AgentEnded("w-2", 101, 255),
-        HostChecked("w-2", reachable=True),
-        MpirunEnded(0),
-    ]
-    assert "still answers" in judged([*events, AgentEnded("w-1", 100, 0)], running()).message
-
-
-@pytest.mark.parametrize("family", ["openmpi4", "openmpi5"])
-def test_a_daemon_that_was_told_to_end_is_a_loss_where_mpirun_says_so_or_nothing(
-    family: str,
-) -> None:
-    # orted answers SIGTERM with 1; mpirun then with 205, or 5.0 with 0
-    own = 205 if family == "openmpi4" else 0
-    end = judged([AgentEnded("w-2", 101, 1), MpirunEnded(own)], running(family))
-    assert (end.code, end.host) == (69, "w-2")
-
-
-@pytest.mark.parametrize("status", [3, 137, 139])
-def test_an_mpirun_that_kills_its_late_agents_at_the_end_keeps_its_own_code(status: int) -> None:
-    orders: tuple[list[Event], ...] = (
-        [AgentEnded("w-1", 100, -9), MpirunEnded(status)],
-        [MpirunEnded(status), AgentEnded("w-1", 100, -9)],
-    )
-    for events in orders:
-        assert judged(events, running()).code == status
-
-
-@pytest.mark.parametrize("status", [0, 9])
-def test_an_agent_that_was_killed_while_the_job_ran_is_a_loss(status: int) -> None:
-    end = judged([AgentEnded("w-1", 100, -9), MpirunEnded(status)], running())
-    assert (end.code, end.host) == (69, "w-1")
-    assert "agent was killed by SIGKILL" in end.message
-    assert judged([AgentEnded("w-1", 100, -9)], running()).code == 69
-
-
-@pytest.mark.parametrize(
     ("end", "told"),
     [
         (MpirunEnded(0), True),
@@ -461,14 +404,6 @@ def test_a_client_that_ended_ends_the_job_and_no_host_is_to_blame(
         assert end.killed
 
 
-def test_a_client_that_was_killed_at_the_memory_limit_is_told_as_that() -> None:
-    limit = "was killed by SIGKILL as this container's memory limit, 64 MiB, was reached"
-    state, _ = go([ClientEnded(limit, killed=True, out_of_memory=True)], running())
-    end = judged([AgentEnded("w-1", 100, 255), MpirunEnded(205)], state)
-    assert (end.code, end.reference) == (69, "launcher-memory")
-    assert end.message.endswith(limit)
-
-
 def test_a_client_that_ends_beside_an_end_that_is_known_changes_nothing() -> None:
     state, _ = go([Signalled(TERM)], running())
     assert go([LOST], state) == (state, ())
@@ -602,42 +537,10 @@ def test_memory_is_the_cause_where_mpirun_blames_a_rank_that_it_ended_itself() -
         assert judgement.proved(other, (line,)) == (replace(other, evidence=(plain,)), ())
 
 
-def test_a_rank_that_mpirun_may_have_ended_itself_is_told_as_such() -> None:
-    ended = RankEnded(1, RankEnd.SIGNAL, "w-2", 15)
-    verdict = judged([ended, MpirunEnded(143)], running())
-    assert (verdict.code, verdict.signal) == (143, "SIGTERM")
-    assert verdict.message == (
-        "rank 1 was ended by SIGTERM, from elsewhere or by mpirun after another rank's end"
-    )
-
-
 def test_usr1_is_forwarded_and_nothing_else() -> None:
     state, done = go([Signalled(USR1)], running())
     assert done == (SendSignal(USR1),)
     assert state == running()
-
-
-@pytest.mark.parametrize("first", ["workers", "launcher"])
-def test_a_suspended_job_ends_with_143_and_blames_no_host(first: str) -> None:
-    gone: list[Event] = [AgentEnded("w-2", 101, 255), AgentEnded("w-1", 100, 255)]
-    told: list[Event] = [Signalled(TERM)]
-    events = [*gone, MpirunEnded(0), *told] if first == "workers" else told + gone
-    end = judged([*events, MpirunEnded(0)], running("openmpi5"))
-    assert (end.code, end.reference, end.host) == (143, "", "")
-
-
-def test_a_setting_that_can_not_work_is_said_though_a_signal_came_after_it() -> None:
-    assert judged([RankSeen("x"), Signalled(TERM), MpirunEnded(1)]).code == 78
-
-
-def test_mpirun_killed_by_somebody_is_its_own_story() -> None:
-    end = judged([MpirunEnded(0, 9), AgentEnded("w-1", 100, 255)], running())
-    assert (end.code, end.reference) == (137, "")
-    assert "SIGKILL" in end.message
-
-
-def test_an_mpis_own_statuses_are_not_taken_for_a_ranks_signal() -> None:
-    assert "could not execute" in judged([*ended_well(), MpirunEnded(132)], running()).message
 
 
 SEGV = RankEnded(1, RankEnd.SIGNAL, "w-2", 11)
@@ -705,35 +608,23 @@ KILLED = RankEnded(None, RankEnd.SIGNAL, "w-1", 9)
     [
         (
             [KILLED, MpirunEnded(255)],
-            137,
-            "a rank was ended by SIGKILL (mpirun itself returned 255)",
-            None,
-            "w-1",
+            *(137, "a rank was ended by SIGKILL (mpirun itself returned 255)", None, "w-1"),
         ),
         ([SEGV, MpirunEnded(139)], 139, "rank 1 was ended by SIGSEGV", 1, "w-2"),
         # MPICH's own status is the signal's number.
         (
             [SEGV, MpirunEnded(11)],
-            139,
-            "rank 1 was ended by SIGSEGV (mpirun itself returned 11)",
-            1,
-            "w-2",
+            *(139, "rank 1 was ended by SIGSEGV (mpirun itself returned 11)", 1, "w-2"),
         ),
         # Intel MPI kills the others of a rank that failed; what it tells of all ranks counts.
         (
             [KILLED, EXITED, MpirunEnded(255)],
-            3,
-            "rank 1 exited with code 3 (first failure; mpirun itself returned 255)",
-            1,
-            "w-2",
+            *(3, "rank 1 exited with code 3 (first failure; mpirun itself returned 255)", 1, "w-2"),
         ),
         # It tells of the first; at its end nobody knows which of two was that.
         (
             [KILLED, RankEnded(0, RankEnd.SIGNAL, "w-3", 9, last=True), MpirunEnded(255)],
-            137,
-            "a rank was ended by SIGKILL (mpirun itself returned 255)",
-            None,
-            "w-1",
+            *(137, "a rank was ended by SIGKILL (mpirun itself returned 255)", None, "w-1"),
         ),
         ([EXITED, MpirunEnded(3)], 3, "rank 1 exited with code 3 (first failure)", 1, "w-2"),
     ],
@@ -745,21 +636,138 @@ def test_where_mpiruns_status_is_all_ranks_in_one_a_ranks_own_is_given(
     assert (end.code, end.message, end.rank, end.host) == (code, message, rank, host)
 
 
-def test_a_rank_that_our_own_signal_ended_is_no_reason() -> None:
-    end = judged([Signalled(TERM), SEGV, MpirunEnded(1)], running())
-    assert (end.code, end.rank) == (143, None)
+LAUNCHING = verdicts.initial(job())[0]
+GONE = AgentEnded("w-2", 101, 255)
+KILLED_AGENT = AgentEnded("w-2", 101, -9, killed=True)
+OTHER_KILLED = AgentEnded("w-1", 100, -9, killed=True)
+ANSWERS = HostChecked("w-2", reachable=True)
+NOT_RESPONDING = AgentEnded("w-2", 101, 255, ("Timeout, server w-2 not responding.",))
+NO_ANSWER = AgentEnded("w-2", 101, 255, ("w-2: Server not responding to keepalive",))
+KEEP_ALIVE = "for MPIBOOT_SSH_KEEPALIVE, though its port answers"
+WELL, LOST_HOST, IN_TIME = (0, "", ""), (69, "host-lost", "w-2"), TimerFired(Timer.SUSPENSION)
+LIMIT = "was killed by SIGKILL as this container's memory limit, 64 MiB, was reached"
+OOM = ClientEnded(LIMIT, killed=True, out_of_memory=True)
 
 
-def test_a_lost_host_explains_its_rank() -> None:
-    end = judged([SEGV, AgentEnded("w-2", 101, 255), MpirunEnded(139)], running("openmpi5"))
-    assert (end.code, end.reference, end.rank) == (69, "host-lost", None)
-
-
-@pytest.mark.parametrize(("status", "name"), [(139, "SIGSEGV"), (137, "SIGKILL")])
-def test_a_ranks_signal_is_named(status: int, name: str) -> None:
-    end = judged([*ended_well(), MpirunEnded(status)], running())
-    assert end.code == status
-    assert name in end.message
+@pytest.mark.parametrize(
+    ("start", "events", "end", "words"),
+    [
+        # Before anybody saw its daemons join.
+        (LAUNCHING, [*started(), *ended_well(), MpirunEnded(0)], WELL, "the program succeeded"),
+        # A setting that can't work, though a signal came after it.
+        (
+            LAUNCHING,
+            [RankSeen("x"), Signalled(TERM), MpirunEnded(1)],
+            *((78, "agent-not-started", ""), "mpirun runs x on the launcher"),
+        ),
+        # A keep-alive that failed, of a host whose port answers; and a daemon that was killed.
+        *(
+            (running(), [agent, ANSWERS, MpirunEnded(1)], (69, "daemon-failed", "w-2"), KEEP_ALIVE)
+            for agent in (NOT_RESPONDING, NO_ANSWER)
+        ),
+        (
+            running(),
+            [GONE, ANSWERS, MpirunEnded(0), AgentEnded("w-1", 100, 0)],
+            *(LOST_HOST, "still answers"),
+        ),
+        # orted answers SIGTERM with 1; mpirun then with 205, or 5.0 with 0.
+        (running(), [AgentEnded("w-2", 101, 1), MpirunEnded(205)], LOST_HOST, "ended with 1"),
+        (
+            running("openmpi5"),
+            [AgentEnded("w-2", 101, 1), MpirunEnded(0)],
+            *(LOST_HOST, "ended with 1"),
+        ),
+        # An mpirun that kills its late agents keeps its own code.
+        *(
+            (running(), events, (status, "", ""), "")
+            for status in (3, 137, 139)
+            for events in (
+                [AgentEnded("w-1", 100, -9), MpirunEnded(status)],
+                [MpirunEnded(status), AgentEnded("w-1", 100, -9)],
+            )
+        ),
+        # An agent that was killed while the job ran is a loss.
+        *(
+            (
+                running(),
+                [AgentEnded("w-1", 100, -9), *mpirun],
+                *((69, "host-lost", "w-1"), "agent was killed by SIGKILL"),
+            )
+            for mpirun in ([], [MpirunEnded(0)], [MpirunEnded(9)])
+        ),
+        # One that is surely lost is asked about beside one that may be.
+        (
+            running("openmpi5"),
+            [
+                *(AgentEnded("w-1", 100, 1), GONE, MpirunEnded(3)),
+                *(HostChecked("w-2", reachable=False), IN_TIME),
+            ],
+            *(LOST_HOST, "does not answer any more"),
+        ),
+        # Of agents that mpirun killed only the first is a lost host; after a failed program none.
+        (
+            running("openmpi5"),
+            [KILLED_AGENT, MpirunEnded(0), OTHER_KILLED, ANSWERS, IN_TIME],
+            *(LOST_HOST, "agent was killed by SIGKILL"),
+        ),
+        (running("openmpi5"), [MpirunEnded(3), KILLED_AGENT, OTHER_KILLED], (3, "", ""), ""),
+        # A suspended job blames no host, whoever of workers and launcher is told first.
+        *(
+            (running("openmpi5"), events, (143, "", ""), "ended by SIGTERM")
+            for events in (
+                [GONE, AgentEnded("w-1", 100, 255), MpirunEnded(0), Signalled(TERM)],
+                [Signalled(TERM), GONE, AgentEnded("w-1", 100, 255), MpirunEnded(0)],
+                [KILLED_AGENT, MpirunEnded(0), OTHER_KILLED, Signalled(TERM)],
+            )
+        ),
+        # Mpirun killed by somebody, and what an MPI's own status means.
+        (
+            running(),
+            [MpirunEnded(0, 9), AgentEnded("w-1", 100, 255)],
+            *((137, "", ""), "mpirun itself was killed by SIGKILL"),
+        ),
+        (running(), [*ended_well(), MpirunEnded(132)], (132, "", ""), "could not execute"),
+        (running(), [*ended_well(), MpirunEnded(139)], (139, "", ""), "SIGSEGV"),
+        (running(), [*ended_well(), MpirunEnded(137)], (137, "", ""), "SIGKILL"),
+        # A rank that a signal of ours ended is no reason; a lost host explains its rank.
+        (running(), [Signalled(TERM), SEGV, MpirunEnded(1)], (143, "", ""), "ended by SIGTERM"),
+        (running("openmpi5"), [SEGV, GONE, MpirunEnded(139)], LOST_HOST, "was lost"),
+        (
+            running(),
+            [RankEnded(1, RankEnd.SIGNAL, "w-2", 15), MpirunEnded(143)],
+            (143, "", "w-2"),
+            "rank 1 was ended by SIGTERM, from elsewhere or by mpirun after another rank's end",
+        ),
+        # The code of a spawned rank is not the job's: mpiexec lists it, and returns 0.
+        (
+            running("mpich"),
+            [
+                RankEnded(2, RankEnd.STATUS, "w-2", code=3, last=True),
+                *(*ended_well(), MpirunEnded(0)),
+            ],
+            *(WELL, ""),
+        ),
+        # A host with spawned ranks alone may be lost, too.
+        (
+            running("mpich"),
+            [AgentStarted("w-9", 200, spawned=True), AgentEnded("w-9", 200, 255)],
+            *((69, "host-lost", "w-9"), ""),
+        ),
+        # A client that was killed at the memory limit.
+        (
+            running(),
+            [OOM, AgentEnded("w-1", 100, 255), MpirunEnded(205)],
+            *((69, "launcher-memory", ""), LIMIT),
+        ),
+    ],
+)
+def test_how_it_ends(
+    start: State, events: list[Event], end: tuple[int, str, str], words: str
+) -> None:
+    found = judged(events, start)
+    assert (found.code, found.reference, found.host) == end
+    assert words in found.message
+    assert (found.rank, found.signal) == ((1, "SIGTERM") if "rank 1 was" in words else (None, ""))
 
 
 HOST_ENDS = AgentEnded("w-2", 101, 0)
@@ -836,17 +844,6 @@ def test_a_host_whose_spawned_ranks_end_has_not_ended(host: str) -> None:
         state, actions = go(spawned, before)
         assert (state.ended_well, actions) == (frozenset(), ())
     assert judged([*ended_well(), MpirunEnded(0)], go(spawned, running("mpich"))[0]).code == 0
-
-
-def test_the_code_of_a_spawned_rank_is_not_the_jobs() -> None:
-    """Mpiexec lists it with all others, and returns 0."""
-    child = RankEnded(2, RankEnd.STATUS, "w-2", code=3, last=True)
-    assert judged([child, *ended_well(), MpirunEnded(0)], running("mpich")).code == 0
-
-
-def test_a_host_with_spawned_ranks_alone_may_be_lost() -> None:
-    lost: list[Event] = [AgentStarted("w-9", 200, spawned=True), AgentEnded("w-9", 200, 255)]
-    assert judged(lost, running("mpich")).code == 69
 
 
 UNANSWERED = Unanswered("rank 1 on w-2 gets no answer from w-1")
@@ -1163,24 +1160,6 @@ def test_no_sequence_ends_in_0_after_a_loss_or_a_signal_and_none_without_an_end(
     assert replace(state) == state
 
 
-def test_of_agents_that_mpirun_killed_only_the_first_is_a_lost_host() -> None:
-    events: list[Event] = [
-        AgentEnded("w-2", 101, -9, killed=True),
-        MpirunEnded(0),
-        AgentEnded("w-1", 100, -9, killed=True),
-        HostChecked("w-2", reachable=True),
-        TimerFired(Timer.SUSPENSION),
-    ]
-    end = judged(events, running("openmpi5"))
-    assert (end.code, end.host, end.evidence) == (69, "w-2", ())
-
-
-def test_a_killed_agent_may_be_the_first_sign_of_a_suspended_job() -> None:
-    state, _ = go([AgentEnded("w-2", 101, -9, killed=True), MpirunEnded(0)], running("openmpi5"))
-    assert not state.finished
-    assert judged([AgentEnded("w-1", 100, -9, killed=True), Signalled(TERM)], state).code == 143
-
-
 def test_the_first_lost_host_waits_a_moment_for_the_signal_that_explains_it() -> None:
     gone: list[Event] = [
         *(AgentEnded(host, pid, 255) for pid, host in enumerate(HOSTS, 100)),
@@ -1196,26 +1175,8 @@ def test_the_first_lost_host_waits_a_moment_for_the_signal_that_explains_it() ->
     assert judged([TimerFired(Timer.SUSPENSION)], state).code == 69
 
 
-def test_a_host_that_is_surely_lost_is_asked_about_beside_one_that_may_be() -> None:
-    events: list[Event] = [
-        AgentEnded("w-1", 100, 1),
-        AgentEnded("w-2", 101, 255),
-        MpirunEnded(3),
-    ]
-    state, _ = go(events, running("openmpi5"))
-    assert not state.finished
-    end = judged([HostChecked("w-2", reachable=False), TimerFired(Timer.SUSPENSION)], state)
-    assert (end.code, end.host) == (69, "w-2")
-
-
 def test_of_many_lost_hosts_a_few_are_asked_and_each_once() -> None:
     hosts = tuple(f"w-{number}" for number in range(40))
     lost = [AgentEnded(host, pid, 255) for pid, host in enumerate(hosts, 100)]
     _, done = go([*lost, *lost], running("openmpi5", hosts))
     assert [item.host for item in done if isinstance(item, CheckHost)] == list(hosts[:16])
-
-
-def test_agents_that_mpirun_killed_after_a_failed_program_delay_nothing() -> None:
-    state, _ = go([MpirunEnded(3), AgentEnded("w-2", 101, -9, killed=True)], running("openmpi5"))
-    end = judged([AgentEnded("w-1", 100, -9, killed=True)], state)
-    assert end.code == 3

@@ -174,9 +174,7 @@ def test_a_large_output_arrives_whole(worker: Worker) -> None:
 
 def test_a_large_input_is_streamed_and_its_end_is_passed_on(worker: Worker) -> None:
     data = os.urandom(1 << 24)
-
     done = worker.ssh("sha256sum", data=data)
-
     assert done.stdout.split()[0].decode() == hashlib.sha256(data).hexdigest()
 
 
@@ -246,7 +244,6 @@ def test_a_slow_reader_does_not_make_the_worker_hold_the_output(worker: Worker) 
             threading.Event().wait(0.5)
             lines = Path(f"/proc/{pid}/io").read_text().splitlines()
             before, written = written, int(dict(line.split(": ") for line in lines)["wchar"])
-
     assert 0 < written < 64 << 20
     gone(pid)
 
@@ -266,14 +263,12 @@ def test_the_pods_environment_arrives_byte_for_byte(worker: Worker, name: str) -
     done = worker.ssh(
         f"tr '\\0' '\\n' </dev/null; cat /proc/$$/environ | LC_ALL=C grep -az '^{name}='"
     )
-
     assert done.stdout == os.fsencode(f"{name}={ODD[name]}") + b"\0", done.stderr
 
 
 def test_the_session_knows_its_worker_and_its_own_mark(worker: Worker) -> None:
     both = [worker.ssh('echo "$MPIBOOT_WORKER_DIR|$MPIBOOT_SESSION"').stdout for _ in range(2)]
     folders, marks = zip(*(item.decode().strip().split("|") for item in both), strict=True)
-
     assert set(folders) == {str(worker.runtime)}
     assert len(set(marks)) == 2
 
@@ -281,7 +276,6 @@ def test_the_session_knows_its_worker_and_its_own_mark(worker: Worker) -> None:
 def test_a_session_is_the_users_own_and_starts_at_home(worker: Worker) -> None:
     done = worker.ssh('echo "$HOME|$USER|$LOGNAME|$PWD|${SSH_CONNECTION##* }|${OLDPWD-}"')
     home, user, logname, folder, port, old = done.stdout.decode().strip("\n").split("|")
-
     assert (user, logname) == (user, user)
     assert home == folder
     assert port == str(worker.port)
@@ -295,7 +289,6 @@ def test_a_command_leads_a_session_and_has_default_signals(worker: Worker) -> No
     fields = dict(
         line.split(":\t", 1) for line in done.stdout.decode().splitlines() if ":\t" in line
     )
-
     assert len(set(done.stdout.decode().splitlines()[-1].split())) == 1
     assert int(fields["SigIgn"], 16) & 0x7FFFFFFF == 0  # 32 and 33 are the C library's own
     assert int(fields["SigBlk"], 16) == 0
@@ -319,9 +312,7 @@ def test_many_sessions_at_once(worker: Worker, count: int) -> None:
 
 def test_another_key_is_refused(worker: Worker, tmp_path: Path) -> None:
     other = make_key(tmp_path / "other", "-t", "ed25519")
-
     done = worker.ssh("true", key=other)
-
     assert done.returncode == 255
     assert b"Permission denied (publickey)" in done.stderr
 
@@ -387,7 +378,6 @@ def test_what_is_stopped_ends_too(worker: Worker) -> None:
 
 def test_a_daemon_does_not_outlive_its_connection(worker: Worker) -> None:
     done = worker.ssh("setsid sleep 1000 >/dev/null 2>&1 </dev/null & echo $!")
-
     gone(int(done.stdout))
 
 
@@ -399,7 +389,6 @@ def test_a_daemon_that_its_own_launcher_asked_for_is_left_alone(worker: Worker) 
     # A second session has come and gone: the first one's end has been dealt with by then.
     other = worker.ssh("setsid sleep 1000 >/dev/null 2>&1 </dev/null & echo $!")
     gone(int(other.stdout))
-
     assert alive(pid)
     os.kill(pid, signal.SIGKILL)
 
@@ -642,9 +631,7 @@ def test_without_pidfd_a_worker_serves_and_ends_what_is_left(start: Start, tmp_p
 
 def test_an_idle_worker_ends_with_128_and_the_number_of_another_signal(start: Start) -> None:
     worker = start("auto").listens()
-
     worker.signal(signal.SIGINT)
-
     assert worker.wait() == 130
 
 
@@ -670,9 +657,7 @@ def test_the_line_that_it_listens_tells_who_and_where(kind: str, start: Start) -
     shown = subprocess.run(
         ["ssh-keygen", "-l", "-f", str(worker.key)], capture_output=True, text=True, check=True
     ).stdout.split()[1]
-
     line = worker.wait_for("listens on")
-
     assert f"sshd ({kind}) listens on 127.0.0.1:{worker.port} as " in line
     assert shown in line
     state = json.loads((worker.runtime / "worker.json").read_text())
@@ -689,16 +674,13 @@ def test_every_file_of_a_worker_is_private(start: Start) -> None:
     worker = start("auto").listens()
     worker.ssh("true")
     worker.stop()  # and with it all that still writes there
-
     modes = {item.name: item.stat().st_mode & 0o077 for item in worker.runtime.rglob("*")}
-
     assert modes
     assert not any(modes.values()), modes
 
 
 def test_it_listens_on_the_control_address_alone(start: Start) -> None:
     worker = start("auto").listens()
-
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", worker.port), timeout=PATIENCE)
 
@@ -706,7 +688,6 @@ def test_it_listens_on_the_control_address_alone(start: Start) -> None:
 @pytest.mark.parametrize("kind", BOTH)
 def test_the_programs_exit_status_is_the_workers(kind: str, start: Start) -> None:
     worker = start(kind, "sh", "-c", "echo runs; exit 7")
-
     assert worker.wait() == 7
     assert "runs" in worker.lines
 
@@ -722,7 +703,6 @@ def test_signals_reach_the_program(start: Start) -> None:
     worker.signal(signal.SIGUSR1)
     worker.wait_for("caught")
     worker.signal()
-
     assert worker.wait() == 5
 
 
@@ -731,13 +711,11 @@ def test_a_program_that_ignores_signals_is_killed_after_its_grace(start: Start) 
     worker = start("auto", "sh", "-c", script, environ={"MPIBOOT_GRACE": "0.2"})
     worker.wait_for("ready")
     worker.signal()
-
     assert worker.wait() == 137
 
 
 def test_a_program_that_is_missing_is_an_error(start: Start) -> None:
     worker = start("auto", "nothing-such")
-
     assert worker.wait() == 127
     assert "nothing-such is not in a folder of PATH" in worker.log
     # Its sshd, which listened already, ends with it.
@@ -748,13 +726,11 @@ def test_a_key_that_is_mounted_late_is_waited_for(start: Start) -> None:
     worker = start("auto", with_key=False)
     worker.wait_for("waiting for the job's SSH key")
     make_key(worker.key, "-t", "ed25519")
-
     assert worker.listens().ssh("exit 4").returncode == 4
 
 
 def test_a_key_that_never_comes_is_an_error(start: Start) -> None:
     worker = start("auto", with_key=False, environ={"MPIBOOT_TIMEOUT": "0.2"})
-
     assert worker.wait() == 77
     assert "no private SSH key in" in worker.log
 
@@ -763,7 +739,6 @@ def test_a_signal_ends_the_wait_for_the_key(start: Start) -> None:
     worker = start("auto", with_key=False)
     worker.wait_for("waiting for the job's SSH key")
     worker.signal()
-
     assert worker.wait() == 0
 
 
@@ -773,7 +748,6 @@ def test_a_port_that_is_taken_is_an_error(kind: str, start: Start) -> None:
         number = taken.getsockname()[1]
         worker = start(kind, port=number)
         assert worker.wait() == 69
-
     assert "in use" in worker.log
     assert f"port {number} can't be used here" in worker.log
     assert "try MPIBOOT_SSHD" not in worker.log
@@ -788,11 +762,9 @@ def test_a_server_that_dies_is_started_once_more(kind: str, next_kind: str, star
     os.kill(server, signal.SIGKILL)
     worker.wait_for("ended by itself and is started again")
     worker.wait_for("Server listening")
-
     until = threading.Event()
     while sum("listens on" in line for line in worker.lines) < 2:
         until.wait(0.05)
-
     assert f"sshd ({next_kind}) listens on" in [x for x in worker.lines if "listens on" in x][-1]
     assert worker.ssh("exit 6").returncode == 6
 
@@ -826,9 +798,7 @@ def test_an_sshd_that_cannot_start_makes_room_for_the_embedded_server(
     broken.write_text("#!/bin/sh\necho 'fatal: no such luck' >&2\nexit 255\n")
     broken.chmod(0o755)
     path = {"PATH": f"{broken.parent}:{os.environ['PATH']}"}
-
     worker = start("auto", environ=path).listens()
-
     assert "the embedded SSH server is used: it ended with 255: fatal: no such luck" in worker.log
     assert worker.ssh("exit 8").returncode == 8
     other = start("openssh", environ=path)
@@ -850,17 +820,14 @@ def test_an_sshd_that_refuses_logins_makes_room_for_the_embedded_server(
         "while True: server.accept()[0].close()\n"
     )
     broken.chmod(0o755)
-
     worker = start("auto", environ={"PATH": f"{broken.parent}:{os.environ['PATH']}"})
     worker.wait_for("the embedded SSH server is used: a test login through OpenSSH's sshd fails")
     worker.wait_for("sshd (embedded) listens")
-
     assert worker.ssh("exit 8").returncode == 8
 
 
 def test_names_that_no_shell_can_set_are_left_out_and_told(start: Start) -> None:
     worker = start("auto", environ={"a.b": "1", "BASHOPTS": "x", "GOOD": "2"}).listens()
-
     assert "not given to the ranks, as no shell can set it: BASHOPTS" in worker.log
     assert worker.ssh("echo $GOOD").stdout == b"2\n"
 
@@ -872,10 +839,8 @@ def test_bash_reads_its_start_file_once_and_with_the_pods_environment(start: Sta
         worker = start(kind, shell="/bin/bash", environ={"GOOD": "pod"})
         (worker.home / ".bashrc").write_text('COUNT=x$COUNT; GOOD="$GOOD and user"; export GOOD\n')
         worker.listens()
-
         # Debian's bash reads it for commands over SSH, as it does for a stock worker.
         out = worker.ssh("echo $COUNT $GOOD").stdout.decode()
-
         assert out in ("x pod and user\n", "pod\n")
         assert worker.ssh("echo $0").stdout == b"/bin/bash\n"
 
@@ -934,7 +899,6 @@ def as_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
 def test_a_user_who_is_not_root_serves_himself(kind: str, as_user: Start, tmp_path: Path) -> None:
     worker = as_user(kind, f"mpi:x:54321:54321::{tmp_path}:/bin/sh\n").listens()
     worker.user = "mpi"
-
     assert worker.ssh("echo $(id -u) $USER; exit 9").stdout == b"54321 mpi\n"
     assert worker.ssh("true", user="root").returncode == 255
 
@@ -942,7 +906,6 @@ def test_a_user_who_is_not_root_serves_himself(kind: str, as_user: Start, tmp_pa
 def test_a_uid_without_passwd_entry_is_served_by_the_embedded_server(as_user: Start) -> None:
     worker = as_user("auto", "", HOME="/").listens()
     worker.user = "uid54321"
-
     assert "the embedded SSH server is used: uid 54321 has no passwd entry" in worker.log
     done = worker.ssh('echo "$(id -u) $USER $HOME"; touch "$HOME/x" && echo writable')
     assert done.stdout.decode() == f"54321 uid54321 {worker.runtime}/home\nwritable\n"
@@ -951,7 +914,6 @@ def test_a_uid_without_passwd_entry_is_served_by_the_embedded_server(as_user: St
 def test_a_shell_that_runs_no_commands_is_no_obstacle(as_user: Start, tmp_path: Path) -> None:
     worker = as_user("auto", f"mpi:x:54321:54321::{tmp_path}:/usr/sbin/nologin\n").listens()
     worker.user = "mpi"
-
     assert "runs no commands" in worker.log
     assert worker.ssh("exit 9").returncode == 9
 
@@ -999,5 +961,4 @@ def test_the_worker_loads_nothing_heavy() -> None:
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
-
     assert done.stdout == "[]\n"
