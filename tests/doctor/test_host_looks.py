@@ -23,7 +23,6 @@ from mpiboot.ssh.attempt import LoginTimeouts
 from tests.fakes.nameserver import NXDOMAIN, SERVFAIL, Nameserver, hosts_file, resolv_conf, serve
 from tests.fakes.sshd import Behaviour, Job, sshd
 
-LOOPBACK = Settings(control_ifname="127.0.0.1")
 # Server and client are one process here: on a busy machine 64 logins at once take long.
 PATIENT = LoginTimeouts(60.0, 60.0, 200.0, 200.0)
 

@@ -53,12 +53,9 @@ def test_a_vf_is_told_from_other_hardware_by_its_function(vfs: Path) -> None:
     assert seen(vfs, "net1", 2).dev_port == 1
 
 
-def test_the_sysfs_of_another_namespace_is_not_believed(vfs: Path) -> None:
+def test_the_sysfs_of_another_namespace_is_not_believed_but_netlink_is(vfs: Path) -> None:
     other = seen(vfs, "net1", 7)
     assert (other.kind, other.pci, other.hardware) == ("ether", "", "")
-
-
-def test_netlink_names_the_function_where_sysfs_is_the_hosts(vfs: Path) -> None:
     vf = seen(vfs, "net1", 7, IFLA_PARENT_DEV_NAME="0000:08:00.5")
     assert (vf.kind, vf.pci) == ("vf", "0000:08:00.5")
 

@@ -373,14 +373,17 @@ def test_two_tcp_links_without_the_platforms_word_are_said_and_one_can_be_named(
     assert not told.problems
 
 
-def test_a_link_without_an_address_yet_is_waited_for() -> None:
-    worker = w.worker(
-        "w-0",
-        w.eth0(),
-        w.link("net1"),
-        devices=(w.device("mlx5_1", w.port(w.table("net1"), netdev="net1")),),
-    )
-    assert choose(worker, DEFAULT).pending == ("link net1 has no address yet",)
+@pytest.mark.parametrize(
+    ("addresses", "pending"),
+    [
+        ((), "link net1 has no address yet"),
+        (("10.5.0.2/24",), "port mlx5_1:1 has no RoCE v2 entry for net1 yet"),
+    ],
+)
+def test_an_address_and_its_entry_are_waited_for(addresses: tuple[str, ...], pending: str) -> None:
+    own = w.device("mlx5_1", w.port(w.table("net1"), netdev="net1"))
+    worker = w.worker("w-0", w.eth0(), w.link("net1", *addresses), devices=(own,))
+    assert choose(worker, DEFAULT).pending == (pending,)
 
 
 @pytest.mark.parametrize(
@@ -429,16 +432,6 @@ def test_an_address_that_may_be_a_duplicate_is_waited_for_and_one_that_is_is_sai
     both = with_net1(*data.addresses, *address, tentative=address)
     assert (both.transport, both.pending) == (Transport.TCP, ())
     assert not with_net1("fe80::1/64", tentative=("fe80::1/64",)).pending
-
-
-def test_an_address_whose_entry_is_not_there_yet_is_waited_for() -> None:
-    worker = w.worker(
-        "w-0",
-        w.eth0(),
-        w.link("net1", "10.5.0.2/24"),
-        devices=(w.device("mlx5_1", w.port(w.table("net1"), netdev="net1")),),
-    )
-    assert choose(worker, DEFAULT).pending == ("port mlx5_1:1 has no RoCE v2 entry for net1 yet",)
 
 
 def test_infiniband_is_kept_where_both_link_layers_are_there() -> None:

@@ -171,34 +171,35 @@ def test_a_pod_that_kubectl_enters_is_told_as_such() -> None:
     assert told == (77, "kubectl-denied", "w-2", f"mpirun's kubectl could not log in: {words}")
 
 
-def test_the_same_words_of_another_program_than_ssh_say_nothing() -> None:
-    events: list[Event] = [AgentStarted("w-2", 101), AgentEnded("w-2", 101, 3, ("timed out",))]
-    assert message([*events, MpirunEnded(3)]) == (
-        69,
-        "daemon-failed",
-        "w-2",
-        "its orted failed before it joined mpirun: its agent ended with 3 (timed out)",
-    )
+FAILED = "its orted failed before it joined mpirun"
+NO_ORTED = "the shell there found no orted (exit 127)"
 
 
-def test_a_connected_host_whose_daemon_never_joined_had_a_daemon_that_failed() -> None:
-    events: list[Event] = [AgentStarted("w-2", 101), AgentConnected("w-2")]
-    assert message([*events, AgentEnded("w-2", 101, 255), MpirunEnded(1)]) == (
-        69,
-        "daemon-failed",
-        "w-2",
-        "its orted failed before it joined mpirun: its ssh ended with 255",
-    )
-
-
-def test_a_host_without_the_daemon_is_asked_whether_it_has_the_same_mpi() -> None:
-    events: list[Event] = [AgentStarted("w-2", 101), AgentEnded("w-2", 101, 127)]
-    assert message([*events, MpirunEnded(127)]) == (
-        127,
-        "program-missing",
-        "w-2",
-        "the shell there found no orted (exit 127): has that image the same MPI?",
-    )
+@pytest.mark.parametrize(
+    ("events", "mpirun", "end"),
+    [
+        # The same words of another program than ssh say nothing.
+        (
+            [AgentEnded("w-2", 101, 3, ("timed out",))],
+            *(3, (69, "daemon-failed", f"{FAILED}: its agent ended with 3 (timed out)")),
+        ),
+        # A host that is connected had a daemon that failed.
+        (
+            [AgentConnected("w-2"), AgentEnded("w-2", 101, 255)],
+            *(1, (69, "daemon-failed", f"{FAILED}: its ssh ended with 255")),
+        ),
+        (
+            [AgentEnded("w-2", 101, 127)],
+            *(127, (127, "program-missing", f"{NO_ORTED}: has that image the same MPI?")),
+        ),
+    ],
+)
+def test_an_agent_that_ended_before_its_daemon_joined(
+    events: list[Event], mpirun: int, end: tuple[int, str, str]
+) -> None:
+    code, reference, words = end
+    found = message([AgentStarted("w-2", 101), *events, MpirunEnded(mpirun)])
+    assert found == (code, reference, "w-2", words)
 
 
 @pytest.mark.parametrize(

@@ -449,16 +449,12 @@ def test_nobody_but_a_host_of_the_job_ends_it() -> None:
     assert go([HostEnding("stranger")], running())[1] == ()
 
 
-def test_programs_that_save_on_another_signal_get_that() -> None:
+def test_how_ranks_are_told_is_the_jobs_own_choice() -> None:
     state = running()
-    state = replace(state, job=replace(state.job, stop_signal=USR1))
-    assert go([Signalled(INT)], state)[1] == (StopRanks(USR1, 20.0), StartTimer(Timer.GRACE, 20.0))
-
-
-def test_without_a_grace_mpirun_is_told_at_once() -> None:
-    state = running()
-    state = replace(state, job=replace(state.job, grace=0.0))
-    assert go([Signalled(TERM)], state)[1] == (SendSignal(TERM), StartTimer(Timer.GRACE, 0.0))
+    other = replace(state, job=replace(state.job, stop_signal=USR1))
+    assert go([Signalled(INT)], other)[1] == (StopRanks(USR1, 20.0), StartTimer(Timer.GRACE, 20.0))
+    at_once = replace(state, job=replace(state.job, grace=0.0))
+    assert go([Signalled(TERM)], at_once)[1] == (SendSignal(TERM), StartTimer(Timer.GRACE, 0.0))
 
 
 def test_a_launch_gets_a_short_grace_for_no_rank_has_anything_to_save() -> None:
