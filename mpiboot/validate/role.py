@@ -227,11 +227,7 @@ class _Child:
             if isinstance(item, str):
                 os.write(2, (item + "\n").encode("utf-8", "replace"))
             elif not self._asked.as_json:
-                self._row(item)
-
-    def _row(self, item: Sample) -> None:
-        if not self._shown:
-            sys.stdout.write(report.HEAD)
-        self._shown = True
-        sys.stdout.write(report.row(item))
-        sys.stdout.flush()
+                head = "" if self._shown else report.HEAD
+                self._shown = True
+                sys.stdout.write(head + report.row(item))
+                sys.stdout.flush()

@@ -7,22 +7,17 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 # Where images have them, beside PATH: NVIDIA's and CoreWeave's, Google's, AMD's, and OSU's own
 # `make install`.
 FOLDERS: Final = (
-    "/opt/nccl-tests/build",
-    "/opt/nccl_tests/build",
-    "/nccl-tests/build",
-    "/workspace/nccl-tests/build",
-    "/third_party/nccl-tests/build",
-    "/opt/rccl-tests/build",
-    "/usr/local/bin",
-    "/usr/local/libexec/osu-micro-benchmarks/mpi/collective",
-    "/opt/osu-micro-benchmarks/libexec/osu-micro-benchmarks/mpi/collective",
+    "/opt/nccl-tests/build:/opt/nccl_tests/build:/nccl-tests/build:/workspace/nccl-tests/build:"
+    "/third_party/nccl-tests/build:/opt/rccl-tests/build:/usr/local/bin:"
+    "/usr/local/libexec/osu-micro-benchmarks/mpi/collective:"
+    "/opt/osu-micro-benchmarks/libexec/osu-micro-benchmarks/mpi/collective"
 )
 # From this time on a tool gets its large sizes and many repetitions.
 _WHOLE: Final = 60.0
@@ -32,7 +27,8 @@ _WHOLE: Final = 60.0
 class Tool:
     """One tool: its programs, the best first, what it measures, and its arguments for a time.
 
-    ``pattern`` matches all its programs. ``by_nccl`` where it needs GPUs, and NCCL or RCCL carries
+    ``pattern`` matches all its programs. ``arguments`` are those for a minute and more, and
+    ``quick`` those for less. ``by_nccl`` where it needs GPUs, and NCCL or RCCL carries
     the data.
     """
 
@@ -40,23 +36,9 @@ class Tool:
     programs: tuple[str, ...]
     pattern: str
     network: str
-    arguments: Callable[[bool], tuple[str, ...]]
+    arguments: str
+    quick: str
     by_nccl: bool = False
-
-
-def _nccl(whole: bool) -> tuple[str, ...]:  # noqa: FBT001 - a row's function
-    sizes = ("-b", "1K", "-e", "8G" if whole else "1G", "-f", "4")
-    return (*sizes, "-n", "20" if whole else "10", "-w", "3", "-c", "1")
-
-
-def _osu(whole: bool) -> tuple[str, ...]:  # noqa: FBT001 - as above
-    return ("-m", f"1024:{1 << (26 if whole else 24)}", "-i", "20", "-x", "3")
-
-
-def _imb(whole: bool) -> tuple[str, ...]:  # noqa: FBT001 - as above
-    # A number of processes that no job has: else it measures with two, four and so on first.
-    log = f"10:{26 if whole else 24}"
-    return ("-npmin", "1000000", "-iter", "20", "-msglog", log, "Allreduce")
 
 
 # RCCL-tests have the names, arguments and output of nccl-tests. The sisters of the first program
@@ -67,11 +49,20 @@ TOOLS: Final = (
         ("all_reduce_perf_mpi", "all_reduce_perf"),
         r"\w+_perf(_mpi)?",
         "the data network, by NCCL or RCCL",
-        _nccl,
+        "-b 1K -e 8G -f 4 -n 20 -w 3 -c 1",
+        "-b 1K -e 1G -f 4 -n 10 -w 3 -c 1",
         by_nccl=True,
     ),
-    Tool("osu", ("osu_allreduce",), r"osu_\w+", "MPI's own network", _osu),
-    Tool("imb", ("IMB-MPI1",), "IMB-MPI1", "MPI's own network", _imb),
+    Tool(
+        *("osu", ("osu_allreduce",), r"osu_\w+", "MPI's own network"),
+        *("-m 1024:67108864 -i 20 -x 3", "-m 1024:16777216 -i 20 -x 3"),
+    ),
+    # A number of processes that no job has: else it measures with two, four and so on first.
+    Tool(
+        *("imb", ("IMB-MPI1",), "IMB-MPI1", "MPI's own network"),
+        "-npmin 1000000 -iter 20 -msglog 10:26 Allreduce",
+        "-npmin 1000000 -iter 20 -msglog 10:24 Allreduce",
+    ),
 )
 
 
@@ -139,7 +130,7 @@ def shell(
     one = find(asked) if asked else None
     lines = [
         "# one rank of mpiboot validate",
-        f"PATH=$PATH:{':'.join(FOLDERS)}; nccl=",
+        f"PATH=$PATH:{FOLDERS}; nccl=",
         f'say() {{ printf "%s%s|%s|%s\\n" "{MARK}" "$(uname -n)" "$1" "$2"; }}',
         'gpu() { for f in /dev/nvidia[0-9]* /dev/kfd; do [ -e "$f" ] && return; done; return 1; }',
         'has() { command -v "$1" >/dev/null; }',
@@ -149,7 +140,7 @@ def shell(
         for program in (asked,) if asked not in ("", tool.name) else tool.programs:
             needs = "gpu && " if tool.by_nccl and not one else ""
             line = [*(() if tool.by_nccl else before), program]
-            line += words or tool.arguments(seconds >= _WHOLE)
+            line += words or (tool.arguments if seconds >= _WHOLE else tool.quick).split()
             line += ["-g", str(devices)] if tool.by_nccl and "-g" not in words else []
             name = shlex.quote(program)
             looked_for.append(name + " (with a GPU)" * bool(needs))

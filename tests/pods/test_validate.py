@@ -180,11 +180,10 @@ def test_hosts_that_never_come_are_the_launchers_end(cluster: Cluster, image: Im
 @pytest.mark.parametrize("where", ["job", "node"])
 def test_intels_own_benchmark_measures(cluster: Cluster, image: Image, where: str) -> None:
     """IMB-MPI1 comes with the library, and is chosen as there is no GPU."""
-    args = ["validate", where, "--time", "30", "--json", "--", "-npmin", "2", "-iter", "5"]
-    args += ["-msglog", "10:20", "Allreduce"]
+    args = ["validate", where, "--time", "50", "--json"]
     job = mpijob(cluster, image, workers=2, launcher_args=args).start()
     assert job.wait(PATIENCE) == 0, job.launcher.stdout() + job.launcher.stderr()
     found = json.loads(job.launcher.stdout())
     assert set(found["programs"].values()) == {"IMB-MPI1"}
-    assert [item["size"] for item in found["samples"]][-1] == 1 << 20
+    assert 1024 in [item["size"] for item in found["samples"]]
     assert found["busbw"] > 0
