@@ -13,7 +13,7 @@ from itertools import zip_longest
 from typing import Final
 
 from mpiboot.core.addresses import IPV4, IPV6, smallest_network
-from mpiboot.core.checks import BY_REFERENCE
+from mpiboot.core.checks import failed
 from mpiboot.core.model import AttachmentSource, Decision, Finding, Link, Source, Variable
 from mpiboot.core.setting_types import DataNetworkUse, MpiNetwork, NcclSocket
 from mpiboot.core.settings import Settings
@@ -58,7 +58,7 @@ class Proposals:
     def find(self, check: str, message: str) -> None:
         """Note a finding on all workers together."""
         level = cluster_view.level(check, self.settings)
-        self.findings.append(Finding(check, level, message, hint=BY_REFERENCE[check].hint))
+        self.findings.append(failed(check, message, level=level))
 
 
 def _settle(proposals: Proposals) -> Transport:

@@ -18,7 +18,7 @@ from itertools import permutations
 from typing import Final
 
 from mpiboot.core.addresses import bare
-from mpiboot.core.checks import BY_REFERENCE
+from mpiboot.core.checks import failed
 from mpiboot.core.model import Finding, Level
 from mpiboot.core.wording import counted, size_of
 
@@ -186,7 +186,7 @@ def findings(
             message += f" (a warning only: {why})"
         level = Level.WARN if why else Level.FAIL
         evidence = lines[1:_SHOWN]
-        found.append(Finding(check, level, message, "", evidence, BY_REFERENCE[check].hint))
+        found.append(failed(check, message, evidence=evidence, level=level))
     return tuple(found)
 
 

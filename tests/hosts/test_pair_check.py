@@ -365,6 +365,7 @@ async def test_others_servers_older_workers_and_meshes_are_not_checked(
     connections = [join(check, one, Local(home)) for one, home in zip(hosts, homes, strict=True)]
     found = await results(check, hosts)
     assert {item.source for item in found} == {"w-3", "w-4"}
+    assert {host.worker.host.name for host in check._hosts} == {"w-3", "w-4"}  # whom others meet
     assert [len(connection.commands) for connection in connections] == [0, 0, 1, 1, 1]
     assert all(connection.closed for connection in connections)
     log.configure()
