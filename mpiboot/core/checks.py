@@ -105,7 +105,7 @@ _OF_JOBS: Final[_Table] = {
         ),
         "not-measured": _CheckText(
             "the tool of `mpiboot validate` ends with a result",
-            "see its own lines above; run it by hand: `mpiboot launcher -- all_reduce_perf -g 1`",
+            "see its own lines above, and run it by hand: `mpiboot launcher -- TOOL ARGUMENTS`",
         ),
     },
     (ExitCode.USAGE, _BOTH): {

@@ -24,7 +24,7 @@ from mpiboot.core.model import Source
 from mpiboot.core.setting_types import AUTO, WorkerExit
 from mpiboot.core.settings import Resolved
 from mpiboot.job import render
-from mpiboot.job.dialects import HOSTFILE_VARS, OMPI_ROOT
+from mpiboot.job.dialects import DIALECTS, HOSTFILE_VARS, OMPI_ROOT
 from mpiboot.launcher import role as launcher
 from mpiboot.network import sysfs
 from mpiboot.supervisor.signals import ENDING, SIGNALS
@@ -89,6 +89,9 @@ def node(resolved: Resolved, environ: Mapping[str, str], asked: ToolOptions) -> 
     text = tools.shell(asked.tool, asked.seconds, asked.arguments, devices=devices, before=_LOCAL)
     env = {name: value for name, value in environ.items() if name not in HOSTFILE_VARS}
     env |= {item.name: item.value for item in OMPI_ROOT} if not os.getuid() else {}
+    # A pod of one core has but one slot.
+    rows = (row for row in DIALECTS.values() if row.oversubscribe_var)
+    env |= {row.oversubscribe_var: row.oversubscribe_value for row in rows}
     _measure(["sh", "-c", text, "sh"], env, asked, resolved, "")
 
 

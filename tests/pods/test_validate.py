@@ -187,3 +187,26 @@ def test_intels_own_benchmark_measures(cluster: Cluster, image: Image, where: st
     assert set(found["programs"].values()) == {"IMB-MPI1"}
     assert 1024 in [item["size"] for item in found["samples"]]
     assert found["busbw"] > 0
+
+
+IMB = """#!/bin/sh
+sleep 0.3
+[ "${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}}" = 0 ] || exit 0
+cat <<'END'
+       #bytes #repetitions  t_min[usec]  t_max[usec]  t_avg[usec]
+         1024           20         5.00         5.30         5.12
+END
+[ "${OMPI_COMM_WORLD_SIZE:-$PMI_SIZE}" = 2 ]
+"""
+
+
+@pytest.mark.full
+def test_a_launchers_pod_alone_is_measured_by_its_own_mpirun(
+    cluster: Cluster, image: Image
+) -> None:
+    """Whatever hosts and agents its environment names for a job; IMB-MPI1 is a stand-in."""
+    whole = image.with_files({"/usr/local/bin/IMB-MPI1": IMB}, 0o755)
+    job = mpijob(cluster, whole, workers=2, launcher_args=["validate", "node"])
+    job.launcher.start()
+    assert job.launcher.wait(PATIENCE) == 0, job.launcher.stdout() + job.launcher.stderr()
+    assert "IMB-MPI1 on this pod: measures MPI's own network" in job.launcher.stdout()

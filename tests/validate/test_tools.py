@@ -140,7 +140,8 @@ def test_a_signal_ends_the_tool_and_nccls_lines_are_told(tmp_path: Path, number:
     out = child.communicate(timeout=60)[0]
     output = Output()
     list(output.feed(out))
-    assert child.returncode == 128 + signal.SIGTERM
+    # The tool's own status, or that of the shell's interrupted wait where the tool ended at once.
+    assert child.returncode in {128 + signal.SIGTERM, 128 + number}
     assert set().union(*output.nccl.values()) == TOLD
 
 
