@@ -43,6 +43,9 @@ _NOT_FOR_WAITING: Final = (
     *(row.name for row in ROWS if row.section in {Section.MPI, Section.END}),
     *(row.name for row in ROWS if row.section is Section.NETWORK and row.name not in _LOOKS_BY),
 )
+# What the hosts measure by is what a job of theirs would get.
+_MEASURED_BY: Final = ("data_network", "data_ifname", "rdma_device")
+_NOT_FOR_PAIRS: Final = tuple(name for name in _NOT_FOR_WAITING if name not in _MEASURED_BY)
 # Who waits for one name, and looks at this pod alone.
 _FOR_EXEC: Final = (
     *("timeout", "dns_wait", "dns_interval", "control_ifname", "nccl_socket"),
@@ -341,6 +344,7 @@ def validate() -> None:
     Examples:
       mpiboot validate job
       mpiboot validate node --time 30
+      mpiboot validate pairs
     """  # noqa: D301 - click's mark for lines that are kept as they are
 
 
@@ -420,6 +424,53 @@ def node(**given: Any) -> None:  # noqa: ANN401 - as above
 
     asked = ToolOptions(**{name: given.pop(name) for name in role.OPTIONS})
     role.node(resolved(given, "validate"), os.environ, asked)
+
+
+@settings_of(Role.LAUNCHER, without=_NOT_FOR_PAIRS)
+@validate.command(cls=Command)
+@click.option(
+    "--tool",
+    metavar="NAME",
+    default="",
+    help="ib_write_bw, ib_read_lat or tcp; where not given, ib_write_bw if all workers have RDMA "
+    "and perftest, else tcp.",
+)
+@click.option(
+    "--time",
+    "seconds",
+    metavar="TIME",
+    type=duration,
+    default="60",
+    help="How long it may take, once all hosts are ready.  [default: 60]",
+)
+@click.option(
+    "--min-fraction",
+    "fraction",
+    metavar="FRACTION",
+    type=amount,
+    help="Part of what is usual between hosts, and of a port's rate, below which it fails.  "
+    "[default: 0.8; of ib_read_lat 0.5]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def pairs(
+    *, tool: str, seconds: float, fraction: float | None, as_json: bool, **flags: str | None
+) -> None:
+    """Measure from every host to every other one, and name those that are slow.
+
+    It waits for the hosts as `launcher` does, and starts no MPI. Exit 0 when nothing is slow, 1
+    when something is, or could not be measured.
+
+    \b
+    Examples:
+      mpiboot validate pairs
+      mpiboot validate pairs --time 30 --min-fraction 0.9
+      mpiboot validate pairs --tool ib_read_lat
+      kubectl exec my-job-launcher -- mpiboot validate pairs --json
+    """  # noqa: D301 - click's mark for lines that are kept as they are
+    from mpiboot.validate import pairs_role as role
+
+    asked = role.PairsOptions(tool, seconds, fraction, as_json)
+    role.run(resolved(flags, "validate"), os.environ, asked)
 
 
 @cli.command(cls=Command)

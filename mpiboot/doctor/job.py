@@ -35,9 +35,7 @@ from mpiboot.launcher import launch_folder, look, observation
 from mpiboot.launcher import setup as launcher_setup
 from mpiboot.launcher.observation import Observation
 from mpiboot.network import pod, worker_network, worker_pairs
-from mpiboot.network.records import usable
-from mpiboot.network.worker_network import link_of
-from mpiboot.network.worker_pairs import WORDS, PathEnd, PathHost, Reached
+from mpiboot.network.worker_pairs import WORDS, Reached
 from mpiboot.ssh.attempt import Attempt
 from mpiboot.system import files, os_calls
 from mpiboot.system.files import WorkerState
@@ -356,7 +354,11 @@ def _measure(workers: Sequence[Worker], settings: Settings, access: SshAccess) -
     if access.pods is not None:
         yield _unknown("hosts that kubectl enters can't measure the paths between them")
         return
-    hosts = [host for worker in workers if (host := _host(worker, settings)) is not None]
+    every = (
+        worker_pairs.path_host(worker, worker_network.choose(worker, settings))
+        for worker in workers
+    )
+    hosts = [host for host in every if host is not None]
     known = {host.name for host in hosts}
     unseen = [one.host.name for one in workers if one.host.name not in known]
     yield from _left_out(unseen, "its links are not known, as without mpiboot")
@@ -381,16 +383,3 @@ def _left_out(names: Sequence[str], why: str) -> Iterator[Finding]:
 
 def _unknown(message: str, names: Sequence[str] = ()) -> Finding:
     return finding(Level.UNKNOWN, "network-reach", message, hosts=names)
-
-
-def _host(worker: Worker, settings: Settings) -> PathHost | None:
-    """Give a worker's ends: its control link's, then those of its data links."""
-    if worker.facts is None:
-        return None
-    control = link_of(worker.address, worker.facts.links)
-    if control is None:
-        return None
-    ends = [PathEnd(control.name, worker.address, control.mtu)]
-    data = worker_network.choose(worker, settings).plain
-    ends += [PathEnd(link.name, str(usable(link)[0].ip), link.mtu) for link in data]
-    return PathHost(worker.host.name, tuple(ends))

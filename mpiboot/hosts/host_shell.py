@@ -121,6 +121,11 @@ def ranks(seconds: int) -> str:
     return _command(("environs", "rank_questions"), (str(seconds),))
 
 
+def measure(port: int, seconds: float, line: str) -> str:
+    """Build the order that runs one end of a measurement, as a server at a port or a client (0)."""
+    return order(f"measure {port} {seconds:.0f} {line}")
+
+
 def end_processes(marks: Iterable[str]) -> str:
     """Build the command that ends the processes of these launches, and counts them."""
     return order(f"end_processes {' '.join(f'MPIBOOT_JOB_MARK={mark}' for mark in marks)}")

@@ -28,7 +28,7 @@ from mpiboot.ssh import attempt as ssh_attempt
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
 
 if TYPE_CHECKING:
-    from mpiboot.ssh.login import Connection, Dialogue, Login
+    from mpiboot.ssh.login import Connection, Dialogue
 
 _LISTENS: Final = "mpiboot-probe "
 # What an answer may take beyond the dials themselves: a session's start on a loaded worker.
@@ -310,6 +310,63 @@ class _Probe:
     free: asyncio.Lock
 
 
+class MeasuringHosts:
+    """Logins to hosts that measure; what runs there by them ends with them."""
+
+    def __init__(self, settings: Settings, access: SshAccess) -> None:
+        """Begin without any host; of the settings ``host_keys`` and ``port_range`` are read."""
+        from mpiboot.ssh.login import Login  # noqa: PLC0415 - the gate loads it while it waits
+
+        self._login = Login(access.key, host_key=access.host_key, mode=settings.host_keys)
+        self._ports = settings.port_range
+        self.connections: dict[str, Connection] = {}
+        self.probes: dict[str, _Probe] = {}
+
+    async def log_in(self, worker: Worker) -> None:
+        """Log in once more; who does not let us in takes no part."""
+        target = Target(worker.host.name, worker.address, worker.port, worker.user)
+        opened = await ssh_attempt.connect(target, LoginTimeouts())
+        if isinstance(opened, Attempt):
+            return
+        kept: list[Connection] = []
+        with opened.sock:
+            attempt = await self._login.log_in(
+                target, opened.sock, opened.greeting, host_shell.ask("began"), keep=kept.append
+            )
+        if attempt.outcome is Outcome.OK:
+            self.connections[worker.host.name] = kept[0]
+
+    async def start_probe(self, host: PathHost) -> None:
+        """Start the program that measures TCP; without it the host takes no part."""
+        connection = self.connections.get(host.name)
+        if connection is None:
+            return
+        first, *others = (end.address for end in host.ends)
+        dialogue = await connection.start(host_shell.probe(first, self._ports))
+        listening = {first: await _listens(dialogue)}
+        if dialogue is None or not listening[first]:
+            return
+        for address in others:
+            listening[address] = await _listen(dialogue, address)
+        if all(listening.values()):
+            self.probes[host.name] = _Probe(dialogue, listening, asyncio.Lock())
+
+    async def measure(self, dial: Dial) -> Dial:
+        """Have a host dial, and no other measurement of these two hosts meanwhile."""
+        if not dial.pair <= self.probes.keys():
+            return dial
+        # Always in the same order: two dials that wait for each other's host would never end.
+        first, second = (self.probes[name] for name in sorted(dial.pair))
+        async with first.free, second.free:
+            port = self.probes[dial.target].ports[dial.address]
+            source = self.probes[dial.source].dialogue
+            return await _ask(source, replace(dial, port=port)) or dial
+
+    async def close(self) -> None:
+        """Log out of all hosts."""
+        await asyncio.gather(*(one.close() for one in self.connections.values()))
+
+
 async def measure_paths(
     hosts: Sequence[PathHost],
     workers: Mapping[str, Worker],
@@ -329,65 +386,25 @@ async def measure_paths(
     Returns:
         The results, ``UNKNOWN`` where there was no time, and the hosts that could not take part.
     """
-    from mpiboot.ssh.login import Login  # noqa: PLC0415 - the gate loads it while it waits
-
-    login = Login(access.key, host_key=access.host_key, mode=settings.host_keys)
-    connections: list[Connection] = []
     found = list(chosen)
-    probes: dict[str, _Probe] = {}
+    measuring = MeasuringHosts(settings, access)
 
     async def start(host: PathHost) -> None:
-        probe = await _start(login, workers[host.name], host, settings.port_range, connections)
-        if probe is not None:
-            probes[host.name] = probe
+        await measuring.log_in(workers[host.name])
+        await measuring.start_probe(host)
+
+    async def measure(place: int) -> None:
+        found[place] = await measuring.measure(found[place])
 
     async def work() -> None:
         await asyncio.gather(*map(start, hosts))
-        await asyncio.gather(*(_measure(place, probes, found) for place in range(len(found))))
+        await asyncio.gather(*map(measure, range(len(found))))
 
     try:
         await asyncio.wait_for(work(), worker_pairs.limit(chosen))
     except asyncio.TimeoutError:
         pass
     finally:
-        await asyncio.gather(*(one.close() for one in connections))
-    without = tuple(host.name for host in hosts if host.name not in probes)
+        await measuring.close()
+    without = tuple(host.name for host in hosts if host.name not in measuring.probes)
     return tuple(dial for dial in found if dial.pair.isdisjoint(without)), without
-
-
-async def _start(
-    login: Login, worker: Worker, host: PathHost, ports: str, connections: list[Connection]
-) -> _Probe | None:
-    """Log in, and start the program; None where that can't be."""
-    target = Target(worker.host.name, worker.address, worker.port, worker.user)
-    opened = await ssh_attempt.connect(target, LoginTimeouts())
-    if isinstance(opened, Attempt):
-        return None
-    kept: list[Connection] = []
-    with opened.sock:
-        attempt = await login.log_in(
-            target, opened.sock, opened.greeting, host_shell.ask("began"), keep=kept.append
-        )
-    if attempt.outcome is not Outcome.OK:
-        return None
-    connections += kept
-    first, *others = (end.address for end in host.ends)
-    dialogue = await kept[0].start(host_shell.probe(first, ports))
-    listening = {first: await _listens(dialogue)}
-    if dialogue is None or not listening[first]:
-        return None
-    for address in others:
-        listening[address] = await _listen(dialogue, address)
-    return _Probe(dialogue, listening, asyncio.Lock()) if all(listening.values()) else None
-
-
-async def _measure(place: int, probes: Mapping[str, _Probe], found: list[Dial]) -> None:
-    dial = found[place]
-    if not dial.pair <= probes.keys():
-        return
-    # Always in the same order: two dials that wait for each other's host would never end.
-    first, second = (probes[name] for name in sorted(dial.pair))
-    async with first.free, second.free:
-        port = probes[dial.target].ports[dial.address]
-        answer = await _ask(probes[dial.source].dialogue, replace(dial, port=port))
-    found[place] = answer or dial

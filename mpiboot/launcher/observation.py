@@ -39,7 +39,8 @@ from mpiboot.job.plan_builder import Observed
 from mpiboot.job.program_words import Rendezvous
 from mpiboot.launcher import launch_folder
 from mpiboot.launcher.setup import LauncherPod, access, launcher_pod
-from mpiboot.network import pod, worker_network, worker_pairs
+from mpiboot.network import decision, pod, worker_network, worker_pairs
+from mpiboot.network.decision import DataNetwork
 from mpiboot.network.worker_pairs import Dial
 from mpiboot.ssh import client_start
 from mpiboot.ssh import config as sshconfig
@@ -275,6 +276,20 @@ async def pass_gates(launcher: LauncherPod, reached: list[Worker] | None = None)
     for item in findings:
         log.finding(item)
     return dataclasses.replace(passed, findings=findings)
+
+
+async def pass_gates_with_networks(
+    launcher: LauncherPod,
+) -> tuple[tuple[Worker, ...], DataNetwork]:
+    """Wait until every host is ready and its data network settled; no program is known."""
+    passed, settings = await pass_gates(launcher), launcher.resolved.settings
+    workers, networks = await remote_commands.wait_until_settled(
+        passed.workers,
+        lambda worker: worker_network.choose(worker, settings),
+        _rest(launcher),
+        access(launcher),
+    )
+    return workers, decision.decide(tuple(networks.values()), settings, {})
 
 
 def no_mpirun(environ: Mapping[str, str], called: str = "") -> MpibootError:

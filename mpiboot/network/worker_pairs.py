@@ -10,6 +10,7 @@ in which they become ready, so that no more than three are kept for those that c
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -19,8 +20,10 @@ from typing import Final
 
 from mpiboot.core.addresses import bare
 from mpiboot.core.checks import failed
-from mpiboot.core.model import Finding, Level
+from mpiboot.core.model import Finding, Level, Worker
 from mpiboot.core.wording import counted, size_of
+from mpiboot.network.records import WorkerNetwork, usable
+from mpiboot.network.worker_network import link_of
 
 # Every later host tries one of the first, in turn, beside the one that came just before it.
 KEPT: Final = 2
@@ -69,7 +72,7 @@ WHY: Final = {
     Reached.UNRESOLVED: "that name does not resolve there",
 }
 WORDS: Final = {item.value: item for item in Reached}
-_ANSWER: Final = 7  # words
+_ANSWER: Final = 7  # words; one more for a stream that lasted
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,8 @@ class Dial:
     The path is measured where ``wanted`` is given, the MTU that both links have: ``link`` is the
     dialling end's, ``control`` whether it is the control link, ``stream`` how many bytes are sent
     at most. Then ``mtu`` is the largest packet that came through, ``microseconds`` the round trip,
-    ``rate`` bytes a second; None where it isn't known.
+    ``rate`` bytes a second; None where it isn't known. A stream that is to last ``lasting`` seconds
+    takes the MTU's place; ``resent`` is the share of its packets that TCP sent again.
     """
 
     source: str
@@ -103,22 +107,25 @@ class Dial:
     microseconds: int | None = None
     mtu: int | None = None
     rate: int | None = None
+    lasting: float = 0.0
+    resent: float | None = None
 
     @property
     def request(self) -> str:
         """The line for ``worker/probe.py``."""
         return (
             f"dial {self.address} {self.port} {self.ssh_port} {self.seconds:g} {self.own or '-'} "
-            f"{self.wanted} {self.stream}"
+            f"{self.wanted} {self.stream}{f' {self.lasting:g}' if self.lasting else ''}"
         )
 
     def answered(self, line: str) -> Dial | None:
         """Add the result from the answer of ``worker/probe.py``; None where it is none."""
         words = line.split()
-        if len(words) != _ANSWER or words[0] not in WORDS:
+        share = re.fullmatch(r"\d\.\d+", words[-1]) if len(words) == _ANSWER + 1 else None
+        if len(words) - bool(share) != _ANSWER or words[0] not in WORDS:
             return None
         own, seen = ("" if word == "-" else word for word in words[1:3])
-        trip, mtu, rate = (int(word) if word.isdecimal() else None for word in words[4:])
+        trip, mtu, rate = (int(word) if word.isdecimal() else None for word in words[4:_ANSWER])
         return replace(
             self,
             reached=WORDS[words[0]],
@@ -128,6 +135,7 @@ class Dial:
             microseconds=trip,
             mtu=mtu,
             rate=rate,
+            resent=float(share[0]) if share else None,
         )
 
     @property
@@ -219,7 +227,7 @@ _MOST: Final = 90.0
 class PathEnd:
     """A worker's end of one network: its link, MTU and address there."""
 
-    link: str
+    name: str
     address: str
     mtu: int
 
@@ -230,6 +238,16 @@ class PathHost:
 
     name: str
     ends: tuple[PathEnd, ...]
+
+
+def path_host(worker: Worker, network: WorkerNetwork) -> PathHost | None:
+    """Give a worker's ends: its control link's, then those of its data links; None: not known."""
+    control = link_of(worker.address, worker.facts.links) if worker.facts else None
+    if control is None:
+        return None
+    ends = [PathEnd(control.name, worker.address, control.mtu)]
+    ends += [PathEnd(link.name, str(usable(link)[0].ip), link.mtu) for link in network.plain]
+    return PathHost(worker.host.name, tuple(ends))
 
 
 def paths(hosts: Sequence[PathHost]) -> tuple[Dial, ...]:
@@ -251,7 +269,7 @@ def paths(hosts: Sequence[PathHost]) -> tuple[Dial, ...]:
                         0,
                         _SECONDS,
                         own=own.address,
-                        link=own.link,
+                        link=own.name,
                         control=ends[0] is host.ends[0],
                         wanted=min(own.mtu, far.mtu),
                         stream=stream,

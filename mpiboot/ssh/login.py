@@ -8,6 +8,7 @@ configuration nor an agent is read.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import socket
 from collections.abc import Callable, Mapping
@@ -148,6 +149,11 @@ class Dialogue:
         except _WRONG:
             return ""
         return found[:_LINE].decode("ascii", "replace").strip()
+
+    def end(self) -> None:
+        """Write a line that nobody answers: a program of ``host_shell.measure`` ends by it."""
+        with contextlib.suppress(*_WRONG):
+            self._process.stdin.write(b"end\n")
 
     async def ask(self, line: str) -> str:
         """Write a line and read its answer, one question at a time; empty at the end."""

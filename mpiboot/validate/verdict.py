@@ -241,7 +241,7 @@ def _limit(run: Run) -> tuple[float, str]:
     rates: dict[str, float] = {}
     for host, ports in dict(run.transport.get("hosts") or {}).items():
         own = [port for port in ports.values() if port.get("data", port.get("rdma"))]
-        known = [_carries(float(port.get("rate") or 0), planned) for port in own]
+        known = [carries(float(port.get("rate") or 0), planned) for port in own]
         rates[host] = sum(known) if known and all(known) else 0.0
     if planned not in _PACKETS or not rates:
         return 0.0, "no data network was planned: nothing is known that it should carry"
@@ -261,7 +261,7 @@ def _limit(run: Run) -> tuple[float, str]:
     )
 
 
-def _carries(rate: float, planned: str) -> float:
+def carries(rate: float, planned: str) -> float:
     """What a port carries of a program's bytes, in GB/s, of its bits per second."""
     payload, around = _PACKETS.get(planned, (1, 0))
     encoded = _ENCODING.get(round(rate / 1e9), 1.0) if planned == "InfiniBand" else 1.0

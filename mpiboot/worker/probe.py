@@ -7,9 +7,10 @@ line on stdin by one line, and ends with its stdin; a measurement then takes som
 
 ``listen ADDRESS``: listens at another address of its own; answered by the port, 0 if it can't.
 
-``dial ADDRESS PORT SSH-PORT SECONDS FROM MTU BYTES``: connects, from the address FROM (``-``: any),
-and measures the path unless MTU is 0. The answer is ``RESULT OWN SEEN SSH RTT MTU RATE``, ``-``
-where something isn't known:
+``dial ADDRESS PORT SSH-PORT SECONDS FROM MTU BYTES [LASTING]``: connects, from the address FROM
+(``-``: any), and measures the path unless MTU is 0. The answer is ``RESULT OWN SEEN SSH RTT MTU
+RATE``, ``-`` where something isn't known; with LASTING a stream of so many seconds is sent, no MTU
+is looked for, and RESENT follows:
 
 - RESULT: ``answered``; ``connected`` where the far end says nothing, as a proxy or another server
   does; ``silent``, ``refused``, ``no-route``; ``stalled``: small packets come through, large ones
@@ -19,6 +20,7 @@ where something isn't known:
 - RTT: microseconds of the quickest of some round trips
 - MTU: the largest packet that comes through unfragmented, the requested MTU at most
 - RATE: bytes a second of a stream of BYTES at most (0: none is sent)
+- RESENT: the share of the stream's packets that TCP had to send again
 """
 
 # Its start on the last host is waited for; socket and threading would double that.
@@ -49,6 +51,9 @@ _MTU_DISCOVER = {
     socket.AF_INET6: (socket.IPPROTO_IPV6, 23),
 }
 _PROBE = 3
+# Of linux/tcp.h's tcp_info, up to tcpi_segs_out; tcpi_total_retrans is at 100, tcpi_bytes_acked
+# at 120.
+_INFO_BYTES = 140
 _HEADERS = {socket.AF_INET: 28, socket.AF_INET6: 48}  # of IP and UDP
 
 
@@ -159,7 +164,16 @@ def greeting(sock: socket.socket) -> str:
     return seen if seen and all(c in "0123456789abcdef.:%" for c in seen) else "-"
 
 
-def dial(address: str, port: int, ssh: int, seconds: float, own: str, mtu: int, most: int) -> str:
+def dial(
+    address: str,
+    port: int,
+    ssh: int,
+    seconds: float,
+    own: str,
+    mtu: int,
+    most: int,
+    lasting: float = 0.0,
+) -> str:
     """Dial a host, twice if that fails, as packets are lost; answer as this program does."""
     result, sock = connect(address, port, seconds, own)
     beside = "-"
@@ -194,7 +208,7 @@ def dial(address: str, port: int, ssh: int, seconds: float, own: str, mtu: int, 
         return f"{result} {here} {seen} {beside} - - -"
     if not trip:
         return f"silent {here} {seen} {beside} - - -"
-    result, size, rate = measure(address, port, seconds, own, mtu, most)
+    result, size, rate = measure(address, port, seconds, own, mtu, most, lasting)
     return f"{result} {here} {seen} {beside} {trip} {size} {rate}"
 
 
@@ -212,11 +226,11 @@ def round_trip(sock: socket.socket) -> float:
 
 
 def measure(
-    address: str, port: int, seconds: float, own: str, mtu: int, most: int
+    address: str, port: int, seconds: float, own: str, mtu: int, most: int, lasting: float
 ) -> tuple[str, str, str]:
     """Measure the path to a host that answers: the result, the largest packet, and the rate."""
     try:
-        size = str(largest(own, address, port, mtu) or "-")
+        size = "-" if lasting else str(largest(own, address, port, mtu) or "-")
     except OSError:
         size = "-"
     # Without datagrams a short stream shows at least whether large packets come through.
@@ -226,7 +240,7 @@ def measure(
         return "answered", size, "-"
     try:
         greeting(sock)
-        rate = f"{stream(sock, wanted):.0f}"
+        rate = long_stream(sock, lasting) if lasting else f"{stream(sock, wanted):.0f}"
     except (OSError, ValueError):
         return "stalled", size, "-"
     finally:
@@ -292,6 +306,24 @@ def stream(sock: socket.socket, most: int) -> float:
     return float(got) / (time.perf_counter() - began)
 
 
+def long_stream(sock: socket.socket, seconds: float) -> str:
+    """Send for so long; what the far end has acknowledged a second, and the share sent again.
+
+    What is still in buffers is not waited for: over a slow link that takes many times as long.
+    """
+    sock.settimeout(6 * _STREAM)
+    began = time.perf_counter()
+    sock.sendall(b"s")
+    while time.perf_counter() - began < seconds:
+        sock.send(_BLOCK)
+    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+    took = time.perf_counter() - began
+    if len(info) < _INFO_BYTES:  # a kernel before 4.2
+        return "- -"
+    again, acknowledged, sent = struct.unpack("=100xI16xQ8xI", info)
+    return f"{acknowledged / took:.0f} {min(1.0, again / max(1, sent)):.6f}"
+
+
 def main(ports: str, address: str) -> None:
     """Serve until stdin ends."""
     first, last = map(int, ports.split("-"))
@@ -305,8 +337,9 @@ def main(ports: str, address: str) -> None:
         if what == "listen":
             answer = str(listen(to, first, last))
         else:
-            there, ssh, seconds, own, mtu, most = words
-            answer = dial(to, int(there), int(ssh), float(seconds), own, int(mtu), int(most))
+            there, ssh, seconds, own, mtu, most, *more = words
+            path = own, int(mtu), int(most), float(more[0]) if more else 0.0
+            answer = dial(to, int(there), int(ssh), float(seconds), *path)
         sys.stdout.write(f"{answer}\n")
         sys.stdout.flush()
 

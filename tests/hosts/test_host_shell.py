@@ -258,6 +258,51 @@ def test_nothing_that_a_shell_could_change_is_asked_for() -> None:
     assert host_shell.lacks("x", "/a b", "/") == ()
 
 
+SERVER = """
+import socket
+server = socket.create_server(("127.0.0.1", PORT))
+print()
+print("port", server.getsockname()[1], flush=True)
+server.accept()[0].recv(1)
+"""
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize("end", ["by itself", "a line", "the end of its stdin"])
+def test_a_measurement_tells_that_it_listens_and_ends_when_told(
+    shell: str, end: str, tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    (tmp_path / "server").write_text(SERVER.replace("PORT", str(port)))
+    command = host_shell.measure(port, 60, f"{sys.executable} {tmp_path}/server")
+    pipe = subprocess.PIPE
+    with subprocess.Popen([shell, "-c", command], stdin=pipe, stdout=pipe) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        lines = sorted(child.stdout.readline() for _ in range(3))
+        assert lines == [b"> \n", b"> mpiboot-listens\n", b"> port %d\n" % port]
+        if end == "by itself":
+            socket.create_connection(("127.0.0.1", port)).close()
+        elif end == "a line":
+            child.stdin.write(b"end\n")
+            child.stdin.flush()
+        else:
+            child.stdin.close()
+        status = b"0" if end == "by itself" else b"143"
+        assert child.stdout.read() == b"> mpiboot-status %s\n" % status
+
+
+def test_a_measurement_that_fails_at_once_does_not_listen() -> None:
+    command = host_shell.measure(1, 60, "ls /no/such/place")
+    pipe = subprocess.PIPE
+    with subprocess.Popen(["sh", "-c", command], stdin=pipe, stdout=pipe) as child:
+        assert child.stdout is not None
+        said = child.stdout.read().splitlines()
+    assert said[-1] == b"> mpiboot-status 2"
+    assert b"> mpiboot-listens" not in said
+
+
 @pytest.mark.parametrize("shell", SHELLS)
 def test_facts_are_brought_back_through_any_login_shell(shell: str, folder: Path) -> None:
     (folder / "facts.json").write_text('{"a": 1}\n')

@@ -234,6 +234,30 @@ def test_a_path_is_measured() -> None:
         assert measured(one, OWN, CLOSED, 1500).reached is Reached.REFUSED
 
 
+def test_a_stream_lasts_as_long_as_it_is_asked_to() -> None:
+    """What was acknowledged counts; over loopback nothing is sent again. No MTU is looked for."""
+    with started() as child, started(address=THERE) as other:
+        port_of(child)
+        asked = Dial(
+            *("w-0", "w-1", THERE, port_of(other), 5.0),
+            own=HERE,
+            wanted=1500,
+            stream=1,
+            lasting=0.2,
+        )
+        write(child, asked.request)
+        found = asked.answered(line(child))
+        assert found is not None
+        assert found.reached is Reached.ANSWERED
+        assert found.rate is not None
+        assert found.rate > 1 << 20
+        assert found.resent is not None
+        assert 0 <= found.resent < 0.5
+        assert found.mtu is None
+        # The next one measures as before.
+        assert measured(child, THERE, found.port, 1500, 1 << 20).mtu == 1500
+
+
 def test_a_packet_larger_than_the_link_is_not_sent() -> None:
     mtu = int(Path("/sys/class/net/lo/mtu").read_text())
     with started() as one:

@@ -1,0 +1,479 @@
+"""Every host against every other one: rounds, what is measured, and what the results mean. Pure.
+
+In a round every host has one partner (the circle method of a round-robin tournament): all are busy,
+and no host is in two measurements at once. The first of a pair sends, then the other one.
+
+A host is named where nearly all that it sends, or that is sent to it, is slow; a pair where neither
+of its hosts is. Both need a distance from the middle that the noise of these very measurements
+would give once in a thousand runs: a busy machine has no slow host.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil, gcd, log
+from statistics import NormalDist, median
+from typing import Final, NamedTuple
+
+from mpiboot.core.addresses import short_names
+from mpiboot.core.model import Finding, Level
+from mpiboot.core.wording import MOST_LINES, counted, lasting
+from mpiboot.job import render
+from mpiboot.network.records import Transport, WorkerNetwork
+from mpiboot.validate.verdict import carries
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A row: what is measured between two hosts.
+
+    ``arguments`` are those of perftest's program of that name, and ``column`` is where the result
+    stands in its last line; without arguments it is the TCP stream of ``worker/probe.py``.
+    ``fraction`` of what is usual, or of the port's rate, is enough.
+    """
+
+    name: str
+    what: str
+    unit: str
+    arguments: str = ""
+    column: int = 0
+    is_rate: bool = True
+    fraction: float = 0.8
+
+    def arguments_for(self, seconds: float, port: int, rail: RailEnd) -> str:
+        """Write the arguments that both ends have."""
+        index = "" if rail.gid is None else f" -x {rail.gid}"
+        timed = self.arguments.format(seconds=round(seconds))
+        return f"-d {rail.device} -i {rail.port}{index} -p {port} -F {timed}"
+
+    def read(self, lines: Sequence[str]) -> float | None:
+        """Find the result in what the program wrote; None where it has none."""
+        for line in reversed(lines):
+            words = line.split()
+            if len(words) > self.column and all(re.fullmatch(r"[\d.]+", word) for word in words):
+                return float(words[self.column])
+        return None
+
+    def speed(self, value: float) -> float:
+        """Give what is the larger the better."""
+        return max(value, 1e-9) if self.is_rate else 1 / max(value, 1e-9)
+
+    def shown(self, value: float) -> str:
+        """Write a value with its unit."""
+        return f"{value:.3g} {self.unit}"
+
+
+TCP: Final = Measure("tcp", "mpiboot's own TCP stream", "Gb/s")
+# A minute of one size of message each: 64 KiB fills any link, and 2 bytes show the way's length.
+MEASURES: Final = {
+    row.name: row
+    for row in (
+        Measure(
+            "ib_write_bw", "RDMA writes", "Gb/s", "-s 65536 -D {seconds} --report_gbits", column=3
+        ),
+        # Hosts behind another switch are a little farther away: only what is far off is named.
+        Measure(
+            "ib_read_lat", "RDMA reads", "us", "-n 1000", column=4, is_rate=False, fraction=0.5
+        ),
+        TCP,
+    )
+}
+# What perftest complains in, of all that it writes.
+_COMPLAINT: Final = re.compile(r"fail|could|unable|error|mismatch", re.IGNORECASE)
+
+
+def complaint(lines: Iterable[str]) -> str:
+    """Find the line in which a program says why it failed; empty where it says nothing."""
+    listed = [line.strip() for line in lines if line.strip()]
+    return next(filter(_COMPLAINT.search, listed), listed[-1] if listed else "")
+
+
+@dataclass(frozen=True, slots=True)
+class RailEnd:
+    """A host's end of one rail: its port and GID index; ``limit`` is what it carries in Gb/s."""
+
+    name: str
+    device: str
+    port: int
+    gid: int | None
+    limit: float
+
+
+def rail_ends(network: WorkerNetwork) -> tuple[RailEnd | None, ...]:
+    """Give each rail's end with the delivered GID index; None where perftest can't use it."""
+    wanted = (*network.gids.wanted, *[None] * len(network.rails))
+    return tuple(
+        RailEnd(
+            *(rail.name, rail.device.name, rail.port.number),
+            gid.index if gid else None,
+            8 * carries(rail.port.rate * 1e9, rail.transport.value),
+        )
+        if rail.ready and not rail.device.efa and (gid or rail.transport is Transport.INFINIBAND)
+        else None
+        for rail, gid in zip(network.rails, wanted, strict=False)
+    )
+
+
+def common_rails(
+    networks: Mapping[str, WorkerNetwork],
+) -> tuple[dict[str, tuple[RailEnd, ...]], list[str]]:
+    """Give the ends of the rails that all hosts can use, by host; and who has none."""
+    ends = {host: rail_ends(network) for host, network in networks.items()}
+    usable = [all(own) for own in zip(*ends.values(), strict=False)]
+    found = {
+        host: tuple(filter(None, itertools.compress(own, usable))) for host, own in ends.items()
+    }
+    return found, [host for host, own in ends.items() if not any(own) or not any(usable)]
+
+
+class Way(NamedTuple):
+    """One direction of a pair on one rail, which is counted from 0."""
+
+    rail: int
+    source: str
+    target: str
+
+
+def rounds(hosts: Sequence[str]) -> Iterator[tuple[tuple[str, str], ...]]:
+    """Give who sends to whom, round by round; together all pairs in both directions, each once.
+
+    Of rounds that follow each other the hosts' distances differ much: a few of them are spread over
+    the pairs, as where there is no time for all.
+    """
+    seats: list[str] = [*hosts, *([""] if len(hosts) % 2 else [])]
+    *circle, fixed = seats or [""]
+    count = len(circle)
+    # The golden section spreads evenly, however many of its multiples there are.
+    step = next(
+        (one for one in range(max(1, round(0.618 * count)), count) if gcd(one, count) == 1), 1
+    )
+    for turn in range(count):
+        at = turn * step % count
+        pairs = [(circle[at], fixed)]
+        pairs += [
+            (circle[(at + far) % count], circle[(at - far) % count])
+            for far in range(1, (count + 1) // 2)
+        ]
+        ways = tuple(pair for pair in pairs if all(pair))
+        yield ways
+        yield tuple((target, source) for source, target in ways)
+
+
+@dataclass(slots=True)
+class Measured:
+    """What was measured so far; ``names`` are the rails' or links' names, by the hosts that differ.
+
+    ``values`` are in the measure's unit, ``resent`` shares of TCP's packets that had to be sent
+    again, ``failed`` why a way has no value. ``limits`` are what each rail carries, 0: not known.
+    """
+
+    measure: Measure
+    hosts: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    limits: tuple[float, ...] = ()
+    values: dict[Way, list[float]] = field(default_factory=dict)
+    resent: dict[Way, list[float]] = field(default_factory=dict)
+    failed: dict[Way, str] = field(default_factory=dict)
+
+    @property
+    def pairs(self) -> int:
+        """Count the pairs of which something was measured."""
+        return len({frozenset(way[1:]) for way in self.values})
+
+    @property
+    def middles(self) -> dict[Way, float]:
+        """Give one value for each way."""
+        return {way: median(values) for way, values in self.values.items()}
+
+
+# TCP sends some packets again where a queue is full for a moment: such a share is ordinary.
+_LOST: Final = 0.005
+# A suspicion has to be this far off even where nothing else is noisy, and farther with few values.
+_QUIET, _FEW_VALUES = 0.03, 0.15
+_MANY: Final = 6  # values for each host
+_ENOUGH: Final = 4  # values by which a host can be named
+_TO_NAME: Final = 3  # hosts among which one can stand out
+_ONCE_IN: Final = 1000  # runs in which noise alone names somebody
+_SHOWN: Final = 4
+_HINTS: Final = {
+    "slow-host": "look at that node's NIC (speed, errors, cable, PCIe width), and at what else "
+    "runs there",
+    "slow-pair": "look at the switches between these hosts: an uplink, its hashing, its errors",
+    "slow-rail": "look at the switches of that rail, and at its ports on all nodes",
+    "port-rate": "look at flow control (PFC, ECN), the MTU and PCIe; where virtual functions are "
+    "limited to less, --min-fraction says what is enough",
+    "lost-packets": "look at that node's cable, optics and port (`ethtool -S`), and at its switch",
+    "not-measured": "`mpiboot doctor` on the launcher and on that worker looks for the reason",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """One rail: the usual speed, and what is slow: a host that sends (or receives), a way."""
+
+    usual: float
+    ends: Mapping[tuple[str, bool], float]
+    ways: Mapping[Way, float]
+
+
+def _upper(values: Sequence[float]) -> float:
+    """Give the value that three quarters reach at most: a host's own, beside slow partners."""
+    return sorted(values)[ceil(0.75 * (len(values) - 1))]
+
+
+def _judged(speeds: Mapping[Way, Sequence[float]], enough: float) -> _Judged:
+    middle = {way: median(values) for way, values in speeds.items()}
+    by_end: dict[tuple[str, bool], list[float]] = {}
+    counts: Counter[tuple[str, bool]] = Counter()
+    for way, speed in middle.items():
+        by_end.setdefault((way.source, True), []).append(speed)
+        by_end.setdefault((way.target, False), []).append(speed)
+        for end in ((way.source, True), (way.target, False)):
+            counts[end] += len(speeds[way])
+    best = {end: _upper(listed) for end, listed in by_end.items()}
+    usual = median(best.values())
+    # Of two speeds that differ by chance the ratio says how much, whatever the speed.
+    ratios = [
+        abs(log(speed / min(best[way.source, True], best[way.target, False])))
+        for way, listed in speeds.items()
+        for speed in listed
+    ]
+    hosts = len({host for host, _ in best})
+    least = _QUIET if len(ratios) >= _MANY * hosts else _FEW_VALUES
+    noise = max(1.4826 * median(ratios), least)  # the deviation, by that of the middle one
+
+    def slow(speed: float, among: int) -> bool:
+        times = NormalDist().inv_cdf(1 - 1 / (_ONCE_IN * among))
+        return speed < enough * usual and log(usual / speed) > times * noise
+
+    ends = {
+        end: speed
+        for end, speed in best.items()
+        # By one partner alone nobody knows whose fault it is.
+        if hosts >= _TO_NAME
+        and len(by_end[end]) > 1
+        and counts[end] >= _ENOUGH
+        and slow(speed, len(best))
+    }
+    ways = {
+        way: max(listed)
+        for way, listed in speeds.items()
+        if (way.source, True) not in ends
+        and (way.target, False) not in ends
+        and slow(max(listed), len(speeds))
+    }
+    return _Judged(usual, ends, ways)
+
+
+def judge(seen: Measured, enough: float | None = None) -> tuple[Finding, ...]:
+    """Name a rail, a host or a pair that is slow or loses packets, and what was not measured.
+
+    Args:
+        seen: what was measured.
+        enough: the fraction of what is usual, and of a port's rate; None: the measure's own.
+    """
+    measure, judged = seen.measure, _by_rail(seen, enough)
+    lost = {
+        rail: _judged(speeds, _HALF)
+        for rail in judged
+        if (speeds := _of_rail(seen.resent, rail, lambda share: 1 / (share + _LOST)))
+    }
+
+    def speed_shown(speed: float) -> str:
+        return measure.shown(speed if measure.is_rate else 1 / speed)
+
+    def loss_shown(speed: float) -> str:
+        return f"{1 / speed - _LOST:.2%} of the packets sent again"
+
+    return (
+        *_rails(seen, judged, enough or measure.fraction),
+        *_outliers("slow-host", "slow-pair", Level.FAIL, seen, judged, speed_shown),
+        *_outliers("lost-packets", "lost-packets", Level.WARN, seen, lost, loss_shown),
+        *_not_measured(seen),
+    )
+
+
+_HALF: Final = 0.5
+
+
+def _of_rail(
+    values: Mapping[Way, Sequence[float]], rail: int, speed: Callable[[float], float]
+) -> dict[Way, list[float]]:
+    return {way: [*map(speed, listed)] for way, listed in values.items() if way.rail == rail}
+
+
+def doubtful(seen: Measured, enough: float | None = None) -> tuple[tuple[str, str], ...]:
+    """Give ways that look slow by a single value, to be measured again; no host is in two."""
+    found: list[tuple[str, str]] = []
+    for one in _by_rail(seen, enough).values():
+        for way in one.ways:
+            if len(seen.values[way]) == 1 and not {*way[1:]} & {*itertools.chain(*found)}:
+                found.append((way.source, way.target))
+    return tuple(found)
+
+
+def _by_rail(seen: Measured, enough: float | None) -> dict[int, _Judged]:
+    return {
+        rail: _judged(speeds, enough or seen.measure.fraction)
+        for rail in range(len(seen.names))
+        if (speeds := _of_rail(seen.values, rail, seen.measure.speed))
+    }
+
+
+def finding(
+    check: str, message: str, level: Level = Level.FAIL, lines: Sequence[str] = (), host: str = ""
+) -> Finding:
+    """Make a finding with its hint, and its first lines of evidence."""
+    return Finding(check, level, message, host, tuple(lines[:_SHOWN]), _HINTS[check])
+
+
+def _rails(seen: Measured, judged: Mapping[int, _Judged], enough: float) -> Iterator[Finding]:
+    """Compare the rails with each other, each by its port's rate where that is known."""
+    known = seen.measure.is_rate and bool(seen.limits) and all(seen.limits)
+    of_limit = {
+        rail: one.usual / (seen.limits[rail] if known else 1) for rail, one in judged.items()
+    }
+    for rail, share in of_limit.items():
+        name, usual = seen.names[rail], judged[rail].usual
+        shown = seen.measure.shown(usual if seen.measure.is_rate else 1 / usual)
+        if share < enough * median(of_limit.values()):
+            message = f"{name} is slow between all hosts: {shown} as a rule"
+            yield finding("slow-rail", message)
+        elif known and share < enough:
+            limit = seen.measure.shown(seen.limits[rail])
+            message = f"{name} carries {shown} as a rule: {share:.0%} of the {limit} of its port"
+            yield finding("port-rate", message)
+
+
+def _outliers(
+    of_host: str,
+    of_pair: str,
+    level: Level,
+    seen: Measured,
+    judged: Mapping[int, _Judged],
+    shown: Callable[[float], str],
+) -> Iterator[Finding]:
+    """Write what stands out: a line for each end of a host, for each way of a pair."""
+    hosts: dict[str, list[str]] = {}
+    pairs: list[str] = []
+    for rail, one in judged.items():
+        name, usual = seen.names[rail], f"the others {shown(one.usual)}"
+        for (host, sends), speed in one.ends.items():
+            way = "from" if sends else "to"
+            hosts.setdefault(host, []).append(f"{shown(speed)} {way} it by {name}, {usual}")
+        pairs += [
+            f"{way.source} to {way.target} by {name}: {shown(speed)}, {usual}"
+            for way, speed in one.ways.items()
+            if len(seen.values[way]) > 1
+        ]
+    for host, lines in hosts.items():
+        yield finding(of_host, lines[0], level, lines[1:], host)
+    if pairs:
+        more = f"; {len(pairs) - 1} more, and no host stands out" if len(pairs) > 1 else ""
+        yield finding(of_pair, pairs[0] + more, level, pairs[1:])
+
+
+def _not_measured(seen: Measured) -> Iterator[Finding]:
+    """Say of which ways there is no value, once for each reason."""
+    reasons: dict[str, list[Way]] = {}
+    for way, why in seen.failed.items():
+        if way not in seen.values:
+            reasons.setdefault(why, []).append(way)
+    for why, ways in reasons.items():
+        common = sorted(set.intersection(*({way.source, way.target} for way in ways)))
+        first = f"{ways[0].source} to {ways[0].target} by {seen.names[ways[0].rail]}"
+        more = f" and {counted(len(ways) - 1, 'more way')}" if len(ways) > 1 else ""
+        message = f"{first}{more}: {why}"
+        host = common[0] if len(common) == 1 else ""
+        yield finding("not-measured", message, host=host)
+
+
+def announcement(seen: Measured, seconds: float) -> str:
+    """Say before it begins what will be measured."""
+    where = f"between {counted(len(seen.hosts), 'host')} over {', '.join(seen.names)}"
+    return f"measures {seen.measure.what} {where}: {lasting(seconds)} at most"
+
+
+def summary(seen: Measured, *, whole: bool) -> str:
+    """Say in one line what was measured, and what is usual."""
+    count, message = len(seen.hosts), "nothing was measured"
+    if seen.names:
+        message = (
+            f"{seen.pairs} of {counted(count * (count - 1) // 2, 'pair')} of "
+            f"{counted(count, 'host')} measured by {seen.measure.what} over {', '.join(seen.names)}"
+        )
+    if middles := seen.middles.values():
+        least, usual, most = min(middles), median(middles), max(middles)
+        shown = seen.measure.shown
+        message += f": {shown(usual)} in the middle, {shown(least)} to {shown(most)}"
+    return message if whole else f"{message}; interrupted before its end"
+
+
+def as_text(
+    seen: Measured, found: Sequence[Finding], width: int | None, *, whole: bool = True
+) -> str:
+    """Write the matrix of a few hosts where it fits, what was found, and a summary."""
+    matrix = _matrix(seen, width) if len(seen.hosts) <= MOST_LINES else ""
+    parts = (matrix, render.findings(found, width), summary(seen, whole=whole) + "\n")
+    return "\n".join(filter(None, parts))
+
+
+def _worst(seen: Measured) -> dict[tuple[str, str], float]:
+    """Give each way's value on its slowest rail."""
+    worst: dict[tuple[str, str], float] = {}
+    pick = min if seen.measure.is_rate else max
+    for way, value in seen.middles.items():
+        worst[way[1:]] = pick(value, worst.get(way[1:], value))
+    return worst
+
+
+def _matrix(seen: Measured, width: int | None) -> str:
+    values, short = _worst(seen), short_names(seen.hosts)
+    slowest = ", of the slowest rail" if len(seen.names) > 1 else ""
+    head = (f"{seen.measure.unit}{slowest}", *(short[host] for host in seen.hosts))
+    rows = [
+        (
+            short[source],
+            *(
+                f"{values[source, target]:.3g}" if (source, target) in values else "-"
+                for target in seen.hosts
+            ),
+        )
+        for source in seen.hosts
+    ]
+    text = render.table(head, rows) if values else ""
+    longest = max(map(len, text.splitlines()), default=0)
+    return text if width is None or longest <= width else ""
+
+
+# Raised when a field changes its meaning; new fields need no new version.
+JSON_VERSION: Final = 1
+
+
+def record(seen: Measured, found: Sequence[Finding], *, whole: bool) -> dict[str, object]:
+    """Give what ``--json`` prints."""
+    return {
+        "version": JSON_VERSION,
+        "complete": whole,
+        "tool": seen.measure.name,
+        "unit": seen.measure.unit,
+        "hosts": seen.hosts,
+        "rails": seen.names,
+        "limits": seen.limits,
+        "ways": [
+            {
+                "rail": seen.names[way.rail],
+                "from": way.source,
+                "to": way.target,
+                "values": [round(value, 4) for value in seen.values.get(way, ())],
+                "resent": [round(share, 6) for share in seen.resent.get(way, ())],
+                "failed": "" if way in seen.values else seen.failed.get(way, ""),
+            }
+            for way in sorted({*seen.values, *seen.failed})
+        ],
+        "findings": found,
+    }

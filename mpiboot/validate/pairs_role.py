@@ -1,0 +1,290 @@
+"""``mpiboot validate pairs``: have every host measure the way to every other one, judge, end.
+
+The hosts pass the same gate as a job's, and each measures over a login of its own, with which all
+that runs there ends. No mpirun is needed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from mpiboot.core import log
+from mpiboot.core.checks import ExitCode
+from mpiboot.core.errors import MpibootError, ShownError, error
+from mpiboot.core.model import Finding, Level, Worker
+from mpiboot.core.settings import Resolved
+from mpiboot.core.wording import first_few
+from mpiboot.hosts import host_shell
+from mpiboot.hosts.pairs import MeasuringHosts
+from mpiboot.job import render
+from mpiboot.launcher import look, observation
+from mpiboot.launcher.setup import LauncherPod, access, launcher_pod
+from mpiboot.network import worker_pairs
+from mpiboot.network.records import RDMA, WorkerNetwork
+from mpiboot.network.worker_pairs import WHY, Dial, PathEnd
+from mpiboot.supervisor.signals import ENDING
+from mpiboot.system import files
+from mpiboot.validate import pairs
+from mpiboot.validate.pairs import MEASURES, TCP, Measure, Measured, RailEnd, Way
+
+if TYPE_CHECKING:
+    from mpiboot.ssh.login import Dialogue
+
+_TWO: Final = 2
+_PASSES: Final = 3  # of all rounds: what differs by chance shows
+_ROUNDS: Final = 0.85  # of the time; in the rest is measured again what looks slow
+_CONNECT: Final = 2.0  # seconds
+_GUARD: Final = 20.0  # for one measurement beside its own time; more where more time is given
+_PORTS: Final = "18515-18578"  # perftest's own, and those behind it
+
+
+@dataclass(frozen=True, slots=True)
+class PairsOptions:
+    """The command line: the tool (empty: RDMA where that can be), time, what is enough."""
+
+    tool: str = ""
+    seconds: float = 60.0
+    fraction: float | None = None
+    as_json: bool = False
+
+
+def run(resolved: Resolved, environ: Mapping[str, str], asked: PairsOptions) -> None:
+    """Print what was measured; after a signal that which was measured so far.
+
+    Raises:
+        ShownError: something is too slow, or could not be measured.
+        SystemExit: 128+n after a signal.
+        MpibootError: ``usage``, ``program-missing``, or what a launcher's gate would say.
+    """
+    if asked.tool and asked.tool not in MEASURES:
+        raise error("usage", f"--tool is {asked.tool!r}: expected one of {', '.join(MEASURES)}")
+    look.end_on_signals(resolved)
+    launcher = launcher_pod(resolved, environ, f"validate-{os.getpid()}")
+    measuring = _Measuring(launcher, asked)
+    try:
+        number = asyncio.run(measuring.until_signal())
+    finally:
+        files.remove_role(launcher.folder)
+    seen, whole = measuring.seen, not number
+    found = (*pairs.judge(seen, asked.fraction), *measuring.left_out)
+    if whole and not seen.values and not any(item.level is Level.FAIL for item in found):
+        found = (*found, pairs.finding("not-measured", "there are no two hosts to be measured"))
+    if asked.as_json:
+        sys.stdout.write(render.as_json(pairs.record(seen, found, whole=whole)))
+    else:
+        sys.stdout.write(pairs.as_text(seen, found, log.width(1), whole=whole))
+    sys.stdout.flush()
+    if number:
+        log.write_termination(resolved.settings.termination_log, "signal: it was interrupted\n")
+        log.ended(128 + number, "signal")
+        sys.exit(128 + number)
+    for item in found:
+        if item.level is Level.FAIL:
+            log.write_termination(resolved.settings.termination_log, render.termination(item))
+            raise ShownError(item, code=int(ExitCode.FOUND))
+
+
+class _Measuring:
+    """One run: who takes part, by what it is measured, and what was measured so far."""
+
+    def __init__(self, launcher: LauncherPod, asked: PairsOptions) -> None:
+        self._launcher, self._asked = launcher, asked
+        self._settings, self._to = launcher.resolved.settings, access(launcher)
+        self._hosts = MeasuringHosts(self._settings, self._to)
+        self._workers: dict[str, Worker] = {}
+        self._tcp: dict[str, tuple[PathEnd, ...]] = {}
+        self._rdma: dict[str, tuple[RailEnd, ...]] = {}
+        self._seconds = self._limit = 0.0
+        first, _, last = (self._settings.port_range or _PORTS).partition("-")
+        # From its end: MPI's daemons take the first ones.
+        self._ports = itertools.cycle(range(int(last), int(first) - 1, -1))
+        self.seen = Measured(TCP)
+        self.left_out: list[Finding] = []
+
+    async def until_signal(self) -> int:
+        """Measure; the number of the signal that ended it, 0 for none."""
+        task, got = asyncio.ensure_future(self._work()), list[int]()
+
+        def end(number: int) -> None:
+            got.append(number)
+            if len(got) == 1:
+                task.cancel()
+
+        for number in ENDING:
+            asyncio.get_running_loop().add_signal_handler(number, end, number)
+        try:
+            await task
+        except asyncio.CancelledError:
+            if not got:
+                raise
+        return got[0] if got else 0
+
+    async def _work(self) -> None:
+        if self._to.pods is not None:
+            raise error("usage", "hosts that kubectl enters can't measure the ways between them")
+        workers, data = await observation.pass_gates_with_networks(self._launcher)
+        for item in data.findings:
+            if item.level is Level.FAIL:  # no job of these hosts would start
+                raise MpibootError(item)
+            log.finding(item)
+        self._workers = {worker.host.name: worker for worker in workers}
+        try:
+            await asyncio.gather(*map(self._hosts.log_in, workers))
+            self.seen.measure = await self._choose({one.host: one for one in data.networks})
+            ends = self._rdma if self.seen.measure is not TCP else await self._probes(data.networks)
+            self._take_part(ends)
+            await self._rounds()
+        finally:
+            await self._hosts.close()
+
+    async def _choose(self, networks: Mapping[str, WorkerNetwork]) -> Measure:
+        """Choose by what the hosts have, unless a tool is named."""
+        wanted = MEASURES[self._asked.tool or "ib_write_bw"]
+        rdma = any(network.transport in RDMA for network in networks.values())
+        if wanted is TCP or not (rdma or self._asked.tool):
+            return TCP
+        why = "no RDMA port that perftest can use on"
+        self._rdma, without = pairs.common_rails(networks)
+        if not without:
+            why = f"{wanted.name} is not on PATH of a session on"
+            lacking = await asyncio.gather(*(self._lacks(host, wanted.name) for host in networks))
+            without = list(itertools.compress(networks, lacking))
+        if not without:
+            return wanted
+        message, hint = f"{why} {first_few(without)}", "install perftest in the workers' image"
+        if self._asked.tool:
+            raise error("program-missing", message, hint=hint)
+        message = f"TCP is measured and not RDMA: {message}"
+        log.finding(Finding("not-measured", Level.WARN, message, hint=hint))
+        return TCP
+
+    async def _lacks(self, host: str, program: str) -> bool:
+        connection = self._hosts.connections.get(host)
+        question = host_shell.ask(*host_shell.lacks(program, "", ""))
+        answer = await connection.start(question) if connection else None
+        return answer is not None and bool(await answer.line())
+
+    async def _probes(self, networks: Iterable[WorkerNetwork]) -> Mapping[str, Sequence[PathEnd]]:
+        """Start what measures TCP: on the data links, on the control link where one has none."""
+        found = [worker_pairs.path_host(self._workers[one.host], one) for one in networks]
+        hosts = [host for host in found if host is not None]
+        data = bool(hosts) and all(len(host.ends) > 1 for host in hosts)
+        await asyncio.gather(*map(self._hosts.start_probe, hosts))
+        self._tcp = {
+            host.name: host.ends[1:] if data else host.ends[:1]
+            for host in hosts
+            if host.name in self._hosts.probes
+        }
+        return self._tcp
+
+    def _take_part(self, ends: Mapping[str, Sequence[RailEnd] | Sequence[PathEnd]]) -> None:
+        """Note who is measured, on which rails, and what each of these carries."""
+        seen = self.seen
+        seen.hosts = tuple(host for host in ends if host in self._hosts.connections)
+        out = [host for host in self._workers if host not in seen.hosts]
+        if out:
+            message = f"took no part: {first_few(out)}: no facts, another mpiboot, or no login"
+            self.left_out.append(pairs.finding("not-measured", message, Level.UNKNOWN))
+        rails = list(zip(*(ends[host] for host in seen.hosts), strict=False))
+        seen.names = tuple(first_few(dict.fromkeys(end.name for end in of), 2) for of in rails)
+        if seen.measure is not TCP:
+            rates = ([end.limit for end in self._rdma[host]] for host in seen.hosts)
+            seen.limits = tuple(map(min, zip(*rates, strict=False)))
+
+    async def _rounds(self) -> None:
+        """Measure until all of it is measured several times, or the time is over."""
+        seen, loop, tcp = self.seen, asyncio.get_running_loop(), self.seen.measure is TCP
+        if len(seen.hosts) < _TWO:
+            return
+        least, most, start = (0.3, 2.0, 0.2) if tcp else (1.0, 4.0, 1.0)
+        turns = 2 * len(seen.hosts) * (len(seen.names) if tcp else 1) * _PASSES
+        each = _ROUNDS * self._asked.seconds / max(1, turns) - start
+        self._seconds = min(max(each, least), most)
+        self._limit = self._seconds + max(_GUARD, self._asked.seconds / 3)
+        log.info("network", pairs.announcement(seen, self._asked.seconds))
+        began, last = loop.time(), 0.0
+
+        async def measure(ways: Iterable[tuple[str, str]], until: float) -> bool:
+            nonlocal last
+            now = loop.time()
+            if now + last > began + until:
+                return False
+            every = [Way(rail, *way) for way in ways for rail, _ in enumerate(seen.names)]
+            await asyncio.gather(*map(self._one, every))
+            last = loop.time() - now
+            log.debug("network", f"{len(seen.values)} ways measured")
+            return True
+
+        for ways in itertools.chain(*(pairs.rounds(seen.hosts) for _ in range(_PASSES))):
+            if not await measure(ways, _ROUNDS * self._asked.seconds):
+                break
+        while ways := pairs.doubtful(seen, self._asked.fraction):
+            if not await measure(ways, self._asked.seconds):
+                break
+
+    async def _one(self, way: Way) -> None:
+        work = self._stream(way) if self.seen.measure is TCP else self._perftest(way)
+        try:
+            why = await asyncio.wait_for(work, self._limit)
+        except asyncio.TimeoutError:
+            why = f"no end within {self._limit:.0f} s"
+            self._hosts.probes.pop(way.source, None)  # its answer may still come
+        if why:
+            self.seen.failed[way] = why
+
+    async def _stream(self, way: Way) -> str:
+        """Have a host send by TCP; why there is no result, empty where there is one."""
+        own, far = (self._tcp[host][way.rail] for host in way[1:])
+        wanted = Dial(
+            *(way.source, way.target, far.address, 0, _CONNECT),
+            own=own.address,
+            wanted=min(own.mtu, far.mtu),
+            stream=1,
+            lasting=self._seconds,
+        )
+        done = await self._hosts.measure(wanted)
+        if done.rate is None:
+            return WHY.get(done.reached, f"{done.reached.value}: no answer")
+        self.seen.values.setdefault(way, []).append(done.rate * 8e-9)
+        self.seen.resent.setdefault(way, []).append(done.resent or 0.0)
+        return ""
+
+    async def _perftest(self, way: Way) -> str:
+        """Have a host write to or read from a server on the other one; as for TCP."""
+        measure, port = self.seen.measure, next(self._ports)
+        started: list[Dialogue] = []
+        far = self._workers[way.target].address
+
+        async def run(host: str, listens: int, to: str = "") -> list[str]:
+            words = measure.arguments_for(self._seconds, port, self._rdma[host][way.rail])
+            command = host_shell.measure(listens, self._limit, f"{measure.name} {words}{to}")
+            program = await self._hosts.connections[host].start(command)
+            if program is None:
+                return ["its SSH server takes no further session"]
+            started.append(program)
+            lines: list[str] = []
+            while line := await program.line():
+                lines.append(line.removeprefix(">").strip())
+                if lines[-1].startswith("mpiboot-listens" if listens else "mpiboot-status"):
+                    break
+            return lines
+
+        try:
+            said = await run(way.target, port)
+            if said[-1:] != ["mpiboot-listens"]:
+                return f"{way.target}: {pairs.complaint(said)}"
+            said = await run(way.source, 0, f" {far}")
+        finally:
+            for program in started:
+                program.end()
+        value = measure.read(said)
+        if value is None:
+            return f"{way.source}: {pairs.complaint(said)}"
+        self.seen.values.setdefault(way, []).append(value)
+        return ""

@@ -1,0 +1,155 @@
+"""`mpiboot validate pairs` in pods: who is slow or loses packets is named, and nothing stays."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.manifests.examples import FOLDER, read
+from tests.pods.jobs import PATIENCE
+from tests.pods.manifest import play_init_container, play_mpijob
+from tests.pods.operator import mpijob
+from tests.pods.play import prepare
+from tests.pods.test_doctor_hosts import STAY, measuring, one, with_facts  # noqa: F401 - a fixture
+from tests.pods.test_input import mpiboot
+from tests.waiting import until
+
+if TYPE_CHECKING:
+    from tests.pods.cluster import Cluster
+    from tests.pods.images import Image
+    from tests.pods.operator import Job
+
+# A link that carries far less than the others, however busy the machine is.
+SHAPED = "qdisc add dev net1 root tbf rate 5mbit burst 64kb latency 50ms"
+# Of the packets that come in. This kernel has no netem; a packet here is up to 64 KiB.
+LOSS = """
+table inet loss {
+    chain input {
+        type filter hook input priority -300;
+        iifname "net1" numgen random mod 100 < %d drop
+    }
+}
+"""
+
+
+# As soon as something is measured; a shell's background has SIGINT ignored.
+INTERRUPTED = """
+mpiboot validate pairs --time 600 --verbose 2> /tmp/said & p=$!
+until grep -q ' ways measured$' /tmp/said; do sleep 0.1; done
+kill -%s $p
+wait $p
+"""
+
+
+def staying(cluster: Cluster, image: Image) -> Job:
+    """A job whose launcher waits for commands, and whose three workers have a data network."""
+    job = mpijob(cluster, image, workers=3, launcher_command=STAY, data_link="net1")
+    return with_facts(job.start())
+
+
+def validated(job: Job, *options: str) -> tuple[int, dict[str, Any]]:
+    code, text = mpiboot(job, "validate", "pairs", "--json", *options)
+    return code, json.loads(text)
+
+
+def of(record: dict[str, Any], check: str) -> set[str]:
+    """The hosts that are named for it."""
+    found = [item for item in record["findings"] if item["check"] == check]
+    return {item["host"].partition(".")[0] for item in found}
+
+
+def test_the_host_whose_link_is_shaped_is_named(cluster: Cluster, one: Image) -> None:  # noqa: F811
+    job = staying(cluster, one)
+    job.workers[1].network.run("tc", *SHAPED.split())
+    code, record = validated(job, "--time", "20")
+    assert code == 1, record
+    assert of(record, "slow-host") == {"pi-worker-1"}
+    assert record["tool"] == "tcp"
+    assert record["rails"] == ["net1"]
+    assert len(record["ways"]) == 6
+    (finding,) = [item for item in record["findings"] if item["check"] == "slow-host"]
+    assert " Gb/s from it by net1, the others " in finding["message"]
+    assert job.launcher.termination_log().startswith("slow-host: pi-worker-1")
+    until(lambda: not measuring(job), PATIENCE, "the end of what measures")
+
+
+@pytest.mark.full
+def test_the_host_that_loses_packets_is_named(cluster: Cluster, one: Image) -> None:  # noqa: F811
+    """5 %: what a busy machine loses itself is far less."""
+    job = staying(cluster, one)
+    job.workers[2].network.run("nft", "-f", "-", stdin=LOSS % 5)
+    _, record = validated(job, "--time", "30")
+    assert of(record, "lost-packets") == {"pi-worker-2"}, record
+    for way in record["ways"]:
+        lost = way["to"].startswith("pi-worker-2")
+        assert (sorted(way["resent"])[1] > 0.01) == lost, way
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("signal", "code"), [("INT", 130), ("TERM", 143)])
+def test_a_signal_ends_it_with_what_was_measured(
+    cluster: Cluster,
+    one: Image,  # noqa: F811
+    signal: str,
+    code: int,
+) -> None:
+    job = staying(cluster, one)
+    done = job.launcher.exec("sh", "-c", INTERRUPTED % signal)
+    assert done.returncode == code
+    assert "interrupted before its end" in done.stdout
+    assert "Gb/s in the middle" in done.stdout
+    assert "Traceback" not in done.stderr
+    until(lambda: not measuring(job), PATIENCE, "the end of what measures")
+
+
+@pytest.mark.full
+def test_who_takes_no_part_is_told(cluster: Cluster, one: Image) -> None:  # noqa: F811
+    serve = "mkdir -p /run/sshd; exec /usr/sbin/sshd -D -e -h /root/.ssh/id_rsa"
+    plain = {"command": ["sh", "-ec", serve], "args": []}
+    job = mpijob(
+        cluster, one, workers=3, launcher_command=STAY, each_worker={2: plain}, data_link="net1"
+    )
+    with_facts(job.start(), 2)
+    code, record = validated(job, "--time", "5")
+    assert code == 0, record
+    (finding,) = record["findings"]
+    assert (finding["check"], finding["level"]) == ("not-measured", "unknown")
+    assert "pi-worker-2" in finding["message"]
+    assert len(record["hosts"]) == 2
+
+
+@pytest.mark.full
+def test_a_tool_that_can_not_run_is_one_line(cluster: Cluster, one: Image) -> None:  # noqa: F811
+    job = staying(cluster, one)
+    code, text = mpiboot(job, "validate", "pairs", "--tool", "ib_write_bw")
+    assert (code, text) == (127, "")
+
+
+@pytest.mark.full
+def test_the_init_container_measures_before_the_training_job(
+    cluster: Cluster,
+    one: Image,  # noqa: F811
+) -> None:
+    """By a user without any capability; its line stands in `command:` here, the rig's form."""
+    (manifest,) = read("validate/before-training.yaml")
+    pod = manifest["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]
+    (container,) = pod.pop("initContainers")
+    job = play_mpijob(cluster, one, manifest)
+    only = {name: container[name] for name in ("name", "image")}
+    only["volumeMounts"] = [item for item in container["volumeMounts"] if item["name"] != "tmp"]
+    init = play_init_container(job, cluster, {**only, "command": ["mpiboot", *container["args"]]})
+    init.start()
+    for worker in job.workers:
+        worker.start().publish()
+    assert init.wait(PATIENCE) == 0, init.stderr()
+    assert "1 of 1 pair of 2 hosts measured" in init.stdout()
+
+
+@pytest.mark.full
+def test_the_example_measures_all_workers(cluster: Cluster, one: Image) -> None:  # noqa: F811
+    job = prepare(FOLDER / "validate/pairs.yaml").played(cluster, one)
+    job.start(PATIENCE)
+    assert job.launcher.wait(PATIENCE) == 0, job.launcher.stderr()
+    assert "1 of 1 pair of 2 hosts measured by mpiboot's own TCP stream" in job.launcher.stdout()

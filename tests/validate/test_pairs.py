@@ -1,0 +1,330 @@
+"""Rounds, perftest's lines and what results mean: who is named, and who is not."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import combinations, pairwise
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mpiboot.core.model import Level
+from mpiboot.core.settings import resolve
+from mpiboot.network import decision, worker_network
+from mpiboot.validate import pairs
+from mpiboot.validate.pairs import MEASURES, TCP, Measured, Way
+from tests.fakes import workers as w
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mpiboot.core.model import Finding, Worker
+
+WRITE, READ = MEASURES["ib_write_bw"], MEASURES["ib_read_lat"]
+
+
+def names(count: int) -> tuple[str, ...]:
+    return tuple(f"w-{number}" for number in range(count))
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 8, 9, 64])
+def test_in_each_round_all_hosts_are_busy_and_together_all_pairs_meet(count: int) -> None:
+    hosts, met = names(count), list[tuple[str, str]]()
+    for ways in pairs.rounds(hosts):
+        assert len(ways) == count // 2
+        assert len({*sum(ways, ())}) == 2 * len(ways)
+        met += ways
+    both = [*combinations(hosts, 2), *((b, a) for a, b in combinations(hosts, 2))]
+    assert sorted(met) == sorted(both)
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_without_two_hosts_there_is_nothing_to_measure(count: int) -> None:
+    assert [ways for ways in pairs.rounds(names(count)) if ways] == []
+
+
+def test_a_few_rounds_of_many_are_spread_over_the_pairs() -> None:
+    """No host sees only neighbours: the first rounds lead to all parts of the list."""
+    hosts = names(100)
+    partners = {int(b[2:]) for ways in [*pairs.rounds(hosts)][:20] for a, b in ways if a == "w-7"}
+    assert len(partners) >= 10
+    ordered = sorted(partners)
+    assert max(b - a for a, b in pairwise(ordered)) <= 25
+
+
+# As perftest 4.5 prints them (6.06), over soft-RoCE; blanks and lines of stars are left out.
+BANDWIDTH = """
+ #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]
+ 65536      1200             0.00               96.73                0.184500
+---------------------------------------------------------------------------------------
+"""
+LATENCY = """
+ #bytes #iterations t_min[usec] t_max[usec] t_typical[usec] t_avg[usec] t_stdev[usec] 99%  99.9%
+ 2      1000        2.31        9.87        2.41            2.44        0.20          2.96 9.87
+"""
+
+
+def test_results_of_perftest_are_read() -> None:
+    assert WRITE.read(BANDWIDTH.splitlines()) == 96.73
+    assert READ.read(LATENCY.splitlines()) == 2.41
+    assert WRITE.read(["---------", "Completion with error at client", ""]) is None
+
+
+def test_of_what_perftest_says_the_reason_is_taken() -> None:
+    text = "****\n Failed to modify QP 17 to RTR\n Unable to Connect the HCA's through the link\n"
+    assert pairs.complaint(text.splitlines()) == "Failed to modify QP 17 to RTR"
+    assert pairs.complaint(["", "12345", "mpiboot-status 137"]) == "mpiboot-status 137"
+    assert pairs.complaint([]) == ""
+
+
+def measured(
+    count: int,
+    value: Callable[[Way], float],
+    *,
+    passes: int = 3,
+    rails: tuple[str, ...] = ("net1",),
+    measure: pairs.Measure = TCP,
+    limits: tuple[float, ...] = (),
+    only: int | None = None,
+) -> Measured:
+    """What so many passes of all rounds, or of some of them, have measured."""
+    seen = Measured(measure, names(count), rails, limits)
+    for _ in range(passes):
+        for ways in [*pairs.rounds(seen.hosts)][:only]:
+            for rail, way in ((rail, way) for rail in range(len(rails)) for way in ways):
+                one = Way(rail, *way)
+                seen.values.setdefault(one, []).append(value(one))
+    return seen
+
+
+def named(found: tuple[Finding, ...]) -> list[tuple[str, str]]:
+    return [(item.check, item.host) for item in found]
+
+
+def around(middle: float, spread: float = 0.02, seed: int = 1) -> Callable[[Way], float]:
+    chance = random.Random(seed)
+    return lambda _: max(0.01, chance.gauss(middle, middle * spread))
+
+
+def slowed(by: float, slow: Callable[[Way], bool]) -> Callable[[Way], float]:
+    usual = around(97)
+    return lambda way: usual(way) * (by if slow(way) else 1)
+
+
+@pytest.mark.parametrize("count", [3, 4, 5, 16])
+def test_a_host_whose_ways_are_all_slow_is_named(count: int) -> None:
+    found = pairs.judge(measured(count, slowed(0.5, lambda way: "w-1" in way)))
+    assert named(found) == [("slow-host", "w-1")]
+    assert found[0].level is Level.FAIL
+    assert "from it by net1, the others 9" in found[0].message
+    assert "to it by net1, the others 9" in found[0].evidence[0]
+
+
+def test_a_host_that_is_slow_in_one_direction_is_named_for_it() -> None:
+    (found,) = pairs.judge(measured(3, slowed(0.01, lambda way: way.source == "w-2")))
+    assert (found.check, found.host, found.evidence) == ("slow-host", "w-2", ())
+    assert " Gb/s from it by net1, the others 9" in found.message
+
+
+def test_a_single_slow_pair_is_no_hosts_fault() -> None:
+    found = pairs.judge(measured(8, slowed(0.5, lambda way: {*way[1:]} == {"w-2", "w-5"})))
+    assert named(found) == [("slow-pair", "")]
+    assert "w-2" in found[0].message
+    assert "w-5" in found[0].message
+    assert found[0].message.endswith("1 more, and no host stands out")
+
+
+def test_of_two_hosts_none_is_named() -> None:
+    assert pairs.judge(measured(2, around(97))) == ()
+    found = pairs.judge(measured(2, slowed(0.1, lambda way: way.source == "w-0")))
+    assert named(found) == [("slow-pair", "")]
+    assert found[0].message.startswith("w-0 to w-1 by net1: ")
+
+
+def test_a_rail_that_is_slow_everywhere_is_named_and_not_its_hosts() -> None:
+    rails = ("mlx5_0:1", "mlx5_1:1", "mlx5_2:1")
+    seen = measured(4, slowed(0.5, lambda way: way.rail == 1), rails=rails, measure=WRITE)
+    assert named(pairs.judge(seen)) == [("slow-rail", "")]
+    assert pairs.judge(seen)[0].message.startswith("mlx5_1:1 is slow between all hosts: 4")
+
+
+def test_a_host_that_is_slow_on_one_rail_is_named_with_it() -> None:
+    rails = ("mlx5_0:1", "mlx5_1:1")
+    seen = measured(4, slowed(0.5, lambda way: way.rail == 1 and "w-3" in way), rails=rails)
+    found = pairs.judge(seen)
+    assert named(found) == [("slow-host", "w-3")]
+    assert "mlx5_1:1" in found[0].message
+
+
+def test_what_all_ports_carry_is_held_against_their_rate() -> None:
+    seen = measured(4, around(50), measure=WRITE, limits=(98.0,))
+    (found,) = pairs.judge(seen)
+    assert found.check == "port-rate"
+    assert "51% of the 98 Gb/s of its port" in found.message.replace("52%", "51%")
+    assert pairs.judge(seen, 0.4) == ()
+    assert pairs.judge(measured(4, around(50), measure=WRITE, limits=(0.0,))) == ()
+
+
+def test_of_latencies_the_large_ones_are_slow() -> None:
+    usual = around(2.0)
+    seen = measured(4, lambda way: usual(way) * (5 if "w-0" in way else 1), measure=READ)
+    assert named(pairs.judge(seen)) == [("slow-host", "w-0")]
+    assert "us from it" in pairs.judge(seen)[0].message
+    # One more switch on the way.
+    seen = measured(6, lambda way: usual(way) * (1.5 if "w-0" in way else 1), measure=READ)
+    assert pairs.judge(seen) == ()
+
+
+@pytest.mark.parametrize("spread", [0.02, 0.1, 0.25])
+@pytest.mark.parametrize(("count", "passes"), [(2, 3), (3, 1), (3, 3), (5, 3), (16, 1), (32, 1)])
+def test_noise_names_nobody(count: int, passes: int, spread: float) -> None:
+    for seed in range(20):
+        value = around(20, spread, 100 * count + seed)
+        found = pairs.judge(measured(count, value, passes=passes))
+        assert [item for item in found if item.host or "slow" in item.check][1:] == [], seed
+
+
+def test_so_much_noise_hides_no_host_that_is_far_off() -> None:
+    chance = random.Random(7)
+    for _ in range(20):
+        seen = measured(
+            5, lambda way: chance.lognormvariate(3, 0.5) * (0.002 if way.source == "w-4" else 1)
+        )
+        assert named(pairs.judge(seen)) == [("slow-host", "w-4")]
+
+
+def test_a_way_that_looks_slow_once_is_measured_again_before_it_is_named() -> None:
+    seen = measured(16, slowed(0.1, lambda way: way[1:] == ("w-3", "w-8")), passes=1)
+    assert pairs.judge(seen) == ()
+    assert pairs.doubtful(seen) == (("w-3", "w-8"),)
+    seen.values[Way(0, "w-3", "w-8")].append(9.6)
+    assert pairs.doubtful(seen) == ()
+    assert named(pairs.judge(seen)) == [("slow-pair", "")]
+    seen.values[Way(0, "w-3", "w-8")].append(96.0)
+    assert pairs.judge(seen) == ()
+
+
+def test_by_few_rounds_of_many_a_slow_host_is_named_all_the_same() -> None:
+    seen = measured(200, slowed(0.3, lambda way: "w-77" in way), passes=1, only=20)
+    assert named(pairs.judge(seen)) == [("slow-host", "w-77")]
+    text = pairs.as_text(seen, pairs.judge(seen), None)
+    assert "1000 of 19900 pairs of 200 hosts measured" in text
+    assert len(text.splitlines()) < 8
+
+
+def test_by_one_partner_alone_no_host_is_named() -> None:
+    """Interrupted in the first round: nobody knows whose fault it is."""
+    seen = measured(8, slowed(0.1, lambda way: "w-3" in way), only=2)
+    assert {item.check for item in pairs.judge(seen)} == {"slow-pair"}
+
+
+def test_who_loses_packets_is_told_beside() -> None:
+    seen = measured(4, around(20))
+    seen.resent = {way: [0.0001 + (0.011 if way.source == "w-1" else 0)] * 3 for way in seen.values}
+    (found,) = pairs.judge(seen)
+    assert (found.check, found.level, found.host) == ("lost-packets", Level.WARN, "w-1")
+    assert found.message.startswith("1.11% of the packets sent again from it by net1")
+    seen.resent = {way: [0.002, 0.0, 0.004] for way in seen.values}
+    assert pairs.judge(seen) == ()
+
+
+def test_ways_without_a_result_are_told_once_for_each_reason() -> None:
+    seen = measured(4, around(97), measure=WRITE)
+    for way in [way for way in seen.values if way.target == "w-2"]:
+        del seen.values[way]
+        seen.failed[way] = "w-2: Couldn't allocate MR"
+    seen.failed[Way(0, "w-0", "w-1")] = "no end within 22 s"  # and then it came to one
+    (found,) = pairs.judge(seen)
+    assert (found.check, found.host, found.level) == ("not-measured", "w-2", Level.FAIL)
+    assert found.message.endswith(" by net1 and 2 more ways: w-2: Couldn't allocate MR")
+
+
+def test_the_matrix_is_shown_where_it_fits() -> None:
+    seen = measured(3, lambda way: 10.0 + int(way.source[2:]))
+    text = pairs.as_text(seen, (), None)
+    assert text.splitlines()[:4] == [
+        "Gb/s  w-0  w-1  w-2",
+        "w-0   -    10   10",
+        "w-1   11   -    11",
+        "w-2   12   12   -",
+    ]
+    assert pairs.as_text(seen, (), 12, whole=False) == (
+        "3 of 3 pairs of 3 hosts measured by mpiboot's own TCP stream over net1: 11 Gb/s in the "
+        "middle, 10 Gb/s to 12 Gb/s; interrupted before its end\n"
+    )
+    assert "w-16" not in pairs.as_text(measured(17, around(10, 0.001)), (), None)
+    assert pairs.as_text(Measured(TCP), (), 80, whole=False) == (
+        "nothing was measured; interrupted before its end\n"
+    )
+    assert pairs.as_text(Measured(TCP, names(2), ("net1",)), (), 80) == (
+        "0 of 1 pair of 2 hosts measured by mpiboot's own TCP stream over net1\n"
+    )
+
+
+def test_a_program_gets_each_way_with_all_its_values() -> None:
+    seen = measured(2, lambda way: 10.0, measure=WRITE, limits=(98.0,))
+    seen.failed[Way(0, "w-1", "w-0")] = "once"
+    record = pairs.record(seen, (), whole=True)
+    assert record["tool"] == "ib_write_bw"
+    ways = record["ways"]
+    assert isinstance(ways, list)
+    assert ways[1] == {
+        "rail": "net1",
+        "from": "w-1",
+        "to": "w-0",
+        "values": [10.0, 10.0, 10.0],
+        "resent": [],
+        "failed": "",
+    }
+
+
+SETTINGS = resolve({}, {}).settings
+
+
+def common(*workers: Worker) -> tuple[dict[str, tuple[pairs.RailEnd, ...]], list[str]]:
+    chosen = [worker_network.choose(one, SETTINGS) for one in workers]
+    found = decision.decide(chosen, SETTINGS, {}).networks
+    return pairs.common_rails({network.host: network for network in found})
+
+
+def ends(one: Worker) -> tuple[pairs.RailEnd, ...]:
+    return common(one)[0]["w-0"]
+
+
+def test_perftest_gets_the_delivered_device_port_and_index() -> None:
+    (end,) = ends(w.macvlan())
+    table = {gid.index: gid for gid in w.macvlan().facts.fabric.devices[0].ports[0].gids}  # type: ignore[union-attr]
+    assert end.gid is not None
+    assert table[end.gid].value == "::ffff:10.0.0.12"
+    assert WRITE.arguments_for(2.4, 18578, end) == (
+        f"-d mlx5_2 -i 1 -x {end.gid} -p 18578 -F -s 65536 -D 2 --report_gbits"
+    )
+    assert 98 < end.limit < 99  # of 100 Gb/s, less the headers
+
+
+def test_infiniband_has_no_index_and_efa_no_perftest() -> None:
+    (end,) = ends(w.ipoib())
+    assert READ.arguments_for(1.0, 18515, end) == "-d mlx5_4 -i 1 -p 18515 -F -n 1000"
+    assert [end.name for end in ends(w.rails8())] == [f"mlx5_{20 - n}:1" for n in range(1, 9)]
+    assert ends(w.ipoib(state="INIT")) == ()
+    assert common(w.worker("w-0", w.eth0())) == ({"w-0": ()}, ["w-0"])
+
+
+def test_a_rail_that_one_host_lacks_is_left_out_and_no_other_takes_its_place() -> None:
+    whole, other = w.rails8(0), w.rails8(1)
+    assert other.facts is not None
+    devices = tuple(
+        replace(one, open_error="denied") if one.name == "mlx5_18" else one
+        for one in other.facts.fabric.devices
+    )
+    fabric = replace(other.facts.fabric, devices=devices)
+    found, without = common(whole, replace(other, facts=replace(other.facts, fabric=fabric)))
+    kept = [f"mlx5_{20 - rail}:1" for rail in range(1, 9) if rail != 2]
+    assert {host: [end.name for end in own] for host, own in found.items()} == {
+        "w-0": kept,
+        "w-1": kept,
+    }
+    assert without == []
+    found, without = common(w.sriov(0), replace(w.worker("w-1", w.eth0())))
+    assert (found, without) == ({"w-0": (), "w-1": ()}, ["w-0", "w-1"])

@@ -1,0 +1,183 @@
+"""`validate pairs` by RDMA: what runs on two hosts, with a stand-in for perftest's program.
+
+The stand-in meets its client over TCP as the real one does, and prints the line that the real one
+prints; the real one is tried in the virtual machine (tests/vm).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from mpiboot.core.errors import MpibootError
+from mpiboot.core.settings import resolve
+from mpiboot.hosts.pairs import MeasuringHosts
+from mpiboot.launcher import observation
+from mpiboot.network import decision, worker_network
+from mpiboot.validate import pairs, pairs_role
+from mpiboot.validate.pairs_role import PairsOptions, _Measuring
+from tests.fakes import workers as w
+from tests.hosts.test_pair_check import Talk
+
+if TYPE_CHECKING:
+    from mpiboot.core.model import Worker
+
+PROGRAM = f"""#!{sys.executable}
+import socket, sys
+words = sys.argv[1:]
+port = int(words[words.index("-p") + 1])
+if words[-1] != "--report_gbits":
+    client = socket.create_connection((words[-1], port))
+    client.sendall(words[words.index("-d") + 1].encode())
+    client.recv(1)
+else:
+    server = socket.create_server(("127.0.0.1", port))
+    client, _ = server.accept()
+    client.recv(64)
+    client.sendall(b"x")
+print(" #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]")
+print(" 65536      1200             0.00               96.73              0.184500")
+"""
+FAILS = "#!/bin/sh\necho Failed to modify QP 17 to RTR >&2\nexit 1\n"
+
+
+class Here:
+    """A login whose commands run here; the program of perftest is in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._environ = {"PATH": f"{folder}:{os.environ['PATH']}"}
+        self.children: list[asyncio.subprocess.Process] = []
+
+    async def start(self, command: str) -> Any:  # noqa: ANN401 - a Dialogue
+        pipe = asyncio.subprocess.PIPE
+        child = await asyncio.create_subprocess_exec(
+            *("sh", "-c", command), env=self._environ, stdin=pipe, stdout=pipe
+        )
+        self.children.append(child)
+        return Ends(child, str)
+
+    async def close(self) -> None:
+        for child in self.children:
+            assert child.stdin is not None
+            child.stdin.close()
+        await asyncio.gather(*(child.wait() for child in self.children))
+
+
+class Ends(Talk):
+    """As a Dialogue."""
+
+    def end(self) -> None:
+        assert self._child.stdin is not None
+        self._child.stdin.write(b"end\n")
+
+
+def measuring(
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    *programs: str,
+    asked: PairsOptions = PairsOptions(),  # noqa: B008 - it is frozen
+    made: Any = w.macvlan,  # noqa: ANN401 - one of the workers' makers
+) -> tuple[_Measuring, list[Here]]:
+    """A run on hosts that have these programs, reached here."""
+    first = 20000 + os.getpid() % 199 * 64  # other processes of the tests have other ports
+    resolved = resolve({}, {"MPIBOOT_PORT_RANGE": f"{first}-{first + 63}"})
+    homes: list[Here] = []
+    workers: list[Worker] = []
+    for place, program in enumerate(programs):
+        one = made(place)
+        workers.append(one)
+        (folder / one.host.name).mkdir()
+        if program:
+            path = folder / one.host.name / "ib_write_bw"
+            path.write_text(program)
+            path.chmod(0o755)
+        homes.append(Here(folder / one.host.name))
+
+    async def passed(_: object) -> Any:  # noqa: ANN401 - as the gate's
+        chosen = [worker_network.choose(one, resolved.settings) for one in workers]
+        # All hosts are this one: the server is met over loopback.
+        here = tuple(replace(one, address="127.0.0.1") for one in workers)
+        return here, decision.decide(chosen, resolved.settings, {})
+
+    async def log_in(self: Any, one: Any) -> None:  # noqa: ANN401 - a MeasuringHosts and a Worker
+        place = [item.host.name for item in workers].index(one.host.name)
+        self.connections[one.host.name] = homes[place]
+
+    monkeypatch.setattr(observation, "pass_gates_with_networks", passed)
+    monkeypatch.setattr(MeasuringHosts, "__init__", _nothing)
+    monkeypatch.setattr(MeasuringHosts, "log_in", log_in)
+    monkeypatch.setattr(pairs_role, "access", lambda _: SimpleNamespace(pods=None))
+    launcher: Any = SimpleNamespace(resolved=resolved)
+    return _Measuring(launcher, asked), homes
+
+
+def _nothing(self: Any, *_: object) -> None:  # noqa: ANN401 - a MeasuringHosts without any login
+    self.connections, self.probes, self._ports = {}, {}, ""
+
+
+QUICK = PairsOptions(seconds=30.0)
+
+
+async def test_every_pair_is_measured_by_the_program_of_both_ends(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run, homes = measuring(monkeypatch, tmp_path, *[PROGRAM] * 3, asked=QUICK)
+    assert await run.until_signal() == 0
+    seen = run.seen
+    assert (seen.measure.name, seen.names, seen.failed) == ("ib_write_bw", ("mlx5_2:1",), {})
+    assert {way[1:] for way in seen.values} == {
+        (f"w-{one}", f"w-{other}") for one in range(3) for other in range(3) if one != other
+    }
+    assert {value for values in seen.values.values() for value in values} == {96.73}
+    assert 98 < seen.limits[0] < 99
+    assert pairs.judge(seen) == ()
+    assert {child.returncode for home in homes for child in home.children} == {0}
+
+
+async def test_tcp_is_measured_where_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked = PairsOptions("tcp", 30.0)
+    run, _ = measuring(monkeypatch, tmp_path, PROGRAM, PROGRAM, asked=asked)
+    assert await run.until_signal() == 0
+    assert run.seen.measure is pairs.TCP
+    assert [item.check for item in run.left_out] == ["not-measured"]  # no worker's probe is here
+
+
+async def test_the_reason_is_the_programs_own_line_and_nothing_is_left(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The server waits for a client that never comes, and is ended."""
+    run, homes = measuring(monkeypatch, tmp_path, PROGRAM, FAILS, asked=QUICK)
+    assert await run.until_signal() == 0
+    assert run.seen.values == {}
+    (found,) = pairs.judge(run.seen)
+    assert found.check == "not-measured"
+    assert found.message.endswith("w-1: Failed to modify QP 17 to RTR")
+    assert all(child.returncode is not None for home in homes for child in home.children)
+
+
+async def test_a_tool_that_is_named_and_lacks_a_port_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def plain(place: int) -> Worker:
+        return w.worker(f"w-{place}", w.eth0(f"10.244.1.{place + 5}/24"))
+
+    asked = PairsOptions("ib_write_bw")
+    run, _ = measuring(monkeypatch, tmp_path, PROGRAM, PROGRAM, asked=asked, made=plain)
+    with pytest.raises(MpibootError) as wrong:
+        await run.until_signal()
+    assert wrong.value.finding.check == "program-missing"
+    assert "no RDMA port that perftest can use on w-0, w-1" in wrong.value.finding.message
+
+
+def test_a_tool_that_is_none_is_an_error() -> None:
+    with pytest.raises(MpibootError, match="--tool is 'iperf': expected one of ib_write_bw"):
+        pairs_role.run(resolve({}, {}), {}, PairsOptions("iperf"))

@@ -1,0 +1,84 @@
+"""perftest's own programs, by the lines that `mpiboot validate pairs` sends to two hosts."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from mpiboot.core.settings import Settings
+from mpiboot.hosts import host_shell
+from mpiboot.network import decision, worker_network
+from mpiboot.validate import pairs
+from mpiboot.validate.pairs import MEASURES, Measure, RailEnd
+from tests.vm.inside.machine import devinfo, has_gid, pod, rail, run, seen, worker
+
+PORT = 18577
+SETTINGS = Settings(data_ifname=("rail0",))
+
+
+@pytest.fixture
+def end() -> RailEnd:
+    """The delivered port and index: another pod's entries stand before our own."""
+    rail(0, mtu=4200)
+    pod("other", 9)
+    run("ip link add net1 link rail0 type macvlan mode bridge")
+    run("ip link set net1 netns other")
+    run("ip -n other link set net1 up")
+    run("ip -n other address add 10.9.0.77/24 dev net1")
+    has_gid("rxe0", "::ffff:10.9.0.77")
+    run("ip address add 10.9.0.1/24 dev rail0")
+    has_gid("rxe0", "::ffff:10.9.0.1")
+    network = worker_network.choose(worker(seen(), "10.99.0.1"), SETTINGS)
+    (found,) = decision.decide([network], SETTINGS, {}).networks
+    (only,) = pairs.rail_ends(found)
+    assert only is not None
+    return only
+
+
+def start(port: int, words: str) -> subprocess.Popen[str]:
+    command = ["sh", "-c", host_shell.measure(port, 100, words)]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+
+
+def both_ends(measure: Measure, end: RailEnd) -> list[str]:
+    """What the client says; the end of its stdin ends the server, as a launcher's end does."""
+    words = f"{measure.name} {measure.arguments_for(1, PORT, end)}"
+    with start(PORT, words) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        while (line := server.stdout.readline()) and "mpiboot-listens" not in line:
+            pass
+        assert line, "the server ended"
+        with start(0, f"{words} 127.0.0.1") as client:
+            assert client.stdout is not None
+            message = client.stdout.read()
+        server.stdin.close()
+        server.stdout.read()
+    return [line.removeprefix(">").strip() for line in message.splitlines()]
+
+
+@pytest.mark.parametrize("name", ["ib_write_bw", "ib_read_lat"])
+def test_perftest_measures_by_the_delivered_port_and_index(end: RailEnd, name: str) -> None:
+    assert str(end.gid) in {str(i) for i, gid, _ in devinfo("rxe0").gids if "10.9.0.1" in gid}
+    before = sent()
+    said = both_ends(MEASURES[name], end)
+    value = MEASURES[name].read(said)
+    assert value, said
+    assert value > 0
+    assert said[-1] == "mpiboot-status 0"
+    assert sent() > before
+
+
+def sent() -> int:
+    """Packets, by the device's own counter."""
+    return int(Path("/sys/class/infiniband/rxe0/ports/1/hw_counters/sent_pkts").read_text())
+
+
+def test_with_a_wrong_index_it_fails_and_says_why(end: RailEnd) -> None:
+    wrong = RailEnd(end.name, end.device, end.port, 30, end.limit)  # an entry that is not there
+    said = both_ends(MEASURES["ib_write_bw"], wrong)
+    assert MEASURES["ib_write_bw"].read(said) is None
+    assert pairs.complaint(said).startswith("Failed to modify QP")
