@@ -89,9 +89,11 @@ def find(asked: str) -> Tool | None:
 # A line of the shell's own begins so; behind it the host, what it is about, and a text.
 MARK: Final = "mpiboot-validate|"
 START, MISSING, NCCL = "start", "missing", "nccl"
-# What NCCL says of the network, and what it warns of. A channel's line ends with its way.
+# What NCCL says of the network, and what it warns of. A channel's line ends with its way; those of
+# each queue pair (NET/IB: NCCL Dev ... qpn) are thousands. In the reverse order of bytes the first
+# lines are those that tell the way, and the last ones its warnings, of which there may be many.
 _TELLING: Final = (
-    "via NET/[^ ]+|Using network .*|NET/(IB|OFI|Socket|Plugin).*"
+    "via NET/[^ ]+|Using network .*|NET/(OFI|Plugin).*|NET/(IB|Socket) ?: (Using|No ).*"
     "|NCCL_[A-Z_]+ set by environment.*|NCCL WARN .*"
 )
 # NCCL writes to a file that has no name any more, so that no end of a rank leaves it behind. What
@@ -105,7 +107,7 @@ if [ "$nccl" ] && f=$(mktemp 2>/dev/null); then
 else nccl=; fi
 "$@" & p=$!; trap 'kill $p' TERM INT HUP; wait $p; c=$?
 while kill -0 $p 2>/dev/null; do wait $p; c=$?; done
-[ "$nccl" ] && grep -aoE '{_TELLING}' <&9 | sort -u | head -n 64 |
+[ "$nccl" ] && grep -aoE '{_TELLING}' <&9 | LC_ALL=C sort -ru | head -n 64 |
 while IFS= read -r line; do say {NCCL} "$line"; done
 exit $c"""
 

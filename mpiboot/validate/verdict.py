@@ -244,7 +244,8 @@ def _limit(run: Run) -> tuple[float, str]:
         known = [carries(float(port.get("rate") or 0), planned) for port in own]
         rates[host] = sum(known) if known and all(known) else 0.0
     if planned not in _PACKETS or not rates:
-        return 0.0, "no data network was planned: nothing is known that it should carry"
+        why = "no data network was planned" if run.record else "the job left no record"
+        return 0.0, f"{why}: what its ports carry is not judged"
     unknown = [host for host, rate in rates.items() if not rate]
     if unknown:
         where = first_few(unknown)
@@ -299,9 +300,12 @@ _CAUSES: Final = (
     (r"NCCL_IB_DISABLE set by environment to [1-9]", "unset NCCL_IB_DISABLE"),
     (r"NCCL_NET set by environment to Socket", "unset NCCL_NET"),
     (r"ibv_(reg_mr|create_cq|create_qp)\w* failed.*(Cannot allocate memory|12)", "memlock"),
-    (r"(?i)\bp_?key\b", "the pods' ports must be members of one partition: P_Key, NCCL_IB_PKEY"),
     (
-        r"(?i)ibv_modify_qp failed|error 12\b|RETRY_EXC|\bGID\b",
+        r"(?i)WARN.*\bp_?key\b",
+        "the pods' ports must be members of one partition: P_Key, NCCL_IB_PKEY",
+    ),
+    (
+        r"(?i)WARN.*(ibv_modify_qp failed|error 12\b|RETRY_EXC|\bGID\b)",
         "one port does not answer another: GID index (NCCL_IB_GID_INDEX), routes, switches",
     ),
     (r"(open|access).* /dev/infiniband|/dev/infiniband.*(No such|denied)", "rdma-node"),

@@ -64,6 +64,16 @@ def test_nccls_lines_are_told_once_and_no_file_is_left(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["all_reduce_perf"]
 
 
+def test_lines_of_many_queue_pairs_and_warnings_hide_nothing(tmp_path: Path) -> None:
+    many = "NET/IB: NCCL Dev 0 IbDev 0 Port 1 qpn $i mtu 5 GID 3 (80FE/6A)"
+    loop = f'i=0; while [ $i -lt 99 ]; do i=$((i+1)); echo "{many}"; echo "NCCL WARN $i"; done'
+    program(tmp_path, "all_reduce_perf", f'{SAYS}({loop}) >>"$NCCL_DEBUG_FILE"\n')
+    told = run(tmp_path, shell("nccl-tests", 60))[2].nccl[os.uname().nodename]
+    assert told > TOLD - {"NCCL WARN odd | thing"}
+    assert len(told) == 64
+    assert not [line for line in told if "qpn" in line]
+
+
 def test_what_the_user_has_set_for_nccl_stands(tmp_path: Path) -> None:
     program(tmp_path, "all_reduce_perf")
     file = str(tmp_path / "own")

@@ -185,6 +185,11 @@ def test_the_first_cause_of_a_wrong_network_is_named(line: str, hint: str) -> No
     assert hint in finding.hint
 
 
+def test_a_queue_pairs_gid_is_no_cause() -> None:
+    line = "NET/OFI NCCL Dev 0 GID 3 (80FE)"
+    assert judge(run(3.0, f"Using network Socket\n{line}")).finding.evidence == ()
+
+
 def test_an_allreduce_by_mpi_has_a_bus_bandwidth_by_its_ranks() -> None:
     output = Output([Sample(1024, 1.0, 1.0)], {"w-0": "osu_allreduce", "w-1": "osu_allreduce"})
     given = Run(OSU, output, {"ranks": 4})
