@@ -325,10 +325,15 @@ def _by_rail(seen: Measured, enough: float | None) -> dict[int, _Judged]:
 
 
 def finding(
-    check: str, message: str, level: Level = Level.FAIL, lines: Sequence[str] = (), host: str = ""
+    check: str,
+    message: str,
+    level: Level = Level.FAIL,
+    lines: Sequence[str] = (),
+    hosts: Sequence[str] = (),
 ) -> Finding:
-    """Make a finding with its hint, and its first lines of evidence."""
-    return Finding(check, level, message, host, tuple(lines[:_SHOWN]), _HINTS[check])
+    """Make a finding of these hosts with its hint, and its first lines of evidence."""
+    one, several = ("", tuple(hosts)) if len(hosts) > 1 else ("".join(hosts), ())
+    return Finding(check, level, message, one, tuple(lines[:_SHOWN]), _HINTS[check], several)
 
 
 def _rails(seen: Measured, judged: Mapping[int, _Judged], enough: float) -> Iterator[Finding]:
@@ -342,11 +347,11 @@ def _rails(seen: Measured, judged: Mapping[int, _Judged], enough: float) -> Iter
         shown = seen.measure.shown(usual if seen.measure.is_rate else 1 / usual)
         if share < enough * median(of_limit.values()):
             message = f"{name} is slow between all hosts: {shown} as a rule"
-            yield finding("slow-rail", message)
+            yield finding("slow-rail", message, hosts=seen.hosts)
         elif known and share < enough:
             limit = seen.measure.shown(seen.limits[rail])
             message = f"{name} carries {shown} as a rule: {share:.0%} of the {limit} of its port"
-            yield finding("port-rate", message)
+            yield finding("port-rate", message, hosts=seen.hosts)
 
 
 def _outliers(
@@ -359,22 +364,23 @@ def _outliers(
 ) -> Iterator[Finding]:
     """Write what stands out: a line for each end of a host, for each way of a pair."""
     hosts: dict[str, list[str]] = {}
-    pairs: list[str] = []
+    pairs, met = list[str](), dict[str, None]()
     for rail, one in judged.items():
         name, usual = seen.names[rail], f"the others {shown(one.usual)}"
         for (host, sends), speed in one.ends.items():
             way = "from" if sends else "to"
             hosts.setdefault(host, []).append(f"{shown(speed)} {way} it by {name}, {usual}")
-        pairs += [
-            f"{way.source} to {way.target} by {name}: {shown(speed)}, {usual}"
-            for way, speed in one.ways.items()
-            if len(seen.values[way]) > 1
-        ]
+        for pair, speed in one.ways.items():
+            if len(seen.values[pair]) > 1:
+                line = f"{pair.source} to {pair.target} by {name}: {shown(speed)}, {usual}"
+                pairs.append(line)
+                met |= dict.fromkeys(pair[1:])
     for host, lines in hosts.items():
-        yield finding(of_host, lines[0], level, lines[1:], host)
+        yield finding(of_host, lines[0], level, lines[1:], [host])
     if pairs:
-        more = f"; {len(pairs) - 1} more, and no host stands out" if len(pairs) > 1 else ""
-        yield finding(of_pair, pairs[0] + more, level, pairs[1:])
+        more = f"; {len(pairs) - 1} more" if len(pairs) > 1 else ""
+        more += "" if hosts else "; no host stands out"
+        yield finding(of_pair, pairs[0] + more, level, pairs[1:], tuple(met))
 
 
 def _not_measured(seen: Measured) -> Iterator[Finding]:
@@ -384,12 +390,12 @@ def _not_measured(seen: Measured) -> Iterator[Finding]:
         if way not in seen.values:
             reasons.setdefault(why, []).append(way)
     for why, ways in reasons.items():
-        common = sorted(set.intersection(*({way.source, way.target} for way in ways)))
+        every = [{way.source, way.target} for way in ways]
+        whose = sorted(set.intersection(*every) or set.union(*every))
         first = f"{ways[0].source} to {ways[0].target} by {seen.names[ways[0].rail]}"
         more = f" and {counted(len(ways) - 1, 'more way')}" if len(ways) > 1 else ""
         message = f"{first}{more}: {why}"
-        host = common[0] if len(common) == 1 else ""
-        yield finding("not-measured", message, host=host)
+        yield finding("not-measured", message, hosts=whose)
 
 
 def announcement(seen: Measured, seconds: float) -> str:
@@ -398,7 +404,7 @@ def announcement(seen: Measured, seconds: float) -> str:
     return f"measures {seen.measure.what} {where}: {lasting(seconds)} at most"
 
 
-def summary(seen: Measured, *, whole: bool) -> str:
+def summary(seen: Measured, width: int | None, *, whole: bool) -> str:
     """Say in one line what was measured, and what is usual."""
     count, message = len(seen.hosts), "nothing was measured"
     if seen.names:
@@ -410,7 +416,7 @@ def summary(seen: Measured, *, whole: bool) -> str:
         least, usual, most = min(middles), median(middles), max(middles)
         shown = seen.measure.shown
         message += f": {shown(usual)} in the middle, {shown(least)} to {shown(most)}"
-    return message if whole else f"{message}; interrupted before its end"
+    return render.indented("", message + "; interrupted before its end" * (not whole), width)
 
 
 def as_text(
@@ -418,7 +424,7 @@ def as_text(
 ) -> str:
     """Write the matrix of a few hosts where it fits, what was found, and a summary."""
     matrix = _matrix(seen, width) if len(seen.hosts) <= MOST_LINES else ""
-    parts = (matrix, render.findings(found, width), summary(seen, whole=whole) + "\n")
+    parts = (matrix, render.findings(found, width), summary(seen, width, whole=whole))
     return "\n".join(filter(None, parts))
 
 

@@ -189,8 +189,9 @@ class _Measuring:
         seen.hosts = tuple(host for host in ends if host in self._hosts.connections)
         out = [host for host in self._workers if host not in seen.hosts]
         if out:
-            message = f"took no part: {first_few(out)}: no facts, another mpiboot, or no login"
-            self.left_out.append(pairs.finding("not-measured", message, Level.UNKNOWN))
+            message = "took no part: no facts, another mpiboot, or no login"
+            item = pairs.finding("not-measured", message, Level.UNKNOWN, hosts=out)
+            self.left_out.append(item)
         rails = list(zip(*(ends[host] for host in seen.hosts), strict=False))
         seen.names = tuple(first_few(dict.fromkeys(end.name for end in of), 2) for of in rails)
         if seen.measure is not TCP:
