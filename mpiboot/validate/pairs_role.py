@@ -134,6 +134,8 @@ class _Measuring:
                 raise MpibootError(item)
             log.finding(item)
         self._workers = {worker.host.name: worker for worker in workers}
+        if busy := [worker.host.name for worker in workers if worker.marks]:
+            log.warning("network", f"a job runs on {first_few(busy)}: each slows the other down")
         try:
             await asyncio.gather(*map(self._hosts.log_in, workers))
             self.seen.measure = await self._choose({one.host: one for one in data.networks})

@@ -142,11 +142,15 @@ async def test_every_pair_is_measured_by_the_program_of_both_ends(
 
 
 async def test_tcp_is_measured_where_it_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    def busy(place: int) -> Worker:
+        return replace(w.macvlan(place), marks=("launch",) if place else ())
+
     asked = PairsOptions("tcp", 30.0)
-    run, _ = measuring(monkeypatch, tmp_path, PROGRAM, PROGRAM, asked=asked)
+    run, _ = measuring(monkeypatch, tmp_path, PROGRAM, PROGRAM, asked=asked, made=busy)
     assert await run.until_signal() == 0
+    assert "warning: a job runs on w-1: each slows the other down\n" in capfd.readouterr().err
     assert run.seen.measure is pairs.TCP
     assert [item.check for item in run.left_out] == ["not-measured"]  # no worker's probe is here
 
