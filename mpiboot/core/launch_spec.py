@@ -22,6 +22,8 @@ EVENTS: Final = "events"
 REQUESTS: Final = "requests"
 # What mpirun writes on request: which rank is where.
 PLACEMENT: Final = "placement"
+# What carried the job's data, as the child says that has read the workers' counters.
+TRANSPORT: Final = "transport.json"
 # The launch's copy of the job's key, in its folder, and the variable by which a script that tells
 # workers of its end keeps it until then.
 KEY: Final = "key"
@@ -130,7 +132,8 @@ class LaunchSpec:
     ``open_files`` is the soft limit with which mpirun starts, 0 for the pod's own. A host is looked
     for after ``silent`` seconds without an answer by SSH, 0 for never, and lost after ``keepalive``
     where nothing answers for it. ``with_ranks`` are the hosts that may have ranks, ``transport``
-    what was planned for the data between them.
+    what was planned for the data between them; ``prove`` is the setting where their counters are
+    compared, else empty.
     """
 
     argv: tuple[str, ...]
@@ -164,6 +167,7 @@ class LaunchSpec:
     keepalive: float = 0.0
     with_ranks: tuple[str, ...] = ()
     transport: str = "none"
+    prove: str = ""
 
     @property
     def one_rank_each(self) -> tuple[str, ...]:

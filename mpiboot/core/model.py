@@ -6,6 +6,7 @@ the world.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar, Final, TypeAlias
@@ -515,6 +516,7 @@ class Worker:
     ``held`` those of them whose launcher is still connected, each with that launcher's address;
     ``attempts`` are the job's launchers that were there, each with how it ended. ``mpi`` is that of
     its PATH, and ``called_mpi`` that of the path which the line names, None where it names none.
+    ``counters`` are those of its RDMA ports and links, by port or link and name.
     """
 
     host: Host
@@ -529,6 +531,7 @@ class Worker:
     attempts: tuple[tuple[str, str], ...] = ()
     held: tuple[tuple[str, str], ...] = ()
     called_mpi: Mpi | None = None
+    counters: Mapping[str, Mapping[str, int]] = field(default_factory=dict, compare=False)
     no_facts: NoFacts = NoFacts.NO_MPIBOOT
     look_failed: str = ""
 

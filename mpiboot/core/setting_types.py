@@ -84,6 +84,14 @@ class Stuck(str, Enum):
     END = "end"
 
 
+class ProveTransport(str, Enum):
+    """What follows where RDMA was planned and carried nothing: a warning, or a failed job."""
+
+    WARN = "warn"
+    FAIL = "fail"
+    OFF = "off"
+
+
 class WorkerExit(str, Enum):
     """After which end of the job a worker ends by itself: a good one, any, or none."""
 

@@ -27,6 +27,7 @@ from mpiboot.core.setting_types import (
     MpiNetwork,
     NcclSocket,
     Parse,
+    ProveTransport,
     Stuck,
     Switch,
     WorkerExit,
@@ -356,6 +357,13 @@ class Settings:
         0.0,
         "How long to keep a failed launcher for a look inside; then the same exit code.",
         seconds,
+    )
+    prove_transport: ProveTransport = row(
+        ProveTransport.WARN,
+        "Compare what workers' RDMA ports and links sent before and after a job with a data "
+        "network, and say what carried it. Where RDMA was planned and no byte went by it on some "
+        "worker: warn if much went elsewhere, or fail a job that ended well (76).",
+        one_of(*ProveTransport),
     )
     job_record: str = row(
         "",

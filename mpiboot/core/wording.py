@@ -33,7 +33,7 @@ def lasting(seconds: float) -> str:
 
 def size_of(number: int) -> str:
     """Write a number of bytes in the largest unit that it fills: ``64 KiB``, ``1.5 GiB``."""
-    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+    for unit, scale in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if number >= scale:
             return f"{number / scale:.4g} {unit}"
     return f"{number} bytes"

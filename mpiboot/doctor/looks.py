@@ -39,6 +39,7 @@ from mpiboot.doctor.pod import (
 )
 from mpiboot.launcher import shims as names
 from mpiboot.network import pod
+from mpiboot.network.counters import EXPLAINING
 from mpiboot.network.sysfs import nvidia_smi, pci_functions, text
 from mpiboot.ssh import openssh
 from mpiboot.supervisor.state import FAMILIES
@@ -495,20 +496,6 @@ def pci(facts: PodFacts, sys_root: Path = Path("/sys")) -> PciPart:
     )
 
 
-# Their meaning: Documentation/ABI/stable/sysfs-class-infiniband, and NVIDIA's list of mlx5's
-# counters for those of hw_counters.
-NAMES: Final = {
-    "counters": (
-        *("symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors"),
-        *("port_rcv_remote_physical_errors", "port_xmit_discards"),
-        *("local_link_integrity_errors", "excessive_buffer_overrun_errors"),
-    ),
-    "hw_counters": (
-        *("out_of_sequence", "packet_seq_err", "local_ack_timeout_err", "rnr_nak_retry_err"),
-        *("out_of_buffer", "req_transport_retries_exceeded", "roce_adp_retrans"),
-        *("np_cnp_sent", "np_ecn_marked_roce_packets", "rp_cnp_handled"),
-    ),
-}
 SPAN: Final = 1.0  # seconds between the two readings; the looks of the others take as long
 
 
@@ -535,11 +522,8 @@ def _counted(names: list[str], sys_root: Path) -> dict[str, dict[str, int]]:
     for name in names:
         ports = sys_root / "class/infiniband" / name / "ports"
         for port in sorted(ports.iterdir()) if ports.is_dir() else ():
-            values = {
-                counter: text(port / folder / counter)
-                for folder, listed in NAMES.items()
-                for counter in listed
-            }
+            files = (path for path in port.glob("*counters/*") if path.name in EXPLAINING)
+            values = {path.name: text(path) for path in sorted(files)}
             known = {counter: int(value) for counter, value in values.items() if value.isdigit()}
             if known:
                 found[f"{name}:{port.name}"] = known

@@ -15,6 +15,7 @@ from mpiboot.doctor.pod import ImagePart
 from mpiboot.job import mpi_environment, pods
 from mpiboot.job.control_links import NAME_LINKS, links_gone
 from mpiboot.network import cluster_view, nccl, service_mesh, worker_network
+from mpiboot.network.counters import KINDS
 from mpiboot.network.records import PCI_FUNCTION, RDMA, usable
 
 
@@ -113,8 +114,7 @@ def default_routes(facts: PodFacts) -> Iterable[Finding]:
         yield ok("default-routes", f"the default route leaves by {' and '.join(only)}")
 
 
-# A network with ECN sends these under load: how it slows senders down, and no fault.
-_CONGESTION: Final = frozenset({"np_cnp_sent", "np_ecn_marked_roce_packets", "rp_cnp_handled"})
+_FAULTS: Final = frozenset(name for kind in KINDS if kind.fault for name in kind.names)
 
 
 @check(
@@ -144,7 +144,7 @@ def counters(counters: CountersPart) -> Iterable[Finding]:
 
 
 def _errors(values: Mapping[str, int]) -> dict[str, int]:
-    return {name: value for name, value in values.items() if name not in _CONGESTION}
+    return {name: value for name, value in values.items() if name in _FAULTS}
 
 
 def _listed(ports: Mapping[str, Mapping[str, int]]) -> list[str]:

@@ -11,8 +11,11 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
+
+from mpiboot.network import counters
+from mpiboot.network.counters import Counters
 
 _FOLDER: Final = __file__.rpartition("/")[0].rpartition("/")[0] + "/libexec/"
 _ANSWER: Final = "mpiboot-"
@@ -64,6 +67,7 @@ def gate(
     attempt: str = "",
     may_disconnect: bool = False,
     doctor: Sequence[str] = (),
+    traffic: bool = False,
 ) -> str:
     """Build the gate's one command: the host's state, and its facts or a substitute.
 
@@ -72,10 +76,12 @@ def gate(
         attempt: this launcher's name for workers; empty where it only looks, or is a part of a job.
         may_disconnect: whether it may be without connections, as a script between two launches.
         doctor: some of ``doctor_questions``.
+        traffic: whether the counters of ports and links are asked, to compare them later.
     """
     wanted = (f"version {mpirun}",) if _PLAIN.fullmatch(mpirun) else ()
     attempts = (f"attempts {attempt} {int(may_disconnect)}",) if attempt else ()
-    asked = ("memory", "launches", *attempts, *wanted, *doctor, "facts")
+    counted = (counters.QUESTION,) if traffic else ()
+    asked = ("memory", "launches", *attempts, *wanted, *doctor, *counted, "facts")
     return _command(_DOCTOR if doctor else _HOST, asked)
 
 
@@ -177,6 +183,7 @@ class HostAnswer:
     ``connecting`` are connection attempts without an answer. ``listener`` is the process that
     listens at the given port (empty: not visible, None: nobody), ``to_accept`` the length of its
     accept queue; ``overflows`` counts connections that found such a queue of the pod full.
+    ``counters`` are those of RDMA ports and links.
     ``in_mpi`` counts ranks that have not left MPI; ``ended`` and ``left`` the processes that an
     order has ended, and could not end.
     For doctor, ``values`` are compared between hosts; ``own_checks`` is the JSON of the worker's
@@ -210,6 +217,7 @@ class HostAnswer:
     own_checks: str | None = None
     dials: tuple[tuple[str, str, str], ...] = ()
     environments: tuple[str, ...] = ()
+    counters: Counters = field(default_factory=dict)
 
 
 def read(output: str) -> HostAnswer:
@@ -252,6 +260,7 @@ def read(output: str) -> HostAnswer:
         own_checks=next(iter(rows.get("doctor", ())), None),
         dials=tuple((words[0], words[1], words[2]) for words in dialled if len(words) == 3),  # noqa: PLR2004 - address, port, result
         environments=tuple(rows.get("environment", ())),
+        counters=counters.read(lines),
     )
 
 

@@ -19,7 +19,7 @@ from mpiboot.core import log, records_json
 from mpiboot.core.addresses import is_address
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import Host, Mesh, Mpi, NoFacts, PodFacts, Worker
-from mpiboot.core.setting_types import Auto, HostKeys, Switch
+from mpiboot.core.setting_types import Auto, HostKeys, ProveTransport, Switch
 from mpiboot.core.settings import Settings
 from mpiboot.core.wording import MOST_LINES
 from mpiboot.hosts import failures, host_shell, pacing
@@ -96,6 +96,7 @@ def worker_of(host: Host, attempt: Attempt) -> Worker:
         attempts=answer.attempts,
         held=answer.held,
         called_mpi=programs.recognise(*answer.mpirun_by_path) if answer.mpirun_by_path else None,
+        counters=answer.counters,
         no_facts=reason,
     )
 
@@ -168,6 +169,7 @@ class Pipelines:
             attempt=access.attempt,
             may_disconnect=access.may_disconnect,
             doctor=options.doctor,
+            traffic=not options.once and settings.prove_transport is not ProveTransport.OFF,
         )
         self._connections = asyncio.Semaphore(pacing.most_connections(os_calls.most_open_files()))
         self._login: asyncio.Task[Login] | None = None

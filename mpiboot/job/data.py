@@ -14,7 +14,7 @@ from typing import Final
 
 from mpiboot.core.checks import failed
 from mpiboot.core.model import Decision, Finding, NoFacts, Source, Variable, Worker
-from mpiboot.core.setting_types import MpiNetwork
+from mpiboot.core.setting_types import MpiNetwork, ProveTransport
 from mpiboot.core.settings import PREFIX, Settings
 from mpiboot.core.wording import first_few
 from mpiboot.job import mpi_environment
@@ -24,7 +24,7 @@ from mpiboot.job.plan_builder import Observed, PlanBuilder
 from mpiboot.job.program_words import Rendezvous
 from mpiboot.network import decision, worker_network
 from mpiboot.network.decision import DataNetwork
-from mpiboot.network.records import Transport, usable
+from mpiboot.network.records import RDMA, Transport, usable
 
 
 def decide(builder: PlanBuilder) -> DataNetwork:
@@ -76,6 +76,20 @@ def _of_the_mpi(builder: PlanBuilder, workers: Iterable[Worker]) -> tuple[Variab
         for worker in workers
         if worker.facts and (link := worker_network.link_of(worker.address, worker.facts.links))
     )
+
+
+def is_proved(builder: PlanBuilder, found: DataNetwork) -> bool:
+    """Return whether counters are to tell what carried the data; the user may want no RDMA."""
+    off = builder.settings.prove_transport is ProveTransport.OFF
+    if off or found.transport not in (*RDMA, Transport.TCP):
+        return False
+    _, values = _taken(builder)
+    pods = [dict(one.facts.fabric.settings) for one in found.networks if one.facts]
+    disabled = any(
+        own.get("NCCL_IB_DISABLE", "").strip().lstrip("0").isdigit() for own in (values, *pods)
+    )
+    sockets = values.get("NCCL_NET", "").lower() == "socket"
+    return found.transport is Transport.TCP or not (disabled or sockets)
 
 
 def deliver(builder: PlanBuilder, found: DataNetwork) -> dict[str, Mapping[str, str]]:

@@ -33,7 +33,7 @@ from mpiboot.job.plan_builder import LaunchPaths, Observed, PlanBuilder
 from mpiboot.job.program_words import Rendezvous
 from mpiboot.network import worker_pairs
 from mpiboot.network.cluster_view import WorkerRow
-from mpiboot.network.records import Transport
+from mpiboot.network.records import Transport, WorkerNetwork
 from mpiboot.network.worker_pairs import Dial
 from mpiboot.ssh import config as sshconfig
 
@@ -46,7 +46,8 @@ class Plan:
     those of which mpirun alone decides whether they get ranks; ``obstacles`` are variables or flags
     of the user's that could keep mpirun from doing so. ``per_host`` has by host what its agent sets
     there; ``rows`` show the data network, a worker each, and ``transport`` carries the data (None:
-    it was not looked at). ``more_hostfiles`` are the texts of copies of hostfiles that single
+    it was not looked at) by each host's ``networks``; ``proved`` where counters are to tell whether
+    it did. ``more_hostfiles`` are the texts of copies of hostfiles that single
     programs have, by the copies' paths. ``exit_codes`` tells whether mpiboot asks mpirun for them,
     beside the user's own words. ``agent_env`` is what agents need of this pod's environment and
     mpirun must not have. ``with_ranks`` are the remote hosts that may get a rank, and
@@ -74,6 +75,8 @@ class Plan:
     per_host: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     rows: tuple[WorkerRow, ...] = ()
     transport: Transport | None = None
+    networks: tuple[WorkerNetwork, ...] = field(default=(), compare=False)
+    proved: bool = False
     agent_env: Mapping[str, str] = field(default_factory=dict)
     with_ranks: tuple[str, ...] = ()
     tcp_optional: str = ""
@@ -216,6 +219,8 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
         per_host=per_host,
         rows=network.rows,
         transport=network.transport,
+        networks=network.networks,
+        proved=data.is_proved(builder, network),
         agent_env=builder.agent_env,
         with_ranks=tuple(name for name in daemons or remote if name not in idle),
         tcp_optional=control_links.tcp_optional(builder, network.transport),
@@ -391,6 +396,7 @@ _LOST_WITHOUT_PARENT: Final = (
     "no notice of a host that gets no daemon",
     "no notice to the workers that the job ended well",
     "no search for the cause of a failure, and no hold after it",
+    "no look at what carried the data, and no job record",
 )
 
 

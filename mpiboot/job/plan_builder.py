@@ -64,7 +64,8 @@ class Observed:
 
     ``line`` is what is to be started. ``renamed`` maps a name of the hostfile to the longer one
     that is to be used; ``own`` are this pod's facts, which count where the hostfile names it too,
-    ``own_oom_kills`` its out-of-memory kills so far, None where it isn't known;
+    ``own_oom_kills`` its out-of-memory kills so far, None where it isn't known, and
+    ``own_counters`` those of its RDMA ports and links;
     ``client`` is what the agents use; ``mpi_ipv6`` tells whether the MPI is
     built with IPv6, None where it was not asked; ``networks`` are those of workers that are
     decided already, by host; ``data_blocked`` says where TCP does not pass on the data network;
@@ -83,6 +84,7 @@ class Observed:
     links: tuple[Link, ...] = ()
     own: PodFacts | None = None
     own_oom_kills: int | None = None
+    own_counters: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     client: Decision | None = None
     mpi_ipv6: bool | None = None
     networks: Mapping[str, WorkerNetwork] = field(default_factory=dict)

@@ -8,14 +8,14 @@ import shutil
 import signal
 import socket
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Final
 
 from mpiboot.core import addresses, launch_spec
 from mpiboot.core.errors import error
-from mpiboot.core.model import Worker
+from mpiboot.core.model import Source, Worker
 from mpiboot.core.setting_types import HostKeys, LaunchAgent, Stuck, Switch
 from mpiboot.core.settings import Resolved, Settings
 from mpiboot.hosts.access import KUBECTL_ENDED, KUBECTL_ENVIRONMENT, PodAccess
@@ -23,7 +23,7 @@ from mpiboot.hosts.dns import read_resolv_conf
 from mpiboot.job import names, plan
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import LaunchPaths, Observed
-from mpiboot.network.records import Transport
+from mpiboot.network.records import RDMA, Transport
 from mpiboot.network.worker_network import launcher_addresses
 from mpiboot.ssh import client_start
 from mpiboot.ssh import config as sshconfig
@@ -218,10 +218,12 @@ class Launch:
         }
         search = read_resolv_conf().search
         now = process.utc()
-        seen = tuple(snapshot(item, self.observed, search, now) for item in self.observed.workers)
+        seen = [snapshot(item, self.observed, search, now) for item in self.observed.workers]
         name, ooms = socket.gethostname(), self.observed.own_oom_kills
         own = evidence.HostSnapshot(name, "", "", name, oom_kills=ooms, here=True, started=now)
-        text = evidence.to_json((own, *seen))
+        with_ranks = (*self.plan.with_ranks, *sorted(self.observed.local_names))
+        proved = self.plan.proved and len(with_ranks) > 1
+        text = evidence.to_json(self._with_counters((own, *seen)) if proved else (own, *seen))
         files.write_private(Path(self.where.launch_dir) / evidence.FILE, text)
         return launch_spec.LaunchSpec(
             argv=self.plan.argv,
@@ -256,12 +258,39 @@ class Launch:
             open_files=self.plan.open_files,
             silent=self._silent,
             keepalive=settings.ssh_keepalive,
-            with_ranks=(*self.plan.with_ranks, *sorted(self.observed.local_names)),
+            with_ranks=with_ranks,
+            prove=settings.prove_transport.value if proved else "",
             transport=(self.plan.transport or Transport.NONE).value,
             remote=LaunchAgent.KUBECTL
             if self.pods and not self.plan.user_agent
             else LaunchAgent.SSH,
         )
+
+    def _with_counters(self, hosts: Sequence[evidence.HostSnapshot]) -> list[evidence.HostSnapshot]:
+        """Add the counters that tell what carries the data, of the hosts that may have ranks."""
+        observed, plan = self.observed, self.plan
+        networks = {observed.called(one.host): one for one in plan.networks}
+        before = {observed.called(one.host.name): one.counters for one in observed.workers}
+        local = next(iter(observed.local_names), "")
+        before[local] = observed.own_counters
+        with_ranks = {*plan.with_ranks, *observed.local_names}
+        # Devices that the user names may be others than were planned.
+        named = any(
+            item.name in ("NCCL_IB_HCA", "UCX_NET_DEVICES") and item.source is Source.ENVIRONMENT
+            for item in plan.decisions
+        )
+        found = []
+        for host in hosts:
+            name = local if host.here else host.name
+            if name in with_ranks and name in networks:
+                ports = evidence.counted_ports(
+                    networks[name], rdma=plan.transport in RDMA, any_device=named
+                )
+                counters = {port.name: before[name].get(port.name, {}) for port in ports}
+                left = bool(plan.left_to_mpirun)
+                host = replace(host, counted=ports, counters=counters, may_idle=left)  # noqa: PLW2901
+            found.append(host)
+        return found
 
 
 def snapshot(

@@ -29,6 +29,7 @@ from mpiboot.core.settings import Resolved, Settings
 from mpiboot.hosts import gate, host_shell, hostfiles, remote_commands, stale_processes
 from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.gate import ALL_HOSTS, DoctorLook, GateResult
+from mpiboot.hosts.host_shell import HostAnswer
 from mpiboot.hosts.pairs import PairCheck
 from mpiboot.hosts.pipeline import PipelineOptions
 from mpiboot.job import agent_variables, mpirun_line, names, pods, program_words
@@ -39,7 +40,7 @@ from mpiboot.job.plan_builder import Observed
 from mpiboot.job.program_words import Rendezvous
 from mpiboot.launcher import launch_folder
 from mpiboot.launcher.setup import LauncherPod, access, launcher_pod
-from mpiboot.network import decision, pod, worker_network, worker_pairs
+from mpiboot.network import counters, decision, pod, worker_network, worker_pairs
 from mpiboot.network.decision import DataNetwork
 from mpiboot.network.worker_pairs import Dial
 from mpiboot.ssh import client_start
@@ -135,7 +136,7 @@ def _with_hosts(
     launcher: LauncherPod,
     before: Observed,
     passed: gate.GateResult,
-    own: tuple[PodFacts, int | None],
+    own: tuple[PodFacts, HostAnswer],
 ) -> Observed:
     """Add the results of the gate and this pod's facts."""
     ipv6 = any(":" in worker.address for worker in passed.workers)
@@ -146,7 +147,8 @@ def _with_hosts(
         renamed={**passed.renamed, **_for_mpirun(before, passed, own[0])},
         links=own[0].links,
         own=own[0],
-        own_oom_kills=own[1],
+        own_oom_kills=own[1].oom_kills,
+        own_counters=own[1].counters,
         mpi_ipv6=programs.has_ipv6(before.mpi, launcher.environ) if ipv6 else None,
     )
 
@@ -234,11 +236,12 @@ def _pairs(launcher: LauncherPod) -> PairCheck:
     )
 
 
-def _own_facts(launcher: LauncherPod) -> tuple[PodFacts, int | None]:
-    """Gather this pod's facts, and count its out-of-memory kills as on a worker."""
+def _own_facts(launcher: LauncherPod) -> tuple[PodFacts, HostAnswer]:
+    """Gather this pod's facts, and ask it as a worker is asked."""
     found = facts.gather(launcher.resolved, launcher.environ, sshd="", pid=launcher.pid, mpi=None)
-    answer = programs.run(("/bin/sh", "-c", host_shell.ask("memory")), _PATIENCE)
-    return found, host_shell.read(answer.stdout if answer else "").oom_kills
+    question = host_shell.ask("memory", counters.QUESTION)
+    answer = programs.run(("/bin/sh", "-c", question), _PATIENCE)
+    return found, host_shell.read(answer.stdout if answer else "")
 
 
 def _for_mpirun(before: Observed, passed: gate.GateResult, own: PodFacts) -> dict[str, str]:

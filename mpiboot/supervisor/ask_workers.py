@@ -16,16 +16,18 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 # Run by its path, it must find its package first.
 if __name__ == "__main__":
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 from mpiboot.core.addresses import address_of
-from mpiboot.core.launch_spec import CLIENT_SOCKET, MARK
+from mpiboot.core.launch_spec import CLIENT_SOCKET, MARK, TRANSPORT
+from mpiboot.core.setting_types import ProveTransport
 from mpiboot.hosts import host_shell
 from mpiboot.hosts.host_shell import Connecting, HostAnswer
+from mpiboot.network.counters import QUESTION
 from mpiboot.supervisor import evidence
 from mpiboot.supervisor.asking import ASKS, FarEnd, Found, Request
 from mpiboot.supervisor.evidence import HostSnapshot
@@ -255,6 +257,7 @@ def judge_connection(item: Waiting, far: HostSnapshot | None, answer: HostAnswer
 
 
 _SECONDS: Final = 4.0
+_SECONDS_FOR_PROOF: Final = 60.0  # the job's exit code depends on the answer
 _SECONDS_BESIDE_THE_JOB: Final = 20.0  # its hosts are busy, and nobody waits
 _END: Final = 0.5  # what an agent has that is told to end; then the parent kills it
 T = TypeVar("T")
@@ -267,6 +270,7 @@ _HOSTS: Final = 96
 _FAR_ENDS: Final = 8
 _MEMORY: Final = ("memory", "memory_sizes")
 _QUESTIONS: Final = (*_MEMORY, "began", "disks", "ports")
+Answers: TypeAlias = "dict[str, HostAnswer]"  # by host
 # The launch folder, as the agents know it.
 _AGENT: Final = os.path.join(
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "libexec", "agent"
@@ -339,11 +343,20 @@ async def _resolved(name: str) -> tuple[str, ...] | None:
 
 
 async def _evidence(
-    before: HostSnapshot, command: str, throttle: Throttle, signal: str | None
+    before: HostSnapshot,
+    wanted: Sequence[str],
+    throttle: Throttle,
+    signal: str | None,
+    now: Answers,
 ) -> tuple[evidence.Explanation, ...]:
+    counted = (QUESTION,) if before.counted else ()
+    command = host_shell.ask(*(_MEMORY if before.here else wanted), *counted)
     if before.here:
-        answer = await _ask(before, host_shell.ask(*_MEMORY), throttle)
-        return evidence.judge_here(before, host_shell.read(answer), signal or "") if answer else ()
+        answer = await _ask(before, command, throttle)
+        if not answer:
+            return ()
+        now[before.name] = host_shell.read(answer)
+        return evidence.judge_here(before, now[before.name], signal or "")
     resolving = asyncio.ensure_future(_addresses(before))
     asking = asyncio.ensure_future(_ask(before, command, throttle))
     # A host whose name has gone, or leads elsewhere, needs no further patience.
@@ -355,7 +368,8 @@ async def _evidence(
         return found
     answer = await asking
     if answer:
-        return evidence.judge(before, host_shell.read(answer), signal or "")
+        now[before.name] = host_shell.read(answer)
+        return evidence.judge(before, now[before.name], signal or "")
     return evidence.silent(before) if signal is not None else ()
 
 
@@ -379,7 +393,10 @@ async def _ask_all(
 
 
 async def gather(
-    hosts: tuple[HostSnapshot, ...], program: str = "", killed: tuple[str, str] = ("", "")
+    hosts: tuple[HostSnapshot, ...],
+    program: str = "",
+    killed: tuple[str, str] = ("", ""),
+    now: Answers | None = None,
 ) -> list[str]:
     """Ask hosts, the first ones first; what has not answered in time is left out.
 
@@ -387,15 +404,17 @@ async def gather(
         hosts: whom to ask, in this order.
         program: what they are asked for, whether they can run it.
         killed: the host whose rank was ended first, and by which signal.
+        now: gets what they answered.
     """
     where, signal = killed
     path, here = os.environ.get("PATH", ""), os.getcwd()
-    wanted = host_shell.lacks(program, path, here) if program else ()
-    command = host_shell.ask(*_QUESTIONS, *wanted)
+    wanted = (*_QUESTIONS, *(host_shell.lacks(program, path, here) if program else ()))
     throttle = Throttle(len(hosts))
+    answers = {} if now is None else now
 
     def explain(host: HostSnapshot) -> Coroutine[Any, Any, tuple[evidence.Explanation, ...]]:
-        return _evidence(host, command, throttle, signal if _is(host, where) else None)
+        its = signal if _is(host, where) else None
+        return _evidence(host, wanted, throttle, its, answers)
 
     rows = []
     for host, answer in await _ask_all(hosts, explain, _SECONDS):
@@ -405,6 +424,29 @@ async def gather(
     if throttle.waiting:
         lines.append(f"{throttle.waiting} of {len(hosts)} hosts could not be asked in time")
     return lines
+
+
+async def count(hosts: Sequence[HostSnapshot], now: Answers, *, strict: bool) -> list[str]:
+    """Read the counters of ports and links after a job that ended well."""
+    throttle, command = Throttle(len(hosts)), host_shell.ask(QUESTION)
+    seconds = _SECONDS_FOR_PROOF if strict else _SECONDS
+    for host, output in await _ask_all(hosts, lambda host: _ask(host, command, throttle), seconds):
+        if output:
+            now[host.name] = host_shell.read(output)
+    return []
+
+
+def write_transport(
+    folder: str, hosts: Sequence[HostSnapshot], now: Answers, *, strict: bool
+) -> None:
+    """Write what carried the job's data: whole, as this process may be killed at any time."""
+    from mpiboot.supervisor import transport  # noqa: PLC0415 - for two requests of many
+
+    after = {name: answer.counters for name, answer in now.items() if answer.counters}
+    path = f"{folder}/{TRANSPORT}"
+    with open(f"{path}.part", "w", encoding="utf-8") as file:
+        file.write(transport.to_json(transport.judge(hosts, after, strict=strict)))
+    os.replace(f"{path}.part", path)
 
 
 async def _beside_the_job(
@@ -486,7 +528,18 @@ def main(folder: str, wanted: str, *words: str) -> None:
             key=lambda host: (not host.here, host.name != first, host.name not in pointed_at),
         )
     )
+    now: Answers = {}
+    measured = [host for host in hosts if host.counted]
+
+    strict = request is Request.COUNTERS and first == ProveTransport.FAIL.value
+
+    def told() -> None:
+        if measured and request in (Request.COUNTERS, Request.EVIDENCE):
+            write_transport(folder, measured, now, strict=strict)
+
     match request:
+        case Request.COUNTERS:
+            answer = count(measured, now, strict=strict)
         case Request.OVER:
             answer = tell(hosts, host_shell.order("job_is_over"))
         case Request.FAILED:
@@ -499,17 +552,19 @@ def main(folder: str, wanted: str, *words: str) -> None:
         case Request.IN_MPI:
             answer = in_mpi(by_weight)
         case _:  # Request.EVIDENCE
-            answer = gather(by_weight, program, (first, signal))
-    asyncio.run(_write(answer, leave=request is Request.LOOK_FOR))
+            answer = gather(by_weight, program, (first, signal), now)
+    asyncio.run(_write(answer, told, leave=request is Request.LOOK_FOR))
 
 
-async def _write(asks: Awaitable[list[str]], *, leave: bool) -> None:
+async def _write(asks: Awaitable[list[str]], told: Callable[[], None], *, leave: bool) -> None:
     """Write what is found at once: the end of the loop waits for names that don't resolve.
 
-    ``leave`` without that wait: a nameserver that is silent holds for a minute.
+    ``told`` is called when all is known; ``leave`` without that wait: a nameserver that is silent
+    holds for a minute.
     """
     for line in await asks:
         print(line, flush=True)  # noqa: T201 - this is its purpose
+    told()
     if leave:
         os._exit(0)
 

@@ -17,6 +17,7 @@ from enum import Enum
 from typing import Final
 
 from mpiboot.core.launch_spec import MARK
+from mpiboot.core.setting_types import ProveTransport
 from mpiboot.supervisor.processes import send, unread
 from mpiboot.system.loop import EventLoop
 
@@ -25,6 +26,7 @@ class Request(str, Enum):
     """What the workers are asked or told; the words that follow it are behind each."""
 
     EVIDENCE = "evidence"  # why the job failed: HOST PROGRAM SIGNAL OTHER-HOST...
+    COUNTERS = "counters"  # what carried its data, after a good end: MPIBOOT_PROVE_TRANSPORT
     CONNECTING = "connecting"  # connections that nobody answers, while the job runs: KNOWN...
     LOOK_FOR = "look-for"  # what is found where silent hosts should be: HOST...
     IN_MPI = "in-mpi"  # how many ranks have not left MPI, while the job runs
@@ -60,6 +62,8 @@ _CONNECT: Final = 2
 _CONNECT_BESIDE_THE_JOB: Final = 20
 _FOLDER: Final = os.path.dirname(os.path.abspath(__file__))
 _PATIENCE: Final = 5.0
+# ... where the job's exit code depends on the answer: only a host that hangs takes that long.
+_PATIENCE_FOR_PROOF: Final = 65.0
 # More than this nobody reads.
 _LIMIT: Final = 1 << 16
 
@@ -219,7 +223,8 @@ def ask(
         words: what goes with it.
     """
     child = AskingChild(loop, ASK_WORKERS, folder, environ, request.value, *words)
-    deadline = time.monotonic() + _PATIENCE
+    proof = request is Request.COUNTERS and ProveTransport.FAIL.value in words
+    deadline = time.monotonic() + (_PATIENCE_FOR_PROOF if proof else _PATIENCE)
     while not (child.over or must_end()) and time.monotonic() < deadline:
         loop.wait(deadline)
     child.end()

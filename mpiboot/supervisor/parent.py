@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from dataclasses import replace as with_fields
-from typing import Final
+from typing import Any, Final
 
 from mpiboot.core import log
 from mpiboot.core.checks import BY_REFERENCE, ExitCode
@@ -30,13 +30,12 @@ from mpiboot.core.launch_spec import (
     without_marks,
 )
 from mpiboot.core.wording import counted
-from mpiboot.supervisor import guard
+from mpiboot.supervisor import guard, report
 from mpiboot.supervisor.asking import Request, ask
 from mpiboot.supervisor.judgement import not_startable, proved, verdict_of
 from mpiboot.supervisor.mpirun import Mpirun
 from mpiboot.supervisor.output import OutputWriter
 from mpiboot.supervisor.processes import send, wait_gone
-from mpiboot.supervisor.report import remove_record, tell, tell_not_started, write_record
 from mpiboot.supervisor.signals import ENDING, Signals, by_signal, name
 from mpiboot.supervisor.state import FAMILIES, UNKNOWN, Verdict
 from mpiboot.system import control_groups
@@ -305,12 +304,12 @@ class Parent:
         self._client = 0  # mpiboot's own SSH client
         self._preparation: Preparation | None = None  # whose child is that client
         self._told = 0  # the signal that said that this process is to end
+        self._transport: dict[str, Any] = {}  # what carried the job's data
         self._hurries = False  # a signal has ended the job: not much time is left
 
     def launch(self, pid: int, reader: int) -> int:
         """Wait for the child that prepares, then run mpirun to its end; give the exit code."""
-        if self._options.job_record:
-            remove_record(self._options.job_record)
+        report.remove_record(self._options.job_record)
         preparation = Preparation(pid, reader, self._loop, self._signals, self._options.oom_kills)
         result = preparation.result()
         if isinstance(result, Failure):
@@ -435,6 +434,11 @@ class Parent:
         if shell is not None:
             guard.dismiss(shell)
         verdict = self._passed_on(mpirun.streams.stdout, verdict)
+        verdict, lines = self._explained(spec, verdict)
+        return self._ended(spec, verdict, lines)
+
+    def _explained(self, spec: LaunchSpec, verdict: Verdict) -> tuple[Verdict, tuple[str, ...]]:
+        """Ask the workers what explains a failure, and what carried the data of the job."""
         lines: tuple[str, ...] = ()
         if verdict.code and not verdict.by_signal:
             family = FAMILIES.get(spec.family, UNKNOWN)
@@ -446,7 +450,13 @@ class Parent:
             asked = (verdict.host, program, verdict.signal, *others)
             lines = self._ask(spec.folder, Request.EVIDENCE, *asked)
             verdict, lines = proved(verdict, lines)
-        return self._ended(spec, verdict, lines)
+        elif spec.prove and not verdict.code:
+            self._ask(spec.folder, Request.COUNTERS, spec.prove)
+        measured = spec.prove and not verdict.by_signal
+        self._transport = report.tell_transport(spec) if measured else {"planned": spec.transport}
+        if not verdict.code and report.fails(spec, self._transport):
+            verdict = verdict_of("transport", self._transport["message"])
+        return verdict, lines
 
     def _become(self, spec: LaunchSpec, preparation: Preparation) -> int:
         """Become mpirun; a signal that comes before that ends this process.
@@ -468,18 +478,18 @@ class Parent:
 
     def _not_started(self, failure: Failure) -> None:
         seconds = time.monotonic() - self._began
-        tell_not_started(failure, seconds, self._options.termination_log)
+        report.tell_not_started(failure, seconds, self._options.termination_log)
         self._record(failure, seconds)
 
     def _record(
         self, end: Verdict | Failure, seconds: float, spec: LaunchSpec | None = None
     ) -> None:
         if self._options.job_record:
-            write_record(self._options.job_record, end, seconds, spec)
+            report.write_record(self._options.job_record, end, seconds, spec, self._transport)
 
     def _ended(self, spec: LaunchSpec, verdict: Verdict, lines: tuple[str, ...] = ()) -> int:
         seconds = time.monotonic() - self._began
-        why = tell(verdict, spec, seconds, self._options.termination_log, lines)
+        why = report.tell(verdict, spec, seconds, self._options.termination_log, lines)
         hold = 0.0 if verdict.by_signal else self._options.hold_on_failure
         if spec.attempt:
             self._tell_workers(spec.folder, spec.attempt, why, hold)

@@ -10,13 +10,14 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from mpiboot.core import log
 from mpiboot.core.checks import BY_REFERENCE
 from mpiboot.core.errors import MpibootError
-from mpiboot.core.launch_spec import Failure, LaunchSpec
+from mpiboot.core.launch_spec import TRANSPORT, Failure, LaunchSpec
 from mpiboot.core.model import Finding, Level
+from mpiboot.core.setting_types import ProveTransport
 from mpiboot.core.wording import counted
 from mpiboot.supervisor.state import Verdict
 
@@ -178,8 +179,38 @@ def remove_record(path: str) -> None:
             os.unlink(path)
 
 
+def tell_transport(spec: LaunchSpec) -> dict[str, Any]:
+    """Log what carried the job's data; give what is recorded of it."""
+    try:
+        with open(f"{spec.folder}/{TRANSPORT}", encoding="utf-8") as file:
+            told = json.load(file)
+    except (OSError, ValueError):  # who asked did not end in time
+        message = "the workers' counters were not read"
+        told = {"verdict": "unknown", "message": message, "lines": [], "warns": False}
+    for line in told.pop("lines"):
+        log.info("transport", line, verdict=told["verdict"])
+    strict, message = spec.prove == ProveTransport.FAIL.value, told["message"]
+    if strict and told["verdict"] == "unknown":
+        message = f"MPIBOOT_PROVE_TRANSPORT=fail has nothing to go by: {message}"
+        log.finding(Finding("transport", Level.WARN, message))
+    elif told.pop("warns") and not strict:
+        hint = BY_REFERENCE["transport"].hint
+        log.finding(Finding("transport", Level.WARN, message, hint=hint))
+    return {**told, "planned": spec.transport}
+
+
+def fails(spec: LaunchSpec, transport: Mapping[str, Any]) -> bool:
+    """Whether a job that ended well fails by what carried its data."""
+    strict = spec.prove == ProveTransport.FAIL.value
+    return strict and transport.get("verdict") == "unused" and transport["planned"] != "TCP"
+
+
 def write_record(
-    path: str, end: Verdict | Failure, seconds: float, spec: LaunchSpec | None = None
+    path: str,
+    end: Verdict | Failure,
+    seconds: float,
+    spec: LaunchSpec | None = None,
+    transport: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the job's end for programs, whole or not at all; a warning where it can't be written.
 
@@ -188,6 +219,7 @@ def write_record(
         end: how it ended, or why mpirun was not started.
         seconds: how long it all took, from the launcher's start.
         spec: what was started; None where nothing was.
+        transport: what carried the data.
     """
     if isinstance(end, Failure):
         reference = end.reference
@@ -202,7 +234,7 @@ def write_record(
         "hosts": spec.with_ranks if spec else (),
         "ranks": spec.ranks if spec else None,
         "seconds": round(seconds, 3),
-        "transport": {**_NO_TRANSPORT, "planned": spec.transport if spec else "none"},
+        "transport": {**_NO_TRANSPORT, **(transport or {})},
     }
     # Loaded late: few jobs have a record, and pathlib costs a megabyte while the job runs.
     from pathlib import Path  # noqa: PLC0415

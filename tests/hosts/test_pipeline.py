@@ -365,7 +365,7 @@ def test_workers_are_asked_by_the_gates_one_command() -> None:
         changed=lambda: None,
         options=PipelineOptions(mpirun="/opt/mpirun"),
     )
-    wanted = host_shell.gate("/opt/mpirun", attempt="me@now@1", may_disconnect=True)
+    wanted = host_shell.gate("/opt/mpirun", attempt="me@now@1", may_disconnect=True, traffic=True)
     assert made._command == wanted
 
 

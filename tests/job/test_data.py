@@ -13,6 +13,7 @@ from mpiboot.job.plan_builder import Observed, PlanBuilder
 from mpiboot.network import worker_network
 from mpiboot.network.records import Transport
 from tests.fakes.plans import PATHS, POD, hosts, link, observed, planned, reason
+from tests.fakes.workers import sriov
 
 both = pytest.mark.parametrize("family", ["openmpi4", "openmpi5"])
 TCP = {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "UCX_NET_DEVICES"}
@@ -198,3 +199,32 @@ def test_what_was_decided_while_waiting_is_not_decided_again() -> None:
     plan = planned("./train", replace(seen, networks=networks))
     assert plan.rows == ()
     assert planned("./train", seen).rows
+
+
+def with_rdma(seen: Observed) -> Observed:
+    """Give each worker the facts of a pod with an SR-IOV VF."""
+    found = tuple(
+        replace(worker, facts=sriov(place).facts) for place, worker in enumerate(seen.workers)
+    )
+    return replace(seen, workers=found)
+
+
+@pytest.mark.parametrize(
+    ("environ", "flags", "proved"),
+    [
+        ({}, {}, True),
+        ({"NCCL_IB_DISABLE": "0"}, {}, True),
+        ({"NCCL_IB_DISABLE": "1"}, {}, False),
+        ({"NCCL_NET": "Socket"}, {}, False),
+        ({"UCX_TLS": "tcp"}, {}, True),
+        ({}, {"prove_transport": "off"}, False),
+        ({}, {"data_network": "off"}, False),
+    ],
+)
+def test_counters_prove_what_was_planned_unless_the_user_wants_another_way(
+    environ: dict[str, str], flags: dict[str, str], *, proved: bool
+) -> None:
+    plan = planned("./train", with_rdma(observed("openmpi5", {**POD, **environ})), flags)
+    assert plan.proved == proved
+    assert not planned("./train", observed("openmpi5")).proved
+    assert planned("./train", with_links(observed("openmpi5"), "net1", "net1")).proved

@@ -27,6 +27,7 @@ from mpiboot.supervisor import evidence, host_watch
 from mpiboot.system import keys, os_calls
 from tests.fakes import plans
 from tests.fakes.worker import HAVE_SSH
+from tests.fakes.workers import sriov
 
 needs_ssh = pytest.mark.skipif(not HAVE_SSH, reason="no ssh")
 
@@ -412,3 +413,34 @@ def test_a_users_own_agent_is_kept_where_kubectl_enters_pods(tmp_path: Path) -> 
     assert "user_agent=/etc/mpi/kubexec.sh\nclient=''\n" in text
     assert "remote_end" not in text
     assert launch.spec({}, {}, (), attempt="").remote == "ssh"
+
+
+@needs_ssh
+@pytest.mark.parametrize("own_value", ["", "=mlx5_3:1"], ids=["planned", "named by the user"])
+def test_the_hosts_with_ranks_are_kept_with_their_counters(tmp_path: Path, own_value: str) -> None:
+    seen = plans.observed(renamed=RENAMED)
+    environ = {**seen.environ, **({"NCCL_IB_HCA": own_value} if own_value else {})}
+    counters = {"mlx5_3:1": {"port_xmit_data": 7}, "eth0": {"tx_bytes": 8}, "lo": {"tx_bytes": 9}}
+    found = tuple(
+        replace(worker, facts=sriov(place).facts, counters=counters)
+        for place, worker in enumerate(seen.workers)
+    )
+    launch = made(tmp_path, replace(seen, environ=environ, workers=found))
+    launch.write()
+    spec = launch.spec({}, {}, (), attempt="a")
+    assert (spec.transport, spec.prove) == ("RoCE", "warn")
+    assert spec.with_ranks == ("w-0.job.ns.svc", "ip-w-1")
+    own, *hosts = evidence.from_json(text_of(launch))
+    assert own.counted == ()
+    for host in hosts:
+        assert [port.name for port in host.counted] == ["mlx5_3:1", "eth0", "net1"]
+        assert host.counters == {name: counters.get(name, {}) for name in host.counters}
+        assert host.counters.keys() == {"mlx5_3:1", "eth0", "net1"}
+    # One host with ranks moves nothing between hosts.
+    launch = replace(launch, plan=replace(launch.plan, with_ranks=("ip-w-1",)))
+    assert launch.spec({}, {}, (), attempt="a").prove == ""
+    assert all(not host.counted for host in evidence.from_json(text_of(launch)))
+
+
+def text_of(launch: launch_folder.Launch) -> str:
+    return (Path(launch.where.launch_dir) / evidence.FILE).read_text()

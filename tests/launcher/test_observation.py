@@ -19,6 +19,7 @@ from mpiboot.core.setting_types import LogFormat
 from mpiboot.core.settings import resolve
 from mpiboot.hosts import gate, host_shell, remote_commands
 from mpiboot.hosts.gate import GateResult
+from mpiboot.hosts.host_shell import HostAnswer
 from mpiboot.hosts.pairs import PairCheck
 from mpiboot.job.mpirun_line import read
 from mpiboot.job.plan_builder import LauncherLimits
@@ -69,7 +70,9 @@ def test_an_mpi_is_asked_for_ipv6_where_a_worker_needs_it(
     passed = GateResult(workers, (), {"w-0": "w-0.long"}, {})
     (facts,) = {worker.facts for worker in seen.workers[:1]}
     assert facts
-    found = observation._with_hosts(launcher, replace(seen, client=SSH), passed, (facts, 3))
+    found = observation._with_hosts(
+        launcher, replace(seen, client=SSH), passed, (facts, HostAnswer(3))
+    )
     assert found.client == SSH
     assert len(calls) == asked
     assert found.mpi_ipv6 is (False if asked else None)
@@ -225,9 +228,9 @@ def test_too_few_slots_are_told_before_any_host_is_waited_for(
 def test_the_pods_own_kills_are_counted_as_a_workers_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_shell, "ask", lambda what: f"echo mpiboot-oom 3  # {what}")
-    found, ooms = observation._own_facts(replace(pod(tmp_path), pid=4711))
-    assert ooms == 3
+    monkeypatch.setattr(host_shell, "ask", lambda *what: f"echo mpiboot-oom 3  # {what}")
+    found, answer = observation._own_facts(replace(pod(tmp_path), pid=4711))
+    assert answer.oom_kills == 3
     assert found.hostname
 
 
@@ -346,7 +349,7 @@ def test_what_was_found_is_what_the_plan_is_made_from(tmp_path: Path) -> None:
     passed = GateResult((), (Host("me"),), {}, {})
     launcher = pod(tmp_path)
     before = observation._before_hosts(launcher, listed.hostfile, listed.mpi, listed.line)
-    found = observation._with_hosts(launcher, before, passed, (facts, None))
+    found = observation._with_hosts(launcher, before, passed, (facts, HostAnswer()))
     assert found.client is not None
     assert found.client.name == "ssh-client"
     assert found.local == passed.local

@@ -11,9 +11,12 @@ from pathlib import Path
 import pytest
 
 from mpiboot.core.model import Fabric, Host
+from mpiboot.core.settings import Settings
 from mpiboot.hosts import host_shell
 from mpiboot.job import names
 from mpiboot.launcher import launch_folder
+from mpiboot.network import worker_network
+from mpiboot.network.counters import CountedPort
 from mpiboot.supervisor import ask_workers, evidence
 from tests.fakes import plans, workers
 
@@ -279,3 +282,44 @@ def test_a_name_that_is_gone_is_gone_though_the_world_outside_fails(
     found = asyncio.run(ask_workers._addresses(before))
     assert len(evidence.unreachable(before, found)) == findings
     assert found == {socket.EAI_NONAME: (), socket.EAI_AGAIN: None, None: (before.address,)}[own]
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode", "shared"),
+    [("vf", "shared", False), ("physical", "shared", True), ("physical", "exclusive", False)],
+    ids=["VF", "whole HCA", "whole HCA of this pod"],
+)
+def test_what_is_counted_are_the_rails_and_the_links(kind: str, mode: str, *, shared: bool) -> None:
+    seen = workers.sriov()
+    assert seen.facts
+    fabric = replace(seen.facts.fabric, netns_mode=mode)
+    links = tuple(
+        replace(link, kind=kind) if link.name == "net1" else link for link in seen.facts.links
+    )
+    seen = replace(seen, facts=replace(seen.facts, fabric=fabric, links=links))
+    network = worker_network.choose(seen, Settings())
+    port, *links_counted = evidence.counted_ports(network, rdma=True)
+    assert port == CountedPort("mlx5_3:1", "net1", data=True, rdma=True, rate=100e9, shared=shared)
+    assert [(link.name, link.data) for link in links_counted] == [("eth0", False), ("net1", False)]
+    eth0, net1 = evidence.counted_ports(network, rdma=False)
+    assert (eth0.data, net1.data) == (False, True)
+    assert evidence.counted_ports(replace(network, facts=None), rdma=True) == ()
+
+
+def test_devices_that_the_user_may_name_are_counted_too() -> None:
+    seen = workers.sriov()
+    assert seen.facts
+    more = workers.device("mlx5_9", workers.port(netdev="other"), index=9, pci="0000:07:00.0")
+    closed = workers.device("mlx5_8", workers.port(), index=8, open_error="gone")
+    fabric = replace(seen.facts.fabric, devices=(*seen.facts.fabric.devices, more, closed))
+    network = worker_network.choose(
+        replace(seen, facts=replace(seen.facts, fabric=fabric)), Settings()
+    )
+    found = evidence.counted_ports(network, rdma=True, any_device=True)
+    assert [port.name for port in found if port.rdma] == ["mlx5_3:1", "mlx5_9:1"]
+
+
+def test_counters_are_read_back_as_they_were_written() -> None:
+    ports = (CountedPort("mlx5_3:1", "net1", data=True, rdma=True),)
+    host = replace(BEFORE, counted=ports, counters={"mlx5_3:1": {"port_xmit_data": 7}})
+    assert evidence.from_json(evidence.to_json([host])) == (host,)

@@ -35,6 +35,7 @@ from mpiboot.core.launch_spec import (
     to_line,
 )
 from mpiboot.core.setting_types import LogFormat, LogLevel
+from mpiboot.network.counters import CountedPort
 from mpiboot.supervisor import evidence, guard
 from tests.waiting import until
 
@@ -1332,3 +1333,68 @@ def test_a_program_reads_the_end_in_the_job_s_record(rig: Rig, *, started: bool)
     found = json.loads(record.read_text())
     reference = "mpirun" if started else "workers-unreachable"
     assert (found["exit"], found["reference"]) == (code, reference)
+
+
+# What a worker's shell would print of its ports: no machine here has such.
+RAIL = "/sys/class/infiniband/mlx5_1/ports/1/counters/port_"
+NET_DEV = "/proc/net/dev:eth0: {0} 0 0 0 0 0 0 0 {0} 0 0 0 0 0 0 0"
+
+
+def counted_hosts(rig: Rig, *names: str) -> None:
+    """Write what the gate saw of workers whose counters all stood at 0."""
+    ports = (
+        CountedPort("mlx5_1:1", "net1", data=True, rdma=True),
+        CountedPort("eth0", "eth0", data=False, rdma=False),
+    )
+    before = {
+        "mlx5_1:1": {"port_xmit_data": 0, "port_rcv_data": 0},
+        "eth0": {"tx_bytes": 0, "rx_bytes": 0},
+    }
+    hosts = [
+        evidence.HostSnapshot(name, "", WORKER, name, counted=ports, counters=before)
+        for name in names
+    ]
+    (rig.folder / evidence.FILE).write_text(evidence.to_json(hosts))
+    rig.spec = replace(rig.spec, transport="RoCE", with_ranks=names)
+
+
+@pytest.mark.parametrize(
+    ("prove", "sent", "code", "verdict", "said"),
+    [
+        ("warn", 1 << 30, 0, "ok", "mlx5_1 on net1 sent 1 GiB per worker (RDMA); eth0 1 GiB\n"),
+        ("warn", 0, 0, "unused", "warning: [transport] RDMA was planned, but no byte went"),
+        ("fail", 1 << 30, 0, "ok", "mlx5_1 on net1 sent 1 GiB per worker (RDMA); eth0 1 GiB\n"),
+        ("fail", 0, 76, "unused", "error: [transport] job ended: "),
+        ("fail", None, 0, "unknown", "MPIBOOT_PROVE_TRANSPORT=fail has nothing to go by: w-0, w-1"),
+        ("", 0, 0, "none", ""),
+    ],
+    ids=["used", "unused", "fail used", "fail unused", "not readable", "off"],
+)
+def test_what_carried_the_data_is_said_and_may_fail_the_job(
+    rig: Rig, prove: str, sent: int | None, code: int, verdict: str, said: str
+) -> None:
+    counted_hosts(rig, "w-0", "w-1")
+    names = () if sent is None else ("xmit_data", "rcv_data")
+    lines = [f"echo {RAIL}{name}:{(sent or 0) // 4}" for name in names]
+    rig.ssh("\n".join((*lines, f"echo '{NET_DEV.format(1 << 30)}'")))
+    record = rig.folder / "job.json"
+    rig.options = replace(rig.options, job_record=str(record))
+    rig.spec = replace(rig.spec, prove=prove)
+    status, _, message = rig.run("exit 0")
+    assert status == code, message
+    assert said in message
+    assert ("data: " in message) == bool(prove)
+    told = json.loads(record.read_text())["transport"]
+    assert (told["planned"], told["verdict"]) == ("RoCE", verdict)
+    if code:
+        assert rig.log.read_text().startswith("transport: RDMA was planned, but no byte went ")
+
+
+def test_a_failed_job_keeps_its_own_verdict_whatever_carried_its_data(rig: Rig) -> None:
+    counted_hosts(rig, "w-0")
+    rig.ssh(f"echo {RAIL}xmit_data:4; echo {RAIL}rcv_data:8; echo mpiboot-oom 1")
+    rig.spec = replace(rig.spec, prove="fail")
+    code, _, message = rig.run("exit 3")
+    assert code == 3
+    assert "mpiboot: data: mlx5_1 on net1 sent 16 bytes per worker (RDMA)" in message
+    assert "job ended: " in last(message)

@@ -269,7 +269,7 @@ def test_a_record_of_the_job_is_written_for_programs(
     tmp_path: Path, end: Verdict | Failure, of: LaunchSpec | None, wanted: dict[str, object]
 ) -> None:
     path = tmp_path / "job.json"
-    write_record(str(path), end, 61.23456, of)
+    write_record(str(path), end, 61.23456, of, {"planned": of.transport} if of else None)
     record = json.loads(path.read_text())
     assert (record["version"], record["seconds"]) == (1, 61.235)
     assert record | wanted == record

@@ -6,10 +6,12 @@ addresses of one machine, so both ends are on its one device, whose GID index is
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from tests.vm.inside.machine import devinfo, has_gid, pod, rail, run
 
@@ -50,6 +52,26 @@ def start(name: str, *words: str, **more: str) -> subprocess.Popen[str]:
     )
 
 
+def launched(name: str, *program: str) -> tuple[int, str, dict[str, Any]]:
+    """Run a launcher to its end; give its exit code, what it printed, and the job's record."""
+    launcher = start(
+        name,
+        *("launcher", "--hostfile", str(FOLDER / "hostfile"), "--", *program),
+        MPIBOOT_DATA_IFNAME="rail0",
+        MPIBOOT_PROVE_TRANSPORT="fail",
+        MPIBOOT_JOB_RECORD=str(FOLDER / f"{name}.json"),
+        # It would take index 0, so that the right one must be in a variable.
+        MPIBOOT_NCCL_VERSION="2.20.5",
+        # These "hosts" share one /dev/shm, where ranks would read each other's segments.
+        OMPI_MCA_btl="self,tcp",
+    )
+    try:
+        message, _ = launcher.communicate(timeout=500)
+    finally:
+        launcher.kill()
+    return launcher.returncode, message, json.loads((FOLDER / f"{name}.json").read_text())
+
+
 def test_ranks_use_the_device_and_the_index_that_were_delivered() -> None:
     rail(0, mtu=4200)
     pod("other", 9)
@@ -73,26 +95,27 @@ def test_ranks_use_the_device_and_the_index_that_were_delivered() -> None:
         start(address, "worker", "--control-ifname", address, MPIBOOT_SSHD="embedded")
         for address in ADDRESSES
     ]
-    launcher = start(
-        "launcher",
-        *("launcher", "--hostfile", str(FOLDER / "hostfile"), "--", "sh", f"{FOLDER}/rank.sh"),
-        MPIBOOT_DATA_IFNAME="rail0",
-        # It would take index 0, so that the right one must be in a variable.
-        MPIBOOT_NCCL_VERSION="2.20.5",
-        # These "hosts" share one /dev/shm, where ranks would read each other's segments.
-        OMPI_MCA_btl="self,tcp",
-    )
     try:
-        message, _ = launcher.communicate(timeout=500)
+        code, message, record = launched("launcher", "sh", f"{FOLDER}/rank.sh")
+        moved = int(COUNTER.read_text()) - before
+        tcp, _, fallen_back = launched("tcp", "true")
     finally:
-        for program in (launcher, *workers):
-            program.kill()
         for worker in workers:
+            worker.kill()
             worker.communicate()
 
-    assert launcher.returncode == 0
+    assert code == 0
+    carried = record["transport"]
+    assert (carried["planned"], carried["verdict"]) == ("RoCE", "ok")
+    for ports in carried["hosts"].values():
+        port = ports["rxe0:1"]
+        assert (port["unit"], port["link"], port["rdma"]) == ("packets", "rail0", True)
+        assert port["sent"] == moved
+    # Ranks that leave the device alone: the job ends well, and fails for that.
+    assert (tcp, fallen_back["reference"]) == (76, "transport")
+    assert "but no packet went through rxe0 on rail0 on 2 of 2 workers" in fallen_back["reason"]
     assert index not in (0, 1)
     assert message.count("GID ::ffff:10.9.0.1\n") == 4, (
         message
     )  # each end says its own and the peer's
-    assert int(COUNTER.read_text()) - before > 2 * 20 * 65536 // 4096
+    assert moved > 2 * 20 * 65536 // 4096

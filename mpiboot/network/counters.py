@@ -1,0 +1,154 @@
+"""What RDMA ports and links count: under which names, in what unit, and what it means. Pure.
+
+The names are those of the drivers' tables of counters in the kernel (``counters`` and
+``hw_counters`` of a port in sysfs); ``counters`` of ``libexec/environs`` prints them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+# By port (mlx5_1:1) or link (eth0), and by name.
+Counters: TypeAlias = "Mapping[str, Mapping[str, int]]"
+
+BYTES: Final = "bytes"
+PACKETS: Final = "packets"
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Counters of what went through a port: their names, and what one of them is worth.
+
+    ``most`` is where a counter stays instead of beginning anew; 0 where it never gets there.
+    """
+
+    sent: tuple[str, ...]
+    received: tuple[str, ...]
+    unit: str = BYTES
+    scale: int = 1
+    most: int = 0
+
+
+# The first row whose counters a port has is the one that counts.
+TRAFFIC: Final = (
+    # InfiniBand's PortCounters, in words of four bytes (Documentation/ABI/stable/
+    # sysfs-class-infiniband). A port without the extended ones has 32 bits, which saturate.
+    Traffic(("port_xmit_data",), ("port_rcv_data",), scale=4, most=(1 << 32) - 1),
+    Traffic(("tx_bytes",), ("rx_bytes",)),  # efa, bnxt_re, and each link
+    Traffic(("ip4OutOctets", "ip6OutOctets"), ("ip4InOctets", "ip6InOctets")),  # irdma
+    Traffic(("sent_pkts",), ("rcvd_pkts",), PACKETS),  # rxe
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CountedPort:
+    """A port or link whose counters are compared before and after a job.
+
+    ``name`` is mlx5_1:1 or eth0, ``link`` the one above a port; ``data`` where the job's data was
+    planned to go; ``rate`` in bits per second, 0 where not known; ``shared`` where it counts other
+    pods' traffic too; ``idle`` are bytes that it may move while no job uses it.
+    """
+
+    name: str
+    link: str
+    data: bool
+    rdma: bool
+    rate: float = 0.0
+    shared: bool = False
+    idle: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Counters that explain a slow or failed job; ``fault`` where a healthy one has none."""
+
+    what: str
+    meaning: str
+    listed: str
+    fault: bool = True
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The counters' names."""
+        return tuple(self.listed.split())
+
+
+_LOST: Final = "packets were lost on the way (flow control or ECN of switches and node, MTU)"
+_SILENT: Final = "the far end did not answer in time: lost packets, a dead path, a stopped host"
+KINDS: Final = (
+    Kind(
+        "packets out of sequence",
+        _LOST,
+        "out_of_sequence packet_seq_err seq_err_naks_rcvd out_of_seq_request rcvd_seq_err",
+    ),
+    Kind(
+        "retransmissions",
+        "packets were sent again, as some were lost",
+        "roce_adp_retrans to_retransmits retrans_pkts tcpRetransSegs RetransSegs "
+        "completer_retry_err",
+    ),
+    Kind(
+        "ACK timeouts",
+        _SILENT,
+        "local_ack_timeout_err retrans_timeout_events unresponsive_remote_events",
+    ),
+    Kind(
+        "retries that were given up",
+        "connections failed after all retries",
+        "req_transport_retries_exceeded max_retry_exceeded retry_exceeded_err",
+    ),
+    Kind(
+        "discards",
+        "ports dropped packets: a full queue, or a link that was down",
+        "port_xmit_discards tx_roce_discards rx_roce_discards rx_drops ip4InDiscards ip6InDiscards",
+    ),
+    Kind(
+        "receivers that were not ready",
+        "a rank was slow to take what came",
+        "out_of_buffer rnr_nak_retry_err rnr_naks_rcvd rcvd_rnr_err send_rnr_err",
+    ),
+    Kind(
+        "errors of the link",
+        "the cable, its transceiver or the switch port",
+        "symbol_error link_error_recovery link_downed port_rcv_errors "
+        "port_rcv_remote_physical_errors local_link_integrity_errors "
+        "excessive_buffer_overrun_errors",
+    ),
+    Kind(
+        "congestion notices (ECN)",
+        "the network was full and slowed senders down, as it should",
+        "np_cnp_sent np_ecn_marked_roce_packets rp_cnp_handled tx_cnp_pkts rx_cnp_pkts "
+        "rx_ecn_marked_pkts cnpSent cnpHandled RxECNMrkd",
+        fault=False,
+    ),
+    Kind(
+        "waits for credits",
+        "ports had data and were not let send (InfiniBand's flow control)",
+        "port_xmit_wait",
+        fault=False,
+    ),
+)
+EXPLAINING: Final = tuple(name for row in KINDS for name in row.names)
+_NAMES: Final = (*(name for row in TRAFFIC for name in (*row.sent, *row.received)), *EXPLAINING)
+# For a host's shell: the function of libexec/environs with its words.
+QUESTION: Final = f"counters {' '.join(_NAMES)}"
+
+_OF_PORT: Final = re.compile(
+    r"/sys/class/infiniband/([^/]+)/ports/(\d+)/(?:hw_)?counters/(\w+):(\d+)", re.ASCII
+)
+# /proc/net/dev: eight columns of what was received, then those of what was sent.
+_OF_LINK: Final = re.compile(r"/proc/net/dev:\s*(\S+):\s*(\d+)(?:\s+\d+){7}\s+(\d+)\s", re.ASCII)
+
+
+def read(lines: Iterable[str]) -> dict[str, dict[str, int]]:
+    """Read what the shell function prints; other lines are passed over."""
+    found: dict[str, dict[str, int]] = {}
+    for line in lines:
+        if port := _OF_PORT.fullmatch(line):
+            found.setdefault(f"{port[1]}:{port[2]}", {})[port[3]] = int(port[4])
+        elif link := _OF_LINK.match(line):
+            found[link[1]] = {"rx_bytes": int(link[2]), "tx_bytes": int(link[3])}
+    return found

@@ -1,0 +1,301 @@
+"""What carried a job's data: counters of ports and links before and after it, compared. Pure.
+
+That a port moved nothing is proof; that it moved much is none where other pods use it too. What
+can't be read, began anew or stopped at its largest value is not known, and is said.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from statistics import median
+from typing import Any, Final
+
+from mpiboot.core.wording import counted, first_few, size_of
+from mpiboot.network.counters import BYTES, EXPLAINING, KINDS, TRAFFIC, CountedPort, Counters
+from mpiboot.supervisor.evidence import HostSnapshot
+
+# A worker that sent less beside the planned ports proves no fallback: name services, logs, the
+# bootstrap of NCCL and MPI, a hello world.
+_MUCH: Final = 64 << 20
+# Links that sent less are not shown, but for the control link's place in the line.
+_SHOWN: Final = 1 << 20
+# Of more rails the sum is shown.
+_RAILS: Final = 4
+
+
+class Use(str, Enum):
+    """Whether the data went as planned; ``NONE`` where that was not looked at."""
+
+    OK = "ok"
+    UNUSED = "unused"
+    UNKNOWN = "unknown"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class TransportReport:
+    """What carried the data.
+
+    ``message`` is the verdict's sentence; ``lines`` are for the log; ``hosts`` has each port's
+    traffic by host and name, and ``moved`` the sums of counters that explain something.
+    """
+
+    verdict: Use = Use.NONE
+    message: str = ""
+    warns: bool = False
+    lines: tuple[str, ...] = ()
+    hosts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    moved: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PortTraffic:
+    """What went through one port; None is not known, and ``why`` says so."""
+
+    port: CountedPort
+    sent: int | None = None
+    received: int | None = None
+    unit: str = BYTES
+    why: str = ""
+
+    @property
+    def total(self) -> int | None:
+        """Both directions together."""
+        known = self.sent is not None and self.received is not None
+        return (self.sent or 0) + (self.received or 0) if known else None
+
+
+def traffic(port: CountedPort, before: Mapping[str, int], after: Mapping[str, int]) -> PortTraffic:
+    """Compare two readings of one port's counters."""
+    both = before.keys() & after.keys()
+    row = next((row for row in TRAFFIC if both & {*row.sent} and both & {*row.received}), None)
+    if row is None:
+        # Without a network namespace of its own for RDMA (netns mode "shared") the kernel shows a
+        # pod's devices without these files: is_full_dev in its infiniband/core/sysfs.c.
+        return PortTraffic(port, why="this pod can't read its counters")
+    sums = []
+    for names in (row.sent, row.received):
+        pairs = [(before[name], after[name]) for name in names if name in both]
+        if any(row.most and now == row.most for _, now in pairs):
+            return PortTraffic(port, unit=row.unit, why="a counter stopped at its largest value")
+        if any(now < then for then, now in pairs):
+            return PortTraffic(port, unit=row.unit, why="a counter began anew meanwhile")
+        sums.append(sum(now - then for then, now in pairs) * row.scale)
+    return PortTraffic(port, sums[0], sums[1], row.unit)
+
+
+@dataclass(frozen=True, slots=True)
+class HostTraffic:
+    """What went through the ports of one host; ``may_idle`` where it may have had no rank."""
+
+    host: str
+    ports: tuple[PortTraffic, ...]
+    may_idle: bool
+
+    @property
+    def data(self) -> tuple[PortTraffic, ...]:
+        """The ports that were planned for the data."""
+        return tuple(item for item in self.ports if item.port.data)
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether it sent much by other ways."""
+        return sum(item.sent or 0 for item in self.ports if not item.port.data) >= _MUCH
+
+    @property
+    def used(self) -> bool:
+        """Whether data went as planned."""
+        return any((item.total or 0) > item.port.idle for item in self.data)
+
+    def unused(self, *, strict: bool) -> bool:
+        """Whether nothing went as planned; with ``strict`` even where little was sent at all."""
+        totals = [item.total for item in self.data]
+        if self.used or not totals or None in totals:
+            return False
+        return self.elsewhere or (strict and not self.may_idle and not any(totals))
+
+
+def judge(
+    hosts: Iterable[HostSnapshot], after: Mapping[str, Counters], *, strict: bool
+) -> TransportReport:
+    """Say what carried the data of a job.
+
+    Args:
+        hosts: what the gate saw of them.
+        after: the counters at the end, of the hosts that told them.
+        strict: whether a worker that sent little at all counts as well.
+    """
+    found = [_of_host(host, after.get(host.name)) for host in hosts if host.counted]
+    if not found:
+        return TransportReport()
+    rdma = any(item.port.rdma for host in found for item in host.data)
+    unused = [host for host in found if host.unused(strict=strict)]
+    lines = [f"data: {'; '.join(_amounts(found, rdma=rdma))}"]
+    moved = [(host.name, _moved(host, after.get(host.name, {}))) for host in hosts if host.counted]
+    lines += _explained(moved)
+    if unused:
+        verdict, message = Use.UNUSED, _why_unused(unused, len(found), rdma=rdma)
+    elif all(host.used for host in found):
+        verdict, message = Use.OK, lines[0]
+    else:
+        verdict, message = Use.UNKNOWN, _why_unknown(found)
+    totals: Counter[str] = Counter()
+    for _, grown in moved:
+        totals.update(grown)
+    return TransportReport(
+        verdict,
+        message,
+        rdma and bool(unused),
+        tuple(lines),
+        {host.host: {item.port.name: _as_json(item) for item in host.ports} for host in found},
+        dict(totals),
+    )
+
+
+def _of_host(host: HostSnapshot, now: Counters | None) -> HostTraffic:
+    if now is None:
+        ports = tuple(PortTraffic(port, why="it did not answer") for port in host.counted)
+    else:
+        ports = tuple(
+            traffic(port, host.counters.get(port.name, {}), now.get(port.name, {}))
+            for port in host.counted
+        )
+    return HostTraffic(host.name, ports, host.may_idle)
+
+
+def _as_json(item: PortTraffic) -> dict[str, Any]:
+    port = item.port
+    return {
+        "link": port.link,
+        "rdma": port.rdma,
+        "sent": item.sent,
+        "received": item.received,
+        "unit": item.unit,
+        "shared": port.shared,
+        "rate": port.rate,
+    }
+
+
+def _label(ports: Iterable[CountedPort]) -> str:
+    """Name ports as people do: a device by its name where that has one port, and its link."""
+    listed = list(dict.fromkeys(ports))
+    names = first_few(dict.fromkeys(item.name.removesuffix(":1") for item in listed))
+    links = {item.link for item in listed if item.link}
+    return f"{names} on {links.pop()}" if len(links) == 1 and listed[0].rdma else names
+
+
+def _size(number: float, unit: str) -> str:
+    return size_of(round(number)) if unit == BYTES else f"{round(number):,} {unit}"
+
+
+def _typical(values: Mapping[str, int], unit: str) -> str:
+    """Give the median, and the range where workers differ."""
+    middle = median(values.values())
+    low, high = (kind(values, key=lambda host: values[host]) for kind in (min, max))
+    text = f"{_size(middle, unit)} per worker"
+    if values[high] - values[low] <= middle / 10 or values[high] < _SHOWN:
+        return text
+    return f"{text} ({_size(values[low], unit)} on {low} to {_size(values[high], unit)} on {high})"
+
+
+def _amounts(hosts: Sequence[HostTraffic], *, rdma: bool) -> Iterable[str]:
+    """Say what the planned ports sent, rail by rail, and then the other links."""
+    rails: dict[str, list[tuple[str, PortTraffic]]] = {}
+    others: dict[str, list[int]] = {}
+    shared: set[str] = set()
+    for host in hosts:
+        for item in host.ports:
+            if item.port.data:
+                rail = item.port.link or item.port.name
+                rails.setdefault(rail, []).append((host.host, item))
+            elif item.sent is not None:
+                others.setdefault(item.port.name, []).append(item.sent)
+                shared |= {item.port.name} if item.port.shared else set()
+    unmoved = [name for name, items in rails.items() if not any(item.total for _, item in items)]
+    groups = [*rails.values()]
+    if len(groups) > _RAILS:
+        groups = [[pair for group in groups for pair in group]]
+    for group in groups:
+        yield from _of_rail(group, rdma=rdma)
+        if len(rails) > len(groups) and 0 < len(unmoved) < len(rails):
+            yield f"nothing by {first_few(unmoved)}"
+    for name, sent in others.items():
+        if max(sent) >= _SHOWN or len(others) == 1:
+            yield f"{name} {'at most ' if name in shared else ''}{_size(median(sent), BYTES)}"
+
+
+def _of_rail(group: Sequence[tuple[str, PortTraffic]], *, rdma: bool) -> Iterable[str]:
+    ports = [item.port for _, item in group]
+    sent: dict[str, int] = {}
+    for host, item in group:
+        if item.sent is not None:
+            sent[host] = sent.get(host, 0) + item.sent
+    if sent:
+        unit = next(item.unit for _, item in group if item.sent is not None)
+        how = "RDMA" if rdma else "TCP"
+        if any(port.shared for port in ports):
+            how += "; at most, other pods may use it too"
+        yield f"{_label(ports)} sent {_typical(sent, unit)} ({how})"
+    reasons: dict[str, list[str]] = {}
+    for host, item in group:
+        if item.why:
+            reasons.setdefault(item.why, []).append(host)
+    for why, names in reasons.items():
+        yield f"{_label(ports)}: not known of {first_few(dict.fromkeys(names))}: {why}"
+
+
+def _why_unused(unused: Sequence[HostTraffic], count: int, *, rdma: bool) -> str:
+    names = [host.host for host in unused]
+    data = [item for host in unused for item in host.data]
+    units = {item.unit.removesuffix("s") for item in data}
+    nothing = f"no {units.pop()}" if not any(item.total for item in data) else "hardly anything"
+    where = f"{len(names)} of {counted(count, 'worker')} ({first_few(names)})"
+    sent: dict[str, list[int]] = {}
+    for host in unused:
+        for item in host.ports:
+            if not item.port.data and item.sent is not None:
+                sent.setdefault(item.port.name, []).append(item.sent)
+    others = ", ".join(f"{name} sent {size_of(round(median(all_)))}" for name, all_ in sent.items())
+    kind = "RDMA" if rdma else "TCP"
+    text = f"{kind} was planned, but {nothing} went through {_label(item.port for item in data)}"
+    return f"{text} on {where}" + (f"; {others}" if others else "")
+
+
+def _why_unknown(hosts: Sequence[HostTraffic]) -> str:
+    left = [host for host in hosts if not host.used]
+    reasons: dict[str, list[str]] = {}
+    for host in left:
+        why = next((item.why for item in host.data if item.why), "too little was sent to tell")
+        reasons.setdefault(why, []).append(host.host)
+    return "; ".join(f"{first_few(names)}: {why}" for why, names in reasons.items())
+
+
+def _moved(host: HostSnapshot, now: Counters) -> Counter[str]:
+    """Count by how much a host's counters grew that explain something; none shrinks."""
+    grown: Counter[str] = Counter()
+    for port in host.counted:
+        before, after = host.counters.get(port.name, {}), now.get(port.name, {})
+        for name in EXPLAINING if port.rdma else ():
+            more = after.get(name, 0) - before.get(name, after.get(name, 0))
+            if more > 0:
+                grown[name] += more
+    return grown
+
+
+def _explained(moved: Sequence[tuple[str, Counter[str]]]) -> Iterable[str]:
+    """Write a line for each kind of counters that moved."""
+    for kind in KINDS:
+        sums = {name: sum(grown[name] for _, grown in moved) for name in kind.names}
+        listed = ", ".join(f"{name} {number:,}" for name, number in sums.items() if number)
+        if listed:
+            most = max(moved, key=lambda one: sum(one[1][name] for name in kind.names))[0]
+            yield f"data: {kind.what}: {listed}, most on {most}: {kind.meaning}"
+
+
+def to_json(report: TransportReport) -> str:
+    """Write a report for the parent."""
+    return json.dumps(asdict(report))

@@ -1,0 +1,298 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from mpiboot.network.counters import CountedPort
+from mpiboot.supervisor import transport
+from mpiboot.supervisor.evidence import HostSnapshot
+from mpiboot.supervisor.transport import TransportReport, Use
+
+GIB, MIB, TIB = 1 << 30, 1 << 20, 1 << 40
+RAIL = CountedPort("mlx5_1:1", "net1", data=True, rdma=True, rate=200e9)
+ETH0 = CountedPort("eth0", "eth0", data=False, rdma=False, idle=MIB)
+NET1 = CountedPort("net1", "net1", data=True, rdma=False, idle=MIB)
+IB = CountedPort("mlx5_1:1", "", data=True, rdma=True, idle=MIB)
+MOST = (1 << 32) - 1
+
+
+def words(sent: int, received: int | None = None) -> dict[str, int]:
+    """InfiniBand's counters, in words of four bytes."""
+    return {
+        "port_xmit_data": sent // 4,
+        "port_rcv_data": (sent if received is None else received) // 4,
+    }
+
+
+def link(sent: int, received: int | None = None) -> dict[str, int]:
+    return {"tx_bytes": sent, "rx_bytes": sent if received is None else received}
+
+
+def host(name: str, *ports: CountedPort, before: int = 1000) -> HostSnapshot:
+    """A host whose ports had all counted something before the job."""
+    every = {port.name: words(before) if port.rdma else link(before) for port in (*ports, ETH0)}
+    return HostSnapshot(name, name, "", name, counted=(*ports, ETH0), counters=every)
+
+
+def judged(
+    moved: Mapping[str, tuple[int, int]], port: CountedPort = RAIL, *, strict: bool = False
+) -> TransportReport:
+    """Judge hosts by what their data port and eth0 have sent, in bytes."""
+    after = {
+        name: {
+            port.name: words(1000 + data) if port.rdma else link(1000 + data),
+            "eth0": link(1000 + other),
+        }
+        for name, (data, other) in moved.items()
+    }
+    return transport.judge([host(name, port) for name in moved], after, strict=strict)
+
+
+def four(data: int, other: int) -> dict[str, tuple[int, int]]:
+    return {f"w-{number}": (data, other) for number in range(4)}
+
+
+@pytest.mark.parametrize(
+    ("moved", "port", "line"),
+    [
+        (four(TIB, 8 * MIB), RAIL, "mlx5_1 on net1 sent 1 TiB per worker (RDMA); eth0 8 MiB"),
+        (four(MIB, 400), NET1, "net1 sent 1 MiB per worker (TCP); eth0 400 bytes"),
+        (
+            {**four(TIB, 0), "w-3": (TIB // 2, 0)},
+            RAIL,
+            "mlx5_1 on net1 sent 1 TiB per worker (512 GiB on w-3 to 1 TiB on w-0) (RDMA)",
+        ),
+        (
+            four(GIB, 0),
+            replace(RAIL, shared=True),
+            "mlx5_1 on net1 sent 1 GiB per worker (RDMA; at most, other pods may use it too)",
+        ),
+    ],
+    ids=["RDMA", "TCP", "spread", "whole HCA"],
+)
+def test_the_line_says_what_carried_the_data(
+    moved: Mapping[str, tuple[int, int]], port: CountedPort, line: str
+) -> None:
+    found = judged(moved, port)
+    assert found.lines[0].removesuffix("; eth0 0 bytes") == f"data: {line}"
+    assert (found.verdict, found.warns) == (Use.OK, False)
+
+
+FELL_BACK = "RDMA was planned, but no byte went through mlx5_1 on net1 on"
+
+
+@pytest.mark.parametrize(
+    ("moved", "port", "strict", "verdict", "message"),
+    [
+        # A hello world sends hardly anything anywhere.
+        (four(0, 12 << 10), RAIL, False, Use.UNKNOWN, "too little was sent to tell"),
+        (
+            four(0, 12 << 10),
+            RAIL,
+            True,
+            Use.UNUSED,
+            f"{FELL_BACK} 4 of 4 workers (w-0, w-1, w-2, w-3); eth0 sent 12 KiB",
+        ),
+        (
+            four(0, 412 * GIB),
+            RAIL,
+            False,
+            Use.UNUSED,
+            f"{FELL_BACK} 4 of 4 workers (w-0, w-1, w-2, w-3); eth0 sent 412 GiB",
+        ),
+        (
+            {**four(TIB, MIB), "w-3": (0, 412 * GIB)},
+            RAIL,
+            False,
+            Use.UNUSED,
+            f"{FELL_BACK} 1 of 4 workers (w-3); eth0 sent 412 GiB",
+        ),
+        # A rank that has nothing to do is no fallback, but no proof either.
+        ({**four(TIB, MIB), "w-3": (0, 0)}, RAIL, False, Use.UNKNOWN, "w-3: too little was sent"),
+        ({**four(TIB, MIB), "w-3": (0, 0)}, RAIL, True, Use.UNUSED, f"{FELL_BACK} 1 of 4"),
+        # Data sets and checkpoints go by the pod network while the ranks use RDMA.
+        (four(TIB, TIB), RAIL, True, Use.OK, "data: "),
+        (four(400, GIB), RAIL, False, Use.OK, "data: "),
+        # A subnet manager and IPoIB move some KiB through a port that no job uses.
+        (
+            four(40 << 10, GIB),
+            IB,
+            False,
+            Use.UNUSED,
+            "RDMA was planned, but hardly anything went through mlx5_1 on 4 of 4 workers",
+        ),
+        (four(40 << 10, 40 << 10), IB, True, Use.UNKNOWN, "too little was sent to tell"),
+        (
+            four(2 << 10, GIB),
+            NET1,
+            False,
+            Use.UNUSED,
+            "TCP was planned, but hardly anything went through net1 on 4 of 4 workers",
+        ),
+    ],
+)
+def test_the_verdict(
+    moved: Mapping[str, tuple[int, int]],
+    port: CountedPort,
+    strict: bool,  # noqa: FBT001
+    verdict: Use,
+    message: str,
+) -> None:
+    found = judged(moved, port, strict=strict)
+    assert found.verdict is verdict
+    assert message in found.message
+    assert found.warns == (verdict is Use.UNUSED and port.rdma)
+
+
+def test_a_host_that_may_have_got_no_rank_proves_nothing_by_silence() -> None:
+    hosts = [replace(host("w-0", RAIL), may_idle=True), host("w-1", RAIL)]
+    after = {
+        "w-0": {"mlx5_1:1": words(1000), "eth0": link(1000)},
+        "w-1": {"mlx5_1:1": words(1000 + GIB), "eth0": link(1000)},
+    }
+    assert transport.judge(hosts, after, strict=True).verdict is Use.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "sent", "received", "unit", "why"),
+    [
+        (words(400), words(4400, 800), 4000, 400, "bytes", ""),
+        ({"tx_bytes": 1, "rx_bytes": 2}, {"tx_bytes": 5, "rx_bytes": 9}, 4, 7, "bytes", ""),
+        (
+            {"ip4OutOctets": 1, "ip4InOctets": 1, "ip6OutOctets": 0, "ip6InOctets": 0},
+            {"ip4OutOctets": 6, "ip4InOctets": 4, "ip6OutOctets": 10, "ip6InOctets": 20},
+            *(15, 23, "bytes", ""),
+        ),
+        (
+            {"sent_pkts": 10, "rcvd_pkts": 20},
+            {"sent_pkts": 12355, "rcvd_pkts": 20},
+            *(12345, 0, "packets", ""),
+        ),
+        # 32 bits, which saturate.
+        (
+            words(400),
+            {"port_xmit_data": MOST, "port_rcv_data": 500},
+            *(None, None, "bytes", "a counter stopped at its largest value"),
+        ),
+        (words(400), words(0), None, None, "bytes", "a counter began anew meanwhile"),
+        ({}, words(400), None, None, "bytes", "this pod can't read its counters"),
+        (words(400), {}, None, None, "bytes", "this pod can't read its counters"),
+        ({"out_of_sequence": 1}, {"out_of_sequence": 2}, None, None, "bytes", "this pod can't"),
+    ],
+    ids=["words", "bytes", "irdma", "packets", "full", "reset", "before", "after", "no traffic"],
+)
+def test_units_and_what_can_not_be_known(
+    before: Mapping[str, int],
+    after: Mapping[str, int],
+    sent: int | None,
+    received: int | None,
+    unit: str,
+    why: str,
+) -> None:
+    found = transport.traffic(RAIL, before, after)
+    assert (found.sent, found.received, found.unit) == (sent, received, unit)
+    assert found.why.startswith(why)
+    assert bool(found.why) == (sent is None)
+
+
+def test_what_is_not_known_is_said_and_never_a_verdict() -> None:
+    hosts = [host("w-0", RAIL), host("w-1", RAIL), host("w-2", RAIL)]
+    after = {
+        "w-0": {"mlx5_1:1": words(1000 + GIB), "eth0": link(1000 + GIB)},
+        "w-1": {"eth0": link(1000 + 99 * GIB)},
+    }
+    found = transport.judge(hosts, after, strict=True)
+    assert (found.verdict, found.warns) == (Use.UNKNOWN, False)
+    assert found.message == "w-1: this pod can't read its counters; w-2: it did not answer"
+    assert "mlx5_1 on net1 sent 1 GiB per worker (RDMA)" in found.lines[0]
+    assert "mlx5_1 on net1: not known of w-2: it did not answer" in found.lines[0]
+    assert found.hosts["w-2"]["mlx5_1:1"]["sent"] is None
+
+
+def test_soft_roce_counts_packets() -> None:
+    before = {"rxe0:1": {"sent_pkts": 5, "rcvd_pkts": 5}, "eth0": link(0)}
+    port = CountedPort("rxe0:1", "net1", data=True, rdma=True)
+    hosts = [
+        HostSnapshot(name, name, "", name, counted=(port, ETH0), counters=before)
+        for name in ("w-0", "w-1")
+    ]
+    used = {"rxe0:1": {"sent_pkts": 12350, "rcvd_pkts": 50}, "eth0": link(5)}
+    found = transport.judge(hosts, {"w-0": used, "w-1": used}, strict=False)
+    assert found.lines == (
+        "data: rxe0 on net1 sent 12,345 packets per worker (RDMA); eth0 5 bytes",
+    )
+    unused = {"rxe0:1": before["rxe0:1"], "eth0": link(GIB)}
+    found = transport.judge(hosts, {"w-0": unused, "w-1": unused}, strict=False)
+    assert "but no packet went through rxe0 on net1 on 2 of 2 workers" in found.message
+
+
+def test_workers_whose_devices_differ_are_grouped_by_link_and_many_rails_are_one() -> None:
+    rails = [
+        CountedPort(f"mlx5_{number}:1", f"net{number}", data=True, rdma=True) for number in range(8)
+    ]
+    other = [replace(RAIL, name="mlx5_7:1"), RAIL]
+    two = [host(f"w-{number}", port) for number, port in enumerate(other)]
+    after = {
+        f"w-{number}": {port.name: words(1000 + GIB), "eth0": link(1000)}
+        for number, port in enumerate(other)
+    }
+    found = transport.judge(two, after, strict=False)
+    assert found.lines[0].startswith("data: mlx5_7, mlx5_1 on net1 sent 1 GiB per worker (RDMA)")
+    eight = [host(name, *rails) for name in ("w-0", "w-1")]
+    moved = {port.name: words(1000 + GIB) for port in rails[:-1]} | {"mlx5_7:1": words(1000)}
+    moved["eth0"] = link(1000)
+    found = transport.judge(eight, {"w-0": moved, "w-1": moved}, strict=True)
+    assert found.lines[0] == (
+        "data: mlx5_0, mlx5_1, mlx5_2, mlx5_3 and 4 more sent 7 GiB per worker (RDMA); "
+        "nothing by net7; eth0 0 bytes"
+    )
+    assert found.verdict is Use.OK
+
+
+def test_counters_that_moved_are_a_line_a_kind_with_their_meaning() -> None:
+    hosts = [host("w-0", RAIL), host("w-1", RAIL)]
+    hosts = [
+        replace(one, counters={**one.counters, RAIL.name: words(1000) | {"out_of_sequence": 100}})
+        for one in hosts
+    ]
+    moved = words(1000 + GIB) | {"np_cnp_sent": 4}
+    after = {
+        "w-0": {RAIL.name: moved | {"out_of_sequence": 50}, "eth0": link(1000)},  # began anew
+        "w-1": {
+            RAIL.name: moved | {"out_of_sequence": 1350, "packet_seq_err": 9},
+            "eth0": link(1000),
+        },
+    }
+    found = transport.judge(hosts, after, strict=False)
+    (line,) = found.lines[1:]
+    assert line.startswith("data: packets out of sequence: out_of_sequence 1,250, most on w-1: ")
+    assert found.moved == {"out_of_sequence": 1250}
+
+
+def test_a_report_is_read_by_programs() -> None:
+    record = json.loads(transport.to_json(judged(four(GIB, MIB))))
+    assert (record["verdict"], record["warns"]) == ("ok", False)
+    assert record["hosts"]["w-3"] == {
+        "mlx5_1:1": {
+            "link": "net1",
+            "rdma": True,
+            "sent": GIB,
+            "received": GIB,
+            "unit": "bytes",
+            "shared": False,
+            "rate": 200e9,
+        },
+        "eth0": {
+            "link": "eth0",
+            "rdma": False,
+            "sent": MIB,
+            "received": MIB,
+            "unit": "bytes",
+            "shared": False,
+            "rate": 0.0,
+        },
+    }
+    assert transport.judge([], {}, strict=True) == TransportReport()
