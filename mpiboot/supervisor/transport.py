@@ -172,6 +172,7 @@ def _as_json(item: PortTraffic) -> dict[str, Any]:
     return {
         "link": port.link,
         "rdma": port.rdma,
+        "data": port.data,
         "sent": item.sent,
         "received": item.received,
         "unit": item.unit,

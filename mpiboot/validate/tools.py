@@ -98,14 +98,15 @@ _TELLING: Final = (
 )
 # NCCL writes to a file that has no name any more, so that no end of a rank leaves it behind. What
 # the user has set of these variables stands. A signal reaches the tool, and what NCCL said by then
-# is told all the same.
+# is told all the same; one that comes while the tool starts as well.
 _RUN: Final = f"""
 say {START} "$tool"
 if [ "$nccl" ] && f=$(mktemp 2>/dev/null); then
   exec 9<>"$f"; rm -f "$f"; : "${{NCCL_DEBUG=INFO}}" "${{NCCL_DEBUG_SUBSYS=INIT,NET,ENV}}"
   : "${{NCCL_DEBUG_FILE=/proc/self/fd/9}}"; export NCCL_DEBUG NCCL_DEBUG_SUBSYS NCCL_DEBUG_FILE
 else nccl=; fi
-"$@" & p=$!; trap 'kill $p' TERM INT HUP; wait $p; c=$?
+p=; ended=; trap 'ended=1; [ -z "$p" ] || kill $p 2>/dev/null' TERM INT HUP
+"$@" & p=$!; [ -z "$ended" ] || kill $p; wait $p; c=$?
 while kill -0 $p 2>/dev/null; do wait $p; c=$?; done
 [ "$nccl" ] && grep -aoE '{_TELLING}' <&9 | LC_ALL=C sort -ru | head -n 64 |
 while IFS= read -r line; do say {NCCL} "$line"; done

@@ -240,7 +240,7 @@ def _limit(run: Run) -> tuple[float, str]:
     planned = str(run.transport.get("planned", ""))
     rates: dict[str, float] = {}
     for host, ports in dict(run.transport.get("hosts") or {}).items():
-        own = [port for port in ports.values() if port.get("data", port.get("rdma"))]
+        own = [port for port in ports.values() if port.get("data")]
         known = [carries(float(port.get("rate") or 0), planned) for port in own]
         rates[host] = sum(known) if known and all(known) else 0.0
     if planned not in _PACKETS or not rates:

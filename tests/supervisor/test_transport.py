@@ -279,6 +279,7 @@ def test_a_report_is_read_by_programs() -> None:
         "mlx5_1:1": {
             "link": "net1",
             "rdma": True,
+            "data": True,
             "sent": GIB,
             "received": GIB,
             "unit": "bytes",
@@ -288,6 +289,7 @@ def test_a_report_is_read_by_programs() -> None:
         "eth0": {
             "link": "eth0",
             "rdma": False,
+            "data": False,
             "sent": MIB,
             "received": MIB,
             "unit": "bytes",
