@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -17,7 +18,7 @@ from mpiboot import __version__
 from mpiboot.core import log
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import Finding, Level, Role, Source
-from mpiboot.core.setting_types import AUTO, BY_INDEX
+from mpiboot.core.setting_types import AUTO, BY_INDEX, ValidateFirst
 from mpiboot.core.settings import Resolved, resolve
 from mpiboot.system import executables
 
@@ -107,7 +108,29 @@ def launcher(program: Words, flags: Mapping[str, Any]) -> int:
     from mpiboot.launcher import role
 
     found = as_role(resolved(flags, "launcher"), Role.LAUNCHER)
+    _validate_first(found)
     role.run(found, program, os.environ)
+
+
+# Seconds; with the logins of the hosts less than half a minute.
+_QUICK: Final = 20.0
+
+
+def _validate_first(found: Resolved) -> None:
+    """Measure between the workers, where that is asked for.
+
+    Raises:
+        ShownError: the network is too slow, or can't be measured.
+    """
+    if found.settings.validate is ValidateFirst.OFF:
+        return
+    from mpiboot.supervisor.signals import ENDING
+    from mpiboot.validate import pairs_role
+
+    asked = pairs_role.PairsOptions(seconds=_QUICK, before_job=True)
+    pairs_role.run(found, os.environ, asked)
+    for number in (*ENDING, signal.SIGUSR1, signal.SIGUSR2):  # as it found them
+        signal.signal(number, signal.SIG_DFL)
 
 
 def entrypoint(program: Words) -> int:
@@ -200,6 +223,7 @@ def act_by_role(resolved: Resolved, program: Words, environ: Mapping[str, str]) 
         )
     from mpiboot.launcher import role as launcher
 
+    _validate_first(resolved)
     return launcher.run(resolved, program, environ)
 
 

@@ -84,6 +84,13 @@ class Stuck(str, Enum):
     END = "end"
 
 
+class ValidateFirst(str, Enum):
+    """Whether the ways between the workers are measured before a job."""
+
+    QUICK = "quick"
+    OFF = "off"
+
+
 class ProveTransport(str, Enum):
     """What follows where RDMA was planned and carried nothing: a warning, or a failed job."""
 

@@ -30,6 +30,7 @@ from mpiboot.core.setting_types import (
     ProveTransport,
     Stuck,
     Switch,
+    ValidateFirst,
     WorkerExit,
     boolean,
     count,
@@ -315,6 +316,12 @@ class Settings:
         "Time that a worker has to answer another one's TCP connection, which some pairs try "
         "before mpirun starts; 0: not tried.",
         seconds,
+    )
+    validate: ValidateFirst = row(
+        ValidateFirst.OFF,
+        "Measure between the workers before the job starts, as `mpiboot validate pairs` does, for "
+        "20 s at most; a job whose network is found too slow is not started (1).",
+        one_of(*ValidateFirst),
     )
     supervise: Switch = row(
         Switch.ON,

@@ -37,7 +37,12 @@ def ports(devices: Iterable[RdmaDevice]) -> tuple[Found, ...]:
 
 def _by_kernel(link: Link, fabric: Fabric, _: Sequence[Link]) -> list[Found]:
     # Given only for a link of the asking network namespace: the one exact answer.
-    return [item for item in ports(fabric.devices) if item[1].netdev == link.name]
+    return [
+        (device, port)
+        for device in fabric.devices
+        for port in device.ports
+        if port.netdev == link.name and not device.efa
+    ]
 
 
 def _by_lower_link(link: Link, fabric: Fabric, links: Sequence[Link]) -> list[Found]:

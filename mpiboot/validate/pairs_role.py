@@ -46,12 +46,16 @@ _PORTS: Final = "18515-18578"  # perftest's own, and those behind it
 
 @dataclass(frozen=True, slots=True)
 class PairsOptions:
-    """The command line: the tool (empty: RDMA where that can be), time, what is enough."""
+    """The command line: the tool (empty: RDMA where that can be), time, what is enough.
+
+    ``before_job`` where a job comes next, whose own output stdout is for.
+    """
 
     tool: str = ""
     seconds: float = 60.0
     fraction: float | None = None
     as_json: bool = False
+    before_job: bool = False
 
 
 def run(resolved: Resolved, environ: Mapping[str, str], asked: PairsOptions) -> None:
@@ -73,13 +77,15 @@ def run(resolved: Resolved, environ: Mapping[str, str], asked: PairsOptions) -> 
         files.remove_role(launcher.folder)
     seen, whole = measuring.seen, not number
     found = (*pairs.judge(seen, asked.fraction), *measuring.left_out)
-    if whole and not seen.values and not any(item.level is Level.FAIL for item in found):
+    alone = whole and not seen.values and not asked.before_job
+    if alone and not any(item.level is Level.FAIL for item in found):
         found = (*found, pairs.finding("not-measured", "there are no two hosts to be measured"))
+    out = sys.stderr if asked.before_job else sys.stdout
     if asked.as_json:
-        sys.stdout.write(render.as_json(pairs.record(seen, found, whole=whole)))
-    else:
-        sys.stdout.write(pairs.as_text(seen, found, log.width(1), whole=whole))
-    sys.stdout.flush()
+        out.write(render.as_json(pairs.record(seen, found, whole=whole)))
+    elif seen.values or found or not asked.before_job:
+        out.write(pairs.as_text(seen, found, log.width(2 if asked.before_job else 1), whole=whole))
+    out.flush()
     if number:
         log.write_termination(resolved.settings.termination_log, "signal: it was interrupted\n")
         log.ended(128 + number, "signal")

@@ -58,7 +58,7 @@ def job(resolved: Resolved, environ: Mapping[str, str], asked: ToolOptions) -> N
     folder = files.runtime_dir(settings.runtime_dir, uid, "validate", tmpdir=environ.get("TMPDIR"))
     record = folder / f"record-{os.getpid()}.json"
     env = {**environ, **launcher.flags(resolved)}
-    env |= {"MPIBOOT_JOB_RECORD": str(record), "MPIBOOT_SCRIPT": "off"}
+    env |= {"MPIBOOT_JOB_RECORD": str(record), "MPIBOOT_SCRIPT": "off", "MPIBOOT_VALIDATE": "off"}
     if resolved.given["grace"].source is Source.DEFAULT:  # nothing is to be saved
         env["MPIBOOT_GRACE"] = str(_GRACE)
     # The container's own process is this one, so a launcher that is its child would not tell the

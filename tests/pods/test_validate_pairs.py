@@ -76,6 +76,34 @@ def test_the_host_whose_link_is_shaped_is_named(cluster: Cluster, one: Image) ->
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("shaped", [False, True], ids=["fit", "slow"])
+def test_a_launcher_measures_before_its_job(
+    cluster: Cluster,
+    one: Image,  # noqa: F811
+    shaped: bool,  # noqa: FBT001 - a row
+) -> None:
+    job = mpijob(
+        cluster,
+        one,
+        workers=3,
+        launcher_args=("mpirun", "-n", "3", "echo", "trained"),
+        launcher={"env": {"MPIBOOT_VALIDATE": "quick"}},
+        data_link="net1",
+    )
+    for worker in job.workers:
+        worker.start()
+    if shaped:
+        job.workers[1].network.run("tc", *SHAPED.split())
+    job.launcher.start()
+    job.publish()
+    assert job.wait(PATIENCE) == int(shaped), job.launcher.stderr()
+    assert job.launcher.stdout() == ("" if shaped else "trained\n" * 3)
+    assert "3 of 3 pairs of 3 hosts measured" in job.launcher.stderr()
+    if shaped:
+        assert job.launcher.termination_log().startswith("slow-host: pi-worker-1")
+
+
+@pytest.mark.full
 def test_the_host_that_loses_packets_is_named(cluster: Cluster, one: Image) -> None:  # noqa: F811
     """5 %: what a busy machine loses itself is far less."""
     job = staying(cluster, one)
