@@ -69,7 +69,7 @@ def as_text(run: Run, verdict: NetworkVerdict, width: int | None, ended: str = "
         return text + f"{ended}\n"
     item = verdict.finding
     text += render.indented("verdict: ", "fit: " * verdict.fit + item.message, width)
-    text += "".join(f"  {line}\n" for line in item.evidence)
+    text += "".join(render.indented("  ", line, width) for line in item.evidence)
     return text + (render.indented("  -> ", item.hint, width) if item.hint else "")
 
 

@@ -151,10 +151,10 @@ def _unmeasured(run: Run, samples: Sequence[Sample]) -> Finding | None:
     names = set(output.started.values())
     told = _telling(output)
     if output.missing:
-        path = next(iter(output.missing.values()))
-        what = run.tool.name if run.tool else "tool that it can run"
-        lacks = first_few(sorted(output.missing))
-        return _fail("program-missing", f"no {what} on {lacks}: looked for {path}")
+        programs, _, folders = next(iter(output.missing.values())).partition(" in ")
+        what = run.tool.name if run.tool else "tool that can run"
+        message = f"no {what} on {first_few(sorted(output.missing))}: looked for {programs}"
+        return _fail("program-missing", message, ["in " + folders.replace(":", " ")])
     if len(names) > 1:
         each = "; ".join(f"{host}: {name}" for host, name in sorted(output.started.items())[:4])
         why = f"the hosts chose different tools ({each}): name one with --tool"

@@ -85,7 +85,7 @@ JUDGED: dict[str, tuple[Run, ToolOptions, str, str]] = {
     ),
     "one host lacks it": (
         replace(run(), output=Output(missing={"w-1": "all_reduce_perf in /bin"})),
-        *(NONE, "program-missing", "no nccl-tests on w-1: looked for all_reduce_perf in /bin"),
+        *(NONE, "program-missing", "no nccl-tests on w-1: looked for all_reduce_perf"),
     ),
     "different tools": (
         replace(run(), output=Output(started={"w-0": "all_reduce_perf", "w-1": "IMB-MPI1"})),
