@@ -105,32 +105,32 @@ def worker(program: Words, flags: Mapping[str, Any]) -> int:
 
 def launcher(program: Words, flags: Mapping[str, Any]) -> int:
     """Become the process that waits for the hosts and starts mpirun."""
-    from mpiboot.launcher import role
-
-    found = as_role(resolved(flags, "launcher"), Role.LAUNCHER)
-    _validate_first(found)
-    role.run(found, program, os.environ)
+    _launch(as_role(resolved(flags, "launcher"), Role.LAUNCHER), program)
 
 
 # Seconds; with the logins of the hosts less than half a minute.
 _QUICK: Final = 20.0
 
 
-def _validate_first(found: Resolved) -> None:
-    """Measure between the workers, where that is asked for.
+def _launch(found: Resolved, program: Words) -> NoReturn:
+    """Be the launcher, after a measurement between the workers where that is asked for.
 
     Raises:
         ShownError: the network is too slow, or can't be measured.
     """
-    if found.settings.validate is ValidateFirst.OFF:
-        return
-    from mpiboot.supervisor.signals import ENDING
-    from mpiboot.validate import pairs_role
+    from mpiboot.launcher import role
 
-    asked = pairs_role.PairsOptions(seconds=_QUICK, before_job=True)
-    pairs_role.run(found, os.environ, asked)
-    for number in (*ENDING, signal.SIGUSR1, signal.SIGUSR2):  # as it found them
-        signal.signal(number, signal.SIG_DFL)
+    if found.settings.validate is ValidateFirst.QUICK:
+        from mpiboot.supervisor.signals import ENDING
+        from mpiboot.validate import pairs_role
+
+        taken = (*ENDING, signal.SIGUSR1, signal.SIGUSR2)
+        before = {number: signal.getsignal(number) for number in taken}
+        asked = pairs_role.PairsOptions(seconds=_QUICK, before_job=True)
+        pairs_role.run(found, os.environ, asked)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    role.run(found, program, os.environ)
 
 
 def entrypoint(program: Words) -> int:
@@ -221,10 +221,7 @@ def act_by_role(resolved: Resolved, program: Words, environ: Mapping[str, str]) 
             "this pod is the launcher, and no program was given",
             hint="give the program as the container's args: `args: [mpirun, ./prog]`",
         )
-    from mpiboot.launcher import role as launcher
-
-    _validate_first(resolved)
-    return launcher.run(resolved, program, environ)
+    _launch(resolved, program)
 
 
 def _warn_alone(program: str, environ: Mapping[str, str]) -> None:

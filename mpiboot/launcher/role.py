@@ -297,6 +297,7 @@ def _run_script(
         **flags(resolved),
         "PATH": os.pathsep.join((str(folder), environ.get("PATH", ""))),
         "MPIBOOT_ROLE": "launcher",
+        "MPIBOOT_VALIDATE": "off",  # the network was measured before the script
     }
     attempt = new_attempt(settings.worker_exit, environ)
     if attempt:

@@ -19,7 +19,7 @@ from mpiboot.core.checks import ExitCode
 from mpiboot.core.errors import MpibootError, ShownError, error
 from mpiboot.core.model import Finding, Level, Worker
 from mpiboot.core.settings import Resolved
-from mpiboot.core.wording import first_few
+from mpiboot.core.wording import counted, first_few
 from mpiboot.hosts import host_shell
 from mpiboot.hosts.pairs import MeasuringHosts
 from mpiboot.job import render
@@ -227,7 +227,7 @@ class _Measuring:
             every = [Way(rail, *way) for way in ways for rail, _ in enumerate(seen.names)]
             await asyncio.gather(*map(self._one, every))
             last = loop.time() - now
-            log.debug("network", f"{len(seen.values)} ways measured")
+            log.debug("network", f"{counted(len(seen.values), 'way')} measured")
             return True
 
         for ways in itertools.chain(*(pairs.rounds(seen.hosts) for _ in range(_PASSES))):

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.vm.inside.machine import devinfo, has_gid, pod, rail, run
+from tests.vm.inside.machine import devinfo, has_gid, others_gid, rail, run
 
 # Short: Open MPI's sockets lie below it, and a socket's path has 107 characters at most.
 FOLDER = Path("/run/job")
@@ -74,12 +74,7 @@ def launched(name: str, *program: str) -> tuple[int, str, dict[str, Any]]:
 
 def test_ranks_use_the_device_and_the_index_that_were_delivered() -> None:
     rail(0, mtu=4200)
-    pod("other", 9)
-    run("ip link add net1 link rail0 type macvlan mode bridge")
-    run("ip link set net1 netns other")
-    run("ip -n other link set net1 up")
-    run("ip -n other address add 10.9.0.77/24 dev net1")
-    has_gid("rxe0", "::ffff:10.9.0.77")
+    others_gid()
     run("ip address add 10.9.0.1/24 dev rail0")
     has_gid("rxe0", "::ffff:10.9.0.1")
     (index,) = [index for index, gid, _ in devinfo("rxe0").gids if gid == "::ffff:10.9.0.1"]

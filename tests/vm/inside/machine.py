@@ -151,6 +151,16 @@ def pod(name: str, number: int) -> str:
     return f"10.99.0.{number}"
 
 
+def others_gid() -> None:
+    """Put another pod's entry into the GID table of ``rxe0``, before its own."""
+    pod("other", 9)
+    run("ip link add net1 link rail0 type macvlan mode bridge")
+    run("ip link set net1 netns other")
+    run("ip -n other link set net1 up")
+    run("ip -n other address add 10.9.0.77/24 dev net1")
+    has_gid("rxe0", "::ffff:10.9.0.77")
+
+
 def told(name: str = "") -> PodFacts:
     """Run the command that a person would; what it says is what a launcher reads."""
     enter = f"ip netns exec {name} " if name else ""

@@ -12,7 +12,7 @@ from mpiboot.hosts import host_shell
 from mpiboot.network import decision, worker_network
 from mpiboot.validate import pairs
 from mpiboot.validate.pairs import MEASURES, Measure, RailEnd
-from tests.vm.inside.machine import devinfo, has_gid, pod, rail, run, seen, worker
+from tests.vm.inside.machine import devinfo, has_gid, others_gid, rail, run, seen, worker
 
 PORT = 18577
 SETTINGS = Settings(data_ifname=("rail0",))
@@ -22,12 +22,7 @@ SETTINGS = Settings(data_ifname=("rail0",))
 def end() -> RailEnd:
     """The delivered port and index: another pod's entries stand before our own."""
     rail(0, mtu=4200)
-    pod("other", 9)
-    run("ip link add net1 link rail0 type macvlan mode bridge")
-    run("ip link set net1 netns other")
-    run("ip -n other link set net1 up")
-    run("ip -n other address add 10.9.0.77/24 dev net1")
-    has_gid("rxe0", "::ffff:10.9.0.77")
+    others_gid()
     run("ip address add 10.9.0.1/24 dev rail0")
     has_gid("rxe0", "::ffff:10.9.0.1")
     network = worker_network.choose(worker(seen(), "10.99.0.1"), SETTINGS)

@@ -19,7 +19,7 @@ from tests.vm.inside.machine import (
     device,
     devinfo,
     has_gid,
-    pod,
+    others_gid,
     run,
     seen,
     wait_for,
@@ -50,12 +50,7 @@ def wire() -> Iterator[None]:
             (folder / "rp_filter").write_text("0")
     for end in (0, 1):
         active(f"rxe{end}")
-    pod("other", 9)
-    run("ip link add net1 link rail0 type macvlan mode bridge")
-    run("ip link set net1 netns other")
-    run("ip -n other link set net1 up")
-    run("ip -n other address add 10.9.0.77/24 dev net1")
-    has_gid("rxe0", "::ffff:10.9.0.77")
+    others_gid()
     for end in (0, 1):
         run(f"ip address add 10.9.0.{end + 1}/24 dev rail{end}")
         has_gid(f"rxe{end}", f"::ffff:10.9.0.{end + 1}")
