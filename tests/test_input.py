@@ -173,10 +173,41 @@ def test_a_question_to_mpirun_is_answered_without_hosts_and_keys(tmp_path: Path)
 def test_a_key_that_is_none(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "key"
     path.write_text(text)
-    env = {"MPIBOOT_SSH_KEY": str(path)}
+    (tmp_path / "hostfile").write_text("w-0.invalid\n")
+    env = {"MPIBOOT_SSH_KEY": str(path), "MPI_HOSTFILE": str(tmp_path / "hostfile")}
     told = wrong(tmp_path, 77, "ssh-key", "wait", "--timeout", "0.2", env=env)
     assert said in told
     assert str(path) in told
+
+
+@pytest.mark.parametrize(
+    ("words", "hostfile", "code", "reference"),
+    [
+        (("launcher", "--", "true"), "", 66, "hostfile-missing"),
+        (("validate", "job"), "", 66, "hostfile-missing"),
+        (("validate", "pairs"), "", 66, "hostfile-missing"),
+        (("launcher", "--", "true"), "/", 65, "hostfile-invalid"),
+        (("wait",), "/", 65, "hostfile-invalid"),
+    ],
+)
+def test_a_hostfile_that_is_wrong_is_told_before_a_key_is_waited_for(
+    tmp_path: Path, words: tuple[str, ...], hostfile: str, code: int, reference: str
+) -> None:
+    env = {"MPIBOOT_SSH_KEY": str(tmp_path / "none"), "MPI_HOSTFILE": hostfile}
+    wrong(tmp_path, code, reference, *words, env=env)
+
+
+def test_a_job_of_this_pod_alone_needs_no_key_and_names_the_program_that_is_missing(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "hostfile").write_text("localhost slots=2\n")
+    env = {"MPIBOOT_SSH_KEY": str(tmp_path / "none"), "MPI_HOSTFILE": str(tmp_path / "hostfile")}
+    done = mpiboot(tmp_path, "launcher", "--", "echo", "here", env=env)
+    assert (done.returncode, done.stdout) == (0, "here\nhere\n"), done.stderr
+    done = mpiboot(tmp_path, "launcher", "--", "no-such-program", env=env)
+    assert done.returncode == 127, done.stderr
+    assert "the program no-such-program is in no folder of PATH" in message(tmp_path)
+    assert message(tmp_path).startswith("program-missing: ")
 
 
 def test_a_key_with_a_passphrase_is_said(tmp_path: Path) -> None:

@@ -637,8 +637,14 @@ def _misused(wrong: click.ClickException) -> MpibootError:
     if isinstance(wrong, click.MissingParameter) and isinstance(wrong.param, click.Argument):
         lacks = wrong.param.human_readable_name
         hint = f"write `{command} {'-- PROGRAM' if lacks == 'PROGRAM' else lacks}`; {hint}"
+    if isinstance(wrong, click.NoSuchOption):
+        import difflib
+
+        nearest = difflib.get_close_matches(wrong.option_name, wrong.possibilities or (), 1, 0.75)
+        hint = f"did you mean {nearest[0]}? {hint}" if nearest else hint
+        return error("usage", f"{command} has no option {wrong.option_name}", hint=hint)
     below = context.command if context else None
-    if isinstance(below, click.Group) and below is not cli:
+    if isinstance(below, click.Group) and not below.invoke_without_command:
         lines = " or ".join(f"`{command} {name}`" for name in below.commands)
         hint = f"write {lines}; see `{command} --help`"
     return error("usage", wrong.format_message(), hint=hint)

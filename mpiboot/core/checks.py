@@ -130,7 +130,8 @@ _OF_JOBS: Final[_Table] = {
     (ExitCode.HOSTFILE_MISSING, _LAUNCHER): {
         "hostfile-missing": _CheckText(
             "the hostfile is there",
-            "mount the hostfile, or name it with --hostfile or MPIBOOT_HOSTFILE",
+            "mount the hostfile, or name it with --hostfile or MPIBOOT_HOSTFILE; a job of this pod "
+            "alone is `mpiboot mpirun -n 2 ./train`",
         ),
     },
     (ExitCode.NAMES_UNRESOLVED, _LAUNCHER): {

@@ -403,7 +403,7 @@ class Settings:
     )
     termination_log: str = row(
         "/dev/termination-log",
-        "File for the reason of a failure, which Kubernetes shows.",
+        "File for the reason of a failure, which Kubernetes shows; written only where it exists.",
         path,
         roles=_BOTH,
     )

@@ -21,6 +21,11 @@ def counted(count: int, noun: str, plural: str = "") -> str:
     return f"{count} {noun if count == 1 else plural or noun + 's'}"
 
 
+def assigned(name: str, value: str) -> str:
+    """Write a variable and its value; NCCL's exact names (``=eth0``) so that no `==` comes out."""
+    return f'{name}="{value}"' if value.startswith("=") else f"{name}={value}"
+
+
 def lasting(seconds: float) -> str:
     """Write a length of time in its two largest units: ``45s``, ``8m20s``, ``2h5m``."""
     whole = max(0, round(seconds))

@@ -9,7 +9,7 @@ from typing import Final
 from mpiboot.core.checks import DATA_CHECKS
 from mpiboot.core.model import Finding, Host, Mesh, PodFacts, Role, Worker
 from mpiboot.core.settings import Settings
-from mpiboot.core.wording import counted, first_few, lasting
+from mpiboot.core.wording import assigned, counted, first_few, lasting
 from mpiboot.doctor.checks import DoctorCheck, check, failed, ok, warned
 from mpiboot.doctor.pod import ImagePart
 from mpiboot.job import mpi_environment, pods
@@ -420,7 +420,8 @@ def prefixes(facts: PodFacts) -> Iterable[Finding]:
                 message = (
                     f"{name}={value}: {word} is a prefix for NCCL, and means {first_few(more)} too"
                 )
-                hint = f"write {name}={value[: len(value) - len(rest)]}={rest}"
+                exact = f"{value[: len(value) - len(rest)]}={rest}"
+                hint = f"write {assigned(name, exact)}"
                 yield warned("nccl-prefix", message, hint=hint)
 
 

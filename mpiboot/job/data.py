@@ -16,7 +16,7 @@ from mpiboot.core.checks import failed
 from mpiboot.core.model import Decision, Finding, NoFacts, Source, Variable, Worker
 from mpiboot.core.setting_types import MpiNetwork, ProveTransport
 from mpiboot.core.settings import PREFIX, Settings
-from mpiboot.core.wording import first_few
+from mpiboot.core.wording import assigned, first_few
 from mpiboot.job import mpi_environment
 from mpiboot.job.dialects import Export
 from mpiboot.job.placement import Placement
@@ -169,7 +169,7 @@ def _plain(found: DataNetwork, settings: Settings) -> bool:
 def _short(found: DataNetwork) -> tuple[Decision, ...]:
     """Report a job without a data network in one line, with the user's own values."""
     whole, *others = found.decisions
-    shown = [f"{name}={value}" for name, value in found.common.items()]
+    shown = [assigned(name, value) for name, value in found.common.items()]
     shown += [f"{name} per worker" for name in _differing(found)]
     reason = whole.reason + (f"; set: {', '.join(shown)}" if shown else "")
     kept = [

@@ -14,7 +14,7 @@ from mpiboot.core.addresses import short_names
 from mpiboot.core.model import Decision, Finding, Level
 from mpiboot.core.setting_types import shown
 from mpiboot.core.settings import Resolved, Setting
-from mpiboot.core.wording import first_few
+from mpiboot.core.wording import counted, first_few
 from mpiboot.job import masking
 from mpiboot.network import cluster_view
 
@@ -207,7 +207,8 @@ def plan(made: Plan, found: Sequence[Finding], width: int | None = None) -> str:
             {host: _masked(own) for host, own in made.per_host.items()}
         )
         text += "\n" + table(("host", "variable", "value"), given, indent="  ")
-    text += f"\n  {len(made.set_env)} variables set, {len(made.unset_env)} removed\n"
+    removed = f", {len(made.unset_env)} removed: {', '.join(made.unset_env)}"
+    text += f"\n  {counted(len(made.set_env), 'variable')} set{removed * bool(made.unset_env)}\n"
     return text + f"\n{command(made.argv)}\n"
 
 

@@ -155,7 +155,16 @@ def prepare_launch(
         log.finding(Finding("usage", Level.WARN, misquoted, hint=hint))
     # The launches of a script have its name.
     name = attempt or environ.get(launch_spec.ATTEMPT, "")
-    pod = launcher_pod(resolved, environ, pid=parent, attempt=name, may_disconnect=not attempt)
+    pod = launcher_pod(
+        resolved,
+        environ,
+        pid=parent,
+        attempt=name,
+        may_disconnect=not attempt,
+        needs_key=lambda patience: loop.run(
+            observation.needs_key(resolved, environ, patience, program)
+        ),
+    )
     reached.launcher = pod
     seen = loop.run(observation.wait(pod, program, reached.workers))
     earlier = reached.say_attempt()

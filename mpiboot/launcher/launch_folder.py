@@ -79,7 +79,7 @@ class Launch:
     """One start of mpirun: the plan, and the content of its files.
 
     ``host_keys`` are those of single hosts, by the hostfile's names. ``pods`` is how kubectl enters
-    the hosts; there is no ``key`` then.
+    the hosts; there is no ``key`` then, nor where this pod is the only host.
     """
 
     plan: Plan
@@ -98,8 +98,8 @@ class Launch:
         """
         if self.key is not None:
             self._write_logins(self.logins(self.key))
-        elif self.pods is not None:
-            self._write_for_kubectl(self.pods)
+        else:
+            self._write_without_key()
         for path, text in {
             self.where.hostfile: self.plan.hostfile,
             **self.plan.more_hostfiles,
@@ -113,16 +113,20 @@ class Launch:
             self.observed.environ, socket.gethostname(), self.observed.identity.uid
         )
 
-    def _write_for_kubectl(self, pods: PodAccess) -> None:
+    def _write_without_key(self) -> None:
+        """Write the agents' files where kubectl enters the hosts, or this pod is the only one."""
         folder, environ = Path(self.where.launch_dir), self.observed.environ
         make_folder(folder)
-        needed = {name: environ[name] for name in KUBECTL_ENVIRONMENT if name in environ}
-        kubectl = write_kubectl(folder, pods, needed)
+        client: dict[str, str] = {"client": ""}
+        if self.pods is not None:
+            needed = {name: environ[name] for name in KUBECTL_ENVIRONMENT if name in environ}
+            kubectl = write_kubectl(folder, self.pods, needed)
+            client = client if self.plan.user_agent else kubectl
         write_agent_files(
             folder,
             ssh="ssh",
             user_agent=self.plan.user_agent,
-            **({"client": ""} if self.plan.user_agent else kubectl),
+            **client,
             per_host=self.plan.per_host,
             environ=self.plan.agent_env,
         )
@@ -220,7 +224,14 @@ class Launch:
         now = process.utc()
         seen = [snapshot(item, self.observed, search, now) for item in self.observed.workers]
         name, ooms = socket.gethostname(), self.observed.own_oom_kills
-        own = evidence.HostSnapshot(name, "", "", name, oom_kills=ooms, here=True, started=now)
+        own = evidence.HostSnapshot(
+            name,
+            *("", "", name),
+            oom_kills=ooms,
+            here=True,
+            started=now,
+            may_idle=not self.observed.local_names,
+        )
         with_ranks = (*self.plan.with_ranks, *sorted(self.observed.local_names))
         proved = self.plan.proved and len(with_ranks) > 1
         text = evidence.to_json(self._with_counters((own, *seen)) if proved else (own, *seen))

@@ -27,7 +27,7 @@ from mpiboot.core.model import (
 )
 from mpiboot.core.setting_types import AUTO, DataNetworkUse
 from mpiboot.core.settings import Resolved
-from mpiboot.core.wording import counted, first_few
+from mpiboot.core.wording import assigned, counted, first_few
 from mpiboot.hosts import gate
 from mpiboot.hosts.gate import ALL_HOSTS, DoctorLook
 from mpiboot.job import mpirun_line, names, program_words, render
@@ -47,7 +47,7 @@ def wait(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool) -> No
     """Only wait for the hosts; with ``as_json`` the result is on stdout, failures included."""
     end_on_signals(resolved)
     try:
-        passed = asyncio.run(observation.pass_gates(launcher_pod(resolved, environ)))
+        passed = asyncio.run(observation.pass_gates(waiting_pod(resolved, environ, "launcher")))
     except MpibootError as wrong:
         if as_json:
             record = {"ready": False, "hosts": (), "findings": (wrong.finding, *wrong.others)}
@@ -61,6 +61,16 @@ def wait(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool) -> No
         sys.stdout.write(render.as_json(record))
 
 
+def waiting_pod(resolved: Resolved, environ: Mapping[str, str], role: str) -> LauncherPod:
+    """Set this pod up as one that waits for the hosts, and knows no program."""
+    return launcher_pod(
+        resolved,
+        environ,
+        role,
+        needs_key=lambda patience: asyncio.run(observation.needs_key(resolved, environ, patience)),
+    )
+
+
 def look(
     resolved: Resolved,
     program: tuple[str, ...],
@@ -68,7 +78,16 @@ def look(
     doctor: DoctorLook = ALL_HOSTS,
 ) -> tuple[Observation, LauncherPod]:
     """Look at every host once, without starting the program."""
-    launcher = launcher_pod(resolved, environ, patience=0.0)
+
+    def needs_key(_patience: float) -> bool:
+        try:
+            return asyncio.run(observation.needs_key(resolved, environ, 0.0, program))
+        except MpibootError:
+            if doctor is ALL_HOSTS:
+                raise
+            return True  # doctor tells everything that is missing, the key too
+
+    launcher = launcher_pod(resolved, environ, patience=0.0, needs_key=needs_key)
     return asyncio.run(observation.look(launcher, program, doctor)), launcher
 
 
@@ -280,7 +299,7 @@ def execute(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, 
         log.finding(finding)
     for item in network.decisions:
         log.debug("plan", f"plan {item.name}={item.value} ({item.source.value}: {item.reason})")
-    message = " ".join(f"{name}={value}" for name, value in network.common.items())
+    message = " ".join(assigned(name, value) for name, value in network.common.items())
     log.info("data-network", f"set for the program: {message or 'nothing'}")
     log.info("start", f"starting {program[0]}")
     process.replace(program, {**environ, **network.common})

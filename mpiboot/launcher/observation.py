@@ -328,6 +328,29 @@ async def find_hostfile(
     )
 
 
+async def needs_key(
+    resolved: Resolved, environ: Mapping[str, str], patience: float, program: tuple[str, ...] = ()
+) -> bool:
+    """Wait for the hostfile; tell whether it has another host than this pod.
+
+    Raises:
+        MpibootError: ``hostfile-missing``, ``hostfile-invalid``; ``program-missing``: no mpirun.
+    """
+    line: tuple[str, ...] = ()
+    if program:
+        called = program_words.called(program)
+        mpi = programs.detect_mpi(environ, called, patience=programs.LONG)
+        if mpi is None:
+            raise no_mpirun(environ, called)
+        wanted = resolved.settings.mpi
+        family = mpi.family if wanted is AUTO else wanted
+        line = mpirun_line.read(program, family).hostfiles
+    found = await find_hostfile(resolved, environ, patience, line)
+    own = socket.gethostname()
+    fqdns = pod.own_names(own)
+    return not all(names.is_local(host.name, own, fqdns) for host in found.hostfile.hosts)
+
+
 def _mpi(
     launcher: LauncherPod, program: tuple[str, ...], *, patience: float = programs.SHORT
 ) -> Mpi:

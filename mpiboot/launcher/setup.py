@@ -6,7 +6,7 @@ import os
 import resource
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +35,8 @@ class LauncherPod:
 
     ``pid`` is the pod's first mpiboot; ``started`` the time of the monotonic clock. ``attempt`` and
     ``may_disconnect`` are sent to the workers (``host_shell.gate``). ``key`` is None if hosts are
-    entered by kubectl: ``pods`` has how, ``chosen`` why. ``limits`` are those at the pod's start.
+    entered by kubectl (``pods`` has how, ``chosen`` why), or if this pod is the only host.
+    ``limits`` are those at the pod's start.
     """
 
     resolved: Resolved
@@ -68,15 +69,17 @@ def launcher_pod(
     attempt: str = "",
     *,
     may_disconnect: bool = False,
+    needs_key: Callable[[float], bool] = lambda _patience: True,
 ) -> LauncherPod:
     """Find this pod's identity and limits, make a role's private folder, and read the job's key.
 
     The key may be mounted late: it is waited for until the launcher's deadline, or for ``patience``
     seconds if given. ``pid`` is the pod's first mpiboot if that is another process; ``attempt`` and
-    ``may_disconnect`` are sent to the workers.
+    ``may_disconnect`` are sent to the workers. Where no key is mounted, ``needs_key`` tells whether
+    there is a host to log in to.
 
     Raises:
-        MpibootError: ``runtime-folder``, ``tmpdir`` or ``ssh-key``.
+        MpibootError: ``runtime-folder``, ``tmpdir`` or ``ssh-key``; or what ``needs_key`` raises.
     """
     started = time.monotonic()
     settings = resolved.settings
@@ -105,9 +108,13 @@ def launcher_pod(
             return False
 
     pods, chosen = choose_access(resolved, environ, key_is_there) or (None, None)
-    key = None
-    if pods is None:
-        mounted = keys.wait(settings.ssh_key, homes, identity.uid, most)
+    key, place, wanted = None, (settings.ssh_key, homes, identity.uid), pods is None
+    # Where the hostfile is wrong, or has this pod alone, there is no key to wait for.
+    if wanted and not keys.find(*place):
+        wanted = needs_key(most)
+        most = max(0.0, started + most - time.monotonic())
+    if wanted:
+        mounted = keys.wait(*place, most)
         key = keys.load(mounted)
         warning = keys.trust(key, mounted)
         if warning:

@@ -9,7 +9,7 @@ from typing import Final
 from mpiboot.core import log
 from mpiboot.core.model import Decision, Json, MpiFamily, Source
 from mpiboot.core.setting_types import LogLevel
-from mpiboot.core.wording import counted, first_few
+from mpiboot.core.wording import assigned, counted, first_few
 from mpiboot.job import render
 from mpiboot.job.dialects import DIALECTS, HOSTFILE_VARS
 from mpiboot.job.mpi_environment import NOT_FORWARDED
@@ -154,7 +154,7 @@ def _mpi(plan: Plan, observed: Observed, decisions: _Decisions) -> _Parts:
 def _users(plan: Plan, observed: Observed, decisions: _Decisions) -> _Parts:
     """List which settings of the user were kept, replaced, or not passed on."""
     kept = [
-        f"{item.name}={item.value}"
+        assigned(item.name, item.value)
         for name, item in decisions.items()
         if item.source in {Source.FLAG, Source.ENVIRONMENT} and name not in _ELSEWHERE
     ]

@@ -20,7 +20,7 @@ from mpiboot.core.checks import BY_REFERENCE, WARNINGS
 from mpiboot.core.model import Finding, Level, Link, LinkLayer, NoFacts, PodFacts, PortState
 from mpiboot.core.setting_types import DataNetworkUse
 from mpiboot.core.settings import Settings
-from mpiboot.core.wording import MOST_LINES, first_few, majority, size_of
+from mpiboot.core.wording import MOST_LINES, assigned, first_few, majority, size_of
 from mpiboot.network import nccl
 from mpiboot.network.rails import named_by_platform
 from mpiboot.network.records import (
@@ -503,7 +503,8 @@ def _user_values(
         # Loopback reaches no other worker: it counts where it is named, not where it is left over.
         left = [item for item in there if item != "lo" or not value.startswith("^")]
         if value and not nccl.matching(value, left):
-            message = f"{name}={value} fits nothing here (there are {first_few(there) or 'none'})"
+            there_are = f"(there are {first_few(there) or 'none'})"
+            message = f"{assigned(name, value)} fits nothing here {there_are}"
             found.append(Problem("nccl-value", message))
     word = values.get("NCCL_IB_DISABLE", "")
     if word.strip().lower() in ("true", "yes", "on"):

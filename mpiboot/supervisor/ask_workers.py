@@ -350,7 +350,9 @@ async def _evidence(
     now: Answers,
 ) -> tuple[evidence.Explanation, ...]:
     counted = (QUESTION,) if before.counted else ()
-    command = host_shell.ask(*(_MEMORY if before.here else wanted), *counted)
+    if before.here:  # of the launcher no more, and of its programs only where it has ranks
+        wanted = (*_MEMORY, *(() if before.may_idle else wanted[len(_QUESTIONS) :]))
+    command = host_shell.ask(*wanted, *counted)
     if before.here:
         answer = await _ask(before, command, throttle)
         if not answer:

@@ -230,7 +230,7 @@ def judge_here(before: HostSnapshot, answer: HostAnswer, signal: str) -> tuple[E
     killed = _killed(before, answer)
     if killed:
         return (Explanation(0, killed, "launcher-memory"),)
-    return tuple(_memory(before, answer, signal))
+    return (*_programs(answer), *_memory(before, answer, signal))
 
 
 def judge(before: HostSnapshot, answer: HostAnswer, signal: str = "") -> tuple[Explanation, ...]:

@@ -24,7 +24,7 @@ from mpiboot.hosts import host_shell
 from mpiboot.hosts.pairs import MeasuringHosts
 from mpiboot.job import render
 from mpiboot.launcher import look, observation
-from mpiboot.launcher.setup import LauncherPod, access, launcher_pod
+from mpiboot.launcher.setup import LauncherPod, access
 from mpiboot.network import worker_pairs
 from mpiboot.network.records import RDMA, WorkerNetwork
 from mpiboot.network.worker_pairs import WHY, Dial, PathEnd
@@ -69,7 +69,7 @@ def run(resolved: Resolved, environ: Mapping[str, str], asked: PairsOptions) -> 
     if asked.tool and asked.tool not in MEASURES:
         raise error("usage", f"--tool is {asked.tool!r}: expected one of {', '.join(MEASURES)}")
     look.end_on_signals(resolved)
-    launcher = launcher_pod(resolved, environ, f"validate-{os.getpid()}")
+    launcher = look.waiting_pod(resolved, environ, f"validate-{os.getpid()}")
     measuring = _Measuring(launcher, asked)
     try:
         number = asyncio.run(measuring.until_signal())

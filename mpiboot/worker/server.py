@@ -79,7 +79,7 @@ def prepare(
         wanted, socket.gethostname(), api=environ.get(pod.API, "")
     )
     if not address:
-        none = f"this pod has no address: {reason}"
+        none = f"{reason}: no address to serve SSH on"
         raise error("interface-missing", f"the link {wanted} has no address" if wanted else none)
     given = resolved.given["ssh_port"]
     chosen = None

@@ -366,8 +366,8 @@ def test_a_name_that_nccl_takes_for_a_prefix_is_named(value: str, means: str) ->
     found = list(network.prefixes(replace(FACTS, fabric=fabric)))
     message = f"warn: NCCL_IB_HCA={value}: mlx5_1 is a prefix for NCCL, and means {means} too"
     assert told(found) == ([message] if means else [])
-    sign = "^=" if value.startswith("^") else "="
-    assert all(item.hint == f"write NCCL_IB_HCA={sign}{value.lstrip('^')}" for item in found)
+    exact = f"^={value[1:]}" if value.startswith("^") else f'"={value}"'
+    assert all(item.hint == f"write NCCL_IB_HCA={exact}" for item in found)
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_a_job_without_a_data_network_has_one_row_for_it(family: str) -> None:
     assert plan.rows == ()
     named = [item for item in plan.decisions if item.name in {*TCP, "data-link", "data-network"}]
     assert [item.name for item in named] == ["data-network"]
-    assert "NCCL_SOCKET_IFNAME==eth0" in named[0].reason
+    assert 'NCCL_SOCKET_IFNAME="=eth0"' in named[0].reason
 
 
 def test_a_value_with_an_equals_sign_stands_in_the_list_of_version_five_beside_its_name() -> None:

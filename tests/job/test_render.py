@@ -191,7 +191,7 @@ def test_a_plan_for_people_ends_with_the_command() -> None:
     assert text.startswith("ok ")
     assert "  ranks  4  (default: all slots)\n" in text
     assert "  x      -  (flag: y)\n" in text
-    assert text.endswith("\n  1 variables set, 2 removed\n\nmpirun -n 4 './a b'\n")
+    assert text.endswith("\n  1 variable set, 2 removed: B, C\n\nmpirun -n 4 './a b'\n")
 
 
 def test_a_plan_in_json_masks_secrets() -> None:

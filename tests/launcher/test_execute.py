@@ -37,7 +37,7 @@ def test_without_a_name_it_becomes_the_program_at_once(tmp_path: Path) -> None:
     assert gloo == tensorpipe
     assert (tmp_path / "run").exists() is False
     assert "nothing names a host to meet at" in done.stderr
-    assert "NCCL_SOCKET_IFNAME==mine0 fits nothing here" in done.stderr
+    assert 'NCCL_SOCKET_IFNAME="=mine0" fits nothing here' in done.stderr
     assert "set for the program: " in done.stderr
     assert (f" GLOO_SOCKET_IFNAME={gloo} " in done.stderr) == bool(gloo)
     assert done.stderr.splitlines()[-1] == "mpiboot: starting /bin/sh"

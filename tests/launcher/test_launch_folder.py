@@ -326,7 +326,7 @@ def test_the_parent_is_told_the_hosts_the_settings_and_what_mpirun_has_otherwise
     name = socket.gethostname()
     assert own.started.endswith("Z")
     assert one.started == own.started
-    expected = evidence.HostSnapshot(name, "", "", name, oom_kills=2, here=True)
+    expected = evidence.HostSnapshot(name, "", "", name, oom_kills=2, here=True, may_idle=True)
     assert replace(own, started="") == expected
     assert (one.name, one.dns, one.address) == ("w-0.job.ns.svc", "w-0.job.ns.svc", "10.244.0.10")
     assert (one.oom_kills, one.pod, one.began) == (5, "w-0", 1.0)

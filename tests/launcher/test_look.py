@@ -87,6 +87,7 @@ def test_hosts_that_are_not_ready_are_told_as_json_too(tmp_path: Path, env: dict
 
 def test_a_plan_waits_for_no_key(tmp_path: Path, env: dict[str, str]) -> None:
     env["MPIBOOT_SSH_KEY"] = str(tmp_path / "none")
+    (tmp_path / "hostfile").write_text("w-0.invalid\n")
     done = mpiboot(tmp_path, "plan", "--timeout", "600", "--", "./train", env=env)
     assert (done.returncode, "[ssh-key]" in done.stderr) == (77, True)
 
@@ -100,7 +101,7 @@ async def test_a_worker_that_is_ready_is_told_with_its_address_and_port(
         return GateResult((worker,), (Host("launcher"),), {}, {})
 
     monkeypatch.setattr(look, "end_on_signals", lambda _: None)
-    monkeypatch.setattr(look, "launcher_pod", lambda *_: None)
+    monkeypatch.setattr(look, "launcher_pod", lambda *_, **__: None)
     monkeypatch.setattr(observation, "pass_gates", passed)
     monkeypatch.setattr(look, "asyncio", SimpleNamespace(run=lambda found: found))
     look.wait(resolve({}, {}), {}, as_json=True)

@@ -296,6 +296,7 @@ def test_the_users_own_values_are_checked_with_nccls_rules(
 ) -> None:
     found = decide(w.sriov(0), values={name: value})
     shown = value.strip() if message.startswith("keeps") else value
+    shown = f'"{shown}"' if shown.startswith("=") else shown
     assert [item.message for item in of(found, "nccl-value")] == (
         [f"{name}={shown} {message}"] if message else []
     )
@@ -314,7 +315,7 @@ def test_a_value_of_a_workers_own_pod_is_checked_there() -> None:
     name = "NCCL_IB_HCA"
     own = w.changed(w.sriov(1), environment=(name,), fabric={"settings": ((name, "=mlx5_77"),)})
     finding = only(decide(w.sriov(0), own), "nccl-value")
-    assert (finding.host, "=mlx5_77 fits nothing here" in finding.message) == ("w-1", True)
+    assert (finding.host, '"=mlx5_77" fits nothing here' in finding.message) == ("w-1", True)
     # What is set for all ranks comes before it.
     assert not of(decide(w.sriov(0), own, values={name: "=mlx5_3"}), "nccl-value")
     networks = [worker_network.choose(own, PREFER)]

@@ -107,7 +107,7 @@ FAULTS: Final = (
             "links": (*_NET1, Link("net10", "br-data", ipv4=False, ipv6=True)),
             "env": {"NCCL_SOCKET_IFNAME": "net1", "MPIBOOT_DATA_IFNAME": "net1,net10"},
         },
-        hint="write NCCL_SOCKET_IFNAME==net1",
+        hint='write NCCL_SOCKET_IFNAME="=net1"',
     ),
     Fault(
         what="GLOO_SOCKET_IFNAME names no link",

@@ -65,5 +65,5 @@ def test_where_errors_go_may_be_closed(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout[:1]) == (0, "[")
     launcher = "mpiboot launcher -- true"
     code = run(tmp_path, launcher).returncode
-    assert code == 77  # no key is there
+    assert code == 66  # no hostfile is there
     assert run(tmp_path, f"{launcher} <&- >&- 2>&-").returncode == code

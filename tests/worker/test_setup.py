@@ -112,7 +112,10 @@ def test_without_a_port_of_the_users_the_images_own_is_taken(
 
 @pytest.mark.parametrize(
     ("wanted", "message"),
-    [("nothing0", "the link nothing0 has no address"), ("", "this pod has no address: no route")],
+    [
+        ("nothing0", "the link nothing0 has no address"),
+        ("", "no route: no address to serve SSH on"),
+    ],
 )
 def test_a_worker_without_an_address_is_an_error(
     tmp_path: Path,
