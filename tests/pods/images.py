@@ -89,14 +89,14 @@ class Image:
         return self._with_layer(("program", path, digest, capability.hex()), write)
 
     def with_packages(self, *requirements: str) -> Image:
-        """The same image with Python packages of the index in /opt/packages, as wheels."""
+        """The same image with Python packages and what they need, as wheels, in /opt/packages."""
 
         def install(layer: Path) -> None:
             target = layer / "opt/packages"
             folders(layer, target)
             pip = [sys.executable, "-m", "pip", "install", "--quiet", "--only-binary", ":all:"]
             # The images' Python is the one that the oldest Debian among them has.
-            version = ["--python-version", "3.11", "--no-deps", "--target", str(target)]
+            version = ["--python-version", "3.11", "--target", str(target)]
             subprocess.run([*pip, *version, *requirements], check=True)
 
         return self._with_layer(("packages", *requirements), install)

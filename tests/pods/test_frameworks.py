@@ -1,0 +1,94 @@
+"""PyTorch, torchrun and JAX of PyPI, on CPUs: real programs of theirs in pods."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.manifests import examples
+from tests.pods import images
+from tests.pods.indexed import play_indexed_job
+from tests.pods.jobs import PATIENCE, ranks, spans
+from tests.pods.operator import mpijob
+from tests.waiting import until
+
+if TYPE_CHECKING:
+    from tests.pods.cluster import Cluster
+    from tests.pods.images import Image
+
+pytestmark = pytest.mark.full
+
+# PyTorch loads 4 GB of CUDA's libraries, on CPUs too, and reads them from the disk the first time.
+LOADING = 5 * PATIENCE
+# The newest for the Python of this image's Debian; mpi4py takes the MPI that it finds.
+PACKAGES = ("torch==2.15.0", "jax==0.10.2", "mpi4py==4.1.2")
+TORCHRUN = "#!/usr/bin/python3\nfrom torch.distributed.run import main\nmain()\n"
+
+
+@pytest.fixture(scope="module")
+def frameworks(rig: None) -> Image:
+    """Open MPI 4.1 with the packages for its own Python, 6 GB in one layer, and the programs."""
+    image = images.image("openmpi-4.1").with_packages(*PACKAGES)
+    sources = {"/train.py": "ddp.py", "/jax_sum.py": "jax_sum.py"}
+    files = {path: (images.PROGRAMS / name).read_text() for path, name in sources.items()}
+    files["/usr/lib/python3/dist-packages/frameworks.pth"] = "/opt/packages\n"
+    return image.with_files(files).with_files({"/usr/local/bin/torchrun": TORCHRUN}, 0o755)
+
+
+def one_model(output: str) -> None:
+    """Four ranks ended with the same weights."""
+    found = re.findall(r"^model (.*)$", output, re.MULTILINE)
+    assert len(found) == 4
+    assert len(set(found)) == 1
+
+
+@pytest.mark.parametrize("asked", ["setting", "line"])
+def test_ddp_under_mpirun_ends_with_one_model(
+    cluster: Cluster, frameworks: Image, asked: str
+) -> None:
+    program = ["python3", "train.py"]
+    job = mpijob(
+        cluster,
+        frameworks,
+        workers=2,
+        slots=2,
+        data_link="net1",
+        launcher_args=program if asked == "setting" else ["mpirun", "mpiboot", "rank", *program],
+        launcher={"env": {"MPIBOOT_RANK_ENV": "on"} if asked == "setting" else {}},
+    ).start()
+    assert job.wait(LOADING) == 0, job.launcher.stderr()
+    spans(job, slots=2)
+    one_model(job.launcher.stdout())
+
+
+@pytest.mark.parametrize("env", [{}, {"MPIBOOT_RANK_ENV": "on"}], ids=["mpi4py", "variables"])
+def test_processes_of_jax_find_each_other(
+    cluster: Cluster, frameworks: Image, env: dict[str, str]
+) -> None:
+    program = ["python3", "jax_sum.py"]
+    job = mpijob(
+        cluster,
+        frameworks,
+        workers=2,
+        slots=2,
+        launcher_args=program,
+        launcher={"env": env},
+    ).start()
+    assert job.wait(LOADING) == 0, job.launcher.stderr()
+    spans(job, slots=2)
+    assert re.findall(r"^sum (.*)$", job.launcher.stdout(), re.MULTILINE) == ["10"] * 4
+
+
+def test_torchrun_whose_pod_0_has_its_name_late(cluster: Cluster, frameworks: Image) -> None:
+    manifests = examples.read("jobs/torchrun.yaml")
+    first, second = play_indexed_job(cluster, frameworks, manifests, {})
+    second.start()
+    until(lambda: "waiting for DNS for train-0.train (NXDOMAIN)" in second.stderr())
+    first.start()
+    first.publish()
+    assert [pod.wait(LOADING) for pod in (first, second)] == [0, 0], second.stderr()
+    output = first.stdout() + second.stdout()
+    assert ranks(output) == [(n, 4, f"train-{n // 2}") for n in range(4)]
+    one_model(output)
