@@ -39,6 +39,7 @@ _TESTS = (
     ROOT / "tests/test_packaging.py",
     ROOT / "tests/doctor/test_environment.py",
     *sorted(_PODS.glob("test_docs*.py")),
+    _PODS / "test_chaining.py",
     *_OF_PAGES,
 )
 

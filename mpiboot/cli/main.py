@@ -14,6 +14,7 @@ from mpiboot.core import log
 from mpiboot.core.errors import MpibootError, ShownError, error
 from mpiboot.core.setting_types import LogFormat
 
+_ROLES: Final = ("launcher", "worker")
 # Commands that look at PATH, or leave it, as the pod has it, shims and all.
 _AS_IT_IS: Final = ("copy-to", "doctor", "exec", "rank", "shims")
 # What a worker runs beside itself: the end of that is not the end of anything.
@@ -63,6 +64,13 @@ def _run(argv: list[str]) -> int:
     return code
 
 
+def _once(argv: list[str]) -> list[str]:
+    """Leave out a second "mpiboot", of args behind an ENTRYPOINT that has one; ranks may be it."""
+    if len(argv) < 2 or os.path.basename(argv[0]) != "mpiboot":  # noqa: PLR2004, PTH119
+        return argv
+    return argv[1:] if argv[1] in _ROLES or argv[1] not in COMMANDS else argv
+
+
 def _behind_shim(argv: list[str]) -> list[str]:
     """Turn a call by a shim's name into the entrypoint form, with the real programs on PATH."""
     from mpiboot.launcher import shims as names
@@ -93,7 +101,7 @@ def run(argv: list[str]) -> int:
         log.configure(form=LogFormat.JSON)
     try:
         try:
-            code = _run(_behind_shim(argv))
+            code = _run(_behind_shim(_once(argv)))
         except ShownError:  # what it printed is what it says
             sys.stdout.flush()
             raise

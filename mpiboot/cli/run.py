@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from mpiboot import __version__
 from mpiboot.core import log
+from mpiboot.core.checks import failed
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import Finding, Level, Role, Source
 from mpiboot.core.setting_types import AUTO, BY_INDEX, ValidateFirst
@@ -74,8 +75,7 @@ def resolved(flags: Mapping[str, Any], role: str = "", *, quiet: bool = False) -
 def as_role(found: Resolved, role: Role) -> Resolved:
     """Log which role runs, and warn where the variable contradicts the command."""
     reason = f"the command `mpiboot {role.value}`"
-    message = f"mpiboot {__version__}, role {role.value} ({reason})"
-    log.info("role", message, version=__version__, reason=reason)
+    _say_role(role, reason)
     wanted = found.settings.role
     if wanted not in (AUTO, role):
         message = (
@@ -83,6 +83,17 @@ def as_role(found: Resolved, role: Role) -> Resolved:
         )
         log.finding(Finding("usage", Level.WARN, message))
     return found
+
+
+def _say_role(role: Role, reason: str) -> None:
+    message = f"mpiboot {__version__}, role {role.value} ({reason})"
+    log.info("role", message, version=__version__, reason=reason)
+    from mpiboot.system import process
+
+    first = process.keeps_sigterm()
+    if first:
+        message = f"PID 1 here is {first}: it has no handler for SIGTERM, and passes none on"
+        log.finding(failed("entrypoint", message, level=Level.WARN))
 
 
 def looking(found: Resolved, seconds: float) -> Resolved:
@@ -207,8 +218,7 @@ def act_by_role(resolved: Resolved, program: Words, environ: Mapping[str, str]) 
             _warn_alone(program[0], environ)
         log.debug("role", f"role none ({decision.reason}): running {program[0]}")
         process.replace(program, environ)
-    message = f"mpiboot {__version__}, role {role.value} ({decision.reason})"
-    log.info("role", message, version=__version__, reason=decision.reason)
+    _say_role(role, decision.reason)
     if role is Role.WORKER:
         from mpiboot.worker import role as worker
 

@@ -265,6 +265,11 @@ _OF_JOBS: Final[_Table] = {
             "no service mesh proxies the job's pods",
             "keep launcher and workers out of the mesh, or the job's ports",
         ),
+        "entrypoint": _CheckText(
+            "Kubernetes's SIGTERM reaches mpiboot",
+            'end that script with `exec mpiboot "$@"`: else a pod that is deleted hears of it only '
+            "by SIGKILL, and no rank can save",
+        ),
     },
     (ExitCode.CONFLICT, _LAUNCHER): {
         "shims": _CheckText(
@@ -468,7 +473,8 @@ BY_REFERENCE: Final = {check.reference: check for check in CHECKS}
 WARNINGS: Final = frozenset(
     {
         *("data-sockets", "data-subnet", "rdma-mtu-low"),
-        *("control-mtu", "env-profile", "gpus", "offline", "several-programs", "shims", "slots"),
+        *("control-mtu", "entrypoint", "env-profile", "gpus", "offline", "several-programs"),
+        *("shims", "slots"),
     }
 )
 

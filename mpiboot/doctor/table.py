@@ -41,8 +41,8 @@ _COLUMNS: Final = {
     "image": "program-missing mpi-daemon shared-libraries python-modules shims passwd-entry "
     "mpi-versions bug",
     "job": "hostfile-missing hostfile-invalid slots role usage settings-conflict several-programs "
-    "agent-not-started offline daemon-failed launch-timeout host-lost transport launcher-limits "
-    "launcher-memory ssh-client-lost hosts-missing hosts-differ worker-checks",
+    "entrypoint agent-not-started offline daemon-failed launch-timeout host-lost transport "
+    "launcher-limits launcher-memory ssh-client-lost hosts-missing hosts-differ worker-checks",
     "files": "runtime-folder tmpdir output",
     "ssh": "ssh-key ssh-denied host-key-differs kubectl-denied sshd workers-held openssh-server "
     "sshd-settings other-ssh-server workers-unreachable worker-facts",

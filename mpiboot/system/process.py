@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final, NoReturn
@@ -156,16 +157,45 @@ def python(statement: str, *arguments: str) -> list[str]:
 
 
 def is_containers_own(proc: Path = Path("/proc")) -> bool:
-    """Whether this is what the container was started for: its first process, or an init's child.
+    """Whether this is what the container was started for.
 
-    Where pods share a process table, one that `kubectl exec` started looks the same.
+    That is its first process, the child of an init, or what an entrypoint script was given to run
+    and stays in front of. A script in a ``-c`` may start more than that. Where pods share a process
+    table, one that `kubectl exec` started looks the same.
     """
     if os.getpid() == 1:
         return True
+    if os.getppid() != 1:
+        return False
     try:
-        return os.getppid() == 1 and (proc / "1/comm").read_text("utf-8").strip() in _INITS
+        if (proc / "1/comm").read_text("utf-8").strip() in _INITS:
+            return True
+        first = _words(proc / "1/cmdline")
     except OSError:
         return False
+    at = len(first) - len(sys.argv)
+    called = [Path(word).name for word in (*first[at : at + 1], sys.argv[0])]
+    inline = any(word.startswith("-") and word.endswith("c") for word in first[:at])
+    return at > 0 and len(set(called)) == 1 and first[at + 1 :] == sys.argv[1:] and not inline
+
+
+def _words(cmdline: Path) -> list[str]:
+    return os.fsdecode(cmdline.read_bytes()).split("\0")[:-1]
+
+
+def keeps_sigterm(proc: Path = Path("/proc")) -> str:
+    """Give the line of the container's first process where no SIGTERM gets past it; else empty.
+
+    The kernel drops a signal for a process number 1 that has no handler for it: a shell has none.
+    """
+    if os.getppid() != 1:
+        return ""
+    with suppress(OSError, ValueError, IndexError):
+        status = (proc / "1/status").read_text("utf-8", "replace")
+        caught = int(status.partition("\nSigCgt:")[2].split()[0], 16)
+        if not caught >> (signal.SIGTERM - 1) & 1:
+            return " ".join(_words(proc / "1/cmdline"))
+    return ""
 
 
 class SignalLoop:

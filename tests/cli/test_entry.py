@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from mpiboot.cli import main
 from mpiboot.job import program_words
 from tests.fakes.cli import GUARD, environment, message, mpiboot
 
@@ -38,6 +39,28 @@ def test_without_a_role_the_arguments_reach_the_program_as_they_are(tmp_path: Pa
     assert argv == words
     assert env.items() >= environment(tmp_path, no_mpi).items()
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "runs"),
+    [
+        ("mpiboot ./train -n 2", "./train -n 2"),
+        ("/mpiboot/bin/mpiboot mpirun ./train", "mpirun ./train"),
+        ("mpiboot worker", "worker"),
+        ("mpiboot rank -- ./train", "mpiboot rank -- ./train"),
+        ("mpiboot exec torchrun", "mpiboot exec torchrun"),
+        ("mpiboot", "mpiboot"),
+        ("./train mpiboot worker", "./train mpiboot worker"),
+        ("", ""),
+    ],
+)
+def test_a_second_mpiboot_is_the_same_one_but_where_ranks_run_its_commands(
+    words: str, runs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[str] = []
+    monkeypatch.setattr(main, "_run", called.extend)
+    main.run(words.split())
+    assert called == runs.split()
 
 
 def test_without_a_role_the_program_takes_mpiboots_place_with_the_signals_that_it_expects(

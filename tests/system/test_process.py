@@ -191,30 +191,64 @@ def test_a_child_is_in_this_process_group_unless_it_is_to_lead_its_own(
         assert os.waitpid(pid, 0)[1] == 0
 
 
+ENTRY = "bash\0-m\0/usr/local/bin/start.sh\0"
+
+
 @pytest.mark.parametrize(
-    ("pid", "parent", "first", "own"),
+    ("pid", "parent", "first", "line", "own"),
     [
-        (1, 0, None, True),
-        (7, 1, "tini\n", True),
-        (7, 1, "bash\n", False),
-        (7, 1, None, False),
-        (7, 6, "tini\n", False),
+        (1, 0, None, "", True),
+        (7, 1, "tini\n", "tini\0--\0mpiboot\0worker\0", True),
+        (7, 1, "bash\n", "bash\0", False),
+        (7, 1, "bash\n", f"{ENTRY}mpiboot\0./train\0a b\0", True),
+        (7, 1, "bash\n", f"{ENTRY}/opt/mpiboot/bin/mpiboot\0./train\0a b\0", True),
+        (7, 1, "bash\n", f"{ENTRY}mpiboot\0./train\0a\0b\0", False),
+        (7, 1, "bash\n", f"{ENTRY}./other\0./train\0a b\0", False),
+        (7, 1, "mpiboot\n", "mpiboot\0./train\0a b\0", False),
+        # What follows it in the script would find no workers.
+        (7, 1, "sh\n", 'sh\0-ec\0mpiboot "$@"; more\0mpiboot\0./train\0a b\0', False),
+        (7, 1, None, "", False),
+        (7, 6, "tini\n", "", False),
     ],
 )
-def test_a_containers_own_is_its_first_process_or_the_child_of_an_init(
+def test_a_containers_own_is_its_first_process_or_what_that_was_given_to_run(
     pid: int,
     parent: int,
     first: str | None,
+    line: str,
     own: bool,  # noqa: FBT001 - a row of the table
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(os, "getpid", lambda: pid)
     monkeypatch.setattr(os, "getppid", lambda: parent)
+    monkeypatch.setattr(sys, "argv", ["/usr/local/bin/mpiboot", "./train", "a b"])
     if first is not None:
         (tmp_path / "1").mkdir()
         (tmp_path / "1/comm").write_text(first)
+        (tmp_path / "1/cmdline").write_text(line)
     assert process.is_containers_own(tmp_path) is own
+
+
+@pytest.mark.parametrize(
+    ("parent", "caught", "kept"),
+    [
+        (1, "0000000000010002", "bash /start.sh"),  # SIGINT and SIGCHLD, as bash has them
+        (1, "0000000000004002", ""),
+        (1, "no number", ""),
+        (1, None, ""),
+        (6, "0000000000010002", ""),
+    ],
+)
+def test_who_keeps_sigterm_from_mpiboot(
+    parent: int, caught: str | None, kept: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "getppid", lambda: parent)
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1/cmdline").write_text("bash\0/start.sh\0")
+    if caught is not None:
+        (tmp_path / "1/status").write_text(f"Name:\tbash\nSigCgt:\t{caught}\nCapInh:\t0\n")
+    assert process.keeps_sigterm(tmp_path) == kept
 
 
 def test_what_a_loop_has_forgotten_wakes_it_no_more() -> None:
