@@ -19,6 +19,9 @@ from mpiboot.network.counters import Counters
 
 _FOLDER: Final = __file__.rpartition("/")[0].rpartition("/")[0] + "/libexec/"
 _ANSWER: Final = "mpiboot-"
+# The order behind which others wait until what came before was read; it writes READ.
+WHEN_READ: Final = "when_read"
+READ: Final = f"{_ANSWER}read"
 # Words that no shell splits or expands.
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_./:+@%=,-]+")
 # A line of a script that ends with one of these continues in the next line.

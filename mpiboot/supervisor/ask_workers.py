@@ -13,8 +13,16 @@ import os
 import socket
 import stat
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Sequence,
+)
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -26,7 +34,7 @@ from mpiboot.core.addresses import address_of
 from mpiboot.core.launch_spec import CLIENT_SOCKET, MARK, TRANSPORT
 from mpiboot.core.setting_types import ProveTransport
 from mpiboot.hosts import host_shell
-from mpiboot.hosts.host_shell import Connecting, HostAnswer
+from mpiboot.hosts.host_shell import READ, Connecting, HostAnswer
 from mpiboot.network.counters import QUESTION
 from mpiboot.supervisor import evidence
 from mpiboot.supervisor.asking import ASKS, FarEnd, Found, Request
@@ -49,26 +57,50 @@ def has_client(folder: str) -> bool:
 async def run_by_client(folder: str, host: str, command: str) -> str | None:
     """Give what a command writes; None where it fails, as where the host can't be reached."""
     try:
-        async with _session(folder, host, command) as (client, reader):
-            output = b""
-            while part := await reader.read(_PIECE):
-                output += part
-            status = await asyncio.get_running_loop().sock_recv(client, _STATUS)
+        with _stdin(command) as (stdin, to):
+            async with _session(folder, host, command, stdin) as (client, reader):
+                output = await _read(reader, to)
+                status = await asyncio.get_running_loop().sock_recv(client, _STATUS)
     except OSError:
         return None
-    return output.decode("utf-8", "replace") if status == b"0\n" else None
+    return output if status == b"0\n" or READ in output else None
+
+
+@contextmanager
+def _stdin(command: str) -> Iterator[tuple[int, int]]:
+    """Give a command's stdin, and the end to write to where it waits until it was read."""
+    waits = f"'{host_shell.WHEN_READ}'" in command
+    pipe = os.pipe() if waits else (os.open(os.devnull, os.O_RDWR), -1)
+    try:
+        yield pipe
+    finally:
+        for end in pipe:
+            if end >= 0:
+                os.close(end)
+
+
+async def _read(reader: asyncio.StreamReader | None, to: int) -> str:
+    """Read all that a command writes, and let it go on where it waits for that."""
+    assert reader is not None  # noqa: S101 - it was asked for
+    output = b""
+    while part := await reader.read(_PIECE):
+        output += part
+        if to >= 0 and output.endswith(f"{READ}\n".encode()):
+            with suppress(OSError):  # it is gone
+                os.write(to, b"\n")
+    return output.decode("utf-8", "replace")
 
 
 @asynccontextmanager
 async def _session(
-    folder: str, host: str, command: str
+    folder: str, host: str, command: str, stdin: int
 ) -> AsyncIterator[tuple[socket.socket, asyncio.StreamReader]]:
     """Ask for a session, which ends with this."""
     loop = asyncio.get_running_loop()
     output, its_own = os.pipe()
     try:
         wanted = {"words": [host, command], "agent": 0, "asks": os.environ.get(ASKS)}
-        client = await _send_request(folder, wanted, its_own)
+        client = await _send_request(folder, wanted, (stdin, its_own))
     except BaseException:
         os.close(output)
         raise
@@ -85,7 +117,9 @@ async def _session(
                 transport.close()
 
 
-async def _send_request(folder: str, request: dict[str, object], output: int) -> socket.socket:
+async def _send_request(
+    folder: str, request: dict[str, object], streams: tuple[int, int]
+) -> socket.socket:
     # A socket's path may be 107 bytes long, and the folder's may be longer.
     here = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     null = os.open(os.devnull, os.O_RDWR)
@@ -96,7 +130,7 @@ async def _send_request(folder: str, request: dict[str, object], output: int) ->
         await loop.sock_connect(client, f"/proc/self/fd/{here}/{CLIENT_SOCKET}")
         data = json.dumps(request).encode() + b"\n"
         # The first byte takes the streams along.
-        socket.send_fds(client, [data[:1]], [null, output, null])
+        socket.send_fds(client, [data[:1]], [*streams, null])
         await loop.sock_sendall(client, data[1:])
     except BaseException:
         client.close()
@@ -289,22 +323,24 @@ async def _run(words: Sequence[str], throttle: Throttle) -> str | None:
     """Run words by this pod's shell; None where they fail, as where a host can't be reached."""
     async with throttle:
         throttle.waiting -= 1
-        agent = await asyncio.create_subprocess_exec(
-            "/bin/sh",
-            *words,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-        )
-        try:
-            output, _ = await agent.communicate()
-        except asyncio.CancelledError:
-            with suppress(ProcessLookupError):
-                agent.terminate()
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(agent.communicate(), _END)
-            raise
-    return output.decode("utf-8", "replace") if agent.returncode == 0 else None
+        with _stdin(words[-1]) as (stdin, to):
+            agent = await asyncio.create_subprocess_exec(
+                "/bin/sh",
+                *words,
+                stdin=stdin,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,
+            )
+            try:
+                output = await _read(agent.stdout, to)
+                await agent.wait()
+            except asyncio.CancelledError:
+                with suppress(ProcessLookupError):
+                    agent.terminate()
+                with suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(agent.communicate(), _END)
+                raise
+    return output if agent.returncode == 0 or READ in output else None
 
 
 async def _ask(host: HostSnapshot, command: str, throttle: Throttle) -> str | None:
@@ -428,14 +464,30 @@ async def gather(
     return lines
 
 
-async def count(hosts: Sequence[HostSnapshot], now: Answers, *, strict: bool) -> list[str]:
-    """Read the counters of ports and links after a job that ended well."""
-    throttle, command = Throttle(len(hosts)), host_shell.ask(QUESTION)
-    seconds = _SECONDS_FOR_PROOF if strict else _SECONDS
-    for host, output in await _ask_all(hosts, lambda host: _ask(host, command, throttle), seconds):
-        if output:
+async def count(
+    hosts: Sequence[HostSnapshot], now: Answers, *, strict: bool, over: bool = False
+) -> list[str]:
+    """Read the counters of ports and links after a job that ended well.
+
+    With ``over`` the same sessions tell the workers of that end: a login is most of what both cost.
+
+    Returns:
+        ``Request.OVER`` where every worker was told.
+    """
+    asked = [host for host in hosts if host.counted or (over and host.mpiboot)]
+    throttle = Throttle(len(asked))
+
+    def ask(host: HostSnapshot) -> Coroutine[Any, Any, str | None]:
+        counted = (QUESTION,) if host.counted else ()
+        last = (host_shell.WHEN_READ, "job_is_over") if over and host.mpiboot else ()
+        return _ask(host, host_shell.order(*counted, *last), throttle)
+
+    answers = await _ask_all(asked, ask, _SECONDS_FOR_PROOF if strict else _SECONDS)
+    for host, output in answers:
+        if output and host.counted:
             now[host.name] = host_shell.read(output)
-    return []
+    told = all(READ in (output or "") for host, output in answers if host.mpiboot)
+    return [Request.OVER.value] if over and told else []
 
 
 def write_transport(
@@ -541,7 +593,7 @@ def main(folder: str, wanted: str, *words: str) -> None:
 
     match request:
         case Request.COUNTERS:
-            answer = count(measured, now, strict=strict)
+            answer = count(hosts, now, strict=strict, over=Request.OVER.value in words)
         case Request.OVER:
             answer = tell(hosts, host_shell.order("job_is_over"))
         case Request.FAILED:

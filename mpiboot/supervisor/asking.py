@@ -26,7 +26,8 @@ class Request(str, Enum):
     """What the workers are asked or told; the words that follow it are behind each."""
 
     EVIDENCE = "evidence"  # why the job failed: HOST PROGRAM SIGNAL OTHER-HOST...
-    COUNTERS = "counters"  # what carried its data, after a good end: MPIBOOT_PROVE_TRANSPORT
+    # What carried its data, after a good end: MPIBOOT_PROVE_TRANSPORT [over, to tell of it, too]
+    COUNTERS = "counters"
     CONNECTING = "connecting"  # connections that nobody answers, while the job runs: KNOWN...
     LOOK_FOR = "look-for"  # what is found where silent hosts should be: HOST...
     IN_MPI = "in-mpi"  # how many ranks have not left MPI, while the job runs

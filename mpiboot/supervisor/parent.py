@@ -29,6 +29,7 @@ from mpiboot.core.launch_spec import (
     from_line,
     without_marks,
 )
+from mpiboot.core.setting_types import ProveTransport
 from mpiboot.core.wording import counted
 from mpiboot.supervisor import guard, report
 from mpiboot.supervisor.asking import Request, ask
@@ -305,6 +306,7 @@ class Parent:
         self._preparation: Preparation | None = None  # whose child is that client
         self._told = 0  # the signal that said that this process is to end
         self._transport: dict[str, Any] = {}  # what carried the job's data
+        self._workers_told = False  # of a good end
         self._hurries = False  # a signal has ended the job: not much time is left
 
     def launch(self, pid: int, reader: int) -> int:
@@ -451,7 +453,10 @@ class Parent:
             lines = self._ask(spec.folder, Request.EVIDENCE, *asked)
             verdict, lines = proved(verdict, lines)
         elif spec.prove and not verdict.code:
-            self._ask(spec.folder, Request.COUNTERS, spec.prove)
+            # By the same sessions; with ``fail`` how it ended is known only then.
+            over = spec.attempt and spec.prove != ProveTransport.FAIL.value
+            words = (spec.prove, *((Request.OVER.value,) if over else ()))
+            self._workers_told = bool(self._ask(spec.folder, Request.COUNTERS, *words))
         measured = spec.prove and not verdict.by_signal
         self._transport = report.tell_transport(spec) if measured else {"planned": spec.transport}
         if not verdict.code and report.fails(spec, self._transport):
@@ -491,7 +496,7 @@ class Parent:
         seconds = time.monotonic() - self._began
         why = report.tell(verdict, spec, seconds, self._options.termination_log, lines)
         hold = 0.0 if verdict.by_signal else self._options.hold_on_failure
-        if spec.attempt:
+        if spec.attempt and not self._workers_told:
             self._tell_workers(spec.folder, spec.attempt, why, hold)
         self._record(verdict, seconds, spec)
         self._end_client()

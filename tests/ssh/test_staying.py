@@ -301,6 +301,9 @@ async def test_what_is_asked_beside_a_job_needs_no_process(launch: Launch) -> No
     assert ask_workers.has_client(folder)
     assert not ask_workers.has_client(str(launch.folder / "hosts"))
     assert await ask_workers.run_by_client(folder, host, "echo said; echo no >&2; cat") == "said\n"
+    # Whoever tells that it waits until it was read gets a line then.
+    command = "echo mpiboot-read; read -r _ # 'when_read'"
+    assert await ask_workers.run_by_client(folder, host, command) == "mpiboot-read\n"
     # More than the buffers of pipe and channel hold, over the same connection.
     message = await ask_workers.run_by_client(folder, host, "head -c 3000000 /dev/zero")
     assert message == "\0" * 3_000_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shlex
@@ -18,7 +19,9 @@ from typing import TypeVar
 
 import pytest
 
+from mpiboot.core.launch_spec import TRANSPORT
 from mpiboot.hosts import host_shell
+from mpiboot.network.counters import QUESTION, CountedPort
 from mpiboot.supervisor import ask_workers, evidence, stop_ranks
 from tests.waiting import until
 
@@ -262,6 +265,58 @@ def test_workers_that_run_mpiboot_are_told_of_the_end_and_no_others(
     ask_workers.main(ssh.write(*hosts), *what)
     assert ssh.asked() == {"w-0": order, "w-2": order}
     assert capsys.readouterr().out == ""
+
+
+COUNTED = (CountedPort("eth0", "eth0", data=True, rdma=False),)
+
+
+def test_a_worker_whose_counters_were_read_learns_of_the_end_by_the_same_session(
+    ssh: Ssh, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It may end at once, and its session with it: nothing of what it said is lost."""
+    line = "echo /proc/net/dev:eth0: 7 0 0 0 0 0 0 0 9 0; echo mpiboot-read"
+    for name in ("w-0", "w-1", "w-2"):
+        ssh.answers(name, f"{line}; read -r _ && : > over-{name}; exit 255")
+    before = {"eth0": {"rx_bytes": 1, "tx_bytes": 7}}
+    hosts = [
+        replace(ssh.before(name, mpiboot=True), counted=COUNTED, counters=before)
+        for name in ("w-0", "w-1")
+    ]
+    hosts.append(ssh.before("w-2", mpiboot=True))
+    ask_workers.main(ssh.write(*hosts), "counters", "warn", "over")
+    assert capsys.readouterr().out == "over\n"
+    assert len(list(ssh.folder.glob("over-w-*"))) == 3
+    asked = {
+        name: host_shell.order(QUESTION, "when_read", "job_is_over") for name in ("w-0", "w-1")
+    }
+    assert ssh.asked() == asked | {"w-2": host_shell.order("when_read", "job_is_over")}
+    told = json.loads((ssh.folder / TRANSPORT).read_text())["hosts"]
+    assert told.keys() == {"w-0", "w-1"}
+    assert all(ports["eth0"]["sent"] == 2 for ports in told.values())
+
+
+def test_where_one_worker_was_not_told_all_are_told_again(
+    ssh: Ssh, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ssh.answers("w-0", "echo mpiboot-read; read -r _")
+    hosts = [replace(ssh.before(name, mpiboot=True), counted=COUNTED) for name in ("w-0", "w-1")]
+    ask_workers.main(ssh.write(*hosts), "counters", "warn", "over")
+    assert capsys.readouterr().out == ""
+
+
+def test_what_waits_until_it_was_read_goes_on_then_alone(tmp_path: Path) -> None:
+    fifo = tmp_path / "sessions"
+    os.mkfifo(fifo)
+    held = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
+    command = host_shell.order("count a b", "when_read", "job_is_over")
+    environ = {**os.environ, "MPIBOOT_WORKER_DIR": str(tmp_path)}
+    for given, status, said in (b"", 1, b""), (b"\n", 0, b"over\n"):
+        words = ["/bin/sh", "-c", command]
+        done = subprocess.run(words, input=given, capture_output=True, env=environ, check=False)
+        assert (done.returncode, done.stdout) == (status, b"2\nmpiboot-read\n")
+        with contextlib.suppress(BlockingIOError):
+            assert os.read(held, 100) == said
+    os.close(held)
 
 
 def test_where_no_worker_runs_mpiboot_nobody_is_told(ssh: Ssh) -> None:

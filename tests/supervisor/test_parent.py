@@ -1340,7 +1340,7 @@ RAIL = "/sys/class/infiniband/mlx5_1/ports/1/counters/port_"
 NET_DEV = "/proc/net/dev:eth0: {0} 0 0 0 0 0 0 0 {0} 0 0 0 0 0 0 0"
 
 
-def counted_hosts(rig: Rig, *names: str) -> None:
+def counted_hosts(rig: Rig, *names: str, mpiboot: bool = False) -> None:
     """Write what the gate saw of workers whose counters all stood at 0."""
     ports = (
         CountedPort("mlx5_1:1", "net1", data=True, rdma=True),
@@ -1351,7 +1351,9 @@ def counted_hosts(rig: Rig, *names: str) -> None:
         "eth0": {"tx_bytes": 0, "rx_bytes": 0},
     }
     hosts = [
-        evidence.HostSnapshot(name, "", WORKER, name, counted=ports, counters=before)
+        evidence.HostSnapshot(
+            name, "", WORKER, name, mpiboot=mpiboot, counted=ports, counters=before
+        )
         for name in names
     ]
     (rig.folder / evidence.FILE).write_text(evidence.to_json(hosts))
@@ -1388,6 +1390,27 @@ def test_what_carried_the_data_is_said_and_may_fail_the_job(
     assert (told["planned"], told["verdict"]) == ("RoCE", verdict)
     if code:
         assert rig.log.read_text().startswith("transport: RDMA was planned, but no byte went ")
+
+
+@pytest.mark.parametrize(
+    ("prove", "said", "orders"),
+    [
+        ("warn", "mpiboot-read; read -r _", ["over"]),
+        ("warn", "mpiboot-nothing", ["over", "over"]),  # it was not told, it seems
+        ("fail", "mpiboot-nothing", ["", "over"]),  # not before it is known how the job ended
+    ],
+)
+def test_a_good_end_is_one_session_where_that_can_be(
+    rig: Rig, prove: str, said: str, orders: list[str]
+) -> None:
+    counted_hosts(rig, "w-0", mpiboot=True)
+    rig.ssh(
+        "case $* in *\" 'job_is_over'\"*) echo over ;; *) echo ;; esac >> sessions\n"
+        f"echo '{NET_DEV.format(1 << 30)}'; echo {said}"
+    )
+    rig.spec = replace(rig.spec, prove=prove, attempt="l@1@a")
+    assert rig.run("exit 0")[0] == 0
+    assert (rig.folder / "sessions").read_text().split("\n")[:-1] == orders
 
 
 def test_a_failed_job_keeps_its_own_verdict_whatever_carried_its_data(rig: Rig) -> None:
