@@ -22,6 +22,14 @@ PAGES = [
     *(ROOT / name for name in ("README.md", "SECURITY.md", "examples/README.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
+# Who gives out mpiboot; scripts/pages writes it into the pages.
+OWNER = dict(
+    re.findall(
+        r'^(\w+) = "(.*)"$',
+        (ROOT / "docs/owner.toml").read_text().partition("[written]")[0],
+        re.MULTILINE,
+    )
+)
 NOT_RUN = "# not run by the tests: "
 
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
 import zipfile
 from pathlib import Path
 
+import pytest
 import yaml  # type: ignore[import-untyped]
 
 from mpiboot import __version__
 from tests.pages import ROOT, copied, named
+from tests.test_container import PYTHONS
 
 PROJECT = ROOT / "pyproject.toml"
 # Of the project's own environment, and as somebody who may commit.
@@ -45,6 +49,14 @@ def other_tags(folder: Path) -> list[str]:
     return [tag for tag in tags if tag != f"v{version[1]}"]
 
 
+def unfilled(folder: Path) -> list[str]:
+    """What docs/owner.toml lacks on a commit that is a release."""
+    if not (folder / ".git").exists() or not git(folder, "tag", "--points-at", "HEAD", "v*"):
+        return []
+    about = (folder / "docs/owner.toml").read_text().partition("[written]")[0]
+    return re.findall(r'^(\w+) = "(?:.*\.example\b.*|my-registry)"$', about, re.MULTILINE)
+
+
 def test_a_release_is_built_and_tagged_as_its_page_says(tmp_path: Path) -> None:
     """Up to the upload; what is built from the archive is the wheel that is tried."""
     folder = copied(tmp_path)
@@ -67,6 +79,8 @@ def test_a_release_is_built_and_tagged_as_its_page_says(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert git(folder, "tag").split() == [f"v{version}"]
     assert other_tags(folder) == []
+    (folder / "docs/owner.toml").write_text('contact = "a@b.example"\nrepository = "b.org"\n')
+    assert unfilled(folder) == ["contact"]
     git(folder, "tag", "v9.9.9")
     assert other_tags(folder) == ["v9.9.9"]
 
@@ -102,8 +116,73 @@ def test_a_release_is_built_and_tagged_as_its_page_says(tmp_path: Path) -> None:
     assert not [name for name in names if name.startswith(("tests", ".venv"))]
 
 
-def test_the_tag_of_this_commit_is_its_version() -> None:
+def test_the_tag_of_this_commit_is_its_version_and_its_owner_is_named() -> None:
     assert other_tags(ROOT) == []
+    assert unfilled(ROOT) == []
+
+
+def test_the_image_of_the_page_has_the_next_releases_version() -> None:
+    page = (ROOT / "docs/how-to/images.md").read_text()
+    assert re.findall(r"VERSION=(\d\S*)", page) == [__version__.removesuffix(".dev0")]
+
+
+def interpreter(version: str) -> str:
+    """A Python of this version that is not this one's environment: PATH's, else pyenv's."""
+    built = sorted((Path.home() / ".pyenv/versions").glob(f"{version}.*/bin/python3"))
+    found = shutil.which(f"python{version}", path="/usr/local/bin:/usr/bin")
+    return found or (str(built[-1]) if built else "")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("version", PYTHONS)
+def test_the_wheel_runs_with_each_python(tmp_path: Path, version: str) -> None:
+    """In an environment of its own, with the packages that the index has for it today."""
+    python = interpreter(version)
+    if not python:
+        pytest.skip(f"no Python {version} is installed here, and no index has one")
+    wheel: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+    ]
+    subprocess.run([*wheel, "--wheel-dir", tmp_path, copied(tmp_path / "source")], check=True)
+    subprocess.run([python, "-m", "venv", tmp_path / "venv"], check=True)
+    own = tmp_path / "venv/bin"
+    install: list[str | Path] = [own / "pip", "install", "--quiet", "--only-binary", ":all:"]
+    subprocess.run([*install, *tmp_path.glob("*.whl")], check=True)
+    (tmp_path / "hostfile").write_text("w-0.x.default.svc slots=8\n")
+
+    def runs(*words: str | Path) -> str:
+        argv = [own / words[0], *words[1:]]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    modules = [
+        path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")
+        for path in (ROOT / "mpiboot").rglob("*.py")
+        if path.name not in ("__main__.py", "__init__.py") and "libexec" not in path.parts
+    ]
+    assert len(modules) > 100
+    runs("python", "-W", "error", "-c", f"import {', '.join(sorted(modules))}")
+    assert __version__ in runs("mpiboot", "--version")
+    plan: list[str | Path] = [
+        "plan",
+        "--offline",
+        "--mpi",
+        "openmpi5",
+        "--hostfile",
+        tmp_path / "hostfile",
+        "./train",
+    ]
+    assert "w-0.x.default.svc" in runs("mpiboot", *plan)
+    assert json.loads(runs("mpiboot", "facts", "--json"))["links"]
+    checked = json.loads(runs("mpiboot", "doctor", "--image", "--json"))
+    assert checked["findings"]
 
 
 def test_the_forges_workflow_runs_the_gate_with_each_python_that_the_package_names() -> None:

@@ -13,19 +13,52 @@ from mpiboot.core.settings import ROWS
 from mpiboot.doctor import role
 from mpiboot.doctor.table import CHECKS, GROUPS
 from tests.fakes import workers
+from tests.pages import OWNER, ROOT, copied
 
-ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "docs" / "reference"
 
 
 def test_the_reference_pages_are_what_the_tables_say() -> None:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "pages"), "--check"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = pages(ROOT, "--check")
     assert done.returncode == 0, done.stderr
+
+
+def pages(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, str(folder / "scripts/pages"), *words]
+    return subprocess.run(argv, capture_output=True, text=True, check=False)
+
+
+def test_the_owner_is_named_in_one_place(tmp_path: Path) -> None:
+    """Filled in there, and once more, it is in every file that users read."""
+    folder = copied(tmp_path)
+    owner = folder / "docs/owner.toml"
+    before = OWNER
+    for number in "12":
+        now = {name: f"https://{name}{number}.test/x" for name in OWNER}
+        own, line, rest = owner.read_text().partition("[written]")
+        for name, value in before.items():
+            own = own.replace(f'{name} = "{value}"', f'{name} = "{now[name]}"')
+        owner.write_text(own + line + rest)
+        assert pages(folder, "--check").stderr.startswith("stale: docs/owner.toml, ")
+        assert pages(folder).returncode == 0
+        assert pages(folder, "--check").returncode == 0
+        files = [path for path in folder.rglob("*") if path.suffix not in (".py", ".pyc")]
+        texts = {
+            str(path.relative_to(folder)): path.read_text(errors="replace")
+            for path in files
+            if path.is_file() and path.relative_to(folder).parts[0] not in ("tests", "scripts")
+        }
+        for name, value in before.items():
+            assert [file for file, text in texts.items() if value in text] == [], name
+        named = {
+            name: {file for file, text in texts.items() if value in text}
+            for name, value in now.items()
+        }
+        assert {"README.md", "SECURITY.md"} <= named["contact"]
+        assert {"pyproject.toml", "docs/releasing.md"} <= named["repository"]
+        assert {"docs/how-to/images.md", "container/mpiboot.Containerfile"} <= named["registry"]
+        assert "examples/mpi-operator/unchanged-image.yaml" in named["registry"]
+        before = now
 
 
 def test_every_setting_is_on_its_page() -> None:

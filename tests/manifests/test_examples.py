@@ -14,7 +14,7 @@ from mpiboot.core import settings
 from mpiboot.core.settings import ROWS
 from tests.manifests import check, shapes
 from tests.manifests.examples import FILES, FOLDER, name_of
-from tests.pages import PAGES, ROOT, blocks
+from tests.pages import OWNER, PAGES, ROOT, blocks
 from tests.test_docs import below, refused
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 EACH = pytest.mark.parametrize("path", FILES, ids=name_of)
 # What a container of an example may have beyond nothing: sshd's for root, and RDMA's.
 _ADDED = {"IPC_LOCK", "SETGID", "SETUID", "SYS_CHROOT"}
-_IMAGES = {"my-image", "my-registry/mpiboot", "my-worker-image"}
+_IMAGES = {"my-image", f"{OWNER['registry']}/mpiboot", "my-worker-image"}
 
 
 def pods(path: Path) -> Iterator[dict[str, Any]]:

@@ -12,7 +12,7 @@ import yaml  # type: ignore[import-untyped]
 
 from tests.manifests import check
 from tests.manifests.examples import FOLDER
-from tests.pages import named
+from tests.pages import OWNER, named
 from tests.pods import images
 from tests.pods.cache import CACHE, once
 from tests.pods.jobs import PATIENCE, ranks
@@ -52,7 +52,7 @@ def unchanged(name: str) -> Image:
 def with_folder(image: Image, doctor: str = "mpiboot doctor --image") -> Image:
     """An image after the page's lines; what they RUN is run, and ends with doctor."""
     copy, run, entrypoint = named("folder").strip().splitlines()
-    assert copy == "COPY --from=my-registry/mpiboot /opt/mpiboot /opt/mpiboot"
+    assert copy == f"COPY --from={OWNER['registry']}/mpiboot /opt/mpiboot /opt/mpiboot"
     assert run.startswith("RUN ")
     assert run.endswith(" && mpiboot doctor --image")
     folder = images.image("mpiboot", programs=False)
