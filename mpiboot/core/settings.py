@@ -30,6 +30,7 @@ from mpiboot.core.setting_types import (
     ProveTransport,
     Stuck,
     Switch,
+    TagOutput,
     ValidateFirst,
     WorkerExit,
     boolean,
@@ -270,6 +271,17 @@ class Settings:
         "Wait for every host before a program that starts processes by itself; off: start it "
         "at once.",
         switch(Switch.ON, Switch.OFF),
+    )
+    tag_output: TagOutput = row(
+        TagOutput.OFF,
+        "on: each line of output begins with its rank, by this MPI's own option; rank0: the output "
+        "of rank 0 alone comes here, and that of each other rank goes to a file on its host.",
+        switch(*TagOutput),
+    )
+    output_dir: str = row(
+        "/tmp/mpiboot-output",  # noqa: S108 - in the ranks' own pods
+        "Folder on their hosts to which such ranks append their output, as rank.N.",
+        path,
     )
     env_profile: str = row(
         "",

@@ -51,6 +51,11 @@ class Dialect:
     syntax: Syntax
     # How the user's own line is read.
     grammar: Grammar
+    # What begins each line of output with its rank, and the options beside which it can't stand.
+    tag_option: tuple[str, ...]
+    tagged_by: tuple[str, ...]
+    # The variable in which a rank finds its number.
+    rank_var: str
     hostfile_var: str
     agent_var: str
     agent_args_var: str
@@ -61,6 +66,8 @@ class Dialect:
     # Patterns of variables that ranks get without being named.
     by_itself: tuple[str, ...]
     lost_without_parent: tuple[str, ...]
+    # What of the output tag_option loses.
+    tag_loses: str = ""
     keep_fqdn_var: str = ""
     # The slots of hosts for which the hostfile has no number.
     default_slots_var: str = ""
@@ -178,6 +185,9 @@ MPICH: Final = Dialect(
     title="MPICH (Hydra)",
     syntax=Syntax.COLON,
     grammar=HYDRA,
+    tag_option=("-prepend-rank",),
+    tagged_by=("l", "prepend-pattern"),  # "duplicate setting", and mpirun ends
+    rank_var="PMI_RANK",
     daemon_without_ranks=False,
     wraps_around=True,
     spread_option="`-ppn 1`",
@@ -226,6 +236,9 @@ INTEL: Final = Dialect(
         INTEL_HYDRA,
         options={**INTEL_HYDRA.options, **dict.fromkeys(("hosts", "host"), _HOSTS)},
     ),
+    tag_option=("-prepend-rank",),
+    tagged_by=("l", "prepend-pattern"),  # "duplicate setting", and mpirun ends
+    rank_var="PMI_RANK",
     daemon_without_ranks=False,
     wraps_around=True,
     spread_option="`-ppn 1`",
@@ -272,6 +285,7 @@ INTEL: Final = Dialect(
 _OMPI_FIRST: Final = ("OMPI_MCA_btl_tcp_port_min_v4", "OMPI_MCA_btl_tcp_port_min_v6")
 _OMPI_COUNT: Final = ("OMPI_MCA_btl_tcp_port_range_v4", "OMPI_MCA_btl_tcp_port_range_v6")
 
+_OMPI_RANK: Final = "OMPI_COMM_WORLD_RANK"
 _OMPI_CONSTANTS: Final = (
     Variable(
         "OMPI_MCA_pml",
@@ -314,6 +328,13 @@ OPENMPI4: Final = Dialect(
     title="Open MPI 4.1 (ORTE)",
     syntax=Syntax.SLOTS,
     grammar=ORTE,
+    tag_option=("--tag-output",),
+    tagged_by=("tag-output",),
+    # ORTE_IOF_BASE_TAGGED_OUT_MAX is 8192, for a piece of 4096 with all its labels
+    # (orte/mca/iof/base/iof_base_output.c); 31 % of short lines were lost with 4.1.4.
+    tag_loses="where a rank writes many lines at once that are shorter than their labels, its "
+    "`--tag-output` cuts off a part of them",
+    rank_var=_OMPI_RANK,
     own_host_first=True,
     hostfile_var="OMPI_MCA_orte_default_hostfile",
     agent_var="OMPI_MCA_plm_rsh_agent",
@@ -394,6 +415,9 @@ OPENMPI5: Final = Dialect(
     title="Open MPI 5.0 (PRRTE)",
     syntax=Syntax.SLOTS,
     grammar=PRRTE,
+    tag_option=("--output", "tag"),
+    tagged_by=("output", "tag-output"),  # of two --output the first counts, and the other is lost
+    rank_var=_OMPI_RANK,
     rank_table=("--runtime-options", "output-proctable="),
     hostfile_var="PRTE_MCA_prte_default_hostfile",
     agent_var="PRTE_MCA_plm_ssh_agent",

@@ -24,6 +24,7 @@ from mpiboot.job import (
     placement,
     platforms,
     pods,
+    rank_output,
 )
 from mpiboot.job import hostfile as hostfiles
 from mpiboot.job.dialects import DIALECTS, parameter, row_of
@@ -193,8 +194,9 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
     idle = frozenset(placed.idle)
     supervised = _stays_as_parent(builder)
     agent_variables.settle_kind_on_the_line(builder, daemons)
-    before = (*_own_ranks_words(builder, remote=bool(remote)), *ranks.before)
-    argv = _write_command(builder, np, exports, before, supervised=supervised)
+    tag, to_files = rank_output.decide(builder)
+    before = (*_own_ranks_words(builder, remote=bool(remote)), *to_files, *ranks.before)
+    argv = _write_command(builder, np, tag, exports, before, supervised=supervised)
     builder.decide("daemons", str(len(daemons)), Source.DETECTED, first_few(daemons))
     copies = paths.of_program(observed.hostfile)
     opened = pods.room_for_hosts(builder, user_agent, len(daemons))
@@ -307,6 +309,7 @@ def _asks_exit_codes(builder: PlanBuilder) -> bool:
 def _write_command(
     builder: PlanBuilder,
     np: int | None,
+    tag: tuple[str, ...],
     exports: tuple[str, ...],
     before: tuple[str, ...],
     *,
@@ -314,10 +317,11 @@ def _write_command(
 ) -> tuple[str, ...]:
     """Write the command line; what is added stands before the user's own words.
 
-    ``before`` are the words that each program is started by, beside mpirun.
+    ``tag`` are the words that have ranks named in their output; ``before`` are those that each
+    program is started by, beside mpirun.
     """
     line, row, paths = builder.line, builder.row, builder.paths
-    added: list[str] = []
+    added = [*tag]
     if row.hostfile_option and not line.moves_hosts:
         added += [row.hostfile_option, paths.hostfile]
     if np is not None and line.np is None:

@@ -10,7 +10,7 @@ from mpiboot.core import log
 from mpiboot.core.model import Decision, Json, MpiFamily, Source
 from mpiboot.core.setting_types import LogLevel
 from mpiboot.core.wording import assigned, counted, first_few
-from mpiboot.job import render
+from mpiboot.job import rank_output, render
 from mpiboot.job.dialects import DIALECTS, HOSTFILE_VARS
 from mpiboot.job.mpi_environment import NOT_FORWARDED
 from mpiboot.job.plan import Plan
@@ -23,7 +23,9 @@ _NCCL: Final = "NCCL_SOCKET_IFNAME"
 _MPI_TCP: Final = "OMPI_MCA_btl_tcp_if_include"
 _SHOWN: Final = 6
 # Shown in lines of their own.
-_ELSEWHERE: Final = frozenset({"hostfile", "ranks", "control-link", "data-network", "mpi-network"})
+_ELSEWHERE: Final = frozenset(
+    {"hostfile", "ranks", "control-link", "data-network", "mpi-network", rank_output.DECISION}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +62,11 @@ def say(plan: Plan, observed: Observed) -> None:
 
 
 def lines(plan: Plan, observed: Observed) -> tuple[SummaryLine, ...]:
-    """Summarize a plan in at most seven lines."""
+    """Summarize a plan in at most eight lines."""
     decisions = {item.name: item for item in plan.decisions}
     return tuple(
         line
-        for part in (_job, _control, _data, _mpi, _room, _users, _stays)
+        for part in (_job, _control, _data, _mpi, _room, _output, _users, _stays)
         for line in part(plan, observed, decisions)
     )
 
@@ -109,6 +111,13 @@ def _room(plan: Plan, _observed: Observed, decisions: _Decisions) -> _Parts:
     if plan.open_files:
         message = f"mpirun may open {plan.open_files} files: {decisions['open-files'].reason}"
         yield SummaryLine("open-files", message, {"open_files": plan.open_files})
+
+
+def _output(_plan: Plan, _observed: Observed, decisions: _Decisions) -> _Parts:
+    item = decisions.get(rank_output.DECISION)
+    if item is not None:
+        fields: dict[str, Json] = {"value": item.value, "reason": item.reason}
+        yield SummaryLine(item.name, f"ranks' output: {item.value} ({item.reason})", fields)
 
 
 def _data(plan: Plan, _observed: Observed, decisions: _Decisions) -> _Parts:

@@ -59,6 +59,7 @@ def job(resolved: Resolved, environ: Mapping[str, str], asked: ToolOptions) -> N
     record = folder / f"record-{os.getpid()}.json"
     env = {**environ, **launcher.flags(resolved)}
     env |= {"MPIBOOT_JOB_RECORD": str(record), "MPIBOOT_SCRIPT": "off", "MPIBOOT_VALIDATE": "off"}
+    env["MPIBOOT_TAG_OUTPUT"] = "off"  # the tool's lines are read
     if resolved.given["grace"].source is Source.DEFAULT:  # nothing is to be saved
         env["MPIBOOT_GRACE"] = str(_GRACE)
     # The container's own process is this one, so a launcher that is its child would not tell the
