@@ -237,6 +237,17 @@ def words(text: str) -> tuple[str, ...]:
     return tuple(text.replace(",", " ").split())
 
 
+@_reads("task[:slots],...")
+def tasks(text: str) -> tuple[str, ...]:
+    """Read names of tasks, each with the number of slots of its hosts behind a colon, or none."""
+    found: tuple[str, ...] = words(text)
+    for word in found:
+        _, colon, slots = word.partition(":")
+        if colon:
+            count(slots)
+    return found
+
+
 def _plain(text: str) -> str:
     """Read a value as it is; a control character is never meant."""
     if any(ord(char) < ord(" ") for char in text):

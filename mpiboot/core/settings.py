@@ -48,6 +48,7 @@ from mpiboot.core.setting_types import (
     signal_word,
     some_seconds,
     switch,
+    tasks,
     words,
 )
 
@@ -146,10 +147,11 @@ class Settings:
         older=("MPI_HOSTFILE",),
         begins=Section.HOSTS,
     )
-    worker_task: str = row(
-        "",
-        "Task of a Volcano job whose pods get the ranks; where not given, the mpi plugin's, else "
-        "the only one without this pod.",
+    worker_task: tuple[str, ...] = row(
+        (),
+        "Tasks of a Volcano job whose pods get the ranks, in this order (gpu:8,cpu:2); where not "
+        "given, the mpi plugin's, else all without this pod, by name.",
+        tasks,
     )
     replicas: int | None = row(
         None,

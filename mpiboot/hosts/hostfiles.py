@@ -145,8 +145,9 @@ def hosts_by_setting(
             f"{given} and {resolved.given['replicas']} both name the job's hosts",
             hint="give one of them",
         )
-    task = platforms.named_task(settings.worker_task, str(given), _tasks(environ, folder))
-    return _hosts(task, str(given), given.source)
+    known = _tasks(environ, folder)
+    tasks = [platforms.named_task(task, str(given), known) for task in settings.worker_task]
+    return _hosts(tasks, str(given), given.source)
 
 
 def _stateful_set(resolved: Resolved) -> HostfilePath | None:
@@ -181,8 +182,8 @@ def hosts_by_platform(
     """
     if environ.get(platforms.LSF_JOB):
         return _lsf(environ)
-    found = platforms.choose_task(environ, hostname, _tasks(environ, folder))
-    return _hosts(*found, Source.PLATFORM) if found else None
+    tasks, reason = platforms.choose_tasks(environ, hostname, _tasks(environ, folder))
+    return _hosts(tasks, reason, Source.PLATFORM) if tasks else None
 
 
 def _lsf(environ: Mapping[str, str]) -> HostfilePath | None:
@@ -198,9 +199,11 @@ def _lsf(environ: Mapping[str, str]) -> HostfilePath | None:
     return HostfilePath(platforms.LSF_PAIRS, "LSF", Source.PLATFORM, text) if text else None
 
 
-def _hosts(task: VolcanoTask, reason: str, source: Source) -> HostfilePath:
-    text = "" if task.where.startswith("/") else "\n".join(task.hosts)
-    return HostfilePath(task.where, reason, source, text)
+def _hosts(tasks: Sequence[VolcanoTask], reason: str, source: Source) -> HostfilePath:
+    """Name the file of a task, which is followed; else give the text of what is listed."""
+    where = ", ".join(task.where for task in tasks)
+    plain = len(tasks) == 1 and where.startswith("/") and not tasks[0].slots
+    return HostfilePath(where, reason, source, "" if plain else "".join(x.text for x in tasks))
 
 
 def _tasks(environ: Mapping[str, str], folder: str) -> dict[str, VolcanoTask]:

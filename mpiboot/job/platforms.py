@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from mpiboot.core.errors import MpibootError, error
@@ -34,12 +34,20 @@ _ENV_PLUGIN: Final = ("VC_TASK_INDEX", "VK_TASK_INDEX")
 class VolcanoTask:
     """The hosts of a task's pods, and the file or variable that has them.
 
-    ``key`` is the task's name as Volcano writes it into the file's: with ``_`` for ``-``.
+    ``key`` is the task's name as Volcano writes it into the file's: with ``_`` for ``-``. ``slots``
+    are each host's, where a setting says so.
     """
 
     key: str
     where: str
     hosts: tuple[str, ...]
+    slots: str = ""
+
+    @property
+    def text(self) -> str:
+        """The hosts as a hostfile has them."""
+        slots = f" slots={self.slots}" if self.slots else ""
+        return "".join(f"{host}{slots}\n" for host in self.hosts)
 
 
 def task_key(task: str) -> str:
@@ -62,54 +70,58 @@ def volcano_tasks(environ: Mapping[str, str]) -> Iterator[VolcanoTask]:
 
 
 def named_task(wanted: str, by: str, known: Mapping[str, VolcanoTask]) -> VolcanoTask:
-    """Find the task that a setting names.
+    """Find a task that a setting names, and its slots there.
 
     Raises:
         MpibootError: ``hostfile-missing``; the job has no such task.
     """
-    task = known.get(task_key(wanted))
+    name, _, slots = wanted.partition(":")
+    task = known.get(task_key(name))
     if task is None:
         have = f"the tasks {first_few(sorted(known))}" if known else "no task's hosts"
         raise error(
             "hostfile-missing",
-            f"{by}={wanted}: {VOLCANO_FOLDER}/*{VOLCANO_ENDING} and VC_*_HOSTS have {have}",
+            f"{by}={name}: {VOLCANO_FOLDER}/*{VOLCANO_ENDING} and VC_*_HOSTS have {have}",
             hint=f"name a task of the job with {by}; Volcano's svc plugin (`svc: []`) writes both",
         )
-    return task
+    return replace(task, slots=slots)
 
 
-def choose_task(
+def choose_tasks(
     environ: Mapping[str, str], hostname: str, known: Mapping[str, VolcanoTask]
-) -> tuple[VolcanoTask, str] | None:
-    """Choose the task whose pods are the job's hosts, and say why; None where no task is known.
+) -> tuple[list[VolcanoTask], str]:
+    """Choose the tasks whose pods are the job's hosts, and say why; none where none is known.
+
+    Which of several come first is not in the pods: they are in the order of their names.
 
     Raises:
-        MpibootError: ``hostfile-missing``; several tasks may be meant.
+        MpibootError: ``hostfile-missing``; several tasks may be meant, or be the launcher's.
     """
     listed = tuple(filter(None, environ.get(VOLCANO_MASTER, "").split(",")))
     if listed:
         reason = f"{VOLCANO_MASTER} of Volcano's mpi plugin"
         # The variable stays as the pod was made; the task's file follows when workers are added.
         same = next((task for task in known.values() if listed[0] in task.hosts), None)
-        return same or VolcanoTask("", VOLCANO_MASTER, listed), reason
-    if not known:
-        return None
+        return [same or VolcanoTask("", VOLCANO_MASTER, listed)], reason
     own = short(hostname)
-    others = [task for task in known.values() if own not in map(short, task.hosts)]
-    others = [task for task in others if task.hosts] or others
-    if len(others) == 1:
-        return others[0], "the only task of this Volcano job without this pod"
-    if len(known) == 1:
-        return next(iter(known.values())), "the only task of this Volcano job"
-    raise _several_tasks(others or list(known.values()))
+    found = sorted(known.values(), key=lambda task: task.key)
+    others = [task for task in found if own not in map(short, task.hosts)]
+    filled = [task for task in others if task.hosts] or others
+    if len(filled) == 1:
+        return filled, "the only task of this Volcano job without this pod"
+    if filled and len(others) < len(found):
+        return filled, f"the {len(filled)} tasks of this Volcano job without this pod"
+    if len(found) < 2:  # noqa: PLR2004 - the task of this very pod, or no job of Volcano's
+        return found, "the only task of this Volcano job"
+    raise _several_tasks(filled or found)
 
 
 def _several_tasks(found: list[VolcanoTask]) -> MpibootError:
     which = first_few(sorted(task.key for task in found))
     return error(
         "hostfile-missing",
-        f"this Volcano job has {len(found)} tasks without this pod ({which}): nothing says whose "
-        "pods get the ranks",
+        f"no task of this Volcano job has this pod, and it has {len(found)} ({which}): nothing "
+        "says whose pods get the ranks",
         hint=f"MPIBOOT_WORKER_TASK={found[0].key} on the launcher says it, or Volcano's mpi plugin",
     )
 

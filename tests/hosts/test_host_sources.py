@@ -54,7 +54,9 @@ def test_the_hosts_are_the_other_tasks_file(mounted: str, environ: dict[str, str
 
 def test_without_the_files_they_are_the_variables() -> None:
     found = by_platform(ENVIRON)
-    assert found == HostfilePath("VC_MPI_WORKER_HOSTS", ALONE, Source.PLATFORM, "\n".join(WORKERS))
+    assert found == HostfilePath(
+        "VC_MPI_WORKER_HOSTS", ALONE, Source.PLATFORM, "\n".join((*WORKERS, ""))
+    )
 
 
 def test_the_mpi_plugins_word_comes_before_a_guess(mounted: str) -> None:
@@ -64,7 +66,7 @@ def test_the_mpi_plugins_word_comes_before_a_guess(mounted: str) -> None:
     assert (found.path, found.by) == (f"{mounted}/mpi_worker.host", reason)
     # A job whose controller updates no file.
     assert by_platform(MPI_PLUGIN) == HostfilePath(
-        "MPI_HOST", reason, Source.PLATFORM, "\n".join(WORKERS)
+        "MPI_HOST", reason, Source.PLATFORM, "\n".join((*WORKERS, ""))
     )
 
 
@@ -74,11 +76,24 @@ def test_workers_that_came_later_are_in_the_file_alone(mounted: str) -> None:
     assert by_platform({**ENVIRON, **MPI_PLUGIN}, mounted).path == str(more)
 
 
-def test_of_several_tasks_none_is_guessed() -> None:
+def test_of_several_tasks_all_others_have_the_hosts_by_name() -> None:
+    first = {"VC_A_HOSTS": "lm-mpi-job-a-0.lm-mpi-job", "VC_A_NUM": "1"}
+    found = by_platform({**THIRD, **ENVIRON, **first})
+    hosts = [first["VC_A_HOSTS"], *WORKERS, THIRD["VC_PS_HOSTS"]]
+    assert found == HostfilePath(
+        "VC_A_HOSTS, VC_MPI_WORKER_HOSTS, VC_PS_HOSTS",
+        "the 3 tasks of this Volcano job without this pod",
+        Source.PLATFORM,
+        "".join(f"{host}\n" for host in hosts),
+    )
+
+
+def test_where_the_launchers_own_task_is_not_known_none_is_guessed() -> None:
+    """As on the node's network: its own task may be one of them."""
     with pytest.raises(MpibootError) as wrong:
-        by_platform({**ENVIRON, **THIRD})
+        hostfiles.hosts_by_platform(ENVIRON, "node-7", "/nowhere")
     assert wrong.value.code == ExitCode.HOSTFILE_MISSING
-    assert "2 tasks without this pod (mpi_worker, ps)" in wrong.value.finding.message
+    assert "it has 2 (mpi_master, mpi_worker)" in wrong.value.finding.message
     assert "MPIBOOT_WORKER_TASK=" in wrong.value.finding.hint
 
 
@@ -90,7 +105,7 @@ def test_a_task_without_pods_is_none_of_several() -> None:
 def test_a_jobs_only_task_has_the_hosts_though_this_pod_is_one_of_them() -> None:
     environ = {name: value for name, value in ENVIRON.items() if "MASTER" in name}
     found = by_platform(environ)
-    assert (found.text, found.by) == (MASTER, "the only task of this Volcano job")
+    assert (found.text.strip(), found.by) == (MASTER, "the only task of this Volcano job")
 
 
 def test_elsewhere_no_hosts_are_found() -> None:
@@ -103,6 +118,25 @@ def test_a_setting_says_which_task(mounted: str, wanted: str) -> None:
     found = hostfiles.hosts_by_setting(resolved, {**ENVIRON, **THIRD}, mounted)
     by = "MPIBOOT_WORKER_TASK"
     assert found == HostfilePath(f"{mounted}/mpi_worker.host", by, Source.ENVIRONMENT)
+
+
+def test_a_setting_gives_several_tasks_their_order_and_slots(mounted: str) -> None:
+    resolved = resolve({"worker_task": "ps:1,mpi-worker:8"}, {})
+    found = hostfiles.hosts_by_setting(resolved, {**ENVIRON, **THIRD}, mounted)
+    assert found == HostfilePath(
+        f"VC_PS_HOSTS, {mounted}/mpi_worker.host",
+        "--worker-task",
+        Source.FLAG,
+        f"{THIRD['VC_PS_HOSTS']} slots=1\n{WORKERS[0]} slots=8\n{WORKERS[1]} slots=8\n",
+    )
+
+
+@pytest.mark.parametrize("wrong", ["gpu:", "gpu:0", "gpu:many"])
+def test_slots_of_a_task_are_a_number(wrong: str) -> None:
+    with pytest.raises(MpibootError) as raised:
+        resolve({}, {"MPIBOOT_WORKER_TASK": f"cpu,{wrong}"})
+    assert raised.value.code == ExitCode.USAGE
+    assert "expected a whole number from 1" in raised.value.finding.message
 
 
 @pytest.mark.parametrize(

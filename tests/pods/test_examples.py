@@ -29,6 +29,7 @@ HOSTS = {
     "mpi-operator/intel.yaml": WORKERS,
     "statefulset/configmap.yaml": WORKERS,
     "volcano/job.yaml": WORKERS,
+    "volcano/two-groups.yaml": ["train-gpu-0", "train-cpu-0"],
     "jobs/jobset.yaml": ["train-worker-0-0", "train-worker-0-1"],
     "jobs/indexed-job.yaml": ["train-0", "train-1"],
     "trainer/trainjob.yaml": ["train-launcher-0-0", "train-node-0-0", "train-node-0-1"],

@@ -24,13 +24,14 @@ if TYPE_CHECKING:
 def play_volcano(
     cluster: Cluster, image: Image, manifest: dict[str, Any], *, ssh_port: int = 22
 ) -> Without:
-    """The pods of a master and a worker task; ``ssh_port`` is the ssh plugin's argument."""
+    """The pods of a master task and of the others; ``ssh_port`` is the ssh plugin's argument."""
     manifest, _ = left_out(manifest)
     job = manifest["metadata"]["name"]
     spec = only(manifest["spec"], "minAvailable", "schedulerName", "plugins", "tasks")
     needed(manifest, "spec", "tasks")
     plugins = only(needed(manifest, "spec", "plugins"), "mpi", "svc", "ssh")
-    if plugins.get("mpi") != ["--master=master", "--worker=worker"]:
+    by_mpi = "mpi" in plugins
+    if by_mpi and plugins["mpi"] != ["--master=master", "--worker=worker"]:
         raise NotPlayedError(
             "Job: of the mpi plugin only --master=master, --worker=worker is played"
         )
@@ -59,7 +60,8 @@ def play_volcano(
         only(task, "name", "replicas", "template")
         fields = play_pod(task["template"]["spec"])
         group = task["template"]["spec"].get("securityContext", {}).get("fsGroup")
-        master = {"MPI_HOST": ",".join(hosts["worker"])} if name == "master" else {}
+        is_master = by_mpi and name == "master"
+        master = {"MPI_HOST": ",".join(needed(hosts, "worker"))} if is_master else {}
         fields["env"] = {**fields.get("env", {}), **added, **master}
         fields["volumes"] = [
             *fields["volumes"],
@@ -72,7 +74,8 @@ def play_volcano(
             for pod in pods[name]
         ]
     (launcher,) = needed(made, "master")
-    return Without(needed(made, "worker"), launcher)
+    del made["master"]
+    return Without([pod for listed in made.values() for pod in listed], launcher)
 
 
 def _config(hosts: Mapping[str, list[str]], port: int) -> str:
