@@ -39,7 +39,10 @@ print(f"rank {world.rank} of {world.size} on {where}, sum of all ranks {total}",
 LEFT_OUT = """\
 left out, as there are no pods here: names that appear one by one in DNS (the hostfile has
 addresses), a second network for the data, OpenSSH's sshd, a root and a container of its own for
-each worker. As root on Debian, `scripts/demo` shows all of that."""
+each worker. As root on Debian, `scripts/demo` shows all of that.
+next: docs/first-job.md: ten minutes to an MPIJob in a cluster
+next: docs/how-to/images.md: mpiboot in your image
+next: `mpiboot doctor` in any pod of a job: what is wrong, and how to fix it"""
 
 
 def say(text: str) -> None:

@@ -33,7 +33,11 @@ def main() -> int:
     image = images.image(name)
     code = works(image)
     fails(image)
-    say("more: `scripts/demo openmpi-4.1`, the other MPI; `scripts/test`, all of this as tests")
+    say("next: `scripts/play examples/mpi-operator/openmpi.yaml`: a manifest, as pods")
+    say(
+        "next: docs/first-job.md: ten minutes to an MPIJob in a cluster; `scripts/demo openmpi-4.1`"
+    )
+    say("next: `mpiboot doctor` in any pod of a job: what is wrong, and how to fix it")
     return code
 
 

@@ -122,6 +122,10 @@ def test_the_data_networks_page_shows_what_is_printed() -> None:
     assert not_printed(named("data-network-table"), dedent(render.workers(made.rows))) == []
 
 
+def test_the_readmes_image_is_that_of_the_page() -> None:
+    assert named("readme-image") == named("folder")
+
+
 @pytest.mark.full
 def test_the_wheel_of_the_page_is_built_installed_and_makes_a_plan(tmp_path: Path) -> None:
     """It takes setuptools and mpiboot's dependencies from PyPI."""

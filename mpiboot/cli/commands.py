@@ -226,7 +226,7 @@ _DOCTOR_LOOK: Final = 10.0
 _END: Final = tuple(row.name for row in ROWS if row.section is Section.END)
 
 
-@settings_of(Role.LAUNCHER, Role.WORKER, without=_END, looks=_DOCTOR_LOOK)
+@settings_of(Role.LAUNCHER, Role.WORKER, without=_END, looks=_DOCTOR_LOOK, common=(Section.HOSTS,))
 @cli.group(cls=CommandGroup, invoke_without_command=True)
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.option("--check", "checks", multiple=True, metavar="NAME", help="This check; repeatable.")
@@ -305,7 +305,7 @@ def doctor(
     role.run(found, os.environ, asked)
 
 
-@settings_of(Role.LAUNCHER, Role.WORKER, without=_END, looks=_DOCTOR_LOOK)
+@settings_of(Role.LAUNCHER, Role.WORKER, without=_END, looks=_DOCTOR_LOOK, common=(Section.HOSTS,))
 @doctor.command(cls=Command)
 @click.option("--json", "as_json", is_flag=True, help="Print the ranks as JSON.")
 @click.option(
@@ -383,7 +383,7 @@ def _measuring(command: _Made) -> _Made:
     return command
 
 
-@settings_of(Role.LAUNCHER, without=_NOT_FOR_TOOLS)
+@settings_of(Role.LAUNCHER, without=_NOT_FOR_TOOLS, common=(Section.HOSTS,))
 @_measuring
 @validate.command(cls=Command, context_settings=PASS_ON)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -426,7 +426,7 @@ def node(**given: Any) -> None:  # noqa: ANN401 - as above
     role.node(resolved(given, "validate"), os.environ, asked)
 
 
-@settings_of(Role.LAUNCHER, without=_NOT_FOR_PAIRS)
+@settings_of(Role.LAUNCHER, without=_NOT_FOR_PAIRS, common=(Section.HOSTS,))
 @validate.command(cls=Command)
 @click.option(
     "--tool",

@@ -20,32 +20,54 @@ from mpiboot.core.wording import lasting
 PASS_ON: Final = {"ignore_unknown_options": False, "allow_interspersed_args": False}
 
 
-class SettingOption(click.Option):
-    """An option that is a row of the settings; ``section`` is the heading it stands under."""
+# In a context's meta: the help that is written has every setting.
+_WHOLE: Final = "mpiboot.help-all"
+_WORD: Final = 34  # columns in which no word of the help is broken, such as a variable's name
+_COMMON: Final = "Common settings"
 
-    def __init__(self, names: Sequence[str], section: Section, **given: Any) -> None:  # noqa: ANN401 - click's
+
+class SettingOption(click.Option):
+    """An option that is a row of the settings; ``section`` is the heading it stands under.
+
+    `--help` shows it where it has a ``brief`` text, `--help-all` in any case.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        section: Section,
+        brief: str = "",
+        **given: Any,  # noqa: ANN401 - click's
+    ) -> None:
         super().__init__(list(names), **given)
         self.section = section
+        self.brief = brief
 
 
 class Command(click.Command):
-    """A command whose help shows its options in sections."""
+    """A command whose help shows its options in sections, or the settings that people use."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the command's own options, then a section for each group of settings."""
+        """Write the command's own options, then its settings."""
+        whole, times = ctx.meta.get(_WHOLE, False), False
         sections: dict[str, list[tuple[str, str]]] = {"Options": []}
         for item in self.get_params(ctx):
             if isinstance(item, click.Argument):  # the line of usage has it
                 continue
-            section = getattr(item, "section", None)
-            record = item.get_help_record(ctx)
+            record, title = item.get_help_record(ctx), "Options"
+            if isinstance(item, SettingOption):
+                if not (whole or item.brief):
+                    continue
+                title = item.section.value if whole else _COMMON
+                record = record if whole or record is None else (record[0], item.brief)
+                times = times or item.metavar == "TIME"
             if record:
-                sections.setdefault(section.value if section else "Options", []).append(record)
+                sections.setdefault(title, []).append(record)
         for title, records in sections.items():
             if records:
                 with formatter.section(title):
-                    formatter.write_dl(records)
-        if any(item.metavar == "TIME" for item in self.params if isinstance(item, SettingOption)):
+                    formatter.write_dl(records, col_max=min(30, formatter.width - _WORD))
+        if times:
             formatter.write_paragraph()
             formatter.write_text("TIME is a number of seconds, or such as 90s, 10m and 2h.")
 
@@ -77,27 +99,29 @@ def _choices(kind: str) -> Callable[[click.Context, click.Parameter, str], list[
     return complete
 
 
-def option(row: Setting, default_here: float | None = None) -> click.Option:
+def option(
+    row: Setting, default_here: float | None = None, *, common: bool = False
+) -> click.Option:
     """Make the option of a setting; ``default_here`` is a command's own, which no variable changes.
 
     Such is the time for a look: the variable is the deadline of a launcher that waits.
     """
-    if default_here is not None:
-        text = f"{row.help}  [default: {lasting(default_here)}]"
-        return SettingOption(
-            [row.flag, row.name], row.section, metavar=row.kind.upper(), default=None, help=text
-        )
-    text = f"{row.help}  [{row.variable}"
-    if row.older:
-        text += ", older: " + ", ".join(row.older)
     value = row.default
     default = lasting(value) if isinstance(value, float) else shown(value)
-    text += f"; default: {default}]" if default else "]"
+    default = f"; default: {default}" if default else ""
+    older = ", older: " + ", ".join(row.older) if row.older else ""
+    text, brief = f"{row.variable}{older}{default}", f"{row.variable}{default}"
+    if default_here is not None:
+        text = brief = f"default: {lasting(default_here)}"
+    given: dict[str, Any] = {"default": None, "help": f"{row.help}  [{text}]"}
+    if common:
+        given["brief"] = f"{row.help.partition(';')[0].rstrip('.')}.  [{brief}]"
+    if default_here is not None:
+        return SettingOption([row.flag, row.name], row.section, metavar=row.kind.upper(), **given)
     if row.is_flag:
         names = [f"{row.flag}/--no-{row.flag[2:]}", row.name]
-        return SettingOption(names, row.section, default=None, help=text)
+        return SettingOption(names, row.section, **given)
     names = [*([row.short] if row.short else []), row.flag, row.name]
-    given: dict[str, Any] = {"default": None, "help": text}
     if row.kind == "path":
         given["type"] = click.Path()  # completes files; whether one is there is checked later
     if "|" in row.kind:
@@ -126,8 +150,18 @@ def duration(text: str) -> float:
 _Made = TypeVar("_Made", bound=click.Command)
 
 
+def _help_all(ctx: click.Context, _param: click.Parameter, value: bool) -> None:  # noqa: FBT001 - click's
+    if value and not ctx.resilient_parsing:
+        ctx.meta[_WHOLE] = True
+        click.echo(ctx.get_help())
+        ctx.exit()
+
+
 def settings_of(
-    *roles: Role, without: Collection[str] = (), looks: float | None = None
+    *roles: Role,
+    without: Collection[str] = (),
+    looks: float | None = None,
+    common: Collection[Section] = tuple(Section),
 ) -> Callable[[_Made], _Made]:
     """Give a command the flags of its roles.
 
@@ -135,22 +169,30 @@ def settings_of(
         roles: whose settings the command uses.
         without: names of settings that this command does not use.
         looks: the seconds that it looks at hosts, where it does not wait for them.
+        common: the sections of which its `--help` shows the settings that people use.
     """
 
     def add(command: _Made) -> _Made:
         command.params += [
-            option(row, looks if row.name == "timeout" else None)
+            option(
+                row,
+                looks if row.name == "timeout" else None,
+                common=row.common and row.section in common,
+            )
             for row in ROWS
             if set(row.roles) & set(roles) and row.name not in without
         ]
-        loud = "Say more: --log-level debug."
+        loud, low = "Say more: --log-level debug.", "Say less: --log-level warning."
         command.params += [
             SettingOption(["-v", "--verbose"], Section.LOG, is_flag=True, help=loud),
-            SettingOption(
-                ["-q", "--quiet"],
-                Section.LOG,
+            SettingOption(["-q", "--quiet"], Section.LOG, is_flag=True, help=low),
+            click.Option(
+                ["--help-all"],
                 is_flag=True,
-                help="Say less: --log-level warning.",
+                is_eager=True,
+                expose_value=False,
+                callback=_help_all,
+                help="Show this message with all settings.",
             ),
         ]
         return command

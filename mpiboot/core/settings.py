@@ -74,7 +74,10 @@ class Section(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting as tables and options need it; ``short`` is a flag of one letter."""
+    """One setting as tables and options need it; ``short`` is a flag of one letter.
+
+    ``common`` settings are those that people use: `--help` shows them, `--help-all` all.
+    """
 
     default: object
     help: str
@@ -83,6 +86,7 @@ class Setting:
     older: tuple[str, ...]
     short: str
     section: Section
+    common: bool
     name: str = ""
 
     @property
@@ -115,12 +119,13 @@ def row(
     older: tuple[str, ...] = (),
     short: str = "",
     begins: Section | None = None,
+    common: bool = False,
 ) -> T:
     """Declare a setting; the field's name and type are the attribute's.
 
     ``begins`` opens a section: this row and those below it stand there.
     """
-    made = Setting(default, help_, parse, roles, older, short, begins or Section.POD)
+    made = Setting(default, help_, parse, roles, older, short, begins or Section.POD, common)
     value: T = field(default=default, metadata={"row": made, "begins": begins})
     return value
 
@@ -146,6 +151,7 @@ class Settings:
         path,
         older=("MPI_HOSTFILE",),
         begins=Section.HOSTS,
+        common=True,
     )
     worker_task: tuple[str, ...] = row(
         (),
@@ -169,6 +175,7 @@ class Settings:
         "Deadline for all hosts to resolve and answer, and for the key.",
         seconds,
         roles=_BOTH,
+        common=True,
     )
     dns_wait: float | None = row(
         None,
@@ -195,6 +202,7 @@ class Settings:
         one_of(AUTO, *SshKind),
         roles=_WORKER,
         begins=Section.SSH,
+        common=True,
     )
     ssh_client: SshKind | Auto = row(
         AUTO,
@@ -214,9 +222,15 @@ class Settings:
     kubectl_container: str = row(
         "", "Container that kubectl enters in pods with several; else kubectl's choice."
     )
-    ssh_port: int | None = row(None, "Port of the workers' SSH server.", port, roles=_BOTH)
+    ssh_port: int | None = row(
+        None, "Port of the workers' SSH server.", port, roles=_BOTH, common=True
+    )
     ssh_key: str = row(
-        "", "The job's private SSH key, or the folder that holds it.", key_path, roles=_BOTH
+        "",
+        "The job's private SSH key, or the folder that holds it.",
+        key_path,
+        roles=_BOTH,
+        common=True,
     )
     ssh_user: str = row(
         "", "User to log in as on workers; where not given, the hostfile's, else this pod's."
@@ -240,19 +254,21 @@ class Settings:
         older=("MPI_NP",),
         short="-n",
         begins=Section.MPI,
+        common=True,
     )
     oversubscribe: bool = row(default=False, help_="Allow more ranks than slots.", parse=boolean)
     mpi: MpiFamily | Auto = row(
         AUTO, "Override MPI detection.", one_of(AUTO, *(family for family in MpiFamily if family))
     )
     forward: tuple[str, ...] = row(
-        (), "More variables to forward to the ranks: names or patterns.", words
+        (), "More variables to forward to the ranks: names or patterns.", words, common=True
     )
     no_forward: tuple[str, ...] = row((), "Variables never to forward: names or patterns.", words)
     rank_env: bool = row(
         default=False,
         help_="Start PROGRAM by `mpiboot rank`, which gives it the variables that torchrun would.",
         parse=boolean,
+        common=True,
     )
     master_port: int = row(
         29500, "MASTER_PORT of such ranks: a port that is free on rank 0's host.", port
@@ -290,6 +306,7 @@ class Settings:
         "Shell script evaluated once on each worker; what it exports reaches that worker's ranks.",
         path,
         roles=_WORKER,
+        common=True,
     )
     control_ifname: str = row(
         "",
@@ -297,16 +314,19 @@ class Settings:
         "where not given.",
         begins=Section.NETWORK,
         roles=_BOTH,
+        common=True,
     )
     port_range: str = row(
         "",
         "TCP ports for MPI's daemons and messages, where a NetworkPolicy allows only these.",
         ports,
+        common=True,
     )
     data_network: DataNetworkUse = row(
         DataNetworkUse.PREFER,
         "If the RDMA data network has a problem: stop (require), warn (prefer); off: don't look.",
         one_of(*DataNetworkUse),
+        common=True,
     )
     data_ifname: tuple[str, ...] = row(
         (), "Network links of the data network; found automatically where not given.", words
@@ -323,6 +343,7 @@ class Settings:
         MpiNetwork.CONTROL,
         "Which network MPI's own messages use (its daemons stay on control).",
         one_of(*MpiNetwork),
+        common=True,
     )
     nccl_version: str = row("", "NCCL's version, such as 2.21.5, where a rule depends on it.")
     pair_check: float = row(
@@ -336,6 +357,7 @@ class Settings:
         "Measure between the workers before the job starts, as `mpiboot validate pairs` does, for "
         "20 s at most; a job whose network is found too slow is not started (1).",
         one_of(*ValidateFirst),
+        common=True,
     )
     supervise: Switch = row(
         Switch.ON,
@@ -367,6 +389,7 @@ class Settings:
         "0: mpirun gets the signal at once.",
         seconds,
         roles=_BOTH,
+        common=True,
     )
     stop_signal: str = row(
         "TERM",
@@ -378,6 +401,7 @@ class Settings:
         0.0,
         "How long to keep a failed launcher for a look inside; then the same exit code.",
         seconds,
+        common=True,
     )
     prove_transport: ProveTransport = row(
         ProveTransport.WARN,
@@ -398,6 +422,7 @@ class Settings:
         "never; auto: after the job under the MPI Operator, with the job in an indexed Job.",
         one_of(AUTO, *WorkerExit),
         roles=_BOTH,
+        common=True,
     )
     launcher_away: float = row(
         1800.0,

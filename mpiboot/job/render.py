@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shlex
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from mpiboot.job.plan import Plan
 
 _LEAST: Final = 40  # characters that a broken line has at least, however deep it begins
+_BELOW: Final = "      "
 _TROUBLE: Final = frozenset({Level.FAIL, Level.WARN, Level.UNKNOWN})
 _ALIKE: Final = 8  # findings of one trouble that are shown; of more the rest is only named
 MARKS = {Level.OK: "ok", Level.WARN: "warn", Level.FAIL: "FAIL", Level.UNKNOWN: "?"}
@@ -51,11 +53,15 @@ def table(
 def indented(head: str, text: str, width: int | None = None) -> str:
     """Put a text behind its head, broken at blanks with the lines below it in the same column.
 
-    ``width`` is a terminal's; without one nothing is broken, so that a line is a record.
+    ``width`` is a terminal's; without one nothing is broken, so that a line is a record. Where the
+    head leaves too little room the text stands below it.
     """
     if width is None:
         return f"{head}{text}".rstrip() + "\n"
-    room = max(width - len(head), _LEAST)
+    room = width - len(head)
+    if room < _LEAST and head.strip(" ->"):
+        return re.sub(r"\b {3,}", "  ", head).rstrip() + f"\n{indented(_BELOW, text, width)}"
+    room = max(room, _LEAST - len("-> "))
     lines = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]
     return head + f"\n{' ' * len(head)}".join(lines) + "\n"
 
@@ -123,7 +129,8 @@ def findings(items: Iterable[Finding], width: int | None = None) -> str:
             # A row's reference names what goes wrong: beside "ok" it would read as the opposite.
             check = "" if item.level is Level.OK else item.check
             head = f"{MARKS[item.level].ljust(4)}  {where}  {check.ljust(checks)}  "
-            below = " " * len(head)
+            room = width is None or width - len(head) >= _LEAST
+            below = " " * len(head) if room else _BELOW
             which = f" ({first_few(item.hosts)})" if item.hosts else ""
             lines.append(indented(head, f"{item.message}{which}", width))
             lines += [f"{below}  {text}\n" for text in item.evidence]
@@ -208,7 +215,8 @@ def plan(made: Plan, found: Sequence[Finding], width: int | None = None) -> str:
         )
         text += "\n" + table(("host", "variable", "value"), given, indent="  ")
     removed = f", {len(made.unset_env)} removed: {', '.join(made.unset_env)}"
-    text += f"\n  {counted(len(made.set_env), 'variable')} set{removed * bool(made.unset_env)}\n"
+    count = f"{counted(len(made.set_env), 'variable')} set{removed * bool(made.unset_env)}"
+    text += "\n" + indented("  ", count, width)
     return text + f"\n{command(made.argv)}\n"
 
 

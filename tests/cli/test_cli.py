@@ -68,7 +68,7 @@ def test_the_help_names_every_command_and_the_entrypoint_form(tmp_path: Path) ->
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_commands_help_shows_every_setting_of_its_role(tmp_path: Path, command: str) -> None:
-    done = mpiboot(tmp_path, command, "--help")
+    done = mpiboot(tmp_path, command, "--help-all" if command in ROLE_OF else "--help")
     assert (done.returncode, done.stderr) == (0, "")
     for row in ROWS:
         belongs = bool(set(row.roles) & ROLE_OF.get(command, set()))
@@ -93,10 +93,42 @@ def test_a_commands_help_has_examples_that_are_valid(tmp_path: Path, command: st
 def test_a_commands_help_is_in_sections_with_a_blank_line_between(
     tmp_path: Path, command: str
 ) -> None:
-    out = mpiboot(tmp_path, command, "--help").stdout
+    out = mpiboot(tmp_path, command, "--help-all").stdout
     titles = [f"\n\n{item.value}:\n" for item in Section if f"\n{item.value}:\n" in out]
     assert f"\n\n{Section.SSH.value}:\n" in titles
     assert [out.index(title) for title in titles] == sorted(out.index(title) for title in titles)
+
+
+# The settings that a look at the hosts has in common with a launcher's wait.
+LOOKED_AT = {"hostfile", "timeout"}
+SHORT = ("doctor", "doctor ranks", "validate job", "validate node", "validate pairs")
+
+
+@pytest.mark.parametrize("command", [*ROLE_OF, *SHORT[1:]])
+def test_a_commands_short_help_has_the_settings_that_people_use(
+    tmp_path: Path, command: str
+) -> None:
+    out = mpiboot(tmp_path, *command.split(), "--help", env={"COLUMNS": "80"}).stdout
+    listed = out.partition("\nCommon settings:\n")[2]
+    shown = {row.name for row in ROWS if f"{row.flag} " in listed or f"{row.flag}/" in listed}
+    if command in SHORT:
+        assert out.count("\n") <= 40
+        assert shown == (LOOKED_AT if command != "validate node" else set())
+    else:
+        assert shown <= {row.name for row in ROWS if row.common}
+        assert "timeout" in shown
+        assert out.count("\n") <= 70
+    assert "--help-all" in out
+
+
+@pytest.mark.parametrize("command", ["launcher", "worker", "validate job"])
+def test_help_breaks_no_word_from_sixty_columns_on(tmp_path: Path, command: str) -> None:
+    narrow, wide = (
+        mpiboot(tmp_path, *command.split(), "--help-all", env={"COLUMNS": columns}).stdout
+        for columns in ("60", "100")
+    )
+    assert sorted(narrow.split()) == sorted(wide.split())
+    assert max(map(len, narrow.splitlines())) < max(map(len, wide.splitlines()))
 
 
 @pytest.mark.parametrize(

@@ -251,3 +251,17 @@ def test_on_a_terminal_several_hosts_have_their_short_names_too() -> None:
     several = Finding("shm", Level.WARN, "small", hosts=("w-0.job.ns.svc", "w-1.job.ns.svc"))
     assert "small (w-0, w-1)" in render.findings([several], 80)
     assert "small (w-0.job.ns.svc, w-1.job.ns.svc)" in render.findings([several])
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_where_the_first_columns_leave_no_room_the_last_one_stands_below(width: int) -> None:
+    """From 60 columns on no line is longer, and no word is broken."""
+    words = "a reason with words that are longer than what is left of the line"
+    text = render.table((), [("MPIBOOT_A_LONG_NAME_OF_36_CHARACTERS", words)], width=width)
+    assert " ".join(text.split()) == f"MPIBOOT_A_LONG_NAME_OF_36_CHARACTERS {words}"
+    assert max(map(len, text.splitlines())) <= width
+    assert (text.splitlines()[0].endswith("CHARACTERS")) == (width == 60)
+    found = [Finding("a-long-name-of-a-check", Level.FAIL, words, "worker-0.train", hint=words)]
+    shown = render.findings(found, width)
+    assert max(map(len, shown.splitlines())) <= width
+    assert shown.count("a reason") == 2

@@ -86,7 +86,11 @@ def late_names(cluster: Cluster) -> dict[str, str]:
     let_go(job)
     assert job.wait(PATIENCE) == 0
     assert job.workers[0].wait(PATIENCE) == 0
-    return {"late-names": job.launcher.stderr(), "a-worker": job.workers[0].stderr()}
+    return {
+        "late-names": job.launcher.stderr(),
+        "late-names-ranks": "\n".join(sorted(job.launcher.stdout().splitlines())),
+        "a-worker": job.workers[0].stderr(),
+    }
 
 
 def no_worker(cluster: Cluster) -> Job:
