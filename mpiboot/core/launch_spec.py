@@ -32,9 +32,9 @@ KEEP_KEY: Final = "MPIBOOT_KEEP_KEY"
 CLIENT_SOCKET: Final = "client.sock"
 # A word of 4.1's line: mpirun's own messages have a handle (``mpirun_messages``), ranks have 2.
 NOT_FOR_RANKS: Final = "OPAL_OUTPUT_STDERR_FD=2"
-MARK: Final = "MPIBOOT_LAUNCH_DIR"
+LAUNCH_DIR: Final = "MPIBOOT_LAUNCH_DIR"
 # In the environment of all that one launch starts, on every host; no two launches share it.
-LAUNCH_ID: Final = "MPIBOOT_JOB_MARK"
+LAUNCH_ID: Final = "MPIBOOT_LAUNCH_ID"
 # In the environment of its daemons: the port on which the launcher hears of a worker's end, and
 # what it calls that worker.
 NOTICE: Final = "MPIBOOT_NOTICE"
@@ -44,9 +44,9 @@ BY_SIGNAL: Final = 128
 ATTEMPT: Final = "MPIBOOT_ATTEMPT"
 
 
-def without_marks(environ: Mapping[str, str]) -> dict[str, str]:
-    """Leave the launch's marks out: who has none is not ended with what mpirun started."""
-    return {name: value for name, value in environ.items() if name not in (MARK, LAUNCH_ID)}
+def outside_launch(environ: Mapping[str, str]) -> dict[str, str]:
+    """Drop what marks a launch's processes: without it none is ended with them."""
+    return {name: value for name, value in environ.items() if name not in (LAUNCH_DIR, LAUNCH_ID)}
 
 
 class ParentTask(str, Enum):

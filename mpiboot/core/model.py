@@ -512,7 +512,7 @@ class Worker:
     ``address`` and ``port`` are those that answered with the right host key; ``local_address``
     is the launcher's own end of that connection. Where ``facts`` is None, ``no_facts`` is the
     reason, and ``look_failed`` what its last try to gather them ended with. ``oom_kills`` are the
-    pod's out-of-memory kills so far; ``marks`` are those of launches whose processes are there;
+    pod's out-of-memory kills so far; ``launches`` are the IDs of those whose processes are there;
     ``held`` those of them whose launcher is still connected, each with that launcher's address;
     ``attempts`` are the job's launchers that were there, each with how it ended. ``mpi`` is that of
     its PATH, and ``called_mpi`` that of the path which the line names, None where it names none.
@@ -527,7 +527,7 @@ class Worker:
     facts: PodFacts | None
     mpi: Mpi | None = None
     oom_kills: int | None = None
-    marks: tuple[str, ...] = ()
+    launches: tuple[str, ...] = ()
     attempts: tuple[tuple[str, str], ...] = ()
     held: tuple[tuple[str, str], ...] = ()
     called_mpi: Mpi | None = None

@@ -207,7 +207,7 @@ class ProcessLines:
     @property
     def job(self) -> str:
         """What all ranks of one launch have in common, and no others."""
-        names = ("MPIBOOT_JOB_MARK", "PMIX_NAMESPACE")
+        names = ("MPIBOOT_LAUNCH_ID", "PMIX_NAMESPACE")
         return " ".join(filter(None, (self.environ.get(name, "") for name in names)))
 
     @property

@@ -135,9 +135,9 @@ def measure(port: int, seconds: float, line: str) -> str:
     return order(f"measure {port} {seconds:.0f} {line}")
 
 
-def end_processes(marks: Iterable[str]) -> str:
+def end_processes(launches: Iterable[str]) -> str:
     """Build the command that ends the processes of these launches, and counts them."""
-    return order(f"end_processes {' '.join(f'MPIBOOT_JOB_MARK={mark}' for mark in marks)}")
+    return order(f"end_processes {' '.join(f'MPIBOOT_LAUNCH_ID={launch}' for launch in launches)}")
 
 
 def job_failed(attempt: str, hold: float | None, why: str) -> str:
@@ -175,9 +175,9 @@ class HostAnswer:
     """A host's answer; empty or None is what was not asked, or is unknown there.
 
     ``oom_kills`` counts its out-of-memory kills, ``limit`` and ``peak`` are its memory's in bytes.
-    ``marks`` are the IDs of launches with processes there; ``held`` those whose launcher is still
-    connected, with its address (empty: it came by kubectl). ``attempts`` are earlier launchers,
-    each with how it ended (empty: unknown).
+    ``launches`` are the IDs of those with processes there; ``held`` the ones whose launcher is
+    still connected, with its address (empty: it came by kubectl). ``attempts`` are earlier
+    launchers, each with how it ended (empty: unknown).
     ``facts`` is its facts' JSON; ``late``: it runs mpiboot and has none yet; ``look_failed``: why
     it could not gather them again. ``mpirun`` is, without mpiboot, path and version output, and
     ``mpirun_by_path`` the same of the one that was named. ``began`` is when its mpiboot started.
@@ -197,7 +197,7 @@ class HostAnswer:
     oom_kills: int | None = None
     limit: int | None = None
     peak: int | None = None
-    marks: tuple[str, ...] = ()
+    launches: tuple[str, ...] = ()
     held: tuple[tuple[str, str], ...] = ()
     attempts: tuple[tuple[str, str], ...] = ()
     facts: str | None = None
@@ -233,14 +233,14 @@ def read(output: str) -> HostAnswer:
         if line.startswith(_ANSWER):
             word, _, rest = line.removeprefix(_ANSWER).partition(" ")
             rows.setdefault(word, []).append(rest)
-    marks, held = _launches(lines, rows.get("own", ()))
+    launches, held = _launches(lines, rows.get("own", ()))
     dialled = map(str.split, rows.get("dial", ()))
     began = [float(item) for item in rows.get("began", ()) if re.fullmatch(r"[\d.]*\d", item)]
     return HostAnswer(
         oom_kills=_number(rows, "oom"),
         limit=_number(rows, "limit"),
         peak=_number(rows, "peak"),
-        marks=marks,
+        launches=launches,
         held=held,
         attempts=tuple(_attempts(rows["attempt"])) if "attempt" in rows else (),
         facts=facts[0] if facts else None,
@@ -311,22 +311,22 @@ def _launches(
     lines: list[str], own: Iterable[str]
 ) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
     """Parse the IDs of launches that run there, and those whose launcher is connected."""
-    marks: set[str] = set()
+    launches: set[str] = set()
     held: set[tuple[str, str]] = set()
     came: set[tuple[str, str, tuple[int, int]]] = set()
     for text in "\n".join(lines).split(f"{_ANSWER}process\n")[1:]:
         values = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
-        mark = values.get("MPIBOOT_JOB_MARK", "")
+        launch = values.get("MPIBOOT_LAUNCH_ID", "")
         ends = values.get("SSH_CONNECTION", "").split()
-        marks.add(mark)
+        launches.add(launch)
         if "MPIBOOT_POD_SESSION" in values:  # it lives as long as its launcher's kubectl
-            held.add((mark, ""))
+            held.add((launch, ""))
         if len(ends) == _ENDS and ends[1].isdigit() and ends[3].isdigit():
-            came.add((mark, ends[0], (int(ends[3]), int(ends[1]))))
+            came.add((launch, ends[0], (int(ends[3]), int(ends[1]))))
     found = (_ESTABLISHED.match(line) for line in lines)
     there = {(int(item[1], 16), int(item[2], 16)) for item in found if item}
     this = [pair for pair in _pairs(own) if all(word.isdigit() for word in pair)]
     # A table without this very connection is incomplete: then no launcher counts as gone.
     blind = not this or (int(this[0][1]), int(this[0][0])) not in there
-    held |= {(mark, address) for mark, address, ports in came if blind or ports in there}
-    return tuple(sorted(marks - {""})), tuple(sorted(held))
+    held |= {(launch, address) for launch, address, ports in came if blind or ports in there}
+    return tuple(sorted(launches - {""})), tuple(sorted(held))

@@ -92,7 +92,7 @@ def worker_of(host: Host, attempt: Attempt) -> Worker:
         facts=facts,
         mpi=_mpi(answer, facts),
         oom_kills=answer.oom_kills,
-        marks=answer.marks,
+        launches=answer.launches,
         attempts=answer.attempts,
         held=answer.held,
         called_mpi=programs.recognise(*answer.mpirun_by_path) if answer.mpirun_by_path else None,

@@ -30,7 +30,7 @@ from mpiboot.hosts.remote_commands import RemoteCommands
 from mpiboot.system import process, processes
 
 # Job and launch; the launcher's host name and the time of day at its start.
-MARK: Final = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}(?:@([A-Za-z0-9.-]*)@([0-9TZ:-]+))?", re.ASCII)
+_ID: Final = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}(?:@([A-Za-z0-9.-]*)@([0-9TZ:-]+))?", re.ASCII)
 _MARGIN: Final = 5.0
 # Kubernetes gives a pod 30 s to end where its manifest says nothing else.
 GRACE: Final = 30.0 + _MARGIN
@@ -40,7 +40,7 @@ _PROBES: Final = 4 / 3
 
 @dataclass(frozen=True, slots=True)
 class OtherLauncher:
-    """A launcher that uses workers; empty is what its mark does not contain.
+    """A launcher that uses workers; empty is what its launch ID does not contain.
 
     ``monitored``: one of its workers runs mpiboot's server with keep-alives, which closes dead
     connections: one that is still open after that time belongs to a living launcher.
@@ -59,20 +59,20 @@ def patience_for(keepalive: float) -> float:
 
 
 def connected(
-    workers: Iterable[Worker], marks: Mapping[str, Sequence[str]], keepalive: float
+    workers: Iterable[Worker], launches: Mapping[str, Sequence[str]], keepalive: float
 ) -> tuple[OtherLauncher, ...]:
-    """Find the connected launchers among those with one of these marks, given by host.
+    """Find the connected launchers among those with one of these launch IDs, given by host.
 
     ``keepalive`` is the setting in seconds; with 0 a server keeps a dead launcher's connection.
     """
     hosts: dict[tuple[str, str], list[Worker]] = {}
     for worker in workers:
-        for mark, address in worker.held:
-            if mark in marks.get(worker.host.name, ()):
-                hosts.setdefault((mark, address), []).append(worker)
+        for launch, address in worker.held:
+            if launch in launches.get(worker.host.name, ()):
+                hosts.setdefault((launch, address), []).append(worker)
     found = []
-    for (mark, address), held in hosts.items():
-        parts = MARK.fullmatch(mark)
+    for (launch, address), held in hosts.items():
+        parts = _ID.fullmatch(launch)
         name, since = (parts[1] or "", parts[2] or "") if parts else ("", "")
         hosts_held = tuple(worker.host.name for worker in held)
         monitored = keepalive > 0 and any(worker.runs_mpiboot for worker in held)
@@ -97,7 +97,6 @@ def error_of(others: Sequence[OtherLauncher], seconds: float) -> MpibootError:
     return error("workers-held", message)
 
 
-NAME: Final = LAUNCH_ID
 # Often at first: a launcher that is just ending is gone in a moment.
 _FIRST, _LAST = 0.2, 1.0
 _SILENT: Final = 3  # looks
@@ -108,30 +107,30 @@ def job_id(job: str) -> str:
     return hashlib.sha256(job.encode()).hexdigest()[:16]
 
 
-def new_mark(job: str) -> str:
-    """Make the mark of one launch: job, launch, the launcher's host name and start time."""
+def new_launch_id(job: str) -> str:
+    """Make the ID of one launch: job, launch, the launcher's host name and start time."""
     return f"{job_id(job)}-{os.urandom(8).hex()}@{process.host_and_time()}"
 
 
 def _running() -> set[str]:
-    """Find the marks of launches that run in this pod, this one included."""
-    return {environ[NAME] for environ in processes.environments() if NAME in environ}
+    """Find the launches that run in this pod, this one included."""
+    return {environ[LAUNCH_ID] for environ in processes.environments() if LAUNCH_ID in environ}
 
 
 def of_job(worker: Worker, job: str) -> tuple[str, ...]:
-    """Give a worker's marks that belong to this job."""
+    """Give a worker's launches that belong to this job."""
     own = job_id(job) + "-"
-    return tuple(m for m in worker.marks if m.startswith(own) and MARK.fullmatch(m))
+    return tuple(each for each in worker.launches if each.startswith(own) and _ID.fullmatch(each))
 
 
 def of_earlier(workers: Iterable[Worker], job: str) -> dict[str, tuple[str, ...]]:
-    """Give, by host, the marks of this job whose launcher is not in this pod."""
+    """Give, by host, the launches of this job whose launcher is not in this pod."""
     seen = {worker.host.name: of_job(worker, job) for worker in workers}
     if not any(seen.values()):
         return {}
     running = _running()
-    kept = {host: tuple(m for m in marks if m not in running) for host, marks in seen.items()}
-    return {host: marks for host, marks in kept.items() if marks}
+    kept = {host: tuple(one for one in ids if one not in running) for host, ids in seen.items()}
+    return {host: ids for host, ids in kept.items() if ids}
 
 
 def _name_others_of_this_pod(workers: Iterable[Worker], job: str) -> None:
@@ -139,8 +138,8 @@ def _name_others_of_this_pod(workers: Iterable[Worker], job: str) -> None:
     seen = {worker.host.name: set(of_job(worker, job)) for worker in workers}
     if not any(seen.values()):
         return
-    beside = _running() - {os.environ.get(NAME, "")}
-    hosts = [host for host, marks in seen.items() if beside & marks]
+    beside = _running() - {os.environ.get(LAUNCH_ID, "")}
+    hosts = [host for host, launches in seen.items() if beside & launches]
     if hosts:
         where = first_few(hosts)
         message = f"another launch of this pod already runs on {where}; this one runs beside it"
@@ -169,8 +168,8 @@ async def end(workers: Sequence[Worker], job: str, settings: Settings, access: S
 
     answers: dict[str, HostAnswer] = {}
 
-    async def one(worker: Worker, marks: tuple[str, ...]) -> None:
-        output = await remote.run(worker, host_shell.end_processes(marks))
+    async def one(worker: Worker, launches: tuple[str, ...]) -> None:
+        output = await remote.run(worker, host_shell.end_processes(launches))
         if output is not None:
             answers[worker.host.name] = host_shell.read(output)
 
@@ -225,10 +224,10 @@ async def _ask_again(worker: Worker, silent: Counter[str], remote: RemoteCommand
     if output is not None:
         silent[worker.host.name] = 0
         seen = host_shell.read(output)
-        return replace(worker, marks=seen.marks, held=seen.held)
+        return replace(worker, launches=seen.launches, held=seen.held)
     silent[worker.host.name] += 1
     # It may have ended with the other launcher's job; then mpirun will fail on it.
-    return replace(worker, marks=(), held=()) if silent[worker.host.name] >= _SILENT else worker
+    return replace(worker, launches=(), held=()) if silent[worker.host.name] >= _SILENT else worker
 
 
 def _say(answers: Mapping[str, HostAnswer]) -> None:

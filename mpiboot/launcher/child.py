@@ -186,9 +186,9 @@ def prepare_launch(
     if made.meeting:
         plans.stop_on_failure(loop.run(observation.master_port_taken(pod, seen, made.meeting)))
     _stop_on_pairs(loop, seen, made)
-    env = made.environment(environ) | {launch_spec.MARK: paths.launch_dir}
+    env = made.environment(environ) | {launch_spec.LAUNCH_DIR: paths.launch_dir}
     # A launch inside a launch is part of it.
-    env.setdefault(launch_spec.LAUNCH_ID, stale_processes.new_mark(pod.job))
+    env.setdefault(launch_spec.LAUNCH_ID, stale_processes.new_launch_id(pod.job))
     client = _stay(launch, seen, parent)
     words = () if client else launch.write_client(parent)
     spec = launch.spec(before, env, words, attempt=attempt)

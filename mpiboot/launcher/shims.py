@@ -259,7 +259,7 @@ def passed_by(proc: Path = Path("/proc/1")) -> str:
     except OSError:
         return ""
     # With MPIBOOT_SUPERVISE=off mpiboot becomes mpirun, which then has its variables.
-    ours = launch_spec.MARK.encode() in names
+    ours = launch_spec.LAUNCH_DIR.encode() in names
     if Path(program).name not in program_words.MPIRUNS or ours:
         return ""
     return f"this container's first process is {program}, which was started without mpiboot"

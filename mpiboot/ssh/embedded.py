@@ -246,7 +246,7 @@ class EmbeddedServer:
     def begin(self, command: SshCommand, pid: int, mark: str, line: str) -> None:
         """Report a session to the worker; it ends with this process at the latest."""
         self._running[pid] = command
-        detach = " --daemonize " in f" {line} " and "MPIBOOT_JOB_MARK" not in line
+        detach = " --daemonize " in f" {line} " and "MPIBOOT_LAUNCH_ID" not in line
         self._notify_worker(f"begin {mark} {pid} {os.getpid()} {int(detach)}\n")
 
     def end(self, mark: str) -> None:

@@ -31,7 +31,7 @@ if __name__ == "__main__":
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 from mpiboot.core.addresses import address_of
-from mpiboot.core.launch_spec import CLIENT_SOCKET, MARK, TRANSPORT
+from mpiboot.core.launch_spec import CLIENT_SOCKET, LAUNCH_DIR, TRANSPORT
 from mpiboot.core.setting_types import ProveTransport
 from mpiboot.hosts import host_shell
 from mpiboot.hosts.host_shell import READ, Connecting, HostAnswer
@@ -345,7 +345,7 @@ async def _run(words: Sequence[str], throttle: Throttle) -> str | None:
 
 async def _ask(host: HostSnapshot, command: str, throttle: Throttle) -> str | None:
     """Run a command on a host, as the launch's agents do."""
-    folder = os.environ.get(MARK, "")
+    folder = os.environ.get(LAUNCH_DIR, "")
     if host.here:
         return await _run(("-c", command), throttle)
     if not has_client(folder):
@@ -542,7 +542,7 @@ async def in_mpi(hosts: tuple[HostSnapshot, ...]) -> list[str]:
 
 async def look_for(hosts: Sequence[HostSnapshot]) -> list[str]:
     """Look for hosts that are silent: a line for each."""
-    throttle, errors = Throttle(len(hosts)), f"{os.environ.get(MARK, '')}/stderr"
+    throttle, errors = Throttle(len(hosts)), f"{os.environ.get(LAUNCH_DIR, '')}/stderr"
 
     def log_in(host: HostSnapshot) -> Awaitable[str | None]:
         return _ask(host, "exit 0", throttle)

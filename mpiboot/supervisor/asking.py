@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from mpiboot.core.launch_spec import MARK
+from mpiboot.core.launch_spec import LAUNCH_DIR
 from mpiboot.core.setting_types import ProveTransport
 from mpiboot.supervisor.processes import send, unread
 from mpiboot.system.loop import EventLoop
@@ -104,7 +104,7 @@ class AskingChild:
             self._pid = os.posix_spawn(
                 sys.executable,
                 [sys.executable, "-I", "-S", os.path.join(_FOLDER, program), folder, *words],
-                {**environ, MARK: folder, ASKS: str(connect)},
+                {**environ, LAUNCH_DIR: folder, ASKS: str(connect)},
                 file_actions=[
                     *([(os.POSIX_SPAWN_DUP2, stdin, 0)] if stdin is not None else []),
                     (os.POSIX_SPAWN_DUP2, writer, 1),

@@ -21,7 +21,7 @@ if __name__ == "__main__":
     sys.path.append(os.path.dirname(package))
 
 from mpiboot.core import log
-from mpiboot.core.launch_spec import KEEP_KEY, LAUNCH_ID, without_marks
+from mpiboot.core.launch_spec import KEEP_KEY, LAUNCH_ID, outside_launch
 from mpiboot.core.setting_types import LogFormat
 from mpiboot.core.wording import counted
 from mpiboot.supervisor.processes import end_all
@@ -57,7 +57,7 @@ def start(folder: str, environ: Mapping[str, str], form: LogFormat) -> GuardShel
         pid = os.posix_spawn(
             "/bin/sh",
             (*argv, environ.get(LAUNCH_ID, ""), form, f"/proc/self/fd/{_FOLDER}"),
-            without_marks(environ),
+            outside_launch(environ),
             file_actions=[
                 (os.POSIX_SPAWN_DUP2, reader, 0),
                 (os.POSIX_SPAWN_DUP2, handle, _FOLDER),

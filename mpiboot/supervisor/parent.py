@@ -27,7 +27,7 @@ from mpiboot.core.launch_spec import (
     Result,
     ScriptSpec,
     from_line,
-    without_marks,
+    outside_launch,
 )
 from mpiboot.core.setting_types import ProveTransport
 from mpiboot.core.wording import counted
@@ -406,7 +406,7 @@ class Parent:
         shell: guard.GuardShell | None = None
         try:
             if spec.client:  # without a mark: it lives until the workers were asked or told
-                environ = without_marks(os.environ)
+                environ = outside_launch(os.environ)
                 self._client = start_listening(spec.client, environ, spec.folder, CLIENT_SOCKET)
             if not spec.supervise:
                 return self._become(spec, preparation)

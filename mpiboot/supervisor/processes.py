@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from mpiboot.core.addresses import address_of
-from mpiboot.core.launch_spec import LAUNCH_ID, MARK, RemoteHost
+from mpiboot.core.launch_spec import LAUNCH_DIR, LAUNCH_ID, RemoteHost
 from mpiboot.system.os_calls import process_handle, reap
 
 # Programs that are mpirun under one of its names; a wrapper script above it is not.
@@ -288,13 +288,13 @@ def survivors(child: int, folder: str, *, reaped: bool, mark: str = "") -> list[
     """Find what mpirun started on this pod and what still runs.
 
     That is what stands below it in the process tree, and, once it is gone and its children
-    belong to somebody else, whatever was started with this launch's own mark in its environment
+    belong to somebody else, whatever was started with this launch's own ID in its environment
     and lives in this pod (two pods that share a process table don't share a mount namespace).
     With the job's ``mark`` a later launch in the same folder is told apart.
     """
     table = Processes()
     found = [] if reaped else list(table.descendants(child))
-    wanted = {f"{MARK}={folder}"} | ({f"{LAUNCH_ID}={mark}"} if mark else set())
+    wanted = {f"{LAUNCH_DIR}={folder}"} | ({f"{LAUNCH_ID}={mark}"} if mark else set())
     own = _mounts("self")
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) in (os.getpid(), child):

@@ -161,7 +161,7 @@ def main(folder: str, signal: str, seconds: str) -> None:
     """Do what the launcher's process asks for."""
     with open(f"{folder}/{evidence.FILE}", encoding="utf-8") as file:
         hosts = evidence.from_json(file.read())
-    mark = f"MPIBOOT_JOB_MARK={os.environ['MPIBOOT_JOB_MARK']}"
+    mark = f"MPIBOOT_LAUNCH_ID={os.environ['MPIBOOT_LAUNCH_ID']}"
     names = [host.name for host in hosts if not host.here]
 
     async def run() -> None:

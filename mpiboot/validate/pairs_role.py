@@ -140,7 +140,7 @@ class _Measuring:
                 raise MpibootError(item)
             log.finding(item)
         self._workers = {worker.host.name: worker for worker in workers}
-        if busy := [worker.host.name for worker in workers if worker.marks]:
+        if busy := [worker.host.name for worker in workers if worker.launches]:
             log.warning("network", f"a job runs on {first_few(busy)}: each slows the other down")
         try:
             await asyncio.gather(*map(self._hosts.log_in, workers))

@@ -361,7 +361,7 @@ _PATIENCE: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class LauncherPort:
-    """Who started daemons here: where it listens, its launch's mark, and its name for this host."""
+    """Who started daemons here: where it listens, its launch ID, and its name for this host."""
 
     address: str
     port: int

@@ -30,7 +30,7 @@ def start() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     begun: list[subprocess.Popen[bytes]] = []
 
     def begin(number: int, *words: str, **environ: str) -> subprocess.Popen[bytes]:
-        given = {"PMI_RANK": str(number), "PMI_SIZE": "4", "MPIBOOT_JOB_MARK": MARK, **environ}
+        given = {"PMI_RANK": str(number), "PMI_SIZE": "4", "MPIBOOT_LAUNCH_ID": MARK, **environ}
         process = subprocess.Popen(
             words, env={**os.environ, **given}, stdout=subprocess.PIPE, start_new_session=True
         )
@@ -135,7 +135,7 @@ env OMPI_COMM_WORLD_SIZE=4
 env OMPI_COMM_WORLD_LOCAL_SIZE=2
 env PMIX_RANK=2
 env PMIX_NAMESPACE=7
-env MPIBOOT_JOB_MARK=mark
+env MPIBOOT_LAUNCH_ID=mark
 env PMIX_SERVER_URI2=x;tcp4://127.0.0.1:1025
 mpi
 running 1

@@ -59,7 +59,7 @@ def run(shell: str = "sh", command: str = COMMANDS[0], **environ: str) -> str:
 def marked() -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """A process with a launch's mark, which is not the first of its variables; and that mark."""
     mark = f"test-{os.urandom(8).hex()}"
-    env = {"FIRST": "1", "PATH": os.environ["PATH"], "MPIBOOT_JOB_MARK": mark}
+    env = {"FIRST": "1", "PATH": os.environ["PATH"], "MPIBOOT_LAUNCH_ID": mark}
     # It stays a shell: while a program is exchanged for another its environment is empty.
     child = subprocess.Popen(["sh", "-c", "echo; read -r _"], env=env, stdin=-1, stdout=-1)
     assert child.stdout is not None
@@ -81,7 +81,7 @@ def test_a_process_of_a_launch_is_found_with_any_busybox(
         program = command.replace("exec /bin/sh -c", f"exec {shell} -c", 1)
         return host_shell.read(run(shutil.which("sh") or "", program, PATH=path))
 
-    assert mark in answer(host_shell.ask("launches")).marks
+    assert mark in answer(host_shell.ask("launches")).launches
     assert child.poll() is None
     ended = answer(host_shell.end_processes([mark]))
     assert (ended.ended, ended.left) == (1, 0)
@@ -107,7 +107,7 @@ def test_the_mpirun_of_a_path_tells_its_version(shell: str, tmp_path: Path) -> N
 
 def test_a_ranks_connection_that_nobody_answers_is_told_with_its_rank(tmp_path: Path) -> None:
     """The table is written here: nothing on a machine's own addresses goes unanswered."""
-    env = {"FIRST": "1", "MPIBOOT_JOB_MARK": "test", "PMIX_RANK": "7"}
+    env = {"FIRST": "1", "MPIBOOT_LAUNCH_ID": "test", "PMIX_RANK": "7"}
     with socket.socket() as rank, socket.socket() as other:
         inode, stranger = (os.fstat(item.fileno()).st_ino for item in (rank, other))
         child = subprocess.Popen(
@@ -202,8 +202,8 @@ def test_the_ranks_that_have_not_left_mpi_are_counted(
 ) -> None:
     if library:
         (tmp_path / library).write_bytes(b"x")
-    mark = f"MPIBOOT_JOB_MARK={tmp_path}"  # others may run this too
-    env = {"FIRST": "1", "MPIBOOT_JOB_MARK": str(tmp_path)}
+    mark = f"MPIBOOT_LAUNCH_ID={tmp_path}"  # others may run this too
+    env = {"FIRST": "1", "MPIBOOT_LAUNCH_ID": str(tmp_path)}
     if memory:
         env["PMI_HOSTNAME"] = "w-0"
     server, rank = socket.socketpair()
@@ -219,7 +219,7 @@ def test_the_ranks_that_have_not_left_mpi_are_counted(
         assert child.stdout is not None
         for _ in range(2 if fork else 1):
             assert child.stdout.readline() == b"\n"
-        output = run(command=host_shell.ask("in_mpi").replace("MPIBOOT_JOB_MARK=", mark))
+        output = run(command=host_shell.ask("in_mpi").replace("MPIBOOT_LAUNCH_ID=", mark))
         child.communicate()
     assert host_shell.read(output).in_mpi == count
 
@@ -379,11 +379,12 @@ def test_facts_of_another_version_are_not_taken_for_a_worker_without_mpiboot() -
 
 def test_the_present_state_comes_before_the_facts() -> None:
     output = (
-        "mpiboot-oom 3\nmpiboot-process\nMPIBOOT_JOB_MARK=b\n"
-        "mpiboot-process\nMPIBOOT_JOB_MARK=a\nmpiboot-attempt a@b@c\nmpiboot-facts\nmpiboot-oom 9\n"
+        "mpiboot-oom 3\nmpiboot-process\nMPIBOOT_LAUNCH_ID=b\n"
+        "mpiboot-process\nMPIBOOT_LAUNCH_ID=a\nmpiboot-attempt a@b@c\n"
+        "mpiboot-facts\nmpiboot-oom 9\n"
     )
     assert host_shell.read(output) == HostAnswer(
-        oom_kills=3, marks=("a", "b"), attempts=(("a@b@c", ""),), facts="mpiboot-oom 9\n"
+        oom_kills=3, launches=("a", "b"), attempts=(("a@b@c", ""),), facts="mpiboot-oom 9\n"
     )
     assert host_shell.read("Welcome\n") == HostAnswer()
 
@@ -440,11 +441,11 @@ def test_a_launcher_is_connected_where_its_session_still_has_its_connection(
         *rows,
         *([f"mpiboot-own {own}"] if own else []),
         "mpiboot-process",
-        "MPIBOOT_JOB_MARK=m",
+        "MPIBOOT_LAUNCH_ID=m",
         f"SSH_CONNECTION={connection}",
     ]
     answer = host_shell.read("\n".join(lines) + "\n")
-    assert answer.marks == ("m",)
+    assert answer.launches == ("m",)
     assert answer.held == ((("m", "10.0.0.9"),) if held else ())
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from mpiboot.core import log
 from mpiboot.core.errors import MpibootError
+from mpiboot.core.launch_spec import LAUNCH_ID
 from mpiboot.core.model import Host, NoFacts, Worker
 from mpiboot.core.settings import Settings
 from mpiboot.hosts import host_shell, stale_processes
@@ -29,7 +30,7 @@ MARK = f"{stale_processes.job_id(KEY)}-0123456789abcdef@pi-launcher-x@2026-01-02
 
 
 def worker(name: str = "w-0", *held: tuple[str, str]) -> Worker:
-    return Worker(Host(name), "10.0.0.2", 22, "root", "10.0.0.1", None, marks=(MARK,), held=held)
+    return Worker(Host(name), "10.0.0.2", 22, "root", "10.0.0.1", None, launches=(MARK,), held=held)
 
 
 def at(port: int, launcher: str = "127.0.0.1") -> Worker:
@@ -39,8 +40,8 @@ def at(port: int, launcher: str = "127.0.0.1") -> Worker:
 
 
 def test_a_new_mark_tells_its_job_its_launcher_and_since_when() -> None:
-    mark = stale_processes.new_mark(KEY)
-    told = stale_processes.MARK.fullmatch(mark)
+    mark = stale_processes.new_launch_id(KEY)
+    told = stale_processes._ID.fullmatch(mark)
     assert told is not None
     assert told[1] == socket.gethostname()
     assert mark.startswith(stale_processes.job_id(KEY) + "-")
@@ -110,7 +111,7 @@ def launches() -> Iterator[tuple[int, int]]:
             env = {
                 "PATH": os.environ["PATH"],
                 "SSH_CONNECTION": f"127.0.0.1 {client.getsockname()[1]} 127.0.0.1 {port}",
-            } | ({stale_processes.NAME: mark} if mark else {})
+            } | ({LAUNCH_ID: mark} if mark else {})
             # It stays a shell: while a program is exchanged for another its environment is empty.
             words = ["sh", "-c", "echo; read -r _"]
             process = subprocess.Popen(words, env=env, stdin=-1, stdout=-1)
@@ -133,7 +134,7 @@ def told(port: int, own: int) -> host_shell.HostAnswer:
 
 def test_the_command_tells_connected_launches_from_others(launches: tuple[int, int]) -> None:
     seen = told(*launches)
-    assert {MARK, "b"} <= set(seen.marks)
+    assert {MARK, "b"} <= set(seen.launches)
     assert (MARK, "127.0.0.1") in seen.held
     assert "b" not in {mark for mark, _ in seen.held}
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from mpiboot.core import log
+from mpiboot.core.launch_spec import LAUNCH_ID
 from mpiboot.core.model import Host, Worker
 from mpiboot.core.setting_types import LogFormat
 from mpiboot.core.settings import Settings
@@ -41,7 +42,7 @@ def start() -> Iterator[Callable[[str, str], subprocess.Popen[bytes]]]:
     started = []
 
     def make(mark: str, script: str) -> subprocess.Popen[bytes]:
-        env = {"PATH": os.environ["PATH"], stale_processes.NAME: mark}
+        env = {"PATH": os.environ["PATH"], LAUNCH_ID: mark}
         pipe = subprocess.PIPE
         started.append(subprocess.Popen(["sh", "-c", script], env=env, stdin=pipe, stdout=pipe))
         assert started[-1].stdout is not None
@@ -56,7 +57,7 @@ def start() -> Iterator[Callable[[str, str], subprocess.Popen[bytes]]]:
 
 
 def worker(*marks: str) -> Worker:
-    return Worker(Host("w-1"), "10.0.0.2", 22, "root", "10.0.0.1", None, marks=marks)
+    return Worker(Host("w-1"), "10.0.0.2", 22, "root", "10.0.0.1", None, launches=marks)
 
 
 def sweep(*marks: str) -> str:
@@ -65,7 +66,7 @@ def sweep(*marks: str) -> str:
 
 
 def test_marks_of_a_job_are_its_own() -> None:
-    first, second = stale_processes.new_mark(KEY), stale_processes.new_mark(KEY)
+    first, second = stale_processes.new_launch_id(KEY), stale_processes.new_launch_id(KEY)
     assert first != second
     assert first.startswith(stale_processes.job_id(KEY))
     assert not first.startswith(stale_processes.job_id("another key"))
@@ -74,8 +75,8 @@ def test_marks_of_a_job_are_its_own() -> None:
 def test_only_marks_of_this_job_whose_launcher_is_gone_count(
     start: Callable[[str, str], subprocess.Popen[bytes]],
 ) -> None:
-    here, gone = stale_processes.new_mark(KEY), stale_processes.new_mark(KEY)
-    other = stale_processes.new_mark("another key")
+    here, gone = stale_processes.new_launch_id(KEY), stale_processes.new_launch_id(KEY)
+    other = stale_processes.new_launch_id("another key")
     start(here, WAITS)
     seen = worker(here, gone, other, "$(reboot)", f"{stale_processes.job_id(KEY)}-'; reboot")
     assert stale_processes.of_earlier([seen], KEY) == {"w-1": (gone,)}
@@ -85,7 +86,7 @@ def test_only_marks_of_this_job_whose_launcher_is_gone_count(
 def test_marked_processes_are_ended_and_others_are_not(
     start: Callable[[str, str], subprocess.Popen[bytes]],
 ) -> None:
-    old, new = stale_processes.new_mark(KEY), stale_processes.new_mark(KEY)
+    old, new = stale_processes.new_launch_id(KEY), stale_processes.new_launch_id(KEY)
     first = start(old, WAITS)
     stopped = start(old, WAITS)
     stopped.send_signal(signal.SIGSTOP)
@@ -98,7 +99,7 @@ def test_marked_processes_are_ended_and_others_are_not(
 def test_what_ignores_a_term_is_killed(
     start: Callable[[str, str], subprocess.Popen[bytes]],
 ) -> None:
-    mark = stale_processes.new_mark(KEY)
+    mark = stale_processes.new_launch_id(KEY)
     stubborn = start(mark, "trap '' TERM; echo; while :; do sleep 1000; done")
     sweep(mark)
     assert stubborn.wait(60) == -signal.SIGKILL
@@ -107,7 +108,7 @@ def test_what_ignores_a_term_is_killed(
 def test_what_saves_at_a_term_has_the_time_for_it(
     start: Callable[[str, str], subprocess.Popen[bytes]],
 ) -> None:
-    mark = stale_processes.new_mark(KEY)
+    mark = stale_processes.new_launch_id(KEY)
     saving = start(mark, "trap 'sleep 0.3; exit 7' TERM; echo; while :; do sleep 0.05; done")
     sweep(mark)
     assert saving.wait(60) == 7
@@ -124,7 +125,7 @@ async def test_the_sweep_ends_what_an_earlier_launcher_left_and_says_so(
     """The whole way: over SSH, by the mark that the gate has seen; nobody is asked without one."""
     monkeypatch.setattr(stale_processes, "_running", set[str])  # this test is in the worker's pod
     log.configure()
-    job, mark = Job(tmp_path), stale_processes.new_mark(KEY)
+    job, mark = Job(tmp_path), stale_processes.new_launch_id(KEY)
     stale = start(mark, WAITS)
     behaviour = Behaviour(job)
     async with sshd(behaviour, "127.0.0.2") as port:
@@ -149,7 +150,7 @@ async def test_a_launch_beside_another_of_this_pod_says_so_and_leaves_it_alone(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     log.configure()
-    mark = stale_processes.new_mark(KEY)
+    mark = stale_processes.new_launch_id(KEY)
     waiting = start(mark, WAITS)
     access = SshAccess("root", tmp_path / "key", "launcher")
     await stale_processes.end([worker(mark)], KEY, Settings(timeout=30.0), access)
@@ -164,7 +165,9 @@ async def test_only_a_worker_that_is_silent_several_times_running_has_nobody() -
 
     class Remote:
         def __init__(self) -> None:
-            process = "mpiboot-process\nMPIBOOT_JOB_MARK=m\nSSH_CONNECTION=10.0.0.9 1 10.0.0.2 22\n"
+            process = (
+                "mpiboot-process\nMPIBOOT_LAUNCH_ID=m\nSSH_CONNECTION=10.0.0.9 1 10.0.0.2 22\n"
+            )
             self.message = iter([None, process, None, None, None])
 
         async def run(self, _: Worker, __: str) -> str | None:

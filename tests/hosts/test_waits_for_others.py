@@ -13,6 +13,7 @@ import pytest
 
 from mpiboot.core import log
 from mpiboot.core.errors import MpibootError
+from mpiboot.core.launch_spec import LAUNCH_ID
 from mpiboot.core.model import Host, NoFacts, Worker
 from mpiboot.core.setting_types import LogFormat
 from mpiboot.core.settings import Settings
@@ -25,13 +26,13 @@ if TYPE_CHECKING:
 
 KEY = "ssh-ed25519 of these tests"
 MARK = f"{stale_processes.job_id(KEY)}-0123456789abcdef@pi-launcher-x@2026-01-02T03:04:05Z"
-HELD = f"mpiboot-process\nMPIBOOT_JOB_MARK={MARK}\nSSH_CONNECTION=10.0.0.9 1 10.0.0.2 22\n"
+HELD = f"mpiboot-process\nMPIBOOT_LAUNCH_ID={MARK}\nSSH_CONNECTION=10.0.0.9 1 10.0.0.2 22\n"
 
 
 def worker(name: str = "w-0", no_facts: NoFacts = NoFacts.LATE) -> Worker:
     held = ((MARK, "10.0.0.9"),)
     return Worker(
-        Host(name), "10.0.0.2", 2222, "r", "", None, marks=(MARK,), held=held, no_facts=no_facts
+        Host(name), "10.0.0.2", 2222, "r", "", None, launches=(MARK,), held=held, no_facts=no_facts
     )
 
 
@@ -140,11 +141,11 @@ async def test_a_launch_within_a_launch_is_none_beside_it(
     other = MARK.replace("pi-launcher-x", "pi-launcher-y")
     log.configure(form=LogFormat.JSON)
     monkeypatch.setattr(stale_processes, "_running", lambda: {MARK, other, ""})
-    monkeypatch.setenv(stale_processes.NAME, MARK)
+    monkeypatch.setenv(LAUNCH_ID, MARK)
     to = SshAccess("r", Path("no key"), "launcher")
     await stale_processes.end([worker()], KEY, Settings(), to)
     assert capfd.readouterr().err == ""
-    monkeypatch.setenv(stale_processes.NAME, other)
+    monkeypatch.setenv(LAUNCH_ID, other)
     await stale_processes.end([worker("w-0"), worker("w-1")], KEY, Settings(), to)
     log.configure()
     told = json.loads(capfd.readouterr().err)

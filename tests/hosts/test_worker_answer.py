@@ -13,7 +13,7 @@ from tests.fakes import plans
 STATE = (
     "mpiboot-oom 3\n"
     "mpiboot-attempt a@b@c host%20lost\n"
-    "mpiboot-process\nMPIBOOT_JOB_MARK=m\nSSH_CONNECTION=10.0.0.9 1 10.0.0.2 22\n"
+    "mpiboot-process\nMPIBOOT_LAUNCH_ID=m\nSSH_CONNECTION=10.0.0.9 1 10.0.0.2 22\n"
     "mpiboot-mpirun /opt/mpirun mpirun (Open MPI) 5.0.7\n"
 )
 PLAIN = "mpiboot-plain\nw-1\n/usr/bin/mpirun\nmpirun (Open MPI) 4.1.4\n"
@@ -29,7 +29,7 @@ def test_a_worker_is_where_it_answered_with_all_that_it_said() -> None:
     assert found.host == Host("w-1", 4)
     assert (found.address, found.port, found.user) == ("10.0.0.2", 2222, "mpi")
     assert (found.local_address, found.oom_kills) == ("10.0.0.1", 3)
-    assert (found.marks, found.held) == (("m",), (("m", "10.0.0.9"),))
+    assert (found.launches, found.held) == (("m",), (("m", "10.0.0.9"),))
     assert found.attempts == (("a@b@c", "host lost"),)
     assert found.called_mpi is not None
     assert (found.called_mpi.path, found.called_mpi.version) == ("/opt/mpirun", "5.0.7")

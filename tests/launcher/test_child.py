@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from mpiboot.core.errors import MpibootError, error
-from mpiboot.core.launch_spec import LAUNCH_ID, MARK, Failure, LaunchSpec, Result, from_line
+from mpiboot.core.launch_spec import LAUNCH_DIR, LAUNCH_ID, Failure, LaunchSpec, Result, from_line
 from mpiboot.core.settings import resolve
 from mpiboot.job import plan as plans
 from mpiboot.launcher import child
@@ -165,7 +165,7 @@ def test_the_launch_is_handed_over_with_its_folder_mark_and_client(tmp_path: Pat
     spec = made.launch
     folder = f"{tmp_path}/launch-{os.getpid()}"  # of the parent, which is this test
     assert (spec.folder, spec.grace, spec.ranks) == (folder, 9.0, 3)
-    assert spec.set_env[MARK] == folder
+    assert spec.set_env[LAUNCH_DIR] == folder
     assert spec.set_env[LAUNCH_ID]
     assert spec.attempt == "me@2026-01-02T00:00:00Z@2"
     assert spec.client[-1] == f"{folder}/client.json"

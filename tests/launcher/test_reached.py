@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.launch_spec import KEY, MARK, Failure
+from mpiboot.core.launch_spec import KEY, LAUNCH_DIR, Failure
 from mpiboot.core.model import Host, NoFacts
 from mpiboot.core.settings import resolve
 from mpiboot.hosts import gate, host_shell
@@ -151,7 +151,7 @@ async def test_a_script_whose_launch_failed_tells_its_own_end_by_what_that_has_l
     assert folder == Path(last_launch(str(below)))
     assert stat.S_IMODE((folder / KEY).stat().st_mode) == 0o600
     words = [*ASK_WORKERS, str(folder), "failed", FIRST, "0", "sh ended with 68"]
-    env = {**environ, MARK: str(folder)}
+    env = {**environ, LAUNCH_DIR: str(folder)}
     telling = await asyncio.create_subprocess_exec(*words, env=env)
     assert await asyncio.wait_for(telling.wait(), PATIENCE) == 0
     assert "sh%20ended%20with%2068" in await remembered(worker, "sh%20ended")

@@ -102,7 +102,7 @@ def test_the_parent_has_its_options_its_child_and_the_signals_that_wait(tmp_path
         ("auto", {}, True, True),
         ("auto", {}, False, False),  # as by kubectl exec
         ("never", {}, True, False),
-        ("after-job", {"MPIBOOT_JOB_MARK": "x"}, True, False),
+        ("after-job", {"MPIBOOT_LAUNCH_ID": "x"}, True, False),
         ("after-job", {"MPIBOOT_ATTEMPT": "x"}, True, False),
     ],
 )

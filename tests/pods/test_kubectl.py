@@ -105,7 +105,7 @@ def started(
     for pod in pods:
         pod.start()
     if stale:
-        pods[0].shell(f"MPIBOOT_JOB_MARK={stale} sleep 99999 < /dev/null > /dev/null 2>&1 &")
+        pods[0].shell(f"MPIBOOT_LAUNCH_ID={stale} sleep 99999 < /dev/null > /dev/null 2>&1 &")
     return launcher(cluster, server, name, *words, **details).start(), pods
 
 

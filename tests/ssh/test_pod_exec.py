@@ -72,7 +72,7 @@ class Launch:
         return subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, env=env, text=True)
 
     def daemon(self, command: str, **environ: str) -> subprocess.Popen[str]:
-        return self.start("w-0.w.jobs.svc", command, MPIBOOT_JOB_MARK=MARK, **environ)
+        return self.start("w-0.w.jobs.svc", command, MPIBOOT_LAUNCH_ID=MARK, **environ)
 
     def words(self) -> list[str]:
         return Path(f"{self.kubectl}.words").read_text().splitlines()
@@ -90,7 +90,7 @@ def ended(process: subprocess.Popen[str], stdin: str = "") -> tuple[int, str, st
 
 def test_a_host_is_a_pod_of_the_namespace_and_options_of_ssh_are_left_out(launch: Launch) -> None:
     options = ("-o", "ConnectionAttempts=10", "-x", "-q")
-    done = launch.start(*options, "me@w-0.w.jobs.svc", "true", MPIBOOT_JOB_MARK=MARK)
+    done = launch.start(*options, "me@w-0.w.jobs.svc", "true", MPIBOOT_LAUNCH_ID=MARK)
     assert ended(done)[0] == 0
     expected = ["--namespace=jobs", "exec", "-i", "--container=main", "w-0", "--", "env"]
     assert launch.words()[: len(expected)] == expected
@@ -107,12 +107,12 @@ def test_a_host_is_a_pod_of_the_namespace_and_options_of_ssh_are_left_out(launch
 def test_the_words_are_read_by_a_shell_there_as_by_ssh(
     launch: Launch, words: tuple[str, ...], message: str
 ) -> None:
-    status, out, err = ended(launch.start("w-0", *words, MPIBOOT_JOB_MARK=MARK))
+    status, out, err = ended(launch.start("w-0", *words, MPIBOOT_LAUNCH_ID=MARK))
     assert (status, out, err.strip()) == (0, "", message)
 
 
 def test_a_daemon_has_its_marks_and_nothing_on_its_standard_input(launch: Launch) -> None:
-    command = 'cat; echo "$MPIBOOT_JOB_MARK $MPIBOOT_POD_SESSION. $MPIBOOT_SESSION" >&2'
+    command = 'cat; echo "$MPIBOOT_LAUNCH_ID $MPIBOOT_POD_SESSION. $MPIBOOT_SESSION" >&2'
     status, out, err = ended(launch.daemon(command), "not for it")
     assert (status, out) == (0, "")
     own, session = err.split(" . ")

@@ -94,7 +94,7 @@ def test_a_session_that_the_caller_has_told_of_keeps_its_mark(folder: Path) -> N
     ("command", "detach"),
     [
         ("orted --daemonize -mca a b", "1"),
-        ("MPIBOOT_JOB_MARK=x; export MPIBOOT_JOB_MARK; orted --daemonize -mca a b", "0"),
+        ("MPIBOOT_LAUNCH_ID=x; export MPIBOOT_LAUNCH_ID; orted --daemonize -mca a b", "0"),
         ("orted -mca a b", "0"),
         ("run --daemonized", "0"),
     ],

@@ -328,7 +328,7 @@ def test_ranks_of_all_hosts_are_asked_to_save_and_counted_until_they_ended(ssh: 
     """One rank, seen on the launcher and on a worker that are both this machine."""
     ssh.answers("w-0", 'echo motd; exec sh -c "$*"')
     folder = ssh.write(ssh.before("w-0"), ssh.before("w-1"))
-    mark = {"MPIBOOT_JOB_MARK": f"test-{os.urandom(8).hex()}"}
+    mark = {"MPIBOOT_LAUNCH_ID": f"test-{os.urandom(8).hex()}"}
     takes = (
         'trap "echo took >> $0/took" TERM; : > $0/ready; until [ -e $0/end ]; do sleep 0.05; done'
     )
@@ -366,7 +366,7 @@ def test_who_counts_ranks_ends_though_a_login_hangs(ssh: Ssh) -> None:
     folder = ssh.write(ssh.before("w-0"))
     with subprocess.Popen(
         [sys.executable, "-I", "-S", stop_ranks.__file__, folder, "TERM", "60"],
-        env={**os.environ, "MPIBOOT_JOB_MARK": f"test-{os.urandom(8).hex()}"},
+        env={**os.environ, "MPIBOOT_LAUNCH_ID": f"test-{os.urandom(8).hex()}"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,
@@ -384,7 +384,7 @@ def test_a_host_whose_login_shell_says_too_much_keeps_no_others_from_saving(ssh:
     folder = ssh.write(*(ssh.before(f"w-{number}") for number in range(3)))
     with subprocess.Popen(
         [sys.executable, "-I", "-S", stop_ranks.__file__, folder, "TERM", "60"],
-        env={**os.environ, "MPIBOOT_JOB_MARK": f"test-{os.urandom(8).hex()}"},
+        env={**os.environ, "MPIBOOT_LAUNCH_ID": f"test-{os.urandom(8).hex()}"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.launch_spec import MARK
+from mpiboot.core.launch_spec import LAUNCH_DIR
 from mpiboot.supervisor import ask_workers, asking
 from mpiboot.supervisor.asking import Request
 from mpiboot.system.loop import EventLoop
@@ -93,7 +93,7 @@ def test_what_a_child_gets_and_what_it_says(
         loop,
         str(program),
         "/launch",
-        {"A": "b", MARK: "another"},
+        {"A": "b", LAUNCH_DIR: "another"},
         "one",
         "two",
         connect=7,
@@ -109,7 +109,7 @@ def test_what_a_child_gets_and_what_it_says(
     first, *lines = [line for several in heard for line in several]
     words, environ, leads = json.loads(first)
     assert words == ["/launch", "one", "two"]
-    own = {"A": "b", MARK: "/launch", "MPIBOOT_ASKS": "7"}
+    own = {"A": "b", LAUNCH_DIR: "/launch", "MPIBOOT_ASKS": "7"}
     assert {name: environ[name] for name in own} == own
     assert leads, "its agents are ended with it"
     assert lines == ["asked"], "what has no end may be cut off"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.launch_spec import KEEP_KEY, KEY, LAUNCH_ID, MARK
+from mpiboot.core.launch_spec import KEEP_KEY, KEY, LAUNCH_DIR, LAUNCH_ID
 from mpiboot.core.setting_types import LogFormat
 from mpiboot.supervisor import guard
 
@@ -29,7 +29,7 @@ def _as_before() -> Iterator[None]:
 @pytest.fixture
 def left(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """What a launch has left, in a process group of its own."""
-    marks = {**os.environ, MARK: str(tmp_path), LAUNCH_ID: "this"}
+    marks = {**os.environ, LAUNCH_DIR: str(tmp_path), LAUNCH_ID: "this"}
     child = subprocess.Popen([sys.executable, "-S", "-c", READY], env=marks, stdout=subprocess.PIPE)
     assert child.stdout is not None
     assert child.stdout.readline() == b"ready\n"
@@ -68,7 +68,7 @@ def test_a_script_keeps_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_guard_has_no_mark_and_only_the_parent_keeps_it_asleep(tmp_path: Path) -> None:
-    environ = {**os.environ, MARK: str(tmp_path), LAUNCH_ID: "this"}
+    environ = {**os.environ, LAUNCH_DIR: str(tmp_path), LAUNCH_ID: "this"}
     before = {path.name for path in Path("/proc/self/fd").iterdir()}
     shell = guard.start(str(tmp_path), environ, LogFormat.HUMAN)
     assert shell is not None
@@ -77,7 +77,9 @@ def test_a_guard_has_no_mark_and_only_the_parent_keeps_it_asleep(tmp_path: Path)
     while not (text := environment.read_bytes()):  # as in the moment of its exec
         os.sched_yield()
     words = text.split(b"\0")
-    assert not [word for word in words if word.startswith((MARK.encode(), LAUNCH_ID.encode()))]
+    assert not [
+        word for word in words if word.startswith((LAUNCH_DIR.encode(), LAUNCH_ID.encode()))
+    ]
     guard.dismiss(shell)
     assert {path.name for path in Path("/proc/self/fd").iterdir()} == before
     assert not environment.exists()

@@ -13,8 +13,8 @@ from mpiboot.core.launch_spec import (
     Result,
     ScriptSpec,
     from_line,
+    outside_launch,
     to_line,
-    without_marks,
 )
 from mpiboot.core.setting_types import LogFormat, LogLevel
 
@@ -105,5 +105,5 @@ def test_mpiruns_environment_is_the_parents_with_what_the_plan_changes() -> None
 
 
 def test_who_has_no_mark_is_not_ended_with_the_launch() -> None:
-    marks = {"MPIBOOT_LAUNCH_DIR": "/x", "MPIBOOT_JOB_MARK": "y", "MPIBOOT_NOTICE": "1", "A": "b"}
-    assert without_marks(marks) == {"MPIBOOT_NOTICE": "1", "A": "b"}
+    marks = {"MPIBOOT_LAUNCH_DIR": "/x", "MPIBOOT_LAUNCH_ID": "y", "MPIBOOT_NOTICE": "1", "A": "b"}
+    assert outside_launch(marks) == {"MPIBOOT_NOTICE": "1", "A": "b"}

@@ -25,8 +25,8 @@ from mpiboot.core.launch_spec import (
     EVENTS,
     KEEP_KEY,
     KEY,
+    LAUNCH_DIR,
     LAUNCH_ID,
-    MARK,
     Failure,
     LaunchSpec,
     ParentOptions,
@@ -87,7 +87,7 @@ class Rig:
             launch_timeout=30.0,
             grace=20.0,
             folder=str(self.folder),
-            set_env={MARK: str(self.folder)},
+            set_env={LAUNCH_DIR: str(self.folder)},
         )
         self.options = ParentOptions(termination_log=str(self.log))
         # What plays the child that waits for hosts: it hands over what is written below.
@@ -404,7 +404,7 @@ def test_an_end_before_the_start_is_told_as_fields_too(rig: Rig) -> None:
 
 def test_mpirun_gets_its_environment_and_default_signals(rig: Rig) -> None:
     rig.environ["WORD"] = "a b"
-    script = f'echo "$WORD"; echo "${MARK}"; exec grep -E "^Sig(Ign|Blk)" /proc/self/status'
+    script = f'echo "$WORD"; echo "${LAUNCH_DIR}"; exec grep -E "^Sig(Ign|Blk)" /proc/self/status'
     _, out, _ = rig.run(script)
     word, folder, *masks = out.decode().splitlines()
     assert (word, folder) == ("a b", str(rig.folder))
@@ -686,7 +686,7 @@ def test_a_parent_that_is_killed_takes_mpirun_along(rig: Rig) -> None:
         time.sleep(0.01)
     key = rig.folder / KEY
     key.touch()
-    marks = {**rig.environ, MARK: str(rig.folder), LAUNCH_ID: "later"}
+    marks = {**rig.environ, LAUNCH_DIR: str(rig.folder), LAUNCH_ID: "later"}
     later = subprocess.Popen(["sleep", "300"], env=marks)
     process.kill()
     code, message = ended(process)
@@ -1287,7 +1287,7 @@ def test_mpiboots_own_client_is_a_child_that_listens_before_mpirun_starts(rig: R
     out, _ = process.communicate(timeout=GUARD)
     parent, _, names = out.decode().partition(" ")
     assert int(parent) == process.pid
-    assert MARK not in names, "it would be ended with what mpirun has left"
+    assert LAUNCH_DIR not in names, "it would be ended with what mpirun has left"
 
 
 def test_the_agents_events_are_read_while_the_workers_are_asked(rig: Rig) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.launch_spec import LAUNCH_ID, MARK
+from mpiboot.core.launch_spec import LAUNCH_DIR, LAUNCH_ID
 from mpiboot.supervisor import processes
 
 # It says when it is ready: its environment and its handlers are what they are to be.
@@ -27,7 +27,7 @@ class Launch:
         self.started: list[subprocess.Popen[bytes]] = []
 
     def start(self, first: str = "", folder: str = "", mark: str = "this") -> int:
-        marks = {MARK: folder or self.folder, LAUNCH_ID: mark}
+        marks = {LAUNCH_DIR: folder or self.folder, LAUNCH_ID: mark}
         child = subprocess.Popen(
             [sys.executable, "-S", "-c", READY.format(first)],
             env={**os.environ, **marks},

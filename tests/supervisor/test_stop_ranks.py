@@ -31,7 +31,7 @@ class Ranks:
         self.started: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> subprocess.Popen[bytes]:
-        env = {**os.environ, "MPIBOOT_JOB_MARK": self.mark, "PMIX_RANK": "0"}
+        env = {**os.environ, "MPIBOOT_LAUNCH_ID": self.mark, "PMIX_RANK": "0"}
         child = subprocess.Popen(IGNORES, env=env, stdout=subprocess.PIPE)
         self.started.append(child)
         assert child.stdout is not None
@@ -73,7 +73,7 @@ def lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Lines:
 
 
 def asks(ranks: Ranks, hosts: list[str], file: int) -> asyncio.Task[None]:
-    mark = f"MPIBOOT_JOB_MARK={ranks.mark}"
+    mark = f"MPIBOOT_LAUNCH_ID={ranks.mark}"
     return asyncio.ensure_future(stop_ranks.stop(hosts, "TERM", 600, mark, file))
 
 

@@ -22,7 +22,7 @@ SHELLS = [
     for words in (["dash"], ["bash"], ["bash", "--posix"], ["busybox", "sh"])
     if shutil.which(words[0])
 ]
-MARK = "MPIBOOT_JOB_MARK"
+MARK = "MPIBOOT_LAUNCH_ID"
 # A program that takes a signal says so in a file, and ends when it is told to.
 SAVES = """
 import os, pathlib, signal, sys, time

@@ -145,7 +145,7 @@ async def test_tcp_is_measured_where_it_is_asked_for(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def busy(place: int) -> Worker:
-        return replace(w.macvlan(place), marks=("launch",) if place else ())
+        return replace(w.macvlan(place), launches=("launch",) if place else ())
 
     asked = PairsOptions("tcp", 30.0)
     run, _ = measuring(monkeypatch, tmp_path, PROGRAM, PROGRAM, asked=asked, made=busy)

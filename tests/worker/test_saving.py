@@ -18,7 +18,7 @@ from mpiboot.worker.role import LauncherPort, launcher, notify_launchers
 
 OWN = {
     "MPIBOOT_SESSION": "abc-1-2",
-    "MPIBOOT_JOB_MARK": "the-mark",
+    "MPIBOOT_LAUNCH_ID": "the-mark",
     "MPIBOOT_NOTICE": "4711/w-1.job",
     "SSH_CONNECTION": "127.0.0.1 5000 10.0.0.2 2222",
 }
