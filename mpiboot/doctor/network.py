@@ -122,7 +122,7 @@ _FAULTS: Final = frozenset(name for kind in KINDS if kind.fault for name in kind
     looks_at="errors and retries that this pod's RDMA ports count, twice within a second "
     "(`counters` and `hw_counters` in sysfs); a device that pods share counts for all of them",
     title="RDMA ports count no errors while doctor looks",
-    hint="out_of_sequence, retries and discards: packets are lost on the way (flow control or ECN "
+    hint="out_of_sequence, retries and discards: packets are lost on the way (PFC or ECN "
     "of switches and node, MTU); symbol_error, link_downed: the cable; "
     "out_of_buffer: a slow rank",
     role=Role.WORKER,

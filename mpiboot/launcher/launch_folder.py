@@ -232,8 +232,9 @@ class Launch:
             started=now,
             may_idle=not self.observed.local_names,
         )
-        with_ranks = (*self.plan.with_ranks, *sorted(self.observed.local_names))
-        proved = self.plan.proved and len(with_ranks) > 1
+        local = sorted(self.observed.local_names)
+        with_ranks = (*self.plan.with_ranks, *local)
+        proved = self.plan.proved and len(self.plan.with_ranks) + bool(local) > 1
         text = evidence.to_json(self._with_counters((own, *seen)) if proved else (own, *seen))
         files.write_private(Path(self.where.launch_dir) / evidence.FILE, text)
         return launch_spec.LaunchSpec(

@@ -15,7 +15,6 @@ from typing import Final, TypeAlias
 Counters: TypeAlias = "Mapping[str, Mapping[str, int]]"
 
 BYTES: Final = "bytes"
-PACKETS: Final = "packets"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,7 @@ TRAFFIC: Final = (
     Traffic(("port_xmit_data",), ("port_rcv_data",), scale=4, most=(1 << 32) - 1),
     Traffic(("tx_bytes",), ("rx_bytes",)),  # efa, bnxt_re, and each link
     Traffic(("ip4OutOctets", "ip6OutOctets"), ("ip4InOctets", "ip6InOctets")),  # irdma
-    Traffic(("sent_pkts",), ("rcvd_pkts",), PACKETS),  # rxe
+    Traffic(("sent_pkts",), ("rcvd_pkts",), "packets"),  # rxe
 )
 
 
@@ -63,7 +62,7 @@ class CountedPort:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Counters that explain a slow or failed job; ``fault`` where a healthy one has none."""
+    """Counters that explain a slow or failed job; ``fault`` where a healthy network counts none."""
 
     what: str
     meaning: str
@@ -76,7 +75,7 @@ class Kind:
         return tuple(self.listed.split())
 
 
-_LOST: Final = "packets were lost on the way (flow control or ECN of switches and node, MTU)"
+_LOST: Final = "packets were lost on the way (PFC or ECN of switches and node, MTU)"
 _SILENT: Final = "the far end did not answer in time: lost packets, a dead path, a stopped host"
 KINDS: Final = (
     Kind(
@@ -118,7 +117,7 @@ KINDS: Final = (
         "excessive_buffer_overrun_errors",
     ),
     Kind(
-        "congestion notices (ECN)",
+        "congestion notifications (CNP, ECN)",
         "the network was full and slowed senders down, as it should",
         "np_cnp_sent np_ecn_marked_roce_packets rp_cnp_handled tx_cnp_pkts rx_cnp_pkts "
         "rx_ecn_marked_pkts cnpSent cnpHandled RxECNMrkd",
@@ -132,9 +131,9 @@ KINDS: Final = (
     ),
 )
 EXPLAINING: Final = tuple(name for row in KINDS for name in row.names)
-_NAMES: Final = (*(name for row in TRAFFIC for name in (*row.sent, *row.received)), *EXPLAINING)
+_TRAFFIC: Final = tuple(name for row in TRAFFIC for name in (*row.sent, *row.received))
 # For a host's shell: the function of libexec/environs with its words.
-QUESTION: Final = f"counters {' '.join(_NAMES)}"
+QUESTION: Final = f"counters {' '.join((*_TRAFFIC, '-', *EXPLAINING))}"
 
 _OF_PORT: Final = re.compile(
     r"/sys/class/infiniband/([^/]+)/ports/(\d+)/(?:hw_)?counters/(\w+):(\d+)", re.ASCII

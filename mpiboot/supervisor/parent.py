@@ -457,8 +457,12 @@ class Parent:
             over = spec.attempt and spec.prove != ProveTransport.FAIL.value
             words = (spec.prove, *((Request.OVER.value,) if over else ()))
             self._workers_told = bool(self._ask(spec.folder, Request.COUNTERS, *words))
-        measured = spec.prove and not verdict.by_signal
-        self._transport = report.tell_transport(spec) if measured else {"planned": spec.transport}
+        self._transport = {"planned": spec.transport}
+        try:
+            if spec.prove and not verdict.by_signal:
+                self._transport = report.tell_transport(spec, verdict.code)
+        except Exception as wrong:  # noqa: BLE001 - how the job ended is known
+            log.failed("what tells what carried the data", wrong)
         if not verdict.code and report.fails(spec, self._transport):
             verdict = verdict_of("transport", self._transport["message"])
         return verdict, lines
@@ -489,8 +493,12 @@ class Parent:
     def _record(
         self, end: Verdict | Failure, seconds: float, spec: LaunchSpec | None = None
     ) -> None:
-        if self._options.job_record:
+        if not self._options.job_record:
+            return
+        try:
             report.write_record(self._options.job_record, end, seconds, spec, self._transport)
+        except Exception as wrong:  # noqa: BLE001 - how the job ended is known
+            log.failed("what records the job's end", wrong)
 
     def _ended(self, spec: LaunchSpec, verdict: Verdict, lines: tuple[str, ...] = ()) -> int:
         seconds = time.monotonic() - self._began

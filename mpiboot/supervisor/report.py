@@ -179,30 +179,32 @@ def remove_record(path: str) -> None:
             os.unlink(path)
 
 
-def tell_transport(spec: LaunchSpec) -> dict[str, Any]:
-    """Log what carried the job's data; give what is recorded of it."""
+def _fails_by_transport(spec: LaunchSpec) -> bool:
+    return spec.prove == ProveTransport.FAIL.value and spec.transport != "TCP"
+
+
+def tell_transport(spec: LaunchSpec, code: int) -> dict[str, Any]:
+    """Log what carried the data of a job that ended with a code; give what is recorded of it."""
     try:
         with open(f"{spec.folder}/{TRANSPORT}", encoding="utf-8") as file:
             told = json.load(file)
-    except (OSError, ValueError):  # who asked did not end in time
+    except (OSError, ValueError):  # who asked did not end in time, or had no room for it
         message = "the workers' counters were not read"
         told = {"verdict": "unknown", "message": message, "lines": [], "warns": False}
     for line in told.pop("lines"):
         log.info("transport", line, verdict=told["verdict"])
-    strict, message = spec.prove == ProveTransport.FAIL.value, told["message"]
-    if strict and told["verdict"] == "unknown":
+    warns, message, hint = told.pop("warns"), told["message"], BY_REFERENCE["transport"].hint
+    if not code and _fails_by_transport(spec):
+        warns, hint = told["verdict"] == "unknown", ""
         message = f"MPIBOOT_PROVE_TRANSPORT=fail has nothing to go by: {message}"
-        log.finding(Finding("transport", Level.WARN, message))
-    elif told.pop("warns") and not strict:
-        hint = BY_REFERENCE["transport"].hint
+    if warns:
         log.finding(Finding("transport", Level.WARN, message, hint=hint))
     return {**told, "planned": spec.transport}
 
 
 def fails(spec: LaunchSpec, transport: Mapping[str, Any]) -> bool:
     """Whether a job that ended well fails by what carried its data."""
-    strict = spec.prove == ProveTransport.FAIL.value
-    return strict and transport.get("verdict") == "unused" and transport["planned"] != "TCP"
+    return _fails_by_transport(spec) and transport.get("verdict") == "unused"
 
 
 def write_record(

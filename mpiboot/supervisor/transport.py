@@ -1,7 +1,7 @@
 """What carried a job's data: counters of ports and links before and after it, compared. Pure.
 
 That a port moved nothing is proof; that it moved much is none where other pods use it too. What
-can't be read, began anew or stopped at its largest value is not known, and is said.
+can't be read, was reset or is at its largest value is not known, and is said.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
+from itertools import chain
 from statistics import median
 from typing import Any, Final
 
@@ -40,8 +41,9 @@ class Use(str, Enum):
 class TransportReport:
     """What carried the data.
 
-    ``message`` is the verdict's sentence; ``lines`` are for the log; ``hosts`` has each port's
-    traffic by host and name, and ``moved`` the sums of counters that explain something.
+    ``message`` is the verdict's sentence, and ``warns`` whether it is one to warn of; ``lines`` are
+    for the log; ``hosts`` has each port's traffic by host and name, and ``moved`` the sums of
+    counters that explain something.
     """
 
     verdict: Use = Use.NONE
@@ -81,9 +83,9 @@ def traffic(port: CountedPort, before: Mapping[str, int], after: Mapping[str, in
     for names in (row.sent, row.received):
         pairs = [(before[name], after[name]) for name in names if name in both]
         if any(row.most and now == row.most for _, now in pairs):
-            return PortTraffic(port, unit=row.unit, why="a counter stopped at its largest value")
+            return PortTraffic(port, unit=row.unit, why="a counter is at its largest value")
         if any(now < then for then, now in pairs):
-            return PortTraffic(port, unit=row.unit, why="a counter began anew meanwhile")
+            return PortTraffic(port, unit=row.unit, why="a counter was reset meanwhile")
         sums.append(sum(now - then for then, now in pairs) * row.scale)
     return PortTraffic(port, sums[0], sums[1], row.unit)
 
@@ -102,11 +104,6 @@ class HostTraffic:
         return tuple(item for item in self.ports if item.port.data)
 
     @property
-    def elsewhere(self) -> bool:
-        """Whether it sent much by other ways."""
-        return sum(item.sent or 0 for item in self.ports if not item.port.data) >= _MUCH
-
-    @property
     def used(self) -> bool:
         """Whether data went as planned."""
         return any((item.total or 0) > item.port.idle for item in self.data)
@@ -116,11 +113,14 @@ class HostTraffic:
         totals = [item.total for item in self.data]
         if self.used or not totals or None in totals:
             return False
-        return self.elsewhere or (strict and not self.may_idle and not any(totals))
+        # What other pods may have sent is evidence, and no proof.
+        others = [item for item in self.ports if not item.port.data]
+        sent = sum(item.sent or 0 for item in others if not (strict and item.port.shared))
+        return sent >= _MUCH or (strict and not self.may_idle and not any(totals))
 
 
 def judge(
-    hosts: Iterable[HostSnapshot], after: Mapping[str, Counters], *, strict: bool
+    hosts: Sequence[HostSnapshot], after: Mapping[str, Counters], *, strict: bool
 ) -> TransportReport:
     """Say what carried the data of a job.
 
@@ -169,16 +169,8 @@ def _of_host(host: HostSnapshot, now: Counters | None) -> HostTraffic:
 
 def _as_json(item: PortTraffic) -> dict[str, Any]:
     port = item.port
-    return {
-        "link": port.link,
-        "rdma": port.rdma,
-        "data": port.data,
-        "sent": item.sent,
-        "received": item.received,
-        "unit": item.unit,
-        "shared": port.shared,
-        "rate": port.rate,
-    }
+    told = {name: getattr(port, name) for name in ("link", "rdma", "data", "shared", "rate")}
+    return {**told, "sent": item.sent, "received": item.received, "unit": item.unit}
 
 
 def _label(ports: Iterable[CountedPort]) -> str:
@@ -206,27 +198,32 @@ def _typical(values: Mapping[str, int], unit: str) -> str:
 def _amounts(hosts: Sequence[HostTraffic], *, rdma: bool) -> Iterable[str]:
     """Say what the planned ports sent, rail by rail, and then the other links."""
     rails: dict[str, list[tuple[str, PortTraffic]]] = {}
-    others: dict[str, list[int]] = {}
-    shared: set[str] = set()
     for host in hosts:
-        for item in host.ports:
-            if item.port.data:
-                rail = item.port.link or item.port.name
-                rails.setdefault(rail, []).append((host.host, item))
-            elif item.sent is not None:
-                others.setdefault(item.port.name, []).append(item.sent)
-                shared |= {item.port.name} if item.port.shared else set()
-    unmoved = [name for name, items in rails.items() if not any(item.total for _, item in items)]
-    groups = [*rails.values()]
-    if len(groups) > _RAILS:
-        groups = [[pair for group in groups for pair in group]]
-    for group in groups:
+        for item in host.data:
+            rails.setdefault(item.port.link or item.port.name, []).append((host.host, item))
+    unmoved = [name for name, all_ in rails.items() if all(item.total == 0 for _, item in all_)]
+    many = len(rails) > _RAILS
+    for group in [[*chain(*rails.values())]] if many else rails.values():
         yield from _of_rail(group, rdma=rdma)
-        if len(rails) > len(groups) and 0 < len(unmoved) < len(rails):
-            yield f"nothing by {first_few(unmoved)}"
-    for name, sent in others.items():
-        if max(sent) >= _SHOWN or len(others) == 1:
-            yield f"{name} {'at most ' if name in shared else ''}{_size(median(sent), BYTES)}"
+    if many and 0 < len(unmoved) < len(rails):
+        yield f"nothing by {first_few(unmoved)}"
+    for name, text in _others(hosts, _SHOWN).items():
+        yield f"{name} {text}"
+
+
+def _others(hosts: Iterable[HostTraffic], least: int) -> dict[str, str]:
+    """Say what went by other links: those that sent so many bytes somewhere, or the only one."""
+    sent: dict[str, list[int]] = {}
+    shared: set[str] = set()
+    for item in (item for host in hosts for item in host.ports if not item.port.data):
+        if item.sent is not None:
+            sent.setdefault(item.port.name, []).append(item.sent)
+            shared |= {item.port.name} if item.port.shared else set()
+    return {
+        name: f"{'at most ' if name in shared else ''}{size_of(round(median(listed)))}"
+        for name, listed in sent.items()
+        if max(listed) >= least or len(sent) == 1
+    }
 
 
 def _of_rail(group: Sequence[tuple[str, PortTraffic]], *, rdma: bool) -> Iterable[str]:
@@ -255,12 +252,7 @@ def _why_unused(unused: Sequence[HostTraffic], count: int, *, rdma: bool) -> str
     units = {item.unit.removesuffix("s") for item in data}
     nothing = f"no {units.pop()}" if not any(item.total for item in data) else "hardly anything"
     where = f"{len(names)} of {counted(count, 'worker')} ({first_few(names)})"
-    sent: dict[str, list[int]] = {}
-    for host in unused:
-        for item in host.ports:
-            if not item.port.data and item.sent is not None:
-                sent.setdefault(item.port.name, []).append(item.sent)
-    others = ", ".join(f"{name} sent {size_of(round(median(all_)))}" for name, all_ in sent.items())
+    others = ", ".join(f"{name} sent {text}" for name, text in _others(unused, 0).items())
     kind = "RDMA" if rdma else "TCP"
     text = f"{kind} was planned, but {nothing} went through {_label(item.port for item in data)}"
     return f"{text} on {where}" + (f"; {others}" if others else "")
@@ -270,7 +262,8 @@ def _why_unknown(hosts: Sequence[HostTraffic]) -> str:
     left = [host for host in hosts if not host.used]
     reasons: dict[str, list[str]] = {}
     for host in left:
-        why = next((item.why for item in host.data if item.why), "too little was sent to tell")
+        few = "too little was sent to tell" if host.data else "no planned port is known there"
+        why = next((item.why for item in host.data if item.why), few)
         reasons.setdefault(why, []).append(host.host)
     return "; ".join(f"{first_few(names)}: {why}" for why, names in reasons.items())
 
@@ -280,9 +273,9 @@ def _moved(host: HostSnapshot, now: Counters) -> Counter[str]:
     grown: Counter[str] = Counter()
     for port in host.counted:
         before, after = host.counters.get(port.name, {}), now.get(port.name, {})
-        for name in EXPLAINING if port.rdma else ():
-            more = after.get(name, 0) - before.get(name, after.get(name, 0))
-            if more > 0:
+        for name in EXPLAINING if port.rdma and before else ():
+            # One that is 0 is not told.
+            if (more := after.get(name, 0) - before.get(name, 0)) > 0:
                 grown[name] += more
     return grown
 

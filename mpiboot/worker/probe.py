@@ -319,7 +319,7 @@ def long_stream(sock: socket.socket, seconds: float) -> str:
     info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
     took = time.perf_counter() - began
     if len(info) < _INFO_BYTES:  # a kernel before 4.2
-        return "- -"
+        return "-"
     again, acknowledged, sent = struct.unpack("=100xI16xQ8xI", info)
     return f"{acknowledged / took:.0f} {min(1.0, again / max(1, sent)):.6f}"
 

@@ -17,6 +17,8 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import NoReturn
 
 import pytest
 
@@ -36,7 +38,8 @@ from mpiboot.core.launch_spec import (
 )
 from mpiboot.core.setting_types import LogFormat, LogLevel
 from mpiboot.network.counters import CountedPort
-from mpiboot.supervisor import evidence, guard
+from mpiboot.supervisor import evidence, guard, parent, report
+from mpiboot.supervisor.state import Verdict
 from tests.waiting import until
 
 PACKAGE = Path(mpiboot.__file__).parent
@@ -1388,6 +1391,7 @@ def test_what_carried_the_data_is_said_and_may_fail_the_job(
     assert ("data: " in message) == bool(prove)
     told = json.loads(record.read_text())["transport"]
     assert (told["planned"], told["verdict"]) == ("RoCE", verdict)
+    assert told.keys() == {"planned", "verdict", "message", "hosts", "moved"}
     if code:
         assert rig.log.read_text().startswith("transport: RDMA was planned, but no byte went ")
 
@@ -1411,6 +1415,41 @@ def test_a_good_end_is_one_session_where_that_can_be(
     rig.spec = replace(rig.spec, prove=prove, attempt="l@1@a")
     assert rig.run("exit 0")[0] == 0
     assert (rig.folder / "sessions").read_text().split("\n")[:-1] == orders
+
+
+def test_a_fault_in_what_tells_and_records_changes_no_end(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fault(*_: object) -> NoReturn:
+        raise RuntimeError("no room")
+
+    monkeypatch.setattr(report, "tell_transport", fault)
+    monkeypatch.setattr(report, "write_record", fault)
+    options = SimpleNamespace(job_record="/nowhere")
+    own = SimpleNamespace(_options=options, _transport={}, _ask=lambda *_: ())
+    launch = SimpleNamespace(transport="RoCE", prove="fail", folder="/nowhere", attempt="")
+    good = Verdict(0, "", "the program succeeded")
+    assert parent.Parent._explained(own, launch, good) == (good, ())  # type: ignore[arg-type]
+    parent.Parent._record(own, good, 1.0)  # type: ignore[arg-type]
+    assert capfd.readouterr().err.count("[bug] what ") == 2
+
+
+def test_a_job_by_tcp_can_not_fail_by_its_transport(rig: Rig) -> None:
+    counted_hosts(rig, "w-0", "w-1")
+    rig.ssh("true")
+    rig.spec = replace(rig.spec, prove="fail", transport="TCP")
+    code, _, message = rig.run("exit 0")
+    assert code == 0
+    assert "warning" not in message
+
+
+def test_a_failed_job_that_fell_back_is_warned_of(rig: Rig) -> None:
+    counted_hosts(rig, "w-0")
+    rig.ssh(f"echo {RAIL}xmit_data:0; echo {RAIL}rcv_data:0; echo '{NET_DEV.format(1 << 30)}'")
+    rig.spec = replace(rig.spec, prove="fail")
+    code, _, message = rig.run("exit 3")
+    assert code == 3
+    assert "warning: [transport] RDMA was planned, but no byte went" in message
 
 
 def test_a_failed_job_keeps_its_own_verdict_whatever_carried_its_data(rig: Rig) -> None:

@@ -156,6 +156,22 @@ def test_a_host_that_may_have_got_no_rank_proves_nothing_by_silence() -> None:
     assert transport.judge(hosts, after, strict=True).verdict is Use.UNKNOWN
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_what_other_pods_may_have_sent_is_evidence_and_no_proof(strict: bool) -> None:  # noqa: FBT001
+    """With the host network eth0 is the node's own."""
+    node = replace(ETH0, shared=True)
+    hosts = [replace(host("w-0", RAIL), counted=(RAIL, node), may_idle=True)]
+    after = {"w-0": {RAIL.name: words(1000), "eth0": link(1000 + GIB)}}
+    found = transport.judge(hosts, after, strict=strict)
+    assert found.verdict is (Use.UNKNOWN if strict else Use.UNUSED)
+    assert ("; eth0 sent at most 1 GiB" in found.message) is not strict
+
+
+def test_a_host_without_a_planned_port_is_said() -> None:
+    found = transport.judge([host("w-0")], {"w-0": {"eth0": link(1000)}}, strict=False)
+    assert (found.verdict, found.message) == (Use.UNKNOWN, "w-0: no planned port is known there")
+
+
 @pytest.mark.parametrize(
     ("before", "after", "sent", "received", "unit", "why"),
     [
@@ -175,9 +191,9 @@ def test_a_host_that_may_have_got_no_rank_proves_nothing_by_silence() -> None:
         (
             words(400),
             {"port_xmit_data": MOST, "port_rcv_data": 500},
-            *(None, None, "bytes", "a counter stopped at its largest value"),
+            *(None, None, "bytes", "a counter is at its largest value"),
         ),
-        (words(400), words(0), None, None, "bytes", "a counter began anew meanwhile"),
+        (words(400), words(0), None, None, "bytes", "a counter was reset meanwhile"),
         ({}, words(400), None, None, "bytes", "this pod can't read its counters"),
         (words(400), {}, None, None, "bytes", "this pod can't read its counters"),
         ({"out_of_sequence": 1}, {"out_of_sequence": 2}, None, None, "bytes", "this pod can't"),
@@ -250,6 +266,10 @@ def test_workers_whose_devices_differ_are_grouped_by_link_and_many_rails_are_one
         "nothing by net7; eth0 0 bytes"
     )
     assert found.verdict is Use.OK
+    unread = {name: moved[name] for name in ("mlx5_0:1", "mlx5_7:1", "eth0")}
+    found = transport.judge(eight, {"w-0": unread, "w-1": unread}, strict=True)
+    assert "; nothing by net7; " in found.lines[0]
+    assert "not known of w-0, w-1: this pod can't read its counters" in found.lines[0]
 
 
 def test_counters_that_moved_are_a_line_a_kind_with_their_meaning() -> None:
@@ -258,18 +278,21 @@ def test_counters_that_moved_are_a_line_a_kind_with_their_meaning() -> None:
         replace(one, counters={**one.counters, RAIL.name: words(1000) | {"out_of_sequence": 100}})
         for one in hosts
     ]
-    moved = words(1000 + GIB) | {"np_cnp_sent": 4}
+    moved = words(1000 + GIB) | {"rp_cnp_handled": 4}  # of 0, which is not told
     after = {
-        "w-0": {RAIL.name: moved | {"out_of_sequence": 50}, "eth0": link(1000)},  # began anew
+        "w-0": {RAIL.name: moved | {"out_of_sequence": 50}, "eth0": link(1000)},  # reset
         "w-1": {
             RAIL.name: moved | {"out_of_sequence": 1350, "packet_seq_err": 9},
             "eth0": link(1000),
         },
     }
     found = transport.judge(hosts, after, strict=False)
-    (line,) = found.lines[1:]
-    assert line.startswith("data: packets out of sequence: out_of_sequence 1,250, most on w-1: ")
-    assert found.moved == {"out_of_sequence": 1250}
+    line, more = found.lines[1:]
+    assert line.startswith(
+        "data: packets out of sequence: out_of_sequence 1,250, packet_seq_err 9, most on w-1: "
+    )
+    assert more.startswith("data: congestion notifications (CNP, ECN): rp_cnp_handled 8, ")
+    assert found.moved == {"out_of_sequence": 1250, "packet_seq_err": 9, "rp_cnp_handled": 8}
 
 
 def test_a_report_is_read_by_programs() -> None:
