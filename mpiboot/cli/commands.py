@@ -56,7 +56,7 @@ _NOT_FOR_EXEC: Final = tuple(
 )
 _Made = TypeVar("_Made", bound=click.Command)
 # What settles itself where a tool runs.
-_NOT_FOR_TOOLS: Final = (*_NAMED, "script", "script_gate", "job_record")
+_NOT_FOR_TOOLS: Final = (*_NAMED, "script", "script_gate", "job_record", "hold_on_failure")
 _NOT_FOR_NODE: Final = tuple(row.name for row in ROWS if row.section is not Section.LOG)
 
 
@@ -458,7 +458,7 @@ def pairs(
     """Measure from every host to every other one, and name those that are slow.
 
     It waits for the hosts as `launcher` does, and starts no MPI. Exit 0 when nothing is slow, 1
-    when something is, or could not be measured.
+    when something is, or could not be measured. A host that takes no part is named, no more.
 
     \b
     Examples:

@@ -124,24 +124,28 @@ _QUICK: Final = 20.0
 
 
 def _launch(found: Resolved, program: Words) -> NoReturn:
-    """Be the launcher, after a measurement between the workers where that is asked for.
-
-    Raises:
-        ShownError: the network is too slow, or can't be measured.
-    """
+    """Be the launcher, after a measurement between the workers where that is asked for."""
     from mpiboot.launcher import role
 
-    if found.settings.validate is ValidateFirst.QUICK:
-        from mpiboot.supervisor.signals import ENDING
-        from mpiboot.validate import pairs_role
+    quick = found.settings.validate is ValidateFirst.QUICK
+    role.run(found, program, os.environ, partial(_measure, found) if quick else None)
 
-        taken = (*ENDING, signal.SIGUSR1, signal.SIGUSR2)
-        before = {number: signal.getsignal(number) for number in taken}
-        asked = pairs_role.PairsOptions(seconds=_QUICK, before_job=True)
-        pairs_role.run(found, os.environ, asked)
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    role.run(found, program, os.environ)
+
+def _measure(found: Resolved) -> None:
+    """Measure between the workers before a job.
+
+    Raises:
+        ShownError: the network is too slow.
+    """
+    from mpiboot.supervisor.signals import ENDING
+    from mpiboot.validate import pairs_role
+
+    taken = (*ENDING, signal.SIGUSR1, signal.SIGUSR2)
+    before = {number: signal.getsignal(number) for number in taken}
+    asked = pairs_role.PairsOptions(seconds=_QUICK, before_job=True)
+    pairs_role.run(found, os.environ, asked)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def entrypoint(program: Words) -> int:

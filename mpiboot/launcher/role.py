@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,19 +32,42 @@ from mpiboot.supervisor.signals import SIGNALS
 from mpiboot.system import control_groups, executables, files, process
 
 
-def run(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]) -> NoReturn:
+def run(
+    resolved: Resolved,
+    program: tuple[str, ...],
+    environ: Mapping[str, str],
+    measure: Callable[[], None] | None = None,
+) -> NoReturn:
     """Become the process that stays, and ends with the job's exit code.
+
+    Args:
+        resolved: the settings.
+        program: the user's line.
+        environ: this pod's environment.
+        measure: looks at the network first, where the program is one for the hosts.
 
     Raises:
         MpibootError: it can't be started, or a script doesn't exist.
     """
     if prints(resolved, program, environ):
         process.replace(program, environ)
-    signals.block()  # from now on they are for the process that stays
     once = runs_once(resolved, program, environ)
+    if measure and once and _needs_no_hosts(resolved, program, environ):
+        measure = None
+    if measure:
+        measure()
+    signals.block()  # from now on they are for the process that stays
     if once:
-        _run_script(resolved, program, environ, once)
+        _run_script(resolved, program, environ, once, measured=measure is not None)
     _launch(resolved, program, environ)
+
+
+def _needs_no_hosts(
+    resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
+) -> bool:
+    """Tell whether a program that runs once starts though no host is ready."""
+    ungated = resolved.settings.script_gate is Switch.OFF
+    return ungated or program_words.only_stays(program) or bool(_no_hostfile(resolved, environ))
 
 
 def prints(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]) -> bool:
@@ -276,9 +299,16 @@ def _script(named: program_words.Script, environ: Mapping[str, str]) -> tuple[st
 
 
 def _run_script(
-    resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str], found: RunsOnce
+    resolved: Resolved,
+    program: tuple[str, ...],
+    environ: Mapping[str, str],
+    found: RunsOnce,
+    *,
+    measured: bool = False,
 ) -> NoReturn:
     """Become the process beside the program, with mpiboot in front of every mpirun.
+
+    ``measured``: the network was, before the script, and is not by each mpirun again.
 
     Raises:
         MpibootError: the program doesn't exist, or no private folder can be made.
@@ -297,7 +327,7 @@ def _run_script(
         **flags(resolved),
         "PATH": os.pathsep.join((str(folder), environ.get("PATH", ""))),
         "MPIBOOT_ROLE": "launcher",
-        "MPIBOOT_VALIDATE": "off",  # the network was measured before the script
+        **({"MPIBOOT_VALIDATE": "off"} if measured else {}),
     }
     attempt = new_attempt(settings.worker_exit, environ)
     if attempt:
@@ -325,11 +355,16 @@ def _no_gate(resolved: Resolved, environ: Mapping[str, str], found: RunsOnce) ->
         return f"{resolved.given['script_gate']}: it starts at once"
     if not found.reaches_hosts:
         return "it starts at once"
+    return _no_hostfile(resolved, environ)
+
+
+def _no_hostfile(resolved: Resolved, environ: Mapping[str, str]) -> str:
+    """Say why a program does not wait for a hostfile that nobody named; empty if it does."""
     # Loaded late: the module is heavy, and most launchers don't come here.
     from mpiboot.hosts import hostfiles  # noqa: PLC0415
 
     given = str(resolved.given["hostfile"])
-    first = hostfiles.candidates(settings.hostfile, given, environ)[0]
+    first = hostfiles.candidates(resolved.settings.hostfile, given, environ)[0]
     # os.path: Path.exists raises where this user may not enter a folder on the way.
     if not first.is_default or os.path.exists(first.path):  # noqa: PTH110
         return ""

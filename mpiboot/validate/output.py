@@ -57,7 +57,7 @@ class Output:
 
     ``started`` are the programs by host, ``missing`` where a host looked for one in vain, ``nccl``
     NCCL's own lines by host. ``odd`` is the first row that could not be read; ``heads`` counts the
-    processes of nccl-tests that began a run.
+    processes of nccl-tests that began a run: several, where it is built without MPI.
     """
 
     samples: list[Sample] = field(default_factory=list)
@@ -68,11 +68,6 @@ class Output:
     heads: int = 0
     _columns: list[str] = field(default_factory=list)
     _rest: str = ""
-
-    @property
-    def alone(self) -> bool:
-        """Whether each rank measured itself: that nccl-tests is built without MPI."""
-        return self.heads > 1
 
     def feed(self, data: bytes) -> Iterator[Sample | str]:
         """Read what came; give new samples, and whole lines that are not the tool's results."""

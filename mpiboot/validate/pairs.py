@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import ceil, gcd, log
+from math import ceil, exp, gcd, log
 from statistics import NormalDist, median
 from typing import Final, NamedTuple
 
@@ -24,7 +24,7 @@ from mpiboot.core.model import Finding, Level
 from mpiboot.core.wording import MOST_LINES, counted, lasting
 from mpiboot.job import render
 from mpiboot.network.records import Transport, WorkerNetwork
-from mpiboot.validate.verdict import carries
+from mpiboot.validate.verdict import JSON_VERSION, carries
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Measure:
     fraction: float = 0.8
 
     def arguments_for(self, seconds: float, port: int, rail: RailEnd) -> str:
-        """Write the arguments that both ends have."""
+        """Write one end's arguments."""
         index = "" if rail.gid is None else f" -x {rail.gid}"
         timed = self.arguments.format(seconds=round(seconds))
         return f"-d {rail.device} -i {rail.port}{index} -p {port} -F {timed}"
@@ -127,7 +127,8 @@ def common_rails(
     found = {
         host: tuple(filter(None, itertools.compress(own, usable))) for host, own in ends.items()
     }
-    return found, [host for host, own in ends.items() if not any(own) or not any(usable)]
+    without = [host for host, own in ends.items() if not any(own)]
+    return found, without or ([] if any(usable) else [*ends])
 
 
 class Way(NamedTuple):
@@ -227,12 +228,11 @@ def _upper(values: Sequence[float]) -> float:
 
 def _judged(speeds: Mapping[Way, Sequence[float]], enough: float) -> _Judged:
     middle = {way: median(values) for way, values in speeds.items()}
-    by_end: dict[tuple[str, bool], list[float]] = {}
+    by_end: defaultdict[tuple[str, bool], list[float]] = defaultdict(list)
     counts: Counter[tuple[str, bool]] = Counter()
     for way, speed in middle.items():
-        by_end.setdefault((way.source, True), []).append(speed)
-        by_end.setdefault((way.target, False), []).append(speed)
         for end in ((way.source, True), (way.target, False)):
+            by_end[end].append(speed)
             counts[end] += len(speeds[way])
     best = {end: _upper(listed) for end, listed in by_end.items()}
     usual = median(best.values())
@@ -246,10 +246,12 @@ def _judged(speeds: Mapping[Way, Sequence[float]], enough: float) -> _Judged:
     least = _QUIET if len(ratios) >= _MANY * hosts else _FEW_VALUES
     noise = max(1.4826 * median(ratios), least)  # the deviation, by that of the middle one
 
-    def slow(speed: float, among: int) -> bool:
+    def least_usual(among: int) -> float:
+        """Give the speed below which one of so many is slow, and not by chance."""
         times = NormalDist().inv_cdf(1 - 1 / (_ONCE_IN * among))
-        return speed < enough * usual and log(usual / speed) > times * noise
+        return usual * min(enough, exp(-times * noise))
 
+    slow_end, slow_way = least_usual(len(best)), least_usual(len(speeds))
     ends = {
         end: speed
         for end, speed in best.items()
@@ -257,14 +259,14 @@ def _judged(speeds: Mapping[Way, Sequence[float]], enough: float) -> _Judged:
         if hosts >= _TO_NAME
         and len(by_end[end]) > 1
         and counts[end] >= _ENOUGH
-        and slow(speed, len(best))
+        and speed < slow_end
     }
     ways = {
         way: max(listed)
         for way, listed in speeds.items()
         if (way.source, True) not in ends
         and (way.target, False) not in ends
-        and slow(max(listed), len(speeds))
+        and max(listed) < slow_way
     }
     return _Judged(usual, ends, ways)
 
@@ -311,7 +313,8 @@ def doubtful(seen: Measured, enough: float | None = None) -> tuple[tuple[str, st
     found: list[tuple[str, str]] = []
     for one in _by_rail(seen, enough).values():
         for way in one.ways:
-            if len(seen.values[way]) == 1 and not {*way[1:]} & {*itertools.chain(*found)}:
+            once = len(seen.values[way]) == 1 and way not in seen.failed
+            if once and not {*way[1:]} & {*itertools.chain(*found)}:
                 found.append((way.source, way.target))
     return tuple(found)
 
@@ -371,7 +374,7 @@ def _outliers(
             way = "from" if sends else "to"
             hosts.setdefault(host, []).append(f"{shown(speed)} {way} it by {name}, {usual}")
         for pair, speed in one.ways.items():
-            if len(seen.values[pair]) > 1:
+            if len(seen.values[pair]) > 1 or pair in seen.failed:
                 line = f"{pair.source} to {pair.target} by {name}: {shown(speed)}, {usual}"
                 pairs.append(line)
                 met |= dict.fromkeys(pair[1:])
@@ -384,18 +387,18 @@ def _outliers(
 
 
 def _not_measured(seen: Measured) -> Iterator[Finding]:
-    """Say of which ways there is no value, once for each reason."""
-    reasons: dict[str, list[Way]] = {}
+    """Say of which ways there is no value, or not always, once for each reason."""
+    reasons: dict[tuple[str, bool], list[Way]] = {}
     for way, why in seen.failed.items():
-        if way not in seen.values:
-            reasons.setdefault(why, []).append(way)
-    for why, ways in reasons.items():
+        reasons.setdefault((why, way in seen.values), []).append(way)
+    for (why, sometimes), ways in reasons.items():
         every = [{way.source, way.target} for way in ways]
         whose = sorted(set.intersection(*every) or set.union(*every))
         first = f"{ways[0].source} to {ways[0].target} by {seen.names[ways[0].rail]}"
         more = f" and {counted(len(ways) - 1, 'more way')}" if len(ways) > 1 else ""
-        message = f"{first}{more}: {why}"
-        yield finding("not-measured", message, hosts=whose)
+        message = f"{first}{more}: {why}{', and at other times a result' if sometimes else ''}"
+        level = Level.WARN if sometimes else Level.FAIL
+        yield finding("not-measured", message, level, hosts=whose)
 
 
 def announcement(seen: Measured, seconds: float) -> str:
@@ -456,10 +459,6 @@ def _matrix(seen: Measured, width: int | None) -> str:
     return text if width is None or longest <= width else ""
 
 
-# Raised when a field changes its meaning; new fields need no new version.
-JSON_VERSION: Final = 1
-
-
 def record(seen: Measured, found: Sequence[Finding], *, whole: bool) -> dict[str, object]:
     """Give what ``--json`` prints."""
     return {
@@ -477,7 +476,7 @@ def record(seen: Measured, found: Sequence[Finding], *, whole: bool) -> dict[str
                 "to": way.target,
                 "values": [round(value, 4) for value in seen.values.get(way, ())],
                 "resent": [round(share, 6) for share in seen.resent.get(way, ())],
-                "failed": "" if way in seen.values else seen.failed.get(way, ""),
+                "failed": seen.failed.get(way, ""),
             }
             for way in sorted({*seen.values, *seen.failed})
         ],

@@ -11,7 +11,7 @@ import itertools
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from mpiboot.core import log
@@ -75,10 +75,15 @@ def run(resolved: Resolved, environ: Mapping[str, str], asked: PairsOptions) -> 
         number = asyncio.run(measuring.until_signal())
     finally:
         files.remove_role(launcher.folder)
+    look.end_on_signals(resolved)  # asyncio has put the default in its place, which PID 1 ignores
     seen, whole = measuring.seen, not number
     found = (*pairs.judge(seen, asked.fraction), *measuring.left_out)
-    alone = whole and not seen.values and not asked.before_job
-    if alone and not any(item.level is Level.FAIL for item in found):
+    if asked.before_job:  # what was not measured is no reason to start no job
+        found = tuple(
+            replace(item, level=Level.WARN) if item.check == "not-measured" else item
+            for item in found
+        )
+    elif whole and not seen.values and not any(item.level is Level.FAIL for item in found):
         found = (*found, pairs.finding("not-measured", "there are no two hosts to be measured"))
     out = sys.stderr if asked.before_job else sys.stdout
     if asked.as_json:

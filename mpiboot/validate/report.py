@@ -11,10 +11,8 @@ from mpiboot.core.model import Finding
 from mpiboot.core.wording import counted, first_few, size_of
 from mpiboot.job import render
 from mpiboot.validate.output import Sample
-from mpiboot.validate.verdict import NetworkVerdict, Run, networks, with_busbw
+from mpiboot.validate.verdict import JSON_VERSION, NetworkVerdict, Run, networks, with_busbw
 
-# Raised when a field changes its meaning; new fields need no new version.
-JSON_VERSION: Final = 1
 _SIZE: Final = 10
 HEAD: Final = f"{'size':>{_SIZE}}  {'time us':>10}  {'GB/s':>8}  {'busbw GB/s':>10}  {'wrong':>6}\n"
 # A picture's bars without a terminal, and the least that one has.

@@ -60,6 +60,7 @@ def job(resolved: Resolved, environ: Mapping[str, str], asked: ToolOptions) -> N
     env = {**environ, **launcher.flags(resolved)}
     env |= {"MPIBOOT_JOB_RECORD": str(record), "MPIBOOT_SCRIPT": "off", "MPIBOOT_VALIDATE": "off"}
     env["MPIBOOT_TAG_OUTPUT"] = "off"  # the tool's lines are read
+    env["MPIBOOT_HOLD_ON_FAILURE"] = "0"  # the time is for the tool
     if resolved.given["grace"].source is Source.DEFAULT:  # nothing is to be saved
         env["MPIBOOT_GRACE"] = str(_GRACE)
     # The container's own process is this one, so a launcher that is its child would not tell the

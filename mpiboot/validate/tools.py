@@ -74,9 +74,13 @@ _RINGS: Final = re.compile(
 )
 
 
-def is_ring(program: str) -> bool:
-    """Whether what it calls bus bandwidth is limited by the sum of a host's ports."""
-    return bool(_RINGS.fullmatch(program))
+def is_ring(program: str, arguments: Sequence[str]) -> bool:
+    """Whether what it calls bus bandwidth is limited by the sum of a host's ports.
+
+    ``arguments`` are the user's own, which tell IMB what to measure.
+    """
+    own = program.endswith("IMB-MPI1") and arguments
+    return bool(_RINGS.fullmatch(program)) and (not own or "Allreduce" in arguments)
 
 
 def find(asked: str) -> Tool | None:
@@ -89,11 +93,12 @@ def find(asked: str) -> Tool | None:
 # A line of the shell's own begins so; behind it the host, what it is about, and a text.
 MARK: Final = "mpiboot-validate|"
 START, MISSING, NCCL = "start", "missing", "nccl"
-# What NCCL says of the network, and what it warns of. A channel's line ends with its way; those of
+# What NCCL says of the network, and what it warns of. A channel's line ends with its way
+# (via NET/IB/0/GDRDMA, via NET/AWS Libfabric/0); those of
 # each queue pair (NET/IB: NCCL Dev ... qpn) are thousands. In the reverse order of bytes the first
 # lines are those that tell the way, and the last ones its warnings, of which there may be many.
 _TELLING: Final = (
-    "via NET/[^ ]+|Using network .*|NET/(OFI|Plugin).*|NET/(IB|Socket) ?: (Using|No ).*"
+    "via NET/[^/]+/[^ ]+|Using network .*|NET/(OFI|Plugin).*|NET/(IB|Socket) ?: (Using|No ).*"
     "|NCCL_[A-Z_]+ set by environment.*|NCCL WARN .*"
 )
 # NCCL writes to a file that has no name any more, so that no end of a rank leaves it behind. What

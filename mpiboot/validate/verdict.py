@@ -19,6 +19,8 @@ from mpiboot.validate import tools
 from mpiboot.validate.output import Output, Sample
 from mpiboot.validate.tools import Tool
 
+# Of --json; raised when a field changes its meaning, new fields need no new version.
+JSON_VERSION: Final = 1
 FRACTION: Final = 0.8
 # Below this, latency hides what the ports carry.
 _LARGE: Final = 16 << 20
@@ -128,9 +130,14 @@ def judge(run: Run) -> NetworkVerdict:
 
 
 def with_busbw(run: Run) -> tuple[Sample, ...]:
-    """Give the samples with a bus bandwidth: of an allreduce by MPI it is made of the ranks."""
+    """Give the samples with a bus bandwidth: of an allreduce by MPI it is made of the ranks.
+
+    Of other operations by MPI it is the tool's own bandwidth.
+    """
     ranks = run.record.get("ranks")
-    factor = 2 * (ranks - 1) / ranks if isinstance(ranks, int) and ranks > 1 else 1.0
+    factor = 1.0
+    if isinstance(ranks, int) and ranks > 1 and not _no_rings(run):
+        factor = 2 * (ranks - 1) / ranks
     return tuple(
         item
         if item.busbw is not None or item.algbw is None
@@ -158,7 +165,7 @@ def _unmeasured(run: Run, samples: Sequence[Sample]) -> Finding | None:
     if len(names) > 1:
         each = "; ".join(f"{host}: {name}" for host, name in sorted(output.started.items())[:4])
         why = f"the hosts chose different tools ({each}): name one with --tool"
-    elif output.alone:
+    elif output.heads > 1:
         why = "each rank measured itself alone: this tool is built without MPI (make MPI=1)"
     elif samples:
         return None
@@ -234,9 +241,8 @@ def _limit(run: Run) -> tuple[float, str]:
     """
     if run.inside or run.hosts < 2:  # noqa: PLR2004 - a network is between two
         return 0.0, "inside one pod: the network had no part in it, and is not judged"
-    others = {name for name in run.output.started.values() if not tools.is_ring(name)}
-    if others:
-        return 0.0, f"{first_few(sorted(others))} shares the ports in its own way: no fraction"
+    if others := _no_rings(run):
+        return 0.0, f"{first_few(others)} shares the ports in its own way: no fraction"
     planned = str(run.transport.get("planned", ""))
     rates: dict[str, float] = {}
     for host, ports in dict(run.transport.get("hosts") or {}).items():
@@ -260,6 +266,11 @@ def _limit(run: Run) -> tuple[float, str]:
         low,
         f"the ports of {named} carry {low:.4g} GB/s, others up to {most:.4g}: the least counts",
     )
+
+
+def _no_rings(run: Run) -> list[str]:
+    names = {*run.output.started.values()}
+    return sorted(name for name in names if not tools.is_ring(name, run.asked.arguments))
 
 
 def carries(rate: float, planned: str) -> float:

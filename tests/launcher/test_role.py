@@ -25,8 +25,8 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     done: list[object] = []
 
     def becomes(name: str) -> Callable[..., NoReturn]:
-        def become(*given: object) -> NoReturn:
-            done.append((name, *given))
+        def become(*given: object, **named: object) -> NoReturn:
+            done.append((name, *given, *named.values()))
             raise Became
 
         return become
@@ -87,4 +87,28 @@ def test_signals_wait_for_the_process_that_stays(
     with pytest.raises(Became):
         role.run(RESOLVED, program, environ)
     launch = ("launch", RESOLVED, program, environ)
-    assert told == ["signals wait", ("script", *launch[1:], once) if once else launch]
+    assert told == ["signals wait", ("script", *launch[1:], once, False) if once else launch]
+
+
+@pytest.mark.parametrize(
+    ("line", "given", "measured"),
+    [
+        ("mpirun -n 2 ./train", {}, True),
+        ("./train", {}, True),
+        ("mpirun --version", {"MPIBOOT_MPI": "openmpi5"}, False),
+        ("sleep infinity", {}, False),
+        ("./script", {"MPIBOOT_SCRIPT": "on"}, True),
+        ("./script", {"MPIBOOT_SCRIPT": "on", "MPIBOOT_SCRIPT_GATE": "off"}, False),
+        ("./script", {"MPIBOOT_SCRIPT": "on", "MPIBOOT_HOSTFILE": ""}, False),
+    ],
+)
+def test_the_network_is_measured_only_for_what_runs_on_the_hosts(
+    told: list[object], tmp_path: Path, line: str, given: dict[str, str], *, measured: bool
+) -> None:
+    (tmp_path / "hostfile").touch()
+    environ = {"MPIBOOT_HOSTFILE": str(tmp_path / "hostfile"), **given}
+    with pytest.raises(Became):
+        role.run(resolve({}, environ), tuple(line.split()), environ, lambda: told.append("now"))
+    assert (told[0] == "now") is measured
+    if "./script" in line:
+        assert told[-1][-1] is measured  # type: ignore[index]

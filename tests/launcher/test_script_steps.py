@@ -83,8 +83,7 @@ def test_a_script_has_its_settings_its_shims_and_its_name_for_workers(
     named = {"MPIBOOT_KEEP_KEY": "1", "MPIBOOT_ATTEMPT": attempt} if attempt else {}
     more = {name: value for name, value in env.items() if name not in {"PATH", "A", "MPIBOOT_ROLE"}}
     given = {f"MPIBOOT_{name.upper()}": value for name, value in flags.items()}
-    own = {"MPIBOOT_RUNTIME_DIR": str(tmp_path / "run"), "MPIBOOT_VALIDATE": "off"}
-    assert more == {**given, **own, **named}
+    assert more == {**given, "MPIBOOT_RUNTIME_DIR": str(tmp_path / "run"), **named}
     assert (env["A"], env["MPIBOOT_ROLE"]) == ("b", "launcher")
     told = json.loads(capfd.readouterr().err)
     assert told["event"] == "script"

@@ -207,6 +207,16 @@ def test_a_way_that_looks_slow_once_is_measured_again_before_it_is_named() -> No
     assert pairs.judge(seen) == ()
 
 
+def test_a_way_that_is_slow_once_and_then_fails_is_named() -> None:
+    seen = measured(16, slowed(0.1, lambda way: way[1:] == ("w-3", "w-8")), passes=1)
+    seen.failed[Way(0, "w-3", "w-8")] = "no end within 22 s"
+    assert pairs.doubtful(seen) == ()
+    assert [(item.check, item.level) for item in pairs.judge(seen)] == [
+        ("slow-pair", Level.FAIL),
+        ("not-measured", Level.WARN),
+    ]
+
+
 def test_by_few_rounds_of_many_a_slow_host_is_named_all_the_same() -> None:
     seen = measured(200, slowed(0.3, lambda way: "w-77" in way), passes=1, only=20)
     assert named(pairs.judge(seen)) == [("slow-host", "w-77")]
@@ -237,9 +247,13 @@ def test_ways_without_a_result_are_told_once_for_each_reason() -> None:
         del seen.values[way]
         seen.failed[way] = "w-2: Couldn't allocate MR"
     seen.failed[Way(0, "w-0", "w-1")] = "no end within 22 s"  # and then it came to one
-    (found,) = pairs.judge(seen)
+    found, other = pairs.judge(seen)
     assert (found.check, found.host, found.level) == ("not-measured", "w-2", Level.FAIL)
     assert found.message.endswith(" by net1 and 2 more ways: w-2: Couldn't allocate MR")
+    assert (other.level, other.message) == (
+        Level.WARN,
+        "w-0 to w-1 by net1: no end within 22 s, and at other times a result",
+    )
     del seen.values[Way(0, "w-0", "w-1")]
     found, other = pairs.judge(seen)
     assert {(found.host, found.hosts), (other.host, other.hosts)} == {
@@ -284,7 +298,7 @@ def test_a_program_gets_each_way_with_all_its_values() -> None:
         "to": "w-0",
         "values": [10.0, 10.0, 10.0],
         "resent": [],
-        "failed": "",
+        "failed": "once",
     }
 
 
@@ -336,4 +350,4 @@ def test_a_rail_that_one_host_lacks_is_left_out_and_no_other_takes_its_place() -
     }
     assert without == []
     found, without = common(w.sriov(0), replace(w.worker("w-1", w.eth0())))
-    assert (found, without) == ({"w-0": (), "w-1": ()}, ["w-0", "w-1"])
+    assert (found, without) == ({"w-0": (), "w-1": ()}, ["w-1"])

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mpiboot.core.errors import MpibootError
+from mpiboot.core.errors import MpibootError, ShownError
 from mpiboot.core.settings import resolve
 from mpiboot.hosts.pairs import MeasuringHosts
-from mpiboot.launcher import observation
+from mpiboot.launcher import look, observation
 from mpiboot.network import decision, worker_network
 from mpiboot.validate import pairs, pairs_role
 from mpiboot.validate.pairs_role import PairsOptions, _Measuring
@@ -27,7 +29,7 @@ from tests.fakes import workers as w
 from tests.hosts.test_pair_check import Talk
 
 if TYPE_CHECKING:
-    from mpiboot.core.model import Worker
+    from mpiboot.core.model import Finding, Worker
 
 PROGRAM = f"""#!{sys.executable}
 import socket, sys
@@ -185,3 +187,32 @@ async def test_a_tool_that_is_named_and_lacks_a_port_is_an_error(
 def test_a_tool_that_is_none_is_an_error() -> None:
     with pytest.raises(MpibootError, match="--tool is 'iperf': expected one of ib_write_bw"):
         pairs_role.run(resolve({}, {}), {}, PairsOptions("iperf"))
+
+
+@pytest.mark.parametrize("before_job", [True, False])
+def test_what_was_not_measured_is_no_reason_to_start_no_job(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    before_job: bool,  # noqa: FBT001 - a row
+) -> None:
+    seen = pairs.Measured(pairs.TCP, ("w-0", "w-1"), ("net1",))
+    seen.failed[pairs.Way(0, "w-0", "w-1")] = "its SSH server takes no further session"
+
+    class Made:
+        def __init__(self, *_: object) -> None:
+            self.seen: pairs.Measured = seen
+            self.left_out: list[Finding] = []
+
+        async def until_signal(self) -> int:
+            return 0
+
+    monkeypatch.setattr(pairs_role, "_Measuring", Made)
+    monkeypatch.setattr(look, "waiting_pod", lambda *_: SimpleNamespace(folder=tmp_path / "own"))
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(ShownError) if not before_job else nullcontext():
+        pairs_role.run(resolve({}, {}), {}, PairsOptions(before_job=before_job))
+    assert "its SSH server takes no further session" in "".join(capfd.readouterr())
+    # As a container's first process it would ignore the default.
+    assert callable(signal.getsignal(signal.SIGTERM))
+    signal.signal(signal.SIGTERM, before)

@@ -74,6 +74,21 @@ def test_lines_of_many_queue_pairs_and_warnings_hide_nothing(tmp_path: Path) -> 
     assert not [line for line in told if "qpn" in line]
 
 
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("[send] via NET/IB/0/GDRDMA(PXN)", "via NET/IB/0/GDRDMA(PXN)"),
+        ("[receive] via NET/AWS Libfabric/1/GDRDMA", "via NET/AWS Libfabric/1/GDRDMA"),
+        ("[send] via NET/Socket/0 comm 0x55d0 nRanks 16", "via NET/Socket/0"),
+    ],
+)
+def test_a_channels_way_is_told_whole(tmp_path: Path, line: str, told: str) -> None:
+    """As NCCL, aws-ofi-nccl's plugin and RCCL write it; no such network is here."""
+    channel = f"gpu-0:7:99 [0] NCCL INFO Channel 00/0 : 0[0] -> 8[0] {line}"
+    program(tmp_path, "all_reduce_perf", f'echo "{channel}" >>"$NCCL_DEBUG_FILE"\n')
+    assert run(tmp_path, shell("nccl-tests", 60))[2].nccl[os.uname().nodename] == {told}
+
+
 def test_what_the_user_has_set_for_nccl_stands(tmp_path: Path) -> None:
     program(tmp_path, "all_reduce_perf")
     file = str(tmp_path / "own")

@@ -197,6 +197,25 @@ def test_an_allreduce_by_mpi_has_a_bus_bandwidth_by_its_ranks() -> None:
     assert with_busbw(replace(given, record={}))[0].busbw == 1.0
 
 
+@pytest.mark.parametrize(
+    ("program", "arguments", "busbw"),
+    [
+        ("osu_alltoall", (), 1.0),
+        ("IMB-MPI1", (), 1.5),
+        ("IMB-MPI1", ("-iter", "9", "Allreduce"), 1.5),
+        ("IMB-MPI1", ("Bcast",), 1.0),
+    ],
+)
+def test_of_other_operations_by_mpi_it_is_what_the_tool_prints(
+    program: str, arguments: tuple[str, ...], busbw: float
+) -> None:
+    output = Output([Sample(1024, 1.0, 1.0)], {"w-0": program, "w-1": program})
+    given = Run(OSU, output, record() | {"ranks": 4}, ToolOptions(arguments=arguments))
+    assert with_busbw(given)[0].busbw == busbw
+    note = "shares the ports in its own way: no fraction"
+    assert any(note in line for line in judge(given).notes) is (busbw == 1.0)
+
+
 def test_every_reference_is_a_row() -> None:
     assert {row[2] for row in JUDGED.values()} - {""} <= set(BY_REFERENCE)
 
