@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import subprocess
+from fnmatch import fnmatch
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +15,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.pages import ROOT
+from tests.pages import ROOT, copied
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -77,6 +79,62 @@ def test_a_version_that_the_project_does_not_allow_is_seen() -> None:
     lock = ROOT / "container/locks/mpiboot.lock"
     assert not satisfied(Requirement("click>=9999"), lock, "3.13")
     assert not satisfied(Requirement("unheard-of"), lock, "3.13")
+
+
+def test_the_bases_are_named_by_digest_and_each_image_has_one() -> None:
+    lines = (ROOT / "container/locks/bases").read_text().splitlines()[1:]
+    named = dict(line.split(" ") for line in lines)
+    assert all(re.fullmatch(r"\S+/debian@sha256:[0-9a-f]{64}", base) for base in named.values())
+    recipes = "".join(path.read_text() for path in (ROOT / "container").glob("*.Containerfile"))
+    suites = re.findall(r"^ARG BASE=.*:(.*)-slim$", recipes, re.MULTILINE)
+    assert set(suites) == set(named)
+
+
+def test_what_images_are_made_from_is_in_the_builds_context() -> None:
+    ignored = [
+        line.removeprefix("**/")
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if not line.startswith("#")
+    ]
+    assert {".*", "__pycache__"} <= set(ignored)
+    recipes = [*(ROOT / "container").glob("*.Containerfile"), *ROOT.glob("tests/**/Containerfile")]
+    copied = re.findall(
+        r"^COPY (?!--from)(.*) \S+$", "\n".join(path.read_text() for path in recipes), re.MULTILINE
+    )
+    sources = {source for line in copied for source in line.split()}
+    assert {"mpiboot", "pyproject.toml", "container/locks/mpiboot.lock"} <= sources
+    assert [
+        source
+        for source in sources
+        if any(fnmatch(part, line) for part in Path(source).parts for line in ignored)
+    ] == []
+
+
+def lock(tmp_path: Path, script: str) -> tuple[subprocess.CompletedProcess[str], str]:
+    """Renew the bases in a copy with a skopeo that does this; what it says, and the file."""
+    folder = copied(tmp_path / "copy")
+    (tmp_path / "bin").mkdir()
+    skopeo = tmp_path / "bin/skopeo"
+    skopeo.write_text(f"#!/bin/sh\n{script}\n")
+    skopeo.chmod(0o755)
+    argv = [str(folder / "scripts/lock"), "--bases"]
+    env = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+    return done, (folder / "container/locks/bases").read_text()
+
+
+def test_the_bases_are_renewed(tmp_path: Path) -> None:
+    """By what skopeo says of the registry, which is not within reach here."""
+    done, made = lock(tmp_path, 'echo "sha256:$(echo "$4" | sha256sum | cut -c1-64)"')
+    assert done.returncode == 0, done.stderr
+    names = [f"docker://docker.io/library/debian:{suite}-slim" for suite in ("bookworm", "trixie")]
+    digests = [hashlib.sha256(f"{name}\n".encode()).hexdigest() for name in names]
+    assert [line.rpartition(":")[2] for line in made.splitlines()[1:]] == digests
+
+
+def test_the_bases_stay_where_no_registry_answers(tmp_path: Path) -> None:
+    done, made = lock(tmp_path, "echo no registry >&2; exit 1")
+    assert (done.returncode, made) == (1, (ROOT / "container/locks/bases").read_text())
 
 
 def programs(folder: Path, **scripts: str) -> dict[str, str]:
@@ -184,6 +242,8 @@ def test_the_builder_that_is_there_is_taken(
     assert done.stderr.startswith(f"images: building mpiboot with {taken} ")
     calls = Path(env["CALLS"]).read_text().splitlines()
     assert {Path(call.split()[0]).name for call in calls} == {taken}
+    (pulled,) = (call.split()[-1] for call in calls if " pull " in call)
+    assert f" {pulled}\n" in (ROOT / "container/locks/bases").read_text()
 
 
 @NEEDS_ROOT

@@ -32,14 +32,14 @@ from tests.pods import test_manifests
 _STANDS_FOR = {"MPIBOOT_X", "MPIBOOT_THE_NAME"}
 _PODS = ROOT / "tests" / "pods"
 _OF_PAGES = tuple(
-    _PODS / f"test_{name}.py" for name in ("doctor_ranks", "examples", "own_python", "rank_env")
+    _PODS / f"test_{name}.py"
+    for name in ("chaining", "doctor_ranks", "examples", "own_python", "rank_env", "users")
 )
 _TESTS = (
     Path(__file__),
     ROOT / "tests/test_packaging.py",
     ROOT / "tests/doctor/test_environment.py",
     *sorted(_PODS.glob("test_docs*.py")),
-    _PODS / "test_chaining.py",
     *_OF_PAGES,
 )
 

@@ -14,10 +14,12 @@ from pathlib import Path
 
 import pytest
 import yaml  # type: ignore[import-untyped]
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
 
 from mpiboot import __version__
 from tests.pages import ROOT, copied, named
-from tests.test_container import PYTHONS
+from tests.test_container import PYTHONS, pins
 
 PROJECT = ROOT / "pyproject.toml"
 # Of the project's own environment, and as somebody who may commit.
@@ -107,6 +109,13 @@ def test_a_release_is_built_and_tagged_as_its_page_says(tmp_path: Path) -> None:
     message = "Package 'mpiboot' requires a different Python"
     assert message in done.stderr
     assert message in (ROOT / "docs/how-to/images.md").read_text()
+
+    for lock in ("mpiboot", "mpich-5.0", "intel-mpi"):
+        text = (folder / f"sbom/{lock}.cdx.json").read_text()
+        assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+        listed = {(item["name"], item["version"]) for item in json.loads(text)["components"]}
+        locked = [pin for pin, _ in pins(ROOT / f"container/locks/{lock}.lock")]
+        assert listed == {(pin.name, next(iter(pin.specifier)).version) for pin in locked}
 
     (archive,) = (folder / "dist").glob("*.tar.gz")
     with tarfile.open(archive) as made_archive:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.pages import named
 from tests.pods import images
 from tests.pods.images import Image
 from tests.pods.jobs import PATIENCE, RING, ended, owners, rank_processes, spanned, spans
@@ -152,6 +153,13 @@ def test_the_server_that_a_pod_allows(
     random: dict[str, Any] = {"ssh_mount": "/etc/job/.ssh", "env": {"HOME": "/"}}
     job = run(cluster, made(image), every, user=user, **(random if user == RANDOM else {}))
     message(job, *words)
+
+
+@pytest.mark.full
+def test_the_user_of_the_page(cluster: Cluster, rig: None) -> None:
+    first, second = named("non-root").splitlines()
+    name = first.rpartition("/")[2]
+    run(cluster, images.image(name), {}, user=int(second.removeprefix("USER ")))
 
 
 @ONE_IMAGE
