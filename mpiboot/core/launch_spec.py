@@ -61,7 +61,7 @@ class ParentTask(str, Enum):
 class ParentOptions:
     """The settings that hold from the parent's start to its end.
 
-    ``job_record`` is the file for the job's end, empty for none;
+    ``job_record`` is the file for the job's end, - for the log, empty for none;
     ``grace`` is for a script alone, in seconds; ``last_launches`` is the folder of the launches
     below a script, whose workers are told of its end; empty where they aren't. ``oom_kills`` are
     the processes that the kernel had killed here for memory before the launcher began;
@@ -133,7 +133,8 @@ class LaunchSpec:
     for after ``silent`` seconds without an answer by SSH, 0 for never, and lost after ``keepalive``
     where nothing answers for it. ``with_ranks`` are the hosts that may have ranks, ``transport``
     what was planned for the data between them; ``prove`` is the setting where their counters are
-    compared, else empty.
+    compared, else empty. ``times`` are when the hosts' last name resolved and when all were ready,
+    on the monotonic clock.
     """
 
     argv: tuple[str, ...]
@@ -168,6 +169,7 @@ class LaunchSpec:
     with_ranks: tuple[str, ...] = ()
     transport: str = "none"
     prove: str = ""
+    times: tuple[float, ...] = ()
 
     @property
     def one_rank_each(self) -> tuple[str, ...]:

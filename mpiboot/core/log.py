@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from mpiboot.core.setting_types import LogFormat, LogLevel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from mpiboot.core.model import Finding, Json
 
@@ -112,13 +112,7 @@ def say(level: LogLevel, event: str, message: str, **fields: Json) -> None:
     if not shows(level):
         return
     if _STATE.as_json:
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime())
-        record: dict[str, Json] = {"format": FORMAT, "time": stamp + "Z", "level": level.value}
-        record["event"] = event
-        if _STATE.role:
-            record["role"] = _STATE.role
-        record |= {"message": message, **fields}
-        text = json.dumps(record, ensure_ascii=False, default=str)
+        text = _as_json(level, event, message, fields)
     else:
         mark = "" if level in _UNMARKED else f"{level.value}: "
         # A line of its own is a record of its own where logs are collected.
@@ -129,6 +123,22 @@ def say(level: LogLevel, event: str, message: str, **fields: Json) -> None:
         if hint:
             text += "\nmpiboot:   -> " + str(hint).replace("\n", "\nmpiboot:      ")
     _out((text + "\n").encode("utf-8", "backslashreplace"))
+
+
+def _as_json(level: LogLevel, event: str, message: str, fields: Mapping[str, Json]) -> str:
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime())
+    line: dict[str, Json] = {"format": FORMAT, "time": stamp + "Z", "level": level.value}
+    line["event"] = event
+    if _STATE.role:
+        line["role"] = _STATE.role
+    return json.dumps(line | {"message": message, **fields}, ensure_ascii=False, default=str)
+
+
+def record(event: str, message: str, **fields: Json) -> None:
+    """Write a line that is JSON whatever the form and level of others, and begins a line."""
+    before = "" if shows(LogLevel.INFO) else "\n"  # else mpiboot's own last line has ended it
+    text = f"{before}{_as_json(LogLevel.INFO, event, message, fields)}\n"
+    _out(text.encode("utf-8", "backslashreplace"))
 
 
 def _shown(evidence: Sequence[Json]) -> str:

@@ -413,7 +413,8 @@ class Settings:
     job_record: str = row(
         "",
         "File that gets the job's end as one JSON object, for programs: exit code, reason, hosts, "
-        "transport; with a script that of its last mpirun, with supervise=off none.",
+        "seconds of each phase, transport (-: a line of the log); with a script that of its last "
+        "mpirun, with supervise=off none.",
         path,
     )
     worker_exit: WorkerExit | Auto = row(

@@ -167,7 +167,8 @@ class GateResult:
 
     ``renamed`` maps the hostfile's names to the long names to be used instead. ``host_keys`` has
     each host's key as a line of known_hosts without the host, only where the setting ``host_keys``
-    isn't ``job``. The rest comes from ``probe_once``: ``findings``; ``answers``, the complete
+    isn't ``job``. ``times`` are when the last name resolved and when all were ready, on the
+    monotonic clock. The rest comes from ``probe_once``: ``findings``; ``answers``, the complete
     answers where doctor asked for more; ``unasked``, the hosts without one at doctor's Ctrl-C.
     """
 
@@ -178,6 +179,7 @@ class GateResult:
     findings: tuple[Finding, ...] = ()
     answers: Mapping[str, Attempt] = field(default_factory=dict)
     unasked: tuple[Host, ...] = ()
+    times: tuple[float, ...] = ()
 
 
 async def wait(
@@ -233,16 +235,19 @@ async def wait(
         await end_tasks({*work, *followed.runs.values(), *side})
         reporter.clear()
     workers, local = followed.results()
-    count, seconds = len(followed.states), time.monotonic() - started
+    named, ready = max(started, pipelines.last_name), time.monotonic()
+    count, seconds = len(followed.states), ready - started
     log.info(
         "gate",
         f"{counted(count, 'host')} ready in {seconds:.1f} s",
         ready=count,
         total=count,
         seconds=round(seconds, 3),
-        names=round(max(0.0, pipelines.last_name - started), 3),
+        names=round(named - started, 3),
     )
-    return GateResult(workers, local, pipelines.names.renamed, pipelines.host_keys)
+    return GateResult(
+        workers, local, pipelines.names.renamed, pipelines.host_keys, times=(named, ready)
+    )
 
 
 def _pipelines(

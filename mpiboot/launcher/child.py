@@ -192,7 +192,7 @@ def prepare_launch(
     client = _stay(launch, seen, parent)
     words = () if client else launch.write_client(parent)
     spec = launch.spec(before, env, words, attempt=attempt)
-    spec = replace(spec, earlier=earlier, client_stays=client is not None)
+    spec = replace(spec, earlier=earlier, client_stays=client is not None, times=seen.passed.times)
     line, _, more = render.command(made.argv).partition("\n")  # a script's text has its own lines
     line += f" (and {counted(more.count(chr(10)) + 1, 'more line')})" if more else ""
     log.info("start", f"starting {line}", argv=list(masking.masked_words(made.argv)))

@@ -300,6 +300,7 @@ class Parent:
         self._options = options
         self._mask = mask
         self._began = time.monotonic()
+        self._run_times: tuple[float, ...] = ()  # when mpirun was started, and when it had ended
         self._loop = EventLoop()
         self._signals = Signals()
         self._client = 0  # mpiboot's own SSH client
@@ -415,6 +416,7 @@ class Parent:
             if os.getpid() != 1:
                 shell = guard.start(spec.folder, os.environ, self._options.log_format)
             mpirun.start(self._mask)
+            started = time.monotonic()
         except OSError as wrong:
             if shell is not None:
                 guard.dismiss(shell)
@@ -425,6 +427,7 @@ class Parent:
                 preparation.let_child_end()
         try:
             verdict = mpirun.result()
+            self._run_times = (started, time.monotonic())
             self._told = mpirun.signalled
         except BaseException:
             # Never leave an mpirun without a parent: nobody would end it, or say how it ended.
@@ -493,10 +496,13 @@ class Parent:
     def _record(
         self, end: Verdict | Failure, seconds: float, spec: LaunchSpec | None = None
     ) -> None:
-        if not self._options.job_record:
+        path = self._options.job_record
+        if not path:
             return
         try:
-            report.write_record(self._options.job_record, end, seconds, spec, self._transport)
+            before = spec.times if spec else ()
+            times = (self._began, *before, *self._run_times, time.monotonic())
+            report.write_record(path, end, seconds, spec, self._transport, times)
         except Exception as wrong:  # noqa: BLE001 - how the job ended is known
             log.failed("what records the job's end", wrong)
 

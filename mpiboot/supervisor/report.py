@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
@@ -172,9 +172,26 @@ def _is_file(path: str) -> bool:
     return os.path.isfile(path) and not os.path.islink(path)
 
 
+# For whom the record is a line of the log.
+_LOG: Final = "-"
+# What the seconds of a job went into: until the last name resolved, until all hosts answered by
+# SSH, until mpirun was started, until it ended, and until all was said.
+_PHASES: Final = ("names", "ssh", "plan", "run", "end")
+
+
+def phases(times: Sequence[float]) -> dict[str, float]:
+    """Give each phase its seconds, of the times between them; nothing where one is missing."""
+    if len(times) != len(_PHASES) + 1:
+        return {}
+    return {
+        name: round(max(0.0, after - before), 3)
+        for name, before, after in zip(_PHASES, times, times[1:], strict=False)
+    }
+
+
 def remove_record(path: str) -> None:
     """Remove the record of an earlier job: a launcher that is killed leaves none."""
-    if _is_file(path):
+    if path != _LOG and _is_file(path):
         with suppress(OSError):
             os.unlink(path)
 
@@ -213,22 +230,24 @@ def write_record(
     seconds: float,
     spec: LaunchSpec | None = None,
     transport: Mapping[str, Any] | None = None,
+    times: Sequence[float] = (),
 ) -> None:
     """Write the job's end for programs, whole or not at all; a warning where it can't be written.
 
     Args:
-        path: the file.
+        path: the file; - for a line of the log.
         end: how it ended, or why mpirun was not started.
         seconds: how long it all took, from the launcher's start.
         spec: what was started; None where nothing was.
         transport: what carried the data.
+        times: when the phases of the job began, and when the last one ended.
     """
     if isinstance(end, Failure):
         reference = end.reference
         reason = end.message.partition("\n")[0].removeprefix(f"{reference}: ")
     else:
         reference, reason = _finding(end).check if end.code else "", end.message
-    record = {
+    record: dict[str, Any] = {
         "version": _RECORD_VERSION,
         "exit": end.code,
         "reference": reference,
@@ -236,8 +255,12 @@ def write_record(
         "hosts": spec.with_ranks if spec else (),
         "ranks": spec.ranks if spec else None,
         "seconds": round(seconds, 3),
+        "phases": phases(times),
         "transport": {**_NO_TRANSPORT, **(transport or {})},
     }
+    if path == _LOG:
+        log.record("job-record", "the record of the job", **record)
+        return
     # Loaded late: few jobs have a record, and pathlib costs a megabyte while the job runs.
     from pathlib import Path  # noqa: PLC0415
 

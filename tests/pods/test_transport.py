@@ -43,6 +43,9 @@ def test_the_record_and_the_log_say_which_link_carried_the_data(
 ) -> None:
     found, said = recorded(cluster, image, RING, "--bytes", "80", MPIBOOT_MPI_NETWORK=network)
     assert (found["exit"], found["ranks"], len(found["hosts"])) == (0, 2, 2)
+    assert list(found["phases"]) == ["names", "ssh", "plan", "run", "end"]
+    assert min(found["phases"].values()) >= 0
+    assert found["phases"]["run"] > 0
     carried = found["transport"]
     used, other = ("net1", "eth0") if network == "data" else ("eth0", "net1")
     assert carried["planned"] == "TCP"

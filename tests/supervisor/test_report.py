@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from mpiboot.core import log
 from mpiboot.core.checks import BY_REFERENCE
 from mpiboot.core.launch_spec import Failure, LaunchSpec
-from mpiboot.core.setting_types import LogFormat
+from mpiboot.core.setting_types import LogFormat, LogLevel
 from mpiboot.supervisor.report import remove_record, tell, tell_not_started, write_record
 from mpiboot.supervisor.state import Verdict
 
@@ -241,6 +242,7 @@ NO_TRANSPORT = {"planned": "none", "verdict": "none", "message": "", "hosts": {}
                 "reason": "it was lost",
                 "hosts": ["w-0", "w-1"],
                 "ranks": 4,
+                "phases": {"names": 4.0, "ssh": 1.25, "plan": 0.5, "run": 50.0, "end": 0.25},
                 "transport": NO_TRANSPORT | {"planned": "RoCE"},
             },
         ),
@@ -259,6 +261,7 @@ NO_TRANSPORT = {"planned": "none", "verdict": "none", "message": "", "hosts": {}
                 "reason": "w-0: no answer",
                 "hosts": [],
                 "ranks": None,
+                "phases": {},
                 "transport": NO_TRANSPORT,
             },
         ),
@@ -269,12 +272,29 @@ def test_a_record_of_the_job_is_written_for_programs(
     tmp_path: Path, end: Verdict | Failure, of: LaunchSpec | None, wanted: dict[str, object]
 ) -> None:
     path = tmp_path / "job.json"
-    write_record(str(path), end, 61.23456, of, {"planned": of.transport} if of else None)
+    times = (1000.0, 1004.0, 1005.25, 1005.75, 1055.75, 1056.0) if of else (1000.0, 1056.0)
+    write_record(str(path), end, 61.23456, of, {"planned": of.transport} if of else None, times)
     record = json.loads(path.read_text())
     assert (record["version"], record["seconds"]) == (1, 61.235)
     assert record | wanted == record
     assert path.stat().st_mode & 0o777 == 0o600
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("form", LogFormat)
+@pytest.mark.parametrize("level", [LogLevel.INFO, LogLevel.ERROR])
+def test_the_record_may_be_a_line_of_the_log_whatever_else_is_logged(
+    capfd: pytest.CaptureFixture[str], form: LogFormat, level: LogLevel
+) -> None:
+    log.configure(form=form, level=level)
+    os.write(2, b"" if level is LogLevel.INFO else b"a rank's line without its end")
+    remove_record("-")
+    write_record("-", Verdict(0, "", "the program succeeded"), 1.5, spec())
+    log.configure()
+    out, err = capfd.readouterr()
+    line = json.loads(err.splitlines()[-1])
+    assert (line["event"], line["exit"], line["seconds"]) == ("job-record", 0, 1.5)
+    assert out == ""
 
 
 def test_a_record_that_can_not_be_written_is_a_warning(
