@@ -210,6 +210,10 @@ class Resolver:
         lookups, threads = at_once(sockets, len(self.conf.nameservers), len(self._families))
         self._lookups = asyncio.Semaphore(lookups)
         self._threads = asyncio.Semaphore(threads)
+        # Lookups of the system that were waited for in vain: a lost packet holds one for 5 seconds.
+        # With one in each thread the next name would wait for nothing.
+        self._late: set[asyncio.Future[tuple[str, ...]]] = set()
+        self._most_late = threads
         self._running: dict[str, asyncio.Future[DnsAnswer]] = {}
         self._asking: dict[str, asyncio.Future[tuple[str, ...]]] = {}
         self._opinions: dict[str, float] = {}
@@ -239,10 +243,13 @@ class Resolver:
     async def _ask(self, name: str) -> DnsAnswer:
         async with self._lookups:
             system = self._second_opinion(name)
-            if system is not None:
+            if system is not None and len(self._late) < self._most_late:
                 await asyncio.wait((system,), timeout=_ALONE)
                 if _has_addresses(system):
                     return self._resolved(name, system.result())
+                if not system.done():
+                    self._late.add(system)
+                    system.add_done_callback(self._late.discard)
             own = asyncio.ensure_future(self._explain(name))
             try:
                 return await self._first_of(name, own, system)

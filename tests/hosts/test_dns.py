@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from mpiboot.hosts import dns
 from mpiboot.hosts.dns import Resolver, at_once, read_resolv_conf, system_addresses
 from mpiboot.hosts.dns_query import DnsAnswer, DnsReply, NoAddress, summary
 from tests.fakes.nameserver import (
@@ -393,6 +394,20 @@ async def test_an_answer_of_the_nameservers_counts_while_the_system_waits(tmp_pa
             found = await until_found(resolver, names)
 
     assert set(found.values()) == {("10.0.0.1",)}
+
+
+async def test_nobody_waits_for_a_system_that_has_a_lost_packet_in_each_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"w-{n}.job.ns.svc" for n in range(21)]
+    server = Nameserver({f"{name}.cluster.local": ["10.0.0.1"] for name in names})
+    with stuck() as system:
+        async with resolving(tmp_path, server, system) as resolver:
+            await until_found(resolver, names[:-1])
+            monkeypatch.setattr(dns, "_ALONE", 3600.0)
+            found = await asyncio.wait_for(until_found(resolver, names[-1:]), 120)
+
+    assert found == {names[-1]: ("10.0.0.1",)}
 
 
 async def test_a_thousand_names_are_found_where_the_last_one_was(tmp_path: Path) -> None:
