@@ -470,7 +470,7 @@ class PodFacts:
     the session's limit in bytes (-1: unlimited), ``shm`` the size of /dev/shm in bytes (0: none);
     ``memory_refused`` is the error of process_vm_readv (empty: it works); ``parameters`` are those
     in the files of the pod's MPI, the strongest first; ``search_paths`` are PATH and the like as
-    its sessions have them.
+    its sessions have them; ``program`` is mpiboot's own path where that PATH does not lead to it.
     """
 
     hostname: str
@@ -494,6 +494,7 @@ class PodFacts:
     cpus: Cpus | None = None
     parameters: tuple[MpiParameter, ...] = ()
     search_paths: tuple[tuple[str, str], ...] = ()
+    program: str = ""
 
 
 class NoFacts(str, Enum):

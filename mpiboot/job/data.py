@@ -211,6 +211,7 @@ def decide_rank_env(
     """
     written = _on_the_line(builder.line.argv)
     asked = builder.settings.rank_env and not written
+    before = _before(builder.observed)
     if asked:
         message, hint = _unfit(builder)
         if message:
@@ -218,7 +219,7 @@ def decide_rank_env(
             builder.fail("settings-conflict", message, hint)
             return RankEnv()
         given = builder.given["rank_env"]
-        builder.decide("rank-env", " ".join(_BEFORE), given.source, f"{given}: before each program")
+        builder.decide("rank-env", " ".join(before), given.source, f"{given}: before each program")
     elif not written:
         return RankEnv()
     port, by = builder.settings.master_port, builder.given["master_port"]
@@ -231,7 +232,14 @@ def decide_rank_env(
         **_set_for_ranks(builder, _ADDRESS, *found),
         **_set_for_ranks(builder, _PORT, str(port), message, by.source),
     }
-    return RankEnv(_BEFORE if asked else (), variables, _meeting(builder, variables, placed.first))
+    return RankEnv(before if asked else (), variables, _meeting(builder, variables, placed.first))
+
+
+def _before(observed: Observed) -> tuple[str, ...]:
+    """Name mpiboot by its path where no host's PATH leads to it, and it is the same on all."""
+    programs = {worker.facts.program for worker in _hosts(observed) if worker.facts}
+    (program,) = programs if len(programs) == 1 else {""}
+    return (program or _BEFORE[0], *_BEFORE[1:])
 
 
 def _unfit(builder: PlanBuilder) -> tuple[str, str]:

@@ -20,7 +20,7 @@ from mpiboot.job.forward import SEARCH_PATHS
 from mpiboot.network import platform_hints, pod
 from mpiboot.network import service_mesh as meshes
 from mpiboot.network.nccl import CHECKED
-from mpiboot.system import files, processes, programs
+from mpiboot.system import executables, files, processes, programs
 
 if TYPE_CHECKING:  # a worker has no line
     from mpiboot.job.mpirun_line import UserLine
@@ -66,7 +66,14 @@ def gather(
         cpus=pod.cpus(os.sched_getaffinity(0)),
         parameters=tuple(map(_masked, find_parameters(mpi, environ) if mpi else ())),
         search_paths=tuple((name, environ[name]) for name in SEARCH_PATHS if environ.get(name)),
+        program=_own_program(environ.get("PATH", "")),
     )
+
+
+def _own_program(path: str) -> str:
+    """Find mpiboot beside its own Python, in bin; empty where the PATH leads to one."""
+    own = str(Path(sys.executable).parent.parent / "bin" / "mpiboot")
+    return "" if executables.find("mpiboot", path) else executables.find(own, "") or ""
 
 
 def _masked(item: MpiParameter) -> MpiParameter:

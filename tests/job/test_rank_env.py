@@ -20,6 +20,7 @@ from tests.fakes.plans import (
     planned,
     reason,
 )
+from tests.fakes.workers import changed
 from tests.job.test_data import with_links
 
 ON = {"rank_env": "true"}
@@ -48,6 +49,25 @@ def test_the_setting_puts_it_before_a_program_whose_ranks_get_where_rank_0_is(fa
     other = planned("./train", observed(family), {**ON, "master_port": "4000"})
     assert other.set_env["MASTER_PORT"] == "4000"
     assert reason(other, "MASTER_PORT") == ("4000", Source.FLAG, "--master-port")
+
+
+@pytest.mark.parametrize(
+    ("programs", "expected"),
+    [
+        (("/mpiboot/bin/mpiboot", "/mpiboot/bin/mpiboot"), "/mpiboot/bin/mpiboot"),
+        (("/mpiboot/bin/mpiboot", ""), "mpiboot"),
+        (("/mpiboot/bin/mpiboot", "/opt/mpiboot/bin/mpiboot"), "mpiboot"),
+    ],
+)
+def test_it_is_named_by_its_path_where_no_hosts_path_leads_to_it(
+    programs: tuple[str, ...], expected: str
+) -> None:
+    seen = observed()
+    workers = (
+        changed(one, program=program) for one, program in zip(seen.workers, programs, strict=True)
+    )
+    plan = planned("./train", replace(seen, workers=tuple(workers)), ON)
+    assert plan.argv[-4:] == (expected, "rank", "--", "./train")
 
 
 @each

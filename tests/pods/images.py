@@ -88,16 +88,19 @@ class Image:
         digest = hashlib.sha256(content).hexdigest()
         return self._with_layer(("program", path, digest, capability.hex()), write)
 
-    def with_packages(self, *requirements: str) -> Image:
-        """The same image with Python packages and what they need, as wheels, in /opt/packages."""
+    def with_packages(self, *requirements: str, needs: bool = True) -> Image:
+        """The same image with Python packages in /opt/packages, as wheels with what they need.
+
+        Without their `needs` what the index has in source alone is built as well.
+        """
 
         def install(layer: Path) -> None:
             target = layer / "opt/packages"
             folders(layer, target)
-            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--only-binary", ":all:"]
+            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(target)]
+            pip += ["--only-binary", ":all:"] if needs else ["--no-deps"]
             # The images' Python is the one that the oldest Debian among them has.
-            version = ["--python-version", "3.11", "--target", str(target)]
-            subprocess.run([*pip, *version, *requirements], check=True)
+            subprocess.run([*pip, "--python-version", "3.11", *requirements], check=True)
 
         return self._with_layer(("packages", *requirements), install)
 

@@ -1,4 +1,4 @@
-"""PyTorch, torchrun and JAX of PyPI, on CPUs: real programs of theirs in pods."""
+"""PyTorch, torchrun, JAX and DeepSpeed of PyPI, on CPUs: real programs of theirs in pods."""
 
 from __future__ import annotations
 
@@ -24,6 +24,13 @@ pytestmark = pytest.mark.full
 LOADING = 5 * PATIENCE
 # The newest for the Python of this image's Debian; mpi4py takes the MPI that it finds.
 PACKAGES = ("torch==2.15.0", "jax==0.10.2", "mpi4py==4.1.2")
+# What DeepSpeed needs beside PyTorch; it is in source alone, without anything to compile.
+DEEPSPEED = "deepspeed==0.19.8"
+ITS_NEEDS = (
+    *("einops==0.8.2", "hjson==3.1.0", "msgpack==1.2.4", "ninja==1.13.2", "packaging==26.3"),
+    *("psutil==7.2.2", "py-cpuinfo==9.0.0", "pydantic==2.14.3", "tqdm==4.70.1"),
+)
+RUNNER = "#!/usr/bin/python3\nfrom deepspeed.launcher.runner import main\nmain()\n"
 TORCHRUN = "#!/usr/bin/python3\nfrom torch.distributed.run import main\nmain()\n"
 
 
@@ -92,3 +99,32 @@ def test_torchrun_whose_pod_0_has_its_name_late(cluster: Cluster, frameworks: Im
     output = first.stdout() + second.stdout()
     assert ranks(output) == [(n, 4, f"train-{n // 2}") for n in range(4)]
     one_model(output)
+
+
+@pytest.mark.parametrize(
+    ("program", "env"),
+    [
+        (("python3", "zero.py"), {"MPIBOOT_RANK_ENV": "on"}),
+        (("deepspeed", "--launcher", "openmpi", "--hostfile", "/etc/mpi/hostfile", "/zero.py"), {}),
+    ],
+    ids=["ranks", "own launcher"],
+)
+def test_deepspeed_ends_with_one_model(
+    cluster: Cluster, frameworks: Image, program: tuple[str, ...], env: dict[str, str]
+) -> None:
+    """Its own launcher logs in to the first host and runs a line of mpirun, both as they are."""
+    source = (images.PROGRAMS / "zero.py").read_text()
+    job = mpijob(
+        cluster,
+        frameworks.with_packages(*ITS_NEEDS)
+        .with_packages(DEEPSPEED, needs=False)
+        .with_files({"/zero.py": source})
+        .with_files({"/usr/local/bin/deepspeed": RUNNER}, 0o755),
+        workers=2,
+        slots=2,
+        launcher_args=program,
+        env={"DS_ACCELERATOR": "cpu", **env},
+    ).start()
+    assert job.wait(LOADING) == 0, job.launcher.stderr()
+    spans(job, slots=2)
+    one_model(job.launcher.stdout())

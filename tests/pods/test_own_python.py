@@ -104,8 +104,14 @@ def old_debian() -> Image:
     )
 
 
-def test_the_example_with_an_unchanged_image(cluster: Cluster, rig: None) -> None:
-    """By an init container in each pod, as user 1000 on a read-only root filesystem."""
+@pytest.mark.parametrize("rank_env", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_the_example_with_an_unchanged_image(
+    cluster: Cluster, rig: None, *, rank_env: bool
+) -> None:
+    """By an init container in each pod, as user 1000 on a read-only root filesystem.
+
+    Its ranks find mpiboot by its path, too, as PATH has none.
+    """
     shown = yaml.safe_load(named("unchanged-image"))
     example = check.read(FOLDER / "mpi-operator/unchanged-image.yaml")[0]["spec"]["mpiReplicaSpecs"]
     whole = example["Worker"]["template"]["spec"]
@@ -115,11 +121,14 @@ def test_the_example_with_an_unchanged_image(cluster: Cluster, rig: None) -> Non
     prepared = prepare(FOLDER / "mpi-operator/unchanged-image.yaml")
     assert prepared.told.keys() >= {"nobody asks whether a pod is ready"}
     job = prepared.played(cluster, unchanged("openmpi-4.1"))
+    spec = job.launcher.spec
+    job.launcher.spec = replace(spec, env={**spec.env, "MPIBOOT_RANK_ENV": str(rank_env)})
     job.start(PATIENCE)
     assert job.launcher.wait(PATIENCE) == 0, job.launcher.stderr()
     hosts = ["train-worker-0", "train-worker-1"]
     assert ranks(job.launcher.stdout()) == [(n, 4, hosts[n // 2]) for n in range(4)]
     assert "warning" not in job.launcher.stderr().lower()
+    assert ("/mpiboot/bin/mpiboot rank -- ./train" in job.launcher.stderr()) == rank_env
     assert "sshd (openssh) listens on" in job.workers[0].stderr()
     for init in job.launcher.before:
         assert init.stdout() == "/mpiboot/bin/mpiboot can be started\n"
