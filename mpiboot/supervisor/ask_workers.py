@@ -1,4 +1,4 @@
-"""Asks every worker, after a job failed, for what explains it; or tells them how it has ended.
+"""Asks the workers why a job failed, what carried its data, who waits; tells them of its end.
 
 ``python -I -S ask_workers.py FOLDER REQUEST WORD...``, as ``asking.Request`` has them: a child of
 mpirun's parent, which gives it a few seconds. It writes one line for each finding on stdout,

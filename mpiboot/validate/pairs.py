@@ -68,7 +68,7 @@ class Measure:
 
 
 TCP: Final = Measure("tcp", "mpiboot's own TCP stream", "Gb/s")
-# A minute of one size of message each: 64 KiB fills any link, and 2 bytes show the way's length.
+# A minute of one size of message each: 64 KiB fills any link, and 2 bytes show the path's latency.
 MEASURES: Final = {
     row.name: row
     for row in (
@@ -131,7 +131,7 @@ def common_rails(
     return found, without or ([] if any(usable) else [*ends])
 
 
-class Way(NamedTuple):
+class Flow(NamedTuple):
     """One direction of a pair on one rail, which is counted from 0."""
 
     rail: int
@@ -159,9 +159,9 @@ def rounds(hosts: Sequence[str]) -> Iterator[tuple[tuple[str, str], ...]]:
             (circle[(at + far) % count], circle[(at - far) % count])
             for far in range(1, (count + 1) // 2)
         ]
-        ways = tuple(pair for pair in pairs if all(pair))
-        yield ways
-        yield tuple((target, source) for source, target in ways)
+        flows = tuple(pair for pair in pairs if all(pair))
+        yield flows
+        yield tuple((target, source) for source, target in flows)
 
 
 @dataclass(slots=True)
@@ -169,26 +169,26 @@ class Measured:
     """What was measured so far; ``names`` are the rails' or links' names, by the hosts that differ.
 
     ``values`` are in the measure's unit, ``resent`` shares of TCP's packets that had to be sent
-    again, ``failed`` why a way has no value. ``limits`` are what each rail carries, 0: not known.
+    again, ``failed`` why a flow has no value. ``limits`` are what each rail carries, 0: not known.
     """
 
     measure: Measure
     hosts: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     limits: tuple[float, ...] = ()
-    values: dict[Way, list[float]] = field(default_factory=dict)
-    resent: dict[Way, list[float]] = field(default_factory=dict)
-    failed: dict[Way, str] = field(default_factory=dict)
+    values: dict[Flow, list[float]] = field(default_factory=dict)
+    resent: dict[Flow, list[float]] = field(default_factory=dict)
+    failed: dict[Flow, str] = field(default_factory=dict)
 
     @property
     def pairs(self) -> int:
         """Count the pairs of which something was measured."""
-        return len({frozenset(way[1:]) for way in self.values})
+        return len({frozenset(flow[1:]) for flow in self.values})
 
     @property
-    def middles(self) -> dict[Way, float]:
-        """Give one value for each way."""
-        return {way: median(values) for way, values in self.values.items()}
+    def middles(self) -> dict[Flow, float]:
+        """Give one value for each flow."""
+        return {flow: median(values) for flow, values in self.values.items()}
 
 
 # TCP sends some packets again where a queue is full for a moment: such a share is ordinary.
@@ -214,11 +214,11 @@ _HINTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
-    """One rail: the usual speed, and what is slow: a host that sends (or receives), a way."""
+    """One rail: the usual speed, and what is slow: a host that sends (or receives), a flow."""
 
     usual: float
     ends: Mapping[tuple[str, bool], float]
-    ways: Mapping[Way, float]
+    flows: Mapping[Flow, float]
 
 
 def _upper(values: Sequence[float]) -> float:
@@ -226,20 +226,20 @@ def _upper(values: Sequence[float]) -> float:
     return sorted(values)[ceil(0.75 * (len(values) - 1))]
 
 
-def _judged(speeds: Mapping[Way, Sequence[float]], enough: float) -> _Judged:
-    middle = {way: median(values) for way, values in speeds.items()}
+def _judged(speeds: Mapping[Flow, Sequence[float]], enough: float) -> _Judged:
+    middle = {flow: median(values) for flow, values in speeds.items()}
     by_end: defaultdict[tuple[str, bool], list[float]] = defaultdict(list)
     counts: Counter[tuple[str, bool]] = Counter()
-    for way, speed in middle.items():
-        for end in ((way.source, True), (way.target, False)):
+    for flow, speed in middle.items():
+        for end in ((flow.source, True), (flow.target, False)):
             by_end[end].append(speed)
-            counts[end] += len(speeds[way])
+            counts[end] += len(speeds[flow])
     best = {end: _upper(listed) for end, listed in by_end.items()}
     usual = median(best.values())
     # Of two speeds that differ by chance the ratio says how much, whatever the speed.
     ratios = [
-        abs(log(speed / min(best[way.source, True], best[way.target, False])))
-        for way, listed in speeds.items()
+        abs(log(speed / min(best[flow.source, True], best[flow.target, False])))
+        for flow, listed in speeds.items()
         for speed in listed
     ]
     hosts = len({host for host, _ in best})
@@ -261,14 +261,14 @@ def _judged(speeds: Mapping[Way, Sequence[float]], enough: float) -> _Judged:
         and counts[end] >= _ENOUGH
         and speed < slow_end
     }
-    ways = {
-        way: max(listed)
-        for way, listed in speeds.items()
-        if (way.source, True) not in ends
-        and (way.target, False) not in ends
+    flows = {
+        flow: max(listed)
+        for flow, listed in speeds.items()
+        if (flow.source, True) not in ends
+        and (flow.target, False) not in ends
         and max(listed) < slow_way
     }
-    return _Judged(usual, ends, ways)
+    return _Judged(usual, ends, flows)
 
 
 def judge(seen: Measured, enough: float | None = None) -> tuple[Finding, ...]:
@@ -303,19 +303,19 @@ _HALF: Final = 0.5
 
 
 def _of_rail(
-    values: Mapping[Way, Sequence[float]], rail: int, speed: Callable[[float], float]
-) -> dict[Way, list[float]]:
-    return {way: [*map(speed, listed)] for way, listed in values.items() if way.rail == rail}
+    values: Mapping[Flow, Sequence[float]], rail: int, speed: Callable[[float], float]
+) -> dict[Flow, list[float]]:
+    return {flow: [*map(speed, listed)] for flow, listed in values.items() if flow.rail == rail}
 
 
 def doubtful(seen: Measured, enough: float | None = None) -> tuple[tuple[str, str], ...]:
-    """Give ways that look slow by a single value, to be measured again; no host is in two."""
+    """Give flows that look slow by a single value, to be measured again; no host is in two."""
     found: list[tuple[str, str]] = []
     for one in _by_rail(seen, enough).values():
-        for way in one.ways:
-            once = len(seen.values[way]) == 1 and way not in seen.failed
-            if once and not {*way[1:]} & {*itertools.chain(*found)}:
-                found.append((way.source, way.target))
+        for flow in one.flows:
+            once = len(seen.values[flow]) == 1 and flow not in seen.failed
+            if once and not {*flow[1:]} & {*itertools.chain(*found)}:
+                found.append((flow.source, flow.target))
     return tuple(found)
 
 
@@ -365,15 +365,15 @@ def _outliers(
     judged: Mapping[int, _Judged],
     shown: Callable[[float], str],
 ) -> Iterator[Finding]:
-    """Write what stands out: a line for each end of a host, for each way of a pair."""
+    """Write what stands out: a line for each end of a host, for each flow of a pair."""
     hosts: dict[str, list[str]] = {}
     pairs, met = list[str](), dict[str, None]()
     for rail, one in judged.items():
         name, usual = seen.names[rail], f"the others {shown(one.usual)}"
         for (host, sends), speed in one.ends.items():
-            way = "from" if sends else "to"
-            hosts.setdefault(host, []).append(f"{shown(speed)} {way} it by {name}, {usual}")
-        for pair, speed in one.ways.items():
+            direction = "from" if sends else "to"
+            hosts.setdefault(host, []).append(f"{shown(speed)} {direction} it by {name}, {usual}")
+        for pair, speed in one.flows.items():
             if len(seen.values[pair]) > 1 or pair in seen.failed:
                 line = f"{pair.source} to {pair.target} by {name}: {shown(speed)}, {usual}"
                 pairs.append(line)
@@ -387,15 +387,15 @@ def _outliers(
 
 
 def _not_measured(seen: Measured) -> Iterator[Finding]:
-    """Say of which ways there is no value, or not always, once for each reason."""
-    reasons: dict[tuple[str, bool], list[Way]] = {}
-    for way, why in seen.failed.items():
-        reasons.setdefault((why, way in seen.values), []).append(way)
-    for (why, sometimes), ways in reasons.items():
-        every = [{way.source, way.target} for way in ways]
+    """Say of which flows there is no value, or not always, once for each reason."""
+    reasons: dict[tuple[str, bool], list[Flow]] = {}
+    for flow, why in seen.failed.items():
+        reasons.setdefault((why, flow in seen.values), []).append(flow)
+    for (why, sometimes), flows in reasons.items():
+        every = [{flow.source, flow.target} for flow in flows]
         whose = sorted(set.intersection(*every) or set.union(*every))
-        first = f"{ways[0].source} to {ways[0].target} by {seen.names[ways[0].rail]}"
-        more = f" and {counted(len(ways) - 1, 'more way')}" if len(ways) > 1 else ""
+        first = f"{flows[0].source} to {flows[0].target} by {seen.names[flows[0].rail]}"
+        more = f" and {counted(len(flows) - 1, 'more flow')}" if len(flows) > 1 else ""
         message = f"{first}{more}: {why}{', and at other times a result' if sometimes else ''}"
         level = Level.WARN if sometimes else Level.FAIL
         yield finding("not-measured", message, level, hosts=whose)
@@ -432,11 +432,11 @@ def as_text(
 
 
 def _worst(seen: Measured) -> dict[tuple[str, str], float]:
-    """Give each way's value on its slowest rail."""
+    """Give each flow's value on its slowest rail."""
     worst: dict[tuple[str, str], float] = {}
     pick = min if seen.measure.is_rate else max
-    for way, value in seen.middles.items():
-        worst[way[1:]] = pick(value, worst.get(way[1:], value))
+    for flow, value in seen.middles.items():
+        worst[flow[1:]] = pick(value, worst.get(flow[1:], value))
     return worst
 
 
@@ -469,16 +469,16 @@ def record(seen: Measured, found: Sequence[Finding], *, whole: bool) -> dict[str
         "hosts": seen.hosts,
         "rails": seen.names,
         "limits": seen.limits,
-        "ways": [
+        "flows": [
             {
-                "rail": seen.names[way.rail],
-                "from": way.source,
-                "to": way.target,
-                "values": [round(value, 4) for value in seen.values.get(way, ())],
-                "resent": [round(share, 6) for share in seen.resent.get(way, ())],
-                "failed": seen.failed.get(way, ""),
+                "rail": seen.names[flow.rail],
+                "from": flow.source,
+                "to": flow.target,
+                "values": [round(value, 4) for value in seen.values.get(flow, ())],
+                "resent": [round(share, 6) for share in seen.resent.get(flow, ())],
+                "failed": seen.failed.get(flow, ""),
             }
-            for way in sorted({*seen.values, *seen.failed})
+            for flow in sorted({*seen.values, *seen.failed})
         ],
         "findings": found,
     }

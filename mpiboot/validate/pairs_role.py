@@ -1,4 +1,4 @@
-"""``mpiboot validate pairs``: have every host measure the way to every other one, judge, end.
+"""``mpiboot validate pairs``: have every host measure the path to every other one, judge, end.
 
 The hosts pass the same gate as a job's, and each measures over a login of its own, with which all
 that runs there ends. No mpirun is needed.
@@ -31,7 +31,7 @@ from mpiboot.network.worker_pairs import WHY, Dial, PathEnd
 from mpiboot.supervisor.signals import ENDING
 from mpiboot.system import files
 from mpiboot.validate import pairs
-from mpiboot.validate.pairs import MEASURES, TCP, Measure, Measured, RailEnd, Way
+from mpiboot.validate.pairs import MEASURES, TCP, Flow, Measure, Measured, RailEnd
 
 if TYPE_CHECKING:
     from mpiboot.ssh.login import Dialogue
@@ -138,7 +138,7 @@ class _Measuring:
 
     async def _work(self) -> None:
         if self._to.pods is not None:
-            raise error("usage", "hosts that kubectl enters can't measure the ways between them")
+            raise error("usage", "hosts that kubectl enters can't measure the paths between them")
         workers, data = await observation.pass_gates_with_networks(self._launcher)
         for item in data.findings:
             if item.level is Level.FAIL:  # no job of these hosts would start
@@ -224,39 +224,39 @@ class _Measuring:
         log.info("network", pairs.announcement(seen, self._asked.seconds))
         began, last = loop.time(), 0.0
 
-        async def measure(ways: Iterable[tuple[str, str]], until: float) -> bool:
+        async def measure(flows: Iterable[tuple[str, str]], until: float) -> bool:
             nonlocal last
             now = loop.time()
             if now + last > began + until:
                 return False
-            every = [Way(rail, *way) for way in ways for rail, _ in enumerate(seen.names)]
+            every = [Flow(rail, *flow) for flow in flows for rail, _ in enumerate(seen.names)]
             await asyncio.gather(*map(self._one, every))
             last = loop.time() - now
-            log.debug("network", f"{counted(len(seen.values), 'way')} measured")
+            log.debug("network", f"{counted(len(seen.values), 'flow')} measured")
             return True
 
-        for ways in itertools.chain(*(pairs.rounds(seen.hosts) for _ in range(_PASSES))):
-            if not await measure(ways, _ROUNDS * self._asked.seconds):
+        for flows in itertools.chain(*(pairs.rounds(seen.hosts) for _ in range(_PASSES))):
+            if not await measure(flows, _ROUNDS * self._asked.seconds):
                 break
-        while ways := pairs.doubtful(seen, self._asked.fraction):
-            if not await measure(ways, self._asked.seconds):
+        while flows := pairs.doubtful(seen, self._asked.fraction):
+            if not await measure(flows, self._asked.seconds):
                 break
 
-    async def _one(self, way: Way) -> None:
-        work = self._stream(way) if self.seen.measure is TCP else self._perftest(way)
+    async def _one(self, flow: Flow) -> None:
+        work = self._stream(flow) if self.seen.measure is TCP else self._perftest(flow)
         try:
             why = await asyncio.wait_for(work, self._limit)
         except asyncio.TimeoutError:
             why = f"no end within {self._limit:.0f} s"
-            self._hosts.probes.pop(way.source, None)  # its answer may still come
+            self._hosts.probes.pop(flow.source, None)  # its answer may still come
         if why:
-            self.seen.failed[way] = why
+            self.seen.failed[flow] = why
 
-    async def _stream(self, way: Way) -> str:
+    async def _stream(self, flow: Flow) -> str:
         """Have a host send by TCP; why there is no result, empty where there is one."""
-        own, far = (self._tcp[host][way.rail] for host in way[1:])
+        own, far = (self._tcp[host][flow.rail] for host in flow[1:])
         wanted = Dial(
-            *(way.source, way.target, far.address, 0, _CONNECT),
+            *(flow.source, flow.target, far.address, 0, _CONNECT),
             own=own.address,
             wanted=min(own.mtu, far.mtu),
             stream=1,
@@ -265,18 +265,18 @@ class _Measuring:
         done = await self._hosts.measure(wanted)
         if done.rate is None:
             return WHY.get(done.reached, f"{done.reached.value}: no answer")
-        self.seen.values.setdefault(way, []).append(done.rate * 8e-9)
-        self.seen.resent.setdefault(way, []).append(done.resent or 0.0)
+        self.seen.values.setdefault(flow, []).append(done.rate * 8e-9)
+        self.seen.resent.setdefault(flow, []).append(done.resent or 0.0)
         return ""
 
-    async def _perftest(self, way: Way) -> str:
+    async def _perftest(self, flow: Flow) -> str:
         """Have a host write to or read from a server on the other one; as for TCP."""
         measure, port = self.seen.measure, next(self._ports)
         started: list[Dialogue] = []
-        far = self._workers[way.target].address
+        far = self._workers[flow.target].address
 
         async def run(host: str, listens: int, to: str = "") -> list[str]:
-            words = measure.arguments_for(self._seconds, port, self._rdma[host][way.rail])
+            words = measure.arguments_for(self._seconds, port, self._rdma[host][flow.rail])
             command = host_shell.measure(listens, self._limit, f"{measure.name} {words}{to}")
             program = await self._hosts.connections[host].start(command)
             if program is None:
@@ -290,15 +290,15 @@ class _Measuring:
             return lines
 
         try:
-            said = await run(way.target, port)
+            said = await run(flow.target, port)
             if said[-1:] != ["mpiboot-listens"]:
-                return f"{way.target}: {pairs.complaint(said)}"
-            said = await run(way.source, 0, f" {far}")
+                return f"{flow.target}: {pairs.complaint(said)}"
+            said = await run(flow.source, 0, f" {far}")
         finally:
             for program in started:
                 program.end()
         value = measure.read(said)
         if value is None:
-            return f"{way.source}: {pairs.complaint(said)}"
-        self.seen.values.setdefault(way, []).append(value)
+            return f"{flow.source}: {pairs.complaint(said)}"
+        self.seen.values.setdefault(flow, []).append(value)
         return ""

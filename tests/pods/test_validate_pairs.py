@@ -37,7 +37,7 @@ table inet loss {
 # As soon as something is measured; a shell's background has SIGINT ignored.
 INTERRUPTED = """
 mpiboot validate pairs --time 600 --verbose 2> /tmp/said & p=$!
-until grep -q ' ways* measured$' /tmp/said; do sleep 0.1; done
+until grep -q ' flows* measured$' /tmp/said; do sleep 0.1; done
 kill -%s $p
 wait $p
 """
@@ -70,7 +70,7 @@ def test_the_host_whose_link_is_shaped_is_named(cluster: Cluster, one: Image) ->
     assert of(record, "slow-host") == {"pi-worker-1"}
     assert record["tool"] == "tcp"
     assert record["rails"] == ["net1"]
-    assert len(record["ways"]) == 6
+    assert len(record["flows"]) == 6
     (finding,) = [item for item in record["findings"] if item["check"] == "slow-host"]
     assert " Gb/s from it by net1, the others " in finding["message"]
     assert job.launcher.termination_log().startswith("slow-host: pi-worker-1")
@@ -122,9 +122,9 @@ def test_the_host_that_loses_packets_is_named(cluster: Cluster, one: Image) -> N
     job.workers[2].network.run("nft", "-f", "-", stdin=LOSS % 5)
     _, record = validated(job, "--time", "30")
     assert of(record, "lost-packets") == {"pi-worker-2"}, record
-    for way in record["ways"]:
-        lost = way["to"].startswith("pi-worker-2")
-        assert (sorted(way["resent"])[1] > 0.01) == lost, way
+    for flow in record["flows"]:
+        lost = flow["to"].startswith("pi-worker-2")
+        assert (sorted(flow["resent"])[1] > 0.01) == lost, flow
 
 
 @pytest.mark.full

@@ -13,7 +13,7 @@ from mpiboot.core.model import Level
 from mpiboot.core.settings import resolve
 from mpiboot.network import decision, worker_network
 from mpiboot.validate import pairs
-from mpiboot.validate.pairs import MEASURES, TCP, Measured, Way
+from mpiboot.validate.pairs import MEASURES, TCP, Flow, Measured
 from tests.fakes import workers as w
 
 if TYPE_CHECKING:
@@ -31,23 +31,23 @@ def names(count: int) -> tuple[str, ...]:
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 8, 9, 64])
 def test_in_each_round_all_hosts_are_busy_and_together_all_pairs_meet(count: int) -> None:
     hosts, met = names(count), list[tuple[str, str]]()
-    for ways in pairs.rounds(hosts):
-        assert len(ways) == count // 2
-        assert len({*sum(ways, ())}) == 2 * len(ways)
-        met += ways
+    for flows in pairs.rounds(hosts):
+        assert len(flows) == count // 2
+        assert len({*sum(flows, ())}) == 2 * len(flows)
+        met += flows
     both = [*combinations(hosts, 2), *((b, a) for a, b in combinations(hosts, 2))]
     assert sorted(met) == sorted(both)
 
 
 @pytest.mark.parametrize("count", [0, 1])
 def test_without_two_hosts_there_is_nothing_to_measure(count: int) -> None:
-    assert [ways for ways in pairs.rounds(names(count)) if ways] == []
+    assert [flows for flows in pairs.rounds(names(count)) if flows] == []
 
 
 def test_a_few_rounds_of_many_are_spread_over_the_pairs() -> None:
     """No host sees only neighbours: the first rounds lead to all parts of the list."""
     hosts = names(100)
-    partners = {int(b[2:]) for ways in [*pairs.rounds(hosts)][:20] for a, b in ways if a == "w-7"}
+    partners = {int(b[2:]) for flows in [*pairs.rounds(hosts)][:20] for a, b in flows if a == "w-7"}
     assert len(partners) >= 10
     ordered = sorted(partners)
     assert max(b - a for a, b in pairwise(ordered)) <= 25
@@ -80,7 +80,7 @@ def test_of_what_perftest_says_the_reason_is_taken() -> None:
 
 def measured(
     count: int,
-    value: Callable[[Way], float],
+    value: Callable[[Flow], float],
     *,
     passes: int = 3,
     rails: tuple[str, ...] = ("net1",),
@@ -91,9 +91,9 @@ def measured(
     """What so many passes of all rounds, or of some of them, have measured."""
     seen = Measured(measure, names(count), rails, limits)
     for _ in range(passes):
-        for ways in [*pairs.rounds(seen.hosts)][:only]:
-            for rail, way in ((rail, way) for rail in range(len(rails)) for way in ways):
-                one = Way(rail, *way)
+        for flows in [*pairs.rounds(seen.hosts)][:only]:
+            for rail, flow in ((rail, flow) for rail in range(len(rails)) for flow in flows):
+                one = Flow(rail, *flow)
                 seen.values.setdefault(one, []).append(value(one))
     return seen
 
@@ -102,19 +102,19 @@ def named(found: tuple[Finding, ...]) -> list[tuple[str, str]]:
     return [(item.check, item.host) for item in found]
 
 
-def around(middle: float, spread: float = 0.02, seed: int = 1) -> Callable[[Way], float]:
+def around(middle: float, spread: float = 0.02, seed: int = 1) -> Callable[[Flow], float]:
     chance = random.Random(seed)
     return lambda _: max(0.01, chance.gauss(middle, middle * spread))
 
 
-def slowed(by: float, slow: Callable[[Way], bool]) -> Callable[[Way], float]:
+def slowed(by: float, slow: Callable[[Flow], bool]) -> Callable[[Flow], float]:
     usual = around(97)
-    return lambda way: usual(way) * (by if slow(way) else 1)
+    return lambda flow: usual(flow) * (by if slow(flow) else 1)
 
 
 @pytest.mark.parametrize("count", [3, 4, 5, 16])
 def test_a_host_whose_ways_are_all_slow_is_named(count: int) -> None:
-    found = pairs.judge(measured(count, slowed(0.5, lambda way: "w-1" in way)))
+    found = pairs.judge(measured(count, slowed(0.5, lambda flow: "w-1" in flow)))
     assert named(found) == [("slow-host", "w-1")]
     assert found[0].level is Level.FAIL
     assert "from it by net1, the others 9" in found[0].message
@@ -122,13 +122,13 @@ def test_a_host_whose_ways_are_all_slow_is_named(count: int) -> None:
 
 
 def test_a_host_that_is_slow_in_one_direction_is_named_for_it() -> None:
-    (found,) = pairs.judge(measured(3, slowed(0.01, lambda way: way.source == "w-2")))
+    (found,) = pairs.judge(measured(3, slowed(0.01, lambda flow: flow.source == "w-2")))
     assert (found.check, found.host, found.evidence) == ("slow-host", "w-2", ())
     assert " Gb/s from it by net1, the others 9" in found.message
 
 
 def test_a_single_slow_pair_is_no_hosts_fault() -> None:
-    found = pairs.judge(measured(8, slowed(0.5, lambda way: {*way[1:]} == {"w-2", "w-5"})))
+    found = pairs.judge(measured(8, slowed(0.5, lambda flow: {*flow[1:]} == {"w-2", "w-5"})))
     assert named(found) == [("slow-pair", "")]
     assert "w-2" in found[0].message
     assert "w-5" in found[0].message
@@ -137,7 +137,7 @@ def test_a_single_slow_pair_is_no_hosts_fault() -> None:
 
 def test_of_two_hosts_none_is_named() -> None:
     assert pairs.judge(measured(2, around(97))) == ()
-    found = pairs.judge(measured(2, slowed(0.1, lambda way: way.source == "w-0")))
+    found = pairs.judge(measured(2, slowed(0.1, lambda flow: flow.source == "w-0")))
     assert named(found) == [("slow-pair", "")]
     assert found[0].message.startswith("w-0 to w-1 by net1: ")
     assert found[0].hosts == ("w-0", "w-1")
@@ -145,7 +145,7 @@ def test_of_two_hosts_none_is_named() -> None:
 
 def test_a_rail_that_is_slow_everywhere_is_named_and_not_its_hosts() -> None:
     rails = ("mlx5_0:1", "mlx5_1:1", "mlx5_2:1")
-    seen = measured(4, slowed(0.5, lambda way: way.rail == 1), rails=rails, measure=WRITE)
+    seen = measured(4, slowed(0.5, lambda flow: flow.rail == 1), rails=rails, measure=WRITE)
     assert named(pairs.judge(seen)) == [("slow-rail", "")]
     assert pairs.judge(seen)[0].hosts == seen.hosts
     assert pairs.judge(seen)[0].message.startswith("mlx5_1:1 is slow between all hosts: 4")
@@ -153,7 +153,7 @@ def test_a_rail_that_is_slow_everywhere_is_named_and_not_its_hosts() -> None:
 
 def test_a_host_that_is_slow_on_one_rail_is_named_with_it() -> None:
     rails = ("mlx5_0:1", "mlx5_1:1")
-    seen = measured(4, slowed(0.5, lambda way: way.rail == 1 and "w-3" in way), rails=rails)
+    seen = measured(4, slowed(0.5, lambda flow: flow.rail == 1 and "w-3" in flow), rails=rails)
     found = pairs.judge(seen)
     assert named(found) == [("slow-host", "w-3")]
     assert "mlx5_1:1" in found[0].message
@@ -170,11 +170,11 @@ def test_what_all_ports_carry_is_held_against_their_rate() -> None:
 
 def test_of_latencies_the_large_ones_are_slow() -> None:
     usual = around(2.0)
-    seen = measured(4, lambda way: usual(way) * (5 if "w-0" in way else 1), measure=READ)
+    seen = measured(4, lambda flow: usual(flow) * (5 if "w-0" in flow else 1), measure=READ)
     assert named(pairs.judge(seen)) == [("slow-host", "w-0")]
     assert "us from it" in pairs.judge(seen)[0].message
-    # One more switch on the way.
-    seen = measured(6, lambda way: usual(way) * (1.5 if "w-0" in way else 1), measure=READ)
+    # One more switch on the flow.
+    seen = measured(6, lambda flow: usual(flow) * (1.5 if "w-0" in flow else 1), measure=READ)
     assert pairs.judge(seen) == ()
 
 
@@ -191,25 +191,25 @@ def test_so_much_noise_hides_no_host_that_is_far_off() -> None:
     chance = random.Random(7)
     for _ in range(20):
         seen = measured(
-            5, lambda way: chance.lognormvariate(3, 0.5) * (0.002 if way.source == "w-4" else 1)
+            5, lambda flow: chance.lognormvariate(3, 0.5) * (0.002 if flow.source == "w-4" else 1)
         )
         assert named(pairs.judge(seen)) == [("slow-host", "w-4")]
 
 
 def test_a_way_that_looks_slow_once_is_measured_again_before_it_is_named() -> None:
-    seen = measured(16, slowed(0.1, lambda way: way[1:] == ("w-3", "w-8")), passes=1)
+    seen = measured(16, slowed(0.1, lambda flow: flow[1:] == ("w-3", "w-8")), passes=1)
     assert pairs.judge(seen) == ()
     assert pairs.doubtful(seen) == (("w-3", "w-8"),)
-    seen.values[Way(0, "w-3", "w-8")].append(9.6)
+    seen.values[Flow(0, "w-3", "w-8")].append(9.6)
     assert pairs.doubtful(seen) == ()
     assert named(pairs.judge(seen)) == [("slow-pair", "")]
-    seen.values[Way(0, "w-3", "w-8")].append(96.0)
+    seen.values[Flow(0, "w-3", "w-8")].append(96.0)
     assert pairs.judge(seen) == ()
 
 
 def test_a_way_that_is_slow_once_and_then_fails_is_named() -> None:
-    seen = measured(16, slowed(0.1, lambda way: way[1:] == ("w-3", "w-8")), passes=1)
-    seen.failed[Way(0, "w-3", "w-8")] = "no end within 22 s"
+    seen = measured(16, slowed(0.1, lambda flow: flow[1:] == ("w-3", "w-8")), passes=1)
+    seen.failed[Flow(0, "w-3", "w-8")] = "no end within 22 s"
     assert pairs.doubtful(seen) == ()
     assert [(item.check, item.level) for item in pairs.judge(seen)] == [
         ("slow-pair", Level.FAIL),
@@ -218,7 +218,7 @@ def test_a_way_that_is_slow_once_and_then_fails_is_named() -> None:
 
 
 def test_by_few_rounds_of_many_a_slow_host_is_named_all_the_same() -> None:
-    seen = measured(200, slowed(0.3, lambda way: "w-77" in way), passes=1, only=20)
+    seen = measured(200, slowed(0.3, lambda flow: "w-77" in flow), passes=1, only=20)
     assert named(pairs.judge(seen)) == [("slow-host", "w-77")]
     text = pairs.as_text(seen, pairs.judge(seen), None)
     assert "1000 of 19900 pairs of 200 hosts measured" in text
@@ -227,34 +227,36 @@ def test_by_few_rounds_of_many_a_slow_host_is_named_all_the_same() -> None:
 
 def test_by_one_partner_alone_no_host_is_named() -> None:
     """Interrupted in the first round: nobody knows whose fault it is."""
-    seen = measured(8, slowed(0.1, lambda way: "w-3" in way), only=2)
+    seen = measured(8, slowed(0.1, lambda flow: "w-3" in flow), only=2)
     assert {item.check for item in pairs.judge(seen)} == {"slow-pair"}
 
 
 def test_who_loses_packets_is_told_beside() -> None:
     seen = measured(4, around(20))
-    seen.resent = {way: [0.0001 + (0.011 if way.source == "w-1" else 0)] * 3 for way in seen.values}
+    seen.resent = {
+        flow: [0.0001 + (0.011 if flow.source == "w-1" else 0)] * 3 for flow in seen.values
+    }
     (found,) = pairs.judge(seen)
     assert (found.check, found.level, found.host) == ("lost-packets", Level.WARN, "w-1")
     assert found.message.startswith("1.11% of the packets sent again from it by net1")
-    seen.resent = {way: [0.002, 0.0, 0.004] for way in seen.values}
+    seen.resent = {flow: [0.002, 0.0, 0.004] for flow in seen.values}
     assert pairs.judge(seen) == ()
 
 
 def test_ways_without_a_result_are_told_once_for_each_reason() -> None:
     seen = measured(4, around(97), measure=WRITE)
-    for way in [way for way in seen.values if way.target == "w-2"]:
-        del seen.values[way]
-        seen.failed[way] = "w-2: Couldn't allocate MR"
-    seen.failed[Way(0, "w-0", "w-1")] = "no end within 22 s"  # and then it came to one
+    for flow in [flow for flow in seen.values if flow.target == "w-2"]:
+        del seen.values[flow]
+        seen.failed[flow] = "w-2: Couldn't allocate MR"
+    seen.failed[Flow(0, "w-0", "w-1")] = "no end within 22 s"  # and then it came to one
     found, other = pairs.judge(seen)
     assert (found.check, found.host, found.level) == ("not-measured", "w-2", Level.FAIL)
-    assert found.message.endswith(" by net1 and 2 more ways: w-2: Couldn't allocate MR")
+    assert found.message.endswith(" by net1 and 2 more flows: w-2: Couldn't allocate MR")
     assert (other.level, other.message) == (
         Level.WARN,
         "w-0 to w-1 by net1: no end within 22 s, and at other times a result",
     )
-    del seen.values[Way(0, "w-0", "w-1")]
+    del seen.values[Flow(0, "w-0", "w-1")]
     found, other = pairs.judge(seen)
     assert {(found.host, found.hosts), (other.host, other.hosts)} == {
         ("w-2", ()),
@@ -263,7 +265,7 @@ def test_ways_without_a_result_are_told_once_for_each_reason() -> None:
 
 
 def test_the_matrix_is_shown_where_it_fits() -> None:
-    seen = measured(3, lambda way: 10.0 + int(way.source[2:]))
+    seen = measured(3, lambda flow: 10.0 + int(flow.source[2:]))
     text = pairs.as_text(seen, (), None)
     assert text.splitlines()[:4] == [
         "Gb/s  w-0  w-1  w-2",
@@ -286,13 +288,13 @@ def test_the_matrix_is_shown_where_it_fits() -> None:
 
 
 def test_a_program_gets_each_way_with_all_its_values() -> None:
-    seen = measured(2, lambda way: 10.0, measure=WRITE, limits=(98.0,))
-    seen.failed[Way(0, "w-1", "w-0")] = "once"
+    seen = measured(2, lambda flow: 10.0, measure=WRITE, limits=(98.0,))
+    seen.failed[Flow(0, "w-1", "w-0")] = "once"
     record = pairs.record(seen, (), whole=True)
     assert record["tool"] == "ib_write_bw"
-    ways = record["ways"]
-    assert isinstance(ways, list)
-    assert ways[1] == {
+    flows = record["flows"]
+    assert isinstance(flows, list)
+    assert flows[1] == {
         "rail": "net1",
         "from": "w-1",
         "to": "w-0",

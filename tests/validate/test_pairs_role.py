@@ -134,7 +134,7 @@ async def test_every_pair_is_measured_by_the_program_of_both_ends(
     assert await run.until_signal() == 0
     seen = run.seen
     assert (seen.measure.name, seen.names, seen.failed) == ("ib_write_bw", ("mlx5_2:1",), {})
-    assert {way[1:] for way in seen.values} == {
+    assert {flow[1:] for flow in seen.values} == {
         (f"w-{one}", f"w-{other}") for one in range(3) for other in range(3) if one != other
     }
     assert {value for values in seen.values.values() for value in values} == {96.73}
@@ -197,7 +197,7 @@ def test_what_was_not_measured_is_no_reason_to_start_no_job(
     before_job: bool,  # noqa: FBT001 - a row
 ) -> None:
     seen = pairs.Measured(pairs.TCP, ("w-0", "w-1"), ("net1",))
-    seen.failed[pairs.Way(0, "w-0", "w-1")] = "its SSH server takes no further session"
+    seen.failed[pairs.Flow(0, "w-0", "w-1")] = "its SSH server takes no further session"
 
     class Made:
         def __init__(self, *_: object) -> None:
