@@ -13,8 +13,8 @@ sys.path.insert(0, str(ROOT))
 from scripts.follow_pods import following, say  # noqa: E402
 from tests.pods import images  # noqa: E402
 from tests.pods.cluster import Cluster  # noqa: E402
-from tests.pods.operator import mpijob  # noqa: E402
-from tests.pods.volumes import Tmpfs  # noqa: E402
+from tests.pods.operator import KeyPair, mpijob  # noqa: E402
+from tests.pods.volumes import Files, Tmpfs  # noqa: E402
 
 if TYPE_CHECKING:
     from tests.pods.images import Image
@@ -33,6 +33,7 @@ def main() -> int:
     image = images.image(name)
     code = works(image)
     fails(image)
+    differs(image)
     say("next: `scripts/play examples/mpi-operator/openmpi.yaml`: a manifest, as pods")
     say(
         "next: docs/first-job.md: ten minutes to an MPIJob in a cluster; `scripts/demo openmpi-4.1`"
@@ -60,6 +61,27 @@ def fails(image: Image) -> None:
         for line in job.launcher.termination_log().splitlines():
             print(f"  termination message | {line}")
         say(f"the launcher's container ended with exit code {code}, which docs/reference explains")
+
+
+def differs(image: Image) -> None:
+    """Show how doctor names a worker that has another key."""
+    other = {"volumes": (Files("/root/.ssh", KeyPair.make().files(), 0o600),)}
+    with Cluster() as cluster:
+        job = mpijob(
+            cluster,
+            image,
+            workers=2,
+            env=LOG,
+            launcher_command=["sleep", "1000"],
+            each_worker={1: other},
+        ).start()
+        for worker in job.workers:
+            while worker.running and "listens" not in worker.stderr():
+                time.sleep(0.05)
+        say("what `mpiboot doctor` finds in a launcher, one of whose workers has another key:")
+        for line in job.launcher.exec("mpiboot", "doctor").stdout.splitlines():
+            if line and not line.startswith("ok "):
+                print(f"  {line}")
 
 
 def works(image: Image) -> int:

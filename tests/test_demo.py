@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ ROOT = Path(__file__).parent.parent
 DEMO = ROOT / "scripts" / "demo_loopback.py"
 # A guard against a hang; the demo itself has a shorter one.
 GUARD = 200
+RECORD = runpy.run_path(str(ROOT / "scripts" / "record"))
 
 
 def environment(folder: Path) -> Path:
@@ -82,6 +85,28 @@ def test_the_demo_in_containers_runs_a_rank_in_every_slot() -> None:
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert sorted(ranks) == [(str(rank), str(rank // 2)) for rank in range(8)]
     assert "termination message | names-unresolved: 1 of 2 hosts" in done.stdout
+    assert "host-key-differs" in done.stdout
+    recorded = [line for _, _, line in RECORD["lines"](RECORD["CAST"].read_text())]
+    assert without_figures(done.stdout.splitlines()) == without_figures(recorded)
+
+
+def without_figures(lines: Iterable[str]) -> set[str]:
+    """What the demo says, without what differs from run to run: numbers, keys, who comes next."""
+    said = {
+        re.sub(
+            r"\d+(\.\d+)?|SHA256:\S+|AAAA\S+|pi-launcher-\w+| [KM]iB| bytes",
+            "N",
+            " ".join(line.split()),
+        )
+        for line in lines
+        if not line.startswith("setup: ") and " hosts ready, waiting for " not in line
+    }
+    return said - {""}
+
+
+def test_the_recording_in_the_readme_is_drawn_from_the_demos_own() -> None:
+    assert RECORD["SVG"].read_text() == RECORD["drawn"](RECORD["CAST"].read_text())
+    assert "(docs/demo.svg)" in (ROOT / "README.md").read_text()
 
 
 def test_the_demo_knows_its_images() -> None:
