@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -184,9 +185,10 @@ def _words(cmdline: Path) -> list[str]:
 
 
 def keeps_sigterm(proc: Path = Path("/proc")) -> str:
-    """Give the line of the container's first process where no SIGTERM gets past it; else empty.
+    """Name the container's first process where no SIGTERM gets past it; else empty.
 
-    The kernel drops a signal for a process number 1 that has no handler for it: a shell has none.
+    That is of a shell its script: what follows may have secrets. The kernel drops a signal for a
+    process number 1 that has no handler for it: a shell has none.
     """
     if os.getppid() != 1:
         return ""
@@ -194,7 +196,11 @@ def keeps_sigterm(proc: Path = Path("/proc")) -> str:
         status = (proc / "1/status").read_text("utf-8", "replace")
         caught = int(status.partition("\nSigCgt:")[2].split()[0], 16)
         if not caught >> (signal.SIGTERM - 1) & 1:
-            return " ".join(_words(proc / "1/cmdline"))
+            words = _words(proc / "1/cmdline")
+            named = [words[0], *takewhile(lambda word: word[:1] == "-", words[1:])]
+            if not named[-1].endswith("c") or len(named) == 1:  # the text of a script is no name
+                named += words[len(named) : len(named) + 1]
+            return " ".join(named)
     return ""
 
 

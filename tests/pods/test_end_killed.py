@@ -87,7 +87,7 @@ def test_a_script_goes_on_after_a_parent_that_was_killed(cluster: Cluster, image
     before = {item.host_pid for item in left(job.workers)}
     kill_parent(job)
     until(lambda: "next=" in job.launcher.stderr())
-    assert "next=0" in job.launcher.stderr()
+    assert "next=0\n" in job.launcher.stderr()
     until(lambda: not before & {item.host_pid for item in left(job.workers)}, PROMISED)
     until(lambda: "the launcher was killed" in job.launcher.stderr())
 

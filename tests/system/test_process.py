@@ -245,10 +245,29 @@ def test_who_keeps_sigterm_from_mpiboot(
 ) -> None:
     monkeypatch.setattr(os, "getppid", lambda: parent)
     (tmp_path / "1").mkdir()
-    (tmp_path / "1/cmdline").write_text("bash\0/start.sh\0")
+    (tmp_path / "1/cmdline").write_text("bash\0/start.sh\0--password\0secret\0")
     if caught is not None:
         (tmp_path / "1/status").write_text(f"Name:\tbash\nSigCgt:\t{caught}\nCapInh:\t0\n")
     assert process.keeps_sigterm(tmp_path) == kept
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("bash -m /start.sh --password secret", "bash -m /start.sh"),
+        ("sh -ec text", "sh -ec"),
+        ("sh", "sh"),
+        ("exec ./x secret", "exec ./x"),
+    ],
+)
+def test_of_the_first_process_nothing_secret_is_told(
+    line: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1/cmdline").write_text("".join(f"{word}\0" for word in line.split()))
+    (tmp_path / "1/status").write_text("Name:\tsh\nSigCgt:\t0000000000010002\nCapInh:\t0\n")
+    assert process.keeps_sigterm(tmp_path) == named
 
 
 def test_what_a_loop_has_forgotten_wakes_it_no_more() -> None:
