@@ -18,5 +18,5 @@ for _ in range(5):
     optimizer.step()
 weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 digest = hashlib.sha256(weights.numpy().tobytes()).hexdigest()[:16]
-print(f"rank {rank} of {size} on {socket.gethostname()}\nmodel {digest}", flush=True)
+print(f"\nrank {rank} of {size} on {socket.gethostname()}\nmodel {digest}", flush=True)
 dist.destroy_process_group()

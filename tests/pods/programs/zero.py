@@ -21,4 +21,4 @@ for _ in range(5):
     engine.step()
 weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 digest = hashlib.sha256(weights.float().numpy().tobytes()).hexdigest()[:16]
-print(f"rank {rank} of {size} on {socket.gethostname()}\nmodel {digest}", flush=True)
+print(f"\nrank {rank} of {size} on {socket.gethostname()}\nmodel {digest}", flush=True)
