@@ -143,12 +143,10 @@ def interpreter(version: str) -> str:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("version", PYTHONS)
-def test_the_wheel_runs_with_each_python(tmp_path: Path, version: str) -> None:
+@pytest.mark.parametrize("version", [one for one in PYTHONS if interpreter(one)])
+def test_the_wheel_runs_with_each_python_that_is_here(tmp_path: Path, version: str) -> None:
     """In an environment of its own, with the packages that the index has for it today."""
     python = interpreter(version)
-    if not python:
-        pytest.skip(f"no Python {version} is installed here, and no index has one")
     wheel: list[str | Path] = [
         sys.executable,
         "-m",

@@ -19,4 +19,4 @@ from jax.experimental.multihost_utils import process_allgather
 
 rank, size = jax.process_index(), jax.process_count()
 numbers = process_allgather(np.array([rank + 1]))
-print(f"rank {rank} of {size} on {socket.gethostname()}\nsum {numbers.sum()}", flush=True)
+print(f"\nrank {rank} of {size} on {socket.gethostname()}\nsum {numbers.sum()}", flush=True)
