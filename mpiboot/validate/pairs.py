@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, exp, gcd, log
@@ -197,6 +197,7 @@ _LOST: Final = 0.005
 _QUIET, _FEW_VALUES = 0.03, 0.15
 _MANY: Final = 6  # values for each host
 _ENOUGH: Final = 4  # values by which a host can be named
+_MOSTLY: Final = 0.9  # of a host's values are slow where it is named
 _TO_NAME: Final = 3  # hosts among which one can stand out
 _ONCE_IN: Final = 1000  # runs in which noise alone names somebody
 _SHOWN: Final = 4
@@ -221,19 +222,19 @@ class _Judged:
     flows: Mapping[Flow, float]
 
 
-def _upper(values: Sequence[float]) -> float:
+def _upper(values: Sequence[float], share: float = 0.75) -> float:
     """Give the value that three quarters reach at most: a host's own, beside slow partners."""
-    return sorted(values)[ceil(0.75 * (len(values) - 1))]
+    return sorted(values)[ceil(share * (len(values) - 1))]
 
 
 def _judged(speeds: Mapping[Flow, Sequence[float]], enough: float) -> _Judged:
     middle = {flow: median(values) for flow, values in speeds.items()}
     by_end: defaultdict[tuple[str, bool], list[float]] = defaultdict(list)
-    counts: Counter[tuple[str, bool]] = Counter()
+    every: defaultdict[tuple[str, bool], list[float]] = defaultdict(list)
     for flow, speed in middle.items():
         for end in ((flow.source, True), (flow.target, False)):
             by_end[end].append(speed)
-            counts[end] += len(speeds[flow])
+            every[end] += speeds[flow]
     best = {end: _upper(listed) for end, listed in by_end.items()}
     usual = median(best.values())
     # Of two speeds that differ by chance the ratio says how much, whatever the speed.
@@ -258,8 +259,9 @@ def _judged(speeds: Mapping[Flow, Sequence[float]], enough: float) -> _Judged:
         # By one partner alone nobody knows whose fault it is.
         if hosts >= _TO_NAME
         and len(by_end[end]) > 1
-        and counts[end] >= _ENOUGH
-        and speed < slow_end
+        and len(every[end]) >= _ENOUGH
+        # A busy host is slow for a while, and reaches its speed at other times.
+        and max(speed, _upper(every[end], _MOSTLY)) < slow_end
     }
     flows = {
         flow: max(listed)
@@ -365,12 +367,14 @@ def _outliers(
     judged: Mapping[int, _Judged],
     shown: Callable[[float], str],
 ) -> Iterator[Finding]:
-    """Write what stands out: a line for each end of a host, for each flow of a pair."""
+    """Write what stands out, the worst host first: a line for each of its ends, for each flow."""
     hosts: dict[str, list[str]] = {}
+    worst: dict[str, float] = {}
     pairs, met = list[str](), dict[str, None]()
     for rail, one in judged.items():
         name, usual = seen.names[rail], f"the others {shown(one.usual)}"
         for (host, sends), speed in one.ends.items():
+            worst[host] = min(speed, worst.get(host, speed))
             direction = "from" if sends else "to"
             hosts.setdefault(host, []).append(f"{shown(speed)} {direction} it by {name}, {usual}")
         for pair, speed in one.flows.items():
@@ -378,8 +382,9 @@ def _outliers(
                 line = f"{pair.source} to {pair.target} by {name}: {shown(speed)}, {usual}"
                 pairs.append(line)
                 met |= dict.fromkeys(pair[1:])
-    for host, lines in hosts.items():
-        yield finding(of_host, lines[0], level, lines[1:], [host])
+    for host in sorted(hosts, key=lambda name: worst[name]):
+        first, *lines = hosts[host]
+        yield finding(of_host, first, level, lines, [host])
     if pairs:
         more = f"; {len(pairs) - 1} more" if len(pairs) > 1 else ""
         more += "" if hosts else "; no host stands out"

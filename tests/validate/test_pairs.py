@@ -127,6 +127,21 @@ def test_a_host_that_is_slow_in_one_direction_is_named_for_it() -> None:
     assert " Gb/s from it by net1, the others 9" in found.message
 
 
+def test_a_host_that_was_busy_for_a_while_is_not_named() -> None:
+    """Two of three passes slow all that it sends; a slow link would slow the third one, too."""
+    seen = measured(3, around(20, 0.01))
+    for flow in [flow for flow in seen.values if flow.source == "w-0"]:
+        seen.values[flow][:2] = [9.0, 10.0]
+    assert "slow-host" not in {item.check for item in pairs.judge(seen)}
+
+
+def test_of_several_slow_hosts_the_slowest_is_told_first() -> None:
+    usual = around(20)
+    by = {"w-2": 0.6, "w-5": 0.01}
+    found = pairs.judge(measured(8, lambda flow: usual(flow) * by.get(flow.source, 1.0)))
+    assert named(found) == [("slow-host", "w-5"), ("slow-host", "w-2")]
+
+
 def test_a_single_slow_pair_is_no_hosts_fault() -> None:
     found = pairs.judge(measured(8, slowed(0.5, lambda flow: {*flow[1:]} == {"w-2", "w-5"})))
     assert named(found) == [("slow-pair", "")]
