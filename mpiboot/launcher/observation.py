@@ -338,17 +338,22 @@ async def needs_key(
     """
     line: tuple[str, ...] = ()
     if program:
-        called = program_words.called(program)
-        mpi = programs.detect_mpi(environ, called, patience=programs.LONG)
-        if mpi is None:
-            raise no_mpirun(environ, called)
+        found = _detected(environ, program, programs.LONG)
         wanted = resolved.settings.mpi
-        family = mpi.family if wanted is AUTO else wanted
+        family = found.family if wanted is AUTO else wanted
         line = mpirun_line.read(program, family).hostfiles
-    found = await find_hostfile(resolved, environ, patience, line)
+    listed = await find_hostfile(resolved, environ, patience, line)
     own = socket.gethostname()
     fqdns = pod.own_names(own)
-    return not all(names.is_local(host.name, own, fqdns) for host in found.hostfile.hosts)
+    return not all(names.is_local(host.name, own, fqdns) for host in listed.hostfile.hosts)
+
+
+def _detected(environ: Mapping[str, str], program: tuple[str, ...], patience: float) -> Mpi:
+    called = program_words.called(program)
+    found = programs.detect_mpi(environ, called, patience=patience)
+    if found is None:
+        raise no_mpirun(environ, called)
+    return found
 
 
 def _mpi(
@@ -359,10 +364,7 @@ def _mpi(
     Raises:
         MpibootError: ``program-missing``; there is none.
     """
-    called = program_words.called(program)
-    found = programs.detect_mpi(launcher.environ, called, patience=patience)
-    if found is None:
-        raise no_mpirun(launcher.environ, called)
+    found = _detected(launcher.environ, program, patience)
     wanted = launcher.resolved.settings.mpi
     if wanted is AUTO:
         return found

@@ -85,14 +85,14 @@ def dismiss(guard: GuardShell) -> None:
         os.waitpid(guard.pid, 0)
 
 
-def main(folder: str, mark: str, form: str, where: str = "") -> None:
+def main(folder: str, launch_id: str, form: str, where: str = "") -> None:
     """End what the launch has left in this pod, and say so; its copy of the key goes too.
 
     ``where`` leads to the folder when ``folder`` no longer does.
     """
     if not os.environ.get(KEEP_KEY):
         remove_key(where or folder)
-    count = end_all(0, folder, mark=mark)
+    count = end_all(0, folder, launch_id=launch_id)
     log.configure(form=LogFormat(form), role="launcher")
     # Where all sessions were mpiboot's own, mpirun may have ended over their loss before this.
     many = counted(count, "process", "processes")

@@ -406,7 +406,7 @@ class Parent:
             mpirun.client = preparation.pid
         shell: guard.GuardShell | None = None
         try:
-            if spec.client:  # without a mark: it lives until the workers were asked or told
+            if spec.client:  # outside the launch: it lives until the workers were asked or told
                 environ = outside_launch(os.environ)
                 self._client = start_listening(spec.client, environ, spec.folder, CLIENT_SOCKET)
             if not spec.supervise:

@@ -284,17 +284,17 @@ _PATIENCE: Final = 2.0
 _STEP: Final = 0.02
 
 
-def survivors(child: int, folder: str, *, reaped: bool, mark: str = "") -> list[int]:
+def survivors(child: int, folder: str, *, reaped: bool, launch_id: str = "") -> list[int]:
     """Find what mpirun started on this pod and what still runs.
 
     That is what stands below it in the process tree, and, once it is gone and its children
     belong to somebody else, whatever was started with this launch's own ID in its environment
     and lives in this pod (two pods that share a process table don't share a mount namespace).
-    With the job's ``mark`` a later launch in the same folder is told apart.
+    With its ``launch_id`` a later launch in the same folder is told apart.
     """
     table = Processes()
     found = [] if reaped else list(table.descendants(child))
-    wanted = {f"{LAUNCH_DIR}={folder}"} | ({f"{LAUNCH_ID}={mark}"} if mark else set())
+    wanted = {f"{LAUNCH_DIR}={folder}"} | ({f"{LAUNCH_ID}={launch_id}"} if launch_id else set())
     own = _mounts("self")
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) in (os.getpid(), child):
@@ -318,9 +318,9 @@ def send(pids: list[int], number: int) -> None:
             os.kill(pid, number)
 
 
-def end_all(child: int, folder: str, *, mark: str = "") -> int:
+def end_all(child: int, folder: str, *, launch_id: str = "") -> int:
     """End what mpirun left here: SIGTERM, and after some time SIGKILL; give their number."""
-    left = survivors(child, folder, reaped=True, mark=mark)
+    left = survivors(child, folder, reaped=True, launch_id=launch_id)
     if not left:
         return 0
     count = len(left)
@@ -328,7 +328,7 @@ def end_all(child: int, folder: str, *, mark: str = "") -> int:
         send(left, number)
         wait_gone(left)
         # Those that were ended may have started others; a zombie has no environment any more.
-        left = survivors(child, folder, reaped=True, mark=mark)
+        left = survivors(child, folder, reaped=True, launch_id=launch_id)
         if not left:
             break
     return count

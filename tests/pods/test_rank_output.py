@@ -13,6 +13,7 @@ from tests.pods.operator import mpijob
 
 if TYPE_CHECKING:
     from tests.pods.cluster import Cluster
+    from tests.pods.operator import Job
 
 # Workers stay to be looked into.
 ENV = {"MPIBOOT_OUTPUT_DIR": "/tmp/my out", "MPIBOOT_WORKER_EXIT": "never"}
@@ -40,19 +41,25 @@ def one_quick(quick: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("name", names)
 
 
-@one_quick("openmpi-5.0")
-def test_each_line_names_its_rank(cluster: Cluster, rig: None, name: str) -> None:
-    """Where much comes at once, MPIs have it within lines too, or not at the beginning of some."""
+def ended(cluster: Cluster, name: str, *words: str, **env: str) -> Job:
+    """A job of four ranks on two workers, after its good end."""
     job = mpijob(
         cluster,
         images.image(name),
         mpi=MPI.get(name, "OpenMPI"),
         workers=2,
         slots=2,
-        launcher_args=("sh", "-c", WRITES),
-        launcher={"env": {"MPIBOOT_TAG_OUTPUT": "on"}},
+        launcher_args=("sh", "-c", WRITES, *words),
+        launcher={"env": env},
     ).start()
     assert job.wait(PATIENCE) == 0
+    return job
+
+
+@one_quick("openmpi-5.0")
+def test_each_line_names_its_rank(cluster: Cluster, rig: None, name: str) -> None:
+    """Where much comes at once, MPIs have it within lines too, or not at the beginning of some."""
+    job = ended(cluster, name, MPIBOOT_TAG_OUTPUT="on")
     text = job.launcher.stdout()
     for rank in range(4):
         label = LABELS[name].format(rank)
@@ -65,16 +72,7 @@ def test_each_line_names_its_rank(cluster: Cluster, rig: None, name: str) -> Non
 def test_the_launchers_log_has_the_output_of_rank_0_alone(
     cluster: Cluster, rig: None, name: str
 ) -> None:
-    job = mpijob(
-        cluster,
-        images.image(name),
-        mpi=MPI.get(name, "OpenMPI"),
-        workers=2,
-        slots=2,
-        launcher_args=("sh", "-c", WRITES, "sh", "many"),
-        launcher={"env": {**ENV, "MPIBOOT_TAG_OUTPUT": "rank0"}},
-    ).start()
-    assert job.wait(PATIENCE) == 0
+    job = ended(cluster, name, "sh", "many", **ENV, MPIBOOT_TAG_OUTPUT="rank0")
     assert job.launcher.stdout() == "rank 0\n" * FEW
     log = job.launcher.stderr()
     assert "wrong 0" in log

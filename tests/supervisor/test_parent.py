@@ -1426,12 +1426,16 @@ def test_a_fault_in_what_tells_and_records_changes_no_end(
     monkeypatch.setattr(report, "tell_transport", fault)
     monkeypatch.setattr(report, "write_record", fault)
     options = SimpleNamespace(job_record="/nowhere")
-    own = SimpleNamespace(_options=options, _transport={}, _ask=lambda *_: ())
-    launch = SimpleNamespace(transport="RoCE", prove="fail", folder="/nowhere", attempt="")
+    own = SimpleNamespace(
+        _options=options, _transport={}, _ask=lambda *_: (), _began=0.0, _run_times=()
+    )
+    launch = SimpleNamespace(
+        transport="RoCE", prove="fail", folder="/nowhere", attempt="", times=()
+    )
     good = Verdict(0, "", "the program succeeded")
     assert parent.Parent._explained(own, launch, good) == (good, ())  # type: ignore[arg-type]
     parent.Parent._record(own, good, 1.0)  # type: ignore[arg-type]
-    assert capfd.readouterr().err.count("[bug] what ") == 2
+    assert capfd.readouterr().err.count("RuntimeError: no room; the job goes on without it") == 2
 
 
 def test_a_job_by_tcp_can_not_fail_by_its_transport(rig: Rig) -> None:

@@ -61,8 +61,8 @@ def test_what_has_the_mark_of_this_launch_is_found_and_nothing_else(launch: Laun
     launch.start(folder=f"{launch.folder}2")
     found = processes.survivors(0, launch.folder, reaped=True)
     assert sorted(found) == sorted((own, later))
-    assert processes.survivors(0, launch.folder, reaped=True, mark="this") == [own]
-    assert processes.survivors(own, launch.folder, reaped=True, mark="this") == []
+    assert processes.survivors(0, launch.folder, reaped=True, launch_id="this") == [own]
+    assert processes.survivors(own, launch.folder, reaped=True, launch_id="this") == []
 
 
 def test_what_stands_below_mpirun_is_found_without_a_mark_until_that_is_reaped(
@@ -92,12 +92,12 @@ def test_all_are_asked_to_end_and_those_that_ignore_it_are_killed(
         processes.wait_gone(gone, 60)
 
     monkeypatch.setattr(processes, "send", note)
-    assert processes.end_all(0, launch.folder, mark="this") == 2
+    assert processes.end_all(0, launch.folder, launch_id="this") == 2
     assert sent == [(sorted((polite, deaf)), signal.SIGTERM), ([deaf], signal.SIGKILL)]
     assert not there(polite)
     assert not there(deaf)
     assert there(other)
-    assert processes.end_all(0, launch.folder, mark="this") == 0
+    assert processes.end_all(0, launch.folder, launch_id="this") == 0
 
 
 def test_who_ends_when_asked_is_not_killed(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
