@@ -11,7 +11,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from types import MappingProxyType
+from typing import Any, Protocol
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -63,7 +64,7 @@ class Results:
                 f"min_{self.unit}": round(min(values), 1),
                 f"max_{self.unit}": round(max(values), 1),
                 "runs": len(values),
-                "ratio": round(self.median(name) / base, 2),
+                "ratio": round(self.median(name) / base, 2) if base else 1.0,
                 f"more_{self.unit}": round(self.median(name) - base, 1),
             }
             for name, values in self.runs.items()
@@ -97,13 +98,23 @@ def aligned(lines: Sequence[Sequence[str]]) -> str:
 
 
 def arguments(
-    description: str, *, runs: int, folders: bool = False, examples: str = ""
+    description: str,
+    *,
+    runs: int,
+    folders: bool = False,
+    examples: str = "",
+    more: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> argparse.Namespace:
-    """Read what every benchmark takes; ``folders`` are those of other mpiboots to compare with."""
+    """Read what every benchmark takes, and options of its own.
+
+    ``folders`` are those of other mpiboots to compare with; ``more`` are words of add_argument.
+    """
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=description, epilog=examples, formatter_class=form)
     parser.add_argument("--runs", type=int, default=runs, help=f"runs of each case ({runs})")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    for name, words in more.items():
+        parser.add_argument(name, **words)
     if folders:
         parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER")
     return parser.parse_args()

@@ -86,6 +86,8 @@ class Bench:
     workers: ManyWorkers
     mpirun: str
     seen: Mpi | None = None  # the real one
+    mpiboot: Sequence[str] = (sys.executable, "-m", "mpiboot")
+    started: float = 0.0  # when the last stand-in was (monotonic seconds)
     number: Iterator[int] = field(default_factory=itertools.count)
 
     def _ssh_config(self, folder: Path) -> Path:
@@ -142,7 +144,7 @@ class Bench:
             environ |= self._plain(way, folder, hostfile)
             argv = argv if real else ["mpirun", *argv]
         else:
-            argv = [sys.executable, "-m", "mpiboot", "launcher", "--", *argv]
+            argv = [*self.mpiboot, "launcher", "--", *argv]
             environ |= {
                 "MPIBOOT_HOSTFILE": str(hostfile),
                 "MPIBOOT_SSH_KEY": str(self.workers.key),
@@ -203,8 +205,8 @@ class Bench:
         if real:
             launcher.wait_until(lambda: bool(self.workers.all_of("daemon")))
         else:
-            started = control.wait_for("exec", launcher)
-            ready = ready if ours else started
+            self.started = control.wait_for("exec", launcher)
+            ready = ready if ours else self.started
         mine, mpirun = launcher.pids()
         agents = {pid for one in mpirun for pid in below(one)}
         if ours:

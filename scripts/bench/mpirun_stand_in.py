@@ -130,9 +130,9 @@ class StandIn:
         self._daemons: list[socket.socket] = []
         self._null = os.open("/dev/null", os.O_RDONLY)
 
-    def tell(self, what: str) -> None:
-        """Tell whoever measures."""
-        self._control.sendall(f"{what} {time.monotonic():.6f}\n".encode())
+    def tell(self, what: str, ago: float = 0.0) -> None:
+        """Tell whoever measures; ``ago`` is for how many seconds that has been so."""
+        self._control.sendall(f"{what} {time.monotonic() - ago:.6f}\n".encode())
 
     def start_agents(self) -> None:
         """Start as many as may run at once."""
@@ -166,7 +166,7 @@ class StandIn:
         signal.set_wakeup_fd(woken)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-        self.tell("exec")
+        self.tell("exec", time.process_time())  # Python's own start is nothing of mpiboot's
         self.start_agents()
         poll = select.poll()
         for file in (self._listener.fileno(), self._control.fileno(), ended):

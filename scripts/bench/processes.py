@@ -32,8 +32,8 @@ def below(pid: int) -> list[int]:
     """A process and all that descend from it."""
     found = [pid]
     for number in found:
-        for task in Path(f"/proc/{number}/task").glob("*/children"):
-            with suppress(OSError):  # it has ended
+        with suppress(OSError):  # it has ended
+            for task in Path(f"/proc/{number}/task").glob("*/children"):
                 found += map(int, task.read_text().split())
     return found
 
