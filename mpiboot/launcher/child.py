@@ -448,32 +448,42 @@ def prepare_script(
     """
     name = os.environ.get(launch_spec.ATTEMPT, "")
     before = dict(os.environ)
-    pod = launcher_pod(resolved, os.environ, pid=parent, attempt=name, may_disconnect=True)
-    if pod.key is None:
+    pod = launcher_pod(
+        resolved,
+        os.environ,
+        pid=parent,
+        attempt=name,
+        may_disconnect=True,
+        needs_key=lambda patience: loop.run(observation.needs_key(resolved, os.environ, patience)),
+    )
+    if pod.chosen is not None:
         raise error(
             "settings-conflict",
             f"{program[0]} logs in to the hosts by itself, and kubectl exec is for mpirun alone: "
-            f"{pod.chosen.reason if pod.chosen else 'there is no key'}",
+            f"{pod.chosen.reason}",
             hint="mount the job's key Secret, and let the hosts run sshd (`mpiboot worker`)",
         )
     reached.launcher = pod
     passed = loop.run(observation.pass_gates(pod, reached.workers))
     earlier = reached.say_attempt()
-    where = launch_folder.paths(pod.folder, parent, _LOGINS)
-    logins = Logins(
-        Path(where.launch_dir),
-        by_every_name(passed.workers, passed.renamed),
-        passed.host_keys,
-        pod.key,
-        resolved.settings,
-    )
-    client = _write_script_logins(logins, pod, passed, before.get("PATH", ""), parent)
-    path = os.pathsep.join((str(logins.folder / _BIN), before.get("PATH", "")))
+    path, folder = before.get("PATH", ""), ""
+    client: tuple[str, ...] = ()
+    if pod.key is not None:  # else this pod is the only host
+        where = launch_folder.paths(pod.folder, parent, _LOGINS)
+        logins = Logins(
+            Path(where.launch_dir),
+            by_every_name(passed.workers, passed.renamed),
+            passed.host_keys,
+            pod.key,
+            resolved.settings,
+        )
+        client = _write_script_logins(logins, pod, passed, path, parent)
+        folder = str(logins.folder)
+        path = os.pathsep.join((f"{folder}/{_BIN}", path))
     log.info("start", f"starting {program[0]}")
     # As for mpirun, with HOME and USER if this user had no usable ones.
     changed = {name: value for name, value in os.environ.items() if before.get(name) != value}
-    folder, changed = str(logins.folder), {**changed, "PATH": path}
-    return launch_spec.ScriptSpec(program, folder, changed, client, earlier)
+    return launch_spec.ScriptSpec(program, folder, {**changed, "PATH": path}, client, earlier)
 
 
 def _write_script_logins(

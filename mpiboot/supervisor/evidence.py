@@ -131,6 +131,7 @@ def counted_ports(
             rate=port.rate * 1e9,
             shared=shared(device, link),
             idle=_IDLE if port.link_layer.value == "InfiniBand" else 0,
+            mtu=port.mtu,
         )
         for name, (device, port, link) in (rails.items() if rdma else ())
     ]

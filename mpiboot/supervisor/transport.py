@@ -169,7 +169,7 @@ def _of_host(host: HostSnapshot, now: Counters | None) -> HostTraffic:
 
 def _as_json(item: PortTraffic) -> dict[str, Any]:
     port = item.port
-    told = {name: getattr(port, name) for name in ("link", "rdma", "data", "shared", "rate")}
+    told = {name: getattr(port, name) for name in ("link", "rdma", "data", "shared", "rate", "mtu")}
     return {**told, "sent": item.sent, "received": item.received, "unit": item.unit}
 
 

@@ -110,7 +110,7 @@ def rail_ends(network: WorkerNetwork) -> tuple[RailEnd | None, ...]:
         RailEnd(
             *(rail.name, rail.device.name, rail.port.number),
             gid.index if gid else None,
-            8 * carries(rail.port.rate * 1e9, rail.transport.value),
+            8 * carries(rail.port.rate * 1e9, rail.transport.value, rail.port.mtu),
         )
         if rail.ready and not rail.device.efa and (gid or rail.transport is Transport.INFINIBAND)
         else None

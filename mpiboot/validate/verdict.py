@@ -27,17 +27,18 @@ _LARGE: Final = 16 << 20
 _LAST: Final = 3  # of the largest sizes, which are judged by the best and show the spread
 _SPREAD: Final = 0.15
 
-# By transport: bytes of payload in a packet of the usual MTU, and what is around them: of Ethernet
-# with its gap, IP, UDP, the BTH and two CRCs; of InfiniBand the LRH and BTH in their place.
+# By transport: bytes of payload in a packet of the usual MTU (RoCE and InfiniBand have a port's
+# active one, 1024 on a link of 1500), and what is around them: of Ethernet with its gap, IP, UDP,
+# the BTH and two CRCs; of InfiniBand the LRH and BTH in their place.
 _PACKETS: Final = {
     "RoCE": (4096, 82),
     "InfiniBand": (4096, 26),
     "EFA": (8192, 100),
     "TCP": (1448, 90),
 }
-# Of InfiniBand's older speeds sysfs gives the rate on the wire (SDR to QDR: 8b/10b, FDR: 64b/66b);
-# from EDR on, and of Ethernet, that of the data.
-_ENCODING: Final = {10: 0.8, 20: 0.8, 40: 0.8, 56: 64 / 66}
+# Of InfiniBand's older speeds the rate is that on the wire (SDR to QDR: 8b/10b, FDR10 and FDR:
+# 64b/66b); from EDR on, and of Ethernet, that of the data.
+_ENCODING: Final = {10: 0.8, 20: 0.8, 40: 0.8, 41: 64 / 66, 56: 64 / 66}
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +248,7 @@ def _limit(run: Run) -> tuple[float, str]:
     rates: dict[str, float] = {}
     for host, ports in dict(run.transport.get("hosts") or {}).items():
         own = [port for port in ports.values() if port.get("data")]
-        known = [carries(float(port.get("rate") or 0), planned) for port in own]
+        known = [carries(float(port.get("rate") or 0), planned, port.get("mtu", 0)) for port in own]
         rates[host] = sum(known) if known and all(known) else 0.0
     if planned not in _PACKETS or not rates:
         why = "no data network was planned" if run.record else "the job left no record"
@@ -273,9 +274,11 @@ def _no_rings(run: Run) -> list[str]:
     return sorted(name for name in names if not tools.is_ring(name, run.asked.arguments))
 
 
-def carries(rate: float, planned: str) -> float:
-    """What a port carries of a program's bytes, in GB/s, of its bits per second."""
+def carries(rate: float, planned: str, mtu: int = 0) -> float:
+    """What a port carries of a program's bytes, in GB/s, of its bits per second and active MTU."""
     payload, around = _PACKETS.get(planned, (1, 0))
+    if planned in ("RoCE", "InfiniBand"):
+        payload = mtu or payload
     encoded = _ENCODING.get(round(rate / 1e9), 1.0) if planned == "InfiniBand" else 1.0
     return rate * encoded / 8e9 * payload / (payload + around)
 

@@ -20,7 +20,7 @@ from mpiboot.core.settings import resolve
 from mpiboot.hosts.gate import GateResult
 from mpiboot.launcher import child, observation
 from mpiboot.launcher.child import ChildLoop, ReachedWorkers, by_every_name, that_may_join
-from mpiboot.launcher.setup import LauncherPod
+from mpiboot.launcher.setup import LauncherPod, launcher_pod
 from mpiboot.ssh import client_start
 from mpiboot.ssh.client_start import ClientConfig
 from mpiboot.supervisor import evidence
@@ -105,6 +105,7 @@ def ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
 
     def pod(resolved: object, environ: object, **named: Any) -> LauncherPod:  # noqa: ANN401 - its own
+        assert named.pop("needs_key")
         assert named == {"pid": os.getpid(), "attempt": "b", "may_disconnect": True}
         key = JobKey(tmp_path / "id", "ssh-ed25519 JOB")
         os.environ["HOME"] = "/found/by/mpiboot"
@@ -231,3 +232,25 @@ def test_a_program_that_logs_in_by_itself_needs_ssh(monkeypatch: pytest.MonkeyPa
     assert told.value.code == 78
     assert "there is no key" in str(told.value)
     assert told.value.finding.hint.startswith("mount the job's key Secret")
+
+
+@pytest.mark.usefixtures("ready")
+def test_in_a_job_of_this_pod_alone_a_program_starts_without_a_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing waits for a key that nobody needs, and its ssh is the image's own."""
+    monkeypatch.setattr(child, "launcher_pod", launcher_pod)
+    for name in ("HOME", "USER", "LOGNAME", "TMPDIR"):
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+    hosts = tmp_path / "hosts"
+    hosts.write_text("localhost slots=2\n")
+    given = {
+        "hostfile": str(hosts),
+        "runtime_dir": str(tmp_path / "run"),
+        "ssh_key": str(tmp_path / "none"),
+    }
+    spec = child.prepare_script(
+        resolve(given, {}), ("horovodrun", "x"), os.getpid(), Loop(), ReachedWorkers()
+    )
+    assert (spec.argv, spec.folder, spec.client) == (("horovodrun", "x"), "", ())
+    assert spec.set_env["PATH"] == os.environ["PATH"]

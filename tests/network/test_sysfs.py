@@ -154,7 +154,14 @@ def test_device_nodes_are_known_by_their_device(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "rate"),
-    [("100 Gb/sec (4X EDR)", 100.0), ("2.5 Gb/sec (1X SDR)", 2.5), ("Gb/sec", 0.0), ("", 0.0)],
+    [
+        ("100 Gb/sec (4X EDR)", 100.0),
+        ("2.5 Gb/sec (1X SDR)", 2.5),
+        ("40 Gb/sec (4X QDR)", 40.0),
+        ("40 Gb/sec (4X FDR10)", 41.25),
+        ("Gb/sec", 0.0),
+        ("", 0.0),
+    ],
 )
 def test_a_ports_rate(tmp_path: Path, text: str, rate: float) -> None:
     port = tmp_path / "class" / "infiniband" / "mlx5_0" / "ports" / "1"

@@ -23,14 +23,19 @@ def test_it_starts_without_a_key(cluster: Cluster, rig: None, name: str) -> None
     image = images.image(name).with_files({"/hosts": "localhost slots=2\n"})
     pods = [
         cluster.pod(
-            PodSpec(name=word, image=image, args=["launcher", "--hostfile", "/hosts", line])
+            PodSpec(name=word, image=image, args=["launcher", "--hostfile", "/hosts", *line])
         )
-        for word, line in (("good", RING), ("bad", "/no-such-program"))
+        for word, line in (
+            ("good", [RING]),
+            ("script", ["sh", "-c", f"ssh -V || :; mpirun {RING}"]),
+            ("bad", ["/no-such-program"]),
+        )
     ]
-    good, bad = (pod.start() for pod in pods)
-    assert good.wait(PATIENCE) == 0, good.stderr()
-    said = sorted(good.stdout().splitlines())
-    assert said == [f"rank {rank} of 2 on {good.hostname}" for rank in range(2)]
+    *alone, bad = (pod.start() for pod in pods)
+    for good in alone:
+        assert good.wait(PATIENCE) == 0, good.stderr()
+        said = sorted(good.stdout().splitlines())
+        assert said == [f"rank {rank} of 2 on {good.hostname}" for rank in range(2)]
     code = bad.wait(PATIENCE)
     if name != "intel-mpi":  # whose own mpirun may be killed by SIGPIPE then
         assert code == 127, bad.stderr()

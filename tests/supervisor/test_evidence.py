@@ -299,7 +299,9 @@ def test_what_is_counted_are_the_rails_and_the_links(kind: str, mode: str, *, sh
     seen = replace(seen, facts=replace(seen.facts, fabric=fabric, links=links))
     network = worker_network.choose(seen, Settings())
     port, *links_counted = evidence.counted_ports(network, rdma=True)
-    assert port == CountedPort("mlx5_3:1", "net1", data=True, rdma=True, rate=100e9, shared=shared)
+    assert port == CountedPort(
+        "mlx5_3:1", "net1", data=True, rdma=True, rate=100e9, shared=shared, mtu=1024
+    )
     assert [(link.name, link.data) for link in links_counted] == [("eth0", False), ("net1", False)]
     eth0, net1 = evidence.counted_ports(network, rdma=False)
     assert (eth0.data, net1.data) == (False, True)

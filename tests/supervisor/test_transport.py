@@ -308,6 +308,7 @@ def test_a_report_is_read_by_programs() -> None:
             "unit": "bytes",
             "shared": False,
             "rate": 200e9,
+            "mtu": 0,
         },
         "eth0": {
             "link": "eth0",
@@ -318,6 +319,7 @@ def test_a_report_is_read_by_programs() -> None:
             "unit": "bytes",
             "shared": False,
             "rate": 0.0,
+            "mtu": 0,
         },
     }
     assert transport.judge([], {}, strict=True) == TransportReport()

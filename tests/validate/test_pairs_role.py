@@ -138,7 +138,7 @@ async def test_every_pair_is_measured_by_the_program_of_both_ends(
         (f"w-{one}", f"w-{other}") for one in range(3) for other in range(3) if one != other
     }
     assert {value for values in seen.values.values() for value in values} == {96.73}
-    assert 98 < seen.limits[0] < 99
+    assert 92 < seen.limits[0] < 93
     assert pairs.judge(seen) == ()
     assert {child.returncode for home in homes for child in home.children} == {0}
 

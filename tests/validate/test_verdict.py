@@ -16,10 +16,10 @@ NCCL, OSU, _ = TOOLS
 GIB = 1 << 30
 
 
-def ports(*rates: float, rdma: bool = True) -> dict[str, Any]:
+def ports(*rates: float, rdma: bool = True, mtu: int = 0) -> dict[str, Any]:
     """A host's ports as the job's record has them; rates in Gb/s."""
     return {
-        f"mlx5_{at}:1": {"rdma": rdma, "data": True, "rate": rate * 1e9}
+        f"mlx5_{at}:1": {"rdma": rdma, "data": True, "rate": rate * 1e9, "mtu": mtu}
         for at, rate in enumerate(rates)
     }
 
@@ -118,6 +118,10 @@ RATES = {
     "EDR": (record("InfiniBand", {"w-0": ports(100)}), 12.42),
     "QDR is 8b/10b": (record("InfiniBand", {"w-0": ports(40)}), 3.975),
     "40 GbE is not": (record("RoCE", {"w-0": ports(40)}), 4.902),
+    "FDR10, 4 x 10.3125": (record("InfiniBand", {"w-0": ports(41.25)}), 4.968),
+    "RoCE on MTU 1500": (record("RoCE", {"w-0": ports(400, mtu=1024)}), 46.29),
+    "InfiniBand's 2048": (record("InfiniBand", {"w-0": ports(400, mtu=2048)}), 49.37),
+    "TCP has its own": (record("TCP", {"w-0": ports(10, mtu=1024)}), 1.177),
     "FDR": (record("InfiniBand", {"w-0": ports(56)}), 6.745),
     "TCP": (record("TCP", {"w-0": ports(10, rdma=False)}), 1.177),
     "the least host's": (record("RoCE", {"w-0": ports(400, 400), "w-1": ports(400)}), 49.02),
