@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -34,12 +35,20 @@ if TYPE_CHECKING:
 def test_every_slot_runs_a_rank_and_all_traffic_stays_on_the_control_link(
     cluster: Cluster, image: Image
 ) -> None:
-    program = (RING, "--bytes", "20")
-    job = spanned(cluster, image, *program, workers=3, slots=2, data_link="net1")
+    shape = {"workers": 3, "slots": 2, "data_link": "net1"}
+    record = {"env": {"MPIBOOT_JOB_RECORD": "-"}}
+    job = spanned(cluster, image, RING, "--bytes", "20", launcher=record, **shape)
     for worker in job.workers:
         assert worker.counters("eth0").tx > 15_000_000
         # Neighbour discovery and multicast reports are all that crosses the other link.
         assert worker.counters("net1").tx < 20_000
+    (line,) = (line for line in job.launcher.stderr().splitlines() if line.startswith("{"))
+    told = json.loads(line)
+    assert (told["event"], told["exit"], told["ranks"]) == ("job-record", 0, 6)
+    assert told["hosts"] == [worker.fqdn.removesuffix(".cluster.local") for worker in job.workers]
+    assert list(told["phases"]) == ["names", "ssh", "plan", "run", "end"]
+    assert told["transport"]["planned"] == "TCP"
+    assert told["transport"]["hosts"].keys() == set(told["hosts"])
 
 
 @ONE_IMAGE
