@@ -116,6 +116,18 @@ class Image:
 
         return self._with_layer(("wheel", prefix, requirement), install)
 
+    def with_debian(self, *packages: str, then: str = "") -> Image:
+        """The same image after apt-get and a script; mpiboot's code stays above, and may change."""
+        code = tuple(layer for layer in self.layers if layer.parent == CACHE / "code")
+        below = tuple(layer for layer in self.layers if layer not in code)
+        nameserver = {"/etc/resolv.conf": Path("/etc/resolv.conf").read_text()}
+        install = (
+            f"apt-get -qq update && apt-get -qq install --yes --no-install-recommends"
+            f" {' '.join(packages)} >/dev/null && rm -rf /var/lib/apt/lists/* /var/cache/apt/*"
+        )
+        made = replace(self, layers=below).with_files(nameserver).after("sh", "-ec", install + then)
+        return replace(made, layers=(*code, *made.layers))
+
     def after(self, *command: str) -> Image:
         """The same image after a RUN of its Containerfile."""
 
