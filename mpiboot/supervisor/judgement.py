@@ -205,7 +205,7 @@ def _judge(state: State) -> Verdict:
         return _by_signal(state)
     if state.no_agent and not state.losses and _status(state) == 0:
         return not_started(state)
-    return _by_loss(state) or _by_mpi(state) or _by_rank(state) or _own(state)
+    return _by_program(state) or _by_loss(state) or _by_mpi(state) or _by_rank(state) or _own(state)
 
 
 def proved(verdict: Verdict, lines: tuple[str, ...]) -> tuple[Verdict, tuple[str, ...]]:
@@ -243,6 +243,9 @@ def proved(verdict: Verdict, lines: tuple[str, ...]) -> tuple[Verdict, tuple[str
     hints = tuple(line for leads, line in told if not leads)
     verdict = replace(verdict, evidence=(*verdict.evidence, *hints))
     found = [item for item in found if item[0] not in (_MEMORY, _RANK_MEMORY)]
+    if not found and verdict.missing:
+        message = f"{verdict.message} (mpirun itself returned {verdict.code})"
+        return verdict_of("program-missing", message, verdict.host, verdict.evidence), plain
     if not found:
         return verdict, plain
     reference, host, message = found[0]
@@ -281,6 +284,19 @@ def how(loss: Loss) -> str:
     return f"its {who} ended with {loss.status}{words}"
 
 
+def _by_program(state: State) -> Verdict | None:
+    """Judge by the program that mpirun could not execute; None where that explains no end.
+
+    A rank's own mpirun may have reported it, and its rank gone on. Which host lacks it that host
+    itself says best (``proved``): 5.0 tells of permissions where the file isn't there.
+    """
+    found, status = state.lacking, _status(state)
+    if not found or not status or not (status in state.job.family.lacking or state.no_daemon):
+        return None
+    message = f"mpirun could not find or execute the program {found.what}"
+    return Verdict(status, "", message, found.host, missing=found.what)
+
+
 def _by_loss(state: State) -> Verdict | None:
     """Judge by what became of agents; None where mpirun's own status is the truth."""
     status = _status(state)
@@ -290,7 +306,7 @@ def _by_loss(state: State) -> Verdict | None:
         # Somebody killed mpirun itself: what its agents did then follows from it.
         sure = tuple(loss for loss in sure if not loss.after)
     if sure:
-        return _lost(state, sure[0], sure)
+        return _lost(state, _first(state, sure), sure)
     gone = tuple(host for host, reachable, _ in state.checked if reachable is False)
     late = tuple(host for host in state.late_agents if host in gone)
     if late:
@@ -298,7 +314,7 @@ def _by_loss(state: State) -> Verdict | None:
         return verdict_of("host-lost", f"{message} ({_returned(state)})", late[0])
     # The daemon's own status: a failed program's doing where mpirun has a status of its own.
     if state.losses:
-        first = state.losses[0]
+        first = _first(state, state.losses)
         # Those of a short job may have joined unseen; mpirun has told of its rank then.
         told = state.first_rank is not None or status not in state.job.family.lost
         follows = first.joined or (first.status in _HYDRA_STATUSES and told)
@@ -314,6 +330,11 @@ def _by_loss(state: State) -> Verdict | None:
     return None
 
 
+def _first(state: State, losses: tuple[Loss, ...]) -> Loss:
+    """Choose the loss that mpirun itself reports, or else the first that was seen."""
+    return next((loss for loss in losses if loss.host == state.lost_daemon), losses[0])
+
+
 def _passed_on(loss: Loss, status: int) -> bool:
     """Whether mpirun returned an agent's status as its own.
 
@@ -326,8 +347,17 @@ def _passed_on(loss: Loss, status: int) -> bool:
 
 
 def _lost(state: State, first: Loss, losses: tuple[Loss, ...]) -> Verdict:
-    # What ended after mpirun had ended followed from that.
-    others = tuple(loss for loss in losses if loss is not first and not loss.after)
+    killed = tuple(loss.host for loss in losses if loss.status == -SIGKILL)
+    named = first.host == state.lost_daemon or _passed_on(first, _status(state))
+    if len(killed) > 1 and first.host in killed and not named:
+        message = "mpirun gave up over a lost host, and killed the launch agents of "
+        message += f"{first_few(killed, LISTED)}: which host was lost is not known"
+        found = verdict_of("host-lost", f"{message} ({_returned(state)})")
+        return replace(found, killed=True)
+    # What ended after mpirun had ended, and the agents that it killed itself, followed from that.
+    others = tuple(
+        loss for loss in losses if loss is not first and not loss.after and loss.host not in killed
+    )
     lines = tuple(f"{loss.host}: {how(loss)}" for loss in others[:LISTED])
     more = f" (and {counted(len(others), 'more host')})" if others else ""
     proof = dict(state.given_up).get(first.host)

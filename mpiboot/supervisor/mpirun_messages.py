@@ -26,8 +26,8 @@ from mpiboot.supervisor.output import (
     MpirunPipes,
     OutputWriter,
     StderrPipe,
-    mpi_failed,
     open_pipes,
+    reports,
 )
 from mpiboot.supervisor.state import SIGKILL, SIGTERM, Family, RankEnd, RankEnded
 from mpiboot.system.loop import EventLoop
@@ -168,7 +168,7 @@ class MpirunMessages(MpirunPipe):
         if last and rest.strip(b"\0"):
             shown, rest = shown + rest + b"\n", b""  # what is written next begins a line of its own
         # 5.0.7 ends messages with a NUL byte where a peer aborted; grep takes that for binary.
-        told = [*ranks_ended(whole), *mpi_failed(whole)]
+        told = [*ranks_ended(whole), *reports(whole)]
         return shown.replace(b"\0", b""), b"" if last else rest, told
 
 

@@ -231,12 +231,31 @@ def open_pipes(*, told_there: bool, dropped: bool) -> dict[int, tuple[int, int]]
 
 # Open MPI 4.1 and 5.0, before a rank ends itself for it (MPI_ERRORS_ARE_FATAL).
 _MPI_FAILED: Final = re.compile(rb"\*\*\* An error occurred in (MPI_\w+)")
+# What both say of a lost daemon; and of a program, with either order of the last two lines.
+_LOST: Final = re.compile(
+    rb"lost communication with a remote daemon\.\s+HNP daemon .+\n"
+    rb" *Remote daemon: \S+ on node (\S+)\n"
+)
+_LACKS: Final = re.compile(
+    rb"was unable to (?:find|launch) the specified [^-]{,600}?\n *"
+    rb"(?:Executable: +(.+)\n *Node: +(\S+)|Node: +(\S+)\n *Executable: +(.+))\n"
+)
+_MESSAGE: Final = 1024  # bytes: none is longer
 
 
-def mpi_failed(text: bytes) -> list[RankEnded]:
-    """Find the first call of MPI that some of mpirun's or ranks' messages name as failed."""
-    found = _MPI_FAILED.search(text)
-    return [RankEnded(None, RankEnd.MPI, call=found[1].decode())] if found else []
+def reports(text: bytes) -> list[RankEnded]:
+    """Find what messages of mpirun's or ranks' say that is no rank's end, the first of each."""
+    told = []
+    if found := _MPI_FAILED.search(text):
+        told.append(RankEnded(None, RankEnd.MPI, what=found[1].decode()))
+    if found := _LOST.search(text):
+        told.append(RankEnded(None, RankEnd.LOST, found[1].decode("utf-8", "replace")))
+    if found := _LACKS.search(text):
+        what, host = (word.decode("utf-8", "replace") for word in found.groups() if word)
+        if found[3]:
+            what, host = host, what
+        told.append(RankEnded(None, RankEnd.LACKS, host, what=what))
+    return told
 
 
 class MpirunPipe:
@@ -306,14 +325,15 @@ class StderrPipe(MpirunPipe):
     for binary. They stand behind a newline; other NUL bytes are the ranks'.
     """
 
-    _before = b""
+    _recent = b""  # where a message may have begun: 5.0.7 writes some in several pieces
 
     def _parse(self, text: bytes, *, last: bool) -> tuple[bytes, bytes, list[RankEnded]]:
         del last
-        before = self._before
+        before = self._recent[-1:]
         text = (before + text).replace(b"\n\0", b"\n")[len(before) :]
-        self._before = text[-1:] or before
-        return text, b"", mpi_failed(text)
+        recent = self._recent + text
+        self._recent = recent[-_MESSAGE:]
+        return text, b"", reports(recent)
 
 
 @dataclass(eq=False)

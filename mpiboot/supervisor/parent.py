@@ -449,7 +449,7 @@ class Parent:
             family = FAMILIES.get(spec.family, UNKNOWN)
             # The program whose lack on some host may be what the verdict is about.
             lacks = not verdict.reference and verdict.code in family.lacking
-            program = spec.program if lacks else ""
+            program = verdict.missing or (spec.program if lacks else "")
             # Evidence begins with the host that it is of, where it is of one.
             others = (line.partition(": ")[0] for line in verdict.evidence)
             asked = (verdict.host, program, verdict.signal, *others)

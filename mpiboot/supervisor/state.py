@@ -83,22 +83,24 @@ class RankSeen:
 
 
 class RankEnd(str, Enum):
-    """How a rank ended that ended badly."""
+    """How a rank ended that ended badly, or what else mpirun's own messages tell."""
 
     SIGNAL = "signal"
     ABORT = "abort"  # it called MPI_Abort
     STATUS = "status"  # its exit status isn't 0
     MPI = "mpi"  # MPI itself says that a call failed, for which it ends the job
     SILENT = "silent"  # with 0, and without MPI_Finalize
+    LOST = "lost"  # no rank's end: mpirun has lost the connection to a host's daemon
+    LACKS = "lacks"  # no rank's end: mpirun can't find or execute the program on a host
 
 
 @dataclass(frozen=True, slots=True)
 class RankEnded:
-    """Mpirun reports a rank that ended badly.
+    """Mpirun reports a rank that ended badly, or something else (``how``).
 
     ``rank`` is None where it doesn't name one; ``host``, ``signal``, the rank's own exit ``code``
-    and the ``call`` of MPI that failed are set where it reports them. ``last`` where this is the
-    report on all ranks that mpirun writes at its end.
+    are set where it reports them, ``what`` is the call of MPI that failed, or the program. ``last``
+    where this is the report on all ranks that mpirun writes at its end.
     """
 
     rank: int | None
@@ -107,7 +109,7 @@ class RankEnded:
     signal: int = 0
     code: int = 0
     last: bool = False
-    call: str = ""
+    what: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +298,8 @@ class Verdict:
     ``rank`` and ``signal`` are those of the rank that ended first, where it is known.
     ``by_signal`` where a signal to the launcher ended the job; ``killed`` where the agent of a lost
     host, or its ssh, was ended by SIGKILL; ``gone`` where that host can't be entered: it does not
-    answer, or its pod is being terminated.
+    answer, or its pod is being terminated. ``missing`` is the program that mpirun could not execute
+    on that host, by its own words.
     """
 
     code: int
@@ -310,6 +313,7 @@ class Verdict:
     killed: bool = False
     failed: str = "program"
     gone: bool = False
+    missing: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -520,10 +524,11 @@ class State:
 
     ``pending`` timers are running. ``stage`` is how far mpirun's end was forced (1 signalled, 2
     signalled again, 3 killed), ``cause`` the reason, where that isn't a host's loss. ``first_rank``
-    is the first that ended badly, ``mpi_failed`` the first call of MPI that failed, as MPI reports
-    it. ``waiting_looks`` is how often ranks were found in MPI after a host's had all ended,
-    ``suspected`` the last warning of a job that seems stuck. ``saving`` while ranks have the stop
-    signal and mpirun is held; ``ranks_left`` of them are left.
+    is the first that ended badly, ``mpi_failed`` the first call of MPI that failed, ``lost_daemon``
+    the first host that was lost, and ``lacking`` the first that can't execute the program, each as
+    MPI or mpirun reports it. ``waiting_looks`` is how often ranks were found in MPI after a host's
+    had all ended, ``suspected`` the last warning of a job that seems stuck. ``saving`` while ranks
+    have the stop signal and mpirun is held; ``ranks_left`` of them are left.
     """
 
     job: Job
@@ -548,6 +553,8 @@ class State:
     cause: Verdict | None = None
     first_rank: RankEnded | None = None
     mpi_failed: str = ""
+    lost_daemon: str = ""
+    lacking: RankEnded | None = None
     ended: MpirunEnded | None = None
     finished: bool = False
     waiting_looks: int = 0

@@ -395,8 +395,6 @@ def _agent_ended(state: State, event: AgentEnded) -> Step:
         return state, ()
     if event.status == 0:
         return _ended_well(state, event)
-    if event.killed and state.losses:
-        return state, ()  # an mpirun that gives up over a lost host kills the other agents
     loss = Loss(
         event.host,
         event.status,
@@ -408,10 +406,13 @@ def _agent_ended(state: State, event: AgentEnded) -> Step:
     )
     before = state.losses
     state = replace(state, losses=(*before, loss))
+    if event.killed and before and event.host != state.lost_daemon:
+        return state, ()  # an mpirun that gives up over a lost host kills the other agents
     actions: tuple[Action, ...] = ()
     if state.ended is None and Timer.LOST_DAEMON not in state.pending and not state.stage:
         state, actions = start(state, Timer.LOST_DAEMON)
-    if not loss.sure and not (event.killed and _may_be_lost(state)):
+    follows = state.lost_daemon not in ("", event.host)
+    if not loss.sure and not (event.killed and not follows and _may_be_lost(state)):
         return state, (*actions, Say(LogLevel.DEBUG, "agent", how(loss), loss.host))
     if not any(item.sure for item in before):
         state, more = start(state, Timer.SUSPENSION)
@@ -465,6 +466,15 @@ def _rank_seen(state: State, event: RankSeen) -> Step:
     return end(state, not_started(state, event.program))
 
 
+def _reported(state: State, event: RankEnded) -> State:
+    """Note what mpirun reports that is no rank's end, the first of each."""
+    if event.how is RankEnd.MPI:
+        return replace(state, mpi_failed=state.mpi_failed or event.what)
+    if event.how is RankEnd.LOST:
+        return replace(state, lost_daemon=state.lost_daemon or event.host)
+    return replace(state, lacking=state.lacking or event)
+
+
 def _rank_ended(state: State, event: RankEnded) -> Step:
     if event.last:
         # Where mpirun ended ranks itself, the first failure is the one that it reported earlier.
@@ -472,8 +482,8 @@ def _rank_ended(state: State, event: RankEnded) -> Step:
         return (state if own else replace(state, first_rank=event)), ()
     if state.being_ended:
         return state, ()
-    if event.how is RankEnd.MPI:
-        return replace(state, mpi_failed=state.mpi_failed or event.call), ()
+    if event.how in (RankEnd.MPI, RankEnd.LOST, RankEnd.LACKS):
+        return _reported(state, event), ()
     # A peer may find a dead rank's connection closed, and abort, before its end is reported.
     first = state.first_rank
     later = (

@@ -31,7 +31,7 @@ from tests.supervisor.test_verdicts import HOSTS, fire_all, go, job, judged, run
 
 
 def mpi_failed(call: str) -> RankEnded:
-    return RankEnded(None, RankEnd.MPI, call=call)
+    return RankEnded(None, RankEnd.MPI, what=call)
 
 
 UNKNOWN = ", and no rank is known to have failed: see the lines above"

@@ -12,7 +12,7 @@ import pytest
 from mpiboot.core.launch_spec import PLACEMENT
 from mpiboot.supervisor import mpirun_messages
 from mpiboot.supervisor.mpirun_messages import MpirunMessages
-from mpiboot.supervisor.output import mpi_failed
+from mpiboot.supervisor.output import StderrPipe, reports
 from mpiboot.supervisor.state import RankEnd, RankEnded
 
 RULE = "-" * 74 + "\n"
@@ -89,9 +89,125 @@ def test_which_ranks_ended(text: str, ends: list[RankEnded]) -> None:
         ("an error occurred in MPI_Init\n", ""),
     ],
 )
-def test_which_call_of_mpi_failed(text: str, call: str) -> None:
-    failed = [RankEnded(None, RankEnd.MPI, call=call)]
-    assert mpi_failed(text.encode()) == (failed if call else [])
+def test_which_call_of_reports(text: str, call: str) -> None:
+    failed = [RankEnded(None, RankEnd.MPI, what=call)]
+    assert reports(text.encode()) == (failed if call else [])
+
+
+LINE = "-" * 74
+# As 4.1.4 and 5.0.7 write them.
+LOST_4 = f"""{LINE}
+ORTE has lost communication with a remote daemon.
+
+  HNP daemon   : [[40298,0],0] on node launcher
+  Remote daemon: [[40298,0],2] on node w-1.w.default.svc
+
+This is usually due to either a failure of the TCP network
+connection to the node, or possibly an internal failure of
+the daemon itself. We cannot recover from this failure, and
+therefore will terminate the job.
+{LINE}
+"""
+LOST_5 = (
+    LOST_4.replace("ORTE", "PRTE")
+    .replace("[[40298,0],0]", "[prterun-launcher-22@0,0]")
+    .replace("[[40298,0],2]", "[prterun-launcher-22@0,2]")
+    .replace("w-1.w.default.svc", "w-1")
+)
+NO_FILE_4 = f"""{LINE}
+mpirun was unable to launch the specified application as it could not access
+or execute an executable:
+
+Executable: /opt/only/here it is
+Node: w-1.w.default.svc
+
+while attempting to start process rank 1.
+{LINE}
+"""
+NO_NAME_4 = f"""{LINE}
+mpirun was unable to find the specified executable file, and therefore
+did not launch the job.  This error was first reported for process
+rank 1; it may have occurred for other processes as well.
+
+NOTE: A common cause for this error is misspelling a mpirun command
+      line parameter option (remember that mpirun interprets the first
+      unrecognized command line token as the executable).
+
+Node:       w-1
+Executable: here
+{LINE}
+"""
+NO_FILE_5 = f"""{LINE}
+prterun was unable to launch the specified application as it lacked
+permissions to execute an executable:
+
+   Executable: /opt/only/here
+   Node: w-1
+
+while attempting to start process rank 1.
+{LINE}
+"""
+NO_NAME_5 = f"""{LINE}
+prterun was unable to find the specified executable file, and therefore did
+not launch the job.  This error was first reported for process rank
+1; it may have occurred for other processes as well.
+
+NOTE: A common cause for this error is misspelling a prterun command
+   line parameter option (remember that prterun interprets the first
+   unrecognized command line token as the executable).
+
+   Node:       w-1
+   Executable: here
+{LINE}
+"""
+NO_FOLDER = f"""{LINE}
+mpirun was unable to launch the specified application as it could not
+change to the specified working directory:
+
+Working directory: /x
+Node: w-1
+
+while attempting to start process rank 1.
+{LINE}
+Node: w-1
+Executable: no message of its own
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "program"),
+    [
+        (LOST_4, "w-1.w.default.svc", ""),
+        (LOST_5, "w-1", ""),
+        (NO_FILE_4, "w-1.w.default.svc", "/opt/only/here it is"),
+        (NO_NAME_4, "w-1", "here"),
+        (NO_FILE_5, "w-1", "/opt/only/here"),
+        (NO_NAME_5, "w-1", "here"),
+        (NO_FOLDER, "", ""),
+        ("lost communication with a remote daemon of mine\n", "", ""),
+    ],
+)
+def test_which_host_is_lost_or_lacks_the_program(text: str, host: str, program: str) -> None:
+    how = RankEnd.LACKS if program else RankEnd.LOST
+    told = [RankEnded(None, how, host, what=program)] if host else []
+    assert reports(f"before\n{text}after\n".encode()) == told
+
+
+def test_a_message_on_stderr_may_come_in_pieces() -> None:
+    reader, writer = os.pipe()
+    shown = Shown()
+    pipe = StderrPipe(reader, shown.write)
+    told = []
+    for byte in (LOST_5 + NO_FILE_5).encode():
+        os.write(writer, bytes((byte,)))
+        told += pipe.read()
+    os.close(writer)
+    pipe.close()
+    assert shown.data.decode() == LOST_5 + NO_FILE_5
+    # It may be told again: the first of each counts.
+    first = RankEnded(None, RankEnd.LOST, "w-1")
+    second = RankEnded(None, RankEnd.LACKS, "w-1", what="/opt/only/here")
+    assert list(dict.fromkeys(told)) == [first, second]
 
 
 class Shown:

@@ -498,6 +498,13 @@ def test_a_host_that_proves_its_lack_decides_and_others_follow() -> None:
         Verdict(132, "", "own"),
         lines[:1],
     )
+    # What mpirun itself has told stands where no host tells more.
+    told = Verdict(132, "", "mpirun could not execute X", "w-2", missing="X")
+    assert judgement.proved(told, lines) == (verdict, rest)
+    found, left = judgement.proved(told, lines[:1])
+    assert (found.code, found.reference, found.host) == (127, "program-missing", "w-2")
+    assert found.message == "mpirun could not execute X (mpirun itself returned 132)"
+    assert left == lines[:1]
 
 
 def test_an_ssh_that_the_launchers_memory_limit_killed_is_no_lost_host() -> None:
@@ -636,6 +643,8 @@ LAUNCHING = verdicts.initial(job())[0]
 GONE = AgentEnded("w-2", 101, 255)
 KILLED_AGENT = AgentEnded("w-2", 101, -9, killed=True)
 OTHER_KILLED = AgentEnded("w-1", 100, -9, killed=True)
+LOST_DAEMON = RankEnded(None, RankEnd.LOST, "w-2")
+LACKS = RankEnded(None, RankEnd.LACKS, "w-2", what="/x/it")
 ANSWERS = HostChecked("w-2", reachable=True)
 NOT_RESPONDING = AgentEnded("w-2", 101, 255, ("Timeout, server w-2 not responding.",))
 NO_ANSWER = AgentEnded("w-2", 101, 255, ("w-2: Server not responding to keepalive",))
@@ -700,13 +709,46 @@ OOM = ClientEnded(LIMIT, killed=True, out_of_memory=True)
             ],
             *(LOST_HOST, "does not answer any more"),
         ),
-        # Of agents that mpirun killed only the first is a lost host; after a failed program none.
-        (
-            running("openmpi5"),
-            [KILLED_AGENT, MpirunEnded(0), OTHER_KILLED, ANSWERS, IN_TIME],
-            *(LOST_HOST, "agent was killed by SIGKILL"),
+        # Of agents that mpirun killed the lost host's is the one that mpirun names, whichever ended
+        # first; after a failed program none.
+        *(
+            (running("openmpi5"), [*events, ANSWERS, IN_TIME], *(LOST_HOST, "lost while the job"))
+            for events in (
+                [KILLED_AGENT, LOST_DAEMON, OTHER_KILLED, MpirunEnded(0)],
+                [OTHER_KILLED, LOST_DAEMON, KILLED_AGENT, MpirunEnded(0)],
+                [LOST_DAEMON, OTHER_KILLED, KILLED_AGENT, MpirunEnded(0)],
+                [LOST_DAEMON, OTHER_KILLED, MpirunEnded(255), KILLED_AGENT],
+                [LOST_DAEMON, MpirunEnded(0), OTHER_KILLED, KILLED_AGENT],
+                # An agent that ended by itself needs no such name.
+                [OTHER_KILLED, GONE, MpirunEnded(0)],
+                [GONE, OTHER_KILLED, MpirunEnded(0)],
+                [OTHER_KILLED, MpirunEnded(0), GONE],
+            )
         ),
+        *(
+            (running(family), events, (69, "host-lost", ""), which)
+            for family, code in (("openmpi5", 0), ("openmpi4", 205))
+            for events, which in (
+                ([KILLED_AGENT, OTHER_KILLED, MpirunEnded(code)], "agents of w-2, w-1: which host"),
+                ([OTHER_KILLED, MpirunEnded(code), KILLED_AGENT], "agents of w-1, w-2: which host"),
+            )
+        ),
+        # 4.1 ends with the signal of the agent over which it gave up: it killed the others later.
+        (running(), [KILLED_AGENT, OTHER_KILLED, MpirunEnded(9)], LOST_HOST, "killed by SIGKILL"),
         (running("openmpi5"), [MpirunEnded(3), KILLED_AGENT, OTHER_KILLED], (3, "", ""), ""),
+        # A program that mpirun could not execute, by its own words, whatever its agents end with;
+        # not where the job ran, and ended otherwise.
+        *(
+            (
+                start,
+                [LACKS, GONE, MpirunEnded(code)],
+                (code, "", "w-2"),
+                "execute the program /x/it",
+            )
+            for start, code in ((running(), 132), (running("openmpi5"), 66), (LAUNCHING, 1))
+        ),
+        (running(), [LACKS, *ended_well(), MpirunEnded(3)], (3, "", ""), "ended with 3"),
+        (running(), [LACKS, *ended_well(), MpirunEnded(0)], WELL, ""),
         # A suspended job blames no host, whoever of workers and launcher is told first.
         *(
             (running("openmpi5"), events, (143, "", ""), "ended by SIGTERM")
@@ -1017,7 +1059,7 @@ def test_every_reference_is_a_row_and_every_delay_is_known() -> None:
 
 
 # In which a rank itself ends.
-WAYS = [how for how in RankEnd if how is not RankEnd.MPI]
+WAYS = [how for how in RankEnd if how not in (RankEnd.MPI, RankEnd.LOST, RankEnd.LACKS)]
 
 
 @pytest.mark.parametrize("how", WAYS)
@@ -1067,11 +1109,12 @@ happenings: st.SearchStrategy[Event] = st.one_of(
         st.sampled_from((-9, 0, 1, 127, 143, 255)),
         st.just(()),
         st.booleans(),
+        st.booleans(),
     ),
     st.builds(DaemonJoined, hosts),
     st.builds(JoinsUnseen, st.just("why")),
     st.builds(RankSeen, st.just("a.out")),
-    st.builds(RankEnded, st.integers(0, 3), st.sampled_from(WAYS), hosts, st.integers(0, 15)),
+    st.builds(RankEnded, st.integers(0, 3), st.sampled_from(RankEnd), hosts, st.integers(0, 15)),
     st.builds(HostChecked, hosts, st.sampled_from((True, False, None))),
     st.builds(Signalled, st.sampled_from((1, 2, 3, 10, 12, 15)), st.booleans()),
     st.builds(HostEnding, hosts),
@@ -1127,7 +1170,8 @@ def test_no_sequence_ends_in_0_after_a_loss_or_a_signal_and_none_without_an_end(
     for event in events:
         bad = bad or loses(state, event)
         told = end_stuck or not FAMILIES[family].mixes_statuses
-        dragged = dragged or (isinstance(event, RankEnded) and told and not tolerates_failure)
+        ended = isinstance(event, RankEnded) and event.how in WAYS
+        dragged = dragged or (ended and told and not tolerates_failure)
         before = state
         state, actions = verdicts.step(state, event)
         finishes += [action.verdict for action in actions if isinstance(action, Finish)]
