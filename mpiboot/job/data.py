@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Final
 
 from mpiboot.core.checks import failed
-from mpiboot.core.model import Decision, Finding, NoFacts, Source, Variable, Worker
+from mpiboot.core.model import Decision, Finding, MpiFamily, NoFacts, Source, Variable, Worker
 from mpiboot.core.setting_types import MpiNetwork, ProveTransport
 from mpiboot.core.settings import PREFIX, Settings
 from mpiboot.core.wording import assigned, first_few
@@ -25,6 +25,8 @@ from mpiboot.job.program_words import Rendezvous
 from mpiboot.network import decision, worker_network
 from mpiboot.network.decision import DataNetwork
 from mpiboot.network.records import RDMA, Transport, usable
+
+_OPEN_MPI: Final = (MpiFamily.OPENMPI4, MpiFamily.OPENMPI5)
 
 
 def decide(builder: PlanBuilder) -> DataNetwork:
@@ -115,7 +117,36 @@ def deliver(builder: PlanBuilder, found: DataNetwork) -> dict[str, Mapping[str, 
     for host in observed.local:
         own = builder.agent_env if apart else builder.set_env
         own.update(per_host.pop(host.name, {}))
+    _tell_mpi_network(builder, found, per_host.values())
     return {observed.called(host): mine for host, mine in per_host.items() if mine}
+
+
+def _tell_mpi_network(
+    builder: PlanBuilder, found: DataNetwork, per_host: Iterable[Mapping[str, str]]
+) -> None:
+    """Report which network MPI's own messages use, where Open MPI has a choice.
+
+    ``per_host`` are the variables of single hosts.
+    """
+    decided = {item.name: item for item in builder.decisions}
+    pml, tcp = decided.get("OMPI_MCA_pml"), decided.get("OMPI_MCA_btl_tcp_if_include")
+    choice = found.transport in (*RDMA, Transport.TCP) and builder.observed.mpi.family in _OPEN_MPI
+    if pml is None or not choice or "mpi-network" in decided:
+        return
+
+    def value(item: Decision) -> str:
+        mine = sorted({own[item.name] for own in per_host if item.name in own})
+        return builder.set_env.get(item.name) or first_few(mine) or item.value
+
+    control = decided["control-link"].value
+    where, by = {"ucx": "UCX", "cm": "libfabric"}.get(value(pml), ""), pml
+    if not where:
+        link = value(tcp) if tcp else control
+        where, by = f"TCP on {link or 'any link'}", tcp or pml
+        if pml.source is Source.DEFAULT and link == control:
+            reason = "a program without NCCL may want MPIBOOT_MPI_NETWORK=data"
+            by = Decision("mpi-network", where, Source.DEFAULT, reason)
+    builder.decide("mpi-network", where, by.source, by.reason)
 
 
 def _hosts(observed: Observed) -> tuple[Worker, ...]:

@@ -38,11 +38,26 @@ def table(
 ) -> str:
     """Lay cells out in columns; the last one is not padded, and broken where a ``width`` is given.
 
-    Without a ``head`` the rows stand alone.
+    Without a ``head`` the rows stand alone. Where columns are wider than ``width`` together, a row
+    is its first cell and a text of the others, each behind its heading.
     """
     lines = [tuple(line) for line in (*([head] if head else []), *rows)]
     columns = range(len(lines[0]) - 1 if lines else 0)
     widths = [max(len(line[at]) for line in lines) for at in columns]
+    start = len(indent) + sum(widths) + 2 * len(widths)
+    last = max((len(line[-1]) for line in lines), default=0)
+    if width is not None and start + last <= width:
+        width = None
+    # A long last column is broken, or stands below the others.
+    if head and width is not None and (last < _LEAST or start > width):
+        cells = (
+            (
+                name,
+                ", ".join(f"{of} {cell}" for of, cell in zip(head[1:], more, strict=False) if cell),
+            )
+            for name, *more in lines[1:]
+        )
+        return table((), cells, indent=indent, width=width)
     text = []
     for line in lines:
         padded = "".join(cell.ljust(size + 2) for cell, size in zip(line, widths, strict=False))
@@ -199,21 +214,21 @@ def value_of(resolved: Resolved, name: str) -> object:
     return value
 
 
-def workers(rows: Iterable[cluster_view.WorkerRow]) -> str:
+def workers(rows: Iterable[cluster_view.WorkerRow], width: int | None = None) -> str:
     """Lay the data network out, a worker each."""
-    return table(cluster_view.HEADINGS, (row.cells for row in rows), indent="  ")
+    return table(cluster_view.HEADINGS, (row.cells for row in rows), indent="  ", width=width)
 
 
 def plan(made: Plan, found: Sequence[Finding], width: int | None = None) -> str:
     """Lay a plan out for a person: findings, the data network, decisions, then the command."""
     text = findings(found, width) + ("\n" if found else "")
-    text += workers(cluster_view.merge_rows(made.rows)) + "\n" if made.rows else ""
+    text += workers(cluster_view.merge_rows(made.rows), width) + "\n" if made.rows else ""
     text += decisions(made.decisions, width)
     if made.per_host:
         given = cluster_view.variable_lines(
             {host: _masked(own) for host, own in made.per_host.items()}
         )
-        text += "\n" + table(("host", "variable", "value"), given, indent="  ")
+        text += "\n" + table(("host", "variable", "value"), given, indent="  ", width=width)
     removed = f", {len(made.unset_env)} removed: {', '.join(made.unset_env)}"
     count = f"{counted(len(made.set_env), 'variable')} set{removed * bool(made.unset_env)}"
     text += "\n" + indented("  ", count, width)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from mpiboot.core import log
-from mpiboot.core.model import Decision, Json, MpiFamily, Source
+from mpiboot.core.model import Decision, Json, Source
 from mpiboot.core.setting_types import LogLevel
 from mpiboot.core.wording import assigned, counted, first_few
 from mpiboot.job import rank_output, render
@@ -18,9 +18,7 @@ from mpiboot.job.plan_builder import Observed
 from mpiboot.network.cluster_view import HEADINGS
 from mpiboot.network.records import RDMA, Transport
 
-_OPEN_MPI: Final = (MpiFamily.OPENMPI4, MpiFamily.OPENMPI5)
 _NCCL: Final = "NCCL_SOCKET_IFNAME"
-_MPI_TCP: Final = "OMPI_MCA_btl_tcp_if_include"
 _SHOWN: Final = 6
 # Shown in lines of their own.
 _ELSEWHERE: Final = frozenset(
@@ -53,7 +51,8 @@ def say(plan: Plan, observed: Observed) -> None:
             fields |= {"decision": item.name, "reason": item.reason}
             log.debug("plan", render.decision(item), **fields)
     if plan.rows and not log.is_json():
-        log.debug("worker", "the data network:\n" + render.workers(plan.rows).rstrip("\n"))
+        workers = render.workers(plan.rows, columns - len(log.BELOW) if columns else None)
+        log.debug("worker", "the data network:\n" + workers.rstrip("\n"))
         return
     for row in plan.rows:
         cells = dict(zip(HEADINGS, row.cells, strict=True))
@@ -146,18 +145,11 @@ def _data(plan: Plan, _observed: Observed, decisions: _Decisions) -> _Parts:
     )
 
 
-def _mpi(plan: Plan, observed: Observed, decisions: _Decisions) -> _Parts:
-    """Name the network of MPI's own messages, where there is a choice."""
-    if plan.transport not in (*RDMA, Transport.TCP) or observed.mpi.family not in _OPEN_MPI:
-        return
-    if "OMPI_MCA_pml" not in decisions:
-        return  # left to the MPI itself
-    pml = _values(plan, "OMPI_MCA_pml") or decisions["OMPI_MCA_pml"].value
-    chosen = _values(plan, _MPI_TCP) or (decisions[_MPI_TCP].value if _MPI_TCP in decisions else "")
-    where = {"ucx": "UCX", "cm": "libfabric"}.get(pml) or f"TCP on {chosen or _link(decisions)}"
-    moved = pml != "ob1" or bool(chosen and chosen != _link(decisions))
-    hint = "" if moved else "; a program without NCCL may want MPIBOOT_MPI_NETWORK=data"
-    yield SummaryLine("mpi-network", f"MPI's own messages: {where}{hint}", {"network": where})
+def _mpi(_plan: Plan, _observed: Observed, decisions: _Decisions) -> _Parts:
+    item = decisions.get("mpi-network")
+    if item is not None:
+        fields: dict[str, Json] = {"network": item.value, "reason": item.reason}
+        yield SummaryLine(item.name, f"MPI's own messages: {item.value} ({item.reason})", fields)
 
 
 def _users(plan: Plan, observed: Observed, decisions: _Decisions) -> _Parts:

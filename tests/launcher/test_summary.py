@@ -9,6 +9,7 @@ import pytest
 from mpiboot.core import log
 from mpiboot.core.model import Worker
 from mpiboot.core.setting_types import LogFormat, LogLevel
+from mpiboot.job import render
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import Observed
 from mpiboot.launcher import summary
@@ -64,10 +65,53 @@ def test_with_rdma_a_line_says_which_device_carries_what_and_how_mpi_is_moved() 
     assert lines["data-network"].startswith("data network: RoCE: NCCL's data by mlx5_3:1")
     assert "its bootstrap by net1" in lines["data-network"]
     assert lines["mpi-network"] == (
-        "MPI's own messages: TCP on eth0; a program without NCCL may want MPIBOOT_MPI_NETWORK=data"
+        "MPI's own messages: TCP on eth0 (a program without NCCL may want MPIBOOT_MPI_NETWORK=data)"
     )
     moved = told(one, mpi_network="data")
-    assert moved["mpi-network"] == "MPI's own messages: UCX"
+    assert moved["mpi-network"] == (
+        "MPI's own messages: UCX (MPIBOOT_MPI_NETWORK=data: UCX on the RDMA ports; on all workers)"
+    )
+
+
+SRIOV, TCP = (w.sriov(0), w.sriov(1)), (w.tcp(0), w.tcp(1, "dra0"))
+WANTS = " (a program without NCCL may want MPIBOOT_MPI_NETWORK=data)"
+OF_ALL = "(MPIBOOT_MPI_NETWORK=data"
+DATA, KEPT = {"mpi_network": "data"}, "(set in this pod, and kept)"
+
+
+@pytest.mark.parametrize(
+    ("family", "workers", "flags", "environ", "where"),
+    [
+        ("openmpi4", SRIOV, {}, {}, f"TCP on eth0{WANTS}"),
+        ("openmpi5", TCP, {}, {}, f"TCP on eth0{WANTS}"),
+        ("openmpi5", TCP, DATA, {}, f"TCP on 192.168.7.0/24 {OF_ALL}; on all workers)"),
+        ("openmpi4", (w.tcp(0), w.tcp(1)), DATA, {}, f"TCP on net1 {OF_ALL}; on all workers)"),
+        ("openmpi5", (w.efa(0), w.efa(1)), DATA, {}, f"libfabric {OF_ALL}: libfabric's EFA; on al"),
+        ("openmpi4", SRIOV, {}, {"OMPI_MCA_pml": "ucx"}, f"UCX {KEPT}"),
+        ("openmpi4", SRIOV, {}, {"OMPI_MCA_pml": "ob1"}, "TCP on eth0 (MPI's TCP on the control"),
+        ("openmpi4", SRIOV, {}, {"OMPI_MCA_btl_tcp_if_include": "net1"}, f"TCP on net1 {KEPT}"),
+        ("mpich", SRIOV, {}, {"OMPI_MCA_pml": "ucx"}, ""),
+        ("openmpi4", (), {}, {}, ""),
+    ],
+)
+def test_where_mpis_own_messages_go_is_told_where_open_mpi_has_a_choice(
+    family: str,
+    workers: tuple[Worker, ...],
+    flags: dict[str, str],
+    environ: dict[str, str],
+    where: str,
+) -> None:
+    one = seen(family, **environ)
+    one = with_network(one, *workers) if workers else one
+    message = told(one, **flags).get("mpi-network", "")
+    assert message.startswith(f"MPI's own messages: {where}" if where else "")
+    assert bool(message) == bool(where)
+    # The plan has the same.
+    shown = render.plan(plan(one, **flags), ())
+    value = where.partition(" (")[0]
+    assert ("  mpi-network" in shown) == bool(where)
+    assert (WANTS[2:] in shown) == where.endswith(WANTS)
+    assert value in shown
 
 
 def test_devices_that_differ_by_worker_are_not_listed() -> None:

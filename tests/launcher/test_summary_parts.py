@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -16,7 +15,6 @@ from mpiboot.job.plan_builder import Observed
 from mpiboot.launcher import summary
 from mpiboot.launcher.summary import SummaryLine
 from mpiboot.network.cluster_view import HEADINGS
-from mpiboot.network.records import Transport
 from tests.fakes import workers as w
 from tests.fakes.plans import OPERATOR, POD, observed, planned
 
@@ -63,49 +61,6 @@ def test_the_control_link_is_told_where_one_was_looked_for(link: str, message: s
     assert line == SummaryLine("control-network", text, {"link": link, "reason": "so"})
     assert [*summary._control(PLAN, one, {})] == []
     assert [*summary._data(PLAN, one, {})] == []
-
-
-WANTS = "; a program without NCCL may want MPIBOOT_MPI_NETWORK=data"
-TCP = "OMPI_MCA_btl_tcp_if_include"
-
-
-OB1, ETH0 = {"OMPI_MCA_pml": "ob1"}, {"control_link": "eth0"}
-PER_HOST = {"a": {TCP: "net2"}, "b": {TCP: "net1"}, "c": {}}
-OPENMPI = (Transport.TCP, "openmpi4")
-
-
-@pytest.mark.parametrize(
-    ("kind", "decisions", "more", "where"),
-    [
-        (OPENMPI, {"OMPI_MCA_pml": "ucx"}, {}, "UCX"),
-        ((Transport.ROCE, "openmpi5"), {"OMPI_MCA_pml": "cm"}, {}, "libfabric"),
-        ((Transport.ROCE, "openmpi5"), {**OB1, **ETH0}, {}, f"TCP on eth0{WANTS}"),
-        (OPENMPI, {**OB1, TCP: "eth0", **ETH0}, {}, f"TCP on eth0{WANTS}"),
-        (OPENMPI, {**OB1, TCP: "net1", **ETH0}, {}, "TCP on net1"),
-        (
-            OPENMPI,
-            {"OMPI_MCA_pml": "x", TCP: "x", **ETH0},
-            {"set_env": OB1, "per_host": PER_HOST},
-            "TCP on net1, net2",
-        ),
-        (OPENMPI, {}, {}, None),
-        ((None, "openmpi4"), {"OMPI_MCA_pml": "ucx"}, {}, None),
-        ((Transport.TCP, "mpich"), {"OMPI_MCA_pml": "ucx"}, {}, None),
-    ],
-)
-def test_where_mpis_own_messages_go_is_told_where_open_mpi_has_a_choice(
-    kind: tuple[Transport | None, str],
-    decisions: dict[str, str],
-    more: dict[str, Any],
-    where: str | None,
-) -> None:
-    plan = replace(PLAN, transport=kind[0], **more)
-    one = replace(observed("openmpi4", POD), mpi=Mpi(MpiFamily(kind[1]), "", "", ""))
-    found = [*summary._mpi(plan, one, decided(**decisions))]
-    messages = [] if where is None else [f"MPI's own messages: {where}"]
-    assert [line.message for line in found] == messages
-    fields = [] if where is None else [{"network": where.removesuffix(WANTS)}]
-    assert [line.fields for line in found] == fields
 
 
 def test_what_is_kept_replaced_and_not_passed_on_is_told_apart() -> None:
@@ -171,7 +126,7 @@ def test_on_a_terminal_the_plan_is_a_table_and_workers_are_one_everywhere(
     one = with_network()
     made = planned("./train", one, {})
     summary.say(made, one)
-    workers = render.workers(made.rows).rstrip("\n")
+    workers = render.workers(made.rows, width - len(log.BELOW) if width else None).rstrip("\n")
     assert told[-1] == ("worker", f"the data network:\n{workers}", {})
     if width:
         table = render.decisions(made.decisions, width - len(log.BELOW)).rstrip("\n")
