@@ -24,22 +24,28 @@ from tests.fakes.plans import PATHS, observed
 ROOT = Path(__file__).parents[2]
 GUARD = 60.0
 
-# A nameserver that doesn't answer holds a thread for as long as it likes.
-HELD = """
-import asyncio, os, sys, threading
+ENDS = """
+import asyncio, gc, os, sys, threading
 os.dup2(int(sys.argv[1]), 3)
 from mpiboot.core.errors import error
 from mpiboot.launcher import child, observation
 from mpiboot.core.settings import resolve
 
 async def wait(pod, program, reached):
-    asyncio.ensure_future(asyncio.to_thread(threading.Event().wait))
+    WAITS
     raise error("usage", "the hosts are ready")
 
 child.launcher_pod = lambda *args, **named: None
 observation.wait = wait
 child.main(resolve({}, {}), ("true",), "")
 """
+# A nameserver that doesn't answer holds a thread for as long as it likes.
+HELD = "asyncio.ensure_future(asyncio.to_thread(threading.Event().wait))"
+# What is kept of many hosts.
+GROWS = """looks = []
+    gc.callbacks.append(lambda phase, _: looks.append(phase))
+    kept = [[] for _ in range(20_000)]
+    assert gc.get_freeze_count() > 0 and not looks"""
 # Two hosts that are ready.
 READY = """
 import asyncio, json, os, signal, sys
@@ -249,9 +255,13 @@ def test_a_whole_line_in_one_word_behind_a_program_is_a_warning(tmp_path: Path) 
     assert "'-c echo hello' is one argument" in made.message
 
 
-def test_a_thread_that_never_ends_delays_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("waits", [HELD, GROWS], ids=["held", "grows"])
+def test_neither_a_thread_that_never_ends_nor_the_collector_delays_it(
+    tmp_path: Path, waits: str
+) -> None:
+    """The collector looks at nothing that was loaded, and seldom at what is kept of hosts."""
     reader, writer = os.pipe()
-    command = [sys.executable, "-c", HELD, str(writer)]
+    command = [sys.executable, "-c", ENDS.replace("WAITS", waits), str(writer)]
     with subprocess.Popen(
         command, pass_fds=(writer,), stderr=subprocess.PIPE, cwd=tmp_path
     ) as process:
