@@ -12,11 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pyroute2 import AsyncIPRoute
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
 from mpiboot.network import nldev
-from mpiboot.network.links import link, observe
+from mpiboot.network.links import RouteSocket, link, observe
 from mpiboot.network.pod import is_local, source_address
 
 
@@ -45,13 +44,13 @@ async def test_links_can_be_listed_beside_a_running_loop() -> None:
 def test_a_dump_that_fails_or_has_no_end_is_said(
     answer: Callable[[int], bytes], why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def send(asking: AsyncIPRoute, data: bytes, *_: object) -> int:
+    def send(asking: RouteSocket, data: bytes, *_: object) -> int:
         (sequence,) = struct.unpack_from("=I", data, 8)
         asking.enqueue(answer(sequence), None)
         return len(data)
 
     monkeypatch.setattr(nldev, "SECONDS", 0.05)
-    monkeypatch.setattr(AsyncIPRoute, "send", send)
+    monkeypatch.setattr(RouteSocket, "send", send)
     assert observe() == ((), (), (f"netlink: {why}: links and routes are not known",))
 
 
