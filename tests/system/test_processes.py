@@ -55,6 +55,8 @@ def test_a_listening_socket_has_its_address_and_process(address: str) -> None:
             socket.create_connection(server.getsockname()[:2]),
         ):
             found = [item for item in processes.listeners() if item.port == port]
+            assert port in processes.listening_ports()
+    assert port not in processes.listening_ports()
     assert [replace(item, pid=0) for item in found] == [Listener(address, port, 0)]
     assert found[0].pid in (os.getpid(), child.pid)
 
@@ -64,9 +66,11 @@ def test_tables_that_can_not_be_read_show_nothing(
 ) -> None:
     monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
     assert processes.listeners() == ()
+    assert processes.listening_ports(str(tmp_path)) == set()
     (tmp_path / "net").mkdir()
     (tmp_path / "net" / "tcp").write_text("sl\nof another form\n")
     assert processes.listeners() == ()
+    assert processes.listening_ports(str(tmp_path)) == set()
 
 
 # Refuses process_vm_readv (310 on x86-64, 270 elsewhere) with EPERM, as a seccomp profile does.
