@@ -1,4 +1,4 @@
-"""PyTorch, torchrun, JAX and DeepSpeed of PyPI, on CPUs: real programs of theirs in pods."""
+"""PyTorch, torchrun, JAX, DeepSpeed and Horovod of PyPI, on CPUs: real programs in pods."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from tests.pods.cluster import Cluster
     from tests.pods.images import Image
 
-pytestmark = pytest.mark.full
+# Horovod is compiled on first use.
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]
 
 # PyTorch loads 4 GB of CUDA's libraries, on CPUs too, and reads them from the disk the first time.
 LOADING = 5 * PATIENCE
@@ -30,18 +31,66 @@ ITS_NEEDS = (
     *("einops==0.8.2", "hjson==3.1.0", "msgpack==1.2.4", "ninja==1.13.2", "packaging==26.3"),
     *("psutil==7.2.2", "py-cpuinfo==9.0.0", "pydantic==2.14.3", "tqdm==4.70.1"),
 )
+# Horovod is in source alone; its newest is older than PyTorch's C++20.
+HOROVOD = "horovod==0.28.1"
+HOROVOD_NEEDS = ("cloudpickle==3.1.2", "packaging==26.3", "psutil==7.2.2", "PyYAML==6.0.3")
+BUILD = """
+cd /usr/src/horovod-*/
+sed -i 's/CXX_STANDARD 14/CXX_STANDARD 20/' CMakeLists.txt horovod/torch/CMakeLists.txt
+export HOROVOD_WITH_MPI=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITH_PYTORCH=1
+export HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1 MAKEFLAGS=-j$(nproc)
+python3 setup.py -q build --build-lib /opt/packages >build.log 2>&1 || { tail build.log; exit 1; }
+rm -rf build
+"""
+HOROVODRUN = """#!/usr/bin/python3
+from horovod.runner.launch import run_commandline
+if __name__ == "__main__":
+    run_commandline()
+"""
+# The second host is found when the test says so.
+DISCOVER = """#!/bin/sh
+echo pi-worker-0.pi.default.svc
+[ ! -e /tmp/joins ] || echo pi-worker-1.pi.default.svc
+"""
+# Without the link's name it waits for a second host before it starts any rank.
+ELASTIC = (
+    *("horovodrun", "--gloo", "--network-interfaces", "eth0", "-np", "1", "--max-np", "2"),
+    *("--slots-per-host", "1", "--host-discovery-script", "/discover", "python3", "/elastic.py"),
+)
 RUNNER = "#!/usr/bin/python3\nfrom deepspeed.launcher.runner import main\nmain()\n"
 TORCHRUN = "#!/usr/bin/python3\nfrom torch.distributed.run import main\nmain()\n"
 
 
+def with_pytorch() -> Image:
+    """Open MPI 4.1 with the packages for its own Python, 6 GB in one layer."""
+    path = {"/usr/lib/python3/dist-packages/frameworks.pth": "/opt/packages\n"}
+    return images.image("openmpi-4.1").with_packages(*PACKAGES).with_files(path)
+
+
+def source(name: str) -> str:
+    return (images.PROGRAMS / name).read_text()
+
+
 @pytest.fixture(scope="module")
 def frameworks(rig: None) -> Image:
-    """Open MPI 4.1 with the packages for its own Python, 6 GB in one layer, and the programs."""
-    image = images.image("openmpi-4.1").with_packages(*PACKAGES)
-    sources = {"/train.py": "ddp.py", "/jax_sum.py": "jax_sum.py"}
-    files = {path: (images.PROGRAMS / name).read_text() for path, name in sources.items()}
-    files["/usr/lib/python3/dist-packages/frameworks.pth"] = "/opt/packages\n"
-    return image.with_files(files).with_files({"/usr/local/bin/torchrun": TORCHRUN}, 0o755)
+    """PyTorch, JAX and the programs."""
+    files = {"/train.py": source("ddp.py"), "/jax_sum.py": source("jax_sum.py")}
+    return with_pytorch().with_files(files).with_files({"/usr/local/bin/torchrun": TORCHRUN}, 0o755)
+
+
+@pytest.fixture(scope="module")
+def horovod(rig: None) -> Image:
+    """Horovod built in the image, as users do."""
+    return (
+        with_pytorch()
+        .with_packages(*HOROVOD_NEEDS)
+        .with_source(HOROVOD)
+        .with_debian("g++", "make", "cmake", "libopenmpi-dev", "python3-dev", then=BUILD)
+        .with_files({"/usr/local/bin/horovodrun": HOROVODRUN}, 0o755)
+        .with_files({"/train.py": source("horovod_train.py")})
+        .with_files({"/elastic.py": source("horovod_elastic.py")})
+        .with_files({"/discover": DISCOVER}, 0o755)
+    )
 
 
 def one_model(output: str) -> None:
@@ -113,12 +162,11 @@ def test_deepspeed_ends_with_one_model(
     cluster: Cluster, frameworks: Image, program: tuple[str, ...], env: dict[str, str]
 ) -> None:
     """Its own launcher logs in to the first host and runs a line of mpirun, both as they are."""
-    source = (images.PROGRAMS / "zero.py").read_text()
     job = mpijob(
         cluster,
         frameworks.with_packages(*ITS_NEEDS)
         .with_packages(DEEPSPEED, needs=False)
-        .with_files({"/zero.py": source})
+        .with_files({"/zero.py": source("zero.py")})
         .with_files({"/usr/local/bin/deepspeed": RUNNER}, 0o755),
         workers=2,
         slots=2,
@@ -128,3 +176,27 @@ def test_deepspeed_ends_with_one_model(
     assert job.wait(LOADING) == 0, job.launcher.stderr()
     spans(job, slots=2)
     one_model(job.launcher.stdout())
+
+
+def test_horovod_sums_over_all_ranks_without_horovodrun(cluster: Cluster, horovod: Image) -> None:
+    program = ["python3", "train.py"]
+    job = mpijob(cluster, horovod, workers=2, slots=2, launcher_args=program).start()
+    assert job.wait(LOADING) == 0, job.launcher.stderr()
+    spans(job, slots=2)
+    one_model(job.launcher.stdout())
+    assert re.findall(r"^sum (.*)$", job.launcher.stdout(), re.MULTILINE) == ["10"] * 4
+
+
+def test_a_host_joins_the_ranks_of_horovodrun(cluster: Cluster, horovod: Image) -> None:
+    """Its driver on the launcher logs in to each host by itself, and starts the rank there."""
+    job = mpijob(cluster, horovod, workers=2, launcher_args=ELASTIC).start()
+
+    def alone() -> bool:
+        assert job.launcher.running, job.launcher.stderr()[-3000:]
+        return "1 of 2 ranks are here" in job.launcher.stdout()
+
+    until(alone, LOADING)
+    job.launcher.shell("touch /tmp/joins")
+    assert job.wait(LOADING) == 0, job.launcher.stderr()
+    sums = re.findall(r"sum (\S+) on (\S+)$", job.launcher.stdout(), re.MULTILINE)
+    assert sorted(sums) == [("3", worker.hostname) for worker in job.workers]
