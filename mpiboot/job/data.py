@@ -142,8 +142,8 @@ def _tell_mpi_network(
     where, by = {"ucx": "UCX", "cm": "libfabric"}.get(value(pml), ""), pml
     if not where:
         link = value(tcp) if tcp else control
-        where, by = f"TCP on {link or 'any link'}", tcp or pml
-        if pml.source is Source.DEFAULT and link == control:
+        where, by = f"TCP on {link or 'any link'}", pml if link == control else tcp or pml
+        if by is pml and pml.source is Source.DEFAULT:
             reason = "a program without NCCL may want MPIBOOT_MPI_NETWORK=data"
             by = Decision("mpi-network", where, Source.DEFAULT, reason)
     builder.decide("mpi-network", where, by.source, by.reason)

@@ -132,15 +132,17 @@ def _port(folder: Path, place: int, count: int, unreadable: list[str]) -> RdmaPo
     told = text(port / "rate")
     rate = _RATE.match(told)
     layer = _layer(port)
+    # Like its neighbours, InfiniBand's FDR10 by its rate on the wire (4 x 10.3125, 64b/66b): the
+    # kernel has that of its data, which is QDR's on the wire (drivers/infiniband/core/sysfs.c,
+    # rate_show). Ethernet of 10 and 40 Gb/s has FDR10's name (verbs.c, ib_get_eth_speed).
+    coded = 66 / 64 if "FDR10" in told and layer is LinkLayer.INFINIBAND else 1
     drives = folder / "device" / "net" if layer is LinkLayer.ETHERNET else None
     return RdmaPort(
         number=place,
         state=PortState(word("state", number(port / "state"))),
         physical=word("physical state", number(port / "phys_state")),
         link_layer=layer,
-        # Like its neighbours, FDR10 by its rate on the wire (4 x 10.3125, 64b/66b): the kernel has
-        # that of its data, which is QDR's on the wire (drivers/infiniband/core/sysfs.c, rate_show).
-        rate=float(rate.group(1)) * (66 / 64 if "FDR10" in told else 1) if rate else 0.0,
+        rate=float(rate.group(1)) * coded if rate else 0.0,
         gids=_gids(port, f"{folder.name} port {place}", unreadable),
         pkeys=_pkeys(port / "pkeys"),
         netdev=_netdev(drives, place, count) if drives else "",

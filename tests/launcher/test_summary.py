@@ -88,7 +88,7 @@ DATA, KEPT = {"mpi_network": "data"}, "(set in this pod, and kept)"
         ("openmpi4", (w.tcp(0), w.tcp(1)), DATA, {}, f"TCP on net1 {OF_ALL}; on all workers)"),
         ("openmpi5", (w.efa(0), w.efa(1)), DATA, {}, f"libfabric {OF_ALL}: libfabric's EFA; on al"),
         ("openmpi4", SRIOV, {}, {"OMPI_MCA_pml": "ucx"}, f"UCX {KEPT}"),
-        ("openmpi4", SRIOV, {}, {"OMPI_MCA_pml": "ob1"}, "TCP on eth0 (MPI's TCP on the control"),
+        ("openmpi4", SRIOV, {}, {"OMPI_MCA_pml": "ob1"}, f"TCP on eth0 {KEPT}"),
         ("openmpi4", SRIOV, {}, {"OMPI_MCA_btl_tcp_if_include": "net1"}, f"TCP on net1 {KEPT}"),
         ("mpich", SRIOV, {}, {"OMPI_MCA_pml": "ucx"}, ""),
         ("openmpi4", (), {}, {}, ""),

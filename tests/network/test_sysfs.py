@@ -153,21 +153,23 @@ def test_device_nodes_are_known_by_their_device(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "rate"),
+    ("text", "layer", "rate"),
     [
-        ("100 Gb/sec (4X EDR)", 100.0),
-        ("2.5 Gb/sec (1X SDR)", 2.5),
-        ("40 Gb/sec (4X QDR)", 40.0),
-        ("40 Gb/sec (4X FDR10)", 41.25),
-        ("Gb/sec", 0.0),
-        ("", 0.0),
+        ("100 Gb/sec (4X EDR)", "InfiniBand", 100.0),
+        ("2.5 Gb/sec (1X SDR)", "InfiniBand", 2.5),
+        ("40 Gb/sec (4X QDR)", "InfiniBand", 40.0),
+        ("40 Gb/sec (4X FDR10)", "InfiniBand", 41.25),
+        ("40 Gb/sec (4X FDR10)", "Ethernet", 40.0),
+        ("10 Gb/sec (1X FDR10)", "Ethernet", 10.0),
+        ("Gb/sec", "InfiniBand", 0.0),
+        ("", "InfiniBand", 0.0),
     ],
 )
-def test_a_ports_rate(tmp_path: Path, text: str, rate: float) -> None:
+def test_a_ports_rate(tmp_path: Path, text: str, layer: str, rate: float) -> None:
     port = tmp_path / "class" / "infiniband" / "mlx5_0" / "ports" / "1"
     port.mkdir(parents=True)
     (port / "rate").write_text(f"{text}\n")
-    (port / "link_layer").write_text("InfiniBand\n")
+    (port / "link_layer").write_text(f"{layer}\n")
     (port.parent / "odd").mkdir()
     assert sysfs.rdma_names(tmp_path) == ("mlx5_0",)
     found = sysfs.rdma_device(tmp_path, "mlx5_0", [])
