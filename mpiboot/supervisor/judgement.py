@@ -13,6 +13,7 @@ from mpiboot.core.launch_spec import BY_SIGNAL
 from mpiboot.core.wording import counted, first_few, size_of
 from mpiboot.supervisor.state import (
     SIGKILL,
+    SIGTERM,
     SSH_FAILED,
     WAITING_LOOKS,
     ClientEnded,
@@ -137,6 +138,11 @@ def ranks_waiting(state: State) -> Verdict:
 def rank_name(ended: RankEnded) -> str:
     """Name a rank as far as mpirun does."""
     return "a rank" if ended.rank is None else f"rank {ended.rank}"
+
+
+def program_missing(found: RankEnded) -> Verdict:
+    """Judge an mpirun that goes on without a rank whose program it could not execute."""
+    return verdict_of("program-missing", _lacks(found), found.host)
 
 
 def rank_ended_badly(state: State) -> Verdict:
@@ -293,8 +299,14 @@ def _by_program(state: State) -> Verdict | None:
     found, status = state.lacking, _status(state)
     if not found or not status or not (status in state.job.family.lacking or state.no_daemon):
         return None
-    message = f"mpirun could not find or execute the program {found.what}"
-    return Verdict(status, "", message, found.host, missing=found.what)
+    first = state.first_rank
+    if state.job.family.mixes_statuses and first and first.signal not in (0, SIGKILL, SIGTERM):
+        return None
+    return Verdict(status, "", _lacks(found), found.host, missing=found.what)
+
+
+def _lacks(found: RankEnded) -> str:
+    return f"mpirun could not find or execute the program {found.what}"
 
 
 def _by_loss(state: State) -> Verdict | None:

@@ -7,7 +7,8 @@ that ended first, and its signal: an exit status has neither the rank nor its ho
 Hydra reports its ranks on stdout, among their own output (measured with MPICH 4.0.2 and
 5.0.2, and Intel MPI 2021.18.1): a block for the first host that reports a rank that a signal
 ended, and, by ``-print-all-exitcodes``, at the end every rank's wait status, a line a host. Those
-lines are removed where mpiboot had asked for them; everything else is forwarded as it comes.
+lines are removed where mpiboot had asked for them; everything else is forwarded as it comes. Of a
+program that a host lacks its proxy there tells on stderr.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from mpiboot.supervisor.output import (
     MpirunPipe,
     MpirunPipes,
     OutputWriter,
+    ReportsPipe,
     StderrPipe,
     open_pipes,
     reports,
@@ -359,7 +361,8 @@ class MpirunStreams:
         if self.family.drops_output:
             self.stderr.overflow()
         if err >= 0:
-            kind = StderrPipe if self.family.writes_nul and err != out else MpirunPipe
+            kind = ReportsPipe if self.family.mixes_statuses else MpirunPipe
+            kind = StderrPipe if self.family.writes_nul and err != out else kind
             self._all[0].add(kind(err, self.stderr.write, ends_with_stream=True))
         if out not in (-1, err):
             self._read_stdout(out)

@@ -214,14 +214,15 @@ def open_pipes(*, told_there: bool, dropped: bool) -> dict[int, tuple[int, int]]
     their order.
 
     Args:
-        told_there: mpirun reports ends of ranks on its stdout.
+        told_there: mpirun reports ends of ranks on its stdout, and missing programs on stderr.
         dropped: mpirun may drop what a pipe or socket does not take at its end.
     """
     pipes: dict[int, tuple[int, int]] = {}
     with suppress(OSError):  # a stream is closed, or there are too many open files
         same = os.path.sameopenfile(1, 2)
-        if told_there and not same and not os.isatty(1):
-            pipes[1] = os.pipe()
+        for stream in _STREAMS if told_there and not same else ():
+            if not os.isatty(stream):
+                pipes[stream] = os.pipe()
         for stream in _STREAMS if dropped else ():
             mode = os.fstat(stream).st_mode
             if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
@@ -240,6 +241,10 @@ _LACKS: Final = re.compile(
     rb"was unable to (?:find|launch) the specified [^-]{,600}?\n *"
     rb"(?:Executable: +(.+)\n *Node: +(\S+)|Node: +(\S+)\n *Executable: +(.+))\n"
 )
+# A proxy of Hydra's, of a rank that it could not start (MPICH 4.0.2, 5.0.2, Intel MPI 2021.18.1).
+_EXECVP: Final = re.compile(
+    rb"\[proxy:[\d:]+@([^]\s]+)\] .+: execvp error on file (.+) \([^)\n]+\)\n"
+)
 _MESSAGE: Final = 1024  # bytes: none is longer
 
 
@@ -254,6 +259,9 @@ def reports(text: bytes) -> list[RankEnded]:
         what, host = (word.decode("utf-8", "replace") for word in found.groups() if word)
         if found[3]:
             what, host = host, what
+        told.append(RankEnded(None, RankEnd.LACKS, host, what=what))
+    if found := _EXECVP.search(text):
+        host, what = (word.decode("utf-8", "replace") for word in found.groups())
         told.append(RankEnded(None, RankEnd.LACKS, host, what=what))
     return told
 
@@ -318,22 +326,29 @@ class MpirunPipe:
         return text, b"", []
 
 
-class StderrPipe(MpirunPipe):
+class ReportsPipe(MpirunPipe):
+    """The stderr of an mpirun that writes its own messages there, in several pieces at times."""
+
+    _recent = b""  # where a message may have begun
+
+    def _parse(self, text: bytes, *, last: bool) -> tuple[bytes, bytes, list[RankEnded]]:
+        del last
+        recent = self._recent + text
+        self._recent = recent[-_MESSAGE:]
+        return text, b"", reports(recent)
+
+
+class StderrPipe(ReportsPipe):
     """The stderr of an mpirun that ends its own messages with a NUL byte.
 
     5.0.7 does after the text with which it gives up (PMIx's plog/stdfd); grep takes a log with one
     for binary. They stand behind a newline; other NUL bytes are the ranks'.
     """
 
-    _recent = b""  # where a message may have begun: 5.0.7 writes some in several pieces
-
     def _parse(self, text: bytes, *, last: bool) -> tuple[bytes, bytes, list[RankEnded]]:
-        del last
         before = self._recent[-1:]
         text = (before + text).replace(b"\n\0", b"\n")[len(before) :]
-        recent = self._recent + text
-        self._recent = recent[-_MESSAGE:]
-        return text, b"", reports(recent)
+        return super()._parse(text, last=last)
 
 
 @dataclass(eq=False)

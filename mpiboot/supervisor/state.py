@@ -381,6 +381,8 @@ _CODES_5: Final = (
 )
 # Hydra's status for whatever went wrong.
 _HYDRA_FAILED: Final = frozenset((255,))
+# A proxy that could not execute the program ends; Intel MPI's mpirun may die of SIGPIPE then.
+_LACK_HYDRA: Final = frozenset((255, 141))
 # A path that can't be executed, and a name that isn't found.
 _LACK_4: Final = frozenset((132, 134))
 _LACK_5: Final = frozenset((183, 66))
@@ -401,7 +403,7 @@ _OF_HYDRA: Final = Family(
     _HYDRA_FAILED,
     _HYDRA,
     _CODES_HYDRA,
-    _HYDRA_FAILED,
+    _LACK_HYDRA,
     daemons_follow=True,
     mixes_statuses=True,
     attached=True,

@@ -24,6 +24,7 @@ from mpiboot.supervisor.judgement import (
     not_ended,
     not_started,
     pod_ending,
+    program_missing,
     rank_ended_badly,
     ranks_waiting,
 )
@@ -475,6 +476,15 @@ def _reported(state: State, event: RankEnded) -> State:
     return replace(state, lacking=state.lacking or event)
 
 
+def _rank_over(state: State) -> Step:
+    """Handle an mpirun that goes on without a rank; one of Hydra's that never was, too."""
+    if not (state.lacking and state.job.family.mixes_statuses):
+        return end(state, rank_ended_badly(state))
+    cause = program_missing(state.lacking)
+    message = f"{cause.host}: {cause.message}: the other ranks may wait for it in MPI_Init for ever"
+    return _suspect(state, cause, message, Timer.RANK_ENDED)
+
+
 def _rank_ended(state: State, event: RankEnded) -> Step:
     if event.last:
         # Where mpirun ended ranks itself, the first failure is the one that it reported earlier.
@@ -483,7 +493,12 @@ def _rank_ended(state: State, event: RankEnded) -> Step:
     if state.being_ended:
         return state, ()
     if event.how in (RankEnd.MPI, RankEnd.LOST, RankEnd.LACKS):
-        return _reported(state, event), ()
+        unheard, state = state.lacking is None, _reported(state, event)
+        if not (unheard and state.lacking and state.job.family.mixes_statuses) or state.ended:
+            return state, ()
+        # Intel MPI's mpirun ends by itself then, MPICH's does not.
+        state = replace(state, pending=state.pending | {Timer.RANK_ENDED})
+        return state, (StartTimer(Timer.RANK_ENDED, _FOLLOW),)
     # A peer may find a dead rank's connection closed, and abort, before its end is reported.
     first = state.first_rank
     later = (
@@ -558,7 +573,7 @@ _TIMES_UP: Final[Mapping[Timer, Callable[[State], Step]]] = {
     Timer.LOST_DAEMON: lambda state: end(state, None),
     Timer.DAEMONS_ENDED: daemons_ended,
     Timer.HOST_DONE: host_done,
-    Timer.RANK_ENDED: lambda state: end(state, rank_ended_badly(state)),
+    Timer.RANK_ENDED: _rank_over,
     Timer.GRACE: _ask_again,
     Timer.KILL: _ask_again,
     Timer.KILLED: lambda state: _mpirun_ended(state, MpirunEnded(0, 9)),

@@ -22,7 +22,7 @@ from tests.pods.jobs import (
 from tests.pods.marks import EACH_CLIENT
 from tests.pods.network import Link
 from tests.pods.operator import mpijob
-from tests.pods.volumes import HostPath
+from tests.pods.volumes import Files, HostPath
 from tests.waiting import until
 
 if TYPE_CHECKING:
@@ -147,6 +147,35 @@ def test_a_host_whose_daemon_can_not_be_started(cluster: Cluster, image: Image) 
     job = started(cluster, image, *FOREVER, each_worker=lacking)
     assert job.wait(PATIENCE) == 127
     assert job.launcher.termination_log().startswith("program-missing: pi-worker-1.pi.default.svc")
+
+
+@pytest.mark.parametrize(
+    ("image", "before"),
+    [
+        pytest.param(MPICH4, ("-n", "1", RING, ":", "-n", "1"), id="mpich-4.0-several"),
+        pytest.param(
+            "mpich-5.0", ("-n", "1", RING, ":", "-n", "1"), marks=pytest.mark.full, id="5.0-several"
+        ),
+        pytest.param(INTEL, ("-n", "2"), id="intel-one"),
+        pytest.param(MPICH4, ("-n", "2"), marks=pytest.mark.full, id="mpich-4.0-one"),
+    ],
+    indirect=["image"],
+)
+def test_a_program_that_one_worker_lacks(
+    cluster: Cluster, image: Image, before: tuple[str, ...]
+) -> None:
+    """By itself MPICH waits for ever where the other rank does, in MPI_Init.
+
+    Intel MPI's mpirun dies of SIGPIPE now and then, before it tells what its proxy said: of one
+    program the hosts are asked, of several nobody knows.
+    """
+    there = {0: {"volumes": [Files("/opt/only", {"it": "#!/bin/sh\nexit 0\n"}, 0o755)]}}
+    words = ("mpirun", "-ppn", "1", *before, "/opt/only/it")
+    job = started(cluster, image, *words, each_worker=there, env={"MPIBOOT_STUCK": "end"})
+    assert job.wait(PATIENCE) == 127
+    message = job.launcher.termination_log()
+    assert message.startswith("program-missing: pi-worker-1.pi.default.svc: ")
+    assert "the program /opt/only/it" in message.splitlines()[0]
 
 
 @each

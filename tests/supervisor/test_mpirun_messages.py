@@ -12,7 +12,7 @@ import pytest
 from mpiboot.core.launch_spec import PLACEMENT
 from mpiboot.supervisor import mpirun_messages
 from mpiboot.supervisor.mpirun_messages import MpirunMessages
-from mpiboot.supervisor.output import StderrPipe, reports
+from mpiboot.supervisor.output import ReportsPipe, StderrPipe, reports
 from mpiboot.supervisor.state import RankEnd, RankEnded
 
 RULE = "-" * 74 + "\n"
@@ -160,6 +160,16 @@ NOTE: A common cause for this error is misspelling a prterun command
    Executable: here
 {LINE}
 """
+NO_FILE_HYDRA = "{} ({}): execvp error on file {} (No such file or directory)\n".format
+NO_FILE_MPICH_4 = NO_FILE_HYDRA(
+    "[proxy:0:0@w-1] HYDU_create_process", "utils/launch/launch.c:73", "/x/a (b) c"
+)
+NO_FILE_MPICH_5 = NO_FILE_HYDRA(
+    "[proxy:1@w-1] HYDU_create_process", "/mpich-5.0.2/src/pm/hydra/lib/utils/launch.c:73", "x"
+)
+NO_FILE_INTEL = NO_FILE_HYDRA(
+    "[proxy:0:1@w-1] HYD_spawn", "../../libhydra/spawn/intel/hydra_spawn.c:177", "/no/such"
+)
 NO_FOLDER = f"""{LINE}
 mpirun was unable to launch the specified application as it could not
 change to the specified working directory:
@@ -183,6 +193,10 @@ Executable: no message of its own
         (NO_NAME_4, "w-1", "here"),
         (NO_FILE_5, "w-1", "/opt/only/here"),
         (NO_NAME_5, "w-1", "here"),
+        (NO_FILE_MPICH_4, "w-1", "/x/a (b) c"),
+        (NO_FILE_MPICH_5, "w-1", "x"),
+        (NO_FILE_INTEL, "w-1", "/no/such"),
+        ("execvp error on file x (No such file or directory)\n", "", ""),
         (NO_FOLDER, "", ""),
         ("lost communication with a remote daemon of mine\n", "", ""),
     ],
@@ -191,6 +205,17 @@ def test_which_host_is_lost_or_lacks_the_program(text: str, host: str, program: 
     how = RankEnd.LACKS if program else RankEnd.LOST
     told = [RankEnded(None, how, host, what=program)] if host else []
     assert reports(f"before\n{text}after\n".encode()) == told
+
+
+def test_what_an_mpirun_without_nul_bytes_of_its_own_writes_stays_as_it_is(shown: Shown) -> None:
+    reader, writer = os.pipe()
+    text = f"a\n\0b\n{NO_FILE_INTEL}\0".encode()
+    os.write(writer, text)
+    os.close(writer)
+    pipe = ReportsPipe(reader, shown.write)
+    assert pipe.read() == [RankEnded(None, RankEnd.LACKS, "w-1", what="/no/such")]
+    pipe.close()
+    assert shown.data == text
 
 
 def test_a_message_on_stderr_may_come_in_pieces() -> None:

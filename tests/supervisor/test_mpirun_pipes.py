@@ -239,14 +239,14 @@ with open(sys.argv[1], "w") as file:
 @pytest.mark.parametrize(
     ("stdout", "stderr", "of_hydra", "of_open_mpi"),
     [
-        ("pipe", "pipe", "1 1", "1 2 2"),
+        ("pipe", "pipe", "1 2 2", "1 2 2"),
         ("pipe", "stdout", "0", "1 2 1"),
-        ("file", "pipe", "1 1", "2 1"),
-        ("pipe", "file", "1 1", "1 1"),
+        ("file", "pipe", "1 2 2", "2 1"),
+        ("pipe", "file", "1 2 2", "1 1"),
         ("file", "stdout", "0", "0"),
-        ("socket", "null", "1 1", "1 1"),
+        ("socket", "null", "1 2 2", "1 1"),
         ("null", "null", "0", "0"),
-        ("terminal", "pipe", "0", "2 1"),
+        ("terminal", "pipe", "2 1", "2 1"),
         ("pipe", "closed", "0", "0"),
     ],
 )

@@ -604,6 +604,7 @@ def test_the_rank_that_ended_first_is_named(
 
 EXITED = RankEnded(1, RankEnd.STATUS, "w-2", code=3, last=True)
 KILLED = RankEnded(None, RankEnd.SIGNAL, "w-1", 9)
+LACKS = RankEnded(None, RankEnd.LACKS, "w-2", what="/x/it")
 
 
 @pytest.mark.parametrize(
@@ -630,6 +631,11 @@ KILLED = RankEnded(None, RankEnd.SIGNAL, "w-1", 9)
             *(137, "a rank was ended by SIGKILL (mpirun itself returned 255)", None, "w-1"),
         ),
         ([EXITED, MpirunEnded(3)], 3, "rank 1 exited with code 3 (first failure)", 1, "w-2"),
+        # A rank's own mpirun may lack a program, and its rank go on.
+        (
+            [LACKS, replace(SEGV, last=True), MpirunEnded(255)],
+            *(139, "rank 1 was ended by SIGSEGV (mpirun itself returned 255)", 1, "w-2"),
+        ),
     ],
 )
 def test_where_mpiruns_status_is_all_ranks_in_one_a_ranks_own_is_given(
@@ -644,7 +650,6 @@ GONE = AgentEnded("w-2", 101, 255)
 KILLED_AGENT = AgentEnded("w-2", 101, -9, killed=True)
 OTHER_KILLED = AgentEnded("w-1", 100, -9, killed=True)
 LOST_DAEMON = RankEnded(None, RankEnd.LOST, "w-2")
-LACKS = RankEnded(None, RankEnd.LACKS, "w-2", what="/x/it")
 ANSWERS = HostChecked("w-2", reachable=True)
 NOT_RESPONDING = AgentEnded("w-2", 101, 255, ("Timeout, server w-2 not responding.",))
 NO_ANSWER = AgentEnded("w-2", 101, 255, ("w-2: Server not responding to keepalive",))
@@ -747,6 +752,16 @@ OOM = ClientEnded(LIMIT, killed=True, out_of_memory=True)
             )
             for start, code in ((running(), 132), (running("openmpi5"), 66), (LAUNCHING, 1))
         ),
+        # Hydra has one status for all ends, or Intel MPI's dies of SIGPIPE.
+        *(
+            (running("intel"), [*before, LACKS, *more, MpirunEnded(*code)], end, "/x/it")
+            for code, end in (((255,), (255, "", "w-2")), ((0, 13), (141, "", "w-2")))
+            for before, more in (
+                ([], [EXITED]),
+                ([], [KILLED, *ended_well()]),
+                ([AgentEnded("w-1", 100, 0), AgentEnded("w-2", 101, 5)], []),
+            )
+        ),
         (running(), [LACKS, *ended_well(), MpirunEnded(3)], (3, "", ""), "ended with 3"),
         (running(), [LACKS, *ended_well(), MpirunEnded(0)], WELL, ""),
         # A suspended job blames no host, whoever of workers and launcher is told first.
@@ -846,6 +861,26 @@ def test_ranks_in_mpi_after_those_of_a_host_ended_are_a_warning_and_the_job_goes
     # Where they have left MPI since, it explains nothing.
     state, _ = go([TimerFired(Timer.HOST_DONE), RanksInMpi(0)], state)
     assert judged([MpirunEnded(3)], state).evidence == ()
+
+
+def test_a_hydra_that_goes_on_without_a_program_is_a_warning() -> None:
+    """Ranks of MPI wait in MPI_Init for it; others may well go on."""
+    state, actions = go([LACKS, LACKS], running("mpich"))
+    assert actions == (StartTimer(Timer.RANK_ENDED, 5.0),)
+    late = TimerFired(Timer.RANK_ENDED)
+    told, actions = go([SEGV, late], state)
+    (message,) = warnings(actions)
+    assert message.startswith("w-2: mpirun could not find or execute the program /x/it: the other")
+    assert not ends_job(actions)
+    assert judged([*ended_well(), MpirunEnded(0)], told).code == 0
+    by_signal = judged([Signalled(TERM), MpirunEnded(0)], told)
+    assert (by_signal.code, len(by_signal.evidence)) == (143, 1)
+    ending, actions = go([late], ending_stuck(state))
+    assert StopRanks(15, 20.0) in actions
+    end = judged([RanksLeft(1), RanksLeft(0), MpirunEnded(15)], ending)
+    assert (end.code, end.reference, end.host) == (127, "program-missing", "w-2")
+    # Open MPI ends such a job; where ranks spawn one it says so, and they go on.
+    assert go([LACKS], running())[1] == ()
 
 
 def test_where_that_is_wanted_ranks_that_seem_to_wait_in_mpi_are_ended() -> None:
