@@ -160,6 +160,15 @@ def test_what_only_asks_a_host_waits_as_long_as_it_is_told_and_tries_once(
     assert "ConnectionAttempts=1" in got
 
 
+def test_what_only_asks_a_host_becomes_the_real_agent(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "environ", {"MPIBOOT_ASKS": "7"})
+    launch.body('echo "$$"; exit 5')
+    asking = launch.start("w-1", "true")
+    assert ended(asking) == (5, f"{asking.pid}\n".encode(), b"")
+
+
 def test_daemons_get_no_wish_for_the_states_of_ranks(
     launch: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
