@@ -227,8 +227,9 @@ def _pass_on(state: State, event: Signalled) -> tuple[Action, ...]:
 
 def client_ended(state: State, event: ClientEnded) -> Step:
     """End a job whose sessions are all gone: its daemons end, and no host is to blame."""
-    if state.being_ended or (state.ended is not None and not state.agents):
+    if state.being_ended:
         return state, ()
+    # Its end may be heard of after its sessions' and mpirun's, as one process ends after another.
     cause = client_lost(event)
     state, actions = end(state, cause)
     return state, (Say(LogLevel.ERROR, "launch", cause.message), *actions)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import permutations
 
 import pytest
 from hypothesis import given, settings
@@ -402,6 +403,20 @@ def test_a_client_that_ended_ends_the_job_and_no_host_is_to_blame(
             "",
         )
         assert end.killed
+
+
+@pytest.mark.parametrize("family", ["openmpi5", "mpich"])
+@pytest.mark.parametrize("killed", [False, True])
+def test_whatever_is_heard_of_first_no_host_is_to_blame_for_a_client_that_ended(
+    family: str,
+    killed: bool,  # noqa: FBT001
+) -> None:
+    """Mpirun names the host whose session ended first, and kills the agents of the others."""
+    other = AgentEnded("w-2", 101, -9 if killed else 255, killed=killed)
+    named = RankEnded(None, RankEnd.LOST, "w-1")
+    for order in permutations((AgentEnded("w-1", 100, 255), other, named, MpirunEnded(255), LOST)):
+        end = judged(order, running(family))
+        assert (end.reference, end.host) == ("ssh-client-lost", ""), order
 
 
 def test_a_client_that_ends_beside_an_end_that_is_known_changes_nothing() -> None:
