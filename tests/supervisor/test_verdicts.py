@@ -414,7 +414,8 @@ def test_whatever_is_heard_of_first_no_host_is_to_blame_for_a_client_that_ended(
     """Mpirun names the host whose session ended first, and kills the agents of the others."""
     other = AgentEnded("w-2", 101, -9 if killed else 255, killed=killed)
     named = RankEnded(None, RankEnd.LOST, "w-1")
-    for order in permutations((AgentEnded("w-1", 100, 255), other, named, MpirunEnded(255), LOST)):
+    events: list[Event] = [AgentEnded("w-1", 100, 255), other, named, MpirunEnded(255), LOST]
+    for order in permutations(events):
         end = judged(order, running(family))
         assert (end.reference, end.host) == ("ssh-client-lost", ""), order
 
