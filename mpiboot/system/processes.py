@@ -1,9 +1,10 @@
-"""Processes of this pod and the TCP ports that they listen on, by psutil. Read-only.
+"""Processes of this pod, by psutil, and the TCP ports that they listen on. Read-only.
 
-psutil takes 12 ms of CPU time and a megabyte, so the first call imports it: never on a worker's way
-to its SSH server. What it does not have is read from /proc elsewhere: how much came for a socket
-and a process's children without a look at every other process (``supervisor/processes.py``), and
-when a process began by a clock that nobody sets (``network/pod.py``).
+psutil takes 12 ms of CPU time and a megabyte, so the first call that needs it imports it: never on
+a worker's way to its SSH server. Read from /proc instead are, here, the bare numbers of the ports
+(``listening_ports``); elsewhere, how much came for a socket and a process's children without a look
+at every other process (``supervisor/processes.py``), and when a process began by a clock that
+nobody sets (``network/pod.py``).
 """
 
 from __future__ import annotations
@@ -106,7 +107,8 @@ _LISTENS: Final = "0A"  # a row's fourth word; the second is the address and por
 def listening_ports(proc: str = "/proc") -> set[int]:
     """Give the TCP ports of this network namespace that listen; none where that is hidden.
 
-    Without psutil: whose they are would take a look at every process.
+    Read without psutil, as a worker asks while it gathers its facts: loading psutil costs
+    12 to 17 ms of CPU time, and its ``net_connections`` looks at every process for whose they are.
     """
     found = set()
     for table in ("tcp", "tcp6"):
