@@ -220,9 +220,10 @@ def proved(verdict: Verdict, lines: tuple[str, ...]) -> tuple[Verdict, tuple[str
     Each MPI has other statuses for a program that a host lacks, and some of them also say that a
     rank was ended by a signal: only that host knows.
     """
-    gone = f"{_GONE}\t{verdict.host}\t"
-    if verdict.host and any(line.startswith(gone) for line in lines):
-        verdict = replace(verdict, gone=True)
+    gone = {word[1] for line in lines if (word := _GONE_LINE.match(line))}
+    if verdict.killed and not verdict.host and len(gone) == 1:
+        verdict = replace(verdict, host=min(gone))  # of the hosts whose agents mpirun killed
+    verdict = replace(verdict, gone=verdict.host in gone)
     lines = tuple(_GONE_LINE.sub(r"\1: ", line) for line in lines)
     plain = tuple(line for line in lines if "\t" not in line)
     found = [line.split("\t", 2) for line in lines if "\t" in line]
@@ -363,8 +364,8 @@ def _lost(state: State, first: Loss, losses: tuple[Loss, ...]) -> Verdict:
     named = first.host == state.lost_daemon or _passed_on(first, _status(state))
     if len(killed) > 1 and first.host in killed and not named:
         message = "mpirun gave up over a lost host, and killed the launch agents of "
-        message += f"{first_few(killed, LISTED)}: which host was lost is not known"
-        found = verdict_of("host-lost", f"{message} ({_returned(state)})")
+        message += f"{first_few(killed, LISTED)} ({_returned(state)})"
+        found = verdict_of("host-lost", message)
         return replace(found, killed=True)
     # What ended after mpirun had ended, and the agents that it killed itself, followed from that.
     others = tuple(

@@ -56,6 +56,7 @@ def named(job: Job, check: str, message: str = "") -> dict[str, Any]:
         found.clear()
         found.update(doctor_ranks(job.launcher))
         first = next(iter(found["findings"]), {"check": "", "message": ""})
+        print(first)  # noqa: T201 - what it was instead, where the guard ends this
         return first["check"] == check and message in first["message"]
 
     until(is_first)

@@ -420,6 +420,20 @@ def test_nobody_is_sent_into_a_host_that_could_not_be_asked(host: str, *, gone: 
     assert (found.gone, rest) == (gone, ("w-1: it could not be asked", "w-9: /tmp is full"))
 
 
+@pytest.mark.parametrize(
+    ("killed", "gone", "host"),
+    [(True, ("w-1",), "w-1"), (True, ("w-1", "w-2"), ""), (True, (), ""), (False, ("w-1",), "")],
+)
+def test_a_lost_host_that_mpirun_does_not_name_is_the_only_one_that_is_gone(
+    killed: bool,  # noqa: FBT001
+    gone: tuple[str, ...],
+    host: str,
+) -> None:
+    lines = tuple(f"host-gone\t{name}\tits name does not resolve any more" for name in gone)
+    found, _ = judgement.proved(Verdict(69, "host-lost", "own", killed=killed), lines)
+    assert (found.host, found.gone) == (host, bool(host))
+
+
 def test_what_hosts_found_is_put_in_order_and_limited() -> None:
     lines = tuple(f"program-missing\tw-{n}\tX is gone\there" for n in range(12))
     found, rest = judgement.proved(Verdict(132, "", "own", evidence=("e",)), lines)

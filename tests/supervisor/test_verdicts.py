@@ -750,8 +750,8 @@ OOM = ClientEnded(LIMIT, killed=True, out_of_memory=True)
             (running(family), events, (69, "host-lost", ""), which)
             for family, code in (("openmpi5", 0), ("openmpi4", 205))
             for events, which in (
-                ([KILLED_AGENT, OTHER_KILLED, MpirunEnded(code)], "agents of w-2, w-1: which host"),
-                ([OTHER_KILLED, MpirunEnded(code), KILLED_AGENT], "agents of w-1, w-2: which host"),
+                ([KILLED_AGENT, OTHER_KILLED, MpirunEnded(code)], "agents of w-2, w-1 ("),
+                ([OTHER_KILLED, MpirunEnded(code), KILLED_AGENT], "agents of w-1, w-2 ("),
             )
         ),
         # 4.1 ends with the signal of the agent over which it gave up: it killed the others later.
