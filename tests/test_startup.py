@@ -64,6 +64,11 @@ def test_a_command_and_a_worker_s_facts_load_nothing_of_plans() -> None:
     assert not loaded("import mpiboot.worker.facts") & plans
 
 
+def test_a_worker_s_facts_need_no_event_loop() -> None:
+    facts = "from mpiboot.network import links, rdma; from mpiboot.worker import facts"
+    assert not {"asyncio", "pyroute2.netlink.core", "ssl"} & loaded(facts)
+
+
 def test_a_line_without_options_needs_no_parser() -> None:
     keyless = "import os; os.environ |= {'MPIBOOT_SSH_KEY': '/none', 'MPIBOOT_TIMEOUT': '0'}; "
     keyless += "os.environ['MPIBOOT_TERMINATION_LOG'] = ''; from mpiboot.cli.main import run; "

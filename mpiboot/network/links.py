@@ -1,4 +1,4 @@
-"""Network links of this pod and its routes, by routing netlink through pyroute2.
+"""Network links of this pod and its routes, by routing netlink in pyroute2's messages.
 
 Which link is used for what is decided from these facts elsewhere. pyroute2 takes long to load, so
 this module is loaded only where links are listed. ``nldev`` lists what else of pyroute2 is worked
@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Final
 
 from mpiboot.core.model import Link, Route
 from mpiboot.network import nldev
@@ -21,9 +22,7 @@ from mpiboot.network.sysfs import number, pci_function
 from mpiboot.network.sysfs import text as content
 
 with nldev.only_parts():
-    from pyroute2.netlink import NETLINK_ROUTE, NLM_F_DUMP, NLM_F_REQUEST, rtnl
-    from pyroute2.netlink.marshal import Marshal
-    from pyroute2.netlink.nlsocket import AsyncNetlinkSocket
+    from pyroute2.netlink import NETLINK_ROUTE, rtnl
     from pyroute2.netlink.rtnl.ifaddrmsg import (
         IFA_F_DADFAILED,
         IFA_F_OPTIMISTIC,
@@ -33,7 +32,7 @@ with nldev.only_parts():
     from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
     from pyroute2.netlink.rtnl.rtmsg import rtmsg
 
-_Message = Any  # pyroute2 has no types
+_Message = nldev.Message
 _IFF_UP: Final = 0x1
 _IFF_RUNNING: Final = 0x40
 _INFINIBAND: Final = 32
@@ -45,31 +44,12 @@ _UNICAST: Final = 1
 _DEFAULTS: Final = {int(socket.AF_INET): "0.0.0.0/0", int(socket.AF_INET6): "::/0"}
 
 
-class _Marshal(nldev.DumpErrors, Marshal):  # type: ignore[misc]
-    """Routing netlink's messages, as far as they are asked for."""
-
-    msg_map: ClassVar[dict[int, _Message]] = {
-        rtnl.RTM_NEWADDR: ifaddrmsg,
-        rtnl.RTM_NEWLINK: ifinfmsg,
-        rtnl.RTM_NEWROUTE: rtmsg,
-    }
-
-
-class RouteSocket(AsyncNetlinkSocket):  # type: ignore[misc]
-    """Dumps of routing netlink. AsyncIPRoute has them too, and takes 15 ms to load."""
-
-    marshal_class = _Marshal
-
-    def __init__(self) -> None:
-        """Open it."""
-        super().__init__(family=NETLINK_ROUTE)
-
-    async def dump(self, kind: int, message: _Message, family: int = 0) -> AsyncIterator[_Message]:
-        """Ask for all of a kind."""
-        message["family"] = family
-        flags = NLM_F_REQUEST | NLM_F_DUMP
-        answer: AsyncIterator[_Message] = await self.nlm_request(message, kind, flags)
-        return answer
+# Routing netlink's messages, as far as they are asked for.
+_MESSAGES: Final = {
+    rtnl.RTM_NEWADDR: ifaddrmsg,
+    rtnl.RTM_NEWLINK: ifinfmsg,
+    rtnl.RTM_NEWROUTE: rtmsg,
+}
 
 
 def observe(
@@ -80,13 +60,13 @@ def observe(
     A sandbox may have no netlink, and a pod no descriptor left for it.
     """
     try:
-        return *nldev.run(_observe(sys_root)), ()
+        return *_observe(sys_root), ()
     except OSError as error:
         why = os.strerror(error.errno) if error.errno else str(error)
         return (), (), (f"netlink: {why}: links and routes are not known",)
 
 
-async def _observe(sys_root: Path) -> tuple[tuple[Link, ...], tuple[Route, ...]]:
+def _observe(sys_root: Path) -> tuple[tuple[Link, ...], tuple[Route, ...]]:
     """List the links with their addresses, in the kernel's order, and the routes.
 
     ``kind`` is the driver's (veth, macvlan, ipvlan, vlan, ipoib, …); for a link of a device
@@ -94,15 +74,14 @@ async def _observe(sys_root: Path) -> tuple[tuple[Link, ...], tuple[Route, ...]]
     table, one for each way of a route that has several: tables of policy routing hold for some
     sources only, and every link has link-local destinations.
     """
-    addresses: list[_Message] = []
-    links: list[_Message] = []
-    routes: list[_Message] = []
-    async with RouteSocket() as kernel:
-        await kernel.setup_endpoint()
-        await nldev.gather(kernel.dump(rtnl.RTM_GETADDR, ifaddrmsg()), addresses)
-        await nldev.gather(kernel.dump(rtnl.RTM_GETLINK, ifinfmsg()), links)
+    with closing(nldev.Kernel(NETLINK_ROUTE, _MESSAGES)) as kernel:
+        addresses = list(kernel.ask(rtnl.RTM_GETADDR, ifaddrmsg()))
+        links = list(kernel.ask(rtnl.RTM_GETLINK, ifinfmsg()))
+        routes: list[_Message] = []
         for family in _DEFAULTS:
-            await nldev.gather(kernel.dump(rtnl.RTM_GETROUTE, rtmsg(), family), routes)
+            question = rtmsg()
+            question["family"] = family
+            routes += kernel.ask(rtnl.RTM_GETROUTE, question)
     known: dict[int, list[tuple[str, int]]] = {}
     for message in addresses:
         # On a point-to-point link IFA_ADDRESS is the peer's, IFA_LOCAL is ours.

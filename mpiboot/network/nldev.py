@@ -1,14 +1,11 @@
-"""RDMA devices by netlink (nldev, NETLINK_RDMA), and requests that end, for pyroute2.
+"""RDMA devices by netlink (nldev, NETLINK_RDMA), and questions to the kernel, by pyroute2.
 
-pyroute2 0.9.7 has no part for NETLINK_RDMA; this module is written as its own parts are and needs
-nothing else, so that it could become one. What its sockets can't do is worked around here, for
-routing netlink too:
+pyroute2 0.9.7 has no part for NETLINK_RDMA; its messages are declared here as its own parts do it.
 
-- ``AsyncCoreSocket.get`` (netlink/core.py) waits for ever for an answer: ``gather`` has a limit.
-- ``Marshal.parse_one_message`` (netlink/marshal.py) overlooks the error that ends a failed dump,
-  the code of NLMSG_DONE: ``DumpErrors`` raises it.
-- ``SyncAPI`` (netlink/core.py) runs an event loop at each step, which fails beside a running one:
-  ``run`` takes a thread there.
+Questions go through a plain socket, as AsyncNetlinkSocket (netlink/nlsocket.py) would take a third
+of the CPU time until a worker's facts are there: it loads asyncio, multiprocessing and what makes
+network namespaces. Besides, it waits for ever for an answer (AsyncCoreSocket.get, netlink/core.py)
+and overlooks the error that ends a failed dump (Marshal.parse_one_message, netlink/marshal.py).
 
 What stays: attributes are read from the whole datagram (``nlmsg_decoder_generic``,
 netlink/__init__.py), so one that is shorter than its type has bytes of the next one. The kernel
@@ -17,15 +14,15 @@ writes none.
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import os
+import socket
 import struct
 import sys
-from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 
 @contextmanager
@@ -46,12 +43,10 @@ def only_parts() -> Iterator[None]:
 
 
 with only_parts():
-    from pyroute2.netlink import NLM_F_DUMP, NLM_F_REQUEST, NLMSG_DONE, nlmsg
-    from pyroute2.netlink.exceptions import NetlinkError
+    from pyroute2.netlink import NLM_F_DUMP, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, nlmsg
     from pyroute2.netlink.marshal import Marshal
-    from pyroute2.netlink.nlsocket import AsyncNetlinkSocket
 
-_T = TypeVar("_T")
+Message = Any  # pyroute2 has no types
 
 NETLINK_RDMA: Final = 20
 SECONDS: Final = 2.0  # the kernel answers at once; this is for an answer that has no end
@@ -60,6 +55,7 @@ SECONDS: Final = 2.0  # the kernel answers at once; this is for an answer that h
 _CLIENT: Final = 5 << 10
 GET, PORT_GET, SYS_GET, GET_CHARDEV = (_CLIENT + command for command in (1, 5, 6, 15))
 _HEADER: Final = 16
+_MOST: Final = 1 << 18  # bytes; the kernel fills 32 KiB of a dump at a time
 
 
 class nldevmsg(nlmsg):  # type: ignore[misc]  # noqa: N801 - as pyroute2's are called
@@ -86,87 +82,81 @@ class nldevmsg(nlmsg):  # type: ignore[misc]  # noqa: N801 - as pyroute2's are c
     )
 
 
-class DumpErrors:
-    """Mixed into a marshal: a dump that fails says so in its end, and nowhere else."""
-
-    def parse_one_message(
-        self,
-        key: int,
-        flags: int,
-        sequence_number: int,
-        data: bytes,
-        offset: int,
-        length: int,
-    ) -> Any:  # noqa: ANN401 - pyroute2 has no types
-        """Parse a message; the error of a dump's end is noted as pyroute2 notes another's."""
-        whole: Any = super()
-        message = whole.parse_one_message(key, flags, sequence_number, data, offset, length)
-        if key == NLMSG_DONE and length >= _HEADER + 4:
-            (code,) = struct.unpack_from("=i", data, offset + _HEADER)
-            if code < 0:
-                message["header"]["error"] = NetlinkError(-code)
-        return message
+# Each answer has the type of GET, also one to PORT_GET.
+_MESSAGES: Final = dict.fromkeys((GET, PORT_GET, SYS_GET, GET_CHARDEV), nldevmsg)
 
 
-class MarshalNldev(DumpErrors, Marshal):  # type: ignore[misc]
-    """The messages of the device client; each has the type of GET, also one to PORT_GET."""
-
-    msg_map = dict.fromkeys((GET, PORT_GET, SYS_GET, GET_CHARDEV), nldevmsg)
-
-
-class AsyncNldev(AsyncNetlinkSocket):  # type: ignore[misc]
-    """Requests to the device client.
+class Kernel:
+    """A socket to a part of the kernel, and questions that end.
 
     Raises:
         OSError: the kernel has no such part (EPROTONOSUPPORT), or it is refused here.
     """
 
-    marshal_class = MarshalNldev
+    def __init__(
+        self,
+        family: int = NETLINK_RDMA,
+        messages: Mapping[int, type[Message]] = _MESSAGES,
+        channel: socket.socket | None = None,
+    ) -> None:
+        """Open it; ``messages`` are what answers are read as, by type."""
+        self._marshal = Marshal()
+        self._marshal.msg_map = messages
+        self._socket = channel or socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, family)
+        self._asked = 0
 
-    def __init__(self, **options: object) -> None:
-        """Open a socket; ``options`` are AsyncNetlinkSocket's."""
-        super().__init__(family=NETLINK_RDMA, **options)
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
 
-    async def request(
-        self, kind: int, *, dump: bool = False, **attributes: int | str
-    ) -> AsyncIterator[Any]:
-        """Ask; ``attributes`` are named without their prefix, in small letters."""
-        message = nldevmsg()
-        message["attrs"] = [
-            (f"{nldevmsg.prefix}ATTR_{name.upper()}", value) for name, value in attributes.items()
+    def ask(
+        self, kind: int, question: Message, *, dump: bool = True, seconds: float | None = None
+    ) -> Iterator[Message]:
+        """Ask, and give each message of the answer as it comes.
+
+        Raises:
+            TimeoutError: the answer has no end.
+            OSError: it is refused, or the dump fails.
+        """
+        until = time.monotonic() + (SECONDS if seconds is None else seconds)
+        self._asked += 1
+        header = question["header"]
+        header["type"], header["sequence_number"] = kind, self._asked
+        header["flags"] = NLM_F_REQUEST | (NLM_F_DUMP if dump else 0)
+        question.encode()
+        self._socket.send(question.data)
+        while True:
+            if (left := until - time.monotonic()) <= 0:
+                raise TimeoutError("the kernel's answer has no end")
+            self._socket.settimeout(left)
+            try:
+                data = self._socket.recv(_MOST)
+            except TimeoutError:
+                continue
+            for message in self._marshal.parse(data):
+                if message["header"].get("sequence_number") != self._asked:
+                    continue  # the late rest of another answer
+                if message["header"]["type"] in (NLMSG_DONE, NLMSG_ERROR):
+                    _end(message)
+                    return
+                yield message
+                if not dump:
+                    return
+
+    def ask_device(
+        self, kind: int, *, dump: bool, seconds: float | None = None, **about: int | str
+    ) -> Iterator[Message]:
+        """Ask the device client; attributes are named without their prefix, in small letters."""
+        question = nldevmsg()
+        question["attrs"] = [
+            (f"{nldevmsg.prefix}ATTR_{name.upper()}", value) for name, value in about.items()
         ]
-        flags = NLM_F_REQUEST | (NLM_F_DUMP if dump else 0)
-        answer: AsyncIterator[Any] = await self.nlm_request(message, kind, flags)
-        return answer
+        return self.ask(kind, question, dump=dump, seconds=seconds)
 
 
-async def gather(
-    asked: Awaitable[AsyncIterator[Any]], into: list[Any], seconds: float | None = None
-) -> None:
-    """Put the messages of an answer into a list; what came before an error stays there.
-
-    Raises:
-        TimeoutError: the answer has no end.
-        OSError: it is refused, or the dump fails.
-    """
-
-    async def collect() -> None:
-        async for message in await asked:
-            into.append(message)  # noqa: PERF401 - as said
-
-    try:
-        await asyncio.wait_for(collect(), SECONDS if seconds is None else seconds)
-    except asyncio.TimeoutError:
-        raise TimeoutError("the kernel's answer has no end") from None
-    except NetlinkError as error:
-        raise OSError(error.code, os.strerror(error.code)) from None
-
-
-def run(work: Coroutine[Any, Any, _T]) -> _T:
-    """Run requests, beside a running loop in a thread."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(work)
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, work).result()
+def _end(message: Message) -> None:
+    """Raise the error that an answer ends with; both kinds of an end begin with its number."""
+    data, begin = message.data, message.offset + _HEADER
+    code = struct.unpack_from("=i", data, begin)[0] if len(data) >= begin + 4 else 0
+    if code < 0:
+        raise OSError(-code, os.strerror(-code))

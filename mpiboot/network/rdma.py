@@ -8,15 +8,16 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from mpiboot.core.model import Fabric, LinkLayer, PortState, RdmaDevice, RdmaPort
 from mpiboot.network import libraries, nldev, sysfs
 from mpiboot.network.records import IB_MTUS
 
-_Message = Any  # pyroute2 has no types
+_Message = nldev.Message
 
 _LAYERS: Final = {
     "ib": LinkLayer.INFINIBAND,
@@ -60,25 +61,20 @@ def ask_kernel() -> KernelRdma:
     Raises:
         OSError: the kernel has no RDMA part (EPROTONOSUPPORT), or it is refused here.
     """
-
-    async def ask() -> KernelRdma:
-        async with nldev.AsyncNldev() as kernel:
-            await kernel.setup_endpoint()
-            return await read(kernel)
-
-    return nldev.run(ask())
+    with closing(nldev.Kernel()) as kernel:
+        return read(kernel)
 
 
-async def read(kernel: nldev.AsyncNldev, seconds: float = nldev.SECONDS) -> KernelRdma:
+def read(kernel: nldev.Kernel, seconds: float = nldev.SECONDS) -> KernelRdma:
     """Ask by an open socket, each question for so many seconds at most."""
     asking = _Asking(kernel, seconds)
-    listed = await asking.ask(nldev.GET, "the list of RDMA devices", dump=True)
+    listed = asking.ask(nldev.GET, "the list of RDMA devices", dump=True)
     complete = not asking.unreadable
     found = [device for message in listed if (device := _listed(message)) is not None]
     nodes: dict[str, tuple[str, int | None]] = {}
     return KernelRdma(
-        mode=await _mode(asking),
-        devices=tuple([await _whole(asking, device, nodes) for device in found]),
+        mode=_mode(asking),
+        devices=tuple([_whole(asking, device, nodes) for device in found]),
         complete=complete and len(found) == len(listed),
         nodes=nodes,
         unreadable=tuple(asking.unreadable),
@@ -88,13 +84,13 @@ async def read(kernel: nldev.AsyncNldev, seconds: float = nldev.SECONDS) -> Kern
 class _Asking:
     """Questions, and what went wrong with them."""
 
-    def __init__(self, kernel: nldev.AsyncNldev, seconds: float) -> None:
+    def __init__(self, kernel: nldev.Kernel, seconds: float) -> None:
         self._kernel = kernel
         self._seconds = seconds
         self._silent = False
         self.unreadable: list[str] = []
 
-    async def ask(
+    def ask(
         self,
         kind: int,
         what: str,
@@ -108,8 +104,9 @@ class _Asking:
         if self._silent:
             return messages
         try:
-            request = self._kernel.request(kind, dump=dump, **about)
-            await nldev.gather(request, messages, self._seconds)
+            answer = self._kernel.ask_device(kind, dump=dump, seconds=self._seconds, **about)
+            for message in answer:
+                messages.append(message)  # noqa: PERF402 - what came before an error stays
         except TimeoutError as error:
             self._silent = True  # it won't answer the next time either
             self.unreadable.append(f"netlink: {what}: {error}")
@@ -130,9 +127,9 @@ def _text(message: _Message, name: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-async def _mode(asking: _Asking) -> str:
+def _mode(asking: _Asking) -> str:
     before = len(asking.unreadable)
-    answer = await asking.ask(nldev.SYS_GET, "the network namespace mode", _UNKNOWN)
+    answer = asking.ask(nldev.SYS_GET, "the network namespace mode", _UNKNOWN)
     if not answer:
         return "shared" if len(asking.unreadable) == before else ""
     return "exclusive" if _number(answer[0], "SYS_ATTR_NETNS_MODE") == 0 else "shared"
@@ -156,13 +153,13 @@ def _guid(number: int | None) -> str:
     return ":".join(digits[place : place + 4] for place in range(0, len(digits), 4))
 
 
-async def _whole(
+def _whole(
     asking: _Asking, device: RdmaDevice, nodes: dict[str, tuple[str, int | None]]
 ) -> RdmaDevice:
     what = f"the ports of {device.name}"
-    ports = await asking.ask(nldev.PORT_GET, what, dump=True, dev_index=device.index)
+    ports = asking.ask(nldev.PORT_GET, what, dump=True, dev_index=device.index)
     what = f"the device node of {device.name}"
-    node = await asking.ask(
+    node = asking.ask(
         nldev.GET_CHARDEV, what, _NO_NODE, chardev_type="uverbs", dev_index=device.index
     )
     driver = None

@@ -154,8 +154,6 @@ def write_scripts(folder: Path) -> None:
 
 def gather_facts(resolved: Resolved, setup: WorkerSetup) -> None:
     """Gather this pod's facts for the launcher, in a child, which logs its own errors."""
-    # Nothing here is TLS, which asyncio loads where it can: 9 ms.
-    sys.modules["ssl"] = None  # type: ignore[assignment]
     from mpiboot.worker import facts  # noqa: PLC0415 - not for the process that stays
 
     environ = {**setup.environ, "MPIBOOT_WORKER_DIR": str(setup.folder)}

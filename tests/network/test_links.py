@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import shutil
+import socket
 import struct
 import subprocess
 import sys
@@ -15,8 +16,9 @@ import pytest
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
 from mpiboot.network import nldev
-from mpiboot.network.links import RouteSocket, link, observe
+from mpiboot.network.links import link, observe
 from mpiboot.network.pod import is_local, source_address
+from tests.network.test_rdma_netlink import kernel
 
 
 def test_loopback_is_a_link_with_its_address() -> None:
@@ -44,14 +46,11 @@ async def test_links_can_be_listed_beside_a_running_loop() -> None:
 def test_a_dump_that_fails_or_has_no_end_is_said(
     answer: Callable[[int], bytes], why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def send(asking: RouteSocket, data: bytes, *_: object) -> int:
-        (sequence,) = struct.unpack_from("=I", data, 8)
-        asking.enqueue(answer(sequence), None)
-        return len(data)
-
     monkeypatch.setattr(nldev, "SECONDS", 0.05)
-    monkeypatch.setattr(RouteSocket, "send", send)
-    assert observe() == ((), (), (f"netlink: {why}: links and routes are not known",))
+    with kernel(lambda _kind, _request, sequence: [answer(sequence)]) as channel:
+        monkeypatch.setattr(socket, "socket", lambda *_: channel)
+        found = observe()
+    assert found == ((), (), (f"netlink: {why}: links and routes are not known",))
 
 
 def message(kind: int, sequence: int, code: int) -> bytes:

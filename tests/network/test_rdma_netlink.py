@@ -108,12 +108,8 @@ def kernel(answers: Answers) -> Iterator[socket.socket]:
 
 
 def told(answers: Answers, seconds: float = 30) -> KernelRdma:
-    async def ask(channel: socket.socket) -> KernelRdma:
-        async with nldev.AsyncNldev(use_socket=channel) as asking:
-            return await rdma.read(asking, seconds)
-
     with kernel(answers) as channel:
-        return nldev.run(ask(channel))
+        return rdma.read(nldev.Kernel(channel=channel), seconds)
 
 
 def test_a_device_is_read_with_its_port_and_node() -> None:
@@ -242,10 +238,6 @@ def test_a_device_whose_name_is_no_utf8_is_left_out_and_the_list_is_not_whole() 
     found = told(answers)
     assert [one.name for one in found.devices] == ["mlx5_3"]
     assert not found.complete
-
-
-async def test_requests_are_made_beside_a_running_loop() -> None:
-    assert told(usual).complete
 
 
 def test_the_real_kernel_answers_or_has_no_rdma() -> None:
