@@ -1,9 +1,10 @@
 """The commands that are run on a host by SSH beside mpirun's daemon, and their output.
 
 The programs are ``libexec/host_questions`` (preceded by doctor's own, ``libexec/doctor_questions``)
-and ``libexec/rank_questions``, which only read, and ``libexec/host_orders``, behind what they share
-in ``libexec/environs``. They are sent as a session's command, as a host may have no mpiboot. Light,
-and stdlib only: the child that looks for the reason of a failure uses it too. Nothing is run here.
+and ``libexec/rank_questions``, which only read, ``libexec/host_orders`` and ``libexec/stop-ranks``,
+behind what they share in ``libexec/environs``. They are sent as a session's command, as a host may
+have no mpiboot. Light, and stdlib only: the child that looks for the reason of a failure uses it
+too. Nothing is run here.
 """
 
 from __future__ import annotations
@@ -138,6 +139,11 @@ def measure(port: int, seconds: float, line: str) -> str:
 def end_processes(launches: Iterable[str]) -> str:
     """Build the command that ends the processes of these launches, and counts them."""
     return order(f"end_processes {' '.join(f'MPIBOOT_LAUNCH_ID={launch}' for launch in launches)}")
+
+
+def stop_ranks(signal: int, seconds: int, mark: str) -> str:
+    """Build the command that signals the ranks with this mark, and counts those that are left."""
+    return _command(("environs", "stop-ranks"), (f"{signal:d}", str(seconds), mark))
 
 
 def job_failed(attempt: str, hold: float | None, why: str) -> str:

@@ -1,7 +1,7 @@
 """Asks the ranks of every host to save and end, and tells how many are there until all ended.
 
 ``python -I -S stop_ranks.py FOLDER SIGNAL SECONDS``: a child of the launcher's process, while
-mpirun runs. It sends ``libexec/stop-ranks`` to each host by the job's own launch agent, and runs it
+mpirun runs. It runs ``host_shell.stop_ranks`` on each host by the job's own launch agent, and
 here, for ranks on the launcher. Then it asks all of them again and again how many ranks are left,
 and writes ``ranks LEFT ALL ASKED`` when all have answered; it ends when none is left. A host that
 can't be asked has none. Each empty line on stdin wants a look that begins after it: ASKED is how
@@ -18,26 +18,21 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from signal import Signals
 from typing import Final
 
 if __name__ == "__main__":
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
+from mpiboot.hosts import host_shell
 from mpiboot.supervisor import evidence
 
 _AT_ONCE: Final = 24
 _PAUSE: Final = 0.25  # seconds between two looks that nobody wants at once
-_LIBEXEC: Final = os.path.join(
-    os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "libexec"
+_AGENT: Final = os.path.join(
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "libexec", "agent"
 )
-SCRIPT: Final = os.path.join(_LIBEXEC, "stop-ranks")
-_AGENT: Final = os.path.join(_LIBEXEC, "agent")
 _LAUNCHER: Final = ""  # no host's name
-
-
-def _script() -> bytes:
-    with open(SCRIPT, "rb") as file:
-        return file.read()
 
 
 class StopScript:
@@ -48,11 +43,9 @@ class StopScript:
         self.left = 0
 
     @classmethod
-    async def ask(cls, name: str, words: list[str], free: asyncio.Semaphore) -> StopScript:
+    async def ask(cls, name: str, command: str, free: asyncio.Semaphore) -> StopScript:
         """Start the script there, and wait for its first number, of all ranks that there are."""
-        argv = [SCRIPT, *words]
-        if name != _LAUNCHER:
-            argv = [_AGENT, name, f"exec /bin/sh -s {' '.join(words)}"]
+        argv = ("-c", command) if name == _LAUNCHER else (_AGENT, name, command)
         async with free:
             host = cls(
                 await asyncio.create_subprocess_exec(
@@ -63,7 +56,7 @@ class StopScript:
                     stderr=asyncio.subprocess.DEVNULL,
                 )
             )
-            await host._answer(b"" if name == _LAUNCHER else _script())
+            await host._answer()
         return host
 
     async def again(self) -> None:
@@ -71,7 +64,7 @@ class StopScript:
         if self.left:
             await self._answer(b"\n")
 
-    async def _answer(self, text: bytes) -> None:
+    async def _answer(self, text: bytes = b"") -> None:
         assert self._process.stdin is not None  # noqa: S101 - both were asked for
         assert self._process.stdout is not None  # noqa: S101
         self.left = 0
@@ -125,10 +118,10 @@ async def stop(hosts: Iterable[str], signal: str, seconds: int, mark: str, file:
     """
     end = time.monotonic() + seconds
     free = asyncio.Semaphore(_AT_ONCE)
-    words = [signal, str(seconds), mark]
+    command = host_shell.stop_ranks(Signals[f"SIG{signal}"], seconds, mark)
     asking = {
         # A subprocess that is given up as it starts is waited for: nobody waits for that.
-        name: asyncio.shield(StopScript.ask(name, words, free))
+        name: asyncio.shield(StopScript.ask(name, command, free))
         for name in (_LAUNCHER, *hosts)
     }
 

@@ -18,7 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-import mpiboot
 from mpiboot.core import log
 from mpiboot.core.launch_spec import LAUNCH_ID, NOTICE
 from mpiboot.core.setting_types import WorkerExit
@@ -353,7 +352,6 @@ class Launchers:
         files.write_private(self.path, "".join(lines))
 
 
-SCRIPT: Final = Path(mpiboot.__file__).parent / "libexec" / "stop-ranks"
 # Seconds; its ranks wait for this. A launcher on the same network answers in a millisecond, where
 # its node isn't overloaded.
 _PATIENCE: Final = 2.0
@@ -401,17 +399,21 @@ def notify_launchers(token: str) -> None:
 
 
 def stop_ranks(
-    folder: Path, environ: Mapping[str, str], token: str, signal: str, seconds: float
+    folder: Path, environ: Mapping[str, str], token: str, name: str, seconds: float
 ) -> int:
     """Signal the ranks of this worker's sessions; the process that ends when they all have.
 
     Raises:
         MpibootError: ``program-missing``; there is no shell.
     """
+    from mpiboot.hosts import host_shell  # noqa: PLC0415 - not before a worker ends
+
+    number = getattr(signal, f"SIG{name}")
+    command = host_shell.stop_ranks(number, int(seconds) + 1, f"{MARK}={token}-")
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     try:
         return process.start(
-            ("/bin/sh", str(SCRIPT), signal, str(int(seconds) + 1), f"{MARK}={token}-"),
+            ("/bin/sh", "-c", command),
             {**environ, "MPIBOOT_WORKER_DIR": str(folder)},
             stdin=null,
             stdout=null,

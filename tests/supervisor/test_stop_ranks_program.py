@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 
-import mpiboot
+from mpiboot.hosts import host_shell
 from tests.waiting import until
 
-SCRIPT = Path(mpiboot.__file__).parent / "libexec" / "stop-ranks"
 SHELLS = [
     words
     for words in (["dash"], ["bash"], ["bash", "--posix"], ["busybox", "sh"])
@@ -66,22 +65,26 @@ class Host:
         return child
 
     def run(
-        self, name: str = "TERM", seconds: int = 60, worker: Path | None = None
+        self,
+        name: str = "TERM",
+        seconds: int = 60,
+        worker: Path | None = None,
+        stdin: int = subprocess.DEVNULL,
     ) -> subprocess.Popen[str]:
-        """Run the script as a worker gets it, by its standard input."""
+        """Run the script as a worker gets it."""
         env = dict(os.environ)
         env.pop("MPIBOOT_WORKER_DIR", None)
         env |= self.environ
         if worker is not None:
             env["MPIBOOT_WORKER_DIR"] = str(worker)
-        with SCRIPT.open() as text:
-            script = subprocess.Popen(
-                [*self.shell, "-s", name, str(seconds), self.mark],
-                stdin=text,
-                stdout=subprocess.PIPE,
-                text=True,
-                env=env,
-            )
+        command = host_shell.stop_ranks(signal.Signals[f"SIG{name}"], seconds, self.mark)
+        script = subprocess.Popen(
+            ["sh", "-c", command.replace("/bin/sh", " ".join(self.shell), 1)],
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=env,
+        )
         self.started.append(script)
         return script
 
@@ -221,20 +224,12 @@ def test_launcher_and_worker_send_one_signal_between_them(host: Host, tmp_path: 
 
 
 def test_one_who_writes_lines_is_answered_once_for_each(host: Host) -> None:
-    """As by the launcher: the script and its lines come by one pipe."""
+    """As by the launcher."""
     ignores = "trap '' TERM; : > \"$1/ready-0\"; exec sleep 1000"
     rank = host.start("sh", "-c", ignores, "sh", str(host.folder))
     until((host.folder / "ready-0").exists)
-    script = subprocess.Popen(
-        [*host.shell, "-s", "TERM", "600", host.mark],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    host.started.append(script)
+    script = host.run(seconds=600, stdin=subprocess.PIPE)
     assert script.stdin is not None
-    script.stdin.write(SCRIPT.read_text())
-    script.stdin.flush()
     assert line(script) == "ranks 1"
     script.stdin.write("\n")
     script.stdin.flush()
