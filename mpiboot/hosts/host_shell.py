@@ -36,6 +36,19 @@ _HOST: Final = ("environs", "host_questions")
 _DOCTOR: Final = ("doctor_questions", *_HOST)
 # One of doctor_questions, which can be asked alone too.
 ENVIRONMENTS: Final = "environments"
+# What the status and the words of a program that dials mean, as worker/probe.py says it, with
+# "unresolved" for a name that leads nowhere: 124 and 143 are timeout's.
+_DIALLED: Final = (
+    ("connected", r"0( |$)"),
+    ("refused", r"\d.*[Rr]efused"),
+    ("silent", r"(124|143)( |$)|\d.*timed out"),
+    (
+        "unresolved",
+        r"\d.*(ame or service not known|emporary failure in name|ddress associated|nvalid host)",
+    ),
+    ("no-route", r"\d"),
+    ("unknown", ""),
+)
 _ENDS: Final = 4  # words of SSH_CONNECTION: the client's address and port, the server's
 
 
@@ -240,7 +253,6 @@ def read(output: str) -> HostAnswer:
             word, _, rest = line.removeprefix(_ANSWER).partition(" ")
             rows.setdefault(word, []).append(rest)
     launches, held = _launches(lines, rows.get("own", ()))
-    dialled = map(str.split, rows.get("dial", ()))
     began = [float(item) for item in rows.get("began", ()) if re.fullmatch(r"[\d.]*\d", item)]
     return HostAnswer(
         oom_kills=_number(rows, "oom"),
@@ -261,13 +273,13 @@ def read(output: str) -> HostAnswer:
         connecting=tuple(dict.fromkeys(_connecting(rows.get("connecting", ())))),
         listener=next(iter(rows.get("listener", ())), None),
         to_accept=_number(rows, "to-accept") or 0,
-        overflows=_number(rows, "overflows") or 0,
+        overflows=_overflows(lines),
         in_mpi=len(rows.get("in-mpi", ())),
         ended=_number(rows, "ended") or 0,
         left=_number(rows, "left") or 0,
         values=tuple(_named(rows.get("value", ()))),
         own_checks=next(iter(rows.get("doctor", ())), None),
-        dials=tuple((words[0], words[1], words[2]) for words in dialled if len(words) == 3),  # noqa: PLR2004 - address, port, result
+        dials=tuple(_dials(rows.get("dial", ()))),
         environments=tuple(rows.get("environment", ())),
         counters=counters.read(lines),
     )
@@ -276,6 +288,19 @@ def read(output: str) -> HostAnswer:
 def _number(rows: dict[str, list[str]], word: str) -> int | None:
     found = [row for row in rows.get(word, ()) if row.isascii() and row.isdigit()]
     return int(found[0]) if found else None
+
+
+def _overflows(lines: Iterable[str]) -> int:
+    """Find a counter in /proc/net/netstat: a line with names, and one with their values."""
+    rows = [line.split() for line in lines if line.startswith("TcpExt:")]
+    count = dict(zip(*rows[:2], strict=False)).get("ListenOverflows", "") if rows[1:] else ""
+    return int(count) if count.isascii() and count.isdigit() else 0
+
+
+def _dials(rows: Iterable[str]) -> Iterable[tuple[str, str, str]]:
+    for row in rows:
+        address, port, said = (*row.split(" ", 2), "", "")[:3]
+        yield address, port, next(name for name, form in _DIALLED if re.match(form, said))
 
 
 def _pairs(rows: Iterable[str]) -> list[tuple[str, str]]:
