@@ -31,12 +31,18 @@ from mpiboot.core.launch_spec import (
 )
 from mpiboot.core.setting_types import ProveTransport
 from mpiboot.core.wording import counted
-from mpiboot.supervisor import guard, report
+from mpiboot.supervisor import report
 from mpiboot.supervisor.asking import Request, ask
 from mpiboot.supervisor.judgement import not_startable, proved, verdict_of
 from mpiboot.supervisor.mpirun import Mpirun
 from mpiboot.supervisor.output import OutputWriter
-from mpiboot.supervisor.processes import send, wait_gone
+from mpiboot.supervisor.processes import (
+    GuardShell,
+    dismiss_guard,
+    send,
+    start_guard,
+    wait_gone,
+)
 from mpiboot.supervisor.signals import ENDING, Signals, by_signal, name
 from mpiboot.supervisor.state import FAMILIES, UNKNOWN, Verdict
 from mpiboot.system import control_groups
@@ -404,7 +410,7 @@ class Parent:
         if spec.client_stays:
             self._preparation = preparation
             mpirun.client = preparation.pid
-        shell: guard.GuardShell | None = None
+        shell: GuardShell | None = None
         try:
             if spec.client:  # outside the launch: it lives until the workers were asked or told
                 environ = outside_launch(os.environ)
@@ -414,12 +420,12 @@ class Parent:
             # As PID 1 this process takes everything along when it is killed. Elsewhere the guard is
             # there before mpirun is: neither is ever without the other.
             if os.getpid() != 1:
-                shell = guard.start(spec.folder, os.environ, self._options.log_format)
+                shell = start_guard(spec.folder, os.environ, self._options.log_format)
             mpirun.start(self._mask)
             started = time.monotonic()
         except OSError as wrong:
             if shell is not None:
-                guard.dismiss(shell)
+                dismiss_guard(shell)
             verdict = not_startable(spec.argv, os.environ, wrong)
             return self._ended(spec, verdict)
         finally:
@@ -437,7 +443,7 @@ class Parent:
         if left:
             log.debug("killed", f"ended {counted(left, 'process', 'processes')} that mpirun left")
         if shell is not None:
-            guard.dismiss(shell)
+            dismiss_guard(shell)
         verdict = self._passed_on(mpirun.streams.stdout, verdict)
         verdict, lines = self._explained(spec, verdict)
         return self._ended(spec, verdict, lines)

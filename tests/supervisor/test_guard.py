@@ -15,7 +15,7 @@ import pytest
 from mpiboot.core import log
 from mpiboot.core.launch_spec import KEEP_KEY, KEY, LAUNCH_DIR, LAUNCH_ID
 from mpiboot.core.setting_types import LogFormat
-from mpiboot.supervisor import guard
+from mpiboot.supervisor import processes
 
 READY = "import time\nprint('ready', flush=True)\ntime.sleep(1000)"
 
@@ -43,7 +43,7 @@ def test_what_the_launch_has_left_is_ended_and_told(
     tmp_path: Path, left: subprocess.Popen[bytes], capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / KEY).touch()
-    guard.main(str(tmp_path), "this", LogFormat.JSON.value)
+    processes.main(str(tmp_path), "this", LogFormat.JSON.value)
     told = json.loads(capfd.readouterr().err)
     assert (told["level"], told["event"], told["role"]) == ("warning", "killed", "launcher")
     assert told["message"] == "the launcher was killed: ended 1 process of its job in this pod"
@@ -54,7 +54,7 @@ def test_what_the_launch_has_left_is_ended_and_told(
 def test_another_launch_is_left_alone(
     tmp_path: Path, left: subprocess.Popen[bytes], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    guard.main(str(tmp_path), "another", LogFormat.HUMAN.value)
+    processes.main(str(tmp_path), "another", LogFormat.HUMAN.value)
     told = "mpiboot: warning: the launcher was killed: its job has ended with it\n"
     assert capfd.readouterr().err == told
     assert left.poll() is None
@@ -63,14 +63,14 @@ def test_another_launch_is_left_alone(
 def test_a_script_keeps_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / KEY).touch()
     monkeypatch.setenv(KEEP_KEY, "1")
-    guard.main(str(tmp_path), "this", LogFormat.HUMAN.value)
+    processes.main(str(tmp_path), "this", LogFormat.HUMAN.value)
     assert (tmp_path / KEY).exists()
 
 
 def test_a_guard_has_no_mark_and_only_the_parent_keeps_it_asleep(tmp_path: Path) -> None:
     environ = {**os.environ, LAUNCH_DIR: str(tmp_path), LAUNCH_ID: "this"}
     before = {path.name for path in Path("/proc/self/fd").iterdir()}
-    shell = guard.start(str(tmp_path), environ, LogFormat.HUMAN)
+    shell = processes.start_guard(str(tmp_path), environ, LogFormat.HUMAN)
     assert shell is not None
     assert not os.get_inheritable(shell.writer)
     environment = Path(f"/proc/{shell.pid}/environ")
@@ -80,7 +80,7 @@ def test_a_guard_has_no_mark_and_only_the_parent_keeps_it_asleep(tmp_path: Path)
     assert not [
         word for word in words if word.startswith((LAUNCH_DIR.encode(), LAUNCH_ID.encode()))
     ]
-    guard.dismiss(shell)
+    processes.dismiss_guard(shell)
     assert {path.name for path in Path("/proc/self/fd").iterdir()} == before
     assert not environment.exists()
 
@@ -94,15 +94,15 @@ def test_without_a_shell_there_is_no_guard_and_nothing_stays_open(
     before = {path.name for path in Path("/proc/self/fd").iterdir()}
     with monkeypatch.context() as changed:
         changed.setattr(os, "posix_spawn", refused)
-        assert guard.start(str(tmp_path), {}, LogFormat.HUMAN) is None
+        assert processes.start_guard(str(tmp_path), {}, LogFormat.HUMAN) is None
     assert {path.name for path in Path("/proc/self/fd").iterdir()} == before
 
 
 def test_a_guard_that_somebody_killed_or_reaped_is_dismissed_without_a_word(
     tmp_path: Path,
 ) -> None:
-    shell = guard.start(str(tmp_path), os.environ, LogFormat.HUMAN)
+    shell = processes.start_guard(str(tmp_path), os.environ, LogFormat.HUMAN)
     assert shell is not None
     os.kill(shell.pid, signal.SIGKILL)
     os.waitpid(shell.pid, 0)
-    guard.dismiss(shell)
+    processes.dismiss_guard(shell)

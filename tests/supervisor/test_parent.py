@@ -38,7 +38,7 @@ from mpiboot.core.launch_spec import (
 )
 from mpiboot.core.setting_types import LogFormat, LogLevel
 from mpiboot.network.counters import CountedPort
-from mpiboot.supervisor import evidence, guard, parent, report
+from mpiboot.supervisor import evidence, parent, processes, report
 from mpiboot.supervisor.state import Verdict
 from tests.waiting import until
 
@@ -716,7 +716,7 @@ def test_a_parent_that_is_killed_by_the_first_thing_that_mpirun_does_takes_it_al
 
 
 def test_what_ends_the_parents_group_or_terminal_does_not_end_its_guard(tmp_path: Path) -> None:
-    shell = guard.start(str(tmp_path), os.environ, LogFormat.HUMAN)
+    shell = processes.start_guard(str(tmp_path), os.environ, LogFormat.HUMAN)
     assert shell
     try:
         assert os.getpgid(shell.pid) == shell.pid
@@ -729,7 +729,7 @@ def test_what_ends_the_parents_group_or_terminal_does_not_end_its_guard(tmp_path
                 break
             time.sleep(0.01)
     finally:
-        guard.dismiss(shell)
+        processes.dismiss_guard(shell)
     assert not status.exists()
 
 
