@@ -65,7 +65,7 @@ def test_a_command_and_a_worker_s_facts_load_nothing_of_plans() -> None:
 
 
 def test_a_worker_s_facts_need_no_event_loop() -> None:
-    facts = "from mpiboot.network import links, rdma; from mpiboot.worker import facts"
+    facts = "from mpiboot.network import netlink, rdma; from mpiboot.worker import facts"
     assert not {"asyncio", "pyroute2.netlink.core", "ssl"} & loaded(facts)
 
 

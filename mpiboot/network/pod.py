@@ -157,10 +157,10 @@ def _any_route() -> tuple[str, str]:
 
     A bridge is seldom the node's way to others, and a gateway is a sign of it.
     """
-    from mpiboot.network import links  # noqa: PLC0415 - takes long: only where nothing else tells
+    from mpiboot.network import netlink  # noqa: PLC0415 - takes long: only where nothing else tells
     from mpiboot.network.records import has_carrier, usable  # noqa: PLC0415 - as above
 
-    seen, routes, _ = links.observe()
+    seen, routes, _ = netlink.observe()
     known = {link.name: link for link in seen if has_carrier(link)}
     for route in sorted(
         (route for route in routes if route.link in known),

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Final
 
 from mpiboot.core.model import Fabric, LinkLayer, PortState, RdmaDevice, RdmaPort
-from mpiboot.network import libraries, nldev, sysfs
+from mpiboot.network import libraries, netlink, sysfs
 from mpiboot.network.records import IB_MTUS
 
-_Message = nldev.Message
+_Message = netlink.Message
 
 _LAYERS: Final = {
     "ib": LinkLayer.INFINIBAND,
@@ -61,14 +61,14 @@ def ask_kernel() -> KernelRdma:
     Raises:
         OSError: the kernel has no RDMA part (EPROTONOSUPPORT), or it is refused here.
     """
-    with closing(nldev.Kernel()) as kernel:
+    with closing(netlink.Kernel()) as kernel:
         return read(kernel)
 
 
-def read(kernel: nldev.Kernel, seconds: float = nldev.SECONDS) -> KernelRdma:
+def read(kernel: netlink.Kernel, seconds: float = netlink.SECONDS) -> KernelRdma:
     """Ask by an open socket, each question for so many seconds at most."""
     asking = _Asking(kernel, seconds)
-    listed = asking.ask(nldev.GET, "the list of RDMA devices", dump=True)
+    listed = asking.ask(netlink.GET, "the list of RDMA devices", dump=True)
     complete = not asking.unreadable
     found = [device for message in listed if (device := _listed(message)) is not None]
     nodes: dict[str, tuple[str, int | None]] = {}
@@ -84,7 +84,7 @@ def read(kernel: nldev.Kernel, seconds: float = nldev.SECONDS) -> KernelRdma:
 class _Asking:
     """Questions, and what went wrong with them."""
 
-    def __init__(self, kernel: nldev.Kernel, seconds: float) -> None:
+    def __init__(self, kernel: netlink.Kernel, seconds: float) -> None:
         self._kernel = kernel
         self._seconds = seconds
         self._silent = False
@@ -129,7 +129,7 @@ def _text(message: _Message, name: str) -> str:
 
 def _mode(asking: _Asking) -> str:
     before = len(asking.unreadable)
-    answer = asking.ask(nldev.SYS_GET, "the network namespace mode", _UNKNOWN)
+    answer = asking.ask(netlink.SYS_GET, "the network namespace mode", _UNKNOWN)
     if not answer:
         return "shared" if len(asking.unreadable) == before else ""
     return "exclusive" if _number(answer[0], "SYS_ATTR_NETNS_MODE") == 0 else "shared"
@@ -157,10 +157,10 @@ def _whole(
     asking: _Asking, device: RdmaDevice, nodes: dict[str, tuple[str, int | None]]
 ) -> RdmaDevice:
     what = f"the ports of {device.name}"
-    ports = asking.ask(nldev.PORT_GET, what, dump=True, dev_index=device.index)
+    ports = asking.ask(netlink.PORT_GET, what, dump=True, dev_index=device.index)
     what = f"the device node of {device.name}"
     node = asking.ask(
-        nldev.GET_CHARDEV, what, _NO_NODE, chardev_type="uverbs", dev_index=device.index
+        netlink.GET_CHARDEV, what, _NO_NODE, chardev_type="uverbs", dev_index=device.index
     )
     driver = None
     if node:

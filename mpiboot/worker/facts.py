@@ -39,9 +39,9 @@ def gather(
     ``pid`` is the pod's first mpiboot, whose start and environment are the pod's own.
     """
     # Loaded late, as what it needs is.
-    from mpiboot.network import links, sysfs  # noqa: PLC0415
+    from mpiboot.network import netlink, sysfs  # noqa: PLC0415
 
-    seen, routes, unread = links.observe()
+    seen, routes, unread = netlink.observe()
     control, _ = pod.control_address(
         resolved.settings.control_ifname, socket.gethostname(), api=environ.get(pod.API, "")
     )

@@ -7,7 +7,7 @@ import pytest
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
 from mpiboot.core.model import Link
-from mpiboot.network import links
+from mpiboot.network import netlink
 from tests.data.build_sysfs import build
 from tests.data.rdma_nodes import TREES
 
@@ -27,7 +27,7 @@ def seen(
     message["attrs"] = [("IFLA_IFNAME", name), ("IFLA_MTU", 2044), *more.items()]
     if kind:
         message["attrs"].append(("IFLA_LINKINFO", {"attrs": info}))
-    return links.link(decoded(message), {}, sys_root)
+    return netlink.link(decoded(message), {}, sys_root)
 
 
 def decoded(message: ifinfmsg, more: bytes = b"") -> ifinfmsg:
@@ -81,7 +81,7 @@ def test_the_link_below_is_known_by_its_index_unless_it_is_elsewhere(tmp_path: P
 
 def test_a_name_that_is_no_utf8_is_readable(tmp_path: Path) -> None:
     name = struct.pack("=HH5sxxx", 9, 3, b"net\xff\0")
-    assert links.link(decoded(ifinfmsg(), name), {}, tmp_path).name == r"net\xff"
+    assert netlink.link(decoded(ifinfmsg(), name), {}, tmp_path).name == r"net\xff"
 
 
 @pytest.mark.parametrize("length", [4, 6, 20])
@@ -91,4 +91,4 @@ def test_an_address_of_any_length_is_whole_where_sysfs_is_hidden(
     """A tunnel's has 4 bytes, IPoIB's 20."""
     raw = bytes(range(length)) + bytes(-length % 4)
     found = decoded(ifinfmsg(), struct.pack("=HH", 4 + length, 1) + raw)
-    assert links.link(found, {}, tmp_path).hardware == raw[:length].hex(":")
+    assert netlink.link(found, {}, tmp_path).hardware == raw[:length].hex(":")

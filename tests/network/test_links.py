@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
-from mpiboot.network import nldev
-from mpiboot.network.links import link, observe
+from mpiboot.network import netlink
+from mpiboot.network.netlink import link, observe
 from mpiboot.network.pod import is_local, source_address
 from tests.network.test_rdma_netlink import kernel
 
@@ -46,7 +46,7 @@ async def test_links_can_be_listed_beside_a_running_loop() -> None:
 def test_a_dump_that_fails_or_has_no_end_is_said(
     answer: Callable[[int], bytes], why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nldev, "SECONDS", 0.05)
+    monkeypatch.setattr(netlink, "SECONDS", 0.05)
     with kernel(lambda _kind, _request, sequence: [answer(sequence)]) as channel:
         monkeypatch.setattr(socket, "socket", lambda *_: channel)
         found = observe()
@@ -62,7 +62,7 @@ def message(kind: int, sequence: int, code: int) -> bytes:
 def test_without_a_descriptor_for_netlink_nothing_is_seen_and_that_is_said() -> None:
     program = """
 import json, resource
-from mpiboot.network.links import observe
+from mpiboot.network.netlink import observe
 for most in (3, 256):
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, 256))
     links, routes, odd = observe()
@@ -137,7 +137,7 @@ exec "$@"
 SHOW = """
 import json
 from dataclasses import asdict
-from mpiboot.network.links import observe
+from mpiboot.network.netlink import observe
 print(json.dumps([list(map(asdict, found)) for found in observe()[:2]]))
 """
 

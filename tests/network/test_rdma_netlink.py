@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from mpiboot.core.model import PortState, RdmaPort
-from mpiboot.network import nldev, rdma
+from mpiboot.network import netlink, rdma
 from mpiboot.network.rdma import KernelRdma
 
 GET, PORT_GET, SYS_GET, GET_CHARDEV = (5 << 10) + 1, (5 << 10) + 5, (5 << 10) + 6, (5 << 10) + 15
@@ -109,7 +109,7 @@ def kernel(answers: Answers) -> Iterator[socket.socket]:
 
 def told(answers: Answers, seconds: float = 30) -> KernelRdma:
     with kernel(answers) as channel:
-        return rdma.read(nldev.Kernel(channel=channel), seconds)
+        return rdma.read(netlink.Kernel(channel=channel), seconds)
 
 
 def test_a_device_is_read_with_its_port_and_node() -> None:

@@ -25,7 +25,7 @@ from mpiboot.core.model import (
     Route,
 )
 from mpiboot.core.settings import resolve
-from mpiboot.network import links, platform_hints, pod, rdma, sysfs
+from mpiboot.network import netlink, platform_hints, pod, rdma, sysfs
 from mpiboot.system import files, processes, programs
 from mpiboot.system.files import WORKER_STATE
 from mpiboot.worker import facts
@@ -45,7 +45,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Link:
         return f"address of {wanted} {api}", "so"
 
     link = plans.link("eth0", "10.0.0.5/24")
-    monkeypatch.setattr(links, "observe", lambda: ((link,), (ROUTE,), ("a link",)))
+    monkeypatch.setattr(netlink, "observe", lambda: ((link,), (ROUTE,), ("a link",)))
     monkeypatch.setattr(pod, "control_address", address)
     monkeypatch.setattr(pod, "started", lambda pid: pid + 0.5)
     monkeypatch.setattr(pod, "spec_names", lambda pid: (f"OF_{pid}",))

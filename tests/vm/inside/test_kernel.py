@@ -10,7 +10,7 @@ import pytest
 
 from mpiboot.core.model import Fabric, Link, Route
 from mpiboot.network import rdma
-from mpiboot.network.links import observe
+from mpiboot.network.netlink import observe
 from tests.vm.inside.machine import (
     active,
     device,

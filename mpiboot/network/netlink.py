@@ -1,0 +1,334 @@
+"""Questions to the kernel by netlink, in pyroute2's messages: links, routes, and RDMA's nldev.
+
+Which link is used for what is decided from these facts elsewhere. pyroute2 takes long to load, so
+this module is loaded only where one of these is listed. pyroute2 0.9.7 has no part for
+NETLINK_RDMA; its messages are declared here as its own parts do it.
+
+Questions go through a plain socket, as AsyncNetlinkSocket (netlink/nlsocket.py) would take a third
+of the CPU time until a worker's facts are there: it loads asyncio, multiprocessing and what makes
+network namespaces. Besides, it waits for ever for an answer (AsyncCoreSocket.get, netlink/core.py)
+and overlooks the error that ends a failed dump (Marshal.parse_one_message, netlink/marshal.py).
+
+What else is worked around: an IPoIB link's address is cut to 6 bytes (``IFLA_ADDRESS`` is an
+``l2addr``, netlink/rtnl/ifinfmsg), so it is read from the attribute's bytes here. What stays:
+attributes are read from the whole datagram (``nlmsg_decoder_generic``, netlink/__init__.py), so one
+that is shorter than its type has bytes of the next one. The kernel writes none.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+import struct
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from mpiboot.core.model import Link, Route
+from mpiboot.network.records import PCI_FUNCTION
+from mpiboot.network.sysfs import number, pci_function
+from mpiboot.network.sysfs import text as content
+
+
+@contextmanager
+def _only_parts() -> Iterator[None]:
+    """Import modules of pyroute2 without the package's own, which imports all of them.
+
+    That would be half of the CPU time until a worker's facts are there (50 of 95 ms).
+    """
+    spec = importlib.util.find_spec("pyroute2")
+    if spec is None or "pyroute2" in sys.modules:
+        yield
+        return
+    sys.modules["pyroute2"] = importlib.util.module_from_spec(spec)
+    try:
+        yield
+    finally:
+        del sys.modules["pyroute2"]
+
+
+with _only_parts():
+    from pyroute2.netlink import (
+        NETLINK_ROUTE,
+        NLM_F_DUMP,
+        NLM_F_REQUEST,
+        NLMSG_DONE,
+        NLMSG_ERROR,
+        nlmsg,
+        rtnl,
+    )
+    from pyroute2.netlink.marshal import Marshal
+    from pyroute2.netlink.rtnl.ifaddrmsg import (
+        IFA_F_DADFAILED,
+        IFA_F_OPTIMISTIC,
+        IFA_F_TENTATIVE,
+        ifaddrmsg,
+    )
+    from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
+    from pyroute2.netlink.rtnl.rtmsg import rtmsg
+
+Message = Any  # pyroute2 has no types
+
+NETLINK_RDMA: Final = 20
+SECONDS: Final = 2.0  # the kernel answers at once; this is for an answer that has no end
+
+# include/uapi/rdma/rdma_netlink.h: the type of a message is the client's number and the command.
+_CLIENT: Final = 5 << 10
+GET, PORT_GET, SYS_GET, GET_CHARDEV = (_CLIENT + command for command in (1, 5, 6, 15))
+_HEADER: Final = 16
+_MOST: Final = 1 << 18  # bytes; the kernel fills 32 KiB of a dump at a time
+
+
+class nldevmsg(nlmsg):  # type: ignore[misc]  # noqa: N801 - as pyroute2's are called
+    """A message of the device client: attributes follow the header directly."""
+
+    prefix = "RDMA_NLDEV_"
+    fields = ()
+    nla_map = (
+        (1, "RDMA_NLDEV_ATTR_DEV_INDEX", "uint32"),
+        (2, "RDMA_NLDEV_ATTR_DEV_NAME", "asciiz"),
+        (3, "RDMA_NLDEV_ATTR_PORT_INDEX", "uint32"),
+        (6, "RDMA_NLDEV_ATTR_NODE_GUID", "uint64"),
+        (12, "RDMA_NLDEV_ATTR_PORT_STATE", "uint8"),
+        (13, "RDMA_NLDEV_ATTR_PORT_PHYS_STATE", "uint8"),
+        (14, "RDMA_NLDEV_ATTR_DEV_NODE_TYPE", "uint8"),
+        (51, "RDMA_NLDEV_ATTR_NDEV_NAME", "asciiz"),
+        (66, "RDMA_NLDEV_SYS_ATTR_NETNS_MODE", "uint8"),
+        (67, "RDMA_NLDEV_ATTR_DEV_PROTOCOL", "asciiz"),
+        (69, "RDMA_NLDEV_ATTR_CHARDEV_TYPE", "asciiz"),
+        (70, "RDMA_NLDEV_ATTR_CHARDEV_NAME", "asciiz"),
+        (72, "RDMA_NLDEV_ATTR_CHARDEV", "uint64"),
+        # Documented as 64 bits, put as 32: drivers/infiniband/core/uverbs_main.c.
+        (73, "RDMA_NLDEV_ATTR_UVERBS_DRIVER_ID", "uint32"),
+    )
+
+
+# Each answer has the type of GET, also one to PORT_GET.
+_MESSAGES: Final = dict.fromkeys((GET, PORT_GET, SYS_GET, GET_CHARDEV), nldevmsg)
+
+
+class Kernel:
+    """A socket to a part of the kernel, and questions that end.
+
+    Raises:
+        OSError: the kernel has no such part (EPROTONOSUPPORT), or it is refused here.
+    """
+
+    def __init__(
+        self,
+        family: int = NETLINK_RDMA,
+        messages: Mapping[int, type[Message]] = _MESSAGES,
+        channel: socket.socket | None = None,
+    ) -> None:
+        """Open it; ``messages`` are what answers are read as, by type."""
+        self._marshal = Marshal()
+        self._marshal.msg_map = messages
+        self._socket = channel or socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, family)
+        self._asked = 0
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+
+    def ask(
+        self, kind: int, question: Message, *, dump: bool = True, seconds: float | None = None
+    ) -> Iterator[Message]:
+        """Ask, and give each message of the answer as it comes.
+
+        Raises:
+            TimeoutError: the answer has no end.
+            OSError: it is refused, or the dump fails.
+        """
+        until = time.monotonic() + (SECONDS if seconds is None else seconds)
+        self._asked += 1
+        header = question["header"]
+        header["type"], header["sequence_number"] = kind, self._asked
+        header["flags"] = NLM_F_REQUEST | (NLM_F_DUMP if dump else 0)
+        question.encode()
+        self._socket.send(question.data)
+        while True:
+            if (left := until - time.monotonic()) <= 0:
+                raise TimeoutError("the kernel's answer has no end")
+            self._socket.settimeout(left)
+            try:
+                data = self._socket.recv(_MOST)
+            except TimeoutError:
+                continue
+            for message in self._marshal.parse(data):
+                if message["header"].get("sequence_number") != self._asked:
+                    continue  # the late rest of another answer
+                if message["header"]["type"] in (NLMSG_DONE, NLMSG_ERROR):
+                    _end(message)
+                    return
+                yield message
+                if not dump:
+                    return
+
+    def ask_device(
+        self, kind: int, *, dump: bool, seconds: float | None = None, **about: int | str
+    ) -> Iterator[Message]:
+        """Ask the device client; attributes are named without their prefix, in small letters."""
+        question = nldevmsg()
+        question["attrs"] = [
+            (f"{nldevmsg.prefix}ATTR_{name.upper()}", value) for name, value in about.items()
+        ]
+        return self.ask(kind, question, dump=dump, seconds=seconds)
+
+
+def _end(message: Message) -> None:
+    """Raise the error that an answer ends with; both kinds of an end begin with its number."""
+    data, begin = message.data, message.offset + _HEADER
+    code = struct.unpack_from("=i", data, begin)[0] if len(data) >= begin + 4 else 0
+    if code < 0:
+        raise OSError(-code, os.strerror(-code))
+
+
+# -- links and routes -----------------------------------------------------------------------------
+
+_IFF_UP: Final = 0x1
+_IFF_RUNNING: Final = 0x40
+_INFINIBAND: Final = 32
+# ARPHRD_ of linux/if_arp.h, for links that have no driver kind of their own.
+_TYPES: Final = {1: "ether", _INFINIBAND: "ipoib", 772: "loopback"}
+_ATTRIBUTE: Final = 4  # bytes of an attribute's length and type
+_MAIN_TABLE: Final = 254
+_UNICAST: Final = 1
+_DEFAULTS: Final = {int(socket.AF_INET): "0.0.0.0/0", int(socket.AF_INET6): "::/0"}
+# Routing netlink's messages, as far as they are asked for.
+_LINK_MESSAGES: Final = {
+    rtnl.RTM_NEWADDR: ifaddrmsg,
+    rtnl.RTM_NEWLINK: ifinfmsg,
+    rtnl.RTM_NEWROUTE: rtmsg,
+}
+
+
+def observe(
+    sys_root: Path = Path("/sys"),
+) -> tuple[tuple[Link, ...], tuple[Route, ...], tuple[str, ...]]:
+    """List links and routes; empty, with a sentence on why, where netlink can't be asked.
+
+    A sandbox may have no netlink, and a pod no descriptor left for it.
+    """
+    try:
+        return *_observe(sys_root), ()
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno else str(error)
+        return (), (), (f"netlink: {why}: links and routes are not known",)
+
+
+def _observe(sys_root: Path) -> tuple[tuple[Link, ...], tuple[Route, ...]]:
+    """List the links with their addresses, in the kernel's order, and the routes.
+
+    ``kind`` is the driver's (veth, macvlan, ipvlan, vlan, ipoib, …); for a link of a device
+    ``vf`` or ``physical``; else ether or loopback. The routes are the unicast ones of the main
+    table, one for each way of a route that has several: tables of policy routing hold for some
+    sources only, and every link has link-local destinations.
+    """
+    with closing(Kernel(NETLINK_ROUTE, _LINK_MESSAGES)) as kernel:
+        addresses = list(kernel.ask(rtnl.RTM_GETADDR, ifaddrmsg()))
+        links = list(kernel.ask(rtnl.RTM_GETLINK, ifinfmsg()))
+        routes: list[Message] = []
+        for family in _DEFAULTS:
+            question = rtmsg()
+            question["family"] = family
+            routes += kernel.ask(rtnl.RTM_GETROUTE, question)
+    known: dict[int, list[tuple[str, int]]] = {}
+    for message in addresses:
+        # On a point-to-point link IFA_ADDRESS is the peer's, IFA_LOCAL is ours.
+        own = message.get_attr("IFA_LOCAL") or message.get_attr("IFA_ADDRESS")
+        if own and message["family"] in _DEFAULTS:
+            own = f"{own}/{message['prefixlen']}"
+            flags = message.get_attr("IFA_FLAGS") or 0
+            known.setdefault(message["index"], []).append((own, flags))
+    seen = tuple(link(message, known, sys_root) for message in links)
+    names = {item.index: item.name for item in seen}
+    return seen, tuple(route for message in routes for route in _routes(message, names))
+
+
+def link(message: Message, known: Mapping[int, Sequence[tuple[str, int]]], sys_root: Path) -> Link:
+    """Read a link from netlink's answer, with the addresses (and their flags) of all links."""
+    arp, index, flags = message["ifi_type"], message["index"], message["flags"]
+    own = known.get(index, ())
+    name = _text(message.get_attr("IFLA_IFNAME"))
+    info = message.get_attr("IFLA_LINKINFO")
+    folder = sys_root / "class" / "net" / name
+    if content(folder / "ifindex") != str(index):
+        folder = sys_root / "none"  # this sysfs is of another network namespace, as the host's is
+    # By netlink since kernel 5.14, whatever sysfs is mounted here.
+    parent = _text(message.get_attr("IFLA_PARENT_DEV_NAME"))
+    pci = parent if PCI_FUNCTION.fullmatch(parent) else pci_function(folder / "device")
+    function = sys_root / "bus" / "pci" / "devices" / pci if pci else None
+    # The kernel adds the other namespace's number only where it isn't this one.
+    here = message.get_attr("IFLA_LINK_NETNSID") is None
+    return Link(
+        index=index,
+        name=name,
+        kind=_text(info and info.get_attr("IFLA_INFO_KIND")) or _kind(arp, folder, function),
+        up=bool(flags & _IFF_UP),
+        mtu=message.get_attr("IFLA_MTU") or 0,
+        addresses=tuple(text for text, _ in own),
+        hardware=content(folder / "address") or _hardware(message),
+        pci=pci,
+        pkey=_pkey(info, folder) if arp == _INFINIBAND else None,
+        carrier=bool(flags & _IFF_RUNNING),
+        lower=(here and message.get_attr("IFLA_LINK")) or 0,
+        dev_port=number(folder / "dev_port") or 0,
+        # An optimistic address is used while it is still tentative.
+        tentative=tuple(
+            text
+            for text, flags in own
+            if flags & IFA_F_TENTATIVE and not flags & (IFA_F_OPTIMISTIC | IFA_F_DADFAILED)
+        ),
+        duplicate=tuple(text for text, flags in own if flags & IFA_F_DADFAILED),
+    )
+
+
+def _text(value: str | bytes | None) -> str:
+    """Give an attribute's text; what is no UTF-8, which pyroute2 gives as bytes, escaped."""
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value or ""
+
+
+def _hardware(message: Message) -> str:
+    for slot in message["attrs"]:
+        name, attribute = slot.cell
+        if name == "IFLA_ADDRESS":
+            begin = attribute.offset + _ATTRIBUTE
+            return bytes(attribute.data[begin : attribute.offset + attribute.length]).hex(":")
+    return ""
+
+
+def _kind(arp: int, folder: Path, function: Path | None) -> str:
+    known = _TYPES.get(arp, f"type {arp}")
+    if known == "ether" and (function or (folder / "device").exists()):
+        return "vf" if function and (function / "physfn").exists() else "physical"
+    return known
+
+
+def _pkey(info: Message, folder: Path) -> int | None:
+    data = info and info.get_attr("IFLA_INFO_DATA")
+    pkey: int | None = data and data.get_attr("IFLA_IPOIB_PKEY")
+    if pkey is not None:
+        return pkey
+    try:
+        return int(content(folder / "pkey"), 16)
+    except ValueError:
+        return None
+
+
+def _routes(message: Message, names: Mapping[int, str]) -> Iterator[Route]:
+    if message["type"] != _UNICAST or message.get_attr("RTA_TABLE") != _MAIN_TABLE:
+        return
+    destination, prefix = message.get_attr("RTA_DST"), message["dst_len"]
+    target = f"{destination}/{prefix}" if destination else _DEFAULTS[message["family"]]
+    if target.startswith("fe80:"):
+        return
+    source = message.get_attr("RTA_PREFSRC") or ""
+    several = message.get_attr("RTA_MULTIPATH")
+    alone = [(message.get_attr("RTA_OIF"), message)]
+    for index, way in alone if several is None else [(hop["oif"], hop) for hop in several]:
+        if index in names:
+            yield Route(target, names[index], way.get_attr("RTA_GATEWAY") or "", source)
