@@ -10,10 +10,10 @@ from mpiboot.core import log
 from mpiboot.core.model import Decision, Json, Source
 from mpiboot.core.setting_types import LogLevel
 from mpiboot.core.wording import assigned, counted, first_few
-from mpiboot.job import rank_output, render
+from mpiboot.job import render
 from mpiboot.job.dialects import DIALECTS, HOSTFILE_VARS
 from mpiboot.job.mpi_environment import NOT_FORWARDED
-from mpiboot.job.plan import Plan
+from mpiboot.job.plan import RANK_OUTPUT, Plan
 from mpiboot.job.plan_builder import Observed
 from mpiboot.network.cluster_view import HEADINGS
 from mpiboot.network.records import RDMA, Transport
@@ -22,7 +22,7 @@ _NCCL: Final = "NCCL_SOCKET_IFNAME"
 _SHOWN: Final = 6
 # Shown in lines of their own.
 _ELSEWHERE: Final = frozenset(
-    {"hostfile", "ranks", "control-link", "data-network", "mpi-network", rank_output.DECISION}
+    {"hostfile", "ranks", "control-link", "data-network", "mpi-network", RANK_OUTPUT}
 )
 
 
@@ -113,7 +113,7 @@ def _room(plan: Plan, _observed: Observed, decisions: _Decisions) -> _Parts:
 
 
 def _output(_plan: Plan, _observed: Observed, decisions: _Decisions) -> _Parts:
-    item = decisions.get(rank_output.DECISION)
+    item = decisions.get(RANK_OUTPUT)
     if item is not None:
         fields: dict[str, Json] = {"value": item.value, "reason": item.reason}
         yield SummaryLine(item.name, f"ranks' output: {item.value} ({item.reason})", fields)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mpiboot.core.model import Source
-from mpiboot.job.rank_output import _TO_FILE, DECISION
+from mpiboot.job.plan import _TO_FILE, RANK_OUTPUT
 from tests.fakes.plans import HYDRAS, MPIS, observed, planned, reason, warned
 
 ON, RANK0 = {"tag_output": "on"}, {"tag_output": "rank0"}
@@ -27,9 +27,9 @@ def test_each_mpis_own_option_stands_first(family: str, line: str) -> None:
     plan = planned(line, observed(family), ON)
     own = OPTIONS[family]
     assert plan.argv[1 : 1 + len(own)] == (*own,)
-    assert reason(plan, DECISION)[:2] == (" ".join(own), Source.FLAG)
+    assert reason(plan, RANK_OUTPUT)[:2] == (" ".join(own), Source.FLAG)
     assert [item for item in warned(plan) if "cuts off" in item] or family != "openmpi4"
-    assert DECISION not in {item.name for item in planned(line, observed(family)).decisions}
+    assert RANK_OUTPUT not in {item.name for item in planned(line, observed(family)).decisions}
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_what_the_line_says_comes_first(family: str, words: str) -> None:
     """Hydra's mpirun ends over an option that is given twice; 5.0 takes the first of two."""
     plan = planned(f"mpirun {words} -n 2 ./train", observed(family), ON)
     assert plan.argv.count(OPTIONS[family][0]) == words.split().count(OPTIONS[family][0])
-    assert reason(plan, DECISION)[1:] == (Source.FLAG, "given on the mpirun line")
+    assert reason(plan, RANK_OUTPUT)[1:] == (Source.FLAG, "given on the mpirun line")
 
 
 @each
@@ -58,7 +58,7 @@ def test_every_program_but_that_of_rank_0_writes_to_a_file(family: str) -> None:
     at = [place for place, word in enumerate(plan.argv) if word == "/logs/my job"]
     begin = ("mpiboot", "rank", "--")
     assert [plan.argv[place + 1 : place + 5] for place in at] == [(*begin, "./a"), (*begin, "./b")]
-    assert reason(plan, DECISION)[0] == "/logs/my job/rank.N"
+    assert reason(plan, RANK_OUTPUT)[0] == "/logs/my job/rank.N"
 
 
 @pytest.mark.parametrize(
