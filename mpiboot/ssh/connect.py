@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 SOCKET = "client.sock"
 # ssh's own status for everything that is not the command's.
 FAILED = 255
-# Becomes what this one is no more; it reads the status from this descriptor.
-_WAIT = f"{__file__.rpartition('/')[0]}/../libexec/wait_status"
+# Becomes what this one is no more; it reads the status from this descriptor. A signal ends it, and
+# with its end of the socket the connection and the session.
 _SOCKET = 3
+_WAIT = ("sh", "-c", f'read -r status <&{_SOCKET} && exit "$status"; exit {FAILED}', "wait_status")
 _STREAMS = b"".join(number.to_bytes(4, sys.byteorder) for number in (0, 1, 2))
 
 
@@ -64,7 +65,7 @@ def run(folder: str, words: list[str]) -> NoReturn:
         os.set_inheritable(_SOCKET, True)
     else:
         os.dup2(client.fileno(), _SOCKET)
-    os.execv("/bin/sh", ("sh", _WAIT))  # noqa: S606 - these words alone
+    os.execv("/bin/sh", _WAIT)  # noqa: S606 - these words alone
 
 
 def main() -> NoReturn:

@@ -369,9 +369,9 @@ def wait_gone(pids: list[int], patience: float = _PATIENCE) -> None:
         reap()
 
 
-_GUARD: Final = os.path.join(
-    os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "libexec", "guard"
-)
+# A line on the pipe tells that nothing is left to be done. What ends the parent's group or its
+# terminal is none of the guard's business.
+_GUARD: Final = 'trap "" TERM INT HUP QUIT USR1 USR2 TTOU; read -r _ || exec "$@"'
 _FOLDER: Final = 3  # the guard's handle of the launch folder
 
 
@@ -387,10 +387,9 @@ def start_guard(folder: str, environ: Mapping[str, str], form: LogFormat) -> Gua
 
     As PID 1 of its container the parent takes everything there along when it is killed. Elsewhere
     (below a script or an init, or in a process table that containers share) mpirun would go on
-    without anybody to end it or to tell its status. So a shell (``libexec/guard``) sleeps on a pipe
-    whose other end the parent alone holds: the pipe is closed by the parent's death, whatever it
-    died of. Until then it costs no wake-up and a tenth of a megabyte of its own; only then it
-    becomes this program.
+    without anybody to end it or to tell its status. So a shell sleeps on a pipe whose other end the
+    parent alone holds: the pipe is closed by the parent's death, whatever it died of. Until then it
+    costs no wake-up and a tenth of a megabyte of its own; only then it becomes this program.
 
     Args:
         folder: the launch folder.
@@ -401,7 +400,7 @@ def start_guard(folder: str, environ: Mapping[str, str], form: LogFormat) -> Gua
     # The path may lead through the process whose death the guard waits for.
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     own = os.path.abspath(__file__)
-    argv = ("sh", _GUARD, sys.executable, "-I", "-S", own, folder)
+    argv = ("sh", "-c", _GUARD, "guard", sys.executable, "-I", "-S", own, folder)
     try:
         pid = os.posix_spawn(
             "/bin/sh",

@@ -467,7 +467,9 @@ _MOST: Final = 1 << 22  # bytes of an environment, which is twice what a system 
 _KEPT: Final = 200
 # The shell's own, which any script changes.
 _SHELL: Final = frozenset(("_", "PWD", "OLDPWD", "SHLVL", "PPID"))
-_READER: Final = str(Path(__file__).parent.parent / "libexec" / "profile_environment")
+# Each variable ends with a zero byte. It is read from /proc, as not every env knows -0; a program's
+# first is its own.
+_READER: Final = '{ . "$1"; } < /dev/null >&2 || exit; command -p cat /proc/self/environ'
 _HINT: Final = "nothing of it reaches the ranks; run it by hand: sh -c '. SCRIPT; env'"
 
 
@@ -488,7 +490,9 @@ def evaluate_profile(
         return before, _warning(f"{path} is not there")
     shell = executables.find("bash", environ.get("PATH", "")) or "/bin/sh"
     try:
-        status, output, complaint = _run((shell, _READER, path), environ, folder, limit)
+        status, output, complaint = _run(
+            (shell, "-c", _READER, "profile", path), environ, folder, limit
+        )
     except OSError as wrong:
         return before, _warning(f"{path} can't be run: {wrong.strerror}")
     if status is None:
