@@ -532,7 +532,9 @@ def write_agent_files(
     """
     hosts = folder / AGENT_HOSTS
     for name, values in per_host.items():
-        files.write_private(hosts / f"{name}.env", exports(values))
+        files.write_private(
+            hosts / f"{name}.env", assignments({"exports": exports(values).rstrip()})
+        )
     read = {"ssh": ssh, "user_agent": user_agent, "client": client}
     if remote_end:
         read["remote_end"] = remote_end

@@ -193,7 +193,7 @@ def test_a_hosts_own_exports_stand_in_front_of_its_command_and_of_no_others(
     launch: Launch,
 ) -> None:
     exports = "export A='1 $x';\nexport B='two';"
-    (launch.folder / "hosts" / "w-1.env").write_text(exports)
+    (launch.folder / "hosts" / "w-1.env").write_text(assignments({"exports": exports}))
     ended(launch.start("-x", "me@w-1", "orted", "-mca"))
     assert launch.words()[-4:] == ["me@w-1", exports, "orted", "-mca"]
     ended(launch.start("-x", "w-10", "orted"))

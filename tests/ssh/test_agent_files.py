@@ -60,6 +60,6 @@ def test_the_agent_finds_its_words_and_each_hosts_own_exports(tmp_path: Path) ->
     }
     assert found == {
         "agent.conf": (0o600, "ssh='ssh -4'\nuser_agent=''\nclient='nc -U'\n"),
-        "hosts/w-0.env": (0o600, "export UCX_NET_DEVICES='mlx5_0:1';\n"),
-        "hosts/w-1.env": (0o600, "export A='it'\\''s';\n"),
+        "hosts/w-0.env": (0o600, assignments({"exports": "export UCX_NET_DEVICES='mlx5_0:1';"})),
+        "hosts/w-1.env": (0o600, assignments({"exports": "export A='it'\\''s';"})),
     }

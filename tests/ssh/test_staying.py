@@ -206,7 +206,8 @@ def test_a_session_runs_over_the_gates_login_and_the_agent_is_one_process(shells
 
 def test_words_arrive_as_with_ssh_behind_the_hosts_exports(shells: Launch) -> None:
     exports = "export A='1 $x';\nexport B='two';"
-    (shells.folder / "hosts" / f"{shells.host}.env").write_text(exports)
+    file = shells.folder / "hosts" / f"{shells.host}.env"
+    file.write_text(assignments({"exports": exports}))
     words = ['printf "%s,"', '"$A$B"', "'* ?'", "\\`id\\`", "'two\nlines'", "x" * 20_000]
     code, out, _ = shells.run(*words)
     assert code == 0
