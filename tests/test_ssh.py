@@ -40,6 +40,7 @@ class Folder:
             "ssh": program(tmp_path / "real-ssh", "real") if ssh else "",
             "strict": STRICT,
             "client": f"/bin/sh {program(tmp_path / 'client', 'client')}" if client else "",
+            "words": f"{SSH}_words",
             "hosts": "w-0.job w-0 10.0.0.1 w-1.job w-1 10.0.0.2 w-*.job w-*",
         }
         (self.path / "ssh.conf").write_text(assignments(values))

@@ -503,6 +503,7 @@ def _write_script_logins(
         "strict": logins.strict,
         "client": client_start.client_words() if own else "",
         "hosts": " ".join((*logins.hosts, *(item.name for item in later))),
+        "words": shims.SSH_WORDS,
     }
     files.write_private(logins.folder / _CONFIG, assignments(config))
     shims.link_ssh(logins.folder / _BIN)

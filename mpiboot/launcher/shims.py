@@ -26,6 +26,7 @@ REAL: Final = Path("/usr/local/lib/mpiboot/real")
 SSHD_FOLDERS: Final = ("/usr/sbin", "/usr/local/sbin")
 # The ssh of a program that logs in to the job's hosts by itself.
 _SSH: Final = str(Path(__file__).resolve().parent.parent / "libexec" / "ssh")
+SSH_WORDS: Final = f"{_SSH}_words"
 
 
 def real(name: str, path: str, own: str) -> str:

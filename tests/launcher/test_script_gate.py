@@ -175,6 +175,7 @@ def test_a_program_gets_an_ssh_in_front_that_knows_its_hosts(
     names += ["w-*.job.ns.svc", "w-*"]
     values = dict(line.split("=", 1) for line in (folder / "ssh.conf").read_text().splitlines())
     assert sorted(values.pop("hosts").strip("'").split()) == sorted(names)
+    assert Path(values.pop("words")).name == "ssh_words"
     strict = "StrictHostKeyChecking=yes"
     assert values == {"ssh": ssh, "strict": strict, "client": "''"}
     listed = [
