@@ -22,7 +22,7 @@ EVENTS: Final = "events"
 REQUESTS: Final = "requests"
 # What mpirun writes on request: which rank is where.
 PLACEMENT: Final = "placement"
-# What carried the job's data, as the child says that has read the workers' counters.
+# What carried the job's data, as whoever has read the workers' counters says.
 TRANSPORT: Final = "transport.json"
 # The launch's copy of the job's key, in its folder, and the variable by which a script that tells
 # workers of its end keeps it until then.

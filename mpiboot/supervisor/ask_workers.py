@@ -1,27 +1,17 @@
-"""Asks the workers why a job failed, what carried its data, who waits; tells them of its end.
+"""Asks the workers why a job failed and what carried its data, and who waits while it runs.
 
 ``python -I -S ask_workers.py FOLDER REQUEST WORD...``, as ``asking.Request`` has them: a child of
 mpirun's parent, which gives it a few seconds. It writes one line for each finding on stdout,
-changes nothing on a worker beyond telling it of the job's end, and never fails.
+changes nothing on a worker, and never fails.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import socket
-import stat
 import sys
-from collections.abc import (
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Coroutine,
-    Iterable,
-    Iterator,
-    Sequence,
-)
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -34,115 +24,14 @@ if __name__ == "__main__":
 import asyncio
 
 from mpiboot.core.addresses import address_of
-from mpiboot.core.launch_spec import CLIENT_SOCKET, LAUNCH_DIR, TRANSPORT
-from mpiboot.core.setting_types import ProveTransport
+from mpiboot.core.launch_spec import LAUNCH_DIR
 from mpiboot.hosts import host_shell
-from mpiboot.hosts.host_shell import READ, Connecting, HostAnswer
+from mpiboot.hosts.host_shell import Connecting, HostAnswer
 from mpiboot.network.counters import QUESTION
 from mpiboot.supervisor import evidence
-from mpiboot.supervisor.asking import ASKS, FarEnd, Found, Request
+from mpiboot.supervisor.asking import FarEnd, Found, Request
 from mpiboot.supervisor.evidence import HostSnapshot
-
-# Commands by mpiboot's own SSH client, where a launch has one: no process for each host.
-
-_PIECE: Final = 1 << 16
-_STATUS: Final = 16
-
-
-def has_client(folder: str) -> bool:
-    """Whether a launch has such a client."""
-    try:
-        return stat.S_ISSOCK(os.stat(f"{folder}/{CLIENT_SOCKET}").st_mode)
-    except OSError:
-        return False
-
-
-async def run_by_client(folder: str, host: str, command: str) -> str | None:
-    """Give what a command writes; None where it fails, as where the host can't be reached."""
-    try:
-        with _stdin(command) as (stdin, to):
-            async with _session(folder, host, command, stdin) as (client, reader):
-                output = await _read(reader, to)
-                status = await asyncio.get_running_loop().sock_recv(client, _STATUS)
-    except OSError:
-        return None
-    return output if status == b"0\n" or READ in output else None
-
-
-@contextmanager
-def _stdin(command: str) -> Iterator[tuple[int, int]]:
-    """Give a command's stdin, and the end to write to where it waits until it was read."""
-    waits = f"'{host_shell.WHEN_READ}'" in command
-    pipe = os.pipe() if waits else (os.open(os.devnull, os.O_RDWR), -1)
-    try:
-        yield pipe
-    finally:
-        for end in pipe:
-            if end >= 0:
-                os.close(end)
-
-
-async def _read(reader: asyncio.StreamReader | None, to: int) -> str:
-    """Read all that a command writes, and let it go on where it waits for that."""
-    assert reader is not None  # noqa: S101 - it was asked for
-    output = b""
-    while part := await reader.read(_PIECE):
-        output += part
-        if to >= 0 and output.endswith(f"{READ}\n".encode()):
-            with suppress(OSError):  # it is gone
-                os.write(to, b"\n")
-    return output.decode("utf-8", "replace")
-
-
-@asynccontextmanager
-async def _session(
-    folder: str, host: str, command: str, stdin: int
-) -> AsyncIterator[tuple[socket.socket, asyncio.StreamReader]]:
-    """Ask for a session, which ends with this."""
-    loop = asyncio.get_running_loop()
-    output, its_own = os.pipe()
-    try:
-        wanted = {"words": [host, command], "agent": 0, "asks": os.environ.get(ASKS)}
-        client = await _send_request(folder, wanted, (stdin, its_own))
-    except BaseException:
-        os.close(output)
-        raise
-    finally:
-        os.close(its_own)
-    with client:
-        reader = asyncio.StreamReader()
-        protocol = asyncio.StreamReaderProtocol(reader)
-        transport, _ = await loop.connect_read_pipe(lambda: protocol, os.fdopen(output, "rb"))
-        try:
-            yield client, reader
-        finally:
-            with suppress(OSError):
-                transport.close()
-
-
-async def _send_request(
-    folder: str, request: dict[str, object], streams: tuple[int, int]
-) -> socket.socket:
-    # A socket's path may be 107 bytes long, and the folder's may be longer.
-    here = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    null = os.open(os.devnull, os.O_RDWR)
-    client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    client.setblocking(False)
-    try:
-        loop = asyncio.get_running_loop()
-        await loop.sock_connect(client, f"/proc/self/fd/{here}/{CLIENT_SOCKET}")
-        data = json.dumps(request).encode() + b"\n"
-        # The first byte takes the streams along.
-        socket.send_fds(client, [data[:1]], [*streams, null])
-        await loop.sock_sendall(client, data[1:])
-    except BaseException:
-        client.close()
-        raise
-    finally:
-        os.close(here)
-        os.close(null)
-    return client
-
+from mpiboot.supervisor.workers import AT_ONCE, HostSession, hosts_of, write_transport
 
 # Seconds for each step; a resolver tries each nameserver for five.
 _STEP: Final = 5.0
@@ -294,13 +183,10 @@ def judge_connection(item: Waiting, far: HostSnapshot | None, answer: HostAnswer
 
 
 _SECONDS: Final = 4.0
-_SECONDS_FOR_PROOF: Final = 60.0  # the job's exit code depends on the answer
 _SECONDS_BESIDE_THE_JOB: Final = 20.0  # its hosts are busy, and nobody waits
-_END: Final = 0.5  # what an agent has that is told to end; then the parent kills it
+_LOOK: Final = 0.005  # between two looks for the end of what has closed its output
 T = TypeVar("T")
 
-# A login is 10 ms of the launcher's own CPU and many times as long of a worker's.
-_AT_ONCE: Final = 64
 # Of a job's hosts so many are asked while it runs for connections that nobody answers: one that is
 # missing is missed by many.
 _HOSTS: Final = 96
@@ -308,54 +194,40 @@ _FAR_ENDS: Final = 8
 _MEMORY: Final = ("memory", "memory_sizes")
 _QUESTIONS: Final = (*_MEMORY, "began", "disks", "ports")
 Answers: TypeAlias = "dict[str, HostAnswer]"  # by host
-# The launch folder, as the agents know it.
-_AGENT: Final = os.path.join(
-    os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "libexec", "agent"
-)
 
 
 class Throttle(asyncio.Semaphore):
     """Lets so many hosts be asked at once, in their order; ``waiting`` have not had their turn."""
 
     def __init__(self, hosts: int) -> None:
-        super().__init__(_AT_ONCE)
+        super().__init__(AT_ONCE)
         self.waiting = hosts
 
 
-async def _run(words: Sequence[str], throttle: Throttle) -> str | None:
-    """Run words by this pod's shell; None where they fail, as where a host can't be reached."""
-    async with throttle:
-        throttle.waiting -= 1
-        with _stdin(words[-1]) as (stdin, to):
-            agent = await asyncio.create_subprocess_exec(
-                "/bin/sh",
-                *words,
-                stdin=stdin,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.DEVNULL,
-            )
-            try:
-                output = await _read(agent.stdout, to)
-                await agent.wait()
-            except asyncio.CancelledError:
-                with suppress(ProcessLookupError):
-                    agent.terminate()
-                with suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(agent.communicate(), _END)
-                raise
-    return output if agent.returncode == 0 or READ in output else None
-
-
 async def _ask(host: HostSnapshot, command: str, throttle: Throttle) -> str | None:
-    """Run a command on a host, as the launch's agents do."""
-    folder = os.environ.get(LAUNCH_DIR, "")
-    if host.here:
-        return await _run(("-c", command), throttle)
-    if not has_client(folder):
-        return await _run((_AGENT, host.name, command), throttle)
+    """Run a command on a host; None where it fails, as where the host can't be reached."""
     async with throttle:
         throttle.waiting -= 1
-        return await run_by_client(folder, host.name, command)
+        try:
+            session = HostSession(os.environ.get(LAUNCH_DIR, ""), os.environ, host, command)
+        except OSError:
+            return None
+        loop, over = asyncio.get_running_loop(), asyncio.Event()
+
+        def read() -> None:
+            if session.read():
+                loop.remove_reader(session.handle)
+                over.set()
+
+        loop.add_reader(session.handle, read)
+        try:
+            await over.wait()
+            while (status := session.status()) is None:  # noqa: ASYNC110 - no event tells
+                await asyncio.sleep(_LOOK)
+        finally:
+            loop.remove_reader(session.handle)
+            session.end()
+    return None if status else session.output.decode("utf-8", "replace")
 
 
 async def _addresses(before: HostSnapshot) -> tuple[str, ...] | None:
@@ -467,45 +339,6 @@ async def gather(
     return lines
 
 
-async def count(
-    hosts: Sequence[HostSnapshot], now: Answers, *, strict: bool, over: bool = False
-) -> list[str]:
-    """Read the counters of ports and links after a job that ended well.
-
-    With ``over`` the same sessions tell the workers of that end: a login is most of what both cost.
-
-    Returns:
-        ``Request.OVER`` where every worker was told.
-    """
-    asked = [host for host in hosts if host.counted or (over and host.mpiboot)]
-    throttle = Throttle(len(asked))
-
-    def ask(host: HostSnapshot) -> Coroutine[Any, Any, str | None]:
-        counted = (QUESTION,) if host.counted else ()
-        last = (host_shell.WHEN_READ, "job_is_over") if over and host.mpiboot else ()
-        return _ask(host, host_shell.order(*counted, *last), throttle)
-
-    answers = await _ask_all(asked, ask, _SECONDS_FOR_PROOF if strict else _SECONDS)
-    for host, output in answers:
-        if output and host.counted:
-            now[host.name] = host_shell.read(output)
-    told = all(READ in (output or "") for host, output in answers if host.mpiboot)
-    return [Request.OVER.value] if over and told else []
-
-
-def write_transport(
-    folder: str, hosts: Sequence[HostSnapshot], now: Answers, *, strict: bool
-) -> None:
-    """Write what carried the job's data: whole, as this process may be killed at any time."""
-    from mpiboot.supervisor import transport  # noqa: PLC0415 - for two requests of many
-
-    after = {name: answer.counters for name, answer in now.items() if answer.counters}
-    path = f"{folder}/{TRANSPORT}"
-    with open(f"{path}.part", "w", encoding="utf-8") as file:
-        file.write(transport.to_json(transport.judge(hosts, after, strict=strict)))
-    os.replace(f"{path}.part", path)
-
-
 async def _beside_the_job(
     hosts: tuple[HostSnapshot, ...], question: str
 ) -> list[tuple[HostSnapshot, host_shell.HostAnswer]]:
@@ -565,18 +398,9 @@ def _is(host: HostSnapshot, where: str) -> bool:
     return host.name in (where, where.partition(".")[0] if host.here else where)
 
 
-async def tell(hosts: tuple[HostSnapshot, ...], order: str) -> list[str]:
-    """Tell the workers that run mpiboot how the job has ended; they answer nothing."""
-    throttle, told = Throttle(len(hosts)), [host for host in hosts if host.mpiboot]
-    await _ask_all(told, lambda host: _ask(host, order, throttle), _SECONDS)
-    return []
-
-
 def main(folder: str, wanted: str, *words: str) -> None:
     """Do what the parent asks for."""
-    request = Request(wanted)
-    with open(f"{folder}/{evidence.FILE}", encoding="utf-8") as file:
-        hosts = evidence.from_json(file.read())
+    request, hosts = Request(wanted), hosts_of(folder)
     first, program, signal, *named = (*words, *("", "", "")[len(words) :])
     pointed_at = frozenset(named)
     by_weight = tuple(
@@ -588,20 +412,16 @@ def main(folder: str, wanted: str, *words: str) -> None:
     now: Answers = {}
     measured = [host for host in hosts if host.counted]
 
-    strict = request is Request.COUNTERS and first == ProveTransport.FAIL.value
-
     def told() -> None:
-        if measured and request in (Request.COUNTERS, Request.EVIDENCE):
-            write_transport(folder, measured, now, strict=strict)
+        from mpiboot.supervisor import transport  # noqa: PLC0415 - for one request of many
+
+        if measured and request is Request.EVIDENCE:
+            after = {name: answer.counters for name, answer in now.items()}
+            write_transport(
+                folder, transport.to_json(transport.judge(measured, after, strict=False))
+            )
 
     match request:
-        case Request.COUNTERS:
-            answer = count(hosts, now, strict=strict, over=Request.OVER.value in words)
-        case Request.OVER:
-            answer = tell(hosts, host_shell.order("job_is_over"))
-        case Request.FAILED:
-            name, hold, why = words
-            answer = tell(hosts, host_shell.job_failed(name, float(hold), why))
         case Request.LOOK_FOR:
             answer = look_for([host for host in hosts if host.name in words])
         case Request.CONNECTING:

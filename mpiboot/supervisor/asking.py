@@ -1,4 +1,4 @@
-"""Children that ask the workers, or tell them: ``ask_workers.py`` and ``stop_ranks.py``.
+"""Children that ask the workers, or tell ranks: ``ask_workers.py`` and ``stop_ranks.py``.
 
 The supervisor itself stays small: what needs more than it has is done by such a child. One that
 fails or hangs costs its time and nothing else.
@@ -17,22 +17,17 @@ from enum import Enum
 from typing import Final
 
 from mpiboot.core.launch_spec import LAUNCH_DIR
-from mpiboot.core.setting_types import ProveTransport
 from mpiboot.supervisor.processes import send, unread
 from mpiboot.system.loop import EventLoop
 
 
 class Request(str, Enum):
-    """What the workers are asked or told; the words that follow it are behind each."""
+    """What the workers are asked; the words that follow it are behind each."""
 
     EVIDENCE = "evidence"  # why the job failed: HOST PROGRAM SIGNAL OTHER-HOST...
-    # What carried its data, after a good end: MPIBOOT_PROVE_TRANSPORT [over, to tell of it, too]
-    COUNTERS = "counters"
     CONNECTING = "connecting"  # connections that nobody answers, while the job runs: KNOWN...
     LOOK_FOR = "look-for"  # what is found where silent hosts should be: HOST...
     IN_MPI = "in-mpi"  # how many ranks have not left MPI, while the job runs
-    OVER = "over"  # that it ended well
-    FAILED = "failed"  # that it failed: NAME HOLD WHY
 
 
 class FarEnd(str, Enum):
@@ -59,12 +54,10 @@ STOP_RANKS: Final = "stop_ranks.py"
 ASKS: Final = "MPIBOOT_ASKS"
 # After the job many a pod is gone, and an address without a pod answers nothing: within this a SYN
 # that was lost is sent again. While the job runs, hosts are busy and nobody waits.
-_CONNECT: Final = 2
+CONNECT: Final = 2
 _CONNECT_BESIDE_THE_JOB: Final = 20
 _FOLDER: Final = os.path.dirname(os.path.abspath(__file__))
 _PATIENCE: Final = 5.0
-# ... where the job's exit code depends on the answer: only a host that hangs takes that long.
-_PATIENCE_FOR_PROOF: Final = 65.0
 # More than this nobody reads.
 _LIMIT: Final = 1 << 16
 
@@ -79,7 +72,7 @@ class AskingChild:
         folder: str,
         environ: Mapping[str, str],
         *words: str,
-        connect: int = _CONNECT,
+        connect: int = CONNECT,
         heard: Callable[[], None] | None = None,
         stdin: int | None = None,
     ) -> None:
@@ -210,22 +203,19 @@ def ask(
     environ: Mapping[str, str],
     loop: EventLoop,
     must_end: Callable[[], bool],
-    request: Request,
     *words: str,
 ) -> tuple[str, ...]:
-    """Ask or tell the workers after mpirun has ended, and give the lines of the answer.
+    """Ask the workers why the job failed, and give the lines of the answer.
 
     Args:
         folder: the launch folder.
         environ: mpirun's environment.
         loop: what else is listened to meanwhile: a FIFO that nobody empties would stop the agents.
         must_end: whether this process was told to end, which ends it.
-        request: what is wanted.
-        words: what goes with it.
+        words: what goes with the request.
     """
-    child = AskingChild(loop, ASK_WORKERS, folder, environ, request.value, *words)
-    proof = request is Request.COUNTERS and ProveTransport.FAIL.value in words
-    deadline = time.monotonic() + (_PATIENCE_FOR_PROOF if proof else _PATIENCE)
+    child = AskingChild(loop, ASK_WORKERS, folder, environ, Request.EVIDENCE.value, *words)
+    deadline = time.monotonic() + _PATIENCE
     while not (child.over or must_end()) and time.monotonic() < deadline:
         loop.wait(deadline)
     child.end()

@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from dataclasses import replace as with_fields
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from mpiboot.core import log
 from mpiboot.core.checks import BY_REFERENCE, ExitCode
@@ -32,7 +33,7 @@ from mpiboot.core.launch_spec import (
 from mpiboot.core.setting_types import ProveTransport
 from mpiboot.core.wording import counted
 from mpiboot.supervisor import report
-from mpiboot.supervisor.asking import Request, ask
+from mpiboot.supervisor.asking import ask
 from mpiboot.supervisor.judgement import not_startable, proved, verdict_of
 from mpiboot.supervisor.mpirun import Mpirun
 from mpiboot.supervisor.output import OutputWriter
@@ -57,6 +58,11 @@ from mpiboot.system.os_calls import (
     spawn,
     start_listening,
 )
+
+if TYPE_CHECKING:
+    from mpiboot.supervisor.workers import Workers
+
+T = TypeVar("T")
 
 _PIECE: Final = 65536
 # Seconds that a child has to tell the hosts that were ready; after a signal somebody waits.
@@ -459,13 +465,17 @@ class Parent:
             # Evidence begins with the host that it is of, where it is of one.
             others = (line.partition(": ")[0] for line in verdict.evidence)
             asked = (verdict.host, program, verdict.signal, *others)
-            lines = self._ask(spec.folder, Request.EVIDENCE, *asked)
+            lines = self._listening(
+                lambda: ask(spec.folder, os.environ, self._loop, self._must_end, *asked), other=()
+            )
             verdict, lines = proved(verdict, lines)
         elif spec.prove and not verdict.code:
             # By the same sessions; with ``fail`` how it ended is known only then.
-            over = spec.attempt and spec.prove != ProveTransport.FAIL.value
-            words = (spec.prove, *((Request.OVER.value,) if over else ()))
-            self._workers_told = bool(self._ask(spec.folder, Request.COUNTERS, *words))
+            strict = spec.prove == ProveTransport.FAIL.value
+            over = bool(spec.attempt) and not strict
+            self._workers_told = self._listening(
+                lambda: self._workers(spec.folder).count(strict=strict, over=over), other=False
+            )
         self._transport = {"planned": spec.transport}
         try:
             if spec.prove and not verdict.by_signal:
@@ -589,20 +599,25 @@ class Parent:
 
     def _tell_workers(self, folder: str, attempt: str, why: str, hold: float) -> None:
         """Tell the workers how the job ended: ``why`` it failed, empty after a good end."""
-        if why:
-            self._ask(folder, Request.FAILED, attempt, str(hold), why)
-        else:
-            self._ask(folder, Request.OVER)
+        self._listening(lambda: self._workers(folder).tell(attempt, why, hold), other=None)
 
-    def _ask(self, folder: str, request: Request, *words: str) -> tuple[str, ...]:
-        """Ask or tell the workers; agents report meanwhile, and a signal ends it."""
+    def _workers(self, folder: str) -> Workers:
+        from mpiboot.supervisor.workers import Workers  # noqa: PLC0415 - small while a job runs
+
+        return Workers(self._loop, folder, os.environ, self._must_end)
+
+    def _must_end(self) -> bool:
+        return self._told != 0
+
+    def _listening(self, do: Callable[[], T], other: T) -> T:
+        """Do something for which agents report meanwhile, and which a signal ends."""
         # Signals are passed on no more: mpirun has ended, or was never there.
         self._loop.on(self._signals.handle, self._note_signals, vital=True)
         try:
-            return ask(folder, os.environ, self._loop, lambda: self._told != 0, request, *words)
+            return do()
         except Exception as wrong:  # noqa: BLE001 - how the job ended is known
             log.failed("what asks or tells the workers", wrong)
-            return ()
+            return other
 
     def _stay(self, deadline: float | None) -> int:
         """Stay until a time, and reap what is left to this process.

@@ -129,7 +129,7 @@ def judge(
         after: the counters at the end, of the hosts that told them.
         strict: whether a worker that sent little at all counts as well.
     """
-    found = [_of_host(host, after.get(host.name)) for host in hosts if host.counted]
+    found = [_of_host(host, after.get(host.name, {})) for host in hosts if host.counted]
     if not found:
         return TransportReport()
     rdma = any(item.port.rdma for host in found for item in host.data)
@@ -156,8 +156,8 @@ def judge(
     )
 
 
-def _of_host(host: HostSnapshot, now: Counters | None) -> HostTraffic:
-    if now is None:
+def _of_host(host: HostSnapshot, now: Counters) -> HostTraffic:
+    if not now:
         ports = tuple(PortTraffic(port, why="it did not answer") for port in host.counted)
     else:
         ports = tuple(

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import stat
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,16 +14,17 @@ from pathlib import Path
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.launch_spec import KEY, LAUNCH_DIR, Failure
+from mpiboot.core.launch_spec import KEY, Failure
 from mpiboot.core.model import Host, NoFacts
 from mpiboot.core.settings import resolve
 from mpiboot.hosts import gate, host_shell
 from mpiboot.launcher import child
 from mpiboot.launcher.child import ChildLoop, EndedBySignal, ReachedWorkers
 from mpiboot.launcher.setup import LauncherPod, access
-from mpiboot.supervisor import ask_workers
 from mpiboot.supervisor.parent import last_launch
+from mpiboot.supervisor.workers import Workers
 from mpiboot.system import keys
+from mpiboot.system.loop import EventLoop
 from tests.fakes import plans
 from tests.fakes.sshd import SILENT, listener
 from tests.fakes.worker import HAVE_SSH, HAVE_SSHD, PATIENCE, Worker
@@ -135,9 +135,6 @@ async def test_how_long_a_worker_waits_for_what_comes_next(
     assert orders == [(FIRST, hold, WHY)]
 
 
-ASK_WORKERS = [sys.executable, "-I", "-S", str(Path(ask_workers.__file__))]
-
-
 async def test_a_script_whose_launch_failed_tells_its_own_end_by_what_that_has_left(
     worker: Worker,
 ) -> None:
@@ -150,10 +147,8 @@ async def test_a_script_whose_launch_failed_tells_its_own_end_by_what_that_has_l
     (folder,) = below.iterdir()
     assert folder == Path(last_launch(str(below)))
     assert stat.S_IMODE((folder / KEY).stat().st_mode) == 0o600
-    words = [*ASK_WORKERS, str(folder), "failed", FIRST, "0", "sh ended with 68"]
-    env = {**environ, LAUNCH_DIR: str(folder)}
-    telling = await asyncio.create_subprocess_exec(*words, env=env)
-    assert await asyncio.wait_for(telling.wait(), PATIENCE) == 0
+    there = Workers(EventLoop(), str(folder), environ, lambda: False)
+    await asyncio.to_thread(there.tell, FIRST, "sh ended with 68", 0)
     assert "sh%20ended%20with%2068" in await remembered(worker, "sh%20ended")
 
 

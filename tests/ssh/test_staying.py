@@ -14,14 +14,17 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO
+from unittest.mock import patch
 
 import pytest
 
 import mpiboot
+from mpiboot.core.launch_spec import LAUNCH_DIR
 from mpiboot.launcher.launch_folder import assignments
 from mpiboot.ssh import client_start
 from mpiboot.ssh.config import LaunchHost, SshTimeouts
-from mpiboot.supervisor import ask_workers
+from mpiboot.supervisor import ask_workers, workers
+from mpiboot.supervisor.evidence import HostSnapshot
 from tests.fakes import staying
 from tests.fakes.worker import HAVE_SSH, HAVE_SSHD, PATIENCE, Worker
 from tests.waiting import until
@@ -297,28 +300,37 @@ def test_a_client_that_is_killed_ends_its_agents(other: Launch) -> None:
     assert other.told()[-1] == ["ended", other.host, "255", str(process.pid)]
 
 
-async def test_what_is_asked_beside_a_job_needs_no_process(launch: Launch) -> None:
+async def asked(folder: str, host: str, command: str) -> str | None:
+    there = HostSnapshot(host, "", "", host)
+    with patch.dict(os.environ, {LAUNCH_DIR: folder}):
+        return await ask_workers._ask(there, command, ask_workers.Throttle(1))
+
+
+async def test_what_is_asked_beside_a_job_needs_no_process(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "spawn", None)
     before, folder, host = launch.connections(), str(launch.folder), launch.host
-    assert ask_workers.has_client(folder)
-    assert not ask_workers.has_client(str(launch.folder / "hosts"))
-    assert await ask_workers.run_by_client(folder, host, "echo said; echo no >&2; cat") == "said\n"
+    assert workers.has_client(folder)
+    assert not workers.has_client(str(launch.folder / "hosts"))
+    assert await asked(folder, host, "echo said; echo no >&2; cat") == "said\n"
     # Whoever tells that it waits until it was read gets a line then.
     command = "echo mpiboot-read; read -r _ # 'when_read'"
-    assert await ask_workers.run_by_client(folder, host, command) == "mpiboot-read\n"
+    assert await asked(folder, host, command) == "mpiboot-read\n"
     # More than the buffers of pipe and channel hold, over the same connection.
-    message = await ask_workers.run_by_client(folder, host, "head -c 3000000 /dev/zero")
+    message = await asked(folder, host, "head -c 3000000 /dev/zero")
     assert message == "\0" * 3_000_000
     assert launch.connections() == before
-    assert await ask_workers.run_by_client(folder, host, "echo said; exit 3") is None
+    assert await asked(folder, host, "echo said; exit 3") is None
     await asyncio.to_thread(launch.has_closed_one_of, before)
-    assert await ask_workers.run_by_client(folder, "w-unknown", "echo said") is None
+    assert await asked(folder, "w-unknown", "echo said") is None
 
 
 async def test_a_question_that_is_given_up_ends_on_its_host(launch: Launch, tmp_path: Path) -> None:
     told, before = tmp_path / "pid", launch.connections()
     command = f"echo $$ > {told}.new; mv {told}.new {told}; exec sleep 1000"
     folder = str(launch.folder)
-    asking = asyncio.ensure_future(ask_workers.run_by_client(folder, launch.host, command))
+    asking = asyncio.ensure_future(asked(folder, launch.host, command))
     await asyncio.to_thread(until, told.exists)
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):

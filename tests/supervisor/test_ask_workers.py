@@ -15,14 +15,17 @@ import threading
 from collections.abc import Awaitable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
 from mpiboot.core.launch_spec import TRANSPORT
 from mpiboot.hosts import host_shell
 from mpiboot.network.counters import QUESTION, CountedPort
-from mpiboot.supervisor import ask_workers, evidence, stop_ranks
+from mpiboot.supervisor import ask_workers, evidence, stop_ranks, workers
+from mpiboot.supervisor.workers import Workers
+from mpiboot.system import os_calls
+from mpiboot.system.loop import EventLoop
 from tests.waiting import until
 
 Answer = TypeVar("Answer")
@@ -34,7 +37,7 @@ class Ssh:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.agents: list[subprocess.Popen[bytes]] = []
+        self.agents: dict[int, tuple[str, ...]] = {}
         program = folder / "bin" / "ssh"
         program.parent.mkdir()
         program.write_text(
@@ -61,14 +64,23 @@ class Ssh:
         }
 
     def run(self, asks: Awaitable[Answer]) -> Answer:
-        """Run to the end: every agent was waited for then."""
+        """Run to the end, and that of every agent."""
 
         async def whole() -> Answer:
             return await asks
 
         found = asyncio.run(whole())
-        assert [agent.args for agent in self.agents if agent.returncode is None] == []
+        self.no_agent_is_left()
         return found
+
+    def no_agent_is_left(self) -> None:
+        for pid in self.agents:
+            with contextlib.suppress(ChildProcessError):
+                until(lambda pid=pid: os.waitpid(pid, os.WNOHANG)[0])  # type: ignore[misc]
+
+    def workers(self, *hosts: evidence.HostSnapshot) -> Workers:
+        """The launcher's process is at its job's end."""
+        return Workers(EventLoop(), self.write(*hosts), os.environ, lambda: False)
 
 
 @pytest.fixture
@@ -76,14 +88,15 @@ def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ssh:
     made = Ssh(tmp_path)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
     monkeypatch.delenv("MPIBOOT_LAUNCH_DIR", raising=False)
-    monkeypatch.setattr(ask_workers, "_SECONDS", 120.0)  # the machines are shared
-    start = subprocess.Popen.__init__
+    for module in (ask_workers, workers):
+        monkeypatch.setattr(module, "_SECONDS", 120.0)  # the machines are shared
 
-    def noted(agent: subprocess.Popen[bytes], *words: object, **streams: object) -> None:
-        start(agent, *words, **streams)  # type: ignore[call-overload]
-        made.agents.append(agent)
+    def noted(argv: tuple[str, ...], *rest: Any, **streams: Any) -> int:  # noqa: ANN401
+        pid = os_calls.spawn(argv, *rest, **streams)
+        made.agents[pid] = argv
+        return pid
 
-    monkeypatch.setattr(subprocess.Popen, "__init__", noted)
+    monkeypatch.setattr(workers, "spawn", noted)
     return made
 
 
@@ -135,11 +148,13 @@ def test_hosts_are_asked_for_the_program(ssh: Ssh) -> None:
 def test_a_host_that_hangs_is_left_out_and_its_agent_ends(
     ssh: Ssh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ask_workers, "_SECONDS", 1.0)
+    for module in (ask_workers, workers):
+        monkeypatch.setattr(module, "_SECONDS", 1.0)
     hosts = (ssh.answers("w-0", "exec sleep 300"), ssh.answers("w-1", "exec sleep 300"))
     (line,) = ssh.run(ask_workers.gather(hosts, killed=("w-0", "SIGKILL")))
     assert line.startswith("host-gone\tw-0\tit could not be asked")
-    ssh.run(ask_workers.tell(tuple(replace(host, mpiboot=True) for host in hosts), "exit"))
+    ssh.workers(*(replace(host, mpiboot=True) for host in hosts)).tell("", "", 0)
+    ssh.no_agent_is_left()
 
 
 def test_a_host_whose_name_has_gone_is_not_waited_for(
@@ -185,7 +200,7 @@ def test_a_name_that_leads_to_the_same_address_leaves_the_answer(
 def test_those_that_the_evidence_points_at_are_asked_first_and_all_in_the_end(
     ssh: Ssh, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(ask_workers, "_AT_ONCE", 1)
+    monkeypatch.setattr(ask_workers, "AT_ONCE", 1)
     note = 'echo "$host" >> order; echo mpiboot-oom 1'
     folder = ssh.write(*(ssh.answers(f"w-{number}", note) for number in range(6)))
     ask_workers.main(folder, "evidence", "w-3", "", "", "w-5", "state_base", "w-2")
@@ -196,7 +211,7 @@ def test_those_that_the_evidence_points_at_are_asked_first_and_all_in_the_end(
 def test_it_is_said_how_many_were_not_asked_in_time(
     ssh: Ssh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ask_workers, "_AT_ONCE", 2)
+    monkeypatch.setattr(ask_workers, "AT_ONCE", 2)
     monkeypatch.setattr(ask_workers, "_SECONDS", 1.0)
     hosts = tuple(ssh.answers(f"w-{number}", "exec sleep 300") for number in range(5))
     found = ssh.run(ask_workers.gather(hosts))
@@ -205,24 +220,32 @@ def test_it_is_said_how_many_were_not_asked_in_time(
 
 def test_a_thousand_workers_are_told_of_the_end(ssh: Ssh, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each one once, and never more at a time than the launcher has room for."""
-    here, most = 0, 0
+    running, most, told = 0, 0, list[str]()
 
-    async def run(words: tuple[str, ...], throttle: ask_workers.Throttle) -> str:
-        nonlocal here, most
-        async with throttle:
-            here += 1
-            most = max(most, here)
-            await asyncio.sleep(0)
-            told.append(words[1])
-            here -= 1
-        return ""
+    class Session:
+        output = b""
 
-    told: list[str] = []
-    monkeypatch.setattr(ask_workers, "_run", run)
+        def __init__(self, *words: Any) -> None:  # noqa: ANN401
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            told.append(words[2].name)
+            self.handle, writer = os.pipe()
+            os.close(writer)
+
+        def read(self) -> bool:
+            return True
+
+        def end(self) -> None:
+            nonlocal running
+            running -= 1
+            os.close(self.handle)
+
+    monkeypatch.setattr(workers, "HostSession", Session)
     hosts = tuple(ssh.before(f"w-{number}", mpiboot=True) for number in range(1000))
-    ssh.run(ask_workers.tell(hosts, "over"))
+    ssh.workers(*hosts).tell("", "", 0)
     assert sorted(told) == sorted(host.name for host in hosts)
-    assert most == ask_workers._AT_ONCE
+    assert (running, most) == (0, workers.AT_ONCE)
 
 
 def test_what_is_found_is_written_while_a_name_still_does_not_resolve(
@@ -250,29 +273,26 @@ def test_what_is_found_is_written_while_a_name_still_does_not_resolve(
 
 
 @pytest.mark.parametrize(
-    ("what", "order"),
+    ("why", "order"),
     [
-        (("over",), host_shell.order("job_is_over")),
-        (("failed", "l@1@a", "60.0", "no"), host_shell.job_failed("l@1@a", 60, "no")),
+        ("", host_shell.order("job_is_over")),
+        ("no", host_shell.job_failed("l@1@a", 60, "no")),
     ],
 )
 def test_workers_that_run_mpiboot_are_told_of_the_end_and_no_others(
-    ssh: Ssh, capsys: pytest.CaptureFixture[str], what: tuple[str, ...], order: str
+    ssh: Ssh, why: str, order: str
 ) -> None:
     for name in ("w-0", "w-1", "w-2"):
         ssh.answers(name, "echo mpiboot-oom 2")
     hosts = (ssh.before("w-0", mpiboot=True), ssh.before("w-1"), ssh.before("w-2", mpiboot=True))
-    ask_workers.main(ssh.write(*hosts), *what)
+    ssh.workers(*hosts).tell("l@1@a", why, 60)
     assert ssh.asked() == {"w-0": order, "w-2": order}
-    assert capsys.readouterr().out == ""
 
 
 COUNTED = (CountedPort("eth0", "eth0", data=True, rdma=False),)
 
 
-def test_a_worker_whose_counters_were_read_learns_of_the_end_by_the_same_session(
-    ssh: Ssh, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_worker_whose_counters_were_read_learns_of_the_end_by_the_same_session(ssh: Ssh) -> None:
     """It may end at once, and its session with it: nothing of what it said is lost."""
     line = "echo /proc/net/dev:eth0: 7 0 0 0 0 0 0 0 9 0; echo mpiboot-read"
     for name in ("w-0", "w-1", "w-2"):
@@ -283,8 +303,7 @@ def test_a_worker_whose_counters_were_read_learns_of_the_end_by_the_same_session
         for name in ("w-0", "w-1")
     ]
     hosts.append(ssh.before("w-2", mpiboot=True))
-    ask_workers.main(ssh.write(*hosts), "counters", "warn", "over")
-    assert capsys.readouterr().out == "over\n"
+    assert ssh.workers(*hosts).count(strict=False, over=True)
     assert len(list(ssh.folder.glob("over-w-*"))) == 3
     asked = {
         name: host_shell.order(QUESTION, "when_read", "job_is_over") for name in ("w-0", "w-1")
@@ -295,13 +314,10 @@ def test_a_worker_whose_counters_were_read_learns_of_the_end_by_the_same_session
     assert all(ports["eth0"]["sent"] == 2 for ports in told.values())
 
 
-def test_where_one_worker_was_not_told_all_are_told_again(
-    ssh: Ssh, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_where_one_worker_was_not_told_all_are_told_again(ssh: Ssh) -> None:
     ssh.answers("w-0", "echo mpiboot-read; read -r _")
     hosts = [replace(ssh.before(name, mpiboot=True), counted=COUNTED) for name in ("w-0", "w-1")]
-    ask_workers.main(ssh.write(*hosts), "counters", "warn", "over")
-    assert capsys.readouterr().out == ""
+    assert not ssh.workers(*hosts).count(strict=False, over=True)
 
 
 def test_what_waits_until_it_was_read_goes_on_then_alone(tmp_path: Path) -> None:
@@ -320,7 +336,7 @@ def test_what_waits_until_it_was_read_goes_on_then_alone(tmp_path: Path) -> None
 
 
 def test_where_no_worker_runs_mpiboot_nobody_is_told(ssh: Ssh) -> None:
-    ask_workers.main(ssh.write(ssh.before("w-0")), "over")
+    ssh.workers(ssh.before("w-0")).tell("", "", 0)
     assert ssh.asked() == {}
 
 
@@ -406,8 +422,7 @@ def test_the_launcher_itself_is_asked_by_its_own_shell(ssh: Ssh) -> None:
     here = (replace(ssh.before("me"), here=True),)
     ssh.run(ask_workers.unanswered(here, frozenset()))
     ssh.run(ask_workers.gather(here))
-    asked = [agent.args for agent in ssh.agents if isinstance(agent.args, tuple | list)]
-    assert [tuple(words[:2]) for words in asked] == [("/bin/sh", "-c")] * 2
+    assert [argv[:2] for argv in ssh.agents.values()] == [("/bin/sh", "-c")] * 2
     assert ssh.asked() == {}
 
 

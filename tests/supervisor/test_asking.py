@@ -12,7 +12,6 @@ import pytest
 
 from mpiboot.core.launch_spec import LAUNCH_DIR
 from mpiboot.supervisor import ask_workers, asking
-from mpiboot.supervisor.asking import Request
 from mpiboot.system.loop import EventLoop
 
 
@@ -23,7 +22,7 @@ def child(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
 
 
 def asked(folder: Path) -> tuple[str, ...]:
-    return asking.ask(str(folder), os.environ, EventLoop(), lambda: False, Request.EVIDENCE)
+    return asking.ask(str(folder), os.environ, EventLoop(), lambda: False)
 
 
 def runs(pid: str) -> bool:
@@ -64,12 +63,12 @@ def test_without_an_interpreter_nothing_is_told_and_nothing_stays_open(
 ) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
     loop, fds = EventLoop(), len(list(Path("/proc/self/fd").iterdir()))
-    assert asking.ask(str(tmp_path), os.environ, loop, lambda: False, Request.EVIDENCE) == ()
+    assert asking.ask(str(tmp_path), os.environ, loop, lambda: False) == ()
     assert len(list(Path("/proc/self/fd").iterdir())) == fds
 
 
 def test_hosts_have_less_time_than_the_child_that_asks_them() -> None:
-    assert ask_workers._SECONDS + ask_workers._END < asking._PATIENCE <= 5
+    assert ask_workers._SECONDS < asking._PATIENCE <= 5
 
 
 TELLS = """
@@ -165,4 +164,4 @@ def test_a_launcher_that_is_told_to_end_asks_no_longer(
 ) -> None:
     child(tmp_path, monkeypatch, "import time\ntime.sleep(1000)\n")
     monkeypatch.setattr(asking, "_PATIENCE", 500)
-    assert asking.ask(str(tmp_path), os.environ, EventLoop(), lambda: True, Request.OVER) == ()
+    assert asking.ask(str(tmp_path), os.environ, EventLoop(), lambda: True) == ()

@@ -18,6 +18,7 @@ from mpiboot.launcher import launch_folder
 from mpiboot.network import worker_network
 from mpiboot.network.counters import CountedPort
 from mpiboot.supervisor import ask_workers, evidence
+from mpiboot.supervisor import workers as end_of_job
 from tests.fakes import plans, workers
 
 BEFORE = evidence.HostSnapshot(
@@ -203,7 +204,7 @@ def test_an_address_in_the_hostfile_is_no_name_that_can_go(
     assert (before.dns, before.pod, before.name) == ("", "", job.called(named))
     agent = tmp_path / "agent"
     agent.write_text("exit 255\n")  # the host is lost
-    monkeypatch.setattr(ask_workers, "_AGENT", str(agent))
+    monkeypatch.setattr(end_of_job, "_AGENT", str(agent))
     found = asyncio.run(ask_workers.gather((before,), killed=(before.name, "SIGKILL")))
     assert len(found) == 1
     assert "could not be asked" in found[0]

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from mpiboot.core.launch_spec import LaunchSpec, RemoteHost
-from mpiboot.supervisor import mpirun, parent
-from mpiboot.supervisor.asking import Request
+from mpiboot.supervisor import mpirun, workers
 from mpiboot.supervisor.mpirun import Mpirun
 from mpiboot.supervisor.output import OutputWriter
 from mpiboot.supervisor.parent import Parent
@@ -126,8 +125,8 @@ def test_workers_that_can_not_be_asked_or_told_change_no_end(
     ended._told = 0
     signals, no_signal = os.pipe()
     cast("Any", ended)._signals = SimpleNamespace(handle=signals)
-    monkeypatch.setattr(parent, "ask", failing)
-    assert ended._ask("/launch", Request.OVER) == ()
+    monkeypatch.setattr(workers, "hosts_of", failing)
+    ended._tell_workers("/launch", "", "", 0.0)
     assert "[bug] what asks or tells the workers failed at" in capfd.readouterr().err
     ended._loop.close()
     os.close(signals)

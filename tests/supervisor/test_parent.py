@@ -1381,7 +1381,7 @@ def test_what_carried_the_data_is_said_and_may_fail_the_job(
     counted_hosts(rig, "w-0", "w-1")
     names = () if sent is None else ("xmit_data", "rcv_data")
     lines = [f"echo {RAIL}{name}:{(sent or 0) // 4}" for name in names]
-    rig.ssh("\n".join((*lines, f"echo '{NET_DEV.format(1 << 30)}'")))
+    rig.ssh("\n".join((*lines, f"echo '{NET_DEV.format(1 << 30)}'; echo mpiboot-read")))
     record = rig.folder / "job.json"
     rig.options = replace(rig.options, job_record=str(record))
     rig.spec = replace(rig.spec, prove=prove)
@@ -1427,7 +1427,11 @@ def test_a_fault_in_what_tells_and_records_changes_no_end(
     monkeypatch.setattr(report, "write_record", fault)
     options = SimpleNamespace(job_record="/nowhere")
     own = SimpleNamespace(
-        _options=options, _transport={}, _ask=lambda *_: (), _began=0.0, _run_times=()
+        _options=options,
+        _transport={},
+        _listening=lambda *_, other: other,
+        _began=0.0,
+        _run_times=(),
     )
     launch = SimpleNamespace(
         transport="RoCE", prove="fail", folder="/nowhere", attempt="", times=()
