@@ -322,7 +322,8 @@ class Client:
             if connection is None:
                 connection = await self._logins.log_in(remote, user, asks)
             try:
-                self.notify(f"connected {host} {agent}\n")
+                if not asks:
+                    self.notify(f"connected {host} {agent}\n")
                 if not kept:
                     await _start(connection, command, session)
                 await session.done.wait()

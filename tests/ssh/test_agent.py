@@ -158,6 +158,7 @@ def test_what_only_asks_a_host_waits_as_long_as_it_is_told_and_tries_once(
     got = launch.words()
     assert got.index("ConnectTimeout=7") < got.index("ConnectTimeout=99")
     assert "ConnectionAttempts=1" in got
+    assert "PermitLocalCommand=yes" not in got, "no daemon is connected"
 
 
 def test_what_only_asks_a_host_becomes_the_real_agent(

@@ -24,6 +24,7 @@ from mpiboot.launcher.launch_folder import assignments
 from mpiboot.ssh import client_start
 from mpiboot.ssh.config import LaunchHost, SshTimeouts
 from mpiboot.supervisor import ask_workers, workers
+from mpiboot.supervisor.asking import ASKS
 from mpiboot.supervisor.evidence import HostSnapshot
 from tests.fakes import staying
 from tests.fakes.worker import HAVE_SSH, HAVE_SSHD, PATIENCE, Worker
@@ -302,7 +303,7 @@ def test_a_client_that_is_killed_ends_its_agents(other: Launch) -> None:
 
 async def asked(folder: str, host: str, command: str) -> str | None:
     there = HostSnapshot(host, "", "", host)
-    with patch.dict(os.environ, {LAUNCH_DIR: folder}):
+    with patch.dict(os.environ, {LAUNCH_DIR: folder, ASKS: "60"}):
         return await ask_workers._ask(there, command, ask_workers.Throttle(1))
 
 
@@ -324,6 +325,7 @@ async def test_what_is_asked_beside_a_job_needs_no_process(
     assert await asked(folder, host, "echo said; exit 3") is None
     await asyncio.to_thread(launch.has_closed_one_of, before)
     assert await asked(folder, "w-unknown", "echo said") is None
+    assert launch.told() == [], "no daemon was connected"
 
 
 async def test_a_question_that_is_given_up_ends_on_its_host(launch: Launch, tmp_path: Path) -> None:
