@@ -18,116 +18,97 @@ from mpiboot.job.masking import is_secret
 
 
 @dataclass(frozen=True, slots=True)
-class Withheld:
-    """A variable that stays here although a rule or the user (``asked``) would forward it."""
-
-    name: str
-    reason: str
-    asked: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Forwarded:
     """The choice: ``names`` and why each is forwarded, ``by_itself`` without this MPI being told.
 
+    ``withheld`` are those that a rule or the user would forward, and why they stay here;
     ``unknown`` are names that no rule and no setting has: they stay here.
     """
 
     names: Mapping[str, str]
-    withheld: tuple[Withheld, ...]
+    withheld: Mapping[str, str]
     by_itself: Mapping[str, str]
     unknown: tuple[str, ...]
 
 
 # Why ranks need a variable, and the names or patterns of those. What isn't here goes by
 # MPIBOOT_FORWARD.
-_NEEDED: Final = (
-    ("NCCL reads it in every rank", "NCCL_*"),
-    ("RCCL reads it in every rank", "RCCL_*"),
-    ("ROCm's runtime reads it in every rank", "HSA_* HIP_*"),
-    ("UCX reads it in every rank", "UCX_*"),
-    ("UCC reads it in every rank", "UCC_*"),
-    ("libfabric reads it in every rank", "FI_*"),
-    ("NCCL's libfabric plugin reads it in every rank", "OFI_NCCL_*"),
-    ("NVSHMEM reads it in every rank", "NVSHMEM_*"),
-    ("HCOLL reads it in every rank", "HCOLL_*"),
-    ("NVIDIA's SHARP reads it in every rank", "SHARP_*"),
-    ("oneCCL reads it in every rank", "CCL_*"),
-    ("the Omni-Path library reads it in every rank", "PSM2_*"),
-    ("libfabric's PSM3 reads it in every rank", "PSM3_*"),
-    ("the RDMA library reads it in every rank", "IBV_* RDMAV_*"),
-    ("the RDMA library's driver reads it in every rank", "MLX5_*"),
-    ("MPI's own parameters", "OMPI_MCA_* PMIX_MCA_* PRTE_MCA_* I_MPI_* MPICH_* MPIR_CVAR_*"),
-    ("OpenMP reads it in every rank", "OMP_* GOMP_* KMP_*"),
-    ("MKL reads it in every rank", "MKL_*"),
-    ("OpenBLAS reads it in every rank", "OPENBLAS_*"),
-    ("CUDA reads it in every rank", "CUDA_*"),
-    ("CUDA's libraries read it in every rank", "CUBLAS_* CUDNN_*"),
-    ("PyTorch reads it in every rank", "TORCH_* PYTORCH_*"),
-    ("PyTorch's Gloo reads it in every rank", "GLOO_*"),
-    ("PyTorch's TensorPipe reads it in every rank", "TP_SOCKET_IFNAME"),
-    ("PyTorch's ranks meet there", "MASTER_ADDR MASTER_PORT"),
-    ("TensorFlow reads it in every rank", "TF_*"),
-    ("XLA reads it in every rank", "XLA_*"),
-    ("JAX reads it in every rank", "JAX_*"),
-    ("Horovod reads it in every rank", "HOROVOD_*"),
-    ("DeepSpeed reads it in every rank", "DEEPSPEED_*"),
-    ("the tokenizers library reads it in every rank", "TOKENIZERS_PARALLELISM"),
-    ("programs are found as here, but on workers with another one of their own", "PATH"),
-    (
-        "libraries are found as here, but on workers with another one of their own",
-        "LD_LIBRARY_PATH",
-    ),
-    (
-        "Python modules are found as here, but on workers with another one of their own",
-        "PYTHONPATH",
-    ),
-    ("Python's output is seen as it is here", "PYTHONUNBUFFERED"),
-    ("Python's crashes are told as they are here", "PYTHONFAULTHANDLER"),
-    ("every rank hashes alike", "PYTHONHASHSEED"),
-)
+_NEEDED: Final = {
+    "NCCL reads it in every rank": "NCCL_*",
+    "RCCL reads it in every rank": "RCCL_*",
+    "ROCm's runtime reads it in every rank": "HSA_* HIP_*",
+    "UCX reads it in every rank": "UCX_*",
+    "UCC reads it in every rank": "UCC_*",
+    "libfabric reads it in every rank": "FI_*",
+    "NCCL's libfabric plugin reads it in every rank": "OFI_NCCL_*",
+    "NVSHMEM reads it in every rank": "NVSHMEM_*",
+    "HCOLL reads it in every rank": "HCOLL_*",
+    "NVIDIA's SHARP reads it in every rank": "SHARP_*",
+    "oneCCL reads it in every rank": "CCL_*",
+    "the Omni-Path library reads it in every rank": "PSM2_*",
+    "libfabric's PSM3 reads it in every rank": "PSM3_*",
+    "the RDMA library reads it in every rank": "IBV_* RDMAV_*",
+    "the RDMA library's driver reads it in every rank": "MLX5_*",
+    "MPI's own parameters": "OMPI_MCA_* PMIX_MCA_* PRTE_MCA_* I_MPI_* MPICH_* MPIR_CVAR_*",
+    "OpenMP reads it in every rank": "OMP_* GOMP_* KMP_*",
+    "MKL reads it in every rank": "MKL_*",
+    "OpenBLAS reads it in every rank": "OPENBLAS_*",
+    "CUDA reads it in every rank": "CUDA_*",
+    "CUDA's libraries read it in every rank": "CUBLAS_* CUDNN_*",
+    "PyTorch reads it in every rank": "TORCH_* PYTORCH_*",
+    "PyTorch's Gloo reads it in every rank": "GLOO_*",
+    "PyTorch's TensorPipe reads it in every rank": "TP_SOCKET_IFNAME",
+    "PyTorch's ranks meet there": "MASTER_ADDR MASTER_PORT",
+    "TensorFlow reads it in every rank": "TF_*",
+    "XLA reads it in every rank": "XLA_*",
+    "JAX reads it in every rank": "JAX_*",
+    "Horovod reads it in every rank": "HOROVOD_*",
+    "DeepSpeed reads it in every rank": "DEEPSPEED_*",
+    "the tokenizers library reads it in every rank": "TOKENIZERS_PARALLELISM",
+    "programs are found as here, but on workers with another one of their own": "PATH",
+    "libraries are found as here, but on workers with another one of their own": "LD_LIBRARY_PATH",
+    "Python modules are found as here, but on workers with another one of their own": "PYTHONPATH",
+    "Python's output is seen as it is here": "PYTHONUNBUFFERED",
+    "Python's crashes are told as they are here": "PYTHONFAULTHANDLER",
+    "every rank hashes alike": "PYTHONHASHSEED",
+}
 # Of those, what images of their own have otherwise.
 SEARCH_PATHS: Final = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
-ALLOWED: Final = tuple((name, why) for why, names in _NEEDED for name in names.split())
+ALLOWED: Final = tuple((name, why) for why, names in _NEEDED.items() for name in names.split())
 
-# What belongs to one pod only: why, whether it would break ranks elsewhere, and the patterns. A
-# name that MPIBOOT_FORWARD gives in full is forwarded all the same, unless it would break them.
-_LOCAL: Final = (
-    ("mpiboot's own settings are for this pod", True, "MPIBOOT_*"),
-    ("it says what this pod is", True, "K_MPI_JOB_ROLE"),
-    ("it says which GPUs this pod got", True, "NVIDIA_VISIBLE_DEVICES"),
-    ("it says what this pod's GPUs may do", True, "NVIDIA_DRIVER_CAPABILITIES"),
-    (
-        "it numbers this pod's GPUs",
-        False,
-        "CUDA_VISIBLE_DEVICES HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES GPU_DEVICE_ORDINAL",
-    ),
-    ("it names this pod's devices", True, "PCIDEVICE_*"),
-    ("it belongs to a login at this pod", True, "SSH_*"),
-    (
-        "it is one rank's own",
-        True,
-        "PMI_* PMIX_RANK PMIX_NAMESPACE PMIX_SERVER_* OMPI_COMM_WORLD_*",
-    ),
-    ("it is one launcher's own", True, "HYDRA_*"),
-    ("it is this pod's name", False, "HOSTNAME"),
-    ("a worker's user has a home of its own", False, "HOME"),
-    ("a worker's user has a name of its own", False, "USER LOGNAME"),
-    ("it belongs to this pod's shell", False, "SHELL SHLVL OLDPWD"),
-    ("it belongs to this pod's shell", True, "_"),
-    ("it belongs to this pod's terminal", False, "TERM"),
-    ("a worker may lack this folder", False, "TMPDIR"),
-    ("it says which pod this is", False, "POD_*"),
-    ("it says where this pod runs", False, "NODE_NAME"),
-    ("it numbers this pod", False, "JOB_COMPLETION_INDEX VC_TASK_INDEX VK_TASK_INDEX"),
-    (
-        "the cluster sets it in every pod",
-        False,
-        "KUBERNETES_* *_SERVICE_HOST *_SERVICE_PORT *_SERVICE_PORT_* *_PORT_*_TCP* *_PORT_*_UDP*",
-    ),
-)
+# What belongs to one pod only: why, and the patterns. These would break ranks elsewhere.
+_BREAKS: Final = {
+    "mpiboot's own settings are for this pod": "MPIBOOT_*",
+    "it says what this pod is": "K_MPI_JOB_ROLE",
+    "it says which GPUs this pod got": "NVIDIA_VISIBLE_DEVICES",
+    "it says what this pod's GPUs may do": "NVIDIA_DRIVER_CAPABILITIES",
+    "it names this pod's devices": "PCIDEVICE_*",
+    "it belongs to a login at this pod": "SSH_*",
+    "it is one rank's own": "PMI_* PMIX_RANK PMIX_NAMESPACE PMIX_SERVER_* OMPI_COMM_WORLD_*",
+    "it is one launcher's own": "HYDRA_*",
+    "it belongs to this pod's shell": "_",
+}
+# These are forwarded all the same where MPIBOOT_FORWARD gives the name in full.
+_LOCAL: Final = {
+    "it numbers this pod's GPUs": "CUDA_VISIBLE_DEVICES HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES "
+    "GPU_DEVICE_ORDINAL",
+    "it is this pod's name": "HOSTNAME",
+    "a worker's user has a home of its own": "HOME",
+    "a worker's user has a name of its own": "USER LOGNAME",
+    "it belongs to this pod's shell": "SHELL SHLVL OLDPWD",
+    "it belongs to this pod's terminal": "TERM",
+    "a worker may lack this folder": "TMPDIR",
+    "it says which pod this is": "POD_*",
+    "it says where this pod runs": "NODE_NAME",
+    "it numbers this pod": "JOB_COMPLETION_INDEX VC_TASK_INDEX VK_TASK_INDEX",
+    "the cluster sets it in every pod": "KUBERNETES_* *_SERVICE_HOST *_SERVICE_PORT "
+    "*_SERVICE_PORT_* *_PORT_*_TCP* *_PORT_*_UDP*",
+}
 POD_LOCAL: Final = tuple(
-    (name, why, breaks) for why, breaks, names in _LOCAL for name in names.split()
+    (name, why, table is _BREAKS)
+    for table in (_BREAKS, _LOCAL)
+    for why, names in table.items()
+    for name in names.split()
 )
 
 # Variables from which mpirun would conclude that a resource manager allocated its hosts.
@@ -230,7 +211,7 @@ def select(
         given: variables that the user's own line exports; never named a second time.
     """
     names: dict[str, str] = {}
-    withheld: list[Withheld] = []
+    withheld: dict[str, str] = {}
     unnamed: dict[str, str] = {}
     unknown: list[str] = []
     for name in sorted(environ):
@@ -244,18 +225,15 @@ def select(
             continue
         why_not = _kept_back(name, environ[name], more, never)
         if why_not:
-            withheld.append(Withheld(name, why_not, asked=name in more))
+            withheld[name] = why_not
         elif _first(name, by_itself):
             unnamed[name] = reason
         else:
             secret = "; a secret: by name, its value is never shown" if is_secret(name) else ""
             names[name] = reason + secret
-    withheld += [
-        Withheld(name, "it is not set in this pod", asked=True)
-        for name in more
-        if _NAME.fullmatch(name) and name not in environ
-    ]
-    return Forwarded(names, tuple(withheld), unnamed, tuple(unknown))
+    missing = (name for name in more if _NAME.fullmatch(name) and name not in environ)
+    withheld |= dict.fromkeys(missing, "it is not set in this pod")
+    return Forwarded(names, withheld, unnamed, tuple(unknown))
 
 
 # What an MPI that hands everything on must find in its environment all the same.

@@ -6,7 +6,7 @@ Pure text to records and back: files are opened, waited for and written elsewher
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from enum import Enum
 from itertools import chain
@@ -24,8 +24,6 @@ _MOST_SLOTS: Final = 2**31 - 1  # every MPI keeps it in a C int
 
 # RFC 1123 labels, and underscores, which host names of some platforms hold.
 LABEL: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
-_USER: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
-_BINDING: Final = re.compile(r"[A-Za-z0-9_.,:+-]+")
 _ODD: Final = re.compile(r"[^A-Za-z0-9_.-]")
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 _PAIR: Final = re.compile(
@@ -108,27 +106,24 @@ def _name(text: str, column: int) -> str:
     return text
 
 
-def _user(text: str, column: int, what: str) -> str:
-    if not _USER.fullmatch(text):
-        raise LineError(column, f"{what} {_shown(text)}, expected letters, digits, . _ and -")
-    return text
+# The values that are no numbers, and what they are made of.
+_WORDS: Final = {
+    "user": (re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}"), "letters, digits, . _ and -"),
+    "binding": (re.compile(r"[A-Za-z0-9_.,:+-]+"), "letters, digits, : , + . _ and -"),
+    "port": (re.compile(".*"), "anything"),
+}
 
 
-def _binding(text: str, column: int, what: str) -> str:
-    if not _BINDING.fullmatch(text):
-        expected = "letters, digits, : , + . _ and -"
+def _value(meaning: str, text: str, column: int, what: str) -> int | str:
+    """Read a value; errors call it ``what``."""
+    if meaning not in _WORDS:
+        return _number(text, column, what)
+    pattern, expected = _WORDS[meaning]
+    if not pattern.fullmatch(text):
         raise LineError(column, f"{what} {_shown(text)}, expected {expected}")
     return text
 
 
-# How each value is read, by its text, its column and what errors call it.
-_READ: Final[Mapping[str, Callable[[str, int, str], int | str]]] = {
-    "slots": _number,
-    "max_slots": _number,
-    "user": _user,
-    "binding": _binding,
-    "port": lambda text, _column, _what: text,
-}
 # By key the value, and its column.
 _Given: TypeAlias = "dict[str, tuple[int | str, int]]"
 
@@ -138,7 +133,7 @@ def _first_word(word: str, column: int) -> tuple[str, _Given]:
     given: _Given = {}
     user, at, rest = word.rpartition("@")
     if at:
-        given["user"] = _user(user, column, "user"), column
+        given["user"] = _value("user", user, column, "user"), column
     column += len(user) + len(at)
     if rest.startswith("["):
         address, closed, tail = rest[1:].partition("]")
@@ -193,7 +188,7 @@ def _read_line(text: str, number: int) -> tuple[Host, list[tuple[int, str]]]:
                 f"{_shown(key)}, expected `slots=N`, `max_slots=N`, `user=NAME` or a comment",
             )
         meaning = _KEYS[key]
-        value = _READ[meaning](pair["value"], pair.start("value"), key)
+        value = _value(meaning, pair["value"], pair.start("value"), key)
         if meaning in given:
             raise LineError(column, f"{meaning} is given twice in this line")
         given[meaning] = value, column

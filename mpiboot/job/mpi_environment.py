@@ -368,10 +368,10 @@ def choose_forwarded(builder: PlanBuilder, added: Mapping[str, str]) -> tuple[st
         by_itself=row.by_itself,
         given=given,
     )
-    for item in chosen.withheld:
-        builder.stays.setdefault(item.name, item.reason)
-        if item.asked:
-            builder.warn("usage", f"{item.name} is not forwarded: {item.reason}")
+    for name, why in chosen.withheld.items():
+        builder.stays.setdefault(name, why)
+        if name in settings.forward:
+            builder.warn("usage", f"{name} is not forwarded: {why}")
     stays = _stays(chosen.unknown, observed)
     if stays:
         reason = "ranks don't get these; MPIBOOT_FORWARD=NAME,... or `-x NAME` hands them on"

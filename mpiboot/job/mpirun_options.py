@@ -67,25 +67,29 @@ class Grammar:
     """
 
     options: Mapping[str, Option]
-    two_dashes: frozenset[str]
-    written: Mapping[str, tuple[str, ...]]
-    refused: frozenset[str]
     equals: bool
-    any_case: bool
     double_dash: bool
     last_wins: bool
+    two_dashes: frozenset[str] = frozenset()
+    written: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    refused: frozenset[str] = frozenset()
     instead: Mapping[str, str] = field(default_factory=dict)
+    any_case: bool = False
     option_help: bool = False
     hostfile_each: bool = True
 
 
-def _table(*rows: tuple[OptionKind, int, str], **older: Option) -> dict[str, Option]:
-    """Rows of meaning, number of words, and options; spellings of one option join by ``|``."""
+def _table(*by_words: Mapping[OptionKind, str], **older: Option) -> dict[str, Option]:
+    """Options by what they mean: first those without a word behind them, then with one, with two.
+
+    Spellings of one option join by ``|``; ``older`` are added as they are.
+    """
     found = dict(older)
-    for kind, words, names in rows:
-        for spellings in names.split():
-            first, *others = spellings.split("|")
-            found |= dict.fromkeys((first, *others), Option(first, words, kind))
+    for words, table in enumerate(by_words):
+        for kind, names in table.items():
+            for spellings in names.split():
+                first, *others = spellings.split("|")
+                found |= dict.fromkeys((first, *others), Option(first, words, kind))
     return found
 
 
@@ -99,93 +103,72 @@ _MAP_BY: Final = {
 
 # What both Open MPI generations share. Words and meanings were tried one by one on Open MPI
 # 4.1.4 and 5.0.11 (with the programs' names as words, so that the one that was started tells).
-_OPEN_MPI: Final = (
-    (OptionKind.NP, 1, "np|n|c"),
-    (OptionKind.HOSTS, 1, "host|H"),
-    (OptionKind.HOSTFILE, 1, "hostfile|machinefile default-hostfile"),
-    (OptionKind.EXPORT, 1, "x"),
-    (OptionKind.MCA, 2, "mca|gmca"),
-    (OptionKind.MAP_BY, 1, "map-by"),
-    (OptionKind.PER_NODE, 1, "N|npernode"),
-    (OptionKind.BIND_TO, 1, "bind-to"),
-    (OptionKind.OVERSUBSCRIBE, 0, "oversubscribe"),
-    (OptionKind.PREFIX, 1, "prefix"),
-    (
-        OptionKind.PLAIN,
-        0,
-        (
-            "allow-run-as-root noprefix tag-output timestamp-output merge-stderr-to-stdout "
-            "report-bindings display-map display-allocation display-devel-map "
-            "v|verbose enable-recovery disable-recovery continuous nooversubscribe "
-            "leave-session-attached debug-daemons debug-daemons-file report-state-on-timeout "
-            "get-stack-traces show-progress xml output-proctable"
-        ),
-    ),
-    (OptionKind.BINDS, 0, "bind-to-core use-hwthread-cpus"),
-    (OptionKind.BINDS, 1, "rank-by"),
-    (
-        OptionKind.PLAIN,
-        1,
-        (
-            "output-filename timeout personality max-restarts stdin "
-            "xterm launch-agent report-pid report-uri preload-files"
-        ),
-    ),
-    (
-        OptionKind.PINS_RANKS,
-        1,
-        "rankfile|rf cpu-set cpu-list cpus-per-proc|cpus-per-rank npersocket",
-    ),
-    (OptionKind.PINS_RANKS, 0, "bycore"),
-    (OptionKind.MOVES_RANKS, 0, "do-not-launch nolocal"),
-    # As a later program's options they are errors, or nothing.
-    (OptionKind.PRINTS, 1, "help|h"),
-    (OptionKind.PRINTS, 0, "version|V"),
-    (OptionKind.ELSEWHERE, 0, "s|preload-binary"),
-    (OptionKind.ELSEWHERE, 1, "wdir|wd path"),
-    (OptionKind.FILE, 1, "app tune|am"),
+_OPEN_MPI: Final = _table(
+    {
+        OptionKind.OVERSUBSCRIBE: "oversubscribe",
+        OptionKind.PLAIN: "allow-run-as-root noprefix tag-output timestamp-output v|verbose "
+        "merge-stderr-to-stdout report-bindings display-map display-allocation display-devel-map "
+        "enable-recovery disable-recovery continuous nooversubscribe "
+        "leave-session-attached debug-daemons debug-daemons-file report-state-on-timeout "
+        "get-stack-traces show-progress xml output-proctable",
+        OptionKind.BINDS: "bind-to-core use-hwthread-cpus",
+        OptionKind.PINS_RANKS: "bycore",
+        OptionKind.MOVES_RANKS: "do-not-launch nolocal",
+        # As a later program's options these, and those of help, are errors, or nothing.
+        OptionKind.PRINTS: "version|V",
+        OptionKind.ELSEWHERE: "s|preload-binary",
+    },
+    {
+        OptionKind.NP: "np|n|c",
+        OptionKind.HOSTS: "host|H",
+        OptionKind.HOSTFILE: "hostfile|machinefile default-hostfile",
+        OptionKind.EXPORT: "x",
+        OptionKind.MAP_BY: "map-by",
+        OptionKind.PER_NODE: "N|npernode",
+        OptionKind.BIND_TO: "bind-to",
+        OptionKind.PREFIX: "prefix",
+        OptionKind.BINDS: "rank-by",
+        OptionKind.PLAIN: "output-filename timeout personality max-restarts stdin "
+        "xterm launch-agent report-pid report-uri preload-files",
+        OptionKind.PINS_RANKS: "rankfile|rf cpu-set cpu-list cpus-per-proc|cpus-per-rank "
+        "npersocket",
+        OptionKind.PRINTS: "help|h",
+        OptionKind.ELSEWHERE: "wdir|wd path",
+        OptionKind.FILE: "app tune|am",
+    },
+    {OptionKind.MCA: "mca|gmca"},
+    **_MAP_BY,
 )
 
 _ORTE: Final = _table(
-    *_OPEN_MPI,
-    (
-        OptionKind.PLAIN,
-        0,
-        (
-            "q|quiet d|debug-devel debug display-topo do-not-resolve set-cwd-to-session-dir "
-            "index-argv-by-rank enable-instant-on-support display-devel-allocation "
-            "display-diffable-map report-child-jobs-separately fwd-mpirun-port tv use-regexp"
-        ),
-    ),
-    (OptionKind.BINDS, 0, "bind-to-socket"),
-    (OptionKind.PLAIN, 1, "report-events ompi-server debugger cf|cartofile xml-file"),
-    (OptionKind.MOVES_HOSTS, 0, "novm dvm"),
-    (OptionKind.MOVES_HOSTS, 1, "hnp max-vm-size"),
-    **_MAP_BY,
+    {
+        OptionKind.PLAIN: "q|quiet d|debug-devel debug display-topo do-not-resolve "
+        "set-cwd-to-session-dir index-argv-by-rank enable-instant-on-support "
+        "display-devel-allocation display-diffable-map report-child-jobs-separately "
+        "fwd-mpirun-port tv use-regexp",
+        OptionKind.BINDS: "bind-to-socket",
+        OptionKind.MOVES_HOSTS: "novm dvm",
+    },
+    {
+        OptionKind.PLAIN: "report-events ompi-server debugger cf|cartofile xml-file",
+        OptionKind.MOVES_HOSTS: "hnp max-vm-size",
+    },
+    **_OPEN_MPI,
 )
 
 _PRRTE: Final = _table(
-    *_OPEN_MPI,
-    (OptionKind.MCA, 2, "prtemca pmixmca omca"),
-    (
-        OptionKind.PLAIN,
-        0,
-        (
-            "debug fwd-environment parsable|parseable stop-on-exec stop-in-init stop-in-app "
-            "no-app-prefix report-child-jobs-separately"
-        ),
-    ),
-    (
-        OptionKind.PLAIN,
-        1,
-        (
-            "output-directory output display runtime-options display-topo stream-buffering "
-            "spawn-timeout gpu-support memory-alloc-kind with-ft pset initial-errhandler "
-            "forward-signals tmpdir"
-        ),
-    ),
-    (OptionKind.MOVES_HOSTS, 1, "dvm max-vm-size"),
-    **_MAP_BY,
+    {
+        OptionKind.PLAIN: "debug fwd-environment parsable|parseable stop-on-exec stop-in-init "
+        "stop-in-app no-app-prefix report-child-jobs-separately",
+    },
+    {
+        OptionKind.PLAIN: "output-directory output display runtime-options display-topo "
+        "stream-buffering spawn-timeout gpu-support memory-alloc-kind with-ft pset "
+        "initial-errhandler forward-signals tmpdir",
+        OptionKind.MOVES_HOSTS: "dvm max-vm-size",
+    },
+    {OptionKind.MCA: "prtemca pmixmca omca"},
+    **_OPEN_MPI,
 )
 
 # What either has for options of the other that it ends over.
@@ -204,12 +187,9 @@ _FOR_FIVE: Final = {
 
 ORTE: Final = Grammar(
     options=_ORTE,
-    two_dashes=frozenset(),
-    written={},
     # Each of them: `unknown option`, exit 1 (4.1.4 and 4.1.8).
     refused=frozenset(_PRRTE.keys() - _ORTE.keys()),
     equals=False,
-    any_case=False,
     double_dash=True,
     last_wins=True,
     instead=_FOR_FOUR,
@@ -217,7 +197,7 @@ ORTE: Final = Grammar(
 
 # IBM Spectrum MPI names its interconnect by a word of its own, without a value. Not run.
 SPECTRUM_ORTE: Final = replace(
-    ORTE, options=_table((OptionKind.PLAIN, 0, "tcp TCP pami PAMI"), **_ORTE)
+    ORTE, options=_table({OptionKind.PLAIN: "tcp TCP pami PAMI"}, **_ORTE)
 )
 
 # 4.1 silences mpirun's own messages with -q; a socket is a package to 5.0.
@@ -232,7 +212,6 @@ PRRTE: Final = Grammar(
     # Each of them: `An unrecognized option`, exit 213 (5.0.7 and 5.0.11).
     refused=frozenset(_ORTE.keys() - _PRRTE.keys() - _WRITTEN.keys()),
     equals=True,
-    any_case=False,
     double_dash=True,
     last_wins=False,
     instead=_FOR_FIVE,
@@ -241,44 +220,33 @@ PRRTE: Final = Grammar(
 # MPICH 5.0.2, tried like the above, and what Intel MPI has besides.
 HYDRA: Final = Grammar(
     options=_table(
-        (OptionKind.NP, 1, "n|np"),
-        (OptionKind.HOSTS, 1, "hosts|host"),
-        (OptionKind.HOSTFILE, 1, "f|hostfile|machinefile"),
-        (OptionKind.PRINTS, 0, "help|h info version"),
-        (OptionKind.EXPORT, 2, "genv env"),
-        (OptionKind.EXPORT_ONLY, 1, "genvlist envlist"),
-        (OptionKind.EXPORT_ONLY, 0, "genvnone envnone"),
-        (OptionKind.PER_NODE, 1, "ppn|perhost"),
-        (OptionKind.BIND_TO, 1, "bind-to|binding"),
-        (OptionKind.MOVES_RANKS, 0, "skip-launch-node"),
-        (
-            OptionKind.PLAIN,
-            0,
-            (
-                "genvall envall l|prepend-rank v|verbose|debug "
-                "enable-x disable-x disable-auto-cleanup disable-hostname-propagation profile "
-                "print-all-exitcodes pmi-port hybrid-hosts"
-            ),
-        ),
-        (
-            OptionKind.PLAIN,
-            1,
-            (
-                "iface rmk prepend-pattern "
-                "outfile-pattern errfile-pattern topolib demux nameserver localhost usize "
-                "gpus-per-proc memory-alloc-kinds genvexcl envexcl"
-            ),
-        ),
-        (OptionKind.BINDS, 1, "map-by membind"),
-        (OptionKind.LAUNCHER, 1, "launcher|bootstrap"),
-        (OptionKind.LAUNCH_AGENT, 1, "launcher-exec|bootstrap-exec"),
-        (OptionKind.ELSEWHERE, 1, "wdir"),
-        (OptionKind.FILE, 1, "configfile"),
-        (OptionKind.MOVES_RANKS, 1, "rankmap order-nodes machine"),
+        {
+            OptionKind.PRINTS: "help|h info version",
+            OptionKind.EXPORT_ONLY: "genvnone envnone",
+            OptionKind.MOVES_RANKS: "skip-launch-node",
+            OptionKind.PLAIN: "genvall envall l|prepend-rank v|verbose|debug "
+            "enable-x disable-x disable-auto-cleanup disable-hostname-propagation profile "
+            "print-all-exitcodes pmi-port hybrid-hosts",
+        },
+        {
+            OptionKind.NP: "n|np",
+            OptionKind.HOSTS: "hosts|host",
+            OptionKind.HOSTFILE: "f|hostfile|machinefile",
+            OptionKind.EXPORT_ONLY: "genvlist envlist",
+            OptionKind.PER_NODE: "ppn|perhost",
+            OptionKind.BIND_TO: "bind-to|binding",
+            OptionKind.PLAIN: "iface rmk prepend-pattern "
+            "outfile-pattern errfile-pattern topolib demux nameserver localhost usize "
+            "gpus-per-proc memory-alloc-kinds genvexcl envexcl",
+            OptionKind.BINDS: "map-by membind",
+            OptionKind.LAUNCHER: "launcher|bootstrap",
+            OptionKind.LAUNCH_AGENT: "launcher-exec|bootstrap-exec",
+            OptionKind.ELSEWHERE: "wdir",
+            OptionKind.FILE: "configfile",
+            OptionKind.MOVES_RANKS: "rankmap order-nodes machine",
+        },
+        {OptionKind.EXPORT: "genv env"},
     ),
-    two_dashes=frozenset(),
-    written={},
-    refused=frozenset(),
     equals=True,
     any_case=True,
     double_dash=False,
@@ -289,7 +257,7 @@ HYDRA: Final = Grammar(
 
 # Intel's capitals matter (2021.18.1).
 INTEL_HYDRA: Final = replace(
-    HYDRA, options=_table((OptionKind.PRINTS, 0, "V"), **HYDRA.options), any_case=False
+    HYDRA, options=_table({OptionKind.PRINTS: "V"}, **HYDRA.options), any_case=False
 )
 
 # What a line has that might print and end, for who doesn't know yet whose mpirun it calls.
