@@ -282,8 +282,13 @@ INTEL: Final = Dialect(
 )
 
 
-_OMPI_FIRST: Final = ("OMPI_MCA_btl_tcp_port_min_v4", "OMPI_MCA_btl_tcp_port_min_v6")
-_OMPI_COUNT: Final = ("OMPI_MCA_btl_tcp_port_range_v4", "OMPI_MCA_btl_tcp_port_range_v6")
+def _by_version(name: str) -> tuple[str, str]:
+    """Give a variable that there is for each IP version."""
+    return name.format(4), name.format(6)
+
+
+_OMPI_FIRST: Final = _by_version("OMPI_MCA_btl_tcp_port_min_v{}")
+_OMPI_COUNT: Final = _by_version("OMPI_MCA_btl_tcp_port_range_v{}")
 
 _OMPI_RANK: Final = "OMPI_COMM_WORLD_RANK"
 _OMPI_CONSTANTS: Final = (
@@ -379,17 +384,11 @@ OPENMPI4: Final = Dialect(
         "an endless wait when a launch agent hangs",
         "no termination message",
     ),
-    daemon_ports_vars=(
-        "OMPI_MCA_oob_tcp_dynamic_ipv4_ports",
-        "OMPI_MCA_oob_tcp_dynamic_ipv6_ports",
-    ),
+    daemon_ports_vars=_by_version("OMPI_MCA_oob_tcp_dynamic_ipv{}_ports"),
     first_port_vars=_OMPI_FIRST,
     port_count_vars=_OMPI_COUNT,
     not_version_var="OMPI_MCA_btl_tcp_disable_family",
-    not_daemons_vars=(
-        "OMPI_MCA_oob_tcp_disable_ipv4_family",
-        "OMPI_MCA_oob_tcp_disable_ipv6_family",
-    ),
+    not_daemons_vars=_by_version("OMPI_MCA_oob_tcp_disable_ipv{}_family"),
     # Else each host of the hostfile is asked for in turn, to see whether it is mpirun's own.
     not_resolve_var="OMPI_MCA_if_base_do_not_resolve",
     # Many guides set it for a flat launch, which routed=direct is already.
@@ -461,17 +460,11 @@ OPENMPI5: Final = Dialect(
         "SIGTERM ignored while daemons are being started",
         "no termination message",
     ),
-    daemon_ports_vars=(
-        "PRTE_MCA_oob_tcp_dynamic_ipv4_ports",
-        "PRTE_MCA_oob_tcp_dynamic_ipv6_ports",
-    ),
+    daemon_ports_vars=_by_version("PRTE_MCA_oob_tcp_dynamic_ipv{}_ports"),
     first_port_vars=_OMPI_FIRST,
     port_count_vars=_OMPI_COUNT,
     not_version_var="OMPI_MCA_btl_tcp_disable_family",
-    not_daemons_vars=(
-        "PRTE_MCA_oob_tcp_disable_ipv4_family",
-        "PRTE_MCA_oob_tcp_disable_ipv6_family",
-    ),
+    not_daemons_vars=_by_version("PRTE_MCA_oob_tcp_disable_ipv{}_family"),
     ipv6=(
         Variable(
             "OMPI_MCA_reachable",

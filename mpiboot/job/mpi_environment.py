@@ -9,7 +9,7 @@ test compares them with the installed ones.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Final
 
@@ -133,62 +133,47 @@ KEPT: Final = (
     *("report_child_jobs_separately", "report_silent_errors", "show_resolved_nodenames"),
     *("stat_history_size", "timeout_for_stack_trace", "tmpdir_base"),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Unread:
-    """A parameter of another version, by name or pattern, and what to write here.
-
-    ``variable`` is the one that means the same, ``*`` standing for the same as in ``parameter``;
-    ``instead`` are the words where there is none.
-    """
-
-    parameter: str
-    variable: str = ""
-    instead: str = NOTHING
-
-
-# Names of 4.1 and older ones under 5.0; the first that fits counts.
-OLDER: Final = (
-    Unread("orte_tag_output", instead="`--output tag` on the mpirun line"),
-    Unread("orte_timestamp_output", instead="`--output timestamp` on the mpirun line"),
-    Unread("orte_display_alloc", instead="`--display allocation` on the mpirun line"),
-    Unread("orte_startup_timeout", instead="MPIBOOT_LAUNCH_TIMEOUT"),
-    Unread(
-        "orte_abort_timeout",
-        instead="MPIBOOT_LAUNCH_TIMEOUT for the start, MPIBOOT_GRACE for the end",
-    ),
-    Unread("orte_rsh_agent", f"{_PRTE}plm_ssh_agent"),
-    *(Unread(f"orte_{name}", f"{_PRTE}prte_{name}") for name in KEPT),
-    Unread("orte_*"),
-    Unread("plm_rsh_force_rsh", f"{_PRTE}plm_ssh_force_ssh"),
-    Unread("plm_rsh_*", f"{_PRTE}plm_ssh_*"),
-    Unread("oob_tcp_if_exclude", f"{_PRTE}prte_if_exclude"),
-    Unread("oob_tcp_*", f"{_PRTE}oob_tcp_*"),
-    Unread("hwloc_base_binding_policy", f"{_PRTE}hwloc_default_binding_policy"),
-    Unread("hwloc_base_report_bindings", instead="`--display bind` on the mpirun line"),
-    Unread("rmaps_base_mapping_policy", f"{_PRTE}rmaps_default_mapping_policy"),
-    Unread("rmaps_base_ranking_policy", f"{_PRTE}rmaps_default_ranking_policy"),
-    Unread("rmaps_base_oversubscribe", instead="MPIBOOT_OVERSUBSCRIBE=true"),
-    Unread("rmaps_base_display_map", instead="`--display map` on the mpirun line"),
-    Unread("routed_radix", f"{_PRTE}rml_base_radix"),
-    Unread("btl_openib_*", instead=_UCX),
-)
+# Names of 4.1 and older ones under 5.0, and what to write here: the variable that means the same,
+# ``*`` standing for the same in both, or words. The first name or pattern that fits counts.
+OLDER: Final = {
+    "orte_tag_output": "`--output tag` on the mpirun line",
+    "orte_timestamp_output": "`--output timestamp` on the mpirun line",
+    "orte_display_alloc": "`--display allocation` on the mpirun line",
+    "orte_startup_timeout": "MPIBOOT_LAUNCH_TIMEOUT",
+    "orte_abort_timeout": "MPIBOOT_LAUNCH_TIMEOUT for the start, MPIBOOT_GRACE for the end",
+    "orte_rsh_agent": f"{_PRTE}plm_ssh_agent",
+    **{f"orte_{name}": f"{_PRTE}prte_{name}" for name in KEPT},
+    "orte_*": NOTHING,
+    "plm_rsh_force_rsh": f"{_PRTE}plm_ssh_force_ssh",
+    "plm_rsh_*": f"{_PRTE}plm_ssh_*",
+    "oob_tcp_if_exclude": f"{_PRTE}prte_if_exclude",
+    "oob_tcp_*": f"{_PRTE}oob_tcp_*",
+    "hwloc_base_binding_policy": f"{_PRTE}hwloc_default_binding_policy",
+    "hwloc_base_report_bindings": "`--display bind` on the mpirun line",
+    "rmaps_base_mapping_policy": f"{_PRTE}rmaps_default_mapping_policy",
+    "rmaps_base_ranking_policy": f"{_PRTE}rmaps_default_ranking_policy",
+    "rmaps_base_oversubscribe": "MPIBOOT_OVERSUBSCRIBE=true",
+    "rmaps_base_display_map": "`--display map` on the mpirun line",
+    "routed_radix": f"{_PRTE}rml_base_radix",
+    "btl_openib_*": _UCX,
+}
 # Names of 5.0 under 4.1.
-NEWER: Final = (
-    *(Unread(f"prte_{name}", f"{_OMPI}orte_{name}") for name in KEPT),
-    Unread("prte_if_exclude", f"{_OMPI}oob_tcp_if_exclude"),
-    Unread("plm_ssh_force_ssh", f"{_OMPI}plm_rsh_force_rsh"),
-    Unread("plm_ssh_*", f"{_OMPI}plm_rsh_*"),
-    Unread("oob_tcp_*", f"{_OMPI}oob_tcp_*"),
-    Unread("hwloc_default_binding_policy", f"{_OMPI}hwloc_base_binding_policy"),
-    Unread("rmaps_default_mapping_policy", f"{_OMPI}rmaps_base_mapping_policy"),
-    Unread("rmaps_default_ranking_policy", f"{_OMPI}rmaps_base_ranking_policy"),
-    Unread("rml_base_radix", f"{_OMPI}routed_radix"),
-    Unread("*"),
-)
+NEWER: Final = {
+    **{f"prte_{name}": f"{_OMPI}orte_{name}" for name in KEPT},
+    "prte_if_exclude": f"{_OMPI}oob_tcp_if_exclude",
+    "plm_ssh_force_ssh": f"{_OMPI}plm_rsh_force_rsh",
+    "plm_ssh_*": f"{_OMPI}plm_rsh_*",
+    "oob_tcp_*": f"{_OMPI}oob_tcp_*",
+    "hwloc_default_binding_policy": f"{_OMPI}hwloc_base_binding_policy",
+    "rmaps_default_mapping_policy": f"{_OMPI}rmaps_base_mapping_policy",
+    "rmaps_default_ranking_policy": f"{_OMPI}rmaps_base_ranking_policy",
+    "rml_base_radix": f"{_OMPI}routed_radix",
+    "*": NOTHING,
+}
 # Of the older names PRRTE reads the others, where they have its prefix.
-_RENAMED: Final = tuple(row for row in OLDER if row.parameter.startswith(("orte_", "plm_rsh_")))
+_RENAMED: Final = {
+    name: instead for name, instead in OLDER.items() if name.startswith(("orte_", "plm_rsh_"))
+}
 # By MPI: names of which variables it ignores, and as which prefix they are.
 _TABLES: Final = {
     MpiFamily.OPENMPI4: ((_PRTE, NEWER),),
@@ -231,17 +216,16 @@ def _of_the_user(builder: PlanBuilder) -> Iterator[tuple[str, str]]:
 
 
 def _instead(
-    environ: Mapping[str, str], parameter: str, table: tuple[Unread, ...]
+    environ: Mapping[str, str], parameter: str, table: Mapping[str, str]
 ) -> tuple[str, str] | None:
     """Give the variable that means the same, if any, and what to tell; None where it is set."""
-    row = next((row for row in table if fnmatchcase(parameter, row.parameter)), None)
-    if row is None:
+    pattern = next((item for item in table if fnmatchcase(parameter, item)), None)
+    if pattern is None:
         return None
-    same = parameter.removeprefix(row.parameter.removesuffix("*"))
-    variable = row.variable.replace("*", same)
-    if variable and environ.get(variable):
-        return None
-    return variable, f"write {variable}" if variable else row.instead
+    if not table[pattern].startswith((_OMPI, _PRTE)):
+        return "", table[pattern]
+    variable = table[pattern].replace("*", parameter.removeprefix(pattern.removesuffix("*")))
+    return None if environ.get(variable) else (variable, f"write {variable}")
 
 
 def _no_openib(builder: PlanBuilder) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Final
 
-from mpiboot.core.model import MpiFamily
+from mpiboot.core.model import Host, MpiFamily
 from mpiboot.job.dialects import DIALECTS, Dialect, parameter
 from mpiboot.job.mpirun_options import PRINTING, Grammar, Option, OptionKind
 from mpiboot.job.names import canonical
@@ -20,20 +20,15 @@ from mpiboot.job.program_words import is_mpirun
 
 
 @dataclass(frozen=True, slots=True)
-class HostSpec:
-    """One host of ``-H`` with its slots; a bare name is one slot."""
-
-    name: str
-    slots: int
-
-
-@dataclass(frozen=True, slots=True)
 class App:
-    """One program of a line (``:`` stands between several); ``program`` is its index in argv."""
+    """One program of a line (``:`` stands between several); ``program`` is its index in argv.
+
+    ``hosts`` are those of ``-H`` with their slots; a bare name is one slot.
+    """
 
     program: int | None = None
     np: int | None = None
-    hosts: tuple[HostSpec, ...] = ()
+    hosts: tuple[Host, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +121,7 @@ class UserLine:
         return sum(numbers) if numbers and len(numbers) == len(self.apps) else None
 
     @property
-    def hosts(self) -> tuple[HostSpec, ...]:
+    def hosts(self) -> tuple[Host, ...]:
         """All that ``-H`` names, in order."""
         return tuple(host for app in self.apps for host in app.hosts)
 
@@ -163,7 +158,7 @@ class UserLine:
             new = ",".join(_name(names, name) + colon + count for name, colon, count in words)
             argv[index] = f"{option}{equals}{new}"
         apps = (
-            replace(app, hosts=tuple(HostSpec(_name(names, x.name), x.slots) for x in app.hosts))
+            replace(app, hosts=tuple(replace(x, name=_name(names, x.name)) for x in app.hosts))
             for app in self.apps
         )
         return replace(self, argv=tuple(argv), apps=tuple(apps))
@@ -221,7 +216,7 @@ class _Reader:
     instead: dict[int, tuple[str, ...]] = field(default_factory=dict)
     apps: list[App] = field(default_factory=list)
     np: int | None = None
-    hosts: list[HostSpec] = field(default_factory=list)
+    hosts: list[Host] = field(default_factory=list)
     hostfile: str = ""
 
     def known(self, name: str) -> Option | None:
@@ -358,7 +353,7 @@ class _Reader:
                 # +n2 and +e are Open MPI's relative hosts, :* is all slots; IPv6 has no form here.
                 self.lists["moves_hosts"].append(written)
                 return
-            self.hosts.append(HostSpec(name, int(count)))
+            self.hosts.append(Host(name, int(count), slots_given=True))
 
     def parameter(self, name: str, value: str) -> None:
         self.mca[name] = value

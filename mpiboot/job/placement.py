@@ -264,8 +264,7 @@ def chosen(hosts: Sequence[Host], line: UserLine) -> tuple[Host, ...]:
         if key in picked:
             picked[key] = replace(picked[key], slots=picked[key].slots + spec.slots)
         else:
-            base = known.get(key, Host(spec.name))
-            picked[key] = replace(base, slots=spec.slots, slots_given=True)
+            picked[key] = replace(known.get(key, spec), slots=spec.slots, slots_given=True)
     return tuple(picked.values())
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from mpiboot.core.model import MpiFamily
 from mpiboot.job.dialects import DIALECTS, OPENMPI4
-from mpiboot.job.mpirun_line import HostSpec, UserLine, read
+from mpiboot.job.mpirun_line import UserLine, read
 from mpiboot.job.mpirun_options import OptionKind
 from mpiboot.job.program_words import called, is_mpirun, misquoted_args
 
@@ -174,7 +174,7 @@ def test_no_ranks_asked_for_is_no_number() -> None:
 
 def test_hosts_are_read_with_their_counts_and_add_up() -> None:
     found = line("-H a:2,b --host c ./prog")
-    assert found.hosts == (HostSpec("a", 2), HostSpec("b", 1), HostSpec("c", 1))
+    assert [(host.name, host.slots) for host in found.hosts] == [("a", 2), ("b", 1), ("c", 1)]
     assert found.settles_ranks
     assert found.moves_hosts == ()
 
@@ -293,7 +293,7 @@ def test_hydras_words_are_read_in_any_case_with_its_environment_options() -> Non
     )
     assert found.unknown == ""
     assert (found.np, found.per_node) == (4, 2)
-    assert found.hosts == (HostSpec("a", 2), HostSpec("b", 1))
+    assert [(host.name, host.slots) for host in found.hosts] == [("a", 2), ("b", 1)]
     assert found.exports == ("A", "B", "C", "D")
     assert found.exports_only == "-genvlist C,D"
     assert line("-genvnone -genv A 1 ./prog", "mpich").exports_only == "-genvnone"
