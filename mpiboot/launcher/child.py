@@ -196,8 +196,9 @@ def prepare_launch(
     env = made.environment(environ) | {launch_spec.LAUNCH_DIR: paths.launch_dir}
     # A launch inside a launch is part of it.
     env.setdefault(launch_spec.LAUNCH_ID, stale_processes.new_launch_id(pod.job))
-    client = _stay(launch, seen, parent)
-    words = () if client else launch.write_client(parent)
+    config, folder = launch.client_config(parent), Path(paths.launch_dir)
+    client = _stay(folder, config, seen.kept)
+    words = client_start.write(folder, config) if config and not client else ()
     spec = launch.spec(before, env, words, attempt=attempt)
     spec = replace(spec, earlier=earlier, client_stays=client is not None, times=seen.passed.times)
     line, _, more = render.command(made.argv).partition("\n")  # a script's text has its own lines
@@ -219,16 +220,15 @@ def _decide(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> plans
 
 
 def _stay(
-    launch: launch_folder.Launch, seen: observation.Observation, parent: int
+    folder: Path, config: client_start.ClientConfig | None, kept: client_start.ConnectionPool | None
 ) -> StayingClient | None:
     """Make this process the agents' SSH client if the gate has kept its logins for that."""
-    config = launch.client_config(parent) if seen.kept is not None else None
-    if config is None or seen.kept is None:
+    if config is None or kept is None:
         return None
     from mpiboot.ssh.client import StayingClient  # noqa: PLC0415 - few launches need it
 
     with files.writing():
-        return StayingClient(Path(launch.where.launch_dir), config, seen.kept)
+        return StayingClient(folder, config, kept)
 
 
 def _stop_on_pairs(loop: ChildLoop, seen: observation.Observation, made: plans.Plan) -> None:

@@ -115,22 +115,17 @@ class Launch:
 
     def _write_without_key(self) -> None:
         """Write the agents' files where kubectl enters the hosts, or this pod is the only one."""
-        folder, environ = Path(self.where.launch_dir), self.observed.environ
+        folder, plan = Path(self.where.launch_dir), self.plan
         make_folder(folder)
-        client: dict[str, str] = {"client": ""}
-        if self.pods is not None:
-            needed = {name: environ[name] for name in KUBECTL_ENVIRONMENT if name in environ}
-            kubectl = write_kubectl(folder, self.pods, needed)
-            client = client if self.plan.user_agent else kubectl
+        client = write_kubectl(folder, self.pods, self.observed.environ) if self.pods else {}
         write_agent_files(
             folder,
             ssh="ssh",
-            user_agent=self.plan.user_agent,
-            **client,
-            per_host=self.plan.per_host,
-            environ=self.plan.agent_env,
+            user_agent=plan.user_agent,
+            **({} if plan.user_agent else client),
+            per_host=plan.per_host,
+            environ=plan.agent_env,
         )
-        files.make_fifo(folder / launch_spec.EVENTS)
 
     def _write_logins(self, logins: Logins) -> None:
         logins.make_folder()
@@ -156,13 +151,18 @@ class Launch:
         """Give the logins of mpirun's agents, by mpirun's names for the hosts."""
         return Logins(
             Path(self.where.launch_dir),
-            {self.observed.called(item.host.name): item for item in self.observed.workers},
+            self._reached,
             self.host_keys,
             key,
             self.resolved.settings,
             self.plan.user_args,
             watched=self._silent > 0,
         )
+
+    @cached_property
+    def _reached(self) -> Mapping[str, Worker]:
+        """The hosts that passed the gate, by mpirun's names."""
+        return {self.observed.called(item.host.name): item for item in self.observed.workers}
 
     @cached_property
     def _silent(self) -> float:
@@ -173,27 +173,14 @@ class Launch:
         watched = seconds < settings.ssh_keepalive and not others and host_watch.can_look()
         return seconds if watched else 0.0
 
-    def write_client(self, parent: int) -> tuple[str, ...]:
-        """Write what mpiboot's own SSH client needs, if the agents use it.
-
-        Returns:
-            The client's command line; empty if it isn't needed.
-
-        Raises:
-            MpibootError: ``runtime-folder``.
-        """
-        config = self.client_config(parent)
-        return client_start.write(Path(self.where.launch_dir), config) if config else ()
-
     def client_config(self, parent: int) -> client_start.ClientConfig | None:
         """Give the configuration of mpiboot's own SSH client, if the agents use it.
 
         Raises:
             MpibootError: ``settings-conflict``; too few files may be open.
         """
-        if self.plan.user_agent or not self.plan.daemons or not self.observed.own_client:
-            return None
-        if self.key is None:
+        unused = self.plan.user_agent or not self.plan.daemons or not self.observed.own_client
+        if unused or self.key is None:
             return None
         return self.logins(self.key).client_config(parent, len(self.plan.daemons))
 
@@ -216,10 +203,7 @@ class Launch:
         Raises:
             MpibootError: ``runtime-folder``.
         """
-        settings = self.resolved.settings
-        reached = {
-            self.observed.called(worker.host.name): worker for worker in self.observed.workers
-        }
+        settings, reached = self.resolved.settings, self._reached
         search = read_resolv_conf().search
         now = process.utc()
         seen = [snapshot(item, self.observed, search, now) for item in self.observed.workers]
@@ -322,14 +306,10 @@ def snapshot(
 KNOWN_HOSTS: Final = "known_hosts"
 
 
-def known_hosts(workers: Iterable[Worker], host_keys: Mapping[str, str], public: str) -> str:
+def known_hosts(hosts: Iterable[sshconfig.LaunchHost], public: str) -> str:
     """Pin the job's key under its alias, and single hosts' keys under their addresses."""
-    lines = [f"{sshconfig.ALIAS} {public}"]
-    for worker in workers:
-        shown = host_keys.get(worker.host.name)
-        if shown:
-            lines.append(f"[{worker.address}]:{worker.port},{worker.address} {shown}")
-    return "\n".join(lines) + "\n"
+    own = (f"[{host.address}]:{host.port},{host.address} {host.key}" for host in hosts if host.key)
+    return "".join(f"{line}\n" for line in dict.fromkeys((f"{sshconfig.ALIAS} {public}", *own)))
 
 
 def tidy(folder: Path, name: str) -> None:
@@ -374,6 +354,17 @@ class Logins:
         return sshconfig.patience(keepalive, self.user_args, watched=self.watched)
 
     @property
+    def entries(self) -> tuple[sshconfig.LaunchHost, ...]:
+        """The hosts as ssh finds them, with the keys that some have of their own."""
+        return tuple(
+            sshconfig.LaunchHost(
+                *(name, worker.address, worker.port, worker.user),
+                key=self.host_keys.get(worker.host.name, ""),
+            )
+            for name, worker in self.hosts.items()
+        )
+
+    @property
     def strict(self) -> str:
         """The option for host keys on ssh's command line, where the first value wins."""
         return f"StrictHostKeyChecking={sshconfig.STRICT[self.settings.host_keys]}"
@@ -411,23 +402,16 @@ class Logins:
             MpibootError: ``runtime-folder``.
         """
         known = self.folder / KNOWN_HOSTS
-        workers = {worker.host.name: worker for worker in self.hosts.values()}
-        files.write_private(known, known_hosts(workers.values(), self.host_keys, self.key.public))
-        own_keys = (name for name in self.hosts if self.hosts[name].host.name in self.host_keys)
-        entries = (
-            sshconfig.LaunchHost(name, worker.address, worker.port, worker.user)
-            for name, worker in self.hosts.items()
-        )
+        files.write_private(known, known_hosts(self.entries, self.key.public))
         files.write_private(
             self.folder / "ssh_config",
             sshconfig.render(
-                (*entries, *later),
+                (*self.entries, *later),
                 key=str(self.folder / launch_spec.KEY),
                 known_hosts=str(known),
                 host_keys=self.settings.host_keys,
                 keepalive=self.settings.ssh_keepalive,
                 user_args=self.user_args,
-                own_keys=frozenset(own_keys),
                 costly_kex=executables.knows(ssh, sshconfig.COSTLY_KEX),
                 watched=self.watched,
             ),
@@ -441,7 +425,6 @@ class Logins:
             per_host=per_host,
             environ=environ or {},
         )
-        files.make_fifo(self.folder / launch_spec.EVENTS)
 
     def write_baselines(self, workers: Iterable[Worker]) -> None:
         """Write the workers to tell of a script's end; they are not asked for evidence.
@@ -467,18 +450,11 @@ class Logins:
             hint = "install ssh in the image, or give the container runtime a higher LimitNOFILE"
             raise error("settings-conflict", short, hint=hint)
         unchecked = self.settings.host_keys is HostKeys.OFF
-        hosts = tuple(
-            sshconfig.LaunchHost(
-                name,
-                worker.address,
-                worker.port,
-                worker.user,
-                "" if unchecked else self.host_keys.get(worker.host.name, self.key.public),
-            )
-            for name, worker in self.hosts.items()
-        )
         return client_start.ClientConfig(
-            hosts=hosts,
+            hosts=tuple(
+                replace(host, key="" if unchecked else host.key or self.key.public)
+                for host in self.entries
+            ),
             key=str(self.folder / launch_spec.KEY),
             patience=self.patience,
             events=str(self.folder / launch_spec.EVENTS),
@@ -510,13 +486,13 @@ def write_agent_files(
     folder: Path,
     *,
     ssh: str,
-    user_agent: str,
-    client: str,
+    user_agent: str = "",
+    client: str = "",
     remote_end: str = "",
     per_host: Mapping[str, Mapping[str, str]],
     environ: Mapping[str, str],
 ) -> None:
-    """Write the agent's files.
+    """Write the agent's files, and the FIFO by which it tells of its host.
 
     Args:
         folder: the launch folder, which holds the folder AGENT_HOSTS already.
@@ -539,6 +515,7 @@ def write_agent_files(
     if remote_end:
         read["remote_end"] = remote_end
     files.write_private(folder / AGENT_CONFIG, assignments(read) + exports(environ))
+    files.make_fifo(folder / launch_spec.EVENTS)
 
 
 def write_kubectl(folder: Path, access: PodAccess, environ: Mapping[str, str]) -> dict[str, str]:
@@ -547,7 +524,8 @@ def write_kubectl(folder: Path, access: PodAccess, environ: Mapping[str, str]) -
     Args:
         folder: the launch folder.
         access: how pods are entered.
-        environ: kubectl's variables for the API server, which mpirun's environment may lack.
+        environ: this pod's, with kubectl's variables for the API server, which mpirun's
+            environment may lack.
 
     Raises:
         MpibootError: ``runtime-folder``.
@@ -560,6 +538,7 @@ def write_kubectl(folder: Path, access: PodAccess, environ: Mapping[str, str]) -
         "namespace": access.namespace,
         "container": access.container,
     }
-    files.write_private(folder / _KUBECTL_CONFIG, assignments(read) + exports(environ))
+    needed = {name: environ[name] for name in KUBECTL_ENVIRONMENT if name in environ}
+    files.write_private(folder / _KUBECTL_CONFIG, assignments(read) + exports(needed))
     files.make_fifo(folder / _KUBECTL_STDIN)
     return {"client": f"/bin/sh {_POD_EXEC}", "remote_end": KUBECTL_ENDED}

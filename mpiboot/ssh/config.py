@@ -185,7 +185,8 @@ class LaunchHost:
     """One host as mpirun names it, where it was verified to be, and the host key that it showed.
 
     Or a pattern of names; its address then is ``%h``, the name itself, and what that lacks.
-    ``key`` is a public key as a line, for mpiboot's own client; empty where any will do.
+    ``key`` is a public key as a line: for ssh a host's own, empty where that is the job's; for
+    mpiboot's own client the one it must show, empty where any will do.
     """
 
     name: str
@@ -211,20 +212,19 @@ def render(
     host_keys: HostKeys,
     keepalive: float,
     user_args: UserArgs,
-    own_keys: frozenset[str] = frozenset(),
     costly_kex: bool = False,
     watched: bool = False,
 ) -> str:
     """Write the configuration.
 
     Args:
-        entries: the hosts; ssh matches the name that mpirun passes.
+        entries: the hosts; ssh matches the name that mpirun passes. Those with a key of their own
+            are known by their address.
         key: path of the private key's copy.
         known_hosts: path of the file with the pinned host key.
         host_keys: ``job`` (pinned), ``accept-new`` or ``off``.
         keepalive: seconds after which a silent worker is lost; 0: never.
         user_args: the user's own, behind ours.
-        own_keys: hosts that showed a host key of their own; they are known by their address.
         costly_kex: whether the ssh that reads it knows ``COSTLY_KEX``, which is then left out.
         watched: as in ``patience``.
     """
@@ -238,7 +238,7 @@ def render(
             f"  Port {entry.port}",
             f"  User {quoted(entry.user)}",
         ]
-        if host_keys is HostKeys.JOB or entry.name not in own_keys:
+        if host_keys is HostKeys.JOB or not entry.key:
             lines.append(f"  HostKeyAlias {ALIAS}")
     lines += [
         "Host *",

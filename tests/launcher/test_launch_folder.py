@@ -21,6 +21,7 @@ from mpiboot.core.settings import resolve
 from mpiboot.hosts.access import PodAccess
 from mpiboot.job.plan_builder import Observed
 from mpiboot.launcher import launch_folder
+from mpiboot.ssh import client_start
 from mpiboot.ssh.client_start import ClientConfig
 from mpiboot.ssh.config import LaunchHost, SshTimeouts
 from mpiboot.supervisor import evidence, host_watch
@@ -75,13 +76,19 @@ def made(
     return launch_folder.Launch(plan, seen, SHOWN, key, resolved, where)
 
 
+def write_client(launch: launch_folder.Launch, parent: int = 1) -> tuple[str, ...]:
+    config = launch.client_config(parent)
+    assert config
+    return client_start.write(Path(launch.where.launch_dir), config)
+
+
 @needs_ssh
 def test_every_file_of_a_launch_is_private(tmp_path: Path) -> None:
     launch = made(tmp_path, replace(plans.observed(), client=OWN_CLIENT))
     before = os.umask(0)  # nothing else guards them
     try:
         launch.write()
-        launch.write_client(1)
+        write_client(launch)
         launch.spec({}, {}, (), attempt="")
     finally:
         os.umask(before)
@@ -192,7 +199,7 @@ def test_mpiboots_own_client_is_told_hosts_keys_and_whom_to_end_with(tmp_path: P
     seen = replace(plans.observed(renamed=RENAMED), client=OWN_CLIENT)
     launch = made(tmp_path, seen, {"ssh_keepalive": "30"})
     launch.write()
-    words = launch.write_client(4711)
+    words = write_client(launch, 4711)
     folder = launch.where.launch_dir
     assert words[0] == sys.executable
     assert words[-1] == f"{folder}/client.json"
@@ -249,7 +256,7 @@ def test_without_checks_the_own_client_has_no_key_to_compare_with(tmp_path: Path
     seen = replace(plans.observed(), client=OWN_CLIENT)
     launch = made(tmp_path, seen, {"host_keys": "off"})
     launch.write()
-    config = ClientConfig.from_json(Path(launch.write_client(1)[-1]).read_text())
+    config = ClientConfig.from_json(Path(write_client(launch)[-1]).read_text())
     assert {host.key for host in config.hosts} == {""}
 
 
@@ -261,9 +268,9 @@ def test_mpiboots_own_client_needs_open_files_for_every_host(
     launch.write()
     monkeypatch.setattr(os_calls, "most_open_files", lambda: 73)  # 5 for each of two hosts, and 64
     with pytest.raises(MpibootError, match="needs 74 open files for 2 hosts"):
-        launch.write_client(1)
+        write_client(launch)
     monkeypatch.setattr(os_calls, "most_open_files", lambda: 74)
-    assert launch.write_client(1)
+    assert write_client(launch)
 
 
 @needs_ssh
@@ -273,7 +280,7 @@ def test_mpiboots_own_client_runs_only_where_agents_use_it(
 ) -> None:
     launch = made(tmp_path, replace(plans.observed(), client=OWN_CLIENT if plan else None))
     launch.write()
-    assert replace(launch, plan=replace(launch.plan, **plan)).write_client(1) == ()
+    assert replace(launch, plan=replace(launch.plan, **plan)).client_config(1) is None
 
 
 @needs_ssh
@@ -385,7 +392,7 @@ def by_kubectl(launch: launch_folder.Launch, user_agent: str = "") -> launch_fol
 def test_where_kubectl_enters_pods_there_is_no_key_and_no_ssh(tmp_path: Path) -> None:
     launch = by_kubectl(made(tmp_path))
     launch.write()
-    assert launch.write_client(1) == ()
+    assert launch.client_config(1) is None
     folder = Path(launch.where.launch_dir)
     names = {path.name for path in folder.rglob("*")}
     assert not names & {"key", "ssh_config", "known_hosts", "client.json"}

@@ -34,7 +34,7 @@ needs_ssh = pytest.mark.skipif(not SSH, reason="no ssh on PATH")
 
 ENTRIES = (
     LaunchHost("w-0.job.ns.svc", "10.244.0.5", 2222, "root"),
-    LaunchHost("W-1", "fd00::5", 22, "mpiuser"),
+    LaunchHost("W-1", "fd00::5", 22, "mpiuser", "ssh-ed25519 SHOWN"),
     LaunchHost("10.244.0.7", "10.244.0.7", 222, "root"),
 )
 
@@ -47,7 +47,6 @@ def written(
     host_keys: str = "job",
     key: str = "/run/mpiboot/key",
     known_hosts: str = "/run/mpiboot/known_hosts",
-    own_keys: frozenset[str] = frozenset(),
     keepalive: float = 300.0,
     costly_kex: bool = False,
 ) -> Path:
@@ -60,7 +59,6 @@ def written(
             host_keys=HostKeys(host_keys),
             keepalive=keepalive,
             user_args=read_args(user),
-            own_keys=own_keys,
             costly_kex=costly_kex,
         )
     )
@@ -169,7 +167,7 @@ def test_a_users_own_configuration_file_comes_behind_ours(tmp_path: Path) -> Non
 def test_host_keys_are_checked_as_the_setting_says(
     tmp_path: Path, host_keys: str, strict: str
 ) -> None:
-    config = written(tmp_path, host_keys=host_keys, own_keys=frozenset({"W-1"}))
+    config = written(tmp_path, host_keys=host_keys)
     assert asked(config, "w-0.job.ns.svc")["stricthostkeychecking"] == strict
     assert asked(config, "w-0.job.ns.svc")["hostkeyalias"] == ALIAS
     assert asked(config, "W-1").get("hostkeyalias", "") == (ALIAS if host_keys == "job" else "")

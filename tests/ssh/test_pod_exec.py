@@ -61,8 +61,7 @@ class Launch:
         self.kubectl.chmod(0o755)
         access = PodAccess(str(self.kubectl), "jobs", "main")
         words = files.write_kubectl(folder, access, {"KUBERNETES_SERVICE_HOST": "10.96.0.1"})
-        files.write_agent_files(folder, ssh="ssh", user_agent="", **words, per_host={}, environ={})
-        os.mkfifo(folder / "events")
+        files.write_agent_files(folder, ssh="ssh", **words, per_host={}, environ={})
         self.fifo = os.open(folder / "events", os.O_RDWR | os.O_NONBLOCK)
 
     def start(self, *words: str, **environ: str) -> subprocess.Popen[str]:
