@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
+
+_Key = TypeVar("_Key")
+_Item = TypeVar("_Item")
 
 # So many hosts have a line each; of more, one line a kind is shown, with the outliers named.
 MOST_LINES = 16
@@ -44,6 +48,14 @@ def size_of(number: int) -> str:
     return f"{number} bytes"
 
 
+def grouped(pairs: Iterable[tuple[_Key, _Item]]) -> dict[_Key, list[_Item]]:
+    """Gather what belongs to each key, both in their order: hosts by what is said of them."""
+    found: dict[_Key, list[_Item]] = {}
+    for key, item in pairs:
+        found.setdefault(key, []).append(item)
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Majority:
     """The value that most hosts have, how many they are, and by other values the outliers."""
@@ -77,9 +89,7 @@ def majority(values: Mapping[str, str]) -> Majority | None:
     Returns:
         None where all are alike, and where there is none.
     """
-    hosts: dict[str, list[str]] = {}
-    for host, value in values.items():
-        hosts.setdefault(value, []).append(host)
+    hosts = grouped((value, host) for host, value in values.items())
     if len(hosts) < 2:  # noqa: PLR2004 - two that differ
         return None
     usual = max(hosts, key=lambda value: len(hosts[value]))

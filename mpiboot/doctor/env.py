@@ -19,7 +19,7 @@ from mpiboot.core import log
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import Finding, Level, Role
 from mpiboot.core.settings import Resolved
-from mpiboot.core.wording import counted, first_few, majority
+from mpiboot.core.wording import counted, first_few, grouped, majority
 from mpiboot.doctor import job, looks, role
 from mpiboot.hosts import host_shell
 from mpiboot.hosts.gate import DoctorLook
@@ -289,9 +289,9 @@ def as_text(
 
 def _rows(item: Difference) -> Iterator[tuple[str, str, str]]:
     """Give a line for each value, and one for the reason."""
-    by_value: dict[str, list[str]] = {}
-    for whose, value in item.values.items():
-        by_value.setdefault(NOT_SET if value is None else value, []).append(TITLES[whose])
+    by_value = grouped(
+        (NOT_SET if value is None else value, TITLES[whose]) for whose, value in item.values.items()
+    )
     name = item.name
     for value, titles in by_value.items():
         yield name, ", ".join(titles), value

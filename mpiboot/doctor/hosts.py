@@ -8,7 +8,7 @@ from statistics import median
 from typing import Final
 
 from mpiboot.core.model import Finding, Level, Role, Worker
-from mpiboot.core.wording import counted, first_few, majority
+from mpiboot.core.wording import counted, first_few, grouped, majority
 from mpiboot.doctor.checks import BY_REFERENCE, check, finding, ok
 from mpiboot.network.worker_network import link_of
 from mpiboot.network.worker_pairs import WHY, Dial, Reached
@@ -155,10 +155,7 @@ def _version(addresses: Sequence[str]) -> str:
 )
 def launcher(hosts: Sequence[HostReport], place: LauncherPlace) -> Iterable[Finding]:
     """Judge whether hosts can connect to the launcher, as MPI's daemons do."""
-    answers: dict[tuple[Level, str], list[str]] = {}
-    for one in hosts:
-        if one.dials:
-            answers.setdefault(_way_back(one.dials, place), []).append(one.host)
+    answers = grouped((_way_back(one.dials, place), one.host) for one in hosts if one.dials)
     for (level, message), which in answers.items():
         yield finding(level, "launcher-unreached", message, hosts=which)
 
@@ -243,13 +240,12 @@ def _shown(name: str, value: str) -> str:
 )
 def own_checks(hosts: Sequence[HostReport]) -> Iterable[Finding]:
     """Say of whom the checks within the pod are not known, or are those of another version."""
-    unknown: dict[str, list[str]] = {}
-    for one in hosts:
-        if one.worker is not None and one.checks is None:
-            why = "its mpiboot has no checks for a launcher, or they took too long"
-            why = why if one.worker.runs_mpiboot else "it does not run mpiboot"
-            unknown.setdefault(why, []).append(one.host)
-    for why, which in unknown.items():
+    unknown = grouped(
+        (one.worker.runs_mpiboot, one.host) for one in hosts if one.worker and one.checks is None
+    )
+    for runs_mpiboot, which in unknown.items():
+        why = "its mpiboot has no checks for a launcher, or they took too long"
+        why = why if runs_mpiboot else "it does not run mpiboot"
         message = f"its limits, files and devices were not checked from within: {why}"
         yield finding(Level.UNKNOWN, "worker-checks", message, hosts=which)
 
@@ -266,10 +262,7 @@ def daemons(hosts: Sequence[HostReport]) -> Iterable[Finding]:
 @check("ssh-denied", looks_at="the key that was let in, and the host key that was shown")
 def keys(hosts: Sequence[HostReport], place: LauncherPlace) -> Iterable[Finding]:
     """Say with which keys logins went well."""
-    shown: dict[str, list[str]] = {}
-    for one in hosts:
-        if one.shown:
-            shown.setdefault(one.shown, []).append(one.host)
+    shown = grouped((one.shown, one.host) for one in hosts if one.shown)
     for fingerprint, which in shown.items():
         message = f"lets the key {place.key} in, and shows the host key {fingerprint}"
         yield finding(Level.OK, "ssh-denied", message, hosts=which)
@@ -280,15 +273,12 @@ def merged(found: Iterable[Finding]) -> list[Finding]:
 
     What is well, and differs a little on each of very many hosts, is reported by the check's title.
     """
-    alike: dict[Finding, list[str]] = {}
-    of_check: dict[str, set[str]] = {}
-    for item in found:
-        alike.setdefault(replace(item, host=""), []).append(item.host)
-        if item.level is Level.OK:
-            of_check.setdefault(item.check, set()).add(item.host)
+    listed = list(found)
+    alike = grouped((replace(item, host=""), item.host) for item in listed)
+    well = grouped((item.check, item.host) for item in listed if item.level is Level.OK)
     joined: dict[Finding, list[str]] = {}
     for item, which in alike.items():
-        many = item.level is Level.OK and len(which) < len(of_check[item.check]) > _MANY
+        many = item.level is Level.OK and len(which) < len(set(well[item.check])) > _MANY
         same = ok(item.check, BY_REFERENCE[item.check].title) if many else item
         joined.setdefault(same, []).extend(which)
     return [

@@ -23,15 +23,14 @@ from typing import Final
 from mpiboot.core.errors import MpibootError
 from mpiboot.core.model import Finding, Identity, Mpi, MpiFamily, PodFacts
 from mpiboot.core.settings import Settings
+from mpiboot.doctor.checks import ok, warned
 from mpiboot.doctor.network import CountersPart, NvidiaPart, PciPart
 from mpiboot.doctor.pod import (
     ImagePart,
     LimitsPart,
     MemoryPart,
-    PodPart,
     Program,
     ServersPart,
-    ShimsPart,
     ShmPart,
     SshdPart,
     SshdSettings,
@@ -53,21 +52,20 @@ def role() -> str:
     return f"{_FOLDER_ROLE}{os.getpid()}"
 
 
-def folder(settings: Settings, environ: Mapping[str, str]) -> PodPart:
+def folder(settings: Settings, environ: Mapping[str, str]) -> list[Finding]:
     """Make the private folder of this role."""
     named = environ.get("TMPDIR", "")
-    wrong: list[Finding] = []
-    message = ""
+    found = []
     try:
         made = files.runtime_dir(settings.runtime_dir, os.getuid(), role(), tmpdir=named)
-        message = f"the private folder is {made}"
+        found.append(ok("runtime-folder", f"the private folder is {made}"))
     except MpibootError as problem:
-        wrong.append(problem.finding)
+        found.append(problem.finding)
     try:
         files.check_tmpdir(named)
     except MpibootError as problem:
-        wrong.append(problem.finding)
-    return PodPart(message, tuple(wrong))
+        found.append(problem.finding)
+    return found
 
 
 def remove_folder(settings: Settings, environ: Mapping[str, str]) -> None:
@@ -79,17 +77,17 @@ def remove_folder(settings: Settings, environ: Mapping[str, str]) -> None:
                 files.remove_role(folder)
 
 
-def key(settings: Settings, environ: Mapping[str, str]) -> PodPart:
+def key(settings: Settings, environ: Mapping[str, str]) -> list[Finding]:
     """Find the job's key as a launcher or worker finds it."""
     who = pod.identity(environ)
     homes = (who.home, environ.get("HOME", ""))
     mounted = keys.find(settings.ssh_key, homes, who.uid)
     if mounted is None:
-        return PodPart(wrong=(keys.missing(settings.ssh_key, homes, who.uid).finding,))
+        return [keys.missing(settings.ssh_key, homes, who.uid).finding]
     try:
         found = keys.load(mounted)
     except MpibootError as problem:
-        return PodPart(wrong=(problem.finding,))
+        return [problem.finding]
     about = mounted.stat()
     mode = f"mode {stat.S_IMODE(about.st_mode):04o} of uid {about.st_uid}"
     # The folder's own: each file of a Secret is a link into a folder beside it.
@@ -97,16 +95,17 @@ def key(settings: Settings, environ: Mapping[str, str]) -> PodPart:
     kind = found.public.partition(" ")[0]
     message = f"the key is {mounted}, {kind} {found.fingerprint}, {mode}{read_only}"
     other = keys.trust(found, mounted)
-    return PodPart(message, (other,) if other else ())
+    return [ok("ssh-key", message), *([other] if other else [])]
 
 
-def shims(environ: Mapping[str, str]) -> ShimsPart:
+def shims(environ: Mapping[str, str]) -> list[Finding]:
     """Look for mpirun's shims, and for what went past them."""
     try:
         good, bad = names.effects(environ)
     except MpibootError:  # started from a folder of sources, where no shim can lead to it
         good, bad = "", ""
-    return ShimsPart(good, tuple(filter(None, (bad, names.passed_by()))))
+    past = [warned("shims", message) for message in (bad, names.passed_by()) if message]
+    return [*([ok("shims", good)] if good else []), *past]
 
 
 PROC: Final = Path("/proc")

@@ -48,14 +48,6 @@ class SshdPart:
     against: str
 
 
-@dataclass(frozen=True, slots=True)
-class ShimsPart:
-    """Which calls by the usual names start mpiboot, and what has passed it by."""
-
-    good: str
-    bad: tuple[str, ...]
-
-
 @check("program-missing", at_build=True)
 def programs(image: ImagePart) -> Iterable[Finding]:
     """Judge whether mpirun and ssh are there; a worker needs no ssh."""
@@ -156,20 +148,9 @@ def openssh(sshd: SshdPart, identity: Identity) -> Iterable[Finding]:
 
 
 @check("shims")
-def shims(shims: ShimsPart) -> Iterable[Finding]:
-    """Report what starts mpiboot by its name, and what bypassed it; nothing without shims."""
-    if shims.good:
-        yield ok("shims", shims.good)
-    for message in shims.bad:
-        yield warned("shims", message)
-
-
-@dataclass(frozen=True, slots=True)
-class PodPart:
-    """What was found of the private folder or the key, in a sentence, and what is wrong with it."""
-
-    message: str = ""
-    wrong: tuple[Finding, ...] = ()
+def shims(shims: Iterable[Finding]) -> Iterable[Finding]:
+    """Give what the look found to start mpiboot by its name, and to have bypassed it."""
+    return shims
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,22 +233,18 @@ class MemoryPart:
 
 
 @check("runtime-folder")
-def folder(folder: PodPart) -> Iterable[Finding]:
-    """Judge the private folder and TMPDIR; where that is not set there is nothing to say."""
-    if folder.message:
-        yield ok("runtime-folder", folder.message)
-    yield from folder.wrong
+def folder(folder: Iterable[Finding]) -> Iterable[Finding]:
+    """Give what the look found of the private folder and TMPDIR: every role fails as it did."""
+    return folder
 
 
 tmpdir: Final = DoctorCheck("tmpdir", folder.judge)
 
 
 @check("ssh-key")
-def key(key: PodPart) -> Iterable[Finding]:
-    """Judge the job's key. Its mode is no trouble: roles use a copy of their own, mode 0600."""
-    if key.message:
-        yield ok("ssh-key", key.message)
-    yield from key.wrong
+def key(key: Iterable[Finding]) -> Iterable[Finding]:
+    """Give what the look found. A key's mode is no trouble: roles use a copy, mode 0600."""
+    return key
 
 
 # Above this part of a limit the next large step of a program meets it.

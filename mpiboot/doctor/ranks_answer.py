@@ -11,6 +11,7 @@ from ipaddress import IPv6Address
 from typing import Final, TypeVar
 
 from mpiboot.core.addresses import address_of
+from mpiboot.core.wording import grouped
 from mpiboot.job import masking
 
 
@@ -316,10 +317,11 @@ def _one_a_rank(processes: Iterable[ProcessLines], look: Look) -> list[ProcessLi
 
     A wrapper's child, a data loader and a shell all have the rank's number.
     """
-    groups: dict[tuple[str, int], list[ProcessLines]] = {}
-    for process in processes:
-        if process.number is not None and process.pid in look.stats:
-            groups.setdefault((process.job, process.number), []).append(process)
+    groups = grouped(
+        ((process.job, process.number), process)
+        for process in processes
+        if process.number is not None and process.pid in look.stats
+    )
     chosen = []
     for group in groups.values():
         with_mpi = [item for item in group if "mpi" in item.values]

@@ -13,7 +13,7 @@ from statistics import median
 from typing import Final
 
 from mpiboot.core.model import Finding, Level
-from mpiboot.core.wording import counted, first_few
+from mpiboot.core.wording import counted, first_few, grouped
 from mpiboot.doctor.checks import finding
 from mpiboot.doctor.ranks_answer import (
     FILE_SYSTEM_CALLS,
@@ -80,10 +80,7 @@ def judge(
         all_hosts: whether every host of the job was asked, or this pod alone.
         unasked: hosts that could not be asked.
     """
-    jobs: dict[str, list[Rank]] = {}
-    for host in hosts:
-        for rank in host.ranks:
-            jobs.setdefault(rank.job, []).append(rank)
+    jobs = grouped((rank.job, rank) for host in hosts for rank in host.ranks)
     groups = [RankGroup(tuple(ranks), all_hosts, unasked) for ranks in jobs.values()]
     found = [item for group in groups for item in _of_ranks(group)]
     found += [*_links_down(hosts), *_unanswered(hosts), *_still(hosts)]
@@ -95,10 +92,8 @@ def _of_ranks(group: RankGroup) -> Iterator[Finding]:
     yield from _missing(group)
     explained: set[Rank] = set()
     for pattern in _PATTERNS:
-        alike: dict[str, list[Rank]] = {}
-        for rank in pattern.choose(group):
-            if rank not in explained:
-                alike.setdefault(pattern.message(rank, group), []).append(rank)
+        left = (rank for rank in pattern.choose(group) if rank not in explained)
+        alike = grouped((pattern.message(rank, group), rank) for rank in left)
         for message, ranks in alike.items():
             explained.update(ranks)
             yield _finding(pattern, ranks, message, group)

@@ -22,7 +22,7 @@ from mpiboot.core.checks import ExitCode
 from mpiboot.core.errors import MpibootError, ShownError, error
 from mpiboot.core.model import Finding, Level, PodFacts, Role
 from mpiboot.core.settings import Resolved
-from mpiboot.core.wording import counted, first_few, lasting
+from mpiboot.core.wording import counted, first_few, grouped, lasting
 from mpiboot.doctor import checks, job, looks, table
 from mpiboot.doctor.pod import LimitsPart, ServersPart
 from mpiboot.doctor.table import CHECKS, GROUP_OF, GROUPS
@@ -349,10 +349,10 @@ def _by_host(found: Sequence[Finding]) -> str:
             rows.setdefault(host, {}).setdefault(GROUP_OF[item.check], []).append(item.level)
     groups = [name for name in GROUPS if any(name in row for row in rows.values())]
     short = short_names([name for name in rows if name != HERE])
-    alike: dict[tuple[str, ...], list[str]] = {}
-    for host, row in rows.items():
-        line = tuple(cell(row.get(name, ())) for name in groups)
-        alike.setdefault(line, []).append(short.get(host, host))
+    alike = grouped(
+        (tuple(cell(row.get(name, ())) for name in groups), short.get(host, host))
+        for host, row in rows.items()
+    )
     return render.table(("", *groups), ((first_few(of, 3), *line) for line, of in alike.items()))
 
 

@@ -26,7 +26,7 @@ from mpiboot.core.model import (
 )
 from mpiboot.core.setting_types import LaunchAgent
 from mpiboot.core.settings import Resolved
-from mpiboot.core.wording import first_few, majority, size_of
+from mpiboot.core.wording import first_few, grouped, majority, size_of
 from mpiboot.job.names import short
 from mpiboot.job.plan_builder import LauncherLimits, Observed, PlanBuilder
 from mpiboot.network import service_mesh
@@ -261,14 +261,14 @@ def room_for_hosts(builder: PlanBuilder, user_agent: str, hosts: int) -> int:
 
 def tell_workers(builder: PlanBuilder) -> None:
     """Report SSH servers of workers that are not sshd on port 22, one line for each reason."""
-    reasons: dict[str, list[str]] = {}
-    ports: dict[int, list[str]] = {}
-    for worker in builder.observed.workers:
-        if worker.facts and worker.facts.sshd == SshKind.EMBEDDED:
-            reason = worker.facts.sshd_reason or "the worker did not say why"
-            reasons.setdefault(reason, []).append(worker.host.name)
-        if worker.port not in (_SSH_PORT, 0):  # kubectl uses none
-            ports.setdefault(worker.port, []).append(worker.host.name)
+    workers = builder.observed.workers
+    reasons = grouped(
+        (worker.facts.sshd_reason or "the worker did not say why", worker.host.name)
+        for worker in workers
+        if worker.facts and worker.facts.sshd == SshKind.EMBEDDED
+    )
+    named = ((worker.port, worker.host.name) for worker in workers)
+    ports = grouped(item for item in named if item[0] not in (_SSH_PORT, 0))  # kubectl uses none
     for reason, names in reasons.items():
         builder.decide(
             "ssh-server", SshKind.EMBEDDED.value, Source.DETECTED, f"{reason}: {first_few(names)}"
@@ -362,11 +362,11 @@ def gpu_memory(builder: PlanBuilder) -> None:
     Without it NCCL works all the same, by a copy through the host's memory, and says so at its own
     level INFO alone.
     """
-    ways: dict[str, list[str]] = {}
-    for worker in builder.observed.workers:
-        facts = worker.facts
-        if facts and wants_gpu_memory(facts):
-            ways.setdefault(" or ".join(facts.gpus.peer_memory), []).append(worker.host.name)
+    ways = grouped(
+        (" or ".join(worker.facts.gpus.peer_memory), worker.host.name)
+        for worker in builder.observed.workers
+        if worker.facts and wants_gpu_memory(worker.facts)
+    )
     without = ways.pop("", [])
     for way, names in ways.items():
         reason = f"RDMA devices reach GPU memory by it (GPUDirect RDMA) on {first_few(names)}"
@@ -403,9 +403,7 @@ def shared_addresses(observed: Observed) -> Iterator[Finding]:
     can't be told there, and mpirun would put two hosts' ranks into one of them, or a worker's into
     the launcher.
     """
-    servers: dict[tuple[str, int], list[Worker]] = {}
-    for worker in observed.workers:
-        servers.setdefault((worker.address, worker.port), []).append(worker)
+    servers = grouped(((worker.address, worker.port), worker) for worker in observed.workers)
     for (address, port), workers in servers.items():
         if len(workers) > 1:
             names = first_few(worker.host.name for worker in workers)
@@ -432,16 +430,14 @@ def mtus(launcher: Iterable[Link], workers: Sequence[Worker]) -> tuple[Finding, 
     Both ends of a connection agree on the smaller of theirs, so that only what lies between them
     can be too small for it; pods of one network with different MTUs are how that shows.
     """
-    pods: dict[int, list[str]] = {}
     mine = tuple(launcher)
-    for address in launcher_addresses(workers):
-        link = link_of(address, mine)
-        if link:
-            pods.setdefault(link.mtu, []).append("the launcher")
-    for worker in workers:
-        link = link_of(worker.address, worker.facts.links) if worker.facts else None
-        if link:
-            pods.setdefault(link.mtu, []).append(worker.host.name)
+    links = [(link_of(item, mine), "the launcher") for item in launcher_addresses(workers)]
+    links += [
+        (link_of(worker.address, worker.facts.links), worker.host.name)
+        for worker in workers
+        if worker.facts
+    ]
+    pods = grouped((link.mtu, name) for link, name in links if link)
     if len(pods) < 2:  # noqa: PLR2004 - two that differ
         return ()
     parts = [f"{size} on {first_few(dict.fromkeys(names))}" for size, names in sorted(pods.items())]

@@ -160,19 +160,7 @@ def prepare_launch(
         if executables.find(program[0], environ.get("PATH", "")) is None:
             raise error("usage", misquoted, hint=hint)
         log.finding(Finding("usage", Level.WARN, misquoted, hint=hint))
-    # The launches of a script have its name.
-    name = attempt or environ.get(launch_spec.ATTEMPT, "")
-    pod = launcher_pod(
-        resolved,
-        environ,
-        pid=parent,
-        attempt=name,
-        may_disconnect=not attempt,
-        needs_key=lambda patience: loop.run(
-            observation.needs_key(resolved, environ, patience, program)
-        ),
-    )
-    reached.launcher = pod
+    pod = _own_pod(resolved, program, parent, loop, reached, attempt)
     seen = loop.run(observation.wait(pod, program, reached.workers))
     earlier = reached.say_attempt()
     paths = launch_folder.paths(pod.folder, parent)
@@ -205,6 +193,30 @@ def prepare_launch(
     line += f" (and {counted(more.count(chr(10)) + 1, 'more line')})" if more else ""
     log.info("start", f"starting {line}", argv=list(masking.masked_words(made.argv)))
     return spec, client
+
+
+def _own_pod(
+    resolved: Resolved,
+    program: tuple[str, ...],
+    parent: int,
+    loop: ChildLoop,
+    reached: ReachedWorkers,
+    attempt: str = "",
+) -> LauncherPod:
+    """Set this pod up; ``program`` may name a hostfile, and is empty for a script."""
+    environ = os.environ
+    reached.launcher = launcher_pod(
+        resolved,
+        environ,
+        pid=parent,
+        # The launches of a script have its name.
+        attempt=attempt or environ.get(launch_spec.ATTEMPT, ""),
+        may_disconnect=not attempt,
+        needs_key=lambda patience: loop.run(
+            observation.needs_key(resolved, environ, patience, program)
+        ),
+    )
+    return reached.launcher
 
 
 def _decide(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> plans.Plan:
@@ -446,16 +458,8 @@ def prepare_script(
         MpibootError: a gate or a file failed.
         EndedBySignal: a signal came meanwhile.
     """
-    name = os.environ.get(launch_spec.ATTEMPT, "")
     before = dict(os.environ)
-    pod = launcher_pod(
-        resolved,
-        os.environ,
-        pid=parent,
-        attempt=name,
-        may_disconnect=True,
-        needs_key=lambda patience: loop.run(observation.needs_key(resolved, os.environ, patience)),
-    )
+    pod = _own_pod(resolved, (), parent, loop, reached)
     if pod.chosen is not None:
         raise error(
             "settings-conflict",
@@ -463,7 +467,6 @@ def prepare_script(
             f"{pod.chosen.reason}",
             hint="mount the job's key Secret, and let the hosts run sshd (`mpiboot worker`)",
         )
-    reached.launcher = pod
     passed = loop.run(observation.pass_gates(pod, reached.workers))
     earlier = reached.say_attempt()
     path, folder = before.get("PATH", ""), ""

@@ -63,10 +63,16 @@ def say(plan: Plan, observed: Observed) -> None:
 def lines(plan: Plan, observed: Observed) -> tuple[SummaryLine, ...]:
     """Summarize a plan in at most eight lines."""
     decisions = {item.name: item for item in plan.decisions}
-    return tuple(
-        line
-        for part in (_job, _control, _data, _mpi, _room, _output, _users, _stays)
-        for line in part(plan, observed, decisions)
+    control = "control network (SSH, mpirun's daemons)"
+    return (
+        _job(plan, observed, decisions),
+        *_one(decisions, "control-link", "control-network", "link", control),
+        *_data(plan, decisions),
+        *_one(decisions, "mpi-network", "mpi-network", "network", "MPI's own messages"),
+        *_room(plan, decisions),
+        *_one(decisions, RANK_OUTPUT, RANK_OUTPUT, "value", "ranks' output"),
+        *_users(plan, observed, decisions),
+        *_stays(decisions),
     )
 
 
@@ -74,7 +80,15 @@ _Parts = Iterator[SummaryLine]
 _Decisions = Mapping[str, Decision]
 
 
-def _job(plan: Plan, observed: Observed, decisions: _Decisions) -> _Parts:
+def _one(decisions: _Decisions, name: str, event: str, field: str, what: str) -> _Parts:
+    """Write a decision as a line: what it is of, its value and why."""
+    item = decisions.get(name)
+    if item is not None:
+        message = f"{what}: {item.value or 'not chosen'} ({item.reason})"
+        yield SummaryLine(event, message, {field: item.value, "reason": item.reason})
+
+
+def _job(plan: Plan, observed: Observed, decisions: _Decisions) -> SummaryLine:
     mpi, file = observed.mpi, observed.hostfile
     # The row's title has only the series of versions.
     row = DIALECTS.get(mpi.family)
@@ -82,7 +96,7 @@ def _job(plan: Plan, observed: Observed, decisions: _Decisions) -> _Parts:
     hosts = counted(len(file.hosts), "host")
     ranks = f"{counted(plan.ranks, 'rank')}" if plan.ranks else "as many ranks as mpirun decides"
     why = f" ({decisions['ranks'].reason})" if "ranks" in decisions else ""
-    yield SummaryLine(
+    return SummaryLine(
         "job",
         f"{title} {mpi.version}".rstrip()
         + f" ({mpi.path}): {ranks} on {hosts} of {file.path}{why}",
@@ -97,29 +111,13 @@ def _job(plan: Plan, observed: Observed, decisions: _Decisions) -> _Parts:
     )
 
 
-def _control(_plan: Plan, _observed: Observed, decisions: _Decisions) -> _Parts:
-    item = decisions.get("control-link")
-    if item is None:
-        return
-    link = item.value or "not chosen"
-    message = f"control network (SSH, mpirun's daemons): {link} ({item.reason})"
-    yield SummaryLine("control-network", message, {"link": item.value, "reason": item.reason})
-
-
-def _room(plan: Plan, _observed: Observed, decisions: _Decisions) -> _Parts:
+def _room(plan: Plan, decisions: _Decisions) -> _Parts:
     if plan.open_files:
         message = f"mpirun may open {plan.open_files} files: {decisions['open-files'].reason}"
         yield SummaryLine("open-files", message, {"open_files": plan.open_files})
 
 
-def _output(_plan: Plan, _observed: Observed, decisions: _Decisions) -> _Parts:
-    item = decisions.get(RANK_OUTPUT)
-    if item is not None:
-        fields: dict[str, Json] = {"value": item.value, "reason": item.reason}
-        yield SummaryLine(item.name, f"ranks' output: {item.value} ({item.reason})", fields)
-
-
-def _data(plan: Plan, _observed: Observed, decisions: _Decisions) -> _Parts:
+def _data(plan: Plan, decisions: _Decisions) -> _Parts:
     item = decisions.get("data-network")
     if item is None:
         return
@@ -143,13 +141,6 @@ def _data(plan: Plan, _observed: Observed, decisions: _Decisions) -> _Parts:
     yield SummaryLine(
         "data-network", f"data network: {item.value}: {message} ({item.reason})", fields
     )
-
-
-def _mpi(_plan: Plan, _observed: Observed, decisions: _Decisions) -> _Parts:
-    item = decisions.get("mpi-network")
-    if item is not None:
-        fields: dict[str, Json] = {"network": item.value, "reason": item.reason}
-        yield SummaryLine(item.name, f"MPI's own messages: {item.value} ({item.reason})", fields)
 
 
 def _users(plan: Plan, observed: Observed, decisions: _Decisions) -> _Parts:
@@ -184,7 +175,7 @@ def _users(plan: Plan, observed: Observed, decisions: _Decisions) -> _Parts:
         yield SummaryLine("user-settings", f"your settings {'; '.join(parts)}", fields)
 
 
-def _stays(_plan: Plan, _observed: Observed, decisions: _Decisions) -> _Parts:
+def _stays(decisions: _Decisions) -> _Parts:
     """List the variables of this pod that ranks don't get."""
     item = decisions.get(NOT_FORWARDED)
     if item is None:

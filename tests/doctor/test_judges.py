@@ -16,10 +16,8 @@ from mpiboot.doctor.pod import (
     ImagePart,
     LimitsPart,
     MemoryPart,
-    PodPart,
     Program,
     ServersPart,
-    ShimsPart,
     ShmPart,
     SshdPart,
     SshdSettings,
@@ -162,16 +160,6 @@ def counted(sums: Mapping[str, int], **grown: int) -> CountersPart:
             *(pod.openssh, [SshdPart("/sbin/sshd", "no passwd entry"), plans.NOBODY]),
             ["ok: mpiboot's own SSH server serves: no passwd entry"],
         ),
-        (pod.shims, [ShimsPart("", ())], []),
-        (
-            *(pod.shims, [ShimsPart("mpirun is mpiboot", ("mpiexec is not",))]),
-            ["ok: mpirun is mpiboot", "warn: mpiexec is not"],
-        ),
-        # -- private folder and key
-        (pod.folder, [PodPart("it is /run/x", (CLOSED,))], ["ok: it is /run/x", "fail: closed"]),
-        (pod.folder, [PodPart("", (NO_FOLDER,))], ["fail: none"]),
-        (pod.key, [PodPart("it is x", (OTHER_KEY,))], ["ok: it is x", "warn: another key"]),
-        (pod.key, [PodPart(wrong=(NO_KEY,))], ["fail: no key"]),
         # -- limits and memory
         (
             *(pod.limits, [LimitsPart(SAME, SAME)]),

@@ -22,7 +22,7 @@ from mpiboot.core.model import Fabric, Gpus, Level
 from mpiboot.core.settings import Settings
 from mpiboot.doctor import looks
 from mpiboot.doctor.network import CountersPart, NvidiaPart
-from mpiboot.doctor.pod import MemoryPart, ServersPart, ShimsPart, SshListener
+from mpiboot.doctor.pod import MemoryPart, ServersPart, SshListener
 from mpiboot.launcher import shims
 from mpiboot.ssh import openssh
 from mpiboot.system import control_groups, executables, processes
@@ -128,9 +128,9 @@ def test_asking_for_sshd_makes_no_folder(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_the_folder_is_made_and_taken_away(tmp_path: Path) -> None:
     settings = Settings(runtime_dir=str(tmp_path / "run"))
-    seen = looks.folder(settings, {})
+    (seen,) = looks.folder(settings, {})
     (made,) = (tmp_path / "run").rglob(looks.role())
-    assert (seen.message, seen.wrong) == (f"the private folder is {made}", ())
+    assert (seen.level, seen.message) == (Level.OK, f"the private folder is {made}")
     looks.remove_folder(settings, {})
     assert list((tmp_path / "run").iterdir()) == []
 
@@ -154,8 +154,8 @@ def test_a_folder_and_a_tmpdir_that_cannot_be_used_are_both_told(tmp_path: Path)
     seen = looks.folder(
         Settings(runtime_dir=str(tmp_path / "file")), {"TMPDIR": str(tmp_path / "file/x")}
     )
-    assert seen.message == ""
-    assert [item.check for item in seen.wrong] == ["runtime-folder", "tmpdir"]
+    failed = [("runtime-folder", Level.FAIL), ("tmpdir", Level.FAIL)]
+    assert [(item.check, item.level) for item in seen] == failed
 
 
 @pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="no ssh-keygen")
@@ -165,22 +165,22 @@ def test_a_key_is_seen_with_type_mode_and_owner(tmp_path: Path) -> None:
     subprocess.run(command, check=True)
     path.chmod(0o644)
     settings = Settings(ssh_key=str(path))
-    seen = looks.key(settings, {})
+    (seen,) = looks.key(settings, {})
     assert re.fullmatch(
         rf"the key is {path}, ecdsa-sha2-nistp256 SHA256:\S+, mode 0644 of uid {os.getuid()}",
         seen.message,
     )
-    assert seen.wrong == ()
+    assert (seen.check, seen.level) == ("ssh-key", Level.OK)
     (tmp_path / "authorized_keys").write_text("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIA other\n")
-    (warning,) = looks.key(settings, {}).wrong
+    _, warning = looks.key(settings, {})
     assert warning.level is Level.WARN
     path.write_text("no key")
-    (wrong,) = looks.key(settings, {}).wrong
+    (wrong,) = looks.key(settings, {})
     assert (wrong.check, wrong.level) == ("ssh-key", Level.FAIL)
 
 
 def test_no_key_is_reported_with_where_it_was_looked_for(tmp_path: Path) -> None:
-    (wrong,) = looks.key(Settings(ssh_key=str(tmp_path / "none")), {}).wrong
+    (wrong,) = looks.key(Settings(ssh_key=str(tmp_path / "none")), {})
     assert wrong.message == f"no private SSH key in {tmp_path / 'none'}"
 
 
@@ -190,10 +190,12 @@ def test_where_no_shim_can_lead_to_mpiboot_none_is_told(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(shims, "effects", effects)
     monkeypatch.setattr(shims, "passed_by", lambda: "")
-    assert looks.shims({}) == ShimsPart("", ())
+    assert looks.shims({}) == []
     monkeypatch.setattr(shims, "effects", lambda _: ("works", "has no effect"))
     monkeypatch.setattr(shims, "passed_by", lambda: "passed by")
-    assert looks.shims({}) == ShimsPart("works", ("has no effect", "passed by"))
+    found = [(item.level, item.message) for item in looks.shims({})]
+    warnings = [(Level.WARN, "has no effect"), (Level.WARN, "passed by")]
+    assert found == [(Level.OK, "works"), *warnings]
 
 
 # -- limits, memory, routing -----------------------------------------------------------------------

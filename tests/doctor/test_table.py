@@ -10,7 +10,7 @@ from mpiboot.core.checks import CHECKS, DATA_CHECKS, ExitCode
 from mpiboot.core.model import Finding, Level, Role
 from mpiboot.doctor import role, table
 from mpiboot.doctor.checks import BY_REFERENCE, DoctorCheck, judge_all
-from mpiboot.doctor.pod import MemoryPart, PodPart
+from mpiboot.doctor.pod import MemoryPart
 from tests.pods.faults import FAULTS
 
 OF_JOBS = {row.reference for row in CHECKS}
@@ -101,7 +101,7 @@ def test_a_part_that_was_not_seen_is_unknown_with_its_reason() -> None:
 def test_checks_are_judged_in_their_order_and_name_what_is_asked_for_alone() -> None:
     rows = table.chosen(Role.WORKER, ("runtime-folder", "tmpdir", "memory-limit"))
     both = (Finding("runtime-folder", Level.FAIL, "none"), Finding("tmpdir", Level.FAIL, "closed"))
-    parts = {"folder": PodPart("", both), "memory": MemoryPart(0, 1 << 20, 0)}
+    parts = {"folder": both, "memory": MemoryPart(0, 1 << 20, 0)}
     found = [(item.check, item.level) for item in judge_all(rows, parts, {})]
     assert found == [
         ("runtime-folder", Level.FAIL),

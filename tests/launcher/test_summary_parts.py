@@ -19,11 +19,10 @@ from tests.fakes import workers as w
 from tests.fakes.plans import OPERATOR, POD, observed, planned
 
 
-def decided(**values: str) -> dict[str, Decision]:
-    return {
-        name.replace("_link", "-link"): Decision(name, value, Source.DETECTED, "so")
-        for name, value in values.items()
-    }
+def told_of(plan: Plan, seen: Observed, *decisions: Decision) -> dict[str, SummaryLine]:
+    """The lines of a plan with these decisions, by their events."""
+    made = replace(plan, decisions=(*plan.decisions, *decisions))
+    return {line.event: line for line in summary.lines(made, seen)}
 
 
 def with_network() -> Observed:
@@ -36,16 +35,16 @@ PLAN = Plan((), (), ())
 
 
 def test_a_limit_of_open_files_that_mpiboot_has_raised_is_told() -> None:
-    one, why = observed("openmpi4", POD), decided(**{"open-files": "4096"})
-    assert list(summary._room(PLAN, one, why)) == []
-    (line,) = summary._room(replace(PLAN, open_files=4096), one, why)
+    one, why = observed("openmpi4", POD), Decision("open-files", "4096", Source.DETECTED, "so")
+    assert "open-files" not in told_of(PLAN, one, why)
+    line = told_of(replace(PLAN, open_files=4096), one, why)["open-files"]
     assert line == SummaryLine("open-files", "mpirun may open 4096 files: so", {"open_files": 4096})
 
 
 def test_an_unknown_mpi_is_told_without_a_name_and_a_number_of_ranks() -> None:
     one = observed("openmpi4", POD)
     unknown = replace(one, mpi=Mpi(MpiFamily.UNKNOWN, "", "/opt/mpirun", ""))
-    (line,) = summary._job(replace(PLAN, ranks=None), unknown, {})
+    line = told_of(replace(PLAN, ranks=None), unknown)["job"]
     assert line.message == (
         "unknown MPI (/opt/mpirun): as many ranks as mpirun decides on 2 hosts of "
         f"{one.hostfile.path}"
@@ -56,11 +55,11 @@ def test_an_unknown_mpi_is_told_without_a_name_and_a_number_of_ranks() -> None:
 @pytest.mark.parametrize(("link", "message"), [("eth0", "eth0"), ("", "not chosen")])
 def test_the_control_link_is_told_where_one_was_looked_for(link: str, message: str) -> None:
     one = observed("openmpi4", POD)
-    (line,) = summary._control(PLAN, one, decided(control_link=link))
+    decision = Decision("control-link", link, Source.DETECTED, "so")
+    line = told_of(PLAN, one, decision)["control-network"]
     text = f"control network (SSH, mpirun's daemons): {message} (so)"
     assert line == SummaryLine("control-network", text, {"link": link, "reason": "so"})
-    assert [*summary._control(PLAN, one, {})] == []
-    assert [*summary._data(PLAN, one, {})] == []
+    assert [*told_of(PLAN, one)] == ["job"]
 
 
 def test_what_is_kept_replaced_and_not_passed_on_is_told_apart() -> None:
@@ -72,36 +71,32 @@ def test_what_is_kept_replaced_and_not_passed_on_is_told_apart() -> None:
         unset_env=("GONE", "NONE", "AGENT"),
         agent_env={"AGENT": "x"},
     )
-    decisions = {
-        name: Decision(name, "v", source, "so")
+    decisions = [
+        Decision(name, "v", source, "so")
         for name, source in (
             ("A", Source.FLAG),
             ("B", Source.ENVIRONMENT),
             ("C", Source.DETECTED),
             ("hostfile", Source.FLAG),
         )
-    }
-    (line,) = summary._users(plan, one, decisions)
+    ]
+    line = told_of(plan, one, *decisions)["user-settings"]
     assert line == SummaryLine(
         "user-settings",
         "your settings kept: A=v, B=v; replaced: OLD; not passed on: GONE",
         {"kept": ["A=v", "B=v"], "replaced": ["OLD"], "removed": ["GONE"]},
     )
     unknown = replace(one, mpi=Mpi(MpiFamily.UNKNOWN, "", "", ""))
-    assert [*summary._users(plan, unknown, decisions)] == []
-    assert [*summary._users(PLAN, one, {})] == []
+    assert "user-settings" not in told_of(plan, unknown, *decisions)
+    assert "user-settings" not in told_of(PLAN, one)
 
 
 def test_rates_that_differ_are_not_told() -> None:
     one = with_network()
     made = planned("./train", one, {})
     rows = tuple(replace(row, rate=rate) for row, rate in zip(made.rows, "12", strict=True))
-    (line,) = summary._data(
-        replace(made, rows=rows), one, {item.name: item for item in made.decisions}
-    )
-    assert " Gb/s" not in line.message
-    (same,) = summary._data(made, one, {item.name: item for item in made.decisions})
-    assert " Gb/s" in same.message
+    assert " Gb/s" not in told_of(replace(made, rows=rows), one)["data-network"].message
+    assert " Gb/s" in told_of(made, one)["data-network"].message
 
 
 Told = list[tuple[str, str, dict[str, object]]]
