@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 from typing import Final
 
@@ -21,14 +22,13 @@ BY_REFERENCE: Final[dict[str, Check]] = {row.reference: row for row in OF_JOBS}
 class DoctorCheck:
     """A check: calling it judges the parts that its function names as its parameters.
 
-    ``looks_at`` is for the page of checks, where no broken pod of the tests shows what it says;
-    ``at_build``: an image can be checked before it is a pod; ``by_plan``: a
-    launcher's plan judges it of all pods.
+    What its function's docstring says it looks at is for the page of checks, where no broken pod of
+    the tests shows what it finds. ``at_build``: an image can be checked before it is a pod;
+    ``by_plan``: a launcher's plan judges it of all pods.
     """
 
     reference: str
     judge: Judge
-    looks_at: str = ""
     at_build: bool = False
     by_plan: bool = False
 
@@ -51,7 +51,6 @@ class DoctorCheck:
 def check(
     reference: str,
     *,
-    looks_at: str = "",
     title: str = "",
     hint: str = "",
     role: Role | None = None,
@@ -62,7 +61,6 @@ def check(
 
     Args:
         reference: its name in the log and in reports; of a job's own check that of its row.
-        looks_at: what it looks at, for the page of checks.
         title: what holds when all is well.
         hint: what to do otherwise.
         role: whose check it is; None: a launcher's and a worker's.
@@ -72,7 +70,11 @@ def check(
     if title:
         roles = (role,) if role else (Role.LAUNCHER, Role.WORKER)
         BY_REFERENCE[reference] = Check(reference, title, ExitCode.FOUND, hint, roles)
-    return lambda judge: DoctorCheck(reference, judge, looks_at, at_build, by_plan)
+    return lambda judge: DoctorCheck(reference, judge, at_build, by_plan)
+
+
+launcher_check: Final = partial(check, role=Role.LAUNCHER)
+worker_check: Final = partial(check, role=Role.WORKER)
 
 
 def of_area(area: ModuleType) -> tuple[DoctorCheck, ...]:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Final
 
-from mpiboot.core.model import Finding, Level, Role, Worker
+from mpiboot.core.model import Finding, Level, Worker
 from mpiboot.core.wording import counted, first_few, grouped, majority
-from mpiboot.doctor.checks import BY_REFERENCE, check, finding, ok
+from mpiboot.doctor.checks import BY_REFERENCE, check, finding, launcher_check, ok
 from mpiboot.network.worker_network import link_of
 from mpiboot.network.worker_pairs import WHY, Dial, Reached
 
@@ -80,16 +80,17 @@ _VALUES: Final = (
 )
 
 
-@check(
+@launcher_check(
     "hosts-missing",
-    looks_at="which names have an address, and which never had one",
     title="every host of the job was scheduled",
     hint="`kubectl get pods -o wide` shows which pods are Pending, `kubectl describe pod` why; "
     "with a gang scheduler (Volcano, Kueue, coscheduling) all pods of a job start, or none",
-    role=Role.LAUNCHER,
 )
 def missing(hosts: Sequence[HostReport]) -> Iterable[Finding]:
-    """Find hosts whose names never had an address while others have one."""
+    """Find hosts whose names never had an address while others have one.
+
+    Looks at which names have an address, and which never had one.
+    """
     unknown = [one.host for one in hosts if one.name and one.name.unknown]
     found = [one.host for one in hosts if one.name and one.name.answers]
     if unknown and found:
@@ -100,16 +101,17 @@ def missing(hosts: Sequence[HostReport]) -> Iterable[Finding]:
         yield finding(Level.FAIL, "hosts-missing", message, hosts=unknown)
 
 
-@check(
+@launcher_check(
     "name-answers",
-    looks_at="three answers for each name: addresses, IP versions, search name, time",
     title="every lookup of a host's name gives one answer, quickly",
     hint="several pods have that name, or a nameserver is behind: look at the job's headless "
     "Service and its EndpointSlices",
-    role=Role.LAUNCHER,
 )
 def names(hosts: Sequence[HostReport]) -> Iterable[Finding]:
-    """Judge the answers for names: do they stay, how long do they take, of which IP version."""
+    """Judge the answers for names: do they stay, how long do they take, of which IP version.
+
+    Looks at three answers for each name: addresses, IP versions, search name, time.
+    """
     looked = [(one.host, one.name) for one in hosts if one.name and one.name.answers]
     differ = False
     for host, name in looked:
@@ -143,18 +145,19 @@ def _version(addresses: Sequence[str]) -> str:
     return "IPv4 and IPv6" if len(kinds) > 1 else "IPv6" if True in kinds else "IPv4"
 
 
-@check(
+@launcher_check(
     "launcher-unreached",
-    looks_at="a TCP connection from each host to the launcher's control address, at a port that "
-    "the kernel chose and at one of MPIBOOT_PORT_RANGE; the launcher's name there",
     title="hosts reach the launcher's ports",
     hint="let the workers in: the policy of the launcher's pod needs an ingress rule for them "
     "(`ingress: [{from: [{podSelector: ...}]}]`) without `ports:`, or with the range of "
     "MPIBOOT_PORT_RANGE",
-    role=Role.LAUNCHER,
 )
 def launcher(hosts: Sequence[HostReport], place: LauncherPlace) -> Iterable[Finding]:
-    """Judge whether hosts can connect to the launcher, as MPI's daemons do."""
+    """Judge whether hosts can connect to the launcher, as MPI's daemons do.
+
+    Looks at a TCP connection from each host to the launcher's control address, at a port that the
+    kernel chose and at one of MPIBOOT_PORT_RANGE; the launcher's name there.
+    """
     answers = grouped((_way_back(one.dials, place), one.host) for one in hosts if one.dials)
     for (level, message), which in answers.items():
         yield finding(level, "launcher-unreached", message, hosts=which)
@@ -193,16 +196,17 @@ def _values(one: HostReport) -> dict[str, str]:
     return found
 
 
-@check(
+@launcher_check(
     "hosts-differ",
-    looks_at="of each host, in a session without a terminal: mpiboot, uid, mpirun, MPI's daemon, "
-    "memlock, open files, processes, GPUs, RDMA devices, MTU of each link",
     title="hosts have the same MPI, limits, devices and links",
     hint="use one image and one pod template for all workers, on nodes of one kind (nodeSelector)",
-    role=Role.LAUNCHER,
 )
 def differ(hosts: Sequence[HostReport]) -> Iterable[Finding]:
-    """Find hosts whose value of something differs from that of most others."""
+    """Find hosts whose value of something differs from that of most others.
+
+    Looks at of each host, in a session without a terminal: mpiboot, uid, mpirun, MPI's daemon,
+    memlock, open files, processes, GPUs, RDMA devices, MTU of each link.
+    """
     every = {one.host: _values(one) for one in hosts if one.worker is not None}
     planned = {one.host for one in hosts if one.worker is not None and one.worker.facts}
     links = sorted({name for values in every.values() for name in values if ":" in name})
@@ -231,15 +235,16 @@ def _shown(name: str, value: str) -> str:
     return f"{value} bytes" if name == "memlock" and value.isdigit() else value
 
 
-@check(
+@launcher_check(
     "worker-checks",
-    looks_at="what each worker's own `mpiboot doctor` says, over the same session",
     title="each worker's own checks are known",
     hint="run mpiboot on the workers (`args: [worker]`), of the launcher's version",
-    role=Role.LAUNCHER,
 )
 def own_checks(hosts: Sequence[HostReport]) -> Iterable[Finding]:
-    """Say of whom the checks within the pod are not known, or are those of another version."""
+    """Say of whom the checks within the pod are not known, or are those of another version.
+
+    Looks at what each worker's own `mpiboot doctor` says, over the same session.
+    """
     unknown = grouped(
         (one.worker.runs_mpiboot, one.host) for one in hosts if one.worker and one.checks is None
     )
@@ -259,9 +264,12 @@ def daemons(hosts: Sequence[HostReport]) -> Iterable[Finding]:
         yield finding(Level.WARN, "mpi-daemon", message, hosts=without)
 
 
-@check("ssh-denied", looks_at="the key that was let in, and the host key that was shown")
+@check("ssh-denied")
 def keys(hosts: Sequence[HostReport], place: LauncherPlace) -> Iterable[Finding]:
-    """Say with which keys logins went well."""
+    """Say with which keys logins went well.
+
+    Looks at the key that was let in, and the host key that was shown.
+    """
     shown = grouped((one.shown, one.host) for one in hosts if one.shown)
     for fingerprint, which in shown.items():
         message = f"lets the key {place.key} in, and shows the host key {fingerprint}"
@@ -316,16 +324,17 @@ def _of_paths(check: str, level: Level, bad: Sequence[tuple[Dial, str]]) -> Find
     return finding(level, check, lines[0] + more, lines[1:_SHOWN], hosts=common)
 
 
-@check(
+@launcher_check(
     "network-reach",
-    looks_at="TCP connections between workers on the control link and on every data link",
     title="workers reach each other on every link, measured by --network",
     hint="a NetworkPolicy, firewall or missing route between these pods drops it; on a data link "
     "look at the network's definition (VLAN, subnet) and the switch",
-    role=Role.LAUNCHER,
 )
 def reach(paths: Sequence[Dial]) -> Iterable[Finding]:
-    """Judge who reaches whom."""
+    """Judge who reaches whom.
+
+    Looks at TCP connections between workers on the control link and on every data link.
+    """
     cut = [(one, _WHY[one.reached]) for one in paths if one.reached in _WHY]
     late = [_where(one) for one in paths if one.reached is Reached.UNKNOWN]
     if cut:
@@ -340,17 +349,18 @@ def reach(paths: Sequence[Dial]) -> Iterable[Finding]:
         yield ok("network-reach", f"{counted(len(paths), 'path')} on {links}: all come through")
 
 
-@check(
+@launcher_check(
     "path-mtu",
-    looks_at="the largest UDP packet that comes through unbroken (DF), up to the links' MTU; "
-    "without UDP, whether large TCP packets come through",
     title="packets as large as the links' MTU come through, measured by --network",
     hint="give the links the MTU of the path (`mtu` in the network's definition, or in the CNI's "
     "configuration), or the switches and tunnels between them that of the links",
-    role=Role.LAUNCHER,
 )
 def path_mtu(paths: Sequence[Dial]) -> Iterable[Finding]:
-    """Judge whether packets as large as the links' MTU come through unbroken."""
+    """Judge whether packets as large as the links' MTU come through unbroken.
+
+    Looks at the largest UDP packet that comes through unbroken (DF), up to the links' MTU; without
+    UDP, whether large TCP packets come through.
+    """
     small = [
         (
             one,
@@ -382,16 +392,17 @@ def path_mtu(paths: Sequence[Dial]) -> Iterable[Finding]:
         yield finding(Level.UNKNOWN, "path-mtu", f"{message}; TCP's large packets come through")
 
 
-@check(
+@launcher_check(
     "path-speed",
-    looks_at="the quickest of five round trips, and one TCP stream of half a second and 64 MiB at "
-    "most between neighbours; no other measurement runs on these two hosts meanwhile",
     title="no path between workers is much slower than the others, measured by --network",
     hint="look at that node's link (speed, errors, cable), and at what else runs on the node",
-    role=Role.LAUNCHER,
 )
 def speed(paths: Sequence[Dial]) -> Iterable[Finding]:
-    """Judge round trips and rates of a network by its middle one."""
+    """Judge round trips and rates of a network by its middle one.
+
+    Looks at the quickest of five round trips, and one TCP stream of half a second and 64 MiB at
+    most between neighbours; no other measurement runs on these two hosts meanwhile.
+    """
     for link in dict.fromkeys(one.link for one in paths):
         on_link = [one for one in paths if one.link == link]
         trips = {one: one.microseconds for one in on_link if one.microseconds is not None}

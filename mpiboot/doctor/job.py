@@ -10,13 +10,14 @@ import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from mpiboot.core import log
 from mpiboot.core.addresses import is_address
 from mpiboot.core.checks import failed
 from mpiboot.core.errors import MpibootError, error
-from mpiboot.core.model import Finding, Host, Hostfile, Level, Worker
+from mpiboot.core.model import Finding, Host, Hostfile, Json, Level, Worker
+from mpiboot.core.records_json import read_record
 from mpiboot.core.settings import Resolved, Settings
 from mpiboot.core.wording import counted, first_few
 from mpiboot.doctor import looks, table
@@ -302,12 +303,12 @@ def _own_checks(host: str, answer: HostAnswer) -> tuple[Finding, ...] | None:
         return None
 
 
-def _finding_of(host: str, item: Mapping[str, Any]) -> Finding:
-    check, message = str(item["check"]), str(item["message"])
-    if check not in table.GROUP_OF:  # its mpiboot is a later one
-        check, message = "worker-checks", f"{check}: {message}"
-    evidence = tuple(map(str, item["evidence"]))
-    return Finding(check, Level(item["level"]), message, host, evidence, str(item["hint"]))
+def _finding_of(host: str, item: Json) -> Finding:
+    found = replace(read_record(Finding, item, strict=False), host=host, hosts=())
+    if found.check in table.GROUP_OF:
+        return found
+    # Its mpiboot is a later one.
+    return replace(found, check="worker-checks", message=f"{found.check}: {found.message}")
 
 
 def _dials(answer: HostAnswer) -> dict[tuple[str, int], Reached]:

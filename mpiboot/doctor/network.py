@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from mpiboot.core.checks import DATA_CHECKS
-from mpiboot.core.model import Finding, Host, Mesh, PodFacts, Role, Worker
+from mpiboot.core.model import Finding, Host, Mesh, PodFacts, Worker
 from mpiboot.core.settings import Settings
 from mpiboot.core.wording import assigned, counted, first_few, lasting
-from mpiboot.doctor.checks import DoctorCheck, check, failed, ok, warned
+from mpiboot.doctor.checks import DoctorCheck, check, failed, ok, warned, worker_check
 from mpiboot.doctor.pod import ImagePart
 from mpiboot.job import mpi_environment, pods
 from mpiboot.job.control_links import NAME_LINKS, links_gone
@@ -70,12 +70,11 @@ def mesh(mesh: Mesh | None, settings: Settings) -> Iterable[Finding]:
     yield from service_mesh.findings({"this pod": mesh}, ports, settings.port_range)
 
 
-@check(
+@worker_check(
     "rp-filter",
     title="replies may arrive on another link than requests left by",
     hint="securityContext: {sysctls: [{name: net.ipv4.conf.all.rp_filter, value: '2'}]} of the pod "
     "(the kubelet must allow it), or the tuning plugin in the network's definition",
-    role=Role.WORKER,
 )
 def rp_filter(rp_filters: Mapping[str, int], facts: PodFacts) -> Iterable[Finding]:
     """Judge rp_filter where it counts: where a pod has several links with addresses."""
@@ -117,18 +116,19 @@ def default_routes(facts: PodFacts) -> Iterable[Finding]:
 _FAULTS: Final = frozenset(name for kind in KINDS if kind.fault for name in kind.names)
 
 
-@check(
+@worker_check(
     "rdma-counters",
-    looks_at="errors and retries that this pod's RDMA ports count, twice within a second "
-    "(`counters` and `hw_counters` in sysfs); a device that pods share counts for all of them",
     title="RDMA ports count no errors while doctor looks",
     hint="out_of_sequence, retries and discards: packets are lost on the way (PFC or ECN "
     "of switches and node, MTU); symbol_error, link_downed: the cable; "
     "out_of_buffer: a slow rank",
-    role=Role.WORKER,
 )
 def counters(counters: CountersPart) -> Iterable[Finding]:
-    """Warn of errors that are counted now; those of the past are its evidence."""
+    """Warn of errors that are counted now; those of the past are its evidence.
+
+    Looks at errors and retries that this pod's RDMA ports count, twice within a second (`counters`
+    and `hw_counters` in sysfs); a device that pods share counts for all of them.
+    """
     if not counters.sums:
         return
     now = _listed({port: _errors(values) for port, values in counters.grown.items()})
@@ -187,13 +187,12 @@ DATA_NETWORK: Final = tuple(
 )
 
 
-@check(
-    "gpus",
-    looks_at="/dev, sysfs and, where there is an NVLink fabric, `nvidia-smi -q`",
-    by_plan=True,
-)
+@check("gpus", by_plan=True)
 def gpus(facts: PodFacts) -> Iterable[Finding]:
-    """Judge this pod's GPUs."""
+    """Judge this pod's GPUs.
+
+    Looks at /dev, sysfs and, where there is an NVLink fabric, `nvidia-smi -q`.
+    """
     found = tuple(pods.gpus((_alone(facts),)))
     yield from (replace(item, host="") for item in found)
     if pods.wants_gpu_memory(facts) and not facts.gpus.peer_memory:
@@ -231,18 +230,18 @@ def distance(one: str, other: str, numa: tuple[int, int] = (-1, -1)) -> str:
     return "PIX" if ours[0] == theirs[0] == shared else "PXB"
 
 
-@check(
+@worker_check(
     "gpu-distance",
-    looks_at="the PCI tree in sysfs, with NCCL's names: PIX, PXB, PHB, SYS",
     title="each GPU has an RDMA device nearby",
     hint="ask for GPU and device of one PCI switch (Topology Manager of the kubelet, or DRA); "
     "in a virtual machine NCCL_TOPO_FILE tells NCCL what the hypervisor hides",
-    role=Role.WORKER,
 )
 def gpu_distance(pci: PciPart, environ: Mapping[str, str]) -> Iterable[Finding]:
     """Judge how far each GPU is from the nearest RDMA device.
 
     Farther than PXB, NCCL copies through the host's memory unless a variable says otherwise.
+
+    Looks at the PCI tree in sysfs, with NCCL's names: PIX, PXB, PHB, SYS.
     """
     if not pci.gpus or not pci.devices:
         return
@@ -270,17 +269,18 @@ _PREFIX: Final = "libcuda.so."
 _COMPAT: Final = "compat"  # /usr/local/cuda/compat, of the package cuda-compat
 
 
-@check(
+@worker_check(
     "cuda-library",
-    looks_at="the file behind libcuda.so.1, and /proc/driver/nvidia/version",
     title="the CUDA library fits the node's driver",
     hint="leave libcuda out of the image: the node's container toolkit brings it "
     "(NVIDIA_DRIVER_CAPABILITIES with `compute`); after an update of the driver restart "
     "the pod",
-    role=Role.WORKER,
 )
 def cuda_library(nvidia: NvidiaPart, facts: PodFacts) -> Iterable[Finding]:
-    """Compare the library with the driver; a newer one of cuda-compat is meant to be used."""
+    """Compare the library with the driver; a newer one of cuda-compat is meant to be used.
+
+    Looks at the file behind libcuda.so.1, and /proc/driver/nvidia/version.
+    """
     if not nvidia.driver or not facts.gpus.count:
         return
     name = nvidia.library.rpartition("/")[2]
@@ -304,16 +304,17 @@ def _number(version: str) -> list[int]:
     return [int(part) for part in version.split(".") if part.isdigit()]
 
 
-@check(
+@worker_check(
     "imex-channels",
-    looks_at="ClusterUUID in `nvidia-smi -q`, and /dev/nvidia-caps-imex-channels",
     title="GPUs whose NVLink reaches other nodes have an IMEX channel",
     hint="claim one: a ComputeDomain of NVIDIA's DRA driver, named in resourceClaims of launcher "
     "and workers (`kubectl get computedomains`)",
-    role=Role.WORKER,
 )
 def imex(nvidia: NvidiaPart) -> Iterable[Finding]:
-    """Judge whether ranks may use NVLink between nodes; without such a fabric there is nothing."""
+    """Judge whether ranks may use NVLink between nodes; without such a fabric there is nothing.
+
+    Looks at ClusterUUID in `nvidia-smi -q`, and /dev/nvidia-caps-imex-channels.
+    """
     if not nvidia.cluster:
         return
     message = f"the GPUs' NVLink reaches other nodes (cluster {nvidia.cluster})"
@@ -383,11 +384,10 @@ def two_settings(environ: Mapping[str, str]) -> Iterable[Finding]:
             yield warned("two-settings", message)
 
 
-@check(
+@worker_check(
     "unread-parameters",
     title="the MPI of this pod knows the parameters that are set",
     hint="use the name in brackets, or unset it: unknown parameters are silently ignored",
-    role=Role.WORKER,
 )
 def unread(environ: Mapping[str, str], image: ImagePart) -> Iterable[Finding]:
     """Name the parameters that the installed MPI ignores, with what to write instead."""
@@ -399,11 +399,10 @@ def unread(environ: Mapping[str, str], image: ImagePart) -> Iterable[Finding]:
         yield warned("unread-parameters", f"{image.mpi.banner} ignores {', '.join(found)}")
 
 
-@check(
+@worker_check(
     "nccl-prefix",
     title="names in NCCL's lists match no others",
     hint="write `=` in front of the list for exact names",
-    role=Role.WORKER,
 )
 def prefixes(facts: PodFacts) -> Iterable[Finding]:
     """Find a name in NCCL's lists that takes others which begin as it does: mlx5_1 and mlx5_10."""
@@ -425,12 +424,11 @@ def prefixes(facts: PodFacts) -> Iterable[Finding]:
                 yield warned("nccl-prefix", message, hint=hint)
 
 
-@check(
+@worker_check(
     "named-links",
     title="links that variables name exist in this pod",
     hint="name a link that the workers have (`mpiboot facts` lists them), or unset it: mpiboot "
     "sets what it can",
-    role=Role.WORKER,
 )
 def named_links(environ: Mapping[str, str], facts: PodFacts) -> Iterable[Finding]:
     """Name variables that name a link which this pod does not have."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final
 
-from mpiboot.core.model import Finding, Identity, Level, Mpi, Role
+from mpiboot.core.model import Finding, Identity, Level, Mpi
 from mpiboot.core.wording import counted, first_few, size_of
-from mpiboot.doctor.checks import BY_REFERENCE, DoctorCheck, check, failed, finding, ok, warned
+from mpiboot.doctor.checks import DoctorCheck, check, failed, finding, ok, warned, worker_check
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +128,11 @@ def passwd(identity: Identity) -> Iterable[Finding]:
         yield warned("passwd-entry", f"uid {identity.uid} has no passwd entry")
 
 
-@check(
+@worker_check(
     "openssh-server",
     title="OpenSSH's server can serve this pod",
     hint="securityContext: {capabilities: {add: [SETUID, SETGID, SYS_CHROOT]}} for a pod that "
     "runs as root; or leave it: mpiboot's own server takes its place",
-    role=Role.WORKER,
     at_build=True,
 )
 def openssh(sshd: SshdPart, identity: Identity) -> Iterable[Finding]:
@@ -251,12 +250,11 @@ def key(key: Iterable[Finding]) -> Iterable[Finding]:
 _FULL: Final = 0.9
 
 
-@check(
+@worker_check(
     "other-ssh-server",
     title="the SSH server at the job's port is mpiboot's",
     hint="start the worker by mpiboot (`args: [worker]`) and no sshd beside it; with hostNetwork "
     "the node's own sshd has port 22: set MPIBOOT_SSH_PORT to a free one",
-    role=Role.WORKER,
 )
 def ssh_servers(servers: ServersPart) -> Iterable[Finding]:
     """Judge whose SSH server has the port of this pod's worker, or those that are looked at."""
@@ -272,12 +270,11 @@ def ssh_servers(servers: ServersPart) -> Iterable[Finding]:
             yield warned("other-ssh-server", f"{message}: an SSH server that mpiboot did not start")
 
 
-@check(
+@worker_check(
     "session-limits",
     title="SSH sessions have the limits of the pod's first process",
     hint="start the SSH server by mpiboot (`args: [worker]`), not by an entrypoint that lowers "
     "limits (ulimit, PAM's limits.conf)",
-    role=Role.WORKER,
 )
 def limits(limits: LimitsPart) -> Iterable[Finding]:
     """Compare the limits of sessions with those of the pod's first process."""
@@ -324,11 +321,10 @@ def processes(limits: LimitsPart) -> Iterable[Finding]:
     )
 
 
-@check(
+@worker_check(
     "shm-full",
     title="the shared memory has room, and holds nothing of ended jobs",
     hint="remove the files, or delete the pod; raise sizeLimit of the volume that is mounted there",
-    role=Role.WORKER,
 )
 def shm(shm: ShmPart) -> Iterable[Finding]:
     """Judge what is in /dev/shm; whether its size is enough is judged with the data network."""
@@ -367,20 +363,19 @@ def memory(memory: MemoryPart) -> Iterable[Finding]:
 _OTHERS_WRITE: Final = 0o022
 
 
-@check(
+@worker_check(
     "sshd-settings",
     title="the settings of the OpenSSH server that runs let this user in with a key",
     hint="start the worker by mpiboot (`args: [worker]`), whose settings are its own; or fix the "
     "image's sshd_config",
-    role=Role.WORKER,
 )
-def sshd_settings(sshd_settings: tuple[SshdSettings, ...], identity: Identity) -> Iterable[Finding]:
+def sshd_lets_in(sshd_settings: tuple[SshdSettings, ...], identity: Identity) -> Iterable[Finding]:
     """Judge each server; of one that can't be asked nothing is known."""
     for server in sshd_settings:
         where = f"sshd on port {server.port}"
         if server.wrong:
             message = f"{where}: `{server.program} -T` does not tell its settings: {server.wrong}"
-            hint = BY_REFERENCE["sshd-settings"].hint
+            hint = sshd_lets_in.row.hint
             yield finding(Level.UNKNOWN, "sshd-settings", message, hint=hint)
             continue
         wrong = list(_refuses(server, identity))

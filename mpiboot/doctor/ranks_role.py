@@ -20,7 +20,7 @@ from mpiboot.core.model import Finding, Level, Role
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import counted, first_few, size_of
 from mpiboot.doctor import looks, ranks_judge
-from mpiboot.doctor.ranks_answer import Activity, HostRanks, LinkRates, MpiStage, Rank, read
+from mpiboot.doctor.ranks_answer import Activity, HostRanks, MpiStage, Rank, read
 from mpiboot.doctor.role import end, json_report, role_of
 from mpiboot.hosts import host_shell
 from mpiboot.hosts.remote_commands import RemoteCommands
@@ -284,13 +284,9 @@ def _links(hosts: Iterable[HostRanks]) -> str:
     rows = [
         (short[host.host], link.name, _rate(link.sent), _rate(link.received), link.state or "-")
         for host in listed
-        for link in sorted(host.links, key=_by_name)
+        for link in sorted(host.links, key=lambda link: link.name)
     ]
     return render.table(("host", "link or port", "sent", "received", "state"), rows)
-
-
-def _by_name(link: LinkRates) -> str:
-    return link.name
 
 
 def _rate(rate: float | None) -> str:

@@ -227,26 +227,21 @@ MPICH: Final = Dialect(
     range_vars=("MPIR_CVAR_CH3_PORT_RANGE", "MPICH_PORT_RANGE"),
 )
 
-INTEL: Final = Dialect(
+# Hydra too, under names of its own.
+INTEL: Final = replace(
+    MPICH,
     family=MpiFamily.INTEL,
     title="Intel MPI (Hydra)",
-    syntax=Syntax.COLON,
     # A list of hosts on the line: how many ranks each gets is left to mpirun.
     grammar=replace(
         INTEL_HYDRA,
         options={**INTEL_HYDRA.options, **dict.fromkeys(("hosts", "host"), _HOSTS)},
     ),
-    tag_option=("-prepend-rank",),
-    tagged_by=("l", "prepend-pattern"),  # "duplicate setting", and mpirun ends
-    rank_var="PMI_RANK",
-    daemon_without_ranks=False,
-    wraps_around=True,
-    spread_option="`-ppn 1`",
-    exit_codes_option="-print-all-exitcodes",
     # Its mpirun is a script that starts whichever mpiexec.hydra is on PATH, and as a pod's first
     # process it ignores SIGTERM.
     program="mpiexec.hydra",
     hostfile_var="I_MPI_HYDRA_HOST_FILE",
+    hostfile_binding=False,
     # Of all ways to name a hostfile this one alone heeds the number behind a host.
     hostfile_option="-machinefile",
     agent_kind=Variable("I_MPI_HYDRA_BOOTSTRAP", "ssh", _ANOTHER_KIND),
@@ -254,11 +249,9 @@ INTEL: Final = Dialect(
     agent_var="I_MPI_HYDRA_BOOTSTRAP_EXEC",
     agent_aliases=("HYDRA_LAUNCHER_EXEC", "HYDRA_BOOTSTRAP_EXEC"),
     agent_args_var="I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS",
+    agent_args_aliases=(),
     default_slots_var="I_MPI_PERHOST",
     daemon_link_var="I_MPI_HYDRA_IFACE",
-    one_link=True,
-    own_link=True,
-    ipv4_only=True,
     mpi_link_vars=("FI_TCP_IFACE",),
     # FI_PROVIDER would be NCCL's as well.
     on_control_link=(
@@ -271,14 +264,15 @@ INTEL: Final = Dialect(
         Variable("I_MPI_HYDRA_BRANCH_COUNT", "0", "flat: no worker needs to reach another"),
     ),
     agent_sockets=True,
-    export=Export.ALL,
-    by_itself=("*",),
     lost_without_parent=(
         "an endless wait when ssh ends without having started a daemon",
         "no error messages of ssh, which mpirun runs quietly",
         "no termination message",
     ),
     daemon_range_vars=("I_MPI_PORT_RANGE", "MPIEXEC_PORT_RANGE"),
+    range_vars=(),
+    resolves_since=(),
+    no_single_copy=None,
 )
 
 

@@ -94,14 +94,13 @@ def _source(builder: PlanBuilder, file: Hostfile) -> Source:
 def in_copy(file: Hostfile, observed: Observed, row: Dialect) -> tuple[Host, ...]:
     """Give a hostfile's hosts as mpiboot's copy of it has them."""
     return tuple(
-        Host(
+        replace(
+            host,
             name=observed.called(host.name),
-            slots=host.slots,
             slots_given=True,
-            max_slots=host.max_slots,
             user="",  # ssh_config has each host's user
             binding=host.binding if row.hostfile_binding else "",
-            line=host.line,
+            notes=(),
         )
         for host in file.hosts
     )

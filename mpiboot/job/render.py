@@ -179,7 +179,7 @@ def settings(resolved: Resolved, rows: Iterable[Setting], width: int | None = No
     cells = (
         (
             row.variable,
-            shown(value_of(resolved, row.name)) or "-",
+            shown(getattr(resolved.settings, row.name)) or "-",
             str(resolved.given[row.name]),
             row.help,
         )
@@ -197,7 +197,7 @@ def settings_record(resolved: Resolved, rows: Iterable[Setting]) -> list[dict[st
             "flag": row.flag,
             "variable": row.variable,
             "older": row.older,
-            "value": value_of(resolved, row.name),
+            "value": getattr(resolved.settings, row.name),
             "default": row.default,
             "source": resolved.given[row.name].source,
             "given_by": resolved.given[row.name].name,
@@ -206,12 +206,6 @@ def settings_record(resolved: Resolved, rows: Iterable[Setting]) -> list[dict[st
         }
         for row in rows
     ]
-
-
-def value_of(resolved: Resolved, name: str) -> object:
-    """Read a setting by its name in the table."""
-    value: object = getattr(resolved.settings, name)
-    return value
 
 
 def workers(rows: Iterable[cluster_view.WorkerRow], width: int | None = None) -> str:

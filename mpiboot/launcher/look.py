@@ -153,17 +153,16 @@ def end_on_signals(resolved: Resolved) -> None:
     """
 
     def end(number: int, _frame: FrameType | None) -> None:
-        name = signal.Signals(number).name
-        message = f"{name} while waiting for hosts: nothing was started"
-        code = 128 + number
-        log.info("ended", message, signal=name, exit=code, reference="signal")
-        log.write_termination(resolved.settings.termination_log, f"signal: {message}\n")
-        os._exit(code)
+        ended = signals.by_signal(number)
+        message, name = ended.message.partition(": ")[2].rstrip(), signals.name(number)
+        log.info("ended", message, signal=name, exit=ended.code, reference=ended.reference)
+        log.write_termination(resolved.settings.termination_log, ended.message)
+        os._exit(ended.code)
 
     def ignore(number: int, _frame: FrameType | None) -> None:
         # Meant for the program; its default action would end the wait.
-        name = signal.Signals(number).name
-        log.info("signal", f"{name} is not forwarded: the program has not started")
+        message = f"{signals.name(number)} is not forwarded: the program has not started"
+        log.info("signal", message)
 
     for number in signals.ENDING:
         signal.signal(number, end)

@@ -477,18 +477,18 @@ def test_a_setting_of_sshd_that_keeps_this_user_out_fails(
     server = SshdSettings(22, "/usr/sbin/sshd", seen, keys)
     good = "ok: sshd on port 22 takes the keys of root"
     bad = f"fail: sshd on port 22 lets root not in: {message}"
-    assert told(pod.sshd_settings((server,), plans.ROOT)) == [bad if message else good]
-    assert told(pod.sshd_settings((), plans.ROOT)) == []
+    assert told(pod.sshd_lets_in((server,), plans.ROOT)) == [bad if message else good]
+    assert told(pod.sshd_lets_in((), plans.ROOT)) == []
 
 
 def test_what_sshd_says_of_root_keeps_nobody_else_out() -> None:
     seen = looks.parsed(SSHD_T) | {"permitrootlogin": ("no",), "allowusers": ("uid*",)}
-    (found,) = pod.sshd_settings((SshdSettings(22, "/sbin/sshd", seen),), plans.NOBODY)
+    (found,) = pod.sshd_lets_in((SshdSettings(22, "/sbin/sshd", seen),), plans.NOBODY)
     assert found.level is Level.OK
 
 
 def test_an_sshd_that_cannot_be_asked_is_unknown_with_its_words() -> None:
     server = SshdSettings(22, "/sbin/sshd", {}, wrong="no hostkeys available -- exiting.")
-    (found,) = told(pod.sshd_settings((server,), plans.ROOT))
+    (found,) = told(pod.sshd_lets_in((server,), plans.ROOT))
     assert found.startswith("unknown: ")
     assert found.endswith("does not tell its settings: no hostkeys available -- exiting.")
