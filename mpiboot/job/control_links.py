@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from mpiboot.core.addresses import IPV4, IPV6, interface, network
-from mpiboot.core.checks import failed
 from mpiboot.core.model import Decision, Link, PodFacts, Source
 from mpiboot.core.setting_types import MpiNetwork
 from mpiboot.core.wording import first_few
@@ -162,10 +161,7 @@ def settle_ip_version(builder: PlanBuilder) -> int:
     elif ipv4_only:
         message = f"the daemons of {builder.row.title} speak IPv4 alone"
         hint = "give the pods IPv4 addresses too (dual stack), or take Open MPI"
-        found = failed(
-            _IP_VERSION, f"{message}, and {_some_pods(alone)} no IPv4 address", hint=hint
-        )
-        builder.findings.append(found)
+        builder.fail(_IP_VERSION, f"{message}, and {_some_pods(alone)} no IPv4 address", hint)
         return IPV6
     else:
         builder.decide(_IP_VERSION, "IPv6", Source.DETECTED, f"{_some_pods(alone)} no IPv4 address")

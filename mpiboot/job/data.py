@@ -12,8 +12,7 @@ from fnmatch import fnmatchcase
 from itertools import pairwise
 from typing import Final
 
-from mpiboot.core.checks import failed
-from mpiboot.core.model import Decision, Finding, MpiFamily, NoFacts, Source, Variable, Worker
+from mpiboot.core.model import Decision, MpiFamily, NoFacts, Source, Variable, Worker
 from mpiboot.core.setting_types import MpiNetwork, ProveTransport
 from mpiboot.core.settings import PREFIX, Settings
 from mpiboot.core.wording import assigned, first_few
@@ -303,7 +302,9 @@ def _address(builder: PlanBuilder, placed: Placement) -> tuple[str, str, Source]
     name = placed.first
     if not name:
         if placed.left and not _ranks_have(builder, _ADDRESS):
-            builder.findings.append(_unknown_host(placed.left))
+            left = f"{placed.left}: mpirun alone decides which host gets rank 0"
+            hint = f"set {_ADDRESS} to that host's name in the launcher's pod"
+            builder.fail("settings-conflict", f"{left}, where all ranks meet", hint)
         return "", "", Source.DETECTED
     reason = f"rank 0 runs on {name}: its address on the control link"
     for worker in observed.workers:
@@ -340,13 +341,6 @@ def _meeting(builder: PlanBuilder, variables: Mapping[str, str], host: str) -> R
         return None
     own = _PORT if line or builder.environ.get(_PORT) else f"{PREFIX}{_PORT}"
     return Rendezvous(host, own, int(port))
-
-
-def _unknown_host(left: str) -> Finding:
-    """A failure: ranks would not find each other."""
-    message = f"{left}: mpirun alone decides which host gets rank 0, where all ranks meet"
-    hint = f"set {_ADDRESS} to that host's name in the launcher's pod"
-    return failed("settings-conflict", message, hint=hint)
 
 
 def _by_workers(observed: Observed, name: str) -> bool:

@@ -40,7 +40,7 @@ class Dialect:
 
     Columns that end in ``_var`` name the environment variable of an intent; empty where this
     MPI has none. ``evaluated`` is the prefix of variables whose values reach the workers' shell
-    unescaped (``evaluated_but``: exceptions); ``evaluated_flags`` are
+    unescaped, but that of ``export_var``; ``evaluated_flags`` are
     the ``--mca`` parameters that do so. ``export_var`` is the list of forwarded names; with
     ``Export.ALL`` (Hydra) the launcher's whole environment overwrites the workers'.
     ``one_link`` is true where the daemons' link must be a single name or CIDR.
@@ -82,7 +82,6 @@ class Dialect:
     root: tuple[Variable, ...] = ()
     export_var: str = ""
     evaluated: str = ""
-    evaluated_but: tuple[str, ...] = ()
     evaluated_flags: tuple[str, ...] = ()
     # The program to start where it is not the mpirun that was asked what it is: one beside that.
     program: str = ""
@@ -363,7 +362,6 @@ OPENMPI4: Final = Dialect(
     export=Export.OPTION,
     export_var="OMPI_MCA_mca_base_env_list",
     evaluated="OMPI_MCA_",
-    evaluated_but=("OMPI_MCA_mca_base_env_list",),
     evaluated_flags=("*",),
     by_itself=("OMPI_*", "PMIX_MCA_*"),
     no_single_copy=Variable(

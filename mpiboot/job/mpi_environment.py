@@ -519,7 +519,7 @@ def name_unsafe(builder: PlanBuilder) -> None:
     for name, value in builder.line.mca.items():
         if any(fnmatchcase(name, pattern) for pattern in row.evaluated_flags):
             values[f"--mca {name}"] = value
-    excepted = {*row.evaluated_but, *(f"--mca {parameter(name)}" for name in row.evaluated_but)}
+    excepted = {row.export_var, f"--mca {parameter(row.export_var)}"}
     for name in sorted(values.keys() - excepted):
         bad = sorted(set(values[name]) & set('"$\\`\n'))
         if bad:

@@ -91,18 +91,12 @@ class UserLine:
     prints: str = ""
 
     @property
-    def program_index(self) -> int | None:
-        """Where the line's first program stands in ``argv``; None where it wasn't found."""
-        return self.apps[0].program if self.apps else None
-
-    @property
     def program(self) -> str:
         """What ranks run; empty where there are several programs, or where that isn't known."""
         if not self.mpirun:
             return self.argv[0] if self.argv else ""
-        if len(self.apps) != 1 or self.program_index is None or OptionKind.ELSEWHERE in self.kinds:
-            return ""
-        return self.argv[self.program_index]
+        index = self.apps[0].program if len(self.apps) == 1 else None
+        return "" if index is None or OptionKind.ELSEWHERE in self.kinds else self.argv[index]
 
     @property
     def daemons_mpirun(self) -> str:

@@ -133,7 +133,6 @@ class LaunchPaths:
 
     launch_dir: str
     agent: str
-    key: str
     named: str = ""
 
     @property

@@ -115,11 +115,6 @@ class Call:
         """Whether it is mpirun, by whatever path."""
         return self.name in _MPIRUN
 
-    @property
-    def enters_mpiboot(self) -> bool:
-        """Whether it is mpirun by its name alone, which is mpiboot there, with its own gates."""
-        return self.is_mpirun and not self.path
-
 
 def script_of(program: Sequence[str]) -> Script:
     """Find the script that a program may be: an interpreter's argument, or the program itself."""

@@ -61,9 +61,7 @@ def paths(folder: Path, pid: int = 1, name: str = _LAUNCH) -> LaunchPaths:
             hint="name a folder without ${ with MPIBOOT_RUNTIME_DIR",
         )
     path = folder / (name if pid == 1 else f"{name}-{pid}")
-    agent = client_start.agent_words()
-    key = str(path / launch_spec.KEY)
-    return LaunchPaths(str(path), agent, key, named=os.path.realpath(folder))
+    return LaunchPaths(str(path), client_start.agent_words(), named=os.path.realpath(folder))
 
 
 def _others(worker: Worker) -> tuple[str, ...]:

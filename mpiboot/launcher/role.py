@@ -258,7 +258,8 @@ def _judge_script(program: tuple[str, ...], environ: Mapping[str, str]) -> RunsO
         return None
     what = f"the script {path}" if path else "its script"
     names = " and ".join(dict.fromkeys(call.name for call in calls))
-    own_gates = all(call.enters_mpiboot for call in calls)
+    # By its name alone mpirun is mpiboot there.
+    own_gates = all(call.is_mpirun and not call.path for call in calls)
     return RunsOnce(f"{what} calls {names}", reaches_hosts=not own_gates)
 
 

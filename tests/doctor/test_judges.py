@@ -59,10 +59,6 @@ NO_ORTED = Program("orted", "")
 LACKS = ("libhwloc.so.15 => not found",)
 BROKEN = Program("orted", "/usr/bin/orted", LACKS)
 
-CLOSED = Finding("tmpdir", FAIL, "closed", hint="mount")
-NO_FOLDER = Finding("runtime-folder", FAIL, "none", hint="mount")
-OTHER_KEY = Finding("ssh-key", WARN, "another key", hint="mount one")
-NO_KEY = Finding("ssh-key", FAIL, "no key", hint="mount it")
 
 SAME = {"locked memory": -1, "open files": 1024}
 SAME_SAYS = "locked memory unlimited, open files 1024"

@@ -27,9 +27,7 @@ from mpiboot.job.plan_builder import LaunchPaths, Observed
 
 ROOT: Final = Identity(0, 0, "root", "/root", "/bin/sh", known=True, capabilities=0)
 NOBODY: Final = Identity(1000, 1000, "uid1000", "/", "/bin/sh", known=False, capabilities=0)
-PATHS: Final = LaunchPaths(
-    "/run/mpiboot/launcher/launch", "/opt/agent", "/run/mpiboot/launcher/key"
-)
+PATHS: Final = LaunchPaths("/run/mpiboot/launcher/launch", "/opt/agent")
 MPIS: Final = {
     "openmpi4": Mpi(MpiFamily.OPENMPI4, "4.1.4", "/usr/bin/mpirun", "mpirun (Open MPI) 4.1.4"),
     "openmpi5": Mpi(MpiFamily.OPENMPI5, "5.0.7", "/usr/bin/mpirun", "mpirun (Open MPI) 5.0.7"),

@@ -15,6 +15,11 @@ def line(text: str, family: str = "openmpi4") -> UserLine:
     return read(["mpirun", *text.split()], MpiFamily(family))
 
 
+def index_in(line: UserLine) -> int | None:
+    """Where the line's first program stands."""
+    return line.apps[0].program if line.apps else None
+
+
 @pytest.mark.parametrize("family", ["openmpi4", "openmpi5"])
 def test_a_usual_line_is_read_to_the_program(family: str) -> None:
     found = line(
@@ -23,7 +28,7 @@ def test_a_usual_line_is_read_to_the_program(family: str) -> None:
         family,
     )
     assert found.unknown == ""
-    assert found.argv[found.program_index or 0] == "./prog"
+    assert found.program == "./prog"
     assert (found.np, found.per_node, found.map_by, found.bind_to) == (16, 8, "node", "none")
     assert found.exports == ("NCCL_DEBUG", "PATH")
     assert found.mca == {"btl": "self,tcp", "pml": "ob1"}
@@ -129,7 +134,7 @@ def test_reading_stops_at_the_first_unknown_option_and_keeps_what_was_read() -> 
     found = line("-n 2 --frobnicate 7 --map-by node ./prog : -n 3 ./other")
     assert found.unknown == "--frobnicate"
     assert "--frobnicate" in found.reason
-    assert (found.np, found.map_by, found.program_index) == (2, "", None)
+    assert (found.np, found.map_by, index_in(found)) == (2, "", None)
     assert found.settles_ranks
     assert not found.may_hide_hosts
 
@@ -277,7 +282,7 @@ def test_what_follows_an_option_is_its_values_and_no_program(
 
 def test_two_dashes_alone_end_the_options_of_open_mpi() -> None:
     found = line("-n 2 -- -prog")
-    assert found.argv[found.program_index or 0] == "-prog"
+    assert found.program == "-prog"
     assert line("-- ./prog", "mpich").unknown == "--"
 
 
@@ -297,7 +302,7 @@ def test_hydras_words_are_read_in_any_case_with_its_environment_options() -> Non
     assert found.exports == ("A", "B", "C", "D")
     assert found.exports_only == "-genvlist C,D"
     assert line("-genvnone -genv A 1 ./prog", "mpich").exports_only == "-genvnone"
-    assert found.argv[found.program_index or 0] == "./prog"
+    assert found.program == "./prog"
 
 
 def test_the_program_is_known_where_it_is_one_and_stands_where_it_is_looked_for() -> None:
@@ -315,13 +320,13 @@ def test_the_program_is_known_where_it_is_one_and_stands_where_it_is_looked_for(
 
 
 def test_a_line_without_a_program_has_no_place_for_it() -> None:
-    assert read(["mpirun"], MpiFamily.OPENMPI4).program_index is None
-    assert read(["mpirun", "-n", "2"], MpiFamily.OPENMPI4).program_index is None
+    assert index_in(read(["mpirun"], MpiFamily.OPENMPI4)) is None
+    assert index_in(read(["mpirun", "-n", "2"], MpiFamily.OPENMPI4)) is None
 
 
 def test_of_an_mpi_without_a_table_nothing_is_read() -> None:
     found = line("-n 2 ./prog", MpiFamily.UNKNOWN)
-    assert (found.unknown, found.np, found.program_index) == ("mpirun", None, None)
+    assert (found.unknown, found.np, index_in(found)) == ("mpirun", None, None)
     assert found.may_hide_hosts
 
 
@@ -391,7 +396,7 @@ def test_the_program_is_found_behind_any_known_options(
     for family in ("openmpi4", "openmpi5"):
         found = read(["mpirun", *before, "-n", str(np), "./prog", *arguments], MpiFamily(family))
         assert found.unknown == ""
-        assert found.program_index == len(before) + 3
+        assert index_in(found) == len(before) + 3
         assert found.np == np
 
 

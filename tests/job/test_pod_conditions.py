@@ -23,7 +23,7 @@ def told(plan: Plan) -> list[str]:
 
 def in_folder(folder: str, **environ: str) -> Plan:
     seen = observed(environ={**POD, **environ})
-    paths = LaunchPaths(f"{folder}/launch-17", "/opt/agent", f"{folder}/key")
+    paths = LaunchPaths(f"{folder}/launch-17", "/opt/agent")
     return make(seen, resolve({}, seen.environ), paths)
 
 

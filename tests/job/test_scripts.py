@@ -54,8 +54,7 @@ def test_the_script_of_a_line_is_found(words: str, found: Script) -> None:
 )
 def test_a_call_of_mpirun_is_seen(text: str) -> None:
     [call] = calls(text)
-    assert call.path == ""
-    assert call.enters_mpiboot
+    assert (call.is_mpirun, call.path) == (True, "")
 
 
 @pytest.mark.parametrize(
@@ -72,7 +71,6 @@ def test_a_call_of_mpirun_is_seen(text: str) -> None:
 )
 def test_a_call_of_what_logs_in_is_seen(text: str, name: str) -> None:
     assert calls(text) == (Call("", name),)
-    assert not calls(text)[0].enters_mpiboot
     assert not calls(text)[0].is_mpirun
 
 
@@ -102,7 +100,6 @@ def test_what_only_speaks_of_mpirun_calls_nothing(text: str) -> None:
 def test_a_call_by_its_path_is_told_apart() -> None:
     found = calls("/usr/bin/mpirun ./a\nmpirun ./b\n$MPI_HOME/bin/mpiexec ./c")
     assert [call.path for call in found] == ["/usr/bin/", "", "$MPI_HOME/bin/"]
-    assert [call.enters_mpiboot for call in found] == [False, True, False]
     assert all(call.is_mpirun for call in found)
 
 

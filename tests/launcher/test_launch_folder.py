@@ -115,7 +115,7 @@ def test_ssh_reaches_each_host_by_mpiruns_name_where_the_gate_found_it(tmp_path:
     first, second = read("w-0.job.ns.svc"), read("ip-w-1")
     assert (first["hostname"], second["hostname"]) == ("10.244.0.10", "10.244.0.11")
     assert (first["port"], first["user"]) == ("22", "root")
-    assert first["identityfile"] == launch.where.key
+    assert first["identityfile"] == f"{launch.where.launch_dir}/key"
     assert first["userknownhostsfile"] == str(folder / "known_hosts")
     assert first["stricthostkeychecking"] == "true"
     assert "sntrup761" not in first["kexalgorithms"]  # about 70 ms more for each host
@@ -125,7 +125,7 @@ def test_ssh_reaches_each_host_by_mpiruns_name_where_the_gate_found_it(tmp_path:
         f"mpiboot-job {public}",
         "[10.244.0.11]:22,10.244.0.11 ssh-ed25519 SHOWN",
     ]
-    assert Path(launch.where.key).read_bytes() == (tmp_path / "id").read_bytes()
+    assert Path(launch.where.launch_dir, "key").read_bytes() == (tmp_path / "id").read_bytes()
     assert Path(launch.where.hostfile).read_text() == launch.plan.hostfile
     conf = (folder / "agent.conf").read_text()
     assert f"ssh='{shutil.which('ssh')} -o StrictHostKeyChecking=yes'" in conf
@@ -210,7 +210,7 @@ def test_mpiboots_own_client_is_told_hosts_keys_and_whom_to_end_with(tmp_path: P
             LaunchHost("w-0.job.ns.svc", "10.244.0.10", 22, "root", launch.key.public),
             LaunchHost("ip-w-1", "10.244.0.11", 22, "root", "ssh-ed25519 SHOWN"),
         ),
-        key=launch.where.key,
+        key=f"{launch.where.launch_dir}/key",
         patience=SshTimeouts(attempts=3, timeout=30, interval=1, probes=1_000_000),
         events=f"{folder}/events",
         errors=f"{folder}/stderr",
