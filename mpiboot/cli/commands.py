@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -28,7 +30,10 @@ from mpiboot.cli.options import (
 from mpiboot.cli.run import ENTRY, ErrorSettings, Words, looking, resolved
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import Role
-from mpiboot.core.settings import ROWS, Section
+from mpiboot.core.settings import ROWS, Resolved, Section
+
+if TYPE_CHECKING:
+    from mpiboot.validate.verdict import ToolOptions
 
 # Seconds that a look at every host takes at most, unless a flag says otherwise: the variable is
 # the deadline of a launcher that waits.
@@ -348,43 +353,57 @@ def validate() -> None:
     """  # noqa: D301 - click's mark for lines that are kept as they are
 
 
-_TOOL_OPTIONS: Final = (
-    (
-        ("--tool",),
-        *("NAME", str, ""),
-        "nccl-tests, osu or imb, or a program of theirs; where not given, the first that can run.",
-    ),
-    (
-        ("--time", "seconds"),
-        *("TIME", duration, "60"),
-        "How long the tool may take; what it has measured by then is judged.  [default: 60]",
-    ),
-    (
-        ("--min-busbw", "busbw"),
-        *("GB/S", amount, None),
-        "Bus bandwidth of the largest messages below which it fails.",
-    ),
-    (
-        ("--min-fraction", "fraction"),
-        *("FRACTION", amount, None),
-        "Part of what a host's ports carry below which it fails.  [default: 0.8, of NCCL's tools]",
-    ),
-)
+_BY_TOOL: Final = {
+    "tool": "nccl-tests, osu or imb, or a program of theirs; where not given, the first that can "
+    "run.",
+    "seconds": "How long the tool may take; what it has measured by then is judged.  [default: 60]",
+    "busbw": "Bus bandwidth of the largest messages below which it fails.",
+    "fraction": "Part of what a host's ports carry below which it fails.  [default: 0.8, of NCCL's "
+    "tools]",
+}
+_BY_PAIRS: Final = {
+    "tool": "ib_write_bw, ib_read_lat or tcp; where not given, ib_write_bw if all workers have "
+    "RDMA and perftest, else tcp.",
+    "seconds": "How long it may take, once all hosts are ready.  [default: 60]",
+    "fraction": "Part of what is usual between hosts, and of a port's rate, below which it fails.  "
+    "[default: 0.8; of ib_read_lat 0.5]",
+}
 
 
-def _measuring(command: _Made) -> _Made:
-    """Give a command the options of one that runs a tool."""
-    command.params += [
-        click.Option(names, metavar=metavar, type=read, default=default, help=text)
-        for names, metavar, read, default, text in _TOOL_OPTIONS
-    ]
-    json = click.Option(["--json", "as_json"], is_flag=True, help="Print the result as JSON.")
-    command.params.append(json)
-    return command
+def _measuring(helps: Mapping[str, str]) -> Callable[[_Made], _Made]:
+    """Give a command the options of one that measures, each with its help."""
+    kinds: dict[str, dict[str, Any]] = {
+        "tool": {"metavar": "NAME", "default": ""},
+        "seconds": {"metavar": "TIME", "type": duration, "default": "60"},
+        "busbw": {"metavar": "GB/S", "type": amount},
+        "fraction": {"metavar": "FRACTION", "type": amount},
+    }
+    flags = {"seconds": "--time", "busbw": "--min-busbw", "fraction": "--min-fraction"}
+
+    def add(command: _Made) -> _Made:
+        command.params += [
+            *(
+                click.Option([flags.get(name, f"--{name}"), name], help=text, **kinds[name])
+                for name, text in helps.items()
+            ),
+            click.Option(["--json", "as_json"], is_flag=True, help="Print the result as JSON."),
+        ]
+        return command
+
+    return add
+
+
+def _asked(given: dict[str, Any]) -> tuple[Resolved, Mapping[str, str], ToolOptions]:
+    """Part what is measured from the settings."""
+    from mpiboot.validate.verdict import ToolOptions
+
+    own = [item.name for item in fields(ToolOptions) if item.name in given]
+    asked = ToolOptions(**{name: given.pop(name) for name in own})
+    return resolved(given, "validate"), os.environ, asked
 
 
 @settings_of(Role.LAUNCHER, without=_NOT_FOR_TOOLS, common=(Section.HOSTS,))
-@_measuring
+@_measuring(_BY_TOOL)
 @validate.command(cls=Command, context_settings=PASS_ON)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def job(**given: Any) -> None:  # noqa: ANN401 - the options above, and the settings' texts
@@ -401,14 +420,12 @@ def job(**given: Any) -> None:  # noqa: ANN401 - the options above, and the sett
       mpiboot validate job -- -b 8M -e 1G -f 2 -n 50
     """  # noqa: D301 - click's mark for lines that are kept as they are
     from mpiboot.validate import role
-    from mpiboot.validate.verdict import ToolOptions
 
-    asked = ToolOptions(**{name: given.pop(name) for name in role.OPTIONS})
-    role.job(resolved(given, "validate"), os.environ, asked)
+    role.job(*_asked(given))
 
 
 @settings_of(Role.LAUNCHER, without=_NOT_FOR_NODE)
-@_measuring
+@_measuring(_BY_TOOL)
 @validate.command(cls=Command, context_settings=PASS_ON)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def node(**given: Any) -> None:  # noqa: ANN401 - as above
@@ -420,41 +437,14 @@ def node(**given: Any) -> None:  # noqa: ANN401 - as above
       kubectl exec my-job-worker-0 -- mpiboot validate node --min-busbw 300
     """  # noqa: D301 - click's mark for lines that are kept as they are
     from mpiboot.validate import role
-    from mpiboot.validate.verdict import ToolOptions
 
-    asked = ToolOptions(**{name: given.pop(name) for name in role.OPTIONS})
-    role.node(resolved(given, "validate"), os.environ, asked)
+    role.node(*_asked(given))
 
 
 @settings_of(Role.LAUNCHER, without=_NOT_FOR_PAIRS, common=(Section.HOSTS,))
+@_measuring(_BY_PAIRS)
 @validate.command(cls=Command)
-@click.option(
-    "--tool",
-    metavar="NAME",
-    default="",
-    help="ib_write_bw, ib_read_lat or tcp; where not given, ib_write_bw if all workers have RDMA "
-    "and perftest, else tcp.",
-)
-@click.option(
-    "--time",
-    "seconds",
-    metavar="TIME",
-    type=duration,
-    default="60",
-    help="How long it may take, once all hosts are ready.  [default: 60]",
-)
-@click.option(
-    "--min-fraction",
-    "fraction",
-    metavar="FRACTION",
-    type=amount,
-    help="Part of what is usual between hosts, and of a port's rate, below which it fails.  "
-    "[default: 0.8; of ib_read_lat 0.5]",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def pairs(
-    *, tool: str, seconds: float, fraction: float | None, as_json: bool, **flags: str | None
-) -> None:
+def pairs(**given: Any) -> None:  # noqa: ANN401 - as above
     """Measure from every host to every other one, and name those that are slow.
 
     It waits for the hosts as `launcher` does, and starts no MPI. Exit 0 when nothing is slow, 1
@@ -469,8 +459,7 @@ def pairs(
     """  # noqa: D301 - click's mark for lines that are kept as they are
     from mpiboot.validate import pairs_role as role
 
-    asked = role.PairsOptions(tool, seconds, fraction, as_json)
-    role.run(resolved(flags, "validate"), os.environ, asked)
+    role.run(*_asked(given))
 
 
 @cli.command(cls=Command)

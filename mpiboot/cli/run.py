@@ -139,11 +139,11 @@ def _measure(found: Resolved) -> None:
     """
     from mpiboot.supervisor.signals import ENDING
     from mpiboot.validate import pairs_role
+    from mpiboot.validate.verdict import ToolOptions
 
     taken = (*ENDING, signal.SIGUSR1, signal.SIGUSR2)
     before = {number: signal.getsignal(number) for number in taken}
-    asked = pairs_role.PairsOptions(seconds=_QUICK, before_job=True)
-    pairs_role.run(found, os.environ, asked)
+    pairs_role.run(found, os.environ, ToolOptions(seconds=_QUICK), before_job=True)
     for number, handler in before.items():
         signal.signal(number, handler)
 

@@ -11,7 +11,7 @@ import itertools
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from mpiboot.core import log
@@ -32,6 +32,7 @@ from mpiboot.supervisor.signals import ENDING
 from mpiboot.system import files
 from mpiboot.validate import pairs
 from mpiboot.validate.pairs import MEASURES, TCP, Flow, Measure, Measured, RailEnd
+from mpiboot.validate.verdict import ToolOptions
 
 if TYPE_CHECKING:
     from mpiboot.ssh.login import Dialogue
@@ -44,22 +45,16 @@ _GUARD: Final = 20.0  # for one measurement beside its own time; more where more
 _PORTS: Final = "18515-18578"  # perftest's own, and those behind it
 
 
-@dataclass(frozen=True, slots=True)
-class PairsOptions:
-    """The command line: the tool (empty: RDMA where that can be), time, what is enough.
-
-    ``before_job`` where a job comes next, whose own output stdout is for.
-    """
-
-    tool: str = ""
-    seconds: float = 60.0
-    fraction: float | None = None
-    as_json: bool = False
-    before_job: bool = False
-
-
-def run(resolved: Resolved, environ: Mapping[str, str], asked: PairsOptions) -> None:
+def run(
+    resolved: Resolved,
+    environ: Mapping[str, str],
+    asked: ToolOptions,
+    *,
+    before_job: bool = False,
+) -> None:
     """Print what was measured; after a signal that which was measured so far.
+
+    With ``before_job`` a job comes next, whose own output stdout is for.
 
     Raises:
         ShownError: something is too slow, or could not be measured.
@@ -78,18 +73,18 @@ def run(resolved: Resolved, environ: Mapping[str, str], asked: PairsOptions) -> 
     look.end_on_signals(resolved)  # asyncio has put the default in its place, which PID 1 ignores
     seen, whole = measuring.seen, not number
     found = (*pairs.judge(seen, asked.fraction), *measuring.left_out)
-    if asked.before_job:  # what was not measured is no reason to start no job
+    if before_job:  # what was not measured is no reason to start no job
         found = tuple(
             replace(item, level=Level.WARN) if item.check == "not-measured" else item
             for item in found
         )
     elif whole and not seen.values and not any(item.level is Level.FAIL for item in found):
         found = (*found, pairs.finding("not-measured", "there are no two hosts to be measured"))
-    out = sys.stderr if asked.before_job else sys.stdout
+    out = sys.stderr if before_job else sys.stdout
     if asked.as_json:
         out.write(render.as_json(pairs.record(seen, found, whole=whole)))
-    elif seen.values or found or not asked.before_job:
-        out.write(pairs.as_text(seen, found, log.width(2 if asked.before_job else 1), whole=whole))
+    elif seen.values or found or not before_job:
+        out.write(pairs.as_text(seen, found, log.width(2 if before_job else 1), whole=whole))
     out.flush()
     if number:
         log.write_termination(resolved.settings.termination_log, "signal: it was interrupted\n")
@@ -104,7 +99,7 @@ def run(resolved: Resolved, environ: Mapping[str, str], asked: PairsOptions) -> 
 class _Measuring:
     """One run: who takes part, by what it is measured, and what was measured so far."""
 
-    def __init__(self, launcher: LauncherPod, asked: PairsOptions) -> None:
+    def __init__(self, launcher: LauncherPod, asked: ToolOptions) -> None:
         self._launcher, self._asked = launcher, asked
         self._settings, self._to = launcher.resolved.settings, access(launcher)
         self._hosts = MeasuringHosts(self._settings, self._to)

@@ -13,7 +13,6 @@ import signal
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
 from typing import Any, Final
 
 from mpiboot.core import log
@@ -40,9 +39,6 @@ _PIECE: Final = 1 << 16
 _LAUNCH: Final = "from mpiboot.cli.main import main; main()"
 # Two ranks by this pod's own mpirun, whatever hosts and agents its environment names for a job.
 _LOCAL: Final = ("mpirun", "-n", "2")
-
-
-OPTIONS: Final = tuple(item.name for item in fields(ToolOptions))
 
 
 def job(resolved: Resolved, environ: Mapping[str, str], asked: ToolOptions) -> None:

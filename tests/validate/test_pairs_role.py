@@ -24,7 +24,8 @@ from mpiboot.hosts.pairs import MeasuringHosts
 from mpiboot.launcher import look, observation
 from mpiboot.network import decision, worker_network
 from mpiboot.validate import pairs, pairs_role
-from mpiboot.validate.pairs_role import PairsOptions, _Measuring
+from mpiboot.validate.pairs_role import _Measuring
+from mpiboot.validate.verdict import ToolOptions
 from tests.fakes import workers as w
 from tests.hosts.test_pair_check import Talk
 
@@ -84,7 +85,7 @@ def measuring(
     monkeypatch: pytest.MonkeyPatch,
     folder: Path,
     *programs: str,
-    asked: PairsOptions = PairsOptions(),  # noqa: B008 - it is frozen
+    asked: ToolOptions = ToolOptions(),  # noqa: B008 - it is frozen
     made: Any = w.macvlan,  # noqa: ANN401 - one of the workers' makers
 ) -> tuple[_Measuring, list[Here]]:
     """A run on hosts that have these programs, reached here."""
@@ -124,7 +125,7 @@ def _nothing(self: Any, *_: object) -> None:  # noqa: ANN401 - a MeasuringHosts 
     self.connections, self.probes, self._ports = {}, {}, ""
 
 
-QUICK = PairsOptions(seconds=30.0)
+QUICK = ToolOptions(seconds=30.0)
 
 
 async def test_every_pair_is_measured_by_the_program_of_both_ends(
@@ -149,7 +150,7 @@ async def test_tcp_is_measured_where_it_is_asked_for(
     def busy(place: int) -> Worker:
         return replace(w.macvlan(place), launches=("launch",) if place else ())
 
-    asked = PairsOptions("tcp", 30.0)
+    asked = ToolOptions("tcp", seconds=30.0)
     run, _ = measuring(monkeypatch, tmp_path, PROGRAM, PROGRAM, asked=asked, made=busy)
     assert await run.until_signal() == 0
     assert "warning: a job runs on w-1: each slows the other down\n" in capfd.readouterr().err
@@ -176,7 +177,7 @@ async def test_a_tool_that_is_named_and_lacks_a_port_is_an_error(
     def plain(place: int) -> Worker:
         return w.worker(f"w-{place}", w.eth0(f"10.244.1.{place + 5}/24"))
 
-    asked = PairsOptions("ib_write_bw")
+    asked = ToolOptions("ib_write_bw")
     run, _ = measuring(monkeypatch, tmp_path, PROGRAM, PROGRAM, asked=asked, made=plain)
     with pytest.raises(MpibootError) as wrong:
         await run.until_signal()
@@ -186,7 +187,7 @@ async def test_a_tool_that_is_named_and_lacks_a_port_is_an_error(
 
 def test_a_tool_that_is_none_is_an_error() -> None:
     with pytest.raises(MpibootError, match="--tool is 'iperf': expected one of ib_write_bw"):
-        pairs_role.run(resolve({}, {}), {}, PairsOptions("iperf"))
+        pairs_role.run(resolve({}, {}), {}, ToolOptions("iperf"))
 
 
 @pytest.mark.parametrize("before_job", [True, False])
@@ -211,7 +212,7 @@ def test_what_was_not_measured_is_no_reason_to_start_no_job(
     monkeypatch.setattr(look, "waiting_pod", lambda *_: SimpleNamespace(folder=tmp_path / "own"))
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(ShownError) if not before_job else nullcontext():
-        pairs_role.run(resolve({}, {}), {}, PairsOptions(before_job=before_job))
+        pairs_role.run(resolve({}, {}), {}, ToolOptions(), before_job=before_job)
     assert "its SSH server takes no further session" in "".join(capfd.readouterr())
     # As a container's first process it would ignore the default.
     assert callable(signal.getsignal(signal.SIGTERM))

@@ -18,7 +18,6 @@ import pytest
 
 from mpiboot.cli import main as cli
 from mpiboot.system import process
-from mpiboot.validate import role
 from tests.validate.test_output import HEADS, ROW
 from tests.waiting import until
 
@@ -151,7 +150,3 @@ def test_a_signal_ends_a_pods_own_tool(tmp_path: Path) -> None:
     assert "interrupted by SIGINT: no verdict" in out
     pid = (tmp_path / "pid").read_text().strip()
     until(lambda: not Path(f"/proc/{pid}").exists())
-
-
-def test_the_options_of_the_command_line_are_those_of_the_role() -> None:
-    assert set(role.OPTIONS) == {"tool", "arguments", "seconds", "busbw", "fraction", "as_json"}
