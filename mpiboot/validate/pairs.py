@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, exp, gcd, log
 from statistics import NormalDist, median
@@ -33,7 +33,8 @@ class Measure:
 
     ``arguments`` are those of perftest's program of that name, and ``column`` is where the result
     stands in its last line; without arguments it is the TCP stream of ``worker/probe.py``.
-    ``fraction`` of what is usual, or of the port's rate, is enough.
+    ``fraction`` of what is usual, or of the port's rate, is enough; ``checks`` name a host and a
+    pair that have less.
     """
 
     name: str
@@ -43,6 +44,10 @@ class Measure:
     column: int = 0
     is_rate: bool = True
     fraction: float = 0.8
+    form: str = ".3g"
+    least: float = 1e-9  # what is smaller makes no difference
+    checks: tuple[str, str] = ("slow-host", "slow-pair")
+    level: Level = Level.FAIL
 
     def arguments_for(self, seconds: float, port: int, rail: RailEnd) -> str:
         """Write one end's arguments."""
@@ -60,11 +65,15 @@ class Measure:
 
     def speed(self, value: float) -> float:
         """Give what is the larger the better."""
-        return max(value, 1e-9) if self.is_rate else 1 / max(value, 1e-9)
+        return max(value, self.least) if self.is_rate else 1 / (value + self.least)
 
     def shown(self, value: float) -> str:
         """Write a value with its unit."""
-        return f"{value:.3g} {self.unit}"
+        return f"{value:{self.form}} {self.unit}"
+
+    def told(self, speed: float) -> str:
+        """Write what ``speed`` was made of."""
+        return self.shown(speed if self.is_rate else 1 / speed - self.least)
 
 
 TCP: Final = Measure("tcp", "mpiboot's own TCP stream", "Gb/s")
@@ -82,6 +91,16 @@ MEASURES: Final = {
         TCP,
     )
 }
+# TCP sends some packets again where a queue is full for a moment: such a share is ordinary.
+_LOSS: Final = Measure(
+    *("resent", "TCP's packets", "of the packets sent again"),
+    is_rate=False,
+    fraction=0.5,
+    form=".2%",
+    least=0.005,
+    checks=("lost-packets", "lost-packets"),
+    level=Level.WARN,
+)
 # What perftest complains in, of all that it writes.
 _COMPLAINT: Final = re.compile(r"fail|could|unable|error|mismatch", re.IGNORECASE)
 
@@ -105,7 +124,6 @@ class RailEnd:
 
 def rail_ends(network: WorkerNetwork) -> tuple[RailEnd | None, ...]:
     """Give each rail's end with the delivered GID index; None where perftest can't use it."""
-    wanted = (*network.gids.wanted, *[None] * len(network.rails))
     return tuple(
         RailEnd(
             *(rail.name, rail.device.name, rail.port.number),
@@ -114,7 +132,7 @@ def rail_ends(network: WorkerNetwork) -> tuple[RailEnd | None, ...]:
         )
         if rail.ready and not rail.device.efa and (gid or rail.transport is Transport.INFINIBAND)
         else None
-        for rail, gid in zip(network.rails, wanted, strict=False)
+        for rail, gid in itertools.zip_longest(network.rails, network.gids.wanted)
     )
 
 
@@ -154,12 +172,8 @@ def rounds(hosts: Sequence[str]) -> Iterator[tuple[tuple[str, str], ...]]:
     )
     for turn in range(count):
         at = turn * step % count
-        pairs = [(circle[at], fixed)]
-        pairs += [
-            (circle[(at + far) % count], circle[(at - far) % count])
-            for far in range(1, (count + 1) // 2)
-        ]
-        flows = tuple(pair for pair in pairs if all(pair))
+        pairs = ((circle[at + far - count], circle[at - far]) for far in range(1, count // 2 + 1))
+        flows = tuple(pair for pair in ((circle[at], fixed), *pairs) if all(pair))
         yield flows
         yield tuple((target, source) for source, target in flows)
 
@@ -181,24 +195,16 @@ class Measured:
     failed: dict[Flow, str] = field(default_factory=dict)
 
     @property
-    def pairs(self) -> int:
-        """Count the pairs of which something was measured."""
-        return len({frozenset(flow[1:]) for flow in self.values})
-
-    @property
     def middles(self) -> dict[Flow, float]:
         """Give one value for each flow."""
         return {flow: median(values) for flow, values in self.values.items()}
 
 
-# TCP sends some packets again where a queue is full for a moment: such a share is ordinary.
-_LOST: Final = 0.005
 # A suspicion has to be this far off even where nothing else is noisy, and farther with few values.
 _QUIET, _FEW_VALUES = 0.03, 0.15
 _MANY: Final = 6  # values for each host
 _ENOUGH: Final = 4  # values by which a host can be named
 _MOSTLY: Final = 0.9  # of a host's values are slow where it is named
-_TO_NAME: Final = 3  # hosts among which one can stand out
 _ONCE_IN: Final = 1000  # runs in which noise alone names somebody
 _SHOWN: Final = 4
 _HINTS: Final = {
@@ -213,8 +219,7 @@ _HINTS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Judged:
+class _Judged(NamedTuple):
     """One rail: the usual speed, and what is slow: a host that sends (or receives), a flow."""
 
     usual: float
@@ -222,20 +227,29 @@ class _Judged:
     flows: Mapping[Flow, float]
 
 
-def _upper(values: Sequence[float], share: float = 0.75) -> float:
-    """Give the value that three quarters reach at most: a host's own, beside slow partners."""
+def _upper(values: Sequence[float], share: float) -> float:
+    """Give the value that such a share reach at most."""
     return sorted(values)[ceil(share * (len(values) - 1))]
 
 
-def _judged(speeds: Mapping[Flow, Sequence[float]], enough: float) -> _Judged:
-    middle = {flow: median(values) for flow, values in speeds.items()}
-    by_end: defaultdict[tuple[str, bool], list[float]] = defaultdict(list)
-    every: defaultdict[tuple[str, bool], list[float]] = defaultdict(list)
-    for flow, speed in middle.items():
-        for end in ((flow.source, True), (flow.target, False)):
-            by_end[end].append(speed)
-            every[end] += speeds[flow]
-    best = {end: _upper(listed) for end, listed in by_end.items()}
+def _judged(
+    measure: Measure, values: Mapping[Flow, Sequence[float]], enough: float | None
+) -> dict[int, _Judged]:
+    """Judge each rail."""
+    rails: defaultdict[int, dict[Flow, list[float]]] = defaultdict(dict)
+    for flow, listed in values.items():
+        rails[flow.rail][flow] = [*map(measure.speed, listed)]
+    return {rail: _of_rail(of, enough or measure.fraction) for rail, of in sorted(rails.items())}
+
+
+def _of_rail(speeds: Mapping[Flow, Sequence[float]], enough: float) -> _Judged:
+    by_end: defaultdict[tuple[str, bool], list[Flow]] = defaultdict(list)
+    for flow in speeds:
+        by_end[flow.source, True].append(flow)
+        by_end[flow.target, False].append(flow)
+    middle = {flow: median(listed) for flow, listed in speeds.items()}
+    # A host's own is what three quarters reach at most: it has slow partners, too.
+    best = {end: _upper([middle[flow] for flow in flows], 0.75) for end, flows in by_end.items()}
     usual = median(best.values())
     # Of two speeds that differ by chance the ratio says how much, whatever the speed.
     ratios = [
@@ -243,34 +257,29 @@ def _judged(speeds: Mapping[Flow, Sequence[float]], enough: float) -> _Judged:
         for flow, listed in speeds.items()
         for speed in listed
     ]
-    hosts = len({host for host, _ in best})
-    least = _QUIET if len(ratios) >= _MANY * hosts else _FEW_VALUES
-    noise = max(1.4826 * median(ratios), least)  # the deviation, by that of the middle one
+    least = _QUIET if len(ratios) >= _MANY * len({host for host, _ in best}) else _FEW_VALUES
+    # The deviation, by that of the middle one.
+    noise = NormalDist(sigma=max(1.4826 * median(ratios), least))
 
-    def least_usual(among: int) -> float:
-        """Give the speed below which one of so many is slow, and not by chance."""
-        times = NormalDist().inv_cdf(1 - 1 / (_ONCE_IN * among))
-        return usual * min(enough, exp(-times * noise))
-
-    slow_end, slow_way = least_usual(len(best)), least_usual(len(speeds))
-    ends = {
-        end: speed
-        for end, speed in best.items()
-        # By one partner alone nobody knows whose fault it is.
-        if hosts >= _TO_NAME
-        and len(by_end[end]) > 1
-        and len(every[end]) >= _ENOUGH
+    # Below these one of so many hosts, or flows, is slow, and not by chance.
+    slow_end, slow_flow = (
+        usual * min(enough, exp(noise.inv_cdf(1 / (_ONCE_IN * len(among)))))
+        for among in (best, speeds)
+    )
+    ends = {}
+    for end, flows in by_end.items():
+        every = [speed for flow in flows for speed in speeds[flow]]
         # A busy host is slow for a while, and reaches its speed at other times.
-        and max(speed, _upper(every[end], _MOSTLY)) < slow_end
-    }
-    flows = {
+        reached = max(best[end], _upper(every, _MOSTLY))
+        # By one partner alone nobody knows whose fault it is.
+        if len(flows) > 1 and len(every) >= _ENOUGH and reached < slow_end:
+            ends[end] = best[end]
+    slow = {
         flow: max(listed)
         for flow, listed in speeds.items()
-        if (flow.source, True) not in ends
-        and (flow.target, False) not in ends
-        and max(listed) < slow_way
+        if max(listed) < slow_flow and not {(flow.source, True), (flow.target, False)} & ends.keys()
     }
-    return _Judged(usual, ends, flows)
+    return _Judged(usual, ends, slow)
 
 
 def judge(seen: Measured, enough: float | None = None) -> tuple[Finding, ...]:
@@ -280,53 +289,25 @@ def judge(seen: Measured, enough: float | None = None) -> tuple[Finding, ...]:
         seen: what was measured.
         enough: the fraction of what is usual, and of a port's rate; None: the measure's own.
     """
-    measure, judged = seen.measure, _by_rail(seen, enough)
-    lost = {
-        rail: _judged(speeds, _HALF)
-        for rail in judged
-        if (speeds := _of_rail(seen.resent, rail, lambda share: 1 / (share + _LOST)))
-    }
-
-    def speed_shown(speed: float) -> str:
-        return measure.shown(speed if measure.is_rate else 1 / speed)
-
-    def loss_shown(speed: float) -> str:
-        return f"{1 / speed - _LOST:.2%} of the packets sent again"
-
+    judged = _judged(seen.measure, seen.values, enough)
     return (
-        *_rails(seen, judged, enough or measure.fraction),
-        *_outliers("slow-host", "slow-pair", Level.FAIL, seen, judged, speed_shown),
-        *_outliers("lost-packets", "lost-packets", Level.WARN, seen, lost, loss_shown),
+        *_rails(seen, judged, enough or seen.measure.fraction),
+        *_outliers(seen, seen.measure, judged),
+        *_outliers(seen, _LOSS, _judged(_LOSS, seen.resent, None)),
         *_not_measured(seen),
     )
-
-
-_HALF: Final = 0.5
-
-
-def _of_rail(
-    values: Mapping[Flow, Sequence[float]], rail: int, speed: Callable[[float], float]
-) -> dict[Flow, list[float]]:
-    return {flow: [*map(speed, listed)] for flow, listed in values.items() if flow.rail == rail}
 
 
 def doubtful(seen: Measured, enough: float | None = None) -> tuple[tuple[str, str], ...]:
     """Give flows that look slow by a single value, to be measured again; no host is in two."""
     found: list[tuple[str, str]] = []
-    for one in _by_rail(seen, enough).values():
-        for flow in one.flows:
-            once = len(seen.values[flow]) == 1 and flow not in seen.failed
-            if once and not {*flow[1:]} & {*itertools.chain(*found)}:
-                found.append((flow.source, flow.target))
+    for flow in itertools.chain(
+        *(one.flows for one in _judged(seen.measure, seen.values, enough).values())
+    ):
+        once = len(seen.values[flow]) == 1 and flow not in seen.failed
+        if once and not {*flow[1:]} & {*itertools.chain(*found)}:
+            found.append((flow.source, flow.target))
     return tuple(found)
-
-
-def _by_rail(seen: Measured, enough: float | None) -> dict[int, _Judged]:
-    return {
-        rail: _judged(speeds, enough or seen.measure.fraction)
-        for rail in range(len(seen.names))
-        if (speeds := _of_rail(seen.values, rail, seen.measure.speed))
-    }
 
 
 def finding(
@@ -343,52 +324,43 @@ def finding(
 
 def _rails(seen: Measured, judged: Mapping[int, _Judged], enough: float) -> Iterator[Finding]:
     """Compare the rails with each other, each by its port's rate where that is known."""
-    known = seen.measure.is_rate and bool(seen.limits) and all(seen.limits)
-    of_limit = {
-        rail: one.usual / (seen.limits[rail] if known else 1) for rail, one in judged.items()
-    }
-    for rail, share in of_limit.items():
-        name, usual = seen.names[rail], judged[rail].usual
-        shown = seen.measure.shown(usual if seen.measure.is_rate else 1 / usual)
-        if share < enough * median(of_limit.values()):
-            message = f"{name} is slow between all hosts: {shown} as a rule"
+    measure, limits = seen.measure, seen.limits
+    known = measure.is_rate and bool(limits) and all(limits)
+    shares = {rail: one.usual / (limits[rail] if known else 1) for rail, one in judged.items()}
+    for rail, share in shares.items():
+        name, usual = seen.names[rail], measure.told(judged[rail].usual)
+        if share < enough * median(shares.values()):
+            message = f"{name} is slow between all hosts: {usual} as a rule"
             yield finding("slow-rail", message, hosts=seen.hosts)
         elif known and share < enough:
-            limit = seen.measure.shown(seen.limits[rail])
-            message = f"{name} carries {shown} as a rule: {share:.0%} of the {limit} of its port"
+            limit = measure.shown(limits[rail])
+            message = f"{name} carries {usual} as a rule: {share:.0%} of the {limit} of its port"
             yield finding("port-rate", message, hosts=seen.hosts)
 
 
-def _outliers(
-    of_host: str,
-    of_pair: str,
-    level: Level,
-    seen: Measured,
-    judged: Mapping[int, _Judged],
-    shown: Callable[[float], str],
-) -> Iterator[Finding]:
+def _outliers(seen: Measured, measure: Measure, judged: Mapping[int, _Judged]) -> Iterator[Finding]:
     """Write what stands out, the worst host first: a line for each of its ends, for each flow."""
-    hosts: dict[str, list[str]] = {}
-    worst: dict[str, float] = {}
-    pairs, met = list[str](), dict[str, None]()
+    hosts: defaultdict[str, list[tuple[float, str]]] = defaultdict(list)
+    pairs: dict[Flow, str] = {}
     for rail, one in judged.items():
-        name, usual = seen.names[rail], f"the others {shown(one.usual)}"
+        name, usual = seen.names[rail], f"the others {measure.told(one.usual)}"
         for (host, sends), speed in one.ends.items():
-            worst[host] = min(speed, worst.get(host, speed))
             direction = "from" if sends else "to"
-            hosts.setdefault(host, []).append(f"{shown(speed)} {direction} it by {name}, {usual}")
-        for pair, speed in one.flows.items():
-            if len(seen.values[pair]) > 1 or pair in seen.failed:
-                line = f"{pair.source} to {pair.target} by {name}: {shown(speed)}, {usual}"
-                pairs.append(line)
-                met |= dict.fromkeys(pair[1:])
-    for host in sorted(hosts, key=lambda name: worst[name]):
-        first, *lines = hosts[host]
-        yield finding(of_host, first, level, lines, [host])
+            line = f"{measure.told(speed)} {direction} it by {name}, {usual}"
+            hosts[host].append((speed, line))
+        for flow, speed in one.flows.items():
+            if len(seen.values[flow]) > 1 or flow in seen.failed:
+                line = f"{flow.source} to {flow.target} by {name}: {measure.told(speed)}, {usual}"
+                pairs[flow] = line
+    for host, told in sorted(hosts.items(), key=lambda item: min(item[1])[0]):
+        first, *lines = (line for _, line in told)
+        yield finding(measure.checks[0], first, measure.level, lines, [host])
     if pairs:
-        more = f"; {len(pairs) - 1} more" if len(pairs) > 1 else ""
+        first, *lines = pairs.values()
+        more = f"; {len(lines)} more" if lines else ""
         more += "" if hosts else "; no host stands out"
-        yield finding(of_pair, pairs[0] + more, level, pairs[1:], tuple(met))
+        met = [*dict.fromkeys(host for flow in pairs for host in flow[1:])]
+        yield finding(measure.checks[1], first + more, measure.level, lines, met)
 
 
 def _not_measured(seen: Measured) -> Iterator[Finding]:
@@ -416,14 +388,14 @@ def summary(seen: Measured, width: int | None, *, whole: bool) -> str:
     """Say in one line what was measured, and what is usual."""
     count, message = len(seen.hosts), "nothing was measured"
     if seen.names:
+        met = len({frozenset(flow[1:]) for flow in seen.values})
         message = (
-            f"{seen.pairs} of {counted(count * (count - 1) // 2, 'pair')} of "
-            f"{counted(count, 'host')} measured by {seen.measure.what} over {', '.join(seen.names)}"
+            f"{met} of {counted(count * (count - 1) // 2, 'pair')} of {counted(count, 'host')} "
+            f"measured by {seen.measure.what} over {', '.join(seen.names)}"
         )
     if middles := seen.middles.values():
-        least, usual, most = min(middles), median(middles), max(middles)
-        shown = seen.measure.shown
-        message += f": {shown(usual)} in the middle, {shown(least)} to {shown(most)}"
+        usual, *ends = map(seen.measure.shown, (median(middles), min(middles), max(middles)))
+        message += f": {usual} in the middle, {' to '.join(ends)}"
     return render.indented("", message + "; interrupted before its end" * (not whole), width)
 
 
@@ -436,30 +408,20 @@ def as_text(
     return "\n".join(filter(None, parts))
 
 
-def _worst(seen: Measured) -> dict[tuple[str, str], float]:
-    """Give each flow's value on its slowest rail."""
-    worst: dict[tuple[str, str], float] = {}
+def _matrix(seen: Measured, width: int | None) -> str:
+    """Lay out what each host sends to each other one, by its slowest rail."""
+    short, worst = short_names(seen.hosts), dict[tuple[str, ...], float]()
     pick = min if seen.measure.is_rate else max
     for flow, value in seen.middles.items():
         worst[flow[1:]] = pick(value, worst.get(flow[1:], value))
-    return worst
-
-
-def _matrix(seen: Measured, width: int | None) -> str:
-    values, short = _worst(seen), short_names(seen.hosts)
     slowest = ", of the slowest rail" if len(seen.names) > 1 else ""
     head = (f"{seen.measure.unit}{slowest}", *(short[host] for host in seen.hosts))
-    rows = [
-        (
-            short[source],
-            *(
-                f"{values[source, target]:.3g}" if (source, target) in values else "-"
-                for target in seen.hosts
-            ),
-        )
+    cells = {pair: f"{value:.3g}" for pair, value in worst.items()}
+    rows = (
+        (short[source], *(cells.get((source, target), "-") for target in seen.hosts))
         for source in seen.hosts
-    ]
-    text = render.table(head, rows) if values else ""
+    )
+    text = render.table(head, rows) if worst else ""
     longest = max(map(len, text.splitlines()), default=0)
     return text if width is None or longest <= width else ""
 
