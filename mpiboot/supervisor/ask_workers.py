@@ -417,9 +417,7 @@ def main(folder: str, wanted: str, *words: str) -> None:
 
         if measured and request is Request.EVIDENCE:
             after = {name: answer.counters for name, answer in now.items()}
-            write_transport(
-                folder, transport.to_json(transport.judge(measured, after, strict=False))
-            )
+            write_transport(folder, transport.judge(measured, after, strict=False))
 
     match request:
         case Request.LOOK_FOR:

@@ -207,10 +207,11 @@ def tell_transport(spec: LaunchSpec, code: int) -> dict[str, Any]:
             told = json.load(file)
     except (OSError, ValueError):  # who asked did not end in time, or had no room for it
         message = "the workers' counters were not read"
-        told = {"verdict": "unknown", "message": message, "lines": [], "warns": False}
+        told = {"verdict": "unknown", "message": message, "lines": []}
     for line in told.pop("lines"):
         log.info("transport", line, verdict=told["verdict"])
-    warns, message, hint = told.pop("warns"), told["message"], BY_REFERENCE["transport"].hint
+    message, hint = told["message"], BY_REFERENCE["transport"].hint
+    warns = told["verdict"] == "unused" and spec.transport != "TCP"
     if not code and _fails_by_transport(spec):
         warns, hint = told["verdict"] == "unknown", ""
         message = f"MPIBOOT_PROVE_TRANSPORT=fail has nothing to go by: {message}"

@@ -6,16 +6,14 @@ can't be read, was reset or is at its largest value is not known, and is said.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from enum import Enum
+from dataclasses import dataclass, field
 from itertools import chain
 from statistics import median
 from typing import Any, Final
 
-from mpiboot.core.wording import counted, first_few, size_of
+from mpiboot.core.wording import counted, first_few, grouped, size_of
 from mpiboot.network.counters import BYTES, EXPLAINING, KINDS, TRAFFIC, CountedPort, Counters
 from mpiboot.supervisor.evidence import HostSnapshot
 
@@ -28,27 +26,18 @@ _SHOWN: Final = 1 << 20
 _RAILS: Final = 4
 
 
-class Use(str, Enum):
-    """Whether the data went as planned; ``NONE`` where that was not looked at."""
-
-    OK = "ok"
-    UNUSED = "unused"
-    UNKNOWN = "unknown"
-    NONE = "none"
-
-
 @dataclass(frozen=True, slots=True)
 class TransportReport:
-    """What carried the data.
+    """What carried the data, as the job's record tells it.
 
-    ``message`` is the verdict's sentence, and ``warns`` whether it is one to warn of; ``lines`` are
-    for the log; ``hosts`` has each port's traffic by host and name, and ``moved`` the sums of
-    counters that explain something.
+    ``verdict`` says whether the data went as planned: ``ok``, ``unused``, ``unknown``; ``none``
+    where that was not looked at. ``message`` is its sentence; ``lines`` are for the log alone;
+    ``hosts`` has each port's traffic by host and name, and ``moved`` the sums of counters that
+    explain something.
     """
 
-    verdict: Use = Use.NONE
+    verdict: str = "none"
     message: str = ""
-    warns: bool = False
     lines: tuple[str, ...] = ()
     hosts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     moved: Mapping[str, int] = field(default_factory=dict)
@@ -56,8 +45,9 @@ class TransportReport:
 
 @dataclass(frozen=True, slots=True)
 class PortTraffic:
-    """What went through one port; None is not known, and ``why`` says so."""
+    """What went through one port of a host; None is not known, and ``why`` says so."""
 
+    host: str
     port: CountedPort
     sent: int | None = None
     received: int | None = None
@@ -71,23 +61,27 @@ class PortTraffic:
         return (self.sent or 0) + (self.received or 0) if known else None
 
 
-def traffic(port: CountedPort, before: Mapping[str, int], after: Mapping[str, int]) -> PortTraffic:
+def traffic(
+    host: str, port: CountedPort, before: Mapping[str, int], after: Mapping[str, int] | None
+) -> PortTraffic:
     """Compare two readings of one port's counters."""
+    if after is None:
+        return PortTraffic(host, port, why="it did not answer")
     both = before.keys() & after.keys()
     row = next((row for row in TRAFFIC if both & {*row.sent} and both & {*row.received}), None)
     if row is None:
         # Without a network namespace of its own for RDMA (netns mode "shared") the kernel shows a
         # pod's devices without these files: is_full_dev in its infiniband/core/sysfs.c.
-        return PortTraffic(port, why="this pod can't read its counters")
+        return PortTraffic(host, port, why="this pod can't read its counters")
     sums = []
     for names in (row.sent, row.received):
         pairs = [(before[name], after[name]) for name in names if name in both]
         if any(row.most and now == row.most for _, now in pairs):
-            return PortTraffic(port, unit=row.unit, why="a counter is at its largest value")
+            return PortTraffic(host, port, unit=row.unit, why="a counter is at its largest value")
         if any(now < then for then, now in pairs):
-            return PortTraffic(port, unit=row.unit, why="a counter was reset meanwhile")
+            return PortTraffic(host, port, unit=row.unit, why="a counter was reset meanwhile")
         sums.append(sum(now - then for then, now in pairs) * row.scale)
-    return PortTraffic(port, sums[0], sums[1], row.unit)
+    return PortTraffic(host, port, sums[0], sums[1], row.unit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,42 +123,30 @@ def judge(
         after: the counters at the end, of the hosts that told them.
         strict: whether a worker that sent little at all counts as well.
     """
-    found = [_of_host(host, after.get(host.name, {})) for host in hosts if host.counted]
+    asked = [host for host in hosts if host.counted]
+    found = [_of_host(host, after.get(host.name)) for host in asked]
     if not found:
         return TransportReport()
     rdma = any(item.port.rdma for host in found for item in host.data)
-    unused = [host for host in found if host.unused(strict=strict)]
-    lines = [f"data: {'; '.join(_amounts(found, rdma=rdma))}"]
-    moved = [(host.name, _moved(host, after.get(host.name, {}))) for host in hosts if host.counted]
-    lines += _explained(moved)
-    if unused:
-        verdict, message = Use.UNUSED, _why_unused(unused, len(found), rdma=rdma)
+    moved = {host.name: _moved(host, after.get(host.name, {})) for host in asked}
+    totals = sum(moved.values(), Counter[str]())
+    lines = (f"data: {'; '.join(_amounts(found, rdma=rdma))}", *_explained(moved, totals))
+    if unused := [host for host in found if host.unused(strict=strict)]:
+        verdict, message = "unused", _why_unused(unused, len(found), rdma=rdma)
     elif all(host.used for host in found):
-        verdict, message = Use.OK, lines[0]
+        verdict, message = "ok", lines[0]
     else:
-        verdict, message = Use.UNKNOWN, _why_unknown(found)
-    totals: Counter[str] = Counter()
-    for _, grown in moved:
-        totals.update(grown)
-    return TransportReport(
-        verdict,
-        message,
-        rdma and bool(unused),
-        tuple(lines),
-        {host.host: {item.port.name: _as_json(item) for item in host.ports} for host in found},
-        dict(totals),
-    )
+        verdict, message = "unknown", _why_unknown(found)
+    ports = {host.host: {item.port.name: _as_json(item) for item in host.ports} for host in found}
+    return TransportReport(verdict, message, lines, ports, dict(totals))
 
 
-def _of_host(host: HostSnapshot, now: Counters) -> HostTraffic:
-    if not now:
-        ports = tuple(PortTraffic(port, why="it did not answer") for port in host.counted)
-    else:
-        ports = tuple(
-            traffic(port, host.counters.get(port.name, {}), now.get(port.name, {}))
-            for port in host.counted
-        )
-    return HostTraffic(host.name, ports, host.may_idle)
+def _of_host(host: HostSnapshot, now: Counters | None) -> HostTraffic:
+    def of(port: CountedPort) -> PortTraffic:
+        after = now.get(port.name, {}) if now else None
+        return traffic(host.name, port, host.counters.get(port.name, {}), after)
+
+    return HostTraffic(host.name, tuple(map(of, host.counted)), host.may_idle)
 
 
 def _as_json(item: PortTraffic) -> dict[str, Any]:
@@ -197,11 +179,9 @@ def _typical(values: Mapping[str, int], unit: str) -> str:
 
 def _amounts(hosts: Sequence[HostTraffic], *, rdma: bool) -> Iterable[str]:
     """Say what the planned ports sent, rail by rail, and then the other links."""
-    rails: dict[str, list[tuple[str, PortTraffic]]] = {}
-    for host in hosts:
-        for item in host.data:
-            rails.setdefault(item.port.link or item.port.name, []).append((host.host, item))
-    unmoved = [name for name, all_ in rails.items() if all(item.total == 0 for _, item in all_)]
+    every = [item for host in hosts for item in host.data]
+    rails = grouped((item.port.link or item.port.name, item) for item in every)
+    unmoved = [name for name, rail in rails.items() if all(item.total == 0 for item in rail)]
     many = len(rails) > _RAILS
     for group in [[*chain(*rails.values())]] if many else rails.values():
         yield from _of_rail(group, rdma=rdma)
@@ -213,12 +193,9 @@ def _amounts(hosts: Sequence[HostTraffic], *, rdma: bool) -> Iterable[str]:
 
 def _others(hosts: Iterable[HostTraffic], least: int) -> dict[str, str]:
     """Say what went by other links: those that sent so many bytes somewhere, or the only one."""
-    sent: dict[str, list[int]] = {}
-    shared: set[str] = set()
-    for item in (item for host in hosts for item in host.ports if not item.port.data):
-        if item.sent is not None:
-            sent.setdefault(item.port.name, []).append(item.sent)
-            shared |= {item.port.name} if item.port.shared else set()
+    others = [item for host in hosts for item in host.ports if not item.port.data]
+    shared = {item.port.name for item in others if item.port.shared}
+    sent = grouped((item.port.name, item.sent) for item in others if item.sent is not None)
     return {
         name: f"{'at most ' if name in shared else ''}{size_of(round(median(listed)))}"
         for name, listed in sent.items()
@@ -226,24 +203,19 @@ def _others(hosts: Iterable[HostTraffic], least: int) -> dict[str, str]:
     }
 
 
-def _of_rail(group: Sequence[tuple[str, PortTraffic]], *, rdma: bool) -> Iterable[str]:
-    ports = [item.port for _, item in group]
-    sent: dict[str, int] = {}
-    for host, item in group:
+def _of_rail(group: Sequence[PortTraffic], *, rdma: bool) -> Iterable[str]:
+    name, sent = _label(item.port for item in group), Counter[str]()
+    for item in group:
         if item.sent is not None:
-            sent[host] = sent.get(host, 0) + item.sent
+            sent[item.host] += item.sent
     if sent:
-        unit = next(item.unit for _, item in group if item.sent is not None)
+        unit = next(item.unit for item in group if item.sent is not None)
         how = "RDMA" if rdma else "TCP"
-        if any(port.shared for port in ports):
+        if any(item.port.shared for item in group):
             how += "; at most, other pods may use it too"
-        yield f"{_label(ports)} sent {_typical(sent, unit)} ({how})"
-    reasons: dict[str, list[str]] = {}
-    for host, item in group:
-        if item.why:
-            reasons.setdefault(item.why, []).append(host)
-    for why, names in reasons.items():
-        yield f"{_label(ports)}: not known of {first_few(dict.fromkeys(names))}: {why}"
+        yield f"{name} sent {_typical(sent, unit)} ({how})"
+    for why, hosts in grouped((item.why, item.host) for item in group if item.why).items():
+        yield f"{name}: not known of {first_few(dict.fromkeys(hosts))}: {why}"
 
 
 def _why_unused(unused: Sequence[HostTraffic], count: int, *, rdma: bool) -> str:
@@ -259,18 +231,17 @@ def _why_unused(unused: Sequence[HostTraffic], count: int, *, rdma: bool) -> str
 
 
 def _why_unknown(hosts: Sequence[HostTraffic]) -> str:
-    left = [host for host in hosts if not host.used]
-    reasons: dict[str, list[str]] = {}
-    for host in left:
+    def why(host: HostTraffic) -> str:
         few = "too little was sent to tell" if host.data else "no planned port is known there"
-        why = next((item.why for item in host.data if item.why), few)
-        reasons.setdefault(why, []).append(host.host)
+        return next((item.why for item in host.data if item.why), few)
+
+    reasons = grouped((why(host), host.host) for host in hosts if not host.used)
     return "; ".join(f"{first_few(names)}: {why}" for why, names in reasons.items())
 
 
 def _moved(host: HostSnapshot, now: Counters) -> Counter[str]:
     """Count by how much a host's counters grew that explain something; none shrinks."""
-    grown: Counter[str] = Counter()
+    grown = Counter[str]()
     for port in host.counted:
         before, after = host.counters.get(port.name, {}), now.get(port.name, {})
         for name in EXPLAINING if port.rdma and before else ():
@@ -280,16 +251,9 @@ def _moved(host: HostSnapshot, now: Counters) -> Counter[str]:
     return grown
 
 
-def _explained(moved: Sequence[tuple[str, Counter[str]]]) -> Iterable[str]:
+def _explained(moved: Mapping[str, Counter[str]], totals: Counter[str]) -> Iterable[str]:
     """Write a line for each kind of counters that moved."""
     for kind in KINDS:
-        sums = {name: sum(grown[name] for _, grown in moved) for name in kind.names}
-        listed = ", ".join(f"{name} {number:,}" for name, number in sums.items() if number)
-        if listed:
-            most = max(moved, key=lambda one: sum(one[1][name] for name in kind.names))[0]
+        if listed := ", ".join(f"{name} {totals[name]:,}" for name in kind.names if totals[name]):
+            most = max(moved, key=lambda host: sum(moved[host][name] for name in kind.names))
             yield f"data: {kind.what}: {listed}, most on {most}: {kind.meaning}"
-
-
-def to_json(report: TransportReport) -> str:
-    """Write a report for the parent."""
-    return json.dumps(asdict(report))

@@ -12,8 +12,9 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from mpiboot.core.launch_spec import CLIENT_SOCKET, LAUNCH_DIR, TRANSPORT
 from mpiboot.hosts import host_shell
@@ -25,6 +26,9 @@ from mpiboot.supervisor.asking import ASKS, CONNECT
 from mpiboot.supervisor.evidence import HostSnapshot
 from mpiboot.system.loop import EventLoop
 from mpiboot.system.os_calls import spawn
+
+if TYPE_CHECKING:
+    from mpiboot.supervisor.transport import TransportReport
 
 _SECONDS: Final = 4.0
 _SECONDS_FOR_PROOF: Final = 60.0  # the job's exit code depends on the answer
@@ -246,14 +250,13 @@ class Workers:
         answers = {host: text.splitlines() for host, text in sessions.answers.items()}
         found = {host: counters.read(map(str.strip, lines)) for host, lines in answers.items()}
         if measured:
-            report = transport.judge(measured, found, strict=strict)
-            write_transport(self._folder, transport.to_json(report))
+            write_transport(self._folder, transport.judge(measured, found, strict=strict))
         return over and all(host.name in answers for host in asked if host.mpiboot)
 
 
-def write_transport(folder: str, text: str) -> None:
+def write_transport(folder: str, report: TransportReport) -> None:
     """Write what carried the job's data: whole, as this process may be killed at any time."""
     path = f"{folder}/{TRANSPORT}"
     with open(f"{path}.part", "w", encoding="utf-8") as file:
-        file.write(text)
+        file.write(json.dumps(asdict(report)))
     os.replace(f"{path}.part", path)
