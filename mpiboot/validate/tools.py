@@ -11,14 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-# Where images have them, beside PATH: NVIDIA's and CoreWeave's, Google's, AMD's, and OSU's own
-# `make install`.
-FOLDERS: Final = (
-    "/opt/nccl-tests/build:/opt/nccl_tests/build:/nccl-tests/build:/workspace/nccl-tests/build:"
-    "/third_party/nccl-tests/build:/opt/rccl-tests/build:/usr/local/bin:"
-    "/usr/local/libexec/osu-micro-benchmarks/mpi/collective:"
-    "/opt/osu-micro-benchmarks/libexec/osu-micro-benchmarks/mpi/collective"
-)
+# The functions that its lines call.
+_FUNCTIONS: Final = __file__.rpartition("/")[0].rpartition("/")[0] + "/libexec/validate"
 # From this time on a tool gets its large sizes and many repetitions.
 _WHOLE: Final = 60.0
 
@@ -90,32 +84,10 @@ def find(asked: str) -> Tool | None:
     return next(named, None)
 
 
-# A line of the shell's own begins so; behind it the host, what it is about, and a text.
+# A line of the shell's own begins so; behind it the host, what it is about (the next three words),
+# and a text.
 MARK: Final = "mpiboot-validate|"
 START, MISSING, NCCL = "start", "missing", "nccl"
-# What NCCL says of the network, and what it warns of. A channel's line ends with its way
-# (via NET/IB/0/GDRDMA, via NET/AWS Libfabric/0); those of
-# each queue pair (NET/IB: NCCL Dev ... qpn) are thousands. In the reverse order of bytes the first
-# lines are those that tell the way, and the last ones its warnings, of which there may be many.
-_TELLING: Final = (
-    "via NET/[^/]+/[^ ]+|Using network .*|NET/(OFI|Plugin).*|NET/(IB|Socket) ?: (Using|No ).*"
-    "|NCCL_[A-Z_]+ set by environment.*|NCCL WARN .*"
-)
-# NCCL writes to a file that has no name any more, so that no end of a rank leaves it behind. What
-# the user has set of these variables stands. A signal reaches the tool, and what NCCL said by then
-# is told all the same; one that comes while the tool starts as well.
-_RUN: Final = f"""
-say {START} "$tool"
-if [ "$nccl" ] && f=$(mktemp 2>/dev/null); then
-  exec 9<>"$f"; rm -f "$f"; : "${{NCCL_DEBUG=INFO}}" "${{NCCL_DEBUG_SUBSYS=INIT,NET,ENV}}"
-  : "${{NCCL_DEBUG_FILE=/proc/self/fd/9}}"; export NCCL_DEBUG NCCL_DEBUG_SUBSYS NCCL_DEBUG_FILE
-else nccl=; fi
-p=; ended=; trap 'ended=1; [ -z "$p" ] || kill $p 2>/dev/null' TERM INT HUP
-"$@" & p=$!; [ -z "$ended" ] || kill $p; wait $p; c=$?
-while kill -0 $p 2>/dev/null; do wait $p; c=$?; done
-[ "$nccl" ] && grep -aoE '{_TELLING}' <&9 | LC_ALL=C sort -ru | head -n 64 |
-while IFS= read -r line; do say {NCCL} "$line"; done
-exit $c"""
 
 
 def shell(
@@ -136,27 +108,15 @@ def shell(
         before: what starts the ranks of a tool of MPI, where this shell is none.
     """
     one = find(asked) if asked else None
-    lines = [
-        "# one rank of mpiboot validate",
-        f"PATH=$PATH:{FOLDERS}; nccl=",
-        f'say() {{ printf "%s%s|%s|%s\\n" "{MARK}" "$(uname -n)" "$1" "$2"; }}',
-        'gpu() { for f in /dev/nvidia[0-9]* /dev/kfd; do [ -e "$f" ] && return; done; return 1; }',
-        'has() { command -v "$1" >/dev/null; }',
-    ]
-    word, looked_for = "if", []
+    with open(_FUNCTIONS, encoding="ascii") as file:  # noqa: PTH123 - a word from end to end
+        lines = [line for line in file if not line.lstrip().startswith("#")]
+    looked_for = []
     for tool in (one,) if one else TOOLS:
+        kind, needs = ("nccl", "gpu && " * (not one)) if tool.by_nccl else ("mpi", "")
         for program in (asked,) if asked not in ("", tool.name) else tool.programs:
-            needs = "gpu && " if tool.by_nccl and not one else ""
-            line = [*(() if tool.by_nccl else before), program]
+            line = [program, *(() if tool.by_nccl else before), program]
             line += words or (tool.arguments if seconds >= _WHOLE else tool.quick).split()
             line += ["-g", str(devices)] if tool.by_nccl and "-g" not in words else []
-            name = shlex.quote(program)
-            looked_for.append(name + " (with a GPU)" * bool(needs))
-            nccl = " nccl=1" * tool.by_nccl
-            lines.append(
-                f"{word} {needs}has {name}; then tool={name}{nccl}; set -- {shlex.join(line)}"
-            )
-            word = "elif"
-    looked = ", ".join(looked_for)
-    lines.append(f'else say {MISSING} "{looked} in $PATH"; exit 127; fi')
-    return "\n".join(lines) + _RUN
+            lines.append(f"{needs}measure {kind} {shlex.join(line)}\n")
+            looked_for.append(program + " (with a GPU)" * bool(needs))
+    return "".join((*lines, f"missing {shlex.quote(', '.join(looked_for))}\n"))
