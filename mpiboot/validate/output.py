@@ -103,14 +103,11 @@ class Output:
             yield line
 
     def _told(self, text: str) -> None:
-        host, _, rest = text.partition("|")
-        kind, _, value = rest.partition("|")
-        if kind == START:
-            self.started[host] = value
-        elif kind == MISSING:
-            self.missing[host] = value
-        elif kind == NCCL:
+        host, kind, value = (*text.split("|", 2), "", "")[:3]
+        if kind == NCCL:
             self.nccl.setdefault(host, set()).add(value)
+        elif kind in (START, MISSING):
+            (self.started if kind == START else self.missing)[host] = value
 
 
 def _words(line: str) -> list[str]:

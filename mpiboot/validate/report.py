@@ -22,13 +22,12 @@ _BAR: Final = 20
 
 def row(item: Sample) -> str:
     """Write one size as a line below ``HEAD``."""
-    cells = ((item.time, 10, ".1f"), (item.algbw, 8, ".2f"), (item.busbw, 10, ".2f"))
-    shown = [f"{size_of(item.size):>{_SIZE}}"]
-    shown += [
-        "-".rjust(wide) if value is None else f"{value:{wide}{how}}" for value, wide, how in cells
-    ]
-    shown.append(f"{'-' if item.wrong is None else item.wrong:>6}")
-    return "  ".join(shown) + "\n"
+    values = (item.time, item.algbw, item.busbw, item.wrong)
+    cells = (
+        f"{'-' if value is None else format(value, form):>{wide}}"
+        for value, wide, form in zip(values, (10, 8, 10, 6), (".1f", ".2f", ".2f", ""), strict=True)
+    )
+    return "  ".join((f"{size_of(item.size):>{_SIZE}}", *cells)) + "\n"
 
 
 def picture(samples: Sequence[Sample], limit: float, width: int | None) -> str:
@@ -93,7 +92,7 @@ def as_json(run: Run, verdict: NetworkVerdict, code: int, *, complete: bool) -> 
             "busbw": verdict.busbw,
             "limit": verdict.limit,
             "fraction": round(verdict.busbw / verdict.limit, 4) if verdict.limit else None,
-            "networks": {name: sorted(hosts) for name, hosts in networks(run.output).items()},
+            "networks": networks(run.output),
             "nccl": {host: sorted(lines) for host, lines in run.output.nccl.items()},
             "transport": run.transport,
             "ranks": run.record.get("ranks"),

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from mpiboot.core.checks import BY_REFERENCE
 from mpiboot.core.model import Finding, Level
-from mpiboot.core.wording import counted, first_few, lasting, size_of
+from mpiboot.core.wording import counted, first_few, grouped, lasting, size_of
 from mpiboot.network.records import RDMA
 from mpiboot.validate import tools
 from mpiboot.validate.output import Output, Sample
@@ -74,8 +74,7 @@ class Run:
     @property
     def transport(self) -> Mapping[str, Any]:
         """What the record says of the network."""
-        found = self.record.get("transport")
-        return found if isinstance(found, dict) else {}
+        return dict(self.record.get("transport") or {})
 
     @property
     def by_nccl(self) -> bool:
@@ -135,21 +134,21 @@ def with_busbw(run: Run) -> tuple[Sample, ...]:
 
     Of other operations by MPI it is the tool's own bandwidth.
     """
-    ranks = run.record.get("ranks")
-    factor = 1.0
-    if isinstance(ranks, int) and ranks > 1 and not _no_rings(run):
-        factor = 2 * (ranks - 1) / ranks
+    ranks = int(run.record.get("ranks") or 1)
+    factor = 2 * (ranks - 1) / ranks if ranks > 1 and not _no_rings(run) else 1.0
     return tuple(
         item
         if item.busbw is not None or item.algbw is None
-        else Sample(item.size, item.time, item.algbw, item.algbw * factor, item.wrong)
+        else replace(item, busbw=item.algbw * factor)
         for item in run.output.samples
     )
 
 
 def _fail(reference: str, message: str, evidence: Iterable[str] = ()) -> Finding:
     lines = tuple(evidence)
-    hint = _hint(lines) or BY_REFERENCE[reference].hint
+    matches = (told for line in lines for cause, told in _CAUSES if re.search(cause, line))
+    told = next(matches, reference)
+    hint = BY_REFERENCE[told].hint if told in BY_REFERENCE else told
     return Finding(reference, Level.FAIL, message, evidence=lines, hint=hint)
 
 
@@ -157,7 +156,6 @@ def _unmeasured(run: Run, samples: Sequence[Sample]) -> Finding | None:
     """Say why there is nothing to judge."""
     output = run.output
     names = set(output.started.values())
-    told = _telling(output)
     if output.missing:
         programs, _, folders = next(iter(output.missing.values())).partition(" in ")
         what = run.tool.name if run.tool else "tool that can run"
@@ -178,7 +176,7 @@ def _unmeasured(run: Run, samples: Sequence[Sample]) -> Finding | None:
         why = str(run.record["reason"])
     else:
         why = f"{next(iter(names), 'the tool')} ended without a result, exit {run.code}"
-    return _fail("not-measured", why, told)
+    return _fail("not-measured", why, _telling(output))
 
 
 def _wrong(samples: Iterable[Sample]) -> Finding | None:
@@ -190,48 +188,42 @@ def _wrong(samples: Iterable[Sample]) -> Finding | None:
     return _fail("wrong-results", f"{count} in messages of {sizes}")
 
 
-_USING: Final = re.compile(r"Using network (.*)")
+_USING: Final = re.compile(r"Using network (.*?)\s*$")
 
 
-def networks(output: Output) -> dict[str, set[str]]:
+def networks(output: Output) -> dict[str, list[str]]:
     """Give the networks that NCCL says it uses, each with its hosts."""
-    found: dict[str, set[str]] = {}
-    for host, lines in output.nccl.items():
-        for line in lines:
-            if named := _USING.match(line):
-                found.setdefault(named[1].strip(), set()).add(host)
-    return found
+    said = [(line, host) for host, lines in sorted(output.nccl.items()) for line in sorted(lines)]
+    return grouped((named[1], host) for line, host in said if (named := _USING.match(line)))
 
 
 def _other_network(run: Run) -> Finding | None:
     """Compare with the plan what NCCL said, and what the ports' counters say."""
-    planned = str(run.transport.get("planned", ""))
+    planned, message = run.transport.get("planned"), ""
     if planned not in {item.value for item in RDMA}:
         return None
-    hosts = sorted(networks(run.output).get("Socket", ()))
-    if hosts:
+    if hosts := networks(run.output).get("Socket"):
         where = f"{len(hosts)} of {run.hosts} hosts ({first_few(hosts)})"
-        return _fail(
-            "transport", f"{planned} was planned, NCCL used TCP on {where}", _telling(run.output)
-        )
+        message = f"{planned} was planned, NCCL used TCP on {where}"
     # MPI's own messages may go by another network than NCCL's.
-    if run.by_nccl and run.transport.get("verdict") == "unused":
-        return _fail("transport", str(run.transport.get("message")), _telling(run.output))
-    return None
+    elif run.by_nccl and run.transport.get("verdict") == "unused":
+        message = str(run.transport.get("message"))
+    return _fail("transport", message, _telling(run.output)) if message else None
 
 
 def _slow(run: Run, last: Sample, busbw: float, limit: float) -> Finding | None:
-    low, wanted = run.asked.busbw, run.asked.fraction
+    low, share = run.asked.busbw, run.asked.fraction
     message = f"{busbw:.4g} GB/s bus bandwidth at {size_of(last.size)}"
     if low is not None and busbw < low:
-        return _fail("bandwidth", f"{message}, {low:g} GB/s are asked for", _telling(run.output))
-    if wanted is None and (not run.by_nccl or last.size < _LARGE or low is not None):
-        return None
-    share = wanted or FRACTION
-    if limit and busbw < limit * share:
+        message += f", {low:g} GB/s are asked for"
+    else:
+        if share is None and low is None and run.by_nccl and last.size >= _LARGE:
+            share = FRACTION
+        if not share or busbw >= limit * share:
+            return None
         message += f" is {busbw / limit:.0%} of the {limit:.4g} GB/s that the ports of a host carry"
-        return _fail("bandwidth", f"{message}; {share:.0%} are expected", _telling(run.output))
-    return None
+        message += f"; {share:.0%} are expected"
+    return _fail("bandwidth", message, _telling(run.output))
 
 
 def _limit(run: Run) -> tuple[float, str]:
@@ -240,33 +232,25 @@ def _limit(run: Run) -> tuple[float, str]:
     Returns:
         What they carry in GB/s, 0 where that is not known; and a note.
     """
-    if run.inside or run.hosts < 2:  # noqa: PLR2004 - a network is between two
-        return 0.0, "inside one pod: the network had no part in it, and is not judged"
-    if others := _no_rings(run):
-        return 0.0, f"{first_few(others)} shares the ports in its own way: no fraction"
-    planned = str(run.transport.get("planned", ""))
+    planned, others = str(run.transport.get("planned", "")), _no_rings(run)
     rates: dict[str, float] = {}
     for host, ports in dict(run.transport.get("hosts") or {}).items():
         own = [port for port in ports.values() if port.get("data")]
         known = [carries(float(port.get("rate") or 0), planned, port.get("mtu", 0)) for port in own]
-        rates[host] = sum(known) if known and all(known) else 0.0
+        rates[host] = sum(known) if all(known) else 0.0
+    low, most = min(rates.values(), default=0.0), max(rates.values(), default=0.0)
+    weakest = first_few(host for host, rate in rates.items() if rate == low)
+    if run.inside or run.hosts < 2:  # noqa: PLR2004 - a network is between two
+        return 0.0, "inside one pod: the network had no part in it, and is not judged"
+    if others:
+        return 0.0, f"{first_few(others)} shares the ports in its own way: no fraction"
     if planned not in _PACKETS or not rates:
         why = "no data network was planned" if run.record else "the job left no record"
         return 0.0, f"{why}: what its ports carry is not judged"
-    unknown = [host for host, rate in rates.items() if not rate]
-    if unknown:
-        where = first_few(unknown)
-        return 0.0, f"the driver tells no rate of a port on {where}: no fraction is judged"
-    low = min(rates.values())
-    weakest = [host for host, rate in rates.items() if rate == low]
-    if len(weakest) == len(rates):
-        return low, ""
-    most = max(rates.values())
-    named = first_few(weakest)
-    return (
-        low,
-        f"the ports of {named} carry {low:.4g} GB/s, others up to {most:.4g}: the least counts",
-    )
+    if not low:
+        return 0.0, f"the driver tells no rate of a port on {weakest}: no fraction is judged"
+    note = f"the ports of {weakest} carry {low:.4g} GB/s, others up to {most:.4g}: the least counts"
+    return low, note if low < most else ""
 
 
 def _no_rings(run: Run) -> list[str]:
@@ -296,7 +280,7 @@ def _of_nccl(run: Run) -> Iterable[str]:
     """What NCCL said that a user wants to know, though nothing fails."""
     found = networks(run.output)
     for name, hosts in found.items():
-        where = "" if len(hosts) == run.hosts else f" on {first_few(sorted(hosts))}"
+        where = "" if len(hosts) == run.hosts else f" on {first_few(hosts)}"
         yield f"NCCL's network: {name}{where}"
     lines = {line for own in run.output.nccl.values() for line in own}
     ways = [line for line in lines if line.startswith("via NET/") and "Socket" not in line]
@@ -334,11 +318,3 @@ def _telling(output: Output) -> tuple[str, ...]:
     found = [line for cause, _ in _CAUSES for line in lines if re.search(cause, line)]
     warned = [line for line in lines if line.startswith("NCCL WARN")]
     return tuple(dict.fromkeys((*found, *warned)))[:4]
-
-
-def _hint(lines: Iterable[str]) -> str:
-    for line in lines:
-        for cause, told in _CAUSES:
-            if re.search(cause, line):
-                return BY_REFERENCE[told].hint if told in BY_REFERENCE else told
-    return ""
