@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 from mpiboot.core.addresses import short_names
 from mpiboot.core.model import Finding, Level
-from mpiboot.core.wording import MOST_LINES, counted, lasting
+from mpiboot.core.wording import MOST_LINES, counted, grouped, lasting
 from mpiboot.job import render
 from mpiboot.network.records import Transport, WorkerNetwork
 from mpiboot.validate.verdict import JSON_VERSION, carries
@@ -365,9 +365,7 @@ def _outliers(seen: Measured, measure: Measure, judged: Mapping[int, _Judged]) -
 
 def _not_measured(seen: Measured) -> Iterator[Finding]:
     """Say of which flows there is no value, or not always, once for each reason."""
-    reasons: dict[tuple[str, bool], list[Flow]] = {}
-    for flow, why in seen.failed.items():
-        reasons.setdefault((why, flow in seen.values), []).append(flow)
+    reasons = grouped(((why, flow in seen.values), flow) for flow, why in seen.failed.items())
     for (why, sometimes), flows in reasons.items():
         every = [{flow.source, flow.target} for flow in flows]
         whose = sorted(set.intersection(*every) or set.union(*every))

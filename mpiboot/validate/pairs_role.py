@@ -118,17 +118,15 @@ class _Measuring:
         task, got = asyncio.ensure_future(self._work()), list[int]()
 
         def end(number: int) -> None:
-            got.append(number)
-            if len(got) == 1:
+            if not got:
                 task.cancel()
+            got.append(number)
 
         for number in ENDING:
             asyncio.get_running_loop().add_signal_handler(number, end, number)
-        try:
-            await task
-        except asyncio.CancelledError:
-            if not got:
-                raise
+        await asyncio.wait((task,))
+        if not task.cancelled():
+            task.result()
         return got[0] if got else 0
 
     async def _work(self) -> None:

@@ -240,7 +240,7 @@ def measure(
         return "answered", size, "-"
     try:
         greeting(sock)
-        rate = long_stream(sock, lasting) if lasting else f"{stream(sock, wanted):.0f}"
+        rate = stream(sock, sys.maxsize if lasting else wanted, lasting)
     except (OSError, ValueError):
         return "stalled", size, "-"
     finally:
@@ -291,37 +291,32 @@ def largest(own: str, address: str, port: int, mtu: int) -> int:
         sock.close()
 
 
-def stream(sock: socket.socket, most: int) -> float:
-    """Send for a moment; bytes a second, by what the far end has got. Raises OSError: it stalls."""
-    sock.settimeout(6 * _STREAM)
-    began = time.perf_counter()
-    sock.sendall(b"s")
-    sent = 0
-    while sent < most and time.perf_counter() - began < _STREAM:
-        sent += sock.send(_BLOCK[: most - sent])
-    sock.shutdown(socket.SHUT_WR)
-    got = b""
-    while data := sock.recv(64):
-        got += data
-    return float(got) / (time.perf_counter() - began)
+def stream(sock: socket.socket, most: int, lasting: float) -> str:
+    """Send for a moment, or as long as that lasts; bytes a second, and then the share sent again.
 
-
-def long_stream(sock: socket.socket, seconds: float) -> str:
-    """Send for so long; what the far end has acknowledged a second, and the share sent again.
-
-    What is still in buffers is not waited for: over a slow link that takes many times as long.
+    Raises:
+        OSError: it stalls.
     """
     sock.settimeout(6 * _STREAM)
     began = time.perf_counter()
     sock.sendall(b"s")
-    while time.perf_counter() - began < seconds:
-        sock.send(_BLOCK)
+    sent = 0
+    while sent < most and time.perf_counter() - began < (lasting or _STREAM):
+        sent += sock.send(_BLOCK[: most - sent])
+    if not lasting:
+        sock.shutdown(socket.SHUT_WR)
+        got = b""
+        while data := sock.recv(64):
+            got += data
+        return f"{float(got) / (time.perf_counter() - began):.0f}"
+    # By what the far end has acknowledged: what is still in buffers is not waited for, as over a
+    # slow link that takes many times as long.
     info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
     took = time.perf_counter() - began
     if len(info) < _INFO_BYTES:  # a kernel before 4.2
         return "-"
-    again, acknowledged, sent = struct.unpack("=100xI16xQ8xI", info)
-    return f"{acknowledged / took:.0f} {min(1.0, again / max(1, sent)):.6f}"
+    again, acknowledged, count = struct.unpack("=100xI16xQ8xI", info)
+    return f"{acknowledged / took:.0f} {min(1.0, again / max(1, count)):.6f}"
 
 
 def main(ports: str, address: str) -> None:
