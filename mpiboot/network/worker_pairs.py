@@ -250,8 +250,29 @@ def path_host(worker: Worker, network: WorkerNetwork) -> PathHost | None:
     return PathHost(worker.host.name, tuple(ends))
 
 
+def path(
+    source: tuple[str, PathEnd],
+    target: tuple[str, PathEnd],
+    *,
+    stream: int,
+    control: bool = False,
+    lasting: float = 0.0,
+) -> Dial:
+    """Make the dial that measures a path between two hosts; its port is not known yet."""
+    (name, own), (other, far) = source, target
+    return Dial(
+        *(name, other, far.address, 0, _SECONDS),
+        own=own.address,
+        link=own.name,
+        control=control,
+        wanted=min(own.mtu, far.mtu),
+        stream=stream,
+        lasting=lasting,
+    )
+
+
 def paths(hosts: Sequence[PathHost]) -> tuple[Dial, ...]:
-    """Choose what is measured, both directions of a pair; ports are not known yet.
+    """Choose what is measured, both directions of a pair.
 
     A stream is sent between neighbours of the ring alone.
     """
@@ -261,21 +282,8 @@ def paths(hosts: Sequence[PathHost]) -> tuple[Dial, ...]:
             stream = _STREAM if other == place - 1 else 0
             for ends in zip(host.ends, hosts[other].ends, strict=False):
                 both = ((host.name, ends[0]), (hosts[other].name, ends[1]))
-                found += [
-                    Dial(
-                        source,
-                        target,
-                        far.address,
-                        0,
-                        _SECONDS,
-                        own=own.address,
-                        link=own.name,
-                        control=ends[0] is host.ends[0],
-                        wanted=min(own.mtu, far.mtu),
-                        stream=stream,
-                    )
-                    for (source, own), (target, far) in permutations(both)
-                ]
+                control = ends[0] is host.ends[0]
+                found += [path(*two, stream=stream, control=control) for two in permutations(both)]
     return tuple(found)
 
 

@@ -27,7 +27,7 @@ from mpiboot.launcher import look, observation
 from mpiboot.launcher.setup import LauncherPod, access
 from mpiboot.network import worker_pairs
 from mpiboot.network.records import RDMA, WorkerNetwork
-from mpiboot.network.worker_pairs import WHY, Dial, PathEnd
+from mpiboot.network.worker_pairs import WHY, PathEnd
 from mpiboot.supervisor.signals import ENDING
 from mpiboot.system import files
 from mpiboot.validate import pairs
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 _TWO: Final = 2
 _PASSES: Final = 3  # of all rounds: what differs by chance shows
 _ROUNDS: Final = 0.85  # of the time; in the rest is measured again what looks slow
-_CONNECT: Final = 2.0  # seconds
 _GUARD: Final = 20.0  # for one measurement beside its own time; more where more time is given
 _PORTS: Final = "18515-18578"  # perftest's own, and those behind it
 
@@ -247,15 +246,9 @@ class _Measuring:
 
     async def _stream(self, flow: Flow) -> str:
         """Have a host send by TCP; why there is no result, empty where there is one."""
-        own, far = (self._tcp[host][flow.rail] for host in flow[1:])
-        wanted = Dial(
-            *(flow.source, flow.target, far.address, 0, _CONNECT),
-            own=own.address,
-            wanted=min(own.mtu, far.mtu),
-            stream=1,
-            lasting=self._seconds,
-        )
-        done = await self._hosts.measure(wanted)
+        source, target = ((host, self._tcp[host][flow.rail]) for host in flow[1:])
+        path = worker_pairs.path(source, target, stream=1, lasting=self._seconds)
+        done = await self._hosts.measure(path)
         if done.rate is None:
             return WHY.get(done.reached, f"{done.reached.value}: no answer")
         self.seen.values.setdefault(flow, []).append(done.rate * 8e-9)
