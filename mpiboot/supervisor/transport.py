@@ -57,8 +57,7 @@ class PortTraffic:
     @property
     def total(self) -> int | None:
         """Both directions together."""
-        known = self.sent is not None and self.received is not None
-        return (self.sent or 0) + (self.received or 0) if known else None
+        return None if self.sent is None else self.sent + (self.received or 0)
 
 
 def traffic(

@@ -136,6 +136,12 @@ def test_the_first_that_can_run_or_the_one_that_is_asked_for(
         assert ("all_reduce_perf (with a GPU)" in looked) == (not asked)
 
 
+def test_no_shell_expands_a_programs_path(tmp_path: Path) -> None:
+    text = shell(f"$(touch {tmp_path}/expanded)/all_reduce_perf", 60)
+    assert run(tmp_path, text)[0] == 127
+    assert not (tmp_path / "expanded").exists()
+
+
 def test_less_time_means_smaller_messages_and_the_users_devices_stand(tmp_path: Path) -> None:
     program(tmp_path, "all_reduce_perf")
     assert "-e 1G -f 4 -n 10" in run(tmp_path, shell("nccl-tests", 30))[1]
