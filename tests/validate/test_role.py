@@ -1,7 +1,7 @@
 """How a run ends: exit code, output, JSON and termination message.
 
 The launcher is a script that prints and writes a record: RDMA can't be planned on this machine, nor
-missed. A real launcher's runs are in tests/pods.
+missed. A real launcher's runs are in tests/pods, with RDMA in tests/vm/inside/job.py.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.validate.test_output import HEADS, ROW
 from tests.vm.inside.machine import devinfo, has_gid, others_gid, rail, run
 
 # Short: Open MPI's sockets lie below it, and a socket's path has 107 characters at most.
@@ -30,6 +31,21 @@ for try in 1 2 3 4 5 6 7 8 9 10; do
 done
 exit 1
 """
+
+# A measurement whose data goes by sockets, as NCCL's does where it can't use the device.
+TOOL = f"""#!/bin/sh
+[ $OMPI_COMM_WORLD_RANK = 0 ] || exit 0
+cat <<'END'
+{HEADS["2.17"] + ROW}END
+"""
+DATA = {
+    "MPIBOOT_DATA_IFNAME": "rail0",
+    "MPIBOOT_PROVE_TRANSPORT": "fail",
+    # It would take index 0, so that the right one must be in a variable.
+    "MPIBOOT_NCCL_VERSION": "2.20.5",
+    # These "hosts" share one /dev/shm, where ranks would read each other's segments.
+    "OMPI_MCA_btl": "self,tcp",
+}
 
 
 def start(name: str, *words: str, **more: str) -> subprocess.Popen[str]:
@@ -57,19 +73,18 @@ def launched(name: str, *program: str) -> tuple[int, str, dict[str, Any]]:
     launcher = start(
         name,
         *("launcher", "--hostfile", str(FOLDER / "hostfile"), "--", *program),
-        MPIBOOT_DATA_IFNAME="rail0",
-        MPIBOOT_PROVE_TRANSPORT="fail",
         MPIBOOT_JOB_RECORD=str(FOLDER / f"{name}.json"),
-        # It would take index 0, so that the right one must be in a variable.
-        MPIBOOT_NCCL_VERSION="2.20.5",
-        # These "hosts" share one /dev/shm, where ranks would read each other's segments.
-        OMPI_MCA_btl="self,tcp",
+        **DATA,
     )
+    message = ended(launcher)
+    return launcher.returncode, message, json.loads((FOLDER / f"{name}.json").read_text())
+
+
+def ended(launcher: subprocess.Popen[str]) -> str:
     try:
-        message, _ = launcher.communicate(timeout=500)
+        return launcher.communicate(timeout=500)[0]
     finally:
         launcher.kill()
-    return launcher.returncode, message, json.loads((FOLDER / f"{name}.json").read_text())
 
 
 def test_ranks_use_the_device_and_the_index_that_were_delivered() -> None:
@@ -94,6 +109,12 @@ def test_ranks_use_the_device_and_the_index_that_were_delivered() -> None:
         code, message, record = launched("launcher", "sh", f"{FOLDER}/rank.sh")
         moved = int(COUNTER.read_text()) - before
         tcp, _, fallen_back = launched("tcp", "true")
+        tool = FOLDER / "all_reduce_perf"
+        tool.write_text(TOOL)
+        tool.chmod(0o755)
+        words = ("--hostfile", str(FOLDER / "hostfile"), "--tool", str(tool), "--time", "400")
+        validate = start("validate", "validate", "job", *words, "--json", **DATA)
+        judged = json.loads(ended(validate))
     finally:
         for worker in workers:
             worker.kill()
@@ -109,6 +130,10 @@ def test_ranks_use_the_device_and_the_index_that_were_delivered() -> None:
     # Ranks that leave the device alone: the job ends well, and fails for that.
     assert (tcp, fallen_back["reference"]) == (76, "transport")
     assert "but no packet went through rxe0 on rail0 on 2 of 2 workers" in fallen_back["reason"]
+    # The same is what a measurement is judged by.
+    assert validate.returncode == judged["exit"] == 76
+    assert judged["verdict"]["check"] == "transport"
+    assert judged["verdict"]["message"] == fallen_back["reason"]
     assert index not in (0, 1)
     assert message.count("GID ::ffff:10.9.0.1\n") == 4, (
         message
