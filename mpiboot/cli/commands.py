@@ -198,7 +198,7 @@ def wait(*, as_json: bool, **flags: str | None) -> None:
 @click.option(
     "--facts",
     "facts_from",
-    type=click.Path(),
+    type=click.Path(readable=False),
     metavar="PATH",
     default="",
     help="With --offline: a folder of pods' saved facts, each from `mpiboot facts --json`.",
@@ -222,7 +222,7 @@ def plan(
 
     found = looking(resolved(flags, "plan"), _PLAN_LOOK)
     if facts_from and not offline:
-        raise click.UsageError("--facts is for --offline", click.get_current_context())
+        raise click.UsageError("--facts needs --offline", click.get_current_context())
     look.show_plan(found, program, os.environ, as_json=as_json, offline=offline, folder=facts_from)
 
 
@@ -281,10 +281,9 @@ def doctor(
         by_line = ParameterSource.COMMANDLINE
         given = [name for name in ctx.params if ctx.get_parameter_source(name) is by_line]
         if given:
-            message = f"options stand behind `{ctx.invoked_subcommand}`"
-            raise click.UsageError(
-                f"{message}: mpiboot doctor {ctx.invoked_subcommand} OPTIONS", ctx
-            )
+            command = ctx.invoked_subcommand
+            message = f"options go after `{command}`: mpiboot doctor {command} OPTIONS"
+            raise click.UsageError(message, ctx)
         return
     from mpiboot.doctor import role
 
@@ -294,7 +293,7 @@ def doctor(
         sys.stdout.write(role.listed(log.width(1)))
         return
     if env and (checks or network or image or bundle is not None):
-        raise click.UsageError("--env goes with --host and --json alone", ctx)
+        raise click.UsageError("--env can be combined with --host and --json only", ctx)
     found = looking(resolved(flags, "doctor"), _DOCTOR_LOOK)
     if env:
         from mpiboot.doctor import env as environment
@@ -515,7 +514,7 @@ _FOLDER = click.option(
     "--folder",
     default="/usr/local/bin",
     show_default=True,
-    type=click.Path(),
+    type=click.Path(readable=False),
     metavar="PATH",
     help="Folder for these names.",
 )
@@ -579,7 +578,7 @@ def help_(ctx: click.Context, command: Words) -> None:
         found = shown.get_command(above, name) if isinstance(shown, click.Group) else None
         if found is None:
             raise click.UsageError(f"no command {' '.join(command)}", ctx.parent)
-        above = click.Context(found, info_name=name, parent=above)
+        above = found.context_class(found, info_name=name, parent=above)
         shown = found
     click.echo(shown.get_help(above))
 

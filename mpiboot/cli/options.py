@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import shlex
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Final, TypeVar
 
 import click
@@ -24,6 +24,7 @@ PASS_ON: Final = {"ignore_unknown_options": False, "allow_interspersed_args": Fa
 _WHOLE: Final = "mpiboot.help-all"
 _WORD: Final = 34  # columns in which no word of the help is broken, such as a variable's name
 _COMMON: Final = "Common settings"
+_UNBROKEN: Final = "\N{NON-BREAKING HYPHEN}"
 
 
 class SettingOption(click.Option):
@@ -44,8 +45,33 @@ class SettingOption(click.Option):
         self.brief = brief
 
 
+class _Formatter(click.HelpFormatter):
+    """Ends no line at a hyphen: options and paths stay whole."""
+
+    def write_text(self, text: str) -> None:
+        """Write a paragraph."""
+        super().write_text(text.replace("-", _UNBROKEN))
+
+    def write_dl(
+        self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2
+    ) -> None:
+        """Write a list of terms."""
+        whole = [(term, text.replace("-", _UNBROKEN)) for term, text in rows]
+        super().write_dl(whole, col_max, col_spacing)
+
+    def getvalue(self) -> str:
+        """Give the text that was written."""
+        return super().getvalue().replace(_UNBROKEN, "-")
+
+
+class _Context(click.Context):
+    formatter_class = _Formatter
+
+
 class Command(click.Command):
     """A command whose help shows its options in sections, or the settings that people use."""
+
+    context_class = _Context
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the command's own options, then its settings."""
@@ -75,6 +101,7 @@ class Command(click.Command):
 class Group(click.Group):
     """A group whose list of commands has whole sentences; click would cut them off."""
 
+    context_class = _Context
     command_class = Command
 
     def add_command(self, cmd: click.Command, name: str | None = None) -> None:
@@ -123,7 +150,8 @@ def option(
         return SettingOption(names, row.section, **given)
     names = [*([row.short] if row.short else []), row.flag, row.name]
     if row.kind == "path":
-        given["type"] = click.Path()  # completes files; whether one is there is checked later
+        # For completion; the file is checked where it is read, as one that a variable names is.
+        given["type"] = click.Path(readable=False)
     if "|" in row.kind:
         given["shell_complete"] = _choices(row.kind)
     metavar = row.kind if "|" in row.kind else row.kind.upper()
@@ -215,7 +243,7 @@ class Root(Group):
         except click.NoSuchOption as wrong:
             line = corrected_line(self, words)
             if line:
-                message = f"options stand behind a command: write `{line}`"
+                message = f"options go after the command: write `{line}`"
                 raise click.UsageError(f"no option {wrong.option_name}: {message}", ctx) from None
             raise
 
@@ -252,7 +280,7 @@ def corrected_line(root: click.Group, words: Sequence[str]) -> str:
         if rest and rest[0] == name:
             return shlex.join(masked_words(["mpiboot", name, *options, *rest[1:]]))
         rest = rest[1:] if rest[:1] == ["--"] else rest
-        if name == "launcher" and not rest:
+        if name == "launcher" and not rest and options[-1] != "--help-all":
             rest = ["PROGRAM"]
         rest = ["--", *rest] if rest else []
         return shlex.join(masked_words(["mpiboot", name, *options, *rest]))

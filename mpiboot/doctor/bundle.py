@@ -87,10 +87,11 @@ def _check(path: str) -> None:
             hint = "name a file, or `mpiboot doctor --bundle - > bundle.tar.gz`"
             raise error("usage", "--bundle -: standard output is a terminal", hint=hint)
         return
-    folder = Path(path).parent
-    if not folder.is_dir():
+    folder = os.path.dirname(path) or "."  # noqa: PTH120
+    # Not Path.is_dir: it raises where this user may not enter a folder on the way.
+    if not os.path.isdir(folder):  # noqa: PTH112
         raise _refused(path, f"there is no folder {folder}")
-    if Path(path).is_dir():
+    if os.path.isdir(path):  # noqa: PTH112
         raise _refused(path, "it is a folder")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise _refused(path, f"this user can't write to the folder {folder}")

@@ -277,10 +277,11 @@ def as_text(
         one, shown, own = hosts[0]
         text += ("\n" if text else "") + first_few(host.host for host, _, _ in hosts)
         text += f": {one.rank}\n" if one.rank else "\n"
-        text += "".join(f"  no {TITLES[whose]}: {why}\n" for whose, why in one.missing.items())
+        text += "".join(f"  {TITLES[whose]}: {why}\n" for whose, why in one.missing.items())
         rows = [row for item in shown for row in _rows(item)]
+        none = "nothing differs" if len(one.values) > 1 else "nothing to compare"
         head = ("variable", "in", "value")
-        text += render.table(head, rows, indent="  ") if rows else "  nothing differs\n"
+        text += render.table(head, rows, indent="  ") if rows else f"  {none}\n"
         if own:
             variables = counted(own, "variable")
             text += f"  and {variables} that a session or a rank has by its nature: --json\n"

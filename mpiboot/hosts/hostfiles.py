@@ -99,8 +99,7 @@ def read(chosen: HostfilePath) -> str:
     except (FileNotFoundError, NotADirectoryError):
         raise NotYetError("hostfile-missing", f"{where} is not there") from None
     except (OSError, ValueError) as why:
-        message = getattr(why, "strerror", None) or str(why)
-        raise error("hostfile-invalid", f"{where} can't be read: {message}") from None
+        raise _unreadable(where, why) from None
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
@@ -110,7 +109,7 @@ def read(chosen: HostfilePath) -> str:
         try:
             data = file.read(_LARGEST + 1)
         except OSError as why:
-            raise error("hostfile-invalid", f"{where} can't be read: {why.strerror}") from None
+            raise _unreadable(where, why) from None
     if len(data) > _LARGEST:
         raise error("hostfile-invalid", f"{where} has more than {_LARGEST} bytes")
     try:
@@ -125,6 +124,12 @@ def read(chosen: HostfilePath) -> str:
         message = "has only comments" if text.strip() else "is empty"
         raise NotYetError("hostfile-invalid", f"{where} {message}")
     return text
+
+
+def _unreadable(where: str, why: OSError | ValueError) -> MpibootError:
+    message = getattr(why, "strerror", None) or str(why)
+    hint = f"let uid {os.getuid()} read it and the folders above it"
+    return error("hostfile-invalid", f"{where} can't be read: {message}", hint=hint)
 
 
 def hosts_by_setting(

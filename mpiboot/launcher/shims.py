@@ -113,7 +113,7 @@ def cleared(environ: Mapping[str, str]) -> str:
 
 def _plain_ssh(environ: Mapping[str, str]) -> str:
     """Give PATH without the ``ssh`` for scripts: launch agents have their own."""
-    folders = environ.get("PATH", "").split(os.pathsep)
+    folders = environ.get("PATH", executables.DEFAULT_PATH).split(os.pathsep)
     return os.pathsep.join(item for item in folders if os.path.realpath(f"{item}/ssh") != _SSH)
 
 
@@ -179,7 +179,7 @@ def install(folder: str, environ: Mapping[str, str]) -> tuple[str, ...]:
             if place.is_symlink() and place.resolve() == own:
                 place.unlink()
             elif place.exists() or place.is_symlink():
-                raise error("usage", f"{place} is there and is no shim of mpiboot's")
+                raise error("usage", f"{place} exists and is not one of mpiboot's shims")
             place.symlink_to(own)
             behind = real(name, environ.get("PATH", ""), str(own))
             lines.append(f"{place} -> {own} (the real one: {behind or 'none is installed'})")

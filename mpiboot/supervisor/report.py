@@ -22,7 +22,11 @@ from mpiboot.core.wording import counted
 from mpiboot.supervisor.state import Verdict
 
 # Failures before mpirun that are in the launcher itself or its command line: doctor can't see them.
-_NO_DOCTOR = ("usage", "bug", "killed")
+_NO_DOCTOR = (
+    *("usage", "bug", "killed"),
+    # Of the launcher's own pod: a worker's doctor has nothing to find.
+    *("hostfile-invalid", "hostfile-missing", "interface-missing", "runtime-folder", "tmpdir"),
+)
 # Prefixes of MPI's own variables, and of those of its libraries.
 _OF_MPI = ("OMPI_", "PRTE_", "PMIX_", "UCX_", "FI_", "I_MPI_", "MPIR_", "MPICH_", "HYDRA_")
 
@@ -133,7 +137,7 @@ def tell_not_started(failure: Failure, seconds: float, termination_log: str) -> 
         seconds: how long it all took, from the launcher's start.
         termination_log: where the kubelet looks for the reason of a failure.
     """
-    doctor = failure.held and failure.reference not in _NO_DOCTOR
+    doctor = failure.held and (failure.host or failure.reference not in _NO_DOCTOR)
     look = _look_closer(failure.host) if doctor else ""
     log.write_termination(termination_log, _with_hint(failure.message, look))
     say = log.error if failure.held else log.info  # not held: it was told to end

@@ -338,11 +338,13 @@ def write_private(path: Path, content: str | bytes) -> None:
 
 @contextlib.contextmanager
 def writing(folder: str = "") -> Iterator[None]:
-    """Turn an OSError into ``runtime-folder``, of the folder that is named, else of the file."""
+    """Turn an OSError into ``runtime-folder``; of the user's ``folder``, where one is named."""
     try:
         yield
     except OSError as problem:
-        raise error("runtime-folder", f"{folder or problem.filename}: {problem.strerror}") from None
+        where = f"{folder or problem.filename} can't be written: {problem.strerror}"
+        hint = "name a folder that this user can write to" if folder else None
+        raise error("runtime-folder", where, hint=hint) from None
 
 
 def make_fifo(path: Path) -> None:

@@ -15,6 +15,7 @@ from mpiboot.core import log, records_json
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import Fabric, Mpi, MpiParameter, PodFacts, Route
 from mpiboot.core.settings import Resolved
+from mpiboot.core.wording import size_of
 from mpiboot.job import masking, parameter_files
 from mpiboot.job.forward import SEARCH_PATHS
 from mpiboot.network import platform_hints, pod
@@ -180,7 +181,7 @@ def as_tables(found: PodFacts) -> str:
 
     who = found.identity
     mpi = f"{found.mpi.banner} ({found.mpi.path})" if found.mpi else "none on PATH"
-    memlock = "unlimited" if found.memlock < 0 else f"{found.memlock} bytes"
+    memlock = "unlimited" if found.memlock < 0 else size_of(found.memlock)
     rows: list[tuple[str, ...]] = [
         ("host name", found.hostname),
         ("user", f"{who.user} (uid {who.uid}, gid {who.gid})" + ("" if who.known else ", made up")),
@@ -191,7 +192,7 @@ def as_tables(found: PodFacts) -> str:
         ("sshd", found.sshd or "not started by mpiboot here"),
         ("CPUs", _cpus(found)),
         ("locked memory", memlock),
-        ("shared memory", f"{found.shm >> 20} MiB"),
+        ("shared memory", size_of(found.shm)),
         ("GPUs", f"{found.gpus.count} {found.gpus.kind}".strip()),
     ]
     if found.gpus.count:

@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import platform
+import re
 import signal
 import struct
 import subprocess
@@ -12,6 +13,7 @@ import sys
 import termios
 from pathlib import Path
 
+import click
 import pytest
 
 from mpiboot import __version__
@@ -121,7 +123,7 @@ def test_a_commands_short_help_has_the_settings_that_people_use(
     assert "--help-all" in out
 
 
-@pytest.mark.parametrize("command", ["launcher", "worker", "validate job"])
+@pytest.mark.parametrize("command", ["launcher", "worker", "exec", "validate job"])
 def test_help_breaks_no_word_from_sixty_columns_on(tmp_path: Path, command: str) -> None:
     narrow, wide = (
         mpiboot(tmp_path, *command.split(), "--help-all", env={"COLUMNS": columns}).stdout
@@ -129,6 +131,7 @@ def test_help_breaks_no_word_from_sixty_columns_on(tmp_path: Path, command: str)
     )
     assert sorted(narrow.split()) == sorted(wide.split())
     assert max(map(len, narrow.splitlines())) < max(map(len, wide.splitlines()))
+    assert not re.search(r"\w-$", narrow + wide, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
@@ -141,6 +144,7 @@ def test_help_breaks_no_word_from_sixty_columns_on(tmp_path: Path, command: str)
         (["--timeout", "3", "wait"], "mpiboot wait --timeout 3"),
         (["--sshd", "embedded"], "mpiboot worker --sshd embedded"),
         (["--timeout"], "mpiboot launcher --timeout -- PROGRAM"),
+        (["--help-all"], "mpiboot launcher --help-all"),
     ],
 )
 def test_options_before_a_program_are_met_with_the_line_to_write(
@@ -149,6 +153,13 @@ def test_options_before_a_program_are_met_with_the_line_to_write(
     done = mpiboot(tmp_path, *words)
     assert done.returncode == 2
     assert f"write `{line}`" in done.stderr.splitlines()[0]
+
+
+def test_a_flag_and_a_variable_may_name_the_same_files() -> None:
+    # Else click refuses some of them, with another code and without what to do.
+    for command in commands.cli.commands.values():
+        kinds = [item.type for item in command.params if isinstance(item.type, click.Path)]
+        assert not any(kind.exists or kind.readable or kind.writable for kind in kinds)
 
 
 def test_help_and_version_are_words_of_mpiboots_own(tmp_path: Path) -> None:

@@ -82,7 +82,12 @@ def test_to_standard_output_it_is_the_archive_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("no/such/bundle", "there is no folder"), ("", "it is a folder")]
+    ("name", "message"),
+    [
+        ("no/such/bundle", "there is no folder"),
+        (f"{'x' * 300}/bundle", "there is no folder"),  # what the kernel refuses to look at
+        ("", "it is a folder"),
+    ],
 )
 def test_a_file_that_cant_be_written_is_one_line(tmp_path: Path, name: str, message: str) -> None:
     done = asked(str(tmp_path / name))

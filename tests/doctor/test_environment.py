@@ -279,6 +279,11 @@ def test_hosts_that_are_alike_are_shown_once() -> None:
     assert dedent(table.removesuffix(rest)) == pages.named("env-shown")
     same = [(host(POD, POD), ())]
     assert env.as_text(same, (), None) == "w-0: rank 0 (pid 7)\n  nothing differs\n"
+    why = "this host did not answer"
+    unseen = HostEnvironments("w-0", missing=dict.fromkeys(("first", "session", "rank"), why))
+    assert env.as_text([(unseen, ())], (), None) == (
+        f"w-0\n  pod: {why}\n  SSH session: {why}\n  rank: {why}\n  nothing to compare\n"
+    )
 
 
 def test_a_pod_without_a_server_says_so(
@@ -297,7 +302,7 @@ def test_a_pod_without_a_server_says_so(
 @pytest.mark.parametrize("words", [("--network",), ("--check", "shm"), ("--bundle", "-")])
 def test_env_stands_alone(capfd: pytest.CaptureFixture[str], words: tuple[str, ...]) -> None:
     assert cli.run(["doctor", "--env", *words]) == 2
-    assert "--env goes with --host and --json alone" in capfd.readouterr().err
+    assert "--env can be combined with --host and --json only" in capfd.readouterr().err
 
 
 def test_a_worker_asks_no_other_host(capfd: pytest.CaptureFixture[str]) -> None:

@@ -148,6 +148,14 @@ async def test_a_folder_and_a_fifo_are_errors_at_once(tmp_path: Path) -> None:
     assert "not a regular file" in (await failing(tmp_path / "fifo", 3600)).finding.message
 
 
+async def test_a_file_that_can_not_be_opened_is_no_question_of_its_lines(tmp_path: Path) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    wrong = await failing(loop, 3600)
+    assert wrong.finding.message.endswith("can't be read: Too many levels of symbolic links")
+    assert wrong.finding.hint == f"let uid {os.getuid()} read it and the folders above it"
+
+
 async def test_two_hostfiles_that_differ_are_said(tmp_path: Path) -> None:
     used, other = tmp_path / "used", tmp_path / "other"
     used.write_text("w-0 slots=2\n")

@@ -137,7 +137,7 @@ def test_a_folder_of_facts_that_is_none_is_said(tmp_path: Path) -> None:
     message = f"--facts {tmp_path}/gone: No such file or directory"
     assert (done.returncode, message in done.stderr) == (2, True)
     lone = mpiboot(tmp_path, "plan", "--facts", str(tmp_path), "--", "./train", env=NO_MPI)
-    assert (lone.returncode, "--facts is for --offline" in lone.stderr) == (2, True)
+    assert (lone.returncode, "--facts needs --offline" in lone.stderr) == (2, True)
 
 
 def test_the_hosts_of_a_volcano_job_need_no_hostfile(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from mpiboot.core.errors import MpibootError
 from mpiboot.launcher import shims
+from mpiboot.system import executables
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def test_what_was_installed_is_removed_and_nothing_else(own: Path, tmp_path: Pat
 
 def test_a_real_program_is_never_replaced(own: Path, tmp_path: Path) -> None:
     real = program(tmp_path / "front", "mpirun")
-    with pytest.raises(MpibootError, match="is no shim of mpiboot"):
+    with pytest.raises(MpibootError, match="is not one of mpiboot's shims"):
         shims.install(str(real.parent), {"PATH": ""})
     assert not real.is_symlink()
     assert own.is_file()
@@ -195,6 +196,7 @@ def test_a_path_without_shims_is_left_as_it_is(own: Path, tmp_path: Path) -> Non
     assert own.is_file()
     for path in (str(real.parent), f"{real.parent}:", "", "relative:/nowhere"):
         assert shims.cleared({"PATH": path}) == path
+    assert shims.cleared({}) == executables.DEFAULT_PATH
     behind = tmp_path / "front"
     shims.install(str(behind), {"PATH": ""})
     path = f"{real.parent}:{behind}"
@@ -239,6 +241,9 @@ def test_a_folder_that_can_not_be_written_is_told_with_the_reason(
             act()
         assert caught.value.finding.check == "runtime-folder"
         assert str(tmp_path / "file") in caught.value.finding.message
+    with pytest.raises(MpibootError) as caught:
+        shims.install(str(inside), {"PATH": ""})
+    assert caught.value.finding.hint == "name a folder that this user can write to"
 
 
 def test_mpiboots_own_program_must_be_there(

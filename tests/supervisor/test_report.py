@@ -215,9 +215,10 @@ def test_before_the_start_the_doctor_is_asked_where_a_host_is_known(
         Failure(2, "usage", "usage: no such option\n"),
         Failure(70, "bug", "bug: ended without a result\n"),
         Failure(143, "signal", "x\n", held=False),
+        Failure(73, "tmpdir", "tmpdir: of the launcher, which has ended\n"),
     ],
 )
-def test_a_wrong_call_and_a_signal_need_no_doctor(
+def test_what_no_worker_can_explain_needs_no_doctor(
     failure: Failure, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "termination-log"

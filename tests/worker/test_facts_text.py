@@ -46,7 +46,7 @@ def test_each_fact_has_its_value() -> None:
     assert row(own, "CPUs") == "8 of the node's 64, the pod's own"
     shared = replace(of_a_vf(), cpus=Cpus(60, 30, 64, quota=4.0))
     assert row(shared, "CPUs") == "60 of the node's 64, shared"
-    assert row(of_a_vf(), "shared memory") == "8192 MiB"
+    assert row(of_a_vf(), "shared memory") == "8 GiB"
     assert row(of_a_vf(), "GPUs") == "0"
     assert links.splitlines()[-1] == "net1  vf        up     1500  192.168.5.7/24"
     assert ports.splitlines()[1] == "mlx5_3:1   Ethernet  ACTIVE  net1  100   1024  opens"
@@ -81,7 +81,7 @@ def test_what_a_pod_lacks_is_told() -> None:
     assert row(bare, "user namespace") == "the pod's own"
     assert row(bare, "control address") == "none"
     assert row(bare, "sshd") == "not started by mpiboot here"
-    assert row(bare, "locked memory") == "65536 bytes"
+    assert row(bare, "locked memory") == "64 KiB"
     assert row(bare, "MPI") == "mpirun (Open MPI) 4.1.4 (/usr/bin/mpirun)"
     links = (
         replace(facts.links[0], kind="", addresses=(), up=False, carrier=False),
