@@ -11,6 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from mpiboot.core.wording import counted  # noqa: E402
 from scripts.follow_pods import following, say  # noqa: E402
 from tests.manifests.check import ManifestError  # noqa: E402
 from tests.pods import images  # noqa: E402
@@ -56,14 +57,14 @@ def need_machine() -> None:
 
 def play(job: Prepared, name: str) -> int:
     """Build the image, make the pods, and follow the launcher to its end."""
-    say(f"building the image {name} from container/ (minutes the first time, then cached)")
+    say(f"building image {name} from container/ (minutes the first time, then cached)")
     image = images.image(name)
     with Cluster() as cluster:
         pods = job.played(cluster, image)
-        say(f"{job.name}: a launcher and {len(pods.workers)} workers, each a container")
-        say(f"its image: {name} of container/ stands in its place")
+        say(f"{job.name}: a launcher and {counted(len(pods.workers), 'worker')}, each a container")
+        say(f"its image is replaced by {name} of container/")
         if not job.lacks_nothing(image):
-            say(f"its program: {job.program} is not in that image; one that tells its rank is")
+            say(f"{job.program} is not in that image: a program that prints its rank stands in")
         for reason, names in job.told.items():
             say(f"left out: {', '.join(names)} ({reason})")
         with following(pods.launcher):

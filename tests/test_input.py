@@ -48,7 +48,7 @@ def test_no_hostfile_says_where_it_was_looked_for(tmp_path: Path) -> None:
     key(tmp_path)
     env = {"MPI_HOSTFILE": "/nowhere/hostfile"}
     said = wrong(tmp_path, 66, "hostfile-missing", "wait", "--timeout", "0.3", env=env)
-    assert "/nowhere/hostfile (named by MPI_HOSTFILE) is not there after " in said
+    assert "/nowhere/hostfile (named by MPI_HOSTFILE) does not exist after " in said
 
 
 @pytest.mark.parametrize("text", [b"", b"\n \r\n", b"# none yet\n"])
@@ -107,7 +107,7 @@ def test_no_mpirun_on_path_is_127(tmp_path: Path) -> None:
     (tmp_path / "hostfile").write_text("127.0.0.1\n")
     env = {"MPI_HOSTFILE": str(tmp_path / "hostfile"), "PATH": "/nowhere"}
     said = wrong(tmp_path, 127, "program-missing", "launcher", "--", "./train", env=env)
-    assert "no mpirun or mpiexec in a folder of PATH" in said
+    assert "no mpirun or mpiexec on PATH" in said
 
 
 def mpirun_that_says(folder: Path, version: str) -> dict[str, str]:
@@ -206,7 +206,7 @@ def test_a_job_of_this_pod_alone_needs_no_key_and_names_the_program_that_is_miss
     assert (done.returncode, done.stdout) == (0, "here\nhere\n"), done.stderr
     done = mpiboot(tmp_path, "launcher", "--", "no-such-program", env=env)
     assert done.returncode == 127, done.stderr
-    assert "the program no-such-program is in no folder of PATH" in message(tmp_path)
+    assert "the program no-such-program is not on PATH" in message(tmp_path)
     assert message(tmp_path).startswith("program-missing: ")
 
 

@@ -35,15 +35,13 @@ def test_what_is_left_out_is_told_with_the_reason() -> None:
     told = {name: reason for reason, names in made.told.items() for name in names}
     assert told["SriovNetwork mpi-rdma"] == "pods have the one network of all pods"
     assert told["k8s.v1.cni.cncf.io/networks"] == "pods have the one network of all pods"
-    assert told["resources"] == "every pod has all of this machine, and no device"
+    assert told["resources"] == "every pod has all of this machine, and no devices"
     assert told["SecurityContextConstraints mpiboot-rdma"] == "pods have what they ask for"
     assert (
         told["RoleBinding mpiboot-rdma"] == told["serviceAccountName"] == "there is no API server"
     )
     assert "cleanPodPolicy" in told
-    assert (
-        "there is one machine, and nothing is scheduled" in prepare(FOLDER / "rdma/efa.yaml").told
-    )
+    assert "there is one machine and no scheduler" in prepare(FOLDER / "rdma/efa.yaml").told
     of_job = prepare(FOLDER / "statefulset/configmap.yaml").told
     assert of_job["a key is made for this job alone"] == ["Secret train-ssh"]
 

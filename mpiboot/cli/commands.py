@@ -129,7 +129,7 @@ def worker(program: Words, **flags: str | None) -> None:
 @cli.command(cls=Command, context_settings=PASS_ON)
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, required=True)
 def rank(program: Words) -> None:
-    """Give one rank the variables that torchrun would, and become PROGRAM.
+    """Set the variables that torchrun would for one rank, and become PROGRAM.
 
     RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, from what
     Open MPI, MPICH, Intel MPI or Slurm set for this rank.
@@ -155,7 +155,7 @@ def rank(program: Words) -> None:
 @cli.command("exec", cls=Command, context_settings=PASS_ON)
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, required=True)
 def execute(program: Words, **flags: str | None) -> None:
-    """Wait for the name where PROGRAM's processes meet, set this pod's network, become PROGRAM.
+    """Wait for the rendezvous host's name, set this pod's network variables, become PROGRAM.
 
     For programs that every pod starts by itself, such as torchrun in an indexed Job. The name is
     that of --rdzv-endpoint or --master-addr on PROGRAM's line, or of PET_RDZV_ENDPOINT,
@@ -194,7 +194,9 @@ def wait(*, as_json: bool, **flags: str | None) -> None:
 @settings_of(Role.LAUNCHER, without=_NAMED, looks=_PLAN_LOOK)
 @cli.command(cls=Command, context_settings=PASS_ON)
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
-@click.option("--offline", is_flag=True, help="Check no hosts and no key: on a laptop, in CI.")
+@click.option(
+    "--offline", is_flag=True, help="Contact no host and read no key: for a laptop or CI."
+)
 @click.option(
     "--facts",
     "facts_from",
@@ -234,13 +236,17 @@ _END: Final = tuple(row.name for row in ROWS if row.section is Section.END)
 @settings_of(Role.LAUNCHER, Role.WORKER, without=_END, looks=_DOCTOR_LOOK, common=(Section.HOSTS,))
 @cli.group(cls=CommandGroup, invoke_without_command=True)
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
-@click.option("--check", "checks", multiple=True, metavar="NAME", help="This check; repeatable.")
-@click.option("--host", "hosts", multiple=True, metavar="NAME", help="This host; repeatable.")
+@click.option(
+    "--check", "checks", multiple=True, metavar="NAME", help="Run this check only; repeatable."
+)
+@click.option(
+    "--host", "hosts", multiple=True, metavar="NAME", help="Look at this host only; repeatable."
+)
 @click.option("--network", is_flag=True, help="Measure the paths between workers too.")
 @click.option(
-    "--env", "env", is_flag=True, help="Show the environment of a pod, a session and a rank."
+    "--env", "env", is_flag=True, help="Compare the environments of pod, session and rank."
 )
-@click.option("--image", is_flag=True, help="Check the image alone, as in its build.")
+@click.option("--image", is_flag=True, help="Check the image only, as in its build.")
 @click.option("--list", "list_", is_flag=True, help="List the checks.")
 @click.option(
     "--bundle",
@@ -266,13 +272,13 @@ def doctor(
 ) -> None:
     """Check this pod and, on a launcher, every host of the hostfile; say what to fix.
 
-    Exit 0 when nothing fails, 1 when something does, 2 when it is called in a wrong way.
+    Exit 0 when nothing fails, 1 when something does, 2 on wrong usage.
 
     \b
     Examples:
       mpiboot doctor
       mpiboot doctor ranks        (why does my job hang?)
-      mpiboot doctor --env        (why has a rank another environment?)
+      mpiboot doctor --env        (why does a rank's environment differ?)
       kubectl exec my-job-launcher -- mpiboot doctor --json
       kubectl exec my-job-launcher -- mpiboot doctor --bundle - > bundle.tar.gz
       RUN mpiboot doctor --image
@@ -290,7 +296,7 @@ def doctor(
     if list_:
         from mpiboot.core import log
 
-        sys.stdout.write(role.listed(log.width(1)))
+        sys.stdout.write(role.listed(log.width(1), as_json=as_json))
         return
     if env and (checks or network or image or bundle is not None):
         raise click.UsageError("--env can be combined with --host and --json only", ctx)
@@ -317,13 +323,14 @@ def doctor(
     metavar="N",
     type=click.IntRange(1, 60),
     default=1,
-    help="Between the two looks at each rank.  [default: 1]",
+    help="Seconds between the two looks at each rank.  [default: 1]",
 )
 def ranks(*, as_json: bool, seconds: int, **flags: str | None) -> None:
     """Show what every rank of the running job does, outliers first: why does it hang?
 
-    On a launcher of every host of the hostfile, in any other pod of its own. Run it as the
-    ranks' user. Exit 0 when no rank stands out, 1 when one does, 2 when the call is wrong.
+    On a launcher it asks every host of the hostfile; in any other pod it looks at that pod's
+    ranks. Run it as the ranks' user. Exit 0 when no rank stands out, 1 when one does, 2 on wrong
+    usage.
 
     \b
     Examples:
@@ -339,10 +346,10 @@ def ranks(*, as_json: bool, seconds: int, **flags: str | None) -> None:
 
 @cli.group(cls=Group, no_args_is_help=False)
 def validate() -> None:
-    """Measure the network by a tool, and say whether it is fit to train on.
+    """Measure the network with a tool, and say whether it is fit to train on.
 
-    Exit 0 when it is, 1 when it is too slow or results are wrong, 76 when another network carried
-    the data than was planned.
+    Exit 0 when it is, 1 when it is too slow or results are wrong, 76 when the data went over
+    another network than planned.
 
     \b
     Examples:
@@ -353,19 +360,18 @@ def validate() -> None:
 
 
 _BY_TOOL: Final = {
-    "tool": "nccl-tests, osu or imb, or a program of theirs; where not given, the first that can "
-    "run.",
-    "seconds": "How long the tool may take; what it has measured by then is judged.  [default: 60]",
-    "busbw": "Bus bandwidth of the largest messages below which it fails.",
-    "fraction": "Part of what a host's ports carry below which it fails.  [default: 0.8, of NCCL's "
-    "tools]",
+    "tool": "nccl-tests, osu or imb, or one of their programs.  [default: the first that can run]",
+    "seconds": "How long the tool may take; what it has measured by then is judged.  [default: 1m]",
+    "busbw": "Fail below this bus bandwidth of the largest messages.",
+    "fraction": "Fail below this fraction of what a host's ports carry.  [default: 0.8, NCCL's "
+    "tools only]",
 }
 _BY_PAIRS: Final = {
-    "tool": "ib_write_bw, ib_read_lat or tcp; where not given, ib_write_bw if all workers have "
-    "RDMA and perftest, else tcp.",
-    "seconds": "How long it may take, once all hosts are ready.  [default: 60]",
-    "fraction": "Part of what is usual between hosts, and of a port's rate, below which it fails.  "
-    "[default: 0.8; of ib_read_lat 0.5]",
+    "tool": "ib_write_bw, ib_read_lat or tcp; by default ib_write_bw if all workers have RDMA and "
+    "perftest, else tcp.",
+    "seconds": "How long it may take, once all hosts are ready.  [default: 1m]",
+    "fraction": "Fail below this fraction of what is usual between hosts, and of a port's rate.  "
+    "[default: 0.8; ib_read_lat: 0.5]",
 }
 
 
@@ -406,10 +412,10 @@ def _asked(given: dict[str, Any]) -> tuple[Resolved, Mapping[str, str], ToolOpti
 @validate.command(cls=Command, context_settings=PASS_ON)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def job(**given: Any) -> None:  # noqa: ANN401 - the options above, and the settings' texts
-    """Measure over all hosts of the hostfile, as a job of theirs.
+    """Measure across all hosts of the hostfile, as a job on them.
 
-    It waits for the hosts and starts the tool as `launcher` does, with the same options, and reads
-    what the tool and NCCL say. ARGUMENTS replace those that the tool gets by itself.
+    It waits for the hosts and starts the tool as `launcher` does, with the same options, and
+    judges what the tool and NCCL print. ARGUMENTS replace the tool's default arguments.
 
     \b
     Examples:
@@ -447,7 +453,7 @@ def pairs(**given: Any) -> None:  # noqa: ANN401 - as above
     """Measure from every host to every other one, and name those that are slow.
 
     It waits for the hosts as `launcher` does, and starts no MPI. Exit 0 when nothing is slow, 1
-    when something is, or could not be measured. A host that takes no part is named, no more.
+    when something is, or could not be measured. A host that takes no part is only named.
 
     \b
     Examples:
@@ -500,9 +506,9 @@ def settings(*, as_json: bool, **flags: str | None) -> None:
 
 @cli.group(cls=Group, no_args_is_help=False)
 def shims() -> None:
-    """Make or take away names such as mpirun and sshd that lead to mpiboot.
+    """Install or remove shims: names such as mpirun and sshd that start mpiboot.
 
-    For images whose manifests are written for plain ones.
+    For manifests that call mpirun or sshd themselves.
     """
 
 
@@ -516,16 +522,16 @@ _FOLDER = click.option(
     show_default=True,
     type=click.Path(readable=False),
     metavar="PATH",
-    help="Folder for these names.",
+    help="Folder for the shims.",
 )
 
 
 @shims.command(cls=Command)
 @_FOLDER
 def install(folder: str) -> None:
-    """Make mpirun, mpiexec and sshd lead to mpiboot.
+    """Make mpirun, mpiexec and sshd start mpiboot.
 
-    The folder must come before the real programs' folder on PATH; these are left as they are.
+    The folder must come before that of the real programs on PATH; those are left unchanged.
 
     \b
     Examples:
@@ -540,7 +546,7 @@ def install(folder: str) -> None:
 @shims.command(cls=Command)
 @_FOLDER
 def remove(folder: str) -> None:
-    """Take the shims away.
+    """Remove the shims.
 
     \b
     Examples:

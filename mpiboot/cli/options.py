@@ -95,7 +95,7 @@ class Command(click.Command):
                     formatter.write_dl(records, col_max=min(30, formatter.width - _WORD))
         if times:
             formatter.write_paragraph()
-            formatter.write_text("TIME is a number of seconds, or such as 90s, 10m and 2h.")
+            formatter.write_text("TIME is a number of seconds, or a value such as 90s, 10m or 2h.")
 
 
 class Group(click.Group):

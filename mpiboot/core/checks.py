@@ -32,7 +32,7 @@ class ExitCode(IntEnum):
 
     FOUND = 1, "`mpiboot doctor` and `validate` alone: something fails"
     USAGE = 2, "wrong usage: a word, an option or a setting"
-    HOSTFILE_INVALID = 65, "the hostfile can't be read as one"
+    HOSTFILE_INVALID = 65, "the hostfile is invalid or can't be read"
     HOSTFILE_MISSING = 66, "no hostfile, or no list of hosts"
     NAMES_UNRESOLVED = 68, "a host's name did not resolve in time"
     WORKERS_UNREACHABLE = 69, "a host could not be reached, or was lost"
@@ -124,12 +124,12 @@ _OF_JOBS: Final[_Table] = {
     (ExitCode.HOSTFILE_INVALID, _LAUNCHER): {
         "hostfile-invalid": _CheckText(
             "the hostfile can be read and names hosts",
-            "write one `host slots=N` or `host:N` a line",
+            "write one `host slots=N` or `host:N` per line",
         ),
     },
     (ExitCode.HOSTFILE_MISSING, _LAUNCHER): {
         "hostfile-missing": _CheckText(
-            "the hostfile is there",
+            "the hostfile exists",
             "mount the hostfile, or name it with --hostfile or MPIBOOT_HOSTFILE; a job of this pod "
             "alone is `mpiboot mpirun -n 2 ./train`",
         ),
@@ -195,7 +195,7 @@ _OF_JOBS: Final[_Table] = {
     },
     (ExitCode.DEVICE_MISSING, _BOTH): {
         "interface-missing": _CheckText(
-            "the network link is there",
+            "the network link exists",
             "name a link that launcher and workers have with MPIBOOT_CONTROL_IFNAME",
         ),
     },
@@ -213,7 +213,7 @@ _OF_JOBS: Final[_Table] = {
         ),
         "output": _CheckText(
             "a command's output can be written",
-            "make room where standard output goes, or send it to another place",
+            "free space where standard output goes, or send it elsewhere",
         ),
         "tmpdir": _CheckText(
             "MPI can write its session files to TMPDIR",
@@ -240,7 +240,7 @@ _OF_JOBS: Final[_Table] = {
     },
     (ExitCode.DENIED, _BOTH): {
         "ssh-key": _CheckText(
-            "the job's SSH key is there and can be read",
+            "the job's SSH key exists and can be read",
             "mount the job's key Secret in launcher and workers, or name it with --ssh-key or "
             "MPIBOOT_SSH_KEY",
         ),
@@ -267,15 +267,15 @@ _OF_JOBS: Final[_Table] = {
         ),
         "entrypoint": _CheckText(
             "Kubernetes's SIGTERM reaches mpiboot",
-            'end that script with `exec mpiboot "$@"`: else a pod that is deleted hears of it only '
-            "by SIGKILL, and no rank can save",
+            'end that script with `exec mpiboot "$@"`: otherwise the first signal that a deleted '
+            "pod gets is SIGKILL, and no rank can save",
         ),
     },
     (ExitCode.CONFLICT, _LAUNCHER): {
         "shims": _CheckText(
             "calling mpirun starts mpiboot",
-            "call mpirun by its name alone with `mpiboot shims install` in the image, by absolute"
-            " path with a link to mpiboot in its place, or use `args:` for `command:`",
+            "use `args:` instead of `command:`; or `mpiboot shims install` in the image, for calls "
+            "by name, and a link to mpiboot in place of mpirun, for calls by absolute path",
         ),
         "slots": _CheckText("the ranks fit the slots, and every host gets one", ""),
         "unsafe-value": _CheckText(
@@ -288,7 +288,7 @@ _OF_JOBS: Final[_Table] = {
         ),
         "several-programs": _CheckText(
             "this MPI can start several programs with one line",
-            "if the start fails, use one program that does different work by its rank",
+            "if the start fails, use one program that does different work on each rank",
         ),
         "ip-version": _CheckText(
             "the MPI speaks the IP version of the pods",
@@ -317,7 +317,8 @@ _OF_JOBS: Final[_Table] = {
     (ExitCode.CONFLICT, _WORKER): {
         "env-profile": _CheckText(
             "the script of MPIBOOT_ENV_PROFILE runs without an error",
-            "nothing of it reaches the ranks; run it by hand in the worker: sh -c '. SCRIPT; env'",
+            "none of its variables reaches the ranks; run it by hand in the worker: "
+            "sh -c '. SCRIPT; env'",
         ),
     },
     (ExitCode.PROGRAM_MISSING, _BOTH): {
@@ -331,11 +332,11 @@ _OF_JOBS: Final[_Table] = {
 _OF_DATA_NETWORKS: Final[_Table] = {
     (ExitCode.DEVICE_MISSING, _BOTH): {
         "data-link": _CheckText(
-            "the links that MPIBOOT_DATA_IFNAME names are there",
+            "the links that MPIBOOT_DATA_IFNAME names exist",
             "name links that the workers have (`mpiboot facts` lists them), or unset it",
         ),
         "rdma-device": _CheckText(
-            "the devices that MPIBOOT_RDMA_DEVICE names are there",
+            "the devices that MPIBOOT_RDMA_DEVICE names exist",
             "name devices that the workers have (`mpiboot facts` lists them), or unset it",
         ),
         "control-link": _CheckText(

@@ -161,14 +161,14 @@ class Settings:
     )
     replicas: int | None = row(
         None,
-        "Number of a StatefulSet's pods that are the hosts, where there is no hostfile; with "
-        "service and name.",
+        "Number of hosts that are a StatefulSet's pods, where there is no hostfile; needs service "
+        "and name.",
         pods,
     )
     service: str = row("", "That StatefulSet's headless Service (serviceName).")
     name: str = row("", "That StatefulSet's name.")
     slots: int | None = row(
-        None, "Slots of each host to which the hostfile or platform gives no number.", count
+        None, "Slots of each host for which the hostfile or platform gives no number.", count
     )
     timeout: float = row(
         600.0,
@@ -213,7 +213,7 @@ class Settings:
     )
     launch_agent: LaunchAgent | Auto = row(
         AUTO,
-        "How hosts are reached; auto: ssh, unless there is no key, but kubectl and its token.",
+        "How hosts are reached; auto: ssh, unless there is no key but kubectl and a token.",
         one_of(AUTO, *LaunchAgent),
     )
     kubectl_namespace: str = row(
@@ -243,7 +243,7 @@ class Settings:
     ssh_keepalive: float = row(
         300.0,
         "How long a worker or launcher may be silent, while nothing answers in its place, before "
-        "it counts as lost; 0 for ever.",
+        "it counts as lost; 0: forever.",
         seconds,
         roles=_BOTH,
     )
@@ -281,7 +281,7 @@ class Settings:
     script: Switch | Auto = row(
         AUTO,
         "Whether PROGRAM runs once and calls mpirun or ssh itself, as batch scripts do; auto: "
-        "looks into a script.",
+        "look into the script.",
         one_of(AUTO, Switch.ON, Switch.OFF),
     )
     script_gate: Switch = row(
@@ -367,7 +367,7 @@ class Settings:
     )
     launch_timeout: float = row(
         120.0,
-        "Deadline for mpirun's daemons to start and join, counted anew from each one that joins.",
+        "Deadline for mpirun's daemons to start and join; it starts anew with each one that joins.",
         some_seconds,
     )
     connect_check: float = row(
@@ -385,7 +385,7 @@ class Settings:
     )
     grace: float = row(
         20.0,
-        "How long ranks may save after the job's signal to end, before mpirun ends them; "
+        "How long ranks have to save once the job is told to end, before mpirun ends them; "
         "0: mpirun gets the signal at once.",
         seconds,
         roles=_BOTH,
@@ -399,7 +399,7 @@ class Settings:
     )
     hold_on_failure: float = row(
         0.0,
-        "How long to keep a failed launcher for a look inside; then the same exit code.",
+        "How long a failed launcher stays up for a look inside; its exit code stays the same.",
         seconds,
         common=True,
     )

@@ -411,7 +411,7 @@ def speed(paths: Sequence[Dial]) -> Iterable[Finding]:
             continue
         middle = median(trips.values())
         longest = _time(max(trips.values()))
-        message = f"on {link} a round trip takes {_time(middle)} in the middle, {longest} at most"
+        message = f"on {link} a round trip takes {_time(middle)} (median), {longest} at most"
         slow = [
             (one, f"a round trip takes {_time(trip)}, of the others {_time(middle)}")
             for one, trip in trips.items()

@@ -139,8 +139,8 @@ def refuse_unknown(only: Sequence[str], known: Iterable[str]) -> None:
     names = tuple(dict.fromkeys((*known, os.uname().nodename)))
     for wanted in only:
         if not any(is_one_of(name, (wanted,)) for name in names):
-            hint = f"there are {first_few(names, 8)}"
-            raise error("usage", f"no host {wanted!r}", hint=hint)
+            hint = f"its hosts are {first_few(names, 8)}"
+            raise error("usage", f"the job has no host {wanted!r}", hint=hint)
 
 
 def _planned(seen: Observation, resolved: Resolved, where: LaunchPaths) -> Iterator[Finding]:

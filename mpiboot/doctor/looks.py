@@ -405,7 +405,7 @@ def _lacks(path: str, environ: Mapping[str, str]) -> tuple[str, ...]:
     try:
         done = programs.run((loader, "--list", path), _PATIENCE, environ)
     except FileNotFoundError:
-        return (f"its loader {loader} is not there",)
+        return (f"its loader {loader} does not exist",)
     except OSError:
         return ()
     lines = (done.stdout + done.stderr).splitlines() if done else []

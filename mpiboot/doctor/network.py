@@ -106,11 +106,11 @@ def default_routes(facts: PodFacts) -> Iterable[Finding]:
             links.setdefault(route.destination, {})[route.link] = None
     several = {name: of for name, of in links.items() if len(of) > 1}
     for name, of in several.items():
-        message = f"{name} leaves by {' and by '.join(of)}"
+        message = f"{name} has routes through {' and '.join(of)}"
         yield warned("default-routes", f"{message}: the kernel decides by metric")
     if links and not several:
         only = dict.fromkeys(link for of in links.values() for link in of)
-        yield ok("default-routes", f"the default route leaves by {' and '.join(only)}")
+        yield ok("default-routes", f"the default route uses {' and '.join(only)}")
 
 
 _FAULTS: Final = frozenset(name for kind in KINDS if kind.fault for name in kind.names)

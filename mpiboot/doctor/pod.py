@@ -54,7 +54,7 @@ def programs(image: ImagePart) -> Iterable[Finding]:
     if image.mpi is None:
         yield failed(
             "program-missing",
-            "no mpirun or mpiexec in a folder of PATH",
+            "no mpirun or mpiexec on PATH",
             f"PATH={image.search}",
             hint="install an MPI in the image, or put its bin folder on PATH",
         )
@@ -121,9 +121,7 @@ def python(image: ImagePart) -> Iterable[Finding]:
 def passwd(identity: Identity) -> Iterable[Finding]:
     """Judge the user's entry."""
     if identity.known:
-        yield ok(
-            "passwd-entry", f"uid {identity.uid} is {identity.user}, at home in {identity.home}"
-        )
+        yield ok("passwd-entry", f"uid {identity.uid} is {identity.user}, home {identity.home}")
     else:
         yield warned("passwd-entry", f"uid {identity.uid} has no passwd entry")
 
@@ -349,10 +347,10 @@ def shm(shm: ShmPart) -> Iterable[Finding]:
 )
 def memory(memory: MemoryPart) -> Iterable[Finding]:
     """Judge the container's memory."""
-    limit = f" of {size_of(memory.limit)}" if memory.limit else " (no limit)"
-    message = f"memory: {size_of(memory.used)}{limit} in use"
+    limit = f" of {size_of(memory.limit)} in use" if memory.limit else " in use (no limit)"
+    message = f"memory: {size_of(memory.used)}{limit}"
     if memory.kills:
-        killed = counted(memory.kills, "time", "times")
+        killed = counted(memory.kills, "process", "processes")
         yield warned("memory-limit", f"out of memory: the kernel killed {killed} here; {message}")
     elif memory.limit and memory.used > _FULL * memory.limit:
         yield warned("memory-limit", message)
@@ -380,7 +378,7 @@ def sshd_lets_in(sshd_settings: tuple[SshdSettings, ...], identity: Identity) ->
             continue
         wrong = list(_refuses(server, identity))
         for message in wrong:
-            yield failed("sshd-settings", f"{where} lets {identity.user} not in: {message}")
+            yield failed("sshd-settings", f"{where} does not let {identity.user} in: {message}")
         if not wrong:
             yield ok("sshd-settings", f"{where} takes the keys of {identity.user}")
 

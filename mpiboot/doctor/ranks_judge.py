@@ -63,8 +63,8 @@ class RankGroup:
         who = f"the other {len(left)}" if several else "the other one"
         if busy == len(left):
             if several:
-                return f"; {who} are busy, as ranks are that wait in MPI"
-            return f"; {who} is busy, as a rank is that waits in MPI"
+                return f"; {who} are busy, as ranks waiting in MPI are"
+            return f"; {who} is busy, as a rank waiting in MPI is"
         if not busy:
             return f"; {who} {'wait' if several else 'waits'}"
         return f"; of {who} {busy} {'are' if busy > 1 else 'is'} busy and {len(left) - busy} wait"
@@ -281,12 +281,12 @@ def _missing(group: RankGroup) -> Iterator[Finding]:
     left = set(range(size)) - {item.number for item in group.ranks}
     if group.all_hosts and left:
         verb = "is" if len(left) == 1 else "are"
-        message = f"rank{'s' * (len(left) > 1)} {numbers(left)} of {size} {verb} not there"
+        message = f"rank{'s' * (len(left) > 1)} {numbers(left)} of {size} {verb} missing"
         if group.unasked:  # they may be on these hosts
             message += f"; {counted(len(group.unasked), 'host')} could not be asked"
             message += f" ({first_few(group.unasked)})"
     elif not group.all_hosts and there < local:
-        message = f"{there} of this pod's {local} ranks are there"
+        message = f"{there} of this pod's {local} ranks are running"
     else:
         return
     hint = (

@@ -62,7 +62,9 @@ def run(resolved: Resolved, environ: Mapping[str, str], asked: Asked = Asked()) 
     """
     unknown = [name for name in asked.checks if name not in GROUP_OF]
     if unknown:
-        raise error("usage", f"no check {unknown[0]!r}", hint="`mpiboot doctor --list` lists them")
+        raise error(
+            "usage", f"there is no check {unknown[0]!r}", hint="`mpiboot doctor --list` lists them"
+        )
     role = role_of(resolved, environ)
     if asked.network and role is not Role.LAUNCHER:
         message = "--network is for a launcher: its hosts measure the paths between them"
@@ -83,6 +85,9 @@ def run(resolved: Resolved, environ: Mapping[str, str], asked: Asked = Asked()) 
         sys.stdout.write(as_json(shown, role, whole=whole))
     else:
         write(shown, whole=whole)
+        seen = {item.check for item in shown}
+        if unseen := [name for name in asked.checks if whole and name not in seen]:
+            sys.stdout.write(f"nothing to check here: {', '.join(unseen)}\n")
     if not whole:
         raise KeyboardInterrupt
     end(shown)
@@ -356,11 +361,14 @@ def _by_host(found: Sequence[Finding]) -> str:
     return render.table(("", *groups), ((first_few(of, 3), *line) for line, of in alike.items()))
 
 
-def listed(width: int | None) -> str:
+def listed(width: int | None, *, as_json: bool) -> str:
     """List every check: its group, reference, the roles that have it, and when it holds."""
-    rows = (
+    rows = [
         (group, row.reference, ",".join(role.value for role in row.roles), row.title)
         for group, references in GROUPS.items()
         for row in map(CHECKS.__getitem__, references)
-    )
+    ]
+    if as_json:
+        names = ("group", "check", "roles", "holds_when")
+        return render.as_json([dict(zip(names, row, strict=True)) for row in rows])
     return render.table(("group", "check", "roles", "holds when"), rows, width=width)

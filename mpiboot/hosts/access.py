@@ -345,7 +345,7 @@ def choose_access(
         if not kubectl:
             raise error(
                 "program-missing",
-                f"no kubectl in a folder of PATH, and {given} asks for it",
+                f"no kubectl on PATH, and {given} asks for it",
                 evidence=(f"PATH={environ.get('PATH', '')}",),
                 hint="put kubectl into the launcher's image",
             )

@@ -97,7 +97,7 @@ def read(chosen: HostfilePath) -> str:
         # O_NONBLOCK: a FIFO without a writer would hang the open.
         descriptor = os.open(chosen.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
-        raise NotYetError("hostfile-missing", f"{where} is not there") from None
+        raise NotYetError("hostfile-missing", f"{where} does not exist") from None
     except (OSError, ValueError) as why:
         raise _unreadable(where, why) from None
     mode = os.fstat(descriptor).st_mode

@@ -280,6 +280,8 @@ def pin_control(builder: PlanBuilder) -> None:
         observed.workers,
         given=builder.given["control_ifname"],
     )
+    if not observed.workers and len(observed.local) == len(observed.hostfile.hosts):
+        why_not = "every host is this pod"
     if decision and ":" in decision.value:
         # Open MPI reads networks of IPv4 alone there (inet_pton with AF_INET), and ends otherwise.
         link = worker_network.name_in(decision.value, observed.links, observed.workers)

@@ -292,7 +292,7 @@ def parse(text: str, path: str, named_by: str) -> Hostfile:
             where = f"{path}:{number}:{wrong.column + 1}"
             raise _invalid(where, wrong.message, named_by) from None
     if not found:
-        raise _invalid(path, "has no hosts, expected one `host slots=N` a line", named_by)
+        raise _invalid(path, "has no hosts, expected one `host slots=N` per line", named_by)
     return Hostfile(path, named_by, tuple(found.values()), passed_over=tuple(passed_over))
 
 

@@ -132,7 +132,7 @@ class Launch:
         if ssh is None and self.plan.daemons and not self.plan.user_agent and not own:
             raise error(
                 "program-missing",
-                "no ssh in a folder of PATH",
+                "no ssh on PATH",
                 evidence=(f"PATH={self.observed.environ.get('PATH', '')}",),
                 hint="install openssh-client in the launcher's image, "
                 "or let MPIBOOT_SSH_CLIENT choose mpiboot's own",

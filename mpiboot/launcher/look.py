@@ -224,7 +224,7 @@ def offline_plan(
 
 def _unknown(missing: list[str], own: PodFacts | None) -> Iterator[Finding]:
     """Report what an offline plan doesn't know."""
-    message = "offline: no name was resolved, no host was asked, no key was read"
+    message = "no name was resolved, no host was asked, no key was read"
     yield Finding("offline", Level.UNKNOWN, message)
     hint = "save them with `kubectl exec POD -- mpiboot facts --json > DIR/POD.json`: --facts DIR"
     if missing:
@@ -267,7 +267,7 @@ def _offline_mpi(
         return Mpi(wanted, "(not known)", "mpirun", str(resolved.given["mpi"]))
     if found is None:
         hint = "say which one the image has: --mpi openmpi4, openmpi5, spectrum, mpich or intel"
-        raise error("program-missing", "no mpirun or mpiexec in a folder of PATH", hint=hint)
+        raise error("program-missing", "no mpirun or mpiexec on PATH", hint=hint)
     return found
 
 
@@ -320,7 +320,7 @@ async def _name(resolved: Resolved, program: tuple[str, ...], environ: Mapping[s
     """Wait for the name, unless it is this pod's own."""
     wanted, own = program_words.find_rendezvous(program, environ), socket.gethostname()
     if wanted is None:
-        log.info("rendezvous", "nothing names a host to meet at: no name is waited for")
+        log.info("rendezvous", "no rendezvous host is named: not waiting for any name")
         return
     own_names = tuple(pod.own_names(own))
     if names.is_local(wanted.host, own, own_names):

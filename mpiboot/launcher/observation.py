@@ -302,7 +302,7 @@ def no_mpirun(environ: Mapping[str, str], called: str = "") -> MpibootError:
         return error("program-missing", f"{called} is no program here", hint=hint)
     return error(
         "program-missing",
-        "no mpirun or mpiexec in a folder of PATH",
+        "no mpirun or mpiexec on PATH",
         evidence=(f"PATH={environ.get('PATH', '')}",),
         hint="install an MPI in the launcher's image, or put its bin folder on PATH",
     )

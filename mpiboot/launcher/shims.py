@@ -87,7 +87,7 @@ def enter(name: str, environ: Mapping[str, str]) -> dict[str, str]:
     if not found:
         raise error(
             "program-missing",
-            f"every {name} in the folders of PATH is mpiboot's own shim",
+            f"every {name} on PATH is mpiboot's own shim",
             evidence=(f"PATH={path}",),
             hint=f"install an MPI whose {name} is in another folder of PATH",
         )

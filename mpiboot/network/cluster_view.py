@@ -400,7 +400,7 @@ def _port(rail: Rail, facts: PodFacts) -> list[Problem]:
     found = []
     device, port = rail.device, rail.port
     if not device.opens:
-        folder = "" if facts.fabric.infiniband_folder else ", /dev/infiniband is not there"
+        folder = "" if facts.fabric.infiniband_folder else ", /dev/infiniband does not exist"
         message = f"device {device.name} does not open ({device.open_error}{folder})"
         found.append(Problem("rdma-node", message))
     elif device.library_error:
@@ -432,7 +432,7 @@ def _why_none(facts: PodFacts) -> str:
     if not seen:
         return f"no RDMA device: {facts.fabric.why_none}"
     given = [device.name for device in seen if named_by_platform(device, facts.fabric)]
-    folder = "" if facts.fabric.infiniband_folder else "; /dev/infiniband is not there"
+    folder = "" if facts.fabric.infiniband_folder else "; /dev/infiniband does not exist"
     what = f"; the platform names {first_few(given)}" if given else ""
     return f"{len(seen)} RDMA devices of the node are visible, none is this pod's{folder}{what}"
 

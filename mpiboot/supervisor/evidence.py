@@ -21,9 +21,9 @@ _FULL: Final = 0.01
 _UNLIMITED: Final = 1 << 60  # cgroup v1 writes "no limit" as a number near 2^63
 
 _WAYS: Final = {
-    "file": "{} is not there",
-    "right": "{} is there, but is no file that this user may execute",
-    "name": "{} is in no folder of PATH",
+    "file": "{} does not exist",
+    "right": "{} exists, but is not a file that this user may execute",
+    "name": "{} is not on PATH",
 }
 
 

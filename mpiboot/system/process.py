@@ -49,7 +49,7 @@ def lookup(argv: Sequence[str], environ: Mapping[str, str]) -> str:
         if "/" not in argv[0]:
             raise error(
                 "program-missing",
-                f"{argv[0]} is not in a folder of PATH",
+                f"{argv[0]} is not on PATH",
                 evidence=(f"PATH={path}",),
             )
         there = os.path.exists(argv[0])  # noqa: PTH110 - raises nothing

@@ -393,7 +393,7 @@ def summary(seen: Measured, width: int | None, *, whole: bool) -> str:
         )
     if middles := seen.middles.values():
         usual, *ends = map(seen.measure.shown, (median(middles), min(middles), max(middles)))
-        message += f": {usual} in the middle, {' to '.join(ends)}"
+        message += f": median {usual}, {' to '.join(ends)}"
     return render.indented("", message + "; interrupted before its end" * (not whole), width)
 
 

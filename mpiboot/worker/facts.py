@@ -116,7 +116,9 @@ def run(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool, path: 
         sshd, pid = (state.sshd, state.pid) if state else ("", 1)
         found = gather(resolved, environ, sshd=sshd, pid=pid, mpi=mpi)
         found = replace(found, sshd_reason=state.reason if state else "")
-        sys.stdout.write(records_json.facts_to_json(found) + "\n" if as_json else as_tables(found))
+        width = log.width(1)
+        text = records_json.facts_to_json(found) + "\n" if as_json else as_tables(found, width)
+        sys.stdout.write(text)
         return
     state = files.worker_state(Path(path).parent)
     pid, sshd = (state.pid, state.sshd) if state else (os.getppid(), "")
@@ -175,8 +177,8 @@ def _text(path: str) -> str:
         return ""
 
 
-def as_tables(found: PodFacts) -> str:
-    """Lay a pod's facts out for a person."""
+def as_tables(found: PodFacts, width: int | None = None) -> str:
+    """Lay a pod's facts out for a person; ``width`` is a terminal's."""
     from mpiboot.job.render import table  # noqa: PLC0415 - only for people
 
     who = found.identity
@@ -212,13 +214,14 @@ def as_tables(found: PodFacts) -> str:
         for link in found.links
     ]
     head = ("link", "kind", "state", "MTU", "addresses")
-    return table(("fact", "value"), rows) + _table(head, links) + _fabric_tables(found.fabric)
+    own = table(("fact", "value"), rows, width=width)
+    return own + _table(head, links, width) + _fabric_tables(found.fabric, width)
 
 
-def _fabric_tables(seen: Fabric) -> str:
+def _fabric_tables(seen: Fabric, width: int | None) -> str:
     """Lay out a pod's RDMA ports, GIDs, routes, platform hints, and what could not be read."""
     routes = [(route.destination, route.link, route.gateway) for route in seen.routes]
-    text = _table(("route to", "link", "gateway"), routes)
+    text = _table(("route to", "link", "gateway"), routes, width)
     ports = [(device, port) for device in seen.devices for port in device.ports]
     rows: list[tuple[str, ...]] = [
         (
@@ -235,7 +238,7 @@ def _fabric_tables(seen: Fabric) -> str:
     rows += [(device.name, *[""] * 6) for device in seen.devices if not device.ports]
     if rows:
         head = ("RDMA port", "layer", "state", "link", "Gb/s", "MTU", "device node")
-        text += _table(head, rows)
+        text += _table(head, rows, width)
         text += f"(network namespace mode: {seen.netns_mode or 'not known'})\n"
     else:
         text += f"\nno RDMA device: {seen.why_none}\n"
@@ -244,22 +247,22 @@ def _fabric_tables(seen: Fabric) -> str:
         for device, port in ports
         for gid in port.gids
     ]
-    text += _table(("RDMA port", "index", "GID", "link", "kind"), gids)
+    text += _table(("RDMA port", "index", "GID", "link", "kind"), gids, width)
     attachments = [
         (item.by.value, item.link, item.pci, item.rdma, item.resource) for item in seen.attachments
     ]
-    text += _table(("platform", "link", "PCI", "RDMA device", "resource"), attachments)
+    text += _table(("platform", "link", "PCI", "RDMA device", "resource"), attachments, width)
     if seen.missing:
         text += f"\nnot in this image: {', '.join(seen.missing)}\n"
     return text + "".join(f"\nnot read: {reason}\n" for reason in seen.unreadable)
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> str:
     """Lay out rows, with a dash for what is empty; nothing without rows."""
     from mpiboot.job.render import table  # noqa: PLC0415 - only for people
 
     shown = [tuple(cell or "-" for cell in row) for row in rows]
-    return f"\n{table(head, shown)}" if rows else ""
+    return f"\n{table(head, shown, width=width)}" if rows else ""
 
 
 def _cpus(found: PodFacts) -> str:

@@ -470,7 +470,7 @@ _SHELL: Final = frozenset(("_", "PWD", "OLDPWD", "SHLVL", "PPID"))
 # Each variable ends with a zero byte. It is read from /proc, as not every env knows -0; a program's
 # first is its own.
 _READER: Final = '{ . "$1"; } < /dev/null >&2 || exit; command -p cat /proc/self/environ'
-_HINT: Final = "nothing of it reaches the ranks; run it by hand: sh -c '. SCRIPT; env'"
+_HINT: Final = "none of its variables reaches the ranks; run it by hand: sh -c '. SCRIPT; env'"
 
 
 def evaluate_profile(
@@ -487,7 +487,7 @@ def evaluate_profile(
     before = dict(environ)
     path = os.path.abspath(path)  # noqa: PTH100 - the shell would look for a bare name on PATH
     if not os.path.isfile(path):  # noqa: PTH113 - raises nothing
-        return before, _warning(f"{path} is not there")
+        return before, _warning(f"{path} does not exist")
     shell = executables.find("bash", environ.get("PATH", "")) or "/bin/sh"
     try:
         status, output, complaint = _run(

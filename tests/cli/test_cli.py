@@ -195,7 +195,7 @@ def test_help_on_a_terminal_is_plain_text_within_its_width(tmp_path: Path, term:
 def test_path_is_not_in_the_first_line(tmp_path: Path) -> None:
     done = mpiboot(tmp_path, "no-such-program", env={"PATH": "/usr/bin:/bin"})
     assert done.stderr.splitlines()[:2] == [
-        "mpiboot: error: [program-missing] no-such-program is not in a folder of PATH",
+        "mpiboot: error: [program-missing] no-such-program is not on PATH",
         "mpiboot:   PATH=/usr/bin:/bin",
     ]
 
@@ -464,7 +464,7 @@ def test_a_wait_that_fails_says_why_in_the_log_the_termination_message_and_as_js
 @pytest.mark.parametrize("command", ["launcher", "worker", "wait", "plan", "doctor", "settings"])
 def test_help_says_how_a_time_is_written(tmp_path: Path, command: str) -> None:
     shown = mpiboot(tmp_path, command, "--help").stdout
-    assert "TIME is a number of seconds, or such as 90s, 10m and 2h." in shown
+    assert "TIME is a number of seconds, or a value such as 90s, 10m or 2h." in shown
     default = LOOKS.get(command, "MPIBOOT_TIMEOUT; default: 10m")
     default = default if "default" in default else f"default: {default}"
     assert f"and for the key. [{default}]" in " ".join(shown.split())

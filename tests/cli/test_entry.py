@@ -81,7 +81,7 @@ def test_without_a_role_the_program_takes_mpiboots_place_with_the_signals_that_i
 def test_a_program_that_is_not_there_is_127_with_a_line(tmp_path: Path) -> None:
     done = mpiboot(tmp_path, "no-such-program")
     assert done.returncode == 127
-    assert "no-such-program is not in a folder of PATH" in done.stderr
+    assert "no-such-program is not on PATH" in done.stderr
     assert message(tmp_path).startswith("program-missing: ")
 
 

@@ -172,7 +172,7 @@ def test_the_programs_exit_code_is_the_ranks() -> None:
     ("words", "environ", "code", "message"),
     [
         (("--", "true"), {}, 2, "[usage] mpiboot rank: this process was not started as a rank"),
-        (("--", "nowhere"), {**OPENMPI, **MASTER}, 127, "[program-missing] nowhere is not in"),
+        (("--", "nowhere"), {**OPENMPI, **MASTER}, 127, "[program-missing] nowhere is not on"),
         (("--", "/etc"), {**OPENMPI, **MASTER}, 127, "[program-missing] /etc"),
         ((), OPENMPI, 2, "write `mpiboot rank -- PROGRAM`"),
         (("--tiemout", "true"), OPENMPI, 2, "--tiemout"),

@@ -367,7 +367,7 @@ GOOD = Dial(
 DATA = replace(GOOD, link="net1", control=False, address="10.1.0.2", wanted=9000, mtu=9000)
 TO_1 = "w-0 to w-1 (10.0.0.2 by the control link eth0)"
 DATA_TO_1 = "w-0 to w-1 (10.1.0.2 by the data link net1)"
-SPEED = "a round trip takes 100 us in the middle, 100 us at most; one TCP stream carries 1 Gb/s"
+SPEED = "a round trip takes 100 us (median), 100 us at most; one TCP stream carries 1 Gb/s"
 
 
 def paths(*given: Dial) -> list[str]:

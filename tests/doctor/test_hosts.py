@@ -227,8 +227,8 @@ def short_with_hosts(found: list[Finding]) -> list[tuple[str, str, str]]:
 def test_a_host_that_the_hostfile_has_not_is_a_wrong_call(seen: dict[str, Any]) -> None:
     with pytest.raises(MpibootError) as caught:
         list(job.of_job(resolve({}, plans.POD), plans.POD, ("w-9",)))
-    assert (caught.value.code, caught.value.finding.message) == (2, "no host 'w-9'")
-    assert caught.value.finding.hint.startswith("there are w-0.job.ns.svc, w-1.job.ns.svc, ")
+    assert (caught.value.code, caught.value.finding.message) == (2, "the job has no host 'w-9'")
+    assert caught.value.finding.hint.startswith("its hosts are w-0.job.ns.svc, w-1.job.ns.svc, ")
     assert list(job.of_job(resolve({}, plans.POD), plans.POD, ("w-1",)))
     assert seen["observed"]
 

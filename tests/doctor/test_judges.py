@@ -29,6 +29,7 @@ WARN, FAIL = Level.WARN, Level.FAIL
 MPI = plans.MPIS["openmpi4"]
 ORTED = Program("orted", "/usr/bin/orted")
 GIB, MIB = 1 << 30, 1 << 20
+USED = "memory: 1 GiB of 4 GiB in use"
 
 _FACTS = plans.worker(plans.hosts(2)[0], 0, MPI).facts
 assert _FACTS is not None
@@ -113,7 +114,7 @@ def counted(sums: Mapping[str, int], **grown: int) -> CountersPart:
         (
             *(pod.programs, [NO_MPI]),
             [
-                "fail: no mpirun or mpiexec in a folder of PATH",
+                "fail: no mpirun or mpiexec on PATH",
                 "ok: no ssh on PATH; only a launcher needs one",
             ],
         ),
@@ -141,7 +142,7 @@ def counted(sums: Mapping[str, int], **grown: int) -> CountersPart:
             *(pod.python, [replace(an_image(), modules=("dns", "pyroute2"))]),
             ["fail: Python 3.11.2 does not find dns, pyroute2"],
         ),
-        (pod.passwd, [plans.ROOT], ["ok: uid 0 is root, at home in /root"]),
+        (pod.passwd, [plans.ROOT], ["ok: uid 0 is root, home /root"]),
         (pod.passwd, [plans.NOBODY], ["warn: uid 1000 has no passwd entry"]),
         (pod.openssh, [SshdPart("/sbin/sshd", ""), plans.ROOT], ["ok: /sbin/sshd can serve"]),
         (
@@ -177,12 +178,12 @@ def counted(sums: Mapping[str, int], **grown: int) -> CountersPart:
             *(pod.shm, [ShmPart(GIB, 64 * MIB, NCCL, all_seen=False)]),
             ["ok: 64 MiB of 1 GiB in /dev/shm in use"],
         ),
-        (pod.memory, [MemoryPart(0, GIB, 0)], ["ok: memory: 1 GiB (no limit) in use"]),
-        (pod.memory, [MemoryPart(4 * GIB, GIB, 0)], ["ok: memory: 1 GiB of 4 GiB in use"]),
+        (pod.memory, [MemoryPart(0, GIB, 0)], ["ok: memory: 1 GiB in use (no limit)"]),
+        (pod.memory, [MemoryPart(4 * GIB, GIB, 0)], [f"ok: {USED}"]),
         (pod.memory, [MemoryPart(GIB, GIB - MIB, 0)], ["warn: memory: 1023 MiB of 1 GiB in use"]),
         (
             *(pod.memory, [MemoryPart(4 * GIB, GIB, 1)]),
-            ["warn: out of memory: the kernel killed 1 time here; memory: 1 GiB of 4 GiB in use"],
+            [f"warn: out of memory: the kernel killed 1 process here; {USED}"],
         ),
         # -- SSH servers
         (
@@ -215,11 +216,11 @@ def counted(sums: Mapping[str, int], **grown: int) -> CountersPart:
         (network.default_routes, [routes()], []),
         (
             *(network.default_routes, [routes("eth0", "eth0")]),
-            ["ok: the default route leaves by eth0"],
+            ["ok: the default route uses eth0"],
         ),
         (
             *(network.default_routes, [routes("eth0", "net1")]),
-            ["warn: 0.0.0.0/0 leaves by eth0 and by net1: the kernel decides by metric"],
+            ["warn: 0.0.0.0/0 has routes through eth0 and net1: the kernel decides by metric"],
         ),
         (network.mesh, [None, Settings()], []),
         # -- data network and GPUs; rules that compare workers say nothing of one
@@ -472,7 +473,7 @@ def test_a_setting_of_sshd_that_keeps_this_user_out_fails(
     keys = (("/root/.ssh", *ssh_folder),) if ssh_folder else ()
     server = SshdSettings(22, "/usr/sbin/sshd", seen, keys)
     good = "ok: sshd on port 22 takes the keys of root"
-    bad = f"fail: sshd on port 22 lets root not in: {message}"
+    bad = f"fail: sshd on port 22 does not let root in: {message}"
     assert told(pod.sshd_lets_in((server,), plans.ROOT)) == [bad if message else good]
     assert told(pod.sshd_lets_in((), plans.ROOT)) == []
 

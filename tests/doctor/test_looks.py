@@ -109,7 +109,7 @@ def test_a_loader_that_is_not_there_is_told(tmp_path: Path) -> None:
     (lacks,) = (
         item.lacks for item in looks.image({"PATH": str(tmp_path)}).programs if item.name == "ssh"
     )
-    assert lacks == (f"its loader {gone.decode()} is not there",)
+    assert lacks == (f"its loader {gone.decode()} does not exist",)
 
 
 def test_asking_for_sshd_makes_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,7 @@ def test_nothing_is_odd_where_all_do_the_same() -> None:
     assert judged([]) == ()
 
 
-REST = "; the other 3 are busy, as ranks are that wait in MPI"
+REST = "; the other 3 are busy, as ranks waiting in MPI are"
 WAITS = Activity.WAITS
 
 
@@ -136,24 +136,24 @@ def test_the_others_are_told_apart() -> None:
 def test_two_ranks() -> None:
     ranks = [job()[0], replace(job()[1], activity=WAITS)]
     (found,) = judged([replace(item, size=2) for item in ranks])
-    end = "rank 1 on w-0 (pid 101) waits; the other one is busy, as a rank is that waits in MPI"
+    end = "rank 1 on w-0 (pid 101) waits; the other one is busy, as a rank waiting in MPI is"
     assert found.message == end
 
 
 def test_ranks_that_are_not_there() -> None:
     (found,) = judged(job()[:2])
-    assert (found.check, found.message) == ("rank-missing", "ranks 2-3 of 4 are not there")
+    assert (found.check, found.message) == ("rank-missing", "ranks 2-3 of 4 are missing")
     (found,) = judged(job()[:3])
-    assert found.message == "rank 3 of 4 is not there"
+    assert found.message == "rank 3 of 4 is missing"
     (found,) = judged(job()[:2], unasked=("w-1",))
-    message = "ranks 2-3 of 4 are not there; 1 host could not be asked (w-1)"
+    message = "ranks 2-3 of 4 are missing; 1 host could not be asked (w-1)"
     assert found.message == message
 
 
 def test_a_pod_knows_how_many_are_its_own() -> None:
     assert judged(job()[:2], all_hosts=False) == ()
     (found,) = judged(job()[:1], all_hosts=False)
-    assert found.message == "1 of this pod's 2 ranks are there"
+    assert found.message == "1 of this pod's 2 ranks are running"
 
 
 def test_two_launches_are_judged_apart() -> None:

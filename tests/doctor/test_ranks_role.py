@@ -57,7 +57,7 @@ def test_one_line_says_what_is_wrong(doctor: Any) -> None:  # noqa: ANN401
     code, out, err = doctor(answers(BUSY, IDLE))
     assert (code, err) == (1, "")
     first, hint, *_ = out.splitlines()
-    message = "is stopped by a signal; the other one is busy, as a rank is that waits in MPI"
+    message = "is stopped by a signal; the other one is busy, as a rank waiting in MPI is"
     assert first == f"FAIL  rank 1 on w-0.pi.default.svc (pid 100) {message}"
     assert hint.startswith("      -> `kill -CONT 100` in that pod")
     assert "holds mlx5_0, nvidia0" in out

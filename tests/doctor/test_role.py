@@ -110,7 +110,7 @@ def test_a_host_or_check_that_is_not_there_is_a_wrong_call(settled: Resolved) ->
     assert role._selected(list(FOUND), Asked(hosts=("w-9",)), whole=False) == []
     with pytest.raises(MpibootError) as caught:
         role.run(settled, {}, Asked(checks=("no-such",)))
-    assert (caught.value.code, caught.value.finding.message) == (2, "no check 'no-such'")
+    assert (caught.value.code, caught.value.finding.message) == (2, "there is no check 'no-such'")
 
 
 def test_only_a_launchers_hosts_measure_the_ways_between_them(tmp_path: Path) -> None:
@@ -144,6 +144,16 @@ def test_something_that_fails_is_its_end_and_all_are_counted(
     assert (caught.value.finding, caught.value.code) == (FOUND[0], 1)
     message = capsys.readouterr().out
     assert message.endswith("\n\n5 checks: 2 failed, 1 warning, 1 not known\n")
+
+
+def test_a_check_that_finds_nothing_to_look_at_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], settled: Resolved
+) -> None:
+    finds(monkeypatch, *FOUND)
+    role.run(settled, {}, Asked(checks=("tmpdir", "gpus", "memlock")))
+    assert capsys.readouterr().out.endswith(
+        "1 check: 0 failed, 0 warnings\nnothing to check here: tmpdir, memlock\n"
+    )
 
 
 def test_json_has_a_version_and_names_the_host_of_each_finding(
@@ -340,6 +350,8 @@ def test_the_list_has_every_check_and_looks_at_nothing(tmp_path: Path) -> None:
     assert done.returncode == 0
     lines = {line.split()[1] for line in done.stdout.splitlines()}
     assert lines == {*table.GROUP_OF, "check"}
+    listed = json.loads(mpiboot(tmp_path, "doctor", "--list", "--json").stdout)
+    assert {item["check"]: item["group"] for item in listed} == table.GROUP_OF
 
 
 # -- the table of a terminal -----------------------------------------------------------------------

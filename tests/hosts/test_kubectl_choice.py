@@ -73,7 +73,7 @@ def test_the_settings_win(account: Path, path: str) -> None:
 
 
 def test_kubectl_that_is_asked_for_and_missing_is_told(account: Path) -> None:
-    with pytest.raises(MpibootError, match="no kubectl in a folder of PATH") as told:
+    with pytest.raises(MpibootError, match="no kubectl on PATH") as told:
         chosen(account, {"PATH": "/nowhere", "MPIBOOT_LAUNCH_AGENT": "kubectl"})
     assert told.value.code == 127
     assert "MPIBOOT_LAUNCH_AGENT" in str(told.value)

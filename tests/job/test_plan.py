@@ -504,6 +504,12 @@ def test_memory_that_may_not_be_read_is_copied_by_dev_shm(
     )
 
 
+def test_a_job_of_this_pod_alone_has_no_control_link_and_misses_no_worker() -> None:
+    alone = replace(observed(listed=hosts(2), local=hosts(2)), workers=())
+    plan = planned("./train", alone)
+    assert reason(plan, "control-link") == ("", "detected", "not pinned: every host is this pod")
+
+
 def test_nccls_lines_are_offered_files_of_their_own() -> None:
     def offered(program: str, **environ: str) -> list[str]:
         plan = planned(program, observed(environ={**POD, **environ}))

@@ -216,7 +216,7 @@ def test_facts_are_shown_for_a_person() -> None:
     text = as_tables(facts)
     assert "user             root (uid 0, gid 0)\n" in text
     assert "locked memory    unlimited\n" in text
-    assert "1024 MiB\n" in text
+    assert "1 GiB\n" in text
     assert "mpirun (Open MPI) 4.1.4 (/usr/bin/mpirun)" in text
     assert link("eth0", "10.244.0.10/24").addresses[0] in text
 

@@ -36,7 +36,7 @@ def test_without_a_name_it_becomes_the_program_at_once(tmp_path: Path) -> None:
     assert nccl == "=mine0"
     assert gloo == tensorpipe
     assert (tmp_path / "run").exists() is False
-    assert "nothing names a host to meet at" in done.stderr
+    assert "no rendezvous host is named" in done.stderr
     assert 'NCCL_SOCKET_IFNAME="=mine0" fits nothing here' in done.stderr
     assert "set for the program: " in done.stderr
     assert (f" GLOO_SOCKET_IFNAME={gloo} " in done.stderr) == bool(gloo)
@@ -59,7 +59,7 @@ def test_its_own_name_is_not_waited_for(tmp_path: Path) -> None:
 def test_a_program_that_is_not_there_is_told_before_any_wait(tmp_path: Path) -> None:
     done = mpiboot(tmp_path, "exec", "--", "no-such-program", "--rdzv_endpoint=no.such.host:1")
     assert done.returncode == 127
-    assert "no-such-program is not in a folder of PATH" in done.stderr
+    assert "no-such-program is not on PATH" in done.stderr
     assert "no.such.host" not in done.stderr
 
 

@@ -175,7 +175,7 @@ def test_without_an_ssh_that_is_needed_nothing_is_launched(
     if not why:
         bare.write()
         return
-    with pytest.raises(MpibootError, match="no ssh in a folder of PATH") as caught:
+    with pytest.raises(MpibootError, match="no ssh on PATH") as caught:
         bare.write()
     assert caught.value.finding.evidence == (f"PATH={tmp_path}",)
     own = replace(bare, observed=replace(bare.observed, client=OWN_CLIENT))

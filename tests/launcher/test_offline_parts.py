@@ -63,7 +63,7 @@ def test_the_mpi_is_that_of_the_facts_before_this_machines(
     kept = tuple(facts(f"w-{number}", mpi) for number, mpi in enumerate(saved))
     resolved = resolve({} if wanted is AUTO else {"mpi": wanted.value}, {})
     if found is None:
-        with pytest.raises(MpibootError, match="no mpirun or mpiexec in a folder of PATH"):
+        with pytest.raises(MpibootError, match="no mpirun or mpiexec on PATH"):
             look._offline_mpi(resolved, {"A": "b"}, kept, "/called")
         return
     assert look._offline_mpi(resolved, {"A": "b"}, kept, "/called") == found
@@ -105,7 +105,8 @@ def test_facts_are_those_of_the_pod_with_their_name(
     assert observed.identity == (launcher.identity if launcher else plans.NOBODY)
     assert (first.check, "HYDRA_HOST_FILE" in first.message) == ("hostfile-invalid", True)
     pods = [] if own else ["no facts of the launcher's pod"]
-    messages = ["offline", f"no facts of 1 host ({names[2]})", *pods]
+    looked = "no name was resolved, no host was asked, no key was read"
+    messages = [looked, f"no facts of 1 host ({names[2]})", *pods]
     assert [item.message.partition(":")[0] for item in rest] == messages
     assert {(item.check, item.level) for item in rest} == {("offline", Level.UNKNOWN)}
     assert [bool(item.hint) for item in rest] == [False, *[True] * (len(rest) - 1)]
@@ -113,7 +114,7 @@ def test_facts_are_those_of_the_pod_with_their_name(
 
 def test_where_all_is_known_little_is_said() -> None:
     (only,) = look._unknown([], facts("launcher"))
-    assert only.message == "offline: no name was resolved, no host was asked, no key was read"
+    assert only.message == "no name was resolved, no host was asked, no key was read"
 
 
 def test_each_file_that_is_no_record_of_facts_is_named(tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ def test_what_reaches_for_hosts_is_not_started_before_its_gates(
     code, out, err = run(tmp_path, "--", "sh", "-c", script, **LATE, **key)
     assert (code, out) == (66, "")
     assert ": it runs once, here, when all hosts are ready" in err
-    assert "/no/such/hostfile (named by MPIBOOT_HOSTFILE) is not there" in err
+    assert "/no/such/hostfile (named by MPIBOOT_HOSTFILE) does not exist" in err
     assert (tmp_path / "termination-log").read_text().startswith("hostfile-missing")
 
 

@@ -188,7 +188,7 @@ def test_a_ports_state(state: PortState, message: str) -> None:
 def test_a_device_that_can_not_be_used(folder: bool) -> None:  # noqa: FBT001
     closed = w.with_device(w.sriov(0), open_error="Operation not permitted", uverbs="")
     found = decide(w.changed(closed, fabric={"infiniband_folder": folder}))
-    there = "" if folder else ", /dev/infiniband is not there"
+    there = "" if folder else ", /dev/infiniband does not exist"
     message = f"device mlx5_3 does not open (Operation not permitted{there})"
     finding = only(found, "rdma-node")
     assert finding.message == message
@@ -265,7 +265,7 @@ def test_why_a_worker_has_no_rdma() -> None:
     assert "w-0: only devices of the node are seen, and none belongs to the pod" in shown.reason
     assert "devices of the node" not in str(decide(w.plain(0)).decisions)
     message = "26 RDMA devices of the node are visible, none is this pod's"
-    there = "; /dev/infiniband is not there"
+    there = "; /dev/infiniband does not exist"
     assert problems(worker, settings=REQUIRE) == [("rdma-missing", message + there)]
 
 

@@ -142,7 +142,7 @@ FAULTS: Final = (
         what="a hostfile that is not there",
         check="hostfile-missing",
         level="fail",
-        message="/etc/mpi/none (named by MPIBOOT_HOSTFILE) is not there",
+        message="/etc/mpi/none (named by MPIBOOT_HOSTFILE) does not exist",
         host="",
         job=lambda: {"launcher": {"env": {"MPIBOOT_HOSTFILE": "/etc/mpi/none"}}},
     ),

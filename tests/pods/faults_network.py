@@ -19,7 +19,7 @@ FAULTS: Final = (
         what="two default routes",
         check="default-routes",
         level="warn",
-        message="0.0.0.0/0 leaves by eth0 and by net1: the kernel decides by metric",
+        message="0.0.0.0/0 has routes through eth0 and net1: the kernel decides by metric",
         pod={"links": _NET1},
         network=("ip route add default via 192.168.100.1 dev net1 metric 200",),
     ),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 Fields = dict[str, Any]
-_CONTROLLER = "there is no controller that would start a pod again, or clean up"
-_NODE = "there is one machine, and nothing is scheduled"
+_CONTROLLER = "there is no controller to restart pods or clean up"
+_NODE = "there is one machine and no scheduler"
 _API = "there is no API server"
 # Fields that say nothing to a pod here, wherever they stand, and why.
 LEFT_OUT = {
@@ -15,16 +15,18 @@ LEFT_OUT = {
     **dict.fromkeys(("activeDeadlineSeconds", "ttlSecondsAfterFinished"), _CONTROLLER),
     **dict.fromkeys(("affinity", "nodeSelector", "tolerations", "priorityClassName"), _NODE),
     **dict.fromkeys(("automountServiceAccountToken", "serviceAccountName"), _API),
-    "resources": "every pod has all of this machine, and no device",
+    "resources": "every pod has all of this machine, and no devices",
     "resourceClaims": "no device is claimed",
     "k8s.v1.cni.cncf.io/networks": "pods have the one network of all pods",
-    "readinessProbe": "nobody asks whether a pod is ready",
+    "readinessProbe": "readiness is not probed",
     **dict.fromkeys(("imagePullPolicy", "imagePullSecrets"), "the image is built here"),
-    **dict.fromkeys(("lifecycle", "livenessProbe", "startupProbe"), "nobody asks or tells the pod"),
+    **dict.fromkeys(
+        ("lifecycle", "livenessProbe", "startupProbe"), "there is no kubelet to run them"
+    ),
     "ports": "pods reach each other at every port",
     "terminationGracePeriodSeconds": "nobody ends a pod but you",
     "envFrom": "there is no object to take variables from",
-    "runAsNonRoot": "the user is taken as it is given",
+    "runAsNonRoot": "runAsUser is used as it is",
 }
 
 

@@ -39,5 +39,5 @@ def test_it_starts_without_a_key(cluster: Cluster, rig: None, name: str) -> None
     code = bad.wait(PATIENCE)
     if name != "intel-mpi":  # whose own mpirun may be killed by SIGPIPE then
         assert code == 127, bad.stderr()
-        assert "the program /no-such-program is not there" in bad.stderr()
+        assert "the program /no-such-program does not exist" in bad.stderr()
     assert code

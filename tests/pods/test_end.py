@@ -121,16 +121,16 @@ def test_the_program_is_not_blamed_for_what_mpi_does(cluster: Cluster, image: Im
 
 
 LACKING = {
-    "path": ("/opt/only/here", 1, "the program /opt/only/here is not there"),
-    "first": ("/opt/only/here", 0, "the program /opt/only/here is not there"),
-    "name": ("here", 1, "the program here is in no folder of PATH"),
-    "relative": ("./here", 1, "the program ./here is not there"),
+    "path": ("/opt/only/here", 1, "the program /opt/only/here does not exist"),
+    "first": ("/opt/only/here", 0, "the program /opt/only/here does not exist"),
+    "name": ("here", 1, "the program here is not on PATH"),
+    "relative": ("./here", 1, "the program ./here does not exist"),
     # Hosts are asked for no name that a shell could expand: it is mpirun that tells.
     "blank": (
         "'/opt/only/not here'",
         *(1, "mpirun could not find or execute the program /opt/only/not here (mpirun itself"),
     ),
-    "mode": ("/opt/only/here", 1, "the program /opt/only/here is there, but is no file that"),
+    "mode": ("/opt/only/here", 1, "the program /opt/only/here exists, but is not a file that"),
 }
 
 

@@ -83,8 +83,10 @@ def test_the_command_of_the_page_plays_an_example(rig: None) -> None:
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert done.stdout.count("launcher | rank ") == 4
     assert "# MPIJob train: a launcher and 2 workers, each a container\n" in done.stdout
-    assert "# its image: openmpi-5.0 of container/ stands in its place\n" in done.stdout
-    assert "# its program: /train is not in that image; one that tells its rank is\n" in done.stdout
+    assert "# its image is replaced by openmpi-5.0 of container/\n" in done.stdout
+    assert (
+        "# /train is not in that image: a program that prints its rank stands in\n" in done.stdout
+    )
     assert "# left out: backoffLimit, cleanPodPolicy, restartPolicy (there is no co" in done.stdout
     assert done.stdout.endswith("# the launcher's container ended with exit code 0\n")
 

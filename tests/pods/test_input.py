@@ -173,7 +173,7 @@ def test_workers_without_args_run_the_operators_sshd_and_the_launcher_says_what_
 def test_an_image_without_mpirun_is_said(cluster: Cluster, one: Image) -> None:
     bare = one.without("/usr/bin/mpirun", "/usr/bin/mpiexec")
     job = mpijob(cluster, one, workers=1, launcher_args=PROGRAM, launcher={"image": bare}).start()
-    fails(job, 127, "program-missing", "no mpirun or mpiexec in a folder of PATH")
+    fails(job, 127, "program-missing", "no mpirun or mpiexec on PATH")
 
 
 def test_the_older_name_of_fqdn_rewriting_reaches_every_name_and_not_the_mounted_file(

@@ -142,7 +142,7 @@ def test_the_first_ranks_host_that_cannot_be_reached_has_a_line_and_others_have_
 def test_hosts_are_asked_for_the_program(ssh: Ssh) -> None:
     host = ssh.answers("w-0", 'exec sh -c "$*"')
     found = ssh.run(ask_workers.gather((host,), "/no/such"))
-    assert "program-missing\tw-0\tthe program /no/such is not there" in found
+    assert "program-missing\tw-0\tthe program /no/such does not exist" in found
 
 
 def test_a_host_that_hangs_is_left_out_and_its_agent_ends(

@@ -27,7 +27,7 @@ def test_output_that_has_no_room_is_an_error_of_two_lines(tmp_path: Path, comman
     assert done.returncode == 73
     assert done.stderr.splitlines()[-2:] == [
         "mpiboot: error: [output] standard output can't be written: No space left on device",
-        "mpiboot:   -> make room where standard output goes, or send it to another place",
+        "mpiboot:   -> free space where standard output goes, or send it elsewhere",
     ]
     assert "Traceback" not in done.stderr
     assert "Exception ignored" not in done.stderr

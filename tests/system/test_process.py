@@ -103,7 +103,7 @@ def test_the_program_is_looked_up_on_the_path_of_its_own_environment(tmp_path: P
 
 
 def test_a_program_that_is_not_there_is_named_with_the_path() -> None:
-    with pytest.raises(MpibootError, match="nothing-such is not in a folder of PATH") as no:
+    with pytest.raises(MpibootError, match="nothing-such is not on PATH") as no:
         process.start(["nothing-such"], ENVIRON)
 
     assert no.value.code == 127

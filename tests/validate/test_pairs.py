@@ -290,8 +290,8 @@ def test_the_matrix_is_shown_where_it_fits() -> None:
     ]
     text = pairs.as_text(seen, (), 12, whole=False)
     assert " ".join(text.split()) == (
-        "3 of 3 pairs of 3 hosts measured by mpiboot's own TCP stream over net1: 11 Gb/s in the "
-        "middle, 10 Gb/s to 12 Gb/s; interrupted before its end"
+        "3 of 3 pairs of 3 hosts measured by mpiboot's own TCP stream over net1: median 11 "
+        "Gb/s, 10 Gb/s to 12 Gb/s; interrupted before its end"
     )
     assert "w-16" not in pairs.as_text(measured(17, around(10, 0.001)), (), None)
     assert pairs.as_text(Measured(TCP), (), 80, whole=False) == (

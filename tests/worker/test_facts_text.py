@@ -128,3 +128,11 @@ def test_the_platforms_word_and_what_could_not_be_read_are_told() -> None:
     assert not {"platform", "not read", "route to", "not in this image"} & {
         word for word in ("platform", "not read", "route to", "not in this image") if word in plain
     }
+
+
+def test_a_narrow_terminal_breaks_no_word() -> None:
+    eth0 = replace(of_a_vf().links[1], addresses=("10.244.1.5/24", "fe80::fc:ff:fe00:1/64"))
+    facts = replace(of_a_vf(), links=(eth0,))
+    text = as_tables(facts, 60)
+    assert max(map(len, text.splitlines())) <= 60
+    assert text.split() == as_tables(facts).split()

@@ -96,7 +96,7 @@ def test_a_script_that_is_not_there_is_said(tmp_path: Path) -> None:
     found, wrong = server.evaluate_profile(str(tmp_path / "none.sh"), POD, tmp_path)
     assert found == POD
     assert wrong is not None
-    assert wrong.message == f"MPIBOOT_ENV_PROFILE: {tmp_path}/none.sh is not there"
+    assert wrong.message == f"MPIBOOT_ENV_PROFILE: {tmp_path}/none.sh does not exist"
 
 
 def test_nothing_stays_open_behind_a_script(tmp_path: Path) -> None:

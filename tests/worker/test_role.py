@@ -717,7 +717,7 @@ def test_a_program_that_ignores_signals_is_killed_after_its_grace(start: Start) 
 def test_a_program_that_is_missing_is_an_error(start: Start) -> None:
     worker = start("auto", "nothing-such")
     assert worker.wait() == 127
-    assert "nothing-such is not in a folder of PATH" in worker.log
+    assert "nothing-such is not on PATH" in worker.log
     # Its sshd, which listened already, ends with it.
     until(lambda: not listens(worker.port))
 
