@@ -236,7 +236,7 @@ class Root(Group):
     """Where an unknown command is the entrypoint form: ``mpiboot PROGRAM ARGS...``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read mpiboot's own options; those of a command are met with the line to write."""
+        """Read mpiboot's own options; a command's are an error that shows the line to write."""
         words = list(args)
         try:
             return super().parse_args(ctx, args)

@@ -158,7 +158,7 @@ def entrypoint(program: Words) -> int:
 
 
 def without_options(argv: Sequence[str]) -> Callable[[], int] | None:
-    """Return what a line without options of mpiboot's starts; None: a parser is needed."""
+    """Return what a line without mpiboot's own options starts; None: a parser is needed."""
     first, rest = (argv[0], tuple(argv[1:])) if argv else ("", ())
     if first == ENTRY:
         return partial(entrypoint, rest)
@@ -173,7 +173,7 @@ def without_options(argv: Sequence[str]) -> Callable[[], int] | None:
 
 
 def _mistyped(wrong: MpibootError, program: Words) -> MpibootError:
-    """Hint at the command where a program that isn't there is called nearly so."""
+    """Suggest the command whose name is close to that of a missing program."""
     if wrong.finding.check != "program-missing" or not program:
         return wrong
     import difflib

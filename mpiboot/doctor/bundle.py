@@ -81,7 +81,7 @@ def write(
 
 
 def _check(path: str) -> None:
-    """Refuse at once what would be refused after all the work."""
+    """Refuse at once a path that could not be written at the end."""
     if path == STDOUT:
         if sys.stdout.isatty():
             hint = "name a file, or `mpiboot doctor --bundle - > bundle.tar.gz`"
@@ -205,7 +205,7 @@ _CONNECTION: Final = re.compile(r"://.{4}|=.+;|\{.+:")
 
 
 def environment(environ: Mapping[str, str]) -> str:
-    """Write an environment, a variable a line, with the values of those that are known alone."""
+    """Write an environment, one variable per line; only known ones with their values."""
     lines = []
     for name, value in sorted(environ.items()):
         known = not value or _is_shown(name)
@@ -251,7 +251,7 @@ _FOLDER: Final = "mpiboot-bundle/"
 def pack(
     texts: Mapping[str, str], about: str, *, most: int = PART, whole: int = WHOLE
 ) -> tuple[bytes, str]:
-    """Pack the files; what is too long is cut at its end, what is too much is left out.
+    """Pack the files; one that is too long is cut, those beyond the total are left out.
 
     Args:
         texts: the files by their names, the most wanted first.

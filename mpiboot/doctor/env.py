@@ -95,7 +95,7 @@ class HostEnvironments:
     rank: str = ""
 
     def with_rank(self, values: Mapping[str, str], rank: str) -> HostEnvironments:
-        """Put what stands for a rank where this host has none."""
+        """Return a copy with these values as a rank's, of which this host has none."""
         missing = {whose: why for whose, why in self.missing.items() if whose != "rank"}
         return replace(self, values={**self.values, "rank": values}, missing=missing, rank=rank)
 
@@ -199,7 +199,7 @@ def outliers(
 
 
 def _shown(name: str, raw: Iterable[str | None]) -> dict[str | None, str | None]:
-    """Mask values; those that are not the same stay so, by a number."""
+    """Mask values; a number keeps different ones apart."""
     shown: dict[str | None, str | None] = {None: None}
     for value in raw:
         if value is not None and value not in shown:

@@ -241,7 +241,7 @@ def _shown(name: str, value: str) -> str:
     hint="run mpiboot on the workers (`args: [worker]`), of the launcher's version",
 )
 def own_checks(hosts: Sequence[HostReport]) -> Iterable[Finding]:
-    """Say of whom the checks within the pod are not known, or are those of another version.
+    """Name the hosts whose own checks are unknown, or of another version.
 
     Looks at what each worker's own `mpiboot doctor` says, over the same session.
     """
@@ -257,7 +257,7 @@ def own_checks(hosts: Sequence[HostReport]) -> Iterable[Finding]:
 
 @check("mpi-daemon")
 def daemons(hosts: Sequence[HostReport]) -> Iterable[Finding]:
-    """Find hosts without MPI's daemon, of which no checks of their own tell it."""
+    """Find hosts without MPI's daemon whose own checks don't say so."""
     without = [one.host for one in hosts if one.checks is None and one.values.get("daemon") == ""]
     if without:
         message = "none of orted, prted and hydra_pmi_proxy is on PATH of a session"
@@ -266,7 +266,7 @@ def daemons(hosts: Sequence[HostReport]) -> Iterable[Finding]:
 
 @check("ssh-denied")
 def keys(hosts: Sequence[HostReport], place: LauncherPlace) -> Iterable[Finding]:
-    """Say with which keys logins went well.
+    """Report the keys of the logins that succeeded.
 
     Looks at the key that was let in, and the host key that was shown.
     """
@@ -277,9 +277,9 @@ def keys(hosts: Sequence[HostReport], place: LauncherPlace) -> Iterable[Finding]
 
 
 def merged(found: Iterable[Finding]) -> list[Finding]:
-    """Say once what several hosts have in common.
+    """Report once what several hosts have in common.
 
-    What is well, and differs a little on each of very many hosts, is reported by the check's title.
+    A check that holds, but reads differently on each of very many hosts, is reported by its title.
     """
     listed = list(found)
     alike = grouped((replace(item, host=""), item.host) for item in listed)
@@ -398,7 +398,7 @@ def path_mtu(paths: Sequence[Dial]) -> Iterable[Finding]:
     hint="look at that node's link (speed, errors, cable), and at what else runs on the node",
 )
 def speed(paths: Sequence[Dial]) -> Iterable[Finding]:
-    """Judge round trips and rates of a network by its middle one.
+    """Judge a network's round trips and rates against their median.
 
     Looks at the quickest of five round trips, and one TCP stream of half a second and 64 MiB at
     most between neighbours; no other measurement runs on these two hosts meanwhile.

@@ -98,7 +98,7 @@ def of_job(
     *,
     measures: bool = False,
 ) -> Iterator[Finding]:
-    """Check the hostfile and every host of it, as far as that goes with what is there.
+    """Check the hostfile and every host of it, as far as this pod allows.
 
     Args:
         resolved: the settings.
@@ -198,7 +198,7 @@ _GOES_ON: Final = frozenset({"program-missing", "ssh-key", "runtime-folder", "tm
 def _without_plan(
     resolved: Resolved, environ: Mapping[str, str], place: LauncherPlace, doctor: DoctorLook
 ) -> Iterator[Finding]:
-    """Look at the hostfile; log in where there is a key, else ask for the hosts' names alone."""
+    """Look at the hostfile; log in where there is a key, else only look up the hosts' names."""
     try:
         file = asyncio.run(observation.find_hostfile(resolved, environ, 0.0)).hostfile
     except MpibootError as wrong:

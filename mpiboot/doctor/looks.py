@@ -99,7 +99,7 @@ def key(settings: Settings, environ: Mapping[str, str]) -> list[Finding]:
 
 
 def shims(environ: Mapping[str, str]) -> list[Finding]:
-    """Look for mpirun's shims, and for what went past them."""
+    """Look for mpirun's shims, and for calls that bypass them."""
     try:
         good, bad = names.effects(environ)
     except MpibootError:  # started from a folder of sources, where no shim can lead to it

@@ -317,7 +317,7 @@ def as_json(found: Sequence[Finding], role: Role, *, whole: bool) -> str:
 
 
 def write(found: Sequence[Finding], *, whole: bool) -> None:
-    """Print the findings: on a terminal a table, and below it what is not well."""
+    """Print the findings: on a terminal a table, and below it what is wrong."""
     width = log.width(1)
     shown = found
     if width is not None:
@@ -338,7 +338,7 @@ def summary(found: Iterable[Finding], *, whole: bool) -> str:
 
 
 def cell(levels: Sequence[Level]) -> str:
-    """Write a cell: the worst level, and how many have it where that is no good one."""
+    """Write a cell: the worst level, with a count unless it is OK."""
     worst = next((level for level in _WORST if level in levels), None)
     if worst is None:
         return ""

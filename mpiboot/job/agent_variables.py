@@ -107,7 +107,7 @@ def _settle_kind(builder: PlanBuilder, agent: str) -> None:
     for name in (kind.name, *row.agent_kind_aliases):
         theirs = builder.environ.get(name, "")
         if theirs and theirs != kind.value:
-            message = f"{name}={theirs} is taken out: {kind.reason}"
+            message = f"{name}={theirs} is removed: {kind.reason}"
             if theirs == _FORK:
                 message += ", and fork starts every rank in this pod, whatever the hostfile says"
             builder.warn("settings-conflict", message)
@@ -140,7 +140,7 @@ def settle_kind_on_the_line(builder: PlanBuilder, daemons: Collection[str]) -> N
         message = (
             f"-launcher {asked} on the mpirun line starts every rank in this pod, and none on "
         )
-        builder.fail("settings-conflict", f"{message}{first_few(daemons)}", "take it out")
+        builder.fail("settings-conflict", f"{message}{first_few(daemons)}", "remove it")
 
 
 def _take_agent(builder: PlanBuilder) -> tuple[str, str]:
@@ -242,5 +242,5 @@ def _report_flagged_arguments(builder: PlanBuilder) -> None:
             builder.warn(
                 "settings-conflict",
                 f"{by} has {', '.join(settled)}, which overrides what mpiboot has checked",
-                "take it out of the line",
+                "remove it from the line",
             )

@@ -72,7 +72,7 @@ def judge_named_links(builder: PlanBuilder) -> None:
         if lacking:
             there = _link_names(next(iter(lacking.values())))
             message = f"{by}: {first_few(lacking)} has no such link (there are {there}): {then}"
-            hint = f"take {name} out, or name a link that every worker has"
+            hint = f"remove {name}, or name a link that every worker has"
             builder.warn("settings-conflict", message, hint)
 
 
@@ -338,7 +338,7 @@ def _refuse_to_choose(builder: PlanBuilder) -> None:
     row, given = builder.row, builder.given["mpi_network"]
     if row.own_transports and builder.settings.mpi_network is MpiNetwork.DATA:
         message = f"{given}=data has no meaning for {row.title}: {row.own_transports}"
-        hint = f"leave {given} out"
+        hint = f"remove {given}"
         builder.fail("settings-conflict", message, hint)
 
 

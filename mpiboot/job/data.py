@@ -329,7 +329,7 @@ def _on_the_data_network(
             )
             return str(usable(link)[0].ip), reason, given.source
     message = f"{given}=data: {name}, where rank 0 runs, has no data link with an address"
-    builder.fail("settings-conflict", message, hint="leave it out: the control link is in all pods")
+    builder.fail("settings-conflict", message, hint="remove it: the control link is in all pods")
     return "", "", given.source
 
 

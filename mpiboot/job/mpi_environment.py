@@ -241,7 +241,7 @@ def _no_openib(builder: PlanBuilder) -> None:
             continue
         then = "it may be left out" if out else "MPI ends over a transport that it does not have"
         message = f"{name}={value}: {builder.row.title} has no openib, and {then}"
-        hint = "" if out else "take it out: UCX carries InfiniBand and RoCE (OMPI_MCA_pml=ucx)"
+        hint = "" if out else "remove it: UCX carries InfiniBand and RoCE (OMPI_MCA_pml=ucx)"
         builder.warn("usage", message, hint)
 
 
@@ -442,7 +442,7 @@ def _hand_on_all(builder: PlanBuilder, kept: Mapping[str, str], given: Collectio
         message = (
             f"with {only} on the mpirun line ranks don't get what mpiboot sets: {' '.join(lost)}"
         )
-        builder.warn("usage", message, "leave it out, or name these there as well")
+        builder.warn("usage", message, "remove it, or name these there as well")
     builder.forwarded = {name: why for name, why in builder.forwarded.items() if name in given}
     others = every - builder.forwarded.keys()
     builder.stays |= dict.fromkeys(others, f"{only} on the mpirun line does not name it")

@@ -265,7 +265,7 @@ def _line(builder: PlanBuilder) -> None:
         message = f"the mpirun line: {line.reason}, and mpirun would end over it"
         option = line.unknown.lstrip("-").partition("=")[0]
         new = row.grammar.instead.get(option, f"what {mpi.banner} has for it (`mpirun --help`)")
-        hint = f"take it out, or write {new}"
+        hint = f"remove it, or write {new}"
         builder.fail("usage", message, hint)
     elif line.unknown:
         builder.warn("usage", f"{line.reason}: the rest of the line is passed on unread")

@@ -371,7 +371,7 @@ def _mpi(
     if found.family not in (wanted, MpiFamily.UNKNOWN):
         given = f"{launcher.resolved.given['mpi']}={wanted.value}"
         message = f"{given} is followed, though {found.path} says that it is {found.banner}"
-        log.finding(Finding("mpi-versions", Level.WARN, message, hint=f"take {given} out"))
+        log.finding(Finding("mpi-versions", Level.WARN, message, hint=f"remove {given}"))
     return dataclasses.replace(found, family=wanted)
 
 

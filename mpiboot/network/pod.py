@@ -129,8 +129,11 @@ def _route_address(api: str) -> tuple[str, str]:
     if parse(api) is not None and (own := source_address(api)):
         return own, f"{NO_DEFAULT_ROUTE}; the source address of the route to the API, {api}"
     own, destination = _any_route()
-    other = f"an address of the link of the route to {destination}" if own else "no other route"
-    return own, f"{NO_DEFAULT_ROUTE}, no route to the API{f', {api}' * bool(api)}; {other}"
+    to_api = f"the API, {api}" if api else "the API"
+    if not own:
+        return "", f"no default route, no route to {to_api} and no other route"
+    link = f"an address of the link of the route to {destination}"
+    return own, f"{NO_DEFAULT_ROUTE}, no route to {to_api}; {link}"
 
 
 def source_address(peer: str) -> str:
@@ -171,14 +174,17 @@ def _any_route() -> tuple[str, str]:
     return "", ""
 
 
-def _address_in(text: str) -> str:
-    """This pod's own address in a network; empty where the text is none, or there is none."""
+def _is_network(text: str) -> bool:
+    """Tell whether a text is a network; an address with its prefix is an address."""
     network = network_of(text)
-    # An address with its prefix is an address.
-    if network is None or network.num_addresses == 1 or parse(bare(text)) != network[0]:
-        return ""
-    source = source_address(str(network[1]))
-    return source if source and parse(source) in network else ""
+    return network is not None and network.num_addresses > 1 and parse(bare(text)) == network[0]
+
+
+def _address_in(text: str) -> str:
+    """This pod's own address in a network; empty where there is none."""
+    network = network_of(text)
+    source = source_address(str(network[1])) if network else ""
+    return source if network and source and parse(source) in network else ""
 
 
 def _link_address(name: str) -> str:
@@ -203,7 +209,7 @@ def _link_address(name: str) -> str:
 def control_address(
     wanted: str, hostname: str, hosts: Path = HOSTS, *, api: str = ""
 ) -> tuple[str, str]:
-    """This pod's address for control traffic and why it is that; empty where none is found.
+    """This pod's address for control traffic and why it is that; or none, and why not.
 
     Args:
         wanted: a link's name, an address or a network, where the user named one.
@@ -212,13 +218,15 @@ def control_address(
         api: the address of the cluster's API; a node without a default route may have one to it.
     """
     if wanted:
+        if _is_network(wanted):
+            address = _address_in(wanted)
+            return address, f"the address in {wanted}" if address else f"no address in {wanted}"
         address = wanted.partition("/")[0]
-        inside = _address_in(wanted)
-        if inside:
-            return inside, f"the address in {wanted}"
         if parse(address) is not None:
             return address, "MPIBOOT_CONTROL_IFNAME"
-        return _link_address(wanted), f"the address of the link {wanted}"
+        address = _link_address(wanted)
+        why_not = f"no link {wanted} with an address"
+        return address, f"the address of the link {wanted}" if address else why_not
     address = _hosts_address(hostname, hosts)
     if address:
         return address, f"{hostname} in {hosts}"

@@ -79,8 +79,7 @@ def prepare(
         wanted, socket.gethostname(), api=environ.get(pod.API, "")
     )
     if not address:
-        none = f"{reason}: no address to serve SSH on"
-        raise error("interface-missing", f"the link {wanted} has no address" if wanted else none)
+        raise error("interface-missing", f"this pod has no address to serve SSH on: {reason}")
     given = resolved.given["ssh_port"]
     chosen = None
     if given.source is not Source.DEFAULT:

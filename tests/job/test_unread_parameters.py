@@ -111,9 +111,9 @@ def test_the_transport_that_is_gone_is_named(value: str, told: str, *, on_the_li
 @pytest.mark.parametrize(
     ("family", "option", "instead"),
     [
-        (FIVE, "--display-diffable-map", "take it out, or write --display map"),
+        (FIVE, "--display-diffable-map", "remove it, or write --display map"),
         (FIVE, "--novm", "has for it (`mpirun --help`)"),
-        (FOUR, "--display map", "take it out, or write --display-map, --display-allocation"),
+        (FOUR, "--display map", "remove it, or write --display-map, --display-allocation"),
     ],
 )
 def test_an_option_that_mpirun_ends_over_is_told_with_its_new_form(

@@ -116,7 +116,7 @@ def test_the_family_that_is_set_counts_whatever_mpirun_says(
     message = f"--mpi=openmpi5 is followed, though {path} says that it is {found.banner}"
     assert capfd.readouterr().err.splitlines() == [
         f"mpiboot: warning: [mpi-versions] {message}",
-        "mpiboot:   -> take --mpi=openmpi5 out",
+        "mpiboot:   -> remove --mpi=openmpi5",
     ]
     same = pod(tmp_path, {**plans.POD, "PATH": f"{tmp_path}/a:/usr/bin:/bin"}, mpi="openmpi4")
     assert observation._mpi(same, ("./train",)).family is MpiFamily.OPENMPI4

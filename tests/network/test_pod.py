@@ -263,7 +263,7 @@ ANY = f"{NO_DEFAULT}, no route to the API, 10.96.0.1; an address of the link of 
         (
             "ip link del ens3; ip link del cni0; ip link del docker0",
             "",
-            f"{NO_DEFAULT}, no route to the API, 10.96.0.1; no other route",
+            "no default route, no route to the API, 10.96.0.1 and no other route",
         ),
     ],
 )
@@ -286,6 +286,7 @@ def test_on_a_node_without_a_default_route_another_one_tells(
         ("127.0.0.0/8", "127.0.0.1"),
         ("127.0.0.2/32", "127.0.0.2"),
         ("nothing0", ""),
+        ("198.51.100.0/24", ""),  # no link of this pod is in it (RFC 5737)
     ],
 )
 def test_a_wanted_link_or_address_is_taken(wanted: str, address: str, hosts: Path) -> None:
