@@ -135,7 +135,7 @@ def test_an_mpi_that_can_not_be_started_ends_the_job_before_any_wait(tmp_path: P
         (
             ["-np", "3"],
             "slots",
-            "3 ranks are asked for (-n on the mpirun line), and 2 hosts offer 2",
+            "3 ranks requested (-n on the mpirun line), and 2 hosts offer 2",
         ),
     ],
 )

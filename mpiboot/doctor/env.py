@@ -191,7 +191,7 @@ def outliers(
             if found.count > 1 or _matches(name, _FIRST):
                 named.add((name, found.outliers_text))
                 others = found.outliers_text
-                message = f"{name} of the {title} is another than on most hosts: {others}"
+                message = f"{name} of the {title} differs from most hosts: {others}"
                 usual = f"on {found.count} of {len(raw)}: {found.usual}"
                 yield Finding(
                     "hosts-differ", Level.WARN, message, hosts=found.hosts, evidence=(usual,)
@@ -284,7 +284,7 @@ def as_text(
         text += render.table(head, rows, indent="  ") if rows else f"  {none}\n"
         if own:
             variables = counted(own, "variable")
-            text += f"  and {variables} that a session or a rank has by its nature: --json\n"
+            text += f"  and {variables} specific to a session or a rank: --json\n"
     return text if whole else f"{text}\ninterrupted: the rest was not looked at\n"
 
 

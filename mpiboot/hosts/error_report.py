@@ -23,7 +23,7 @@ _LIMITS: Final = {
     errno.EMFILE: "this process may open no more files (ulimit -n)",
     errno.ENFILE: "the node may open no more files",
     errno.EAGAIN: "this pod may start no more processes (pids.max, ulimit -u)",
-    errno.ENOMEM: "there is no more memory",
+    errno.ENOMEM: "out of memory",
 }
 
 # What differs from host to host: an address, a port, a time.

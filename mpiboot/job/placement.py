@@ -437,7 +437,7 @@ def _too_few(asked: int, offered: str, line: UserLine, row: Dialect) -> Finding:
     return Finding(
         "slots",
         Level.WARN,
-        f"{asked} ranks are asked for{by}, {offered}{slots}: {row.title} refuses more ranks than "
+        f"{asked} ranks requested{by}, {offered}{slots}: {row.title} refuses more ranks than "
         "slots unless it is told to oversubscribe",
         hint="ask for fewer ranks, give the hosts more slots (slotsPerWorker of an MPIJob) or "
         "add workers; MPIBOOT_OVERSUBSCRIBE=true allows more ranks than slots",

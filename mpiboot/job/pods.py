@@ -182,7 +182,7 @@ class EarlierAttempt:
         host, _, rest = self.name.partition("@")
         since = rest.partition("@")[0]
         who = " ".join(part for part in (host, since and f"of {since}") if part)
-        how = f"ended: {self.ended}" if self.ended else "told nothing of its end (killed, or lost)"
+        how = f"ended: {self.ended}" if self.ended else "did not say how it ended (killed, or lost)"
         return f"attempt {self.number + 1}; the last one ({who}) {how}"
 
 

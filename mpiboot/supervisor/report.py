@@ -218,7 +218,7 @@ def tell_transport(spec: LaunchSpec, code: int) -> dict[str, Any]:
     warns = told["verdict"] == "unused" and spec.transport != "TCP"
     if not code and _fails_by_transport(spec):
         warns, hint = told["verdict"] == "unknown", ""
-        message = f"MPIBOOT_PROVE_TRANSPORT=fail has nothing to go by: {message}"
+        message = f"MPIBOOT_PROVE_TRANSPORT=fail can't be applied: {message}"
     if warns:
         log.finding(Finding("transport", Level.WARN, message, hint=hint))
     return {**told, "planned": spec.transport}

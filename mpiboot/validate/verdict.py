@@ -114,7 +114,7 @@ def judge(run: Run) -> NetworkVerdict:
         return NetworkVerdict(failed)
     if run.over:
         notes.append(
-            f"the {lasting(run.asked.seconds)} were over after {size_of(samples[-1].size)}: larger "
+            f"time was up ({lasting(run.asked.seconds)}) after {size_of(samples[-1].size)}: larger "
             "messages were not measured"
         )
     large = sorted(samples, key=lambda item: item.size)[-_LAST:]
@@ -165,13 +165,13 @@ def _unmeasured(run: Run, samples: Sequence[Sample]) -> Finding | None:
         each = "; ".join(f"{host}: {name}" for host, name in sorted(output.started.items())[:4])
         why = f"the hosts chose different tools ({each}): name one with --tool"
     elif output.heads > 1:
-        why = "each rank measured itself alone: this tool is built without MPI (make MPI=1)"
+        why = "each rank measured only itself: this tool was built without MPI (make MPI=1)"
     elif samples:
         return None
     elif run.over:
         why = f"nothing was measured within {lasting(run.asked.seconds)}: the tool hangs"
     elif output.odd:
-        why = f"the tool printed what is not known here: {output.odd!r}"
+        why = f"the tool's output is not understood: {output.odd!r}"
     elif not names and run.record.get("reason"):
         why = str(run.record["reason"])
     else:
@@ -215,7 +215,7 @@ def _slow(run: Run, last: Sample, busbw: float, limit: float) -> Finding | None:
     low, share = run.asked.busbw, run.asked.fraction
     message = f"{busbw:.4g} GB/s bus bandwidth at {size_of(last.size)}"
     if low is not None and busbw < low:
-        message += f", {low:g} GB/s are asked for"
+        message += f", {low:g} GB/s are required"
     else:
         if share is None and low is None and run.by_nccl and last.size >= _LARGE:
             share = FRACTION
@@ -241,14 +241,14 @@ def _limit(run: Run) -> tuple[float, str]:
     low, most = min(rates.values(), default=0.0), max(rates.values(), default=0.0)
     weakest = first_few(host for host, rate in rates.items() if rate == low)
     if run.inside or run.hosts < 2:  # noqa: PLR2004 - a network is between two
-        return 0.0, "inside one pod: the network had no part in it, and is not judged"
+        return 0.0, "inside one pod: no network was involved, and none is judged"
     if others:
         return 0.0, f"{first_few(others)} shares the ports in its own way: no fraction"
     if planned not in _PACKETS or not rates:
         why = "no data network was planned" if run.record else "the job left no record"
         return 0.0, f"{why}: what its ports carry is not judged"
     if not low:
-        return 0.0, f"the driver tells no rate of a port on {weakest}: no fraction is judged"
+        return 0.0, f"the driver reports no port rate on {weakest}: no fraction is judged"
     note = f"the ports of {weakest} carry {low:.4g} GB/s, others up to {most:.4g}: the least counts"
     return low, note if low < most else ""
 
@@ -272,7 +272,7 @@ def _spread(large: Sequence[Sample]) -> Iterable[str]:
     if values and min(values) < max(values) * (1 - _SPREAD):
         yield (
             f"the largest sizes differ, {min(values):.4g} to {max(values):.4g} GB/s: other "
-            "traffic, or a size at which NCCL changes its way"
+            "traffic, or a size at which NCCL changes its algorithm"
         )
 
 
@@ -290,7 +290,7 @@ def _of_nccl(run: Run) -> Iterable[str]:
             "kernel driver with DMA-BUF)"
         )
     if run.by_nccl and not found and not run.inside:
-        yield "NCCL told nothing of its network: NCCL_DEBUG or NCCL_DEBUG_FILE is set by the user"
+        yield "NCCL reported no network: NCCL_DEBUG or NCCL_DEBUG_FILE is set by the user"
 
 
 # What the tools' own lines show, with the row of the checks that tells what to do.

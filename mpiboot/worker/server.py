@@ -424,8 +424,10 @@ class WorkerServer:
         if status == 0:
             log.debug("sshd", "a test login to this worker works")
             return
+        if self.running is None:  # the worker is ending, and sshd with it
+            return
         message = "; ".join(lines.last) or f"ssh ended with {exit_status(status)}"
-        if self._wanted is SshKind.OPENSSH or self.running is None or self._sessions.begun:
+        if self._wanted is SshKind.OPENSSH or self._sessions.begun:
             # Where any session has begun, sshd works, and replacing it would end that session.
             log.warning("sshd", f"a test login to this worker fails: {message}")
             return

@@ -167,7 +167,7 @@ def three(name: str, *values: str | None, whose: str = "first") -> list[Finding]
 def test_the_host_that_differs_is_named() -> None:
     (found,) = three("MODE", "a", "a", "b")
     assert (found.check, found.level, found.hosts) == ("hosts-differ", Level.WARN, ("w-2",))
-    assert found.message == "MODE of the pod is another than on most hosts: w-2: b"
+    assert found.message == "MODE of the pod differs from most hosts: w-2: b"
     assert found.evidence == ("on 2 of 3: a",)
     (found,) = three("A_TOKEN", "geheim", "geheim", "anders")
     assert found.message.endswith("w-2: (hidden) [2]")
@@ -199,7 +199,7 @@ def test_what_stands_behind_such_names_is_still_compared() -> None:
         for number, mode in enumerate("aab")
     ]
     messages = [item.message for item in env.outliers(listed)]
-    assert messages == ["MODE of the pod is another than on most hosts: w-2: b"]
+    assert messages == ["MODE of the pod differs from most hosts: w-2: b"]
 
 
 def test_what_the_plan_sets_on_single_hosts_is_no_difference() -> None:
@@ -274,7 +274,7 @@ def test_hosts_that_are_alike_are_shown_once() -> None:
     shown = env.as_text(given, (), None)
     head, table = shown.split("\n", 1)
     assert head == "w-0, w-1: rank 0 (pid 7)"
-    rest = "  and 1 variable that a session or a rank has by its nature: --json\n"
+    rest = "  and 1 variable specific to a session or a rank: --json\n"
     assert table.endswith(rest)
     assert dedent(table.removesuffix(rest)) == pages.named("env-shown")
     same = [(host(POD, POD), ())]

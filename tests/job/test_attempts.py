@@ -35,7 +35,7 @@ def test_a_worker_that_was_not_told_or_is_new_knows_less() -> None:
         "attempt 3; the last one (l-b) ended: it was out of memory"
     )
     assert (
-        message(long) == "attempt 3; the last one (l-b) told nothing of its end (killed, or lost)"
+        message(long) == "attempt 3; the last one (l-b) did not say how it ended (killed, or lost)"
     )
 
 

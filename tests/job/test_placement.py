@@ -97,12 +97,12 @@ def test_ranks_over_the_slots_are_said_with_what_is_asked_and_what_is_offered() 
     (found,) = placed((4, 4), "-n 16").findings
     assert found.level is Level.WARN
     assert found.message == (
-        "16 ranks are asked for (-n on the mpirun line), and 2 hosts offer 8 slots: Open MPI 4.1 "
+        "16 ranks requested (-n on the mpirun line), and 2 hosts offer 8 slots: Open MPI 4.1 "
         "(ORTE) refuses more ranks than slots unless it is told to oversubscribe"
     )
     assert "MPIBOOT_OVERSUBSCRIBE=true" in found.hint
     setting = place(hosts(1), UserLine(), OPENMPI5, np=2).findings
-    assert setting[0].message.startswith("2 ranks are asked for, and 1 host offers 1 slot: ")
+    assert setting[0].message.startswith("2 ranks requested, and 1 host offers 1 slot: ")
     allowed = place(hosts(4, 4), UserLine(), OPENMPI4, np=16, oversubscribe=True)
     assert allowed.findings == ()
 

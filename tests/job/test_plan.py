@@ -328,7 +328,7 @@ def test_more_ranks_than_slots_are_said_with_what_is_asked_and_offered(
     assert failing(plan) == []
     (finding,) = plan.findings
     assert finding.check == "slots"
-    assert "9 ranks are asked for" in finding.message
+    assert "9 ranks requested" in finding.message
     assert "2 hosts offer 4 slots" in finding.message
     assert "MPIBOOT_OVERSUBSCRIBE" in finding.hint
     assert plan.with_ranks == plan.daemons

@@ -222,7 +222,7 @@ def test_too_few_slots_are_told_before_any_host_is_waited_for(
     log.configure()
     (told,) = at_once(tmp_path, "mpirun -n 9 ./train")
     assert (told.check, told.level) == ("slots", Level.WARN)
-    assert capfd.readouterr().err.startswith("mpiboot: warning: [slots] 9 ranks are asked for")
+    assert capfd.readouterr().err.startswith("mpiboot: warning: [slots] 9 ranks requested")
 
 
 def test_the_pods_own_kills_are_counted_as_a_workers_are(

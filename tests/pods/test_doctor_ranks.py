@@ -223,7 +223,7 @@ def test_a_ranks_environment_beside_its_pods_and_a_sessions(
     (outlier,) = answer["findings"]
     assert (outlier["check"], outlier["level"]) == ("hosts-differ", "warn")
     assert outlier["message"].startswith(
-        "UCX_LOG_LEVEL of the pod is another than on most hosts: pi-worker-1"
+        "UCX_LOG_LEVEL of the pod differs from most hosts: pi-worker-1"
     )
     launcher, first, second = answer["hosts"]
     assert first["rank"].startswith("rank 0 (pid ")

@@ -97,7 +97,7 @@ def test_as_many_ranks_as_asked_for_run_on_the_first_slots(cluster: Cluster, ima
     assert ranks(job.launcher.stdout()) == sorted([(0, 1, one), (0, 2, one), (1, 2, one), *four])
     message = " ".join((job.launcher.stdout() + job.launcher.stderr()).split())
     assert message.count(f"1 of 2 hosts will get no rank: {two}") == 2
-    assert "9 ranks are asked for, and 2 hosts offer 4 slots" in message
+    assert "9 ranks requested, and 2 hosts offer 4 slots" in message
     assert "There are not enough slots available in the system" in message
 
 

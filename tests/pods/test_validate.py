@@ -111,7 +111,7 @@ def test_a_tool_that_hangs_is_ended_and_what_it_measured_is_judged(
     assert [item["size"] for item in found["samples"]] == [16384]
     assert found["verdict"]["check"] == "bandwidth"
     assert found["verdict"]["message"].startswith("0.98 GB/s bus bandwidth at 16 KiB, 9 GB/s are")
-    assert [line for line in found["notes"] if line.startswith("the 3s were over after 16 KiB")]
+    assert [line for line in found["notes"] if line.startswith("time was up (3s) after 16 KiB")]
     assert set(found["programs"].values()) == {"all_reduce_perf"}
     assert job.launcher.termination_log().startswith("bandwidth: 0.98 GB/s")
     until(lambda: not [pod for pod in job.workers if pod.running and alive(pod, "sleep")])
@@ -119,7 +119,7 @@ def test_a_tool_that_hangs_is_ended_and_what_it_measured_is_judged(
 
 ENDS: dict[str, tuple[int, str, str]] = {
     "wrong": (1, "wrong-results: 12 wrong values in messages of 1 GiB", "1 GiB"),
-    "format": (1, "not-measured: the tool printed what is not known here: '8 fast'", ""),
+    "format": (1, "not-measured: the tool's output is not understood: '8 fast'", ""),
     "signal": (139, "", "16 KiB"),
 }
 

@@ -1370,7 +1370,7 @@ def counted_hosts(rig: Rig, *names: str, mpiboot: bool = False) -> None:
         ("warn", 0, 0, "unused", "warning: [transport] RDMA was planned, but no byte went"),
         ("fail", 1 << 30, 0, "ok", "mlx5_1 on net1 sent 1 GiB per worker (RDMA); eth0 1 GiB\n"),
         ("fail", 0, 76, "unused", "error: [transport] job ended: "),
-        ("fail", None, 0, "unknown", "MPIBOOT_PROVE_TRANSPORT=fail has nothing to go by: w-0, w-1"),
+        ("fail", None, 0, "unknown", "MPIBOOT_PROVE_TRANSPORT=fail can't be applied: w-0, w-1"),
         ("", 0, 0, "none", ""),
     ],
     ids=["used", "unused", "fail used", "fail unused", "not readable", "off"],

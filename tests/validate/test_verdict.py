@@ -49,7 +49,7 @@ JUDGED: dict[str, tuple[Run, ToolOptions, str, str]] = {
     "less is expected": (run(30.0), ToolOptions(fraction=0.5), "", "61%"),
     "more is expected": (run(), ToolOptions(fraction=0.95), "bandwidth", "95% are expected"),
     "in GB/s": (run(30.0), ToolOptions(busbw=29.0), "", "30 GB/s"),
-    "not in GB/s": (run(30.0), ToolOptions(busbw=31.0), "bandwidth", "31 GB/s are asked for"),
+    "not in GB/s": (run(30.0), ToolOptions(busbw=31.0), "bandwidth", "31 GB/s are required"),
     "wrong": (run(30.0, wrong=3), NONE, "wrong-results", "3 wrong values in messages of 1 GiB"),
     "socket": (
         run(3.0, "Using network Socket\nNET/IB : No device found."),
@@ -77,7 +77,7 @@ JUDGED: dict[str, tuple[Run, ToolOptions, str, str]] = {
     "hangs later": (run(30.0, over=True), NONE, "bandwidth", "61%"),
     "another format": (
         replace(run(), output=Output(started={"w-0": "x"}, odd="8 fast")),
-        *(NONE, "not-measured", "printed what is not known here: '8 fast'"),
+        *(NONE, "not-measured", "output is not understood: '8 fast'"),
     ),
     "a crash": (
         replace(run(), output=Output(started={"w-0": "all_reduce_perf"}), code=139),
@@ -139,17 +139,17 @@ def test_what_the_ports_carry(given: dict[str, Any], limit: float) -> None:
 NOTES = {
     "unknown rate": (
         run(record=record("RoCE", {"w-0": ports(400), "w-1": ports(0)})),
-        "the driver tells no rate of a port on w-1: no fraction is judged",
+        "the driver reports no port rate on w-1: no fraction is judged",
     ),
     "different rates": (
         run(record=record("RoCE", {"w-0": ports(400), "w-1": ports(200)})),
         "the ports of w-1 carry 24.51 GB/s, others up to 49.02: the least counts",
     ),
-    "cut off": (run(over=True), "the 1m were over after 1 GiB"),
+    "cut off": (run(over=True), "time was up (1m) after 1 GiB"),
     "no GPUDirect": (run(nccl="Using network IB\nvia NET/IB/0"), "no GPUDirect RDMA"),
     "silent": (
         replace(run(), output=replace(run().output, nccl={})),
-        "NCCL told nothing of its network",
+        "NCCL reported no network",
     ),
     "network": (run(nccl="Using network Socket", record={}), "NCCL's network: Socket on w-1"),
     "spread": (

@@ -262,6 +262,17 @@ def test_an_sshd_that_lets_nobody_in_is_replaced_unless_somebody_is_in_or_wants_
         assert capfd.readouterr().err.endswith(f"the embedded SSH server is used: {why}\n")
 
 
+def test_a_login_that_the_workers_end_cuts_off_is_no_warning(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    worker, lines = of(tmp_path, AUTO), Lines()
+    worker.start()
+    worker._login = (12, lines)  # type: ignore[assignment]
+    worker.release()
+    worker.child_ended(12, 255 << 8)
+    assert (lines.closed, capfd.readouterr().err) == (True, "")
+
+
 def test_it_is_told_once_for_each_server_that_it_listens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
