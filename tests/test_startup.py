@@ -15,6 +15,7 @@ HEAVY = {
     "asyncssh",
     "concurrent.futures",
     "cryptography",
+    "dataclasses",
     "dns",
     "logging",
     "multiprocessing",

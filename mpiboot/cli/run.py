@@ -6,7 +6,6 @@ third of the time until sshd listens, and three megabytes of the process that st
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import signal
 import sys
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from mpiboot import __version__
 from mpiboot.core import log
 from mpiboot.core.checks import failed
+from mpiboot.core.dataclass import replace
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import Finding, Level, Role, Source
 from mpiboot.core.setting_types import AUTO, BY_INDEX, ValidateFirst
@@ -100,8 +100,8 @@ def looking(found: Resolved, seconds: float) -> Resolved:
     """Give a look its own deadline, unless a flag has given one."""
     if found.given["timeout"].source is Source.FLAG:
         return found
-    settings = dataclasses.replace(found.settings, timeout=seconds)
-    return dataclasses.replace(found, settings=settings)
+    settings = replace(found.settings, timeout=seconds)
+    return replace(found, settings=settings)
 
 
 def worker(program: Words, flags: Mapping[str, Any]) -> int:
@@ -181,7 +181,7 @@ def _mistyped(wrong: MpibootError, program: Words) -> MpibootError:
     near = difflib.get_close_matches(program[0], COMMANDS, n=1, cutoff=0.75)
     if near and not executables.find(program[0], os.environ.get("PATH", "")):
         hint = f"did you mean `mpiboot {near[0]}`? {wrong.finding.hint}"
-        wrong.finding = dataclasses.replace(wrong.finding, hint=hint)
+        wrong.finding = replace(wrong.finding, hint=hint)
     return wrong
 
 

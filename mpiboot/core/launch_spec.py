@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Final, TypeAlias
 
+from mpiboot.core.dataclass import dataclass, field, values
 from mpiboot.core.records_json import read_record
 from mpiboot.core.setting_types import LogFormat, LogLevel
 
@@ -80,7 +80,7 @@ class ParentOptions:
 
     def to_json(self) -> str:
         """Write the record as JSON."""
-        return json.dumps(asdict(self))
+        return json.dumps(values(self))
 
     @classmethod
     def from_json(cls, text: str) -> ParentOptions:
@@ -235,7 +235,7 @@ _KINDS: Final[dict[type[Result], str]] = {
 
 def to_line(result: Result) -> bytes:
     """Write the child's result as one line."""
-    return json.dumps({_KINDS[type(result)]: asdict(result)}).encode() + b"\n"
+    return json.dumps({_KINDS[type(result)]: result}, default=values).encode() + b"\n"
 
 
 def from_line(line: bytes) -> Result:

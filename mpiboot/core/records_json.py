@@ -11,9 +11,10 @@ import json
 import types
 import typing
 from collections.abc import Hashable, Mapping
-from dataclasses import MISSING, asdict, fields, is_dataclass
 from enum import Enum
 from typing import Any, Final
+
+from mpiboot.core.dataclass import MISSING, fields, is_dataclass, values
 
 if typing.TYPE_CHECKING:
     from mpiboot.core.model import Json, PodFacts
@@ -35,7 +36,7 @@ def _fields(kind: Any) -> dict[str, tuple[object, bool]]:  # noqa: ANN401 - a da
 
 
 def read_record(kind: type[T], value: Json, *, strict: bool = True) -> T:
-    """Make a record of what ``dataclasses.asdict`` made of one and JSON carried.
+    """Make a record of what ``json.dumps`` made of one by ``values``.
 
     Args:
         kind: the record's class; its fields may be records, tuples, mappings and enumerations.
@@ -91,7 +92,7 @@ def _read(kind: object, value: Json, *, strict: bool) -> object:
 
 def facts_to_json(facts: PodFacts) -> str:
     """Write facts as one line of JSON."""
-    return json.dumps({"version": FACTS_VERSION, **asdict(facts)}) + "\n"
+    return json.dumps({"version": FACTS_VERSION, **values(facts)}, default=values) + "\n"
 
 
 def facts_from_json(text: str) -> PodFacts | None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from typing import Any, Final
+
+from mpiboot.core.dataclass import dataclass
 
 
 class HostKeys(str, Enum):
@@ -131,7 +132,7 @@ class LogLevel(str, Enum):
     ERROR = "error"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Parse:
     """Reads a setting's text; ``kind`` is what help and pages call what it reads."""
 

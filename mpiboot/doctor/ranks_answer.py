@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import Enum
 from ipaddress import IPv6Address
 from typing import Final, TypeVar
 
 from mpiboot.core.addresses import address_of
+from mpiboot.core.dataclass import dataclass, field
 from mpiboot.core.wording import grouped
 from mpiboot.job import masking
 
@@ -178,7 +178,7 @@ _PORT: Final = re.compile(r".*/infiniband/([^/]+)/ports/(\d+)/counters/port_(xmi
 _Default = TypeVar("_Default", int, None)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class ProcessLines:
     """The lines of one process, while they are read."""
 
@@ -222,7 +222,7 @@ class ProcessLines:
         return name
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Look:
     """One look at a host: seconds of its clock, stat's columns by pid, bytes by link and port."""
 
@@ -253,7 +253,7 @@ class Look:
                 self.moved[name] = (size, received) if found[3] == "xmit" else (sent, size)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class HostLines:
     """A host's lines: its two looks, the lines of processes, and the others by their first word."""
 

@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Final
 
@@ -19,6 +18,7 @@ from mpiboot import __version__
 from mpiboot.core import log
 from mpiboot.core.addresses import short_names
 from mpiboot.core.checks import ExitCode
+from mpiboot.core.dataclass import dataclass, values
 from mpiboot.core.errors import MpibootError, ShownError, error
 from mpiboot.core.model import Finding, Level, PodFacts, Role
 from mpiboot.core.settings import Resolved
@@ -52,7 +52,11 @@ class Asked:
     network: bool = False
 
 
-def run(resolved: Resolved, environ: Mapping[str, str], asked: Asked = Asked()) -> None:
+def run(
+    resolved: Resolved,
+    environ: Mapping[str, str],
+    asked: Asked = Asked(),  # noqa: B008 - it is frozen
+) -> None:
     """Print every finding; after Ctrl-C those that are known.
 
     Raises:
@@ -308,7 +312,7 @@ def as_json(found: Sequence[Finding], role: Role, *, whole: bool) -> str:
     findings = [
         {
             "group": GROUP_OF[item.check],
-            **asdict(item),
+            **values(item),
             "host": item.host or ("" if item.hosts else here),
         }
         for item in found

@@ -7,10 +7,10 @@ settle itself (the hostfile's copy, the launch agent) is set whatever the enviro
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from typing import Final
 
 from mpiboot.core.checks import failed
+from mpiboot.core.dataclass import dataclass, field, replace
 from mpiboot.core.model import (
     Decision,
     Finding,
@@ -145,7 +145,7 @@ class LaunchPaths:
         return {file.path: f"{self.hostfile}-{at}" for at, file in enumerate(hostfile.parts)}
 
 
-@dataclass(slots=True)
+@dataclass(eq=False)
 class PlanBuilder:
     """A plan while it is being made.
 
@@ -161,8 +161,6 @@ class PlanBuilder:
     observed: Observed
     resolved: Resolved
     paths: LaunchPaths
-    line: UserLine = field(init=False)
-    environ: Mapping[str, str] = field(init=False)
     decisions: list[Decision] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     set_env: dict[str, str] = field(default_factory=dict)
@@ -171,8 +169,6 @@ class PlanBuilder:
     settled: set[str] = field(default_factory=set)
     forwarded: dict[str, str] = field(default_factory=dict)
     stays: dict[str, str] = field(default_factory=dict)
-    platform: Platform = field(init=False)
-    of_files: Mapping[str, MpiParameter] = field(init=False)
     taken_off: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import shlex
@@ -12,6 +11,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from mpiboot.core.addresses import short_names
+from mpiboot.core.dataclass import fields, is_dataclass, replace
 from mpiboot.core.model import Decision, Finding, Level
 from mpiboot.core.setting_types import shown
 from mpiboot.core.settings import Resolved, Setting
@@ -85,8 +85,8 @@ def _plain(value: object) -> object:
     """Turn what JSON doesn't have into what it has."""
     if isinstance(value, Enum):
         return value.value
-    if dataclasses.is_dataclass(value):
-        names = (item.name for item in dataclasses.fields(value))
+    if is_dataclass(value):
+        names = (item.name for item in fields(value))
         return {name: getattr(value, name) for name in names if not name.startswith("_")}
     return list(value) if isinstance(value, (set, frozenset)) else str(value)
 
@@ -124,9 +124,7 @@ def findings(items: Iterable[Finding], width: int | None = None) -> str:
     if width is not None:
         short = short_names([*{name: None for item in listed for name in (item.host, *item.hosts)}])
         listed = [
-            dataclasses.replace(
-                item, host=short[item.host], hosts=tuple(short[name] for name in item.hosts)
-            )
+            replace(item, host=short[item.host], hosts=tuple(short[name] for name in item.hosts))
             for item in listed
         ]
     hosts = max((len(_whose(item)) for item in listed), default=0)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from mpiboot.core import log
+from mpiboot.core.dataclass import dataclass, replace
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import (
     Decision,
@@ -108,10 +107,10 @@ async def wait(
     workers, networks = await remote_commands.wait_until_settled(
         passed.workers, lambda worker: worker_network.choose(worker, settings), _rest(launcher), to
     )
-    passed, blocked = dataclasses.replace(passed, workers=workers), ""
+    passed, blocked = replace(passed, workers=workers), ""
     if any(worker_network.socket_addresses(one, settings) for one in networks.values()):
         blocked = await pairs.blocked_on_data(workers)
-    before = dataclasses.replace(
+    before = replace(
         before, hostfile=follow.found.hostfile, networks=networks, data_blocked=blocked
     )
     observed = _with_hosts(launcher, before, passed, own.result())
@@ -140,7 +139,7 @@ def _with_hosts(
 ) -> Observed:
     """Add the results of the gate and this pod's facts."""
     ipv6 = any(":" in worker.address for worker in passed.workers)
-    return dataclasses.replace(
+    return replace(
         before,
         local=passed.local,
         workers=passed.workers,
@@ -207,7 +206,7 @@ async def look(
     blocked = "" if passed.unasked else await pairs.blocked_on_data(passed.workers)
     await pairs.close()
     before = _before_hosts(launcher, found.hostfile, mpi, line)
-    observed = _with_hosts(launcher, dataclasses.replace(before, data_blocked=blocked), passed, own)
+    observed = _with_hosts(launcher, replace(before, data_blocked=blocked), passed, own)
     return Observation(observed, passed, found.warnings, dialled=dialled)
 
 
@@ -278,7 +277,7 @@ async def pass_gates(launcher: LauncherPod, reached: list[Worker] | None = None)
     findings = worker_pairs.findings(dialled, names, "what will be started is not known here")
     for item in findings:
         log.finding(item)
-    return dataclasses.replace(passed, findings=findings)
+    return replace(passed, findings=findings)
 
 
 async def pass_gates_with_networks(
@@ -372,14 +371,14 @@ def _mpi(
         given = f"{launcher.resolved.given['mpi']}={wanted.value}"
         message = f"{given} is followed, though {found.path} says that it is {found.banner}"
         log.finding(Finding("mpi-versions", Level.WARN, message, hint=f"remove {given}"))
-    return dataclasses.replace(found, family=wanted)
+    return replace(found, family=wanted)
 
 
 def _rest(launcher: LauncherPod) -> Settings:
     """Give the settings with what is left of the one deadline."""
     settings = launcher.resolved.settings
     left = launcher.started + settings.timeout - time.monotonic()
-    return dataclasses.replace(settings, timeout=max(0.0, left))
+    return replace(settings, timeout=max(0.0, left))
 
 
 def choose_client(launcher: LauncherPod, hosts: int, mpi: Mpi, line: UserLine) -> Decision:

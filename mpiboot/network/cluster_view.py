@@ -11,12 +11,12 @@ from __future__ import annotations
 import functools
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
 from typing import Final, TypeAlias
 
 from mpiboot.core import addresses
 from mpiboot.core.addresses import Address, Interface, Network
 from mpiboot.core.checks import BY_REFERENCE, WARNINGS
+from mpiboot.core.dataclass import dataclass, replace, values
 from mpiboot.core.model import Finding, Level, Link, LinkLayer, NoFacts, PodFacts, PortState
 from mpiboot.core.setting_types import DataNetworkUse
 from mpiboot.core.settings import Settings
@@ -158,7 +158,7 @@ class WorkerRow:
     @property
     def cells(self) -> tuple[str, ...]:
         """The cells in the order of ``HEADINGS``."""
-        return astuple(self)
+        return tuple(values(self).values())
 
 
 def row(network: WorkerNetwork) -> WorkerRow:

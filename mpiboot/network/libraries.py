@@ -15,8 +15,7 @@ import os
 import struct
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 _T = TypeVar("_T")
 
@@ -31,8 +30,7 @@ _ENTRY: Final = struct.Struct("=16sIIII")
 _MOST: Final = 1 << 14
 
 
-@dataclass(frozen=True, slots=True)
-class LibraryAnswer:
+class LibraryAnswer(NamedTuple):
     """The library's answer about a device: ``why`` it can't use it (empty: it can).
 
     ``mtus`` are the active MTUs by port; ``links`` the index of an entry's link, in the network

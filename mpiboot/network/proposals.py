@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Final
 
 from mpiboot.core.addresses import IPV4, IPV6, smallest_network
 from mpiboot.core.checks import failed
+from mpiboot.core.dataclass import dataclass, field, replace
 from mpiboot.core.model import AttachmentSource, Decision, Finding, Link, Source, Variable
 from mpiboot.core.setting_types import DataNetworkUse, MpiNetwork, NcclSocket
 from mpiboot.core.settings import Settings
@@ -27,7 +27,7 @@ _PLUGIN_PREFIXES: Final = ("NCCL_GPUDIRECTTCPX_", "NCCL_FASTRAK_")
 _NOT_A_PLUGIN: Final = {("NCCL_NET", "ib"), ("NCCL_NET_PLUGIN", "none")}
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Proposals:
     """The rules' proposals, decisions and findings.
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from mpiboot.core.dataclass import dataclass, values
 from mpiboot.core.errors import error
 from mpiboot.core.records_json import read_record
 from mpiboot.ssh import connect
@@ -91,7 +91,7 @@ def write(folder: Path, config: ClientConfig) -> tuple[str, ...]:
         MpibootError: ``runtime-folder``; the file can't be written.
     """
     path = folder / "client.json"
-    files.write_private(path, json.dumps(asdict(config)))
+    files.write_private(path, json.dumps(config, default=values))
     statement = "from mpiboot.ssh.client import main; main(sys.argv[1])"
     return tuple(process.python(statement, str(path)))
 

@@ -12,13 +12,13 @@ import contextlib
 import re
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import asyncssh
 from asyncssh.constants import MSG_IGNORE
 
+from mpiboot.core.dataclass import replace
 from mpiboot.core.errors import error
 from mpiboot.core.setting_types import HostKeys
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target

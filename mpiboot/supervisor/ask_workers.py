@@ -12,7 +12,6 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
 
 # Run by its path, it must find its package first. Nothing here is TLS, which asyncio loads where it
@@ -24,6 +23,7 @@ if __name__ == "__main__":
 import asyncio
 
 from mpiboot.core.addresses import address_of
+from mpiboot.core.dataclass import dataclass
 from mpiboot.core.launch_spec import LAUNCH_DIR
 from mpiboot.hosts import host_shell
 from mpiboot.hosts.host_shell import Connecting, HostAnswer

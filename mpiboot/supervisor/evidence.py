@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
+from mpiboot.core.dataclass import dataclass, field, values
 from mpiboot.core.records_json import read_record
 from mpiboot.core.wording import size_of
 from mpiboot.network.counters import CountedPort
@@ -148,10 +148,7 @@ def counted_ports(
 
 def to_json(hosts: Sequence[HostSnapshot]) -> str:
     """Write what the gate saw."""
-    # asdict would copy each counter: of a thousand hosts with eight rails for a third of a second.
-    return json.dumps(
-        [{**asdict(replace(host, counters={})), "counters": host.counters} for host in hosts]
-    )
+    return json.dumps(list(hosts), default=values)
 
 
 def from_json(text: str) -> tuple[HostSnapshot, ...]:

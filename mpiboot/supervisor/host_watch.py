@@ -14,11 +14,11 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Final
 
 from mpiboot.core import log
+from mpiboot.core.dataclass import dataclass
 from mpiboot.core.launch_spec import RemoteHost
 from mpiboot.core.wording import counted, first_few
 from mpiboot.supervisor.asking import FarEnd, Found, Question, Request
@@ -236,7 +236,6 @@ class SilenceWatch:
     folder: str
     environ: Mapping[str, str]
     daemons: Iterable[RemoteHost]
-    _: KW_ONLY
     silent: float
     keepalive: float
     lost: Callable[[HostLost], None]

@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 if __name__ == "__main__":
@@ -23,6 +22,7 @@ if __name__ == "__main__":
 
 from mpiboot.core import log
 from mpiboot.core.addresses import address_of
+from mpiboot.core.dataclass import dataclass
 from mpiboot.core.launch_spec import KEEP_KEY, LAUNCH_DIR, LAUNCH_ID, RemoteHost, outside_launch
 from mpiboot.core.setting_types import LogFormat
 from mpiboot.core.wording import counted

@@ -12,10 +12,10 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from mpiboot.core.dataclass import values
 from mpiboot.core.launch_spec import CLIENT_SOCKET, LAUNCH_DIR, TRANSPORT
 from mpiboot.hosts import host_shell
 from mpiboot.hosts.host_shell import READ, WHEN_READ
@@ -258,5 +258,5 @@ def write_transport(folder: str, report: TransportReport) -> None:
     """Write what carried the job's data: whole, as this process may be killed at any time."""
     path = f"{folder}/{TRANSPORT}"
     with open(f"{path}.part", "w", encoding="utf-8") as file:
-        file.write(json.dumps(asdict(report)))
+        file.write(json.dumps(report, default=values))
     os.replace(f"{path}.part", path)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Final
 
+from mpiboot.core.dataclass import dataclass, field
 from mpiboot.validate.tools import MARK, MISSING, NCCL, START
 
 
@@ -51,7 +51,7 @@ _STAMP: Final = re.compile(r"\s+\d{4}-\d\d-\d\d \d\d:\d\d:\d\d$")
 _MOST: Final = 1 << 16  # characters of a line
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Output:
     """What a run has printed so far.
 

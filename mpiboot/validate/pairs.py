@@ -14,12 +14,12 @@ import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from math import ceil, exp, gcd, log
 from statistics import NormalDist, median
 from typing import Final, NamedTuple
 
 from mpiboot.core.addresses import short_names
+from mpiboot.core.dataclass import dataclass, field
 from mpiboot.core.model import Finding, Level
 from mpiboot.core.wording import MOST_LINES, counted, grouped, lasting
 from mpiboot.job import render
@@ -178,7 +178,7 @@ def rounds(hosts: Sequence[str]) -> Iterator[tuple[tuple[str, str], ...]]:
         yield tuple((target, source) for source, target in flows)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Measured:
     """What was measured so far; ``names`` are the rails' or links' names, by the hosts that differ.
 

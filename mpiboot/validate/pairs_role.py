@@ -11,11 +11,11 @@ import itertools
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from mpiboot.core import log
 from mpiboot.core.checks import ExitCode
+from mpiboot.core.dataclass import replace
 from mpiboot.core.errors import MpibootError, ShownError, error
 from mpiboot.core.model import Finding, Level, Worker
 from mpiboot.core.settings import Resolved

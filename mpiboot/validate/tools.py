@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from mpiboot.core.dataclass import dataclass
 
 # The functions that its lines call.
 _FUNCTIONS: Final = __file__.rpartition("/")[0].rpartition("/")[0] + "/libexec/validate"

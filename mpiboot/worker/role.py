@@ -13,12 +13,12 @@ import socket
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from mpiboot.core import log
+from mpiboot.core.dataclass import dataclass, field
 from mpiboot.core.launch_spec import LAUNCH_ID, NOTICE
 from mpiboot.core.setting_types import WorkerExit
 from mpiboot.core.settings import Resolved
@@ -276,7 +276,7 @@ _BEGUN: Final = re.compile(rb"launcher ([\w.@:-]{1,200}) ([01])")
 _ENDED: Final = re.compile(rb"ended ([\w.@:-]{1,200}) (\d{1,9}|-) ([\w.~%-]{0,3000})")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Launchers:
     """What is known of this worker's launchers.
 

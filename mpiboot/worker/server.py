@@ -16,12 +16,12 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from mpiboot.core import log
+from mpiboot.core.dataclass import values
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import Decision, Finding, Level, Source, SshKind
 from mpiboot.core.setting_types import AUTO, Auto
@@ -387,7 +387,7 @@ class WorkerServer:
         setup = self._setup
         reason = self._reason if running.kind is SshKind.EMBEDDED else ""
         state = WorkerState(os.getpid(), running.kind.value, setup.address, setup.port, reason)
-        files.write_private(setup.folder / WORKER_STATE, json.dumps(asdict(state)))
+        files.write_private(setup.folder / WORKER_STATE, json.dumps(values(state)))
         where = f"[{setup.address}]" if ":" in setup.address else setup.address
         log.info(
             "sshd",
