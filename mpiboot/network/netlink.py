@@ -9,9 +9,7 @@ of the CPU time until a worker's facts are there: it loads asyncio, multiprocess
 network namespaces. Besides, it waits for ever for an answer (AsyncCoreSocket.get, netlink/core.py)
 and overlooks the error that ends a failed dump (Marshal.parse_one_message, netlink/marshal.py).
 
-What else is worked around: an IPoIB link's address is cut to 6 bytes (``IFLA_ADDRESS`` is an
-``l2addr``, netlink/rtnl/ifinfmsg), so it is read from the attribute's bytes here. What stays:
-attributes are read from the whole datagram (``nlmsg_decoder_generic``, netlink/__init__.py), so one
+What stays: attributes are read from the whole datagram (``nlmsg_decoder_generic``, netlink/__init__.py), so one
 that is shorter than its type has bytes of the next one. The kernel writes none.
 """
 
@@ -58,6 +56,7 @@ with _only_parts():
         NLM_F_REQUEST,
         NLMSG_DONE,
         NLMSG_ERROR,
+        nla,
         nlmsg,
         rtnl,
     )
@@ -68,7 +67,6 @@ with _only_parts():
         IFA_F_TENTATIVE,
         ifaddrmsg,
     )
-    from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
     from pyroute2.netlink.rtnl.rtmsg import rtmsg
 
 Message = Any  # pyroute2 has no types
@@ -194,14 +192,46 @@ _IFF_RUNNING: Final = 0x40
 _INFINIBAND: Final = 32
 # ARPHRD_ of linux/if_arp.h, for links that have no driver kind of their own.
 _TYPES: Final = {1: "ether", _INFINIBAND: "ipoib", 772: "loopback"}
-_ATTRIBUTE: Final = 4  # bytes of an attribute's length and type
 _MAIN_TABLE: Final = 254
 _UNICAST: Final = 1
 _DEFAULTS: Final = {int(socket.AF_INET): "0.0.0.0/0", int(socket.AF_INET6): "::/0"}
+
+
+class linkmsg(nlmsg):  # type: ignore[misc]  # noqa: N801 - as pyroute2's are called
+    """A link, by include/uapi/linux/if_link.h, as far as is asked for.
+
+    pyroute2's own (netlink/rtnl/ifinfmsg) loads multiprocessing and platform, a third of what it
+    takes to load this module, and cuts an IPoIB link's address to 6 bytes.
+    """
+
+    prefix = "IFLA_"
+    fields = (
+        *(("family", "B"), ("__align", "x"), ("ifi_type", "H"), ("index", "i")),
+        *(("flags", "I"), ("change", "I")),
+    )
+    nla_map = (
+        (1, "IFLA_ADDRESS", "hex"),
+        (3, "IFLA_IFNAME", "asciiz"),
+        (4, "IFLA_MTU", "uint32"),
+        (5, "IFLA_LINK", "uint32"),
+        (18, "IFLA_LINKINFO", "info"),
+        (37, "IFLA_LINK_NETNSID", "int32"),
+        (56, "IFLA_PARENT_DEV_NAME", "asciiz"),
+    )
+
+    class info(nla):  # type: ignore[misc]  # noqa: N801
+        """What the link's driver says; ``ipoib`` is read of IPoIB's alone."""
+
+        nla_map = ((1, "IFLA_INFO_KIND", "asciiz"), (2, "IFLA_INFO_DATA", "ipoib"))
+
+        class ipoib(nla):  # type: ignore[misc]  # noqa: N801, D106
+            nla_map = ((1, "IFLA_IPOIB_PKEY", "uint16"),)
+
+
 # Routing netlink's messages, as far as they are asked for.
 _LINK_MESSAGES: Final = {
     rtnl.RTM_NEWADDR: ifaddrmsg,
-    rtnl.RTM_NEWLINK: ifinfmsg,
+    rtnl.RTM_NEWLINK: linkmsg,
     rtnl.RTM_NEWROUTE: rtmsg,
 }
 
@@ -230,7 +260,7 @@ def _observe(sys_root: Path) -> tuple[tuple[Link, ...], tuple[Route, ...]]:
     """
     with closing(Kernel(NETLINK_ROUTE, _LINK_MESSAGES)) as kernel:
         addresses = list(kernel.ask(rtnl.RTM_GETADDR, ifaddrmsg()))
-        links = list(kernel.ask(rtnl.RTM_GETLINK, ifinfmsg()))
+        links = list(kernel.ask(rtnl.RTM_GETLINK, linkmsg()))
         routes: list[Message] = []
         for family in _DEFAULTS:
             question = rtmsg()
@@ -271,7 +301,7 @@ def link(message: Message, known: Mapping[int, Sequence[tuple[str, int]]], sys_r
         up=bool(flags & _IFF_UP),
         mtu=message.get_attr("IFLA_MTU") or 0,
         addresses=tuple(text for text, _ in own),
-        hardware=content(folder / "address") or _hardware(message),
+        hardware=content(folder / "address") or message.get_attr("IFLA_ADDRESS") or "",
         pci=pci,
         pkey=_pkey(info, folder) if arp == _INFINIBAND else None,
         carrier=bool(flags & _IFF_RUNNING),
@@ -290,15 +320,6 @@ def link(message: Message, known: Mapping[int, Sequence[tuple[str, int]]], sys_r
 def _text(value: str | bytes | None) -> str:
     """Give an attribute's text; what is no UTF-8, which pyroute2 gives as bytes, escaped."""
     return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value or ""
-
-
-def _hardware(message: Message) -> str:
-    for slot in message["attrs"]:
-        name, attribute = slot.cell
-        if name == "IFLA_ADDRESS":
-            begin = attribute.offset + _ATTRIBUTE
-            return bytes(attribute.data[begin : attribute.offset + attribute.length]).hex(":")
-    return ""
 
 
 def _kind(arp: int, folder: Path, function: Path | None) -> str:

@@ -30,11 +30,11 @@ def seen(
     return netlink.link(decoded(message), {}, sys_root)
 
 
-def decoded(message: ifinfmsg, more: bytes = b"") -> ifinfmsg:
+def decoded(message: ifinfmsg, more: bytes = b"") -> links.linkmsg:
     """The message as it comes from the kernel, with further attributes."""
     message.encode()
     data = bytes(message.data) + more
-    found = ifinfmsg(struct.pack("=I", len(data)) + data[4:])
+    found = links.linkmsg(struct.pack("=I", len(data)) + data[4:])
     found.decode()
     return found
 
@@ -82,6 +82,13 @@ def test_the_link_below_is_known_by_its_index_unless_it_is_elsewhere(tmp_path: P
 def test_a_name_that_is_no_utf8_is_readable(tmp_path: Path) -> None:
     name = struct.pack("=HH5sxxx", 9, 3, b"net\xff\0")
     assert netlink.link(decoded(ifinfmsg(), name), {}, tmp_path).name == r"net\xff"
+
+
+def test_what_other_drivers_say_of_a_link_is_nothing(tmp_path: Path) -> None:
+    """An attribute of one byte, as a bond's first one is, where IPoIB has its key."""
+    info = struct.pack("=HH5sxxx", 9, 1, b"bond\0") + struct.pack("=HHHHBxxx", 12, 2, 5, 1, 4)
+    found = decoded(ifinfmsg(), struct.pack("=HH", 4 + len(info), 18) + info)
+    assert links.link(found, {}, tmp_path).kind == "bond"
 
 
 @pytest.mark.parametrize("length", [4, 6, 20])
