@@ -1,6 +1,7 @@
 """The console script ``mpiboot``, which is the same as ``python -m mpiboot``."""
 
 import contextlib
+import gc
 import os
 import sys
 from typing import NoReturn
@@ -11,6 +12,8 @@ from mpiboot.system import executables
 def main() -> NoReturn:
     """Run the command line; that of a rank without all that the other commands need."""
     executables.take_out_locale()
+    # What is loaded stays: to look for garbage among it every 700 objects is a tenth of a start.
+    gc.set_threshold(10_000)
     name, *words = sys.argv
     program = words[2:] if words[1:2] == ["--"] else words[1:]
     # By another name, a shim's, all words are another program's.

@@ -9,8 +9,9 @@ of the CPU time until a worker's facts are there: it loads asyncio, multiprocess
 network namespaces. Besides, it waits for ever for an answer (AsyncCoreSocket.get, netlink/core.py)
 and overlooks the error that ends a failed dump (Marshal.parse_one_message, netlink/marshal.py).
 
-What stays: attributes are read from the whole datagram (``nlmsg_decoder_generic``, netlink/__init__.py), so one
-that is shorter than its type has bytes of the next one. The kernel writes none.
+What stays: attributes are read from the whole datagram (``nlmsg_decoder_generic``,
+netlink/__init__.py), so one that is shorter than its type has bytes of the next one. The kernel
+writes none.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from mpiboot.core import log
 from mpiboot.core.addresses import bare, parse
 from mpiboot.core.addresses import network as network_of
 from mpiboot.core.model import Cpus, Identity
-from mpiboot.system import control_groups, processes
+from mpiboot.system import control_groups
 from mpiboot.system.control_groups import GROUPS
 
 HOSTS: Final = Path("/etc/hosts")
@@ -244,7 +244,12 @@ def started(pid: int) -> float:
 
 def spec_names(pid: int) -> tuple[str, ...]:
     """Names of the variables that a process was started with: for the pod's first, its spec's."""
-    return tuple(sorted(processes.environ(pid)))
+    try:
+        text = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return ()
+    pairs = (item.partition("=") for item in os.fsdecode(text).split("\0"))
+    return tuple(sorted({name for name, equals, _ in pairs if name and equals}))
 
 
 def memlock() -> int:

@@ -1,10 +1,10 @@
 """Processes of this pod, by psutil, and the TCP ports that they listen on. Read-only.
 
 psutil takes 12 ms of CPU time and a megabyte, so the first call that needs it imports it: never on
-a worker's way to its SSH server. Read from /proc instead are, here, the bare numbers of the ports
-(``listening_ports``); elsewhere, how much came for a socket and a process's children without a look
-at every other process (``supervisor/processes.py``), and when a process began by a clock that
-nobody sets (``network/pod.py``).
+a worker's way to its SSH server and its facts. Read from /proc instead are, here, the bare numbers
+of the ports (``listening_ports``); elsewhere, how much came for a socket and a process's children
+without a look at every other process (``supervisor/processes.py``), when a process began by a clock
+that nobody sets, and the names of what it was started with (``network/pod.py``).
 """
 
 from __future__ import annotations

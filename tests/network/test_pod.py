@@ -345,3 +345,13 @@ def test_the_cpus_of_this_machine_are_known() -> None:
     found = pod.cpus(os.sched_getaffinity(0))
     assert found is not None
     assert 1 <= found.cores <= found.usable <= found.online
+
+
+def test_the_names_of_what_a_process_was_started_with() -> None:
+    environ = {b"B": b"1=2", b"A": b"", b"\xff": b"x"}
+    pipe, argv = subprocess.PIPE, ("/bin/sh", "-c", "echo; read _")
+    with subprocess.Popen(argv, env=environ, stdin=pipe, stdout=pipe) as child:
+        assert child.stdout is not None
+        child.stdout.readline()  # it has begun
+        assert pod.spec_names(child.pid) == ("A", "B", "\udcff")
+    assert pod.spec_names(child.pid) == ()
