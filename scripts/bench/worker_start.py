@@ -16,11 +16,13 @@ from pathlib import Path
 from common import ROOT, Results
 from processes import below, cpu, private
 
+from mpiboot.system.processes import listening_ports
+
 GUARD = 60.0
 BARE, WORKER = "sshd -D", "mpiboot worker"
 MAIN = (
     "import sys; sys.path[:0] = sys.argv.pop(1).split(':');"
-    "from mpiboot.cli.main import main; sys.argv[0] = 'mpiboot'; main()"
+    "from mpiboot.__main__ import main; sys.argv[0] = 'mpiboot'; main()"
 )
 
 
@@ -129,17 +131,19 @@ class Bench:
         """Start sshd alone; its CPU time in milliseconds."""
         port = free_port()
         argv = [self.sshd, "-D", "-f", str(self._config(port, self.host_key))]
-        with self.child(argv) as (child, started):
-            until_listening(port, child, started)
-            time.sleep(0.2)  # until it has dealt with that connection
+        with self.child(argv) as (child, _):
+            while port not in listening_ports():
+                time.sleep(0.005)
             return {BARE: sum(map(cpu, below(child.pid))) * 1000}
 
     def cost(self, name: str, source: Path, memory: Results) -> dict[str, float]:
-        """Start a worker and wait until it rests; its CPU time in milliseconds."""
+        """Start a worker and wait until it rests; its CPU time in milliseconds.
+
+        Nobody connects: one who comes and does not log in makes it try its server by a login.
+        """
         run, port = self.folder / "run", free_port()
         shutil.rmtree(run, ignore_errors=True)
         with self.child(*self.worker_line(call(source), "openssh", port)) as (child, started):
-            until_listening(port, child, started)
             # Of the processes only the worker and its server stay.
             while not list(run.rglob("facts.json")) or len(below(child.pid)) > 2:
                 if time.perf_counter() - started > GUARD:
