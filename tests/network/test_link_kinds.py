@@ -4,6 +4,7 @@ import struct
 from pathlib import Path
 
 import pytest
+from pyroute2 import IPRoute  # noqa: F401 - the package whole, which netlink loads in parts
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
 from mpiboot.core.model import Link
@@ -30,11 +31,11 @@ def seen(
     return netlink.link(decoded(message), {}, sys_root)
 
 
-def decoded(message: ifinfmsg, more: bytes = b"") -> links.linkmsg:
+def decoded(message: ifinfmsg, more: bytes = b"") -> netlink.linkmsg:
     """The message as it comes from the kernel, with further attributes."""
     message.encode()
     data = bytes(message.data) + more
-    found = links.linkmsg(struct.pack("=I", len(data)) + data[4:])
+    found = netlink.linkmsg(struct.pack("=I", len(data)) + data[4:])
     found.decode()
     return found
 
@@ -88,7 +89,7 @@ def test_what_other_drivers_say_of_a_link_is_nothing(tmp_path: Path) -> None:
     """An attribute of one byte, as a bond's first one is, where IPoIB has its key."""
     info = struct.pack("=HH5sxxx", 9, 1, b"bond\0") + struct.pack("=HHHHBxxx", 12, 2, 5, 1, 4)
     found = decoded(ifinfmsg(), struct.pack("=HH", 4 + len(info), 18) + info)
-    assert links.link(found, {}, tmp_path).kind == "bond"
+    assert netlink.link(found, {}, tmp_path).kind == "bond"
 
 
 @pytest.mark.parametrize("length", [4, 6, 20])

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pyroute2 import IPRoute  # noqa: F401 - the package whole, which netlink loads in parts
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
 from mpiboot.network import netlink
