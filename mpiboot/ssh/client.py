@@ -36,7 +36,8 @@ import asyncssh
 from mpiboot.core.launch_spec import CLIENT_SOCKET, REQUESTS
 from mpiboot.ssh.client_start import ClientConfig, ConnectionPool
 from mpiboot.ssh.config import LaunchHost, SshTimeouts
-from mpiboot.ssh.login import NOTHING_ELSE, host_key_algorithms, send_no_ignores
+from mpiboot.ssh.login import NOTHING_ELSE, host_key_algorithms
+from mpiboot.ssh.packets import send_no_ignores
 from mpiboot.ssh.streams import InputStream, OutputStream, take
 from mpiboot.system import os_calls
 

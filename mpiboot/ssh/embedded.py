@@ -22,6 +22,7 @@ import asyncssh
 from mpiboot.core.dataclass import dataclass
 from mpiboot.core.errors import MpibootError
 from mpiboot.ssh.openssh import LISTENING
+from mpiboot.ssh.packets import send_no_ignores
 from mpiboot.ssh.sessions import FIFO, WRAPPER
 from mpiboot.system import process
 from mpiboot.system.executables import DEFAULT_PATH
@@ -62,6 +63,7 @@ class EmbeddedConnection(asyncssh.SSHServer):
 
     def connection_made(self, conn: asyncssh.SSHServerConnection) -> None:
         """Keep the client's address."""
+        send_no_ignores(conn)
         peer = conn.get_extra_info("peername") or ("", 0)
         self._peer = (str(peer[0]), int(peer[1]))
 

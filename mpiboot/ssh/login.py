@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import asyncssh
-from asyncssh.constants import MSG_IGNORE
 
 from mpiboot.core.dataclass import replace
 from mpiboot.core.errors import error
 from mpiboot.core.setting_types import HostKeys
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
 from mpiboot.ssh.client_start import ConnectionPool
+from mpiboot.ssh.packets import send_no_ignores
 
 NOTHING_ELSE: Final[Mapping[str, Any]] = {
     "config": None,
@@ -36,24 +36,6 @@ NOTHING_ELSE: Final[Mapping[str, Any]] = {
     # First of all that asyncssh has: the one that is fastest in it, by about two.
     "encryption_algs": "^aes128-gcm@openssh.com,aes256-gcm@openssh.com",
 }
-
-
-def send_no_ignores(connection: asyncssh.SSHClientConnection) -> None:
-    """Have a connection leave out the MSG_IGNORE that asyncssh sends before every packet.
-
-    They hide where a packet begins in the stream of a CBC cipher (RFC 4251 9.3.1), which asyncssh
-    does not offer by itself; with any other they are half of what is encrypted and sent, a tenth
-    of a gate's CPU time. OpenSSH's client sends none.
-    """
-    send = connection.send_packet
-
-    def without_ignores(
-        pkttype: int, *args: bytes, handler: asyncssh.packet.SSHPacketLogger | None = None
-    ) -> None:
-        if pkttype != MSG_IGNORE:
-            send(pkttype, *args, handler=handler)
-
-    connection.send_packet = without_ignores  # type: ignore[method-assign]
 
 
 def host_key_algorithms(pinned: asyncssh.SSHKey | None) -> list[str]:
