@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import re
 import socket
 from collections.abc import Callable, Mapping
@@ -203,10 +204,8 @@ class _LoginRecord(asyncssh.SSHClient):
         self.offered = False
         self.password = False
         self.banner = ""
-        self.began = False
 
     def connection_made(self, conn: asyncssh.SSHClientConnection) -> None:
-        self.began = True
         send_no_ignores(conn)
 
     def validate_host_public_key(
@@ -271,6 +270,7 @@ class Login:
         self.fingerprint = self._key.get_fingerprint()
         self.host_fingerprint = self._pinned.get_fingerprint()
         self._algorithms = host_key_algorithms(self._pinned)
+        self._prepared: dict[str, asyncssh.SSHClientConnectionOptions] = {}
 
     async def log_in(
         self,
@@ -352,25 +352,36 @@ class Login:
     async def _open(
         self, target: Target, sock: socket.socket, client: _LoginRecord
     ) -> asyncssh.SSHClientConnection:
+        """Log in as ``asyncssh.connect`` does, which prepares all options anew, in a thread."""
+        loop = asyncio.get_running_loop()
+        options = copy.copy(self._options(target.user))
+        options.host, options.port = target.host, target.port
+        options.protocol_factory = lambda: client
+        options.waiter = loop.create_future()
         # create_connection takes the socket over; ours must stay valid to be closed.
         duplicate = sock.dup()
+        connection = asyncssh.SSHClientConnection(loop, options, wait="auth")
         try:
-            return await asyncssh.connect(
-                target.host,
-                target.port,
-                sock=duplicate,
-                client_factory=lambda: client,
+            await loop.create_connection(lambda: connection, sock=duplicate)
+            await options.waiter
+        except BaseException:
+            options.waiter.cancel()
+            connection.abort()
+            raise
+        return connection
+
+    def _options(self, user: str) -> asyncssh.SSHClientConnectionOptions:
+        """Prepare a user's options, once: it takes 0.2 ms."""
+        if user not in self._prepared:
+            self._prepared[user] = asyncssh.SSHClientConnectionOptions(
                 server_host_key_algs=self._algorithms,
-                username=target.user,
+                username=user,
                 client_keys=None,
                 preferred_auth="publickey,keyboard-interactive,password",
                 **NOTHING_ELSE,
                 keepalive_interval=5,
             )
-        except asyncio.CancelledError:
-            if not client.began:  # nobody has taken it over yet
-                duplicate.close()
-            raise
+        return self._prepared[user]
 
     async def _run(
         self, found: Attempt, connection: asyncssh.SSHClientConnection, command: str

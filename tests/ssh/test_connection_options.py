@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from pathlib import Path
 from types import SimpleNamespace
 
 import asyncssh
 import pytest
 
-from mpiboot.ssh import client, login
+from mpiboot.ssh import attempt, client, login
 from mpiboot.ssh.attempt import LoginTimeouts, Outcome, Target
 from mpiboot.ssh.client import HostLogins
 from mpiboot.ssh.config import LaunchHost, SshTimeouts
-from tests.fakes.sshd import Job
+from tests.fakes.sshd import Behaviour, Job, sshd
 
 # None of ssh_config, agents, known hosts, certificates, GSSAPI or this machine's own host keys.
 NOTHING_ELSE: dict[str, object] = {
@@ -40,26 +39,37 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
 
     async def connect(host: str, port: int, **options: object) -> None:
         seen.update(options, where=(host, port))
-        if isinstance(sock := options.get("sock"), socket.socket):
-            sock.close()
         raise ConnectionRefusedError
 
     monkeypatch.setattr(asyncssh, "connect", connect)
     return seen
 
 
-async def test_the_gates_login(job: Job, asked: dict[str, object]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        found = await login.Login(job.path).log_in(
-            Target("w-0", "10.0.0.1", 2222, "me"), sock, "SSH-2.0-x", "true"
-        )
-    assert found.outcome is Outcome.CLOSED
-    assert asked.items() >= NOTHING_ELSE.items()
-    assert (asked["where"], asked["username"]) == (("w-0", 2222), "me")
+async def test_the_gates_login(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[dict[str, object]]()
+    kind = asyncssh.SSHClientConnectionOptions
+
+    def options(**given: object) -> asyncssh.SSHClientConnectionOptions:
+        asked.append(given)
+        return kind(**given)
+
+    monkeypatch.setattr(asyncssh, "SSHClientConnectionOptions", options)
+    known = login.Login(job.path)
+    for user in ("me", "me", "other"):
+        async with sshd(Behaviour(job, authorized=job.stranger)) as port:
+            target = Target("w-0", "127.0.0.1", port, user)
+            opened = await attempt.connect(target, LoginTimeouts())
+            assert isinstance(opened, attempt.OpenConnection)
+            found = await known.log_in(target, opened.sock, opened.greeting, "true")
+        # Each host has the user's options, and its own name in what is said of it.
+        assert found.outcome is Outcome.KEY_REFUSED
+        assert found.message == f"Permission denied for user {user} on host w-0"
+    assert [given["username"] for given in asked] == ["me", "other"]
+    assert asked[0].items() >= NOTHING_ELSE.items()
     # Its key is offered by hand, so that it is known whether the server has asked for one.
-    assert asked["client_keys"] is None
+    assert asked[0]["client_keys"] is None
     # The others show what a server that takes no keys would have.
-    assert asked["preferred_auth"] == "publickey,keyboard-interactive,password"
+    assert asked[0]["preferred_auth"] == "publickey,keyboard-interactive,password"
 
 
 def test_a_login_has_less_time_than_asyncssh_would_give_it() -> None:

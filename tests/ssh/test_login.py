@@ -7,6 +7,7 @@ import os
 import resource
 import socket
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,6 +35,7 @@ from tests.fakes.sshd import (
     sshd,
     without_ipv6,
 )
+from tests.waiting import until_in_loop
 
 # Guards: there is one try, and server and client are one process on a machine that may be busy.
 LIMITS = LoginTimeouts(connect=60.0, greeting=60.0, login=60.0, command=60.0)
@@ -201,22 +203,21 @@ async def test_a_server_that_hangs_after_its_greeting_is_given_up(job: Job) -> N
 async def test_a_login_that_is_given_up_before_it_begins_leaves_no_socket(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Asyncssh reads its options in a thread first, and owns no socket until then."""
     given: list[socket.socket] = []
-    begins = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    create_connection = loop.create_connection
 
-    async def connect(*_: object, sock: socket.socket, **__: object) -> None:
+    async def cancelled(factory: Callable[[], asyncio.Protocol], *, sock: socket.socket) -> object:
         given.append(sock)
-        begins.set()
-        await asyncio.Event().wait()
+        trying.cancel()
+        return await create_connection(factory, sock=sock)
 
-    monkeypatch.setattr(asyncssh, "connect", connect)
+    monkeypatch.setattr(loop, "create_connection", cancelled)
     async with sshd(Behaviour(job)) as port:
         trying = asyncio.ensure_future(attempt(Login(job.path, limits=LIMITS), port))
-        await begins.wait()
-        trying.cancel()
         await asyncio.wait({trying})
-    assert [sock.fileno() for sock in given] == [-1]
+        await until_in_loop(lambda: [sock.fileno() for sock in given] == [-1])
+    assert trying.cancelled()
 
 
 async def test_a_key_that_is_not_authorized_is_refused(job: Job) -> None:
