@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Final, TypeAlias
 
-from mpiboot.core.dataclass import dataclass, field, values
-from mpiboot.core.records_json import read_record
+from mpiboot.core.dataclass import dataclass, field
+from mpiboot.core.records_json import read_record, write_records
 from mpiboot.core.setting_types import LogFormat, LogLevel
 
 # The descriptor on which the child that prepares a launch hands its result over: one line.
@@ -80,7 +80,7 @@ class ParentOptions:
 
     def to_json(self) -> str:
         """Write the record as JSON."""
-        return json.dumps(values(self))
+        return write_records(self)
 
     @classmethod
     def from_json(cls, text: str) -> ParentOptions:
@@ -235,7 +235,7 @@ _KINDS: Final[dict[type[Result], str]] = {
 
 def to_line(result: Result) -> bytes:
     """Write the child's result as one line."""
-    return json.dumps({_KINDS[type(result)]: result}, default=values).encode() + b"\n"
+    return write_records({_KINDS[type(result)]: result}).encode() + b"\n"
 
 
 def from_line(line: bytes) -> Result:

@@ -36,7 +36,7 @@ def _fields(kind: Any) -> dict[str, tuple[object, bool]]:  # noqa: ANN401 - a da
 
 
 def read_record(kind: type[T], value: Json, *, strict: bool = True) -> T:
-    """Make a record of what ``json.dumps`` made of one by ``values``.
+    """Make a record of what ``write_records`` made of one.
 
     Args:
         kind: the record's class; its fields may be records, tuples, mappings and enumerations.
@@ -90,9 +90,14 @@ def _read(kind: object, value: Json, *, strict: bool) -> object:
     raise TypeError(f"{value!r} is not {kind}")
 
 
+def write_records(value: object) -> str:
+    """Write what has records in it as JSON; ``asdict`` would first copy all that they hold."""
+    return json.dumps(value, default=values)
+
+
 def facts_to_json(facts: PodFacts) -> str:
     """Write facts as one line of JSON."""
-    return json.dumps({"version": FACTS_VERSION, **values(facts)}, default=values) + "\n"
+    return write_records({"version": FACTS_VERSION, **values(facts)}) + "\n"
 
 
 def facts_from_json(text: str) -> PodFacts | None:

@@ -189,11 +189,13 @@ async def _readable(sock: socket.socket) -> None:
         if not ready.done():
             ready.set_result(None)
 
-    loop.add_reader(sock, tell)
+    # As a number: asyncio writes a socket out in words, its ends included, to look for it.
+    descriptor = sock.fileno()
+    loop.add_reader(descriptor, tell)
     try:
         await ready
     finally:
-        loop.remove_reader(sock)
+        loop.remove_reader(descriptor)
 
 
 def _socket_address(target: Target) -> tuple[str | int, ...]:

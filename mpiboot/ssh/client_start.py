@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from mpiboot.core.dataclass import dataclass, values
+from mpiboot.core.dataclass import dataclass
 from mpiboot.core.errors import error
-from mpiboot.core.records_json import read_record
+from mpiboot.core.records_json import read_record, write_records
 from mpiboot.ssh import connect
 from mpiboot.ssh.config import LaunchHost, SshTimeouts
 from mpiboot.system import files, process
@@ -91,7 +91,7 @@ def write(folder: Path, config: ClientConfig) -> tuple[str, ...]:
         MpibootError: ``runtime-folder``; the file can't be written.
     """
     path = folder / "client.json"
-    files.write_private(path, json.dumps(config, default=values))
+    files.write_private(path, write_records(config))
     statement = "from mpiboot.ssh.client import main; main(sys.argv[1])"
     return tuple(process.python(statement, str(path)))
 

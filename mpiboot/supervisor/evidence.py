@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from mpiboot.core.dataclass import dataclass, field, values
-from mpiboot.core.records_json import read_record
+from mpiboot.core.dataclass import dataclass, field
+from mpiboot.core.records_json import read_record, write_records
 from mpiboot.core.wording import size_of
 from mpiboot.network.counters import CountedPort
 
@@ -148,7 +148,7 @@ def counted_ports(
 
 def to_json(hosts: Sequence[HostSnapshot]) -> str:
     """Write what the gate saw."""
-    return json.dumps(list(hosts), default=values)
+    return write_records(hosts)
 
 
 def from_json(text: str) -> tuple[HostSnapshot, ...]:

@@ -15,8 +15,8 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from mpiboot.core.dataclass import values
 from mpiboot.core.launch_spec import CLIENT_SOCKET, LAUNCH_DIR, TRANSPORT
+from mpiboot.core.records_json import write_records
 from mpiboot.hosts import host_shell
 from mpiboot.hosts.host_shell import READ, WHEN_READ
 from mpiboot.network import counters
@@ -258,5 +258,5 @@ def write_transport(folder: str, report: TransportReport) -> None:
     """Write what carried the job's data: whole, as this process may be killed at any time."""
     path = f"{folder}/{TRANSPORT}"
     with open(f"{path}.part", "w", encoding="utf-8") as file:
-        file.write(json.dumps(report, default=values))
+        file.write(write_records(report))
     os.replace(f"{path}.part", path)
