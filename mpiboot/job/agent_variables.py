@@ -107,7 +107,7 @@ def _settle_kind(builder: PlanBuilder, agent: str) -> None:
     for name in (kind.name, *row.agent_kind_aliases):
         theirs = builder.environ.get(name, "")
         if theirs and theirs != kind.value:
-            message = f"{name}={theirs} is removed: {kind.reason}"
+            message = f"{name}={theirs} is taken out: {kind.reason}"
             if theirs == _FORK:
                 message += ", and fork starts every rank in this pod, whatever the hostfile says"
             builder.warn("settings-conflict", message)
