@@ -54,7 +54,9 @@ def run(folder: str, words: list[str]) -> NoReturn:
     client.connect(SOCKET)
     line = request(words)
     sent = client.sendmsg([line], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, _STREAMS)])
-    client.sendall(line[sent:])
+    # Not of nothing: a client that has served this already, and closed its end, would be an error.
+    if line[sent:]:
+        client.sendall(line[sent:])
     # The streams are the client's from here on: their ends must be seen by whoever reads them.
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):

@@ -6,10 +6,13 @@ import asyncio
 import json
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+import mpiboot
 from mpiboot.ssh import client
 from mpiboot.ssh.client_start import ClientConfig
 from mpiboot.ssh.config import LaunchHost, SshTimeouts
@@ -143,3 +146,38 @@ async def test_a_request_comes_in_pieces_and_its_streams_with_the_first() -> Non
         os.close(each)
     near.close()
     far.close()
+
+
+# Hands a session over as a busy node has it: it goes on once the client has served and closed it.
+LATE_AGENT = """
+import _socket, select, sys
+from mpiboot.ssh import connect
+
+class Late(_socket.socket):
+    def sendmsg(self, *words):
+        sent = super().sendmsg(*words)
+        poll = select.poll()
+        poll.register(self.fileno(), select.POLLRDHUP)
+        poll.poll()
+        return sent
+
+connect._socket.socket = Late
+connect.run(sys.argv[1], ["w-0", "true"])
+"""
+
+
+def test_a_session_that_is_over_at_once_has_its_status(tmp_path: Path) -> None:
+    root = str(Path(mpiboot.__file__).parent.parent)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "client.sock"))
+        server.listen()
+        agent = subprocess.Popen(
+            [sys.executable, "-c", LATE_AGENT, str(tmp_path)], env={"PYTHONPATH": root}
+        )
+        session, _ = server.accept()
+        with session:
+            _, given, _, _ = socket.recv_fds(session, 4096, 3)
+            session.sendall(b"7\n")
+        for handle in given:
+            os.close(handle)
+        assert agent.wait(60) == 7
