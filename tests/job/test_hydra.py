@@ -142,7 +142,7 @@ def test_a_kind_of_launch_agent_that_calls_none_is_named(family: str, kind: str)
     assert row is not None
     assert plan.set_env[row.name] == "ssh"
     (message,) = warned(plan)
-    assert message.startswith(f"HYDRA_BOOTSTRAP={kind} is removed")
+    assert message.startswith(f"HYDRA_BOOTSTRAP={kind} is taken out")
     assert ("every rank in this pod" in message) == (kind == "fork")
 
 
