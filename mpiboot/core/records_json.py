@@ -109,5 +109,5 @@ def facts_from_json(text: str) -> PodFacts | None:
         if not isinstance(value, dict) or value.get("version") != FACTS_VERSION:
             return None
         return read_record(PodFacts, value, strict=False)
-    except (ValueError, TypeError, RecursionError):
+    except (ValueError, TypeError, OverflowError, RecursionError):
         return None

@@ -111,6 +111,7 @@ def test_facts_of_an_older_mpiboot_have_the_defaults_of_what_it_did_not_know() -
         {"cores": True},
         {"identity": None},
         {"mpi": []},
+        {"started": 10**400},
     ],
 )
 def test_facts_that_are_not_understood_are_no_facts(change: dict[str, object]) -> None:
