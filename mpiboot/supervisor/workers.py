@@ -60,27 +60,29 @@ class HostSession:
         Raises:
             OSError: it can't be started.
         """
-        self.output = b""
-        self._pid, self._client = 0, -1
-        self.handle, writer = os.pipe()
-        stdin, self._go_on = os.pipe()
-        null = os.open(os.devnull, os.O_WRONLY)
-        if f"'{WHEN_READ}'" not in command:
-            os.close(self._go_on)
-            self._go_on = -1
+        self.output, self._pid = b"", 0
+        self.handle = self._go_on = self._client = -1
+        streams: list[int] = []  # the command's
         try:
+            stdin, self._go_on = os.pipe()
+            streams.append(stdin)
+            self.handle, stdout = os.pipe()
+            streams.append(stdout)
+            streams.append(os.open(os.devnull, os.O_WRONLY))
+            if f"'{WHEN_READ}'" not in command:
+                os.close(self._go_on)
+                self._go_on = -1
             if not host.here and has_client(folder):
-                words = (host.name, command)
-                self._client = _by_client(folder, environ, words, (stdin, writer, null))
+                self._client = _by_client(folder, environ, (host.name, command), streams)
             else:
                 argv = ("/bin/sh", *(("-c",) if host.here else (_AGENT, host.name)), command)
-                streams = {0: stdin, 1: writer, 2: null}
-                self._pid = spawn(argv, environ, set(), own_group=False, streams=streams)
+                its = dict(enumerate(streams))
+                self._pid = spawn(argv, environ, set(), own_group=False, streams=its)
         except BaseException:
             self.end()
             raise
         finally:
-            for handle in (writer, stdin, null):
+            for handle in streams:
                 os.close(handle)
 
     def read(self) -> bool:
@@ -117,7 +119,7 @@ class HostSession:
 
 
 def _by_client(
-    folder: str, environ: Mapping[str, str], words: tuple[str, str], streams: tuple[int, ...]
+    folder: str, environ: Mapping[str, str], words: tuple[str, str], streams: list[int]
 ) -> int:
     """Hand a session to mpiboot's own client; give the socket with which it ends."""
     import socket  # noqa: PLC0415 - heavy, and few launches have such a client

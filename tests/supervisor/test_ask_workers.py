@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import shlex
 import signal
 import socket
@@ -246,6 +247,21 @@ def test_a_thousand_workers_are_told_of_the_end(ssh: Ssh, monkeypatch: pytest.Mo
     ssh.workers(*hosts).tell("", "", 0)
     assert sorted(told) == sorted(host.name for host in hosts)
     assert (running, most) == (0, workers.AT_ONCE)
+
+
+def test_a_session_without_a_free_descriptor_keeps_none(ssh: Ssh) -> None:
+    host, limits = ssh.before("w-0"), resource.getrlimit(resource.RLIMIT_NOFILE)
+    before = set(Path("/proc/self/fd").iterdir())
+    lowest = os.dup(0)
+    os.close(lowest)
+    for room in range(5):  # of the five that it takes
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + room, limits[1]))
+        try:
+            with pytest.raises(OSError, match="Too many open files"):
+                workers.HostSession(str(ssh.folder), os.environ, host, "exit 0")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert set(Path("/proc/self/fd").iterdir()) == before
 
 
 def test_what_is_found_is_written_while_a_name_still_does_not_resolve(
