@@ -319,7 +319,7 @@ class Parent:
         self._preparation: Preparation | None = None  # whose child is that client
         self._told = 0  # the signal that said that this process is to end
         self._transport: dict[str, Any] = {}  # what carried the job's data
-        self._workers_told = False  # of a good end
+        self._asked: Workers | None = None  # at the job's end
         self._hurries = False  # a signal has ended the job: not much time is left
 
     def launch(self, pid: int, reader: int) -> int:
@@ -473,8 +473,8 @@ class Parent:
             # By the same sessions; with ``fail`` how it ended is known only then.
             strict = spec.prove == ProveTransport.FAIL.value
             over = bool(spec.attempt) and not strict
-            self._workers_told = self._listening(
-                lambda: self._workers(spec.folder).count(strict=strict, over=over), other=False
+            self._listening(
+                lambda: self._workers(spec.folder).count(strict=strict, over=over), other=None
             )
         self._transport = {"planned": spec.transport}
         try:
@@ -526,7 +526,7 @@ class Parent:
         seconds = time.monotonic() - self._began
         why = report.tell(verdict, spec, seconds, self._options.termination_log, lines)
         hold = 0.0 if verdict.by_signal else self._options.hold_on_failure
-        if spec.attempt and not self._workers_told:
+        if spec.attempt:
             self._tell_workers(spec.folder, spec.attempt, why, hold)
         self._record(verdict, seconds, spec)
         self._end_client()
@@ -604,7 +604,8 @@ class Parent:
     def _workers(self, folder: str) -> Workers:
         from mpiboot.supervisor.workers import Workers  # noqa: PLC0415 - small while a job runs
 
-        return Workers(self._loop, folder, os.environ, self._must_end)
+        self._asked = self._asked or Workers(self._loop, folder, os.environ, self._must_end)
+        return self._asked
 
     def _must_end(self) -> bool:
         return self._told != 0

@@ -177,7 +177,9 @@ class HostSessions:
             self._over(session)
 
     def _start(self) -> None:
-        while len(self._running) < AT_ONCE and (following := next(self._waiting, None)):
+        while len(self._running) < AT_ONCE and not self._must_end():
+            if (following := next(self._waiting, None)) is None:
+                return
             with suppress(OSError):
                 session = self._begin(*following)
                 self._running[session] = following[0].name
@@ -213,10 +215,11 @@ class Workers:
     ) -> None:
         """Read who they are; the rest is for ``HostSessions``."""
         self._folder, self._hosts = folder, hosts_of(folder)
+        self._untold = [host for host in self._hosts if host.mpiboot]
         self._begin = partial(HostSessions, loop, folder, environ, must_end)
 
     def tell(self, attempt: str, why: str, hold: float) -> None:
-        """Tell those that run mpiboot how the job has ended; they answer nothing.
+        """Tell those that run mpiboot, and don't know yet, how the job has ended.
 
         Args:
             attempt: the launcher's name for workers.
@@ -225,17 +228,14 @@ class Workers:
         """
         over = host_shell.order("job_is_over")
         order = host_shell.job_failed(attempt, hold, why) if why else over
-        self._begin((host, order) for host in self._hosts if host.mpiboot).wait(_SECONDS)
+        self._begin((host, order) for host in self._untold).wait(_SECONDS)
 
-    def count(self, *, strict: bool, over: bool) -> bool:
+    def count(self, *, strict: bool, over: bool) -> None:
         """Read the counters of ports and links after a job that ended well; judge and write them.
 
         Args:
             strict: whether the job's exit code depends on them.
             over: whether the same sessions tell of that end: a login is most of what both cost.
-
-        Returns:
-            Whether every worker was told.
         """
         asked = [host for host in self._hosts if host.counted or (over and host.mpiboot)]
         measured = [host for host in asked if host.counted]
@@ -250,10 +250,11 @@ class Workers:
 
         sessions.wait(_SECONDS_FOR_PROOF if strict else _SECONDS)
         answers = {host: text.splitlines() for host, text in sessions.answers.items()}
+        if over:  # the others again: one that was told may be gone, and its address silent
+            self._untold = [host for host in self._untold if host.name not in answers]
         found = {host: counters.read(map(str.strip, lines)) for host, lines in answers.items()}
         if measured:
             write_transport(self._folder, transport.judge(measured, found, strict=strict))
-        return over and all(host.name in answers for host in asked if host.mpiboot)
 
 
 def write_transport(folder: str, report: TransportReport) -> None:

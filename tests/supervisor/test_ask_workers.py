@@ -319,7 +319,7 @@ def test_a_worker_whose_counters_were_read_learns_of_the_end_by_the_same_session
         for name in ("w-0", "w-1")
     ]
     hosts.append(ssh.before("w-2", mpiboot=True))
-    assert ssh.workers(*hosts).count(strict=False, over=True)
+    ssh.workers(*hosts).count(strict=False, over=True)
     assert len(list(ssh.folder.glob("over-w-*"))) == 3
     asked = {
         name: host_shell.order(QUESTION, "when_read", "job_is_over") for name in ("w-0", "w-1")
@@ -330,10 +330,20 @@ def test_a_worker_whose_counters_were_read_learns_of_the_end_by_the_same_session
     assert all(ports["eth0"]["sent"] == 2 for ports in told.values())
 
 
-def test_where_one_worker_was_not_told_all_are_told_again(ssh: Ssh) -> None:
+def test_a_worker_that_was_not_told_with_the_others_is_told_alone(ssh: Ssh) -> None:
     ssh.answers("w-0", "echo mpiboot-read; read -r _")
     hosts = [replace(ssh.before(name, mpiboot=True), counted=COUNTED) for name in ("w-0", "w-1")]
-    assert not ssh.workers(*hosts).count(strict=False, over=True)
+    there = ssh.workers(*hosts)
+    there.count(strict=False, over=True)
+    (ssh.folder / "asked-w-0").unlink()
+    there.tell("l@1@a", "", 0)
+    assert ssh.asked() == {"w-1": host_shell.order("job_is_over")}
+
+
+def test_a_launcher_that_must_end_starts_no_session(ssh: Ssh) -> None:
+    folder = ssh.write(ssh.before("w-0", mpiboot=True))
+    Workers(EventLoop(), folder, os.environ, lambda: True).tell("l@1@a", "", 0)
+    assert not ssh.agents
 
 
 def test_what_waits_until_it_was_read_goes_on_then_alone(tmp_path: Path) -> None:
