@@ -92,6 +92,8 @@ def _dataclass(*, frozen: bool = False, slots: bool = False, eq: bool = True) ->
     base = {(True, True): _Frozen, (False, False): _Changing}[frozen, eq]
 
     def make(kind: type) -> type:
+        if kind.__bases__ != (object,):
+            raise TypeError(f"{kind.__name__} inherits, which this dataclass does not")
         content, own = {**kind.__dict__, "__qualname__": kind.__qualname__}, []
         for name, annotation in kind.__annotations__.items():
             if not annotation.startswith("ClassVar"):

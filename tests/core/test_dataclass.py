@@ -91,6 +91,14 @@ def test_what_does_not_fit_is_said(
             kinds[1](*given, **named)
 
 
+def test_one_that_inherits_is_refused_as_its_bases_would_be_lost() -> None:
+    with pytest.raises(TypeError, match="Derived inherits"):
+
+        @own.dataclass(frozen=True, slots=True)
+        class Derived(declare(own)[1]):  # type: ignore[misc]
+            z: int = 0
+
+
 def test_the_standard_librarys_functions_know_them() -> None:
     nothing, point, counter = declare(own)
     one = point(1, 2, {"a": 1})
