@@ -69,6 +69,8 @@ class Folder:
         ("-o", "PasswordAuthentication=no", "-o", "StrictHostKeyChecking=no", "w-0", "true"),
         ("-oBatchMode=yes", "-tt", "-p", "22", "w-0", "true"),
         ("-x", "-l", "root", "--", "w-1", "scp -t /tmp"),
+        # Flags and an option in one word; options behind the host.
+        ("-xl", "root", "-Tp", "22", "w-1", "-i", "key", "true"),
         # Hosts that joined later.
         ("w-2", "true"),
         ("root@w-12.job", "true"),
@@ -92,6 +94,7 @@ def test_a_host_of_the_job_is_reached_with_its_configuration(
         ("w-a",),
         ("10.0.0.3",),
         ("-W", "w-0:22", "bastion"),
+        ("-xW", "w-0", "bastion"),
         ("w",),
         ("*",),
         ("-V",),

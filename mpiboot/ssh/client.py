@@ -52,8 +52,9 @@ _PIECE: Final = 1 << 16
 _WINDOW: Final = 1 << 19
 _STREAMS: Final = 3
 _WRITE: Final = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
-# ssh's options whose value is the next word.
-_VALUED: Final = frozenset("BbcDEeFIiJLlmOoPpQRSWw")
+# A word with ssh's options: flags, then one that takes a value, and that value if it is attached.
+_VALUED: Final = "BbcDEeFIiJLlmOoPpQRSWw"
+_OPTION: Final = re.compile(f"-[^{_VALUED}]*([{_VALUED}]?)(.*)", re.DOTALL)
 _SAFE: Final = re.compile(r"[^A-Za-z0-9._:@%+-]")
 
 Run: TypeAlias = Callable[[Sequence[str], object, Sequence[int]], Coroutine[Any, Any, int]]
@@ -235,14 +236,28 @@ class ClientSession(asyncssh.SSHClientSession[bytes]):
 def read_words(words: Sequence[str]) -> tuple[str, str, str]:
     """Read ssh's command line as far as it matters here: user (if given), host, command."""
     queue = list(words)
-    while queue and queue[0].startswith("-"):
-        word = queue.pop(0)
-        if len(word) == 2 and word[1] in _VALUED and queue:  # noqa: PLR2004 - a dash and a letter
-            queue.pop(0)
+    before, ended = _options(queue)
     if not queue:
         raise ValueError("no host was named")
-    user, _, host = queue[0].rpartition("@")
-    return user, host, " ".join(queue[1:])
+    named, _, host = queue.pop(0).rpartition("@")
+    # As ssh does: options may follow the host, and the first user counts.
+    behind = "" if ended else _options(queue)[0]
+    return before or named or behind, host, " ".join(queue)
+
+
+def _options(queue: list[str]) -> tuple[str, bool]:
+    """Take options off the front; give the user that they name, and whether ``--`` ended them."""
+    user = ""
+    while queue and queue[0].startswith("-"):
+        word = queue.pop(0)
+        if word == "--":
+            return user, True
+        letter, value = _OPTION.findall(word)[0]
+        if letter and not value and queue:
+            value = queue.pop(0)
+        if letter == "l":
+            user = user or value
+    return user, False
 
 
 class Client:

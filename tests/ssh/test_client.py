@@ -352,9 +352,14 @@ def test_who_only_asks_a_host_has_its_own_patience(
     ("words", "expected"),
     [
         (["w", "a", "b"], ("", "w", "a b")),
-        (["-x", "-l", "me", "u@w", "a"], ("u", "w", "a")),
+        # What `ssh -G` of OpenSSH makes of them.
+        (["-x", "-l", "me", "u@w", "a"], ("me", "w", "a")),
         (["-oBatchMode=yes", "-p2222", "w"], ("", "w", "")),
-        (["-v", "w", "-p", "b"], ("", "w", "-p b")),
+        (["-v", "w", "-p", "22", "-i", "key", "a", "-p", "b"], ("", "w", "a -p b")),
+        (["w", "-lme", "-qTp", "22", "a"], ("me", "w", "a")),
+        (["u@w", "-l", "me"], ("u", "w", "")),
+        (["-xl", "me", "w", "--", "-a"], ("me", "w", "-a")),
+        (["-x", "--", "w", "-a", "b"], ("", "w", "-a b")),
         (["-", "a@b@w"], ("a@b", "w", "")),
     ],
 )
