@@ -358,11 +358,10 @@ class Login:
         options.host, options.port = target.host, target.port
         options.protocol_factory = lambda: client
         options.waiter = loop.create_future()
-        # create_connection takes the socket over; ours must stay valid to be closed.
-        duplicate = sock.dup()
         connection = asyncssh.SSHClientConnection(loop, options, wait="auth")
         try:
-            await loop.create_connection(lambda: connection, sock=duplicate)
+            # It takes the socket over; ours must stay valid to be closed.
+            await loop.create_connection(lambda: connection, sock=sock.dup())
             await options.waiter
         except BaseException:
             options.waiter.cancel()
