@@ -128,7 +128,9 @@ def read(chosen: HostfilePath) -> str:
 
 def _unreadable(where: str, why: OSError | ValueError) -> MpibootError:
     message = getattr(why, "strerror", None) or str(why)
-    hint = f"let uid {os.getuid()} read it and the folders above it"
+    hint = "name a hostfile that can be read with --hostfile or MPIBOOT_HOSTFILE"
+    if isinstance(why, PermissionError):
+        hint = f"let uid {os.getuid()} read it and the folders above it"
     return error("hostfile-invalid", f"{where} can't be read: {message}", hint=hint)
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 from collections.abc import Callable
@@ -153,6 +154,18 @@ async def test_a_file_that_can_not_be_opened_is_no_question_of_its_lines(tmp_pat
     loop.symlink_to(loop)
     wrong = await failing(loop, 3600)
     assert wrong.finding.message.endswith("can't be read: Too many levels of symbolic links")
+    assert "uid" not in wrong.finding.hint
+
+
+async def test_a_file_that_this_user_may_not_open_names_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(*_: object) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(hostfiles, "os", SimpleNamespace(**{**vars(os), "open": denied}))
+    wrong = await failing(tmp_path / "hostfile", 3600)
+    assert wrong.finding.message.endswith("can't be read: Permission denied")
     assert wrong.finding.hint == f"let uid {os.getuid()} read it and the folders above it"
 
 
