@@ -4,18 +4,18 @@ In a round every host has one partner (the circle method of a round-robin tourna
 and no host is in two measurements at once. The first of a pair sends, then the other one.
 
 A host is named where nearly all that it sends, or that is sent to it, is slow; a pair where neither
-of its hosts is. Both need a distance from the middle that the noise of these very measurements
-would give once in a thousand runs: a busy machine has no slow host.
+of its hosts is. Both have to be far from the median by the spread of these very measurements: a
+busy machine has no slow host.
 """
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, compress, zip_longest
 from math import ceil, exp, gcd, log
-from statistics import NormalDist, median
+from statistics import median
 from typing import Final, NamedTuple
 
 from mpiboot.core.addresses import short_names
@@ -26,6 +26,8 @@ from mpiboot.job import render
 from mpiboot.network.records import Transport, WorkerNetwork
 from mpiboot.validate.verdict import JSON_VERSION, carries
 
+_LEAST: Final = 1e-9  # of a value: nothing came through, in the time that there was
+
 
 @dataclass(frozen=True, slots=True)
 class Measure:
@@ -33,8 +35,7 @@ class Measure:
 
     ``arguments`` are those of perftest's program of that name, and ``column`` is where the result
     stands in its last line; without arguments it is the TCP stream of ``worker/probe.py``.
-    ``fraction`` of what is usual, or of the port's rate, is enough; ``checks`` name a host and a
-    pair that have less.
+    ``fraction`` of what is usual, or of the port's rate, is enough.
     """
 
     name: str
@@ -44,10 +45,6 @@ class Measure:
     column: int = 0
     is_rate: bool = True
     fraction: float = 0.8
-    form: str = ".3g"
-    least: float = 1e-9  # what is smaller makes no difference
-    checks: tuple[str, str] = ("slow-host", "slow-pair")
-    level: Level = Level.FAIL
 
     def arguments_for(self, seconds: float, port: int, rail: RailEnd) -> str:
         """Write one end's arguments."""
@@ -65,15 +62,16 @@ class Measure:
 
     def speed(self, value: float) -> float:
         """Give what is the larger the better."""
-        return max(value, self.least) if self.is_rate else 1 / (value + self.least)
+        value = max(value, _LEAST)
+        return value if self.is_rate else 1 / value
 
     def shown(self, value: float) -> str:
         """Write a value with its unit."""
-        return f"{value:{self.form}} {self.unit}"
+        return f"{value:.3g} {self.unit}"
 
     def told(self, speed: float) -> str:
         """Write what ``speed`` was made of."""
-        return self.shown(speed if self.is_rate else 1 / speed - self.least)
+        return self.shown(speed if self.is_rate else 1 / speed)
 
 
 TCP: Final = Measure("tcp", "mpiboot's own TCP stream", "Gb/s")
@@ -91,16 +89,6 @@ MEASURES: Final = {
         TCP,
     )
 }
-# TCP sends some packets again where a queue is full for a moment: such a share is ordinary.
-_LOSS: Final = Measure(
-    *("resent", "TCP's packets", "of the packets sent again"),
-    is_rate=False,
-    fraction=0.5,
-    form=".2%",
-    least=0.005,
-    checks=("lost-packets", "lost-packets"),
-    level=Level.WARN,
-)
 # What perftest complains in, of all that it writes.
 _COMPLAINT: Final = re.compile(r"fail|could|unable|error|mismatch", re.IGNORECASE)
 
@@ -132,7 +120,7 @@ def rail_ends(network: WorkerNetwork) -> tuple[RailEnd | None, ...]:
         )
         if rail.ready and not rail.device.efa and (gid or rail.transport is Transport.INFINIBAND)
         else None
-        for rail, gid in itertools.zip_longest(network.rails, network.gids.wanted)
+        for rail, gid in zip_longest(network.rails, network.gids.wanted)
     )
 
 
@@ -142,9 +130,7 @@ def common_rails(
     """Give the ends of the rails that all hosts can use, by host; and who has none."""
     ends = {host: rail_ends(network) for host, network in networks.items()}
     usable = [all(own) for own in zip(*ends.values(), strict=False)]
-    found = {
-        host: tuple(filter(None, itertools.compress(own, usable))) for host, own in ends.items()
-    }
+    found = {host: tuple(filter(None, compress(own, usable))) for host, own in ends.items()}
     without = [host for host, own in ends.items() if not any(own)]
     return found, without or ([] if any(usable) else [*ends])
 
@@ -182,8 +168,8 @@ def rounds(hosts: Sequence[str]) -> Iterator[tuple[tuple[str, str], ...]]:
 class Measured:
     """What was measured so far; ``names`` are the rails' or links' names, by the hosts that differ.
 
-    ``values`` are in the measure's unit, ``resent`` shares of TCP's packets that had to be sent
-    again, ``failed`` why a flow has no value. ``limits`` are what each rail carries, 0: not known.
+    ``values`` are in the measure's unit, ``failed`` is why a flow has no value. ``limits`` are what
+    each rail carries, 0: not known.
     """
 
     measure: Measure
@@ -191,7 +177,6 @@ class Measured:
     names: tuple[str, ...] = ()
     limits: tuple[float, ...] = ()
     values: dict[Flow, list[float]] = field(default_factory=dict)
-    resent: dict[Flow, list[float]] = field(default_factory=dict)
     failed: dict[Flow, str] = field(default_factory=dict)
 
     @property
@@ -200,12 +185,13 @@ class Measured:
         return {flow: median(values) for flow, values in self.values.items()}
 
 
-# A suspicion has to be this far off even where nothing else is noisy, and farther with few values.
-_QUIET, _FEW_VALUES = 0.03, 0.15
+# So many spreads (MAD) below the median something is slow: noise names nobody. The spread counts as
+# so much at least, and as more by few values, which can be alike by chance.
+_FAR: Final = 6
+_QUIET, _FEW_VALUES = 0.02, 0.15
 _MANY: Final = 6  # values for each host
 _ENOUGH: Final = 4  # values by which a host can be named
 _MOSTLY: Final = 0.9  # of a host's values are slow where it is named
-_ONCE_IN: Final = 1000  # runs in which noise alone names somebody
 _SHOWN: Final = 4
 _HINTS: Final = {
     "slow-host": "look at that node's NIC (speed, errors, cable, PCIe width), and at what else "
@@ -214,7 +200,6 @@ _HINTS: Final = {
     "slow-rail": "look at the switches of that rail, and at its ports on all nodes",
     "port-rate": "look at flow control (PFC, ECN), the MTU and PCIe; where virtual functions are "
     "limited to less, --min-fraction says what is enough",
-    "lost-packets": "look at that node's cable, optics and port (`ethtool -S`), and at its switch",
     "not-measured": "`mpiboot doctor` on the launcher and on that worker looks for the reason",
 }
 
@@ -227,87 +212,55 @@ class _Judged(NamedTuple):
     flows: Mapping[Flow, float]
 
 
-def _upper(values: Sequence[float], share: float) -> float:
-    """Give the value that such a share reach at most."""
-    return sorted(values)[ceil(share * (len(values) - 1))]
-
-
-def _judged(
-    measure: Measure, values: Mapping[Flow, Sequence[float]], enough: float | None
-) -> dict[int, _Judged]:
-    """Judge each rail."""
-    rails: defaultdict[int, dict[Flow, list[float]]] = defaultdict(dict)
-    for flow, listed in values.items():
-        rails[flow.rail][flow] = [*map(measure.speed, listed)]
-    return {rail: _of_rail(of, enough or measure.fraction) for rail, of in sorted(rails.items())}
-
-
-def _of_rail(speeds: Mapping[Flow, Sequence[float]], enough: float) -> _Judged:
+def _judge_rail(speeds: Mapping[Flow, Sequence[float]], enough: float) -> _Judged:
     by_end: defaultdict[tuple[str, bool], list[Flow]] = defaultdict(list)
     for flow in speeds:
         by_end[flow.source, True].append(flow)
         by_end[flow.target, False].append(flow)
-    middle = {flow: median(listed) for flow, listed in speeds.items()}
-    # A host's own is what three quarters reach at most: it has slow partners, too.
-    best = {end: _upper([middle[flow] for flow in flows], 0.75) for end, flows in by_end.items()}
+    values = {end: sorted(chain(*map(speeds.__getitem__, of))) for end, of in by_end.items()}
+    # What a host reaches: it has slow partners, too, and may be busy for a while.
+    best = {end: own[ceil(_MOSTLY * (len(own) - 1))] for end, own in values.items()}
     usual = median(best.values())
-    # Of two speeds that differ by chance the ratio says how much, whatever the speed.
+    # How far values are from what both ends reach, as ratios: a slow host is no noise.
     ratios = [
-        abs(log(speed / min(best[flow.source, True], best[flow.target, False])))
+        log(speed / min(best[flow.source, True], best[flow.target, False]))
         for flow, listed in speeds.items()
         for speed in listed
     ]
+    middle = median(ratios)
+    spread = median(abs(ratio - middle) for ratio in ratios)
     least = _QUIET if len(ratios) >= _MANY * len({host for host, _ in best}) else _FEW_VALUES
-    # The deviation, by that of the middle one.
-    noise = NormalDist(sigma=max(1.4826 * median(ratios), least))
-
-    # Below these one of so many hosts, or flows, is slow, and not by chance.
-    slow_end, slow_flow = (
-        usual * min(enough, exp(noise.inv_cdf(1 / (_ONCE_IN * len(among)))))
-        for among in (best, speeds)
-    )
-    ends = {}
-    for end, flows in by_end.items():
-        every = [speed for flow in flows for speed in speeds[flow]]
-        # A busy host is slow for a while, and reaches its speed at other times.
-        reached = max(best[end], _upper(every, _MOSTLY))
+    slow = usual * min(enough, exp(-_FAR * max(spread, least)))
+    ends = {
+        end: reached
+        for end, reached in best.items()
         # By one partner alone nobody knows whose fault it is.
-        if len(flows) > 1 and len(every) >= _ENOUGH and reached < slow_end:
-            ends[end] = best[end]
-    slow = {
+        if reached < slow and len(by_end[end]) > 1 and len(values[end]) >= _ENOUGH
+    }
+    # A pair by two values, as no host is named by a single one.
+    flows = {
         flow: max(listed)
         for flow, listed in speeds.items()
-        if max(listed) < slow_flow and not {(flow.source, True), (flow.target, False)} & ends.keys()
+        if max(listed) < slow
+        and len(listed) > 1
+        and not {(flow.source, True), (flow.target, False)} & ends.keys()
     }
-    return _Judged(usual, ends, slow)
+    return _Judged(usual, ends, flows)
 
 
 def judge(seen: Measured, enough: float | None = None) -> tuple[Finding, ...]:
-    """Name a rail, a host or a pair that is slow or loses packets, and what was not measured.
+    """Name a rail, a host or a pair that is slow, and what was not measured.
 
     Args:
         seen: what was measured.
         enough: the fraction of what is usual, and of a port's rate; None: the measure's own.
     """
-    judged = _judged(seen.measure, seen.values, enough)
-    return (
-        *_rails(seen, judged, enough or seen.measure.fraction),
-        *_outliers(seen, seen.measure, judged),
-        *_outliers(seen, _LOSS, _judged(_LOSS, seen.resent, None)),
-        *_not_measured(seen),
-    )
-
-
-def doubtful(seen: Measured, enough: float | None = None) -> tuple[tuple[str, str], ...]:
-    """Give flows that look slow by a single value, to be measured again; no host is in two."""
-    found: list[tuple[str, str]] = []
-    for flow in itertools.chain(
-        *(one.flows for one in _judged(seen.measure, seen.values, enough).values())
-    ):
-        once = len(seen.values[flow]) == 1 and flow not in seen.failed
-        if once and not {*flow[1:]} & {*itertools.chain(*found)}:
-            found.append((flow.source, flow.target))
-    return tuple(found)
+    enough = enough or seen.measure.fraction
+    rails: defaultdict[int, dict[Flow, list[float]]] = defaultdict(dict)
+    for flow, values in seen.values.items():
+        rails[flow.rail][flow] = [*map(seen.measure.speed, values)]
+    judged = {rail: _judge_rail(speeds, enough) for rail, speeds in sorted(rails.items())}
+    return (*_rails(seen, judged, enough), *_outliers(seen, judged), *_not_measured(seen))
 
 
 def finding(
@@ -338,29 +291,27 @@ def _rails(seen: Measured, judged: Mapping[int, _Judged], enough: float) -> Iter
             yield finding("port-rate", message, hosts=seen.hosts)
 
 
-def _outliers(seen: Measured, measure: Measure, judged: Mapping[int, _Judged]) -> Iterator[Finding]:
+def _outliers(seen: Measured, judged: Mapping[int, _Judged]) -> Iterator[Finding]:
     """Write what stands out, the worst host first: a line for each of its ends, for each flow."""
     hosts: defaultdict[str, list[tuple[float, str]]] = defaultdict(list)
-    pairs: dict[Flow, str] = {}
+    flows: dict[Flow, str] = {}
+    told = seen.measure.told
     for rail, one in judged.items():
-        name, usual = seen.names[rail], f"the others {measure.told(one.usual)}"
+        name, usual = seen.names[rail], f"the others {told(one.usual)}"
         for (host, sends), speed in one.ends.items():
             direction = "from" if sends else "to"
-            line = f"{measure.told(speed)} {direction} it by {name}, {usual}"
-            hosts[host].append((speed, line))
+            hosts[host].append((speed, f"{told(speed)} {direction} it by {name}, {usual}"))
         for flow, speed in one.flows.items():
-            if len(seen.values[flow]) > 1 or flow in seen.failed:
-                line = f"{flow.source} to {flow.target} by {name}: {measure.told(speed)}, {usual}"
-                pairs[flow] = line
-    for host, told in sorted(hosts.items(), key=lambda item: min(item[1])[0]):
-        first, *lines = (line for _, line in told)
-        yield finding(measure.checks[0], first, measure.level, lines, [host])
-    if pairs:
-        first, *lines = pairs.values()
-        more = f"; {len(lines)} more" if lines else ""
-        more += "" if hosts else "; no host stands out"
-        met = [*dict.fromkeys(host for flow in pairs for host in flow[1:])]
-        yield finding(measure.checks[1], first + more, measure.level, lines, met)
+            flows[flow] = f"{flow.source} to {flow.target} by {name}: {told(speed)}, {usual}"
+    for host, lines in sorted(hosts.items(), key=lambda item: min(item[1])[0]):
+        first, *more = (line for _, line in lines)
+        yield finding("slow-host", first, lines=more, hosts=[host])
+    if flows:
+        first, *more = flows.values()
+        message = f"{first}; {len(more)} more" if more else first
+        message += "" if hosts else "; no host stands out"
+        met = [*dict.fromkeys(host for flow in flows for host in flow[1:])]
+        yield finding("slow-pair", message, lines=more, hosts=met)
 
 
 def _not_measured(seen: Measured) -> Iterator[Finding]:
@@ -440,7 +391,6 @@ def record(seen: Measured, found: Sequence[Finding], *, whole: bool) -> dict[str
                 "from": flow.source,
                 "to": flow.target,
                 "values": [round(value, 4) for value in seen.values.get(flow, ())],
-                "resent": [round(share, 6) for share in seen.resent.get(flow, ())],
                 "failed": seen.failed.get(flow, ""),
             }
             for flow in sorted({*seen.values, *seen.failed})

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 _TWO: Final = 2
 _PASSES: Final = 3  # of all rounds: what differs by chance shows
-_ROUNDS: Final = 0.85  # of the time; in the rest is measured again what looks slow
 _GUARD: Final = 20.0  # for one measurement beside its own time; more where more time is given
 _PORTS: Final = "18515-18578"  # perftest's own, and those behind it
 
@@ -210,29 +209,18 @@ class _Measuring:
             return
         least, most, start = (0.3, 2.0, 0.2) if tcp else (1.0, 4.0, 1.0)
         turns = 2 * len(seen.hosts) * (len(seen.names) if tcp else 1) * _PASSES
-        each = _ROUNDS * self._asked.seconds / max(1, turns) - start
-        self._seconds = min(max(each, least), most)
+        self._seconds = min(max(self._asked.seconds / max(1, turns) - start, least), most)
         self._limit = self._seconds + max(_GUARD, self._asked.seconds / 3)
         log.info("network", pairs.announcement(seen, self._asked.seconds))
         began, last = loop.time(), 0.0
-
-        async def measure(flows: Iterable[tuple[str, str]], until: float) -> bool:
-            nonlocal last
+        for flows in itertools.chain(*(pairs.rounds(seen.hosts) for _ in range(_PASSES))):
             now = loop.time()
-            if now + last > began + until:
-                return False
+            if now + last > began + self._asked.seconds:
+                break
             every = [Flow(rail, *flow) for flow in flows for rail, _ in enumerate(seen.names)]
             await asyncio.gather(*map(self._one, every))
             last = loop.time() - now
             log.debug("network", f"{counted(len(seen.values), 'flow')} measured")
-            return True
-
-        for flows in itertools.chain(*(pairs.rounds(seen.hosts) for _ in range(_PASSES))):
-            if not await measure(flows, _ROUNDS * self._asked.seconds):
-                break
-        while flows := pairs.doubtful(seen, self._asked.fraction):
-            if not await measure(flows, self._asked.seconds):
-                break
 
     async def _one(self, flow: Flow) -> None:
         work = self._stream(flow) if self.seen.measure is TCP else self._perftest(flow)
@@ -252,7 +240,6 @@ class _Measuring:
         if done.rate is None:
             return WHY.get(done.reached, f"{done.reached.value}: no answer")
         self.seen.values.setdefault(flow, []).append(done.rate * 8e-9)
-        self.seen.resent.setdefault(flow, []).append(done.resent or 0.0)
         return ""
 
     async def _perftest(self, flow: Flow) -> str:

@@ -51,9 +51,7 @@ _MTU_DISCOVER = {
     socket.AF_INET6: (socket.IPPROTO_IPV6, 23),
 }
 _PROBE = 3
-# Of linux/tcp.h's tcp_info, up to tcpi_segs_out; tcpi_total_retrans is at 100, tcpi_bytes_acked
-# at 120.
-_INFO_BYTES = 140
+_ACKNOWLEDGED = "=120xQ"  # of linux/tcp.h's tcp_info: tcpi_bytes_acked
 _HEADERS = {socket.AF_INET: 28, socket.AF_INET6: 48}  # of IP and UDP
 
 
@@ -292,7 +290,7 @@ def largest(own: str, address: str, port: int, mtu: int) -> int:
 
 
 def stream(sock: socket.socket, most: int, lasting: float) -> str:
-    """Send for a moment, or as long as that lasts; bytes a second, and then the share sent again.
+    """Send for a moment, or as long as that lasts; bytes a second.
 
     Raises:
         OSError: it stalls.
@@ -311,12 +309,12 @@ def stream(sock: socket.socket, most: int, lasting: float) -> str:
         return f"{float(got) / (time.perf_counter() - began):.0f}"
     # By what the far end has acknowledged: what is still in buffers is not waited for, as over a
     # slow link that takes many times as long.
-    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+    size = struct.calcsize(_ACKNOWLEDGED)
+    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, size)
     took = time.perf_counter() - began
-    if len(info) < _INFO_BYTES:  # a kernel before 4.2
+    if len(info) < size:  # a kernel before 4.1
         return "-"
-    again, acknowledged, count = struct.unpack("=100xI16xQ8xI", info)
-    return f"{acknowledged / took:.0f} {min(1.0, again / max(1, count)):.6f}"
+    return f"{struct.unpack(_ACKNOWLEDGED, info)[0] / took:.0f}"
 
 
 def main(ports: str, address: str) -> None:
