@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
 from statistics import median
 from typing import Any, Final
 
@@ -22,8 +21,6 @@ from mpiboot.supervisor.evidence import HostSnapshot
 _MUCH: Final = 64 << 20
 # Links that sent less are not shown, but for the control link's place in the line.
 _SHOWN: Final = 1 << 20
-# Of more rails the sum is shown.
-_RAILS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,14 +174,23 @@ def _typical(values: Mapping[str, int], unit: str) -> str:
 
 
 def _amounts(hosts: Sequence[HostTraffic], *, rdma: bool) -> Iterable[str]:
-    """Say what the planned ports sent, rail by rail, and then the other links."""
-    every = [item for host in hosts for item in host.data]
-    rails = grouped((item.port.link or item.port.name, item) for item in every)
-    unmoved = [name for name, rail in rails.items() if all(item.total == 0 for item in rail)]
-    many = len(rails) > _RAILS
-    for group in [[*chain(*rails.values())]] if many else rails.values():
-        yield from _of_rail(group, rdma=rdma)
-    if many and 0 < len(unmoved) < len(rails):
+    """Say what the planned ports sent, all rails together, and then the other links."""
+    planned = [item for host in hosts for item in host.data]
+    name, sent = _label(item.port for item in planned), Counter[str]()
+    for item in planned:
+        if item.sent is not None:
+            sent[item.host] += item.sent
+    if sent:
+        unit = next(item.unit for item in planned if item.sent is not None)
+        how = "RDMA" if rdma else "TCP"
+        if any(item.port.shared for item in planned):
+            how += "; at most, other pods may use it too"
+        yield f"{name} sent {_typical(sent, unit)} ({how})"
+    for why, names in grouped((item.why, item.host) for item in planned if item.why).items():
+        yield f"{name}: not known of {first_few(dict.fromkeys(names))}: {why}"
+    rails = grouped((item.port.link or item.port.name, item.total) for item in planned)
+    unmoved = [rail for rail, totals in rails.items() if not any(totals) and None not in totals]
+    if 0 < len(unmoved) < len(rails):
         yield f"nothing by {first_few(unmoved)}"
     for name, text in _others(hosts, _SHOWN).items():
         yield f"{name} {text}"
@@ -200,21 +206,6 @@ def _others(hosts: Iterable[HostTraffic], least: int) -> dict[str, str]:
         for name, listed in sent.items()
         if max(listed) >= least or len(sent) == 1
     }
-
-
-def _of_rail(group: Sequence[PortTraffic], *, rdma: bool) -> Iterable[str]:
-    name, sent = _label(item.port for item in group), Counter[str]()
-    for item in group:
-        if item.sent is not None:
-            sent[item.host] += item.sent
-    if sent:
-        unit = next(item.unit for item in group if item.sent is not None)
-        how = "RDMA" if rdma else "TCP"
-        if any(item.port.shared for item in group):
-            how += "; at most, other pods may use it too"
-        yield f"{name} sent {_typical(sent, unit)} ({how})"
-    for why, hosts in grouped((item.why, item.host) for item in group if item.why).items():
-        yield f"{name}: not known of {first_few(dict.fromkeys(hosts))}: {why}"
 
 
 def _why_unused(unused: Sequence[HostTraffic], count: int, *, rdma: bool) -> str:

@@ -108,17 +108,16 @@ def _measure(
     record: str,
 ) -> None:
     """Run, show what comes, judge, and end; without a record all is inside this pod."""
-    child = _Child(asked, whole_group=not record)
-    code = child.run(argv, environ)
-    output = child.output
+    output = Output()
+    code, over, interrupted = _run(argv, environ, output, asked, whole_group=not record)
     tool = tools.find(next(iter(output.started.values()), asked.tool))
-    run = Run(tool, output, _read(record), asked, code, child.over, inside=not record)
+    run = Run(tool, output, _read(record), asked, code, over, inside=not record)
     verdict = judge(run)
     finding, ended = verdict.finding, ""
-    if child.signal:
-        code = BY_SIGNAL + child.signal
-        ended = f"interrupted by {signal.Signals(child.signal).name}: no verdict"
-    elif code and not child.over:  # it stands, and the launcher has said why
+    if interrupted:
+        code = BY_SIGNAL + interrupted
+        ended = f"interrupted by {signal.Signals(interrupted).name}: no verdict"
+    elif code and not over:  # it stands, and the launcher has said why
         ended = f"ended with {code}: no verdict" if verdict.fit else ""
     else:
         code = 0 if verdict.fit else BY_REFERENCE[finding.check].code
@@ -146,89 +145,91 @@ def _read(path: str) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-class _Child:
-    """The process that runs the tool, as launcher or here: its output, its time, its end.
+def _run(
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    output: Output,
+    asked: ToolOptions,
+    *,
+    whole_group: bool,
+) -> tuple[int, bool, int]:
+    """Run what measures to its end, and show what it prints.
 
-    ``over`` once its time was over, ``signal`` the signal that ended this process's wait.
+    Args:
+        argv: the launcher, or the shell of one rank.
+        environ: its environment.
+        output: takes what it prints.
+        asked: how long it may take, from the moment at which a host starts the tool.
+        whole_group: whether signals are for all that it starts.
+
+    Returns:
+        Its exit code, 128+n by a signal; whether the time was over; the signal that ended it, or 0.
+
+    Raises:
+        MpibootError: ``program-missing``; it can't be started.
+        OSError: what it printed can't be shown; it is ended then.
     """
+    loop = process.SignalLoop(SIGNALS)
+    reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    os.set_blocking(writer, True)
+    pid, over, interrupted = 0, False, 0
+    status: int | None = None
+    until: float | None = None
 
-    def __init__(self, asked: ToolOptions, *, whole_group: bool) -> None:
-        """Start nothing yet; ``whole_group`` where signals are for all that the child started."""
-        self.output = Output()
-        self.over, self.signal = False, 0
-        self._asked, self._whole = asked, whole_group
-        self._pid, self._reader = 0, -1
-        self._status: int | None = None
-        self._until: float | None = None
-        self._shown = False
-
-    def run(self, argv: Sequence[str], environ: Mapping[str, str]) -> int:
-        """Run it to its end; its exit code, 128+n by a signal.
-
-        Raises:
-            MpibootError: ``program-missing``; it can't be started.
-            OSError: what it printed can't be shown; it is ended then.
-        """
-        loop = process.SignalLoop(SIGNALS)
-        self._reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        os.set_blocking(writer, True)
-        nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            self._pid = process.start(argv, environ, stdin=nothing, stdout=writer, group=True)
-            os.close(writer)
-            loop.on(self._reader, lambda: self._read(loop), vital=True)
-            while self._status is None:
-                left = None if self._until is None else max(0.0, self._until - time.monotonic())
-                for number in loop.wait(left):
-                    self._take(number)
-                self._check_time()
-            self._read(loop)
-            self._show(self.output.end())
-        finally:
-            if self._pid and self._status is None:
-                self._send(signal.SIGTERM)
-            loop.close()
-        code = os.waitstatus_to_exitcode(self._status or 0)
-        return BY_SIGNAL - code if code < 0 else code
-
-    def _take(self, number: int) -> None:
-        if number == signal.SIGCHLD:  # as a container's first process it has all orphans
-            with contextlib.suppress(ChildProcessError):
-                while (found := os.waitpid(-1, os.WNOHANG))[0]:
-                    if found[0] == self._pid:
-                        self._status = found[1]
-            return
-        if number in ENDING:
-            self.signal = self.signal or number
-        self._send(number)
-
-    def _send(self, number: int) -> None:
+    def send(number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
-            (os.killpg if self._whole else os.kill)(self._pid, number)
+            (os.killpg if whole_group else os.kill)(pid, number)
 
-    def _check_time(self) -> None:
-        """End what takes longer than was asked for, from the moment at which a host started it."""
-        now = time.monotonic()
-        if self._until is None:
-            if self.output.started and not self.over:
-                self._until = now + self._asked.seconds
-        elif now >= self._until:
-            self._send(signal.SIGKILL if self.over else signal.SIGTERM)
-            self._until = None if self.over else now + _KILL
-            self.over = True
-
-    def _read(self, loop: process.SignalLoop) -> None:
+    def read() -> None:
         with contextlib.suppress(BlockingIOError):
-            while data := os.read(self._reader, _PIECE):
-                self._show(self.output.feed(data))
-            loop.off(self._reader)
+            while data := os.read(reader, _PIECE):
+                _show(output.feed(data), output, asked)
+            loop.off(reader)
 
-    def _show(self, items: Iterable[Sample | str]) -> None:
-        for item in items:
-            if isinstance(item, str):
-                os.write(2, (item + "\n").encode("utf-8", "replace"))
-            elif not self._asked.as_json:
-                head = "" if self._shown else report.HEAD
-                self._shown = True
-                sys.stdout.write(head + report.row(item))
-                sys.stdout.flush()
+    try:
+        with open(os.devnull, "rb") as nothing:  # noqa: PTH123 - a word from end to end
+            pid = process.start(argv, environ, stdin=nothing.fileno(), stdout=writer, group=True)
+        os.close(writer)
+        loop.on(reader, read, vital=True)
+        while status is None:
+            left = None if until is None else max(0.0, until - time.monotonic())
+            for number in loop.wait(left):
+                if number == signal.SIGCHLD:
+                    status = _ended(pid)
+                else:
+                    interrupted = interrupted or (number if number in ENDING else 0)
+                    send(number)
+            now = time.monotonic()
+            if until is None and output.started:
+                until = now + asked.seconds
+            if until is not None and now >= until:
+                send(signal.SIGKILL if over else signal.SIGTERM)
+                over, until = True, now + _KILL
+        read()
+        _show(output.end(), output, asked)
+    finally:
+        if pid and status is None:
+            send(signal.SIGTERM)
+        loop.close()
+    code = os.waitstatus_to_exitcode(status)
+    return (BY_SIGNAL - code if code < 0 else code), over, interrupted
+
+
+def _ended(pid: int) -> int | None:
+    """Reap what has ended, as a container's first process has all orphans; that child's status."""
+    status = None
+    with contextlib.suppress(ChildProcessError):
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            if found[0] == pid:
+                status = found[1]
+    return status
+
+
+def _show(items: Iterable[Sample | str], output: Output, asked: ToolOptions) -> None:
+    for item in items:
+        if isinstance(item, str):
+            os.write(2, (item + "\n").encode("utf-8", "replace"))
+        elif not asked.as_json:
+            head = report.HEAD if item is output.samples[0] else ""
+            sys.stdout.write(head + report.row(item))
+            sys.stdout.flush()
