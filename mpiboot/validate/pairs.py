@@ -10,18 +10,19 @@ busy machine has no slow host.
 
 from __future__ import annotations
 
+import random
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, compress, zip_longest
-from math import ceil, exp, gcd, log
+from math import ceil, exp, log
 from statistics import median
 from typing import Final, NamedTuple
 
 from mpiboot.core.addresses import short_names
 from mpiboot.core.dataclass import dataclass, field
 from mpiboot.core.model import Finding, Level
-from mpiboot.core.wording import MOST_LINES, counted, grouped, lasting
+from mpiboot.core.wording import MOST_LINES, counted, grouped
 from mpiboot.job import render
 from mpiboot.network.records import Transport, WorkerNetwork
 from mpiboot.validate.verdict import JSON_VERSION, carries
@@ -146,18 +147,13 @@ class Flow(NamedTuple):
 def rounds(hosts: Sequence[str]) -> Iterator[tuple[tuple[str, str], ...]]:
     """Give who sends to whom, round by round; together all pairs in both directions, each once.
 
-    Of rounds that follow each other the hosts' distances differ much: a few of them are spread over
-    the pairs, as where there is no time for all.
+    Their order is one by chance, always the same: where there is no time for all of them, a few are
+    spread over the pairs.
     """
     seats: list[str] = [*hosts, *([""] if len(hosts) % 2 else [])]
     *circle, fixed = seats or [""]
     count = len(circle)
-    # The golden section spreads evenly, however many of its multiples there are.
-    step = next(
-        (one for one in range(max(1, round(0.618 * count)), count) if gcd(one, count) == 1), 1
-    )
-    for turn in range(count):
-        at = turn * step % count
+    for at in random.Random(0).sample(range(count), count):  # noqa: S311 - no secret
         pairs = ((circle[at + far - count], circle[at - far]) for far in range(1, count // 2 + 1))
         flows = tuple(pair for pair in ((circle[at], fixed), *pairs) if all(pair))
         yield flows
@@ -169,13 +165,14 @@ class Measured:
     """What was measured so far; ``names`` are the rails' or links' names, by the hosts that differ.
 
     ``values`` are in the measure's unit, ``failed`` is why a flow has no value. ``limits`` are what
-    each rail carries, 0: not known.
+    each rail carries, 0: not known. ``left_out`` are hosts that took no part.
     """
 
     measure: Measure
     hosts: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     limits: tuple[float, ...] = ()
+    left_out: tuple[str, ...] = ()
     values: dict[Flow, list[float]] = field(default_factory=dict)
     failed: dict[Flow, str] = field(default_factory=dict)
 
@@ -298,7 +295,7 @@ def _outliers(seen: Measured, judged: Mapping[int, _Judged]) -> Iterator[Finding
     told = seen.measure.told
     for rail, one in judged.items():
         name, usual = seen.names[rail], f"the others {told(one.usual)}"
-        for (host, sends), speed in one.ends.items():
+        for (host, sends), speed in sorted(one.ends.items(), reverse=True):
             direction = "from" if sends else "to"
             hosts[host].append((speed, f"{told(speed)} {direction} it by {name}, {usual}"))
         for flow, speed in one.flows.items():
@@ -315,7 +312,7 @@ def _outliers(seen: Measured, judged: Mapping[int, _Judged]) -> Iterator[Finding
 
 
 def _not_measured(seen: Measured) -> Iterator[Finding]:
-    """Say of which flows there is no value, or not always, once for each reason."""
+    """Say of which flows there is no value, or not always, once for each reason; and of whom."""
     reasons = grouped(((why, flow in seen.values), flow) for flow, why in seen.failed.items())
     for (why, sometimes), flows in reasons.items():
         every = [{flow.source, flow.target} for flow in flows]
@@ -325,12 +322,9 @@ def _not_measured(seen: Measured) -> Iterator[Finding]:
         message = f"{first}{more}: {why}{', and at other times a result' if sometimes else ''}"
         level = Level.WARN if sometimes else Level.FAIL
         yield finding("not-measured", message, level, hosts=whose)
-
-
-def announcement(seen: Measured, seconds: float) -> str:
-    """Say before it begins what will be measured."""
-    where = f"between {counted(len(seen.hosts), 'host')} over {', '.join(seen.names)}"
-    return f"measures {seen.measure.what} {where}: {lasting(seconds)} at most"
+    if seen.left_out:
+        message = "took no part: no facts, another mpiboot, or no login"
+        yield finding("not-measured", message, Level.UNKNOWN, hosts=seen.left_out)
 
 
 def summary(seen: Measured, width: int | None, *, whole: bool) -> str:
@@ -338,10 +332,8 @@ def summary(seen: Measured, width: int | None, *, whole: bool) -> str:
     count, message = len(seen.hosts), "nothing was measured"
     if seen.names:
         met = len({frozenset(flow[1:]) for flow in seen.values})
-        message = (
-            f"{met} of {counted(count * (count - 1) // 2, 'pair')} of {counted(count, 'host')} "
-            f"measured by {seen.measure.what} over {', '.join(seen.names)}"
-        )
+        of = f"{counted(count * (count - 1) // 2, 'pair')} of {counted(count, 'host')}"
+        message = f"{met} of {of} measured by {seen.measure.what} over {', '.join(seen.names)}"
     if middles := seen.middles.values():
         usual, *ends = map(seen.measure.shown, (median(middles), min(middles), max(middles)))
         message += f": median {usual}, {' to '.join(ends)}"

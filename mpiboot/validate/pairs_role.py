@@ -19,7 +19,7 @@ from mpiboot.core.dataclass import replace
 from mpiboot.core.errors import MpibootError, ShownError, error
 from mpiboot.core.model import Finding, Level, Worker
 from mpiboot.core.settings import Resolved
-from mpiboot.core.wording import counted, first_few
+from mpiboot.core.wording import counted, first_few, lasting
 from mpiboot.hosts import host_shell
 from mpiboot.hosts.pairs import MeasuringHosts
 from mpiboot.job import render
@@ -70,7 +70,7 @@ def run(
         files.remove_role(launcher.folder)
     look.end_on_signals(resolved)  # asyncio has put the default in its place, which PID 1 ignores
     seen, whole = measuring.seen, not number
-    found = (*pairs.judge(seen, asked.fraction), *measuring.left_out)
+    found = pairs.judge(seen, asked.fraction)
     if before_job:  # what was not measured is no reason to start no job
         found = tuple(
             replace(item, level=Level.WARN) if item.check == "not-measured" else item
@@ -109,7 +109,6 @@ class _Measuring:
         # From its end: MPI's daemons take the first ones.
         self._ports = itertools.cycle(range(int(last), int(first) - 1, -1))
         self.seen = Measured(TCP)
-        self.left_out: list[Finding] = []
 
     async def until_signal(self) -> int:
         """Measure; the number of the signal that ended it, 0 for none."""
@@ -191,11 +190,7 @@ class _Measuring:
         """Note who is measured, on which rails, and what each of these carries."""
         seen = self.seen
         seen.hosts = tuple(host for host in ends if host in self._hosts.connections)
-        out = [host for host in self._workers if host not in seen.hosts]
-        if out:
-            message = "took no part: no facts, another mpiboot, or no login"
-            item = pairs.finding("not-measured", message, Level.UNKNOWN, hosts=out)
-            self.left_out.append(item)
+        seen.left_out = tuple(host for host in self._workers if host not in seen.hosts)
         rails = list(zip(*(ends[host] for host in seen.hosts), strict=False))
         seen.names = tuple(first_few(dict.fromkeys(end.name for end in of), 2) for of in rails)
         if seen.measure is not TCP:
@@ -209,13 +204,14 @@ class _Measuring:
             return
         least, most, start = (0.3, 2.0, 0.2) if tcp else (1.0, 4.0, 1.0)
         turns = 2 * len(seen.hosts) * (len(seen.names) if tcp else 1) * _PASSES
-        self._seconds = min(max(self._asked.seconds / max(1, turns) - start, least), most)
-        self._limit = self._seconds + max(_GUARD, self._asked.seconds / 3)
-        log.info("network", pairs.announcement(seen, self._asked.seconds))
+        whole, hosts = self._asked.seconds, counted(len(seen.hosts), "host")
+        self._seconds = min(max(whole / max(1, turns) - start, least), most)
+        self._limit = self._seconds + max(_GUARD, whole / 3)
+        log.info("network", f"measures {hosts} by {seen.measure.what}: {lasting(whole)} at most")
         began, last = loop.time(), 0.0
         for flows in itertools.chain(*(pairs.rounds(seen.hosts) for _ in range(_PASSES))):
             now = loop.time()
-            if now + last > began + self._asked.seconds:
+            if now + last > began + whole:
                 break
             every = [Flow(rail, *flow) for flow in flows for rail, _ in enumerate(seen.names)]
             await asyncio.gather(*map(self._one, every))

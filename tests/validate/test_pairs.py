@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from itertools import combinations, pairwise
+from itertools import combinations
 from typing import TYPE_CHECKING
 
 import pytest
@@ -49,8 +49,7 @@ def test_a_few_rounds_of_many_are_spread_over_the_pairs() -> None:
     hosts = names(100)
     partners = {int(b[2:]) for flows in [*pairs.rounds(hosts)][:20] for a, b in flows if a == "w-7"}
     assert len(partners) >= 10
-    ordered = sorted(partners)
-    assert max(b - a for a, b in pairwise(ordered)) <= 25
+    assert {partner // 34 for partner in partners} == {0, 1, 2}
 
 
 # As perftest 4.5 prints them (6.06), over soft-RoCE; blanks and lines of stars are left out.

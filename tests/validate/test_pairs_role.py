@@ -30,7 +30,7 @@ from tests.fakes import workers as w
 from tests.hosts.test_pair_check import Talk
 
 if TYPE_CHECKING:
-    from mpiboot.core.model import Finding, Worker
+    from mpiboot.core.model import Worker
 
 PROGRAM = f"""#!{sys.executable}
 import socket, sys
@@ -155,7 +155,7 @@ async def test_tcp_is_measured_where_it_is_asked_for(
     assert await run.until_signal() == 0
     assert "warning: a job runs on w-1: each slows the other down\n" in capfd.readouterr().err
     assert run.seen.measure is pairs.TCP
-    assert [item.check for item in run.left_out] == ["not-measured"]  # no worker's probe is here
+    assert run.seen.left_out == ("w-0", "w-1")  # no worker's probe is here
 
 
 async def test_the_reason_is_the_programs_own_line_and_nothing_is_left(
@@ -203,7 +203,6 @@ def test_what_was_not_measured_is_no_reason_to_start_no_job(
     class Made:
         def __init__(self, *_: object) -> None:
             self.seen: pairs.Measured = seen
-            self.left_out: list[Finding] = []
 
         async def until_signal(self) -> int:
             return 0
