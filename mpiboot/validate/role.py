@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -51,8 +52,9 @@ def job(resolved: Resolved, environ: Mapping[str, str], asked: ToolOptions) -> N
     """
     _known(asked.tool)
     settings, uid = resolved.settings, os.getuid()
-    folder = files.runtime_dir(settings.runtime_dir, uid, "validate", tmpdir=environ.get("TMPDIR"))
-    record = folder / f"record-{os.getpid()}.json"
+    own, temporary = f"validate-{os.getpid()}", environ.get("TMPDIR")
+    folder = files.runtime_dir(settings.runtime_dir, uid, own, tmpdir=temporary)
+    record = folder / "record.json"
     env = {**environ, **launcher.flags(resolved)}
     env |= {"MPIBOOT_JOB_RECORD": str(record), "MPIBOOT_SCRIPT": "off", "MPIBOOT_VALIDATE": "off"}
     env["MPIBOOT_TAG_OUTPUT"] = "off"  # the tool's lines are read
@@ -68,10 +70,7 @@ def job(resolved: Resolved, environ: Mapping[str, str], asked: ToolOptions) -> N
     try:
         _measure(argv, env, asked, resolved, str(record))
     finally:
-        with contextlib.suppress(OSError):
-            record.unlink()
-        with contextlib.suppress(OSError):
-            folder.rmdir()
+        files.remove_role(folder)
 
 
 def node(resolved: Resolved, environ: Mapping[str, str], asked: ToolOptions) -> None:
@@ -169,16 +168,19 @@ def _run(
         MpibootError: ``program-missing``; it can't be started.
         OSError: what it printed can't be shown; it is ended then.
     """
+    process.lookup(argv, environ)
     loop = process.SignalLoop(SIGNALS)
     reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     os.set_blocking(writer, True)
-    pid, over, interrupted = 0, False, 0
-    status: int | None = None
+    over, interrupted = False, 0
     until: float | None = None
+    null = subprocess.DEVNULL
+    child = subprocess.Popen(argv, env=environ, stdin=null, stdout=writer, start_new_session=True)
+    os.close(writer)
 
     def send(number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
-            (os.killpg if whole_group else os.kill)(pid, number)
+            (os.killpg if whole_group else os.kill)(child.pid, number)
 
     def read() -> None:
         with contextlib.suppress(BlockingIOError):
@@ -186,43 +188,27 @@ def _run(
                 _show(output.feed(data), output, asked)
             loop.off(reader)
 
+    loop.on(reader, read, vital=True)
     try:
-        with open(os.devnull, "rb") as nothing:  # noqa: PTH123 - a word from end to end
-            pid = process.start(argv, environ, stdin=nothing.fileno(), stdout=writer, group=True)
-        os.close(writer)
-        loop.on(reader, read, vital=True)
-        while status is None:
+        while child.poll() is None:
             left = None if until is None else max(0.0, until - time.monotonic())
             for number in loop.wait(left):
-                if number == signal.SIGCHLD:
-                    status = _ended(pid)
-                else:
-                    interrupted = interrupted or (number if number in ENDING else 0)
+                interrupted = interrupted or (number if number in ENDING else 0)
+                if number != signal.SIGCHLD:
                     send(number)
-            now = time.monotonic()
             if until is None and output.started:
-                until = now + asked.seconds
-            if until is not None and now >= until:
+                until = time.monotonic() + asked.seconds
+            elif until is not None and time.monotonic() >= until:
                 send(signal.SIGKILL if over else signal.SIGTERM)
-                over, until = True, now + _KILL
+                over, until = True, time.monotonic() + _KILL
         read()
         _show(output.end(), output, asked)
     finally:
-        if pid and status is None:
+        if child.poll() is None:
             send(signal.SIGTERM)
         loop.close()
-    code = os.waitstatus_to_exitcode(status)
+    code = child.returncode
     return (BY_SIGNAL - code if code < 0 else code), over, interrupted
-
-
-def _ended(pid: int) -> int | None:
-    """Reap what has ended, as a container's first process has all orphans; that child's status."""
-    status = None
-    with contextlib.suppress(ChildProcessError):
-        while (found := os.waitpid(-1, os.WNOHANG))[0]:
-            if found[0] == pid:
-                status = found[1]
-    return status
 
 
 def _show(items: Iterable[Sample | str], output: Output, asked: ToolOptions) -> None:
