@@ -162,14 +162,6 @@ def _with_hint(message: str, look: str) -> str:
 
 # Raised when a field of the record goes or changes its meaning.
 _RECORD_VERSION: Final = 1
-# Where nothing was measured.
-_NO_TRANSPORT: Final[Mapping[str, object]] = {
-    "planned": "none",
-    "verdict": "none",
-    "message": "",
-    "hosts": {},
-    "moved": {},
-}
 
 
 def _is_file(path: str) -> bool:
@@ -252,6 +244,7 @@ def write_record(
         reason = end.message.partition("\n")[0].removeprefix(f"{reference}: ")
     else:
         reference, reason = _finding(end).check if end.code else "", end.message
+    nothing = {"planned": "none", "verdict": "none", "message": "", "hosts": {}, "moved": {}}
     record: dict[str, Any] = {
         "version": _RECORD_VERSION,
         "exit": end.code,
@@ -261,7 +254,7 @@ def write_record(
         "ranks": spec.ranks if spec else None,
         "seconds": round(seconds, 3),
         "phases": phases(times),
-        "transport": {**_NO_TRANSPORT, **(transport or {})},
+        "transport": {**nothing, **(transport or {})},
     }
     if path == _LOG:
         log.record("job-record", "the record of the job", **record)

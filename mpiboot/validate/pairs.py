@@ -343,8 +343,8 @@ def summary(seen: Measured, width: int | None, *, whole: bool) -> str:
 def as_text(
     seen: Measured, found: Sequence[Finding], width: int | None, *, whole: bool = True
 ) -> str:
-    """Write the matrix of a few hosts where it fits, what was found, and a summary."""
-    matrix = _matrix(seen, width) if len(seen.hosts) <= MOST_LINES else ""
+    """Write the matrix of a few hosts, what was found, and a summary."""
+    matrix = _matrix(seen, width) if seen.values and len(seen.hosts) <= MOST_LINES else ""
     parts = (matrix, render.findings(found, width), summary(seen, width, whole=whole))
     return "\n".join(filter(None, parts))
 
@@ -362,9 +362,7 @@ def _matrix(seen: Measured, width: int | None) -> str:
         (short[source], *(cells.get((source, target), "-") for target in seen.hosts))
         for source in seen.hosts
     )
-    text = render.table(head, rows) if worst else ""
-    longest = max(map(len, text.splitlines()), default=0)
-    return text if width is None or longest <= width else ""
+    return render.table(head, rows, width=width)
 
 
 def record(seen: Measured, found: Sequence[Finding], *, whole: bool) -> dict[str, object]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import signal
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
@@ -37,7 +38,6 @@ from mpiboot.validate.verdict import ToolOptions
 if TYPE_CHECKING:
     from mpiboot.ssh.login import Dialogue
 
-_TWO: Final = 2
 _PASSES: Final = 3  # of all rounds: what differs by chance shows
 _GUARD: Final = 20.0  # for one measurement beside its own time; more where more time is given
 _PORTS: Final = "18515-18578"  # perftest's own, and those behind it
@@ -85,9 +85,7 @@ def run(
         out.write(pairs.as_text(seen, found, log.width(2 if before_job else 1), whole=whole))
     out.flush()
     if number:
-        log.write_termination(resolved.settings.termination_log, "signal: it was interrupted\n")
-        log.ended(128 + number, "signal")
-        sys.exit(128 + number)
+        signal.raise_signal(number)
     for item in found:
         if item.level is Level.FAIL:
             log.write_termination(resolved.settings.termination_log, render.termination(item))
@@ -200,8 +198,6 @@ class _Measuring:
     async def _rounds(self) -> None:
         """Measure until all of it is measured several times, or the time is over."""
         seen, loop, tcp = self.seen, asyncio.get_running_loop(), self.seen.measure is TCP
-        if len(seen.hosts) < _TWO:
-            return
         least, most, start = (0.3, 2.0, 0.2) if tcp else (1.0, 4.0, 1.0)
         turns = 2 * len(seen.hosts) * (len(seen.names) if tcp else 1) * _PASSES
         whole, hosts = self._asked.seconds, counted(len(seen.hosts), "host")
@@ -219,27 +215,29 @@ class _Measuring:
             log.debug("network", f"{counted(len(seen.values), 'flow')} measured")
 
     async def _one(self, flow: Flow) -> None:
+        """Measure one way: its value, or why there is none."""
         work = self._stream(flow) if self.seen.measure is TCP else self._perftest(flow)
         try:
-            why = await asyncio.wait_for(work, self._limit)
+            result = await asyncio.wait_for(work, self._limit)
         except asyncio.TimeoutError:
-            why = f"no end within {self._limit:.0f} s"
+            result = f"no end within {self._limit:.0f} s"
             self._hosts.probes.pop(flow.source, None)  # its answer may still come
-        if why:
-            self.seen.failed[flow] = why
+        if isinstance(result, str):
+            self.seen.failed[flow] = result
+        else:
+            self.seen.values.setdefault(flow, []).append(result)
 
-    async def _stream(self, flow: Flow) -> str:
-        """Have a host send by TCP; why there is no result, empty where there is one."""
+    async def _stream(self, flow: Flow) -> float | str:
+        """Have a host send by TCP."""
         source, target = ((host, self._tcp[host][flow.rail]) for host in flow[1:])
         path = worker_pairs.path(source, target, stream=1, lasting=self._seconds)
         done = await self._hosts.measure(path)
         if done.rate is None:
             return WHY.get(done.reached, f"{done.reached.value}: no answer")
-        self.seen.values.setdefault(flow, []).append(done.rate * 8e-9)
-        return ""
+        return done.rate * 8e-9
 
-    async def _perftest(self, flow: Flow) -> str:
-        """Have a host write to or read from a server on the other one; as for TCP."""
+    async def _perftest(self, flow: Flow) -> float | str:
+        """Have a host write to or read from a server on the other one."""
         measure, port = self.seen.measure, next(self._ports)
         started: list[Dialogue] = []
         far = self._workers[flow.target].address
@@ -267,7 +265,4 @@ class _Measuring:
             for program in started:
                 program.end()
         value = measure.read(said)
-        if value is None:
-            return f"{flow.source}: {pairs.complaint(said)}"
-        self.seen.values.setdefault(flow, []).append(value)
-        return ""
+        return f"{flow.source}: {pairs.complaint(said)}" if value is None else value

@@ -254,7 +254,7 @@ def test_ways_without_a_result_are_told_once_for_each_reason() -> None:
     }
 
 
-def test_the_matrix_is_shown_where_it_fits() -> None:
+def test_the_matrix_is_shown_and_folded_where_it_is_too_wide() -> None:
     seen = measured(3, lambda flow: 10.0 + int(flow.source[2:]))
     text = pairs.as_text(seen, (), None)
     assert text.splitlines()[:4] == [
@@ -265,6 +265,7 @@ def test_the_matrix_is_shown_where_it_fits() -> None:
     ]
     text = pairs.as_text(seen, (), 12, whole=False)
     assert " ".join(text.split()) == (
+        "w-0 w-0 -, w-1 10, w-2 10 w-1 w-0 11, w-1 -, w-2 11 w-2 w-0 12, w-1 12, w-2 - "
         "3 of 3 pairs of 3 hosts measured by mpiboot's own TCP stream over net1: median 11 "
         "Gb/s, 10 Gb/s to 12 Gb/s; interrupted before its end"
     )
