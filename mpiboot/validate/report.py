@@ -50,7 +50,7 @@ def tool(run: Run) -> str:
     where = "this pod" if run.inside else counted(run.hosts, "host")
     ranks = run.record.get("ranks")
     count = f", {counted(ranks, 'rank')}" if isinstance(ranks, int) else ""
-    what = run.tool.network if run.tool else "?"
+    what = "the data network, by NCCL or RCCL" if run.by_nccl else "MPI's own network"
     return f"{program} on {where}{count}: measures {what}"
 
 

@@ -65,7 +65,7 @@ def job(resolved: Resolved, environ: Mapping[str, str], asked: ToolOptions) -> N
     # workers that the job is over, for which they may wait.
     if settings.worker_exit is AUTO and process.is_containers_own():
         env["MPIBOOT_WORKER_EXIT"] = WorkerExit.AFTER_JOB.value
-    text = tools.shell(asked.tool, asked.seconds, asked.arguments)
+    text = tools.shell(asked.tool, asked.arguments)
     argv = process.python(_LAUNCH, "launcher", "--", "sh", "-c", text, "sh")
     try:
         _measure(argv, env, asked, resolved, str(record))
@@ -83,7 +83,7 @@ def node(resolved: Resolved, environ: Mapping[str, str], asked: ToolOptions) -> 
     """
     _known(asked.tool)
     devices = max(1, sysfs.gpus(search=environ.get("PATH", "")).count)
-    text = tools.shell(asked.tool, asked.seconds, asked.arguments, devices=devices, before=_LOCAL)
+    text = tools.shell(asked.tool, asked.arguments, devices=devices, before=_LOCAL)
     env = {name: value for name, value in environ.items() if name not in HOSTFILE_VARS}
     env |= {item.name: item.value for item in OMPI_ROOT} if not os.getuid() else {}
     # A pod of one core has but one slot.

@@ -14,25 +14,20 @@ from mpiboot.core.dataclass import dataclass
 
 # The functions that its lines call.
 _FUNCTIONS: Final = __file__.rpartition("/")[0].rpartition("/")[0] + "/libexec/validate"
-# From this time on a tool gets its large sizes and many repetitions.
-_WHOLE: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """One tool: its programs, the best first, what it measures, and its arguments for a time.
+    """One tool: its programs, the best first, and its arguments.
 
-    ``pattern`` matches all its programs. ``arguments`` are those for a minute and more, and
-    ``quick`` those for less. ``by_nccl`` where it needs GPUs, and NCCL or RCCL carries
+    ``pattern`` matches all its programs. ``by_nccl`` where it needs GPUs, and NCCL or RCCL carries
     the data.
     """
 
     name: str
     programs: tuple[str, ...]
     pattern: str
-    network: str
     arguments: str
-    quick: str
     by_nccl: bool = False
 
 
@@ -43,20 +38,14 @@ TOOLS: Final = (
         "nccl-tests",
         ("all_reduce_perf_mpi", "all_reduce_perf"),
         r"\w+_perf(_mpi)?",
-        "the data network, by NCCL or RCCL",
         "-b 1K -e 8G -f 4 -n 20 -w 3 -c 1",
-        "-b 1K -e 1G -f 4 -n 10 -w 3 -c 1",
         by_nccl=True,
     ),
-    Tool(
-        *("osu", ("osu_allreduce",), r"osu_\w+", "MPI's own network"),
-        *("-m 1024:67108864 -i 20 -x 3", "-m 1024:16777216 -i 20 -x 3"),
-    ),
+    Tool("osu", ("osu_allreduce",), r"osu_\w+", "-m 1024:67108864 -i 20 -x 3"),
     # A number of processes that no job has: else it measures with two, four and so on first.
     Tool(
-        *("imb", ("IMB-MPI1",), "IMB-MPI1", "MPI's own network"),
+        *("imb", ("IMB-MPI1",), "IMB-MPI1"),
         "-npmin 1000000 -iter 20 -msglog 10:26 Allreduce",
-        "-npmin 1000000 -iter 20 -msglog 10:24 Allreduce",
     ),
 )
 
@@ -93,7 +82,6 @@ START, MISSING, NCCL = "start", "missing", "nccl"
 
 def shell(
     asked: str,
-    seconds: float,
     words: Sequence[str] = (),
     *,
     devices: int = 1,
@@ -103,7 +91,6 @@ def shell(
 
     Args:
         asked: the tool's name, or a program's name or path; empty for the first that can run.
-        seconds: how long all may take.
         words: the user's own arguments, in place of the row's.
         devices: GPUs of each rank.
         before: what starts the ranks of a tool of MPI, where this shell is none.
@@ -116,7 +103,7 @@ def shell(
         kind, needs = ("nccl", "gpu && " * (not one)) if tool.by_nccl else ("mpi", "")
         for program in (asked,) if asked not in ("", tool.name) else tool.programs:
             line = [program, *(() if tool.by_nccl else before), program]
-            line += words or (tool.arguments if seconds >= _WHOLE else tool.quick).split()
+            line += words or tool.arguments.split()
             line += ["-g", str(devices)] if tool.by_nccl and "-g" not in words else []
             lines.append(f"{needs}measure {kind} {shlex.join(line)}\n")
             looked_for.append(program + " (with a GPU)" * bool(needs))

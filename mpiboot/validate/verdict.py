@@ -121,11 +121,14 @@ def judge(run: Run) -> NetworkVerdict:
     busbw = max(item.busbw or 0.0 for item in large)
     limit, note = _limit(run)
     notes += [note, *_spread(large), *_of_nccl(run)]
-    failed = _wrong(samples) or _other_network(run) or _slow(run, large[-1], busbw, limit)
-    told = tuple(filter(None, notes))
-    message = f"{busbw:.4g} GB/s bus bandwidth"
+    message = f"{busbw:.4g} GB/s bus bandwidth at {size_of(large[-1].size)}"
     if limit:
         message += f", {busbw / limit:.0%} of the {limit:.4g} GB/s that the ports of a host carry"
+    slow = _too_slow(run, large[-1].size, busbw, limit)
+    failed = _wrong(samples) or _other_network(run)
+    if slow and not failed:
+        failed = _fail("bandwidth", f"{message}; {slow}", _telling(run.output))
+    told = tuple(filter(None, notes))
     return NetworkVerdict(failed or Finding("bandwidth", Level.OK, message), busbw, limit, told)
 
 
@@ -211,19 +214,14 @@ def _other_network(run: Run) -> Finding | None:
     return _fail("transport", message, _telling(run.output)) if message else None
 
 
-def _slow(run: Run, last: Sample, busbw: float, limit: float) -> Finding | None:
-    low, share = run.asked.busbw, run.asked.fraction
-    message = f"{busbw:.4g} GB/s bus bandwidth at {size_of(last.size)}"
-    if low is not None and busbw < low:
-        message += f", {low:g} GB/s are required"
-    else:
-        if share is None and low is None and run.by_nccl and last.size >= _LARGE:
-            share = FRACTION
-        if not share or busbw >= limit * share:
-            return None
-        message += f" is {busbw / limit:.0%} of the {limit:.4g} GB/s that the ports of a host carry"
-        message += f"; {share:.0%} are expected"
-    return _fail("bandwidth", message, _telling(run.output))
+def _too_slow(run: Run, size: int, busbw: float, limit: float) -> str:
+    """Say what was asked for, or is expected of NCCL's large messages, where it is less."""
+    low, share = run.asked.busbw or 0.0, run.asked.fraction or 0.0
+    if not (low or share) and run.by_nccl and size >= _LARGE:
+        share = FRACTION
+    if busbw < low:
+        return f"{low:g} GB/s are required"
+    return f"{share:.0%} are expected" if busbw < limit * share else ""
 
 
 def _limit(run: Run) -> tuple[float, str]:

@@ -110,7 +110,7 @@ def test_a_tool_that_hangs_is_ended_and_what_it_measured_is_judged(
     found = json.loads(job.launcher.stdout())
     assert [item["size"] for item in found["samples"]] == [16384]
     assert found["verdict"]["check"] == "bandwidth"
-    assert found["verdict"]["message"].startswith("0.98 GB/s bus bandwidth at 16 KiB, 9 GB/s are")
+    assert found["verdict"]["message"].startswith("0.98 GB/s bus bandwidth at 16 KiB; 9 GB/s are")
     assert [line for line in found["notes"] if line.startswith("time was up (3s) after 16 KiB")]
     assert set(found["programs"].values()) == {"all_reduce_perf"}
     assert job.launcher.termination_log().startswith("bandwidth: 0.98 GB/s")

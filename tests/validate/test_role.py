@@ -69,13 +69,13 @@ def test_a_good_run_is_fit(validate: Any) -> None:  # noqa: ANN401
     assert out.startswith(
         "      size     time us      GB/s  busbw GB/s   wrong\n   128 MiB      2513.0"
     )
-    assert "verdict: fit: 93.46 GB/s bus bandwidth, 76% of the 122.5 GB/s" in out
+    assert "verdict: fit: 93.46 GB/s bus bandwidth at 128 MiB, 76% of the 122.5 GB/s" in out
 
 
 def test_too_slow_is_1_with_its_reason(validate: Any) -> None:  # noqa: ANN401
     code, out, reason = validate(prints(TABLE), record())
     assert code == 1
-    expected = "93.46 GB/s bus bandwidth at 128 MiB is 76% of the 122.5 GB/s"
+    expected = "93.46 GB/s bus bandwidth at 128 MiB, 76% of the 122.5 GB/s"
     assert f"verdict: {expected}" in out
     assert reason.startswith(f"bandwidth: {expected}")
 
@@ -134,7 +134,7 @@ def test_a_pod_alone_is_measured_without_a_network(
     assert cli.run(["validate", "node", "--tool", str(tool)]) == 0
     out = capfd.readouterr().out
     assert "inside one pod: no network was involved" in out
-    assert "verdict: fit: 93.46 GB/s bus bandwidth\n" in out
+    assert "verdict: fit: 93.46 GB/s bus bandwidth at 128 MiB\n" in out
 
 
 def test_a_signal_ends_a_pods_own_tool(tmp_path: Path) -> None:

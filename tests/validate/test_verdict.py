@@ -44,7 +44,7 @@ def run(busbw: float = 45.0, nccl: str = "", wrong: int = 0, **given: Any) -> Ru
 NONE = ToolOptions()
 # 400 Gb/s of RoCE are 49.02 GB/s of a program's bytes.
 JUDGED: dict[str, tuple[Run, ToolOptions, str, str]] = {
-    "good": (run(), NONE, "", "45 GB/s bus bandwidth, 92% of the 49.02 GB/s"),
+    "good": (run(), NONE, "", "45 GB/s bus bandwidth at 1 GiB, 92% of the 49.02 GB/s"),
     "too slow": (run(30.0), NONE, "bandwidth", "61% of the 49.02 GB/s that the ports of a host"),
     "less is expected": (run(30.0), ToolOptions(fraction=0.5), "", "61%"),
     "more is expected": (run(), ToolOptions(fraction=0.95), "bandwidth", "95% are expected"),
