@@ -189,7 +189,6 @@ _QUIET, _FEW_VALUES = 0.02, 0.15
 _MANY: Final = 6  # values for each host
 _ENOUGH: Final = 4  # values by which a host can be named
 _MOSTLY: Final = 0.9  # of a host's values are slow where it is named
-_SHOWN: Final = 4
 _HINTS: Final = {
     "slow-host": "look at that node's NIC (speed, errors, cable, PCIe width), and at what else "
     "runs there",
@@ -261,15 +260,11 @@ def judge(seen: Measured, enough: float | None = None) -> tuple[Finding, ...]:
 
 
 def finding(
-    check: str,
-    message: str,
-    level: Level = Level.FAIL,
-    lines: Sequence[str] = (),
-    hosts: Sequence[str] = (),
+    check: str, message: str, hosts: Sequence[str] = (), level: Level = Level.FAIL
 ) -> Finding:
-    """Make a finding of these hosts with its hint, and its first lines of evidence."""
+    """Make a finding of these hosts with its hint."""
     one, several = ("", tuple(hosts)) if len(hosts) > 1 else ("".join(hosts), ())
-    return Finding(check, level, message, one, tuple(lines[:_SHOWN]), _HINTS[check], several)
+    return Finding(check, level, message, one, (), _HINTS[check], several)
 
 
 def _rails(seen: Measured, judged: Mapping[int, _Judged], enough: float) -> Iterator[Finding]:
@@ -281,34 +276,24 @@ def _rails(seen: Measured, judged: Mapping[int, _Judged], enough: float) -> Iter
         name, usual = seen.names[rail], measure.told(judged[rail].usual)
         if share < enough * median(shares.values()):
             message = f"{name} is slow between all hosts: {usual} as a rule"
-            yield finding("slow-rail", message, hosts=seen.hosts)
+            yield finding("slow-rail", message, seen.hosts)
         elif known and share < enough:
             limit = measure.shown(limits[rail])
             message = f"{name} carries {usual} as a rule: {share:.0%} of the {limit} of its port"
-            yield finding("port-rate", message, hosts=seen.hosts)
+            yield finding("port-rate", message, seen.hosts)
 
 
 def _outliers(seen: Measured, judged: Mapping[int, _Judged]) -> Iterator[Finding]:
-    """Write what stands out, the worst host first: a line for each of its ends, for each flow."""
-    hosts: defaultdict[str, list[tuple[float, str]]] = defaultdict(list)
-    flows: dict[Flow, str] = {}
+    """Write what stands out on each rail, the slowest first."""
     told = seen.measure.told
     for rail, one in judged.items():
         name, usual = seen.names[rail], f"the others {told(one.usual)}"
-        for (host, sends), speed in sorted(one.ends.items(), reverse=True):
+        for (host, sends), speed in sorted(one.ends.items(), key=lambda item: item[1]):
             direction = "from" if sends else "to"
-            hosts[host].append((speed, f"{told(speed)} {direction} it by {name}, {usual}"))
-        for flow, speed in one.flows.items():
-            flows[flow] = f"{flow.source} to {flow.target} by {name}: {told(speed)}, {usual}"
-    for host, lines in sorted(hosts.items(), key=lambda item: min(item[1])[0]):
-        first, *more = (line for _, line in lines)
-        yield finding("slow-host", first, lines=more, hosts=[host])
-    if flows:
-        first, *more = flows.values()
-        message = f"{first}; {len(more)} more" if more else first
-        message += "" if hosts else "; no host stands out"
-        met = [*dict.fromkeys(host for flow in flows for host in flow[1:])]
-        yield finding("slow-pair", message, lines=more, hosts=met)
+            yield finding("slow-host", f"{told(speed)} {direction} it by {name}, {usual}", [host])
+        for flow, speed in sorted(one.flows.items(), key=lambda item: item[1]):
+            path = f"{flow.source} to {flow.target} by {name}"
+            yield finding("slow-pair", f"{path}: {told(speed)}, {usual}", flow[1:])
 
 
 def _not_measured(seen: Measured) -> Iterator[Finding]:
@@ -321,10 +306,10 @@ def _not_measured(seen: Measured) -> Iterator[Finding]:
         more = f" and {counted(len(flows) - 1, 'more flow')}" if len(flows) > 1 else ""
         message = f"{first}{more}: {why}{', and at other times a result' if sometimes else ''}"
         level = Level.WARN if sometimes else Level.FAIL
-        yield finding("not-measured", message, level, hosts=whose)
+        yield finding("not-measured", message, whose, level)
     if seen.left_out:
         message = "took no part: no facts, another mpiboot, or no login"
-        yield finding("not-measured", message, Level.UNKNOWN, hosts=seen.left_out)
+        yield finding("not-measured", message, seen.left_out, Level.UNKNOWN)
 
 
 def summary(seen: Measured, width: int | None, *, whole: bool) -> str:
