@@ -68,7 +68,7 @@ def job(resolved: Resolved, environ: Mapping[str, str], asked: ToolOptions) -> N
     text = tools.shell(asked.tool, asked.arguments)
     argv = process.python(_LAUNCH, "launcher", "--", "sh", "-c", text, "sh")
     try:
-        _measure(argv, env, asked, resolved, str(record))
+        _end(_run(argv, env, asked, str(record)), resolved)
     finally:
         files.remove_role(folder)
 
@@ -89,7 +89,7 @@ def node(resolved: Resolved, environ: Mapping[str, str], asked: ToolOptions) -> 
     # A pod of one core has but one slot.
     rows = (row for row in DIALECTS.values() if row.oversubscribe_var)
     env |= {row.oversubscribe_var: row.oversubscribe_value for row in rows}
-    _measure(["sh", "-c", text, "sh"], env, asked, resolved, "")
+    _end(_run(["sh", "-c", text, "sh"], env, asked, ""), resolved)
 
 
 def _known(name: str) -> None:
@@ -99,29 +99,19 @@ def _known(name: str) -> None:
         raise error("usage", f"--tool is {name!r}: expected one of {known}", hint=hint)
 
 
-def _measure(
-    argv: Sequence[str],
-    environ: Mapping[str, str],
-    asked: ToolOptions,
-    resolved: Resolved,
-    record: str,
-) -> None:
-    """Run, show what comes, judge, and end; without a record all is inside this pod."""
-    output = Output()
-    code, over, interrupted = _run(argv, environ, output, asked, whole_group=not record)
-    tool = tools.find(next(iter(output.started.values()), asked.tool))
-    run = Run(tool, output, _read(record), asked, code, over, inside=not record)
-    verdict = judge(run)
-    finding, ended = verdict.finding, ""
-    if interrupted:
-        code = BY_SIGNAL + interrupted
-        ended = f"interrupted by {signal.Signals(interrupted).name}: no verdict"
-    elif code and not over:  # it stands, and the launcher has said why
+def _end(run: Run, resolved: Resolved) -> None:
+    """Judge, show what there is beside the rows, and end."""
+    output, verdict = run.output, judge(run)
+    finding, code, ended = verdict.finding, run.code, ""
+    if run.signal:
+        code = BY_SIGNAL + run.signal
+        ended = f"interrupted by {signal.Signals(run.signal).name}: no verdict"
+    elif code and not run.over:  # it stands, and the launcher has said why
         ended = f"ended with {code}: no verdict" if verdict.fit else ""
     else:
         code = 0 if verdict.fit else BY_REFERENCE[finding.check].code
     began = output.started or output.missing
-    if asked.as_json:
+    if run.asked.as_json:
         sys.stdout.write(report.as_json(run, verdict, code, complete=not ended))
     elif began or not code:
         sys.stdout.write(report.as_text(run, verdict, log.width(1), ended))
@@ -138,31 +128,20 @@ def _read(path: str) -> Mapping[str, Any]:
     """Read the job's record; empty where there is none, as with MPIBOOT_SUPERVISE=off."""
     try:
         with open(path, encoding="utf-8") as file:  # noqa: PTH123 - a word from end to end
-            found = json.load(file)
+            found: Mapping[str, Any] = json.load(file)
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return found
 
 
-def _run(
-    argv: Sequence[str],
-    environ: Mapping[str, str],
-    output: Output,
-    asked: ToolOptions,
-    *,
-    whole_group: bool,
-) -> tuple[int, bool, int]:
+def _run(argv: Sequence[str], environ: Mapping[str, str], asked: ToolOptions, record: str) -> Run:
     """Run what measures to its end, and show what it prints.
 
     Args:
-        argv: the launcher, or the shell of one rank.
+        argv: the launcher; or the shell of one rank, whose signals are for all that it starts.
         environ: its environment.
-        output: takes what it prints.
         asked: how long it may take, from the moment at which a host starts the tool.
-        whole_group: whether signals are for all that it starts.
-
-    Returns:
-        Its exit code, 128+n by a signal; whether the time was over; the signal that ended it, or 0.
+        record: the file of the job's record; empty for one rank.
 
     Raises:
         MpibootError: ``program-missing``; it can't be started.
@@ -172,7 +151,7 @@ def _run(
     loop = process.SignalLoop(SIGNALS)
     reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     os.set_blocking(writer, True)
-    over, interrupted = False, 0
+    output, over, interrupted = Output(), False, 0
     until: float | None = None
     null = subprocess.DEVNULL
     child = subprocess.Popen(argv, env=environ, stdin=null, stdout=writer, start_new_session=True)
@@ -180,7 +159,7 @@ def _run(
 
     def send(number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
-            (os.killpg if whole_group else os.kill)(child.pid, number)
+            (os.kill if record else os.killpg)(child.pid, number)
 
     def read() -> None:
         with contextlib.suppress(BlockingIOError):
@@ -207,8 +186,9 @@ def _run(
         if child.poll() is None:
             send(signal.SIGTERM)
         loop.close()
-    code = child.returncode
-    return (BY_SIGNAL - code if code < 0 else code), over, interrupted
+    code = child.returncode if child.returncode >= 0 else BY_SIGNAL - child.returncode
+    tool = tools.find(next(iter(output.started.values()), asked.tool))
+    return Run(tool, output, _read(record), asked, code, over, not record, interrupted)
 
 
 def _show(items: Iterable[Sample | str], output: Output, asked: ToolOptions) -> None:

@@ -60,7 +60,8 @@ class ToolOptions:
 class Run:
     """A tool's run: what it printed, on how many hosts, how it ended, and the job's record.
 
-    ``over`` where the time was over before its end; ``inside`` where all was inside one pod.
+    ``over`` where the time was over before its end; ``inside`` where all was inside one pod;
+    ``signal`` where one ended it.
     """
 
     tool: Tool | None
@@ -70,6 +71,7 @@ class Run:
     code: int = 0
     over: bool = False
     inside: bool = False
+    signal: int = 0
 
     @property
     def transport(self) -> Mapping[str, Any]:
