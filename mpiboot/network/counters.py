@@ -78,12 +78,10 @@ class Kind:
         return tuple(self.listed.split())
 
 
-_LOST: Final = "packets were lost on the way (PFC or ECN of switches and node, MTU)"
-_SILENT: Final = "the far end did not answer in time: lost packets, a dead path, a stopped host"
 KINDS: Final = (
     Kind(
         "packets out of sequence",
-        _LOST,
+        "packets were lost on the way (PFC or ECN of switches and node, MTU)",
         "out_of_sequence packet_seq_err seq_err_naks_rcvd out_of_seq_request rcvd_seq_err",
     ),
     Kind(
@@ -94,7 +92,7 @@ KINDS: Final = (
     ),
     Kind(
         "ACK timeouts",
-        _SILENT,
+        "the far end did not answer in time: lost packets, a dead path, a stopped host",
         "local_ack_timeout_err retrans_timeout_events unresponsive_remote_events",
     ),
     Kind(

@@ -12,7 +12,7 @@ from mpiboot.core.wording import size_of
 from mpiboot.network.counters import CountedPort
 
 if TYPE_CHECKING:
-    from mpiboot.core.model import Link, RdmaDevice, Worker
+    from mpiboot.core.model import Worker
     from mpiboot.hosts.host_shell import HostAnswer
     from mpiboot.network.records import WorkerNetwork
 
@@ -117,32 +117,18 @@ def counted_ports(
                 name = f"{device.name}:{port.number}"
                 rails.setdefault(name, (device, port, links.get(port.netdev)))
 
-    def shared(device: RdmaDevice, link: Link | None) -> bool:
-        """Whether other pods may use it: a function of its own is this pod's, and so is EFA's."""
+    found = []
+    for name, (device, port, link) in rails.items() if rdma else ():
+        # A function of its own is this pod's, and so is EFA's; others other pods may use, too.
         own = not device.pci or device.efa or (link is not None and link.kind == "vf")
-        return network.host_network or not (own or fabric.netns_mode == "exclusive")
-
-    found = [
-        CountedPort(
-            name,
-            link.name if link else "",
-            data=True,
-            rdma=True,
-            rate=port.rate * 1e9,
-            shared=shared(device, link),
-            idle=_IDLE if port.link_layer.value == "InfiniBand" else 0,
-            mtu=port.mtu,
-        )
-        for name, (device, port, link) in (rails.items() if rdma else ())
-    ]
+        shared = network.host_network or not (own or fabric.netns_mode == "exclusive")
+        idle = _IDLE if port.link_layer.value == "InfiniBand" else 0
+        above = link.name if link else ""
+        found.append(CountedPort(name, above, True, True, port.rate * 1e9, shared, idle, port.mtu))
     for link in dict.fromkeys((network.control, *network.data)):
         if link is not None:
-            data = not rdma and link in network.data
-            found.append(
-                CountedPort(
-                    link.name, link.name, data, rdma=False, shared=network.host_network, idle=_IDLE
-                )
-            )
+            name, data, shared = link.name, not rdma and link in network.data, network.host_network
+            found.append(CountedPort(name, name, data, rdma=False, shared=shared, idle=_IDLE))
     return tuple(found)
 
 

@@ -44,23 +44,19 @@ def picture(samples: Sequence[Sample], limit: float, width: int | None) -> str:
     return "\nbus bandwidth by message size\n" + "".join(lines) + f"{'':>{_SIZE}}  {ports}\n"
 
 
-def tool(run: Run) -> str:
-    """Say in a line what measured what, on how many hosts."""
-    program = first_few(sorted(set(run.output.started.values())))
-    where = "this pod" if run.inside else counted(run.hosts, "host")
-    ranks = run.record.get("ranks")
-    count = f", {counted(ranks, 'rank')}" if isinstance(ranks, int) else ""
-    what = "the data network, by NCCL or RCCL" if run.by_nccl else "MPI's own network"
-    return f"{program} on {where}{count}: measures {what}"
-
-
 def as_text(run: Run, verdict: NetworkVerdict, width: int | None, ended: str = "") -> str:
-    """Write what comes below the rows: the picture, notes, and the verdict as the last lines.
+    """Write what comes below the rows: the picture, the tool, notes, and last the verdict.
 
     ``ended`` says in place of a verdict why there is none.
     """
     text = picture(with_busbw(run), verdict.limit, width) + "\n"
-    text += render.indented("", tool(run), width) if run.hosts else ""
+    if run.hosts:
+        program = first_few(sorted(set(run.output.started.values())))
+        where = "this pod" if run.inside else counted(run.hosts, "host")
+        ranks = run.record.get("ranks")
+        where += f", {counted(ranks, 'rank')}" if ranks else ""
+        what = "the data network, by NCCL or RCCL" if run.by_nccl else "MPI's own network"
+        text += render.indented("", f"{program} on {where}: measures {what}", width)
     text += "".join(render.indented("- ", line, width) for line in verdict.notes)
     if ended:
         return text + f"{ended}\n"
