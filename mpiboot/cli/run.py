@@ -143,7 +143,7 @@ def _measure(found: Resolved) -> None:
 
     taken = (*ENDING, signal.SIGUSR1, signal.SIGUSR2)
     before = {number: signal.getsignal(number) for number in taken}
-    pairs_role.run(found, os.environ, ToolOptions(seconds=_QUICK), before_job=True)
+    pairs_role.run(found, os.environ, ToolOptions(seconds=_QUICK, before_job=True))
     for number, handler in before.items():
         signal.signal(number, handler)
 

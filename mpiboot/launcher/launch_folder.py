@@ -269,19 +269,14 @@ class Launch:
         before[local] = observed.own_counters
         with_ranks = {*plan.with_ranks, *observed.local_names}
         # Devices that the user names may be others than were planned.
-        named = any(
-            item.name in ("NCCL_IB_HCA", "UCX_NET_DEVICES") and item.source is Source.ENVIRONMENT
-            for item in plan.decisions
-        )
-        found = []
+        own = {item.name for item in plan.decisions if item.source is Source.ENVIRONMENT}
+        named, rdma = bool(own & {"NCCL_IB_HCA", "UCX_NET_DEVICES"}), plan.transport in RDMA
+        found, left = [], bool(plan.left_to_mpirun)
         for host in hosts:
             name = local if host.here else host.name
             if name in with_ranks and name in networks:
-                ports = evidence.counted_ports(
-                    networks[name], rdma=plan.transport in RDMA, any_device=named
-                )
+                ports = evidence.counted_ports(networks[name], rdma=rdma, any_device=named)
                 counters = {port.name: before[name].get(port.name, {}) for port in ports}
-                left = bool(plan.left_to_mpirun)
                 host = replace(host, counted=ports, counters=counters, may_idle=left)  # noqa: PLW2901
             found.append(host)
         return found

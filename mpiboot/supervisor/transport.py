@@ -57,12 +57,12 @@ class PortTraffic:
         return None if self.sent is None else self.sent + (self.received or 0)
 
 
-def traffic(
-    host: str, port: CountedPort, before: Mapping[str, int], after: Mapping[str, int] | None
-) -> PortTraffic:
-    """Compare two readings of one port's counters."""
-    if after is None:
+def traffic(snapshot: HostSnapshot, port: CountedPort, now: Counters | None) -> PortTraffic:
+    """Compare a port's counters before and after a job; None: the host did not answer."""
+    host, before = snapshot.name, snapshot.counters.get(port.name, {})
+    if not now:
         return PortTraffic(host, port, why="it did not answer")
+    after = now.get(port.name, {})
     both = before.keys() & after.keys()
     row = next((row for row in TRAFFIC if both & {*row.sent} and both & {*row.received}), None)
     if row is None:
@@ -85,7 +85,7 @@ class HostTraffic:
     """What went through the ports of one host; ``may_idle`` where it may have had no rank."""
 
     host: str
-    ports: tuple[PortTraffic, ...]
+    ports: Sequence[PortTraffic]
     may_idle: bool
 
     @property
@@ -120,29 +120,24 @@ def judge(
         strict: whether a worker that sent little at all counts as well.
     """
     asked = [host for host in hosts if host.counted]
-    found = [_of_host(host, after.get(host.name)) for host in asked]
+    found = []
+    for host in asked:
+        ports = [traffic(host, port, after.get(host.name)) for port in host.counted]
+        found.append(HostTraffic(host.name, ports, host.may_idle))
     if not found:
         return TransportReport()
-    rdma = any(item.port.rdma for host in found for item in host.data)
+    kind = "RDMA" if any(item.port.rdma for host in found for item in host.data) else "TCP"
     moved = {host.name: _moved(host, after.get(host.name, {})) for host in asked}
     totals = sum(moved.values(), Counter[str]())
-    lines = (f"data: {'; '.join(_amounts(found, rdma=rdma))}", *_explained(moved, totals))
+    lines = (f"data: {'; '.join(_amounts(found, kind))}", *_explained(moved, totals))
     if unused := [host for host in found if host.unused(strict=strict)]:
-        verdict, message = "unused", _why_unused(unused, len(found), rdma=rdma)
+        verdict, message = "unused", _why_unused(unused, len(found), kind)
     elif all(host.used for host in found):
         verdict, message = "ok", lines[0]
     else:
         verdict, message = "unknown", _why_unknown(found)
-    ports = {host.host: {item.port.name: _as_json(item) for item in host.ports} for host in found}
-    return TransportReport(verdict, message, lines, ports, dict(totals))
-
-
-def _of_host(host: HostSnapshot, now: Counters | None) -> HostTraffic:
-    def of(port: CountedPort) -> PortTraffic:
-        after = now.get(port.name, {}) if now else None
-        return traffic(host.name, port, host.counters.get(port.name, {}), after)
-
-    return HostTraffic(host.name, tuple(map(of, host.counted)), host.may_idle)
+    told = {host.host: {item.port.name: _as_json(item) for item in host.ports} for host in found}
+    return TransportReport(verdict, message, lines, told, dict(totals))
 
 
 def _as_json(item: PortTraffic) -> dict[str, Any]:
@@ -173,7 +168,7 @@ def _typical(values: Mapping[str, int], unit: str) -> str:
     return f"{text} ({_size(values[low], unit)} on {low} to {_size(values[high], unit)} on {high})"
 
 
-def _amounts(hosts: Sequence[HostTraffic], *, rdma: bool) -> Iterable[str]:
+def _amounts(hosts: Sequence[HostTraffic], kind: str) -> Iterable[str]:
     """Say what the planned ports sent, all rails together, and then the other links."""
     planned = [item for host in hosts for item in host.data]
     name, sent = _label(item.port for item in planned), Counter[str]()
@@ -182,10 +177,9 @@ def _amounts(hosts: Sequence[HostTraffic], *, rdma: bool) -> Iterable[str]:
             sent[item.host] += item.sent
     if sent:
         unit = next(item.unit for item in planned if item.sent is not None)
-        how = "RDMA" if rdma else "TCP"
         if any(item.port.shared for item in planned):
-            how += "; at most, other pods may use it too"
-        yield f"{name} sent {_typical(sent, unit)} ({how})"
+            kind += "; at most, other pods may use it too"
+        yield f"{name} sent {_typical(sent, unit)} ({kind})"
     for why, names in grouped((item.why, item.host) for item in planned if item.why).items():
         yield f"{name}: not known of {first_few(dict.fromkeys(names))}: {why}"
     rails = grouped((item.port.link or item.port.name, item.total) for item in planned)
@@ -208,14 +202,13 @@ def _others(hosts: Iterable[HostTraffic], least: int) -> dict[str, str]:
     }
 
 
-def _why_unused(unused: Sequence[HostTraffic], count: int, *, rdma: bool) -> str:
+def _why_unused(unused: Sequence[HostTraffic], count: int, kind: str) -> str:
     names = [host.host for host in unused]
     data = [item for host in unused for item in host.data]
     units = {item.unit.removesuffix("s") for item in data}
     nothing = f"no {units.pop()}" if not any(item.total for item in data) else "hardly anything"
     where = f"{len(names)} of {counted(count, 'worker')} ({first_few(names)})"
     others = ", ".join(f"{name} sent {text}" for name, text in _others(unused, 0).items())
-    kind = "RDMA" if rdma else "TCP"
     text = f"{kind} was planned, but {nothing} went through {_label(item.port for item in data)}"
     return f"{text} on {where}" + (f"; {others}" if others else "")
 

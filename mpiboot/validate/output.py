@@ -28,19 +28,12 @@ class Sample:
 # A header's words to what they are, and the factor to microseconds, or to GB/s. What nccl-tests
 # called `error` up to 2.10 is the largest deviation, not a count.
 _COLUMNS: Final = {
-    "size": ("size", 1.0),
-    "bytes": ("size", 1.0),
-    "time": ("time", 1.0),
-    "cputime": ("time", 1.0),
-    "algbw": ("algbw", 1.0),
-    "busbw": ("busbw", 1.0),
-    "wrong": ("wrong", 1.0),
-    "avg latency(us)": ("time", 1.0),
-    "latency (us)": ("time", 1.0),
-    "bandwidth (mb/s)": ("algbw", 1e-3),
-    "t_avg[usec]": ("time", 1.0),
-    "t[usec]": ("time", 1.0),
-    "mbytes/sec": ("algbw", 1e-3),
+    **dict.fromkeys(("size", "bytes"), ("size", 1.0)),
+    **dict.fromkeys(("time", "cputime"), ("time", 1.0)),
+    **dict.fromkeys(("avg latency(us)", "latency (us)"), ("time", 1.0)),
+    **dict.fromkeys(("t_avg[usec]", "t[usec]"), ("time", 1.0)),
+    **dict.fromkeys(("bandwidth (mb/s)", "mbytes/sec"), ("algbw", 1e-3)),
+    **{name: (name, 1.0) for name in ("algbw", "busbw", "wrong")},
 }
 # Where NCCL's own lines begin, which may follow a row without a line's end.
 _OTHERS: Final = re.compile(r"\S+:\d+:\d+ \[\d+\] |\[\d{4}-\d\d-\d\d ")

@@ -43,16 +43,8 @@ _GUARD: Final = 20.0  # for one measurement beside its own time; more where more
 _PORTS: Final = "18515-18578"  # perftest's own, and those behind it
 
 
-def run(
-    resolved: Resolved,
-    environ: Mapping[str, str],
-    asked: ToolOptions,
-    *,
-    before_job: bool = False,
-) -> None:
+def run(resolved: Resolved, environ: Mapping[str, str], asked: ToolOptions) -> None:
     """Print what was measured; after a signal that which was measured so far.
-
-    With ``before_job`` a job comes next, whose own output stdout is for.
 
     Raises:
         ShownError: something is too slow, or could not be measured.
@@ -71,18 +63,18 @@ def run(
     look.end_on_signals(resolved)  # asyncio has put the default in its place, which PID 1 ignores
     seen, whole = measuring.seen, not number
     found = pairs.judge(seen, asked.fraction)
-    if before_job:  # what was not measured is no reason to start no job
+    if asked.before_job:  # what was not measured is no reason to start no job
         found = tuple(
             replace(item, level=Level.WARN) if item.check == "not-measured" else item
             for item in found
         )
     elif whole and not seen.values and not any(item.level is Level.FAIL for item in found):
         found = (*found, pairs.finding("not-measured", "there are no two hosts to be measured"))
-    out = sys.stderr if before_job else sys.stdout
+    out = sys.stderr if asked.before_job else sys.stdout
     if asked.as_json:
         out.write(render.as_json(pairs.record(seen, found, whole=whole)))
-    elif seen.values or found or not before_job:
-        out.write(pairs.as_text(seen, found, log.width(2 if before_job else 1), whole=whole))
+    elif seen.values or found or not asked.before_job:
+        out.write(pairs.as_text(seen, found, log.width(out.fileno()), whole=whole))
     out.flush()
     if number:
         signal.raise_signal(number)

@@ -45,7 +45,8 @@ _ENCODING: Final = {10: 0.8, 20: 0.8, 40: 0.8, 41: 64 / 66, 56: 64 / 66}
 class ToolOptions:
     """The command line: tool (empty: the first that can run), its arguments, seconds, limits.
 
-    ``busbw`` is in GB/s, ``fraction`` of what the ports carry; None where they are not given.
+    ``busbw`` is in GB/s, ``fraction`` of what the ports carry; None where they are not given. With
+    ``before_job`` a job comes next, whose own output stdout is for.
     """
 
     tool: str = ""
@@ -54,6 +55,7 @@ class ToolOptions:
     busbw: float | None = None
     fraction: float | None = None
     as_json: bool = False
+    before_job: bool = False
 
 
 @dataclass(frozen=True, slots=True)

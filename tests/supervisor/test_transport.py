@@ -207,7 +207,8 @@ def test_units_and_what_can_not_be_known(
     unit: str,
     why: str,
 ) -> None:
-    found = transport.traffic("w-0", RAIL, before, after)
+    before_job = replace(host("w-0", RAIL), counters={RAIL.name: before})
+    found = transport.traffic(before_job, RAIL, {RAIL.name: after})
     assert (found.sent, found.received, found.unit) == (sent, received, unit)
     assert found.why.startswith(why)
     assert bool(found.why) == (sent is None)

@@ -211,7 +211,7 @@ def test_what_was_not_measured_is_no_reason_to_start_no_job(
     monkeypatch.setattr(look, "waiting_pod", lambda *_: SimpleNamespace(folder=tmp_path / "own"))
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(ShownError) if not before_job else nullcontext():
-        pairs_role.run(resolve({}, {}), {}, ToolOptions(), before_job=before_job)
+        pairs_role.run(resolve({}, {}), {}, ToolOptions(before_job=before_job))
     assert "its SSH server takes no further session" in "".join(capfd.readouterr())
     # As a container's first process it would ignore the default.
     assert callable(signal.getsignal(signal.SIGTERM))
