@@ -92,12 +92,8 @@ KINDS: Final = (
     ),
     Kind(
         "ACK timeouts",
-        "the far end did not answer in time: lost packets, a dead path, a stopped host",
-        "local_ack_timeout_err retrans_timeout_events unresponsive_remote_events",
-    ),
-    Kind(
-        "retries that were given up",
-        "connections failed after all retries",
+        "the far end did not answer in time, or at all (exceeded): lost packets, a dead path",
+        "local_ack_timeout_err retrans_timeout_events unresponsive_remote_events "
         "req_transport_retries_exceeded max_retry_exceeded retry_exceeded_err",
     ),
     Kind(

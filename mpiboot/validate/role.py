@@ -20,7 +20,6 @@ from mpiboot.core import log
 from mpiboot.core.checks import BY_REFERENCE
 from mpiboot.core.errors import ShownError, error
 from mpiboot.core.launch_spec import BY_SIGNAL
-from mpiboot.core.model import Source
 from mpiboot.core.setting_types import AUTO, WorkerExit
 from mpiboot.core.settings import Resolved
 from mpiboot.job import render
@@ -33,9 +32,7 @@ from mpiboot.validate import report, tools
 from mpiboot.validate.output import Output, Sample
 from mpiboot.validate.verdict import Run, ToolOptions, judge
 
-# Seconds: what a tool's ranks get to end, and after how many more the launcher is killed.
-_GRACE: Final = 2
-_KILL: Final = 30.0
+_KILL: Final = 30.0  # seconds from SIGTERM to SIGKILL; ranks have 20 of them (MPIBOOT_GRACE)
 _PIECE: Final = 1 << 16
 _LAUNCH: Final = "from mpiboot.cli.main import main; main()"
 # Two ranks by this pod's own mpirun, whatever hosts and agents its environment names for a job.
@@ -59,8 +56,6 @@ def job(resolved: Resolved, environ: Mapping[str, str], asked: ToolOptions) -> N
     env |= {"MPIBOOT_JOB_RECORD": str(record), "MPIBOOT_SCRIPT": "off", "MPIBOOT_VALIDATE": "off"}
     env["MPIBOOT_TAG_OUTPUT"] = "off"  # the tool's lines are read
     env["MPIBOOT_HOLD_ON_FAILURE"] = "0"  # the time is for the tool
-    if resolved.given["grace"].source is Source.DEFAULT:  # nothing is to be saved
-        env["MPIBOOT_GRACE"] = str(_GRACE)
     # The container's own process is this one, so a launcher that is its child would not tell the
     # workers that the job is over, for which they may wait.
     if settings.worker_exit is AUTO and process.is_containers_own():

@@ -144,9 +144,7 @@ def with_busbw(run: Run) -> tuple[Sample, ...]:
     ranks = int(run.record.get("ranks") or 1)
     factor = 2 * (ranks - 1) / ranks if ranks > 1 and not _no_rings(run) else 1.0
     return tuple(
-        item
-        if item.busbw is not None or item.algbw is None
-        else replace(item, busbw=item.algbw * factor)
+        replace(item, busbw=item.algbw * factor) if item.busbw is None and item.algbw else item
         for item in run.output.samples
     )
 
