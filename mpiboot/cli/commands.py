@@ -363,12 +363,10 @@ _BY_TOOL: Final = {
     "tool": "nccl-tests, osu or imb, or one of their programs.  [default: the first that can run]",
     "seconds": "How long the tool may take; what it has measured by then is judged.  [default: 1m]",
     "busbw": "Fail below this bus bandwidth of the largest messages.",
-    "fraction": "Fail below this fraction of what a host's ports carry.  [default: 0.8, NCCL's "
-    "tools only]",
+    "fraction": "Fail below this fraction of what a host's ports carry.  [default: 0.8 for NCCL]",
 }
 _BY_PAIRS: Final = {
-    "tool": "ib_write_bw, ib_read_lat or tcp; by default ib_write_bw if all workers have RDMA and "
-    "perftest, else tcp.",
+    "tool": "ib_write_bw, ib_read_lat or tcp.  [default: ib_write_bw where all have it, else tcp]",
     "seconds": "How long it may take, once all hosts are ready.  [default: 1m]",
     "fraction": "Fail below this fraction of what is usual between hosts, and of a port's rate.  "
     "[default: 0.8; ib_read_lat: 0.5]",

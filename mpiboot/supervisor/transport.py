@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any, Final
 
-from mpiboot.core.dataclass import dataclass, field
+from mpiboot.core.dataclass import dataclass
 from mpiboot.core.wording import counted, first_few, grouped, size_of
 from mpiboot.network.counters import BYTES, EXPLAINING, KINDS, TRAFFIC, CountedPort, Counters
 from mpiboot.supervisor.evidence import HostSnapshot
@@ -27,17 +27,16 @@ _SHOWN: Final = 1 << 20
 class TransportReport:
     """What carried the data, as the job's record tells it.
 
-    ``verdict`` says whether the data went as planned: ``ok``, ``unused``, ``unknown``; ``none``
-    where that was not looked at. ``message`` is its sentence; ``lines`` are for the log alone;
-    ``hosts`` has each port's traffic by host and name, and ``moved`` the sums of counters that
-    explain something.
+    ``verdict`` says whether the data went as planned: ``ok``, ``unused``, ``unknown``.
+    ``message`` is its sentence; ``lines`` are for the log alone; ``hosts`` has each port's traffic
+    by host and name, and ``moved`` the sums of counters that explain something.
     """
 
-    verdict: str = "none"
-    message: str = ""
-    lines: tuple[str, ...] = ()
-    hosts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    moved: Mapping[str, int] = field(default_factory=dict)
+    verdict: str
+    message: str
+    lines: tuple[str, ...]
+    hosts: Mapping[str, Mapping[str, Any]]
+    moved: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +123,6 @@ def judge(
     for host in asked:
         ports = [traffic(host, port, after.get(host.name)) for port in host.counted]
         found.append(HostTraffic(host.name, ports, host.may_idle))
-    if not found:
-        return TransportReport()
     kind = "RDMA" if any(item.port.rdma for host in found for item in host.data) else "TCP"
     moved = {host.name: _moved(host, after.get(host.name, {})) for host in asked}
     totals = sum(moved.values(), Counter[str]())

@@ -73,13 +73,11 @@ class Output:
         """Give the last line where it has no end: a row that was cut off says nothing."""
         if self._rest.strip():
             yield self._rest
-        self._rest = ""
 
     def _line(self, line: str) -> Iterator[Sample | str]:
-        before, mark, told = line.partition(MARK)
+        line, mark, told = line.partition(MARK)
         if mark:
             self._told(told)
-            line = before
         if _is_head(line):
             self._columns = [word for word in _words(line) if word != "timestamp"]
             return

@@ -18,7 +18,7 @@ from mpiboot.core import log
 from mpiboot.core.checks import ExitCode
 from mpiboot.core.dataclass import replace
 from mpiboot.core.errors import MpibootError, ShownError, error
-from mpiboot.core.model import Finding, Level, Worker
+from mpiboot.core.model import Level, Worker
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import counted, first_few, lasting
 from mpiboot.hosts import host_shell
@@ -153,8 +153,7 @@ class _Measuring:
         message, hint = f"{why} {first_few(without)}", "install perftest in the workers' image"
         if self._asked.tool:
             raise error("program-missing", message, hint=hint)
-        message = f"TCP is measured and not RDMA: {message}"
-        log.finding(Finding("not-measured", Level.WARN, message, hint=hint))
+        log.warning("network", f"TCP is measured and not RDMA: {message}; {hint}")
         return TCP
 
     async def _lacks(self, host: str, program: str) -> bool:

@@ -43,10 +43,7 @@ TOOLS: Final = (
     ),
     Tool("osu", ("osu_allreduce",), r"osu_\w+", "-m 1024:67108864 -i 20 -x 3"),
     # A number of processes that no job has: else it measures with two, four and so on first.
-    Tool(
-        *("imb", ("IMB-MPI1",), "IMB-MPI1"),
-        "-npmin 1000000 -iter 20 -msglog 10:26 Allreduce",
-    ),
+    Tool("imb", ("IMB-MPI1",), "IMB-MPI1", "-npmin 1000000 -iter 20 -msglog 10:26 Allreduce"),
 )
 
 

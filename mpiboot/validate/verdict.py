@@ -117,9 +117,9 @@ def judge(run: Run) -> NetworkVerdict:
     if failed:
         return NetworkVerdict(failed)
     if run.over:
+        after = size_of(samples[-1].size)
         notes.append(
-            f"time was up ({lasting(run.asked.seconds)}) after {size_of(samples[-1].size)}: larger "
-            "messages were not measured"
+            f"time was up ({lasting(run.asked.seconds)}) after {after}: the rest is missing"
         )
     large = sorted(samples, key=lambda item: item.size)[-_LAST:]
     busbw = max(item.busbw or 0.0 for item in large)
@@ -184,13 +184,11 @@ def _unmeasured(run: Run, samples: Sequence[Sample]) -> Finding | None:
     return _fail("not-measured", why, _telling(output))
 
 
-def _wrong(samples: Iterable[Sample]) -> Finding | None:
-    bad = [item for item in samples if item.wrong]
-    if not bad:
-        return None
-    count = counted(sum(item.wrong or 0 for item in bad), "wrong value")
-    sizes = first_few(size_of(item.size) for item in bad)
-    return _fail("wrong-results", f"{count} in messages of {sizes}")
+def _wrong(samples: Sequence[Sample]) -> Finding | None:
+    count = sum(item.wrong or 0 for item in samples)
+    message = f"{counted(count, 'wrong value')} in messages of "
+    message += first_few(size_of(item.size) for item in samples if item.wrong)
+    return _fail("wrong-results", message) if count else None
 
 
 _USING: Final = re.compile(r"Using network (.*?)\s*$")
@@ -270,10 +268,8 @@ def carries(rate: float, planned: str, mtu: int = 0) -> float:
 def _spread(large: Sequence[Sample]) -> Iterable[str]:
     values = [item.busbw for item in large if item.busbw and item.size >= _LARGE]
     if values and min(values) < max(values) * (1 - _SPREAD):
-        yield (
-            f"the largest sizes differ, {min(values):.4g} to {max(values):.4g} GB/s: other "
-            "traffic, or a size at which NCCL changes its algorithm"
-        )
+        span = f"{min(values):.4g} to {max(values):.4g} GB/s"
+        yield f"the largest sizes differ, {span}: other traffic, or NCCL changes its algorithm"
 
 
 def _of_nccl(run: Run) -> Iterable[str]:
@@ -285,10 +281,7 @@ def _of_nccl(run: Run) -> Iterable[str]:
     lines = {line for own in run.output.nccl.values() for line in own}
     ways = [line for line in lines if line.startswith("via NET/") and "Socket" not in line]
     if ways and not any("GDRDMA" in line for line in ways):
-        yield (
-            "no GPUDirect RDMA: data passes through the host's memory (nvidia_peermem, or an open "
-            "kernel driver with DMA-BUF)"
-        )
+        yield "no GPUDirect RDMA: data passes through the host (no nvidia_peermem, no DMA-BUF)"
     if run.by_nccl and not found and not run.inside:
         yield "NCCL reported no network: NCCL_DEBUG or NCCL_DEBUG_FILE is set by the user"
 
