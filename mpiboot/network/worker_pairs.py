@@ -10,6 +10,7 @@ in which they become ready, so that no more than three are kept for those that c
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from enum import Enum
@@ -71,7 +72,7 @@ WHY: Final = {
     Reached.UNRESOLVED: "that name does not resolve there",
 }
 WORDS: Final = {item.value: item for item in Reached}
-_ANSWER: Final = 7  # words
+_ANSWER: Final = 7  # words; one more for a stream that lasted
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ class Dial:
     dialling end's, ``control`` whether it is the control link, ``stream`` how many bytes are sent
     at most. Then ``mtu`` is the largest packet that came through, ``microseconds`` the round trip,
     ``rate`` bytes a second; None where it isn't known. A stream that is to last ``lasting`` seconds
-    takes the MTU's place.
+    takes the MTU's place; ``resent`` is the share of its packets that TCP sent again.
     """
 
     source: str
@@ -107,6 +108,7 @@ class Dial:
     mtu: int | None = None
     rate: int | None = None
     lasting: float = 0.0
+    resent: float | None = None
 
     @property
     def request(self) -> str:
@@ -119,10 +121,11 @@ class Dial:
     def answered(self, line: str) -> Dial | None:
         """Add the result from the answer of ``worker/probe.py``; None where it is none."""
         words = line.split()
-        if len(words) != _ANSWER or words[0] not in WORDS:
+        share = re.fullmatch(r"\d\.\d+", words[-1]) if len(words) == _ANSWER + 1 else None
+        if len(words) - bool(share) != _ANSWER or words[0] not in WORDS:
             return None
         own, seen = ("" if word == "-" else word for word in words[1:3])
-        trip, mtu, rate = (int(word) if word.isdecimal() else None for word in words[4:])
+        trip, mtu, rate = (int(word) if word.isdecimal() else None for word in words[4:_ANSWER])
         return replace(
             self,
             reached=WORDS[words[0]],
@@ -132,6 +135,7 @@ class Dial:
             microseconds=trip,
             mtu=mtu,
             rate=rate,
+            resent=float(share[0]) if share else None,
         )
 
     @property

@@ -27,8 +27,6 @@ from mpiboot.job import render
 from mpiboot.network.records import Transport, WorkerNetwork
 from mpiboot.validate.verdict import JSON_VERSION, carries
 
-_LEAST: Final = 1e-9  # of a value: nothing came through, in the time that there was
-
 
 @dataclass(frozen=True, slots=True)
 class Measure:
@@ -36,7 +34,8 @@ class Measure:
 
     ``arguments`` are those of perftest's program of that name, and ``column`` is where the result
     stands in its last line; without arguments it is the TCP stream of ``worker/probe.py``.
-    ``fraction`` of what is usual, or of the port's rate, is enough.
+    ``fraction`` of what is usual, or of the port's rate, is enough; ``least`` makes no difference.
+    ``checks`` name a host and a pair that have less.
     """
 
     name: str
@@ -46,6 +45,9 @@ class Measure:
     column: int = 0
     is_rate: bool = True
     fraction: float = 0.8
+    least: float = 1e-9
+    checks: tuple[str, str] = ("slow-host", "slow-pair")
+    level: Level = Level.FAIL
 
     def arguments_for(self, seconds: float, port: int, rail: RailEnd) -> str:
         """Write one end's arguments."""
@@ -63,8 +65,7 @@ class Measure:
 
     def speed(self, value: float) -> float:
         """Give what is the larger the better."""
-        value = max(value, _LEAST)
-        return value if self.is_rate else 1 / value
+        return max(value, self.least) if self.is_rate else 1 / (value + self.least)
 
     def shown(self, value: float) -> str:
         """Write a value with its unit."""
@@ -72,10 +73,18 @@ class Measure:
 
     def told(self, speed: float) -> str:
         """Write what ``speed`` was made of."""
-        return self.shown(speed if self.is_rate else 1 / speed)
+        return self.shown(speed if self.is_rate else 1 / speed - self.least)
 
 
 TCP: Final = Measure("tcp", "mpiboot's own TCP stream", "Gb/s")
+_LOSS: Final = Measure(
+    *("resent", "TCP's packets", "% of the packets sent again"),
+    is_rate=False,
+    fraction=0.5,
+    least=0.5,
+    checks=("lost-packets", "lost-packets"),
+    level=Level.WARN,
+)
 # A minute of one size of message each: 64 KiB fills any link, and 2 bytes show the path's latency.
 MEASURES: Final = {
     row.name: row
@@ -164,7 +173,8 @@ def rounds(hosts: Sequence[str]) -> Iterator[tuple[tuple[str, str], ...]]:
 class Measured:
     """What was measured so far; ``names`` are the rails' or links' names, by the hosts that differ.
 
-    ``values`` are in the measure's unit, ``failed`` is why a flow has no value. ``limits`` are what
+    ``values`` are in the measure's unit, ``resent`` the percentage of TCP's packets that had to be
+    sent again, ``failed`` is why a flow has no value. ``limits`` are what
     each rail carries, 0: not known. ``left_out`` are hosts that took no part.
     """
 
@@ -174,6 +184,7 @@ class Measured:
     limits: tuple[float, ...] = ()
     left_out: tuple[str, ...] = ()
     values: dict[Flow, list[float]] = field(default_factory=dict)
+    resent: dict[Flow, list[float]] = field(default_factory=dict)
     failed: dict[Flow, str] = field(default_factory=dict)
 
     @property
@@ -196,6 +207,7 @@ _HINTS: Final = {
     "slow-rail": "look at the switches of that rail, and at its ports on all nodes",
     "port-rate": "look at flow control (PFC, ECN), the MTU and PCIe; where virtual functions are "
     "limited to less, --min-fraction says what is enough",
+    "lost-packets": "look at that node's cable, optics and port (`ethtool -S`), and at its switch",
     "not-measured": "`mpiboot doctor` on the launcher and on that worker looks for the reason",
 }
 
@@ -245,18 +257,30 @@ def _judge_rail(speeds: Mapping[Flow, Sequence[float]], enough: float) -> _Judge
 
 
 def judge(seen: Measured, enough: float | None = None) -> tuple[Finding, ...]:
-    """Name a rail, a host or a pair that is slow, and what was not measured.
+    """Name a rail, a host or a pair that is slow or loses packets, and what was not measured.
 
     Args:
         seen: what was measured.
         enough: the fraction of what is usual, and of a port's rate; None: the measure's own.
     """
     enough = enough or seen.measure.fraction
+    judged = _judge_rails(seen.measure, seen.values, enough)
+    lost = _judge_rails(_LOSS, seen.resent, _LOSS.fraction)
+    return (
+        *_rails(seen, judged, enough),
+        *_outliers(seen, seen.measure, judged),
+        *_outliers(seen, _LOSS, lost),
+        *_not_measured(seen),
+    )
+
+
+def _judge_rails(
+    measure: Measure, values: Mapping[Flow, Sequence[float]], enough: float
+) -> dict[int, _Judged]:
     rails: defaultdict[int, dict[Flow, list[float]]] = defaultdict(dict)
-    for flow, values in seen.values.items():
-        rails[flow.rail][flow] = [*map(seen.measure.speed, values)]
-    judged = {rail: _judge_rail(speeds, enough) for rail, speeds in sorted(rails.items())}
-    return (*_rails(seen, judged, enough), *_outliers(seen, judged), *_not_measured(seen))
+    for flow, listed in values.items():
+        rails[flow.rail][flow] = [*map(measure.speed, listed)]
+    return {rail: _judge_rail(speeds, enough) for rail, speeds in sorted(rails.items())}
 
 
 def finding(
@@ -283,17 +307,18 @@ def _rails(seen: Measured, judged: Mapping[int, _Judged], enough: float) -> Iter
             yield finding("port-rate", message, seen.hosts)
 
 
-def _outliers(seen: Measured, judged: Mapping[int, _Judged]) -> Iterator[Finding]:
+def _outliers(seen: Measured, measure: Measure, judged: Mapping[int, _Judged]) -> Iterator[Finding]:
     """Write what stands out on each rail, the slowest first."""
-    told = seen.measure.told
+    told, (of_host, of_pair) = measure.told, measure.checks
     for rail, one in judged.items():
         name, usual = seen.names[rail], f"the others {told(one.usual)}"
         for (host, sends), speed in sorted(one.ends.items(), key=lambda item: item[1]):
             direction = "from" if sends else "to"
-            yield finding("slow-host", f"{told(speed)} {direction} it by {name}, {usual}", [host])
+            message = f"{told(speed)} {direction} it by {name}, {usual}"
+            yield finding(of_host, message, [host], measure.level)
         for flow, speed in sorted(one.flows.items(), key=lambda item: item[1]):
             path = f"{flow.source} to {flow.target} by {name}"
-            yield finding("slow-pair", f"{path}: {told(speed)}, {usual}", flow[1:])
+            yield finding(of_pair, f"{path}: {told(speed)}, {usual}", flow[1:], measure.level)
 
 
 def _not_measured(seen: Measured) -> Iterator[Finding]:
@@ -366,6 +391,7 @@ def record(seen: Measured, found: Sequence[Finding], *, whole: bool) -> dict[str
                 "from": flow.source,
                 "to": flow.target,
                 "values": [round(value, 4) for value in seen.values.get(flow, ())],
+                "resent": [round(share / 100, 6) for share in seen.resent.get(flow, ())],
                 "failed": seen.failed.get(flow, ""),
             }
             for flow in sorted({*seen.values, *seen.failed})

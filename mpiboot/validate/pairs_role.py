@@ -225,6 +225,7 @@ class _Measuring:
         done = await self._hosts.measure(path)
         if done.rate is None:
             return WHY.get(done.reached, f"{done.reached.value}: no answer")
+        self.seen.resent.setdefault(flow, []).append(100 * (done.resent or 0.0))
         return done.rate * 8e-9
 
     async def _perftest(self, flow: Flow) -> float | str:

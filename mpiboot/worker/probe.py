@@ -51,7 +51,8 @@ _MTU_DISCOVER = {
     socket.AF_INET6: (socket.IPPROTO_IPV6, 23),
 }
 _PROBE = 3
-_ACKNOWLEDGED = "=120xQ"  # of linux/tcp.h's tcp_info: tcpi_bytes_acked
+# Of linux/tcp.h's tcp_info: tcpi_total_retrans, tcpi_bytes_acked, tcpi_segs_out.
+_INFO = "=100xI16xQ8xI"
 _HEADERS = {socket.AF_INET: 28, socket.AF_INET6: 48}  # of IP and UDP
 
 
@@ -290,7 +291,7 @@ def largest(own: str, address: str, port: int, mtu: int) -> int:
 
 
 def stream(sock: socket.socket, most: int, lasting: float) -> str:
-    """Send for a moment, or as long as that lasts; bytes a second.
+    """Send for a moment, or as long as that lasts; bytes a second, and then the share sent again.
 
     Raises:
         OSError: it stalls.
@@ -309,12 +310,13 @@ def stream(sock: socket.socket, most: int, lasting: float) -> str:
         return f"{float(got) / (time.perf_counter() - began):.0f}"
     # By what the far end has acknowledged: what is still in buffers is not waited for, as over a
     # slow link that takes many times as long.
-    size = struct.calcsize(_ACKNOWLEDGED)
+    size = struct.calcsize(_INFO)
     info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, size)
     took = time.perf_counter() - began
-    if len(info) < size:  # a kernel before 4.1
+    if len(info) < size:  # a kernel before 4.2
         return "-"
-    return f"{struct.unpack(_ACKNOWLEDGED, info)[0] / took:.0f}"
+    again, acknowledged, count = struct.unpack(_INFO, info)
+    return f"{acknowledged / took:.0f} {min(1.0, again / max(1, count)):.6f}"
 
 
 def main(ports: str, address: str) -> None:

@@ -1,4 +1,4 @@
-"""`mpiboot validate pairs` in pods: who is slow is named, and nothing stays."""
+"""`mpiboot validate pairs` in pods: who is slow or loses packets is named, and nothing stays."""
 
 from __future__ import annotations
 
@@ -23,6 +23,15 @@ if TYPE_CHECKING:
 
 # A link that carries far less than the others, however busy the machine is.
 SHAPED = "qdisc add dev net1 root tbf rate 5mbit burst 64kb latency 50ms"
+# Of the packets that come in. This kernel has no netem; a packet here is up to 64 KiB.
+LOSS = """
+table inet loss {
+    chain input {
+        type filter hook input priority -300;
+        iifname "net1" numgen random mod 100 < %d drop
+    }
+}
+"""
 
 # As soon as something is measured; a shell's background has SIGINT ignored.
 INTERRUPTED = """
@@ -104,6 +113,18 @@ def test_a_launcher_measures_once_before_its_job(
     assert job.launcher.stderr().count("3 of 3 pairs of 3 hosts measured") == 1
     if shaped:
         assert job.launcher.termination_log().startswith("slow-host: pi-worker-1")
+
+
+@pytest.mark.full
+def test_the_host_that_loses_packets_is_named(cluster: Cluster, one: Image) -> None:  # noqa: F811
+    """5 %: what a busy machine loses itself is far less."""
+    job = staying(cluster, one)
+    job.workers[2].network.run("nft", "-f", "-", stdin=LOSS % 5)
+    _, record = validated(job, "--time", "30")
+    assert of(record, "lost-packets") == {"pi-worker-2"}, record
+    for flow in record["flows"]:
+        lost = flow["to"].startswith("pi-worker-2")
+        assert (sorted(flow["resent"])[1] > 0.01) == lost, flow
 
 
 @pytest.mark.full

@@ -289,6 +289,7 @@ def test_a_program_gets_each_way_with_all_its_values() -> None:
         "from": "w-1",
         "to": "w-0",
         "values": [10.0, 10.0, 10.0],
+        "resent": [],
         "failed": "once",
     }
 
@@ -342,3 +343,13 @@ def test_a_rail_that_one_host_lacks_is_left_out_and_no_other_takes_its_place() -
     assert without == []
     found, without = common(w.sriov(0), replace(w.worker("w-1", w.eth0())))
     assert (found, without) == ({"w-0": (), "w-1": ()}, ["w-1"])
+
+
+def test_who_loses_packets_is_told_beside() -> None:
+    seen = measured(4, around(20))
+    seen.resent = {flow: [0.01 + (1.1 if flow.source == "w-1" else 0)] * 3 for flow in seen.values}
+    (found,) = pairs.judge(seen)
+    assert (found.check, found.level, found.host) == ("lost-packets", Level.WARN, "w-1")
+    assert found.message.startswith("1.11 % of the packets sent again from it by net1")
+    seen.resent = {flow: [0.2, 0.0, 0.4] for flow in seen.values}
+    assert pairs.judge(seen) == ()

@@ -235,7 +235,7 @@ def test_a_path_is_measured() -> None:
 
 
 def test_a_stream_lasts_as_long_as_it_is_asked_to() -> None:
-    """What was acknowledged counts. No MTU is looked for."""
+    """What was acknowledged counts; over loopback nothing is sent again. No MTU is looked for."""
     with started() as child, started(address=THERE) as other:
         port_of(child)
         asked = Dial(
@@ -251,6 +251,8 @@ def test_a_stream_lasts_as_long_as_it_is_asked_to() -> None:
         assert found.reached is Reached.ANSWERED
         assert found.rate is not None
         assert found.rate > 1 << 20
+        assert found.resent is not None
+        assert 0 <= found.resent < 0.5
         assert found.mtu is None
         # The next one measures as before.
         assert measured(child, THERE, found.port, 1500, 1 << 20).mtu == 1500
