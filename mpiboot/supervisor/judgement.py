@@ -177,6 +177,8 @@ SSH_WORDS: Final = (
 )
 # What ssh, and mpiboot's own client, say where the keep-alive has ended a session.
 _NOT_RESPONDING: Final = "not responding"
+# What an agent's end is taken for that mpirun does not explain.
+LOSSES: Final = ("host-lost", "daemon-failed")
 _MEMORY: Final = "launcher-memory"
 # A worker's kernel killed something of its pod: no row of checks, as it is the program's own end.
 _RANK_MEMORY: Final = "rank-memory"
@@ -249,7 +251,12 @@ def proved(verdict: Verdict, lines: tuple[str, ...]) -> tuple[Verdict, tuple[str
     plain = (*(line for leads, line in told if leads), *plain)
     hints = tuple(line for leads, line in told if not leads)
     verdict = replace(verdict, evidence=(*verdict.evidence, *hints))
-    found = [item for item in found if item[0] not in (_MEMORY, _RANK_MEMORY)]
+    # A lost host explains the end, whatever another one lacks.
+    lost = verdict.host if verdict.reference in LOSSES else ""
+    known = (_MEMORY, _RANK_MEMORY, *(("program-missing",) if lost else ()))
+    found = [
+        item for item in found if item[0] not in known or item[:2] == ["program-missing", lost]
+    ]
     if not found and verdict.missing:
         message = f"{verdict.message} (mpirun itself returned {verdict.code})"
         return verdict_of("program-missing", message, verdict.host, verdict.evidence), plain

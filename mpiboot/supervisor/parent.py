@@ -34,7 +34,7 @@ from mpiboot.core.setting_types import ProveTransport
 from mpiboot.core.wording import counted
 from mpiboot.supervisor import report
 from mpiboot.supervisor.asking import ask
-from mpiboot.supervisor.judgement import not_startable, proved, verdict_of
+from mpiboot.supervisor.judgement import LOSSES, not_startable, proved, verdict_of
 from mpiboot.supervisor.mpirun import Mpirun
 from mpiboot.supervisor.output import OutputWriter
 from mpiboot.supervisor.processes import (
@@ -461,6 +461,8 @@ class Parent:
             family = FAMILIES.get(spec.family, UNKNOWN)
             # The program whose lack on some host may be what the verdict is about.
             lacks = not verdict.reference and verdict.code in family.lacking
+            # Hydra's proxy there may end with ssh's own status, as where a host is lost.
+            lacks = lacks or (verdict.reference in LOSSES and family.mixes_statuses)
             program = verdict.missing or (spec.program if lacks else "")
             # Evidence begins with the host that it is of, where it is of one.
             others = (line.partition(": ")[0] for line in verdict.evidence)

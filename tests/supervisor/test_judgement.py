@@ -471,3 +471,16 @@ def test_hydras_own_refusal_is_told_by_the_daemons_that_it_never_started(
     assert (end.code, end.failed) == (255, "mpirun")
     refused = "mpirun ended with 255 before it started a daemon: its lines above say why"
     assert (end.message == refused) is (family == "mpich" and not launcher_ranks)
+
+
+@pytest.mark.parametrize("host", ["w-0", "w-1"])
+@pytest.mark.parametrize("loss", judgement.LOSSES)
+def test_a_host_that_seems_lost_and_lacks_the_program_is_judged_by_that(
+    loss: str, host: str
+) -> None:
+    """Intel MPI's proxy ends with 255 there; what another host lacks explains no loss."""
+    lost = Verdict(69, loss, "own", "w-1")
+    lines = (f"program-missing\t{host}\tthe program it does not exist",)
+    found, _ = judgement.proved(lost, lines)
+    expected = (127, "program-missing") if host == "w-1" else (69, loss)
+    assert (found.code, found.reference, found.host) == (*expected, "w-1")
