@@ -251,12 +251,9 @@ def proved(verdict: Verdict, lines: tuple[str, ...]) -> tuple[Verdict, tuple[str
     plain = (*(line for leads, line in told if leads), *plain)
     hints = tuple(line for leads, line in told if not leads)
     verdict = replace(verdict, evidence=(*verdict.evidence, *hints))
-    # A lost host explains the end, whatever another one lacks.
-    lost = verdict.host if verdict.reference in LOSSES else ""
-    known = (_MEMORY, _RANK_MEMORY, *(("program-missing",) if lost else ()))
-    found = [
-        item for item in found if item[0] not in known or item[:2] == ["program-missing", lost]
-    ]
+    found = [item for item in found if item[0] not in (_MEMORY, _RANK_MEMORY)]
+    if verdict.reference in LOSSES:  # what another host lacks explains no loss
+        found = [item for item in found if item[0] != "program-missing" or item[1] == verdict.host]
     if not found and verdict.missing:
         message = f"{verdict.message} (mpirun itself returned {verdict.code})"
         return verdict_of("program-missing", message, verdict.host, verdict.evidence), plain

@@ -460,9 +460,12 @@ class Parent:
         if verdict.code and not verdict.by_signal:
             family = FAMILIES.get(spec.family, UNKNOWN)
             # The program whose lack on some host may be what the verdict is about.
-            lacks = not verdict.reference and verdict.code in family.lacking
             # Hydra's proxy there may end with ssh's own status, as where a host is lost.
-            lacks = lacks or (verdict.reference in LOSSES and family.mixes_statuses)
+            lacks = (
+                family.mixes_statuses and verdict.reference in LOSSES
+                if verdict.reference
+                else verdict.code in family.lacking
+            )
             program = verdict.missing or (spec.program if lacks else "")
             # Evidence begins with the host that it is of, where it is of one.
             others = (line.partition(": ")[0] for line in verdict.evidence)

@@ -4,7 +4,6 @@ What is read is /proc and nothing else. ``root`` is a parameter for tests. As a 
 what a launcher that was killed has left: ``processes.py FOLDER LAUNCH_ID LOG_FORMAT [WHERE]``.
 """
 
-# Run by its path, it must find its package first; pathlib costs the parent a megabyte.
 from __future__ import annotations
 
 import os
@@ -16,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Final, NamedTuple
 
+# Run by its path, it must find its package first; pathlib costs the parent a megabyte.
 if __name__ == "__main__":
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     sys.path.append(os.path.dirname(package))

@@ -484,3 +484,5 @@ def test_a_host_that_seems_lost_and_lacks_the_program_is_judged_by_that(
     found, _ = judgement.proved(lost, lines)
     expected = (127, "program-missing") if host == "w-1" else (69, loss)
     assert (found.code, found.reference, found.host) == (*expected, "w-1")
+    nameless, _ = judgement.proved(Verdict(69, loss, "own"), lines)
+    assert nameless.reference == loss
