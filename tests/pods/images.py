@@ -154,7 +154,9 @@ class Image:
             with tempfile.TemporaryDirectory(dir=layer.parent) as scratch:
                 argv = ["unshare", "--mount", "--propagation", "private", "sh", "-ec", script, "sh"]
                 env = {**os.environ, **self.env}
-                subprocess.run([*argv, scratch, below, str(layer), *command], env=env, check=True)
+                argv += [scratch, below, str(layer), *command]
+                # A benchmark's own output is JSON.
+                subprocess.run(argv, env=env, stdout=2, check=True)
 
         return self._with_layer(("after", *map(str, self.layers), *command), run)
 
