@@ -24,22 +24,6 @@ _SHOWN: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class TransportReport:
-    """What carried the data, as the job's record tells it.
-
-    ``verdict`` says whether the data went as planned: ``ok``, ``unused``, ``unknown``.
-    ``message`` is its sentence; ``lines`` are for the log alone; ``hosts`` has each port's traffic
-    by host and name, and ``moved`` the sums of counters that explain something.
-    """
-
-    verdict: str
-    message: str
-    lines: tuple[str, ...]
-    hosts: Mapping[str, Mapping[str, Any]]
-    moved: Mapping[str, int]
-
-
-@dataclass(frozen=True, slots=True)
 class PortTraffic:
     """What went through one port of a host; None is not known, and ``why`` says so."""
 
@@ -110,23 +94,28 @@ class HostTraffic:
 
 def judge(
     hosts: Sequence[HostSnapshot], after: Mapping[str, Counters], *, strict: bool
-) -> TransportReport:
+) -> dict[str, Any]:
     """Say what carried the data of a job.
 
     Args:
-        hosts: what the gate saw of them.
+        hosts: what the gate saw of those whose ports are counted.
         after: the counters at the end, of the hosts that told them.
         strict: whether a worker that sent little at all counts as well.
+
+    Returns:
+        What the job's record tells: ``verdict`` says whether the data went as planned: ``ok``,
+        ``unused``, ``unknown``; ``message`` is its sentence; ``lines`` are for the log alone;
+        ``hosts`` has each port's traffic by host and name, and ``moved`` the sums of counters that
+        explain something.
     """
-    asked = [host for host in hosts if host.counted]
     found = []
-    for host in asked:
+    for host in hosts:
         ports = [traffic(host, port, after.get(host.name)) for port in host.counted]
         found.append(HostTraffic(host.name, ports, host.may_idle))
     kind = "RDMA" if any(item.port.rdma for host in found for item in host.data) else "TCP"
-    moved = {host.name: _moved(host, after.get(host.name, {})) for host in asked}
-    totals = sum(moved.values(), Counter[str]())
-    lines = (f"data: {'; '.join(_amounts(found, kind))}", *_explained(moved, totals))
+    grown = {host.name: _grown(host, after.get(host.name, {})) for host in hosts}
+    totals = sum(grown.values(), Counter[str]())
+    lines = (f"data: {'; '.join(_amounts(found, kind))}", *_explained(grown, totals))
     if unused := [host for host in found if host.unused(strict=strict)]:
         verdict, message = "unused", _why_unused(unused, len(found), kind)
     elif all(host.used for host in found):
@@ -134,7 +123,8 @@ def judge(
     else:
         verdict, message = "unknown", _why_unknown(found)
     told = {host.host: {item.port.name: _as_json(item) for item in host.ports} for host in found}
-    return TransportReport(verdict, message, lines, told, dict(totals))
+    moved = {name: totals[name] for name in EXPLAINING if totals[name]}
+    return {"verdict": verdict, "message": message, "lines": lines, "hosts": told, "moved": moved}
 
 
 def _as_json(item: PortTraffic) -> dict[str, Any]:
@@ -168,15 +158,14 @@ def _typical(values: Mapping[str, int], unit: str) -> str:
 def _amounts(hosts: Sequence[HostTraffic], kind: str) -> Iterable[str]:
     """Say what the planned ports sent, all rails together, and then the other links."""
     planned = [item for host in hosts for item in host.data]
-    name, sent = _label(item.port for item in planned), Counter[str]()
-    for item in planned:
-        if item.sent is not None:
-            sent[item.host] += item.sent
+    name = _label(item.port for item in planned)
+    sent = grouped((item.host, item.sent) for item in planned if item.sent is not None)
     if sent:
         unit = next(item.unit for item in planned if item.sent is not None)
         if any(item.port.shared for item in planned):
             kind += "; at most, other pods may use it too"
-        yield f"{name} sent {_typical(sent, unit)} ({kind})"
+        sums = {host: sum(by_ports) for host, by_ports in sent.items()}
+        yield f"{name} sent {_typical(sums, unit)} ({kind})"
     for why, names in grouped((item.why, item.host) for item in planned if item.why).items():
         yield f"{name}: not known of {first_few(dict.fromkeys(names))}: {why}"
     rails = grouped((item.port.link or item.port.name, item.total) for item in planned)
@@ -219,21 +208,19 @@ def _why_unknown(hosts: Sequence[HostTraffic]) -> str:
     return "; ".join(f"{first_few(names)}: {why}" for why, names in reasons.items())
 
 
-def _moved(host: HostSnapshot, now: Counters) -> Counter[str]:
-    """Count by how much a host's counters grew that explain something; none shrinks."""
+def _grown(host: HostSnapshot, now: Counters) -> Counter[str]:
+    """Count by how much the counters of a host's RDMA ports grew; none shrinks."""
     grown = Counter[str]()
     for port in host.counted:
-        before, after = host.counters.get(port.name, {}), now.get(port.name, {})
-        for name in EXPLAINING if port.rdma and before else ():
-            # One that is 0 is not told.
-            if (more := after.get(name, 0) - before.get(name, 0)) > 0:
-                grown[name] += more
+        if port.rdma and (before := host.counters.get(port.name)):
+            # One that is 0 is not told; of a difference what is above 0 is kept.
+            grown += Counter(now.get(port.name, {})) - Counter(before)
     return grown
 
 
-def _explained(moved: Mapping[str, Counter[str]], totals: Counter[str]) -> Iterable[str]:
+def _explained(grown: Mapping[str, Counter[str]], totals: Counter[str]) -> Iterable[str]:
     """Write a line for each kind of counters that moved."""
     for kind in KINDS:
         if listed := ", ".join(f"{name} {totals[name]:,}" for name in kind.names if totals[name]):
-            most = max(moved, key=lambda host: sum(moved[host][name] for name in kind.names))
+            most = max(grown, key=lambda host: sum(grown[host][name] for name in kind.names))
             yield f"data: {kind.what}: {listed}, most on {most}: {kind.meaning}"

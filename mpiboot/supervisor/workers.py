@@ -13,10 +13,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
 from mpiboot.core.launch_spec import CLIENT_SOCKET, LAUNCH_DIR, TRANSPORT
-from mpiboot.core.records_json import write_records
 from mpiboot.hosts import host_shell
 from mpiboot.hosts.host_shell import READ, WHEN_READ
 from mpiboot.network import counters
@@ -26,9 +25,6 @@ from mpiboot.supervisor.asking import ASKS, CONNECT
 from mpiboot.supervisor.evidence import HostSnapshot
 from mpiboot.system.loop import EventLoop
 from mpiboot.system.os_calls import spawn
-
-if TYPE_CHECKING:
-    from mpiboot.supervisor.transport import TransportReport
 
 _SECONDS: Final = 4.0
 _SECONDS_FOR_PROOF: Final = 60.0  # the job's exit code depends on the answer
@@ -257,9 +253,9 @@ class Workers:
             write_transport(self._folder, transport.judge(measured, found, strict=strict))
 
 
-def write_transport(folder: str, report: TransportReport) -> None:
+def write_transport(folder: str, report: Mapping[str, Any]) -> None:
     """Write what carried the job's data: whole, as this process may be killed at any time."""
     path = f"{folder}/{TRANSPORT}"
     with open(f"{path}.part", "w", encoding="utf-8") as file:
-        file.write(write_records(report))
+        file.write(json.dumps(report))
     os.replace(f"{path}.part", path)
