@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import random
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, compress, zip_longest
 from math import ceil, exp, log
@@ -20,7 +19,7 @@ from statistics import median
 from typing import Final, NamedTuple
 
 from mpiboot.core.addresses import short_names
-from mpiboot.core.dataclass import dataclass, field
+from mpiboot.core.dataclass import dataclass, field, replace
 from mpiboot.core.model import Finding, Level
 from mpiboot.core.wording import MOST_LINES, counted, grouped
 from mpiboot.job import render
@@ -35,7 +34,6 @@ class Measure:
     ``arguments`` are those of perftest's program of that name, and ``column`` is where the result
     stands in its last line; without arguments it is the TCP stream of ``worker/probe.py``.
     ``fraction`` of what is usual, or of the port's rate, is enough; ``least`` makes no difference.
-    ``checks`` name a host and a pair that have less.
     """
 
     name: str
@@ -46,14 +44,11 @@ class Measure:
     is_rate: bool = True
     fraction: float = 0.8
     least: float = 1e-9
-    checks: tuple[str, str] = ("slow-host", "slow-pair")
-    level: Level = Level.FAIL
 
-    def arguments_for(self, seconds: float, port: int, rail: RailEnd) -> str:
-        """Write one end's arguments."""
-        index = "" if rail.gid is None else f" -x {rail.gid}"
+    def command(self, rail: RailEnd, port: int, seconds: float) -> str:
+        """Write one end's command; behind a client's stands the server's address."""
         timed = self.arguments.format(seconds=round(seconds))
-        return f"-d {rail.device} -i {rail.port}{index} -p {port} -F {timed}"
+        return f"{self.name} {rail.options} -p {port} -F {timed}"
 
     def read(self, lines: Sequence[str]) -> float | None:
         """Find the result in what the program wrote; None where it has none."""
@@ -76,29 +71,20 @@ class Measure:
         return self.shown(speed if self.is_rate else 1 / speed - self.least)
 
 
-TCP: Final = Measure("tcp", "mpiboot's own TCP stream", "Gb/s")
-_LOSS: Final = Measure(
-    *("resent", "TCP's packets", "% of the packets sent again"),
-    is_rate=False,
-    fraction=0.5,
-    least=0.5,
-    checks=("lost-packets", "lost-packets"),
-    level=Level.WARN,
-)
 # A minute of one size of message each: 64 KiB fills any link, and 2 bytes show the path's latency.
-MEASURES: Final = {
-    row.name: row
-    for row in (
-        Measure(
-            "ib_write_bw", "RDMA writes", "Gb/s", "-s 65536 -D {seconds} --report_gbits", column=3
-        ),
-        # Hosts behind another switch are a little farther away: only what is far off is named.
-        Measure(
-            "ib_read_lat", "RDMA reads", "us", "-n 1000", column=4, is_rate=False, fraction=0.5
-        ),
-        TCP,
-    )
-}
+_WRITE: Final = Measure(
+    "ib_write_bw", "RDMA writes", "Gb/s", "-s 65536 -D {seconds} --report_gbits", column=3
+)
+# Hosts behind another switch are a little farther away: only what is far off is named.
+_READ: Final = Measure(
+    "ib_read_lat", "RDMA reads", "us", "-n 1000", column=4, is_rate=False, fraction=0.5
+)
+TCP: Final = Measure("tcp", "mpiboot's own TCP stream", "Gb/s")
+MEASURES: Final = {row.name: row for row in (_WRITE, _READ, TCP)}
+# What is counted beside the stream.
+_LOSS: Final = replace(
+    TCP, unit="% of the packets sent again", is_rate=False, fraction=0.5, least=0.5
+)
 # What perftest complains in, of all that it writes.
 _COMPLAINT: Final = re.compile(r"fail|could|unable|error|mismatch", re.IGNORECASE)
 
@@ -111,12 +97,10 @@ def complaint(lines: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RailEnd:
-    """A host's end of one rail: its port and GID index; ``limit`` is what it carries in Gb/s."""
+    """A host's end of one rail: perftest's options for it, and what it carries in Gb/s."""
 
     name: str
-    device: str
-    port: int
-    gid: int | None
+    options: str
     limit: float
 
 
@@ -124,8 +108,8 @@ def rail_ends(network: WorkerNetwork) -> tuple[RailEnd | None, ...]:
     """Give each rail's end with the delivered GID index; None where perftest can't use it."""
     return tuple(
         RailEnd(
-            *(rail.name, rail.device.name, rail.port.number),
-            gid.index if gid else None,
+            rail.name,
+            f"-d {rail.device.name} -i {rail.port.number}" + (f" -x {gid.index}" if gid else ""),
             8 * carries(rail.port.rate * 1e9, rail.transport.value, rail.port.mtu),
         )
         if rail.ready and not rail.device.efa and (gid or rail.transport is Transport.INFINIBAND)
@@ -151,6 +135,11 @@ class Flow(NamedTuple):
     rail: int
     source: str
     target: str
+
+    @property
+    def ends(self) -> tuple[tuple[str, bool], ...]:
+        """Give the host that sends, and the one that does not."""
+        return (self.source, True), (self.target, False)
 
 
 def rounds(hosts: Sequence[str]) -> Iterator[tuple[tuple[str, str], ...]]:
@@ -221,17 +210,14 @@ class _Judged(NamedTuple):
 
 
 def _judge_rail(speeds: Mapping[Flow, Sequence[float]], enough: float) -> _Judged:
-    by_end: defaultdict[tuple[str, bool], list[Flow]] = defaultdict(list)
-    for flow in speeds:
-        by_end[flow.source, True].append(flow)
-        by_end[flow.target, False].append(flow)
+    by_end = grouped((end, flow) for flow in speeds for end in flow.ends)
     values = {end: sorted(chain(*map(speeds.__getitem__, of))) for end, of in by_end.items()}
     # What a host reaches: it has slow partners, too, and may be busy for a while.
     best = {end: own[ceil(_MOSTLY * (len(own) - 1))] for end, own in values.items()}
     usual = median(best.values())
     # How far values are from what both ends reach, as ratios: a slow host is no noise.
     ratios = [
-        log(speed / min(best[flow.source, True], best[flow.target, False]))
+        log(speed / min(best[end] for end in flow.ends))
         for flow, listed in speeds.items()
         for speed in listed
     ]
@@ -249,9 +235,7 @@ def _judge_rail(speeds: Mapping[Flow, Sequence[float]], enough: float) -> _Judge
     flows = {
         flow: max(listed)
         for flow, listed in speeds.items()
-        if max(listed) < slow
-        and len(listed) > 1
-        and not {(flow.source, True), (flow.target, False)} & ends.keys()
+        if max(listed) < slow and len(listed) > 1 and ends.keys().isdisjoint(flow.ends)
     }
     return _Judged(usual, ends, flows)
 
@@ -277,10 +261,10 @@ def judge(seen: Measured, enough: float | None = None) -> tuple[Finding, ...]:
 def _judge_rails(
     measure: Measure, values: Mapping[Flow, Sequence[float]], enough: float
 ) -> dict[int, _Judged]:
-    rails: defaultdict[int, dict[Flow, list[float]]] = defaultdict(dict)
-    for flow, listed in values.items():
-        rails[flow.rail][flow] = [*map(measure.speed, listed)]
-    return {rail: _judge_rail(speeds, enough) for rail, speeds in sorted(rails.items())}
+    rails = grouped(
+        (flow.rail, (flow, [*map(measure.speed, listed)])) for flow, listed in values.items()
+    )
+    return {rail: _judge_rail(dict(speeds), enough) for rail, speeds in sorted(rails.items())}
 
 
 def finding(
@@ -309,16 +293,17 @@ def _rails(seen: Measured, judged: Mapping[int, _Judged], enough: float) -> Iter
 
 def _outliers(seen: Measured, measure: Measure, judged: Mapping[int, _Judged]) -> Iterator[Finding]:
     """Write what stands out on each rail, the slowest first."""
-    told, (of_host, of_pair) = measure.told, measure.checks
+    told, lost = measure.told, measure is _LOSS
+    level = Level.WARN if lost else Level.FAIL
     for rail, one in judged.items():
         name, usual = seen.names[rail], f"the others {told(one.usual)}"
         for (host, sends), speed in sorted(one.ends.items(), key=lambda item: item[1]):
             direction = "from" if sends else "to"
             message = f"{told(speed)} {direction} it by {name}, {usual}"
-            yield finding(of_host, message, [host], measure.level)
+            yield finding("lost-packets" if lost else "slow-host", message, [host], level)
         for flow, speed in sorted(one.flows.items(), key=lambda item: item[1]):
-            path = f"{flow.source} to {flow.target} by {name}"
-            yield finding(of_pair, f"{path}: {told(speed)}, {usual}", flow[1:], measure.level)
+            message = f"{flow.source} to {flow.target} by {name}: {told(speed)}, {usual}"
+            yield finding("lost-packets" if lost else "slow-pair", message, flow[1:], level)
 
 
 def _not_measured(seen: Measured) -> Iterator[Finding]:
@@ -361,13 +346,11 @@ def as_text(
 
 def _matrix(seen: Measured, width: int | None) -> str:
     """Lay out what each host sends to each other one, by its slowest rail."""
-    short, worst = short_names(seen.hosts), dict[tuple[str, ...], float]()
-    pick = min if seen.measure.is_rate else max
-    for flow, value in seen.middles.items():
-        worst[flow[1:]] = pick(value, worst.get(flow[1:], value))
+    short, pick = short_names(seen.hosts), min if seen.measure.is_rate else max
+    by_pair = grouped((flow[1:], value) for flow, value in seen.middles.items())
     slowest = ", of the slowest rail" if len(seen.names) > 1 else ""
     head = (f"{seen.measure.unit}{slowest}", *(short[host] for host in seen.hosts))
-    cells = {pair: f"{value:.3g}" for pair, value in worst.items()}
+    cells = {pair: f"{pick(values):.3g}" for pair, values in by_pair.items()}
     rows = (
         (short[source], *(cells.get((source, target), "-") for target in seen.hosts))
         for source in seen.hosts

@@ -235,8 +235,8 @@ class _Measuring:
         far = self._workers[flow.target].address
 
         async def run(host: str, listens: int, to: str = "") -> list[str]:
-            words = measure.arguments_for(self._seconds, port, self._rdma[host][flow.rail])
-            command = host_shell.measure(listens, self._limit, f"{measure.name} {words}{to}")
+            words = measure.command(self._rdma[host][flow.rail], port, self._seconds)
+            command = host_shell.measure(listens, self._limit, words + to)
             program = await self._hosts.connections[host].start(command)
             if program is None:
                 return ["its SSH server takes no further session"]

@@ -310,17 +310,17 @@ def ends(one: Worker) -> tuple[pairs.RailEnd, ...]:
 def test_perftest_gets_the_delivered_device_port_and_index() -> None:
     (end,) = ends(w.macvlan())
     table = {gid.index: gid for gid in w.macvlan().facts.fabric.devices[0].ports[0].gids}  # type: ignore[union-attr]
-    assert end.gid is not None
-    assert table[end.gid].value == "::ffff:10.0.0.12"
-    assert WRITE.arguments_for(2.4, 18578, end) == (
-        f"-d mlx5_2 -i 1 -x {end.gid} -p 18578 -F -s 65536 -D 2 --report_gbits"
+    index = end.options.rpartition(" ")[2]
+    assert table[int(index)].value == "::ffff:10.0.0.12"
+    assert WRITE.command(end, 18578, 2.4) == (
+        f"ib_write_bw -d mlx5_2 -i 1 -x {index} -p 18578 -F -s 65536 -D 2 --report_gbits"
     )
     assert 92 < end.limit < 93  # of 100 Gb/s, less the headers of packets of 1,024 bytes
 
 
 def test_infiniband_has_no_index_and_efa_no_perftest() -> None:
     (end,) = ends(w.ipoib())
-    assert READ.arguments_for(1.0, 18515, end) == "-d mlx5_4 -i 1 -p 18515 -F -n 1000"
+    assert READ.command(end, 18515, 1.0) == "ib_read_lat -d mlx5_4 -i 1 -p 18515 -F -n 1000"
     assert [end.name for end in ends(w.rails8())] == [f"mlx5_{20 - n}:1" for n in range(1, 9)]
     assert ends(w.ipoib(state="INIT")) == ()
     assert common(w.worker("w-0", w.eth0())) == ({"w-0": ()}, ["w-0"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,7 @@ def start(port: int, words: str) -> subprocess.Popen[str]:
 
 def both_ends(measure: Measure, end: RailEnd) -> list[str]:
     """What the client says; the end of its stdin ends the server, as a launcher's end does."""
-    words = f"{measure.name} {measure.arguments_for(1, PORT, end)}"
+    words = measure.command(end, PORT, 1)
     with start(PORT, words) as server:
         assert server.stdin is not None
         assert server.stdout is not None
@@ -57,7 +58,9 @@ def both_ends(measure: Measure, end: RailEnd) -> list[str]:
 
 @pytest.mark.parametrize("name", ["ib_write_bw", "ib_read_lat"])
 def test_perftest_measures_by_the_delivered_port_and_index(end: RailEnd, name: str) -> None:
-    assert str(end.gid) in {str(i) for i, gid, _ in devinfo("rxe0").gids if "10.9.0.1" in gid}
+    assert end.options.rpartition(" ")[2] in {
+        str(i) for i, gid, _ in devinfo("rxe0").gids if "10.9.0.1" in gid
+    }
     before = sent()
     said = both_ends(MEASURES[name], end)
     value = MEASURES[name].read(said)
@@ -73,7 +76,7 @@ def sent() -> int:
 
 
 def test_with_a_wrong_index_it_fails_and_says_why(end: RailEnd) -> None:
-    wrong = RailEnd(end.name, end.device, end.port, 30, end.limit)  # an entry that is not there
-    said = both_ends(MEASURES["ib_write_bw"], wrong)
+    options = end.options.rpartition(" ")[0] + " 30"  # an entry that is not there
+    said = both_ends(MEASURES["ib_write_bw"], replace(end, options=options))
     assert MEASURES["ib_write_bw"].read(said) is None
     assert pairs.complaint(said).startswith("Failed to modify QP")
