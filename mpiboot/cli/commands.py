@@ -384,13 +384,11 @@ def _measuring(helps: Mapping[str, str]) -> Callable[[_Made], _Made]:
     flags = {"seconds": "--time", "busbw": "--min-busbw", "fraction": "--min-fraction"}
 
     def add(command: _Made) -> _Made:
-        command.params += [
-            *(
-                click.Option([flags.get(name, f"--{name}"), name], help=text, **kinds[name])
-                for name, text in helps.items()
-            ),
-            click.Option(["--json", "as_json"], is_flag=True, help="Print the result as JSON."),
-        ]
+        for name, text in helps.items():
+            flag = flags.get(name, f"--{name}")
+            command.params.append(click.Option([flag, name], help=text, **kinds[name]))
+        as_json = ["--json", "as_json"]
+        command.params.append(click.Option(as_json, is_flag=True, help="Print the result as JSON."))
         return command
 
     return add

@@ -121,12 +121,9 @@ def _end(run: Run, resolved: Resolved) -> None:
 
 def _read(path: str) -> Mapping[str, Any]:
     """Read the job's record; empty where there is none, as with MPIBOOT_SUPERVISE=off."""
-    try:
-        with open(path, encoding="utf-8") as file:  # noqa: PTH123 - a word from end to end
-            found: Mapping[str, Any] = json.load(file)
-    except (OSError, ValueError):
-        return {}
-    return found
+    with contextlib.suppress(OSError, ValueError), open(path, encoding="utf-8") as file:  # noqa: PTH123
+        return dict(json.load(file))
+    return {}
 
 
 def _run(argv: Sequence[str], environ: Mapping[str, str], asked: ToolOptions, record: str) -> Run:

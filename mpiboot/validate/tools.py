@@ -78,11 +78,7 @@ START, MISSING, NCCL = "start", "missing", "nccl"
 
 
 def shell(
-    asked: str,
-    words: Sequence[str] = (),
-    *,
-    devices: int = 1,
-    before: Sequence[str] = (),
+    asked: str, words: Sequence[str] = (), *, devices: int = 1, before: Sequence[str] = ()
 ) -> str:
     """Write the shell that finds a tool, becomes it for one rank, and tells what NCCL said.
 

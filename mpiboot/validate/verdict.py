@@ -113,27 +113,17 @@ class NetworkVerdict:
 def judge(run: Run) -> NetworkVerdict:
     """Judge a run; the first that holds of: nothing measured, wrong values, wrong network, slow."""
     samples, notes = with_busbw(run), []
-    failed = _unmeasured(run, samples)
-    if failed:
-        return NetworkVerdict(failed)
+    if nothing := _unmeasured(run, samples):
+        return NetworkVerdict(nothing)
     if run.over:
-        after = size_of(samples[-1].size)
-        notes.append(
-            f"time was up ({lasting(run.asked.seconds)}) after {after}: the rest is missing"
-        )
+        after = f"({lasting(run.asked.seconds)}) after {size_of(samples[-1].size)}"
+        notes.append(f"time was up {after}: the rest is missing")
     large = sorted(samples, key=lambda item: item.size)[-_LAST:]
     busbw = max(item.busbw or 0.0 for item in large)
     limit, note = _limit(run)
     notes += [note, *_spread(large), *_of_nccl(run)]
-    message = f"{busbw:.4g} GB/s bus bandwidth at {size_of(large[-1].size)}"
-    if limit:
-        message += f", {busbw / limit:.0%} of the {limit:.4g} GB/s that the ports of a host carry"
-    slow = _too_slow(run, large[-1].size, busbw, limit)
-    failed = _wrong(samples) or _other_network(run)
-    if slow and not failed:
-        failed = _fail("bandwidth", f"{message}; {slow}", _telling(run.output))
-    told = tuple(filter(None, notes))
-    return NetworkVerdict(failed or Finding("bandwidth", Level.OK, message), busbw, limit, told)
+    finding = _wrong(samples) or _other_network(run) or _speed(run, large[-1].size, busbw, limit)
+    return NetworkVerdict(finding, busbw, limit, tuple(filter(None, notes)))
 
 
 def with_busbw(run: Run) -> tuple[Sample, ...]:
@@ -149,12 +139,11 @@ def with_busbw(run: Run) -> tuple[Sample, ...]:
     )
 
 
-def _fail(reference: str, message: str, evidence: Iterable[str] = ()) -> Finding:
-    lines = tuple(evidence)
-    matches = (told for line in lines for cause, told in _CAUSES if re.search(cause, line))
+def _fail(reference: str, message: str, evidence: tuple[str, ...] = ()) -> Finding:
+    matches = (told for line in evidence for cause, told in _CAUSES if re.search(cause, line))
     told = next(matches, reference)
     hint = BY_REFERENCE[told].hint if told in BY_REFERENCE else told
-    return Finding(reference, Level.FAIL, message, evidence=lines, hint=hint)
+    return Finding(reference, Level.FAIL, message, evidence=evidence, hint=hint)
 
 
 def _unmeasured(run: Run, samples: Sequence[Sample]) -> Finding | None:
@@ -165,7 +154,7 @@ def _unmeasured(run: Run, samples: Sequence[Sample]) -> Finding | None:
         programs, _, folders = next(iter(output.missing.values())).partition(" in ")
         what = run.tool.name if run.tool else "tool that can run"
         message = f"no {what} on {first_few(sorted(output.missing))}: looked for {programs}"
-        return _fail("program-missing", message, ["in " + folders.replace(":", " ")])
+        return _fail("program-missing", message, ("in " + folders.replace(":", " "),))
     if len(names) > 1:
         each = "; ".join(f"{host}: {name}" for host, name in sorted(output.started.items())[:4])
         why = f"the hosts chose different tools ({each}): name one with --tool"
@@ -203,7 +192,7 @@ def networks(output: Output) -> dict[str, list[str]]:
 def _other_network(run: Run) -> Finding | None:
     """Compare with the plan what NCCL said, and what the ports' counters say."""
     planned, message = run.transport.get("planned"), ""
-    if planned not in {item.value for item in RDMA}:
+    if planned not in RDMA:
         return None
     if hosts := networks(run.output).get("Socket"):
         where = f"{len(hosts)} of {run.hosts} hosts ({first_few(hosts)})"
@@ -214,14 +203,18 @@ def _other_network(run: Run) -> Finding | None:
     return _fail("transport", message, _telling(run.output)) if message else None
 
 
-def _too_slow(run: Run, size: int, busbw: float, limit: float) -> str:
-    """Say what was asked for, or is expected of NCCL's large messages, where it is less."""
+def _speed(run: Run, size: int, busbw: float, limit: float) -> Finding:
+    """Compare with what was asked for, or is expected of NCCL's large messages."""
+    message = f"{busbw:.4g} GB/s bus bandwidth at {size_of(size)}"
+    if limit:
+        message += f", {busbw / limit:.0%} of the {limit:.4g} GB/s that the ports of a host carry"
     low, share = run.asked.busbw or 0.0, run.asked.fraction or 0.0
     if not (low or share) and run.by_nccl and size >= _LARGE:
         share = FRACTION
-    if busbw < low:
-        return f"{low:g} GB/s are required"
-    return f"{share:.0%} are expected" if busbw < limit * share else ""
+    if busbw >= max(low, limit * share):
+        return Finding("bandwidth", Level.OK, message)
+    wanted = f"{low:g} GB/s are required" if busbw < low else f"{share:.0%} are expected"
+    return _fail("bandwidth", f"{message}; {wanted}", _telling(run.output))
 
 
 def _limit(run: Run) -> tuple[float, str]:
