@@ -113,7 +113,7 @@ def default_routes(facts: PodFacts) -> Iterable[Finding]:
         yield ok("default-routes", f"the default route uses {' and '.join(only)}")
 
 
-_FAULTS: Final = frozenset(name for kind in KINDS if kind.fault for name in kind.names)
+_FAULTS: Final = frozenset(name for kind in KINDS.values() if kind.fault for name in kind.names)
 
 
 @worker_check(

@@ -67,7 +67,6 @@ class CountedPort:
 class Kind:
     """Counters that explain a slow or failed job; ``fault`` where a healthy network counts none."""
 
-    what: str
     meaning: str
     listed: str
     fault: bool = True
@@ -78,56 +77,48 @@ class Kind:
         return tuple(self.listed.split())
 
 
-KINDS: Final = (
-    Kind(
-        "packets out of sequence",
+KINDS: Final = {
+    "packets out of sequence": Kind(
         "packets were lost on the way (PFC or ECN of switches and node, MTU)",
         "out_of_sequence packet_seq_err seq_err_naks_rcvd out_of_seq_request rcvd_seq_err",
     ),
-    Kind(
-        "retransmissions",
+    "retransmissions": Kind(
         "packets were sent again, as some were lost",
         "roce_adp_retrans to_retransmits retrans_pkts tcpRetransSegs RetransSegs "
         "completer_retry_err",
     ),
-    Kind(
-        "ACK timeouts",
+    "ACK timeouts": Kind(
         "the far end did not answer in time, or at all (exceeded): lost packets, a dead path",
         "local_ack_timeout_err retrans_timeout_events unresponsive_remote_events "
         "req_transport_retries_exceeded max_retry_exceeded retry_exceeded_err",
     ),
-    Kind(
-        "discards",
+    "discards": Kind(
         "ports dropped packets: a full queue, or a link that was down",
         "port_xmit_discards tx_roce_discards rx_roce_discards rx_drops ip4InDiscards ip6InDiscards",
     ),
-    Kind(
-        "receivers that were not ready",
+    "receivers that were not ready": Kind(
         "a rank was slow to take what came",
         "out_of_buffer rnr_nak_retry_err rnr_naks_rcvd rcvd_rnr_err send_rnr_err",
     ),
-    Kind(
-        "errors of the link",
+    "errors of the link": Kind(
         "the cable, its transceiver or the switch port",
         "symbol_error link_error_recovery link_downed port_rcv_errors "
         "port_rcv_remote_physical_errors local_link_integrity_errors "
         "excessive_buffer_overrun_errors",
     ),
-    Kind(
-        "congestion notifications (CNP, ECN)",
+    "congestion notifications (CNP, ECN)": Kind(
         "the network was full and slowed senders down, as it should",
         "np_cnp_sent np_ecn_marked_roce_packets rp_cnp_handled tx_cnp_pkts rx_cnp_pkts "
         "rx_ecn_marked_pkts cnpSent cnpHandled RxECNMrkd",
         fault=False,
     ),
-    Kind(
-        "waits for credits",
+    "waits for credits": Kind(
         "ports had data and were not let send (InfiniBand's flow control)",
         "port_xmit_wait",
         fault=False,
     ),
-)
-EXPLAINING: Final = tuple(name for row in KINDS for name in row.names)
+}
+EXPLAINING: Final = tuple(name for kind in KINDS.values() for name in kind.names)
 _TRAFFIC: Final = tuple(name for row in TRAFFIC for name in (*row.sent, *row.received))
 # For a host's shell: the function of libexec/environs with its words.
 QUESTION: Final = f"counters {' '.join((*_TRAFFIC, '-', *EXPLAINING))}"

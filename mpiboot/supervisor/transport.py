@@ -220,7 +220,7 @@ def _grown(host: HostSnapshot, now: Counters) -> Counter[str]:
 
 def _explained(grown: Mapping[str, Counter[str]], totals: Counter[str]) -> Iterable[str]:
     """Write a line for each kind of counters that moved."""
-    for kind in KINDS:
+    for what, kind in KINDS.items():
         if listed := ", ".join(f"{name} {totals[name]:,}" for name in kind.names if totals[name]):
             most = max(grown, key=lambda host: sum(grown[host][name] for name in kind.names))
-            yield f"data: {kind.what}: {listed}, most on {most}: {kind.meaning}"
+            yield f"data: {what}: {listed}, most on {most}: {kind.meaning}"
