@@ -251,20 +251,15 @@ def path_host(worker: Worker, network: WorkerNetwork) -> PathHost | None:
 
 
 def path(
-    source: tuple[str, PathEnd],
-    target: tuple[str, PathEnd],
-    *,
-    stream: int,
-    control: bool = False,
-    lasting: float = 0.0,
+    source: PathHost, target: PathHost, network: int, *, stream: int, lasting: float = 0.0
 ) -> Dial:
     """Make the dial that measures a path between two hosts; its port is not known yet."""
-    (name, own), (other, far) = source, target
+    own, far = source.ends[network], target.ends[network]
     return Dial(
-        *(name, other, far.address, 0, _SECONDS),
+        *(source.name, target.name, far.address, 0, _SECONDS),
         own=own.address,
         link=own.name,
-        control=control,
+        control=network == 0,
         wanted=min(own.mtu, far.mtu),
         stream=stream,
         lasting=lasting,
@@ -280,10 +275,9 @@ def paths(hosts: Sequence[PathHost]) -> tuple[Dial, ...]:
     for place, host in enumerate(hosts):
         for other in range(place) if len(hosts) <= ALL_PAIRS else partners(place):
             stream = _STREAM if other == place - 1 else 0
-            for ends in zip(host.ends, hosts[other].ends, strict=False):
-                both = ((host.name, ends[0]), (hosts[other].name, ends[1]))
-                control = ends[0] is host.ends[0]
-                found += [path(*two, stream=stream, control=control) for two in permutations(both)]
+            both = host, hosts[other]
+            for network in range(min(len(one.ends) for one in both)):
+                found += [path(*two, network, stream=stream) for two in permutations(both, 2)]
     return tuple(found)
 
 

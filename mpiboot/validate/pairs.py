@@ -176,11 +176,6 @@ class Measured:
     resent: dict[Flow, list[float]] = field(default_factory=dict)
     failed: dict[Flow, str] = field(default_factory=dict)
 
-    @property
-    def middles(self) -> dict[Flow, float]:
-        """Give one value for each flow."""
-        return {flow: median(values) for flow, values in self.values.items()}
-
 
 # So many spreads (MAD) below the median something is slow: noise names nobody. The spread counts as
 # so much at least, and as more by few values, which can be alike by chance.
@@ -329,7 +324,7 @@ def summary(seen: Measured, width: int | None, *, whole: bool) -> str:
         met = len({frozenset(flow[1:]) for flow in seen.values})
         of = f"{counted(count * (count - 1) // 2, 'pair')} of {counted(count, 'host')}"
         message = f"{met} of {of} measured by {seen.measure.what} over {', '.join(seen.names)}"
-    if middles := seen.middles.values():
+    if middles := [*map(median, seen.values.values())]:
         usual, *ends = map(seen.measure.shown, (median(middles), min(middles), max(middles)))
         message += f": median {usual}, {' to '.join(ends)}"
     return render.indented("", message + "; interrupted before its end" * (not whole), width)
@@ -347,7 +342,7 @@ def as_text(
 def _matrix(seen: Measured, width: int | None) -> str:
     """Lay out what each host sends to each other one, by its slowest rail."""
     short, pick = short_names(seen.hosts), min if seen.measure.is_rate else max
-    by_pair = grouped((flow[1:], value) for flow, value in seen.middles.items())
+    by_pair = grouped((flow[1:], median(values)) for flow, values in seen.values.items())
     slowest = ", of the slowest rail" if len(seen.names) > 1 else ""
     head = (f"{seen.measure.unit}{slowest}", *(short[host] for host in seen.hosts))
     cells = {pair: f"{pick(values):.3g}" for pair, values in by_pair.items()}

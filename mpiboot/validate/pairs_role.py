@@ -28,7 +28,7 @@ from mpiboot.launcher import look, observation
 from mpiboot.launcher.setup import LauncherPod, access
 from mpiboot.network import worker_pairs
 from mpiboot.network.records import RDMA, WorkerNetwork
-from mpiboot.network.worker_pairs import WHY, PathEnd
+from mpiboot.network.worker_pairs import WHY, PathEnd, PathHost
 from mpiboot.supervisor.signals import ENDING
 from mpiboot.system import files
 from mpiboot.validate import pairs
@@ -92,7 +92,7 @@ class _Measuring:
         self._settings, self._to = launcher.resolved.settings, access(launcher)
         self._hosts = MeasuringHosts(self._settings, self._to)
         self._workers: dict[str, Worker] = {}
-        self._tcp: dict[str, tuple[PathEnd, ...]] = {}
+        self._tcp: dict[str, PathHost] = {}
         self._rdma: dict[str, tuple[RailEnd, ...]] = {}
         self._seconds = self._limit = 0.0
         first, _, last = (self._settings.port_range or _PORTS).partition("-")
@@ -165,15 +165,13 @@ class _Measuring:
     async def _probes(self, networks: Iterable[WorkerNetwork]) -> Mapping[str, Sequence[PathEnd]]:
         """Start what measures TCP: on the data links, on the control link where one has none."""
         found = [worker_pairs.path_host(self._workers[one.host], one) for one in networks]
-        hosts = [host for host in found if host is not None]
-        data = bool(hosts) and all(len(host.ends) > 1 for host in hosts)
+        hosts = [*filter(None, found)]
         await asyncio.gather(*map(self._hosts.start_probe, hosts))
-        self._tcp = {
-            host.name: host.ends[1:] if data else host.ends[:1]
-            for host in hosts
-            if host.name in self._hosts.probes
-        }
-        return self._tcp
+        measured = slice(1, None) if all(len(host.ends) > 1 for host in hosts) else slice(1)
+        for host in hosts:
+            if host.name in self._hosts.probes:
+                self._tcp[host.name] = replace(host, ends=host.ends[measured])
+        return {name: host.ends for name, host in self._tcp.items()}
 
     def _take_part(self, ends: Mapping[str, Sequence[RailEnd] | Sequence[PathEnd]]) -> None:
         """Note who is measured, on which rails, and what each of these carries."""
@@ -220,8 +218,8 @@ class _Measuring:
 
     async def _stream(self, flow: Flow) -> float | str:
         """Have a host send by TCP."""
-        source, target = ((host, self._tcp[host][flow.rail]) for host in flow[1:])
-        path = worker_pairs.path(source, target, stream=1, lasting=self._seconds)
+        source, target = (self._tcp[host] for host in flow[1:])
+        path = worker_pairs.path(source, target, flow.rail, stream=1, lasting=self._seconds)
         done = await self._hosts.measure(path)
         if done.rate is None:
             return WHY.get(done.reached, f"{done.reached.value}: no answer")
