@@ -10,7 +10,7 @@ from mpiboot import __version__
 from mpiboot.core.model import Finding
 from mpiboot.core.wording import counted, first_few, size_of
 from mpiboot.job import render
-from mpiboot.validate.output import Sample
+from mpiboot.validate.tools import Sample
 from mpiboot.validate.verdict import JSON_VERSION, NetworkVerdict, Run, networks, with_busbw
 
 _SIZE: Final = 10

@@ -29,7 +29,7 @@ from mpiboot.network import sysfs
 from mpiboot.supervisor.signals import ENDING, SIGNALS
 from mpiboot.system import files, process
 from mpiboot.validate import report, tools
-from mpiboot.validate.output import Output, Sample
+from mpiboot.validate.tools import Output, Sample
 from mpiboot.validate.verdict import Run, ToolOptions, judge
 
 _KILL: Final = 30.0  # seconds from SIGTERM to SIGKILL; ranks have 20 of them (MPIBOOT_GRACE)

@@ -16,8 +16,7 @@ from mpiboot.core.model import Finding, Level
 from mpiboot.core.wording import counted, first_few, grouped, lasting, size_of
 from mpiboot.network.records import RDMA
 from mpiboot.validate import tools
-from mpiboot.validate.output import Output, Sample
-from mpiboot.validate.tools import Tool
+from mpiboot.validate.tools import Output, Sample, Tool
 
 # Of --json; raised when a field changes its meaning, new fields need no new version.
 JSON_VERSION: Final = 1
@@ -140,7 +139,9 @@ def with_busbw(run: Run) -> tuple[Sample, ...]:
 
 
 def _fail(reference: str, message: str, evidence: tuple[str, ...] = ()) -> Finding:
-    matches = (told for line in evidence for cause, told in _CAUSES if re.search(cause, line))
+    matches = (
+        told for line in evidence for cause, told in _CAUSES.items() if re.search(cause, line)
+    )
     told = next(matches, reference)
     hint = BY_REFERENCE[told].hint if told in BY_REFERENCE else told
     return Finding(reference, Level.FAIL, message, evidence=evidence, hint=hint)
@@ -280,27 +281,23 @@ def _of_nccl(run: Run) -> Iterable[str]:
 
 
 # What the tools' own lines show, with the row of the checks that tells what to do.
-_CAUSES: Final = (
-    (r"NCCL_IB_DISABLE set by environment to [1-9]", "unset NCCL_IB_DISABLE"),
-    (r"NCCL_NET set by environment to Socket", "unset NCCL_NET"),
-    (r"ibv_(reg_mr|create_cq|create_qp)\w* failed.*(Cannot allocate memory|12)", "memlock"),
-    (
-        r"(?i)WARN.*\bp_?key\b",
-        "the pods' ports must be members of one partition: P_Key, NCCL_IB_PKEY",
-    ),
-    (
-        r"(?i)WARN.*(ibv_modify_qp failed|error 12\b|RETRY_EXC|\bGID\b)",
-        "one port does not answer another: GID index (NCCL_IB_GID_INDEX), routes, switches",
-    ),
-    (r"(open|access).* /dev/infiniband|/dev/infiniband.*(No such|denied)", "rdma-node"),
-    (r"[Ff]ailed to open libibverbs|NET/IB : No device found", "rdma-library"),
-    (r"NET/OFI .*(fail|No eligible)|Failed to initialize NET plugin", "efa-library"),
-)
+_CAUSES: Final = {
+    r"NCCL_IB_DISABLE set by environment to [1-9]": "unset NCCL_IB_DISABLE",
+    r"NCCL_NET set by environment to Socket": "unset NCCL_NET",
+    r"ibv_(reg_mr|create_cq|create_qp)\w* failed.*(Cannot allocate memory|12)": "memlock",
+    r"(?i)WARN.*\bp_?key\b": "the pods' ports must be members of one partition: P_Key, "
+    "NCCL_IB_PKEY",
+    r"(?i)WARN.*(ibv_modify_qp failed|error 12\b|RETRY_EXC|\bGID\b)": "one port does not answer "
+    "another: GID index (NCCL_IB_GID_INDEX), routes, switches",
+    r"(open|access).* /dev/infiniband|/dev/infiniband.*(No such|denied)": "rdma-node",
+    r"[Ff]ailed to open libibverbs|NET/IB : No device found": "rdma-library",
+    r"NET/OFI .*(fail|No eligible)|Failed to initialize NET plugin": "efa-library",
+}
 
 
 def _telling(output: Output) -> tuple[str, ...]:
     """Give the lines that tell a cause, each once; else what NCCL warns of."""
     lines = sorted({line for own in output.nccl.values() for line in own})
-    found = [line for cause, _ in _CAUSES for line in lines if re.search(cause, line)]
+    found = [line for cause in _CAUSES for line in lines if re.search(cause, line)]
     warned = [line for line in lines if line.startswith("NCCL WARN")]
     return tuple(dict.fromkeys((*found, *warned)))[:4]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpiboot.validate.output import Output, Sample
+from mpiboot.validate.tools import Output, Sample
 
 # 2.13: five columns of width in #wrong; 2.17: six. 2.18 adds a timestamp where it is asked for.
 HEADS = {

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.validate.output import Output
-from mpiboot.validate.tools import shell
+from mpiboot.validate.tools import Output, shell
 from tests.waiting import until
 
 SAYS = """#!/bin/sh

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from mpiboot.core.checks import BY_REFERENCE
-from mpiboot.validate.output import Output, Sample
-from mpiboot.validate.tools import TOOLS, find
+from mpiboot.validate.tools import TOOLS, Output, Sample, find
 from mpiboot.validate.verdict import Run, ToolOptions, judge, with_busbw
 
 NCCL, OSU, _ = TOOLS
