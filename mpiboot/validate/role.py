@@ -28,9 +28,9 @@ from mpiboot.launcher import role as launcher
 from mpiboot.network import sysfs
 from mpiboot.supervisor.signals import ENDING, SIGNALS
 from mpiboot.system import files, process
-from mpiboot.validate import report, tools
+from mpiboot.validate import tools, verdict
 from mpiboot.validate.tools import Output, Sample
-from mpiboot.validate.verdict import Run, ToolOptions, judge
+from mpiboot.validate.verdict import Run, ToolOptions
 
 _KILL: Final = 30.0  # seconds from SIGTERM to SIGKILL; ranks have 20 of them (MPIBOOT_GRACE)
 _PIECE: Final = 1 << 16
@@ -96,25 +96,26 @@ def _known(name: str) -> None:
 
 def _end(run: Run, resolved: Resolved) -> None:
     """Judge, show what there is beside the rows, and end."""
-    output, verdict = run.output, judge(run)
-    finding, code, ended = verdict.finding, run.code, ""
+    output, judged = run.output, verdict.judge(run)
+    finding, code, ended = judged.finding, run.code, ""
     if run.signal:
         code = BY_SIGNAL + run.signal
         ended = f"interrupted by {signal.Signals(run.signal).name}: no verdict"
     elif code and not run.over:  # it stands, and the launcher has said why
-        ended = f"ended with {code}: no verdict" if verdict.fit else ""
+        ended = f"ended with {code}: no verdict" if judged.fit else ""
     else:
-        code = 0 if verdict.fit else BY_REFERENCE[finding.check].code
+        code = 0 if judged.fit else BY_REFERENCE[finding.check].code
     began = output.started or output.missing
     if run.asked.as_json:
-        sys.stdout.write(report.as_json(run, verdict, code, complete=not ended))
+        host = os.uname().nodename
+        sys.stdout.write(verdict.as_json(run, judged, code, complete=not ended, host=host))
     elif began or not code:
-        sys.stdout.write(report.as_text(run, verdict, log.width(1), ended))
+        sys.stdout.write(verdict.as_text(run, judged, log.width(1), ended))
     sys.stdout.flush()
     if began and not ended:
-        reason = "" if verdict.fit else render.termination(finding)
+        reason = "" if judged.fit else render.termination(finding)
         log.write_termination(resolved.settings.termination_log, reason)
-    if verdict.fit or ended:
+    if judged.fit or ended:
         sys.exit(code)
     raise ShownError(finding, code=code)
 
@@ -188,6 +189,6 @@ def _show(items: Iterable[Sample | str], output: Output, asked: ToolOptions) -> 
         if isinstance(item, str):
             os.write(2, (item + "\n").encode("utf-8", "replace"))
         elif not asked.as_json:
-            head = report.HEAD if item is output.samples[0] else ""
-            sys.stdout.write(head + report.row(item))
+            head = verdict.HEAD if item is output.samples[0] else ""
+            sys.stdout.write(head + verdict.row(item))
             sys.stdout.flush()
