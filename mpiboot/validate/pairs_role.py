@@ -12,7 +12,8 @@ import os
 import signal
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from contextlib import ExitStack
+from typing import Final
 
 from mpiboot.core import log
 from mpiboot.core.checks import ExitCode
@@ -26,17 +27,13 @@ from mpiboot.hosts.pairs import MeasuringHosts
 from mpiboot.job import render
 from mpiboot.launcher import look, observation
 from mpiboot.launcher.setup import LauncherPod, access
-from mpiboot.network import worker_pairs
 from mpiboot.network.records import RDMA, WorkerNetwork
-from mpiboot.network.worker_pairs import WHY, PathEnd, PathHost
+from mpiboot.network.worker_pairs import WHY, PathEnd, PathHost, path, path_host
 from mpiboot.supervisor.signals import ENDING
 from mpiboot.system import files
 from mpiboot.validate import pairs
 from mpiboot.validate.pairs import MEASURES, TCP, Flow, Measure, Measured, RailEnd
 from mpiboot.validate.verdict import ToolOptions
-
-if TYPE_CHECKING:
-    from mpiboot.ssh.login import Dialogue
 
 _PASSES: Final = 3  # of all rounds: what differs by chance shows
 _GUARD: Final = 20.0  # for one measurement beside its own time; more where more time is given
@@ -164,7 +161,7 @@ class _Measuring:
 
     async def _probes(self, networks: Iterable[WorkerNetwork]) -> Mapping[str, Sequence[PathEnd]]:
         """Start what measures TCP: on the data links, on the control link where one has none."""
-        found = [worker_pairs.path_host(self._workers[one.host], one) for one in networks]
+        found = [path_host(self._workers[one.host], one) for one in networks]
         hosts = [*filter(None, found)]
         await asyncio.gather(*map(self._hosts.start_probe, hosts))
         measured = slice(1, None) if all(len(host.ends) > 1 for host in hosts) else slice(1)
@@ -219,8 +216,8 @@ class _Measuring:
     async def _stream(self, flow: Flow) -> float | str:
         """Have a host send by TCP."""
         source, target = (self._tcp[host] for host in flow[1:])
-        path = worker_pairs.path(source, target, flow.rail, stream=1, lasting=self._seconds)
-        done = await self._hosts.measure(path)
+        dial = path(source, target, flow.rail, stream=1, lasting=self._seconds)
+        done = await self._hosts.measure(dial)
         if done.rate is None:
             return WHY.get(done.reached, f"{done.reached.value}: no answer")
         self.seen.resent.setdefault(flow, []).append(100 * (done.resent or 0.0))
@@ -229,7 +226,6 @@ class _Measuring:
     async def _perftest(self, flow: Flow) -> float | str:
         """Have a host write to or read from a server on the other one."""
         measure, port = self.seen.measure, next(self._ports)
-        started: list[Dialogue] = []
         far = self._workers[flow.target].address
 
         async def run(host: str, listens: int, to: str = "") -> list[str]:
@@ -238,7 +234,7 @@ class _Measuring:
             program = await self._hosts.connections[host].start(command)
             if program is None:
                 return ["its SSH server takes no further session"]
-            started.append(program)
+            started.callback(program.end)
             lines: list[str] = []
             while line := await program.line():
                 lines.append(line.removeprefix(">").strip())
@@ -246,13 +242,10 @@ class _Measuring:
                     break
             return lines
 
-        try:
+        with ExitStack() as started:
             said = await run(flow.target, port)
             if said[-1:] != ["mpiboot-listens"]:
                 return f"{flow.target}: {pairs.complaint(said)}"
             said = await run(flow.source, 0, f" {far}")
-        finally:
-            for program in started:
-                program.end()
         value = measure.read(said)
         return f"{flow.source}: {pairs.complaint(said)}" if value is None else value
