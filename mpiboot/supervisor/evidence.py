@@ -125,10 +125,9 @@ def counted_ports(
         idle = _IDLE if port.link_layer.value == "InfiniBand" else 0
         above = link.name if link else ""
         found.append(CountedPort(name, above, True, True, port.rate * 1e9, shared, idle, port.mtu))
-    for link in dict.fromkeys((network.control, *network.data)):
-        if link is not None:
-            name, data, shared = link.name, not rdma and link in network.data, network.host_network
-            found.append(CountedPort(name, name, data, rdma=False, shared=shared, idle=_IDLE))
+    for link in filter(None, dict.fromkeys((network.control, *network.data))):
+        name, data, shared = link.name, not rdma and link in network.data, network.host_network
+        found.append(CountedPort(name, name, data, rdma=False, shared=shared, idle=_IDLE))
     return tuple(found)
 
 

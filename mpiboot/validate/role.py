@@ -29,7 +29,6 @@ from mpiboot.network import sysfs
 from mpiboot.supervisor.signals import ENDING, SIGNALS
 from mpiboot.system import files, process
 from mpiboot.validate import tools, verdict
-from mpiboot.validate.tools import Output, Sample
 from mpiboot.validate.verdict import Run, ToolOptions
 
 _KILL: Final = 30.0  # seconds from SIGTERM to SIGKILL; ranks have 20 of them (MPIBOOT_GRACE)
@@ -144,7 +143,7 @@ def _run(argv: Sequence[str], environ: Mapping[str, str], asked: ToolOptions, re
     loop = process.SignalLoop(SIGNALS)
     reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     os.set_blocking(writer, True)
-    output, over, interrupted = Output(), False, 0
+    output, over, interrupted = tools.Output(), False, 0
     until: float | None = None
     null = subprocess.DEVNULL
     child = subprocess.Popen(argv, env=environ, stdin=null, stdout=writer, start_new_session=True)
@@ -184,7 +183,7 @@ def _run(argv: Sequence[str], environ: Mapping[str, str], asked: ToolOptions, re
     return Run(tool, output, _read(record), asked, code, over, not record, interrupted)
 
 
-def _show(items: Iterable[Sample | str], output: Output, asked: ToolOptions) -> None:
+def _show(items: Iterable[tools.Sample | str], output: tools.Output, asked: ToolOptions) -> None:
     for item in items:
         if isinstance(item, str):
             os.write(2, (item + "\n").encode("utf-8", "replace"))

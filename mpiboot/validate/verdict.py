@@ -18,8 +18,7 @@ from mpiboot.core.model import Finding, Level
 from mpiboot.core.wording import counted, first_few, grouped, lasting, size_of
 from mpiboot.job import render
 from mpiboot.network.records import RDMA
-from mpiboot.validate import tools
-from mpiboot.validate.tools import Output, Sample, Tool
+from mpiboot.validate.tools import Output, Sample, Tool, is_ring
 
 # Of --json; raised when a field changes its meaning, new fields need no new version.
 JSON_VERSION: Final = 1
@@ -229,9 +228,9 @@ def _limit(run: Run) -> tuple[float, str]:
     """
     planned, others = str(run.transport.get("planned", "")), _no_rings(run)
     rates: dict[str, float] = {}
-    for host, ports in dict(run.transport.get("hosts") or {}).items():
-        own = [port for port in ports.values() if port.get("data")]
-        known = [carries(float(port.get("rate") or 0), planned, port.get("mtu", 0)) for port in own]
+    for host, ports in run.transport.get("hosts", {}).items():
+        own = [port for port in ports.values() if port["data"]]
+        known = [carries(port["rate"], planned, port["mtu"]) for port in own]
         rates[host] = sum(known) if all(known) else 0.0
     low, most = min(rates.values(), default=0.0), max(rates.values(), default=0.0)
     weakest = first_few(host for host, rate in rates.items() if rate == low)
@@ -250,7 +249,7 @@ def _limit(run: Run) -> tuple[float, str]:
 
 def _no_rings(run: Run) -> list[str]:
     names = {*run.output.started.values()}
-    return sorted(name for name in names if not tools.is_ring(name, run.asked.arguments))
+    return sorted(name for name in names if not is_ring(name, run.asked.arguments))
 
 
 def carries(rate: float, planned: str, mtu: int = 0) -> float:

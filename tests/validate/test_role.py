@@ -22,7 +22,7 @@ from tests.validate.test_output import HEADS, ROW
 from tests.waiting import until
 
 START = "mpiboot-validate|w-0|start|all_reduce_perf\nmpiboot-validate|w-1|start|all_reduce_perf\n"
-RATE = {"mlx5_0:1": {"rdma": True, "data": True, "rate": 1e12}}
+RATE = {"mlx5_0:1": {"rdma": True, "data": True, "rate": 1e12, "mtu": 0}}
 
 
 def record(verdict: str = "ok") -> dict[str, Any]:
