@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 from click.core import ParameterSource
@@ -59,7 +59,6 @@ _FOR_EXEC: Final = (
 _NOT_FOR_EXEC: Final = tuple(
     row.name for row in ROWS if row.section is not Section.LOG and row.name not in _FOR_EXEC
 )
-_Made = TypeVar("_Made", bound=click.Command)
 # What settles itself where a tool runs.
 _NOT_FOR_TOOLS: Final = (*_NAMED, "script", "script_gate", "job_record", "hold_on_failure")
 _NOT_FOR_NODE: Final = tuple(row.name for row in ROWS if row.section is not Section.LOG)
@@ -373,8 +372,8 @@ _BY_PAIRS: Final = {
 }
 
 
-def _measuring(helps: Mapping[str, str]) -> Callable[[_Made], _Made]:
-    """Give a command the options of one that measures, each with its help."""
+def _measuring(helps: Mapping[str, str]) -> list[click.Parameter]:
+    """Make the options of a command that measures, each with its help."""
     kinds: dict[str, dict[str, Any]] = {
         "tool": {"metavar": "NAME", "default": ""},
         "seconds": {"metavar": "TIME", "type": duration, "default": "60"},
@@ -382,16 +381,12 @@ def _measuring(helps: Mapping[str, str]) -> Callable[[_Made], _Made]:
         "fraction": {"metavar": "FRACTION", "type": amount},
     }
     flags = {"seconds": "--time", "busbw": "--min-busbw", "fraction": "--min-fraction"}
-
-    def add(command: _Made) -> _Made:
-        for name, text in helps.items():
-            flag = flags.get(name, f"--{name}")
-            command.params.append(click.Option([flag, name], help=text, **kinds[name]))
-        as_json = ["--json", "as_json"]
-        command.params.append(click.Option(as_json, is_flag=True, help="Print the result as JSON."))
-        return command
-
-    return add
+    made = [
+        click.Option([flags.get(name, f"--{name}"), name], help=text, **kinds[name])
+        for name, text in helps.items()
+    ]
+    as_json = click.Option(["--json", "as_json"], is_flag=True, help="Print the result as JSON.")
+    return [*made, as_json]
 
 
 def _asked(given: dict[str, Any]) -> tuple[Resolved, Mapping[str, str], ToolOptions]:
@@ -404,8 +399,7 @@ def _asked(given: dict[str, Any]) -> tuple[Resolved, Mapping[str, str], ToolOpti
 
 
 @settings_of(Role.LAUNCHER, without=_NOT_FOR_TOOLS, common=(Section.HOSTS,))
-@_measuring(_BY_TOOL)
-@validate.command(cls=Command, context_settings=PASS_ON)
+@validate.command(cls=Command, context_settings=PASS_ON, params=_measuring(_BY_TOOL))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def job(**given: Any) -> None:  # noqa: ANN401 - the options above, and the settings' texts
     """Measure across all hosts of the hostfile, as a job on them.
@@ -426,8 +420,7 @@ def job(**given: Any) -> None:  # noqa: ANN401 - the options above, and the sett
 
 
 @settings_of(Role.LAUNCHER, without=_NOT_FOR_NODE)
-@_measuring(_BY_TOOL)
-@validate.command(cls=Command, context_settings=PASS_ON)
+@validate.command(cls=Command, context_settings=PASS_ON, params=_measuring(_BY_TOOL))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def node(**given: Any) -> None:  # noqa: ANN401 - as above
     """Measure inside this pod alone, without SSH: its GPUs, or two MPI ranks.
@@ -443,8 +436,7 @@ def node(**given: Any) -> None:  # noqa: ANN401 - as above
 
 
 @settings_of(Role.LAUNCHER, without=_NOT_FOR_PAIRS, common=(Section.HOSTS,))
-@_measuring(_BY_PAIRS)
-@validate.command(cls=Command)
+@validate.command(cls=Command, params=_measuring(_BY_PAIRS))
 def pairs(**given: Any) -> None:  # noqa: ANN401 - as above
     """Measure from every host to every other one, and name those that are slow.
 
