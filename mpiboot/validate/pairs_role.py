@@ -161,8 +161,7 @@ class _Measuring:
 
     async def _probes(self, networks: Iterable[WorkerNetwork]) -> Mapping[str, Sequence[PathEnd]]:
         """Start what measures TCP: on the data links, on the control link where one has none."""
-        found = [path_host(self._workers[one.host], one) for one in networks]
-        hosts = [*filter(None, found)]
+        hosts = [*filter(None, (path_host(self._workers[one.host], one) for one in networks))]
         await asyncio.gather(*map(self._hosts.start_probe, hosts))
         measured = slice(1, None) if all(len(host.ends) > 1 for host in hosts) else slice(1)
         for host in hosts:

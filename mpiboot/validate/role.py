@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from mpiboot.core import log
 from mpiboot.core.checks import BY_REFERENCE
-from mpiboot.core.errors import ShownError, error
+from mpiboot.core.errors import ShownError
 from mpiboot.core.launch_spec import BY_SIGNAL
 from mpiboot.core.setting_types import AUTO, WorkerExit
 from mpiboot.core.settings import Resolved
@@ -46,7 +46,7 @@ def job(resolved: Resolved, environ: Mapping[str, str], asked: ToolOptions) -> N
         SystemExit: the launcher's own exit code.
         MpibootError: ``usage`` or ``runtime-folder``.
     """
-    _known(asked.tool)
+    text = tools.shell(asked.tool, asked.arguments)
     settings, uid = resolved.settings, os.getuid()
     own, temporary = f"validate-{os.getpid()}", environ.get("TMPDIR")
     folder = files.runtime_dir(settings.runtime_dir, uid, own, tmpdir=temporary)
@@ -59,7 +59,6 @@ def job(resolved: Resolved, environ: Mapping[str, str], asked: ToolOptions) -> N
     # workers that the job is over, for which they may wait.
     if settings.worker_exit is AUTO and process.is_containers_own():
         env["MPIBOOT_WORKER_EXIT"] = WorkerExit.AFTER_JOB.value
-    text = tools.shell(asked.tool, asked.arguments)
     argv = process.python(_LAUNCH, "launcher", "--", "sh", "-c", text, "sh")
     try:
         _end(_run(argv, env, asked, str(record)), resolved)
@@ -75,7 +74,6 @@ def node(resolved: Resolved, environ: Mapping[str, str], asked: ToolOptions) -> 
         SystemExit: the tool's own exit code.
         MpibootError: ``usage``.
     """
-    _known(asked.tool)
     devices = max(1, sysfs.gpus(search=environ.get("PATH", "")).count)
     text = tools.shell(asked.tool, asked.arguments, devices=devices, before=_LOCAL)
     env = {name: value for name, value in environ.items() if name not in HOSTFILE_VARS}
@@ -84,13 +82,6 @@ def node(resolved: Resolved, environ: Mapping[str, str], asked: ToolOptions) -> 
     rows = (row for row in DIALECTS.values() if row.oversubscribe_var)
     env |= {row.oversubscribe_var: row.oversubscribe_value for row in rows}
     _end(_run(["sh", "-c", text, "sh"], env, asked, ""), resolved)
-
-
-def _known(name: str) -> None:
-    if name and tools.find(name) is None:
-        known = ", ".join(tool.name for tool in tools.TOOLS)
-        hint = "a program of nccl-tests or OSU can be named too, such as alltoall_perf"
-        raise error("usage", f"--tool is {name!r}: expected one of {known}", hint=hint)
 
 
 def _end(run: Run, resolved: Resolved) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from mpiboot.core.dataclass import dataclass, field
+from mpiboot.core.errors import error
 
 # The functions that its lines call.
 _FUNCTIONS: Final = __file__.rpartition("/")[0].rpartition("/")[0] + "/libexec/validate"
@@ -85,8 +86,15 @@ def shell(
         words: the user's own arguments, in place of the row's.
         devices: GPUs of each rank.
         before: what starts the ranks of a tool of MPI, where this shell is none.
+
+    Raises:
+        MpibootError: ``usage``; there is no such tool.
     """
-    one = find(asked) if asked else None
+    one = find(asked)
+    if asked and one is None:
+        known = ", ".join(tool.name for tool in TOOLS)
+        hint = "a program of nccl-tests or OSU can be named too, such as alltoall_perf"
+        raise error("usage", f"--tool is {asked!r}: expected one of {known}", hint=hint)
     with open(_FUNCTIONS, encoding="ascii") as file:  # noqa: PTH123 - a word from end to end
         lines = [line for line in file if not line.lstrip().startswith("#")]
     looked_for = []
