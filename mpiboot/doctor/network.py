@@ -15,7 +15,7 @@ from mpiboot.doctor.pod import ImagePart
 from mpiboot.job import mpi_environment, pods
 from mpiboot.job.control_links import NAME_LINKS, links_gone
 from mpiboot.network import cluster_view, nccl, service_mesh, worker_network
-from mpiboot.network.counters import KINDS
+from mpiboot.network.counters import FAULTS
 from mpiboot.network.records import PCI_FUNCTION, RDMA, usable
 
 
@@ -113,7 +113,7 @@ def default_routes(facts: PodFacts) -> Iterable[Finding]:
         yield ok("default-routes", f"the default route uses {' and '.join(only)}")
 
 
-_FAULTS: Final = frozenset(name for kind in KINDS.values() if kind.fault for name in kind.names)
+_FAULTS: Final = frozenset(" ".join(kind.names for kind in FAULTS.values()).split())
 
 
 @worker_check(

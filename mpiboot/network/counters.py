@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from mpiboot.core.dataclass import dataclass
 
@@ -63,21 +63,15 @@ class CountedPort:
     mtu: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """Counters that explain a slow or failed job; ``fault`` where a healthy network counts none."""
+class Kind(NamedTuple):
+    """Counters that explain a slow or failed job: what they mean, and their names."""
 
     meaning: str
-    listed: str
-    fault: bool = True
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The counters' names."""
-        return tuple(self.listed.split())
+    names: str
 
 
-KINDS: Final = {
+# By what they count; a healthy network counts no faults.
+FAULTS: Final = {
     "packets out of sequence": Kind(
         "packets were lost on the way (PFC or ECN of switches and node, MTU)",
         "out_of_sequence packet_seq_err seq_err_naks_rcvd out_of_seq_request rcvd_seq_err",
@@ -106,19 +100,19 @@ KINDS: Final = {
         "port_rcv_remote_physical_errors local_link_integrity_errors "
         "excessive_buffer_overrun_errors",
     ),
+}
+KINDS: Final = FAULTS | {
     "congestion notifications (CNP, ECN)": Kind(
         "the network was full and slowed senders down, as it should",
         "np_cnp_sent np_ecn_marked_roce_packets rp_cnp_handled tx_cnp_pkts rx_cnp_pkts "
         "rx_ecn_marked_pkts cnpSent cnpHandled RxECNMrkd",
-        fault=False,
     ),
     "waits for credits": Kind(
         "ports had data and were not let send (InfiniBand's flow control)",
         "port_xmit_wait",
-        fault=False,
     ),
 }
-EXPLAINING: Final = tuple(name for kind in KINDS.values() for name in kind.names)
+EXPLAINING: Final = tuple(" ".join(kind.names for kind in KINDS.values()).split())
 _TRAFFIC: Final = tuple(name for row in TRAFFIC for name in (*row.sent, *row.received))
 # For a host's shell: the function of libexec/environs with its words.
 QUESTION: Final = f"counters {' '.join((*_TRAFFIC, '-', *EXPLAINING))}"

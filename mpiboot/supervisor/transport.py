@@ -221,6 +221,7 @@ def _grown(host: HostSnapshot, now: Counters) -> Counter[str]:
 def _explained(grown: Mapping[str, Counter[str]], totals: Counter[str]) -> Iterable[str]:
     """Write a line for each kind of counters that moved."""
     for what, kind in KINDS.items():
-        if listed := ", ".join(f"{name} {totals[name]:,}" for name in kind.names if totals[name]):
-            most = max(grown, key=lambda host: sum(grown[host][name] for name in kind.names))
-            yield f"data: {what}: {listed}, most on {most}: {kind.meaning}"
+        if names := [name for name in kind.names.split() if totals[name]]:
+            most = max(grown, key=lambda host: sum(grown[host][name] for name in names))
+            counts = ", ".join(f"{name} {totals[name]:,}" for name in names)
+            yield f"data: {what}: {counts}, most on {most}: {kind.meaning}"
