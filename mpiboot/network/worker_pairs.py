@@ -250,16 +250,14 @@ def path_host(worker: Worker, network: WorkerNetwork) -> PathHost | None:
     return PathHost(worker.host.name, tuple(ends))
 
 
-def path(
-    source: PathHost, target: PathHost, network: int, *, stream: int, lasting: float = 0.0
-) -> Dial:
-    """Make the dial that measures a path between two hosts; its port is not known yet."""
-    own, far = source.ends[network], target.ends[network]
+def path(source: PathHost, target: PathHost, end: int, stream: int, lasting: float = 0.0) -> Dial:
+    """Make the dial that measures a path between two hosts' ends; its port is not known yet."""
+    own, far = source.ends[end], target.ends[end]
     return Dial(
         *(source.name, target.name, far.address, 0, _SECONDS),
         own=own.address,
         link=own.name,
-        control=network == 0,
+        control=end == 0,
         wanted=min(own.mtu, far.mtu),
         stream=stream,
         lasting=lasting,
@@ -276,8 +274,8 @@ def paths(hosts: Sequence[PathHost]) -> tuple[Dial, ...]:
         for other in range(place) if len(hosts) <= ALL_PAIRS else partners(place):
             stream = _STREAM if other == place - 1 else 0
             both = host, hosts[other]
-            for network in range(min(len(one.ends) for one in both)):
-                found += [path(*two, network, stream=stream) for two in permutations(both, 2)]
+            for end in range(min(len(one.ends) for one in both)):
+                found += [path(*two, end, stream) for two in permutations(both, 2)]
     return tuple(found)
 
 
