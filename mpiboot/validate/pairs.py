@@ -204,7 +204,7 @@ class _Judged(NamedTuple):
     flows: Mapping[Flow, float]
 
 
-def _judge_rail(speeds: Mapping[Flow, Sequence[float]], enough: float) -> _Judged:
+def _judge_rail(speeds: Mapping[Flow, Sequence[float]], measure: Measure) -> _Judged:
     by_end = grouped((end, flow) for flow in speeds for end in flow.ends)
     values = {end: sorted(chain(*map(speeds.__getitem__, of))) for end, of in by_end.items()}
     # What a host reaches: it has slow partners, too, and may be busy for a while.
@@ -219,7 +219,7 @@ def _judge_rail(speeds: Mapping[Flow, Sequence[float]], enough: float) -> _Judge
     middle = median(ratios)
     spread = median(abs(ratio - middle) for ratio in ratios)
     least = _QUIET if len(ratios) >= _MANY * len({host for host, _ in best}) else _FEW_VALUES
-    slow = usual * min(enough, exp(-_FAR * max(spread, least)))
+    slow = usual * min(measure.fraction, exp(-_FAR * max(spread, least)))
     ends = {
         end: reached
         for end, reached in best.items()
@@ -242,45 +242,40 @@ def judge(seen: Measured, enough: float | None = None) -> tuple[Finding, ...]:
         seen: what was measured.
         enough: the fraction of what is usual, and of a port's rate; None: the measure's own.
     """
-    enough = enough or seen.measure.fraction
-    judged = _judge_rails(seen.measure, seen.values, enough)
-    lost = _judge_rails(_LOSS, seen.resent, _LOSS.fraction)
+    measure = replace(seen.measure, fraction=enough or seen.measure.fraction)
+    judged = _judge_rails(measure, seen.values)
     return (
-        *_rails(seen, judged, enough),
-        *_outliers(seen, seen.measure, judged),
-        *_outliers(seen, _LOSS, lost),
+        *_rails(seen, measure, judged),
+        *_outliers(seen, measure, judged),
+        *_outliers(seen, _LOSS, _judge_rails(_LOSS, seen.resent)),
         *_not_measured(seen),
     )
 
 
-def _judge_rails(
-    measure: Measure, values: Mapping[Flow, Sequence[float]], enough: float
-) -> dict[int, _Judged]:
+def _judge_rails(measure: Measure, values: Mapping[Flow, list[float]]) -> dict[int, _Judged]:
     rails = grouped(
         (flow.rail, (flow, [*map(measure.speed, listed)])) for flow, listed in values.items()
     )
-    return {rail: _judge_rail(dict(speeds), enough) for rail, speeds in sorted(rails.items())}
+    return {rail: _judge_rail(dict(speeds), measure) for rail, speeds in sorted(rails.items())}
 
 
-def finding(
-    check: str, message: str, hosts: Sequence[str] = (), level: Level = Level.FAIL
-) -> Finding:
+def finding(check: str, message: str, hosts: Sequence[str], level: Level = Level.FAIL) -> Finding:
     """Make a finding of these hosts with its hint."""
     one, several = ("", tuple(hosts)) if len(hosts) > 1 else ("".join(hosts), ())
     return Finding(check, level, message, one, (), _HINTS[check], several)
 
 
-def _rails(seen: Measured, judged: Mapping[int, _Judged], enough: float) -> Iterator[Finding]:
+def _rails(seen: Measured, measure: Measure, judged: Mapping[int, _Judged]) -> Iterator[Finding]:
     """Compare the rails with each other, each by its port's rate where that is known."""
-    measure, limits = seen.measure, seen.limits
+    limits = seen.limits
     known = measure.is_rate and bool(limits) and all(limits)
     shares = {rail: one.usual / (limits[rail] if known else 1) for rail, one in judged.items()}
     for rail, share in shares.items():
         name, usual = seen.names[rail], measure.told(judged[rail].usual)
-        if share < enough * median(shares.values()):
+        if share < measure.fraction * median(shares.values()):
             message = f"{name} is slow between all hosts: {usual} as a rule"
             yield finding("slow-rail", message, seen.hosts)
-        elif known and share < enough:
+        elif known and share < measure.fraction:
             limit = measure.shown(limits[rail])
             message = f"{name} carries {usual} as a rule: {share:.0%} of the {limit} of its port"
             yield finding("port-rate", message, seen.hosts)
@@ -293,8 +288,7 @@ def _outliers(seen: Measured, measure: Measure, judged: Mapping[int, _Judged]) -
     for rail, one in judged.items():
         name, usual = seen.names[rail], f"the others {told(one.usual)}"
         for (host, sends), speed in sorted(one.ends.items(), key=lambda item: item[1]):
-            direction = "from" if sends else "to"
-            message = f"{told(speed)} {direction} it by {name}, {usual}"
+            message = f"{told(speed)} {'from' if sends else 'to'} it by {name}, {usual}"
             yield finding("lost-packets" if lost else "slow-host", message, [host], level)
         for flow, speed in sorted(one.flows.items(), key=lambda item: item[1]):
             message = f"{flow.source} to {flow.target} by {name}: {told(speed)}, {usual}"
@@ -330,9 +324,7 @@ def summary(seen: Measured, width: int | None, *, whole: bool) -> str:
     return render.indented("", message + "; interrupted before its end" * (not whole), width)
 
 
-def as_text(
-    seen: Measured, found: Sequence[Finding], width: int | None, *, whole: bool = True
-) -> str:
+def as_text(seen: Measured, found: Sequence[Finding], width: int | None, *, whole: bool) -> str:
     """Write the matrix of a few hosts, what was found, and a summary."""
     matrix = _matrix(seen, width) if seen.values and len(seen.hosts) <= MOST_LINES else ""
     parts = (matrix, render.findings(found, width), summary(seen, width, whole=whole))

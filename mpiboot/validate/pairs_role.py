@@ -66,7 +66,7 @@ def run(resolved: Resolved, environ: Mapping[str, str], asked: ToolOptions) -> N
             for item in found
         )
     elif whole and not seen.values and not any(item.level is Level.FAIL for item in found):
-        found = (*found, pairs.finding("not-measured", "there are no two hosts to be measured"))
+        found = (*found, pairs.finding("not-measured", "there are no two hosts to be measured", ()))
     out = sys.stderr if asked.before_job else sys.stdout
     if asked.as_json:
         out.write(render.as_json(pairs.record(seen, found, whole=whole)))

@@ -221,7 +221,7 @@ def test_a_pair_is_not_named_by_a_single_value() -> None:
 def test_by_few_rounds_of_many_a_slow_host_is_named_all_the_same() -> None:
     seen = measured(200, slowed(0.3, lambda flow: "w-77" in flow), passes=1, only=20)
     assert named(pairs.judge(seen)) == [("slow-host", "w-77")] * 2
-    text = pairs.as_text(seen, pairs.judge(seen), None)
+    text = pairs.as_text(seen, pairs.judge(seen), None, whole=True)
     assert "1000 of 19900 pairs of 200 hosts measured" in text
     assert len(text.splitlines()) < 9
 
@@ -255,7 +255,7 @@ def test_ways_without_a_result_are_told_once_for_each_reason() -> None:
 
 def test_the_matrix_is_shown_and_folded_where_it_is_too_wide() -> None:
     seen = measured(3, lambda flow: 10.0 + int(flow.source[2:]))
-    text = pairs.as_text(seen, (), None)
+    text = pairs.as_text(seen, (), None, whole=True)
     assert text.splitlines()[:4] == [
         "Gb/s  w-0  w-1  w-2",
         "w-0   -    10   10",
@@ -268,11 +268,11 @@ def test_the_matrix_is_shown_and_folded_where_it_is_too_wide() -> None:
         "3 of 3 pairs of 3 hosts measured by mpiboot's own TCP stream over net1: median 11 "
         "Gb/s, 10 Gb/s to 12 Gb/s; interrupted before its end"
     )
-    assert "w-16" not in pairs.as_text(measured(17, around(10, 0.001)), (), None)
+    assert "w-16" not in pairs.as_text(measured(17, around(10, 0.001)), (), None, whole=True)
     assert pairs.as_text(Measured(TCP), (), 80, whole=False) == (
         "nothing was measured; interrupted before its end\n"
     )
-    assert pairs.as_text(Measured(TCP, names(2), ("net1",)), (), 80) == (
+    assert pairs.as_text(Measured(TCP, names(2), ("net1",)), (), 80, whole=True) == (
         "0 of 1 pair of 2 hosts measured by mpiboot's own TCP stream over net1\n"
     )
 
