@@ -86,13 +86,13 @@ class _Measuring:
 
     def __init__(self, launcher: LauncherPod, asked: ToolOptions) -> None:
         self._launcher, self._asked = launcher, asked
-        self._settings, self._to = launcher.resolved.settings, access(launcher)
-        self._hosts = MeasuringHosts(self._settings, self._to)
+        settings = launcher.resolved.settings
+        self._hosts = MeasuringHosts(settings, access(launcher))
         self._workers: dict[str, Worker] = {}
         self._tcp: dict[str, PathHost] = {}
         self._rdma: dict[str, tuple[RailEnd, ...]] = {}
         self._seconds = self._limit = 0.0
-        first, _, last = (self._settings.port_range or _PORTS).partition("-")
+        first, _, last = (settings.port_range or _PORTS).partition("-")
         # From its end: MPI's daemons take the first ones.
         self._ports = itertools.cycle(range(int(last), int(first) - 1, -1))
         self.seen = Measured(TCP)
@@ -114,7 +114,7 @@ class _Measuring:
         return got[0] if got else 0
 
     async def _work(self) -> None:
-        if self._to.pods is not None:
+        if self._launcher.pods is not None:
             raise error("usage", "hosts that kubectl enters can't measure the paths between them")
         workers, data = await observation.pass_gates_with_networks(self._launcher)
         for item in data.findings:

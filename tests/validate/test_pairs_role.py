@@ -116,8 +116,8 @@ def measuring(
     monkeypatch.setattr(observation, "pass_gates_with_networks", passed)
     monkeypatch.setattr(MeasuringHosts, "__init__", _nothing)
     monkeypatch.setattr(MeasuringHosts, "log_in", log_in)
-    monkeypatch.setattr(pairs_role, "access", lambda _: SimpleNamespace(pods=None))
-    launcher: Any = SimpleNamespace(resolved=resolved)
+    monkeypatch.setattr(pairs_role, "access", lambda _: None)
+    launcher: Any = SimpleNamespace(resolved=resolved, pods=None)
     return _Measuring(launcher, asked), homes
 
 
