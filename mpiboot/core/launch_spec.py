@@ -38,6 +38,8 @@ LAUNCH_ID: Final = "MPIBOOT_LAUNCH_ID"
 # In the environment of its daemons: the port on which the launcher hears of a worker's end, and
 # what it calls that worker.
 NOTICE: Final = "MPIBOOT_NOTICE"
+# In the environment of a launcher whose time another process keeps: SIGHUP is the job's good end.
+TIMED: Final = "MPIBOOT_TIMED"
 # A shell, and an exit status, tell of signal n by 128 + n.
 BY_SIGNAL: Final = 128
 # What workers call the launcher; in the environment of a script, whose launches are one attempt.

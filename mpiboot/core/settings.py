@@ -471,6 +471,7 @@ INTERNAL: Final = (
     "MPIBOOT_KEEP_KEY",
     "MPIBOOT_NOTICE",
     "MPIBOOT_ATTEMPT",
+    "MPIBOOT_TIMED",
 )
 
 

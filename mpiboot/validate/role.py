@@ -19,8 +19,8 @@ from typing import Any, Final
 from mpiboot.core import log
 from mpiboot.core.checks import BY_REFERENCE
 from mpiboot.core.errors import ShownError
-from mpiboot.core.launch_spec import BY_SIGNAL
-from mpiboot.core.setting_types import AUTO, WorkerExit
+from mpiboot.core.launch_spec import BY_SIGNAL, TIMED
+from mpiboot.core.setting_types import AUTO, Switch, WorkerExit
 from mpiboot.core.settings import Resolved
 from mpiboot.job import render
 from mpiboot.job.dialects import DIALECTS, HOSTFILE_VARS, OMPI_ROOT
@@ -55,6 +55,8 @@ def job(resolved: Resolved, environ: Mapping[str, str], asked: ToolOptions) -> N
     env |= {"MPIBOOT_JOB_RECORD": str(record), "MPIBOOT_SCRIPT": "off", "MPIBOOT_VALIDATE": "off"}
     env["MPIBOOT_TAG_OUTPUT"] = "off"  # the tool's lines are read
     env["MPIBOOT_HOLD_ON_FAILURE"] = "0"  # the time is for the tool
+    if settings.supervise is Switch.ON:  # else it is mpirun itself that gets the signal
+        env[TIMED] = "1"
     # The container's own process is this one, so a launcher that is its child would not tell the
     # workers that the job is over, for which they may wait.
     if settings.worker_exit is AUTO and process.is_containers_own():
@@ -161,7 +163,8 @@ def _run(argv: Sequence[str], environ: Mapping[str, str], asked: ToolOptions, re
             if until is None and output.started:
                 until = time.monotonic() + asked.seconds
             elif until is not None and time.monotonic() >= until:
-                send(signal.SIGKILL if over else signal.SIGTERM)
+                ends = signal.SIGHUP if TIMED in environ else signal.SIGTERM
+                send(signal.SIGKILL if over else ends)
                 over, until = True, time.monotonic() + _KILL
         read()
         _show(output.end(), output, asked)

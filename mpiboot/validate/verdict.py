@@ -240,6 +240,7 @@ def _limit(run: Run) -> tuple[float, str]:
         return 0.0, f"{first_few(others)} shares the ports in its own way: no fraction"
     if planned not in _PACKETS or not rates:
         why = "no data network was planned" if run.record else "the job left no record"
+        why = "the workers' counters were not read" if planned in _PACKETS else why
         return 0.0, f"{why}: what its ports carry is not judged"
     if not low:
         return 0.0, f"the driver reports no port rate on {weakest}: no fraction is judged"

@@ -105,7 +105,8 @@ def test_a_job_is_measured_and_judged_as_the_containers_first_process(
 def test_a_tool_that_hangs_is_ended_and_what_it_measured_is_judged(
     cluster: Cluster, image: Image
 ) -> None:
-    job = validated(cluster, image, "--time", "3", "--min-busbw", "9", "--json", kind="hang")
+    words = ("--time", "3", "--min-busbw", "9", "--json")
+    job = validated(cluster, image, *words, kind="hang", data_link="net1")
     assert job.wait(PATIENCE) == 1, job.launcher.stderr()
     found = json.loads(job.launcher.stdout())
     assert [item["size"] for item in found["samples"]] == [16384]
@@ -114,7 +115,10 @@ def test_a_tool_that_hangs_is_ended_and_what_it_measured_is_judged(
     assert [line for line in found["notes"] if line.startswith("time was up (3s) after 16 KiB")]
     assert set(found["programs"].values()) == {"all_reduce_perf"}
     assert job.launcher.termination_log().startswith("bandwidth: 0.98 GB/s")
-    until(lambda: not [pod for pod in job.workers if pod.running and alive(pod, "sleep")])
+    # As at any end the ports were read, and the workers told.
+    assert len(found["transport"]["hosts"]) == 2
+    for worker in job.workers:
+        assert worker.wait(PATIENCE) == 0
 
 
 ENDS: dict[str, tuple[int, str, str]] = {

@@ -29,6 +29,7 @@ from mpiboot.core.launch_spec import (
     KEY,
     LAUNCH_DIR,
     LAUNCH_ID,
+    TIMED,
     Failure,
     LaunchSpec,
     ParentOptions,
@@ -1415,6 +1416,24 @@ def test_a_good_end_is_one_session_where_that_can_be(
     rig.spec = replace(rig.spec, prove=prove, attempt="l@1@a")
     assert rig.run("exit 0")[0] == 0
     assert (rig.folder / "sessions").read_text().split("\n")[:-1] == orders
+
+
+def test_a_measurement_whose_time_is_over_ends_well_and_is_counted(rig: Rig) -> None:
+    counted_hosts(rig, "w-0", mpiboot=True)
+    rig.ssh(
+        "case $* in *\" 'job_is_over'\"*) echo over >> sessions ;; esac\n"
+        f"echo {RAIL}xmit_data:4; echo {RAIL}rcv_data:8; echo mpiboot-read; read -r _"
+    )
+    rig.spec = replace(rig.spec, prove="warn", attempt="l@1@a")
+    rig.environ[TIMED] = "1"
+    process = rig.start("trap 'exit 1' HUP; echo ready; while :; do read -t 1; done")
+    ready(process)
+    process.send_signal(signal.SIGHUP)
+    code, message = ended(process)
+    assert code == 0, message
+    assert "mpiboot: data: mlx5_1 on net1 sent 16 bytes per worker (RDMA)" in message
+    assert last(message).endswith("exit 0: its time was over")
+    assert (rig.folder / "sessions").read_text() == "over\n"
 
 
 def test_a_fault_in_what_tells_and_records_changes_no_end(

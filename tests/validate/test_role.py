@@ -94,6 +94,19 @@ def test_the_launchers_own_end_stands(validate: Any) -> None:  # noqa: ANN401
     assert "ended with 137" in out
 
 
+def test_what_is_slow_when_its_time_is_over_is_not_fit(
+    validate: Any,  # noqa: ANN401
+    tmp_path: Path,
+) -> None:
+    """The record is whole where SIGHUP ends the launcher, and by no other signal."""
+    whole = f"trap 'cp {tmp_path}/found \"$MPIBOOT_JOB_RECORD\"; exit 0' HUP\n"
+    does = 'rm "$MPIBOOT_JOB_RECORD"\n' + whole + prints(TABLE, "while :; do sleep 0.1; done\n")
+    code, out, _ = validate(does, record(), "--time", "1")
+    assert code == 1
+    assert "\n- time was up (1s) after 128 MiB" in out
+    assert "76% of the 122.5 GB/s" in out
+
+
 def test_the_json_has_its_fields(validate: Any) -> None:  # noqa: ANN401
     _, out, _ = validate(prints(TABLE), record(), "--json")
     found = json.loads(out)

@@ -144,6 +144,10 @@ NOTES = {
         run(record=record("RoCE", {"w-0": ports(400), "w-1": ports(200)})),
         "the ports of w-1 carry 24.51 GB/s, others up to 49.02: the least counts",
     ),
+    "unread": (
+        run(record={"version": 1, "transport": {"planned": "RoCE", "hosts": {}}}),
+        "the workers' counters were not read: what its ports carry is not judged",
+    ),
     "cut off": (run(over=True), "time was up (1m) after 1 GiB"),
     "no GPUDirect": (run(nccl="Using network IB\nvia NET/IB/0"), "no GPUDirect RDMA"),
     "silent": (
