@@ -65,7 +65,7 @@ def name(number: int) -> str:
     return signal.Signals(number).name
 
 
-def by_signal(number: int) -> Failure:
+def by_signal(number: int, when: str = "while waiting for hosts: nothing was started") -> Failure:
     """Judge a launcher that gets a signal before mpirun is started."""
-    message = f"{name(number)} while waiting for hosts: nothing was started"
+    message = f"{name(number)} {when}"
     return Failure(BY_SIGNAL + number, "signal", f"signal: {message}\n", held=False)

@@ -57,7 +57,8 @@ def run(resolved: Resolved, environ: Mapping[str, str], asked: ToolOptions) -> N
         number = asyncio.run(measuring.until_signal())
     finally:
         files.remove_role(launcher.folder)
-    look.end_on_signals(resolved)  # asyncio has put the default in its place, which PID 1 ignores
+    # asyncio has put the default in its place, which PID 1 ignores.
+    look.end_on_signals(resolved, "before the end of the measurement")
     seen, whole = measuring.seen, not number
     found = pairs.judge(seen, asked.fraction)
     if asked.before_job:  # what was not measured is no reason to start no job
@@ -66,7 +67,8 @@ def run(resolved: Resolved, environ: Mapping[str, str], asked: ToolOptions) -> N
             for item in found
         )
     elif whole and not seen.values and not any(item.level is Level.FAIL for item in found):
-        found = (*found, pairs.finding("not-measured", "there are no two hosts to be measured", ()))
+        message = "there are no two hosts to be measured beside this pod"
+        found = (*found, pairs.finding("not-measured", message, ()))
     out = sys.stderr if asked.before_job else sys.stdout
     if asked.as_json:
         out.write(render.as_json(pairs.record(seen, found, whole=whole)))
@@ -86,13 +88,12 @@ class _Measuring:
 
     def __init__(self, launcher: LauncherPod, asked: ToolOptions) -> None:
         self._launcher, self._asked = launcher, asked
-        settings = launcher.resolved.settings
-        self._hosts = MeasuringHosts(settings, access(launcher))
+        self._settings = launcher.resolved.settings
         self._workers: dict[str, Worker] = {}
         self._tcp: dict[str, PathHost] = {}
         self._rdma: dict[str, tuple[RailEnd, ...]] = {}
         self._seconds = self._limit = 0.0
-        first, _, last = (settings.port_range or _PORTS).partition("-")
+        first, _, last = (self._settings.port_range or _PORTS).partition("-")
         # From its end: MPI's daemons take the first ones.
         self._ports = itertools.cycle(range(int(last), int(first) - 1, -1))
         self.seen = Measured(TCP)
@@ -121,6 +122,9 @@ class _Measuring:
             if item.level is Level.FAIL:  # no job of these hosts would start
                 raise MpibootError(item)
             log.finding(item)
+        if not workers:  # and perhaps no key
+            return
+        self._hosts = MeasuringHosts(self._settings, access(self._launcher))
         self._workers = {worker.host.name: worker for worker in workers}
         if busy := [worker.host.name for worker in workers if worker.launches]:
             log.warning("network", f"a job runs on {first_few(busy)}: each slows the other down")
@@ -139,15 +143,15 @@ class _Measuring:
         rdma = any(network.transport in RDMA for network in networks.values())
         if wanted is TCP or not (rdma or self._asked.tool):
             return TCP
-        why = "no RDMA port that perftest can use on"
+        why, hint = "no RDMA port that perftest can use on", "`mpiboot doctor` there looks for it"
         self._rdma, without = pairs.common_rails(networks)
         if not without:
-            why = f"{wanted.name} is not on PATH of a session on"
+            why, hint = f"{wanted.name} is not on PATH of a session on", "install perftest there"
             lacking = await asyncio.gather(*(self._lacks(host, wanted.name) for host in networks))
             without = list(itertools.compress(networks, lacking))
         if not without:
             return wanted
-        message, hint = f"{why} {first_few(without)}", "install perftest in the workers' image"
+        message = f"{why} {first_few(without)}"
         if self._asked.tool:
             raise error("program-missing", message, hint=hint)
         log.warning("network", f"TCP is measured and not RDMA: {message}; {hint}")

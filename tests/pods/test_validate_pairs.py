@@ -145,6 +145,8 @@ def test_a_signal_ends_it_with_what_was_measured(
     assert "interrupted before its end" in done.stdout
     assert ": median " in done.stdout
     assert "Traceback" not in done.stderr
+    said = job.launcher.shell("tail -n 1 /tmp/said")
+    assert said == f"mpiboot: SIG{signal} before the end of the measurement"
     until(lambda: not measuring(job), PATIENCE, "the end of what measures")
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
+import subprocess
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
@@ -183,11 +185,28 @@ async def test_a_tool_that_is_named_and_lacks_a_port_is_an_error(
         await run.until_signal()
     assert wrong.value.finding.check == "program-missing"
     assert "no RDMA port that perftest can use on w-0, w-1" in wrong.value.finding.message
+    assert "install" not in wrong.value.finding.hint
 
 
 def test_a_tool_that_is_none_is_an_error() -> None:
     with pytest.raises(MpibootError, match="--tool is 'iperf': expected one of ib_write_bw"):
         pairs_role.run(resolve({}, {}), {}, ToolOptions("iperf"))
+
+
+def test_of_this_pod_alone_it_says_that_there_are_no_two_hosts(tmp_path: Path) -> None:
+    """A launcher without workers may have no key."""
+    (tmp_path / "hostfile").write_text(f"{socket.gethostname()}\n")
+    words = ("validate", "pairs", "--hostfile", str(tmp_path / "hostfile"))
+    own = {name: str(tmp_path / name) for name in ("HOME", "MPIBOOT_RUNTIME_DIR")}
+    done = subprocess.run(
+        [sys.executable, "-m", "mpiboot", *words],
+        env={"PATH": os.environ["PATH"], "MPIBOOT_TERMINATION_LOG": str(tmp_path / "log"), **own},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    assert "not-measured  there are no two hosts to be measured beside this pod" in done.stdout
 
 
 @pytest.mark.parametrize("before_job", [True, False])
