@@ -24,6 +24,7 @@ from mpiboot.cli.options import (
     Root,
     amount,
     duration,
+    fraction,
     settings_of,
 )
 from mpiboot.cli.run import ENTRY, ErrorSettings, Words, looking, resolved
@@ -378,7 +379,7 @@ def _measuring(helps: Mapping[str, str]) -> list[click.Parameter]:
         "tool": {"metavar": "NAME", "default": ""},
         "seconds": {"metavar": "TIME", "type": duration, "default": "60"},
         "busbw": {"metavar": "GB/S", "type": amount},
-        "fraction": {"metavar": "FRACTION", "type": amount},
+        "fraction": {"metavar": "FRACTION", "type": fraction},
     }
     flags = {"seconds": "--time", "busbw": "--min-busbw", "fraction": "--min-fraction"}
     made = [

@@ -166,6 +166,13 @@ def amount(text: str) -> float:
     raise click.BadParameter(f"{text!r}: expected a number above 0, such as 0.8 or 350")
 
 
+def fraction(text: str) -> float:
+    """Read a number above 0, and 1 at most: no percentage."""
+    if (value := amount(text)) > 1:
+        raise click.BadParameter(f"{text!r}: expected 1 at most, such as 0.8")
+    return value
+
+
 def duration(text: str) -> float:
     """Read a length of time as the settings do."""
     try:

@@ -123,6 +123,7 @@ def test_the_json_has_its_fields(validate: Any) -> None:  # noqa: ANN401
     [
         (("--min-busbw", "abc"), "'abc': expected a number above 0"),
         (("--min-fraction", "nan"), "'nan': expected a number above 0"),
+        (("--min-fraction", "80"), "'80': expected 1 at most, such as 0.8"),
         (("--time", "0"), "'0': expected more than 0 seconds"),
         (("--tool", "nothing"), "--tool is 'nothing': expected one of nccl-tests, osu, imb"),
     ],

@@ -110,6 +110,14 @@ def test_a_run_is_judged(given: Run, asked: ToolOptions, reference: str, message
         assert verdict.finding.hint
 
 
+@pytest.mark.parametrize(("tool", "inside"), [(None, False), (None, True), (OSU, False)])
+def test_where_no_host_has_any_tool_pairs_is_named(tool: Any, inside: bool) -> None:  # noqa: ANN401, FBT001
+    output = Output(missing={"w-0": "osu_allreduce in /bin:/opt"})
+    lines = judge(Run(tool, output, {}, inside=inside)).finding.evidence
+    assert lines[0] == "in /bin /opt"
+    assert bool(lines[1:]) == (tool is None and not inside)
+
+
 RATES = {
     "RoCE": (record(), 49.02),
     "two rails": (record("RoCE", {"w-0": ports(400, 400), "w-1": ports(400, 400)}), 98.04),
