@@ -181,16 +181,25 @@ def test_hosts_that_never_come_are_the_launchers_end(cluster: Cluster, image: Im
 
 @pytest.mark.full
 @pytest.mark.parametrize("image", ["intel-mpi"], indirect=True)
-@pytest.mark.parametrize("where", ["job", "node"])
-def test_intels_own_benchmark_measures(cluster: Cluster, image: Image, where: str) -> None:
+@pytest.mark.parametrize(("where", "network"), [("job", "control"), ("job", "data"), ("node", "")])
+def test_intels_own_benchmark_measures(
+    cluster: Cluster, image: Image, where: str, network: str
+) -> None:
     """IMB-MPI1 comes with the library, and is chosen as there is no GPU."""
     args = ["validate", where, "--time", "50", "--json"]
-    job = mpijob(cluster, image, workers=2, launcher_args=args).start()
+    env = {"env": {"MPIBOOT_MPI_NETWORK": network}} if network else {}
+    job = mpijob(
+        cluster, image, workers=2, launcher_args=args, launcher=env, data_link="net1"
+    ).start()
     assert job.wait(PATIENCE) == 0, job.launcher.stdout() + job.launcher.stderr()
     found = json.loads(job.launcher.stdout())
     assert set(found["programs"].values()) == {"IMB-MPI1"}
     assert 1024 in [item["size"] for item in found["samples"]]
     assert found["busbw"] > 0
+    used, other = ("net1", "eth0") if network == "data" else ("eth0", "net1")
+    for ports in found["transport"].get("hosts", {}).values():
+        assert ports[used]["sent"] > 10 * ports[other]["sent"], ports
+    assert len(found["transport"].get("hosts", {})) == (2 if network else 0)
 
 
 IMB = """#!/bin/sh
