@@ -58,7 +58,9 @@ def traffic(snapshot: HostSnapshot, port: CountedPort, now: Counters | None) -> 
         if any(row.most and now == row.most for _, now in pairs):
             return PortTraffic(host, port, unit=row.unit, why="a counter is at its largest value")
         if any(now < then for then, now in pairs):
-            return PortTraffic(host, port, unit=row.unit, why="a counter was reset meanwhile")
+            return PortTraffic(
+                host, port, unit=row.unit, why="a counter was reset or wrapped meanwhile"
+            )
         sums.append(sum(now - then for then, now in pairs) * row.scale)
     return PortTraffic(host, port, sums[0], sums[1], row.unit)
 

@@ -195,7 +195,7 @@ def test_a_host_without_a_planned_port_is_said() -> None:
             {"port_xmit_data": MOST, "port_rcv_data": 500},
             *(None, None, "bytes", "a counter is at its largest value"),
         ),
-        (words(400), words(0), None, None, "bytes", "a counter was reset meanwhile"),
+        (words(400), words(0), None, None, "bytes", "a counter was reset or wrapped meanwhile"),
         ({}, words(400), None, None, "bytes", "this pod can't read its counters"),
         (words(400), {}, None, None, "bytes", "this pod can't read its counters"),
         ({"out_of_sequence": 1}, {"out_of_sequence": 2}, None, None, "bytes", "this pod can't"),
