@@ -217,10 +217,14 @@ def _speed(run: Run, size: int, busbw: float, limit: float) -> Finding:
     low, share = run.asked.busbw or 0.0, run.asked.fraction or 0.0
     if not (low or share) and run.by_nccl and size >= _LARGE:
         share = FRACTION
-    if busbw >= max(low, limit * share):
-        return Finding("bandwidth", Level.OK, message)
-    wanted = f"{low:g} GB/s are required" if busbw < low else f"{share:.0%} are expected"
-    return _fail("bandwidth", f"{message}; {wanted}", _telling(run.output))
+    wanted = max(low, limit * share)
+    if busbw < wanted:
+        message += f"; {low:g} GB/s are required" if busbw < low else f"; {share:.0%} are expected"
+        return _fail("bandwidth", message, _telling(run.output))
+    if run.over and size < _LARGE and not wanted:
+        message += f"; time was up before {size_of(_LARGE)}, and smaller ones show no bandwidth"
+        return _fail("not-measured", message, _telling(run.output))
+    return Finding("bandwidth", Level.OK, message)
 
 
 def _limit(run: Run) -> tuple[float, str]:

@@ -74,6 +74,14 @@ JUDGED: dict[str, tuple[Run, ToolOptions, str, str]] = {
         *(NONE, "not-measured", "nothing was measured within 1m: the tool hangs"),
     ),
     "hangs later": (run(30.0, over=True), NONE, "bandwidth", "61%"),
+    "hangs early": (
+        replace(run(), over=True, output=Output([Sample(1024, 2.0, 0.1, 0.1, 0)], {"w-0": "a"})),
+        *(NONE, "not-measured", "at 1 KiB; time was up before 16 MiB"),
+    ),
+    "hangs early, and is fast enough": (
+        replace(run(), over=True, output=Output([Sample(1024, 2.0, 0.1, 0.1, 0)], {"w-0": "a"})),
+        *(ToolOptions(busbw=0.1), "", "at 1 KiB"),
+    ),
     "another format": (
         replace(run(), output=Output(started={"w-0": "x"}, odd="8 fast")),
         *(NONE, "not-measured", "output is not understood: '8 fast'"),
