@@ -160,7 +160,7 @@ def _unmeasured(run: Run, samples: Sequence[Sample]) -> Finding | None:
         told = ["in " + folders.replace(":", " ")]
         if not (run.tool or run.inside):
             told.append("`mpiboot validate pairs` needs none: it has a TCP stream of its own")
-        return _fail("program-missing", message, told)
+        return _fail("program-missing", message, tuple(told))
     if len(names) > 1:
         each = "; ".join(f"{host}: {name}" for host, name in sorted(output.started.items())[:4])
         why = f"the hosts chose different tools ({each}): name one with --tool"
