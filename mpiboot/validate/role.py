@@ -31,7 +31,7 @@ from mpiboot.system import files, process
 from mpiboot.validate import tools, verdict
 from mpiboot.validate.verdict import Run, ToolOptions
 
-_KILL: Final = 30.0  # seconds from SIGTERM to SIGKILL; ranks have 20 of them (MPIBOOT_GRACE)
+_KILL: Final = 30.0  # seconds from the time's end to SIGKILL; ranks have 20 (MPIBOOT_GRACE)
 _PIECE: Final = 1 << 16
 _LAUNCH: Final = "from mpiboot.cli.main import main; main()"
 # Two ranks by this pod's own mpirun, whatever hosts and agents its environment names for a job.
@@ -138,7 +138,7 @@ def _run(argv: Sequence[str], environ: Mapping[str, str], asked: ToolOptions, re
     os.set_blocking(writer, True)
     output, over, interrupted = tools.Output(), False, 0
     until: float | None = None
-    null = subprocess.DEVNULL
+    ends, null = signal.SIGHUP if TIMED in environ else signal.SIGTERM, subprocess.DEVNULL
     child = subprocess.Popen(argv, env=environ, stdin=null, stdout=writer, start_new_session=True)
     os.close(writer)
 
@@ -158,12 +158,11 @@ def _run(argv: Sequence[str], environ: Mapping[str, str], asked: ToolOptions, re
             left = None if until is None else max(0.0, until - time.monotonic())
             for number in loop.wait(left):
                 interrupted = interrupted or (number if number in ENDING else 0)
-                if number != signal.SIGCHLD:
-                    send(number)
+                if number != signal.SIGCHLD:  # one from outside is no end of the time
+                    send(signal.SIGTERM if number == ends else number)
             if until is None and output.started:
                 until = time.monotonic() + asked.seconds
             elif until is not None and time.monotonic() >= until:
-                ends = signal.SIGHUP if TIMED in environ else signal.SIGTERM
                 send(signal.SIGKILL if over else ends)
                 over, until = True, time.monotonic() + _KILL
         read()

@@ -107,6 +107,20 @@ def test_what_is_slow_when_its_time_is_over_is_not_fit(
     assert "76% of the 122.5 GB/s" in out
 
 
+def test_a_terminal_that_is_closed_is_no_end_of_its_time(
+    validate: Any,  # noqa: ANN401
+    tmp_path: Path,
+) -> None:
+    traps = "".join(
+        f"trap 'echo {name} > {tmp_path}/got; exit 1' {name}\n" for name in ("HUP", "TERM")
+    )
+    does = traps + prints(TABLE, "kill -HUP $PPID\nwhile :; do sleep 0.1; done\n")
+    code, out, _ = validate(does, record())
+    assert code == 129
+    assert "interrupted by SIGHUP: no verdict" in out
+    assert (tmp_path / "got").read_text() == "TERM\n"
+
+
 def test_the_json_has_its_fields(validate: Any) -> None:  # noqa: ANN401
     _, out, _ = validate(prints(TABLE), record(), "--json")
     found = json.loads(out)
