@@ -146,14 +146,14 @@ def _plan_without_hosts(
     return plans.Plan((Decision(name, program[0], Source.DETECTED, message),), (), program)
 
 
-def end_on_signals(resolved: Resolved, *when: str) -> None:
+def end_on_signals(resolved: Resolved, when: str = signals.WAITING) -> None:
     """Exit at once with 128+n on a signal, and say when: without a handler PID 1 would ignore it.
 
     While hosts are waited for there is nothing to clean up.
     """
 
     def end(number: int, _frame: FrameType | None) -> None:
-        ended = signals.by_signal(number, *when)
+        ended = signals.by_signal(number, when)
         message, name = ended.message.partition(": ")[2].rstrip(), signals.name(number)
         log.info("ended", message, signal=name, exit=ended.code, reference=ended.reference)
         log.write_termination(resolved.settings.termination_log, ended.message)

@@ -124,7 +124,17 @@ def counted_ports(
         shared = network.host_network or not (own or fabric.netns_mode == "exclusive")
         idle = _IDLE if port.link_layer.value == "InfiniBand" else 0
         above = link.name if link else ""
-        found.append(CountedPort(name, above, True, True, port.rate * 1e9, shared, idle, port.mtu))
+        found.append(
+            CountedPort(
+                *(name, above),
+                data=True,
+                rdma=True,
+                rate=port.rate * 1e9,
+                shared=shared,
+                idle=idle,
+                mtu=port.mtu,
+            )
+        )
     for link in filter(None, dict.fromkeys((network.control, *network.data))):
         name, data, shared = link.name, not rdma and link in network.data, network.host_network
         found.append(CountedPort(name, name, data, rdma=False, shared=shared, idle=_IDLE))

@@ -65,7 +65,10 @@ def name(number: int) -> str:
     return signal.Signals(number).name
 
 
-def by_signal(number: int, when: str = "while waiting for hosts: nothing was started") -> Failure:
+WAITING: Final = "while waiting for hosts: nothing was started"
+
+
+def by_signal(number: int, when: str = WAITING) -> Failure:
     """Judge a launcher that gets a signal before mpirun is started."""
     message = f"{name(number)} {when}"
     return Failure(BY_SIGNAL + number, "signal", f"signal: {message}\n", held=False)

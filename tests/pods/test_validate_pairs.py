@@ -32,7 +32,7 @@ table inet loss {
     }
 }
 """
-# Of windows so small no queue of a busy machine loses anything itself.
+# Windows so small that no queue of a busy machine loses anything by itself.
 WINDOW = "echo 4096 65536 65536 > /proc/sys/net/ipv4/tcp_rmem"
 
 # As soon as something is measured; a shell's background has SIGINT ignored.
