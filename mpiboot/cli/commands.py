@@ -406,7 +406,8 @@ def job(**given: Any) -> None:  # noqa: ANN401 - the options above, and the sett
     """Measure across all hosts of the hostfile, as a job on them.
 
     It waits for the hosts and starts the tool as `launcher` does, with the same options, and
-    judges what the tool and NCCL print. ARGUMENTS replace the tool's default arguments.
+    judges what the tool and NCCL print. Where there is none, it measures as `validate pairs` does.
+    ARGUMENTS replace the tool's default arguments.
 
     \b
     Examples:

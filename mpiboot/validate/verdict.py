@@ -286,7 +286,7 @@ def _of_nccl(run: Run) -> Iterable[str]:
     ways = [line for line in lines if line.startswith("via NET/") and "Socket" not in line]
     if ways and not any("GDRDMA" in line for line in ways):
         yield "no GPUDirect RDMA: data passes through the host (no nvidia_peermem, no DMA-BUF)"
-    if run.by_nccl and not found and not run.inside:
+    if run.by_nccl and not (found or run.inside or run.code):  # a rank that was killed told none
         yield "NCCL reported no network: NCCL_DEBUG or NCCL_DEBUG_FILE is set by the user"
 
 

@@ -17,7 +17,9 @@ from typing import Any
 import pytest
 
 from mpiboot.cli import main as cli
+from mpiboot.core.errors import ShownError, error
 from mpiboot.system import process
+from mpiboot.validate import pairs_role
 from tests.validate.test_output import HEADS, ROW
 from tests.waiting import until
 
@@ -70,6 +72,47 @@ def test_a_good_run_is_fit(validate: Any) -> None:  # noqa: ANN401
         "      size     time us      GB/s  busbw GB/s   wrong\n   128 MiB      2513.0"
     )
     assert "verdict: fit: 93.46 GB/s bus bandwidth at 128 MiB, 76% of the 122.5 GB/s" in out
+
+
+MISSING = "cat <<'END'\nmpiboot-validate|w-1|missing|IMB-MPI1 in /bin\nEND\nexit 127"
+ALONE = error("usage", "hosts that kubectl enters can't measure")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "words", "ends", "pairs", "code"),
+    [
+        (2, (), None, True, 0),
+        (2, ("--time", "9", "--min-fraction", "0.7"), ShownError(ALONE.finding, code=1), True, 1),
+        (2, (), ALONE, True, 127),
+        (2, ("--tool", "imb"), None, False, 127),
+        (2, ("--min-busbw", "9"), None, False, 127),
+        (1, (), None, False, 127),
+    ],
+    ids=["fit", "slow", "not by pairs", "a tool is named", "a tool's value", "one host"],
+)
+def test_pairs_are_measured_where_there_is_no_tool(
+    validate: Any,  # noqa: ANN401
+    monkeypatch: pytest.MonkeyPatch,
+    hosts: int,
+    words: tuple[str, ...],
+    ends: Exception | None,
+    pairs: bool,  # noqa: FBT001 - a column
+    code: int,
+) -> None:
+    asked: list[Any] = []
+
+    def measure(_found: object, _environ: object, options: Any) -> None:  # noqa: ANN401
+        asked.append(options)
+        if ends:
+            raise ends
+
+    monkeypatch.setattr(pairs_role, "run", measure)
+    found, out, reason = validate(MISSING, {"version": 1, "hosts": ["w"] * hosts}, *words)
+    assert (found, bool(asked)) == (code, pairs)
+    assert ("looked for IMB-MPI1" in out) == (code == 127)
+    assert bool(reason) == (code == 127)
+    if words[:1] == ("--time",):
+        assert (asked[0].seconds, asked[0].fraction) == (9.0, 0.7)
 
 
 def test_too_slow_is_1_with_its_reason(validate: Any) -> None:  # noqa: ANN401

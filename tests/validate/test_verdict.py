@@ -189,6 +189,11 @@ def test_notes(given: Run, note: str) -> None:
     assert [line for line in judge(given).notes if line.startswith(note)]
 
 
+def test_a_rank_that_was_killed_told_nothing_and_nobody_set_that() -> None:
+    killed = replace(run(), output=replace(run().output, nccl={}), code=137)
+    assert not [line for line in judge(killed).notes if "set by the user" in line]
+
+
 CAUSES = {
     "NCCL WARN Call to ibv_reg_mr failed with error Cannot allocate memory": "IPC_LOCK",
     "NCCL WARN Call to ibv_modify_qp failed with error Invalid argument": "GID index",
