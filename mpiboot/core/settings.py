@@ -355,7 +355,7 @@ class Settings:
     validate: ValidateFirst = row(
         ValidateFirst.OFF,
         "Measure between the workers before the job starts, as `mpiboot validate pairs` does, for "
-        "20 s at most; a job whose network is found too slow is not started (1).",
+        "20 s at most; below 60 % of what is usual, or of a port's rate, no job is started (1).",
         one_of(*ValidateFirst),
         common=True,
     )

@@ -37,6 +37,9 @@ from mpiboot.validate.verdict import ToolOptions
 
 _PASSES: Final = 3  # of all rounds: what differs by chance shows
 _GUARD: Final = 20.0  # for one measurement beside its own time; more where more time is given
+# A job is refused below this fraction: for half a link, but not where pods share a node's cores
+# (six streams over two of them differed by a third).
+_REFUSED: Final = 0.6
 _PORTS: Final = "18515-18578"  # perftest's own, and those behind it
 
 
@@ -61,9 +64,12 @@ def run(resolved: Resolved, environ: Mapping[str, str], asked: ToolOptions) -> N
     look.end_on_signals(resolved, "before the end of the measurement")
     seen, whole = measuring.seen, not number
     found = pairs.judge(seen, asked.fraction)
-    if asked.before_job:  # what was not measured is no reason to start no job
+    if asked.before_job:  # a guess refuses no job, nor does what was not measured
+        sure = [item for item in pairs.judge(seen, _REFUSED) if item.check != "not-measured"]
         found = tuple(
-            replace(item, level=Level.WARN) if item.check == "not-measured" else item
+            replace(item, level=Level.WARN)
+            if item.level is Level.FAIL and item not in sure
+            else item
             for item in found
         )
     elif whole and not seen.values and not any(item.level is Level.FAIL for item in found):

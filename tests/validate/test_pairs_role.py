@@ -7,6 +7,7 @@ prints; the real one is tried in the virtual machine (tests/vm).
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import socket
@@ -209,6 +210,23 @@ def test_of_this_pod_alone_it_says_that_there_are_no_two_hosts(tmp_path: Path) -
     assert "not-measured  there are no two hosts to be measured beside this pod" in done.stdout
 
 
+def judged(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seen: pairs.Measured, *, before_job: bool
+) -> None:
+    """Judge what a run has measured."""
+
+    class Made:
+        def __init__(self, *_: object) -> None:
+            self.seen = seen
+
+        async def until_signal(self) -> int:
+            return 0
+
+    monkeypatch.setattr(pairs_role, "_Measuring", Made)
+    monkeypatch.setattr(look, "waiting_pod", lambda *_: SimpleNamespace(folder=tmp_path / "own"))
+    pairs_role.run(resolve({}, {}), {}, ToolOptions(before_job=before_job))
+
+
 @pytest.mark.parametrize("before_job", [True, False])
 def test_what_was_not_measured_is_no_reason_to_start_no_job(
     monkeypatch: pytest.MonkeyPatch,
@@ -218,20 +236,37 @@ def test_what_was_not_measured_is_no_reason_to_start_no_job(
 ) -> None:
     seen = pairs.Measured(pairs.TCP, ("w-0", "w-1"), ("net1",))
     seen.failed[pairs.Flow(0, "w-0", "w-1")] = "its SSH server takes no further session"
-
-    class Made:
-        def __init__(self, *_: object) -> None:
-            self.seen: pairs.Measured = seen
-
-        async def until_signal(self) -> int:
-            return 0
-
-    monkeypatch.setattr(pairs_role, "_Measuring", Made)
-    monkeypatch.setattr(look, "waiting_pod", lambda *_: SimpleNamespace(folder=tmp_path / "own"))
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(ShownError) if not before_job else nullcontext():
-        pairs_role.run(resolve({}, {}), {}, ToolOptions(before_job=before_job))
+        judged(monkeypatch, tmp_path, seen, before_job=before_job)
     assert "its SSH server takes no further session" in "".join(capfd.readouterr())
     # As a container's first process it would ignore the default.
     assert callable(signal.getsignal(signal.SIGTERM))
     signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize(
+    ("speed", "before_job", "ends"),
+    [(0.7, False, True), (0.7, True, False), (0.5, True, True)],
+    ids=["asked for", "perhaps a busy node", "half a link"],
+)
+def test_a_job_is_refused_for_what_no_busy_node_explains(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    speed: float,
+    before_job: bool,  # noqa: FBT001 - a column
+    ends: bool,  # noqa: FBT001 - a column
+) -> None:
+    names = tuple(f"w-{number}" for number in range(4))
+    seen = pairs.Measured(pairs.TCP, names, ("net1",))
+    for one, other in itertools.permutations(names, 2):
+        full = 10 * (speed if "w-2" in (one, other) else 1.0)
+        seen.values[pairs.Flow(0, one, other)] = [full, full * 1.01]
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(ShownError, match="it by net1") if ends else nullcontext():
+        judged(monkeypatch, tmp_path, seen, before_job=before_job)
+    signal.signal(signal.SIGTERM, before)
+    shown = "".join(capfd.readouterr())
+    assert ("FAIL" in shown) == ends
+    assert "slow-host" in shown
