@@ -31,6 +31,8 @@ _GOES_ON: Final = ("then", "do", "else", "{", "|", "||", "&&", ";;")
 _ESTABLISHED: Final = re.compile(
     r"\d+: [0-9A-F]+:([0-9A-F]{4}) [0-9A-F]+:([0-9A-F]{4}) 01 ", re.ASCII
 )
+_NUMBER: Final = re.compile(r"\d{1,19}", re.ASCII)  # int() takes 4,300 digits at most
+_SECONDS: Final = re.compile(r"\d{1,19}(\.\d{1,19})?", re.ASCII)
 _REASON: Final = 500  # characters
 _HOST: Final = ("environs", "host_questions")
 _DOCTOR: Final = ("doctor_questions", *_HOST)
@@ -253,7 +255,7 @@ def read(output: str) -> HostAnswer:
             word, _, rest = line.removeprefix(_ANSWER).partition(" ")
             rows.setdefault(word, []).append(rest)
     launches, held = _launches(lines, rows.get("own", ()))
-    began = [float(item) for item in rows.get("began", ()) if re.fullmatch(r"[\d.]*\d", item)]
+    began = [float(item) for item in rows.get("began", ()) if _SECONDS.fullmatch(item)]
     return HostAnswer(
         oom_kills=_number(rows, "oom"),
         limit=_number(rows, "limit"),
@@ -286,15 +288,15 @@ def read(output: str) -> HostAnswer:
 
 
 def _number(rows: dict[str, list[str]], word: str) -> int | None:
-    found = [row for row in rows.get(word, ()) if row.isascii() and row.isdigit()]
-    return int(found[0]) if found else None
+    found = filter(_NUMBER.fullmatch, rows.get(word, ()))
+    return next(map(int, found), None)
 
 
 def _overflows(lines: Iterable[str]) -> int:
     """Find a counter in /proc/net/netstat: a line with names, and one with their values."""
     rows = [line.split() for line in lines if line.startswith("TcpExt:")]
     count = dict(zip(*rows[:2], strict=False)).get("ListenOverflows", "") if rows[1:] else ""
-    return int(count) if count.isascii() and count.isdigit() else 0
+    return int(count) if _NUMBER.fullmatch(count) else 0
 
 
 def _dials(rows: Iterable[str]) -> Iterable[tuple[str, str, str]]:
@@ -317,7 +319,7 @@ def _attempts(rows: Iterable[str]) -> Iterable[tuple[str, str]]:
 
 def _disks(rows: Iterable[str]) -> list[tuple[str, int, int]]:
     """Parse size, free space and mount point, which may have blanks."""
-    found = (re.fullmatch(r"(\d+) (\d+) (.+)", row, re.ASCII) for row in rows)
+    found = (re.fullmatch(r"(\d{1,19}) (\d{1,19}) (.+)", row, re.ASCII) for row in rows)
     return [(item[3], int(item[1]), int(item[2])) for item in found if item]
 
 
@@ -327,7 +329,7 @@ def _named(rows: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def _connecting(rows: Iterable[str]) -> list[Connecting]:
-    form = r"([0-9A-F]+:[0-9A-F]{4}) (\d+) (\d+) ?(\d*)"
+    form = r"([0-9A-F]+:[0-9A-F]{4}) (\d{1,19}) (\d+) ?(\d*)"
     found = (re.fullmatch(form, row, re.ASCII) for row in rows)
     return [Connecting(item[1], int(item[2]), item[3], item[4]) for item in found if item]
 
@@ -352,11 +354,11 @@ def _launches(
         launches.add(launch)
         if "MPIBOOT_POD_SESSION" in values:  # it lives as long as its launcher's kubectl
             held.add((launch, ""))
-        if len(ends) == _ENDS and ends[1].isdigit() and ends[3].isdigit():
+        if len(ends) == _ENDS and all(map(_NUMBER.fullmatch, ends[1::2])):
             came.add((launch, ends[0], (int(ends[3]), int(ends[1]))))
     found = (_ESTABLISHED.match(line) for line in lines)
     there = {(int(item[1], 16), int(item[2], 16)) for item in found if item}
-    this = [pair for pair in _pairs(own) if all(word.isdigit() for word in pair)]
+    this = [pair for pair in _pairs(own) if all(map(_NUMBER.fullmatch, pair))]
     # A table without this very connection is incomplete: then no launcher counts as gone.
     blind = not this or (int(this[0][1]), int(this[0][0])) not in there
     held |= {(launch, address) for launch, address, ports in came if blind or ports in there}

@@ -468,6 +468,14 @@ def test_numbers_names_and_reasons_are_read_where_they_are_some() -> None:
     assert odd.mpirun_by_path == ("/a", "b c")
 
 
+@pytest.mark.parametrize("number", ["9" * 5000, "1.2.3", "\u0663"])
+@pytest.mark.parametrize("word", ["oom", "own", "began", "disk", "connecting A:0016", "to-accept"])
+def test_a_number_that_is_none_is_no_error(word: str, number: str) -> None:
+    """``int`` raises ValueError for more than 4,300 digits."""
+    host_shell.read(f"mpiboot-{word} {number} {number} /a\nmpiboot-{word} {number} {number}\n")
+    host_shell.read(f"mpiboot-{word} {number}\nTcpExt: ListenOverflows\nTcpExt: {number}\n")
+
+
 # -- what doctor asks ------------------------------------------------------------------------------
 
 
