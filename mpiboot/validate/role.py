@@ -19,7 +19,7 @@ from typing import Any, Final
 from mpiboot.core import log
 from mpiboot.core.checks import BY_REFERENCE
 from mpiboot.core.dataclass import replace
-from mpiboot.core.errors import MpibootError, ShownError
+from mpiboot.core.errors import ShownError
 from mpiboot.core.launch_spec import BY_SIGNAL, TIMED
 from mpiboot.core.model import Level
 from mpiboot.core.setting_types import AUTO, Switch, WorkerExit
@@ -70,26 +70,16 @@ def job(resolved: Resolved, environ: Mapping[str, str], asked: ToolOptions) -> N
         files.remove_role(folder)
     named, several = asked.tool or asked.arguments or asked.busbw, len(run.record.get("hosts", ()))
     if run.output.missing and several > 1 and not (named or run.output.started or run.signal):
-        _pairs(resolved, environ, run)
-    _end(run, resolved)
+        from mpiboot.validate import pairs_role  # noqa: PLC0415 - a tool needs none of it
 
-
-def _pairs(resolved: Resolved, environ: Mapping[str, str], run: Run) -> None:
-    """Measure and end as ``pairs`` does, where a tool is missing; return if that can't be."""
-    from mpiboot.validate import pairs_role  # noqa: PLC0415 - a job's tool needs none of it
-
-    lacking = replace(verdict.judge(run).finding, level=Level.WARN, evidence=(), hint="")
-    log.finding(lacking)
-    log.info("network", "in its place the paths between the hosts are measured: `validate pairs`")
-    log.write_termination(resolved.settings.termination_log, "")
-    try:
-        pairs_role.run(resolved, environ, run.asked)
-    except ShownError:
-        raise
-    except MpibootError as wrong:
-        log.finding(wrong.finding)
+        log.finding(replace(verdict.judge(run).finding, level=Level.WARN, evidence=(), hint=""))
+        log.info(
+            "network", "in its place the paths between the hosts are measured: `validate pairs`"
+        )
+        log.write_termination(resolved.settings.termination_log, "")
+        pairs_role.run(resolved, environ, asked)
     else:
-        sys.exit()
+        _end(run, resolved)
 
 
 def node(resolved: Resolved, environ: Mapping[str, str], asked: ToolOptions) -> None:
