@@ -107,6 +107,10 @@ KINDS: Final = FAULTS | {
         "np_cnp_sent np_ecn_marked_roce_packets rp_cnp_handled tx_cnp_pkts rx_cnp_pkts "
         "rx_ecn_marked_pkts cnpSent cnpHandled RxECNMrkd",
     ),
+    "pauses (PFC)": Kind(
+        "a switch or a receiver made senders wait: congestion, or a host that takes too little",
+        " ".join(f"{way}_prio{number}_pause" for way in ("rx", "tx") for number in range(8)),
+    ),
     "waits for credits": Kind(
         "ports had data and were not let send (InfiniBand's flow control)",
         "port_xmit_wait",
@@ -118,10 +122,12 @@ _TRAFFIC: Final = tuple(name for row in TRAFFIC for name in (*row.sent, *row.rec
 QUESTION: Final = f"counters {' '.join((*_TRAFFIC, '-', *EXPLAINING))}"
 
 _OF_PORT: Final = re.compile(
-    r"/sys/class/infiniband/([^/]+)/ports/(\d+)/(?:hw_)?counters/(\w+):(\d+)", re.ASCII
+    r"/sys/class/infiniband/([^/]+)/ports/(\d+)/(?:hw_)?counters/(\w+):(\d{1,20})", re.ASCII
 )
 # /proc/net/dev: eight columns of what was received, then those of what was sent.
-_OF_LINK: Final = re.compile(r"/proc/net/dev:\s*(\S+):\s*(\d+)(?:\s+\d+){7}\s+(\d+)\s", re.ASCII)
+_OF_LINK: Final = re.compile(
+    r"/proc/net/dev:\s*(\S+):\s*(\d{1,20})(?:\s+\d+){7}\s+(\d{1,20})\s", re.ASCII
+)
 
 
 def read(lines: Iterable[str]) -> dict[str, dict[str, int]]:

@@ -26,6 +26,8 @@ from mpiboot.job import render
 from mpiboot.network.records import Transport, WorkerNetwork
 from mpiboot.validate.verdict import JSON_VERSION, carries
 
+_AMOUNT: Final = re.compile(r"\d{1,18}(\.\d*)?", re.ASCII)
+
 
 @dataclass(frozen=True, slots=True)
 class Measure:
@@ -54,7 +56,7 @@ class Measure:
         """Find the result in what the program wrote; None where it has none."""
         for line in reversed(lines):
             words = line.split()
-            if len(words) > self.column and all(re.fullmatch(r"[\d.]+", word) for word in words):
+            if len(words) > self.column and all(map(_AMOUNT.fullmatch, words)):
                 return float(words[self.column])
         return None
 

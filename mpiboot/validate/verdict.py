@@ -157,10 +157,7 @@ def _unmeasured(run: Run, samples: Sequence[Sample]) -> Finding | None:
         programs, _, folders = next(iter(output.missing.values())).partition(" in ")
         what = run.tool.name if run.tool else "tool that can run"
         message = f"no {what} on {first_few(sorted(output.missing))}: looked for {programs}"
-        told = ["in " + folders.replace(":", " ")]
-        if not (run.tool or run.inside):
-            told.append("`mpiboot validate pairs` needs none: it has a TCP stream of its own")
-        return _fail("program-missing", message, tuple(told))
+        return _fail("program-missing", message, ("in " + folders.replace(":", " "),))
     if len(names) > 1:
         each = "; ".join(f"{host}: {name}" for host, name in sorted(output.started.items())[:4])
         why = f"the hosts chose different tools ({each}): name one with --tool"

@@ -68,6 +68,7 @@ def test_results_of_perftest_are_read() -> None:
     assert WRITE.read(BANDWIDTH.splitlines()) == 96.73
     assert READ.read(LATENCY.splitlines()) == 2.41
     assert WRITE.read(["---------", "Completion with error at client", ""]) is None
+    assert WRITE.read(["1 2 . 4", "1 2 1.2.3 4", "... ... ... ..."]) is None
 
 
 def test_of_what_perftest_says_the_reason_is_taken() -> None:
