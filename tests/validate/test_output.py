@@ -10,7 +10,9 @@ import pytest
 
 from mpiboot.validate.tools import Output, Sample
 
-# 2.13: five columns of width in #wrong; 2.17: six. 2.18 adds a timestamp where it is asked for.
+# By the source of each release: the columns of 2.13.4 stay until 2.17.2 (from 2.14 with the whole
+# PCI address of a device), #wrong is wider from 2.17.3, 2.17.6 adds a timestamp on request, 2.19.2
+# statistics of the iterations.
 HEADS = {
     "2.13": """\
 # nThread 1 nGpus 1 minBytes 8 maxBytes 134217728 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1 validation: 1 graph: 0
@@ -72,6 +74,17 @@ def test_cells_that_differ(row: str, wrong: int | None) -> None:
     output, _ = read(HEADS["2.17"] + row)
     assert [item.wrong for item in output.samples] == [wrong]
     assert output.samples[0].busbw == GOOD.busbw
+
+
+def test_statistics_of_iterations_are_passed_over() -> None:
+    """As 2.19.6 prints them on request."""
+    names = ("time", "algbw", "busbw", "#wrong", "i_min", "i_max", "i_p99", "i_cv%")
+    cells = ("2513.0", "53.41", "93.46", "0", "2401.0", "1.2e+06", "2777.0", "3.10")
+    head = ("# ", "size", "count", "type", "redop", "root", *names, *names)
+    row = ("134217728", "33554432", "float", "sum", "-1", *cells, *cells)
+    lines = "".join("  ".join(f"{cell:>7}" for cell in line) + "\n" for line in (head, row))
+    output, shown = read(lines)
+    assert shown == output.samples == [GOOD]
 
 
 def test_results_in_place_alone() -> None:
