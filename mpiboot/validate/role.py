@@ -35,7 +35,7 @@ from mpiboot.validate.verdict import Run, ToolOptions
 
 _KILL: Final = 30.0  # seconds from the time's end to SIGKILL; ranks have 20 (MPIBOOT_GRACE)
 _PIECE: Final = 1 << 16
-_LAUNCH: Final = "from mpiboot.cli.main import main; main()"
+_LAUNCH: Final = "from mpiboot.__main__ import main; main()"
 # Two ranks by this pod's own mpirun, whatever hosts and agents its environment names for a job.
 _LOCAL: Final = ("mpirun", "-n", "2")
 

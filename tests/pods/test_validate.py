@@ -93,6 +93,7 @@ def test_a_job_is_measured_and_judged_as_the_containers_first_process(
     assert "\n- NCCL's network: Socket\n" in out
     assert out.splitlines()[-1].startswith("verdict: fit: 364 GB/s bus bandwidth")
     assert job.launcher.termination_log() == ""
+    assert "LC_CTYPE" not in job.launcher.stderr()  # Python's own, and no variable of the pod
     # The workers were told, and end with the job.
     for worker in job.workers:
         assert worker.wait(PATIENCE) == 0
