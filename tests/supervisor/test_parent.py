@@ -819,9 +819,11 @@ def test_a_daemon_that_dies_alone_is_told_from_its_host(rig: Rig) -> None:
 
 def test_an_agent_that_is_killed_is_a_lost_host(rig: Rig) -> None:
     rig.remote("w-1")
-    rig.ssh("exec sleep 300")
+    rig.ssh(": > begun; exec sleep 300")
+    # Killed before it has told that it starts, it would be nobody's.
     process = rig.start(
-        f"$AGENT -x w-1 orted & echo $! > {rig.folder}/pid; exec 9<>$JOIN\nwait; exit 0"
+        f"$AGENT -x w-1 orted & echo $! > {rig.folder}/pid; "
+        f"until [ -e {rig.folder}/begun ]; do read -t 0.02; done; exec 9<>$JOIN\nwait; exit 0"
     )
     heard(process, "the remote daemon joined")
     os.kill(int((rig.folder / "pid").read_text()), signal.SIGKILL)
@@ -880,13 +882,13 @@ def test_an_mpirun_that_ends_well_without_its_agents_is_78(rig: Rig) -> None:
 def test_an_agent_that_lies_or_hangs_ends_by_the_launch_timeout(
     rig: Rig, ssh: str, standing: str
 ) -> None:
-    rig.remote("w-1", launch_timeout=0.5)
+    rig.remote("w-1", launch_timeout=2.0)  # it has to come to its start within that
     rig.ssh(ssh)
     code, _, message = rig.run("$AGENT -x w-1 orted & wait; sleep infinity & wait")
     # a sleep of mpirun's own is no rank once every agent was started
     assert code == 69
     assert last(message).startswith("mpiboot: error: [launch-timeout] job ended: ")
-    assert "exit 69: w-1 (1 of 1 remote hosts) did not join within 0.5 s" in last(message)
+    assert "exit 69: w-1 (1 of 1 remote hosts) did not join within 2 s" in last(message)
     assert standing in message
 
 
