@@ -22,6 +22,7 @@ from mpiboot.network import pod
 from mpiboot.ssh.attempt import LoginTimeouts
 from tests.fakes.nameserver import NXDOMAIN, SERVFAIL, Nameserver, hosts_file, resolv_conf, serve
 from tests.fakes.sshd import Behaviour, Job, sshd
+from tests.fakes.worker import free_port
 
 # Server and client are one process here: on a busy machine 64 logins at once take long.
 PATIENT = LoginTimeouts(60.0, 60.0, 200.0, 200.0)
@@ -34,9 +35,7 @@ def reached(port: int) -> bool:
 
 
 def test_the_launcher_listens_while_hosts_are_asked_and_no_longer() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        free = probe.getsockname()[1]
+    free = free_port()
     ranged = Settings(control_ifname="127.0.0.1", port_range=f"{free}-{free}")
     with job.listening(ranged, {}) as place:
         assert (place.address, place.range_port, place.name) == (

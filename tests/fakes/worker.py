@@ -45,18 +45,18 @@ def can_mount() -> bool:
 
 
 def reserve() -> tuple[int, int]:
-    """A port of loopback that nobody else is given, and the descriptor by which it is held.
+    """A port that nobody else is given at any address, and the descriptor by which it is held.
 
     It is bound and nobody listens: a server may, as all of them set SO_REUSEADDR.
     """
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    held.bind(("127.0.0.1", 0))
+    held.bind(("", 0))
     return int(held.getsockname()[1]), held.detach()
 
 
 def free_port() -> int:
-    """A port of loopback that nobody else is given as long as this process runs."""
+    """A port that nobody else is given as long as this process runs."""
     return reserve()[0]
 
 

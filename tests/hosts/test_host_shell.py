@@ -21,6 +21,7 @@ from mpiboot.hosts import host_shell
 from mpiboot.hosts.host_shell import HostAnswer
 from mpiboot.hosts.pipeline import facts_of
 from mpiboot.worker.role import Launchers
+from tests.fakes.worker import free_port
 
 SHELLS = [shell for shell in ("sh", "bash", "dash", "zsh", "fish", "tcsh") if shutil.which(shell)]
 COMMANDS = (
@@ -273,8 +274,7 @@ server.accept()[0].recv(1)
 def test_a_measurement_tells_that_it_listens_and_ends_when_told(
     shell: str, end: str, tmp_path: Path
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     (tmp_path / "server").write_text(SERVER.replace("PORT", str(port)))
     command = host_shell.measure(port, 60, f"{sys.executable} {tmp_path}/server")
     pipe = subprocess.PIPE

@@ -35,6 +35,7 @@ from tests.fakes.sshd import (
     sshd,
     without_ipv6,
 )
+from tests.fakes.worker import free_port
 from tests.waiting import until_in_loop
 
 # Guards: there is one try, and server and client are one process on a machine that may be busy.
@@ -94,9 +95,7 @@ async def test_every_kind_of_key_that_an_operator_makes_works(tmp_path: Path, ki
 
 
 async def test_nobody_listening_is_refused(job: Job) -> None:
-    async with sshd(Behaviour(job)) as port:
-        pass
-    assert (await attempt(Login(job.path), port)).outcome is Outcome.REFUSED
+    assert (await attempt(Login(job.path), free_port())).outcome is Outcome.REFUSED
 
 
 async def test_no_answer_at_all_is_a_timeout(job: Job) -> None:

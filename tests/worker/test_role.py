@@ -34,6 +34,7 @@ from tests.fakes.worker import (
     PATIENCE,
     Worker,
     can_mount,
+    free_port,
     make_key,
 )
 from tests.waiting import until
@@ -323,8 +324,7 @@ def test_nothing_is_forwarded(worker: Worker, flag: str) -> None:
         host = f"127.0.0.1:{target.getsockname()[1]}"
         value = host if flag == "-W" else f"0:{host}"
         if flag == "-L":
-            with socket.create_server(("127.0.0.1", 0)) as free:
-                port = free.getsockname()[1]
+            port = free_port()
             client = subprocess.Popen(
                 worker.argv("sleep 60", options=("-L", f"{port}:{host}")),
                 stdout=subprocess.DEVNULL,
