@@ -499,12 +499,12 @@ def test_a_rank_that_ends_in_time_ends_the_worker(start: Start) -> None:
     assert "did not end in time" not in worker.log
 
 
-# It needs a second to save; in Python, for a shell's own sleep would be told to end too.
+# It needs seconds to save; in Python, for a shell's own sleep would be told to end too.
 SAVES = """
 import os, pathlib, signal, sys, time
 def save(number, frame):
-    time.sleep(1)
-    pathlib.Path(sys.argv[1]).touch()
+    time.sleep(int(sys.argv[1]))
+    pathlib.Path(sys.argv[2]).touch()
     sys.exit()
 signal.signal(signal.SIGTERM, save)
 print(os.getpid(), flush=True)
@@ -512,11 +512,12 @@ signal.pause()
 """
 
 
-@pytest.mark.parametrize(("grace", "saved"), [("1000", True), ("0", False)])
+@pytest.mark.parametrize(("grace", "seconds", "saved"), [("1000", 1, True), ("0", 1000, False)])
 def test_what_a_lost_connection_leaves_has_the_grace_to_save(
     start: Start,
     tmp_path: Path,
     grace: str,
+    seconds: int,
     saved: bool,  # noqa: FBT001 - a row of the table
 ) -> None:
     patched = "import mpiboot.ssh.sessions as sessions\nsessions.GRACE = 0.1\n"
@@ -524,7 +525,7 @@ def test_what_a_lost_connection_leaves_has_the_grace_to_save(
     (tmp_path / "saves.py").write_text(SAVES)
     environ = {"PYTHONPATH": str(tmp_path), "MPIBOOT_GRACE": grace}
     worker = start("embedded", environ=environ).listens()
-    words = f"exec {sys.executable} -S {tmp_path}/saves.py {tmp_path}/saved"
+    words = f"exec {sys.executable} -S {tmp_path}/saves.py {seconds} {tmp_path}/saved"
     with worker.client(words) as client:
         pids = client.numbers(1)
     gone(*pids)
