@@ -398,6 +398,7 @@ def test_folders_with_blanks_have_disks_too() -> None:
 
 def test_attempts_and_their_ends_come_back_as_they_were_told(folder: Path) -> None:
     why = "it's 100 % of w-1's fault!\n*$(reboot) ~\u00e9" + "x" * 1000
+    (folder / "facts.json").write_text("{}\n")  # else they are waited for
     os.mkfifo(folder / "sessions")
     fifo = os.open(folder / "sessions", os.O_RDWR | os.O_NONBLOCK)
     kept = Launchers(folder / "attempts", away=1, waits=1)
@@ -523,8 +524,8 @@ def test_a_host_tells_where_it_can_connect(tmp_path: Path, program: str) -> None
 
 def test_a_workers_own_checks_are_one_line(tmp_path: Path) -> None:
     assert asked("own_checks").own_checks is None
-    assert asked("own_checks", MPIBOOT_WORKER_DIR=str(tmp_path)).own_checks is None
     (tmp_path / "facts.json").write_text("{}")
+    assert asked("own_checks", MPIBOOT_WORKER_DIR=str(tmp_path)).own_checks is None
     (tmp_path / "doctor").write_text("printf '{\\n \"a\": 1\\n}\\n'; echo odd >&2; exit 1\n")
     answer = asked("own_checks", MPIBOOT_WORKER_DIR=str(tmp_path))
     assert (answer.own_checks, answer.facts) == ('{ "a": 1}', "{}")

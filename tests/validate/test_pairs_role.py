@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from mpiboot.core.settings import resolve
 from mpiboot.hosts.pairs import MeasuringHosts
 from mpiboot.launcher import look, observation
 from mpiboot.network import decision, worker_network
+from mpiboot.supervisor.signals import SIGNALS
 from mpiboot.validate import pairs, pairs_role
 from mpiboot.validate.pairs_role import _Measuring
 from mpiboot.validate.verdict import ToolOptions
@@ -210,6 +212,14 @@ def test_of_this_pod_alone_it_says_that_there_are_no_two_hosts(tmp_path: Path) -
     assert "not-measured  there are no two hosts to be measured beside this pod" in done.stdout
 
 
+@pytest.fixture(autouse=True)
+def _signals_as_before() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 def judged(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seen: pairs.Measured, *, before_job: bool
 ) -> None:
@@ -236,13 +246,11 @@ def test_what_was_not_measured_is_no_reason_to_start_no_job(
 ) -> None:
     seen = pairs.Measured(pairs.TCP, ("w-0", "w-1"), ("net1",))
     seen.failed[pairs.Flow(0, "w-0", "w-1")] = "its SSH server takes no further session"
-    before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(ShownError) if not before_job else nullcontext():
         judged(monkeypatch, tmp_path, seen, before_job=before_job)
     assert "its SSH server takes no further session" in "".join(capfd.readouterr())
     # As a container's first process it would ignore the default.
     assert callable(signal.getsignal(signal.SIGTERM))
-    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.parametrize(
@@ -263,10 +271,8 @@ def test_a_job_is_refused_for_what_no_busy_node_explains(
     for one, other in itertools.permutations(names, 2):
         full = 10 * (speed if "w-2" in (one, other) else 1.0)
         seen.values[pairs.Flow(0, one, other)] = [full, full * 1.01]
-    before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(ShownError, match="it by net1") if ends else nullcontext():
         judged(monkeypatch, tmp_path, seen, before_job=before_job)
-    signal.signal(signal.SIGTERM, before)
     shown = "".join(capfd.readouterr())
     assert ("FAIL" in shown) == ends
     assert "slow-host" in shown
