@@ -207,6 +207,7 @@ class _Measuring:
             every = [Flow(rail, *flow) for flow in flows for rail, _ in enumerate(seen.names)]
             await asyncio.gather(*map(self._one, every))
             last = loop.time() - now
+            log.debug("network", f"{counted(len(seen.values), 'flow')} measured")
 
     async def _one(self, flow: Flow) -> None:
         """Measure one way: its value, or why there is none."""
