@@ -68,8 +68,8 @@ def job(resolved: Resolved, environ: Mapping[str, str], asked: ToolOptions) -> N
         run = _run(argv, env, asked, str(record))
     finally:
         files.remove_role(folder)
-    named, several = asked.tool or asked.arguments or asked.busbw, len(run.record.get("hosts", ()))
-    if run.output.missing and several > 1 and not (named or run.output.started or run.signal):
+    named, hosts = asked.tool or asked.arguments or asked.busbw, run.record.get("hosts", ())
+    if run.output.missing and len(hosts) > 1 and not (named or run.output.started or run.signal):
         from mpiboot.validate import pairs_role  # noqa: PLC0415 - a tool needs none of it
 
         log.finding(replace(verdict.judge(run).finding, level=Level.WARN, evidence=(), hint=""))
