@@ -55,12 +55,10 @@ def traffic(snapshot: HostSnapshot, port: CountedPort, now: Counters | None) -> 
     sums = []
     for names in (row.sent, row.received):
         pairs = [(before[name], after[name]) for name in names if name in both]
-        if any(row.most and now == row.most for _, now in pairs):
-            return PortTraffic(host, port, unit=row.unit, why="a counter is at its largest value")
-        if any(now < then for then, now in pairs):
-            return PortTraffic(
-                host, port, unit=row.unit, why="a counter was reset or wrapped meanwhile"
-            )
+        largest = any(last == row.most > 0 for _, last in pairs)
+        if largest or any(last < first for first, last in pairs):
+            why = "is at its largest value" if largest else "was reset or wrapped meanwhile"
+            return PortTraffic(host, port, unit=row.unit, why=f"a counter {why}")
         sums.append(sum(now - then for then, now in pairs) * row.scale)
     return PortTraffic(host, port, sums[0], sums[1], row.unit)
 

@@ -24,9 +24,8 @@ from mpiboot.core.model import Finding, Level
 from mpiboot.core.wording import MOST_LINES, counted, grouped
 from mpiboot.job import render
 from mpiboot.network.records import Transport, WorkerNetwork
+from mpiboot.validate.tools import NUMBER
 from mpiboot.validate.verdict import JSON_VERSION, carries
-
-_AMOUNT: Final = re.compile(r"\d{1,18}(\.\d*)?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ class Measure:
         """Find the result in what the program wrote; None where it has none."""
         for line in reversed(lines):
             words = line.split()
-            if len(words) > self.column and all(map(_AMOUNT.fullmatch, words)):
+            if len(words) > self.column and all(map(NUMBER.fullmatch, words)):
                 return float(words[self.column])
         return None
 

@@ -18,10 +18,8 @@ from typing import Any, Final
 
 from mpiboot.core import log
 from mpiboot.core.checks import BY_REFERENCE
-from mpiboot.core.dataclass import replace
 from mpiboot.core.errors import ShownError
 from mpiboot.core.launch_spec import BY_SIGNAL, TIMED
-from mpiboot.core.model import Level
 from mpiboot.core.setting_types import AUTO, Switch, WorkerExit
 from mpiboot.core.settings import Resolved
 from mpiboot.job import render
@@ -72,10 +70,8 @@ def job(resolved: Resolved, environ: Mapping[str, str], asked: ToolOptions) -> N
     if run.output.missing and len(hosts) > 1 and not (named or run.output.started or run.signal):
         from mpiboot.validate import pairs_role  # noqa: PLC0415 - a tool needs none of it
 
-        log.finding(replace(verdict.judge(run).finding, level=Level.WARN, evidence=(), hint=""))
-        log.info(
-            "network", "in its place the paths between the hosts are measured: `validate pairs`"
-        )
+        why = verdict.judge(run).finding.message
+        log.warning("network", f"{why}; the paths between the hosts are measured (validate pairs)")
         log.write_termination(resolved.settings.termination_log, "")
         pairs_role.run(resolved, environ, asked)
     else:

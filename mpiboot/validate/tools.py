@@ -137,7 +137,7 @@ _COLUMNS: Final = {
 # Where NCCL's own lines begin, which may follow a row without a line's end.
 _OTHERS: Final = re.compile(r"\S+:\d+:\d+ \[\d+\] |\[\d{4}-\d\d-\d\d ")
 _ROW: Final = re.compile(r"\s*\d+\s")
-_NUMBER: Final = re.compile(r"\d{1,18}(\.\d*)?(e[+-]?\d\d)?")
+NUMBER: Final = re.compile(r"\d{1,18}(\.\d*)?(e[+-]?\d\d)?")
 # What newer nccl-tests put behind a row on request (-S).
 _STAMP: Final = re.compile(r"\s+\d{4}-\d\d-\d\d \d\d:\d\d:\d\d$")
 _MOST: Final = 1 << 16  # characters of a line
@@ -227,7 +227,7 @@ def _sample(columns: list[str], cells: list[str]) -> Sample | None:
         name, factor = _COLUMNS.get(word, ("", 1.0))
         if not name or cell == "N/A":
             continue
-        if not _NUMBER.fullmatch(cell):
+        if not NUMBER.fullmatch(cell):
             return None
         value = float(cell) * factor
         found[name] = value + found.get(name, 0.0) if name == "wrong" else found.get(name, value)
