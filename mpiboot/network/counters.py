@@ -125,7 +125,9 @@ _OF_PORT: Final = re.compile(
     r"/sys/class/infiniband/([^/]+)/ports/(\d+)/(?:hw_)?counters/(\w+):(\d{1,20})", re.ASCII
 )
 # /proc/net/dev: eight columns of what was received, then those of what was sent.
-_OF_LINK: Final = re.compile(r"/proc/net/dev:\s*(\S+):\s*(\d{1,20})(?:\s+\d+){7}\s+(\d{1,20})\s")
+_OF_LINK: Final = re.compile(
+    r"/proc/net/dev:\s*(\S+):\s*(\d{1,20})(?:\s+\d+){7}\s+(\d{1,20})\s", re.ASCII
+)
 
 
 def read(lines: Iterable[str]) -> dict[str, dict[str, int]]:

@@ -137,7 +137,7 @@ _COLUMNS: Final = {
 # Where NCCL's own lines begin, which may follow a row without a line's end.
 _OTHERS: Final = re.compile(r"\S+:\d+:\d+ \[\d+\] |\[\d{4}-\d\d-\d\d ")
 _ROW: Final = re.compile(r"\s*\d+\s")
-NUMBER: Final = re.compile(r"\d{1,18}(\.\d*)?(e[+-]?\d\d)?")
+NUMBER: Final = re.compile(r"\d{1,18}(\.\d*)?(e[+-]?\d\d)?", re.ASCII)
 # What newer nccl-tests put behind a row on request (-S).
 _STAMP: Final = re.compile(r"\s+\d{4}-\d\d-\d\d \d\d:\d\d:\d\d$")
 _MOST: Final = 1 << 16  # characters of a line

@@ -577,8 +577,11 @@ def test_a_worker_ends_when_no_launcher_comes_after_a_failed_one(kind: str, star
     assert "no launcher was here for 0 s" in worker.log
 
 
-def test_the_next_launcher_is_missed_from_when_this_worker_serves(tmp_path: Path) -> None:
+def test_the_next_launcher_is_missed_from_when_this_worker_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Half an hour by default, and a server that had to be started again begins it anew."""
+    monkeypatch.setattr(role, "reap", lambda: ())  # children here are those of other tests
     known = role.Launchers(tmp_path / "attempts", Settings().launcher_away, waits=600.0)
     known.read_line(b"launcher l@1@a 0", now=-5000.0)
     assert known.due == -5000 + 1800
