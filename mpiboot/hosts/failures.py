@@ -14,9 +14,7 @@ from mpiboot.hosts.dns import ResolvConf
 from mpiboot.hosts.dns_query import NoAddress
 from mpiboot.job import names
 from mpiboot.network import service_mesh as meshes
-from mpiboot.ssh.attempt import Attempt, Outcome
-
-_WORKER: Final = "mpiboot"
+from mpiboot.ssh.attempt import WORKER, Attempt, Outcome
 
 
 def final(attempts: Sequence[Attempt], ports: int, host_fingerprint: str) -> Attempt | None:
@@ -36,7 +34,7 @@ def final(attempts: Sequence[Attempt], ports: int, host_fingerprint: str) -> Att
         same = [item for item in attempts if item.target.address == address]
         everyone = len(same) >= ports and all(item.outcome.greeted for item in same)
         # mpiboot's own server says so in its greeting: no node's sshd, but one with another key.
-        another_job = _WORKER in attempt.greeting
+        another_job = WORKER in attempt.greeting
         if attempt.outcome is Outcome.HOST_KEY_DIFFERS and (
             attempt.welcome or everyone or another_job
         ):
@@ -76,7 +74,7 @@ def as_error(
     where = f"{target.host} ({target.address} port {target.port}, {attempt.greeting})"
     if attempt.outcome is Outcome.HOST_KEY_DIFFERS:
         known = "it would accept the job's key" if attempt.welcome else "it refuses the job's key"
-        if _WORKER in attempt.greeting and not attempt.welcome:
+        if WORKER in attempt.greeting and not attempt.welcome:
             return error(
                 "host-key-differs",
                 f"mpiboot on {where} has another key, {attempt.fingerprint}, "

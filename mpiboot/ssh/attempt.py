@@ -58,6 +58,10 @@ class Outcome(str, Enum):
 _ORDER: Final = tuple(Outcome)
 
 
+# What mpiboot's own servers have in their greeting, and no other.
+WORKER: Final = "mpiboot"
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """Where to log in: a host of the hostfile at one of its addresses and one port."""

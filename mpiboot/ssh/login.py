@@ -21,7 +21,7 @@ import asyncssh
 from mpiboot.core.dataclass import replace
 from mpiboot.core.errors import error
 from mpiboot.core.setting_types import HostKeys
-from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
+from mpiboot.ssh.attempt import WORKER, Attempt, LoginTimeouts, Outcome, Target
 from mpiboot.ssh.client_start import ConnectionPool
 from mpiboot.ssh.packets import send_no_ignores
 
@@ -124,6 +124,7 @@ class Dialogue:
     def __init__(self, process: asyncssh.SSHClientProcess[bytes]) -> None:
         self._process = process
         self._turn = asyncio.Lock()
+        self._asked: list[str] = []
 
     async def line(self) -> str:
         """Read the next line; empty at the end."""
@@ -139,13 +140,24 @@ class Dialogue:
             self._process.stdin.write(b"end\n")
 
     async def ask(self, line: str) -> str:
-        """Write a line and read its answer, one question at a time; empty at the end."""
+        """Write a line and read its answer; empty at the end.
+
+        Lines asked in the same turn of the event loop go out as one packet, and answers come in
+        their order: once an ask is cancelled, no other one may follow it.
+        """
+        if self._process.stdin.is_closing():
+            return ""
+        if not self._asked:
+            asyncio.get_running_loop().call_soon(self._write)
+        self._asked.append(line)
         async with self._turn:
-            try:
-                self._process.stdin.write(f"{line}\n".encode())
-            except _WRONG:
-                return ""
             return await self.line()
+
+    def _write(self) -> None:
+        lines = "".join(f"{line}\n" for line in self._asked)
+        self._asked.clear()
+        with contextlib.suppress(*_WRONG):
+            self._process.stdin.write(lines.encode())
 
 
 async def closed(connection: asyncssh.SSHClientConnection) -> None:
@@ -198,15 +210,24 @@ def _key_line(key: asyncssh.SSHKey) -> str:
 class _LoginRecord(asyncssh.SSHClient):
     """Offers one key, records what the server shows and requests, answers no prompt."""
 
-    def __init__(self, key: asyncssh.SSHKey) -> None:
+    def __init__(self, key: asyncssh.SSHKey, greeting: str) -> None:
         self._keys = [key]
+        self._greeting = greeting
+        self._connection: asyncssh.SSHClientConnection | None = None
         self.shown: asyncssh.SSHKey | None = None
         self.offered = False
         self.password = False
         self.banner = ""
 
     def connection_made(self, conn: asyncssh.SSHClientConnection) -> None:
+        self._connection = conn
         send_no_ignores(conn)
+
+    def begin_auth(self, username: str) -> None:  # noqa: ARG002 - asyncssh's signature
+        # mpiboot's own servers take a key and nothing else. Others are first asked what they take:
+        # one may let in whoever has no password (PermitEmptyPasswords).
+        if WORKER in self._greeting and self._connection is not None:
+            self._connection._auth_methods = [b"publickey"]  # noqa: SLF001 - it has no option
 
     def validate_host_public_key(
         self,
@@ -289,7 +310,7 @@ class Login:
         found = Attempt(
             target, Outcome.OK, greeting=greeting, local_address=str(sock.getsockname()[0])
         )
-        client = _LoginRecord(self._key)
+        client = _LoginRecord(self._key, greeting)
         try:
             async with self._logins:
                 opening = self._open(target, sock, client)

@@ -80,6 +80,7 @@ class Server:
         )
         self._options = asyncssh.SSHServerConnectionOptions(
             server_factory=_Connection,
+            server_version="AsyncSSH mpiboot",
             server_host_keys=[key],
             process_factory=self._serve,
             authorized_client_keys=self._authorized,

@@ -51,6 +51,7 @@ class Behaviour:
     public_key: bool = True
     password: bool = False
     banner: str = ""
+    version: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
     users: list[str] = field(default_factory=list)
     commands: list[str] = field(default_factory=list)
@@ -139,6 +140,7 @@ async def sshd(
         address,
         port,
         server_factory=lambda: _Server(behaviour),
+        server_version=behaviour.version or (),
         server_host_keys=[behaviour.host_key or behaviour.job.key],
         process_factory=command,
         encoding=None,

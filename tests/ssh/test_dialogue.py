@@ -94,6 +94,26 @@ async def test_a_second_command_answers_line_by_line_in_turn(job: Job) -> None:
         assert tuple(both) == ("heard one", "heard two")
 
 
+async def test_what_is_asked_at_one_time_is_one_packet(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[bytes | str] = []
+    write = asyncssh.SSHWriter.write
+
+    def note(writer: asyncssh.SSHWriter[bytes], data: bytes) -> None:
+        written.append(data)
+        write(writer, data)
+
+    async with kept(job) as (connection,):
+        talk = await connection.start("second")
+        assert talk is not None
+        await talk.line()
+        monkeypatch.setattr(asyncssh.SSHWriter, "write", note)
+        await asyncio.gather(talk.ask("one"), talk.ask("two"))
+        # The server's are no bytes.
+        assert [item for item in written if isinstance(item, bytes)] == [b"one\ntwo\n"]
+
+
 async def test_one_that_has_ended_answers_nothing(job: Job) -> None:
     async with kept(job) as (connection,):
         talk = await connection.start("second")

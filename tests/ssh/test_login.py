@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import asyncssh
 import pytest
@@ -86,6 +87,26 @@ async def test_no_packet_comes_with_one_that_says_nothing(
     monkeypatch.setattr(asyncssh.connection.SSHServerConnection, "_packet_handlers", taken)
     assert (await against(job, Behaviour(job))).outcome is Outcome.OK
     assert came == []
+
+
+@pytest.mark.parametrize(
+    ("version", "methods"),
+    # Another server may let in whoever has no password.
+    [("OpenSSH_9.2 mpiboot", ["publickey"]), ("OpenSSH_9.2", ["none", "publickey"])],
+)
+async def test_a_login_asks_for_nothing_that_is_known(
+    job: Job, monkeypatch: pytest.MonkeyPatch, version: str, methods: list[str]
+) -> None:
+    asked: list[str] = []
+    process: Any = asyncssh.SSHServerConnection._finish_userauth
+
+    async def finish(connection: object, first: object, method: bytes, packet: object) -> None:
+        asked.append(method.decode())
+        await process(connection, first, method, packet)
+
+    monkeypatch.setattr(asyncssh.SSHServerConnection, "_finish_userauth", finish)
+    assert (await against(job, Behaviour(job, version=version))).outcome is Outcome.OK
+    assert asked == methods
 
 
 @pytest.mark.parametrize("kind", ["ssh-rsa", "ecdsa-sha2-nistp521", "ssh-ed25519"])
