@@ -213,21 +213,17 @@ class _LoginRecord(asyncssh.SSHClient):
     def __init__(self, key: asyncssh.SSHKey, greeting: str) -> None:
         self._keys = [key]
         self._greeting = greeting
-        self._connection: asyncssh.SSHClientConnection | None = None
         self.shown: asyncssh.SSHKey | None = None
         self.offered = False
         self.password = False
         self.banner = ""
 
     def connection_made(self, conn: asyncssh.SSHClientConnection) -> None:
-        self._connection = conn
         send_no_ignores(conn)
-
-    def begin_auth(self, username: str) -> None:  # noqa: ARG002 - asyncssh's signature
         # mpiboot's own servers take a key and nothing else. Others are first asked what they take:
         # one may let in whoever has no password (PermitEmptyPasswords).
-        if WORKER in self._greeting and self._connection is not None:
-            self._connection._auth_methods = [b"publickey"]  # noqa: SLF001 - it has no option
+        if WORKER in self._greeting:
+            conn._auth_methods = [b"publickey"]  # noqa: SLF001 - it has no option
 
     def validate_host_public_key(
         self,
