@@ -15,7 +15,6 @@ HEAVY = {
     "asyncssh",
     "concurrent.futures",
     "cryptography",
-    "dataclasses",
     "dns",
     "logging",
     "multiprocessing",
@@ -70,7 +69,7 @@ def test_a_worker_s_facts_load_little() -> None:
     facts += "facts.gather(resolve({}, {}), {}, sshd='', pid=1, mpi=None)"
     found = loaded(facts) - BEFORE
     assert "pyroute2.netlink" in found
-    assert not {*HEAVY, "inspect", "pyroute2.netlink.core"} - {"logging", "subprocess"} & found
+    assert not {*HEAVY, "pyroute2.netlink.core"} - {"logging", "subprocess"} & found
 
 
 def test_a_line_without_options_needs_no_parser() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,7 +29,6 @@ from mpiboot.cli.options import (
     settings_of,
 )
 from mpiboot.cli.run import ENTRY, ErrorSettings, Words, looking, resolved
-from mpiboot.core.dataclass import fields
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import Role
 from mpiboot.core.settings import ROWS, Resolved, Section

@@ -10,13 +10,13 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from mpiboot import __version__
 from mpiboot.core import log
 from mpiboot.core.checks import failed
-from mpiboot.core.dataclass import replace
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import Finding, Level, Role, Source
 from mpiboot.core.setting_types import AUTO, BY_INDEX, ValidateFirst

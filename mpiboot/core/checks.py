@@ -7,10 +7,10 @@ doctor's checks are among them. The reference pages are generated from it. Pure:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, NamedTuple, TypeAlias
 
-from mpiboot.core.dataclass import dataclass
 from mpiboot.core.model import Finding, Level, Role
 
 

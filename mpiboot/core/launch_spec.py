@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, TypeAlias
 
-from mpiboot.core.dataclass import dataclass, field
 from mpiboot.core.records_json import read_record, write_records
 from mpiboot.core.setting_types import LogFormat, LogLevel
 

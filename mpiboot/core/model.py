@@ -7,10 +7,10 @@ the world.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar, Final, TypeAlias
 
-from mpiboot.core.dataclass import dataclass, field
 from mpiboot.core.wording import first_few
 
 

@@ -11,10 +11,9 @@ import json
 import types
 import typing
 from collections.abc import Hashable, Mapping
+from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from typing import Any, Final
-
-from mpiboot.core.dataclass import MISSING, fields, is_dataclass, values
 
 if typing.TYPE_CHECKING:
     from mpiboot.core.model import Json, PodFacts
@@ -90,8 +89,13 @@ def _read(kind: object, value: Json, *, strict: bool) -> object:
     raise TypeError(f"{value!r} is not {kind}")
 
 
+def values(record: Any) -> dict[str, Any]:  # noqa: ANN401 - any dataclass
+    """Name a record's values without copying what they hold, as ``asdict`` would."""
+    return {item.name: getattr(record, item.name) for item in fields(record)}
+
+
 def write_records(value: object) -> str:
-    """Write what has records in it as JSON; ``asdict`` would first copy all that they hold."""
+    """Write what has records in it as JSON."""
     return json.dumps(value, default=values)
 
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from typing import Any, Final
-
-from mpiboot.core.dataclass import dataclass
 
 
 class HostKeys(str, Enum):

@@ -8,10 +8,10 @@ mappings and tells where each value came from. Nothing here reads the world.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any, Final, TypeVar
 
-from mpiboot.core.dataclass import dataclass, field, fields, replace
 from mpiboot.core.errors import error
 from mpiboot.core.model import Finding, Level, MpiFamily, Role, Source, SshKind
 from mpiboot.core.setting_types import (

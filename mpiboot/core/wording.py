@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import TypeVar
-
-from mpiboot.core.dataclass import dataclass
 
 _Key = TypeVar("_Key")
 _Item = TypeVar("_Item")

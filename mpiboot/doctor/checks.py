@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
 from typing import Final
 
 from mpiboot.core.checks import CHECKS as OF_JOBS
 from mpiboot.core.checks import Check, ExitCode
-from mpiboot.core.dataclass import dataclass
 from mpiboot.core.model import Finding, Level, Role
 
 Judge = Callable[..., Iterable[Finding]]

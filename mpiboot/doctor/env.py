@@ -11,11 +11,11 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final
 
 from mpiboot.core import log
-from mpiboot.core.dataclass import dataclass, field, replace
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import Finding, Level, Role
 from mpiboot.core.settings import Resolved

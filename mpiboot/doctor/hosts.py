@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Final
 
-from mpiboot.core.dataclass import dataclass, field, replace
 from mpiboot.core.model import Finding, Level, Worker
 from mpiboot.core.wording import counted, first_few, grouped, majority
 from mpiboot.doctor.checks import BY_REFERENCE, check, finding, launcher_check, ok

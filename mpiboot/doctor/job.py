@@ -9,12 +9,12 @@ import os
 import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from mpiboot.core import log
 from mpiboot.core.addresses import is_address
 from mpiboot.core.checks import failed
-from mpiboot.core.dataclass import replace
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import Finding, Host, Hostfile, Json, Level, Worker
 from mpiboot.core.records_json import read_record

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from mpiboot.core.checks import DATA_CHECKS
-from mpiboot.core.dataclass import dataclass, field, replace
 from mpiboot.core.model import Finding, Host, Mesh, PodFacts, Worker
 from mpiboot.core.settings import Settings
 from mpiboot.core.wording import assigned, counted, first_few, lasting

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final
 
-from mpiboot.core.dataclass import dataclass
 from mpiboot.core.model import Finding, Identity, Level, Mpi
 from mpiboot.core.wording import counted, first_few, size_of
 from mpiboot.doctor.checks import DoctorCheck, check, failed, finding, ok, warned, worker_check

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from ipaddress import IPv6Address
 from typing import Final, TypeVar
 
 from mpiboot.core.addresses import address_of
-from mpiboot.core.dataclass import dataclass, field
 from mpiboot.core.wording import grouped
 from mpiboot.job import masking
 

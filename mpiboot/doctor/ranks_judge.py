@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
-from mpiboot.core.dataclass import dataclass
 from mpiboot.core.model import Finding, Level
 from mpiboot.core.wording import counted, first_few, grouped
 from mpiboot.doctor.checks import finding

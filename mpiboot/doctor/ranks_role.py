@@ -10,11 +10,11 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from mpiboot.core import log
 from mpiboot.core.addresses import short_names
-from mpiboot.core.dataclass import dataclass, replace
 from mpiboot.core.errors import MpibootError
 from mpiboot.core.model import Finding, Level, Role
 from mpiboot.core.settings import Resolved

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -18,9 +19,9 @@ from mpiboot import __version__
 from mpiboot.core import log
 from mpiboot.core.addresses import short_names
 from mpiboot.core.checks import ExitCode
-from mpiboot.core.dataclass import dataclass, values
 from mpiboot.core.errors import MpibootError, ShownError, error
 from mpiboot.core.model import Finding, Level, PodFacts, Role
+from mpiboot.core.records_json import values
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import counted, first_few, grouped, lasting
 from mpiboot.doctor import checks, job, looks, table
@@ -55,7 +56,7 @@ class Asked:
 def run(
     resolved: Resolved,
     environ: Mapping[str, str],
-    asked: Asked = Asked(),  # noqa: B008 - it is frozen
+    asked: Asked = Asked(),
 ) -> None:
     """Print every finding; after Ctrl-C those that are known.
 

@@ -10,12 +10,12 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
 from mpiboot.core.addresses import is_address
-from mpiboot.core.dataclass import dataclass
 from mpiboot.core.errors import error
 from mpiboot.core.model import Decision, Source
 from mpiboot.core.setting_types import LaunchAgent

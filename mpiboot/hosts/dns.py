@@ -19,11 +19,11 @@ import re
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from mpiboot.core.addresses import is_address
-from mpiboot.core.dataclass import dataclass, replace
 from mpiboot.hosts import dns_query
 from mpiboot.hosts.dns_query import DnsAnswer, DnsReply, NoAddress, joined, summary
 from mpiboot.job import names

@@ -11,10 +11,9 @@ import asyncio
 import secrets
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Final
-
-from mpiboot.core.dataclass import dataclass, replace
 
 if TYPE_CHECKING:
     import dns.message

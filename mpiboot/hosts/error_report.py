@@ -7,12 +7,12 @@ import platform
 import re
 import traceback
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from mpiboot import __version__
 from mpiboot.core import log
 from mpiboot.core.checks import ExitCode, failed
-from mpiboot.core.dataclass import replace
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import Finding
 from mpiboot.core.wording import MOST_LINES, first_few

@@ -13,12 +13,12 @@ import contextlib
 import signal
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from mpiboot.core import log
 from mpiboot.core.addresses import is_address
 from mpiboot.core.checks import failed
-from mpiboot.core.dataclass import dataclass, field, replace
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import Finding, Host, Worker
 from mpiboot.core.setting_types import DataNetworkUse

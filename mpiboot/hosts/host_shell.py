@@ -12,9 +12,9 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
-from mpiboot.core.dataclass import dataclass, field
 from mpiboot.network import counters
 from mpiboot.network.counters import Counters
 

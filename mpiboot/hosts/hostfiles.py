@@ -10,11 +10,11 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from mpiboot.core import log
-from mpiboot.core.dataclass import dataclass, replace
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import Finding, Hostfile, Level, Source
 from mpiboot.core.settings import Resolved

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from mpiboot.core import log
-from mpiboot.core.dataclass import dataclass, replace
 from mpiboot.core.model import Worker
 from mpiboot.core.settings import Settings
 from mpiboot.core.wording import counted

@@ -11,12 +11,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
 
 from mpiboot.core import log, records_json
 from mpiboot.core.addresses import is_address
-from mpiboot.core.dataclass import dataclass, replace
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import Host, Mesh, Mpi, NoFacts, PodFacts, Worker
 from mpiboot.core.setting_types import Auto, HostKeys, ProveTransport, Switch
@@ -137,7 +137,7 @@ class PipelineOptions:
     logins, which stay open; ``doctor`` are doctor's questions; ``once``: one attempt for each host.
     """
 
-    limits: LoginTimeouts = LoginTimeouts()
+    limits: LoginTimeouts = field(default_factory=LoginTimeouts)
     mpirun: str = ""
     pairs: PairCheck | None = None
     kept: ConnectionPool | None = None
@@ -155,7 +155,7 @@ class Pipelines:
         resolver: Resolver,
         *,
         changed: Callable[[], None],
-        options: PipelineOptions = PipelineOptions(),  # noqa: B008 - it is frozen
+        options: PipelineOptions = PipelineOptions(),
     ) -> None:
         self._options = options
         self._pairs = options.pairs if options.pairs is not None and options.pairs.wanted else None

@@ -10,13 +10,13 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
 from mpiboot.core import log
 from mpiboot.core.addresses import short_names
 from mpiboot.core.checks import failed
-from mpiboot.core.dataclass import dataclass
 from mpiboot.core.model import Finding, Host, Json
 from mpiboot.core.wording import first_few, lasting
 

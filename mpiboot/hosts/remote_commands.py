@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from mpiboot.core import log
 from mpiboot.core.checks import failed
-from mpiboot.core.dataclass import replace
 from mpiboot.core.errors import MpibootError
 from mpiboot.core.model import Finding, NoFacts, Worker
 from mpiboot.core.setting_types import DataNetworkUse, HostKeys

@@ -14,10 +14,10 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from mpiboot.core import log
-from mpiboot.core.dataclass import dataclass, replace
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.launch_spec import LAUNCH_ID
 from mpiboot.core.model import Worker

@@ -7,11 +7,11 @@ line and environment.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from itertools import pairwise
 from typing import Final
 
-from mpiboot.core.dataclass import dataclass, field, replace
 from mpiboot.core.model import Decision, MpiFamily, NoFacts, Source, Variable, Worker
 from mpiboot.core.setting_types import MpiNetwork, ProveTransport
 from mpiboot.core.settings import PREFIX, Settings

@@ -7,10 +7,10 @@ plan says what is lost.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
-from mpiboot.core.dataclass import dataclass, replace
 from mpiboot.core.model import Mpi, MpiFamily, Source, Variable
 from mpiboot.job import platforms
 from mpiboot.job.hostfile import Syntax

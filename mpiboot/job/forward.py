@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final
 
-from mpiboot.core.dataclass import dataclass
 from mpiboot.core.setting_types import of_service
 from mpiboot.job.masking import is_secret
 

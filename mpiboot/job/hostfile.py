@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from enum import Enum
 from itertools import chain
 from typing import Final, TypeAlias
 
 from mpiboot.core import addresses
 from mpiboot.core.addresses import IPV6
-from mpiboot.core.dataclass import replace
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import Host, Hostfile
 from mpiboot.job.names import canonical

@@ -9,11 +9,11 @@ test compares them with the installed ones.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Final
 
 from mpiboot.core.checks import failed
-from mpiboot.core.dataclass import replace
 from mpiboot.core.model import Host, Level, MpiFamily, PodFacts, Source
 from mpiboot.core.settings import ROWS, Given, Settings
 from mpiboot.core.wording import first_few

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Final
 
-from mpiboot.core.dataclass import dataclass, field, replace
 from mpiboot.core.model import Host, MpiFamily
 from mpiboot.job.dialects import DIALECTS, Dialect, parameter
 from mpiboot.job.mpirun_options import PRINTING, Grammar, Option, OptionKind

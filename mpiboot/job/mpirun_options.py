@@ -8,10 +8,9 @@ means, only where something is decided by it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final
-
-from mpiboot.core.dataclass import dataclass, field, replace
 
 
 class OptionKind(str, Enum):

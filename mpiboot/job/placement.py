@@ -7,10 +7,10 @@ to mpirun, and the plan says so; measured against the job maps of Open MPI 4.1.4
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from mpiboot.core.checks import failed
-from mpiboot.core.dataclass import dataclass, replace
 from mpiboot.core.model import Finding, Host, Hostfile, Level, Source
 from mpiboot.core.settings import Given
 from mpiboot.core.wording import counted, first_few

@@ -7,9 +7,9 @@ disagree. Nothing here reads or changes the world.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
-from mpiboot.core.dataclass import dataclass, field, replace
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.launch_spec import NOT_FOR_RANKS, PLACEMENT
 from mpiboot.core.model import Decision, Finding, Host, Level, Mpi, Source

@@ -7,10 +7,10 @@ settle itself (the hostfile's copy, the launch agent) is set whatever the enviro
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from mpiboot.core.checks import failed
-from mpiboot.core.dataclass import dataclass, field, replace
 from mpiboot.core.model import (
     Decision,
     Finding,

@@ -11,9 +11,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final
 
-from mpiboot.core.dataclass import dataclass, field, replace
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import Decision, Role, Source
 from mpiboot.core.setting_types import AUTO, BY_INDEX, WorkerExit

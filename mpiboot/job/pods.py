@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from mpiboot.core.checks import failed
-from mpiboot.core.dataclass import dataclass
 from mpiboot.core.model import (
     Decision,
     Finding,

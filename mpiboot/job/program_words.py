@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from mpiboot.core.dataclass import dataclass
 from mpiboot.core.model import Finding, Level
 from mpiboot.job.names import short
 

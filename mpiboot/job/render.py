@@ -7,11 +7,11 @@ import re
 import shlex
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from mpiboot.core.addresses import short_names
-from mpiboot.core.dataclass import fields, is_dataclass, replace
 from mpiboot.core.model import Decision, Finding, Level
 from mpiboot.core.setting_types import shown
 from mpiboot.core.settings import Resolved, Setting

@@ -21,12 +21,12 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from mpiboot.core import addresses, launch_spec, log
-from mpiboot.core.dataclass import dataclass, field, replace
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.launch_spec import Failure
 from mpiboot.core.model import Decision, Finding, Level, SshKind, Worker

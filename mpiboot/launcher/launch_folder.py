@@ -8,12 +8,12 @@ import shutil
 import signal
 import socket
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Final
 
 from mpiboot.core import addresses, launch_spec
-from mpiboot.core.dataclass import dataclass, field, replace
 from mpiboot.core.errors import error
 from mpiboot.core.model import Source, Worker
 from mpiboot.core.setting_types import HostKeys, LaunchAgent, Stuck, Switch

@@ -6,10 +6,10 @@ import asyncio
 import socket
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Final
 
 from mpiboot.core import log
-from mpiboot.core.dataclass import dataclass, replace
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import (
     Decision,

@@ -16,11 +16,11 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from mpiboot.core import log
-from mpiboot.core.dataclass import dataclass, replace
 from mpiboot.core.launch_spec import ATTEMPT, KEEP_KEY, LAUNCH_ID, RESULT, ParentOptions, ParentTask
 from mpiboot.core.model import Finding, Level, MpiFamily
 from mpiboot.core.setting_types import AUTO, Auto, Switch, WorkerExit

@@ -8,11 +8,11 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from mpiboot.core import log
-from mpiboot.core.dataclass import dataclass
 from mpiboot.core.errors import MpibootError
 from mpiboot.core.model import Decision, Identity
 from mpiboot.core.settings import Resolved

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from mpiboot.core import log
-from mpiboot.core.dataclass import dataclass
 from mpiboot.core.model import Decision, Json, Source
 from mpiboot.core.setting_types import LogLevel
 from mpiboot.core.wording import assigned, counted, first_few

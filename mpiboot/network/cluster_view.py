@@ -11,13 +11,14 @@ from __future__ import annotations
 import functools
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from mpiboot.core import addresses
 from mpiboot.core.addresses import Address, Interface, Network
 from mpiboot.core.checks import BY_REFERENCE, WARNINGS
-from mpiboot.core.dataclass import dataclass, replace, values
 from mpiboot.core.model import Finding, Level, Link, LinkLayer, NoFacts, PodFacts, PortState
+from mpiboot.core.records_json import values
 from mpiboot.core.setting_types import DataNetworkUse
 from mpiboot.core.settings import Settings
 from mpiboot.core.wording import MOST_LINES, assigned, first_few, majority, size_of

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
-
-from mpiboot.core.dataclass import dataclass
 
 # By port (mlx5_1:1) or link (eth0), and by name.
 Counters: TypeAlias = "Mapping[str, Mapping[str, int]]"

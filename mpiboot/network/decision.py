@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
-from mpiboot.core.dataclass import dataclass, field, replace
 from mpiboot.core.model import Decision, Finding, Level, Source, Variable
 from mpiboot.core.setting_types import DataNetworkUse
 from mpiboot.core.settings import Given, Settings

@@ -10,10 +10,10 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from mpiboot.core.addresses import IPV4, IPV6, Address, Network, parse, smallest_network
-from mpiboot.core.dataclass import dataclass
 from mpiboot.core.model import Gid, GidType, Link, PodFacts, RdmaPort
 from mpiboot.network.records import GidChoice, Problem, Rail, Transport, usable
 

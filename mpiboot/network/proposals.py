@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Final
 
 from mpiboot.core.addresses import IPV4, IPV6, smallest_network
 from mpiboot.core.checks import failed
-from mpiboot.core.dataclass import dataclass, field, replace
 from mpiboot.core.model import AttachmentSource, Decision, Finding, Link, Source, Variable
 from mpiboot.core.setting_types import DataNetworkUse, MpiNetwork, NcclSocket
 from mpiboot.core.settings import Settings

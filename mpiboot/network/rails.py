@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Final, TypeAlias
 
-from mpiboot.core.dataclass import replace
 from mpiboot.core.model import (
     Fabric,
     Gid,

@@ -9,10 +9,10 @@ import errno
 import os
 from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from mpiboot.core.dataclass import dataclass, field, replace
 from mpiboot.core.model import Fabric, LinkLayer, PortState, RdmaDevice, RdmaPort
 from mpiboot.network import libraries, netlink, sysfs
 from mpiboot.network.records import IB_MTUS

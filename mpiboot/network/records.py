@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
 from mpiboot.core import addresses
 from mpiboot.core.addresses import Interface
-from mpiboot.core.dataclass import dataclass
 from mpiboot.core.model import (
     Decision,
     Fabric,

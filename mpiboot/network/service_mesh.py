@@ -7,9 +7,9 @@ to speak first never passes SSH's greeting on; one that expects mTLS resets what
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
-from mpiboot.core.dataclass import dataclass
 from mpiboot.core.model import Finding, Level, Mesh
 from mpiboot.core.wording import first_few
 

@@ -13,13 +13,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import permutations
 from typing import Final
 
 from mpiboot.core.addresses import bare
 from mpiboot.core.checks import failed
-from mpiboot.core.dataclass import dataclass, replace
 from mpiboot.core.model import Finding, Level, Worker
 from mpiboot.core.wording import counted, size_of
 from mpiboot.network.records import WorkerNetwork, usable

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final
-
-from mpiboot.core.dataclass import dataclass
 
 
 class Outcome(str, Enum):

@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from mpiboot.core.dataclass import dataclass
 from mpiboot.core.errors import error
 from mpiboot.core.records_json import read_record, write_records
 from mpiboot.ssh import connect

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 
-from mpiboot.core.dataclass import dataclass
 from mpiboot.core.model import Decision, Identity, Source, SshKind
 from mpiboot.core.setting_types import Auto, HostKeys
 

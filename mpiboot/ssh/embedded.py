@@ -14,12 +14,12 @@ import json
 import os
 import signal
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import asyncssh
 
-from mpiboot.core.dataclass import dataclass
 from mpiboot.core.errors import MpibootError
 from mpiboot.ssh.openssh import LISTENING
 from mpiboot.ssh.packets import send_no_ignores

@@ -13,12 +13,12 @@ import copy
 import re
 import socket
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import asyncssh
 
-from mpiboot.core.dataclass import replace
 from mpiboot.core.errors import error
 from mpiboot.core.setting_types import HostKeys
 from mpiboot.ssh.attempt import WORKER, Attempt, LoginTimeouts, Outcome, Target

@@ -11,10 +11,10 @@ import os
 import shlex
 import socket
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from mpiboot.core.dataclass import dataclass
 from mpiboot.core.model import Decision, Identity, Source
 from mpiboot.ssh.sessions import WRAPPER
 from mpiboot.system import executables, files

@@ -11,13 +11,13 @@ import re
 import signal
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 import mpiboot
 from mpiboot.core import log
-from mpiboot.core.dataclass import dataclass, field
 from mpiboot.system import files, processes
 from mpiboot.system.os_calls import process_handle
 from mpiboot.system.process import SignalLoop

@@ -13,10 +13,10 @@ import time
 from _heapq import heappop, heappush
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final
 
 from mpiboot.core import log
-from mpiboot.core.dataclass import dataclass
 from mpiboot.core.launch_spec import EVENTS, REQUESTS
 from mpiboot.supervisor.signals import name
 from mpiboot.supervisor.state import AgentConnected, AgentEnded, AgentStarted, ClientEnded, Event

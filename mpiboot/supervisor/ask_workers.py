@@ -21,9 +21,9 @@ if __name__ == "__main__":
     sys.modules["ssl"] = None  # type: ignore[assignment]
 
 import asyncio
+from dataclasses import dataclass
 
 from mpiboot.core.addresses import address_of
-from mpiboot.core.dataclass import dataclass
 from mpiboot.core.launch_spec import LAUNCH_DIR
 from mpiboot.hosts import host_shell
 from mpiboot.hosts.host_shell import Connecting, HostAnswer

@@ -12,10 +12,10 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from mpiboot.core.dataclass import dataclass
 from mpiboot.core.launch_spec import LAUNCH_DIR
 from mpiboot.supervisor.processes import send, unread
 from mpiboot.system.loop import EventLoop

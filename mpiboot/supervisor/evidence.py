@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from mpiboot.core.dataclass import dataclass, field
 from mpiboot.core.records_json import read_record, write_records
 from mpiboot.core.wording import size_of
 from mpiboot.network.counters import CountedPort

@@ -14,11 +14,11 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from mpiboot.core import log
-from mpiboot.core.dataclass import dataclass
 from mpiboot.core.launch_spec import RemoteHost
 from mpiboot.core.wording import counted, first_few
 from mpiboot.supervisor.asking import FarEnd, Found, Question, Request

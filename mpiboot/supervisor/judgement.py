@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from mpiboot.core.checks import BY_REFERENCE
-from mpiboot.core.dataclass import replace
 from mpiboot.core.launch_spec import BY_SIGNAL
 from mpiboot.core.wording import counted, first_few, size_of
 from mpiboot.supervisor.state import (

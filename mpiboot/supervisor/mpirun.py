@@ -11,9 +11,9 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from mpiboot.core import log
-from mpiboot.core.dataclass import replace
 from mpiboot.core.launch_spec import LAUNCH_ID, NOTICE, LaunchSpec
 from mpiboot.supervisor import mpirun_messages, verdicts
 from mpiboot.supervisor.agents import Agents

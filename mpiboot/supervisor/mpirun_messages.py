@@ -18,9 +18,9 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from mpiboot.core.dataclass import dataclass
 from mpiboot.core.launch_spec import PLACEMENT, LaunchSpec
 from mpiboot.supervisor.output import (
     MpirunPipe,

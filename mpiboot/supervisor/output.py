@@ -17,10 +17,10 @@ import stat
 from _queue import SimpleQueue
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final
 
 from mpiboot.core import log
-from mpiboot.core.dataclass import dataclass
 from mpiboot.supervisor.state import RankEnd, RankEnded
 from mpiboot.system.loop import EventLoop
 

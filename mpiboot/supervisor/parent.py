@@ -11,12 +11,12 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
+from dataclasses import replace as with_fields
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from mpiboot.core import log
 from mpiboot.core.checks import BY_REFERENCE, ExitCode
-from mpiboot.core.dataclass import dataclass
-from mpiboot.core.dataclass import replace as with_fields
 from mpiboot.core.launch_spec import (
     ATTEMPT,
     BY_SIGNAL,

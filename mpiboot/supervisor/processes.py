@@ -20,9 +20,10 @@ if __name__ == "__main__":
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     sys.path.append(os.path.dirname(package))
 
+from dataclasses import dataclass
+
 from mpiboot.core import log
 from mpiboot.core.addresses import address_of
-from mpiboot.core.dataclass import dataclass
 from mpiboot.core.launch_spec import KEEP_KEY, LAUNCH_DIR, LAUNCH_ID, RemoteHost, outside_launch
 from mpiboot.core.setting_types import LogFormat
 from mpiboot.core.wording import counted

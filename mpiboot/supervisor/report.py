@@ -9,11 +9,11 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Final
 
 from mpiboot.core import log
 from mpiboot.core.checks import BY_REFERENCE
-from mpiboot.core.dataclass import replace
 from mpiboot.core.errors import MpibootError
 from mpiboot.core.launch_spec import TRANSPORT, Failure, LaunchSpec
 from mpiboot.core.model import Finding, Level

@@ -6,10 +6,10 @@ row for each MPI says how it behaves at the end of a job.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final, TypeAlias
 
-from mpiboot.core.dataclass import dataclass, replace
 from mpiboot.core.launch_spec import BY_SIGNAL
 from mpiboot.core.setting_types import LogLevel
 

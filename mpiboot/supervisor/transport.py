@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import Any, Final
 
-from mpiboot.core.dataclass import dataclass
 from mpiboot.core.wording import counted, first_few, grouped, size_of
 from mpiboot.network.counters import BYTES, EXPLAINING, KINDS, TRAFFIC, CountedPort, Counters
 from mpiboot.supervisor.evidence import HostSnapshot

@@ -8,9 +8,9 @@ lost or a signal came, and from every loss, signal and end of mpirun timers alon
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
-from mpiboot.core.dataclass import replace
 from mpiboot.core.setting_types import LogLevel
 from mpiboot.core.wording import counted, first_few
 from mpiboot.supervisor.judgement import (

@@ -7,10 +7,10 @@ namespace sees its own group as the root, and not its pod's above it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from mpiboot.core.dataclass import dataclass
 from mpiboot.core.wording import size_of
 
 GROUPS: Final = Path("/sys/fs/cgroup")

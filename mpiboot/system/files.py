@@ -15,11 +15,11 @@ import re
 import socket
 import stat
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn
 
 from mpiboot.core import log
-from mpiboot.core.dataclass import dataclass
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.records_json import read_record
 from mpiboot.core.wording import counted

@@ -13,11 +13,11 @@ import re
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from mpiboot.core import log
-from mpiboot.core.dataclass import dataclass
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import Finding, Level
 from mpiboot.core.wording import lasting

@@ -13,9 +13,8 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final
-
-from mpiboot.core.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from mpiboot.core.dataclass import dataclass
 from mpiboot.core.model import Mpi, MpiFamily
 from mpiboot.system import executables
 

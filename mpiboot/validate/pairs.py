@@ -13,13 +13,13 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain, compress, zip_longest
 from math import ceil, exp, log
 from statistics import median
 from typing import Final, NamedTuple
 
 from mpiboot.core.addresses import short_names
-from mpiboot.core.dataclass import dataclass, field, replace
 from mpiboot.core.model import Finding, Level
 from mpiboot.core.wording import MOST_LINES, counted, grouped
 from mpiboot.job import render

@@ -13,11 +13,11 @@ import signal
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Final
 
 from mpiboot.core import log
 from mpiboot.core.checks import ExitCode
-from mpiboot.core.dataclass import replace
 from mpiboot.core.errors import MpibootError, ShownError, error
 from mpiboot.core.model import Level, Worker
 from mpiboot.core.settings import Resolved

@@ -12,9 +12,9 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
-from mpiboot.core.dataclass import dataclass, field
 from mpiboot.core.errors import error
 
 # The functions that its lines call.

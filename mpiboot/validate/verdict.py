@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from mpiboot import __version__
 from mpiboot.core.checks import BY_REFERENCE
-from mpiboot.core.dataclass import dataclass, replace
 from mpiboot.core.model import Finding, Level
 from mpiboot.core.wording import counted, first_few, grouped, lasting, size_of
 from mpiboot.job import render

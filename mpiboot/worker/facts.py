@@ -6,12 +6,12 @@ import os
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from mpiboot import __version__
 from mpiboot.core import log, records_json
-from mpiboot.core.dataclass import replace
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import Fabric, Mpi, MpiParameter, PodFacts, Route
 from mpiboot.core.settings import Resolved

@@ -13,12 +13,12 @@ import socket
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from mpiboot.core import log
-from mpiboot.core.dataclass import dataclass, field
 from mpiboot.core.launch_spec import LAUNCH_ID, NOTICE
 from mpiboot.core.setting_types import WorkerExit
 from mpiboot.core.settings import Resolved

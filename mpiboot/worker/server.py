@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Final
 
 from mpiboot.core import log
-from mpiboot.core.dataclass import values
 from mpiboot.core.errors import MpibootError, error
 from mpiboot.core.model import Decision, Finding, Level, Source, SshKind
+from mpiboot.core.records_json import values
 from mpiboot.core.setting_types import AUTO, Auto
 from mpiboot.core.settings import Resolved
 from mpiboot.network import pod

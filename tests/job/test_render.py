@@ -2,14 +2,13 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mpiboot.core.checks import failed
-from mpiboot.core.dataclass import dataclass
 from mpiboot.core.model import Decision, Fabric, Finding, Level, RdmaPort, Role, Route, Source
 from mpiboot.core.settings import ROWS, Settings, resolve
 from mpiboot.job import render
