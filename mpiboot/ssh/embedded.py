@@ -150,7 +150,7 @@ class SshCommand(asyncssh.SSHServerProcess[bytes]):
         finally:
             for descriptor in theirs:
                 os.close(descriptor)
-        self._server.begin(self, self._pid, self._mark, self.command or "")
+        self._server.begin(self, self._pid, self._mark)
         return ours
 
     def _send_status(self, status: int) -> None:
@@ -245,11 +245,10 @@ class EmbeddedServer:
             "SSH_ORIGINAL_COMMAND": command,
         }
 
-    def begin(self, command: SshCommand, pid: int, mark: str, line: str) -> None:
+    def begin(self, command: SshCommand, pid: int, mark: str) -> None:
         """Report a session to the worker; it ends with this process at the latest."""
         self._running[pid] = command
-        detach = " --daemonize " in f" {line} " and "MPIBOOT_LAUNCH_ID" not in line
-        self._notify_worker(f"begin {mark} {pid} {os.getpid()} {int(detach)}\n")
+        self._notify_worker(f"begin {mark} {pid} {os.getpid()}\n")
 
     def end(self, mark: str) -> None:
         """Report to the worker that a session's connection has ended."""

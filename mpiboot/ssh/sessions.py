@@ -1,7 +1,9 @@
 """The worker's SSH sessions: their environment, and their end when the connection ends.
 
-OpenSSH sends no hang-up to a session without a terminal: what the session started would live on.
-Ends only processes that carry a session's mark or descend from it, never one by its name.
+OpenSSH sends no hang-up to a session without a terminal: ranks whose launcher was killed would live
+on. Ended are an MPI's daemons with their ranks, by the session's mark in their environment, which
+only a login with a launch ID has, and what is still in the login's POSIX session. What has called
+setsid(2) in a login without a launch ID is free, as with plain sshd.
 """
 
 from __future__ import annotations
@@ -34,33 +36,24 @@ class Session:
     leader: int
     identity: int
     connection: int = -1  # pidfd, where the system has any
-    detach: bool = False
-    ending: bool = False
+    look_from: float | None = None  # monotonic clock; None: it is still connected
     looked_empty: bool = False  # nobody was found at the last look
     deadline: float | None = None
     victims: dict[int, int] = field(default_factory=dict)  # pid -> pidfd (-1: none to be had)
 
 
-def family(
+def session_processes(
     session: Session, running: Mapping[int, RunningProcess], marks: Mapping[int, str]
 ) -> set[int]:
-    """Processes of a session: marked ones, its POSIX session, and all that descend from these."""
+    """Choose the processes that end with a session: the marked, and its POSIX session. Pure."""
     leader = running.get(session.leader)
     # A later process may have got the leader's number, and then its session is another one.
     reused = leader is not None and leader.identity != session.identity
-    members = {
+    return {
         pid
         for pid, item in running.items()
         if marks.get(pid) == session.mark or (item.session == session.leader and not reused)
     }
-    grown = True
-    while grown:
-        more = {
-            pid for pid, item in running.items() if item.parent in members and pid not in members
-        }
-        grown = bool(more)
-        members |= more
-    return members
 
 
 ENVIRONMENT: Final = "session.env"
@@ -78,11 +71,14 @@ _OWN: Final = frozenset(
 _READ_ONLY: Final = frozenset(
     ("UID", "EUID", "PPID", "BASHOPTS", "SHELLOPTS", "BASH_VERSINFO", "OPTIND", "LINENO")
 )
+# A process that a command leaves in the background may be about to call setsid(2) when the command
+# and its connection have ended: it has this time, on a busy node too.
+_SETTLE: Final = 1.0
 # While a process executes a new program, its environment reads as empty: it is looked for twice.
 _SECOND_LOOK: Final = 0.2
-# Lines of the FIFO: "begin MARK LEADER CONNECTION DETACH" and "end MARK"; process numbers have at
-# most seven digits (PID_MAX_LIMIT).
-_BEGIN: Final = re.compile(rb"begin (\S+) ([1-9]\d{0,6}) ([1-9]\d{0,6}) ([01])")
+# Lines of the FIFO: "begin MARK LEADER CONNECTION" and "end MARK"; process numbers have at most
+# seven digits (PID_MAX_LIMIT).
+_BEGIN: Final = re.compile(rb"begin (\S+) ([1-9]\d{0,6}) ([1-9]\d{0,6})")
 _END: Final = re.compile(rb"end (\S+)")
 
 
@@ -108,15 +104,15 @@ def new_token() -> str:
     return os.urandom(8).hex()
 
 
-def read_begin(line: bytes) -> tuple[str, int, int, bool] | None:
-    """Read the line of a new session: mark, leader, connection, whether it is a daemon.
+def read_begin(line: bytes) -> tuple[str, int, int] | None:
+    """Read the line of a new session: mark, leader, connection.
 
     None for any other line: the worker goes on, whatever is written to its FIFO. Pure.
     """
     begin = _BEGIN.fullmatch(line)
     if begin is None:
         return None
-    return begin[1].decode("ascii", "replace"), int(begin[2]), int(begin[3]), begin[4] == b"1"
+    return begin[1].decode("ascii", "replace"), int(begin[2]), int(begin[3])
 
 
 class Sessions:
@@ -161,8 +157,7 @@ class Sessions:
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             if begun := read_begin(line):
-                mark, leader, connection, detach = begun
-                self._on_begin(mark, leader, connection, detach=detach)
+                self._on_begin(*begun)
             elif ended := _END.fullmatch(line):
                 session = self._sessions.get(ended[1].decode("ascii", "replace"))
                 if session is not None:
@@ -170,9 +165,9 @@ class Sessions:
             else:
                 self._other_lines(line)
 
-    def _on_begin(self, mark: str, leader: int, connection: int, *, detach: bool) -> None:
+    def _on_begin(self, mark: str, leader: int, connection: int) -> None:
         found = processes.find(leader)
-        session = Session(mark, leader, found.identity if found else -1, detach=detach)
+        session = Session(mark, leader, found.identity if found else -1)
         self._sessions[mark] = session
         self.begun += 1
         log.debug("session", f"session {mark} begins", leader=leader)
@@ -190,21 +185,16 @@ class Sessions:
             self._loop.off(session.connection)
             os.close(session.connection)
             session.connection = -1
-        if session.detach and processes.find(session.leader) is None:
-            # Its launcher, not one of mpiboot, started a daemon and closed the connection.
-            self._sessions.pop(session.mark, None)
-            return
-        session.ending = True
-        self._dirty = True
+        if session.look_from is None:
+            session.look_from = time.monotonic() + _SETTLE
 
     def end_all(self, *, at_once: bool = False) -> None:
         """Begin to end every session, or with ``at_once`` kill what is still there of them."""
         self._grace = min(self._grace, GRACE)
         latest = 0.0 if at_once else time.monotonic() + self._grace
         for session in self._sessions.values():
-            session.detach = False
-            if not session.ending:
-                self._on_end(session)
+            self._on_end(session)
+            session.look_from = 0.0
             if at_once or (session.deadline or 0.0) > latest:
                 session.deadline = latest
         self._dirty = True
@@ -214,23 +204,22 @@ class Sessions:
         """When ``step`` must be called next (monotonic clock); None: not at all."""
         if self._dirty:
             return 0.0
-        limits = [
-            item.deadline for item in self._sessions.values() if item.ending and item.deadline
-        ]
-        return min(limits, default=None)
+        limits = (item.deadline or item.look_from for item in self._sessions.values())
+        return min((limit for limit in limits if limit is not None), default=None)
 
     def step(self) -> None:
         """Look at the sessions that are ending: signal what is left, forget those that are gone."""
-        due = self.due
-        if due is None or due > time.monotonic():
+        due, now = self.due, time.monotonic()
+        if due is None or due > now:
             return
         self._dirty = False
-        ending = [session for session in self._sessions.values() if session.ending]
+        sessions = tuple(self._sessions.values())
+        ending = [one for one in sessions if one.look_from is not None and one.look_from <= now]
         running = processes.table()
         # Older processes too: no clock that may be set tells which ones started before a session.
         marks = {pid: processes.environ(pid).get(MARK, "") for pid in running}
         for session in ending:
-            members = family(session, running, marks) - {os.getpid()}
+            members = session_processes(session, running, marks) - {os.getpid()}
             for pid in [pid for pid, watch in session.victims.items() if watch < 0]:
                 if pid not in members:
                     del session.victims[pid]

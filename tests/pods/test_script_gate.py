@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.pods import images
-from tests.pods.jobs import PATIENCE, RING, ended, ranks
+from tests.pods.jobs import PATIENCE, PROMISED, RING, alive, ended, ranks
+from tests.pods.marks import crossed
 from tests.pods.operator import mpijob
 from tests.pods.test_users import RANDOM, RESTRICTED
 from tests.waiting import until
@@ -89,6 +90,40 @@ def test_a_script_that_calls_both_mpirun_and_ssh(cluster: Cluster, image: Image)
     assert "DNS for" in waited
     assert "DNS for" not in after
     assert [worker.wait(PATIENCE) for worker in job.workers] == [0, 0]
+
+
+# A daemon as `ray start` leaves one, an MPI job, and a rank as DeepSpeed starts one.
+DAEMON = f"""
+ssh pi-worker-0 '[ -e /tmp/on ] || {{ touch /tmp/on; setsid nohup sleep 1000 >/dev/null 2>&1 & }}'
+mpirun -n 2 {RING} && ssh pi-worker-0 'sleep 1001 & wait'
+"""
+
+
+@crossed("server", ["openssh", "embedded"])
+def test_a_daemon_that_called_setsid_is_there_for_the_next_job(
+    cluster: Cluster, image: Image, server: str
+) -> None:
+    job = mpijob(
+        cluster,
+        image,
+        workers=2,
+        launcher_args=["sh", "-c", DAEMON],
+        worker={"env": {"MPIBOOT_SSHD": server}},
+    ).start()
+
+    def sleeping(seconds: str) -> list[int]:
+        return [item.pid for item in alive(job.workers[0], "sleep") if item.args[1] == seconds]
+
+    until(lambda: sleeping("1001"))
+    daemon = sleeping("1000")
+    assert len(daemon) == 1
+    job.launcher.kill()
+    assert job.wait(PATIENCE) == 137
+    until(lambda: not sleeping("1001"), PROMISED)
+    job.launcher.start()
+    until(lambda: sleeping("1001"))
+    assert len(ranks(job.launcher.stdout())) == 4
+    assert sleeping("1000") == daemon
 
 
 @pytest.mark.full

@@ -181,7 +181,7 @@ async def test_nothing_stays_open_of_sessions_whose_processes_were_ended(worker:
     before = descriptors(worker)
     async with connect(worker) as connection:
         for _ in range(8):  # more than what of the first connection may still be open
-            command = await connection.create_process("setsid sleep 1000 & echo ready; wait")
+            command = await connection.create_process("sleep 1000 & echo ready; wait")
             assert await command.stdout.readline() == "ready\n"
     await until_in_loop(lambda: over(worker) and descriptors(worker) <= before)
 

@@ -1,15 +1,20 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from mpiboot.ssh import sessions
-from mpiboot.ssh.sessions import Session, family
+from mpiboot.ssh.sessions import Session, session_processes
 from mpiboot.system import executables
+from mpiboot.system.process import SignalLoop
 from mpiboot.system.processes import RunningProcess as Process
+from tests.waiting import until
 
 SHELLS = [
     shell
@@ -77,36 +82,24 @@ def test_the_wrapper_sets_the_environment_it_finds_whatever_its_names_are(
     assert f"MPIBOOT_WORKER_DIR={folder}" in lines
 
 
-def test_a_session_that_the_caller_has_told_of_keeps_its_mark(folder: Path) -> None:
-    os.mkfifo(folder / sessions.FIFO)
-    heard = os.open(folder / sessions.FIFO, os.O_RDWR | os.O_NONBLOCK)
-    try:
-        assert wrapper(folder, "echo $MPIBOOT_SESSION", "given").stdout == "given\n"
-        with pytest.raises(BlockingIOError):
-            os.read(heard, 100)
-        wrapper(folder, "true")
-        assert os.read(heard, 100).startswith(b"begin token-")
-    finally:
-        os.close(heard)
-
-
-@pytest.mark.parametrize(
-    ("command", "detach"),
-    [
-        ("orted --daemonize -mca a b", "1"),
-        ("MPIBOOT_LAUNCH_ID=x; export MPIBOOT_LAUNCH_ID; orted --daemonize -mca a b", "0"),
-        ("orted -mca a b", "0"),
-        ("run --daemonized", "0"),
-    ],
-)
-def test_a_launcher_that_is_not_ours_may_ask_for_a_daemon(
-    folder: Path, command: str, detach: str
+@pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
+@pytest.mark.parametrize("launch", ["", "export MPIBOOT_LAUNCH_ID=x; "], ids=["user's", "MPI's"])
+def test_only_a_login_with_a_launch_id_marks_what_it_starts(
+    folder: Path, shell: tuple[str, ...], launch: str
 ) -> None:
     os.mkfifo(folder / sessions.FIFO)
     heard = os.open(folder / sessions.FIFO, os.O_RDWR | os.O_NONBLOCK)
+    command = f"{launch}echo $MPIBOOT_SESSION"
     try:
-        wrapper(folder, command)
-        assert os.read(heard, 100).decode().split()[4] == detach
+        done = wrapper(folder, command, shell=shell)
+        begun = sessions.read_begin(os.read(heard, 100).rstrip())
+        assert begun is not None
+        assert done.stdout == (f"{begun[0]}\n" if launch else "token-\n")
+        # The embedded server has reported the session to the worker itself.
+        done = wrapper(folder, command, "given", shell=shell)
+        assert done.stdout == ("given\n" if launch else "token-\n")
+        with pytest.raises(BlockingIOError):
+            os.read(heard, 100)
     finally:
         os.close(heard)
 
@@ -127,36 +120,69 @@ def table(*rows: Process) -> dict[int, Process]:
     return {row.pid: row for row in rows}
 
 
-def test_a_family_is_the_marked_the_leaders_session_and_all_that_descend_from_them() -> None:
+def test_what_ends_with_a_session_is_the_marked_and_its_posix_session() -> None:
     running = table(
         Process(1, 0, 1, 1),
         Process(50, 1, 50, 10),  # the connection's own process
         Process(100, 50, 100, 20),  # the leader
         Process(101, 100, 100, 21),
         Process(102, 1, 102, 22),  # left the session, marked
-        Process(103, 102, 103, 23),  # its child, without the mark
+        Process(103, 100, 103, 23),  # left it without a mark
         Process(200, 50, 200, 24),  # another session
     )
-    assert family(Session("m", 100, 20), running, {102: "m", 200: "n"}) == {100, 101, 102, 103}
+    found = session_processes(Session("m", 100, 20), running, {102: "m", 103: "t-", 200: "n"})
+    assert found == {100, 101, 102}
 
 
 def test_a_later_process_of_the_leaders_number_is_another_ones() -> None:
     running = table(Process(1, 0, 1, 1), Process(100, 1, 100, 99), Process(101, 100, 100, 99))
-    assert family(Session("m", 100, 20), running, {100: "other"}) == set()
+    assert session_processes(Session("m", 100, 20), running, {100: "other"}) == set()
+
+
+def test_what_is_about_to_call_setsid_has_time_for_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its login has ended while it was still in the login's session, as on a busy node."""
+    now = 100.0
+    monkeypatch.setattr(sessions, "time", SimpleNamespace(monotonic=lambda: now))
+    script = "exec 3<&0; (read -r go <&3; exec setsid sleep 1000) >&- & echo $!"
+    pipe, argv = subprocess.PIPE, ("sh", "-c", script)
+    with subprocess.Popen(argv, stdin=pipe, stdout=pipe, start_new_session=True) as login:
+        assert login.stdin is not None
+        assert login.stdout is not None
+        daemon = int(login.stdout.read())
+        login.wait()
+        loop = SignalLoop(())
+        ending = sessions.Sessions(folder, loop, 0.0, lambda _: None)
+        try:
+            assert os.getsid(daemon) == login.pid
+            (folder / sessions.FIFO).write_text(f"begin m {login.pid} {login.pid}\n")
+            loop.wait(0.0)
+            assert len(ending) == 1
+            ending.step()
+            login.stdin.write(b"now\n")
+            login.stdin.close()
+            until(lambda: os.getsid(daemon) == daemon)
+            while len(ending):
+                assert ending.due is not None
+                now = ending.due
+                ending.step()
+            assert os.getsid(daemon) == daemon
+        finally:
+            ending.close()
+            loop.close()
+            with suppress(ProcessLookupError):
+                os.kill(daemon, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
     "line",
     [
-        b"begin", b"begin x", b"begin x y z 0", b"begin x 12 13", b"begin x 12 13 0 4",
-        b"begin x -1 -1 0", b"begin x 0 0 0", b"begin x 12 13 2", b"begin x 99999999999 13 0",
-        b"begin x 12 99999999999 0", b" begin x 12 13 0", "begin x \u00b2 13 0".encode(), b"",
+        b"begin", b"begin x", b"begin x y z", b"begin x 12", b"begin x 12 13 0",
+        b"begin x -1 -1", b"begin x 0 0", b"begin x 99999999999 13",
+        b"begin x 12 99999999999", b" begin x 12 13", "begin x \u00b2 13".encode(), b"",
         b"end x", b"over", b"\xff\0",
     ],
 )  # fmt: skip
 def test_only_a_whole_line_begins_a_session(line: bytes) -> None:
     assert sessions.read_begin(line) is None
-
-
-def test_a_session_is_told_with_its_processes() -> None:
-    assert sessions.read_begin(b"begin tok-1-2 12 4194304 1") == ("tok-1-2", 12, 4194304, True)

@@ -17,16 +17,14 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import asyncssh
 import pytest
 
 import mpiboot
-from mpiboot.core.settings import Settings
+from mpiboot.core.launch_spec import LAUNCH_ID
 from mpiboot.hosts import host_shell
-from mpiboot.worker import role
 from tests.fakes.worker import (
     HAVE_SSH,
     HAVE_SSHD,
@@ -58,6 +56,9 @@ ODD = {
     "mark": "not the wrapper's",
     "IFS": "abc",
 }
+
+# As the launch agent begins each command of an MPI's.
+LAUNCH = f"export {LAUNCH_ID}=x; "
 
 Start = Callable[..., Worker]
 
@@ -268,7 +269,8 @@ def test_the_pods_environment_arrives_byte_for_byte(worker: Worker, name: str) -
 
 
 def test_the_session_knows_its_worker_and_its_own_mark(worker: Worker) -> None:
-    both = [worker.ssh('echo "$MPIBOOT_WORKER_DIR|$MPIBOOT_SESSION"').stdout for _ in range(2)]
+    asks = LAUNCH + 'echo "$MPIBOOT_WORKER_DIR|$MPIBOOT_SESSION"'
+    both = [worker.ssh(asks).stdout for _ in range(2)]
     folders, marks = zip(*(item.decode().strip().split("|") for item in both), strict=True)
     assert set(folders) == {str(worker.runtime)}
     assert len(set(marks)) == 2
@@ -354,19 +356,55 @@ def test_nothing_is_forwarded(worker: Worker, flag: str) -> None:
 
 # -- the end of a session --------------------------------------------------------------------------
 
+# What an MPI's daemon and its ranks may have started: deaf to TERM, without the environment.
 TREE = (
     "setsid sh -c 'trap \"\" TERM HUP; echo $$; exec sleep 1000' & "
-    "env -i setsid sleep 1000 & echo $!; sleep 1000 & echo $!; echo $$; "
+    "env -i sleep 1000 & echo $!; sleep 1000 & echo $!; echo $$; "
     "while :; do sleep 1000; done"
 )
 
 
-def test_all_of_a_session_ends_with_its_client(worker: Worker) -> None:
-    with worker.client(TREE) as client:
+def test_all_of_an_mpi_daemons_session_ends_with_its_client(worker: Worker) -> None:
+    with worker.client(LAUNCH + TREE) as client:
         pids = client.numbers(4)
         assert all(map(alive, pids))
         client.kill()
         gone(*pids)
+
+
+def over(worker: Worker) -> None:
+    """Wait until the worker looks at none of its sessions any more."""
+    until(lambda: worker.log.count(" begins") == worker.log.count(" has ended"))
+
+
+@pytest.fixture
+def daemons() -> Iterator[list[int]]:
+    """Processes that outlive their worker, and are killed with the test."""
+    pids: list[int] = []
+    yield pids
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+# What `ray start` does, and what lacks setsid: with plain sshd the second one would live, too.
+DAEMON = (
+    "setsid nohup sleep 1000 >/dev/null 2>&1 & echo $!; nohup sleep 1000 >/dev/null 2>&1 & echo $!"
+)
+
+
+@pytest.mark.parametrize("end", ["", "; echo $$; sleep 1000"], ids=["a login", "a lost client"])
+def test_setsid_makes_a_users_process_free(worker: Worker, daemons: list[int], end: str) -> None:
+    with worker.client(DAEMON + end) as client:
+        free, *others = client.numbers(3 if end else 2)
+        daemons.append(free)
+        if end:
+            client.kill()
+        else:
+            client.finish()
+        gone(*others)
+    over(worker)
+    assert alive(free)
 
 
 def test_what_is_stopped_ends_too(worker: Worker) -> None:
@@ -374,23 +412,6 @@ def test_what_is_stopped_ends_too(worker: Worker) -> None:
         pids = client.numbers(1)
         client.kill()
         gone(*pids)
-
-
-def test_a_daemon_does_not_outlive_its_connection(worker: Worker) -> None:
-    done = worker.ssh("setsid sleep 1000 >/dev/null 2>&1 </dev/null & echo $!")
-    gone(int(done.stdout))
-
-
-def test_a_daemon_that_its_own_launcher_asked_for_is_left_alone(worker: Worker) -> None:
-    done = worker.ssh(
-        "fork() { setsid sleep 1000 >/dev/null 2>&1 </dev/null & echo $!; }; fork --daemonize x"
-    )
-    pid = int(done.stdout)
-    # A second session has come and gone: the first one's end has been dealt with by then.
-    other = worker.ssh("setsid sleep 1000 >/dev/null 2>&1 </dev/null & echo $!")
-    gone(int(other.stdout))
-    assert alive(pid)
-    os.kill(pid, signal.SIGKILL)
 
 
 def test_other_sessions_are_left_alone(worker: Worker) -> None:
@@ -550,8 +571,8 @@ def test_a_broken_line_about_a_session_does_not_end_a_worker(worker: Worker) -> 
     with (worker.runtime / "sessions").open("wb", buffering=0) as fifo:
         for line in (
             b"begin",
-            b"begin x y z 0",
-            b"begin x %b %b 0" % (huge, huge),
+            b"begin x y z",
+            b"begin x %b %b" % (huge, huge),
             b"end",
             b"\xff",
         ):
@@ -577,32 +598,6 @@ def test_a_worker_ends_when_no_launcher_comes_after_a_failed_one(kind: str, star
     assert "no launcher was here for 0 s" in worker.log
 
 
-def test_the_next_launcher_is_missed_from_when_this_worker_serves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Half an hour by default, and a server that had to be started again begins it anew."""
-    monkeypatch.setattr(role, "reap", lambda: ())  # children here are those of other tests
-    known = role.Launchers(tmp_path / "attempts", Settings().launcher_away, waits=600.0)
-    known.read_line(b"launcher l@1@a 0", now=-5000.0)
-    assert known.due == -5000 + 1800
-    listens = [False, True, False]
-    nothing = SimpleNamespace(wait=lambda _: (), step=lambda: None, due=None)
-    worker: Any = SimpleNamespace(
-        **dict.fromkeys(("_kill_at", "_ranks_until", "_end_at", "_program")),
-        _loop=nothing,
-        _sessions=nothing,
-        _launchers=known,
-        _server=SimpleNamespace(began_to_listen=listens.pop, step=lambda: None, due=None),
-        _start_gathering=lambda: None,
-        _end_with_job=lambda: None,
-    )
-    role._WorkerProcess._turn(worker)
-    assert known.due == -5000 + 1800
-    role._WorkerProcess._turn(worker)
-    assert known.due is not None
-    assert known.due > 1800
-
-
 @pytest.mark.parametrize("wanted", ["never", "with-job"])
 def test_a_worker_that_does_not_end_after_a_failed_job(wanted: str, start: Start) -> None:
     environ = {"MPIBOOT_WORKER_EXIT": wanted, "MPIBOOT_LAUNCHER_AWAY": "0"}
@@ -626,7 +621,7 @@ def test_without_pidfd_a_worker_serves_and_ends_what_is_left(start: Start, tmp_p
     worker = start("auto", environ=environ).listens()
     assert "no pidfd" in worker.wait_for("the embedded SSH server is used")
     assert worker.ssh('echo "$OF_PROFILE"').stdout == b"here\n"
-    with worker.client("setsid sleep 1000 & echo $!; echo $$; wait") as client:
+    with worker.client(LAUNCH + "setsid sleep 1000 & echo $!; echo $$; wait") as client:
         pids = client.numbers(2)
         client.kill()
         gone(*pids)
@@ -775,7 +770,7 @@ def test_a_server_that_dies_is_started_once_more(kind: str, next_kind: str, star
 
 def test_sessions_end_when_the_embedded_server_dies(start: Start) -> None:
     worker = start("embedded").listens()
-    with worker.client("setsid sleep 1000 & echo $!; echo $$; wait") as client:
+    with worker.client(LAUNCH + "setsid sleep 1000 & echo $!; echo $$; wait") as client:
         pids = client.numbers(2)
         os.kill(child(worker.process.pid, "python"), signal.SIGKILL)
         gone(*pids)
@@ -900,11 +895,21 @@ def as_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
 
 
 @pytest.mark.parametrize("kind", BOTH)
-def test_a_user_who_is_not_root_serves_himself(kind: str, as_user: Start, tmp_path: Path) -> None:
+def test_a_user_who_is_not_root_serves_himself(
+    kind: str, as_user: Start, tmp_path: Path, daemons: list[int]
+) -> None:
     worker = as_user(kind, f"mpi:x:54321:54321::{tmp_path}:/bin/sh\n").listens()
     worker.user = "mpi"
     assert worker.ssh("echo $(id -u) $USER; exit 9").stdout == b"54321 mpi\n"
     assert worker.ssh("true", user="root").returncode == 255
+    free, other = map(int, worker.ssh(DAEMON).stdout.split())
+    daemons.append(free)
+    with worker.client(LAUNCH + TREE) as client:
+        pids = client.numbers(4)
+        client.kill()
+        gone(other, *pids)
+    over(worker)
+    assert alive(free)
 
 
 def test_a_uid_without_passwd_entry_is_served_by_the_embedded_server(as_user: Start) -> None:
