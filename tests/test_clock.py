@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import mpiboot
-from mpiboot.core.errors import MpibootError
-from mpiboot.core.model import Host
+from mpiboot.core.checks import MpibootError
+from mpiboot.core.facts import Host
 from mpiboot.core.settings import Settings
 from mpiboot.hosts import gate
 from mpiboot.hosts.access import SshAccess

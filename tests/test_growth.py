@@ -13,8 +13,8 @@ from typing import TypeVar
 
 import pytest
 
+from mpiboot.core.facts import Host, Route, Worker
 from mpiboot.core.launch_spec import RemoteHost
-from mpiboot.core.model import Host, Route, Worker
 from mpiboot.core.setting_types import HostKeys
 from mpiboot.core.settings import Settings, resolve
 from mpiboot.hosts import progress

@@ -29,7 +29,7 @@ from mpiboot.cli.options import (
     settings_of,
 )
 from mpiboot.cli.run import ENTRY, ErrorSettings, Words, looking, resolved
-from mpiboot.core.errors import MpibootError, error
+from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.model import Role
 from mpiboot.core.settings import ROWS, Resolved, Section
 

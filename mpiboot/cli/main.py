@@ -11,7 +11,7 @@ from typing import Final, NoReturn
 
 from mpiboot.cli.run import COMMANDS, ENTRY, ErrorSettings, without_options
 from mpiboot.core import log
-from mpiboot.core.errors import MpibootError, ShownError, error
+from mpiboot.core.checks import MpibootError, ShownError, error
 from mpiboot.core.setting_types import LogFormat
 
 _ROLES: Final = ("launcher", "worker")

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from mpiboot import __version__
 from mpiboot.core import log
-from mpiboot.core.checks import failed
-from mpiboot.core.errors import MpibootError, error
+from mpiboot.core.checks import MpibootError, error, failed
 from mpiboot.core.model import Finding, Level, Role, Source
 from mpiboot.core.setting_types import AUTO, BY_INDEX, ValidateFirst
 from mpiboot.core.settings import Resolved, resolve
@@ -101,7 +100,7 @@ def looking(found: Resolved, seconds: float) -> Resolved:
     if found.given["timeout"].source is Source.FLAG:
         return found
     settings = replace(found.settings, timeout=seconds)
-    return replace(found, settings=settings)
+    return found._replace(settings=settings)
 
 
 def worker(program: Words, flags: Mapping[str, Any]) -> int:

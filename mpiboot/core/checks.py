@@ -7,7 +7,6 @@ doctor's checks are among them. The reference pages are generated from it. Pure:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, NamedTuple, TypeAlias
 
@@ -55,8 +54,7 @@ _AGAIN: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(NamedTuple):
     """One row: what can be wrong, and what it means for the job; ``roles`` can meet it."""
 
     reference: str
@@ -496,3 +494,35 @@ def failed(
     """
     row = BY_REFERENCE[reference]
     return Finding(reference, level, message, host, evidence, row.hint if hint is None else hint)
+
+
+class MpibootError(Exception):
+    """Something that ends this run with a clear line.
+
+    ``finding`` is what decides the exit code; ``others`` are findings that belong to the same
+    story (the other hosts, for example). ``code`` is set where it isn't the row's own.
+    """
+
+    def __init__(
+        self, finding: Finding, others: tuple[Finding, ...] = (), code: int | None = None
+    ) -> None:
+        super().__init__(finding.message)
+        self.finding = finding
+        self.others = others
+        self.code = int(BY_REFERENCE[finding.check].code) if code is None else code
+
+
+class ShownError(MpibootError):
+    """A failed check that the command has printed already: it ends with its code, and no line."""
+
+
+def error(
+    reference: str,
+    message: str,
+    *,
+    host: str = "",
+    evidence: tuple[str, ...] = (),
+    hint: str | None = None,
+) -> MpibootError:
+    """Build the exception of a row of ``checks.CHECKS``; to be raised by the caller."""
+    return MpibootError(failed(reference, message, host=host, evidence=evidence, hint=hint))

@@ -12,43 +12,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, TypeAlias
 
+from mpiboot.core.launch_names import NOT_FOR_RANKS
 from mpiboot.core.records_json import read_record, write_records
 from mpiboot.core.setting_types import LogFormat, LogLevel
-
-# The descriptor on which the child that prepares a launch hands its result over: one line.
-RESULT: Final = 3
-EVENTS: Final = "events"
-# The FIFO on which agents ask the SSH client that stays.
-REQUESTS: Final = "requests"
-# What mpirun writes on request: which rank is where.
-PLACEMENT: Final = "placement"
-# What carried the job's data, as whoever has read the workers' counters says.
-TRANSPORT: Final = "transport.json"
-# The launch's copy of the job's key, in its folder, and the variable by which a script that tells
-# workers of its end keeps it until then.
-KEY: Final = "key"
-KEEP_KEY: Final = "MPIBOOT_KEEP_KEY"
-# The socket of mpiboot's own SSH client.
-CLIENT_SOCKET: Final = "client.sock"
-# A word of 4.1's line: mpirun's own messages have a handle (``mpirun_messages``), ranks have 2.
-NOT_FOR_RANKS: Final = "OPAL_OUTPUT_STDERR_FD=2"
-LAUNCH_DIR: Final = "MPIBOOT_LAUNCH_DIR"
-# In the environment of all that one launch starts, on every host; no two launches share it.
-LAUNCH_ID: Final = "MPIBOOT_LAUNCH_ID"
-# In the environment of its daemons: the port on which the launcher hears of a worker's end, and
-# what it calls that worker.
-NOTICE: Final = "MPIBOOT_NOTICE"
-# In the environment of a launcher whose time another process keeps: SIGHUP is the job's good end.
-TIMED: Final = "MPIBOOT_TIMED"
-# A shell, and an exit status, tell of signal n by 128 + n.
-BY_SIGNAL: Final = 128
-# What workers call the launcher; in the environment of a script, whose launches are one attempt.
-ATTEMPT: Final = "MPIBOOT_ATTEMPT"
-
-
-def outside_launch(environ: Mapping[str, str]) -> dict[str, str]:
-    """Drop what marks a launch's processes: without it none is ended with them."""
-    return {name: value for name, value in environ.items() if name not in (LAUNCH_DIR, LAUNCH_ID)}
 
 
 class ParentTask(str, Enum):

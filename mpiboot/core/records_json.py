@@ -16,7 +16,8 @@ from enum import Enum
 from typing import Any, Final
 
 if typing.TYPE_CHECKING:
-    from mpiboot.core.model import Json, PodFacts
+    from mpiboot.core.facts import PodFacts
+    from mpiboot.core.model import Json
 
 # Raised when a field changes its meaning; a new field with a default needs no new version.
 FACTS_VERSION: Final = 2
@@ -106,7 +107,7 @@ def facts_to_json(facts: PodFacts) -> str:
 
 def facts_from_json(text: str) -> PodFacts | None:
     """Read facts; None where the text is broken or of a version that isn't understood."""
-    from mpiboot.core.model import PodFacts  # noqa: PLC0415 - the parent reads other records
+    from mpiboot.core.facts import PodFacts  # noqa: PLC0415 - the parent reads other records
 
     try:
         value: Any = json.loads(text)

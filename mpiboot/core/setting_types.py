@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 
 class HostKeys(str, Enum):
@@ -131,8 +130,7 @@ class LogLevel(str, Enum):
     ERROR = "error"
 
 
-@dataclass(frozen=True, slots=True)
-class Parse:
+class Parse(NamedTuple):
     """Reads a setting's text; ``kind`` is what help and pages call what it reads."""
 
     kind: str

@@ -8,11 +8,12 @@ mappings and tells where each value came from. Nothing here reads the world.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import Any, Final, TypeVar
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, TypeVar
 
-from mpiboot.core.errors import error
+from mpiboot.core.checks import error
 from mpiboot.core.model import Finding, Level, MpiFamily, Role, Source, SshKind
 from mpiboot.core.setting_types import (
     AUTO,
@@ -72,8 +73,7 @@ class Section(str, Enum):
     LOG = "Logging and files"
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(NamedTuple):
     """One setting as tables and options need it; ``short`` is a flag of one letter.
 
     ``common`` settings are those that people use: `--help` shows them, `--help-all` all.
@@ -454,7 +454,7 @@ def _rows() -> tuple[Setting, ...]:
     found, section = [], Section.POD
     for item in fields(Settings):
         section = item.metadata["begins"] or section
-        found.append(replace(item.metadata["row"], name=item.name, section=section))
+        found.append(item.metadata["row"]._replace(name=item.name, section=section))
     return tuple(found)
 
 
@@ -475,8 +475,7 @@ INTERNAL: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Given:
+class Given(NamedTuple):
     """Where one value came from: ``name`` is the flag or variable, empty for a default."""
 
     source: Source
@@ -486,8 +485,7 @@ class Given:
         return self.name or self.source.value
 
 
-@dataclass(frozen=True, slots=True)
-class Resolved:
+class Resolved(NamedTuple):
     """The settings of this run, where each came from, and warnings about them.
 
     ``flags`` are the texts that came from the command line, by setting.
@@ -496,7 +494,7 @@ class Resolved:
     settings: Settings
     given: Mapping[str, Given]
     warnings: tuple[Finding, ...]
-    flags: Mapping[str, str] = field(default_factory=dict)
+    flags: Mapping[str, str] = MappingProxyType({})
 
 
 def _warn(message: str, hint: str = "") -> Finding:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 _Key = TypeVar("_Key")
 _Item = TypeVar("_Item")
@@ -56,12 +55,11 @@ def grouped(pairs: Iterable[tuple[_Key, _Item]]) -> dict[_Key, list[_Item]]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Majority:
+class Majority(NamedTuple):
     """The value that most hosts have, how many they are, and by other values the outliers."""
 
     usual: str
-    count: int
+    alike: int
     outliers: Mapping[str, tuple[str, ...]]
 
     @property
@@ -72,7 +70,7 @@ class Majority:
     @property
     def message(self) -> str:
         """List the outliers, then what the others have: ``w-5: 7; the others (6): 8``."""
-        return f"{self.outliers_text}; the others ({self.count}): {self.usual}"
+        return f"{self.outliers_text}; the others ({self.alike}): {self.usual}"
 
     @property
     def hosts(self) -> tuple[str, ...]:

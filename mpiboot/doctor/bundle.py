@@ -19,8 +19,9 @@ from typing import Final
 
 from mpiboot import __version__
 from mpiboot.core import log, records_json
-from mpiboot.core.errors import MpibootError, error
-from mpiboot.core.model import Role, Worker
+from mpiboot.core.checks import MpibootError, error
+from mpiboot.core.facts import Worker
+from mpiboot.core.model import Role
 from mpiboot.core.settings import ROWS, Resolved
 from mpiboot.core.wording import counted, first_few, size_of
 from mpiboot.doctor import looks

@@ -16,7 +16,7 @@ from enum import Enum
 from typing import Final
 
 from mpiboot.core import log
-from mpiboot.core.errors import MpibootError, error
+from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.model import Finding, Level, Role
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import counted, first_few, grouped, majority
@@ -188,11 +188,11 @@ def outliers(
             found = majority({host: shown[value] or NOT_SET for host, value in raw.items()})
             if not found or (name, found.outliers_text) in named:
                 continue
-            if found.count > 1 or _matches(name, _FIRST):
+            if found.alike > 1 or _matches(name, _FIRST):
                 named.add((name, found.outliers_text))
                 others = found.outliers_text
                 message = f"{name} of the {title} differs from most hosts: {others}"
-                usual = f"on {found.count} of {len(raw)}: {found.usual}"
+                usual = f"on {found.alike} of {len(raw)}: {found.usual}"
                 yield Finding(
                     "hosts-differ", Level.WARN, message, hosts=found.hosts, evidence=(usual,)
                 )

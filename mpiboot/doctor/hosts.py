@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Final
 
-from mpiboot.core.model import Finding, Level, Worker
+from mpiboot.core.facts import Worker
+from mpiboot.core.model import Finding, Level
 from mpiboot.core.wording import counted, first_few, grouped, majority
 from mpiboot.doctor.checks import BY_REFERENCE, check, finding, launcher_check, ok
 from mpiboot.network.worker_network import link_of
@@ -219,7 +220,7 @@ def differ(hosts: Sequence[HostReport]) -> Iterable[Finding]:
         found = majority({host: value for host, value in seen.items() if value is not None})
         if found is None or (found.usual == "none" and ":" in name):
             continue
-        usual = f"of the others ({found.count}): {_shown(name, found.usual)}"
+        usual = f"of the others ({found.alike}): {_shown(name, found.usual)}"
         for value, which in found.outliers.items():
             unplanned = [host for host in which if not by_plan or host not in planned]
             if unplanned:

@@ -14,9 +14,9 @@ from typing import Final
 
 from mpiboot.core import log
 from mpiboot.core.addresses import is_address
-from mpiboot.core.checks import failed
-from mpiboot.core.errors import MpibootError, error
-from mpiboot.core.model import Finding, Host, Hostfile, Json, Level, Worker
+from mpiboot.core.checks import MpibootError, error, failed
+from mpiboot.core.facts import Host, Hostfile, Worker
+from mpiboot.core.model import Finding, Json, Level
 from mpiboot.core.records_json import read_record
 from mpiboot.core.settings import Resolved, Settings
 from mpiboot.core.wording import counted, first_few

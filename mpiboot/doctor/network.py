@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from mpiboot.core.checks import DATA_CHECKS
-from mpiboot.core.model import Finding, Host, Mesh, PodFacts, Worker
+from mpiboot.core.facts import Host, Mesh, PodFacts, Worker
+from mpiboot.core.model import Finding
 from mpiboot.core.settings import Settings
 from mpiboot.core.wording import assigned, counted, first_few, lasting
 from mpiboot.doctor.checks import DoctorCheck, check, failed, ok, warned, worker_check

@@ -15,7 +15,7 @@ from typing import Final
 
 from mpiboot.core import log
 from mpiboot.core.addresses import short_names
-from mpiboot.core.errors import MpibootError
+from mpiboot.core.checks import MpibootError
 from mpiboot.core.model import Finding, Level, Role
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import counted, first_few, size_of

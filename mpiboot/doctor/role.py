@@ -18,9 +18,9 @@ from typing import Final
 from mpiboot import __version__
 from mpiboot.core import log
 from mpiboot.core.addresses import short_names
-from mpiboot.core.checks import ExitCode
-from mpiboot.core.errors import MpibootError, ShownError, error
-from mpiboot.core.model import Finding, Level, PodFacts, Role
+from mpiboot.core.checks import ExitCode, MpibootError, ShownError, error
+from mpiboot.core.facts import PodFacts
+from mpiboot.core.model import Finding, Level, Role
 from mpiboot.core.records_json import values
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import counted, first_few, grouped, lasting

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mpiboot.core.addresses import is_address
-from mpiboot.core.errors import error
+from mpiboot.core.checks import error
 from mpiboot.core.model import Decision, Source
 from mpiboot.core.setting_types import LaunchAgent
 from mpiboot.core.settings import Resolved

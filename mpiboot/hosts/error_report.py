@@ -12,8 +12,7 @@ from typing import Final
 
 from mpiboot import __version__
 from mpiboot.core import log
-from mpiboot.core.checks import ExitCode, failed
-from mpiboot.core.errors import MpibootError, error
+from mpiboot.core.checks import ExitCode, MpibootError, error, failed
 from mpiboot.core.model import Finding
 from mpiboot.core.wording import MOST_LINES, first_few
 from mpiboot.job import render

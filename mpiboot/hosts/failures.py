@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from mpiboot.core.errors import MpibootError, error
-from mpiboot.core.model import Mesh
+from mpiboot.core.checks import MpibootError, error
+from mpiboot.core.facts import Mesh
 from mpiboot.hosts.dns import ResolvConf
 from mpiboot.hosts.dns_query import NoAddress
 from mpiboot.job import names

@@ -18,9 +18,9 @@ from typing import Any, Final
 
 from mpiboot.core import log
 from mpiboot.core.addresses import is_address
-from mpiboot.core.checks import failed
-from mpiboot.core.errors import MpibootError, error
-from mpiboot.core.model import Finding, Host, Worker
+from mpiboot.core.checks import MpibootError, error, failed
+from mpiboot.core.facts import Host, Worker
+from mpiboot.core.model import Finding
 from mpiboot.core.setting_types import DataNetworkUse
 from mpiboot.core.settings import Settings
 from mpiboot.core.wording import MOST_LINES, counted, first_few

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Final
 
 from mpiboot.core import log
-from mpiboot.core.errors import MpibootError, error
-from mpiboot.core.model import Finding, Hostfile, Level, Source
+from mpiboot.core.checks import MpibootError, error
+from mpiboot.core.facts import Hostfile
+from mpiboot.core.model import Finding, Level, Source
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import counted, first_few, lasting
 from mpiboot.job import hostfile as syntax

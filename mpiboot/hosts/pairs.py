@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from mpiboot.core import log
-from mpiboot.core.model import Worker
+from mpiboot.core.facts import Worker
 from mpiboot.core.settings import Settings
 from mpiboot.core.wording import counted
 from mpiboot.hosts import host_shell

@@ -17,7 +17,8 @@ from typing import Final
 from mpiboot.core import log
 from mpiboot.core.addresses import short_names
 from mpiboot.core.checks import failed
-from mpiboot.core.model import Finding, Host, Json
+from mpiboot.core.facts import Host
+from mpiboot.core.model import Finding, Json
 from mpiboot.core.wording import first_few, lasting
 
 _NAMES: Final = 3

@@ -14,9 +14,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from mpiboot.core import log
-from mpiboot.core.checks import failed
-from mpiboot.core.errors import MpibootError
-from mpiboot.core.model import Finding, NoFacts, Worker
+from mpiboot.core.checks import MpibootError, failed
+from mpiboot.core.facts import NoFacts, Worker
+from mpiboot.core.model import Finding
 from mpiboot.core.setting_types import DataNetworkUse, HostKeys
 from mpiboot.core.settings import Settings
 from mpiboot.core.wording import counted, first_few

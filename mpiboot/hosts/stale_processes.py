@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from mpiboot.core import log
-from mpiboot.core.errors import MpibootError, error
-from mpiboot.core.launch_spec import LAUNCH_ID
-from mpiboot.core.model import Worker
+from mpiboot.core.checks import MpibootError, error
+from mpiboot.core.facts import Worker
+from mpiboot.core.launch_names import LAUNCH_ID
 from mpiboot.core.settings import Settings
 from mpiboot.core.wording import MOST_LINES, counted, first_few
 from mpiboot.hosts import host_shell

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from mpiboot.core.addresses import IPV4, IPV6, interface, network
-from mpiboot.core.model import Decision, Link, PodFacts, Source
+from mpiboot.core.facts import Link, PodFacts
+from mpiboot.core.model import Decision, Source
 from mpiboot.core.setting_types import MpiNetwork
 from mpiboot.core.wording import first_few
 from mpiboot.job.dialects import ALSO_DAEMON_LINK, parameter, version_number

@@ -12,7 +12,8 @@ from fnmatch import fnmatchcase
 from itertools import pairwise
 from typing import Final
 
-from mpiboot.core.model import Decision, MpiFamily, NoFacts, Source, Variable, Worker
+from mpiboot.core.facts import NoFacts, Variable, Worker
+from mpiboot.core.model import Decision, MpiFamily, Source
 from mpiboot.core.setting_types import MpiNetwork, ProveTransport
 from mpiboot.core.settings import PREFIX, Settings
 from mpiboot.core.wording import assigned, first_few

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
-from mpiboot.core.model import Mpi, MpiFamily, Source, Variable
+from mpiboot.core.facts import Mpi, Variable
+from mpiboot.core.model import MpiFamily, Source
 from mpiboot.job import platforms
 from mpiboot.job.hostfile import Syntax
 from mpiboot.job.mpirun_options import (

@@ -14,8 +14,8 @@ from typing import Final, TypeAlias
 
 from mpiboot.core import addresses
 from mpiboot.core.addresses import IPV6
-from mpiboot.core.errors import MpibootError, error
-from mpiboot.core.model import Host, Hostfile
+from mpiboot.core.checks import MpibootError, error
+from mpiboot.core.facts import Host, Hostfile
 from mpiboot.job.names import canonical
 
 _SHOWN: Final = 60

@@ -14,7 +14,8 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from mpiboot.core.checks import failed
-from mpiboot.core.model import Host, Level, MpiFamily, PodFacts, Source
+from mpiboot.core.facts import Host, PodFacts
+from mpiboot.core.model import Level, MpiFamily, Source
 from mpiboot.core.settings import ROWS, Given, Settings
 from mpiboot.core.wording import first_few
 from mpiboot.job import forward, masking

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Final
 
-from mpiboot.core.model import Host, MpiFamily
+from mpiboot.core.facts import Host
+from mpiboot.core.model import MpiFamily
 from mpiboot.job.dialects import DIALECTS, Dialect, parameter
 from mpiboot.job.mpirun_options import PRINTING, Grammar, Option, OptionKind
 from mpiboot.job.names import canonical

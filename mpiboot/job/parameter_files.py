@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 
-from mpiboot.core.model import MpiFamily, MpiParameter
+from mpiboot.core.facts import MpiParameter
+from mpiboot.core.model import MpiFamily
 
 if TYPE_CHECKING:  # a worker's facts need none of what a plan does
     from mpiboot.job.dialects import Dialect

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from mpiboot.core.checks import failed
-from mpiboot.core.model import Finding, Host, Hostfile, Level, Source
+from mpiboot.core.facts import Host, Hostfile
+from mpiboot.core.model import Finding, Level, Source
 from mpiboot.core.settings import Given
 from mpiboot.core.wording import counted, first_few
 from mpiboot.job.dialects import (

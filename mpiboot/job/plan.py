@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from mpiboot.core.errors import MpibootError, error
-from mpiboot.core.launch_spec import NOT_FOR_RANKS, PLACEMENT
-from mpiboot.core.model import Decision, Finding, Host, Level, Mpi, Source
+from mpiboot.core.checks import MpibootError, error
+from mpiboot.core.facts import Host, Mpi
+from mpiboot.core.launch_names import NOT_FOR_RANKS, PLACEMENT
+from mpiboot.core.model import Decision, Finding, Level, Source
 from mpiboot.core.setting_types import AUTO, Switch, TagOutput
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import first_few

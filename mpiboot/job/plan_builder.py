@@ -11,22 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from mpiboot.core.checks import failed
-from mpiboot.core.model import (
-    Decision,
-    Finding,
-    Host,
-    Hostfile,
-    Identity,
-    Level,
-    Link,
-    Mpi,
-    MpiParameter,
-    PodFacts,
-    Source,
-    SshKind,
-    Variable,
-    Worker,
-)
+from mpiboot.core.facts import Host, Hostfile, Link, Mpi, MpiParameter, PodFacts, Variable, Worker
+from mpiboot.core.model import Decision, Finding, Identity, Level, Source, SshKind
 from mpiboot.core.setting_types import LaunchAgent
 from mpiboot.core.settings import Given, Resolved, Settings
 from mpiboot.job import masking, parameter_files, platforms

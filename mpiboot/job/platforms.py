@@ -11,10 +11,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Final
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
-from mpiboot.core.errors import MpibootError, error
+from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.model import Decision, Role, Source
 from mpiboot.core.setting_types import AUTO, BY_INDEX, WorkerExit
 from mpiboot.core.settings import Resolved, Settings
@@ -30,8 +30,7 @@ VOLCANO_MASTER: Final = "MPI_HOST"
 _ENV_PLUGIN: Final = ("VC_TASK_INDEX", "VK_TASK_INDEX")
 
 
-@dataclass(frozen=True, slots=True)
-class VolcanoTask:
+class VolcanoTask(NamedTuple):
     """The hosts of a task's pods, and the file or variable that has them.
 
     ``key`` is the task's name as Volcano writes it into the file's: with ``_`` for ``-``. ``slots``
@@ -84,7 +83,7 @@ def named_task(wanted: str, by: str, known: Mapping[str, VolcanoTask]) -> Volcan
             f"{by}={name}: {VOLCANO_FOLDER}/*{VOLCANO_ENDING} and VC_*_HOSTS have {have}",
             hint=f"name a task of the job with {by}; Volcano's svc plugin (`svc: []`) writes both",
         )
-    return replace(task, slots=slots)
+    return task._replace(slots=slots)
 
 
 def choose_tasks(
@@ -162,8 +161,7 @@ def _lsf_lines(slots: Counter[str]) -> str:
 Environ = Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Platform:
+class Platform(NamedTuple):
     """One row.
 
     ``role_var`` holds the pod's role; ``launcher_var`` is set on launchers alone, as
@@ -185,7 +183,7 @@ class Platform:
     worker_exit: WorkerExit = WorkerExit.NEVER
     worker_names: str = ""
     folder: str = ""
-    sets: Environ = field(default_factory=dict)
+    sets: Environ = MappingProxyType({})
 
     def role(self, environ: Environ) -> tuple[Role, str] | None:
         """Give the pod's role by the platform's own variables, and by which."""

@@ -13,17 +13,8 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from mpiboot.core.checks import failed
-from mpiboot.core.model import (
-    Decision,
-    Finding,
-    Level,
-    Link,
-    MpiFamily,
-    PodFacts,
-    Source,
-    SshKind,
-    Worker,
-)
+from mpiboot.core.facts import Link, PodFacts, Worker
+from mpiboot.core.model import Decision, Finding, Level, MpiFamily, Source, SshKind
 from mpiboot.core.setting_types import LaunchAgent
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import first_few, grouped, majority, size_of

@@ -26,10 +26,11 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
-from mpiboot.core import addresses, launch_spec, log
-from mpiboot.core.errors import MpibootError, error
+from mpiboot.core import addresses, launch_names, launch_spec, log
+from mpiboot.core.checks import MpibootError, error
+from mpiboot.core.facts import Worker
 from mpiboot.core.launch_spec import Failure
-from mpiboot.core.model import Decision, Finding, Level, SshKind, Worker
+from mpiboot.core.model import Decision, Finding, Level, SshKind
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import counted
 from mpiboot.hosts import error_report, host_shell, stale_processes
@@ -63,7 +64,7 @@ def main(
     The arguments are those of ``role.start_child``.
     """
     parent = os.getppid()
-    os.set_inheritable(launch_spec.RESULT, False)
+    os.set_inheritable(launch_names.RESULT, False)
     for number in SIGNALS - ENDING - {signal.SIGCHLD}:
         signal.signal(number, _leave_to_the_parent)
     loop, reached = ChildLoop(), ReachedWorkers()
@@ -91,7 +92,7 @@ def main(
         result = _failure(error_report.bug(wrong), reached)
     text = launch_spec.to_line(result)
     while text:
-        text = text[os.write(launch_spec.RESULT, text) :]
+        text = text[os.write(launch_names.RESULT, text) :]
     if isinstance(result, launch_spec.Failure):
         loop.run_last(reached.tell(result, goes_on=part))
     for work in loop.afterwards:
@@ -120,7 +121,7 @@ def _leave_to_the_parent(_number: int, _frame: FrameType | None) -> None:
 def _end_with_the_parent() -> NoReturn:
     """Wait until the result's reader is gone, and end without any cleanup."""
     gone = select.poll()
-    gone.register(launch_spec.RESULT, 0)
+    gone.register(launch_names.RESULT, 0)
     gone.poll()
     os._exit(1)
 
@@ -181,9 +182,9 @@ def prepare_launch(
     if made.meeting:
         plans.stop_on_failure(loop.run(observation.master_port_taken(pod, seen, made.meeting)))
     _stop_on_pairs(loop, seen, made)
-    env = made.environment(environ) | {launch_spec.LAUNCH_DIR: paths.launch_dir}
+    env = made.environment(environ) | {launch_names.LAUNCH_DIR: paths.launch_dir}
     # A launch inside a launch is part of it.
-    env.setdefault(launch_spec.LAUNCH_ID, stale_processes.new_launch_id(pod.job))
+    env.setdefault(launch_names.LAUNCH_ID, stale_processes.new_launch_id(pod.job))
     config, folder = launch.client_config(parent), Path(paths.launch_dir)
     client = _stay(folder, config, seen.kept)
     words = client_start.write(folder, config) if config and not client else ()
@@ -210,7 +211,7 @@ def _own_pod(
         environ,
         pid=parent,
         # The launches of a script have its name.
-        attempt=attempt or environ.get(launch_spec.ATTEMPT, ""),
+        attempt=attempt or environ.get(launch_names.ATTEMPT, ""),
         may_disconnect=not attempt,
         needs_key=lambda patience: loop.run(
             observation.needs_key(resolved, environ, patience, program)

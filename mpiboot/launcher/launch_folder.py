@@ -13,9 +13,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from mpiboot.core import addresses, launch_spec
-from mpiboot.core.errors import error
-from mpiboot.core.model import Source, Worker
+from mpiboot.core import addresses, launch_names, launch_spec
+from mpiboot.core.checks import error
+from mpiboot.core.facts import Worker
+from mpiboot.core.model import Source
 from mpiboot.core.setting_types import HostKeys, LaunchAgent, Stuck, Switch
 from mpiboot.core.settings import Resolved, Settings
 from mpiboot.hosts.access import KUBECTL_ENDED, KUBECTL_ENVIRONMENT, PodAccess
@@ -369,7 +370,7 @@ class Logins:
             MpibootError: ``runtime-folder``.
         """
         make_folder(self.folder)
-        keys.copy(self.key, self.folder / launch_spec.KEY)
+        keys.copy(self.key, self.folder / launch_names.KEY)
 
     def write(
         self,
@@ -400,7 +401,7 @@ class Logins:
             self.folder / "ssh_config",
             sshconfig.render(
                 (*self.entries, *later),
-                key=str(self.folder / launch_spec.KEY),
+                key=str(self.folder / launch_names.KEY),
                 known_hosts=str(known),
                 host_keys=self.settings.host_keys,
                 keepalive=self.settings.ssh_keepalive,
@@ -448,9 +449,9 @@ class Logins:
                 replace(host, key="" if unchecked else host.key or self.key.public)
                 for host in self.entries
             ),
-            key=str(self.folder / launch_spec.KEY),
+            key=str(self.folder / launch_names.KEY),
             patience=self.patience,
-            events=str(self.folder / launch_spec.EVENTS),
+            events=str(self.folder / launch_names.EVENTS),
             errors=str(self.folder / "stderr"),
             parent=parent,
         )
@@ -508,7 +509,7 @@ def write_agent_files(
     if remote_end:
         read["remote_end"] = remote_end
     files.write_private(folder / AGENT_CONFIG, assignments(read) + exports(environ))
-    files.make_fifo(folder / launch_spec.EVENTS)
+    files.make_fifo(folder / launch_names.EVENTS)
 
 
 def write_kubectl(folder: Path, access: PodAccess, environ: Mapping[str, str]) -> dict[str, str]:

@@ -14,17 +14,9 @@ from types import FrameType
 from typing import Final, NoReturn
 
 from mpiboot.core import log, records_json
-from mpiboot.core.errors import MpibootError, ShownError, error
-from mpiboot.core.model import (
-    Decision,
-    Finding,
-    Host,
-    Level,
-    Mpi,
-    PodFacts,
-    Source,
-    Worker,
-)
+from mpiboot.core.checks import MpibootError, ShownError, error
+from mpiboot.core.facts import Host, Mpi, PodFacts, Worker
+from mpiboot.core.model import Decision, Finding, Level, Source
 from mpiboot.core.setting_types import AUTO, DataNetworkUse
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import assigned, counted, first_few

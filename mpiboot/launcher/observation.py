@@ -10,19 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from mpiboot.core import log
-from mpiboot.core.errors import MpibootError, error
-from mpiboot.core.model import (
-    Decision,
-    Finding,
-    Host,
-    Hostfile,
-    Level,
-    Mpi,
-    MpiFamily,
-    PodFacts,
-    SshKind,
-    Worker,
-)
+from mpiboot.core.checks import MpibootError, error
+from mpiboot.core.facts import Host, Hostfile, Mpi, PodFacts, Worker
+from mpiboot.core.model import Decision, Finding, Level, MpiFamily, SshKind
 from mpiboot.core.setting_types import AUTO, Switch
 from mpiboot.core.settings import Resolved, Settings
 from mpiboot.hosts import gate, host_shell, hostfiles, remote_commands, stale_processes

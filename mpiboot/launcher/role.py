@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from mpiboot.core import log
-from mpiboot.core.launch_spec import ATTEMPT, KEEP_KEY, LAUNCH_ID, RESULT, ParentOptions, ParentTask
+from mpiboot.core.launch_names import ATTEMPT, KEEP_KEY, LAUNCH_ID, RESULT
+from mpiboot.core.launch_spec import ParentOptions, ParentTask
 from mpiboot.core.model import Finding, Level, MpiFamily
 from mpiboot.core.setting_types import AUTO, Auto, Switch, WorkerExit
 from mpiboot.core.settings import ROWS, Resolved, Settings

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from mpiboot.core import log
-from mpiboot.core.errors import MpibootError
+from mpiboot.core.checks import MpibootError
 from mpiboot.core.model import Decision, Identity
 from mpiboot.core.settings import Resolved
 from mpiboot.hosts import dns

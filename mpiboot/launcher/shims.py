@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from mpiboot.core import launch_spec
-from mpiboot.core.errors import MpibootError, error
+from mpiboot.core import launch_names
+from mpiboot.core.checks import MpibootError, error
 from mpiboot.job import program_words
 from mpiboot.system import executables, files
 
@@ -260,7 +260,7 @@ def passed_by(proc: Path = Path("/proc/1")) -> str:
     except OSError:
         return ""
     # With MPIBOOT_SUPERVISE=off mpiboot becomes mpirun, which then has its variables.
-    ours = launch_spec.LAUNCH_DIR.encode() in names
+    ours = launch_names.LAUNCH_DIR.encode() in names
     if Path(program).name not in program_words.MPIRUNS or ours:
         return ""
     return f"this container's first process is {program}, which was started without mpiboot"

@@ -17,7 +17,8 @@ from typing import Final, TypeAlias
 from mpiboot.core import addresses
 from mpiboot.core.addresses import Address, Interface, Network
 from mpiboot.core.checks import BY_REFERENCE, WARNINGS
-from mpiboot.core.model import Finding, Level, Link, LinkLayer, NoFacts, PodFacts, PortState
+from mpiboot.core.facts import Link, LinkLayer, NoFacts, PodFacts, PortState
+from mpiboot.core.model import Finding, Level
 from mpiboot.core.records_json import values
 from mpiboot.core.setting_types import DataNetworkUse
 from mpiboot.core.settings import Settings

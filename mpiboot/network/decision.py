@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from mpiboot.core.model import Decision, Finding, Level, Source, Variable
+from mpiboot.core.facts import Variable
+from mpiboot.core.model import Decision, Finding, Level, Source
 from mpiboot.core.setting_types import DataNetworkUse
 from mpiboot.core.settings import Given, Settings
 from mpiboot.core.wording import first_few

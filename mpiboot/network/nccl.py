@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from mpiboot.core.addresses import IPV4, IPV6, Address, Network, parse, smallest_network
-from mpiboot.core.model import Gid, GidType, Link, PodFacts, RdmaPort
+from mpiboot.core.facts import Gid, GidType, Link, PodFacts, RdmaPort
 from mpiboot.network.records import GidChoice, Problem, Rail, Transport, usable
 
 Version: TypeAlias = "tuple[int, int, int]"

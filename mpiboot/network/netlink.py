@@ -27,7 +27,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from mpiboot.core.model import Link, Route
+from mpiboot.core.facts import Link, Route
 from mpiboot.network.records import PCI_FUNCTION
 from mpiboot.network.sysfs import number, pci_function
 from mpiboot.network.sysfs import text as content

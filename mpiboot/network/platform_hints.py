@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from mpiboot.core.model import Attachment, AttachmentSource, Mesh
+from mpiboot.core.facts import Attachment, AttachmentSource, Mesh
 from mpiboot.network.records import PCI_FUNCTION
 from mpiboot.network.service_mesh import recognise
 from mpiboot.system import processes

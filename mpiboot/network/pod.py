@@ -11,14 +11,17 @@ import pwd
 import socket
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from mpiboot.core import log
 from mpiboot.core.addresses import bare, parse
 from mpiboot.core.addresses import network as network_of
-from mpiboot.core.model import Cpus, Identity
+from mpiboot.core.model import Identity
 from mpiboot.system import control_groups
 from mpiboot.system.control_groups import GROUPS
+
+if TYPE_CHECKING:
+    from mpiboot.core.facts import Cpus
 
 HOSTS: Final = Path("/etc/hosts")
 SYSTEM: Final = Path("/sys/devices/system/cpu")
@@ -262,6 +265,8 @@ def memlock() -> int:
 
 def cpus(allowed: set[int], system: Path = SYSTEM, groups: Path = GROUPS) -> Cpus | None:
     """The CPUs that this pod has, by the numbers of those it may use; None if sysfs hides them."""
+    from mpiboot.core.facts import Cpus  # noqa: PLC0415 - a worker listens first
+
     try:
         online = (system / "online").read_text("ascii")
         siblings = {

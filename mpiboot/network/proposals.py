@@ -14,7 +14,8 @@ from typing import Final
 
 from mpiboot.core.addresses import IPV4, IPV6, smallest_network
 from mpiboot.core.checks import failed
-from mpiboot.core.model import AttachmentSource, Decision, Finding, Link, Source, Variable
+from mpiboot.core.facts import AttachmentSource, Link, Variable
+from mpiboot.core.model import Decision, Finding, Source
 from mpiboot.core.setting_types import DataNetworkUse, MpiNetwork, NcclSocket
 from mpiboot.core.settings import Settings
 from mpiboot.core.wording import first_few

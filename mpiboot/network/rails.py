@@ -12,16 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final, TypeAlias
 
-from mpiboot.core.model import (
-    Fabric,
-    Gid,
-    Link,
-    LinkLayer,
-    PortState,
-    RdmaDevice,
-    RdmaPort,
-    Source,
-)
+from mpiboot.core.facts import Fabric, Gid, Link, LinkLayer, PortState, RdmaDevice, RdmaPort
+from mpiboot.core.model import Source
 from mpiboot.network import nccl
 from mpiboot.network.records import NetworkBuilder, Rail, Transport, usable
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from mpiboot.core.model import Fabric, LinkLayer, PortState, RdmaDevice, RdmaPort
+from mpiboot.core.facts import Fabric, LinkLayer, PortState, RdmaDevice, RdmaPort
 from mpiboot.network import libraries, netlink, sysfs
 from mpiboot.network.records import IB_MTUS
 

@@ -11,8 +11,7 @@ from typing import Final
 
 from mpiboot.core import addresses
 from mpiboot.core.addresses import Interface
-from mpiboot.core.model import (
-    Decision,
+from mpiboot.core.facts import (
     Fabric,
     Gid,
     Link,
@@ -22,8 +21,8 @@ from mpiboot.core.model import (
     PortState,
     RdmaDevice,
     RdmaPort,
-    Source,
 )
+from mpiboot.core.model import Decision, Source
 from mpiboot.core.settings import Settings
 
 PCI_FUNCTION: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")

@@ -10,7 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from mpiboot.core.model import Finding, Level, Mesh
+from mpiboot.core.facts import Mesh
+from mpiboot.core.model import Finding, Level
 from mpiboot.core.wording import first_few
 
 _LISTED: Final = 32  # ports that are written out in an annotation

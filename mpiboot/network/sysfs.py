@@ -14,7 +14,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Final
 
-from mpiboot.core.model import Gid, GidType, Gpus, LinkLayer, PortState, RdmaDevice, RdmaPort
+from mpiboot.core.facts import Gid, GidType, Gpus, LinkLayer, PortState, RdmaDevice, RdmaPort
 from mpiboot.network.records import PCI_FUNCTION, natural_order
 from mpiboot.system import executables, programs
 

@@ -10,16 +10,8 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from mpiboot.core.addresses import Network, bare, interface, network, parse, smallest_network
-from mpiboot.core.model import (
-    Decision,
-    GidType,
-    Link,
-    LinkLayer,
-    PodFacts,
-    PortState,
-    Source,
-    Worker,
-)
+from mpiboot.core.facts import GidType, Link, LinkLayer, PodFacts, PortState, Worker
+from mpiboot.core.model import Decision, Source
 from mpiboot.core.setting_types import DataNetworkUse, MpiNetwork, NcclSocket
 from mpiboot.core.settings import Given, Settings
 from mpiboot.core.wording import counted, first_few

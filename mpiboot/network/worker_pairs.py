@@ -20,7 +20,8 @@ from typing import Final
 
 from mpiboot.core.addresses import bare
 from mpiboot.core.checks import failed
-from mpiboot.core.model import Finding, Level, Worker
+from mpiboot.core.facts import Worker
+from mpiboot.core.model import Finding, Level
 from mpiboot.core.wording import counted, size_of
 from mpiboot.network.records import WorkerNetwork, usable
 from mpiboot.network.worker_network import link_of

@@ -33,7 +33,7 @@ from typing import Any, Final, TypeAlias
 
 import asyncssh
 
-from mpiboot.core.launch_spec import CLIENT_SOCKET, REQUESTS
+from mpiboot.core.launch_names import CLIENT_SOCKET, REQUESTS
 from mpiboot.ssh.client_start import ClientConfig, ConnectionPool
 from mpiboot.ssh.config import LaunchHost, SshTimeouts
 from mpiboot.ssh.login import NOTHING_ELSE, host_key_algorithms

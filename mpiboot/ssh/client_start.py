@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from mpiboot.core.errors import error
+from mpiboot.core.checks import error
 from mpiboot.core.records_json import read_record, write_records
 from mpiboot.ssh import connect
 from mpiboot.ssh.config import LaunchHost, SshTimeouts

@@ -20,7 +20,7 @@ from typing import Final
 
 import asyncssh
 
-from mpiboot.core.errors import MpibootError
+from mpiboot.core.checks import MpibootError
 from mpiboot.ssh.openssh import LISTENING
 from mpiboot.ssh.packets import send_no_ignores
 from mpiboot.ssh.sessions import FIFO, WRAPPER

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import asyncssh
 
-from mpiboot.core.errors import error
+from mpiboot.core.checks import error
 from mpiboot.core.setting_types import HostKeys
 from mpiboot.ssh.attempt import WORKER, Attempt, LoginTimeouts, Outcome, Target
 from mpiboot.ssh.client_start import ConnectionPool

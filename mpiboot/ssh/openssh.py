@@ -11,9 +11,8 @@ import os
 import shlex
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from mpiboot.core.model import Decision, Identity, Source
 from mpiboot.ssh.sessions import WRAPPER
@@ -38,8 +37,7 @@ _KEEPALIVES: Final = 3
 _CHEAP_KEX: Final = "ecdh-sha2-nistp256"
 
 
-@dataclass(frozen=True, slots=True)
-class OpensshConditions:
+class OpensshConditions(NamedTuple):
     """What decides whether sshd can serve this pod.
 
     ``path`` is sshd's file (empty: there is none). ``privsep`` tells whether the folder that it
@@ -55,8 +53,7 @@ class OpensshConditions:
     pidfd: bool
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerSetup:
+class WorkerSetup(NamedTuple):
     """What a server serves by; it doesn't change while this worker runs."""
 
     identity: Identity

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from mpiboot.core import log
-from mpiboot.core.launch_spec import EVENTS, REQUESTS
+from mpiboot.core.launch_names import EVENTS, REQUESTS
 from mpiboot.supervisor.signals import name
 from mpiboot.supervisor.state import AgentConnected, AgentEnded, AgentStarted, ClientEnded, Event
 from mpiboot.system import control_groups

@@ -24,7 +24,7 @@ import asyncio
 from dataclasses import dataclass
 
 from mpiboot.core.addresses import address_of
-from mpiboot.core.launch_spec import LAUNCH_DIR
+from mpiboot.core.launch_names import LAUNCH_DIR
 from mpiboot.hosts import host_shell
 from mpiboot.hosts.host_shell import Connecting, HostAnswer
 from mpiboot.network.counters import QUESTION

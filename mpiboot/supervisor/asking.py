@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from mpiboot.core.launch_spec import LAUNCH_DIR
+from mpiboot.core.launch_names import LAUNCH_DIR
 from mpiboot.supervisor.processes import send, unread
 from mpiboot.system.loop import EventLoop
 

@@ -12,7 +12,7 @@ from mpiboot.core.wording import size_of
 from mpiboot.network.counters import CountedPort
 
 if TYPE_CHECKING:
-    from mpiboot.core.model import Worker
+    from mpiboot.core.facts import Worker
     from mpiboot.hosts.host_shell import HostAnswer
     from mpiboot.network.records import WorkerNetwork
 

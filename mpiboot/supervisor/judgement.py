@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Final
 
 from mpiboot.core.checks import BY_REFERENCE
-from mpiboot.core.launch_spec import BY_SIGNAL
+from mpiboot.core.launch_names import BY_SIGNAL
 from mpiboot.core.wording import counted, first_few, size_of
 from mpiboot.supervisor.state import (
     SIGKILL,

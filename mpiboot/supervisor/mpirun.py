@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from mpiboot.core import log
-from mpiboot.core.launch_spec import LAUNCH_ID, NOTICE, LaunchSpec
+from mpiboot.core.launch_names import LAUNCH_ID, NOTICE
+from mpiboot.core.launch_spec import LaunchSpec
 from mpiboot.supervisor import mpirun_messages, verdicts
 from mpiboot.supervisor.agents import Agents
 from mpiboot.supervisor.asking import Question, Request, Saving

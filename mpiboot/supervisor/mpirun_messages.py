@@ -21,7 +21,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from mpiboot.core.launch_spec import PLACEMENT, LaunchSpec
+from mpiboot.core.launch_names import PLACEMENT
+from mpiboot.core.launch_spec import LaunchSpec
 from mpiboot.supervisor.output import (
     MpirunPipe,
     MpirunPipes,

@@ -17,19 +17,21 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from mpiboot.core import log
 from mpiboot.core.checks import BY_REFERENCE, ExitCode
-from mpiboot.core.launch_spec import (
+from mpiboot.core.launch_names import (
     ATTEMPT,
     BY_SIGNAL,
     CLIENT_SOCKET,
     KEEP_KEY,
     TIMED,
+    outside_launch,
+)
+from mpiboot.core.launch_spec import (
     Failure,
     LaunchSpec,
     ParentOptions,
     Result,
     ScriptSpec,
     from_line,
-    outside_launch,
 )
 from mpiboot.core.setting_types import ProveTransport
 from mpiboot.core.wording import counted

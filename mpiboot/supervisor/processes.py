@@ -24,7 +24,8 @@ from dataclasses import dataclass
 
 from mpiboot.core import log
 from mpiboot.core.addresses import address_of
-from mpiboot.core.launch_spec import KEEP_KEY, LAUNCH_DIR, LAUNCH_ID, RemoteHost, outside_launch
+from mpiboot.core.launch_names import KEEP_KEY, LAUNCH_DIR, LAUNCH_ID, outside_launch
+from mpiboot.core.launch_spec import RemoteHost
 from mpiboot.core.setting_types import LogFormat
 from mpiboot.core.wording import counted
 from mpiboot.system.os_calls import process_handle, reap, remove_key

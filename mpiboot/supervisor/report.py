@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import Any, Final
 
 from mpiboot.core import log
-from mpiboot.core.checks import BY_REFERENCE
-from mpiboot.core.errors import MpibootError
-from mpiboot.core.launch_spec import TRANSPORT, Failure, LaunchSpec
+from mpiboot.core.checks import BY_REFERENCE, MpibootError
+from mpiboot.core.launch_names import TRANSPORT
+from mpiboot.core.launch_spec import Failure, LaunchSpec
 from mpiboot.core.model import Finding, Level
 from mpiboot.core.setting_types import ProveTransport
 from mpiboot.core.wording import counted

@@ -11,7 +11,8 @@ import os
 import signal
 from typing import Final, NamedTuple
 
-from mpiboot.core.launch_spec import BY_SIGNAL, Failure
+from mpiboot.core.launch_names import BY_SIGNAL
+from mpiboot.core.launch_spec import Failure
 
 # Signals that end a launcher, in whatever phase it is.
 ENDING: Final = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT))

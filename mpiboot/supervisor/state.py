@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final, TypeAlias
 
-from mpiboot.core.launch_spec import BY_SIGNAL
+from mpiboot.core.launch_names import BY_SIGNAL
 from mpiboot.core.setting_types import LogLevel
 
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
-from mpiboot.core.launch_spec import CLIENT_SOCKET, LAUNCH_DIR, TRANSPORT
+from mpiboot.core.launch_names import CLIENT_SOCKET, LAUNCH_DIR, TRANSPORT
 from mpiboot.hosts import host_shell
 from mpiboot.hosts.host_shell import READ, WHEN_READ
 from mpiboot.network import counters

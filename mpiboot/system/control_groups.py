@@ -7,9 +7,8 @@ namespace sees its own group as the root, and not its pod's above it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from mpiboot.core.wording import size_of
 
@@ -19,8 +18,7 @@ PROC: Final = Path("/proc")
 _UNLIMITED: Final = 1 << 60
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(NamedTuple):
     """The lowest limit of a group and of those above it (None: none), and what is in use there.
 
     Without a limit ``used`` is that of the nearest group that tells; of memory it is without the

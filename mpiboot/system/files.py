@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from mpiboot.core import log
-from mpiboot.core.errors import MpibootError, error
+from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.records_json import read_record
 from mpiboot.core.wording import counted
 

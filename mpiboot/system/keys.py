@@ -13,12 +13,11 @@ import re
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from mpiboot.core import log
-from mpiboot.core.errors import MpibootError, error
+from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.model import Finding, Level
 from mpiboot.core.wording import lasting
 from mpiboot.system import files
@@ -189,8 +188,7 @@ _SILENCE: Final = 28.0
 _LOOK_FIRST, _LOOK_LAST = 0.05, 1.0  # seconds between two looks for the key
 
 
-@dataclass(frozen=True, slots=True)
-class JobKey:
+class JobKey(NamedTuple):
     """The job's key: the private file, and the public half as a line ``type base64``."""
 
     path: Path

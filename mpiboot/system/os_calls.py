@@ -16,7 +16,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Final, NoReturn
 
-from mpiboot.core.launch_spec import BY_SIGNAL, KEY
+from mpiboot.core.launch_names import BY_SIGNAL, KEY
 from mpiboot.system.executables import IGNORED_BY_PYTHON
 
 _WORDS: Final = 3

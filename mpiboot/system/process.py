@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 import mpiboot
-from mpiboot.core.errors import error
+from mpiboot.core.checks import error
 from mpiboot.system import executables, files
 from mpiboot.system.loop import EventLoop
 

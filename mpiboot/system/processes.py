@@ -13,12 +13,10 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class RunningProcess:
+class RunningProcess(NamedTuple):
     """A line of the process table; ``identity`` tells a process from a later one of that number.
 
     That is psutil's own hash, of the number and the ticks from boot to the process's start; its
@@ -31,8 +29,7 @@ class RunningProcess:
     identity: int
 
 
-@dataclass(frozen=True, slots=True)
-class Listener:
+class Listener(NamedTuple):
     """A TCP socket that listens.
 
     ``pid`` is one of the processes that have it; 0 where these are another user's or pod's.

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from mpiboot.core.model import Mpi, MpiFamily
+from mpiboot.core.facts import Mpi
+from mpiboot.core.model import MpiFamily
 from mpiboot.system import executables
 
 _LEFT: Final = 1.0  # seconds

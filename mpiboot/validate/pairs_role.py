@@ -17,9 +17,9 @@ from dataclasses import replace
 from typing import Final
 
 from mpiboot.core import log
-from mpiboot.core.checks import ExitCode
-from mpiboot.core.errors import MpibootError, ShownError, error
-from mpiboot.core.model import Level, Worker
+from mpiboot.core.checks import ExitCode, MpibootError, ShownError, error
+from mpiboot.core.facts import Worker
+from mpiboot.core.model import Level
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import counted, first_few, lasting
 from mpiboot.hosts import host_shell

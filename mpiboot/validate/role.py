@@ -17,9 +17,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from mpiboot.core import log
-from mpiboot.core.checks import BY_REFERENCE
-from mpiboot.core.errors import ShownError
-from mpiboot.core.launch_spec import BY_SIGNAL, TIMED
+from mpiboot.core.checks import BY_REFERENCE, ShownError
+from mpiboot.core.launch_names import BY_SIGNAL, TIMED
 from mpiboot.core.setting_types import AUTO, Switch, WorkerExit
 from mpiboot.core.settings import Resolved
 from mpiboot.job import render

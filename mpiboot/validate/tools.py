@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from mpiboot.core.errors import error
+from mpiboot.core.checks import error
 
 # The functions that its lines call.
 _FUNCTIONS: Final = __file__.rpartition("/")[0].rpartition("/")[0] + "/libexec/validate"

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 from mpiboot import __version__
 from mpiboot.core import log, records_json
-from mpiboot.core.errors import MpibootError, error
-from mpiboot.core.model import Fabric, Mpi, MpiParameter, PodFacts, Route
+from mpiboot.core.checks import MpibootError, error
+from mpiboot.core.facts import Fabric, Mpi, MpiParameter, PodFacts, Route
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import size_of
 from mpiboot.job import masking, parameter_files

@@ -16,10 +16,10 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from mpiboot.core import log
-from mpiboot.core.launch_spec import LAUNCH_ID, NOTICE
+from mpiboot.core.launch_names import LAUNCH_ID, NOTICE
 from mpiboot.core.setting_types import WorkerExit
 from mpiboot.core.settings import Resolved
 from mpiboot.job import platforms
@@ -357,8 +357,7 @@ class Launchers:
 _PATIENCE: Final = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class LauncherPort:
+class LauncherPort(NamedTuple):
     """Who started daemons here: where it listens, its launch ID, and its name for this host."""
 
     address: str

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from mpiboot.core import log
-from mpiboot.core.errors import MpibootError, error
+from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.model import Decision, Finding, Level, Source, SshKind
 from mpiboot.core.records_json import values
 from mpiboot.core.setting_types import AUTO, Auto

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from mpiboot.cli.run import copy_to
-from mpiboot.core.checks import ExitCode
-from mpiboot.core.errors import MpibootError
+from mpiboot.core.checks import ExitCode, MpibootError
 
 RECORD = "lib/python3.13/dist-packages/mpiboot-1.dist-info/RECORD"
 

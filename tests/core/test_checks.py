@@ -2,8 +2,16 @@ from __future__ import annotations
 
 import pytest
 
-from mpiboot.core.checks import BY_REFERENCE, CHECKS, WARNINGS, Check, ExitCode, failed
-from mpiboot.core.errors import MpibootError, error
+from mpiboot.core.checks import (
+    BY_REFERENCE,
+    CHECKS,
+    WARNINGS,
+    Check,
+    ExitCode,
+    MpibootError,
+    error,
+    failed,
+)
 from mpiboot.core.model import Level
 
 

@@ -6,20 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.core.model import (
+from mpiboot.core.facts import (
     Attachment,
     AttachmentSource,
-    Finding,
     GidType,
     Host,
     Hostfile,
-    Level,
     LinkLayer,
     NoFacts,
     PortState,
     RdmaDevice,
     Worker,
 )
+from mpiboot.core.model import Finding, Level
 from mpiboot.core.wording import lasting
 from tests.fakes import plans
 

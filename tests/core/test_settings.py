@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpiboot.core import setting_types, settings
-from mpiboot.core.errors import MpibootError
+from mpiboot.core.checks import MpibootError
 from mpiboot.core.model import Level, Source
 from mpiboot.core.setting_types import HostKeys
 
@@ -197,8 +197,8 @@ def test_lengths_of_time_have_units(text: str, value: float) -> None:
 
 
 def test_yes_and_no_have_many_spellings() -> None:
-    assert all(map(setting_types.boolean, ("true", "TRUE", "1", "yes", "on", " true ")))
-    assert not any(map(setting_types.boolean, ("false", "0", "No", "off")))
+    assert all(setting_types.boolean(text) for text in ("true", "TRUE", "1", "yes", "on", " true "))
+    assert not any(setting_types.boolean(text) for text in ("false", "0", "No", "off"))
 
 
 def test_lists_are_split_at_commas_and_blanks() -> None:

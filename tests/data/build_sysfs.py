@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from mpiboot.core.model import PortState, RdmaDevice, RdmaPort
+from mpiboot.core.facts import PortState, RdmaDevice, RdmaPort
 from mpiboot.network import sysfs
 from mpiboot.network.rdma import KernelRdma
 from tests.data.rdma_nodes import TREES, Hca, Tree

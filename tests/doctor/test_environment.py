@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mpiboot.cli import main as cli
-from mpiboot.core.errors import MpibootError, error
+from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.model import Finding, Level
 from mpiboot.core.settings import resolve
 from mpiboot.doctor import env

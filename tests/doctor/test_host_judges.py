@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from mpiboot.core import wording
-from mpiboot.core.model import Finding, Level, NoFacts
+from mpiboot.core.facts import NoFacts
+from mpiboot.core.model import Finding, Level
 from mpiboot.doctor import hosts, job, table
 from mpiboot.doctor.checks import BY_REFERENCE, DoctorCheck, judge_all
 from mpiboot.doctor.hosts import HostReport, LauncherPlace, NameLook
@@ -74,7 +75,7 @@ def test_the_value_of_most_hosts_is_the_usual_one(
     values: list[str], usual: tuple[str, int] | None, outliers: str
 ) -> None:
     found = wording.majority({f"w-{number}": value for number, value in enumerate(values)})
-    assert (found and (found.usual, found.count)) == usual
+    assert (found and (found.usual, found.alike)) == usual
     assert (found.outliers_text if found else "") == outliers
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.model import Host
+from mpiboot.core.facts import Host
 from mpiboot.core.settings import Settings
 from mpiboot.doctor import job
 from mpiboot.doctor.hosts import LauncherPlace, NameLook

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mpiboot.core.errors import MpibootError, error
+from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.model import Finding, Level
 from mpiboot.core.settings import resolve
 from mpiboot.doctor import job

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.core.model import Fabric, Finding, Gpus, Level, Mesh, PodFacts, RdmaDevice, Route
+from mpiboot.core.facts import Fabric, Gpus, Mesh, PodFacts, RdmaDevice, Route
+from mpiboot.core.model import Finding, Level
 from mpiboot.core.settings import Settings
 from mpiboot.doctor import looks, network, pod
 from mpiboot.doctor.checks import BY_REFERENCE, DoctorCheck

@@ -17,8 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.errors import error
-from mpiboot.core.model import Fabric, Gpus, Level
+from mpiboot.core.checks import error
+from mpiboot.core.facts import Fabric, Gpus
+from mpiboot.core.model import Level
 from mpiboot.core.settings import Settings
 from mpiboot.doctor import looks
 from mpiboot.doctor.network import CountersPart, NvidiaPart

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.errors import MpibootError
+from mpiboot.core.checks import MpibootError
 from mpiboot.core.settings import Settings
 from mpiboot.doctor.job import log_in_once
 from mpiboot.hosts.access import SshAccess

@@ -10,7 +10,7 @@ from pathlib import Path
 import asyncssh
 import pytest
 
-from mpiboot.core.errors import MpibootError
+from mpiboot.core.checks import MpibootError
 from mpiboot.core.settings import Resolved, Settings, resolve
 from mpiboot.doctor import bundle, env, looks
 from mpiboot.doctor import ranks_role as ask

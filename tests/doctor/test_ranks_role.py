@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mpiboot.cli import main as cli
-from mpiboot.core.errors import error
+from mpiboot.core.checks import error
 from mpiboot.core.model import Finding, Level
 from mpiboot.doctor import ranks_role as role
 from mpiboot.doctor.ranks_answer import Activity, HostRanks, LinkRates, MpiStage, Rank

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.errors import MpibootError, ShownError
+from mpiboot.core.checks import MpibootError, ShownError
 from mpiboot.core.model import Finding, Level, Role
 from mpiboot.core.settings import Resolved, resolve
 from mpiboot.doctor import job, looks, role, table

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from mpiboot.core.launch_spec import CLIENT_SOCKET
+from mpiboot.core.launch_names import CLIENT_SOCKET
 from mpiboot.ssh import client_start, connect
 from mpiboot.ssh.config import LaunchHost, SshTimeouts
 from mpiboot.system.os_calls import start_listening

@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from mpiboot.core.model import (
+from mpiboot.core.facts import (
     Attachment,
     Fabric,
     Gid,
     GidType,
     Host,
-    Identity,
     Link,
     LinkLayer,
     PodFacts,
@@ -23,6 +22,7 @@ from mpiboot.core.model import (
     Route,
     Worker,
 )
+from mpiboot.core.model import Identity
 
 ROOT: Final = Identity(0, 0, "root", "/root", "/bin/sh", known=True, capabilities=1 << 14)
 

@@ -7,7 +7,7 @@ import pytest
 
 from mpiboot import __version__
 from mpiboot.core import log
-from mpiboot.core.errors import MpibootError
+from mpiboot.core.checks import MpibootError
 from mpiboot.core.model import Finding, Level
 from mpiboot.hosts import error_report
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpiboot.core.model import Mesh
+from mpiboot.core.facts import Mesh
 from mpiboot.hosts import failures
 from mpiboot.hosts.dns import ResolvConf
 from mpiboot.hosts.dns_query import NoAddress

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.errors import MpibootError, error
-from mpiboot.core.model import Host, Worker
+from mpiboot.core.checks import MpibootError, error
+from mpiboot.core.facts import Host, Worker
 from mpiboot.core.setting_types import LogFormat
 from mpiboot.hosts import gate, hostfiles
 from mpiboot.hosts.gate import FollowedHosts

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.errors import MpibootError, error
-from mpiboot.core.model import Host, Mesh, Worker
+from mpiboot.core.checks import MpibootError, error
+from mpiboot.core.facts import Host, Mesh, Worker
 from mpiboot.core.setting_types import HostKeys, LogFormat, Switch
 from mpiboot.core.settings import Settings, resolve
 from mpiboot.hosts import gate, pacing, progress

@@ -16,8 +16,8 @@ from typing import Any, cast
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.errors import MpibootError, error
-from mpiboot.core.model import Host, NoFacts, Worker
+from mpiboot.core.checks import MpibootError, error
+from mpiboot.core.facts import Host, NoFacts, Worker
 from mpiboot.core.setting_types import DataNetworkUse, LogFormat, LogLevel
 from mpiboot.core.settings import Settings
 from mpiboot.hosts import error_report, gate, progress

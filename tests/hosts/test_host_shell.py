@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.model import NoFacts
+from mpiboot.core.facts import NoFacts
 from mpiboot.hosts import host_shell
 from mpiboot.hosts.host_shell import HostAnswer
 from mpiboot.hosts.pipeline import facts_of

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.checks import ExitCode
-from mpiboot.core.errors import MpibootError
+from mpiboot.core.checks import ExitCode, MpibootError
 from mpiboot.core.model import Source
 from mpiboot.core.settings import resolve
 from mpiboot.hosts import hostfiles

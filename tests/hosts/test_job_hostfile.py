@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.errors import MpibootError
+from mpiboot.core.checks import MpibootError
 from mpiboot.core.model import Level, Source
 from mpiboot.core.setting_types import LogFormat
 from mpiboot.hosts import hostfiles

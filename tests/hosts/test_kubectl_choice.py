@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.errors import MpibootError
+from mpiboot.core.checks import MpibootError
 from mpiboot.core.model import Source
 from mpiboot.core.settings import resolve
 from mpiboot.hosts.access import ACCOUNT, PodAccess, choose_access, own_namespace

@@ -13,7 +13,7 @@ from typing import TypeVar, cast
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.model import Host
+from mpiboot.core.facts import Host
 from mpiboot.core.setting_types import Switch
 from mpiboot.core.settings import Settings
 from mpiboot.hosts import gate, pacing, pipeline, progress

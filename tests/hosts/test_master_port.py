@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from mpiboot.core.checks import BY_REFERENCE, ExitCode
-from mpiboot.core.model import Finding, Host, Level, Worker
+from mpiboot.core.facts import Host, Worker
+from mpiboot.core.model import Finding, Level
 from mpiboot.core.settings import Settings
 from mpiboot.hosts import remote_commands
 from mpiboot.hosts.access import SshAccess

@@ -16,7 +16,7 @@ import asyncssh
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.model import Mesh, Worker
+from mpiboot.core.facts import Mesh, Worker
 from mpiboot.core.setting_types import LogLevel
 from mpiboot.core.settings import resolve
 from mpiboot.hosts import pairs

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from mpiboot.core.errors import MpibootError
-from mpiboot.core.model import Host, Mesh
+from mpiboot.core.checks import MpibootError
+from mpiboot.core.facts import Host, Mesh
 from mpiboot.core.setting_types import HostKeys, Switch
 from mpiboot.core.settings import Settings
 from mpiboot.hosts import failures, host_shell, pacing, pipeline

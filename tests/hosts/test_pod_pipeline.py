@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.errors import MpibootError
-from mpiboot.core.model import Host, NoFacts, Worker
+from mpiboot.core.checks import MpibootError
+from mpiboot.core.facts import Host, NoFacts, Worker
 from mpiboot.core.setting_types import HostKeys
 from mpiboot.core.settings import Settings
 from mpiboot.hosts import gate, pipeline, progress

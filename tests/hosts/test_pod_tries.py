@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from mpiboot.core.errors import MpibootError
-from mpiboot.core.model import Host
+from mpiboot.core.checks import MpibootError
+from mpiboot.core.facts import Host
 from mpiboot.core.settings import Settings
 from mpiboot.hosts import pacing, pipeline
 from mpiboot.hosts.access import PodAccess, PodError, SshAccess, Trouble

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from mpiboot.core.model import Host
+from mpiboot.core.facts import Host
 from mpiboot.hosts.progress import HostState, Stage, fields, finding, line, states
 
 

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import pytest
 
 from mpiboot.core import log, records_json
-from mpiboot.core.errors import MpibootError
-from mpiboot.core.model import Host, NoFacts, Worker
+from mpiboot.core.checks import MpibootError
+from mpiboot.core.facts import Host, NoFacts, Worker
 from mpiboot.core.setting_types import HostKeys, LogFormat
 from mpiboot.core.settings import Settings, resolve
 from mpiboot.hosts import host_shell, remote_commands

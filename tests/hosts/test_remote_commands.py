@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.model import Host, Worker
+from mpiboot.core.facts import Host, Worker
 from mpiboot.core.setting_types import HostKeys
 from mpiboot.hosts import remote_commands
 from mpiboot.hosts.access import PodAccess, SshAccess

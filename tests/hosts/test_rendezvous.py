@@ -12,8 +12,7 @@ from typing import cast
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.checks import ExitCode
-from mpiboot.core.errors import MpibootError
+from mpiboot.core.checks import ExitCode, MpibootError
 from mpiboot.core.setting_types import LogFormat
 from mpiboot.core.settings import Settings
 from mpiboot.hosts import gate, pacing

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.model import Host
+from mpiboot.core.facts import Host
 from mpiboot.core.setting_types import LogFormat
 from mpiboot.hosts import progress
 from mpiboot.hosts.progress import Reporter

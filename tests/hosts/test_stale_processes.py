@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.launch_spec import LAUNCH_ID
-from mpiboot.core.model import Host, Worker
+from mpiboot.core.facts import Host, Worker
+from mpiboot.core.launch_names import LAUNCH_ID
 from mpiboot.core.setting_types import LogFormat
 from mpiboot.core.settings import Settings
 from mpiboot.hosts import host_shell, stale_processes

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.errors import MpibootError
-from mpiboot.core.launch_spec import LAUNCH_ID
-from mpiboot.core.model import Host, NoFacts, Worker
+from mpiboot.core.checks import MpibootError
+from mpiboot.core.facts import Host, NoFacts, Worker
+from mpiboot.core.launch_names import LAUNCH_ID
 from mpiboot.core.setting_types import LogFormat
 from mpiboot.core.settings import Settings
 from mpiboot.hosts import host_shell, stale_processes

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mpiboot.core import records_json
-from mpiboot.core.model import Host, MpiFamily, NoFacts
+from mpiboot.core.facts import Host, NoFacts
+from mpiboot.core.model import MpiFamily
 from mpiboot.hosts.pipeline import worker_of
 from mpiboot.ssh.attempt import Attempt, Outcome, Target
 from tests.fakes import plans

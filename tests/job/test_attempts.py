@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.core.model import Host, Worker
+from mpiboot.core.facts import Host, Worker
 from mpiboot.job import pods
 
 OWN, FIRST, SECOND = "l-c@2026-11-22T06:00:00Z@3", "l-a@2026-11-22T05:00:00Z@1", "l-b@@2"

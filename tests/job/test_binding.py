@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.core.model import Cpus, Source
+from mpiboot.core.facts import Cpus
+from mpiboot.core.model import Source
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import Observed
 from tests.fakes.plans import MPIS, POD, observed, planned, reason

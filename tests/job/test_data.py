@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.core.model import Attachment, AttachmentSource, Fabric, Host, Link, Source, Worker
+from mpiboot.core.facts import Attachment, AttachmentSource, Fabric, Host, Link, Worker
+from mpiboot.core.model import Source
 from mpiboot.core.settings import Settings, resolve
 from mpiboot.job import data
 from mpiboot.job.dialects import MPICH

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiboot.core.errors import MpibootError
-from mpiboot.core.model import Host
+from mpiboot.core.checks import MpibootError
+from mpiboot.core.facts import Host
 from mpiboot.job.hostfile import Syntax, is_blank, parse, render
 
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mpiboot.core.model import Host, Level, MpiFamily, Source
+from mpiboot.core.facts import Host
+from mpiboot.core.model import Level, MpiFamily, Source
 from mpiboot.core.settings import resolve
 from mpiboot.job import forward
 from mpiboot.job.dialects import DIALECTS

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.core.model import Host, Hostfile, Level, Link, Mpi, MpiFamily, Source
+from mpiboot.core.facts import Host, Hostfile, Link, Mpi
+from mpiboot.core.model import Level, MpiFamily, Source
 from mpiboot.job import control_links
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import Observed

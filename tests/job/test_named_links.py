@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.core.model import Fabric, MpiParameter, RdmaDevice
+from mpiboot.core.facts import Fabric, MpiParameter, RdmaDevice
 from mpiboot.job import control_links
 from mpiboot.job.control_links import NAME_LINKS
 from mpiboot.job.plan_builder import Observed

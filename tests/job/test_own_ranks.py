@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.model import Host, Level
+from mpiboot.core.facts import Host
+from mpiboot.core.model import Level
 from mpiboot.job.plan import _READ_OWN, OWN_RANKS
 from mpiboot.job.plan_builder import Observed
 from tests.fakes.plans import (

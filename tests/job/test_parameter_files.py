@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.core.model import Level, MpiFamily, MpiParameter, Source
+from mpiboot.core.facts import MpiParameter
+from mpiboot.core.model import Level, MpiFamily, Source
 from mpiboot.job import parameter_files
 from mpiboot.job.mpirun_line import read as read_line
 from mpiboot.job.plan_builder import Observed

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiboot.core.model import Finding, Host, Level, MpiFamily
+from mpiboot.core.facts import Host
+from mpiboot.core.model import Finding, Level, MpiFamily
 from mpiboot.job.dialects import DIALECTS, MPICH, OPENMPI4, OPENMPI5, Dialect
 from mpiboot.job.mpirun_line import UserLine, read
 from mpiboot.job.placement import Placement, can_tell, chosen, daemons, place

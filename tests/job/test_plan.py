@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.core.checks import BY_REFERENCE
-from mpiboot.core.errors import MpibootError
-from mpiboot.core.model import Finding, Host, Hostfile, Level, Mpi, MpiFamily, Source
+from mpiboot.core.checks import BY_REFERENCE, MpibootError
+from mpiboot.core.facts import Host, Hostfile, Mpi
+from mpiboot.core.model import Finding, Level, MpiFamily, Source
 from mpiboot.job import render
 from mpiboot.job.dialects import DIALECTS
 from mpiboot.job.hostfile import union

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpiboot.core.checks import ExitCode
-from mpiboot.core.errors import MpibootError
+from mpiboot.core.checks import ExitCode, MpibootError
 from mpiboot.core.model import Role, Source
 from mpiboot.core.settings import resolve
 from mpiboot.job import platforms

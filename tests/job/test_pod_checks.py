@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.core.model import Fabric, Gpus, Host, Level, Link, RdmaDevice, Worker
+from mpiboot.core.facts import Fabric, Gpus, Host, Link, RdmaDevice, Worker
+from mpiboot.core.model import Level
 from mpiboot.core.settings import resolve
 from mpiboot.job import pods
 from mpiboot.job.dialects import DIALECTS

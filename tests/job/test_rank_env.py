@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.core.model import NoFacts, Source
+from mpiboot.core.facts import NoFacts
+from mpiboot.core.model import Source
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import Observed
 from mpiboot.job.program_words import Rendezvous

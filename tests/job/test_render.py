@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpiboot.core.checks import failed
-from mpiboot.core.model import Decision, Fabric, Finding, Level, RdmaPort, Role, Route, Source
+from mpiboot.core.facts import Fabric, RdmaPort, Route
+from mpiboot.core.model import Decision, Finding, Level, Role, Source
 from mpiboot.core.settings import ROWS, Settings, resolve
 from mpiboot.job import render
 from mpiboot.job.plan import Plan

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.model import Decision, Mpi, MpiFamily, Source
+from mpiboot.core.facts import Mpi
+from mpiboot.core.model import Decision, MpiFamily, Source
 from mpiboot.job.mpirun_line import read
 from mpiboot.launcher import observation
 from mpiboot.ssh import config

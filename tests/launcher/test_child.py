@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.errors import MpibootError, error
-from mpiboot.core.launch_spec import LAUNCH_DIR, LAUNCH_ID, Failure, LaunchSpec, Result, from_line
+from mpiboot.core.checks import MpibootError, error
+from mpiboot.core.launch_names import LAUNCH_DIR, LAUNCH_ID
+from mpiboot.core.launch_spec import Failure, LaunchSpec, Result, from_line
 from mpiboot.core.settings import resolve
 from mpiboot.job import plan as plans
 from mpiboot.launcher import child
@@ -27,7 +28,7 @@ GUARD = 60.0
 ENDS = """
 import asyncio, gc, os, sys, threading
 os.dup2(int(sys.argv[1]), 3)
-from mpiboot.core.errors import error
+from mpiboot.core.checks import error
 from mpiboot.launcher import child, observation
 from mpiboot.core.settings import resolve
 
@@ -53,7 +54,7 @@ from dataclasses import replace
 from pathlib import Path
 os.dup2(int(sys.argv[1]), 3)
 import asyncssh
-from mpiboot.core.errors import error
+from mpiboot.core.checks import error
 from mpiboot.hosts.gate import GateResult
 from mpiboot.job.mpirun_line import read
 from mpiboot.launcher import child, observation

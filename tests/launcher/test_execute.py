@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.errors import MpibootError, error
-from mpiboot.core.model import Worker
+from mpiboot.core.checks import MpibootError, error
+from mpiboot.core.facts import Worker
 from mpiboot.core.setting_types import LogFormat
 from mpiboot.core.settings import resolve
 from mpiboot.launcher import look

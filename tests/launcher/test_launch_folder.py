@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from mpiboot.core.errors import MpibootError
+from mpiboot.core.checks import MpibootError
+from mpiboot.core.facts import Host
 from mpiboot.core.launch_spec import RemoteHost
-from mpiboot.core.model import Decision, Host, Source, SshKind
+from mpiboot.core.model import Decision, Source, SshKind
 from mpiboot.core.settings import resolve
 from mpiboot.hosts.access import PodAccess
 from mpiboot.job.plan_builder import Observed

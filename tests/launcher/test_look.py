@@ -15,7 +15,7 @@ import pytest
 
 from mpiboot.core import log
 from mpiboot.core.checks import BY_REFERENCE
-from mpiboot.core.model import Host
+from mpiboot.core.facts import Host
 from mpiboot.core.setting_types import LogFormat
 from mpiboot.core.settings import resolve
 from mpiboot.hosts.gate import GateResult

@@ -13,8 +13,9 @@ import asyncssh
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.errors import MpibootError
-from mpiboot.core.model import Decision, Finding, Host, Level, Mpi, MpiFamily, Source, Worker
+from mpiboot.core.checks import MpibootError
+from mpiboot.core.facts import Host, Mpi, Worker
+from mpiboot.core.model import Decision, Finding, Level, MpiFamily, Source
 from mpiboot.core.setting_types import LogFormat
 from mpiboot.core.settings import resolve
 from mpiboot.hosts import gate, host_shell, remote_commands

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from mpiboot.core import records_json
-from mpiboot.core.model import Mpi, MpiFamily
+from mpiboot.core.facts import Mpi
+from mpiboot.core.model import MpiFamily
 from tests.fakes import workers as w
 from tests.fakes.cli import mpiboot
 

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.launch_spec import KEY, Failure
-from mpiboot.core.model import Host, NoFacts
+from mpiboot.core.facts import Host, NoFacts
+from mpiboot.core.launch_names import KEY
+from mpiboot.core.launch_spec import Failure
 from mpiboot.core.settings import resolve
 from mpiboot.hosts import gate, host_shell
 from mpiboot.launcher import child

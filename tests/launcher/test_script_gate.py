@@ -13,9 +13,10 @@ from typing import Any, TypeVar
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.errors import MpibootError
+from mpiboot.core.checks import MpibootError
+from mpiboot.core.facts import Worker
 from mpiboot.core.launch_spec import ScriptSpec, from_line, to_line
-from mpiboot.core.model import Decision, Source, Worker
+from mpiboot.core.model import Decision, Source
 from mpiboot.core.settings import resolve
 from mpiboot.hosts.gate import GateResult
 from mpiboot.launcher import child, observation

@@ -12,7 +12,7 @@ from pathlib import Path
 import asyncssh
 import pytest
 
-from mpiboot.core.errors import MpibootError, error
+from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.model import Source
 from mpiboot.core.settings import resolve
 from mpiboot.hosts import dns

@@ -26,7 +26,7 @@ import json, os, signal, sys
 from mpiboot.system import control_groups
 from mpiboot.launcher import child, role
 from mpiboot.supervisor import signals
-from mpiboot.core.launch_spec import RESULT
+from mpiboot.core.launch_names import RESULT
 from mpiboot.core.settings import resolve
 
 def main(resolved, program, attempt, *, script=False):

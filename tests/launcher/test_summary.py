@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.model import Worker
+from mpiboot.core.facts import Worker
 from mpiboot.core.setting_types import LogFormat, LogLevel
 from mpiboot.job import render
 from mpiboot.job.plan import Plan

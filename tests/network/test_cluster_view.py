@@ -8,15 +8,8 @@ from dataclasses import replace
 import pytest
 
 from mpiboot.core.checks import BY_REFERENCE
-from mpiboot.core.model import (
-    Attachment,
-    AttachmentSource,
-    Finding,
-    Identity,
-    Level,
-    PortState,
-    Worker,
-)
+from mpiboot.core.facts import Attachment, AttachmentSource, PortState, Worker
+from mpiboot.core.model import Finding, Identity, Level
 from mpiboot.core.setting_types import DataNetworkUse
 from mpiboot.core.settings import Settings
 from mpiboot.network import decision, worker_network

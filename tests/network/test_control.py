@@ -9,7 +9,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from mpiboot.core import addresses as addresses_of
-from mpiboot.core.model import Host, Identity, Link, PodFacts, Source, Worker
+from mpiboot.core.facts import Host, Link, PodFacts, Worker
+from mpiboot.core.model import Identity, Source
 from mpiboot.core.settings import Given
 from mpiboot.network import records, worker_network
 

@@ -9,16 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiboot.core.model import (
-    Attachment,
-    AttachmentSource,
-    Gid,
-    GidType,
-    Level,
-    Route,
-    Variable,
-    Worker,
-)
+from mpiboot.core.facts import Attachment, AttachmentSource, Gid, GidType, Route, Variable, Worker
+from mpiboot.core.model import Level
 from mpiboot.core.setting_types import DataNetworkUse, MpiNetwork, NcclSocket
 from mpiboot.core.settings import Settings
 from mpiboot.network import decision, worker_network

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiboot.core.model import Gid, Link, RdmaPort, Worker
+from mpiboot.core.facts import Gid, Link, RdmaPort, Worker
 from mpiboot.core.settings import Settings
 from mpiboot.network import nccl
 from mpiboot.network.records import GidChoice, Rail

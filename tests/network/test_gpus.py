@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.model import Gpus
+from mpiboot.core.facts import Gpus
 from mpiboot.network import sysfs
 
 

@@ -6,7 +6,7 @@ import ipaddress
 
 import pytest
 
-from mpiboot.core.model import GidType
+from mpiboot.core.facts import GidType
 from mpiboot.network import nccl, sysfs
 from tests.fakes import workers as w
 

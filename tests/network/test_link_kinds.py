@@ -7,7 +7,7 @@ import pytest
 from pyroute2 import IPRoute  # noqa: F401 - the package whole, which netlink loads in parts
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
-from mpiboot.core.model import Link
+from mpiboot.core.facts import Link
 from mpiboot.network import netlink
 from tests.data.build_sysfs import build
 from tests.data.rdma_nodes import TREES

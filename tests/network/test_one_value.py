@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.core.model import Route, Worker
+from mpiboot.core.facts import Route, Worker
 from mpiboot.core.setting_types import MpiNetwork
 from mpiboot.core.settings import Settings
 from mpiboot.network import decision, proposals, worker_network

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.model import Attachment, AttachmentSource
+from mpiboot.core.facts import Attachment, AttachmentSource
 from mpiboot.network.platform_hints import attachments
 
 STATUS = "k8s.v1.cni.cncf.io/network-status"

@@ -14,22 +14,21 @@ from pathlib import Path
 import pytest
 
 from mpiboot.core import records_json
-from mpiboot.core.model import (
+from mpiboot.core.facts import (
     Cpus,
     Fabric,
     Gid,
     GidType,
-    Identity,
     Link,
     LinkLayer,
     Mpi,
-    MpiFamily,
     PodFacts,
     PortState,
     RdmaDevice,
     RdmaPort,
     Route,
 )
+from mpiboot.core.model import Identity, MpiFamily
 from mpiboot.core.settings import resolve
 from mpiboot.network import pod
 from mpiboot.system import files

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.model import Fabric, Gid, GidType
+from mpiboot.core.facts import Fabric, Gid, GidType
 from mpiboot.network import rdma, sysfs
 from mpiboot.network.rdma import KernelRdma
 from tests.data.build_sysfs import build, kernel

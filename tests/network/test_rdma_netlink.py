@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from mpiboot.core.model import PortState, RdmaPort
+from mpiboot.core.facts import PortState, RdmaPort
 from mpiboot.network import netlink, rdma
 from mpiboot.network.rdma import KernelRdma
 

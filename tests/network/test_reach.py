@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.core.model import Route, Worker
+from mpiboot.core.facts import Route, Worker
 from mpiboot.core.settings import Settings
 from mpiboot.network import cluster_view, worker_network
 from tests.fakes import workers as w

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from mpiboot.core.checks import BY_REFERENCE
-from mpiboot.core.model import NoFacts, Worker
+from mpiboot.core.facts import NoFacts, Worker
 from mpiboot.core.setting_types import DataNetworkUse, NcclSocket
 from mpiboot.core.settings import Settings
 from mpiboot.network import decision, worker_network

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mpiboot.core.model import Attachment, AttachmentSource
+from mpiboot.core.facts import Attachment, AttachmentSource
 from mpiboot.core.setting_types import MpiNetwork, NcclSocket
 from tests.fakes import workers as w
 from tests.network.test_reasons import (

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.model import Level, Mesh
+from mpiboot.core.facts import Mesh
+from mpiboot.core.model import Level
 from mpiboot.network import platform_hints, service_mesh
 from mpiboot.system import processes
 

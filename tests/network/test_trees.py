@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.model import Fabric, Link, Worker
+from mpiboot.core.facts import Fabric, Link, Worker
 from mpiboot.core.settings import Settings
 from mpiboot.network import decision, rdma, worker_network
 from tests.data.build_sysfs import build, kernel

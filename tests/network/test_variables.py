@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpiboot.core.model import Variable
+from mpiboot.core.facts import Variable
 from mpiboot.core.settings import Settings
 from mpiboot.network import decision, worker_network
 from tests.fakes import workers as w

@@ -4,16 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.core.model import (
-    Attachment,
-    AttachmentSource,
-    Gid,
-    GidType,
-    PortState,
-    Route,
-    Source,
-    Worker,
-)
+from mpiboot.core.facts import Attachment, AttachmentSource, Gid, GidType, PortState, Route, Worker
+from mpiboot.core.model import Source
 from mpiboot.core.setting_types import DataNetworkUse, MpiNetwork, NcclSocket
 from mpiboot.core.settings import Settings
 from mpiboot.network.records import Transport, WorkerNetwork, natural_order

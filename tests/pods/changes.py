@@ -16,7 +16,7 @@ from mpiboot.network.decision import VARIABLES
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from mpiboot.core.model import Variable
+    from mpiboot.core.facts import Variable
 
 _ROWS: Final = tuple(DIALECTS.values())
 

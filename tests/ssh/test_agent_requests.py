@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.launch_spec import REQUESTS
+from mpiboot.core.launch_names import REQUESTS
 from mpiboot.ssh import client
 from mpiboot.ssh.client import FAILED, SESSIONS, AgentRequests
 from tests.waiting import until_in_loop

@@ -17,7 +17,7 @@ import asyncssh
 import pytest
 from asyncssh.constants import MSG_IGNORE
 
-from mpiboot.core.errors import MpibootError
+from mpiboot.core.checks import MpibootError
 from mpiboot.core.setting_types import HostKeys
 from mpiboot.ssh import attempt as tcp
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.errors import MpibootError
+from mpiboot.core.checks import MpibootError
 from mpiboot.ssh import client_start, connect
 from mpiboot.ssh.config import LaunchHost, SshTimeouts
 

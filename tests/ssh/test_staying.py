@@ -19,7 +19,7 @@ from unittest.mock import patch
 import pytest
 
 import mpiboot
-from mpiboot.core.launch_spec import LAUNCH_DIR
+from mpiboot.core.launch_names import LAUNCH_DIR
 from mpiboot.launcher.launch_folder import assignments
 from mpiboot.ssh import client_start
 from mpiboot.ssh.config import LaunchHost, SshTimeouts

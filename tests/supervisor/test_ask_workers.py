@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from mpiboot.core.launch_spec import TRANSPORT
+from mpiboot.core.launch_names import TRANSPORT
 from mpiboot.hosts import host_shell
 from mpiboot.network.counters import QUESTION, CountedPort
 from mpiboot.supervisor import ask_workers, evidence, stop_ranks, workers

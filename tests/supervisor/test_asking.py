@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.launch_spec import LAUNCH_DIR
+from mpiboot.core.launch_names import LAUNCH_DIR
 from mpiboot.supervisor import ask_workers, asking
 from mpiboot.system.loop import EventLoop
 

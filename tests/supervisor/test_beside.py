@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.launch_spec import KEY, ScriptSpec
+from mpiboot.core.launch_names import KEY
+from mpiboot.core.launch_spec import ScriptSpec
 from mpiboot.supervisor import parent
 from tests.supervisor.test_parent import PARENT, Rig, ended, gone, heard, last, ready
 

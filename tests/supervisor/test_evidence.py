@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.model import Fabric, Host
+from mpiboot.core.facts import Fabric, Host
 from mpiboot.core.settings import Settings
 from mpiboot.hosts import host_shell
 from mpiboot.job import names

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from mpiboot.core.launch_names import NOT_FOR_RANKS, outside_launch
 from mpiboot.core.launch_spec import (
-    NOT_FOR_RANKS,
     Failure,
     LaunchSpec,
     ParentOptions,
@@ -13,7 +13,6 @@ from mpiboot.core.launch_spec import (
     Result,
     ScriptSpec,
     from_line,
-    outside_launch,
     to_line,
 )
 from mpiboot.core.setting_types import LogFormat, LogLevel

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from mpiboot.core.launch_spec import KEY
+from mpiboot.core.launch_names import KEY
 from mpiboot.system import os_calls
 
 # What a program writes of itself: its group, session, signals and environment, and its stdin.

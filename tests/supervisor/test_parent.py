@@ -23,20 +23,8 @@ from typing import NoReturn
 import pytest
 
 import mpiboot
-from mpiboot.core.launch_spec import (
-    EVENTS,
-    KEEP_KEY,
-    KEY,
-    LAUNCH_DIR,
-    LAUNCH_ID,
-    TIMED,
-    Failure,
-    LaunchSpec,
-    ParentOptions,
-    RemoteHost,
-    Result,
-    to_line,
-)
+from mpiboot.core.launch_names import EVENTS, KEEP_KEY, KEY, LAUNCH_DIR, LAUNCH_ID, TIMED
+from mpiboot.core.launch_spec import Failure, LaunchSpec, ParentOptions, RemoteHost, Result, to_line
 from mpiboot.core.setting_types import LogFormat, LogLevel
 from mpiboot.network.counters import CountedPort
 from mpiboot.supervisor import evidence, parent, processes, report

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.launch_spec import LAUNCH_DIR, LAUNCH_ID
+from mpiboot.core.launch_names import LAUNCH_DIR, LAUNCH_ID
 from mpiboot.supervisor import processes
 
 # It says when it is ready: its environment and its handlers are what they are to be.

@@ -11,7 +11,7 @@ from pathlib import Path
 import asyncssh
 import pytest
 
-from mpiboot.core.errors import MpibootError
+from mpiboot.core.checks import MpibootError
 from mpiboot.core.model import Level
 from mpiboot.system import keys
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.errors import MpibootError
+from mpiboot.core.checks import MpibootError
 from mpiboot.system import process
 from mpiboot.system.os_calls import exit_status
 
@@ -146,7 +146,7 @@ def test_another_mpiboot_that_is_installed_too_is_not_taken(tmp_path: Path) -> N
     """Parent and child of one launcher would be two versions of it."""
     (tmp_path / "mpiboot").mkdir()
     (tmp_path / "mpiboot" / "__init__.py").write_text("raise SystemExit(9)\n")
-    argv = process.python("from mpiboot.core import errors; sys.exit(len(sys.argv))", "a", "b")
+    argv = process.python("from mpiboot.core import checks; sys.exit(len(sys.argv))", "a", "b")
     environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
 
     assert subprocess.run(argv, env=environ, check=False, timeout=60).returncode == 3

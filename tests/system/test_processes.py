@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -61,7 +60,7 @@ def test_a_listening_socket_has_its_address_and_process(address: str) -> None:
     assert not [item for item in processes.listeners() if (item.address, item.port) == at]
     assert port in ports
     assert 1 not in ports
-    assert [replace(item, pid=0) for item in found] == [Listener(address, port, 0)]
+    assert [item._replace(pid=0) for item in found] == [Listener(address, port, 0)]
     assert found[0].pid in (os.getpid(), child.pid)
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.model import Mpi, MpiFamily
+from mpiboot.core.facts import Mpi
+from mpiboot.core.model import MpiFamily
 from mpiboot.system.programs import detect_mpi, has_ipv6, recognise
 
 

@@ -19,7 +19,8 @@ from tests.fakes import workers as w
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mpiboot.core.model import Finding, Worker
+    from mpiboot.core.facts import Worker
+    from mpiboot.core.model import Finding
 
 WRITE, READ = MEASURES["ib_write_bw"], MEASURES["ib_read_lat"]
 

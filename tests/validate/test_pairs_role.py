@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mpiboot.core.errors import MpibootError, ShownError
+from mpiboot.core.checks import MpibootError, ShownError
 from mpiboot.core.settings import resolve
 from mpiboot.hosts.pairs import MeasuringHosts
 from mpiboot.launcher import look, observation
@@ -35,7 +35,7 @@ from tests.fakes import workers as w
 from tests.hosts.test_pair_check import Talk
 
 if TYPE_CHECKING:
-    from mpiboot.core.model import Worker
+    from mpiboot.core.facts import Worker
 
 PROGRAM = f"""#!{sys.executable}
 import socket, sys

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from mpiboot.cli import main as cli
-from mpiboot.core.errors import ShownError, error
+from mpiboot.core.checks import ShownError, error
 from mpiboot.system import process
 from mpiboot.validate import pairs_role
 from tests.validate.test_output import HEADS, ROW

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.errors import MpibootError
+from mpiboot.core.checks import MpibootError
 from mpiboot.core.model import SshKind
 from mpiboot.core.setting_types import LogFormat, LogLevel
 from mpiboot.ssh.openssh import LISTENING

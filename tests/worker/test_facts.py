@@ -12,8 +12,8 @@ import pytest
 
 from mpiboot import __version__
 from mpiboot.core import log, records_json
-from mpiboot.core.errors import MpibootError
-from mpiboot.core.model import (
+from mpiboot.core.checks import MpibootError
+from mpiboot.core.facts import (
     Attachment,
     AttachmentSource,
     Fabric,

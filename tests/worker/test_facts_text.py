@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.core.model import Attachment, AttachmentSource, Cpus, Fabric, Gpus, PodFacts, RdmaPort
+from mpiboot.core.facts import Attachment, AttachmentSource, Cpus, Fabric, Gpus, PodFacts, RdmaPort
 from mpiboot.worker.facts import as_tables
 from tests.fakes import plans
 from tests.fakes import workers as w

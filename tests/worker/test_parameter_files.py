@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mpiboot.core.model import Mpi, MpiFamily, MpiParameter
+from mpiboot.core.facts import Mpi, MpiParameter
+from mpiboot.core.model import MpiFamily
 from mpiboot.worker import facts
 
 

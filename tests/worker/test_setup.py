@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.errors import MpibootError
+from mpiboot.core.checks import MpibootError
 from mpiboot.core.setting_types import LogLevel
 from mpiboot.core.settings import resolve
 from mpiboot.network import pod
@@ -168,7 +168,7 @@ def test_the_embedded_server_is_told_all_by_a_private_file(
     assert found.token not in " ".join(argv)
     for known, home in ((True, "/known"), (False, found.environ["HOME"])):
         identity = replace(found.identity, known=known, home="/known")
-        argv = server.embedded_argv(replace(found, identity=identity))
+        argv = server.embedded_argv(found._replace(identity=identity))
         assert json.loads(Path(argv[-1]).read_text())["home"] == home
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from mpiboot.core import records_json
-from mpiboot.core.model import Fabric, Host, PodFacts, RdmaDevice, Worker
+from mpiboot.core.facts import Fabric, Host, PodFacts, RdmaDevice, Worker
 from mpiboot.core.settings import resolve
 from mpiboot.network import rdma
 from mpiboot.worker import facts

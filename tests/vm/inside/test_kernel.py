@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.model import Fabric, Link, Route
+from mpiboot.core.facts import Fabric, Link, Route
 from mpiboot.network import rdma
 from mpiboot.network.netlink import observe
 from tests.vm.inside.machine import (

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.model import PodFacts
+from mpiboot.core.facts import PodFacts
 from mpiboot.core.settings import Settings
 from mpiboot.network import decision, worker_network
 from tests.vm.inside.machine import (

@@ -1,0 +1,444 @@
+"""The records of a job's pods and hosts: observed facts, without behaviour beyond derived names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import ClassVar, Final
+
+from mpiboot.core.model import Identity, MpiFamily, Source
+
+
+class _Word(str, Enum):
+    """Words of the kernel or a platform; one that is not known here reads as the empty one."""
+
+    @classmethod
+    def _missing_(cls, _: object) -> _Word:
+        return cls("")
+
+
+class PortState(_Word):
+    """The state of an RDMA port, by its name in the kernel."""
+
+    UNKNOWN = ""
+    DOWN = "DOWN"
+    INIT = "INIT"
+    ARMED = "ARMED"
+    ACTIVE = "ACTIVE"
+    ACTIVE_DEFER = "ACTIVE_DEFER"
+
+
+class LinkLayer(_Word):
+    """The link layer of an RDMA port, as sysfs and libibverbs write it."""
+
+    UNKNOWN = ""
+    INFINIBAND = "InfiniBand"
+    ETHERNET = "Ethernet"
+    UNSPECIFIED = "Unspecified"
+
+
+class GidType(_Word):
+    """The type of an entry of a GID table, as sysfs writes it."""
+
+    UNKNOWN = ""
+    ROCE_V1 = "IB/RoCE v1"
+    ROCE_V2 = "RoCE v2"
+
+
+class AttachmentSource(_Word):
+    """Who said which links and devices are this pod's; ``gib`` is GKE's transport for NCCL."""
+
+    UNKNOWN = ""
+    MULTUS = "multus"
+    DEVICE_PLUGIN = "sriov-device-plugin"
+    DRA = "dra"
+    GIB = "gib"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A route; ``destination`` is in CIDR form (``0.0.0.0/0`` for the default)."""
+
+    destination: str
+    link: str
+    gateway: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Gid:
+    """A non-empty entry of a port's GID table.
+
+    ``value`` is the GID as IPv6 text; ``netdev`` the name in sysfs, perhaps of another network
+    namespace; ``link`` that link's index in its own namespace, from the RDMA library (0: unknown).
+    """
+
+    index: int
+    value: str
+    kind: GidType
+    netdev: str
+    link: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RdmaPort:
+    """A port of an RDMA device.
+
+    ``netdev`` is the port's link in this network namespace, if any; ``rate`` is in Gb/s; ``mtu`` is
+    the active MTU in bytes: from the RDMA library, else what drivers derive from the MTU of
+    ``netdev``, else 0.
+    """
+
+    number: int
+    state: PortState = PortState.UNKNOWN
+    physical: str = ""
+    link_layer: LinkLayer = LinkLayer.UNKNOWN
+    netdev: str = ""
+    rate: float = 0.0
+    mtu: int = 0
+    gids: tuple[Gid, ...] = ()
+    pkeys: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RdmaDevice:
+    """An RDMA device that this pod can see, its own or not.
+
+    ``index`` is -1 where the kernel gave none. ``protocol``, ``node_type`` and ``driver`` are the
+    kernel's words (``roce``, ``CA``, ``mlx5``); ``pci`` is its PCI function; ``uverbs`` the path of
+    its device node in this pod. ``open_error`` says why that can't be opened, ``library_error`` why
+    the image's RDMA library can't use the device; both are empty where it was not tried.
+    """
+
+    index: int = -1
+    name: str = ""
+    protocol: str = ""
+    node_type: str = ""
+    node_guid: str = ""
+    driver: str = ""
+    pci: str = ""
+    uverbs: str = ""
+    open_error: str = ""
+    ports: tuple[RdmaPort, ...] = ()
+    library_error: str = ""
+
+    @property
+    def opens(self) -> bool:
+        """Whether its device node opens in this pod."""
+        return not self.open_error
+
+    @property
+    def usable(self) -> bool:
+        """Whether it opens, and the RDMA library has a driver for it, as far as is known."""
+        return not self.open_error and not self.library_error
+
+    @property
+    def efa(self) -> bool:
+        """Whether it is AWS's EFA: it has no link, and NCCL's own IB transport skips it."""
+        return self.driver.lower().startswith("efa") or (
+            self.node_type.lower() == "unspecified" and not self.protocol
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """What a platform reports about a link or device of this pod; it outweighs names.
+
+    ``resource`` is its network or resource; of ``gib`` the folder.
+    """
+
+    by: AttachmentSource
+    link: str = ""
+    pci: str = ""
+    rdma: str = ""
+    resource: str = ""
+    default: bool = False
+
+    def names(self, device: RdmaDevice) -> bool:
+        """Whether it is about this device."""
+        return (bool(self.rdma) and self.rdma == device.name) or (
+            bool(self.pci) and self.pci == device.pci
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Fabric:
+    """What one pod sees of the data network.
+
+    ``netns_mode`` is RDMA's: ``shared``, ``exclusive`` or empty (no RDMA, or not asked);
+    ``infiniband_folder`` whether /dev/infiniband exists; ``unreadable`` says what could not be
+    read; ``missing`` are libraries without which nothing uses these devices; ``settings`` the pod's
+    own values of variables that are checked, none of them secret; ``refused`` why the kernel did
+    not list its RDMA devices.
+    """
+
+    netns_mode: str = ""
+    infiniband_folder: bool = False
+    devices: tuple[RdmaDevice, ...] = ()
+    routes: tuple[Route, ...] = ()
+    attachments: tuple[Attachment, ...] = ()
+    unreadable: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    settings: tuple[tuple[str, str], ...] = ()
+    refused: str = ""
+
+    @property
+    def why_none(self) -> str:
+        """Say why no RDMA device is listed, where none is."""
+        if self.netns_mode:
+            return "the kernel shows none in this pod"
+        if self.refused:
+            return f"the kernel could not be asked ({self.refused})"
+        return "the kernel has no RDMA"
+
+
+NO_FABRIC: Final = Fabric()
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """An environment variable that a table of an MPI or a rule of the data network wants set.
+
+    ``host`` is the only host whose ranks get it; empty for all. ``rule`` names the rule of the data
+    network, where several may want the same variable.
+    """
+
+    name: str
+    value: str
+    reason: str
+    source: Source = Source.DEFAULT
+    host: str = ""
+    rule: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One host of a hostfile; repeated lines of one name are one host with their slots added.
+
+    ``name`` is what the file says, without user and brackets. ``slots`` is at least 1;
+    ``slots_given`` tells whether the file named a count or it is the default for bare hosts.
+    ``binding`` is how MPICH is to bind its ranks, as MPICH's hostfiles say it. ``line`` is the
+    first line (from 1) that names the host; ``notes`` are the comments of its lines and of those
+    above them, which make no other host of it.
+    """
+
+    name: str
+    slots: int = 1
+    slots_given: bool = False
+    max_slots: int | None = None
+    user: str = ""
+    binding: str = ""
+    line: int = 0
+    notes: tuple[str, ...] = field(default=(), compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Hostfile:
+    """A parsed hostfile: where it was read from, which setting named it, and its hosts in order.
+
+    ``source`` is what named it, where that is neither a variable that mpirun reads nor nothing.
+    ``passed_over`` says which of its words mean nothing. ``parts`` are the files of which this one
+    is made, where the programs of a line have a hostfile each.
+    """
+
+    path: str
+    named_by: str
+    hosts: tuple[Host, ...]
+    source: Source | None = None
+    passed_over: tuple[str, ...] = ()
+    parts: tuple[Hostfile, ...] = ()
+
+    @property
+    def slots(self) -> int:
+        """Sum of the slots of all hosts."""
+        return sum(host.slots for host in self.hosts)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A network link of a pod; ``addresses`` are in CIDR form, such as ``10.244.0.5/24``.
+
+    ``kind`` is the kernel's word (``veth``, ``macvlan``, ``ipoib``, ...), ``vf``, ``physical`` or
+    empty; ``hardware`` its hardware address; ``pci`` its PCI function; ``pkey`` the partition key
+    of an IPoIB link; ``lower`` the index of its lower link (of a veth: the peer), 0 for none or one
+    in another network namespace; ``dev_port`` its place among the ports of its device, from 0.
+    ``tentative`` addresses are still checked for a duplicate, ``duplicate`` ones have one.
+    """
+
+    index: int
+    name: str
+    kind: str
+    up: bool
+    mtu: int
+    addresses: tuple[str, ...]
+    hardware: str = ""
+    pci: str = ""
+    pkey: int | None = None
+    carrier: bool = True
+    lower: int = 0
+    dev_port: int = 0
+    tentative: tuple[str, ...] = ()
+    duplicate: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Mpi:
+    """An installed MPI, from its own ``--version``.
+
+    ``path`` is the first mpirun on PATH; ``banner`` the line by which it was recognised.
+    """
+
+    family: MpiFamily
+    version: str
+    path: str
+    banner: str
+
+
+@dataclass(frozen=True, slots=True)
+class MpiParameter:
+    """A parameter in a file that the MPI reads, as the variable that means the same."""
+
+    variable: str
+    value: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """A service mesh whose proxy takes a pod's connections, and what shows that."""
+
+    name: str
+    evidence: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Gpus:
+    """The GPUs of a pod.
+
+    ``kind`` is vendor and PCI device number; ``lost`` counts those in /dev that the kernel
+    has lost; ``peer_memory`` names what lets RDMA devices reach the memory of NVIDIA's;
+    ``fabric`` is the driver's state of the NVLink fabric, empty where it wasn't asked.
+    """
+
+    count: int = 0
+    kind: str = ""
+    lost: int = 0
+    peer_memory: tuple[str, ...] = ()
+    fabric: str = ""
+
+    FABRIC_READY: ClassVar[str] = "Completed"
+
+
+NO_GPUS: Final = Gpus()
+
+
+@dataclass(frozen=True, slots=True)
+class Cpus:
+    """The CPUs of a pod.
+
+    ``usable`` is the size of its cpuset, on ``cores`` physical cores; ``online`` that of the node;
+    ``quota`` the CPU bandwidth limit of its control group, 0 for none.
+    """
+
+    usable: int
+    cores: int
+    online: int
+    quota: float = 0.0
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether they are the pod's alone, as by a kubelet's static CPU manager.
+
+        The pool that other pods share there is smaller than the node, too; who may use but a part
+        of its CPUs is in that pool.
+        """
+        return self.usable < self.online and not 0 < self.quota < self.usable
+
+
+@dataclass(frozen=True, slots=True)
+class PodFacts:
+    """What one pod reports about itself; a worker's go to the launcher as JSON (``version``).
+
+    ``sshd`` is ``openssh``, ``embedded`` or empty, ``sshd_reason`` why the embedded one;
+    ``started`` is the boot-clock second at which its mpiboot began, which a restart changes;
+    ``environment`` are names (never values) that the pod's own specification sets; ``memlock`` is
+    the session's limit in bytes (-1: unlimited), ``shm`` the size of /dev/shm in bytes (0: none);
+    ``memory_refused`` is the error of process_vm_readv (empty: it works); ``parameters`` are those
+    in the files of the pod's MPI, the strongest first; ``search_paths`` are PATH and the like as
+    its sessions have them; ``program`` is mpiboot's own path where that PATH does not lead to it.
+    """
+
+    hostname: str
+    mpiboot: str
+    identity: Identity
+    runtime_dir: str
+    control_address: str
+    links: tuple[Link, ...]
+    mpi: Mpi | None
+    sshd: str
+    started: float
+    cores: int
+    memlock: int
+    shm: int
+    environment: tuple[str, ...]
+    fabric: Fabric = NO_FABRIC
+    mesh: Mesh | None = None
+    sshd_reason: str = ""
+    memory_refused: str = ""
+    gpus: Gpus = NO_GPUS
+    cpus: Cpus | None = None
+    parameters: tuple[MpiParameter, ...] = ()
+    search_paths: tuple[tuple[str, str], ...] = ()
+    program: str = ""
+
+
+class NoFacts(str, Enum):
+    """Why a worker's facts are not known; the value is how a sentence about it goes on."""
+
+    NO_MPIBOOT = "does not run mpiboot"
+    BY_KUBECTL = "was entered by kubectl, which finds no facts of mpiboot's"
+    LATE = "has not gathered its facts yet"
+    UNREADABLE = "has facts that can't be read, as of another version of mpiboot"
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A remote host that passed the gate.
+
+    ``address`` and ``port`` are those that answered with the right host key; ``local_address``
+    is the launcher's own end of that connection. Where ``facts`` is None, ``no_facts`` is the
+    reason, and ``look_failed`` what its last try to gather them ended with. ``oom_kills`` are the
+    pod's out-of-memory kills so far; ``launches`` are the IDs of those whose processes are there;
+    ``held`` those of them whose launcher is still connected, each with that launcher's address;
+    ``attempts`` are the job's launchers that were there, each with how it ended. ``mpi`` is that of
+    its PATH, and ``called_mpi`` that of the path which the line names, None where it names none.
+    ``counters`` are those of its RDMA ports and links, by port or link and name.
+    """
+
+    host: Host
+    address: str
+    port: int
+    user: str
+    local_address: str
+    facts: PodFacts | None
+    mpi: Mpi | None = None
+    oom_kills: int | None = None
+    launches: tuple[str, ...] = ()
+    attempts: tuple[tuple[str, str], ...] = ()
+    held: tuple[tuple[str, str], ...] = ()
+    called_mpi: Mpi | None = None
+    counters: Mapping[str, Mapping[str, int]] = field(default_factory=dict, compare=False)
+    no_facts: NoFacts = NoFacts.NO_MPIBOOT
+    look_failed: str = ""
+
+    @property
+    def runs_mpiboot(self) -> bool:
+        """Whether mpiboot runs there and can be told of, whatever is known of its facts."""
+        unknown = (NoFacts.NO_MPIBOOT, NoFacts.BY_KUBECTL)
+        return self.facts is not None or self.no_facts not in unknown
+
+    @property
+    def late(self) -> bool:
+        """Whether its facts are still to come."""
+        return self.facts is None and self.no_facts is NoFacts.LATE
