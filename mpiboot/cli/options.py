@@ -12,8 +12,7 @@ import click
 
 from mpiboot.cli.run import ENTRY
 from mpiboot.core.model import Role
-from mpiboot.core.setting_types import shown, some_seconds
-from mpiboot.core.settings import ROWS, Section, Setting
+from mpiboot.core.settings import ROWS, Section, Setting, shown, some_seconds
 from mpiboot.core.wording import lasting
 
 # Options behind the program are the program's own.

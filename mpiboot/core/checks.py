@@ -79,6 +79,11 @@ class _CheckText(NamedTuple):
     hint: str
 
 
+_POLICY: Final = (
+    "a NetworkPolicy or firewall drops it (`kubectl get networkpolicy`): allow all ports between "
+    "the job's pods, or those of MPIBOOT_PORT_RANGE"
+)
+
 # By exit code and by the roles that can meet it.
 _Table: TypeAlias = Mapping[tuple[ExitCode, tuple[Role, ...]], Mapping[str, _CheckText]]
 
@@ -86,24 +91,21 @@ _OF_JOBS: Final[_Table] = {
     (ExitCode.FOUND, _BOTH): {
         "python-modules": _CheckText(
             "mpiboot's own Python modules are installed",
-            "install the wheel with its dependencies: `pip install mpiboot-*.whl`, "
-            "without --no-deps",
+            "install the wheel with its dependencies: `pip install mpiboot-*.whl`",
         ),
     },
     (ExitCode.FOUND, _LAUNCHER): {
         "bandwidth": _CheckText(
             "`mpiboot validate` measures what the data network's ports carry",
-            "look for the slow host (`mpiboot validate pairs`), at PCIe and NUMA distances of GPUs "
-            "and ports (`mpiboot doctor`), and at ports that are not used",
+            "find the slow host (`mpiboot validate pairs`) and unused ports (`mpiboot doctor`)",
         ),
         "wrong-results": _CheckText(
             "what GPUs compute together is right",
-            "look for the GPU or link that is broken: measure each half of the hosts; `dmesg` and "
-            "`nvidia-smi -q` of the nodes (Xid, ECC, row remapping)",
+            "bisect the hosts, and check `dmesg` and `nvidia-smi -q` of the nodes (Xid, ECC)",
         ),
         "not-measured": _CheckText(
             "the tool of `mpiboot validate` ends with a result",
-            "see its own lines above, and run it by hand: `mpiboot launcher -- TOOL ARGUMENTS`",
+            "see its output above, or run it by hand: `mpiboot launcher -- TOOL ARGUMENTS`",
         ),
     },
     (ExitCode.USAGE, _BOTH): {
@@ -128,15 +130,13 @@ _OF_JOBS: Final[_Table] = {
     (ExitCode.HOSTFILE_MISSING, _LAUNCHER): {
         "hostfile-missing": _CheckText(
             "the hostfile exists",
-            "mount the hostfile, or name it with --hostfile or MPIBOOT_HOSTFILE; a job of this pod "
-            "alone is `mpiboot mpirun -n 2 ./train`",
+            "mount it, or name it with MPIBOOT_HOSTFILE; `mpiboot mpirun -n 2 ./train` needs none",
         ),
     },
     (ExitCode.NAMES_UNRESOLVED, _LAUNCHER): {
         "names-unresolved": _CheckText(
             "every host name resolves",
-            "look at the workers' pods and the job's headless Service; raise --timeout when "
-            "images are still being pulled",
+            "check the workers' pods and the headless Service; raise --timeout for slow pulls",
         ),
     },
     (ExitCode.WORKERS_UNREACHABLE, _LAUNCHER): {
@@ -146,8 +146,7 @@ _OF_JOBS: Final[_Table] = {
         ),
         "host-lost": _CheckText(
             "every host stays reachable while the job runs",
-            "find out why that pod went away: deleted, evicted, restarted, or out of memory "
-            "(`kubectl describe pod POD`, `kubectl get events`)",
+            "see why its pod went away: `kubectl describe pod POD`, `kubectl get events`",
         ),
         "launcher-limits": _CheckText(
             "the launcher's limits have room for every host",
@@ -155,13 +154,11 @@ _OF_JOBS: Final[_Table] = {
         ),
         "launcher-memory": _CheckText(
             "the launcher's own processes fit its memory limit",
-            "raise resources.limits.memory of the launcher's container, which also holds an ssh "
-            "for each host",
+            "raise resources.limits.memory of the launcher, which holds an ssh for each host",
         ),
         "ssh-client-lost": _CheckText(
             "mpiboot's own SSH client, where it is used, lives as long as the job",
-            "if SIGKILL ended it, raise resources.limits.memory of the launcher's container; "
-            "MPIBOOT_SSH_CLIENT=openssh starts an ssh for each host instead",
+            "after SIGKILL raise the launcher's memory limit, or set MPIBOOT_SSH_CLIENT=openssh",
         ),
         "daemon-failed": _CheckText(
             "mpirun's daemon starts on every host and ends with the job",
@@ -169,20 +166,15 @@ _OF_JOBS: Final[_Table] = {
         ),
         "launch-timeout": _CheckText(
             "every host's daemon joins in time",
-            "let the workers connect to the launcher's ports (NetworkPolicy, sidecar); "
-            "MPIBOOT_LAUNCH_TIMEOUT gives them more time",
+            "let workers connect to the launcher (NetworkPolicy), or raise MPIBOOT_LAUNCH_TIMEOUT",
         ),
         "worker-pairs": _CheckText(
             "workers reach each other over TCP",
-            "a NetworkPolicy or firewall between the workers drops it (`kubectl get "
-            "networkpolicy`): it must allow the job's pods all ports among each other, or those "
-            "of MPIBOOT_PORT_RANGE; MPIBOOT_PAIR_CHECK=0 starts the job without this check",
+            f"{_POLICY}; MPIBOOT_PAIR_CHECK=0 skips this check",
         ),
         "ranks-unanswered": _CheckText(
             "ranks get an answer from the hosts that they connect to",
-            "a NetworkPolicy or firewall between the workers drops it (`kubectl get "
-            "networkpolicy`): it must allow the job's pods all ports among each other, or those "
-            "of MPIBOOT_PORT_RANGE; without MPIBOOT_STUCK=end such a job is warned of and goes on",
+            f"{_POLICY}; without MPIBOOT_STUCK=end this is only a warning",
         ),
     },
     (ExitCode.WORKERS_UNREACHABLE, _WORKER): {
@@ -200,8 +192,7 @@ _OF_JOBS: Final[_Table] = {
     (ExitCode.DEVICE_MISSING, _LAUNCHER): {
         "gpus": _CheckText(
             "all workers have the same number and kind of GPUs",
-            "look at that node's GPUs (`nvidia-smi`, `dmesg`), or keep the job away from it; put "
-            "all workers on nodes of one kind (nodeSelector), with the same resources",
+            "check that node's GPUs (`nvidia-smi`, `dmesg`); select nodes of one kind",
         ),
     },
     (ExitCode.CANNOT_WRITE, _BOTH): {
@@ -221,8 +212,7 @@ _OF_JOBS: Final[_Table] = {
     (ExitCode.NOT_READY, _LAUNCHER): {
         "worker-facts": _CheckText(
             "every worker that runs mpiboot reports its links, devices and MPI",
-            "run `mpiboot facts` on that worker and see what is slow or fails; with "
-            "MPIBOOT_DATA_NETWORK=off the job starts without these reports",
+            "run `mpiboot facts` on that worker; MPIBOOT_DATA_NETWORK=off starts without facts",
         ),
         "workers-held": _CheckText(
             "no other launcher uses the job's workers",
@@ -232,15 +222,13 @@ _OF_JOBS: Final[_Table] = {
     (ExitCode.TRANSPORT, _LAUNCHER): {
         "transport": _CheckText(
             "the ports that were planned for the job's data carry it",
-            "with NCCL_DEBUG=INFO NCCL says what it uses (NET/IB or NET/Socket) and why; MPI's own "
-            "messages use the control network without MPIBOOT_MPI_NETWORK=data",
+            "NCCL_DEBUG=INFO shows NCCL's choice; MPI needs MPIBOOT_MPI_NETWORK=data",
         ),
     },
     (ExitCode.DENIED, _BOTH): {
         "ssh-key": _CheckText(
             "the job's SSH key exists and can be read",
-            "mount the job's key Secret in launcher and workers, or name it with --ssh-key or "
-            "MPIBOOT_SSH_KEY",
+            "mount the job's key Secret in launcher and workers, or name it in MPIBOOT_SSH_KEY",
         ),
     },
     (ExitCode.DENIED, _LAUNCHER): {
@@ -265,15 +253,14 @@ _OF_JOBS: Final[_Table] = {
         ),
         "entrypoint": _CheckText(
             "Kubernetes's SIGTERM reaches mpiboot",
-            'end that script with `exec mpiboot "$@"`: otherwise the first signal that a deleted '
-            "pod gets is SIGKILL, and no rank can save",
+            'end that script with `exec mpiboot "$@"`: else a deleted pod gets only SIGKILL',
         ),
     },
     (ExitCode.CONFLICT, _LAUNCHER): {
         "shims": _CheckText(
             "calling mpirun starts mpiboot",
-            "use `args:` instead of `command:`; or `mpiboot shims install` in the image, for calls "
-            "by name, and a link to mpiboot in place of mpirun, for calls by absolute path",
+            "use `args:`, not `command:`; or `mpiboot shims install` in the image for calls by "
+            "name, and a link to mpiboot in place of mpirun for calls by path",
         ),
         "slots": _CheckText("the ranks fit the slots, and every host gets one", ""),
         "unsafe-value": _CheckText(
@@ -290,8 +277,7 @@ _OF_JOBS: Final[_Table] = {
         ),
         "ip-version": _CheckText(
             "the MPI speaks the IP version of the pods",
-            "take an Open MPI that was configured with --enable-ipv6, or give the pods IPv4 "
-            "addresses too (dual stack)",
+            "use an Open MPI built with --enable-ipv6, or give the pods IPv4 too (dual stack)",
         ),
         "agent-not-started": _CheckText(
             "mpirun starts a daemon on every host of its line",
@@ -299,8 +285,7 @@ _OF_JOBS: Final[_Table] = {
         ),
         "worker-address": _CheckText(
             "workers see each other at their own addresses",
-            "keep traffic between pods out of source NAT (masquerade rules of the CNI or of the "
-            "node); MPIBOOT_PAIR_CHECK=0 starts the job without this check",
+            "exempt pod traffic from source NAT (masquerade); MPIBOOT_PAIR_CHECK=0 skips this",
         ),
         "master-port": _CheckText(
             "the port at which ranks for torchrun meet is free on rank 0's host",
@@ -308,15 +293,13 @@ _OF_JOBS: Final[_Table] = {
         ),
         "control-mtu": _CheckText(
             "the control links of all pods have the same MTU",
-            "give the pod network one MTU, that of its smallest link, in the CNI's configuration;"
-            " where the path carries less than a link says, large messages hang",
+            "give the pod network one MTU, its smallest link's: large messages hang otherwise",
         ),
     },
     (ExitCode.CONFLICT, _WORKER): {
         "env-profile": _CheckText(
             "the script of MPIBOOT_ENV_PROFILE runs without an error",
-            "none of its variables reaches the ranks; run it by hand in the worker: "
-            "sh -c '. SCRIPT; env'",
+            "the ranks get none of its variables; try sh -c '. SCRIPT; env' in the worker",
         ),
     },
     (ExitCode.PROGRAM_MISSING, _BOTH): {
@@ -354,8 +337,7 @@ _OF_DATA_NETWORKS: Final[_Table] = {
         ),
         "rdma-node": _CheckText(
             "the RDMA device's file in /dev/infiniband can be opened",
-            "ask for the RDMA resource in this container, which brings the file: resources: "
-            '{limits: {<the RDMA resource of your nodes>: "1"}}',
+            'request it: resources: {limits: {<the RDMA resource of your nodes>: "1"}}',
         ),
         "rdma-library": _CheckText(
             "the image's RDMA library has a driver for the device",
@@ -371,8 +353,7 @@ _OF_DATA_NETWORKS: Final[_Table] = {
     (ExitCode.NOT_READY, _BOTH): {
         "rdma-port": _CheckText(
             "every RDMA port is active",
-            "look at cable, switch port and, for InfiniBand, at the subnet manager (a VF stays "
-            "INIT until its GUID is known there)",
+            "check cable, switch and subnet manager (it must know a VF's GUID)",
         ),
         "rdma-gid": _CheckText(
             "every RoCE port has a RoCE v2 entry for an address of this pod",
@@ -384,8 +365,7 @@ _OF_DATA_NETWORKS: Final[_Table] = {
         ),
         "data-address": _CheckText(
             "every data link gets its address",
-            "look at the network's IPAM: its range (`kubectl get network-attachment-definitions "
-            "-o yaml`), its pods and their log",
+            "check the network's IPAM: its range, pods and log",
         ),
     },
     (ExitCode.CONFLICT, _BOTH): {
@@ -404,8 +384,7 @@ _OF_DATA_NETWORKS: Final[_Table] = {
         ),
         "rdma-rails": _CheckText(
             "the rails have the same order on all workers",
-            "on a flat network set NCCL_CROSS_NIC=1; else give the rails in one order on every "
-            "node",
+            "on a flat network set NCCL_CROSS_NIC=1; else order the rails alike on all nodes",
         ),
         "data-ambiguous": _CheckText(
             "the data links and devices can be told apart",
@@ -417,8 +396,7 @@ _OF_DATA_NETWORKS: Final[_Table] = {
         ),
         "data-networks": _CheckText(
             "the workers' data networks reach each other",
-            "attach all workers to one network, or add routes to its definition (`routes` of its "
-            "IPAM)",
+            "attach all workers to one network, or add routes to its IPAM (`routes`)",
         ),
         "data-sockets": _CheckText(
             "TCP passes between the workers' data addresses",
@@ -457,9 +435,9 @@ _OF_DATA_NETWORKS: Final[_Table] = {
 
 def _rows(table: _Table) -> tuple[Check, ...]:
     return tuple(
-        Check(reference, row.title, code, row.hint, roles)
+        Check(reference, title, code, hint, roles)
         for (code, roles), rows in table.items()
-        for reference, row in rows.items()
+        for reference, (title, hint) in rows.items()
     )
 
 

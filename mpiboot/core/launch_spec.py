@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from mpiboot.core.launch_names import NOT_FOR_RANKS
 from mpiboot.core.records_json import read_record, write_records
@@ -194,16 +194,11 @@ class Failure:
 
 
 Result: TypeAlias = LaunchSpec | ScriptSpec | Failure
-_KINDS: Final[dict[type[Result], str]] = {
-    LaunchSpec: "launch",
-    ScriptSpec: "script",
-    Failure: "failure",
-}
 
 
 def to_line(result: Result) -> bytes:
     """Write the child's result as one line."""
-    return write_records({_KINDS[type(result)]: result}).encode() + b"\n"
+    return write_records({type(result).__name__: result}).encode() + b"\n"
 
 
 def from_line(line: bytes) -> Result:
@@ -214,7 +209,8 @@ def from_line(line: bytes) -> Result:
         ValueError: it isn't JSON, or no result.
     """
     record = json.loads(line)
-    for kind, name in _KINDS.items():
-        if name in record:
-            return read_record(kind, record[name])
-    raise ValueError(f"not one of {', '.join(_KINDS.values())}")
+    kinds: tuple[type[Result], ...] = (LaunchSpec, ScriptSpec, Failure)
+    for kind in kinds:
+        if kind.__name__ in record:
+            return read_record(kind, record[kind.__name__])
+    raise ValueError("no result")

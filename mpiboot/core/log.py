@@ -214,18 +214,19 @@ def finding(item: Finding) -> None:
 TERMINATION_LIMIT: Final = 4096
 
 
+def _open_existing(path: str, flags: int) -> int:
+    """Open what is there, never creating it; a pipe without a reader or writer can't block."""
+    return os.open(path, flags & ~os.O_CREAT | os.O_NONBLOCK)
+
+
 def read_termination(path: str) -> str:
     """Read the reason that is there; empty where none is, or the file can't be read."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError:
-        return ""
-    try:
-        return os.read(descriptor, TERMINATION_LIMIT).decode("utf-8", "replace")
-    except OSError:  # a folder, or a pipe in which nothing is
-        return ""
-    finally:
-        os.close(descriptor)
+    with (
+        contextlib.suppress(OSError),
+        open(path, "rb", buffering=0, opener=_open_existing) as file,
+    ):
+        return (file.read(TERMINATION_LIMIT) or b"").decode("utf-8", "replace")
+    return ""
 
 
 def write_termination(path: str, text: str) -> None:
@@ -235,13 +236,8 @@ def write_termination(path: str, text: str) -> None:
     """
     data = text.encode("utf-8", "replace")[:TERMINATION_LIMIT]
     data = data.decode("utf-8", "ignore").encode()  # drop the part of a character at the cut
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError:
-        return
-    try:
-        os.write(descriptor, data)
-    except OSError:  # a full disk, or a pipe without a reader
-        return
-    finally:
-        os.close(descriptor)
+    with (
+        contextlib.suppress(OSError),
+        open(path, "wb", buffering=0, opener=_open_existing) as file,
+    ):
+        file.write(data)

@@ -7,9 +7,12 @@ mappings and tells where each value came from. Nothing here reads the world.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from enum import Enum
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -27,30 +30,12 @@ from mpiboot.core.setting_types import (
     LogLevel,
     MpiNetwork,
     NcclSocket,
-    Parse,
     ProveTransport,
     Stuck,
     Switch,
     TagOutput,
     ValidateFirst,
     WorkerExit,
-    boolean,
-    count,
-    is_key,
-    key_path,
-    of_service,
-    one_of,
-    path,
-    plain,
-    pods,
-    port,
-    ports,
-    seconds,
-    signal_word,
-    some_seconds,
-    switch,
-    tasks,
-    words,
 )
 
 PREFIX: Final = "MPIBOOT_"
@@ -59,6 +44,189 @@ T = TypeVar("T")
 _LAUNCHER: Final = (Role.LAUNCHER,)
 _WORKER: Final = (Role.WORKER,)
 _BOTH: Final = (*_LAUNCHER, *_WORKER)
+
+
+class Parse(NamedTuple):
+    """Reads a setting's text; ``kind`` is what help and pages call what it reads."""
+
+    kind: str
+    read: Callable[[str], Any]
+
+    def __call__(self, text: str) -> Any:  # noqa: ANN401 - the setting's own type
+        """Read a text."""
+        return self.read(text)
+
+
+# What a cluster sets in every pod for each of its Services, such as one called "mpiboot-ssh".
+_SERVICE: Final = re.compile(r".*_(SERVICE_(HOST|PORT(_.+)?)|PORT_\d+_(TCP|UDP|SCTP)(_.+)?)")
+_SERVICE_PORT: Final = re.compile(r"(?:tcp|udp|sctp)://")
+
+
+def _reads(kind: str) -> Callable[[Callable[[str], Any]], Parse]:
+    return lambda read: Parse(kind, read)
+
+
+@_reads("true|false")
+def boolean(text: str) -> bool:
+    """Read yes or no in the spellings that manifests use."""
+    word = text.strip().lower()
+    if word in ("1", "true", "yes", "on"):
+        return True
+    if word in ("0", "false", "no", "off", ""):
+        return False
+    raise ValueError("true or false")
+
+
+# What programs that get a number read it into: a C int.
+_MOST: Final = 2**31 - 1
+# What one Kubernetes cluster is made for (kubernetes.io, "Considerations for large clusters").
+_MOST_PODS: Final = 150_000
+
+
+@_reads("time")
+def seconds(text: str) -> float:
+    """Read a length of time: seconds, or a number with s, m or h."""
+    word = text.strip().lower()
+    scale = {"s": 1.0, "m": 60.0, "h": 3600.0}.get(word[-1:], 0.0)
+    try:
+        value = float(word[:-1]) * scale if scale else float(word)
+    except ValueError:
+        value = -1.0
+    if _MOST < value < float("inf"):
+        raise ValueError(f"at most {_MOST} seconds")
+    if not 0 <= value <= _MOST:
+        raise ValueError("a number of seconds, such as 600, 90s or 10m")
+    return value
+
+
+@_reads("time")
+def some_seconds(text: str) -> float:
+    """Read a length of time that must not be 0."""
+    value: float = seconds(text)
+    if not value:
+        raise ValueError("more than 0 seconds, such as 600, 90s or 10m")
+    return value
+
+
+def _whole(text: str, most: int) -> int:
+    """Read a whole number from 1."""
+    word = text.strip()
+    digits = word.lstrip("0") if word.isascii() and word.isdigit() else ""
+    # Python refuses to read very long ones.
+    if not digits or len(digits) > len(str(most)) or int(digits) > most:
+        raise ValueError(f"a whole number from 1 to {most}")
+    return int(digits)
+
+
+count: Final = Parse("number", partial(_whole, most=_MOST))
+pods: Final = Parse("number", partial(_whole, most=_MOST_PODS))
+port: Final = Parse("port", partial(_whole, most=65535))
+
+
+@_reads("first-last")
+def ports(text: str) -> str:
+    """Read a range of TCP ports; none below 1024, which MPI itself refuses."""
+    first, dash, last = (part.strip() for part in text.partition("-"))
+    try:
+        low, high = port(first), port(last if dash else first)
+    except ValueError:
+        low, high = 0, 0
+    if not 1024 <= low <= high:  # noqa: PLR2004 - the first port that needs no privilege
+        raise ValueError("two ports from 1024 to 65535, such as 40000-40099")
+    return f"{low}-{high}"
+
+
+@_reads("words")
+def words(text: str) -> tuple[str, ...]:
+    """Read a list of words, split at commas and blanks."""
+    return tuple(text.replace(",", " ").split())
+
+
+@_reads("task[:slots],...")
+def tasks(text: str) -> tuple[str, ...]:
+    """Read names of tasks, each with the number of slots of its hosts behind a colon, or none."""
+    found: tuple[str, ...] = words(text)
+    for word in found:
+        _, colon, slots = word.partition(":")
+        if colon:
+            count(slots)
+    return found
+
+
+def _plain(text: str) -> str:
+    """Read a value as it is; a control character is never meant."""
+    if any(ord(char) < ord(" ") for char in text):
+        raise ValueError("a value without control characters")
+    return text.strip()
+
+
+plain: Final = Parse("text", _plain)
+path: Final = Parse("path", _plain)
+
+
+@_reads("path")
+def key_path(text: str) -> str:
+    """Read the path of a private key; the key itself is never echoed."""
+    if is_key(text):
+        raise ValueError("the path of the key, not the key itself")
+    return _plain(text)
+
+
+def is_key(text: str) -> bool:
+    """Whether a text is a private key itself, which no message may show."""
+    return "PRIVATE KEY" in text
+
+
+def one_of(*choices: Enum) -> Parse:
+    """Read the value of one of some members of enumerations; true and false are on and off."""
+    found = {str(item.value): item for item in choices}
+
+    def read(text: str) -> Enum:
+        word = text.strip().lower()
+        if {"on", "off"} <= found.keys() - {word}:
+            with suppress(ValueError):
+                word = "on" if boolean(word) else "off"
+        if word not in found:
+            raise ValueError("one of " + ", ".join(found))
+        return found[word]
+
+    return Parse("|".join(found), read)
+
+
+_SAVED_ON: Final = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2")
+
+
+@_reads("|".join(_SAVED_ON))
+def signal_word(text: str) -> str:
+    """Read the name of a signal that programs save on."""
+    word = text.strip().upper().removeprefix("SIG")
+    if word not in _SAVED_ON:
+        raise ValueError("one of " + ", ".join(_SAVED_ON))
+    return word
+
+
+def shown(value: object) -> str:
+    """Write a setting's value as a user would; nothing where it has none."""
+    match value:
+        case None | "" | ():
+            return ""
+        case bool():
+            return "true" if value else "false"
+        case tuple():
+            return ",".join(str(item) for item in value)
+        case float():
+            return f"{value:g}"
+        case Enum():
+            return str(value.value)
+        case _:
+            return str(value)
+
+
+def of_service(name: str, value: str) -> bool:
+    """Tell whether the cluster set a variable, for a Service whose name begins as settings do."""
+    if _SERVICE.fullmatch(name):
+        return True
+    return name.endswith("_PORT") and _SERVICE_PORT.match(value) is not None
 
 
 class Section(str, Enum):
@@ -113,7 +281,7 @@ class Setting(NamedTuple):
 def row(
     default: T,
     help_: str,
-    parse: Parse = plain,
+    parse: Parse | None = None,
     *,
     roles: tuple[Role, ...] = _LAUNCHER,
     older: tuple[str, ...] = (),
@@ -123,8 +291,12 @@ def row(
 ) -> T:
     """Declare a setting; the field's name and type are the attribute's.
 
-    ``begins`` opens a section: this row and those below it stand there.
+    Without ``parse`` the default's type says how a text is read. ``begins`` opens a section: this
+    row and those below it stand there.
     """
+    if parse is None:
+        kinds = {bool: boolean, float: seconds, tuple: words, str: plain}
+        parse = one_of(*type(default)) if isinstance(default, Enum) else kinds[type(default)]
     made = Setting(default, help_, parse, roles, older, short, begins or Section.POD, common)
     value: T = field(default=default, metadata={"row": made, "begins": begins})
     return value
@@ -143,7 +315,7 @@ class Settings:
         roles=_BOTH,
     )
     start_sshd: bool = row(
-        default=False, help_="Run as a worker.", parse=boolean, roles=_WORKER, older=("START_SSHD",)
+        default=False, help_="Run as a worker.", roles=_WORKER, older=("START_SSHD",)
     )
     hostfile: str = row(
         "",
@@ -173,7 +345,6 @@ class Settings:
     timeout: float = row(
         600.0,
         "Deadline for all hosts to resolve and answer, and for the key.",
-        seconds,
         roles=_BOTH,
         common=True,
     )
@@ -192,7 +363,7 @@ class Settings:
     rewrite_fqdn: Switch | Auto = row(
         AUTO,
         "Append the cluster's domain to host names that end in .svc.",
-        switch(*Switch, AUTO),
+        one_of(*Switch, AUTO),
         older=("REWRITE_MPI_HOSTFILE_FQDN",),
     )
     cluster_domain: str = row("", "The cluster's domain; found in resolv.conf where not given.")
@@ -238,13 +409,11 @@ class Settings:
     host_keys: HostKeys = row(
         HostKeys.JOB,
         "Host keys to accept from workers: the job's own, any at first contact, or unchecked.",
-        one_of(*HostKeys),
     )
     ssh_keepalive: float = row(
         300.0,
         "How long a worker or launcher may be silent, while nothing answers in its place, before "
         "it counts as lost; 0: forever.",
-        seconds,
         roles=_BOTH,
     )
     np: int | None = row(
@@ -256,18 +425,17 @@ class Settings:
         begins=Section.MPI,
         common=True,
     )
-    oversubscribe: bool = row(default=False, help_="Allow more ranks than slots.", parse=boolean)
+    oversubscribe: bool = row(default=False, help_="Allow more ranks than slots.")
     mpi: MpiFamily | Auto = row(
         AUTO, "Override MPI detection.", one_of(AUTO, *(family for family in MpiFamily if family))
     )
     forward: tuple[str, ...] = row(
-        (), "More variables to forward to the ranks: names or patterns.", words, common=True
+        (), "More variables to forward to the ranks: names or patterns.", common=True
     )
-    no_forward: tuple[str, ...] = row((), "Variables never to forward: names or patterns.", words)
+    no_forward: tuple[str, ...] = row((), "Variables never to forward: names or patterns.")
     rank_env: bool = row(
         default=False,
         help_="Start PROGRAM by `mpiboot rank`, which gives it the variables that torchrun would.",
-        parse=boolean,
         common=True,
     )
     master_port: int = row(
@@ -276,7 +444,6 @@ class Settings:
     master_network: MpiNetwork = row(
         MpiNetwork.CONTROL,
         "Which network MASTER_ADDR of such ranks is on.",
-        one_of(*MpiNetwork),
     )
     script: Switch | Auto = row(
         AUTO,
@@ -288,13 +455,12 @@ class Settings:
         Switch.ON,
         "Wait for every host before a program that starts processes by itself; off: start it "
         "at once.",
-        switch(Switch.ON, Switch.OFF),
+        one_of(Switch.ON, Switch.OFF),
     )
     tag_output: TagOutput = row(
         TagOutput.OFF,
         "on: each line of output begins with its rank, by this MPI's own option; rank0: the output "
         "of rank 0 alone comes here, and that of each other rank goes to a file on its host.",
-        switch(*TagOutput),
     )
     output_dir: str = row(
         "/tmp/mpiboot-output",  # noqa: S108 - in the ranks' own pods
@@ -325,24 +491,21 @@ class Settings:
     data_network: DataNetworkUse = row(
         DataNetworkUse.PREFER,
         "If the RDMA data network has a problem: stop (require), warn (prefer); off: don't look.",
-        one_of(*DataNetworkUse),
         common=True,
     )
     data_ifname: tuple[str, ...] = row(
-        (), "Network links of the data network; found automatically where not given.", words
+        (), "Network links of the data network; found automatically where not given."
     )
     rdma_device: tuple[str, ...] = row(
-        (), "RDMA devices (NAME or NAME:PORT); those of this pod's links where not given.", words
+        (), "RDMA devices (NAME or NAME:PORT); those of this pod's links where not given."
     )
     nccl_socket: NcclSocket = row(
         NcclSocket.AUTO,
         "Which network NCCL's sockets use; auto: data where all workers reach each other on it.",
-        one_of(*NcclSocket),
     )
     mpi_network: MpiNetwork = row(
         MpiNetwork.CONTROL,
         "Which network MPI's own messages use (its daemons stay on control).",
-        one_of(*MpiNetwork),
         common=True,
     )
     nccl_version: str = row("", "NCCL's version, such as 2.21.5, where a rule depends on it.")
@@ -350,19 +513,17 @@ class Settings:
         2.0,
         "Time that a worker has to answer another one's TCP connection, which some pairs try "
         "before mpirun starts; 0: not tried.",
-        seconds,
     )
     validate: ValidateFirst = row(
         ValidateFirst.OFF,
         "Measure between the workers before the job starts, as `mpiboot validate pairs` does, for "
         "20 s at most; below 60 % of what is usual, or of a port's rate, no job is started (1).",
-        one_of(*ValidateFirst),
         common=True,
     )
     supervise: Switch = row(
         Switch.ON,
         "Stay beside mpirun until the job ends; off: become mpirun once the hosts are ready.",
-        switch(Switch.ON, Switch.OFF),
+        one_of(Switch.ON, Switch.OFF),
         begins=Section.END,
     )
     launch_timeout: float = row(
@@ -374,20 +535,17 @@ class Settings:
         60.0,
         "Time after the start at which the workers are asked for TCP connections of ranks that get "
         "no answer, and again after two, three and four times as long. 0: never.",
-        seconds,
     )
     stuck: Stuck = row(
         Stuck.WARN,
         "What to do about a job that seems stuck: a rank gets no answer from another host, ranks "
         "stay in MPI after others have ended, mpirun outlives its daemons. These are guesses: "
         "warn, or end the job.",
-        one_of(*Stuck),
     )
     grace: float = row(
         20.0,
         "How long ranks have to save once the job is told to end, before mpirun ends them; "
         "0: mpirun gets the signal at once.",
-        seconds,
         roles=_BOTH,
         common=True,
     )
@@ -400,7 +558,6 @@ class Settings:
     hold_on_failure: float = row(
         0.0,
         "How long a failed launcher stays up for a look inside; its exit code stays the same.",
-        seconds,
         common=True,
     )
     prove_transport: ProveTransport = row(
@@ -408,7 +565,6 @@ class Settings:
         "Compare what workers' RDMA ports and links sent before and after a job with a data "
         "network, and say what carried it. Where RDMA was planned and no byte went by it on some "
         "worker: warn if much went elsewhere, or fail a job that ended well (76).",
-        one_of(*ProveTransport),
     )
     job_record: str = row(
         "",
@@ -428,19 +584,15 @@ class Settings:
     launcher_away: float = row(
         1800.0,
         "How long a worker that ends after the job waits for the next launcher after a failed one.",
-        seconds,
         roles=_WORKER,
     )
     log_format: LogFormat = row(
         LogFormat.HUMAN,
         "Log plain lines for people, or JSON lines.",
-        one_of(*LogFormat),
         begins=Section.LOG,
         roles=_BOTH,
     )
-    log_level: LogLevel = row(
-        LogLevel.INFO, "Lowest level that is logged.", one_of(*LogLevel), roles=_BOTH
-    )
+    log_level: LogLevel = row(LogLevel.INFO, "Lowest level that is logged.", roles=_BOTH)
     termination_log: str = row(
         "/dev/termination-log",
         "File for the reason of a failure, which Kubernetes shows; written only where it exists.",

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final
 
-from mpiboot.core.setting_types import of_service
+from mpiboot.core.settings import of_service
 from mpiboot.job.masking import is_secret
 
 

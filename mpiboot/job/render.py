@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from mpiboot.core.addresses import short_names
 from mpiboot.core.model import Decision, Finding, Level
-from mpiboot.core.setting_types import shown
-from mpiboot.core.settings import Resolved, Setting
+from mpiboot.core.settings import Resolved, Setting, shown
 from mpiboot.core.wording import counted, first_few
 from mpiboot.job import masking
 from mpiboot.network import cluster_view

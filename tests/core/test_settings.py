@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiboot.core import setting_types, settings
+from mpiboot.core import settings
 from mpiboot.core.checks import MpibootError
 from mpiboot.core.model import Level, Source
 from mpiboot.core.setting_types import HostKeys
@@ -34,7 +34,7 @@ def test_every_row_is_whole_and_its_default_can_be_written_as_text(
     default = row.default
     if default in (None, "", ()):
         return
-    text = " ".join(default) if isinstance(default, tuple) else setting_types.shown(default)
+    text = " ".join(default) if isinstance(default, tuple) else settings.shown(default)
     assert row.parse(text) == default
     found = settings.resolve({row.name: text}, {})
     assert getattr(found.settings, row.name) == default
@@ -157,10 +157,10 @@ def test_what_mpiboot_hands_to_itself_is_no_unknown_setting() -> None:
         ("np", "2147483648", "a whole number from 1 to 2147483647"),
         ("slots", "9" * 5000, "a whole number from 1 to 2147483647"),
         ("replicas", "150001", "a whole number from 1 to 150000"),
-        ("ssh_port", "9" * 5000, "a port from 1 to 65535"),
-        ("ssh_port", "0", "a port from 1 to 65535"),
-        ("ssh_port", "65536", "a port from 1 to 65535"),
-        ("ssh_port", "ssh", "a port from 1 to 65535"),
+        ("ssh_port", "9" * 5000, "a whole number from 1 to 65535"),
+        ("ssh_port", "0", "a whole number from 1 to 65535"),
+        ("ssh_port", "65536", "a whole number from 1 to 65535"),
+        ("ssh_port", "ssh", "a whole number from 1 to 65535"),
         ("oversubscribe", "maybe", "true or false"),
         ("start_sshd", "2", "true or false"),
         ("rewrite_fqdn", "sometimes", "one of off, on, auto"),
@@ -193,17 +193,17 @@ def test_a_value_that_cannot_be_read_is_one_line_with_its_name_and_what_was_expe
     [("600", 600.0), ("90s", 90.0), ("10m", 600.0), ("1h", 3600.0), ("0.5", 0.5), (" 5 S", 5.0)],
 )
 def test_lengths_of_time_have_units(text: str, value: float) -> None:
-    assert setting_types.seconds(text) == value
+    assert settings.seconds(text) == value
 
 
 def test_yes_and_no_have_many_spellings() -> None:
-    assert all(setting_types.boolean(text) for text in ("true", "TRUE", "1", "yes", "on", " true "))
-    assert not any(setting_types.boolean(text) for text in ("false", "0", "No", "off"))
+    assert all(settings.boolean(text) for text in ("true", "TRUE", "1", "yes", "on", " true "))
+    assert not any(settings.boolean(text) for text in ("false", "0", "No", "off"))
 
 
 def test_lists_are_split_at_commas_and_blanks() -> None:
-    assert setting_types.words(" A,B  C_*,\nD ") == ("A", "B", "C_*", "D")
-    assert setting_types.words(" , ") == ()
+    assert settings.words(" A,B  C_*,\nD ") == ("A", "B", "C_*", "D")
+    assert settings.words(" , ") == ()
 
 
 def test_only_yes_or_no_settings_are_flags_without_a_value() -> None:
@@ -230,7 +230,7 @@ def test_any_text_is_read_or_refused_in_one_printable_line(
      (7, "7"), (("a", "b"), "a,b"), ("x", "x"), (HostKeys.ACCEPT_NEW, "accept-new")],
 )  # fmt: skip
 def test_a_value_is_shown_as_a_user_would_write_it(value: object, shown: str) -> None:
-    assert setting_types.shown(value) == shown
+    assert settings.shown(value) == shown
 
 
 @pytest.mark.parametrize(
@@ -238,10 +238,10 @@ def test_a_value_is_shown_as_a_user_would_write_it(value: object, shown: str) ->
     [("1024-1024", "1024-1024"), ("40000-40099", "40000-40099"), ("5000", "5000-5000")],
 )
 def test_a_range_of_ports_begins_where_no_privilege_is_needed(text: str, read: str) -> None:
-    assert setting_types.ports(text) == read
+    assert settings.ports(text) == read
 
 
 @pytest.mark.parametrize("text", ["1023-1030", "5001-5000", "5000-65536", "5000-", "-5000", "a-b"])
 def test_what_is_no_range_of_ports_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="two ports from 1024 to 65535"):
-        setting_types.ports(text)
+        settings.ports(text)

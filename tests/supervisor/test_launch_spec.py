@@ -47,7 +47,8 @@ def test_each_result_of_the_child_is_read_back_as_it_was_written(result: Result)
 
 
 @pytest.mark.parametrize(
-    "line", [b"{}\n", b'{"launch": {}}\n', b'{"failure": {"x": 1}}\n', b"x\n", b'{"script": {}}\n']
+    "line",
+    [b"{}\n", b'{"LaunchSpec": {}}\n', b'{"Failure": {"x": 1}}', b"x\n", b'{"ScriptSpec": {}}'],
 )
 def test_what_is_no_result_is_refused(line: bytes) -> None:
     with pytest.raises((TypeError, KeyError, ValueError)):
