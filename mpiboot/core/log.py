@@ -30,6 +30,8 @@ BELOW: Final = "mpiboot:   "
 # The form of JSON lines (docs/reference/log.md): a field that goes or means something else is a
 # new number.
 FORMAT: Final = 1
+# mpiboot's own modules; the folders above may have any name, as /opt/mpiboot of an image.
+_PACKAGE: Final = __file__.removesuffix("core/log.py")
 # Its levels from the least; and that of a finding, by the value of its ``model.Level``.
 _LEVELS: Final = tuple(LogLevel)
 _OF_FINDINGS: Final = {
@@ -165,11 +167,11 @@ def failed(what: str, wrong: Exception) -> None:
     """Warn of an exception in what only watches a job, with its place: the job goes on without."""
     at = trace = wrong.__traceback__
     while trace is not None:
-        own = "/mpiboot/" in trace.tb_frame.f_code.co_filename
+        own = trace.tb_frame.f_code.co_filename.startswith(_PACKAGE)
         at, trace = (trace if own else at), trace.tb_next
     place = ""
     if at is not None:
-        file = at.tb_frame.f_code.co_filename.rpartition("/mpiboot/")[2]
+        file = at.tb_frame.f_code.co_filename.removeprefix(_PACKAGE)
         place = f" at {file}:{at.tb_lineno}"
     warning(
         "bug",
