@@ -16,6 +16,7 @@ writes none.
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import socket
@@ -54,6 +55,7 @@ with _only_parts():
     from pyroute2.netlink import (
         NETLINK_ROUTE,
         NLM_F_DUMP,
+        NLM_F_DUMP_INTR,
         NLM_F_REQUEST,
         NLMSG_DONE,
         NLMSG_ERROR,
@@ -73,12 +75,15 @@ with _only_parts():
 Message = Any  # pyroute2 has no types
 
 NETLINK_RDMA: Final = 20
-SECONDS: Final = 2.0  # the kernel answers at once; this is for an answer that has no end
+# An answer comes at once, but while links change: the kernel takes up to seconds for many of them.
+SECONDS: Final = 10.0
 
 # include/uapi/rdma/rdma_netlink.h: the type of a message is the client's number and the command.
 _CLIENT: Final = 5 << 10
 GET, PORT_GET, SYS_GET, GET_CHARDEV = (_CLIENT + command for command in (1, 5, 6, 15))
 _HEADER: Final = 16
+_ENDS: Final = (NLMSG_DONE, NLMSG_ERROR)
+_TRIES: Final = 20  # of a dump; links come and go all the time on a node that starts pods
 _MOST: Final = 1 << 18  # bytes; the kernel fills 32 KiB of a dump at a time
 
 
@@ -135,20 +140,29 @@ class Kernel:
 
     def ask(
         self, kind: int, question: Message, *, dump: bool = True, seconds: float | None = None
-    ) -> Iterator[Message]:
-        """Ask, and give each message of the answer as it comes.
+    ) -> list[Message]:
+        """Query the kernel; a dump during which the listed objects changed is requested anew.
 
         Raises:
             TimeoutError: the answer has no end.
-            OSError: it is refused, or the dump fails.
+            OSError: it is refused, or the dump fails or is interrupted each time.
         """
-        until = time.monotonic() + (SECONDS if seconds is None else seconds)
         self._asked += 1
         header = question["header"]
         header["type"], header["sequence_number"] = kind, self._asked
         header["flags"] = NLM_F_REQUEST | (NLM_F_DUMP if dump else 0)
         question.encode()
-        self._socket.send(question.data)
+        for _ in range(_TRIES):
+            until = time.monotonic() + (SECONDS if seconds is None else seconds)
+            self._socket.send(question.data)
+            answer = list(self._answer(until, dump=dump))
+            # The kernel marks any message, the end too: entries may be missing or come twice.
+            if not any(message["header"]["flags"] & NLM_F_DUMP_INTR for message in answer):
+                return [message for message in answer if message["header"]["type"] not in _ENDS]
+        raise OSError(errno.EINTR, f"changes interrupted the dump {_TRIES} times")
+
+    def _answer(self, until: float, *, dump: bool) -> Iterator[Message]:
+        """Yield each message of an answer, a dump's end included."""
         while True:
             if (left := until - time.monotonic()) <= 0:
                 raise TimeoutError("the kernel's answer has no end")
@@ -160,16 +174,16 @@ class Kernel:
             for message in self._marshal.parse(data):
                 if message["header"].get("sequence_number") != self._asked:
                     continue  # the late rest of another answer
-                if message["header"]["type"] in (NLMSG_DONE, NLMSG_ERROR):
+                ends = message["header"]["type"] in _ENDS
+                if ends:
                     _end(message)
-                    return
                 yield message
-                if not dump:
+                if ends or not dump:
                     return
 
     def ask_device(
         self, kind: int, *, dump: bool, seconds: float | None = None, **about: int | str
-    ) -> Iterator[Message]:
+    ) -> list[Message]:
         """Ask the device client; attributes are named without their prefix, in small letters."""
         question = nldevmsg()
         question["attrs"] = [
@@ -247,7 +261,7 @@ def observe(
     try:
         return *_observe(sys_root), ()
     except OSError as error:
-        why = os.strerror(error.errno) if error.errno else str(error)
+        why = error.strerror or error
         return (), (), (f"netlink: {why}: links and routes are not known",)
 
 
@@ -260,8 +274,8 @@ def _observe(sys_root: Path) -> tuple[tuple[Link, ...], tuple[Route, ...]]:
     sources only, and every link has link-local destinations.
     """
     with closing(Kernel(NETLINK_ROUTE, _LINK_MESSAGES)) as kernel:
-        addresses = list(kernel.ask(rtnl.RTM_GETADDR, ifaddrmsg()))
-        links = list(kernel.ask(rtnl.RTM_GETLINK, linkmsg()))
+        addresses = kernel.ask(rtnl.RTM_GETADDR, ifaddrmsg())
+        links = kernel.ask(rtnl.RTM_GETLINK, linkmsg())
         routes: list[Message] = []
         for family in _DEFAULTS:
             question = rtmsg()

@@ -100,20 +100,15 @@ class _Asking:
         **about: int | str,
     ) -> list[_Message]:
         """Give the messages of an answer; an error that isn't a ``known`` one is noted."""
-        messages: list[_Message] = []
         if self._silent:
-            return messages
+            return []
         try:
-            answer = self._kernel.ask_device(kind, dump=dump, seconds=self._seconds, **about)
-            for message in answer:
-                messages.append(message)  # noqa: PERF402 - what came before an error stays
-        except TimeoutError as error:
-            self._silent = True  # it won't answer the next time either
-            self.unreadable.append(f"netlink: {what}: {error}")
+            return self._kernel.ask_device(kind, dump=dump, seconds=self._seconds, **about)
         except OSError as error:
+            self._silent = isinstance(error, TimeoutError)  # it won't answer the next time either
             if error.errno not in known:
-                self.unreadable.append(f"netlink: {what}: {error.strerror}")
-        return messages
+                self.unreadable.append(f"netlink: {what}: {error.strerror or error}")
+        return []
 
 
 def _number(message: _Message, name: str) -> int | None:

@@ -42,6 +42,7 @@ async def test_links_can_be_listed_beside_a_running_loop() -> None:
         (lambda sequence: message(3, sequence, -errno.EPERM), "Operation not permitted"),
         (lambda sequence: message(2, sequence, -errno.EINVAL), "Invalid argument"),
         (lambda sequence: message(16, sequence, 0), "the kernel's answer has no end"),
+        (lambda sequence: message(3, sequence, 0, 0x12), "changes interrupted the dump 20 times"),
     ],
 )
 def test_a_dump_that_fails_or_has_no_end_is_said(
@@ -54,10 +55,10 @@ def test_a_dump_that_fails_or_has_no_end_is_said(
     assert found == ((), (), (f"netlink: {why}: links and routes are not known",))
 
 
-def message(kind: int, sequence: int, code: int) -> bytes:
+def message(kind: int, sequence: int, code: int, flags: int = 2) -> bytes:
     """A message of a dump: its end, an error, or a link with no attributes."""
     body = struct.pack("=i", code) + bytes(20)
-    return struct.pack("=IHHII", 16 + len(body), kind, 2, sequence, 0) + body
+    return struct.pack("=IHHII", 16 + len(body), kind, flags, sequence, 0) + body
 
 
 def test_without_a_descriptor_for_netlink_nothing_is_seen_and_that_is_said() -> None:

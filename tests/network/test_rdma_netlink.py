@@ -14,7 +14,7 @@ from mpiboot.network import netlink, rdma
 from mpiboot.network.rdma import KernelRdma
 
 GET, PORT_GET, SYS_GET, GET_CHARDEV = (5 << 10) + 1, (5 << 10) + 5, (5 << 10) + 6, (5 << 10) + 15
-ERROR, DONE, MULTI = 2, 3, 2
+ERROR, DONE, MULTI, DUMP_INTR = 2, 3, 2, 0x10
 
 Answers = Callable[[int, bytes, int], list[bytes]]
 
@@ -203,12 +203,30 @@ def test_an_answer_without_an_end_is_given_up_and_nothing_more_is_asked() -> Non
         return [device(3, sequence)]
 
     found = told(answers, seconds=0.5)
-    assert [one.name for one in found.devices] == ["mlx5_3"]
+    assert not found.devices
     assert not found.complete
     assert found.unreadable == (
         "netlink: the list of RDMA devices: the kernel's answer has no end",
     )
     assert asked == [GET]
+
+
+@pytest.mark.parametrize("marked", ["entry", "end"])
+def test_a_dump_that_a_change_interrupted_is_requested_anew(marked: str) -> None:
+    asked = []
+
+    def answers(kind: int, request: bytes, sequence: int) -> list[bytes]:
+        asked.append(kind)
+        if asked != [GET]:
+            return usual(kind, request, sequence)
+        dump = {"entry": device(9, sequence), "end": done(sequence)}
+        flags = struct.pack("=H", MULTI | DUMP_INTR)
+        dump[marked] = dump[marked][:6] + flags + dump[marked][8:]
+        return list(dump.values())
+
+    found = told(answers)
+    assert [one.name for one in found.devices] == ["mlx5_3"]
+    assert found.complete
 
 
 def test_a_refused_list_is_an_oddity() -> None:
