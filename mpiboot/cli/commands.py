@@ -28,7 +28,7 @@ from mpiboot.cli.options import (
     fraction,
     settings_of,
 )
-from mpiboot.cli.run import ENTRY, ErrorSettings, Words, looking, resolved
+from mpiboot.cli.run import ENTRY, Words, looking, resolved
 from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.model import Role
 from mpiboot.core.settings import ROWS, Resolved, Section
@@ -142,8 +142,6 @@ def rank(program: Words) -> None:
     from mpiboot.cli import rank as ranks
     from mpiboot.system import process
 
-    # The pod's reason to end is its worker's to write, not a rank's.
-    ErrorSettings.termination_log = ""
     try:
         found = ranks.variables(os.environ)
     except ValueError as wrong:

@@ -17,6 +17,8 @@ from mpiboot.core.setting_types import LogFormat
 _ROLES: Final = ("launcher", "worker")
 # Commands that look at PATH, or leave it, as the pod has it, shims and all.
 _AS_IT_IS: Final = ("copy-to", "doctor", "exec", "rank", "shims")
+# The end of these is the container's, also where a script runs them.
+_ENDS_CONTAINER: Final = (*_ROLES, "exec")
 # What a worker runs beside itself: the end of that is not the end of anything.
 _BESIDE_A_WORKER: Final = ["facts", "--write"]
 # By which the shells' completion calls a program, with what is to be done.
@@ -85,6 +87,18 @@ def _behind_shim(argv: list[str]) -> list[str]:
     return [ENTRY, found["program"], *argv]
 
 
+def _ends_container(argv: list[str]) -> bool:
+    """Whether this end is the container's: that of a role, or of what the container was made for.
+
+    `mpiboot doctor` in a container is neither: its failure would explain the end of a job.
+    """
+    if not argv or argv[0] not in COMMANDS or argv[0] in _ENDS_CONTAINER:
+        return True
+    from mpiboot.system import process
+
+    return process.is_containers_own()
+
+
 def _wants_json(argv: list[str]) -> bool:
     """Whether errors before the settings are read are to be JSON lines."""
     own = argv[: argv.index("--")] if "--" in argv else argv
@@ -101,7 +115,9 @@ def run(argv: list[str]) -> int:
         log.configure(form=LogFormat.JSON)
     try:
         try:
-            code = _run(_behind_shim(_once(argv)))
+            argv = _once(argv)
+            log.ends_container(_ends_container(argv))
+            code = _run(_behind_shim(argv))
         except ShownError:  # what it printed is what it says
             sys.stdout.flush()
             raise

@@ -64,6 +64,8 @@ def resolved(flags: Mapping[str, Any], role: str = "", *, quiet: bool = False) -
     found = resolve(given, os.environ)
     settings = found.settings
     ErrorSettings.termination_log = settings.termination_log
+    if found.given["termination_log"].source is Source.FLAG:
+        log.ends_container(True)
     log.configure(level=settings.log_level, form=settings.log_format, role=role)
     if not quiet:
         for item in found.warnings:

@@ -49,6 +49,7 @@ class _Log:
     threshold = LogLevel.INFO
     as_json = False
     role = ""
+    ends_container = True
     write: Callable[[bytes], object] | None = None
 
 
@@ -221,6 +222,11 @@ def _open_existing(path: str, flags: int) -> int:
     return os.open(path, flags & ~os.O_CREAT | os.O_NONBLOCK)
 
 
+def ends_container(does: bool) -> None:  # noqa: FBT001 - a switch
+    """Set whether the end of this process is the container's, whose reason it then writes."""
+    _STATE.ends_container = does
+
+
 def read_termination(path: str) -> str:
     """Read the reason that is there; empty where none is, or the file can't be read."""
     with (
@@ -236,6 +242,8 @@ def write_termination(path: str, text: str) -> None:
 
     The kubelet mounts that one file: it is opened and truncated, never created or renamed onto.
     """
+    if not _STATE.ends_container:
+        return
     data = text.encode("utf-8", "replace")[:TERMINATION_LIMIT]
     data = data.decode("utf-8", "ignore").encode()  # drop the part of a character at the cut
     with (

@@ -50,16 +50,19 @@ def job(resolved: Resolved, environ: Mapping[str, str], asked: ToolOptions) -> N
     own, temporary = f"validate-{os.getpid()}", environ.get("TMPDIR")
     folder = files.runtime_dir(settings.runtime_dir, uid, own, tmpdir=temporary)
     record = folder / "record.json"
-    env = {**environ, **launcher.flags(resolved)}
+    env = dict(environ)
+    # The container's own process is this one, so a launcher that is its child would not tell the
+    # workers that the job is over, for which they may wait. Else its end is not the container's.
+    if not process.is_containers_own():
+        env["MPIBOOT_TERMINATION_LOG"] = os.devnull
+    elif settings.worker_exit is AUTO:
+        env["MPIBOOT_WORKER_EXIT"] = WorkerExit.AFTER_JOB.value
+    env |= launcher.flags(resolved)
     env |= {"MPIBOOT_JOB_RECORD": str(record), "MPIBOOT_SCRIPT": "off", "MPIBOOT_VALIDATE": "off"}
     env["MPIBOOT_TAG_OUTPUT"] = "off"  # the tool's lines are read
     env["MPIBOOT_HOLD_ON_FAILURE"] = "0"  # the time is for the tool
     if settings.supervise is Switch.ON:  # else it is mpirun itself that gets the signal
         env[TIMED] = "1"
-    # The container's own process is this one, so a launcher that is its child would not tell the
-    # workers that the job is over, for which they may wait.
-    if settings.worker_exit is AUTO and process.is_containers_own():
-        env["MPIBOOT_WORKER_EXIT"] = WorkerExit.AFTER_JOB.value
     argv = process.python(_LAUNCH, "launcher", "--", "sh", "-c", text, "sh")
     try:
         run = _run(argv, env, asked, str(record))

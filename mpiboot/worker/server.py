@@ -139,16 +139,13 @@ def embedded_argv(setup: WorkerSetup) -> list[str]:
 def write_scripts(folder: Path) -> None:
     """Write the scripts that a launcher may run here."""
     argv = process.python(_CLI, "facts", "--write", str(folder / FACTS_FILE))
-    # Run again where the data network is not complete yet. Its errors must not become the
-    # container's termination message.
-    look = f"MPIBOOT_TERMINATION_LOG={os.devnull} exec {shlex.join(argv)}\n"
-    files.write_private(folder / LOOK, look)
+    # Run again where the data network is not complete yet.
+    files.write_private(folder / LOOK, f"exec {shlex.join(argv)}\n")
     # Imported: what is run by its path is compiled anew each time, a quarter of its start.
     argv = [sys.executable, "-I", "-S", "-c", _PROBE, str(Path(__file__).parent)]
     files.write_private(folder / PROBE, f'exec {shlex.join(argv)} "$@"\n')
     checks = shlex.join(process.python(_CLI, "doctor", "--json", "--no-login"))
-    quiet = f"MPIBOOT_TERMINATION_LOG={os.devnull} MPIBOOT_ROLE=worker"
-    files.write_private(folder / DOCTOR, f"{quiet} exec {checks}\n")
+    files.write_private(folder / DOCTOR, f"MPIBOOT_ROLE=worker exec {checks}\n")
 
 
 def gather_facts(resolved: Resolved, setup: WorkerSetup) -> None:

@@ -369,7 +369,9 @@ def test_a_wrong_command_line_is_one_line_and_exit_2(
     assert message in first
     assert all(line.startswith("mpiboot:   -> ") for line in hints)
     assert f"-> {hint}" in " ".join(hints) or not hint
-    assert termination(tmp_path).startswith("usage: ")
+    # The end of another command is not the container's: a job may run there, and end well.
+    ends_container = not words or words.startswith(("launcher", "worker", "--", "./"))
+    assert termination(tmp_path).startswith("usage: ") == ends_container
 
 
 @pytest.mark.parametrize("form", ["human", "json"])
@@ -445,20 +447,18 @@ def test_a_wait_that_fails_says_why_in_the_log_the_termination_message_and_as_js
     assert f"no private SSH key in {tmp_path / 'id_rsa'}" in done.stderr
     key(tmp_path)
     words = ("wait", "--json", "--timeout", "0", "--hostfile", "/nothing/hostfile")
-    done = mpiboot(tmp_path, *words)
+    other = tmp_path / "other"
+    other.touch()
+    done = mpiboot(tmp_path, *words, "--termination-log", str(other))
     assert done.returncode == 66, done.stderr
-    text = termination(tmp_path)
+    text = other.read_text()
     assert text.startswith("hostfile-missing: ")
     assert "/nothing/hostfile" in text
     assert "-> mount the hostfile" in text
     record = json.loads(done.stdout)
     assert (record["ready"], record["hosts"]) == (False, [])
     assert record["findings"][0]["check"] == "hostfile-missing"
-    other = tmp_path / "other"
-    other.touch()
-    (tmp_path / "termination-log").unlink()
-    mpiboot(tmp_path, *words, "--termination-log", str(other))
-    assert (other.read_text(), termination(tmp_path)) == (text, "")
+    assert termination(tmp_path) == ""
 
 
 @pytest.mark.parametrize("command", ["launcher", "worker", "wait", "plan", "doctor", "settings"])
@@ -491,7 +491,6 @@ def test_a_bug_is_70_with_versions_and_never_a_bare_traceback(tmp_path: Path) ->
         "from mpiboot.cli.main import main\n"
         "import sys; sys.argv[1:] = ['facts']; main()\n"
     )
-    (tmp_path / "termination-log").touch()
     done = subprocess.run(
         [sys.executable, "-c", code],
         env=environment(tmp_path),
@@ -505,7 +504,6 @@ def test_a_bug_is_70_with_versions_and_never_a_bare_traceback(tmp_path: Path) ->
     assert f"mpiboot {__version__}, Python {platform.python_version()}" in done.stderr
     assert all(line.startswith("mpiboot:") for line in done.stderr.splitlines())
     assert "please report this" in done.stderr
-    assert termination(tmp_path).startswith("bug: ZeroDivisionError: what a bug")
 
 
 @pytest.mark.parametrize("command", ["settings", "--help", "settings --json"])
@@ -531,9 +529,10 @@ def test_a_signal_while_waiting_ends_at_once_with_its_own_code(tmp_path: Path, n
     number = getattr(signal, name)
     hostfile = tmp_path / "hostfile"
     hostfile.touch()
-    (tmp_path / "termination-log").touch()
+    log = tmp_path / "termination-log"
+    log.touch()
     with subprocess.Popen(
-        [*MPIBOOT, "wait", "--hostfile", str(hostfile)],
+        [*MPIBOOT, "wait", "--hostfile", str(hostfile), "--termination-log", str(log)],
         env=environment(tmp_path),
         stderr=subprocess.PIPE,
         text=True,
