@@ -269,8 +269,6 @@ def corrected_line(root: click.Group, words: Sequence[str]) -> str:
     Returns:
         Such as ``mpiboot launcher --timeout 3 -- ./train``; empty where it can't be told.
     """
-    from mpiboot.job.masking import masked_words
-
     first = next((word for word in words if word in root.commands), "")
     names = [first] if first else ["launcher", "worker"]
     for name in names:
@@ -284,12 +282,12 @@ def corrected_line(root: click.Group, words: Sequence[str]) -> str:
         if options is None:
             continue
         if rest and rest[0] == name:
-            return shlex.join(masked_words(["mpiboot", name, *options, *rest[1:]]))
+            return shlex.join(["mpiboot", name, *options, *rest[1:]])
         rest = rest[1:] if rest[:1] == ["--"] else rest
         if name == "launcher" and not rest and options[-1] != "--help-all":
             rest = ["PROGRAM"]
         rest = ["--", *rest] if rest else []
-        return shlex.join(masked_words(["mpiboot", name, *options, *rest]))
+        return shlex.join(["mpiboot", name, *options, *rest])
     return ""
 
 

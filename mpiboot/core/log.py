@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from mpiboot.core.setting_types import LogFormat, LogLevel
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from mpiboot.core.model import Finding, Json
+
+_Value = TypeVar("_Value")
 
 COLUMNS: Final = 80  # of a terminal that doesn't know its own
 # Lines of evidence that people are shown at once; JSON has all of them.
@@ -40,6 +42,25 @@ _OF_FINDINGS: Final = {
     "unknown": LogLevel.WARNING,
     "ok": LogLevel.INFO,
 }
+# What every secret stands behind, and a part of every name that has one.
+_MARKS: Final = (
+    "=",
+    " -",
+    "'-",
+    '"-',
+    "`-",
+    "://",
+    '":',
+    "key:",
+    "token:",
+    "bearer",
+    "auth",
+    "cookie",
+)
+_SECRETIVE: Final = (
+    *("token", "secret", "pass", "key", "pat", "pwd", "auth", "cred", "cookie", "sig", "dsn"),
+    *("connection", "connstr", "bearer", "user", "-u", "://"),
+)
 _UNMARKED: Final = (LogLevel.DEBUG, LogLevel.INFO)
 
 
@@ -114,6 +135,7 @@ def say(level: LogLevel, event: str, message: str, **fields: Json) -> None:
     """Write a line of any level."""
     if not shows(level):
         return
+    message, fields = without_secrets(message), without_secrets(fields)
     if _STATE.as_json:
         text = _as_json(level, event, message, fields)
     else:
@@ -128,6 +150,16 @@ def say(level: LogLevel, event: str, message: str, **fields: Json) -> None:
     _out((text + "\n").encode("utf-8", "backslashreplace"))
 
 
+def without_secrets(value: _Value) -> _Value:
+    """Hide secrets in text, or in a record's texts, that is about to leave this process."""
+    text = repr(value).lower()
+    if not any(mark in text for mark in _MARKS) or not any(name in text for name in _SECRETIVE):
+        return value  # nearly always; the patterns take milliseconds to load
+    from mpiboot.core import masking  # noqa: PLC0415
+
+    return masking.masked(value)
+
+
 def _as_json(level: LogLevel, event: str, message: str, fields: Mapping[str, Json]) -> str:
     stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime())
     line: dict[str, Json] = {"format": FORMAT, "time": stamp + "Z", "level": level.value}
@@ -140,7 +172,8 @@ def _as_json(level: LogLevel, event: str, message: str, fields: Mapping[str, Jso
 def record(event: str, message: str, **fields: Json) -> None:
     """Write a line that is JSON whatever the form and level of others, and begins a line."""
     before = "" if shows(LogLevel.INFO) else "\n"  # else mpiboot's own last line has ended it
-    text = f"{before}{_as_json(LogLevel.INFO, event, message, fields)}\n"
+    text = _as_json(LogLevel.INFO, event, message, without_secrets(fields))
+    text = f"{before}{text}\n"
     _out(text.encode("utf-8", "backslashreplace"))
 
 
@@ -244,7 +277,7 @@ def write_termination(path: str, text: str) -> None:
     """
     if not _STATE.ends_container:
         return
-    data = text.encode("utf-8", "replace")[:TERMINATION_LIMIT]
+    data = without_secrets(text).encode("utf-8", "replace")[:TERMINATION_LIMIT]
     data = data.decode("utf-8", "ignore").encode()  # drop the part of a character at the cut
     with (
         contextlib.suppress(OSError),

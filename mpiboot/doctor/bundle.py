@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from mpiboot import __version__
-from mpiboot.core import log, records_json
+from mpiboot.core import log, masking, records_json
 from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.facts import Worker
 from mpiboot.core.model import Role
@@ -27,7 +27,6 @@ from mpiboot.core.wording import counted, first_few, size_of
 from mpiboot.doctor import looks
 from mpiboot.doctor.role import role_of
 from mpiboot.hosts.access import own_namespace
-from mpiboot.job import masking
 from mpiboot.job.forward import ALLOWED, matches
 from mpiboot.launcher import observation
 from mpiboot.system import files, programs

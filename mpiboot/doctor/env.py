@@ -17,6 +17,7 @@ from typing import Final
 
 from mpiboot.core import log
 from mpiboot.core.checks import MpibootError, error
+from mpiboot.core.masking import mask_within
 from mpiboot.core.model import Finding, Level, Role
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import counted, first_few, grouped, majority
@@ -27,7 +28,6 @@ from mpiboot.hosts.remote_commands import RemoteCommands
 from mpiboot.job import dialects, render
 from mpiboot.job import plan as plans
 from mpiboot.job.forward import local_reason, matches
-from mpiboot.job.masking import mask_within
 from mpiboot.job.plan import Plan
 from mpiboot.launcher import launch_folder, look
 from mpiboot.system import programs

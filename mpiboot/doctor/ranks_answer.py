@@ -10,9 +10,9 @@ from enum import Enum
 from ipaddress import IPv6Address
 from typing import Final, TypeVar
 
+from mpiboot.core import masking
 from mpiboot.core.addresses import address_of
 from mpiboot.core.wording import grouped
-from mpiboot.job import masking
 
 
 class Activity(Enum):

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final
 
+from mpiboot.core.masking import is_secret
 from mpiboot.core.settings import of_service
-from mpiboot.job.masking import is_secret
 
 
 @dataclass(frozen=True, slots=True)

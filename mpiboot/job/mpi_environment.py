@@ -13,12 +13,13 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Final
 
+from mpiboot.core import masking
 from mpiboot.core.checks import failed
 from mpiboot.core.facts import Host, PodFacts
 from mpiboot.core.model import Level, MpiFamily, Source
 from mpiboot.core.settings import ROWS, Given, Settings
 from mpiboot.core.wording import first_few
-from mpiboot.job import forward, masking
+from mpiboot.job import forward
 from mpiboot.job.dialects import (
     ALSO_AGENT,
     ALSO_AGENT_ARGS,

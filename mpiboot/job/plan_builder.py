@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from mpiboot.core import masking
 from mpiboot.core.checks import failed
 from mpiboot.core.facts import Host, Hostfile, Link, Mpi, MpiParameter, PodFacts, Variable, Worker
 from mpiboot.core.model import Decision, Finding, Identity, Level, Source, SshKind
 from mpiboot.core.setting_types import LaunchAgent
 from mpiboot.core.settings import Given, Resolved, Settings
-from mpiboot.job import masking, parameter_files, platforms
+from mpiboot.job import parameter_files, platforms
 from mpiboot.job.dialects import Dialect, parameter
 from mpiboot.job.mpirun_line import UserLine
 from mpiboot.job.platforms import Platform

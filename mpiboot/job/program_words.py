@@ -53,7 +53,7 @@ def misquoted_args(argv: Sequence[str]) -> str:
     for word in argv[:2]:
         parts = word.split()
         if len(parts) >= _MISQUOTED and (is_mpirun(parts[0]) or parts[0].startswith("-")):
-            from mpiboot.job.masking import masked_words  # noqa: PLC0415 - heavy, and rarely needed
+            from mpiboot.core.masking import masked_words  # noqa: PLC0415 - heavy, and rarely needed
 
             (shown,) = masked_words((word,))
             wanted = ", ".join(f'"{part}"' for part in masked_words(parts))

@@ -11,11 +11,11 @@ from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
+from mpiboot.core import masking
 from mpiboot.core.addresses import short_names
 from mpiboot.core.model import Decision, Finding, Level
 from mpiboot.core.settings import Resolved, Setting, shown
 from mpiboot.core.wording import counted, first_few
-from mpiboot.job import masking
 from mpiboot.network import cluster_view
 
 if TYPE_CHECKING:
@@ -92,7 +92,8 @@ def _plain(value: object) -> object:
 
 def as_json(value: object) -> str:
     """Print any record as indented JSON with a final newline."""
-    return json.dumps(value, indent=2, ensure_ascii=False, default=_plain) + "\n"
+    plain = masking.masked(json.loads(json.dumps(value, default=_plain)))
+    return json.dumps(plain, indent=2, ensure_ascii=False) + "\n"
 
 
 def decision(item: Decision) -> str:
@@ -151,7 +152,7 @@ def findings(items: Iterable[Finding], width: int | None = None) -> str:
             lines.append(indented(below, f"and {len(rest)} more: {first_few(rest, _ALIKE)}", width))
         if group[0].hint and group[0].level is not Level.OK:
             lines.append(indented(below + "-> ", group[0].hint, width))
-    return "".join(lines)
+    return masking.masked("".join(lines))
 
 
 def _whose(item: Finding) -> str:
@@ -232,7 +233,7 @@ def plan_json(made: Plan, found: Sequence[Finding]) -> str:
         {
             "decisions": made.decisions,
             "findings": found,
-            "argv": masking.masked_words(made.argv),
+            "argv": made.argv,
             "set": _masked(made.set_env),
             "removed": made.unset_env,
             "set_on_host": {host: _masked(mine) for host, mine in made.per_host.items()},

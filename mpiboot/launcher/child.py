@@ -36,7 +36,7 @@ from mpiboot.core.wording import counted
 from mpiboot.hosts import error_report, host_shell, stale_processes
 from mpiboot.hosts.gate import GateResult
 from mpiboot.hosts.remote_commands import RemoteCommands
-from mpiboot.job import masking, names, pods, program_words, render
+from mpiboot.job import names, pods, program_words, render
 from mpiboot.job import plan as plans
 from mpiboot.job.plan_builder import LaunchPaths, Observed
 from mpiboot.launcher import launch_folder, observation, shims, summary
@@ -192,7 +192,7 @@ def prepare_launch(
     spec = replace(spec, earlier=earlier, client_stays=client is not None, times=seen.passed.times)
     line, _, more = render.command(made.argv).partition("\n")  # a script's text has its own lines
     line += f" (and {counted(more.count(chr(10)) + 1, 'more line')})" if more else ""
-    log.info("start", f"starting {line}", argv=list(masking.masked_words(made.argv)))
+    log.info("start", f"starting {line}", argv=list(made.argv))
     return spec, client
 
 

@@ -268,6 +268,6 @@ def write_record(
         log.warning("job-record", f"MPIBOOT_JOB_RECORD={path}: that is no plain file")
         return
     try:
-        files.write_private(Path(path), json.dumps(record) + "\n")
+        files.write_private(Path(path), json.dumps(log.without_secrets(record)) + "\n")
     except MpibootError as wrong:
         log.warning("job-record", f"MPIBOOT_JOB_RECORD: {wrong}")

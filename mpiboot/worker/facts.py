@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from mpiboot import __version__
-from mpiboot.core import log, records_json
+from mpiboot.core import log, masking, records_json
 from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.facts import Fabric, Mpi, MpiParameter, PodFacts, Route
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import size_of
-from mpiboot.job import masking, parameter_files
+from mpiboot.job import parameter_files
 from mpiboot.job.forward import SEARCH_PATHS
 from mpiboot.network import platform_hints, pod
 from mpiboot.network import service_mesh as meshes

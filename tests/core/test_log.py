@@ -15,6 +15,7 @@ import pytest
 from mpiboot.core import log
 from mpiboot.core.model import Finding, Level
 from mpiboot.core.setting_types import LogFormat, LogLevel
+from mpiboot.job import render
 
 
 @pytest.fixture(autouse=True)
@@ -214,6 +215,26 @@ def test_the_end_is_a_record_and_no_line_for_people(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.parametrize("form", list(LogFormat))
+def test_no_line_has_a_secret_whatever_wrote_it(
+    form: LogFormat, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    message = "unknown option --hf-token=SECRET for AccountKey=SECRET"
+    log.configure(form=form)
+    log.warning("usage", message, hint="write `./a --token SECRET`", argv=["-x", "A_KEY=SECRET"])
+    log.record("job-record", "the record", reason=message)
+    item = Finding("usage", Level.FAIL, message, evidence=("https://me:SECRET@x/",))
+    log.finding(item)
+    path = tmp_path / "termination-log"
+    path.touch()
+    log.write_termination(str(path), message)
+    shown = capfd.readouterr().err + path.read_text() + render.findings((item,))
+    shown += render.as_json({"findings": [item], "argv": ["./a", "--token", "SECRET"]})
+    assert "SECRET" not in shown
+    assert shown.count("--hf-token=(hidden)") == 6
+    assert "--ssh-key /keys/id" in log.without_secrets("name it with --ssh-key /keys/id")
+
+
 def test_a_full_disk_does_not_make_the_termination_message_fail() -> None:
     log.write_termination("/dev/full", "text")
 

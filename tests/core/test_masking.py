@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiboot.job import masking
+from mpiboot.core import masking
 
 
 @pytest.mark.parametrize(
@@ -141,6 +141,13 @@ def test_a_shown_value_is_always_one_printable_line(name: str, value: str) -> No
         (["-c", "echo Bearer SECRET; date"], ["-c", "echo Bearer (hidden); date"]),
         (["-d", '{"api_key": "SECRET", "n": 1}'], ["-d", '{"api_key": "(hidden)", "n": 1}']),
         (["-d", '{"password":"SECRET two"}'], ["-d", '{"password":"(hidden)"}']),
+        (["A_CONNECTION_STRING=X=1;AccountKey=SECRET"], ["A_CONNECTION_STRING=(hidden)"]),
+        (["X=a;AccountKey=SECRET+/==;B=c"], ["X=a;AccountKey=(hidden);B=c"]),
+        (["Server=x;Uid=me;Pwd=SECRET"], ["Server=x;Uid=me;Pwd=(hidden)"]),
+        (
+            ["Endpoint=sb://x/;SharedAccessKeyName=a;SharedAccessKey=SECRET="],
+            ["Endpoint=sb://x/;SharedAccessKeyName=a;SharedAccessKey=(hidden)"],
+        ),
     ],
 )
 def test_a_command_line_is_shown_without_its_secrets(line: list[str], shown: list[str]) -> None:
@@ -160,6 +167,8 @@ def test_a_command_line_is_shown_without_its_secrets(line: list[str], shown: lis
         ["https://x/a?sv=2024&keyboard=us&page=2", "sig=3", "Signature=x"],
         ["-c", "curl -H 'Accept: text/plain' http://token:80/x; scp key:/a b:/c"],
         ["-d", '{"max_tokens": "512", "keys": {"a": 1}}'],
+        ["launcher", "--ssh-key", "/keys/id", "--host-keys=accept-new", "PWD=/a;x=1"],
+        ["ssh-key: no private SSH key in /a: name it with --ssh-key or MPIBOOT_SSH_KEY"],
     ],
 )
 def test_a_command_line_without_secrets_stays_as_it_is(line: list[str]) -> None:

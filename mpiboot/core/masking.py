@@ -8,19 +8,23 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final, TypeVar, cast
 
 HIDDEN: Final = "(hidden)"
+_Value = TypeVar("_Value")
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET_ENDS: Final = ("TOKEN", "TOKENS", "PASSWORD", "PASSWD", "PASSPHRASE", "SECRET", "SECRETS")
 _SECRET_WORDS: Final = frozenset(
     {"CREDENTIAL", "CREDENTIALS", "APIKEY", "COOKIE", "AUTHKEY", "AUTHORIZATION"}
+    | {"CONNSTR", "DSN"}
 )
 _SECRET_LAST: Final = frozenset({"KEY", "KEYS", "PASS", "PAT", "AUTH", "PWD"})
 # Secrets without a word before them: as an option, and in the query of a signed URL.
 _SECRET_OPTIONS: Final = frozenset({"KEY", "PASS", "PAT", "AUTH", "PWD"})
 _SECRET_IN_QUERY: Final = _SECRET_OPTIONS | {"SIG", "SIGNATURE"}
+# mpiboot's own options that end like a secret's name; a check has the name of one of them.
+_OWN: Final = ("ssh-key", "host-keys")
 _VALUE: Final = r"'[^']*'|\"[^\"]*\"|[^\s;&|]+"
 # A password may begin with a dash; an option that takes no value may stand before another one.
 _NEXT_OPTION: Final = re.compile(r"--[a-z]+(?:[_-][a-z]+)*(?:[=\s]|$)")
@@ -47,6 +51,11 @@ _LOGIN: Final = re.compile(
     r"(?P<value>'[^':]*:[^']*'|\"[^\":]*:[^\"]*\"|[^\s\"':;&|]+:[^\s;&|]*)"
 )
 _BEARER: Final = re.compile(r"(?i:(?P<name>\bbearer)(?P<between>[ \t]+)(?P<value>[^\s\"'\\;&|]+))")
+# A member of a connection string, as clients of Azure, SQL Server and PostgreSQL take them.
+_MEMBER: Final = re.compile(
+    r"(?i:(?P<name>\b(?:account|access|shared|secret|primary)\w*(?:key|signature)|(?<=;)[ ]?pwd)"
+    r"(?P<between>[ ]?=[ ]?)(?P<value>[^;\s'\"\\]+))"
+)
 _IN_URL: Final = re.compile(r"(?<=://)[^/@\s]*:[^/@\s]*(?=@)")
 _QUERY: Final = re.compile(r"(?<=[?&])(?P<name>[A-Za-z][\w.-]*)=(?P<value>[^\s&;#'\"\\]+)")
 
@@ -62,7 +71,9 @@ def is_secret(name: str) -> bool:
     if any(word.endswith(_SECRET_ENDS) or word in _SECRET_WORDS for word in words):
         return True
     return len(words) > 1 and (
-        words[-1] in _SECRET_LAST or any(pair == ("ACCESS", "KEY") for pair in pairwise(words))
+        words[-1] in _SECRET_LAST
+        or words[-2:] == ["CONNECTION", "STRING"]
+        or any(pair == ("ACCESS", "KEY") for pair in pairwise(words))
     )
 
 
@@ -77,13 +88,26 @@ def mask(name: str, value: str) -> str:
         return HIDDEN
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode()
-        for char in _masked_urls(value)
+        for char in _without_members(value)
     )
 
 
 def mask_within(name: str, value: str) -> str:
     """Return a value as ``mask`` does, with what options or a list in it give to secrets hidden."""
     return masked_words((mask(name, value),))[0]
+
+
+def masked(value: _Value) -> _Value:
+    """Return a text, or the texts of a record, without secrets; a list of words is a command."""
+    found: object = value
+    if isinstance(value, str):
+        found = _masked_text(value)
+    elif isinstance(value, (list, tuple)):
+        words = all(isinstance(item, str) for item in value)
+        found = list(masked_words(value) if words else map(masked, value))
+    elif isinstance(value, dict):
+        found = {name: masked(item) for name, item in value.items()}
+    return cast("Any", found)  # type: ignore[no-any-return]
 
 
 def masked_words(words: Iterable[str]) -> tuple[str, ...]:
@@ -115,6 +139,8 @@ def _hides(option: str, name: str, word: str) -> bool:
 def _belongs_to_secret(name: str, value: str) -> bool:
     """Tell by the name of a variable, an option or a header whether its value is hidden."""
     variable = _as_variable(name)
+    if name.lstrip("-") in _OWN:
+        return False
     if name.startswith("-") and variable in _SECRET_OPTIONS:
         return bool(value)
     return mask(variable, value) == HIDDEN
@@ -129,10 +155,15 @@ def _masked_word(word: str) -> str:
     name, equals, value = word.partition("=")
     if equals and _NAME.fullmatch(_as_variable(name)) and _belongs_to_secret(name, value):
         return f"{name}={HIDDEN}"
+    return _masked_text(word)
+
+
+def _masked_text(text: str) -> str:
     for pattern in (_SET, _HEADER, _GIVEN):
-        word = _without_secrets(pattern, word)
-    word = _LOGIN.sub(rf"\g<name>\g<between>{HIDDEN}", word)
-    return _masked_urls(_BEARER.sub(rf"\g<name>\g<between>{HIDDEN}", word))
+        text = _without_secrets(pattern, text)
+    for pattern in (_LOGIN, _BEARER):
+        text = pattern.sub(rf"\g<name>\g<between>{HIDDEN}", text)
+    return _without_members(text)
 
 
 def _without_secrets(pattern: re.Pattern[str], text: str) -> str:
@@ -148,8 +179,10 @@ def _without_secrets(pattern: re.Pattern[str], text: str) -> str:
     return text
 
 
-def _masked_urls(text: str) -> str:
-    return _QUERY.sub(_masked_in_query, _IN_URL.sub(HIDDEN, text))
+def _without_members(text: str) -> str:
+    """Hide logins in URLs, what signs a URL, and the secrets of a connection string."""
+    text = _QUERY.sub(_masked_in_query, _IN_URL.sub(HIDDEN, text))
+    return _MEMBER.sub(rf"\g<name>\g<between>{HIDDEN}", text)
 
 
 def _masked_in_query(found: re.Match[str]) -> str:
