@@ -139,3 +139,4 @@ def _lines_have_words(monkeypatch: pytest.MonkeyPatch) -> None:
 def pytest_runtest_teardown() -> None:
     """Give the next test the log as it is at first: people's lines, from info on."""
     log.configure()
+    log.ends_container(True)

@@ -255,7 +255,7 @@ def _open_existing(path: str, flags: int) -> int:
     return os.open(path, flags & ~os.O_CREAT | os.O_NONBLOCK)
 
 
-def ends_container(does: bool) -> None:  # noqa: FBT001 - a switch
+def ends_container(does: bool) -> None:  # noqa: FBT001
     """Set whether the end of this process is the container's, whose reason it then writes."""
     _STATE.ends_container = does
 

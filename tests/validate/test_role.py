@@ -41,6 +41,7 @@ def validate(
     """Runs `validate job` with a launcher that does as told: code, stdout, termination message."""
     monkeypatch.setenv("MPIBOOT_RUNTIME_DIR", str(tmp_path / "run"))
     monkeypatch.setenv("MPIBOOT_TERMINATION_LOG", str(tmp_path / "log"))
+    monkeypatch.setattr(process, "is_containers_own", lambda: True)  # as in a Job of its own
 
     def run(does: str, found: dict[str, Any], *words: str) -> tuple[int, str, str]:
         (tmp_path / "found").write_text(json.dumps(found))
