@@ -137,6 +137,9 @@ class Dialect:
     # has a second process for each host then, and takes about three times the CPU time of ssh
     # (scripts/bench/scale).
     agent_sockets: bool = False
+    # Seconds that an agent whose daemon succeeded waits for mpirun to end first: the SIGCHLD of an
+    # agent cuts off what mpirun is writing (docs/reference/open-mpi-output.md).
+    agent_linger: int = 0
     # Hosts that are alike up to the first dot are one host; what keeps their own names whole.
     by_first_label: bool = False
     keep_own_names_var: str = ""
@@ -414,6 +417,7 @@ OPENMPI5: Final = Dialect(
     hostfile_var="PRTE_MCA_prte_default_hostfile",
     agent_var="PRTE_MCA_plm_ssh_agent",
     agent_args_var="PRTE_MCA_plm_ssh_args",
+    agent_linger=5,
     # Measured with 5.0.7: of `a.b-0` and `a.b-1` the hostfile has one host ("multiple definitions
     # of the slot count"). The variable doesn't change that, but that daemons then call their own
     # hosts `a` both, and their ranks wait for each other in shared memory.

@@ -51,8 +51,9 @@ class Plan:
     it did. ``more_hostfiles`` are the texts of copies of hostfiles that single
     programs have, by the copies' paths. ``exit_codes`` tells whether mpiboot asks mpirun for them,
     beside the user's own words. ``agent_env`` is what agents need of this pod's environment and
-    mpirun must not have. ``with_ranks`` are the remote hosts that may get a rank, and
-    ``tcp_optional`` tells why MPI may do without TCP between them, empty where it can't.
+    mpirun must not have, and ``agent_linger`` for how long they wait for its end. ``with_ranks``
+    are the remote hosts that may get a rank, and ``tcp_optional`` tells why MPI may do without TCP
+    between them, empty where it can't.
     ``meeting`` is where ranks with torchrun's variables meet, None where there are none.
     ``open_files`` is the soft limit with which mpirun starts, 0 for this pod's own. ``forwarded``
     are the variables that ranks get from mpirun's environment, and ``stays`` those that a rule
@@ -79,6 +80,7 @@ class Plan:
     networks: tuple[WorkerNetwork, ...] = field(default=(), compare=False)
     proved: bool = False
     agent_env: Mapping[str, str] = field(default_factory=dict)
+    agent_linger: int = 0
     with_ranks: tuple[str, ...] = ()
     tcp_optional: str = ""
     exit_codes: bool = False
@@ -224,6 +226,7 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
         networks=network.networks,
         proved=data.is_proved(builder, network),
         agent_env=builder.agent_env,
+        agent_linger=row.agent_linger,
         with_ranks=tuple(name for name in daemons or remote if name not in idle),
         tcp_optional=control_links.tcp_optional(builder, network.transport),
         exit_codes=supervised and _asks_exit_codes(builder),

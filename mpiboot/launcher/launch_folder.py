@@ -121,6 +121,7 @@ class Launch:
             folder,
             ssh="ssh",
             user_agent=plan.user_agent,
+            linger=str(plan.agent_linger),
             **({} if plan.user_agent else client),
             per_host=plan.per_host,
             environ=plan.agent_env,
@@ -141,6 +142,7 @@ class Launch:
         logins.write(
             ssh=ssh or "",
             user_agent=self.plan.user_agent,
+            linger=self.plan.agent_linger,
             own_client=own,
             per_host=self.plan.per_host,
             environ=self.plan.agent_env,
@@ -377,6 +379,7 @@ class Logins:
         *,
         ssh: str,
         user_agent: str = "",
+        linger: int = 0,
         own_client: bool = False,
         per_host: Mapping[str, Mapping[str, str]],
         environ: Mapping[str, str] | None = None,
@@ -387,6 +390,7 @@ class Logins:
         Args:
             ssh: the path of ssh; empty where there is none.
             user_agent: the words of the user's own launch agent, or empty.
+            linger: the seconds that an agent waits for mpirun's end.
             own_client: whether mpiboot's own client replaces ssh.
             per_host: variables of single hosts.
             environ: the agents' variables beside mpirun's environment.
@@ -416,6 +420,7 @@ class Logins:
             ssh=f"{ssh or 'ssh'} -o {self.strict}",
             user_agent=user_agent,
             client=client_start.client_words() if own_client else "",
+            linger=str(linger),
             per_host=per_host,
             environ=environ or {},
         )
@@ -479,23 +484,17 @@ def exports(values: Mapping[str, str]) -> str:
 def write_agent_files(
     folder: Path,
     *,
-    ssh: str,
-    user_agent: str = "",
-    client: str = "",
-    remote_end: str = "",
     per_host: Mapping[str, Mapping[str, str]],
     environ: Mapping[str, str],
+    **words: str,
 ) -> None:
     """Write the agent's files, and the FIFO by which it tells of its host.
 
     Args:
         folder: the launch folder, which holds the folder AGENT_HOSTS already.
-        ssh: the words of the ssh that the agent runs.
-        user_agent: the words of the user's own agent, which precedes ssh; or empty.
-        client: the words of the program that replaces ssh; or empty.
-        remote_end: how that program reports a command's exit; empty if its own status tells it.
         per_host: variables of single hosts, by mpirun's names.
         environ: the agent's variables beside mpirun's environment.
+        **words: what ``libexec/agent`` reads: ssh, user_agent, client, remote_end, linger.
 
     Raises:
         MpibootError: ``runtime-folder``.
@@ -505,10 +504,7 @@ def write_agent_files(
         files.write_private(
             hosts / f"{name}.env", assignments({"exports": exports(values).rstrip()})
         )
-    read = {"ssh": ssh, "user_agent": user_agent, "client": client}
-    if remote_end:
-        read["remote_end"] = remote_end
-    files.write_private(folder / AGENT_CONFIG, assignments(read) + exports(environ))
+    files.write_private(folder / AGENT_CONFIG, assignments(words) + exports(environ))
     files.make_fifo(folder / launch_names.EVENTS)
 
 

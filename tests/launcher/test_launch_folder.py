@@ -377,13 +377,12 @@ def test_a_host_is_looked_up_by_a_name_that_a_nameserver_knows(called: str, dns:
     assert (found.name, found.dns) == (called, dns)
 
 
-def by_kubectl(launch: launch_folder.Launch, user_agent: str = "") -> launch_folder.Launch:
+def by_kubectl(launch: launch_folder.Launch) -> launch_folder.Launch:
     """The same launch where kubectl enters the hosts' pods, and there is no key."""
     client = Decision("launch-agent", "kubectl", Source.DEFAULT, "so")
     environ = {**launch.observed.environ, "KUBERNETES_SERVICE_HOST": "10.96.0.1"}
     return replace(
         launch,
-        plan=replace(launch.plan, user_agent=user_agent),
         observed=replace(launch.observed, client=client, environ=environ),
         key=None,
         pods=PodAccess("/opt/kubectl", "jobs", "main"),
@@ -412,15 +411,6 @@ def test_where_kubectl_enters_pods_there_is_no_key_and_no_ssh(tmp_path: Path) ->
     # Nobody has asked for the names, and they may lead nowhere.
     told = evidence.from_json((folder / evidence.FILE).read_text())
     assert {item.dns for item in told} == {""}
-
-
-def test_a_users_own_agent_is_kept_where_kubectl_enters_pods(tmp_path: Path) -> None:
-    launch = by_kubectl(made(tmp_path), user_agent="/etc/mpi/kubexec.sh")
-    launch.write()
-    text = (Path(launch.where.launch_dir) / "agent.conf").read_text()
-    assert "user_agent=/etc/mpi/kubexec.sh\nclient=''\n" in text
-    assert "remote_end" not in text
-    assert launch.spec({}, {}, (), attempt="").remote == "ssh"
 
 
 @needs_ssh

@@ -80,28 +80,6 @@ def test_what_agents_ask_by_is_private(tmp_path: Path) -> None:
     assert all(stat.S_ISFIFO(path.stat().st_mode) for path in paths[1:])
 
 
-async def test_a_session_runs_with_the_words_and_streams_of_its_agent(launch: Launch) -> None:
-    answers = launch.agent("a")
-    launch.say("start a 70\n")
-    assert await heard(answers) == "taken\n"
-    assert launch.asked == [(["-x", "a"], 70, [70, 71, 72])]
-    assert launch.told == []
-    launch.status.set_result(7)
-    assert await heard(answers) == "7\n"
-    # The parent knows of it before its agent can end.
-    assert launch.told == ["closed a 70\n"]
-    assert await heard(answers) == ""
-
-
-async def test_lines_come_in_any_pieces_and_what_is_none_is_passed_over(launch: Launch) -> None:
-    answers = launch.agent("a"), launch.agent("b")
-    launch.say("start c 3\nstart a x\nstart a\n\nodd\nend c 3\nend ../requests 3\nsta")
-    launch.say("rt a 7")
-    launch.say("0\nstart b 80\n")
-    assert [await heard(one) for one in answers] == ["taken\n", "taken\n"]
-    assert [agent for _, agent, _ in launch.asked] == [70, 80]
-
-
 async def test_a_hosts_second_agent_is_not_served_by_its_fifo(launch: Launch) -> None:
     answers = launch.agent("a")
     launch.say("start a 70\nstart a 71\n")
@@ -141,14 +119,6 @@ async def test_a_session_that_is_given_up_ends_with_the_status_of_ssh(
     assert message.replace("taken\n", "") == f"{FAILED}\n"
     assert launch.status.cancelled() or not launch.asked
     assert launch.told == ["closed a 70\n"]
-
-
-async def test_a_session_that_breaks_ends_with_the_status_of_ssh(launch: Launch) -> None:
-    answers = launch.agent("a")
-    launch.say("start a 70\n")
-    assert await heard(answers) == "taken\n"
-    launch.status.set_exception(OSError("broken"))
-    assert await heard(answers) == "255\n"
 
 
 async def test_the_end_of_an_agent_that_was_killed_is_told(launch: Launch) -> None:
