@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.pods import images
-from tests.pods.jobs import PATIENCE, RING, ended, ranks, refused, spanned, spans
+from tests.pods.cache import CACHE
+from tests.pods.jobs import (
+    AGENT,
+    PATIENCE,
+    RING,
+    agent_variable,
+    ended,
+    ranks,
+    refused,
+    spanned,
+    spans,
+)
 from tests.pods.marks import OLD_IMAGE, ONE_IMAGE
 from tests.pods.oci import PodSpec
 from tests.pods.operator import mpijob
@@ -112,19 +124,72 @@ def test_the_operators_base_image_as_user_1000(cluster: Cluster, image: Image) -
     )
 
 
-def root_image(name: str) -> Image:
-    """A base image for root: the operator's own command is all that a worker runs."""
+def plain_worker(name: str) -> Image:
+    """An MPI's image for root without any file of mpiboot; it serves with the operator's keys."""
+    whole = images.image(name)
+    code = [layer for layer in whole.layers if layer.parent == CACHE / "code"]
+    below = replace(whole, layers=tuple(layer for layer in whole.layers if layer not in code))
     config = (
         "HostKey /root/.ssh/id_rsa\nStrictModes no\nUsePAM no\nPermitRootLogin yes\n"
         "AuthorizedKeysFile /root/.ssh/authorized_keys\n"
     )
-    return images.image(name).with_files({"/etc/ssh/sshd_config": config, "/run/sshd/.keep": ""})
+    return below.without(
+        "/opt/mpiboot", "/usr/local/bin/mpiboot", "/usr/local/share/mpiboot"
+    ).with_files({"/etc/ssh/sshd_config": config, "/run/sshd/.keep": ""})
 
 
-@OLD_IMAGE
-def test_workers_with_the_operators_own_command(cluster: Cluster, image: Image) -> None:
-    job = spanned(cluster, root_image(image.name), worker_args=())
-    assert "mpiboot" not in job.workers[0].stderr()
+# How an operator names the MPI, and a launch by mpirun itself and by a script.
+MPI = {"mpich-5.0": "MPICH", "mpich-4.0": "MPICH", "intel-mpi": "Intel"}
+WAYS = {
+    "mpirun": ("mpirun", "-np", "2", RING),
+    "script": ("sh", "-c", f"mpirun -np 2 {RING}"),
+}
+# What lets workers start each other's daemons; mpirun itself starts the first 64.
+TREES = {
+    "openmpi-4.1": {"OMPI_MCA_routed": "radix"},
+    "openmpi-5.0": {"PRTE_MCA_plm_ssh_no_tree_spawn": "0"},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        images.NAMES[0],
+        *(pytest.param(name, marks=pytest.mark.full) for name in (images.NAMES[1], *MPI)),
+    ],
+)
+def test_workers_of_an_image_without_mpiboot(
+    cluster: Cluster, rig: None, name: str, way: str
+) -> None:
+    """The MPI Operator's own command is all that a worker runs."""
+    job = spanned(
+        cluster,
+        images.image(name),
+        *WAYS[way],
+        mpi=MPI.get(name, "OpenMPI"),
+        worker_args=(),
+        worker={"image": plain_worker(name)},
+    )
+    for worker in job.workers:
+        assert not worker.shell("find / -xdev -iname '*mpiboot*'")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", TREES)
+def test_workers_without_mpiboot_behind_a_users_own_agent_and_a_tree(
+    cluster: Cluster, rig: None, name: str
+) -> None:
+    """The agent is in the launcher's image alone."""
+    image = images.image(name)
+    job = spanned(
+        cluster,
+        image.with_files({"/opt/agent": AGENT.format("echo own agent >&2")}, 0o755),
+        worker_args=(),
+        launcher={"env": {agent_variable(image): "/opt/agent", **TREES[name]}},
+        worker={"image": plain_worker(name)},
+    )
+    assert job.launcher.stderr().count("own agent") == len(job.workers)
 
 
 def listens(pod: Pod) -> bool:

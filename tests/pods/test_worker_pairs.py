@@ -9,7 +9,7 @@ import pytest
 from tests.pods import images
 from tests.pods.jobs import PATIENCE, RING, spanned, spans
 from tests.pods.operator import mpijob
-from tests.pods.test_foreign import root_image
+from tests.pods.test_foreign import plain_worker
 from tests.pods.test_network import BETWEEN
 from tests.waiting import until
 
@@ -120,12 +120,18 @@ def test_source_nat_between_workers(cluster: Cluster, image: Image) -> None:
 def test_a_worker_of_somebody_elses_is_not_checked(cluster: Cluster, rig: None) -> None:
     job = spanned(
         cluster,
-        root_image("openmpi-5.0"),
+        images.image("openmpi-5.0"),
         RING,
         "--bytes",
         "1",
         workers=3,
-        each_worker={1: {"command": ["/usr/sbin/sshd", "-De"], "args": ()}},
+        each_worker={
+            1: {
+                "image": plain_worker("openmpi-5.0"),
+                "command": ["/usr/sbin/sshd", "-De"],
+                "args": (),
+            }
+        },
     )
     message = " ".join(job.launcher.stderr().split())
     assert f"{NAMES[1]} tries no connections to other workers: it does not run mpiboot" in message

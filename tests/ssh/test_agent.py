@@ -185,6 +185,25 @@ def test_daemons_get_no_wish_for_the_states_of_ranks(
     assert not set(asked[1:]) & set(launch.words())
 
 
+AGENTS = {
+    "Open MPI 4.1": ("-mca", "plm_rsh_agent", f'"{AGENT}"'),
+    "Open MPI 5": ("--prtemca", "plm_ssh_agent", f'"{AGENT}"'),
+    "MPICH and Intel": ("--launcher-exec", str(AGENT)),
+}
+
+
+@pytest.mark.parametrize("words", AGENTS.values(), ids=AGENTS)
+def test_a_daemon_does_not_get_mpiboots_agent(launch: Launch, words: tuple[str, ...]) -> None:
+    for name in ("ssh", "kubexec"):
+        launch.body("exit 0", name)
+        daemon = ("orted", "-mca", "x", "y", *words, "-mca", "z", "1")
+        assert ended(launch.start("w-1", *daemon))[0] == 0
+        assert launch.words()[-8:] == ["w-1", "orted", "-mca", "x", "y", "-mca", "z", "1"]
+    # A user's program may have such words, and whole ones only are mpirun's.
+    assert ended(launch.start("w-1", *words[:-1]))[0] == 0
+    assert launch.words()[-len(words) :] == ["w-1", *words[:-1]]
+
+
 def test_words_are_neither_split_nor_globbed_nor_evaluated(launch: Launch) -> None:
     odd = ["* ?", "$(id)", "`id`", "a'b\"c", "two\nlines", "", "\\", "é €"]
     ended(launch.start("w-1", *odd))
