@@ -13,7 +13,7 @@ import mpiboot
 from mpiboot.launcher.launch_folder import assignments
 
 SSH = Path(mpiboot.__file__).parent / "libexec" / "ssh"
-STRICT = "StrictHostKeyChecking=yes"
+PINS = "-o StrictHostKeyChecking=yes -o VerifyHostKeyDNS=no"
 GUARD = 60
 SHELLS = [
     words
@@ -38,7 +38,7 @@ class Folder:
         (self.path / "bin/ssh").symlink_to(SSH)
         values = {
             "ssh": program(tmp_path / "real-ssh", "real") if ssh else "",
-            "strict": STRICT,
+            "pins": PINS,
             "client": f"/bin/sh {program(tmp_path / 'client', 'client')}" if client else "",
             "words": f"{SSH}_words",
             "hosts": "w-0.job w-0 10.0.0.1 w-1.job w-1 10.0.0.2 w-*.job w-*",
@@ -51,37 +51,40 @@ class Folder:
             argv, input="in\n", capture_output=True, text=True, timeout=GUARD, check=False
         )
 
-    def job(self, *words: str) -> str:
-        """What is printed of a login to one of the job's hosts."""
-        config = ["-F", f"{self.path}/ssh_config", "-o", STRICT]
-        return "\n".join(["real", *config, *words, "in", ""])
+    def job(self, options: int, *words: str) -> str:
+        """What is printed of a login to one of the job's hosts, with so many words of options."""
+        last = ["-F", f"{self.path}/ssh_config", "-S", "none"]
+        return "\n".join(
+            ["real", *PINS.split(), *words[:options], *last, *words[options:], "in", ""]
+        )
 
 
 @pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
 @pytest.mark.parametrize(
-    "words",
+    ("options", "words"),
     [
-        ("w-0", "hostname"),
-        ("w-0.job", "sh", "-c", "a  b; '*' \"$x\""),
-        ("10.0.0.2",),
-        ("root@w-1", "hostname"),
+        (1, ("w-0", "hostname")),
+        (1, ("w-0.job", "sh", "-c", "a  b; '*' \"$x\"")),
+        (1, ("10.0.0.2",)),
+        (1, ("root@w-1", "hostname", "-F", "x")),
         # Horovod's, DeepSpeed's, scp's; what follows is the program's own wish.
-        ("-o", "PasswordAuthentication=no", "-o", "StrictHostKeyChecking=no", "w-0", "true"),
-        ("-oBatchMode=yes", "-tt", "-p", "22", "w-0", "true"),
-        ("-x", "-l", "root", "--", "w-1", "scp -t /tmp"),
+        (5, ("-o", "PasswordAuthentication=no", "-o", "StrictHostKeyChecking=no", "w-0", "true")),
+        (5, ("-oBatchMode=yes", "-tt", "-p", "22", "w-0", "true")),
+        (3, ("-x", "-l", "root", "--", "w-1", "scp -t /tmp")),
         # Flags and an option in one word; options behind the host.
-        ("-xl", "root", "-Tp", "22", "w-1", "-i", "key", "true"),
+        (7, ("-xl", "root", "-Tp", "22", "w-1", "-i", "key", "true")),
+        (4, ("-vSx", "w-1", "-F", "y", "--", "-S", "z")),
         # Hosts that joined later.
-        ("w-2", "true"),
-        ("root@w-12.job", "true"),
+        (1, ("w-2", "true")),
+        (1, ("root@w-12.job", "true")),
     ],
 )
 def test_a_host_of_the_job_is_reached_with_its_configuration(
-    tmp_path: Path, shell: list[str], words: tuple[str, ...]
+    tmp_path: Path, shell: list[str], options: int, words: tuple[str, ...]
 ) -> None:
     folder = Folder(tmp_path)
     done = folder.call(*words, shell=tuple(shell))
-    assert (done.stdout, done.stderr, done.returncode) == (folder.job(*words), "", 0)
+    assert (done.stdout, done.stderr, done.returncode) == (folder.job(options, *words), "", 0)
 
 
 @pytest.mark.parametrize(

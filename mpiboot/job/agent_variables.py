@@ -28,16 +28,13 @@ def place(builder: PlanBuilder, hosts: int) -> tuple[str, sshconfig.UserArgs]:
     row, own = builder.row, builder.paths.agent
     instead_of_ssh = builder.observed.instead_of_ssh
     agent_by, agent = _take_agent(builder)
-    args_by, given = _first(
-        builder, (row.agent_args_var, *row.agent_args_aliases, *ALSO_AGENT_ARGS)
-    )
+    args_by, given = _take_arguments(builder)
     _settle_kind(builder, own)
     builder.force(row.agent_var, own, "tells which hosts mpirun really starts", Source.DEFAULT)
     if row.concurrency_var:
         _let_all_live(builder, hosts)
     if any(_given_by_user(builder, row.leaving_var)):
         builder.add(*row.attached)
-    _report_flagged_arguments(builder)
     more = "" if agent == own else _ssh_words(agent)
     if more is None:
         agent = _first_of_list(agent)
@@ -65,10 +62,10 @@ def place(builder: PlanBuilder, hosts: int) -> tuple[str, sshconfig.UserArgs]:
             builder.warn(
                 "settings-conflict",
                 f"{name} has {', '.join(args.without_effect)}, which has no "
-                "effect: mpiboot sets these itself",
+                "effect: mpiboot sets it itself, or does not pass it on",
             )
-    if words:
-        builder.set_env[row.agent_args_var] = " ".join(words)
+    if words or row.agent_args_var in builder.of_files:
+        builder.set_env[row.agent_args_var] = " ".join(words) or "-x"  # else the file's would count
     else:
         builder.unset_env.add(row.agent_args_var)
     return "", sshconfig.UserArgs(lines, words)
@@ -153,6 +150,16 @@ def _take_agent(builder: PlanBuilder) -> tuple[str, str]:
     return found if found[1] else _first(builder, variables)
 
 
+def _take_arguments(builder: PlanBuilder) -> tuple[str, str]:
+    """Find the user's ssh arguments, and by what they are named; mpirun must find none."""
+    variables = (builder.row.agent_args_var, *builder.row.agent_args_aliases, *ALSO_AGENT_ARGS)
+    names = dict.fromkeys(map(parameter, variables))
+    flagged = [(f"--mca {name}", builder.line.mca.get(name, "").strip()) for name in names]
+    for name in names:
+        builder.take_off(name)
+    return next((item for item in flagged if item[1]), _first(builder, variables))
+
+
 def _on_the_line(row: Dialect, line: UserLine) -> tuple[str, str]:
     """Find the launch agent that the line names, and the words by which it does."""
     given = {_EXEC: line.launch_agent, **line.mca}
@@ -222,25 +229,3 @@ def _warn_of_lost(builder: PlanBuilder, name: str, lost: tuple[str, ...]) -> Non
             f"{name} has {', '.join(lost)}, which has no effect: {used}",
             "see ssh-client or launch-agent in the plan for why it is used",
         )
-
-
-def _report_flagged_arguments(builder: PlanBuilder) -> None:
-    """Report what ssh arguments on the mpirun line change: they come before the configuration."""
-    instead_of_ssh = builder.observed.instead_of_ssh
-    for name in dict.fromkeys(map(parameter, (builder.row.agent_args_var, *ALSO_AGENT_ARGS))):
-        value = builder.line.mca.get(name)
-        if value is None:
-            continue
-        by = f"--mca {name} on the mpirun line"
-        args = sshconfig.read_args(value)
-        settled = args.without_effect
-        unread = f", which {instead_of_ssh} does not read" if instead_of_ssh else ""
-        builder.decide("ssh-arguments", value, Source.FLAG, by + unread)
-        if instead_of_ssh:
-            _warn_of_lost(builder, by, (*settled, *sshconfig.lost_with_own_client(args)))
-        elif settled:
-            builder.warn(
-                "settings-conflict",
-                f"{by} has {', '.join(settled)}, which overrides what mpiboot has checked",
-                "remove it from the line",
-            )

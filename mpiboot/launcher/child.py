@@ -504,7 +504,7 @@ def _write_script_logins(
     logins.write_baselines(passed.workers)
     config = {
         "ssh": ssh,
-        "strict": logins.strict,
+        "pins": logins.pins,
         "client": client_start.client_words() if own else "",
         "hosts": " ".join((*logins.hosts, *(item.name for item in later))),
         "words": shims.SSH_WORDS,

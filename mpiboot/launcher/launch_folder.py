@@ -361,9 +361,10 @@ class Logins:
         )
 
     @property
-    def strict(self) -> str:
-        """The option for host keys on ssh's command line, where the first value wins."""
-        return f"StrictHostKeyChecking={sshconfig.STRICT[self.settings.host_keys]}"
+    def pins(self) -> str:
+        """The options for host keys as words of ssh's command line, where the first value wins."""
+        chosen = sshconfig.pins(str(self.folder / KNOWN_HOSTS), self.settings.host_keys)
+        return " ".join(f"-o {name}={value}" for name, value in chosen.items())
 
     def make_folder(self) -> None:
         """Make the folder anew, with a copy of the key.
@@ -416,8 +417,8 @@ class Logins:
         )
         write_agent_files(
             self.folder,
-            # On the command line the first value wins, also over arguments on the mpirun line.
-            ssh=f"{ssh or 'ssh'} -o {self.strict}",
+            # Open MPI's own files may add arguments that mpiboot can't take away.
+            ssh=f"{ssh or 'ssh'} {self.pins}",
             user_agent=user_agent,
             client=client_start.client_words() if own_client else "",
             linger=str(linger),

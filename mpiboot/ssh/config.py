@@ -7,6 +7,7 @@ checking off.
 
 from __future__ import annotations
 
+import getopt
 import math
 import re
 from collections.abc import Iterable
@@ -22,8 +23,9 @@ STRICT: Final = {HostKeys.JOB: "yes", HostKeys.ACCEPT_NEW: "accept-new", HostKey
 # The name under which the job's host key is pinned: one key for every pod of the job.
 ALIAS: Final = "mpiboot-job"
 
-# ssh's short options that have a configuration keyword; others of the user's stay arguments.
-_SHORT: Final = {
+# ssh's letters, for getopt; what those with a keyword stand for; and flags that are passed on.
+_LETTERS: Final = "46AaB:b:Cc:D:E:e:F:fGgI:i:J:KkL:l:Mm:NnO:o:P:p:Q:qR:S:sTtVvW:w:XxYy"
+_MEANT: Final = {
     "-p": "Port",
     "-i": "IdentityFile",
     "-l": "User",
@@ -34,30 +36,31 @@ _SHORT: Final = {
     "-B": "BindInterface",
     "-e": "EscapeChar",
     "-S": "ControlPath",
-    # A second -F on ssh's command line would replace the private configuration.
     "-F": "Include",
+    "-4": "AddressFamily inet",
+    "-6": "AddressFamily inet6",
+    "-C": "Compression yes",
+    "-q": "LogLevel QUIET",
+    "-x": "ForwardX11 no",
+    "-a": "ForwardAgent no",
+    "-A": "ForwardAgent yes",
+    "-X": "ForwardX11 yes",
+    "-Y": "ForwardX11Trusted yes",
+    "-t": "RequestTTY yes",
 }
-_BARE: Final = {
-    "-4": ("AddressFamily", "inet"),
-    "-6": ("AddressFamily", "inet6"),
-    "-C": ("Compression", "yes"),
-    "-q": ("LogLevel", "QUIET"),
-    "-x": ("ForwardX11", "no"),
-    "-a": ("ForwardAgent", "no"),
-    # As words of ssh's command line these would come before the configuration's "no".
-    "-A": ("ForwardAgent", "yes"),
-    "-X": ("ForwardX11", "yes"),
-    "-Y": ("ForwardX11Trusted", "yes"),
-}
-# What mpiboot settles itself, from what it verified; a user's value for these has no effect.
-_SETTLED: Final = (
-    "stricthostkeychecking userknownhostsfile globalknownhostsfile hostname hostkeyalias "
-    "batchmode identityfile identitiesonly port user forwardagent forwardx11 "
-    "forwardx11trusted clearallforwardings identityagent checkhostip updatehostkeys "
-    "preferredauthentications requesttty escapechar permitlocalcommand localcommand "
-    "controlmaster controlpath loglevel"
+_FLAGS: Final = ("-v", "-T", "-n", "-k")
+# The only keywords of a user's that are passed on. None of them decides which host key is accepted;
+# files that Include names and options of ssh to come are read behind ``pins``.
+_ALLOWED_TEXT: Final = (
+    "addressfamily bindaddress bindinterface certificatefile challengeresponseauthentication "
+    "ciphers compression connectionattempts connecttimeout gssapiauthentication "
+    "hostbasedauthentication hostkeyalgorithms include ipqos kbdinteractiveauthentication "
+    "kexalgorithms macs numberofpasswordprompts passwordauthentication proxycommand proxyjump "
+    "proxyusefdpass pubkeyacceptedalgorithms pubkeyacceptedkeytypes pubkeyauthentication "
+    "rekeylimit requiredrsasize sendenv serveralivecountmax serveraliveinterval setenv "
+    "tcpkeepalive"
 )
-_OURS: Final = frozenset(_SETTLED.split())
+_ALLOWED: Final = frozenset(_ALLOWED_TEXT.split())
 # How long ssh waits and how often it tries: a user's values come before mpiboot's own.
 _PATIENCE: Final = {
     "connectionattempts": 3,  # the gate has just seen the host answer: a dropped SYN, a full queue
@@ -76,9 +79,7 @@ _UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _TIME: Final = re.compile(r"(?:[0-9]{1,9}[smhdw])*[0-9]{1,9}[smhdw]?", re.IGNORECASE)
 _TIME_PART: Final = re.compile(r"([0-9]+)([smhdw]?)")
 # What mpiboot's own SSH client does by itself, or never does: such a keyword is no loss there.
-_CLIENT_DOES: Final = (
-    _OURS | _PATIENCE.keys() | {"tcpkeepalive", "passwordauthentication", "compression"}
-)
+_CLIENT_DOES: Final = (*_PATIENCE, "tcpkeepalive", "passwordauthentication", "compression")
 
 # The first choice of OpenSSH 9.0 to 9.8: 82 ms of CPU for each login on the launcher, which logs in
 # to every host, against 13 with what both ends choose without it (scripts/bench/key_exchange).
@@ -94,8 +95,8 @@ KEPT_FROM: Final = 16
 class UserArgs:
     """A user's own ssh arguments, read.
 
-    ``lines`` are configuration lines; ``words`` what has no such form; ``without_effect`` the
-    keywords that mpiboot settles itself.
+    ``lines`` are configuration lines; ``words`` flags that have no such form; ``without_effect``
+    what mpiboot sets itself or does not pass on.
     """
 
     lines: tuple[str, ...] = ()
@@ -144,34 +145,25 @@ def patience(keepalive: float, args: UserArgs, *, watched: bool = False) -> SshT
 def read_args(text: str) -> UserArgs:
     """Read the value of ``plm_rsh_args`` and its kin: split at blanks, as Open MPI splits it."""
     lines: list[str] = []
-    rest: list[str] = []
-    ineffective: list[str] = []
-    queue = text.split()
-
-    def keep(keyword: str, value: str) -> None:
-        if keyword.lower() in _OURS:
-            ineffective.append(f"{keyword}={value}")
-        else:
-            lines.append(f"{keyword} {value}")
-
-    while queue:
-        word = queue.pop(0)
-        if word in _BARE:
-            keep(*_BARE[word])
-        elif word[:2] == "-o":
-            pair = word[2:] or (queue.pop(0) if queue else "")
-            keyword, _, value = pair.partition("=")
-            if keyword and value:
-                keep(keyword.strip(), value.strip())
-            else:
-                rest += [word, pair] if not word[2:] else [word]
-        elif word[:2] in _SHORT:
-            value = word[2:] or (queue.pop(0) if queue else "")
-            if value and (word[:2], value.lower()) != ("-F", "none"):
-                keep(_SHORT[word[:2]], value)
-        else:
-            rest.append(word)
-    return UserArgs(tuple(lines), tuple(rest), tuple(ineffective))
+    words: list[str] = []
+    try:
+        options, without_effect = getopt.getopt(text.split(), _LETTERS)
+    except getopt.GetoptError:  # ssh itself would end with an error
+        return UserArgs(without_effect=(text,))
+    for letter, given in options:
+        if letter in _FLAGS:
+            words.append(letter)
+            continue
+        line = f"{_MEANT.get(letter, letter)} {given}"
+        if letter == "-o":
+            line = given.replace("=", " ", 1)
+        keyword, _, value = line.strip().partition(" ")
+        if keyword.lower() not in _ALLOWED or not value.strip():
+            named = line if keyword[:1] == "-" else f"{keyword}={value}"
+            without_effect.append(named.rstrip("= "))
+        elif (letter, value.lower()) != ("-F", "none"):
+            lines.append(f"{keyword} {value.strip()}")
+    return UserArgs(tuple(lines), tuple(words), tuple(without_effect))
 
 
 def lost_with_own_client(args: UserArgs) -> tuple[str, ...]:
@@ -204,6 +196,28 @@ def quoted(value: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
+def pins(known_hosts: str, host_keys: HostKeys) -> dict[str, str]:
+    """Give the options that decide which host key is accepted.
+
+    ssh keeps the first value of each: they come first in its configuration and on its command line.
+
+    Args:
+        known_hosts: path of the file with the pinned host key.
+        host_keys: ``job`` (pinned), ``accept-new`` or ``off``.
+    """
+    return {
+        "StrictHostKeyChecking": STRICT[host_keys],
+        "UserKnownHostsFile": quoted(known_hosts),
+        "GlobalKnownHostsFile": "/dev/null",
+        "IgnoreUnknown": "KnownHostsCommand",  # which OpenSSH has since 8.5
+        "KnownHostsCommand": "none",
+        "VerifyHostKeyDNS": "no",
+        "NoHostAuthenticationForLocalhost": "no",
+        "CheckHostIP": "no",
+        "UpdateHostKeys": "no",
+    }
+
+
 def render(
     entries: Iterable[LaunchHost],
     *,
@@ -228,7 +242,6 @@ def render(
         costly_kex: whether the ssh that reads it knows ``COSTLY_KEX``, which is then left out.
         watched: as in ``patience``.
     """
-    strict = STRICT[host_keys]
     wait = patience(keepalive, user_args, watched=watched)
     lines = []
     for entry in entries:
@@ -245,13 +258,7 @@ def render(
         f"  IdentityFile {quoted(key)}",
         "  IdentitiesOnly yes",
         "  IdentityAgent none",
-        f"  UserKnownHostsFile {quoted(known_hosts)}",
-        "  GlobalKnownHostsFile /dev/null",
-        f"  StrictHostKeyChecking {strict}",
-    ]
-    lines += [
-        "  CheckHostIP no",
-        "  UpdateHostKeys no",
+        *(f"  {name} {value}" for name, value in pins(known_hosts, host_keys).items()),
         "  BatchMode yes",
         "  PreferredAuthentications publickey",
         # These hold the user's own values, where given.

@@ -184,9 +184,14 @@ def test_the_users_ssh_arguments_are_merged_behind_ours_and_reported(family: str
     assert row.agent_args_var not in plan.environment(nothing)
 
 
-def test_ssh_arguments_on_the_line_are_reported_where_they_beat_what_was_verified() -> None:
-    plan = planned("mpirun --mca plm_rsh_args -oStrictHostKeyChecking=no ./train")
-    assert "--mca plm_rsh_args on the mpirun line has StrictHostKeyChecking=no" in warned(plan)[0]
+@both
+def test_ssh_arguments_on_the_line_are_read_into_the_configuration_too(family: str) -> None:
+    name = "plm_rsh_args" if family == "openmpi4" else "plm_ssh_args"
+    line = f"mpirun --mca {name} -oUserKnownHostsFile=/x -np 2 ./train"
+    plan = planned(line, observed(family, {**POD, f"OMPI_MCA_{name}": "-C"}))
+    assert name not in plan.argv
+    assert plan.user_args.lines == ()
+    assert f"--mca {name} has UserKnownHostsFile=/x, which has no effect" in warned(plan)[0]
     assert reason(plan, "ssh-arguments")[1] is Source.FLAG
 
 
@@ -211,7 +216,7 @@ def test_ssh_arguments_on_the_line_that_no_ssh_reads_are_said(family: str) -> No
     seen = replace(observed(family), client=OWN)
     plan = planned("mpirun --mca plm_ssh_args -oStrictHostKeyChecking=no ./train", seen)
     (message,) = warned(plan)
-    assert "on the mpirun line has StrictHostKeyChecking=no, which has no effect" in message
+    assert "--mca plm_ssh_args has StrictHostKeyChecking=no, which has no effect" in message
 
 
 @both
@@ -397,7 +402,7 @@ def test_a_value_that_the_workers_shell_would_read_is_named(
     [
         ("openmpi4", "anything", True),
         ("openmpi4", "mca_base_env_list", False),
-        ("openmpi5", "plm_ssh_args", True),
+        ("openmpi5", "plm_ssh_delay", True),
         ("openmpi5", "oob_tcp_if_include", True),
         ("openmpi5", "btl_tcp_links", False),
     ],

@@ -129,7 +129,9 @@ def test_ssh_reaches_each_host_by_mpiruns_name_where_the_gate_found_it(tmp_path:
     assert Path(launch.where.launch_dir, "key").read_bytes() == (tmp_path / "id").read_bytes()
     assert Path(launch.where.hostfile).read_text() == launch.plan.hostfile
     conf = (folder / "agent.conf").read_text()
-    assert f"ssh='{shutil.which('ssh')} -o StrictHostKeyChecking=yes'" in conf
+    known = folder / "known_hosts"
+    assert f"ssh='{shutil.which('ssh')} -o StrictHostKeyChecking=yes -o UserKnown" in conf
+    assert f" -o UserKnownHostsFile={known} -o GlobalKnownHostsFile=/dev/null -o " in conf
     assert "client=''" in conf
 
 

@@ -52,9 +52,9 @@ FORMS = {
         ["/p//hydra_bstrap_proxy", "--pgid", "0"],
     ),
     "every option with a value": (
-        ["-p", "-l", "-l", "w-0", "-i", "a b", "--", "w-1", "true"],
+        ["-p", "-l", "-l", "w-0", "-i", "a b", "w-1", "true"],
         "w-1",
-        ["-p", "-l", "-l", "w-0", "-i", "a b", "--"],
+        ["-p", "-l", "-l", "w-0", "-i", "a b"],
         ["true"],
     ),
 }
@@ -140,14 +140,10 @@ def test_each_mpis_words_reach_ssh_as_they_are_behind_mpiboots_own(
     assert ended(launch.start(*words)) == (0, b"", b"")
     got = launch.words()
     own, rest = got[: got.index("A=b") + 1], got[got.index("A=b") + 1 :]
-    assert own[:4] == [
-        "-F",
-        f"{launch.folder}/ssh_config",
-        "-E",
-        f"{launch.folder}/stderr/w-1",
-    ]
     assert "PermitLocalCommand=yes" in own
-    assert rest == [*options, host, *command]
+    # Of these ssh takes the last.
+    last = ["-F", f"{launch.folder}/ssh_config", "-E", f"{launch.folder}/stderr/w-1", "-S", "none"]
+    assert rest == [*options, *last, host, *command]
 
 
 def test_what_only_asks_a_host_waits_as_long_as_it_is_told_and_tries_once(

@@ -29,35 +29,59 @@ def test_what_says_something_new_is_a_line_of_configuration(text: str, line: str
     assert read_args(text) == UserArgs((line,))
 
 
+TRUST = """
+    KnownHostsCommand VerifyHostKeyDNS NoHostAuthenticationForLocalhost HostKeyAlias CheckHostIP
+    UserKnownHostsFile GlobalKnownHostsFile UpdateHostKeys ControlMaster CASignatureAlgorithms
+    RevokedHostKeys IgnoreUnknown Host Match Tunnel SessionType RemoteCommand PKCS11Provider
+    LocalForward OptionToCome
+"""
+
+
 @pytest.mark.parametrize(
     ("text", "lost"),
     [
+        # What mpiboot sets itself.
         ("-q", "LogLevel=QUIET"),
         ("-x", "ForwardX11=no"),
-        ("-a", "ForwardAgent=no"),
         ("-A", "ForwardAgent=yes"),
-        ("-X", "ForwardX11=yes"),
         ("-Y", "ForwardX11Trusted=yes"),
+        ("-t", "RequestTTY=yes"),
         ("-p 2222", "Port=2222"),
         ("-ikey", "IdentityFile=key"),
         ("-l me", "User=me"),
-        ("-e none", "EscapeChar=none"),
         ("-S /run/x", "ControlPath=/run/x"),
-        ("-o PermitLocalCommand=yes", "PermitLocalCommand=yes"),
+        ("-o StrictHostKeyChecking=no", "StrictHostKeyChecking=no"),
         ("-o LocalCommand=x", "LocalCommand=x"),
+        # What decides whose key is accepted, or is not for a launch.
+        *((f"-o {name}=x", f"{name}=x") for name in TRUST.split()),
+        ("-E log", "-E log"),
+        ("-L 1:a:2", "-L 1:a:2"),
+        ("-I lib", "-I lib"),
+        *((flag, flag) for flag in ("-f", "-N", "-G", "-M", "-V", "-s", "-K")),
+        # What ssh itself would not take.
+        ("-o x", "x"),
+        ("-ox", "x"),
+        ("word", "word"),
+        ("-C -p", "-C -p"),
+        ("-Z -C", "-Z -C"),
     ],
 )
-def test_what_mpiboot_settles_itself_is_told_to_have_no_effect(text: str, lost: str) -> None:
+def test_what_is_not_passed_on_is_told_to_have_no_effect(text: str, lost: str) -> None:
     assert read_args(text) == UserArgs(without_effect=(lost,))
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
-    [("-v -T", ("-v", "-T")), ("-o x", ("-o", "x")), ("-ox", ("-ox",)), ("-o =x", ("-o", "=x"))],
+    ("text", "words"), [("-v -T", ("-v", "-T")), ("-vvn", ("-v", "-v", "-n")), ("-k", ("-k",))]
 )
-def test_other_words_stay_words_of_the_command_line(text: str, words: tuple[str, ...]) -> None:
+def test_some_flags_stay_words_of_the_command_line(text: str, words: tuple[str, ...]) -> None:
     assert read_args(text) == UserArgs(words=words)
     assert lost_with_own_client(read_args(text)) == words
+
+
+def test_flags_and_an_option_may_be_one_word() -> None:
+    assert read_args("-vCJgate -o SetEnv=A=B=") == UserArgs(
+        ("Compression yes", "ProxyJump gate", "SetEnv A=B="), ("-v",)
+    )
 
 
 def test_what_mpiboots_own_client_does_by_itself_is_no_loss() -> None:
