@@ -23,7 +23,7 @@ import asyncssh
 import pytest
 
 import mpiboot
-from mpiboot.core.launch_spec import LAUNCH_ID
+from mpiboot.core.launch_names import LAUNCH_ID
 from mpiboot.hosts import host_shell
 from tests.fakes.worker import (
     HAVE_SSH,
