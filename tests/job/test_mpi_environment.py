@@ -187,7 +187,7 @@ def test_the_users_ssh_arguments_are_merged_behind_ours_and_reported(family: str
 @both
 def test_ssh_arguments_on_the_line_are_read_into_the_configuration_too(family: str) -> None:
     name = "plm_rsh_args" if family == "openmpi4" else "plm_ssh_args"
-    line = f"mpirun --mca {name} -oUserKnownHostsFile=/x -np 2 ./train"
+    line = f"mpirun --mca {name} -oUserKnownHostsFile=/x ./train"
     plan = planned(line, observed(family, {**POD, f"OMPI_MCA_{name}": "-C"}))
     assert name not in plan.argv
     assert plan.user_args.lines == ()
