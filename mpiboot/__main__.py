@@ -6,12 +6,12 @@ import os
 import sys
 from typing import NoReturn
 
-from mpiboot.system import executables
+from mpiboot.system import spawn
 
 
 def main() -> NoReturn:
     """Run the command line; that of a rank without all that the other commands need."""
-    executables.take_out_locale()
+    spawn.take_out_locale()
     # What is loaded stays: to look for garbage among it every 700 objects is a tenth of a start.
     gc.set_threshold(10_000)
     name, *words = sys.argv

@@ -5,13 +5,11 @@ The variables are those that PyTorch's ``env://`` rendezvous reads:
 https://pytorch.org/docs/stable/distributed.html#environment-variable-initialization
 """
 
-import os
 import re
-import signal
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, NoReturn
 
-from mpiboot.system.executables import IGNORED_BY_PYTHON
+from mpiboot.system import spawn
 
 # PyTorch's own default (torch.distributed.run).
 MASTER_PORT: Final = "29500"
@@ -115,9 +113,7 @@ def become(program: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
         from mpiboot.core import log
 
         log.warning("rank", f"{' '.join(old)} of this pod is replaced by each rank's own")
-    for number in IGNORED_BY_PYTHON:
-        signal.signal(number, signal.SIG_DFL)
-    os.execvpe(program[0], [*program], {**environ, **found})  # noqa: S606 - no shell is the point
+    spawn.replace(program, {**environ, **found})
 
 
 def _not_a_rank(environ: Mapping[str, str]) -> str:

@@ -7,11 +7,14 @@ third of the time until sshd listens, and three megabytes of the process that st
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from mpiboot import __version__
@@ -20,7 +23,7 @@ from mpiboot.core.checks import MpibootError, error, failed
 from mpiboot.core.model import Finding, Level, Role, Source
 from mpiboot.core.setting_types import AUTO, BY_INDEX, ValidateFirst
 from mpiboot.core.settings import Resolved, resolve
-from mpiboot.system import executables
+from mpiboot.system.spawn import DEFAULT_PATH
 
 if TYPE_CHECKING:
     from pathlib import Path  # which a worker's start need not load
@@ -89,12 +92,33 @@ def as_role(found: Resolved, role: Role) -> Resolved:
 def _say_role(role: Role, reason: str) -> None:
     message = f"mpiboot {__version__}, role {role.value} ({reason})"
     log.info("role", message, version=__version__, reason=reason)
-    from mpiboot.system import process
-
-    first = process.keeps_sigterm()
+    first = sigterm_blocker()
     if first:
         message = f"PID 1 here is {first}: it has no handler for SIGTERM, and passes none on"
         log.finding(failed("entrypoint", message, level=Level.WARN))
+
+
+def sigterm_blocker(proc: str = "/proc") -> str:
+    """Name the container's first process where no SIGTERM gets past it; else empty.
+
+    That is of a shell its script: what follows may have secrets. The kernel drops a signal for a
+    process number 1 that has no handler for it: a shell has none.
+    """
+    if os.getppid() != 1:
+        return ""
+    with (
+        suppress(OSError, ValueError, IndexError),
+        open(f"{proc}/1/status", encoding="utf-8", errors="replace") as status,  # noqa: PTH123 - light
+        open(f"{proc}/1/cmdline", "rb") as line,  # noqa: PTH123 - light
+    ):
+        caught = int(status.read().partition("\nSigCgt:")[2].split()[0], 16)
+        if not caught >> (signal.SIGTERM - 1) & 1:
+            words = os.fsdecode(line.read()).split("\0")[:-1]
+            named = [words[0], *takewhile(lambda word: word[:1] == "-", words[1:])]
+            if not named[-1].endswith("c") or len(named) == 1:  # the text of a script is no name
+                named += words[len(named) : len(named) + 1]
+            return " ".join(named)
+    return ""
 
 
 def looking(found: Resolved, seconds: float) -> Resolved:
@@ -180,7 +204,7 @@ def _mistyped(wrong: MpibootError, program: Words) -> MpibootError:
     import difflib
 
     near = difflib.get_close_matches(program[0], COMMANDS, n=1, cutoff=0.75)
-    if near and not executables.find(program[0], os.environ.get("PATH", "")):
+    if near and not shutil.which(program[0], path=os.environ.get("PATH", "")):
         hint = f"did you mean `mpiboot {near[0]}`? {wrong.finding.hint}"
         wrong.finding = replace(wrong.finding, hint=hint)
     return wrong
@@ -243,10 +267,10 @@ def _warn_alone(program: str, environ: Mapping[str, str]) -> None:
     """Warn of a program that runs once, where an MPI is installed."""
     from mpiboot.job import program_words
 
-    path = environ.get("PATH", executables.DEFAULT_PATH)
-    if not executables.find("mpirun", path) and not executables.find("mpiexec", path):
+    path = environ.get("PATH", DEFAULT_PATH)
+    if not shutil.which("mpirun", path=path) and not shutil.which("mpiexec", path=path):
         return
-    if not executables.find(program, path):  # it doesn't run at all, which is said next
+    if not shutil.which(program, path=path):  # it doesn't run at all, which is said next
         return
     try:
         with open("/etc/hosts", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
@@ -292,8 +316,6 @@ def copy_to(folder: str, home: Path) -> str:
         MpibootError: ``usage``; mpiboot runs by its image's Python, or the folder has other files.
             ``runtime-folder``; it can't be written.
     """
-    import shutil
-
     if not (home / "lib" / "loader").is_dir():
         raise error(
             "usage",

@@ -32,8 +32,7 @@ class ParentOptions:
     ``job_record`` is the file for the job's end, - for the log, empty for none;
     ``grace`` is for a script alone, in seconds; ``last_launches`` is the folder of the launches
     below a script, whose workers are told of its end; empty where they aren't. ``oom_kills`` are
-    the processes that the kernel had killed here for memory before the launcher began;
-    ``open_folders`` are descriptors by which others reach private folders.
+    the processes that the kernel had killed here for memory before the launcher began.
     """
 
     log_level: LogLevel = LogLevel.INFO
@@ -43,7 +42,6 @@ class ParentOptions:
     grace: float = 0.0
     last_launches: str = ""
     oom_kills: int = 0
-    open_folders: tuple[int, ...] = ()
     job_record: str = ""
 
     def to_json(self) -> str:

@@ -30,6 +30,7 @@ from mpiboot.hosts.access import own_namespace
 from mpiboot.job.forward import ALLOWED, matches
 from mpiboot.launcher import observation
 from mpiboot.system import files, programs
+from mpiboot.worker.state import worker_folder
 
 STDOUT: Final = "-"
 # Seconds that one command may take.
@@ -144,7 +145,7 @@ def _own(resolved: Resolved, environ: Mapping[str, str]) -> dict[str, str]:
         "first-process.txt": " ".join(masking.masked_words(first)) + "\n",
         "termination-log.txt": ended or "nothing is in it\n",
     }
-    worker = files.worker_folder(resolved.settings.runtime_dir, environ)
+    worker = worker_folder(resolved.settings.runtime_dir, environ)
     if worker is not None and (worker / "attempts").exists():
         found["attempts.txt"] = _read(worker / "attempts")
     return found

@@ -38,8 +38,8 @@ from mpiboot.launcher.observation import Observation
 from mpiboot.network import pod, worker_network, worker_pairs
 from mpiboot.network.worker_pairs import WORDS, Reached
 from mpiboot.ssh.attempt import Attempt
-from mpiboot.system import files, os_calls
-from mpiboot.system.files import WorkerState
+from mpiboot.system import os_calls
+from mpiboot.worker.state import WorkerState, running_worker, worker_folder
 
 SERVER: Final = "workers-unreachable"
 # What the plan is asked with: its checks don't depend on the program.
@@ -78,9 +78,9 @@ def log_in_here(
     """
     launcher = launcher_setup.launcher_pod(resolved, environ, looks.role(), patience=0.0)
     wanted = resolved.settings.runtime_dir
-    state = files.running_worker(wanted, environ)
+    state = running_worker(wanted, environ)
     if state is None:
-        folder = files.worker_folder(wanted, environ) or launcher.folder.parent / "worker"
+        folder = worker_folder(wanted, environ) or launcher.folder.parent / "worker"
         raise error(
             SERVER,
             f"no SSH server of mpiboot's runs in this pod: {folder} names none",

@@ -12,6 +12,7 @@ import importlib.util
 import os
 import platform
 import re
+import shutil
 import socket
 import stat
 import struct
@@ -43,7 +44,7 @@ from mpiboot.network.counters import EXPLAINING
 from mpiboot.network.sysfs import nvidia_smi, pci_functions, text
 from mpiboot.ssh import openssh
 from mpiboot.supervisor.state import FAMILIES
-from mpiboot.system import control_groups, executables, files, keys, processes, programs
+from mpiboot.system import control_groups, files, keys, processes, programs
 
 _FOLDER_ROLE: Final = "doctor-"
 
@@ -95,7 +96,7 @@ def key(settings: Settings, environ: Mapping[str, str]) -> list[Finding]:
     read_only = ", read-only" if os.statvfs(mounted).f_flag & os.ST_RDONLY else ""
     kind = found.public.partition(" ")[0]
     message = f"the key is {mounted}, {kind} {found.fingerprint}, {mode}{read_only}"
-    other = keys.trust(found, mounted)
+    other = keys.check_authorized_keys(found, mounted)
     return [ok("ssh-key", message), *([other] if other else [])]
 
 
@@ -346,7 +347,7 @@ def image(environ: Mapping[str, str]) -> ImagePart:
     search = programs.search_path(environ)
     mpi = programs.detect_mpi(environ)
     found = [Program("mpirun", mpi.path, _lacks(mpi.path, environ))] if mpi else []
-    ssh = executables.find("ssh", search) or ""
+    ssh = shutil.which("ssh", path=search) or ""
     found.append(Program("ssh", ssh, _lacks(ssh, environ)))
     sshd = openssh.find(search)
     if sshd:
@@ -366,7 +367,7 @@ def _daemon(mpi: Mpi, search: str, environ: Mapping[str, str]) -> Program | None
         return None
     name = FAMILIES[mpi.family.value].daemon
     beside = (str(Path(mpi.path).parent), os.path.dirname(os.path.realpath(mpi.path)))  # noqa: PTH120
-    path = executables.find(name, os.pathsep.join((*beside, search))) or ""
+    path = shutil.which(name, path=os.pathsep.join((*beside, search))) or ""
     return Program(name, path, _lacks(path, environ))
 
 

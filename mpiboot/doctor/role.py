@@ -32,9 +32,8 @@ from mpiboot.hosts.access import PORTS
 from mpiboot.hosts.gate import is_one_of
 from mpiboot.job import platforms, render
 from mpiboot.network import platform_hints, pod
-from mpiboot.system import files
-from mpiboot.system.files import WorkerState
 from mpiboot.worker import facts
+from mpiboot.worker.state import WorkerState, running_worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +160,7 @@ class Subject:
 
 def subject(resolved: Resolved, environ: Mapping[str, str]) -> Subject:
     """Find out whether a worker of mpiboot's runs here."""
-    worker = files.running_worker(resolved.settings.runtime_dir, environ)
+    worker = running_worker(resolved.settings.runtime_dir, environ)
     return Subject(resolved, environ, worker)
 
 

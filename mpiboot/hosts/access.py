@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -20,7 +21,7 @@ from mpiboot.core.checks import error
 from mpiboot.core.model import Decision, Source
 from mpiboot.core.setting_types import LaunchAgent
 from mpiboot.core.settings import Resolved
-from mpiboot.system import executables, programs
+from mpiboot.system import programs
 
 # How kubectl reports a remote command's exit status; its own failures have other words, and both
 # may have status 1 (kubectl's pkg/cmd/util, client-go's util/exec).
@@ -317,7 +318,7 @@ DECISION: Final = "launch-agent"
 def find_kubectl(environ: Mapping[str, str]) -> str:
     """Find kubectl; empty where there is none."""
     places = os.pathsep.join((environ.get("PATH", ""), _DELIVERED))
-    return executables.find("kubectl", places) or ""
+    return shutil.which("kubectl", path=places) or ""
 
 
 def choose_access(

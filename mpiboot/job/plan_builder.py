@@ -113,14 +113,10 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class LaunchPaths:
-    """Where the launcher's private files will be; all in one folder without blanks.
-
-    ``named`` is the name of the folder around ``launch_dir`` where that goes by a descriptor.
-    """
+    """Where the launcher's private files will be; all in one folder without blanks."""
 
     launch_dir: str
     agent: str
-    named: str = ""
 
     @property
     def hostfile(self) -> str:

@@ -210,7 +210,6 @@ def tell_launcher(builder: PlanBuilder) -> None:
     folder = builder.paths.launch_dir.rpartition("/")[0]
     if observed.environ.get("HOME") == folder:
         builder.decide("home", folder, Source.DETECTED, "this user has no home that can be used")
-    folder = builder.paths.named or folder
     temporary = observed.environ.get("TMPDIR", "")
     if temporary.rpartition("/")[0] == folder:
         builder.decide("tmpdir", temporary, Source.DETECTED, "MPI can't write its session to /tmp")

@@ -16,6 +16,7 @@ import asyncio
 import gc
 import os
 import select
+import shutil
 import signal
 import threading
 from collections import Counter
@@ -45,7 +46,7 @@ from mpiboot.launcher.setup import LauncherPod, access, launcher_pod
 from mpiboot.ssh import client_start
 from mpiboot.ssh import config as sshconfig
 from mpiboot.supervisor.signals import ENDING, SIGNALS, by_signal
-from mpiboot.system import executables, files
+from mpiboot.system import files
 
 if TYPE_CHECKING:
     from mpiboot.ssh.client import StayingClient
@@ -158,7 +159,7 @@ def prepare_launch(
     misquoted = program_words.misquoted_args(program)
     if misquoted:
         hint = "write one argument for each word"
-        if executables.find(program[0], environ.get("PATH", "")) is None:
+        if shutil.which(program[0], path=environ.get("PATH", "")) is None:
             raise error("usage", misquoted, hint=hint)
         log.finding(Finding("usage", Level.WARN, misquoted, hint=hint))
     pod = _own_pod(resolved, program, parent, loop, reached, attempt)
@@ -380,7 +381,7 @@ def _leave_logins(launcher: LauncherPod, workers: Sequence[Worker]) -> None:
 
 def _ssh_client(launcher: LauncherPod, path: str) -> tuple[str, Decision]:
     """Choose the SSH client of a script; with the path of ssh, empty if there is none."""
-    ssh, resolved = executables.find("ssh", path) or "", launcher.resolved
+    ssh, resolved = shutil.which("ssh", path=path) or "", launcher.resolved
     source = resolved.given["ssh_client"].source
     return ssh, sshconfig.client(resolved.settings.ssh_client, source, ssh, launcher.identity)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import shutil
 import signal
@@ -26,10 +25,10 @@ from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import LaunchPaths, Observed
 from mpiboot.network.records import RDMA, Transport
 from mpiboot.network.worker_network import launcher_addresses
-from mpiboot.ssh import client_start
+from mpiboot.ssh import client_start, openssh
 from mpiboot.ssh import config as sshconfig
 from mpiboot.supervisor import evidence, host_watch
-from mpiboot.system import executables, files, keys, os_calls, process
+from mpiboot.system import files, keys, os_calls, process
 
 _LAUNCH: Final = "launch"
 
@@ -62,7 +61,7 @@ def paths(folder: Path, pid: int = 1, name: str = _LAUNCH) -> LaunchPaths:
             hint="name a folder without ${ with MPIBOOT_RUNTIME_DIR",
         )
     path = folder / (name if pid == 1 else f"{name}-{pid}")
-    return LaunchPaths(str(path), client_start.agent_words(), named=os.path.realpath(folder))
+    return LaunchPaths(str(path), client_start.agent_words())
 
 
 def _others(worker: Worker) -> tuple[str, ...]:
@@ -129,7 +128,7 @@ class Launch:
 
     def _write_logins(self, logins: Logins) -> None:
         logins.make_folder()
-        ssh = executables.find("ssh", self.observed.environ.get("PATH", ""))
+        ssh = shutil.which("ssh", path=self.observed.environ.get("PATH", ""))
         own = not self.plan.user_agent and self.observed.own_client
         if ssh is None and self.plan.daemons and not self.plan.user_agent and not own:
             raise error(
@@ -411,7 +410,7 @@ class Logins:
                 host_keys=self.settings.host_keys,
                 keepalive=self.settings.ssh_keepalive,
                 user_args=self.user_args,
-                costly_kex=executables.knows(ssh, sshconfig.COSTLY_KEX),
+                costly_kex=openssh.contains_string(ssh, sshconfig.COSTLY_KEX),
                 watched=self.watched,
             ),
         )

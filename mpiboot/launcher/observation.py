@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 from mpiboot.core import log
@@ -35,7 +37,7 @@ from mpiboot.network.worker_pairs import Dial
 from mpiboot.ssh import client_start
 from mpiboot.ssh import config as sshconfig
 from mpiboot.ssh.client_start import ConnectionPool
-from mpiboot.system import executables, os_calls, programs
+from mpiboot.system import os_calls, programs
 from mpiboot.worker import facts
 
 # A shell in this pod takes milliseconds.
@@ -381,11 +383,11 @@ def choose_client(launcher: LauncherPod, hosts: int, mpi: Mpi, line: UserLine) -
         line: the user's.
     """
     settings, environ = launcher.resolved.settings, launcher.environ
-    ssh = executables.find("ssh", environ.get("PATH", "")) or ""
+    ssh = shutil.which("ssh", path=environ.get("PATH", "")) or ""
     row = DIALECTS.get(mpi.family)
     stays = settings.supervise is Switch.ON and row is not None
     only_ssh = client_start.short_of_files(hosts, os_calls.most_open_files())
-    if executables.is_script(ssh):
+    if _is_script(ssh):
         only_ssh = "a script, which may do what only it knows"
     if row is not None:
         if row.agent_sockets:
@@ -410,3 +412,12 @@ def _keep_logins(launcher: LauncherPod, client: Decision | None) -> ConnectionPo
     if client is None or client.value != SshKind.EMBEDDED or settings.supervise is not Switch.ON:
         return None
     return ConnectionPool(sshconfig.patience(settings.ssh_keepalive, sshconfig.UserArgs()))
+
+
+def _is_script(path: str) -> bool:
+    """Whether a file begins as a script does; False also where it can't be read."""
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(2) == b"#!"
+    except OSError:
+        return False

@@ -12,11 +12,12 @@ are ready, with an ``ssh`` that knows them (``child.prepare_script``).
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -30,7 +31,7 @@ from mpiboot.job import program_words
 from mpiboot.launcher import shims
 from mpiboot.supervisor import signals
 from mpiboot.supervisor.signals import SIGNALS
-from mpiboot.system import control_groups, executables, files, process
+from mpiboot.system import control_groups, files, process
 
 
 def run(
@@ -144,8 +145,6 @@ def start_child(
     Raises:
         OSError: it can't be started.
     """
-    settings, uid = resolved.settings, os.getuid()
-    kept = files.hold_open(settings.runtime_dir, uid, "launcher", environ, split=True)
     reader, writer = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -154,7 +153,7 @@ def start_child(
         os.dup2(writer, RESULT)
         for handle in {reader, writer} - {RESULT}:
             os.close(handle)
-        _be_child(resolved, program, {**environ, **kept}, attempt, script=script)
+        _be_child(resolved, program, environ, attempt, script=script)
     _lead_a_group(pid)  # here too: the parent may end it before it has run
     os.close(writer)
     os.set_inheritable(reader, True)
@@ -194,7 +193,6 @@ def become_parent(
     Raises:
         MpibootError: ``program-missing``; this interpreter can't be executed.
     """
-    options = replace(options, open_folders=tuple(files.open_folders))
     head = (sys.executable, "-I", "-S", str(_PROGRAM), task.value, options.to_json())
     # Signals stay blocked while the new interpreter starts.
     process.replace((*head, *words), environ, blocked=sorted(SIGNALS))
@@ -290,7 +288,7 @@ def _script(named: program_words.Script, environ: Mapping[str, str]) -> tuple[st
     if not named.path:
         return "", named.text
     # An interpreter doesn't look its script up on PATH.
-    found = "" if named.python else executables.find(named.path, environ.get("PATH", ""))
+    found = "" if named.python else shutil.which(named.path, path=environ.get("PATH", ""))
     path = found or named.path
     try:
         with Path(path).open("rb") as file:
@@ -325,7 +323,6 @@ def _run_script(
     shims.link(folder)
     env = {
         **environ,
-        **files.around(folder),
         **flags(resolved),
         "PATH": os.pathsep.join((str(folder), environ.get("PATH", ""))),
         "MPIBOOT_ROLE": "launcher",

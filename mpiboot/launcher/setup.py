@@ -100,7 +100,7 @@ def launcher_pod(
     homes = (identity.home, environ.get("HOME", ""))
 
     def key_is_there() -> bool:
-        if keys.closed(settings.ssh_key, identity.uid):
+        if keys.unreadable_key(settings.ssh_key, identity.uid):
             return True
         try:
             return bool(keys.wait(settings.ssh_key, homes, identity.uid, min(most, _KEY_IS_LATE)))
@@ -116,7 +116,7 @@ def launcher_pod(
     if wanted:
         mounted = keys.wait(*place, most)
         key = keys.load(mounted)
-        warning = keys.trust(key, mounted)
+        warning = keys.check_authorized_keys(key, mounted)
         if warning:
             log.finding(warning)
     pid = pid or os.getpid()

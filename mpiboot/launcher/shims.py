@@ -9,6 +9,7 @@ ever finding a shim.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +18,8 @@ from typing import Final
 from mpiboot.core import launch_names
 from mpiboot.core.checks import MpibootError, error
 from mpiboot.job import program_words
-from mpiboot.system import executables, files
+from mpiboot.system import files
+from mpiboot.system.spawn import DEFAULT_PATH
 
 NAMES: Final = ("mpirun", "mpiexec", "sshd")
 # Where an image keeps the real programs whose place a shim has taken.
@@ -36,7 +38,7 @@ def real(name: str, path: str, own: str) -> str:
     if program == "sshd":
         folders += SSHD_FOLDERS
     places = (os.path.join(folder, program) for folder in (*folders, str(REAL)))  # noqa: PTH118
-    found = (item for item in places if executables.is_executable(item))
+    found = (item for item in places if shutil.which(item))
     return next((item for item in found if os.path.realpath(item) != own), "")
 
 
@@ -113,7 +115,7 @@ def cleared(environ: Mapping[str, str]) -> str:
 
 def _plain_ssh(environ: Mapping[str, str]) -> str:
     """Give PATH without the ``ssh`` for scripts: launch agents have their own."""
-    folders = environ.get("PATH", executables.DEFAULT_PATH).split(os.pathsep)
+    folders = environ.get("PATH", DEFAULT_PATH).split(os.pathsep)
     return os.pathsep.join(item for item in folders if os.path.realpath(f"{item}/ssh") != _SSH)
 
 
@@ -121,7 +123,7 @@ def _reached(path: str, own: str) -> bool:
     """Tell whether a shim comes before the real program on PATH."""
     folders = [item for item in path.split(os.pathsep) if item.startswith("/")]
     for name in (name for name in NAMES if real(name, path, own)):
-        first = executables.find(name, os.pathsep.join(folders))
+        first = shutil.which(name, path=os.pathsep.join(folders))
         if first and os.path.realpath(first) == own:
             return True
     return False
@@ -132,7 +134,7 @@ def _front(path: str, own: str, environ: Mapping[str, str]) -> Path:
     wanted, tmpdir = environ.get("MPIBOOT_RUNTIME_DIR", ""), environ.get("TMPDIR", "")
     folder = files.runtime_dir(wanted, os.getuid(), "real", tmpdir=tmpdir)
     # In a launcher's children the folder is on PATH already, and would lead to itself.
-    here = os.path.realpath(folder)  # each process that holds it open has its own path to it
+    here = os.path.realpath(folder)
     rest = os.pathsep.join(
         item for item in path.split(os.pathsep) if os.path.realpath(item) != here
     )
@@ -241,7 +243,7 @@ def effects(environ: Mapping[str, str]) -> tuple[str, str]:
     good, bad = [], []
     for name in ("mpirun", "mpiexec"):
         places = [f"{item}/{name}" for item in folders]
-        places = [item for item in places if executables.is_executable(item)]
+        places = [item for item in places if shutil.which(item)]
         shims = [place for place in places if os.path.realpath(place) == own]
         past = dict.fromkeys(place for place in places if place not in shims)
         if shims and places[0] in shims:

@@ -196,7 +196,7 @@ def _items(value: _Json, name: str) -> list[_Json]:
 
 def service_mesh(annotations: tuple[Path, ...] = ANNOTATIONS) -> Mesh | None:
     """Look for a mesh's proxy in front of this pod: its containers share one network with it."""
-    return recognise(processes.listening_ports(), _annotated(annotations))
+    return recognise({item.port for item in processes.listeners()}, _annotated(annotations))
 
 
 def _annotated(paths: tuple[Path, ...]) -> set[str]:

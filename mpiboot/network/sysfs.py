@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shutil
 import socket
 from collections import Counter
 from pathlib import Path
@@ -16,7 +17,8 @@ from typing import Final
 
 from mpiboot.core.facts import Gid, GidType, Gpus, LinkLayer, PortState, RdmaDevice, RdmaPort
 from mpiboot.network.records import PCI_FUNCTION, natural_order
-from mpiboot.system import executables, programs
+from mpiboot.system import programs
+from mpiboot.system.spawn import DEFAULT_PATH
 
 
 def text(path: Path) -> str:
@@ -302,7 +304,7 @@ def _peer_memory(sys_root: Path, proc: Path) -> tuple[str, ...]:
 
 def nvidia_smi(search: str = "") -> str:
     """Give what ``nvidia-smi -q`` says; empty where it isn't there, or takes too long."""
-    program = executables.find("nvidia-smi", search or executables.DEFAULT_PATH)
+    program = shutil.which("nvidia-smi", path=search or DEFAULT_PATH)
     if program is None:
         return ""
     try:

@@ -25,8 +25,8 @@ from mpiboot.ssh.openssh import LISTENING
 from mpiboot.ssh.packets import send_no_ignores
 from mpiboot.ssh.sessions import FIFO, WRAPPER
 from mpiboot.system import process
-from mpiboot.system.executables import DEFAULT_PATH
 from mpiboot.system.os_calls import reap
+from mpiboot.system.spawn import DEFAULT_PATH
 
 _LOGIN_SECONDS: Final = 60
 _BACKLOG: Final = 1000
@@ -138,10 +138,8 @@ class SshCommand(asyncssh.SSHServerProcess[bytes]):
             self._pid = process.start(
                 self._server.argv(self._mark),
                 self._server.environment(self.command or "", self._peer),
-                stdin=theirs[0],
-                stdout=theirs[1],
-                stderr=theirs[2],
-                session=True,
+                streams=dict(enumerate(theirs)),
+                own_session=True,
             )
         except (OSError, MpibootError):
             for descriptor in ours:

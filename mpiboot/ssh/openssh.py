@@ -9,14 +9,16 @@ import contextlib
 import math
 import os
 import shlex
+import shutil
 import socket
 from collections.abc import Mapping
+from mmap import PROT_READ, mmap
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from mpiboot.core.model import Decision, Identity, Source
 from mpiboot.ssh.sessions import WRAPPER
-from mpiboot.system import executables, files
+from mpiboot.system import files
 from mpiboot.system.keys import JobKey
 from mpiboot.system.os_calls import process_handle
 
@@ -92,7 +94,7 @@ def find(path: str) -> str:
     """The sshd that is installed; empty where there is none."""
     # A folder that holds mpiboot's shims would answer with mpiboot itself: those are skipped.
     for folder in (*path.split(os.pathsep), *_FOLDERS):
-        found = executables.find("sshd", folder) if folder.startswith("/") else None
+        found = shutil.which("sshd", path=folder) if folder.startswith("/") else None
         if found and "mpiboot" not in Path(found).resolve().name:
             return found
     return ""
@@ -107,7 +109,7 @@ def _locked(user: str) -> bool:
 
 
 def _privsep(identity: Identity, binary: str, *, make: bool) -> bool:
-    if identity.uid != 0 or not executables.knows(binary, _PRIVSEP):
+    if identity.uid != 0 or not contains_string(binary, _PRIVSEP):
         return True  # only root's sshd asks for it; other builds have a folder of their package
     if not make:
         folder = Path(_PRIVSEP)
@@ -194,7 +196,7 @@ def configuration(binary: str, setup: WorkerSetup) -> str:
         "ClientAliveCountMax": str(_KEEPALIVES),
         "LogLevel": "INFO",
     }
-    if executables.knows(binary, "persourcepenalties"):
+    if contains_string(binary, "persourcepenalties"):
         # OpenSSH 9.8: a launcher that only looks at the greeting would be shut out for a while.
         options["PerSourcePenalties"] = "no"
     return "".join(f"{name} {value}\n" for name, value in options.items())
@@ -228,7 +230,7 @@ def login(program: str, setup: WorkerSetup) -> list[str]:
         "ConnectTimeout": "30",
         "LogLevel": "ERROR",
     }
-    if executables.knows(program, _CHEAP_KEX):
+    if contains_string(program, _CHEAP_KEX):
         options["KexAlgorithms"] = _CHEAP_KEX
     given = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
     key_file = str(folder / "key")
@@ -342,3 +344,16 @@ def port_in(text: str, own: str = "") -> int | None:
             if 0 < number < 65536:  # noqa: PLR2004 - the range of a TCP port
                 return number
     return None
+
+
+def contains_string(binary: str, word: str) -> bool:
+    """Whether a program's file contains a word, such as an option's name.
+
+    To run it would cost a process, and an unknown option ends it at its start.
+    """
+    try:
+        # Mapped: a megabyte that is read once stays in a process that stays.
+        with open(binary, "rb") as file, mmap(file.fileno(), 0, prot=PROT_READ) as data:  # noqa: PTH123
+            return data.find(word.encode()) >= 0
+    except (OSError, ValueError):  # an empty file can't be mapped
+        return False

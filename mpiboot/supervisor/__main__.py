@@ -23,7 +23,7 @@ from mpiboot.core.launch_spec import ParentOptions, ParentTask
 from mpiboot.supervisor import mpirun_messages, signals
 from mpiboot.supervisor.output import OutputWriter
 from mpiboot.supervisor.parent import Parent
-from mpiboot.system import executables
+from mpiboot.system import spawn
 
 
 def run(task: ParentTask, text: str, words: list[str]) -> int:
@@ -31,8 +31,6 @@ def run(task: ParentTask, text: str, words: list[str]) -> int:
     mask = signals.block()
     options = ParentOptions.from_json(text)
     role = "" if task is ParentTask.STAY else "launcher"
-    for handle in options.open_folders:
-        os.set_inheritable(handle, False)  # so the ranks have none
     log.configure(level=options.log_level, form=options.log_format, role=role)
     mpirun_messages.reserve_handle()  # before the threads of the next lines
     stderr = OutputWriter()
@@ -54,7 +52,7 @@ def run(task: ParentTask, text: str, words: list[str]) -> int:
 
 def main() -> NoReturn:
     """Run as a program; whatever goes wrong here is said in one line."""
-    executables.take_out_locale()
+    spawn.take_out_locale()
     try:
         code = run(ParentTask(sys.argv[1]), sys.argv[2], sys.argv[3:])
     except Exception as wrong:  # noqa: BLE001 - the last line of defence: never a traceback

@@ -22,12 +22,15 @@ from mpiboot.supervisor.signals import name
 from mpiboot.supervisor.state import AgentConnected, AgentEnded, AgentStarted, ClientEnded, Event
 from mpiboot.system import control_groups
 from mpiboot.system.loop import EventLoop
-from mpiboot.system.os_calls import last_words, open_fifo, process_handle
+from mpiboot.system.os_calls import process_handle
 
 _KILLED: Final = -signal.SIGKILL
 # An mpirun that gives up kills its agents: the one whose ssh has ended by itself comes first.
 _PATIENCE: Final = 0.5
 _PIECE: Final = 65536
+_WORDS: Final = 3
+_TAIL: Final = 4096
+_NOISE: Final = ("Warning: Permanently added", "debug", "Authenticated to", "Transferred:", "Bytes")
 
 
 @dataclass(eq=False)
@@ -217,3 +220,21 @@ class Agents:
         words = last_words(f"{self.folder}/stderr/{host}") if status else ()
         self._gone.pop(pid, None)
         self.feed(AgentEnded(host, pid, status, words, signalled=signalled))
+
+
+def open_fifo(path: str) -> int:
+    """Open a FIFO to read without ever waiting, and make it where it isn't there."""
+    if not os.path.exists(path):
+        os.mkfifo(path, 0o600)
+    # For writing too: with a writer of its own it is never at its end.
+    return os.open(path, os.O_RDWR | os.O_NONBLOCK)
+
+
+def last_words(path: str) -> tuple[str, ...]:
+    """Read what ssh itself had to say, without what it says every time."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            lines = [line.strip() for line in file.read()[-_TAIL:].splitlines()]
+    except OSError:
+        return ()
+    return tuple(line for line in lines if line and not line.startswith(_NOISE))[-_WORDS:]

@@ -19,6 +19,7 @@ from typing import Final
 from mpiboot.core.launch_names import LAUNCH_DIR
 from mpiboot.supervisor.processes import send, unread
 from mpiboot.system.loop import EventLoop
+from mpiboot.system.spawn import spawn
 
 
 class Request(str, Enum):
@@ -94,17 +95,11 @@ class AskingChild:
         self._heard = heard
         self._reader, writer = os.pipe()
         try:
-            self._pid = os.posix_spawn(
-                sys.executable,
+            self._pid: int = spawn(
                 [sys.executable, "-I", "-S", os.path.join(_FOLDER, program), folder, *words],
                 {**environ, LAUNCH_DIR: folder, ASKS: str(connect)},
-                file_actions=[
-                    *([(os.POSIX_SPAWN_DUP2, stdin, 0)] if stdin is not None else []),
-                    (os.POSIX_SPAWN_DUP2, writer, 1),
-                    (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
-                ],
-                setpgroup=0,
-                setsigmask=(),
+                streams={**({} if stdin is None else {0: stdin}), 1: writer, 2: None},
+                own_group=True,
             )
         except OSError:
             self._pid = 0

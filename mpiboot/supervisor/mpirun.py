@@ -19,6 +19,7 @@ from mpiboot.core.launch_spec import LaunchSpec
 from mpiboot.supervisor import mpirun_messages, verdicts
 from mpiboot.supervisor.agents import Agents
 from mpiboot.supervisor.asking import Question, Request, Saving
+from mpiboot.supervisor.host_checks import HostChecks
 from mpiboot.supervisor.host_watch import ConnectionWatch, Notices, SilenceWatch, UnusedHosts
 from mpiboot.supervisor.mpirun_messages import MpirunStreams
 from mpiboot.supervisor.output import OutputWriter
@@ -33,7 +34,7 @@ from mpiboot.supervisor.processes import (
     send,
     survivors,
 )
-from mpiboot.supervisor.signals import ENDING, Signals, name
+from mpiboot.supervisor.signals import ENDING, Signals, has_terminal, name
 from mpiboot.supervisor.state import (
     FAMILIES,
     UNKNOWN,
@@ -68,8 +69,9 @@ from mpiboot.supervisor.state import (
     Unanswered,
     Verdict,
 )
-from mpiboot.system.loop import EventLoop, HostChecks
-from mpiboot.system.os_calls import has_terminal, reap, spawn
+from mpiboot.system.loop import EventLoop
+from mpiboot.system.os_calls import reap
+from mpiboot.system.spawn import spawn
 
 _LOOK_FIRST = 0.05
 

@@ -43,24 +43,22 @@ from mpiboot.supervisor.output import OutputWriter
 from mpiboot.supervisor.processes import (
     GuardShell,
     dismiss_guard,
+    remove_key,
     send,
     start_guard,
     wait_gone,
 )
-from mpiboot.supervisor.signals import ENDING, Signals, by_signal, name
+from mpiboot.supervisor.signals import ENDING, Signals, by_signal, has_terminal, name
 from mpiboot.supervisor.state import FAMILIES, UNKNOWN, Verdict
 from mpiboot.system import control_groups
 from mpiboot.system.loop import EventLoop
 from mpiboot.system.os_calls import (
     exit_status,
-    has_terminal,
     raise_soft_limits,
     reap,
-    remove_key,
-    replace,
-    spawn,
     start_listening,
 )
+from mpiboot.system.spawn import replace, spawn
 
 if TYPE_CHECKING:
     from mpiboot.supervisor.workers import Workers
@@ -241,9 +239,7 @@ class ScriptRun:
         """
         self.loop.on(self.signals.handle, self._read_signals, vital=True)
         try:
-            self._child = spawn(
-                self.program, os.environ, mask, own_group=self._send is os.killpg, streams={}
-            )
+            self._child = spawn(self.program, os.environ, mask, own_group=self._send is os.killpg)
         except OSError as wrong:
             log.error("program-missing", f"[program-missing] {self.program[0]}: {wrong.strerror}")
             return _NOT_STARTED
@@ -511,8 +507,6 @@ class Parent:
         preparation.wait_for_child()
         log.write_by(None)
         self._flush(self._stderr, "stderr")
-        for handle in self._options.open_folders:
-            os.set_inheritable(handle, True)
         return replace(spec.argv, os.environ, self._mask)
 
     def _not_started(self, failure: Failure) -> None:

@@ -1,7 +1,7 @@
 """Processes of this pod: what mpirun runs here, who is connected to it, and what it has left.
 
 What is read is /proc and nothing else. ``root`` is a parameter for tests. As a program this ends
-what a launcher that was killed has left: ``processes.py FOLDER LAUNCH_ID LOG_FORMAT [WHERE]``.
+what a launcher that was killed has left: ``processes.py FOLDER LAUNCH_ID LOG_FORMAT``.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from dataclasses import dataclass
 
 from mpiboot.core import log
 from mpiboot.core.addresses import address_of
-from mpiboot.core.launch_names import KEEP_KEY, LAUNCH_DIR, LAUNCH_ID, outside_launch
+from mpiboot.core.launch_names import KEEP_KEY, KEY, LAUNCH_DIR, LAUNCH_ID, outside_launch
 from mpiboot.core.launch_spec import RemoteHost
 from mpiboot.core.setting_types import LogFormat
 from mpiboot.core.wording import counted
-from mpiboot.system.os_calls import process_handle, reap, remove_key
+from mpiboot.system.os_calls import process_handle, reap
+from mpiboot.system.spawn import spawn
 
 # Programs that are mpirun under one of its names; a wrapper script above it is not.
 MPIRUNS: Final = ("mpirun", "mpiexec", "orterun", "prterun", "prte")
@@ -374,7 +375,6 @@ def wait_gone(pids: list[int], patience: float = _PATIENCE) -> None:
 # A line on the pipe tells that nothing is left to be done. What ends the parent's group or its
 # terminal is none of the guard's business.
 _GUARD: Final = 'trap "" TERM INT HUP QUIT USR1 USR2 TTOU; read -r _ || exec "$@"'
-_FOLDER: Final = 3  # the guard's handle of the launch folder
 
 
 class GuardShell(NamedTuple):
@@ -399,29 +399,21 @@ def start_guard(folder: str, environ: Mapping[str, str], form: LogFormat) -> Gua
         form: how log lines are written.
     """
     reader, writer = os.pipe()
-    # The path may lead through the process whose death the guard waits for.
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     own = os.path.abspath(__file__)
     argv = ("sh", "-c", _GUARD, "guard", sys.executable, "-I", "-S", own, folder)
     try:
-        pid = os.posix_spawn(
-            "/bin/sh",
-            (*argv, environ.get(LAUNCH_ID, ""), form, f"/proc/self/fd/{_FOLDER}"),
+        pid = spawn(
+            (*argv, environ.get(LAUNCH_ID, ""), form),
             outside_launch(environ),
-            file_actions=[
-                (os.POSIX_SPAWN_DUP2, reader, 0),
-                (os.POSIX_SPAWN_DUP2, handle, _FOLDER),
-                (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
-            ],
-            setpgroup=0,
-            setsigmask=(),
+            path="/bin/sh",
+            streams={0: reader, 1: None},
+            own_group=True,
         )
     except OSError:
         os.close(writer)
         return None
     finally:
         os.close(reader)
-        os.close(handle)
     return GuardShell(pid, writer)
 
 
@@ -435,13 +427,16 @@ def dismiss_guard(guard: GuardShell) -> None:
         os.waitpid(guard.pid, 0)
 
 
-def main(folder: str, launch_id: str, form: str, where: str = "") -> None:
-    """End what the launch has left in this pod, and say so; its copy of the key goes too.
+def remove_key(folder: str) -> None:
+    """Remove a launch's copy of the job's key: no agent logs in any more."""
+    with suppress(OSError):
+        os.unlink(f"{folder}/{KEY}")
 
-    ``where`` leads to the folder when ``folder`` no longer does.
-    """
+
+def main(folder: str, launch_id: str, form: str) -> None:
+    """End what the launch has left in this pod, and say so; its copy of the key goes too."""
     if not os.environ.get(KEEP_KEY):
-        remove_key(where or folder)
+        remove_key(folder)
     count = end_all(0, folder, launch_id=launch_id)
     log.configure(form=LogFormat(form), role="launcher")
     # Where all sessions were mpiboot's own, mpirun may have ended over their loss before this.

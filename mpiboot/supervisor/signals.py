@@ -9,6 +9,7 @@ from __future__ import annotations
 import _thread
 import os
 import signal
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from mpiboot.core.launch_names import BY_SIGNAL
@@ -73,3 +74,11 @@ def by_signal(number: int, when: str = WAITING) -> Failure:
     """Judge a launcher that gets a signal before mpirun is started."""
     message = f"{name(number)} {when}"
     return Failure(BY_SIGNAL + number, "signal", f"signal: {message}\n", held=False)
+
+
+def has_terminal() -> bool:
+    """Whether this process has a controlling terminal."""
+    with suppress(OSError):
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+        return True
+    return False

@@ -24,7 +24,7 @@ from mpiboot.supervisor import evidence
 from mpiboot.supervisor.asking import ASKS, CONNECT
 from mpiboot.supervisor.evidence import HostSnapshot
 from mpiboot.system.loop import EventLoop
-from mpiboot.system.os_calls import spawn
+from mpiboot.system.spawn import spawn
 
 _SECONDS: Final = 4.0
 _SECONDS_FOR_PROOF: Final = 60.0  # the job's exit code depends on the answer
@@ -73,7 +73,7 @@ class HostSession:
             else:
                 argv = ("/bin/sh", *(("-c",) if host.here else (_AGENT, host.name)), command)
                 its = dict(enumerate(streams))
-                self._pid = spawn(argv, environ, set(), own_group=False, streams=its)
+                self._pid = spawn(argv, environ, streams=its)
         except BaseException:
             self.end()
             raise

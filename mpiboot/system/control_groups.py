@@ -7,6 +7,7 @@ namespace sees its own group as the root, and not its pod's above it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -33,9 +34,8 @@ class Usage(NamedTuple):
 def memory(groups: Path = GROUPS, proc: Path = PROC) -> Usage:
     """Read the memory, in bytes."""
     limits = ("memory.max", "memory.limit_in_bytes")
-    return _lowest(
-        _folders(groups, proc, "memory"), limits, ("memory.current", "memory.usage_in_bytes")
-    )
+    used = ("memory.current", "memory.usage_in_bytes")
+    return _lowest(_folders(groups, proc, "memory"), limits, used)
 
 
 def processes(groups: Path = GROUPS, proc: Path = PROC) -> Usage:
@@ -47,11 +47,12 @@ def cpu_quota(groups: Path = GROUPS, proc: Path = PROC) -> float:
     """Read how many CPUs' time this process may use at once; 0 where nothing limits it."""
     found = []
     for folder in _folders(groups, proc, "cpu"):
-        quota, period = (_number(folder, (f"cpu.cfs_{what}_us",)) for what in ("quota", "period"))
-        for first, second in _rows(folder / "cpu.max").items():  # of version 2; "max" is no limit
-            quota, period = int(first) if first.isdigit() else None, int(second)
-        if quota and period:
-            found.append(quota / period)
+        for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+            with suppress(OSError, ValueError):  # "max" and -1 are no limit
+                text = " ".join((folder / name).read_text("ascii") for name in names)
+                quota, period = map(int, text.split())
+                if quota > 0 < period:
+                    found.append(quota / period)
     return min(found, default=0.0)
 
 
@@ -59,9 +60,8 @@ def kills(groups: Path = GROUPS, proc: Path = PROC) -> int:
     """Count the processes of this container that the kernel killed as memory was used up."""
     for folder in _folders(groups, proc, "memory"):
         for name in ("memory.events", "memory.oom_control"):
-            value = _rows(folder / name).get("oom_kill", "")
-            if value.isdigit():
-                return int(value)
+            with suppress(KeyError, ValueError):
+                return int(_rows(folder / name)["oom_kill"])
     return 0
 
 
@@ -116,12 +116,8 @@ def _lowest(folders: Iterator[Path], limits: tuple[str, ...], used: tuple[str, .
 
 def _number(folder: Path, names: tuple[str, ...]) -> int | None:
     for name in names:
-        try:
-            text = (folder / name).read_text("ascii").strip()
-        except (OSError, UnicodeDecodeError):
-            continue
-        if text.isdigit():
-            return int(text)
+        with suppress(OSError, ValueError):  # "max" is no limit
+            return int((folder / name).read_text("ascii"))
     return None
 
 
@@ -134,8 +130,6 @@ def _in_use(folder: Path, used: tuple[str, ...], now: int) -> int:
 
 
 def _rows(path: Path) -> dict[str, str]:
-    try:
-        lines = path.read_text("ascii").splitlines()
-    except (OSError, UnicodeDecodeError):
-        return {}
-    return dict(line.split() for line in lines if len(line.split()) == 2)  # noqa: PLR2004
+    with suppress(OSError, ValueError):
+        return dict(map(str.split, path.read_text("ascii").splitlines()))
+    return {}

@@ -8,34 +8,26 @@ from __future__ import annotations
 import binascii
 import contextlib
 import errno
-import json
 import os
-import pwd
 import re
 import socket
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final
 
 from mpiboot.core import log
 from mpiboot.core.checks import MpibootError, error
-from mpiboot.core.records_json import read_record
 from mpiboot.core.wording import counted
 
 # What the kubelet mounts into every container: the pod's hosts file and the container's
 # termination message, from folders named by the pod's UID (a static pod's has no dashes).
-_MOUNTED: Final = re.compile(r"/pods/([0-9a-f-]{32,36})/(?:etc-hosts$|containers/([^/ ]+)/)")
+_MOUNTED: Final = re.compile(
+    r"(?m)^(?:\S+ ){3}\S*/pods/([0-9a-f-]{32,36})/(?:etc-hosts |containers/([^/ ]+)/)"
+)
 # Of a host name: MPI makes sockets below this folder, and their paths may have 107 bytes.
 _SHORT: Final = 24
 _RUN: Final = Path("/run/mpiboot")
-# Names the container's folder that a process around this one holds open, for its own children.
-HELD: Final = "MPIBOOT_HELD"
-# The descriptors of what this process holds open. They are closed with it, and by exec only where
-# the program that it becomes is not to have them (``process.replace``).
-open_folders: Final[list[int]] = []
-_HELD_PATH: Final = re.compile("/proc/[0-9]+/fd/[0-9]+/[^/]+")
 _PROBE: Final = "probe"
 # More than the files of a small job; a folder that can't take it is as good as full.
 _PROBED: Final = 64 << 10
@@ -45,32 +37,30 @@ _USUAL: Final = tuple(
 )
 
 
-def _reason(problem: OSError) -> str:
-    return problem.strerror or str(problem)
+def _reason(exc: Exception) -> str:
+    if isinstance(exc, OSError) and exc.filename:
+        return f"{exc.filename}: {exc.strerror}"
+    return str(exc)
 
 
-def _blank(path: Path) -> str:
-    has = any(char.isspace() for char in str(path))
-    return f"'{path}' has a blank in its path, and mpirun splits it there" if has else ""
+def _make_private(path: Path, uid: int) -> None:
+    """Make ``path`` a folder of this user with mode 0700, or take the one that is there.
 
-
-def _own_folder(path: Path, uid: int) -> str:
-    """Make ``path`` a folder of ours with mode 0700; what is wrong with it, or nothing."""
-    try:
-        with contextlib.suppress(FileExistsError):
-            path.mkdir(mode=0o700)
-        found = path.lstat()
-        if stat.S_ISLNK(found.st_mode):
-            return f"{path} is a symbolic link"
-        if not stat.S_ISDIR(found.st_mode):
-            return f"{path} is not a folder"
-        if found.st_uid != uid:
-            return f"{path} belongs to uid {found.st_uid}, not to uid {uid}"
-        if stat.S_IMODE(found.st_mode) != 0o700:  # noqa: PLR2004 - rwx for the owner alone
-            path.chmod(0o700)
-    except OSError as problem:
-        return f"{path}: {_reason(problem)}"
-    return ""
+    Raises:
+        OSError: it can't be made.
+        ValueError: it is something else, or another user's.
+    """
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    found = path.lstat()
+    if stat.S_ISLNK(found.st_mode):
+        raise ValueError(f"{path} is a symbolic link")
+    if not stat.S_ISDIR(found.st_mode):
+        raise ValueError(f"{path} is not a folder")
+    if found.st_uid != uid:
+        raise ValueError(f"{path} belongs to uid {found.st_uid}, not to uid {uid}")
+    if stat.S_IMODE(found.st_mode) != 0o700:  # noqa: PLR2004 - rwx for the owner alone
+        path.chmod(0o700)
 
 
 def _replaceable(path: Path) -> str:
@@ -88,55 +78,12 @@ def _replaceable(path: Path) -> str:
     return ""
 
 
-def _is_private(found: os.stat_result, uid: int) -> bool:
-    """Whether this is a folder of ``uid`` with mode 0700."""
-    return found.st_uid == uid and found.st_mode == stat.S_IFDIR | 0o700
-
-
-def _hold_open(folder: Path, uid: int) -> Path | None:
-    """Open a folder for this process's life; a path that leads to it whatever its name leads to.
-
-    /proc/PID/fd/N is a link to the folder itself (proc_pid_fd(5)). None where other processes of
-    this user can't follow it, which needs the same user and group, among others (ptrace(2)).
-
-    Raises:
-        OSError: the folder is gone, or another one has its name.
-    """
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    found = os.fstat(handle)
-    again = next((item for item in open_folders if os.path.samestat(os.fstat(item), found)), None)
-    if again is not None:
-        os.close(handle)
-        return Path(f"/proc/{os.getpid()}/fd/{again}")
-    path = f"/proc/{os.getpid()}/fd/{handle}"
-    child = 0
+def mount_table(proc: Path = Path("/proc")) -> str:
+    """Read the mounts that this process sees; empty where that is refused."""
     try:
-        if not _is_private(found, uid):
-            raise OSError(errno.ESTALE, "another user has put one of his own in its place")
-        child = os.fork()
-        if not child:
-            _follow(path, found, uid)
-        if os.waitpid(child, 0)[1] == 0:
-            open_folders.append(handle)
-            return Path(path)
-    finally:
-        if handle not in open_folders:
-            os.close(handle)
-    return None
-
-
-def _follow(path: str, found: os.stat_result, uid: int) -> NoReturn:
-    """End this process with 0 where its path leads to a folder from what is no copy of its holder.
-
-    The sessions of root's sshd have the group of its passwd entry.
-    """
-    code = 1
-    try:
-        if uid == 0:
-            os.setgid(pwd.getpwuid(uid).pw_gid)
-        code = 0 if os.path.samestat(os.stat(path), found) else 1  # noqa: PTH116
-    finally:
-        os._exit(code)
+        return (proc / "self/mountinfo").read_text("utf-8", "replace")
+    except OSError:
+        return ""
 
 
 def container_name(proc: Path = Path("/proc")) -> str:
@@ -146,14 +93,9 @@ def container_name(proc: Path = Path("/proc")) -> str:
     UID and the container's name; where the kubelet's mounts don't tell these (a sandbox, no pod
     at all), of the host name and the system's boot.
     """
-    try:
-        table = (proc / "self/mountinfo").read_text("utf-8", "replace")
-    except OSError:
-        table = ""
-    sources = (line.split()[3:4] for line in table.splitlines())
-    found = [match for source in sources if source and (match := _MOUNTED.search(source[0]))]
-    unique = next((match[1].replace("-", "") for match in found), "")
-    container = next((match[2] for match in found if match[2]), "")
+    found = _MOUNTED.findall(mount_table(proc))
+    unique = next((uid.replace("-", "") for uid, _ in found), "")
+    container = next((name for _, name in found if name), "")
     if not unique:
         with contextlib.suppress(OSError):
             unique = (proc / "sys/kernel/random/boot_id").read_text("ascii").strip()
@@ -162,56 +104,35 @@ def container_name(proc: Path = Path("/proc")) -> str:
     return f"{re.sub(r'[^A-Za-z0-9._-]', '_', host)[:_SHORT]}-{number:08x}"
 
 
-def _role_folder(base: Path, uid: int, role: str, *, named: bool, split: bool) -> tuple[Path, str]:
-    """Make the folder of ``role`` under ``base``; give it, and what is wrong with it, or nothing.
+def _role_folder(base: Path, uid: int, role: str, *, named: bool, split: bool) -> Path:
+    """Make the folder of ``role`` under ``base``.
 
     A folder that the user named may be a volume's own, which belongs to root and is open to all.
+
+    Raises:
+        MpibootError: as for OSError.
+        OSError: it can't be made, or not be written to.
+        ValueError: it can't be used.
     """
-    folder = base / container_name() / role
-    wrong = _blank(base) if split else ""
-    if not wrong:
-        wrong = _named_base(base, uid) if named else _own_folder(base, uid)
-    wrong = wrong or _own_folder(folder.parent, uid)
-    if not wrong and _replaceable(folder):
-        try:
-            folder = (_hold_open(folder.parent, uid) or folder.parent) / role
-        except OSError as problem:
-            wrong = f"{folder.parent}: {_reason(problem)}"
-    wrong = wrong or _own_folder(folder, uid)
-    if not wrong:
-        try:
-            # A full disk or a read-only mount shows only when something is written.
-            write_private(folder / _PROBE, b"\0" * _PROBED)
-            # Another launcher of this pod may have taken it away just now.
-            (folder / _PROBE).unlink(missing_ok=True)
-        except MpibootError as problem:
-            wrong = problem.finding.message
-        except OSError as problem:
-            wrong = f"{folder}: {_reason(problem)}"
-    return folder, wrong
-
-
-def _named_base(base: Path, uid: int) -> str:
-    """Make the folder that the user named; what is wrong with it, or nothing."""
-    if not base.is_absolute():
-        return "it is not an absolute path"
-    try:
+    if split and any(char.isspace() for char in str(base)):
+        raise ValueError(f"'{base}' has a blank in its path, and mpirun splits it there")
+    if named and not base.is_absolute():
+        raise ValueError("it is not an absolute path")
+    if named:
         base.mkdir(mode=0o700, parents=True, exist_ok=True)
         owner = base.stat().st_uid
-    except OSError as problem:
-        return _reason(problem)
-    return "" if owner in (0, uid) else f"it belongs to uid {owner}, not to uid {uid} or root"
-
-
-def _log_unusual(folder: Path, reasons: list[str]) -> None:
-    """Log what is unusual about the folder that is taken."""
-    real, why = os.path.realpath(folder), _replaceable(folder)
-    if why and real != str(folder):
-        why = f"it is held open, and used as {folder}: {why}"
-    reasons = [*reasons, *filter(None, [why])]
-    if reasons:
-        message = f"the private folder is {real}: {'; '.join(reasons)}"
-        log.info("runtime-folder", message, folder=str(folder))
+        if owner not in (0, uid):
+            raise ValueError(f"it belongs to uid {owner}, not to uid {uid} or root")
+    else:
+        _make_private(base, uid)
+    folder = base / container_name() / role
+    for path in (folder.parent, folder):
+        _make_private(path, uid)
+    # A full disk or a read-only mount shows only when something is written.
+    write_private(folder / _PROBE, b"\0" * _PROBED)
+    # Another launcher of this pod may have taken it away just now.
+    (folder / _PROBE).unlink(missing_ok=True)
+    return folder
 
 
 def _bases(uid: int, temporary: str) -> tuple[Path, ...]:
@@ -259,48 +180,26 @@ def runtime_dir(
     Raises:
         MpibootError: ``runtime-folder``; no folder can be used, with the reason of each.
     """
-    outer = Path(os.environ.get(HELD, "")) / role
-    with contextlib.suppress(OSError):
-        if around(outer) and _is_private(outer.parent.stat(), uid) and not _own_folder(outer, uid):
-            return outer
     temporary = os.environ.get("TMPDIR", "") if tmpdir is None else tmpdir
     bases = (Path(wanted),) if wanted else _bases(uid, temporary)
     reasons: list[str] = []
     for base in sorted(bases, key=lambda base: bool(_replaceable(base))):
-        folder, wrong = _role_folder(base, uid, role, named=bool(wanted), split=split)
-        if not wrong:
-            _log_unusual(folder, [reason for reason in reasons if not reason.endswith(_USUAL)])
+        try:
+            folder = _role_folder(base, uid, role, named=bool(wanted), split=split)
+        except (MpibootError, OSError, ValueError) as exc:  # noqa: PERF203 - four at most
+            reasons.append(_reason(exc))
+        else:
+            unusual = [reason for reason in reasons if not reason.endswith(_USUAL)]
+            unusual += filter(None, [_replaceable(folder)])
+            if unusual:
+                message = f"the private folder is {folder}: {'; '.join(unusual)}"
+                log.info("runtime-folder", message, folder=str(folder))
             return folder
-        reasons.append(wrong)
     if wanted:
-        raise error("runtime-folder", f"the runtime folder {wanted} can't be used: {reasons[0]}")
-    raise error(
-        "runtime-folder", "no folder for private files can be written", evidence=tuple(reasons)
-    )
-
-
-def hold_open(
-    wanted: str, uid: int, role: str, environ: Mapping[str, str], *, split: bool
-) -> dict[str, str]:
-    """Make the folder of a role in the process that lives as long as it is used.
-
-    Only where another user could replace it. Errors are left to the process that needs the folder.
-
-    Returns:
-        The variable by which this process's children use the folder that it holds open; or nothing.
-    """
-    temporary = environ.get("TMPDIR", "")
-    bases = (Path(wanted),) if wanted else _bases(uid, temporary)
-    with contextlib.suppress(MpibootError):
-        if any(_replaceable(base / role) for base in bases):
-            folder = runtime_dir(wanted, uid, role, tmpdir=temporary, split=split)
-            return around(folder)
-    return {}
-
-
-def around(folder: Path) -> dict[str, str]:
-    """Give the variable that leads a program's own mpiboot to the folder that is held open."""
-    return {HELD: str(folder.parent)} if _HELD_PATH.fullmatch(str(folder)) else {}
+        reason = reasons[0].removeprefix(f"{wanted}: ")
+        raise error("runtime-folder", f"the runtime folder {wanted} can't be used: {reason}")
+    message = "no folder for private files can be written"
+    raise error("runtime-folder", message, evidence=tuple(reasons))
 
 
 def write_private(path: Path, content: str | bytes) -> None:
@@ -313,27 +212,17 @@ def write_private(path: Path, content: str | bytes) -> None:
     # The process's number is in the name, and a container's processes get the same numbers at
     # every start: a half-written file of an earlier try may lie there.
     part = path.with_name(f".{path.name}.{os.getpid()}")
-    # With O_EXCL a link there is no file to write to, either: open(2).
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    mode = 0o600
     try:
-        try:
-            descriptor = os.open(part, flags, mode)
-        except FileExistsError:
-            part.unlink()
-            descriptor = os.open(part, flags, mode)
-        try:
-            os.fchmod(descriptor, mode)  # whatever the umask is
-            view = memoryview(data)
-            while view:
-                view = view[os.write(descriptor, view) :]
-        finally:
-            os.close(descriptor)
+        part.unlink(missing_ok=True)
+        # With O_EXCL a link there is no file to write to, either: open(2).
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            os.fchmod(file.fileno(), 0o600)  # whatever the umask is
+            file.write(data)
         part.replace(path)
-    except OSError as problem:
+    except OSError as exc:
         with contextlib.suppress(OSError):
             part.unlink()
-        raise error("runtime-folder", f"{path} can't be written: {_reason(problem)}") from None
+        raise error("runtime-folder", f"{path} can't be written: {exc.strerror}") from None
 
 
 @contextlib.contextmanager
@@ -353,11 +242,9 @@ def make_fifo(path: Path) -> None:
     Raises:
         MpibootError: ``runtime-folder``; it can't be made.
     """
-    try:
+    with writing():
         path.unlink(missing_ok=True)
         os.mkfifo(path, 0o600)
-    except OSError as problem:
-        raise error("runtime-folder", f"{path} can't be made: {_reason(problem)}") from None
 
 
 # The order in which MPI looks for its place: the first that is set, else the folder.
@@ -385,16 +272,12 @@ def check_tmpdir(value: str) -> None:
         return
     place = Path(value)
     try:
-        while not _is_there(place):
-            place = place.parent
-        if not place.is_dir():
-            wrong = f"{place} is not a folder"
-        elif not os.access(place, os.W_OK | os.X_OK):
-            wrong = f"{place} can't be written"
-        else:
+        place = next(filter(_is_there, (place, *place.parents)))
+        if place.is_dir() and os.access(place, os.W_OK | os.X_OK):
             return
-    except OSError as problem:  # a name that is too long, a loop of links, a closed folder
-        wrong = f"{place}: {problem.strerror or problem}"
+        wrong = f"{place} can't be written" if place.is_dir() else f"{place} is not a folder"
+    except OSError as exc:  # a name that is too long, a loop of links, a closed folder
+        wrong = f"{place}: {exc.strerror}"
     raise error("tmpdir", f"TMPDIR={value} can't be used: {wrong}")
 
 
@@ -415,14 +298,9 @@ def complete_tmpdir(
     """
     if any(environ.get(name) for name in _VARIABLES) or os.access(default, os.W_OK | os.X_OK):
         return {}
-    # By its name: MPI and programs may look at the folders on the way.
-    place = Path(os.path.realpath(folder), "tmp")
-    try:
+    place = folder / "tmp"
+    with writing():
         place.mkdir(mode=0o700, exist_ok=True)
-    except OSError as problem:
-        raise error(
-            "runtime-folder", f"{place} can't be made: {problem.strerror or problem}"
-        ) from None
     log.info("tmpdir", f"{default} can't be written: MPI gets TMPDIR={place}", folder=str(place))
     return {"TMPDIR": str(place)}
 
@@ -433,74 +311,21 @@ def remove_stale_sessions(environ: Mapping[str, str], hostname: str, uid: int) -
     A /tmp that outlives its container meets the next one with the same process numbers, and
     PRRTE (Open MPI 5.0) then ends with "Exists" for ever. Open MPI 4.1 uses such a folder again.
     """
+    import shutil  # noqa: PLC0415 - a worker's way to its sshd leads through here
+
     named = re.compile(rf"(?:prterun|prted|prte)\.{re.escape(hostname)}\.(\d+)\.{uid}", re.ASCII)
     places = (environ.get(name, "") for name in _VARIABLES)
     for base in dict.fromkeys(place for place in (*places, str(_TMP)) if place.startswith("/")):
-        count = sum(_removed(item, uid) for item in _ended(base, named))
-        if count:
-            folders = counted(count, "session folder")
+        ended: list[str] = []
+        with contextlib.suppress(OSError), os.scandir(base) as listing:
+            for item in listing:
+                match = named.fullmatch(item.name)
+                if not match or Path("/proc", match[1]).exists():
+                    continue
+                if item.is_dir(follow_symlinks=False) and item.stat().st_uid == uid:
+                    ended.append(item.path)
+        for path in ended:
+            shutil.rmtree(path, ignore_errors=True)
+        if ended:
+            folders = counted(len(ended), "session folder")
             log.info("session", f"removed {folders} of ended programs in {base}")
-
-
-def _ended(base: str, named: re.Pattern[str]) -> tuple[os.DirEntry[str], ...]:
-    """Find the folders whose name tells a process that is not there."""
-    try:
-        with os.scandir(base) as listing:
-            found = [(item, match) for item in listing if (match := named.fullmatch(item.name))]
-    except OSError:
-        return ()
-    return tuple(item for item, match in found if not Path("/proc", match[1]).exists())
-
-
-def _removed(item: os.DirEntry[str], uid: int) -> bool:
-    import shutil  # noqa: PLC0415 - a worker's way to its sshd leads through here
-
-    try:
-        ours = item.is_dir(follow_symlinks=False) and item.stat(follow_symlinks=False).st_uid == uid
-    except OSError:
-        return False
-    if ours:
-        shutil.rmtree(item.path, ignore_errors=True)
-    return ours
-
-
-WORKER_STATE: Final = "worker.json"
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerState:
-    """What a running worker writes for the processes around it.
-
-    ``pid`` is the worker's own; ``reason`` is why its SSH server is the embedded one.
-    """
-
-    pid: int
-    sshd: str
-    address: str
-    port: int
-    reason: str
-
-
-def worker_state(folder: Path) -> WorkerState | None:
-    """Read what the worker of this runtime folder has written; None where none has."""
-    try:
-        return read_record(WorkerState, json.loads((folder / WORKER_STATE).read_text("utf-8")))
-    except (OSError, ValueError, TypeError):
-        return None
-
-
-def worker_folder(wanted: str, environ: Mapping[str, str]) -> Path | None:
-    """Find the private folder of this container's worker: a session's own, else where it may be."""
-    given = environ.get("MPIBOOT_WORKER_DIR")
-    return (
-        Path(given)
-        if given
-        else find_role(wanted, os.getuid(), "worker", environ.get("TMPDIR", ""))
-    )
-
-
-def running_worker(wanted: str, environ: Mapping[str, str]) -> WorkerState | None:
-    """Read what the worker that runs in this container has written; None where none runs."""
-    folder = worker_folder(wanted, environ)
-    state = worker_state(folder) if folder else None
-    return state if state and os.path.exists(f"/proc/{state.pid}") else None  # noqa: PTH110

@@ -6,13 +6,13 @@ Reads the mount and never changes it; the name of a key file says nothing of its
 from __future__ import annotations
 
 import base64
-import binascii
 import contextlib
 import os
 import re
+import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -20,163 +20,19 @@ from mpiboot.core import log
 from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.model import Finding, Level
 from mpiboot.core.wording import lasting
-from mpiboot.system import files
+from mpiboot.system import files, programs
 
 _BEGIN: Final = b"-----BEGIN "
-_SEQUENCE, _INTEGER, _OCTETS, _OID, _BITS = 0x30, 0x02, 0x04, 0x06, 0x03
-_CONTEXT: Final = (0xA0, 0xA1)
-_RSA: Final = bytes.fromhex("2a864886f70d010101")
-_EC: Final = bytes.fromhex("2a8648ce3d0201")
-# RFC 5656, section 10.1: the curves' names in SSH.
-_CURVES: Final = {
-    bytes.fromhex("2a8648ce3d030107"): b"nistp256",
-    bytes.fromhex("2b81040022"): b"nistp384",
-    bytes.fromhex("2b81040023"): b"nistp521",
-}
+# The base64 of a public key: it begins with the length of its type's name.
+_KEY: Final = re.compile(r"AAAA[A-Za-z0-9+/]+={0,2}")
 
 
-def fingerprint(blob: bytes) -> str:
-    """SHA-256 of a public key blob, written as OpenSSH does."""
+def _fingerprint(public: str) -> str:
+    """Give SHA-256 of a public key, ``base64`` or ``type base64``, written as OpenSSH does."""
     import hashlib  # noqa: PLC0415 - loads OpenSSL: 5 ms that sshd's start need not wait for
 
-    return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
-
-
-def _string(data: bytes) -> bytes:
-    return len(data).to_bytes(4, "big") + data
-
-
-def _take(data: bytes, at: int) -> tuple[bytes, int]:
-    """One length-prefixed string of SSH's wire format, and where the next begins."""
-    end = at + 4 + int.from_bytes(data[at : at + 4], "big")
-    if end > len(data):
-        raise ValueError("cut short")
-    return data[at + 4 : end], end
-
-
-def _elements(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """The elements of a DER value: tag and content."""
-    at = 0
-    while at + 2 <= len(data):
-        tag, length = data[at], data[at + 1]
-        at += 2
-        if length & 0x80:
-            octets = length & 0x7F
-            length = int.from_bytes(data[at : at + octets], "big")
-            at += octets
-        if at + length > len(data):
-            raise ValueError("cut short")
-        yield tag, data[at : at + length]
-        at += length
-
-
-def _rsa(content: bytes) -> bytes:
-    # RFC 8017, A.1.2: version, modulus, public exponent, ...; DER and SSH write integers alike.
-    numbers = [value for tag, value in _elements(content) if tag == _INTEGER]
-    return _string(b"ssh-rsa") + _string(numbers[2]) + _string(numbers[1])
-
-
-def _ec(content: bytes, curve: bytes = b"") -> bytes:
-    # RFC 5915: version, key, [0] curve, [1] public point.
-    point = b""
-    for tag, value in _elements(content):
-        if tag in _CONTEXT:
-            kind, inner = next(_elements(value))
-            if kind == _OID:
-                curve = inner
-            elif kind == _BITS:
-                point = inner[1:]
-    if not point:
-        raise ValueError("no public half")
-    name = _CURVES[curve]
-    return _string(b"ecdsa-sha2-" + name) + _string(name) + _string(point)
-
-
-def _pkcs8(content: bytes) -> bytes:
-    # RFC 5958: version, algorithm with its parameters, the key itself.
-    (_, _), (_, algorithm), (_, inner) = list(_elements(content))[:3]
-    parts = [value for tag, value in _elements(algorithm) if tag == _OID]
-    key = next(_elements(inner))[1]
-    if parts[0] == _RSA:
-        return _rsa(key)
-    if parts[0] == _EC:
-        return _ec(key, parts[1])
-    raise ValueError("another algorithm")
-
-
-def _openssh(data: bytes) -> bytes:
-    magic = b"openssh-key-v1\0"
-    if not data.startswith(magic):
-        raise ValueError("not an OpenSSH key")
-    cipher, at = _take(data, len(magic))
-    if cipher != b"none":
-        raise PermissionError
-    for _ in range(2):  # the key derivation's name and options
-        _, at = _take(data, at)
-    return _take(data, at + 4)[0]
-
-
-_FORMATS: Final[Mapping[bytes, Callable[[bytes], bytes]]] = {
-    b"OPENSSH PRIVATE KEY": _openssh,
-    b"RSA PRIVATE KEY": lambda data: _rsa(next(_elements(data))[1]),
-    b"EC PRIVATE KEY": lambda data: _ec(next(_elements(data))[1]),
-    b"PRIVATE KEY": lambda data: _pkcs8(next(_elements(data))[1]),
-}
-
-
-def public_blob(text: bytes) -> bytes | None:
-    """The public half that a private key file holds; None where only a library can tell.
-
-    Raises:
-        ValueError: this is not a private key, with what it is instead.
-        PermissionError: the key is locked with a passphrase.
-    """
-    start = text.find(_BEGIN)
-    if start < 0:
-        raise ValueError("empty" if not text.strip() else "not a private key")
-    head, _, rest = text[start + len(_BEGIN) :].partition(b"-----")
-    if head.startswith(b"ENCRYPTED") or b"Proc-Type: 4,ENCRYPTED" in rest:
-        raise PermissionError
-    if not head.endswith(b"PRIVATE KEY"):
-        raise ValueError("a " + head.decode("ascii", "replace").lower())
-    body, found, _ = rest.partition(b"-----END")
-    if not found:
-        raise ValueError("cut short")
-    read = _FORMATS.get(head)
-    if read is None:
-        return None
-    try:
-        return read(binascii.a2b_base64(b"".join(body.split())))
-    except (ValueError, IndexError, StopIteration, KeyError):  # binascii.Error is a ValueError
-        return None
-
-
-def _blob_of_line(line: str) -> bytes | None:
-    """The key of a line of authorized_keys or a .pub file: it begins with its own type's name."""
-    parts = line.split()
-    for at, word in enumerate(parts[:-1]):
-        with contextlib.suppress(ValueError):
-            blob = base64.b64decode(parts[at + 1], validate=True)
-            if _take(blob, 0)[0] == word.encode("utf-8", "replace"):
-                return blob
-    return None
-
-
-def blobs_of(text: str) -> tuple[bytes, ...]:
-    """Every public key of an authorized_keys or ``.pub`` file."""
-    lines = (line for line in text.splitlines() if line.strip() and not line.startswith("#"))
-    return tuple(blob for blob in map(_blob_of_line, lines) if blob)
-
-
-def public_line(blob: bytes) -> str:
-    """A public key as a line ``type base64``."""
-    kind = _take(blob, 0)[0].decode("ascii", "replace")
-    return f"{kind} {base64.b64encode(blob).decode()}"
-
-
-def blob_of(line: str) -> bytes:
-    """The blob of a line that ``public_line`` made."""
-    return base64.b64decode(line.split()[1])
+    digest = hashlib.sha256(base64.b64decode(public.rsplit(maxsplit=1)[-1])).digest()
+    return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
 
 
 # In this order: what ssh itself prefers, then the keys of a Kubernetes Secret of type ssh-auth.
@@ -197,7 +53,7 @@ class JobKey(NamedTuple):
     @property
     def fingerprint(self) -> str:
         """SHA-256 of the public half, written as OpenSSH does."""
-        return fingerprint(blob_of(self.public))
+        return _fingerprint(self.public)
 
 
 def mounts(table: str) -> tuple[str, ...]:
@@ -206,30 +62,18 @@ def mounts(table: str) -> tuple[str, ...]:
     The operator's ``sshAuthMountPath`` may lie anywhere, such as in the home of a user that a
     random uid isn't; a Volcano job mounts the files one by one.
     """
-    found = []
-    for line in table.splitlines():
-        point = line.split()[4] if len(line.split()) > 4 else ""  # noqa: PLR2004
-        if _OF_OTHERS.search(point):
-            continue
-        path = Path(point.encode().decode("unicode_escape", "replace"))
-        if path.name in NAMES:
-            path = path.parent
-        if path.name == ".ssh" or path.name.startswith("ssh-auth"):
-            found.append(str(path))
-    return tuple(dict.fromkeys(found))
-
-
-def _mount_table() -> str:
-    try:
-        return Path("/proc/self/mountinfo").read_text("utf-8", "replace")
-    except OSError:
-        return ""
+    rows = [line.split() for line in table.splitlines()]
+    points = [row[4] for row in rows if len(row) > 4 and not _OF_OTHERS.search(row[4])]  # noqa: PLR2004
+    paths = [Path(point.encode().decode("unicode_escape", "replace")) for point in points]
+    found = [path.parent if path.name in NAMES else path for path in paths]
+    named = (path for path in found if path.name == ".ssh" or path.name.startswith("ssh-auth"))
+    return tuple(dict.fromkeys(map(str, named)))
 
 
 def folders(homes: tuple[str, ...], uid: int) -> tuple[Path, ...]:
     """Folders in which the job's key may be mounted, the likeliest first."""
     likely = [Path("/etc/mpiboot/ssh"), *(Path(home) / ".ssh" for home in homes if home)]
-    likely += [Path(point) for point in mounts(_mount_table())]
+    likely += [Path(point) for point in mounts(files.mount_table())]
     likely.append(Path("/root/.ssh"))
     with contextlib.suppress(OSError):
         likely += [
@@ -255,21 +99,20 @@ def find(wanted: str, homes: tuple[str, ...], uid: int) -> Path | None:
     return None
 
 
-def closed(wanted: str, uid: int) -> MpibootError | None:
+def unreadable_key(wanted: str, uid: int) -> MpibootError | None:
     """Name the folder or file that keeps this user from a mounted key; None where none does.
 
     Args:
         wanted: a file or folder that the user named, or nothing: then what is mounted counts.
         uid: this user.
     """
-    places = (wanted,) if wanted else mounts(_mount_table())
-    for place in map(Path, places):
+    for place in map(Path, (wanted,) if wanted else mounts(files.mount_table())):
         for path in (*(place / name for name in NAMES), place):
-            folder = next((item for item in reversed(path.parents) if _refuses(item)), None)
-            if folder is not None:
-                return _closed(path, folder, uid)
+            closed = [item for item in reversed(path.parents) if _refuses(item)]
             if os.path.isfile(path) and not os.access(path, os.R_OK):  # noqa: PTH113 - raises nothing
-                return _closed(path, path, uid)
+                closed.append(path)
+            if closed:
+                return _closed(path, closed[0], uid)
     return None
 
 
@@ -288,41 +131,62 @@ def _closed(path: Path, by: Path, uid: int) -> MpibootError:
     return error("ssh-key", f"uid {uid} can't reach the key {path}: {by} has {mode}", hint=fix)
 
 
-def _by_library(path: Path) -> bytes | None:
-    """Ask asyncssh for the public half, which knows every format."""
-    import asyncssh  # noqa: PLC0415 - costs 170 ms, and hardly any job needs it
-
-    try:
-        return asyncssh.read_private_key(path).public_data
-    except (asyncssh.KeyImportError, OSError):
-        return None
-
-
 def load(path: Path) -> JobKey:
     """Read a key and find its public half; nothing is written.
 
     Raises:
         MpibootError: ``ssh-key``; it can't be read, or is no private key without passphrase.
     """
+    text = _read(path)
+    start = text.find(_BEGIN)
+    kind = text[start + len(_BEGIN) :].partition(b"-----")[0]
+    wrong = ""
+    if start < 0:
+        wrong = "not a private key" if text.strip() else "empty"
+    elif not kind.endswith(b"PRIVATE KEY"):
+        wrong = f"a {kind.decode('ascii', 'replace').lower()}"
+    elif b"-----END" not in text:
+        wrong = "cut short"
+    if wrong:
+        raise error("ssh-key", f"the key {path} is {wrong}; expected a private SSH key")
+    return JobKey(path, _by_openssh(text) or _by_library(path, text))
+
+
+def _by_openssh(text: bytes) -> str:
+    """Have ssh-keygen give the public half; empty where it isn't there or can't read the key."""
+    program = shutil.which("ssh-keygen", path=programs.search_path(os.environ))
+    # From a pipe: it refuses a file that others can read, as a mounted key often is. An empty
+    # passphrase: it would ask a terminal for one.
+    argv = (program or "", "-y", "-P", "", "-f", "/dev/stdin")
     try:
-        blob = public_blob(_read(path))
-    except PermissionError:
-        raise error(
-            "ssh-key",
-            f"the key {path} is locked with a passphrase",
-            hint="use a key without passphrase: nobody can type it in a pod",
-        ) from None
-    except ValueError as wrong:
-        raise error("ssh-key", f"the key {path} is {wrong}; expected a private SSH key") from None
-    blob = blob or _by_library(path)
-    if blob is None:
-        raise error("ssh-key", f"the key {path} is broken, or of a kind that is not known here")
-    return JobKey(path, public_line(blob))
+        done = programs.run(argv, programs.SHORT, stdin=text) if program else None
+    except OSError:
+        return ""
+    return " ".join(done.stdout.split()[:2]) if done and done.status == 0 else ""
+
+
+def _by_library(path: Path, text: bytes) -> str:
+    """Have asyncssh give the public half: it reads a few kinds more, and says what is wrong."""
+    import asyncssh  # noqa: PLC0415 - costs 170 ms, and hardly any job needs it
+
+    try:
+        found = asyncssh.import_private_key(text).export_public_key()
+    except ValueError as exc:
+        if "assphrase" in str(exc):
+            raise error(
+                "ssh-key",
+                f"the key {path} is locked with a passphrase",
+                hint="use a key without passphrase: nobody can type it in a pod",
+            ) from None
+        message = f"the key {path} is broken, or of a kind that is not known here: {exc}"
+        raise error("ssh-key", message) from None
+    return " ".join(found.decode().split()[:2])
 
 
 def _read(path: Path) -> bytes:
+    """Read a key file; ssh and sshd refuse one whose lines end as Windows has them."""
     try:
-        return path.read_bytes()
+        return path.read_bytes().replace(b"\r\n", b"\n")
     except OSError as problem:
         raise error("ssh-key", f"the key {path} can't be read: {problem.strerror}") from None
 
@@ -341,16 +205,18 @@ def copy(key: JobKey, to: Path) -> JobKey:
     return JobKey(to, key.public)
 
 
-def trust(key: JobKey, mounted: Path) -> Finding | None:
+def check_authorized_keys(key: JobKey, mounted: Path) -> Finding | None:
     """Check that authorized_keys beside the mounted key, if it is there, holds the job's key."""
     path = mounted.parent / "authorized_keys"
     try:
-        blobs = blobs_of(path.read_text("utf-8", "replace"))
+        lines = path.read_text("utf-8", "replace").splitlines()
     except OSError:
         return None
-    if blob_of(key.public) in blobs:
+    words = [word for line in lines if not line.startswith("#") for word in line.split()]
+    if key.public.split()[1] in words:
         return None
-    there = ", ".join(fingerprint(blob) for blob in blobs) or "no key at all"
+    others = [word for word in words if _KEY.fullmatch(word) and not len(word) % 4]
+    there = ", ".join(map(_fingerprint, others)) or "no key at all"
     return Finding(
         "ssh-key",
         Level.WARN,
@@ -362,7 +228,7 @@ def trust(key: JobKey, mounted: Path) -> Finding | None:
 
 def missing(wanted: str, homes: tuple[str, ...], uid: int) -> MpibootError:
     """Name what keeps this user from the job's key, or where it was searched for."""
-    refused = closed(wanted, uid)
+    refused = unreadable_key(wanted, uid)
     if refused:
         return refused
     places = wanted or ", ".join(map(str, folders(homes, uid)))
@@ -393,7 +259,7 @@ def wait(
     deadline, look, said_at = time.monotonic() + patience, _LOOK_FIRST, float("-inf")
     while (found := find(wanted, homes, uid)) is None:
         left = deadline - time.monotonic()
-        if left <= 0 or closed(wanted, uid):
+        if left <= 0 or unreadable_key(wanted, uid):
             raise missing(wanted, homes, uid)
         if time.monotonic() - said_at >= _SILENCE:
             said_at = time.monotonic()

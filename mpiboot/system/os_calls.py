@@ -1,56 +1,19 @@
-"""What a process that stays asks of the system: programs, children, a FIFO, handles, files.
+"""Thin POSIX wrappers: limits, a listening socket, handles of processes, children; none blocks."""
 
-Each is one small act without opinion; nothing here waits.
-"""
-
-# pathlib, and what it imports, costs the parent a megabyte; socket half of one.
-# ruff: noqa: PTH108, PTH110, PTH123
+# socket costs the parent half a megabyte.
 from __future__ import annotations
 
 import _socket as socket
 import os
 import resource
-import signal
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import partial
-from typing import Final, NoReturn
+from typing import Final
 
-from mpiboot.core.launch_names import BY_SIGNAL, KEY
-from mpiboot.system.executables import IGNORED_BY_PYTHON
+from mpiboot.core.launch_names import BY_SIGNAL
+from mpiboot.system.spawn import spawn
 
-_WORDS: Final = 3
-_TAIL: Final = 4096
-_NOISE: Final = ("Warning: Permanently added", "debug", "Authenticated to", "Transferred:", "Bytes")
 _BACKLOG: Final = 4096
-
-
-def spawn(
-    argv: tuple[str, ...],
-    environ: Mapping[str, str],
-    mask: set[signal.Signals | int],
-    *,
-    own_group: bool,
-    streams: Mapping[int, int],
-) -> int:
-    """Start a program with the streams of this process, or others for some; give its pid.
-
-    One call in C: no Python runs in the child, and no copy of this process is made.
-
-    Raises:
-        OSError: it can't be executed.
-    """
-    start = os.posix_spawn if "/" in argv[0] else os.posix_spawnp
-    do = partial(
-        start,
-        argv[0],
-        argv,
-        environ,
-        file_actions=[(os.POSIX_SPAWN_DUP2, its, number) for number, its in streams.items()],
-        setsigmask=mask,
-        setsigdef=IGNORED_BY_PYTHON,
-    )
-    return do(setpgroup=0) if own_group else do()
 
 
 def raise_soft_limits(open_files: int) -> None:
@@ -67,20 +30,6 @@ def raise_soft_limits(open_files: int) -> None:
                 resource.setrlimit(which, (wanted, hard))
 
 
-def replace(
-    argv: tuple[str, ...], environ: Mapping[str, str], mask: set[signal.Signals | int]
-) -> NoReturn:
-    """Become another program, with the signals that a program expects.
-
-    Raises:
-        OSError: it can't be executed; this process goes on.
-    """
-    for number in IGNORED_BY_PYTHON:
-        signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    os.execvpe(argv[0], argv, environ)  # noqa: S606 - no shell is the point
-
-
 def start_listening(
     argv: tuple[str, ...], environ: Mapping[str, str], folder: str, name: str
 ) -> int:
@@ -94,15 +43,7 @@ def start_listening(
     listener = listen(folder, name)
     try:
         # A session of its own: Ctrl-C at a terminal is mpirun's.
-        return os.posix_spawn(
-            argv[0],
-            argv,
-            environ,
-            file_actions=[(os.POSIX_SPAWN_DUP2, listener, 0)],
-            setsid=True,
-            setsigmask=(),
-            setsigdef=IGNORED_BY_PYTHON,
-        )
+        return spawn(argv, environ, streams={0: listener}, own_session=True)
     finally:
         os.close(listener)
 
@@ -128,29 +69,6 @@ def listen(folder: str, name: str) -> int:
         os.close(here)
 
 
-def has_terminal() -> bool:
-    """Whether this process has a controlling terminal."""
-    try:
-        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
-    except OSError:
-        return False
-    return True
-
-
-def open_fifo(path: str) -> int:
-    """Open a FIFO to read without ever waiting, and make it where it isn't there."""
-    if not os.path.exists(path):
-        os.mkfifo(path, 0o600)
-    # For writing too: with a writer of its own it is never at its end.
-    return os.open(path, os.O_RDWR | os.O_NONBLOCK)
-
-
-def remove_key(folder: str) -> None:
-    """Remove a launch's copy of the job's key: no agent logs in any more."""
-    with suppress(OSError):
-        os.unlink(f"{folder}/{KEY}")
-
-
 def process_handle(pid: int) -> int | None:
     """Open a handle that is readable once a process has ended; None where there is no such thing.
 
@@ -159,45 +77,27 @@ def process_handle(pid: int) -> int | None:
     Raises:
         ProcessLookupError: the process has ended.
     """
-    opening = getattr(os, "pidfd_open", None)
-    if opening is None:
-        return None
     try:
-        handle: int = opening(pid)
+        return os.pidfd_open(pid)
     except ProcessLookupError:
         raise
-    except OSError:
+    except (AttributeError, OSError):
         return None
-    return handle
 
 
 def reap() -> list[tuple[int, int]]:
     """Take every child that has ended off the process table: (pid, wait status)."""
-    found: list[tuple[int, int]] = []
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return found
-        if pid == 0:
-            return found
-        found.append((pid, status))
+    found = []
+    with suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            found.append(ended)
+    return found
 
 
 def exit_status(status: int) -> int:
     """Give the exit status of a wait status, as shells count it: 128+n for signal n."""
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else BY_SIGNAL - code
-
-
-def last_words(path: str) -> tuple[str, ...]:
-    """Read what ssh itself had to say, without what it says every time."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            lines = [line.strip() for line in file.read()[-_TAIL:].splitlines()]
-    except OSError:
-        return ()
-    return tuple(line for line in lines if line and not line.startswith(_NOISE))[-_WORDS:]
 
 
 # More than the hosts of any job need; old programs close every number below the limit one by one.
@@ -213,9 +113,5 @@ def most_open_files() -> int:
 
 
 def allow_most_open_files() -> None:
-    """Raise the soft limit, for this process and what it starts from now on."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY:
-        return
-    with suppress(OSError, ValueError):  # a sandbox may refuse; then the limit stays as it is
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most_open_files(), hard))
+    """Raise the soft limits, for this process and what it starts from now on."""
+    raise_soft_limits(most_open_files())

@@ -8,20 +8,19 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shutil
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from functools import partial
-from itertools import takewhile
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import mpiboot
 from mpiboot.core.checks import error
-from mpiboot.system import executables, files
+from mpiboot.system import spawn
 from mpiboot.system.loop import EventLoop
+from mpiboot.system.spawn import DEFAULT_PATH
 
 # Programs that start one other and wait for it.
 _INITS: Final = frozenset({"tini", "tini-static", "dumb-init", "docker-init", "catatonit"})
@@ -43,19 +42,16 @@ def lookup(argv: Sequence[str], environ: Mapping[str, str]) -> str:
     Raises:
         MpibootError: ``program-missing``; it isn't there or can't be executed.
     """
-    path = environ.get("PATH", executables.DEFAULT_PATH)
-    found = executables.find(argv[0], path)
-    if found is None:
-        if "/" not in argv[0]:
-            raise error(
-                "program-missing",
-                f"{argv[0]} is not on PATH",
-                evidence=(f"PATH={path}",),
-            )
-        there = os.path.exists(argv[0])  # noqa: PTH110 - raises nothing
-        message = "can't be executed: no permission, or a folder" if there else "doesn't exist"
-        raise error("program-missing", f"{argv[0]} {message}")
-    return found
+    path = environ.get("PATH", DEFAULT_PATH)
+    found = shutil.which(argv[0], path=path)
+    if found:
+        return found
+    if "/" not in argv[0]:
+        message = f"{argv[0]} is not on PATH"
+        raise error("program-missing", message, evidence=(f"PATH={path}",))
+    there = os.path.exists(argv[0])  # noqa: PTH110 - raises nothing
+    message = "can't be executed: no permission, or a folder" if there else "doesn't exist"
+    raise error("program-missing", f"{argv[0]} {message}")
 
 
 def _failed(program: str, problem: OSError) -> NoReturn:
@@ -86,13 +82,8 @@ def replace(
     sys.stdout.flush()
     sys.stderr.flush()
     signal.set_wakeup_fd(-1)
-    for number in executables.IGNORED_BY_PYTHON:
-        signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-    for handle in files.open_folders:
-        os.set_inheritable(handle, True)
     try:
-        os.execve(path, list(argv), dict(environ))  # noqa: S606 - no shell is the point
+        spawn.replace(argv, environ, blocked, path=path)
     except OSError as problem:
         _failed(path, problem)
 
@@ -100,45 +91,16 @@ def replace(
 def start(
     argv: Sequence[str],
     environ: Mapping[str, str],
-    *,
-    stdin: int | None = None,
-    stdout: int | None = None,
-    stderr: int | None = None,
-    session: bool = False,
-    group: bool = False,
+    **how: Any,  # noqa: ANN401 - as spawn has them
 ) -> int:
-    """Start a child with clean signals; its process number.
-
-    Args:
-        argv: program and arguments; the name is looked up on the environment's PATH.
-        environ: the child's whole environment.
-        stdin: a descriptor to become the child's; this process's own where not given.
-        stdout: as ``stdin``.
-        stderr: as ``stdin``.
-        session: whether the child leads a session of its own.
-        group: whether the child leads a process group of its own.
+    """Start a program as ``spawn.spawn`` does; its name is looked up on its environment's PATH.
 
     Raises:
         MpibootError: ``program-missing``; it isn't there or can't be executed.
     """
     path = lookup(argv, environ)
-    actions = [
-        (os.POSIX_SPAWN_DUP2, given, number)
-        for number, given in enumerate((stdin, stdout, stderr))
-        if given is not None
-    ]
-    spawn = partial(os.posix_spawn, setpgroup=0) if group else os.posix_spawn
     try:
-        # Not subprocess: its import alone costs the worker 10 ms before sshd.
-        return spawn(
-            path,
-            list(argv),
-            dict(environ),
-            file_actions=actions,
-            setsid=session,
-            setsigmask=(),
-            setsigdef=executables.IGNORED_BY_PYTHON,
-        )
+        return spawn.spawn(argv, environ, path=path, **how)
     except OSError as problem:
         _failed(path, problem)
 
@@ -171,7 +133,7 @@ def is_containers_own(proc: Path = Path("/proc")) -> bool:
     try:
         if (proc / "1/comm").read_text("utf-8").strip() in _INITS:
             return True
-        first = _words(proc / "1/cmdline")
+        first = os.fsdecode((proc / "1/cmdline").read_bytes()).split("\0")[:-1]
     except OSError:
         return False
     at = len(first) - len(sys.argv)
@@ -180,34 +142,10 @@ def is_containers_own(proc: Path = Path("/proc")) -> bool:
     return at > 0 and len(set(called)) == 1 and first[at + 1 :] == sys.argv[1:] and not inline
 
 
-def _words(cmdline: Path) -> list[str]:
-    return os.fsdecode(cmdline.read_bytes()).split("\0")[:-1]
-
-
-def keeps_sigterm(proc: Path = Path("/proc")) -> str:
-    """Name the container's first process where no SIGTERM gets past it; else empty.
-
-    That is of a shell its script: what follows may have secrets. The kernel drops a signal for a
-    process number 1 that has no handler for it: a shell has none.
-    """
-    if os.getppid() != 1:
-        return ""
-    with suppress(OSError, ValueError, IndexError):
-        status = (proc / "1/status").read_text("utf-8", "replace")
-        caught = int(status.partition("\nSigCgt:")[2].split()[0], 16)
-        if not caught >> (signal.SIGTERM - 1) & 1:
-            words = _words(proc / "1/cmdline")
-            named = [words[0], *takewhile(lambda word: word[:1] == "-", words[1:])]
-            if not named[-1].endswith("c") or len(named) == 1:  # the text of a script is no name
-                named += words[len(named) : len(named) + 1]
-            return " ".join(named)
-    return ""
-
-
 class SignalLoop:
     """Sleeps until a handle is ready, a signal came or a deadline passed.
 
-    Stdlib's poll and nothing more: asyncio alone costs 40 ms before sshd listens.
+    Not asyncio: that alone costs 40 ms before sshd listens.
     """
 
     def __init__(self, signals: Iterable[int]) -> None:
@@ -217,7 +155,8 @@ class SignalLoop:
         self._came: tuple[int, ...] = ()
         self._signals, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self.on(self._signals, self._note)
-        self._before = {number: signal.signal(number, _noted) for number in signals}
+        # The handlers do nothing: what came is in the wake-up pipe.
+        self._before = {number: signal.signal(number, lambda *_: None) for number in signals}
         self._wakeup = signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
 
     def wait(self, seconds: float | None) -> tuple[int, ...]:
@@ -261,7 +200,3 @@ class SignalLoop:
         self._loop.close()
         os.close(self._signals)
         os.close(self._wake)
-
-
-def _noted(number: int, frame: object) -> None:
-    """The signal is in the wake-up pipe already."""

@@ -1,19 +1,17 @@
-"""Processes of this pod, by psutil, and the TCP ports that they listen on. Read-only.
+"""Processes of this pod and the TCP ports that they listen on, by psutil. Read-only.
 
 psutil takes 12 ms of CPU time and a megabyte, so the first call that needs it imports it: never on
-a worker's way to its SSH server and its facts. Read from /proc instead are, here, the bare numbers
-of the ports (``listening_ports``); elsewhere, how much came for a socket and a process's children
-without a look at every other process (``supervisor/processes.py``), when a process began by a clock
-that nobody sets, and the names of what it was started with (``network/pod.py``).
+a worker's way to its SSH server. Read from /proc instead is elsewhere: how much came for a socket
+and a process's children without a look at every other process (``supervisor/processes.py``), when
+a process began by a clock that nobody sets, and the names of what it was started with
+(``network/pod.py``).
 """
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
-from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 
 class RunningProcess(NamedTuple):
@@ -96,60 +94,3 @@ def listeners() -> tuple[Listener, ...]:
         for item in found
         if item.laddr and item.status == psutil.CONN_LISTEN
     )
-
-
-_LISTENS: Final = "0A"  # a row's fourth word; the second is the address and port, in hexadecimal
-
-
-def listening_ports(proc: str = "/proc") -> set[int]:
-    """Give the TCP ports of this network namespace that listen; none where that is hidden.
-
-    Read without psutil, as a worker asks while it gathers its facts: loading psutil costs
-    12 to 17 ms of CPU time, and its ``net_connections`` looks at every process for whose they are.
-    """
-    found = set()
-    for table in ("tcp", "tcp6"):
-        with (
-            suppress(OSError, ValueError, IndexError),
-            open(f"{proc}/net/{table}", encoding="ascii") as rows,  # noqa: PTH123 - light
-        ):
-            for words in map(str.split, rows):
-                if words[3] == _LISTENS:
-                    found.add(int(words[1].rpartition(":")[2], 16))
-    return found
-
-
-_READABLE: Final = re.compile(rb"^([0-9a-f]+)-[0-9a-f]+ r", re.MULTILINE)
-
-
-def memory_refused() -> str:
-    """Say with which error the kernel refuses to read another process's memory; empty where not.
-
-    Ranks of one host do that for large messages, and Open MPI's shared memory (vader, sm) calls
-    process_vm_readv without having tried it: where a container's seccomp profile refuses it, every
-    large message ends with `Read -1, expected N, errno = 1` (open-mpi/ompi issue 4948). Here a byte
-    of an own child is read. Where nothing tells, nothing is said.
-    """
-    import ctypes  # noqa: PLC0415 - for a worker's facts alone
-    import subprocess  # noqa: PLC0415
-
-    try:
-        read = ctypes.CDLL(None, use_errno=True).process_vm_readv
-        # The child waits for its standard input, which is closed when it was looked at.
-        with subprocess.Popen(("/bin/sh", "-c", "read _"), stdin=subprocess.PIPE) as child:
-            with open(f"/proc/{child.pid}/maps", "rb") as maps:  # noqa: PTH123 - light
-                place = _READABLE.search(maps.read())
-            if place is None:
-                return ""
-            mine, piece, one = (
-                ctypes.create_string_buffer(1),
-                ctypes.c_size_t * 2,
-                ctypes.c_ulong(1),
-            )
-            here, there = piece(ctypes.addressof(mine), 1), piece(int(place[1], 16), 1)  # iovec
-            got = read(
-                child.pid, ctypes.byref(here), one, ctypes.byref(there), one, ctypes.c_ulong()
-            )
-            return "" if got == 1 else os.strerror(ctypes.get_errno())
-    except (OSError, AttributeError):  # no such call in this C library, no /proc, no shell
-        return ""

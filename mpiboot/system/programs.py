@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from mpiboot.core.facts import Mpi
 from mpiboot.core.model import MpiFamily
-from mpiboot.system import executables
+from mpiboot.system.spawn import DEFAULT_PATH
 
 _LEFT: Final = 1.0  # seconds
 
 
-@dataclass(frozen=True, slots=True)
-class ProgramEnd:
+class ProgramEnd(NamedTuple):
     """How a program ended, negative by a signal, and what it printed."""
 
     status: int
@@ -33,7 +32,10 @@ class ProgramEnd:
 
 
 def run(
-    words: Sequence[str], seconds: float, environ: Mapping[str, str] | None = None
+    words: Sequence[str],
+    seconds: float,
+    environ: Mapping[str, str] | None = None,
+    stdin: bytes = b"",
 ) -> ProgramEnd | None:
     """Run a program; with all that it started it is killed after ``seconds``: then None.
 
@@ -41,6 +43,7 @@ def run(
         words: the program and its arguments.
         seconds: how long it may take.
         environ: its environment; None for our own.
+        stdin: what it reads.
 
     Raises:
         OSError: it can't be started.
@@ -48,22 +51,21 @@ def run(
     child = subprocess.Popen(
         words,
         env=environ,
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
     )
     try:
-        text, errors = child.communicate(timeout=seconds)
+        text, errors = child.communicate(stdin, timeout=seconds)
     except subprocess.TimeoutExpired:
         return None
     finally:
         if child.returncode is None:
-            with suppress(ProcessLookupError):
+            with suppress(ProcessLookupError, subprocess.TimeoutExpired):
                 os.killpg(child.pid, signal.SIGKILL)
-            with suppress(subprocess.TimeoutExpired):
                 child.wait(_LEFT)
-            for pipe in filter(None, (child.stdout, child.stderr)):
+            for pipe in filter(None, (child.stdin, child.stdout, child.stderr)):
                 pipe.close()
     return _end(child.returncode, text, errors)
 
@@ -112,42 +114,36 @@ _HYDRA: Final = "mpiexec.hydra"
 SHORT: Final = 10.0
 # For who starts a job: a cold or busy node with a slow disk needs long for its first program.
 LONG: Final = 60.0
-_OPENMPI: Final = re.compile(r"\((?:OpenRTE|Open MPI)\) (\d+)(\.\d+\S*)")
-# As https://github.com/cp2k/cp2k/pull/1353 shows it.
-_SPECTRUM: Final = re.compile(r"\(IBM Spectrum MPI\) (\d\S*)")
-_INTEL: Final = re.compile(r"Intel\(R\) MPI Library.*?Version (\d\S*)")
+# What each says of its version; the first that is found counts.
+_VERSIONS: Final = (
+    # As https://github.com/cp2k/cp2k/pull/1353 shows it.
+    (MpiFamily.SPECTRUM, re.compile(r"\(IBM Spectrum MPI\) (\d\S*)")),
+    (MpiFamily.OPENMPI4, re.compile(r"\((?:OpenRTE|Open MPI)\) (\d+\.\d+\S*)")),
+    (MpiFamily.INTEL, re.compile(r"Intel\(R\) MPI Library.*?Version (\d\S*)")),
+    (MpiFamily.MPICH, re.compile(r"(?ms)HYDRA build details(?:.*?^\s*Version:\s+(\d\S*))?")),
+)
 _IPV6: Final = re.compile(r"^options:ipv6:(yes|no)\s*$", re.MULTILINE)
 _FOLDER: Final = re.compile(r"^path:sysconfdir:(\S.*?)\s*$", re.MULTILINE)
-_HYDRA_VERSION: Final = re.compile(r"^\s*Version:\s+(\d\S*)", re.MULTILINE)
 # The runtime changed from ORTE to PRRTE here, and with it every parameter's name.
 _FIRST_PRRTE: Final = 5
 
 
 def search_path(environ: Mapping[str, str]) -> str:
     """PATH, or the usual folders where it is not set or empty."""
-    return environ.get("PATH") or executables.DEFAULT_PATH
+    return environ.get("PATH") or DEFAULT_PATH
 
 
 def recognise(path: str, text: str) -> Mpi:
     """Name the MPI whose ``--version`` said this; the family is empty where it is unknown."""
-    if found := _SPECTRUM.search(text):
-        return Mpi(MpiFamily.SPECTRUM, found[1], path, _line(text, found.start()))
-    if found := _OPENMPI.search(text):
-        family = MpiFamily.OPENMPI5 if int(found[1]) >= _FIRST_PRRTE else MpiFamily.OPENMPI4
-        return Mpi(family, found[1] + found[2], path, _line(text, found.start()))
-    if found := _INTEL.search(text):
-        return Mpi(MpiFamily.INTEL, found[1], path, _line(text, found.start()))
-    hydra = text.find("HYDRA build details")
-    if hydra >= 0:
-        version = _HYDRA_VERSION.search(text)
-        return Mpi(MpiFamily.MPICH, version[1] if version else "", path, _line(text, hydra))
-    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    return Mpi(MpiFamily.UNKNOWN, "", path, first or "it said nothing")
-
-
-def _line(text: str, position: int) -> str:
-    start = text.rfind("\n", 0, position) + 1
-    return text[start:].partition("\n")[0].strip()
+    for family, pattern in _VERSIONS:
+        if found := pattern.search(text):
+            version = found[1] or ""
+            if family is MpiFamily.OPENMPI4 and int(version.partition(".")[0]) >= _FIRST_PRRTE:
+                family = MpiFamily.OPENMPI5  # noqa: PLW2901
+            start = text.rfind("\n", 0, found.start()) + 1
+            return Mpi(family, version, path, text[start:].partition("\n")[0].strip())
+    first = next(filter(None, map(str.strip, text.splitlines())), "it said nothing")
+    return Mpi(MpiFamily.UNKNOWN, "", path, first)
 
 
 def detect_mpi(
@@ -161,7 +157,7 @@ def detect_mpi(
     program that its script would start.
     """
     names = (called,) if called else LAUNCHERS
-    path = next(filter(None, (executables.find(name, search_path(environ)) for name in names)), "")
+    path = next(filter(None, (shutil.which(name, path=search_path(environ)) for name in names)), "")
     if not path:
         return None
     found = _ask(path, environ, patience)

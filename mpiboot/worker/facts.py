@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,8 @@ from mpiboot.job.forward import SEARCH_PATHS
 from mpiboot.network import platform_hints, pod
 from mpiboot.network import service_mesh as meshes
 from mpiboot.network.nccl import CHECKED
-from mpiboot.system import executables, files, processes, programs
+from mpiboot.system import files, programs
+from mpiboot.worker.state import running_worker, worker_state
 
 if TYPE_CHECKING:  # a worker has no line
     from mpiboot.job.mpirun_line import UserLine
@@ -62,7 +64,7 @@ def gather(
         environment=pod.spec_names(pid),
         fabric=_fabric(environ, routes, unread),
         mesh=platform_hints.service_mesh(),
-        memory_refused=processes.memory_refused(),
+        memory_refused=memory_refused(),
         gpus=sysfs.gpus(search=environ.get("PATH", "")),
         cpus=pod.cpus(os.sched_getaffinity(0)),
         parameters=tuple(map(_masked, find_parameters(mpi, environ) if mpi else ())),
@@ -74,7 +76,7 @@ def gather(
 def _own_program(path: str) -> str:
     """Find mpiboot beside its own Python, in bin; empty where the PATH leads to one."""
     own = str(Path(sys.executable).parent.parent / "bin" / "mpiboot")
-    return "" if executables.find("mpiboot", path) else executables.find(own, "") or ""
+    return "" if shutil.which("mpiboot", path=path) else shutil.which(own) or ""
 
 
 def _masked(item: MpiParameter) -> MpiParameter:
@@ -112,7 +114,7 @@ def run(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool, path: 
     """
     mpi = programs.detect_mpi(environ, patience=programs.LONG if path else programs.SHORT)
     if not path:
-        state = files.running_worker(resolved.settings.runtime_dir, environ)
+        state = running_worker(resolved.settings.runtime_dir, environ)
         sshd, pid = (state.sshd, state.pid) if state else ("", 1)
         found = gather(resolved, environ, sshd=sshd, pid=pid, mpi=mpi)
         found = replace(found, sshd_reason=state.reason if state else "")
@@ -120,7 +122,7 @@ def run(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool, path: 
         text = records_json.facts_to_json(found) + "\n" if as_json else as_tables(found, width)
         sys.stdout.write(text)
         return
-    state = files.worker_state(Path(path).parent)
+    state = worker_state(Path(path).parent)
     pid, sshd = (state.pid, state.sshd) if state else (os.getppid(), "")
     found = gather(resolved, environ, sshd=sshd, pid=pid, mpi=mpi)
     if found.mesh and state:
@@ -271,3 +273,33 @@ def _cpus(found: PodFacts) -> str:
         return str(found.cores)
     whose = "the pod's own" if found.cpus.exclusive else "shared"
     return f"{found.cpus.usable} of the node's {found.cpus.online}, {whose}"
+
+
+def memory_refused() -> str:
+    """Say with which error the kernel refuses to read another process's memory; empty where not.
+
+    Ranks of one host do that for large messages, and Open MPI's shared memory (vader, sm) calls
+    process_vm_readv without having tried it: where a container's seccomp profile refuses it, every
+    large message ends with `Read -1, expected N, errno = 1` (open-mpi/ompi issue 4948). Here a byte
+    of a copy of this process is read. Where nothing tells, nothing is said.
+    """
+    import ctypes  # noqa: PLC0415 - for a worker's facts alone
+
+    try:
+        read = ctypes.CDLL(None, use_errno=True).process_vm_readv
+        reader, writer = os.pipe()
+        copy = os.fork()
+    except (OSError, AttributeError):  # no such call in this C library, no room for a process
+        return ""
+    if not copy:
+        os.close(writer)
+        os.read(reader, 1)  # until it was looked at
+        os._exit(0)
+    byte, one = ctypes.create_string_buffer(1), ctypes.c_ulong(1)
+    piece = ctypes.byref((ctypes.c_size_t * 2)(ctypes.addressof(byte), 1))  # iovec, alike in both
+    got = read(copy, piece, one, piece, one, ctypes.c_ulong())
+    wrong = "" if got == 1 else os.strerror(ctypes.get_errno())
+    os.close(reader)
+    os.close(writer)
+    os.waitpid(copy, 0)
+    return wrong

@@ -409,14 +409,8 @@ def stop_ranks(
 
     number = getattr(signal, f"SIG{name}")
     command = host_shell.stop_ranks(number, int(seconds) + 1, f"{MARK}={token}-")
-    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        return process.start(
-            ("/bin/sh", "-c", command),
-            {**environ, "MPIBOOT_WORKER_DIR": str(folder)},
-            stdin=null,
-            stdout=null,
-            stderr=null,
-        )
-    finally:
-        os.close(null)
+    return process.start(
+        ("/bin/sh", "-c", command),
+        {**environ, "MPIBOOT_WORKER_DIR": str(folder)},
+        streams={0: None, 1: None, 2: None},
+    )

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import shlex
+import shutil
 import signal
 import socket
 import sys
@@ -30,9 +31,9 @@ from mpiboot.network import pod
 from mpiboot.ssh import openssh, sessions
 from mpiboot.ssh.openssh import LISTENING, WorkerSetup
 from mpiboot.ssh.sessions import Sessions
-from mpiboot.system import executables, files, keys, process, processes
-from mpiboot.system.files import WORKER_STATE, WorkerState
+from mpiboot.system import files, keys, process, processes
 from mpiboot.system.os_calls import exit_status
+from mpiboot.worker.state import WORKER_STATE, WorkerState
 
 FACTS_FILE: Final = "facts.json"
 LOOK: Final = "look"  # a script that writes the facts anew
@@ -59,7 +60,7 @@ def prepare(
     folder = files.runtime_dir(settings.runtime_dir, identity.uid, "worker", tmpdir=named)
     environ = {**environ, **files.complete_tmpdir(environ, folder)}
     files.remove_stale_sessions(environ, socket.gethostname(), identity.uid)
-    for name in (FACTS_FILE, files.WORKER_STATE):
+    for name in (FACTS_FILE, WORKER_STATE):
         (folder / name).unlink(missing_ok=True)  # an earlier start of this container wrote them
     home = folder / "home"
     home.mkdir(mode=0o700, exist_ok=True)
@@ -71,7 +72,7 @@ def prepare(
     except _SignalledError:
         return None
     key = keys.load(mounted)
-    outlier = keys.trust(key, mounted)
+    outlier = keys.check_authorized_keys(key, mounted)
     if outlier:
         log.finding(outlier)
     wanted = settings.control_ifname
@@ -236,7 +237,7 @@ class SshServer:
         writer = self.lines.writer
         try:
             self.pid = process.start(
-                argv, environ, stdin=stdin, stdout=writer, stderr=writer, group=True
+                argv, environ, streams={0: stdin, 1: writer, 2: writer}, own_group=True
             )
         except BaseException:
             self.lines.close()
@@ -400,16 +401,13 @@ class WorkerServer:
     def _test_login(self) -> None:
         """Log in to this pod: PAM, sandboxes and user namespaces show only by that."""
         setup = self._setup
-        ssh = executables.find("ssh", setup.environ.get("PATH", ""))
+        ssh = shutil.which("ssh", path=setup.environ.get("PATH", ""))
         if not ssh:
             return
         argv = openssh.login(ssh, setup)
         lines = ChildOutput(self._loop, lambda line: log.debug("sshd", f"login: {line}"))
-        null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        pid = process.start(
-            argv, setup.environ, stdin=null, stdout=lines.writer, stderr=lines.writer
-        )
-        os.close(null)
+        streams = {0: None, 1: lines.writer, 2: lines.writer}
+        pid = process.start(argv, setup.environ, streams=streams)
         lines.started()
         self._login = (pid, lines)
         self.helpers.add(pid)
@@ -486,7 +484,7 @@ def evaluate_profile(
     path = os.path.abspath(path)  # noqa: PTH100 - the shell would look for a bare name on PATH
     if not os.path.isfile(path):  # noqa: PTH113 - raises nothing
         return before, _warning(f"{path} does not exist")
-    shell = executables.find("bash", environ.get("PATH", "")) or "/bin/sh"
+    shell = shutil.which("bash", path=environ.get("PATH", "")) or "/bin/sh"
     try:
         status, output, complaint = _run(
             (shell, "-c", _READER, "profile", path), environ, folder, limit

@@ -206,7 +206,7 @@ def test_a_rank_loads_nothing_but_a_little_of_the_standard_library() -> None:
     found = set(json.loads(done.stdout)) - BEFORE
     assert found & (HEAVY | THIRD_PARTY | {"dataclasses", "inspect"}) == set()
     own = {name for name in found if name.startswith("mpiboot")}
-    few = ("__main__", "cli", "cli.rank", "system", "system.executables")
+    few = ("__main__", "cli", "cli.rank", "system", "system.spawn")
     assert own == {"mpiboot", *(f"mpiboot.{name}" for name in few)}
 
 

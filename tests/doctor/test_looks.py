@@ -26,7 +26,7 @@ from mpiboot.doctor.network import CountersPart, NvidiaPart
 from mpiboot.doctor.pod import MemoryPart, ServersPart, SshListener
 from mpiboot.launcher import shims
 from mpiboot.ssh import openssh
-from mpiboot.system import control_groups, executables, processes
+from mpiboot.system import control_groups, processes
 from mpiboot.system.processes import Listener
 from tests.doctor.test_judges import FACTS, SSHD_T, device
 from tests.fakes import plans
@@ -117,7 +117,7 @@ def test_asking_for_sshd_makes_no_folder(tmp_path: Path, monkeypatch: pytest.Mon
     wanted = tmp_path / "sshd-folder"
     monkeypatch.setattr(openssh, "_PRIVSEP", str(wanted))
     monkeypatch.setattr(openssh, "find", lambda _: "/usr/sbin/sshd")
-    monkeypatch.setattr(executables, "knows", lambda *_: True)
+    monkeypatch.setattr(openssh, "contains_string", lambda *_: True)
     seen = looks.sshd({"PATH": "/usr/sbin"})
     assert seen.path == "/usr/sbin/sshd"
     assert not wanted.exists()

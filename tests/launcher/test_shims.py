@@ -12,7 +12,7 @@ import pytest
 
 from mpiboot.core.checks import MpibootError
 from mpiboot.launcher import shims
-from mpiboot.system import executables
+from mpiboot.system.spawn import DEFAULT_PATH
 
 
 @pytest.fixture
@@ -196,7 +196,7 @@ def test_a_path_without_shims_is_left_as_it_is(own: Path, tmp_path: Path) -> Non
     assert own.is_file()
     for path in (str(real.parent), f"{real.parent}:", "", "relative:/nowhere"):
         assert shims.cleared({"PATH": path}) == path
-    assert shims.cleared({}) == executables.DEFAULT_PATH
+    assert shims.cleared({}) == DEFAULT_PATH
     behind = tmp_path / "front"
     shims.install(str(behind), {"PATH": ""})
     path = f"{real.parent}:{behind}"

@@ -105,12 +105,12 @@ def test_each_mesh_is_told_once() -> None:
 
 
 def test_what_listens_in_the_pod_shows_a_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
-    listening = {4143, 4140}
-    monkeypatch.setattr(processes, "listening_ports", lambda: listening)
+    listening = [processes.Listener("0.0.0.0", port, 0) for port in (4143, 4140)]
+    monkeypatch.setattr(processes, "listeners", lambda: listening)
     found = platform_hints.service_mesh(())
     assert found is not None
     assert found.name == "linkerd"
-    listening.remove(4140)
+    listening.pop()
     assert platform_hints.service_mesh(()) is None
 
 

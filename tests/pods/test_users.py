@@ -248,56 +248,6 @@ def test_a_folder_that_another_user_could_replace(
     assert re.search(rf"private-folder={made} ", plan_of(job))
 
 
-# What another user of the pod puts where mpiboot's folder was: scripts by the names of its own.
-REPLACE = """
-cd /tmp
-mv mpiboot-{user} moved
-for name in worker/session.env worker/look worker/probe worker/doctor \\
-    launcher/launch/agent.conf launcher/launch/hosts launcher/launch/ssh_config; do
-    mkdir -p mpiboot-{user}/{here}/${{name%/*}}
-    echo 'echo "$0" >> /tmp/executed' > mpiboot-{user}/{here}/$name
-done
-chmod -R a+rwX mpiboot-{user}
-"""
-
-
-@ONE_IMAGE
-@pytest.mark.parametrize("user", [pytest.param(0, marks=pytest.mark.full), 1000])
-def test_a_folder_that_another_user_replaces(cluster: Cluster, image: Image, *, user: int) -> None:
-    """It is held open, and nothing of what stands there by its name is read."""
-    volumes = {role: [EmptyDir("/tmp"), EmptyDir("/dev/shm")] for role in ("launcher", "worker")}
-    every: dict[str, Any] = {
-        role: {"read_only_root": True, "volumes": item} for role, item in volumes.items()
-    }
-    job = mpijob(
-        cluster,
-        image,
-        workers=1,
-        launcher_args=[RING],
-        user=user,
-        ssh_mount=MOUNTED if user else "/root/.ssh",
-        **every,
-    ).start(publish=False)
-    (worker,) = job.workers
-    until(lambda: ") listens on " in worker.stderr())
-    until(lambda: "waiting for" in job.launcher.stderr())
-    for pod in job.pods:
-        found = re.search(rf"is /tmp/mpiboot-{user}/({CONTAINER})/[a-z]+: ", pod.stderr())
-        assert found, pod.stderr()
-        script = REPLACE.format(user=user, here=found[1])
-        done = pod.exec("sh", "-ec", script, user=4242)
-        assert (done.returncode, done.stderr) == (0, "")
-    job.publish()
-    assert job.wait(PATIENCE) == 0
-    spans(job)
-    for role in volumes:
-        host = volumes[role][0].host
-        assert host is not None
-        assert not (host / "executed").exists()
-        (used,) = (host / "moved").iterdir()
-        assert (used / role / ("launch/hostfile" if role == "launcher" else "facts.json")).exists()
-
-
 @pytest.mark.parametrize(
     "user", [0, pytest.param(1000, marks=pytest.mark.full, id="1000")], ids=str
 )

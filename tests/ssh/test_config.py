@@ -26,7 +26,7 @@ from mpiboot.ssh.config import (
     read_args,
     render,
 )
-from mpiboot.system import executables
+from mpiboot.ssh.openssh import contains_string
 from tests.fakes.plans import ROOT
 
 SSH = shutil.which("ssh") or ""
@@ -107,7 +107,7 @@ def test_a_host_that_joined_later_is_known_by_the_jobs_key(tmp_path: Path, name:
 
 
 @needs_ssh
-@pytest.mark.skipif(not executables.knows(SSH, COSTLY_KEX), reason="an ssh without sntrup761")
+@pytest.mark.skipif(not contains_string(SSH, COSTLY_KEX), reason="an ssh without sntrup761")
 def test_a_key_exchange_that_costs_much_is_left_out_unless_the_user_names_it(
     tmp_path: Path,
 ) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 from contextlib import suppress
@@ -11,7 +12,6 @@ import pytest
 
 from mpiboot.ssh import sessions
 from mpiboot.ssh.sessions import Session, session_processes
-from mpiboot.system import executables
 from mpiboot.system.process import SignalLoop
 from mpiboot.system.processes import RunningProcess as Process
 from tests.waiting import until
@@ -19,7 +19,7 @@ from tests.waiting import until
 SHELLS = [
     shell
     for shell in (("sh",), ("bash", "--posix"), ("busybox", "sh"))
-    if executables.find(shell[0], os.environ["PATH"])
+    if shutil.which(shell[0], path=os.environ["PATH"])
 ]
 
 

@@ -14,11 +14,10 @@ import pytest
 
 from mpiboot.core.launch_names import EVENTS, REQUESTS
 from mpiboot.supervisor import agents
-from mpiboot.supervisor.agents import Agents
+from mpiboot.supervisor.agents import Agents, open_fifo
 from mpiboot.supervisor.state import AgentConnected, AgentEnded, AgentStarted, ClientEnded, Event
 from mpiboot.system import control_groups
 from mpiboot.system.loop import EventLoop
-from mpiboot.system.os_calls import open_fifo
 
 HOSTS = ("w-0.job.ns", "w-1.job.ns", "w-1.other.ns", "w-2")
 

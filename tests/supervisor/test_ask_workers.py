@@ -25,8 +25,8 @@ from mpiboot.hosts import host_shell
 from mpiboot.network.counters import QUESTION, CountedPort
 from mpiboot.supervisor import ask_workers, evidence, stop_ranks, workers
 from mpiboot.supervisor.workers import Workers
-from mpiboot.system import os_calls
 from mpiboot.system.loop import EventLoop
+from mpiboot.system.spawn import spawn
 from tests.waiting import until
 
 Answer = TypeVar("Answer")
@@ -93,7 +93,7 @@ def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ssh:
         monkeypatch.setattr(module, "_SECONDS", 120.0)  # the machines are shared
 
     def noted(argv: tuple[str, ...], *rest: Any, **streams: Any) -> int:  # noqa: ANN401
-        pid = os_calls.spawn(argv, *rest, **streams)
+        pid = spawn(argv, *rest, **streams)
         made.agents[pid] = argv
         return pid
 

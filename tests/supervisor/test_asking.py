@@ -140,7 +140,6 @@ def test_nobody_reads_more_than_so_much(tmp_path: Path) -> None:
     lines = child.take_lines()
     assert set(lines) == {"w-1 12345"}, "the last one was cut off"
     assert (1 << 16) - 20 < sum(len(line) + 1 for line in lines) < 1 << 17
-    assert loop._handlers == {}
     child.end()
     child.reap()
 

@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 
 from mpiboot.core.launch_names import KEY
+from mpiboot.supervisor import agents, processes
 from mpiboot.system import os_calls
+from mpiboot.system.spawn import spawn
 
 # What a program writes of itself: its group, session, signals and environment, and its stdin.
 TELLS = """
@@ -51,7 +53,7 @@ def message(reader: int) -> dict[str, Any]:
 @pytest.mark.parametrize("own_group", [True, False])
 def test_a_program_has_default_signals_and_a_group_where_it_is_wanted(*, own_group: bool) -> None:
     reader, writer = os.pipe()
-    pid = os_calls.spawn(
+    pid = spawn(
         (sys.executable, "-S", "-c", TELLS),
         {"NAME": "value"},
         {signal.SIGUSR2},
@@ -75,13 +77,13 @@ def test_a_program_without_a_path_is_looked_for_and_one_with_it_is_not(
     program.write_text("#!/bin/sh\nexit 7\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    pid = os_calls.spawn(("own-program",), {}, set(), own_group=False, streams={})
+    pid = spawn(("own-program",), {})
     assert os_calls.exit_status(os.waitpid(pid, 0)[1]) == 7
     monkeypatch.chdir(tmp_path)
-    pid = os_calls.spawn(("./own-program",), {}, set(), own_group=False, streams={})
+    pid = spawn(("./own-program",), {})
     assert os_calls.exit_status(os.waitpid(pid, 0)[1]) == 7
     with pytest.raises(FileNotFoundError):
-        os_calls.spawn(("./none",), {}, set(), own_group=False, streams={})
+        spawn(("./none",), {})
 
 
 def test_a_program_that_listens_has_a_session_and_a_socket_that_waits(tmp_path: Path) -> None:
@@ -119,12 +121,12 @@ def test_a_fifo_is_private_and_never_waits_nor_ends(tmp_path: Path) -> None:
     path = tmp_path / "events"
     before = os.umask(0)
     try:
-        handle = os_calls.open_fifo(str(path))
+        handle = agents.open_fifo(str(path))
     finally:
         os.umask(before)
     assert stat.S_ISFIFO(path.stat().st_mode)
     assert path.stat().st_mode & 0o777 == 0o600
-    again = os_calls.open_fifo(str(path))  # it may be there already
+    again = agents.open_fifo(str(path))  # it may be there already
     os.close(os.open(path, os.O_WRONLY))
     with pytest.raises(BlockingIOError):
         os.read(handle, 1)
@@ -138,8 +140,8 @@ def test_a_fifo_is_private_and_never_waits_nor_ends(tmp_path: Path) -> None:
 def test_the_key_is_removed_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / KEY).touch()
     (tmp_path / "other").touch()
-    os_calls.remove_key(str(tmp_path))
-    os_calls.remove_key(str(tmp_path))
+    processes.remove_key(str(tmp_path))
+    processes.remove_key(str(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["other"]
 
 
@@ -159,8 +161,8 @@ def test_sshs_last_words_without_what_it_says_every_time(
 ) -> None:
     path = tmp_path / "w"
     path.write_text(text, "utf-8", "surrogateescape")
-    assert os_calls.last_words(str(path)) == words
-    assert os_calls.last_words(str(tmp_path / "none")) == ()
+    assert agents.last_words(str(path)) == words
+    assert agents.last_words(str(tmp_path / "none")) == ()
 
 
 def test_a_process_that_has_ended_has_no_handle() -> None:

@@ -36,12 +36,37 @@ def public(key: asyncssh.SSHKey) -> str:
 
 
 @pytest.mark.parametrize(("kind", "form"), FORMS)
-def test_the_public_half_is_read_without_a_library(kind: str, form: str, tmp_path: Path) -> None:
+def test_the_public_half_of_every_kind_is_read(kind: str, form: str, tmp_path: Path) -> None:
     key = asyncssh.generate_private_key(kind)
 
-    blob = keys.public_blob(write(tmp_path / "key", key, form).read_bytes())
+    assert keys.load(write(tmp_path / "key", key, form)).public == public(key)
 
-    assert blob == key.public_data
+
+@pytest.mark.parametrize(("kind", "form"), FORMS)
+def test_an_image_without_ssh_keygen_reads_every_kind_too(
+    kind: str, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    key = asyncssh.generate_private_key(kind)
+
+    assert keys.load(write(tmp_path / "key", key, form)).public == public(key)
+
+
+@needs_keygen
+@pytest.mark.parametrize("form", ["openssh", "pkcs1-pem"])
+def test_a_key_with_the_line_ends_of_windows_is_copied_as_ssh_takes_it(
+    form: str, tmp_path: Path
+) -> None:
+    key = asyncssh.generate_private_key("ssh-rsa")
+    mounted = tmp_path / "id_rsa"
+    mounted.write_bytes(key.export_private_key(form).replace(b"\n", b"\r\n"))
+
+    copied = keys.copy(keys.load(mounted), tmp_path / "key")
+
+    shown = subprocess.run(
+        ["ssh-keygen", "-y", "-f", str(copied.path)], capture_output=True, text=True, check=True
+    ).stdout
+    assert " ".join(shown.split()[:2]) == copied.public == public(key)
 
 
 @pytest.mark.parametrize("form", ["openssh", "pkcs8-pem"])
@@ -160,7 +185,8 @@ def test_a_key_that_is_there_and_closed_is_told_at_once_and_not_waited_for(
         Path(name, shut).chmod(mode)
         folder = f"{name}/home/.ssh"
         done = as_nobody(
-            f"keys._mount_table = lambda: '1 2 0:3 / {'/' if named else folder} ro - tmpfs t ro'",
+            f"mount = '1 2 0:3 / {'/' if named else folder} ro - tmpfs t ro'",
+            "keys.files.mount_table = lambda: mount",
             "def pause(seconds): raise AssertionError('it is waited for')",
             f"wanted = {folder if named else ''!r}",
             "try: keys.wait(wanted, (), 65534, 1000, pause)",
@@ -180,7 +206,7 @@ def test_a_key_that_can_be_read_counts_also_where_another_place_is_closed() -> N
         Path(name, "closed").chmod(0o700)
         open_ = write(Path(name, "open/.ssh/id_rsa"), key)
         done = as_nobody(
-            f"keys._mount_table = lambda: '1 2 0:3 / {name}/closed/.ssh ro - tmpfs tmpfs ro'",
+            f"keys.files.mount_table = lambda: '1 2 0:3 / {name}/closed/.ssh ro - tmpfs tmpfs ro'",
             f"print(keys.wait('', ('{name}/open',), 65534, 0))",
         )
     assert done.stdout.strip() == str(open_), done.stderr
@@ -248,14 +274,14 @@ def test_authorized_keys_without_the_jobs_key_is_told_with_the_fingerprints(
 
     def trust(text: str) -> str:
         (tmp_path / "mount" / "authorized_keys").write_text(text)
-        found = keys.trust(loaded, mounted)
+        found = keys.check_authorized_keys(loaded, mounted)
         assert found is None or (found.level is Level.WARN and loaded.fingerprint in found.message)
         return found.message if found else ""
 
     assert trust(f'# comment\nno-pty,command="echo a b" {public(key)} root@launcher\n') == ""
     assert other.get_fingerprint("sha256") in trust(f"{public(other)}\n")
     assert trust("").endswith("; it holds no key at all")
-    assert keys.trust(loaded, tmp_path / "elsewhere" / "id_rsa") is None
+    assert keys.check_authorized_keys(loaded, tmp_path / "elsewhere" / "id_rsa") is None
 
 
 def test_a_key_that_can_not_be_read_is_named_with_the_reason(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_a_started_program_finds_signals_as_they_were(tmp_path: Path) -> None:
     with (tmp_path / "out").open("w") as out:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
         try:
-            pid = process.start(["cat", "/proc/self/status"], ENVIRON, stdout=out.fileno())
+            pid = process.start(["cat", "/proc/self/status"], ENVIRON, streams={1: out.fileno()})
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         assert os.waitpid(pid, 0)[1] == 0
@@ -86,7 +86,7 @@ def test_arguments_and_environment_arrive_byte_for_byte(tmp_path: Path) -> None:
     with (tmp_path / "out").open("wb") as out:
         script = 'printf "%s|%s" "$1" "$ODD"'
         argv = ["sh", "-c", script, "sh", odd]
-        pid = process.start(argv, {**ENVIRON, "ODD": odd}, stdout=out.fileno())
+        pid = process.start(argv, {**ENVIRON, "ODD": odd}, streams={1: out.fileno()})
         os.waitpid(pid, 0)
 
     assert (tmp_path / "out").read_bytes() == os.fsencode(odd + "|" + odd)
@@ -176,13 +176,10 @@ def test_the_loop_wakes_for_signals_and_readable_descriptors() -> None:
     assert after == before
 
 
-@pytest.mark.parametrize("group", [None, False, True])
-def test_a_child_is_in_this_process_group_unless_it_is_to_lead_its_own(
-    *, group: bool | None
-) -> None:
+@pytest.mark.parametrize("group", [False, True])
+def test_a_child_is_in_this_process_group_unless_it_is_to_lead_its_own(*, group: bool) -> None:
     reader, writer = os.pipe()
-    named = {} if group is None else {"group": group}
-    pid = process.start(["cat"], ENVIRON, stdin=reader, **named)
+    pid = process.start(["cat"], ENVIRON, streams={0: reader}, own_group=group)
     try:
         assert os.getpgid(pid) == (pid if group else os.getpgrp())
     finally:
@@ -228,46 +225,6 @@ def test_a_containers_own_is_its_first_process_or_what_that_was_given_to_run(
         (tmp_path / "1/comm").write_text(first)
         (tmp_path / "1/cmdline").write_text(line)
     assert process.is_containers_own(tmp_path) is own
-
-
-@pytest.mark.parametrize(
-    ("parent", "caught", "kept"),
-    [
-        (1, "0000000000010002", "bash /start.sh"),  # SIGINT and SIGCHLD, as bash has them
-        (1, "0000000000004002", ""),
-        (1, "no number", ""),
-        (1, None, ""),
-        (6, "0000000000010002", ""),
-    ],
-)
-def test_who_keeps_sigterm_from_mpiboot(
-    parent: int, caught: str | None, kept: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "getppid", lambda: parent)
-    (tmp_path / "1").mkdir()
-    (tmp_path / "1/cmdline").write_text("bash\0/start.sh\0--password\0secret\0")
-    if caught is not None:
-        (tmp_path / "1/status").write_text(f"Name:\tbash\nSigCgt:\t{caught}\nCapInh:\t0\n")
-    assert process.keeps_sigterm(tmp_path) == kept
-
-
-@pytest.mark.parametrize(
-    ("line", "named"),
-    [
-        ("bash -m /start.sh --password secret", "bash -m /start.sh"),
-        ("sh -ec text", "sh -ec"),
-        ("sh", "sh"),
-        ("exec ./x secret", "exec ./x"),
-    ],
-)
-def test_of_the_first_process_nothing_secret_is_told(
-    line: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "getppid", lambda: 1)
-    (tmp_path / "1").mkdir()
-    (tmp_path / "1/cmdline").write_text("".join(f"{word}\0" for word in line.split()))
-    (tmp_path / "1/status").write_text("Name:\tsh\nSigCgt:\t0000000000010002\nCapInh:\t0\n")
-    assert process.keeps_sigterm(tmp_path) == named
 
 
 def test_what_a_loop_has_forgotten_wakes_it_no_more() -> None:

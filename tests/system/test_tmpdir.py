@@ -14,7 +14,7 @@ UID = os.getuid()
 
 def test_a_folder_for_mpi_that_can_not_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "tmp").touch()
-    with pytest.raises(MpibootError, match="tmp can't be made: File exists") as caught:
+    with pytest.raises(MpibootError, match="tmp can't be written: File exists") as caught:
         files.complete_tmpdir({}, tmp_path, tmp_path / "missing")
     assert caught.value.finding.check == "runtime-folder"
 

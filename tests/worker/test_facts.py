@@ -26,9 +26,9 @@ from mpiboot.core.facts import (
 )
 from mpiboot.core.settings import resolve
 from mpiboot.network import netlink, platform_hints, pod, rdma, sysfs
-from mpiboot.system import files, processes, programs
-from mpiboot.system.files import WORKER_STATE
+from mpiboot.system import files, programs
 from mpiboot.worker import facts
+from mpiboot.worker.state import WORKER_STATE
 from tests.fakes import plans
 
 MPI = plans.MPIS["openmpi4"]
@@ -53,7 +53,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Link:
     monkeypatch.setattr(pod, "shm_size", lambda: 7)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {*range(3 if pid == 0 else 5)})
     monkeypatch.setattr(platform_hints, "service_mesh", lambda: MESH)
-    monkeypatch.setattr(processes, "memory_refused", lambda: "EPERM")
+    monkeypatch.setattr(facts, "memory_refused", lambda: "EPERM")
     monkeypatch.setattr(sysfs, "gpus", lambda search: Gpus(8, search))
     seen = Fabric(netns_mode="shared", unreadable=("a device",))
     monkeypatch.setattr(rdma, "observe", lambda: seen)

@@ -21,8 +21,9 @@ from mpiboot.core.settings import resolve
 from mpiboot.network import pod
 from mpiboot.ssh import openssh, sessions
 from mpiboot.ssh.openssh import WorkerSetup
-from mpiboot.system import files, process
+from mpiboot.system import process
 from mpiboot.worker import server
+from mpiboot.worker.state import WORKER_STATE
 from tests.fakes.worker import HAVE_SSH, free_port, make_key
 
 pytestmark = pytest.mark.skipif(not HAVE_SSH, reason="no ssh-keygen")
@@ -85,13 +86,11 @@ def test_what_an_earlier_start_said_is_gone(
 ) -> None:
     """A launcher would read old facts, and take a server for one that listens."""
     found = settled(tmp_path, key, loop, environment(tmp_path))
-    for name in (server.FACTS_FILE, files.WORKER_STATE):
+    for name in (server.FACTS_FILE, WORKER_STATE):
         (found.folder / name).touch()
     again = settled(tmp_path, key, loop, environment(tmp_path))
     assert again.folder == found.folder
-    assert not {server.FACTS_FILE, files.WORKER_STATE} & {
-        path.name for path in again.folder.iterdir()
-    }
+    assert not {server.FACTS_FILE, WORKER_STATE} & {path.name for path in again.folder.iterdir()}
 
 
 def test_without_a_port_of_the_users_the_images_own_is_taken(
