@@ -317,12 +317,13 @@ def mpi_versions(observed: Observed) -> Iterator[Finding]:
         is_ours = theirs.family == ours.family or theirs.banner == ours.banner
         if is_ours and theirs.version == ours.version:
             continue
+        named = ", which the line names" if worker.called_mpi else ""
         message = f"has {theirs.banner}, the launcher {ours.banner}"
-        if worker.called_mpi or theirs.family is MpiFamily.UNKNOWN:
-            named = ", which the line names" if worker.called_mpi else ""
-            what = theirs.banner or "not recognised"
-            message = f"{theirs.path}{named}: {what}; the launcher: {ours.banner}"
-        proof = worker.called_mpi and theirs.banner and theirs.family != ours.family
+        if named or theirs.family is MpiFamily.UNKNOWN:
+            message = f"{theirs.path}{named}: {theirs.banner}; the launcher: {ours.banner}"
+        # What is not recognised proves nothing.
+        known = theirs.family is not MpiFamily.UNKNOWN or theirs.banner == "is not there"
+        proof = named and known and theirs.family != ours.family
         level = Level.FAIL if proof else Level.WARN
         yield failed("mpi-versions", message, host=where, level=level)
 

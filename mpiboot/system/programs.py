@@ -120,7 +120,7 @@ _VERSIONS: Final = (
     (MpiFamily.SPECTRUM, re.compile(r"\(IBM Spectrum MPI\) (\d\S*)")),
     (MpiFamily.OPENMPI4, re.compile(r"\((?:OpenRTE|Open MPI)\) (\d+\.\d+\S*)")),
     (MpiFamily.INTEL, re.compile(r"Intel\(R\) MPI Library.*?Version (\d\S*)")),
-    (MpiFamily.MPICH, re.compile(r"(?ms)HYDRA build details(?:.*?^\s*Version:\s+(\d\S*))?")),
+    (MpiFamily.MPICH, re.compile(r"(?s)HYDRA build details(?:.*?\bVersion:\s+(\d\S*))?")),
 )
 _IPV6: Final = re.compile(r"^options:ipv6:(yes|no)\s*$", re.MULTILINE)
 _FOLDER: Final = re.compile(r"^path:sysconfdir:(\S.*?)\s*$", re.MULTILINE)

@@ -20,6 +20,7 @@ from mpiboot.core.facts import NoFacts
 from mpiboot.hosts import host_shell
 from mpiboot.hosts.host_shell import HostAnswer
 from mpiboot.hosts.pipeline import facts_of
+from mpiboot.system import programs
 from mpiboot.worker.role import Launchers
 from tests.fakes.worker import free_port
 
@@ -103,6 +104,15 @@ def test_the_mpirun_of_a_path_tells_its_version(shell: str, tmp_path: Path) -> N
     )
     path.chmod(0o755)
     assert asked(str(path)) == (str(path), "mpirun (Open MPI) 5.0.7")
+    # Intel's is a script that takes another from PATH; MPICH's version is in the second line.
+    path.rename(tmp_path / "mpiexec.hydra").write_text(
+        "#!/bin/sh\necho HYDRA build details:\necho '    Version:   4.3.2'\necho '    CC: gcc'\n"
+    )
+    path.write_text("#!/bin/sh\nmpiexec.hydra $@\n")
+    path.chmod(0o755)
+    told = asked(str(path))
+    assert told == (str(path), "HYDRA build details: Version: 4.3.2")
+    assert programs.recognise(*told or ("", "")).version == "4.3.2"
     assert asked("") is None
     assert asked("/with blank/$(mpirun)") is None
 
