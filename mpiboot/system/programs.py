@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -48,6 +47,8 @@ def run(
     Raises:
         OSError: it can't be started.
     """
+    import subprocess  # noqa: PLC0415 - 6 ms, and not every process runs a program
+
     child = subprocess.Popen(
         words,
         env=environ,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,6 @@ import pytest
 from mpiboot.core.facts import Mesh
 from mpiboot.core.model import Level
 from mpiboot.network import platform_hints, service_mesh
-from mpiboot.system import processes
 
 ISTIO = Mesh("istio", ())
 
@@ -105,12 +105,12 @@ def test_each_mesh_is_told_once() -> None:
 
 
 def test_what_listens_in_the_pod_shows_a_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
-    listening = [processes.Listener("0.0.0.0", port, 0) for port in (4143, 4140)]
-    monkeypatch.setattr(processes, "listeners", lambda: listening)
+    listening = {4143, 4140}
+    monkeypatch.setattr(platform_hints, "listening_ports", lambda: listening)
     found = platform_hints.service_mesh(())
     assert found is not None
     assert found.name == "linkerd"
-    listening.pop()
+    listening.remove(4140)
     assert platform_hints.service_mesh(()) is None
 
 
@@ -120,3 +120,21 @@ def test_an_annotation_shows_a_mesh(tmp_path: Path) -> None:
     assert platform_hints.service_mesh((tmp_path / "none", notes)) == Mesh(
         "istio", ("the pod has the annotation sidecar.istio.io/status",)
     )
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_a_port_that_listens_is_seen_and_one_that_is_connected_is_not(address: str) -> None:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.create_server((address, 0), family=family) as server:
+        place = server.getsockname()[:2]
+        with socket.create_connection(place) as client:
+            found = platform_hints.listening_ports()
+            assert place[1] in found
+            assert client.getsockname()[1] not in found
+
+
+def test_tables_that_can_not_be_read_show_no_port(tmp_path: Path) -> None:
+    assert platform_hints.listening_ports(str(tmp_path)) == set()
+    (tmp_path / "net").mkdir()
+    (tmp_path / "net" / "tcp").write_text("sl\nof another form\n")
+    assert platform_hints.listening_ports(str(tmp_path)) == set()
