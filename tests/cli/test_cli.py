@@ -355,7 +355,7 @@ def test_the_version_is_told(tmp_path: Path, form: str) -> None:
         ),
         ("settings", {"MPI_NP": "four"}, "MPI_NP is 'four': expected a whole number", ""),
         ("settings", {"MPIBOOT_SSHD": "dropbear"}, "expected one of auto, openssh, embedded", ""),
-        ("worker", {"MPIBOOT_SSH_PORT": "70000"}, "expected a port from 1 to 65535", ""),
+        ("worker", {"MPIBOOT_SSH_PORT": "70000"}, "expected a whole number from 1 to 65535", ""),
         ("./train", {"START_SSHD": "maybe"}, "START_SSHD is 'maybe': expected true or false", ""),
     ],
 )
