@@ -38,7 +38,6 @@ _OF_PAGES = tuple(
 _TESTS = (
     Path(__file__),
     ROOT / "tests/test_packaging.py",
-    ROOT / "tests/doctor/test_environment.py",
     *sorted(_PODS.glob("test_docs*.py")),
     *_OF_PAGES,
 )

@@ -241,9 +241,7 @@ _END: Final = tuple(row.name for row in ROWS if row.section is Section.END)
     "--host", "hosts", multiple=True, metavar="NAME", help="Look at this host only; repeatable."
 )
 @click.option("--network", is_flag=True, help="Measure the paths between workers too.")
-@click.option(
-    "--env", "env", is_flag=True, help="Compare the environments of pod, session and rank."
-)
+@click.option("--env", "removed", is_flag=True, hidden=True)
 @click.option("--image", is_flag=True, help="Check the image only, as in its build.")
 @click.option("--list", "list_", is_flag=True, help="List the checks.")
 @click.option(
@@ -261,7 +259,7 @@ def doctor(
     checks: tuple[str, ...],
     hosts: tuple[str, ...],
     network: bool,
-    env: bool,
+    removed: bool,
     image: bool,
     list_: bool,
     bundle: str | None,
@@ -276,7 +274,6 @@ def doctor(
     Examples:
       mpiboot doctor
       mpiboot doctor ranks        (why does my job hang?)
-      mpiboot doctor --env        (why does a rank's environment differ?)
       kubectl exec my-job-launcher -- mpiboot doctor --json
       kubectl exec my-job-launcher -- mpiboot doctor --bundle - > bundle.tar.gz
       RUN mpiboot doctor --image
@@ -296,14 +293,9 @@ def doctor(
 
         sys.stdout.write(role.listed(log.width(1), as_json=as_json))
         return
-    if env and (checks or network or image or bundle is not None):
-        raise click.UsageError("--env can be combined with --host and --json only", ctx)
+    if removed:
+        raise click.UsageError("--env was removed: see `mpiboot plan` and `mpiboot facts`", ctx)
     found = looking(resolved(flags, "doctor"), _DOCTOR_LOOK)
-    if env:
-        from mpiboot.doctor import env as environment
-
-        environment.run(found, os.environ, hosts, as_json=as_json)
-        return
     if bundle is not None:
         from mpiboot.doctor import bundle as archive
 

@@ -36,8 +36,6 @@ _SECONDS: Final = re.compile(r"\d{1,19}(\.\d{1,19})?", re.ASCII)
 _REASON: Final = 500  # characters
 _HOST: Final = ("environs", "host_questions")
 _DOCTOR: Final = ("doctor_questions", *_HOST)
-# One of doctor_questions, which can be asked alone too.
-ENVIRONMENTS: Final = "environments"
 # What the status and the words of a program that dials mean, as worker/probe.py says it, with
 # "unresolved" for a name that leads nowhere: 124 and 143 are timeout's.
 _DIALLED: Final = (
@@ -102,11 +100,6 @@ def gate(
     counted = (counters.QUESTION,) if traffic else ()
     asked = ("memory", "launches", *attempts, *wanted, *doctor, *counted, "facts")
     return _command(_DOCTOR if doctor else _HOST, asked)
-
-
-def environments() -> str:
-    """Build the command that asks for the environments of processes."""
-    return _command(_DOCTOR, (ENVIRONMENTS,))
 
 
 def dials(seconds: int, places: Iterable[tuple[str, int]]) -> tuple[str, ...]:
@@ -211,8 +204,7 @@ class HostAnswer:
     ``in_mpi`` counts ranks that have not left MPI; ``ended`` and ``left`` the processes that an
     order has ended, and could not end.
     For doctor, ``values`` are compared between hosts; ``own_checks`` is the JSON of the worker's
-    own doctor (None: it has none); ``dials`` are address, port and result of a connection; and
-    ``environments`` lines of variables, each behind its owner.
+    own doctor (None: it has none); and ``dials`` are address, port and result of a connection.
     """
 
     oom_kills: int | None = None
@@ -240,7 +232,6 @@ class HostAnswer:
     values: tuple[tuple[str, str], ...] = ()
     own_checks: str | None = None
     dials: tuple[tuple[str, str, str], ...] = ()
-    environments: tuple[str, ...] = ()
     counters: Counters = field(default_factory=dict)
 
 
@@ -282,7 +273,6 @@ def read(output: str) -> HostAnswer:
         values=tuple(_named(rows.get("value", ()))),
         own_checks=next(iter(rows.get("doctor", ())), None),
         dials=tuple(_dials(rows.get("dial", ()))),
-        environments=tuple(rows.get("environment", ())),
         counters=counters.read(lines),
     )
 

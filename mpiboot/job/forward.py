@@ -160,12 +160,6 @@ def _local_row(name: str, value: str) -> tuple[str, bool] | None:
     return None
 
 
-def local_reason(name: str, value: str) -> str:
-    """Return why a variable belongs to one pod only; empty where it does not."""
-    row = _local_row(name, value)
-    return row[0] if row else ""
-
-
 def _first(name: str, patterns: Iterable[str]) -> str:
     return next((pattern for pattern in patterns if matches(name, pattern)), "")
 

@@ -106,10 +106,6 @@ KINDS: Final = FAULTS | {
         "np_cnp_sent np_ecn_marked_roce_packets rp_cnp_handled tx_cnp_pkts rx_cnp_pkts "
         "rx_ecn_marked_pkts cnpSent cnpHandled RxECNMrkd",
     ),
-    "pauses (PFC)": Kind(
-        "a switch or a receiver made senders wait: congestion, or a host that takes too little",
-        " ".join(f"{way}_prio{number}_pause" for way in ("rx", "tx") for number in range(8)),
-    ),
     "waits for credits": Kind(
         "ports had data and were not let send (InfiniBand's flow control)",
         "port_xmit_wait",

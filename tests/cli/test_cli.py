@@ -335,6 +335,7 @@ def test_the_version_is_told(tmp_path: Path, form: str) -> None:
     ("words", "env", "message", "hint"),
     [
         ("launcher --tiemout 3 ./a", {}, "no option --tiemout", "did you mean --timeout?"),
+        ("doctor --env", {}, "--env was removed: see `mpiboot plan` and", ""),
         ("doctor --chek x", {}, "no option --chek", "did you mean --check? see"),
         ("worker --np 3", {}, "--np", ""),
         ("--frobnicate", {}, "--frobnicate", ""),

@@ -12,7 +12,7 @@ import pytest
 
 from mpiboot.core.checks import MpibootError
 from mpiboot.core.settings import Resolved, Settings, resolve
-from mpiboot.doctor import bundle, env, looks
+from mpiboot.doctor import bundle, looks
 from mpiboot.doctor import ranks_role as ask
 
 Doctor = Callable[[Resolved, Mapping[str, str]], object]
@@ -23,9 +23,8 @@ Doctor = Callable[[Resolved, Mapping[str, str]], object]
     [
         ("launcher", lambda resolved, environ: ask.job(resolved, environ, 1)),
         ("launcher", lambda resolved, environ: bundle.write(resolved, environ, {}, "-")),
-        ("worker", lambda resolved, environ: env.run(resolved, environ, (), as_json=True)),
     ],
-    ids=["ranks", "bundle", "env"],
+    ids=["ranks", "bundle"],
 )
 def test_nothing_is_left_of_doctors_folder(
     role: str,

@@ -38,7 +38,6 @@ COMMANDS = (
     host_shell.ask("attempts w@2026-11-22T05:00:00Z@1a 1"),
     host_shell.job_failed("w@2026-11-22T05:00:00Z@1a", 0.0, "it's 100 % !\n*$(reboot) ~"),
     # What these two say is another's at each moment.
-    host_shell.environments(),
     host_shell.gate(
         doctor=("own_values", *host_shell.dials(2, [("10.244.0.11", 1)]), "own_checks")
     ),
@@ -539,9 +538,3 @@ def test_a_workers_own_checks_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "doctor").write_text("printf '{\\n \"a\": 1\\n}\\n'; echo odd >&2; exit 1\n")
     answer = asked("own_checks", MPIBOOT_WORKER_DIR=str(tmp_path))
     assert (answer.own_checks, answer.facts) == ('{ "a": 1}', "{}")
-
-
-@pytest.mark.parametrize("shell", SHELLS)
-def test_a_session_tells_its_environment(shell: str) -> None:
-    message = run(shell, host_shell.environments(), MODE="a \nb=c")
-    assert "session MODE=a \1b=c" in host_shell.read(message).environments

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from pathlib import Path
 
@@ -52,37 +51,6 @@ def test_ports_and_links_are_read_in_one_question(tmp_path: Path, shell: str) ->
         "rxe0:1": {"sent_pkts": 0},
     }
     assert "mlx5_9:1" not in found
-
-
-# In the forms of mlx5 (with two more of its own), ice and bnxt_en.
-STATISTICS = """#!/bin/sh
-[ "$*" = "-S net1" ] || exit 71
-cat <<'END'
-NIC statistics:
-     rx_packets: 123
-     rx_prio3_bytes: 4
-     rx_prio3_pause: 12
-     rx_prio3_pause_duration: 99
-     tx_prio3_pause: 0
-     tx_priority_4_xoff.nic: 5
-     rx_pfc_ena_frames_pri5: 6
-END
-"""
-
-
-@pytest.mark.parametrize("shell", ["/bin/sh", "busybox sh"])
-def test_pauses_are_read_from_ethtool(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: str
-) -> None:
-    """Ethtool is a stand-in: no card here has such counters."""
-    write(
-        tmp_path, {"class/infiniband/mlx5_1/device/net/net1/mtu": "9000\n", "ethtool": STATISTICS}
-    )
-    (tmp_path / "ethtool").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    found = {"rx_prio3_pause": 12, "tx_prio4_pause": 5, "rx_prio5_pause": 6}
-    assert ask(tmp_path, shell)["mlx5_1:1"] == found
-    assert found.keys() <= {*counters.KINDS["pauses (PFC)"].names.split()}
 
 
 def test_without_rdma_the_links_are_read(tmp_path: Path) -> None:

@@ -76,20 +76,6 @@ def bundle(job: Job) -> dict[str, str]:
     return found
 
 
-def environments(pod: Pod) -> dict[str, Any]:
-    """What a pod says of environments, as JSON; nothing is wrong."""
-    done = pod.exec(*pages.named("env").partition(" -- ")[2].split(), "--json")
-    assert done.returncode == 0, done.stdout + done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    assert found["version"] == 1
-    return found
-
-
-def differing(host: dict[str, Any]) -> dict[str, Any]:
-    """A host's variables that are not the same everywhere."""
-    return {item["name"]: item for item in host["differences"]}
-
-
 def stopped(job: Job) -> None:
     until(lambda: job.launcher.stdout().count("rank ") == 4)
     victim = rank_processes(job.workers[1])[0]
@@ -129,12 +115,6 @@ def test_the_rank_that_is_stopped_is_named(cluster: Cluster, rig: None) -> None:
         f"workers/pi-worker-{n}.pi.default.svc.json" for n in (0, 1)
     }
     assert '"decisions"' in found["plan.json"]
-    answer = environments(job.launcher)
-    assert secret not in json.dumps(answer)
-    assert secret[::-1] not in json.dumps(answer)
-    worker = differing(answer["hosts"][1])
-    assert worker["API_TOKEN"]["values"]["rank"] == "(hidden)"
-    assert "A_PASSWORD" not in worker  # its ranks have it of the pod, as a session has
 
 
 @pytest.mark.full
@@ -206,39 +186,3 @@ def test_a_link_cut_in_the_middle(cluster: Cluster, rig: None, name: str, silent
     job.workers[1].link_down("net1", silent=silent)
     first = named(job, "data-unanswered" if silent else "link-down")["findings"][0]
     assert "pi-worker-1" in first["message"] + " ".join(first["evidence"])
-
-
-@EACH
-def test_a_ranks_environment_beside_its_pods_and_a_sessions(
-    cluster: Cluster, rig: None, name: str
-) -> None:
-    details = {
-        "launcher": {"env": {"NCCL_DEBUG": "WARN", "MODE": "launchers"}},
-        "each_worker": {1: {"env": {"UCX_LOG_LEVEL": "warn"}}},
-    }
-    job = job_of(cluster, name, RING, "--sleep", "1000", **details)
-    until(lambda: job.launcher.stdout().count("rank ") == 4)
-    answer = environments(job.launcher)
-    assert len(answer["findings"]) == 1, answer["findings"]
-    (outlier,) = answer["findings"]
-    assert (outlier["check"], outlier["level"]) == ("hosts-differ", "warn")
-    assert outlier["message"].startswith(
-        "UCX_LOG_LEVEL of the pod differs from most hosts: pi-worker-1"
-    )
-    launcher, first, second = answer["hosts"]
-    assert first["rank"].startswith("rank 0 (pid ")
-    assert second["rank"].startswith("rank 2 (pid ")
-    for host in (first, second):
-        assert host["missing"] == {}
-        forwarded = differing(host)["NCCL_DEBUG"]
-        assert forwarded["values"] == {"first": None, "session": None, "rank": "WARN"}
-        assert forwarded["reason"] == "the launcher's: NCCL reads it in every rank"
-        assert differing(host)["MPIBOOT_SESSION"]["group"] == "own"
-    assert launcher["rank"] == f"{first['host']}: {first['rank']}"
-    if name.startswith("mpich"):  # its ranks get all that the launcher has
-        assert differing(first)["MODE"]["reason"] == "the launcher's: MPICH (Hydra) hands on all"
-    else:
-        reason = "not forwarded: no rule names it; MPIBOOT_FORWARD=MODE hands it on"
-        assert differing(launcher)["MODE"]["reason"] == reason
-    (own,) = environments(job.workers[0])["hosts"]
-    assert (own["missing"], own["rank"]) == ({}, first["rank"])
