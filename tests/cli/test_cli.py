@@ -455,7 +455,7 @@ def test_a_wait_that_fails_says_why_in_the_log_the_termination_message_and_as_js
     text = other.read_text()
     assert text.startswith("hostfile-missing: ")
     assert "/nothing/hostfile" in text
-    assert "-> mount the hostfile" in text
+    assert "-> mount it" in text
     record = json.loads(done.stdout)
     assert (record["ready"], record["hosts"]) == (False, [])
     assert record["findings"][0]["check"] == "hostfile-missing"
