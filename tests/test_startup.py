@@ -17,6 +17,7 @@ HEAVY = {
     "cryptography",
     "dns",
     "logging",
+    "mpiboot.core.facts",
     "multiprocessing",
     "psutil",
     "pyroute2",
@@ -69,7 +70,8 @@ def test_a_worker_s_facts_load_little() -> None:
     facts += "facts.gather(resolve({}, {}), {}, sshd='', pid=1, mpi=None)"
     found = loaded(facts) - BEFORE
     assert "pyroute2.netlink" in found
-    assert not {*HEAVY, "pyroute2.netlink.core"} - {"logging", "subprocess"} & found
+    needed = {"logging", "mpiboot.core.facts", "subprocess"}
+    assert not {*HEAVY, "pyroute2.netlink.core"} - needed & found
 
 
 def test_a_line_without_options_needs_no_parser() -> None:
