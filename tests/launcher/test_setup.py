@@ -113,7 +113,7 @@ def test_a_key_that_is_there_is_used_and_one_that_is_closed_is_told(
     found = launcher_pod(resolve(given, environ), environ, patience=0.0)
     assert (found.pods, found.chosen) == (None, None)
     why = error("ssh-key", "only root may read it")
-    monkeypatch.setattr(keys, "closed", lambda *_: why)
+    monkeypatch.setattr(keys, "unreadable_key", lambda *_: why)
     given["ssh_key"] = str(tmp_path / "none")
     with pytest.raises(MpibootError, match="only root may read it"):
         launcher_pod(resolve(given, environ), environ, patience=0.0)
@@ -248,7 +248,7 @@ def test_a_secret_may_come_late_but_not_where_there_is_another_way(
     none = {**flags, "ssh_key": str(tmp_path / "none")}
     with pytest.raises(MpibootError):
         launcher_pod(resolve(none, environ), environ, patience=patience)
-    monkeypatch.setattr(keys, "closed", lambda *_: error("ssh-key", "closed"))
+    monkeypatch.setattr(keys, "unreadable_key", lambda *_: error("ssh-key", "closed"))
     with pytest.raises(MpibootError):
         launcher_pod(resolve(none, environ), environ, patience=patience)
     assert there == [True, False, True]
