@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar, Final
 
-from mpiboot.core.model import Identity, MpiFamily, Source
+from mpiboot.core.model import Identity, Mpi, Source
 
 
 class _Word(str, Enum):
@@ -280,19 +280,6 @@ class Link:
     dev_port: int = 0
     tentative: tuple[str, ...] = ()
     duplicate: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Mpi:
-    """An installed MPI, from its own ``--version``.
-
-    ``path`` is the first mpirun on PATH; ``banner`` the line by which it was recognised.
-    """
-
-    family: MpiFamily
-    version: str
-    path: str
-    banner: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,3 +110,16 @@ class Identity:
     known: bool
     capabilities: int
     own_users: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Mpi:
+    """An installed MPI, from its own ``--version``.
+
+    ``path`` is the first mpirun on PATH; ``banner`` the line by which it was recognised.
+    """
+
+    family: MpiFamily
+    version: str
+    path: str
+    banner: str

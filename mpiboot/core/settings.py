@@ -302,7 +302,7 @@ def row(
     return value
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Settings:
     """The table, and one resolved set of values."""
 

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Final
 
 from mpiboot.core.checks import MpibootError
-from mpiboot.core.facts import Mpi, PodFacts
-from mpiboot.core.model import Finding, Identity, MpiFamily
+from mpiboot.core.facts import PodFacts
+from mpiboot.core.model import Finding, Identity, Mpi, MpiFamily
 from mpiboot.core.settings import Settings
 from mpiboot.doctor.checks import ok, warned
 from mpiboot.doctor.network import CountersPart, NvidiaPart, PciPart

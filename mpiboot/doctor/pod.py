@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final
 
-from mpiboot.core.facts import Mpi
-from mpiboot.core.model import Finding, Identity, Level
+from mpiboot.core.model import Finding, Identity, Level, Mpi
 from mpiboot.core.wording import counted, first_few, size_of
 from mpiboot.doctor.checks import DoctorCheck, check, failed, finding, ok, warned, worker_check
 

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 from mpiboot.core import log, records_json
 from mpiboot.core.addresses import is_address
 from mpiboot.core.checks import MpibootError, error
-from mpiboot.core.facts import Host, Mesh, Mpi, NoFacts, PodFacts, Worker
+from mpiboot.core.facts import Host, Mesh, NoFacts, PodFacts, Worker
+from mpiboot.core.model import Mpi
 from mpiboot.core.setting_types import Auto, HostKeys, ProveTransport, Switch
 from mpiboot.core.settings import Settings
 from mpiboot.core.wording import MOST_LINES

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
-from mpiboot.core.facts import Mpi, Variable
-from mpiboot.core.model import MpiFamily, Source
+from mpiboot.core.facts import Variable
+from mpiboot.core.model import Mpi, MpiFamily, Source
 from mpiboot.job import platforms
 from mpiboot.job.hostfile import Syntax
 from mpiboot.job.mpirun_options import (

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Final
+from typing import Final, NamedTuple
 
 from mpiboot.core.masking import is_secret
 from mpiboot.core.settings import of_service
 
 
-@dataclass(frozen=True, slots=True)
-class Forwarded:
+class Forwarded(NamedTuple):
     """The choice: ``names`` and why each is forwarded, ``by_itself`` without this MPI being told.
 
     ``withheld`` are those that a rule or the user would forward, and why they stay here;

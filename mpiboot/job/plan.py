@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from mpiboot.core.checks import MpibootError, error
-from mpiboot.core.facts import Host, Mpi
+from mpiboot.core.facts import Host
 from mpiboot.core.launch_names import NOT_FOR_RANKS, PLACEMENT
-from mpiboot.core.model import Decision, Finding, Level, Source
+from mpiboot.core.model import Decision, Finding, Level, Mpi, Source
 from mpiboot.core.setting_types import AUTO, Switch, TagOutput
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import first_few

@@ -12,8 +12,8 @@ from typing import Final
 
 from mpiboot.core import masking
 from mpiboot.core.checks import failed
-from mpiboot.core.facts import Host, Hostfile, Link, Mpi, MpiParameter, PodFacts, Variable, Worker
-from mpiboot.core.model import Decision, Finding, Identity, Level, Source, SshKind
+from mpiboot.core.facts import Host, Hostfile, Link, MpiParameter, PodFacts, Variable, Worker
+from mpiboot.core.model import Decision, Finding, Identity, Level, Mpi, Source, SshKind
 from mpiboot.core.setting_types import LaunchAgent
 from mpiboot.core.settings import Given, Resolved, Settings
 from mpiboot.job import parameter_files, platforms

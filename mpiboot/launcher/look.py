@@ -15,8 +15,8 @@ from typing import Final, NoReturn
 
 from mpiboot.core import log, records_json
 from mpiboot.core.checks import MpibootError, ShownError, error
-from mpiboot.core.facts import Host, Mpi, PodFacts, Worker
-from mpiboot.core.model import Decision, Finding, Level, Source
+from mpiboot.core.facts import Host, PodFacts, Worker
+from mpiboot.core.model import Decision, Finding, Level, Mpi, Source
 from mpiboot.core.setting_types import AUTO, DataNetworkUse
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import assigned, counted, first_few

@@ -13,8 +13,8 @@ from typing import Final
 
 from mpiboot.core import log
 from mpiboot.core.checks import MpibootError, error
-from mpiboot.core.facts import Host, Hostfile, Mpi, PodFacts, Worker
-from mpiboot.core.model import Decision, Finding, Level, MpiFamily, SshKind
+from mpiboot.core.facts import Host, Hostfile, PodFacts, Worker
+from mpiboot.core.model import Decision, Finding, Level, Mpi, MpiFamily, SshKind
 from mpiboot.core.setting_types import AUTO, Switch
 from mpiboot.core.settings import Resolved, Settings
 from mpiboot.hosts import gate, host_shell, hostfiles, remote_commands, stale_processes

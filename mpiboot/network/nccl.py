@@ -10,8 +10,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from mpiboot.core.addresses import IPV4, IPV6, Address, Network, parse, smallest_network
 from mpiboot.core.facts import Gid, GidType, Link, PodFacts, RdmaPort
@@ -217,8 +216,7 @@ def ucx_index(port: RdmaPort, inside: Network | None = None) -> int | None:
     return min(ranks)[2] if ranks else None
 
 
-@dataclass(frozen=True, slots=True)
-class _Library:
+class _Library(NamedTuple):
     """NCCL or UCX: ``by_itself`` gives the index that it takes of a port unless it is told another.
 
     ``tell`` finds the variables that make it take these rails' entries, and why these; None where
@@ -251,8 +249,7 @@ def _libraries(nccl_version: str) -> tuple[_Library, _Library]:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Ports:
+class _Ports(NamedTuple):
     """A worker's rails, what the user has set there, and each RoCE rail's entry, as ``wanted``.
 
     ``labels`` say which rail of another worker is the same; none where nothing is to be chosen.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import Final, TypeAlias
 
 from mpiboot.core.facts import Fabric, Gid, Link, LinkLayer, PortState, RdmaDevice, RdmaPort
@@ -189,7 +188,7 @@ def _named(rail: Rail, words: Sequence[str]) -> bool:
 
 
 def _asked(rail: Rail) -> Rail:
-    return replace(rail, source=Source.ENVIRONMENT, reason=f"{_ASKED}; {rail.reason}")
+    return rail._replace(source=Source.ENVIRONMENT, reason=f"{_ASKED}; {rail.reason}")
 
 
 def _asked_without_link(

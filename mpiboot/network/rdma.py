@@ -9,9 +9,10 @@ import errno
 import os
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
 from mpiboot.core.facts import Fabric, LinkLayer, PortState, RdmaDevice, RdmaPort
 from mpiboot.network import libraries, netlink, sysfs
@@ -38,8 +39,7 @@ _UNKNOWN: Final = (errno.EINVAL, errno.EOPNOTSUPP)
 _NO_NODE: Final = (*_UNKNOWN, errno.ENODEV, errno.ENOENT)
 
 
-@dataclass(frozen=True, slots=True)
-class KernelRdma:
+class KernelRdma(NamedTuple):
     """The kernel's answers; ``complete`` says whether its list of devices came to its end.
 
     ``mode`` is ``shared``, ``exclusive`` or empty. ``nodes`` are the names of device nodes and the
@@ -49,7 +49,7 @@ class KernelRdma:
     mode: str
     devices: tuple[RdmaDevice, ...]
     complete: bool
-    nodes: Mapping[str, tuple[str, int | None]] = field(default_factory=dict)
+    nodes: Mapping[str, tuple[str, int | None]] = MappingProxyType({})
     unreadable: tuple[str, ...] = ()
 
 

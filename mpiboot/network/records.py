@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Final, NamedTuple
 
 from mpiboot.core import addresses
 from mpiboot.core.addresses import Interface
@@ -77,8 +77,7 @@ class Transport(str, Enum):
 RDMA: Final = (Transport.ROCE, Transport.INFINIBAND, Transport.EFA)
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(NamedTuple):
     """Something wrong on one worker; ``check`` is a row's reference, the level is decided later.
 
     ``always`` makes it a failure whatever is preferred: the user named what isn't there. ``hosts``
@@ -92,8 +91,7 @@ class Problem:
     hosts: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Rail:
+class Rail(NamedTuple):
     """A port of an RDMA device that is this pod's, the link above it if there is one, and why."""
 
     device: RdmaDevice
@@ -121,8 +119,7 @@ class Rail:
         return self.device.usable and self.port.state is PortState.ACTIVE
 
 
-@dataclass(frozen=True, slots=True)
-class GidChoice:
+class GidChoice(NamedTuple):
     """What one worker's RoCE ports need.
 
     ``wanted`` has one entry a rail, None where the table holds none of ours; ``values`` are the

@@ -7,8 +7,7 @@ to speak first never passes SSH's greeting on; one that expects mTLS resets what
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from mpiboot.core.facts import Mesh
 from mpiboot.core.model import Finding, Level
@@ -17,8 +16,7 @@ from mpiboot.core.wording import first_few
 _LISTED: Final = 32  # ports that are written out in an annotation
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
+class _Row(NamedTuple):
     """One mesh: all of ``ports`` listen in its pods, and one of ``also`` where there are any.
 
     ``annotations`` are those that its injector leaves; ``keep_out`` says how a pod gets none,

@@ -13,13 +13,10 @@ import signal
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from mpiboot.core.model import MpiFamily
+from mpiboot.core.model import Mpi, MpiFamily
 from mpiboot.system.spawn import DEFAULT_PATH
-
-if TYPE_CHECKING:
-    from mpiboot.core.facts import Mpi
 
 _LEFT: Final = 1.0  # seconds
 
@@ -138,8 +135,6 @@ def search_path(environ: Mapping[str, str]) -> str:
 
 def recognise(path: str, text: str) -> Mpi:
     """Name the MPI whose ``--version`` said this; the family is empty where it is unknown."""
-    from mpiboot.core.facts import Mpi  # noqa: PLC0415 - not before a worker's sshd listens
-
     for family, pattern in _VERSIONS:
         if found := pattern.search(text):
             version = found[1] or ""
@@ -181,9 +176,9 @@ def _ask(path: str, environ: Mapping[str, str], patience: float) -> Mpi:
     try:
         done = run((path, "--version"), patience, env)
     except OSError as why:
-        return recognise(path, f"it can't be run: {why.strerror}")
+        return Mpi(MpiFamily.UNKNOWN, "", path, f"it can't be run: {why.strerror}")
     if done is None:
-        return recognise(path, f"it gave no answer within {patience:g} s")
+        return Mpi(MpiFamily.UNKNOWN, "", path, f"it gave no answer within {patience:g} s")
     return recognise(path, done.stdout if done.stdout.strip() else done.stderr)
 
 

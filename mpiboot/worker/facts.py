@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final
 from mpiboot import __version__
 from mpiboot.core import log, masking, records_json
 from mpiboot.core.checks import MpibootError, error
-from mpiboot.core.facts import Fabric, Mpi, MpiParameter, PodFacts, Route
+from mpiboot.core.facts import Fabric, MpiParameter, PodFacts, Route
+from mpiboot.core.model import Mpi
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import size_of
 from mpiboot.job import parameter_files

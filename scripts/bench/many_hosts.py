@@ -19,8 +19,7 @@ from launcher_run import GUARD, Control, Launcher, Program
 from mpirun_stand_in import CONTROL, KIND, KINDS, Kind, install
 from processes import below, cpu, descriptors, pss
 
-from mpiboot.core.facts import Mpi
-from mpiboot.core.model import MpiFamily
+from mpiboot.core.model import Mpi, MpiFamily
 from mpiboot.system.programs import detect_mpi, recognise
 from tests.fakes.many_workers import ManyWorkers, facts_of_a_worker, running
 

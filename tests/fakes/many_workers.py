@@ -30,7 +30,7 @@ import asyncssh
 from mpiboot.ssh.packets import send_no_ignores
 
 if TYPE_CHECKING:
-    from mpiboot.core.facts import Mpi
+    from mpiboot.core.model import Mpi
 
 PATIENCE: Final = 240.0  # a guard, never a measure
 _BACKLOG: Final = 1024

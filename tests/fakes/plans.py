@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Final
 
 from mpiboot.core.checks import BY_REFERENCE
-from mpiboot.core.facts import Cpus, Host, Hostfile, Link, Mpi, PodFacts, Worker
-from mpiboot.core.model import Identity, Level, MpiFamily, Source
+from mpiboot.core.facts import Cpus, Host, Hostfile, Link, PodFacts, Worker
+from mpiboot.core.model import Identity, Level, Mpi, MpiFamily, Source
 from mpiboot.core.settings import resolve
 from mpiboot.job.mpirun_line import read
 from mpiboot.job.plan import Plan, make

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from mpiboot.core.facts import Host, Hostfile, Mpi, Worker
-from mpiboot.core.model import Source
+from mpiboot.core.facts import Host, Hostfile, Worker
+from mpiboot.core.model import Mpi, Source
 from mpiboot.job import hostfile, names, platforms
 from mpiboot.job.dialects import row_of
 from mpiboot.job.plan import Plan

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from mpiboot.core.checks import ExitCode, MpibootError
-from mpiboot.core.facts import Mpi
-from mpiboot.core.model import MpiFamily
+from mpiboot.core.model import Mpi, MpiFamily
 from mpiboot.job import dialects, plan
 from mpiboot.job.dialects import DIALECTS, parameter
 from mpiboot.job.mpirun_line import read

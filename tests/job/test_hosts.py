@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.core.facts import Host, Hostfile, Mpi
-from mpiboot.core.model import MpiFamily, Source
+from mpiboot.core.facts import Host, Hostfile
+from mpiboot.core.model import Mpi, MpiFamily, Source
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import Observed
 from tests.fakes.plans import POD, observed, planned, reason

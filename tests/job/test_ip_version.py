@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.core.facts import Host, Hostfile, Link, Mpi
-from mpiboot.core.model import Level, MpiFamily, Source
+from mpiboot.core.facts import Host, Hostfile, Link
+from mpiboot.core.model import Level, Mpi, MpiFamily, Source
 from mpiboot.job import control_links
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import Observed

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from mpiboot.core.checks import BY_REFERENCE, MpibootError
-from mpiboot.core.facts import Host, Hostfile, Mpi
-from mpiboot.core.model import Finding, Level, MpiFamily, Source
+from mpiboot.core.facts import Host, Hostfile
+from mpiboot.core.model import Finding, Level, Mpi, MpiFamily, Source
 from mpiboot.job import render
 from mpiboot.job.dialects import DIALECTS
 from mpiboot.job.hostfile import union

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.facts import Mpi
-from mpiboot.core.model import Decision, MpiFamily, Source
+from mpiboot.core.model import Decision, Mpi, MpiFamily, Source
 from mpiboot.job.mpirun_line import read
 from mpiboot.launcher import observation
 from mpiboot.ssh import config

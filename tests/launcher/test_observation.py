@@ -14,8 +14,8 @@ import pytest
 
 from mpiboot.core import log
 from mpiboot.core.checks import MpibootError
-from mpiboot.core.facts import Host, Mpi, Worker
-from mpiboot.core.model import Decision, Finding, Level, MpiFamily, Source
+from mpiboot.core.facts import Host, Worker
+from mpiboot.core.model import Decision, Finding, Level, Mpi, MpiFamily, Source
 from mpiboot.core.setting_types import LogFormat
 from mpiboot.core.settings import resolve
 from mpiboot.hosts import gate, host_shell, remote_commands

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from mpiboot.core import records_json
-from mpiboot.core.facts import Mpi
-from mpiboot.core.model import MpiFamily
+from mpiboot.core.model import Mpi, MpiFamily
 from tests.fakes import workers as w
 from tests.fakes.cli import mpiboot
 

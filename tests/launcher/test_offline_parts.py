@@ -10,8 +10,8 @@ import pytest
 
 from mpiboot.core import records_json
 from mpiboot.core.checks import MpibootError
-from mpiboot.core.facts import Mpi, PodFacts
-from mpiboot.core.model import Level, MpiFamily
+from mpiboot.core.facts import PodFacts
+from mpiboot.core.model import Level, Mpi, MpiFamily
 from mpiboot.core.setting_types import AUTO, Auto
 from mpiboot.core.settings import resolve
 from mpiboot.job import plan as plan_of

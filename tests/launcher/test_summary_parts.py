@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.facts import Mpi
-from mpiboot.core.model import Decision, MpiFamily, Source
+from mpiboot.core.model import Decision, Mpi, MpiFamily, Source
 from mpiboot.core.setting_types import LogLevel
 from mpiboot.job import render
 from mpiboot.job.plan import Plan

@@ -161,8 +161,8 @@ def test_rails_are_the_same_by_their_links_names_or_else_by_their_order(
     names: tuple[str, str],
 ) -> None:
     second = [
-        replace(
-            one, link=replace(one.link, name=name), port=shared(name, f"10.{n}.0.3", "10.9.0.1")
+        one._replace(
+            link=replace(one.link, name=name), port=shared(name, f"10.{n}.0.3", "10.9.0.1")
         )
         for n, (one, name) in enumerate(zip(macvlans(1, 0, 1, 1)[1:], names, strict=True), 1)
         if one.link
@@ -211,7 +211,7 @@ def test_rails_that_a_library_finds_by_itself_are_used_where_they_are_the_most()
         for n, more in enumerate(((), ("fe80::77",)), 7)
     ]
     named = [
-        replace(item, device=w.device(f"mlx5_{n}", item.port)) for n, item in enumerate(plain, 7)
+        item._replace(device=w.device(f"mlx5_{n}", item.port)) for n, item in enumerate(plain, 7)
     ]
     (found,) = nccl.choose([((*macvlans(0, 1), *named), ())], "2.28.9")
     assert [gid.index for gid in found.wanted if gid] == [7, 3, 5]

@@ -21,14 +21,13 @@ from mpiboot.core.facts import (
     GidType,
     Link,
     LinkLayer,
-    Mpi,
     PodFacts,
     PortState,
     RdmaDevice,
     RdmaPort,
     Route,
 )
-from mpiboot.core.model import Identity, MpiFamily
+from mpiboot.core.model import Identity, Mpi, MpiFamily
 from mpiboot.core.settings import resolve
 from mpiboot.network import pod
 from mpiboot.worker import state

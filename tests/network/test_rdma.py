@@ -131,7 +131,7 @@ def test_sysfs_adds_no_device_to_a_whole_list(tmp_path: Path) -> None:
     # In exclusive mode a bound sysfs of the host shows devices that are not this pod's.
     sys_root, dev_root = build(TREES["mlx5-vfs"], tmp_path)
     told = kernel(TREES["mlx5-vfs"])
-    fabric = rdma.assemble(replace(told, devices=told.devices[2:]), sys_root, dev_root)
+    fabric = rdma.assemble(told._replace(devices=told.devices[2:]), sys_root, dev_root)
     assert [item.name for item in fabric.devices] == ["mlx5_5"]
     assert not fabric.unreadable
 
@@ -163,7 +163,7 @@ def test_a_device_that_goes_away_while_it_is_read_is_said(tmp_path: Path) -> Non
     gone = replace(told.devices[1], ports=())
     (sys_root / "class" / "infiniband" / "mlx5_2").unlink()
     fabric = rdma.assemble(
-        replace(told, devices=(told.devices[0], gone, told.devices[2])), sys_root, dev_root
+        told._replace(devices=(told.devices[0], gone, told.devices[2])), sys_root, dev_root
     )
     assert [item.name for item in fabric.devices] == ["mlx5_0", "mlx5_5"]
     assert fabric.unreadable == ("mlx5_2: went away while it was read",)

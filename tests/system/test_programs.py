@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.facts import Mpi
-from mpiboot.core.model import MpiFamily
+from mpiboot.core.model import Mpi, MpiFamily
 from mpiboot.system.programs import detect_mpi, has_ipv6, recognise
 
 

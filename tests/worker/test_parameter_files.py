@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mpiboot.core.facts import Mpi, MpiParameter
-from mpiboot.core.model import MpiFamily
+from mpiboot.core.facts import MpiParameter
+from mpiboot.core.model import Mpi, MpiFamily
 from mpiboot.worker import facts
 
 
