@@ -194,7 +194,9 @@ def test_a_daemon_does_not_get_mpiboots_agent(launch: Launch, words: tuple[str, 
         launch.body("exit 0", name)
         daemon = ("orted", "-mca", "x", "y", *words, "-mca", "z", "1")
         assert ended(launch.start("w-1", *daemon))[0] == 0
-        assert launch.words()[-8:] == ["w-1", "orted", "-mca", "x", "y", "-mca", "z", "1"]
+        agent = (*words[:2], "ssh:rsh:sh") if words[2:] else ()
+        given = ["w-1", *daemon[:4], *agent, *daemon[-3:]]
+        assert launch.words()[-len(given) :] == given
     # A user's program may have such words, and whole ones only are mpirun's.
     assert ended(launch.start("w-1", *words[:-1]))[0] == 0
     assert launch.words()[-len(words) :] == ["w-1", *words[:-1]]

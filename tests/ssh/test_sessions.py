@@ -65,7 +65,7 @@ def test_the_wrapper_does_not_wait_for_a_worker_that_is_gone(
 def test_the_wrapper_refuses_a_login_shell(folder: Path) -> None:
     done = wrapper(folder, None)
     assert done.returncode == 2
-    assert done.stderr == "mpiboot: this worker runs commands only; there is no login shell\n"
+    assert done.stderr == "mpiboot: commands only, no login shell\n"
 
 
 @pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
