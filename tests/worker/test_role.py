@@ -964,7 +964,7 @@ def test_the_worker_loads_nothing_heavy() -> None:
     code = (
         "import sys\nfrom mpiboot.cli import main as cli\nfrom mpiboot.worker import role\n"
         "heavy = {'asyncio', 'asyncssh', 'cryptography', 'dns', 'psutil', 'pyroute2', "
-        "'subprocess', 'logging', 'hashlib', 'ssl', 'email', 'random', 'tempfile', 'shutil'}\n"
+        "'subprocess', 'logging', 'hashlib', 'ssl', 'email', 'random', 'tempfile'}\n"
         "print(sorted(heavy & {name.split('.')[0] for name in sys.modules}))\n"
     )
     done = subprocess.run(
