@@ -13,6 +13,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -159,8 +160,7 @@ class Sessions:
             if begun := read_begin(line):
                 self._on_begin(*begun)
             elif ended := _END.fullmatch(line):
-                session = self._sessions.get(ended[1].decode("ascii", "replace"))
-                if session is not None:
+                if session := self._sessions.get(ended[1].decode("ascii", "replace")):
                     self._on_end(session)
             else:
                 self._other_lines(line)
@@ -171,11 +171,15 @@ class Sessions:
         self._sessions[mark] = session
         self.begun += 1
         log.debug("session", f"session {mark} begins", leader=leader)
+        watch = None
+        # A shell whose connection ended before it began is the child of what adopts orphans.
+        ended = connection in processes.ancestors()
         try:
-            watch = process_handle(connection)
+            watch = None if ended else process_handle(connection)
         except ProcessLookupError:
-            self._on_end(session)  # the connection ended before the line was read
-            return
+            ended = True
+        if ended:
+            self._on_end(session)
         if watch is not None:  # else the embedded server writes a line at the end
             session.connection = watch
             self._loop.on(session.connection, partial(self._on_end, session))
@@ -250,9 +254,13 @@ class Sessions:
                 self._dirty = True
                 continue
             # A stopped process takes its TERM only when it goes on.
-            numbers = (signal.SIGKILL,) if late else (signal.SIGTERM, signal.SIGCONT)
-            for number in numbers:
-                self._send(session, member, number)
+            watch = session.victims[member.pid]
+            for number in (signal.SIGKILL,) if late else (signal.SIGTERM, signal.SIGCONT):
+                with suppress(OSError):
+                    if watch >= 0:
+                        signal.pidfd_send_signal(watch, number)
+                    elif processes.find(member.pid) == member:
+                        os.kill(member.pid, number)
 
     def _watch(self, session: Session, member: RunningProcess) -> bool:
         """Watch a process that is going to be ended; False where it has ended already."""
@@ -270,21 +278,10 @@ class Sessions:
             self._loop.on(watch, partial(self._on_exit, session, member.pid))
         return True
 
-    def _send(self, session: Session, member: RunningProcess, number: int) -> None:
-        watch = session.victims[member.pid]
-        try:
-            if watch >= 0:
-                signal.pidfd_send_signal(watch, number)
-            elif processes.find(member.pid) == member:
-                os.kill(member.pid, number)
-        except OSError:
-            return
-
     def _on_exit(self, session: Session, pid: int) -> None:
-        descriptor = session.victims.pop(pid, -1)
-        if descriptor >= 0:
-            self._loop.off(descriptor)
-            os.close(descriptor)
+        descriptor = session.victims.pop(pid)
+        self._loop.off(descriptor)
+        os.close(descriptor)
         if not session.victims:
             self._dirty = True  # look again: it may have left a child
 

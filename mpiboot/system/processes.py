@@ -59,9 +59,11 @@ def table() -> dict[int, RunningProcess]:
     return {pid: found for pid in psutil.pids() if (found := find(pid))}
 
 
-def children(pid: int) -> list[int]:
-    """Give the children of a process."""
-    return [found.pid for found in table().values() if found.parent == pid]
+def ancestors() -> set[int]:
+    """Give this process, those that it descends from, and init: who may adopt its orphans."""
+    import psutil  # noqa: PLC0415 - see above
+
+    return {1, os.getpid(), *(process.pid for process in psutil.Process().parents())}
 
 
 def environ(pid: int) -> dict[str, str]:

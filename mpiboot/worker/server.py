@@ -262,9 +262,10 @@ class SshServer:
 
     def stop(self) -> None:
         """Send SIGTERM to it and its connections."""
-        for pid in (self.pid, *processes.children(self.pid)):
+        for item in processes.table().values():
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGTERM)
+                if self.pid in (item.pid, item.parent):
+                    os.kill(item.pid, signal.SIGTERM)
 
     def close(self) -> None:
         """Close what belongs to it, after its end."""

@@ -268,14 +268,6 @@ def test_the_pods_environment_arrives_byte_for_byte(worker: Worker, name: str) -
     assert done.stdout == os.fsencode(f"{name}={ODD[name]}") + b"\0", done.stderr
 
 
-def test_the_session_knows_its_worker_and_its_own_mark(worker: Worker) -> None:
-    asks = LAUNCH + 'echo "$MPIBOOT_WORKER_DIR|$MPIBOOT_SESSION"'
-    both = [worker.ssh(asks).stdout for _ in range(2)]
-    folders, marks = zip(*(item.decode().strip().split("|") for item in both), strict=True)
-    assert set(folders) == {str(worker.runtime)}
-    assert len(set(marks)) == 2
-
-
 def test_a_session_is_the_users_own_and_starts_at_home(worker: Worker) -> None:
     done = worker.ssh('echo "$HOME|$USER|$LOGNAME|$PWD|${SSH_CONNECTION##* }|${OLDPWD-}"')
     home, user, logname, folder, port, old = done.stdout.decode().strip("\n").split("|")
@@ -407,6 +399,27 @@ def test_setsid_makes_a_users_process_free(worker: Worker, daemons: list[int], e
     assert alive(free)
 
 
+def test_what_begins_when_its_client_is_gone_ends(start: Start, tmp_path: Path) -> None:
+    """The shell is an orphan by then, which sshd has left to the container's first process."""
+    if not (HAVE_SSHD and can_mount()):
+        pytest.skip("needs sshd and an own view of /etc/passwd")
+    late = tmp_path / "late"
+    late.write_text(
+        f'#!/bin/sh\n[ ! -e {tmp_path}/came ] || exec sh "$@"\n: > {tmp_path}/came\n'
+        'while kill -0 $PPID; do sleep 0.05; done 2>&-\nexec sh "$@"\n'
+    )
+    late.chmod(0o755)
+    worker = start("openssh", shell=str(late)).listens()
+    with worker.client(
+        f"echo $$ > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid; sleep 1000"
+    ) as client:
+        until((tmp_path / "came").exists)
+        client.kill()
+        until((tmp_path / "pid").exists)
+        gone(int((tmp_path / "pid").read_text()))
+        over(worker)
+
+
 def test_what_is_stopped_ends_too(worker: Worker) -> None:
     with worker.client("sleep 1000 & echo $!; kill -STOP $!; wait") as client:
         pids = client.numbers(1)
@@ -461,21 +474,6 @@ def test_a_second_signal_ends_sessions_that_ignore_the_first_at_once(
         pids = client.numbers(2)
         worker.signal()
         worker.wait_for("SIGTERM: worker stops")
-        worker.signal()
-        assert worker.wait() == 0
-        assert not any(map(alive, pids))
-
-
-def test_a_session_that_ignores_its_end_is_killed_before_the_worker_ends(
-    start: Start, tmp_path: Path
-) -> None:
-    (tmp_path / "sitecustomize.py").write_text(
-        "import mpiboot.ssh.sessions as sessions\nsessions.GRACE = 0.1\n"
-    )
-    environ = {"PYTHONPATH": str(tmp_path), "MPIBOOT_GRACE": "0"}
-    worker = start("embedded", environ=environ).listens()
-    with worker.client(STUBBORN) as client:
-        pids = client.numbers(2)
         worker.signal()
         assert worker.wait() == 0
         assert not any(map(alive, pids))
