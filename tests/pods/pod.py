@@ -212,7 +212,7 @@ class Pod(Sandbox):
         env: Mapping[str, str] | None = None,
         user: int | None = None,
         stdin: str = "",
-        timeout: float = 60,
+        timeout: float = 240,
     ) -> subprocess.CompletedProcess[str]:
         """Runs a command in the container, as `kubectl exec` does (as root with `user=0`)."""
         options = [f"--env={name}={value}" for name, value in (env or {}).items()]

