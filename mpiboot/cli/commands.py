@@ -31,7 +31,7 @@ from mpiboot.cli.options import (
 from mpiboot.cli.run import ENTRY, Words, looking, resolved
 from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.model import Role
-from mpiboot.core.settings import ROWS, Resolved, Section
+from mpiboot.core.settings import PREFIX, REMOVED, ROWS, Resolved, Section
 
 if TYPE_CHECKING:
     from mpiboot.validate.verdict import ToolOptions
@@ -477,7 +477,7 @@ def settings(*, as_json: bool, **flags: str | None) -> None:
     from mpiboot.core import log
     from mpiboot.job import render
 
-    found = resolved(flags)
+    found = resolved(flags, "settings")
     if as_json:
         sys.stdout.write(render.as_json(render.settings_record(found, ROWS)))
     else:
@@ -616,6 +616,8 @@ def _misused(wrong: click.ClickException) -> MpibootError:
 
         nearest = difflib.get_close_matches(wrong.option_name, wrong.possibilities or (), 1, 0.75)
         hint = f"did you mean {nearest[0]}? {hint}" if nearest else hint
+        name = wrong.option_name[2:].replace("-", "_").upper()
+        hint = REMOVED.get(f"{PREFIX}{name}", hint)
         return error("usage", f"{command} has no option {wrong.option_name}", hint=hint)
     below = context.command if context else None
     if isinstance(below, click.Group) and not below.invoke_without_command:

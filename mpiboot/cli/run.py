@@ -49,7 +49,7 @@ def resolved(flags: Mapping[str, Any], role: str = "", *, quiet: bool = False) -
 
     Args:
         flags: the command's options by their names; None where not given.
-        role: what JSON lines name as the role.
+        role: what JSON lines name as the role; empty where the pod's role is still to be found.
         quiet: log no warnings about the settings.
 
     Raises:
@@ -71,7 +71,8 @@ def resolved(flags: Mapping[str, Any], role: str = "", *, quiet: bool = False) -
         log.ends_container(True)
     log.configure(level=settings.log_level, form=settings.log_format, role=role)
     if not quiet:
-        for item in found.warnings:
+        removed = found.removed if role not in ("", Role.LAUNCHER.value) else ()
+        for item in (*found.warnings, *removed):
             log.finding(item)
     return found
 
@@ -149,9 +150,16 @@ _QUICK: Final = 20.0
 
 
 def _launch(found: Resolved, program: Words) -> NoReturn:
-    """Be the launcher, after a measurement between the workers where that is asked for."""
+    """Be the launcher, after a measurement between the workers where that is asked for.
+
+    Raises:
+        MpibootError: ``usage``; a setting was removed, or the launcher's own errors.
+    """
     from mpiboot.launcher import role
 
+    if found.removed:
+        first, *others = (replace(item, level=Level.FAIL) for item in found.removed)
+        raise MpibootError(first, tuple(others))
     quick = found.settings.validate is ValidateFirst.QUICK
     role.run(found, program, os.environ, partial(_measure, found) if quick else None)
 
@@ -235,6 +243,8 @@ def act_by_role(resolved: Resolved, program: Words, environ: Mapping[str, str]) 
         mounted = next(there, "")
         role, decision = platforms.role(resolved, environ, program, mounted, hostname)
     log.configure(level=settings.log_level, form=settings.log_format, role=role.value)
+    for item in resolved.removed if role is not Role.LAUNCHER else ():
+        log.finding(item)
     if role is Role.NONE:
         if not program:
             raise error(

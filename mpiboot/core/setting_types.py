@@ -91,14 +91,6 @@ class ProveTransport(str, Enum):
     OFF = "off"
 
 
-class TagOutput(str, Enum):
-    """How one tells in the job's output which rank wrote what."""
-
-    OFF = "off"
-    ON = "on"
-    RANK0 = "rank0"
-
-
 class WorkerExit(str, Enum):
     """After which end of the job a worker ends by itself: a good one, any, or none."""
 

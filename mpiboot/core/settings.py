@@ -33,7 +33,6 @@ from mpiboot.core.setting_types import (
     ProveTransport,
     Stuck,
     Switch,
-    TagOutput,
     ValidateFirst,
     WorkerExit,
 )
@@ -457,15 +456,8 @@ class Settings:
         "at once.",
         one_of(Switch.ON, Switch.OFF),
     )
-    tag_output: TagOutput = row(
-        TagOutput.OFF,
-        "on: each line of output begins with its rank, by this MPI's own option; rank0: the output "
-        "of rank 0 alone comes here, and that of each other rank goes to a file on its host.",
-    )
-    output_dir: str = row(
-        "/tmp/mpiboot-output",  # noqa: S108 - in the ranks' own pods
-        "Folder on their hosts to which such ranks append their output, as rank.N.",
-        path,
+    tag_output: Switch = row(
+        Switch.OFF, "on: each line of output begins with its rank, by this MPI's own option."
     )
     env_profile: str = row(
         "",
@@ -613,6 +605,17 @@ def _rows() -> tuple[Setting, ...]:
 ROWS: Final = _rows()
 
 
+_OUTPUT_FILES: Final = (
+    "put this MPI's own option on the mpirun line: Open MPI 4.1 `--output-filename DIR`, 5.0 "
+    "`--output file=FILE`, MPICH and Intel MPI `-outfile-pattern FILE.%r`"
+)
+# Settings that were removed, or one value of a setting, with what takes their place.
+REMOVED: Final = {
+    "MPIBOOT_OUTPUT_DIR": _OUTPUT_FILES,
+    "MPIBOOT_TAG_OUTPUT=rank0": _OUTPUT_FILES,
+}
+
+
 # What mpiboot hands from one of its own processes to the next; not for users, so not settings.
 INTERNAL: Final = (
     "MPIBOOT_SESSION",
@@ -639,24 +642,32 @@ class Given(NamedTuple):
 class Resolved(NamedTuple):
     """The settings of this run, where each came from, and warnings about them.
 
-    ``flags`` are the texts that came from the command line, by setting.
+    ``flags`` are the texts that came from the command line, by setting. ``removed`` are warnings
+    about ``REMOVED``, which end a launcher: pods share an environment.
     """
 
     settings: Settings
     given: Mapping[str, Given]
     warnings: tuple[Finding, ...]
     flags: Mapping[str, str] = MappingProxyType({})
+    removed: tuple[Finding, ...] = ()
 
 
 def _warn(message: str, hint: str = "") -> Finding:
     return Finding("usage", Level.WARN, message, hint=hint)
 
 
+def _removed(name: object, hint: str) -> Finding:
+    return _warn(f"{name} was removed from mpiboot's settings", hint)
+
+
 def _unknown(environ: Mapping[str, str]) -> tuple[Finding, ...]:
     known = {item.variable[len(PREFIX) :] for item in ROWS}
     found = []
     for name in sorted(environ):
-        if not name.startswith(PREFIX) or name[len(PREFIX) :] in known or name in INTERNAL:
+        if not name.startswith(PREFIX) or name[len(PREFIX) :] in known:
+            continue
+        if name in INTERNAL or name in REMOVED:
             continue
         if of_service(name, environ[name]):
             continue
@@ -692,6 +703,7 @@ def resolve(flags: Mapping[str, str], environ: Mapping[str, str]) -> Resolved:
     values: dict[str, Any] = {}
     given: dict[str, Given] = {}
     warnings: list[Finding] = []
+    removed = [_removed(name, way) for name, way in REMOVED.items() if environ.get(name)]
     for item in ROWS:
         candidates: list[tuple[Given, str]] = []
         if item.name in flags:
@@ -705,6 +717,10 @@ def resolve(flags: Mapping[str, str], environ: Mapping[str, str]) -> Resolved:
             given[item.name] = Given(Source.DEFAULT)
             continue
         chosen, text = candidates[0]
+        if way := REMOVED.get(f"{item.variable}={text.strip().lower()}"):
+            removed.append(_removed(f"{chosen}={text}", way))
+            given[item.name] = Given(Source.DEFAULT)
+            continue
         try:
             values[item.name] = item.parse(text)
         except ValueError as wrong:
@@ -717,4 +733,5 @@ def resolve(flags: Mapping[str, str], environ: Mapping[str, str]) -> Resolved:
                 message = f"{other}={_readable(other_text)} is not used"
                 warnings.append(_warn(f"{message}: {chosen}={_readable(text)} comes first"))
     unknown = _unknown(environ)
-    return Resolved(Settings(**values), given, (*warnings, *unknown), dict(flags))
+    found = (*warnings, *unknown)
+    return Resolved(Settings(**values), given, found, dict(flags), tuple(removed))

@@ -118,7 +118,7 @@ def _look(
     resolved: Resolved, environ: Mapping[str, str], role: Role, asked: Asked
 ) -> Iterator[Finding]:
     """Look at this pod and, on a launcher, at its hosts."""
-    yield from resolved.warnings
+    yield from (*resolved.warnings, *resolved.removed)
     rows = table.chosen(role, asked.checks, at_build=asked.image)
     needs = {name for row in rows for name in row.needs}
     parts, unseen = gather(subject(resolved, environ), needs, resolved.settings.timeout)

@@ -55,8 +55,6 @@ class Dialect:
     # What begins each line of output with its rank, and the options beside which it can't stand.
     tag_option: tuple[str, ...]
     tagged_by: tuple[str, ...]
-    # The variable in which a rank finds its number.
-    rank_var: str
     hostfile_var: str
     agent_var: str
     agent_args_var: str
@@ -190,7 +188,6 @@ MPICH: Final = Dialect(
     grammar=HYDRA,
     tag_option=("-prepend-rank",),
     tagged_by=("l", "prepend-pattern"),  # "duplicate setting", and mpirun ends
-    rank_var="PMI_RANK",
     daemon_without_ranks=False,
     wraps_around=True,
     spread_option="`-ppn 1`",
@@ -336,7 +333,6 @@ OPENMPI4: Final = Dialect(
     # (orte/mca/iof/base/iof_base_output.c); 31 % of short lines were lost with 4.1.4.
     tag_loses="where a rank writes many lines at once that are shorter than their labels, its "
     "`--tag-output` cuts off a part of them",
-    rank_var=_OMPI_RANK,
     own_host_first=True,
     hostfile_var="OMPI_MCA_orte_default_hostfile",
     agent_var="OMPI_MCA_plm_rsh_agent",
@@ -412,7 +408,6 @@ OPENMPI5: Final = Dialect(
     grammar=PRRTE,
     tag_option=("--output", "tag"),
     tagged_by=("output", "tag-output"),  # of two --output the first counts, and the other is lost
-    rank_var=_OMPI_RANK,
     rank_table=("--runtime-options", "output-proctable="),
     hostfile_var="PRTE_MCA_prte_default_hostfile",
     agent_var="PRTE_MCA_plm_ssh_agent",

@@ -14,7 +14,7 @@ from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.facts import Host
 from mpiboot.core.launch_names import NOT_FOR_RANKS, PLACEMENT
 from mpiboot.core.model import Decision, Finding, Level, Mpi, Source
-from mpiboot.core.setting_types import AUTO, Switch, TagOutput
+from mpiboot.core.setting_types import AUTO, Switch
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import first_few
 from mpiboot.job import (
@@ -196,8 +196,8 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
     idle = frozenset(placed.idle)
     supervised = _stays_as_parent(builder)
     agent_variables.settle_kind_on_the_line(builder, daemons)
-    tag, to_files = _rank_output(builder)
-    before = (*_own_ranks_words(builder, remote=bool(remote)), *to_files, *ranks.before)
+    tag = _tag_output(builder)
+    before = (*_own_ranks_words(builder, remote=bool(remote)), *ranks.before)
     argv = _write_command(builder, np, tag, exports, before, supervised=supervised)
     builder.decide("daemons", str(len(daemons)), Source.DETECTED, first_few(daemons))
     copies = paths.of_program(observed.hostfile)
@@ -493,58 +493,22 @@ def _own_ranks_words(builder: PlanBuilder, *, remote: bool) -> tuple[str, ...]:
 
 
 RANK_OUTPUT: Final = "rank-output"
-# $0 is the folder. No variable of the program's is touched, not even by its name. Where a host
-# lacks the program, and where nothing can be written, what is told of it stays in the job's output.
-_TO_FILE: Final = (
-    'set -- "$0/rank.${%s:-0}" "$@"; case $1 in */rank.0) ;; *) '
-    'if ! command -v "$2" >/dev/null; then :; '
-    'elif mkdir -p "$0" && ( : >>"$1" ); then exec >>"$1" 2>&1; '
-    'else echo "mpiboot: warning: $1 can not be written on $(uname -n): this rank keeps writing '
-    'to the job\'s output" >&2; fi ;; esac; shift; exec "$@"'
-)
-# Options by which mpirun itself finds the program, or brings it along: a shell in its place.
-_FINDS: Final = ("path", "s")
 
 
-def _rank_output(builder: PlanBuilder) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Decide which rank's output is seen: options of mpirun, and words that each program is behind.
-
-    What the user's own line says of it comes first. No MPI passes one rank's output on and leaves
-    the others' on their hosts. Measured: with ``--output-filename DIR:nocopy`` of Open MPI 4.1.4
-    rank 0's is not passed on either; with ``--output dir=DIR`` of 5.0.7 output of several hosts is
-    lost, and mpirun returns 0; Hydra's ``-outfile-pattern`` writes files on mpirun's own host. So a
-    shell becomes each rank's program, and for all ranks but the first it opens a file before.
-    """
-    wanted, given = builder.settings.tag_output, builder.given["tag_output"]
-    row = builder.row
-    if wanted is TagOutput.ON:
-        theirs = _tagged_by_user(builder)
-        if theirs:
-            builder.decide(RANK_OUTPUT, theirs, Source.FLAG, "given on the mpirun line")
-            return (), ()
-        builder.decide(
-            RANK_OUTPUT,
-            " ".join(row.tag_option),
-            given.source,
-            f"{given}: each line names its rank",
-        )
-        if row.tag_loses:
-            builder.warn("output", f"{row.title}: {row.tag_loses}")
-        return row.tag_option, ()
-    if wanted is not TagOutput.RANK0:
-        return (), ()
-    why = _why_no_shell(builder)
-    if why:
-        builder.warn("usage", f"{given}=rank0: {why}, so all ranks' output comes here")
-        return (), ()
-    folder = builder.settings.output_dir
-    builder.decide(
-        RANK_OUTPUT,
-        f"{folder}/rank.N",
-        given.source,
-        f"{given}: rank 0's output comes here, that of each other rank N goes there on its host",
-    )
-    return (), ("/bin/sh", "-c", _TO_FILE % row.rank_var, folder)
+def _tag_output(builder: PlanBuilder) -> tuple[str, ...]:
+    """Give the option by which each line of output names its rank; the user's own comes first."""
+    if builder.settings.tag_output is Switch.OFF:
+        return ()
+    row, given = builder.row, builder.given["tag_output"]
+    theirs = _tagged_by_user(builder)
+    if theirs:
+        builder.decide(RANK_OUTPUT, theirs, Source.FLAG, "given on the mpirun line")
+        return ()
+    option, reason = " ".join(row.tag_option), f"{given}: each line names its rank"
+    builder.decide(RANK_OUTPUT, option, given.source, reason)
+    if row.tag_loses:
+        builder.warn("output", f"{row.title}: {row.tag_loses}")
+    return row.tag_option
 
 
 def _tagged_by_user(builder: PlanBuilder) -> str:
@@ -556,12 +520,3 @@ def _tagged_by_user(builder: PlanBuilder) -> str:
         if option and word[:1] == "-":
             names[option.name] = word
     return next((names[name] for name in builder.row.tagged_by if name in names), "")
-
-
-def _why_no_shell(builder: PlanBuilder) -> str:
-    """Return why programs can't be started by a shell; empty where they can."""
-    line = builder.line
-    if line.mpirun and any(app.program is None for app in line.apps):
-        return "it is not known where on the mpirun line the program begins"
-    found = [name for name in _FINDS if name in line.given]
-    return f"mpirun itself finds the program ({found[0]} on its line)" if found else ""

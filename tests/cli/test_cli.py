@@ -336,6 +336,7 @@ def test_the_version_is_told(tmp_path: Path, form: str) -> None:
     [
         ("launcher --tiemout 3 ./a", {}, "no option --tiemout", "did you mean --timeout?"),
         ("doctor --env", {}, "--env was removed: see `mpiboot plan` and", ""),
+        ("launcher --output-dir /x ./a", {}, "no option --output-dir", "put this MPI's own option"),
         ("doctor --chek x", {}, "no option --chek", "did you mean --check? see"),
         ("worker --np 3", {}, "--np", ""),
         ("--frobnicate", {}, "--frobnicate", ""),
@@ -373,6 +374,27 @@ def test_a_wrong_command_line_is_one_line_and_exit_2(
     # The end of another command is not the container's: a job may run there, and end well.
     ends_container = not words or words.startswith(("launcher", "worker", "--", "./"))
     assert termination(tmp_path).startswith("usage: ") == ends_container
+
+
+@pytest.mark.parametrize(
+    ("words", "role", "code"),
+    [
+        ("settings", "", 0),
+        ("./none", "none", 127),
+        ("launcher ./a", "", 2),
+        ("mpirun ./a", "launcher", 2),
+        ("launcher --tag-output rank0 ./a", "", 2),
+    ],
+)
+def test_a_removed_setting_is_an_error_in_a_launcher_and_a_warning_elsewhere(
+    tmp_path: Path, words: str, role: str, code: int
+) -> None:
+    done = mpiboot(tmp_path, *words.split(), env={"MPIBOOT_OUTPUT_DIR": "/x", "MPIBOOT_ROLE": role})
+    assert done.returncode == code
+    removed = "[usage] MPIBOOT_OUTPUT_DIR was removed from mpiboot's settings"
+    assert done.stderr.count(removed) == 1
+    assert (f"error: {removed}" in done.stderr) == (code == 2)
+    assert "--output-filename DIR" in done.stderr
 
 
 @pytest.mark.parametrize("form", ["human", "json"])

@@ -104,6 +104,16 @@ def test_an_unknown_variable_is_a_warning_with_the_nearest_name() -> None:
     assert far.hint
 
 
+@pytest.mark.parametrize("given", settings.REMOVED)
+def test_a_removed_setting_or_value_is_told_with_its_new_way_and_is_not_read(given: str) -> None:
+    name, _, value = given.partition("=")
+    found = settings.resolve({}, {name: value or "x"})
+    assert (found.settings, found.warnings) == (settings.Settings(), ())
+    (only,) = found.removed
+    assert (only.level, only.hint) == (Level.WARN, settings.REMOVED[given])
+    assert only.message == f"{given} was removed from mpiboot's settings"
+
+
 def test_a_services_variables_are_the_clusters_and_no_settings() -> None:
     """A Service called mpiboot-ssh gives every pod of its namespace these."""
     service = {

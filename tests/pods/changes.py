@@ -221,10 +221,9 @@ CHANGES: Final = {
         leave="unset it",
     ),
     "rank-output": Change(
-        what="each line of output names its rank, by this MPI's own option; or the output of all "
-        "ranks but the first goes to files on their hosts, by a shell before each program",
-        when="`MPIBOOT_TAG_OUTPUT=on` or `rank0`",
-        harm="nobody sees which rank wrote a line; of many ranks the log has too many",
+        what="each line of output names its rank, by this MPI's own option",
+        when="`MPIBOOT_TAG_OUTPUT=on`",
+        harm="nobody sees which rank wrote a line",
         leave="unset it",
     ),
     "empty-parameters": Change(
