@@ -31,20 +31,29 @@ _SSH: Final = str(Path(__file__).resolve().parent.parent / "libexec" / "ssh")
 SSH_WORDS: Final = f"{_SSH}_words"
 
 
+def _is_mpiboot(place: str, own: str) -> bool:
+    """Tell whether a path leads to this or another installation's program ``mpiboot``.
+
+    Two installations that took each other's shims for real programs would exec each other forever.
+    """
+    target = os.path.realpath(place)
+    return target == own or os.path.basename(target) == "mpiboot"  # noqa: PTH119
+
+
 def real(name: str, path: str, own: str) -> str:
-    """Find the real program behind a shim; empty if every one leads to mpiboot."""
+    """Find the real program behind a shim; empty if every one leads to an mpiboot."""
     program = Path(name).name
     folders = [item for item in path.split(os.pathsep) if item.startswith("/")]
     if program == "sshd":
         folders += SSHD_FOLDERS
     places = (os.path.join(folder, program) for folder in (*folders, str(REAL)))  # noqa: PTH118
     found = (item for item in places if shutil.which(item))
-    return next((item for item in found if os.path.realpath(item) != own), "")
+    return next((item for item in found if not _is_mpiboot(item, own)), "")
 
 
 def _leads(folder: str, own: str) -> list[str]:
     """List the names by which a folder of PATH leads to mpiboot."""
-    return [name for name in NAMES if folder and os.path.realpath(f"{folder}/{name}") == own]
+    return [name for name in NAMES if folder and _is_mpiboot(f"{folder}/{name}", own)]
 
 
 def _listed(folder: str) -> list[str]:
@@ -124,7 +133,7 @@ def _reached(path: str, own: str) -> bool:
     folders = [item for item in path.split(os.pathsep) if item.startswith("/")]
     for name in (name for name in NAMES if real(name, path, own)):
         first = shutil.which(name, path=os.pathsep.join(folders))
-        if first and os.path.realpath(first) == own:
+        if first and _is_mpiboot(first, own):
             return True
     return False
 
@@ -244,7 +253,7 @@ def effects(environ: Mapping[str, str]) -> tuple[str, str]:
     for name in ("mpirun", "mpiexec"):
         places = [f"{item}/{name}" for item in folders]
         places = [item for item in places if shutil.which(item)]
-        shims = [place for place in places if os.path.realpath(place) == own]
+        shims = [place for place in places if _is_mpiboot(place, own)]
         past = dict.fromkeys(place for place in places if place not in shims)
         if shims and places[0] in shims:
             by = f", {' and '.join(past)} by absolute path does not" if past else ""

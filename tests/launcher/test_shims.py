@@ -53,14 +53,33 @@ def test_a_real_program_is_never_replaced(own: Path, tmp_path: Path) -> None:
     assert own.is_file()
 
 
-def test_the_real_program_is_found_behind_any_number_of_shims(own: Path, tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        shims.install(str(tmp_path / name), {"PATH": ""})
-    real = program(tmp_path / "c", "mpirun")
-    path = ":".join(str(tmp_path / name) for name in "abc")
-    assert own.is_file()
-    found = shims.enter("mpirun", {"PATH": path})
-    assert found == {"PATH": str(real.parent), "program": "mpirun"}
+@pytest.mark.parametrize("mixed", [False, True])
+def test_two_installations_do_not_take_each_other_for_the_real_program(
+    tmp_path: Path, *, mixed: bool
+) -> None:
+    """Each shim would find the other one for ever."""
+    real = program(tmp_path / "real", "mpirun")
+    real.write_text("#!/bin/sh\necho real\n")
+    path = str(real.parent)
+    for name in ("one", "two"):
+        own = program(tmp_path / name, "mpiboot")
+        own.write_text(f"#!{sys.executable}\nfrom mpiboot.__main__ import main\nmain()\n")
+        front = tmp_path / f"shims-{name}"
+        subprocess.run([own, "shims", "install", "--folder", front], check=True)
+        if mixed:
+            program(front, "python")
+        path = f"{front}:{path}"
+    environ = {"PATH": f"{path}:/bin", "MPIBOOT_RUNTIME_DIR": str(tmp_path / "run")}
+    for words in (["mpirun"], [tmp_path / "one" / "mpiboot", "mpirun"]):
+        line = ["/usr/bin/env", *words, "-n", "1", "true"]
+        done = subprocess.run(
+            line,
+            env=environ | {"MPIBOOT_ROLE": "none"},
+            capture_output=True,
+            check=False,
+            timeout=30,
+        )
+        assert (done.returncode, done.stdout) == (0, b"real\n"), done.stderr
 
 
 def test_only_shims_on_the_path_are_an_error(own: Path, tmp_path: Path) -> None:
