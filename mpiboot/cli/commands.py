@@ -241,7 +241,6 @@ _END: Final = tuple(row.name for row in ROWS if row.section is Section.END)
     "--host", "hosts", multiple=True, metavar="NAME", help="Look at this host only; repeatable."
 )
 @click.option("--network", is_flag=True, help="Measure the paths between workers too.")
-@click.option("--env", "removed", is_flag=True, hidden=True)
 @click.option("--image", is_flag=True, help="Check the image only, as in its build.")
 @click.option("--list", "list_", is_flag=True, help="List the checks.")
 @click.option(
@@ -259,7 +258,6 @@ def doctor(
     checks: tuple[str, ...],
     hosts: tuple[str, ...],
     network: bool,
-    removed: bool,
     image: bool,
     list_: bool,
     bundle: str | None,
@@ -293,8 +291,6 @@ def doctor(
 
         sys.stdout.write(role.listed(log.width(1), as_json=as_json))
         return
-    if removed:
-        raise click.UsageError("--env was removed: see `mpiboot plan` and `mpiboot facts`", ctx)
     found = looking(resolved(flags, "doctor"), _DOCTOR_LOOK)
     if bundle is not None:
         from mpiboot.doctor import bundle as archive
@@ -612,13 +608,11 @@ def _misused(wrong: click.ClickException) -> MpibootError:
         lacks = wrong.param.human_readable_name
         hint = f"write `{command} {'-- PROGRAM' if lacks == 'PROGRAM' else lacks}`; {hint}"
     if isinstance(wrong, click.NoSuchOption):
-        import difflib
-
-        nearest = difflib.get_close_matches(wrong.option_name, wrong.possibilities or (), 1, 0.75)
-        hint = f"did you mean {nearest[0]}? {hint}" if nearest else hint
-        name = wrong.option_name[2:].replace("-", "_").upper()
-        hint = REMOVED.get(f"{PREFIX}{name}", hint)
-        return error("usage", f"{command} has no option {wrong.option_name}", hint=hint)
+        option = wrong.option_name
+        hint = f"did you mean {wrong.possibilities[0]}? {hint}" if wrong.possibilities else hint
+        setting = PREFIX + option.strip("-").replace("-", "_").upper()
+        hint = REMOVED.get(option) or REMOVED.get(setting, hint)
+        return error("usage", f"{command} has no option {option}", hint=hint)
     below = context.command if context else None
     if isinstance(below, click.Group) and not below.invoke_without_command:
         lines = " or ".join(f"`{command} {name}`" for name in below.commands)

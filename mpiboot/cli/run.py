@@ -183,11 +183,7 @@ def _measure(found: Resolved) -> None:
 
 def entrypoint(program: Words) -> int:
     """Do what this pod's role asks for; the exit code of a worker."""
-    found = resolved({})
-    try:
-        return act_by_role(found, program, os.environ)
-    except MpibootError as wrong:
-        raise _mistyped(wrong, program) from None
+    return act_by_role(resolved({}), program, os.environ)
 
 
 def without_options(argv: Sequence[str]) -> Callable[[], int] | None:
@@ -203,19 +199,6 @@ def without_options(argv: Sequence[str]) -> Callable[[], int] | None:
     if first == "worker":
         return partial(worker, program, {})
     return partial(launcher, program, {}) if program else None
-
-
-def _mistyped(wrong: MpibootError, program: Words) -> MpibootError:
-    """Suggest the command whose name is close to that of a missing program."""
-    if wrong.finding.check != "program-missing" or not program:
-        return wrong
-    import difflib
-
-    near = difflib.get_close_matches(program[0], COMMANDS, n=1, cutoff=0.75)
-    if near and not shutil.which(program[0], path=os.environ.get("PATH", "")):
-        hint = f"did you mean `mpiboot {near[0]}`? {wrong.finding.hint}"
-        wrong.finding = replace(wrong.finding, hint=hint)
-    return wrong
 
 
 def act_by_role(resolved: Resolved, program: Words, environ: Mapping[str, str]) -> int:

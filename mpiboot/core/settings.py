@@ -609,8 +609,9 @@ _OUTPUT_FILES: Final = (
     "put this MPI's own option on the mpirun line: Open MPI 4.1 `--output-filename DIR`, 5.0 "
     "`--output file=FILE`, MPICH and Intel MPI `-outfile-pattern FILE.%r`"
 )
-# Settings that were removed, or one value of a setting, with what takes their place.
+# Settings, values and options that were removed, with what takes their place.
 REMOVED: Final = {
+    "--env": "see `mpiboot plan` and `mpiboot facts`",
     "MPIBOOT_OUTPUT_DIR": _OUTPUT_FILES,
     "MPIBOOT_TAG_OUTPUT=rank0": _OUTPUT_FILES,
 }

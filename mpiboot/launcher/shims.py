@@ -12,6 +12,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -51,17 +52,9 @@ def real(name: str, path: str, own: str) -> str:
     return next((item for item in found if not _is_mpiboot(item, own)), "")
 
 
-def _leads(folder: str, own: str) -> list[str]:
+def _leads(folder: str, own: str) -> set[str]:
     """List the names by which a folder of PATH leads to mpiboot."""
-    return [name for name in NAMES if folder and _is_mpiboot(f"{folder}/{name}", own)]
-
-
-def _listed(folder: str) -> list[str]:
-    """List a folder that has only shims, in their order; else empty."""
-    try:
-        return sorted(os.listdir(folder), key=(*NAMES, "").index)  # noqa: PTH208 - names only
-    except (OSError, ValueError):  # it can't be read, or has another name
-        return []
+    return {name for name in NAMES if folder and _is_mpiboot(f"{folder}/{name}", own)}
 
 
 def without(path: str, own: str) -> tuple[str, bool]:
@@ -73,8 +66,9 @@ def without(path: str, own: str) -> tuple[str, bool]:
     kept, still = [], False
     for folder in path.split(os.pathsep):
         names = _leads(folder, own)
-        if names and names == _listed(folder):
-            continue
+        with suppress(OSError):  # it can't be read
+            if names and names == set(os.listdir(folder)):  # noqa: PTH208 - names only
+                continue
         kept.append(folder)
         still = still or bool(names)
     return os.pathsep.join(kept), still

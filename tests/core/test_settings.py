@@ -104,7 +104,7 @@ def test_an_unknown_variable_is_a_warning_with_the_nearest_name() -> None:
     assert far.hint
 
 
-@pytest.mark.parametrize("given", settings.REMOVED)
+@pytest.mark.parametrize("given", [name for name in settings.REMOVED if name[0] != "-"])
 def test_a_removed_setting_or_value_is_told_with_its_new_way_and_is_not_read(given: str) -> None:
     name, _, value = given.partition("=")
     found = settings.resolve({}, {name: value or "x"})
