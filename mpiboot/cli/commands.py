@@ -132,7 +132,7 @@ def rank(program: Words) -> None:
     """Set the variables that torchrun would for one rank, and become PROGRAM.
 
     RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, from what
-    Open MPI, MPICH, Intel MPI or Slurm set for this rank.
+    Open MPI, MPICH or Intel MPI set for this rank.
 
     \b
     Examples:

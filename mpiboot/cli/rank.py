@@ -5,7 +5,6 @@ The variables are those that PyTorch's ``env://`` rendezvous reads:
 https://pytorch.org/docs/stable/distributed.html#environment-variable-initialization
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, NoReturn
 
@@ -17,27 +16,20 @@ _OWN: Final = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
 class Launcher(NamedTuple):
-    """Who starts ranks, and the variables in which each finds its numbers.
-
-    Where ``node`` is named, ``local_size`` holds a number for each node, and ``node`` which of them
-    is this one. ``hosts`` holds the nodes' names, the first of which has rank 0.
-    """
+    """Who starts ranks, and the variables in which each finds its numbers."""
 
     title: str
     rank: str
     size: str
     local_rank: str
     local_size: str
-    node: str = ""
-    hosts: str = ""
 
     @property
     def needed(self) -> tuple[str, ...]:
         """The variables that must be there."""
-        return (self.rank, self.size, self.local_rank, self.local_size, *filter(None, [self.node]))
+        return self.rank, self.size, self.local_rank, self.local_size
 
 
-# Slurm stands last: the mpirun of an allocation has ranks of its own, and hands Slurm's on to them.
 LAUNCHERS: Final = (
     # Measured with 4.1.4 and 5.0.7 to 5.0.11; by PMIx alone no rank knows how many there are.
     Launcher(
@@ -49,16 +41,6 @@ LAUNCHERS: Final = (
     ),
     # Measured with MPICH 4.0.2 and 5.0.2, and Intel MPI 2021.18.1.
     Launcher("MPICH, Intel MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    # "Output environment variables" of https://slurm.schedmd.com/srun.html; not run.
-    Launcher(
-        "Slurm's srun",
-        "SLURM_PROCID",
-        "SLURM_STEP_NUM_TASKS",
-        "SLURM_LOCALID",
-        "SLURM_STEP_TASKS_PER_NODE",
-        node="SLURM_NODEID",
-        hosts="SLURM_STEP_NODELIST",
-    ),
 )
 
 
@@ -74,7 +56,7 @@ def variables(environ: Mapping[str, str]) -> dict[str, str]:
     if by is None:
         raise ValueError(_not_a_rank(environ))
     rank, size, local_rank, local_size = _numbers(by, environ)
-    master = environ.get("MASTER_ADDR") or _first_host(environ.get(by.hosts, ""))
+    master = environ.get("MASTER_ADDR")
     if not master and local_size != size:
         raise ValueError(
             f"MASTER_ADDR is not set, and rank {rank} can't tell rank 0's host: set it in the "
@@ -132,16 +114,7 @@ def _not_a_rank(environ: Mapping[str, str]) -> str:
 
 def _numbers(by: Launcher, environ: Mapping[str, str]) -> tuple[int, int, int, int]:
     """Read the rank, the number of ranks, and both for this host alone."""
-    here = environ[by.local_size]
-    if by.node:
-        each = _each_node(here)
-        at = _number(by.node, environ[by.node])
-        if at >= len(each):
-            raise ValueError(f"{by.local_size}={here} has no node {at} ({by.node})")
-        here = str(each[at])
-    names = (by.rank, by.size, by.local_rank)
-    rank, size, local_rank = (_number(name, environ[name]) for name in names)
-    local_size = _number(by.local_size, here)
+    rank, size, local_rank, local_size = (_number(name, environ[name]) for name in by.needed)
     if not (local_rank <= rank < size and local_rank < local_size <= size):
         message = ", ".join(f"{name}={environ[name]}" for name in by.needed)
         raise ValueError(f"{message} can't all be true of one rank")
@@ -152,20 +125,3 @@ def _number(name: str, text: str) -> int:
     if not text.isascii() or not text.isdigit():
         raise ValueError(f"{name} is {text!r}, expected a number")
     return int(text)
-
-
-def _each_node(text: str) -> list[int]:
-    """Read Slurm's numbers a node: ``2(x3),1`` is 2, 2, 2, 1."""
-    counts = []
-    for word in text.split(","):
-        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", word, re.ASCII)
-        if not found:
-            raise ValueError(f"SLURM_STEP_TASKS_PER_NODE is {text!r}, expected such as 2(x3),1")
-        counts += [int(found[1])] * int(found[2] or 1)
-    return counts
-
-
-def _first_host(text: str) -> str:
-    """Give the first of Slurm's names: that of ``gpu[07-12,20],x1`` is ``gpu07``."""
-    found = re.match(r"([^\[,]*)(?:\[(\w+)[^\]]*\])?([^\[,]*)", text)
-    return "".join(part or "" for part in found.groups()) if found else ""
