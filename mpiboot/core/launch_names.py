@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-# The descriptor on which the child that prepares a launch hands its result over: one line.
-RESULT: Final = 3
+# The descriptor on which the child that prepares a launch hands its result over: one line. Shells
+# use others for users' files (0 to 9, and 63 and below for `<(...)`), which may be the hostfile.
+RESULT: Final = 64
 EVENTS: Final = "events"
 # The FIFO on which agents ask the SSH client that stays.
 REQUESTS: Final = "requests"

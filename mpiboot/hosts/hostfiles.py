@@ -7,6 +7,7 @@ mounted late or empty, so ``find`` waits up to a limit. Whether the hosts exist 
 from __future__ import annotations
 
 import os
+import select
 import stat
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,6 +30,12 @@ _NOBODY: Final = "default"
 ON_THE_LINE: Final = "the mpirun line"
 # 10,000 hosts are about a megabyte; a larger file is no hostfile.
 _LARGEST: Final = 64 << 20
+# What came from each pipe so far, by path, and the descriptor, -1 once the pipe has ended: several
+# places read a hostfile, and a pipe is read only once.
+_PIPES: Final[dict[str, tuple[int, bytes]]] = {}
+_LARGEST_PIPE: Final = 1 << 20
+# Seconds that a pipe is waited for where no hostfile is.
+_WRITER: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,21 +94,47 @@ def has_folder(path: str) -> bool:
     return os.path.isdir(os.path.dirname(path))  # noqa: PTH112, PTH120
 
 
-def read(chosen: HostfilePath) -> str:
-    """Read the file's text, which has at least one line that is no comment."""
+def read(chosen: HostfilePath, *, pipe: bool = True) -> str:
+    """Read the text of the file or pipe, which has at least one line that is no comment.
+
+    Without ``pipe`` one is an error: one that is not the job's hostfile, such as standard input, is
+    left to the program.
+    """
     if chosen.text:
         return chosen.text
     where = f"{chosen.path} (named by {chosen.by})"
     if chosen.is_default:
         where = f"{chosen.path} (no setting names another)"
+    known = chosen.path in _PIPES
+    data = _read_pipe(chosen.path, where) if known else _read_file(chosen.path, where, pipe=pipe)
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as why:
+        message = f"{where} is not text: byte {data[why.start]:#04x} at offset {why.start}"
+        raise error("hostfile-invalid", message) from None
+    if "\0" in text:
+        message = f"{where} is not text: a zero byte at offset {data.index(0)}"
+        raise error("hostfile-invalid", message)
+    if syntax.is_blank(text):
+        message = f"{where} {'has only comments' if text.strip() else 'is empty'}"
+        if chosen.path in _PIPES:  # nothing will follow
+            raise error("hostfile-invalid", message)
+        raise NotYetError("hostfile-invalid", message)
+    return text
+
+
+def _read_file(path: str, where: str, *, pipe: bool) -> bytes:
     try:
         # O_NONBLOCK: a FIFO without a writer would hang the open.
-        descriptor = os.open(chosen.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
         raise NotYetError("hostfile-missing", f"{where} does not exist") from None
     except (OSError, ValueError) as why:
         raise _unreadable(where, why) from None
     mode = os.fstat(descriptor).st_mode
+    if pipe and stat.S_ISFIFO(mode):
+        _PIPES[path] = descriptor, b""
+        return _read_pipe(path, where)
     if not stat.S_ISREG(mode):
         os.close(descriptor)
         kind = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
@@ -113,18 +146,28 @@ def read(chosen: HostfilePath) -> str:
             raise _unreadable(where, why) from None
     if len(data) > _LARGEST:
         raise error("hostfile-invalid", f"{where} has more than {_LARGEST} bytes")
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as why:
-        message = f"{where} is not text: byte {data[why.start]:#04x} at offset {why.start}"
-        raise error("hostfile-invalid", message) from None
-    if "\0" in text:
-        message = f"{where} is not text: a zero byte at offset {data.index(0)}"
-        raise error("hostfile-invalid", message)
-    if syntax.is_blank(text):
-        message = "has only comments" if text.strip() else "is empty"
-        raise NotYetError("hostfile-invalid", f"{where} {message}")
-    return text
+    return data
+
+
+def _read_pipe(path: str, where: str) -> bytes:
+    """Read on in a pipe, and give all that came once it was closed."""
+    descriptor, data = _PIPES[path]
+    while descriptor >= 0:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        if not poll.poll(0):  # a FIFO that nobody has opened yet would be read as one that ended
+            came = f"is still open, after {len(data)} bytes" if data else "has got nothing yet"
+            message = f"{where} is a pipe that {came}: start what writes it, and let that end"
+            raise NotYetError("hostfile-missing", message)
+        data += (piece := os.read(descriptor, _LARGEST_PIPE))
+        if len(data) > _LARGEST_PIPE:
+            os.close(_PIPES.pop(path)[0])
+            raise error("hostfile-invalid", f"{where}: more than {_LARGEST_PIPE} bytes of a pipe")
+        if not piece:
+            os.close(descriptor)
+            descriptor = -1
+        _PIPES[path] = descriptor, data
+    return data
 
 
 def _unreadable(where: str, why: OSError | ValueError) -> MpibootError:
@@ -239,8 +282,8 @@ _HALF_WRITTEN: Final = 5.0
 class JobHostfile:
     """The job's hostfile, warnings about it, and the version that was read.
 
-    ``is_file`` is false where a variable, a setting or several files list the hosts: these are not
-    followed.
+    ``is_file`` is false where a variable, a setting, a pipe or several files list the hosts: these
+    are not followed.
     """
 
     hostfile: Hostfile
@@ -299,7 +342,8 @@ async def find(
     if hosts.passed_over:
         message = f"{first_few(hosts.passed_over)}: passed over, expected `slots=N` or a comment"
         warnings += (Finding("hostfile-invalid", Level.WARN, message),)
-    return JobHostfile(hosts, warnings, stamp, is_file=not (chosen.text or hosts.parts))
+    is_file = not (chosen.text or hosts.parts or chosen.path in _PIPES)
+    return JobHostfile(hosts, warnings, stamp, is_file=is_file)
 
 
 async def _with_others(first: Hostfile, paths: Iterable[str], until: float) -> Hostfile:
@@ -374,6 +418,8 @@ async def _wait(chosen: HostfilePath, patience: float) -> tuple[tuple[int, ...],
         try:
             return stamp, read(chosen)
         except NotYetError as why:
+            if chosen.path in _PIPES:
+                patience = max(patience, _WRITER)
             left = started + patience - time.monotonic()
             if left <= 0:
                 waited = f" after {round(patience, 1):g} s" if patience else ""
@@ -392,7 +438,7 @@ def _differs(chosen: HostfilePath, hosts: Hostfile, other: HostfilePath) -> Find
     if Path(other.path).resolve() == Path(chosen.path).resolve():
         return None
     try:
-        found = syntax.parse(read(other), other.path, other.by)
+        found = syntax.parse(read(other, pipe=False), other.path, other.by)
     except NotYetError:
         if other.is_default:
             return None

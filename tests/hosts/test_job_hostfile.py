@@ -4,6 +4,7 @@ import asyncio
 import errno
 import json
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -142,11 +143,71 @@ async def test_a_line_that_cannot_be_read_is_an_error_at_once(tmp_path: Path) ->
     assert f"{path}:1:" in wrong.finding.message
 
 
-async def test_a_folder_and_a_fifo_are_errors_at_once(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "fifo")
+@pytest.mark.parametrize("path", [Path("/tmp"), Path("/dev/null")])
+async def test_a_folder_and_a_device_are_errors_at_once(path: Path) -> None:
+    wrong = await failing(path, 3600)
+    assert ("a folder" if path.name == "tmp" else "not a regular file") in wrong.finding.message
 
-    assert "a folder" in (await failing(tmp_path, 3600)).finding.message
-    assert "not a regular file" in (await failing(tmp_path / "fifo", 3600)).finding.message
+
+@pytest.mark.parametrize("fifo", [False, True])
+async def test_a_pipe_is_read_once_to_its_end(tmp_path: Path, *, fifo: bool) -> None:
+    path = tmp_path / "fifo"
+    if fifo:
+        os.mkfifo(path)
+        writer = -1
+    else:
+        reader, writer = os.pipe()
+        path = Path(f"/dev/fd/{reader}")
+    looking = asyncio.ensure_future(look(path))
+    await asyncio.sleep(0.05)
+    writer = os.open(path, os.O_WRONLY) if fifo else writer
+    for piece in (b"w-0 slots=2\nw-", b"1 slots=3\n"):
+        os.write(writer, piece)
+        await asyncio.sleep(0.05)
+        assert not looking.done()
+    os.close(writer)
+    found = await looking
+    assert [(host.name, host.slots) for host in found.hostfile.hosts] == [("w-0", 2), ("w-1", 3)]
+    assert not found.is_file
+    assert (await look(path)).hostfile == found.hostfile
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "is a pipe that has got nothing yet: start what writes it, and"),
+        (b"w-0\n", "is a pipe that is still open, after 4 bytes: start what writes it, and"),
+        (b"w-0 # " + b"a" * (1 << 20), "more than 1048576 bytes of a pipe"),
+        (b"", "is empty"),
+    ],
+)
+async def test_a_pipe_without_end_or_hosts_is_an_error_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: bytes | None, message: str
+) -> None:
+    monkeypatch.setattr(hostfiles, "_WRITER", 0.0)
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    open_ = text == b"w-0\n"
+    line = f"exec >'{path}'; cat; exec {'sleep 60' if open_ else ':'}" if text is not None else ":"
+    (tmp_path / "text").write_bytes(text or b"")
+    with (
+        (tmp_path / "text").open("rb") as hosts,
+        subprocess.Popen(["sh", "-c", line], stdin=hosts) as writer,  # noqa: ASYNC220 - it returns
+    ):
+        wrong = await failing(path, 2.0 if open_ else GUARD if text is not None else 0.1)
+        writer.kill()
+    assert wrong.finding.message.startswith(f"{path} (named by --hostfile)")
+    assert message in wrong.finding.message
+
+
+async def test_a_pipe_that_is_not_the_jobs_is_left_to_the_program(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, b"input")
+    (tmp_path / "hostfile").write_text("w-0\n")
+    line = (str(tmp_path / "hostfile"),)
+    found = await find(f"/dev/fd/{reader}", "x", {}, patience=0, default="/no", line=line)
+    assert "not a regular file" in found.warnings[0].message
+    assert os.read(reader, 9) == b"input"
 
 
 async def test_a_file_that_can_not_be_opened_is_no_question_of_its_lines(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""MPIBOOT_TAG_OUTPUT: lines name their rank, by each MPI's own option; no byte is lost."""
+"""What is each MPI's own: options by which lines name their rank, and that of a hostfile."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.pods import images
-from tests.pods.jobs import PATIENCE
+from tests.pods.jobs import PATIENCE, RING, ended, ranks
 from tests.pods.operator import mpijob
 
 if TYPE_CHECKING:
@@ -52,3 +52,31 @@ def test_each_line_names_its_rank(cluster: Cluster, rig: None, name: str) -> Non
         assert f"\n{label}rank {rank}\n" in text
         text = text.replace(label, "")
     assert Counter(text) == Counter("".join(f"rank {rank}\n" for rank in range(4)) * FEW)
+
+
+HOSTFILE = "/etc/mpi/hostfile"
+
+
+@one_quick("openmpi-4.1")
+def test_a_hostfile_that_is_a_pipe_is_read_as_a_file_is(
+    cluster: Cluster, rig: None, name: str
+) -> None:
+    """By a plain mpirun too; each of these pipes can be read once, and by one process alone."""
+    option, start = "--hostfile" if "openmpi" in name else "-f", "mpiboot mpirun -n 2"
+    script = (
+        f"set -e; {start} {option} <(grep -v bad {HOSTFILE}) {RING}; "
+        f"grep . {HOSTFILE} | {start} {option} /dev/stdin {RING}; "
+        f"{start} {option} /dev/fd/3 {RING} 3< <(cat {HOSTFILE}); "
+        f"env MPIBOOT_HOSTFILE=<(cat {HOSTFILE}) {start} {RING}"
+    )
+    env = {"env": {"MPIBOOT_WORKER_EXIT": "never"}}
+    job = ended(
+        cluster,
+        images.image(name),
+        mpi=MPI.get(name, "OpenMPI"),
+        launcher_command=("bash", "-c", script),
+        launcher=env,
+        worker=env,
+    )
+    found = [host for _, _, host in ranks(job.launcher.stdout())]
+    assert found == ["pi-worker-0"] * 4 + ["pi-worker-1"] * 4
