@@ -27,7 +27,7 @@ class Launcher(NamedTuple):
     @property
     def needed(self) -> tuple[str, ...]:
         """The variables that must be there."""
-        return self.rank, self.size, self.local_rank, self.local_size
+        return self[1:]
 
 
 LAUNCHERS: Final = (

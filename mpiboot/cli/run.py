@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from mpiboot import __version__
 from mpiboot.core import log
 from mpiboot.core.checks import MpibootError, error, failed
+from mpiboot.core.launch_names import LAUNCH_ID
 from mpiboot.core.model import Finding, Level, Role, Source
 from mpiboot.core.setting_types import AUTO, BY_INDEX, ValidateFirst
 from mpiboot.core.settings import Resolved, resolve
@@ -183,6 +184,11 @@ def _measure(found: Resolved) -> None:
 
 def entrypoint(program: Words) -> int:
     """Do what this pod's role asks for; the exit code of a worker."""
+    if program and os.environ.get(LAUNCH_ID):
+        # A rank's mpirun, or one that an mpirun calls, as Intel MPI's script does.
+        from mpiboot.system import process
+
+        process.replace(program, os.environ)
     return act_by_role(resolved({}), program, os.environ)
 
 

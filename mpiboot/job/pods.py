@@ -204,6 +204,7 @@ _REFUSED: Final = f"{_FIRST_FOLDER} can't be used"
 
 def tell_launcher(builder: PlanBuilder) -> None:
     """Report what is unusual about the launcher's own pod."""
+    _tell_rank_variables(builder)
     observed = builder.observed
     if observed.identity.own_users:
         builder.decide("users", "the pod's own", Source.DETECTED, "no user here is one of the node")
@@ -224,6 +225,23 @@ def tell_launcher(builder: PlanBuilder) -> None:
     else:
         source, reason = Source.DETECTED, _REFUSED
     builder.decide("private-folder", folder, source, reason)
+
+
+# Of what mpirun sets for ranks, what it or a program takes for the proof that this is one.
+_RANK_VARIABLES: Final = ("OMPI_UNIVERSE_SIZE", "OMPI_COMM_WORLD_", "PMIX_RANK")
+
+
+def _tell_rank_variables(builder: PlanBuilder) -> None:
+    """Report variables of a rank in this pod's environment, over which 4.1 does not start."""
+    named = [name for name in sorted(builder.environ) if name.startswith(_RANK_VARIABLES)]
+    message = f"{', '.join(named)} in this pod's environment: a rank's, set by mpirun alone"
+    hint = "remove it from the manifest or the image"
+    if builder.row.family is MpiFamily.OPENMPI4 and _RANK_VARIABLES[0] in named:
+        builder.fail(
+            "usage", f"{message}, and {builder.row.title} refuses to start in a rank", hint
+        )
+    elif named:
+        builder.warn("usage", message, hint)
 
 
 def room_for_hosts(builder: PlanBuilder, user_agent: str, hosts: int) -> int:

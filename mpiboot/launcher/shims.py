@@ -57,12 +57,8 @@ def _leads(folder: str, own: str) -> set[str]:
     return {name for name in NAMES if folder and _is_mpiboot(f"{folder}/{name}", own)}
 
 
-def without(path: str, own: str) -> tuple[str, bool]:
-    """Remove the folders from PATH that hold only shims.
-
-    Returns:
-        PATH, and whether a folder in it still leads to mpiboot.
-    """
+def _clean(path: str, own: str, environ: Mapping[str, str]) -> str:
+    """Remove the folders from PATH that hold only shims; links go before folders that stay."""
     kept, still = [], False
     for folder in path.split(os.pathsep):
         names = _leads(folder, own)
@@ -71,7 +67,8 @@ def without(path: str, own: str) -> tuple[str, bool]:
                 continue
         kept.append(folder)
         still = still or bool(names)
-    return os.pathsep.join(kept), still
+    front = [str(_front(path, own, environ))] if still else []
+    return os.pathsep.join((*front, *kept))
 
 
 def enter(name: str, environ: Mapping[str, str]) -> dict[str, str]:
@@ -96,9 +93,7 @@ def enter(name: str, environ: Mapping[str, str]) -> dict[str, str]:
             evidence=(f"PATH={path}",),
             hint=f"install an MPI whose {name} is in another folder of PATH",
         )
-    clean, mixed = without(path, own)
-    if mixed:
-        clean = os.pathsep.join((str(_front(path, own, environ)), clean))
+    clean = _clean(path, own, environ)
     # sshd requires its absolute path; an absolute mpirun implies --prefix in Open MPI.
     return {"PATH": clean, "program": found if name == "sshd" else name}
 
@@ -108,10 +103,7 @@ def cleared(environ: Mapping[str, str]) -> str:
     path = _plain_ssh(environ)
     try:
         own = str(own_file())
-        if not _reached(path, own):
-            return path
-        clean, mixed = without(path, own)
-        return os.pathsep.join((str(_front(path, own, environ)), clean)) if mixed else clean
+        return _clean(path, own, environ) if _reached(path, own) else path
     except MpibootError:
         return path  # an error in the folder is reported where it is needed
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.core.model import Decision, Source
+from mpiboot.core.model import Decision, Level, Source
 from mpiboot.core.settings import resolve
 from mpiboot.job import pods
 from mpiboot.job.plan import Plan, make
@@ -119,3 +119,20 @@ def test_a_users_own_agent_needs_what_ssh_needs() -> None:
     environ = {**POD, "OMPI_MCA_plm_rsh_agent": "/opt/agent-of-mine"}
     seen = replace(observed(environ=environ), limits=limits, client=OWN_CLIENT)
     assert planned("./train", seen).open_files == 0
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "level"),
+    [
+        ("openmpi4", "OMPI_UNIVERSE_SIZE", Level.FAIL),
+        ("openmpi4", "OMPI_COMM_WORLD_LOCAL_RANK", Level.WARN),
+        ("openmpi4", "PMIX_RANK", Level.WARN),
+        ("openmpi5", "OMPI_UNIVERSE_SIZE", Level.WARN),
+        ("mpich", "OMPI_UNIVERSE_SIZE", Level.WARN),
+    ],
+)
+def test_a_ranks_variables_in_the_pod_are_told(family: str, name: str, level: Level) -> None:
+    """Of each that was tried mpirun 4.1 alone refuses, and over one of them."""
+    plan = planned("mpirun -n 2 ./a", observed(family, environ={**POD, name: "1"}))
+    (only,) = [item for item in plan.findings if item.message.startswith(f"{name} in this pod's")]
+    assert (only.check, only.level) == ("usage", level)

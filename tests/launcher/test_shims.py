@@ -53,9 +53,11 @@ def test_a_real_program_is_never_replaced(own: Path, tmp_path: Path) -> None:
     assert own.is_file()
 
 
+# A rank's mpirun is the real one, whatever the pod's role is.
+@pytest.mark.parametrize("role", [{"MPIBOOT_ROLE": "none"}, {"MPIBOOT_LAUNCH_ID": "x"}])
 @pytest.mark.parametrize("mixed", [False, True])
 def test_two_installations_do_not_take_each_other_for_the_real_program(
-    tmp_path: Path, *, mixed: bool
+    tmp_path: Path, role: dict[str, str], *, mixed: bool
 ) -> None:
     """Each shim would find the other one for ever."""
     real = program(tmp_path / "real", "mpirun")
@@ -70,11 +72,12 @@ def test_two_installations_do_not_take_each_other_for_the_real_program(
             program(front, "python")
         path = f"{front}:{path}"
     environ = {"PATH": f"{path}:/bin", "MPIBOOT_RUNTIME_DIR": str(tmp_path / "run")}
+    environ |= {"MPIBOOT_ROLE": "launcher", **role}
     for words in (["mpirun"], [tmp_path / "one" / "mpiboot", "mpirun"]):
         line = ["/usr/bin/env", *words, "-n", "1", "true"]
         done = subprocess.run(
             line,
-            env=environ | {"MPIBOOT_ROLE": "none"},
+            env=environ,
             capture_output=True,
             check=False,
             timeout=30,
