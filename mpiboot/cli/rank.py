@@ -24,11 +24,6 @@ class Launcher(NamedTuple):
     local_rank: str
     local_size: str
 
-    @property
-    def needed(self) -> tuple[str, ...]:
-        """The variables that must be there."""
-        return self[1:]
-
 
 LAUNCHERS: Final = (
     # Measured with 4.1.4 and 5.0.7 to 5.0.11; by PMIx alone no rank knows how many there are.
@@ -52,7 +47,7 @@ def variables(environ: Mapping[str, str]) -> dict[str, str]:
     Raises:
         ValueError: no launcher of ranks set its variables here, or what they hold can't be.
     """
-    by = next((row for row in LAUNCHERS if all(environ.get(name) for name in row.needed)), None)
+    by = next((row for row in LAUNCHERS if all(environ.get(name) for name in row[1:])), None)
     if by is None:
         raise ValueError(_not_a_rank(environ))
     rank, size, local_rank, local_size = _numbers(by, environ)
@@ -102,7 +97,7 @@ def _not_a_rank(environ: Mapping[str, str]) -> str:
     """Return the message: this is no rank, or its launcher's variables are missing."""
     for row in LAUNCHERS:
         if environ.get(row.rank):
-            missing = ", ".join(name for name in row.needed if not environ.get(name))
+            missing = ", ".join(name for name in row[1:] if not environ.get(name))
             return f"{row.rank} is set, as by {row.title}, but not {missing}"
     pmix = (
         ", but PMIX_RANK, which does not tell the number of ranks" if "PMIX_RANK" in environ else ""
@@ -114,9 +109,9 @@ def _not_a_rank(environ: Mapping[str, str]) -> str:
 
 def _numbers(by: Launcher, environ: Mapping[str, str]) -> tuple[int, int, int, int]:
     """Read the rank, the number of ranks, and both for this host alone."""
-    rank, size, local_rank, local_size = (_number(name, environ[name]) for name in by.needed)
+    rank, size, local_rank, local_size = (_number(name, environ[name]) for name in by[1:])
     if not (local_rank <= rank < size and local_rank < local_size <= size):
-        message = ", ".join(f"{name}={environ[name]}" for name in by.needed)
+        message = ", ".join(f"{name}={environ[name]}" for name in by[1:])
         raise ValueError(f"{message} can't all be true of one rank")
     return rank, size, local_rank, local_size
 

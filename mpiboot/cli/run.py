@@ -72,7 +72,7 @@ def resolved(flags: Mapping[str, Any], role: str = "", *, quiet: bool = False) -
         log.ends_container(True)
     log.configure(level=settings.log_level, form=settings.log_format, role=role)
     if not quiet:
-        removed = found.removed if role not in ("", Role.LAUNCHER.value) else ()
+        removed = found.removed if role not in ("", Role.LAUNCHER) else ()
         for item in (*found.warnings, *removed):
             log.finding(item)
     return found

@@ -606,8 +606,8 @@ ROWS: Final = _rows()
 
 
 _OUTPUT_FILES: Final = (
-    "put this MPI's own option on the mpirun line: Open MPI 4.1 `--output-filename DIR`, 5.0 "
-    "`--output file=FILE`, MPICH and Intel MPI `-outfile-pattern FILE.%r`"
+    "write on the mpirun line `--output-filename DIR` (Open MPI 4.1), `--output file=FILE` (5.0) "
+    "or `-outfile-pattern FILE.%r` (MPICH, Intel MPI)"
 )
 # Settings, values and options that were removed, with what takes their place.
 REMOVED: Final = {
@@ -658,10 +658,6 @@ def _warn(message: str, hint: str = "") -> Finding:
     return Finding("usage", Level.WARN, message, hint=hint)
 
 
-def _removed(name: object, hint: str) -> Finding:
-    return _warn(f"{name} was removed from mpiboot's settings", hint)
-
-
 def _unknown(environ: Mapping[str, str]) -> tuple[Finding, ...]:
     known = {item.variable[len(PREFIX) :] for item in ROWS}
     found = []
@@ -704,7 +700,7 @@ def resolve(flags: Mapping[str, str], environ: Mapping[str, str]) -> Resolved:
     values: dict[str, Any] = {}
     given: dict[str, Given] = {}
     warnings: list[Finding] = []
-    removed = [_removed(name, way) for name, way in REMOVED.items() if environ.get(name)]
+    removed = {name: way for name, way in REMOVED.items() if environ.get(name)}
     for item in ROWS:
         candidates: list[tuple[Given, str]] = []
         if item.name in flags:
@@ -719,7 +715,7 @@ def resolve(flags: Mapping[str, str], environ: Mapping[str, str]) -> Resolved:
             continue
         chosen, text = candidates[0]
         if way := REMOVED.get(f"{item.variable}={text.strip().lower()}"):
-            removed.append(_removed(f"{chosen}={text}", way))
+            removed[f"{chosen}={text}"] = way
             given[item.name] = Given(Source.DEFAULT)
             continue
         try:
@@ -735,4 +731,5 @@ def resolve(flags: Mapping[str, str], environ: Mapping[str, str]) -> Resolved:
                 warnings.append(_warn(f"{message}: {chosen}={_readable(text)} comes first"))
     unknown = _unknown(environ)
     found = (*warnings, *unknown)
-    return Resolved(Settings(**values), given, found, dict(flags), tuple(removed))
+    gone = (_warn(f"{name} was removed from mpiboot", way) for name, way in removed.items())
+    return Resolved(Settings(**values), given, found, dict(flags), tuple(gone))

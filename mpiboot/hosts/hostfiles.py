@@ -102,9 +102,8 @@ def read(chosen: HostfilePath, *, pipe: bool = True) -> str:
     """
     if chosen.text:
         return chosen.text
-    where = f"{chosen.path} (named by {chosen.by})"
-    if chosen.is_default:
-        where = f"{chosen.path} (no setting names another)"
+    by = "no setting names another" if chosen.is_default else f"named by {chosen.by}"
+    where = f"{chosen.path} ({by})"
     known = chosen.path in _PIPES
     data = _read_pipe(chosen.path, where) if known else _read_file(chosen.path, where, pipe=pipe)
     try:
@@ -153,16 +152,15 @@ def _read_pipe(path: str, where: str) -> bytes:
     """Read on in a pipe, and give all that came once it was closed."""
     descriptor, data = _PIPES[path]
     while descriptor >= 0:
-        poll = select.poll()
-        poll.register(descriptor, select.POLLIN)
-        if not poll.poll(0):  # a FIFO that nobody has opened yet would be read as one that ended
+        # A FIFO that nobody has opened yet would be read as one that ended.
+        if not select.select([descriptor], [], [], 0)[0]:
             came = f"is still open, after {len(data)} bytes" if data else "has got nothing yet"
             message = f"{where} is a pipe that {came}: start what writes it, and let that end"
             raise NotYetError("hostfile-missing", message)
         data += (piece := os.read(descriptor, _LARGEST_PIPE))
         if len(data) > _LARGEST_PIPE:
             os.close(_PIPES.pop(path)[0])
-            raise error("hostfile-invalid", f"{where}: more than {_LARGEST_PIPE} bytes of a pipe")
+            raise error("hostfile-invalid", f"{where} has more than {_LARGEST_PIPE} bytes")
         if not piece:
             os.close(descriptor)
             descriptor = -1
@@ -322,7 +320,8 @@ async def find(
     if listed:
         named = (*named[: bool(setting)], listed, *named[bool(setting) :])
     named = (*(HostfilePath(path, ON_THE_LINE) for path in line[:1]), *named)
-    chosen = HostfilePath(default, "default") if named[0].is_default else named[0]
+    unnamed = HostfilePath(default, _NOBODY)
+    chosen = unnamed if named[0].is_default else named[0]
     if chosen.is_default and not stamp_of(chosen.path):
         chosen = platform() or chosen
     # Mount points exist before a container starts: if no file is named and the default one has no
@@ -335,7 +334,7 @@ async def find(
     if len(line) > 1:
         hosts = await _with_others(hosts, line[1:], started + patience)
     others = [item for item in named[1:] if not item.is_default]
-    others += [HostfilePath(default, "default")] if not chosen.is_default else []
+    others += [unnamed] if not chosen.is_default else []
     # The operator names its file by a variable and mounts it at the default path: one warning.
     others = list({item.path: item for item in reversed(others)}.values())[::-1]
     warnings = tuple(filter(None, (_differs(chosen, hosts, other) for other in others)))

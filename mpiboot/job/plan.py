@@ -273,6 +273,12 @@ def _line(builder: PlanBuilder) -> None:
         builder.fail("usage", message, hint)
     elif line.unknown:
         builder.warn("usage", f"{line.reason}: the rest of the line is passed on unread")
+    for app in line.apps:
+        words = line.argv[app.program :][:3]
+        name = words[-1] if words[1:2] == ("-m",) else words[0].rpartition("/")[2]
+        if name in ("torchrun", "accelerate", "torch.distributed.run") and line.per_node != 1:
+            hint = f"run `mpiboot exec -- {words[0]} ...` in each pod"
+            builder.warn("usage", f"each rank is {name}, which starts ranks itself", hint)
 
 
 def _mpi(builder: PlanBuilder) -> None:

@@ -237,9 +237,7 @@ def _tell_rank_variables(builder: PlanBuilder) -> None:
     message = f"{', '.join(named)} in this pod's environment: a rank's, set by mpirun alone"
     hint = "remove it from the manifest or the image"
     if builder.row.family is MpiFamily.OPENMPI4 and _RANK_VARIABLES[0] in named:
-        builder.fail(
-            "usage", f"{message}, and {builder.row.title} refuses to start in a rank", hint
-        )
+        builder.fail("usage", f"{message}, and mpirun refuses to start", hint)
     elif named:
         builder.warn("usage", message, hint)
 

@@ -237,8 +237,7 @@ def effects(environ: Mapping[str, str]) -> tuple[str, str]:
     folders = dict.fromkeys(os.path.realpath(item) for item in path if item.startswith("/"))
     good, bad = [], []
     for name in ("mpirun", "mpiexec"):
-        places = [f"{item}/{name}" for item in folders]
-        places = [item for item in places if shutil.which(item)]
+        places = [place for item in folders if shutil.which(place := f"{item}/{name}")]
         shims = [place for place in places if _is_mpiboot(place, own)]
         past = dict.fromkeys(place for place in places if place not in shims)
         if shims and places[0] in shims:

@@ -324,7 +324,7 @@ def test_the_version_is_told(tmp_path: Path, form: str) -> None:
     [
         ("launcher --tiemout 3 ./a", {}, "no option --tiemout", "did you mean --timeout?"),
         ("doctor --env", {}, "no option --env", "see `mpiboot plan` and `mpiboot facts`"),
-        ("launcher --output-dir /x ./a", {}, "no option --output-dir", "put this MPI's own option"),
+        ("launcher --output-dir /x ./a", {}, "no option --output-dir", "write on the mpirun line"),
         ("doctor --chek x", {}, "no option --chek", "did you mean --check? see"),
         ("worker --np 3", {}, "--np", ""),
         ("--frobnicate", {}, "--frobnicate", ""),
@@ -379,7 +379,7 @@ def test_a_removed_setting_is_an_error_in_a_launcher_and_a_warning_elsewhere(
 ) -> None:
     done = mpiboot(tmp_path, *words.split(), env={"MPIBOOT_OUTPUT_DIR": "/x", "MPIBOOT_ROLE": role})
     assert done.returncode == code
-    removed = "[usage] MPIBOOT_OUTPUT_DIR was removed from mpiboot's settings"
+    removed = "[usage] MPIBOOT_OUTPUT_DIR was removed from mpiboot"
     assert done.stderr.count(removed) == 1
     assert (f"error: {removed}" in done.stderr) == (code == 2)
     assert "--output-filename DIR" in done.stderr

@@ -111,7 +111,7 @@ def test_a_removed_setting_or_value_is_told_with_its_new_way_and_is_not_read(giv
     assert (found.settings, found.warnings) == (settings.Settings(), ())
     (only,) = found.removed
     assert (only.level, only.hint) == (Level.WARN, settings.REMOVED[given])
-    assert only.message == f"{given} was removed from mpiboot's settings"
+    assert only.message == f"{given} was removed from mpiboot"
 
 
 def test_a_services_variables_are_the_clusters_and_no_settings() -> None:

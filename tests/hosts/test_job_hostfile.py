@@ -177,7 +177,7 @@ async def test_a_pipe_is_read_once_to_its_end(tmp_path: Path, *, fifo: bool) -> 
     [
         (None, "is a pipe that has got nothing yet: start what writes it, and"),
         (b"w-0\n", "is a pipe that is still open, after 4 bytes: start what writes it, and"),
-        (b"w-0 # " + b"a" * (1 << 20), "more than 1048576 bytes of a pipe"),
+        (b"w-0 # " + b"a" * (1 << 20), "has more than 1048576 bytes"),
         (b"", "is empty"),
     ],
 )

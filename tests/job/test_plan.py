@@ -154,6 +154,24 @@ def test_an_unknown_option_ends_the_reading_and_that_is_said(family: str) -> Non
     assert ("--frobnicate", "an option that mpiboot does not know") in plan.obstacles
 
 
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("-n 2 /opt/bin/torchrun ./a", "torchrun"),
+        ("-n 2 ./a : -n 1 accelerate launch ./a", "accelerate"),
+        ("-n 2 python3 -m torch.distributed.run ./a", "torch.distributed.run"),
+        ("-N 1 torchrun ./a", ""),
+        ("-n 2 ./a torchrun", ""),
+    ],
+)
+@both
+def test_what_starts_ranks_by_itself_is_named(family: str, words: str, named: str) -> None:
+    found = [
+        item for item in warned(planned(f"mpirun {words}", observed(family))) if "each" in item
+    ]
+    assert found == ([f"each rank is {named}, which starts ranks itself"] if named else [])
+
+
 @pytest.mark.parametrize("word", ["--hostfile", "-hostfile", "--machinefile", "--default-hostfile"])
 @both
 def test_the_hostfile_of_the_line_becomes_mpiboots_copy(family: str, word: str) -> None:
