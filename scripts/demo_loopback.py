@@ -191,7 +191,7 @@ def run(folder: Path, path: str) -> int:
     tails: list[threading.Thread] = []
     with ending(started):
         job = [str(BIN / "python"), str(program)]
-        words = ["launcher", "--hostfile", str(hostfile), "--", *job]
+        words = ["launcher", "--hostfile", str(hostfile), "--", "mpirun", *job]
         say("the launcher starts; no worker is there yet")
         launcher = start("launcher", folder, path, words, {**common, **alone})
         started.append(launcher)

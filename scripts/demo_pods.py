@@ -50,7 +50,7 @@ def fails(image: Image) -> None:
             image,
             workers=2,
             env={**LOG, "MPIBOOT_DNS_WAIT": "5"},
-            launcher_args=["/opt/programs/ring"],
+            launcher_args=["mpirun", "/opt/programs/ring"],
         )
         say("a job that can't start: one of two workers never comes (names have 5 s here)")
         job.workers[0].start().publish()
@@ -94,7 +94,7 @@ def works(image: Image) -> int:
             slots=SLOTS,
             env=LOG,
             data_link="net1",
-            launcher_args=["/opt/programs/ring"],
+            launcher_args=["mpirun", "/opt/programs/ring"],
             worker={"volumes": [Tmpfs("/dev/shm", size=256 << 20)]},
         )
         say(f"a launcher and {WORKERS} workers start; no worker's name is in DNS yet")

@@ -146,7 +146,10 @@ def test_the_first_jobs_manifest_is_the_example_with_an_image_and_a_program(tmp_
     assert check.wrong(job) == []
     containers = [item for pod in below(job) for item in pod.get("containers", ())]
     assert [item["image"] for item in containers] == ["REGISTRY/mpi:1"] * 2
-    assert [item["args"] for item in containers] == [["sh", "-c", "hostname; sleep 1"], ["worker"]]
+    assert [item["args"] for item in containers] == [
+        ["mpirun", "sh", "-c", "hostname; sleep 1"],
+        ["worker"],
+    ]
 
 
 def test_without_a_configmap_a_pod_differs_by_its_hosts_alone() -> None:

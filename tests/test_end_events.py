@@ -84,11 +84,10 @@ def test_a_failure_has_hint_and_evidence_as_fields(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("script", "told"), [("exit 0", ("info", 0, "")), ("exit 3", ("error", 3, "program"))]
 )
-def test_a_script_ends_as_its_program_does(
+def test_a_command_that_is_no_launch_ends_as_its_program_does(
     tmp_path: Path, script: str, told: tuple[str, int, str]
 ) -> None:
-    env = {**own_job(tmp_path), "MPIBOOT_SCRIPT": "on"}
-    done = mpiboot(tmp_path, "launcher", "--", "sh", "-c", script, env=env)
+    done = mpiboot(tmp_path, "launcher", "--", "sh", "-c", script, env=own_job(tmp_path))
     assert (done.returncode, end(done.stderr)) == (told[1], told)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from mpiboot.launcher.launch_folder import assignments
 SSH = Path(mpiboot.__file__).parent / "libexec" / "ssh"
 PINS = "-o StrictHostKeyChecking=yes -o VerifyHostKeyDNS=no"
 GUARD = 60
+JOINING = "w-[0-9].job w-[0-9] w-[0-9][0-9].job"
 SHELLS = [
     words
     for words in (["dash"], ["bash"], ["bash", "--posix"], ["busybox", "sh"])
@@ -30,20 +33,45 @@ def program(path: Path, name: str) -> str:
 
 
 class Folder:
-    """A folder of logins for two hosts; `client` is there where ssh can't be used."""
+    """A command's folder, where two hosts are ready; `client` is there where ssh can't be used."""
 
     def __init__(self, tmp_path: Path, *, ssh: bool = True, client: bool = False) -> None:
         self.path = tmp_path / "a folder"
         (self.path / "bin").mkdir(parents=True)
         (self.path / "bin/ssh").symlink_to(SSH)
         values = {
-            "ssh": program(tmp_path / "real-ssh", "real") if ssh else "",
+            "ssh": program(tmp_path / "real-ssh", "real") if ssh else "/no/ssh",
             "pins": PINS,
             "client": f"/bin/sh {program(tmp_path / 'client', 'client')}" if client else "",
-            "words": f"{SSH}_words",
-            "hosts": "w-0.job w-0 10.0.0.1 w-1.job w-1 10.0.0.2 w-*.job w-*",
+            "logins": str(self.path),
+            "hosts": "w-0.job w-0 10.0.0.1 w-1.job w-1 10.0.0.2 " + JOINING,
         }
-        (self.path / "ssh.conf").write_text(assignments(values))
+        (self.path / "ssh_words").symlink_to(f"{SSH}_words")
+        (self.path / "ready").mkdir()
+        for name in ("w-0.job", "w-0", "10.0.0.1", "w-1.job", "w-1", "10.0.0.2"):
+            (self.path / "ready" / name).touch()
+        (self.path / "over").touch()
+        self.write(values)
+
+    def write(self, values: Mapping[str, str]) -> None:
+        """What the gate has written for it."""
+        (self.path / "ssh.part").write_text(assignments(values))
+        (self.path / "ssh.part").replace(self.path / "ssh.conf")
+
+    def begins(self) -> None:
+        """No host was asked for yet."""
+        os.mkfifo(self.path / "wanted")
+        (self.path / "over").unlink()
+        shutil.rmtree(self.path / "ready")
+        (self.path / "ready").mkdir()
+        ssh = str(self.path.parent / "real-ssh")
+        self.write({"ssh": ssh, "pins": "", "client": "", "logins": "", "hosts": "?*"})
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        """A call that may wait; its input is empty."""
+        pipe, argv = subprocess.PIPE, [str(self.path / "bin/ssh"), *words]
+        null = subprocess.DEVNULL
+        return subprocess.Popen(argv, stdin=null, stdout=pipe, stderr=pipe, text=True)
 
     def call(self, *words: str, shell: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
         argv = [*shell, str(self.path / "bin/ssh"), *words]
@@ -115,8 +143,41 @@ def test_where_no_ssh_can_be_used_the_job_is_reached_by_the_own_client(tmp_path:
     expected = ["client", str(folder.path), "-o", "BatchMode=yes", "w-0", "hostname", "in", ""]
     assert done.stdout == "\n".join(expected)
     other = folder.call("bastion", "true")
-    assert (other.stdout, other.returncode) == ("", 255)
-    assert "bastion is no host of this job, and no ssh is installed" in other.stderr
+    assert (other.stdout, other.returncode) == ("", 127)
+    assert "/no/ssh" in other.stderr
+
+
+def test_the_first_one_starts_the_gate_and_each_waits_for_its_own_host(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.begins()
+    asked = os.open(folder.path / "wanted", os.O_RDONLY | os.O_NONBLOCK)
+    assert folder.call("-V").stdout == "real\n-V\nin\n"
+    first, second, other = (folder.start(name, "true") for name in ("w-0", "w-1", "bastion"))
+    while not select.select([asked], [], [], 0.1)[0]:
+        assert first.poll() is None
+    os.close(asked)
+    logins = {"logins": str(folder.path), "hosts": "w-0 w-1"}
+    folder.write({"ssh": str(tmp_path / "real-ssh"), "pins": "", "client": "", **logins})
+    assert other.communicate(timeout=GUARD)[0] == "real\nbastion\ntrue\n"
+    (folder.path / "ready/w-0").touch()
+    out, err = first.communicate(timeout=GUARD)
+    assert (out.splitlines()[:3], err) == (["real", "w-0", "-F"], "")
+    assert second.poll() is None
+    (folder.path / "over").write_text("names-unresolved: w-1 has no name\n")
+    assert second.communicate(timeout=GUARD) == ("", "names-unresolved: w-1 has no name\n")
+    assert second.returncode == 255
+    # The gate is over for all who come later.
+    assert folder.call("w-1").returncode == 255
+    assert folder.call("w-0").stdout.startswith("real\nw-0\n-F\n")
+    assert folder.call("bastion").stdout == "real\nbastion\nin\n"
+
+
+def test_without_a_gate_that_knows_the_hosts_each_of_them_fails(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.begins()
+    (folder.path / "over").write_text("hostfile-missing: it is not there\n")
+    done = folder.call("w-0")
+    assert (done.returncode, done.stderr) == (255, "hostfile-missing: it is not there\n")
 
 
 def test_the_programs_own_status_and_environment_pass(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ _NOT_FOR_EXEC: Final = tuple(
     row.name for row in ROWS if row.section is not Section.LOG and row.name not in _FOR_EXEC
 )
 # What settles itself where a tool runs.
-_NOT_FOR_TOOLS: Final = (*_NAMED, "script", "script_gate", "job_record", "hold_on_failure")
+_NOT_FOR_TOOLS: Final = (*_NAMED, "job_record", "hold_on_failure")
 _NOT_FOR_NODE: Final = tuple(row.name for row in ROWS if row.section is not Section.LOG)
 
 
@@ -69,8 +69,8 @@ _NOT_FOR_NODE: Final = tuple(row.name for row in ROWS if row.section is not Sect
     cls=Root,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     invoke_without_command=True,
-    epilog="As an image's ENTRYPOINT: `mpiboot ./train` or `mpiboot mpirun -n 8 ./train` starts "
-    "the job on the launcher; `mpiboot worker` or START_SSHD=true serves it on a worker.",
+    epilog="As an image's ENTRYPOINT: on the launcher `mpiboot mpirun ./train` starts the job, and "
+    "any other command runs once; `mpiboot worker` or START_SSHD=true serves it on a worker.",
 )
 @click.version_option(__version__, prog_name="mpiboot")
 @click.pass_context
@@ -97,14 +97,16 @@ def entrypoint(program: Words) -> None:
 @cli.command(cls=Command, context_settings=PASS_ON)
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, required=True)
 def launcher(program: Words, **flags: str | None) -> None:
-    """Wait for every host, decide, and start mpirun.
+    """Wait for every host, decide, and start mpirun; run any other program once.
 
-    PROGRAM is the MPI program, or a whole line that starts with mpirun.
+    A PROGRAM that is no mpirun starts at once, in this pod. Each mpirun that it calls is a launch
+    that waits for the hosts, and its ssh waits for the host that it names.
 
     \b
     Examples:
-      mpiboot launcher -- ./train --epochs 3
+      mpiboot launcher -- mpirun ./train --epochs 3
       mpiboot launcher --timeout 20m -- mpirun -n 16 ./train
+      mpiboot launcher -- bash run.sh
     """  # noqa: D301 - click's mark for lines that are kept as they are
     sys.exit(run.launcher(program, flags))
 
@@ -137,7 +139,7 @@ def rank(program: Words) -> None:
     \b
     Examples:
       mpiboot launcher -- mpirun -n 8 mpiboot rank -- python train.py
-      mpiboot launcher --rank-env -- python train.py
+      mpiboot launcher --rank-env -- mpirun python train.py
     """  # noqa: D301 - click's mark for lines that are kept as they are
     from mpiboot.cli import rank as ranks
     from mpiboot.system import process
@@ -210,13 +212,13 @@ def plan(
     """Print what `launcher` would do with PROGRAM, each value with its source and reason.
 
     It takes the options of `launcher`. Hosts are looked at once (5 s at most, unless --timeout
-    says otherwise); nothing is started.
+    says otherwise); nothing is started. A PROGRAM that is no mpirun has no plan.
 
     \b
     Examples:
-      mpiboot plan -- ./train --epochs 3
+      mpiboot plan -- mpirun ./train --epochs 3
       mpiboot plan --json -- mpirun -n 16 ./train
-      mpiboot plan --offline --mpi openmpi5 --hostfile hostfile -- ./train
+      mpiboot plan --offline --mpi openmpi5 --hostfile hostfile -- mpirun ./train
     """  # noqa: D301 - click's mark for lines that are kept as they are
     from mpiboot.launcher import look
 

@@ -7,6 +7,7 @@ import itertools
 import os
 import signal
 import sys
+from types import FrameType
 from typing import Final, NoReturn
 
 from mpiboot.cli.run import COMMANDS, ENTRY, ErrorSettings, without_options
@@ -164,7 +165,23 @@ def _open_streams() -> None:
             setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
 
 
+def _end(number: int, _frame: FrameType | None) -> None:
+    if os.getpid() == 1:  # and no child of it
+        log.info("signal", f"{signal.Signals(number).name} came before anything was started")
+        log.ended(128 + number, "signal")
+    os._exit(128 + number)
+
+
+def end_on_signals() -> None:
+    """Let signals end this process until its role takes them: PID 1 would never see them."""
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _end)
+
+
 def main() -> NoReturn:
     """Run the console script."""
+    if os.getpid() == 1:
+        end_on_signals()
     _open_streams()
     sys.exit(run(sys.argv[1:]))

@@ -147,7 +147,7 @@ def option(
     if row.is_flag:
         names = [f"{row.flag}/--no-{row.flag[2:]}", row.name]
         return SettingOption(names, row.section, **given)
-    names = [*([row.short] if row.short else []), row.flag, row.name]
+    names = [row.flag, row.name]
     if row.kind == "path":
         # For completion; the file is checked where it is read, as one that a variable names is.
         given["type"] = click.Path(readable=False)
@@ -234,10 +234,6 @@ def settings_of(
     return add
 
 
-# mpirun's own ways to write a number of ranks.
-_RANKS: Final = {"-np": "-n", "--n": "-n", "-c": "-n"}
-
-
 class Root(Group):
     """Where an unknown command is the entrypoint form: ``mpiboot PROGRAM ARGS...``."""
 
@@ -248,6 +244,9 @@ class Root(Group):
             return super().parse_args(ctx, args)
         except click.NoSuchOption as wrong:
             line = corrected_line(self, words)
+            if wrong.option_name == "-n":  # mpirun's own
+                line, message = shlex.join(["mpiboot", "mpirun", *words]), ""
+                raise click.UsageError(f"no option -n: write `{line}`", ctx) from None
             if line:
                 message = f"options go after the command: write `{line}`"
                 raise click.UsageError(f"no option {wrong.option_name}: {message}", ctx) from None
@@ -297,11 +296,10 @@ def _split(words: Sequence[str], takes: dict[str, bool]) -> tuple[list[str] | No
     left = list(words)
     while left and left[0].startswith("-") and left[0] != "--":
         word = left.pop(0)
-        name, equals, value = word.partition("=")
-        flag = _RANKS.get(name, name)
-        if flag not in takes:
+        name, equals, _ = word.partition("=")
+        if name not in takes:
             return None, []
-        options.append(f"{flag}{equals}{value}")
-        if takes[flag] and not equals and left:
+        options.append(word)
+        if takes[name] and not equals and left:
             options.append(left.pop(0))
     return options, left

@@ -24,7 +24,6 @@ from mpiboot.core.launch_names import LAUNCH_ID
 from mpiboot.core.model import Finding, Level, Role, Source
 from mpiboot.core.setting_types import AUTO, BY_INDEX, ValidateFirst
 from mpiboot.core.settings import Resolved, resolve
-from mpiboot.system.spawn import DEFAULT_PATH
 
 if TYPE_CHECKING:
     from pathlib import Path  # which a worker's start need not load
@@ -34,6 +33,8 @@ COMMANDS: Final = (
     *("copy-to", "doctor", "exec", "facts", "help", "launcher", "plan"),
     *("rank", "settings", "shims", "validate", "version", "wait", "worker"),
 )
+# Where a removed setting is an error, or may be one once this pod's role is known.
+_LAUNCHES: Final = ("", "launcher", "plan")
 # The older scripts' word for a pod to look around in; where START_SSHD says so it is a worker.
 _STAY: Final = ("shell",)
 Words = tuple[str, ...]
@@ -72,8 +73,7 @@ def resolved(flags: Mapping[str, Any], role: str = "", *, quiet: bool = False) -
         log.ends_container(True)
     log.configure(level=settings.log_level, form=settings.log_format, role=role)
     if not quiet:
-        removed = found.removed if role not in ("", Role.LAUNCHER) else ()
-        for item in (*found.warnings, *removed):
+        for item in (*found.warnings, *(found.removed if role not in _LAUNCHES else ())):
             log.finding(item)
     return found
 
@@ -151,16 +151,9 @@ _QUICK: Final = 20.0
 
 
 def _launch(found: Resolved, program: Words) -> NoReturn:
-    """Be the launcher, after a measurement between the workers where that is asked for.
-
-    Raises:
-        MpibootError: ``usage``; a setting was removed, or the launcher's own errors.
-    """
+    """Be the launcher, after a measurement between the workers where that is asked for."""
     from mpiboot.launcher import role
 
-    if found.removed:
-        first, *others = (replace(item, level=Level.FAIL) for item in found.removed)
-        raise MpibootError(first, tuple(others))
     quick = found.settings.validate is ValidateFirst.QUICK
     role.run(found, program, os.environ, partial(_measure, found) if quick else None)
 
@@ -232,18 +225,17 @@ def act_by_role(resolved: Resolved, program: Words, environ: Mapping[str, str]) 
         mounted = next(there, "")
         role, decision = platforms.role(resolved, environ, program, mounted, hostname)
     log.configure(level=settings.log_level, form=settings.log_format, role=role.value)
-    for item in resolved.removed if role is not Role.LAUNCHER else ():
-        log.finding(item)
+    if role is not Role.LAUNCHER:
+        for item in resolved.removed:
+            log.finding(item)
     if role is Role.NONE:
         if not program:
             raise error(
                 "usage",
                 "no program was given, and nothing says that this is a worker",
-                hint="give the launcher its program (`mpiboot ./train`, `args: [./train]`), and a "
-                "worker `mpiboot worker` (`args: [worker]`); see `mpiboot --help`",
+                hint="give the launcher its command (`mpiboot mpirun ./train`, `args: [mpirun, "
+                "./train]`), a worker `mpiboot worker` (`args: [worker]`); see `mpiboot --help`",
             )
-        if decision.source is Source.DEFAULT:
-            _warn_alone(program[0], environ)
         log.debug("role", f"role none ({decision.reason}): running {program[0]}")
         process.replace(program, environ)
     _say_role(role, decision.reason)
@@ -257,28 +249,9 @@ def act_by_role(resolved: Resolved, program: Words, environ: Mapping[str, str]) 
         raise error(
             "usage",
             "this pod is the launcher, and no program was given",
-            hint="give the program as the container's args: `args: [mpirun, ./prog]`",
+            hint="give the command as the container's args: `args: [mpirun, ./train]`",
         )
     _launch(resolved, program)
-
-
-def _warn_alone(program: str, environ: Mapping[str, str]) -> None:
-    """Warn of a program that runs once, where an MPI is installed."""
-    from mpiboot.job import program_words
-
-    path = environ.get("PATH", DEFAULT_PATH)
-    if not shutil.which("mpirun", path=path) and not shutil.which("mpiexec", path=path):
-        return
-    if not shutil.which(program, path=path):  # it doesn't run at all, which is said next
-        return
-    try:
-        with open("/etc/hosts", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
-            hosts = file.read(1 << 16)
-    except OSError:
-        hosts = ""
-    found = program_words.runs_alone(program, environ, os.uname().nodename, hosts)
-    if found:
-        log.finding(found)
 
 
 def _stay(resolved: Resolved, environ: Mapping[str, str]) -> NoReturn:

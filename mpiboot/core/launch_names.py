@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Final
 
 # The descriptor on which the child that prepares a launch hands its result over: one line. Shells
-# use others for users' files (0 to 9, and 63 and below for `<(...)`), which may be the hostfile.
-RESULT: Final = 64
+# use others for files of users (0 to 9, `<(...)` from 63 down), which may be the hostfile.
+RESULT: Final = 48
 EVENTS: Final = "events"
 # The FIFO on which agents ask the SSH client that stays.
 REQUESTS: Final = "requests"
@@ -18,7 +18,7 @@ REQUESTS: Final = "requests"
 PLACEMENT: Final = "placement"
 # What carried the job's data, as whoever has read the workers' counters says.
 TRANSPORT: Final = "transport.json"
-# The launch's copy of the job's key, in its folder, and the variable by which a script that tells
+# The launch's copy of the job's key, in its folder, and the variable by which a command that tells
 # workers of its end keeps it until then.
 KEY: Final = "key"
 KEEP_KEY: Final = "MPIBOOT_KEEP_KEY"
@@ -36,8 +36,19 @@ NOTICE: Final = "MPIBOOT_NOTICE"
 TIMED: Final = "MPIBOOT_TIMED"
 # A shell, and an exit status, tell of signal n by 128 + n.
 BY_SIGNAL: Final = 128
-# What workers call the launcher; in the environment of a script, whose launches are one attempt.
+# What workers call the launcher; in the environment of a command, whose launches are one attempt.
 ATTEMPT: Final = "MPIBOOT_ATTEMPT"
+# The private folder of a command that is no launch, in its environment; and the file there in which
+# each launch below it writes how it ended.
+COMMAND_DIR: Final = "MPIBOOT_COMMAND_DIR"
+LAUNCHES: Final = "launches"
+# The FIFO there by which its ssh asks for the gate; what the gate has reported of the attempt
+# before; and the file that is there once the gate is over, with the reason where it failed.
+WANTED: Final = "wanted"
+EARLIER: Final = "earlier"
+# The folder there of what its ssh reads once a host is ready.
+LOGINS: Final = "logins"
+OVER: Final = "over"
 
 
 def outside_launch(environ: Mapping[str, str]) -> dict[str, str]:

@@ -21,7 +21,7 @@ class ParentTask(str, Enum):
     """The first word of the process's arguments; what it starts stands behind its options."""
 
     LAUNCH = "launch"  # the child that waits for the hosts, then what that hands over
-    SCRIPT = "script"  # a program that calls mpirun itself
+    COMMAND = "command"  # one that is no mpirun, and may call mpirun itself
     STAY = "stay"  # nothing
 
 
@@ -30,9 +30,14 @@ class ParentOptions:
     """The settings that hold from the parent's start to its end.
 
     ``job_record`` is the file for the job's end, - for the log, empty for none;
-    ``grace`` is for a script alone, in seconds; ``last_launches`` is the folder of the launches
-    below a script, whose workers are told of its end; empty where they aren't. ``oom_kills`` are
-    the processes that the kernel had killed here for memory before the launcher began.
+    ``oom_kills`` are the processes that the kernel had killed here for memory before the launcher
+    began. A launch has its ``line`` where it is below a command: mpirun's name, and what is the
+    same for the same words.
+
+    For a command that is no launch: ``grace`` in seconds; its private ``folder``, and ``gate``,
+    what runs beside it once its ssh asks for hosts; ``last_launches``, the folder of the launches
+    below, whose workers are told of its end, empty where they aren't; and ``hint``, how its words
+    would be started as ranks, empty where no hosts are known.
     """
 
     log_level: LogLevel = LogLevel.INFO
@@ -43,6 +48,10 @@ class ParentOptions:
     last_launches: str = ""
     oom_kills: int = 0
     job_record: str = ""
+    line: tuple[str, ...] = ()
+    folder: str = ""
+    gate: tuple[str, ...] = ()
+    hint: str = ""
 
     def to_json(self) -> str:
         """Write the record as JSON."""
@@ -161,22 +170,6 @@ class LaunchSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class ScriptSpec:
-    """A program that starts processes by itself, once its hosts are ready.
-
-    ``folder`` is that of its logins, ``set_env`` what its environment has other than the parent's;
-    ``client`` starts mpiboot's own SSH client, where it is needed; ``earlier`` is what the hosts
-    told of the attempt before.
-    """
-
-    argv: tuple[str, ...]
-    folder: str
-    set_env: Mapping[str, str] = field(default_factory=dict)
-    client: tuple[str, ...] = ()
-    earlier: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Failure:
     """Why mpirun is not started: the exit code, the reference and the termination message.
 
@@ -191,7 +184,7 @@ class Failure:
     host: str = ""
 
 
-Result: TypeAlias = LaunchSpec | ScriptSpec | Failure
+Result: TypeAlias = LaunchSpec | Failure
 
 
 def to_line(result: Result) -> bytes:
@@ -207,7 +200,7 @@ def from_line(line: bytes) -> Result:
         ValueError: it isn't JSON, or no result.
     """
     record = json.loads(line)
-    kinds: tuple[type[Result], ...] = (LaunchSpec, ScriptSpec, Failure)
+    kinds: tuple[type[Result], ...] = (LaunchSpec, Failure)
     for kind in kinds:
         if kind.__name__ in record:
             return read_record(kind, record[kind.__name__])

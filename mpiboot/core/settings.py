@@ -241,7 +241,7 @@ class Section(str, Enum):
 
 
 class Setting(NamedTuple):
-    """One setting as tables and options need it; ``short`` is a flag of one letter.
+    """One setting as tables and options need it.
 
     ``common`` settings are those that people use: `--help` shows them, `--help-all` all.
     """
@@ -251,7 +251,6 @@ class Setting(NamedTuple):
     parse: Parse
     roles: tuple[Role, ...]
     older: tuple[str, ...]
-    short: str
     section: Section
     common: bool
     name: str = ""
@@ -284,7 +283,6 @@ def row(
     *,
     roles: tuple[Role, ...] = _LAUNCHER,
     older: tuple[str, ...] = (),
-    short: str = "",
     begins: Section | None = None,
     common: bool = False,
 ) -> T:
@@ -296,7 +294,7 @@ def row(
     if parse is None:
         kinds = {bool: boolean, float: seconds, tuple: words, str: plain}
         parse = one_of(*type(default)) if isinstance(default, Enum) else kinds[type(default)]
-    made = Setting(default, help_, parse, roles, older, short, begins or Section.POD, common)
+    made = Setting(default, help_, parse, roles, older, begins or Section.POD, common)
     value: T = field(default=default, metadata={"row": made, "begins": begins})
     return value
 
@@ -415,16 +413,9 @@ class Settings:
         "it counts as lost; 0: forever.",
         roles=_BOTH,
     )
-    np: int | None = row(
-        None,
-        "Number of ranks; all slots where not given.",
-        count,
-        older=("MPI_NP",),
-        short="-n",
-        begins=Section.MPI,
-        common=True,
+    oversubscribe: bool = row(
+        default=False, help_="Allow more ranks than slots.", begins=Section.MPI
     )
-    oversubscribe: bool = row(default=False, help_="Allow more ranks than slots.")
     mpi: MpiFamily | Auto = row(
         AUTO, "Override MPI detection.", one_of(AUTO, *(family for family in MpiFamily if family))
     )
@@ -443,18 +434,6 @@ class Settings:
     master_network: MpiNetwork = row(
         MpiNetwork.CONTROL,
         "Which network MASTER_ADDR of such ranks is on.",
-    )
-    script: Switch | Auto = row(
-        AUTO,
-        "Whether PROGRAM runs once and calls mpirun or ssh itself, as batch scripts do; auto: "
-        "look into the script.",
-        one_of(AUTO, Switch.ON, Switch.OFF),
-    )
-    script_gate: Switch = row(
-        Switch.ON,
-        "Wait for every host before a program that starts processes by itself; off: start it "
-        "at once.",
-        one_of(Switch.ON, Switch.OFF),
     )
     tag_output: Switch = row(
         Switch.OFF, "on: each line of output begins with its rank, by this MPI's own option."
@@ -561,8 +540,7 @@ class Settings:
     job_record: str = row(
         "",
         "File that gets the job's end as one JSON object, for programs: exit code, reason, hosts, "
-        "seconds of each phase, transport (-: a line of the log); with a script that of its last "
-        "mpirun, with supervise=off none.",
+        "seconds of each phase, transport (-: a line of the log); with supervise=off none.",
         path,
     )
     worker_exit: WorkerExit | Auto = row(
@@ -605,18 +583,6 @@ def _rows() -> tuple[Setting, ...]:
 ROWS: Final = _rows()
 
 
-_OUTPUT_FILES: Final = (
-    "write on the mpirun line `--output-filename DIR` (Open MPI 4.1), `--output file=FILE` (5.0) "
-    "or `-outfile-pattern FILE.%r` (MPICH, Intel MPI)"
-)
-# Settings, values and options that were removed, with what takes their place.
-REMOVED: Final = {
-    "--env": "see `mpiboot plan` and `mpiboot facts`",
-    "MPIBOOT_OUTPUT_DIR": _OUTPUT_FILES,
-    "MPIBOOT_TAG_OUTPUT=rank0": _OUTPUT_FILES,
-}
-
-
 # What mpiboot hands from one of its own processes to the next; not for users, so not settings.
 INTERNAL: Final = (
     "MPIBOOT_SESSION",
@@ -626,8 +592,29 @@ INTERNAL: Final = (
     "MPIBOOT_KEEP_KEY",
     "MPIBOOT_NOTICE",
     "MPIBOOT_ATTEMPT",
+    "MPIBOOT_COMMAND_DIR",
     "MPIBOOT_TIMED",
 )
+_RANKS: Final = "ranks are started by mpirun, on all slots or with -n: `mpirun -n 4 ./train`"
+_ONCE: Final = "a command that is no mpirun runs once, as it is, and `mpirun ./train` starts ranks"
+_AT_ONCE: Final = (
+    "nothing waits before the command, its mpirun and ssh wait for hosts; a script that looks its "
+    "workers up itself begins with `mpiboot wait`"
+)
+_OUTPUT_FILES: Final = (
+    "write on the mpirun line `--output-filename DIR` (Open MPI 4.1), `--output file=FILE` (5.0) "
+    "or `-outfile-pattern FILE.%r` (MPICH, Intel MPI)"
+)
+# Settings, values and options that were removed, with what takes their place.
+REMOVED: Final = {
+    "--env": "see `mpiboot plan` and `mpiboot facts`",
+    "-n": _RANKS,
+    "MPIBOOT_NP": _RANKS,
+    "MPIBOOT_OUTPUT_DIR": _OUTPUT_FILES,
+    "MPIBOOT_SCRIPT": _ONCE,
+    "MPIBOOT_SCRIPT_GATE": _AT_ONCE,
+    "MPIBOOT_TAG_OUTPUT=rank0": _OUTPUT_FILES,
+}
 
 
 class Given(NamedTuple):
@@ -643,8 +630,9 @@ class Given(NamedTuple):
 class Resolved(NamedTuple):
     """The settings of this run, where each came from, and warnings about them.
 
-    ``flags`` are the texts that came from the command line, by setting. ``removed`` are warnings
-    about ``REMOVED``, which end a launcher: pods share an environment.
+    ``flags`` are the texts that came from the command line, by setting; ``removed`` are variables
+    that are no settings any more: an error in a launcher, and elsewhere a warning, as pods share
+    their variables.
     """
 
     settings: Settings

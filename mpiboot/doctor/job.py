@@ -23,7 +23,7 @@ from mpiboot.core.wording import counted, first_few
 from mpiboot.doctor import looks, table
 from mpiboot.doctor.checks import finding, judge_all, ok
 from mpiboot.doctor.hosts import HostReport, LauncherPlace, NameLook, merged
-from mpiboot.hosts import gate, host_shell, pacing, progress
+from mpiboot.hosts import gate, host_shell, hostfiles, pacing, progress
 from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.dns import Resolver
 from mpiboot.hosts.dns_query import NoAddress
@@ -32,7 +32,7 @@ from mpiboot.hosts.host_shell import HostAnswer
 from mpiboot.hosts.pipeline import PipelineOptions, Pipelines
 from mpiboot.job import plan as plans
 from mpiboot.job.plan_builder import LaunchPaths
-from mpiboot.launcher import launch_folder, look, observation
+from mpiboot.launcher import launch_folder, look
 from mpiboot.launcher import setup as launcher_setup
 from mpiboot.launcher.observation import Observation
 from mpiboot.network import pod, worker_network, worker_pairs
@@ -43,7 +43,7 @@ from mpiboot.worker.state import WorkerState, running_worker, worker_folder
 
 SERVER: Final = "workers-unreachable"
 # What the plan is asked with: its checks don't depend on the program.
-ANY_PROGRAM: Final = ("true",)
+ANY_PROGRAM: Final = ("mpirun", "true")
 
 
 def own_server(resolved: Resolved, environ: Mapping[str, str]) -> Finding:
@@ -200,7 +200,7 @@ def _without_plan(
 ) -> Iterator[Finding]:
     """Look at the hostfile; log in where there is a key, else only look up the hosts' names."""
     try:
-        file = asyncio.run(observation.find_hostfile(resolved, environ, 0.0)).hostfile
+        file = asyncio.run(hostfiles.of_job(resolved, environ, 0.0)).hostfile
     except MpibootError as wrong:
         yield from (wrong.finding, *wrong.others)
         return

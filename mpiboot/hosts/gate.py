@@ -157,6 +157,8 @@ class FollowedHosts:
 
 
 _CANCEL_AGAIN: Final = 1.0
+# Seconds, for which a login waits at most once its host is ready.
+_REPORT: Final = 0.1
 # A kubelet writes a changed ConfigMap up to a minute late; a check is one `stat`.
 _POLL: Final = 1.0
 
@@ -192,6 +194,7 @@ async def wait(
     also: Awaitable[object] | None = None,
     follow: HostfileFollower | None = None,
     reached: list[Worker] | None = None,
+    report: Callable[[GateResult], None] | None = None,
 ) -> GateResult:
     """Wait until every host resolves and answers over SSH, or until one never will.
 
@@ -205,6 +208,7 @@ async def wait(
         also: work of the caller's that needs no host; its failure ends the gate too.
         follow: the hostfile, where changes of it are followed until the gate is passed.
         reached: gets the hosts that were ready when this ended, even if it failed.
+        report: gets those that are ready so far, each time that they are others.
 
     Raises:
         MpibootError: ``ssh-denied``, ``host-key-differs``, ``ssh-key`` or ``hostfile-invalid`` as
@@ -227,6 +231,8 @@ async def wait(
         asyncio.ensure_future(reporter.drawing(followed.states)),
         asyncio.ensure_future(followed.watch()),
     ]
+    if report is not None:
+        side.append(asyncio.ensure_future(_report(followed, pipelines, report)))
     try:
         await _until(work, followed, settings, started, follow)
     finally:
@@ -248,6 +254,20 @@ async def wait(
     return GateResult(
         workers, local, pipelines.names.renamed, pipelines.host_keys, times=(named, ready)
     )
+
+
+async def _report(
+    followed: FollowedHosts, pipelines: Pipelines, report: Callable[[GateResult], None]
+) -> None:
+    """Report who is ready whenever that has changed."""
+    reported: list[Worker] = []
+    while True:
+        ready = followed.ready()
+        if list(map(id, ready)) != list(map(id, reported)):
+            reported = ready
+            names, keys = pipelines.names.renamed, pipelines.host_keys
+            report(GateResult(tuple(ready), (), dict(names), dict(keys)))
+        await asyncio.sleep(_REPORT)
 
 
 def _pipelines(

@@ -345,6 +345,26 @@ async def find(
     return JobHostfile(hosts, warnings, stamp, is_file=is_file)
 
 
+async def of_job(
+    resolved: Resolved,
+    environ: Mapping[str, str],
+    patience: float,
+    line: Sequence[str] = (),
+    hostname: str | None = None,
+) -> JobHostfile:
+    """Read the hostfiles that the program's own mpirun line names, else the settings'."""
+    own = os.uname().nodename if hostname is None else hostname
+    return await find(
+        resolved.settings.hostfile,
+        str(resolved.given["hostfile"]),
+        environ,
+        patience=patience,
+        line=line,
+        listed=hosts_by_setting(resolved, environ),
+        platform=lambda: hosts_by_platform(environ, own),
+    )
+
+
 async def _with_others(first: Hostfile, paths: Iterable[str], until: float) -> Hostfile:
     """Add the hostfiles of the line's other programs, waiting for each as for the first."""
     files = [first]
@@ -409,7 +429,7 @@ class HostfileFollower:
 
 
 async def _wait(chosen: HostfilePath, patience: float) -> tuple[tuple[int, ...], str]:
-    import asyncio  # noqa: PLC0415 - heavy for a script, which only asks what names a hostfile
+    import asyncio  # noqa: PLC0415 - heavy for who only asks what names a hostfile
 
     started, look, last_said, said_at = time.monotonic(), _FIRST_LOOK, "", 0.0
     while True:

@@ -286,7 +286,7 @@ def _unfit(builder: PlanBuilder) -> tuple[str, str]:
             message,
             "install it in the workers' image, or set RANK and the others in the program",
         )
-    if builder.line.mpirun and any(app.program is None for app in builder.line.apps):
+    if any(app.program is None for app in builder.line.apps):
         message = "it is not known where on the mpirun line the program begins"
         return message, f"write `{' '.join(_BEFORE)}` there, before the program"
     return "", ""

@@ -17,7 +17,6 @@ from mpiboot.core.model import MpiFamily
 from mpiboot.job.dialects import DIALECTS, Dialect, parameter
 from mpiboot.job.mpirun_options import PRINTING, Grammar, Option, OptionKind
 from mpiboot.job.names import canonical
-from mpiboot.job.program_words import is_mpirun
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,7 @@ class App:
 
 @dataclass(frozen=True, slots=True)
 class UserLine:
-    """What the user asks to be started; all but ``argv`` is empty where that is no mpirun line.
+    """The user's mpirun line; all but ``argv`` is empty where nothing is started by one.
 
     ``unknown`` is the first option that isn't known: reading stopped there, so whatever follows
     is not in this record; ``reason`` says it in words, and ``may_hide_hosts`` whether what follows
@@ -60,7 +59,6 @@ class UserLine:
     """
 
     argv: tuple[str, ...] = ()
-    mpirun: bool = False
     apps: tuple[App, ...] = ()
     exports: tuple[str, ...] = ()
     export_values: Mapping[str, str] = field(default_factory=dict)
@@ -94,8 +92,6 @@ class UserLine:
     @property
     def program(self) -> str:
         """What ranks run; empty where there are several programs, or where that isn't known."""
-        if not self.mpirun:
-            return self.argv[0] if self.argv else ""
         index = self.apps[0].program if len(self.apps) == 1 else None
         return "" if index is None or OptionKind.ELSEWHERE in self.kinds else self.argv[index]
 
@@ -107,7 +103,7 @@ class UserLine:
         """
         if self.prefix:
             return f"{self.prefix.rstrip('/')}/bin/mpirun"
-        return self.argv[0] if self.mpirun and self.argv[0].startswith("/") else ""
+        return next((word for word in self.argv[:1] if word.startswith("/")), "")
 
     @property
     def np(self) -> int | None:
@@ -388,7 +384,6 @@ class _Reader:
         fields |= {name: tuple(dict.fromkeys(items)) for name, items in self.lists.items()}
         return UserLine(
             argv=self.argv,
-            mpirun=True,
             apps=tuple(self.apps),
             exports=tuple(self.exports),
             export_values={
@@ -409,7 +404,7 @@ class _Reader:
 
 
 def read(program: Sequence[str], family: MpiFamily) -> UserLine:
-    """Read what is to be started: a user's own mpirun line, or a program that mpirun starts.
+    """Read the line of mpirun that is to be started.
 
     Args:
         program: the words as they were given.
@@ -420,15 +415,11 @@ def read(program: Sequence[str], family: MpiFamily) -> UserLine:
     isn't known reading stops for good: how many words belong to it can't be known.
     """
     words = tuple(program)
-    if not is_mpirun(words[0]):
-        return UserLine(words)
     row = DIALECTS.get(family)
     if row is None:
         reason = "of this MPI no option is known"
         first = words[1] if len(words) > 1 and words[1].lstrip("-") in PRINTING else ""
-        return UserLine(
-            words, True, unknown=words[0], reason=reason, may_hide_hosts=True, prints=first
-        )
+        return UserLine(words, unknown=words[0], reason=reason, may_hide_hosts=True, prints=first)
     return _read(words, row)
 
 

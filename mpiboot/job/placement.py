@@ -175,7 +175,6 @@ def _own_names_are_alike(observed: Observed) -> bool:
 
 def settle_ranks(builder: PlanBuilder, hosts: tuple[Host, ...]) -> int | None:
     """Settle the number of ranks; None where the user's own line leaves it to mpirun."""
-    settings, given = builder.settings, builder.given
     slots = sum(host.slots for host in hosts)
     if builder.line.np is not None:
         builder.decide("ranks", str(builder.line.np), Source.FLAG, "-n on the mpirun line")
@@ -183,9 +182,6 @@ def settle_ranks(builder: PlanBuilder, hosts: tuple[Host, ...]) -> int | None:
     if builder.line.unknown:
         builder.decide("ranks", "-", Source.FLAG, "left to the part of the line that was not read")
         return None
-    if settings.np is not None:
-        builder.decide("ranks", str(settings.np), given["np"].source, str(given["np"]))
-        return settings.np
     if builder.line.settles_ranks:
         builder.decide("ranks", "-", Source.FLAG, "left to the mpirun line")
         return None

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from mpiboot.core.checks import MpibootError, error
+from mpiboot.core.checks import MpibootError
 from mpiboot.core.facts import Host
 from mpiboot.core.launch_names import NOT_FOR_RANKS, PLACEMENT
-from mpiboot.core.model import Decision, Finding, Level, Mpi, Source
+from mpiboot.core.model import Decision, Finding, Level, Source
 from mpiboot.core.setting_types import AUTO, Switch
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import first_few
@@ -27,8 +27,7 @@ from mpiboot.job import (
     pods,
 )
 from mpiboot.job import hostfile as hostfiles
-from mpiboot.job.dialects import DIALECTS, parameter, row_of
-from mpiboot.job.mpirun_line import UserLine
+from mpiboot.job.dialects import parameter, row_of
 from mpiboot.job.mpirun_options import OptionKind
 from mpiboot.job.plan_builder import LaunchPaths, Observed, PlanBuilder
 from mpiboot.job.program_words import Rendezvous
@@ -95,23 +94,6 @@ class Plan:
         return {**kept, **self.set_env}
 
 
-def refuse_unknown(mpi: Mpi, line: UserLine) -> None:
-    """Refuse an MPI without a row, unless the user's own line says all that it needs.
-
-    Raises:
-        MpibootError: ``settings-conflict``; it would not get the hosts.
-    """
-    if row_of(mpi) is None and not line.mpirun:
-        known = ", ".join(item.title for item in DIALECTS.values())
-        what = f"{mpi.path} says {mpi.banner!r}" if mpi.banner else f"{mpi.path} is not recognised"
-        raise error(
-            "settings-conflict",
-            f"{what}; this version of mpiboot starts {known}",
-            hint="put one of these first on PATH, say which one it is with MPIBOOT_MPI, or give "
-            "the whole mpirun line with its hosts: it is started as it is",
-        )
-
-
 def _unknown(observed: Observed, resolved: Resolved) -> Plan:
     """Plan an MPI without a row: the user's own line, when the hosts are ready, and no more."""
     mpi, reason = observed.mpi, "this MPI has no row"
@@ -144,7 +126,6 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
     Raises:
         MpibootError: this MPI can't be started at all.
     """
-    refuse_unknown(observed.mpi, observed.line)
     row = row_of(observed.mpi)
     if row is None:
         return _unknown(observed, resolved)
@@ -352,7 +333,7 @@ def _write_command(
         reason = "mpirun tells why each rank ended; mpiboot takes these lines out of its output"
         builder.decide("exit-codes", row.exit_codes_option, Source.DEFAULT, reason)
         added.append(row.exit_codes_option)
-    program = line.argv[0] if line.mpirun else "mpirun"
+    program = line.argv[0]
     if row.program:
         asked, program = program, row.program
         path = builder.observed.mpi.path
@@ -365,8 +346,6 @@ def _write_command(
 def _words(builder: PlanBuilder, before: tuple[str, ...]) -> tuple[str, ...]:
     """Return the user's own words, with the paths of hostfiles replaced by those of the copies."""
     line, row, paths = builder.line, builder.row, builder.paths
-    if not line.mpirun:
-        return (*before, *line.argv)
     copies = paths.of_program(builder.observed.hostfile)
     words: list[str | None] = [*line.argv]
     for index in line.hostfile_words:
@@ -485,7 +464,7 @@ def _own_ranks_words(builder: PlanBuilder, *, remote: bool) -> tuple[str, ...]:
     if not (own and builder.observed.local and remote and builder.agent_env):
         return ()
     names = first_few(builder.agent_env)
-    if builder.line.mpirun and any(app.program is None for app in builder.line.apps):
+    if any(app.program is None for app in builder.line.apps):
         message = (
             f"ranks in this pod lack {names}: it is not known where on the mpirun line the program "
             "begins"

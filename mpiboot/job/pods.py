@@ -178,14 +178,14 @@ class EarlierAttempt:
 
 
 def earlier(workers: Iterable[Worker], own: str) -> EarlierAttempt | None:
-    """Find the attempts before this one; None where it is the first, or a part of a script.
+    """Find the attempts before this one; None where it is the first, or a part of a command.
 
     A worker that was made anew remembers less than the others, and one that was out of reach at the
     end of a launcher does not know why it ended.
 
     Args:
         workers: who passed the gate.
-        own: this launcher's name; a script's launches share it.
+        own: this launcher's name; a command's launches share it.
     """
     seen = [[item for item in worker.attempts if item[0] != own] for worker in workers]
     longest = max(seen, key=len, default=[])

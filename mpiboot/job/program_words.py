@@ -1,4 +1,4 @@
-"""Classifies a program by its words: mpirun, a script, a single program, torchrun. Pure.
+"""Classifies a program by its words: mpirun, a single program, torchrun. Pure.
 
 No option of mpirun is read here: see ``mpirun_line``. Every start of a launcher loads this, so that
 patterns are compiled where they are used. Options and variables for torchrun are those of its
@@ -14,21 +14,19 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from mpiboot.core.model import Finding, Level
 from mpiboot.job.names import short
 
-MPIRUNS: Final = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun"})
-# Debian's alternatives have the MPI's name behind a dot.
-_SUFFIXES: Final = (".openmpi", ".mpich")
+# The names by which a line is a launch; Debian's alternatives have the MPI's name behind a dot.
+MPIRUNS: Final = (
+    *("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "oshrun"),
+    *("mpirun.openmpi", "mpiexec.openmpi", "mpirun.mpich", "mpiexec.mpich"),
+)
 _MISQUOTED: Final = 3
 
 
 def is_mpirun(word: str) -> bool:
     """Tell whether a program is an mpirun by its name, with or without a path."""
-    name = word.rsplit("/", 1)[-1]
-    for suffix in _SUFFIXES:
-        name = name.removesuffix(suffix)
-    return name in MPIRUNS
+    return word.rpartition("/")[2] in MPIRUNS
 
 
 def called(program: Sequence[str]) -> str:
@@ -58,163 +56,6 @@ def misquoted_args(argv: Sequence[str]) -> str:
             (shown,) = masked_words((word,))
             wanted = ", ".join(f'"{part}"' for part in masked_words(parts))
             return f"{shown!r} is one argument, probably meant as several: [{wanted}]"
-    return ""
-
-
-_SHELLS: Final = frozenset({"sh", "bash", "dash", "ksh", "zsh", "ash", "busybox"})
-_PYTHON: Final = r"python[\d.]*"
-_MPIRUN: Final = frozenset({"mpirun", "mpiexec"})
-# Programs that log in to the hosts by themselves. Not scp: a rank may copy its result by that.
-_LOG_IN: Final = frozenset({"ssh", "pdsh", "horovodrun", "deepspeed"})
-# What keeps a container for whoever looks around in it.
-_STAY: Final = (
-    ("sleep", "infinity"),
-    ("sleep", "inf"),
-    ("tail", "-f", "/dev/null"),
-    ("tail", "-F", "/dev/null"),
-)
-_NAMES: Final = "|".join(sorted(_MPIRUN | _LOG_IN))
-# A call stands where a command begins: behind a line's start, an operator, a word that takes a
-# command, and variables that are set for it.
-_CALL: Final = (
-    r"(?m)(?:^|[;&|(`{!]|\b(?:then|do|else|exec|time|nohup|command|env|if|while|until|timeout\s+\S+)\s)"
-    r"\s*(?:[A-Za-z_]\w*=\S*\s+)*"
-    rf"(?P<path>(?:[\w.$}}{{-]*/)*)(?P<name>{_NAMES})(?=[\s;&|)`]|$)"
-)
-# The same in a Python program: the first word of what is started.
-_PYTHON_CALL: Final = (
-    r"\b(?:system|popen|run|call|check_call|check_output|Popen|getoutput|create_subprocess_\w+)"
-    rf"\(\s*[\[(]?\s*f?[\"'](?P<path>(?:[\w.-]*/)*)(?P<name>{_NAMES})(?=[\"'\s])"
-)
-_COMMENT: Final = r"(?m)(?:^|(?<=\s))#.*$"
-_WITH_VALUE: Final = frozenset({"-o", "+o", "-O", "+O", "--rcfile", "--init-file"})
-_PYTHON_WITH_VALUE: Final = frozenset({"-W", "-X", "--check-hash-based-pycs"})
-
-
-@dataclass(frozen=True, slots=True)
-class Script:
-    """The script that a program's words name: its file, or its text (of ``sh -c``).
-
-    ``python`` where it is one for Python.
-    """
-
-    path: str = ""
-    text: str = ""
-    python: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """Where a script calls one of the programs: the path in front of the name, and the name."""
-
-    path: str
-    name: str
-
-    @property
-    def is_mpirun(self) -> bool:
-        """Whether it is mpirun, by whatever path."""
-        return self.name in _MPIRUN
-
-
-def script_of(program: Sequence[str]) -> Script:
-    """Find the script that a program may be: an interpreter's argument, or the program itself."""
-    first, *rest = program
-    name = first.rsplit("/", 1)[-1]
-    words = iter(rest)
-    if re.fullmatch(_PYTHON, name):
-        for word in words:
-            if word in _PYTHON_WITH_VALUE:
-                next(words, "")
-            elif word.startswith("-"):
-                if word.startswith(("-c", "-m")):
-                    break
-            else:
-                return Script(path=word, python=True)
-        return Script()
-    if name not in _SHELLS:
-        return Script(path=first)
-    for word in words:
-        if word in _WITH_VALUE:
-            next(words, "")
-        elif word.startswith("-") and not word.startswith("--") and "c" in word:
-            return Script(text=next(words, ""))
-        elif not word.startswith(("-", "+")):
-            return Script(path=word)
-    return Script()
-
-
-def starts_by_itself(program: Sequence[str]) -> bool:
-    """Tell whether a program is known to log in to the hosts, whatever is in its file."""
-    return program[0].rsplit("/", 1)[-1] in _LOG_IN
-
-
-def only_stays(program: Sequence[str]) -> bool:
-    """Return whether a program only keeps the container alive for someone to look around in it."""
-    name, *rest = program[0].rsplit("/", 1)[-1], *program[1:]
-    if (name, *rest) in _STAY:
-        return True
-    return name in _SHELLS - {"busybox"} and script_of(program) == Script() and "-s" not in rest
-
-
-def calls(text: str) -> tuple[Call, ...]:
-    """Find where a shell script calls mpirun, or what logs in to hosts."""
-    plain = re.sub(_COMMENT, "", text.replace("\\\n", " "))
-    return tuple(Call(found["path"], found["name"]) for found in re.finditer(_CALL, plain))
-
-
-def python_calls(text: str) -> tuple[Call, ...]:
-    """Find where a Python program plainly starts one of them."""
-    plain = re.sub(_COMMENT, "", text)
-    return tuple(Call(found["path"], found["name"]) for found in re.finditer(_PYTHON_CALL, plain))
-
-
-# What pods run beside jobs: shells, whoever waits, and mpirun, which counts its ranks itself.
-_BESIDE_JOBS: Final = (
-    *_SHELLS,
-    *MPIRUNS,
-    *("fish", "tini", "dumb-init", "catatonit"),
-    *("sleep", "tail", "cat", "env", "true", "false", "id", "ls", "hostname"),
-)
-# What tells a program that it is a rank already.
-_RANK_MARKS: Final = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
-_ALONE_HINT: Final = (
-    "set MPIBOOT_ROLE=launcher and mount a hostfile on the launcher, START_SSHD=true on workers; "
-    "or MPIBOOT_ROLE=by-index in all pods, where number 0 is to be the launcher; "
-    "MPIBOOT_ROLE=none says that one process is meant"
-)
-
-
-def runs_alone(
-    program: str, environ: Mapping[str, str], hostname: str, hosts: str
-) -> Finding | None:
-    """Warn of a program that runs alone, where an MPI job may be meant.
-
-    Args:
-        program: what would be run; an MPI is known to be installed.
-        environ: the pod's environment.
-        hostname: the pod's name.
-        hosts: the text of /etc/hosts.
-
-    Returns:
-        A warning; None for what pods run beside jobs, and for a rank.
-    """
-    if program.rpartition("/")[2] in _BESIDE_JOBS or any(environ.get(name) for name in _RANK_MARKS):
-        return None
-    several = one_of_several(environ, hostname, hosts)
-    message = f"{program} runs once in this pod, without mpirun: no hostfile, no role"
-    more = f"; but {several}" if several else ""
-    return Finding("role", Level.WARN, message + more, hint=_ALONE_HINT)
-
-
-def one_of_several(environ: Mapping[str, str], hostname: str, hosts: str) -> str:
-    """Return what shows that this pod is one of a StatefulSet or indexed Job; else empty."""
-    if environ.get("JOB_COMPLETION_INDEX"):
-        return "JOB_COMPLETION_INDEX says that this is one pod of an indexed Job"
-    if re.search(r"-\d+$", hostname):
-        # The kubelet writes a name below a Service for pods that have one, as a StatefulSet's.
-        named = re.search(rf"\s{re.escape(hostname)}\.[\w-]+\.[\w-]+\.svc", hosts)
-        if named:
-            return f"the name {named[0].strip()} in /etc/hosts is that of one pod of several"
     return ""
 
 

@@ -5,9 +5,10 @@ for the launch agents' sessions. If it fails, or the parent forwards a signal th
 launcher, it tells the workers that it has reached; the parent gives it a moment for that, and then
 sends SIGKILL.
 
-Programs that start processes by themselves (``horovodrun``, DeepSpeed's launcher, scripts) call
-``ssh`` by the hostfile's names, and know nothing of ports, keys and late hosts. They are started
-when every host is ready, with a folder first on PATH in which ``ssh`` is ``libexec/ssh``.
+A command that is no launch (a script, ``horovodrun``, DeepSpeed's launcher) may call ``ssh`` by
+the hostfile's names, and knows nothing of ports, keys and late hosts. Its ``ssh`` is
+``libexec/ssh``, and the first that needs a host has the parent start ``serve_logins``: a gate
+beside the command, which reports each host as soon as that is ready.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ import os
 import select
 import shutil
 import signal
+import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,22 +33,23 @@ from mpiboot.core import addresses, launch_names, launch_spec, log
 from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.facts import Worker
 from mpiboot.core.launch_spec import Failure
-from mpiboot.core.model import Decision, Finding, Level, SshKind
-from mpiboot.core.settings import Resolved
+from mpiboot.core.model import Decision, Level, SshKind
+from mpiboot.core.settings import Resolved, resolve
 from mpiboot.core.wording import counted
-from mpiboot.hosts import error_report, host_shell, stale_processes
+from mpiboot.hosts import error_report, host_shell, hostfiles, stale_processes
 from mpiboot.hosts.gate import GateResult
 from mpiboot.hosts.remote_commands import RemoteCommands
-from mpiboot.job import names, pods, program_words, render
+from mpiboot.job import names, pods, render
 from mpiboot.job import plan as plans
 from mpiboot.job.plan_builder import LaunchPaths, Observed
 from mpiboot.launcher import launch_folder, observation, shims, summary
-from mpiboot.launcher.launch_folder import Logins, assignments, tidy
+from mpiboot.launcher.launch_folder import Logins
 from mpiboot.launcher.setup import LauncherPod, access, launcher_pod
+from mpiboot.network import pod as own_pod
 from mpiboot.ssh import client_start
 from mpiboot.ssh import config as sshconfig
 from mpiboot.supervisor.signals import ENDING, SIGNALS, by_signal
-from mpiboot.system import files
+from mpiboot.system import files, os_calls
 
 if TYPE_CHECKING:
     from mpiboot.ssh.client import StayingClient
@@ -57,9 +60,7 @@ if TYPE_CHECKING:
 _OBJECTS: Final = 50_000
 
 
-def main(
-    resolved: Resolved, program: tuple[str, ...], attempt: str, *, script: bool = False
-) -> NoReturn:
+def main(resolved: Resolved, program: tuple[str, ...], attempt: str) -> NoReturn:
     """Prepare a launch, hand it or the failure to the parent, and end this process.
 
     The arguments are those of ``role.start_child``.
@@ -76,15 +77,12 @@ def main(
     gc.set_threshold(_OBJECTS)
     before = dict(os.environ)
     client: StayingClient | None = None
-    part = not (attempt or script)  # of a job, which may go on with other launches
+    part = not attempt  # of a job, which may go on with other launches
     result: launch_spec.Result
     try:
-        if script:
-            result = prepare_script(resolved, program, parent, loop, reached)
-        else:
-            result, client = prepare_launch(
-                resolved, program, before, parent, loop, reached, attempt=attempt
-            )
+        result, client = prepare_launch(
+            resolved, program, before, parent, loop, reached, attempt=attempt
+        )
     except EndedBySignal as ended:
         result = by_signal(ended.number)
     except MpibootError as wrong:
@@ -156,12 +154,6 @@ def prepare_launch(
         EndedBySignal: a signal came meanwhile.
     """
     environ = os.environ
-    misquoted = program_words.misquoted_args(program)
-    if misquoted:
-        hint = "write one argument for each word"
-        if shutil.which(program[0], path=environ.get("PATH", "")) is None:
-            raise error("usage", misquoted, hint=hint)
-        log.finding(Finding("usage", Level.WARN, misquoted, hint=hint))
     pod = _own_pod(resolved, program, parent, loop, reached, attempt)
     seen = loop.run(observation.wait(pod, program, reached.workers))
     earlier = reached.say_attempt()
@@ -205,13 +197,13 @@ def _own_pod(
     reached: ReachedWorkers,
     attempt: str = "",
 ) -> LauncherPod:
-    """Set this pod up; ``program`` may name a hostfile, and is empty for a script."""
+    """Set this pod up; ``program`` may name a hostfile, and is empty for logins alone."""
     environ = os.environ
     reached.launcher = launcher_pod(
         resolved,
         environ,
         pid=parent,
-        # The launches of a script have its name.
+        # The launches of a command have its name.
         attempt=attempt or environ.get(launch_names.ATTEMPT, ""),
         may_disconnect=not attempt,
         needs_key=lambda patience: loop.run(
@@ -342,7 +334,7 @@ class ReachedWorkers:
 
         Args:
             failure: why.
-            goes_on: whether this launch is a part of a script, which may go on.
+            goes_on: whether this launch is below a command, which may go on.
         """
         workers = [worker for worker in self.workers if worker.runs_mpiboot]
         if self.launcher is None or not self.launcher.attempt or not workers:
@@ -360,7 +352,7 @@ class ReachedWorkers:
 
 
 def _leave_logins(launcher: LauncherPod, workers: Sequence[Worker]) -> None:
-    """Write the logins with which the script's own process tells workers of the script's end.
+    """Write the logins with which the command's own process tells workers of the command's end.
 
     A launch that was started has written them already, with more hosts. mpiboot's own client can't
     be used for that: such workers wait for another launcher.
@@ -380,17 +372,16 @@ def _leave_logins(launcher: LauncherPod, workers: Sequence[Worker]) -> None:
 
 
 def _ssh_client(launcher: LauncherPod, path: str) -> tuple[str, Decision]:
-    """Choose the SSH client of a script; with the path of ssh, empty if there is none."""
+    """Choose the SSH client of a command; with the path of ssh, empty if there is none."""
     ssh, resolved = shutil.which("ssh", path=path) or "", launcher.resolved
     source = resolved.given["ssh_client"].source
     return ssh, sshconfig.client(resolved.settings.ssh_client, source, ssh, launcher.identity)
 
 
-_LOGINS: Final = "logins"
-_BIN: Final = "bin"
-_CONFIG: Final = "ssh.conf"  # read by libexec/ssh
 # How many simultaneous sessions mpiboot's own client serves for each host.
 _SESSIONS: Final = 2
+# Of a host's number, by which it differs from the others.
+_DIGITS: Final = 4
 
 
 def by_every_name(workers: Sequence[Worker], renamed: Mapping[str, str]) -> dict[str, Worker]:
@@ -440,80 +431,155 @@ def that_may_join(
     return tuple(next(iter(found[name])) for name in patterns if len(found[name]) == 1)
 
 
-def prepare_script(
-    resolved: Resolved,
-    program: tuple[str, ...],
-    parent: int,
-    loop: ChildLoop,
-    reached: ReachedWorkers,
-) -> launch_spec.ScriptSpec:
-    """Wait for every host, and write what the program's ssh reads.
+def serve_logins(path: str) -> NoReturn:
+    """Run the gate beside a command, whose ssh has asked for a host, and end.
+
+    The command goes on whatever comes of it: its ssh reads why a host was not ready.
+
+    Args:
+        path: the command's private folder.
+    """
+    os.set_inheritable(launch_names.RESULT, False)
+    loop, parent, folder, why = ChildLoop(), os.getppid(), Path(path), ""
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+    os.environ["PATH"] = shims.cleared(os.environ)
+    try:
+        resolved = resolve({}, os.environ)
+        settings = resolved.settings
+        log.configure(level=settings.log_level, form=settings.log_format, role="launcher")
+        prepare_logins(resolved, folder, parent, loop)
+    except EndedBySignal:
+        os._exit(1)
+    except MpibootError as wrong:
+        why = error_report.say(wrong)
+    except Exception as wrong:  # noqa: BLE001 - the boundary of this process
+        why = error_report.say(error_report.bug(wrong))
+    files.write_private(folder / launch_names.OVER, why)
+    os._exit(0)
+
+
+def prepare_logins(resolved: Resolved, folder: Path, parent: int, loop: ChildLoop) -> None:
+    """Wait for the hosts, and write what a command's ssh reads as soon as each is ready.
 
     Args:
         resolved: the settings.
-        program: the user's line.
-        parent: the process that will be the program's parent.
+        folder: the command's private folder.
+        parent: the process beside the command.
         loop: runs what waits.
-        reached: gets this pod, and the hosts that are ready.
 
     Raises:
-        MpibootError: a gate or a file failed.
-        EndedBySignal: a signal came meanwhile.
+        MpibootError: the gate or a file failed.
+        EndedBySignal: the command is over.
     """
-    before = dict(os.environ)
+    environ, reached = dict(os.environ), ReachedWorkers()
+    written = CommandLogins(folder, environ.get("PATH", ""), parent)
+    if not _hosts_are_named(resolved, environ):
+        written.begin(())
+        return
+    found = loop.run(hostfiles.of_job(resolved, environ, resolved.settings.timeout))
+    own = socket.gethostname()
+    fqdns = own_pod.own_names(own)
+    named = (host.name for host in found.hostfile.hosts)
+    written.begin([name for name in named if not names.is_local(name, own, fqdns)])
+    if not written.expected:
+        return
     pod = _own_pod(resolved, (), parent, loop, reached)
     if pod.chosen is not None:
         raise error(
             "settings-conflict",
-            f"{program[0]} logs in to the hosts by itself, and kubectl exec is for mpirun alone: "
+            f"ssh can't reach the job's hosts, which mpirun reaches by kubectl exec: "
             f"{pod.chosen.reason}",
             hint="mount the job's key Secret, and let the hosts run sshd (`mpiboot worker`)",
         )
-    passed = loop.run(observation.pass_gates(pod, reached.workers))
-    earlier = reached.say_attempt()
-    path, folder = before.get("PATH", ""), ""
-    client: tuple[str, ...] = ()
-    if pod.key is not None:  # else this pod is the only host
-        where = launch_folder.paths(pod.folder, parent, _LOGINS)
-        logins = Logins(
-            Path(where.launch_dir),
-            by_every_name(passed.workers, passed.renamed),
-            passed.host_keys,
-            pod.key,
-            resolved.settings,
+    written.pod = pod
+    try:
+        written.ready = loop.run(observation.pass_gates(pod, reached.workers, written.update))
+        written.expected = ()  # who is not among them is this pod itself
+    finally:
+        written.finish()
+        files.write_private(folder / launch_names.EARLIER, reached.say_attempt())
+
+
+def _hosts_are_named(resolved: Resolved, environ: Mapping[str, str]) -> bool:
+    """Tell whether there is a hostfile to wait for: one that is named, or that is there."""
+    given = str(resolved.given["hostfile"])
+    first = hostfiles.candidates(resolved.settings.hostfile, given, environ)[0]
+    # os.path: Path.exists raises where this user may not enter a folder on the way.
+    if not first.is_default or os.path.exists(first.path):  # noqa: PTH110
+        return True
+    if hostfiles.hosts_by_setting(resolved, environ):
+        return True
+    return hostfiles.hosts_by_platform(environ, socket.gethostname()) is not None
+
+
+@dataclass(slots=True, eq=False)
+class CommandLogins:
+    """What a command's ssh reads, written anew whenever another host is ready.
+
+    ``expected`` are the names of hosts that may still get ready; ``ready`` is the gate's last
+    report.
+    """
+
+    folder: Path
+    path: str
+    parent: int
+    expected: Sequence[str] = ()
+    pod: LauncherPod | None = None
+    ready: GateResult | None = None
+
+    def begin(self, listed: Sequence[str]) -> None:
+        """Report which hosts are the job's, before any of them is ready."""
+        count = Counter(map(names.short, listed))
+        short = [label for label, number in count.items() if number == 1]
+        self.expected = tuple(dict.fromkeys((*listed, *short)))
+        with files.writing():
+            (self.folder / "ready").mkdir(mode=0o700)
+        self._write(shutil.which("ssh", path=self.path) or "", self.expected)
+
+    def update(self, ready: GateResult) -> None:
+        """Write the logins to the hosts that are ready so far."""
+        self.ready = ready
+        if self.pod and _ssh_client(self.pod, self.path)[1].value != SshKind.EMBEDDED:
+            self._write_logins(self.pod, ready, over=False)
+
+    def finish(self) -> None:
+        """Write the logins to all that were ready, once nobody else gets ready."""
+        if self.pod and self.ready:
+            self._write_logins(self.pod, self.ready, over=not self.expected)
+
+    def _write_logins(self, pod: LauncherPod, ready: GateResult, *, over: bool) -> None:
+        if pod.key is None:  # this pod is the only host
+            self._write(_ssh_client(pod, self.path)[0], ())
+            return
+        ssh, kind = _ssh_client(pod, self.path)
+        own = kind.value == SshKind.EMBEDDED
+        where = launch_folder.paths(self.folder, name=launch_names.LOGINS).launch_dir
+        hosts = by_every_name(ready.workers, ready.renamed)
+        logins = Logins(Path(where), hosts, ready.host_keys, pod.key, pod.resolved.settings)
+        if not logins.folder.exists():
+            logins.make_folder()
+        # mpiboot's own client, and hosts with keys of their own, need each address and key.
+        later: tuple[sshconfig.LaunchHost, ...] = ()
+        if over and not own and not ready.host_keys:
+            later = that_may_join(ready.workers, ready.renamed)
+        logins.write(ssh=ssh, own_client=own, per_host={}, later=later)
+        logins.write_baselines(ready.workers)
+        if own:
+            log.info("command", f"its ssh is mpiboot's own client: {kind.reason}")
+            served = logins.client_config(self.parent, len(ready.workers) * _SESSIONS)
+            words = client_start.write(logins.folder, served)
+            with files.writing():
+                os_calls.start_listening(words, os.environ, where, launch_names.CLIENT_SOCKET)
+        client = client_start.client_words() if own else ""
+        numbers = ("[0-9]" * digits for digits in range(1, _DIGITS + 1))
+        joining = (item.name.replace("*", one) for one in numbers for item in later)
+        self._write(ssh, (*self.expected, *hosts, *joining), pins=logins.pins, client=client)
+        with files.writing():
+            for name in hosts:
+                (self.folder / "ready" / name).touch()
+
+    def _write(self, ssh: str, hosts: Iterable[str], **more: str) -> None:
+        logins = str(self.folder / launch_names.LOGINS)
+        shims.write_ssh(
+            self.folder, {"ssh": ssh, "hosts": " ".join(hosts), "logins": logins, **more}
         )
-        client = _write_script_logins(logins, pod, passed, path, parent)
-        folder = str(logins.folder)
-        path = os.pathsep.join((f"{folder}/{_BIN}", path))
-    log.info("start", f"starting {program[0]}")
-    # As for mpirun, with HOME and USER if this user had no usable ones.
-    changed = {name: value for name, value in os.environ.items() if before.get(name) != value}
-    return launch_spec.ScriptSpec(program, folder, {**changed, "PATH": path}, client, earlier)
-
-
-def _write_script_logins(
-    logins: Logins, pod: LauncherPod, passed: GateResult, path: str, parent: int
-) -> tuple[str, ...]:
-    """Write the folder of logins; give the command line of mpiboot's own client if needed."""
-    ssh, kind = _ssh_client(pod, path)
-    own = kind.value == SshKind.EMBEDDED
-    logins.make_folder()
-    tidy(logins.folder.parent, _LOGINS)
-    # mpiboot's own client, and hosts with keys of their own, need each address and key.
-    later = () if own or passed.host_keys else that_may_join(passed.workers, passed.renamed)
-    logins.write(ssh=ssh, own_client=own, per_host={}, later=later)
-    logins.write_baselines(passed.workers)
-    config = {
-        "ssh": ssh,
-        "pins": logins.pins,
-        "client": client_start.client_words() if own else "",
-        "hosts": " ".join((*logins.hosts, *(item.name for item in later))),
-        "words": shims.SSH_WORDS,
-    }
-    files.write_private(logins.folder / _CONFIG, assignments(config))
-    shims.link_ssh(logins.folder / _BIN)
-    if not own:
-        return ()
-    log.info("script", f"its ssh is mpiboot's own client: {kind.reason}")
-    served = logins.client_config(parent, len(passed.workers) * _SESSIONS)
-    return client_start.write(logins.folder, served)

@@ -38,7 +38,7 @@ def paths(folder: Path, pid: int = 1, name: str = _LAUNCH) -> LaunchPaths:
 
     Args:
         folder: the launcher's runtime folder.
-        pid: the process that will be mpirun's parent. The launches of a script have a folder each,
+        pid: the process that will be mpirun's parent. The launches of a command have a folder each,
             as there may be several at once; a pod's first process is always the same.
         name: the folder's name.
 
@@ -426,7 +426,7 @@ class Logins:
         )
 
     def write_baselines(self, workers: Iterable[Worker]) -> None:
-        """Write the workers to tell of a script's end; they are not asked for evidence.
+        """Write the workers to tell of a command's end; they are not asked for evidence.
 
         Raises:
             MpibootError: ``runtime-folder``.

@@ -20,7 +20,7 @@ from mpiboot.core.model import Decision, Finding, Level, Mpi, Source
 from mpiboot.core.setting_types import AUTO, DataNetworkUse
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import assigned, counted, first_few
-from mpiboot.hosts import gate
+from mpiboot.hosts import gate, hostfiles
 from mpiboot.hosts.gate import ALL_HOSTS, DoctorLook
 from mpiboot.job import mpirun_line, names, program_words, render
 from mpiboot.job import plan as plans
@@ -107,6 +107,7 @@ def show_plan(
         MpibootError: there can be no plan.
     """
     before: tuple[Finding, ...] = ()
+    role.refuse_removed(resolved)
     plan = _plan_without_hosts(resolved, program, environ)
     if plan is None and offline:
         plan, before = offline_plan(resolved, program, environ, folder)
@@ -127,12 +128,13 @@ def show_plan(
 def _plan_without_hosts(
     resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
 ) -> plans.Plan | None:
-    """Make the plan of a program that runs once, in this pod; None for one that ranks run."""
+    """Make the plan of what is no launch; None for an mpirun that starts ranks."""
     if role.prints(resolved, program, environ):
         name, message = "mpirun", "it prints something and starts nothing: no host is waited for"
-    elif once := role.runs_once(resolved, program, environ):
-        name = "script"
-        message = f"{once.reason}: it runs once, and each mpirun in it has a plan of its own"
+    elif not program_words.is_mpirun(program[0]):
+        name, hint = "command", role.how_as_ranks(resolved, program, environ)
+        message = "it runs once, in this pod; each mpirun that it calls has a plan of its own"
+        message += f"; {hint}" if hint else ""
     else:
         return None
     return plans.Plan((Decision(name, program[0], Source.DETECTED, message),), (), program)
@@ -186,9 +188,7 @@ def offline_plan(
     called = program_words.called(program)
     mpi = _offline_mpi(resolved, environ, saved, called)
     line = mpirun_line.read(program, mpi.family)
-    found = asyncio.run(
-        observation.find_hostfile(resolved, environ, 0.0, line.hostfiles, hostname="")
-    )
+    found = asyncio.run(hostfiles.of_job(resolved, environ, 0.0, line.hostfiles, hostname=""))
     port = resolved.settings.ssh_port or _PORT
     facts_of = {host.name: _facts_of(host, saved) for host in found.hostfile.hosts}
     workers = []

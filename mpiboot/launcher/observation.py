@@ -6,7 +6,7 @@ import asyncio
 import shutil
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -76,8 +76,7 @@ async def wait(
     # First, as the line is parsed by the rules of its MPI.
     mpi = await asyncio.to_thread(_mpi, launcher, program, patience=programs.LONG)
     line = mpirun_line.read(program, mpi.family)
-    plans.refuse_unknown(mpi, line)
-    found = await find_hostfile(
+    found = await hostfiles.of_job(
         launcher.resolved, launcher.environ, _rest(launcher).timeout, line.hostfiles
     )
     before = _before_hosts(launcher, found.hostfile, mpi, line)
@@ -172,7 +171,7 @@ async def probe_hosts(
     Raises:
         MpibootError: there is no hostfile, or no key.
     """
-    hosts = (await find_hostfile(resolved, environ, 0.0)).hostfile.hosts
+    hosts = (await hostfiles.of_job(resolved, environ, 0.0)).hostfile.hosts
     to = access(launcher_pod(resolved, environ, role, patience=0.0))
     return hosts, to, await gate.probe_once(hosts, resolved.settings, to)
 
@@ -185,7 +184,7 @@ async def look(
     mpi = _mpi(launcher, program)
     own = await asyncio.to_thread(_own_facts, launcher)
     line = mpirun_line.read(program, mpi.family)
-    found = await find_hostfile(launcher.resolved, launcher.environ, 0.0, line.hostfiles)
+    found = await hostfiles.of_job(launcher.resolved, launcher.environ, 0.0, line.hostfiles)
     pairs = _pairs(launcher)
     passed = await gate.probe_once(
         found.hostfile.hosts,
@@ -248,9 +247,13 @@ def _for_mpirun(before: Observed, passed: gate.GateResult, own: PodFacts) -> dic
     return names.for_mpirun(listed, local, own.hostname, by_first_label=by_first_label)
 
 
-async def pass_gates(launcher: LauncherPod, reached: list[Worker] | None = None) -> gate.GateResult:
-    """Wait until every host is ready; ``reached`` is as for ``wait``."""
-    found = await find_hostfile(launcher.resolved, launcher.environ, _rest(launcher).timeout)
+async def pass_gates(
+    launcher: LauncherPod,
+    reached: list[Worker] | None = None,
+    report: Callable[[GateResult], None] | None = None,
+) -> gate.GateResult:
+    """Wait until every host is ready; ``reached`` and ``report`` are as for ``gate.wait``."""
+    found = await hostfiles.of_job(launcher.resolved, launcher.environ, _rest(launcher).timeout)
     for item in found.warnings:
         log.finding(item)
     follow = hostfiles.HostfileFollower(found)
@@ -262,6 +265,7 @@ async def pass_gates(launcher: LauncherPod, reached: list[Worker] | None = None)
         PipelineOptions(pairs=pairs),
         follow=follow,
         reached=reached,
+        report=report,
     )
     dialled = await pairs.results(passed.workers)
     await pairs.close()
@@ -299,26 +303,6 @@ def no_mpirun(environ: Mapping[str, str], called: str = "") -> MpibootError:
     )
 
 
-async def find_hostfile(
-    resolved: Resolved,
-    environ: Mapping[str, str],
-    patience: float,
-    line: tuple[str, ...] = (),
-    hostname: str | None = None,
-) -> hostfiles.JobHostfile:
-    """Read the hostfiles that the program's own mpirun line names, else the settings'."""
-    own = socket.gethostname() if hostname is None else hostname
-    return await hostfiles.find(
-        resolved.settings.hostfile,
-        str(resolved.given["hostfile"]),
-        environ,
-        patience=patience,
-        line=line,
-        listed=hostfiles.hosts_by_setting(resolved, environ),
-        platform=lambda: hostfiles.hosts_by_platform(environ, own),
-    )
-
-
 async def needs_key(
     resolved: Resolved, environ: Mapping[str, str], patience: float, program: tuple[str, ...] = ()
 ) -> bool:
@@ -333,7 +317,7 @@ async def needs_key(
         wanted = resolved.settings.mpi
         family = found.family if wanted is AUTO else wanted
         line = mpirun_line.read(program, family).hostfiles
-    listed = await find_hostfile(resolved, environ, patience, line)
+    listed = await hostfiles.of_job(resolved, environ, patience, line)
     own = socket.gethostname()
     fqdns = pod.own_names(own)
     return not all(names.is_local(host.name, own, fqdns) for host in listed.hostfile.hosts)

@@ -1,37 +1,50 @@
-"""The launcher becomes the small process that stays, beside mpirun or beside a script.
+"""The launcher becomes the small process that stays, beside mpirun or beside another command.
 
 A forked child waits for the hosts, with all that was loaded before, while the small process starts.
 Light: a pod's first process has loaded little more than the command line.
 
-A script, or another program that starts processes by itself, runs once: a private folder comes
-first on its PATH, in which ``mpirun`` and ``mpiexec`` are mpiboot, so that each call has gates,
-flags and an end of its own. A program that may log in to the hosts by itself is started when they
-are ready, with an ``ssh`` that knows them (``child.prepare_script``).
+A command that is no mpirun runs once, here and at once, and nobody reads it. A private folder comes
+first on its PATH, in which ``mpirun`` is mpiboot by each of its names, so that every call has
+gates, flags and an end of its own. Its ``ssh`` waits for the host that it names
+(``child.prepare_logins``).
 """
 
 from __future__ import annotations
 
+import binascii
 import os
+import shlex
 import shutil
 import signal
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from mpiboot.core import log
-from mpiboot.core.launch_names import ATTEMPT, KEEP_KEY, LAUNCH_ID, RESULT
+from mpiboot.core.checks import MpibootError, error
+from mpiboot.core.launch_names import (
+    ATTEMPT,
+    COMMAND_DIR,
+    KEEP_KEY,
+    LAUNCH_ID,
+    LAUNCHES,
+    RESULT,
+    WANTED,
+)
 from mpiboot.core.launch_spec import ParentOptions, ParentTask
 from mpiboot.core.model import Finding, Level, MpiFamily
-from mpiboot.core.setting_types import AUTO, Auto, Switch, WorkerExit
+from mpiboot.core.setting_types import AUTO, Auto, WorkerExit
 from mpiboot.core.settings import ROWS, Resolved, Settings
+from mpiboot.core.wording import counted
 from mpiboot.job import program_words
 from mpiboot.launcher import shims
 from mpiboot.supervisor import signals
 from mpiboot.supervisor.signals import SIGNALS
 from mpiboot.system import control_groups, files, process
+from mpiboot.system.spawn import DEFAULT_PATH
 
 
 def run(
@@ -46,30 +59,55 @@ def run(
         resolved: the settings.
         program: the user's line.
         environ: this pod's environment.
-        measure: looks at the network first, where the program is one for the hosts.
+        measure: looks at the network before a launch, where that is asked for.
 
     Raises:
-        MpibootError: it can't be started, or a script doesn't exist.
+        MpibootError: it can't be started, or the program doesn't exist.
     """
+    refuse_removed(resolved)
     if prints(resolved, program, environ):
         process.replace(program, environ)
-    once = runs_once(resolved, program, environ)
-    if measure and once and _needs_no_hosts(resolved, program, environ):
-        measure = None
-    if measure:
+    _check_words(program, environ)
+    launch = program_words.is_mpirun(program[0])
+    if measure and launch and _is_first(environ):
         measure()
     signals.block()  # from now on they are for the process that stays
-    if once:
-        _run_script(resolved, program, environ, once, measured=measure is not None)
-    _launch(resolved, program, environ)
+    (_launch if launch else _run_once)(resolved, program, environ)
 
 
-def _needs_no_hosts(
-    resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
-) -> bool:
-    """Tell whether a program that runs once starts though no host is ready."""
-    ungated = resolved.settings.script_gate is Switch.OFF
-    return ungated or program_words.only_stays(program) or bool(_no_hostfile(resolved, environ))
+def _is_first(environ: Mapping[str, str]) -> bool:
+    """Whether no other launch of the same command has measured the network."""
+    if folder := environ.get(COMMAND_DIR):
+        try:
+            (Path(folder) / "measured").touch(exist_ok=False)
+        except OSError:
+            return False
+    return True
+
+
+def refuse_removed(resolved: Resolved) -> None:
+    """Refuse what was a setting once: the job would run otherwise than it says.
+
+    Raises:
+        MpibootError: ``usage``.
+    """
+    if resolved.removed:
+        first, *others = (replace(item, level=Level.FAIL) for item in resolved.removed)
+        raise MpibootError(first, tuple(others))
+
+
+def _check_words(program: tuple[str, ...], environ: Mapping[str, str]) -> None:
+    """Check for several words that a manifest has as one.
+
+    Raises:
+        MpibootError: ``usage``; the first word is no program.
+    """
+    misquoted = program_words.misquoted_args(program)
+    if misquoted:
+        hint = "write one argument for each word"
+        if shutil.which(program[0], path=environ.get("PATH", "")) is None:
+            raise error("usage", misquoted, hint=hint)
+        log.finding(Finding("usage", Level.WARN, misquoted, hint=hint))
 
 
 def prints(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]) -> bool:
@@ -102,9 +140,14 @@ def _launch(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, 
         MpibootError: ``program-missing``; this interpreter can't be executed.
         OSError: no child can be started.
     """
+    line: tuple[str, ...] = ()
+    if folder := environ.get(COMMAND_DIR):
+        line = (Path(program[0]).name, f"{binascii.crc32(chr(0).join(program).encode()):08x}")
+        with suppress(OSError):  # a command that is over has none
+            (Path(folder) / LAUNCHES).touch()
     attempt = new_attempt(resolved.settings.worker_exit, environ)
     words = start_child(resolved, program, environ, attempt)
-    become_parent(ParentTask.LAUNCH, _options(resolved.settings), words, environ)
+    become_parent(ParentTask.LAUNCH, _options(resolved.settings, line=line), words, environ)
 
 
 def _options(settings: Settings, **more: Any) -> ParentOptions:  # noqa: ANN401 - as they are
@@ -125,8 +168,6 @@ def start_child(
     program: tuple[str, ...],
     environ: Mapping[str, str],
     attempt: str = "",
-    *,
-    script: bool = False,
 ) -> list[str]:
     """Fork the child that waits for the hosts; it remains a child after this process's exec.
 
@@ -137,7 +178,6 @@ def start_child(
         program: the user's line.
         environ: the parent's environment.
         attempt: this launcher's name for workers; empty where it is a part of a job.
-        script: whether the program starts processes by itself.
 
     Returns:
         The parent's arguments: the child's process number, and the descriptor of its result.
@@ -153,7 +193,7 @@ def start_child(
         os.dup2(writer, RESULT)
         for handle in {reader, writer} - {RESULT}:
             os.close(handle)
-        _be_child(resolved, program, environ, attempt, script=script)
+        _be_child(resolved, program, environ, attempt)
     _lead_a_group(pid)  # here too: the parent may end it before it has run
     os.close(writer)
     os.set_inheritable(reader, True)
@@ -165,8 +205,6 @@ def _be_child(
     program: tuple[str, ...],
     environ: Mapping[str, str],
     attempt: str,
-    *,
-    script: bool,
 ) -> NoReturn:
     _lead_a_group(0)
     given = dict(environ)
@@ -177,7 +215,7 @@ def _be_child(
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     from mpiboot.launcher import child  # noqa: PLC0415 - the parent has none of it
 
-    child.main(resolved, program, attempt, script=script)
+    child.main(resolved, program, attempt)
 
 
 def _lead_a_group(pid: int) -> None:
@@ -203,11 +241,11 @@ def new_attempt(wanted: WorkerExit | Auto, environ: Mapping[str, str]) -> str:
 
     Args:
         wanted: the setting ``worker_exit``.
-        environ: this pod's environment, with a mark inside a launch or a script.
+        environ: this pod's environment, with a mark inside a launch or below a command.
 
     Returns:
-        Empty if this is only a part of a job, as a launcher by ``kubectl exec`` or in a script,
-        which others may follow.
+        Empty if this is only a part of a job, as a launcher by ``kubectl exec`` or below a
+        command, which others may follow.
     """
     part = environ.get(LAUNCH_ID) or environ.get(ATTEMPT)
     unknown = wanted is AUTO and not process.is_containers_own()
@@ -216,161 +254,83 @@ def new_attempt(wanted: WorkerExit | Auto, environ: Mapping[str, str]) -> str:
     return f"{process.host_and_time()}@{os.urandom(4).hex()}"
 
 
-_READ: Final = 1 << 16
-# The script's launches have their own grace, and some seconds to kill what ignores signals.
+# The command's launches have their own grace, and some seconds to kill what ignores signals.
 _MORE_GRACE: Final = 10.0
+# Of a command's words, in a line of the log.
+_SHOWN: Final = 60
 
 
-@dataclass(frozen=True, slots=True)
-class RunsOnce:
-    """Why a program runs once, and whether it may log in to the hosts itself."""
-
-    reason: str
-    reaches_hosts: bool
-
-
-def runs_once(
-    resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
-) -> RunsOnce | None:
-    """Tell whether a program runs once and starts processes by itself; None if ranks run it."""
-    settings, given = resolved.settings, resolved.given["script"]
-    # Some mpiruns are scripts themselves.
-    if program_words.is_mpirun(program[0]) or settings.script is Switch.OFF:
-        return None
-    if settings.script is Switch.ON:
-        return RunsOnce(str(given), reaches_hosts=True)
-    if program_words.starts_by_itself(program):
-        return RunsOnce(f"{program[0]} logs in to hosts itself", reaches_hosts=True)
-    if program_words.only_stays(program):
-        return RunsOnce(f"{' '.join(program)} is for a look around", reaches_hosts=False)
-    return _judge_script(program, environ)
-
-
-def _judge_script(program: tuple[str, ...], environ: Mapping[str, str]) -> RunsOnce | None:
-    named = program_words.script_of(program)
-    path, text = _script(named, environ)
-    if named.python:
-        _warn_of_python(path, text)
-        return None
-    calls = program_words.calls(text)
-    if not calls:
-        return None
-    what = f"the script {path}" if path else "its script"
-    names = " and ".join(dict.fromkeys(call.name for call in calls))
-    # By its name alone mpirun is mpiboot there.
-    own_gates = all(call.is_mpirun and not call.path for call in calls)
-    return RunsOnce(f"{what} calls {names}", reaches_hosts=not own_gates)
-
-
-def _warn_of_python(path: str, text: str) -> None:
-    """Warn of a Python program that may start ranks in every rank."""
-    found = program_words.python_calls(text)
-    if found:
-        message = f"{path} calls {found[0].name}, and runs as every rank"
-        hint = "MPIBOOT_SCRIPT=on runs it once, here; MPIBOOT_SCRIPT=off says that ranks are meant"
-        log.finding(Finding("script", Level.WARN, message, hint=hint))
-
-
-def calls_by_path(text: str) -> Finding | None:
-    """Warn of calls by absolute path, which bypass the folder on PATH."""
-    call = next((call for call in program_words.calls(text) if call.path), None)
-    if call is None:
-        return None
-    message = f"the script calls {call.name} by its path ({call.path}), bypassing mpiboot"
-    hint = "call it by its name, or put a link to mpiboot in its place in the image"
-    if not call.is_mpirun:
-        hint = "call it by its name: only so it knows the job's hosts and its key"
-    return Finding("shims", Level.WARN, message, hint=hint)
-
-
-def _script(named: program_words.Script, environ: Mapping[str, str]) -> tuple[str, str]:
-    """Read a program's script: its file (empty for ``sh -c``), and the beginning of its text."""
-    if not named.path:
-        return "", named.text
-    # An interpreter doesn't look its script up on PATH.
-    found = "" if named.python else shutil.which(named.path, path=environ.get("PATH", ""))
-    path = found or named.path
-    try:
-        with Path(path).open("rb") as file:
-            data = file.read(_READ)
-    except (OSError, ValueError):
-        return path, ""
-    return path, "" if b"\0" in data else data.decode("utf-8", "replace")
-
-
-def _run_script(
-    resolved: Resolved,
-    program: tuple[str, ...],
-    environ: Mapping[str, str],
-    found: RunsOnce,
-    *,
-    measured: bool = False,
-) -> NoReturn:
-    """Become the process beside the program, with mpiboot in front of every mpirun.
-
-    ``measured``: the network was, before the script, and is not by each mpirun again.
+def _run_once(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]) -> NoReturn:
+    """Become the process beside a command, with mpiboot in front of every mpirun.
 
     Raises:
         MpibootError: the program doesn't exist, or no private folder can be made.
     """
-    bypass = calls_by_path(_script(program_words.script_of(program), environ)[1])
-    if bypass:
-        log.finding(bypass)
-    settings = resolved.settings
+    settings, path = resolved.settings, environ.get("PATH", DEFAULT_PATH)
     process.lookup(program, environ)
-    tmpdir = environ.get("TMPDIR", "")
-    folder = files.runtime_dir(settings.runtime_dir, os.getuid(), "script", tmpdir=tmpdir)
-    shims.link(folder)
+    folder = _command_folder(settings, environ)
+    shims.link(folder / "bin", path)
+    files.make_fifo(folder / WANTED)
+    # Any host may be the job's, until the gate knows them.
+    ssh = shutil.which("ssh", path=path) or ""
+    shims.write_ssh(folder, {"ssh": ssh, "hosts": "?*", "logins": ""})
+    attempt = new_attempt(settings.worker_exit, environ)
     env = {
         **environ,
         **flags(resolved),
-        "PATH": os.pathsep.join((str(folder), environ.get("PATH", ""))),
+        "PATH": os.pathsep.join((str(folder / "bin"), path)),
         "MPIBOOT_ROLE": "launcher",
-        **({"MPIBOOT_VALIDATE": "off"} if measured else {}),
+        COMMAND_DIR: str(folder),
+        **({KEEP_KEY: "1", ATTEMPT: attempt} if attempt else {}),
     }
-    attempt = new_attempt(settings.worker_exit, environ)
-    if attempt:
-        env |= {KEEP_KEY: "1", ATTEMPT: attempt}
+    hint = how_as_ranks(resolved, program, environ)
     options = _options(
         settings,
         grace=settings.grace + _MORE_GRACE,
-        last_launches=str(folder.parent / "launcher") if attempt else "",
+        last_launches=str(folder.parent.parent / "launcher") if attempt else "",
+        folder=str(folder),
+        gate=tuple(process.python(_GATE, str(folder))),
+        hint=hint,
     )
-    why_not = _no_gate(resolved, environ, found)
-    each = "mpiboot checks the hosts and plans for each of its calls of mpirun"
-    if why_not:
-        log.info("script", f"{found.reason}: {each}; {why_not}")
-        become_parent(ParentTask.SCRIPT, options, list(program), env)
-    message = "it runs once, here, when all hosts are ready; its ssh and mpirun know them"
-    log.info("script", f"{found.reason}: {message}")
-    words = start_child(resolved, program, env, script=True)
-    become_parent(ParentTask.LAUNCH, options, words, env)
+    log.info("command", f"{program[0]} runs once, in this pod" + (f"; {hint}" if hint else ""))
+    become_parent(ParentTask.COMMAND, options, list(program), env)
 
 
-def _no_gate(resolved: Resolved, environ: Mapping[str, str], found: RunsOnce) -> str:
-    """Say why a program does not wait for hosts; empty if it does."""
-    settings = resolved.settings
-    if settings.script_gate is Switch.OFF:
-        return f"{resolved.given['script_gate']}: it starts at once"
-    if not found.reaches_hosts:
-        return "it starts at once"
-    return _no_hostfile(resolved, environ)
+_GATE: Final = "from mpiboot.launcher.child import serve_logins; serve_logins(sys.argv[1])"
 
 
-def _no_hostfile(resolved: Resolved, environ: Mapping[str, str]) -> str:
-    """Say why a program does not wait for a hostfile that nobody named; empty if it does."""
-    # Loaded late: the module is heavy, and most launchers don't come here.
+def _command_folder(settings: Settings, environ: Mapping[str, str]) -> Path:
+    """Name the private folder of a command, and remove those of commands that have ended.
+
+    Raises:
+        MpibootError: ``runtime-folder``; no folder can be written.
+    """
+    named = environ.get("TMPDIR", "")
+    above = files.runtime_dir(settings.runtime_dir, os.getuid(), "command", tmpdir=named)
+    own = above / str(os.getpid())
+    for path in above.iterdir():
+        if path == own or not Path("/proc", path.name).exists():
+            shutil.rmtree(path, ignore_errors=True)
+    return own
+
+
+def how_as_ranks(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]) -> str:
+    """Say how a command would be started as ranks; empty where no hosts are known yet."""
+    # Loaded late: it is heavy, and launches load it in their child.
+    import asyncio  # noqa: PLC0415
+
     from mpiboot.hosts import hostfiles  # noqa: PLC0415
 
-    given = str(resolved.given["hostfile"])
-    first = hostfiles.candidates(resolved.settings.hostfile, given, environ)[0]
-    # os.path: Path.exists raises where this user may not enter a folder on the way.
-    if not first.is_default or os.path.exists(first.path):  # noqa: PTH110
+    try:
+        found = asyncio.run(hostfiles.of_job(resolved, environ, 0.0)).hostfile
+    except MpibootError:  # each launch says what is wrong with it
         return ""
-    own = os.uname().nodename
-    if hostfiles.hosts_by_setting(resolved, environ) or hostfiles.hosts_by_platform(environ, own):
-        return ""
-    return f"there is no hostfile ({first.path}), so it starts at once"
+    each = resolved.settings.slots
+    given = (each if each and not host.slots_given else host.slots for host in found.hosts)
+    line = shlex.join(program)
+    if len(line) > _SHOWN or "\n" in line:
+        line = f"{program[0]} ..."
+    return f"`mpirun {line}` runs it on the {counted(sum(given), 'slot')} of {found.path}"
 
 
 def flags(resolved: Resolved) -> dict[str, str]:

@@ -9,6 +9,7 @@ ever finding a shim.
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Mapping
@@ -22,14 +23,15 @@ from mpiboot.job import program_words
 from mpiboot.system import files
 from mpiboot.system.spawn import DEFAULT_PATH
 
-NAMES: Final = ("mpirun", "mpiexec", "sshd")
+NAMES: Final = (*program_words.MPIRUNS, "sshd")
+# Those that are installed in an image.
+_INSTALLED: Final = ("mpirun", "mpiexec", "sshd")
 # Where an image keeps the real programs whose place a shim has taken.
 REAL: Final = Path("/usr/local/lib/mpiboot/real")
 # Where sshd is installed; an ordinary user's PATH lacks these.
 SSHD_FOLDERS: Final = ("/usr/sbin", "/usr/local/sbin")
-# The ssh of a program that logs in to the job's hosts by itself.
+# The ssh of a command that may log in to the job's hosts by itself.
 _SSH: Final = str(Path(__file__).resolve().parent.parent / "libexec" / "ssh")
-SSH_WORDS: Final = f"{_SSH}_words"
 
 
 def _is_mpiboot(place: str, own: str) -> bool:
@@ -109,7 +111,7 @@ def cleared(environ: Mapping[str, str]) -> str:
 
 
 def _plain_ssh(environ: Mapping[str, str]) -> str:
-    """Give PATH without the ``ssh`` for scripts: launch agents have their own."""
+    """Give PATH without the folder of a command: a launch has its own mpirun and agents."""
     folders = environ.get("PATH", DEFAULT_PATH).split(os.pathsep)
     return os.pathsep.join(item for item in folders if os.path.realpath(f"{item}/ssh") != _SSH)
 
@@ -133,7 +135,8 @@ def _front(path: str, own: str, environ: Mapping[str, str]) -> Path:
     rest = os.pathsep.join(
         item for item in path.split(os.pathsep) if os.path.realpath(item) != here
     )
-    behind = {name: real(name, rest, own) for name in NAMES}
+    shims = {name for item in path.split(os.pathsep) for name in _leads(item, own)}
+    behind = {name: real(name, rest, own) for name in sorted(shims)}
     if all(Path(place).parent == REAL for place in behind.values() if place):
         return REAL
     for name, place in behind.items():
@@ -171,7 +174,7 @@ def install(folder: str, environ: Mapping[str, str]) -> tuple[str, ...]:
     lines = []
     with files.writing(folder):
         target.mkdir(mode=0o755, parents=True, exist_ok=True)
-        for name in NAMES:
+        for name in _INSTALLED:
             place = target / name
             if place.is_symlink() and place.resolve() == own:
                 place.unlink()
@@ -185,28 +188,37 @@ def install(folder: str, environ: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def link(folder: Path) -> None:
-    """Link mpirun and mpiexec in a private folder to mpiboot.
+def link(folder: Path, path: str) -> None:
+    """Make the folder that comes first on a command's PATH: mpirun by its names, and ssh.
+
+    Args:
+        folder: the folder, which isn't there yet.
+        path: the PATH behind it: an mpirun that isn't on it is not linked, but for the two names
+            that the command may look for in an MPI that it adds itself.
 
     Raises:
         MpibootError: ``runtime-folder``; the folder can't be written.
     """
     own = own_file()
     with files.writing():
-        for name in ("mpirun", "mpiexec"):
-            (folder / name).unlink(missing_ok=True)
-            (folder / name).symlink_to(own)
+        folder.mkdir(mode=0o700, parents=True)
+        for name in program_words.MPIRUNS:
+            if name in _INSTALLED or shutil.which(name, path=path):
+                (folder / name).symlink_to(own)
+        (folder / "ssh").symlink_to(_SSH)
+        (folder.parent / "ssh_words").symlink_to(f"{_SSH}_words")
 
 
-def link_ssh(folder: Path) -> None:
-    """Link ssh in a private folder to the one that knows the job's hosts.
+def write_ssh(folder: Path, values: Mapping[str, str]) -> None:
+    """Write what a command's ssh reads: ``name='value'`` lines, for a POSIX shell.
 
     Raises:
-        MpibootError: ``runtime-folder``; the folder can't be made.
+        MpibootError: ``runtime-folder``; it can't be written.
     """
-    with files.writing():
-        folder.mkdir(mode=0o700)
-        (folder / "ssh").symlink_to(_SSH)
+    # Where no ssh is installed, its own place says so.
+    values = {"pins": "", "client": "", **values, "ssh": values["ssh"] or "/usr/bin/ssh"}
+    lines = (f"{name}={shlex.quote(value)}\n" for name, value in values.items())
+    files.write_private(folder / "ssh.conf", "".join(lines))
 
 
 def remove(folder: str) -> tuple[str, ...]:

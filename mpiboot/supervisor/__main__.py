@@ -1,8 +1,8 @@
 """The launcher's process: stdlib only, without asyncio, so that a few megabytes stay.
 
 ``python -I -S mpiboot/supervisor/__main__.py launch OPTIONS PID HANDLE`` has a child that waits for
-the hosts, from before it was executed, and reads its result there. ``script OPTIONS PROGRAM...``
-stays beside a program that calls mpirun itself, ``stay OPTIONS`` beside nothing.
+the hosts, from before it was executed, and reads its result there. ``command OPTIONS PROGRAM...``
+runs a command that is no mpirun, and stays beside it, ``stay OPTIONS`` beside nothing.
 """
 
 # Run by its path, it must find its package first; pathlib costs a megabyte.
@@ -43,7 +43,7 @@ def run(task: ParentTask, text: str, words: list[str]) -> int:
             os.set_inheritable(result, False)  # it was to outlive the exec, and is nobody else's
             code = parent.launch(child, result)
         else:
-            code = parent.beside(tuple(words)) if task is ParentTask.SCRIPT else parent.stay()
+            code = parent.beside(tuple(words)) if task is ParentTask.COMMAND else parent.stay()
     finally:
         code = parent.write_last(code)
         log.write_by(None)

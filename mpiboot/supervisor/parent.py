@@ -6,6 +6,7 @@ by here: one that came while hosts were waited for, mpirun's, and a signal's in 
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from dataclasses import replace as with_fields
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from mpiboot.core import log
 from mpiboot.core.checks import BY_REFERENCE, ExitCode
@@ -21,18 +22,18 @@ from mpiboot.core.launch_names import (
     ATTEMPT,
     BY_SIGNAL,
     CLIENT_SOCKET,
+    COMMAND_DIR,
+    EARLIER,
     KEEP_KEY,
+    LAUNCHES,
+    LOGINS,
+    OVER,
+    RESULT,
     TIMED,
+    WANTED,
     outside_launch,
 )
-from mpiboot.core.launch_spec import (
-    Failure,
-    LaunchSpec,
-    ParentOptions,
-    Result,
-    ScriptSpec,
-    from_line,
-)
+from mpiboot.core.launch_spec import Failure, LaunchSpec, ParentOptions, Result, from_line
 from mpiboot.core.setting_types import ProveTransport
 from mpiboot.core.wording import counted
 from mpiboot.supervisor import report
@@ -206,51 +207,87 @@ class Preparation:
                 self._result = self._result or died(status, self.oom_kills)
 
 
-# Between two looks at what a signalled script has left.
+# Between two looks at what a signalled command has left.
 _LOOK: Final = 0.1
 _NOT_STARTED: Final = 127
+_PIPE: Final = "(a pipe without `set -o pipefail`?)"
 
 
 @dataclass(eq=False)
-class ScriptRun:
-    """A program that calls mpirun itself, to the end of all that its process group started.
+class CommandRun:
+    """A command that is no launch, to the end of all that its process group started.
 
-    Each call below has a parent of its own. This process passes signals on, reaps what is left to
-    it, and ends with the program's status.
+    Each mpirun below has a parent of its own. This process passes signals on, reaps what is left
+    to it, and ends with the command's status. A gate runs beside it once its ssh has asked.
     """
 
     program: tuple[str, ...]
-    grace: float
+    options: ParentOptions
     loop: EventLoop
     signals: Signals
+    mask: set[signal.Signals | int]
 
     def __post_init__(self) -> None:
         self._child = 0
+        self._gate = 0
+        self.asked = False  # whether its ssh has asked for a host
         self._code: int | None = None
         self.told, self._deadline = 0, float("inf")
         # A terminal's own signals reach the whole foreground group; else each comes to us alone.
         self._send = os.kill if has_terminal() else os.killpg
 
-    def run(self, mask: set[signal.Signals | int]) -> int:
+    def run(self) -> int:
         """Start the program and stay until it ends.
 
         Returns:
             Its exit code; 128+n where a signal ended it, or it hid one.
         """
         self.loop.on(self.signals.handle, self._read_signals, vital=True)
+        with suppress(OSError):
+            # Opened for writing too, it has no end.
+            self._wanted = os.open(self._file(WANTED), os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+            self.loop.on(self._wanted, self._start_gate)
         try:
-            self._child = spawn(self.program, os.environ, mask, own_group=self._send is os.killpg)
+            own_group = self._send is os.killpg
+            self._child = spawn(self.program, os.environ, self.mask, own_group=own_group)
         except OSError as wrong:
             log.error("program-missing", f"[program-missing] {self.program[0]}: {wrong.strerror}")
             return _NOT_STARTED
-        # The launches below the script may take their grace, also where it ended at once.
+        # The launches below may take their grace, also where the command ended at once.
         while self._code is None or (self.told and self._reaches(0)):
             self.loop.wait(time.monotonic() + _LOOK if self.told else None)
             if time.monotonic() >= self._deadline:
                 log.warning("killed", f"{self.program[0]} did not end in time and is killed")
                 self._reaches(signal.SIGKILL)
                 break
+        if self._gate:
+            send([self._gate], signal.SIGKILL)
+            wait_gone([self._gate])
         return self._code or (BY_SIGNAL + self.told if self.told else 0)
+
+    def _file(self, name: str) -> str:
+        return f"{self.options.folder}/{name}"
+
+    def _start_gate(self) -> None:
+        """Start the gate; it ends with this process, which holds the other end of its pipe."""
+        self.loop.off(self._wanted)
+        self.asked = True
+        self._held, writer = os.pipe()
+        streams = {0: None, 1: None, RESULT: writer}
+        try:
+            self._gate = spawn(
+                self.options.gate, os.environ, self.mask, streams=streams, own_session=True
+            )
+        except OSError as wrong:
+            self._gate_failed(f"the gate can't be started: {wrong.strerror}")
+        finally:
+            os.close(writer)
+
+    def _gate_failed(self, message: str) -> None:
+        """Write for the command's ssh that nobody waits for hosts, as the gate itself could not."""
+        log.error("command", message)
+        with suppress(OSError), open(self._file(OVER), "x", encoding="utf-8") as file:
+            file.write(f"ssh: {message}\n")
 
     def _read_signals(self) -> None:
         for number, _ in self.signals.read():
@@ -261,12 +298,16 @@ class ScriptRun:
             self._reaches(number)
             if number in ENDING:
                 self.told = self.told or number
-                self._deadline = time.monotonic() + self.grace
+                self._deadline = time.monotonic() + self.options.grace
 
     def _reap(self) -> None:
         for pid, status in reap():
             if pid == self._child:
                 self._code = exit_status(status)
+            elif pid == self._gate:
+                self._gate = 0
+                if not os.path.exists(self._file(OVER)):
+                    self._gate_failed(f"the gate ended with {exit_status(status)}")
 
     def _reaches(self, number: int) -> bool:
         """Signal the program, or its whole group; whether anybody was there."""
@@ -277,8 +318,41 @@ class ScriptRun:
         return True
 
 
+class EndedLaunch(NamedTuple):
+    """How a launch below a command ended; ``code`` is 0 also where it was told to end.
+
+    Its line is mpirun's ``name``, and ``words``, which are the same for the same words.
+    """
+
+    name: str
+    words: str
+    code: int
+    reason: str
+
+
+def failed_launch(text: str) -> EndedLaunch | None:
+    """Find the last launch that failed, unless one of the same line went well after it.
+
+    Args:
+        text: what the launches have written, a line each.
+    """
+    last: dict[tuple[str, str], EndedLaunch] = {}
+    for line in text.splitlines():
+        ended = EndedLaunch(*json.loads(line))
+        last.pop((ended.name, ended.words), None)
+        last[ended.name, ended.words] = ended
+    return next((ended for ended in reversed(last.values()) if ended.code), None)
+
+
+def _text(path: str) -> str:
+    """Read a file; empty where it isn't there."""
+    with suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+        return file.read()
+    return ""
+
+
 def launches(folder: str) -> dict[str, float]:
-    """Find the folders of the launches below a script, and when each was made."""
+    """Find the folders of the launches below a command, and when each was made."""
     times: dict[str, float] = {}
     with suppress(OSError):
         for entry in os.scandir(folder):
@@ -288,7 +362,7 @@ def launches(folder: str) -> dict[str, float]:
 
 
 def last_launch(folder: str) -> str:
-    """Find the folder of the last launch below a script; empty where there is none."""
+    """Find the folder of the last launch below a command; empty where there is none."""
     times = launches(folder)
     return max(times, key=times.__getitem__, default="")
 
@@ -310,6 +384,7 @@ class Parent:
         self._stderr = stderr
         self._options = options
         self._mask = mask
+        self._above = os.environ.get(COMMAND_DIR, "")  # the folder of the command above
         self._began = time.monotonic()
         self._run_times: tuple[float, ...] = ()  # when mpirun was started, and when it had ended
         self._loop = EventLoop()
@@ -332,65 +407,67 @@ class Parent:
             if result.held:
                 self._hold()
             return result.code
-        if isinstance(result, ScriptSpec):
-            return self._after_gates(result, preparation)
         # This process's own: what it starts from here on belongs to this launch.
         for unset in result.unset_env:
             os.environ.pop(unset, None)
         os.environ.update(result.set_env)
         return self._run(result, preparation)
 
-    def beside(self, program: tuple[str, ...], logins: str = "", earlier: str = "") -> int:
-        """Stay beside a program that starts processes itself; give its exit code.
+    def beside(self, program: tuple[str, ...]) -> int:
+        """Run a command that is no launch, and stay beside it; give its exit code."""
+        options, what = self._options, program[0]
+        report.remove_record(options.job_record)
+        log_before = log.read_termination(options.termination_log)
+        command = CommandRun(program, options, self._loop, self._signals, self._mask)
+        code = command.run()
+        self._hurries = bool(command.told)
+        called = os.path.exists(f"{options.folder}/{LAUNCHES}") or command.asked
+        failed = failed_launch(_text(f"{options.folder}/{LAUNCHES}"))
+        message, reference = f"{what} ended with {code}", ""
+        hint = "" if called or not options.hint else f"it called no mpirun: {options.hint}"
+        if code:
+            reference = "signal" if command.told else "program"
+        elif failed:
+            reference, hint = "launch", ""
+            message += f", but its {failed.name} ended with {failed.code} {_PIPE}"
+        why = self._explain(f"{reference}: {message}", reference, hint, log_before)
+        logins = f"{options.folder}/{LOGINS}" if command.asked else ""
+        folder = logins or last_launch(options.last_launches)
+        if options.last_launches and folder:
+            self._tell_workers(folder, os.environ.get(ATTEMPT, ""), why if code else "", hold=0.0)
+        for folder in filter(None, (*launches(options.last_launches), logins)):
+            remove_key(folder)
+        say, mark = log.info, ""
+        if reference in ("program", "launch"):
+            say, mark = (log.error if code else log.warning), f"[{reference}] "
+        say("program", f"{mark}{message}", code=code, hint=hint)
+        end = Failure(code, reference, f"{reference}: {message}\n")
+        self._record(end, time.monotonic() - self._began)
+        log.ended(code, reference if code else "")
+        return code
+
+    def _explain(self, message: str, reference: str, hint: str, before: str) -> str:
+        """Write the termination message, unless a launch below has; why it failed, in one line.
 
         Args:
-            program: its line.
-            logins: the folder of what its ssh reads; empty where it has none.
-            earlier: what workers told of the attempt before; empty where nobody was asked.
+            message: how the command ended.
+            reference: what that stands for; empty after a good end.
+            hint: what to do.
+            before: the termination message from before the command.
         """
-        grace, below = self._options.grace, self._options.last_launches
-        log_before = log.read_termination(self._options.termination_log)
-        script = ScriptRun(program, grace, self._loop, self._signals)
-        code = script.run(self._mask)
-        self._hurries = bool(script.told)
-        message = f"{program[0]} ended with {code}"
-        reference = ("signal" if script.told else "program") if code else ""
-        why = (
-            self._why_script_failed(f"{reference}: {message}", log_before, earlier) if code else ""
-        )
-        folder = (logins or last_launch(below)) if below else ""
-        if folder:
-            self._tell_workers(folder, os.environ.get(ATTEMPT, ""), why, hold=0.0)
-        for folder in filter(None, (*launches(below), logins)):
-            remove_key(folder)
-        failed = bool(code) and not script.told
-        say, mark = (log.error, "[program] ") if failed else (log.info, "")
-        say("program", f"{mark}{message}", code=code)
-        log.ended(code, reference)
-        return code
-
-    def _why_script_failed(self, message: str, before: str, earlier: str) -> str:
-        """Write the termination message where no mpirun below has; why it failed, in one line."""
         path = self._options.termination_log
         below = log.read_termination(path)
-        if below and below != before:
+        if below == before:
+            below = ""
+        if below and reference in ("program", "signal"):
             return f"{message}; {below.splitlines()[0]}"
-        log.write_termination(path, "".join(f"{line}\n" for line in (message, earlier) if line))
+        lines = [message.removeprefix(": "), hint and f"-> {hint}", *below.splitlines()]
+        if not reference:  # a launch that failed went well later
+            lines = lines[:2] if hint else []
+        lines.append(_text(f"{self._options.folder}/{EARLIER}").strip() if reference else "")
+        if any(lines) or below:
+            log.write_termination(path, "".join(f"{line}\n" for line in lines if line))
         return message
-
-    def _after_gates(self, spec: ScriptSpec, preparation: Preparation) -> int:
-        """Run a program whose hosts are ready, and what serves its logins meanwhile."""
-        os.environ.update(spec.set_env)
-        try:
-            if spec.client:
-                self._client = start_listening(spec.client, os.environ, spec.folder, CLIENT_SOCKET)
-        except OSError as wrong:
-            log.error("script", f"mpiboot's own SSH client: {wrong.strerror}")
-        finally:
-            preparation.let_child_end()
-        code = self.beside(spec.argv, spec.folder, spec.earlier)
-        self._end_client()
-        return code
 
     def _end_client(self) -> None:
         if self._client:
@@ -509,7 +586,19 @@ class Parent:
         self._flush(self._stderr, "stderr")
         return replace(spec.argv, os.environ, self._mask)
 
+    def _tell_command(self, code: int, reason: str) -> None:
+        """Write for the command above how this launch ended; ``code`` is 0 where it was told to."""
+        if self._options.line:
+            called, words = self._options.line
+            ended = EndedLaunch(called, words, code, reason)
+            with (
+                suppress(OSError),
+                open(f"{self._above}/{LAUNCHES}", "a", encoding="utf-8") as file,
+            ):
+                file.write(json.dumps(ended) + "\n")
+
     def _not_started(self, failure: Failure) -> None:
+        self._tell_command(failure.code if failure.held else 0, failure.message)
         seconds = time.monotonic() - self._began
         report.tell_not_started(failure, seconds, self._options.termination_log)
         self._record(failure, seconds)
@@ -529,6 +618,7 @@ class Parent:
 
     def _ended(self, spec: LaunchSpec, verdict: Verdict, lines: tuple[str, ...] = ()) -> int:
         seconds = time.monotonic() - self._began
+        self._tell_command(0 if verdict.by_signal else verdict.code, verdict.message)
         why = report.tell(verdict, spec, seconds, self._options.termination_log, lines)
         hold = 0.0 if verdict.by_signal else self._options.hold_on_failure
         if spec.attempt:

@@ -192,6 +192,14 @@ def remove_record(path: str) -> None:
             os.unlink(path)
 
 
+def _of_last_launch(path: str) -> dict[str, Any]:
+    """Read what the last launch of a command has recorded, and is its own."""
+    with suppress(OSError, ValueError), open(path, encoding="utf-8") as file:
+        found = json.load(file)
+        return {name: found[name] for name in ("hosts", "ranks", "phases", "transport")}
+    return {}
+
+
 def _fails_by_transport(spec: LaunchSpec) -> bool:
     return spec.prove == ProveTransport.FAIL.value and spec.transport != "TCP"
 
@@ -256,6 +264,8 @@ def write_record(
         "phases": phases(times),
         "transport": {**nothing, **(transport or {})},
     }
+    if spec is None and path != _LOG:
+        record |= _of_last_launch(path)
     if path == _LOG:
         log.record("job-record", "the record of the job", **record)
         return

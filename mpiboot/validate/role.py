@@ -58,12 +58,12 @@ def job(resolved: Resolved, environ: Mapping[str, str], asked: ToolOptions) -> N
     elif settings.worker_exit is AUTO:
         env["MPIBOOT_WORKER_EXIT"] = WorkerExit.AFTER_JOB.value
     env |= launcher.flags(resolved)
-    env |= {"MPIBOOT_JOB_RECORD": str(record), "MPIBOOT_SCRIPT": "off", "MPIBOOT_VALIDATE": "off"}
+    env |= {"MPIBOOT_JOB_RECORD": str(record), "MPIBOOT_VALIDATE": "off"}
     env["MPIBOOT_TAG_OUTPUT"] = "off"  # the tool's lines are read
     env["MPIBOOT_HOLD_ON_FAILURE"] = "0"  # the time is for the tool
     if settings.supervise is Switch.ON:  # else it is mpirun itself that gets the signal
         env[TIMED] = "1"
-    argv = process.python(_LAUNCH, "launcher", "--", "sh", "-c", text, "sh")
+    argv = process.python(_LAUNCH, "launcher", "--", "mpirun", "sh", "-c", text, "sh")
     try:
         run = _run(argv, env, asked, str(record))
     finally:

@@ -139,10 +139,10 @@ class Bench:
             path = f"{folder}:{path}"
             environ |= {KIND: self.mpirun, CONTROL: str(control.path)}
         environ["PATH"] = path
-        argv = ["mpirun", "-n", str(self.workers.count), *program.argv] if real else ["true"]
+        ranks = ("-n", str(self.workers.count), *program.argv)
+        argv = ["mpirun", *(ranks if real else ("true",))]
         if settings is None:
             environ |= self._plain(way, folder, hostfile)
-            argv = argv if real else ["mpirun", *argv]
         else:
             argv = [*self.mpiboot, "launcher", "--", *argv]
             environ |= {

@@ -24,7 +24,7 @@ exec date +exec=%s.%N
 """
 # The first line of each launcher, so that what runc takes is not in the numbers either.
 BEGIN = "date +begin=%s.%N; "
-MPIBOOT = BEGIN + "exec mpiboot launcher -- true"
+MPIBOOT = BEGIN + "exec mpiboot launcher -- mpirun true"
 SSH = "ssh -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR"
 
 

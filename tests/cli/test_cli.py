@@ -139,7 +139,7 @@ def test_help_breaks_no_word_from_sixty_columns_on(tmp_path: Path, command: str)
     [
         (["--timeout", "3", "./train"], "mpiboot launcher --timeout 3 -- ./train"),
         (["--timeout=3", "./train", "-x"], "mpiboot launcher --timeout=3 -- ./train -x"),
-        (["-v", "-np", "4", "./a b"], "mpiboot launcher -v -n 4 -- './a b'"),
+        (["-np", "4", "./a b"], "mpiboot mpirun -np 4 './a b'"),
         (["--oversubscribe", "--", "./train"], "mpiboot launcher --oversubscribe -- ./train"),
         (["--timeout", "3", "wait"], "mpiboot wait --timeout 3"),
         (["--sshd", "embedded"], "mpiboot worker --sshd embedded"),
@@ -226,10 +226,10 @@ def test_a_programs_own_log_format_is_not_mpiboots(tmp_path: Path) -> None:
 
 
 def test_short_options(tmp_path: Path) -> None:
-    assert mpiboot(tmp_path, "settings", "-n", "4", "-q", "--json").stderr == ""
-    told = json.loads(mpiboot(tmp_path, "settings", "-n", "4", "-v", "--json").stdout)
+    assert mpiboot(tmp_path, "settings", "-q", "--json").stderr == ""
+    told = json.loads(mpiboot(tmp_path, "settings", "-v", "--json").stdout)
     values = {item["name"]: item["value"] for item in told}
-    assert (values["np"], values["log_level"]) == (4, "debug")
+    assert values["log_level"] == "debug"
     quiet = mpiboot(tmp_path, "settings", "-q", env={"MPIBOOT_NPP": "1"})
     assert "MPIBOOT_NPP" in quiet.stderr  # a warning is not left out
 
@@ -283,7 +283,7 @@ def test_a_command_that_says_the_role_is_not_overruled_by_the_variable(
     assert mpiboot(tmp_path, role, "--role", "none", "--", "true").returncode == 2
     other = "worker" if role == "launcher" else "launcher"
     env = {"MPIBOOT_ROLE": other, "MPIBOOT_SSH_KEY": str(tmp_path), "MPIBOOT_TIMEOUT": "0"}
-    done = mpiboot(tmp_path, role, "--", "true", env=env)
+    done = mpiboot(tmp_path, role, "--", "mpirun", "a", env=env)
     assert f"MPIBOOT_ROLE={other} is not used: `mpiboot {role}` comes first" in done.stderr
     # No hostfile, or no key: the role's own way was gone.
     assert done.returncode == (66 if role == "launcher" else 77)
@@ -295,7 +295,7 @@ def test_a_look_has_a_deadline_of_its_own_and_only_a_flag_changes_it(
 ) -> None:
     """The variable is the deadline of the launcher that waits; a guard of 60 s is around this."""
     env = {"MPIBOOT_TIMEOUT": "900", "MPIBOOT_HOSTFILE": "/nowhere/hostfile"}
-    words = ["--", "true"] if command == "plan" else []
+    words = ["--", "mpirun", "a"] if command == "plan" else []
     done = mpiboot(tmp_path, command, *words, env=env)
     assert done.returncode != 0
     assert "MPIBOOT_TIMEOUT" not in done.stdout + done.stderr
@@ -334,7 +334,7 @@ def test_the_version_is_told(tmp_path: Path, form: str) -> None:
         ("shims", {}, "Missing command", "write `mpiboot shims install` or `mpiboot shims remove`"),
         ("help nothing", {}, "no command nothing", "see `mpiboot --help` and"),
         ("doctor x", {}, "No such command 'x'", ""),
-        ("", {}, "no program was given", "give the launcher its program (`mpiboot ./train`"),
+        ("", {}, "no program was given", "give the launcher its command (`mpiboot mpirun"),
         ("launcher --timeout", {}, "--timeout", ""),
         ("launcher --timeout soon -- ./a", {}, "--timeout is 'soon': expected a num", ""),
         (
@@ -343,7 +343,11 @@ def test_the_version_is_told(tmp_path: Path, form: str) -> None:
             "MPIBOOT_TIMEOUT is '-1': expected a number of",
             "",
         ),
-        ("settings", {"MPI_NP": "four"}, "MPI_NP is 'four': expected a whole number", ""),
+        ("settings", {"MPIBOOT_SLOTS": "four"}, "is 'four': expected a whole number", ""),
+        ("launcher --np 4 -- ./train", {}, "no option --np", "ranks are started by mpirun"),
+        ("launcher -n 4 -- ./train", {}, "no option -n", "ranks are started by mpirun"),
+        ("launcher --script on -- ./a", {}, "no option --script", "a command that is no mpirun"),
+        ("plan -- ./train", {"MPIBOOT_NP": "4"}, "MPIBOOT_NP was removed", "ranks are started by"),
         ("settings", {"MPIBOOT_SSHD": "dropbear"}, "expected one of auto, openssh, embedded", ""),
         ("worker", {"MPIBOOT_SSH_PORT": "70000"}, "expected a whole number from 1 to 65535", ""),
         ("./train", {"START_SSHD": "maybe"}, "START_SSHD is 'maybe': expected true or false", ""),
@@ -411,9 +415,11 @@ def test_the_end_is_a_json_line_too_but_for_what_a_worker_runs_beside_itself(
 
 
 def test_settings_tell_value_and_source(tmp_path: Path) -> None:
-    done = mpiboot(tmp_path, "settings", "--np", "4", "--json", env={"MPI_DNS_WAIT_SECONDS": "9"})
+    done = mpiboot(
+        tmp_path, "settings", "--slots", "4", "--json", env={"MPI_DNS_WAIT_SECONDS": "9"}
+    )
     told = {item["name"]: item for item in json.loads(done.stdout)}
-    assert (told["np"]["value"], told["np"]["given_by"]) == (4, "--np")
+    assert (told["slots"]["value"], told["slots"]["given_by"]) == (4, "--slots")
     assert (told["dns_wait"]["value"], told["dns_wait"]["source"]) == (9.0, "environment")
     assert told["timeout"]["source"] == "default"
     table = mpiboot(tmp_path, "settings", "--no-oversubscribe").stdout
@@ -560,7 +566,10 @@ def test_a_launcher_that_fails_before_mpirun_is_held_too(tmp_path: Path) -> None
     """For a look inside: a signal ends it, the exit code and the reason stay."""
     (tmp_path / "termination-log").touch()
     with subprocess.Popen(
-        [*MPIBOOT, *["launcher", "--timeout", "0", "--hold-on-failure", "300", "--", "./train"]],
+        [
+            *MPIBOOT,
+            *["launcher", "--timeout", "0", "--hold-on-failure", "300", "--", "mpirun", "a"],
+        ],
         env=environment(tmp_path),
         stderr=subprocess.PIPE,
         text=True,
@@ -608,3 +617,30 @@ def test_errors_are_json_before_the_settings_are_read_where_mpiboots_own_words_s
 ) -> None:
     monkeypatch.setenv("MPIBOOT_LOG_FORMAT", env)
     assert cli._wants_json(words.split()) is wanted
+
+
+ENDS = """
+import os, signal, sys
+from mpiboot.cli import main
+main.end_on_signals()
+if len(sys.argv) > 1:
+    os.getpid = lambda: 1
+signal.raise_signal(signal.SIGTERM)
+"""
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_signal_before_any_role_has_begun_ends_the_first_process(
+    tmp_path: Path, *, first: bool
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ENDS, *(["first"] if first else [])],
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=GUARD,
+        check=False,
+    )
+    assert done.returncode == 128 + signal.SIGTERM
+    said = "mpiboot: SIGTERM came before anything was started\n"
+    assert done.stderr == (said if first else "")

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from mpiboot.cli import main
-from mpiboot.job import program_words
 from tests.fakes.cli import GUARD, environment, message, mpiboot
 
 SHOW = (
@@ -44,7 +43,7 @@ def test_without_a_role_the_arguments_reach_the_program_as_they_are(tmp_path: Pa
 @pytest.mark.parametrize(
     ("words", "runs"),
     [
-        ("mpiboot ./train -n 2", "./train -n 2"),
+        ("mpiboot mpirun ./train -n 2", "mpirun ./train -n 2"),
         ("/mpiboot/bin/mpiboot mpirun ./train", "mpirun ./train"),
         ("mpiboot worker", "worker"),
         ("mpiboot rank -- ./train", "mpiboot rank -- ./train"),
@@ -85,60 +84,6 @@ def test_a_program_that_is_not_there_is_127_with_a_line(tmp_path: Path) -> None:
     assert message(tmp_path).startswith("program-missing: ")
 
 
-@pytest.fixture
-def mpi(tmp_path: Path) -> dict[str, str]:
-    """A PATH with an MPI, and a program that isn't a shell."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    for name in ("mpirun", "train"):
-        (folder / name).write_text("#!/bin/sh\nexit 5\n")
-        (folder / name).chmod(0o755)
-    return {"PATH": f"{folder}:/usr/bin:/bin"}
-
-
-def test_a_program_that_runs_once_where_an_mpi_is_installed_is_warned_of(
-    tmp_path: Path, mpi: dict[str, str]
-) -> None:
-    done = mpiboot(tmp_path, "train", env=mpi)
-    assert done.returncode == 5
-    first, second = done.stderr.splitlines()
-    assert first.startswith("mpiboot: warning: [role] train runs once in this pod, without mpirun")
-    assert "MPIBOOT_ROLE=launcher" in second
-
-
-@pytest.mark.parametrize(
-    ("words", "env"),
-    [
-        (["train"], {"MPIBOOT_ROLE": "none"}),
-        (["sh", "-c", "exit 5"], {"JOB_COMPLETION_INDEX": "1"}),
-        (["mpirun", "-n", "2", "train"], {}),
-        (["train"], {"OMPI_COMM_WORLD_RANK": "0"}),
-    ],
-)
-def test_what_is_meant_to_run_once_is_not_warned_of(
-    tmp_path: Path, mpi: dict[str, str], words: list[str], env: dict[str, str]
-) -> None:
-    done = mpiboot(tmp_path, *words, env={**mpi, **env})
-    assert (done.returncode, done.stderr) == (5, "")
-
-
-def test_in_one_pod_of_an_indexed_job_it_runs_with_a_warning(
-    tmp_path: Path, mpi: dict[str, str]
-) -> None:
-    """Many an indexed Job has tasks that need no MPI, in an image that has one."""
-    done = mpiboot(tmp_path, "train", env={**mpi, "JOB_COMPLETION_INDEX": "1"})
-    assert done.returncode == 5
-    assert "JOB_COMPLETION_INDEX says that this is one pod of an indexed Job" in done.stderr
-
-
-def test_a_statefulsets_pod_is_known_by_its_name_in_etc_hosts() -> None:
-    hosts = "127.0.0.1 localhost\n10.0.0.7\tnode-1.mpi.default.svc.cluster.local\tnode-1\n"
-    assert "node-1.mpi.default.svc" in program_words.one_of_several({}, "node-1", hosts)
-    assert not program_words.one_of_several({}, "node-2", hosts)
-    assert not program_words.one_of_several({}, "node-1", "10.0.0.7 node-1\n")
-    assert not program_words.one_of_several({}, "train", hosts.replace("node-1", "train"))
-
-
 def test_nothing_to_run_is_said(tmp_path: Path) -> None:
     done = mpiboot(tmp_path)
     assert done.returncode == 2
@@ -165,7 +110,7 @@ def test_the_role_none_runs_the_program_beside_a_hostfile_too(tmp_path: Path) ->
 @pytest.mark.parametrize("env", [{"K_MPI_JOB_ROLE": "launcher"}, {"MPIBOOT_ROLE": "launcher"}])
 def test_a_launcher_goes_through_its_gates(tmp_path: Path, env: dict[str, str]) -> None:
     more = {**env, "MPIBOOT_TIMEOUT": "0", "MPIBOOT_SSH_KEY": str(tmp_path / "none")}
-    done = mpiboot(tmp_path, "/bin/sh", "-c", "exit 5", env=more)
+    done = mpiboot(tmp_path, "mpirun", "/bin/sh", "-c", "exit 5", env=more)
     assert done.returncode == 66
     assert f"role launcher ({next(iter(env))}" in done.stderr
     assert "[hostfile-missing]" in done.stderr
@@ -174,7 +119,7 @@ def test_a_launcher_goes_through_its_gates(tmp_path: Path, env: dict[str, str]) 
 def test_a_launcher_without_a_program_is_exit_2_with_the_line_to_add(tmp_path: Path) -> None:
     done = mpiboot(tmp_path, env={"K_MPI_JOB_ROLE": "launcher"})
     assert done.returncode == 2
-    assert "args: [mpirun, ./prog]" in done.stderr
+    assert "args: [mpirun, ./train]" in done.stderr
 
 
 @pytest.mark.parametrize(

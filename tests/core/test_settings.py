@@ -52,29 +52,46 @@ def test_no_flag_or_variable_is_used_twice() -> None:
 
 
 def test_a_flag_wins_over_the_variable_and_that_over_older_names() -> None:
-    environ = {"MPIBOOT_TIMEOUT": "20", "MPI_NP": "3", "MPIBOOT_NP": "4", "MPI_HOSTFILE": "/old"}
+    environ = {
+        "MPIBOOT_TIMEOUT": "20",
+        "MPI_HOSTFILE": "/old",
+        "MPI_DNS_WAIT_SECONDS": "3",
+        "MPIBOOT_DNS_WAIT": "4",
+    }
     found = settings.resolve({"timeout": "10"}, environ)
     assert found.settings.timeout == 10
     assert str(found.given["timeout"]) == "--timeout"
-    assert found.settings.np == 4
-    assert found.given["np"] == settings.Given(Source.ENVIRONMENT, "MPIBOOT_NP")
+    assert found.settings.dns_wait == 4
+    assert found.given["dns_wait"] == settings.Given(Source.ENVIRONMENT, "MPIBOOT_DNS_WAIT")
     assert found.settings.hostfile == "/old"
     assert str(found.given["hostfile"]) == "MPI_HOSTFILE"
-    assert sorted(item.message for item in found.warnings) == [
+    assert [item.message for item in found.warnings] == [
         "MPIBOOT_TIMEOUT=20 is not used: --timeout=10 comes first",
-        "MPI_NP=3 is not used: MPIBOOT_NP=4 comes first",
+        "MPI_DNS_WAIT_SECONDS=3 is not used: MPIBOOT_DNS_WAIT=4 comes first",
     ]
 
 
 def test_two_names_that_say_the_same_are_no_warning() -> None:
-    assert settings.resolve({"np": "4"}, {"MPI_NP": "4", "MPIBOOT_NP": "4"}).warnings == ()
+    environ = {"MPI_HOSTFILE": "/a", "MPIBOOT_HOSTFILE": "/a"}
+    assert settings.resolve({"hostfile": "/a"}, environ).warnings == ()
+
+
+@pytest.mark.parametrize("name", ["MPIBOOT_NP", "MPIBOOT_SCRIPT", "MPIBOOT_SCRIPT_GATE"])
+def test_what_was_a_setting_is_told_with_the_way_instead(name: str) -> None:
+    found = settings.resolve({}, {name: "1", "MPI_NP": "9"})
+    assert found.warnings == ()
+    (removed,) = found.removed
+    assert (removed.message, removed.hint) == (
+        f"{name} was removed from mpiboot",
+        settings.REMOVED[name],
+    )
+    assert settings.resolve({}, {name: ""}).removed == ()
 
 
 @pytest.mark.parametrize(
     ("name", "text", "field", "value"),
     [
         ("MPI_HOSTFILE", "/etc/mpi/hostfile", "hostfile", "/etc/mpi/hostfile"),
-        ("MPI_NP", "8", "np", 8),
         ("MPI_DNS_WAIT_SECONDS", "120", "dns_wait", 120.0),
         ("MPI_DNS_WAIT_INTERVAL", "3", "dns_interval", 3.0),
         ("REWRITE_MPI_HOSTFILE_FQDN", "true", "rewrite_fqdn", "on"),
@@ -89,7 +106,7 @@ def test_older_names_keep_their_meaning(name: str, text: str, field: str, value:
 
 
 def test_an_empty_variable_counts_as_not_given() -> None:
-    found = settings.resolve({}, {"MPIBOOT_TIMEOUT": "", "MPI_NP": "", "START_SSHD": ""})
+    found = settings.resolve({}, {"MPIBOOT_TIMEOUT": "", "MPI_HOSTFILE": "", "START_SSHD": ""})
     assert found.settings == settings.Settings()
     assert found.warnings == ()
 
@@ -159,12 +176,12 @@ def test_what_mpiboot_hands_to_itself_is_no_unknown_setting() -> None:
         ("launch_timeout", "0s", "more than 0 seconds, such as"),
         ("launch_timeout", "soon", "a number of seconds"),
         ("ssh_keepalive", "600000h", "at most 2147483647 seconds"),
-        ("np", "0", "a whole number from 1"),
-        ("np", "-4", "a whole number from 1"),
-        ("np", "4.0", "a whole number from 1"),
-        ("np", "four", "a whole number from 1"),
-        ("np", "\u0664", "a whole number from 1"),
-        ("np", "2147483648", "a whole number from 1 to 2147483647"),
+        ("slots", "0", "a whole number from 1"),
+        ("slots", "-4", "a whole number from 1"),
+        ("slots", "4.0", "a whole number from 1"),
+        ("slots", "four", "a whole number from 1"),
+        ("slots", "\u0664", "a whole number from 1"),
+        ("slots", "2147483648", "a whole number from 1 to 2147483647"),
         ("slots", "9" * 5000, "a whole number from 1 to 2147483647"),
         ("replicas", "150001", "a whole number from 1 to 150000"),
         ("ssh_port", "9" * 5000, "a whole number from 1 to 65535"),

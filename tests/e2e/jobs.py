@@ -36,7 +36,7 @@ def example(file: str, mpi: str, *args: str, name: str = "train") -> Fields:
     made["metadata"]["name"] = name
     for role in ("Launcher", "Worker"):
         container(made, role).update(image=image(mpi), resources=_SMALL)
-    container(made, "Launcher")["args"] = [RING, *args]
+    container(made, "Launcher")["args"] = ["mpirun", RING, *args]
     return made
 
 

@@ -208,7 +208,12 @@ def test_the_second_network_carries_data(namespace: Namespace) -> None:
     job["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["metadata"] = {
         "annotations": {"k8s.v1.cni.cncf.io/networks": network}
     }
-    container(job, "Launcher")["args"] = ["sh", "-c", f"{RING} && env | grep ^NCCL_SOCKET_IFNAME="]
+    container(job, "Launcher")["args"] = [
+        "mpirun",
+        "sh",
+        "-c",
+        f"{RING} && env | grep ^NCCL_SOCKET_IFNAME=",
+    ]
     set_env(job, "Launcher", MPIBOOT_DATA_IFNAME="net1")
     namespace.apply(job)
     log = succeeds(namespace)

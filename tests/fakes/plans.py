@@ -13,6 +13,7 @@ from mpiboot.core.settings import resolve
 from mpiboot.job.mpirun_line import read
 from mpiboot.job.plan import Plan, make
 from mpiboot.job.plan_builder import LaunchPaths, Observed
+from mpiboot.job.program_words import is_mpirun
 
 ROOT: Final = Identity(0, 0, "root", "/root", "/bin/sh", known=True, capabilities=0)
 NOBODY: Final = Identity(1000, 1000, "uid1000", "/", "/bin/sh", known=False, capabilities=0)
@@ -116,7 +117,7 @@ def observed(
         links=(link("lo", "127.0.0.1/8"), link("eth0", "10.244.0.9/24")),
         identity=identity,
         environ=environ,
-        line=read(["./train"], MpiFamily(family)),
+        line=read(["mpirun", "./train"], MpiFamily(family)),
     )
 
 
@@ -125,9 +126,13 @@ def planned(
     seen: Observed | None = None,
     flags: Mapping[str, str] | None = None,
 ) -> Plan:
-    """Plan a program, as one line or as words; whatever is decided and found is said in words."""
+    """Plan a line, or a program that mpirun starts, as one line or as words.
+
+    Whatever is decided and found is said in words.
+    """
     seen = seen or observed()
     words = program.split() if isinstance(program, str) else program
+    words = words if is_mpirun(words[0]) else ("mpirun", *words)
     seen = replace(seen, line=read(words, seen.mpi.family))
     plan = make(seen, resolve(flags or {}, seen.environ), PATHS)
     told: list[object] = [*plan.argv, *plan.set_env.values(), *plan.unset_env]

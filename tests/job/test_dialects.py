@@ -4,11 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.core.checks import ExitCode, MpibootError
 from mpiboot.core.model import Mpi, MpiFamily
-from mpiboot.job import dialects, plan
+from mpiboot.job import dialects
 from mpiboot.job.dialects import DIALECTS, parameter
-from mpiboot.job.mpirun_line import read
 from tests.fakes.plans import failing, observed, planned, reason, warned
 
 
@@ -16,25 +14,6 @@ def test_no_constant_holds_what_a_remote_shell_would_read() -> None:
     for row in DIALECTS.values():
         for item in (*row.constants, *row.root):
             assert not set(item.value) & set("\"'$\\`;&|<>() \n"), item
-
-
-@pytest.mark.parametrize(
-    ("mpi", "message"),
-    [
-        (Mpi(MpiFamily.UNKNOWN, "", "/usr/bin/mpirun", "it said nothing"), "it said nothing"),
-        (Mpi(MpiFamily.UNKNOWN, "", "/usr/bin/mpirun", ""), "/usr/bin/mpirun is not recognised"),
-    ],
-)
-def test_an_unknown_mpi_without_a_line_is_refused_with_what_works(mpi: Mpi, message: str) -> None:
-    with pytest.raises(MpibootError) as refused:
-        plan.refuse_unknown(mpi, read(["./train"], mpi.family))
-    assert refused.value.code == ExitCode.CONFLICT
-    assert message in refused.value.finding.message
-    assert mpi.path in refused.value.finding.message
-    assert (
-        "Open MPI 4.1 (ORTE), Open MPI 5.0 (PRRTE), MPICH (Hydra)" in refused.value.finding.message
-    )
-    assert "MPIBOOT_MPI" in refused.value.finding.hint
 
 
 @pytest.mark.parametrize(

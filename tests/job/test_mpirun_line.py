@@ -100,7 +100,6 @@ def test_a_rewritten_option_says_what_it_says() -> None:
         ("/opt/o/bin/prterun ./p", "/opt/o/bin/mpirun", "/opt/o/bin/prterun"),
         ("mpirun --prefix /opt/o/ ./p", "mpirun", "/opt/o/bin/mpirun"),
         ("/usr/bin/mpirun -prefix /opt/o ./p", "/usr/bin/mpirun", "/opt/o/bin/mpirun"),
-        ("./train --prefix /opt/o", "", ""),
     ],
 )
 @pytest.mark.parametrize("family", ["openmpi4", "openmpi5"])
@@ -306,8 +305,6 @@ def test_hydras_words_are_read_in_any_case_with_its_environment_options() -> Non
 
 
 def test_the_program_is_known_where_it_is_one_and_stands_where_it_is_looked_for() -> None:
-    assert read(["./prog", "x"], MpiFamily.OPENMPI4) == UserLine(("./prog", "x"))
-    assert read(["./prog", "x"], MpiFamily.OPENMPI4).program == "./prog"
     assert line("-n 2 ./prog x").program == "./prog"
     for elsewhere in (
         "--wdir /x ./prog",

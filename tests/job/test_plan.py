@@ -48,8 +48,6 @@ both = pytest.mark.parametrize("family", FAMILIES)
             ("core", Source.FLAG, "given on the mpirun line"),
         ),
         ("./train", {}, {}, "ranks", ("4", Source.DEFAULT, "all slots of 2 hosts")),
-        ("./train", {"MPI_NP": "3"}, {}, "ranks", ("3", Source.ENVIRONMENT, "MPI_NP")),
-        ("./train", {"MPI_NP": "3"}, {"np": "2"}, "ranks", ("2", Source.FLAG, "--np")),
         (
             *("mpirun -n 2 ./train", {"MPI_NP": "3"}, {}, "ranks"),
             ("2", Source.FLAG, "-n on the mpirun line"),
@@ -264,8 +262,7 @@ def test_hosts_without_slots_get_those_that_the_operator_names(
     plan = planned(line, observed(family, {**POD, **environ}, listed=BARE))
     assert (plan.ranks, plan.hostfile) == (4, "w-0 slots=2\nw-1 slots=2\n")
     assert reason(plan, "default-slots")[:2] == ("2", source)
-    four = planned(line, observed(family, {**POD, **environ}, listed=BARE), {"np": "4"})
-    assert failing(four) == []
+    assert failing(plan) == []
 
 
 @both
@@ -337,12 +334,8 @@ def test_long_names_go_into_the_copy_and_into_the_list_of_daemons(family: str) -
 
 
 @both
-@pytest.mark.parametrize("how", ["setting", "line"])
-def test_more_ranks_than_slots_are_said_with_what_is_asked_and_offered(
-    family: str, how: str
-) -> None:
-    program, flags = ("./train", {"np": "9"}) if how == "setting" else ("mpirun -n 9 ./train", {})
-    plan = planned(program, observed(family), flags)
+def test_more_ranks_than_slots_are_said_with_what_is_asked_and_offered(family: str) -> None:
+    plan = planned("mpirun -n 9 ./train", observed(family))
     assert failing(plan) == []
     (finding,) = plan.findings
     assert finding.check == "slots"
@@ -354,7 +347,7 @@ def test_more_ranks_than_slots_are_said_with_what_is_asked_and_offered(
 
 @both
 def test_more_ranks_than_slots_go_where_that_is_asked_for(family: str) -> None:
-    plan = planned("./train", observed(family), {"np": "9", "oversubscribe": "true"})
+    plan = planned("mpirun -n 9 ./train", observed(family), {"oversubscribe": "true"})
     assert failing(plan) == []
     assert plan.ranks == 9
     name = (
@@ -373,14 +366,14 @@ def test_4_is_told_by_its_own_variable_too_that_ranks_may_be_more(
 ) -> None:
     """As mpirun 4.1.4 itself reads them."""
     name = "OMPI_MCA_rmaps_base_oversubscribe"
-    plan = planned("./train", observed(environ={**POD, name: value}), {"np": "9"})
+    plan = planned("mpirun -n 9 ./train", observed(environ={**POD, name: value}))
     assert ["refuses more ranks" in item.message for item in plan.findings] == [True] * refused
     assert name not in plan.set_env
 
 
 @both
 def test_a_host_that_gets_no_rank_is_said(family: str) -> None:
-    plan = planned("./train", observed(family, listed=hosts(4, 4)), {"np": "4"})
+    plan = planned("mpirun -n 4 ./train", observed(family, listed=hosts(4, 4)))
     assert failing(plan) == []
     assert "1 of 2 hosts will get no rank: w-1.job.ns.svc" in plan.findings[0].message
     assert "--map-by node" in plan.findings[0].hint
@@ -577,9 +570,7 @@ def test_no_secret_is_shown_by_a_plan(family: str) -> None:
 
 def test_the_first_failure_ends_the_launcher_and_the_others_come_along() -> None:
     seen = observed("openmpi5", {**POD, "PRTE_MCA_x": "$"})
-    plan = planned(
-        "./train", seen, {"np": "99", "port_range": "7000-7001", "control_ifname": "ens9"}
-    )
+    plan = planned("./train", seen, {"port_range": "7000-7001", "control_ifname": "ens9"})
     assert failing(plan) == ["interface-missing", "settings-conflict"]
     with pytest.raises(MpibootError) as stopped:
         stop_on_failure(plan.findings)

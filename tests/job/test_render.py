@@ -160,9 +160,9 @@ def test_long_lines_are_broken_on_a_terminal_below_their_own_column() -> None:
 
 
 def test_settings_are_shown_with_where_they_came_from() -> None:
-    resolved = resolve({"np": "4"}, {"MPIBOOT_FORWARD": "A,B", "START_SSHD": "yes"})
+    resolved = resolve({"slots": "4"}, {"MPIBOOT_FORWARD": "A,B", "START_SSHD": "yes"})
     lines = {line.split()[0]: line.split() for line in render.settings(resolved, ROWS).splitlines()}
-    assert lines["MPIBOOT_NP"][1:3] == ["4", "--np"]
+    assert lines["MPIBOOT_SLOTS"][1:3] == ["4", "--slots"]
     assert lines["MPIBOOT_FORWARD"][1:3] == ["A,B", "MPIBOOT_FORWARD"]
     assert lines["MPIBOOT_START_SSHD"][1:3] == ["true", "START_SSHD"]
     assert lines["MPIBOOT_TIMEOUT"][1:3] == ["600", "default"]
@@ -170,16 +170,17 @@ def test_settings_are_shown_with_where_they_came_from() -> None:
 
 
 def test_settings_are_records_in_json() -> None:
-    resolved = resolve({}, {"MPI_NP": "4"})
+    resolved = resolve({}, {"MPI_DNS_WAIT_SECONDS": "4"})
     told = json.loads(render.as_json(render.settings_record(resolved, ROWS)))
-    (np,) = [item for item in told if item["name"] == "np"]
-    assert (np["value"], np["default"], np["source"], np["given_by"]) == (
+    (wait,) = [item for item in told if item["name"] == "dns_wait"]
+    assert (wait["value"], wait["default"], wait["source"], wait["given_by"]) == (
         4,
         None,
         "environment",
-        "MPI_NP",
+        "MPI_DNS_WAIT_SECONDS",
     )
-    assert (np["variable"], np["older"], np["roles"]) == ("MPIBOOT_NP", ["MPI_NP"], ["launcher"])
+    assert (wait["variable"], wait["older"]) == ("MPIBOOT_DNS_WAIT", ["MPI_DNS_WAIT_SECONDS"])
+    assert wait["roles"] == ["launcher"]
     assert len(told) == len(ROWS)
 
 

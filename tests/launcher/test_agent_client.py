@@ -72,7 +72,7 @@ def test_few_hosts_have_what_the_setting_says_and_what_is_here(
 ) -> None:
     launcher = pod(tmp_path, {**plans.POD, "PATH": path(tmp_path) if ssh else "/nowhere"}, **given)
     mpi = plans.observed().mpi
-    found = observation.choose_client(launcher, 2, mpi, read(["./train"], mpi.family))
+    found = observation.choose_client(launcher, 2, mpi, read(["mpirun", "./train"], mpi.family))
     assert (found.value, found.source) == (kind, source)
 
 
@@ -115,7 +115,7 @@ def test_where_too_few_files_may_be_open_each_host_has_an_ssh(
     monkeypatch.setattr(os_calls, "most_open_files", lambda: 128)
     launcher = pod(tmp_path, {**plans.POD, "PATH": path(tmp_path)})
     mpi = plans.observed().mpi
-    found = observation.choose_client(launcher, MANY, mpi, read(["./train"], mpi.family))
+    found = observation.choose_client(launcher, MANY, mpi, read(["mpirun", "./train"], mpi.family))
     assert found.value == "openssh"
     assert "needs 144 open files for 16 hosts, and this pod's hard limit is 128" in found.reason
 

@@ -45,13 +45,13 @@ def env(tmp_path: Path) -> dict[str, str]:
 
 
 def test_the_plan_of_a_job_in_one_pod(tmp_path: Path, env: dict[str, str]) -> None:
-    done = mpiboot(tmp_path, "plan", "--json", "-n", "2", "--", "./train", "-x", env=env)
+    done = mpiboot(tmp_path, "plan", "--json", "--", "mpirun", "-n", "2", "./train", "-x", env=env)
     assert done.returncode == 0, done.stderr
     made = json.loads(done.stdout)
     assert made["argv"][0].endswith("mpirun")
     assert made["argv"][-2:] == ["./train", "-x"]
     assert made["argv"][made["argv"].index("-n") + 1] == "2"
-    text = mpiboot(tmp_path, "plan", "--", "./train", env=env)
+    text = mpiboot(tmp_path, "plan", "--", "mpirun", "./train", env=env)
     assert (text.returncode, "./train" in text.stdout) == (0, True)
 
 
@@ -60,7 +60,7 @@ def test_a_plan_that_can_not_be_started_has_the_launchers_code(
 ) -> None:
     """Open MPI 5.0 takes no list of links."""
     words = ("--mpi", "openmpi5", "--control-ifname", "eth0,eth1")
-    done = mpiboot(tmp_path, "plan", "--json", *words, "--", "./train", env=env)
+    done = mpiboot(tmp_path, "plan", "--json", *words, "--", "mpirun", "./train", env=env)
     failed = [item for item in json.loads(done.stdout)["findings"] if item["level"] == "fail"]
     (check,) = [item["check"] for item in failed]
     assert done.returncode == BY_REFERENCE[check].code != 0
@@ -88,7 +88,7 @@ def test_hosts_that_are_not_ready_are_told_as_json_too(tmp_path: Path, env: dict
 def test_a_plan_waits_for_no_key(tmp_path: Path, env: dict[str, str]) -> None:
     env["MPIBOOT_SSH_KEY"] = str(tmp_path / "none")
     (tmp_path / "hostfile").write_text("w-0.invalid\n")
-    done = mpiboot(tmp_path, "plan", "--timeout", "600", "--", "./train", env=env)
+    done = mpiboot(tmp_path, "plan", "--timeout", "600", "--", "mpirun", "./train", env=env)
     assert (done.returncode, "[ssh-key]" in done.stderr) == (77, True)
 
 

@@ -22,7 +22,7 @@ def job(folder: Path, hosts: int = 2) -> list[str]:
 
 
 def test_a_plan_is_made_without_key_hosts_or_an_mpi(tmp_path: Path) -> None:
-    words = [*job(tmp_path), "--mpi", "openmpi5", "--", "./train"]
+    words = [*job(tmp_path), "--mpi", "openmpi5", "--", "mpirun", "./train"]
     done = mpiboot(tmp_path, *words, env=NO_MPI)
     assert done.returncode == 0, done.stderr
     assert "mpirun -n 4 " in done.stdout
@@ -48,14 +48,16 @@ def test_the_version_of_another_mpi_on_this_machine_is_not_the_images(tmp_path: 
     mine.chmod(0o755)
     path = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
     for wanted, version in (("openmpi4", "4.1.4"), ("openmpi5", "(not known)")):
-        done = mpiboot(tmp_path, *job(tmp_path), "--mpi", wanted, "--", "./train", env=path)
+        done = mpiboot(
+            tmp_path, *job(tmp_path), "--mpi", wanted, "--", "mpirun", "./train", env=path
+        )
         (line,) = (line for line in done.stdout.splitlines() if line.strip().startswith("mpi "))
         assert f": {version} " in line
         assert "(flag: --mpi" in line
 
 
 def test_which_mpi_it_would_be_must_be_known(tmp_path: Path) -> None:
-    done = mpiboot(tmp_path, *job(tmp_path), "--", "./train", env=NO_MPI)
+    done = mpiboot(tmp_path, *job(tmp_path), "--", "mpirun", "./train", env=NO_MPI)
     assert done.returncode == 127
     assert "-> say which one the image has: --mpi openmpi4" in done.stderr
 
@@ -68,7 +70,7 @@ def test_saved_facts_decide_the_data_network(tmp_path: Path) -> None:
         assert facts is not None
         facts = replace(facts, mpi=Mpi(MpiFamily.OPENMPI5, "5.0.7", "/usr/bin/mpirun", "5.0.7"))
         (folder / f"w-{number}.json").write_text(records_json.facts_to_json(facts))
-    words = [*job(tmp_path), "--json", "--facts", str(folder), "--", "./train"]
+    words = [*job(tmp_path), "--json", "--facts", str(folder), "--", "mpirun", "./train"]
     done = mpiboot(tmp_path, *words, env=NO_MPI)
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
@@ -94,7 +96,7 @@ def test_a_server_is_where_sshd_usually_listens_or_the_setting_says(
         one = replace(facts, control_address="10.0.0.7")
         (folder / f"w-{number}.json").write_text(records_json.facts_to_json(one))
     words = [*job(tmp_path), "--json", "--mpi", "openmpi5", "--facts", str(folder), *flag]
-    done = mpiboot(tmp_path, *words, "--", "./train", env=NO_MPI)
+    done = mpiboot(tmp_path, *words, "--", "mpirun", "./train", env=NO_MPI)
     message = [item["message"] for item in json.loads(done.stdout)["findings"]]
     assert (
         "w-0.job.ns.svc, w-1.job.ns.svc lead to one and the same SSH server, 10.0.0.7 port "
@@ -111,7 +113,17 @@ def test_the_launchers_own_facts_say_who_it_is(tmp_path: Path, uid: int) -> None
     assert facts is not None
     own = replace(facts, hostname="launcher", identity=replace(facts.identity, uid=uid))
     (folder / "launcher.json").write_text(records_json.facts_to_json(own))
-    words = [*job(tmp_path), "--json", "--mpi", "openmpi5", "--facts", str(folder), "--", "./train"]
+    words = [
+        *job(tmp_path),
+        "--json",
+        "--mpi",
+        "openmpi5",
+        "--facts",
+        str(folder),
+        "--",
+        "mpirun",
+        "./train",
+    ]
     done = mpiboot(tmp_path, *words, env=NO_MPI)
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
@@ -121,22 +133,51 @@ def test_the_launchers_own_facts_say_who_it_is(tmp_path: Path, uid: int) -> None
 
 
 def test_a_plan_that_would_stop_the_launcher_has_its_code(tmp_path: Path) -> None:
-    words = [*job(tmp_path), "--mpi", "openmpi5", "--control-ifname", "eth0,eth1", "--", "./train"]
+    words = [
+        *job(tmp_path),
+        "--mpi",
+        "openmpi5",
+        "--control-ifname",
+        "eth0,eth1",
+        "--",
+        "mpirun",
+        "./train",
+    ]
     assert mpiboot(tmp_path, *words, env=NO_MPI).returncode == 78
 
 
 def test_a_folder_of_facts_that_is_none_is_said(tmp_path: Path) -> None:
-    words = [*job(tmp_path), "--mpi", "openmpi5", "--facts", str(tmp_path), "--", "./train"]
+    words = [
+        *job(tmp_path),
+        "--mpi",
+        "openmpi5",
+        "--facts",
+        str(tmp_path),
+        "--",
+        "mpirun",
+        "./train",
+    ]
     done = mpiboot(tmp_path, *words, env=NO_MPI)
     assert (done.returncode, "no file *.json in it" in done.stderr) == (2, True)
     (tmp_path / "x.json").write_text("{}")
     done = mpiboot(tmp_path, *words, env=NO_MPI)
     assert (done.returncode, "not what `mpiboot facts --json`" in done.stderr) == (2, True)
-    gone = [*job(tmp_path), "--mpi", "openmpi5", "--facts", str(tmp_path / "gone"), "--", "./train"]
+    gone = [
+        *job(tmp_path),
+        "--mpi",
+        "openmpi5",
+        "--facts",
+        str(tmp_path / "gone"),
+        "--",
+        "mpirun",
+        "./train",
+    ]
     done = mpiboot(tmp_path, *gone, env=NO_MPI)
     message = f"--facts {tmp_path}/gone: No such file or directory"
     assert (done.returncode, message in done.stderr) == (2, True)
-    lone = mpiboot(tmp_path, "plan", "--facts", str(tmp_path), "--", "./train", env=NO_MPI)
+    lone = mpiboot(
+        tmp_path, "plan", "--facts", str(tmp_path), "--", "mpirun", "./train", env=NO_MPI
+    )
     assert (lone.returncode, "--facts needs --offline" in lone.stderr) == (2, True)
 
 
@@ -151,7 +192,7 @@ def test_the_hosts_of_a_volcano_job_need_no_hostfile(tmp_path: Path) -> None:
         "MPI_HOST": ",".join(workers),
         "MPIBOOT_SLOTS": "4",
     }
-    words = ["plan", "--offline", "--json", "--mpi", "openmpi5", "--", "./train"]
+    words = ["plan", "--offline", "--json", "--mpi", "openmpi5", "--", "mpirun", "./train"]
     done = mpiboot(tmp_path, *words, env=environ)
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
@@ -174,12 +215,12 @@ def test_the_hosts_of_a_volcano_job_need_no_hostfile(tmp_path: Path) -> None:
 def test_the_hosts_of_a_stateful_set_need_no_hostfile(tmp_path: Path) -> None:
     hosts = ["--replicas", "4", "--service", "my-hpc-cluster", "--name", "my-cnode"]
     words = ["plan", "--offline", "--json", "--mpi", "openmpi4", "--slots", "2", *hosts]
-    done = mpiboot(tmp_path, *words, "--", "./train", env=NO_MPI)
+    done = mpiboot(tmp_path, *words, "--", "mpirun", "./train", env=NO_MPI)
     assert done.returncode == 0, done.stderr
     made = {item["name"]: item for item in json.loads(done.stdout)["decisions"]}
     assert made["hostfile"]["value"] == "my-cnode-[0-3].my-hpc-cluster"
     assert (made["hostfile"]["source"], made["ranks"]["value"]) == ("flag", "8")
     assert made["hosts"]["reason"].startswith("my-cnode-0.my-hpc-cluster, my-cnode-1.")
-    part = mpiboot(tmp_path, *words[:-2], "--", "./train", env=NO_MPI)
+    part = mpiboot(tmp_path, *words[:-2], "--", "mpirun", "./train", env=NO_MPI)
     assert part.returncode == 78
     assert "--replicas without --name" in part.stderr

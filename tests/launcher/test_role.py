@@ -1,16 +1,18 @@
-"""What a launcher becomes: mpirun that only answers, a script's process, or a launch's."""
+"""What a launcher becomes: mpirun that only answers, a command's process, or a launch's."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
+from mpiboot.core.checks import MpibootError
+from mpiboot.core.launch_spec import ParentOptions, ParentTask
 from mpiboot.core.settings import resolve
 from mpiboot.launcher import role
-from mpiboot.launcher.role import RunsOnce
 from mpiboot.supervisor import signals
 from mpiboot.system import process
 
@@ -33,7 +35,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
     monkeypatch.setattr(signals, "block", lambda: done.append("signals wait"))
     monkeypatch.setattr(process, "replace", becomes("program"))
-    monkeypatch.setattr(role, "_run_script", becomes("script"))
+    monkeypatch.setattr(role, "_run_once", becomes("once"))
     monkeypatch.setattr(role, "_launch", becomes("launch"))
     return done
 
@@ -76,39 +78,131 @@ def test_mpirun_itself_tells_what_its_options_mean(
     assert role.prints(RESOLVED, line, {"PATH": str(tmp_path)}) is straight
 
 
-@pytest.mark.parametrize("once", [None, RunsOnce("it calls mpirun", reaches_hosts=False)])
-def test_signals_wait_for_the_process_that_stays(
-    told: list[object], monkeypatch: pytest.MonkeyPatch, once: RunsOnce | None
+@pytest.mark.parametrize(
+    ("line", "launch"),
+    [
+        ("mpirun -n 2 ./train", True),
+        ("/opt/mpi/bin/mpiexec.hydra ./train", True),
+        ("oshrun ./train", True),
+        ("mpirun.openmpi ./train", True),
+        ("./train", False),
+        ("./mpirun.sh", False),
+        ("bash -c mpirun", False),
+        ("srun ./train", False),
+    ],
+)
+def test_by_its_first_word_alone_a_command_is_a_launch_and_only_that_measures(
+    told: list[object], line: str, *, launch: bool
 ) -> None:
-    program, environ = ("./train", "-x"), {"A": "b"}
-    monkeypatch.setattr(
-        role, "runs_once", lambda *given: given == (RESOLVED, program, environ) and once
-    )
+    """Signals wait for the process that stays, beside either."""
+    program, environ = tuple(line.split()), {"A": "b"}
     with pytest.raises(Became):
-        role.run(RESOLVED, program, environ)
-    launch = ("launch", RESOLVED, program, environ)
-    assert told == ["signals wait", ("script", *launch[1:], once, False) if once else launch]
+        role.run(RESOLVED, program, environ, lambda: told.append("measured"))
+    became = ("launch" if launch else "once", RESOLVED, program, environ)
+    assert told == ["measured"] * launch + ["signals wait", became]
+
+
+def test_a_removed_setting_ends_the_launcher(told: list[object]) -> None:
+    with pytest.raises(MpibootError, match="MPIBOOT_SCRIPT was removed") as caught:
+        role.run(resolve({}, {"MPIBOOT_SCRIPT": "on"}), ("./train",), {})
+    assert caught.value.code == 2
+    assert "runs once" in caught.value.finding.hint
+    assert told == []
 
 
 @pytest.mark.parametrize(
-    ("line", "given", "measured"),
+    ("line", "fails"), [(["mpirun -n 4 ./a"], True), (["sh", "-n 4 ./a"], False)]
+)
+def test_several_words_in_one_are_met_with_the_list_to_write(
+    told: list[object], capfd: pytest.CaptureFixture[str], line: list[str], *, fails: bool
+) -> None:
+    environ = {"PATH": "/usr/bin:/bin"}
+    with pytest.raises(MpibootError if fails else Became) as caught:
+        role.run(RESOLVED, tuple(line), environ)
+    said = str(caught.value) if fails else capfd.readouterr().err
+    assert "is one argument, probably meant as several: [" in said
+    assert bool(told) is not fails
+
+
+def hosts(folder: Path, text: str) -> dict[str, str]:
+    (folder / "hostfile").write_text(text)
+    return {"MPIBOOT_HOSTFILE": str(folder / "hostfile")}
+
+
+@pytest.mark.parametrize(
+    ("line", "given", "shown"),
     [
-        ("mpirun -n 2 ./train", {}, True),
-        ("./train", {}, True),
-        ("mpirun --version", {"MPIBOOT_MPI": "openmpi5"}, False),
-        ("sleep infinity", {}, False),
-        ("./script", {"MPIBOOT_SCRIPT": "on"}, True),
-        ("./script", {"MPIBOOT_SCRIPT": "on", "MPIBOOT_SCRIPT_GATE": "off"}, False),
-        ("./script", {"MPIBOOT_SCRIPT": "on", "MPIBOOT_HOSTFILE": ""}, False),
+        (["./train", "a b"], {}, "`mpirun ./train 'a b'` runs it on the 6 slots of "),
+        (["./train"], {"slots": "3"}, "`mpirun ./train` runs it on the 7 slots of "),
+        (["sh", "-c", "a\nb"], {}, "`mpirun sh ...` runs it on the 6 slots of "),
+        (["sh", "-c", "x" * 80], {}, "`mpirun sh ...` runs it on the 6 slots of "),
     ],
 )
-def test_the_network_is_measured_only_for_what_runs_on_the_hosts(
-    told: list[object], tmp_path: Path, line: str, given: dict[str, str], *, measured: bool
+def test_how_a_command_would_be_started_as_ranks(
+    tmp_path: Path, line: list[str], given: dict[str, str], shown: str
 ) -> None:
-    (tmp_path / "hostfile").touch()
-    environ = {"MPIBOOT_HOSTFILE": str(tmp_path / "hostfile"), **given}
+    environ = hosts(tmp_path, "w-0 slots=4\nw-1\nw-2\n" if not given else "w-0 slots=4\nw-1\n")
+    found = role.how_as_ranks(resolve(given, environ), tuple(line), environ)
+    assert found == f"{shown}{tmp_path}/hostfile"
+
+
+@pytest.mark.parametrize("text", ["", "w-0 slots=x\n"])
+def test_of_hosts_that_are_not_known_nothing_is_said(tmp_path: Path, text: str) -> None:
+    environ = hosts(tmp_path, text)
+    assert role.how_as_ranks(resolve({}, environ), ("./train",), environ) == ""
+
+
+@pytest.mark.parametrize("attempt", ["me@now@1", ""])
+def test_a_command_has_its_settings_its_folder_and_its_name_for_workers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, attempt: str
+) -> None:
+    became: list[tuple[ParentTask, ParentOptions, list[str], dict[str, str]]] = []
+
+    def parent(*given: object) -> NoReturn:
+        became.append(given)  # type: ignore[arg-type]
+        raise Became
+
+    monkeypatch.setattr(role, "become_parent", parent)
+    monkeypatch.setattr(role, "new_attempt", lambda *_: attempt)
+    flags = {"runtime_dir": str(tmp_path / "run"), "grace": "7", "timeout": "9"}
+    environ = {"PATH": os.environ["PATH"], "A": "b", **hosts(tmp_path, "w-0\n")}
+    for _ in range(2):  # what an earlier one with this number has left is no obstacle
+        with pytest.raises(Became):
+            role._run_once(resolve(flags, environ), ("sh", "x"), environ)
+    task, options, words, env = became[-1]
+    folder, _, path = env.pop("PATH").partition(":")
+    own = Path(folder).parent
+    assert (task, words, path) == (ParentTask.COMMAND, ["sh", "x"], os.environ["PATH"])
+    assert options.folder == env.pop("MPIBOOT_COMMAND_DIR") == str(own)
+    assert (own / "wanted").is_fifo()
+    assert (own / "bin/mpirun").is_symlink()
+    assert (options.grace, options.gate[-1]) == (17, str(own))
+    assert options.last_launches == (str(own.parent.parent / "launcher") if attempt else "")
+    assert options.hint == f"`mpirun sh x` runs it on the 1 slot of {tmp_path}/hostfile"
+    named = {"MPIBOOT_KEEP_KEY": "1", "MPIBOOT_ATTEMPT": attempt} if attempt else {}
+    settings = {f"MPIBOOT_{name.upper()}": value for name, value in flags.items()}
+    given = {name: value for name, value in environ.items() if name != "PATH"}
+    assert env == {**given, **settings, **named, "MPIBOOT_ROLE": "launcher"}
+
+
+def test_a_launch_below_a_command_says_which_line_it_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    lines: list[tuple[str, ...]] = []
+
+    def parent(_task: ParentTask, options: ParentOptions, *_more: object) -> NoReturn:
+        lines.append(options.line)
+        raise Became
+
+    monkeypatch.setattr(role, "become_parent", parent)
+    monkeypatch.setattr(role, "start_child", lambda *_: [])
+    for line in ("mpirun ./a", "/usr/bin/mpirun ./a", "mpirun ./a", "mpirun ./b"):
+        with pytest.raises(Became):
+            role._launch(RESOLVED, tuple(line.split()), {"MPIBOOT_COMMAND_DIR": str(tmp_path)})
+    assert lines[0] == lines[2]
+    assert len(set(lines)) == 3
+    assert {line[0] for line in lines} == {"mpirun"}
+    assert (tmp_path / "launches").exists()
     with pytest.raises(Became):
-        role.run(resolve({}, environ), tuple(line.split()), environ, lambda: told.append("now"))
-    assert (told[0] == "now") is measured
-    if "./script" in line:
-        assert told[-1][-1] is measured  # type: ignore[index]
+        role._launch(RESOLVED, ("mpirun", "./a"), {})
+    assert lines[-1] == ()

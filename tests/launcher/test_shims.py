@@ -37,7 +37,7 @@ def program(folder: Path, name: str) -> Path:
 def test_what_was_installed_is_removed_and_nothing_else(own: Path, tmp_path: Path) -> None:
     folder = tmp_path / "front"
     shims.install(str(folder), {"PATH": "/nowhere"})
-    assert {path.name for path in folder.iterdir()} == set(shims.NAMES)
+    assert {path.name for path in folder.iterdir()} == {"mpirun", "mpiexec", "sshd"}
     assert all(path.resolve() == own for path in folder.iterdir())
     shims.install(str(folder), {"PATH": "/nowhere"})
     program(folder, "other")
@@ -203,7 +203,9 @@ def test_what_is_installed_is_told_with_the_real_one_and_what_is_to_be_done(
         f"put {front} first on PATH: ENV PATH={front}:$PATH",
     )
     assert len(shims.install(str(front), {"PATH": f"/x:{front}"})) == 3
-    assert shims.remove(str(front)) == tuple(f"{front}/{name} removed" for name in shims.NAMES)
+    assert shims.remove(str(front)) == tuple(
+        f"{front}/{name} removed" for name in ("mpirun", "mpiexec", "sshd")
+    )
 
 
 def test_a_path_without_shims_is_left_as_it_is(own: Path, tmp_path: Path) -> None:
@@ -220,18 +222,20 @@ def test_a_path_without_shims_is_left_as_it_is(own: Path, tmp_path: Path) -> Non
     assert shims.cleared({"PATH": f"{behind}:{real.parent}"}) == str(real.parent)
 
 
-def test_the_ssh_of_a_program_that_logs_in_by_itself_is_not_the_agents(
-    own: Path, tmp_path: Path
-) -> None:
-    shims.link_ssh(tmp_path / "logins")
-    assert own.is_file()
-    link = tmp_path / "logins" / "ssh"
-    assert link.is_symlink()
-    assert link.resolve().is_file()
-    assert (tmp_path / "logins").stat().st_mode & 0o777 == 0o700
-    ssh = program(tmp_path / "bin", "ssh")
-    environ = {"PATH": f"{tmp_path}/logins:{ssh.parent}"}
-    assert shims.cleared(environ) == str(ssh.parent)
+def test_a_command_has_each_mpirun_that_is_there_and_ssh(own: Path, tmp_path: Path) -> None:
+    real = program(tmp_path / "bin", "orterun")
+    folder = tmp_path / "command" / "bin"
+    shims.link(folder, str(real.parent))
+    assert sorted(path.name for path in folder.iterdir()) == ["mpiexec", "mpirun", "orterun", "ssh"]
+    assert {(folder / name).resolve() for name in ("mpirun", "mpiexec", "orterun")} == {own}
+    assert (folder / "ssh").resolve().is_file()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    # Below a launch neither is there.
+    assert shims.cleared({"PATH": f"{folder}:{real.parent}"}) == str(real.parent)
+    assert shims.enter("orterun", {"PATH": f"{folder}:{real.parent}"}) == {
+        "PATH": str(real.parent),
+        "program": "orterun",
+    }
 
 
 def test_a_folder_that_can_not_be_written_is_told_with_the_reason(
@@ -242,8 +246,7 @@ def test_a_folder_that_can_not_be_written_is_told_with_the_reason(
     inside = tmp_path / "file" / "x"
     for act in (
         lambda: shims.install(str(inside), {"PATH": ""}),
-        lambda: shims.link(inside),
-        lambda: shims.link_ssh(inside),
+        lambda: shims.link(inside, ""),
     ):
         with pytest.raises(MpibootError, match="Not a directory") as caught:
             act()

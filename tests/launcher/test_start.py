@@ -29,9 +29,9 @@ from mpiboot.supervisor import signals
 from mpiboot.core.launch_names import RESULT
 from mpiboot.core.settings import resolve
 
-def main(resolved, program, attempt, *, script=False):
+def main(resolved, program, attempt):
     masks = [line for line in open("/proc/self/status") if line.startswith("SigBlk")]
-    told = {"flags": resolved.flags, "program": program, "attempt": attempt, "script": script}
+    told = {"flags": resolved.flags, "program": program, "attempt": attempt}
     told |= {"environ": dict(os.environ), "mask": int(masks[0].split()[1], 16)}
     told |= {"ids": [os.getpid(), os.getppid(), os.getpgrp()], "open": os.listdir("/proc/self/fd")}
     os.write(RESULT, json.dumps(told).encode())
@@ -43,7 +43,7 @@ child.main = main
 control_groups.kills = lambda: 3
 given = json.loads(sys.argv[1])
 signals.block()
-role._launch(resolve(given["flags"], os.environ), ("./train", "-x"), given["environ"])
+role._launch(resolve(given["flags"], os.environ), ("mpirun", "-x"), given["environ"])
 """
 # What stands in the parent's place: it tells what it was given, and what its child says.
 PARENT = """#!/bin/sh
@@ -88,7 +88,7 @@ def test_the_parent_has_its_options_its_child_and_the_signals_that_wait(tmp_path
 
     assert told["ids"] == [child, own, child]
     assert told["mask"] == 0
-    assert (told["flags"], told["program"], told["script"]) == (flags, ["./train", "-x"], False)
+    assert (told["flags"], told["program"]) == (flags, ["mpirun", "-x"])
     assert told["attempt"].count("@") == 2
     assert told["environ"] == given
     assert sorted(map(int, told["open"]))[:4] == [0, 1, 2, 3]

@@ -148,7 +148,7 @@ def test_what_the_platform_sets_is_not_told_as_the_users(family: str) -> None:
 
 
 def test_variables_that_ranks_do_not_get_are_named() -> None:
-    one = seen("openmpi5", LANG="C", HF_TOKEN="hunter2", MY_VAR="1", NCCL_DEBUG="INFO", MPI_NP="2")
+    one = seen("openmpi5", LANG="C", HF_TOKEN="hunter2", MY_VAR="1", NCCL_DEBUG="INFO")
     workers = tuple(
         replace(worker, facts=replace(worker.facts, environment=("LANG", *more)))
         for worker, more in zip(one.workers, (("MY_VAR",), ()), strict=True)

@@ -33,7 +33,7 @@ PATIENCE = 120
 # Guards too: daemons and ranks outlive their launcher by 15 s at most, one that hangs and takes no
 # SIGTERM by the worker's grace of 20 s (a prted 5.0 in its own abort).
 PROMISED = 60
-FOREVER = (RING, "--sleep", "1000")
+FOREVER = ("mpirun", RING, "--sleep", "1000")
 # Which sides have mpiboot's own SSH: none, the server, or (in an image without OpenSSH) both.
 OWN_SSH = pytest.mark.parametrize(
     "own_ssh",
@@ -69,7 +69,7 @@ def ended(
 ) -> Job:
     """A job of two workers that has ended with that status; without a program it runs RING."""
     given = {"workers": 2, **details}
-    job = mpijob(cluster, image, launcher_args=program or (RING,), **given).start()
+    job = mpijob(cluster, image, launcher_args=program or ("mpirun", RING), **given).start()
     assert job.wait(PATIENCE) == code, job.launcher.stderr()[-3000:]
     return job
 
@@ -183,7 +183,7 @@ def joined(job: Job) -> None:
 
 def held(cluster: Cluster, image: Image, **details: Any) -> Job:  # noqa: ANN401 - as above
     """A job that runs until it is let go, and then ends well."""
-    wait = ["sh", "-c", f"until [ -e /tmp/go ]; do sleep 0.2; done; exec {RING}"]
+    wait = ["mpirun", "sh", "-c", f"until [ -e /tmp/go ]; do sleep 0.2; done; exec {RING}"]
     job = mpijob(cluster, image, launcher_args=wait, **{"workers": 2, **details}).start()
     until(lambda: "joined" in job.launcher.stderr())
     return job

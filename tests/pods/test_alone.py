@@ -26,9 +26,9 @@ def test_it_starts_without_a_key(cluster: Cluster, rig: None, name: str) -> None
             PodSpec(name=word, image=image, args=["launcher", "--hostfile", "/hosts", *line])
         )
         for word, line in (
-            ("good", [RING]),
+            ("good", ["mpirun", RING]),
             ("script", ["sh", "-c", f"ssh -V || :; mpirun {RING}"]),
-            ("bad", ["/no-such-program"]),
+            ("bad", ["mpirun", "/no-such-program"]),
         )
     ]
     *alone, bad = (pod.start() for pod in pods)

@@ -40,6 +40,7 @@ def test_the_next_launcher_tells_why_the_last_one_ended(
     job = ended(
         cluster,
         images.image(name),
+        "mpirun",
         RING,
         "--exit",
         "3",
@@ -50,12 +51,12 @@ def test_the_next_launcher_tells_why_the_last_one_ended(
     assert "variables of this pod that stay here: MY_CHOICE (" in job.launcher.stderr()
     assert "attempt" not in job.launcher.termination_log()
     # Refused before mpirun.
-    second = again(cluster, job, "launcher", "--data-network", "require", "--", RING)
+    second = again(cluster, job, "launcher", "--data-network", "require", "--", "mpirun", RING)
     assert second.wait(PATIENCE) == 72
     (line,) = attempts_said(second, "attempt 2; the last one (pi-launcher of 20")
     assert " ended: program: " in line
     assert line.endswith("exit 3")
-    third = again(cluster, job, RING, "--exit", "4", name="pi-launcher-3")
+    third = again(cluster, job, "mpirun", RING, "--exit", "4", name="pi-launcher-3")
     assert third.wait(PATIENCE) == 4
     (line,) = attempts_said(third, "attempt 3; the last one (pi-launcher-2 of 20")
     assert " ended: rdma-missing: " in line
@@ -65,21 +66,19 @@ def test_the_next_launcher_tells_why_the_last_one_ended(
     assert "no launcher was here for 15 s" in job.workers[0].stderr()
 
 
+RANKS = ("mpirun", RING)
 SCRIPT = ("sh", "-c", f"mpirun {RING}")
-LOGS_IN = ("launcher", "--script", "on", "--", "sh", "-c", "ssh pi-worker-0 hostname")
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("args", "number", "ended"),
     [
-        ((RING,), 0, "names-unresolved: 1 of 2 hosts do not resolve after "),
-        ((RING,), signal.SIGTERM, "signal: SIGTERM while waiting for hosts: nothing was started"),
-        ((RING,), signal.SIGINT, "signal: SIGINT while waiting for hosts: nothing was started"),
+        (RANKS, 0, "names-unresolved: 1 of 2 hosts do not resolve after "),
+        (RANKS, signal.SIGTERM, "signal: SIGTERM while waiting for hosts: nothing was started"),
+        (RANKS, signal.SIGINT, "signal: SIGINT while waiting for hosts: nothing was started"),
         (SCRIPT, 0, "names-unresolved: 1 of 2 hosts do not resolve after "),
         (SCRIPT, signal.SIGTERM, "signal: SIGTERM while waiting for hosts: nothing was started"),
-        (LOGS_IN, 0, "names-unresolved: 1 of 2 hosts do not resolve after "),
-        (LOGS_IN, signal.SIGTERM, "signal: SIGTERM while waiting for hosts: nothing was started"),
     ],
 )
 def test_a_launcher_that_ends_while_hosts_are_waited_for_tells_the_one_that_is_ready(
@@ -98,7 +97,7 @@ def test_a_launcher_that_ends_while_hosts_are_waited_for_tells_the_one_that_is_r
     assert job.launcher.wait(PATIENCE) == code
     assert "attempt" not in job.launcher.stderr()
     job.workers[1].start().publish()
-    second = again(cluster, job, RING, "--exit", "3")
+    second = again(cluster, job, "mpirun", RING, "--exit", "3")
     assert second.wait(PATIENCE) == 3
     (line,) = attempts_said(second, "attempt 2; the last one (pi-launcher of 20")
     # A script tells its own end, with the reason of the launch below it.
@@ -117,13 +116,13 @@ def test_a_launcher_that_was_killed_told_nothing(cluster: Cluster, rig: None, se
         cluster,
         images.image(NAME),
         workers=2,
-        launcher_args=[RING, "--sleep", "1000"],
+        launcher_args=["mpirun", RING, "--sleep", "1000"],
         worker={"env": env},
     ).start()
     until(lambda: all(rank_processes(worker) for worker in job.workers))
     job.launcher.kill()
     job.launcher.wait(PATIENCE)
-    second = again(cluster, job, RING)
+    second = again(cluster, job, "mpirun", RING)
     assert second.wait(PATIENCE) == 0
     assert "(killed, or lost)" in second.stderr()
     assert [worker.wait(PATIENCE) for worker in job.workers] == [0, 0]
@@ -136,7 +135,7 @@ def test_no_launcher_comes_after_one_that_was_killed(cluster: Cluster, rig: None
         cluster,
         images.image(NAME),
         workers=2,
-        launcher_args=[RING, "--sleep", "1000"],
+        launcher_args=["mpirun", RING, "--sleep", "1000"],
         worker={"env": {"MPIBOOT_LAUNCHER_AWAY": "1", "MPIBOOT_TIMEOUT": "10"}},
     ).start()
     until(lambda: all(rank_processes(worker) for worker in job.workers))
@@ -151,6 +150,7 @@ def test_a_failed_job_and_each_way_of_a_workers_end(cluster: Cluster, rig: None)
     job = ended(
         cluster,
         images.image(NAME),
+        "mpirun",
         RING,
         "--exit",
         "3",

@@ -91,6 +91,6 @@ def test_ranks_are_bound_by_mpirun_where_each_pod_has_a_cpuset_of_its_own(
     assert bound(job, "-N 1", "mpiboot", "launcher") == plain
     facts = job.workers[0].shell("mpiboot facts")
     assert "the pod's own" in facts
-    message = job.launcher.shell("mpiboot plan --np 2 -- mpirun true")
+    message = job.launcher.shell("mpiboot plan -- mpirun -n 2 true")
     # Two slots, and a core for one rank alone.
     assert "pi-worker-0.pi.default.svc, pi-worker-1.pi.default.svc has fewer cores" in message

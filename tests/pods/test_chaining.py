@@ -55,7 +55,7 @@ def test_the_page_has_the_entrypoint_of_each() -> None:
     ],
 )
 def test_behind_an_entrypoint(cluster: Cluster, rig: None, kind: Chained) -> None:
-    job = chained(cluster, kind, PROGRAM)
+    job = chained(cluster, kind, "mpirun", PROGRAM)
     shows(kind, job)
     for worker in job.workers:
         assert worker.wait(PATIENCE) == 0  # the job's end is theirs
@@ -69,6 +69,7 @@ def test_in_front_of_an_entrypoint_every_rank_goes_through_it(cluster: Cluster, 
     job = chained(
         cluster,
         NVIDIA,
+        "mpirun",
         NVIDIA.entrypoint[0],
         PROGRAM,
         launcher={"command": ["mpiboot"]},
@@ -85,7 +86,7 @@ def test_a_workers_profile_script(cluster: Cluster, rig: None, *, behind: bool) 
     """Where the ENTRYPOINT has read it already, it says so and nothing of it is lost."""
     worker = {} if behind else {"command": ["mpiboot"]}
     profile = {"MPIBOOT_ENV_PROFILE": "/opt/intel/oneapi/setvars.sh"}
-    job = chained(cluster, ONEAPI, PROGRAM, worker=worker, env=profile)
+    job = chained(cluster, ONEAPI, "mpirun", PROGRAM, worker=worker, env=profile)
     shows(ONEAPI, job)
     assert ("already been run" in job.workers[0].stderr()) is behind
 

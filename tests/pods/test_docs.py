@@ -74,7 +74,7 @@ def plain_openmpi5(cluster: Cluster) -> dict[str, str]:
 def late_names(cluster: Cluster) -> dict[str, str]:
     """Workers that the MPI Operator would end are waited for: their last lines are shown, too."""
     # A job that is over between two looks at mpirun has no line of its daemons.
-    wait = ["sh", "-c", f"until [ -e /tmp/go ]; do sleep 0.1; done; exec {RING}"]
+    wait = ["mpirun", "sh", "-c", f"until [ -e /tmp/go ]; do sleep 0.1; done; exec {RING}"]
     job = mpijob(
         cluster, images.image("openmpi-5.0"), workers=2, launcher_args=wait, launcher=QUIET
     )
@@ -100,7 +100,7 @@ def no_worker(cluster: Cluster) -> Job:
         images.image("openmpi-5.0"),
         workers=2,
         env={"MPIBOOT_DNS_WAIT": "20"},
-        launcher_args=[RING],
+        launcher_args=["mpirun", RING],
         launcher=QUIET,
     )
     job.workers[0].start().publish()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 EACH = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.full) for name in (*images.NAMES, "mpich-5.0")]
 )
-EXCHANGE = (RING, "--bytes", "100000000")
+EXCHANGE = ("mpirun", RING, "--bytes", "100000000")
 WRAPPER = '[ "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" = 3 ] && sleep 1000; exec ' + RING
 
 
@@ -103,7 +103,7 @@ def stopped(job: Job) -> None:
 
 def test_the_rank_that_is_stopped_is_named(cluster: Cluster, rig: None) -> None:
     secret = "geheim-4711"
-    line = ("mpirun", "-x", f"API_TOKEN={secret}", *EXCHANGE)
+    line = ("mpirun", "-x", f"API_TOKEN={secret}", *EXCHANGE[1:])
     job = job_of(cluster, "openmpi-4.1", *line, env={"A_PASSWORD": secret[::-1]})
     stopped(job)
     found = bundle(job)
@@ -119,7 +119,7 @@ def test_the_rank_that_is_stopped_is_named(cluster: Cluster, rig: None) -> None:
 
 @pytest.mark.full
 def test_a_bundle_says_why_a_worker_is_not_in_it(cluster: Cluster, rig: None) -> None:
-    job = job_of(cluster, "openmpi-4.1", RING, "--sleep", "1000")
+    job = job_of(cluster, "openmpi-4.1", "mpirun", RING, "--sleep", "1000")
     until(lambda: job.launcher.stdout().count("rank ") == 4)
     job.workers[1].link_down(silent=True)
     found = bundle(job)
@@ -140,7 +140,7 @@ def test_a_read_that_never_ends(cluster: Cluster, rig: None, name: str, tmp_path
     os.mkfifo(tmp_path / "data")
     held = os.open(tmp_path / "data", os.O_RDWR)  # or its opening would wait, not its reading
     volume = {"volumes": [HostPath("/ckpt", tmp_path, writable=True)]}
-    program = (RING, "--read", "/ckpt/data", "--rank", "3")
+    program = ("mpirun", RING, "--read", "/ckpt/data", "--rank", "3")
     message = "waits in read of /ckpt/data; the other 3 are busy"
     job = job_of(cluster, name, *program, worker=volume)
     first = named(job, "rank-in-file", message)["findings"][0]
@@ -150,7 +150,7 @@ def test_a_read_that_never_ends(cluster: Cluster, rig: None, name: str, tmp_path
 
 @EACH
 def test_the_rank_that_does_not_take_part(cluster: Cluster, rig: None, name: str) -> None:
-    job = job_of(cluster, name, RING, "--apart", "1000", "--rank", "3")
+    job = job_of(cluster, name, "mpirun", RING, "--apart", "1000", "--rank", "3")
     found = named(job, "rank-apart", "sleeps (clock_nanosleep); the other 3 are busy")
     assert found["findings"][0]["message"].startswith("rank 3 on pi-worker-1")
     assert {rank["stage"] for host in found["hosts"] for rank in host["ranks"]} == {"in MPI"}
@@ -160,7 +160,10 @@ def test_the_rank_that_does_not_take_part(cluster: Cluster, rig: None, name: str
 @pytest.mark.parametrize(
     ("program", "message"),
     [
-        ((RING, "--before", "1000", "--rank", "3"), "has not reached MPI_Init: it sleeps"),
+        (
+            ("mpirun", RING, "--before", "1000", "--rank", "3"),
+            "has not reached MPI_Init: it sleeps",
+        ),
         (
             ("mpirun", "sh", "-c", WRAPPER),
             "runs sleep, not ring; it has not reached MPI_Init: it sleeps",

@@ -41,20 +41,20 @@ if TYPE_CHECKING:
 SERVERS = ("openssh", "embedded")
 
 ENDS = [
-    ([RING, "--exit", "3"], 3, "exited with code 3"),
-    ([RING, "--kill"], 137, "pi-worker-1.pi.default.svc: rank 1 was ended by SIGKILL"),
-    ([RING], 0, "the program succeeded"),
+    (["mpirun", RING, "--exit", "3"], 3, "exited with code 3"),
+    (["mpirun", RING, "--kill"], 137, "pi-worker-1.pi.default.svc: rank 1 was ended by SIGKILL"),
+    (["mpirun", RING], 0, "the program succeeded"),
 ]
 # A rank that reads from one that is suddenly gone aborts, and 5.0 may hear of that first.
 PEER = 14
 SUDDEN = {"--no-finalize", "--kill", "--segv"}
 MORE = [
-    ([RING, "--exit", "3", "--no-finalize"], 3, "code "),
-    ([RING, "--exit", "255"], 255, "exited with code 255"),
-    ([RING, "--exit", "255", "--no-finalize"], 255, "code "),
-    ([RING, "--segv"], 139, "pi-worker-1.pi.default.svc: rank 1 was ended by SIGSEGV"),
-    ([RING, "--abort", "7"], 7, "code 7"),
-    ([RING], 0, "the program succeeded"),
+    (["mpirun", RING, "--exit", "3", "--no-finalize"], 3, "code "),
+    (["mpirun", RING, "--exit", "255"], 255, "exited with code 255"),
+    (["mpirun", RING, "--exit", "255", "--no-finalize"], 255, "code "),
+    (["mpirun", RING, "--segv"], 139, "pi-worker-1.pi.default.svc: rank 1 was ended by SIGSEGV"),
+    (["mpirun", RING, "--abort", "7"], 7, "code 7"),
+    (["mpirun", RING], 0, "the program succeeded"),
 ]
 
 
@@ -82,11 +82,21 @@ def test_what_the_program_ends_with_is_what_the_job_ends_with(
 # What mpirun returns for mistakes of its own user: 4.1, 5.0 and the sentence.
 MPIRUNS = [
     (["mpirun", "-wdir", "/nowhere", RING], 135, 181, "some host lacks the working directory"),
-    (["mpirun", "--timeout", "3", *FOREVER], 110, 241, "did not end within mpirun's own --timeout"),
+    (
+        ["mpirun", "--timeout", "3", *FOREVER[1:]],
+        110,
+        241,
+        "did not end within mpirun's own --timeout",
+    ),
     (["mpirun", "--mca", "btl", "self,none9", RING], 1, 14, "MPI itself failed in MPI_Init"),
     (["mpirun", "--mca", "btl", "self,vader", RING], 17, 17, "MPI itself failed in MPI_Allreduce"),
-    (["sh", "-c", "sleep 1; exit $((OMPI_COMM_WORLD_RANK * 5))"], 5, 5, "exited with code 5"),
-    ([RING, "--no-finalize"], 1, 1, "code 1"),
+    (
+        ["mpirun", "sh", "-c", "sleep 1; exit $((OMPI_COMM_WORLD_RANK * 5))"],
+        5,
+        5,
+        "exited with code 5",
+    ),
+    (["mpirun", RING, "--no-finalize"], 1, 1, "code 1"),
 ]
 
 
@@ -154,7 +164,7 @@ def test_a_program_that_one_worker_lacks(cluster: Cluster, image: Image, row: st
         cluster,
         image,
         workers=2,
-        launcher_command=["sh", "-c", f"cd /opt/only; exec mpiboot {program}"],
+        launcher_command=["sh", "-c", f"cd /opt/only; exec mpiboot mpirun {program}"],
         each_worker={1 - lacks: there, lacks: has(0o644) if row == "mode" else {}},
         launcher=there,
     ).start()

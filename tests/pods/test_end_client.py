@@ -79,7 +79,7 @@ def test_a_signal_while_daemons_are_launched(cluster: Cluster, image: Image) -> 
         cluster,
         image,
         workers=2,
-        launcher_args=[RING],
+        launcher_args=["mpirun", RING],
         launcher={"env": {**OURS["env"], name: "/opt/slow/daemon"}},
         worker={"volumes": [slow]},
     ).start()
@@ -93,7 +93,7 @@ def test_a_signal_while_daemons_are_launched(cluster: Cluster, image: Image) -> 
 @ONE_IMAGE
 def test_output_in_a_file_needs_no_process_of_an_agents_own(cluster: Cluster, image: Image) -> None:
     """As in a script; the file has one place for all who write."""
-    script = f"(echo first; mpiboot {RING} --sleep 1000) > /tmp/log 2> /tmp/errors"
+    script = f"(echo first; mpiboot mpirun {RING} --sleep 1000) > /tmp/log 2> /tmp/errors"
     job = mpijob(
         cluster, image, workers=2, launcher_command=["sh", "-c", script], launcher=OURS
     ).start()
@@ -105,7 +105,9 @@ def test_output_in_a_file_needs_no_process_of_an_agents_own(cluster: Cluster, im
 @pytest.mark.full
 @ONE_IMAGE
 def test_many_hosts_are_served_by_one_process_by_default(cluster: Cluster, image: Image) -> None:
-    job = mpijob(cluster, image, workers=16, launcher_args=[RING, "--sleep", "1000"]).start()
+    job = mpijob(
+        cluster, image, workers=16, launcher_args=["mpirun", RING, "--sleep", "1000"]
+    ).start()
     until(lambda: job.launcher.stdout().count("rank ") == 16)
     carried_by_one_process(job)
     assert "ssh-client=embedded (detected: 16 hosts: the gate's logins" in job.launcher.stderr()
@@ -124,7 +126,7 @@ def test_a_launcher_that_may_not_open_its_own_pipes(cluster: Cluster, image: Ima
         workers=2,
         user=1000,
         ssh_mount="/home/mpiuser/.ssh",
-        launcher_args=[RING, "--sleep", "1000"],
+        launcher_args=["mpirun", RING, "--sleep", "1000"],
         launcher=OURS,
     ).start()
     until(lambda: job.launcher.stdout().count("rank ") == 2)

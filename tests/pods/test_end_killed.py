@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 def test_a_launcher_that_is_killed_while_hosts_are_waited_for(
     cluster: Cluster, image: Image
 ) -> None:
-    job = mpijob(cluster, image, workers=2, launcher_args=[RING]).start(publish=False)
+    job = mpijob(cluster, image, workers=2, launcher_args=["mpirun", RING]).start(publish=False)
     job.workers[0].publish()
     until(lambda: "NXDOMAIN" in job.launcher.stderr())
     job.launcher.kill()
@@ -145,7 +145,9 @@ def test_a_launcher_whose_node_vanishes_leaves_nothing(
 def test_a_rank_that_dies_as_it_starts_ends_the_job(cluster: Cluster, image: Image) -> None:
     """With a rank of the launcher's own, 5.0.7 waits for ever in every other run."""
     script = '[ "$OMPI_COMM_WORLD_RANK" = 0 ] && kill -SEGV $$; sleep 1000'
-    job = mpijob(cluster, image, workers=1, as_worker=True, launcher_args=["sh", "-c", script])
+    job = mpijob(
+        cluster, image, workers=1, as_worker=True, launcher_args=["mpirun", "sh", "-c", script]
+    )
     code = job.start().wait(PATIENCE)
     if code == 69:
         assert "rank 0 was ended by a signal, but mpirun went on" in job.launcher.stderr()

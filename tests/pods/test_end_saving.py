@@ -34,7 +34,7 @@ def kept(tmp_path: Path) -> Path:
 
 def saving(cluster: Cluster, image: Image, kept: Path, *program: str, **env: str) -> Job:
     """Four ranks on two workers, each past MPI_Init."""
-    argv = (RING, "--sleep", "1000", *program)
+    argv = ("mpirun", RING, "--sleep", "1000", *program)
     volumes = [HostPath("/ckpt", kept, writable=True)]
     job = running(
         cluster,
@@ -187,7 +187,7 @@ def test_what_ranks_have_forked_ends_with_them(cluster: Cluster, image: Image, k
     job = running(
         cluster,
         image,
-        *("sh", "-c", helper, RING, "--sleep", "1000", *SAVE),
+        *("mpirun", "sh", "-c", helper, RING, "--sleep", "1000", *SAVE),
         worker={"volumes": [HostPath("/ckpt", kept, writable=True)]},
         env={"MPIBOOT_GRACE": "12"},
     )

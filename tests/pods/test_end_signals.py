@@ -56,7 +56,7 @@ def ended_by(job: Job, number: int) -> None:
 @SOME
 @NO_MPI_YET
 def test_a_signal_while_hosts_are_waited_for(cluster: Cluster, image: Image, number: int) -> None:
-    job = mpijob(cluster, image, workers=1, launcher_args=[RING]).start(publish=False)
+    job = mpijob(cluster, image, workers=1, launcher_args=["mpirun", RING]).start(publish=False)
     until(lambda: "NXDOMAIN" in job.launcher.stderr())
     job.launcher.signal(number)
     assert job.wait(PATIENCE) == 128 + number
@@ -65,7 +65,7 @@ def test_a_signal_while_hosts_are_waited_for(cluster: Cluster, image: Image, num
 
 @NO_MPI_YET
 def test_a_programs_signal_does_not_end_the_wait(cluster: Cluster, image: Image) -> None:
-    job = mpijob(cluster, image, workers=1, launcher_args=[RING]).start(publish=False)
+    job = mpijob(cluster, image, workers=1, launcher_args=["mpirun", RING]).start(publish=False)
     until(lambda: "NXDOMAIN" in job.launcher.stderr())
     for number in PROGRAMS:
         job.launcher.signal(number)
@@ -99,7 +99,7 @@ def test_a_programs_signal_while_daemons_are_launched(
 ) -> None:
     """It ends nothing: the launch goes on, and the job after it."""
     wait = "until [ -e /tmp/go ]; do sleep 0.1; done"
-    job = slow_to_launch(cluster, image, wait, RING)
+    job = slow_to_launch(cluster, image, wait, "mpirun", RING)
     job.launcher.signal(number)
     until(lambda: "not forwarded: no rank runs yet" in job.launcher.stderr())
     job.launcher.shell("touch /tmp/go")
@@ -118,7 +118,7 @@ def test_a_signal_while_the_job_runs(cluster: Cluster, image: Image, number: int
 @EACH_CLIENT
 @ONE_IMAGE
 def test_the_same_signal_twice_in_a_row(cluster: Cluster, image: Image) -> None:
-    job = running(cluster, image, RING, "--sleep", "1000", "--ignore-term")
+    job = running(cluster, image, "mpirun", RING, "--sleep", "1000", "--ignore-term")
     job.launcher.signal(signal.SIGTERM)
     until(lambda: "got SIGTERM" in job.launcher.stderr())
     job.launcher.signal(signal.SIGTERM)
@@ -129,7 +129,9 @@ def test_the_same_signal_twice_in_a_row(cluster: Cluster, image: Image) -> None:
 def test_ctrl_c_in_the_terminal_of_kubectl_exec(cluster: Cluster, image: Image) -> None:
     """The terminal sends it to mpirun too, which must not get it twice."""
     job = mpijob(cluster, image, workers=2, launcher_command=["sleep", "1000"]).start()
-    terminal = job.launcher.exec_in_terminal("mpiboot", "launcher", "--", RING, "--sleep", "1000")
+    terminal = job.launcher.exec_in_terminal(
+        "mpiboot", "launcher", "--", "mpirun", RING, "--sleep", "1000"
+    )
     until(lambda: "joined" in terminal.screen())
     terminal.type("\x03")
     assert terminal.wait(PATIENCE) == 130
@@ -193,7 +195,7 @@ def test_pods_that_are_gone_are_not_waited_for(
 
 @pytest.mark.full
 def test_a_worker_that_is_told_to_end_takes_its_ranks_along(cluster: Cluster, image: Image) -> None:
-    job = running(cluster, image, RING, "--sleep", "1000", "--ignore-term")
+    job = running(cluster, image, "mpirun", RING, "--sleep", "1000", "--ignore-term")
     assert job.workers[1].stop() == 0
     assert job.wait(PATIENCE) == 69
     assert "pi-worker-1" in job.launcher.termination_log()
@@ -213,7 +215,7 @@ def test_a_second_try_on_the_same_workers_succeeds(
         cluster,
         chosen,
         workers=2,
-        launcher_args=["/opt/try/program"],
+        launcher_args=["mpirun", "/opt/try/program"],
         worker={**details.get("worker", {}), "volumes": [try_]},
         launcher={"volumes": [try_]},
     )

@@ -69,7 +69,7 @@ def test_a_rank_that_is_out_of_memory(cluster: Cluster, image: Image, own_ssh: s
     chosen, details = with_own_ssh(own_ssh, image)
     worker = script("eat", EATER, memory=MEMORY, **details.get("worker", {}))
     eater = script("eat", EATER)
-    job = ended(cluster, chosen, "/opt/it/eat", code=137, worker=worker, launcher=eater)
+    job = ended(cluster, chosen, "mpirun", "/opt/it/eat", code=137, worker=worker, launcher=eater)
     message = job.launcher.termination_log().splitlines()
     killed = "out of memory: the kernel killed a process of this pod (limit 300 MiB"
     if message[0].startswith(
@@ -101,7 +101,7 @@ def test_an_ssh_that_the_launchers_memory_limit_kills(cluster: Cluster, image: I
 def test_a_rank_beside_mpirun_that_is_out_of_memory(cluster: Cluster, image: Image) -> None:
     eat = script("eat", EATER.replace("worker-1", "launcher"))
     details = {"as_worker": True, "worker": eat, "launcher": {**eat, "memory": MEMORY}}
-    job = ended(cluster, image, "/opt/it/eat", code=137, workers=1, **details)
+    job = ended(cluster, image, "mpirun", "/opt/it/eat", code=137, workers=1, **details)
     message = job.launcher.termination_log()
     assert (
         "pi-launcher: out of memory: the kernel killed a process of this pod (limit 300" in message
@@ -121,7 +121,7 @@ def test_the_signal_that_ended_a_rank(
     cluster: Cluster, image: Image, names: tuple[str, ...]
 ) -> None:
     """Rank, host and signal are named, mpirun's own words stay, and nothing else is added."""
-    lines = [["/opt/it/dies", name, "worker-1"] for name in names]
+    lines = [["mpirun", "/opt/it/dies", name, "worker-1"] for name in names]
     ends = launches(cluster, image, lines, worker=DYING, launcher=DYING)
     for name, (code, message) in zip(names, ends, strict=True):
         number = signal.Signals[f"SIG{name}"]
@@ -139,7 +139,7 @@ def test_the_signal_that_ended_a_rank(
 def test_ranks_beside_mpirun(cluster: Cluster, image: Image, where: str) -> None:
     """Open MPI 4.1 hands its variables on to them, so there it isn't asked."""
     details = {"workers": 1, "as_worker": True, "worker": DYING, "launcher": DYING}
-    job = ended(cluster, image, "/opt/it/dies", "SEGV", where, code=139, **details)
+    job = ended(cluster, image, "mpirun", "/opt/it/dies", "SEGV", where, code=139, **details)
     message = job.launcher.stderr()
     assert "was ended by SIGSEGV" in end_line(message)
     assert message.count("noticed that process rank") == 1
@@ -152,7 +152,11 @@ def test_ranks_beside_mpirun(cluster: Cluster, image: Image, where: str) -> None
 
 @crossed("end", ["segv", "exit"])
 def test_the_end_is_told_as_fields(cluster: Cluster, image: Image, end: str) -> None:
-    argv = [RING, "--exit", "4"] if end == "exit" else ["/opt/it/dies", "SEGV", "worker-1"]
+    argv = (
+        ["mpirun", RING, "--exit", "4"]
+        if end == "exit"
+        else ["mpirun", "/opt/it/dies", "SEGV", "worker-1"]
+    )
     job = mpijob(
         cluster,
         image,
@@ -196,7 +200,9 @@ def test_a_good_end_is_told_as_fields(cluster: Cluster, image: Image) -> None:
 @ONE_IMAGE
 def test_shared_memory_that_is_full(cluster: Cluster, image: Image, own_ssh: str) -> None:
     chosen, details = with_own_ssh(own_ssh, image)
-    job = mpijob(cluster, chosen, workers=2, launcher_args=[RING, "--exit", "4"], **details)
+    job = mpijob(
+        cluster, chosen, workers=2, launcher_args=["mpirun", RING, "--exit", "4"], **details
+    )
     for worker in job.workers:
         worker.start()
     job.workers[1].shell("head -c 80000000 /dev/zero > /dev/shm/full || true")
@@ -276,7 +282,7 @@ def test_a_failed_launcher_is_kept_for_a_look_inside(cluster: Cluster, image: Im
         cluster,
         image,
         workers=1,
-        launcher_args=[RING, "--exit", "3"],
+        launcher_args=["mpirun", RING, "--exit", "3"],
         env={"MPIBOOT_HOLD_ON_FAILURE": "1000"},
     ).start()
     until(lambda: "held for 1000 s" in job.launcher.stderr())
@@ -303,7 +309,7 @@ def test_workers_stay_after_a_failure_and_where_they_are_told_to(
     job = ended(cluster, image, workers=3, each_worker=others)
     assert job.workers[0].wait(PATIENCE) == 0
     assert [worker.running for worker in job.workers[1:]] == [True, True]
-    failed = ended(cluster, image, RING, "--exit", "3", code=3, workers=1, name="failed")
+    failed = ended(cluster, image, "mpirun", RING, "--exit", "3", code=3, workers=1, name="failed")
     assert failed.workers[0].running
     assert not rank_processes(failed.workers[0])
 
@@ -313,7 +319,7 @@ def test_a_killed_rank_is_named_where_the_launcher_runs_ranks_too(
     cluster: Cluster, image: Image, rank: int
 ) -> None:
     """4.1's ranks there don't inherit the handle of mpirun's own words: theirs stay on stderr."""
-    args = [RING, "--rank", str(rank), "--segv"]
+    args = ["mpirun", RING, "--rank", str(rank), "--segv"]
     job = mpijob(cluster, image, workers=1, as_worker=True, launcher_args=args).start()
     code = job.wait(PATIENCE)
     message = job.launcher.stderr()

@@ -46,7 +46,7 @@ def job_of(cluster: Cluster, role: str, details: dict[str, Any], name: str = NAM
     """Two workers, where the pods of one role are special."""
     image = images.image(name)
     pods: dict[str, Any] = {role: details}
-    return mpijob(cluster, image, workers=2, launcher_args=[RING], **pods).start()
+    return mpijob(cluster, image, workers=2, launcher_args=["mpirun", RING], **pods).start()
 
 
 @pytest.mark.full
@@ -216,7 +216,7 @@ def test_a_launch_agent_that_can_not_be_executed(
         image,
         workers=2,
         launcher_command=["sh", "-c", script, "sh"],
-        launcher_args=[RING],
+        launcher_args=["mpirun", RING],
         launcher={"volumes": [Tmpfs("/scratch", options=NOEXEC)]},
     ).start()
     assert job.wait(PATIENCE) == 0

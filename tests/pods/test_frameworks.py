@@ -111,7 +111,7 @@ def test_ddp_under_mpirun_ends_with_one_model(
         workers=2,
         slots=2,
         data_link="net1",
-        launcher_args=program if asked == "setting" else ["mpirun", "mpiboot", "rank", *program],
+        launcher_args=["mpirun", *(() if asked == "setting" else ("mpiboot", "rank")), *program],
         launcher={"env": {"MPIBOOT_RANK_ENV": "on"} if asked == "setting" else {}},
     ).start()
     assert job.wait(LOADING) == 0, job.launcher.stderr()
@@ -123,7 +123,7 @@ def test_ddp_under_mpirun_ends_with_one_model(
 def test_processes_of_jax_find_each_other(
     cluster: Cluster, frameworks: Image, env: dict[str, str]
 ) -> None:
-    program = ["python3", "jax_sum.py"]
+    program = ["mpirun", "python3", "jax_sum.py"]
     job = mpijob(
         cluster,
         frameworks,
@@ -153,7 +153,7 @@ def test_torchrun_whose_pod_0_has_its_name_late(cluster: Cluster, frameworks: Im
 @pytest.mark.parametrize(
     ("program", "env"),
     [
-        (("python3", "zero.py"), {"MPIBOOT_RANK_ENV": "on"}),
+        (("mpirun", "python3", "zero.py"), {"MPIBOOT_RANK_ENV": "on"}),
         (("deepspeed", "--launcher", "openmpi", "--hostfile", "/etc/mpi/hostfile", "/zero.py"), {}),
     ],
     ids=["ranks", "own launcher"],
@@ -179,7 +179,7 @@ def test_deepspeed_ends_with_one_model(
 
 
 def test_horovod_sums_over_all_ranks_without_horovodrun(cluster: Cluster, horovod: Image) -> None:
-    program = ["python3", "train.py"]
+    program = ["mpirun", "python3", "train.py"]
     job = mpijob(cluster, horovod, workers=2, slots=2, launcher_args=program).start()
     assert job.wait(LOADING) == 0, job.launcher.stderr()
     spans(job, slots=2)

@@ -44,7 +44,7 @@ def ended_well(job: Job) -> str:
 @pytest.mark.parametrize("image", ["mpich-4.0.3"], indirect=True)
 def test_ranks_compute_while_one_has_finalized(cluster: Cluster, image: Image) -> None:
     """MPI_Finalize waits for nobody there."""
-    job = started(cluster, image, UNEVEN, "early", "70")
+    job = started(cluster, image, "mpirun", UNEVEN, "early", "70")
     ended_well(job)
     assert job.launcher.stdout().count("4.0.3") == 2
 
@@ -64,7 +64,9 @@ def test_children_end_before_their_parents(cluster: Cluster, image: Image, ranks
 def test_a_rank_in_the_launchers_pod_writes_results_after_mpi_finalize(
     cluster: Cluster, image: Image
 ) -> None:
-    job = started(cluster, image, RING, "--rank", "0", "--after", "90", workers=1, as_worker=True)
+    job = started(
+        cluster, image, "mpirun", RING, "--rank", "0", "--after", "90", workers=1, as_worker=True
+    )
     assert "goes on" not in ended_well(job)
 
 
@@ -100,7 +102,7 @@ def test_a_rank_is_slow_to_accept_connections(cluster: Cluster, image: Image) ->
         image,
         workers=2,
         slots=3,
-        launcher_args=["/opt/mpiboot/bin/python3", "/opt/job/rendezvous.py"],
+        launcher_args=["mpirun", "/opt/mpiboot/bin/python3", "/opt/job/rendezvous.py"],
         worker={"volumes": volumes, "env": {"MASTER": "pi-worker-0.pi.default.svc"}},
     ).start()
     message = ended_well(job)
@@ -126,13 +128,14 @@ def test_an_ssh_session_ends_long_after_its_job(cluster: Cluster, image: Image) 
 def test_daemons_join_one_long_after_the_other(cluster: Cluster, image: Image) -> None:
     """As where images are loaded lazily: each in time after the one before, all together not."""
     late = 'case "$*" in *worker-0*) sleep 40 ;; *) sleep 80 ;; esac'
-    job = slow_to_launch(cluster, image, late, RING, env={"MPIBOOT_LAUNCH_TIMEOUT": "60"})
+    job = slow_to_launch(cluster, image, late, "mpirun", RING, env={"MPIBOOT_LAUNCH_TIMEOUT": "60"})
     assert "all 2 remote daemons joined" in ended_well(job)
 
 
 # The reader begins when the job has long ended.
 READS_LATE = """
-{ mpiboot launcher -- sh -c "yes | head -c 1000000" || echo failed >&2; } | { sleep 80; wc -c; }
+mpirun_it() { mpiboot launcher -- mpirun sh -c "yes | head -c 1000000" || echo failed >&2; }
+mpirun_it | { sleep 80; wc -c; }
 """
 
 

@@ -80,7 +80,12 @@ def test_ranks_on_every_host_each_with_its_own_environment(cluster: Cluster, ima
         cluster,
         image,
         # Debian's 4.0 hangs in the ranks' MPI_Finalize now and then, with two ranks seldom.
-        *("sh", "-c", TELL + ("" if image.name == MPICH4 else f"{RING} && ") + f"{{ {ENDS}; }}"),
+        *(
+            "mpirun",
+            "sh",
+            "-c",
+            TELL + ("" if image.name == MPICH4 else f"{RING} && ") + f"{{ {ENDS}; }}",
+        ),
         launcher={"env": {"NCCL_X": "all", "BOTH": "launcher", "HERE": "x y"}},
         each_worker={n: {"env": {"OWN": f"w{n}", "BOTH": f"b{n}", "NCCL_X": "w"}} for n in (0, 1)},
     )
@@ -105,7 +110,7 @@ def test_mpi_itself_spans_hosts_with_different_slots(cluster: Cluster, image: Im
     """Its messages go by the control link; the launcher's name is known to no nameserver."""
     listed = [f"pi-worker-{n}.pi.default.svc:{slots}\n" for n, slots in enumerate((1, 3))]
     # Past the work it ends by MPI_Abort: Debian's 4.0 hangs in MPI_Finalize now and then.
-    program = (RING, "--bytes", "8", "--sleep", "1", "--abort", "7")
+    program = ("mpirun", RING, "--bytes", "8", "--sleep", "1", "--abort", "7")
     job = started(cluster, image, *program, hostfile="".join(listed))
     assert job.wait(PATIENCE) == 7
     assert ranks(job.launcher.stdout()) == [
@@ -122,7 +127,7 @@ def test_mpi_itself_spans_hosts_with_different_slots(cluster: Cluster, image: Im
 @EACH_CLIENT
 @each
 def test_the_launcher_as_a_worker(cluster: Cluster, image: Image) -> None:
-    job = started(cluster, image, RING, workers=1, as_worker=True)
+    job = started(cluster, image, "mpirun", RING, workers=1, as_worker=True)
     assert job.wait(PATIENCE) == 0
     assert ranks(job.launcher.stdout()) == [(0, 2, "pi-launcher"), (1, 2, "pi-worker-0")]
 
@@ -198,7 +203,7 @@ def test_a_daemon_that_fails_before_it_joins(cluster: Cluster, image: Image) -> 
 def test_a_job_that_mpiboot_does_not_watch(cluster: Cluster, image: Image) -> None:
     """MPICH 4.0 takes the end of a child that it did not start for an agent's."""
     env = {"MPIBOOT_SUPERVISE": "off"}
-    job = started(cluster, image, "hostname", env=env)
+    job = started(cluster, image, "mpirun", "hostname", env=env)
     assert job.wait(PATIENCE) == 0
     assert sorted(job.launcher.stdout().split()) == ["pi-worker-0", "pi-worker-1"]
 
@@ -258,7 +263,7 @@ def test_ranks_that_are_told_to_end_have_the_time_to_save(
 def test_pods_without_ipv4_are_refused_before_the_start(cluster: Cluster, image: Image) -> None:
     """By itself it finds no such interface."""
     alone = {"links": (Link(ipv4=False, ipv6=True),)}
-    job = started(cluster, image, RING, launcher=alone, worker=alone)
+    job = started(cluster, image, "mpirun", RING, launcher=alone, worker=alone)
     assert job.wait(PATIENCE) == 78
     assert "speak IPv4 alone" in job.launcher.termination_log()
 
@@ -277,7 +282,7 @@ def test_a_rank_that_ends_badly_is_told_with_its_host(
 ) -> None:
     """By itself it is a number that is also a code, or 255; the lines it is read from are gone."""
     words = {"exit": ("--no-finalize", "--exit", "3"), "abort": ("--abort", "3")}
-    job = started(cluster, image, RING, "--sleep", "1", *words.get(end, (f"--{end}",)))
+    job = started(cluster, image, "mpirun", RING, "--sleep", "1", *words.get(end, (f"--{end}",)))
     code, message = {
         "segv": (139, "rank 1 was ended by SIGSEGV"),
         "kill": (137, "rank 1 was ended by SIGKILL"),
@@ -298,7 +303,7 @@ def test_a_rank_that_ends_badly_is_told_with_its_host(
 def _one_leaves(code: int) -> tuple[str, ...]:
     """Rank 1 ends without MPI_Finalize, which the other one then waits in."""
     leaves = f"[ $PMI_RANK = 0 ] || exec {RING} --rank 1 --no-finalize --exit {code}"
-    return ("sh", "-c", f"{leaves}; exec {RING}")
+    return ("mpirun", "sh", "-c", f"{leaves}; exec {RING}")
 
 
 @EACH_CLIENT
@@ -332,7 +337,7 @@ def test_a_rank_may_stay_long_after_mpi_finalize(cluster: Cluster, image: Image)
 
     Not with Debian's 4.0, which hangs in MPI_Finalize now and then.
     """
-    job = started(cluster, image, RING, "--rank", "0", "--after", "40")
+    job = started(cluster, image, "mpirun", RING, "--rank", "0", "--after", "40")
     assert job.wait(PATIENCE) == 0
 
 

@@ -57,7 +57,7 @@ def test_what_the_table_relies_on_is_read_by_the_installed_mpi(image: Image) -> 
 def test_memory_of_other_processes_that_may_not_be_read(cluster: Cluster, image: Image) -> None:
     """With containerd 1.6's profile on a new kernel MPI_Init itself ends so."""
     refused = {"refused_calls": ("process_vm_readv", "process_vm_writev")}
-    job = started(cluster, image, RING, "--bytes", "4", slots=2, worker=refused)
+    job = started(cluster, image, "mpirun", RING, "--bytes", "4", slots=2, worker=refused)
     assert job.wait(PATIENCE) == 0
     assert job.launcher.stdout().count(" of 4 on ") == 4
     assert "process_vm_readv is refused (Operation not permitted)" in job.launcher.stderr()
@@ -102,7 +102,7 @@ def test_sshs_own_reason_is_told_though_intel_mpi_asks_it_to_be_quiet(
 def test_intels_own_benchmark(cluster: Cluster, image: Image) -> None:
     """IMB-MPI1 comes with the library."""
     words = ("-npmin", "2", "-iter", "10", "-msglog", "0:10", "PingPong", "Allreduce")
-    job = started(cluster, image, "IMB-MPI1", *words)
+    job = started(cluster, image, "mpirun", "IMB-MPI1", *words)
     assert job.wait(PATIENCE) == 0
     stdout = job.launcher.stdout()
     assert "# Benchmarking PingPong" in stdout
@@ -131,7 +131,7 @@ def test_mpi4pys_own_benchmarks(cluster: Cluster, image: Image) -> None:
         folder = "/usr/lib/x86_64-linux-gnu"
         whole = whole.after("ln", "-s", "libmpich.so.12", f"{folder}/libmpi.so.12")
     python = ("env", "PYTHONPATH=/opt/packages", "/opt/mpiboot/bin/python3", "-u", "-c", BENCHES)
-    job = started(cluster, whole, *python)
+    job = started(cluster, whole, "mpirun", *python)
     assert job.wait(PATIENCE) == 7
     stdout = job.launcher.stdout()
     for rank in (0, 1):

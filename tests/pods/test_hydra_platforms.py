@@ -126,7 +126,7 @@ def test_ranks_on_every_host_each_with_its_own_environment(
     cluster: Cluster, rig: None, name: str, play: Play
 ) -> None:
     """Also those in the launcher's own pod; the user's value for all wins, and the exit status."""
-    launcher, hosts = play(cluster, name, ["sh", "-c", TELL])
+    launcher, hosts = play(cluster, name, ["mpirun", "sh", "-c", TELL])
     until(lambda: launcher.stdout().count("own=") == 2 * len(hosts) or not launcher.running)
     lines = sorted(launcher.stdout().splitlines())
     assert lines == [

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tests.pods.operator import Job
 
 RING = "/opt/programs/ring"
-PROGRAM = ["sh", "-c", 'echo "$HOSTNAME"']
+PROGRAM = ["mpirun", "sh", "-c", 'echo "$HOSTNAME"']
 # A guard against a hang only, many times what a job takes.
 PATIENCE = 120
 
@@ -217,14 +217,14 @@ def ready(cluster: Cluster, image: Image, env: dict[str, str] | None = None) -> 
 @ONE_IMAGE
 def test_plan_and_doctor_tell_a_healthy_job(cluster: Cluster, image: Image) -> None:
     job = ready(cluster, image)
-    code, text = mpiboot(job, "plan", "--", RING)
+    code, text = mpiboot(job, "plan", "--", "mpirun", RING)
     assert code == 0
     assert text.splitlines()[-1].startswith("mpirun -n 2")
     assert "pi-worker-1.pi.default.svc" in text
     # Where nobody sits at a terminal, each decision is a line.
     output = text.splitlines()
     assert [line for line in output if line.startswith("  ") and line[2] == " "] == []
-    code, text = mpiboot(job, "plan", "--json", "--", RING)
+    code, text = mpiboot(job, "plan", "--json", "--", "mpirun", RING)
     assert (code, json.loads(text)["argv"][:3]) == (0, ["mpirun", "-n", "2"])
     code, text = mpiboot(job, "doctor")
     assert (code, "FAIL" in text) == (0, False)
@@ -258,7 +258,11 @@ def test_of_64_missing_hosts_each_command_tells_a_screen_with_one_hint(
     job = mpijob(cluster, one, workers=1, launcher=launcher, launcher_command=waits).start()
     job.launcher.shell('for n in $(seq 64); do echo "w-$n.gone.pi.svc"; done > /tmp/hosts')
     own = ["--hostfile", "/tmp/hosts"]
-    for words in (["plan", *own, "--", RING], ["doctor", *own], ["wait", *own, "--timeout", "3"]):
+    for words in (
+        ["plan", *own, "--", "mpirun", RING],
+        ["doctor", *own],
+        ["wait", *own, "--timeout", "3"],
+    ):
         done = job.launcher.exec("mpiboot", *words)
         output = (done.stdout + done.stderr).splitlines()
         code = 1 if words[0] == "doctor" else 68
@@ -292,7 +296,7 @@ def test_doctor_names_the_worker_without_an_ssh_server(cluster: Cluster, one: Im
     own = job.workers[1].exec("mpiboot", "doctor")
     assert own.returncode == 1
     assert "no SSH server of mpiboot's runs in this pod" in own.stdout
-    assert mpiboot(job, "plan", "--", RING)[0] == 69
+    assert mpiboot(job, "plan", "--", "mpirun", RING)[0] == 69
     # With more faults it names each of them, and nothing else.
     broken = (
         "rm $(command -v orted); echo left > /dev/shm/nccl-left; mkdir -p /run/sshd; "

@@ -41,7 +41,7 @@ def test_a_job_on_ipv6_alone(cluster: Cluster, image: Image) -> None:
         image,
         workers=2,
         slots=2,
-        launcher_args=[RING, "--bytes", "1"],
+        launcher_args=["mpirun", RING, "--bytes", "1"],
         launcher=SIX,
         worker=SIX,
     ).start(publish=False)
@@ -78,7 +78,7 @@ def test_a_hostfile_of_ipv6_addresses(cluster: Cluster, image: Image) -> None:
         cluster,
         image,
         workers=2,
-        launcher_args=[RING],
+        launcher_args=["mpirun", RING],
         hostfile=f"[{addresses[0]}]:1\n{addresses[1]} slots=1\n",
         launcher=SIX,
         worker=SIX,
@@ -100,7 +100,7 @@ def test_a_hostfile_of_ipv6_addresses(cluster: Cluster, image: Image) -> None:
 def test_pods_with_both_versions(
     cluster: Cluster, image: Image, pod: dict[str, Any], version: str
 ) -> None:
-    job = spanned(cluster, image, RING, "--bytes", "1", slots=2, launcher=pod, worker=pod)
+    job = spanned(cluster, image, "mpirun", RING, "--bytes", "1", slots=2, launcher=pod, worker=pod)
     message = job.launcher.stderr()
     assert message.partition("plan ip-version=")[2].split()[0] == version
     assert "reachable pairing" not in message
@@ -110,7 +110,12 @@ def test_pods_with_both_versions(
 def test_the_gate_asks_for_the_version_that_workers_listen_on(cluster: Cluster, rig: None) -> None:
     """The other one may be dropped without a word, and each try would cost its time limit."""
     job = mpijob(
-        cluster, images.image(NAME), workers=2, launcher_args=[RING], launcher=BOTH, worker=BOTH
+        cluster,
+        images.image(NAME),
+        workers=2,
+        launcher_args=["mpirun", RING],
+        launcher=BOTH,
+        worker=BOTH,
     )
     for worker in job.workers:
         worker.network.run("nft", "-f", "-", stdin=DROPS_SSH_ON_IPV6)
@@ -182,7 +187,12 @@ def test_a_worker_that_is_lost_on_ipv6(cluster: Cluster, image: Image) -> None:
     Where mpirun killed both agents before the lost host's ssh ended, that host itself says so.
     """
     job = mpijob(
-        cluster, image, workers=2, launcher_args=[RING, "--sleep", "1000"], launcher=SIX, worker=SIX
+        cluster,
+        image,
+        workers=2,
+        launcher_args=["mpirun", RING, "--sleep", "1000"],
+        launcher=SIX,
+        worker=SIX,
     ).start()
     until(lambda: all(rank_processes(worker) for worker in job.workers))
     until(lambda: "all 2 remote daemons joined" in job.launcher.stderr())

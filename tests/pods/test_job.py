@@ -37,7 +37,7 @@ def test_every_slot_runs_a_rank_and_all_traffic_stays_on_the_control_link(
 ) -> None:
     shape = {"workers": 3, "slots": 2, "data_link": "net1"}
     record = {"env": {"MPIBOOT_JOB_RECORD": "-"}}
-    job = spanned(cluster, image, RING, "--bytes", "20", launcher=record, **shape)
+    job = spanned(cluster, image, "mpirun", RING, "--bytes", "20", launcher=record, **shape)
     for worker in job.workers:
         assert worker.counters("eth0").tx > 15_000_000
         # Neighbour discovery and multicast reports are all that crosses the other link.
@@ -84,7 +84,7 @@ COUNTS = f"""
 mpiboot launcher -- mpirun -n 1 {RING}
 mpiboot launcher -- mpirun -np 2 {RING}
 mpiboot launcher -- mpirun {RING}
-MPI_NP=9 mpiboot launcher -- {RING}
+mpiboot launcher -- mpirun -n 9 {RING}
 """
 
 
@@ -97,7 +97,8 @@ def test_as_many_ranks_as_asked_for_run_on_the_first_slots(cluster: Cluster, ima
     assert ranks(job.launcher.stdout()) == sorted([(0, 1, one), (0, 2, one), (1, 2, one), *four])
     message = " ".join((job.launcher.stdout() + job.launcher.stderr()).split())
     assert message.count(f"1 of 2 hosts will get no rank: {two}") == 2
-    assert "9 ranks requested, and 2 hosts offer 4 slots" in message
+    assert "9 ranks requested" in message
+    assert "2 hosts offer 4 slots" in message
     assert "There are not enough slots available in the system" in message
 
 
@@ -105,7 +106,7 @@ def test_as_many_ranks_as_asked_for_run_on_the_first_slots(cluster: Cluster, ima
 def test_names_become_resolvable_one_by_one(cluster: Cluster, image: Image) -> None:
     """By a resolver that keeps negative answers for a while."""
     cluster.dns.negative_cache(3)
-    job = mpijob(cluster, image, workers=3, launcher_args=[RING]).start(publish=False)
+    job = mpijob(cluster, image, workers=3, launcher_args=["mpirun", RING]).start(publish=False)
     first, *others = job.workers
     until(lambda: "DNS for pi-worker-0, pi-worker-1, pi-worker-2" in job.launcher.stderr())
     first.publish()
@@ -121,7 +122,9 @@ def test_names_become_resolvable_one_by_one(cluster: Cluster, image: Image) -> N
 def test_sshd_that_comes_late(cluster: Cluster, image: Image) -> None:
     script = "until [ -e /tmp/go ]; do sleep 0.1; done; exec mpiboot worker"
     late = {1: {"command": ["sh", "-c", script]}}
-    job = mpijob(cluster, image, workers=2, launcher_args=[RING], each_worker=late).start()
+    job = mpijob(
+        cluster, image, workers=2, launcher_args=["mpirun", RING], each_worker=late
+    ).start()
     until(lambda: "connection refused" in job.launcher.stderr())
     job.workers[1].shell("touch /tmp/go")
     assert job.wait(PATIENCE) == 0
@@ -136,7 +139,7 @@ def test_a_worker_that_never_comes_is_named(cluster: Cluster, image: Image, neve
         cluster,
         image,
         workers=2,
-        launcher_args=[RING],
+        launcher_args=["mpirun", RING],
         env={"MPIBOOT_TIMEOUT": "12"},
         each_worker={1: {"command": ["sleep", "1000"]}},
     )
@@ -314,7 +317,7 @@ def test_a_flat_launch_as_many_guides_have_it(cluster: Cluster, image: Image) ->
 @pytest.mark.full
 def test_without_a_parent_mpirun_is_the_container(cluster: Cluster, image: Image) -> None:
     env = {"MPIBOOT_SUPERVISE": "off"}
-    job = ended(cluster, image, RING, "--exit", "3", code=3, launcher={"env": env})
+    job = ended(cluster, image, "mpirun", RING, "--exit", "3", code=3, launcher={"env": env})
     spans(job)
     assert "mpirun runs without mpiboot" in " ".join(job.launcher.stderr().split())
 
@@ -419,7 +422,7 @@ mpi.MPI_Finalize()
 
 
 NO_READING = {"refused_calls": ("process_vm_readv", "process_vm_writev")}
-PROGRAM = ("/opt/mpiboot/bin/python3", "-c", LARGE)
+PROGRAM = ("mpirun", "/opt/mpiboot/bin/python3", "-c", LARGE)
 
 
 @OLD_IMAGE

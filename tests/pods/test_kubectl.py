@@ -144,7 +144,7 @@ def test_a_job_without_sshd_key_and_names(cluster: Cluster, server: ApiServer, n
     """Its program's status, and a signal: nothing is left, of an earlier launcher either."""
     env = {"MPIBOOT_LAUNCH_AGENT": "auto"}
     old = f"{stale_processes.job_id('namespace default')}-{'0' * 16}@old@2026-01-02T03:04:05Z"
-    job, pods = started(cluster, server, name, "sh", "-c", TELL, env=env, stale=old)
+    job, pods = started(cluster, server, name, "mpirun", "sh", "-c", TELL, env=env, stale=old)
     until(lambda: job.stdout().count("rank ") == 2 or not job.running)
     pods[1].shell("touch /tmp/end")
     assert job.wait(PATIENCE) == 3, job.stderr()
@@ -175,7 +175,7 @@ def test_what_a_killed_launcher_leaves_ends_by_itself(
 def test_a_second_launcher_is_told_who_has_the_workers(cluster: Cluster, server: ApiServer) -> None:
     job, pods = running(cluster, server, "openmpi-5.0")
     env = {"MPIBOOT_TIMEOUT": "15"}
-    second = launcher(cluster, server, "openmpi-5.0", RING, env=env, pod="second").start()
+    second = launcher(cluster, server, "openmpi-5.0", "mpirun", RING, env=env, pod="second").start()
     assert second.wait(PATIENCE) == 75
     held = (
         "workers-held: w-0.w.default.svc, w-1.w.default.svc are in use by launcher launcher since"
@@ -200,7 +200,7 @@ def test_a_worker_that_is_lost(cluster: Cluster, server: ApiServer, name: str) -
 @pytest.mark.full
 def test_without_the_right_the_role_is_printed(cluster: Cluster, server: ApiServer) -> None:
     server.rights = frozenset({"get pods"})
-    job, _ = started(cluster, server, "openmpi-5.0", RING)
+    job, _ = started(cluster, server, "openmpi-5.0", "mpirun", RING)
     assert job.wait(PATIENCE) == 77
     assert job.termination_log().startswith("kubectl-denied: w-")
     text = job.stderr()
@@ -223,7 +223,9 @@ def test_an_older_operators_agent_is_kept(cluster: Cluster, server: ApiServer) -
         "OMPI_MCA_plm_rsh_agent": "/etc/mpi/kubexec.sh",
     }
     volumes = [config, *server.volumes()]
-    job, _ = started(cluster, server, "openmpi-4.1", RING, "--exit", "3", env=env, volumes=volumes)
+    job, _ = started(
+        cluster, server, "openmpi-4.1", "mpirun", RING, "--exit", "3", env=env, volumes=volumes
+    )
     assert job.wait(PATIENCE) == 3, job.stderr()
     assert ranks(job.stdout()) == [(0, 2, "w-0"), (1, 2, "w-1")]
     assert "launch-agent=/etc/mpi/kubexec.sh" in job.stderr()
@@ -258,7 +260,7 @@ def test_the_manifest_of_the_page(cluster: Cluster, server: ApiServer) -> None:
         PodSpec(
             name="train-launcher-x7k2p",
             image=images.image("openmpi-5.0"),
-            args=[RING],
+            args=["mpirun", RING],
             env={item["name"]: item["value"] for item in container["env"]} | API,
             volumes=server.volumes(),
         )

@@ -93,7 +93,7 @@ def launcher(
     return subprocess.Popen(
         [
             *("sh", "-c", INTO, "sh", " ".join(map(str, made)), files),
-            *(sys.executable, "-m", "mpiboot", "launcher", "--", "true"),
+            *(sys.executable, "-m", "mpiboot", "launcher", "--", "mpirun", "true"),
         ],
         env=environ,
         stderr=subprocess.PIPE,

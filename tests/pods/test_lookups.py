@@ -26,7 +26,7 @@ exec "${0##*/}" "$@"
 """
 # Ranks without MPI: MPICH 4.0.2 itself does not come out of MPI_Finalize each time, with three
 # hosts (docs/how-to/job-hangs.md).
-HYDRA_RANK = ["sh", "-c", 'echo "rank $PMI_RANK of $PMI_SIZE on $(hostname)"']
+HYDRA_RANK = ["mpirun", "sh", "-c", 'echo "rank $PMI_RANK of $PMI_SIZE on $(hostname)"']
 # As short as the search list allows, and this pod itself by an address.
 SHORT = "127.0.0.1 slots=1\npi-worker-0.pi slots=1\npi-worker-1.pi slots=1\n"
 
@@ -49,7 +49,7 @@ def held(cluster: Cluster, name: str, **details: Any) -> Job:  # noqa: ANN401
     path = image.env.get("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
     mpi = {"mpich": "MPICH", "intel": "Intel"}.get(name.partition("-")[0], "OpenMPI")
     launcher = {"env": {"PATH": f"/opt/held:{path}"}}
-    program = HYDRA_RANK if name.startswith("mpich") else [RING]
+    program = HYDRA_RANK if name.startswith("mpich") else ["mpirun", RING]
     given = {"workers": 2, "launcher_args": program, "as_worker": True, "launcher": launcher}
     return mpijob(cluster, image, mpi=mpi, **{**given, **details})
 
@@ -103,7 +103,9 @@ def test_a_nameserver_by_tcp_alone_that_fails_for_one_name_and_flips_for_another
     cluster: Cluster, rig: None, name: str
 ) -> None:
     """The wrong address comes first: nobody is there, and the name is asked for again."""
-    mpi, program = ("MPICH", HYDRA_RANK) if name.startswith("mpich") else ("OpenMPI", [RING])
+    mpi, program = (
+        ("MPICH", HYDRA_RANK) if name.startswith("mpich") else ("OpenMPI", ["mpirun", RING])
+    )
     job = mpijob(cluster, images.image(name), workers=3, launcher_args=program, mpi=mpi)
     misbehaving(cluster, job, {0: {"servfail": 3}, 1: {"flip": True, "other": NOBODY}}).start()
     assert job.wait(PATIENCE) == 0
@@ -123,7 +125,7 @@ def test_a_name_that_never_gets_more_than_servfail_is_named_at_the_deadline(
         cluster,
         images.image(NEW),
         workers=3,
-        launcher_args=[RING],
+        launcher_args=["mpirun", RING],
         env={"MPIBOOT_DNS_WAIT": "15"},
     )
     misbehaving(cluster, job, {1: {"servfail": 1_000_000}}).start()
@@ -140,7 +142,9 @@ def test_a_name_that_never_gets_more_than_servfail_is_named_at_the_deadline(
 @pytest.mark.full
 def test_a_name_that_leads_to_another_worker_is_no_second_host(cluster: Cluster, rig: None) -> None:
     """It has the job's key, and lets the launcher in."""
-    job = mpijob(cluster, images.image(NEW), workers=3, launcher_args=[RING]).start(publish=False)
+    job = mpijob(cluster, images.image(NEW), workers=3, launcher_args=["mpirun", RING]).start(
+        publish=False
+    )
     first = job.workers[0]
     cluster.dns.behave(job.workers[1].fqdn, flip=True, other=first.address)
     job.publish()

@@ -96,7 +96,7 @@ LINKS = {
 def test_a_policy_that_allows_ssh_and_one_range_of_ports(
     cluster: Cluster, image: Image, link: Link
 ) -> None:
-    pod, program = {"links": (link,)}, [RING, "--bytes", "1"]
+    pod, program = {"links": (link,)}, ["mpirun", RING, "--bytes", "1"]
     job = mpijob(
         cluster,
         image,
@@ -114,7 +114,9 @@ def test_a_policy_that_allows_ssh_and_one_range_of_ports(
 
 @pytest.mark.full
 def test_a_launcher_that_runs_ranks_too_keeps_to_its_ports(cluster: Cluster, image: Image) -> None:
-    job = mpijob(cluster, image, workers=1, launcher_args=[RING], as_worker=True, env=PORTS)
+    job = mpijob(
+        cluster, image, workers=1, launcher_args=["mpirun", RING], as_worker=True, env=PORTS
+    )
     only(job, ["22", "40000-40009"])
     assert job.start().wait(PATIENCE) == 0
 
@@ -123,7 +125,11 @@ def test_a_launcher_that_runs_ranks_too_keeps_to_its_ports(cluster: Cluster, ima
 def test_such_a_policy_without_the_setting(cluster: Cluster, image: Image) -> None:
     """So that the test above proves something."""
     job = mpijob(
-        cluster, image, workers=2, launcher_args=[RING], env={"MPIBOOT_LAUNCH_TIMEOUT": "5"}
+        cluster,
+        image,
+        workers=2,
+        launcher_args=["mpirun", RING],
+        env={"MPIBOOT_LAUNCH_TIMEOUT": "5"},
     )
     only(job, ["22", "40000-40009"])
     assert job.start().wait(PATIENCE) == 69
@@ -146,7 +152,7 @@ def test_a_range_that_is_too_small_is_said(cluster: Cluster, rig: None) -> None:
 @OLD_IMAGE
 @pytest.mark.full
 def test_volcanos_policy_for_pods_of_the_same_job(cluster: Cluster, image: Image) -> None:
-    job = mpijob(cluster, image, workers=2, slots=2, launcher_args=[RING, "--bytes", "1"])
+    job = mpijob(cluster, image, workers=2, slots=2, launcher_args=["mpirun", RING, "--bytes", "1"])
     outside = cluster.pod(PodSpec(name="other", image=image, command=["sleep", "1000"])).start()
     assert reaches(outside, job.workers[0].address)
     inside = ", ".join(pod.address for pod in job.pods)
@@ -164,7 +170,7 @@ def test_ranks_that_never_get_an_answer_are_named(
 ) -> None:
     """Every daemon joins, and then Open MPI waits without a word."""
     env = {"MPIBOOT_CONNECT_CHECK": "20", "MPIBOOT_PAIR_CHECK": "0", "MPIBOOT_STUCK": stuck}
-    job = mpijob(cluster, image, workers=2, launcher_args=[RING, "--bytes", "1"], env=env)
+    job = mpijob(cluster, image, workers=2, launcher_args=["mpirun", RING, "--bytes", "1"], env=env)
     one, other = job.workers
     for pod, peer in ((one, other), (other, one)):
         pod.network.run("nft", "-f", "-", stdin=BETWEEN % peer.address)
@@ -200,7 +206,7 @@ def test_a_sidecar_in_front_of_every_pod_is_named(cluster: Cluster, rig: None) -
         cluster,
         images.image("openmpi-5.0"),
         workers=2,
-        launcher_args=[RING],
+        launcher_args=["mpirun", RING],
         env={
             "MPIBOOT_TIMEOUT": "20",
             "MPIBOOT_SSH_PORT": "22",
@@ -226,7 +232,7 @@ def test_a_sidecar_in_front_of_workers_alone(cluster: Cluster, rig: None) -> Non
         cluster,
         images.image("openmpi-4.1"),
         workers=1,
-        launcher_args=[RING],
+        launcher_args=["mpirun", RING],
         env={"MPIBOOT_TIMEOUT": "20", "MPIBOOT_SSH_PORT": "22"},
     )
     istio(cluster, job.workers[0])
@@ -244,7 +250,7 @@ def test_the_annotation_that_excludes_the_jobs_ports(cluster: Cluster, image: Im
         cluster,
         image,
         workers=2,
-        launcher_args=[RING, "--bytes", "1"],
+        launcher_args=["mpirun", RING, "--bytes", "1"],
         env={"MPIBOOT_PORT_RANGE": "40000-40009"},
     )
     for pod in job.pods:
@@ -262,6 +268,7 @@ def test_names_on_127_0_1_1(cluster: Cluster, image: Image) -> None:
     job = ended(
         cluster,
         image,
+        "mpirun",
         RING,
         "--bytes",
         "1",
@@ -281,7 +288,13 @@ def test_names_on_127_0_1_1(cluster: Cluster, image: Image) -> None:
 @ONE_IMAGE
 def test_a_smaller_mtu_on_one_node(cluster: Cluster, image: Image) -> None:
     job = spanned(
-        cluster, image, RING, "--bytes", "8", each_worker={1: {"links": (Link(mtu=1400),)}}
+        cluster,
+        image,
+        "mpirun",
+        RING,
+        "--bytes",
+        "8",
+        each_worker={1: {"links": (Link(mtu=1400),)}},
     )
     message = " ".join(job.launcher.stderr().split())
     assert (
@@ -297,7 +310,7 @@ def test_a_path_that_loses_large_packets(cluster: Cluster, rig: None) -> None:
         cluster,
         images.image("openmpi-5.0"),
         workers=1,
-        launcher_args=[RING],
+        launcher_args=["mpirun", RING],
         env={"MPIBOOT_TIMEOUT": "30"},
     )
     job.launcher.network.run("nft", "-f", "-", stdin=BLACK_HOLE % 1400)

@@ -29,7 +29,7 @@ WAITS = "wait for their reader"
 
 
 def writing(then: str = "", size: int = BYTES) -> tuple[str, ...]:
-    return ("sh", "-c", f"head -c {size} /dev/zero | tr '\\0' {RANK} | fold{then}")
+    return ("mpirun", "sh", "-c", f"head -c {size} /dev/zero | tr '\\0' {RANK} | fold{then}")
 
 
 def gated(

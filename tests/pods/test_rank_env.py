@@ -91,6 +91,7 @@ def test_a_port_that_another_process_has_ends_the_launcher_before_the_start(
     job = ended(
         cluster,
         images.image(name),
+        "mpirun",
         "hostname",
         code=78,
         mpi=MPIS[name],

@@ -42,7 +42,7 @@ def test_each_line_names_its_rank(cluster: Cluster, rig: None, name: str) -> Non
         mpi=MPI.get(name, "OpenMPI"),
         workers=2,
         slots=2,
-        launcher_args=("sh", "-c", WRITES),
+        launcher_args=("mpirun", "sh", "-c", WRITES),
         launcher={"env": {"MPIBOOT_TAG_OUTPUT": "on"}},
     ).start()
     assert job.wait(PATIENCE) == 0

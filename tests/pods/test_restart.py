@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tests.pods.operator import Job
 
 NAME = "openmpi-5.0"
-FOREVER = [RING, "--sleep", "1000"]
+FOREVER = ["mpirun", RING, "--sleep", "1000"]
 
 
 def folder() -> dict[str, Any]:
@@ -62,7 +62,7 @@ def test_a_launcher_that_starts_again_in_its_pod(cluster: Cluster, image: Image)
         cluster,
         image,
         workers=2,
-        launcher_command=["sh", "-c", script, "sh", RING],
+        launcher_command=["sh", "-c", script, "sh", "mpirun", RING],
         launcher=kept,
         worker=folder(),
     ).start()
@@ -100,7 +100,7 @@ def test_a_suspended_job_is_resumed(cluster: Cluster, image: Image) -> None:
         assert worker.wait(PATIENCE) == 0
         replaced(cluster, job, index)
     job.launcher.delete()
-    job.launcher = cluster.pod(replace(job.launcher.spec, args=[RING])).start()
+    job.launcher = cluster.pod(replace(job.launcher.spec, args=["mpirun", RING])).start()
     assert job.wait(PATIENCE) == 0
     spans(job)
 
@@ -115,7 +115,7 @@ def test_a_hostfile_that_shrinks_while_it_is_waited_for(
     cluster: Cluster, rig: None, name: str
 ) -> None:
     """The MPI Operator writes its ConfigMap anew, and the kubelet swaps `..data`."""
-    job = mpijob(cluster, images.image(name), workers=3, launcher_args=[RING])
+    job = mpijob(cluster, images.image(name), workers=3, launcher_args=["mpirun", RING])
     for pod in job.pods[:3]:
         pod.start()
     job.publish()
@@ -130,7 +130,7 @@ def test_a_hostfile_that_shrinks_while_it_is_waited_for(
 @pytest.mark.full
 def test_a_hostfile_that_grows_while_it_is_waited_for(cluster: Cluster, image: Image) -> None:
     """Half-written and empty at first, as by an editor that doesn't rename."""
-    job = mpijob(cluster, image, workers=3, launcher_args=[RING])
+    job = mpijob(cluster, image, workers=3, launcher_args=["mpirun", RING])
     first, second, third = job.hostfile.splitlines(keepends=True)
     job.config.update({"hostfile": first + second})
     job.start(publish=False)
@@ -151,7 +151,7 @@ def test_a_hostfile_that_grows_while_it_is_waited_for(cluster: Cluster, image: I
 def test_a_hostfile_that_breaks_while_it_is_waited_for_and_stays_so(
     cluster: Cluster, rig: None
 ) -> None:
-    job = mpijob(cluster, images.image(NAME), workers=2, launcher_args=[RING])
+    job = mpijob(cluster, images.image(NAME), workers=2, launcher_args=["mpirun", RING])
     job.start(publish=False)
     until(lambda: "NXDOMAIN" in job.launcher.stderr())
     job.config.update({"hostfile": "pi-worker-0 slots=many\n"})
@@ -163,7 +163,9 @@ def test_a_hostfile_that_breaks_while_it_is_waited_for_and_stays_so(
 def test_a_hostfile_that_changes_after_the_gate_is_not_read_again(
     cluster: Cluster, rig: None
 ) -> None:
-    job = mpijob(cluster, images.image(NAME), workers=2, launcher_args=[RING, "--sleep", "3"])
+    job = mpijob(
+        cluster, images.image(NAME), workers=2, launcher_args=["mpirun", RING, "--sleep", "3"]
+    )
     job.start()
     until(lambda: all(rank_processes(worker) for worker in job.workers))
     job.config.update({"hostfile": "none of these\n"})
@@ -179,7 +181,7 @@ def test_a_worker_that_starts_again_in_its_pod(cluster: Cluster, rig: None) -> N
         cluster,
         images.image(NAME),
         workers=2,
-        launcher_args=[RING],
+        launcher_args=["mpirun", RING],
         launcher={"env": {"MPIBOOT_TIMEOUT": "60"}},
         each_worker={1: kept},
     )
@@ -203,7 +205,7 @@ def test_a_worker_that_is_replaced_while_its_gate_is_open(cluster: Cluster, rig:
         cluster,
         images.image(NAME),
         workers=2,
-        launcher_args=[RING],
+        launcher_args=["mpirun", RING],
         each_worker={1: {"command": ["sleep", "1000"]}},
     ).start()
     until(lambda: "waiting for SSH on" in job.launcher.stderr())
@@ -218,7 +220,7 @@ def test_a_worker_that_is_replaced_while_its_gate_is_open(cluster: Cluster, rig:
 @pytest.mark.full
 def test_a_worker_that_is_replaced_after_it_was_ready(cluster: Cluster, image: Image) -> None:
     """Others are still waited for: nobody would look at it again before mpirun does."""
-    job = mpijob(cluster, image, workers=2, launcher_args=[RING])
+    job = mpijob(cluster, image, workers=2, launcher_args=["mpirun", RING])
     job.launcher.start()
     job.workers[0].start()
     job.workers[0].publish()

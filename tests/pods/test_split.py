@@ -27,7 +27,7 @@ SHOW = (
     "mine = {name: value for name, value in os.environ.items() if name.startswith(wanted)}\n"
     "print('has', json.dumps([socket.gethostname(), mine]))\n"
 )
-PROGRAM = ("python3", "-c", SHOW)
+PROGRAM = ("mpirun", "python3", "-c", SHOW)
 
 
 def on(link: str) -> dict[str, str]:
@@ -87,7 +87,7 @@ def test_a_value_of_the_users_wins_and_else_that_of_each_workers_own_link(
 ) -> None:
     own = {"line": OF_THE_LINE, "launcher": OF_THE_LAUNCHER, "nobody": {}}[of]
     words = [word for pair in own.items() for word in ("-x", "=".join(pair))]
-    line = ["mpirun", "-n", "2", *words, *PROGRAM] if of == "line" else PROGRAM
+    line = ["mpirun", "-n", "2", *words, *PROGRAM[1:]] if of == "line" else PROGRAM
     env = own if of == "launcher" else {}
     details = {**MIXED, "launcher": {**MIXED["launcher"], "env": env}, "launcher_args": line}
     job = pods(cluster, image, **details).start()
@@ -151,7 +151,7 @@ def test_mpi_moves_to_the_data_link_when_asked_and_its_daemons_stay(
 ) -> None:
     other = MIXED["each_worker"] if names == "different" else {}
     launcher = {**MIXED["launcher"], **settings(mpi_network="data")}
-    program = (RING, "--bytes", "20")
+    program = ("mpirun", RING, "--bytes", "20")
     job = ended(cluster, image, *program, data_link="net1", each_worker=other, launcher=launcher)
     for worker in job.workers:
         data, control = worker.network.links[1].name, "eth0"
@@ -203,7 +203,7 @@ MACVLAN = {
 def test_a_tcp_program_that_follows_its_variable_uses_the_data_link(
     cluster: Cluster, image: Image, details: dict[str, Any], link: str
 ) -> None:
-    job = ended(cluster, image, "python3", "-c", SENDER, **details)
+    job = ended(cluster, image, "mpirun", "python3", "-c", SENDER, **details)
     assert job.launcher.stdout() == f"got {20 << 20}\n"
     assert job.workers[1].counters(link).tx > 20_000_000
     assert job.workers[1].counters("eth0").tx < 1_000_000

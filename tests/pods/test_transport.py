@@ -41,7 +41,9 @@ def recorded(
 def test_the_record_and_the_log_say_which_link_carried_the_data(
     cluster: Cluster, image: Image, network: str
 ) -> None:
-    found, said = recorded(cluster, image, RING, "--bytes", "80", MPIBOOT_MPI_NETWORK=network)
+    found, said = recorded(
+        cluster, image, "mpirun", RING, "--bytes", "80", MPIBOOT_MPI_NETWORK=network
+    )
     assert (found["exit"], found["ranks"], len(found["hosts"])) == (0, 2, 2)
     assert list(found["phases"]) == ["names", "ssh", "plan", "run", "end"]
     assert min(found["phases"].values()) >= 0
@@ -59,9 +61,9 @@ def test_the_record_and_the_log_say_which_link_carried_the_data(
 @ONE_IMAGE
 @pytest.mark.full
 def test_a_failed_job_has_a_record_of_its_links_too(cluster: Cluster, image: Image) -> None:
-    found, said = recorded(cluster, image, RING, "--exit", "3", code=3)
+    found, said = recorded(cluster, image, "mpirun", RING, "--exit", "3", code=3)
     assert (found["exit"], found["reference"]) == (3, "program")
     assert found["transport"]["verdict"] == "unknown"
     assert said.startswith("data: net1 sent ")
-    found, said = recorded(cluster, image, RING, MPIBOOT_PROVE_TRANSPORT="off")
+    found, said = recorded(cluster, image, "mpirun", RING, MPIBOOT_PROVE_TRANSPORT="off")
     assert (found["transport"]["verdict"], found["transport"]["hosts"], said) == ("none", {}, "")

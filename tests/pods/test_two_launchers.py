@@ -28,7 +28,10 @@ def test_a_second_launch_in_the_same_pod(cluster: Cluster, image: Image) -> None
     """A script may have several: each has daemons and sessions of its own, and ends these alone."""
     job = running(cluster, image)
     done = job.launcher.exec(
-        "mpiboot", RING, env={"MPIBOOT_RUNTIME_DIR": "/tmp/second", "K_MPI_JOB_ROLE": "launcher"}
+        "mpiboot",
+        "mpirun",
+        RING,
+        env={"MPIBOOT_RUNTIME_DIR": "/tmp/second", "K_MPI_JOB_ROLE": "launcher"},
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("rank ") == 2
@@ -40,7 +43,7 @@ def test_a_second_launch_in_the_same_pod(cluster: Cluster, image: Image) -> None
 def second(cluster: Cluster, job: Job, timeout: int) -> Pod:
     """Another launcher of the same job."""
     env = {**job.launcher.spec.env, "MPIBOOT_TIMEOUT": str(timeout)}
-    spec = replace(job.launcher.spec, name="pi-second", args=[RING], env=env)
+    spec = replace(job.launcher.spec, name="pi-second", args=["mpirun", RING], env=env)
     return cluster.pod(spec).start()
 
 

@@ -293,7 +293,7 @@ def test_mpiboot_is_not_the_first_process(
     cluster: Cluster, rig: None, name: str, first: str
 ) -> None:
     """An init in front, or the one `pause` of a pod with shareProcessNamespace."""
-    job = below(cluster, name, first, RING, publish=False)
+    job = below(cluster, name, first, "mpirun", RING, publish=False)
     worker = job.workers[0]
     until(lambda: first_words(worker) == ("/usr/bin/tini" if first == "tini" else TINI))
     job.publish()  # not before: the pods end with the job
@@ -332,7 +332,7 @@ def first_words(pod: Pod) -> str:
 def test_the_end_of_a_launcher_that_is_not_the_first_process(
     cluster: Cluster, rig: None, name: str, first: str, end: str
 ) -> None:
-    job = below(cluster, name, first, RING, "--sleep", "1000")
+    job = below(cluster, name, first, "mpirun", RING, "--sleep", "1000")
     until(lambda: all(rank_processes(worker) for worker in job.workers))
     until(lambda: "joined" in job.launcher.stderr())
     if end == "told":

@@ -28,7 +28,7 @@ def test_an_ssh_port_that_is_filtered(cluster: Cluster, rig: None, verdict: str)
         cluster,
         images.image(NAME),
         workers=2,
-        launcher_args=[RING],
+        launcher_args=["mpirun", RING],
         env={"MPIBOOT_TIMEOUT": "10"},
     ).start(publish=False)
     for rule in (*CHAIN, f"add rule ip t i tcp dport 22 {verdict}"):
@@ -65,7 +65,7 @@ def test_a_launcher_on_its_nodes_network_with_its_nodes_nameserver(
         cluster,
         images.image(NAME),
         workers=1,
-        launcher_args=[RING],
+        launcher_args=["mpirun", RING],
         env={"MPIBOOT_TIMEOUT": "15"},
         launcher={"host_network": "node-1", "cluster_dns": False},
     )

@@ -59,7 +59,7 @@ def said_at_the_end(job: Job) -> str:
 def test_a_firewall_between_workers_ends_the_job_before_mpirun(
     cluster: Cluster, image: Image
 ) -> None:
-    job = mpijob(cluster, image, workers=2, launcher_args=[RING, "--bytes", "1"])
+    job = mpijob(cluster, image, workers=2, launcher_args=["mpirun", RING, "--bytes", "1"])
     both_ways(job, BETWEEN)
     assert job.start().wait(PATIENCE) == 69
     message = said_at_the_end(job)
@@ -82,7 +82,7 @@ def test_nothing_at_all_comes_through_to_a_range_of_ports(cluster: Cluster, rig:
         cluster,
         images.image("openmpi-5.0"),
         workers=2,
-        launcher_args=[RING],
+        launcher_args=["mpirun", RING],
         env={"MPIBOOT_PORT_RANGE": "40000-40009", "MPIBOOT_PAIR_CHECK": "1"},
     )
     both_ways(job, ALL)
@@ -94,7 +94,7 @@ def test_nothing_at_all_comes_through_to_a_range_of_ports(cluster: Cluster, rig:
 @pytest.mark.full
 def test_one_way_is_a_warning(cluster: Cluster, image: Image) -> None:
     """The ring's first message opens the connection by which the second worker answers."""
-    job = mpijob(cluster, image, workers=2, launcher_args=[RING, "--bytes", "1"])
+    job = mpijob(cluster, image, workers=2, launcher_args=["mpirun", RING, "--bytes", "1"])
     first, second = job.workers
     first.network.run("nft", "-f", "-", stdin=BETWEEN % second.address)
     assert job.start().wait(PATIENCE) == 0
@@ -105,7 +105,7 @@ def test_one_way_is_a_warning(cluster: Cluster, image: Image) -> None:
 
 @pytest.mark.full
 def test_source_nat_between_workers(cluster: Cluster, image: Image) -> None:
-    job = mpijob(cluster, image, workers=2, launcher_args=[RING, "--bytes", "1"])
+    job = mpijob(cluster, image, workers=2, launcher_args=["mpirun", RING, "--bytes", "1"])
     both_ways(job, SNAT)
     assert job.start().wait(PATIENCE) == 78
     message = said_at_the_end(job)
@@ -121,6 +121,7 @@ def test_a_worker_of_somebody_elses_is_not_checked(cluster: Cluster, rig: None) 
     job = spanned(
         cluster,
         images.image("openmpi-5.0"),
+        "mpirun",
         RING,
         "--bytes",
         "1",
@@ -140,7 +141,7 @@ def test_a_worker_of_somebody_elses_is_not_checked(cluster: Cluster, rig: None) 
 
 @pytest.mark.full
 def test_a_worker_that_never_says_anything_holds_nobody_up(cluster: Cluster, image: Image) -> None:
-    job = mpijob(cluster, image, workers=2, launcher_args=[RING, "--bytes", "1"])
+    job = mpijob(cluster, image, workers=2, launcher_args=["mpirun", RING, "--bytes", "1"])
     for worker in job.workers:
         worker.start()
     folder = "/run/mpiboot/*/worker"

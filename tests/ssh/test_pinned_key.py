@@ -110,7 +110,7 @@ class Server:
 
     def launch(self, user: str) -> list[str]:
         """What the launcher writes for this host, with such ssh arguments of a user's."""
-        for name in ("stderr", "hosts", "bin"):
+        for name in ("stderr", "hosts", "bin", "ready"):
             (self.folder / name).mkdir(exist_ok=True)
         (self.folder / "events").unlink(missing_ok=True)
         os.mkfifo(self.folder / "events")
@@ -130,12 +130,14 @@ class Server:
         (self.folder / "ssh_config").write_text(text)
         chosen = config.pins(str(self.folder / "known_hosts"), self.host_keys)
         pins = " ".join(f"-o {name}={value}" for name, value in chosen.items())
-        words = str(LIBEXEC / "ssh_words")
-        conf = {"ssh": "ssh", "pins": pins, "client": "", "words": words, "hosts": NAME}
+        logins = {"logins": str(self.folder), "hosts": NAME}
+        conf = {"ssh": "ssh", "pins": pins, "client": "", **logins}
         (self.folder / "ssh.conf").write_text(assignments(conf))
         (self.folder / "agent.conf").write_text(assignments({"ssh": f"ssh {pins}"}))
-        (self.folder / "bin/ssh").unlink(missing_ok=True)
-        (self.folder / "bin/ssh").symlink_to(LIBEXEC / "ssh")
+        (self.folder / "ready" / NAME).touch()
+        for name, program in (("bin/ssh", "ssh"), ("ssh_words", "ssh_words")):
+            (self.folder / name).unlink(missing_ok=True)
+            (self.folder / name).symlink_to(LIBEXEC / program)
         return ["env", f"MPIBOOT_LAUNCH_DIR={self.folder}", str(LIBEXEC / "agent")]
 
 

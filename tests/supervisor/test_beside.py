@@ -1,7 +1,8 @@
-"""A program that starts processes by itself, and the launcher's process that stays beside it."""
+"""A command that is no launch, and the launcher's process that stays beside it."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -12,14 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.launch_names import KEY
-from mpiboot.core.launch_spec import ScriptSpec
+from mpiboot.core.launch_names import KEY, LAUNCHES, LOGINS, OVER, WANTED
 from mpiboot.supervisor import parent
 from tests.supervisor.test_parent import PARENT, Rig, ended, gone, heard, last, ready
-
-# Waits for who connects to it, and writes its number where it is looked for.
-CLIENT = "import os, pathlib, signal, sys; pathlib.Path(sys.argv[1]).write_text(str(os.getpid())); "
-CLIENT += "signal.pause()"
 
 
 @pytest.fixture
@@ -29,12 +25,8 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     made.end()
 
 
-def shell(rig: Rig, text: str) -> ScriptSpec:
-    return ScriptSpec(("/bin/sh", "-c", text), str(rig.folder), {"ADDED": "a b"})
-
-
-def beside(rig: Rig, *words: str, what: str = "script") -> subprocess.Popen[bytes]:
-    """Start it beside a program that waits for no host, or beside nothing."""
+def beside(rig: Rig, *words: str, what: str = "command") -> subprocess.Popen[bytes]:
+    """Start it beside a command, or beside nothing."""
     process = subprocess.Popen(
         [*PARENT, what, rig.options.to_json(), *words],
         stdin=subprocess.DEVNULL,
@@ -46,35 +38,114 @@ def beside(rig: Rig, *words: str, what: str = "script") -> subprocess.Popen[byte
     return process
 
 
-@pytest.mark.parametrize("code", [0, 5])
-def test_a_program_whose_hosts_are_ready_gets_what_was_found_and_its_code_is_the_end(
-    rig: Rig, code: int
+HINT = "`mpirun ./train` runs it on the 2 slots of /etc/mpi/hostfile"
+
+
+@pytest.mark.parametrize(
+    ("launches", "code", "said", "termination"),
+    [
+        (
+            None,
+            0,
+            f"ended with 0\n  -> it called no mpirun: {HINT}",
+            f"-> it called no mpirun: {HINT}",
+        ),
+        (None, 5, "ended with 5\n  -> it called no mpirun", "program: /bin/sh ended with 5\n-> it"),
+        ([], 0, "ended with 0\n", ""),
+        ([], 5, "[program] /bin/sh ended with 5\n", "program: /bin/sh ended with 5\n"),
+        (
+            [("mpirun", "a", 3)],
+            0,
+            "warning: [launch] /bin/sh ended with 0, but its mpirun ended",
+            "",
+        ),
+        ([("mpirun", "a", 3), ("mpirun", "a", 0)], 0, "ended with 0\n", ""),
+        ([("mpirun", "a", 0), ("mpirun", "a", 3)], 0, "but its mpirun ended with 3 (a pipe", ""),
+        ([("mpirun", "a", 3), ("mpiexec", "a", 0)], 0, "but its mpirun ended with 3", ""),
+        ([("mpirun", "a", 3), ("mpirun", "b", 0)], 0, "but its mpirun ended with 3", ""),
+        ([("mpirun", "a", 3), ("orterun", "b", 4)], 0, "but its orterun ended with 4", ""),
+    ],
+)
+def test_its_end_is_told_with_what_its_launches_did(
+    rig: Rig,
+    launches: list[tuple[str, str, int]] | None,
+    code: int,
+    said: str,
+    termination: str,
 ) -> None:
-    (rig.folder / KEY).touch()
-    rig.hand_over(shell(rig, f'echo "$ADDED"; exit {code}'))
-    process = rig.start_parent()
+    rig.options = replace(
+        rig.options, folder=str(rig.folder), hint=HINT, job_record=str(rig.folder / "record")
+    )
+    if launches is not None:
+        lines = (json.dumps([*line, "why"]) + "\n" for line in launches)
+        (rig.folder / LAUNCHES).write_text("".join(lines))
+    process = beside(rig, "/bin/sh", "-c", f"exit {code}")
     out, err = process.communicate(timeout=60)
-    assert (process.returncode, out) == (code, b"a b\n")
-    mark = "error: [program] " if code else ""
-    assert last(err.decode()) == f"mpiboot: {mark}/bin/sh ended with {code}"
-    assert rig.log.read_text() == (f"program: /bin/sh ended with {code}\n" if code else "")
-    assert not (rig.folder / KEY).exists()
+    text = err.decode().replace("mpiboot:  ", " ")
+    assert (process.returncode, out) == (code, b"")
+    assert said in text
+    assert termination in rig.log.read_text()
+    record = json.loads((rig.folder / "record").read_text())
+    failed = "its " in said
+    assert record["exit"] == code
+    assert record["reason"].startswith(f"/bin/sh ended with {code}")
+    assert (", but its " in record["reason"]) is failed
+    assert rig.log.read_text().startswith("launch: /bin/sh ended with 0, but its ") is failed
 
 
-def test_mpiboots_own_client_serves_its_logins_and_ends_with_it(rig: Rig) -> None:
+def test_a_failure_that_a_later_launch_made_good_is_not_in_the_termination_message(
+    rig: Rig,
+) -> None:
+    rig.options = replace(rig.options, folder=str(rig.folder))
+    lines = [["mpirun", "a", 3, "why"], ["mpirun", "a", 0, ""]]
+    (rig.folder / LAUNCHES).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    process = beside(rig, "/bin/sh", "-c", f"echo program: why > {rig.log}")
+    assert ended(process)[0] == 0
+    assert rig.log.read_text() == ""
+
+
+# Waits for the end of whoever started it, and reports.
+GATE = "import os, pathlib, select, sys; folder = pathlib.Path(sys.argv[1]); "
+
+
+def test_a_gate_begins_with_the_first_ssh_that_asks_and_ends_with_the_command(rig: Rig) -> None:
+    os.mkfifo(rig.folder / WANTED)
     pid = rig.folder / "pid"
-    text = f"until [ -s {pid} ]; do sleep 0.05; done; [ -S {rig.folder}/client.sock ] && exit 4"
-    client = (sys.executable, "-S", "-c", CLIENT, str(pid))
-    rig.hand_over(replace(shell(rig, text), client=client))
-    assert ended(rig.start_parent())[0] == 4
+    text = "(folder / 'pid').write_text(str(os.getpid())); select.select([], [], [])"
+    gate = (sys.executable, "-S", "-c", GATE + text, str(rig.folder))
+    rig.options = replace(rig.options, folder=str(rig.folder), gate=gate, hint=HINT)
+    script = f"sleep 0.3; [ ! -e {pid} ] || exit 9; echo 1<> {rig.folder}/wanted; "
+    process = beside(rig, "/bin/sh", "-c", f"{script}until [ -s {pid} ]; do sleep 0.05; done")
+    code, message = ended(process)
+    assert (code, last(message)) == (0, "mpiboot: /bin/sh ended with 0")
     assert gone(int(pid.read_text()))
 
 
-def test_without_that_client_it_is_said_and_the_program_runs(rig: Rig) -> None:
-    rig.hand_over(replace(shell(rig, "exit 6"), client=("/nowhere/none",)))
-    code, message = ended(rig.start_parent())
-    assert code == 6
-    assert "error: mpiboot's own SSH client: No such file or directory" in message
+@pytest.mark.parametrize("gate", [(sys.executable, "-c", "raise SystemExit(7)"), ("/nowhere/it",)])
+def test_a_gate_that_can_not_run_is_told_to_who_waits_for_it(
+    rig: Rig, gate: tuple[str, ...]
+) -> None:
+    os.mkfifo(rig.folder / WANTED)
+    rig.options = replace(rig.options, folder=str(rig.folder), gate=gate)
+    over = rig.folder / OVER
+    script = f"echo 1<> {rig.folder}/wanted; until [ -s {over} ]; do sleep 0.05; done; cat {over}"
+    process = beside(rig, "/bin/sh", "-c", script)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert out.startswith(b"ssh: the gate ")
+    assert b"error: the gate " in err
+
+
+def test_the_key_of_its_logins_is_gone_at_its_end(rig: Rig) -> None:
+    os.mkfifo(rig.folder / WANTED)
+    (rig.folder / LOGINS).mkdir()
+    (rig.folder / LOGINS / KEY).touch()
+    gate = (sys.executable, "-S", "-c", GATE + "(folder / 'over').touch()", str(rig.folder))
+    rig.options = replace(rig.options, folder=str(rig.folder), gate=gate)
+    until_over = f"until [ -e {rig.folder}/over ]; do sleep 0.05; done"
+    process = beside(rig, "/bin/sh", "-c", f"echo 1<> {rig.folder}/wanted; {until_over}; exit 4")
+    assert ended(process)[0] == 4
+    assert not (rig.folder / LOGINS / KEY).exists()
 
 
 def test_the_first_signal_counts_and_all_are_passed_on(rig: Rig) -> None:

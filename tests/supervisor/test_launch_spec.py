@@ -11,7 +11,6 @@ from mpiboot.core.launch_spec import (
     ParentOptions,
     RemoteHost,
     Result,
-    ScriptSpec,
     from_line,
     to_line,
 )
@@ -33,8 +32,6 @@ SPEC = LaunchSpec(
     "result",
     [
         SPEC,
-        ScriptSpec(("sh", "run.sh"), "/logins", {"A": "1"}, ("python3", "-c", "x")),
-        ScriptSpec(("sh",), "/logins"),
         Failure(68, "names-unresolved", "names-unresolved: w-1\n"),
         Failure(143, "signal", "", held=False),
     ],
@@ -48,7 +45,7 @@ def test_each_result_of_the_child_is_read_back_as_it_was_written(result: Result)
 
 @pytest.mark.parametrize(
     "line",
-    [b"{}\n", b'{"LaunchSpec": {}}\n', b'{"Failure": {"x": 1}}', b"x\n", b'{"ScriptSpec": {}}'],
+    [b"{}\n", b'{"LaunchSpec": {}}\n', b'{"Failure": {"x": 1}}', b"x\n"],
 )
 def test_what_is_no_result_is_refused(line: bytes) -> None:
     with pytest.raises((TypeError, KeyError, ValueError)):

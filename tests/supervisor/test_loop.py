@@ -147,7 +147,7 @@ def test_a_host_is_asked_once_at_a_time_and_nothing_stays_open() -> None:
     asked.give_up(second)
     assert answers == [(host, False, os.strerror(errno.ETIMEDOUT)) for host in ("w-0", "w-1")]
     assert asked.deadlines() == []
-    assert set(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+    assert set(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208
 
 
 def test_a_host_with_an_ipv6_address_is_asked_by_that() -> None:

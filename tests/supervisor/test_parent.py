@@ -305,7 +305,7 @@ def test_a_script_removes_the_keys_of_its_launches(rig: Rig, tmp_path: Path) -> 
     key.write_text("secret")
     options = replace(rig.options, last_launches=str(tmp_path))
     done = subprocess.run(
-        [*PARENT, "script", options.to_json(), "/bin/sh", "-c", f"[ -e {key} ] && exit 4"],
+        [*PARENT, "command", options.to_json(), "/bin/sh", "-c", f"[ -e {key} ] && exit 4"],
         env=rig.environ,
         capture_output=True,
         timeout=GUARD,
@@ -330,7 +330,7 @@ def test_a_script_that_failed_is_the_reason_where_nothing_below_it_wrote_a_bette
     rig: Rig, script: str, code: int, message: str
 ) -> None:
     rig.log.write_text("before\n")  # of another command in this container
-    words = ["script", rig.options.to_json(), "/bin/sh", "-c", script.replace("LOG", str(rig.log))]
+    words = ["command", rig.options.to_json(), "/bin/sh", "-c", script.replace("LOG", str(rig.log))]
     done = subprocess.run(
         [*PARENT, *words], env=rig.environ, capture_output=True, timeout=GUARD, check=False
     )

@@ -63,7 +63,7 @@ def test_a_command_that_fails_and_whose_reader_went_away_says_nothing(tmp_path: 
 def test_where_errors_go_may_be_closed(tmp_path: Path) -> None:
     done = run(tmp_path, "mpiboot settings --json <&- 2>&-")
     assert (done.returncode, done.stdout[:1]) == (0, "[")
-    launcher = "mpiboot launcher -- true"
+    launcher = "mpiboot launcher -- mpirun true"
     code = run(tmp_path, launcher).returncode
     assert code == 66  # no hostfile is there
     assert run(tmp_path, f"{launcher} <&- >&- 2>&-").returncode == code

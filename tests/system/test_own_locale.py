@@ -37,7 +37,7 @@ def test_a_program_gets_it_only_where_it_was_set(tmp_path: Path, words: str, giv
 
 def test_the_launchers_process_keeps_it_to_itself_too(tmp_path: Path) -> None:
     options = ParentOptions(log_level=LogLevel.INFO, log_format=LogFormat.HUMAN).to_json()
-    words = ("-I", "-S", str(parent.__file__), ParentTask.SCRIPT.value, options, "env")
+    words = ("-I", "-S", str(parent.__file__), ParentTask.COMMAND.value, options, "env")
     done = subprocess.run(
         [sys.executable, *words],
         env=environment(tmp_path),

@@ -106,9 +106,9 @@ def test_ranks_use_the_device_and_the_index_that_were_delivered() -> None:
         for address in ADDRESSES
     ]
     try:
-        code, message, record = launched("launcher", "sh", f"{FOLDER}/rank.sh")
+        code, message, record = launched("launcher", "mpirun", "sh", f"{FOLDER}/rank.sh")
         moved = int(COUNTER.read_text()) - before
-        tcp, _, fallen_back = launched("tcp", "true")
+        tcp, _, fallen_back = launched("tcp", "mpirun", "true")
         tool = FOLDER / "all_reduce_perf"
         tool.write_text(TOOL)
         tool.chmod(0o755)

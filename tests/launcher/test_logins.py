@@ -1,0 +1,252 @@
+"""The gate beside a command: what the command's ssh reads of each host, and when."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from mpiboot.core import log
+from mpiboot.core.checks import MpibootError, error
+from mpiboot.core.facts import Worker
+from mpiboot.core.model import Decision, Source
+from mpiboot.core.settings import resolve
+from mpiboot.hosts.gate import GateResult
+from mpiboot.launcher import child, observation
+from mpiboot.launcher.child import ChildLoop, by_every_name, that_may_join
+from mpiboot.launcher.setup import LauncherPod
+from mpiboot.ssh import client_start
+from mpiboot.ssh.client_start import ClientConfig
+from mpiboot.supervisor import evidence
+from mpiboot.system import os_calls
+from mpiboot.system.keys import JobKey
+from tests.fakes import plans
+from tests.fakes.worker import HAVE_SSH
+
+T = TypeVar("T")
+
+
+def names(*listed: str, addresses: tuple[str, ...], renamed: dict[str, str]) -> dict[str, str]:
+    """The hostfile's name of the host that each name stands for."""
+    workers = tuple(
+        replace(plans.worker(replace(host, name=name), number, None), address=address)
+        for number, (host, name, address) in enumerate(
+            zip(plans.hosts(*[1] * len(listed)), listed, addresses, strict=True)
+        )
+    )
+    return {name: worker.host.name for name, worker in by_every_name(workers, renamed).items()}
+
+
+def test_a_host_is_known_by_each_of_its_names() -> None:
+    found = names("w-0.job", addresses=("10.0.0.1",), renamed={"w-0.job": "w-0.job.ns.svc.c"})
+    assert set(found) == {"w-0.job", "w-0", "w-0.job.ns.svc.c", "10.0.0.1"}
+
+
+def test_a_name_that_two_hosts_have_stands_for_neither() -> None:
+    found = names("w.a", "w.b", addresses=("10.0.0.1", "10.0.0.1"), renamed={})
+    assert found == {"w.a": "w.a", "w.b": "w.b"}
+
+
+def test_the_hostfiles_own_name_comes_before_anothers_short_one() -> None:
+    found = names("w.a", "w", addresses=("10.0.0.1", "10.0.0.2"), renamed={})
+    assert found == {"w.a": "w.a", "w": "w", "10.0.0.1": "w.a", "10.0.0.2": "w"}
+
+
+def test_a_host_that_is_named_by_its_address_has_this_one_name() -> None:
+    assert names("10.0.0.1", addresses=("10.0.0.1",), renamed={}) == {"10.0.0.1": "10.0.0.1"}
+
+
+def test_hosts_that_may_join_are_named_as_the_jobs_are_but_for_their_number() -> None:
+    def joining(
+        *listed: str, ports: tuple[int, ...] = (22, 22), renamed: dict[str, str] | None = None
+    ) -> list[tuple[str, str, int, str]]:
+        workers = (
+            replace(plans.worker(replace(host, name=name), number, None), port=port)
+            for number, (host, name, port) in enumerate(
+                zip(plans.hosts(*[1] * len(listed)), listed, ports, strict=True)
+            )
+        )
+        found = that_may_join(tuple(workers), renamed or {})
+        return [(item.name, item.address, item.port, item.user) for item in found]
+
+    assert joining("w-0.job", "w-1.job", ports=(2222, 2222)) == [
+        ("w-*.job", "%h", 2222, "root"),
+        ("w-*", "%h.job", 2222, "root"),
+    ]
+    assert joining("a-0-1", "b", renamed={"a-0-1": "a-0-1.job.svc"}) == [
+        ("a-0-*.job.svc", "%h", 22, "root"),
+        ("a-0-*", "%h.job.svc", 22, "root"),
+    ]
+    # Two networks, or two ports: how a third one is reached can't be told.
+    assert joining("w-0.a", "w-1.b") == [("w-*.a", "%h", 22, "root"), ("w-*.b", "%h", 22, "root")]
+    assert joining("w-0", "w-1", ports=(22, 2222)) == []
+    assert joining("10.0.0.1", "fd00::1") == []
+
+
+class Loop(ChildLoop):
+    """Without the handlers of signals, which are this test's own."""
+
+    def __init__(self) -> None:
+        return
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run(work)
+
+
+def conf(folder: Path) -> dict[str, str]:
+    """What its ssh reads."""
+    lines = (line.split("=", 1) for line in (folder / "ssh.conf").read_text().splitlines())
+    return {name: value.strip("'") for name, value in lines}
+
+
+def ready(folder: Path) -> set[str]:
+    return {path.name for path in (folder / "ready").iterdir()}
+
+
+ALL = {"w-0.job.ns.svc", "w-0", "10.244.0.10", "w-1.job.ns.svc", "w-1", "10.244.0.11"}
+FIRST = {name for name in ALL if name.startswith("w-0") or name.endswith(".10")}
+LISTED = {name for name in ALL if name.startswith("w-")}
+
+
+class Gate:
+    """Two hosts at the second attempt of their job, the second of which may never be ready."""
+
+    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = tmp_path / "command"
+        self.folder.mkdir()
+        self.fails, self.key = False, True
+        self.seen: list[tuple[set[str], set[str]]] = []
+        (tmp_path / "id").write_text("PRIVATE\n")
+        (tmp_path / "hosts").write_text("w-0.job.ns.svc\nw-1.job.ns.svc\n")
+        self.given = {"hostfile": str(tmp_path / "hosts"), "ssh_keepalive": "30"}
+        before = (("a@2026-01-01T00:00:00Z@1", "it failed"),)
+        self.workers = [replace(one, attempts=before) for one in plans.observed().workers]
+
+        def pod(resolved: object, environ: object, **named: Any) -> LauncherPod:  # noqa: ANN401 - its own
+            assert named.pop("needs_key")
+            assert named == {"pid": 7, "attempt": "b", "may_disconnect": True}
+            key = JobKey(tmp_path / "id", "ssh-ed25519 JOB") if self.key else None
+            chosen = Decision("launch-agent", "kubectl", Source.DETECTED, "there is no key")
+            made = LauncherPod(
+                resolve(self.given, {}),
+                plans.POD,
+                plans.ROOT,
+                tmp_path,
+                key,
+                time.monotonic(),
+                **named,
+            )
+            return made if self.key else replace(made, chosen=chosen)
+
+        async def pass_gates(
+            _: LauncherPod, reached: list[Worker], report: Callable[[GateResult], None]
+        ) -> GateResult:
+            for count in range(1, 2 if self.fails else 3):
+                report(GateResult(tuple(self.workers[:count]), (), {}, {}))
+                self.seen.append((ready(self.folder), set(conf(self.folder)["hosts"].split())))
+            reached += self.workers[: 1 if self.fails else 2]
+            if self.fails:
+                raise error("ssh-denied", "it takes no key")
+            return GateResult(tuple(self.workers), (), {}, {})
+
+        monkeypatch.setenv("MPIBOOT_ATTEMPT", "b")
+        monkeypatch.setattr(child, "launcher_pod", pod)
+        monkeypatch.setattr(observation, "pass_gates", pass_gates)
+
+    def run(self) -> None:
+        child.prepare_logins(resolve(self.given, {}), self.folder, 7, Loop())
+
+
+@pytest.fixture
+def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gate:
+    log.configure()
+    return Gate(tmp_path, monkeypatch)
+
+
+@pytest.mark.skipif(not HAVE_SSH, reason="no ssh")
+def test_each_host_is_reported_as_soon_as_it_is_ready(
+    gate: Gate, capfd: pytest.CaptureFixture[str]
+) -> None:
+    gate.run()
+    assert gate.seen == [(FIRST, LISTED | FIRST), (ALL, ALL)]
+    values, logins = conf(gate.folder), gate.folder / "logins"
+    known = values.pop("hosts").split()
+    assert {*ALL, "w-[0-9].job.ns.svc", "w-[0-9][0-9]"} <= set(known)
+    assert len(known) == 6 + 2 * 4
+    assert values.pop("pins").startswith("-o StrictHostKeyChecking=yes -o UserKnownHostsFile=")
+    assert values == {"ssh": shutil.which("ssh"), "client": "", "logins": str(logins)}
+    assert (logins / "key").read_text() == "PRIVATE\n"
+    text = (logins / "ssh_config").read_text()
+    listed = {line.split()[1] for line in text.splitlines() if line.startswith("Host ")}
+    assert listed == {*ALL, "w-*.job.ns.svc", "w-*", "*"}
+    before = evidence.from_json((logins / evidence.FILE).read_text())
+    assert [(item.name, item.dns) for item in before] == [
+        ("w-0.job.ns.svc", ""),
+        ("w-1.job.ns.svc", ""),
+    ]
+    earlier = "attempt 2; the last one (a of 2026-01-01T00:00:00Z) ended: it failed"
+    assert (gate.folder / "earlier").read_text() == earlier
+    assert f"mpiboot: {earlier}\n" in capfd.readouterr().err
+
+
+@pytest.mark.skipif(not HAVE_SSH, reason="no ssh")
+def test_one_that_never_is_ready_leaves_the_others_as_they_are(gate: Gate) -> None:
+    gate.fails = True
+    with pytest.raises(MpibootError):
+        gate.run()
+    assert ready(gate.folder) == FIRST
+    # No pattern: who is not ready is none that joins later.
+    assert set(conf(gate.folder)["hosts"].split()) == LISTED | FIRST
+
+
+def test_without_an_ssh_mpiboots_own_client_is_behind_it(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It serves the hosts that are ready at the end of the gate."""
+    monkeypatch.setenv("PATH", str(gate.folder))
+    started: list[tuple[object, ...]] = []
+    monkeypatch.setattr(os_calls, "start_listening", lambda *given: started.append(given))
+    files: list[int] = []
+
+    def short_of_files(most: int, _limit: int) -> str:
+        files.append(most)
+        return ""
+
+    monkeypatch.setattr(client_start, "short_of_files", short_of_files)
+    gate.run()
+    assert gate.seen == [(set(), LISTED)] * 2
+    assert ready(gate.folder) == ALL
+    assert files == [4]  # two sessions at once for each of two hosts
+    ((words, environ, folder, name),) = started
+    assert (environ, folder, name) == (os.environ, f"{gate.folder}/logins", "client.sock")
+    config = ClientConfig.from_json(Path(words[-1]).read_text())  # type: ignore[index]
+    assert (config.parent, len(config.hosts)) == (7, 6)
+    assert conf(gate.folder)["client"]
+    assert "its ssh is mpiboot's own client: there is no ssh on PATH" in capfd.readouterr().err
+
+
+def test_where_mpirun_goes_by_kubectl_its_ssh_says_so(gate: Gate) -> None:
+    gate.key = False
+    with pytest.raises(MpibootError, match="which mpirun reaches by kubectl exec: there is no key"):
+        gate.run()
+    assert set(conf(gate.folder)["hosts"].split()) == LISTED
+
+
+@pytest.mark.parametrize("text", [None, "localhost slots=2\n"])
+def test_without_another_host_its_ssh_is_the_images_own(
+    gate: Gate, tmp_path: Path, text: str | None
+) -> None:
+    """Nothing waits, for a key either."""
+    if text is None:
+        del gate.given["hostfile"]
+    else:
+        (tmp_path / "hosts").write_text(text)
+    gate.run()
+    assert (gate.seen, conf(gate.folder)["hosts"]) == ([], "")
