@@ -37,7 +37,6 @@ ROOT = Path(__file__).resolve().parent.parent
 TOP = "top"
 MORE = {
     "job": ("tests/hosts/test_host_sources.py",),
-    "supervisor": ("tests/launcher/test_script.py",),
     "ssh": ("tests/worker/test_role.py",),
     "launcher": ("tests/cli/test_cli.py",),
     TOP: ("tests/test_*.py",),
