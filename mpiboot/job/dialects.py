@@ -284,7 +284,6 @@ def _by_version(name: str) -> tuple[str, str]:
 _OMPI_FIRST: Final = _by_version("OMPI_MCA_btl_tcp_port_min_v{}")
 _OMPI_COUNT: Final = _by_version("OMPI_MCA_btl_tcp_port_range_v{}")
 
-_OMPI_RANK: Final = "OMPI_COMM_WORLD_RANK"
 _OMPI_CONSTANTS: Final = (
     Variable(
         "OMPI_MCA_pml",

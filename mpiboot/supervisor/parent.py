@@ -327,7 +327,6 @@ class EndedLaunch(NamedTuple):
     name: str
     words: str
     code: int
-    reason: str
 
 
 def failed_launch(text: str) -> EndedLaunch | None:
@@ -586,19 +585,17 @@ class Parent:
         self._flush(self._stderr, "stderr")
         return replace(spec.argv, os.environ, self._mask)
 
-    def _tell_command(self, code: int, reason: str) -> None:
+    def _tell_command(self, code: int) -> None:
         """Write for the command above how this launch ended; ``code`` is 0 where it was told to."""
         if self._options.line:
-            called, words = self._options.line
-            ended = EndedLaunch(called, words, code, reason)
             with (
                 suppress(OSError),
                 open(f"{self._above}/{LAUNCHES}", "a", encoding="utf-8") as file,
             ):
-                file.write(json.dumps(ended) + "\n")
+                file.write(json.dumps((*self._options.line, code)) + "\n")
 
     def _not_started(self, failure: Failure) -> None:
-        self._tell_command(failure.code if failure.held else 0, failure.message)
+        self._tell_command(failure.code if failure.held else 0)
         seconds = time.monotonic() - self._began
         report.tell_not_started(failure, seconds, self._options.termination_log)
         self._record(failure, seconds)
@@ -618,7 +615,7 @@ class Parent:
 
     def _ended(self, spec: LaunchSpec, verdict: Verdict, lines: tuple[str, ...] = ()) -> int:
         seconds = time.monotonic() - self._began
-        self._tell_command(0 if verdict.by_signal else verdict.code, verdict.message)
+        self._tell_command(0 if verdict.by_signal else verdict.code)
         why = report.tell(verdict, spec, seconds, self._options.termination_log, lines)
         hold = 0.0 if verdict.by_signal else self._options.hold_on_failure
         if spec.attempt:

@@ -77,7 +77,7 @@ def test_its_end_is_told_with_what_its_launches_did(
         rig.options, folder=str(rig.folder), hint=HINT, job_record=str(rig.folder / "record")
     )
     if launches is not None:
-        lines = (json.dumps([*line, "why"]) + "\n" for line in launches)
+        lines = (json.dumps(line) + "\n" for line in launches)
         (rig.folder / LAUNCHES).write_text("".join(lines))
     process = beside(rig, "/bin/sh", "-c", f"exit {code}")
     out, err = process.communicate(timeout=60)
@@ -97,7 +97,7 @@ def test_a_failure_that_a_later_launch_made_good_is_not_in_the_termination_messa
     rig: Rig,
 ) -> None:
     rig.options = replace(rig.options, folder=str(rig.folder))
-    lines = [["mpirun", "a", 3, "why"], ["mpirun", "a", 0, ""]]
+    lines = [["mpirun", "a", 3], ["mpirun", "a", 0]]
     (rig.folder / LAUNCHES).write_text("".join(json.dumps(line) + "\n" for line in lines))
     process = beside(rig, "/bin/sh", "-c", f"echo program: why > {rig.log}")
     assert ended(process)[0] == 0
