@@ -321,16 +321,19 @@ def how_as_ranks(resolved: Resolved, program: tuple[str, ...], environ: Mapping[
 
     from mpiboot.hosts import hostfiles  # noqa: PLC0415
 
+    first = hostfiles.candidates(resolved.settings.hostfile, "", environ)[0]
     try:
+        if Path(first.path).is_fifo():  # its lines are for who reads them first
+            return ""
         found = asyncio.run(hostfiles.of_job(resolved, environ, 0.0)).hostfile
-    except MpibootError:  # each launch says what is wrong with it
+    except (MpibootError, OSError):  # each launch says what is wrong with it
         return ""
     each = resolved.settings.slots
-    given = (each if each and not host.slots_given else host.slots for host in found.hosts)
+    counts = (each if each and not host.slots_given else host.slots for host in found.hosts)
     line = shlex.join(program)
     if len(line) > _SHOWN or "\n" in line:
         line = f"{program[0]} ..."
-    return f"`mpirun {line}` runs it on the {counted(sum(given), 'slot')} of {found.path}"
+    return f"`mpirun {line}` runs it on the {counted(sum(counts), 'slot')} of {found.path}"
 
 
 def flags(resolved: Resolved) -> dict[str, str]:

@@ -102,14 +102,6 @@ def test_by_its_first_word_alone_a_command_is_a_launch_and_only_that_measures(
     assert told == ["measured"] * launch + ["signals wait", became]
 
 
-def test_a_removed_setting_ends_the_launcher(told: list[object]) -> None:
-    with pytest.raises(MpibootError, match="MPIBOOT_SCRIPT was removed") as caught:
-        role.run(resolve({}, {"MPIBOOT_SCRIPT": "on"}), ("./train",), {})
-    assert caught.value.code == 2
-    assert "runs once" in caught.value.finding.hint
-    assert told == []
-
-
 @pytest.mark.parametrize(
     ("line", "fails"), [(["mpirun -n 4 ./a"], True), (["sh", "-n 4 ./a"], False)]
 )
@@ -150,6 +142,16 @@ def test_how_a_command_would_be_started_as_ranks(
 def test_of_hosts_that_are_not_known_nothing_is_said(tmp_path: Path, text: str) -> None:
     environ = hosts(tmp_path, text)
     assert role.how_as_ranks(resolve({}, environ), ("./train",), environ) == ""
+
+
+def test_a_pipe_is_left_to_the_launch_below(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    held = os.open(tmp_path / "pipe", os.O_RDWR)
+    os.write(held, b"w-0")
+    environ = {"MPIBOOT_HOSTFILE": f"{tmp_path}/pipe"}
+    assert role.how_as_ranks(resolve({}, environ), ("./a",), environ) == ""
+    assert os.read(held, 9) == b"w-0"
+    os.close(held)
 
 
 @pytest.mark.parametrize("attempt", ["me@now@1", ""])

@@ -66,13 +66,8 @@ def test_mpirun_is_a_launch_however_it_is_called(cluster: Cluster, image: Image,
 def test_what_is_no_launch_runs_once_and_says_how_ranks_are_started(
     cluster: Cluster, rig: None
 ) -> None:
-    job = mpijob(
-        cluster,
-        images.image(images.NAMES[0]),
-        workers=2,
-        slots=8,
-        launcher_args=[RING],
-    )
+    image = images.image(images.NAMES[0])
+    job = mpijob(cluster, image, workers=2, slots=8, launcher_args=[RING])
     job.launcher.start()
     assert job.launcher.wait(PATIENCE) == 0
     assert ranks(job.launcher.stdout()) == [(0, 1, "pi-launcher")]
