@@ -154,8 +154,8 @@ _OF_JOBS: Final[_Table] = {
         ),
         "launcher-memory": _CheckText(
             "the launcher's own processes fit its memory limit",
-            "raise resources.limits.memory of the launcher's container, which also holds an ssh "
-            "for each host",
+            "raise resources.limits.memory of the launcher's container; "
+            "docs/how-to/launcher-size.md has a table",
         ),
         "ssh-client-lost": _CheckText(
             "mpiboot's own SSH client, where it is used, lives as long as the job",

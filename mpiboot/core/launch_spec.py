@@ -103,13 +103,12 @@ class LaunchSpec:
     are the remote hosts of the hostfile where only mpirun knows which of them get ranks.
     ``exit_codes`` where mpiboot asked mpirun for every rank's exit code, so that those lines are
     not the user's. ``remote`` is what the agents run: ssh or kubectl.
-    ``client_stays`` where the process that prepared the launch stays as its SSH client.
-    ``open_files`` is the soft limit with which mpirun starts, 0 for the pod's own. A host is looked
-    for after ``silent`` seconds without an answer by SSH, 0 for never, and lost after ``keepalive``
-    where nothing answers for it. ``with_ranks`` are the hosts that may have ranks, ``transport``
-    what was planned for the data between them; ``prove`` is the setting where their counters are
-    compared, else empty. ``times`` are when the hosts' last name resolved and when all were ready,
-    on the monotonic clock.
+    ``client_stays`` where the process that prepared the launch stays as its SSH client. A host is
+    looked for after ``silent`` seconds without an answer by SSH, 0 for never, and lost after
+    ``keepalive`` where nothing answers for it. ``with_ranks`` are the hosts that may have
+    ranks, ``transport`` what was planned for the data between them; ``prove`` is the setting where
+    their counters are compared, else empty. ``times`` are when the hosts' last name resolved and
+    when all were ready, on the monotonic clock.
     """
 
     argv: tuple[str, ...]
@@ -138,7 +137,6 @@ class LaunchSpec:
     exit_codes: bool = False
     remote: str = "ssh"
     client_stays: bool = False
-    open_files: int = 0
     silent: float = 0.0
     keepalive: float = 0.0
     with_ranks: tuple[str, ...] = ()

@@ -54,9 +54,8 @@ class Plan:
     are the remote hosts that may get a rank, and ``tcp_optional`` tells why MPI may do without TCP
     between them, empty where it can't.
     ``meeting`` is where ranks with torchrun's variables meet, None where there are none.
-    ``open_files`` is the soft limit with which mpirun starts, 0 for this pod's own. ``forwarded``
-    are the variables that ranks get from mpirun's environment, and ``stays`` those that a rule
-    keeps from them, each with its reason.
+    ``forwarded`` are the variables that ranks get from mpirun's environment, and ``stays`` those
+    that a rule keeps from them, each with its reason.
     """
 
     decisions: tuple[Decision, ...]
@@ -84,7 +83,6 @@ class Plan:
     tcp_optional: str = ""
     exit_codes: bool = False
     meeting: Rendezvous | None = None
-    open_files: int = 0
     forwarded: Mapping[str, str] = field(default_factory=dict)
     stays: Mapping[str, str] = field(default_factory=dict)
 
@@ -182,7 +180,6 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
     argv = _write_command(builder, np, tag, exports, before, supervised=supervised)
     builder.decide("daemons", str(len(daemons)), Source.DETECTED, first_few(daemons))
     copies = paths.of_program(observed.hostfile)
-    opened = pods.room_for_hosts(builder, user_agent, len(daemons))
     return Plan(
         decisions=tuple(builder.decisions),
         findings=tuple(builder.findings),
@@ -212,7 +209,6 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
         tcp_optional=control_links.tcp_optional(builder, network.transport),
         exit_codes=supervised and _asks_exit_codes(builder),
         meeting=ranks.meeting,
-        open_files=opened,
         forwarded=builder.forwarded,
         stays=builder.stays,
     )

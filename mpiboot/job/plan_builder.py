@@ -26,26 +26,6 @@ _SETTINGS: Final = (Source.FLAG, Source.ENVIRONMENT)
 
 
 @dataclass(frozen=True, slots=True)
-class LauncherLimits:
-    """What this pod may use; None where nothing bounds it, or the bound can't be seen.
-
-    ``memory`` and ``processes`` (its control group's) are of the whole container, with what is in
-    use of them already, ``memory`` in bytes without what the kernel can take back at once.
-    ``user_processes`` are those that this user may have (RLIMIT_NPROC), None for root, who is not
-    bound by it. ``open_files`` are those of one process (RLIMIT_NOFILE): the soft limit with which
-    mpirun would start, and the hard one.
-    """
-
-    memory: int | None = None
-    memory_used: int = 0
-    processes: int | None = None
-    processes_used: int = 0
-    user_processes: int | None = None
-    user_processes_used: int = 0
-    open_files: tuple[int | None, int | None] = (None, None)
-
-
-@dataclass(frozen=True, slots=True)
 class Observed:
     """What the plan is decided on.
 
@@ -56,8 +36,7 @@ class Observed:
     ``client`` is what the agents use; ``mpi_ipv6`` tells whether the MPI is
     built with IPv6, None where it was not asked; ``networks`` are those of workers that are
     decided already, by host; ``data_blocked`` says where TCP does not pass on the data network;
-    ``limits`` are this pod's, None where it is another's plan; ``parameters`` are those of the
-    files that mpirun reads, the strongest first.
+    ``parameters`` are those of the files that mpirun reads, the strongest first.
     """
 
     hostfile: Hostfile
@@ -76,7 +55,6 @@ class Observed:
     mpi_ipv6: bool | None = None
     networks: Mapping[str, WorkerNetwork] = field(default_factory=dict)
     data_blocked: str = ""
-    limits: LauncherLimits | None = None
     parameters: tuple[MpiParameter, ...] = ()
 
     @property

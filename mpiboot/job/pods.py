@@ -1,8 +1,6 @@
-"""The job's pods: problems, unusual conditions, and the launcher's limits. Pure.
+"""The job's pods: problems and unusual conditions. Pure.
 
-Usual conditions are not reported. Kubernetes ends a container over its memory limit;
-a process that can't be forked or a file that can't be opened fails somewhere in mpirun, with no
-word of the limit.
+Usual conditions are not reported.
 """
 
 from __future__ import annotations
@@ -10,153 +8,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 from mpiboot.core.checks import failed
 from mpiboot.core.facts import Link, PodFacts, Worker
-from mpiboot.core.model import Decision, Finding, Level, MpiFamily, Source, SshKind
-from mpiboot.core.setting_types import LaunchAgent
+from mpiboot.core.model import Finding, Level, MpiFamily, Source, SshKind
 from mpiboot.core.settings import Resolved
-from mpiboot.core.wording import first_few, grouped, majority, size_of
+from mpiboot.core.wording import first_few, grouped, majority
 from mpiboot.job.names import short
-from mpiboot.job.plan_builder import LauncherLimits, Observed, PlanBuilder
+from mpiboot.job.plan_builder import Observed, PlanBuilder
 from mpiboot.network import service_mesh
 from mpiboot.network.worker_network import launcher_addresses, link_of
-
-_MIB: Final = 1 << 20
-LIMITS_CHECK: Final = "launcher-limits"
-# A recommendation has so much more than what was measured, in steps that are easily written.
-_SPARE: Final = 1.25
-_STEP: Final = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Need:
-    """What one kind of launch agent needs: a constant, and so much more for each host.
-
-    ``memory`` in KiB, of all processes but mpirun; ``processes`` of the whole launcher; ``files``
-    of the process that has most of them.
-    """
-
-    memory: tuple[int, int]
-    processes: tuple[int, int]
-    files: tuple[int, int]
-
-
-# Measured by `scripts/bench/scale` with 16, 64, 256 and 1,000 hosts, rounded up.
-NEEDS: Final = {
-    SshKind.OPENSSH.value: Need((96 << 10, 1600), (16, 2), (64, 3)),
-    SshKind.EMBEDDED.value: Need((96 << 10, 256), (16, 1), (64, 5)),
-    # kubectl 1.32 by itself, waiting for an API server without TLS: 34 MiB that all of them share,
-    # and 13 MiB each, rounded up for what was not there. Its threads count as processes.
-    LaunchAgent.KUBECTL.value: Need((136 << 10, 18 << 10), (16, 10), (64, 3)),
-}
-# mpirun itself, KiB, and what it has of each host.
-MPIRUN: Final = (16 << 10, 32)
-
-
-def launcher_need(way: str, hosts: int) -> tuple[int, int, int]:
-    """Give bytes of memory, processes and open files that so many hosts need."""
-    row = NEEDS.get(way, NEEDS[SshKind.OPENSSH.value])
-    memory = row.memory[0] + MPIRUN[0] + hosts * (row.memory[1] + MPIRUN[1])
-    processes, files = (first + hosts * each for first, each in (row.processes, row.files))
-    return memory << 10, processes, files
-
-
-def recommended(way: str, hosts: int) -> int:
-    """Give the MiB of memory that a launcher's limit should have for so many hosts."""
-    return _rounded(launcher_need(way, hosts)[0] / _MIB)
-
-
-class _Limit(NamedTuple):
-    """A limit (None: there is none), what is needed of it, and the message where that is more."""
-
-    limit: int | None
-    need: int
-    message: str
-    hint: str
-
-
-def limit_findings(limits: LauncherLimits, way: str, hosts: int) -> tuple[Finding, ...]:
-    """Compare what hosts need with what this pod has; each limit that is too small is a warning.
-
-    Args:
-        limits: this pod's.
-        way: what the launch agents use, as ``NEEDS`` has it; another counts as ssh.
-        hosts: how many have an agent.
-    """
-    if not hosts:
-        return ()
-    memory, processes, files = launcher_need(way, hosts)
-    first = NEEDS.get(way, NEEDS[SshKind.OPENSSH.value])
-    # What is here already is a part of the constant, unless the user runs more beside it.
-    memory += max(0, limits.memory_used - (first.memory[0] << 10))
-    here = processes + max(0, limits.processes_used - first.processes[0])
-    users, hard = limits.user_processes_used, limits.open_files[1]
-    lost = "mpirun may not start some daemons"
-    rows = (
-        _Limit(
-            limits.memory,
-            memory,
-            f"{size_of(memory)} of memory here, and the launcher's limit is "
-            f"{size_of(limits.memory or 0)}: the kernel may end the job",
-            "set resources.limits.memory: {mib}Mi in the launcher's container",
-        ),
-        _Limit(
-            limits.processes,
-            here,
-            f"{here} processes here, and this pod may have {limits.processes} (pids.max): {lost}",
-            "let the launcher's node give its pods {count} processes (podPidsLimit of its kubelet)",
-        ),
-        _Limit(
-            limits.user_processes,
-            processes + users,
-            f"{processes} processes here, and this user, who has {users} in this pod, may have "
-            f"{limits.user_processes} (ulimit -u): {lost}",
-            "give the container runtime a LimitNPROC of {count} or more",
-        ),
-        _Limit(
-            hard,
-            files,
-            f"{files} open files in one process, and this pod's hard limit is {hard} "
-            f"(ulimit -Hn): {lost}",
-            "give the container runtime a LimitNOFILE of {count} or more",
-        ),
-    )
-    needs = "1 host needs" if hosts == 1 else f"{hosts:,} hosts need"
-    return tuple(
-        Finding(
-            LIMITS_CHECK,
-            Level.WARN,
-            f"{needs} about {message}",
-            hint=hint.format(count=_rounded(need), mib=_rounded(need / _MIB)),
-        )
-        for limit, need, message, hint in rows
-        if limit is not None and need > limit
-    )
-
-
-def open_files(limits: LauncherLimits, way: str, hosts: int) -> Decision | None:
-    """Decide with how many open files mpirun and its parent start; None: the limit stays.
-
-    The soft limit is raised as far as the hosts need it and no further: old programs close every
-    number below it one by one.
-    """
-    soft, hard = limits.open_files
-    files = launcher_need(way, hosts)[2]
-    if not hosts or soft is None or files <= soft:
-        return None
-    wanted = _rounded(files)
-    wanted = wanted if hard is None else min(hard, wanted)
-    if wanted <= soft:
-        return None
-    reason = f"{hosts} hosts need about {files} in one process, and the soft limit was {soft}"
-    return Decision("open-files", str(wanted), Source.DETECTED, reason)
-
-
-def _rounded(number: float) -> int:
-    """Add what a recommendation has to spare, and round it up."""
-    return -(-int(number * _SPARE) // _STEP) * _STEP
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,29 +102,6 @@ def _tell_rank_variables(builder: PlanBuilder) -> None:
         builder.fail("usage", f"{message}, and mpirun refuses to start", hint)
     elif named:
         builder.warn("usage", message, hint)
-
-
-def room_for_hosts(builder: PlanBuilder, user_agent: str, hosts: int) -> int:
-    """Warn of limits of the launcher that are too small for its hosts; decide on open files.
-
-    Args:
-        builder: gets both.
-        user_agent: the user's own launch agent, which counts as ssh; empty where there is none.
-        hosts: how many have a launch agent.
-
-    Returns:
-        The soft limit of open files with which mpirun is to start; 0: it stays as it is.
-    """
-    limits, client = builder.observed.limits, builder.observed.client
-    if limits is None:
-        return 0
-    way = SshKind.OPENSSH.value if user_agent or client is None else client.value
-    builder.findings += limit_findings(limits, way, hosts)
-    decision = open_files(limits, way, hosts)
-    if decision is None:
-        return 0
-    builder.decisions.append(decision)
-    return int(decision.value)
 
 
 def tell_workers(builder: PlanBuilder) -> None:

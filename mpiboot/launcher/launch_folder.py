@@ -251,7 +251,6 @@ class Launch:
             connect_check=settings.connect_check,
             end_stuck=settings.stuck is Stuck.END,
             exit_codes=self.plan.exit_codes,
-            open_files=self.plan.open_files,
             silent=self._silent,
             keepalive=settings.ssh_keepalive,
             with_ranks=with_ranks,

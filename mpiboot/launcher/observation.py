@@ -23,7 +23,7 @@ from mpiboot.hosts.gate import ALL_HOSTS, DoctorLook, GateResult
 from mpiboot.hosts.host_shell import HostAnswer
 from mpiboot.hosts.pairs import PairCheck
 from mpiboot.hosts.pipeline import PipelineOptions
-from mpiboot.job import agent_variables, mpirun_line, names, pods, program_words
+from mpiboot.job import agent_variables, mpirun_line, names, program_words
 from mpiboot.job import plan as plans
 from mpiboot.job.dialects import DIALECTS
 from mpiboot.job.mpirun_line import UserLine
@@ -117,7 +117,6 @@ def _before_hosts(launcher: LauncherPod, hostfile: Hostfile, mpi: Mpi, line: Use
         environ=launcher.environ,
         line=line,
         client=choose_client(launcher, len(hostfile.hosts), mpi, line),
-        limits=launcher.limits,
         parameters=facts.find_parameters(mpi, launcher.environ, line),
     )
 
@@ -154,8 +153,7 @@ def _tell_at_once(launcher: LauncherPod, before: Observed) -> tuple[Finding, ...
     """
     made = plans.make(before, launcher.resolved, launch_folder.paths(launcher.folder))
     # The hostfile is followed until the last host is ready, and its slots may still change.
-    at_once = ("usage", "slots", pods.LIMITS_CHECK)
-    already_said = tuple(item for item in made.findings if item.check in at_once)
+    already_said = tuple(item for item in made.findings if item.check in ("usage", "slots"))
     for finding in already_said:
         if finding.level is Level.FAIL:
             raise MpibootError(finding)

@@ -1,13 +1,11 @@
-"""Launcher setup: identity, limits, private folder, the job's key."""
+"""Launcher setup: identity, private folder, the job's key."""
 
 from __future__ import annotations
 
 import os
-import resource
 import socket
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -19,11 +17,9 @@ from mpiboot.core.settings import Resolved
 from mpiboot.hosts import dns
 from mpiboot.hosts.access import PORTS, PodAccess, SshAccess, choose_access
 from mpiboot.job import names
-from mpiboot.job.plan_builder import LauncherLimits
 from mpiboot.network import pod
 from mpiboot.ssh import openssh
-from mpiboot.system import control_groups, files, keys, os_calls
-from mpiboot.system.control_groups import GROUPS, PROC
+from mpiboot.system import files, keys, os_calls
 
 # Seconds that a Secret may be mounted late where there is another way to the hosts.
 _KEY_IS_LATE: Final = 5.0
@@ -36,7 +32,6 @@ class LauncherPod:
     ``pid`` is the pod's first mpiboot; ``started`` the time of the monotonic clock. ``attempt`` and
     ``may_disconnect`` are sent to the workers (``host_shell.gate``). ``key`` is None if hosts are
     entered by kubectl (``pods`` has how, ``chosen`` why), or if this pod is the only host.
-    ``limits`` are those at the pod's start.
     """
 
     resolved: Resolved
@@ -50,7 +45,6 @@ class LauncherPod:
     may_disconnect: bool = False
     pods: PodAccess | None = None
     chosen: Decision | None = None
-    limits: LauncherLimits | None = None
 
     @property
     def job(self) -> str:
@@ -71,7 +65,7 @@ def launcher_pod(
     may_disconnect: bool = False,
     needs_key: Callable[[float], bool] = lambda _patience: True,
 ) -> LauncherPod:
-    """Find this pod's identity and limits, make a role's private folder, and read the job's key.
+    """Find this pod's identity, make a role's private folder, and read the job's key.
 
     The key may be mounted late: it is waited for until the launcher's deadline, or for ``patience``
     seconds if given. ``pid`` is the pod's first mpiboot if that is another process; ``attempt`` and
@@ -84,9 +78,7 @@ def launcher_pod(
     started = time.monotonic()
     settings = resolved.settings
     identity = pod.identity(environ)
-    limits = own_limits(identity)
-    # A connection for each host; mpirun has the parent's limits.
-    os_calls.allow_most_open_files()
+    os_calls.raise_soft_limits()  # a connection for each host
     named = environ.get("TMPDIR", "")
     files.check_tmpdir(named)
     folder = files.runtime_dir(
@@ -132,7 +124,6 @@ def launcher_pod(
         may_disconnect,
         pods,
         chosen,
-        limits,
     )
 
 
@@ -157,45 +148,3 @@ def access(launcher: LauncherPod) -> SshAccess:
         may_disconnect=launcher.may_disconnect,
         pods=launcher.pods,
     )
-
-
-# With one of these RLIMIT_NPROC does not apply (setrlimit(2)).
-_CAP_SYS_ADMIN, _CAP_SYS_RESOURCE = 21, 24
-
-
-def own_limits(who: Identity, *, groups: Path = GROUPS, proc: Path = PROC) -> LauncherLimits:
-    """Read this process's limits; one that can't be read counts as none.
-
-    Args:
-        who: this process's user and capabilities.
-        groups: where control groups are mounted.
-        proc: where processes are.
-    """
-    memory, tasks = control_groups.memory(groups, proc), control_groups.processes(groups, proc)
-    soft, hard = map(_limit, resource.getrlimit(resource.RLIMIT_NOFILE))
-    bound = not who.capabilities >> _CAP_SYS_ADMIN & 1 and who.uid != 0
-    bound = bound and not who.capabilities >> _CAP_SYS_RESOURCE & 1
-    own = _limit(resource.getrlimit(resource.RLIMIT_NPROC)[1]) if bound else None
-    return LauncherLimits(
-        memory.limit,
-        memory.used if memory.limit is not None else 0,
-        tasks.limit,
-        tasks.used if tasks.limit is not None else 0,
-        own,
-        _processes_of(who.uid, proc) if own is not None else 0,
-        (soft, hard),
-    )
-
-
-def _limit(value: int) -> int | None:
-    return None if value == resource.RLIM_INFINITY else value
-
-
-def _processes_of(uid: int, proc: Path) -> int:
-    """Count a user's visible processes and threads, as RLIMIT_NPROC does."""
-    found = 0
-    for folder in proc.glob("[0-9]*"):
-        with suppress(OSError):  # it has ended
-            if folder.stat().st_uid == uid:
-                found += len(os.listdir(folder / "task"))  # noqa: PTH208 - light
-    return found

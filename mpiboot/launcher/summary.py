@@ -69,7 +69,6 @@ def lines(plan: Plan, observed: Observed) -> tuple[SummaryLine, ...]:
         *_one(decisions, "control-link", "control-network", "link", control),
         *_data(plan, decisions),
         *_one(decisions, "mpi-network", "mpi-network", "network", "MPI's own messages"),
-        *_room(plan, decisions),
         *_one(decisions, RANK_OUTPUT, RANK_OUTPUT, "value", "ranks' output"),
         *_users(plan, observed, decisions),
         *_stays(decisions),
@@ -109,12 +108,6 @@ def _job(plan: Plan, observed: Observed, decisions: _Decisions) -> SummaryLine:
             "hostfile": file.path,
         },
     )
-
-
-def _room(plan: Plan, decisions: _Decisions) -> _Parts:
-    if plan.open_files:
-        message = f"mpirun may open {plan.open_files} files: {decisions['open-files'].reason}"
-        yield SummaryLine("open-files", message, {"open_files": plan.open_files})
 
 
 def _data(plan: Plan, decisions: _Decisions) -> _Parts:

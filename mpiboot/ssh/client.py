@@ -548,7 +548,7 @@ class StayingClient:
         Raises:
             OSError: that can't be made, or too few files may be open.
         """
-        os_calls.allow_most_open_files()
+        os_calls.raise_soft_limits()
         self._kept = kept
         self._client = Client(config)
         names = [host.name for host in config.hosts]
@@ -588,7 +588,7 @@ def main(path: str) -> None:
     """Run the client that a configuration file describes; stdin is its listening socket."""
     config = ClientConfig.from_json(Path(path).read_text("utf-8"))
     wrong: tuple[type[Exception], ...] = (OSError, ValueError, asyncssh.Error)
-    os_calls.allow_most_open_files()
+    os_calls.raise_soft_limits()
     try:
         asyncio.run(serve(config, socket.socket(fileno=os.dup(0))))
     except wrong as problem:

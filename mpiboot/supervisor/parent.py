@@ -70,10 +70,6 @@ _PIECE: Final = 65536
 # Seconds that a child has to tell the hosts that were ready; after a signal somebody waits.
 _TELLS: Final = 2.5
 _TELLS_OF_SIGNAL: Final = 1.0
-_MEMORY_HINT: Final = (
-    "raise resources.limits.memory of the launcher's container; where the hosts are many, a "
-    "[launcher-limits] line above has the number"
-)
 
 
 def ended_by(number: int) -> Failure:
@@ -100,12 +96,9 @@ def died(status: int, oom_kills: int) -> Failure:
         limit = control_groups.used_up(oom_kills)
         if limit:
             row, message = BY_REFERENCE["launcher-memory"], f"{message} as {limit}"
-            log.error(
-                row.reference,
-                f"[{row.reference}] {message}: nothing was started",
-                hint=_MEMORY_HINT,
-            )
-            text = f"{row.reference}: {message}: nothing was started\n-> {_MEMORY_HINT}\n"
+            message += ": nothing was started"
+            log.error(row.reference, f"[{row.reference}] {message}", hint=row.hint)
+            text = f"{row.reference}: {message}\n-> {row.hint}\n"
             return Failure(int(row.code), row.reference, text)
         message += "; the launcher's memory limit?"
     log.error("killed", f"{message}: nothing was started")
@@ -484,7 +477,7 @@ class Parent:
 
     def _run(self, spec: LaunchSpec, preparation: Preparation) -> int:
         """Start mpirun, wait for its end, and tell how it ended."""
-        raise_soft_limits(spec.open_files)
+        raise_soft_limits()
         mpirun = Mpirun(
             spec, os.environ, self._loop, self._signals, self._stderr, self._options.oom_kills
         )

@@ -16,14 +16,23 @@ from mpiboot.system.spawn import spawn
 _BACKLOG: Final = 4096
 
 
-def raise_soft_limits(open_files: int) -> None:
-    """Let this process and what it starts have enough files and processes for the hosts.
+# More than the hosts of any job need; old programs close every number below the limit one by one.
+MOST_OPEN_FILES: Final = 1 << 16
 
-    Args:
-        open_files: as many as these; 0: the limit stays. Processes are as many as may be.
-    """
+
+def most_open_files() -> int:
+    """Tell how many this process may have open once ``raise_soft_limits`` was called."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if resource.RLIM_INFINITY in (soft, hard):
+        return MOST_OPEN_FILES
+    return max(soft, min(hard, MOST_OPEN_FILES))
+
+
+def raise_soft_limits() -> None:
+    """Raise the soft limits of files and processes, also for what this process starts."""
     most = resource.getrlimit(resource.RLIMIT_NPROC)[1]
-    for which, wanted in ((resource.RLIMIT_NOFILE, open_files), (resource.RLIMIT_NPROC, most)):
+    wants = ((resource.RLIMIT_NOFILE, most_open_files()), (resource.RLIMIT_NPROC, most))
+    for which, wanted in wants:
         soft, hard = resource.getrlimit(which)
         if soft != resource.RLIM_INFINITY and (wanted > soft or wanted == resource.RLIM_INFINITY):
             with suppress(OSError, ValueError):  # a sandbox may refuse
@@ -98,20 +107,3 @@ def exit_status(status: int) -> int:
     """Give the exit status of a wait status, as shells count it: 128+n for signal n."""
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else BY_SIGNAL - code
-
-
-# More than the hosts of any job need; old programs close every number below the limit one by one.
-MOST_OPEN_FILES: Final = 1 << 17
-
-
-def most_open_files() -> int:
-    """Tell how many this process may have open once ``allow_most_open_files`` was called."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if resource.RLIM_INFINITY in (soft, hard):
-        return MOST_OPEN_FILES
-    return max(soft, min(hard, MOST_OPEN_FILES))
-
-
-def allow_most_open_files() -> None:
-    """Raise the soft limits, for this process and what it starts from now on."""
-    raise_soft_limits(most_open_files())

@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.core.model import Decision, Level, Source
+from mpiboot.core.model import Level, Source
 from mpiboot.core.settings import resolve
-from mpiboot.job import pods
 from mpiboot.job.plan import Plan, make
-from mpiboot.job.plan_builder import LauncherLimits, LaunchPaths
+from mpiboot.job.plan_builder import LaunchPaths
 from tests.fakes.plans import POD, observed, planned, reason
 
 both = pytest.mark.parametrize("family", ["openmpi4", "openmpi5"])
@@ -89,36 +88,6 @@ def test_a_folder_that_mpi_was_given_for_its_session_is_told() -> None:
     plan = in_folder("/scratch/launcher", TMPDIR="/scratch/launcher/tmp")
     assert told(plan) == ["tmpdir", "private-folder"]
     assert reason(plan, "tmpdir")[0] == "/scratch/launcher/tmp"
-
-
-OWN_CLIENT = Decision("ssh-client", "embedded", Source.DETECTED, "no ssh here")
-FILES = pods.launcher_need("embedded", 2)[2]
-
-
-def test_limits_that_are_too_small_are_warnings_of_the_plan() -> None:
-    small = LauncherLimits(memory=64 << 20, open_files=(64, 100))
-    plan = planned("./train", replace(observed(), limits=small, client=OWN_CLIENT))
-    (message,) = [item.message for item in plan.findings if item.check == "launcher-limits"]
-    assert message.startswith("2 hosts need about ")
-    assert "the launcher's limit is 64 MiB" in message
-    assert plan.open_files == 100  # of 256 that are wanted, as far as the hard limit goes
-    why = f"2 hosts need about {FILES} in one process, and the soft limit was 64"
-    assert reason(plan, "open-files") == ("100", Source.DETECTED, why)
-    limits = LauncherLimits(open_files=(FILES, FILES))
-    enough = planned("./train", replace(observed(), limits=limits, client=OWN_CLIENT))
-    assert enough.open_files == 0
-    assert not [item for item in enough.decisions if item.name == "open-files"]
-    unknown = planned("./train", observed())
-    assert "launcher-limits" not in [item.check for item in unknown.findings]
-
-
-def test_a_users_own_agent_needs_what_ssh_needs() -> None:
-    limits = LauncherLimits(open_files=(FILES - 1, 1000))
-    seen = replace(observed(), limits=limits, client=OWN_CLIENT)
-    assert planned("./train", seen).open_files == 256
-    environ = {**POD, "OMPI_MCA_plm_rsh_agent": "/opt/agent-of-mine"}
-    seen = replace(observed(environ=environ), limits=limits, client=OWN_CLIENT)
-    assert planned("./train", seen).open_files == 0
 
 
 @pytest.mark.parametrize(

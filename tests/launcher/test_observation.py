@@ -23,7 +23,6 @@ from mpiboot.hosts.gate import GateResult
 from mpiboot.hosts.host_shell import HostAnswer
 from mpiboot.hosts.pairs import PairCheck
 from mpiboot.job.mpirun_line import read
-from mpiboot.job.plan_builder import LauncherLimits
 from mpiboot.job.program_words import Rendezvous
 from mpiboot.launcher import observation
 from mpiboot.launcher.observation import Observation
@@ -179,11 +178,11 @@ def test_what_is_left_of_the_deadline_is_never_less_than_nothing(
     assert found or not rest
 
 
-def at_once(folder: Path, line: str, limits: LauncherLimits | None = None) -> tuple[Finding, ...]:
+def at_once(folder: Path, line: str) -> tuple[Finding, ...]:
     """What a line with two hosts of two slots is told before any host is waited for."""
     seen = plans.observed()
     (folder / "launcher").mkdir()
-    launcher = replace(pod(folder), folder=folder / "launcher", limits=limits)
+    launcher = replace(pod(folder), folder=folder / "launcher")
     its = read(line.split(), seen.mpi.family)
     before = observation._before_hosts(launcher, seen.hostfile, seen.mpi, its)
     return observation._tell_at_once(launcher, before)
@@ -204,17 +203,6 @@ def test_what_is_odd_about_a_line_is_told_at_once_and_is_the_plans_finding(
     err = capfd.readouterr().err
     assert told.message in err
     assert "slots" not in err
-
-
-def test_limits_that_are_too_small_are_told_before_any_host_is_waited_for(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    log.configure()
-    (told,) = at_once(tmp_path, "mpirun ./train", LauncherLimits(memory=64 << 20))
-    assert (told.check, told.level) == ("launcher-limits", Level.WARN)
-    err = capfd.readouterr().err
-    assert err.startswith("mpiboot: warning: [launcher-limits] 2 hosts need about ")
-    assert "-> set resources.limits.memory: " in err
 
 
 def test_too_few_slots_are_told_before_any_host_is_waited_for(

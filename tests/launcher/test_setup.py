@@ -153,7 +153,7 @@ def test_workers_are_logged_in_to_as_the_settings_and_this_pod_say(
         asked.append((*given, api))
         return own, "so"
 
-    monkeypatch.setattr(os_calls, "allow_most_open_files", lambda: raised.append(1))
+    monkeypatch.setattr(os_calls, "raise_soft_limits", lambda: raised.append(1))
     monkeypatch.setattr(pod, "control_address", control_address)
     monkeypatch.setattr(pod, "own_names", lambda name: (f"{name}.job.ns.svc",))
     found = launcher(tmp_path, control_ifname="net7")

@@ -34,13 +34,6 @@ def with_network() -> Observed:
 PLAN = Plan((), (), ())
 
 
-def test_a_limit_of_open_files_that_mpiboot_has_raised_is_told() -> None:
-    one, why = observed("openmpi4", POD), Decision("open-files", "4096", Source.DETECTED, "so")
-    assert "open-files" not in told_of(PLAN, one, why)
-    line = told_of(replace(PLAN, open_files=4096), one, why)["open-files"]
-    assert line == SummaryLine("open-files", "mpirun may open 4096 files: so", {"open_files": 4096})
-
-
 def test_an_unknown_mpi_is_told_without_a_name_and_a_number_of_ranks() -> None:
     one = observed("openmpi4", POD)
     unknown = replace(one, mpi=Mpi(MpiFamily.UNKNOWN, "", "/opt/mpirun", ""))

@@ -267,10 +267,10 @@ CHANGES: Final = {
         leave=_NEVER,
     ),
     "limits": Change(
-        what="`mpirun`'s soft limit of open files is raised to what the hosts need",
-        when="many hosts",
-        harm="mpirun fails where it runs out of descriptors",
-        leave="set the limit in the pod",
+        what="`mpirun`'s soft limit of open files is raised to the hard one, to at most 65,536",
+        when="always",
+        harm="with many hosts mpirun fails where it runs out of descriptors",
+        leave="give the pod a lower hard limit",
     ),
 }
 

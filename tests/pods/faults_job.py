@@ -156,14 +156,4 @@ FAULTS: Final = (
             "hostfile": "pi-worker-0.pi.default.svc slots=many\npi-worker-1.pi.default.svc\n"
         },
     ),
-    JobFault(
-        what="a launcher that may open few files",
-        check="launcher-limits",
-        level="warn",
-        message="2 hosts need about ... open files in one process, and this pod's hard limit is 40 "
-        "(ulimit -Hn): mpirun may not start some daemons",
-        hint="give the container runtime a LimitNOFILE of ... or more",
-        host="",
-        job=lambda: {"launcher": {"rlimits": {"RLIMIT_NOFILE": (40, 40)}}},
-    ),
 )

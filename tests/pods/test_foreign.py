@@ -51,10 +51,9 @@ def _open_files(pod: Pod, word: str) -> set[str]:
 
 
 @pytest.mark.full
-def test_the_own_client_may_open_as_many_files_as_the_pod_allows(
+def test_the_own_client_and_mpirun_may_open_as_many_files_as_the_pod_allows(
     cluster: Cluster, rig: None
 ) -> None:
-    """The soft limit is raised for it; the user's mpirun and ranks keep the pod's own."""
     job = mpijob(
         cluster,
         images.image("openmpi-5.0-nossh"),
@@ -64,7 +63,7 @@ def test_the_own_client_may_open_as_many_files_as_the_pod_allows(
     ).start()
     until(lambda: len(ranks(job.launcher.stdout())) == 2)
     assert _open_files(job.launcher, "bin/mpiboot") == {"4096"}  # what waited for the hosts
-    assert _open_files(job.launcher, "output-proctable") == {"256"}  # mpirun, which is prterun here
+    assert _open_files(job.launcher, "output-proctable") == {"4096"}  # mpirun: prterun here
 
 
 @pytest.mark.full

@@ -177,18 +177,20 @@ def test_a_process_that_has_ended_has_no_handle() -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "processes", "wanted", "set_to"),
+    ("files", "processes", "set_to"),
     [
-        ((1024, 4096), (5, 9), 2048, [("files", (2048, 4096)), ("processes", (9, 9))]),
-        ((1024, 4096), (9, 9), 0, []),
-        ((4096, 4096), (-1, -1), 2048, []),
-        ((-1, -1), (5, -1), 2048, [("processes", (-1, -1))]),
+        ((1024, 4096), (5, 9), [("files", (4096, 4096)), ("processes", (9, 9))]),
+        ((1024, 1 << 20), (9, 9), [("files", (1 << 16, 1 << 20))]),
+        ((1024, -1), (9, 9), [("files", (1 << 16, -1))]),
+        ((4096, 4096), (-1, -1), []),
+        ((1 << 17, 1 << 20), (9, 9), []),
+        ((1 << 17, -1), (9, 9), []),
+        ((-1, -1), (5, -1), [("processes", (-1, -1))]),
     ],
 )
 def test_soft_limits_are_raised_for_mpirun_and_never_lowered(
     files: tuple[int, int],
     processes: tuple[int, int],
-    wanted: int,
     set_to: list[tuple[str, tuple[int, int]]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -200,7 +202,7 @@ def test_soft_limits_are_raised_for_mpirun_and_never_lowered(
     monkeypatch.setattr(
         resource, "setrlimit", lambda which, value: done.append((names[which], value))
     )
-    os_calls.raise_soft_limits(wanted)
+    os_calls.raise_soft_limits()
     assert done == set_to
 
 
@@ -213,5 +215,5 @@ def test_a_sandbox_that_refuses_leaves_the_limits(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1, 2))
     monkeypatch.setattr(resource, "setrlimit", refuse)
-    os_calls.raise_soft_limits(2)
+    os_calls.raise_soft_limits()
     assert asked == [resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC]

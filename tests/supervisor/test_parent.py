@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import resource
 import select
 import shutil
 import signal
@@ -29,6 +30,7 @@ from mpiboot.core.setting_types import LogFormat, LogLevel
 from mpiboot.network.counters import CountedPort
 from mpiboot.supervisor import evidence, parent, processes, report
 from mpiboot.supervisor.state import Verdict
+from mpiboot.system import os_calls
 from tests.waiting import until
 
 PACKAGE = Path(mpiboot.__file__).parent
@@ -392,6 +394,16 @@ def test_an_end_before_the_start_is_told_as_fields_too(rig: Rig) -> None:
     record = json.loads(last(ended(rig.start_parent())[1]))
     told = [record[name] for name in ("event", "level", "exit", "reference")]
     assert told == ["ended", "error", 68, "names-unresolved"]
+
+
+def test_mpirun_may_open_as_many_files_as_the_hard_limit_allows(rig: Rig) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, hard), hard))
+    try:
+        _, out, _ = rig.run("ulimit -Sn")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert int(out) == min(hard, os_calls.MOST_OPEN_FILES)
 
 
 def test_mpirun_gets_its_environment_and_default_signals(rig: Rig) -> None:

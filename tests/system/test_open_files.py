@@ -16,7 +16,7 @@ RAISE = """
 import json, resource, sys
 from mpiboot.system import os_calls
 resource.setrlimit(resource.RLIMIT_NOFILE, tuple(map(int, sys.argv[1:])))
-os_calls.allow_most_open_files()
+os_calls.raise_soft_limits()
 print(json.dumps(resource.getrlimit(resource.RLIMIT_NOFILE)))
 """
 
@@ -25,10 +25,10 @@ print(json.dumps(resource.getrlimit(resource.RLIMIT_NOFILE)))
     ("soft", "hard", "most"),
     [
         (1024, 4096, 4096),
-        (1024, 1 << 20, 1 << 17),
+        (1024, 1 << 20, 1 << 16),
         (1 << 18, 1 << 20, 1 << 18),  # never less than it was
-        (1024, NO_LIMIT, 1 << 17),
-        (NO_LIMIT, NO_LIMIT, 1 << 17),
+        (1024, NO_LIMIT, 1 << 16),
+        (NO_LIMIT, NO_LIMIT, 1 << 16),
     ],
 )
 def test_as_many_as_the_hard_limit_allows_and_no_job_needs_more(
