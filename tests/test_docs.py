@@ -21,9 +21,8 @@ from mpiboot.cli.commands import cli
 from mpiboot.core.checks import CHECKS, ExitCode
 from mpiboot.core.settings import INTERNAL, ROWS
 from mpiboot.job import render
-from mpiboot.launcher import summary
 from tests.fakes import workers as w
-from tests.launcher.test_summary import plan, seen, with_network
+from tests.job.test_log_lines import at_info, plan, seen, with_network
 from tests.manifests import check, examples
 from tests.pages import NOT_RUN, PAGES, ROOT, Block, blocks, copied, named, not_printed
 from tests.pods import test_manifests
@@ -116,7 +115,7 @@ def test_a_line_that_was_not_printed_is_found() -> None:
 def test_the_data_networks_page_shows_what_is_printed() -> None:
     one = with_network(seen(), w.sriov(0, "mlx5_3"), w.sriov(1, "mlx5_7"))
     made = plan(one)
-    message = "".join(f"mpiboot: {line.message}\n" for line in summary.lines(made, one))
+    message = "".join(f"mpiboot: {message}\n" for _, _, message, _ in at_info(made, one))
     assert not_printed(named("data-network-log"), message) == []
     assert not_printed(named("data-network-table"), dedent(render.workers(made.rows))) == []
 

@@ -21,7 +21,7 @@ from mpiboot.hosts import progress
 from mpiboot.job import hostfile, mpirun_line, names, render
 from mpiboot.job import plan as plans
 from mpiboot.job.plan_builder import Observed
-from mpiboot.launcher import launch_folder, summary
+from mpiboot.launcher import launch_folder
 from mpiboot.network import cluster_view, decision, worker_network, worker_pairs
 from mpiboot.network.worker_pairs import Dial, Reached
 from mpiboot.ssh import config
@@ -106,7 +106,7 @@ def say(seen: Observed) -> None:
     made = make(seen)
     render.plan(made, made.findings)
     render.plan_json(made, made.findings)
-    tuple(summary.lines(made, seen))
+    tuple(render.log_lines(made, seen))
 
 
 def of_networks(workers: Sequence[Worker]) -> None:

@@ -103,11 +103,6 @@ def _out(data: bytes) -> None:
         return
 
 
-def is_json() -> bool:
-    """Whether lines are JSON: then nothing else may be drawn on stderr."""
-    return _STATE.as_json
-
-
 def draws() -> bool:
     """Whether a line may be drawn on the terminal that reads stderr, and drawn over again."""
     plain = os.environ.get("TERM", "dumb") == "dumb" or os.environ.get("NO_COLOR")

@@ -6,25 +6,39 @@ import json
 import re
 import shlex
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from mpiboot.core import masking
 from mpiboot.core.addresses import short_names
-from mpiboot.core.model import Decision, Finding, Level
+from mpiboot.core.model import Decision, Finding, Json, Level, Source
+from mpiboot.core.setting_types import LogLevel
 from mpiboot.core.settings import Resolved, Setting, shown
-from mpiboot.core.wording import counted, first_few
+from mpiboot.core.wording import assigned, counted, first_few
 from mpiboot.network import cluster_view
+from mpiboot.network.records import RDMA
 
 if TYPE_CHECKING:
     from mpiboot.job.plan import Plan
+    from mpiboot.job.plan_builder import Observed
 
 _LEAST: Final = 40  # characters that a broken line has at least, however deep it begins
 _BELOW: Final = "      "
 _TROUBLE: Final = frozenset({Level.FAIL, Level.WARN, Level.UNKNOWN})
 _ALIKE: Final = 8  # findings of one trouble that are shown; of more the rest is only named
+# What the log shows at info: decisions, each with its event and its subject.
+_AT_INFO: Final = {
+    "control-link": ("control-network", "control network (SSH, mpirun's daemons)"),
+    "data-network": ("data-network", "data network"),
+    "mpi-network": ("mpi-network", "MPI's own messages"),
+    "rank-output": ("rank-output", "ranks' output"),
+    "not-forwarded": ("not-forwarded", "not forwarded to ranks"),
+}
+_IN_LINES: Final = frozenset({"hostfile", "ranks", *_AT_INFO})
+_USERS: Final = frozenset({Source.FLAG, Source.ENVIRONMENT})
+_SOCKETS: Final = "NCCL_SOCKET_IFNAME"
 MARKS = {Level.OK: "ok", Level.WARN: "warn", Level.FAIL: "FAIL", Level.UNKNOWN: "?"}
 
 
@@ -225,6 +239,76 @@ def plan(made: Plan, found: Sequence[Finding], width: int | None = None) -> str:
     count = f"{counted(len(made.set_env), 'variable')} set{removed * bool(made.unset_env)}"
     text += "\n" + indented("  ", count, width)
     return text + f"\n{command(made.argv)}\n"
+
+
+# A line of the log: its level, its event, its text, and its fields in JSON.
+LogLine: TypeAlias = tuple[LogLevel, str, str, Mapping[str, Json]]
+
+
+def log_lines(made: Plan, observed: Observed) -> Iterator[LogLine]:
+    """Write a plan for the log: a few lines at info, each decision and each worker at debug."""
+    decided = {item.name: item for item in made.decisions}
+    yield _job(made, observed, decided.get("ranks"))
+    for name, (event, subject) in _AT_INFO.items():
+        if name in decided:
+            item = decided[name]
+            value = item.value or "not chosen"
+            value += _carriers(made) if name == "data-network" else ""
+            yield LogLevel.INFO, event, f"{subject}: {value} ({item.reason})", _fields(item)
+    kept = [
+        assigned(item.name, item.value)
+        for item in made.decisions
+        if item.source in _USERS and item.name not in _IN_LINES
+    ]
+    removed = [item.name for item in made.decisions if item.name in made.unset_env]
+    for field, what, names in (
+        ("kept", "your settings", kept),
+        ("removed", "removed from mpirun's environment", removed),
+    ):
+        if names:
+            yield LogLevel.INFO, "user-settings", f"{what}: {first_few(names)}", {field: [*names]}
+    for item in made.decisions:
+        yield LogLevel.DEBUG, "plan", decision(item), _fields(item)
+    for row in made.rows:
+        cells = dict(zip(cluster_view.HEADINGS, row.cells, strict=True))
+        text = ", ".join(f"{name} {cell}" for name, cell in cells.items() if cell)
+        yield LogLevel.DEBUG, "worker", text, {name.lower(): cell for name, cell in cells.items()}
+
+
+def _job(made: Plan, observed: Observed, ranks: Decision | None) -> LogLine:
+    """Say which MPI starts how many ranks, on the hosts of which hostfile."""
+    from mpiboot.job.dialects import DIALECTS  # noqa: PLC0415 - only for launches
+
+    mpi, file = observed.mpi, observed.hostfile
+    row = DIALECTS.get(mpi.family)
+    # The row's title has only the series of versions.
+    title = row.title.partition(" (")[0].rstrip("0123456789. ") if row else "unknown MPI"
+    count = counted(made.ranks, "rank") if made.ranks else "as many ranks as mpirun decides"
+    message = f"{title} {mpi.version}".rstrip() + f" ({mpi.path}): {count} on "
+    message += f"{counted(len(file.hosts), 'host')} of {file.path}"
+    message += f" ({ranks.reason})" if ranks else ""
+    fields: dict[str, Json] = {"mpi": mpi.family, "mpi_version": mpi.version, "mpirun": mpi.path}
+    fields |= {"hosts": len(file.hosts), "ranks": made.ranks, "hostfile": file.path}
+    return LogLevel.INFO, "job", message, fields
+
+
+def _carriers(made: Plan) -> str:
+    """Name the ports and links that the data network has, which may differ by worker."""
+    ports = {
+        row.hca + f" at {row.rate} Gb/s" * bool(row.rate): None
+        for row in made.rows
+        if made.transport in RDMA
+    }
+    links = {own[_SOCKETS] for own in (made.set_env, *made.per_host.values()) if _SOCKETS in own}
+    names = first_few(sorted(links)).replace("=", "")
+    found = [first_few(ports)] * bool(ports)
+    found += [f"NCCL's and Gloo's sockets on {names}"] * bool(links)
+    return f": {', '.join(found)}" if made.rows and found else ""
+
+
+def _fields(item: Decision) -> dict[str, Json]:
+    named: dict[str, Json] = {"decision": item.name, "value": item.value}
+    return named | {"source": item.source.value, "reason": item.reason}
 
 
 def plan_json(made: Plan, found: Sequence[Finding]) -> str:

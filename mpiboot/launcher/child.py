@@ -42,7 +42,7 @@ from mpiboot.hosts.remote_commands import RemoteCommands
 from mpiboot.job import names, pods, render
 from mpiboot.job import plan as plans
 from mpiboot.job.plan_builder import LaunchPaths, Observed
-from mpiboot.launcher import launch_folder, observation, shims, summary
+from mpiboot.launcher import launch_folder, observation, shims
 from mpiboot.launcher.launch_folder import Logins
 from mpiboot.launcher.setup import LauncherPod, access, launcher_pod
 from mpiboot.network import pod as own_pod
@@ -160,7 +160,8 @@ def prepare_launch(
     paths = launch_folder.paths(pod.folder, parent)
     # In a thread: the loop meanwhile reads from workers that dial each other.
     made = loop.run(asyncio.to_thread(_decide, seen.observed, resolved, paths))
-    summary.say(made, seen.observed)
+    for level, event, message, fields in render.log_lines(made, seen.observed):
+        log.say(level, event, message, **fields)
     found = [
         finding
         for finding in (*seen.warnings, *made.findings)

@@ -289,7 +289,7 @@ def execute(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, 
     for finding in network.findings:
         log.finding(finding)
     for item in network.decisions:
-        log.debug("plan", f"plan {item.name}={item.value} ({item.source.value}: {item.reason})")
+        log.debug("plan", render.decision(item))
     message = " ".join(assigned(name, value) for name, value in network.common.items())
     log.info("data-network", f"set for the program: {message or 'nothing'}")
     log.info("start", f"starting {program[0]}")

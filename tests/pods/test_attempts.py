@@ -48,7 +48,7 @@ def test_the_next_launcher_tells_why_the_last_one_ended(
         launcher={"env": {"MY_CHOICE": "1"}},
         worker={"env": {"MPIBOOT_LAUNCHER_AWAY": "15"}},
     )
-    assert "variables of this pod that stay here: MY_CHOICE (" in job.launcher.stderr()
+    assert "not forwarded to ranks: MY_CHOICE (" in job.launcher.stderr()
     assert "attempt" not in job.launcher.termination_log()
     # Refused before mpirun.
     second = again(cluster, job, "launcher", "--data-network", "require", "--", "mpirun", RING)

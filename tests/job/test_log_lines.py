@@ -1,18 +1,22 @@
+"""The plan as the log has it: a few lines at info, everything at debug."""
+
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import pytest
 
 from mpiboot.core import log
 from mpiboot.core.facts import Worker
+from mpiboot.core.model import Decision, Json, Mpi, MpiFamily, Source
 from mpiboot.core.setting_types import LogFormat, LogLevel
 from mpiboot.job import render
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import Observed
-from mpiboot.launcher import summary
+from mpiboot.job.render import LogLine
+from mpiboot.network.cluster_view import HEADINGS
 from tests.fakes import workers as w
 from tests.fakes.plans import OPERATOR, POD, observed, planned
 
@@ -42,11 +46,25 @@ def plan(one: Observed, program: str = "./train", **flags: str) -> Plan:
     return planned(program, one, flags)
 
 
+def at_info(made: Plan, one: Observed) -> list[LogLine]:
+    return [line for line in render.log_lines(made, one) if line[0] is LogLevel.INFO]
+
+
 def told(one: Observed, program: str = "./train", **flags: str) -> dict[str, str]:
-    lines = summary.lines(plan(one, program, **flags), one)
-    assert all("\n" not in line.message for line in lines)
+    lines = at_info(plan(one, program, **flags), one)
+    assert all("\n" not in message for _, _, message, _ in lines)
     assert len(lines) <= 6
-    return {line.event: line.message for line in lines}
+    return {event: message for _, event, message, _ in lines}
+
+
+def fields_of(made: Plan, one: Observed, event: str) -> list[Mapping[str, Json]]:
+    return [fields for _, its, _, fields in render.log_lines(made, one) if its == event]
+
+
+def say(made: Plan, one: Observed) -> None:
+    """Write the lines, as a launcher does."""
+    for level, event, message, fields in render.log_lines(made, one):
+        log.say(level, event, message, **fields)
 
 
 def test_a_plain_job_is_three_lines_of_the_log() -> None:
@@ -56,14 +74,16 @@ def test_a_plain_job_is_three_lines_of_the_log() -> None:
         "(all slots of 2 hosts)"
     )
     assert control.startswith("control network (SSH, mpirun's daemons): eth0 (the launcher's rout")
-    assert data.startswith("no data network: no worker has a usable RDMA port; set: NCCL_IB_DISAB")
+    assert data.startswith("data network: none (no worker has a usable RDMA port; set: NCCL_IB_DI")
 
 
 def test_with_rdma_a_line_says_which_device_carries_what_and_how_mpi_is_moved() -> None:
     one = with_network(seen(), w.sriov(0), w.sriov(1))
     lines = told(one)
-    assert lines["data-network"].startswith("data network: RoCE: NCCL's data by mlx5_3:1")
-    assert "its bootstrap by net1" in lines["data-network"]
+    assert lines["data-network"] == (
+        "data network: RoCE: mlx5_3:1 at 100 Gb/s, NCCL's and Gloo's sockets on net1 "
+        "(every worker has usable RoCE ports)"
+    )
     assert lines["mpi-network"] == (
         "MPI's own messages: TCP on eth0 (a program without NCCL may want MPIBOOT_MPI_NETWORK=data)"
     )
@@ -114,9 +134,19 @@ def test_where_mpis_own_messages_go_is_told_where_open_mpi_has_a_choice(
     assert value in shown
 
 
-def test_devices_that_differ_by_worker_are_not_listed() -> None:
+def test_devices_that_differ_by_worker_are_listed_and_so_are_links() -> None:
     one = with_network(seen(), w.sriov(0, "mlx5_3"), w.sriov(1, "mlx5_7"))
-    assert "by ports that differ by worker" in told(one)["data-network"]
+    assert "RoCE: mlx5_3:1 at 100 Gb/s, mlx5_7:1 at 100 Gb/s, NCCL's" in told(one)["data-network"]
+    one = with_network(seen(), w.tcp(0), w.tcp(1, "dra0"))
+    assert "TCP: NCCL's and Gloo's sockets on dra0, net1 (" in told(one)["data-network"]
+
+
+def test_of_devices_that_all_differ_the_first_few_are_listed() -> None:
+    one = with_network(seen(), w.sriov(0), w.sriov(1))
+    made = plan(one)
+    rows = tuple(replace(made.rows[0], hca=f"mlx5_{at}:1", rate="") for at in range(6))
+    (fields,) = [line for line in at_info(replace(made, rows=rows), one) if "data-n" in line[1]]
+    assert "RoCE: mlx5_0:1, mlx5_1:1, mlx5_2:1, mlx5_3:1 and 2 more, NCCL's" in fields[2]
 
 
 def test_a_plan_names_no_link_that_another_of_its_lines_denies() -> None:
@@ -129,7 +159,7 @@ def test_what_the_user_has_set_is_said_to_be_kept_or_not() -> None:
     line = "mpirun -n 3 --mca btl self,tcp ./train"
     one = seen("openmpi4", OMPI_MCA_pml="ucx", OMPI_MCA_rmaps_base_mapping_policy="node")
     message = told(one, line)["user-settings"]
-    assert message.startswith("your settings kept: ")
+    assert message.startswith("your settings: ")
     assert "OMPI_MCA_pml=ucx" in message
     assert "OMPI_MCA_btl=self,tcp" in message
     assert "hostfile" not in message
@@ -142,9 +172,7 @@ def test_what_the_user_has_set_is_said_to_be_kept_or_not() -> None:
 def test_what_the_platform_sets_is_not_told_as_the_users(family: str) -> None:
     assert "user-settings" not in told(seen(family))
     other = seen(family, OMPI_MCA_plm_rsh_args="-o ConnectionAttempts=3")
-    assert told(other)["user-settings"] == (
-        "your settings kept: ssh-arguments=-o ConnectionAttempts=3"
-    )
+    assert told(other)["user-settings"] == "your settings: ssh-arguments=-o ConnectionAttempts=3"
 
 
 def test_variables_that_ranks_do_not_get_are_named() -> None:
@@ -157,7 +185,7 @@ def test_variables_that_ranks_do_not_get_are_named() -> None:
     one = replace(one, workers=workers)
     text = told(one)["not-forwarded"]
     assert text == (
-        "variables of this pod that stay here: HF_TOKEN, MY_VAR "
+        "not forwarded to ranks: HF_TOKEN MY_VAR "
         "(ranks don't get these; MPIBOOT_FORWARD=NAME,... or `-x NAME` hands them on)"
     )
     assert "not-forwarded" not in told(one, "mpirun -x HF_TOKEN -x MY_VAR ./train")
@@ -167,7 +195,7 @@ def test_variables_that_ranks_do_not_get_are_named() -> None:
 def test_a_worker_without_mpiboot_has_none_of_this_pods_variables() -> None:
     one = seen("openmpi5", LANG="C")
     one = replace(one, workers=tuple(replace(worker, facts=None) for worker in one.workers))
-    assert "stay here: LANG (" in told(one)["not-forwarded"]
+    assert "not forwarded to ranks: LANG (" in told(one)["not-forwarded"]
 
 
 def test_a_secret_of_the_users_is_not_in_the_log() -> None:
@@ -185,10 +213,10 @@ def test_at_debug_a_record_is_a_line_and_nothing_is_broken(
     monkeypatch.setenv("COLUMNS", "40")
     one = with_network(seen(), w.sriov(0), w.sriov(1))
     made = plan(one)
-    summary.say(made, one)
+    say(made, one)
     assert len(capfd.readouterr().err.splitlines()) <= 5
     log.configure(level=LogLevel.DEBUG)
-    summary.say(made, one)
+    say(made, one)
     lines = capfd.readouterr().err.splitlines()
     assert all(line.startswith("mpiboot: ") for line in lines)
     for item in made.decisions:
@@ -199,47 +227,156 @@ def test_at_debug_a_record_is_a_line_and_nothing_is_broken(
 def test_as_json_each_line_has_its_parts_as_fields(capfd: pytest.CaptureFixture[str]) -> None:
     log.configure(level=LogLevel.DEBUG, form=LogFormat.JSON, role="launcher")
     one = with_network(seen(), w.sriov(0), w.sriov(1))
-    summary.say(plan(one), one)
+    say(plan(one), one)
     records = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
     by_event = {item["event"]: item for item in records}
     assert {item["format"] for item in records} == {log.FORMAT}
     assert (by_event["job"]["ranks"], by_event["job"]["hosts"]) == (4, 2)
-    assert by_event["control-network"]["link"] == "eth0"
-    assert by_event["data-network"]["kind"] == "RoCE"
+    assert by_event["control-network"]["value"] == "eth0"
+    assert by_event["data-network"]["value"] == "RoCE"
     decisions = [item for item in records if item["event"] == "plan"]
     assert {"decision", "value", "source", "reason"} <= decisions[0].keys()
 
 
 @pytest.mark.parametrize(
-    ("workers", "flags", "message", "fields"),
+    ("workers", "flags", "message"),
     [
         (
             (w.tcp(0), w.tcp(1)),
             {},
-            "data network: TCP: NCCL's and Gloo's sockets on net1 (",
-            {"links": "net1"},
+            "TCP: NCCL's and Gloo's sockets on net1 (no worker has a usable RDMA port)",
         ),
         (
             (w.macvlan(0), w.macvlan(1)),
             {},
-            "data network: RoCE: NCCL's data by mlx5_2:1 at 100 Gb/s, its bootstrap by net1 (",
-            {"devices": "mlx5_2:1", "rate": "100", "links": "net1"},
+            "RoCE: mlx5_2:1 at 100 Gb/s, NCCL's and Gloo's sockets on net1 (every worker has usabl",
         ),
-        ((w.plain(0), w.plain(1)), {}, "no data network: no worker has a usable RDMA port", {}),
+        ((w.plain(0), w.plain(1)), {}, "none (no worker has a usable RDMA port; set: NCCL_IB_DIS"),
         (
             (w.macvlan(0), w.macvlan(1)),
             {"data_network": "off"},
-            "data network: not looked at (--data-network=off: nothing is set)",
+            "off (--data-network=off: nothing is set)",
+        ),
+        (
+            (w.macvlan(0), w.plain(1)),
             {},
+            "TCP: NCCL's and Gloo's sockets on eth0 (w-1.job.ns.svc: no usable RDMA port, and all",
         ),
     ],
 )
-def test_each_kind_of_data_network_is_a_sentence_and_its_fields(
-    workers: tuple[Worker, ...], flags: dict[str, str], message: str, fields: dict[str, str]
+def test_each_kind_of_data_network_is_a_sentence_and_its_decisions_fields(
+    workers: tuple[Worker, ...], flags: dict[str, str], message: str
 ) -> None:
     one = with_network(seen(), *workers)
-    lines = {line.event: line for line in summary.lines(plan(one, **flags), one)}
-    line = lines["data-network"]
-    assert line.message.startswith(message)
-    made = {item.name: item for item in plan(one, **flags).decisions}["data-network"]
-    assert line.fields == {"kind": made.value, "reason": made.reason, **fields}
+    made = plan(one, **flags)
+    assert told(one, **flags)["data-network"].startswith(f"data network: {message}")
+    (item,) = [item for item in made.decisions if item.name == "data-network"]
+    assert fields_of(made, one, "data-network") == [
+        {
+            "decision": "data-network",
+            "value": item.value,
+            "source": item.source.value,
+            "reason": item.reason,
+        }
+    ]
+
+
+PLAN = Plan((), (), ())
+
+
+def deciding(*decisions: Decision) -> Plan:
+    return replace(PLAN, decisions=decisions)
+
+
+def test_an_unknown_mpi_is_told_without_a_name_and_a_number_of_ranks() -> None:
+    one = observed("openmpi4", POD)
+    unknown = replace(one, mpi=Mpi(MpiFamily.UNKNOWN, "", "/opt/mpirun", ""))
+    ((_, event, message, fields),) = at_info(PLAN, unknown)
+    assert event == "job"
+    assert message == (
+        "unknown MPI (/opt/mpirun): as many ranks as mpirun decides on 2 hosts of "
+        f"{one.hostfile.path}"
+    )
+    assert fields == {
+        "mpi": "",
+        "mpi_version": "",
+        "mpirun": "/opt/mpirun",
+        "hosts": 2,
+        "ranks": None,
+        "hostfile": one.hostfile.path,
+    }
+
+
+@pytest.mark.parametrize(("link", "message"), [("eth0", "eth0"), ("", "not chosen")])
+def test_the_control_link_is_told_where_one_was_looked_for(link: str, message: str) -> None:
+    one = observed("openmpi4", POD)
+    made = deciding(Decision("control-link", link, Source.DETECTED, "so"))
+    _, line = at_info(made, one)
+    text = f"control network (SSH, mpirun's daemons): {message} (so)"
+    fields = {"decision": "control-link", "value": link, "source": "detected", "reason": "so"}
+    assert line == (LogLevel.INFO, "control-network", text, fields)
+
+
+def test_a_users_own_rank_output_is_told() -> None:
+    made = deciding(Decision("rank-output", "-l", Source.FLAG, "so"))
+    _, line = at_info(made, observed("openmpi4", POD))
+    assert line[1:3] == ("rank-output", "ranks' output: -l (so)")
+
+
+def test_what_is_the_users_and_what_mpirun_does_not_get_are_told_apart() -> None:
+    one = observed("openmpi4", POD)
+    decisions = [
+        Decision(name, "v", source, "so")
+        for name, source in (
+            ("A", Source.FLAG),
+            ("B", Source.ENVIRONMENT),
+            ("C", Source.DETECTED),
+            ("hostfile", Source.FLAG),
+            ("GONE", Source.DETECTED),
+        )
+    ]
+    _, *lines = at_info(replace(deciding(*decisions), unset_env=("AGENT", "GONE")), one)
+    assert lines == [
+        (LogLevel.INFO, "user-settings", "your settings: A=v, B=v", {"kept": ["A=v", "B=v"]}),
+        (
+            LogLevel.INFO,
+            "user-settings",
+            "removed from mpirun's environment: GONE",
+            {"removed": ["GONE"]},
+        ),
+    ]
+    assert len(at_info(PLAN, one)) == 1
+
+
+def test_at_debug_each_decision_and_each_worker_has_a_line_and_fields() -> None:
+    one = with_network(seen(), w.sriov(0), w.sriov(1))
+    made = plan(one)
+    lines = [line for line in render.log_lines(made, one) if line[0] is LogLevel.DEBUG]
+    assert lines == [
+        *(
+            (
+                LogLevel.DEBUG,
+                "plan",
+                render.decision(item),
+                {
+                    "decision": item.name,
+                    "value": item.value,
+                    "source": item.source.value,
+                    "reason": item.reason,
+                },
+            )
+            for item in made.decisions
+        ),
+        *(
+            (
+                LogLevel.DEBUG,
+                "worker",
+                ", ".join(
+                    f"{name} {cell}" for name, cell in zip(HEADINGS, row.cells, strict=True) if cell
+                ),
+                {name.lower(): cell for name, cell in zip(HEADINGS, row.cells, strict=True)},
+            )
+            for row in made.rows
+        ),
+    ]
+    assert len(made.rows) == 2
