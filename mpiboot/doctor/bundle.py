@@ -216,7 +216,7 @@ def environment(environ: Mapping[str, str]) -> str:
 
 
 def _is_shown(name: str) -> bool:
-    patterns = (*_SHOWN.split(), *(pattern for pattern, _ in ALLOWED))
+    patterns = (*_SHOWN.split(), *ALLOWED)
     return any(matches(name, pattern) for pattern in patterns)
 
 

@@ -12,8 +12,7 @@ from mpiboot.core.model import Finding
 from mpiboot.core.settings import Settings
 from mpiboot.core.wording import assigned, counted, first_few, lasting
 from mpiboot.doctor.checks import DoctorCheck, check, failed, ok, warned, worker_check
-from mpiboot.doctor.pod import ImagePart
-from mpiboot.job import mpi_environment, pods
+from mpiboot.job import pods
 from mpiboot.job.control_links import NAME_LINKS, links_gone
 from mpiboot.network import cluster_view, nccl, service_mesh, worker_network
 from mpiboot.network.counters import FAULTS
@@ -383,21 +382,6 @@ def two_settings(environ: Mapping[str, str]) -> Iterable[Finding]:
         if environ.get(one) and environ.get(other):
             message = f"{one} and {other} exclude each other: {then}"
             yield warned("two-settings", message)
-
-
-@worker_check(
-    "unread-parameters",
-    title="the MPI of this pod knows the parameters that are set",
-    hint="use the name in brackets, or unset it: unknown parameters are silently ignored",
-)
-def unread(environ: Mapping[str, str], image: ImagePart) -> Iterable[Finding]:
-    """Name the parameters that the installed MPI ignores, with what to write instead."""
-    if image.mpi is None:
-        return
-    listed = mpi_environment.unread_parameters(environ, image.mpi.family)
-    found = [f"{name} ({instead})" for name, instead in listed]
-    if found:
-        yield warned("unread-parameters", f"{image.mpi.banner} ignores {', '.join(found)}")
 
 
 @worker_check(

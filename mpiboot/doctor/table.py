@@ -56,7 +56,7 @@ _COLUMNS: Final = {
     "rdma-counters",
     "gpus": "gpus gpu-distance cuda-library imex-channels",
     "variables": "unsafe-value env-profile debug-output two-settings nccl-prefix nccl-value "
-    "named-links unread-parameters",
+    "named-links",
     "validate": "bandwidth wrong-results not-measured",
 }
 # The columns in which findings are shown, with the references that stand in each.

@@ -1,14 +1,11 @@
 """What mpirun gets in its environment: constants, binding, forwarded names, nothing unsafe. Pure.
 
-Each function settles one intent for the MPI at hand by the columns of its row in ``dialects``. An
-unknown parameter is ignored without a word, by Open MPI 4.1 and 5.0 alike: the tables of names of
-other versions are by the parameters that `ompi_info` and `prte_info` of 4.1.4 and 5.0.7 list, and a
-test compares them with the installed ones.
+Each function settles one intent for the MPI at hand by the columns of its row in ``dialects``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Final
@@ -16,19 +13,11 @@ from typing import Final
 from mpiboot.core import masking
 from mpiboot.core.checks import failed
 from mpiboot.core.facts import Host, PodFacts
-from mpiboot.core.model import Level, MpiFamily, Source
+from mpiboot.core.model import Level, Source
 from mpiboot.core.settings import ROWS, Given, Settings
 from mpiboot.core.wording import first_few
 from mpiboot.job import forward
-from mpiboot.job.dialects import (
-    ALSO_AGENT,
-    ALSO_AGENT_ARGS,
-    ALSO_DAEMON_LINK,
-    ALSO_DEFAULT_SLOTS,
-    HOSTFILE_VARS,
-    Export,
-    parameter,
-)
+from mpiboot.job.dialects import Export, parameter
 from mpiboot.job.mpirun_options import OptionKind
 from mpiboot.job.plan_builder import Observed, PlanBuilder
 
@@ -119,134 +108,6 @@ def _why_not_bound(pods: Mapping[Host, PodFacts | None]) -> str:
     return f"{first_few(few)} has fewer cores than slots, where mpirun may refuse" if few else ""
 
 
-_OMPI: Final = "OMPI_MCA_"
-_PRTE: Final = "PRTE_MCA_"
-# Taken over from whichever version's name, or set anew.
-_TAKEN_OVER: Final = frozenset(
-    {*ALSO_AGENT, *ALSO_AGENT_ARGS, *ALSO_DAEMON_LINK, *ALSO_DEFAULT_SLOTS, *HOSTFILE_VARS}
-)
-NOTHING: Final = "it has no such parameter"
-_UCX: Final = "it has no openib: UCX carries InfiniBand and RoCE (OMPI_MCA_pml=ucx)"
-# What PRRTE of 5.0 kept of ORTE's parameters, by their names without `orte_` and `prte_`.
-KEPT: Final = (
-    *("allocation_required", "allowed_exit_without_sync", "assume_same_shell", "daemon_cores"),
-    *("default_dash_host", "execute_quiet", "keep_fqdn_hostnames", "launch_agent"),
-    *("local_tmpdir_base", "max_vm_size", "no_session_dirs", "remote_tmpdir_base"),
-    *("report_child_jobs_separately", "report_silent_errors", "show_resolved_nodenames"),
-    *("stat_history_size", "timeout_for_stack_trace", "tmpdir_base"),
-)
-# Names of 4.1 and older ones under 5.0, and what to write here: the variable that means the same,
-# ``*`` standing for the same in both, or words. The first name or pattern that fits counts.
-OLDER: Final = {
-    "orte_tag_output": "`--output tag` on the mpirun line",
-    "orte_timestamp_output": "`--output timestamp` on the mpirun line",
-    "orte_display_alloc": "`--display allocation` on the mpirun line",
-    "orte_startup_timeout": "MPIBOOT_LAUNCH_TIMEOUT",
-    "orte_abort_timeout": "MPIBOOT_LAUNCH_TIMEOUT for the start, MPIBOOT_GRACE for the end",
-    "orte_rsh_agent": f"{_PRTE}plm_ssh_agent",
-    **{f"orte_{name}": f"{_PRTE}prte_{name}" for name in KEPT},
-    "orte_*": NOTHING,
-    "plm_rsh_force_rsh": f"{_PRTE}plm_ssh_force_ssh",
-    "plm_rsh_*": f"{_PRTE}plm_ssh_*",
-    "oob_tcp_if_exclude": f"{_PRTE}prte_if_exclude",
-    "oob_tcp_*": f"{_PRTE}oob_tcp_*",
-    "hwloc_base_binding_policy": f"{_PRTE}hwloc_default_binding_policy",
-    "hwloc_base_report_bindings": "`--display bind` on the mpirun line",
-    "rmaps_base_mapping_policy": f"{_PRTE}rmaps_default_mapping_policy",
-    "rmaps_base_ranking_policy": f"{_PRTE}rmaps_default_ranking_policy",
-    "rmaps_base_oversubscribe": "MPIBOOT_OVERSUBSCRIBE=true",
-    "rmaps_base_display_map": "`--display map` on the mpirun line",
-    "routed_radix": f"{_PRTE}rml_base_radix",
-    "btl_openib_*": _UCX,
-}
-# Names of 5.0 under 4.1.
-NEWER: Final = {
-    **{f"prte_{name}": f"{_OMPI}orte_{name}" for name in KEPT},
-    "prte_if_exclude": f"{_OMPI}oob_tcp_if_exclude",
-    "plm_ssh_force_ssh": f"{_OMPI}plm_rsh_force_rsh",
-    "plm_ssh_*": f"{_OMPI}plm_rsh_*",
-    "oob_tcp_*": f"{_OMPI}oob_tcp_*",
-    "hwloc_default_binding_policy": f"{_OMPI}hwloc_base_binding_policy",
-    "rmaps_default_mapping_policy": f"{_OMPI}rmaps_base_mapping_policy",
-    "rmaps_default_ranking_policy": f"{_OMPI}rmaps_base_ranking_policy",
-    "rml_base_radix": f"{_OMPI}routed_radix",
-    "*": NOTHING,
-}
-# Of the older names PRRTE reads the others, where they have its prefix.
-_RENAMED: Final = {
-    name: instead for name, instead in OLDER.items() if name.startswith(("orte_", "plm_rsh_"))
-}
-# By MPI: names of which variables it ignores, and as which prefix they are.
-_TABLES: Final = {
-    MpiFamily.OPENMPI4: ((_PRTE, NEWER),),
-    MpiFamily.OPENMPI5: ((_OMPI, OLDER), (_PRTE, _RENAMED)),
-}
-_OPENIB: Final = "openib"
-
-
-def name_unread_parameters(builder: PlanBuilder) -> None:
-    """Warn of the user's parameters that this version ignores, with their new forms."""
-    row = builder.row
-    found = [f"{name} ({instead})" for name, instead in _of_the_user(builder)]
-    if found:
-        builder.warn("usage", f"{row.title} ignores {', '.join(found)}")
-    if row.family is MpiFamily.OPENMPI5:
-        _no_openib(builder)
-
-
-def unread_parameters(environ: Mapping[str, str], family: MpiFamily) -> Iterator[tuple[str, str]]:
-    """Yield each variable that this MPI ignores, with what to write instead."""
-    for prefix, table in _TABLES.get(family, ()):
-        for name in sorted(environ):
-            parameter = name.removeprefix(prefix)
-            if parameter == name or name in _TAKEN_OVER or not environ[name]:
-                continue
-            instead = _instead(environ, parameter, table)
-            if instead and instead[0] != name:
-                yield name, instead[1]
-
-
-def _of_the_user(builder: PlanBuilder) -> Iterator[tuple[str, str]]:
-    for name, instead in unread_parameters(builder.environ, builder.row.family):
-        if builder.set_by(name)[0] not in (Source.PLATFORM, Source.FILE):
-            yield name, instead
-    for prefix, table in _TABLES.get(builder.row.family, ()):
-        # Of its line 5.0 understands the names for its daemons; the rest goes to the ranks.
-        for name in builder.line.mca if prefix == _OMPI else ():
-            if name.startswith("btl_") and (same := _instead(builder.environ, name, table)):
-                yield f"--mca {name}", same[1]
-
-
-def _instead(
-    environ: Mapping[str, str], parameter: str, table: Mapping[str, str]
-) -> tuple[str, str] | None:
-    """Give the variable that means the same, if any, and what to tell; None where it is set."""
-    pattern = next((item for item in table if fnmatchcase(parameter, item)), None)
-    if pattern is None:
-        return None
-    if not table[pattern].startswith((_OMPI, _PRTE)):
-        return "", table[pattern]
-    variable = table[pattern].replace("*", parameter.removeprefix(pattern.removesuffix("*")))
-    return None if environ.get(variable) else (variable, f"write {variable}")
-
-
-def _no_openib(builder: PlanBuilder) -> None:
-    """Warn of a list of transports that names openib, which is gone.
-
-    That a file of the image leaves it out (Debian's does) is nothing to tell.
-    """
-    given = {"--mca btl": builder.line.mca.get("btl", "")}
-    given[f"{_OMPI}btl"] = builder.environ.get(f"{_OMPI}btl", "")
-    for name, value in given.items():
-        out = value.startswith("^")
-        if _OPENIB not in value.lstrip("^").split(",") or (out and name in builder.of_files):
-            continue
-        then = "it may be left out" if out else "MPI ends over a transport that it does not have"
-        message = f"{name}={value}: {builder.row.title} has no openib, and {then}"
-        hint = "" if out else "remove it: UCX carries InfiniBand and RoCE (OMPI_MCA_pml=ucx)"
-        builder.warn("usage", message, hint)
-
-
 # The decision that names what ranks don't get.
 NOT_FORWARDED: Final = "not-forwarded"
 
@@ -335,9 +196,10 @@ def choose_forwarded(builder: PlanBuilder, added: Mapping[str, str]) -> tuple[st
     """
     observed = builder.observed
     row, settings = builder.row, builder.settings
-    kept, removed = forward.scrub(observed.environ, observed.platform.managers)
-    for name, why in removed:
-        builder.remove(name, why)
+    foreign = forward.of_other_managers(observed.environ, observed.platform.managers)
+    for name in foreign:
+        builder.remove(name, "mpirun would look for another resource manager's allocation")
+    kept = {name: value for name, value in observed.environ.items() if name not in foreign}
     empty = [name for name, value in kept.items() if not value]
     for name in (name for name in empty if row.never_empty and name.startswith(row.never_empty)):
         del kept[name]
@@ -355,18 +217,15 @@ def choose_forwarded(builder: PlanBuilder, added: Mapping[str, str]) -> tuple[st
         given=given,
     )
     for name, why in chosen.withheld.items():
-        builder.stays.setdefault(name, why)
-        if name in settings.forward:
-            builder.warn("usage", f"{name} is not forwarded: {why}")
+        builder.warn("usage", f"{name} is not forwarded: {why}")
     stays = _stays(chosen.unknown, observed)
     if stays:
         reason = "ranks don't get these; MPIBOOT_FORWARD=NAME,... or `-x NAME` hands them on"
         builder.decide(NOT_FORWARDED, " ".join(stays), Source.DETECTED, reason)
-    reasons, names = chosen.names, list(chosen.names)
+    names = chosen.names
     # What mpiboot sets for this MPI goes the same way.
     own = forward.select(builder.set_env, by_itself=row.by_itself)
-    builder.forwarded = {**chosen.by_itself, **own.by_itself}
-    builder.forwarded |= {name: "your mpirun line or list has it" for name in given if name in kept}
+    builder.forwarded = {*chosen.by_itself, *own.by_itself, *(kept.keys() & set(given))}
     if row.export is Export.ALL:
         _hand_on_all(builder, kept, given)
     else:
@@ -374,19 +233,19 @@ def choose_forwarded(builder: PlanBuilder, added: Mapping[str, str]) -> tuple[st
         builder.decide("forwarded", str(len(names)), Source.DEFAULT, message)
     if names and row.export_var and parameter(row.export_var) in builder.line.mca:
         if row.export is Export.VARIABLE:
-            builder.forwarded |= reasons
-            return tuple(names)  # the line's own list hides the environment's, but takes -x
+            builder.forwarded.update(names)
+            return names  # the line's own list hides the environment's, but takes -x
         if added.keys() >= set(names):
             return ()
         message = f"--mca {parameter(row.export_var)} on the mpirun line forbids -x in {row.title}"
         hint = "name all variables in that list, or use -x"
         builder.warn("usage", f"{message}: nothing else is forwarded", hint)
         return ()
-    builder.forwarded |= reasons
+    builder.forwarded.update(names)
     # 4.1 refuses -x beside the list, so a user's own list takes the names too.
     if names and (row.export is Export.VARIABLE or theirs):
         return _by_list(builder, theirs, names, {**kept, **added})
-    return tuple(names) if row.export is Export.OPTION else ()
+    return names if row.export is Export.OPTION else ()
 
 
 def _search_paths(builder: PlanBuilder, more: Collection[str], given: Collection[str]) -> set[str]:
@@ -416,7 +275,6 @@ def _search_paths(builder: PlanBuilder, more: Collection[str], given: Collection
             builder.decide(name, "the launcher's", Source.DETECTED, message)
         else:
             stays.add(name)
-            builder.stays[name] = reason
             message = f"{reason}; `-x {name}` or MPIBOOT_FORWARD={name} hands on the launcher's"
             builder.decide(name, "the workers' own", Source.DETECTED, message)
     return stays
@@ -430,14 +288,13 @@ def _hand_on_all(builder: PlanBuilder, kept: Mapping[str, str], given: Collectio
     row, only = builder.row, builder.line.exports_only
     every = {**kept, **builder.set_env}.keys() - builder.unset_env
     if not only:
-        others = every - builder.forwarded.keys()
-        builder.forwarded |= dict.fromkeys(others, f"{row.title} hands on all")
+        builder.forwarded |= every
         message = f"{row.title} hands on what mpirun has in its environment"
         builder.decide("forwarded", "all", Source.DEFAULT, message)
         return
     lost = sorted(
         name
-        for name in builder.forwarded.keys() & builder.set_env.keys() - set(given)
+        for name in builder.forwarded & builder.set_env.keys() - set(given)
         if "HYDRA_" not in name  # those are for mpirun itself
     )
     if lost:
@@ -445,9 +302,7 @@ def _hand_on_all(builder: PlanBuilder, kept: Mapping[str, str], given: Collectio
             f"with {only} on the mpirun line ranks don't get what mpiboot sets: {' '.join(lost)}"
         )
         builder.warn("usage", message, "remove it, or name these there as well")
-    builder.forwarded = {name: why for name, why in builder.forwarded.items() if name in given}
-    others = every - builder.forwarded.keys()
-    builder.stays |= dict.fromkeys(others, f"{only} on the mpirun line does not name it")
+    builder.forwarded &= set(given)
     message = f"{only} on the mpirun line: ranks get nothing else of mpirun's environment"
     builder.decide("forwarded", " ".join(dict.fromkeys(given)) or "none", Source.FLAG, message)
 
@@ -468,7 +323,6 @@ def _take_out(builder: PlanBuilder, kept: Mapping[str, str], settings: Settings)
         given=builder.line.exports,
     )
     builder.unset_env.update(found)
-    builder.stays |= found
     builder.agent_env |= {name: kept[name] for name in found}
     if found:
         reason = (

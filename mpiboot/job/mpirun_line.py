@@ -1,7 +1,7 @@
 """Reads a user's own mpirun line as far as its options are known, and records where it stops.
 
-Words are never reordered or repeated. Only those that another version of the same MPI would read
-otherwise are written for this one, and the record says so. Nothing is run here.
+Words are never reordered or repeated. Only a long option with one dash that some releases of this
+MPI read otherwise gets two, and the record says so. Nothing is run here.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from typing import Any, Final
 
 from mpiboot.core.facts import Host
 from mpiboot.core.model import MpiFamily
-from mpiboot.job.dialects import DIALECTS, Dialect, parameter
+from mpiboot.job.dialects import DIALECTS, parameter
 from mpiboot.job.mpirun_options import PRINTING, Grammar, Option, OptionKind
 from mpiboot.job.names import canonical
 
@@ -53,9 +52,8 @@ class UserLine:
     whether there may be more ranks than slots; also those that stand behind ``unknown``.
     ``parameter_files`` are lists of files of MCA parameters.
 
-    ``rewritten`` are words that were written for another version of this MPI, each with those that
-    stand in ``argv`` for them. ``refused`` tells that mpirun itself ends over ``unknown``.
-    ``prints`` is the option with which mpirun prints something and starts nothing.
+    ``rewritten`` are words that have a second dash in ``argv``, as they were. ``prints`` is the
+    option with which mpirun prints something and starts nothing.
     """
 
     argv: tuple[str, ...] = ()
@@ -84,8 +82,7 @@ class UserLine:
     kinds: frozenset[OptionKind] = frozenset()
     unknown: str = ""
     reason: str = ""
-    refused: bool = False
-    rewritten: tuple[tuple[str, str], ...] = ()
+    rewritten: tuple[str, ...] = ()
     may_hide_hosts: bool = False
     prints: str = ""
 
@@ -177,13 +174,9 @@ _HOW_MANY: Final = frozenset({"", "oversubscribe", "nooversubscribe"})
 
 
 class _StopError(Exception):
-    """Reading ends here: why, whether mpirun itself would end over it, and at which word."""
+    """Reading ends here: why, and at which word."""
 
-    def __init__(self, reason: str, *, refused: bool = False) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.refused = refused
-        self.at = 0
+    at = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -191,20 +184,18 @@ class _Reader:
     """The state of one reading; a word is looked at once.
 
     ``values`` are fields of the record that are one text, ``lists`` those that are several, by
-    field. ``instead`` has, by the place of a word, those that are to stand there.
+    field.
     """
 
-    title: str
     grammar: Grammar
     hostfile_parameter: str
-    argv: tuple[str, ...]
+    argv: list[str]
     values: dict[str, str] = field(default_factory=dict)
     lists: defaultdict[str, list[Any]] = field(default_factory=lambda: defaultdict(list))
     exports: dict[str, str | None] = field(default_factory=dict)
     mca: dict[str, str] = field(default_factory=dict)
     given: dict[str, OptionKind] = field(default_factory=dict)
     places: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    instead: dict[int, tuple[str, ...]] = field(default_factory=dict)
     apps: list[App] = field(default_factory=list)
     np: int | None = None
     hosts: list[Host] = field(default_factory=list)
@@ -220,11 +211,9 @@ class _Reader:
         if equals and not self.grammar.equals:
             raise _StopError(f"{word} is not known: this mpirun takes the value as a word")
         option = self.known(name)
-        if option is not None:
-            return option, value if equals else None
-        if name in self.grammar.refused:
-            raise _StopError(f"{self.title} has no option {word}", refused=True)
-        raise _StopError(f"{word} is not an option that mpiboot knows")
+        if option is None:
+            raise _StopError(f"{word} is not an option that mpiboot knows")
+        return option, value if equals else None
 
     def starts_nothing(self, option: Option, behind: str) -> bool:
         """Whether an option of the first program prints something: -version, -ppn -help."""
@@ -237,11 +226,9 @@ class _Reader:
         """Read the option at a place, with its words; returns the place behind them."""
         word = self.argv[at]
         name = word.lstrip("-").partition("=")[0]
-        if name in self.grammar.written:
-            self.instead[at] = self.grammar.written[name]
-            return at + 1
         if name in self.grammar.two_dashes and not word.startswith("--"):
-            self.instead[at] = (f"-{word}",)
+            self.lists["rewritten"].append(word)
+            word = self.argv[at] = f"-{word}"
         option, value = self.find(word)
         if self.starts_nothing(option, self.argv[at + 1] if at + 1 < end else ""):
             self.values["prints"] = word
@@ -383,7 +370,7 @@ class _Reader:
             del self.lists["hostfiles"][:-1]
         fields |= {name: tuple(dict.fromkeys(items)) for name, items in self.lists.items()}
         return UserLine(
-            argv=self.argv,
+            argv=tuple(self.argv),
             apps=tuple(self.apps),
             exports=tuple(self.exports),
             export_values={
@@ -420,33 +407,20 @@ def read(program: Sequence[str], family: MpiFamily) -> UserLine:
         reason = "of this MPI no option is known"
         first = words[1] if len(words) > 1 and words[1].lstrip("-") in PRINTING else ""
         return UserLine(words, unknown=words[0], reason=reason, may_hide_hosts=True, prints=first)
-    return _read(words, row)
-
-
-def _read(words: tuple[str, ...], row: Dialect) -> UserLine:
-    reader = _Reader(row.title, row.grammar, parameter(row.hostfile_var), words)
+    reader = _Reader(row.grammar, parameter(row.hostfile_var), [*words])
     ends = [at for at, word in enumerate(words) if word == ":" and at]
     starts = [1, *(end + 1 for end in ends)]
-    stop: _StopError | None = None
     try:
         for start, end in zip(starts, [*ends, len(words)], strict=True):
             reader.app(start, end)
-    except _StopError as stopped:
-        stop = stopped
-    if reader.instead:
-        # Once more, so that all places are those of the words that mpirun gets.
-        pairs = tuple((words[at], " ".join(new)) for at, new in reader.instead.items())
-        new = (reader.instead.get(at, (word,)) for at, word in enumerate(words))
-        return replace(_read(tuple(chain.from_iterable(new)), row), rewritten=pairs)
-    if stop is None:
-        return reader.record()
-    rest = words[stop.at + 1 :]
-    record = reader.record()
-    return replace(
-        record,
-        pinned_by=(*record.pinned_by, *reader.among(rest, _PIN_RANKS)),
-        unknown=words[stop.at],
-        reason=stop.reason,
-        refused=stop.refused,
-        may_hide_hosts=bool(reader.among(rest, _CHOOSE_HOSTS)),
-    )
+    except _StopError as stop:
+        rest = words[stop.at + 1 :]
+        record = reader.record()
+        return replace(
+            record,
+            pinned_by=(*record.pinned_by, *reader.among(rest, _PIN_RANKS)),
+            unknown=reader.argv[stop.at],
+            reason=str(stop),
+            may_hide_hosts=bool(reader.among(rest, _CHOOSE_HOSTS)),
+        )
+    return reader.record()

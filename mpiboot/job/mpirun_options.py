@@ -8,7 +8,7 @@ means, only where something is decided by it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
@@ -57,13 +57,11 @@ class Grammar:
     """How one mpirun reads its line.
 
     ``options`` goes by name without dashes. ``two_dashes`` are long names that not every release
-    takes with one dash. ``written`` are options of the other generation, none of which is followed
-    by a word, as they are written here; ``refused`` are the rest of those: mpirun ends over them,
-    or starts nothing; ``instead`` has what these have here for some of them. ``equals``:
-    ``--name=value`` is understood. ``any_case``: capitals don't matter. ``double_dash``: a bare
-    ``--`` ends the options. ``last_wins``: of an option given twice the last counts, else the
-    first. ``option_help``: ``-help`` behind an option explains it. ``hostfile_each``: each program
-    may have a hostfile of its own, else the line's last one is that of all.
+    takes with one dash. ``equals``: ``--name=value`` is understood. ``any_case``: capitals don't
+    matter. ``double_dash``: a bare ``--`` ends the options. ``last_wins``: of an option given twice
+    the last counts, else the first. ``option_help``: ``-help`` behind an option explains it.
+    ``hostfile_each``: each program may have a hostfile of its own, else the line's last one is that
+    of all.
     """
 
     options: Mapping[str, Option]
@@ -71,9 +69,6 @@ class Grammar:
     double_dash: bool
     last_wins: bool
     two_dashes: frozenset[str] = frozenset()
-    written: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    refused: frozenset[str] = frozenset()
-    instead: Mapping[str, str] = field(default_factory=dict)
     any_case: bool = False
     option_help: bool = False
     hostfile_each: bool = True
@@ -171,28 +166,11 @@ _PRRTE: Final = _table(
     **_OPEN_MPI,
 )
 
-# What either has for options of the other that it ends over.
-_FOR_FOUR: Final = {
-    "prtemca": "--mca",
-    "omca": "--mca",
-    "output": "--tag-output, --timestamp-output or --output-filename",
-    "output-directory": "--output-filename",
-    "display": "--display-map, --display-allocation or --report-bindings",
-}
-_FOR_FIVE: Final = {
-    "display-devel-allocation": "--display allocation",
-    "display-diffable-map": "--display map",
-    "do-not-resolve": "PRTE_MCA_prte_do_not_resolve=1 in the launcher's pod",
-}
-
 ORTE: Final = Grammar(
     options=_ORTE,
-    # Each of them: `unknown option`, exit 1 (4.1.4 and 4.1.8).
-    refused=frozenset(_PRRTE.keys() - _ORTE.keys()),
     equals=False,
     double_dash=True,
     last_wins=True,
-    instead=_FOR_FOUR,
 )
 
 # IBM Spectrum MPI names its interconnect by a word of its own, without a value. Not run.
@@ -200,21 +178,14 @@ SPECTRUM_ORTE: Final = replace(
     ORTE, options=_table({OptionKind.PLAIN: "tcp TCP pami PAMI"}, **_ORTE)
 )
 
-# 4.1 silences mpirun's own messages with -q; a socket is a package to 5.0.
-_WRITTEN: Final = {"q": (), "quiet": (), "bind-to-socket": ("--bind-to", "package")}
-
 PRRTE: Final = Grammar(
     options=_PRRTE,
     # 5.0.7 to 5.0.9 take one dash; in 5.0.10 and 5.0.11 `-bind-to none` starts a program `none`,
     # and with `-map-by` mpirun ends with 213.
     two_dashes=frozenset({"map-by", "rank-by", "bind-to"}),
-    written=_WRITTEN,
-    # Each of them: `An unrecognized option`, exit 213 (5.0.7 and 5.0.11).
-    refused=frozenset(_ORTE.keys() - _PRRTE.keys() - _WRITTEN.keys()),
     equals=True,
     double_dash=True,
     last_wins=False,
-    instead=_FOR_FIVE,
 )
 
 # MPICH 5.0.2, tried like the above, and what Intel MPI has besides.

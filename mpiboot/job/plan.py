@@ -54,8 +54,6 @@ class Plan:
     are the remote hosts that may get a rank, and ``tcp_optional`` tells why MPI may do without TCP
     between them, empty where it can't.
     ``meeting`` is where ranks with torchrun's variables meet, None where there are none.
-    ``forwarded`` are the variables that ranks get from mpirun's environment, and ``stays`` those
-    that a rule keeps from them, each with its reason.
     """
 
     decisions: tuple[Decision, ...]
@@ -83,8 +81,6 @@ class Plan:
     tcp_optional: str = ""
     exit_codes: bool = False
     meeting: Rendezvous | None = None
-    forwarded: Mapping[str, str] = field(default_factory=dict)
-    stays: Mapping[str, str] = field(default_factory=dict)
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Make mpirun's environment of this pod's."""
@@ -134,7 +130,6 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
     pods.tell_launcher(builder)
     _mpi(builder)
     _line(builder)
-    mpi_environment.name_unread_parameters(builder)
     hosts = placement.settle_hosts(builder)
     np = placement.settle_ranks(builder, hosts)
     oversubscribe = placement.asks_oversubscribe(builder)
@@ -209,8 +204,6 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
         tcp_optional=control_links.tcp_optional(builder, network.transport),
         exit_codes=supervised and _asks_exit_codes(builder),
         meeting=ranks.meeting,
-        forwarded=builder.forwarded,
-        stays=builder.stays,
     )
 
 
@@ -232,23 +225,17 @@ def stop_on_failure(findings: Sequence[Finding]) -> None:
 
 
 def _line(builder: PlanBuilder) -> None:
-    """Report words of the line that are rewritten, refused or not read."""
+    """Report words of the line that are rewritten or not read."""
     row, line, mpi = builder.row, builder.line, builder.observed.mpi
     if row.untried:
         message = f"{mpi.banner}: mpiboot was not tried with it, and {row.untried}"
         hint = "the README has the versions that were tried"
         builder.warn("mpi-versions", message, hint)
     if line.rewritten:
-        pairs = ", ".join(f"{old} as {new or 'nothing'}" for old, new in line.rewritten)
+        pairs = ", ".join(f"{word} as -{word}" for word in line.rewritten)
         message = f"on the mpirun line {row.title} gets {pairs}: it reads these otherwise"
         builder.warn("usage", message)
-    if line.refused and not row.untried:
-        message = f"the mpirun line: {line.reason}, and mpirun would end over it"
-        option = line.unknown.lstrip("-").partition("=")[0]
-        new = row.grammar.instead.get(option, f"what {mpi.banner} has for it (`mpirun --help`)")
-        hint = f"remove it, or write {new}"
-        builder.fail("usage", message, hint)
-    elif line.unknown:
+    if line.unknown:
         builder.warn("usage", f"{line.reason}: the rest of the line is passed on unread")
     for app in line.apps:
         words = line.argv[app.program :][:3]

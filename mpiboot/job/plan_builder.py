@@ -111,11 +111,10 @@ class PlanBuilder:
     """A plan while it is being made.
 
     ``settled`` are variables that another rule has decided and reported already; ``forwarded`` are
-    those that ranks get from mpirun's environment and ``stays`` those that a rule keeps from them,
-    each with its reason; ``agent_env`` is what only mpirun's agents get. ``of_files`` are
-    parameters of files that this MPI reads; ``environ`` has them as the variables that would mean
-    the same, as they are the user's word as much as these are. ``taken_off`` are the indexes of
-    words of the line that mpirun does not get.
+    those that ranks get from mpirun's environment; ``agent_env`` is what only mpirun's agents get.
+    ``of_files`` are parameters of files that this MPI reads; ``environ`` has them as the variables
+    that would mean the same, as they are the user's word as much as these are. ``taken_off`` are
+    the indexes of words of the line that mpirun does not get.
     """
 
     row: Dialect
@@ -128,8 +127,7 @@ class PlanBuilder:
     unset_env: set[str] = field(default_factory=set)
     agent_env: dict[str, str] = field(default_factory=dict)
     settled: set[str] = field(default_factory=set)
-    forwarded: dict[str, str] = field(default_factory=dict)
-    stays: dict[str, str] = field(default_factory=dict)
+    forwarded: set[str] = field(default_factory=set)
     taken_off: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -171,7 +169,6 @@ class PlanBuilder:
     def remove(self, name: str, reason: str) -> None:
         """Take a variable of this pod out of mpirun's environment."""
         self.unset_env.add(name)
-        self.stays[name] = reason
         self.decide(name, "(removed)", Source.DETECTED, reason)
 
     def warn(self, check: str, message: str, hint: str = "") -> None:

@@ -300,7 +300,6 @@ def counted(sums: Mapping[str, int], **grown: int) -> CountersPart:
             *(network.two_settings, [dict.fromkeys(GID, "3")]),
             [f"warn: {' and '.join(GID)} exclude each other: the range then has no effect"],
         ),
-        (network.unread, [{"PRTE_MCA_rml_base_radix": "1"}, NO_MPI], []),
         (network.named_links, [{}, FACTS], []),
         (network.named_links, [{"GLOO_SOCKET_IFNAME": "eth0"}, FACTS], []),
         (*(network.named_links, [{"OMPI_MCA_btl_tcp_if_include": "10.0.0.0/8,eth0"}, FACTS]), []),
@@ -354,23 +353,6 @@ def test_a_name_that_nccl_takes_for_a_prefix_is_named(value: str, means: str) ->
     assert told(found) == ([message] if means else [])
     exact = f"^={value[1:]}" if value.startswith("^") else f'"={value}"'
     assert all(item.hint == f"write NCCL_IB_HCA={exact}" for item in found)
-
-
-@pytest.mark.parametrize(
-    ("name", "family", "instead"),
-    [
-        ("OMPI_MCA_orte_keep_fqdn_hostnames", "openmpi4", ""),
-        ("OMPI_MCA_rmaps_base_oversubscribe", "openmpi5", "MPIBOOT_OVERSUBSCRIBE=true"),
-        ("OMPI_MCA_btl_openib_if_include", "openmpi5", "it has no openib"),
-        ("PRTE_MCA_rml_base_radix", "openmpi4", "write OMPI_MCA_routed_radix"),
-    ],
-)
-def test_a_parameter_of_another_version_is_named_with_what_to_write(
-    name: str, family: str, instead: str
-) -> None:
-    found = told(network.unread({name: "1"}, replace(an_image(), mpi=plans.MPIS[family])))
-    message = f"warn: {plans.MPIS[family].banner} ignores {name} ({instead}"
-    assert [item.startswith(message) for item in found] == [True] * bool(instead)
 
 
 LIB, COMPAT = "/usr/lib/x86_64-linux-gnu", "/usr/local/cuda/compat"

@@ -38,7 +38,6 @@ def test_workers_of_another_image_keep_their_own(family: str, name: str) -> None
     seen = two_images(observed(family, {**POD, name: "/usr/bin:/bin"}), **{name: OTHER})
     plan = planned("mpirun ./train", seen)
     assert not handed_on(plan, name)
-    assert plan.stays[name] == BOTH
     message = f"{BOTH}; `-x {name}` or MPIBOOT_FORWARD={name} hands on the launcher's"
     assert reason(plan, name) == ("the workers' own", Source.DETECTED, message)
 

@@ -178,19 +178,19 @@ def test_what_is_left_of_the_deadline_is_never_less_than_nothing(
     assert found or not rest
 
 
-def at_once(folder: Path, line: str) -> tuple[Finding, ...]:
+def at_once(folder: Path, line: str, **environ: str) -> tuple[Finding, ...]:
     """What a line with two hosts of two slots is told before any host is waited for."""
     seen = plans.observed()
     (folder / "launcher").mkdir()
-    launcher = replace(pod(folder), folder=folder / "launcher")
+    launcher = replace(pod(folder, {**plans.POD, **environ}), folder=folder / "launcher")
     its = read(line.split(), seen.mpi.family)
     before = observation._before_hosts(launcher, seen.hostfile, seen.mpi, its)
     return observation._tell_at_once(launcher, before)
 
 
 def test_a_line_that_can_not_be_started_ends_before_any_host_is_waited_for(tmp_path: Path) -> None:
-    with pytest.raises(MpibootError, match="--runtime-options") as caught:
-        at_once(tmp_path, "mpirun --runtime-options x ./train")  # 5.0's alone
+    with pytest.raises(MpibootError, match="OMPI_UNIVERSE_SIZE") as caught:
+        at_once(tmp_path, "mpirun ./train", OMPI_UNIVERSE_SIZE="2")
     assert caught.value.finding.check == "usage"
 
 

@@ -131,14 +131,6 @@ FAULTS: Final = (
         pod={"env": {"NCCL_DEBUG": "INFO"}},
     ),
     Fault(
-        what="a parameter that this Open MPI does not know",
-        check="unread-parameters",
-        level="warn",
-        message="mpirun (Open MPI) 4.1... ignores "
-        "PRTE_MCA_rmaps_default_mapping_policy (write OMPI_MCA_rmaps_base_mapping_policy)",
-        pod={"env": {"PRTE_MCA_rmaps_default_mapping_policy": "node"}},
-    ),
-    Fault(
         what="two variables for one thing",
         check="two-settings",
         level="warn",

@@ -256,5 +256,5 @@ def _meant(
     """Whether a rank's variable may have another value than it has without mpiboot."""
     if any(fnmatch.fnmatchcase(name, pattern) for pattern in (*_BY_NATURE, *CHANGED)):
         return True
-    allowed = any(fnmatch.fnmatchcase(name, pattern) for pattern, _ in forward.ALLOWED)
+    allowed = any(fnmatch.fnmatchcase(name, pattern) for pattern in forward.ALLOWED)
     return value == own.get(name) or (allowed and value == launcher.get(name))
