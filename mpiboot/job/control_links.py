@@ -11,7 +11,7 @@ from typing import Final
 
 from mpiboot.core.addresses import IPV4, IPV6, interface, network
 from mpiboot.core.facts import Link, PodFacts
-from mpiboot.core.model import Decision, Source
+from mpiboot.core.model import Decision, MpiFamily, Source
 from mpiboot.core.setting_types import MpiNetwork
 from mpiboot.core.wording import first_few
 from mpiboot.job.dialects import ALSO_DAEMON_LINK, parameter, version_number
@@ -124,10 +124,8 @@ def _link_names(facts: PodFacts) -> str:
 
 # PRRTE before 3.0.12, as a distribution builds it with a PMIx without IPv6, reads past the end of
 # a pod's list of aliases, which is empty without IPv4 (prte_check_host_is_local): SIGSEGV on every
-# host. A prefix that is cut off every name gives each pod its alias.
-_ALIASES_SINCE: Final = (5, 0, 9)
-# open-mpi/ompi#12771: in these releases PMIx sees no IPv6 address at all.
-_PMIX_BLIND: Final = ((5, 0, 3), (5, 0, 6))
+# host. In 5.0.3 to 5.0.5 PMIx sees no IPv6 address at all (open-mpi/ompi#12771).
+_IPV6_ALONE_SINCE: Final = (5, 0, 9)
 _IP_VERSION: Final = "ip-version"
 
 
@@ -167,8 +165,11 @@ def settle_ip_version(builder: PlanBuilder) -> int:
     else:
         builder.decide(_IP_VERSION, "IPv6", Source.DETECTED, f"{_some_pods(alone)} no IPv4 address")
     builder.add(*builder.row.ipv6)
-    if alone and builder.row.cut_prefix_var:
-        _give_aliases(builder)
+    of_five = builder.row.family is MpiFamily.OPENMPI5
+    if alone and of_five and () < version_number(observed.mpi.version) < _IPV6_ALONE_SINCE:
+        message = f"Open MPI {observed.mpi.version} may crash in pods without an IPv4 address"
+        hint = "use 5.0.9 or newer, or give the pods IPv4 addresses too (dual stack)"
+        builder.warn(_IP_VERSION, message, hint)
     return IPV6
 
 
@@ -219,57 +220,6 @@ def _without_ipv4(observed: Observed) -> list[str]:
 def _some_pods(names: Sequence[str]) -> str:
     more = f" and {len(names) - 1} more have" if len(names) > 1 else " has"
     return f"{names[0]}{more}"
-
-
-def _give_aliases(builder: PlanBuilder) -> None:
-    """Keep PRRTE's daemons from their crash, where this release has it."""
-    observed = builder.observed
-    row, version = builder.row, version_number(observed.mpi.version)
-    if _PMIX_BLIND[0] <= version < _PMIX_BLIND[1]:
-        message = f"{row.title} {observed.mpi.version} is known to see no IPv6 addresses"
-        hint = "use 5.0.6 or newer (open-mpi/ompi#12771), or give the pods IPv4 addresses too"
-        builder.warn(_IP_VERSION, message, hint)
-    if version >= _ALIASES_SINCE or builder.environ.get(row.cut_prefix_var):
-        return
-    own = observed.own.hostname if observed.own else ""
-    theirs = [
-        worker.facts.hostname if worker.facts else worker.host.name.partition(".")[0]
-        for worker in observed.workers
-    ]
-    prefix = cut_prefix([*([own] if own else []), *theirs])
-    if not prefix:
-        message = f"{row.title} {observed.mpi.version} crashes in pods without an IPv4 address"
-        hint = "use 5.0.9 or newer, or give the pods IPv4 addresses too (dual stack)"
-        builder.fail(_IP_VERSION, message, hint)
-        return
-    reason = f"{observed.mpi.version} crashes in a pod without IPv4 that has no second name"
-    builder.variable(row.cut_prefix_var, prefix, reason, Source.DETECTED)
-    if observed.local:
-        reason = "its name is cut, so mpirun asks for each host to find its own"
-        builder.variable(row.not_resolve_var, "0", reason, Source.DETECTED)
-
-
-def cut_prefix(hostnames: Sequence[str]) -> str:
-    """Find what can be cut off all host names so that each keeps a name of its own.
-
-    Returns:
-        The prefix, as short as it can be, or one for each first letter; empty where none will do.
-    """
-    first = hostnames[0].partition(".")[0]
-    shared = [first[:size] for size in range(1, len(first) + 1)]
-    shared = [item for item in shared if all(name.startswith(item) for name in hostnames)]
-    for prefix in (*shared, ",".join(sorted({name[:1] for name in hostnames}))):
-        left = [_cut_name(name, prefix.partition(",")[0]) for name in hostnames]
-        if all(left) and len({*left, *hostnames}) == len(left) + len(set(hostnames)):
-            return prefix
-    return ""
-
-
-def _cut_name(name: str, prefix: str) -> str:
-    """Cut a name as PRRTE does: also what stands before its first digit from 1 to 9."""
-    rest = name[len(prefix) :]
-    digit = next((index for index, char in enumerate(rest) if char in "123456789"), None)
-    return rest if digit is None else rest[digit:]
 
 
 def pin_control(builder: PlanBuilder) -> None:

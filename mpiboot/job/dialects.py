@@ -141,8 +141,6 @@ class Dialect:
     # Hosts that are alike up to the first dot are one host; what keeps their own names whole.
     by_first_label: bool = False
     keep_own_names_var: str = ""
-    # What is cut off the hosts' own names, and whether hosts are compared by name alone.
-    cut_prefix_var: str = ""
     # What became of a line with several programs (`:`), where that went wrong.
     several_programs: str = ""
     # Keeps ranks of one host from reading each other's memory.
@@ -466,7 +464,6 @@ OPENMPI5: Final = Dialect(
     ),
     # Measured with 5.0.7, as soon as a daemon is started by ssh.
     never_empty="PRTE_MCA_",
-    cut_prefix_var="PRTE_MCA_prte_strip_prefix",
     # Its default is 1 in each PRRTE of 5.0 (src/runtime/prte_mca_params.c of 3.0.0 to 3.0.14).
     not_resolve_var="PRTE_MCA_prte_do_not_resolve",
 )

@@ -154,8 +154,6 @@ def keep_from_resolving(builder: PlanBuilder) -> None:
     """Keep mpirun from resolving the hosts again: the gate knows their addresses."""
     row, line = builder.row, builder.line
     may_name_this_pod = line.moves_ranks or line.moves_hosts or line.unknown
-    if row.not_resolve_var in builder.set_env:
-        return
     if row.resolves_since and version_number(builder.observed.mpi.version) >= row.resolves_since:
         reason = "it looks for its own host among their addresses, and nothing keeps it from that"
         builder.decide("names", "asked again by mpirun", Source.DETECTED, reason)

@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.core.facts import Host, Hostfile, Link
+from mpiboot.core.facts import Link
 from mpiboot.core.model import Level, Mpi, MpiFamily, Source
-from mpiboot.job import control_links
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import Observed
 from tests.fakes.plans import HYDRAS, MPIS, POD, failing, observed, planned, reason
@@ -62,7 +61,7 @@ def test_pods_with_both_keep_to_the_control_addresses(
     plan = planned(seen=pods(family, FOUR, SIX, LOCAL, control=control))
     assert settled(plan) == version
     assert plan.set_env["OMPI_MCA_btl_tcp_disable_family"] == other
-    assert "PRTE_MCA_prte_strip_prefix" not in plan.set_env
+    assert not [item for item in plan.findings if item.check == "ip-version"]
 
 
 def test_a_users_own_version_is_kept() -> None:
@@ -80,7 +79,6 @@ def test_ipv6_alone(family: str) -> None:
     assert reason(plan, "ip-version")[2] == "the launcher and 2 more have no IPv4 address"
     five = family == "openmpi5"
     assert plan.set_env.get("OMPI_MCA_reachable") == ("weighted" if five else None)
-    assert plan.set_env.get("PRTE_MCA_prte_strip_prefix") == ("w" if five else None)
     assert plan.set_env.get("PRTE_MCA_prte_do_not_resolve") == ("1" if five else None)
     assert "NCCL_SOCKET_FAMILY=AF_INET6" in reason(plan, "data-network")[2]
 
@@ -113,48 +111,21 @@ def test_hydra_speaks_ipv4_alone(family: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "prefix", "warned"),
-    [("5.0.4", True, True), ("5.0.8", True, False), ("5.0.9", False, False), ("6.0", False, False)],
-)
-def test_names_are_cut_where_the_daemons_would_crash(
-    version: str, *, prefix: bool, warned: bool
-) -> None:
-    seen = pods("openmpi5", SIX, mpi_ipv6=True)
-    mpi = Mpi(MpiFamily.OPENMPI5, version, "/usr/bin/mpirun", "mpirun")
-    plan = planned(seen=replace(seen, mpi=mpi))
-    assert ("PRTE_MCA_prte_strip_prefix" in plan.set_env) is prefix
-    assert any("12771" in item.hint for item in plan.findings) is warned
-
-
-def test_a_launcher_that_runs_ranks_knows_itself_by_address() -> None:
-    seen = pods("openmpi5", SIX, mpi_ipv6=True)
-    own = Host("w-launcher.job.ns.svc", 1, slots_given=True)
-    file = Hostfile("/etc/mpi/hostfile", "default", (own, *seen.hostfile.hosts))
-    plan = planned(seen=replace(seen, hostfile=file, local=(own,)))
-    assert plan.set_env["PRTE_MCA_prte_do_not_resolve"] == "0"
-
-
-@pytest.mark.parametrize(
-    ("names", "prefix"),
+    ("family", "version", "warned"),
     [
-        (("pi-launcher", "pi-worker-0", "pi-worker-1"), "p"),
-        # PRRTE cuts up to the first digit from 1 to 9: "1" twice.
-        (("a-launcher", "a-x-1", "a-y-1"), ""),
-        (("launcher", "worker-0", "worker-1"), "l,w"),
-        # What is left of one is another's whole name.
-        (("aa", "a"), ""),
-        (("ab-x", "ab-y"), "a"),
+        *(("openmpi5", version, True) for version in ("5.0.0", "5.0.4", "5.0.8")),
+        *(("openmpi5", version, False) for version in ("", "5.0.9", "5.0.10", "6.0")),
+        ("openmpi4", "4.1.4", False),
     ],
 )
-def test_a_prefix_leaves_each_pod_a_name_of_its_own(names: tuple[str, ...], prefix: str) -> None:
-    assert control_links.cut_prefix(names) == prefix
-
-
-def test_no_prefix_is_said_before_the_start() -> None:
-    seen = pods("openmpi5", SIX, mpi_ipv6=True)
-    own = replace(seen.own, hostname="x")  # type: ignore[type-var]
-    plan = planned(seen=replace(seen, own=own))
-    assert failing(plan) == ["ip-version"]
+def test_a_release_whose_daemons_crash_without_ipv4_is_warned_of(
+    family: str, version: str, *, warned: bool
+) -> None:
+    mpi = Mpi(MpiFamily(family), version, "/usr/bin/mpirun", "mpirun")
+    plan = planned(seen=replace(pods(family, SIX, mpi_ipv6=True), mpi=mpi))
+    assert failing(plan) == []
+    found = [item.message for item in plan.findings if item.check == "ip-version"]
+    assert found == [f"Open MPI {version} may crash in pods without an IPv4 address"] * warned
 
 
 @both

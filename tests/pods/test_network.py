@@ -8,7 +8,7 @@ import pytest
 
 from tests.pods import images
 from tests.pods.jobs import PATIENCE, RING, ended, ranks, spanned, spans
-from tests.pods.marks import OLD_IMAGE, ONE_IMAGE
+from tests.pods.marks import NEW, OLD_IMAGE, ONE_IMAGE
 from tests.pods.mesh import istio
 from tests.pods.network import Link
 from tests.pods.oci import PodSpec
@@ -85,13 +85,20 @@ LINKS = {
 }
 
 
-@ONE_IMAGE
 @pytest.mark.parametrize(
-    "link",
+    ("image", "link"),
     [
-        pytest.param(link, id=name, marks=() if name == "IPv4" else pytest.mark.full)
+        pytest.param(
+            image,
+            link,
+            id=f"{image}-{name}",
+            marks=() if (image, name) == (NEW, "IPv4") else pytest.mark.full,
+        )
+        for image in images.NAMES
         for name, link in LINKS.items()
+        if (image, name) != (NEW, "IPv6")  # the daemons of 5.0.7 crash there
     ],
+    indirect=["image"],
 )
 def test_a_policy_that_allows_ssh_and_one_range_of_ports(
     cluster: Cluster, image: Image, link: Link
