@@ -65,6 +65,11 @@ def test_a_binary_file(tmp_path: Path, text: bytes) -> None:
     assert " is not text: " in waits(tmp_path, text, 65, "hostfile-invalid")
 
 
+def test_a_name_that_is_not_ascii(tmp_path: Path) -> None:
+    said = waits(tmp_path, b"w\xfc-0\n", 65, "hostfile-invalid")
+    assert f"{tmp_path}/hostfile:1:2: '\\ufffd' in host 'w\\ufffd-0'" in said
+
+
 @pytest.mark.parametrize("count", ["0", "-1", "abc", "", "1.5", "99999999999"])
 def test_a_count_that_is_none_names_file_line_and_column(tmp_path: Path, count: str) -> None:
     text = f"good slots=2\nw-0 slots={count}\n".encode()

@@ -106,11 +106,8 @@ def read(chosen: HostfilePath, *, pipe: bool = True) -> str:
     where = f"{chosen.path} ({by})"
     known = chosen.path in _PIPES
     data = _read_pipe(chosen.path, where) if known else _read_file(chosen.path, where, pipe=pipe)
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as why:
-        message = f"{where} is not text: byte {data[why.start]:#04x} at offset {why.start}"
-        raise error("hostfile-invalid", message) from None
+    # A comment may be in any encoding; a host's name has none of these bytes.
+    text = data.decode("utf-8-sig", "replace")
     if "\0" in text:
         message = f"{where} is not text: a zero byte at offset {data.index(0)}"
         raise error("hostfile-invalid", message)
@@ -120,6 +117,14 @@ def read(chosen: HostfilePath, *, pipe: bool = True) -> str:
             raise error("hostfile-invalid", message)
         raise NotYetError("hostfile-invalid", message)
     return text
+
+
+def is_pipe(path: str) -> bool:
+    """Tell whether a hostfile is a pipe, whose lines only its first reader gets."""
+    try:
+        return stat.S_ISFIFO(os.stat(path).st_mode)  # noqa: PTH116 - raises less
+    except (OSError, ValueError):
+        return False
 
 
 def _read_file(path: str, where: str, *, pipe: bool) -> bytes:

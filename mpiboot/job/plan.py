@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Final
 
 from mpiboot.core.checks import MpibootError
@@ -224,6 +225,12 @@ def stop_on_failure(findings: Sequence[Finding]) -> None:
         raise MpibootError(bad[0], tuple(bad[1:]))
 
 
+_STARTS_RANKS: Final = frozenset(
+    {"torchrun", "torch.distributed.run", "torch.distributed.launch"}
+    | {"accelerate", "accelerate.commands.launch"}
+)
+
+
 def _line(builder: PlanBuilder) -> None:
     """Report words of the line that are rewritten or not read."""
     row, line, mpi = builder.row, builder.line, builder.observed.mpi
@@ -238,11 +245,13 @@ def _line(builder: PlanBuilder) -> None:
     if line.unknown:
         builder.warn("usage", f"{line.reason}: the rest of the line is passed on unread")
     for app in line.apps:
-        words = line.argv[app.program :][:3]
-        name = words[-1] if words[1:2] == ("-m",) else words[0].rpartition("/")[2]
-        if name in ("torchrun", "accelerate", "torch.distributed.run") and line.per_node != 1:
-            hint = f"run `mpiboot exec -- {words[0]} ...` in each pod"
-            builder.warn("usage", f"each rank is {name}, which starts ranks itself", hint)
+        words = line.argv[app.program :]
+        options = [*takewhile(lambda word: word.startswith("-"), words[1:])]
+        module = words[len(options) + 1 :][:1] if options[-1:] == ["-m"] else ()
+        for name in _STARTS_RANKS.intersection((words[0].rpartition("/")[2], *module)):
+            if line.per_node != 1:
+                hint = f"run `mpiboot exec -- {words[0]} ...` in each pod"
+                builder.warn("usage", f"each rank is {name}, which starts ranks itself", hint)
 
 
 def _mpi(builder: PlanBuilder) -> None:

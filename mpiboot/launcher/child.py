@@ -502,9 +502,14 @@ def prepare_logins(resolved: Resolved, folder: Path, parent: int, loop: ChildLoo
 
 
 def _hosts_are_named(resolved: Resolved, environ: Mapping[str, str]) -> bool:
-    """Tell whether there is a hostfile to wait for: one that is named, or that is there."""
+    """Tell whether there is a hostfile to wait for: one that is named, or that is there.
+
+    A pipe is left to the launch below the command.
+    """
     given = str(resolved.given["hostfile"])
     first = hostfiles.candidates(resolved.settings.hostfile, given, environ)[0]
+    if hostfiles.is_pipe(first.path):
+        return False
     # os.path: Path.exists raises where this user may not enter a folder on the way.
     if not first.is_default or os.path.exists(first.path):  # noqa: PTH110
         return True

@@ -322,9 +322,9 @@ def how_as_ranks(resolved: Resolved, program: tuple[str, ...], environ: Mapping[
     from mpiboot.hosts import hostfiles  # noqa: PLC0415
 
     first = hostfiles.candidates(resolved.settings.hostfile, "", environ)[0]
+    if hostfiles.is_pipe(first.path):
+        return ""
     try:
-        if Path(first.path).is_fifo():  # its lines are for who reads them first
-            return ""
         found = asyncio.run(hostfiles.of_job(resolved, environ, 0.0)).hostfile
     except (MpibootError, OSError):  # each launch says what is wrong with it
         return ""

@@ -33,14 +33,23 @@ SSHD_FOLDERS: Final = ("/usr/sbin", "/usr/local/sbin")
 # The ssh of a command that may log in to the job's hosts by itself.
 _SSH: Final = str(Path(__file__).resolve().parent.parent / "libexec" / "ssh")
 
+# As pip and setuptools write a program that starts mpiboot, and how far down that stands.
+_ENTRY: Final = b"\nfrom mpiboot.__main__ import main"
+_HEAD: Final = 1024
+
 
 def _is_mpiboot(place: str, own: str) -> bool:
     """Tell whether a path leads to this or another installation's program ``mpiboot``.
 
-    Two installations that took each other's shims for real programs would exec each other forever.
+    Two installations that took each other's shims for real programs would exec each other forever;
+    a copied link (``COPY`` in a Containerfile follows it) is a copy of the program.
     """
     target = os.path.realpath(place)
-    return target == own or os.path.basename(target) == "mpiboot"  # noqa: PTH119
+    if target == own or os.path.basename(target) == "mpiboot":  # noqa: PTH119
+        return True
+    with suppress(OSError), open(target, "rb") as program:  # noqa: PTH123
+        return _ENTRY in program.read(_HEAD)
+    return False
 
 
 def real(name: str, path: str, own: str) -> str:

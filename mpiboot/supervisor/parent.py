@@ -433,7 +433,7 @@ class Parent:
         if reference in ("program", "launch"):
             say, mark = (log.error if code else log.warning), f"[{reference}] "
         say("program", f"{mark}{message}", code=code, hint=hint)
-        end = Failure(code, reference, f"{reference}: {message}\n")
+        end = Failure(code, reference, f"{reference}: {'; '.join(filter(None, (message, hint)))}\n")
         self._record(end, time.monotonic() - self._began)
         log.ended(code, reference if code else "")
         return code

@@ -239,13 +239,16 @@ def test_where_mpirun_goes_by_kubectl_its_ssh_says_so(gate: Gate) -> None:
     assert set(conf(gate.folder)["hosts"].split()) == LISTED
 
 
-@pytest.mark.parametrize("text", [None, "localhost slots=2\n"])
+@pytest.mark.parametrize("text", [None, "localhost slots=2\n", "a pipe"])
 def test_without_another_host_its_ssh_is_the_images_own(
     gate: Gate, tmp_path: Path, text: str | None
 ) -> None:
-    """Nothing waits, for a key either."""
+    """Nothing waits, for a key either; a pipe is the launch's below the command."""
     if text is None:
         del gate.given["hostfile"]
+    elif text == "a pipe":
+        (tmp_path / "hosts").unlink()
+        os.mkfifo(tmp_path / "hosts")
     else:
         (tmp_path / "hosts").write_text(text)
     gate.run()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -55,9 +56,9 @@ def test_a_real_program_is_never_replaced(own: Path, tmp_path: Path) -> None:
 
 # A rank's mpirun is the real one, whatever the pod's role is.
 @pytest.mark.parametrize("role", [{"MPIBOOT_ROLE": "none"}, {"MPIBOOT_LAUNCH_ID": "x"}])
-@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("front", ["linked", "mixed", "copied"])
 def test_two_installations_do_not_take_each_other_for_the_real_program(
-    tmp_path: Path, role: dict[str, str], *, mixed: bool
+    tmp_path: Path, role: dict[str, str], front: str
 ) -> None:
     """Each shim would find the other one for ever."""
     real = program(tmp_path / "real", "mpirun")
@@ -66,11 +67,14 @@ def test_two_installations_do_not_take_each_other_for_the_real_program(
     for name in ("one", "two"):
         own = program(tmp_path / name, "mpiboot")
         own.write_text(f"#!{sys.executable}\nfrom mpiboot.__main__ import main\nmain()\n")
-        front = tmp_path / f"shims-{name}"
-        subprocess.run([own, "shims", "install", "--folder", front], check=True)
-        if mixed:
-            program(front, "python")
-        path = f"{front}:{path}"
+        folder = tmp_path / f"shims-{name}"
+        subprocess.run([own, "shims", "install", "--folder", folder], check=True)
+        if front == "mixed":
+            program(folder, "python")
+        elif front == "copied":
+            (folder / "mpirun").unlink()
+            shutil.copy(own, folder / "mpirun")
+        path = f"{folder}:{path}"
     environ = {"PATH": f"{path}:/bin", "MPIBOOT_RUNTIME_DIR": str(tmp_path / "run")}
     environ |= {"MPIBOOT_ROLE": "launcher", **role}
     for words in (["mpirun"], [tmp_path / "one" / "mpiboot", "mpirun"]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -25,19 +26,20 @@ def folders(layer: Path, folder: Path) -> None:
 
 
 def once(target: Path, make: Callable[[Path], None]) -> Path:
-    """Makes a folder of the cache unless it is there; two at once do no harm to each other."""
-    if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        part = Path(tempfile.mkdtemp(prefix=f"{target.name}.", dir=target.parent))
-        part.chmod(0o755)
-        try:
-            make(part)
-            part.rename(target)
-        except FileExistsError:
-            shutil.rmtree(part)
-        except OSError:
-            shutil.rmtree(part, ignore_errors=True)
-            if not target.exists():
+    """Makes a folder of the cache unless it is there; who needs it meanwhile waits for it."""
+    locks = CACHE / "locks"
+    for folder in (locks, target.parent):
+        folder.mkdir(parents=True, exist_ok=True)
+    with (locks / target.name).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.exists():
+            part = Path(tempfile.mkdtemp(prefix=f"{target.name}.", dir=target.parent))
+            part.chmod(0o755)
+            try:
+                make(part)
+                part.rename(target)
+            except BaseException:
+                shutil.rmtree(part, ignore_errors=True)
                 raise
     os.utime(target)  # scripts/images deletes what nobody used for days
     return target

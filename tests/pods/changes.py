@@ -266,6 +266,14 @@ CHANGES: Final = {
         "job running",
         leave=_NEVER,
     ),
+    "command": Change(
+        what="a folder with mpiboot's `mpirun` and `ssh` comes first on the `PATH` of a command "
+        "that is no `mpirun`",
+        when="such a command is run",
+        harm="what it calls meets hosts that are not ready",
+        leave="call them by their paths",
+        differs=("PATH",),
+    ),
     "limits": Change(
         what="`mpirun`'s soft limit of open files is raised to the hard one, to at most 65,536",
         when="always",

@@ -397,6 +397,39 @@ AS_WORKER: Final = [
 ]
 
 # By image: what the operator calls its MPI, and its lines.
+# What is no mpirun: scripts, wrappers, logins, programs that start mpirun. For every MPI.
+COMMANDS: Final = [
+    Line("WHERE alone exit=5", quick=True, differs={"PATH": "command"}),
+    Line("cat", stdin="one\ntwo\n"),
+    Line("sh -c 'echo once; echo twice >&2; kill -TERM $$'", quick=True),
+    Line("bash -c 'trap \"echo trapped\" EXIT; mpirun -np 2 WHERE; false'"),
+    # --- mpirun by other programs
+    Line("timeout 60 mpirun -np 2 WHERE", quick=True),
+    Line("stdbuf -oL mpirun -np 2 WHERE"),
+    Line("env MY_DATA=/other mpirun -np 2 WHERE exit=3"),
+    Line("nice mpirun -np 2 WHERE"),
+    Line("setsid --wait mpirun -np 2 WHERE"),
+    Line("xargs -n 1 mpirun -np 1 WHERE", stdin="first\nsecond\n"),
+    Line("find /opt/lines -name app -exec mpirun -np 1 WHERE {} ;"),
+    Line('python3 -c \'import os; os.execvp("mpirun", "mpirun -np 2 WHERE".split())\''),
+    Line("python3 /opt/lines/starts.py", quick=True),
+    # --- mpirun in scripts
+    Line("bash -euo pipefail -c 'mpirun -np 2 WHERE exit=3 | cat'", quick=True),
+    Line("sh -c 'mpirun -np 2 WHERE exit=3 | cat'"),
+    Line("sh -c 'M=\"mpirun -np 2 WHERE\"; eval $M'"),
+    Line("sh -c 'MPI_RUN=mpirun; $MPI_RUN -np 2 WHERE'"),
+    Line("sh -c 'mpirun -np 2 WHERE </dev/null & wait $!; echo $?'"),
+    Line("sh -c 'for n in 1 2; do mpirun -np $n WHERE $n; done'"),
+    Line("/opt/lines/Allrun", quick=True),
+    Line("/opt/lines/batch"),
+    # --- logins
+    Line("ssh HOST0 hostname \\; exit 7", quick=True),
+    Line("sh -c 'for host in HOST0 HOST1; do ssh $host hostname </dev/null; done'"),
+    Line("sh -c 'echo HOST0 HOST1 | xargs -n 1 -I{} ssh -n {} hostname'"),
+    Line("sh -c 'tar c -C /opt/lines . | ssh HOST1 \"tar t | sort\"'"),
+    Line("ssh HOST0 cat", stdin="one\ntwo\n"),
+]
+
 LINES: Final = {
     "openmpi-4.1": ("OpenMPI", OPENMPI4),
     "openmpi-5.0": ("OpenMPI", OPENMPI5),

@@ -212,6 +212,7 @@ MACHINE = ("/etc/resolv.conf", "/etc/pip.conf", "/etc/ssl/certs/ca-certificates.
 
 
 @pytest.mark.full
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", images.NAMES)
 def test_an_image_with_the_wheel_as_the_page_says(
     cluster: Cluster, rig: None, name: str, tmp_path: Path

@@ -80,9 +80,8 @@ def kill_parent(job: Job) -> None:
 def test_a_script_goes_on_after_a_parent_that_was_killed(cluster: Cluster, image: Image) -> None:
     """Its next launch begins while the first one's processes are still being ended."""
     script = 'mpiboot "$@" --sleep 1000 --ignore-term; mpiboot "$@"; echo next=$? >&2; sleep 1000'
-    job = mpijob(
-        cluster, image, workers=2, launcher_command=["sh", "-c", script, "sh", RING]
-    ).start()
+    words = ["sh", "-c", script, "sh", "mpirun", RING]
+    job = mpijob(cluster, image, workers=2, launcher_command=words).start()
     joined(job)
     before = {item.host_pid for item in left(job.workers)}
     kill_parent(job)

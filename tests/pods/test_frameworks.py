@@ -178,13 +178,24 @@ def test_deepspeed_ends_with_one_model(
     one_model(job.launcher.stdout())
 
 
-def test_horovod_sums_over_all_ranks_without_horovodrun(cluster: Cluster, horovod: Image) -> None:
-    program = ["mpirun", "python3", "train.py"]
+BY_MPI = ("horovodrun", "--mpi", "-np", "4", "--hostfile", "/etc/mpi/hostfile")
+
+
+@pytest.mark.parametrize("run", [("mpirun",), BY_MPI], ids=lambda words: words[0])
+def test_horovod_sums_over_all_ranks(
+    cluster: Cluster, horovod: Image, run: tuple[str, ...]
+) -> None:
+    """Its own launcher logs in to each host and looks for their links before it calls mpirun."""
+    program = [*run, "python3", "/train.py"]
     job = mpijob(cluster, horovod, workers=2, slots=2, launcher_args=program).start()
     assert job.wait(LOADING) == 0, job.launcher.stderr()
-    spans(job, slots=2)
-    one_model(job.launcher.stdout())
-    assert re.findall(r"^sum (.*)$", job.launcher.stdout(), re.MULTILINE) == ["10"] * 4
+    # horovodrun has mpirun tag the output.
+    output = re.sub(r"^\[1,\d+\]<\w+>: ?", "", job.launcher.stdout(), flags=re.MULTILINE)
+    assert [host for _, _, host in ranks(output)] == [
+        worker.hostname for worker in job.workers for _ in range(2)
+    ]
+    one_model(output)
+    assert re.findall(r"^sum (.*)$", output, re.MULTILINE) == ["10"] * 4
 
 
 def test_a_host_joins_the_ranks_of_horovodrun(cluster: Cluster, horovod: Image) -> None:

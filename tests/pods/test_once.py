@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 from typing import TYPE_CHECKING
@@ -44,17 +45,29 @@ CALLS = {
     "python": ["python3", "-c", f"import subprocess; subprocess.run({RUN.split()}, check=True)"],
     "all slots": ["sh", "-c", f"mpirun {RING}"],
 }
-ONE_IS_QUICK = [
-    pytest.param(name, marks=() if name in {"pipefail", "timeout"} else pytest.mark.full)
-    for name in CALLS
-]
+# By image, the MPI Operator's name for its MPI.
+EACH_MPI = {
+    **dict.fromkeys(images.NAMES, "OpenMPI"),
+    "mpich-5.0": "MPICH",
+    "intel-mpi": "Intel",
+}
+QUICK = [("openmpi-4.1", "pipefail"), ("openmpi-5.0", "timeout"), ("intel-mpi", "Allrun")]
 
 
-@pytest.mark.parametrize("name", ONE_IS_QUICK)
+@pytest.mark.parametrize(
+    ("image", "name"),
+    [
+        pytest.param(*row, marks=() if row in QUICK else pytest.mark.full)
+        for row in itertools.product(EACH_MPI, CALLS)
+    ],
+    indirect=["image"],
+)
 def test_mpirun_is_a_launch_however_it_is_called(cluster: Cluster, image: Image, name: str) -> None:
     """The hosts are late for it, and nothing else runs twice."""
     given = image.with_files(ALLRUN, 0o755)
-    job = mpijob(cluster, given, workers=2, launcher_args=CALLS[name]).start(publish=False)
+    mpi = EACH_MPI[image.name]
+    job = mpijob(cluster, given, mpi=mpi, workers=2, launcher_args=CALLS[name])
+    job.start(publish=False)
     until(lambda: "DNS for pi-worker-0, pi-worker-1" in job.launcher.stderr())
     job.publish()
     assert job.wait(PATIENCE) == 0, job.launcher.stderr()
@@ -66,8 +79,15 @@ def test_mpirun_is_a_launch_however_it_is_called(cluster: Cluster, image: Image,
 def test_what_is_no_launch_runs_once_and_says_how_ranks_are_started(
     cluster: Cluster, rig: None
 ) -> None:
-    image = images.image(images.NAMES[0])
-    job = mpijob(cluster, image, workers=2, slots=8, launcher_args=[RING])
+    folder = EmptyDir("/record")
+    job = mpijob(
+        cluster,
+        images.image(images.NAMES[0]),
+        workers=2,
+        slots=8,
+        launcher_args=[RING],
+        launcher={"env": {"MPIBOOT_JOB_RECORD": "/record/job.json"}, "volumes": (folder,)},
+    )
     job.launcher.start()
     assert job.launcher.wait(PATIENCE) == 0
     assert ranks(job.launcher.stdout()) == [(0, 1, "pi-launcher")]
@@ -76,14 +96,19 @@ def test_what_is_no_launch_runs_once_and_says_how_ranks_are_started(
     assert f"{RING} runs once, in this pod; {hint}" in message
     assert message.endswith(f"{RING} ended with 0\nmpiboot:   -> it called no mpirun: {hint}\n")
     assert hint in job.launcher.termination_log()
+    assert folder.host
+    assert hint in json.loads((folder.host / "job.json").read_text())["reason"]
 
 
+@pytest.mark.parametrize(
+    "args", [["sh", "-c", "sleep 1d"], pytest.param(["shell"], marks=pytest.mark.full)]
+)
 def test_a_sleep_is_slept_and_a_launch_beside_it_runs_at_once(
-    cluster: Cluster, image: Image
+    cluster: Cluster, image: Image, args: list[str]
 ) -> None:
     """As where people then enter the launcher's pod; a signal ends it."""
-    job = mpijob(cluster, image, workers=2, launcher_args=["sh", "-c", "sleep 1d"]).start()
-    until(lambda: alive(job.launcher, "sleep"))
+    job = mpijob(cluster, image, workers=2, launcher_args=args).start()
+    until(job.launcher.stderr)
     done = job.launcher.exec("mpiboot", "mpirun", RING)
     assert (done.returncode, ranks(done.stdout)) == (0, BOTH), done.stderr
     assert not [item for worker in job.workers for item in alive(worker, "sleep")]

@@ -14,7 +14,7 @@ from tests.fakes.plans import planned
 from tests.fakes.platform_plans import KNOWN, SAMPLES, seen
 from tests.pods import images, same
 from tests.pods.changes import CHANGED, CHANGES
-from tests.pods.same_lines import AS_WORKER, LINES
+from tests.pods.same_lines import AS_WORKER, COMMANDS, LINES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -49,6 +49,23 @@ def test_a_line_is_the_same_with_mpiboot(
     compare(same.pods(cluster, images.image(name), LINES[name][0]), lines)
 
 
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        pytest.param("openmpi-5.0", [line for line in COMMANDS if line.quick], id="quick"),
+        *(
+            pytest.param(name, COMMANDS[at::2], id=f"{name}-{at}", marks=pytest.mark.full)
+            for name in LINES
+            for at in (0, 1)
+        ),
+    ],
+)
+def test_a_command_that_is_no_mpirun_is_the_same_with_mpiboot(
+    cluster: Cluster, rig: None, name: str, lines: list[same.Line]
+) -> None:
+    compare(same.pods(cluster, images.image(name), LINES[name][0]), lines)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("name", [name for name in LINES if name != "intel-mpi"])
 def test_a_line_is_the_same_where_the_launchers_pod_runs_ranks_too(
@@ -79,10 +96,11 @@ def test_there_are_enough_lines_and_thirty_of_public_examples() -> None:
     assert all(counts[name] >= least[name] for name in least), counts
     assert all(re.match(r"[\w.-]+/[\w.-]+: \S", line.source) for line in ALL if line.source)
     assert len({line.text for line in ALL if line.source}) >= 30
+    assert len(COMMANDS) >= 25
 
 
 def test_what_is_meant_to_differ_is_on_the_page_and_the_page_has_nothing_else() -> None:
-    meant = {(what, key) for line in ALL for what, key in line.meant.items()}
+    meant = {(what, key) for line in (*ALL, *COMMANDS) for what, key in line.meant.items()}
     assert meant == {(what, key) for key, row in CHANGES.items() for what in row.differs}
 
 
