@@ -37,7 +37,6 @@ from mpiboot.core.launch_names import CLIENT_SOCKET, REQUESTS
 from mpiboot.ssh.client_start import ClientConfig, ConnectionPool
 from mpiboot.ssh.config import LaunchHost, SshTimeouts
 from mpiboot.ssh.login import NOTHING_ELSE, host_key_algorithms
-from mpiboot.ssh.packets import send_no_ignores
 from mpiboot.ssh.streams import InputStream, OutputStream, take
 from mpiboot.system import os_calls
 
@@ -65,10 +64,6 @@ class HostKeyCheck(asyncssh.SSHClient):
 
     def __init__(self, pinned: asyncssh.SSHKey | None) -> None:
         self._pinned = pinned
-
-    def connection_made(self, conn: asyncssh.SSHClientConnection) -> None:
-        """Begin."""
-        send_no_ignores(conn)
 
     def validate_host_public_key(
         self,

@@ -22,7 +22,6 @@ import asyncssh
 
 from mpiboot.core.checks import MpibootError
 from mpiboot.ssh.openssh import LISTENING
-from mpiboot.ssh.packets import send_no_ignores
 from mpiboot.ssh.sessions import FIFO, WRAPPER
 from mpiboot.system import process
 from mpiboot.system.os_calls import reap
@@ -63,7 +62,6 @@ class EmbeddedConnection(asyncssh.SSHServer):
 
     def connection_made(self, conn: asyncssh.SSHServerConnection) -> None:
         """Keep the client's address."""
-        send_no_ignores(conn)
         peer = conn.get_extra_info("peername") or ("", 0)
         self._peer = (str(peer[0]), int(peer[1]))
 
@@ -78,7 +76,7 @@ class EmbeddedConnection(asyncssh.SSHServer):
     def validate_public_key(self, username: str, key: asyncssh.SSHKey) -> bool:
         """Accept the job's key, for this pod's user alone."""
         config = self._server.config
-        return username == config.user and key.public_data == self._server.trusted
+        return username == config.user and key == self._server.trusted
 
     def session_requested(self) -> SshCommand:
         """Accept a session."""
@@ -214,7 +212,7 @@ class EmbeddedServer:
 
     def __init__(self, config: EmbeddedConfig) -> None:
         self.config = config
-        self.trusted = asyncssh.import_public_key(config.public).public_data
+        self.trusted = asyncssh.import_public_key(config.public)
         self._running: dict[int, SshCommand] = {}
         self._count = itertools.count(1)
         path = Path(config.folder) / FIFO

@@ -27,8 +27,6 @@ from typing import TYPE_CHECKING, Final
 
 import asyncssh
 
-from mpiboot.ssh.packets import send_no_ignores
-
 if TYPE_CHECKING:
     from mpiboot.core.model import Mpi
 
@@ -61,14 +59,6 @@ class Config:
     real: bool
 
 
-class _Connection(asyncssh.SSHServer):
-    """One connection, as that of a worker's embedded server."""
-
-    def connection_made(self, conn: asyncssh.SSHServerConnection) -> None:
-        """Begin."""
-        send_no_ignores(conn)
-
-
 class Server:
     """The hosts of one process."""
 
@@ -79,7 +69,6 @@ class Server:
             key.export_public_key().decode("ascii").strip()
         )
         self._options = asyncssh.SSHServerConnectionOptions(
-            server_factory=_Connection,
             server_version="AsyncSSH mpiboot",
             server_host_keys=[key],
             process_factory=self._serve,

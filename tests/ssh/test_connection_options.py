@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -37,39 +38,64 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
     """What asyncssh was asked for; it answers that nobody listens."""
     seen: dict[str, object] = {}
 
-    async def connect(host: str, port: int, **options: object) -> None:
-        seen.update(options, where=(host, port))
+    async def connect(*where: object, **options: object) -> None:
+        seen.update(options, where=where)
         raise ConnectionRefusedError
 
     monkeypatch.setattr(asyncssh, "connect", connect)
     return seen
 
 
-async def test_the_gates_login(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = list[dict[str, object]]()
-    kind = asyncssh.SSHClientConnectionOptions
+async def log_in(behaviour: Behaviour) -> attempt.Attempt:
+    async with sshd(behaviour) as port:
+        target = Target("w-0", "127.0.0.1", port, "me")
+        opened = await attempt.connect(target, LoginTimeouts())
+        assert isinstance(opened, attempt.OpenConnection)
+        known = login.Login(behaviour.job.path)
+        return await known.log_in(target, opened.sock, opened.greeting, "true")
 
-    def options(**given: object) -> asyncssh.SSHClientConnectionOptions:
-        asked.append(given)
-        return kind(**given)
 
-    monkeypatch.setattr(asyncssh, "SSHClientConnectionOptions", options)
-    known = login.Login(job.path)
-    for user in ("me", "me", "other"):
-        async with sshd(Behaviour(job, authorized=job.stranger)) as port:
-            target = Target("w-0", "127.0.0.1", port, user)
-            opened = await attempt.connect(target, LoginTimeouts())
-            assert isinstance(opened, attempt.OpenConnection)
-            found = await known.log_in(target, opened.sock, opened.greeting, "true")
-        # Each host has the user's options, and its own name in what is said of it.
-        assert found.outcome is Outcome.KEY_REFUSED
-        assert found.message == f"Permission denied for user {user} on host w-0"
-    assert [given["username"] for given in asked] == ["me", "other"]
-    assert asked[0].items() >= NOTHING_ELSE.items()
+async def test_the_gates_login(job: Job, asked: dict[str, object]) -> None:
+    assert (await log_in(Behaviour(job))).outcome is Outcome.CLOSED
+    assert asked.items() >= NOTHING_ELSE.items()
+    assert asked["username"] == "me"
     # Its key is offered by hand, so that it is known whether the server has asked for one.
-    assert asked[0]["client_keys"] is None
+    assert asked["client_keys"] is None
     # The others show what a server that takes no keys would have.
-    assert asked[0]["preferred_auth"] == "publickey,keyboard-interactive,password"
+    assert asked["preferred_auth"] == "publickey,keyboard-interactive,password"
+    taken = asked["sock"]
+    assert isinstance(taken, socket.socket)
+    assert taken.fileno() == -1
+
+
+async def test_a_refused_login_names_user_and_address(job: Job) -> None:
+    found = await log_in(Behaviour(job, authorized=job.stranger))
+    assert found.outcome is Outcome.KEY_REFUSED
+    assert found.message == "Permission denied for user me on host 127.0.0.1"
+
+
+async def shown(pinned: asyncssh.SSHKey, keys: list[object]) -> asyncssh.SSHKey | None:
+    """What a server with these host keys shows."""
+    async with asyncssh.listen("127.0.0.1", 0, server_host_keys=keys, config=None) as server:
+        return await asyncssh.get_server_host_key(
+            "127.0.0.1",
+            server.get_port(),
+            server_host_key_algs=login.host_key_algorithms(pinned.convert_to_public()),
+            config=None,
+        )
+
+
+@pytest.mark.parametrize("kind", ["ssh-rsa", "ecdsa-sha2-nistp384", "ssh-ed25519"])
+async def test_of_several_host_keys_the_pinned_one_is_shown(kind: str) -> None:
+    kinds = ("ssh-rsa", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ssh-ed25519")
+    keys = {name: asyncssh.generate_private_key(name) for name in kinds}
+    assert await shown(keys[kind], [*keys.values()]) == keys[kind].convert_to_public()
+
+
+async def test_a_plain_host_key_is_shown_rather_than_its_certificate(job: Job) -> None:
+    key = asyncssh.generate_private_key("ecdsa-sha2-nistp256")
+    certificate = job.stranger.generate_host_certificate(key, "w-0")
+    assert await shown(job.key, [(key, certificate)]) == key.convert_to_public()
 
 
 def test_a_login_has_less_time_than_asyncssh_would_give_it() -> None:
@@ -94,12 +120,22 @@ async def test_the_launchs_own_client(
     assert asked["preferred_auth"] == "publickey"
     assert asked["login_timeout"] == 33
     assert (asked["keepalive_interval"], asked["keepalive_count_max"]) == (11, 4)
-    # A server with another key is to show it, and not to say that there is nothing in common.
     wanted = asked["server_host_key_algs"]
     assert isinstance(wanted, list)
     assert len(wanted) == len(set(wanted)) > 5
-    if pinned:
-        assert wanted[0] == "ssh-ed25519"
+    # Before the others: a server with another key is to show it, and not to say that there is
+    # nothing in common.
+    assert wanted[0] == ("ssh-ed25519" if pinned else "rsa-sha2-256")
+
+
+def test_without_ed25519_it_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def generate(_: str) -> None:
+        raise asyncssh.KeyGenerationError("Unknown algorithm")
+
+    monkeypatch.setattr(asyncssh, "generate_private_key", generate)
+    login._ed25519.cache_clear()
+    assert "ssh-ed25519" not in login.host_key_algorithms(None)
+    login._ed25519.cache_clear()
 
 
 @pytest.mark.parametrize("answer", ["same", "other"])

@@ -15,7 +15,6 @@ from pathlib import Path
 import asyncssh
 import psutil
 import pytest
-from asyncssh.constants import MSG_IGNORE
 
 from mpiboot.hosts.failures import final
 from mpiboot.ssh import embedded
@@ -59,22 +58,6 @@ async def test_its_greeting_tells_a_launcher_whose_it_is(worker: Worker) -> None
     attempt = Attempt(Target("w-0", "10.0.0.1", 22, "root"), Outcome.HOST_KEY_DIFFERS)
     found = final([replace(attempt, greeting=greeting)], 2, "SHA256:ours")
     assert found is not None, "mpiboot with another key: no node's sshd that goes away"
-
-
-async def test_no_packet_comes_with_one_that_says_nothing(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    came: list[int] = []
-
-    def process_ignore(_connection: object, kind: int, *_: object) -> None:
-        came.append(kind)
-
-    handlers = asyncssh.connection.SSHClientConnection._packet_handlers
-    taken = {**handlers, MSG_IGNORE: process_ignore}
-    monkeypatch.setattr(asyncssh.connection.SSHClientConnection, "_packet_handlers", taken)
-    async with connect(worker) as connection:
-        assert (await connection.run("echo hello")).stdout == "hello\n"
-    assert came == []
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import asyncssh
 import pytest
-from asyncssh.constants import MSG_IGNORE
 
 from mpiboot.core.checks import MpibootError
 from mpiboot.core.setting_types import HostKeys
@@ -71,42 +69,6 @@ async def test_a_worker_with_the_jobs_key_lets_us_in_and_runs_the_command(job: J
     assert probe.local_address == "127.0.0.1"
     assert probe.fingerprint == job.key.get_fingerprint()
     assert set(behaviour.users) == {"runner"}
-
-
-async def test_no_packet_comes_with_one_that_says_nothing(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    came: list[int] = []
-
-    def process_ignore(_connection: object, kind: int, *_: object) -> None:
-        came.append(kind)
-
-    # Only what a server takes in: this one is asyncssh's too, and sends its own.
-    handlers = asyncssh.connection.SSHServerConnection._packet_handlers
-    taken = {**handlers, MSG_IGNORE: process_ignore}
-    monkeypatch.setattr(asyncssh.connection.SSHServerConnection, "_packet_handlers", taken)
-    assert (await against(job, Behaviour(job))).outcome is Outcome.OK
-    assert came == []
-
-
-@pytest.mark.parametrize(
-    ("version", "methods"),
-    # Another server may let in whoever has no password.
-    [("OpenSSH_9.2 mpiboot", ["publickey"]), ("OpenSSH_9.2", ["none", "publickey"])],
-)
-async def test_a_login_asks_for_nothing_that_is_known(
-    job: Job, monkeypatch: pytest.MonkeyPatch, version: str, methods: list[str]
-) -> None:
-    asked: list[str] = []
-    process: Any = asyncssh.SSHServerConnection._finish_userauth
-
-    async def finish(connection: object, first: object, method: bytes, packet: object) -> None:
-        asked.append(method.decode())
-        await process(connection, first, method, packet)
-
-    monkeypatch.setattr(asyncssh.SSHServerConnection, "_finish_userauth", finish)
-    assert (await against(job, Behaviour(job, version=version))).outcome is Outcome.OK
-    assert asked == methods
 
 
 @pytest.mark.parametrize("kind", ["ssh-rsa", "ecdsa-sha2-nistp521", "ssh-ed25519"])
