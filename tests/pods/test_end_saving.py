@@ -173,7 +173,7 @@ def test_a_grace_that_is_longer_than_the_pods_own(
     cluster: Cluster, image: Image, kept: Path
 ) -> None:
     """The kubelet's SIGKILL comes first: nobody can wait for that, and nothing is left."""
-    job = saving(cluster, image, kept, *SAVE, "--no-finalize")
+    job = saving(cluster, image, kept, "--save", "60", "--no-finalize")
     assert job.launcher.stop(grace=10) == 137
     until(lambda: not left(job.workers), PROMISED)
     assert "waiting up to 60 s" in job.launcher.stderr()
