@@ -45,12 +45,7 @@ CALLS = {
     "python": ["python3", "-c", f"import subprocess; subprocess.run({RUN.split()}, check=True)"],
     "all slots": ["sh", "-c", f"mpirun {RING}"],
 }
-# By image, the MPI Operator's name for its MPI.
-EACH_MPI = {
-    **dict.fromkeys(images.NAMES, "OpenMPI"),
-    "mpich-5.0": "MPICH",
-    "intel-mpi": "Intel",
-}
+EACH_MPI = dict.fromkeys(images.NAMES, "OpenMPI") | {"mpich-5.0": "MPICH", "intel-mpi": "Intel"}
 QUICK = [("openmpi-4.1", "pipefail"), ("openmpi-5.0", "timeout"), ("intel-mpi", "Allrun")]
 
 
