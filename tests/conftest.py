@@ -25,7 +25,7 @@ REQUIRED = os.environ.get("MPIBOOT_RIG") == "required"
 # What such a file's tests share is costly to make: all of them run in one process.
 TOGETHER = {
     "tests/vm/test_rdma_vm.py",
-    "tests/ssh/test_client.py",
+    "tests/ssh/test_pool.py",
     "tests/ssh/test_embedded.py",
 }
 _BEFORE = pytest.StashKey[dict[str, machine.State]]()

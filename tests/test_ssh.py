@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import select
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 import mpiboot
 from mpiboot.launcher.launch_folder import assignments
+from mpiboot.ssh.config import LaunchHost, SshTimeouts
+from mpiboot.ssh.connections import PoolConfig
+from mpiboot.ssh.pool import AgentRequests
+from tests.fakes.pool import pool_of
+from tests.fakes.sshd import Behaviour, Job, sshd
+from tests.waiting import until_in_loop
 
 SSH = Path(mpiboot.__file__).parent / "libexec" / "ssh"
 PINS = "-o StrictHostKeyChecking=yes -o VerifyHostKeyDNS=no"
 GUARD = 60
+ENDLESS = "exec sleep 1000"
 JOINING = "w-[0-9].job w-[0-9] w-[0-9][0-9].job"
 SHELLS = [
     words
@@ -33,17 +41,17 @@ def program(path: Path, name: str) -> str:
 
 
 class Folder:
-    """A command's folder, where two hosts are ready; `client` is there where ssh can't be used."""
+    """A command's folder, where two hosts are ready."""
 
-    def __init__(self, tmp_path: Path, *, ssh: bool = True, client: bool = False) -> None:
+    def __init__(self, tmp_path: Path, *, ssh: bool = True) -> None:
         self.path = tmp_path / "a folder"
         (self.path / "bin").mkdir(parents=True)
         (self.path / "bin/ssh").symlink_to(SSH)
+        real = program(tmp_path / "real-ssh", "real") if ssh else "/no/ssh"
         values = {
-            "ssh": program(tmp_path / "real-ssh", "real") if ssh else "/no/ssh",
-            "pins": PINS,
-            "client": f"/bin/sh {program(tmp_path / 'client', 'client')}" if client else "",
-            "logins": str(self.path),
+            "plain": real,
+            "ssh": f"{real} {PINS}" if ssh else "",
+            "dir": str(self.path),
             "hosts": "w-0.job w-0 10.0.0.1 w-1.job w-1 10.0.0.2 " + JOINING,
         }
         (self.path / "ssh_words").symlink_to(f"{SSH}_words")
@@ -64,14 +72,15 @@ class Folder:
         (self.path / "over").unlink()
         shutil.rmtree(self.path / "ready")
         (self.path / "ready").mkdir()
-        ssh = str(self.path.parent / "real-ssh")
-        self.write({"ssh": ssh, "pins": "", "client": "", "logins": "", "hosts": "?*"})
+        self.write({"plain": str(self.path.parent / "real-ssh"), "hosts": "?*"})
 
-    def start(self, *words: str) -> subprocess.Popen[str]:
+    def start(
+        self, *words: str, shell: Sequence[str] = (), stdout: int = subprocess.PIPE
+    ) -> subprocess.Popen[str]:
         """A call that may wait; its input is empty."""
-        pipe, argv = subprocess.PIPE, [str(self.path / "bin/ssh"), *words]
+        argv, pipe = [*shell, str(self.path / "bin/ssh"), *words], subprocess.PIPE
         null = subprocess.DEVNULL
-        return subprocess.Popen(argv, stdin=null, stdout=pipe, stderr=pipe, text=True)
+        return subprocess.Popen(argv, stdin=null, stdout=stdout, stderr=pipe, text=True)
 
     def call(self, *words: str, shell: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
         argv = [*shell, str(self.path / "bin/ssh"), *words]
@@ -137,11 +146,36 @@ def test_for_any_other_host_it_is_plain_ssh(tmp_path: Path, words: tuple[str, ..
     assert done.stdout == "\n".join(["real", *(words or ("",)), "in", ""])
 
 
-def test_where_no_ssh_can_be_used_the_job_is_reached_by_the_own_client(tmp_path: Path) -> None:
-    folder = Folder(tmp_path, ssh=False, client=True)
-    done = folder.call("-o", "BatchMode=yes", "w-0", "hostname")
-    expected = ["client", str(folder.path), "-o", "BatchMode=yes", "w-0", "hostname", "in", ""]
-    assert done.stdout == "\n".join(expected)
+@pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
+async def test_where_no_ssh_can_run_the_session_is_the_pools(
+    tmp_path: Path, shell: list[str]
+) -> None:
+    folder = Folder(tmp_path, ssh=False)
+    behaviour = Behaviour(Job(folder.path))
+    (folder.path / "stderr").mkdir()
+
+    async def call(*words: str, stdout: int = subprocess.PIPE) -> tuple[int, str | None, str]:
+        caller = folder.start("-o", "BatchMode=yes", "w-0", *words, shell=shell, stdout=stdout)
+        if words[-1] == ENDLESS:
+            await until_in_loop(lambda: ENDLESS in behaviour.commands)
+            caller.terminate()
+        out, error = await asyncio.to_thread(caller.communicate, timeout=GUARD)
+        return caller.returncode, out, error
+
+    async with sshd(behaviour) as port:
+        host = LaunchHost("w-0", "127.0.0.1", port, "me")
+        timeouts, key = SshTimeouts(1, 30, 10, 3), str(behaviour.job.path)
+        async with pool_of(PoolConfig((host,), key, timeouts, str(folder.path))) as pool:
+            AgentRequests(folder.path, ()).serve(pool)
+            assert await call("echo out; echo err >&2; exit 3") == (3, "out\n", "err\n")
+            with (tmp_path / "out").open("w") as file:
+                assert await call("echo whole", stdout=file.fileno()) == (0, None, "")
+            assert (tmp_path / "out").read_text() == "whole\n"
+            assert await call(ENDLESS) == (255, "", "")
+            behaviour.authorized = behaviour.job.stranger
+            status, out, error = await call("true")
+    assert (status, out) == (255, "")
+    assert error.startswith("w-0: Permission denied")
     other = folder.call("bastion", "true")
     assert (other.stdout, other.returncode) == ("", 127)
     assert "/no/ssh" in other.stderr
@@ -156,8 +190,8 @@ def test_the_first_one_starts_the_gate_and_each_waits_for_its_own_host(tmp_path:
     while not select.select([asked], [], [], 0.1)[0]:
         assert first.poll() is None
     os.close(asked)
-    logins = {"logins": str(folder.path), "hosts": "w-0 w-1"}
-    folder.write({"ssh": str(tmp_path / "real-ssh"), "pins": "", "client": "", **logins})
+    ssh = str(tmp_path / "real-ssh")
+    folder.write({"plain": ssh, "ssh": ssh, "dir": str(folder.path), "hosts": "w-0 w-1"})
     assert other.communicate(timeout=GUARD)[0] == "real\nbastion\ntrue\n"
     (folder.path / "ready/w-0").touch()
     out, err = first.communicate(timeout=GUARD)

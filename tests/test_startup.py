@@ -122,12 +122,6 @@ def test_which_lines_need_no_parser(
     assert came == ([asked] if asked else [])
 
 
-def test_what_hands_each_hosts_streams_over_starts_at_once() -> None:
-    found = loaded("import mpiboot.ssh.connect", bare=True)
-    assert "mpiboot.ssh.connect" in found
-    assert found & {"selectors", "signal", "socket", "typing"} == set()
-
-
 def test_what_workers_dial_each_other_with_starts_at_once() -> None:
     found = loaded("import mpiboot.worker.probe", bare=True)
     assert found & {"selectors", "socket", "threading"} == set()

@@ -44,7 +44,6 @@ _LOOKS_BY: Final = ("control_ifname", "port_range", "pair_check")
 # What only a launcher that starts mpirun reads.
 _NOT_FOR_WAITING: Final = (
     *_NAMED,
-    "ssh_client",
     "ssh_keepalive",
     *(row.name for row in ROWS if row.section in {Section.MPI, Section.END}),
     *(row.name for row in ROWS if row.section is Section.NETWORK and row.name not in _LOOKS_BY),

@@ -158,8 +158,8 @@ _OF_JOBS: Final[_Table] = {
             "docs/how-to/launcher-size.md has a table",
         ),
         "ssh-client-lost": _CheckText(
-            "mpiboot's own SSH client, where it is used, lives as long as the job",
-            "after SIGKILL raise the launcher's memory limit, or set MPIBOOT_SSH_CLIENT=openssh",
+            "the process with the SSH connections lives as long as the job",
+            "after SIGKILL raise the launcher's memory limit",
         ),
         "daemon-failed": _CheckText(
             "mpirun's daemon starts on every host and ends with the job",

@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-# The descriptor on which the child that prepares a launch hands its result over: one line. Shells
-# use others for files of users (0 to 9, `<(...)` from 63 down), which may be the hostfile.
-RESULT: Final = 48
+# The descriptor of the socket on which the child that prepares a launch hands its result over, a
+# line, and then answers queries. Shells use others for files of users (0 to 9, `<(...)` from 63
+# down), which may be the hostfile.
+PARENT: Final = 48
 EVENTS: Final = "events"
-# The FIFO on which agents ask the SSH client that stays.
+# The FIFO on which agents ask for a session.
 REQUESTS: Final = "requests"
+# The folder of their FIFOs.
+SESSIONS: Final = "sessions"
 # What mpirun writes on request: which rank is where.
 PLACEMENT: Final = "placement"
 # What carried the job's data, as whoever has read the workers' counters says.
@@ -22,8 +25,8 @@ TRANSPORT: Final = "transport.json"
 # workers of its end keeps it until then.
 KEY: Final = "key"
 KEEP_KEY: Final = "MPIBOOT_KEEP_KEY"
-# The socket of mpiboot's own SSH client.
-CLIENT_SOCKET: Final = "client.sock"
+# What the process reads that tells the workers of a command's end.
+POOL: Final = "pool.json"
 # A word of 4.1's line: mpirun's own messages have a handle (``mpirun_messages``), ranks have 2.
 NOT_FOR_RANKS: Final = "OPAL_OUTPUT_STDERR_FD=2"
 LAUNCH_DIR: Final = "MPIBOOT_LAUNCH_DIR"

@@ -35,9 +35,10 @@ class ParentOptions:
     same for the same words.
 
     For a command that is no launch: ``grace`` in seconds; its private ``folder``, and ``gate``,
-    what runs beside it once its ssh asks for hosts; ``last_launches``, the folder of the launches
-    below, whose workers are told of its end, empty where they aren't; and ``hint``, how its words
-    would be started as ranks, empty where no hosts are known.
+    what runs beside it once its ssh asks for hosts; ``notifier``, what tells the workers of its end
+    where that does not run, in front of a launch folder; ``last_launches``, the folder of the
+    launches below, whose workers are told of its end, empty where they aren't; and ``hint``, how
+    its words would be started as ranks, empty where no hosts are known.
     """
 
     log_level: LogLevel = LogLevel.INFO
@@ -51,6 +52,7 @@ class ParentOptions:
     line: tuple[str, ...] = ()
     folder: str = ""
     gate: tuple[str, ...] = ()
+    notifier: tuple[str, ...] = ()
     hint: str = ""
 
     def to_json(self) -> str:
@@ -88,7 +90,7 @@ class LaunchSpec:
     """One start of mpirun.
 
     ``folder`` is the launch folder; ``set_env`` and ``unset_env`` are what mpirun's environment
-    has other than the parent's; ``client`` starts mpiboot's own SSH client, where it is needed.
+    has other than the parent's.
     ``hosts`` counts the launcher too where it runs ranks; ``obstacles`` are variables or flags
     that could hide the hostfile or the launch agent from mpirun, each with the reason;
     ``attempt`` is what workers call this launcher, empty where they are not notified of its end;
@@ -103,12 +105,9 @@ class LaunchSpec:
     are the remote hosts of the hostfile where only mpirun knows which of them get ranks.
     ``exit_codes`` where mpiboot asked mpirun for every rank's exit code, so that those lines are
     not the user's. ``remote`` is what the agents run: ssh or kubectl.
-    ``client_stays`` where the process that prepared the launch stays as its SSH client. A host is
-    looked for after ``silent`` seconds without an answer by SSH, 0 for never, and lost after
-    ``keepalive`` where nothing answers for it. ``with_ranks`` are the hosts that may have
-    ranks, ``transport`` what was planned for the data between them; ``prove`` is the setting where
-    their counters are compared, else empty. ``times`` are when the hosts' last name resolved and
-    when all were ready, on the monotonic clock.
+    ``with_ranks`` are the hosts that may have ranks, ``transport`` what was planned for the data
+    between them; ``prove`` is the setting where their counters are compared, else empty. ``times``
+    are when the hosts' last name resolved and when all were ready, on the monotonic clock.
     """
 
     argv: tuple[str, ...]
@@ -121,7 +120,6 @@ class LaunchSpec:
     folder: str
     set_env: Mapping[str, str] = field(default_factory=dict)
     unset_env: tuple[str, ...] = ()
-    client: tuple[str, ...] = ()
     obstacles: tuple[tuple[str, str], ...] = ()
     attempt: str = ""
     earlier: str = ""
@@ -136,9 +134,6 @@ class LaunchSpec:
     end_stuck: bool = False
     exit_codes: bool = False
     remote: str = "ssh"
-    client_stays: bool = False
-    silent: float = 0.0
-    keepalive: float = 0.0
     with_ranks: tuple[str, ...] = ()
     transport: str = "none"
     prove: str = ""

@@ -372,13 +372,6 @@ class Settings:
         begins=Section.SSH,
         common=True,
     )
-    ssh_client: SshKind | Auto = row(
-        AUTO,
-        "Which SSH client mpirun's launch agents use; auto: embedded, over the gate's logins, for "
-        "16 hosts and more, unless Intel MPI or something else needs ssh (the plan says what); "
-        "below that ssh, where it can run.",
-        one_of(AUTO, *SshKind),
-    )
     launch_agent: LaunchAgent | Auto = row(
         AUTO,
         "How hosts are reached; auto: ssh, unless there is no key but kubectl and a token.",
@@ -409,8 +402,7 @@ class Settings:
     )
     ssh_keepalive: float = row(
         300.0,
-        "How long a worker or launcher may be silent, while nothing answers in its place, before "
-        "it counts as lost; 0: forever.",
+        "How long a worker or launcher may give no answer before it counts as lost; 0: forever.",
         roles=_BOTH,
     )
     oversubscribe: bool = row(
@@ -605,6 +597,9 @@ _OUTPUT_FILES: Final = (
     "write on the mpirun line `--output-filename DIR` (Open MPI 4.1), `--output file=FILE` (5.0) "
     "or `-outfile-pattern FILE.%r` (MPICH, Intel MPI)"
 )
+_SESSIONS: Final = (
+    "mpirun's agents use the connections that mpiboot has opened; with MPIBOOT_SUPERVISE=off, ssh"
+)
 # Settings, values and options that were removed, with what takes their place.
 REMOVED: Final = {
     "--env": "see `mpiboot plan` and `mpiboot facts`",
@@ -613,6 +608,7 @@ REMOVED: Final = {
     "MPIBOOT_OUTPUT_DIR": _OUTPUT_FILES,
     "MPIBOOT_SCRIPT": _ONCE,
     "MPIBOOT_SCRIPT_GATE": _AT_ONCE,
+    "MPIBOOT_SSH_CLIENT": _SESSIONS,
     "MPIBOOT_TAG_OUTPUT=rank0": _OUTPUT_FILES,
 }
 

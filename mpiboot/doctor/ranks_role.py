@@ -55,7 +55,7 @@ def run(
     end(found, *_OUTLIER)
 
 
-def _answers(resolved: Resolved, environ: Mapping[str, str], seconds: int) -> Answers:
+def _answers(resolved: Resolved, environ: Mapping[str, str], seconds: int) -> Replies:
     if role_of(resolved, environ) is not Role.LAUNCHER:
         return this_pod(seconds)
     try:
@@ -111,7 +111,7 @@ _READING: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
+class Replies:
     """What the hosts said, and why those that are missing said nothing; ``all_hosts``: of a job."""
 
     hosts: tuple[HostRanks, ...]
@@ -120,16 +120,16 @@ class Answers:
     unasked: tuple[str, ...] = ()
 
 
-def this_pod(seconds: int) -> Answers:
+def this_pod(seconds: int) -> Replies:
     """Ask this pod alone.
 
     Args:
         seconds: between the two looks.
     """
-    return Answers((asyncio.run(_here(os.uname().nodename, seconds)),))
+    return Replies((asyncio.run(_here(os.uname().nodename, seconds)),))
 
 
-def job(resolved: Resolved, environ: Mapping[str, str], seconds: int) -> Answers:
+def job(resolved: Resolved, environ: Mapping[str, str], seconds: int) -> Replies:
     """Ask every host of the hostfile, and this pod; arguments as for doctor.
 
     Raises:
@@ -141,7 +141,7 @@ def job(resolved: Resolved, environ: Mapping[str, str], seconds: int) -> Answers
         looks.remove_folder(resolved.settings, environ)
 
 
-async def _job(resolved: Resolved, environ: Mapping[str, str], seconds: int) -> Answers:
+async def _job(resolved: Resolved, environ: Mapping[str, str], seconds: int) -> Replies:
     hosts_of_file, to, passed = await observation.probe_hosts(resolved, environ, looks.role())
     limits = LoginTimeouts(command=seconds + _READING)
     commands = RemoteCommands(to, resolved.settings.host_keys, limits)
@@ -159,7 +159,7 @@ async def _job(resolved: Resolved, environ: Mapping[str, str], seconds: int) -> 
             hosts.append(found)
             reached.add(name)
     missing = tuple(host.name for host in hosts_of_file if host.name not in reached)
-    return Answers(
+    return Replies(
         tuple(hosts), True, tuple(unasked.get(name) or _silent(name) for name in missing), missing
     )
 
@@ -185,7 +185,7 @@ _STAGES: Final = {
 }
 
 
-def as_json_text(answers: Answers, found: Sequence[Finding]) -> str:
+def as_json_text(answers: Replies, found: Sequence[Finding]) -> str:
     """Write the ranks as docs/how-to/job-hangs.md has it."""
     hosts = [
         {
@@ -203,7 +203,7 @@ def as_json_text(answers: Answers, found: Sequence[Finding]) -> str:
     )
 
 
-def as_text(answers: Answers, found: Sequence[Finding], width: int | None) -> str:
+def as_text(answers: Replies, found: Sequence[Finding], width: int | None) -> str:
     """Write the outliers, one line each with its hint, then all ranks, then what the links moved.
 
     Args:
@@ -218,7 +218,7 @@ def as_text(answers: Answers, found: Sequence[Finding], width: int | None) -> st
     return "\n".join(filter(None, parts))
 
 
-def summary(ranks: Sequence[Rank], answers: Answers, found: Sequence[Finding]) -> str:
+def summary(ranks: Sequence[Rank], answers: Replies, found: Sequence[Finding]) -> str:
     """Count the ranks by what they do, in one line."""
     if not ranks:
         return "no rank runs on these hosts" if answers.all_hosts else "no rank runs in this pod"

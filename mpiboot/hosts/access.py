@@ -55,10 +55,11 @@ class PodAccess:
         """
         return (*self._words(), "get", "pod", pod, "--output=json")
 
-    def run(self, pod: str, command: str) -> tuple[str, ...]:
-        """Build the line that runs a command in a pod."""
+    def run(self, pod: str, command: str, *, interactive: bool = False) -> tuple[str, ...]:
+        """Build the line that runs a command in a pod; ``interactive`` where it reads something."""
         container = (f"--container={self.container}",) if self.container else ()
-        return (*self._words(), "exec", *container, pod, "--", "/bin/sh", "-c", command)
+        stdin = ("-i",) if interactive else ()
+        return (*self._words(), "exec", *stdin, *container, pod, "--", "/bin/sh", "-c", command)
 
     def _words(self) -> tuple[str, ...]:
         return (

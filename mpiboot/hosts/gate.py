@@ -57,8 +57,9 @@ ALL_HOSTS = DoctorLook()
 
 
 _NAMES: Final = 5
-# A pod that is replaced while others are waited for is noticed by its name, which costs a few
-# queries; a change in the last seconds before the start is left for mpirun to fail on.
+# A pod that ends while others are waited for is noticed by its connection at once, and one that is
+# replaced without a word by its name, which costs a few queries.
+_LOOK: Final = 1.0
 _RECHECK: Final = 10.0
 _PER_SECOND: Final = 50
 
@@ -116,26 +117,47 @@ class FollowedHosts:
         return {run for key, run in old_runs.items() if key not in self._runs}
 
     async def watch(self) -> None:
-        """Check now and then that the hosts that are ready still have their addresses."""
+        """Check now and then that the hosts that are ready still are."""
+        checked = time.monotonic()
         while True:
-            await asyncio.sleep(_RECHECK)
-            for state in tuple(self.states):
-                await self._look_again(state)
+            await asyncio.sleep(_LOOK)
+            self.wait_for_lost()
+            if time.monotonic() - checked >= _RECHECK:
+                for state in tuple(self.states):
+                    await self._look_again(state)
+                checked = time.monotonic()
 
-    async def _look_again(self, state: HostState) -> None:
+    def wait_for_lost(self) -> bool:
+        """Wait again for hosts whose connection broke; whether there are any."""
+        lost = [
+            (state, worker)
+            for state in self.states
+            if (worker := self._worker(state)) and not self._pipelines.is_connected(worker)
+        ]
+        for state, worker in lost:
+            self._wait_again(state, worker, "its connection broke")
+        return bool(lost)
+
+    def _worker(self, state: HostState) -> Worker | None:
         run = self._runs.get(_key(state.host))
         if run is None or not run.done() or run.cancelled() or run.exception() is not None:
-            return
-        worker = run.result()
+            return None
+        return run.result()
+
+    def _wait_again(self, state: HostState, worker: Worker, why: str) -> None:
+        name = worker.host.name
+        message = f"{name} was ready at {worker.address}, but {why}; waiting for it again"
+        log.info("gate", message, host=name)
+        self._pipelines.restart(state)
+        self._runs[_key(state.host)] = self._start(state)
+
+    async def _look_again(self, state: HostState) -> None:
+        worker = self._worker(state)
         if worker is None or is_address(worker.host.name):
             return
         moved = await self._pipelines.moved(worker)
-        if moved and self._runs.get(_key(state.host)) is run:
-            name = worker.host.name
-            message = f"{name} was ready at {worker.address}, but {moved}; waiting for it again"
-            log.info("gate", message, host=name)
-            self._pipelines.restart(state)
-            self._runs[_key(state.host)] = self._start(state)
+        if moved and self._worker(state) is worker:
+            self._wait_again(state, worker, moved)
         await asyncio.sleep(1 / _PER_SECOND)
 
     def ready(self) -> list[Worker]:
@@ -315,7 +337,9 @@ async def _until(
         runs = {run for run in followed.runs.values() if not _passed(run)}
         work = {task for task in work if not _passed(task)}
         if not runs and not work and put_off is None:
-            return
+            if not followed.wait_for_lost():
+                return
+            continue
         waited = time.monotonic() - started
         running = bool(runs) or put_off is not None
         if cap is not None and waited >= cap:

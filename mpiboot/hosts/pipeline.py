@@ -36,7 +36,7 @@ from mpiboot.network import platform_hints
 from mpiboot.network import pod as own_pod
 from mpiboot.ssh import attempt as ssh_attempt
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
-from mpiboot.ssh.client_start import ConnectionPool
+from mpiboot.ssh.connections import Connections
 from mpiboot.system import os_calls, programs
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class PipelineOptions:
     limits: LoginTimeouts = field(default_factory=LoginTimeouts)
     mpirun: str = ""
     pairs: PairCheck | None = None
-    kept: ConnectionPool | None = None
+    kept: Connections | None = None
     doctor: tuple[str, ...] = ()
     once: bool = False
 
@@ -261,6 +261,11 @@ class Pipelines:
         # A nameserver that doesn't answer is no evidence about the host.
         known = answer.reason in (NoAddress.NXDOMAIN, NoAddress.NO_RECORD)
         return f"its name does not resolve any more: {answer.detail}" if known else ""
+
+    def is_connected(self, worker: Worker) -> bool:
+        """Whether a host that was ready still has its connection, where that stays open."""
+        kept = self._options.kept
+        return kept is None or bool(kept.all(worker))
 
     def restart(self, state: HostState) -> None:
         """Reset a host that was ready; the caller runs its pipeline again."""
@@ -444,6 +449,10 @@ class PodPipelines(Pipelines):
             return str(wrong) if wrong.trouble.is_gone else ""
         moved = worker.address not in addresses
         return f"its pod now has the address {', '.join(addresses)}" if moved else ""
+
+    def is_connected(self, worker: Worker) -> bool:  # noqa: ARG002 - there is none
+        """Whether a host that was ready still is, as far as a connection tells."""
+        return True
 
     def restart(self, state: HostState) -> None:
         """Reset a host that was ready; the caller runs its pipeline again."""

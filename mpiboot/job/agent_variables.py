@@ -6,8 +6,9 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from mpiboot.core.model import Source
+from mpiboot.core.setting_types import Switch
 from mpiboot.core.wording import first_few
-from mpiboot.job.dialects import ALSO_AGENT, ALSO_AGENT_ARGS, Dialect, parameter
+from mpiboot.job.dialects import ALSO_AGENT, ALSO_AGENT_ARGS, DIALECTS, Dialect, parameter
 from mpiboot.job.mpirun_line import UserLine
 from mpiboot.job.plan_builder import PlanBuilder
 from mpiboot.ssh import config as sshconfig
@@ -26,7 +27,12 @@ def place(builder: PlanBuilder, hosts: int) -> tuple[str, sshconfig.UserArgs]:
         The user's own agent (empty: ssh), and the ssh arguments for the private ssh_config.
     """
     row, own = builder.row, builder.paths.agent
-    instead_of_ssh = builder.observed.instead_of_ssh
+    instead_of_ssh, read = "", ", read into the private ssh_config behind mpiboot's own"
+    if builder.settings.supervise is Switch.ON:
+        instead_of_ssh = "the connections that mpiboot opens"
+        read = f": its port, user and time limits count for {instead_of_ssh}"
+        if builder.observed.by_kubectl:
+            instead_of_ssh, read = "kubectl exec", ", which kubectl exec does not read"
     agent_by, agent = _take_agent(builder)
     args_by, given = _take_arguments(builder)
     _settle_kind(builder, own)
@@ -53,11 +59,9 @@ def place(builder: PlanBuilder, hosts: int) -> tuple[str, sshconfig.UserArgs]:
             continue
         args = sshconfig.read_args(text)
         lines, words = (*lines, *args.lines), (*words, *args.words)
-        reason = f"{name}, read into the private ssh_config behind mpiboot's own"
         if instead_of_ssh:
-            reason = f"{name}, which {instead_of_ssh} does not read"
-            _warn_of_lost(builder, name, sshconfig.lost_with_own_client(args))
-        builder.decide("ssh-arguments", text, _source(builder, name), reason)
+            _warn_of_lost(builder, name, sshconfig.only_by_ssh(args), instead_of_ssh)
+        builder.decide("ssh-arguments", text, _source(builder, name), f"{name}{read}")
         if args.without_effect:
             builder.warn(
                 "settings-conflict",
@@ -71,29 +75,25 @@ def place(builder: PlanBuilder, hosts: int) -> tuple[str, sshconfig.UserArgs]:
     return "", sshconfig.UserArgs(lines, words)
 
 
-def only_by_ssh(row: Dialect, line: UserLine, environ: Mapping[str, str], agent: str) -> str:
-    """Return what the user asks for that only ssh, or the user's own agent, can do; else empty.
+def given_by_user(environ: Mapping[str, str], line: UserLine | None = None) -> sshconfig.UserArgs:
+    """Read the user's own ssh arguments, whichever MPI they are for.
 
     Args:
-        row: the MPI's.
-        line: the user's.
         environ: mpirun's environment.
-        agent: how mpiboot's own agent is called.
+        line: the user's, whose parameters come first.
     """
-    agents = (row.agent_var, *row.agent_aliases, *ALSO_AGENT)
-    arguments = (row.agent_args_var, *row.agent_args_aliases, *ALSO_AGENT_ARGS)
-    by, own = _on_the_line(row, line)
-    named = (*(() if own else agents), *arguments)
-    found = [(by, own), *((name, environ.get(name, "").strip()) for name in named if name)]
-    flagged = dict.fromkeys(parameter(name) for name in arguments if name)
-    found += [(f"--mca {name}", line.mca.get(name, "")) for name in flagged]
-    for name, text in found:
-        if not text or text == agent:
-            continue
-        more = _ssh_words(text) if name in (by, *agents) else text
-        if more is None or sshconfig.lost_with_own_client(sshconfig.read_args(more)):
-            return f"{name}={text}"
-    return ""
+    rows, flagged = DIALECTS.values(), line.mca if line else {}
+
+    def first(names: Iterable[str]) -> str:
+        found = (flagged.get(parameter(name), "") or environ.get(name, "") for name in names)
+        return next(filter(None, map(str.strip, found)), "")
+
+    agents = (name for row in rows for name in (row.agent_var, *row.agent_aliases))
+    arguments = (name for row in rows for name in (row.agent_args_var, *row.agent_args_aliases))
+    words = _ssh_words((line and line.launch_agent) or first((*agents, *ALSO_AGENT)))
+    if words is None:  # they are another program's
+        return sshconfig.UserArgs()
+    return sshconfig.read_args(f"{words} {first((*arguments, *ALSO_AGENT_ARGS))}")
 
 
 def _settle_kind(builder: PlanBuilder, agent: str) -> None:
@@ -220,12 +220,8 @@ def _ssh_words(agent: str) -> str | None:
     return " ".join(words) if program.rsplit("/", 1)[-1] in ("ssh", "rsh") else None
 
 
-def _warn_of_lost(builder: PlanBuilder, name: str, lost: tuple[str, ...]) -> None:
+def _warn_of_lost(builder: PlanBuilder, name: str, lost: tuple[str, ...], used: str) -> None:
     """Warn of those of a user's ssh arguments that have no effect because no ssh reads them."""
     if lost:
-        used = f"{builder.observed.instead_of_ssh} is used"
-        builder.warn(
-            "settings-conflict",
-            f"{name} has {', '.join(lost)}, which has no effect: {used}",
-            "see ssh-client or launch-agent in the plan for why it is used",
-        )
+        message = f"{name} has {', '.join(lost)}, which has no effect on {used}"
+        builder.warn("settings-conflict", message)

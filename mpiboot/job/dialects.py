@@ -131,10 +131,6 @@ class Dialect:
     ipv6: tuple[Variable, ...] = ()
     # Connections from an address that is not the peer's own are dropped, and the job hangs.
     checks_peer_address: bool = False
-    # Agents get sockets for their streams, which no other process can open: mpiboot's own client
-    # has a second process for each host then, and takes about three times the CPU time of ssh
-    # (scripts/bench/scale).
-    agent_sockets: bool = False
     # Seconds that an agent whose daemon succeeded waits for mpirun to end first: the SIGCHLD of an
     # agent cuts off what mpirun is writing (docs/reference/open-mpi-output.md).
     agent_linger: int = 0
@@ -261,7 +257,6 @@ INTEL: Final = replace(
     constants=(
         Variable("I_MPI_HYDRA_BRANCH_COUNT", "0", "flat: no worker needs to reach another"),
     ),
-    agent_sockets=True,
     lost_without_parent=(
         "an endless wait when ssh ends without having started a daemon",
         "no error messages of ssh, which mpirun runs quietly",

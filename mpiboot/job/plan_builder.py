@@ -13,7 +13,7 @@ from typing import Final
 from mpiboot.core import masking
 from mpiboot.core.checks import failed
 from mpiboot.core.facts import Host, Hostfile, Link, MpiParameter, PodFacts, Variable, Worker
-from mpiboot.core.model import Decision, Finding, Identity, Level, Mpi, Source, SshKind
+from mpiboot.core.model import Decision, Finding, Identity, Level, Mpi, Source
 from mpiboot.core.setting_types import LaunchAgent
 from mpiboot.core.settings import Given, Resolved, Settings
 from mpiboot.job import parameter_files, platforms
@@ -68,21 +68,9 @@ class Observed:
         return frozenset(self.called(host.name) for host in self.local)
 
     @property
-    def own_client(self) -> bool:
-        """Whether the launch agents use mpiboot's own SSH client."""
-        return self.client is not None and self.client.value == SshKind.EMBEDDED
-
-    @property
     def by_kubectl(self) -> bool:
         """Whether the launch agents enter pods by kubectl."""
         return self.client is not None and self.client.value == LaunchAgent.KUBECTL
-
-    @property
-    def instead_of_ssh(self) -> str:
-        """What the launch agents use where it isn't ssh, and which reads no arguments of ssh."""
-        if self.by_kubectl:
-            return "kubectl exec"
-        return "mpiboot's own SSH client" if self.own_client else ""
 
     def called(self, name: str) -> str:
         """Give the name by which mpirun gets a host of the hostfile."""

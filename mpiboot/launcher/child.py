@@ -1,9 +1,9 @@
-"""The parent's child: waits for the hosts, makes the plan and its files, hands over, and ends.
+"""The parent's child: waits for the hosts, makes the plan and its files, and holds the connections.
 
-It loads all of mpiboot, and is gone when mpirun runs, unless it stays as mpiboot's own SSH client
-for the launch agents' sessions. If it fails, or the parent forwards a signal that ends the
-launcher, it tells the workers that it has reached; the parent gives it a moment for that, and then
-sends SIGKILL.
+It loads all of mpiboot, and stays beside mpirun with the hosts' connections: for the launch
+agents' sessions, and to answer the parent's queries. If it fails, or the parent forwards a signal
+that ends the launcher, it tells the workers that it has reached; the parent gives it a moment for
+that, and then sends SIGKILL.
 
 A command that is no launch (a script, ``horovodrun``, DeepSpeed's launcher) may call ``ssh`` by
 the hostfile's names, and knows nothing of ports, keys and late hosts. Its ``ssh`` is
@@ -33,10 +33,11 @@ from mpiboot.core import addresses, launch_names, launch_spec, log
 from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.facts import Worker
 from mpiboot.core.launch_spec import Failure
-from mpiboot.core.model import Decision, Level, SshKind
+from mpiboot.core.model import Level
 from mpiboot.core.settings import Resolved, resolve
 from mpiboot.core.wording import counted
 from mpiboot.hosts import error_report, host_shell, hostfiles, stale_processes
+from mpiboot.hosts.access import PodAccess
 from mpiboot.hosts.gate import GateResult
 from mpiboot.hosts.remote_commands import RemoteCommands
 from mpiboot.job import names, pods, render
@@ -46,13 +47,14 @@ from mpiboot.launcher import launch_folder, observation, shims
 from mpiboot.launcher.launch_folder import Logins
 from mpiboot.launcher.setup import LauncherPod, access, launcher_pod
 from mpiboot.network import pod as own_pod
-from mpiboot.ssh import client_start
 from mpiboot.ssh import config as sshconfig
+from mpiboot.ssh.connections import Connections, PoolConfig
 from mpiboot.supervisor.signals import ENDING, SIGNALS, by_signal
-from mpiboot.system import files, os_calls
+from mpiboot.system import files
 
 if TYPE_CHECKING:
-    from mpiboot.ssh.client import StayingClient
+    from mpiboot.ssh.pool import AgentRequests, Pool
+    from mpiboot.supervisor.host_commands import HostCommands
 
 
 # New objects before the collector looks: hardly anything of a host is in a cycle, and of a thousand
@@ -66,7 +68,7 @@ def main(resolved: Resolved, program: tuple[str, ...], attempt: str) -> NoReturn
     The arguments are those of ``role.start_child``.
     """
     parent = os.getppid()
-    os.set_inheritable(launch_names.RESULT, False)
+    os.set_inheritable(launch_names.PARENT, False)
     for number in SIGNALS - ENDING - {signal.SIGCHLD}:
         signal.signal(number, _leave_to_the_parent)
     loop, reached = ChildLoop(), ReachedWorkers()
@@ -76,11 +78,11 @@ def main(resolved: Resolved, program: tuple[str, ...], attempt: str) -> NoReturn
     gc.freeze()
     gc.set_threshold(_OBJECTS)
     before = dict(os.environ)
-    client: StayingClient | None = None
+    service: Service | None = None
     part = not attempt  # of a job, which may go on with other launches
     result: launch_spec.Result
     try:
-        result, client = prepare_launch(
+        result, service = prepare_launch(
             resolved, program, before, parent, loop, reached, attempt=attempt
         )
     except EndedBySignal as ended:
@@ -91,17 +93,15 @@ def main(resolved: Resolved, program: tuple[str, ...], attempt: str) -> NoReturn
         result = _failure(error_report.bug(wrong), reached)
     text = launch_spec.to_line(result)
     while text:
-        text = text[os.write(launch_names.RESULT, text) :]
+        text = text[os.write(launch_names.PARENT, text) :]
     if isinstance(result, launch_spec.Failure):
         loop.run_last(reached.tell(result, goes_on=part))
     for work in loop.afterwards:
         loop.run_last(work())
-    if isinstance(result, launch_spec.Failure):
-        os._exit(0)
-    if client is not None:  # the thread ends this process
-        loop.run_last(client.serve())
-    # Ending takes CPU time, to free this process's memory, and mpirun should start first.
-    _end_with_the_parent()
+    if service is not None:
+        loop.run_last(service.serve())
+    # Ending takes CPU time, to free this process's memory.
+    os._exit(0)
 
 
 def _failure(wrong: MpibootError, reached: ReachedWorkers) -> launch_spec.Failure:
@@ -118,9 +118,9 @@ def _leave_to_the_parent(_number: int, _frame: FrameType | None) -> None:
 
 
 def _end_with_the_parent() -> NoReturn:
-    """Wait until the result's reader is gone, and end without any cleanup."""
+    """Wait until the parent is gone, and end without any cleanup."""
     gone = select.poll()
-    gone.register(launch_names.RESULT, 0)
+    gone.register(launch_names.PARENT, 0)
     gone.poll()
     os._exit(1)
 
@@ -134,11 +134,11 @@ def prepare_launch(
     reached: ReachedWorkers,
     *,
     attempt: str,
-) -> tuple[launch_spec.LaunchSpec, StayingClient | None]:
+) -> tuple[launch_spec.LaunchSpec, Service]:
     """Wait, decide, and write the files of a launch.
 
     Returns:
-        The launch, and what this process is to serve while that runs.
+        The launch, and what this process serves while that runs.
 
     Args:
         resolved: the settings.
@@ -179,15 +179,17 @@ def prepare_launch(
     env = made.environment(environ) | {launch_names.LAUNCH_DIR: paths.launch_dir}
     # A launch inside a launch is part of it.
     env.setdefault(launch_names.LAUNCH_ID, stale_processes.new_launch_id(pod.job))
-    config, folder = launch.client_config(parent), Path(paths.launch_dir)
-    client = _stay(folder, config, seen.kept)
-    words = client_start.write(folder, config) if config and not client else ()
-    spec = launch.spec(before, env, words, attempt=attempt)
-    spec = replace(spec, earlier=earlier, client_stays=client is not None, times=seen.passed.times)
+    spec = launch.spec(before, env, attempt=attempt)
+    spec = replace(spec, earlier=earlier, times=seen.passed.times)
+    if launch_names.KEEP_KEY in environ and pod.key:
+        launch.logins(pod.key).write_pool()
+    service = Service(launch.pool_config(), seen.connections, pod.pods, paths.launch_dir, env)
+    if launch.by_pool:
+        service.listen()
     line, _, more = render.command(made.argv).partition("\n")  # a script's text has its own lines
     line += f" (and {counted(more.count(chr(10)) + 1, 'more line')})" if more else ""
     log.info("start", f"starting {line}", argv=list(made.argv))
-    return spec, client
+    return spec, service
 
 
 def _own_pod(
@@ -226,16 +228,47 @@ def _decide(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> plans
         gc.enable()
 
 
-def _stay(
-    folder: Path, config: client_start.ClientConfig | None, kept: client_start.ConnectionPool | None
-) -> StayingClient | None:
-    """Make this process the agents' SSH client if the gate has kept its logins for that."""
-    if config is None or kept is None:
-        return None
-    from mpiboot.ssh.client import StayingClient  # noqa: PLC0415 - few launches need it
+@dataclass(slots=True, eq=False)
+class Service:
+    """What this process does while mpirun runs; without ``config`` no host is reached by SSH.
 
-    with files.writing():
-        return StayingClient(folder, config, kept)
+    ``folder`` is the launch folder, ``environ`` mpirun's environment.
+    """
+
+    config: PoolConfig | None
+    connections: Connections | None
+    pods: PodAccess | None
+    folder: str
+    environ: Mapping[str, str]
+    requests: AgentRequests | None = None
+
+    def listen(self) -> None:
+        """Let launch agents come from now on; they wait until it serves.
+
+        Raises:
+            MpibootError: ``runtime-folder``.
+        """
+        from mpiboot.ssh.pool import AgentRequests  # noqa: PLC0415 - the gate has loaded asyncssh
+
+        names = [host.name for host in self.config.hosts] if self.config else []
+        with files.writing():
+            self.requests = AgentRequests(Path(self.folder), names)
+
+    async def serve(self) -> None:
+        """Serve until the parent closes its socket."""
+        # Loaded while mpirun starts.
+        from mpiboot.supervisor.answers import Answers  # noqa: PLC0415
+        from mpiboot.supervisor.host_commands import HostCommands  # noqa: PLC0415
+
+        pool: Pool | None = None
+        if self.config and self.connections:
+            from mpiboot.ssh.pool import Pool  # noqa: PLC0415
+
+            pool = Pool(self.config, self.connections)
+            if self.requests:
+                self.requests.serve(pool)
+        commands = HostCommands(pool, self.pods, self.environ)
+        await Answers(commands, self.folder, self.environ, launch_names.PARENT).serve()
 
 
 def _stop_on_pairs(loop: ChildLoop, seen: observation.Observation, made: plans.Plan) -> None:
@@ -277,6 +310,7 @@ class ChildLoop:
         self._loop = asyncio.new_event_loop()
         asyncio.set_event_loop(self._loop)
         self._signal: asyncio.Future[int] = self._loop.create_future()
+        self._started: list[asyncio.Task[None]] = []
         # What can wait until mpirun has started.
         self.afterwards: list[Callable[[], Coroutine[Any, Any, None]]] = []
         for number in ENDING:
@@ -300,6 +334,10 @@ class ChildLoop:
         task.cancel()
         self._loop.run_until_complete(asyncio.wait({task}, timeout=_TIDY))
         raise EndedBySignal(self._signal.result())
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Start work that goes on beside what is run."""
+        self._started.append(self._loop.create_task(work))
 
     def run_last(self, work: Coroutine[Any, Any, None]) -> None:
         """Run the last steps of this process, whatever signal has come."""
@@ -353,13 +391,11 @@ class ReachedWorkers:
 
 
 def _leave_logins(launcher: LauncherPod, workers: Sequence[Worker]) -> None:
-    """Write the logins with which the command's own process tells workers of the command's end.
+    """Write the logins with which the workers are told of the command's end.
 
-    A launch that was started has written them already, with more hosts. mpiboot's own client can't
-    be used for that: such workers wait for another launcher.
+    A launch that was started has written them already, with more hosts.
     """
-    ssh, kind = _ssh_client(launcher, launcher.environ.get("PATH", ""))
-    if kind.value == SshKind.EMBEDDED or any(launcher.folder.glob("launch-*")):
+    if any(launcher.folder.glob("launch-*")):
         return
     if launcher.key is None:  # hosts reached by kubectl don't run mpiboot's worker
         return
@@ -368,19 +404,10 @@ def _leave_logins(launcher: LauncherPod, workers: Sequence[Worker]) -> None:
     logins = Logins(folder, hosts, {}, launcher.key, launcher.resolved.settings)
     with suppress(MpibootError):  # as on a full disk; the launch's failure is logged already
         logins.make_folder()
-        logins.write(ssh=ssh, per_host={})
+        logins.write_pool()
         logins.write_baselines(workers)
 
 
-def _ssh_client(launcher: LauncherPod, path: str) -> tuple[str, Decision]:
-    """Choose the SSH client of a command; with the path of ssh, empty if there is none."""
-    ssh, resolved = shutil.which("ssh", path=path) or "", launcher.resolved
-    source = resolved.given["ssh_client"].source
-    return ssh, sshconfig.client(resolved.settings.ssh_client, source, ssh, launcher.identity)
-
-
-# How many simultaneous sessions mpiboot's own client serves for each host.
-_SESSIONS: Final = 2
 # Of a host's number, by which it differs from the others.
 _DIGITS: Final = 4
 
@@ -433,22 +460,24 @@ def that_may_join(
 
 
 def serve_logins(path: str) -> NoReturn:
-    """Run the gate beside a command, whose ssh has asked for a host, and end.
+    """Run the gate beside a command, whose ssh has asked for a host, and stay until its end.
 
     The command goes on whatever comes of it: its ssh reads why a host was not ready.
 
     Args:
         path: the command's private folder.
     """
-    os.set_inheritable(launch_names.RESULT, False)
+    os.set_inheritable(launch_names.PARENT, False)
     loop, parent, folder, why = ChildLoop(), os.getppid(), Path(path), ""
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
     os.environ["PATH"] = shims.cleared(os.environ)
+    written = CommandLogins(folder, os.environ["PATH"])
+    loop.start(written.serve())
     try:
         resolved = resolve({}, os.environ)
         settings = resolved.settings
         log.configure(level=settings.log_level, form=settings.log_format, role="launcher")
-        prepare_logins(resolved, folder, parent, loop)
+        prepare_logins(resolved, written, parent, loop)
     except EndedBySignal:
         os._exit(1)
     except MpibootError as wrong:
@@ -456,15 +485,18 @@ def serve_logins(path: str) -> NoReturn:
     except Exception as wrong:  # noqa: BLE001 - the boundary of this process
         why = error_report.say(error_report.bug(wrong))
     files.write_private(folder / launch_names.OVER, why)
+    loop.run_last(asyncio.sleep(float("inf")))  # the thread ends this process
     os._exit(0)
 
 
-def prepare_logins(resolved: Resolved, folder: Path, parent: int, loop: ChildLoop) -> None:
+def prepare_logins(
+    resolved: Resolved, written: CommandLogins, parent: int, loop: ChildLoop
+) -> None:
     """Wait for the hosts, and write what a command's ssh reads as soon as each is ready.
 
     Args:
         resolved: the settings.
-        folder: the command's private folder.
+        written: gets what has to be written.
         parent: the process beside the command.
         loop: runs what waits.
 
@@ -473,7 +505,6 @@ def prepare_logins(resolved: Resolved, folder: Path, parent: int, loop: ChildLoo
         EndedBySignal: the command is over.
     """
     environ, reached = dict(os.environ), ReachedWorkers()
-    written = CommandLogins(folder, environ.get("PATH", ""), parent)
     if not _hosts_are_named(resolved, environ):
         written.begin(())
         return
@@ -493,12 +524,14 @@ def prepare_logins(resolved: Resolved, folder: Path, parent: int, loop: ChildLoo
             hint="mount the job's key Secret, and let the hosts run sshd (`mpiboot worker`)",
         )
     written.pod = pod
+    written.connections = Connections(sshconfig.patience(resolved.settings.ssh_keepalive))
     try:
-        written.ready = loop.run(observation.pass_gates(pod, reached.workers, written.update))
+        gate = observation.pass_gates(pod, reached.workers, written.update, written.connections)
+        written.ready = loop.run(gate)
         written.expected = ()  # who is not among them is this pod itself
     finally:
-        written.finish()
-        files.write_private(folder / launch_names.EARLIER, reached.say_attempt())
+        loop.run_last(written.finish())
+        files.write_private(written.folder / launch_names.EARLIER, reached.say_attempt())
 
 
 def _hosts_are_named(resolved: Resolved, environ: Mapping[str, str]) -> bool:
@@ -522,16 +555,19 @@ def _hosts_are_named(resolved: Resolved, environ: Mapping[str, str]) -> bool:
 class CommandLogins:
     """What a command's ssh reads, written anew whenever another host is ready.
 
-    ``expected`` are the names of hosts that may still get ready; ``ready`` is the gate's last
-    report.
+    Where no ssh can run here, its ``ssh`` has its sessions over the gate's connections. ``path`` is
+    its PATH; ``expected`` are the names of hosts that may still get ready; ``ready`` is the gate's
+    last report.
     """
 
     folder: Path
     path: str
-    parent: int
     expected: Sequence[str] = ()
     pod: LauncherPod | None = None
     ready: GateResult | None = None
+    connections: Connections = field(default_factory=lambda: Connections(sshconfig.patience(0)))
+    pool: Pool | None = None
+    commands: HostCommands | None = None
 
     def begin(self, listed: Sequence[str]) -> None:
         """Report which hosts are the job's, before any of them is ready."""
@@ -540,52 +576,71 @@ class CommandLogins:
         self.expected = tuple(dict.fromkeys((*listed, *short)))
         with files.writing():
             (self.folder / "ready").mkdir(mode=0o700)
-        self._write(shutil.which("ssh", path=self.path) or "", self.expected)
+        self._write(self.expected)
 
     def update(self, ready: GateResult) -> None:
         """Write the logins to the hosts that are ready so far."""
         self.ready = ready
-        if self.pod and _ssh_client(self.pod, self.path)[1].value != SshKind.EMBEDDED:
+        if self.pod:
             self._write_logins(self.pod, ready, over=False)
 
-    def finish(self) -> None:
+    async def finish(self) -> None:
         """Write the logins to all that were ready, once nobody else gets ready."""
         if self.pod and self.ready:
             self._write_logins(self.pod, self.ready, over=not self.expected)
 
+    async def serve(self) -> None:
+        """Answer the queries of the process beside the command."""
+        from mpiboot.supervisor.answers import Answers  # noqa: PLC0415 - as for a launch
+        from mpiboot.supervisor.host_commands import HostCommands  # noqa: PLC0415
+
+        self.commands = HostCommands(None, None, os.environ)
+        await Answers(self.commands, self._logins, os.environ, launch_names.PARENT).serve()
+
+    @property
+    def _logins(self) -> str:
+        return str(self.folder / launch_names.LOGINS)
+
     def _write_logins(self, pod: LauncherPod, ready: GateResult, *, over: bool) -> None:
         if pod.key is None:  # this pod is the only host
-            self._write(_ssh_client(pod, self.path)[0], ())
+            self._write(())
             return
-        ssh, kind = _ssh_client(pod, self.path)
-        own = kind.value == SshKind.EMBEDDED
-        where = launch_folder.paths(self.folder, name=launch_names.LOGINS).launch_dir
+        ssh = shutil.which("ssh", path=self.path) or ""
+        why = sshconfig.unusable(ssh, pod.identity)
         hosts = by_every_name(ready.workers, ready.renamed)
-        logins = Logins(Path(where), hosts, ready.host_keys, pod.key, pod.resolved.settings)
+        logins = Logins(Path(self._logins), hosts, ready.host_keys, pod.key, pod.resolved.settings)
         if not logins.folder.exists():
             logins.make_folder()
-        # mpiboot's own client, and hosts with keys of their own, need each address and key.
+        # The pool, and hosts with keys of their own, need each address and key.
         later: tuple[sshconfig.LaunchHost, ...] = ()
-        if over and not own and not ready.host_keys:
+        if over and not why and not ready.host_keys:
             later = that_may_join(ready.workers, ready.renamed)
-        logins.write(ssh=ssh, own_client=own, per_host={}, later=later)
+        logins.write(ssh=ssh, per_host={}, later=later)
         logins.write_baselines(ready.workers)
-        if own:
-            log.info("command", f"its ssh is mpiboot's own client: {kind.reason}")
-            served = logins.client_config(self.parent, len(ready.workers) * _SESSIONS)
-            words = client_start.write(logins.folder, served)
-            with files.writing():
-                os_calls.start_listening(words, os.environ, where, launch_names.CLIENT_SOCKET)
-        client = client_start.client_words() if own else ""
+        self._use_pool(logins.pool_config(len(ready.workers) if why else 0), why)
         numbers = ("[0-9]" * digits for digits in range(1, _DIGITS + 1))
         joining = (item.name.replace("*", one) for one in numbers for item in later)
-        self._write(ssh, (*self.expected, *hosts, *joining), pins=logins.pins, client=client)
+        words = "" if why else f"{ssh} {logins.pins}"
+        self._write((*self.expected, *hosts, *joining), ssh=words)
         with files.writing():
             for name in hosts:
                 (self.folder / "ready" / name).touch()
 
-    def _write(self, ssh: str, hosts: Iterable[str], **more: str) -> None:
-        logins = str(self.folder / launch_names.LOGINS)
-        shims.write_ssh(
-            self.folder, {"ssh": ssh, "hosts": " ".join(hosts), "logins": logins, **more}
-        )
+    def _use_pool(self, config: PoolConfig, why: str) -> None:
+        """Let the pool know the hosts; ``why`` no ssh can run here, empty where one can."""
+        from mpiboot.ssh.pool import AgentRequests, Pool  # noqa: PLC0415 - loaded by the gate
+
+        if self.pool is None:
+            self.pool = Pool(config, self.connections)
+            if why:
+                log.info("command", f"its ssh uses mpiboot's connections: {why}")
+                with files.writing():
+                    AgentRequests(Path(self._logins), ()).serve(self.pool)
+        self.pool.know(config.hosts)
+        if self.commands:
+            self.commands.pool = self.pool
+
+    def _write(self, hosts: Iterable[str], ssh: str = "") -> None:
+        plain = shutil.which("ssh", path=self.path) or ""
+        values = {"plain": plain, "hosts": " ".join(hosts), "dir": self._logins, "ssh": ssh}
+        shims.write_ssh(self.folder, values)

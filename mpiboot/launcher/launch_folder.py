@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import signal
@@ -16,6 +17,7 @@ from mpiboot.core import addresses, launch_names, launch_spec
 from mpiboot.core.checks import error
 from mpiboot.core.facts import Worker
 from mpiboot.core.model import Source
+from mpiboot.core.records_json import write_records
 from mpiboot.core.setting_types import HostKeys, LaunchAgent, Stuck, Switch
 from mpiboot.core.settings import Resolved, Settings
 from mpiboot.hosts.access import KUBECTL_ENDED, KUBECTL_ENVIRONMENT, PodAccess
@@ -25,12 +27,15 @@ from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import LaunchPaths, Observed
 from mpiboot.network.records import RDMA, Transport
 from mpiboot.network.worker_network import launcher_addresses
-from mpiboot.ssh import client_start, openssh
 from mpiboot.ssh import config as sshconfig
-from mpiboot.supervisor import evidence, host_watch
+from mpiboot.ssh import openssh
+from mpiboot.ssh.connections import PoolConfig, short_of_files
+from mpiboot.supervisor import evidence
 from mpiboot.system import files, keys, os_calls, process
 
 _LAUNCH: Final = "launch"
+_LIBEXEC: Final = Path(__file__).resolve().parent.parent / "libexec"
+_AGENT: Final = _LIBEXEC / "agent"
 
 
 def paths(folder: Path, pid: int = 1, name: str = _LAUNCH) -> LaunchPaths:
@@ -61,7 +66,24 @@ def paths(folder: Path, pid: int = 1, name: str = _LAUNCH) -> LaunchPaths:
             hint="name a folder without ${ with MPIBOOT_RUNTIME_DIR",
         )
     path = folder / (name if pid == 1 else f"{name}-{pid}")
-    return LaunchPaths(str(path), client_start.agent_words())
+    return LaunchPaths(str(path), _agent_words())
+
+
+def _agent_words() -> str:
+    """Give the agent's command line; mpirun and the agent's users split it at blanks.
+
+    Raises:
+        MpibootError: ``runtime-folder``; mpiboot's own folder has a blank in its path.
+    """
+    if any(char.isspace() for char in str(_AGENT)):
+        raise error(
+            "runtime-folder",
+            f"mpiboot's own folder {str(_AGENT)!r} has a blank in its path, and mpirun splits it "
+            "there",
+            hint="install mpiboot in a folder without blanks",
+        )
+    # Its execute bit may be lost, or count for nothing on a noexec mount; Open MPI takes words.
+    return str(_AGENT) if os.access(_AGENT, os.X_OK) else f"/bin/sh {_AGENT}"
 
 
 def _others(worker: Worker) -> tuple[str, ...]:
@@ -98,6 +120,8 @@ class Launch:
             self._write_logins(self.logins(self.key))
         else:
             self._write_without_key()
+        if self.resolved.settings.supervise is Switch.ON:
+            files.make_fifo(Path(self.where.launch_dir) / launch_names.EVENTS)
         for path, text in {
             self.where.hostfile: self.plan.hostfile,
             **self.plan.more_hostfiles,
@@ -128,24 +152,32 @@ class Launch:
 
     def _write_logins(self, logins: Logins) -> None:
         logins.make_folder()
-        ssh = shutil.which("ssh", path=self.observed.environ.get("PATH", ""))
-        own = not self.plan.user_agent and self.observed.own_client
-        if ssh is None and self.plan.daemons and not self.plan.user_agent and not own:
+        path, identity = self.observed.environ.get("PATH", ""), self.observed.identity
+        ssh = shutil.which("ssh", path=path) or ""
+        alike = {(item.port, item.user) for item in logins.entries}
+        needs_ssh = self.plan.daemons and not self.by_pool and not self.plan.user_agent
+        if needs_ssh and (why := sshconfig.unusable(ssh, identity)):
             raise error(
                 "program-missing",
-                "no ssh on PATH",
-                evidence=(f"PATH={self.observed.environ.get('PATH', '')}",),
-                hint="install openssh-client in the launcher's image, "
-                "or let MPIBOOT_SSH_CLIENT choose mpiboot's own",
+                f"{why}, and with MPIBOOT_SUPERVISE=off nothing of mpiboot stays to log in",
+                evidence=(f"PATH={path}",),
+                hint="install openssh-client in the launcher's image, or supervise mpirun",
             )
         logins.write(
-            ssh=ssh or "",
+            ssh=ssh,
             user_agent=self.plan.user_agent,
             linger=self.plan.agent_linger,
-            own_client=own,
             per_host=self.plan.per_host,
             environ=self.plan.agent_env,
+            # Hosts that ranks add while they run (MPI_Comm_spawn) are reached as the others are.
+            later=tuple(sshconfig.LaunchHost("*", "%h", *one) for one in alike if len(alike) == 1),
         )
+
+    @property
+    def by_pool(self) -> bool:
+        """Whether the agents' sessions go over the connections that the gate has opened."""
+        unused = self.plan.user_agent or not self.plan.daemons or self.key is None
+        return not unused and self.resolved.settings.supervise is Switch.ON
 
     def logins(self, key: keys.JobKey) -> Logins:
         """Give the logins of mpirun's agents, by mpirun's names for the hosts."""
@@ -156,7 +188,6 @@ class Launch:
             key,
             self.resolved.settings,
             self.plan.user_args,
-            watched=self._silent > 0,
         )
 
     @cached_property
@@ -164,31 +195,20 @@ class Launch:
         """The hosts that passed the gate, by mpirun's names."""
         return {self.observed.called(item.host.name): item for item in self.observed.workers}
 
-    @cached_property
-    def _silent(self) -> float:
-        """Seconds of silence after which mpirun's parent checks a host; 0: it does not."""
-        settings = self.resolved.settings
-        seconds = sshconfig.patience(settings.ssh_keepalive, self.plan.user_args).silent
-        others = self.plan.user_agent or self.key is None or settings.supervise is not Switch.ON
-        watched = seconds < settings.ssh_keepalive and not others and host_watch.can_look()
-        return seconds if watched else 0.0
-
-    def client_config(self, parent: int) -> client_start.ClientConfig | None:
-        """Give the configuration of mpiboot's own SSH client, if the agents use it.
+    def pool_config(self) -> PoolConfig | None:
+        """Give what the pool is made of; None where no host is reached by SSH.
 
         Raises:
             MpibootError: ``settings-conflict``; too few files may be open.
         """
-        unused = self.plan.user_agent or not self.plan.daemons or not self.observed.own_client
-        if unused or self.key is None:
+        if self.key is None:
             return None
-        return self.logins(self.key).client_config(parent, len(self.plan.daemons))
+        return self.logins(self.key).pool_config(len(self.plan.daemons) if self.by_pool else 0)
 
     def spec(
         self,
         own_env: Mapping[str, str],
         environ: Mapping[str, str],
-        client: tuple[str, ...],
         *,
         attempt: str,
     ) -> launch_spec.LaunchSpec:
@@ -197,7 +217,6 @@ class Launch:
         Args:
             own_env: the parent's environment.
             environ: mpirun's environment.
-            client: the command line of mpiboot's own SSH client, or nothing.
             attempt: this launcher's name for workers; empty if they are not told of its end.
 
         Raises:
@@ -238,7 +257,6 @@ class Launch:
             folder=self.where.launch_dir,
             set_env={name: value for name, value in environ.items() if own_env.get(name) != value},
             unset_env=tuple(name for name in own_env if name not in environ),
-            client=client,
             obstacles=self.plan.obstacles,
             attempt=attempt if any(item.runs_mpiboot for item in self.observed.workers) else "",
             program=self.observed.line.program,
@@ -251,8 +269,6 @@ class Launch:
             connect_check=settings.connect_check,
             end_stuck=settings.stuck is Stuck.END,
             exit_codes=self.plan.exit_codes,
-            silent=self._silent,
-            keepalive=settings.ssh_keepalive,
             with_ranks=with_ranks,
             prove=settings.prove_transport.value if proved else "",
             transport=(self.plan.transport or Transport.NONE).value,
@@ -330,7 +346,7 @@ class Logins:
     """The hosts of a folder of logins, by each name that ssh may be called with.
 
     ``host_keys`` are those of single hosts, by the hostfile's names; ``user_args`` the user's own
-    ssh arguments; ``watched``: mpirun's parent checks silent hosts.
+    ssh arguments.
     """
 
     folder: Path
@@ -339,13 +355,12 @@ class Logins:
     key: keys.JobKey
     settings: Settings
     user_args: sshconfig.UserArgs = field(default_factory=sshconfig.UserArgs)
-    watched: bool = False
 
     @property
     def patience(self) -> sshconfig.SshTimeouts:
         """Retries of a login, and when a silent host counts as lost."""
         keepalive = self.settings.ssh_keepalive
-        return sshconfig.patience(keepalive, self.user_args, watched=self.watched)
+        return sshconfig.patience(keepalive, self.user_args)
 
     @property
     def entries(self) -> tuple[sshconfig.LaunchHost, ...]:
@@ -379,7 +394,6 @@ class Logins:
         ssh: str,
         user_agent: str = "",
         linger: int = 0,
-        own_client: bool = False,
         per_host: Mapping[str, Mapping[str, str]],
         environ: Mapping[str, str] | None = None,
         later: Iterable[sshconfig.LaunchHost] = (),
@@ -390,7 +404,6 @@ class Logins:
             ssh: the path of ssh; empty where there is none.
             user_agent: the words of the user's own launch agent, or empty.
             linger: the seconds that an agent waits for mpirun's end.
-            own_client: whether mpiboot's own client replaces ssh.
             per_host: variables of single hosts.
             environ: the agents' variables beside mpirun's environment.
             later: patterns of hosts that may join the job.
@@ -410,7 +423,6 @@ class Logins:
                 keepalive=self.settings.ssh_keepalive,
                 user_args=self.user_args,
                 costly_kex=openssh.contains_string(ssh, sshconfig.COSTLY_KEX),
-                watched=self.watched,
             ),
         )
         write_agent_files(
@@ -418,11 +430,18 @@ class Logins:
             # Open MPI's own files may add arguments that mpiboot can't take away.
             ssh=f"{ssh or 'ssh'} {self.pins}",
             user_agent=user_agent,
-            client=client_start.client_words() if own_client else "",
             linger=str(linger),
             per_host=per_host,
             environ=environ or {},
         )
+
+    def write_pool(self) -> None:
+        """Write what tells the workers of a command's end reads (``answers.main``).
+
+        Raises:
+            MpibootError: ``runtime-folder``.
+        """
+        files.write_private(self.folder / launch_names.POOL, write_records(self.pool_config(0)))
 
     def write_baselines(self, workers: Iterable[Worker]) -> None:
         """Write the workers to tell of a command's end; they are not asked for evidence.
@@ -433,31 +452,25 @@ class Logins:
         seen = tuple(evidence.snapshot(item, item.host.name, "") for item in workers)
         files.write_private(self.folder / evidence.FILE, evidence.to_json(seen))
 
-    def client_config(self, parent: int, most: int) -> client_start.ClientConfig:
-        """Give the configuration of mpiboot's own SSH client.
-
-        Args:
-            parent: the process with which it ends.
-            most: how many sessions it may serve at once.
+    def pool_config(self, most: int) -> PoolConfig:
+        """Give what the pool is made of; ``most`` is how many sessions it may have at once.
 
         Raises:
             MpibootError: ``settings-conflict``; too few files may be open.
         """
-        short = client_start.short_of_files(most, os_calls.most_open_files())
+        short = short_of_files(most, os_calls.most_open_files())
         if short:
-            hint = "install ssh in the image, or give the container runtime a higher LimitNOFILE"
+            hint = "give the container runtime a higher LimitNOFILE"
             raise error("settings-conflict", short, hint=hint)
         unchecked = self.settings.host_keys is HostKeys.OFF
-        return client_start.ClientConfig(
+        return PoolConfig(
             hosts=tuple(
                 replace(host, key="" if unchecked else host.key or self.key.public)
                 for host in self.entries
             ),
             key=str(self.folder / launch_names.KEY),
             patience=self.patience,
-            events=str(self.folder / launch_names.EVENTS),
-            errors=str(self.folder / "stderr"),
-            parent=parent,
+            folder=str(self.folder),
         )
 
 
@@ -465,7 +478,7 @@ class Logins:
 AGENT_CONFIG: Final = "agent.conf"
 _KUBECTL_CONFIG: Final = "kubectl.conf"
 _KUBECTL_STDIN: Final = "stdin"
-_POD_EXEC: Final = Path(__file__).resolve().parent.parent / "libexec" / "pod_exec"
+_POD_EXEC: Final = _LIBEXEC / "pod_exec"
 AGENT_HOSTS: Final = "hosts"
 
 
@@ -487,13 +500,13 @@ def write_agent_files(
     environ: Mapping[str, str],
     **words: str,
 ) -> None:
-    """Write the agent's files, and the FIFO by which it tells of its host.
+    """Write the agent's files.
 
     Args:
         folder: the launch folder, which holds the folder AGENT_HOSTS already.
         per_host: variables of single hosts, by mpirun's names.
         environ: the agent's variables beside mpirun's environment.
-        **words: what ``libexec/agent`` reads: ssh, user_agent, client, remote_end, linger.
+        **words: what ``libexec/agent`` reads: ssh, user_agent, kubectl, remote_end, linger.
 
     Raises:
         MpibootError: ``runtime-folder``.
@@ -504,7 +517,6 @@ def write_agent_files(
             hosts / f"{name}.env", assignments({"exports": exports(values).rstrip()})
         )
     files.write_private(folder / AGENT_CONFIG, assignments(words) + exports(environ))
-    files.make_fifo(folder / launch_names.EVENTS)
 
 
 def write_kubectl(folder: Path, access: PodAccess, environ: Mapping[str, str]) -> dict[str, str]:
@@ -530,4 +542,4 @@ def write_kubectl(folder: Path, access: PodAccess, environ: Mapping[str, str]) -
     needed = {name: environ[name] for name in KUBECTL_ENVIRONMENT if name in environ}
     files.write_private(folder / _KUBECTL_CONFIG, assignments(read) + exports(needed))
     files.make_fifo(folder / _KUBECTL_STDIN)
-    return {"client": f"/bin/sh {_POD_EXEC}", "remote_end": KUBECTL_ENDED}
+    return {"kubectl": f"/bin/sh {_POD_EXEC}", "remote_end": KUBECTL_ENDED}

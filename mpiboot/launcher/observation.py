@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final
 
 from mpiboot.core import log
 from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.facts import Host, Hostfile, PodFacts, Worker
-from mpiboot.core.model import Decision, Finding, Level, Mpi, MpiFamily, SshKind
+from mpiboot.core.model import Finding, Level, Mpi, MpiFamily
 from mpiboot.core.setting_types import AUTO, Switch
 from mpiboot.core.settings import Resolved, Settings
 from mpiboot.hosts import gate, host_shell, hostfiles, remote_commands, stale_processes
@@ -34,10 +32,9 @@ from mpiboot.launcher.setup import LauncherPod, access, launcher_pod
 from mpiboot.network import counters, decision, pod, worker_network, worker_pairs
 from mpiboot.network.decision import DataNetwork
 from mpiboot.network.worker_pairs import Dial
-from mpiboot.ssh import client_start
 from mpiboot.ssh import config as sshconfig
-from mpiboot.ssh.client_start import ConnectionPool
-from mpiboot.system import os_calls, programs
+from mpiboot.ssh.connections import Connections
+from mpiboot.system import programs
 from mpiboot.worker import facts
 
 # A shell in this pod takes milliseconds.
@@ -50,7 +47,7 @@ class Observation:
 
     ``already_said`` are the plan's findings that were logged before any host was waited for.
     ``pairs`` has the results of workers that dial each other, and ``dialled`` those results where
-    they were collected. ``kept`` has the logins that stay open for the launch agents.
+    they were collected. ``connections`` has the logins, which stay open.
     """
 
     observed: Observed
@@ -58,7 +55,7 @@ class Observation:
     warnings: tuple[Finding, ...]
     already_said: tuple[Finding, ...] = ()
     pairs: PairCheck | None = None
-    kept: ConnectionPool | None = None
+    connections: Connections | None = None
     dialled: tuple[Dial, ...] = ()
 
 
@@ -82,19 +79,21 @@ async def wait(
     before = _before_hosts(launcher, found.hostfile, mpi, line)
     already_said = _tell_at_once(launcher, before)
     follow = hostfiles.HostfileFollower(found)
-    pairs, to = _pairs(launcher), access(launcher)
-    kept = _keep_logins(launcher, before.client)
+    pairs, to = _pairs(launcher), access(launcher, line)
+    settings, connections = launcher.resolved.settings, None
+    if settings.supervise is Switch.ON:
+        args = agent_variables.given_by_user(launcher.environ, line)
+        connections = Connections(sshconfig.patience(settings.ssh_keepalive, args))
     passed = await gate.wait(
         found.hostfile.hosts,
         _rest(launcher),
         to,
-        PipelineOptions(mpirun=line.daemons_mpirun, pairs=pairs, kept=kept),
+        PipelineOptions(mpirun=line.daemons_mpirun, pairs=pairs, kept=connections),
         also=own,
         follow=follow,
         reached=reached,
     )
     await stale_processes.end(passed.workers, launcher.job, _rest(launcher), to)
-    settings = launcher.resolved.settings
     workers, networks = await remote_commands.wait_until_settled(
         passed.workers, lambda worker: worker_network.choose(worker, settings), _rest(launcher), to
     )
@@ -105,7 +104,7 @@ async def wait(
         before, hostfile=follow.found.hostfile, networks=networks, data_blocked=blocked
     )
     observed = _with_hosts(launcher, before, passed, own.result())
-    return Observation(observed, passed, follow.found.warnings, already_said, pairs, kept)
+    return Observation(observed, passed, follow.found.warnings, already_said, pairs, connections)
 
 
 def _before_hosts(launcher: LauncherPod, hostfile: Hostfile, mpi: Mpi, line: UserLine) -> Observed:
@@ -116,7 +115,7 @@ def _before_hosts(launcher: LauncherPod, hostfile: Hostfile, mpi: Mpi, line: Use
         identity=launcher.identity,
         environ=launcher.environ,
         line=line,
-        client=choose_client(launcher, len(hostfile.hosts), mpi, line),
+        client=launcher.chosen,
         parameters=facts.find_parameters(mpi, launcher.environ, line),
     )
 
@@ -187,7 +186,7 @@ async def look(
     passed = await gate.probe_once(
         found.hostfile.hosts,
         settings,
-        access(launcher),
+        access(launcher, line),
         PipelineOptions(mpirun=line.daemons_mpirun, pairs=pairs),
         doctor=doctor,
     )
@@ -249,8 +248,12 @@ async def pass_gates(
     launcher: LauncherPod,
     reached: list[Worker] | None = None,
     report: Callable[[GateResult], None] | None = None,
+    connections: Connections | None = None,
 ) -> gate.GateResult:
-    """Wait until every host is ready; ``reached`` and ``report`` are as for ``gate.wait``."""
+    """Wait until every host is ready; ``reached`` and ``report`` are as for ``gate.wait``.
+
+    ``connections`` takes over the logins, which stay open.
+    """
     found = await hostfiles.of_job(launcher.resolved, launcher.environ, _rest(launcher).timeout)
     for item in found.warnings:
         log.finding(item)
@@ -260,7 +263,7 @@ async def pass_gates(
         found.hostfile.hosts,
         _rest(launcher),
         access(launcher),
-        PipelineOptions(pairs=pairs),
+        PipelineOptions(pairs=pairs, kept=connections),
         follow=follow,
         reached=reached,
         report=report,
@@ -353,53 +356,3 @@ def _rest(launcher: LauncherPod) -> Settings:
     settings = launcher.resolved.settings
     left = launcher.started + settings.timeout - time.monotonic()
     return replace(settings, timeout=max(0.0, left))
-
-
-def choose_client(launcher: LauncherPod, hosts: int, mpi: Mpi, line: UserLine) -> Decision:
-    """Choose the SSH client; the plan shows the reason.
-
-    Args:
-        launcher: this pod.
-        hosts: how many the hostfile has.
-        mpi: the MPI of the mpirun that will run.
-        line: the user's.
-    """
-    settings, environ = launcher.resolved.settings, launcher.environ
-    ssh = shutil.which("ssh", path=environ.get("PATH", "")) or ""
-    row = DIALECTS.get(mpi.family)
-    stays = settings.supervise is Switch.ON and row is not None
-    only_ssh = client_start.short_of_files(hosts, os_calls.most_open_files())
-    if _is_script(ssh):
-        only_ssh = "a script, which may do what only it knows"
-    if row is not None:
-        if row.agent_sockets:
-            only_ssh = (
-                f"{row.title} gives its agents sockets, which the embedded client serves at a cost"
-            )
-        asked = agent_variables.only_by_ssh(row, line, environ, client_start.agent_words())
-        only_ssh = f"it does what {asked} asks for" if asked else only_ssh
-    return launcher.chosen or sshconfig.client(
-        settings.ssh_client,
-        launcher.resolved.given["ssh_client"].source,
-        ssh,
-        launcher.identity,
-        hosts if stays else 0,
-        only_ssh,
-    )
-
-
-def _keep_logins(launcher: LauncherPod, client: Decision | None) -> ConnectionPool | None:
-    """Keep the gate's logins if mpiboot's own client stays beside mpirun."""
-    settings = launcher.resolved.settings
-    if client is None or client.value != SshKind.EMBEDDED or settings.supervise is not Switch.ON:
-        return None
-    return ConnectionPool(sshconfig.patience(settings.ssh_keepalive, sshconfig.UserArgs()))
-
-
-def _is_script(path: str) -> bool:
-    """Whether a file begins as a script does; False also where it can't be read."""
-    try:
-        with Path(path).open("rb") as file:
-            return file.read(2) == b"#!"
-    except OSError:
-        return False

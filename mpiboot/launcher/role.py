@@ -31,7 +31,7 @@ from mpiboot.core.launch_names import (
     KEEP_KEY,
     LAUNCH_ID,
     LAUNCHES,
-    RESULT,
+    PARENT,
     WANTED,
 )
 from mpiboot.core.launch_spec import ParentOptions, ParentTask
@@ -43,7 +43,7 @@ from mpiboot.job import program_words
 from mpiboot.launcher import shims
 from mpiboot.supervisor import signals
 from mpiboot.supervisor.signals import SIGNALS
-from mpiboot.system import control_groups, files, process
+from mpiboot.system import control_groups, files, os_calls, process
 from mpiboot.system.spawn import DEFAULT_PATH
 
 
@@ -180,24 +180,24 @@ def start_child(
         attempt: this launcher's name for workers; empty where it is a part of a job.
 
     Returns:
-        The parent's arguments: the child's process number, and the descriptor of its result.
+        The parent's arguments: the child's process number, and the descriptor of its socket.
 
     Raises:
         OSError: it can't be started.
     """
-    reader, writer = os.pipe()
+    own, childs = os_calls.socket_pair()
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
     if not pid:
-        os.dup2(writer, RESULT)
-        for handle in {reader, writer} - {RESULT}:
+        os.dup2(childs, PARENT)
+        for handle in {own, childs} - {PARENT}:
             os.close(handle)
         _be_child(resolved, program, environ, attempt)
     _lead_a_group(pid)  # here too: the parent may end it before it has run
-    os.close(writer)
-    os.set_inheritable(reader, True)
-    return [str(pid), str(reader)]
+    os.close(childs)
+    os.set_inheritable(own, True)
+    return [str(pid), str(own)]
 
 
 def _be_child(
@@ -273,7 +273,7 @@ def _run_once(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str
     files.make_fifo(folder / WANTED)
     # Any host may be the job's, until the gate knows them.
     ssh = shutil.which("ssh", path=path) or ""
-    shims.write_ssh(folder, {"ssh": ssh, "hosts": "?*", "logins": ""})
+    shims.write_ssh(folder, {"plain": ssh, "hosts": "?*"})
     attempt = new_attempt(settings.worker_exit, environ)
     env = {
         **environ,
@@ -290,6 +290,7 @@ def _run_once(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str
         last_launches=str(folder.parent.parent / "launcher") if attempt else "",
         folder=str(folder),
         gate=tuple(process.python(_GATE, str(folder))),
+        notifier=tuple(process.python(_NOTIFIER)),
         hint=hint,
     )
     log.info("command", f"{program[0]} runs once, in this pod" + (f"; {hint}" if hint else ""))
@@ -297,6 +298,7 @@ def _run_once(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str
 
 
 _GATE: Final = "from mpiboot.launcher.child import serve_logins; serve_logins(sys.argv[1])"
+_NOTIFIER: Final = "from mpiboot.supervisor.answers import main; main(sys.argv[1])"
 
 
 def _command_folder(settings: Settings, environ: Mapping[str, str]) -> Path:

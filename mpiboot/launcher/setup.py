@@ -17,6 +17,8 @@ from mpiboot.core.settings import Resolved
 from mpiboot.hosts import dns
 from mpiboot.hosts.access import PORTS, PodAccess, SshAccess, choose_access
 from mpiboot.job import names
+from mpiboot.job.agent_variables import given_by_user
+from mpiboot.job.mpirun_line import UserLine
 from mpiboot.network import pod
 from mpiboot.ssh import openssh
 from mpiboot.system import files, keys, os_calls
@@ -127,20 +129,22 @@ def launcher_pod(
     )
 
 
-def access(launcher: LauncherPod) -> SshAccess:
-    """Give how this launcher reaches its workers."""
-    settings = launcher.resolved.settings
+def access(launcher: LauncherPod, line: UserLine | None = None) -> SshAccess:
+    """Give how this launcher reaches its workers; ``line`` may have arguments of ssh."""
+    settings, args = launcher.resolved.settings, given_by_user(launcher.environ, line)
     hostname = socket.gethostname()
     api = launcher.environ.get(pod.API, "")
     own, _ = pod.control_address(settings.control_ifname, hostname, api=api)
     named = openssh.client_port(launcher.environ, launcher.identity.home)
+    ports = tuple(dict.fromkeys((named[0], *PORTS))) if named else PORTS
+    ports = (args.port,) if args.port else ports
     search = dns.read_resolv_conf().search
     return SshAccess(
-        user=settings.ssh_user or launcher.identity.user,
+        user=settings.ssh_user or args.user or launcher.identity.user,
         key=launcher.key.path if launcher.key else Path(),
         hostname=hostname,
         host_key=launcher.key.public if launcher.key else "",
-        ports=tuple(dict.fromkeys((named[0], *PORTS))) if named else PORTS,
+        ports=ports,
         fqdns=pod.own_names(hostname),
         ipv6=":" in own if own else None,
         domain=settings.cluster_domain or names.cluster_domain(search) or "cluster.local",

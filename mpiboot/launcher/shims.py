@@ -225,7 +225,7 @@ def write_ssh(folder: Path, values: Mapping[str, str]) -> None:
         MpibootError: ``runtime-folder``; it can't be written.
     """
     # Where no ssh is installed, its own place says so.
-    values = {"pins": "", "client": "", **values, "ssh": values["ssh"] or "/usr/bin/ssh"}
+    values = {"dir": "", "ssh": "", **values, "plain": values["plain"] or "/usr/bin/ssh"}
     lines = (f"{name}={shlex.quote(value)}\n" for name, value in values.items())
     files.write_private(folder / "ssh.conf", "".join(lines))
 

@@ -103,7 +103,8 @@ class Attempt:
     stalled: bool = False
 
 
-_GREETING_SIZE: Final = 255  # RFC 4253 4.2: the longest identification line
+# RFC 4253 4.2: other lines may come before the identification, as a notice to who logs in.
+_GREETING_SIZE: Final = 1 << 16
 _SHOWN: Final = 60
 
 
@@ -172,7 +173,6 @@ async def _greeting(sock: socket.socket, limits: LoginTimeouts) -> tuple[Outcome
         if not seen:
             return Outcome.CLOSED, "before its greeting"
         lines = seen.split(b"\n")
-        # RFC 4253 4.2: other lines may come before the identification.
         for line in lines[:-1]:
             if line.startswith(b"SSH-"):
                 return Outcome.OK, line.strip().decode("utf-8", "replace")

@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from mpiboot.core.model import Decision, Identity, Source, SshKind
-from mpiboot.core.setting_types import Auto, HostKeys
+from mpiboot.core.model import Identity
+from mpiboot.core.setting_types import HostKeys
 
 # What the setting of the host keys is called in ssh's configuration.
 STRICT: Final = {HostKeys.JOB: "yes", HostKeys.ACCEPT_NEW: "accept-new", HostKeys.OFF: "no"}
@@ -68,27 +68,20 @@ _PATIENCE: Final = {
     "serveraliveinterval": 0,  # seconds; from the keep-alive setting
     "serveralivecountmax": 0,  # likewise
 }
-# Probes in the time of the keep-alive setting, and the most seconds between two.
-_PROBES, _MOST_BETWEEN = 30, 10.0
-# Unanswered ones after which mpirun's parent looks for a host (``host_watch.SilenceWatch``).
-_UNANSWERED: Final = 3
-# Where the parent looks for silent hosts: ssh has no value for never.
-_NEVER: Final = 1_000_000
+# Probes in the time of the keep-alive setting, and the most seconds between two: NAT and load
+# balancers forget flows that are idle for longer.
+_PROBES, _MOST_BETWEEN = 10, 30.0
 # ssh_config(5), TIME FORMATS.
 _UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _TIME: Final = re.compile(r"(?:[0-9]{1,9}[smhdw])*[0-9]{1,9}[smhdw]?", re.IGNORECASE)
 _TIME_PART: Final = re.compile(r"([0-9]+)([smhdw]?)")
-# What mpiboot's own SSH client does by itself, or never does: such a keyword is no loss there.
-_CLIENT_DOES: Final = (*_PATIENCE, "tcpkeepalive", "passwordauthentication", "compression")
+# What the pool does by itself, or never does: such a keyword is no loss there.
+_POOL_DOES: Final = (*_PATIENCE, "tcpkeepalive", "passwordauthentication", "compression")
 
 # The first choice of OpenSSH 9.0 to 9.8: 82 ms of CPU for each login on the launcher, which logs in
 # to every host, against 13 with what both ends choose without it (scripts/bench/key_exchange).
 # 9.9 chooses mlkem768x25519 first, which is cheap.
 COSTLY_KEX: Final = "sntrup761"
-
-# From so many hosts on one process with the gate's logins costs less than an ssh for each host, in
-# memory and in time: the least number that was measured (scripts/bench/scale).
-KEPT_FROM: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +89,15 @@ class UserArgs:
     """A user's own ssh arguments, read.
 
     ``lines`` are configuration lines; ``words`` flags that have no such form; ``without_effect``
-    what mpiboot sets itself or does not pass on.
+    what mpiboot sets itself or does not pass on. ``port`` (0: none) and ``user`` are for the gate,
+    whose logins all others follow.
     """
 
     lines: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
     without_effect: tuple[str, ...] = ()
+    port: int = 0
+    user: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,22 +113,16 @@ class SshTimeouts:
     interval: int
     probes: int
 
-    @property
-    def silent(self) -> int:
-        """After how many seconds without an answer a host is silent; 0: nobody asks it."""
-        return _UNANSWERED * self.interval
 
-
-def patience(keepalive: float, args: UserArgs, *, watched: bool = False) -> SshTimeouts:
+def patience(keepalive: float, args: UserArgs = UserArgs()) -> SshTimeouts:
     """Settle how long is waited: the user's ssh arguments, else mpiboot's own values.
 
     Args:
         keepalive: the setting: seconds after which a silent worker is lost; 0 for never.
         args: the user's ssh arguments; ssh itself complains of values that it can't read.
-        watched: whether mpirun's parent looks for silent hosts, so that ssh gives none up.
     """
     interval = math.ceil(min(keepalive / _PROBES, _MOST_BETWEEN))
-    probes = _NEVER if watched else math.ceil(keepalive / interval) if interval else 0
+    probes = math.ceil(keepalive / interval) if interval else 0
     values = {**_PATIENCE, "serveraliveinterval": interval, "serveralivecountmax": probes}
     for line in reversed(args.lines):  # ssh keeps the first
         keyword, _, value = line.partition(" ")
@@ -146,6 +136,7 @@ def read_args(text: str) -> UserArgs:
     """Read the value of ``plm_rsh_args`` and its kin: split at blanks, as Open MPI splits it."""
     lines: list[str] = []
     words: list[str] = []
+    gates: dict[str, str] = {}  # ssh takes the first value
     try:
         options, without_effect = getopt.getopt(text.split(), _LETTERS)
     except getopt.GetoptError:  # ssh itself would end with an error
@@ -158,17 +149,20 @@ def read_args(text: str) -> UserArgs:
         if letter == "-o":
             line = given.replace("=", " ", 1)
         keyword, _, value = line.strip().partition(" ")
-        if keyword.lower() not in _ALLOWED or not value.strip():
+        if keyword.lower() == "user" or (keyword.lower() == "port" and value.strip().isdecimal()):
+            gates.setdefault(keyword.lower(), value.strip())
+        elif keyword.lower() not in _ALLOWED or not value.strip():
             named = line if keyword[:1] == "-" else f"{keyword}={value}"
             without_effect.append(named.rstrip("= "))
         elif (letter, value.lower()) != ("-F", "none"):
             lines.append(f"{keyword} {value.strip()}")
-    return UserArgs(tuple(lines), tuple(words), tuple(without_effect))
+    port, user = int(gates.get("port", 0)), gates.get("user", "")
+    return UserArgs(tuple(lines), tuple(words), tuple(without_effect), port, user)
 
 
-def lost_with_own_client(args: UserArgs) -> tuple[str, ...]:
-    """List a user's ssh arguments that would change something, and don't without ssh."""
-    lines = (line for line in args.lines if line.partition(" ")[0].lower() not in _CLIENT_DOES)
+def only_by_ssh(args: UserArgs) -> tuple[str, ...]:
+    """List a user's ssh arguments that have no effect where no ssh reads them."""
+    lines = (line for line in args.lines if line.partition(" ")[0].lower() not in _POOL_DOES)
     return (*lines, *args.words)
 
 
@@ -178,7 +172,7 @@ class LaunchHost:
 
     Or a pattern of names; its address then is ``%h``, the name itself, and what that lacks.
     ``key`` is a public key as a line: for ssh a host's own, empty where that is the job's; for
-    mpiboot's own client the one it must show, empty where any will do.
+    the pool the one it must show, empty where any will do.
     """
 
     name: str
@@ -227,7 +221,6 @@ def render(
     keepalive: float,
     user_args: UserArgs,
     costly_kex: bool = False,
-    watched: bool = False,
 ) -> str:
     """Write the configuration.
 
@@ -240,9 +233,8 @@ def render(
         keepalive: seconds after which a silent worker is lost; 0: never.
         user_args: the user's own, behind ours.
         costly_kex: whether the ssh that reads it knows ``COSTLY_KEX``, which is then left out.
-        watched: as in ``patience``.
     """
-    wait = patience(keepalive, user_args, watched=watched)
+    wait = patience(keepalive, user_args)
     lines = []
     for entry in entries:
         lines += [
@@ -282,39 +274,15 @@ def render(
     return "\n".join(lines) + "\n"
 
 
-def client(
-    wanted: SshKind | Auto,
-    source: Source,
-    ssh: str,
-    identity: Identity,
-    hosts: int = 0,
-    only_ssh: str = "",
-) -> Decision:
-    """Choose the SSH client of mpirun's launch agents: the value is a ``SshKind``.
+def unusable(ssh: str, identity: Identity) -> str:
+    """Say why no ssh can run here; empty where it can.
 
     Args:
-        wanted: the setting ``ssh_client``.
-        source: where that comes from.
         ssh: the path of the installed ssh; empty where there is none.
         identity: this pod's user.
-        hosts: how many the job has; 0 where the gate's logins can't carry the agents' sessions.
-        only_ssh: what is asked for that ssh alone does; empty for nothing.
     """
-    name = "ssh-client"
-    if wanted is SshKind.EMBEDDED:
-        return Decision(name, wanted.value, source, "MPIBOOT_SSH_CLIENT")
-    # Whoever asks for openssh gets it, and its own error where it can't run.
-    if wanted is SshKind.OPENSSH:
-        return Decision(
-            name, wanted.value, source, f"MPIBOOT_SSH_CLIENT, {ssh or 'which is missing'}"
-        )
     if not ssh:
-        return Decision(name, SshKind.EMBEDDED.value, Source.DETECTED, "there is no ssh on PATH")
+        return "there is no ssh on PATH"
     if not identity.known:
-        reason = f"{ssh} refuses uid {identity.uid}, which has no passwd entry"
-        return Decision(name, SshKind.EMBEDDED.value, Source.DETECTED, reason)
-    if hosts < KEPT_FROM or only_ssh:
-        reason = f"{ssh}: {only_ssh}" if hosts >= KEPT_FROM else ssh
-        return Decision(name, SshKind.OPENSSH.value, Source.DETECTED, reason)
-    reason = f"{hosts:,} hosts: the gate's logins carry the sessions, instead of an ssh for each"
-    return Decision(name, SshKind.EMBEDDED.value, Source.DETECTED, reason)
+        return f"{ssh} refuses uid {identity.uid}, which has no passwd entry"
+    return ""

@@ -12,17 +12,18 @@ import contextlib
 import functools
 import re
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import asyncssh
 
 from mpiboot.core.checks import error
 from mpiboot.core.setting_types import HostKeys
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
-from mpiboot.ssh.client_start import ConnectionPool
+from mpiboot.ssh.connections import Connections
 
 NOTHING_ELSE: Final[Mapping[str, Any]] = {
     "config": None,
@@ -185,7 +186,36 @@ async def closed(connection: asyncssh.SSHClientConnection) -> None:
 OUTPUT_LIMIT: Final = 1 << 20
 _SHOWN: Final = 60
 _COMPLAINT: Final = 400
+# A handshake is some milliseconds of work here; more at once only makes each of them slow enough to
+# be cut off by a server's patience. A server that says nothing has its turn for so many seconds.
 _LOGINS: Final = 32
+_TURN: Final = 1.0
+T = TypeVar("T")
+
+
+class Turns:
+    """Lets so many handshakes begin at once."""
+
+    def __init__(self) -> None:
+        self._free = asyncio.Semaphore(_LOGINS)
+
+    async def run(self, handshake: Callable[[], Coroutine[Any, Any, T]], limit: float | None) -> T:
+        """Run a handshake in its turn, and give its result.
+
+        Raises:
+            asyncio.TimeoutError: it took longer than ``limit`` seconds.
+            Exception: what the handshake raises.
+        """
+        running: asyncio.Future[T] | None = None
+        try:
+            async with self._free:
+                running = asyncio.ensure_future(handshake())
+                turn = min(_TURN, limit or _TURN)
+                await asyncio.wait({running}, timeout=turn)
+            return await asyncio.wait_for(running, limit and limit - turn)
+        finally:
+            if running is not None:
+                running.cancel()
 
 
 # Each kind of asyncssh.Error; the nearest ancestor counts. Other exceptions that an attempt can
@@ -275,7 +305,7 @@ class Login:
         host_key: str = "",
         mode: HostKeys = HostKeys.JOB,
         limits: LoginTimeouts | None = None,
-        kept: ConnectionPool | None = None,
+        kept: Connections | None = None,
     ) -> None:
         self._kept = kept
         self._key = read_private(key)
@@ -285,9 +315,7 @@ class Login:
         # A node that is starved of CPU or disk needs longer than the limit each time: a host whose
         # command did not end gets twice the time at the next attempt.
         self._command_limits: dict[Target, float] = {}
-        # A handshake is some milliseconds of work here; more at once only makes each of them slow
-        # enough to be cut off by a server's patience. Commands are waited for without this bound.
-        self._logins = asyncio.Semaphore(_LOGINS)
+        self._turns = Turns()
         self.public_line = _key_line(self._key)
         self.fingerprint = self._key.get_fingerprint()
         self.host_fingerprint = self._pinned.get_fingerprint()
@@ -311,9 +339,8 @@ class Login:
         )
         client = _LoginRecord(self._key)
         try:
-            async with self._logins:
-                opening = self._open(target.user, sock, client)
-                connection = await asyncio.wait_for(opening, self._limits.login)
+            opening = partial(self._open, target.user, sock, client)
+            connection = await self._turns.run(opening, self._limits.login)
         except asyncio.TimeoutError:
             message = f"{self._limits.login:g} s"
             # The server's half of the key exchange is the first that doesn't fit a small packet.

@@ -212,8 +212,8 @@ def take(pid: int) -> list[int]:
 
     Raises:
         OSError: one can't be opened here.
-        ValueError: one is of a kind that would be another one when opened anew: a file that is not
-            the launcher's own has a place in it, and a socket can't be opened.
+        ValueError: one is of a kind that would be another one when opened anew: a file to write to
+            that is not the launcher's own has a place in it, and a socket can't be opened.
     """
     found: list[int] = []
     try:
@@ -226,6 +226,13 @@ def take(pid: int) -> list[int]:
     return found
 
 
+def take_input(pid: int) -> int:
+    """Give what an agent has as 3; /dev/null where that can't be opened here."""
+    with suppress(OSError, ValueError):
+        return _open_of(pid, _FIRST, os.O_RDONLY)
+    return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+
 def _open_of(pid: int, number: int, mode: int) -> int:
     path = f"/proc/{pid}/fd/{number}"
     kind = Path(path).stat().st_mode
@@ -233,6 +240,10 @@ def _open_of(pid: int, number: int, mode: int) -> int:
         # The container's own pipes are root's, and no other user may open them.
         with suppress(PermissionError):
             return os.open(path, mode | _REOPEN)
+    if mode == os.O_RDONLY and stat.S_ISREG(kind):
+        own = os.open(path, mode | os.O_CLOEXEC)
+        os.lseek(own, _flags_and_place(pid, number)[1], os.SEEK_SET)
+        return own
     if mode == os.O_WRONLY:
         flags, place = _flags_and_place(pid, number)
         for own in _OWN:

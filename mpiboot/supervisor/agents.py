@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from mpiboot.core import log
-from mpiboot.core.launch_names import EVENTS, REQUESTS
+from mpiboot.core.launch_names import EVENTS, REQUESTS, SESSIONS
 from mpiboot.supervisor.signals import name
-from mpiboot.supervisor.state import AgentConnected, AgentEnded, AgentStarted, ClientEnded, Event
+from mpiboot.supervisor.state import AgentConnected, AgentEnded, AgentStarted, Event, PoolEnded
 from mpiboot.system import control_groups
 from mpiboot.system.loop import EventLoop
 from mpiboot.system.os_calls import process_handle
@@ -54,7 +54,7 @@ class Agents:
     def __post_init__(self) -> None:
         self._handles: dict[int, int] = {}
         self._ssh: dict[int, int] = {}  # the pid of each agent's ssh
-        self._carried: set[int] = set()  # agents whose sessions are the SSH client's own
+        self._carried: set[int] = set()  # agents whose sessions are the pool's
         # When it is known what became of an agent that isn't there any more; the soonest first, a
         # later word of the same agent beside the earlier.
         self._gone: dict[int, tuple[str, float]] = {}
@@ -69,11 +69,11 @@ class Agents:
         self.loop.on(self._fifo, self.read, vital=True)
 
     def ignore(self) -> None:
-        """Empty the FIFO from now on: the agents of those that ask the workers are no news."""
+        """Empty the FIFO from now on: no agent is of any use."""
         self.loop.on(self._fifo, self._empty)
 
-    def client_ended(self, status: int, oom_kills: int) -> None:
-        """Tell that the process with the agents' sessions is gone; later agents wait for nobody.
+    def pool_ended(self, status: int, oom_kills: int) -> None:
+        """Report that the process with the connections is gone; later agents wait for nobody.
 
         Args:
             status: its wait status.
@@ -81,24 +81,14 @@ class Agents:
         """
         code = os.waitstatus_to_exitcode(status)
         how = f"was killed by {name(-code)}" if code < 0 else f"ended with {code}"
-        with suppress(OSError):
-            os.unlink(f"{self.folder}/{REQUESTS}")
         limit = ""
         if code == _KILLED:
             limit = control_groups.used_up(oom_kills)
             how += f" as {limit}" if limit else ""
-        self.feed(ClientEnded(how, killed=code == _KILLED, out_of_memory=bool(limit)))
-
-    def end_session(self, host: str) -> None:
-        """End a host's sessions here; their agents tell of it."""
-        for pid in [pid for its, pid in self.running() if its == host]:
-            with suppress(OSError):
-                if pid in self._carried:
-                    fifo = open_fifo(f"{self.folder}/{REQUESTS}")
-                    os.write(fifo, f"end {host} {pid}\n".encode())
-                    os.close(fifo)
-                elif pid in self._ssh:
-                    os.kill(self._ssh[pid], signal.SIGTERM)
+        if not release_agents(self.folder):  # no session is its own
+            log.warning("launch", f"the process that queries the hosts {how}; the job goes on")
+        else:
+            self.feed(PoolEnded(how, killed=code == _KILLED, out_of_memory=bool(limit)))
 
     def deadlines(self) -> list[float]:
         """Say when ``settle`` has to be called (monotonic clock)."""
@@ -220,6 +210,23 @@ class Agents:
         words = last_words(f"{self.folder}/stderr/{host}") if status else ()
         self._gone.pop(pid, None)
         self.feed(AgentEnded(host, pid, status, words, signalled=signalled))
+
+
+def release_agents(folder: str) -> bool:
+    """Let agents wait no more for a process that is gone; whether it had sessions."""
+    try:
+        os.unlink(f"{folder}/{REQUESTS}")
+    except OSError:
+        return False
+    sessions = f"{folder}/{SESSIONS}"
+    for file in os.listdir(sessions) if os.path.isdir(sessions) else ():
+        # Who has not read its first answer yet holds its FIFO open itself.
+        with suppress(OSError):
+            if not file.endswith((".request", ".out", ".err")):
+                fifo = os.open(f"{sessions}/{file}", os.O_WRONLY | os.O_NONBLOCK)
+                os.write(fifo, b"255\n255\n")
+                os.close(fifo)
+    return True
 
 
 def open_fifo(path: str) -> int:

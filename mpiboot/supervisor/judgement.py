@@ -16,8 +16,8 @@ from mpiboot.supervisor.state import (
     SIGTERM,
     SSH_FAILED,
     WAITING_LOOKS,
-    ClientEnded,
     Loss,
+    PoolEnded,
     RankEnd,
     RankEnded,
     State,
@@ -109,9 +109,9 @@ def pod_ending(host: str) -> Verdict:
     return replace(verdict_of("host-lost", message, host), gone=True)
 
 
-def client_lost(event: ClientEnded) -> Verdict:
+def pool_lost(event: PoolEnded) -> Verdict:
     """Judge a job whose agents' sessions have all ended with the one process that had them."""
-    message = f"mpiboot's SSH client, which holds the connections to all hosts, {event.how}"
+    message = f"the process with the SSH connections to all hosts {event.how}"
     reference = "launcher-memory" if event.out_of_memory else "ssh-client-lost"
     return replace(verdict_of(reference, message), killed=event.killed)
 
@@ -175,7 +175,7 @@ SSH_WORDS: Final = (
     ("connection closed", "workers-unreachable"),
     ("connection reset", "workers-unreachable"),
 )
-# What ssh, and mpiboot's own client, say where the keep-alive has ended a session.
+# What ssh, and the pool, say where the keep-alive has ended a session.
 _NOT_RESPONDING: Final = "not responding"
 # What an agent's end is taken for that mpirun does not explain.
 LOSSES: Final = ("host-lost", "daemon-failed")
@@ -377,9 +377,6 @@ def _lost(state: State, first: Loss, losses: tuple[Loss, ...]) -> Verdict:
     )
     lines = tuple(f"{loss.host}: {how(loss)}" for loss in others[:LISTED])
     more = f" (and {counted(len(others), 'more host')})" if others else ""
-    proof = dict(state.given_up).get(first.host)
-    if proof:
-        return verdict_of("host-lost", f"{proof}{more} ({_returned(state)})", first.host, lines)
     if not first.joined:
         return _never_joined(state, first, lines)
     session = "SSH" if first.remote == "ssh" else first.remote

@@ -1,7 +1,7 @@
 """One mpirun: started, slept beside until something happens, and judged.
 
 It looks at processes and connections only while mpirun launches; after that nothing wakes it but
-signals, agents, the end, and a few times a minute a look for silent hosts. It never writes to
+signals, agents and the end. It never writes to
 stdout, and stdin is never read; what an event means is decided in ``verdicts``.
 """
 
@@ -18,9 +18,9 @@ from mpiboot.core.launch_names import LAUNCH_ID, NOTICE
 from mpiboot.core.launch_spec import LaunchSpec
 from mpiboot.supervisor import mpirun_messages, verdicts
 from mpiboot.supervisor.agents import Agents
-from mpiboot.supervisor.asking import Question, Request, Saving
+from mpiboot.supervisor.asking import Queries, Question, Request, Saving
 from mpiboot.supervisor.host_checks import HostChecks
-from mpiboot.supervisor.host_watch import ConnectionWatch, Notices, SilenceWatch, UnusedHosts
+from mpiboot.supervisor.host_watch import ConnectionWatch, Notices, UnusedHosts
 from mpiboot.supervisor.mpirun_messages import MpirunStreams
 from mpiboot.supervisor.output import OutputWriter
 from mpiboot.supervisor.processes import (
@@ -43,7 +43,6 @@ from mpiboot.supervisor.state import (
     AskForRanksInMpi,
     CheckHost,
     DaemonJoined,
-    EndSession,
     Event,
     Finish,
     HostChecked,
@@ -86,13 +85,14 @@ class Mpirun:
         loop: EventLoop,
         signals: Signals,
         stderr: OutputWriter,
+        queries: Queries,
         oom_kills: int,
     ) -> None:
         """Get ready to start what ``spec`` says; ``environ`` is mpirun's environment."""
         self.spec = spec
         self.folder = spec.folder
         self.child = 0
-        self.client = 0  # the process that has the agents' sessions, where that is ours too
+        self.pool = 0  # the process with the hosts' connections
         self.verdict: Verdict | None = None
         self.signalled = 0  # the signal that came once it was judged: whoever ends hurries
         self._environ = environ
@@ -111,18 +111,9 @@ class Mpirun:
         self._started_by: float | None = None
         seconds = spec.connect_check if spec.daemons else 0.0
         self._connecting = ConnectionWatch(
-            loop, self.folder, environ, seconds, lambda message: self._feed(Unanswered(message))
+            queries, seconds, lambda message: self._feed(Unanswered(message))
         )
-        self._ranks_in_mpi = Question(loop, self.folder, environ, Request.IN_MPI, self._ranks_told)
-        self._silence = SilenceWatch(
-            loop,
-            self.folder,
-            environ,
-            spec.daemons,
-            silent=spec.silent,
-            keepalive=spec.keepalive,
-            lost=self._feed,
-        )
+        self._ranks_in_mpi = Question(queries, Request.IN_MPI, self._ranks_told)
         self._look_step, self._look_at = _LOOK_FIRST, 0.0
         # A terminal's Ctrl-C reaches all of its foreground group: with mpirun in ours it gets
         # that, and reads the terminal; without a terminal each signal comes to us alone.
@@ -147,13 +138,9 @@ class Mpirun:
             lambda host: self._feed(HostEnding(self._agents.host_of(host))),
         )
         self._saving = Saving(
-            loop, self._mpiruns, lambda ranks: self._feed(RanksLeft(ranks)), spec.ranks
+            queries, self._mpiruns, lambda ranks: self._feed(RanksLeft(ranks)), spec.ranks
         )
-        self._watchers: list[Saving | ConnectionWatch | SilenceWatch] = [
-            self._saving,
-            self._connecting,
-            self._silence,
-        ]
+        self._watchers: list[Saving | ConnectionWatch] = [self._saving, self._connecting]
 
     def start(self, mask: set[signal.Signals | int]) -> None:
         """Start it, with what it needs beside it; ``mask`` is its signal mask.
@@ -192,14 +179,10 @@ class Mpirun:
             self._try("what looks for unused hosts", self._name_unused)
         self._notices.close()
         self._connecting.stop()
-        self._silence.stop()
         self._ranks_in_mpi.stop()
         self._saving.release()
         self._agents.ignore()
-        verdict = self._placed(self.verdict)
-        # What is silent as the job fails may be why.
-        more = self._silence.lines() if verdict.code else ()
-        return replace(verdict, evidence=(*verdict.evidence, *more))
+        return self._placed(self.verdict)
 
     def end_left(self) -> int:
         """End what it left on this pod, and pass on what that wrote; give how many there were."""
@@ -273,7 +256,9 @@ class Mpirun:
                     self._saving.release()
                     send(self._mpiruns(), number)
                 case StopRanks(number=number, seconds=seconds):
-                    self._saving.start(self.folder, self._environ, number, seconds)
+                    self._connecting.stop()
+                    self._ranks_in_mpi.stop()
+                    self._saving.start(number, seconds)
                 case SessionOver(host=host):
                     self._saving.session_over(host)
                 case ReleaseMpirun():
@@ -284,9 +269,8 @@ class Mpirun:
                     send([self.child, *found], signal.SIGKILL)
                 case AskForRanksInMpi():
                     self._try("what asks for ranks in MPI", self._ranks_in_mpi.ask)
-                case CheckHost(host=host) | EndSession(host=host):
-                    do = self._ask if isinstance(action, CheckHost) else self._agents.end_session
-                    do(host)
+                case CheckHost(host=host):
+                    self._ask(host)
                 case Say(level=level, event=event, message=message, host=host):
                     log.say(level, event, f"{host}: {message}" if host else message, host=host)
                 case Finish(verdict=verdict):
@@ -305,13 +289,15 @@ class Mpirun:
                 self.signalled = self.signalled or number
             else:
                 log.info("signal", f"got {name(number)}")
+                if number in ENDING:
+                    self.streams.hurry()
                 self._feed(Signalled(number, direct=by_terminal and self._shared))
 
     def _reap(self) -> None:
         # Its end comes before mpirun's, which follows from it.
-        for pid, status in sorted(reap(), key=lambda ended: ended[0] != self.client):
-            if pid == self.client:
-                self._agents.client_ended(status, self._oom_kills)
+        for pid, status in sorted(reap(), key=lambda ended: ended[0] != self.pool):
+            if pid == self.pool:
+                self._agents.pool_ended(status, self._oom_kills)
             if pid != self.child:
                 continue
             self._agents.read()  # what was told before mpirun ended comes before its end

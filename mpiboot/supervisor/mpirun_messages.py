@@ -359,8 +359,6 @@ class MpirunStreams:
         for writer in set(self.writers.values()):
             os.close(writer)
         out, err = (self._opened.get(number, (-1, -1))[0] for number in (_OUT, _ERR))
-        if self.family.drops_output:
-            self.stderr.overflow()
         if err >= 0:
             kind = ReportsPipe if self.family.mixes_statuses else MpirunPipe
             kind = StderrPipe if self.family.writes_nul and err != out else kind
@@ -369,6 +367,11 @@ class MpirunStreams:
             self._read_stdout(out)
         if self._messages:
             self._all[0].add(MpirunMessages(self._messages.started(), self.stderr.write))
+
+    def hurry(self) -> None:
+        """Take more in than a reader has room for: mpirun is to end."""
+        for stream in filter(None, (self.stdout, self.stderr)):
+            stream.hurry()
 
     def read_last(self) -> None:
         """Forward what is there."""
@@ -380,7 +383,6 @@ class MpirunStreams:
         pipes = MpirunPipes(self.loop, stdout, self.tell)
         self._all.append(pipes)
         if self.family.drops_output:
-            stdout.overflow()
             pipes.add(MpirunPipe(reader, stdout.write, ends_with_stream=True))
             return
         hosts, take_out = self.spec.one_rank_each, self.spec.exit_codes

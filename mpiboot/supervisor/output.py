@@ -14,6 +14,7 @@ import os
 import re
 import select
 import stat
+import time
 from _queue import SimpleQueue
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,62 +25,13 @@ from mpiboot.core import log
 from mpiboot.supervisor.state import RankEnd, RankEnded
 from mpiboot.system.loop import EventLoop
 
-# Bytes that are kept in memory for a reader; then mpirun waits, as it would itself, or the rest is
-# kept in a file.
+# Bytes that are kept in memory for a reader; then mpirun waits, as it would by itself, and with it
+# the ranks where they write. Once it is to end, it is to be held by no reader.
 _ENOUGH: Final = 1 << 18
-# As large as that file gets, in the container's own layer.
-_FILE_SIZE: Final = 1 << 28
-# Kept over reboots by the Filesystem Hierarchy Standard: a disk, and not the container's memory.
-_FOLDER: Final = "/var/tmp"  # noqa: S108
+_ENOUGH_AT_END: Final = 1 << 24
+# Seconds without room after which it is told who waits for whom.
+_LONG: Final = 10.0
 _PIECE: Final = 1 << 16
-
-
-class OverflowFile:
-    """An unlinked file of what does not fit into memory: written and read in order, then empty.
-
-    Used by two threads: one appends, the other reads.
-    """
-
-    def __init__(self, folder: str, size: int) -> None:
-        """Make no file yet."""
-        self._path = f"{folder}/mpiboot-output-{os.getpid()}-{id(self):x}"
-        self._size = size
-        self._file = -1
-        self._read, self._end = 0, 0
-        self._lock = _thread.allocate_lock()
-
-    @property
-    def holds(self) -> bool:
-        """Whether there is something to take."""
-        return self._end > 0
-
-    def add(self, data: bytes) -> tuple[int, bool]:
-        """Append bytes; give how many there was room for, and whether the file was empty."""
-        with self._lock:
-            first, kept = self._end == 0, 0
-            if self._end + len(data) <= self._size:
-                with suppress(OSError):  # a full disk, or no folder that can be written
-                    if self._file < 0:
-                        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-                        self._file = os.open(self._path, flags, 0o600)
-                        os.unlink(self._path)
-                    kept = os.pwrite(self._file, data, self._end)
-            self._end += kept
-            return kept, first
-
-    def take(self) -> bytes:
-        """Give the next bytes; none where it is empty, and it is truncated then.
-
-        Raises:
-            OSError: it can't be read.
-        """
-        with self._lock:
-            data = os.pread(self._file, min(_PIECE, self._end - self._read), self._read)
-            self._read += len(data)
-            if not data:
-                os.ftruncate(self._file, 0)
-                self._read = self._end = 0
-            return data
 
 
 class OutputWriter:
@@ -97,11 +49,9 @@ class OutputWriter:
         self.wrong: OSError | None = None
         self.handle = handle
         self.room, self._tell = os.pipe()
-        # None is the end, and an empty piece stands for all that is in the file.
-        self._queue: SimpleQueue[bytes | None] = SimpleQueue()
-        self._file: OverflowFile | None = None
+        self._queue: SimpleQueue[bytes | None] = SimpleQueue()  # None is the end
+        self._most = _ENOUGH
         # Each is changed by one thread alone.
-        self._full = False
         self._taken, self._written = 0, 0
         self._awaited = False
         self._ended = False
@@ -113,29 +63,15 @@ class OutputWriter:
         """How many bytes are not written yet."""
         return 0 if self.broken else self._taken - self._written
 
-    @property
-    def file_full(self) -> bool:
-        """Whether the file is full, and nothing is to be added until all is written."""
-        return self._full and self.left > 0
-
-    def overflow(self, folder: str = _FOLDER, size: int = _FILE_SIZE) -> None:
-        """Keep in a file what exceeds the limit in memory."""
-        self._file = OverflowFile(folder, size)
+    def hurry(self) -> None:
+        """Take more in: who writes is to end."""
+        self._most = _ENOUGH_AT_END
+        os.write(self._tell, b".")
 
     def write(self, data: bytes) -> None:
         """Queue something to be written; after the end nothing is."""
-        if self._ended:
-            return
-        file, full = self._file, self.file_full
-        self._taken += len(data)
-        if data and file and not full and (file.holds or self.left > _ENOUGH):
-            kept, first = file.add(data)
-            if kept and first:
-                self._queue.put(b"")
-            data = data[kept:]
-            full = bool(data)
-        self._full = full
-        if data:
+        if not self._ended:
+            self._taken += len(data)
             self._queue.put(data)
 
     def has_room(self) -> bool:
@@ -157,24 +93,13 @@ class OutputWriter:
             self._queue.put(None)
 
     def _room(self) -> bool:
-        return not self.file_full if self._file else self.left < _ENOUGH
+        return self.left < self._most
 
     def _run(self) -> None:
         while (data := self._queue.get()) is not None:
-            if data:
-                self._write_all(data)
-            else:
-                self._write_file()
+            self._write_all(data)
         self.done = True
         os.write(self._tell, b".")
-
-    def _write_file(self) -> None:
-        assert self._file  # noqa: S101 - where its piece comes from
-        try:
-            while data := self._file.take():
-                self._write_all(data)
-        except OSError as wrong:  # what is in it is lost
-            self._break(wrong)
 
     def _write_all(self, data: bytes) -> None:
         size = len(data)
@@ -367,7 +292,7 @@ class MpirunPipes:
 
     def __post_init__(self) -> None:
         self._pipes: list[MpirunPipe] = []
-        self._warned = False
+        self._full_since: float | None = None
 
     def add(self, pipe: MpirunPipe) -> None:
         """Read a pipe from now on."""
@@ -402,20 +327,15 @@ class MpirunPipes:
             for each in self._pipes:
                 if not each.over:
                     self.loop.off(each.reader)
-            self._warn()
-
-    def _warn(self) -> None:
-        if self.stream.file_full and not self._warned:
-            self._warned = True
-            log.warning(
-                "output",
-                f"{_STREAMS[self.stream.handle]} is read too slowly, and there is no room to keep "
-                "more of it in /var/tmp: the ranks wait for its reader where they write",
-            )
+            self._full_since = self._full_since or time.monotonic()
 
     def _read_on(self) -> None:
         """Read again: there is room."""
         self.stream.take_note()
+        since, self._full_since = self._full_since, None
+        if since and (waited := time.monotonic() - since) > _LONG:
+            name = _STREAMS[self.stream.handle]
+            log.warning("output", f"nobody read {name} for {waited:.0f} s: the ranks waited")
         for pipe in self._pipes:
             if not pipe.over:
                 self._listen(pipe)

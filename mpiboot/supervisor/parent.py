@@ -10,34 +10,33 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from dataclasses import replace as with_fields
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 from mpiboot.core import log
 from mpiboot.core.checks import BY_REFERENCE, ExitCode
 from mpiboot.core.launch_names import (
     ATTEMPT,
     BY_SIGNAL,
-    CLIENT_SOCKET,
     COMMAND_DIR,
     EARLIER,
     KEEP_KEY,
     LAUNCHES,
     LOGINS,
     OVER,
-    RESULT,
+    PARENT,
+    POOL,
     TIMED,
     WANTED,
-    outside_launch,
 )
 from mpiboot.core.launch_spec import Failure, LaunchSpec, ParentOptions, Result, from_line
 from mpiboot.core.setting_types import ProveTransport
 from mpiboot.core.wording import counted
 from mpiboot.supervisor import report
-from mpiboot.supervisor.asking import ask
+from mpiboot.supervisor.agents import release_agents
+from mpiboot.supervisor.asking import Queries, Request
 from mpiboot.supervisor.judgement import LOSSES, not_startable, proved, verdict_of
 from mpiboot.supervisor.mpirun import Mpirun
 from mpiboot.supervisor.output import OutputWriter
@@ -57,14 +56,9 @@ from mpiboot.system.os_calls import (
     exit_status,
     raise_soft_limits,
     reap,
-    start_listening,
+    socket_pair,
 )
 from mpiboot.system.spawn import replace, spawn
-
-if TYPE_CHECKING:
-    from mpiboot.supervisor.workers import Workers
-
-T = TypeVar("T")
 
 _PIECE: Final = 65536
 # Seconds that a child has to tell the hosts that were ready; after a signal somebody waits.
@@ -109,7 +103,7 @@ def died(status: int, oom_kills: int) -> Failure:
 class Preparation:
     """The child that waits for the hosts and makes the plan, and the signals that come meanwhile.
 
-    It hands over one line, and ends when mpirun has started. A signal that comes before that line
+    It hands over one line, and then answers queries. A signal that comes before that line
     ends the launcher: nothing is started yet, so nothing has to be ended but that child. It gets a
     moment to tell the hosts that were ready, so that the next launcher can say why this one ended.
     """
@@ -137,6 +131,10 @@ class Preparation:
         self.loop.off(self.reader)
         return self._result
 
+    def queries(self) -> Queries:
+        """Let the child answer queries from now on."""
+        return Queries(self.loop, self.reader)
+
     def end_child(self) -> int:
         """Let a child that failed tell the hosts that were ready, and end it with what it runs.
 
@@ -155,17 +153,6 @@ class Preparation:
             os.killpg(self.pid, signal.SIGKILL)
         wait_gone([self.pid])
         return next(iter(self._told), 0)
-
-    def let_child_end(self) -> None:
-        """Close the pipe, for whose end the child waits."""
-        if self.reader >= 0:
-            os.close(self.reader)
-        self.reader = -1
-
-    def wait_for_child(self) -> None:
-        """Let the child end, and wait until it has."""
-        self.let_child_end()
-        wait_gone([self.pid])
 
     def _read(self) -> None:
         while self._result is None:
@@ -223,6 +210,7 @@ class CommandRun:
     def __post_init__(self) -> None:
         self._child = 0
         self._gate = 0
+        self.queries: Queries | None = None  # to the gate
         self.asked = False  # whether its ssh has asked for a host
         self._code: int | None = None
         self.told, self._deadline = 0, float("inf")
@@ -253,20 +241,24 @@ class CommandRun:
                 log.warning("killed", f"{self.program[0]} did not end in time and is killed")
                 self._reaches(signal.SIGKILL)
                 break
+        return self._code or (BY_SIGNAL + self.told if self.told else 0)
+
+    def end_gate(self) -> None:
+        """End the gate where it still runs."""
         if self._gate:
             send([self._gate], signal.SIGKILL)
             wait_gone([self._gate])
-        return self._code or (BY_SIGNAL + self.told if self.told else 0)
 
     def _file(self, name: str) -> str:
         return f"{self.options.folder}/{name}"
 
     def _start_gate(self) -> None:
-        """Start the gate; it ends with this process, which holds the other end of its pipe."""
+        """Start the gate; it ends with this process, which holds the other end of its socket."""
         self.loop.off(self._wanted)
         self.asked = True
-        self._held, writer = os.pipe()
-        streams = {0: None, 1: None, RESULT: writer}
+        own, its = socket_pair()
+        self.queries = Queries(self.loop, own)
+        streams = {0: None, 1: None, PARENT: its}
         try:
             self._gate = spawn(
                 self.options.gate, os.environ, self.mask, streams=streams, own_session=True
@@ -274,7 +266,7 @@ class CommandRun:
         except OSError as wrong:
             self._gate_failed(f"the gate can't be started: {wrong.strerror}")
         finally:
-            os.close(writer)
+            os.close(its)
 
     def _gate_failed(self, message: str) -> None:
         """Write for the command's ssh that nobody waits for hosts, as the gate itself could not."""
@@ -298,7 +290,10 @@ class CommandRun:
             if pid == self._child:
                 self._code = exit_status(status)
             elif pid == self._gate:
-                self._gate = 0
+                if self.queries:
+                    self.queries.close()
+                self._gate, self.queries = 0, None
+                release_agents(self._file(LOGINS))
                 if not os.path.exists(self._file(OVER)):
                     self._gate_failed(f"the gate ended with {exit_status(status)}")
 
@@ -360,6 +355,9 @@ def last_launch(folder: str) -> str:
 
 
 _NEVER: Final = float("inf")
+# Seconds in which hosts are to answer; and where the job's exit code depends on that.
+_SECONDS: Final = 5.0
+_SECONDS_FOR_PROOF: Final = 61.0
 # Seconds that a reader of the output has after a signal, of the few that a pod's grace leaves.
 _AFTER_SIGNAL: Final = 2.0
 # ... and until it is told that it is waited for.
@@ -381,11 +379,10 @@ class Parent:
         self._run_times: tuple[float, ...] = ()  # when mpirun was started, and when it had ended
         self._loop = EventLoop()
         self._signals = Signals()
-        self._client = 0  # mpiboot's own SSH client
-        self._preparation: Preparation | None = None  # whose child is that client
+        self._queries: Queries | None = None
+        self._answers = 0  # the process that answers these
         self._told = 0  # the signal that said that this process is to end
         self._transport: dict[str, Any] = {}  # what carried the job's data
-        self._asked: Workers | None = None  # at the job's end
         self._hurries = False  # a signal has ended the job: not much time is left
 
     def launch(self, pid: int, reader: int) -> int:
@@ -424,9 +421,12 @@ class Parent:
             message += f", but its {failed.name} ended with {failed.code} {_PIPE}"
         why = self._explain(f"{reference}: {message}", reference, hint, log_before)
         logins = f"{options.folder}/{LOGINS}" if command.asked else ""
-        folder = logins or last_launch(options.last_launches)
-        if options.last_launches and folder:
-            self._tell_workers(folder, os.environ.get(ATTEMPT, ""), why if code else "", hold=0.0)
+        if options.last_launches:
+            by_gate = command.queries if os.path.isdir(logins) else None
+            self._queries = by_gate or self._start_notifier(last_launch(options.last_launches))
+            self._notify(os.environ.get(ATTEMPT, ""), why if code else "", hold=0.0)
+        command.end_gate()
+        self._end_queries()
         for folder in filter(None, (*launches(options.last_launches), logins)):
             remove_key(folder)
         say, mark = log.info, ""
@@ -461,12 +461,27 @@ class Parent:
             log.write_termination(path, "".join(f"{line}\n" for line in lines if line))
         return message
 
-    def _end_client(self) -> None:
-        if self._client:
-            send([self._client], signal.SIGTERM)
-            wait_gone([self._client])
-        if self._preparation:
-            self._preparation.wait_for_child()
+    def _start_notifier(self, folder: str) -> Queries | None:
+        """Start what tells the workers of a launch of the end; None where that can't be."""
+        if not os.path.exists(f"{folder}/{POOL}"):  # none is reached by SSH
+            return None
+        own, its = socket_pair()
+        try:
+            argv = (*self._options.notifier, folder)
+            streams = {0: None, 1: None, PARENT: its}
+            self._answers = spawn(argv, os.environ, self._mask, streams=streams)
+        except OSError:
+            os.close(own)
+            return None
+        finally:
+            os.close(its)
+        return Queries(self._loop, own)
+
+    def _end_queries(self) -> None:
+        if self._queries:
+            self._queries.close()
+        if self._answers:
+            wait_gone([self._answers])
 
     def stay(self) -> int:
         """Keep the pod alive for `kubectl exec` until a signal comes; give the exit code."""
@@ -478,19 +493,16 @@ class Parent:
     def _run(self, spec: LaunchSpec, preparation: Preparation) -> int:
         """Start mpirun, wait for its end, and tell how it ended."""
         raise_soft_limits()
+        if not spec.supervise:
+            return self._become(spec, preparation)
+        queries = self._queries = preparation.queries()
+        oom_kills = self._options.oom_kills
         mpirun = Mpirun(
-            spec, os.environ, self._loop, self._signals, self._stderr, self._options.oom_kills
+            spec, os.environ, self._loop, self._signals, self._stderr, queries, oom_kills
         )
-        if spec.client_stays:
-            self._preparation = preparation
-            mpirun.client = preparation.pid
+        self._answers = mpirun.pool = preparation.pid
         shell: GuardShell | None = None
         try:
-            if spec.client:  # outside the launch: it lives until the workers were asked or told
-                environ = outside_launch(os.environ)
-                self._client = start_listening(spec.client, environ, spec.folder, CLIENT_SOCKET)
-            if not spec.supervise:
-                return self._become(spec, preparation)
             # As PID 1 this process takes everything along when it is killed. Elsewhere the guard is
             # there before mpirun is: neither is ever without the other.
             if os.getpid() != 1:
@@ -500,11 +512,7 @@ class Parent:
         except OSError as wrong:
             if shell is not None:
                 dismiss_guard(shell)
-            verdict = not_startable(spec.argv, os.environ, wrong)
-            return self._ended(spec, verdict)
-        finally:
-            if not spec.client_stays:
-                preparation.let_child_end()
+            return self._ended(spec, not_startable(spec.argv, os.environ, wrong))
         try:
             verdict = mpirun.result()
             hung_up = verdict.by_signal and verdict.code == BY_SIGNAL + signal.SIGHUP
@@ -521,9 +529,9 @@ class Parent:
             log.debug("killed", f"ended {counted(left, 'process', 'processes')} that mpirun left")
         if shell is not None:
             dismiss_guard(shell)
-        verdict = self._passed_on(mpirun.streams.stdout, verdict)
+        self._hurries = verdict.by_signal
         verdict, lines = self._explained(spec, verdict)
-        return self._ended(spec, verdict, lines)
+        return self._ended(spec, verdict, lines, mpirun.streams.stdout)
 
     def _explained(self, spec: LaunchSpec, verdict: Verdict) -> tuple[Verdict, tuple[str, ...]]:
         """Ask the workers what explains a failure, and what carried the data of the job."""
@@ -541,17 +549,14 @@ class Parent:
             # Evidence begins with the host that it is of, where it is of one.
             others = (line.partition(": ")[0] for line in verdict.evidence)
             asked = (verdict.host, program, verdict.signal, *others)
-            lines = self._listening(
-                lambda: ask(spec.folder, os.environ, self._loop, self._must_end, *asked), other=()
-            )
+            lines = self._query(Request.EVIDENCE, *asked)
             verdict, lines = proved(verdict, lines)
         elif spec.prove and not verdict.code:
             # By the same sessions; with ``fail`` how it ended is known only then.
             strict = spec.prove == ProveTransport.FAIL.value
             over = bool(spec.attempt) and not strict
-            self._listening(
-                lambda: self._workers(spec.folder).count(strict=strict, over=over), other=None
-            )
+            seconds = _SECONDS_FOR_PROOF if strict else _SECONDS
+            self._query(Request.COUNT, str(int(strict)), str(int(over)), seconds=seconds)
         self._transport = {"planned": spec.transport}
         try:
             if spec.prove and not verdict.by_signal:
@@ -563,20 +568,20 @@ class Parent:
         return verdict, lines
 
     def _become(self, spec: LaunchSpec, preparation: Preparation) -> int:
-        """Become mpirun; a signal that comes before that ends this process.
-
-        Raises:
-            OSError: it can't be started.
-        """
+        """Become mpirun; a signal that comes before that ends this process."""
         if self._stay(time.monotonic()):
             failure = ended_by(self._told)
             self._not_started(failure)
             return failure.code
         # MPICH 4.0 takes the end of any child of its for an agent's.
-        preparation.wait_for_child()
+        os.close(preparation.reader)
+        wait_gone([preparation.pid])
         log.write_by(None)
         self._flush(self._stderr, "stderr")
-        return replace(spec.argv, os.environ, self._mask)
+        try:
+            replace(spec.argv, os.environ, self._mask)
+        except OSError as wrong:
+            return self._ended(spec, not_startable(spec.argv, os.environ, wrong))
 
     def _tell_command(self, code: int) -> None:
         """Write for the command above how this launch ended; ``code`` is 0 where it was told to."""
@@ -606,25 +611,40 @@ class Parent:
         except Exception as wrong:  # noqa: BLE001 - how the job ended is known
             log.failed("what records the job's end", wrong)
 
-    def _ended(self, spec: LaunchSpec, verdict: Verdict, lines: tuple[str, ...] = ()) -> int:
-        seconds = time.monotonic() - self._began
-        self._tell_command(0 if verdict.by_signal else verdict.code)
-        why = report.tell(verdict, spec, seconds, self._options.termination_log, lines)
+    def _ended(
+        self,
+        spec: LaunchSpec,
+        verdict: Verdict,
+        lines: tuple[str, ...] = (),
+        stdout: OutputWriter | None = None,
+    ) -> int:
+        """Notify the workers first, as a reader of the output that stalls must hold none of them.
+
+        Args:
+            spec: what was started.
+            verdict: how it ended.
+            lines: what the hosts reported, the most likely cause first.
+            stdout: mpirun's, where something of it may be left.
+        """
         hold = 0.0 if verdict.by_signal else self._options.hold_on_failure
         if spec.attempt:
-            self._tell_workers(spec.folder, spec.attempt, why, hold)
+            self._notify(spec.attempt, report.why(verdict, lines), hold)
+        if stdout:
+            verdict = self._passed_on(stdout, verdict)
+        seconds = time.monotonic() - self._began
+        self._tell_command(0 if verdict.by_signal else verdict.code)
+        report.tell(verdict, spec, seconds, self._options.termination_log, lines)
         self._record(verdict, seconds, spec)
-        self._end_client()
+        self._end_queries()
         if not os.environ.get(KEEP_KEY):
             remove_key(spec.folder)
         if verdict.code and not verdict.by_signal:
             self._hold()
         return verdict.code
 
-    def _passed_on(self, stdout: OutputWriter | None, verdict: Verdict) -> Verdict:
+    def _passed_on(self, stdout: OutputWriter, verdict: Verdict) -> Verdict:
         """Pass on the last of mpirun's stdout; what is lost of it is no success."""
-        self._hurries = verdict.by_signal
-        lost = self._flush(stdout, "stdout") if stdout else ""
+        lost = self._flush(stdout, "stdout")
         if not lost:
             return verdict
         log.warning("output", lost)
@@ -682,28 +702,19 @@ class Parent:
         )
         self._stay(time.monotonic() + seconds)
 
-    def _tell_workers(self, folder: str, attempt: str, why: str, hold: float) -> None:
+    def _notify(self, attempt: str, why: str, hold: float) -> None:
         """Tell the workers how the job ended: ``why`` it failed, empty after a good end."""
-        self._listening(lambda: self._workers(folder).tell(attempt, why, hold), other=None)
+        self._query(Request.NOTIFY, attempt, str(hold), why)
 
-    def _workers(self, folder: str) -> Workers:
-        from mpiboot.supervisor.workers import Workers  # noqa: PLC0415 - small while a job runs
-
-        self._asked = self._asked or Workers(self._loop, folder, os.environ, self._must_end)
-        return self._asked
-
-    def _must_end(self) -> bool:
-        return self._told != 0
-
-    def _listening(self, do: Callable[[], T], other: T) -> T:
-        """Do something for which agents report meanwhile, and which a signal ends."""
+    def _query(self, request: Request, *words: str, seconds: float = _SECONDS) -> tuple[str, ...]:
+        """Query the hosts after the job; a signal ends that."""
+        if self._queries is None:
+            return ()
         # Signals are passed on no more: mpirun has ended, or was never there.
         self._loop.on(self._signals.handle, self._note_signals, vital=True)
-        try:
-            return do()
-        except Exception as wrong:  # noqa: BLE001 - how the job ended is known
-            log.failed("what asks or tells the workers", wrong)
-            return other
+        return self._queries.wait_for(
+            request, *words, seconds=seconds, must_end=lambda: self._told != 0
+        )
 
     def _stay(self, deadline: float | None) -> int:
         """Stay until a time, and reap what is left to this process.

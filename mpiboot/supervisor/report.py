@@ -73,11 +73,8 @@ def tell(
     seconds: float,
     termination_log: str,
     evidence: tuple[str, ...] = (),
-) -> str:
+) -> None:
     """Log the end of the job in one record: the reason once, then evidence and what to do.
-
-    Returns:
-        Why it failed, for the next attempt; empty after a good end.
 
     Args:
         verdict: how it ended.
@@ -89,8 +86,7 @@ def tell(
     if verdict.code and not verdict.reference and verdict.failed != "program":
         verdict = replace(verdict, evidence=(*verdict.evidence, *_set_by_mpiboot(spec)))
     item = _finding(verdict)
-    where = f"{item.host}: " if item.host else ""
-    first = f"; {evidence[0]}" if evidence else ""
+    reason = _reason(item, evidence)
     # A launcher that was told to end did not fail.
     failed = bool(verdict.code) and not verdict.by_signal
     mark = f"[{item.check}] " if failed else ""
@@ -100,7 +96,7 @@ def tell(
     if verdict.code:
         log.fresh_line()  # mpirun or a rank may have left a line without its end
         lines = (*evidence, *item.evidence)
-        text = f"{item.check}: {where}{item.message}\n"
+        text = f"{item.check}: {_reason(item)}\n"
         text += "".join(f"-> {line}\n" for line in hint.splitlines())
         lines = (*lines, spec.earlier) if spec.earlier else lines
         log.write_termination(termination_log, text + "".join(f"{line}\n" for line in lines))
@@ -110,7 +106,7 @@ def tell(
     say = log.error if failed else log.info
     say(
         "ended",
-        f"{mark}job ended: {what}: {where}{item.message}{first}",
+        f"{mark}job ended: {what}: {reason}",
         seconds=round(seconds, 3),
         hosts=spec.hosts,
         ranks=spec.ranks,
@@ -124,9 +120,22 @@ def tell(
         hint=hint,
         evidence=[*evidence[1:], *item.evidence],
     )
-    return (
-        f"{item.check}: {where}{item.message}{first}, exit {verdict.code}" if verdict.code else ""
-    )
+
+
+def why(verdict: Verdict, evidence: tuple[str, ...] = ()) -> str:
+    """Say why a job failed, for the next attempt; empty after a good end.
+
+    The arguments are those of ``tell``.
+    """
+    if not verdict.code:
+        return ""
+    item = _finding(verdict)
+    return f"{item.check}: {_reason(item, evidence)}, exit {verdict.code}"
+
+
+def _reason(item: Finding, evidence: tuple[str, ...] = ()) -> str:
+    where = f"{item.host}: " if item.host else ""
+    return f"{where}{item.message}" + (f"; {evidence[0]}" if evidence else "")
 
 
 def tell_not_started(failure: Failure, seconds: float, termination_log: str) -> None:

@@ -137,14 +137,6 @@ class Unanswered:
 
 
 @dataclass(frozen=True, slots=True)
-class HostLost:
-    """A silent host is gone; ``message`` is the proof."""
-
-    host: str
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
 class HostEnding:
     """A worker reports that its pod is being terminated."""
 
@@ -152,7 +144,7 @@ class HostEnding:
 
 
 @dataclass(frozen=True, slots=True)
-class ClientEnded:
+class PoolEnded:
     """The process that has all agents' sessions is gone; ``killed`` by SIGKILL.
 
     ``out_of_memory``: the container's limit was reached, for which the kernel kills.
@@ -206,9 +198,8 @@ Event: TypeAlias = (
     | RanksLeft
     | RanksInMpi
     | Unanswered
-    | HostLost
     | HostEnding
-    | ClientEnded
+    | PoolEnded
     | HostChecked
     | Signalled
     | MpirunEnded
@@ -272,13 +263,6 @@ class CheckHost:
 
 
 @dataclass(frozen=True, slots=True)
-class EndSession:
-    """End a host's SSH session here; ``AgentEnded`` follows."""
-
-    host: str
-
-
-@dataclass(frozen=True, slots=True)
 class Say:
     """Log a line."""
 
@@ -332,7 +316,6 @@ Action: TypeAlias = (
     | StartTimer
     | KillMpirun
     | CheckHost
-    | EndSession
     | Say
     | Finish
 )
@@ -522,7 +505,6 @@ class State:
     host and pid, ``spawned`` those of them for ranks that ranks spawned; ``started_again`` hosts
     may have had several. ``ended_unjoined`` hosts' agents ended with 0 before a daemon joined,
     ``ended_well`` ones after it. ``late_agents`` are hosts whose agents did not follow mpirun.
-    ``given_up`` are silent hosts that are gone, each with the proof.
 
     ``pending`` timers are running. ``stage`` is how far mpirun's end was forced (1 signalled, 2
     signalled again, 3 killed), ``cause`` the reason, where that isn't a host's loss. ``first_rank``
@@ -547,7 +529,6 @@ class State:
     being_checked: frozenset[str] = frozenset()
     checked: tuple[tuple[str, bool | None, str], ...] = ()
     late_agents: tuple[str, ...] = ()
-    given_up: tuple[tuple[str, str], ...] = ()
     pending: frozenset[Timer] = frozenset()
     joins_unseen: bool = False
     stage: int = 0

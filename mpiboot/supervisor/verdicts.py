@@ -15,7 +15,6 @@ from mpiboot.core.setting_types import LogLevel
 from mpiboot.core.wording import counted, first_few
 from mpiboot.supervisor.judgement import (
     LISTED,
-    client_lost,
     how,
     in_order,
     judge,
@@ -24,6 +23,7 @@ from mpiboot.supervisor.judgement import (
     not_ended,
     not_started,
     pod_ending,
+    pool_lost,
     program_missing,
     rank_ended_badly,
     ranks_waiting,
@@ -39,20 +39,18 @@ from mpiboot.supervisor.state import (
     AgentStarted,
     AskForRanksInMpi,
     CheckHost,
-    ClientEnded,
     DaemonJoined,
-    EndSession,
     Event,
     Finish,
     HostChecked,
     HostEnding,
-    HostLost,
     Job,
     JoinsUnseen,
     KillMpirun,
     Loss,
     MpirunEnded,
     Phase,
+    PoolEnded,
     RankEnd,
     RankEnded,
     RankSeen,
@@ -225,12 +223,12 @@ def _pass_on(state: State, event: Signalled) -> tuple[Action, ...]:
     return () if state.ended is not None or event.direct else (SendSignal(event.number),)
 
 
-def client_ended(state: State, event: ClientEnded) -> Step:
+def pool_ended(state: State, event: PoolEnded) -> Step:
     """End a job whose sessions are all gone: its daemons end, and no host is to blame."""
     if state.being_ended:
         return state, ()
     # Its end may be heard of after its sessions' and mpirun's, as one process ends after another.
-    cause = client_lost(event)
+    cause = pool_lost(event)
     state, actions = end(state, cause)
     return state, (Say(LogLevel.ERROR, "launch", cause.message), *actions)
 
@@ -419,8 +417,7 @@ def _agent_ended(state: State, event: AgentEnded) -> Step:
     if not any(item.sure for item in before):
         state, more = start(state, Timer.SUSPENSION)
         actions += more
-    if loss.host not in dict(state.given_up):
-        actions += (Say(LogLevel.WARNING, "agent", how(loss), loss.host),)
+    actions += (Say(LogLevel.WARNING, "agent", how(loss), loss.host),)
     return _ask(state, (loss.host,) if loss.joined else (), actions)
 
 
@@ -445,21 +442,13 @@ def _ended_well(state: State, event: AgentEnded) -> Step:
 
 
 def _ask(state: State, hosts: tuple[str, ...], actions: tuple[Action, ...]) -> Step:
-    asked = {host for host, _, _ in state.checked} | state.being_checked | {*dict(state.given_up)}
+    asked = {host for host, _, _ in state.checked} | state.being_checked
     wanted = tuple(host for host in hosts if host not in asked)[: max(0, _HOST_CHECKS - len(asked))]
     if not wanted:
         return state, actions
     state, begun = start(state, Timer.HOST_CHECK)
     state = replace(state, being_checked=state.being_checked | set(wanted))
     return state, (*actions, *begun, *(CheckHost(host) for host in wanted))
-
-
-def _host_lost(state: State, event: HostLost) -> Step:
-    if state.being_ended or state.ended is not None or event.host not in state.job.hosts:
-        return state, ()
-    state = replace(state, given_up=(*state.given_up, (event.host, event.message)))
-    warned = Say(LogLevel.WARNING, "silent", f"{event.message}: it is lost", event.host)
-    return state, (warned, EndSession(event.host))
 
 
 def _rank_seen(state: State, event: RankSeen) -> Step:
@@ -598,9 +587,8 @@ _RULES: Final[Mapping[type[Event], Callable[[State, Any], Step]]] = {
     JoinsUnseen: _joins_unseen,
     RankSeen: _rank_seen,
     RankEnded: _rank_ended,
-    HostLost: _host_lost,
     HostEnding: host_ending,
-    ClientEnded: client_ended,
+    PoolEnded: pool_ended,
     RanksLeft: lambda state, event: ranks_left(state, event.ranks),
     RanksInMpi: ranks_in_mpi,
     Unanswered: unanswered,

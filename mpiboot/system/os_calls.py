@@ -1,4 +1,4 @@
-"""Thin POSIX wrappers: limits, a listening socket, handles of processes, children; none blocks."""
+"""Thin POSIX wrappers: limits, sockets, handles of processes, children; none blocks."""
 
 # socket costs the parent half a megabyte.
 from __future__ import annotations
@@ -6,15 +6,10 @@ from __future__ import annotations
 import _socket as socket
 import os
 import resource
-from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
 from mpiboot.core.launch_names import BY_SIGNAL
-from mpiboot.system.spawn import spawn
-
-_BACKLOG: Final = 4096
-
 
 # More than the hosts of any job need; old programs close every number below the limit one by one.
 MOST_OPEN_FILES: Final = 1 << 16
@@ -39,43 +34,10 @@ def raise_soft_limits() -> None:
                 resource.setrlimit(which, (wanted, hard))
 
 
-def start_listening(
-    argv: tuple[str, ...], environ: Mapping[str, str], folder: str, name: str
-) -> int:
-    """Start a program whose standard input is a listening socket of its own; give its pid.
-
-    Who connects before the program has loaded waits until it accepts.
-
-    Raises:
-        OSError: the socket can't be made, or the program not be started.
-    """
-    listener = listen(folder, name)
-    try:
-        # A session of its own: Ctrl-C at a terminal is mpirun's.
-        return spawn(argv, environ, streams={0: listener}, own_session=True)
-    finally:
-        os.close(listener)
-
-
-def listen(folder: str, name: str) -> int:
-    """Listen at a socket in a folder; give its descriptor.
-
-    Raises:
-        OSError: it can't be made.
-    """
-    # A socket's path may be 107 bytes long, and the folder's may be longer.
-    here = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            listener.bind(f"/proc/self/fd/{here}/{name}")
-            listener.listen(_BACKLOG)
-        except OSError:
-            listener.close()
-            raise
-        return listener.detach()
-    finally:
-        os.close(here)
+def socket_pair() -> tuple[int, int]:
+    """Give the descriptors of two connected sockets."""
+    one, other = socket.socketpair()
+    return one.detach(), other.detach()
 
 
 def process_handle(pid: int) -> int | None:

@@ -30,10 +30,9 @@ PLAIN = "plain mpirun"
 TREE = "mpirun's tree"
 # What a launcher is told for each way of connecting: one row makes one more way.
 WAYS: dict[str, dict[str, str]] = {
-    "ssh": {"MPIBOOT_SSH_CLIENT": "openssh"},
-    "embedded client": {"MPIBOOT_SSH_CLIENT": "embedded"},
+    "mpiboot": {},
     # Masters that are there already, as if the gate had made them; only their CPU is counted in.
-    "ssh over ControlMaster": {"MPIBOOT_SSH_CLIENT": "openssh"},
+    "ssh over ControlMaster": {},
 }
 MASTERS = "ssh over ControlMaster"
 FIGURES = {

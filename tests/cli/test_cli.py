@@ -41,7 +41,7 @@ NOT_USED = {
         if row.section in {Section.POD, Section.MPI, Section.NETWORK, Section.END}
     }
     - {"control_ifname", "port_range", "pair_check"}
-    | {"ssh_client", "ssh_keepalive"},
+    | {"ssh_keepalive"},
 }
 # The time that a look takes at most; the variable for it is that of a launcher that waits.
 LOOKS = {"plan": "5s", "doctor": "10s"}

@@ -13,7 +13,7 @@ from mpiboot.core.checks import error
 from mpiboot.core.model import Finding, Level
 from mpiboot.doctor import ranks_role as role
 from mpiboot.doctor.ranks_answer import Activity, HostRanks, LinkRates, MpiStage, Rank
-from mpiboot.doctor.ranks_role import Answers
+from mpiboot.doctor.ranks_role import Replies
 
 if TYPE_CHECKING:
     from mpiboot.core.settings import Resolved
@@ -30,19 +30,19 @@ BUSY = Rank(
 IDLE = replace(BUSY, number=1, activity=Activity.STOPPED, cpu=0.0, devices=())
 
 
-def answers(*ranks: Rank, **given: Any) -> Answers:  # noqa: ANN401
+def answers(*ranks: Rank, **given: Any) -> Replies:  # noqa: ANN401
     host = HostRanks(
         "w-0.pi.default.svc", ranks, (LinkRates("eth0", 2e6, 1e3, "up"),), 1.0, **given
     )
-    return Answers((host,))
+    return Replies((host,))
 
 
 @pytest.fixture
 def doctor(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Any:  # noqa: ANN401
     """Asks for the ranks of a worker that answers as told: the code, stdout and stderr."""
 
-    def run(given: Answers, *words: str) -> tuple[int, str, str]:
-        def there(_seconds: int) -> Answers:
+    def run(given: Replies, *words: str) -> tuple[int, str, str]:
+        def there(_seconds: int) -> Replies:
             return given
 
         monkeypatch.setattr(role, "this_pod", there)
@@ -111,7 +111,7 @@ def test_options_of_doctor_stand_behind_ranks(capfd: pytest.CaptureFixture[str])
         (answers(replace(BUSY, program="python3 a.py")), "no stack of 1 Python rank"),
     ],
 )
-def test_what_could_not_be_read_is_told(given: Answers, message: str) -> None:
+def test_what_could_not_be_read_is_told(given: Replies, message: str) -> None:
     (found,) = role._not_readable(given.hosts)
     assert found.level is Level.UNKNOWN
     assert found.message.startswith(message)
@@ -129,7 +129,7 @@ def test_a_launcher_that_can_ask_nobody_says_why(
 ) -> None:
     """A job's ranks of its own are shown all the same: then that is no failure."""
 
-    def job(_resolved: Resolved, _environ: object, _seconds: int) -> Answers:
+    def job(_resolved: Resolved, _environ: object, _seconds: int) -> Replies:
         raise error("hostfile-missing", "no hostfile")
 
     monkeypatch.setattr(role, "job", job)

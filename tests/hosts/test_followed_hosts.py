@@ -96,6 +96,7 @@ class Moving(Pipes):
         self._moved = moved
         self.asked: list[str] = []
         self.restarted: list[str] = []
+        self.broken = ""
 
     async def run(self, state: HostState) -> Worker | None:
         name = state.host.name
@@ -109,6 +110,9 @@ class Moving(Pipes):
     async def moved(self, worker: Worker) -> str:
         self.asked.append(worker.host.name)
         return self._moved(worker.host.name)
+
+    def is_connected(self, worker: Worker) -> bool:
+        return worker.host.name != self.broken
 
     def restart(self, state: HostState) -> None:
         self.restarted.append(state.host.name)
@@ -247,22 +251,42 @@ async def test_a_version_without_hosts_is_waited_for_as_at_the_start(
     assert follow.pending.code == (66 if text is None else 65)
 
 
-async def test_ready_hosts_are_looked_at_every_ten_seconds_and_not_all_at_once(
+async def test_ready_hosts_names_are_asked_for_every_ten_seconds_and_not_all_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    noted: list[float] = []
+    now, asked = [0.0], list[tuple[str, float]]()
 
     async def sleep(seconds: float) -> None:
-        noted.append(seconds)
-        if len(noted) == 5:
+        now[0] += seconds
+        if now[0] > 15:
             raise asyncio.CancelledError
 
-    pipes = Moving(lambda _: "")
-    seen = FollowedHosts(hosts("a", "b"), cast("Pipelines", pipes))
+    def moved(name: str) -> str:
+        asked.append((name, now[0]))
+        return ""
+
+    seen = FollowedHosts(hosts("a", "b"), cast("Pipelines", Moving(moved)))
     await asyncio.wait(seen.runs.values())
-    asyncs = SimpleNamespace(**{**vars(asyncio), "sleep": sleep})
-    monkeypatch.setattr(gate, "asyncio", asyncs)
+    monkeypatch.setattr(gate, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
+    monkeypatch.setattr(gate, "time", SimpleNamespace(monotonic=lambda: now[0]))
     with pytest.raises(asyncio.CancelledError):
         await seen.watch()
-    assert noted == [10.0, 0.02, 0.02, 10.0, 0.02]
-    assert pipes.asked == ["a", "b", "a"]
+    assert asked == [("a", 10.0), ("b", 10.02)]
+
+
+async def test_a_host_whose_connection_broke_is_waited_for_again(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    log.configure()
+    pipes = Moving(lambda _: "")
+    seen = FollowedHosts(hosts("a", "waiting", "b"), cast("Pipelines", pipes))
+    await asyncio.wait([seen.runs[name, ""] for name in ("a", "b")])
+    assert not seen.wait_for_lost()
+    pipes.broken = "b"
+    assert seen.wait_for_lost()
+    assert pipes.restarted == ["b"]
+    assert [worker.host.name for worker in seen.ready()] == ["a"]
+    message = "b was ready at 10.0.0.2, but its connection broke; waiting for it again"
+    assert message in capfd.readouterr().err
+    assert not seen.wait_for_lost()
+    await gate.end_tasks({*seen.runs.values()})

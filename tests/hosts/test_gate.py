@@ -27,6 +27,8 @@ from mpiboot.hosts.progress import Stage
 from mpiboot.network import platform_hints
 from mpiboot.ssh import attempt as tcp
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
+from mpiboot.ssh.config import SshTimeouts
+from mpiboot.ssh.connections import Connections
 from tests.fakes.nameserver import NXDOMAIN, SERVFAIL, Nameserver, hosts_file, resolv_conf, serve
 from tests.fakes.sshd import HTTP, SILENT, Behaviour, Job, listener, sshd, without_ipv6
 from tests.fakes.worker import free_port
@@ -105,13 +107,14 @@ async def passing(
     settings: Settings | None = None,
     follow: HostfileFollower | None = None,
     limits: LoginTimeouts = LIMITS,
+    kept: Connections | None = None,
 ) -> GateResult:
     async with cluster.resolver() as resolver:
         return await gate.wait(
             hosts,
             settings or Settings(timeout=30),
             to,
-            PipelineOptions(limits=limits),
+            PipelineOptions(limits=limits, kept=kept),
             resolver=resolver,
             follow=follow,
         )
@@ -727,7 +730,8 @@ async def test_lines_come_on_change_and_as_json_with_fields(
 async def test_a_ready_host_that_moves_while_others_are_waited_for_is_waited_for_again(
     cluster: Cluster, job: Job, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("mpiboot.hosts.gate._RECHECK", 0.1)
+    for pause in ("_LOOK", "_RECHECK"):
+        monkeypatch.setattr(gate, pause, 0.1)
     monkeypatch.setattr("mpiboot.hosts.dns._SECOND_OPINION", 0.0)
     cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
     behaviour = Behaviour(job)
@@ -746,13 +750,37 @@ async def test_a_ready_host_that_moves_while_others_are_waited_for_is_waited_for
     assert "was ready at" not in capfd.readouterr().err  # it was said once
 
 
+async def test_a_ready_host_whose_connection_breaks_is_waited_for_again(
+    cluster: Cluster, job: Job, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gate, "_LOOK", 0.1)
+    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
+    behaviour, kept = Behaviour(job), Connections(SshTimeouts(3, 30, 10, 3))
+    async with sshd(behaviour, "0.0.0.0") as port:
+        to = access(job, port)
+        waiting = asyncio.ensure_future(passing(cluster, named("w-0", "w-1"), to, kept=kept))
+        await told(capfd, "1/2 hosts ready")
+        (login,) = kept.all(Target("w-0", "127.0.0.2", port, "runner"))
+        login.abort()
+        await told(capfd, "w-0 was ready at 127.0.0.2, but its connection broke")
+        cluster.publish(f"w-1.{DOMAIN}", "127.0.0.3")
+        result = await waiting
+        for worker in result.workers:
+            (login,) = kept.all(worker)
+            login.close()
+            await login.wait_closed()
+    assert [worker.address for worker in result.workers] == ["127.0.0.2", "127.0.0.3"]
+    assert behaviour.logins == 3
+
+
 async def test_a_nameserver_that_fails_says_nothing_about_a_ready_host(
     cluster: Cluster,
     job: Job,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("mpiboot.hosts.gate._RECHECK", 0.1)
+    for pause in ("_LOOK", "_RECHECK"):
+        monkeypatch.setattr(gate, pause, 0.1)
     monkeypatch.setattr("mpiboot.hosts.dns._SECOND_OPINION", 0.0)
     cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
     behaviour = Behaviour(job)

@@ -13,9 +13,9 @@ import pytest
 
 from mpiboot.core.checks import MpibootError
 from mpiboot.core.facts import Host, Mesh
-from mpiboot.core.setting_types import HostKeys, Switch
+from mpiboot.core.setting_types import Switch
 from mpiboot.core.settings import Settings
-from mpiboot.hosts import failures, host_shell, pacing, pipeline
+from mpiboot.hosts import failures, pacing, pipeline
 from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.dns import ResolvConf
 from mpiboot.hosts.dns_query import DnsAnswer, NoAddress
@@ -26,8 +26,6 @@ from mpiboot.network import platform_hints
 from mpiboot.ssh import attempt as tcp
 from mpiboot.ssh import login
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
-from mpiboot.ssh.client_start import ConnectionPool
-from mpiboot.ssh.config import SshTimeouts
 from tests.fakes import plans
 
 if TYPE_CHECKING:
@@ -353,42 +351,6 @@ def test_only_what_is_new_is_told() -> None:
     assert counts == [1, 2, 2, 3]
     made.restart(mine)
     assert (mine.stage, mine.reason) == (Stage.DNS, "")
-
-
-def test_workers_are_asked_by_the_gates_one_command() -> None:
-    to = SshAccess("r", Path("key"), "launcher", attempt="me@now@1", may_disconnect=True)
-    resolver = cast("Resolver", Names(FOUND))
-    made = Pipelines(
-        Settings(),
-        to,
-        resolver,
-        changed=lambda: None,
-        options=PipelineOptions(mpirun="/opt/mpirun"),
-    )
-    wanted = host_shell.gate("/opt/mpirun", attempt="me@now@1", may_disconnect=True, traffic=True)
-    assert made._command == wanted
-
-
-async def test_the_ssh_client_is_loaded_once_with_what_the_settings_say(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    given: list[object] = []
-    monkeypatch.setattr(login, "Login", lambda *args, **named: given.append((args, named)))
-    to = SshAccess("r", Path("key"), "launcher", host_key="ssh-ed25519 PINNED")
-    limits, settings = LoginTimeouts(command=3.0), Settings(host_keys=HostKeys.OFF)
-    resolver = cast("Resolver", Names(FOUND))
-    kept = ConnectionPool(SshTimeouts(3, 30, 10, 3))
-    options = PipelineOptions(limits=limits, kept=kept)
-    made = Pipelines(settings, to, resolver, changed=lambda: None, options=options)
-    await made.prepare()
-    await made.load()
-    named = {
-        "host_key": "ssh-ed25519 PINNED",
-        "mode": HostKeys.OFF,
-        "limits": limits,
-        "kept": kept,
-    }
-    assert given == [((Path("key"),), named)]
 
 
 class Pairs:

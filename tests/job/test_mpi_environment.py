@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from mpiboot.core.model import Decision, MpiFamily, Source
 from mpiboot.core.settings import resolve
 from mpiboot.job import control_links
+from mpiboot.job.agent_variables import given_by_user
 from mpiboot.job.dialects import DIALECTS, MPICH
+from mpiboot.job.mpirun_line import read
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_builder import PlanBuilder
 from tests.fakes.plans import (
@@ -155,6 +157,29 @@ def test_arguments_for_the_users_own_agent_stay_its_own(family: str) -> None:
     assert plan.user_args.lines == ()
 
 
+@pytest.mark.parametrize(
+    ("line", "environ", "port", "user"),
+    [
+        ("", {}, 0, ""),
+        ("", {"OMPI_MCA_plm_rsh_args": "-p 9 -l me"}, 9, "me"),
+        (
+            "",
+            {"OMPI_MCA_plm_rsh_agent": "/usr/bin/ssh -p 8", "HYDRA_LAUNCH_EXTRA_ARGS": "-p 9"},
+            8,
+            "",
+        ),
+        ("--mca plm_rsh_args -oPort=7", {"OMPI_MCA_plm_rsh_args": "-p 9"}, 7, ""),
+        ("--mca plm_rsh_agent /my/agent", {"OMPI_MCA_plm_rsh_args": "-p 9"}, 0, ""),
+    ],
+)
+def test_the_gate_has_the_port_and_user_of_the_users_arguments_for_ssh(
+    line: str, environ: dict[str, str], port: int, user: str
+) -> None:
+    words = read(["mpirun", *line.split(), "./train"], MpiFamily.OPENMPI4)
+    found = given_by_user(environ, words)
+    assert (found.port, found.user) == (port, user)
+
+
 @both
 @pytest.mark.parametrize(
     "agent", ["ssh", "ssh : rsh", "rsh", "/usr/bin/ssh", "ssh -o Compression=yes : rsh", "ssh -p 9"]
@@ -165,7 +190,7 @@ def test_an_agent_that_is_ssh_is_not_the_users_own_and_cannot_step_down(
     plan = planned("./train", observed(family, {**POD, "OMPI_MCA_plm_rsh_agent": agent}))
     assert plan.user_agent == ""
     assert plan.user_args.lines == (("Compression yes",) if "Compression" in agent else ())
-    assert bool(warned(plan)) == ("-p 9" in agent)
+    assert warned(plan) == []
 
 
 @both
@@ -174,7 +199,7 @@ def test_the_users_ssh_arguments_are_merged_behind_ours_and_reported(family: str
     environ = {**POD, name: "-o StrictHostKeyChecking=no -o ConnectTimeout=7 -v"}
     plan = planned("./train", observed(family, environ))
     assert (plan.user_args.lines, plan.user_args.words) == (("ConnectTimeout 7",), ("-v",))
-    assert f"{name} has StrictHostKeyChecking=no, which has no effect" in warned(plan)[0]
+    assert f"{name} has StrictHostKeyChecking=no, which has no effect" in warned(plan)[-1]
     assert reason(plan, "ssh-arguments")[1] is Source.ENVIRONMENT
     # What is left is all that mpirun passes on.
     row = DIALECTS[MpiFamily(family)]
@@ -195,34 +220,25 @@ def test_ssh_arguments_on_the_line_are_read_into_the_configuration_too(family: s
     assert reason(plan, "ssh-arguments")[1] is Source.FLAG
 
 
-OWN = Decision("ssh-client", "embedded", Source.DETECTED, "there is no ssh on PATH")
-
-
 @both
 @pytest.mark.parametrize("name", ["OMPI_MCA_plm_rsh_args", "OMPI_MCA_plm_ssh_args"])
-def test_ssh_arguments_that_no_ssh_reads_are_said(family: str, name: str) -> None:
-    given_ = "-o ConnectionAttempts=10 -J gate -o Ciphers=aes128-ctr"
-    seen = replace(observed(family, {**POD, name: given_}), client=OWN)
-    plan = planned("./train", seen)
+def test_what_only_ssh_can_do_is_named_where_no_ssh_runs(family: str, name: str) -> None:
+    given_ = "-o ConnectionAttempts=10 -J gate -o Ciphers=aes128-ctr -v"
+    seen = observed(family, {**POD, name: given_})
     message = (
-        f"{name} has ProxyJump gate, Ciphers aes128-ctr, which has no effect: mpiboot's own SSH"
+        f"{name} has ProxyJump gate, Ciphers aes128-ctr, -v, which has no effect on the "
+        "connections that mpiboot opens"
     )
-    assert [message in item for item in warned(plan)] == [True]
-    assert reason(plan, "ssh-arguments")[2].endswith("own SSH client does not read")
-
-
-@both
-def test_ssh_arguments_on_the_line_that_no_ssh_reads_are_said(family: str) -> None:
-    seen = replace(observed(family), client=OWN)
-    plan = planned("mpirun --mca plm_ssh_args -oStrictHostKeyChecking=no ./train", seen)
-    (message,) = warned(plan)
-    assert "--mca plm_ssh_args has StrictHostKeyChecking=no, which has no effect" in message
+    assert warned(planned("./train", seen)) == [message]
+    assert warned(planned("./train", seen, {"supervise": "off"})) == []
+    kubectl = Decision("launch-agent", "kubectl", Source.DETECTED, "there is no key")
+    plan = planned("./train", replace(seen, client=kubectl))
+    assert [item.endswith("no effect on kubectl exec") for item in warned(plan)] == [True]
 
 
 @both
 def test_the_operators_own_ssh_arguments_are_no_loss_without_ssh(family: str) -> None:
-    seen = replace(observed(family, {**POD, **OPERATOR}), client=OWN)
-    assert warned(planned("./train", seen)) == []
+    assert warned(planned("./train", observed(family, {**POD, **OPERATOR}))) == []
 
 
 @both

@@ -76,7 +76,7 @@ def test_mapping_and_binding_of_a_file_stand_as_mpirun_has_it_in_its_own_pod() -
 
 def test_more_ranks_than_slots_and_an_agent_may_be_asked_for_by_a_file() -> None:
     seen = of_file(
-        observed(), rmaps_base_oversubscribe="1", plm_rsh_agent="/opt/agent", plm_rsh_args="-v"
+        observed(), rmaps_base_oversubscribe="1", plm_rsh_agent="/opt/agent", plm_rsh_args="-p 22"
     )
     plan = planned("mpirun -n 9 ./train", seen)
     assert failing(plan) == []

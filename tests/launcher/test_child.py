@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import select
+import socket
 import subprocess
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from mpiboot.core.checks import MpibootError, error
-from mpiboot.core.launch_names import LAUNCH_DIR, LAUNCH_ID
+from mpiboot.core.launch_names import KEEP_KEY, LAUNCH_DIR, LAUNCH_ID
 from mpiboot.core.launch_spec import Failure, LaunchSpec, Result, from_line
-from mpiboot.core.settings import resolve
-from mpiboot.job import plan as plans
-from mpiboot.launcher import child
-from mpiboot.ssh.client_start import ClientConfig
-from tests.fakes.plans import PATHS, observed
+from mpiboot.ssh.connections import PoolConfig
 
 ROOT = Path(__file__).parents[2]
 GUARD = 60.0
@@ -59,10 +53,10 @@ from mpiboot.hosts.gate import GateResult
 from mpiboot.job.mpirun_line import read
 from mpiboot.launcher import child, observation
 from mpiboot.launcher.setup import LauncherPod
-from mpiboot.core.model import Decision, Finding, Level, Source, SshKind
+from mpiboot.core.model import Finding, Level
 from mpiboot.core.settings import resolve
 from mpiboot.ssh.config import SshTimeouts
-from mpiboot.ssh.client_start import ConnectionPool
+from mpiboot.ssh.connections import Connections
 from mpiboot.system.keys import JobKey
 from tests.fakes import plans
 
@@ -71,9 +65,7 @@ folder = Path(os.getcwd())
 def pod(resolved, environ, **named):
     named.pop("needs_key", None)
     (folder / "named").write_text(repr(sorted(named.items())))
-    (folder / "id").write_text("PRIVATE")
-    if sys.argv[2] == "kept":
-        asyncssh.generate_private_key("ssh-ed25519").write_private_key(folder / "id")
+    asyncssh.generate_private_key("ssh-ed25519").write_private_key(folder / "id")
     key = JobKey(folder / "id", "ssh-ed25519 JOB")
     return LauncherPod(resolved, environ, plans.ROOT, folder, key, 0.0, **named)
 
@@ -95,14 +87,13 @@ async def wait(launcher, program, reached):
     if sys.argv[2] == "signalled":
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.Event().wait()
-    own = Decision("ssh-client", SshKind.EMBEDDED.value, Source.DETECTED, "there is no ssh")
-    seen = replace(seen, workers=workers, client=own, line=read(program, seen.mpi.family))
+    seen = replace(seen, workers=workers, line=read(program, seen.mpi.family))
     passed = GateResult(seen.workers, (), {}, {})
     reached += seen.workers
     said = [Finding("slots", Level.WARN, text) for text in ("said before", "not yet said")]
     bad = Finding("slots", Level.FAIL, "a failure is no warning")
-    kept = ConnectionPool(SshTimeouts(3, 30, 10, 3)) if sys.argv[2] == "kept" else None
-    return observation.Observation(seen, passed, (*said, bad), (said[0],), kept=kept)
+    kept = Connections(SshTimeouts(3, 30, 10, 3))
+    return observation.Observation(seen, passed, (*said, bad), (said[0],), connections=kept)
 
 child.launcher_pod = pod
 child.ReachedWorkers = Reached
@@ -122,24 +113,23 @@ class Handed:
     """What a child of this test handed over, and what it said."""
 
     def __init__(self, folder: Path, *words: str, environ: dict[str, str] | None = None) -> None:
-        reader, writer = os.pipe()
+        own, its = socket.socketpair()
         # Without the marks of a job that runs these tests.
         env = {name: value for name, value in os.environ.items() if "MPI" not in name}
         env |= {"PYTHONPATH": str(ROOT), **(environ or {})}
-        command = [sys.executable, "-c", READY, str(writer), *words]
+        command = [sys.executable, "-c", READY, str(its.fileno()), *words]
         with subprocess.Popen(
-            command, pass_fds=(writer,), stderr=subprocess.PIPE, cwd=folder, env=env
+            command, pass_fds=(its.fileno(),), stderr=subprocess.PIPE, cwd=folder, env=env
         ) as process:
-            os.close(writer)
+            its.close()
             try:
-                self.result = handed_over(reader)
-                if isinstance(self.result, Failure):  # it ends by itself, and is read until then
-                    self.message = process.communicate(timeout=GUARD)[1].decode()
-                os.close(reader)
-                if not isinstance(self.result, Failure):
-                    self.message = process.communicate(timeout=GUARD)[1].decode()
-                # With a launch it tidies nothing up, and waits until nobody can read it any more.
-                assert process.returncode == (0 if isinstance(self.result, Failure) else 1)
+                self.result = handed_over(own.fileno())
+                if not isinstance(self.result, Failure):  # which ends by itself
+                    own.close()
+                self.message = process.communicate(timeout=GUARD)[1].decode()
+                own.close()
+                assert process.returncode == 0 or not isinstance(self.result, Failure)
+                assert "Traceback" not in self.message or words[0] == "bug"
             finally:
                 process.kill()
 
@@ -153,20 +143,8 @@ def given(attempt: str = "", **flags: str) -> str:
     return json.dumps({"flags": flags, "attempt": attempt})
 
 
-def test_where_logins_were_kept_the_child_stays_as_the_ssh_client(tmp_path: Path) -> None:
-    """Agents may ask as soon as the launch is handed over; it ends when nobody reads any more."""
-    spec = Handed(tmp_path, "kept", given(), "mpirun", "-n", "3", "./train").launch
-    assert (spec.client_stays, spec.client) == (True, ())
-    folder = Path(spec.folder)
-    assert (folder / "requests").is_fifo()
-    assert (folder / "client.sock").is_socket()
-    assert {path.name for path in (folder / "sessions").iterdir()} == {
-        remote.name for remote in spec.daemons
-    }
-    assert all(path.is_fifo() for path in (folder / "sessions").iterdir())
-
-
-def test_the_launch_is_handed_over_with_its_folder_mark_and_client(tmp_path: Path) -> None:
+def test_the_launch_is_handed_over_with_its_folder_and_mark(tmp_path: Path) -> None:
+    """Agents may ask from then on."""
     program = ("mpirun", "-n", "3", "-x", "TOKEN=hf_secret", "./train")
     made = Handed(tmp_path, "", given("me@2026-01-02T00:00:00Z@2", grace="9"), *program)
     spec = made.launch
@@ -175,9 +153,8 @@ def test_the_launch_is_handed_over_with_its_folder_mark_and_client(tmp_path: Pat
     assert spec.set_env[LAUNCH_DIR] == folder
     assert spec.set_env[LAUNCH_ID]
     assert spec.attempt == "me@2026-01-02T00:00:00Z@2"
-    assert spec.client[-1] == f"{folder}/client.json"
-    config = ClientConfig.from_json(Path(spec.client[-1]).read_text())
-    assert config.parent == os.getpid()
+    fifos = {path.name for path in Path(folder).rglob("*") if path.is_fifo()}
+    assert fifos == {"events", "requests", *(remote.name for remote in spec.daemons)}
     assert spec.earlier == "attempt 2; the last one (a of 2026-01-01T00:00:00Z) ended: it failed"
     named = [("attempt", spec.attempt), ("may_disconnect", False), ("pid", os.getpid())]
     assert (tmp_path / "named").read_text() == repr(named)
@@ -194,6 +171,7 @@ def test_a_launch_of_a_script_has_the_scripts_name_and_a_launch_within_one_its_m
 ) -> None:
     """Workers are told of the end by the script's process, which stays."""
     environ = {"MPIBOOT_ATTEMPT": "script@2026-01-02T00:00:00Z@3", LAUNCH_ID: "outer"}
+    environ[KEEP_KEY] = "1"
     made = Handed(tmp_path, "", given(), "mpirun", "./train", environ=environ)
     assert made.launch.attempt == ""
     assert made.launch.earlier.startswith("attempt 2")
@@ -201,6 +179,8 @@ def test_a_launch_of_a_script_has_the_scripts_name_and_a_launch_within_one_its_m
     named = [("attempt", name), ("may_disconnect", True), ("pid", os.getpid())]
     assert (tmp_path / "named").read_text() == repr(named)
     assert LAUNCH_ID not in made.launch.set_env
+    logins = PoolConfig.from_json(Path(made.launch.folder, "pool.json").read_text())
+    assert [host.name for host in logins.hosts] == [HOST, "w-1.job.ns.svc"]
 
 
 EARLIER = "attempt 2; the last one (a of 2026-01-01T00:00:00Z) ended: it failed"
@@ -265,23 +245,3 @@ def test_neither_a_thread_that_never_ends_nor_the_collector_delays_it(
     first, hint = message.decode().splitlines()
     assert first == "mpiboot: error: [usage] the hosts are ready"
     assert hint.startswith("mpiboot:   ->")
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_cycles_are_not_looked_for_while_the_plan_is_made(
-    monkeypatch: pytest.MonkeyPatch, *, fails: bool
-) -> None:
-    looked_for: list[bool] = []
-    make = plans.make
-
-    def note(*args: object) -> plans.Plan:
-        looked_for.append(gc.isenabled())
-        if fails:
-            raise error("usage", "no plan")
-        return make(*args)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(plans, "make", note)
-    with pytest.raises(MpibootError) if fails else nullcontext():
-        child._decide(observed("openmpi4"), resolve({}, {}), PATHS)
-    assert looked_for == [False]
-    assert gc.isenabled()

@@ -6,7 +6,6 @@ import signal
 import socket
 import stat
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,15 +16,14 @@ import pytest
 from mpiboot.core.checks import MpibootError
 from mpiboot.core.facts import Host
 from mpiboot.core.launch_spec import RemoteHost
-from mpiboot.core.model import Decision, Source, SshKind
+from mpiboot.core.model import Decision, Source
 from mpiboot.core.settings import resolve
 from mpiboot.hosts.access import PodAccess
 from mpiboot.job.plan_builder import Observed
 from mpiboot.launcher import launch_folder
-from mpiboot.ssh import client_start
-from mpiboot.ssh.client_start import ClientConfig
 from mpiboot.ssh.config import LaunchHost, SshTimeouts
-from mpiboot.supervisor import evidence, host_watch
+from mpiboot.ssh.connections import PoolConfig
+from mpiboot.supervisor import evidence
 from mpiboot.system import keys, os_calls
 from tests.fakes import plans
 from tests.fakes.worker import HAVE_SSH
@@ -58,7 +56,22 @@ def test_folders_of_launches_that_are_over_are_taken_away(tmp_path: Path) -> Non
     assert {path.name for path in tmp_path.iterdir()} == set(kept)
 
 
-OWN_CLIENT = Decision("ssh-client", SshKind.EMBEDDED.value, Source.DETECTED, "there is no ssh")
+def test_mpirun_calls_the_agent_by_its_path_or_by_a_shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = Path(launch_folder.paths(tmp_path).agent)
+    assert agent.parts[-2:] == ("libexec", "agent")
+    assert os.access(agent, os.X_OK)
+    monkeypatch.setattr(launch_folder, "_AGENT", tmp_path / "agent")
+    (tmp_path / "agent").touch(0o644)  # its execute bit is lost
+    assert launch_folder.paths(tmp_path).agent == f"/bin/sh {tmp_path}/agent"
+    monkeypatch.setattr(launch_folder, "_AGENT", Path("/opt/my\ttools/agent"))
+    with pytest.raises(MpibootError, match=r"'/opt/my\\ttools/agent' has a blank") as caught:
+        launch_folder.paths(tmp_path)
+    assert caught.value.finding.check == "runtime-folder"
+    assert caught.value.finding.hint == "install mpiboot in a folder without blanks"
+
+
 RENAMED = {"w-1.job.ns.svc": "ip-w-1"}
 SHOWN = {"w-1.job.ns.svc": "ssh-ed25519 SHOWN"}
 
@@ -77,26 +90,21 @@ def made(
     return launch_folder.Launch(plan, seen, SHOWN, key, resolved, where)
 
 
-def write_client(launch: launch_folder.Launch, parent: int = 1) -> tuple[str, ...]:
-    config = launch.client_config(parent)
-    assert config
-    return client_start.write(Path(launch.where.launch_dir), config)
-
-
 @needs_ssh
 def test_every_file_of_a_launch_is_private(tmp_path: Path) -> None:
-    launch = made(tmp_path, replace(plans.observed(), client=OWN_CLIENT))
+    launch = made(tmp_path)
+    assert launch.key
     before = os.umask(0)  # nothing else guards them
     try:
         launch.write()
-        write_client(launch)
-        launch.spec({}, {}, (), attempt="")
+        launch.logins(launch.key).write_pool()
+        launch.spec({}, {}, attempt="")
     finally:
         os.umask(before)
     folder = Path(launch.where.launch_dir)
     modes = {path.name: stat.S_IMODE(path.lstat().st_mode) for path in folder.rglob("*")}
     assert {"hosts", "w-0.env", "agent.conf", "ssh_config", "known_hosts", "key"} <= modes.keys()
-    assert {"after.json", "client.json", "events", "stderr"} <= modes.keys()
+    assert {"after.json", "pool.json", "events", "stderr"} <= modes.keys()
     open_to_others = {name: oct(mode) for name, mode in modes.items() if mode & 0o077}
     assert open_to_others == {}
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -132,7 +140,6 @@ def test_ssh_reaches_each_host_by_mpiruns_name_where_the_gate_found_it(tmp_path:
     known = folder / "known_hosts"
     assert f"ssh='{shutil.which('ssh')} -o StrictHostKeyChecking=yes -o UserKnown" in conf
     assert f" -o UserKnownHostsFile={known} -o GlobalKnownHostsFile=/dev/null -o " in conf
-    assert "client=''" in conf
 
 
 @needs_ssh
@@ -157,34 +164,31 @@ def test_a_launch_begins_without_what_an_earlier_one_left(tmp_path: Path) -> Non
     assert not left.exists()
 
 
-@needs_ssh
 @pytest.mark.parametrize(
-    ("needs", "why"),
+    ("needs", "supervise", "why"),
     [
-        ({}, True),
-        ({"user_agent": "rsh"}, False),
-        ({"daemons": ()}, False),
+        ({}, "off", True),
+        ({}, "on", False),
+        ({"user_agent": "rsh"}, "off", False),
+        ({"daemons": ()}, "off", False),
     ],
 )
-def test_without_an_ssh_that_is_needed_nothing_is_launched(
+def test_nothing_is_launched_without_an_ssh_where_nobody_stays_to_log_in(
     tmp_path: Path,
     needs: dict[str, Any],
+    supervise: str,
     why: bool,  # noqa: FBT001 - a row of the table
 ) -> None:
-    launch = made(tmp_path)
+    launch = made(tmp_path, flags={"supervise": supervise})
     environ = {**launch.observed.environ, "PATH": str(tmp_path)}
     bare = replace(launch, observed=replace(launch.observed, environ=environ))
     bare = replace(bare, plan=replace(bare.plan, **needs))
     if not why:
         bare.write()
         return
-    with pytest.raises(MpibootError, match="no ssh on PATH") as caught:
+    with pytest.raises(MpibootError, match="no ssh on PATH, and with MPIBOOT_SUPERVISE=") as caught:
         bare.write()
     assert caught.value.finding.evidence == (f"PATH={tmp_path}",)
-    own = replace(bare, observed=replace(bare.observed, client=OWN_CLIENT))
-    own.write()
-    conf = (Path(own.where.launch_dir) / "agent.conf").read_text()
-    assert "/ssh/connect.py" in conf
 
 
 @needs_ssh
@@ -197,93 +201,58 @@ def test_a_folder_that_can_not_be_made_is_named(tmp_path: Path) -> None:
     assert caught.value.finding.message.startswith(gone.launch_dir)
 
 
-@needs_ssh
-def test_mpiboots_own_client_is_told_hosts_keys_and_whom_to_end_with(tmp_path: Path) -> None:
-    seen = replace(plans.observed(renamed=RENAMED), client=OWN_CLIENT)
-    launch = made(tmp_path, seen, {"ssh_keepalive": "30"})
-    launch.write()
-    words = write_client(launch, 4711)
+def test_the_pool_is_told_hosts_keys_and_how_long_to_wait(tmp_path: Path) -> None:
+    launch = made(tmp_path, flags={"ssh_keepalive": "30"})
     folder = launch.where.launch_dir
-    assert words[0] == sys.executable
-    assert words[-1] == f"{folder}/client.json"
-    config = ClientConfig.from_json(Path(words[-1]).read_text())
-    assert launch.key is not None
-    assert config == ClientConfig(
+    assert launch.key
+    config = PoolConfig(
         hosts=(
             LaunchHost("w-0.job.ns.svc", "10.244.0.10", 22, "root", launch.key.public),
             LaunchHost("ip-w-1", "10.244.0.11", 22, "root", "ssh-ed25519 SHOWN"),
         ),
-        key=f"{launch.where.launch_dir}/key",
-        patience=SshTimeouts(attempts=3, timeout=30, interval=1, probes=1_000_000),
-        events=f"{folder}/events",
-        errors=f"{folder}/stderr",
-        parent=4711,
+        key=f"{folder}/key",
+        patience=SshTimeouts(attempts=3, timeout=30, interval=3, probes=10),
+        folder=folder,
     )
+    assert launch.pool_config() == config
+    launch.logins(launch.key).make_folder()
+    launch.logins(launch.key).write_pool()
+    assert PoolConfig.from_json(Path(folder, "pool.json").read_text()) == config
+    unchecked = made(tmp_path, flags={"host_keys": "off"}).pool_config()
+    assert unchecked
+    assert {host.key for host in unchecked.hosts} == {""}
 
 
-@needs_ssh
+def test_the_pool_needs_open_files_for_every_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch = made(tmp_path)
+    monkeypatch.setattr(os_calls, "most_open_files", lambda: 73)  # 5 for each of two hosts, and 64
+    with pytest.raises(MpibootError, match="on 2 hosts need 74 open files") as caught:
+        launch.pool_config()
+    assert caught.value.finding.check == "settings-conflict"
+    assert made(tmp_path, flags={"supervise": "off"}).pool_config()  # each host has an ssh
+    monkeypatch.setattr(os_calls, "most_open_files", lambda: 74)
+    assert launch.pool_config()
+
+
 @pytest.mark.parametrize(
-    ("given", "silent", "probes"),
+    ("plan", "supervise", "by_pool"),
     [
-        ({}, 30, "1000000"),
-        ({"ssh_keepalive": "60"}, 6, "1000000"),
-        ({"ssh_keepalive": "3"}, 0, "3"),  # nobody could look in so short a time
-        ({"ssh_keepalive": "0"}, 0, "0"),
-        ({"supervise": "off"}, 0, "30"),  # nobody stays to look
+        ({}, "on", True),
+        ({}, "off", False),
+        ({"user_agent": "rsh"}, "on", False),
+        ({"daemons": ()}, "on", False),
     ],
 )
-def test_the_parent_looks_for_silent_hosts_or_ssh_gives_them_up(
-    tmp_path: Path, given: dict[str, str], silent: float, probes: str
+def test_agents_use_the_pool_unless_nobody_stays_or_the_user_has_an_agent(
+    tmp_path: Path,
+    plan: dict[str, Any],
+    supervise: str,
+    by_pool: bool,  # noqa: FBT001 - a row of the table
 ) -> None:
-    launch = made(tmp_path, plans.observed(), given)
-    launch.write()
-    spec = launch.spec({}, {}, (), attempt="")
-    assert (spec.silent, spec.keepalive) == (silent, float(given.get("ssh_keepalive", 300)))
-    text = Path(launch.where.launch_dir, "ssh_config").read_text()
-    assert f"ServerAliveCountMax {probes}\n" in text
-
-
-@needs_ssh
-def test_where_the_kernel_does_not_tell_ssh_alone_gives_silent_hosts_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(host_watch, "can_look", lambda: False)
-    launch = made(tmp_path, plans.observed())
-    launch.write()
-    assert launch.spec({}, {}, (), attempt="").silent == 0
-    assert "CountMax 30\n" in Path(launch.where.launch_dir, "ssh_config").read_text()
-
-
-@needs_ssh
-def test_without_checks_the_own_client_has_no_key_to_compare_with(tmp_path: Path) -> None:
-    seen = replace(plans.observed(), client=OWN_CLIENT)
-    launch = made(tmp_path, seen, {"host_keys": "off"})
-    launch.write()
-    config = ClientConfig.from_json(Path(write_client(launch)[-1]).read_text())
-    assert {host.key for host in config.hosts} == {""}
-
-
-@needs_ssh
-def test_mpiboots_own_client_needs_open_files_for_every_host(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    launch = made(tmp_path, replace(plans.observed(), client=OWN_CLIENT))
-    launch.write()
-    monkeypatch.setattr(os_calls, "most_open_files", lambda: 73)  # 5 for each of two hosts, and 64
-    with pytest.raises(MpibootError, match="needs 74 open files for 2 hosts"):
-        write_client(launch)
-    monkeypatch.setattr(os_calls, "most_open_files", lambda: 74)
-    assert write_client(launch)
-
-
-@needs_ssh
-@pytest.mark.parametrize("plan", [{"user_agent": "rsh"}, {"daemons": ()}, {}])
-def test_mpiboots_own_client_runs_only_where_agents_use_it(
-    tmp_path: Path, plan: dict[str, Any]
-) -> None:
-    launch = made(tmp_path, replace(plans.observed(), client=OWN_CLIENT if plan else None))
-    launch.write()
-    assert replace(launch, plan=replace(launch.plan, **plan)).client_config(1) is None
+    launch = made(tmp_path, flags={"supervise": supervise})
+    assert replace(launch, plan=replace(launch.plan, **plan)).by_pool == by_pool
 
 
 @needs_ssh
@@ -313,7 +282,6 @@ def test_the_parent_is_told_the_hosts_the_settings_and_what_mpirun_has_otherwise
     spec = launch.spec(
         {"SAME": "1", "OLD": "1", "GONE": "1"},
         {"SAME": "1", "OLD": "2", "NEW": "3"},
-        (),
         attempt="a",
     )
 
@@ -349,9 +317,9 @@ def test_where_no_worker_runs_mpiboot_none_is_told_of_the_end(tmp_path: Path) ->
     launch.write()
     bare = tuple(replace(worker, facts=None) for worker in launch.observed.workers)
     bare_launch = replace(launch, observed=replace(launch.observed, workers=bare))
-    assert bare_launch.spec({}, {}, (), attempt="a").attempt == ""
+    assert bare_launch.spec({}, {}, attempt="a").attempt == ""
     one = replace(launch.observed, workers=(bare[0], launch.observed.workers[1]))
-    assert replace(launch, observed=one).spec({}, {}, (), attempt="a").attempt == "a"
+    assert replace(launch, observed=one).spec({}, {}, attempt="a").attempt == "a"
 
 
 def test_a_host_with_an_address_for_a_name_is_never_looked_up() -> None:
@@ -394,10 +362,10 @@ def by_kubectl(launch: launch_folder.Launch) -> launch_folder.Launch:
 def test_where_kubectl_enters_pods_there_is_no_key_and_no_ssh(tmp_path: Path) -> None:
     launch = by_kubectl(made(tmp_path))
     launch.write()
-    assert launch.client_config(1) is None
+    assert (launch.pool_config(), launch.by_pool) == (None, False)
     folder = Path(launch.where.launch_dir)
     names = {path.name for path in folder.rglob("*")}
-    assert not names & {"key", "ssh_config", "known_hosts", "client.json"}
+    assert not names & {"key", "ssh_config", "known_hosts"}
     assert stat.S_ISFIFO((folder / "stdin").stat().st_mode)
     assert stat.S_ISFIFO((folder / "events").stat().st_mode)
     assert (folder / "hostfile").read_text() == launch.plan.hostfile
@@ -406,9 +374,9 @@ def test_where_kubectl_enters_pods_there_is_no_key_and_no_ssh(tmp_path: Path) ->
         "export KUBERNETES_SERVICE_HOST='10.96.0.1';\n"
     )
     read = dict(line.split("=", 1) for line in (folder / "agent.conf").read_text().splitlines())
-    assert read["client"].endswith("/libexec/pod_exec'")
+    assert read["kubectl"].endswith("/libexec/pod_exec'")
     assert read["remote_end"] == "'command terminated with exit code'"
-    spec = launch.spec({}, {}, (), attempt="")
+    spec = launch.spec({}, {}, attempt="")
     assert spec.remote == "kubectl"
     # Nobody has asked for the names, and they may lead nowhere.
     told = evidence.from_json((folder / evidence.FILE).read_text())
@@ -427,7 +395,7 @@ def test_the_hosts_with_ranks_are_kept_with_their_counters(tmp_path: Path, own_v
     )
     launch = made(tmp_path, replace(seen, environ=environ, workers=found))
     launch.write()
-    spec = launch.spec({}, {}, (), attempt="a")
+    spec = launch.spec({}, {}, attempt="a")
     assert (spec.transport, spec.prove) == ("RoCE", "warn")
     assert spec.with_ranks == ("w-0.job.ns.svc", "ip-w-1")
     own, *hosts = evidence.from_json(text_of(launch))
@@ -438,7 +406,7 @@ def test_the_hosts_with_ranks_are_kept_with_their_counters(tmp_path: Path, own_v
         assert host.counters.keys() == {"mlx5_3:1", "eth0", "net1"}
     # One host with ranks moves nothing between hosts.
     launch = replace(launch, plan=replace(launch.plan, with_ranks=("ip-w-1",)))
-    assert launch.spec({}, {}, (), attempt="a").prove == ""
+    assert launch.spec({}, {}, attempt="a").prove == ""
     assert all(not host.counted for host in evidence.from_json(text_of(launch)))
 
 

@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import pytest
 
@@ -19,16 +20,19 @@ from mpiboot.core.facts import Worker
 from mpiboot.core.model import Decision, Source
 from mpiboot.core.settings import resolve
 from mpiboot.hosts.gate import GateResult
-from mpiboot.launcher import child, observation
-from mpiboot.launcher.child import ChildLoop, by_every_name, that_may_join
+from mpiboot.launcher import child, observation, shims
+from mpiboot.launcher.child import ChildLoop, CommandLogins, by_every_name, that_may_join
 from mpiboot.launcher.setup import LauncherPod
-from mpiboot.ssh import client_start
-from mpiboot.ssh.client_start import ClientConfig
+from mpiboot.ssh.connections import Connections
 from mpiboot.supervisor import evidence
-from mpiboot.system import os_calls
 from mpiboot.system.keys import JobKey
 from tests.fakes import plans
+from tests.fakes.sshd import Behaviour, Job, sshd
 from tests.fakes.worker import HAVE_SSH
+from tests.waiting import GUARD
+
+if TYPE_CHECKING:
+    import asyncssh
 
 T = TypeVar("T")
 
@@ -99,6 +103,9 @@ class Loop(ChildLoop):
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run(work)
 
+    def run_last(self, work: Coroutine[Any, Any, None]) -> None:
+        asyncio.run(work)
+
 
 def conf(folder: Path) -> dict[str, str]:
     """What its ssh reads."""
@@ -123,7 +130,8 @@ class Gate:
         self.folder.mkdir()
         self.fails, self.key = False, True
         self.seen: list[tuple[set[str], set[str]]] = []
-        (tmp_path / "id").write_text("PRIVATE\n")
+        self.keepalive: list[tuple[int, int]] = []
+        self.job = Job(tmp_path)
         (tmp_path / "hosts").write_text("w-0.job.ns.svc\nw-1.job.ns.svc\n")
         self.given = {"hostfile": str(tmp_path / "hosts"), "ssh_keepalive": "30"}
         before = (("a@2026-01-01T00:00:00Z@1", "it failed"),)
@@ -132,7 +140,7 @@ class Gate:
         def pod(resolved: object, environ: object, **named: Any) -> LauncherPod:  # noqa: ANN401 - its own
             assert named.pop("needs_key")
             assert named == {"pid": 7, "attempt": "b", "may_disconnect": True}
-            key = JobKey(tmp_path / "id", "ssh-ed25519 JOB") if self.key else None
+            key = JobKey(self.job.path, "ssh-ed25519 JOB") if self.key else None
             chosen = Decision("launch-agent", "kubectl", Source.DETECTED, "there is no key")
             made = LauncherPod(
                 resolve(self.given, {}),
@@ -146,8 +154,13 @@ class Gate:
             return made if self.key else replace(made, chosen=chosen)
 
         async def pass_gates(
-            _: LauncherPod, reached: list[Worker], report: Callable[[GateResult], None]
+            _: LauncherPod,
+            reached: list[Worker],
+            report: Callable[[GateResult], None],
+            connections: Connections,
         ) -> GateResult:
+            login = SimpleNamespace(set_keepalive=lambda *given: self.keepalive.append(given))
+            connections.keep(self.workers[0], cast("asyncssh.SSHClientConnection", login))
             for count in range(1, 2 if self.fails else 3):
                 report(GateResult(tuple(self.workers[:count]), (), {}, {}))
                 self.seen.append((ready(self.folder), set(conf(self.folder)["hosts"].split())))
@@ -161,7 +174,8 @@ class Gate:
         monkeypatch.setattr(observation, "pass_gates", pass_gates)
 
     def run(self) -> None:
-        child.prepare_logins(resolve(self.given, {}), self.folder, 7, Loop())
+        written = CommandLogins(self.folder, os.environ["PATH"])
+        child.prepare_logins(resolve(self.given, {}), written, 7, Loop())
 
 
 @pytest.fixture
@@ -180,9 +194,12 @@ def test_each_host_is_reported_as_soon_as_it_is_ready(
     known = values.pop("hosts").split()
     assert {*ALL, "w-[0-9].job.ns.svc", "w-[0-9][0-9]"} <= set(known)
     assert len(known) == 6 + 2 * 4
-    assert values.pop("pins").startswith("-o StrictHostKeyChecking=yes -o UserKnownHostsFile=")
-    assert values == {"ssh": shutil.which("ssh"), "client": "", "logins": str(logins)}
-    assert (logins / "key").read_text() == "PRIVATE\n"
+    ssh, _, pins = values.pop("ssh").partition(" ")
+    assert pins.startswith("-o StrictHostKeyChecking=yes -o UserKnownHostsFile=")
+    assert values == {"plain": ssh, "dir": str(logins)}
+    assert (ssh, gate.keepalive) == (shutil.which("ssh"), [(3, 10)])
+    assert (logins / "key").read_bytes() == gate.job.path.read_bytes()
+    assert not (logins / "requests").exists()
     text = (logins / "ssh_config").read_text()
     listed = {line.split()[1] for line in text.splitlines() if line.startswith("Host ")}
     assert listed == {*ALL, "w-*.job.ns.svc", "w-*", "*"}
@@ -206,30 +223,42 @@ def test_one_that_never_is_ready_leaves_the_others_as_they_are(gate: Gate) -> No
     assert set(conf(gate.folder)["hosts"].split()) == LISTED | FIRST
 
 
-def test_without_an_ssh_mpiboots_own_client_is_behind_it(
-    gate: Gate, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+async def test_without_an_ssh_its_sessions_go_over_the_gates_connections(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """It serves the hosts that are ready at the end of the gate."""
-    monkeypatch.setenv("PATH", str(gate.folder))
-    started: list[tuple[object, ...]] = []
-    monkeypatch.setattr(os_calls, "start_listening", lambda *given: started.append(given))
-    files: list[int] = []
-
-    def short_of_files(most: int, _limit: int) -> str:
-        files.append(most)
-        return ""
-
-    monkeypatch.setattr(client_start, "short_of_files", short_of_files)
-    gate.run()
-    assert gate.seen == [(set(), LISTED)] * 2
-    assert ready(gate.folder) == ALL
-    assert files == [4]  # two sessions at once for each of two hosts
-    ((words, environ, folder, name),) = started
-    assert (environ, folder, name) == (os.environ, f"{gate.folder}/logins", "client.sock")
-    config = ClientConfig.from_json(Path(words[-1]).read_text())  # type: ignore[index]
-    assert (config.parent, len(config.hosts)) == (7, 6)
-    assert conf(gate.folder)["client"]
-    assert "its ssh is mpiboot's own client: there is no ssh on PATH" in capfd.readouterr().err
+    log.configure()
+    job, folder = Job(tmp_path), tmp_path / "a command"
+    shims.link(folder / "bin", "")
+    behaviour, public = Behaviour(job), job.key.export_public_key().decode().strip()
+    async with sshd(behaviour) as port:
+        key = JobKey(job.path, public)
+        written = CommandLogins(folder, "/nowhere")
+        written.begin(["w-0.job", "w-1.job"])
+        written.pod = LauncherPod(resolve({}, {}), plans.POD, plans.ROOT, tmp_path, key, 0.0, 1)
+        worker = plans.worker(plans.hosts(1, domain=".job")[0], 0, None)
+        worker = replace(worker, address="127.0.0.1", port=port)
+        ready = GateResult((worker,), (), {}, {})
+        written.update(ready)
+        written.update(ready)  # as when another host is ready
+        process = await asyncio.create_subprocess_exec(
+            *(
+                str(folder / "bin/ssh"),
+                "-o",
+                "BatchMode=yes",
+                "root@w-0",
+                "echo o; echo e >&2; exit 7",
+            ),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        said = await asyncio.wait_for(process.communicate(), GUARD)
+        assert (*said, process.returncode) == (b"o\n", b"e\n", 7)
+        for login in written.connections.all(worker):
+            login.close()
+            await login.wait_closed()
+    message = capfd.readouterr().err
+    assert message.count("its ssh uses mpiboot's connections: there is no ssh on PATH") == 1
 
 
 def test_where_mpirun_goes_by_kubectl_its_ssh_says_so(gate: Gate) -> None:

@@ -15,13 +15,12 @@ import pytest
 from mpiboot.core import log
 from mpiboot.core.checks import MpibootError
 from mpiboot.core.facts import Host, Worker
-from mpiboot.core.model import Decision, Finding, Level, Mpi, MpiFamily, Source
+from mpiboot.core.model import Finding, Level, Mpi, MpiFamily
 from mpiboot.core.setting_types import LogFormat
 from mpiboot.core.settings import resolve
 from mpiboot.hosts import gate, host_shell, remote_commands
 from mpiboot.hosts.gate import GateResult
 from mpiboot.hosts.host_shell import HostAnswer
-from mpiboot.hosts.pairs import PairCheck
 from mpiboot.job.mpirun_line import read
 from mpiboot.job.program_words import Rendezvous
 from mpiboot.launcher import observation
@@ -32,8 +31,6 @@ from mpiboot.system import programs
 from mpiboot.system.keys import JobKey
 from tests.fakes import plans
 from tests.fakes.sshd import Behaviour, Job, sshd
-
-SSH = Decision("ssh-client", "openssh", Source.DETECTED, "/usr/bin/ssh")
 
 
 def pod(folder: Path, environ: Mapping[str, str] = plans.POD, **flags: str) -> LauncherPod:
@@ -70,10 +67,7 @@ def test_an_mpi_is_asked_for_ipv6_where_a_worker_needs_it(
     passed = GateResult(workers, (), {"w-0": "w-0.long"}, {})
     (facts,) = {worker.facts for worker in seen.workers[:1]}
     assert facts
-    found = observation._with_hosts(
-        launcher, replace(seen, client=SSH), passed, (facts, HostAnswer(3))
-    )
-    assert found.client == SSH
+    found = observation._with_hosts(launcher, seen, passed, (facts, HostAnswer(3)))
     assert len(calls) == asked
     assert found.mpi_ipv6 is (False if asked else None)
     assert found.workers == workers
@@ -268,11 +262,15 @@ async def test_a_launch_is_planned_from_the_hosts_of_the_hostfiles_last_version(
         line = ("mpirun", "--frobnicate", "-n", "2", "./train")
         reached: list[Worker] = []
         waiting = asyncio.ensure_future(observation.wait(launcher, line, reached))
-        login = asyncio.ensure_future(behaviour.welcomed.wait())
-        await asyncio.wait({waiting, login}, return_when=asyncio.FIRST_COMPLETED, timeout=60)
-        login.cancel()
+        welcome = asyncio.ensure_future(behaviour.welcomed.wait())
+        await asyncio.wait({waiting, welcome}, return_when=asyncio.FIRST_COMPLETED, timeout=60)
+        welcome.cancel()
         hostfile.write_text("localhost slots=2\n127.0.0.2 slots=4\n")
         found = await asyncio.wait_for(waiting, 60)
+        assert found.connections
+        (login,) = found.connections.all(*found.observed.workers)  # for mpirun's agents
+        login.close()
+        await login.wait_closed()
     seen = found.observed
     assert [item.host.name for item in reached] == ["127.0.0.2"]
     assert [(host.name, host.slots) for host in seen.hostfile.hosts] == [
@@ -322,25 +320,3 @@ async def test_the_port_is_looked_at_where_ranks_meet(
     worker = listed.workers[0] if asked == 0 else None
     assert found == taken
     assert given == [(meeting, worker, launcher.resolved.settings, ("access", launcher))]
-
-
-def test_the_pair_check_has_the_time_and_the_ports_of_the_settings(tmp_path: Path) -> None:
-    made = observation._pairs(pod(tmp_path, pair_check="0", port_range="4000-4100"))
-    assert isinstance(made, PairCheck)
-    assert (made.wanted, made._ports) == (False, "4000-4100")
-    assert observation._pairs(pod(tmp_path, pair_check="3"))._seconds == 3.0
-
-
-def test_what_was_found_is_what_the_plan_is_made_from(tmp_path: Path) -> None:
-    listed = plans.observed()
-    (facts, _) = [worker.facts for worker in listed.workers]
-    assert facts is not None
-    passed = GateResult((), (Host("me"),), {}, {})
-    launcher = pod(tmp_path)
-    before = observation._before_hosts(launcher, listed.hostfile, listed.mpi, listed.line)
-    found = observation._with_hosts(launcher, before, passed, (facts, HostAnswer()))
-    assert found.client is not None
-    assert found.client.name == "ssh-client"
-    assert found.local == passed.local
-    assert (found.identity, found.line) == (plans.ROOT, listed.line)
-    assert (found.environ, found.links) == (launcher.environ, facts.links)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import stat
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,8 +25,8 @@ from mpiboot.hosts import gate, host_shell
 from mpiboot.launcher import child
 from mpiboot.launcher.child import ChildLoop, EndedBySignal, ReachedWorkers
 from mpiboot.launcher.setup import LauncherPod, access
+from mpiboot.supervisor.asking import Queries, Request
 from mpiboot.supervisor.parent import last_launch
-from mpiboot.supervisor.workers import Workers
 from mpiboot.system import keys
 from mpiboot.system.loop import EventLoop
 from tests.fakes import plans
@@ -33,6 +36,10 @@ from tests.fakes.worker import HAVE_SSH, HAVE_SSHD, PATIENCE, Worker
 FIRST, SECOND = "l-0@2026-11-22T05:00:00Z@1", "l-1@2026-11-22T06:00:00Z@2"
 MISSING = Failure(68, "names-unresolved", "names-unresolved: 1 of 2 hosts\n-> look\n")
 WHY = "names-unresolved: 1 of 2 hosts, exit 68"
+NOTIFIER = """import os, sys
+os.dup2(int(sys.argv[1]), 48)
+from mpiboot.supervisor.answers import main; main(sys.argv[2])
+"""
 ADDRESS = "127.0.0.2"  # 127.0.0.1 is this host's own: nobody logs in there
 
 
@@ -136,11 +143,22 @@ async def test_how_long_a_worker_waits_for_what_comes_next(
     assert orders == [(FIRST, hold, WHY)]
 
 
+def notify(folder: Path, *words: str) -> None:
+    """Tell the workers of a launch as the process beside a script does."""
+    own, its = socket.socketpair()
+    argv = [sys.executable, "-c", NOTIFIER, str(its.fileno()), str(folder)]
+    with subprocess.Popen(argv, pass_fds=(its.fileno(),)):
+        its.close()
+        there = Queries(EventLoop(), own.detach())
+        there.wait_for(Request.NOTIFY, *words, seconds=PATIENCE, must_end=lambda: False)
+        there.close()
+
+
 async def test_a_script_whose_launch_failed_tells_its_own_end_by_what_that_has_left(
     worker: Worker,
 ) -> None:
-    environ, below = {"PATH": os.environ["PATH"]}, worker.folder / "launcher"
-    launcher = replace(pod(worker, FIRST), environ=environ, folder=below, pid=os.getpid())
+    below = worker.folder / "launcher"
+    launcher = replace(pod(worker, FIRST), folder=below, pid=os.getpid())
     below.mkdir()
     reached = await reach(launcher)
     await reached.tell(MISSING, goes_on=True)
@@ -148,19 +166,14 @@ async def test_a_script_whose_launch_failed_tells_its_own_end_by_what_that_has_l
     (folder,) = below.iterdir()
     assert folder == Path(last_launch(str(below)))
     assert stat.S_IMODE((folder / KEY).stat().st_mode) == 0o600
-    there = Workers(EventLoop(), str(folder), environ, lambda: False)
-    await asyncio.to_thread(there.tell, FIRST, "sh ended with 68", 0)
+    await asyncio.to_thread(notify, folder, FIRST, "0.0", "sh ended with 68")
     assert "sh%20ended%20with%2068" in await remembered(worker, "sh%20ended")
 
 
 @pytest.mark.parametrize("worker", ["embedded"], indirect=True)
-@pytest.mark.parametrize("why", ["a launch before it", "mpiboot's own client"])
-async def test_a_part_of_a_script_leaves_nothing_that_is_no_use(worker: Worker, why: str) -> None:
-    environ = {"PATH": os.environ["PATH"] if "before" in why else "/nowhere"}
-    launcher = replace(pod(worker, FIRST), environ=environ, folder=worker.folder / "launcher")
+async def test_what_a_launch_before_it_has_left_is_enough_for_a_script(worker: Worker) -> None:
+    launcher = replace(pod(worker, FIRST), folder=worker.folder / "launcher")
     (launcher.folder / "launch-7").mkdir(parents=True)
-    if "client" in why:
-        (launcher.folder / "launch-7").rmdir()
     there = list(launcher.folder.iterdir())
     await (await reach(launcher)).tell(MISSING, goes_on=True)
     assert list(launcher.folder.iterdir()) == there

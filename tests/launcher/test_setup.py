@@ -193,6 +193,9 @@ def test_a_port_of_the_mounted_ssh_configuration_is_tried_first(
     assert access(at_home).ports == (2206, 22, 2222, 222)
     (home / ".ssh/config").write_text("Port 2222\n")
     assert access(at_home).ports == (2222, 22, 222)
+    args = {"OMPI_MCA_plm_rsh_args": "-p 2207 -l me"}  # for mpirun's own ssh
+    given = access(dataclasses.replace(at_home, environ={**at_home.environ, **args}))
+    assert (given.ports, given.user) == ((2207,), "me")
 
 
 def test_the_domain_of_long_names_is_the_settings_or_the_search_lists(

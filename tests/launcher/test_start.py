@@ -26,7 +26,7 @@ import json, os, signal, sys
 from mpiboot.system import control_groups
 from mpiboot.launcher import child, role
 from mpiboot.supervisor import signals
-from mpiboot.core.launch_names import RESULT
+from mpiboot.core.launch_names import PARENT
 from mpiboot.core.settings import resolve
 
 def main(resolved, program, attempt):
@@ -34,9 +34,9 @@ def main(resolved, program, attempt):
     told = {"flags": resolved.flags, "program": program, "attempt": attempt}
     told |= {"environ": dict(os.environ), "mask": int(masks[0].split()[1], 16)}
     told |= {"ids": [os.getpid(), os.getppid(), os.getpgrp()], "open": os.listdir("/proc/self/fd")}
-    os.write(RESULT, json.dumps(told).encode())
+    os.write(PARENT, json.dumps(told).encode())
     signal.signal(signal.SIGTERM, lambda *_: os._exit(3))
-    os.write(RESULT, b"\\n")
+    os.write(PARENT, b"\\n")
     signal.pause()
 
 child.main = main
@@ -92,7 +92,9 @@ def test_the_parent_has_its_options_its_child_and_the_signals_that_wait(tmp_path
     assert told["attempt"].count("@") == 2
     assert told["environ"] == given
     assert sorted(map(int, told["open"]))[:4] == [0, 1, 2, 3]
-    assert len(told["open"]) == 5  # and the folder that lists them: no end of the pipe but its own
+    assert (
+        len(told["open"]) == 5
+    )  # and the folder that lists them: no end of the sockets but its own
 
 
 @pytest.mark.parametrize(

@@ -90,8 +90,8 @@ CHANGES: Final = {
         leave=_NEVER,
     ),
     "agent": Change(
-        what="`mpirun` calls mpiboot's launch agent, which calls ssh or your own agent; your ssh "
-        "arguments stand in the ssh_config that it uses",
+        what="`mpirun` calls mpiboot's launch agent, which uses the connection that mpiboot has "
+        "opened, or calls your own agent; of ssh arguments port, user and time limits count",
         names=_columns(
             *("agent_var", "agent_args_var", "agent_kind", "agent_kind_aliases"),
             *("agent_aliases", "agent_args_aliases"),

@@ -45,7 +45,6 @@ class Cluster:
         self.folder = Path(tempfile.mkdtemp(prefix="mpiboot-pods-"))
         self.name = self.folder.name.removeprefix("mpiboot-pods-").replace("_", "-")
         self.pods: list[Pod] = []
-        self.launcher_env: dict[str, str] = {}  # of every launcher that an operator makes
         self._nodes: dict[str, Netns] = {}
         self._keeper = subprocess.Popen(
             [

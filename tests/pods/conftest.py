@@ -51,16 +51,9 @@ def image(rig: None, request: pytest.FixtureRequest) -> Image:
 
 
 @pytest.fixture
-def client(request: pytest.FixtureRequest) -> str:
-    """The SSH client of the launchers' agents; `marks.EACH_CLIENT` names them."""
-    return getattr(request, "param", "")
-
-
-@pytest.fixture
-def cluster(rig: None, client: str, request: pytest.FixtureRequest) -> Iterator[Cluster]:
+def cluster(rig: None, request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """An empty cluster; when the test fails, what its pods said is shown."""
     with Cluster() as made:
-        made.launcher_env = {"MPIBOOT_SSH_CLIENT": client} if client else {}
         yield made
         if request.node.stash.get(_REPORT, False):
             for pod in (item for item in made.pods if item.restarts >= 0):  # it was started

@@ -42,10 +42,3 @@ def crossed(name: str, values: Sequence[object], ids: Sequence[str] = ()) -> pyt
         ],
         indirect=["image"],
     )
-
-
-# For a test in which it matters who carries the launch agents' sessions: an ssh for each host, or
-# the process with the gate's logins. A `client` of these is each launcher's MPIBOOT_SSH_CLIENT.
-EACH_CLIENT = pytest.mark.parametrize(
-    "client", ["auto", pytest.param("embedded", marks=pytest.mark.full)], indirect=True
-)

@@ -178,7 +178,6 @@ def mpijob(
         # The whole plan is in the log of every test's job; an operator sets no such thing.
         env={
             "MPIBOOT_LOG_LEVEL": "debug",
-            **cluster.launcher_env,
             **(env or {}),
             **launcher_env(mpi, slots, as_worker=as_worker),
         },

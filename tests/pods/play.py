@@ -49,8 +49,6 @@ _NO_POD: Final = {
 class NoCluster:
     """Stands for a cluster while a file is read: what can't be played is said before all else."""
 
-    launcher_env: Final[dict[str, str]] = {}
-
     def pod(self, spec: PodSpec) -> PodSpec:
         """The pod as it would be."""
         return spec

@@ -28,7 +28,7 @@ from tests.pods.jobs import (
     running,
     with_own_ssh,
 )
-from tests.pods.marks import EACH_CLIENT, OLD_IMAGE, ONE_IMAGE
+from tests.pods.marks import OLD_IMAGE, ONE_IMAGE
 from tests.pods.operator import mpijob
 from tests.pods.volumes import Files
 from tests.waiting import until
@@ -58,7 +58,6 @@ MORE = [
 ]
 
 
-@EACH_CLIENT
 @pytest.mark.parametrize(
     "rows", [ENDS, pytest.param(MORE, marks=pytest.mark.full)], ids=["some", "more"]
 )
@@ -144,7 +143,6 @@ LACKING = {
 }
 
 
-@EACH_CLIENT
 @ONE_IMAGE
 @pytest.mark.parametrize(
     "row", [row if row == "path" else pytest.param(row, marks=pytest.mark.full) for row in LACKING]
@@ -186,7 +184,6 @@ def lost(job: Job, host: int = 1) -> None:
     until(lambda: not left(job.workers), PROMISED)
 
 
-@EACH_CLIENT
 @OWN_SSH
 @ONE_IMAGE
 def test_a_daemon_that_is_killed_takes_its_rank_along(
@@ -199,7 +196,6 @@ def test_a_daemon_that_is_killed_takes_its_rank_along(
     lost(job)
 
 
-@EACH_CLIENT
 @OLD_IMAGE
 def test_an_agent_that_is_killed(cluster: Cluster, image: Image) -> None:
     job = running(cluster, image)
@@ -209,7 +205,6 @@ def test_an_agent_that_is_killed(cluster: Cluster, image: Image) -> None:
     assert "its launch agent was killed by SIGKILL" in job.launcher.termination_log()
 
 
-@EACH_CLIENT
 @pytest.mark.full
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("server", SERVERS)
@@ -229,7 +224,6 @@ def test_a_lost_worker_is_never_a_success(
             pod.delete()
 
 
-@EACH_CLIENT
 @OWN_SSH
 @OLD_IMAGE
 def test_a_link_that_is_cut_for_good(cluster: Cluster, image: Image, own_ssh: str) -> None:
@@ -294,7 +288,6 @@ def test_an_agent_of_the_users_own_that_starts_no_daemon(
     until(lambda: not left(job.workers), PROMISED)
 
 
-@EACH_CLIENT
 @OLD_IMAGE
 @pytest.mark.full
 def test_a_rank_is_left_nowhere_when_another_one_fails(cluster: Cluster, image: Image) -> None:

@@ -19,7 +19,7 @@ from tests.pods.jobs import (
     running,
     slow_to_launch,
 )
-from tests.pods.marks import EACH_CLIENT, OLD_IMAGE, crossed
+from tests.pods.marks import OLD_IMAGE, crossed
 from tests.pods.operator import mpijob
 from tests.pods.volumes import Files
 from tests.waiting import until
@@ -57,7 +57,6 @@ def test_a_launcher_that_is_killed_while_daemons_are_launched(
     assert all(worker.running for worker in job.workers)
 
 
-@EACH_CLIENT
 @crossed("server", ["openssh", "embedded"])
 def test_a_killed_launcher_leaves_nothing_on_a_worker(
     cluster: Cluster, image: Image, server: str
@@ -75,7 +74,6 @@ def kill_parent(job: Job) -> None:
     )
 
 
-@EACH_CLIENT
 @pytest.mark.full
 def test_a_script_goes_on_after_a_parent_that_was_killed(cluster: Cluster, image: Image) -> None:
     """Its next launch begins while the first one's processes are still being ended."""
@@ -91,7 +89,6 @@ def test_a_script_goes_on_after_a_parent_that_was_killed(cluster: Cluster, image
     until(lambda: "the launcher was killed" in job.launcher.stderr())
 
 
-@EACH_CLIENT
 @OLD_IMAGE
 @pytest.mark.parametrize("phase", ["running", pytest.param("launching", marks=pytest.mark.full)])
 def test_a_parent_that_is_killed_in_a_script_takes_mpirun_along(
@@ -122,7 +119,6 @@ def test_a_parent_that_is_killed_in_a_script_takes_mpirun_along(
     assert not [name for name in names if "mpirun" in name or "libexec/agent" in name]
 
 
-@EACH_CLIENT
 @pytest.mark.full
 @pytest.mark.parametrize("server", ["openssh", "embedded"])
 def test_a_launcher_whose_node_vanishes_leaves_nothing(

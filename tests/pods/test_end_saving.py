@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.pods.jobs import PATIENCE, PROMISED, RING, alive, end_line, left, running
-from tests.pods.marks import EACH_CLIENT, OLD_IMAGE, ONE_IMAGE, crossed
+from tests.pods.marks import OLD_IMAGE, ONE_IMAGE, crossed
 from tests.pods.volumes import HostPath
 from tests.waiting import until
 
@@ -62,7 +62,6 @@ def told_to_end(job: Job) -> None:
     until(lambda: not left(job.workers), PROMISED)
 
 
-@EACH_CLIENT
 def test_every_rank_saves_and_finishes(cluster: Cluster, image: Image, kept: Path) -> None:
     """MPI_Finalize needs mpirun, which is held: it is let run for that."""
     job = saving(cluster, image, kept, *SAVE)
@@ -73,7 +72,6 @@ def test_every_rank_saves_and_finishes(cluster: Cluster, image: Image, kept: Pat
     assert "did not end in time" not in message
 
 
-@EACH_CLIENT
 @OLD_IMAGE
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.full), 3])
 @pytest.mark.full
@@ -86,7 +84,6 @@ def test_one_rank_saves_while_the_others_die_at_once(
     assert saved(kept) == {rank: TERM}
 
 
-@EACH_CLIENT
 @pytest.mark.parametrize("server", ["auto", pytest.param("embedded", marks=pytest.mark.full)])
 @crossed("rank", [1, 3])
 def test_a_drained_worker_lets_each_rank_of_the_job_save(
@@ -105,7 +102,6 @@ def test_a_drained_worker_lets_each_rank_of_the_job_save(
     until(lambda: not left(job.workers), PROMISED)
 
 
-@EACH_CLIENT
 @ONE_IMAGE
 def test_a_suspended_job_saves_and_no_rank_is_told_twice(
     cluster: Cluster, image: Image, kept: Path
@@ -118,7 +114,6 @@ def test_a_suspended_job_saves_and_no_rank_is_told_twice(
     assert saved(kept) == dict.fromkeys(range(4), TERM)
 
 
-@EACH_CLIENT
 @pytest.mark.full
 @pytest.mark.parametrize("start", ["a script", "a script's exec", "ranks beside mpirun"])
 def test_ranks_of_a_script_and_those_beside_mpirun_save_too(
@@ -150,7 +145,6 @@ def test_a_program_that_saves_on_another_signal(cluster: Cluster, image: Image, 
     assert saved(kept) == dict.fromkeys(range(4), TERM.replace("15", str(signal.SIGUSR1.value)))
 
 
-@EACH_CLIENT
 @ONE_IMAGE
 def test_a_rank_that_ignores_the_signal_gets_its_grace_and_no_more(
     cluster: Cluster, image: Image, kept: Path

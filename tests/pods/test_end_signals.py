@@ -20,7 +20,7 @@ from tests.pods.jobs import (
     slow_to_launch,
     with_own_ssh,
 )
-from tests.pods.marks import EACH_CLIENT, OLD_IMAGE, ONE_IMAGE
+from tests.pods.marks import OLD_IMAGE, ONE_IMAGE
 from tests.pods.operator import mpijob
 from tests.pods.volumes import Files
 from tests.waiting import until
@@ -106,7 +106,6 @@ def test_a_programs_signal_while_daemons_are_launched(
     assert job.wait(PATIENCE) == 0
 
 
-@EACH_CLIENT
 @SOME
 def test_a_signal_while_the_job_runs(cluster: Cluster, image: Image, number: int) -> None:
     job = running(cluster, image)
@@ -115,7 +114,6 @@ def test_a_signal_while_the_job_runs(cluster: Cluster, image: Image, number: int
     assert all(worker.running for worker in job.workers)
 
 
-@EACH_CLIENT
 @ONE_IMAGE
 def test_the_same_signal_twice_in_a_row(cluster: Cluster, image: Image) -> None:
     job = running(cluster, image, "mpirun", RING, "--sleep", "1000", "--ignore-term")
@@ -140,7 +138,6 @@ def test_ctrl_c_in_the_terminal_of_kubectl_exec(cluster: Cluster, image: Image) 
     until(lambda: not left(job.pods), PROMISED)
 
 
-@EACH_CLIENT
 @OLD_IMAGE
 def test_a_user_signal_reaches_the_ranks(cluster: Cluster, image: Image) -> None:
     """It is the program's: its default action ends the ranks."""
@@ -152,7 +149,6 @@ def test_a_user_signal_reaches_the_ranks(cluster: Cluster, image: Image) -> None
     assert "SIGUSR1" in end_line(job.launcher.stderr())
 
 
-@EACH_CLIENT
 @OLD_IMAGE
 @pytest.mark.parametrize("first", ["workers", pytest.param("launcher", marks=pytest.mark.full)])
 @pytest.mark.full
@@ -173,7 +169,6 @@ NO_NEW_LOGINS = """table inet gone { chain out { type filter hook output priorit
     tcp dport 22 tcp flags syn / syn,ack drop; }; }"""
 
 
-@EACH_CLIENT
 @ONE_IMAGE
 @pytest.mark.parametrize("cpu_limit", [0.0, pytest.param(0.2, marks=pytest.mark.full)])
 @pytest.mark.parametrize("stopped", ["all", pytest.param("workers", marks=pytest.mark.full)])
@@ -201,7 +196,6 @@ def test_a_worker_that_is_told_to_end_takes_its_ranks_along(cluster: Cluster, im
     assert "pi-worker-1" in job.launcher.termination_log()
 
 
-@EACH_CLIENT
 @OWN_SSH
 @ONE_IMAGE
 def test_a_second_try_on_the_same_workers_succeeds(
@@ -231,7 +225,6 @@ def test_a_second_try_on_the_same_workers_succeeds(
     assert job.wait(PATIENCE) == 0
 
 
-@EACH_CLIENT
 @OWN_SSH
 @ONE_IMAGE
 def test_a_launcher_beside_what_an_earlier_one_left(

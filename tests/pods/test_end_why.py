@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,7 +13,6 @@ from tests.pods.jobs import (
     PATIENCE,
     PROMISED,
     RING,
-    alive,
     end_line,
     ended,
     kill,
@@ -24,7 +22,7 @@ from tests.pods.jobs import (
     running,
     with_own_ssh,
 )
-from tests.pods.marks import EACH_CLIENT, OLD_IMAGE, ONE_IMAGE, crossed
+from tests.pods.marks import OLD_IMAGE, ONE_IMAGE, crossed
 from tests.pods.operator import mpijob
 from tests.pods.volumes import Files
 from tests.waiting import until
@@ -80,21 +78,6 @@ def test_a_rank_that_is_out_of_memory(cluster: Cluster, image: Image, own_ssh: s
     assert message[0] == f"program: {SECOND}: rank 1 was ended by SIGKILL"
     assert message[1].startswith(f"{SECOND}: {killed}")
     assert "out of memory" in end_line(job.launcher.stderr())
-
-
-@ONE_IMAGE
-def test_an_ssh_that_the_launchers_memory_limit_kills(cluster: Cluster, image: Image) -> None:
-    """Not a lost worker: it is the launcher that needs more."""
-    job = running(cluster, image, launcher={"memory": MEMORY})
-    for item in alive(job.launcher, "ssh"):
-        Path(f"/proc/{item.host_pid}/oom_score_adj").write_text("1000")  # the kernel's first choice
-    job.launcher.exec("python3", "-c", "x = bytearray(1 << 30)")
-    assert job.wait(PATIENCE) == 69
-    message = job.launcher.termination_log().splitlines()
-    assert message[0].startswith("launcher-memory: pi-launcher: out of memory: the kernel killed ")
-    assert "(limit 300 MiB" in message[0]
-    assert message[1].startswith("-> raise resources.limits.memory of the launcher's container")
-    assert "was lost while the job ran" in message[3]
 
 
 @pytest.mark.full
@@ -251,7 +234,6 @@ def test_a_container_that_was_restarted(cluster: Cluster, image: Image, own_ssh:
     )
 
 
-@EACH_CLIENT
 @OWN_SSH
 @OLD_IMAGE
 def test_a_container_that_is_not_restarted(cluster: Cluster, image: Image, own_ssh: str) -> None:
@@ -262,7 +244,6 @@ def test_a_container_that_is_not_restarted(cluster: Cluster, image: Image, own_s
     assert f"kubectl get pod pi-worker-1 -n default {LAST}" in lines[0]
 
 
-@EACH_CLIENT
 @OWN_SSH
 @ONE_IMAGE
 def test_a_pod_that_is_gone(cluster: Cluster, image: Image, own_ssh: str) -> None:

@@ -19,7 +19,6 @@ from tests.pods.jobs import (
     rank_processes,
     ranks,
 )
-from tests.pods.marks import EACH_CLIENT
 from tests.pods.network import Link
 from tests.pods.operator import mpijob
 from tests.pods.volumes import Files, HostPath
@@ -72,7 +71,6 @@ TELL = (
 ENDS = "echo $$ > /tmp/pid; until [ -e /tmp/end ]; do sleep 0.1; done; exit $((3 * PMI_RANK))"
 
 
-@EACH_CLIENT
 @quick
 def test_ranks_on_every_host_each_with_its_own_environment(cluster: Cluster, image: Image) -> None:
     """A worker's own values survive, the user's for all ranks win; the status is the program's."""
@@ -124,7 +122,6 @@ def test_mpi_itself_spans_hosts_with_different_slots(cluster: Cluster, image: Im
     assert sent["net1"] < 1_000_000
 
 
-@EACH_CLIENT
 @each
 def test_the_launcher_as_a_worker(cluster: Cluster, image: Image) -> None:
     job = started(cluster, image, "mpirun", RING, workers=1, as_worker=True)
@@ -208,7 +205,6 @@ def test_a_job_that_mpiboot_does_not_watch(cluster: Cluster, image: Image) -> No
     assert sorted(job.launcher.stdout().split()) == ["pi-worker-0", "pi-worker-1"]
 
 
-@EACH_CLIENT
 @each
 @pytest.mark.parametrize("event", ["pod", "daemon", "agent", "link"])
 def test_a_lost_worker(cluster: Cluster, image: Image, event: str) -> None:
@@ -227,7 +223,6 @@ def test_a_lost_worker(cluster: Cluster, image: Image, event: str) -> None:
     until(lambda: not rank_processes(job.workers[0]))
 
 
-@EACH_CLIENT
 @each
 def test_a_signal_is_the_jobs_end(cluster: Cluster, image: Image) -> None:
     """By itself MPICH 4.0 returns 0 then."""
@@ -237,7 +232,6 @@ def test_a_signal_is_the_jobs_end(cluster: Cluster, image: Image) -> None:
     until(lambda: not any(map(rank_processes, job.workers)))
 
 
-@EACH_CLIENT
 @each
 @pytest.mark.parametrize("stopped", ["launcher", "worker"])
 def test_ranks_that_are_told_to_end_have_the_time_to_save(
@@ -306,7 +300,6 @@ def _one_leaves(code: int) -> tuple[str, ...]:
     return ("mpirun", "sh", "-c", f"{leaves}; exec {RING}")
 
 
-@EACH_CLIENT
 @pytest.mark.parametrize(
     ("image", "code"),
     [

@@ -261,7 +261,7 @@ def test_mpirun_by_its_path_logs_in_by_the_commands_ssh(cluster: Cluster, rig: N
 def test_as_another_user_than_root(
     cluster: Cluster, rig: None, user: int, mount: str, details: dict[str, Any]
 ) -> None:
-    """OpenSSH refuses a user without a passwd entry: mpiboot's own client is the command's."""
+    """OpenSSH refuses a user without a passwd entry: the gate's connections are the command's."""
     job = ended(
         cluster,
         images.image(NAME),
@@ -275,7 +275,7 @@ def test_as_another_user_than_root(
         worker=details,
     )
     assert job.launcher.stdout().splitlines() == ["pi-worker-0", "pi-worker-1"]
-    own = "its ssh is mpiboot's own client" in job.launcher.stderr()
+    own = "its ssh uses mpiboot's connections" in job.launcher.stderr()
     assert own == (user == RANDOM)
 
 

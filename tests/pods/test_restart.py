@@ -10,7 +10,7 @@ import pytest
 
 from tests.pods import images
 from tests.pods.jobs import PATIENCE, RING, rank_processes, ranks, spans
-from tests.pods.marks import EACH_CLIENT, ONE_IMAGE
+from tests.pods.marks import ONE_IMAGE
 from tests.pods.operator import mpijob
 from tests.pods.volumes import EmptyDir
 from tests.waiting import until
@@ -46,7 +46,6 @@ def replaced(cluster: Cluster, job: Job, index: int) -> None:
     job.workers[index].publish()
 
 
-@EACH_CLIENT
 @ONE_IMAGE
 def test_a_launcher_that_starts_again_in_its_pod(cluster: Cluster, image: Image) -> None:
     """Its first try is killed while ranks run; half-written files lie in its folder.
@@ -173,7 +172,6 @@ def test_a_hostfile_that_changes_after_the_gate_is_not_read_again(
     spans(job)
 
 
-@EACH_CLIENT
 def test_a_worker_that_starts_again_in_its_pod(cluster: Cluster, rig: None) -> None:
     kept, tmp = folder(), EmptyDir("/tmp", mode=0o1777)
     kept["volumes"] = [tmp, *kept["volumes"]]
@@ -198,7 +196,6 @@ def test_a_worker_that_starts_again_in_its_pod(cluster: Cluster, rig: None) -> N
     spans(job)
 
 
-@EACH_CLIENT
 def test_a_worker_that_is_replaced_while_its_gate_is_open(cluster: Cluster, rig: None) -> None:
     """Its name has the address of the pod that is gone, and then that of the new one."""
     job = mpijob(
@@ -216,7 +213,6 @@ def test_a_worker_that_is_replaced_while_its_gate_is_open(cluster: Cluster, rig:
     spans(job)
 
 
-@EACH_CLIENT
 @pytest.mark.full
 def test_a_worker_that_is_replaced_after_it_was_ready(cluster: Cluster, image: Image) -> None:
     """Others are still waited for: nobody would look at it again before mpirun does."""
@@ -229,5 +225,24 @@ def test_a_worker_that_is_replaced_after_it_was_ready(cluster: Cluster, image: I
     until(lambda: message(job, "pi-worker-0.pi.default.svc was ready at ") == 1)
     job.workers[1].start()
     job.workers[1].publish()
+    assert job.wait(PATIENCE) == 0
+    spans(job)
+
+
+@ONE_IMAGE
+def test_a_worker_that_starts_again_after_it_was_ready(cluster: Cluster, image: Image) -> None:
+    """At the same address; its connection alone tells that it is not ready any more."""
+    job = mpijob(cluster, image, workers=2, launcher_args=["mpirun", RING])
+    job.launcher.start()
+    job.workers[0].start()
+    job.workers[0].publish()
+    until(lambda: "1/2 hosts ready, waiting for DNS for pi-worker-1" in job.launcher.stderr())
+    job.workers[0].kill()
+    job.workers[0].wait(PATIENCE)
+    until(lambda: message(job, "but its connection broke; waiting for it again") == 1)
+    job.workers[1].start()
+    job.workers[1].publish()
+    until(lambda: "waiting for SSH on pi-worker-0" in job.launcher.stderr())
+    job.workers[0].start()
     assert job.wait(PATIENCE) == 0
     spans(job)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.pods import images
 from tests.pods.jobs import PATIENCE, RING, held, let_go, rank_processes, running, spans
-from tests.pods.marks import EACH_CLIENT, ONE_IMAGE
+from tests.pods.marks import ONE_IMAGE
 from tests.waiting import until
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 NAME = "openmpi-5.0"
 
 
-@EACH_CLIENT
 @ONE_IMAGE
 def test_a_second_launch_in_the_same_pod(cluster: Cluster, image: Image) -> None:
     """A script may have several: each has daemons and sessions of its own, and ends these alone."""
@@ -50,7 +49,6 @@ def second(cluster: Cluster, job: Job, timeout: int) -> Pod:
 HOLDS = "pi-worker-0.pi.default.svc, pi-worker-1.pi.default.svc are in use by launcher pi-launcher "
 
 
-@EACH_CLIENT
 @pytest.mark.parametrize("name", [NAME, pytest.param("openmpi-4.1", marks=pytest.mark.full)])
 def test_another_launcher_for_held_workers_is_told_who_holds_them(
     cluster: Cluster, rig: None, name: str
@@ -66,7 +64,6 @@ def test_another_launcher_for_held_workers_is_told_who_holds_them(
     spans(job)
 
 
-@EACH_CLIENT
 @pytest.mark.full
 @pytest.mark.parametrize("server", ["openssh", "embedded"])
 def test_another_launcher_waits_for_one_that_is_ending(

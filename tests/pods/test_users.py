@@ -167,7 +167,6 @@ def test_a_uid_without_passwd_entry_and_without_a_home(cluster: Cluster, image: 
     details = {**RESTRICTED, "group": 0}
     job = run(cluster, image, details, user=RANDOM, ssh_mount="/etc/job/.ssh", env={"HOME": "/"})
     message(job, "the embedded SSH server is used: uid 1000650000 has no passwd entry")
-    assert "refuses uid 1000650000" in job.launcher.stderr()
     made = rf"/tmp/mpiboot-{RANDOM}/{CONTAINER}/launcher"
     assert re.search(rf"home={made} \(detected: this user has no home that can", plan_of(job))
     assert re.search(rf"private-folder={made} \(detected: /run/mpiboot can't be", plan_of(job))

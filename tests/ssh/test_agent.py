@@ -74,8 +74,8 @@ class Launch:
         self.real = folder / "real"
         self.body("exit 0")
 
-    def body(self, text: str, name: str = "ssh") -> None:
-        """Say what the real agent does, behind noting its words."""
+    def body(self, text: str, *, ssh: bool = False) -> None:
+        """Say what the user's own agent does, or ssh, behind noting its words."""
         words = shlex.quote(f"{self.folder}/words")
         self.real.write_text(
             f'#!/bin/sh\nfor word; do printf "%s\\0" "$word"; done > {words}\n{text}\n'
@@ -83,10 +83,7 @@ class Launch:
         self.real.chmod(0o755)
         (self.folder / "agent.conf").write_text(
             assignments(
-                {
-                    "ssh": f"{self.real} -o A=b" if name == "ssh" else "ssh",
-                    "user_agent": "" if name == "ssh" else f"{self.real} -v",
-                }
+                {"ssh": f"{self.real} -o A=b", "user_agent": "" if ssh else f"{self.real} -v"}
             )
         )
 
@@ -133,38 +130,17 @@ def ended(process: subprocess.Popen) -> tuple[int, bytes, bytes]:  # type: ignor
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_each_mpis_words_reach_ssh_as_they_are_behind_mpiboots_own(
+def test_without_supervision_it_becomes_ssh_with_each_mpis_words_as_they_are(
     launch: Launch, form: str
 ) -> None:
+    (launch.folder / "events").unlink()
+    launch.body('echo "$$"; exit 5', ssh=True)
     words, host, options, command = FORMS[form]
-    assert ended(launch.start(*words)) == (0, b"", b"")
-    got = launch.words()
-    own, rest = got[: got.index("A=b") + 1], got[got.index("A=b") + 1 :]
-    assert "PermitLocalCommand=yes" in own
-    # Of these ssh takes the last.
-    last = ["-F", f"{launch.folder}/ssh_config", "-E", f"{launch.folder}/stderr/w-1", "-S", "none"]
-    assert rest == [*options, *last, host, *command]
-
-
-def test_what_only_asks_a_host_waits_as_long_as_it_is_told_and_tries_once(
-    launch: Launch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first of two values is ssh's: these stand before the file's and the user's own."""
-    monkeypatch.setattr(launch, "environ", {"MPIBOOT_ASKS": "7"})
-    assert ended(launch.start("-o", "ConnectTimeout=99", "w-1", "true")) == (0, b"", b"")
-    got = launch.words()
-    assert got.index("ConnectTimeout=7") < got.index("ConnectTimeout=99")
-    assert "ConnectionAttempts=1" in got
-    assert "PermitLocalCommand=yes" not in got, "no daemon is connected"
-
-
-def test_what_only_asks_a_host_becomes_the_real_agent(
-    launch: Launch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(launch, "environ", {"MPIBOOT_ASKS": "7"})
-    launch.body('echo "$$"; exit 5')
-    asking = launch.start("w-1", "true")
-    assert ended(asking) == (5, f"{asking.pid}\n".encode(), b"")
+    agent = launch.start(*words)
+    assert ended(agent) == (5, f"{agent.pid}\n".encode(), b"")
+    # Of these ssh takes the last; of a -o it takes the first.
+    last = ["-F", f"{launch.folder}/ssh_config", "-S", "none"]
+    assert launch.words() == ["-o", "A=b", *options, *last, host, *command]
 
 
 def test_daemons_get_no_wish_for_the_states_of_ranks(
@@ -190,12 +166,12 @@ AGENTS = {
 
 @pytest.mark.parametrize("words", AGENTS.values(), ids=AGENTS)
 def test_a_daemon_does_not_get_mpiboots_agent(launch: Launch, words: tuple[str, ...]) -> None:
-    for name in ("ssh", "kubexec"):
-        launch.body("exit 0", name)
+    for ssh in (True, False):
+        launch.body("exit 0", ssh=ssh)
         daemon = ("orted", "-mca", "x", "y", *words, "-mca", "z", "1")
         assert ended(launch.start("w-1", *daemon))[0] == 0
         agent = (*words[:2], "ssh:rsh:sh") if words[2:] else ()
-        given = ["w-1", *daemon[:4], *agent, *daemon[-3:]]
+        given = [*daemon[:4], *agent, *daemon[-3:]]
         assert launch.words()[-len(given) :] == given
     # A user's program may have such words, and whole ones only are mpirun's.
     assert ended(launch.start("w-1", *words[:-1]))[0] == 0
@@ -220,7 +196,7 @@ def test_a_hosts_own_exports_stand_in_front_of_its_command_and_of_no_others(
 
 
 def test_a_users_own_agent_gets_its_words_and_what_mpirun_said(launch: Launch) -> None:
-    launch.body("exit 4", name="kubexec")
+    launch.body("exit 4")
     assert ended(launch.start("-q", "-x", "w-1", "orted"))[0] == 4
     assert launch.words() == ["-v", "-q", "-x", "w-1", "orted"]
     assert [words[:3] for words in launch.events() if words[0] == "ended"] == [
@@ -427,7 +403,7 @@ def test_a_folder_that_vanishes_while_it_runs_does_not_change_its_end(launch: La
 
 @pytest.mark.skipif(not (HAVE_SSH and HAVE_SSHD), reason="no OpenSSH")
 @pytest.mark.parametrize("name", ["it's", "100%d%h", 'a"b', "a$HOME`id`b", "#a;b&c"])
-def test_the_real_ssh_tells_that_it_is_connected_from_a_folder_of_any_name(
+def test_the_real_ssh_reads_its_configuration_from_a_folder_of_any_name(
     tmp_path: Path, name: str
 ) -> None:
     worker = Worker(tmp_path / "worker", "openssh").start()
@@ -451,9 +427,6 @@ def test_the_real_ssh_tells_that_it_is_connected_from_a_folder_of_any_name(
         (folder / "ssh_config").write_text(text)
         (folder / "agent.conf").write_text(assignments({"ssh": "ssh", "user_agent": ""}))
         assert ended(launch.start("w-1", "echo", "there")) == (0, b"there\n", b"")
-        told = [words[:2] for words in launch.events()]
         os.close(launch.fifo)
     finally:
         worker.stop()
-    assert [words[0] for words in told] == ["started", "running", "connected", "ended"]
-    assert {words[1] for words in told} == {"w-1"}

@@ -11,20 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiboot.core.model import Decision, Source
 from mpiboot.core.setting_types import HostKeys
-from mpiboot.core.settings import resolve
 from mpiboot.ssh.config import (
     ALIAS,
     COSTLY_KEX,
     LaunchHost,
     SshTimeouts,
     UserArgs,
-    client,
-    lost_with_own_client,
+    only_by_ssh,
     patience,
     read_args,
     render,
+    unusable,
 )
 from mpiboot.ssh.openssh import contains_string
 from tests.fakes.plans import ROOT
@@ -88,8 +86,8 @@ def test_ssh_takes_what_was_verified_of_each_host(tmp_path: Path, entry: LaunchH
     assert found["identityfile"] == "/run/mpiboot/key"
     assert found["batchmode"] == "yes"
     assert found["identitiesonly"] == "yes"
-    assert found["serveraliveinterval"] == "10"
-    assert found["serveralivecountmax"] == "30"
+    assert found["serveraliveinterval"] == "30"
+    assert found["serveralivecountmax"] == "10"
 
 
 @needs_ssh
@@ -127,10 +125,8 @@ def test_a_users_arguments_never_switch_checking_off(tmp_path: Path) -> None:
     assert args.words == ("-v",)
     assert set(args.without_effect) == {
         "StrictHostKeyChecking=no",
-        "Port=9",
         "IdentityFile=x",
         "UserKnownHostsFile=/dev/null",
-        "User=bob",
     }
     config = written(tmp_path, user=theirs)
     assert asked(config, "w-0.job.ns.svc", *args.words) == {
@@ -203,7 +199,7 @@ def test_a_keepalive_is_as_long_as_asked_and_off_only_at_zero(
     (interval,) = (int(line.split()[1]) for line in lines if "ServerAliveInterval" in line)
     assert (interval == 0) == (keepalive == 0)
     (probes,) = (int(line.split()[1]) for line in lines if "ServerAliveCountMax" in line)
-    assert interval <= 10
+    assert interval <= 30
     assert keepalive <= interval * probes <= keepalive + interval
 
 
@@ -214,9 +210,8 @@ def test_how_long_is_waited_is_the_users_to_say(tmp_path: Path) -> None:
     args = read_args(theirs)
     assert args.without_effect == ()
     assert patience(30.0, args) == SshTimeouts(attempts=10, timeout=60, interval=7, probes=2)
-    assert patience(30.0, UserArgs()) == SshTimeouts(attempts=3, timeout=30, interval=1, probes=30)
-    assert patience(300.0, args, watched=True).probes == 2
-    assert lost_with_own_client(args) == ()
+    assert patience(30.0, UserArgs()) == SshTimeouts(attempts=3, timeout=30, interval=3, probes=10)
+    assert only_by_ssh(args) == ()
     found = asked(written(tmp_path, user=theirs), "w-0.job.ns.svc")
     assert found["connectionattempts"] == "10"
     assert found["connecttimeout"] == "60"
@@ -237,7 +232,7 @@ def test_what_is_said_to_have_no_effect_is_all_that_has_none(tmp_path: Path) -> 
         "IdentitiesOnly": "no", "IdentityAgent": "/x", "BatchMode": "no",
         "StrictHostKeyChecking": "no", "UserKnownHostsFile": "/x", "GlobalKnownHostsFile": "/x",
         "VerifyHostKeyDNS": "yes", "NoHostAuthenticationForLocalhost": "yes",
-        "KnownHostsCommand": "/x", "Port": "9", "User": "bob", "HostName": "x", "HostKeyAlias": "x",
+        "KnownHostsCommand": "/x", "HostName": "x", "HostKeyAlias": "x",
     }  # fmt: skip
     plain = asked(written(tmp_path), "W-1")
     for keyword, value in values.items():
@@ -269,26 +264,12 @@ def test_any_arguments_are_read(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "ssh", "known", "kind", "reason"),
+    ("ssh", "known", "why"),
     [
-        ("auto", "/bin/ssh", True, "openssh", "/bin/ssh"),
-        (
-            "auto",
-            "/bin/ssh",
-            False,
-            "embedded",
-            "/bin/ssh refuses uid 0, which has no passwd entry",
-        ),
-        ("auto", "", True, "embedded", "there is no ssh on PATH"),
-        ("openssh", "", False, "openssh", "MPIBOOT_SSH_CLIENT, which is missing"),
-        ("embedded", "/bin/ssh", True, "embedded", "MPIBOOT_SSH_CLIENT"),
+        ("/bin/ssh", True, ""),
+        ("/bin/ssh", False, "/bin/ssh refuses uid 0, which has no passwd entry"),
+        ("", True, "there is no ssh on PATH"),
     ],
 )
-def test_the_ssh_client_is_the_users_or_the_one_that_can_run(
-    wanted: str, ssh: str, kind: str, reason: str, *, known: bool
-) -> None:
-    identity = replace(ROOT, known=known)
-    source = Source.DETECTED if wanted == "auto" else Source.ENVIRONMENT
-    setting = resolve({"ssh_client": wanted}, {}).settings.ssh_client
-    found = client(setting, Source.ENVIRONMENT, ssh, identity)
-    assert found == Decision("ssh-client", kind, source, reason)
+def test_why_no_ssh_can_run_is_told(ssh: str, why: str, *, known: bool) -> None:
+    assert unusable(ssh, replace(ROOT, known=known)) == why

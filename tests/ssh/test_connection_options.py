@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import socket
 from pathlib import Path
-from types import SimpleNamespace
 
 import asyncssh
 import pytest
 
-from mpiboot.ssh import attempt, client, login
+from mpiboot.ssh import attempt, login
 from mpiboot.ssh.attempt import LoginTimeouts, Outcome, Target
-from mpiboot.ssh.client import HostLogins
 from mpiboot.ssh.config import LaunchHost, SshTimeouts
+from mpiboot.ssh.pool import HostKeyCheck, HostLogins
 from tests.fakes.sshd import Behaviour, Job, sshd
 
 # None of ssh_config, agents, known hosts, certificates, GSSAPI or this machine's own host keys.
@@ -103,22 +102,21 @@ def test_a_login_has_less_time_than_asyncssh_would_give_it() -> None:
 
 
 @pytest.mark.parametrize("pinned", [True, False])
-async def test_the_launchs_own_client(
+async def test_the_pools_login(
     job: Job,
     asked: dict[str, object],
-    tmp_path: Path,
     pinned: bool,  # noqa: FBT001
 ) -> None:
     line = job.stranger.export_public_key().decode() if pinned else ""
     host = LaunchHost("w-0", "10.0.0.1", 2222, "me", line)
     patience = SshTimeouts(attempts=1, timeout=33, interval=11, probes=4)
     with pytest.raises(ConnectionRefusedError):
-        await HostLogins(str(job.path), patience).log_in(host, "other")
+        await HostLogins(str(job.path), patience).log_in(host)
     assert asked.items() >= NOTHING_ELSE.items()
-    assert (asked["where"], asked["username"]) == (("10.0.0.1", 2222), "other")
+    assert (asked["where"], asked["username"]) == (("10.0.0.1", 2222), "me")
     assert asked["client_keys"] == [job.key]
     assert asked["preferred_auth"] == "publickey"
-    assert asked["login_timeout"] == 33
+    assert asked["login_timeout"] == 0  # the whole of it has a limit
     assert (asked["keepalive_interval"], asked["keepalive_count_max"]) == (11, 4)
     wanted = asked["server_host_key_algs"]
     assert isinstance(wanted, list)
@@ -142,65 +140,37 @@ def test_without_ed25519_it_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) ->
 def test_only_the_pinned_key_is_trusted(job: Job, answer: str) -> None:
     public = job.key.convert_to_public()
     shown = public if answer == "same" else job.stranger.convert_to_public()
-    assert client.HostKeyCheck(public).validate_host_public_key("", "", 22, shown) == (
-        answer == "same"
-    )
-    assert client.HostKeyCheck(None).validate_host_public_key("", "", 22, shown)
+    known = HostKeyCheck(public).validate_host_public_key("", "", 22, shown)
+    assert known == (answer == "same")
+    assert HostKeyCheck(None).validate_host_public_key("", "", 22, shown)
 
 
 @pytest.mark.parametrize(
-    ("attempts", "once", "tries"), [(0, 0, 1), (1, 0, 1), (3, 0, 3), (3, 9, 1)]
+    ("why", "attempts", "once", "tries"),
+    [
+        *((ConnectionRefusedError(), attempts, 0, attempts or 1) for attempts in (0, 1, 3)),
+        (ConnectionRefusedError(), 3, 9, 1),
+        # What was refused is not tried again.
+        (asyncssh.PermissionDenied("no"), 3, 0, 1),
+    ],
 )
 async def test_a_login_is_tried_as_often_as_the_user_says(
-    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attempts: int, once: int, tries: int
+    job: Job, monkeypatch: pytest.MonkeyPatch, why: Exception, attempts: int, once: int, tries: int
 ) -> None:
-    host = LaunchHost("w-0", "10.0.0.1", 22, "me", "")
     made, waited = list[int](), list[float]()
 
-    async def refused(*_: object) -> None:
+    async def refused(*_: object, **__: object) -> None:
         made.append(1)
-        raise ConnectionRefusedError
+        raise why
 
     async def at_once(seconds: float) -> None:
         waited.append(seconds)
 
+    monkeypatch.setattr(asyncssh, "connect", refused)
+    monkeypatch.setattr(asyncio, "sleep", at_once)
     known = HostLogins(str(job.path), SshTimeouts(attempts, 30, 10, 3))
-    monkeypatch.setattr(known, "_open", refused)
-    own = SimpleNamespace(
-        wait_for=asyncio.wait_for, TimeoutError=asyncio.TimeoutError, sleep=at_once
-    )
-    monkeypatch.setattr(client, "asyncio", own)
-    with pytest.raises(ConnectionRefusedError):
-        await known.log_in(host, "me", once)
+    with pytest.raises(type(why)):
+        await known.log_in(LaunchHost("w-0", "10.0.0.1", 22, "me", ""), once)
     assert len(made) == tries
     assert len(waited) == tries - 1
     assert all(waited)
-
-
-async def test_a_host_that_lets_a_login_hang_is_given_up_with_its_place(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def silent(*_: object) -> None:
-        await asyncio.Event().wait()
-
-    known = HostLogins(str(job.path), SshTimeouts(1, 1, 10, 3))
-    monkeypatch.setattr(known, "_open", silent)
-    with pytest.raises(TimeoutError, match=r"no login at 10\.0\.0\.1 port 22 within 1 s"):
-        await asyncio.wait_for(known.log_in(LaunchHost("w-0", "10.0.0.1", 22, "me", ""), "me"), 60)
-
-
-async def test_a_login_that_is_refused_is_not_tried_again(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    host = LaunchHost("w-0", "10.0.0.1", 22, "me", "")
-    made = list[int]()
-
-    async def denied(*_: object) -> None:
-        made.append(1)
-        raise asyncssh.PermissionDenied("no")
-
-    known = HostLogins(str(job.path), SshTimeouts(3, 30, 10, 3))
-    monkeypatch.setattr(known, "_open", denied)
-    with pytest.raises(asyncssh.PermissionDenied):
-        await known.log_in(host, "me")
-    assert made == [1]

@@ -112,8 +112,6 @@ class Server:
         """What the launcher writes for this host, with such ssh arguments of a user's."""
         for name in ("stderr", "hosts", "bin", "ready"):
             (self.folder / name).mkdir(exist_ok=True)
-        (self.folder / "events").unlink(missing_ok=True)
-        os.mkfifo(self.folder / "events")
         own = "" if self.host_keys is HostKeys.JOB else self.job
         # By its name, as hosts that join later: for an address ssh does not ask DNS.
         host = config.LaunchHost(NAME, "%h", 22, "root", own)
@@ -130,8 +128,7 @@ class Server:
         (self.folder / "ssh_config").write_text(text)
         chosen = config.pins(str(self.folder / "known_hosts"), self.host_keys)
         pins = " ".join(f"-o {name}={value}" for name, value in chosen.items())
-        logins = {"logins": str(self.folder), "hosts": NAME}
-        conf = {"ssh": "ssh", "pins": pins, "client": "", **logins}
+        conf = {"plain": "ssh", "hosts": NAME, "dir": str(self.folder), "ssh": f"ssh {pins}"}
         (self.folder / "ssh.conf").write_text(assignments(conf))
         (self.folder / "agent.conf").write_text(assignments({"ssh": f"ssh {pins}"}))
         (self.folder / "ready" / NAME).touch()

@@ -62,6 +62,7 @@ class Launch:
         access = PodAccess(str(self.kubectl), "jobs", "main")
         words = files.write_kubectl(folder, access, {"KUBERNETES_SERVICE_HOST": "10.96.0.1"})
         files.write_agent_files(folder, ssh="ssh", **words, per_host={}, environ={})
+        os.mkfifo(folder / "events")
         self.fifo = os.open(folder / "events", os.O_RDWR | os.O_NONBLOCK)
 
     def start(self, *words: str, **environ: str) -> subprocess.Popen[str]:
@@ -117,12 +118,6 @@ def test_a_daemon_has_its_marks_and_nothing_on_its_standard_input(launch: Launch
     own, session = err.split(" . ")
     assert own == MARK
     assert session.startswith(f"{MARK}-")
-
-
-def test_what_asks_has_its_callers_streams(launch: Launch) -> None:
-    asked = launch.start("w-0", "cat; echo no >&2; exit 7", MPIBOOT_ASKS="1")
-    assert ended(asked, "a question") == (7, "a question", "")
-    assert not (launch.folder / "stderr" / "w-0").exists()
 
 
 @pytest.mark.parametrize("status", [0, 1, 3, 127, 255])

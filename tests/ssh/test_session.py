@@ -10,7 +10,7 @@ from typing import cast
 import asyncssh
 import pytest
 
-from mpiboot.ssh.client import FAILED, ClientSession
+from mpiboot.ssh.pool import FAILED, ClientSession
 from tests.ssh.test_streams import is_open, turns
 from tests.waiting import until_in_loop
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpiboot.ssh.config import SshTimeouts, UserArgs, lost_with_own_client, patience, read_args
+from mpiboot.ssh.config import SshTimeouts, UserArgs, only_by_ssh, patience, read_args
 
 
 @pytest.mark.parametrize(
@@ -46,9 +46,8 @@ TRUST = """
         ("-A", "ForwardAgent=yes"),
         ("-Y", "ForwardX11Trusted=yes"),
         ("-t", "RequestTTY=yes"),
-        ("-p 2222", "Port=2222"),
+        ("-p x", "Port=x"),
         ("-ikey", "IdentityFile=key"),
-        ("-l me", "User=me"),
         ("-S /run/x", "ControlPath=/run/x"),
         ("-o StrictHostKeyChecking=no", "StrictHostKeyChecking=no"),
         ("-o LocalCommand=x", "LocalCommand=x"),
@@ -75,7 +74,11 @@ def test_what_is_not_passed_on_is_told_to_have_no_effect(text: str, lost: str) -
 )
 def test_some_flags_stay_words_of_the_command_line(text: str, words: tuple[str, ...]) -> None:
     assert read_args(text) == UserArgs(words=words)
-    assert lost_with_own_client(read_args(text)) == words
+    assert only_by_ssh(read_args(text)) == words
+
+
+def test_the_first_port_and_user_are_the_gates() -> None:
+    assert read_args("-p 22 -o Port=9 -lme -oUser=you") == UserArgs(port=22, user="me")
 
 
 def test_flags_and_an_option_may_be_one_word() -> None:
@@ -84,10 +87,10 @@ def test_flags_and_an_option_may_be_one_word() -> None:
     )
 
 
-def test_what_mpiboots_own_client_does_by_itself_is_no_loss() -> None:
+def test_what_the_pool_does_by_itself_is_no_loss() -> None:
     own = "-C -p 9 -o ConnectTimeout=5 -oTCPKeepAlive=no -o PasswordAuthentication=no"
-    assert lost_with_own_client(read_args(own)) == ()
-    assert lost_with_own_client(read_args(f"{own} -4 -c aes128-ctr -v")) == (
+    assert only_by_ssh(read_args(own)) == ()
+    assert only_by_ssh(read_args(f"{own} -4 -c aes128-ctr -v")) == (
         "AddressFamily inet",
         "Ciphers aes128-ctr",
         "-v",
@@ -131,14 +134,7 @@ def test_the_users_first_value_counts_as_with_ssh() -> None:
 
 @pytest.mark.parametrize(
     ("keepalive", "interval", "probes"),
-    [(0, 0, 0), (0.1, 1, 1), (3, 1, 3), (60, 2, 30), (90.5, 4, 23), (300, 10, 30), (900, 10, 90)],
+    [(0, 0, 0), (0.1, 1, 1), (3, 1, 3), (60, 6, 10), (90.5, 10, 10), (300, 30, 10), (900, 30, 30)],
 )
 def test_probes_fill_the_time_of_the_setting(keepalive: float, interval: int, probes: int) -> None:
-    found = patience(keepalive, UserArgs())
-    assert found == SshTimeouts(3, 30, interval, probes)
-    assert found.silent == 3 * interval
-
-
-def test_where_the_parent_looks_for_silent_hosts_ssh_itself_gives_none_up() -> None:
-    found = patience(300, UserArgs(), watched=True)
-    assert (found.interval, found.probes) == (10, 1_000_000)  # four months
+    assert patience(keepalive, UserArgs()) == SshTimeouts(3, 30, interval, probes)

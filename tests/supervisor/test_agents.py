@@ -15,7 +15,7 @@ import pytest
 from mpiboot.core.launch_names import EVENTS, REQUESTS
 from mpiboot.supervisor import agents
 from mpiboot.supervisor.agents import Agents, open_fifo
-from mpiboot.supervisor.state import AgentConnected, AgentEnded, AgentStarted, ClientEnded, Event
+from mpiboot.supervisor.state import AgentConnected, AgentEnded, AgentStarted, Event, PoolEnded
 from mpiboot.system import control_groups
 from mpiboot.system.loop import EventLoop
 
@@ -208,7 +208,7 @@ def test_of_killed_agents_the_one_whose_ssh_ended_by_itself_comes_first(
 def test_of_killed_agents_the_one_whose_session_ended_by_itself_comes_first(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As above, where mpiboot's own SSH client has the sessions, and agents have no child."""
+    """As above, where the pool has the sessions, and agents have no child."""
     monkeypatch.setattr(agents, "_PATIENCE", 1000)
     first, second, third = rig.start(), rig.start(), rig.start()
     for host, pid in (("w-2", first), ("w-0", second), ("w-1.other.ns", third)):
@@ -231,29 +231,15 @@ def test_of_killed_agents_the_one_whose_session_ended_by_itself_comes_first(
     assert [ended(event) for event in rig.events[3:]] == ["w-1.other.ns", "w-0.job.ns", "w-2"]
 
 
-def test_a_hosts_session_is_ended_whoever_has_it(rig: Rig) -> None:
-    agent, ssh, other = rig.start(), rig.start(), rig.start()
-    requests = open_fifo(f"{rig.folder}/{REQUESTS}")
-    rig.tell(f"started w-0 {agent}", f"running w-0 {ssh} {agent}")
-    rig.tell(f"started w-2 {other}", f"running w-2 - {other}")
-    rig.until(lambda: len(rig.events) == 2)
-    rig.agents.end_session("w-0.job.ns")
-    process = next(item for item in rig.processes if item.pid == ssh)
-    assert process.wait() == -signal.SIGTERM
-    rig.agents.end_session("w-2")
-    assert os.read(requests, 100).decode() == f"end w-2 {other}\n"
-    rig.agents.end_session("w-1.other.ns")  # without an agent there is nothing to end
-    os.close(requests)
-
-
 @pytest.mark.parametrize("limit", ["this container's memory limit, 1 GiB, was reached", ""])
 def test_of_kills_for_memory_those_since_the_launchers_start_count(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     monkeypatch.setattr(control_groups, "used_up", {4: limit}.__getitem__)
-    rig.agents.client_ended(signal.SIGKILL, 4)
+    open_fifo(f"{rig.folder}/{REQUESTS}")
+    rig.agents.pool_ended(signal.SIGKILL, 4)
     how = f"was killed by SIGKILL as {limit}" if limit else "was killed by SIGKILL"
-    assert rig.events == [ClientEnded(how, killed=True, out_of_memory=bool(limit))]
+    assert rig.events == [PoolEnded(how, killed=True, out_of_memory=bool(limit))]
 
 
 def ended(event: Event) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.launch_names import KEY, LAUNCHES, LOGINS, OVER, WANTED
+from mpiboot.core.launch_names import ATTEMPT, KEY, LAUNCHES, LOGINS, OVER, POOL, WANTED
 from mpiboot.supervisor import parent
 from tests.supervisor.test_parent import PARENT, Rig, ended, gone, heard, last, ready
 
@@ -146,6 +146,50 @@ def test_the_key_of_its_logins_is_gone_at_its_end(rig: Rig) -> None:
     process = beside(rig, "/bin/sh", "-c", f"echo 1<> {rig.folder}/wanted; {until_over}; exit 4")
     assert ended(process)[0] == 4
     assert not (rig.folder / LOGINS / KEY).exists()
+
+
+# Answers a query, and notes what it was.
+NOTED = """
+import json, os, pathlib, sys
+pathlib.Path(sys.argv[1], "began").touch()
+query = json.loads(os.read(48, 1000))
+pathlib.Path(sys.argv[1], "asked").write_text(json.dumps([*sys.argv[2:], *query[1:]]))
+os.write(48, json.dumps([query[0], True]).encode() + b"\\n")
+os.read(48, 1)
+"""
+
+
+@pytest.mark.parametrize("where", ["the gate", "a gate without hosts", "a launch", "pods"])
+def test_workers_are_told_of_its_end_by_its_gate_or_by_what_knows_its_last_launch(
+    rig: Rig, where: str
+) -> None:
+    """Pods that kubectl enters run no worker of mpiboot's."""
+    os.mkfifo(rig.folder / WANTED)
+    launch = rig.folder / "launch-7"
+    launch.mkdir()
+    if where != "pods":
+        (launch / POOL).touch()
+    if where == "the gate":
+        (rig.folder / LOGINS).mkdir()
+    program = (sys.executable, "-S", "-c", NOTED, str(rig.folder))
+    rig.options = replace(
+        rig.options,
+        folder=str(rig.folder),
+        gate=(*program, "gate"),
+        notifier=program,
+        last_launches=str(rig.folder),
+    )
+    rig.environ[ATTEMPT] = "l@1@a"
+    wish = f"cd {rig.folder}; echo 1<> {WANTED}; until [ -e began ]; do sleep 0.05; done; "
+    wish = wish if "gate" in where else ""
+    assert ended(beside(rig, "/bin/sh", "-c", f"{wish}exit 7"))[0] == 7
+    asked = rig.folder / "asked"
+    if where == "pods":
+        assert not asked.exists()
+        return
+    first, *query = json.loads(asked.read_text())
+    assert first == ("gate" if where == "the gate" else str(launch))
+    assert query == ["notify", "l@1@a", "0.0", "program: /bin/sh ended with 7"]
 
 
 def test_the_first_signal_counts_and_all_are_passed_on(rig: Rig) -> None:

@@ -18,7 +18,7 @@ from mpiboot.launcher import launch_folder
 from mpiboot.network import worker_network
 from mpiboot.network.counters import CountedPort
 from mpiboot.supervisor import ask_workers, evidence
-from mpiboot.supervisor import workers as end_of_job
+from mpiboot.supervisor.host_commands import HostCommands
 from tests.fakes import plans, workers
 
 BEFORE = evidence.HostSnapshot(
@@ -128,8 +128,14 @@ def test_the_launchers_own_memory(answer: str, signal: str, reference: str, text
     assert evidence.judge_here(own, host_shell.read("mpiboot-oom 1"), "") == ()
 
 
+def gathered(host: evidence.HostSnapshot) -> list[str]:
+    """What is found out where only this pod can be asked."""
+    words, commands = (host.name, "", "SIGKILL"), HostCommands(None, None, {})
+    return asyncio.run(ask_workers.gather(commands, (host,), {}, words, {}))
+
+
 def test_the_launcher_is_asked_by_its_own_shell() -> None:
-    """Its count as it is now, whatever this machine's is: no agent is called for it."""
+    """Its count as it is now, whatever this machine's is."""
     now = subprocess.run(
         ["/bin/sh", "-c", host_shell.ask("memory")],
         capture_output=True,
@@ -138,7 +144,7 @@ def test_the_launcher_is_asked_by_its_own_shell() -> None:
     )
     ooms = host_shell.read(now.stdout).oom_kills
     own = evidence.HostSnapshot("here", dns="", address="", pod="here", oom_kills=-1, here=True)
-    lines = asyncio.run(ask_workers.gather((own,), "", ("here", "SIGKILL")))
+    lines = gathered(own)
     assert [line.split("\t")[:2] for line in lines] == (
         [] if ooms is None else [["launcher-memory", "here"]]
     )
@@ -193,22 +199,16 @@ def test_what_is_kept_of_a_worker_is_what_the_gate_saw() -> None:
 
 
 @pytest.mark.parametrize("named", ["fd00::1", "10.0.0.2"])
-def test_an_address_in_the_hostfile_is_no_name_that_can_go(
-    named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_address_in_the_hostfile_is_no_name_that_can_go(named: str) -> None:
     """Open MPI 4.1 gets a made-up name for fd00::1, which proves nothing when it is looked up."""
     made_up = names.for_mpirun((named,), (), "launcher")
     job = plans.observed(listed=(Host(named),), renamed=made_up)
     seen = replace(job.workers[0], address=named, facts=None)
     before = launch_folder.snapshot(seen, job)
     assert (before.dns, before.pod, before.name) == ("", "", job.called(named))
-    agent = tmp_path / "agent"
-    agent.write_text("exit 255\n")  # the host is lost
-    monkeypatch.setattr(end_of_job, "_AGENT", str(agent))
-    found = asyncio.run(ask_workers.gather((before,), killed=(before.name, "SIGKILL")))
-    assert len(found) == 1
-    assert "could not be asked" in found[0]
-    assert f"kubectl get pods -A --field-selector status.podIP={named} " in found[0]
+    (found,) = gathered(before)
+    assert "could not be asked" in found
+    assert f"kubectl get pods -A --field-selector status.podIP={named} " in found
 
 
 def test_a_kill_for_memory_is_told_with_the_time_since_which_it_may_have_been() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 from collections.abc import Iterator
@@ -13,13 +12,14 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from mpiboot.core.launch_spec import LaunchSpec, RemoteHost
-from mpiboot.supervisor import mpirun, workers
+from mpiboot.supervisor import mpirun
+from mpiboot.supervisor.asking import Queries
 from mpiboot.supervisor.mpirun import Mpirun
 from mpiboot.supervisor.output import OutputWriter
-from mpiboot.supervisor.parent import Parent
 from mpiboot.supervisor.signals import Received
-from mpiboot.supervisor.state import AskForRanksInMpi, Phase, Verdict
+from mpiboot.supervisor.state import Phase, Verdict
 from mpiboot.system.loop import EventLoop
+from mpiboot.system.os_calls import socket_pair
 
 if TYPE_CHECKING:
     from mpiboot.supervisor.signals import Signals
@@ -39,11 +39,15 @@ def job(tmp_path: Path) -> Iterator[Mpirun]:
         folder=str(tmp_path),
     )
     loop, stderr = EventLoop(), OutputWriter()
-    made = Mpirun(spec, {}, loop, cast("Signals", SimpleNamespace(handle=-1)), stderr, 0)
+    own, other = socket_pair()
+    signals, queries = cast("Signals", SimpleNamespace(handle=-1)), Queries(loop, own)
+    made = Mpirun(spec, {}, loop, signals, stderr, queries, 0)
     made.child = os.getpid()
     made._agents.listen()
     made._do(made._first)
     yield made
+    queries.close()
+    os.close(other)
     loop.close()
 
 
@@ -51,10 +55,7 @@ def failing(*_: Any) -> None:  # noqa: ANN401 - whatever it is called with
     raise KeyError("odd")
 
 
-WATCHERS = ("_saving", "_connecting", "_silence")
-
-
-@pytest.mark.parametrize("name", WATCHERS)
+@pytest.mark.parametrize("name", ["_saving", "_connecting"])
 def test_a_watcher_that_fails_is_told_once_and_never_asked_again(
     job: Mpirun, name: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -97,40 +98,12 @@ def test_other_looks_that_fail_end_no_job(
     assert job.verdict is None
 
 
-def test_a_question_that_can_not_be_asked_ends_no_job(
-    job: Mpirun, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def pipe() -> tuple[int, int]:
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    monkeypatch.setattr(os, "pipe", pipe)
-    job._do((AskForRanksInMpi(),))
-    assert "Too many open files; the job goes on without it" in capfd.readouterr().err
-    assert job.verdict is None
-
-
 def test_a_look_for_unused_hosts_that_fails_leaves_a_good_end_good(
     job: Mpirun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job, "_name_unused", failing)
     job.verdict = Verdict(0, "", "the program succeeded")
     assert job.result().code == 0
-
-
-def test_workers_that_can_not_be_asked_or_told_change_no_end(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    ended = Parent.__new__(Parent)
-    ended._loop = EventLoop()
-    ended._told = 0
-    signals, no_signal = os.pipe()
-    cast("Any", ended)._signals = SimpleNamespace(handle=signals)
-    monkeypatch.setattr(workers, "hosts_of", failing)
-    ended._tell_workers("/launch", "", "", 0.0)
-    assert "[bug] what asks or tells the workers failed at" in capfd.readouterr().err
-    ended._loop.close()
-    os.close(signals)
-    os.close(no_signal)
 
 
 def test_a_timer_is_no_watcher(job: Mpirun, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from mpiboot.supervisor import output
 from mpiboot.supervisor.output import MpirunPipe, MpirunPipes, OutputWriter, StderrPipe
 from mpiboot.supervisor.state import RankEnded
 from mpiboot.system.loop import EventLoop
@@ -21,8 +22,6 @@ from tests.waiting import until
 
 class Room(OutputWriter):
     """A stderr that has room when the test says so."""
-
-    file_full = False
 
     def __init__(self) -> None:
         self.room, self.tell = os.pipe()
@@ -208,7 +207,7 @@ def test_who_hears_of_ranks_and_fails_does_not_stop_the_stream(
     os.close(writer)
 
 
-def test_that_mpirun_has_to_wait_is_said_once(
+def test_that_ranks_had_to_wait_for_long_is_told(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     stream, loop = Room(), EventLoop()
@@ -216,13 +215,13 @@ def test_that_mpirun_has_to_wait_is_said_once(
     reader, writer = os.pipe()
     pipes.add(MpirunPipe(reader, stream.write))
     stream.there = False
-    monkeypatch.setattr(Room, "file_full", True)
-    for _ in range(2):
+    for limit in (output._LONG, -1.0):
+        monkeypatch.setattr(output, "_LONG", limit)
         os.write(writer, b"text")
         loop.wait(None)
         os.write(stream.tell, b".")
         loop.wait(None)
-    assert capfd.readouterr().err.count("mpiboot: warning: stderr is read too slowly") == 1
+    assert capfd.readouterr().err.count("warning: nobody read stderr for 0 s: the ranks wait") == 1
     stream.close()
     os.close(reader)
     os.close(writer)

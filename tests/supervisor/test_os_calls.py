@@ -1,4 +1,4 @@
-"""Small acts on the system: programs started, a socket handed on, a FIFO, ssh's last words."""
+"""Small acts on the system: programs started, a FIFO, ssh's last words."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import os
 import resource
 import signal
-import socket
 import stat
 import sys
 from pathlib import Path
@@ -22,19 +21,14 @@ from mpiboot.system.spawn import spawn
 
 # What a program writes of itself: its group, session, signals and environment, and its stdin.
 TELLS = """
-import json, os, re, socket, sys
+import json, os, re, sys
 status = open("/proc/self/status").read()
 masks = [int(re.search(name + r":\\s+(\\w+)", status)[1], 16) for name in ("SigIgn", "SigBlk")]
 found = {
     "leads": os.getpgid(0) == os.getpid(), "session": os.getsid(0) == os.getpid(),
     "masks": masks, "name": os.environ.get("NAME"),
 }
-if "listen" in sys.argv:
-    listener = socket.socket(fileno=0)
-    talk, _ = listener.accept()
-    talk.sendall(json.dumps(found).encode())
-else:
-    json.dump(found, sys.stderr)
+json.dump(found, sys.stderr)
 """
 PLAIN = (1 << 31) - 1  # the real-time signals belong to the C library
 PIPE = 1 << (signal.SIGPIPE - 1)
@@ -84,37 +78,6 @@ def test_a_program_without_a_path_is_looked_for_and_one_with_it_is_not(
     assert os_calls.exit_status(os.waitpid(pid, 0)[1]) == 7
     with pytest.raises(FileNotFoundError):
         spawn(("./none",), {})
-
-
-def test_a_program_that_listens_has_a_session_and_a_socket_that_waits(tmp_path: Path) -> None:
-    folder = tmp_path / ("long" * 30)  # more than the path of a socket may have
-    folder.mkdir()
-    before = descriptors()
-    pid = os_calls.start_listening(
-        (sys.executable, "-S", "-c", TELLS, "listen"), {"NAME": "value"}, str(folder), "s"
-    )
-    assert descriptors() == before
-    assert stat.S_ISSOCK((folder / "s").stat().st_mode)
-    here = os.open(folder, os.O_RDONLY)
-    with socket.socket(socket.AF_UNIX) as talk:
-        talk.connect(f"/proc/self/fd/{here}/s")  # at once, though nobody accepts yet
-        found = message(os.dup(talk.fileno()))
-    os.close(here)
-    assert os_calls.exit_status(os.waitpid(pid, 0)[1]) == 0
-    assert (found["session"], found["name"]) == (True, "value")
-    assert found["masks"][1] == 0
-
-
-def test_a_socket_that_can_not_be_made_leaves_nothing_open(tmp_path: Path) -> None:
-    before = descriptors()
-    with pytest.raises(FileNotFoundError):
-        os_calls.start_listening(("/bin/true",), {}, str(tmp_path / "none"), "s")
-    (tmp_path / "s").touch()
-    with pytest.raises(OSError, match="in use"):
-        os_calls.start_listening(("/bin/true",), {}, str(tmp_path), "s")
-    with pytest.raises(FileNotFoundError):
-        os_calls.start_listening(("/nowhere/none",), {}, str(tmp_path), "t")
-    assert descriptors() == before
 
 
 def test_a_fifo_is_private_and_never_waits_nor_ends(tmp_path: Path) -> None:

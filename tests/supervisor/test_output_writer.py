@@ -6,7 +6,6 @@ import errno
 import os
 import select
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -146,119 +145,14 @@ def test_a_stream_that_somebody_made_non_blocking_is_written_to_the_end(reader: 
     close(writing)
 
 
-def numbered(count: int, first: int = 0) -> list[bytes]:
-    """Pieces of a kilobyte, each with its number."""
-    return [b"%07d\n" % number * 128 for number in range(first, first + count)]
-
-
-def test_what_is_too_much_for_memory_is_kept_in_a_file_in_order(
-    reader: Reader, tmp_path: Path
-) -> None:
+def test_one_that_is_to_end_is_held_by_no_reader(reader: Reader) -> None:
     writing = OutputWriter()
-    writing.overflow(str(tmp_path))
-    read = b""
-    for first in range(0, 6000, 2000):  # the file becomes empty between, and is used again
-        for piece in numbered(2000, first):
-            writing.write(piece)
-            assert writing.has_room()
-        assert writing._file
-        assert writing._file.holds
-        assert list(tmp_path.iterdir()) == [], "it has no name"
-        size = os.fstat(writing._file._file).st_size
-        assert size >= (2000 << 10) - ENOUGH - (65 << 10), "the rest is in memory, and in the pipe"
-        read += reader.take(2000 << 10)
-        until(lambda: writing.left == 0)
-        until(lambda: not writing._file.holds)  # type: ignore[union-attr]
-        assert os.fstat(writing._file._file).st_size == 0, "it takes no room any more"
-    assert read == b"".join(numbered(6000))
-    end(writing)
-    close(writing)
-
-
-@pytest.mark.parametrize("why", ["size", "disk", "folder"])
-def test_where_the_file_has_no_room_who_writes_waits_and_nothing_is_lost(
-    reader: Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
-) -> None:
-    writing = OutputWriter()
-    room = 1 << 20
-
-    def pwrite(file: int, data: bytes, at: int) -> int:
-        if at + len(data) <= room:
-            return os.pwrite(file, data, at)
-        if at < room:  # a disk takes what it can
-            return os.pwrite(file, data[: room - at], at)
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    if why == "disk":
-        names = {name: getattr(os, name) for name in dir(os)}
-        own = {"pwrite": pwrite, "write": reader.write}
-        monkeypatch.setattr(output, "os", SimpleNamespace(**{**names, **own}))
-    folder = tmp_path / "none" if why == "folder" else tmp_path
-    writing.overflow(str(folder), room if why == "size" else 1 << 30)
-    pieces, written = numbered(4000), 0
     while writing.has_room():
-        writing.write(pieces[written])
-        written += 1
-    assert writing.file_full
-    assert written < 4000
-    if told(writing.room):  # older
-        writing.take_note()
-    assert not told(writing.room)
-    read = reader.take(written << 10)
-    assert told(writing.room, 60)
-    writing.take_note()
-    until(writing.has_room)
-    assert not writing.file_full
-    assert read == b"".join(pieces[:written])
-    for piece in pieces[written : written + 100]:
-        writing.write(piece)
-    assert reader.take(100 << 10) == b"".join(pieces[written : written + 100])
+        writing.write(bytes(1 << 16))
+    writing.hurry()
+    assert told(writing.room)
+    assert writing.has_room()
+    taken = writing._taken
+    assert reader.take(taken) == bytes(taken)
     end(writing)
-    close(writing)
-
-
-def test_an_old_look_for_room_undoes_nothing(reader: Reader, tmp_path: Path) -> None:
-    """The thread that writes may look just before the other one fills the file."""
-    meanwhile: list[bytes] = []
-
-    class Filled(OutputWriter):
-        @property
-        def left(self) -> int:
-            left = super().left
-            coming = meanwhile.copy()
-            meanwhile.clear()
-            for piece in coming:
-                self.write(piece)
-            return left
-
-    writing = Filled()
-    writing.overflow(str(tmp_path), 1 << 20)
-    pieces = numbered(1 << 11)
-    for piece in pieces:
-        writing.write(piece)
-    assert writing.file_full
-    assert reader.take(2 << 20) == b"".join(pieces)
-    until(lambda: writing.left == 0)
-    meanwhile += pieces
-    writing._room()
-    assert writing.file_full
-    assert not writing.has_room()
-    assert reader.take(2 << 20) == b"".join(pieces)
-    end(writing)
-    close(writing)
-
-
-def test_a_file_that_can_not_be_read_back_is_no_silent_loss(reader: Reader, tmp_path: Path) -> None:
-    writing = OutputWriter()
-    writing.overflow(str(tmp_path))
-    for piece in numbered(1000):
-        writing.write(piece)
-    assert writing._file
-    os.close(writing._file._file)
-    writing.end()
-    while not writing.done:
-        if told(reader.reader, 0.01):
-            os.read(reader.reader, 1 << 16)
-    assert writing.wrong
-    assert writing.wrong.errno == errno.EBADF
     close(writing)

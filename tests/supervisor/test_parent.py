@@ -38,19 +38,21 @@ AGENT = PACKAGE / "libexec" / "agent"
 PARENT = [sys.executable, "-I", "-S", str(PACKAGE / "supervisor" / "__main__.py")]
 # What the parent was before: it starts the child that waits for hosts, as ``role.start_child``.
 STARTS = """
-import json, os, signal, sys
+import json, os, signal, socket, sys
 from signal import SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2
 waits = [SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGCHLD]
 signal.pthread_sigmask(signal.SIG_BLOCK, waits)
-reader, writer = os.pipe()
-os.set_inheritable(reader, True)
+own, its = (one.detach() for one in socket.socketpair())
+os.set_inheritable(own, True)
 parent, child = json.loads(sys.argv[1]), sys.argv[2:]
-moved = [(os.POSIX_SPAWN_DUP2, writer, 3)]
+moved = [(os.POSIX_SPAWN_DUP2, its, 3)]
 pid = os.posix_spawn(
     child[0], child, os.environ, file_actions=moved, setsigmask=(), setpgroup=0
 )
-os.execv(parent[0], [*parent, str(pid), str(reader)])
+os.execv(parent[0], [*parent, str(pid), str(own)])
 """
+# Answers queries; a shell has no lines for any.
+ANSWERS = '; while read -r q <&3; do q=${q#[}; echo "[${q%%[],]*}, true]" >&3; done'
 GUARD = 200.0
 # What a worker's address answers from: another loopback address, where somebody may listen.
 WORKER = "127.0.0.2"
@@ -85,7 +87,8 @@ class Rig:
         )
         self.options = ParentOptions(termination_log=str(self.log))
         # What plays the child that waits for hosts: it hands over what is written below.
-        self.child = f"cat {self.folder}/result >&3"
+        self.hands_over = f"cat {self.folder}/result >&3"
+        self.child = self.hands_over + ANSWERS
         self.environ = {
             "PATH": os.environ["PATH"],
             "AGENT": str(AGENT),
@@ -94,13 +97,22 @@ class Rig:
         self.ssh("exit 0")
 
     def ssh(self, body: str) -> None:
-        """Say what ssh does; ``$log`` is the file of its own words, ``$*`` what it was told."""
+        """Say what a session does; ``$log`` is the file of its own words, ``$*`` what it was told.
+
+        It is an agent's, as the user's own program, or a query's, where ``$QUERY`` is set.
+        """
         path = self.folder / "ssh"
         path.write_text(
-            f'#!/bin/sh\nwhile [ "$1" != -E ]; do shift; done\nlog=$2\ncd {self.folder}\n{body}\n'
+            f'while [ "${{1#w-}}" = "$1" ]; do shift; done\n'
+            f"cd {self.folder}\nlog=stderr/$1\n{body}\n"
         )
-        path.chmod(0o755)
-        (self.folder / "agent.conf").write_text(f"ssh='{path}'\n")
+        (self.folder / "agent.conf").write_text(f"user_agent='sh {path}'\n")
+
+    def queries(self, body: str) -> None:
+        """Have hosts answer queries; a session of each does this."""
+        self.ssh(body)
+        words = f"{sys.executable} -m tests.supervisor.answering 3 {self.folder}"
+        self.child = f"cd {PACKAGE.parent} && exec {words}"
 
     def remote(self, *names: str, **changes: object) -> None:
         """Let the line use remote hosts."""
@@ -231,32 +243,8 @@ def test_what_takes_the_kernel_long_is_done_while_hosts_are_waited_for(rig: Rig)
     assert done.returncode == 3, done.stderr
 
 
-def test_the_child_that_prepared_ends_after_mpirun_has_started(rig: Rig, tmp_path: Path) -> None:
-    # Its end is work for a loaded machine, and everybody waits for mpirun.
-    child = tmp_path / "child.py"
-    child.write_text(
-        "import pathlib, select, shutil, sys\n"
-        "shutil.copyfileobj(open(sys.argv[1], 'rb'), open(3, 'wb', buffering=0, closefd=False))\n"
-        "gone = select.poll()\n"
-        "gone.register(3, 0)\n"
-        "gone.poll()\n"
-        # Not its cmdline: that is empty for a moment after the exec that lets the parent go on.
-        "def runs(process):\n"
-        "    try: return process.readlink()\n"
-        "    except OSError: return None  # it has ended since\n"
-        "programs = [runs(p) for p in pathlib.Path('/proc').glob('[0-9]*/exe')]\n"
-        "there = pathlib.Path(sys.argv[2]) in programs\n"
-        "pathlib.Path(sys.argv[3]).write_text(f'{there}\\n')\n"
-    )
-    told = tmp_path / "told"
-    os.mkfifo(told)
-    rig.child = f"exec {sys.executable} {child} {rig.folder}/result {rig.mpirun} {told}"
-    code, out, message = rig.run(f"read line < {told}; echo $line")
-    assert (code, out) == (0, b"True\n"), message
-
-
 def staying(rig: Rig) -> None:
-    """Let the child stay as the SSH client; it writes to ``log`` when it is let go."""
+    """Let the child write to ``log`` when it is let go."""
     child = rig.folder / "child.py"
     child.write_text(
         "import os, pathlib, select, sys\n"
@@ -270,18 +258,17 @@ def staying(rig: Rig) -> None:
     )
     os.mkfifo(rig.folder / "requests")
     rig.child = f"exec {sys.executable} {child} {rig.folder}"
-    rig.spec = replace(rig.spec, client_stays=True)
 
 
-def test_a_child_that_is_the_ssh_client_stays_until_the_end(rig: Rig) -> None:
+def test_the_child_stays_until_the_end(rig: Rig) -> None:
     staying(rig)
-    code, _, message = rig.run(f"sleep 0.5; echo mpirun >> {rig.folder}/log; exit 4")
-    assert code == 4, message
+    code, _, message = rig.run(f"echo mpirun >> {rig.folder}/log; exit 0")
+    assert code == 0, message
     assert (rig.folder / "log").read_text() == "mpirun\nlet go\n"
     assert not Path("/proc", (rig.folder / "pid").read_text()).exists()
 
 
-def test_an_ssh_client_that_is_killed_ends_the_job(rig: Rig) -> None:
+def test_a_child_that_is_killed_ends_the_job_where_it_has_its_sessions(rig: Rig) -> None:
     """Agents that are started meanwhile don't wait for it."""
     staying(rig)
     code, _, message = rig.run(
@@ -289,12 +276,12 @@ def test_an_ssh_client_that_is_killed_ends_the_job(rig: Rig) -> None:
         "while :; do sleep 0.05; done"
     )
     assert code == 69
-    what = "mpiboot's SSH client, which holds the connections to all hosts, was killed by SIGKILL"
+    what = "the process with the SSH connections to all hosts was killed by SIGKILL"
     assert f"exit 69: {what}" in message
     assert not (rig.folder / "requests").exists()
 
 
-def test_an_mpirun_that_can_not_be_started_leaves_no_ssh_client(rig: Rig) -> None:
+def test_an_mpirun_that_can_not_be_started_leaves_no_child(rig: Rig) -> None:
     staying(rig)
     rig.spec = replace(rig.spec, argv=("/nonexistent/mpirun",))
     assert rig.run("")[0] == 127
@@ -434,7 +421,7 @@ def test_a_signal_while_workers_are_told_that_mpirun_can_not_be_started_goes_to_
     rig.remote("w-1", attempt="launcher 7")
     worker = evidence.HostSnapshot("w-1", "", WORKER, "w-1", mpiboot=True)
     (rig.folder / evidence.FILE).write_text(evidence.to_json((worker,)))
-    rig.ssh(": > asked; exec sleep 1000")
+    rig.queries(": > asked; exec sleep 1000")
     rig.spec = replace(rig.spec, argv=("/nonexistent/mpirun",))
     rig.write("")
     process = subprocess.Popen(
@@ -549,14 +536,10 @@ def test_what_is_read_late_is_all_there(rig: Rig, to: str) -> None:
 @pytest.mark.parametrize("family", ["openmpi4", "openmpi5", "mpich"])
 @pytest.mark.parametrize("to", [1, 2])
 def test_all_that_mpirun_wrote_comes_out_however_late_it_is_read(
-    rig: Rig, to: int, family: str, tmp_path: Path
+    rig: Rig, to: int, family: str
 ) -> None:
-    """Who reads keeps no mpirun of Open MPI; one of Hydra waits as it would itself."""
     rig.spec = replace(rig.spec, family=family)
-    over = tmp_path / "over"
-    process = rig.start(f"seq 200000 >&{to}; touch {over}")
-    if family != "mpich":
-        until(over.exists)
+    process = rig.start(f"seq 200000 >&{to}")
     streams = process.communicate(timeout=GUARD)
     lines = streams[to - 1].decode().splitlines()
     assert [line for line in lines if not line.startswith("mpiboot:")] == [
@@ -945,15 +928,12 @@ def test_unused_hosts_are_named_at_the_end_of_the_start_and_not_of_the_job(rig: 
 
 
 def test_workers_are_asked_for_connections_while_the_job_runs(rig: Rig) -> None:
-    """What asks is none of mpirun's daemons: its end would be that of a host's daemon.
-
-    What was found once may be answered a moment later: nothing is said of it yet.
-    """
+    """What was found once may be answered a moment later: nothing is said of it yet."""
     rig.remote("w-1", connect_check=0.2)
     baseline = evidence.HostSnapshot("w-1", "", WORKER, "w-1")
     (rig.folder / evidence.FILE).write_text(evidence.to_json((baseline,)))
-    rig.ssh(
-        'if [ -n "$MPIBOOT_ASKS" ]; then\n'
+    rig.queries(
+        'if [ -n "$QUERY" ]; then\n'
         "echo mpiboot-connecting 0900000A:0401 5 9 1; : > asked; exit 0; fi\n"
         "while ! [ -e over ]; do sleep 0.05; done"
     )
@@ -1181,7 +1161,7 @@ def test_a_child_that_failed_has_time_for_a_word_and_a_signal_ends_that(
     rig.options = replace(rig.options, hold_on_failure=300.0)
     rig.hand_over(Failure(68, "names-unresolved", "names-unresolved: w-1: NXDOMAIN\n"))
     told = tmp_path / "told"
-    rig.child = f"{rig.child}; echo it > {told}; sleep 300 & echo ready; wait"
+    rig.child = f"{rig.hands_over}; echo it > {told}; sleep 300 & echo ready; wait"
     process = rig.start_parent()
     ready(process)
     heard(process, "job did not start")
@@ -1273,55 +1253,16 @@ def test_an_mpirun_that_can_not_be_become_is_127(rig: Rig) -> None:
     assert "exit 127: /nonexistent/mpirun: " in last(message)
 
 
-def test_mpiboots_own_client_is_a_child_that_listens_before_mpirun_starts(rig: Rig) -> None:
-    server = (
-        "import os, socket\n"
-        "listener = socket.socket(fileno=0)\n"
-        "talk, _ = listener.accept()\n"
-        "talk.sendall(f'{os.getppid()} {sorted(os.environ)}'.encode())\n"
-    )
-    ask = (
-        "import os, socket\n"
-        "os.chdir(os.environ['MPIBOOT_LAUNCH_DIR'])\n"
-        "talk = socket.socket(socket.AF_UNIX)\n"
-        "talk.connect('client.sock')\n"
-        "print(talk.recv(65536).decode(), flush=True)\n"
-    )
-    (rig.folder / "ask.py").write_text(ask)
-    rig.spec = replace(rig.spec, client=(sys.executable, "-c", server))
-    process = rig.start(f"{sys.executable} {rig.folder}/ask.py")
-    out, _ = process.communicate(timeout=GUARD)
-    parent, _, names = out.decode().partition(" ")
-    assert int(parent) == process.pid
-    assert LAUNCH_DIR not in names, "it would be ended with what mpirun has left"
-
-
 def test_the_agents_events_are_read_while_the_workers_are_asked(rig: Rig) -> None:
     """64 KiB fill a FIFO that nobody reads, and an agent that can't write never ends."""
-    package = rig.folder / "package"
-    shutil.copytree(PACKAGE, package / "mpiboot")
-    asks = package / "mpiboot" / "supervisor" / "ask_workers.py"
-    asks.write_text(
-        "import os, sys\n"
-        f"fifo = os.open(sys.argv[1] + '/{EVENTS}', os.O_RDWR)\n"
-        "for number in range(4000):\n"
-        "    os.write(fifo, b'noise of %d and more of it, to the end of the line\\n' % number)\n"
-        "print('w-1: all was written')\n"
-    )
-    program = package / "mpiboot" / "supervisor" / "__main__.py"
-    rig.write("exit 9")
+    noise = "noise of it, and more of it, to the end of the line"
+    write = f"for n in $(seq 4000); do echo {noise}; done 1<> {rig.folder}/{EVENTS}"
+    rig.child = f"{rig.hands_over}; read -r q <&3; {write}; echo '[1, true, \"w-1: written\"]' >&3"
     rig.options = replace(rig.options, log_level=LogLevel.DEBUG)
-    done = subprocess.run(
-        rig.argv([*PARENT[:3], str(program)]),
-        env=rig.environ,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=GUARD,
-    )
-    assert done.returncode == 9
-    assert last(done.stderr).endswith("; w-1: all was written")
-    assert "noise of" not in done.stderr, "they are no news"
+    code, _, message = rig.run("exit 9")
+    assert code == 9
+    assert last(message).endswith("; w-1: written")
+    assert "noise of" not in message, "they are no news"
 
 
 @pytest.mark.parametrize("started", [True, False], ids=["started", "not started"])
@@ -1384,7 +1325,7 @@ def test_what_carried_the_data_is_said_and_may_fail_the_job(
     counted_hosts(rig, "w-0", "w-1")
     names = () if sent is None else ("xmit_data", "rcv_data")
     lines = [f"echo {RAIL}{name}:{(sent or 0) // 4}" for name in names]
-    rig.ssh("\n".join((*lines, f"echo '{NET_DEV.format(1 << 30)}'; echo mpiboot-read")))
+    rig.queries("\n".join((*lines, f"echo '{NET_DEV.format(1 << 30)}'; echo mpiboot-read")))
     record = rig.folder / "job.json"
     rig.options = replace(rig.options, job_record=str(record))
     rig.spec = replace(rig.spec, prove=prove)
@@ -1411,7 +1352,7 @@ def test_a_good_end_is_one_session_where_that_can_be(
     rig: Rig, prove: str, said: str, orders: list[str]
 ) -> None:
     counted_hosts(rig, "w-0", mpiboot=True)
-    rig.ssh(
+    rig.queries(
         "case $* in *\" 'job_is_over'\"*) echo over ;; *) echo ;; esac >> sessions\n"
         f"echo '{NET_DEV.format(1 << 30)}'; echo {said}"
     )
@@ -1422,7 +1363,7 @@ def test_a_good_end_is_one_session_where_that_can_be(
 
 def test_a_measurement_whose_time_is_over_ends_well_and_is_counted(rig: Rig) -> None:
     counted_hosts(rig, "w-0", mpiboot=True)
-    rig.ssh(
+    rig.queries(
         "case $* in *\" 'job_is_over'\"*) echo over >> sessions ;; esac\n"
         f"echo {RAIL}xmit_data:4; echo {RAIL}rcv_data:8; echo mpiboot-read; read -r _"
     )
@@ -1450,7 +1391,7 @@ def test_a_fault_in_what_tells_and_records_changes_no_end(
     own = SimpleNamespace(
         _options=options,
         _transport={},
-        _listening=lambda *_, other: other,
+        _query=lambda *_, **__: (),
         _began=0.0,
         _run_times=(),
     )
@@ -1465,7 +1406,7 @@ def test_a_fault_in_what_tells_and_records_changes_no_end(
 
 def test_a_job_by_tcp_can_not_fail_by_its_transport(rig: Rig) -> None:
     counted_hosts(rig, "w-0", "w-1")
-    rig.ssh("true")
+    rig.queries("true")
     rig.spec = replace(rig.spec, prove="fail", transport="TCP")
     code, _, message = rig.run("exit 0")
     assert code == 0
@@ -1474,7 +1415,7 @@ def test_a_job_by_tcp_can_not_fail_by_its_transport(rig: Rig) -> None:
 
 def test_a_failed_job_that_fell_back_is_warned_of(rig: Rig) -> None:
     counted_hosts(rig, "w-0")
-    rig.ssh(f"echo {RAIL}xmit_data:0; echo {RAIL}rcv_data:0; echo '{NET_DEV.format(1 << 30)}'")
+    rig.queries(f"echo {RAIL}xmit_data:0; echo {RAIL}rcv_data:0; echo '{NET_DEV.format(1 << 30)}'")
     rig.spec = replace(rig.spec, prove="fail")
     code, _, message = rig.run("exit 3")
     assert code == 3
@@ -1483,7 +1424,7 @@ def test_a_failed_job_that_fell_back_is_warned_of(rig: Rig) -> None:
 
 def test_a_failed_job_keeps_its_own_verdict_whatever_carried_its_data(rig: Rig) -> None:
     counted_hosts(rig, "w-0")
-    rig.ssh(f"echo {RAIL}xmit_data:4; echo {RAIL}rcv_data:8; echo mpiboot-oom 1")
+    rig.queries(f"echo {RAIL}xmit_data:4; echo {RAIL}rcv_data:8; echo mpiboot-oom 1")
     rig.spec = replace(rig.spec, prove="fail")
     code, _, message = rig.run("exit 3")
     assert code == 3

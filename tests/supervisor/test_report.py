@@ -13,7 +13,7 @@ from mpiboot.core import log
 from mpiboot.core.checks import BY_REFERENCE
 from mpiboot.core.launch_spec import Failure, LaunchSpec
 from mpiboot.core.setting_types import LogFormat, LogLevel
-from mpiboot.supervisor.report import remove_record, tell, tell_not_started, write_record
+from mpiboot.supervisor.report import remove_record, tell, tell_not_started, why, write_record
 from mpiboot.supervisor.state import Verdict
 
 LOST = Verdict(69, "host-lost", "it was lost", "w-1", evidence=("ssh: broken pipe",))
@@ -67,9 +67,9 @@ def test_every_field_of_a_failure(tmp_path: Path, capfd: pytest.CaptureFixture[s
     path = tmp_path / "termination-log"
     path.touch()
     verdict = replace(LOST, rank=3, signal="SIGSEGV")
-    why = tell(verdict, replace(spec(), earlier="attempt 2"), 61.23456, str(path), WORKERS)
+    tell(verdict, replace(spec(), earlier="attempt 2"), 61.23456, str(path), WORKERS)
     hint = BY_REFERENCE["host-lost"].hint
-    assert why == f"host-lost: w-1: it was lost; {WORKERS[0]}, exit 69"
+    assert why(verdict, WORKERS) == f"host-lost: w-1: it was lost; {WORKERS[0]}, exit 69"
     record = told(capfd)
     assert record.pop("message").startswith(
         "[host-lost] job ended: 61.2 s, 2 hosts, 4 ranks, exit 69: w-1: it was lost; w-1: its name"
@@ -113,7 +113,7 @@ def test_ends_that_have_no_row(
     path = tmp_path / "termination-log"
     path.touch()
     small = replace(spec(), hosts=1, ranks=1)
-    why = tell(verdict, small, 5.0, str(path))
+    tell(verdict, small, 5.0, str(path))
     record = told(capfd)
     mark = "[program] " if level == "error" else ""
     assert record["message"] == f"{mark}job ended: 5.0 s, 1 host, 1 rank, {line}"
@@ -121,7 +121,9 @@ def test_ends_that_have_no_row(
     name = {0: "", 143: "signal", 3: "program"}[verdict.code]
     assert record["reference"] == name
     where = "w-2: " if verdict.host else ""
-    assert why == (f"{name}: {where}{verdict.message}, exit {verdict.code}" if name else "")
+    assert why(verdict) == (
+        f"{name}: {where}{verdict.message}, exit {verdict.code}" if name else ""
+    )
     assert path.read_text() == (f"{name}: {where}{verdict.message}\n" if name else "")
 
 

@@ -19,19 +19,17 @@ from mpiboot.supervisor.state import (
     AgentStarted,
     AskForRanksInMpi,
     CheckHost,
-    ClientEnded,
     DaemonJoined,
-    EndSession,
     Event,
     Finish,
     HostChecked,
     HostEnding,
-    HostLost,
     Job,
     JoinsUnseen,
     KillMpirun,
     MpirunEnded,
     Phase,
+    PoolEnded,
     RankEnd,
     RankEnded,
     RankSeen,
@@ -238,37 +236,6 @@ def test_a_lost_host_is_asked_once_more_and_then_mpirun_is_ended() -> None:
     assert verdict(done).code == 69
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_silent_host_that_is_gone_loses_its_session_and_the_proof_is_the_reason(
-    family: str,
-) -> None:
-    message = "nothing came over its SSH connection for 31 s: its name does not resolve any more"
-    state, done = go([HostLost("w-2", message)], running(family))
-    assert done == (
-        Say(LogLevel.WARNING, "silent", f"{message}: it is lost", "w-2"),
-        EndSession("w-2"),
-    )
-    state, done = go([AgentEnded("w-2", 101, 255, ("Killed by signal 15.",))], state)
-    assert not any(isinstance(action, (CheckHost, Say)) for action in done)
-    end = judged([MpirunEnded(1)], state)
-    assert (end.code, end.reference, end.host) == (69, "host-lost", "w-2")
-    assert end.message == f"{message} (mpirun itself returned 1)"
-
-
-def test_a_silent_host_is_no_news_where_the_job_ends_anyway() -> None:
-    for events in ([Signalled(TERM)], [MpirunEnded(0)]):
-        state, _ = go(events, running())
-        assert go([HostLost("w-2", "gone")], state) == (state, ())
-    assert go([HostLost("stranger", "gone")], running())[1] == ()
-
-
-def test_a_silent_host_may_be_lost_before_its_daemon_joined() -> None:
-    state, done = go([*started(), HostLost("w-2", "gone"), AgentEnded("w-2", 101, 255)])
-    assert EndSession("w-2") in done
-    end = judged([MpirunEnded(255)], state)
-    assert (end.reference, end.message) == ("host-lost", "gone (mpirun itself returned 255)")
-
-
 @pytest.mark.parametrize(
     ("end", "told"),
     [
@@ -379,19 +346,17 @@ def test_a_pod_that_is_told_to_end_ends_the_job_and_every_rank_may_save() -> Non
     assert (end.code, end.reference, end.host) == (69, "host-lost", "w-2")
 
 
-LOST = ClientEnded("was killed by SIGKILL", killed=True)
+LOST = PoolEnded("was killed by SIGKILL", killed=True)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("first", [[], [AgentEnded("w-2", 101, 255)]], ids=["first", "later"])
-def test_a_client_that_ended_ends_the_job_and_no_host_is_to_blame(
+def test_a_pool_that_ended_ends_the_job_and_no_host_is_to_blame(
     family: str, first: list[Event]
 ) -> None:
     """All sessions are its own: each host's follows, and one may be heard of before it."""
     state, done = go([*first, LOST], running(family))
-    message = (
-        "mpiboot's SSH client, which holds the connections to all hosts, was killed by SIGKILL"
-    )
+    message = "the process with the SSH connections to all hosts was killed by SIGKILL"
     assert Say(LogLevel.ERROR, "launch", message) in done
     assert SendSignal(TERM) in done
     for status in (0, 205, 255):
@@ -407,7 +372,7 @@ def test_a_client_that_ended_ends_the_job_and_no_host_is_to_blame(
 
 @pytest.mark.parametrize("family", ["openmpi5", "mpich"])
 @pytest.mark.parametrize("killed", [False, True])
-def test_whatever_is_heard_of_first_no_host_is_to_blame_for_a_client_that_ended(
+def test_whatever_is_heard_of_first_no_host_is_to_blame_for_a_pool_that_ended(
     family: str,
     killed: bool,  # noqa: FBT001
 ) -> None:
@@ -672,7 +637,7 @@ NO_ANSWER = AgentEnded("w-2", 101, 255, ("w-2: Server not responding to keepaliv
 KEEP_ALIVE = "for MPIBOOT_SSH_KEEPALIVE, though its port answers"
 WELL, LOST_HOST, IN_TIME = (0, "", ""), (69, "host-lost", "w-2"), TimerFired(Timer.SUSPENSION)
 LIMIT = "was killed by SIGKILL as this container's memory limit, 64 MiB, was reached"
-OOM = ClientEnded(LIMIT, killed=True, out_of_memory=True)
+OOM = PoolEnded(LIMIT, killed=True, out_of_memory=True)
 
 
 @pytest.mark.parametrize(
@@ -1169,8 +1134,7 @@ happenings: st.SearchStrategy[Event] = st.one_of(
     st.builds(HostChecked, hosts, st.sampled_from((True, False, None))),
     st.builds(Signalled, st.sampled_from((1, 2, 3, 10, 12, 15)), st.booleans()),
     st.builds(HostEnding, hosts),
-    st.builds(HostLost, hosts, st.just("its name does not resolve any more")),
-    st.builds(ClientEnded, st.just("ended with 1"), st.booleans()),
+    st.builds(PoolEnded, st.just("ended with 1"), st.booleans()),
     st.builds(RanksInMpi, st.integers(0, 2)),
     st.builds(Unanswered, st.just("rank 1 gets no answer")),
     st.builds(RanksLeft, st.sampled_from((None, 0, 1, 4))),

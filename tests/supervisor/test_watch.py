@@ -154,7 +154,6 @@ def test_a_spec_is_read_back_as_it_was_written() -> None:
         folder="/run/mpiboot/launch",
         set_env={"A": "\udcff é"},
         unset_env=("B",),
-        client=("python3", "-c", "x"),
         obstacles=(("NAME", "why"),),
         addresses=("10.0.0.1",),
         left_to_mpirun=("w-2",),

@@ -7,12 +7,17 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from mpiboot.hosts import host_shell
 from mpiboot.supervisor import ask_workers, evidence
+from mpiboot.supervisor.host_commands import HostCommands
 from tests.vm.inside.machine import device, rail, run, wait_for, without_library
+
+if TYPE_CHECKING:
+    from mpiboot.hosts.access import PodAccess
 
 GROUPS = Path("/run/groups")
 LIMIT = 32 << 20
@@ -26,16 +31,20 @@ EATER = "echo $$ >{group}/cgroup.procs; exec tail /dev/zero"
 
 @dataclass
 class Pod:
-    """A pod with a memory limit, and a launch folder whose agent enters it."""
+    """A pod with a memory limit, which is entered as by kubectl."""
 
     group: Path
     process: subprocess.Popen[bytes]
-    folder: Path
+
+    def run(self, _pod: str, command: str, *, interactive: bool = True) -> tuple[str, ...]:
+        """The words that run a command there."""
+        assert interactive
+        return ("nsenter", "-t", str(self.process.pid), "-m", "-C", "sh", "-c", command)
 
     def ask(self, command: str) -> str:
-        """Run what an SSH session would."""
-        agent = ("sh", str(self.folder / "enter"), "w-0", command)
-        return subprocess.run(agent, capture_output=True, text=True, check=False).stdout
+        """Run what the gate would."""
+        words = self.run("w-0", command)
+        return subprocess.run(words, capture_output=True, text=True, check=False).stdout
 
     def eat(self) -> int:
         """Be a rank that needs more than there is; its status."""
@@ -50,11 +59,13 @@ class Pod:
 
     def evidence(self, before: evidence.HostSnapshot, signal: str = "SIGKILL") -> list[str]:
         """What the launcher finds out."""
-        return asyncio.run(ask_workers.gather((before,), "", ("w-0", signal)))
+        commands = HostCommands(None, cast("PodAccess", self), {})
+        words = ("w-0", "", signal)
+        return asyncio.run(ask_workers.gather(commands, (before,), {}, words, {}))
 
 
 @pytest.fixture
-def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pod]:
+def pod(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pod]:
     GROUPS.mkdir(exist_ok=True)
     run(f"mount -t cgroup2 none {GROUPS}")
     (GROUPS / "cgroup.subtree_control").write_text("+memory")
@@ -65,14 +76,9 @@ def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pod]:
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout
         assert process.stdout.readline() == b"ready\n"
-        (tmp_path / "enter").write_text(
-            f'#!/bin/sh\nshift\nexec nsenter -t {process.pid} -m -C sh -c "$*"\n'
-        )
-        (tmp_path / "agent.conf").write_text(f"user_agent='sh {tmp_path}/enter'\n")
-        monkeypatch.setenv("MPIBOOT_LAUNCH_DIR", str(tmp_path))
         # Without KVM everything takes its time.
-        monkeypatch.setattr(ask_workers, "_SECONDS", 60.0)
-        yield Pod(group, process, tmp_path)
+        monkeypatch.setattr(ask_workers, "SECONDS", 60.0)
+        yield Pod(group, process)
         (group / "cgroup.kill").write_text("1")
     wait_for(lambda: not (group / "cgroup.procs").read_text())
     group.rmdir()

@@ -1,4 +1,4 @@
-"""Jobs whose agents have no ssh: one process has all sessions, over the gate's connections."""
+"""One process has the sessions of all agents, over the connections that the gate has opened."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.pods import images
 from tests.pods.jobs import PATIENCE, PROMISED, RING, alive, end_line, kill, left, running
 from tests.pods.marks import ONE_IMAGE
 from tests.pods.operator import mpijob
@@ -21,10 +22,8 @@ if TYPE_CHECKING:
     from tests.pods.pod import Pod
     from tests.pods.processes import Process
 
-OURS = {"env": {"MPIBOOT_SSH_CLIENT": "embedded"}}
 
-
-def client(launcher: Pod) -> list[Process]:
+def pool(launcher: Pod) -> list[Process]:
     """The process that has the sessions: the one of Python that is not the parent of mpirun."""
     python = [item for item in launcher.processes() if "python" in item.args[0]]
     return [item for item in python if "supervisor/__main__.py" not in " ".join(item.args)]
@@ -32,23 +31,20 @@ def client(launcher: Pod) -> list[Process]:
 
 def carried_by_one_process(job: Job) -> None:
     """Each agent is a shell that waits, with no process below it."""
-    own = ("ssh", "connect.py", "wait_status")
     words = [word for item in job.launcher.processes() for word in item.args]
     assert sum(word.endswith("libexec/agent") for word in words) == len(job.workers)
-    assert not [word for word in words if word.rpartition("/")[2] in own]
+    assert not [word for word in words if word.rpartition("/")[2] == "ssh"]
 
 
 @ONE_IMAGE
-def test_a_client_that_is_killed_ends_the_job_and_blames_no_host(
+def test_a_pool_that_is_killed_ends_the_job_and_blames_no_host(
     cluster: Cluster, image: Image
 ) -> None:
-    job = running(cluster, image, launcher=OURS)
-    kill(client(job.launcher))
+    job = running(cluster, image)
+    kill(pool(job.launcher))
     assert job.wait(PATIENCE) == 69
     message = job.launcher.termination_log().splitlines()[0]
-    assert message.startswith(
-        "ssh-client-lost: mpiboot's SSH client, which holds the connections to "
-    )
+    assert message.startswith("ssh-client-lost: the process with the SSH connections to all hosts ")
     assert message.endswith("was killed by SIGKILL")
     assert "pi-worker" not in end_line(job.launcher.stderr())
     until(lambda: not left(job.workers), PROMISED)
@@ -56,17 +52,15 @@ def test_a_client_that_is_killed_ends_the_job_and_blames_no_host(
 
 @pytest.mark.full
 @ONE_IMAGE
-def test_a_client_that_the_launchers_memory_limit_kills(cluster: Cluster, image: Image) -> None:
-    job = running(cluster, image, launcher={**OURS, "memory": 300 << 20})
-    for item in client(job.launcher):
+def test_a_pool_that_the_launchers_memory_limit_kills(cluster: Cluster, image: Image) -> None:
+    job = running(cluster, image, launcher={"memory": 300 << 20})
+    for item in pool(job.launcher):
         Path(f"/proc/{item.host_pid}/oom_score_adj").write_text("1000")  # the kernel's first choice
     job.launcher.exec("python3", "-c", "x = bytearray(1 << 30)")
     assert job.wait(PATIENCE) == 69
-    message = job.launcher.termination_log().splitlines()
-    assert message[0].startswith("launcher-memory: pi-launcher: out of memory: the kernel killed ")
-    assert message[3].startswith(
-        "mpiboot's SSH client, which holds the connections to all hosts, was "
-    )
+    message = job.launcher.termination_log()
+    assert message.startswith("launcher-memory: the process with the SSH connections to all hosts ")
+    assert "as this container's memory limit, 300 MiB, was reached" in message
 
 
 @pytest.mark.full
@@ -80,7 +74,7 @@ def test_a_signal_while_daemons_are_launched(cluster: Cluster, image: Image) -> 
         image,
         workers=2,
         launcher_args=["mpirun", RING],
-        launcher={"env": {**OURS["env"], name: "/opt/slow/daemon"}},
+        launcher={"env": {name: "/opt/slow/daemon"}},
         worker={"volumes": [slow]},
     ).start()
     until(lambda: all(alive(worker, "sleep") for worker in job.workers))
@@ -94,26 +88,10 @@ def test_a_signal_while_daemons_are_launched(cluster: Cluster, image: Image) -> 
 def test_output_in_a_file_needs_no_process_of_an_agents_own(cluster: Cluster, image: Image) -> None:
     """As in a script; the file has one place for all who write."""
     script = f"(echo first; mpiboot mpirun {RING} --sleep 1000) > /tmp/log 2> /tmp/errors"
-    job = mpijob(
-        cluster, image, workers=2, launcher_command=["sh", "-c", script], launcher=OURS
-    ).start()
+    job = mpijob(cluster, image, workers=2, launcher_command=["sh", "-c", script]).start()
     until(lambda: job.launcher.shell("cat /tmp/log || :").count("rank ") == 2)
     carried_by_one_process(job)
     assert job.launcher.shell("cat /tmp/log").startswith("first\n")
-
-
-@pytest.mark.full
-@ONE_IMAGE
-def test_many_hosts_are_served_by_one_process_by_default(cluster: Cluster, image: Image) -> None:
-    job = mpijob(
-        cluster, image, workers=16, launcher_args=["mpirun", RING, "--sleep", "1000"]
-    ).start()
-    until(lambda: job.launcher.stdout().count("rank ") == 16)
-    carried_by_one_process(job)
-    assert "ssh-client=embedded (detected: 16 hosts: the gate's logins" in job.launcher.stderr()
-    job.launcher.signal(signal.SIGTERM)
-    assert job.wait(PATIENCE) == 143
-    until(lambda: not left(job.workers), PROMISED)
 
 
 @pytest.mark.full
@@ -127,7 +105,26 @@ def test_a_launcher_that_may_not_open_its_own_pipes(cluster: Cluster, image: Ima
         user=1000,
         ssh_mount="/home/mpiuser/.ssh",
         launcher_args=["mpirun", RING, "--sleep", "1000"],
-        launcher=OURS,
     ).start()
     until(lambda: job.launcher.stdout().count("rank ") == 2)
     carried_by_one_process(job)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("supervise", ["on", "off"])
+def test_a_host_that_ranks_add_is_reached_as_by_a_plain_mpirun(
+    cluster: Cluster, rig: None, supervise: str
+) -> None:
+    """Which ends with 1, as 4.1 has no slot there."""
+    job = mpijob(
+        cluster,
+        images.image("openmpi-4.1"),
+        workers=2,
+        hostfile="pi-worker-0.pi.default.svc slots=1\n",
+        launcher_args=["mpirun", "/opt/programs/uneven", "add", "pi-worker-1.pi.default.svc"],
+        launcher={"env": {"MPIBOOT_SUPERVISE": supervise}},
+    ).start()
+    job.workers[1].publish()
+    assert job.wait(PATIENCE) == 1
+    assert "MPI_Comm_spawn" in job.launcher.stderr()
+    assert "255" not in job.launcher.stderr()

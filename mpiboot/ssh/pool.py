@@ -1,0 +1,528 @@
+"""The SSH connections of a launch, over which mpirun's agents have their sessions.
+
+The process that passed the gate holds them: the gate's logins are the sessions'. It logs in with
+the job's key alone, checks the pinned host key, forwards nothing and prompts for nothing.
+
+A launch agent is a shell, which costs a twentieth of a megabyte where an ssh costs 1.4. It writes
+ssh's words to ``sessions/NAME.request``, each with a zero behind it; who makes that file has the
+FIFO ``sessions/NAME``: that of a host, which is made beforehand, or one of its own. Then it writes
+``start NAME HOST PID`` to the FIFO ``requests`` and reads from its own: ``taken``, and at the end
+the exit status. Its streams are opened anew by the pool; ``relay`` means that outputs can't be, and
+that it is to copy what comes by ``sessions/NAME.out`` and ``.err``, which begins once it has opened
+both and written ``relayed NAME``. With ``end NAME`` it gives the session up. A pool that is gone is
+the end of what an agent reads. The session of an agent that was killed goes on, as an ssh does
+behind it: an mpirun that gives up over a lost host kills all agents, and that host's session alone
+has ended by then. What goes on ends with this process, which the parent of mpirun lets go at its
+own end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Coroutine, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import asyncssh
+
+from mpiboot.core.launch_names import EVENTS, REQUESTS, SESSIONS
+from mpiboot.ssh.config import LaunchHost, SshTimeouts
+from mpiboot.ssh.connections import Connections, HostCommand, PoolConfig
+from mpiboot.ssh.login import NOTHING_ELSE, Turns, host_key_algorithms
+from mpiboot.ssh.streams import InputStream, OutputStream, take, take_input
+
+# The status of a session that did not come to an end of its own, as ssh has it.
+FAILED: Final = 255
+
+_PIECE: Final = 1 << 16
+# What a host may send ahead: twice this much is kept for one that nobody reads.
+_WINDOW: Final = 1 << 19
+_WRITE: Final = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+# A word with ssh's options: flags, then one that takes a value, and that value if it is attached.
+_VALUED: Final = "BbcDEeFIiJLlmOoPpQRSWw"
+_OPTION: Final = re.compile(f"-[^{_VALUED}]*([{_VALUED}]?)(.*)", re.DOTALL)
+_SAFE: Final = re.compile(r"[^A-Za-z0-9._:@%+-]")
+
+
+class HostKeyCheck(asyncssh.SSHClient):
+    """Trusts one host key, or any where none is pinned."""
+
+    def __init__(self, pinned: asyncssh.SSHKey | None) -> None:
+        self._pinned = pinned
+
+    def validate_host_public_key(
+        self,
+        host: str,  # noqa: ARG002 - asyncssh's signature
+        addr: str,  # noqa: ARG002
+        port: int,  # noqa: ARG002
+        key: asyncssh.SSHKey,
+    ) -> bool:
+        """Whether the server may be logged in to."""
+        return self._pinned is None or key == self._pinned
+
+
+class HostLogins:
+    """Logs in to the hosts of a launch, some at once."""
+
+    def __init__(self, key: str, patience: SshTimeouts) -> None:
+        """Read the job's key.
+
+        Raises:
+            OSError: it can't be read.
+            ValueError: it is no key.
+        """
+        self._key = asyncssh.read_private_key(key)
+        self._patience = patience
+        self._turns = Turns()
+
+    async def log_in(self, remote: LaunchHost, once: float = 0.0) -> asyncssh.SSHClientConnection:
+        """Log in to a host, as often as the settings say, or once within so many seconds.
+
+        Raises:
+            OSError, ValueError, asyncio.TimeoutError, asyncssh.Error: it doesn't let us in.
+        """
+        left = 1 if once else max(1, self._patience.attempts)
+        limit = once or self._patience.timeout or None
+        while True:
+            left -= 1
+            try:
+                return await self._turns.run(partial(self._open, remote), limit)
+            except (OSError, asyncssh.ConnectionLost, asyncio.TimeoutError) as wrong:
+                # The gate has just seen the host answer: a dropped SYN, or a full queue.
+                # `wait_for` says nothing; the system's own time-out has words.
+                silent = isinstance(wrong, asyncio.TimeoutError) and not str(wrong)
+                if not left and not silent:
+                    raise
+                if not left:
+                    where = f"{remote.address} port {remote.port}"
+                    raise TimeoutError(f"no login at {where} within {limit:g} s") from None
+            await asyncio.sleep(1)
+
+    async def _open(self, remote: LaunchHost) -> asyncssh.SSHClientConnection:
+        pinned = asyncssh.import_public_key(remote.key) if remote.key else None
+        return await asyncssh.connect(
+            remote.address,
+            remote.port,
+            client_factory=lambda: HostKeyCheck(pinned),
+            server_host_key_algs=host_key_algorithms(pinned),
+            username=remote.user,
+            client_keys=[self._key],
+            preferred_auth="publickey",
+            **NOTHING_ELSE,
+            keepalive_interval=self._patience.interval,
+            keepalive_count_max=self._patience.probes,
+            login_timeout=0,  # the limit of the whole is the caller's
+        )
+
+
+class ClientSession(asyncssh.SSHClientSession[bytes]):
+    """One command on one host, between the agent's streams and the connection."""
+
+    def __init__(self, descriptors: Sequence[int]) -> None:
+        self._stdin = InputStream(descriptors[0], self._send_input)
+        self._stdout = OutputStream(descriptors[1], self._throttle)
+        self._stderr = OutputStream(descriptors[2], self._throttle)
+        self._channel: asyncssh.SSHClientChannel[bytes] | None = None
+        self._full = False
+        self._flushing = False
+        self._closed = False
+        self.status = FAILED
+        self.lost: Exception | None = None
+        self.done = asyncio.Event()
+
+    def connection_made(self, chan: asyncssh.SSHClientChannel[bytes]) -> None:
+        """Take the channel over."""
+        self._channel = chan
+
+    @property
+    def begun(self) -> bool:
+        """Whether a connection has given it a channel."""
+        return self._channel is not None
+
+    def session_started(self) -> None:
+        """Begin to read what the command is to read."""
+        self._stdin.resume()
+
+    def _send_input(self, data: bytes) -> None:
+        if self._channel is None or self._channel.is_closing():
+            return
+        if data:
+            self._channel.write(data)
+        else:
+            self._channel.write_eof()
+
+    def data_received(self, data: bytes, datatype: asyncssh.DataType) -> None:
+        """Write what the command has written."""
+        (self._stderr if datatype == asyncssh.EXTENDED_DATA_STDERR else self._stdout).write(data)
+
+    def _throttle(self) -> None:
+        # asyncssh reopens the window with the first part that it hands on. Pausing it again before
+        # the last part would let in as much each time as goes out, and much more.
+        if self._flushing:
+            return
+        full = self._stdout.full or self._stderr.full
+        if full != self._full and self._channel is not None:
+            self._full = full
+            if full:
+                self._channel.pause_reading()
+            else:
+                self._flushing = True
+                self._channel.resume_reading()
+                self._flushing = False
+                self._throttle()
+        self._finish()
+
+    def pause_writing(self) -> None:
+        """Read no more until the channel has room."""
+        self._stdin.pause()
+
+    def resume_writing(self) -> None:
+        """Read on."""
+        self._stdin.resume()
+
+    def eof_received(self) -> bool:
+        """Keep the channel at the end of what the command writes."""
+        return True  # our own side stays open: the command may still read
+
+    def exit_status_received(self, status: int) -> None:
+        """Keep the command's status."""
+        self.status = status
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End, with the reason where the connection was lost."""
+        self.lost = exc
+        self._closed = True
+        self._stdin.close()
+        self._finish()
+
+    def _finish(self) -> None:
+        if self._closed and self._stdout.idle and self._stderr.idle:
+            self.done.set()
+
+    def close(self) -> None:
+        """Close the agent's streams."""
+        for stream in (self._stdin, self._stdout, self._stderr):
+            stream.close()
+
+
+def read_words(words: Sequence[str]) -> tuple[str, str, str]:
+    """Read ssh's command line as far as it matters here: user (if given), host, command."""
+    queue = list(words)
+    before, ended = _options(queue)
+    if not queue:
+        raise ValueError("no host was named")
+    named, _, host = queue.pop(0).rpartition("@")
+    # As ssh does: options may follow the host, and the first user counts.
+    behind = "" if ended else _options(queue)[0]
+    return before or named or behind, host, " ".join(queue)
+
+
+def _options(queue: list[str]) -> tuple[str, bool]:
+    """Take options off the front; give the user that they name, and whether ``--`` ended them."""
+    user = ""
+    while queue and queue[0].startswith("-"):
+        word = queue.pop(0)
+        if word == "--":
+            return user, True
+        letter, value = _OPTION.findall(word)[0]
+        if letter and not value and queue:
+            value = queue.pop(0)
+        if letter == "l":
+            user = user or value
+    return user, False
+
+
+class Pool:
+    """The connections of a launch: one for a host's session, and one more for each more."""
+
+    def __init__(self, config: PoolConfig, connections: Connections) -> None:
+        """Take over the connections that are open.
+
+        Raises:
+            OSError: the job's key can't be read.
+            ValueError: it is no key.
+        """
+        self._folder = config.folder
+        self._logins = HostLogins(config.key, config.patience)
+        self._limit = config.patience.timeout or None  # seconds
+        self._hosts: dict[str, LaunchHost] = {}
+        self._connections = connections
+        self.know(config.hosts)
+
+    def know(self, hosts: Iterable[LaunchHost]) -> None:
+        """Let it reach these hosts, too."""
+        self._hosts.update((item.name, item) for item in hosts)
+
+    async def start(self, host: str, command: str, seconds: float) -> HostCommand:
+        """Start a command beside the sessions: over an open connection, else with a login.
+
+        Args:
+            host: by mpirun's name.
+            command: for the login shell there.
+            seconds: how long a step may take.
+
+        Raises:
+            OSError, ValueError, asyncio.TimeoutError, asyncssh.Error: it can't be started.
+        """
+        remote = self._find(host)
+        for connection in self._connections.all(remote):
+            # A server may refuse a second session.
+            with suppress(asyncssh.Error):
+                return await self._process(connection, command, seconds)
+        connection = await self._logins.log_in(remote, seconds)
+        self._connections.keep(remote, connection)
+        return await self._process(connection, command, seconds)
+
+    async def _process(
+        self, connection: asyncssh.SSHClientConnection, command: str, seconds: float
+    ) -> HostCommand:
+        opening = connection.create_process(command, encoding=None, stderr=asyncssh.DEVNULL)
+        self._connections.count(connection, 1)
+        counted = [connection]
+
+        def end() -> None:
+            while counted:
+                self._connections.count(counted.pop(), -1)
+
+        try:
+            process = await asyncio.wait_for(opening, seconds)
+        except BaseException:
+            end()
+            raise
+
+        async def wait() -> int | None:
+            return (await process.wait()).exit_status
+
+        def close() -> None:
+            process.close()
+            end()
+
+        return HostCommand(process.stdin, process.stdout, wait, close)
+
+    async def run(self, words: Sequence[str], agent: object, descriptors: Sequence[int]) -> int:
+        """Run the session of an agent to its end; give its status.
+
+        Args:
+            words: as ssh's, without its name.
+            agent: the process that the parent of mpirun knows.
+            descriptors: the three streams; they are taken over.
+        """
+        session = ClientSession(descriptors)
+        host = ""
+        try:
+            user, host, command = read_words(words)
+            remote = self._find(host)
+            remote = replace(remote, user=user or remote.user)
+            connection = await self._start_over_kept(remote, command, session)
+            if connection is None:
+                connection = await self._logins.log_in(remote)
+                self._connections.keep(remote, connection, taken=True)
+                await self._start(connection, command, session)
+            try:
+                self.notify(f"connected {host} {agent}\n")
+                await session.done.wait()
+            finally:
+                if session.status:
+                    # The host ends with the connection what is left there, as it does behind ssh.
+                    self._connections.retire(connection)
+                self._connections.give_back(connection)
+            if session.lost is not None:
+                self._log_error(host, f"the connection is lost: {session.lost}")
+        except (OSError, ValueError, asyncio.TimeoutError, asyncssh.Error) as wrong:
+            self._log_error(host, str(wrong) or type(wrong).__name__)
+            return FAILED
+        finally:
+            session.close()
+        return session.status
+
+    async def _start_over_kept(
+        self, remote: LaunchHost, command: str, session: ClientSession
+    ) -> asyncssh.SSHClientConnection | None:
+        """Start over an open connection, which one session has at a time; None without one."""
+        connection = self._connections.take(remote)
+        if connection is None:
+            return None
+        try:
+            await self._start(connection, command, session)
+        except (OSError, asyncio.TimeoutError, asyncssh.Error):
+            # A server that refuses a second session, or a connection that is gone: log in anew.
+            if session.begun:
+                raise
+            return None
+        return connection
+
+    async def _start(
+        self, connection: asyncssh.SSHClientConnection, command: str, session: ClientSession
+    ) -> None:
+        opening = connection.create_session(
+            lambda: session,
+            # As bytes: a word may hold any but zero.
+            command.encode("utf-8", "surrogateescape"),  # type: ignore[arg-type]
+            encoding=None,
+            window=_WINDOW,
+        )
+        try:
+            await asyncio.wait_for(opening, self._limit)
+        except BaseException:
+            connection.abort()
+            raise
+
+    def _find(self, name: str) -> LaunchHost:
+        if name in self._hosts:
+            return self._hosts[name]
+        short = [item for key, item in self._hosts.items() if key.partition(".")[0] == name]
+        if len(short) == 1:
+            return short[0]
+        # One that ranks add while they run (MPI_Comm_spawn) is reached as the others are.
+        alike = {(item.port, item.user, item.key) for item in self._hosts.values()}
+        if not name or short or len(alike) != 1:
+            raise ValueError(f"{name} is no host of this job")
+        return LaunchHost(name, name, *alike.pop())
+
+    def notify(self, line: str) -> None:
+        """Write a line to the parent of mpirun; opened for reading too, a FIFO never blocks."""
+        flags = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC
+        try:
+            fifo = os.open(f"{self._folder}/{EVENTS}", flags)
+        except OSError:
+            return
+        try:
+            os.write(fifo, line.encode())
+        except BlockingIOError:
+            return
+        finally:
+            os.close(fifo)
+
+    def _log_error(self, host: str, message: str) -> None:
+        """Write an error where the parent looks for it."""
+        text = f"{host}: {' '.join(message.split())}\n"
+        path = Path(self._folder, "stderr", _SAFE.sub("_", host) or "unknown")
+        try:
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        except OSError:
+            return
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+
+
+async def _until(session: Coroutine[Any, Any, int], gone: Coroutine[Any, Any, object]) -> int:
+    """Run a session until it ends or its agent gives it up; give its status."""
+    running, leaving = asyncio.ensure_future(session), asyncio.ensure_future(gone)
+    await asyncio.wait((running, leaving), return_when=asyncio.FIRST_COMPLETED)
+    for task in (leaving, running):
+        task.cancel()
+    ended = (await asyncio.gather(running, return_exceptions=True))[0]
+    return ended if isinstance(ended, int) else FAILED
+
+
+class AgentRequests:
+    """The FIFOs of one launch, and the agents that wait there."""
+
+    def __init__(self, folder: Path, hosts: Iterable[str]) -> None:
+        """Make the FIFOs; agents may write from now on, and wait until ``serve``.
+
+        Args:
+            folder: the launch folder.
+            hosts: as mpirun calls them.
+
+        Raises:
+            OSError: they can't be made, or too few files may be open.
+        """
+        self._folder = folder / SESSIONS
+        self._folder.mkdir(mode=0o700)
+        # Open for both: an agent that opens its FIFO waits for nobody.
+        self._unused = {name: _fifo(self._folder / name) for name in hosts}
+        self._events: dict[tuple[str, str], asyncio.Event] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._rest = b""
+        self._requests = _fifo(folder / REQUESTS)
+
+    def serve(self, pool: Pool) -> None:
+        """Listen to agents from now on, and run their sessions."""
+        asyncio.get_running_loop().add_reader(self._requests, self._read, pool)
+
+    def _read(self, pool: Pool) -> None:
+        with suppress(BlockingIOError):
+            self._rest += os.read(self._requests, _PIECE)
+        *lines, self._rest = self._rest.split(b"\n")
+        for line in lines:
+            match os.fsdecode(line).split():
+                case ["start", name, host, pid] if pid.isdecimal():
+                    task = asyncio.ensure_future(self._serve(name, host, int(pid), pool))
+                    self._tasks.add(task)
+                    task.add_done_callback(self._tasks.discard)
+                # A signal may come before the agent has asked.
+                case ["end" | "relayed" as what, name] if (self._folder / name).exists():
+                    self._event(what, name).set()
+
+    def _event(self, what: str, name: str) -> asyncio.Event:
+        return self._events.setdefault((what, name), asyncio.Event())
+
+    async def _serve(self, name: str, host: str, pid: int, pool: Pool) -> None:
+        unused = self._unused.pop(name, -1)
+        try:
+            # The agent reads already; if it is gone, nobody reads once ``unused`` is closed.
+            answers = os.open(self._folder / name, _WRITE)
+        except OSError:
+            return
+        finally:
+            if unused >= 0:
+                os.close(unused)
+        try:
+            request = (self._folder / f"{name}.request").read_bytes()
+            words = [os.fsdecode(word) for word in request.split(b"\0")[:-1]]
+            session = self._session(name, words, pid, pool, answers)
+            status = await _until(session, self._event("end", name).wait())
+            # The parent must read this before it sees the agent end.
+            pool.notify(f"closed {host} {pid}\n")
+            _answer(answers, str(status))
+        finally:
+            os.close(answers)
+            # The FIFO first: another process of that number may come.
+            for end in ("", ".request", ".out", ".err"):
+                with suppress(OSError):
+                    (self._folder / f"{name}{end}").unlink()
+            for what in ("end", "relayed"):
+                self._events.pop((what, name), None)
+
+    async def _session(
+        self, name: str, words: Sequence[str], pid: int, pool: Pool, answers: int
+    ) -> int:
+        try:
+            streams = take(pid)
+        except (OSError, ValueError):
+            streams = self._relayed(name, pid)
+            _answer(answers, "relay")
+            try:
+                await self._event("relayed", name).wait()
+            except asyncio.CancelledError:  # given up: the copies end
+                for stream in streams:
+                    os.close(stream)
+                raise
+        else:
+            _answer(answers, "taken")
+        return await pool.run(words, pid, streams)
+
+    def _relayed(self, name: str, pid: int) -> list[int]:
+        """Make FIFOs for the output of a session whose agent copies it; its input is opened."""
+        paths = [self._folder / f"{name}.{end}" for end in ("out", "err")]
+        for path in paths:
+            os.mkfifo(path, 0o600)
+        # Opened for reading too, they wait for no reader.
+        outputs = (os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC) for path in paths)
+        return [take_input(pid), *outputs]
+
+
+def _fifo(path: Path) -> int:
+    os.mkfifo(path, 0o600)
+    return os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def _answer(descriptor: int, word: str) -> None:
+    with suppress(OSError):  # it is gone
+        os.write(descriptor, f"{word}\n".encode())

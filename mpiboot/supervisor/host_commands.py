@@ -1,0 +1,120 @@
+"""Commands on the hosts of a launch: over the pool's connections, by kubectl, or in this pod."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from mpiboot.hosts.access import PodAccess, pod_of
+from mpiboot.ssh.connections import HostCommand
+from mpiboot.supervisor.evidence import HostSnapshot
+
+if TYPE_CHECKING:
+    from mpiboot.ssh.pool import Pool
+
+# A login is 10 ms of the launcher's own CPU and many times as long of a worker's.
+_AT_ONCE: Final = 64
+# No line of a host's is longer.
+_LINE: Final = 1 << 16
+
+
+T = TypeVar("T")
+
+
+async def in_time(work: Iterable[Coroutine[Any, Any, T]], seconds: float) -> list[asyncio.Task[T]]:
+    """Run all at once, and give their tasks; whoever is late is cancelled, and all with this."""
+    tasks = [asyncio.create_task(item) for item in work]
+    try:
+        if tasks:
+            await asyncio.wait(tasks, timeout=seconds)
+    finally:
+        for task in tasks:
+            task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return tasks
+
+
+class HostCommands:
+    """Starts commands on hosts, so many at once.
+
+    ``pool`` is None where no host is reached by SSH, ``pods`` where none is by kubectl; ``environ``
+    is mpirun's environment, for commands in this pod.
+    """
+
+    def __init__(
+        self, pool: Pool | None, pods: PodAccess | None, environ: Mapping[str, str]
+    ) -> None:
+        self.pool = pool
+        self._pods, self._environ = pods, environ
+        self._free = asyncio.Semaphore(_AT_ONCE)
+        self.waiting = 0  # commands that have not had their turn
+
+    async def run(self, host: HostSnapshot, command: str, seconds: float) -> str | None:
+        """Give a command's output; None where it fails, as where the host can't be reached.
+
+        Args:
+            host: where it runs.
+            command: for a shell.
+            seconds: how long a login may take.
+        """
+        async with self.turn():
+            try:
+                started = await self.start(host, command, seconds)
+                try:
+                    return await started.output()
+                finally:
+                    started.end()
+            except Exception:  # noqa: BLE001 - asyncssh's own errors, which are not loaded here
+                return None
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Wait until so many others have ended that one more may be started."""
+        self.waiting += 1
+        async with self._free:
+            self.waiting -= 1
+            yield
+
+    async def start(self, host: HostSnapshot, command: str, seconds: float) -> HostCommand:
+        """Start a command.
+
+        Raises:
+            Exception: it can't be started.
+        """
+        if not host.here and self._pods is None:
+            if self.pool is None:
+                raise ConnectionError
+            return await self.pool.start(host.name, command, seconds)
+        words: tuple[str, ...] = ("/bin/sh", "-c", command)
+        if not host.here and self._pods is not None:
+            words = self._pods.run(pod_of(host.name), command, interactive=True)
+        pipe, loop = asyncio.subprocess.PIPE, asyncio.get_running_loop()
+        starting = asyncio.ensure_future(
+            loop.subprocess_exec(
+                lambda: asyncio.subprocess.SubprocessStreamProtocol(_LINE, loop),
+                *words,
+                stdin=pipe,
+                stdout=pipe,
+                stderr=asyncio.subprocess.DEVNULL,
+                env=self._environ if host.here else os.environ,
+            )
+        )
+        try:
+            # One that is given up as it starts would leave its pipes open.
+            transport, protocol = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            starting.add_done_callback(_close)
+            raise
+        process = asyncio.subprocess.Process(transport, protocol, loop)
+        assert process.stdin is not None  # noqa: S101 - both were asked for
+        assert process.stdout is not None  # noqa: S101
+        # It kills what still runs, and closes what nobody has read.
+        return HostCommand(process.stdin, process.stdout, process.wait, transport.close)
+
+
+def _close(started: asyncio.Future[tuple[asyncio.SubprocessTransport, Any]]) -> None:
+    if not started.cancelled() and not started.exception():
+        started.result()[0].close()

@@ -1,0 +1,710 @@
+"""Launch agents whose sessions run over the gate's own logins, with both SSH servers."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import IO
+from unittest.mock import Mock
+
+import asyncssh
+import pytest
+
+import mpiboot
+from mpiboot.core.launch_names import EVENTS, REQUESTS, SESSIONS
+from mpiboot.launcher.launch_folder import assignments
+from mpiboot.ssh.config import LaunchHost, SshTimeouts
+from mpiboot.ssh.connections import Connections, PoolConfig, short_of_files
+from mpiboot.ssh.pool import AgentRequests, read_words
+from mpiboot.supervisor.agents import release_agents
+from tests.fakes import pool
+from tests.fakes.pool import pool_of
+from tests.fakes.sshd import SILENT, Behaviour, Job, listener, sshd
+from tests.fakes.worker import HAVE_SSH, HAVE_SSHD, PATIENCE, Worker, free_port, make_key
+from tests.waiting import until
+
+needs_ssh = pytest.mark.skipif(not HAVE_SSH, reason="no ssh-keygen")
+ROOT = Path(mpiboot.__file__).parent
+OPENSSH = pytest.param("openssh", marks=pytest.mark.skipif(not HAVE_SSHD, reason="no sshd"))
+KINDS = ("embedded", OPENSSH)
+SHELLS = [
+    words
+    for words in (["dash"], ["bash"], ["bash", "--posix"], ["busybox", "sh"])
+    if shutil.which(words[0])
+]
+MEGABYTE = 1 << 20
+PIPE = subprocess.PIPE
+TIMEOUTS = SshTimeouts(3, 30, 10, 3)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def worker(request: pytest.FixtureRequest) -> Iterator[Worker]:
+    folder = Path(tempfile.mkdtemp(prefix="mpiboot-test-"))
+    running = Worker(folder, request.param).start()
+    try:
+        yield running.listens()
+    finally:
+        assert running.stop() == 0, running.log
+        shutil.rmtree(folder)
+
+
+def config_for(worker: Worker, folder: Path, hosts: int) -> PoolConfig:
+    """A launch folder for hosts that are all one worker."""
+    for name in ("hosts", "stderr"):
+        (folder / name).mkdir(parents=True)
+    shutil.copyfile(worker.key, folder / "key")
+    (folder / "key").chmod(0o600)
+    user = worker.wait_for("listens on").split(" as ")[1].split(",")[0]
+    public = worker.key.with_suffix(".pub").read_text()
+    names = (f"w-{number}" for number in range(hosts))
+    remote = tuple(LaunchHost(name, "127.0.0.1", worker.port, user, public) for name in names)
+    return PoolConfig(remote, str(folder / "key"), TIMEOUTS, str(folder))
+
+
+class Launch:
+    """A launch folder whose hosts are all one worker, and the process with the connections.
+
+    Each host's own FIFO is for one agent: the next test takes the next host.
+    """
+
+    def __init__(self, folder: Path, worker: Worker, hosts: int, logins: int) -> None:
+        self.folder = folder
+        config = config_for(worker, folder, hosts)
+        self.names = [host.name for host in config.hosts]
+        os.mkfifo(folder / EVENTS, 0o600)
+        self.fifo = os.open(folder / EVENTS, os.O_RDWR | os.O_NONBLOCK)
+        (folder / "agent.conf").touch()
+        self.pool = subprocess.Popen(
+            [sys.executable, str(pool.__file__), json.dumps(asdict(config)), str(logins)],
+            stdout=PIPE,
+            env={**os.environ, "PYTHONPATH": str(ROOT.parent)},
+        )
+        assert self.pool.stdout is not None
+        assert self.pool.stdout.readline() == b"serves\n"
+
+    def next(self, shell: list[str]) -> Launch:
+        """Go to a host that no agent was started for, with a shell for its agents."""
+        self.host, self.shell = self.names.pop(), shell
+        self.told()
+        return self
+
+    def start(
+        self,
+        *command: str,
+        stdin: int | IO[bytes] = subprocess.DEVNULL,
+        stdout: int | IO[bytes] = PIPE,
+        stderr: int | IO[bytes] = PIPE,
+    ) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [*self.shell, str(ROOT / "libexec" / "agent"), "-x", self.host, *command],
+            env={"PATH": os.environ["PATH"], "MPIBOOT_LAUNCH_DIR": str(self.folder)},
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+        )
+
+    def run(self, *command: str, data: bytes = b"") -> tuple[int, bytes, bytes]:
+        running = self.start(*command, stdin=PIPE)
+        out, error = running.communicate(data, timeout=PATIENCE)
+        return running.returncode, out, error
+
+    def told(self) -> list[list[str]]:
+        """What the parent of mpirun has heard since the last look."""
+        try:
+            return [line.split() for line in os.read(self.fifo, 65536).decode().splitlines()]
+        except BlockingIOError:
+            return []
+
+    def connections(self) -> int:
+        """How many TCP connections the pool has.
+
+        By their sockets: while others come and go, the kernel lists some of them twice.
+        """
+        folder = Path(f"/proc/{self.pool.pid}/fd")
+        links = {link for path in folder.iterdir() if (link := _target(path))}
+        rows = Path("/proc/net/tcp").read_text().splitlines()[1:]
+        return len(links & {f"socket:[{row.split()[9]}]" for row in rows})
+
+    def has_closed_one_of(self, before: int) -> None:
+        """Wait for what a bad end does to its connection: the next test counts them, too."""
+        until(lambda: self.connections() == before - 1)
+
+    def memory(self) -> int:
+        """Kilobytes that the pool's process holds."""
+        text = Path(f"/proc/{self.pool.pid}/status").read_text()
+        return int(text.partition("VmRSS:")[2].split()[0])
+
+    def error(self) -> str:
+        return (self.folder / "stderr" / self.host).read_text()
+
+    def kill_the_pool(self) -> None:
+        self.pool.kill()
+        self.pool.wait(PATIENCE)
+
+    def stop(self) -> None:
+        os.close(self.fifo)
+        self.kill_the_pool()
+        assert self.pool.stdout is not None
+        self.pool.stdout.close()
+
+
+def _target(path: Path) -> str:
+    try:
+        return str(path.readlink())
+    except OSError:
+        return ""
+
+
+def ended(pid: int) -> Callable[[], bool]:
+    return lambda: not Path(f"/proc/{pid}").exists()
+
+
+@pytest.fixture(scope="module")
+def running(worker: Worker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launch]:
+    made = Launch(tmp_path_factory.mktemp("pool") / "launch", worker, 99, 40)
+    yield made
+    made.stop()
+
+
+@pytest.fixture(params=SHELLS, ids=" ".join)
+def shells(running: Launch, request: pytest.FixtureRequest) -> Launch:
+    return running.next(request.param)
+
+
+@pytest.fixture
+def launch(running: Launch) -> Launch:
+    return running.next(["sh"])
+
+
+@pytest.fixture
+def other(worker: Worker, tmp_path: Path) -> Iterator[Launch]:
+    made = Launch(tmp_path / "launch", worker, 25, 2)
+    yield made.next(["sh"])
+    made.stop()
+
+
+@needs_ssh
+def test_a_session_runs_over_the_gates_login_and_the_agent_is_one_process(shells: Launch) -> None:
+    before = shells.connections()
+    agent = shells.start("cat; echo said >&2; exit 7", stdin=PIPE)
+    assert agent.stdin is not None
+    assert agent.stdout is not None
+    data = os.urandom(1 << 15)
+    agent.stdin.write(data)
+    agent.stdin.flush()
+    assert agent.stdout.read(len(data)) == data
+    # Nothing runs below it, and nobody has logged in again.
+    assert Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text() == ""
+    assert shells.connections() == before
+    # What it was called as stays to be read.
+    words = Path(f"/proc/{agent.pid}/cmdline").read_text().split("\0")
+    assert str(ROOT / "libexec" / "agent") in words[:3]
+    out, error = agent.communicate(timeout=PATIENCE)
+    assert (agent.returncode, out, error) == (7, b"", b"said\n")
+    host, pid = shells.host, str(agent.pid)
+    assert shells.told() == [
+        ["started", host, pid],
+        ["running", host, "-", pid],
+        ["connected", host, pid],
+        ["closed", host, pid],
+        ["ended", host, "7", pid],
+    ]
+    shells.has_closed_one_of(before)
+
+
+@needs_ssh
+def test_words_arrive_as_with_ssh_behind_the_hosts_exports(shells: Launch) -> None:
+    exports = "export A='1 $x';\nexport B='two';"
+    file = shells.folder / "hosts" / f"{shells.host}.env"
+    file.write_text(assignments({"exports": exports}))
+    words = ['printf "%s,"', '"$A$B"', "'* ?'", "\\`id\\`", "'two\nlines'", "x" * 20_000]
+    code, out, _ = shells.run(*words)
+    assert code == 0
+    assert out.decode().split(",")[:4] == ["1 $xtwo", "* ?", "`id`", "two\nlines"]
+    assert len(out.decode().split(",")[4]) == 20_000
+
+
+@needs_ssh
+def test_a_signal_ends_the_session_and_is_told(shells: Launch) -> None:
+    before = shells.connections()
+    agent = shells.start("echo $$; exec sleep 1000")
+    assert agent.stdout is not None
+    remote = int(agent.stdout.readline())
+    number = signal.SIGHUP if shells.shell == ["dash"] else signal.SIGINT
+    name = "HUP" if number == signal.SIGHUP else "TERM"
+    agent.send_signal(number)
+    assert agent.wait(PATIENCE) == 255
+    assert shells.told()[-1] == ["ended", shells.host, "255", str(agent.pid), name]
+    until(ended(remote))
+    agent.communicate()
+    shells.has_closed_one_of(before)
+
+
+@needs_ssh
+def test_a_hosts_second_agent_at_the_same_time_has_a_fifo_of_its_own(shells: Launch) -> None:
+    first, second = (shells.start(f"read -r _; echo {word}", stdin=PIPE) for word in "ab")
+    for agent, said in ((second, b"b\n"), (first, b"a\n")):
+        assert agent.communicate(b"\n", PATIENCE) == (said, b"")
+        assert agent.returncode == 0
+
+
+@needs_ssh
+def test_streams_that_cant_be_opened_anew_are_copied_to_the_end(
+    shells: Launch, tmp_path: Path
+) -> None:
+    """A file has a place in it; Intel's mpiexec gives its agents sockets."""
+    before = shells.connections()
+    source, target = tmp_path / "in", tmp_path / "out"
+    source.write_bytes(b"skipped\nread\n")
+    target.write_bytes(b"before\n")
+    near, far = socket.socketpair()
+    with near, source.open("rb") as reader, target.open("r+b", buffering=0) as writer:
+        os.lseek(reader.fileno(), 8, os.SEEK_SET)
+        os.lseek(writer.fileno(), 0, os.SEEK_END)
+        with far:
+            command = f"cat; head -c {MEGABYTE} /dev/zero >&2"
+            agent = shells.start(command, stdin=reader, stdout=writer, stderr=far.fileno())
+        with near.makefile("rb") as complaints:
+            assert complaints.read() == bytes(MEGABYTE)
+        assert agent.wait(PATIENCE) == 0
+    assert target.read_bytes() == b"before\nread\n"
+    assert shells.connections() == before
+
+
+@needs_ssh
+def test_a_killed_pool_ends_its_agents_and_those_to_come(other: Launch) -> None:
+    agent = other.start("echo begun; exec sleep 1000")
+    assert agent.stdout is not None
+    assert agent.stdout.readline() == b"begun\n"
+    other.kill_the_pool()
+    assert agent.wait(PATIENCE) == 255
+    agent.communicate()
+    assert other.error() == "the process with the SSH connections has ended\n"
+    assert other.told()[-1] == ["ended", other.host, "255", str(agent.pid)]
+    for shell in SHELLS:
+        assert other.next(shell).run("true")[0] == 255
+        other.told()
+        # A FIFO of its own waits for the pool until the parent, or a signal, says that it is gone.
+        for release in (True, False):
+            second = other.start("true")
+            until(lambda: any(event[0] == "running" for event in other.told()))
+            if release:
+                assert release_agents(str(other.folder))
+                os.mkfifo(other.folder / "requests", 0o600)
+            else:
+                second.terminate()
+            assert second.wait(PATIENCE) == 255
+            second.communicate()
+
+
+@needs_ssh
+def test_a_killed_agents_session_goes_on_until_the_pool_ends(other: Launch) -> None:
+    agent = other.start("echo $$; read -r go; echo on >&2; exec sleep 1000", stdin=PIPE)
+    assert agent.stdin is not None
+    assert agent.stdout is not None
+    assert agent.stderr is not None
+    remote = int(agent.stdout.readline())
+    agent.kill()
+    agent.wait(PATIENCE)
+    agent.stdin.write(b"go\n")
+    agent.stdin.flush()
+    assert agent.stderr.readline() == b"on\n"
+    other.kill_the_pool()
+    until(ended(remote))
+    agent.communicate()
+
+
+@needs_ssh
+def test_a_killed_agents_session_that_ends_is_told(launch: Launch) -> None:
+    agent = launch.start("echo; read -r go", stdin=PIPE)
+    assert agent.stdout is not None
+    agent.stdout.readline()
+    agent.kill()
+    agent.wait(PATIENCE)
+    agent.communicate(b"go\n", timeout=PATIENCE)
+    until(lambda: ["closed", launch.host, str(agent.pid)] in launch.told())
+
+
+@needs_ssh
+def test_a_session_that_is_given_up_before_its_copies_begin_ends_them(launch: Launch) -> None:
+    path = launch.folder / SESSIONS / launch.host
+    path.with_name(f"{path.name}.request").write_bytes(f"{launch.host}\0true\0".encode())
+    with path.open("rb") as answers, (launch.folder / REQUESTS).open("ab", buffering=0) as requests:
+        # No process has this number, and so no streams that could be opened.
+        requests.write(f"start {launch.host} {launch.host} 0\n".encode())
+        assert answers.readline() == b"relay\n"
+        with path.with_name(f"{path.name}.out").open("rb") as copied:
+            requests.write(f"end {launch.host}\n".encode())
+            assert copied.read() == b""
+        assert answers.read() == b"255\n"
+
+
+@needs_ssh
+def test_a_connection_is_kept_after_a_good_end_alone(launch: Launch) -> None:
+    before = launch.connections()
+    assert launch.run("exit 0")[0] == 0
+    assert launch.run("echo again; exit 0") == (0, b"again\n", b"")
+    assert launch.connections() == before
+    assert launch.run("exit 3")[0] == 3
+    launch.has_closed_one_of(before)
+
+
+@needs_ssh
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("exit 42",), (42, b"", b"")),
+        (("exit 255",), (255, b"", b"")),
+        (("ulimit -c 0; kill -SEGV $$",), (255, b"", b"")),
+        (("echo out; echo err >&2; cat",), (0, b"out\nin\n", b"err\n")),
+        (("A=b;", "export A;", "printf %s", '"$A  c"'), (0, b"b  c", b"")),
+    ],
+)
+def test_a_command_ends_as_behind_ssh(
+    launch: Launch, words: tuple[str, ...], expected: tuple[int, bytes, bytes]
+) -> None:
+    assert launch.run(*words, data=b"in\n") == expected
+
+
+@needs_ssh
+@pytest.mark.parametrize("worker", [OPENSSH], indirect=True)  # asyncssh's server wants UTF-8
+def test_bytes_that_are_no_text_arrive(launch: Launch) -> None:
+    word = os.fsdecode(b"printf %s '\xff\xfe'")
+    assert launch.run(word)[1] == b"\xff\xfe"
+
+
+@needs_ssh
+def test_large_streams_arrive_whole(launch: Launch) -> None:
+    count = 32
+    script = f"{sys.executable} -c 'import sys,random;r=random.Random(1);b=r.randbytes(1<<20);"
+    script += f"[sys.stdout.buffer.write(b) for _ in range({count})]'; sha256sum >&2"
+    data = os.urandom(16 * MEGABYTE)
+    code, out, error = launch.run(script, data=data)
+    expected = random.Random(1).randbytes(MEGABYTE) * count
+    assert (code, hashlib.sha256(out).digest()) == (0, hashlib.sha256(expected).digest())
+    assert error.split()[0].decode() == hashlib.sha256(data).hexdigest()
+
+
+def stands_still(pid: int) -> int:
+    """Bytes that a process had written when it wrote no more; all of them, where it has ended."""
+    written, looks = 0, 0
+    while looks < 20:
+        time.sleep(0.02)
+        try:
+            text = Path(f"/proc/{pid}/io").read_text()
+        except OSError:
+            return 1 << 62
+        now = int(text.partition("wchar: ")[2].split()[0])
+        written, looks = now, looks + 1 if now == written > 0 else 0
+    return written
+
+
+@needs_ssh
+def test_a_reader_that_waits_or_is_slow_holds_the_command_back(launch: Launch) -> None:
+    launch.run("true")
+    before, most, total = launch.memory(), 0, 0
+    script = "sh -c 'echo $$ >&2; exec head -c 100000000 /dev/zero'; echo done >&2"
+    with launch.start(script) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        assert stands_still(int(running.stderr.readline())) < 32 * MEGABYTE
+        while part := running.stdout.read1(1 << 18):  # type: ignore[attr-defined]
+            total += len(part)
+            time.sleep(0.002)
+            most = max(most, launch.memory())
+        assert running.stderr.read() == b"done\n"
+    assert total == 100_000_000
+    assert most - before < 32 * 1024
+
+
+@needs_ssh
+def test_files_are_streams_too(launch: Launch, tmp_path: Path) -> None:
+    source, target = tmp_path / "in", tmp_path / "out"
+    source.write_bytes(os.urandom(3 * MEGABYTE))
+    with source.open("rb") as reader, target.open("ab") as writer:
+        writer.write(b"before\n")
+        writer.flush()
+        agent = launch.start("cat", stdin=reader, stdout=writer, stderr=subprocess.DEVNULL)
+        assert agent.wait(PATIENCE) == 0
+    assert target.read_bytes() == b"before\n" + source.read_bytes()
+
+
+@needs_ssh
+def test_the_streams_own_flags_are_left_as_they_are(launch: Launch) -> None:
+    reader, writer = os.pipe()
+    assert launch.start("echo hello", stdout=writer, stderr=writer).wait(PATIENCE) == 0
+    assert os.get_blocking(writer)
+    os.close(writer)
+    assert os.read(reader, 99) == b"hello\n"
+    os.close(reader)
+
+
+@needs_ssh
+def test_a_reader_that_went_away_ends_nothing_else(launch: Launch) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    agent = launch.start("echo hello; exit 7", stdout=writer, stderr=writer)
+    os.close(writer)
+    assert agent.wait(PATIENCE) == 7
+    assert launch.run("echo still")[1] == b"still\n"
+
+
+@needs_ssh
+def test_many_sessions_at_once(other: Launch) -> None:
+    agents = [other.next(["sh"]).start(f"echo {number}; exit {number}") for number in range(24)]
+    done = [(agent.communicate(timeout=PATIENCE)[0], agent.returncode) for agent in agents]
+    assert done == [(f"{number}\n".encode(), number) for number in range(24)]
+
+
+def streams() -> list[int]:
+    return [os.open(os.devnull, os.O_RDWR) for _ in range(3)]
+
+
+@needs_ssh
+@pytest.mark.parametrize("other_one", ["host key", "key", "nothing"])
+async def test_another_key_is_refused_with_the_reason(
+    worker: Worker, tmp_path: Path, other_one: str
+) -> None:
+    config, another = config_for(worker, tmp_path, 1), make_key(tmp_path / "another")
+    if other_one == "key":
+        config = replace(config, key=str(another))
+    else:
+        # Where nothing is pinned any host key will do.
+        public = another.with_suffix(".pub").read_text() if other_one == "host key" else ""
+        config = replace(config, hosts=(replace(config.hosts[0], key=public),))
+    refused = {"host key": "Host key", "key": "Permission denied"}.get(other_one, "")
+    async with pool_of(config) as pool:
+        assert await pool.run(["w-0", "exit 3"], 7, streams()) == (255 if refused else 3)
+    if refused:
+        assert refused in (tmp_path / "stderr" / "w-0").read_text()
+
+
+def config_of(job: Job, port: int, *names: str) -> PoolConfig:
+    """A pool's, for hosts with one port and any host key."""
+    (job.folder / "stderr").mkdir()
+    hosts = tuple(LaunchHost(name, "127.0.0.1", port, "me") for name in names)
+    return PoolConfig(hosts, str(job.path), SshTimeouts(1, 1, 10, 3), str(job.folder))
+
+
+UNKNOWN = "is no host of this job"
+
+
+@pytest.mark.parametrize(
+    ("host", "user", "reason"),
+    [
+        # A short name is its host where it is the only one.
+        *((name, "me", "failed ('127.0.0.1'") for name in ("w-0", "w-2", "w-1.other.ns")),
+        ("w-1", "me", UNKNOWN),
+        # One that ranks add is reached as all others are, if these are alike.
+        ("127.0.0.2", "me", "failed ('127.0.0.2'"),
+        *((name, "root", UNKNOWN) for name in ("127.0.0.2", "w", "w-0.job", "../a b")),
+        ("", "me", "no host was named"),
+    ],
+)
+async def test_why_there_is_no_session_stands_where_the_parent_looks_for_it(
+    tmp_path: Path, host: str, user: str, reason: str
+) -> None:
+    names = ("w-0.job.ns", "w-1.job.ns", "w-1.other.ns", "w-10.job.ns")
+    config = config_of(Job(tmp_path), free_port(), *names)
+    last = replace(config.hosts[0], name="w-2", user=user)
+    before = os.umask(0)  # what it makes has no other guard
+    try:
+        async with pool_of(replace(config, hosts=(*config.hosts, last))) as pool:
+            assert await pool.run([host, "true"] if host else [], 7, streams()) == 255
+    finally:
+        os.umask(before)
+    (path,) = (tmp_path / "stderr").iterdir()
+    assert path.name == {"": "unknown", "../a b": ".._a_b"}.get(host, host)
+    assert reason in path.read_text()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+async def test_a_host_that_stands_still_in_a_login_is_given_up_after_the_time_limit(
+    tmp_path: Path,
+) -> None:
+    """It answers the connection, and then says nothing: without a limit the agent never ends."""
+    async with listener(SILENT) as port, pool_of(config_of(Job(tmp_path), port, "w-0")) as pool:
+        assert await pool.run(["w-0", "true"], 7, streams()) == 255
+        with pytest.raises(TimeoutError, match=r"no login at .* within 0.1 s"):
+            await pool.start("w-0", "true", 0.1)
+    message = f"w-0: no login at 127.0.0.1 port {port} within 1 s\n"
+    assert (tmp_path / "stderr" / "w-0").read_text() == message
+
+
+async def test_a_command_beside_a_session_needs_no_login(tmp_path: Path) -> None:
+    behaviour = Behaviour(Job(tmp_path))
+    async with sshd(behaviour) as port, pool_of(config_of(behaviour.job, port, "w-0"), 1) as pool:
+        session = await pool.start("w-0", "exec sleep 1000", PATIENCE)
+        for command, output in (
+            ("echo said; echo no >&2", "said\n"),
+            ("echo said; exit 3", None),
+            ("head -c 300000 /dev/zero", None),
+        ):
+            beside = await pool.start("w-0", command, PATIENCE)
+            assert await beside.output() == output
+            beside.end()
+        # The bad end of a session closes the connection, but not before commands have ended.
+        waits = f"until [ -e {tmp_path}/go ]; do sleep 0.1; done; echo still"
+        beside = await pool.start("w-0", waits, PATIENCE)
+        streams = [os.open(os.devnull, os.O_RDWR) for _ in range(3)]
+        assert await pool.run(["w-0", "exit 3"], 0, streams) == 3
+        (tmp_path / "go").touch()
+        assert await beside.output() == "still\n"
+        assert behaviour.logins == 1
+        beside.end()
+        session.end()
+        again = await pool.start("w-0", "echo new", PATIENCE)
+        assert await again.output() == "new\n"
+        again.end()
+    assert behaviour.logins == 2
+
+
+class OneSession(asyncssh.SSHServer):
+    """Refuses a session while a connection has another."""
+
+    logins = 0
+
+    def begin_auth(self, username: str) -> bool:
+        type(self).logins += 1
+        self.free = True
+        return False
+
+    def session_requested(self) -> object:  # type: ignore[override]
+        free, self.free = self.free, False
+        return free and self.answer
+
+    async def answer(
+        self,
+        stdin: asyncssh.SSHReader[str],
+        stdout: asyncssh.SSHWriter[str],
+        _stderr: asyncssh.SSHWriter[str],
+    ) -> None:
+        stdout.write(await stdin.readline())
+        self.free = True
+        stdout.channel.exit(0)  # type: ignore[attr-defined]
+
+
+async def test_a_server_that_refuses_a_second_session_is_logged_in_to_once_more(
+    tmp_path: Path,
+) -> None:
+    key = asyncssh.generate_private_key("ssh-ed25519")
+    server = await asyncssh.listen(
+        "127.0.0.1", 0, server_factory=OneSession, server_host_keys=[key], config=None
+    )
+    async with pool_of(config_of(Job(tmp_path), server.get_port(), "w-0")) as pool:
+        session = await pool.start("w-0", "a session", PATIENCE)
+        for word in ("one\n", "two\n"):
+            beside = await pool.start("w-0", "a query", PATIENCE)
+            beside.write(word.strip())
+            assert await beside.output() == word
+        session.write("over")
+        assert await session.output() == "over\n"
+    assert OneSession.logins == 2
+    server.close()
+    await server.wait_closed()
+
+
+@needs_ssh
+async def test_a_connection_that_is_silent_is_lost_and_a_command_has_its_time(
+    worker: Worker, tmp_path: Path
+) -> None:
+    config = replace(config_for(worker, tmp_path, 1), patience=SshTimeouts(1, 30, 1, 1))
+    reader, writer = os.pipe()
+    given = [os.open(os.devnull, os.O_RDONLY), writer, os.dup(writer)]
+    async with pool_of(config, 1) as pool:
+        session = asyncio.ensure_future(pool.run(["w-0", "echo $PPID; exec sleep 99"], 7, given))
+        server = int(await asyncio.to_thread(os.read, reader, 99))
+        os.kill(server, signal.SIGSTOP)
+        try:
+            with pytest.raises(asyncio.TimeoutError):
+                await pool.start("w-0", "true", 0.1)
+            assert await session == 255
+        finally:
+            os.kill(server, signal.SIGCONT)
+    os.close(reader)
+    assert "w-0: the connection is lost: " in (tmp_path / "stderr" / "w-0").read_text()
+
+
+async def test_a_connection_is_for_its_address_and_user_alone(tmp_path: Path) -> None:
+    behaviour = Behaviour(Job(tmp_path))
+    names = ("w-0", "w-1")
+    async with sshd(behaviour) as port, pool_of(config_of(behaviour.job, port, *names), 1) as pool:
+        for host, status in (("w-0", 0), ("you@w-0", 1), ("w-1", 0)):
+            assert await pool.run([host, f"exit {status}"], 7, streams()) == status
+    assert behaviour.users == ["me", "you"]
+
+
+def test_a_host_whose_login_stays_is_lost_after_the_settings_time() -> None:
+    connection = Mock(asyncssh.SSHClientConnection)
+    Connections(SshTimeouts(1, 33, 11, 4)).keep(LaunchHost("w", "10.0.0.1", 22, "me"), connection)
+    connection.set_keepalive.assert_called_once_with(11, 4)
+
+
+async def test_the_parent_is_told_and_never_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / EVENTS)
+    reader = os.open(tmp_path / EVENTS, os.O_RDWR | os.O_NONBLOCK)
+    async with pool_of(config_of(Job(tmp_path), 1, "w-0")) as pool:
+        pool.notify("connected w-0 7\n")
+        assert os.read(reader, 99) == b"connected w-0 7\n"
+        full = 0
+        while full < 1 << 16:  # as much as a FIFO holds
+            full += os.write(reader, bytes(1 << 12))
+        pool.notify("connected w-0 8\n")
+        os.close(reader)
+        (tmp_path / EVENTS).unlink()
+        pool.notify("connected w-0 9\n")
+    assert not (tmp_path / EVENTS).exists()
+
+
+def test_what_agents_ask_by_is_private(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        AgentRequests(tmp_path, ("a",))
+    finally:
+        os.umask(before)
+    paths = [tmp_path / SESSIONS, tmp_path / SESSIONS / "a", tmp_path / REQUESTS]
+    assert [oct(path.stat().st_mode) for path in paths] == ["0o40700", "0o10600", "0o10600"]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["w", "a", "b"], ("", "w", "a b")),
+        # What `ssh -G` of OpenSSH makes of them.
+        (["-x", "-l", "me", "u@w", "a"], ("me", "w", "a")),
+        (["-oBatchMode=yes", "-p2222", "w"], ("", "w", "")),
+        (["-v", "w", "-p", "22", "-i", "key", "a", "-p", "b"], ("", "w", "a -p b")),
+        (["w", "-lme", "-qTp", "22", "a"], ("me", "w", "a")),
+        (["u@w", "-l", "me"], ("u", "w", "")),
+        (["-xl", "me", "w", "--", "-a"], ("me", "w", "-a")),
+        (["-x", "--", "w", "-a", "b"], ("", "w", "-a b")),
+        (["-", "a@b@w"], ("a@b", "w", "")),
+    ],
+)
+def test_the_words_of_ssh_are_read(words: list[str], expected: tuple[str, str, str]) -> None:
+    assert read_words(words) == expected
+
+
+@pytest.mark.parametrize("words", [[], ["-x"], ["-p"], ["-p", "22"]])
+def test_words_without_a_host_are_refused(words: list[str]) -> None:
+    with pytest.raises(ValueError, match="no host was named"):
+        read_words(words)
+
+
+def test_what_many_hosts_need_is_counted_before_the_start() -> None:
+    assert short_of_files(192, 1024) == ""
+    assert "193 hosts need 1029 open files" in short_of_files(193, 1024)

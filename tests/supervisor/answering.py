@@ -1,0 +1,127 @@
+"""Answers a parent's queries, with hosts that are scripts here: ``answering.py HANDLE FOLDER``."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import threading
+from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from mpiboot.supervisor import ask_workers, evidence
+from mpiboot.supervisor.answers import Answers, Workers
+from mpiboot.supervisor.evidence import HostSnapshot
+from mpiboot.supervisor.host_commands import HostCommands
+from tests.waiting import until, until_in_loop
+
+if TYPE_CHECKING:
+    from mpiboot.hosts.access import PodAccess
+
+T = TypeVar("T")
+
+
+class Carrier:
+    """Runs a command on a host as kubectl would: the folder's ``ssh`` gets the name and that."""
+
+    def __init__(self, folder: object) -> None:
+        self._program = f"{folder}/ssh"
+
+    def run(self, pod: str, command: str, *, interactive: bool) -> tuple[str, ...]:
+        assert interactive
+        return ("env", "QUERY=1", "/bin/sh", self._program, pod, command)
+
+
+def commands(folder: object, environ: Mapping[str, str] = os.environ) -> HostCommands:
+    return HostCommands(None, cast("PodAccess", Carrier(folder)), environ)
+
+
+async def serve(handle: int, folder: str, environ: Mapping[str, str] = os.environ) -> None:
+    """Serve until the parent has gone, and no command is left."""
+    before = left()
+    await Answers(commands(folder), folder, environ, handle).serve()
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
+    await until_in_loop(lambda: left() <= before)
+
+
+def left() -> int:
+    """What this process has of commands: pipes, and asyncio's threads that wait for their ends."""
+    found = sum(thread.name.startswith("asyncio-waitpid") for thread in threading.enumerate())
+    for path in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            found += str(path.readlink()).startswith("pipe:")
+    return found
+
+
+class Hosts:
+    """What each host answers is a line of shell; one without can't be reached."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "ssh").write_text(
+            f'cd {folder}\nhost=$1; shift\necho $$ >> pids\nprintf "%s" "$*" > "asked-$host"\n'
+            '[ -e "$host" ] || exit 255\n. "./$host"\n'
+        )
+
+    def answers(self, host: str, text: str) -> HostSnapshot:
+        (self.folder / host).write_text(text)
+        return self.before(host)
+
+    def before(self, host: str, *, mpiboot: bool = False, dns: str = "") -> HostSnapshot:
+        return HostSnapshot(host, dns, "10.0.0.2", host, oom_kills=1, mpiboot=mpiboot)
+
+    def write(self, *hosts: HostSnapshot) -> str:
+        (self.folder / evidence.FILE).write_text(json.dumps([asdict(host) for host in hosts]))
+        return str(self.folder)
+
+    def asked(self) -> dict[str, str]:
+        return {
+            path.name.removeprefix("asked-"): path.read_text()
+            for path in self.folder.glob("asked-*")
+        }
+
+    def evidence(self, hosts: Sequence[HostSnapshot], *words: str) -> list[str]:
+        """Why the job failed; ``words`` are those of the query."""
+        given = words or ("", "", "")
+        return self.run(ask_workers.gather(commands(self.folder), hosts, os.environ, given, {}))
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run to the end, and that of every command; nothing of one stays open."""
+
+        async def whole() -> T:
+            before = left()
+            found = await work
+            await until_in_loop(lambda: left() <= before)
+            return found
+
+        found = asyncio.run(whole())
+        until(lambda: all(map(gone, self.pids())))
+        return found
+
+    def pids(self) -> list[str]:
+        path = self.folder / "pids"
+        return path.read_text().split() if path.exists() else []
+
+    def workers(self, *hosts: HostSnapshot) -> Workers:
+        return Workers(commands(self.folder), str(self.folder), hosts)
+
+
+def gone(pid: str | int) -> bool:
+    """Whether a process has ended; a zombie is its parent's concern."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return True
+    return text.rpartition(")")[2].split()[0] in "ZX"
+
+
+if __name__ == "__main__":
+    result = Path(sys.argv[2], "result")
+    if result.exists():  # that of the child that prepared a launch
+        os.write(int(sys.argv[1]), result.read_bytes())
+    asyncio.run(serve(int(sys.argv[1]), sys.argv[2]))
