@@ -76,6 +76,7 @@ class FollowedHosts:
         self._pipelines = pipelines
         self.states: list[HostState] = list(progress.states(hosts))
         self._runs = {_key(state.host): self._start(state) for state in self.states}
+        self._broken: set[tuple[str, str]] = set()
 
     def _start(self, state: HostState) -> asyncio.Future[Worker | None]:
         return asyncio.ensure_future(self._pipelines.run(state))
@@ -128,15 +129,17 @@ class FollowedHosts:
                 checked = time.monotonic()
 
     def wait_for_lost(self) -> bool:
-        """Wait again for hosts whose connection broke; whether there are any."""
-        lost = [
-            (state, worker)
-            for state in self.states
-            if (worker := self._worker(state)) and not self._pipelines.is_connected(worker)
-        ]
-        for state, worker in lost:
-            self._wait_again(state, worker, "its connection broke")
-        return bool(lost)
+        """Wait again for hosts whose connection broke; whether there are any.
+
+        Once for each: some servers close it as soon as a command has ended.
+        """
+        before = len(self._broken)
+        for state in self.states:
+            key, worker = _key(state.host), self._worker(state)
+            if worker and key not in self._broken and not self._pipelines.is_connected(worker):
+                self._broken.add(key)
+                self._wait_again(state, worker, "its connection broke")
+        return len(self._broken) > before
 
     def _worker(self, state: HostState) -> Worker | None:
         run = self._runs.get(_key(state.host))

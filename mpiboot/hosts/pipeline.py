@@ -450,10 +450,6 @@ class PodPipelines(Pipelines):
         moved = worker.address not in addresses
         return f"its pod now has the address {', '.join(addresses)}" if moved else ""
 
-    def is_connected(self, worker: Worker) -> bool:  # noqa: ARG002 - there is none
-        """Whether a host that was ready still is, as far as a connection tells."""
-        return True
-
     def restart(self, state: HostState) -> None:
         """Reset a host that was ready; the caller runs its pipeline again."""
         self._set(state, Stage.KUBECTL)

@@ -8,7 +8,7 @@ from typing import Final
 from mpiboot.core.model import Source
 from mpiboot.core.setting_types import Switch
 from mpiboot.core.wording import first_few
-from mpiboot.job.dialects import ALSO_AGENT, ALSO_AGENT_ARGS, DIALECTS, Dialect, parameter
+from mpiboot.job.dialects import ALSO_AGENT, ALSO_AGENT_ARGS, Dialect, parameter
 from mpiboot.job.mpirun_line import UserLine
 from mpiboot.job.plan_builder import PlanBuilder
 from mpiboot.ssh import config as sshconfig
@@ -75,21 +75,24 @@ def place(builder: PlanBuilder, hosts: int) -> tuple[str, sshconfig.UserArgs]:
     return "", sshconfig.UserArgs(lines, words)
 
 
-def given_by_user(environ: Mapping[str, str], line: UserLine | None = None) -> sshconfig.UserArgs:
-    """Read the user's own ssh arguments, whichever MPI they are for.
+def given_by_user(
+    environ: Mapping[str, str], line: UserLine | None = None, row: Dialect | None = None
+) -> sshconfig.UserArgs:
+    """Read the user's own ssh arguments, of the line first.
 
     Args:
-        environ: mpirun's environment.
-        line: the user's, whose parameters come first.
+        environ: mpirun's environment, with what the MPI's own files set.
+        line: the user's.
+        row: the MPI's, if known.
     """
-    rows, flagged = DIALECTS.values(), line.mca if line else {}
+    flagged = line.mca if line else {}
 
     def first(names: Iterable[str]) -> str:
         found = (flagged.get(parameter(name), "") or environ.get(name, "") for name in names)
         return next(filter(None, map(str.strip, found)), "")
 
-    agents = (name for row in rows for name in (row.agent_var, *row.agent_aliases))
-    arguments = (name for row in rows for name in (row.agent_args_var, *row.agent_args_aliases))
+    agents = (row.agent_var, *row.agent_aliases) if row else ()
+    arguments = (row.agent_args_var, *row.agent_args_aliases) if row else ()
     words = _ssh_words((line and line.launch_agent) or first((*agents, *ALSO_AGENT)))
     if words is None:  # they are another program's
         return sshconfig.UserArgs()

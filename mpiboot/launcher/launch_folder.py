@@ -359,8 +359,7 @@ class Logins:
     @property
     def patience(self) -> sshconfig.SshTimeouts:
         """Retries of a login, and when a silent host counts as lost."""
-        keepalive = self.settings.ssh_keepalive
-        return sshconfig.patience(keepalive, self.user_args)
+        return sshconfig.patience(self.settings.ssh_keepalive, self.user_args)
 
     @property
     def entries(self) -> tuple[sshconfig.LaunchHost, ...]:
@@ -458,8 +457,7 @@ class Logins:
         Raises:
             MpibootError: ``settings-conflict``; too few files may be open.
         """
-        short = short_of_files(most, os_calls.most_open_files())
-        if short:
+        if short := short_of_files(most, os_calls.most_open_files()):
             hint = "give the container runtime a higher LimitNOFILE"
             raise error("settings-conflict", short, hint=hint)
         unchecked = self.settings.host_keys is HostKeys.OFF

@@ -79,10 +79,9 @@ async def wait(
     before = _before_hosts(launcher, found.hostfile, mpi, line)
     already_said = _tell_at_once(launcher, before)
     follow = hostfiles.HostfileFollower(found)
-    pairs, to = _pairs(launcher), access(launcher, line)
-    settings, connections = launcher.resolved.settings, None
-    if settings.supervise is Switch.ON:
-        args = agent_variables.given_by_user(launcher.environ, line)
+    pairs, args = _pairs(launcher), _ssh_arguments(before)
+    to, settings, connections = access(launcher, args), launcher.resolved.settings, None
+    if settings.supervise is Switch.ON and launcher.pods is None:
         connections = Connections(sshconfig.patience(settings.ssh_keepalive, args))
     passed = await gate.wait(
         found.hostfile.hosts,
@@ -118,6 +117,13 @@ def _before_hosts(launcher: LauncherPod, hostfile: Hostfile, mpi: Mpi, line: Use
         client=launcher.chosen,
         parameters=facts.find_parameters(mpi, launcher.environ, line),
     )
+
+
+def _ssh_arguments(before: Observed) -> sshconfig.UserArgs:
+    """Read the user's own ssh arguments: of the line, the environment or the MPI's own files."""
+    files = {item.variable: item.value for item in reversed(before.parameters)}
+    given = files | dict(item for item in before.environ.items() if item[1])
+    return agent_variables.given_by_user(given, before.line, DIALECTS.get(before.mpi.family))
 
 
 def _with_hosts(
@@ -182,18 +188,18 @@ async def look(
     own = await asyncio.to_thread(_own_facts, launcher)
     line = mpirun_line.read(program, mpi.family)
     found = await hostfiles.of_job(launcher.resolved, launcher.environ, 0.0, line.hostfiles)
+    before = _before_hosts(launcher, found.hostfile, mpi, line)
     pairs = _pairs(launcher)
     passed = await gate.probe_once(
         found.hostfile.hosts,
         settings,
-        access(launcher, line),
+        access(launcher, _ssh_arguments(before)),
         PipelineOptions(mpirun=line.daemons_mpirun, pairs=pairs),
         doctor=doctor,
     )
     dialled = () if passed.unasked else await pairs.results(passed.workers)
     blocked = "" if passed.unasked else await pairs.blocked_on_data(passed.workers)
     await pairs.close()
-    before = _before_hosts(launcher, found.hostfile, mpi, line)
     observed = _with_hosts(launcher, replace(before, data_blocked=blocked), passed, own)
     return Observation(observed, passed, found.warnings, dialled=dialled)
 

@@ -18,9 +18,9 @@ from mpiboot.hosts import dns
 from mpiboot.hosts.access import PORTS, PodAccess, SshAccess, choose_access
 from mpiboot.job import names
 from mpiboot.job.agent_variables import given_by_user
-from mpiboot.job.mpirun_line import UserLine
 from mpiboot.network import pod
 from mpiboot.ssh import openssh
+from mpiboot.ssh.config import UserArgs
 from mpiboot.system import files, keys, os_calls
 
 # Seconds that a Secret may be mounted late where there is another way to the hosts.
@@ -129,9 +129,9 @@ def launcher_pod(
     )
 
 
-def access(launcher: LauncherPod, line: UserLine | None = None) -> SshAccess:
-    """Give how this launcher reaches its workers; ``line`` may have arguments of ssh."""
-    settings, args = launcher.resolved.settings, given_by_user(launcher.environ, line)
+def access(launcher: LauncherPod, args: UserArgs | None = None) -> SshAccess:
+    """Give how this launcher reaches its workers; ``args`` are the user's own for ssh."""
+    settings, args = launcher.resolved.settings, args or given_by_user(launcher.environ)
     hostname = socket.gethostname()
     api = launcher.environ.get(pod.API, "")
     own, _ = pod.control_address(settings.control_ifname, hostname, api=api)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from mpiboot.core.records_json import read_record
 from mpiboot.ssh.config import LaunchHost, SshTimeouts
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from asyncio import StreamReader, StreamWriter
 
     import asyncssh
+
+    from mpiboot.core.facts import Worker
+    from mpiboot.ssh.attempt import Target
 
 # An agent's FIFO and its three streams, and the connection to the host; beside these the process's
 # own, and those of logins that are tried again.
@@ -60,20 +63,8 @@ def short_of_files(hosts: int, most: int) -> str:
     return ""
 
 
-class Place(Protocol):
-    """Where and as whom somebody logs in."""
-
-    @property
-    def address(self) -> str:
-        """Give the address."""
-
-    @property
-    def port(self) -> int:
-        """Give the port."""
-
-    @property
-    def user(self) -> str:
-        """Give the user's name there."""
+# Each has an address, a port and a user.
+Place: TypeAlias = "Worker | Target | LaunchHost"
 
 
 class Connections:
@@ -88,11 +79,7 @@ class Connections:
         self._retired: set[asyncssh.SSHClientConnection] = set()
 
     def keep(
-        self,
-        place: Place,
-        connection: asyncssh.SSHClientConnection,
-        *,
-        taken: bool = False,
+        self, place: Place, connection: asyncssh.SSHClientConnection, *, taken: bool = False
     ) -> None:
         """Take one over; ``taken`` as by ``take``."""
         if taken:
@@ -102,8 +89,7 @@ class Connections:
 
     def take(self, place: Place) -> asyncssh.SSHClientConnection | None:
         """Give a session one of its own, until ``give_back``; None where none is free."""
-        free = (one for one in self._alive(place) if one not in self._taken)
-        found = next(free, None)
+        found = next((one for one in self._alive(place) if one not in self._taken), None)
         if found is not None:
             self._taken.add(found)
         return found

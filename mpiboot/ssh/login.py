@@ -27,7 +27,7 @@ from mpiboot.ssh.connections import Connections
 
 NOTHING_ELSE: Final[Mapping[str, Any]] = {
     "config": None,
-    # No key is known beforehand, so that the client sees the one that is shown.
+    # None is trusted, so that the client is asked about the one that is shown.
     "known_hosts": ([], [], []),
     "x509_trusted_certs": None,
     "agent_path": None,

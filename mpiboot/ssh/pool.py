@@ -22,7 +22,7 @@ import asyncio
 import os
 import re
 from collections.abc import Coroutine, Iterable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -47,23 +47,6 @@ _WRITE: Final = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _VALUED: Final = "BbcDEeFIiJLlmOoPpQRSWw"
 _OPTION: Final = re.compile(f"-[^{_VALUED}]*([{_VALUED}]?)(.*)", re.DOTALL)
 _SAFE: Final = re.compile(r"[^A-Za-z0-9._:@%+-]")
-
-
-class HostKeyCheck(asyncssh.SSHClient):
-    """Trusts one host key, or any where none is pinned."""
-
-    def __init__(self, pinned: asyncssh.SSHKey | None) -> None:
-        self._pinned = pinned
-
-    def validate_host_public_key(
-        self,
-        host: str,  # noqa: ARG002 - asyncssh's signature
-        addr: str,  # noqa: ARG002
-        port: int,  # noqa: ARG002
-        key: asyncssh.SSHKey,
-    ) -> bool:
-        """Whether the server may be logged in to."""
-        return self._pinned is None or key == self._pinned
 
 
 class HostLogins:
@@ -108,12 +91,11 @@ class HostLogins:
         return await asyncssh.connect(
             remote.address,
             remote.port,
-            client_factory=lambda: HostKeyCheck(pinned),
             server_host_key_algs=host_key_algorithms(pinned),
             username=remote.user,
             client_keys=[self._key],
             preferred_auth="publickey",
-            **NOTHING_ELSE,
+            **{**NOTHING_ELSE, "known_hosts": ([pinned], [], []) if pinned else None},
             keepalive_interval=self._patience.interval,
             keepalive_count_max=self._patience.probes,
             login_timeout=0,  # the limit of the whole is the caller's
@@ -283,26 +265,17 @@ class Pool:
     ) -> HostCommand:
         opening = connection.create_process(command, encoding=None, stderr=asyncssh.DEVNULL)
         self._connections.count(connection, 1)
-        counted = [connection]
-
-        def end() -> None:
-            while counted:
-                self._connections.count(counted.pop(), -1)
-
-        try:
+        with ExitStack() as ends:
+            ends.callback(self._connections.count, connection, -1)
             process = await asyncio.wait_for(opening, seconds)
-        except BaseException:
-            end()
-            raise
+            ends.callback(process.close)
+            # Called again, it does nothing.
+            end = ends.pop_all().close
 
         async def wait() -> int | None:
             return (await process.wait()).exit_status
 
-        def close() -> None:
-            process.close()
-            end()
-
-        return HostCommand(process.stdin, process.stdout, wait, close)
+        return HostCommand(process.stdin, process.stdout, wait, end)
 
     async def run(self, words: Sequence[str], agent: object, descriptors: Sequence[int]) -> int:
         """Run the session of an agent to its end; give its status.

@@ -1,8 +1,8 @@
 """One mpirun: started, slept beside until something happens, and judged.
 
 It looks at processes and connections only while mpirun launches; after that nothing wakes it but
-signals, agents and the end. It never writes to
-stdout, and stdin is never read; what an event means is decided in ``verdicts``.
+signals, agents and the end. It never writes to stdout, and stdin is never read; what an event means
+is decided in ``verdicts``.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import asyncssh
 import pytest
 
 from mpiboot.core import log
@@ -28,7 +29,7 @@ from mpiboot.network import platform_hints
 from mpiboot.ssh import attempt as tcp
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
 from mpiboot.ssh.config import SshTimeouts
-from mpiboot.ssh.connections import Connections
+from mpiboot.ssh.connections import Connections, Place
 from tests.fakes.nameserver import NXDOMAIN, SERVFAIL, Nameserver, hosts_file, resolv_conf, serve
 from tests.fakes.sshd import HTTP, SILENT, Behaviour, Job, listener, sshd, without_ipv6
 from tests.fakes.worker import free_port
@@ -771,6 +772,26 @@ async def test_a_ready_host_whose_connection_breaks_is_waited_for_again(
             await login.wait_closed()
     assert [worker.address for worker in result.workers] == ["127.0.0.2", "127.0.0.3"]
     assert behaviour.logins == 3
+
+
+class Closing(Connections):
+    """As with a server that closes them itself."""
+
+    def keep(
+        self, place: Place, connection: asyncssh.SSHClientConnection, *, taken: bool = False
+    ) -> None:
+        super().keep(place, connection, taken=taken)
+        connection.abort()
+
+
+async def test_a_host_whose_connections_never_stay_is_waited_for_no_third_time(
+    cluster: Cluster, job: Job
+) -> None:
+    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
+    behaviour, kept = Behaviour(job), Closing(SshTimeouts(3, 30, 10, 3))
+    async with sshd(behaviour, "0.0.0.0") as port:
+        await passing(cluster, named("w-0"), access(job, port), kept=kept)
+    assert behaviour.logins == 2
 
 
 async def test_a_nameserver_that_fails_says_nothing_about_a_ready_host(

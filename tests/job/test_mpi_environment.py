@@ -162,6 +162,7 @@ def test_arguments_for_the_users_own_agent_stay_its_own(family: str) -> None:
     [
         ("", {}, 0, ""),
         ("", {"OMPI_MCA_plm_rsh_args": "-p 9 -l me"}, 9, "me"),
+        ("", {"HYDRA_LAUNCHER_EXTRA_ARGS": "-p 9"}, 0, ""),
         (
             "",
             {"OMPI_MCA_plm_rsh_agent": "/usr/bin/ssh -p 8", "HYDRA_LAUNCH_EXTRA_ARGS": "-p 9"},
@@ -176,7 +177,7 @@ def test_the_gate_has_the_port_and_user_of_the_users_arguments_for_ssh(
     line: str, environ: dict[str, str], port: int, user: str
 ) -> None:
     words = read(["mpirun", *line.split(), "./train"], MpiFamily.OPENMPI4)
-    found = given_by_user(environ, words)
+    found = given_by_user(environ, words, DIALECTS[MpiFamily.OPENMPI4])
     assert (found.port, found.user) == (port, user)
 
 

@@ -165,25 +165,25 @@ def test_a_launch_begins_without_what_an_earlier_one_left(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("needs", "supervise", "why"),
+    ("plan", "supervise", "carrier"),
     [
-        ({}, "off", True),
-        ({}, "on", False),
-        ({"user_agent": "rsh"}, "off", False),
-        ({"daemons": ()}, "off", False),
+        ({}, "on", "pool"),
+        ({}, "off", "ssh"),
+        ({"user_agent": "rsh"}, "on", ""),
+        ({"user_agent": "rsh"}, "off", ""),
+        ({"daemons": ()}, "on", ""),
+        ({"daemons": ()}, "off", ""),
     ],
 )
-def test_nothing_is_launched_without_an_ssh_where_nobody_stays_to_log_in(
-    tmp_path: Path,
-    needs: dict[str, Any],
-    supervise: str,
-    why: bool,  # noqa: FBT001 - a row of the table
+def test_agents_use_the_pool_and_need_ssh_where_nobody_stays(
+    tmp_path: Path, plan: dict[str, Any], supervise: str, carrier: str
 ) -> None:
     launch = made(tmp_path, flags={"supervise": supervise})
     environ = {**launch.observed.environ, "PATH": str(tmp_path)}
     bare = replace(launch, observed=replace(launch.observed, environ=environ))
-    bare = replace(bare, plan=replace(bare.plan, **needs))
-    if not why:
+    bare = replace(bare, plan=replace(bare.plan, **plan))
+    assert bare.by_pool == (carrier == "pool")
+    if carrier != "ssh":
         bare.write()
         return
     with pytest.raises(MpibootError, match="no ssh on PATH, and with MPIBOOT_SUPERVISE=") as caught:
@@ -234,25 +234,6 @@ def test_the_pool_needs_open_files_for_every_host(
     assert made(tmp_path, flags={"supervise": "off"}).pool_config()  # each host has an ssh
     monkeypatch.setattr(os_calls, "most_open_files", lambda: 74)
     assert launch.pool_config()
-
-
-@pytest.mark.parametrize(
-    ("plan", "supervise", "by_pool"),
-    [
-        ({}, "on", True),
-        ({}, "off", False),
-        ({"user_agent": "rsh"}, "on", False),
-        ({"daemons": ()}, "on", False),
-    ],
-)
-def test_agents_use_the_pool_unless_nobody_stays_or_the_user_has_an_agent(
-    tmp_path: Path,
-    plan: dict[str, Any],
-    supervise: str,
-    by_pool: bool,  # noqa: FBT001 - a row of the table
-) -> None:
-    launch = made(tmp_path, flags={"supervise": supervise})
-    assert replace(launch, plan=replace(launch.plan, **plan)).by_pool == by_pool
 
 
 @needs_ssh

@@ -98,15 +98,7 @@ def test_output_in_a_file_needs_no_process_of_an_agents_own(cluster: Cluster, im
 @ONE_IMAGE
 def test_a_launcher_that_may_not_open_its_own_pipes(cluster: Cluster, image: Image) -> None:
     """A container runtime makes them, as root."""
-    job = mpijob(
-        cluster,
-        image,
-        workers=2,
-        user=1000,
-        ssh_mount="/home/mpiuser/.ssh",
-        launcher_args=["mpirun", RING, "--sleep", "1000"],
-    ).start()
-    until(lambda: job.launcher.stdout().count("rank ") == 2)
+    job = running(cluster, image, user=1000, ssh_mount="/home/mpiuser/.ssh")
     carried_by_one_process(job)
 
 

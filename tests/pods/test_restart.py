@@ -213,14 +213,20 @@ def test_a_worker_that_is_replaced_while_its_gate_is_open(cluster: Cluster, rig:
     spans(job)
 
 
-@pytest.mark.full
-def test_a_worker_that_is_replaced_after_it_was_ready(cluster: Cluster, image: Image) -> None:
-    """Others are still waited for: nobody would look at it again before mpirun does."""
+def one_ready(cluster: Cluster, image: Image) -> Job:
+    """A job whose first worker is ready, and whose second one is still waited for."""
     job = mpijob(cluster, image, workers=2, launcher_args=["mpirun", RING])
     job.launcher.start()
     job.workers[0].start()
     job.workers[0].publish()
     until(lambda: "1/2 hosts ready, waiting for DNS for pi-worker-1" in job.launcher.stderr())
+    return job
+
+
+@pytest.mark.full
+def test_a_worker_that_is_replaced_after_it_was_ready(cluster: Cluster, image: Image) -> None:
+    """Others are still waited for: nobody would look at it again before mpirun does."""
+    job = one_ready(cluster, image)
     replaced(cluster, job, 0)
     until(lambda: message(job, "pi-worker-0.pi.default.svc was ready at ") == 1)
     job.workers[1].start()
@@ -232,11 +238,7 @@ def test_a_worker_that_is_replaced_after_it_was_ready(cluster: Cluster, image: I
 @ONE_IMAGE
 def test_a_worker_that_starts_again_after_it_was_ready(cluster: Cluster, image: Image) -> None:
     """At the same address; its connection alone tells that it is not ready any more."""
-    job = mpijob(cluster, image, workers=2, launcher_args=["mpirun", RING])
-    job.launcher.start()
-    job.workers[0].start()
-    job.workers[0].publish()
-    until(lambda: "1/2 hosts ready, waiting for DNS for pi-worker-1" in job.launcher.stderr())
+    job = one_ready(cluster, image)
     job.workers[0].kill()
     job.workers[0].wait(PATIENCE)
     until(lambda: message(job, "but its connection broke; waiting for it again") == 1)

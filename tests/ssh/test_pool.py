@@ -298,7 +298,7 @@ def test_a_killed_pool_ends_its_agents_and_those_to_come(other: Launch) -> None:
     for shell in SHELLS:
         assert other.next(shell).run("true")[0] == 255
         other.told()
-        # A FIFO of its own waits for the pool until the parent, or a signal, says that it is gone.
+        # One with its own FIFO waits until the parent or a signal says so.
         for release in (True, False):
             second = other.start("true")
             until(lambda: any(event[0] == "running" for event in other.told()))
@@ -557,11 +557,10 @@ async def test_a_command_beside_a_session_needs_no_login(tmp_path: Path) -> None
             beside = await pool.start("w-0", command, PATIENCE)
             assert await beside.output() == output
             beside.end()
-        # The bad end of a session closes the connection, but not before commands have ended.
+        # A session's bad end closes it once commands have ended.
         waits = f"until [ -e {tmp_path}/go ]; do sleep 0.1; done; echo still"
         beside = await pool.start("w-0", waits, PATIENCE)
-        streams = [os.open(os.devnull, os.O_RDWR) for _ in range(3)]
-        assert await pool.run(["w-0", "exit 3"], 0, streams) == 3
+        assert await pool.run(["w-0", "exit 3"], 0, streams()) == 3
         (tmp_path / "go").touch()
         assert await beside.output() == "still\n"
         assert behaviour.logins == 1
