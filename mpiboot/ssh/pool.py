@@ -277,12 +277,11 @@ class Pool:
 
         return HostCommand(process.stdin, process.stdout, wait, end)
 
-    async def run(self, words: Sequence[str], agent: object, descriptors: Sequence[int]) -> int:
+    async def run(self, words: Sequence[str], descriptors: Sequence[int]) -> int:
         """Run the session of an agent to its end; give its status.
 
         Args:
             words: as ssh's, without its name.
-            agent: the process that the parent of mpirun knows.
             descriptors: the three streams; they are taken over.
         """
         session = ClientSession(descriptors)
@@ -297,7 +296,7 @@ class Pool:
                 self._connections.keep(remote, connection, taken=True)
                 await self._start(connection, command, session)
             try:
-                self.notify(f"connected {host} {agent}\n")
+                self.notify(f"connected {host}\n")
                 await session.done.wait()
             finally:
                 if session.status:
@@ -479,7 +478,7 @@ class AgentRequests:
                 raise
         else:
             _answer(answers, "taken")
-        return await pool.run(words, pid, streams)
+        return await pool.run(words, streams)
 
     def _relayed(self, name: str, pid: int) -> list[int]:
         """Make FIFOs for the output of a session whose agent copies it; its input is opened."""

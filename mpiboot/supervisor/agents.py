@@ -137,7 +137,7 @@ class Agents:
                 self._carried.add(int(pid))
             case ["closed", _, pid] if pid.isdigit():
                 self._session_has_ended(int(pid))
-            case ["connected", host, *_]:
+            case ["connected", host]:
                 self.feed(AgentConnected(self.host_of(host)))
             case ["ended", host, status, pid, *signals] if status.isdigit() and pid.isdigit():
                 self._ended(self.host_of(host), int(pid), int(status), bool(signals))
@@ -220,7 +220,8 @@ def release_agents(folder: str) -> bool:
         return False
     sessions = f"{folder}/{SESSIONS}"
     for file in os.listdir(sessions) if os.path.isdir(sessions) else ():
-        # Who has not read its first answer yet holds its FIFO open itself.
+        # Who has not read its first answer yet holds its FIFO open itself, and one that opens it
+        # only now sees that ``requests`` is gone.
         with suppress(OSError):
             if not file.endswith((".request", ".out", ".err")):
                 fifo = os.open(f"{sessions}/{file}", os.O_WRONLY | os.O_NONBLOCK)

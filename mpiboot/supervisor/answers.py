@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -19,13 +20,12 @@ from mpiboot.network import counters
 from mpiboot.network.counters import QUESTION
 from mpiboot.ssh.connections import Connections, PoolConfig
 from mpiboot.supervisor import ask_workers, evidence, stop_ranks, transport
-from mpiboot.supervisor.ask_workers import LOGIN
+from mpiboot.supervisor.ask_workers import LOGIN, SECONDS
 from mpiboot.supervisor.asking import Request
 from mpiboot.supervisor.evidence import HostSnapshot
 from mpiboot.supervisor.host_commands import HostCommands, in_time
 from mpiboot.supervisor.stop_ranks import LookRequests
 
-SECONDS: Final = 4.0
 # The job's exit code depends on the answer.
 SECONDS_FOR_PROOF: Final = 60.0
 
@@ -135,10 +135,15 @@ class Answers:
         return Workers(self._commands, self._folder, self._hosts)
 
     async def serve(self) -> None:
-        """Answer until the socket is closed."""
+        """Answer until the socket is closed; what runs then is cancelled."""
+        # It warns of a command that ended by itself as it was to be killed.
+        # It warns of a command that ended by itself as it was to be killed.
+        logging.getLogger("asyncio").setLevel("ERROR")
         over = asyncio.Event()
         asyncio.get_running_loop().add_reader(self._handle, self._read, over)
         await over.wait()
+        for task in self._running.values():
+            task.cancel()
 
     def _read(self, over: asyncio.Event) -> None:
         data, loop = b"", asyncio.get_running_loop()

@@ -168,22 +168,17 @@ class Question:
 
     def __post_init__(self) -> None:
         self._number = 0
-        self._lines: list[str] = []
 
     def ask(self, *words: str) -> None:
         """Send it, instead of what was sent before; ``words`` go with the request."""
         self.stop()
-        self._lines = []
-        self._number = self.queries.begin(self.request, *words, heard=self._heard)
+        self._number = self.queries.begin(
+            self.request, *words, heard=lambda lines, _: self.answered(lines)
+        )
 
     def stop(self) -> None:
         """Wait for no answer any more."""
         self.queries.cancel(self._number)
-
-    def _heard(self, lines: list[str], over: bool) -> None:  # noqa: FBT001
-        self._lines += lines
-        if over:
-            self.answered(self._lines)
 
 
 _LOOK: Final = 0.1

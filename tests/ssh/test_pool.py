@@ -75,6 +75,14 @@ def config_for(worker: Worker, folder: Path, hosts: int) -> PoolConfig:
     return PoolConfig(remote, str(folder / "key"), TIMEOUTS, str(folder))
 
 
+class Agent(subprocess.Popen[bytes]):
+    """A launch agent, with the streams that a test makes pipes of."""
+
+    stdin: IO[bytes]
+    stdout: IO[bytes]
+    stderr: IO[bytes]
+
+
 class Launch:
     """A launch folder whose hosts are all one worker, and the process with the connections.
 
@@ -108,8 +116,8 @@ class Launch:
         stdin: int | IO[bytes] = subprocess.DEVNULL,
         stdout: int | IO[bytes] = PIPE,
         stderr: int | IO[bytes] = PIPE,
-    ) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
+    ) -> Agent:
+        return Agent(
             [*self.shell, str(ROOT / "libexec" / "agent"), "-x", self.host, *command],
             env={"PATH": os.environ["PATH"], "MPIBOOT_LAUNCH_DIR": str(self.folder)},
             stdin=stdin,
@@ -201,8 +209,6 @@ def other(worker: Worker, tmp_path: Path) -> Iterator[Launch]:
 def test_a_session_runs_over_the_gates_login_and_the_agent_is_one_process(shells: Launch) -> None:
     before = shells.connections()
     agent = shells.start("cat; echo said >&2; exit 7", stdin=PIPE)
-    assert agent.stdin is not None
-    assert agent.stdout is not None
     data = os.urandom(1 << 15)
     agent.stdin.write(data)
     agent.stdin.flush()
@@ -219,7 +225,7 @@ def test_a_session_runs_over_the_gates_login_and_the_agent_is_one_process(shells
     assert shells.told() == [
         ["started", host, pid],
         ["running", host, "-", pid],
-        ["connected", host, pid],
+        ["connected", host],
         ["closed", host, pid],
         ["ended", host, "7", pid],
     ]
@@ -242,7 +248,6 @@ def test_words_arrive_as_with_ssh_behind_the_hosts_exports(shells: Launch) -> No
 def test_a_signal_ends_the_session_and_is_told(shells: Launch) -> None:
     before = shells.connections()
     agent = shells.start("echo $$; exec sleep 1000")
-    assert agent.stdout is not None
     remote = int(agent.stdout.readline())
     number = signal.SIGHUP if shells.shell == ["dash"] else signal.SIGINT
     name = "HUP" if number == signal.SIGHUP else "TERM"
@@ -288,7 +293,6 @@ def test_streams_that_cant_be_opened_anew_are_copied_to_the_end(
 @needs_ssh
 def test_a_killed_pool_ends_its_agents_and_those_to_come(other: Launch) -> None:
     agent = other.start("echo begun; exec sleep 1000")
-    assert agent.stdout is not None
     assert agent.stdout.readline() == b"begun\n"
     other.kill_the_pool()
     assert agent.wait(PATIENCE) == 255
@@ -298,25 +302,33 @@ def test_a_killed_pool_ends_its_agents_and_those_to_come(other: Launch) -> None:
     for shell in SHELLS:
         assert other.next(shell).run("true")[0] == 255
         other.told()
-        # One with its own FIFO waits until the parent or a signal says so.
-        for release in (True, False):
-            second = other.start("true")
-            until(lambda: any(event[0] == "running" for event in other.told()))
-            if release:
-                assert release_agents(str(other.folder))
-                os.mkfifo(other.folder / "requests", 0o600)
-            else:
-                second.terminate()
-            assert second.wait(PATIENCE) == 255
-            second.communicate()
+        for how in ("signal", "waits", "has asked"):
+            _end_without_pool(other, how)
+
+
+def _end_without_pool(launch: Launch, how: str) -> None:
+    """Start an agent with a FIFO of its own: it waits until a signal or the parent says so."""
+    if how == "has asked":  # it can't tell that it has started, and opens its FIFO only then
+        os.write(launch.fifo, bytes(1 << 16))
+    agent = launch.start("true")
+    until((launch.folder / SESSIONS / f"{launch.host}.{agent.pid}.request").exists)
+    if how == "signal":
+        until(lambda: any(event[0] == "running" for event in launch.told()))
+        agent.terminate()
+    else:
+        if how == "waits":
+            until(lambda: _target(Path(f"/proc/{agent.pid}/fd/9")))
+        assert release_agents(str(launch.folder))
+        launch.told()
+    assert agent.wait(PATIENCE) == 255
+    agent.communicate()
+    (launch.folder / REQUESTS).unlink(missing_ok=True)
+    os.mkfifo(launch.folder / REQUESTS)
 
 
 @needs_ssh
 def test_a_killed_agents_session_goes_on_until_the_pool_ends(other: Launch) -> None:
     agent = other.start("echo $$; read -r go; echo on >&2; exec sleep 1000", stdin=PIPE)
-    assert agent.stdin is not None
-    assert agent.stdout is not None
-    assert agent.stderr is not None
     remote = int(agent.stdout.readline())
     agent.kill()
     agent.wait(PATIENCE)
@@ -331,7 +343,6 @@ def test_a_killed_agents_session_goes_on_until_the_pool_ends(other: Launch) -> N
 @needs_ssh
 def test_a_killed_agents_session_that_ends_is_told(launch: Launch) -> None:
     agent = launch.start("echo; read -r go", stdin=PIPE)
-    assert agent.stdout is not None
     agent.stdout.readline()
     agent.kill()
     agent.wait(PATIENCE)
@@ -419,8 +430,6 @@ def test_a_reader_that_waits_or_is_slow_holds_the_command_back(launch: Launch) -
     before, most, total = launch.memory(), 0, 0
     script = "sh -c 'echo $$ >&2; exec head -c 100000000 /dev/zero'; echo done >&2"
     with launch.start(script) as running:
-        assert running.stdout is not None
-        assert running.stderr is not None
         assert stands_still(int(running.stderr.readline())) < 32 * MEGABYTE
         while part := running.stdout.read1(1 << 18):  # type: ignore[attr-defined]
             total += len(part)
@@ -444,22 +453,14 @@ def test_files_are_streams_too(launch: Launch, tmp_path: Path) -> None:
 
 
 @needs_ssh
-def test_the_streams_own_flags_are_left_as_they_are(launch: Launch) -> None:
+def test_a_streams_flags_are_left_and_a_reader_that_goes_ends_nothing_else(launch: Launch) -> None:
     reader, writer = os.pipe()
     assert launch.start("echo hello", stdout=writer, stderr=writer).wait(PATIENCE) == 0
     assert os.get_blocking(writer)
-    os.close(writer)
     assert os.read(reader, 99) == b"hello\n"
     os.close(reader)
-
-
-@needs_ssh
-def test_a_reader_that_went_away_ends_nothing_else(launch: Launch) -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    agent = launch.start("echo hello; exit 7", stdout=writer, stderr=writer)
+    assert launch.start("echo hello; exit 7", stdout=writer, stderr=writer).wait(PATIENCE) == 7
     os.close(writer)
-    assert agent.wait(PATIENCE) == 7
     assert launch.run("echo still")[1] == b"still\n"
 
 
@@ -488,7 +489,7 @@ async def test_another_key_is_refused_with_the_reason(
         config = replace(config, hosts=(replace(config.hosts[0], key=public),))
     refused = {"host key": "Host key", "key": "Permission denied"}.get(other_one, "")
     async with pool_of(config) as pool:
-        assert await pool.run(["w-0", "exit 3"], 7, streams()) == (255 if refused else 3)
+        assert await pool.run(["w-0", "exit 3"], streams()) == (255 if refused else 3)
     if refused:
         assert refused in (tmp_path / "stderr" / "w-0").read_text()
 
@@ -524,7 +525,7 @@ async def test_why_there_is_no_session_stands_where_the_parent_looks_for_it(
     before = os.umask(0)  # what it makes has no other guard
     try:
         async with pool_of(replace(config, hosts=(*config.hosts, last))) as pool:
-            assert await pool.run([host, "true"] if host else [], 7, streams()) == 255
+            assert await pool.run([host, "true"] if host else [], streams()) == 255
     finally:
         os.umask(before)
     (path,) = (tmp_path / "stderr").iterdir()
@@ -538,7 +539,7 @@ async def test_a_host_that_stands_still_in_a_login_is_given_up_after_the_time_li
 ) -> None:
     """It answers the connection, and then says nothing: without a limit the agent never ends."""
     async with listener(SILENT) as port, pool_of(config_of(Job(tmp_path), port, "w-0")) as pool:
-        assert await pool.run(["w-0", "true"], 7, streams()) == 255
+        assert await pool.run(["w-0", "true"], streams()) == 255
         with pytest.raises(TimeoutError, match=r"no login at .* within 0.1 s"):
             await pool.start("w-0", "true", 0.1)
     message = f"w-0: no login at 127.0.0.1 port {port} within 1 s\n"
@@ -560,7 +561,7 @@ async def test_a_command_beside_a_session_needs_no_login(tmp_path: Path) -> None
         # A session's bad end closes it once commands have ended.
         waits = f"until [ -e {tmp_path}/go ]; do sleep 0.1; done; echo still"
         beside = await pool.start("w-0", waits, PATIENCE)
-        assert await pool.run(["w-0", "exit 3"], 0, streams()) == 3
+        assert await pool.run(["w-0", "exit 3"], streams()) == 3
         (tmp_path / "go").touch()
         assert await beside.output() == "still\n"
         assert behaviour.logins == 1
@@ -625,7 +626,7 @@ async def test_a_connection_that_is_silent_is_lost_and_a_command_has_its_time(
     reader, writer = os.pipe()
     given = [os.open(os.devnull, os.O_RDONLY), writer, os.dup(writer)]
     async with pool_of(config, 1) as pool:
-        session = asyncio.ensure_future(pool.run(["w-0", "echo $PPID; exec sleep 99"], 7, given))
+        session = asyncio.ensure_future(pool.run(["w-0", "echo $PPID; exec sleep 99"], given))
         server = int(await asyncio.to_thread(os.read, reader, 99))
         os.kill(server, signal.SIGSTOP)
         try:
@@ -643,7 +644,7 @@ async def test_a_connection_is_for_its_address_and_user_alone(tmp_path: Path) ->
     names = ("w-0", "w-1")
     async with sshd(behaviour) as port, pool_of(config_of(behaviour.job, port, *names), 1) as pool:
         for host, status in (("w-0", 0), ("you@w-0", 1), ("w-1", 0)):
-            assert await pool.run([host, f"exit {status}"], 7, streams()) == status
+            assert await pool.run([host, f"exit {status}"], streams()) == status
     assert behaviour.users == ["me", "you"]
 
 
@@ -657,15 +658,15 @@ async def test_the_parent_is_told_and_never_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / EVENTS)
     reader = os.open(tmp_path / EVENTS, os.O_RDWR | os.O_NONBLOCK)
     async with pool_of(config_of(Job(tmp_path), 1, "w-0")) as pool:
-        pool.notify("connected w-0 7\n")
-        assert os.read(reader, 99) == b"connected w-0 7\n"
+        pool.notify("connected w-0\n")
+        assert os.read(reader, 99) == b"connected w-0\n"
         full = 0
         while full < 1 << 16:  # as much as a FIFO holds
             full += os.write(reader, bytes(1 << 12))
-        pool.notify("connected w-0 8\n")
+        pool.notify("connected w-0\n")
         os.close(reader)
         (tmp_path / EVENTS).unlink()
-        pool.notify("connected w-0 9\n")
+        pool.notify("connected w-0\n")
     assert not (tmp_path / EVENTS).exists()
 
 

@@ -44,8 +44,6 @@ async def serve(handle: int, folder: str, environ: Mapping[str, str] = os.enviro
     """Serve until the parent has gone, and no command is left."""
     before = left()
     await Answers(commands(folder), folder, environ, handle).serve()
-    for task in asyncio.all_tasks() - {asyncio.current_task()}:
-        task.cancel()
     await until_in_loop(lambda: left() <= before)
 
 

@@ -141,7 +141,7 @@ def test_a_thousand_workers_are_told_of_the_end(
         async def start(self, host: HostSnapshot, command: str, seconds: float) -> Any:  # noqa: ANN401
             nonlocal running, most
             assert "job_is_over" in command
-            assert seconds < answers.SECONDS
+            assert seconds < ask_workers.SECONDS
             told.append(host.name)
             running += 1
             most = max(most, running)

@@ -28,9 +28,8 @@ class Asked(Queries):
     def cancel(self, number: int) -> None:
         self.open.pop(number, None)
 
-    def tell(self, *lines: str, over: bool = True) -> None:
-        heard = self.open.pop(len(self.words)) if over else self.open[len(self.words)]
-        heard(list(lines), over)
+    def tell(self, *lines: str) -> None:
+        self.open.pop(len(self.words))(list(lines), True)
 
 
 @pytest.fixture
@@ -185,16 +184,3 @@ def test_of_several_that_are_dropped_one_is_the_jobs_concern(
     look(watching, now, DROPPED, "dropped w-1/5 rank 2 gets no answer from w-2")
     assert dropped == ["rank 1 on w-2 gets no answer from w-1"]
     assert capfd.readouterr().err.startswith("mpiboot: warning: rank 2 gets no answer from w-2\n")
-
-
-def test_more_of_an_answer_may_come(
-    now: list[float], watch: Watch, dropped: list[str], asked: Asked
-) -> None:
-    watching = watch(60)
-    look(watching, now, NEW)
-    now[0] = watching.due or 0
-    watching.look()
-    asked.tell(DROPPED, over=False)
-    assert dropped == []
-    asked.tell()
-    assert len(dropped) == 1
