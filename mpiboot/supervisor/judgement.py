@@ -316,33 +316,33 @@ def _lacks(found: RankEnded) -> str:
 
 def _by_loss(state: State) -> Verdict | None:
     """Judge by what became of agents; None where mpirun's own status is the truth."""
-    status = _status(state)
-    ended_by_signal = state.ended is not None and bool(state.ended.signal) and not state.stage
+    status, family = _status(state), state.job.family
+    # What agents do after mpirun was killed by somebody, or ended with a 0 that it never returns
+    # after a loss, follows from its end.
+    own = status == 0 and 0 not in family.lost
+    if state.ended and not state.stage and (own or state.ended.signal):
+        losses = tuple(loss for loss in state.losses if not loss.after)
+        state = replace(state, losses=losses, late_agents=())
     sure = tuple(loss for loss in state.losses if loss.sure)
-    if ended_by_signal:
-        # Somebody killed mpirun itself: what its agents did then follows from it.
-        sure = tuple(loss for loss in sure if not loss.after)
     if sure:
         return _lost(state, _first(state, sure), sure)
     gone = tuple(host for host, reachable, _ in state.checked if reachable is False)
-    late = tuple(host for host in state.late_agents if host in gone)
-    if late:
-        message = f"{late[0]} was lost: it does not answer, and its agent did not end with the job"
-        return verdict_of("host-lost", f"{message} ({_returned(state)})", late[0])
+    if late := next((host for host in state.late_agents if host in gone), ""):
+        message = f"{late} was lost: it does not answer, and its agent did not end with the job"
+        return verdict_of("host-lost", f"{message} ({_returned(state)})", late)
     # The daemon's own status: a failed program's doing where mpirun has a status of its own.
     if state.losses:
         first = _first(state, state.losses)
         # Those of a short job may have joined unseen; mpirun has told of its rank then.
-        told = state.first_rank is not None or status not in state.job.family.lost
+        told = state.first_rank is not None or status not in family.lost
         follows = first.joined or (first.status in _HYDRA_STATUSES and told)
-        if state.job.family.daemons_follow and follows and status and not state.stage:
+        if family.daemons_follow and follows and status and not state.stage:
             return None
-        lost = status == 0 or status in state.job.family.lost or _passed_on(first, status)
+        lost = status == 0 or status in family.lost or _passed_on(first, status)
         return _lost(state, first, state.losses) if state.stage or lost else None
     silent = tuple(host for host in state.late_agents if not _reachable(state, host))
     if silent and status == 0:
-        daemon = state.job.family.daemon
-        message = f"its {daemon} did not end with the job, though mpirun returned 0"
+        message = f"its {family.daemon} did not end with the job, though mpirun returned 0"
         return verdict_of("daemon-failed", message, silent[0])
     return None
 

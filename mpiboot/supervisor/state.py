@@ -409,7 +409,7 @@ FAMILIES: Final = {
     "mpich": _OF_HYDRA,
     "intel": _OF_HYDRA,
 }
-UNKNOWN: Final = Family("daemon", frozenset((255,)), _HYDRA)
+UNKNOWN: Final = Family("daemon", frozenset((0, 255)), _HYDRA)
 
 # Signal numbers of Linux, the same on every architecture that runs MPI.
 SIGNALS: Final = {

@@ -23,7 +23,7 @@ class StopScript:
     """``host_shell.stop_ranks`` on one host, and how many ranks it has told of."""
 
     def __init__(self, command: HostCommand) -> None:
-        self._command = command
+        self.command = command
         self.left = 0
 
     @classmethod
@@ -34,28 +34,24 @@ class StopScript:
             try:
                 await asyncio.wait_for(script._answer(), _LOGIN)
             except BaseException:
-                script.end()
+                script.command.end()
                 raise
         return script
 
     async def again(self) -> None:
         """Ask how many are left now."""
         if self.left:
-            self._command.write("")
+            self.command.write("")
             await self._answer()
 
     async def _answer(self) -> None:
         self.left = 0
         # A login shell may say more.
-        while (line := await self._command.line()) is not None:
+        while (line := await self.command.line()) is not None:
             match line.split():
                 case ["ranks", number] if number.isdigit():
                     self.left = int(number)
                     return
-
-    def end(self) -> None:
-        """Ask no more."""
-        self._command.end()
 
 
 class LookRequests:
@@ -124,7 +120,7 @@ async def stop(
         for task in wanted.asking.values():
             task.cancel()
         for host in _started(wanted.asking.values()):
-            host.end()
+            host.command.end()
 
 
 def _started(tasks: Iterable[asyncio.Future[StopScript]]) -> list[StopScript]:

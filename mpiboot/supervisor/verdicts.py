@@ -424,7 +424,7 @@ def _agent_ended(state: State, event: AgentEnded) -> Step:
 def _may_be_lost(state: State) -> bool:
     """Whether a lost host may be behind mpirun's end, as far as its status tells."""
     ended = state.ended
-    return ended is None or (not ended.signal and ended.status in {0, *state.job.family.lost})
+    return ended is None or (not ended.signal and ended.status in state.job.family.lost)
 
 
 def _ended_well(state: State, event: AgentEnded) -> Step:
