@@ -394,9 +394,7 @@ class Pipelines:
             with opened.sock:
                 login = await self.load()
                 keep = partial(self._pairs.keep, target) if self._pairs else None
-                return await login.log_in(
-                    target, opened.sock, opened.greeting, self._command, keep=keep
-                )
+                return await login.log_in(opened, self._command, keep=keep)
 
     def answered(self, host: Host, attempt: Attempt) -> Worker:
         """Build a worker from a host's answer, which is kept where doctor asked for more."""

@@ -63,8 +63,7 @@ class RemoteCommands:
             if isinstance(opened, Attempt):
                 return None
             with opened.sock:
-                login = self._load()
-                attempt = await login.log_in(target, opened.sock, opened.greeting, command)
+                attempt = await self._load().log_in(opened, command)
         return attempt.output if attempt.outcome is Outcome.OK else None
 
     async def is_there(self, other: OtherLauncher, port: int) -> bool:

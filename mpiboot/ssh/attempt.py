@@ -105,7 +105,7 @@ class Attempt:
 
 # RFC 4253 4.2: other lines may come before the identification, as a notice to who logs in.
 _GREETING_SIZE: Final = 1 << 16
-_SHOWN: Final = 60
+SHOWN: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ async def _greeting(sock: socket.socket, limits: LoginTimeouts) -> tuple[Outcome
         await asyncio.sleep(0.01)  # a part of a line: the socket stays readable meanwhile
     if not seen:
         return Outcome.SILENT, f"within {limits.greeting:g} s"
-    return Outcome.NOT_SSH, f"it says {seen[:_SHOWN].decode('utf-8', 'replace')!a}"
+    return Outcome.NOT_SSH, f"it says {seen[:SHOWN].decode('utf-8', 'replace')!a}"
 
 
 async def _readable(sock: socket.socket) -> None:

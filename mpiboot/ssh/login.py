@@ -22,7 +22,7 @@ import asyncssh
 
 from mpiboot.core.checks import error
 from mpiboot.core.setting_types import HostKeys
-from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
+from mpiboot.ssh.attempt import SHOWN, Attempt, LoginTimeouts, OpenConnection, Outcome, Target
 from mpiboot.ssh.connections import Connections
 
 NOTHING_ELSE: Final[Mapping[str, Any]] = {
@@ -184,7 +184,6 @@ async def closed(connection: asyncssh.SSHClientConnection) -> None:
 
 
 OUTPUT_LIMIT: Final = 1 << 20
-_SHOWN: Final = 60
 _COMPLAINT: Final = 400
 # A handshake is some milliseconds of work here; more at once only makes each of them slow enough to
 # be cut off by a server's patience. A server that says nothing has its turn for so many seconds.
@@ -287,7 +286,7 @@ class _LoginRecord(asyncssh.SSHClient):
         return None
 
     def auth_banner_received(self, msg: str, lang: str) -> None:  # noqa: ARG002 - its signature
-        self.banner = " ".join(msg.split())[:_SHOWN]
+        self.banner = " ".join(msg.split())[:SHOWN]
 
 
 class Login:
@@ -322,9 +321,7 @@ class Login:
 
     async def log_in(
         self,
-        target: Target,
-        sock: socket.socket,
-        greeting: str,
+        opened: OpenConnection,
         command: str,
         *,
         keep: Callable[[Connection], None] | None = None,
@@ -334,12 +331,13 @@ class Login:
         ``keep`` gets what can run more commands beside this one. It is to be closed where the
         attempt is a success, and is closed here otherwise.
         """
+        target = opened.target
         found = Attempt(
-            target, Outcome.OK, greeting=greeting, local_address=str(sock.getsockname()[0])
+            target, Outcome.OK, greeting=opened.greeting, local_address=opened.local_address
         )
         client = _LoginRecord(self._key)
         try:
-            opening = partial(self._open, target.user, sock, client)
+            opening = partial(self._open, target.user, opened.sock, client)
             connection = await self._turns.run(opening, self._limits.login)
         except asyncio.TimeoutError:
             message = f"{self._limits.login:g} s"
@@ -349,7 +347,7 @@ class Login:
         except (asyncssh.Error, OSError, ValueError) as why:
             return self._failed(found, client, why)
         finally:
-            sock.close()  # asyncssh has a duplicate of its own, and closes that
+            opened.sock.close()  # asyncssh has a duplicate of its own, and closes that
         found = self._with_key(found, client)
         limit = self._command_limits.get(target, self._limits.command)
         kept = False

@@ -263,11 +263,6 @@ def daemons_ended(state: State) -> Step:
     return _suspect(state, cause, cause.message, Timer.DAEMONS_ENDED)
 
 
-def host_done(state: State) -> Step:
-    """Count ranks that are still in MPI after those of a host have all ended."""
-    return state, ((AskForRanksInMpi(),) if state.agents else ())
-
-
 def ranks_in_mpi(state: State, event: RanksInMpi) -> Step:
     """Handle that count: twice above 0, they may wait for ranks that left without MPI_Finalize.
 
@@ -562,7 +557,8 @@ _TIMES_UP: Final[Mapping[Timer, Callable[[State], Step]]] = {
     Timer.LAUNCH: _launch_over,
     Timer.LOST_DAEMON: lambda state: end(state, None),
     Timer.DAEMONS_ENDED: daemons_ended,
-    Timer.HOST_DONE: host_done,
+    # Ranks of a host have all ended: are others still in MPI?
+    Timer.HOST_DONE: lambda state: (state, (AskForRanksInMpi(),) if state.agents else ()),
     Timer.RANK_ENDED: _rank_over,
     Timer.GRACE: _ask_again,
     Timer.KILL: _ask_again,

@@ -29,7 +29,7 @@ async def pool_of(config: PoolConfig, logins: int = 0) -> AsyncIterator[Pool]:
         for _ in range(logins):
             opened = await tcp.connect(target, LoginTimeouts())
             assert not isinstance(opened, Attempt)
-            done = await login.log_in(target, opened.sock, opened.greeting, "true")
+            done = await login.log_in(opened, "true")
             assert done.outcome is Outcome.OK, done
         first = connections.all(host)
         yield Pool(config, connections)

@@ -401,7 +401,7 @@ async def test_a_host_that_is_ready_takes_part_in_the_pair_check_where_one_is_wa
     worker = await made.run(mine)
     assert worker is not None
     assert (worker.host, mine.stage, made.host_keys) == (mine.host, Stage.READY, {})
-    assert given == [(target, opened.sock, "SSH-2.0-x", made._command)]
+    assert given == [(opened, made._command)]
     assert opened.sock.fileno() == -1
     assert pairs.seen == ([(target, "connection"), (worker, target)] if wanted else [])
 

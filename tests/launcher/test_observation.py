@@ -27,7 +27,7 @@ from mpiboot.launcher import observation
 from mpiboot.launcher.observation import Observation
 from mpiboot.launcher.setup import LauncherPod
 from mpiboot.network import worker_pairs
-from mpiboot.system import programs
+from mpiboot.system import os_calls, programs
 from mpiboot.system.keys import JobKey
 from tests.fakes import plans
 from tests.fakes.sshd import Behaviour, Job, sshd
@@ -245,10 +245,12 @@ def test_each_mpi_gets_the_names_that_it_would_not_mistake(
     assert found == {**renamed, **own}
 
 
+@pytest.mark.parametrize("files", [79, 78])  # 5 for each of three hosts, and 64
 async def test_a_launch_is_planned_from_the_hosts_of_the_hostfiles_last_version(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: int
 ) -> None:
     """A real login to one host; another one never comes, and is taken out meanwhile."""
+    monkeypatch.setattr(os_calls, "most_open_files", lambda: files)
     monkeypatch.setattr(gate, "_POLL", 0.05)
     job, hostfile = Job(tmp_path), tmp_path / "hostfile"
     hostfile.write_text("localhost slots=2\n127.0.0.2 slots=1\n127.0.0.3\n")
@@ -268,9 +270,11 @@ async def test_a_launch_is_planned_from_the_hosts_of_the_hostfiles_last_version(
         hostfile.write_text("localhost slots=2\n127.0.0.2 slots=4\n")
         found = await asyncio.wait_for(waiting, 60)
         assert found.connections
-        (login,) = found.connections.all(*found.observed.workers)  # for mpirun's agents
-        login.close()
-        await login.wait_closed()
+        logins = found.connections.all(*found.observed.workers)  # for mpirun's agents
+        assert len(logins) == (files == 79)
+        for login in logins:
+            login.close()
+            await login.wait_closed()
     seen = found.observed
     assert [item.host.name for item in reached] == ["127.0.0.2"]
     assert [(host.name, host.slots) for host in seen.hostfile.hosts] == [

@@ -51,7 +51,7 @@ async def log_in(behaviour: Behaviour) -> attempt.Attempt:
         opened = await attempt.connect(target, LoginTimeouts())
         assert isinstance(opened, attempt.OpenConnection)
         known = login.Login(behaviour.job.path)
-        return await known.log_in(target, opened.sock, opened.greeting, "true")
+        return await known.log_in(opened, "true")
 
 
 async def test_the_gates_login(job: Job, asked: dict[str, object]) -> None:

@@ -64,9 +64,7 @@ async def kept(
     opened = await tcp.connect(Target("w-0", "127.0.0.1", port, "runner"), LoginTimeouts())
     assert not isinstance(opened, Attempt)
     with opened.sock:
-        done = await Login(job.path).log_in(
-            opened.target, opened.sock, opened.greeting, command, keep=found.append
-        )
+        done = await Login(job.path).log_in(opened, command, keep=found.append)
     if command == "fail":
         assert done.outcome is Outcome.COMMAND_FAILED
     else:

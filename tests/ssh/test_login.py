@@ -53,7 +53,7 @@ async def attempt(
     opened = await tcp.connect(target, limits)
     if isinstance(opened, Attempt):
         return opened
-    return await login.log_in(target, opened.sock, opened.greeting, command)
+    return await login.log_in(opened, command)
 
 
 async def against(job: Job, behaviour: Behaviour, command: str = "echo hello") -> Attempt:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 from unittest.mock import Mock
 
 import asyncssh
@@ -408,6 +408,17 @@ def test_large_streams_arrive_whole(launch: Launch) -> None:
     expected = random.Random(1).randbytes(MEGABYTE) * count
     assert (code, hashlib.sha256(out).digest()) == (0, hashlib.sha256(expected).digest())
     assert error.split()[0].decode() == hashlib.sha256(data).hexdigest()
+
+
+@pytest.mark.full
+@needs_ssh
+def test_gigabytes_both_ways(launch: Launch) -> None:
+    read, source = 0, subprocess.Popen(["head", "-c", "1000000000", "/dev/zero"], stdout=PIPE)
+    script = "head -c 2000000000 /dev/zero & wc -c >&2; wait"
+    with source, launch.start(script, stdin=cast("IO[bytes]", source.stdout)) as agent:
+        while part := agent.stdout.read1(MEGABYTE):  # type: ignore[attr-defined]
+            read += len(part)
+        assert (read, agent.stderr.read()) == (2_000_000_000, b"1000000000\n")
 
 
 def stands_still(pid: int) -> int:
