@@ -136,7 +136,7 @@ def settle_ip_version(builder: PlanBuilder) -> int:
         The version that MPI and its daemons speak: 4 or 6.
     """
     observed = builder.observed
-    spoken = {_ip_version(worker.address) for worker in observed.workers}
+    spoken = {IPV6 if ":" in worker.address else IPV4 for worker in observed.workers}
     if spoken != {IPV6}:
         mixed = _has_both(observed)
         if mixed and spoken == {IPV4}:
@@ -184,10 +184,6 @@ def _keep_to(builder: PlanBuilder, version: int, reason: str) -> None:
         )
     for name in (item for item in builder.row.not_daemons_vars if f"_ipv{other}_" in item):
         builder.variable(name, "1", f"the daemons' TCP {message}", Source.DETECTED)
-
-
-def _ip_version(address: str) -> int:
-    return IPV6 if ":" in address else IPV4
 
 
 def _ip_versions(links: Iterable[Link]) -> set[int]:

@@ -402,13 +402,15 @@ def _stays_as_parent(builder: PlanBuilder) -> bool:
 def _obstacles(builder: PlanBuilder) -> tuple[tuple[str, str], ...]:
     """List the user's options and variables that could keep mpirun from starting agents."""
     found = []
-    for key in ("plm", "plm_rsh_agent", "plm_ssh_agent", "orte_launch_agent", "prte_launch_agent"):
-        if key in builder.line.mca:
+    keys = "plm plm_rsh_agent plm_ssh_agent orte_launch_agent prte_launch_agent routed"
+    for key in keys.split():
+        if builder.line.mca.get(key, "direct") != "direct":
             found.append((f"--mca {key} {builder.line.mca[key]}", "given on the mpirun line"))
         found += [
             (f"{prefix}{key}", f"{prefix}{key}={builder.environ[prefix + key]}")
             for prefix in ("OMPI_MCA_", "PRTE_MCA_")
-            if builder.environ.get(prefix + key) and prefix + key not in builder.set_env
+            if builder.environ.get(prefix + key, "direct") not in ("", "direct")
+            and prefix + key not in builder.set_env
         ]
     if builder.line.unknown:
         found.append((builder.line.unknown, "an option that mpiboot does not know"))

@@ -44,14 +44,7 @@ class Outcome(str, Enum):
     @property
     def greeted(self) -> bool:
         """Whether an SSH server was seen."""
-        return self not in (
-            Outcome.NO_SOCKET,
-            Outcome.REFUSED,
-            Outcome.UNREACHABLE,
-            Outcome.TIMEOUT,
-            Outcome.SILENT,
-            Outcome.NOT_SSH,
-        )
+        return self.rank > Outcome.NOT_SSH.rank
 
 
 _ORDER: Final = tuple(Outcome)

@@ -77,13 +77,15 @@ class HostLogins:
                 return await self._turns.run(partial(self._open, remote), limit)
             except (OSError, asyncssh.ConnectionLost, asyncio.TimeoutError) as wrong:
                 # The gate has just seen the host answer: a dropped SYN, or a full queue.
-                # `wait_for` says nothing; the system's own time-out has words.
-                silent = isinstance(wrong, asyncio.TimeoutError) and not str(wrong)
-                if not left and not silent:
-                    raise
-                if not left:
-                    where = f"{remote.address} port {remote.port}"
+                where = f"{remote.address} port {remote.port}"
+                number = getattr(wrong, "errno", None)
+                if not left and number:  # asyncio's words are not ssh's
+                    why = f"connect to {where}: {os.strerror(number)}"
+                    raise type(wrong)(why) from None
+                if not left and not str(wrong):  # that of `wait_for`
                     raise TimeoutError(f"no login at {where} within {limit:g} s") from None
+                if not left:
+                    raise
             await asyncio.sleep(1)
 
     async def _open(self, remote: LaunchHost) -> asyncssh.SSHClientConnection:

@@ -63,10 +63,9 @@ def not_started(state: State, program: str = "") -> Verdict:
     count = len(state.job.hosts)
     where = "past mpiboot's launch agent" if program in _REMOTE_SHELLS else "on the launcher"
     runs = f"runs {program} {where}, but " if program else ""
-    message = (
-        f"mpirun {runs}started no daemon on {first_few(hosts, LISTED)} "
-        f"({len(hosts)} of {count} remote hosts): the job would run on fewer hosts"
-    )
+    message = f"mpirun {runs}started no daemon on {first_few(hosts, LISTED)} "
+    message += f"({len(hosts)} of {count} remote hosts)"
+    message += ": the job would run on fewer hosts" if program else ""
     evidence = tuple(f"{name}: {why}" for name, why in state.job.obstacles)
     return verdict_of("agent-not-started", message, hosts[0] if count == 1 else "", evidence)
 
@@ -95,12 +94,6 @@ def _standing(state: State, host: str) -> str:
     if host in state.connected:
         return f"ssh is connected, but its {daemon} has not joined"
     return "its agent was started, but is not connected"
-
-
-def not_ended(state: State) -> Verdict:
-    """Judge an mpirun that outlives its daemons."""
-    message = f"every host's {state.job.family.daemon} has ended, but mpirun goes on without them"
-    return verdict_of("daemon-failed", message)
 
 
 def pod_ending(host: str) -> Verdict:
@@ -365,12 +358,13 @@ def _passed_on(loss: Loss, status: int) -> bool:
 
 def _lost(state: State, first: Loss, losses: tuple[Loss, ...]) -> Verdict:
     killed = tuple(loss.host for loss in losses if loss.status == -SIGKILL)
+    if state.no_agent and len(killed) == len(losses):  # so 4.1 ends a tree that can't be built
+        return replace(not_started(state), killed=True)
     named = first.host == state.lost_daemon or _passed_on(first, _status(state))
     if len(killed) > 1 and first.host in killed and not named:
         message = "mpirun gave up over a lost host, and killed the launch agents of "
         message += f"{first_few(killed, LISTED)} ({_returned(state)})"
-        found = verdict_of("host-lost", message)
-        return replace(found, killed=True)
+        return replace(verdict_of("host-lost", message), killed=True)
     # What ended after mpirun had ended, and the agents that it killed itself, followed from that.
     others = tuple(
         loss for loss in losses if loss is not first and not loss.after and loss.host not in killed
@@ -381,10 +375,10 @@ def _lost(state: State, first: Loss, losses: tuple[Loss, ...]) -> Verdict:
         return _never_joined(state, first, lines)
     session = "SSH" if first.remote == "ssh" else first.remote
     if _NOT_RESPONDING in " ".join(first.words) and _reachable(state, first.host):
-        message = (
-            f"nothing came over its {session} connection for MPIBOOT_SSH_KEEPALIVE, though its "
+        message = f"nothing came over its {session} connection for MPIBOOT_SSH_KEEPALIVE, though "
+        message += (
+            f"its port answers: was its sshd stopped, or were packets lost? ({_returned(state)})"
         )
-        message += f"port answers: was its sshd stopped, or were packets lost? ({_returned(state)})"
         return verdict_of("daemon-failed", message, first.host, lines)
     message = f"its {session} session was lost while the job ran{more}: {how(first)}; "
     message += _answer(state, first.host)
@@ -496,7 +490,7 @@ def _own(state: State) -> Verdict:
         return Verdict(status, "", f"a rank was ended by {signal_name(status - BY_SIGNAL)}")
     if state.no_agent:
         hosts = in_order(state, state.no_agent)
-        evidence = tuple(f"{variable}: {why}" for variable, why in state.job.obstacles)
+        evidence = not_started(state).evidence
         message = f"mpirun ended with {status} and started no daemon on {first_few(hosts, LISTED)}"
         return Verdict(status, "", message, evidence=evidence, failed=_MPIRUN)
     message = (

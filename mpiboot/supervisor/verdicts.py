@@ -20,13 +20,13 @@ from mpiboot.supervisor.judgement import (
     judge,
     launch_timeout,
     no_answer,
-    not_ended,
     not_started,
     pod_ending,
     pool_lost,
     program_missing,
     rank_ended_badly,
     ranks_waiting,
+    verdict_of,
 )
 from mpiboot.supervisor.state import (
     SIGKILL,
@@ -259,8 +259,8 @@ def host_ended(state: State) -> Step:
 
 def daemons_ended(state: State) -> Step:
     """Handle an mpirun that outlives its daemons: it hangs, or the reader of its output is slow."""
-    cause = not_ended(state)
-    return _suspect(state, cause, cause.message, Timer.DAEMONS_ENDED)
+    message = f"every host's {state.job.family.daemon} has ended, but mpirun goes on"
+    return _suspect(state, verdict_of("daemon-failed", message), message, Timer.DAEMONS_ENDED)
 
 
 def ranks_in_mpi(state: State, event: RanksInMpi) -> Step:

@@ -189,6 +189,17 @@ def test_workers_without_mpiboot_behind_a_users_own_agent_and_a_tree(
     assert job.launcher.stderr().count("own agent") == len(job.workers)
 
 
+@pytest.mark.full
+def test_workers_that_can_not_start_each_others_daemons(cluster: Cluster, rig: None) -> None:
+    image = images.image(images.NAMES[0])
+    refuses = image.with_files({"/usr/local/bin/ssh": "#!/bin/sh\nexit 255\n"}, 0o755)
+    line = ("mpirun", "--map-by", "node", "--mca", "routed", "binomial", RING)
+    job = mpijob(cluster, image, workers=5, launcher_args=line, worker={"image": refuses}).start()
+    assert job.launcher.wait() == 78
+    assert "[agent-not-started]" in job.launcher.stderr()
+    assert "--mca routed binomial: given on the mpirun line" in job.launcher.stderr()
+
+
 def listens(pod: Pod) -> bool:
     """A stock sshd says that it is up."""
     return "Server listening" in pod.stderr()

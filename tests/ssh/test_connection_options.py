@@ -39,7 +39,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
 
     async def connect(*where: object, **options: object) -> None:
         seen.update(options, where=where)
-        raise ConnectionRefusedError
+        raise ConnectionRefusedError(111, "")
 
     monkeypatch.setattr(asyncssh, "connect", connect)
     return seen
@@ -140,8 +140,8 @@ def test_without_ed25519_it_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("why", "attempts", "once", "tries"),
     [
-        *((ConnectionRefusedError(), attempts, 0, attempts or 1) for attempts in (0, 1, 3)),
-        (ConnectionRefusedError(), 3, 9, 1),
+        *((ConnectionRefusedError(111, ""), tried, 0, tried or 1) for tried in (0, 1, 3)),
+        (ConnectionRefusedError(111, ""), 3, 9, 1),
         # What was refused is not tried again.
         (asyncssh.PermissionDenied("no"), 3, 0, 1),
     ],

@@ -519,10 +519,13 @@ UNKNOWN = "is no host of this job"
     ("host", "user", "reason"),
     [
         # A short name is its host where it is the only one.
-        *((name, "me", "failed ('127.0.0.1'") for name in ("w-0", "w-2", "w-1.other.ns")),
+        *(
+            (name, "me", "to 127.0.0.1 port {}: Connection refused")
+            for name in ("w-0", "w-2", "w-1.other.ns")
+        ),
         ("w-1", "me", UNKNOWN),
         # One that ranks add is reached as all others are, if these are alike.
-        ("127.0.0.2", "me", "failed ('127.0.0.2'"),
+        ("127.0.0.2", "me", "to 127.0.0.2 port {}: Connection refused"),
         *((name, "root", UNKNOWN) for name in ("127.0.0.2", "w", "w-0.job", "../a b")),
         ("", "me", "no host was named"),
     ],
@@ -531,7 +534,8 @@ async def test_why_there_is_no_session_stands_where_the_parent_looks_for_it(
     tmp_path: Path, host: str, user: str, reason: str
 ) -> None:
     names = ("w-0.job.ns", "w-1.job.ns", "w-1.other.ns", "w-10.job.ns")
-    config = config_of(Job(tmp_path), free_port(), *names)
+    port = free_port()
+    config = config_of(Job(tmp_path), port, *names)
     last = replace(config.hosts[0], name="w-2", user=user)
     before = os.umask(0)  # what it makes has no other guard
     try:
@@ -541,7 +545,7 @@ async def test_why_there_is_no_session_stands_where_the_parent_looks_for_it(
         os.umask(before)
     (path,) = (tmp_path / "stderr").iterdir()
     assert path.name == {"": "unknown", "../a b": ".._a_b"}.get(host, host)
-    assert reason in path.read_text()
+    assert reason.format(port) in path.read_text()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 

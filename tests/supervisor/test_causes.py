@@ -74,9 +74,6 @@ def test_the_other_causes_in_words() -> None:
     assert judgement.not_startable(
         ("/x/mpirun",), {}, OSError(errno.EACCES, "Permission denied")
     ) == Verdict(127, "program-missing", "/x/mpirun: Permission denied: mpirun was not started")
-    assert judgement.not_ended(running()).message == (
-        "every host's orted has ended, but mpirun goes on without them"
-    )
     assert judgement.pod_ending("w-1") == Verdict(
         69,
         "host-lost",

@@ -789,17 +789,6 @@ def test_a_host_that_is_lost_is_69(rig: Rig) -> None:
     assert "\n-> " in reason
 
 
-def test_a_daemon_that_dies_alone_is_told_from_its_host(rig: Rig) -> None:
-    rig.remote("w-1")
-    rig.ssh(WAITING.format(folder=rig.folder) + "\nexit 255")
-    process = rig.start(joining(rig, "wait; exit 205"))
-    heard(process, "the remote daemon joined")
-    (rig.folder / "over").touch()
-    code, message = ended(process)
-    assert code == 69
-    assert "the host still answers" in message
-
-
 def test_an_agent_that_is_killed_is_a_lost_host(rig: Rig) -> None:
     rig.remote("w-1")
     rig.ssh(": > begun; exec sleep 300")

@@ -715,6 +715,12 @@ OOM = PoolEnded(LIMIT, killed=True, out_of_memory=True)
                 ([OTHER_KILLED, MpirunEnded(code), KILLED_AGENT], "agents of w-1, w-2 ("),
             )
         ),
+        # A host whose daemon another one was to start (routed=binomial) never had an agent.
+        (
+            go([AgentStarted("w-1", 100), DaemonJoined("w-1")])[0],
+            [AgentEnded("w-1", 100, -9, killed=True), MpirunEnded(255)],
+            *((78, "agent-not-started", ""), "no daemon on w-2"),
+        ),
         # 4.1 ends with the signal of the agent over which it gave up: it killed the others later.
         (running(), [KILLED_AGENT, OTHER_KILLED, MpirunEnded(9)], LOST_HOST, "killed by SIGKILL"),
         (running("openmpi5"), [MpirunEnded(3), KILLED_AGENT, OTHER_KILLED], (3, "", ""), ""),
