@@ -47,8 +47,7 @@ def programs(folder: Path, *, but: tuple[str, ...]) -> Path:
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="there is no mpirun here")
 def test_the_demo_without_containers_runs_a_rank_in_every_slot(how: str, tmp_path: Path) -> None:
     """It takes mpi4py from PyPI where it isn't there."""
-    # Which client it uses is in the plan.
-    env = {**os.environ, "MPIBOOT_LOG_LEVEL": "debug"}
+    env = {**os.environ}
     if how == "without ssh":
         # ssh-keygen refuses a uid without a passwd entry, as ssh does.
         env["PATH"] = str(programs(tmp_path / "bin", but=("ssh", "ssh-keygen")))
@@ -67,7 +66,6 @@ def test_the_demo_without_containers_runs_a_rank_in_every_slot(how: str, tmp_pat
     assert sorted(ranks) == [(str(rank), str(rank // 2)) for rank in range(8)]
     assert "left out" in done.stdout
     assert done.stdout.count("sshd (embedded) listens on 127.0.0.1") == 4
-    assert ("there is no ssh on PATH" in done.stdout) == (how == "without ssh")
 
 
 @pytest.mark.full

@@ -209,7 +209,7 @@ def test_the_wheel_runs_with_each_python_that_is_here(tmp_path: Path, version: s
         "openmpi5",
         "--hostfile",
         tmp_path / "hostfile",
-        "./train",
+        *("mpirun", "./train"),
     ]
     assert "w-0.x.default.svc" in runs("mpiboot", *plan)
     assert json.loads(runs("mpiboot", "facts", "--json"))["links"]
