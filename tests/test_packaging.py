@@ -202,15 +202,8 @@ def test_the_wheel_runs_with_each_python_that_is_here(tmp_path: Path, version: s
     assert len(modules) > 100
     runs("python", "-W", "error", "-c", f"import {', '.join(sorted(modules))}")
     assert __version__ in runs("mpiboot", "--version")
-    plan: list[str | Path] = [
-        "plan",
-        "--offline",
-        "--mpi",
-        "openmpi5",
-        "--hostfile",
-        tmp_path / "hostfile",
-        *("mpirun", "./train"),
-    ]
+    hostfile = tmp_path / "hostfile"
+    plan = ("plan", "--offline", "--mpi", "openmpi5", "--hostfile", hostfile, "mpirun", "./train")
     assert "w-0.x.default.svc" in runs("mpiboot", *plan)
     assert json.loads(runs("mpiboot", "facts", "--json"))["links"]
     codes = (0, 1)  # there may be no MPI

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,10 +62,13 @@ def waits(job: Job) -> bool:
     """Whether mpirun has written much, and writes no more."""
 
     def written() -> int:
-        names = ("mpirun", "prterun")
-        found = [item for item in job.launcher.processes() if item.args[0].endswith(names)]
-        texts = (Path(f"/proc/{item.host_pid}/io").read_text() for item in found)
-        return max((int(text.partition("wchar: ")[2].split()[0]) for text in texts), default=0)
+        most = 0
+        for item in job.launcher.processes():
+            if item.args[0].endswith("run"):
+                with suppress(OSError):  # ended
+                    text = Path(f"/proc/{item.host_pid}/io").read_text()
+                    most = max(most, int(text.partition("wchar: ")[2].split()[0]))
+        return most
 
     before = written()
     time.sleep(0.5)
