@@ -32,6 +32,7 @@ from mpiboot.hosts.pipeline import PipelineOptions, Pipelines, PodPipelines
 from mpiboot.hosts.progress import HostState, Reporter, Stage
 from mpiboot.job.program_words import Rendezvous
 from mpiboot.ssh.attempt import Attempt
+from mpiboot.ssh.connections import short_of_files
 from mpiboot.system import os_calls
 
 
@@ -244,6 +245,9 @@ async def wait(
     reporter = Reporter(
         live=log.draws(), left=lambda: _left(settings, followed.states, time.monotonic() - started)
     )
+    if short_of_files(len(hosts), os_calls.most_open_files()):
+        # What is started may use few of them.
+        options = replace(options, kept=None)
     pipelines = _pipelines(settings, access, resolver, reporter.changed, options)
     work: set[asyncio.Future[Any]] = set()
     if any(not pipelines.is_own_name(host) for host in hosts):

@@ -33,8 +33,8 @@ from mpiboot.network import counters, decision, pod, worker_network, worker_pair
 from mpiboot.network.decision import DataNetwork
 from mpiboot.network.worker_pairs import Dial
 from mpiboot.ssh import config as sshconfig
-from mpiboot.ssh.connections import Connections, short_of_files
-from mpiboot.system import os_calls, programs
+from mpiboot.ssh.connections import Connections
+from mpiboot.system import programs
 from mpiboot.worker import facts
 
 # A shell in this pod takes milliseconds.
@@ -83,13 +83,11 @@ async def wait(
     to, settings, connections = access(launcher, args), launcher.resolved.settings, None
     if settings.supervise is Switch.ON and launcher.pods is None:
         connections = Connections(sshconfig.patience(settings.ssh_keepalive, args))
-    # The line may use few of very many hosts.
-    few = short_of_files(len(found.hostfile.hosts), os_calls.most_open_files())
     passed = await gate.wait(
         found.hostfile.hosts,
         _rest(launcher),
         to,
-        PipelineOptions(mpirun=line.daemons_mpirun, pairs=pairs, kept=None if few else connections),
+        PipelineOptions(mpirun=line.daemons_mpirun, pairs=pairs, kept=connections),
         also=own,
         follow=follow,
         reached=reached,

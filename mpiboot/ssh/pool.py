@@ -77,15 +77,8 @@ class HostLogins:
                 return await self._turns.run(partial(self._open, remote), limit)
             except (OSError, asyncssh.ConnectionLost, asyncio.TimeoutError) as wrong:
                 # The gate has just seen the host answer: a dropped SYN, or a full queue.
-                where = f"{remote.address} port {remote.port}"
-                number = getattr(wrong, "errno", None)
-                if not left and number:  # asyncio's words are not ssh's
-                    why = f"connect to {where}: {os.strerror(number)}"
-                    raise type(wrong)(why) from None
-                if not left and not str(wrong):  # that of `wait_for`
-                    raise TimeoutError(f"no login at {where} within {limit:g} s") from None
                 if not left:
-                    raise
+                    raise _in_words(wrong, f"{remote.address} port {remote.port}", limit) from None
             await asyncio.sleep(1)
 
     async def _open(self, remote: LaunchHost) -> asyncssh.SSHClientConnection:
@@ -102,6 +95,16 @@ class HostLogins:
             keepalive_count_max=self._patience.probes,
             login_timeout=0,  # the limit of the whole is the caller's
         )
+
+
+def _in_words(wrong: Exception, at: str, limit: float | None) -> Exception:
+    """Give an exception of a login with ssh's own words for what asyncio has others."""
+    if (
+        errno := getattr(wrong, "errno", 0) or 0
+    ) > 0:  # below 0 it is the resolver's, with words of its own
+        return type(wrong)(f"connect to {at}: {os.strerror(errno)}")
+    # `wait_for` says nothing; the system's own time-out has words.
+    return wrong if str(wrong) else TimeoutError(f"no login at {at} within {limit:g} s")
 
 
 class ClientSession(asyncssh.SSHClientSession[bytes]):

@@ -30,15 +30,6 @@ from mpiboot.supervisor.stop_ranks import LookRequests
 SECONDS_FOR_PROOF: Final = 60.0
 
 
-def hosts_of(folder: str) -> tuple[HostSnapshot, ...]:
-    """Read what the gate saw of a launch's hosts; none where it has left nothing."""
-    try:
-        with open(f"{folder}/{evidence.FILE}", encoding="utf-8") as file:
-            return evidence.from_json(file.read())
-    except FileNotFoundError:
-        return ()
-
-
 class Workers:
     """The workers of a launch whose mpirun has ended."""
 
@@ -128,7 +119,12 @@ class Answers:
 
     @cached_property
     def _hosts(self) -> tuple[HostSnapshot, ...]:
-        return hosts_of(self._folder)
+        """What the gate saw of the hosts; none where it has left nothing."""
+        try:
+            with open(f"{self._folder}/{evidence.FILE}", encoding="utf-8") as file:
+                return evidence.from_json(file.read())
+        except FileNotFoundError:
+            return ()
 
     @cached_property
     def _workers(self) -> Workers:

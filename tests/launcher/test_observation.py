@@ -270,7 +270,7 @@ async def test_a_launch_is_planned_from_the_hosts_of_the_hostfiles_last_version(
         hostfile.write_text("localhost slots=2\n127.0.0.2 slots=4\n")
         found = await asyncio.wait_for(waiting, 60)
         assert found.connections
-        logins = found.connections.all(*found.observed.workers)  # for mpirun's agents
+        logins = found.connections.all(*found.observed.workers)  # for agents
         assert len(logins) == (files == 79)
         for login in logins:
             login.close()

@@ -307,8 +307,8 @@ def test_a_killed_pool_ends_its_agents_and_those_to_come(other: Launch) -> None:
 
 
 def _end_without_pool(launch: Launch, how: str) -> None:
-    """Start an agent with a FIFO of its own: it waits until a signal or the parent says so."""
-    if how == "has asked":  # it can't tell that it has started, and opens its FIFO only then
+    """An agent with its own FIFO waits for a signal or the parent."""
+    if how == "has asked":  # opens it later
         os.write(launch.fifo, bytes(1 << 16))
     agent = launch.start("true")
     until((launch.folder / SESSIONS / f"{launch.host}.{agent.pid}.request").exists)
