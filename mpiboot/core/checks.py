@@ -248,10 +248,6 @@ _OF_JOBS: Final[_Table] = {
     },
     (ExitCode.CONFLICT, _BOTH): {
         "settings-conflict": _CheckText("the settings fit each other and the hosts", ""),
-        "service-mesh": _CheckText(
-            "no service mesh proxies the job's pods",
-            "keep launcher and workers out of the mesh, or the job's ports",
-        ),
         "entrypoint": _CheckText(
             "Kubernetes's SIGTERM reaches mpiboot",
             'end that script with `exec mpiboot "$@"`: else a deleted pod gets only SIGKILL',

@@ -292,14 +292,6 @@ class MpiParameter:
 
 
 @dataclass(frozen=True, slots=True)
-class Mesh:
-    """A service mesh whose proxy takes a pod's connections, and what shows that."""
-
-    name: str
-    evidence: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Gpus:
     """The GPUs of a pod.
 
@@ -370,7 +362,6 @@ class PodFacts:
     shm: int
     environment: tuple[str, ...]
     fabric: Fabric = NO_FABRIC
-    mesh: Mesh | None = None
     sshd_reason: str = ""
     memory_refused: str = ""
     gpus: Gpus = NO_GPUS

@@ -307,7 +307,7 @@ def _finding_of(host: str, item: Json) -> Finding:
     found = replace(read_record(Finding, item, strict=False), host=host, hosts=())
     if found.check in table.GROUP_OF:
         return found
-    # Its mpiboot is a later one.
+    # Its mpiboot is of another version.
     return replace(found, check="worker-checks", message=f"{found.check}: {found.message}")
 
 

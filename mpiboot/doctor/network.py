@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from mpiboot.core.checks import DATA_CHECKS
-from mpiboot.core.facts import Host, Mesh, PodFacts, Worker
+from mpiboot.core.facts import Host, PodFacts, Worker
 from mpiboot.core.model import Finding
 from mpiboot.core.settings import Settings
 from mpiboot.core.wording import assigned, counted, first_few, lasting
 from mpiboot.doctor.checks import DoctorCheck, check, failed, ok, warned, worker_check
 from mpiboot.job import pods
 from mpiboot.job.control_links import NAME_LINKS, links_gone
-from mpiboot.network import cluster_view, nccl, service_mesh, worker_network
+from mpiboot.network import cluster_view, nccl, worker_network
 from mpiboot.network.counters import FAULTS
 from mpiboot.network.records import PCI_FUNCTION, RDMA, usable
 
@@ -61,13 +61,6 @@ class NvidiaPart:
 
 _STRICT: Final = 1  # net.ipv4.conf.*.rp_filter, Documentation/networking/ip-sysctl
 _SSH: Final = 22
-
-
-@check("service-mesh", by_plan=True)
-def mesh(mesh: Mesh | None, settings: Settings) -> Iterable[Finding]:
-    """Report a proxy in front of this pod, as the launcher does for all pods."""
-    ports = [settings.ssh_port or _SSH]
-    yield from service_mesh.findings({"this pod": mesh}, ports, settings.port_range)
 
 
 @worker_check(

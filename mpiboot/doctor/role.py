@@ -31,7 +31,7 @@ from mpiboot.hosts import hostfiles
 from mpiboot.hosts.access import PORTS
 from mpiboot.hosts.gate import is_one_of
 from mpiboot.job import platforms, render
-from mpiboot.network import platform_hints, pod
+from mpiboot.network import pod
 from mpiboot.worker import facts
 from mpiboot.worker.state import WorkerState, running_worker
 
@@ -195,7 +195,6 @@ LOOKS: Final[Mapping[str, Callable[[Subject], object]]] = {
     "folder": lambda one: looks.folder(one.resolved.settings, one.environ),
     "key": lambda one: looks.key(one.resolved.settings, one.environ),
     "shims": lambda one: looks.shims(one.environ),
-    "mesh": lambda _: platform_hints.service_mesh(),
     "servers": _servers,
     "sshd_settings": lambda one: looks.sshd_settings(_ports(one), pod.identity(one.environ)),
     "nvidia": lambda one: looks.nvidia(one.environ),

@@ -47,7 +47,7 @@ _COLUMNS: Final = {
     "ssh": "ssh-key ssh-denied host-key-differs kubectl-denied sshd workers-held openssh-server "
     "sshd-settings other-ssh-server workers-unreachable worker-facts",
     "limits": "memlock shm session-limits processes shm-full memory-limit",
-    "network": "names-unresolved interface-missing ip-version worker-pairs service-mesh "
+    "network": "names-unresolved interface-missing ip-version worker-pairs "
     "worker-address master-port control-mtu ranks-unanswered rp-filter default-routes "
     "control-link control-subnet name-answers launcher-unreached network-reach path-mtu path-speed",
     "data": "data-link rdma-device rdma-missing rdma-differs rdma-node rdma-library efa-library "

@@ -5,15 +5,13 @@ Pure: it judges the attempts' results.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from mpiboot.core.checks import MpibootError, error
-from mpiboot.core.facts import Mesh
 from mpiboot.hosts.dns import ResolvConf
 from mpiboot.hosts.dns_query import NoAddress
 from mpiboot.job import names
-from mpiboot.network import service_mesh as meshes
 from mpiboot.ssh.attempt import WORKER, Attempt, Outcome
 
 
@@ -110,8 +108,6 @@ def as_error(
     )
 
 
-# What a proxy makes of a server that speaks first, or of a peer without its mTLS.
-PROXIED: Final = frozenset({Outcome.SILENT, Outcome.CLOSED})
 # Only reported: some images install or fetch something before they start their sshd.
 LONG: Final = 60.0
 _COMMAND_HINT: Final = (
@@ -130,45 +126,37 @@ _LOST_HINT: Final = (
     "try `ping -M do -s 1472 ADDRESS` between nodes, and give the pod network the MTU that its "
     "path carries (CNI configuration); or the worker is overloaded"
 )
-_SILENT_HINT: Final = (
-    "is a service mesh's sidecar in front of the worker? Its log tells (`mpiboot doctor` there "
-    "too); else its sshd hangs"
+# A proxy that waits for the client to speak first is silent; one that expects mTLS closes.
+_NO_GREETING_HINT: Final = (
+    "no SSH greeting: a proxy in front of the pod (a service mesh's sidecar)? Keep the job's pods, "
+    "or its ports, out of the mesh (docs/pod-network.md); without one, see the worker's log"
 )
 
 
-def why(
-    attempt: Attempt,
-    mesh: Mesh | None,
-    ports: Collection[int],
-    port_range: str,
-    refused: float = 0.0,
-    refusing: Collection[int] = (),
-) -> tuple[str, str | None]:
+def why(attempt: Attempt, attempts: Sequence[Attempt], refused: float) -> tuple[str, str | None]:
     """Give the reason in a few words that don't vary, and a hint; None: the check's own hint.
 
     Args:
         attempt: the attempt that came furthest.
-        mesh: the service mesh of the launcher's own pod.
-        ports: the SSH ports that are tried.
-        port_range: the setting, for the annotation that excludes ports.
+        attempts: those of the same round, one for each address and port.
         refused: the seconds for which every port has refused connections.
-        refusing: other ports of that address that have just refused connections.
     """
-    message = attempt.outcome.value
-    if attempt.outcome in PROXIED and mesh is not None:
-        hint = meshes.advice(mesh, ports, port_range)
-        return f"{message}, and {mesh.name}'s proxy is in front of this pod", hint
+    message, target = attempt.outcome.value, attempt.target
     if attempt.outcome is Outcome.REFUSED:
         long = f", nothing has listened for {LONG:g} s" if refused >= LONG else ""
         return f"{message}{long}", _COMMAND_HINT
+    refusing = [
+        other.target.port
+        for other in attempts
+        if other.outcome is Outcome.REFUSED and other.target.address == target.address
+    ]
     if attempt.outcome in _FILTERED and refusing:
-        port = attempt.target.port
-        hint = _FILTERED_HINT.format(port=port, host=attempt.target.host, other=min(refusing))
+        hint = _FILTERED_HINT.format(port=target.port, host=target.host, other=min(refusing))
         return f"{message}, though other ports refuse", hint
     if attempt.stalled:
         return f"{message}: {_LOST}", _LOST_HINT
-    if attempt.outcome is Outcome.SILENT:
-        return message, _SILENT_HINT
+    if attempt.outcome in (Outcome.SILENT, Outcome.CLOSED) and not attempt.greeting:
+        return message, _NO_GREETING_HINT
     return message, None
 
 

@@ -131,7 +131,7 @@ class PairCheck:
         self._logins[target] = _PairLogin(connection, started)
 
     def join(self, worker: Worker, target: Target) -> None:
-        """Let a host that has just passed the gate begin, unless a mesh would answer for it."""
+        """Let a host that has just passed the gate begin."""
         login = self._logins.pop(target, None)
         if login is None:
             return
@@ -139,10 +139,9 @@ class PairCheck:
         if before is not None:
             before.replaced = True
             self._end(before)
-        mesh = worker.facts.mesh if worker.facts else None
-        if not worker.runs_mpiboot or mesh is not None:
+        if not worker.runs_mpiboot:
             self._ends.add(asyncio.ensure_future(login.connection.close()))
-            _not_checked(worker, f"a proxy of {mesh.name}" if mesh else "it does not run mpiboot")
+            _not_checked(worker, "it does not run mpiboot")
         else:
             self._ready.append((worker, login))
         if self._began or len(self._ready) > 1:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from mpiboot.core import log, records_json
 from mpiboot.core.addresses import is_address
 from mpiboot.core.checks import MpibootError, error
-from mpiboot.core.facts import Host, Mesh, NoFacts, PodFacts, Worker
+from mpiboot.core.facts import Host, NoFacts, PodFacts, Worker
 from mpiboot.core.model import Mpi
 from mpiboot.core.setting_types import Auto, HostKeys, ProveTransport, Switch
 from mpiboot.core.settings import Settings
@@ -32,7 +32,6 @@ from mpiboot.hosts.pacing import Pauses
 from mpiboot.hosts.pairs import PairCheck
 from mpiboot.hosts.progress import HostState, Stage, finding
 from mpiboot.job import names
-from mpiboot.network import platform_hints
 from mpiboot.network import pod as own_pod
 from mpiboot.ssh import attempt as ssh_attempt
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
@@ -181,8 +180,6 @@ class Pipelines:
         self.host_keys: dict[str, str] = {}
         self.answers: dict[str, Attempt] = {}
         self.last_name = 0.0
-        self._mesh: Mesh | None = None
-        self._looked = float("-inf")
 
     def prepare(self) -> asyncio.Future[Any]:
         """Start loading what the pipelines need, while names are resolved."""
@@ -317,7 +314,7 @@ class Pipelines:
                 return self._worker(state, best)
             if best.outcome is not Outcome.REFUSED:
                 listened = time.monotonic()
-            reason, state.hint = self._why(best, attempts, time.monotonic() - listened)
+            reason, state.hint = failures.why(best, attempts, time.monotonic() - listened)
             self._set(
                 state,
                 Stage.SSH,
@@ -342,22 +339,6 @@ class Pipelines:
                 addresses = answer.addresses or addresses
                 gone = f"; its name does not resolve any more: {answer.detail}"
                 gone = "" if answer.addresses else gone
-
-    def _why(
-        self, attempt: Attempt, attempts: Sequence[Attempt], refused: float
-    ) -> tuple[str, str | None]:
-        """Say why an attempt failed; if a proxy may be the reason, look for a service mesh."""
-        now = time.monotonic()
-        due = now - self._looked >= _RESOLVE_AGAIN  # a proxy may come up after its pod's program
-        if attempt.outcome in failures.PROXIED and self._mesh is None and due:
-            self._mesh, self._looked = platform_hints.service_mesh(), now
-        port, port_range = attempt.target.port, self._settings.port_range
-        refusing = [
-            other.target.port
-            for other in attempts
-            if other.outcome is Outcome.REFUSED and other.target.address == attempt.target.address
-        ]
-        return failures.why(attempt, self._mesh, {port}, port_range, refused, refusing)
 
     def _stop_if_once(self, state: HostState) -> None:
         if self._options.once:

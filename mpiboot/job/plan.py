@@ -164,7 +164,7 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
     per_host = data.deliver(builder, network)
     mpi_environment.name_unsafe(builder)
     pods.tell_workers(builder)
-    builder.findings += pods.findings(observed, resolved)
+    builder.findings += pods.findings(observed)
     pods.gpu_memory(builder)
     daemons = placement.daemons(hosts, line, row, placed, local)
     remote = tuple(host.name for host in hosts if host.name not in local)

@@ -13,11 +13,9 @@ from typing import Final
 from mpiboot.core.checks import failed
 from mpiboot.core.facts import Link, PodFacts, Worker
 from mpiboot.core.model import Finding, Level, MpiFamily, Source, SshKind
-from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import first_few, grouped, majority
 from mpiboot.job.names import short
 from mpiboot.job.plan_builder import Observed, PlanBuilder
-from mpiboot.network import service_mesh
 from mpiboot.network.worker_network import launcher_addresses, link_of
 
 
@@ -142,11 +140,10 @@ PEER_MEMORY: Final = (
 )
 
 
-def findings(observed: Observed, resolved: Resolved) -> tuple[Finding, ...]:
+def findings(observed: Observed) -> tuple[Finding, ...]:
     """Find the problems in what launcher and workers report."""
     return (
         *mpi_versions(observed),
-        *_meshes(observed, resolved),
         *mtus(observed.links, observed.workers),
         *shared_addresses(observed),
         *gpus(observed.workers),
@@ -260,14 +257,6 @@ def shared_addresses(observed: Observed) -> Iterator[Finding]:
         if pattern and re.search(pattern, short(host.name)):
             message = "this worker's name leads to the launcher's own address"
             yield failed("settings-conflict", message, hint=_ONE_ADDRESS, host=host.name)
-
-
-def _meshes(observed: Observed, resolved: Resolved) -> Iterable[Finding]:
-    """Find proxies in front of pods."""
-    meshes = {"the launcher": observed.own.mesh if observed.own else None}
-    meshes |= {worker.host.name: worker.facts.mesh for worker in observed.workers if worker.facts}
-    ports = {worker.port for worker in observed.workers} or {22}
-    return service_mesh.findings(meshes, ports, resolved.settings.port_range)
 
 
 def mtus(launcher: Iterable[Link], workers: Sequence[Worker]) -> tuple[Finding, ...]:

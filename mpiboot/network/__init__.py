@@ -1,1 +1,1 @@
-"""The pods' own network: the control link, service meshes, MTUs. Pure."""
+"""The pods' own network: the control link, MTUs. Pure."""

@@ -1,4 +1,4 @@
-"""What the platform tells about this pod: links and devices (Multus, DRA, plugins), service mesh.
+"""What the platform tells about this pod: links and devices (Multus, DRA, plugins).
 
 Attachments are not verified here: the link or device may not be there.
 """
@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from mpiboot.core.facts import Attachment, AttachmentSource, Mesh
+from mpiboot.core.facts import Attachment, AttachmentSource
 from mpiboot.network.records import PCI_FUNCTION
-from mpiboot.network.service_mesh import recognise
 
 _Json: TypeAlias = "bool | int | float | str | list[_Json] | dict[str, _Json] | None"
 
@@ -192,42 +190,3 @@ def _text(value: _Json, name: str) -> str:
 def _items(value: _Json, name: str) -> list[_Json]:
     found = _member(value, name)
     return found if isinstance(found, list) else []
-
-
-_LISTENS: Final = "0A"  # a row's fourth word; the second is the address and port, in hexadecimal
-
-
-def listening_ports(proc: str = "/proc") -> set[int]:
-    """Give the TCP ports of this network namespace that listen; none where that is hidden.
-
-    Read without psutil, as a worker asks while it gathers its facts: loading psutil costs
-    12 to 17 ms of CPU time, and its ``net_connections`` looks at every process for whose they are.
-    """
-    found = set()
-    for table in ("tcp", "tcp6"):
-        with (
-            suppress(OSError, ValueError, IndexError),
-            open(f"{proc}/net/{table}", encoding="ascii") as rows,  # noqa: PTH123 - light
-        ):
-            for words in map(str.split, rows):
-                if words[3] == _LISTENS:
-                    found.add(int(words[1].rpartition(":")[2], 16))
-    return found
-
-
-def service_mesh(annotations: tuple[Path, ...] = ANNOTATIONS) -> Mesh | None:
-    """Look for a mesh's proxy in front of this pod: its containers share one network with it."""
-    return recognise(listening_ports(), _annotated(annotations))
-
-
-def _annotated(paths: tuple[Path, ...]) -> set[str]:
-    """Names of the pod's annotations, where a downwardAPI volume has them: name="value" lines."""
-    found = set()
-    for path in paths:
-        try:
-            with path.open(encoding="utf-8", errors="replace") as file:
-                text = file.read(_LARGEST)
-        except OSError:
-            continue
-        found |= {line.partition("=")[0] for line in text.splitlines()}
-    return found

@@ -4,7 +4,7 @@ psutil takes 12 ms of CPU time and a megabyte, so the first call that needs it i
 a worker's way to its SSH server. Read from /proc instead is elsewhere: how much came for a socket
 and a process's children without a look at every other process (``supervisor/processes.py``), when
 a process began by a clock that nobody sets, and the names of what it was started with
-(``network/pod.py``), and the bare numbers of the ports that listen (``network/platform_hints.py``).
+(``network/pod.py``).
 """
 
 from __future__ import annotations

@@ -21,7 +21,6 @@ from mpiboot.core.wording import size_of
 from mpiboot.job import parameter_files
 from mpiboot.job.forward import SEARCH_PATHS
 from mpiboot.network import platform_hints, pod
-from mpiboot.network import service_mesh as meshes
 from mpiboot.network.nccl import CHECKED
 from mpiboot.system import files, programs
 from mpiboot.worker.state import running_worker, worker_state
@@ -64,7 +63,6 @@ def gather(
         shm=pod.shm_size(),
         environment=pod.spec_names(pid),
         fabric=_fabric(environ, routes, unread),
-        mesh=platform_hints.service_mesh(),
         memory_refused=memory_refused(),
         gpus=sysfs.gpus(search=environ.get("PATH", "")),
         cpus=pod.cpus(os.sched_getaffinity(0)),
@@ -126,10 +124,6 @@ def run(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool, path: 
     state = worker_state(Path(path).parent)
     pid, sshd = (state.pid, state.sshd) if state else (os.getppid(), "")
     found = gather(resolved, environ, sshd=sshd, pid=pid, mpi=mpi)
-    if found.mesh and state:
-        settings = resolved.settings
-        for item in meshes.findings({"this pod": found.mesh}, [state.port], settings.port_range):
-            log.finding(item)
     # The ranks' sessions get what a profile has set as well as what the pod's specification has.
     names = tuple(sorted({*found.environment, *environ}))
     reason = state.reason if state else ""

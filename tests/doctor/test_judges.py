@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.core.facts import Fabric, Gpus, Mesh, PodFacts, RdmaDevice, Route
+from mpiboot.core.facts import Fabric, Gpus, PodFacts, RdmaDevice, Route
 from mpiboot.core.model import Finding, Level
 from mpiboot.core.settings import Settings
 from mpiboot.doctor import looks, network, pod
@@ -223,7 +223,6 @@ def counted(sums: Mapping[str, int], **grown: int) -> CountersPart:
             *(network.default_routes, [routes("eth0", "net1")]),
             ["warn: 0.0.0.0/0 has routes through eth0 and net1: the kernel decides by metric"],
         ),
-        (network.mesh, [None, Settings()], []),
         # -- data network and GPUs; rules that compare workers say nothing of one
         (
             network.data_network,
@@ -327,11 +326,6 @@ def test_every_outcome(judge: DoctorCheck, parts: list[object], expected: list[s
 )
 def test_the_evidence_is_beside_it(found: Iterable[Finding], evidence: tuple[str, ...]) -> None:
     assert next(iter(found)).evidence == evidence
-
-
-def test_a_proxy_in_front_of_the_pod_is_a_warning() -> None:
-    (found,) = told(network.mesh(Mesh("istio", ("its ports listen",)), Settings()))
-    assert found.startswith("warn: ")
 
 
 @pytest.mark.parametrize(

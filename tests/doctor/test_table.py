@@ -64,7 +64,7 @@ def test_every_check_of_doctor_that_a_machine_can_show_has_a_broken_pod() -> Non
     [
         (Role.WORKER, {"shm-full", "ssh-key", "rdma-port"}, set()),
         (Role.LAUNCHER, {"ssh-key", "debug-output"}, {"shm-full", "rdma-port", "gpus"}),
-        (Role.NONE, {"shm-full", "ssh-key", "rdma-port", "service-mesh"}, set()),
+        (Role.NONE, {"shm-full", "ssh-key", "rdma-port", "gpus"}, set()),
     ],
 )
 def test_a_role_has_its_checks(role: Role, has: set[str], lacks: set[str]) -> None:

@@ -1,37 +1,32 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from mpiboot.core.facts import Mesh
 from mpiboot.hosts import failures
 from mpiboot.hosts.dns import ResolvConf
 from mpiboot.hosts.dns_query import NoAddress
 from mpiboot.ssh.attempt import Attempt, Outcome, Target
 
-ISTIO = Mesh("istio", ())
 TARGET = Target("w-0", "10.0.0.1", 22, "root")
 
 
 def why(
-    outcome: Outcome, mesh: Mesh | None = None, *, stalled: bool = False, refused: float = 0.0
+    outcome: Outcome, *, stalled: bool = False, refused: float = 0.0, greeting: str = ""
 ) -> tuple[str, str]:
-    probe = Attempt(TARGET, outcome, stalled=stalled)
-    message, hint = failures.why(probe, mesh, {22}, "40000-40001", refused)
+    attempt = Attempt(TARGET, outcome, stalled=stalled, greeting=greeting)
+    message, hint = failures.why(attempt, [attempt], refused)
     return message, hint or ""
 
 
 @pytest.mark.parametrize("outcome", list(Outcome))
-def test_a_proxy_is_named_where_it_explains_the_failure(outcome: Outcome) -> None:
-    message, hint = why(outcome, ISTIO)
+def test_a_proxy_may_be_why_there_is_no_greeting(outcome: Outcome) -> None:
+    message, hint = why(outcome)
     proxied = outcome in (Outcome.SILENT, Outcome.CLOSED)
-    assert ("istio's proxy is in front of this pod" in message) == proxied
-    assert ('"22,40000,40001"' in hint) == proxied
-    assert message.startswith(outcome.value)
-
-
-def test_silence_without_a_proxy_here_may_be_one_there() -> None:
-    assert why(Outcome.SILENT)[0] == Outcome.SILENT.value
-    assert "sidecar in front of the worker" in why(Outcome.SILENT)[1]
+    assert hint.startswith("no SSH greeting: a proxy in front of the pod") == proxied
+    assert message == outcome.value
+    assert "proxy" not in why(outcome, greeting="SSH-2.0-OpenSSH_9.2")[1]
 
 
 @pytest.mark.parametrize("outcome", [Outcome.SLOW, Outcome.COMMAND_FAILED])
@@ -57,15 +52,21 @@ def test_a_worker_that_refuses_for_a_minute_may_have_a_command_of_its_own() -> N
 
 @pytest.mark.parametrize("outcome", [Outcome.TIMEOUT, Outcome.UNREACHABLE])
 def test_a_filtered_port_is_a_network_policys_or_a_firewalls(outcome: Outcome) -> None:
+    """A port of another address that refuses says nothing of this pod."""
     probe = Attempt(TARGET, outcome)
-    message, hint = failures.why(probe, None, {22}, "", 0.0, (2222, 2206))
+    others = [
+        Attempt(replace(TARGET, port=2222), Outcome.REFUSED),
+        Attempt(replace(TARGET, port=2206), Outcome.REFUSED),
+        Attempt(replace(TARGET, port=21, address="10.0.0.9"), Outcome.REFUSED),
+    ]
+    message, hint = failures.why(probe, [probe, *others], 0.0)
     assert message == f"{outcome.value}, though other ports refuse"
     assert hint == (
         "port 22 of w-0 is filtered: its pod is there, and refuses connections to port 2206. A "
         "NetworkPolicy or firewall must let the launcher connect to port 22 of the workers"
     )
     assert failures.more(message, probe) == "; though other ports refuse"
-    assert failures.why(probe, None, {22}, "") == (outcome.value, None)
+    assert failures.why(probe, [probe, others[-1]], 0.0) == (outcome.value, None)
 
 
 @pytest.mark.parametrize(

@@ -16,13 +16,13 @@ import asyncssh
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.facts import Mesh, Worker
+from mpiboot.core.facts import Worker
 from mpiboot.core.setting_types import LogLevel
 from mpiboot.core.settings import resolve
 from mpiboot.hosts import pairs
 from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.pairs import PairCheck
-from mpiboot.network.worker_pairs import Dial, PathEnd, PathHost, Reached, paths
+from mpiboot.network.worker_pairs import Dial, PathEnd, PathHost, Reached, findings, paths
 from mpiboot.ssh.attempt import Target
 from mpiboot.worker.server import write_scripts
 from tests.fakes.workers import eth0, without_facts, worker
@@ -350,31 +350,41 @@ async def test_a_pod_that_was_replaced_is_dialled_no_more(folder: Path) -> None:
     assert dials == ["127.0.6.1"]  # a pod that is gone would answer after the whole patience
 
 
-async def test_others_servers_older_workers_and_meshes_are_not_checked(
+async def test_others_servers_and_older_workers_are_not_checked(
     folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     log.configure(level=LogLevel.DEBUG)
     check = PairCheck(60.0, "")
-    facts = host(1).facts
-    assert facts is not None
-    foreign = without_facts("w-0")
-    meshed = replace(host(1), facts=replace(facts, mesh=Mesh("istio", ())))
-    hosts = [foreign, meshed, host(2), host(3), host(4)]
+    hosts = [without_facts("w-0"), host(2), host(3), host(4)]
     (tmp_path / "older").mkdir()
-    homes = [None, folder, tmp_path / "older", folder, folder]
+    homes = [None, tmp_path / "older", folder, folder]
     connections = [join(check, one, Local(home)) for one, home in zip(hosts, homes, strict=True)]
     found = await results(check, hosts)
     assert {item.source for item in found} == {"w-3", "w-4"}
     assert {host.worker.host.name for host in check._hosts} == {"w-3", "w-4"}  # whom others meet
-    assert [len(connection.commands) for connection in connections] == [0, 0, 1, 1, 1]
+    assert [len(connection.commands) for connection in connections] == [0, 1, 1, 1]
     assert all(connection.closed for connection in connections)
     log.configure()
     message = capfd.readouterr().err
     no = "tries no connections to other workers: "
     assert f"w-0 {no}it does not run mpiboot\n" in message
-    assert f"w-1 {no}a proxy of istio\n" in message
     assert f"w-2 {no}it has an older mpiboot, or no free port at that address\n" in message
     assert "2 connections between workers tried\n" in message
+
+
+async def test_a_proxy_that_takes_every_connection_proves_nothing(folder: Path) -> None:
+    check, hosts = PairCheck(0.2, ""), [host(0), host(1)]
+    with socket.create_server(("", 0)) as proxy:
+
+        def heard(line: str) -> str:
+            dial, address, _, rest = line.split(maxsplit=3)
+            return f"{dial} {address} {proxy.getsockname()[1]} {rest}"
+
+        for one in hosts:
+            join(check, one, Local(folder, heard))
+        found = await results(check, hosts)
+    assert [item.reached for item in found] == [Reached.CONNECTED] * 2
+    assert findings(found, ["w-0", "w-1"]) == ()
 
 
 async def test_one_that_never_says_anything_is_not_waited_for(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from mpiboot.core.checks import MpibootError
-from mpiboot.core.facts import Host, Mesh
+from mpiboot.core.facts import Host
 from mpiboot.core.setting_types import Switch
 from mpiboot.core.settings import Settings
 from mpiboot.hosts import failures, pacing, pipeline
@@ -22,7 +22,6 @@ from mpiboot.hosts.dns_query import DnsAnswer, NoAddress
 from mpiboot.hosts.pairs import PairCheck
 from mpiboot.hosts.pipeline import PipelineOptions, Pipelines
 from mpiboot.hosts.progress import HostState, Stage
-from mpiboot.network import platform_hints
 from mpiboot.ssh import attempt as tcp
 from mpiboot.ssh import login
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
@@ -282,48 +281,10 @@ async def test_a_minute_of_refused_connections_counts_from_the_last_server(
         return Outcome.CLOSED if clock.now - begin == 20 else Outcome.REFUSED
 
     answers(monkeypatch, message)
-    monkeypatch.setattr(platform_hints, "service_mesh", lambda: None)
     with pytest.raises(Enough):
         await pipelines(Names(FOUND)).run(mine)
     long = "connection refused, nothing has listened for 60 s"
     assert [at for at, reason in seen if reason == long] == [90, 100, 110]
-
-
-def test_what_stands_in_front_of_this_pod_is_looked_at_now_and_then_until_it_is_known(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looked, found = list[float](), list[Mesh | None]()
-    mesh = Mesh("istio", ("ports 15001",))
-
-    def look() -> Mesh | None:
-        looked.append(clock.now)
-        return found.pop(0)
-
-    monkeypatch.setattr(platform_hints, "service_mesh", look)
-    found += [None, mesh]
-    settings = Settings(port_range="4000-4100")
-    made, begin = pipelines(Names(FOUND), settings=settings), clock.now
-    closed = Attempt(Target("w-0", THERE, 2206, ""), Outcome.CLOSED)
-    refused = Attempt(closed.target, Outcome.REFUSED)
-    assert made._why(refused, [refused], 0.0)[0] == "connection refused"
-    assert looked == []
-    for passed in (0, 4, 5, 20):
-        clock.now = begin + passed
-        known = mesh if passed >= 5 else None
-        expected = failures.why(closed, known, {2206}, "4000-4100", 0.0)
-        assert made._why(closed, [closed], 0.0) == expected
-    assert looked == [begin, begin + 5]
-
-
-def test_a_port_that_is_filtered_beside_one_that_refuses_is_told() -> None:
-    """One of another address says nothing of this pod."""
-    filtered = Attempt(Target("w-0", THERE, 22, ""), Outcome.TIMEOUT)
-    refused = Attempt(Target("w-0", THERE, 2222, ""), Outcome.REFUSED)
-    other = replace(refused, target=Target("w-0", "192.0.2.77", 2222, ""))
-    made = pipelines(Names(FOUND))
-    _, hint = made._why(filtered, [filtered, refused], 0.0)
-    assert "port 22 of w-0 is filtered" in (hint or "")
-    assert made._why(filtered, [filtered, other], 0.0) == ("connection timed out", None)
 
 
 async def test_of_many_addresses_four_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:

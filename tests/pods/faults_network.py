@@ -144,15 +144,6 @@ FAULTS: Final = (
         },
     ),
     Fault(
-        what="a sidecar of a service mesh",
-        check="service-mesh",
-        level="warn",
-        message="a proxy of istio takes every connection of this pod, MPI's own too",
-        network=("istio",),
-        hint="label and annotate launcher and worker templates with "
-        'sidecar.istio.io/inject: "false"; or ...',
-    ),
-    Fault(
         what="an mpirun that was started without mpiboot",
         check="shims",
         level="warn",

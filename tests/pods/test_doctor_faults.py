@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mpiboot.doctor.table import CHECKS
-from tests.pods import images, mesh
+from tests.pods import images
 from tests.pods.cluster import Cluster
 from tests.pods.fault import Fault
 from tests.pods.faults import JOBS, PODS
@@ -58,10 +58,7 @@ def broken(cluster: Cluster, fault: Fault) -> Pod:
     )
     pod = cluster.pod(replace(spec, **details))
     for line in fault.network:
-        if line == "istio":
-            mesh.istio(cluster, pod)
-            until(lambda: ":15090" in pod.network.run("ss", "-ltn"), PATIENCE, "the sidecar")
-        elif line.startswith("down "):
+        if line.startswith("down "):
             pod.link_down(line.removeprefix("down "))
         else:
             pod.network.run(*line.split())

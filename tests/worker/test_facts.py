@@ -19,7 +19,6 @@ from mpiboot.core.facts import (
     Fabric,
     Gpus,
     Link,
-    Mesh,
     MpiParameter,
     PodFacts,
     Route,
@@ -32,7 +31,6 @@ from mpiboot.worker.state import WORKER_STATE
 from tests.fakes import plans
 
 MPI = plans.MPIS["openmpi4"]
-MESH = Mesh("istio", ("its proxy runs",))
 ROUTE = Route("10.0.0.0/8", "net1")
 SAID = Attachment(AttachmentSource.MULTUS, "net1")
 
@@ -52,7 +50,6 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Link:
     monkeypatch.setattr(pod, "memlock", lambda: -1)
     monkeypatch.setattr(pod, "shm_size", lambda: 7)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {*range(3 if pid == 0 else 5)})
-    monkeypatch.setattr(platform_hints, "service_mesh", lambda: MESH)
     monkeypatch.setattr(facts, "memory_refused", lambda: "EPERM")
     monkeypatch.setattr(sysfs, "gpus", lambda search: Gpus(8, search))
     seen = Fabric(netns_mode="shared", unreadable=("a device",))
@@ -78,7 +75,7 @@ def test_each_fact_is_asked_where_it_is_known(world: Link) -> None:
     )
     assert (found.started, found.environment) == (4711.5, ("OF_4711",))
     assert (found.cores, found.memlock, found.shm) == (3, -1, 7)
-    assert (found.mesh, found.memory_refused) == (MESH, "EPERM")
+    assert found.memory_refused == "EPERM"
     assert (found.gpus, found.links) == (Gpus(8, "/a:/b"), (world,))
     assert found.identity == pod.identity(environ)
     assert found.fabric == Fabric(
@@ -109,7 +106,7 @@ def gathered(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     def gather(_: object, __: object, *, sshd: str, pid: int, mpi: object) -> PodFacts:
         assert mpi == MPI
         asked.append((sshd, pid))
-        return replace(base, sshd=sshd, mesh=MESH, environment=("OF_POD",))
+        return replace(base, sshd=sshd, environment=("OF_POD",))
 
     monkeypatch.setattr(facts, "gather", gather)
     monkeypatch.setattr(programs, "detect_mpi", lambda _, patience: MPI)
@@ -136,10 +133,7 @@ def test_a_workers_facts_are_written_for_the_launcher_with_the_names_of_its_sess
     assert found is not None
     assert found.environment == ("OF_POD", "OF_PROFILE")
     assert (found.sshd, found.sshd_reason) == ("embedded", "so")
-    out, err = capfd.readouterr()
-    assert out == ""
-    assert "[service-mesh] a proxy of istio takes every connection of this pod" in err
-    assert "2206" in err
+    assert capfd.readouterr() == ("", "")
 
 
 def test_without_a_worker_the_caller_is_the_pods_first_process(
@@ -148,7 +142,7 @@ def test_without_a_worker_the_caller_is_the_pods_first_process(
     log.configure()
     facts.run(resolve({}, {}), {}, as_json=True, path=str(tmp_path / "facts.json"))
     assert gathered == [("", os.getppid())]
-    assert capfd.readouterr().err == ""  # no worker listens behind the mesh
+    assert capfd.readouterr().err == ""
     found = records_json.facts_from_json((tmp_path / "facts.json").read_text())
     assert found is not None
     assert (found.sshd_reason, found.environment) == ("", ("OF_POD",))
