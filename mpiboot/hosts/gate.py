@@ -1,8 +1,8 @@
 """The launcher's gate: every host resolves and answers over SSH, or the reason why not.
 
 Each host has a pipeline of its own (see ``pipeline``) under one deadline. This module keeps that
-deadline, follows a hostfile that changes, and turns what is missing at the end into errors. It runs
-nothing on a worker but the gate's one command. ``probe_once`` tries every host once without
+deadline, reads the hostfile again meanwhile, and turns what is missing at the end into errors. It
+runs nothing on a worker but the gate's one command. ``probe_once`` tries every host once without
 waiting; ``wait_for_name`` waits until one name resolves.
 """
 
@@ -27,7 +27,7 @@ from mpiboot.core.wording import MOST_LINES, counted, first_few
 from mpiboot.hosts import failures, pacing, progress, remote_commands
 from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.dns import Resolver
-from mpiboot.hosts.hostfiles import HostfileFollower
+from mpiboot.hosts.hostfiles import JobHostfile
 from mpiboot.hosts.pipeline import PipelineOptions, Pipelines, PodPipelines
 from mpiboot.hosts.progress import HostState, Reporter, Stage
 from mpiboot.job.program_words import Rendezvous
@@ -76,47 +76,30 @@ class FollowedHosts:
     def __init__(self, hosts: Sequence[Host], pipelines: Pipelines) -> None:
         self._pipelines = pipelines
         self.states: list[HostState] = list(progress.states(hosts))
-        self._runs = {_key(state.host): self._start(state) for state in self.states}
+        self.runs = {_key(state.host): self._start(state) for state in self.states}
         self._broken: set[tuple[str, str]] = set()
 
     def _start(self, state: HostState) -> asyncio.Future[Worker | None]:
         return asyncio.ensure_future(self._pipelines.run(state))
 
-    @property
-    def runs(self) -> Mapping[tuple[str, str], asyncio.Future[Worker | None]]:
-        """The pipelines, by host and user."""
-        return self._runs
-
-    def follow(self, hosts: Sequence[Host]) -> set[asyncio.Future[Worker | None]]:
-        """Take over a new version: pipelines of hosts that stay go on, those of new ones start.
-
-        Returns:
-            The pipelines of hosts that left, for the caller to cancel.
-        """
+    async def restart(self, hosts: Sequence[Host]) -> None:
+        """Wait for these hosts instead; whoever stays needs no second login."""
         known = {_key(state.host): state for state in self.states}
-        fresh = []
-        for state in progress.states(hosts):
-            old = known.get(_key(state.host))
-            if old is not None:
-                old.host, old.label = state.host, state.label
-            fresh.append(old or state)
-        self.states[:] = fresh  # in place: the reporter holds this list
-        old_runs = self._runs
-        self._runs = {
-            _key(state.host): old_runs.get(_key(state.host)) or self._start(state)
-            for state in self.states
-        }
-        left = [name for name, user in old_runs if (name, user) not in self._runs]
-        joined = [name for name, user in self._runs if (name, user) not in old_runs]
-        parts = [
-            f"{verb}: {first_few(names, _NAMES)}"
-            for verb, names in (("left", left), ("joined", joined))
-            if names
-        ]
-        line = f"the hostfile has changed: {counted(len(hosts), 'host')} now; "
-        line += "; ".join(parts) or "other slots or another order"
+        before, self.runs = self.runs, {}
+        self.states.clear()  # in place: the reporter holds this list
+        for new in progress.states(hosts):
+            key = _key(new.host)
+            state = known.get(key, new)
+            state.host, state.label = new.host, new.label
+            self.states.append(state)
+            self.runs[key] = before.get(key) or self._start(state)
+        joined = [key for key in self.runs if key not in before]
+        left = [key for key in before if key not in self.runs]
+        line = f"the hostfile has changed: {counted(len(hosts), 'host')} now"
+        for verb, keys in (("joined", joined), ("left", left)):
+            line += f"; {verb}: {first_few([name for name, _ in keys], _NAMES)}" if keys else ""
         log.info("hostfile", line, joined=len(joined), left=len(left))
-        return {run for key, run in old_runs.items() if key not in self._runs}
+        await end_tasks({before[key] for key in left})
 
     async def watch(self) -> None:
         """Check now and then that the hosts that are ready still are."""
@@ -143,7 +126,7 @@ class FollowedHosts:
         return len(self._broken) > before
 
     def _worker(self, state: HostState) -> Worker | None:
-        run = self._runs.get(_key(state.host))
+        run = self.runs.get(_key(state.host))
         if run is None or not run.done() or run.cancelled() or run.exception() is not None:
             return None
         return run.result()
@@ -153,7 +136,7 @@ class FollowedHosts:
         message = f"{name} was ready at {worker.address}, but {why}; waiting for it again"
         log.info("gate", message, host=name)
         self._pipelines.restart(state)
-        self._runs[_key(state.host)] = self._start(state)
+        self.runs[_key(state.host)] = self._start(state)
 
     async def _look_again(self, state: HostState) -> None:
         worker = self._worker(state)
@@ -166,26 +149,19 @@ class FollowedHosts:
 
     def ready(self) -> list[Worker]:
         """List the workers that are ready so far; this pod itself is none."""
-        ended = [run for run in self._runs.values() if run.done() and not run.cancelled()]
-        found = [run.result() for run in ended if run.exception() is None]
-        return [worker for worker in found if worker is not None]
+        return [worker for state in self.states if (worker := self._worker(state))]
 
     def results(self) -> tuple[tuple[Worker, ...], tuple[Host, ...]]:
         """List who passed, as the current version names them: workers, and this pod itself."""
-        workers, local = [], []
-        for state in self.states:
-            found = self._runs[_key(state.host)].result()
-            if found is None:
-                local.append(state.host)
-            else:
-                workers.append(replace(found, host=state.host))
-        return tuple(workers), tuple(local)
+        found = [(state.host, self._worker(state)) for state in self.states]
+        workers = tuple(replace(worker, host=host) for host, worker in found if worker)
+        return workers, tuple(host for host, worker in found if worker is None)
 
 
 _CANCEL_AGAIN: Final = 1.0
 # Seconds, for which a login waits at most once its host is ready.
 _REPORT: Final = 0.1
-# A kubelet writes a changed ConfigMap up to a minute late; a check is one `stat`.
+# A kubelet writes a changed ConfigMap up to a minute late.
 _POLL: Final = 1.0
 
 
@@ -218,7 +194,7 @@ async def wait(
     *,
     resolver: Resolver | None = None,
     also: Awaitable[object] | None = None,
-    follow: HostfileFollower | None = None,
+    hostfile: JobHostfile | None = None,
     reached: list[Worker] | None = None,
     report: Callable[[GateResult], None] | None = None,
 ) -> GateResult:
@@ -232,7 +208,7 @@ async def wait(
         options: what is done beside; the caller collects the results of ``pairs``.
         resolver: resolves the names; made from the system's files where not given.
         also: work of the caller's that needs no host; its failure ends the gate too.
-        follow: the hostfile, where changes of it are followed until the gate is passed.
+        hostfile: where ``hosts`` are from; read again until the gate is passed.
         reached: gets the hosts that were ready when this ended, even if it failed.
         report: gets those that are ready so far, each time that they are others.
 
@@ -263,7 +239,7 @@ async def wait(
     if report is not None:
         side.append(asyncio.ensure_future(_report(followed, pipelines, report)))
     try:
-        await _until(work, followed, settings, started, follow)
+        await _until(work, followed, settings, started, hostfile)
     finally:
         if reached is not None:
             reached += followed.ready()
@@ -332,14 +308,14 @@ async def _until(
     followed: FollowedHosts,
     settings: Settings,
     started: float,
-    follow: HostfileFollower | None,
+    hostfile: JobHostfile | None,
 ) -> None:
     """Wait for all work; the first failure, the names' cap or the deadline ends it."""
     cap, end = settings.dns_wait, settings.timeout
     while True:
-        if follow is not None and follow.look():
-            await end_tasks({*followed.follow(follow.found.hostfile.hosts)})
-        put_off = follow.pending if follow is not None else None
+        if hostfile is not None and hostfile.look_again():
+            await followed.restart(hostfile.hostfile.hosts)
+        put_off = hostfile.unusable if hostfile is not None else None
         # A host that was ready may have to be waited for again.
         runs = {run for run in followed.runs.values() if not _passed(run)}
         work = {task for task in work if not _passed(task)}
@@ -360,13 +336,11 @@ async def _until(
             raise put_off or _failure(followed.states, late, end)
         due = min(end, cap) if cap is not None else end
         # The deadline is for hosts; the caller's own work has limits of its own.
-        left = due - waited if running else None
-        if follow is not None and left is not None:
-            left = min(left, _POLL)
+        left = min(due - waited, _POLL) if running else None
         if runs or work:
             await asyncio.wait({*runs, *work}, timeout=left, return_when=asyncio.FIRST_EXCEPTION)
         else:
-            await asyncio.sleep(left or _POLL)
+            await asyncio.sleep(_POLL)
 
 
 def _left(settings: Settings, states: Sequence[HostState], waited: float) -> float:

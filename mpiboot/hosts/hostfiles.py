@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from mpiboot.core import log
-from mpiboot.core.checks import MpibootError, error
+from mpiboot.core.checks import MpibootError, error, failed
 from mpiboot.core.facts import Hostfile
 from mpiboot.core.model import Finding, Level, Source
 from mpiboot.core.settings import Resolved
@@ -57,12 +57,8 @@ class HostfilePath:
         return self.by == _NOBODY
 
 
-class NotYetError(Exception):
-    """The file may still get hosts; ``reference`` is the check that fails if it doesn't."""
-
-    def __init__(self, reference: str, message: str) -> None:
-        super().__init__(message)
-        self.reference = reference
+class NotYetError(MpibootError):
+    """The file may still get hosts; its finding is the check that fails if it doesn't."""
 
 
 def candidates(setting: str, given: str, environ: Mapping[str, str]) -> tuple[HostfilePath, ...]:
@@ -77,15 +73,6 @@ def candidates(setting: str, given: str, environ: Mapping[str, str]) -> tuple[Ho
     names = filter(environ.get, platforms.HOSTFILE_VARS)
     named += [HostfilePath(environ[name], name) for name in names]
     return (*named, HostfilePath(platforms.HOSTFILE, _NOBODY))
-
-
-def stamp_of(path: str) -> tuple[int, ...]:
-    """Identify the version of the file at a path, through the links of a volume."""
-    try:
-        found = os.stat(path)  # noqa: PTH116 - once a second, and a Path costs more
-    except (OSError, ValueError):
-        return ()
-    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 def has_folder(path: str) -> bool:
@@ -115,7 +102,7 @@ def read(chosen: HostfilePath, *, pipe: bool = True) -> str:
         message = f"{where} {'has only comments' if text.strip() else 'is empty'}"
         if chosen.path in _PIPES:  # nothing will follow
             raise error("hostfile-invalid", message)
-        raise NotYetError("hostfile-invalid", message)
+        raise NotYetError(failed("hostfile-invalid", message))
     return text
 
 
@@ -132,7 +119,7 @@ def _read_file(path: str, where: str, *, pipe: bool) -> bytes:
         # O_NONBLOCK: a FIFO without a writer would hang the open.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
-        raise NotYetError("hostfile-missing", f"{where} does not exist") from None
+        raise NotYetError(failed("hostfile-missing", f"{where} does not exist")) from None
     except (OSError, ValueError) as why:
         raise _unreadable(where, why) from None
     mode = os.fstat(descriptor).st_mode
@@ -161,7 +148,7 @@ def _read_pipe(path: str, where: str) -> bytes:
         if not select.select([descriptor], [], [], 0)[0]:
             came = f"is still open, after {len(data)} bytes" if data else "has got nothing yet"
             message = f"{where} is a pipe that {came}: start what writes it, and let that end"
-            raise NotYetError("hostfile-missing", message)
+            raise NotYetError(failed("hostfile-missing", message))
         data += (piece := os.read(descriptor, _LARGEST_PIPE))
         if len(data) > _LARGEST_PIPE:
             os.close(_PIPES.pop(path)[0])
@@ -254,7 +241,7 @@ def _lsf(environ: Mapping[str, str]) -> HostfilePath | None:
 
 
 def _hosts(tasks: Sequence[VolcanoTask], reason: str, source: Source) -> HostfilePath:
-    """Name the file of a task, which is followed; else give the text of what is listed."""
+    """Name the file of a task, which may change; else give the text of what is listed."""
     where = ", ".join(task.where for task in tasks)
     plain = len(tasks) == 1 and where.startswith("/") and not tasks[0].slots
     return HostfilePath(where, reason, source, "" if plain else "".join(x.text for x in tasks))
@@ -277,22 +264,41 @@ def _tasks(environ: Mapping[str, str], folder: str) -> dict[str, VolcanoTask]:
 # Seconds after which the log line is repeated.
 _SILENCE: Final = 28.0
 _FIRST_LOOK, _LAST_LOOK = 0.02, 0.5
-# A file that is written in place may be read half-written; what is invalid for longer stays so.
-_HALF_WRITTEN: Final = 5.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class JobHostfile:
-    """The job's hostfile, warnings about it, and the version that was read.
+    """The job's hostfile as it could last be used, its text, and warnings about it.
 
     ``is_file`` is false where a variable, a setting, a pipe or several files list the hosts: these
-    are not followed.
+    are not read again. ``unusable`` is why the file can't be used now, if it can't.
     """
 
     hostfile: Hostfile
     warnings: tuple[Finding, ...]
-    stamp: tuple[int, ...] = ()
+    text: str = ""
     is_file: bool = True
+    unusable: MpibootError | None = None
+
+    def look_again(self) -> bool:
+        """Read the file again, and tell whether it has other hosts or slots.
+
+        A kubelet swaps a file, and an editor may write it in place: what is missing, empty or
+        half-written counts as unchanged.
+        """
+        if not self.is_file:
+            return False
+        before, path, by = self.hostfile, self.hostfile.path, self.hostfile.named_by
+        try:
+            text = read(HostfilePath(path, by), pipe=False)
+            if text != self.text:
+                self.hostfile = replace(before, hosts=syntax.parse(text, path, by).hosts)
+            self.text, self.unusable = text, None
+        except MpibootError as why:
+            if self.unusable is None:
+                log.info("hostfile", f"the hostfile has changed and can't be used yet: {why}")
+            self.unusable = why
+        return self.hostfile.hosts != before.hosts
 
 
 async def find(
@@ -327,14 +333,14 @@ async def find(
     named = (*(HostfilePath(path, ON_THE_LINE) for path in line[:1]), *named)
     unnamed = HostfilePath(default, _NOBODY)
     chosen = unnamed if named[0].is_default else named[0]
-    if chosen.is_default and not stamp_of(chosen.path):
+    if chosen.is_default and not os.path.exists(chosen.path):  # noqa: ASYNC240, PTH110
         chosen = platform() or chosen
     # Mount points exist before a container starts: if no file is named and the default one has no
     # folder, there is nothing to wait for.
     if chosen.is_default and not has_folder(chosen.path):
         patience = 0.0
     started = time.monotonic()
-    stamp, text = await _wait(chosen, patience)
+    text = await _wait(chosen, patience)
     hosts = replace(syntax.parse(text, chosen.path, chosen.by), source=chosen.source)
     if len(line) > 1:
         hosts = await _with_others(hosts, line[1:], started + patience)
@@ -347,7 +353,7 @@ async def find(
         message = f"{first_few(hosts.passed_over)}: passed over, expected `slots=N` or a comment"
         warnings += (Finding("hostfile-invalid", Level.WARN, message),)
     is_file = not (chosen.text or hosts.parts or chosen.path in _PIPES)
-    return JobHostfile(hosts, warnings, stamp, is_file=is_file)
+    return JobHostfile(hosts, warnings, text, is_file)
 
 
 async def of_job(
@@ -374,80 +380,25 @@ async def _with_others(first: Hostfile, paths: Iterable[str], until: float) -> H
     """Add the hostfiles of the line's other programs, waiting for each as for the first."""
     files = [first]
     for path in paths:
-        _, text = await _wait(HostfilePath(path, ON_THE_LINE), max(0.0, until - time.monotonic()))
+        text = await _wait(HostfilePath(path, ON_THE_LINE), max(0.0, until - time.monotonic()))
         files.append(syntax.parse(text, path, ON_THE_LINE))
     return syntax.union(files)
 
 
-class HostfileFollower:
-    """The job's hostfile, read again whenever the file changes.
-
-    The MPI Operator rewrites its ConfigMap when workers are added or removed. ``found`` is the last
-    usable version; ``pending`` is why the current one is not usable, if it isn't.
-    """
-
-    def __init__(self, found: JobHostfile, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self.found = found
-        self.pending: MpibootError | None = None
-        self._named = HostfilePath(found.hostfile.path, found.hostfile.named_by)
-        self._stamp = found.stamp
-        self._broken: float | None = None  # since when the file is invalid
-
-    def look(self) -> bool:
-        """Tell whether there is a new version with other hosts; one ``stat`` if it is the same.
-
-        Raises:
-            MpibootError: ``hostfile-invalid``; the file has been invalid for too long.
-        """
-        if not self.found.is_file:
-            return False
-        stamp = stamp_of(self._named.path)
-        if stamp == self._stamp:
-            late = self._broken is not None and self._clock() - self._broken >= _HALF_WRITTEN
-            if late and self.pending is not None:
-                raise self.pending
-            return False
-        self._stamp = stamp
-        try:
-            text = read(self._named)
-            hosts = syntax.parse(text, self._named.path, self._named.by)
-        except NotYetError as why:
-            self._broken = None
-            self._put_off(error(why.reference, f"{why}, though it named hosts before"))
-            return False
-        except MpibootError as why:
-            self._broken = self._clock() if self._broken is None else self._broken
-            self._put_off(why)
-            return False
-        self.pending = self._broken = None
-        changed = hosts.hosts != self.found.hostfile.hosts
-        kept = replace(self.found.hostfile, hosts=hosts.hosts)
-        self.found = replace(self.found, hostfile=kept, stamp=stamp)
-        return changed
-
-    def _put_off(self, wrong: MpibootError) -> None:
-        self.pending = wrong
-        log.info(
-            "hostfile", f"the hostfile has changed and can't be used yet: {wrong.finding.message}"
-        )
-
-
-async def _wait(chosen: HostfilePath, patience: float) -> tuple[tuple[int, ...], str]:
+async def _wait(chosen: HostfilePath, patience: float) -> str:
     import asyncio  # noqa: PLC0415 - heavy for who only asks what names a hostfile
 
     started, look, last_said, said_at = time.monotonic(), _FIRST_LOOK, "", 0.0
     while True:
-        stamp = stamp_of(chosen.path)
         try:
-            return stamp, read(chosen)
-        except NotYetError as why:
+            return read(chosen)
+        except NotYetError as why:  # noqa: PERF203 - it may come
             if chosen.path in _PIPES:
                 patience = max(patience, _WRITER)
             left = started + patience - time.monotonic()
             if left <= 0:
                 waited = f" after {round(patience, 1):g} s" if patience else ""
-                raise error(why.reference, f"{why}{waited}") from None
+                raise error(why.finding.check, f"{why}{waited}") from None
             now = time.monotonic()
             if str(why) != last_said or now - said_at >= _SILENCE:
                 last_said, said_at = str(why), now

@@ -78,7 +78,6 @@ async def wait(
     )
     before = _before_hosts(launcher, found.hostfile, mpi, line)
     already_said = _tell_at_once(launcher, before)
-    follow = hostfiles.HostfileFollower(found)
     pairs, args = _pairs(launcher), _ssh_arguments(before)
     to, settings, connections = access(launcher, args), launcher.resolved.settings, None
     if settings.supervise is Switch.ON and launcher.pods is None:
@@ -89,7 +88,7 @@ async def wait(
         to,
         PipelineOptions(mpirun=line.daemons_mpirun, pairs=pairs, kept=connections),
         also=own,
-        follow=follow,
+        hostfile=found,
         reached=reached,
     )
     await stale_processes.end(passed.workers, launcher.job, _rest(launcher), to)
@@ -99,11 +98,9 @@ async def wait(
     passed, blocked = replace(passed, workers=workers), ""
     if any(worker_network.socket_addresses(one, settings) for one in networks.values()):
         blocked = await pairs.blocked_on_data(workers)
-    before = replace(
-        before, hostfile=follow.found.hostfile, networks=networks, data_blocked=blocked
-    )
+    before = replace(before, hostfile=found.hostfile, networks=networks, data_blocked=blocked)
     observed = _with_hosts(launcher, before, passed, own.result())
-    return Observation(observed, passed, follow.found.warnings, already_said, pairs, connections)
+    return Observation(observed, passed, found.warnings, already_said, pairs, connections)
 
 
 def _before_hosts(launcher: LauncherPod, hostfile: Hostfile, mpi: Mpi, line: UserLine) -> Observed:
@@ -157,7 +154,7 @@ def _tell_at_once(launcher: LauncherPod, before: Observed) -> tuple[Finding, ...
         MpibootError: ``usage``; the line can't be started.
     """
     made = plans.make(before, launcher.resolved, launch_folder.paths(launcher.folder))
-    # The hostfile is followed until the last host is ready, and its slots may still change.
+    # The hostfile's slots may change until the last host is ready.
     already_said = tuple(item for item in made.findings if item.check in ("usage", "slots"))
     for finding in already_said:
         if finding.level is Level.FAIL:
@@ -263,14 +260,13 @@ async def pass_gates(
     found = await hostfiles.of_job(launcher.resolved, launcher.environ, _rest(launcher).timeout)
     for item in found.warnings:
         log.finding(item)
-    follow = hostfiles.HostfileFollower(found)
     pairs = _pairs(launcher)
     passed = await gate.wait(
         found.hostfile.hosts,
         _rest(launcher),
         access(launcher),
         PipelineOptions(pairs=pairs, kept=connections),
-        follow=follow,
+        hostfile=found,
         reached=reached,
         report=report,
     )

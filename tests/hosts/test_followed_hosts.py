@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.checks import MpibootError, error
+from mpiboot.core.checks import error
 from mpiboot.core.facts import Host, Worker
 from mpiboot.core.setting_types import LogFormat
 from mpiboot.hosts import gate, hostfiles
@@ -43,13 +43,13 @@ class Pipes:
 async def test_hosts_that_stay_go_on_and_get_the_slots_of_the_last_version() -> None:
     pipes = Pipes()
     followed = FollowedHosts(hosts("a.x", "b.x"), cast("Pipelines", pipes))
-    states, first = followed.states, dict(followed.runs)
-    await asyncio.wait(first.values())
-
-    gone = followed.follow((Host("c.x"), Host("a.x", slots=3)))
+    states = followed.states
     await asyncio.wait(followed.runs.values())
 
-    assert gone == {first["b.x", ""]}
+    await followed.restart((Host("c.x"), Host("a.x", slots=3)))
+    await asyncio.wait(followed.runs.values())
+
+    assert ("b.x", "") not in followed.runs
     assert pipes.started == ["a.x", "b.x", "c.x"]
     assert followed.states is states
     assert [state.label for state in states] == ["c", "a"]
@@ -66,10 +66,10 @@ MANY = hosts(*(f"w-{number}" for number in range(9)))
     [
         (hosts("a", "b"), hosts("a", "b", "c"), "3 hosts now; joined: c"),
         (hosts("a", "b"), hosts("b"), "1 host now; left: a"),
-        (hosts("a", "b"), hosts("b", "a"), "2 hosts now; other slots or another order"),
-        (MANY, hosts("x"), "1 host now; left: w-0, w-1, w-2, w-3, w-4 and 4 more; joined: x"),
-        (hosts("a"), (Host("a", slots=4),), "1 host now; other slots or another order"),
-        ((Host("a", user="x"),), (Host("a", user="y"),), "1 host now; left: a; joined: a"),
+        (hosts("a", "b"), hosts("b", "a"), "2 hosts now"),
+        (MANY, hosts("x"), "1 host now; joined: x; left: w-0, w-1, w-2, w-3, w-4 and 4 more"),
+        (hosts("a"), (Host("a", slots=4),), "1 host now"),
+        ((Host("a", user="x"),), (Host("a", user="y"),), "1 host now; joined: a; left: a"),
     ],
 )
 async def test_a_change_is_one_line_that_names_who_left_and_who_joined(
@@ -78,14 +78,14 @@ async def test_a_change_is_one_line_that_names_who_left_and_who_joined(
     log.configure(form=LogFormat.JSON)
     followed = FollowedHosts(old, cast("Pipelines", Pipes()))
     before = dict(followed.runs)
-    gone = followed.follow(new)
+    await followed.restart(new)
     log.configure()
     told = json.loads(capfd.readouterr().err)
     assert (told["event"], told["message"]) == ("hostfile", f"the hostfile has changed: {line}")
-    assert gone == {run for key, run in before.items() if key not in followed.runs}
-    joined = [key for key in followed.runs if key not in before]
-    assert (told["left"], told["joined"]) == (len(gone), len(joined))
-    await gate.end_tasks({*gone, *followed.runs.values()})
+    gone, came = before.keys() - followed.runs.keys(), followed.runs.keys() - before.keys()
+    assert all(before[key].cancelled() for key in gone)
+    assert (told["left"], told["joined"]) == (len(gone), len(came))
+    await gate.end_tasks({*followed.runs.values()})
 
 
 class Moving(Pipes):
@@ -148,11 +148,12 @@ async def test_only_a_host_that_is_ready_by_its_name_is_looked_at_again(
 async def test_a_host_that_has_left_meanwhile_is_not_started_again() -> None:
     """The hostfile changes while the nameserver is asked."""
 
-    def leaves(_: str) -> str:
-        seen.follow(())
-        return "its name is gone"
+    class Leaving(Moving):
+        async def moved(self, worker: Worker) -> str:
+            await seen.restart(())
+            return await super().moved(worker)
 
-    pipes = Moving(leaves)
+    pipes = Leaving(lambda _: "its name is gone")
     seen = FollowedHosts(hosts("a"), cast("Pipelines", pipes))
     (state,) = seen.states
     await asyncio.wait(seen.runs.values())
@@ -160,95 +161,68 @@ async def test_a_host_that_has_left_meanwhile_is_not_started_again() -> None:
     assert (pipes.asked, pipes.restarted, dict(seen.runs)) == (["a"], [], {})
 
 
-async def followed(
-    path: Path, clock: Callable[[], float] = time.monotonic
-) -> hostfiles.HostfileFollower:
-    found = await hostfiles.find(str(path), "--hostfile", {}, patience=0, default="/none")
-    return hostfiles.HostfileFollower(found, clock)
-
-
-async def test_the_same_file_is_never_read_twice(tmp_path: Path) -> None:
-    path = tmp_path / "hostfile"
-    path.write_text("a\nb\n")
-    follow = await followed(path)
-    assert not follow.look()
-    path.write_text("a\nb\n# the same hosts\n")
-    assert not follow.look()
-    path.write_text("a\nb\nc\n")
-    assert follow.look()
-    assert not follow.look()
-    assert [host.name for host in follow.found.hostfile.hosts] == ["a", "b", "c"]
-
-
-async def test_a_volume_that_is_swapped_is_read_again(tmp_path: Path) -> None:
-    for number, text in enumerate(("a\n", "b\n")):
+async def test_another_version_counts_where_it_has_other_hosts_or_slots(tmp_path: Path) -> None:
+    for number, text in enumerate(("a\nb\n", "a\nb\n# the same\n", "a\nb slots=2\n", "c\n")):
         (tmp_path / f"..{number}").mkdir()
         (tmp_path / f"..{number}" / "hostfile").write_text(text)
-    data = tmp_path / "..data"
+    data, path = tmp_path / "..data", tmp_path / "hostfile"
     data.symlink_to("..0")
-    (tmp_path / "hostfile").symlink_to("..data/hostfile")
-    follow = await followed(tmp_path / "hostfile")
-    (tmp_path / "..new").symlink_to("..1")
-    (tmp_path / "..new").rename(data)
-    assert follow.look()
-    assert [host.name for host in follow.found.hostfile.hosts] == ["b"]
+    path.symlink_to("..data/hostfile")
+    found = await hostfiles.find(str(path), "--hostfile", {}, patience=0, default="/none")
+    seen = []
+    for number in range(4):  # as a kubelet does it
+        (tmp_path / "..new").symlink_to(f"..{number}")
+        (tmp_path / "..new").rename(data)
+        seen.append((found.look_again(), [(x.name, x.slots) for x in found.hostfile.hosts]))
+        assert not found.look_again()
+    first = [("a", 1), ("b", 1)]
+    assert seen == [
+        (False, first),
+        (False, first),
+        (True, [("a", 1), ("b", 2)]),
+        (True, [("c", 1)]),
+    ]
 
 
-async def test_a_half_written_version_is_waited_for_and_ends_only_where_it_stays(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("text", "code", "why"),
+    [
+        (None, 66, "does not exist"),
+        ("# nobody\n", 65, "has only comments"),
+        ("a slots=\n", 65, "slots is ''"),
+    ],
+)
+async def test_a_version_that_cannot_be_used_is_no_change_and_said_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], text: str | None, code: int, why: str
 ) -> None:
-    clock = [100.0]
-    path = tmp_path / "hostfile"
-    path.write_text("a slots=2\n")
-    follow = await followed(path, lambda: clock[0])
-    path.write_text("a slots=\n")
-    assert not follow.look()
-    assert follow.pending is not None
-    clock[0] += 3
-    assert not follow.look()
-    path.write_text("a slots=4\n")
-    assert follow.look()
-    assert follow.pending is None
-    path.write_text("a slots=four\n")
-    follow.look()
-    clock[0] += 4.5
-    path.write_text("a slots=four # as wrong as before\n")
-    assert not follow.look()
-    clock[0] += 0.25
-    assert not follow.look()
-    clock[0] += 0.25  # five seconds after the first of them
-    with pytest.raises(MpibootError, match="slots is 'four'"):
-        follow.look()
-
-
-async def test_what_is_wrong_after_an_empty_version_is_wrong_since_then(tmp_path: Path) -> None:
-    clock, path = [100.0], tmp_path / "hostfile"
-    path.write_text("a\n")
-    follow = await followed(path, lambda: clock[0])
-    for text in ("a slots=x\n", "", "a slots=xy\n"):
-        path.write_text(text)
-        assert not follow.look()
-        clock[0] += 4
-    assert not follow.look()
-    clock[0] += 1
-    with pytest.raises(MpibootError, match="slots is 'xy'"):
-        follow.look()
-
-
-@pytest.mark.parametrize("text", [None, "", "# nobody\n"])
-async def test_a_version_without_hosts_is_waited_for_as_at_the_start(
-    tmp_path: Path, text: str | None
-) -> None:
+    log.configure()
     path = tmp_path / "hostfile"
     path.write_text("a\n")
-    clock = [100.0]
-    follow = await followed(path, lambda: clock[0])
+    found = await hostfiles.find(str(path), "--hostfile", {}, patience=0, default="/none")
     path.unlink() if text is None else path.write_text(text)
-    assert not follow.look()
-    clock[0] += 60
-    assert not follow.look()
-    assert follow.pending is not None
-    assert follow.pending.code == (66 if text is None else 65)
+    for _ in range(3):
+        assert not found.look_again()
+        assert found.unusable is not None
+        assert found.unusable.code == code
+        assert str(path) in str(found.unusable)
+    told = capfd.readouterr().err
+    assert told.count("the hostfile has changed and can't be used yet: ") == told.count("\n") == 1
+    assert why in told
+    path.write_text("a\n")
+    assert not found.look_again()
+    assert found.unusable is None
+    path.write_text("a slots=4\n")
+    assert found.look_again()
+
+
+async def test_a_pipe_in_the_place_of_a_hostfile_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "hostfile"
+    path.write_text("a\n")
+    found = await hostfiles.find(str(path), "--hostfile", {}, patience=0, default="/none")
+    path.unlink()
+    os.mkfifo(path)
+    assert not found.look_again()
+    assert "not a regular file" in str(found.unusable)
 
 
 async def test_ready_hosts_names_are_asked_for_every_ten_seconds_and_not_all_at_once(

@@ -22,7 +22,7 @@ from mpiboot.hosts import gate, pacing, progress
 from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.dns import Resolver
 from mpiboot.hosts.gate import GateResult
-from mpiboot.hosts.hostfiles import HostfileFollower, find
+from mpiboot.hosts.hostfiles import JobHostfile, find
 from mpiboot.hosts.pipeline import PipelineOptions, Pipelines
 from mpiboot.hosts.progress import Stage
 from mpiboot.ssh import attempt as tcp
@@ -105,7 +105,7 @@ async def passing(
     hosts: Sequence[Host],
     to: SshAccess,
     settings: Settings | None = None,
-    follow: HostfileFollower | None = None,
+    hostfile: JobHostfile | None = None,
     limits: LoginTimeouts = LIMITS,
     kept: Connections | None = None,
 ) -> GateResult:
@@ -116,7 +116,7 @@ async def passing(
             to,
             PipelineOptions(limits=limits, kept=kept),
             resolver=resolver,
-            follow=follow,
+            hostfile=hostfile,
         )
 
 
@@ -808,29 +808,25 @@ async def test_a_nameserver_that_fails_says_nothing_about_a_ready_host(
 
 
 @pytest.fixture
-async def hostfile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> tuple[Path, HostfileFollower]:
-    """A hostfile of two hosts that is followed, quicker than in a pod."""
+async def hostfile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, JobHostfile]:
+    """A hostfile of two hosts that is read again, more often than in a pod."""
     monkeypatch.setattr("mpiboot.hosts.gate._POLL", 0.05)
     path = tmp_path / "followed"
     path.write_text("w-0\nw-1\n")
-    return path, HostfileFollower(
-        await find(str(path), "--hostfile", {}, patience=0, default="/none")
-    )
+    return path, await find(str(path), "--hostfile", {}, patience=0, default="/none")
 
 
 async def test_a_host_that_leaves_the_hostfile_is_waited_for_no_more(
     cluster: Cluster,
     job: Job,
-    hostfile: tuple[Path, HostfileFollower],
+    hostfile: tuple[Path, JobHostfile],
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    path, follow = hostfile
+    path, found = hostfile
     cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
     async with sshd(Behaviour(job), "0.0.0.0") as port:
         waiting = asyncio.ensure_future(
-            passing(cluster, follow.found.hostfile.hosts, access(job, port), follow=follow)
+            passing(cluster, found.hostfile.hosts, access(job, port), hostfile=found)
         )
         await later(lambda: path.write_text("w-0 slots=3\n"))
         result = await waiting
@@ -841,14 +837,14 @@ async def test_a_host_that_leaves_the_hostfile_is_waited_for_no_more(
 
 
 async def test_a_host_that_joins_the_hostfile_is_waited_for_too(
-    cluster: Cluster, job: Job, hostfile: tuple[Path, HostfileFollower]
+    cluster: Cluster, job: Job, hostfile: tuple[Path, JobHostfile]
 ) -> None:
-    path, follow = hostfile
+    path, found = hostfile
     cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
     cluster.publish(f"w-2.{DOMAIN}", "127.0.0.4")
     async with sshd(Behaviour(job), "0.0.0.0") as port:
         waiting = asyncio.ensure_future(
-            passing(cluster, follow.found.hostfile.hosts, access(job, port), follow=follow)
+            passing(cluster, found.hostfile.hosts, access(job, port), hostfile=found)
         )
         await later(lambda: path.write_text("w-2\nw-1\nw-0\n"))
         await later(lambda: cluster.publish(f"w-1.{DOMAIN}", "127.0.0.3"))
@@ -858,16 +854,16 @@ async def test_a_host_that_joins_the_hostfile_is_waited_for_too(
 
 
 async def test_a_hostfile_that_has_become_empty_is_what_the_deadline_names(
-    cluster: Cluster, job: Job, hostfile: tuple[Path, HostfileFollower], deadline: Deadline
+    cluster: Cluster, job: Job, hostfile: tuple[Path, JobHostfile], deadline: Deadline
 ) -> None:
-    path, follow = hostfile
-    hosts, settings = follow.found.hostfile.hosts, Settings(timeout=LONG)
+    path, found = hostfile
+    hosts, settings = found.hostfile.hosts, Settings(timeout=LONG)
     cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
     cluster.publish(f"w-1.{DOMAIN}", "127.0.0.3")
     async with sshd(Behaviour(job), "0.0.0.0") as port:
         path.write_text("")
         waiting = asyncio.ensure_future(
-            passing(cluster, hosts, access(job, port), settings, follow=follow)
+            passing(cluster, hosts, access(job, port), settings, hostfile=found)
         )
         await deadline.comes("w-0 ready", "w-1 ready")
         with pytest.raises(MpibootError) as caught:
@@ -879,17 +875,17 @@ async def test_a_hostfile_that_has_become_empty_is_what_the_deadline_names(
 async def test_a_change_in_the_last_moment_still_counts(
     cluster: Cluster,
     job: Job,
-    hostfile: tuple[Path, HostfileFollower],
+    hostfile: tuple[Path, JobHostfile],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Looked at once more when all are ready: what mpirun gets is the last version."""
     monkeypatch.setattr("mpiboot.hosts.gate._POLL", 60.0)
-    path, follow = hostfile
+    path, found = hostfile
     cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
     behaviour = Behaviour(job)
     async with sshd(behaviour, "0.0.0.0") as port:
-        hosts = follow.found.hostfile.hosts
-        waiting = asyncio.ensure_future(passing(cluster, hosts, access(job, port), follow=follow))
+        hosts = found.hostfile.hosts
+        waiting = asyncio.ensure_future(passing(cluster, hosts, access(job, port), hostfile=found))
         await behaviour.welcomed.wait()
         path.write_text("w-1 slots=2\n")
         cluster.publish(f"w-1.{DOMAIN}", "127.0.0.3")

@@ -23,10 +23,9 @@ from mpiboot.core.settings import Settings
 from mpiboot.hosts import error_report, gate, progress
 from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.dns import Resolver
-from mpiboot.hosts.gate import DoctorLook, FollowedHosts
-from mpiboot.hosts.hostfiles import HostfileFollower
+from mpiboot.hosts.gate import DoctorLook
 from mpiboot.hosts.pairs import PairCheck
-from mpiboot.hosts.pipeline import PipelineOptions, Pipelines
+from mpiboot.hosts.pipeline import PipelineOptions
 from mpiboot.hosts.progress import HostState, Reporter
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
 from tests.fakes import plans
@@ -282,66 +281,6 @@ def test_of_a_thousand_hosts_those_that_never_came_are_named_on_one_screen(
     error_report.say(wrong)
     whole = capfd.readouterr().err
     assert all(f"{name}: SSH: " in whole for name in names[-late:])
-
-
-class Enough(Exception):  # noqa: N818 - nothing went wrong
-    """A test has seen what it wants to see."""
-
-
-class Follow:
-    """A hostfile that is followed, and stays; ``pending`` is why it can't be used."""
-
-    def __init__(self, pending: MpibootError | None = None) -> None:
-        self.pending = pending
-
-    def look(self) -> bool:
-        return False
-
-
-EMPTY = error("hostfile-invalid", "it is empty")
-
-
-@pytest.mark.parametrize(
-    ("ready", "follow", "cap", "left"),
-    [
-        (False, None, None, 600.0),
-        (False, None, 30.0, 30.0),
-        (False, None, 900.0, 600.0),
-        (False, Follow(), None, 1.0),  # a look is one `stat`
-        (True, Follow(EMPTY), None, 1.0),
-    ],
-)
-async def test_how_long_the_gate_sleeps_at_most(
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    ready: bool,
-    follow: Follow | None,
-    cap: float | None,
-    left: float,
-) -> None:
-    noted: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        noted.append(seconds)
-        raise Enough
-
-    async def wait(_: object, *, timeout: float, return_when: str) -> None:
-        assert return_when == asyncio.FIRST_EXCEPTION
-        await sleep(timeout)
-
-    asyncs = SimpleNamespace(**{**vars(asyncio), "sleep": sleep, "wait": wait})
-    pipelines = cast("Pipelines", Hosts(monkeypatch, *(READY if ready else ())))
-    followed = FollowedHosts(HOSTS, pipelines)
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    cast("Hosts", pipelines).clock.now = 1000.0
-    monkeypatch.setattr(gate, "asyncio", asyncs)
-    settings = Settings(timeout=600.0, dns_wait=cap)
-    with pytest.raises(Enough):
-        await gate._until(set(), followed, settings, 1000.0, cast("HostfileFollower", follow))
-    assert noted == [left]
-    monkeypatch.undo()
-    await gate.end_tasks({*followed.runs.values()})
 
 
 async def test_the_callers_own_work_has_no_deadline_here(monkeypatch: pytest.MonkeyPatch) -> None:

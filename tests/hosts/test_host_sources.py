@@ -10,7 +10,7 @@ from mpiboot.core.checks import ExitCode, MpibootError
 from mpiboot.core.model import Source
 from mpiboot.core.settings import resolve
 from mpiboot.hosts import hostfiles
-from mpiboot.hosts.hostfiles import HostfileFollower, HostfilePath, find
+from mpiboot.hosts.hostfiles import HostfilePath, find
 
 # Volcano v1.15.1: svc.go (GenerateHosts) and mpi.go (generateTaskHosts) for the job of its guide,
 # docs/user-guide/how_to_use_mpi_plugin.md, with a task whose name has a hyphen.
@@ -163,12 +163,11 @@ async def test_a_launcher_reads_them_where_nothing_names_a_hostfile(
         (name, 1) for name in WORKERS
     ]
     assert (found.hostfile.named_by, found.hostfile.source) == (ALONE, Source.PLATFORM)
-    follow = HostfileFollower(found)
-    assert not follow.look()
+    assert not found.look_again()
     (tmp_path / "mpi_worker.host").write_text(WORKERS[0])
-    assert follow.look()
-    assert [host.name for host in follow.found.hostfile.hosts] == [WORKERS[0]]
-    assert follow.found.hostfile.source is Source.PLATFORM
+    assert found.look_again()
+    assert [host.name for host in found.hostfile.hosts] == [WORKERS[0]]
+    assert found.hostfile.source is Source.PLATFORM
 
 
 async def test_a_hostfile_that_is_mounted_or_named_comes_first(tmp_path: Path) -> None:
@@ -187,10 +186,9 @@ async def test_a_hostfile_that_is_mounted_or_named_comes_first(tmp_path: Path) -
 async def test_a_list_of_a_variable_is_never_read_again(tmp_path: Path) -> None:
     listed = HostfilePath(str(tmp_path / "VC_W_HOSTS"), "X", Source.PLATFORM, "w-0\nw-1")
     found = await find("", "", {}, patience=0, default="/no", listed=listed)
-    follow = HostfileFollower(found)
     (tmp_path / "VC_W_HOSTS").write_text("another\n")
-    assert not follow.look()
-    assert [host.name for host in follow.found.hostfile.hosts] == ["w-0", "w-1"]
+    assert not found.look_again()
+    assert [host.name for host in found.hostfile.hosts] == ["w-0", "w-1"]
 
 
 async def test_a_list_by_setting_comes_before_what_the_operator_names(tmp_path: Path) -> None:

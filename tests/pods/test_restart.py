@@ -150,11 +150,18 @@ def test_a_hostfile_that_grows_while_it_is_waited_for(cluster: Cluster, image: I
 def test_a_hostfile_that_breaks_while_it_is_waited_for_and_stays_so(
     cluster: Cluster, rig: None
 ) -> None:
-    job = mpijob(cluster, images.image(NAME), workers=2, launcher_args=["mpirun", RING])
+    job = mpijob(
+        cluster,
+        images.image(NAME),
+        workers=2,
+        launcher_args=["mpirun", RING],
+        launcher={"env": {"MPIBOOT_TIMEOUT": "30"}},
+    )
     job.start(publish=False)
     until(lambda: "NXDOMAIN" in job.launcher.stderr())
     job.config.update({"hostfile": "pi-worker-0 slots=many\n"})
     assert job.wait(PATIENCE) == 65
+    assert message(job, "the hostfile has changed and can't be used yet: ") == 1
     assert "/etc/mpi/hostfile:1:" in job.launcher.termination_log()
 
 
