@@ -244,11 +244,6 @@ _END: Final = tuple(row.name for row in ROWS if row.section is Section.END)
 @click.option("--network", is_flag=True, help="Measure the paths between workers too.")
 @click.option("--image", is_flag=True, help="Check the image only, as in its build.")
 @click.option("--list", "list_", is_flag=True, help="List the checks.")
-@click.option(
-    "--bundle",
-    metavar="FILE",
-    help="Write what a support ticket needs, of all pods, as a tar.gz; -: standard output.",
-)
 @click.option("--login/--no-login", default=True, hidden=True)
 @click.pass_context
 def doctor(
@@ -261,7 +256,6 @@ def doctor(
     network: bool,
     image: bool,
     list_: bool,
-    bundle: str | None,
     login: bool,
     **flags: str | None,
 ) -> None:
@@ -274,7 +268,6 @@ def doctor(
       mpiboot doctor
       mpiboot doctor ranks        (why does my job hang?)
       kubectl exec my-job-launcher -- mpiboot doctor --json
-      kubectl exec my-job-launcher -- mpiboot doctor --bundle - > bundle.tar.gz
       RUN mpiboot doctor --image
     """  # noqa: D301 - click's mark for lines that are kept as they are
     if ctx.invoked_subcommand:
@@ -293,11 +286,6 @@ def doctor(
         sys.stdout.write(role.listed(log.width(1), as_json=as_json))
         return
     found = looking(resolved(flags, "doctor"), _DOCTOR_LOOK)
-    if bundle is not None:
-        from mpiboot.doctor import bundle as archive
-
-        archive.write(found, os.environ, flags, bundle)
-        return
     asked = role.Asked(checks, hosts, image=image, as_json=as_json, login=login, network=network)
     role.run(found, os.environ, asked)
 

@@ -602,6 +602,7 @@ _SESSIONS: Final = (
 )
 # Settings, values and options that were removed, with what takes their place.
 REMOVED: Final = {
+    "--bundle": "see `kubectl logs`, `kubectl describe pod`, `mpiboot doctor` and `mpiboot plan`",
     "--env": "see `mpiboot plan` and `mpiboot facts`",
     "-n": _RANKS,
     "MPIBOOT_NP": _RANKS,

@@ -70,15 +70,12 @@ def run(
     return _end(child.returncode, text, errors)
 
 
-async def run_async(
-    words: Sequence[str], seconds: float, environ: Mapping[str, str] | None = None
-) -> ProgramEnd | None:
+async def run_async(words: Sequence[str], seconds: float) -> ProgramEnd | None:
     """Run a program as ``run`` does, in an event loop; what it started is not killed with it."""
     import asyncio  # noqa: PLC0415 - who calls this has it; who calls `run` does not want it
 
     process = await asyncio.create_subprocess_exec(
         *words,
-        env=environ,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

@@ -323,6 +323,7 @@ def test_the_version_is_told(tmp_path: Path, form: str) -> None:
     ("words", "env", "message", "hint"),
     [
         ("launcher --tiemout 3 ./a", {}, "no option --tiemout", "did you mean --timeout?"),
+        ("doctor --bundle -", {}, "no option --bundle", "see `kubectl logs`, `kubectl"),
         ("doctor --env", {}, "no option --env", "see `mpiboot plan` and `mpiboot facts`"),
         ("launcher --output-dir /x ./a", {}, "no option --output-dir", "write on the mpirun line"),
         ("doctor --chek x", {}, "no option --chek", "did you mean --check? see"),

@@ -4,41 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import asyncssh
 import pytest
 
 from mpiboot.core.checks import MpibootError
-from mpiboot.core.settings import Resolved, Settings, resolve
-from mpiboot.doctor import bundle, looks
+from mpiboot.core.settings import Settings, resolve
+from mpiboot.doctor import looks
 from mpiboot.doctor import ranks_role as ask
 
-Doctor = Callable[[Resolved, Mapping[str, str]], object]
 
-
-@pytest.mark.parametrize(
-    ("role", "doctor"),
-    [
-        ("launcher", lambda resolved, environ: ask.job(resolved, environ, 1)),
-        ("launcher", lambda resolved, environ: bundle.write(resolved, environ, {}, "-")),
-    ],
-    ids=["ranks", "bundle"],
-)
-def test_nothing_is_left_of_doctors_folder(
-    role: str,
-    doctor: Doctor,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_nothing_is_left_of_doctors_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     key, listed, run = (tmp_path / name for name in ("key", "hosts", "run"))
     asyncssh.generate_private_key("ssh-ed25519").write_private_key(key)
     key.chmod(0o600)
     listed.write_text("127.0.0.1 slots=1\n")
     environ = {
-        "MPIBOOT_ROLE": role,
+        "MPIBOOT_ROLE": "launcher",
         "MPIBOOT_SSH_KEY": str(key),
         "MPIBOOT_SSH_PORT": "1",  # where nobody listens
         "MPIBOOT_HOSTFILE": str(listed),
@@ -53,14 +37,9 @@ def test_nothing_is_left_of_doctors_folder(
         assert key.read_bytes() not in [path.read_bytes() for path in there if path.is_file()]
         remove(settings, environ)
 
-    async def no_other(*_: object) -> tuple[str, str]:  # what mpiboot is asked beside it
-        return "a", ""
-
     monkeypatch.setattr(os, "environ", {**os.environ})  # who has no passwd entry gets names there
     monkeypatch.setattr(looks, "remove_folder", look_and_remove)
-    monkeypatch.setattr(bundle, "_command", no_other)
     with contextlib.suppress(MpibootError):  # no host answers
-        doctor(resolve({}, environ), environ)
-    capfd.readouterr()
+        ask.job(resolve({}, environ), environ, 1)
     assert looks.role() in [path.name for path in there]
     assert not list(run.iterdir())

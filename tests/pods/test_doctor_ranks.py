@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import tarfile
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -63,19 +62,6 @@ def named(job: Job, check: str, message: str = "") -> dict[str, Any]:
     return found
 
 
-def bundle(job: Job) -> dict[str, str]:
-    """The files of the launcher's bundle."""
-    done = job.launcher.exec("mpiboot", "doctor", "--bundle", "/tmp/bundle.tar.gz")
-    assert done.returncode == 0, done.stderr
-    found = {}
-    with tarfile.open(job.launcher.root / "tmp/bundle.tar.gz") as file:
-        for item in file.getmembers():
-            content = file.extractfile(item)
-            assert content is not None
-            found[item.name.removeprefix("mpiboot-bundle/")] = content.read().decode()
-    return found
-
-
 def stopped(job: Job) -> None:
     until(lambda: job.launcher.stdout().count("rank ") == 4)
     victim = rank_processes(job.workers[1])[0]
@@ -102,29 +88,7 @@ def stopped(job: Job) -> None:
 
 
 def test_the_rank_that_is_stopped_is_named(cluster: Cluster, rig: None) -> None:
-    secret = "geheim-4711"
-    line = ("mpirun", "-x", f"API_TOKEN={secret}", *EXCHANGE[1:])
-    job = job_of(cluster, "openmpi-4.1", *line, env={"A_PASSWORD": secret[::-1]})
-    stopped(job)
-    found = bundle(job)
-    assert '"rank-stopped"' in found["doctor-ranks.json"]
-    assert secret not in "".join(found.values())
-    assert secret[::-1] not in "".join(found.values())
-    assert "A_PASSWORD=(hidden)" in found["environment.txt"]
-    assert {name for name in found if name.startswith("workers/")} == {
-        f"workers/pi-worker-{n}.pi.default.svc.json" for n in (0, 1)
-    }
-    assert '"decisions"' in found["plan.json"]
-
-
-@pytest.mark.full
-def test_a_bundle_says_why_a_worker_is_not_in_it(cluster: Cluster, rig: None) -> None:
-    job = job_of(cluster, "openmpi-4.1", "mpirun", RING, "--sleep", "1000")
-    until(lambda: job.launcher.stdout().count("rank ") == 4)
-    job.workers[1].link_down(silent=True)
-    found = bundle(job)
-    assert "hostname" in found["workers/pi-worker-0.pi.default.svc.json"]
-    assert "connection timed out" in found["workers/pi-worker-1.pi.default.svc.txt"]
+    stopped(job_of(cluster, "openmpi-4.1", *EXCHANGE))
 
 
 @pytest.mark.full
