@@ -384,8 +384,9 @@ class NoFacts(str, Enum):
 class Worker:
     """A remote host that passed the gate.
 
-    ``address`` and ``port`` are those that answered with the right host key; ``local_address``
-    is the launcher's own end of that connection. Where ``facts`` is None, ``no_facts`` is the
+    ``address`` and ``port`` are those that answered with the right host key; ``dns_name`` is what
+    resolved to it, empty where nothing did; ``local_address`` is the launcher's own end of that
+    connection. Where ``facts`` is None, ``no_facts`` is the
     reason, and ``look_failed`` what its last try to gather them ended with. ``oom_kills`` are the
     pod's out-of-memory kills so far; ``launches`` are the IDs of those whose processes are there;
     ``held`` those of them whose launcher is still connected, each with that launcher's address;
@@ -409,6 +410,7 @@ class Worker:
     counters: Mapping[str, Mapping[str, int]] = field(default_factory=dict, compare=False)
     no_facts: NoFacts = NoFacts.NO_MPIBOOT
     look_failed: str = ""
+    dns_name: str = ""
 
     @property
     def runs_mpiboot(self) -> bool:

@@ -21,6 +21,7 @@ from mpiboot.core.checks import error
 from mpiboot.core.model import Decision, Source
 from mpiboot.core.setting_types import LaunchAgent
 from mpiboot.core.settings import Resolved
+from mpiboot.ssh.client import HostSettings, OpensshClient
 from mpiboot.system import programs
 
 # How kubectl reports a remote command's exit status; its own failures have other words, and both
@@ -241,7 +242,8 @@ class SshAccess:
     tells whether its own address is of IPv6, None where that isn't known; ``domain`` is the
     cluster's, for the long form of names, empty where there is none. ``attempt`` and
     ``may_disconnect`` are what workers are told of this launcher (``host_shell.gate``). With
-    ``pods`` nobody logs in: the hosts' pods are entered by kubectl, and there is no key.
+    ``pods`` nobody logs in: the hosts' pods are entered by kubectl, and there is no key. ``client``
+    is the image's own ssh, None where it can't run.
     """
 
     user: str
@@ -255,6 +257,11 @@ class SshAccess:
     attempt: str = ""
     may_disconnect: bool = False
     pods: PodAccess | None = None
+    client: OpensshClient | None = None
+
+    def ssh_settings(self, host: str) -> HostSettings:
+        """Give what ssh is set to do for a host, once its pipeline has asked."""
+        return self.client.known(host) if self.client else HostSettings(host)
 
 
 # kubectl costs a tenth of a second of a core and 40 MB each.

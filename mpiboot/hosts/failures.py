@@ -15,7 +15,7 @@ from mpiboot.job import names
 from mpiboot.ssh.attempt import WORKER, Attempt, Outcome
 
 
-def final(attempts: Sequence[Attempt], ports: int, host_fingerprint: str) -> Attempt | None:
+def final(attempts: Sequence[Attempt], host_fingerprint: str) -> Attempt | None:
     """Find the attempt of this round whose failure is final; None where there is none.
 
     On hostNetwork the node's own sshd answers on port 22 while ours may still come up on another
@@ -24,18 +24,17 @@ def final(attempts: Sequence[Attempt], ports: int, host_fingerprint: str) -> Att
 
     Args:
         attempts: one for each address and port; all have failed.
-        ports: how many ports there are for each address.
         host_fingerprint: of the job's host key.
     """
     for attempt in attempts:
         address = attempt.target.address
         same = [item for item in attempts if item.target.address == address]
-        everyone = len(same) >= ports and all(item.outcome.greeted for item in same)
+        everyone = all(item.outcome.greeted for item in same)
         # mpiboot's own server says so in its greeting: no node's sshd, but one with another key.
         another_job = WORKER in attempt.greeting
-        if attempt.outcome is Outcome.HOST_KEY_DIFFERS and (
-            attempt.welcome or everyone or another_job
-        ):
+        # Of a login by ssh the key that was shown is not known: it may be a proxy's.
+        differs = attempt.outcome is Outcome.HOST_KEY_DIFFERS and attempt.fingerprint
+        if differs and (attempt.welcome or everyone or another_job):
             return attempt
         is_the_jobs = attempt.fingerprint == host_fingerprint
         if attempt.outcome.denied and (is_the_jobs or everyone):
@@ -90,6 +89,7 @@ def as_error(
             hint="add `args: [worker]` to the worker so that mpiboot runs there, "
             "or set MPIBOOT_HOST_KEYS=accept-new",
         )
+    by = f" (named by {target.user_by})" if target.user_by else ""
     what = (
         "asks for a password and does not accept public keys"
         if attempt.outcome is Outcome.PASSWORD_ASKED
@@ -97,7 +97,7 @@ def as_error(
     )
     return error(
         "ssh-denied",
-        f"sshd on {where} {what} for user {target.user}",
+        f"sshd on {where} {what} for user {target.user}{by}",
         host=target.host,
         evidence=(
             *((f"it says: {attempt.message}",) if attempt.message else ()),
@@ -132,6 +132,11 @@ _NO_GREETING_HINT: Final = (
     "or its ports, out of the mesh (docs/pod-network.md); without one, see the worker's log"
 )
 
+_GREETED_HINT: Final = (
+    "its sshd answers: the worker's log may say more, and so may, in the launcher's pod, "
+    "`ssh -v -p {target.port} {target.user}@{target.host}`"
+)
+
 
 def why(attempt: Attempt, attempts: Sequence[Attempt], refused: float) -> tuple[str, str | None]:
     """Give the reason in a few words that don't vary, and a hint; None: the check's own hint.
@@ -157,6 +162,8 @@ def why(attempt: Attempt, attempts: Sequence[Attempt], refused: float) -> tuple[
         return f"{message}: {_LOST}", _LOST_HINT
     if attempt.outcome in (Outcome.SILENT, Outcome.CLOSED) and not attempt.greeting:
         return message, _NO_GREETING_HINT
+    if attempt.outcome.greeted:
+        return message, _GREETED_HINT.format(target=target)
     return message, None
 
 

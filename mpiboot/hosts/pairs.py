@@ -25,7 +25,7 @@ from mpiboot.hosts.access import SshAccess
 from mpiboot.network import worker_pairs
 from mpiboot.network.worker_pairs import KEPT, Dial, PathHost, Reached
 from mpiboot.ssh import attempt as ssh_attempt
-from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
+from mpiboot.ssh.attempt import WORKER, Attempt, LoginTimeouts, Outcome, Target
 
 if TYPE_CHECKING:
     from mpiboot.ssh.login import Connection, Dialogue
@@ -120,13 +120,14 @@ class PairCheck:
         """Whether anything is tried."""
         return self._seconds > 0
 
-    def keep(self, target: Target, connection: Connection) -> None:
+    def keep(self, target: Target, greeting: str, connection: Connection) -> None:
         """Take over a connection, and start its program beside the gate's command.
 
         Whether the host may dial is known from that command's answer; the start takes as long.
         """
         started = None
-        if self._logins or self._ready or self._began:  # alone it has nobody to dial
+        others = self._logins or self._ready or self._began  # alone it has nobody to dial
+        if others and WORKER in greeting:  # another server may take one session at a time
             started = asyncio.ensure_future(self._start(target.address, connection))
         self._logins[target] = _PairLogin(connection, started)
 
@@ -205,7 +206,6 @@ class PairCheck:
     async def _begin(self, worker: Worker, login: _PairLogin) -> None:
         connection = login.connection
         dialogue = await login.started if login.started else None
-        # A server that takes one session at a time refused it then.
         dialogue = dialogue or await self._start(worker.address, connection)
         port = await _listens(dialogue)
         if dialogue is None or not port:

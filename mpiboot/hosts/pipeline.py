@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -79,12 +80,13 @@ class HostNames:
         return longer
 
 
-def worker_of(host: Host, attempt: Attempt) -> Worker:
-    """Build a worker's record from a successful attempt."""
+def worker_of(host: Host, attempt: Attempt, dns_name: str = "") -> Worker:
+    """Build a worker's record from a successful attempt; ``dns_name`` resolved to its address."""
     answer, target = host_shell.read(attempt.output), attempt.target
     facts, reason = facts_of(answer)
     return Worker(
         host=host,
+        dns_name=dns_name,
         address=target.address,
         port=target.port,
         user=target.user,
@@ -174,6 +176,7 @@ class Pipelines:
         self._connections = asyncio.Semaphore(pacing.most_connections(os_calls.most_open_files()))
         self._login: asyncio.Task[Login] | None = None
         self._ports = (settings.ssh_port,) if settings.ssh_port else access.ports
+        self._late: Counter[Target] = Counter()  # how often a longer limit might have helped
         self._resolving = 0
         self._pauses = Pauses()
         self._reaching = 0
@@ -200,6 +203,7 @@ class Pipelines:
             mode=self._settings.host_keys,
             limits=self._options.limits,
             kept=self._options.kept,
+            client=self._access.client,
         )
 
     def is_own_name(self, host: Host) -> bool:
@@ -227,7 +231,10 @@ class Pipelines:
     async def _bring(self, state: HostState) -> Worker | None:
         self._resolving += 1
         try:
-            addresses = await self._resolve(state)
+            if self._access.client:
+                await self._access.client.settings(state.host.name)
+            to = self._access.ssh_settings(state.host.name)
+            addresses = (to.host_name,) if to.proxied else await self._resolve(state, to.host_name)
         finally:
             self._resolving -= 1
         self._pauses.end_some()
@@ -246,11 +253,13 @@ class Pipelines:
 
     async def moved(self, worker: Worker) -> str:
         """Say how the address of a host that was ready has changed; empty if it has not."""
-        answer = await self.names.ask(worker.host.name)
+        if not worker.dns_name:
+            return ""
+        answer = await self.names.ask(worker.dns_name)
         for _ in range(_FURTHER_LOOKS):
             if worker.address in answer.addresses:
                 return ""
-            answer = await self.names.ask(worker.host.name)
+            answer = await self.names.ask(worker.dns_name)
         if worker.address in answer.addresses:
             return ""
         if answer.addresses:
@@ -261,8 +270,9 @@ class Pipelines:
 
     def is_connected(self, worker: Worker) -> bool:
         """Whether a host that was ready still has its connection, where that stays open."""
-        kept = self._options.kept
-        return kept is None or bool(kept.all(worker))
+        kept, client = self._options.kept, self._access.client
+        by_ssh = client is not None and worker.host.name in client.carried
+        return kept is None or by_ssh or bool(kept.all(worker))
 
     def restart(self, state: HostState) -> None:
         """Reset a host that was ready; the caller runs its pipeline again."""
@@ -274,12 +284,12 @@ class Pipelines:
         if new:
             self._changed()
 
-    async def _resolve(self, state: HostState) -> tuple[str, ...]:
+    async def _resolve(self, state: HostState, name: str) -> tuple[str, ...]:
         started = time.monotonic()
         servers = ", ".join(self._conf.nameservers)
         state.detail = f"no answer yet from the nameserver {servers}" if servers else ""
         while True:
-            answer = await self.names.ask(state.host.name)
+            answer = await self.names.ask(name)
             if answer.addresses:
                 return answer.addresses
             if answer.reason is not None and answer.reason.permanent:
@@ -304,6 +314,7 @@ class Pipelines:
         Raises:
             MpibootError: it failed for good.
         """
+        to = self._access.ssh_settings(state.host.name)
         started = resolved = listened = time.monotonic()
         known: dict[Target, tuple[float, Attempt]] = {}
         refused, gone = False, ""
@@ -321,7 +332,7 @@ class Pipelines:
                 reason,
                 failures.detail(attempts) + gone + failures.more(reason, best),
             )
-            final = failures.final(attempts, len(self._ports), (await self.load()).host_fingerprint)
+            final = failures.final(attempts, (await self.load()).host_fingerprint)
             if final is not None and (
                 final.outcome is Outcome.HOST_KEY_DIFFERS or refused or self._options.once
             ):
@@ -335,7 +346,9 @@ class Pipelines:
             await asyncio.sleep(_CONFIRM if refused else wait)
             if time.monotonic() - resolved >= _RESOLVE_AGAIN:
                 resolved = time.monotonic()
-                answer = await self.names.ask(state.host.name)
+                if to.proxied:
+                    continue
+                answer = await self.names.ask(to.host_name)
                 addresses = answer.addresses or addresses
                 gone = f"; its name does not resolve any more: {answer.detail}"
                 gone = "" if answer.addresses else gone
@@ -348,47 +361,75 @@ class Pipelines:
         self, host: Host, addresses: Sequence[str], known: dict[Target, tuple[float, Attempt]]
     ) -> list[Attempt]:
         """Try each address and port until a login succeeds; the other attempts are kept."""
-        user = host.user or self._access.user
+        to, settings = self._access.ssh_settings(host.name), self._settings
+        users = (
+            (host.user, "the hostfile"),
+            (settings.ssh_user, "MPIBOOT_SSH_USER"),
+            (to.user, "ssh's own settings"),
+            (self._access.user, ""),
+        )
+        user, user_by = next((user, by) for user, by in users if user)
+        ports = self._ports
+        if to.port and not settings.ssh_port:
+            ports = (to.port, *(item for item in ports if item != to.port))
+        if to.proxied:
+            ports = (settings.ssh_port or to.port or self._access.ports[0],)
         attempts = []
         if self._access.ipv6 is not None:  # a dual-stack worker listens on its first version
             addresses = sorted(addresses, key=lambda item: (":" in item) != self._access.ipv6)
         for address in addresses[:_ADDRESSES]:
-            for port in self._ports:
-                target = Target(host.name, address, port, user)
+            for port in ports:
+                target = Target(host.name, address, port, user, user_by)
                 at, attempt = known.get(target, (float("-inf"), None))
                 foreign = attempt is not None and attempt.outcome is Outcome.HOST_KEY_DIFFERS
                 if attempt is None or not foreign or time.monotonic() - at >= _FOREIGN_PAUSE:
                     attempt = await self._once(target)
                     known[target] = (time.monotonic(), attempt)
                 attempts.append(attempt)
-                if attempt.outcome is Outcome.OK:
+                if attempt.outcome is Outcome.OK and port in self._ports:
                     # Most workers of a job are alike: try this port first on the others.
                     self._ports = (port, *(item for item in self._ports if item != port))
+                if attempt.outcome is Outcome.OK:
                     return attempts
         return attempts
 
     async def _once(self, target: Target) -> Attempt:
+        limits = self._options.limits.longer(self._late[target])
         async with self._connections:
-            opened = await ssh_attempt.connect(target, self._options.limits)
-            if isinstance(opened, Attempt):
-                return opened
-            with opened.sock:
-                login = await self.load()
-                keep = partial(self._pairs.keep, target) if self._pairs else None
-                return await login.log_in(opened, self._command, keep=keep)
+            if self._access.ssh_settings(target.host).proxied:
+                found = await (await self.load()).by_ssh(target, self._command, limits)
+            else:
+                found = await self._connect(target, limits)
+        if found.outcome is Outcome.OK and host_shell.MARK not in found.output:
+            message = "nothing answers the gate's command: does a profile there read its input?"
+            found = replace(found, outcome=Outcome.COMMAND_FAILED, message=message)
+        self._late[target] += found.outcome is Outcome.SLOW or found.stalled
+        return found
 
-    def answered(self, host: Host, attempt: Attempt) -> Worker:
+    async def _connect(self, target: Target, limits: LoginTimeouts) -> Attempt:
+        opened = await ssh_attempt.connect(target, limits)
+        if isinstance(opened, Attempt):
+            return opened
+        with opened.sock:
+            login = await self.load()
+            keep = partial(self._pairs.keep, target, opened.greeting) if self._pairs else None
+            return await login.log_in(opened, self._command, keep=keep, limits=limits)
+
+    def answered(self, host: Host, attempt: Attempt, dns_name: str = "") -> Worker:
         """Build a worker from a host's answer, which is kept where doctor asked for more."""
         if self._options.doctor:
             self.answers[host.name] = attempt
-        return worker_of(host, attempt)
+        return worker_of(host, attempt, dns_name)
 
     def _worker(self, state: HostState, attempt: Attempt) -> Worker:
         self._set(state, Stage.READY)
         name = state.host.name
         if self._settings.host_keys is not HostKeys.JOB:
             self.host_keys[name] = attempt.host_key
-        worker = self.answered(state.host, attempt)
+        to = self._access.ssh_settings(name)
+        dns_name = self.names.renamed.get(to.host_name, to.host_name)
+        unresolved = to.proxied or is_address(dns_name)
+        worker = self.answered(state.host, attempt, "" if unresolved else dns_name)
         if self._pairs:
             self._pairs.join(worker, attempt.target)
         return worker

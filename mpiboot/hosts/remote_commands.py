@@ -59,6 +59,9 @@ class RemoteCommands:
                 return None
         target = Target(worker.host.name, worker.address, worker.port, worker.user)
         async with self._free:
+            if self._access.ssh_settings(worker.host.name).proxied:
+                attempt = await self._load().by_ssh(target, command)
+                return attempt.output if attempt.outcome is Outcome.OK else None
             opened = await ssh_attempt.connect(target, self._limits)
             if isinstance(opened, Attempt):
                 return None
@@ -88,6 +91,7 @@ class RemoteCommands:
                 host_key=self._access.host_key,
                 mode=self._mode,
                 limits=self._limits,
+                client=self._access.client,
             )
         return self._login
 

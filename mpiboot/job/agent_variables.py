@@ -6,9 +6,8 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from mpiboot.core.model import Source
-from mpiboot.core.setting_types import Switch
 from mpiboot.core.wording import first_few
-from mpiboot.job.dialects import ALSO_AGENT, ALSO_AGENT_ARGS, Dialect, parameter
+from mpiboot.job.dialects import ALSO_AGENT, ALSO_AGENT_ARGS, DIALECTS, Dialect, parameter
 from mpiboot.job.mpirun_line import UserLine
 from mpiboot.job.plan_builder import PlanBuilder
 from mpiboot.ssh import config as sshconfig
@@ -27,12 +26,9 @@ def place(builder: PlanBuilder, hosts: int) -> tuple[str, sshconfig.UserArgs]:
         The user's own agent (empty: ssh), and the ssh arguments for the private ssh_config.
     """
     row, own = builder.row, builder.paths.agent
-    instead_of_ssh, read = "", ", read into the private ssh_config behind mpiboot's own"
-    if builder.settings.supervise is Switch.ON:
-        instead_of_ssh = "the connections that mpiboot opens"
-        read = f": its port, user and time limits count for {instead_of_ssh}"
-        if builder.observed.by_kubectl:
-            instead_of_ssh, read = "kubectl exec", ", which kubectl exec does not read"
+    read = ", read for each host as ssh reads it, behind what mpiboot itself sets"
+    if builder.observed.by_kubectl:
+        read = ", which kubectl exec does not read"
     agent_by, agent = _take_agent(builder)
     args_by, given = _take_arguments(builder)
     _settle_kind(builder, own)
@@ -52,27 +48,27 @@ def place(builder: PlanBuilder, hosts: int) -> tuple[str, sshconfig.UserArgs]:
         if given:
             builder.set_env[row.agent_args_var] = given
         return agent, sshconfig.UserArgs()
-    lines: tuple[str, ...] = ()
-    words: tuple[str, ...] = ()
     for name, text in ((agent_by, more), (args_by, given)):
         if not text:
             continue
-        args = sshconfig.read_args(text)
-        lines, words = (*lines, *args.lines), (*words, *args.words)
-        if instead_of_ssh:
-            _warn_of_lost(builder, name, sshconfig.only_by_ssh(args), instead_of_ssh)
         builder.decide("ssh-arguments", text, _source(builder, name), f"{name}{read}")
-        if args.without_effect:
+        args = sshconfig.read_args(text)
+        lost = args.without_effect
+        if builder.observed.by_kubectl:
+            lost = (*lost, *args.lines, *args.words)
+        if lost:
             builder.warn(
                 "settings-conflict",
-                f"{name} has {', '.join(args.without_effect)}, which has no "
-                "effect: mpiboot sets it itself, or does not pass it on",
+                f"{name} has {', '.join(lost)}, which has no effect: mpiboot sets it itself, or "
+                "does not pass it on",
             )
-    if words or row.agent_args_var in builder.of_files:
-        builder.set_env[row.agent_args_var] = " ".join(words) or "-x"  # else the file's would count
+    both = sshconfig.read_args(f"{more} {given}".strip())
+    if both.words or row.agent_args_var in builder.of_files:
+        # Else the file's would count.
+        builder.set_env[row.agent_args_var] = " ".join(both.words) or "-x"
     else:
         builder.unset_env.add(row.agent_args_var)
-    return "", sshconfig.UserArgs(lines, words)
+    return "", both
 
 
 def given_by_user(
@@ -97,6 +93,13 @@ def given_by_user(
     if words is None:  # they are another program's
         return sshconfig.UserArgs()
     return sshconfig.read_args(f"{words} {first((*arguments, *ALSO_AGENT_ARGS))}")
+
+
+def all_arguments(environ: Mapping[str, str]) -> str:
+    """Join the user's own ssh arguments for each MPI, where it isn't known which one will run."""
+    rows = ((row.agent_args_var, *row.agent_args_aliases) for row in DIALECTS.values())
+    names = dict.fromkeys((*ALSO_AGENT_ARGS, *(name for row in rows for name in row)))
+    return " ".join(environ.get(name, "") for name in names)
 
 
 def _settle_kind(builder: PlanBuilder, agent: str) -> None:
@@ -221,10 +224,3 @@ def _ssh_words(agent: str) -> str | None:
     """Return the arguments of an agent that is ssh itself; None where it is another program."""
     program, *words = _first_of_list(agent).split() or ["ssh"]
     return " ".join(words) if program.rsplit("/", 1)[-1] in ("ssh", "rsh") else None
-
-
-def _warn_of_lost(builder: PlanBuilder, name: str, lost: tuple[str, ...], used: str) -> None:
-    """Warn of those of a user's ssh arguments that have no effect because no ssh reads them."""
-    if lost:
-        message = f"{name} has {', '.join(lost)}, which has no effect on {used}"
-        builder.warn("settings-conflict", message)

@@ -208,7 +208,8 @@ def choose_forwarded(builder: PlanBuilder, added: Mapping[str, str]) -> tuple[st
         _take_out(builder, kept, settings)
     theirs = builder.environ.get(row.export_var, "") if row.export_var else ""
     given = (*builder.line.exports, *listed(builder))
-    left = _search_paths(builder, settings.forward, given)
+    # What is taken out of mpirun's environment can't be handed on: 5.0 would not start.
+    left = _search_paths(builder, settings.forward, given) | builder.unset_env
     chosen = forward.select(
         {name: value for name, value in {**kept, **added}.items() if name not in left},
         settings.forward,

@@ -170,7 +170,8 @@ def prepare_launch(
     error_report.say_findings(found)
     plans.stop_on_failure(made.findings)
     launch = launch_folder.Launch(
-        made, seen.observed, seen.passed.host_keys, pod.key, resolved, paths, pod.pods
+        *(made, seen.observed, seen.passed.host_keys, pod.key, resolved, paths, pod.pods),
+        client=seen.passed.client,
     )
     launch.write()
     if made.meeting:
@@ -608,7 +609,10 @@ class CommandLogins:
         ssh = shutil.which("ssh", path=self.path) or ""
         why = sshconfig.unusable(ssh, pod.identity)
         hosts = by_every_name(ready.workers, ready.renamed)
-        logins = Logins(Path(self._logins), hosts, ready.host_keys, pod.key, pod.resolved.settings)
+        logins = Logins(
+            *(Path(self._logins), hosts, ready.host_keys, pod.key, pod.resolved.settings),
+            client=ready.client,
+        )
         if not logins.folder.exists():
             logins.make_folder()
         # The pool, and hosts with keys of their own, need each address and key.

@@ -7,7 +7,7 @@ import shlex
 import shutil
 import signal
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -29,6 +29,7 @@ from mpiboot.network.records import RDMA, Transport
 from mpiboot.network.worker_network import launcher_addresses
 from mpiboot.ssh import config as sshconfig
 from mpiboot.ssh import openssh
+from mpiboot.ssh.client import HostSettings, OpensshClient
 from mpiboot.ssh.connections import PoolConfig, short_of_files
 from mpiboot.supervisor import evidence
 from mpiboot.system import files, keys, os_calls, process
@@ -109,6 +110,7 @@ class Launch:
     resolved: Resolved
     where: LaunchPaths
     pods: PodAccess | None = None
+    client: OpensshClient | None = None
 
     def write(self) -> None:
         """Write what mpirun, its agents and ssh read.
@@ -154,7 +156,12 @@ class Launch:
         logins.make_folder()
         path, identity = self.observed.environ.get("PATH", ""), self.observed.identity
         ssh = shutil.which("ssh", path=path) or ""
-        alike = {(item.port, item.user) for item in logins.entries}
+        # Hosts that ranks add while they run (MPI_Comm_spawn) are reached as the others are.
+        carried = any(item.by_ssh for item in logins.entries)
+        later = {
+            replace(item, name="*", address=item.address and "%h", key="", by_ssh=carried)
+            for item in logins.entries
+        }
         needs_ssh = self.plan.daemons and not self.by_pool and not self.plan.user_agent
         if needs_ssh and (why := sshconfig.unusable(ssh, identity)):
             raise error(
@@ -169,8 +176,7 @@ class Launch:
             linger=self.plan.agent_linger,
             per_host=self.plan.per_host,
             environ=self.plan.agent_env,
-            # Hosts that ranks add while they run (MPI_Comm_spawn) are reached as the others are.
-            later=tuple(sshconfig.LaunchHost("*", "%h", *one) for one in alike if len(alike) == 1),
+            later=later if len(later) == 1 else (),
         )
 
     @property
@@ -188,6 +194,7 @@ class Launch:
             key,
             self.resolved.settings,
             self.plan.user_args,
+            self.client,
         )
 
     @cached_property
@@ -304,22 +311,24 @@ def snapshot(
 ) -> evidence.HostSnapshot:
     """Record the state to compare with after a failure; ``search`` is resolv.conf's list."""
     called = observed.called(worker.host.name)
-    # mpirun gets substitute names for some hosts, which are not in DNS.
-    listed = worker.host.name
-    dns = called if called.startswith(f"{listed}.") else listed
-    # Pods that kubectl enters may have no names in DNS.
-    dns = "" if addresses.is_address(listed) or observed.by_kubectl else dns
+    dns = worker.dns_name
     in_cluster = names.in_cluster(dns, search) if dns else ()
     return evidence.snapshot(worker, called, dns, in_cluster, started)
 
 
-KNOWN_HOSTS: Final = "known_hosts"
-
-
 def known_hosts(hosts: Iterable[sshconfig.LaunchHost], public: str) -> str:
-    """Pin the job's key under its alias, and single hosts' keys under their addresses."""
-    own = (f"[{host.address}]:{host.port},{host.address} {host.key}" for host in hosts if host.key)
+    """Pin the job's key under its alias, and single hosts' keys under theirs."""
+    own = (f"{host.key_alias} {host.key}" for host in hosts if host.key)
     return "".join(f"{line}\n" for line in dict.fromkeys((f"{sshconfig.ALIAS} {public}", *own)))
+
+
+def _is_safe(file: str) -> bool:
+    """Tell whether ssh takes a file by Include: none that others may write (readconf.c)."""
+    try:
+        found = Path(file).expanduser().stat()
+    except (OSError, RuntimeError):  # nothing there, no home folder
+        return True
+    return found.st_uid in (0, os.getuid()) and not found.st_mode & 0o022
 
 
 def tidy(folder: Path, name: str) -> None:
@@ -355,6 +364,7 @@ class Logins:
     key: keys.JobKey
     settings: Settings
     user_args: sshconfig.UserArgs = field(default_factory=sshconfig.UserArgs)
+    client: OpensshClient | None = None
 
     @property
     def patience(self) -> sshconfig.SshTimeouts:
@@ -364,18 +374,26 @@ class Logins:
     @property
     def entries(self) -> tuple[sshconfig.LaunchHost, ...]:
         """The hosts as ssh finds them, with the keys that some have of their own."""
-        return tuple(
-            sshconfig.LaunchHost(
-                *(name, worker.address, worker.port, worker.user),
-                key=self.host_keys.get(worker.host.name, ""),
+        found = []
+        for name, worker in self.hosts.items():
+            listed, client = worker.host.name, self.client
+            own = client.known(listed) if client else HostSettings(listed)
+            found.append(
+                sshconfig.LaunchHost(
+                    *(name, "" if own.proxied else worker.address, worker.port, worker.user),
+                    key=self.host_keys.get(listed, ""),
+                    by_ssh=client is not None and listed in client.carried,
+                    proxy=own.proxy,
+                    send=own.send,
+                    variables=own.variables,
+                )
             )
-            for name, worker in self.hosts.items()
-        )
+        return tuple(found)
 
     @property
     def pins(self) -> str:
         """The options for host keys as words of ssh's command line, where the first value wins."""
-        chosen = sshconfig.pins(str(self.folder / KNOWN_HOSTS), self.settings.host_keys)
+        chosen = sshconfig.pins(str(self.folder / sshconfig.KNOWN_HOSTS), self.settings.host_keys)
         return " ".join(f"-o {name}={value}" for name, value in chosen.items())
 
     def make_folder(self) -> None:
@@ -386,6 +404,8 @@ class Logins:
         """
         make_folder(self.folder)
         keys.copy(self.key, self.folder / launch_names.KEY)
+        # By which ssh finds the key that belongs to a certificate.
+        files.write_private(self.folder / f"{launch_names.KEY}.pub", self.key.public + "\n")
 
     def write(
         self,
@@ -410,18 +430,30 @@ class Logins:
         Raises:
             MpibootError: ``runtime-folder``.
         """
-        known = self.folder / KNOWN_HOSTS
-        files.write_private(known, known_hosts(self.entries, self.key.public))
+        known, entries = self.folder / sshconfig.KNOWN_HOSTS, self.entries
+        by_ssh, args = [entry.name for entry in entries if entry.by_ssh], self.user_args
+        if self.client and not self.client.usable:
+            args = replace(args, file="none")  # which would end each login
+        elif args.file not in ("", "none"):  # Include would look in ~/.ssh
+            args = replace(args, file=str(Path(args.file).absolute()))
+        if (certificate := Path(f"{self.key.path}-cert.pub")).is_file():
+            line = f"CertificateFile {sshconfig.quoted(str(certificate))}"
+            args = replace(args, lines=(*args.lines, line))
+        files.write_private(known, known_hosts(entries, self.key.public))
         files.write_private(
-            self.folder / "ssh_config",
+            self.folder / sshconfig.SSH_CONFIG,
             sshconfig.render(
-                (*self.entries, *later),
+                (*entries, *later),
                 key=str(self.folder / launch_names.KEY),
                 known_hosts=str(known),
                 host_keys=self.settings.host_keys,
                 keepalive=self.settings.ssh_keepalive,
-                user_args=self.user_args,
-                costly_kex=openssh.contains_string(ssh, sshconfig.COSTLY_KEX),
+                user_args=args,
+                files=tuple(filter(_is_safe, sshconfig.FILES)),
+                # Which may be the one that asyncssh lacks.
+                costly_kex=bool(entries)
+                and not by_ssh
+                and openssh.contains_string(ssh, sshconfig.COSTLY_KEX),
             ),
         )
         write_agent_files(
@@ -432,6 +464,7 @@ class Logins:
             linger=str(linger),
             per_host=per_host,
             environ=environ or {},
+            by_ssh=() if user_agent or self.settings.supervise is Switch.OFF else by_ssh,
         )
 
     def write_pool(self) -> None:
@@ -469,6 +502,7 @@ class Logins:
             key=str(self.folder / launch_names.KEY),
             patience=self.patience,
             folder=str(self.folder),
+            ssh=self.client.program if self.client else "",
         )
 
 
@@ -478,6 +512,7 @@ _KUBECTL_CONFIG: Final = "kubectl.conf"
 _KUBECTL_STDIN: Final = "stdin"
 _POD_EXEC: Final = _LIBEXEC / "pod_exec"
 AGENT_HOSTS: Final = "hosts"
+_BY_SSH: Final = {"user_agent": "exec_ssh"}  # the agent's own function
 
 
 def assignments(values: Mapping[str, str]) -> str:
@@ -496,6 +531,7 @@ def write_agent_files(
     *,
     per_host: Mapping[str, Mapping[str, str]],
     environ: Mapping[str, str],
+    by_ssh: Collection[str] = (),
     **words: str,
 ) -> None:
     """Write the agent's files.
@@ -504,16 +540,17 @@ def write_agent_files(
         folder: the launch folder, which holds the folder AGENT_HOSTS already.
         per_host: variables of single hosts, by mpirun's names.
         environ: the agent's variables beside mpirun's environment.
+        by_ssh: the hosts that the image's ssh logs in to, by mpirun's names.
         **words: what ``libexec/agent`` reads: ssh, user_agent, kubectl, remote_end, linger.
 
     Raises:
         MpibootError: ``runtime-folder``.
     """
     hosts = folder / AGENT_HOSTS
-    for name, values in per_host.items():
-        files.write_private(
-            hosts / f"{name}.env", assignments({"exports": exports(values).rstrip()})
-        )
+    for name in {*per_host, *by_ssh}:
+        own = {"exports": exports(per_host.get(name, {})).rstrip()}
+        own |= _BY_SSH if name in by_ssh else {}
+        files.write_private(hosts / f"{name}.env", assignments(own))
     files.write_private(folder / AGENT_CONFIG, assignments(words) + exports(environ))
 
 

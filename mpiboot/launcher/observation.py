@@ -80,6 +80,11 @@ async def wait(
     already_said = _tell_at_once(launcher, before)
     pairs, args = _pairs(launcher), _ssh_arguments(before)
     to, settings, connections = access(launcher, args), launcher.resolved.settings, None
+    if not (to.client or launcher.pods) and (lost := sshconfig.only_by_ssh(args)):
+        message = (
+            f"no ssh can run here: of the user's ssh arguments {', '.join(lost)} has no effect"
+        )
+        log.warning("ssh", message)
     if settings.supervise is Switch.ON and launcher.pods is None:
         connections = Connections(sshconfig.patience(settings.ssh_keepalive, args))
     passed = await gate.wait(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -17,11 +18,13 @@ from mpiboot.core.settings import Resolved
 from mpiboot.hosts import dns
 from mpiboot.hosts.access import PORTS, PodAccess, SshAccess, choose_access
 from mpiboot.job import names
-from mpiboot.job.agent_variables import given_by_user
+from mpiboot.job.agent_variables import all_arguments, given_by_user
+from mpiboot.launcher.launch_folder import Logins, tidy
 from mpiboot.network import pod
 from mpiboot.ssh import openssh
-from mpiboot.ssh.config import UserArgs
-from mpiboot.system import files, keys, os_calls
+from mpiboot.ssh.client import OpensshClient, read_settings
+from mpiboot.ssh.config import UserArgs, unusable
+from mpiboot.system import files, keys, os_calls, programs
 
 # Seconds that a Secret may be mounted late where there is another way to the hosts.
 _KEY_IS_LATE: Final = 5.0
@@ -47,6 +50,7 @@ class LauncherPod:
     may_disconnect: bool = False
     pods: PodAccess | None = None
     chosen: Decision | None = None
+    clients: list[OpensshClient] = field(default_factory=list, compare=False)
 
     @property
     def job(self) -> str:
@@ -93,16 +97,20 @@ def launcher_pod(
     most = settings.timeout if patience is None else patience
     homes = (identity.home, environ.get("HOME", ""))
 
+    named_key = settings.ssh_key
+    if not keys.find(named_key, homes, identity.uid):
+        named_key = named_key or _key_of_ssh(environ, identity)
+
     def key_is_there() -> bool:
-        if keys.unreadable_key(settings.ssh_key, identity.uid):
+        if keys.unreadable_key(named_key, identity.uid):
             return True
         try:
-            return bool(keys.wait(settings.ssh_key, homes, identity.uid, min(most, _KEY_IS_LATE)))
+            return bool(keys.wait(named_key, homes, identity.uid, min(most, _KEY_IS_LATE)))
         except MpibootError:
             return False
 
     pods, chosen = choose_access(resolved, environ, key_is_there) or (None, None)
-    key, place, wanted = None, (settings.ssh_key, homes, identity.uid), pods is None
+    key, place, wanted = None, (named_key, homes, identity.uid), pods is None
     # Where the hostfile is wrong, or has this pod alone, there is no key to wait for.
     if wanted and not keys.find(*place):
         wanted = needs_key(most)
@@ -129,9 +137,45 @@ def launcher_pod(
     )
 
 
+def _key_of_ssh(environ: Mapping[str, str], identity: Identity) -> str:
+    """Give the key that ssh is set to use, which lies where no job's does; empty for none."""
+    ssh = shutil.which("ssh", path=environ.get("PATH", "")) or ""
+    if unusable(ssh, identity):
+        return ""
+    words = all_arguments(environ).split()
+    try:
+        done = programs.run((ssh, *words, "-G", "--", socket.gethostname()), programs.SHORT)
+        named = read_settings(done.stdout if done else "", identity.user).keys
+    except (KeyError, ValueError, OSError):
+        return ""
+    paths = (path.replace("~", identity.home, 1) for path in named)
+    return next((path for path in paths if keys.find(path, (), identity.uid)), "")
+
+
+def ssh_client(launcher: LauncherPod, args: UserArgs) -> OpensshClient | None:
+    """Give the image's own ssh; None where it can't run, or nobody logs in."""
+    ssh, key = shutil.which("ssh", path=launcher.environ.get("PATH", "")) or "", launcher.key
+    if key is None or unusable(ssh, launcher.identity):
+        return None
+    settings = launcher.resolved.settings
+
+    def make_folder() -> Path:
+        folder = launcher.folder / f"gate-{os.getpid()}"
+        tidy(launcher.folder, "gate")
+        logins = Logins(folder, {}, {}, key, settings, args)
+        logins.make_folder()
+        logins.write(ssh=ssh, per_host={})
+        return folder
+
+    return OpensshClient(ssh, args, launcher.identity.user, make_folder)
+
+
 def access(launcher: LauncherPod, args: UserArgs | None = None) -> SshAccess:
     """Give how this launcher reaches its workers; ``args`` are the user's own for ssh."""
-    settings, args = launcher.resolved.settings, args or given_by_user(launcher.environ)
+    settings, given = launcher.resolved.settings, args
+    args = args or given_by_user(launcher.environ)
+    if (given or not launcher.clients) and (client := ssh_client(launcher, args)):
+        launcher.clients.append(client)
     hostname = socket.gethostname()
     api = launcher.environ.get(pod.API, "")
     own, _ = pod.control_address(settings.control_ifname, hostname, api=api)
@@ -151,4 +195,5 @@ def access(launcher: LauncherPod, args: UserArgs | None = None) -> SshAccess:
         attempt=launcher.attempt,
         may_disconnect=launcher.may_disconnect,
         pods=launcher.pods,
+        client=launcher.clients[-1] if launcher.clients else None,
     )

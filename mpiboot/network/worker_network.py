@@ -360,9 +360,11 @@ def control_link(
         )
         return Decision("control-link", name, Source.DETECTED, reason), ""
     controls = {*map(bare, own), *(bare(worker.address) for worker in workers)}
-    smallest = smallest_network(filter(None, map(parse, controls)))
+    known = [found for found in map(parse, controls) if found]
+    # A worker that ssh reaches by another host has a name alone.
+    smallest = smallest_network(known) if len(known) == len(controls) else None
     if smallest is None:
-        return None, "the control addresses are of both IP versions"
+        return None, "the control addresses are of both IP versions, or not all known"
     others = [
         address
         for worker, control in zip(workers, theirs, strict=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
@@ -56,12 +56,16 @@ WORKER: Final = "mpiboot"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where to log in: a host of the hostfile at one of its addresses and one port."""
+    """Where to log in: a host of the hostfile at one of its addresses and one port.
+
+    ``user_by`` is what names the user, empty where it is this pod's own.
+    """
 
     host: str
     address: str
     port: int
     user: str
+    user_by: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,11 @@ class LoginTimeouts:
     greeting: float = 5.0
     login: float = 20.0
     command: float = 30.0
+
+    def longer(self, times: int) -> LoginTimeouts:
+        """Double them so many times: for a node that is starved of CPU, or a slow directory."""
+        by = 1 << times
+        return LoginTimeouts(self.connect, self.greeting, self.login * by, self.command * by)
 
 
 @dataclass(frozen=True, slots=True)

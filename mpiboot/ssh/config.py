@@ -10,8 +10,8 @@ from __future__ import annotations
 import getopt
 import math
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from mpiboot.core.model import Identity
@@ -20,6 +20,10 @@ from mpiboot.core.setting_types import HostKeys
 # What the setting of the host keys is called in ssh's configuration.
 STRICT: Final = {HostKeys.JOB: "yes", HostKeys.ACCEPT_NEW: "accept-new", HostKeys.OFF: "no"}
 
+KNOWN_HOSTS: Final = "known_hosts"
+SSH_CONFIG: Final = "ssh_config"
+# ssh's own, of which the first value counts.
+FILES: Final = ("~/.ssh/config", "/etc/ssh/ssh_config")
 # The name under which the job's host key is pinned: one key for every pod of the job.
 ALIAS: Final = "mpiboot-job"
 
@@ -36,7 +40,6 @@ _MEANT: Final = {
     "-B": "BindInterface",
     "-e": "EscapeChar",
     "-S": "ControlPath",
-    "-F": "Include",
     "-4": "AddressFamily inet",
     "-6": "AddressFamily inet6",
     "-C": "Compression yes",
@@ -54,7 +57,8 @@ _FLAGS: Final = ("-v", "-T", "-n", "-k")
 _ALLOWED_TEXT: Final = (
     "addressfamily bindaddress bindinterface certificatefile challengeresponseauthentication "
     "ciphers compression connectionattempts connecttimeout gssapiauthentication "
-    "hostbasedauthentication hostkeyalgorithms include ipqos kbdinteractiveauthentication "
+    "hostbasedauthentication hostkeyalgorithms identitiesonly identityagent identityfile include "
+    "ipqos kbdinteractiveauthentication "
     "kexalgorithms macs numberofpasswordprompts passwordauthentication proxycommand proxyjump "
     "proxyusefdpass pubkeyacceptedalgorithms pubkeyacceptedkeytypes pubkeyauthentication "
     "rekeylimit requiredrsasize sendenv serveralivecountmax serveraliveinterval setenv "
@@ -75,8 +79,13 @@ _PROBES, _MOST_BETWEEN = 10, 30.0
 _UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _TIME: Final = re.compile(r"(?:[0-9]{1,9}[smhdw])*[0-9]{1,9}[smhdw]?", re.IGNORECASE)
 _TIME_PART: Final = re.compile(r"([0-9]+)([smhdw]?)")
-# What the pool does by itself, or never does: such a keyword is no loss there.
-_POOL_DOES: Final = (*_PATIENCE, "tcpkeepalive", "passwordauthentication", "compression")
+# What asyncssh can't do as it is told.
+_ONLY_SSH: Final = frozenset(
+    (
+        *("bindaddress", "bindinterface", "ciphers", "hostkeyalgorithms", "kexalgorithms", "macs"),
+        *("pubkeyacceptedalgorithms", "pubkeyacceptedkeytypes"),
+    )
+)
 
 # The first choice of OpenSSH 9.0 to 9.8: 82 ms of CPU for each login on the launcher, which logs in
 # to every host, against 13 with what both ends choose without it (scripts/bench/key_exchange).
@@ -90,7 +99,7 @@ class UserArgs:
 
     ``lines`` are configuration lines; ``words`` flags that have no such form; ``without_effect``
     what mpiboot sets itself or does not pass on. ``port`` (0: none) and ``user`` are for the gate,
-    whose logins all others follow.
+    whose logins all others follow. ``file`` is read instead of ssh's own, ``text`` is all of them.
     """
 
     lines: tuple[str, ...] = ()
@@ -98,6 +107,8 @@ class UserArgs:
     without_effect: tuple[str, ...] = ()
     port: int = 0
     user: str = ""
+    file: str = ""
+    text: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +151,11 @@ def read_args(text: str) -> UserArgs:
     try:
         options, without_effect = getopt.getopt(text.split(), _LETTERS)
     except getopt.GetoptError:  # ssh itself would end with an error
-        return UserArgs(without_effect=(text,))
+        return UserArgs(without_effect=(text,), text=text)
+    files = [given for letter, given in options if letter == "-F"]  # ssh takes the last
     for letter, given in options:
+        if letter == "-F":
+            continue
         if letter in _FLAGS:
             words.append(letter)
             continue
@@ -154,25 +168,26 @@ def read_args(text: str) -> UserArgs:
         elif keyword.lower() not in _ALLOWED or not value.strip():
             named = line if keyword[:1] == "-" else f"{keyword}={value}"
             without_effect.append(named.rstrip("= "))
-        elif (letter, value.lower()) != ("-F", "none"):
+        else:
             lines.append(f"{keyword} {value.strip()}")
-    port, user = int(gates.get("port", 0)), gates.get("user", "")
-    return UserArgs(tuple(lines), tuple(words), tuple(without_effect), port, user)
+    port, user, file = int(gates.get("port", 0)), gates.get("user", ""), "".join(files[-1:])
+    return UserArgs(tuple(lines), tuple(words), tuple(without_effect), port, user, file, text)
 
 
 def only_by_ssh(args: UserArgs) -> tuple[str, ...]:
-    """List a user's ssh arguments that have no effect where no ssh reads them."""
-    lines = (line for line in args.lines if line.partition(" ")[0].lower() not in _POOL_DOES)
-    return (*lines, *args.words)
+    """List a user's ssh arguments that have no effect on a login by asyncssh."""
+    return tuple(item for item in args.lines if item.partition(" ")[0].lower() in _ONLY_SSH)
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchHost:
     """One host as mpirun names it, where it was verified to be, and the host key that it showed.
 
-    Or a pattern of names; its address then is ``%h``, the name itself, and what that lacks.
+    Or a pattern of names; its address then is ``%h``, the name itself, and what that lacks. Empty:
+    ssh connects by another host.
     ``key`` is a public key as a line: for ssh a host's own, empty where that is the job's; for
-    the pool the one it must show, empty where any will do.
+    the pool the one it must show, empty where any will do. ``by_ssh``: asyncssh can't log in there.
+    ``proxy``, ``send`` and ``variables`` are as in ``client.HostSettings``.
     """
 
     name: str
@@ -180,6 +195,15 @@ class LaunchHost:
     port: int
     user: str
     key: str = ""
+    by_ssh: bool = False
+    proxy: str = ""
+    send: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()
+
+    @property
+    def key_alias(self) -> str:
+        """The name under which a key of the host's own is pinned."""
+        return f"[{self.address or self.name}]:{self.port}"
 
 
 def quoted(value: str) -> str:
@@ -203,12 +227,15 @@ def pins(known_hosts: str, host_keys: HostKeys) -> dict[str, str]:
         "StrictHostKeyChecking": STRICT[host_keys],
         "UserKnownHostsFile": quoted(known_hosts),
         "GlobalKnownHostsFile": "/dev/null",
-        "IgnoreUnknown": "KnownHostsCommand",  # which OpenSSH has since 8.5
+        # KnownHostsCommand is of OpenSSH 8.5; a list of the user's, for other clients, comes late.
+        "IgnoreUnknown": "*",
         "KnownHostsCommand": "none",
         "VerifyHostKeyDNS": "no",
         "NoHostAuthenticationForLocalhost": "no",
         "CheckHostIP": "no",
         "UpdateHostKeys": "no",
+        "HashKnownHosts": "no",
+        "GSSAPIKeyExchange": "no",  # would take the server's word for its Kerberos name
     }
 
 
@@ -220,18 +247,20 @@ def render(
     host_keys: HostKeys,
     keepalive: float,
     user_args: UserArgs,
+    files: Sequence[str] = FILES,
     costly_kex: bool = False,
 ) -> str:
     """Write the configuration.
 
     Args:
         entries: the hosts; ssh matches the name that mpirun passes. Those with a key of their own
-            are known by their address.
+            are known by their address. None: any host is taken for one of the job.
         key: path of the private key's copy.
         known_hosts: path of the file with the pinned host key.
         host_keys: ``job`` (pinned), ``accept-new`` or ``off``.
         keepalive: seconds after which a silent worker is lost; 0: never.
         user_args: the user's own, behind ours.
+        files: ssh's own, behind these.
         costly_kex: whether the ssh that reads it knows ``COSTLY_KEX``, which is then left out.
     """
     wait = patience(keepalive, user_args)
@@ -239,37 +268,53 @@ def render(
     for entry in entries:
         lines += [
             f"Host {entry.name}",
-            f"  HostName {entry.address if entry.address[:2] == '%h' else quoted(entry.address)}",
             f"  Port {entry.port}",
             f"  User {quoted(entry.user)}",
         ]
-        if host_keys is HostKeys.JOB or not entry.key:
-            lines.append(f"  HostKeyAlias {ALIAS}")
+        if entry.address:
+            pattern = entry.address[:2] == "%h"
+            lines.append(f"  HostName {entry.address if pattern else quoted(entry.address)}")
+        if entry.proxy:
+            lines.append(f"  ProxyCommand {entry.proxy}")
+        own = entry.key and host_keys is not HostKeys.JOB
+        lines.append(f"  HostKeyAlias {entry.key_alias if own else ALIAS}")
+        if not entry.by_ssh:  # the job's key is all that it takes
+            lines += ["  IdentitiesOnly yes", "  IdentityAgent none"]
+    lines.append("Host *")
+    if not lines[1:] and host_keys is HostKeys.JOB:  # of whatever host
+        lines.append(f"  HostKeyAlias {ALIAS}")
     lines += [
-        "Host *",
         f"  IdentityFile {quoted(key)}",
-        "  IdentitiesOnly yes",
-        "  IdentityAgent none",
         *(f"  {name} {value}" for name, value in pins(known_hosts, host_keys).items()),
         "  BatchMode yes",
         "  PreferredAuthentications publickey",
-        # These hold the user's own values, where given.
-        f"  ConnectTimeout {wait.timeout}",
-        f"  ConnectionAttempts {wait.attempts}",
-        f"  ServerAliveInterval {wait.interval}",
-        f"  ServerAliveCountMax {wait.probes}",
         "  ForwardAgent no",
         "  ForwardX11 no",
         "  ClearAllForwardings yes",
         "  ControlMaster no",
         "  ControlPath none",
         "  RequestTTY no",
+        "  RemoteCommand none",
+        "  SessionType default",
+        "  StdinNull no",
+        "  ForkAfterAuthentication no",
+        "  Tunnel no",
         "  EscapeChar none",
         "  LogLevel ERROR",
     ]
     lines += [f"  {line}" for line in user_args.lines]
-    lines.append("  TCPKeepAlive yes")
-    if costly_kex:  # the user's own choice, which stands before, wins
+    files = (user_args.file,) if user_args.file else files
+    lines += [f"  Include {quoted(file)}" for file in files if file != "none"]
+    lines += [
+        # The user's own choice, which stands before, wins.
+        "Host *",
+        f"  ConnectTimeout {wait.timeout}",
+        f"  ConnectionAttempts {wait.attempts}",
+        f"  ServerAliveInterval {wait.interval}",
+        f"  ServerAliveCountMax {wait.probes}",
+        "  TCPKeepAlive yes",
+    ]
+    if costly_kex:
         lines.append(f"  KexAlgorithms -{COSTLY_KEX}*")
     return "\n".join(lines) + "\n"
 

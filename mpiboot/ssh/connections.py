@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from mpiboot.core.records_json import read_record
+from mpiboot.ssh.attempt import WORKER
 from mpiboot.ssh.config import LaunchHost, SshTimeouts
 
 if TYPE_CHECKING:
@@ -33,13 +34,14 @@ _FILES: Final = 64
 class PoolConfig:
     """The hosts of a pool by mpirun's names, the path of the key, and how long logins are tried.
 
-    ``folder`` is the launch folder.
+    ``folder`` is the launch folder, ``ssh`` the program for hosts that asyncssh can't log in to.
     """
 
     hosts: tuple[LaunchHost, ...]
     key: str
     patience: SshTimeouts
     folder: str
+    ssh: str = ""
 
     @classmethod
     def from_json(cls, text: str) -> PoolConfig:
@@ -116,8 +118,14 @@ class Connections:
                 connection.close()
 
     def all(self, place: Place) -> list[asyncssh.SSHClientConnection]:
-        """Give those for a command beside a session, free ones first."""
-        return sorted(self._alive(place), key=self._taken.__contains__)
+        """Give those for a command beside a session, free ones first.
+
+        One with a session is shared at mpiboot's own servers alone: others may take one at a time.
+        """
+        alive = self._alive(place)
+        free = [one for one in alive if one not in self._taken]
+        own = [one for one in alive if WORKER in str(one.get_extra_info("server_version"))]
+        return [*free, *(one for one in own if one not in free)]
 
     def _alive(self, place: Place) -> list[asyncssh.SSHClientConnection]:
         before = self._open.get(_key(place), [])

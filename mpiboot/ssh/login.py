@@ -1,8 +1,8 @@
 """One SSH login at one address: how far it got, and the output of the gate's command.
 
 Each way to fail has an ``Outcome``, and asyncssh's exceptions end here. Nothing is retried, and
-whether a failure is final is for the gate to decide. No file is written, and neither the user's SSH
-configuration nor an agent is read.
+whether a failure is final is for the gate to decide. Where asyncssh can't log in by protocol or
+authentication, or can't do what ssh is set to do, the image's own ssh tries (``client.py``).
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from typing import Any, Final, TypeVar
 
 import asyncssh
 
+from mpiboot.core import log
 from mpiboot.core.checks import error
 from mpiboot.core.setting_types import HostKeys
 from mpiboot.ssh.attempt import SHOWN, Attempt, LoginTimeouts, OpenConnection, Outcome, Target
+from mpiboot.ssh.client import OpensshClient
 from mpiboot.ssh.connections import Connections
 
 NOTHING_ELSE: Final[Mapping[str, Any]] = {
@@ -183,6 +185,8 @@ async def closed(connection: asyncssh.SSHClientConnection) -> None:
         connection.abort()
 
 
+# What ssh may do, and asyncssh can't: other algorithms, certificates, an agent's keys.
+_SSH_MAY_KNOW: Final = frozenset((Outcome.PROTOCOL, Outcome.KEY_REFUSED, Outcome.PASSWORD_ASKED))
 OUTPUT_LIMIT: Final = 1 << 20
 _COMPLAINT: Final = 400
 # A handshake is some milliseconds of work here; more at once only makes each of them slow enough to
@@ -240,6 +244,10 @@ ERRORS: Final[dict[type[BaseException], Outcome]] = {
 }
 
 
+def _longer(limit: float) -> str:
+    return f"more than {limit:g} s, now trying with {2 * limit:g} s"
+
+
 def outcome_of(exception: BaseException) -> Outcome:
     """Name what an exception of an attempt means."""
     return next(ERRORS[kind] for kind in type(exception).__mro__ if kind in ERRORS)
@@ -294,7 +302,8 @@ class Login:
 
     ``public_line`` is what the worker's authorized_keys must hold, ``fingerprint`` that of it,
     ``host_fingerprint`` that of the host key which is pinned: the job's own where none is given.
-    ``kept`` takes over the connection of each attempt that is a success.
+    ``kept`` takes over the connection of each attempt that is a success; ``client`` is None where
+    the image has no ssh that can run.
     """
 
     def __init__(
@@ -305,16 +314,15 @@ class Login:
         mode: HostKeys = HostKeys.JOB,
         limits: LoginTimeouts | None = None,
         kept: Connections | None = None,
+        client: OpensshClient | None = None,
     ) -> None:
-        self._kept = kept
+        self._kept, self._client = kept, client
         self._key = read_private(key)
         self._pinned = read_public(host_key) if host_key else self._key.convert_to_public()
         self._strict = mode is HostKeys.JOB
         self._limits = limits or LoginTimeouts()
-        # A node that is starved of CPU or disk needs longer than the limit each time: a host whose
-        # command did not end gets twice the time at the next attempt.
-        self._command_limits: dict[Target, float] = {}
         self._turns = Turns()
+        self._said = False
         self.public_line = _key_line(self._key)
         self.fingerprint = self._key.get_fingerprint()
         self.host_fingerprint = self._pinned.get_fingerprint()
@@ -325,12 +333,59 @@ class Login:
         command: str,
         *,
         keep: Callable[[Connection], None] | None = None,
+        limits: LoginTimeouts | None = None,
     ) -> Attempt:
         """Log in over an open connection and run the command; the socket is closed at the end.
 
-        ``keep`` gets what can run more commands beside this one. It is to be closed where the
-        attempt is a success, and is closed here otherwise.
+        Args:
+            opened: the connection.
+            command: for a POSIX shell, which reads it from its standard input: what starts that
+                shell (rbash, fish, a ForceCommand that splits at blanks) has one word to read.
+            keep: gets what can run more commands beside this one. It is to be closed where the
+                attempt is a success, and is closed here otherwise.
+            limits: instead of those of all attempts.
         """
+        limits, target, client = limits or self._limits, opened.target, self._client
+        if client is None or not client.usable:
+            return await self._by_asyncssh(opened, command, keep, limits)
+        found = None
+        if not (target.host in client.carried or client.known(target.host).only_ssh):
+            found = await self._by_asyncssh(opened, command, keep, limits)
+            if found.outcome not in _SSH_MAY_KNOW:
+                return found
+        opened.sock.close()
+        by_ssh = await self.by_ssh(target, command, limits, found.message if found else "")
+        by_ssh = replace(by_ssh, greeting=opened.greeting, local_address=opened.local_address)
+        if found is None:
+            return by_ssh
+        if by_ssh.outcome is Outcome.OK:
+            return replace(by_ssh, host_key=by_ssh.host_key or found.host_key)
+        if by_ssh.outcome in _SSH_MAY_KNOW:
+            # The key that asyncssh was shown tells whose server this is.
+            return replace(found, outcome=by_ssh.outcome, message=by_ssh.message)
+        return replace(found, message=f"{found.message}; {client.program}: {by_ssh.message}")
+
+    async def by_ssh(
+        self, target: Target, command: str, limits: LoginTimeouts | None = None, why: str = ""
+    ) -> Attempt:
+        """Log in with the image's ssh, which there must be, and run the command."""
+        limits, client = limits or self._limits, self._client
+        assert client is not None  # noqa: S101 - its settings have said so
+        seconds = limits.login + limits.command
+        found = await client.log_in(target, _script(command), seconds)
+        if client.carried and not self._said:
+            self._said = True
+            why = why or "as it is set to use what only ssh can do"
+            log.info("ssh", f"{target.host} is logged in to by {client.program}: {why}")
+        return found
+
+    async def _by_asyncssh(
+        self,
+        opened: OpenConnection,
+        command: str,
+        keep: Callable[[Connection], None] | None,
+        limits: LoginTimeouts,
+    ) -> Attempt:
         target = opened.target
         found = Attempt(
             target, Outcome.OK, greeting=opened.greeting, local_address=opened.local_address
@@ -338,9 +393,9 @@ class Login:
         client = _LoginRecord(self._key)
         try:
             opening = partial(self._open, target.user, opened.sock, client)
-            connection = await self._turns.run(opening, self._limits.login)
+            connection = await self._turns.run(opening, limits.login)
         except asyncio.TimeoutError:
-            message = f"{self._limits.login:g} s"
+            message = _longer(limits.login)
             # The server's half of the key exchange is the first that doesn't fit a small packet.
             stalled = client.shown is None
             return replace(found, outcome=Outcome.SLOW, message=message, stalled=stalled)
@@ -349,21 +404,19 @@ class Login:
         finally:
             opened.sock.close()  # asyncssh has a duplicate of its own, and closes that
         found = self._with_key(found, client)
-        limit = self._command_limits.get(target, self._limits.command)
         kept = False
         try:
             if self._is_foreign(client):
                 return replace(found, outcome=Outcome.HOST_KEY_DIFFERS, welcome=True)
             if keep is not None:
                 keep(Connection(connection, stays=self._kept is not None))
-            done = await asyncio.wait_for(self._run(found, connection, command), limit)
+            done = await asyncio.wait_for(self._run(found, connection, command), limits.command)
             if done.outcome is Outcome.OK:
                 kept = keep is not None or self._kept is not None
                 if self._kept is not None:
                     self._kept.keep(target, connection)
         except asyncio.TimeoutError:
-            self._command_limits[target] = 2 * limit
-            message = f"no end within {limit:g} s"
+            message = _longer(limits.command)
             return replace(found, outcome=Outcome.COMMAND_FAILED, message=message, stalled=True)
         except (asyncssh.Error, OSError, ValueError) as why:
             message = " ".join(str(why).split())
@@ -416,7 +469,7 @@ class Login:
     async def _run(
         self, found: Attempt, connection: asyncssh.SSHClientConnection, command: str
     ) -> Attempt:
-        process = await connection.create_process(command, encoding=None, stdin=asyncssh.DEVNULL)
+        process = await connection.create_process("sh", encoding=None, input=_script(command))
         complaining = asyncio.ensure_future(_read_complaint(process.stderr))
         try:
             output = await _read_output(process.stdout)
@@ -438,6 +491,10 @@ class Login:
         )
         message = f"{how}: {words}" if words else how
         return replace(found, outcome=Outcome.COMMAND_FAILED, message=message, output=text)
+
+
+def _script(command: str) -> bytes:
+    return f"{{ {command}; }} < /dev/null\n".encode()
 
 
 async def _read_output(stream: asyncssh.SSHReader[bytes]) -> bytes:

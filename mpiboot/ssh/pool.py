@@ -31,6 +31,7 @@ from typing import Any, Final
 import asyncssh
 
 from mpiboot.core.launch_names import EVENTS, REQUESTS, SESSIONS
+from mpiboot.ssh.client import command_line
 from mpiboot.ssh.config import LaunchHost, SshTimeouts
 from mpiboot.ssh.connections import Connections, HostCommand, PoolConfig
 from mpiboot.ssh.login import NOTHING_ELSE, Turns, host_key_algorithms
@@ -234,7 +235,7 @@ class Pool:
             OSError: the job's key can't be read.
             ValueError: it is no key.
         """
-        self._folder = config.folder
+        self._folder, self._ssh = config.folder, config.ssh
         self._logins = HostLogins(config.key, config.patience)
         self._limit = config.patience.timeout or None  # seconds
         self._hosts: dict[str, LaunchHost] = {}
@@ -244,6 +245,16 @@ class Pool:
     def know(self, hosts: Iterable[LaunchHost]) -> None:
         """Let it reach these hosts, too."""
         self._hosts.update((item.name, item) for item in hosts)
+
+    def by_ssh(self, host: str, command: str) -> tuple[str, ...]:
+        """Give ssh's command line for a host that asyncssh can't log in to; empty for others.
+
+        Raises:
+            ValueError: it is no host of this job.
+        """
+        if not self._find(host).by_ssh:
+            return ()
+        return (*command_line(self._ssh, self._folder), "--", host, command)
 
     async def start(self, host: str, command: str, seconds: float) -> HostCommand:
         """Start a command beside the sessions: over an open connection, else with a login.
@@ -299,7 +310,7 @@ class Pool:
             if connection is None:
                 connection = await self._logins.log_in(remote)
                 self._connections.keep(remote, connection, taken=True)
-                await self._start(connection, command, session)
+                await self._start(connection, command, session, remote)
             try:
                 self.notify(f"connected {host}\n")
                 await session.done.wait()
@@ -325,7 +336,7 @@ class Pool:
         if connection is None:
             return None
         try:
-            await self._start(connection, command, session)
+            await self._start(connection, command, session, remote)
         except (OSError, asyncio.TimeoutError, asyncssh.Error):
             # A server that refuses a second session, or a connection that is gone: log in anew.
             if session.begun:
@@ -334,7 +345,11 @@ class Pool:
         return connection
 
     async def _start(
-        self, connection: asyncssh.SSHClientConnection, command: str, session: ClientSession
+        self,
+        connection: asyncssh.SSHClientConnection,
+        command: str,
+        session: ClientSession,
+        remote: LaunchHost,
     ) -> None:
         opening = connection.create_session(
             lambda: session,
@@ -342,6 +357,8 @@ class Pool:
             command.encode("utf-8", "surrogateescape"),  # type: ignore[arg-type]
             encoding=None,
             window=_WINDOW,
+            send_env=remote.send,
+            env=remote.variables,
         )
         try:
             await asyncio.wait_for(opening, self._limit)
@@ -356,10 +373,10 @@ class Pool:
         if len(short) == 1:
             return short[0]
         # One that ranks add while they run (MPI_Comm_spawn) is reached as the others are.
-        alike = {(item.port, item.user, item.key) for item in self._hosts.values()}
+        alike = {replace(item, name=name, address=name) for item in self._hosts.values()}
         if not name or short or len(alike) != 1:
             raise ValueError(f"{name} is no host of this job")
-        return LaunchHost(name, name, *alike.pop())
+        return alike.pop()
 
     def notify(self, line: str) -> None:
         """Write a line to the parent of mpirun; opened for reading too, a FIFO never blocks."""

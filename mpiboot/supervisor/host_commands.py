@@ -84,13 +84,15 @@ class HostCommands:
         Raises:
             Exception: it can't be started.
         """
-        if not host.here and self._pods is None:
-            if self.pool is None:
-                raise ConnectionError
-            return await self.pool.start(host.name, command, seconds)
         words: tuple[str, ...] = ("/bin/sh", "-c", command)
         if not host.here and self._pods is not None:
             words = self._pods.run(pod_of(host.name), command, interactive=True)
+        elif not host.here:
+            if self.pool is None:
+                raise ConnectionError
+            words = self.pool.by_ssh(host.name, command)
+            if not words:
+                return await self.pool.start(host.name, command, seconds)
         pipe, loop = asyncio.subprocess.PIPE, asyncio.get_running_loop()
         starting = asyncio.ensure_future(
             loop.subprocess_exec(

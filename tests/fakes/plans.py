@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from mpiboot.core.addresses import is_address
 from mpiboot.core.checks import BY_REFERENCE
 from mpiboot.core.facts import Cpus, Host, Hostfile, Link, PodFacts, Worker
 from mpiboot.core.model import Identity, Level, Mpi, MpiFamily, Source
@@ -82,7 +83,8 @@ def worker(host: Host, number: int, mpi: Mpi | None, *, name: str = "eth0") -> W
         environment=(),
         cpus=Cpus(usable=64, cores=32, online=64),
     )
-    return Worker(host, address, 22, "root", "10.244.0.9", facts)
+    name = "" if is_address(host.name) else host.name
+    return Worker(host, address, 22, "root", "10.244.0.9", facts, dns_name=name)
 
 
 def hosts(*slots: int, domain: str = ".job.ns.svc") -> tuple[Host, ...]:

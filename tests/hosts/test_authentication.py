@@ -32,7 +32,7 @@ STOCK = probe(Outcome.HOST_KEY_DIFFERS, key=THEIRS, welcome=True)
     ],
 )
 def test_what_may_change_by_waiting_is_not_final(probes: list[Attempt]) -> None:
-    assert final(probes, 2, OURS) is None
+    assert final(probes, OURS) is None
 
 
 @pytest.mark.parametrize(
@@ -46,11 +46,11 @@ def test_what_may_change_by_waiting_is_not_final(probes: list[Attempt]) -> None:
     ],
 )
 def test_what_waiting_cannot_change_is_final(probes: list[Attempt], which: int) -> None:
-    assert final(probes, 2, OURS) is probes[which]
+    assert final(probes, OURS) is probes[which]
 
 
 def test_one_port_has_nobody_to_wait_for() -> None:
-    assert final([NODE], 1, OURS) is NODE
+    assert final([NODE], OURS) is NODE
 
 
 def test_ports_that_said_the_same_are_one() -> None:
@@ -107,16 +107,15 @@ def test_a_host_key_of_another_job_is_told_from_that_of_a_stock_image(
 
 def test_mpiboot_with_another_key_will_not_get_the_jobs_by_waiting() -> None:
     refused = probe(Outcome.REFUSED, 2222)
-    assert final([shown(), refused], 2, OURS) is None
+    assert final([shown(), refused], OURS) is None
     other = shown("SSH-2.0-mpiboot")
-    assert final([other, refused], 2, OURS) is other
+    assert final([other, refused], OURS) is other
 
 
 def test_only_all_ports_of_one_address_are_everyone() -> None:
-    elsewhere = Attempt(Target("w-0", "fd00::1", 22, "root"), Outcome.CLOSED)
-    assert final([NODE, elsewhere], 2, OURS) is None
-    second = probe(Outcome.CLOSED, 2222)
-    assert final([NODE, elsewhere, second], 2, OURS) is NODE
+    elsewhere = Attempt(Target("w-0", "fd00::1", 22, "root"), Outcome.REFUSED)
+    assert final([NODE, probe(Outcome.REFUSED, 2222), elsewhere], OURS) is None
+    assert final([NODE, elsewhere, probe(Outcome.CLOSED, 2222)], OURS) is NODE
 
 
 @pytest.mark.parametrize(

@@ -609,6 +609,7 @@ async def test_long_names_are_used_as_the_setting_says(
         result = await passing(cluster, named(short), to, settings)
 
     assert result.renamed == ({short: f"{short}.other.domain"} if renamed else {})
+    assert result.workers[0].dns_name == (f"{short}.other.domain" if renamed else short)
     assert result.workers[0].host.name == short
 
 
@@ -968,7 +969,7 @@ async def test_the_drawn_line_is_taken_away_before_the_gate_ends(
 
 async def test_where_the_name_of_a_ready_host_leads_now_is_told(cluster: Cluster, job: Job) -> None:
     name = f"w-0.{DOMAIN}"
-    worker = Worker(Host("w-0"), "127.0.0.2", 22, "r", "127.0.0.1", None)
+    worker = Worker(Host("w-0"), "127.0.0.2", 22, "r", "127.0.0.1", None, dns_name="w-0")
     async with cluster.resolver() as resolver:
         pipelines = Pipelines(Settings(), access(job, 22), resolver, changed=lambda: None)
         cluster.publish(name, "127.0.0.2")

@@ -90,7 +90,7 @@ def host(number: int) -> Worker:
 
 def join(check: PairCheck, one: Worker, connection: Local) -> Local:
     target = Target(one.host.name, one.address, one.port, one.user)
-    check.keep(target, cast("Connection", connection))
+    check.keep(target, "SSH-2.0-OpenSSH_9.2 mpiboot", cast("Connection", connection))
     check.join(one, target)
     return connection
 
@@ -171,7 +171,7 @@ async def test_a_hosts_program_starts_while_its_facts_are_awaited(folder: Path) 
     join(check, host(0), Local(folder))
     one, connection = host(1), Local(folder)
     target = Target(one.host.name, one.address, one.port, one.user)
-    check.keep(target, cast("Connection", connection))
+    check.keep(target, "SSH-2.0-OpenSSH_9.2 mpiboot", cast("Connection", connection))
     await until_in_loop(lambda: len(connection.commands) == 1)
     check.join(one, target)
     assert len(await results(check, [host(0), one])) == 2

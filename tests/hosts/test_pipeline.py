@@ -321,7 +321,7 @@ class Pairs:
         self.wanted = wanted
         self.seen: list[tuple[object, ...]] = []
 
-    def keep(self, target: Target, connection: object) -> None:
+    def keep(self, target: Target, _greeting: str, connection: object) -> None:
         self.seen.append((target, connection))
 
     def join(self, worker: object, target: Target) -> None:
@@ -351,8 +351,11 @@ async def test_a_host_that_is_ready_takes_part_in_the_pair_check_where_one_is_wa
     made = pipelines(Names(FOUND), pairs=cast("PairCheck", pairs))
     given: list[tuple[object, ...]] = []
 
-    async def log_in(*message: object, keep: Callable[[str], None] | None) -> Attempt:
+    async def log_in(
+        *message: object, keep: Callable[[str], None] | None, limits: LoginTimeouts
+    ) -> Attempt:
         given.append(message)
+        assert limits == LoginTimeouts()
         if keep is not None:
             keep("connection")
         return Attempt(target, Outcome.OK, output="mpiboot-plain\n", host_key="k")
@@ -401,5 +404,5 @@ async def test_a_hundred_and_twenty_eight_connections_are_open_at_once(
 async def test_a_host_has_moved_only_if_every_look_says_so(told: list[str], moved: str) -> None:
     """Of two nameservers one may be behind, and they are asked by turns."""
     names = Names(*(DnsAnswer("w-0", (address,)) for address in told))
-    worker = replace(plans.worker(Host("w-0"), 1, None), address="10.0.0.1")
+    worker = replace(plans.worker(Host("w-0"), 1, None), address="10.0.0.1", dns_name="w-0")
     assert await pipelines(names).moved(worker) == moved

@@ -21,7 +21,8 @@ from mpiboot.core.settings import resolve
 from mpiboot.hosts.access import PodAccess
 from mpiboot.job.plan_builder import Observed
 from mpiboot.launcher import launch_folder
-from mpiboot.ssh.config import LaunchHost, SshTimeouts
+from mpiboot.ssh.client import OpensshClient
+from mpiboot.ssh.config import LaunchHost, SshTimeouts, read_args
 from mpiboot.ssh.connections import PoolConfig
 from mpiboot.supervisor import evidence
 from mpiboot.system import keys, os_calls
@@ -91,6 +92,28 @@ def made(
 
 
 @needs_ssh
+@pytest.mark.parametrize("own_agent", [False, True])
+def test_a_host_that_only_ssh_gets_in_to_is_left_to_it(tmp_path: Path, *, own_agent: bool) -> None:
+    client = OpensshClient("/usr/bin/ssh", read_args(""), "me", lambda: tmp_path)
+    client.carried.add("w-0.job.ns.svc")
+    launch = replace(made(tmp_path), client=client)
+    plan = replace(launch.plan, user_agent="/opt/agent" if own_agent else "")
+    replace(launch, plan=plan).write()
+    folder = Path(launch.where.launch_dir)
+    env = folder / "hosts" / "w-0.job.ns.svc.env"
+    assert env.exists() == (not own_agent)
+    assert own_agent or "user_agent=exec_ssh\n" in env.read_text()
+    config = launch.pool_config()
+    assert config is not None
+    assert [(host.name, host.by_ssh) for host in config.hosts] == [
+        ("w-0.job.ns.svc", True),
+        ("ip-w-1", False),
+    ]
+    first, second = (folder / "ssh_config").read_text().split("Host ")[1:3]
+    assert ("IdentitiesOnly" in first, "IdentitiesOnly" in second) == (False, True)
+
+
+@needs_ssh
 def test_every_file_of_a_launch_is_private(tmp_path: Path) -> None:
     launch = made(tmp_path)
     assert launch.key
@@ -132,7 +155,7 @@ def test_ssh_reaches_each_host_by_mpiruns_name_where_the_gate_found_it(tmp_path:
     public = launch.key.public
     assert (folder / "known_hosts").read_text().splitlines() == [
         f"mpiboot-job {public}",
-        "[10.244.0.11]:22,10.244.0.11 ssh-ed25519 SHOWN",
+        "[10.244.0.11]:22 ssh-ed25519 SHOWN",
     ]
     assert Path(launch.where.launch_dir, "key").read_bytes() == (tmp_path / "id").read_bytes()
     assert Path(launch.where.hostfile).read_text() == launch.plan.hostfile
@@ -143,15 +166,14 @@ def test_ssh_reaches_each_host_by_mpiruns_name_where_the_gate_found_it(tmp_path:
 
 
 @needs_ssh
-def test_a_host_key_of_its_own_is_looked_up_by_address_where_it_may_differ(tmp_path: Path) -> None:
+def test_a_host_key_of_its_own_is_pinned_by_address_where_it_may_differ(tmp_path: Path) -> None:
     launch = made(tmp_path, flags={"host_keys": "accept-new"})
     launch.write()
-    text = (Path(launch.where.launch_dir) / "ssh_config").read_text()
-    _, first, rest = text.partition("Host w-0.job.ns.svc\n")
-    one, _, other = rest.partition("Host ip-w-1\n")
-    assert first
-    assert "HostKeyAlias" in one
-    assert "HostKeyAlias" not in other.partition("Host *")[0]
+    folder = Path(launch.where.launch_dir)
+    first, second = (folder / "ssh_config").read_text().split("Host ")[1:3]
+    assert "HostKeyAlias mpiboot-job\n" in first
+    assert "HostKeyAlias [10.244.0.11]:22\n" in second
+    assert "\n[10.244.0.11]:22 " in (folder / "known_hosts").read_text()
 
 
 @needs_ssh
@@ -313,21 +335,6 @@ def test_a_host_with_an_address_for_a_name_is_never_looked_up() -> None:
     assert (second.name, second.dns) == ("w-1.job.ns.svc", "w-1.job.ns.svc")
 
 
-@pytest.mark.parametrize(
-    ("called", "dns"),
-    [
-        ("a-b-w-0-a-b-ns-svc", "a.b-w-0.a.b.ns.svc"),  # for 5.0, which cuts names at a dot
-        ("a.b-w-0.a.b.ns.svc.cluster.local", "a.b-w-0.a.b.ns.svc.cluster.local"),
-        ("a.b-w-0.a.b.ns.svc", "a.b-w-0.a.b.ns.svc"),
-    ],
-)
-def test_a_host_is_looked_up_by_a_name_that_a_nameserver_knows(called: str, dns: str) -> None:
-    listed = "a.b-w-0.a.b.ns.svc"
-    seen = plans.observed(listed=(Host(listed),), renamed={listed: called})
-    found = launch_folder.snapshot(seen.workers[0], seen)
-    assert (found.name, found.dns) == (called, dns)
-
-
 def by_kubectl(launch: launch_folder.Launch) -> launch_folder.Launch:
     """The same launch where kubectl enters the hosts' pods, and there is no key."""
     client = Decision("launch-agent", "kubectl", Source.DEFAULT, "so")
@@ -342,6 +349,8 @@ def by_kubectl(launch: launch_folder.Launch) -> launch_folder.Launch:
 
 def test_where_kubectl_enters_pods_there_is_no_key_and_no_ssh(tmp_path: Path) -> None:
     launch = by_kubectl(made(tmp_path))
+    workers = tuple(replace(one, dns_name="") for one in launch.observed.workers)
+    launch = replace(launch, observed=replace(launch.observed, workers=workers))
     launch.write()
     assert (launch.pool_config(), launch.by_pool) == (None, False)
     folder = Path(launch.where.launch_dir)

@@ -132,7 +132,7 @@ PAST = (LO, link("eth0", "fd00:1::9/64", "fe80::1/64"))
         (
             BOTH,
             [worker(0, "10.244.0.5", None), worker(1, "fd00::5", None, "fd00::9")],
-            ("", "the control addresses are of both IP versions"),
+            ("", "the control addresses are of both IP versions, or not all known"),
         ),
         (BOTH, [AT_10, on(1, link("eth0", "fd00::5/64"), local="fd00::9")], ("eth0", "")),
         # Past link-local addresses.

@@ -27,7 +27,7 @@ VALUES = {
 
 def ask(folder: Path, shell: str = "/bin/sh") -> dict[str, dict[str, int]]:
     command = host_shell.ask(counters.QUESTION).replace("/sys/class", f"{folder}/class")
-    command = command.replace("exec /bin/sh", f"exec {shell}")
+    command = command.replace("sh -c", f"{shell} -c", 1)
     done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, check=True)
     assert done.stderr == ""
     found = host_shell.read(done.stdout.replace(str(folder), "/sys")).counters

@@ -17,17 +17,16 @@ from tests.fakes.sshd import Job
 
 async def _talk(process: asyncssh.SSHServerProcess[str]) -> None:
     """Say each line back, but for the gate's own command; ``end`` ends it."""
-    if process.command == "echo hello":
+    if process.command == "sh":
+        script = await process.stdin.read()
         process.stdout.write("hello\n")
-    elif process.command == "fail":
-        process.exit(1)
+        process.exit(int("fail" in script))
         return
-    else:
-        process.stdout.write(f"{process.command} has begun\n")
-        async for line in process.stdin:
-            if line == "end\n":
-                break
-            process.stdout.write(f"heard {line}")
+    process.stdout.write(f"{process.command} has begun\n")
+    async for line in process.stdin:
+        if line == "end\n":
+            break
+        process.stdout.write(f"heard {line}")
     process.exit(0)
 
 

@@ -115,7 +115,7 @@ class Server:
         own = "" if self.host_keys is HostKeys.JOB else self.job
         # By its name, as hosts that join later: for an address ssh does not ask DNS.
         host = config.LaunchHost(NAME, "%h", 22, "root", own)
-        known = f"{config.ALIAS} {self.job}\n" + f"{NAME},127.0.0.1 {self.job}\n" * bool(own)
+        known = f"{config.ALIAS} {self.job}\n" + f"{host.key_alias} {self.job}\n" * bool(own)
         (self.folder / "known_hosts").write_text(known)
         text = config.render(
             [host],

@@ -18,8 +18,7 @@ from mpiboot.ssh.config import SshTimeouts, UserArgs, only_by_ssh, patience, rea
         ("-J jump", "ProxyJump jump"),
         ("-b 10.0.0.1", "BindAddress 10.0.0.1"),
         ("-Beth0", "BindInterface eth0"),
-        ("-F theirs", "Include theirs"),
-        ("-Fnone.conf", "Include none.conf"),
+        ("-ikey", "IdentityFile key"),
         ("-c none", "Ciphers none"),
         ("-o Compression=yes", "Compression yes"),
         ("-oSendEnv=A=B", "SendEnv A=B"),
@@ -47,7 +46,6 @@ TRUST = """
         ("-Y", "ForwardX11Trusted=yes"),
         ("-t", "RequestTTY=yes"),
         ("-p x", "Port=x"),
-        ("-ikey", "IdentityFile=key"),
         ("-S /run/x", "ControlPath=/run/x"),
         ("-o StrictHostKeyChecking=no", "StrictHostKeyChecking=no"),
         ("-o LocalCommand=x", "LocalCommand=x"),
@@ -74,7 +72,12 @@ def test_what_is_not_passed_on_is_told_to_have_no_effect(text: str, lost: str) -
 )
 def test_some_flags_stay_words_of_the_command_line(text: str, words: tuple[str, ...]) -> None:
     assert read_args(text) == UserArgs(words=words)
-    assert only_by_ssh(read_args(text)) == words
+    assert only_by_ssh(read_args(text)) == ()
+
+
+@pytest.mark.parametrize("text", ["-F theirs", "-Fother -F theirs"])
+def test_the_last_file_is_read_instead_of_sshs_own(text: str) -> None:
+    assert read_args(text) == UserArgs(file="theirs")
 
 
 def test_the_first_port_and_user_are_the_gates() -> None:
@@ -90,10 +93,8 @@ def test_flags_and_an_option_may_be_one_word() -> None:
 def test_what_the_pool_does_by_itself_is_no_loss() -> None:
     own = "-C -p 9 -o ConnectTimeout=5 -oTCPKeepAlive=no -o PasswordAuthentication=no"
     assert only_by_ssh(read_args(own)) == ()
-    assert only_by_ssh(read_args(f"{own} -4 -c aes128-ctr -v")) == (
-        "AddressFamily inet",
+    assert only_by_ssh(read_args(f"{own} -4 -c aes128-ctr -v -i key -J host")) == (
         "Ciphers aes128-ctr",
-        "-v",
     )
 
 

@@ -1,0 +1,205 @@
+"""The image's own ssh: what it would do for a host, and logins by it where asyncssh gets none.
+
+OpenSSH reads its own files (``ssh -G``): for Include, Match and tokens there is one reader. That of
+asyncssh takes seconds for a file with a block for each of a thousand pods, runs ``Match exec`` in
+the event loop, and takes a block that does not match for one that does behind an Include.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from mpiboot.core import log
+from mpiboot.ssh.attempt import Attempt, Outcome, Target
+from mpiboot.ssh.config import KNOWN_HOSTS, SSH_CONFIG, UserArgs, only_by_ssh
+from mpiboot.system import programs
+
+_DEFAULT_PORT: Final = "22"
+_AT_ONCE: Final = 4
+_LOGINS: Final = 64  # each is 50 ms of a core and some megabytes
+_READS: Final = re.compile(r"^debug1: Reading configuration data (.+?)\r?$", re.MULTILINE)
+_DEBUG: Final = re.compile(r"^(?:debug\d: |OpenSSH_).*\n?", re.MULTILINE)
+# A block that is not for every host.
+_BLOCK: Final = re.compile(
+    r"^\s*(?:host[\s=]+(?![\s=]*\*\s*$)|match\s+(?!\s*(?:final\s+)?all\s*$))",
+    re.IGNORECASE | re.MULTILINE,
+)
+# ssh's own failures, by the words of sshconnect.c and sshconnect2.c.
+_FAILURES: Final = {
+    "Host key verification failed": Outcome.HOST_KEY_DIFFERS,
+    "Permission denied (": Outcome.KEY_REFUSED,
+    "no matching ": Outcome.PROTOCOL,
+}
+_SSH_FAILED: Final = 255
+_SHOWN: Final = 400  # characters
+
+
+@dataclass(frozen=True, slots=True)
+class HostSettings:
+    """What ssh is set to do for a host; ``port`` is 0, and ``user`` empty, for its own defaults.
+
+    ``proxied`` tells that it connects by another host or a program, ``only_ssh`` that asyncssh
+    can't do what it is told. ``proxy`` is ProxyJump as a ProxyCommand, whose ssh reads the user's
+    own configuration. ``keys`` are paths; ``send`` are patterns of variables that it sends,
+    ``variables`` those that it sets, as NAME=value.
+    """
+
+    host_name: str
+    port: int = 0
+    user: str = ""
+    proxied: bool = False
+    proxy: str = ""
+    only_ssh: bool = False
+    keys: tuple[str, ...] = ()
+    send: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()
+
+
+def read_settings(text: str, user: str) -> HostSettings:
+    """Read what ``ssh -G`` printed; ``user`` is this pod's. Pure.
+
+    Raises:
+        KeyError, ValueError: it is not from OpenSSH.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for line in text.splitlines():
+        keyword, _, value = line.partition(" ")
+        found[keyword] = (*found.get(keyword, ()), value)
+    port, login = found["port"][0], found["user"][0]
+    proxied = not found.keys().isdisjoint(("proxyjump", "proxycommand"))
+    *before, last = found.get("proxyjump", ("",))[0].split(",")
+    through = f"-J {','.join(before)} " if before else ""
+    bound = not found.keys().isdisjoint(("bindaddress", "bindinterface"))
+    return HostSettings(
+        found["hostname"][0],
+        port=int(port) if port != _DEFAULT_PORT else 0,
+        user=login if login != user else "",
+        proxied=proxied,
+        proxy=f"ssh {through}-W [%h]:%p ssh://{last}" if last else "",
+        only_ssh=proxied or bound,
+        keys=found.get("identityfile", ()),
+        send=found.get("sendenv", ()),
+        variables=found.get("setenv", ()),
+    )
+
+
+class OpensshClient:
+    """The image's ssh, with the user's own arguments.
+
+    ``carried`` are the hosts that it has logged in to; it is not ``usable`` where it is no OpenSSH,
+    or can't read its configuration.
+    """
+
+    def __init__(self, program: str, args: UserArgs, user: str, folder: Callable[[], Path]) -> None:
+        """Run nothing yet.
+
+        Args:
+            program: its path.
+            args: the user's own arguments.
+            user: this pod's.
+            folder: makes one with ``ssh_config``, ``known_hosts`` and the key for its logins.
+        """
+        self.program, self.usable = program, True
+        self.carried: set[str] = set()
+        self._args, self._user, self._make = args, user, folder
+        self._folder: Path | None = None
+        self._known: dict[str, HostSettings] = {}
+        self._same: HostSettings | None = None
+        self._first, self._free = asyncio.Lock(), asyncio.Semaphore(_AT_ONCE)
+        self._logins = asyncio.Semaphore(_LOGINS)
+
+    async def settings(self, host: str) -> HostSettings:
+        """Give what is set for a host; the defaults where it can't be read."""
+        async with self._first:
+            if not self._known:
+                self._known[host] = await self._ask(host)
+        async with self._free:
+            if host not in self._known and not self.usable:
+                self._known[host] = HostSettings(host)
+            elif host not in self._known:
+                same = self._same
+                found = replace(same, host_name=host) if same else await self._ask(host)
+                self._known[host] = found
+        return self._known[host]
+
+    def known(self, host: str) -> HostSettings:
+        """Give what ``settings`` has given for a host."""
+        return self._known.get(host) or HostSettings(host)
+
+    async def _ask(self, host: str) -> HostSettings:
+        argv = (self.program, *self._args.text.split(), "-vG", "--", host)
+        done, first = None, not self._known
+        try:
+            done = await programs.run_async(argv, programs.SHORT)
+            found = read_settings(done.stdout if done else "", self._user)
+            if only_by_ssh(self._args):
+                found = replace(found, only_ssh=True)
+            if first and done and found.host_name == host and not _by_host(done.stderr):
+                self._same = found
+        except (KeyError, ValueError, OSError):
+            why = _words(done.stderr) if done else "it can't be run, or does not end"
+            # Where it fails at once it says the same of every host.
+            self.usable = self.usable and not first
+            log.warning("ssh", f"{self.program} -G {host} fails, its settings are not used: {why}")
+            return HostSettings(host)
+        return found
+
+    async def log_in(self, target: Target, script: bytes, seconds: float) -> Attempt:
+        """Log in and run a script for a POSIX shell, within so many seconds.
+
+        Raises:
+            MpibootError: ``runtime-folder``; what ssh reads can't be written.
+        """
+        folder = self._folder = self._folder or self._make()
+        to = self.known(target.host)
+        option = f"ProxyCommand={to.proxy}" if to.proxy else ""
+        if not to.proxied:
+            option = f"HostName={target.address.replace('%', '%%')}"
+        argv = (
+            *command_line(self.program, str(folder)),
+            *(("-o", option) if option else ()),
+            *("-p", str(target.port), "-l", target.user, "--", target.host, "sh"),
+        )
+        try:
+            async with self._logins:
+                done = await programs.run_async(argv, seconds, stdin=script)
+        except OSError as why:
+            return Attempt(target, Outcome.NO_SOCKET, f"{self.program}: {why.strerror}")
+        if done is None:
+            return Attempt(target, Outcome.SLOW, f"more than {seconds:g} s")
+        said = _words(done.stderr)
+        if done.status == _SSH_FAILED:
+            kinds = (outcome for words, outcome in _FAILURES.items() if words in said)
+            return Attempt(target, next(kinds, Outcome.CLOSED), said)
+        if done.status:
+            message = f"exit status {done.status}: {said}"
+            return Attempt(target, Outcome.COMMAND_FAILED, message, done.stdout)
+        self.carried.add(target.host)
+        return Attempt(target, Outcome.OK, output=done.stdout, host_key=_noted(folder, target))
+
+
+def command_line(program: str, folder: str) -> tuple[str, ...]:
+    """Begin a command line of ssh: a folder's configuration, and no shared connection."""
+    return (program, "-F", f"{folder}/{SSH_CONFIG}", "-S", "none")
+
+
+def _noted(folder: Path, target: Target) -> str:
+    """Give the host key that ssh has noted for an address; empty where it is the job's."""
+    places = (target.address, f"[{target.address}]:{target.port}")
+    lines = (folder / KNOWN_HOSTS).read_text("utf-8", "replace").splitlines()
+    return next((line.partition(" ")[2] for line in lines if line.split(" ")[0] in places), "")
+
+
+def _by_host(debug: str) -> bool:
+    """Tell whether a file that ssh has read has a block for some hosts alone."""
+    files = [Path(name) for name in _READS.findall(debug)]
+    return not files or any(_BLOCK.search(file.read_text("utf-8", "replace")) for file in files)
+
+
+def _words(stderr: str) -> str:
+    return " ".join(_DEBUG.sub("", stderr).split())[:_SHOWN]

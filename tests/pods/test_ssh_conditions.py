@@ -1,0 +1,274 @@
+"""Workers that ssh gets in to by what it is told: plain `mpirun` does, and mpiboot in front of it.
+
+No file of mpiboot is in the workers' images. Each row runs in the same pods by itself, behind an
+`until ssh` loop, and then with mpiboot.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import asyncssh
+import pytest
+
+from tests.pods import images
+from tests.pods.jobs import RING, ranks, spanned
+from tests.pods.operator import Job, KeyPair, mpijob
+from tests.pods.test_foreign import MPI, plain_worker
+
+if TYPE_CHECKING:
+    from tests.pods.cluster import Cluster
+
+
+def rsa_pair() -> tuple[str, str]:
+    """An RSA key, private and public."""
+    key = asyncssh.generate_private_key("ssh-rsa", key_size=2048)
+    return key.export_private_key().decode(), key.export_public_key().decode()
+
+
+OTHER: Final = KeyPair.make()
+RSA: Final = rsa_pair()
+# What the MPI Operator's own images have.
+TRUST: Final = "StrictHostKeyChecking no\nUserKnownHostsFile /dev/null\nLogLevel ERROR\n"
+KEYS: Final = {"/opt/keys/other": OTHER.private}
+# sshd asks it twice.
+SLOW: Final = "#!/bin/sh\nsleep 11\ncat /root/.ssh/authorized_keys\n"
+READ_AS_ROOT: Final = (
+    "AuthorizedKeysCommand /usr/bin/{} /root/.ssh/authorized_keys\nAuthorizedKeysCommandUser root\n"
+)
+AS_RBASH: Final = ("sh", "-c", "usermod -s /bin/rbash root")
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What a launcher's ssh is told, and what its workers' sshd is.
+
+    `client` is a file of /etc/ssh/ssh_config.d, `args` are words for `mpirun`'s ssh, `server` are
+    lines of sshd_config; `files` are the launcher's, by path; `after` changes the workers' image.
+    `mount` is where the job's key lies. `fails` are MPIs that don't run there by themselves, and
+    need not with mpiboot.
+    """
+
+    client: str = ""
+    args: str = ""
+    server: str = ""
+    files: dict[str, str] = field(default_factory=dict)
+    after: tuple[str, ...] = ()
+    before: str = ""
+    hostfile: str | None = None
+    mount: str = "/root/.ssh"
+    fails: tuple[str, ...] = ()
+    program: str = RING
+    says: str = ""
+
+
+LISTED: Final = "pi-worker-{}.pi.default.svc"
+SLOW_LOGIN: Final = "a login that takes 22 s"
+CONDITIONS: Final = {
+    "a port among the arguments": Condition(args="-p 2022", server="Port 2022\n"),
+    "a port and a user of ssh_config": Condition(
+        "Host pi-worker-*\n  Port 2022\n  User worker\n",
+        server="Port 2022\n" + READ_AS_ROOT.format("cat"),
+        after=("useradd", "-m", "-p", "*", "worker"),
+    ),
+    "names that only ssh_config knows": Condition(
+        "".join(f"Host node{i}\n  HostName {LISTED.format(i)}\n" for i in range(2)),
+        hostfile="node0{slots}\nnode1{slots}\n",
+    ),
+    "another key": Condition(
+        "IdentityFile /opt/keys/other\n",
+        server="AuthorizedKeysFile /etc/ssh/other.pub\n",
+        files=KEYS,
+        says="is logged in to by /usr/bin/ssh",
+    ),
+    "a key exchange that asyncssh lacks": Condition(
+        server="KexAlgorithms sntrup761x25519-sha512@openssh.com\n",
+        says="is logged in to by /usr/bin/ssh",
+    ),
+    "a key that only an agent has": Condition(
+        server="AuthorizedKeysFile /etc/ssh/other.pub\n",
+        files=KEYS,
+        before="eval $(ssh-agent) > /dev/null; ssh-add -q /opt/keys/other",
+        says="is logged in to by /usr/bin/ssh",
+    ),
+    "a certificate": Condition(
+        "CertificateFile /tmp/job-cert.pub\n",
+        server="TrustedUserCAKeys /etc/ssh/other.pub\nAuthorizedKeysFile none\n",
+        files=KEYS,
+        before="cp /root/.ssh/id_rsa.pub /tmp/job.pub; "
+        "ssh-keygen -q -s /opt/keys/other -I me -n root /tmp/job.pub",
+        says="is logged in to by /usr/bin/ssh",
+    ),
+    "one algorithm of the job's key": Condition(
+        "IdentityFile /opt/keys/rsa\n",
+        server="PubkeyAcceptedAlgorithms rsa-sha2-512\nHostKey /etc/ssh/rsa\n"
+        "AuthorizedKeysFile /etc/ssh/rsa.pub\n",
+        files={"/opt/keys/rsa": RSA[0]},
+        before="export MPIBOOT_SSH_KEY=/opt/keys/rsa",
+    ),
+    "another host in between": Condition(
+        f"Host pi-worker-1.*\n  ProxyJump {LISTED.format(0)}\n",
+        says="as it is set to use what only ssh can do",
+    ),
+    SLOW_LOGIN: Condition(
+        server=READ_AS_ROOT.format("slow") + "AuthorizedKeysFile none\n",
+    ),
+    "the job's key where only ssh is told": Condition(
+        args="-i /opt/keys/job",
+        server="HostKey /etc/ssh/rsa\nAuthorizedKeysFile /etc/ssh/rsa.pub\n",
+        files={"/opt/keys/job": RSA[0]},
+        mount="/opt/unused",
+    ),
+    "one session at a time": Condition(server="MaxSessions 1\n"),
+    # The others' daemons have a path.
+    "a restricted shell": Condition(after=AS_RBASH, fails=("openmpi-5.0", "mpich-5.0")),
+    "variables that ssh sends and sets": Condition(
+        "SendEnv SENT\nSetEnv SET=2\n",
+        server="AcceptEnv SENT SET\n",
+        before="export SENT=1",
+        program="sh -c 'test $SENT$SET = 12 && exec " + RING + "'",
+    ),
+}
+
+
+def job_of(cluster: Cluster, name: str, one: Condition) -> Job:
+    """Two workers and a launcher that waits to be entered."""
+    files = {"/etc/ssh/ssh_config.d/job.conf": TRUST + one.client, **one.files}
+    launcher = images.image(name).with_files(files, 0o600)
+    worker = plain_worker(name)
+    config = (
+        f"{one.server}HostKey /root/.ssh/id_rsa\nStrictModes no\nUsePAM no\nPermitRootLogin yes\n"
+        "AuthorizedKeysFile /root/.ssh/authorized_keys\n"
+    )
+    keys = {"/etc/ssh/other.pub": OTHER.public, "/etc/ssh/rsa.pub": RSA[1]}
+    worker = worker.with_files({"/etc/ssh/sshd_config": config, **keys})
+    worker = worker.with_files({"/etc/ssh/rsa": RSA[0]}, 0o600)
+    worker = worker.with_files({"/usr/bin/slow": SLOW}, 0o755)
+    if one.after:
+        worker = worker.after(*one.after)
+    job = mpijob(
+        cluster,
+        launcher,
+        workers=2,
+        mpi=MPI.get(name, "OpenMPI"),
+        hostfile=one.hostfile and one.hostfile.format(slots="" if name in MPI else " slots=1"),
+        ssh_mount=one.mount,
+        launcher_command=["sleep", "99999"],
+        worker={"image": worker},
+        worker_args=(),
+    )
+    job.start()
+    for pod in job.workers:
+        pod.publish()
+    return job
+
+
+AS_ROOT: Final = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+# What the MPI needs without mpiboot: 5.0 reads no variable of the operator's, and Hydra's own name
+# of this pod is not in DNS.
+ALONE: Final = {
+    "openmpi-4.1": "",
+    "openmpi-5.0": "--hostfile /etc/mpi/hostfile",
+    "mpich-5.0": "-localhost $(hostname -i)",
+}
+ARGS: Final = {"openmpi-4.1": "OMPI_MCA_plm_rsh_args", "openmpi-5.0": "PRTE_MCA_plm_ssh_args"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        images.NAMES[0],
+        *(pytest.param(one, marks=pytest.mark.full) for one in (images.NAMES[1], "mpich-5.0")),
+    ],
+)
+@pytest.mark.parametrize(
+    "condition",
+    [pytest.param(one, marks=[pytest.mark.full] * (one == SLOW_LOGIN)) for one in CONDITIONS],
+)
+def test_what_ssh_gets_in_to(cluster: Cluster, rig: None, name: str, condition: str) -> None:
+    one = CONDITIONS[condition]
+    if name in one.fails:
+        pytest.skip("it does not run there by itself")
+    job = job_of(cluster, name, one)
+    hosts = [line.split()[0].partition(":")[0] for line in job.hostfile.splitlines()]
+    args = {ARGS.get(name, "HYDRA_LAUNCHER_EXTRA_ARGS"): one.args} if one.args else {}
+    loops = "; ".join(f"until ssh {one.args} {host} true; do sleep 0.2; done" for host in hosts)
+    for start in (f"{loops}; exec mpirun {ALONE[name]}", "exec mpiboot mpirun"):
+        script = f"{one.before or ':'}; {start} -np 2 {one.program}"
+        done = job.launcher.exec("sh", "-c", script, env=AS_ROOT | args)
+        assert done.returncode == 0, f"{start}: {done.stderr[-3000:]}"
+        expected = [(rank, 2, worker.hostname) for rank, worker in enumerate(job.workers)]
+        assert ranks(done.stdout) == expected, done.stderr[-3000:]
+        said = " ".join(done.stderr.split())
+        assert "waiting for it again" not in said
+        assert one.says in said or "mpiboot" not in start
+
+
+@pytest.mark.full
+def test_an_ssh_that_is_dropbears_is_not_used(cluster: Cluster, rig: None) -> None:
+    image = images.image(images.NAMES[0]).with_debian("dropbear-bin")
+    image = image.after("ln", "-sf", "dbclient", "/usr/bin/ssh")
+    job = spanned(cluster, image, worker_args=(), worker={"image": plain_worker(images.NAMES[0])})
+    assert "its settings are not used" in " ".join(job.launcher.stderr().split())
+
+
+# Lines of sshd_config, and options of the key's line in authorized_keys.
+SERVERS: Final = (
+    *("MaxStartups 2", "MaxAuthTries 1", "MaxSessions 2", "ClientAliveInterval 1", "RekeyLimit 1M"),
+    *("PermitTTY no", "Banner /etc/passwd", "PrintMotd yes", "UsePAM yes", "UseDNS yes"),
+    *("LoginGraceTime 5", "Compression no", "TCPKeepAlive no", "DisableForwarding yes"),
+    *("LogLevel DEBUG3", "Ciphers aes256-ctr", "Ciphers chacha20-poly1305@openssh.com"),
+    *("MACs hmac-sha2-256", "KexAlgorithms diffie-hellman-group14-sha256"),
+    *("KexAlgorithms curve25519-sha256", "PubkeyAcceptedAlgorithms ecdsa-sha2-nistp521"),
+    *("AuthenticationMethods publickey", 'ForceCommand sh -c "$SSH_ORIGINAL_COMMAND"'),
+    *("AllowUsers root", "PermitUserEnvironment yes", "VersionAddendum none", "IPQoS none"),
+)
+KEY_OPTIONS: Final = (
+    *("restrict", 'from="10.244.0.0/16"', "no-pty,no-port-forwarding"),
+    r'command="exec /bin/bash -c \"$SSH_ORIGINAL_COMMAND\""',
+)
+# Login shells with what they read first; the last has no home folder.
+SHELLS: Final = {
+    "dash": ("/bin/dash", "exit 3"),
+    "noisy": ("/bin/bash", "yes noise | head -n 9000"),
+    "strict": ("/bin/bash", "set -e"),
+    "nowhere": ("/bin/bash", None),
+}
+
+
+@pytest.mark.full
+def test_servers_and_shells_that_let_ssh_in(cluster: Cluster, rig: None) -> None:
+    job = job_of(cluster, images.NAMES[0], Condition())
+    port = 3000
+
+    def runs(lines: str, **env: str) -> None:
+        nonlocal port
+        port += 1
+        config = f"Port {port}\nHostKey /root/.ssh/id_rsa\nStrictModes no\nPermitRootLogin yes\n"
+        for worker in job.workers:
+            text = f"{lines}\n{config}PidFile none\nUsePAM no\n"
+            worker.shell(f"cat > /run/{port} << 'END'\n{text}END\n/usr/sbin/sshd -f /run/{port}")
+        environ = AS_ROOT | {"MPIBOOT_SSH_PORT": str(port), **env}
+        done = job.launcher.exec("mpiboot", "mpirun", "-np", "2", RING, env=environ)
+        assert done.returncode == 0, f"{lines} {env}: {done.stderr[-2000:]}"
+        assert len(ranks(done.stdout)) == 2, f"{lines} {env}"
+
+    keys = "AuthorizedKeysFile /run/authorized_keys"
+    for worker in job.workers:
+        worker.shell("cp /root/.ssh/authorized_keys /run; chmod 644 /run/authorized_keys")
+        for user, (shell, first) in SHELLS.items():
+            home = f"-d /nowhere/{user}" if first is None else "-m"
+            worker.shell(f"useradd {home} -s {shell} -p '*' {user}")
+            if first is not None:
+                worker.shell(f'echo "{first}" > /home/{user}/.bashrc')
+    for line in SERVERS:
+        runs(f"{line}\n{keys}")
+    for user in SHELLS:
+        runs(keys, MPIBOOT_SSH_USER=user)
+    for number, options in enumerate(KEY_OPTIONS):
+        for worker in job.workers:
+            line = f"{options} {job.keys.public}"
+            worker.shell(f"cat > /run/keys{number} << 'END'\n{line}END")
+        runs(f"AuthorizedKeysFile /run/keys{number}")
+    assert len((*SERVERS, *SHELLS, *KEY_OPTIONS)) >= 30
