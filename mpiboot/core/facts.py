@@ -384,12 +384,12 @@ class NoFacts(str, Enum):
 class Worker:
     """A remote host that passed the gate.
 
-    ``address`` and ``port`` are those that answered with the right host key; ``dns_name`` is what
-    resolved to it, empty where nothing did; ``local_address`` is the launcher's own end of that
-    connection. Where ``facts`` is None, ``no_facts`` is the
-    reason, and ``look_failed`` what its last try to gather them ended with. ``oom_kills`` are the
-    pod's out-of-memory kills so far; ``launches`` are the IDs of those whose processes are there;
-    ``held`` those of them whose launcher is still connected, each with that launcher's address;
+    ``address`` and ``port`` are those that answered with the right host key; ``dns_name`` is the
+    name that led there, empty where none did; ``local_address`` is the launcher's own end of that
+    connection. Where ``facts`` is None, ``no_facts`` is the reason, and ``look_failed`` what its
+    last try to gather them ended with. ``oom_kills`` are the pod's out-of-memory kills so far;
+    ``launches`` are the IDs of those whose processes are there; ``held`` those of them whose
+    launcher is still connected, each with that launcher's address;
     ``attempts`` are the job's launchers that were there, each with how it ended. ``mpi`` is that of
     its PATH, and ``called_mpi`` that of the path which the line names, None where it names none.
     ``counters`` are those of its RDMA ports and links, by port or link and name.

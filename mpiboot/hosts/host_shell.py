@@ -19,10 +19,10 @@ from mpiboot.network import counters
 from mpiboot.network.counters import Counters
 
 _FOLDER: Final = __file__.rpartition("/")[0].rpartition("/")[0] + "/libexec/"
-MARK: Final = "mpiboot-"
+_ANSWER: Final = "mpiboot-"
 # The order behind which others wait until what came before was read; it writes READ.
 WHEN_READ: Final = "when_read"
-READ: Final = f"{MARK}read"
+READ: Final = f"{_ANSWER}read"
 # Words that no shell splits or expands.
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_./:+@%=,-]+")
 # A line of a script that ends with one of these continues in the next line.
@@ -237,13 +237,13 @@ class HostAnswer:
 
 def read(output: str) -> HostAnswer:
     """Parse a host's output; lines of the login shell before it are ignored."""
-    head, *facts = re.split(rf"^{MARK}facts\s*\n", output, maxsplit=1, flags=re.MULTILINE)
-    head, *plain = re.split(rf"^{MARK}plain\s*\n", head, maxsplit=1, flags=re.MULTILINE)
+    head, *facts = re.split(rf"^{_ANSWER}facts\s*\n", output, maxsplit=1, flags=re.MULTILINE)
+    head, *plain = re.split(rf"^{_ANSWER}plain\s*\n", head, maxsplit=1, flags=re.MULTILINE)
     lines = [line.strip() for line in head.splitlines()]
     rows: dict[str, list[str]] = {}
     for line in lines:
-        if line.startswith(MARK):
-            word, _, rest = line.removeprefix(MARK).partition(" ")
+        if line.startswith(_ANSWER):
+            word, _, rest = line.removeprefix(_ANSWER).partition(" ")
             rows.setdefault(word, []).append(rest)
     launches, held = _launches(lines, rows.get("own", ()))
     began = [float(item) for item in rows.get("began", ()) if _SECONDS.fullmatch(item)]
@@ -337,7 +337,7 @@ def _launches(
     launches: set[str] = set()
     held: set[tuple[str, str]] = set()
     came: set[tuple[str, str, tuple[int, int]]] = set()
-    for text in "\n".join(lines).split(f"{MARK}process\n")[1:]:
+    for text in "\n".join(lines).split(f"{_ANSWER}process\n")[1:]:
         values = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
         launch = values.get("MPIBOOT_LAUNCH_ID", "")
         ends = values.get("SSH_CONNECTION", "").split()

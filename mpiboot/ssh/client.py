@@ -149,8 +149,8 @@ class OpensshClient:
             return HostSettings(host)
         return found
 
-    async def log_in(self, target: Target, script: bytes, seconds: float) -> Attempt:
-        """Log in and run a script for a POSIX shell, within so many seconds.
+    async def log_in(self, target: Target, command: str, seconds: float) -> Attempt:
+        """Log in and run a command, within so many seconds.
 
         Raises:
             MpibootError: ``runtime-folder``; what ssh reads can't be written.
@@ -163,11 +163,11 @@ class OpensshClient:
         argv = (
             *command_line(self.program, str(folder)),
             *(("-o", option) if option else ()),
-            *("-p", str(target.port), "-l", target.user, "--", target.host, "sh"),
+            *("-p", str(target.port), "-l", target.user, "--", target.host, command),
         )
         try:
             async with self._logins:
-                done = await programs.run_async(argv, seconds, stdin=script)
+                done = await programs.run_async(argv, seconds)
         except OSError as why:
             return Attempt(target, Outcome.NO_SOCKET, f"{self.program}: {why.strerror}")
         if done is None:

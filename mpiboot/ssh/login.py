@@ -339,8 +339,7 @@ class Login:
 
         Args:
             opened: the connection.
-            command: for a POSIX shell, which reads it from its standard input: what starts that
-                shell (rbash, fish, a ForceCommand that splits at blanks) has one word to read.
+            command: for the login shell there.
             keep: gets what can run more commands beside this one. It is to be closed where the
                 attempt is a success, and is closed here otherwise.
             limits: instead of those of all attempts.
@@ -372,7 +371,7 @@ class Login:
         limits, client = limits or self._limits, self._client
         assert client is not None  # noqa: S101 - its settings have said so
         seconds = limits.login + limits.command
-        found = await client.log_in(target, _script(command), seconds)
+        found = await client.log_in(target, command, seconds)
         if client.carried and not self._said:
             self._said = True
             why = why or "as it is set to use what only ssh can do"
@@ -469,7 +468,7 @@ class Login:
     async def _run(
         self, found: Attempt, connection: asyncssh.SSHClientConnection, command: str
     ) -> Attempt:
-        process = await connection.create_process("sh", encoding=None, input=_script(command))
+        process = await connection.create_process(command, encoding=None, stdin=asyncssh.DEVNULL)
         complaining = asyncio.ensure_future(_read_complaint(process.stderr))
         try:
             output = await _read_output(process.stdout)
@@ -491,10 +490,6 @@ class Login:
         )
         message = f"{how}: {words}" if words else how
         return replace(found, outcome=Outcome.COMMAND_FAILED, message=message, output=text)
-
-
-def _script(command: str) -> bytes:
-    return f"{{ {command}; }} < /dev/null\n".encode()
 
 
 async def _read_output(stream: asyncssh.SSHReader[bytes]) -> bytes:

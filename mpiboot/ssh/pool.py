@@ -100,10 +100,9 @@ class HostLogins:
 
 def _in_words(wrong: Exception, at: str, limit: float | None) -> Exception:
     """Give an exception of a login with ssh's own words for what asyncio has others."""
-    if (
-        errno := getattr(wrong, "errno", 0) or 0
-    ) > 0:  # below 0 it is the resolver's, with words of its own
-        return type(wrong)(f"connect to {at}: {os.strerror(errno)}")
+    number = getattr(wrong, "errno", None) or 0
+    if number > 0:  # below 0 it is the resolver's, with words of its own
+        return type(wrong)(f"connect to {at}: {os.strerror(number)}")
     # `wait_for` says nothing; the system's own time-out has words.
     return wrong if str(wrong) else TimeoutError(f"no login at {at} within {limit:g} s")
 

@@ -70,18 +70,18 @@ def run(
     return _end(child.returncode, text, errors)
 
 
-async def run_async(words: Sequence[str], seconds: float, stdin: bytes = b"") -> ProgramEnd | None:
+async def run_async(words: Sequence[str], seconds: float) -> ProgramEnd | None:
     """Run a program as ``run`` does, in an event loop; what it started is not killed with it."""
     import asyncio  # noqa: PLC0415 - who calls this has it; who calls `run` does not want it
 
     process = await asyncio.create_subprocess_exec(
         *words,
-        stdin=asyncio.subprocess.PIPE if stdin else asyncio.subprocess.DEVNULL,
+        stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        text, errors = await asyncio.wait_for(process.communicate(stdin or None), seconds)
+        text, errors = await asyncio.wait_for(process.communicate(), seconds)
     except asyncio.TimeoutError:
         return None
     finally:

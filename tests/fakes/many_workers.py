@@ -89,8 +89,6 @@ class Server:
     async def _serve(self, process: asyncssh.SSHServerProcess[bytes]) -> None:
         address = str(process.get_extra_info("sockname")[0])
         command = process.command or ""
-        if command == "sh":
-            command = (await process.stdin.read()).decode().rpartition("; }")[0]
         _, asked, calls = command.rpartition(_ASKED)
         try:
             if asked:

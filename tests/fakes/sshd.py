@@ -99,9 +99,6 @@ class _Server(asyncssh.SSHServer):
 
 async def _serve_command(behaviour: Behaviour, process: asyncssh.SSHServerProcess[bytes]) -> None:
     command = process.command or ""
-    if command == "sh":
-        script = (await process.stdin.read()).decode()
-        command = script.removeprefix("{ ").removesuffix("; } < /dev/null\n")
     behaviour.commands.append(command)
     child = await asyncio.create_subprocess_exec(
         "/bin/sh",

@@ -112,14 +112,16 @@ async def test_sshs_own_words_tell_how_far_it_got(
     tmp_path: Path, words: str, status: int, outcome: Outcome
 ) -> None:
     program = tmp_path / "ssh"
-    program.write_text(f"#!/bin/sh\ncat\necho '{words}' >&2\nexit {status}\n")
+    program.write_text(
+        f'#!/bin/sh\nfor word; do :; done\necho "$word"\necho "{words}" >&2\nexit {status}\n'
+    )
     program.chmod(0o755)
     (tmp_path / "known_hosts").write_text("")
     asked = client(tmp_path, program=str(program))
-    found = await asked.log_in(Target("w-0", "10.0.0.1", 22, "me"), b"the script", 60)
+    found = await asked.log_in(Target("w-0", "10.0.0.1", 22, "me"), "a command", 60)
     assert (found.outcome, words in found.message) == (outcome, outcome is not Outcome.OK)
     assert asked.carried == ({"w-0"} if outcome is Outcome.OK else set())
-    assert found.output == ("the script" if status != 255 else "")
+    assert found.output == ("a command\n" if status != 255 else "")
 
 
 async def test_a_host_key_that_is_new_is_noted_by_ssh(tmp_path: Path) -> None:
@@ -128,5 +130,5 @@ async def test_a_host_key_that_is_new_is_noted_by_ssh(tmp_path: Path) -> None:
     program.write_text(f"#!/bin/sh\nprintf '{lines}' > {tmp_path}/known_hosts\n")
     program.chmod(0o755)
     asked = client(tmp_path, program=str(program))
-    found = await asked.log_in(Target("w-0", "10.0.0.1", 2222, "me"), b"", 60)
+    found = await asked.log_in(Target("w-0", "10.0.0.1", 2222, "me"), "", 60)
     assert found.host_key == "ssh-ed25519 THEIRS"

@@ -17,16 +17,17 @@ from tests.fakes.sshd import Job
 
 async def _talk(process: asyncssh.SSHServerProcess[str]) -> None:
     """Say each line back, but for the gate's own command; ``end`` ends it."""
-    if process.command == "sh":
-        script = await process.stdin.read()
+    if process.command == "echo hello":
         process.stdout.write("hello\n")
-        process.exit(int("fail" in script))
+    elif process.command == "fail":
+        process.exit(1)
         return
-    process.stdout.write(f"{process.command} has begun\n")
-    async for line in process.stdin:
-        if line == "end\n":
-            break
-        process.stdout.write(f"heard {line}")
+    else:
+        process.stdout.write(f"{process.command} has begun\n")
+        async for line in process.stdin:
+            if line == "end\n":
+                break
+            process.stdout.write(f"heard {line}")
     process.exit(0)
 
 
