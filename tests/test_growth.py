@@ -22,7 +22,7 @@ from mpiboot.job import hostfile, mpirun_line, names, render
 from mpiboot.job import plan as plans
 from mpiboot.job.plan_builder import Observed
 from mpiboot.launcher import launch_folder
-from mpiboot.network import cluster_view, decision, worker_network, worker_pairs
+from mpiboot.network import decision, worker_network, worker_pairs
 from mpiboot.network.worker_pairs import Dial, Reached
 from mpiboot.ssh import config
 from mpiboot.supervisor import verdicts
@@ -261,18 +261,3 @@ def test_squares_would_be_seen() -> None:
         assert all(name in listed for name in map(Name, listed))
 
     assert calls(search, MANY) > TWICE * calls(search, FEW)
-
-
-def ends_of(count: int, aggregate: bool) -> Sequence[cluster_view.Endpoint]:  # noqa: FBT001
-    networks = [
-        worker_network.choose(routed(at, 1, aggregate=aggregate), Settings()) for at in range(count)
-    ]
-    found = cluster_view.endpoints(networks, 0)
-    assert found is not None
-    return found
-
-
-def test_workers_of_one_fabric_have_the_same_ways_whatever_their_own_links_are() -> None:
-    found = ends_of(64, aggregate=True)
-    assert len({end.routes for end in found}) == 1
-    assert cluster_view.unreachable(found) == ""

@@ -379,10 +379,6 @@ _OF_DATA_NETWORKS: Final[_Table] = {
             "an RDMA port uses the largest MTU that its link allows",
             "look at the port's largest MTU on the node (`ibv_devinfo -v`: max_mtu)",
         ),
-        "rdma-rails": _CheckText(
-            "the rails have the same order on all workers",
-            "on a flat network set NCCL_CROSS_NIC=1; else order the rails alike on all nodes",
-        ),
         "data-ambiguous": _CheckText(
             "the data links and devices can be told apart",
             "set MPIBOOT_DATA_IFNAME or MPIBOOT_RDMA_DEVICE",
@@ -392,8 +388,8 @@ _OF_DATA_NETWORKS: Final[_Table] = {
             "set the same `mtu` in the network's definition for all nodes",
         ),
         "data-networks": _CheckText(
-            "the workers' data networks reach each other",
-            "attach all workers to one network, or add routes to its IPAM (`routes`)",
+            "no two workers have one data address, and all that was asked for is on a data network",
+            "attach all workers to one network",
         ),
         "data-sockets": _CheckText(
             "TCP passes between the workers' data addresses",

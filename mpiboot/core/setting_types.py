@@ -15,10 +15,11 @@ class HostKeys(str, Enum):
 
 
 class DataNetworkUse(str, Enum):
-    """Whether a job needs its data network, uses what it finds, or has none looked for."""
+    """Whether a job needs its data network, uses or only reports it, or has none looked for."""
 
     REQUIRE = "require"
     PREFER = "prefer"
+    REPORT = "report"
     OFF = "off"
 
 

@@ -453,7 +453,8 @@ class Settings:
     )
     data_network: DataNetworkUse = row(
         DataNetworkUse.PREFER,
-        "If the RDMA data network has a problem: stop (require), warn (prefer); off: don't look.",
+        "If the data network has a problem: stop (require), warn (prefer); set nothing (report); "
+        "don't look (off).",
         common=True,
     )
     data_ifname: tuple[str, ...] = row(

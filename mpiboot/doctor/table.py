@@ -51,7 +51,7 @@ _COLUMNS: Final = {
     "worker-address master-port control-mtu ranks-unanswered rp-filter default-routes "
     "control-link control-subnet name-answers launcher-unreached network-reach path-mtu path-speed",
     "data": "data-link rdma-device rdma-missing rdma-differs rdma-node rdma-library efa-library "
-    "rdma-port rdma-gid rdma-gid-index rdma-mtu rdma-mtu-low rdma-rails data-ambiguous "
+    "rdma-port rdma-gid rdma-gid-index rdma-mtu rdma-mtu-low data-ambiguous "
     "data-carrier data-address data-mtu data-networks data-sockets data-subnet data-facts "
     "rdma-counters",
     "gpus": "gpus gpu-distance cuda-library imex-channels",

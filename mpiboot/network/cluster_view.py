@@ -2,20 +2,14 @@
 
 Rules look at one worker or at all; whether a problem warns or stops is decided with all in view.
 Every finding says what to change, with the lines of the pod's specification where that is it.
-Reachability is what addresses and routes say: it proves nothing about switches and firewalls, but
-finds networks that can't work.
 """
 
 from __future__ import annotations
 
-import functools
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, TypeAlias
+from typing import Final
 
-from mpiboot.core import addresses
-from mpiboot.core.addresses import Address, Interface, Network
 from mpiboot.core.checks import BY_REFERENCE, WARNINGS
 from mpiboot.core.facts import Link, LinkLayer, NoFacts, PodFacts, PortState
 from mpiboot.core.model import Finding, Level
@@ -36,108 +30,18 @@ from mpiboot.network.records import (
     usable,
 )
 
-Span: TypeAlias = "tuple[int, int, int]"
 
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """One worker's end of the data network: an address, its link and where that link leads.
-
-    ``routes`` do not overlap or touch, and are in order: workers that reach the same have the same.
-    """
-
-    host: str
-    link: str
-    interface: Interface
-    routes: tuple[Span, ...]
-
-
-@functools.lru_cache(maxsize=1 << 16)  # on a routed fabric workers have the same routes
-def _destination(text: str) -> Span | None:
-    network = addresses.network(text)
-    return _bounds(network) if network else None
-
-
-def _bounds(network: Network) -> Span:
-    low = int(network.network_address)
-    return network.version, low, low + network.num_addresses - 1
-
-
-def _endpoint(network: WorkerNetwork, link: Link, family: int) -> Endpoint | None:
-    own = next((item for item in usable(link) if item.version == family), None)
-    if own is None or network.facts is None:
-        return None
-    over = {route.destination for route in network.facts.fabric.routes if route.link == link.name}
-    leads = [span for span in map(_destination, over) if span is not None and span[0] == family]
-    return Endpoint(network.host, link.name, own, _merged([_bounds(own.network), *leads]))
-
-
-def _merged(spans: Iterable[Span]) -> tuple[Span, ...]:
-    """Join spans that overlap or touch: an own /31 in the fabric's /16 makes no other way."""
-    merged: list[Span] = []
-    for version, low, high in sorted(spans):
-        if merged and merged[-1][0] == version and low <= merged[-1][2] + 1:
-            merged[-1] = (version, merged[-1][1], max(high, merged[-1][2]))
-        else:
-            merged.append((version, low, high))
-    return tuple(merged)
-
-
-def endpoints(networks: Sequence[WorkerNetwork], position: int) -> tuple[Endpoint, ...] | None:
-    """Give every worker's end at one position of its data links.
-
-    Returns:
-        The ends, all of one IP version; None where a worker has none there.
-    """
-    links = [
-        network.data[position] if position < len(network.data) else None for network in networks
-    ]
-    for family in (4, 6):
-        found = [
-            _endpoint(network, link, family) if link else None
-            for network, link in zip(networks, links, strict=True)
-        ]
-        known = tuple(item for item in found if item is not None)
-        if networks and len(known) == len(networks):
-            return known
-    return None
-
-
-def unreachable(found: Sequence[Endpoint]) -> str:
-    """Name the first pair of which one has no way to the other over its data link.
-
-    Workers with the same ways are looked at once. Others are asked how many of all addresses lie in
-    their ways, so that the work grows with the number of routes and not with that of pairs.
-    """
-    peers = {(end.interface.version, int(end.interface.ip)): end for end in found}
-    numbers = sorted(peers)
-    seen: set[tuple[Span, ...]] = set()
-    for end in found:
-        if end.routes in seen:
-            continue
-        seen.add(end.routes)
-        within = sum(
-            bisect_right(numbers, (version, high)) - bisect_left(numbers, (version, low))
-            for version, low, high in end.routes
-        )
-        if within == len(numbers):
-            continue
-        for (version, value), peer in peers.items():
-            if not any(v == version and low <= value <= high for v, low, high in end.routes):
-                return (
-                    f"{end.host} ({end.link} {end.interface}) has no route over {end.link} to "
-                    f"{peer.host} ({peer.link} {peer.interface})"
-                )
-    return ""
-
-
-def shared_address(found: Sequence[Endpoint]) -> str:
-    """Name the first two workers that have one and the same data address."""
-    owners: dict[Address, str] = {}
-    for end in found:
-        other = owners.setdefault(end.interface.ip, end.host)
-        if other != end.host:
-            return f"{other} and {end.host} both have {end.interface.ip}"
+def shared_address(networks: Iterable[WorkerNetwork]) -> str:
+    """Name the first two workers whose data links have one and the same IP or MAC address."""
+    owners: dict[str, str] = {}
+    for network in networks:
+        for link in network.data:
+            # Links of kind ipvlan have the MAC address of the link below them.
+            mac = f"MAC address {link.hardware}" if link.kind != "ipvlan" and link.hardware else ""
+            for own in filter(None, (*(str(item.ip) for item in usable(link)), mac)):
+                other = owners.setdefault(own, network.host)
+                if other != network.host:
+                    return f"{other} and {network.host} both have {own} on the data network"
     return ""
 
 
@@ -274,8 +178,6 @@ def _outliers(
 
 def _agree(networks: Sequence[WorkerNetwork], _: Settings) -> Iterable[Problem]:
     def describe(network: WorkerNetwork) -> str:
-        if network.transport not in RDMA:
-            return "no RDMA"
         count = len(network.rails)
         rates = sorted({rail.port.rate for rail in network.rails if rail.port.rate})
         speed = " at " + ", ".join(f"{rate:g}" for rate in rates) + " Gb/s" if rates else ""
@@ -285,11 +187,20 @@ def _agree(networks: Sequence[WorkerNetwork], _: Settings) -> Iterable[Problem]:
         family = " by IPv" + "/".join(map(str, versions)) if 6 in versions else ""  # noqa: PLR2004
         return f"{count} {network.transport.value} port{'s' * (count > 1)}{speed}{family}"
 
-    return _outliers(networks, describe, "rdma-differs", "RDMA devices")
+    return _outliers(_alike(networks), describe, "rdma-differs", "RDMA devices")
+
+
+def _alike(networks: Sequence[WorkerNetwork]) -> Sequence[WorkerNetwork]:
+    """Give the workers with RDMA: what some lack, or have of another kind, is said elsewhere."""
+    with_rdma = [network for network in networks if network.transport in RDMA]
+    return with_rdma if len({network.transport for network in with_rdma}) == 1 else ()
 
 
 def _one_mtu(networks: Sequence[WorkerNetwork], _: Settings) -> Iterable[Problem]:
-    with_data = [network for network in networks if network.data or network.rails]
+    if any(network.rails for network in networks):
+        with_data = _alike(networks)
+    else:
+        with_data = [network for network in networks if network.data]
     # Where one worker's image can't tell its ports' MTU, those of the others prove nothing.
     known = all(rail.port.mtu for network in with_data for rail in network.rails)
 
@@ -302,61 +213,18 @@ def _one_mtu(networks: Sequence[WorkerNetwork], _: Settings) -> Iterable[Problem
     return _outliers(with_data, describe, "data-mtu", "MTUs of the data network")
 
 
-def _reach(networks: Sequence[WorkerNetwork], settings: Settings) -> Iterable[Problem]:
-    networks = [network for network in networks if network.data]
-    positions = min((len(network.data) for network in networks), default=0)
-    crossed = list(_crossed(networks, settings))
-    yield from crossed
-    # Rails of the same subnets pair up by device, whatever their links are called.
-    paired = len({_subnets(network) for network in networks}) <= 1
-    for position in range(positions):
-        ends = endpoints(networks, position)
-        if ends is None:
-            if all(network.transport is not Transport.INFINIBAND for network in networks):
-                name = networks[0].data[position].name
-                message = f"the workers have no IP version in common on the links beside {name}"
-                yield Problem("data-networks", message)
-            continue
-        twice, apart = shared_address(ends), unreachable(ends)
-        if twice:
-            yield Problem("data-networks", twice, "look at the network's IPAM: one address, once")
-        elif apart and not crossed and not paired:
-            yield Problem("data-networks", apart)
+_IPAM: Final = (
+    "host-local IPAM gives the same addresses on each node: use whereabouts, or a range for each "
+    "node"
+)
 
 
-def _subnets(network: WorkerNetwork) -> tuple[str, ...]:
-    return tuple(sorted(str(own.network) for link in network.data for own in usable(link)[:1]))
+def _twice(networks: Sequence[WorkerNetwork], _: Settings) -> Iterable[Problem]:
+    if found := shared_address(networks):
+        yield Problem("data-networks", found, _IPAM)
 
 
-def _crossed(networks: Sequence[WorkerNetwork], settings: Settings) -> Iterable[Problem]:
-    """Compare the subnet of the k-th device, as NCCL numbers them, across workers."""
-    version = nccl.version(settings.nccl_version)
-    by_function = version is None or version >= nccl.PCI_ORDER
-    orders: Mapping[str, tuple[str, ...]] = {
-        network.host: tuple(
-            str(usable(rail.link)[0].network)
-            for rail in sorted(
-                network.rails,
-                key=lambda rail: (rail.device.pci if by_function else "", rail.device.index),
-            )
-            if rail.link is not None and usable(rail.link)
-        )
-        for network in networks
-        if len(network.rails) > 1 and all(rail.device.pci for rail in network.rails)
-    }
-    first = next(iter(orders.values()), ())
-    crossed = [
-        host for host, order in orders.items() if order != first and sorted(order) == sorted(first)
-    ]
-    if crossed:
-        yield Problem(
-            "rdma-rails",
-            f"rails cross: on {first_few(crossed)} the devices' order leads to other subnets than "
-            f"on {next(iter(orders))} ({', '.join(first)})",
-        )
-
-
-_RULES: Final = (_agree, _one_mtu, _reach)
+_RULES: Final = (_agree, _one_mtu, _twice)
 
 
 # Below this, memory registration fails soon; container runtimes give 64 KiB or 8 MiB.
@@ -389,7 +257,9 @@ def _of_one(network: WorkerNetwork, *, expected: bool) -> list[Problem]:
         message = f"it {network.no_facts.value}, so its data network is not known"
         return [Problem("data-facts", message, _FACTS_HINTS.get(network.no_facts))]
     found = [problem for rail in network.rails for problem in _port(rail, network.facts)]
-    if expected and not network.rails:
+    if network.unseen and not network.usable:
+        found.append(Problem("data-facts", f"its RDMA is not known: {network.unseen}", ""))
+    elif expected and not network.rails:
         found.append(Problem("rdma-missing", _why_none(network.facts)))
     found += _limits(network, network.facts)
     found += _shared_subnets(network)
@@ -508,6 +378,7 @@ def _user_values(
             there_are = f"(there are {first_few(there) or 'none'})"
             message = f"{assigned(name, value)} fits nothing here {there_are}"
             found.append(Problem("nccl-value", message))
+    found += _gid_index(network, values.get("NCCL_IB_GID_INDEX", ""))
     word = values.get("NCCL_IB_DISABLE", "")
     if word.strip().lower() in ("true", "yes", "on"):
         # NCCL reads it with strtoll, so a word is 0.
@@ -516,6 +387,25 @@ def _user_values(
         ports = first_few(rail.name for rail in network.rails)
         message = f"NCCL_IB_DISABLE=1 keeps NCCL from {ports}, which could carry its data"
         found.append(Problem("nccl-value", message))
+    return found
+
+
+def _gid_index(network: WorkerNetwork, text: str) -> list[Problem]:
+    """Compare the user's GID index with each RoCE port's table."""
+    found = []
+    for rail, own in zip(network.rails, network.gids.wanted, strict=True):
+        port = f"{rail.device.name} port {rail.port.number}"
+        entry = next((gid for gid in rail.port.gids if str(gid.index) == text), None)
+        if not text.isdecimal() or rail.transport is not Transport.ROCE or not rail.port.gids:
+            continue
+        if entry is None:
+            wrong = f"{port} has no entry {text}"
+        elif own is not None and (entry.kind, nccl.address(entry)) != (own.kind, nccl.address(own)):
+            wrong = f"entry {text} of {port} is {entry.kind.value} with {nccl.address(entry)}"
+        else:
+            continue
+        right = f"; {own.kind.value} with {nccl.address(own)} is {own.index}" if own else ""
+        found.append(Problem("nccl-value", f"NCCL_IB_GID_INDEX={text}: {wrong}{right}"))
     return found
 
 

@@ -42,8 +42,7 @@ VARIABLES: Final = (
     _OwnedVariable("TP_SOCKET_IFNAME", "nccl-socket"),
     _OwnedVariable(_HCA, "rdma-ports"),
     _OwnedVariable("NCCL_IB_PKEY", "rdma-ports", (_HCA,)),
-    _OwnedVariable("NCCL_IB_DISABLE", "transport", (_HCA,)),
-    _OwnedVariable("NCCL_NET", "transport", ("NCCL_NET_PLUGIN", "NCCL_IB_DISABLE")),
+    _OwnedVariable("NCCL_NET", "transport", ("NCCL_NET_PLUGIN", "NCCL_IB_DISABLE", _HCA)),
     _OwnedVariable("NCCL_IB_GID_INDEX", "gid", (_HCA, "NCCL_IB_ADDR_RANGE", "NCCL_IB_ADDR_FAMILY")),
     _OwnedVariable("NCCL_IB_ADDR_RANGE", "gid", (_HCA, "NCCL_IB_GID_INDEX", "NCCL_IB_ADDR_FAMILY")),
     _OwnedVariable("NCCL_IB_ADDR_FAMILY", "gid", (_HCA, "NCCL_IB_GID_INDEX", "NCCL_IB_ADDR_RANGE")),
@@ -51,7 +50,6 @@ VARIABLES: Final = (
     _OwnedVariable("UCX_IB_PKEY", "rdma-ports", (_UCX, "UCX_TLS")),
     _OwnedVariable("UCX_IB_GID_INDEX", "gid", (_UCX, "UCX_TLS", "UCX_IB_ROCE_SUBNETS")),
     _OwnedVariable("UCX_IB_ROCE_SUBNETS", "gid", (_UCX, "UCX_TLS", "UCX_IB_GID_INDEX")),
-    _OwnedVariable("FI_PROVIDER", "transport"),
     _OwnedVariable("FI_TCP_IFACE", "mpi-link"),
     _OwnedVariable("FI_SOCKETS_IFACE", "mpi-link"),
     _OwnedVariable("OMPI_MCA_pml", "mpi-network"),
@@ -76,6 +74,9 @@ def _unless(name: str) -> tuple[str, ...]:
     return (name, *(_BY_NAME[name].unless if name in _BY_NAME else ()))
 
 
+_NOTHING: Final[Mapping[str, str]] = {}
+
+
 @dataclass(frozen=True, slots=True)
 class SettledVariables:
     """Values by host and name, and the reason of each name.
@@ -89,8 +90,15 @@ class SettledVariables:
     findings: tuple[Finding, ...]
 
 
+# Values that choose nothing: the recipe's own.
+_NO_CHOICE: Final = {("NCCL_IB_DISABLE", "0"), ("NCCL_NET_PLUGIN", "none")}
+
+
 def settle(
-    networks: Sequence[WorkerNetwork], wanted: Sequence[Variable], taken: Mapping[str, str]
+    networks: Sequence[WorkerNetwork],
+    wanted: Sequence[Variable],
+    taken: Mapping[str, str],
+    values_taken: Mapping[str, str] = _NOTHING,
 ) -> SettledVariables:
     """Give every variable its owner's value, unless the user has set it or what it depends on."""
     hosts = {network.host: network.facts for network in networks}
@@ -116,10 +124,16 @@ def settle(
     for (host, name), proposal in chosen.items():
         facts = hosts[host]
         own = facts.environment if facts else ()
-        blocker = next((item for item in _unless(name) if item in taken), "")
+        known = {**dict(facts.fabric.settings if facts else ()), **values_taken}
+        names = [
+            item
+            for item in _unless(name)
+            if item == name or (item, known.get(item, "").strip().lower()) not in _NO_CHOICE
+        ]
+        blocker = next((item for item in names if item in taken), "")
         where = taken.get(blocker, "")
         if not blocker:
-            blocker = next((item for item in _unless(name) if item in own), "")
+            blocker = next((item for item in names if item in own), "")
             where = "the worker's pod"
         if blocker:
             why = where if blocker == name else f"{blocker} is set ({where})"
@@ -141,7 +155,6 @@ def settle(
     return SettledVariables(values, reason, kept, findings)
 
 
-_NOTHING: Final[Mapping[str, str]] = {}
 _GIVEN: Final = Given(Source.ENVIRONMENT, "MPIBOOT_DATA_NETWORK")
 
 
@@ -212,7 +225,7 @@ def decide(
         blocked=blocked,
     )
     findings += made.findings
-    settled = settle(networks, [*made.proposals, *others], taken)
+    settled = settle(networks, [*made.proposals, *others], taken, values)
     findings += settled.findings
     common = _common(settled.values, hosts)
     per_host = {
@@ -225,17 +238,28 @@ def decide(
         *_variables(settled.values, settled.reason, common),
         *_users(settled.kept, taken, values),
     )
+    if settings.data_network is DataNetworkUse.REPORT:
+        only = Decision(
+            "data-network-use", "report", given.source, f"{given}=report: nothing is set"
+        )
+        decisions, common, per_host = (*decisions, only), {}, {host: {} for host in hosts}
     return DataNetwork(networks, rows, decisions, per_host, common, tuple(findings), made.transport)
 
 
 def _with_gids(
     workers: Sequence[WorkerNetwork], settings: Settings, taken: Mapping[str, str]
 ) -> tuple[WorkerNetwork, ...]:
-    found = [
-        (one.rails, {*taken, *(one.facts.environment if one.facts else ())}) for one in workers
-    ]
-    chosen = nccl.choose(found, settings.nccl_version)
-    return tuple(replace(one, gids=its) for one, its in zip(workers, chosen, strict=True))
+    return tuple(
+        replace(
+            one,
+            gids=nccl.choose(
+                one.rails,
+                {*taken, *(one.facts.environment if one.facts else ())},
+                settings.nccl_version,
+            ),
+        )
+        for one in workers
+    )
 
 
 def _common(values: Mapping[str, Mapping[str, str]], hosts: Sequence[str]) -> dict[str, str]:

@@ -25,7 +25,10 @@ SKIPS_HOLES: Final[Version] = (2, 26, 2)
 # From here on devices are numbered in the order of their PCI paths, not libibverbs' order.
 PCI_ORDER: Final[Version] = (2, 29, 7)
 # Variables whose values are compared with what a pod has.
-CHECKED: Final = ("NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_IB_DISABLE")
+CHECKED: Final = (
+    *("NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_IB_DISABLE", "NCCL_IB_GID_INDEX"),
+    *("NCCL_NET", "NCCL_NET_PLUGIN"),
+)
 _CODE_OF_2_9: Final = 10000  # NCCL_VERSION_CODE: 2804 is 2.8.4, 22105 is 2.21.5
 
 
@@ -191,7 +194,9 @@ def wanted(rail: Rail) -> tuple[Gid | None, str]:
                 f"{rail.link.name}: one of them is another pod's"
             )
             return found[0], twice if len(found) > 1 else ""
-    kinds = sorted({gid.kind.value or "unknown" for gid in rail.port.gids}) or ["nothing"]
+    if not rail.port.gids:
+        return None, ""
+    kinds = sorted({gid.kind.value or "unknown" for gid in rail.port.gids})
     return None, (
         f"the GID table of {rail.name} has no RoCE v2 entry for "
         f"{', '.join(str(item.ip) for item in own)} (it has {', '.join(kinds)})"
@@ -217,15 +222,14 @@ def ucx_index(port: RdmaPort, inside: Network | None = None) -> int | None:
 
 
 class _Library(NamedTuple):
-    """NCCL or UCX: ``by_itself`` gives the index that it takes of a port unless it is told another.
+    """NCCL or UCX.
 
-    ``tell`` finds the variables that make it take these rails' entries, and why these; None where
-    none do. Whoever sets one of ``own`` has chosen devices or entries already.
+    ``tell`` finds the variables that make it take the entries of these rails, and why these; None
+    where none do. Whoever sets one of ``own`` has chosen devices or entries already.
     """
 
     name: str
     own: Collection[str]
-    by_itself: Callable[[RdmaPort], int | None]
     tell: Callable[[Sequence[_Pair]], _Set | None]
     why_not: str
     hint: str
@@ -240,155 +244,52 @@ def _libraries(nccl_version: str) -> tuple[_Library, _Library]:
         _Library(
             name,
             _OWN_NCCL,
-            lambda port: gid_index(port, known or _AUTO),
             lambda pairs: _nccl(pairs, known),
             "it needs 2.21 or later" if old else none,
             _UPGRADE if old else _SUBNET,
         ),
-        _Library("UCX", _OWN_UCX, ucx_index, _ucx, none, _SUBNET),
+        _Library("UCX", _OWN_UCX, _ucx, none, _SUBNET),
     )
 
 
-class _Ports(NamedTuple):
-    """A worker's rails, what the user has set there, and each RoCE rail's entry, as ``wanted``.
-
-    ``labels`` say which rail of another worker is the same; none where nothing is to be chosen.
-    """
-
-    rails: Sequence[Rail]
-    own: Collection[str]
-    labels: Sequence[str]
-    found: Sequence[tuple[Gid | None, str]]
-
-    @property
-    def pairs(self) -> dict[str, _Pair]:
-        """The rails that have entries, by their labels."""
-        found = zip(self.labels, self.rails, self.found, strict=False)
-        return {label: (rail, gid) for label, rail, (gid, _) in found if gid is not None}
-
-    def users(self, library: _Library) -> str:
-        """Name the user's variable that answers for what this library takes."""
-        return next((name for name in library.own if name in self.own), "")
-
-
-def choose(
-    workers: Sequence[tuple[Sequence[Rail], Collection[str]]], nccl_version: str
-) -> list[GidChoice]:
-    """Decide how each worker's ports get the right GID index.
-
-    A process tells a library one index, or one network. Where none does for all of its ports, the
-    most rails that one does for are used, and the same ones on all workers: by their links' names,
-    or, where these differ, by their order. A port without an entry would send with another's
-    address.
+def choose(rails: Sequence[Rail], own: Collection[str], nccl_version: str) -> GidChoice:
+    """Decide how a worker's ports get the right GID index: one index, or one network, for all.
 
     Args:
-        workers: each one's rails (InfiniBand and EFA need nothing), and the names that the user has
-            set there: whoever names devices or indexes answers for them.
+        rails: its ports; InfiniBand and EFA need nothing.
+        own: the names that the user has set there: whoever names devices or indexes answers for
+            them.
         nccl_version: as ``version`` reads it; empty where it isn't known.
     """
-    labels, every = _labels([_links(rails) for rails, _ in workers])
-    ports = [
-        _Ports(rails, own, mine, [wanted(one) for one in rails if one.transport is Transport.ROCE])
-        for (rails, own), mine in zip(workers, labels, strict=True)
-    ]
-    columns = []
-    for library in _libraries(nccl_version):
-        whole = [library.tell([*one.pairs.values()]) if one.pairs else None for one in ports]
-        same = _most(map(functools.partial(_fitting, library), ports, whole), every)
-        columns.append([(library, same, told) for told in whole])
-    return [_choice(one, row) for one, *row in zip(ports, *columns, strict=True)]
-
-
-def _links(rails: Sequence[Rail]) -> list[str]:
-    """Name the links of RoCE rails; none where a device that the user named has no link here."""
-    roce = [rail.link for rail in rails if rail.transport is Transport.ROCE]
-    return [link.name for link in roce if link] if all(roce) else []
-
-
-def _labels(links: Sequence[Sequence[str]]) -> tuple[Sequence[Sequence[str]], Sequence[str]]:
-    """Give each worker's labels, and those that all have which have any."""
-    some = [mine for mine in links if mine]
-    if common := [name for name in some[0] if all(name in mine for mine in some)] if some else []:
-        return links, common
-    places = [[str(place) for place, _ in enumerate(mine)] for mine in links]
-    return places, min((mine for mine in places if mine), key=len, default=[])
-
-
-def _fitting(library: _Library, ports: _Ports, whole: _Set | None) -> frozenset[frozenset[str]]:
-    """Give the largest sets of rails that this library can use together; none: all fit."""
-    pairs = ports.pairs
-    if ports.users(library) or (whole is not None and len(pairs) == len(ports.rails)):
-        return frozenset()
-    if whole is not None:
-        return frozenset({frozenset(pairs)})
-    sets: dict[int | None, set[str]] = {}
-    for label, (rail, gid) in pairs.items():
-        sets.setdefault(gid.index, set()).add(label)
-        if library.by_itself(rail.port) == gid.index:
-            sets.setdefault(None, set()).add(label)
-    return frozenset(map(frozenset, sets.values()))
-
-
-def _most(
-    fitting: Iterable[frozenset[frozenset[str]]], every: Sequence[str]
-) -> frozenset[str] | None:
-    """Give the largest set of rails that suits all workers, of several the first; None: all do."""
-    limits = dict.fromkeys(filter(None, fitting))
-    kept = {frozenset(every)}
-    for sets in limits:
-        both = {one & other for one in kept for other in sets}
-        kept = {one for one in both if not any(one < other for other in both)}
-    first = max(kept, key=lambda one: (len(one), [label in one for label in every]))
-    return first if limits else None
-
-
-def _choice(
-    ports: _Ports, libraries: Sequence[tuple[_Library, frozenset[str] | None, _Set | None]]
-) -> GidChoice:
-    """Decide for one worker, by the rails that all use, and what would make it use all it has."""
-    names, pairs = tuple(rail.name for rail in ports.rails), ports.pairs
-    entries = tuple(gid for gid, _ in ports.found) or (None,) * len(names)
+    names = tuple(rail.name for rail in rails)
+    found = [wanted(rail) for rail in rails if rail.transport is Transport.ROCE]
+    if not found:
+        return GidChoice((None,) * len(rails), {}, "only RoCE has an index to choose", (), names)
+    pairs = [(rail, gid) for rail, (gid, _) in zip(rails, found, strict=True) if gid is not None]
     problems = [
         Problem("rdma-gid" if gid is None else "data-ambiguous", message)
-        for gid, message in ports.found
+        for gid, message in found
         if message
     ]
-    if not pairs:
-        reason = "left alone: not every port has an entry for an address of this pod"
-        reason = reason if ports.found else "only RoCE has an index to choose"
-        return GidChoice(entries, {}, reason, tuple(problems), names, names)
-    values, reasons, used = dict[str, str](), list[str](), list[tuple[str, ...]]()
-    for library, same, whole in libraries:
-        mine = ports.users(library)
-        if mine or same is None:
-            used.append(names)
-            told = whole or ({}, f"left to the user's {mine}")
-        else:
-            chosen = [pair for label, pair in pairs.items() if label in same]
-            used.append(tuple(rail.name for rail, _ in chosen))
-            # What tells all rails tells some of them, too.
-            told = (chosen and (library.tell(chosen) or whole)) or ({}, "")
+    values, reasons = dict[str, str](), list[str]()
+    for library in _libraries(nccl_version) if pairs else ():
+        mine = next((name for name in library.own if name in own), "")
+        told = ({}, f"left to the user's {mine}") if mine else library.tell(pairs)
+        if told is None:
+            message = (
+                f"the ports need different GID indexes ({_listed(pairs)}), which {library.name} "
+                f"can't be told: {library.why_not}"
+            )
+            first = pairs[0][0].name
+            hint = f"{library.hint}; or keep to MPIBOOT_RDMA_DEVICE={first}"
+            problems.append(Problem("rdma-gid-index", message, hint))
+            continue
         values |= told[0]
         reasons += filter(None, told[1:])
-        if used[-1] != names:
-            differ = _listed(pairs.values()) if whole is None else ""
-            problems.append(_left_out(library, names, used[-1], differ))
-    return GidChoice(entries, values, "; ".join(reasons), tuple(problems), *used)
-
-
-def _left_out(library: _Library, names: Sequence[str], used: Sequence[str], differ: str) -> Problem:
-    """Say which ports a library does not use, as here or elsewhere it can't be told all indexes."""
-    message = f"{library.name} can't use all ports of every worker"
-    if differ:
-        message = (
-            f"the ports need different GID indexes ({differ}), which {library.name} can't be told"
-        )
-        message += f": {library.why_not}"
-    left = ", ".join(name for name in names if name not in used)
-    message += f"; used: {', '.join(used) or 'none'}; left out: {left}"
-    more = library.hint if differ else "give every port an address"
-    keep = f"; or keep to MPIBOOT_RDMA_DEVICE={','.join(used)}" if used else ""
-    return Problem("rdma-gid-index", message, more + keep)
+    # A port without an entry would send with another's address.
+    used = tuple(rail.name for rail, _ in pairs)
+    entries = tuple(gid for gid, _ in found)
+    return GidChoice(entries, values, "; ".join(reasons), tuple(problems), used)
 
 
 def _listed(pairs: Iterable[_Pair]) -> str:

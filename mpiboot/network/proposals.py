@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import zip_longest
+from dataclasses import dataclass, field
 from typing import Final
 
-from mpiboot.core.addresses import IPV4, IPV6, smallest_network
+from mpiboot.core.addresses import IPV4, IPV6
 from mpiboot.core.checks import failed
 from mpiboot.core.facts import AttachmentSource, Link, Variable
 from mpiboot.core.model import Decision, Finding, Source
@@ -20,12 +19,12 @@ from mpiboot.core.setting_types import DataNetworkUse, MpiNetwork, NcclSocket
 from mpiboot.core.settings import Settings
 from mpiboot.core.wording import first_few
 from mpiboot.network import cluster_view, nccl
-from mpiboot.network.records import RDMA, Transport, WorkerNetwork, usable
+from mpiboot.network.records import RDMA, RdmaState, Transport, WorkerNetwork, usable
 
 # A pod that has one of these brings its own transport for NCCL, with settings of its own.
 _PLUGIN_NAMES: Final = ("NCCL_NET", "NCCL_NET_PLUGIN")
 _PLUGIN_PREFIXES: Final = ("NCCL_GPUDIRECTTCPX_", "NCCL_FASTRAK_")
-_NOT_A_PLUGIN: Final = {("NCCL_NET", "ib"), ("NCCL_NET_PLUGIN", "none")}
+_NOT_A_PLUGIN: Final = {("NCCL_NET", "ib"), ("NCCL_NET", "socket"), ("NCCL_NET_PLUGIN", "none")}
 
 
 @dataclass(slots=True, eq=False)
@@ -63,49 +62,57 @@ class Proposals:
 
 
 def _settle(proposals: Proposals) -> Transport:
-    """Settle what carries the data: the same on all workers, or TCP."""
-    known = proposals.known
-    kinds = {network.transport for network in known if network.usable}
-    without = [network.host for network in known if not network.usable]
-    if len(kinds) == 1 and not without:
+    """Settle what carries the data: one transport on all workers, as far as they are known."""
+    by_state: dict[RdmaState, list[WorkerNetwork]] = {state: [] for state in RdmaState}
+    for network in proposals.networks:
+        by_state[network.rdma].append(network)
+    known, none = by_state[RdmaState.KNOWN], by_state[RdmaState.NONE]
+    unknown = _unknown(by_state[RdmaState.UNKNOWN])
+    kinds = {network.transport for network in known}
+    foreign = [network for network in none if network.foreign]
+    kind = Transport.TCP if any(network.plain for network in proposals.known) else Transport.NONE
+    if len(kinds) == 1 and not none:
         (kind,) = kinds
         reason = f"every worker has usable {kind.value} ports"
-        if kind is not Transport.EFA:
-            _require(proposals, kind)
-        else:
-            proposals.propose("FI_PROVIDER", "efa", "transport", "EFA devices open on every worker")
+        if unknown:
+            reason = f"usable {kind.value} ports on {_hosts(known)}{unknown}"
+        if kind is Transport.EFA:
             for message in _efa_lacks(proposals):
                 proposals.find("efa-library", message)
-    else:
-        kind = (
-            Transport.TCP if any(network.plain for network in proposals.known) else Transport.NONE
-        )
-        if not known:
-            reason = "no worker's facts are known"
-        elif not kinds:
-            reason = "no worker has a usable RDMA port" + _devices_of_the_node(proposals.known)
-        else:
+        elif proposals.settings.data_network is DataNetworkUse.REQUIRE:
+            why = f"{kind.value} is required: without it NCCL fails instead of using TCP"
+            proposals.propose("NCCL_NET", "IB", "transport", why)
+    elif kinds:
+        reason = f"{_hosts(none)}: no usable RDMA port, and all ranks need one transport"
+        if not none:
             reason = "the workers have RDMA of different kinds, which can't talk to each other"
-            if without:
-                reason = (
-                    f"{first_few(without)}: no usable RDMA port, and all ranks need one transport"
-                )
             proposals.find("rdma-differs", f"the data goes over TCP: {reason}")
-        if Transport.EFA in kinds:
-            # EFA comes by a plugin, which NCCL_IB_DISABLE does not stop.
-            proposals.propose("NCCL_NET", "Socket", "transport", reason)
-        if known:
-            proposals.propose("NCCL_IB_DISABLE", "1", "transport", reason)
+        proposals.propose("NCCL_NET", "Socket", "transport", reason)
+    elif unknown:
+        kind, reason = Transport.UNKNOWN, unknown.removeprefix("; ")
+    else:
+        reason = "no worker has a usable RDMA port" + _devices_of_the_node(none)
+        if foreign:
+            ports = first_few(name for network in foreign for name in network.foreign)
+            why = f"NCCL would use {ports}, whose addresses are all other pods' or the node's"
+            proposals.propose("NCCL_NET", "Socket", "transport", why)
     if proposals.plugin:
         reason += f"; {proposals.plugin}, so NCCL's own variables are left as they are"
     proposals.decisions.append(Decision("data-network", kind.value, Source.DETECTED, reason))
     return kind
 
 
-def _require(proposals: Proposals, kind: Transport) -> None:
-    if proposals.settings.data_network is DataNetworkUse.REQUIRE:
-        reason = f"{kind.value} is required: without it NCCL fails instead of using TCP"
-        proposals.propose("NCCL_NET", "IB", "transport", reason)
+def _hosts(networks: Iterable[WorkerNetwork]) -> str:
+    return first_few(network.host for network in networks)
+
+
+def _unknown(networks: Iterable[WorkerNetwork]) -> str:
+    """Say of which workers RDMA could not be seen, and why; empty where there are none."""
+    hosts: dict[str, list[str]] = {}
+    for network in networks:
+        why = network.unseen if network.facts else f"a worker that {network.no_facts.value}"
+        hosts.setdefault(why, []).append(network.host)
+    return "".join(f"; not known of {first_few(names)}: {why}" for why, names in hosts.items())
 
 
 def _devices_of_the_node(known: Iterable[WorkerNetwork]) -> str:
@@ -125,12 +132,15 @@ def _plugin_of(
     known: Sequence[WorkerNetwork], taken: Mapping[str, str], values: Mapping[str, str]
 ) -> str:
     """Find the evidence that a plugin carries NCCL's data; NCCL_* is then left as it is."""
-    own = {name for network in known if network.facts for name in network.facts.environment}
-    for name in sorted({*taken, *own}):
-        pair = (name, values.get(name, "").lower())
-        if name.startswith(_PLUGIN_PREFIXES) or (
-            name in _PLUGIN_NAMES and not (name in taken and pair in _NOT_A_PLUGIN)
-        ):
+    named = {(name, values.get(name, "").lower()) for name in taken}
+    for network in known:
+        if network.facts:
+            own = dict(network.facts.fabric.settings)
+            names = set(network.facts.environment) - taken.keys()
+            named |= {(name, own.get(name, "").lower()) for name in names}
+    for name, value in sorted(named):
+        chooses = name in _PLUGIN_NAMES and (name, value) not in _NOT_A_PLUGIN
+        if chooses or name.startswith(_PLUGIN_PREFIXES):
             return f"{name} is set"
     for network in known:
         for item in network.facts.fabric.attachments if network.facts else ():
@@ -190,14 +200,14 @@ def make(
 def _rdma(proposals: Proposals, transport: Transport) -> None:
     """Name each worker's own ports and GID indexes."""
     for network in proposals.networks:
-        if transport not in (Transport.ROCE, Transport.INFINIBAND) or not network.rails:
+        infiniband_or_roce = transport in (Transport.ROCE, Transport.INFINIBAND)
+        if not infiniband_or_roce or network.rdma is not RdmaState.KNOWN:
             continue
         host, choice = network.host, network.gids
-        if choice.ucx:
-            reason = _ports(network, choice.ucx)
-            proposals.propose("UCX_NET_DEVICES", ",".join(choice.ucx), "rdma-ports", reason, host)
-        reason = _ports(network, choice.nccl)
-        proposals.propose("NCCL_IB_HCA", nccl.exact(choice.nccl), "rdma-ports", reason, host)
+        reason = _ports(network, choice.used)
+        proposals.propose("UCX_NET_DEVICES", ",".join(choice.used), "rdma-ports", reason, host)
+        if not network.only_own_ports:
+            proposals.propose("NCCL_IB_HCA", nccl.exact(choice.used), "rdma-ports", reason, host)
         for name, value in network.gids.values.items():
             proposals.propose(name, value, "gid", network.gids.reason, host)
         _pkey(proposals, network)
@@ -212,30 +222,28 @@ def _ports(network: WorkerNetwork, names: Sequence[str]) -> str:
 
 def _pkey(proposals: Proposals, network: WorkerNetwork) -> None:
     """Name the partition of an IPoIB link: for NCCL by index, for UCX by value."""
-    found = set()
-    for rail in network.rails:
-        if (
-            rail.transport is not Transport.INFINIBAND
-            or rail.link is None
-            or rail.link.pkey is None
-        ):
-            continue
-        # The top bit tells full from limited members; it is the same partition.
-        value = rail.link.pkey & 0x7FFF
-        indexes = [place for place, key in enumerate(rail.port.pkeys) if key & 0x7FFF == value]
-        found.add((indexes[0] if indexes else 0, value))
-    if len(found) == 1:
-        ((index, value),) = found
+    ports = [rail for rail in network.rails if rail.transport is Transport.INFINIBAND]
+    links = [rail.link for rail in ports if rail.link is not None]
+    # The top bit tells full from limited members; it is the same partition.
+    values = {link.pkey & 0x7FFF for link in links if link.pkey is not None}
+    # A port without a link is used in the same partition.
+    indexes = {
+        next((place for place, key in enumerate(rail.port.pkeys) if key & 0x7FFF == value), 0)
+        for rail in ports
+        for value in values
+    }
+    if len(values) == len(indexes) == 1:
+        (value,), (index,) = values, indexes
         if index:
             reason = f"the data link is in partition {value:#06x}, entry {index}"
             proposals.propose("UCX_IB_PKEY", f"{value:#x}", "rdma-ports", reason, network.host)
             proposals.propose("NCCL_IB_PKEY", str(index), "rdma-ports", reason, network.host)
-    elif len(found) > 1:
-        listed = ", ".join(f"{value:#06x}" for _, value in sorted(found))
+    elif values:
+        listed = ", ".join(f"{value:#06x}" for value in sorted(values))
         proposals.find(
             "data-ambiguous",
-            f"{network.host}: the rails are in partitions {listed}, "
-            "and NCCL and UCX can use only one",
+            f"{network.host}: the rails are in partitions {listed}, at entries "
+            f"{', '.join(map(str, sorted(indexes)))} of their ports, and NCCL can use only one",
         )
 
 
@@ -281,19 +289,7 @@ def _why_not_data(proposals: Proposals, transport: Transport) -> str:
         return "the workers have different numbers of data links"
     if unusable:
         return f"NCCL can't be told a link named {unusable[0]}"
-    return _unreached(networks, 1 if transport in RDMA else min(counts)) or proposals.blocked
-
-
-def _unreached(networks: Sequence[WorkerNetwork], positions: int) -> str:
-    plain = [replace(network, data=network.plain) for network in networks]
-    for position in range(positions):
-        ends = cluster_view.endpoints(plain, position)
-        if ends is None:
-            return "the data links have no IP version in common"
-        problem = cluster_view.shared_address(ends) or cluster_view.unreachable(ends)
-        if problem:
-            return problem
-    return ""
+    return cluster_view.shared_address(networks) or proposals.blocked
 
 
 def _socket_names(
@@ -319,8 +315,7 @@ def _tcp_ucx(
 ) -> None:
     """Keep UCX on TCP links where there is a data network, and no RDMA port that it can use."""
     chosen = list(links) or ([network.control] if network.control else [])
-    unable = transport is Transport.ROCE and not network.gids.ucx
-    if chosen and (unable or transport is Transport.TCP):
+    if chosen and transport is Transport.TCP:
         names = ",".join(link.name for link in chosen)
         reason = "TCP: no RDMA port that every worker could use"
         proposals.propose("UCX_NET_DEVICES", names, "rdma-ports", reason, network.host)
@@ -355,15 +350,12 @@ def _mpi(proposals: Proposals, transport: Transport) -> None:
 
 
 # Characters. The kernel takes 128 KiB for a variable (MAX_ARG_STRLEN, execve(2)), and each process
-# of the job has it: 4,096 workers with 8 rails of /31 would fill half a MiB.
+# of the job has it.
 _LONGEST: Final = 4096
 
 
 def network_list(known: Sequence[WorkerNetwork]) -> tuple[str, str]:
     """List the IPv4 networks of the data links, as Open MPI takes them in place of links' names.
-
-    Too many are written as fewer that mean the same: such that hold neighbours, else one for each
-    rail where it holds no address of any other link.
 
     Returns:
         The value; or why there is none.
@@ -371,30 +363,12 @@ def network_list(known: Sequence[WorkerNetwork]) -> tuple[str, str]:
     own = [[item for link in network.plain for item in _ipv4(link)] for network in known]
     if not all(own):
         return "", "the data links' names differ, and Open MPI takes no IPv6 network instead"
-    spans = {item.network for mine in own for item in mine}
-    value = ",".join(sorted(map(str, spans)))
-    if len(value) <= _LONGEST:
-        return value, ""
-    joined = ",".join(map(str, ipaddress.collapse_addresses(spans)))
-    if len(joined) <= _LONGEST:
-        return joined, ""
-    rails = zip_longest(*own)
-    wide = [smallest_network(item.ip for item in rail if item) for rail in rails]
-    kept = [item for item in wide if isinstance(item, ipaddress.IPv4Network)]
-    others = (
-        item
-        for network in known
-        for link in (network.facts.links if network.facts else ())
-        if link not in network.plain
-        for item in _ipv4(link)
-    )
-    inside = next((item for item in others if any(item.ip in one for one in kept)), None)
-    if inside is not None:
-        message = (
-            f"{len(spans)} networks are too many for one variable, and what holds all of them "
-        )
-        return "", f"{message}holds {inside.ip} of another link too"
-    return ",".join(dict.fromkeys(map(str, kept))), ""
+    networks = {item.network for mine in own for item in mine}
+    value = ",".join(map(str, ipaddress.collapse_addresses(networks)))
+    if len(value) > _LONGEST:
+        message = "the data links' names differ, and their networks are too many for one variable"
+        return "", message
+    return value, ""
 
 
 def _ipv4(link: Link) -> list[ipaddress.IPv4Interface]:

@@ -232,24 +232,68 @@ def without_link(builder: NetworkBuilder) -> tuple[Rail, ...]:
     )
 
 
-def of_host_network(builder: NetworkBuilder, tied: tuple[Rail, ...]) -> tuple[Rail, ...]:
+def usable_on_node(found: Iterable[Rail]) -> tuple[Rail, ...]:
     """Keep what can be used of a node's ports: active, openable, RoCE with an address.
 
-    Nothing says which of them are meant for this pod; InfiniBand ports count without a link.
+    Nothing says which of them are meant for this pod.
     """
-    own = behind(builder.control, builder.fabric, builder.facts.links) if builder.control else ()
-    control_ports = {rail.name for rail in own}
-    names = {rail.name for rail in tied}
-    every = (*tied, *(rail for rail in without_link(builder) if rail.name not in names))
     return tuple(
         rail
-        for rail in every
+        for rail in found
         if rail.ready
-        and rail.name not in control_ports
         and (
             rail.transport is Transport.INFINIBAND or (rail.link is not None and usable(rail.link))
         )
     )
+
+
+def with_linkless(builder: NetworkBuilder, found: tuple[Rail, ...]) -> tuple[Rail, ...]:
+    """Add the ports that need no link: InfiniBand's to others of its kind, any where none is."""
+    kinds = {rail.transport for rail in found}
+    if found and Transport.INFINIBAND not in kinds:
+        return found
+    names = {rail.name for rail in found}
+    more = without_link(builder)
+    return (*found, *(rail for rail in more if rail.name not in names))
+
+
+def with_control(builder: NetworkBuilder, found: tuple[Rail, ...]) -> tuple[Rail, ...]:
+    """Add the control link's own port, as NCCL takes it too: a bond, or a VF as ``eth0``.
+
+    Not beside faster ports, which would wait for it.
+    """
+    if builder.control is None:
+        return found
+    names = {rail.name for rail in found}
+    kinds = {rail.transport for rail in found}
+    fastest = max((rail.port.rate for rail in found), default=0)
+    own = behind(builder.control, builder.fabric, builder.facts.links)
+    return (
+        *found,
+        *(
+            rail
+            for rail in own
+            if len(own) == 1
+            and rail.ready
+            and rail.name not in names
+            and kinds <= {rail.transport}
+            and rail.port.rate >= fastest
+        ),
+    )
+
+
+def foreign(fabric: Fabric, own: Iterable[Rail]) -> tuple[str, ...]:
+    """List active RoCE ports whose entries all hold somebody else's addresses."""
+    mine = {rail.name for rail in own}
+    names = (
+        f"{device.name}:{port.number}"
+        for device, port in ports(fabric.devices)
+        if port.link_layer is LinkLayer.ETHERNET
+        and port.state is PortState.ACTIVE
+        and device.usable
+        and port.gids
+    )
+    return tuple(name for name in names if name not in mine)
 
 
 def of_one_transport(builder: NetworkBuilder, found: tuple[Rail, ...]) -> tuple[Rail, ...]:

@@ -196,6 +196,7 @@ def observe(sys_root: Path = Path("/sys"), dev_root: Path = Path("/dev")) -> Fab
     except OSError as error:
         refused, no_rdma = os.strerror(error.errno or errno.EIO), error.errno == _NO_RDMA
     found = assemble(kernel, sys_root, dev_root, refused)
+    # A kernel without RDMA knows no such socket; nor do sandboxes that have sysfs's devices.
     if refused and not no_rdma and not found.devices:
         message = f"netlink: {refused}: RDMA devices are not known"
         return replace(found, refused=refused, unreadable=(*found.unreadable, message))
@@ -263,12 +264,13 @@ def assemble(
                 continue
             unreadable.append(f"{name}: not in {sys_root}/class/infiniband: its GIDs are not known")
         devices.append(_device(by_netlink, by_sysfs, nodes.get(name), sys_root, dev_root))
+    unreadable_lists = kernel.unreadable if kernel is not None else ()
     return Fabric(
         netns_mode=kernel.mode if kernel is not None else "",
         infiniband_folder=(dev_root / "infiniband").is_dir(),
         devices=tuple(devices),
         unreadable=tuple(unreadable),
-        refused=next(iter(kernel.unreadable), "") if kernel is not None else "",
+        refused=refused if names and kernel is None else next(iter(unreadable_lists), ""),
     )
 
 

@@ -77,6 +77,14 @@ class Transport(str, Enum):
 RDMA: Final = (Transport.ROCE, Transport.INFINIBAND, Transport.EFA)
 
 
+class RdmaState(str, Enum):
+    """Whether a worker has RDMA that is its own; unknown sets nothing and rules nothing out."""
+
+    KNOWN = "known"
+    NONE = "none"
+    UNKNOWN = "unknown"
+
+
 class Problem(NamedTuple):
     """Something wrong on one worker; ``check`` is a row's reference, the level is decided later.
 
@@ -123,16 +131,15 @@ class GidChoice(NamedTuple):
     """What one worker's RoCE ports need.
 
     ``wanted`` has one entry a rail, None where the table holds none of ours; ``values`` are the
-    variables to set, empty where the libraries choose right by themselves. ``nccl`` and ``ucx``
-    name the ports that each of these can be brought to use by such an entry.
+    variables to set, empty where the libraries choose right by themselves. ``used`` names the ports
+    that have such an entry, or need none.
     """
 
     wanted: tuple[Gid | None, ...]
     values: Mapping[str, str]
     reason: str
     problems: tuple[Problem, ...] = ()
-    nccl: tuple[str, ...] = ()
-    ucx: tuple[str, ...] = ()
+    used: tuple[str, ...] = ()
 
 
 NOT_CHOSEN: Final = GidChoice((), {}, "")
@@ -144,8 +151,10 @@ class WorkerNetwork:
 
     ``data`` are the links of the data network in order; ``rails`` its RDMA ports; ``plain`` those
     of ``data`` that TCP can use. ``pending`` says what may still come: a port, an address.
-    ``no_facts`` is why ``facts`` are None. ``gids`` is decided last, with what the user has set for
-    the ranks.
+    ``no_facts`` is why ``facts`` are None. ``unseen`` says what could not be seen of RDMA, empty
+    where kernel and sysfs told all; ``foreign`` are RoCE ports that open although all of their
+    addresses are other pods' or the node's. ``gids`` is decided last, with what the user has set
+    for the ranks.
     """
 
     host: str
@@ -159,6 +168,8 @@ class WorkerNetwork:
     decisions: tuple[Decision, ...] = ()
     problems: tuple[Problem, ...] = ()
     pending: tuple[str, ...] = ()
+    unseen: str = ""
+    foreign: tuple[str, ...] = ()
     gids: GidChoice = NOT_CHOSEN
     no_facts: NoFacts = NoFacts.NO_MPIBOOT
 
@@ -166,6 +177,25 @@ class WorkerNetwork:
     def plain(self) -> tuple[Link, ...]:
         """The data links that have an address and a carrier."""
         return tuple(link for link in self.data if has_carrier(link) and usable(link))
+
+    @property
+    def rdma(self) -> RdmaState:
+        """Whether a port of its own can carry data, there is none, or that could not be seen."""
+        if self.usable:
+            return RdmaState.KNOWN
+        return RdmaState.UNKNOWN if self.facts is None or self.unseen else RdmaState.NONE
+
+    @property
+    def only_own_ports(self) -> bool:
+        """Whether NCCL finds no other ports than those that it is to use."""
+        others = (
+            f"{device.name}:{port.number}"
+            for device in (self.facts.fabric.devices if self.facts else ())
+            for port in device.ports
+            if device.opens and not device.efa and port.state is PortState.ACTIVE
+        )
+        named = any(rail.source is Source.ENVIRONMENT for rail in self.rails)
+        return not named and set(others) <= set(self.gids.used)
 
     @property
     def usable(self) -> bool:
@@ -178,7 +208,7 @@ class WorkerNetwork:
         return any(
             rail.ready or (self.transport is Transport.EFA and rail.device.usable)
             for rail, gid in zip(self.rails, self.gids.wanted, strict=True)
-            if rail.name in self.gids.nccl and (gid is not None or not roce)
+            if gid is not None or not roce
         )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from mpiboot.core.addresses import Network, bare, interface, network, parse, smallest_network
-from mpiboot.core.facts import GidType, Link, LinkLayer, PodFacts, PortState, Worker
+from mpiboot.core.facts import Fabric, GidType, Link, LinkLayer, PodFacts, PortState, Worker
 from mpiboot.core.model import Decision, Source
 from mpiboot.core.setting_types import DataNetworkUse, MpiNetwork, NcclSocket
 from mpiboot.core.settings import Given, Settings
@@ -80,10 +80,7 @@ def choose(worker: Worker, settings: Settings) -> WorkerNetwork:
     link = _control(worker, facts, settings)
     builder = NetworkBuilder(facts, settings, link, _host_network(facts, link), [], [])
     candidates = _candidates(builder)
-    tied = rails.behind_links(builder, candidates)
-    if builder.host_network and not settings.data_ifname and not settings.rdma_device:
-        tied = rails.of_host_network(builder, tied)
-    chosen = rails.of_one_transport(builder, tied or rails.without_link(builder))
+    chosen = rails.of_one_transport(builder, _rails(builder, candidates))
     data = _data(builder, candidates, chosen)
     _dead(builder, candidates, chosen)
     if chosen:
@@ -110,7 +107,42 @@ def choose(worker: Worker, settings: Settings) -> WorkerNetwork:
         tuple(builder.decisions),
         tuple(builder.problems),
         pending,
+        _unseen(builder.fabric),
+        rails.foreign(builder.fabric, chosen),
     )
+
+
+def _rails(builder: NetworkBuilder, candidates: Sequence[Link]) -> tuple[Rail, ...]:
+    """List the ports that are the pod's own: the user's, else all that NCCL does well to use."""
+    settings = builder.settings
+    if settings.rdma_device:
+        control = () if builder.control is None else (builder.control,)
+        return rails.behind_links(builder, (*candidates, *control))
+    found = rails.behind_links(builder, candidates)
+    if settings.data_ifname:
+        return found or rails.without_link(builder)
+    if builder.host_network:
+        found = rails.usable_on_node(found)
+    found = rails.with_linkless(builder, found)
+    return rails.with_control(builder, found)
+
+
+def _unseen(fabric: Fabric) -> str:
+    """Say what could not be seen of a pod's RDMA, and what would let it be seen."""
+    if fabric.refused:
+        return (
+            f"the kernel did not list its RDMA devices ({fabric.refused}); "
+            "let the seccomp profile allow NETLINK_RDMA sockets"
+        )
+    # A port's table holds at least its link-local entry.
+    blank = [
+        f"{device.name}:{port.number}"
+        for device, port in rails.ports(fabric.devices)
+        if port.link_layer is LinkLayer.ETHERNET and device.opens and not port.gids
+    ]
+    if blank:
+        return f"the GID table of {first_few(blank)} could not be read; let the pod read its /sys"
+    return ""
 
 
 def _control(worker: Worker, facts: PodFacts, settings: Settings) -> Link | None:
@@ -222,11 +254,8 @@ def _nothing(builder: NetworkBuilder, data: Sequence[Link]) -> None:
     fabric = builder.fabric
     functions = {device.pci for device in fabric.devices}
     bare = [item.pci for item in fabric.attachments if item.pci and item.pci not in functions]
-    orphans = [
-        device.name
-        for device, port in rails.ports(fabric.devices)
-        if port.link_layer is LinkLayer.ETHERNET and device.opens
-    ]
+    unseen = _unseen(fabric)
+    orphans = () if unseen else rails.foreign(fabric, ())
     if bare:
         builder.problem(
             "rdma-missing",
@@ -234,11 +263,9 @@ def _nothing(builder: NetworkBuilder, data: Sequence[Link]) -> None:
             "switch RDMA on for these functions (SriovNetworkNodePolicy: `isRdma: true`)",
         )
     elif orphans:
-        names = ", ".join(sorted(set(orphans), key=natural_order)[:4])
         builder.problem(
             "rdma-missing",
-            f"{len(set(orphans))} RoCE devices open ({names}), but none of them has a link in "
-            "this pod",
+            f"RoCE ports open ({first_few(orphans)}), but none of them has a link in this pod",
             "RoCE needs the device's own link in the pod: attach its network "
             "(annotation k8s.v1.cni.cncf.io/networks)",
         )

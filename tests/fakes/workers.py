@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import zlib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
@@ -42,7 +43,8 @@ def link(
     pkey: int | None = None,
     carrier: bool = True,
 ) -> Link:
-    return Link(index, name, kind, True, mtu, addresses, hardware or mac(index), pci, pkey, carrier)
+    own = hardware or mac(zlib.crc32("".join(addresses).encode()) % 65536 if addresses else index)
+    return Link(index, name, kind, True, mtu, addresses, own, pci, pkey, carrier)
 
 
 def eth0(address: str = "10.244.1.5/24", *, kind: str = "veth") -> Link:
@@ -194,23 +196,20 @@ def macvlan(place: int = 0, rails: int = 1) -> Worker:
     return worker(f"w-{place}", eth0(f"10.244.1.{5 + place}/24"), *links, devices=tuple(devices))
 
 
-IB_GID: Final = "fe80::ec0d:9a03:78:abcd"
-IB_HARDWARE: Final = "80:00:01:07:" + ipaddress.IPv6Address(IB_GID).packed.hex(":")
-
-
 def ipoib(place: int = 0, name: str = "ib0", pkey: int = 0x7FFF, state: str = "ACTIVE") -> Worker:
     """An IPoIB link, beside a second device of the node that isn't this pod's."""
+    own_gid = f"fe80::ec0d:9a03:78:{0xABCD + place:x}"
     data = link(
         name,
         f"10.9.0.{5 + place}/24",
         index=25,
         kind="ipoib",
         mtu=2044,
-        hardware=IB_HARDWARE,
+        hardware="80:00:01:07:" + ipaddress.IPv6Address(own_gid).packed.hex(":"),
         pkey=pkey | 0x8000,
     )
     own = port(
-        (Gid(0, IB_GID, GidType.ROCE_V1, ""),),
+        (Gid(0, own_gid, GidType.ROCE_V1, ""),),
         layer="InfiniBand",
         state=state,
         mtu=4096,
@@ -274,7 +273,7 @@ def host_network(place: int = 0) -> Worker:
         [
             device(
                 "mlx5_0",
-                port(table("ens3", f"10.0.0.{5 + place}"), netdev="ens3"),
+                port(table("ens3", f"10.0.0.{5 + place}"), netdev="ens3", rate=25.0),
                 pci="0000:01:00.0",
             )
         ],

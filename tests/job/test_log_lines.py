@@ -74,7 +74,7 @@ def test_a_plain_job_is_three_lines_of_the_log() -> None:
         "(all slots of 2 hosts)"
     )
     assert control.startswith("control network (SSH, mpirun's daemons): eth0 (the launcher's rout")
-    assert data.startswith("data network: none (no worker has a usable RDMA port; set: NCCL_IB_DI")
+    assert data.startswith("data network: none (no worker has a usable RDMA port; set: NCCL_SOC")
 
 
 def test_with_rdma_a_line_says_which_device_carries_what_and_how_mpi_is_moved() -> None:
@@ -251,7 +251,7 @@ def test_as_json_each_line_has_its_parts_as_fields(capfd: pytest.CaptureFixture[
             {},
             "RoCE: mlx5_2:1 at 100 Gb/s, NCCL's and Gloo's sockets on net1 (every worker has usabl",
         ),
-        ((w.plain(0), w.plain(1)), {}, "none (no worker has a usable RDMA port; set: NCCL_IB_DIS"),
+        ((w.plain(0), w.plain(1)), {}, "none (no worker has a usable RDMA port; set: NCCL_SOCK"),
         (
             (w.macvlan(0), w.macvlan(1)),
             {"data_network": "off"},

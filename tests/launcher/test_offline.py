@@ -76,7 +76,7 @@ def test_saved_facts_decide_the_data_network(tmp_path: Path) -> None:
     plan = json.loads(done.stdout)
     made = {item["name"]: item["value"] for item in plan["decisions"]}
     assert made["data-network"] == "RoCE"
-    assert made["NCCL_IB_HCA"] == "=mlx5_3:1"
+    assert made["UCX_NET_DEVICES"] == "mlx5_3:1"
     assert not [item for item in plan["findings"] if "no facts of 2 hosts" in item["message"]]
     (launcher,) = [item for item in plan["findings"] if "launcher's pod" in item["message"]]
     assert launcher["hint"].startswith("save them with `kubectl exec POD -- mpiboot facts --json")

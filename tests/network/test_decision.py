@@ -1,4 +1,4 @@
-"""Which variables follow for the ranks, from whole workers; their reasons are in test_reasons."""
+"""Which variables follow for the ranks, from whole workers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiboot.core.facts import Attachment, AttachmentSource, Gid, GidType, Route, Variable, Worker
+from mpiboot.core.facts import Attachment, AttachmentSource, Gid, GidType, Variable, Worker
 from mpiboot.core.model import Level
 from mpiboot.core.setting_types import DataNetworkUse, MpiNetwork, NcclSocket
 from mpiboot.core.settings import Settings
@@ -59,151 +59,17 @@ def sockets(name: str) -> dict[str, str]:
     }
 
 
-RAILS = ",".join(f"mlx5_{20 - rail}:1" for rail in range(1, 9))
-
-
-@pytest.mark.parametrize(
-    ("workers", "common"),
-    [
-        (
-            [w.sriov(0), w.sriov(1)],
-            {
-                **sockets("net1"),
-                "NCCL_IB_HCA": "=mlx5_3:1",
-                "UCX_NET_DEVICES": "mlx5_3:1",
-            },
-        ),
-        (
-            [w.rails8(0), w.rails8(1)],  # in the order of their links; bootstrap takes the first
-            {**sockets("net1"), "NCCL_IB_HCA": f"={RAILS}", "UCX_NET_DEVICES": RAILS},
-        ),
-        (
-            [w.macvlan(0), w.macvlan(1)],
-            {
-                **sockets("net1"),
-                "NCCL_IB_HCA": "=mlx5_2:1",
-                "UCX_NET_DEVICES": "mlx5_2:1",
-                "NCCL_IB_GID_INDEX": "9",
-                "UCX_IB_GID_INDEX": "9",
-            },
-        ),
-        (
-            [w.ipoib(0), w.ipoib(1)],  # no index, and the default partition
-            {**sockets("ib0"), "NCCL_IB_HCA": "=mlx5_4:1", "UCX_NET_DEVICES": "mlx5_4:1"},
-        ),
-        (
-            [w.ipoib(0, "net1", pkey=1), w.ipoib(1, "net1", pkey=1)],
-            {
-                **sockets("net1"),
-                "NCCL_IB_HCA": "=mlx5_4:1",
-                "UCX_NET_DEVICES": "mlx5_4:1",
-                "NCCL_IB_PKEY": "1",
-                "UCX_IB_PKEY": "0x1",
-            },
-        ),
-        ([w.efa(0), w.efa(1)], {**sockets("eth0"), "FI_PROVIDER": "efa"}),
-        (
-            [w.tcp(0), w.tcp(1)],
-            {**sockets("net1"), "NCCL_IB_DISABLE": "1", "UCX_NET_DEVICES": "net1"},
-        ),
-        ([w.plain(0), w.plain(1)], {**sockets("eth0"), "NCCL_IB_DISABLE": "1"}),
-    ],
-    ids=["sriov", "rails", "macvlan", "ipoib", "partition", "efa", "tcp", "plain"],
-)
-def test_equal_workers_get_common_values_and_nothing_is_wrong(
-    workers: list[Worker], common: dict[str, str]
-) -> None:
-    found = decide(workers)
-    assert found.common == common
-    assert found.per_host == {"w-0": {}, "w-1": {}}
-    assert not found.findings
-
-
-def test_infiniband_without_a_link_and_the_nodes_own_network() -> None:
-    aks = decide([w.aks(0), w.aks(1)]).common
-    assert (aks["NCCL_SOCKET_IFNAME"], aks["NCCL_IB_HCA"].count("mlx5")) == ("=eth0", 8)
-    node = decide([w.host_network(0), w.host_network(1)]).common
-    assert node["NCCL_IB_HCA"] == "=" + ",".join(f"mlx5_{n}:1" for n in range(1, 9))
-    assert "mlx5_0" not in str(node)
-
-
 def test_names_that_differ_reach_only_their_own_worker() -> None:
     found = decide([w.sriov(0, "mlx5_3"), w.sriov(1, "mlx5_7")])
     assert found.per_host == {
-        "w-0": {"NCCL_IB_HCA": "=mlx5_3:1", "UCX_NET_DEVICES": "mlx5_3:1"},
-        "w-1": {"NCCL_IB_HCA": "=mlx5_7:1", "UCX_NET_DEVICES": "mlx5_7:1"},
+        "w-0": {"UCX_NET_DEVICES": "mlx5_3:1"},
+        "w-1": {"UCX_NET_DEVICES": "mlx5_7:1"},
     }
     assert found.common == sockets("net1")
     assert not found.findings
     links = decide([w.sriov(0), w.sriov(1, netdev="dranet0")])
     for host, name in (("w-0", "net1"), ("w-1", "dranet0")):
         assert sockets(name).items() <= links.per_host[host].items()
-
-
-@pytest.mark.parametrize(
-    ("settings", "level"), [(DEFAULT, Level.WARN), (STRICT, Level.FAIL)], ids=["prefer", "require"]
-)
-def test_of_rails_whose_indexes_differ_those_are_used_that_one_index_fits(
-    settings: Settings, level: Level
-) -> None:
-    """By itself NCCL would take the node's entry, and send with the node's address."""
-    found = decide([w.macvlan(0, rails=2), w.macvlan(1, rails=2)], settings)
-    message = [item for item in found.findings if item.check == "rdma-gid-index"]
-    assert {item.level for item in message} == {level}
-    assert found.common["NCCL_IB_HCA"] == "=mlx5_2:1"
-    assert found.common["UCX_NET_DEVICES"] == "mlx5_2:1"
-    assert found.common["NCCL_IB_GID_INDEX"] == found.common["UCX_IB_GID_INDEX"] == "9"
-    assert "NCCL_IB_DISABLE" not in found.common
-
-
-def test_a_rail_without_an_address_on_one_worker_is_left_out_on_all() -> None:
-    """It would send with an address of somebody else's."""
-    workers = [w.rails8(0), w.with_links(w.rails8(1), "net3", addresses=())]
-    found = decide(workers)
-    names = ",".join(f"mlx5_{20 - rail}:1" for rail in (1, 2, 4, 5, 6, 7, 8))
-    assert found.common["NCCL_IB_HCA"] == f"={names}"
-    assert found.common["UCX_NET_DEVICES"] == names
-    message = {item.check: item for item in found.findings}
-    assert "link net3 of mlx5_17:1 has no address" in message["rdma-gid"].message
-    left = message["rdma-gid-index"]
-    assert left.message.startswith("UCX can't use all ports of every worker; used: ")
-    assert left.message.endswith("; left out: mlx5_17:1")
-    assert left.hint.startswith("give every port an address; or keep to ")
-    users = decide(workers, taken={"NCCL_IB_GID_INDEX": "-x on the mpirun line"})
-    assert "mlx5_17:1" in users.common["NCCL_IB_HCA"]
-    assert "mlx5_17:1" not in users.common["UCX_NET_DEVICES"]
-
-
-def test_workers_that_have_no_rail_in_common_use_tcp() -> None:
-    workers = [w.with_links(w.rails8(n), f"net{n + 1}", addresses=()) for n in (0, 1)]
-    found = decide(workers, replace(DEFAULT, rdma_device=("mlx5_19", "mlx5_18")))
-    assert found.common["NCCL_IB_DISABLE"] == "1"
-    message = [item.message for item in found.findings if item.check == "rdma-gid-index"]
-    none = "NCCL 2.28.9 can't use all ports of every worker; used: none; left out: mlx5_19:1, "
-    assert none in message[0]
-
-
-def test_each_worker_gets_the_index_of_its_own() -> None:
-    second = w.macvlan(1, rails=2)
-    assert second.facts is not None
-    # A pod that came later stands before ours in the first table.
-    entries = second.facts.fabric.devices[0].ports[0].gids
-    moved = tuple(replace(one, index=one.index + 2) if one.index > 7 else one for one in entries)
-    found = decide([w.macvlan(0, 2), w.with_device(second, port={"gids": moved})])
-    assert [mine["NCCL_IB_GID_INDEX"] for mine in found.per_host.values()] == ["9", "11"]
-    assert found.common["NCCL_IB_HCA"] == "=mlx5_2:1"
-
-
-def test_with_an_index_of_the_users_own_all_ports_are_used() -> None:
-    line = decide([w.macvlan(0, 2), w.macvlan(1, 2)], taken={"NCCL_IB_GID_INDEX": "-x"})
-    assert line.common["NCCL_IB_HCA"] == "=mlx5_2:1,mlx5_3:1"
-    # Those that UCX can be told are fewer.
-    assert line.common["UCX_NET_DEVICES"] == "mlx5_2:1"
-    names = ("NCCL_IB_GID_INDEX", "UCX_IB_GID_INDEX")
-    pod = decide([w.changed(w.macvlan(0, rails=2), environment=names)])
-    assert pod.common["NCCL_IB_HCA"] == "=mlx5_2:1,mlx5_3:1"
-    assert not set(names) & pod.common.keys()
-    assert "rdma-gid-index" not in checks(pod)
 
 
 def test_rails_in_two_partitions_are_said_and_no_partition_is_named() -> None:
@@ -218,10 +84,10 @@ def test_rails_in_two_partitions_are_said_and_no_partition_is_named() -> None:
     devices = (*worker.facts.fabric.devices, w.device("mlx5_9", port, index=9, protocol="ib"))
     links = (*worker.facts.links, second)
     found = decide([w.changed(worker, links=links, fabric={"devices": devices})])
-    assert found.common["NCCL_IB_HCA"] == "=mlx5_4:1,mlx5_9:1"
+    assert found.common["UCX_NET_DEVICES"] == "mlx5_4:1,mlx5_9:1"
     assert not {"NCCL_IB_PKEY", "UCX_IB_PKEY"} & found.common.keys()
     (finding,) = [one for one in found.findings if one.check == "data-ambiguous"]
-    assert "partitions 0x7fff, 0x0001" in finding.message
+    assert "partitions 0x0001, 0x7fff" in finding.message
 
 
 @pytest.mark.parametrize(
@@ -235,8 +101,6 @@ def test_efa_without_what_uses_it_is_said_before_nccl_takes_tcp(
     (finding,) = [one for one in found.findings if one.check == "efa-library"]
     assert "aws-ofi-nccl" in finding.hint
     assert finding.level is level
-    # The variable is right for MPI's messages, and harms nobody.
-    assert found.common["FI_PROVIDER"] == "efa"
 
 
 def test_a_plugin_of_the_users_own_needs_no_other_for_efa() -> None:
@@ -256,34 +120,6 @@ def test_require_makes_a_fall_to_tcp_an_error_of_the_run() -> None:
     assert {item.level for item in bare.findings if item.check == "rdma-missing"} == {Level.FAIL}
 
 
-def test_one_worker_without_rdma_puts_all_on_tcp_and_it_is_said() -> None:
-    found = decide([w.sriov(0), w.sriov(1), w.plain(2)])
-    assert found.common == {**sockets("eth0"), "NCCL_IB_DISABLE": "1", "UCX_NET_DEVICES": "eth0"}
-    assert not any(found.per_host.values())
-    assert {"rdma-missing", "rdma-differs"} <= checks(found)
-    missing = next(item for item in found.findings if item.check == "rdma-missing")
-    assert missing.host == "w-2"
-    init = decide([w.ipoib(0), w.ipoib(1, state="INIT")])
-    pending = [network.pending for network in init.networks]
-    assert pending == [(), ("port mlx5_4:1 is INIT, not yet ACTIVE",)]
-    assert init.common["NCCL_IB_DISABLE"] == "1"
-    assert "rdma-port" in checks(init)
-
-
-def apart() -> list[Worker]:
-    return [w.tcp(0, subnet="192.168.7"), w.tcp(1, subnet="192.168.8")]
-
-
-def test_data_links_carry_sockets_where_addresses_or_routes_reach_the_others() -> None:
-    found = decide(apart())
-    assert sockets("eth0").items() <= found.common.items()
-    assert found.common["UCX_NET_DEVICES"] == "eth0"
-    assert "data-networks" in checks(found)
-    routes = {"routes": (Route("192.168.0.0/16", "net1"),)}
-    routed = [w.changed(one, fabric=routes) for one in apart()]
-    assert decide(routed).common["NCCL_SOCKET_IFNAME"] == "=net1"
-
-
 BLOCKED = "w-0 can't reach w-1 (192.168.5.8 port 40009): no answer in 2 s, twice"
 
 
@@ -292,7 +128,6 @@ def test_sockets_stay_on_control_where_tcp_does_not_pass_beside_rdma() -> None:
     for name, own in sockets("eth0").items():
         assert found.common[name] == own
         assert reason(found, name) == f"the control link: {BLOCKED}; on all workers"
-    assert found.common["NCCL_IB_HCA"] == "=mlx5_3:1"
     (told,) = [item for item in found.findings if item.check == "data-sockets"]
     assert (told.level, BLOCKED in told.message) == (Level.WARN, True)
     # A fabric for RDMA alone is in order.
@@ -310,8 +145,7 @@ def test_nothing_that_takes_tcp_uses_a_data_network_where_it_does_not_pass() -> 
     assert message in [item.message for item in moved.findings]
     # Where sockets would stay there anyway, nothing is said of TCP.
     control = replace(DEFAULT, nccl_socket=NcclSocket.CONTROL)
-    for found in (decide(apart(), blocked=BLOCKED), decide(workers, control)):
-        assert "data-sockets" not in checks(found)
+    assert "data-sockets" not in checks(decide(workers, control))
 
 
 def test_the_socket_setting_decides() -> None:
@@ -336,8 +170,8 @@ def test_off_sets_nothing_and_still_shows_the_table() -> None:
     [
         # The user's value stands, and so does what hangs on it.
         ([w.sriov(0)], "NCCL_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", {"GLOO_SOCKET_IFNAME": "net1"}),
-        ([w.macvlan(0)], "NCCL_IB_HCA", "NCCL_IB_GID_INDEX", {"UCX_IB_GID_INDEX": "9"}),
-        ([w.sriov(0)], "UCX_TLS", "UCX_NET_DEVICES", {"NCCL_IB_HCA": "=mlx5_3:1"}),
+        ([w.macvlan(0)], "UCX_TLS", "UCX_NET_DEVICES", {"NCCL_IB_GID_INDEX": "9"}),
+        ([w.sriov(0)], "UCX_TLS", "UCX_NET_DEVICES", {"GLOO_SOCKET_IFNAME": "net1"}),
     ],
 )
 def test_what_the_user_has_set_is_left_alone(
@@ -368,7 +202,7 @@ GIB = {"attachments": (Attachment(AttachmentSource.GIB, resource="/usr/local/gib
     [
         *(
             (w.changed(w.sriov(0), environment=(name,)), name)
-            for name in ("NCCL_NET", "NCCL_NET_PLUGIN", "NCCL_GPUDIRECTTCPX_SOCKET_IFNAME")
+            for name in ("NCCL_NET_PLUGIN", "NCCL_GPUDIRECTTCPX_SOCKET_IFNAME")
         ),
         (w.changed(w.sriov(0), fabric=GIB), "/usr/local/gib is there"),
     ],
@@ -378,20 +212,6 @@ def test_a_plugin_keeps_all_of_nccls_variables(worker: Worker, name: str) -> Non
     assert not [one for one in found.common if one.startswith("NCCL_")]
     assert found.common["UCX_NET_DEVICES"] == "mlx5_3:1"
     assert name in reason(found, "data-network")
-
-
-def test_the_built_in_transport_by_name_is_no_plugin() -> None:
-    found = decide([w.sriov(0)], taken={"NCCL_NET": "env"}, values={"NCCL_NET": "IB"})
-    assert found.common["NCCL_IB_HCA"] == "=mlx5_3:1"
-    assert "NCCL_NET" not in found.common
-
-
-def test_workers_with_one_ip_version_each_keep_their_sockets_on_the_control_link() -> None:
-    data = w.link("net1", "fd00:7::6/64", index=21, kind="macvlan")
-    six = w.changed(w.tcp(1), links=(w.eth0("10.244.1.6/24"), data))
-    found = decide([w.tcp(0), six])
-    assert sockets("eth0").items() <= found.common.items()
-    assert "no IP version in common" in reason(found, "NCCL_SOCKET_IFNAME")
 
 
 def test_mpi_data_moves_to_the_data_link_only_when_asked() -> None:
@@ -428,14 +248,6 @@ def test_links_without_ipv4() -> None:
     assert decide(mixed, MPI_DATA).common[INCLUDE] == "192.168.7.0/24"
 
 
-def test_a_worker_without_facts_gets_only_what_must_be_the_same_everywhere() -> None:
-    found = decide([w.tcp(0), w.without_facts("w-1")])
-    assert found.common == {"NCCL_IB_DISABLE": "1"}
-    assert value(found, "NCCL_SOCKET_IFNAME", "w-0") == "=eth0"
-    assert found.per_host["w-1"] == {}
-    assert "data-facts" in checks(found)
-
-
 # What the kernel allows in a name: all but blanks, a slash and a colon (dev_valid_name).
 LEGAL = "".join(chr(code) for code in range(33, 127) if chr(code) not in "/:")
 
@@ -454,7 +266,7 @@ def test_a_link_may_have_any_name_that_the_kernel_allows(name: str) -> None:
     assert sockets("eth0" if control else name).items() <= found.common.items()
     assert [row.data.split()[0] for row in found.rows] == [name, name]
     rdma = decide([w.sriov(0, netdev=name), w.sriov(1, netdev=name)])
-    assert rdma.common["NCCL_IB_HCA"] == "=mlx5_3:1"
+    assert rdma.common["UCX_NET_DEVICES"] == "mlx5_3:1"
     assert not found.findings
 
 
@@ -530,7 +342,7 @@ SETTINGS = st.builds(
     mpi_network=st.sampled_from(MpiNetwork),
     nccl_version=st.sampled_from(["", "2.18.3", "2.28.9"]),
 )
-NOT_NAMES = {"NCCL_IB_DISABLE", "NCCL_NET", "FI_PROVIDER", "OMPI_MCA_pml", "OMPI_MCA_mtl"}
+NOT_NAMES = {"NCCL_NET", "OMPI_MCA_pml", "OMPI_MCA_mtl"}
 
 
 @given(clusters(), SETTINGS, st.lists(st.sampled_from(NAMES), max_size=3, unique=True))

@@ -6,9 +6,7 @@ import ipaddress
 from collections.abc import Sequence
 from dataclasses import replace
 
-import pytest
-
-from mpiboot.core.facts import Route, Worker
+from mpiboot.core.facts import Worker
 from mpiboot.core.setting_types import MpiNetwork
 from mpiboot.core.settings import Settings
 from mpiboot.network import decision, proposals, worker_network
@@ -41,40 +39,10 @@ def test_neighbours_are_joined_which_means_the_same() -> None:
     assert (value, problem) == ("172.16.0.0/23,172.16.2.0/24,172.16.3.0/27", "")
 
 
-def test_with_gaps_one_network_a_rail_holds_all_and_nothing_else() -> None:
-    found = chosen([worker(at, rails=2) for at in range(COUNT)])
-    assert proposals.network_list(found) == ("172.16.0.0/21,172.17.0.0/21", "")
-
-
-def test_a_network_that_holds_another_link_too_is_not_taken() -> None:
-    workers = [worker(at) for at in range(COUNT)]
-    workers[7] = worker(7, control="172.16.0.3/24")
-    value, problem = proposals.network_list(chosen(workers))
-    assert value == ""
-    assert problem == (
-        "400 networks are too many for one variable, and what holds all of them holds 172.16.0.3 "
-        "of another link too"
-    )
-
-
-@pytest.mark.parametrize(("odd", "kept"), [("10.0.0.1/8", True), ("172.16.0.3/24", False)])
-def test_where_no_value_fits_mpi_stays_on_the_control_link_and_that_is_said(
-    odd: str, *, kept: bool
-) -> None:
+def test_too_many_are_no_value_and_mpi_stays_on_the_control_link() -> None:
     settings = replace(Settings(), mpi_network=MpiNetwork.DATA)
-    # All of them reach each other, which is asked before.
-    fabric = tuple(replace_routes(worker(at)) for at in range(COUNT))
-    workers = (*fabric[:7], replace_routes(worker(7, control=odd)), *fabric[8:])
+    workers = [worker(at) for at in range(COUNT)]
     found = decision.decide([worker_network.choose(one, settings) for one in workers], settings, {})
-    value = found.common.get("OMPI_MCA_btl_tcp_if_include")
-    assert value == ("172.16.0.0/21" if kept else None)
-    message = [item.message for item in found.findings if item.check == "data-networks"]
-    assert [text.startswith("MPI's data stays on the control link: 400") for text in message] == (
-        [] if kept else [True]
-    )
-
-
-def replace_routes(one: Worker) -> Worker:
-    assert one.facts is not None
-    route = Route("172.16.0.0/16", one.facts.links[-1].name)
-    return w.changed(one, fabric={"routes": (route,)})
+    assert "OMPI_MCA_btl_tcp_if_include" not in found.common
+    (finding,) = [item for item in found.findings if item.check == "data-networks"]
+    assert "their networks are too many for one variable" in finding.message

@@ -114,9 +114,8 @@ def test_roce_devices_that_open_without_a_link_of_the_pod_are_said_and_not_used(
     assert not network.rails
     (problem,) = network.problems
     assert problem.check == "rdma-missing"
-    assert (
-        "1 RoCE devices open (mlx5_1), but none of them has a link in this pod" in problem.message
-    )
+    assert "RoCE ports open (mlx5_1:1), but none of them has a link in this pod" in problem.message
+    assert network.foreign == ("mlx5_1:1",)
     assert "k8s.v1.cni.cncf.io/networks" in (problem.hint or "")
 
 
@@ -257,7 +256,7 @@ def test_all_devices_of_the_node_are_visible_and_one_is_this_pods() -> None:
     assert names(network) == ["mlx5_3:1"]
 
 
-def test_host_network_takes_active_ports_with_links_but_never_the_control_links() -> None:
+def test_host_network_takes_active_ports_with_links_but_not_a_slower_control_links() -> None:
     network = choose(w.host_network(), DEFAULT)
     assert network.host_network
     assert network.control is not None
@@ -295,7 +294,7 @@ def test_of_a_nodes_ports_those_that_can_carry_data_are_taken() -> None:
     assert names(network) == [f"mlx5_{n}:1" for n in (1, 2, 5, 6, 7, 8)]
 
 
-def test_the_control_links_own_port_carries_no_data_on_the_nodes_network() -> None:
+def test_the_control_links_own_port_carries_data_where_it_is_as_fast_as_the_others() -> None:
     node = w.ipoib(0)
     assert node.facts is not None
     ib0 = next(link for link in node.facts.links if link.name == "ib0")
@@ -304,7 +303,7 @@ def test_the_control_links_own_port_carries_no_data_on_the_nodes_network() -> No
     devices = (*node.facts.fabric.devices, other)
     network = choose(w.worker("w-0", ib0, bridge, devices=devices, control="10.9.0.5"), DEFAULT)
     assert network.host_network
-    assert names(network) == ["mlx5_7:1"]
+    assert names(network) == ["mlx5_4:1", "mlx5_7:1"]
 
 
 def test_two_devices_that_cannot_be_told_apart_are_named_with_the_setting() -> None:
@@ -468,7 +467,7 @@ def test_named_devices_are_taken_out_of_many_also_on_the_nodes_network() -> None
     assert data(network) == [rail.link.name for rail in network.rails if rail.link]
     node = choose(w.host_network(), Settings(rdma_device=("mlx5_0", "mlx5_2")))
     # The control link's own port too: the user's word is not weighed.
-    assert {rail.name: rail.link.name for rail in node.rails if rail.link} == {"mlx5_2:1": "rail2"}
+    assert [rail.link.name for rail in node.rails if rail.link] == ["rail2", "ens3"]
     assert names(node) == ["mlx5_2:1", "mlx5_0:1"]
 
 

@@ -39,11 +39,11 @@ NETWORKS = {
 PATIENCE = 800  # seconds, against a hang
 # What a rank was given, and the entry of the GID table that NCCL would send from.
 TRAIN = """#!/bin/sh
-port=/sys/class/infiniband/${NCCL_IB_HCA#=}
+port=/sys/class/infiniband/$UCX_NET_DEVICES
 port=${port%:*}/ports/${port#*:}
 gid=$(cat "$port/gids/$NCCL_IB_GID_INDEX")
 type=$(cat "$port/gid_attrs/types/$NCCL_IB_GID_INDEX")
-echo "$HOSTNAME $NCCL_SOCKET_IFNAME $NCCL_IB_HCA $UCX_NET_DEVICES $gid $type $*"
+echo "$HOSTNAME $NCCL_SOCKET_IFNAME $UCX_NET_DEVICES $gid $type $*"
 exec /opt/programs/ring
 """
 
@@ -133,7 +133,7 @@ def test_an_example_runs_with_the_link_and_the_device_that_it_asks_for(name: str
     hosts = ["train-worker-0", "train-worker-1"]
     assert ranks(message) == [(n, 4, hosts[n // 2]) for n in range(4)]
     assert sorted(re.findall(r"^train-.*", message, re.MULTILINE)) == [
-        f"{host} =net1 =rxe{number}:1 rxe{number}:1 "
+        f"{host} =net1 rxe{number}:1 "
         f"{ip_address(f'::ffff:{own[number]}').exploded} RoCE v2 --epochs 3"
         for number, host in enumerate(hosts)
         for _ in range(2)

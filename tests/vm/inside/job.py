@@ -20,9 +20,9 @@ from tests.vm.inside.machine import devinfo, has_gid, others_gid, rail, run
 FOLDER = Path("/run/job")
 ADDRESSES = ("127.0.0.11", "127.0.0.12")
 COUNTER = Path("/sys/class/infiniband/rxe0/ports/1/hw_counters/sent_pkts")
-# Each rank takes device, port and index from NCCL's variables, and from nowhere else.
+# Each rank takes device, port and index from mpiboot's variables, and from nowhere else.
 RANK = """
-device=${NCCL_IB_HCA#=}
+device=$UCX_NET_DEVICES
 set -- -d ${device%:*} -i ${device#*:} -g $NCCL_IB_GID_INDEX -s 65536 -n 20 -p 18515
 [ $OMPI_COMM_WORLD_RANK = 0 ] && exec ibv_rc_pingpong --chk "$@"
 for try in 1 2 3 4 5 6 7 8 9 10; do

@@ -92,8 +92,8 @@ def sent() -> int:
 
 
 def pingpong(values: Mapping[str, str], index: str, *peer: str) -> subprocess.Popen[str]:
-    """Start one end of libibverbs' example program on what the variables of NCCL name."""
-    name, _, port = values["NCCL_IB_HCA"].removeprefix("=").partition(":")
+    """Start one end of libibverbs' example program on what mpiboot's variables name."""
+    name, _, port = values["UCX_NET_DEVICES"].partition(":")
     words = ("-d", name, "-i", port, "-g", index, "-s", "65536", "-n", "20", "-p", str(PORT))
     return subprocess.Popen(
         ["ibv_rc_pingpong", "--chk", *words, *peer],
@@ -151,7 +151,7 @@ def test_a_verbs_program_runs_on_the_device_and_index_of_each_worker(wire: None)
     ).common
     assert theirs["NCCL_IB_GID_INDEX"] == index_of("::ffff:10.9.0.77", "rxe0")
     assert int(theirs["NCCL_IB_GID_INDEX"]) < int(indexes[0])
-    assert [values["NCCL_IB_HCA"] for values in mine] == ["=rxe0:1", "=rxe1:1"]
+    assert [values["UCX_NET_DEVICES"] for values in mine] == ["rxe0:1", "rxe1:1"]
     assert indexes == [index_of(f"::ffff:10.9.0.{end + 1}", f"rxe{end}") for end in (0, 1)]
     before = sent()
     done = both_ends((mine[0], indexes[0]), (mine[1], indexes[1]))
@@ -165,7 +165,7 @@ def test_a_verbs_program_runs_on_the_device_and_index_of_each_worker(wire: None)
 
 @pytest.mark.full
 def test_with_the_index_from_a_web_page_the_same_program_fails(wire: None) -> None:
-    values = [{"NCCL_IB_HCA": f"=rxe{end}:1"} for end in (0, 1)]
+    values = [{"UCX_NET_DEVICES": f"rxe{end}:1"} for end in (0, 1)]
     assert all(gid.index != 3 for gid in device("rxe1", without_library()).ports[0].gids)
 
     done = both_ends((values[0], "3"), (values[1], "3"))
