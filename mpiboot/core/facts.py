@@ -8,6 +8,7 @@ from enum import Enum
 from typing import ClassVar, Final
 
 from mpiboot.core.model import Identity, Mpi, Source
+from mpiboot.core.wording import counted
 
 
 class _Word(str, Enum):
@@ -216,11 +217,10 @@ class Variable:
 class Host:
     """One host of a hostfile; repeated lines of one name are one host with their slots added.
 
-    ``name`` is what the file says, without user and brackets. ``slots`` is at least 1;
-    ``slots_given`` tells whether the file named a count or it is the default for bare hosts.
+    ``name`` is what the file says, without user and brackets. ``slots`` is 1 where
+    ``slots_given`` is false: the file has no number then, and each MPI has its own for it.
     ``binding`` is how MPICH is to bind its ranks, as MPICH's hostfiles say it. ``line`` is the
-    first line (from 1) that names the host; ``notes`` are the comments of its lines and of those
-    above them, which make no other host of it.
+    first line (from 1) that names the host.
     """
 
     name: str
@@ -230,7 +230,6 @@ class Host:
     user: str = ""
     binding: str = ""
     line: int = 0
-    notes: tuple[str, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,21 +237,24 @@ class Hostfile:
     """A parsed hostfile: where it was read from, which setting named it, and its hosts in order.
 
     ``source`` is what named it, where that is neither a variable that mpirun reads nor nothing.
-    ``passed_over`` says which of its words mean nothing. ``parts`` are the files of which this one
-    is made, where the programs of a line have a hostfile each.
+    ``remarks`` name lines that may not mean what they seem to. ``parts`` are the files of which
+    this one is made, where the programs of a line have a hostfile each.
     """
 
     path: str
     named_by: str
     hosts: tuple[Host, ...]
     source: Source | None = None
-    passed_over: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
     parts: tuple[Hostfile, ...] = ()
 
     @property
-    def slots(self) -> int:
-        """Sum of the slots of all hosts."""
-        return sum(host.slots for host in self.hosts)
+    def size(self) -> str:
+        """How many hosts there are, and slots where each has a number."""
+        hosts = counted(len(self.hosts), "host")
+        if not all(host.slots_given for host in self.hosts):
+            return f"{hosts}, some without a number of slots"
+        return f"{hosts}, {counted(sum(host.slots for host in self.hosts), 'slot')}"
 
 
 @dataclass(frozen=True, slots=True)

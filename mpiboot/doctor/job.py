@@ -180,8 +180,7 @@ def _passed(
 
 def _hostfile(file: Hostfile) -> Iterator[Finding]:
     yield ok("hostfile-missing", f"the hostfile is {file.path}, named by {file.named_by}")
-    hosts = counted(len(file.hosts), "host")
-    yield ok("hostfile-invalid", f"{hosts}, {counted(file.slots, 'slot')}")
+    yield ok("hostfile-invalid", file.size)
 
 
 def _reached(worker: Worker) -> Finding:

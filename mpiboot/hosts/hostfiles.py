@@ -20,7 +20,7 @@ from mpiboot.core.checks import MpibootError, error, failed
 from mpiboot.core.facts import Hostfile
 from mpiboot.core.model import Finding, Level, Source
 from mpiboot.core.settings import Resolved
-from mpiboot.core.wording import counted, first_few, lasting
+from mpiboot.core.wording import first_few, lasting
 from mpiboot.job import hostfile as syntax
 from mpiboot.job import platforms
 from mpiboot.job.platforms import VolcanoTask
@@ -349,9 +349,8 @@ async def find(
     # The operator names its file by a variable and mounts it at the default path: one warning.
     others = list({item.path: item for item in reversed(others)}.values())[::-1]
     warnings = tuple(filter(None, (_differs(chosen, hosts, other) for other in others)))
-    if hosts.passed_over:
-        message = f"{first_few(hosts.passed_over)}: passed over, expected `slots=N` or a comment"
-        warnings += (Finding("hostfile-invalid", Level.WARN, message),)
+    if hosts.remarks:
+        warnings += (Finding("hostfile-invalid", Level.WARN, first_few(hosts.remarks)),)
     is_file = not (chosen.text or hosts.parts or chosen.path in _PIPES)
     return JobHostfile(hosts, warnings, text, is_file)
 
@@ -426,8 +425,6 @@ def _differs(chosen: HostfilePath, hosts: Hostfile, other: HostfilePath) -> Find
         ]:
             return None
         name = other.path if other.is_default else f"{other.by}={other.path}"
-        message = (
-            f"{name} differs ({counted(len(found.hosts), 'host')}, {counted(found.slots, 'slot')})"
-        )
+        message = f"{name} differs ({found.size})"
     used = f"{chosen.path} (named by {chosen.by})"
     return Finding("hostfile-invalid", Level.WARN, f"{message}; mpiboot uses {used}")

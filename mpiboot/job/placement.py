@@ -101,7 +101,6 @@ def in_copy(file: Hostfile, observed: Observed, row: Dialect) -> tuple[Host, ...
             slots_given=True,
             user="",  # ssh_config has each host's user
             binding=host.binding if row.hostfile_binding else "",
-            notes=(),
         )
         for host in file.hosts
     )
@@ -185,7 +184,7 @@ def settle_ranks(builder: PlanBuilder, hosts: tuple[Host, ...]) -> int | None:
         return None
     reason = f"all slots of {counted(len(hosts), 'host')}"
     builder.decide("ranks", str(slots), Source.DEFAULT, reason)
-    return slots
+    return slots or None
 
 
 def asks_oversubscribe(builder: PlanBuilder) -> Given | None:

@@ -330,12 +330,10 @@ def how_as_ranks(resolved: Resolved, program: tuple[str, ...], environ: Mapping[
         found = asyncio.run(hostfiles.of_job(resolved, environ, 0.0)).hostfile
     except (MpibootError, OSError):  # each launch says what is wrong with it
         return ""
-    each = resolved.settings.slots
-    counts = (each if each and not host.slots_given else host.slots for host in found.hosts)
     line = shlex.join(program)
     if len(line) > _SHOWN or "\n" in line:
         line = f"{program[0]} ..."
-    return f"`mpirun {line}` runs it on the {counted(sum(counts), 'slot')} of {found.path}"
+    return f"`mpirun {line}` runs it on the {counted(len(found.hosts), 'host')} of {found.path}"
 
 
 def flags(resolved: Resolved) -> dict[str, str]:

