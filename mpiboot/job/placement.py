@@ -33,16 +33,15 @@ _FALSE: Final = frozenset({"", "0", "false", "f", "disabled", "no", "n"})
 def with_default_slots(builder: PlanBuilder) -> Observed:
     """Apply the default number of slots, of the user or the operator, to hosts without one.
 
-    mpirun itself would not: mpiboot's copy of the hostfile has a number for each host.
+    Where nobody has set one each MPI has its own: MPICH one, the others the host's cores, which
+    its daemon counts there.
     """
-    observed = builder.observed
+    observed, row = builder.observed, builder.row
     files = (observed.hostfile, *observed.hostfile.parts)
-    bare = [
-        host
-        for host in dict.fromkeys(host for file in files for host in file.hosts)
-        if not host.slots_given and host.slots == 1
-    ]
-    names = (builder.row.default_slots_var, *ALSO_DEFAULT_SLOTS)
+    bare = [host.name for file in files for host in file.hosts if not host.slots_given]
+    if not bare:
+        return observed
+    names = (row.default_slots_var, *ALSO_DEFAULT_SLOTS)
     by = next((name for name in names if parameter(name) in builder.line.mca), "")
     text, source = builder.line.mca.get(parameter(by), ""), Source.FLAG
     named = f"--mca {parameter(by)}"
@@ -52,19 +51,18 @@ def with_default_slots(builder: PlanBuilder) -> Observed:
     if not by:
         by = next((name for name in names if name and builder.environ.get(name)), "")
         text, source, named = builder.environ.get(by, ""), builder.set_by(by)[0], by
-    if not by or not bare:
+    if not by:
+        text, source, named = ("cores" if row.default_slots_var else "1"), Source.DEFAULT, row.title
+    reason = f"{named}, for hosts without slots: {first_few(dict.fromkeys(bare))}"
+    builder.decide("default-slots", text, source, reason)
+    number = int(text) if text.isdecimal() else 0
+    if not number:
         return observed
-    if not text.isdecimal() or not int(text):
-        message = f"{by} is {text!r}, expected a number: hosts without slots get one rank"
-        builder.warn("slots", message)
-        return observed
-    without = first_few(host.name for host in bare)
-    unsized = frozenset(bare)
-    builder.decide("default-slots", text, source, f"{named}, for hosts without slots: {without}")
 
     def sized(host: Host) -> Host:
-        slots = min(int(text), host.max_slots or int(text))
-        return replace(host, slots=slots) if host in unsized else host
+        if host.slots_given:
+            return host
+        return replace(host, slots=min(number, host.max_slots or number), slots_given=True)
 
     def all_sized(file: Hostfile) -> Hostfile:
         return replace(
@@ -98,7 +96,6 @@ def in_copy(file: Hostfile, observed: Observed, row: Dialect) -> tuple[Host, ...
         replace(
             host,
             name=observed.called(host.name),
-            slots_given=True,
             user="",  # ssh_config has each host's user
             binding=host.binding if row.hostfile_binding else "",
         )
@@ -181,6 +178,13 @@ def settle_ranks(builder: PlanBuilder, hosts: tuple[Host, ...]) -> int | None:
         return None
     if builder.line.settles_ranks:
         builder.decide("ranks", "-", Source.FLAG, "left to the mpirun line")
+        return None
+    if not all(host.slots_given for host in hosts):
+        title = builder.row.title
+        reason = (
+            f"hosts without slots in the hostfile have as many as cores, as {title} counts them"
+        )
+        builder.decide("ranks", "-", Source.DEFAULT, reason)
         return None
     reason = f"all slots of {counted(len(hosts), 'host')}"
     builder.decide("ranks", str(slots), Source.DEFAULT, reason)
@@ -338,6 +342,8 @@ def place(
     findings = (*_several_programs(line, row), *_filter_findings(hosts, used, line))
     spread = _spread(line, row, policy, over=oversubscribe or line.oversubscribe)
     left = _left_to_mpirun(line) or spread.left
+    if not left and not all(host.slots_given for host in used):
+        left = "hosts without a number of slots"
     only = used[0].name if len(used) == 1 and not line.moves_hosts and not line.unknown else ""
     if left:
         return Placement(total=np, left=left, findings=findings, first=only)

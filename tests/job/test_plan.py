@@ -297,12 +297,25 @@ def test_slots_of_the_hostfile_win_over_default_ones(family: str) -> None:
     assert "default-slots" not in [item.name for item in given.decisions]
 
 
-@both
-def test_default_slots_that_are_no_number_are_said(family: str) -> None:
-    environ = {**POD, "OMPI_MCA_orte_set_default_slots": "cores"}
-    plan = planned("./train", observed(family, environ, listed=BARE))
-    assert plan.ranks == 2
-    assert "OMPI_MCA_orte_set_default_slots is 'cores', expected a number" in warned(plan)[0]
+@pytest.mark.parametrize(
+    ("family", "environ", "slots", "ranks", "written"),
+    [
+        ("openmpi4", {}, "cores", None, "w-0\nw-1\n"),
+        ("openmpi4", {"OMPI_MCA_orte_set_default_slots": "cores"}, "cores", None, "w-0\nw-1\n"),
+        ("openmpi5", {}, "cores", None, "w-0\nw-1\n"),
+        ("mpich", {}, "1", 2, "w-0:1\nw-1:1\n"),
+    ],
+)
+def test_hosts_without_slots_have_those_of_their_mpi(
+    family: str, environ: dict[str, str], slots: str, ranks: int | None, written: str
+) -> None:
+    seen = observed(family, {**POD, **environ}, listed=BARE)
+    plan = planned("./train", seen)
+    assert (plan.ranks, plan.hostfile, "-n" in plan.argv) == (ranks, written, bool(ranks))
+    assert reason(plan, "default-slots")[0] == slots
+    assert ("as many as cores" in reason(plan, "ranks")[2]) == (ranks is None)
+    asked = planned("mpirun -n 4 ./train", seen)
+    assert (asked.ranks, failing(asked), warned(asked)) == (4, [], [])
 
 
 @pytest.mark.parametrize("flag", ["--hostfile", "--machinefile", "--default-hostfile"])

@@ -37,6 +37,9 @@ _FILES: Final = {
     "/opt/lines/first": f"{_HOSTS[0]} slots=2\n",
     "/opt/lines/second": f"{_HOSTS[1]} slots=2\n",
     "/opt/lines/bare": f"{_HOSTS[0]} fast slots=2\n{_HOSTS[1]} slots=2 gpu rack-7\n",
+    "/opt/lines/names": "".join(f"{host}\n" for host in _HOSTS),
+    "/opt/lines/none": f"{_HOSTS[0]} slots=0\n{_HOSTS[1]} slots=2\n",
+    "/opt/lines/hydra-none": f"{_HOSTS[0]}:0\n{_HOSTS[1]}:2\n",
     "/opt/lines/keys": f"{_HOSTS[0]} count=2 slots_max=4 username=root port=22\n",
     "/opt/lines/rankfile": "".join(
         f"rank {rank}={host} slot={slot}\n"

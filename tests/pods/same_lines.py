@@ -52,6 +52,12 @@ _OPEN_MPI: Final = [
     Line("mpirun -machinefile /opt/lines/second -np 1 WHERE"),
     Line("mpirun -hostfile /opt/lines/keys WHERE"),
     Line("mpirun -hostfile /opt/lines/bare WHERE", quick=True),
+    Line("mpirun -hostfile /opt/lines/none WHERE"),
+    Line(
+        "mpirun -hostfile /opt/lines/names WHERE",
+        env={"OMPI_MCA_orte_set_default_slots": "cores"},
+        quick=True,
+    ),
     # --- mapping and binding
     Line("mpirun -np 2 --map-by node WHERE"),
     Line("mpirun -np 4 --map-by core WHERE"),
@@ -345,6 +351,7 @@ MPICH: Final = [
 ]
 INTEL: Final = [
     *_HYDRA,
+    Line("mpirun -f /opt/lines/hydra-none -n 3 WHERE"),
     # Of several hostfiles the last one counts, also for all programs.
     Line("mpirun -f /opt/lines/hydra-first -f /opt/lines/hydra-second -n 2 WHERE"),
     Line(
