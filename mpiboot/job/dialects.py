@@ -22,8 +22,6 @@ from mpiboot.job.mpirun_options import (
     PRRTE,
     SPECTRUM_ORTE,
     Grammar,
-    Option,
-    OptionKind,
 )
 
 
@@ -172,7 +170,6 @@ def parameter(variable: str) -> str:
     return variable
 
 
-_HOSTS: Final = Option("hosts", 1, OptionKind.MOVES_HOSTS)
 _ANOTHER_KIND: Final = "another kind would start no launch agent"
 
 MPICH: Final = Dialect(
@@ -226,11 +223,8 @@ INTEL: Final = replace(
     MPICH,
     family=MpiFamily.INTEL,
     title="Intel MPI (Hydra)",
-    # A list of hosts on the line: how many ranks each gets is left to mpirun.
-    grammar=replace(
-        INTEL_HYDRA,
-        options={**INTEL_HYDRA.options, **dict.fromkeys(("hosts", "host"), _HOSTS)},
-    ),
+    grammar=INTEL_HYDRA,
+    tagged_by=(*MPICH.tagged_by, "prepend-timestamp"),
     # Its mpirun is a script that starts whichever mpiexec.hydra is on PATH, and as a pod's first
     # process it ignores SIGTERM.
     program="mpiexec.hydra",

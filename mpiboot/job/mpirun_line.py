@@ -234,11 +234,11 @@ class _Reader:
             self.values["prints"] = word
             return end
         words = [] if value is None else [value]
-        needed = option.words - len(words)
+        needed = max(0, option.words - len(words))  # the value of `-trace=libVT.so` is optional
         pair = option.kind is OptionKind.EXPORT and option.words > 1
         if pair and "=" in (value or self.argv[min(at + 1, end - 1)]):
             needed -= 1  # Hydra reads `-genv NAME=VALUE` as one word
-        if needed < 0 or at + needed >= end:
+        if at + needed >= end:
             raise _StopError(f"{word} lacks its value")
         words += self.argv[at + 1 : at + 1 + needed]
         default = option.kind is OptionKind.MCA and words[0] == self.hostfile_parameter
@@ -254,7 +254,7 @@ class _Reader:
 
     def apply(self, written: str, option: Option, words: list[str]) -> None:
         """Record what an option means, and how it is written where messages or rules need that."""
-        text = words[0] if words else ""
+        text = option.written.format(*words[:1] or [""])
         match option.kind:
             case OptionKind.NP:
                 # `-n 0` is the same as no -n in Open MPI.
@@ -281,14 +281,14 @@ class _Reader:
 
     def mapping(self, written: str, option: Option, text: str) -> None:
         """Record what an option says about the placement of ranks."""
-        mapped = option.written.format(text).lower().replace(",", ":").split(":")
+        mapped = text.lower().replace(",", ":").split(":")
         if option.kind in _PIN_RANKS and not (
             option.kind is OptionKind.MAP_BY and _HOW_MANY.issuperset(mapped)
         ):
             self.lists["pinned_by"].append(written)
         match option.kind:
             case OptionKind.MAP_BY:
-                self.keep("map_by", option.written.format(text))
+                self.keep("map_by", text)
                 self.keep("mapped_by", written)
             case OptionKind.PER_NODE if self.number(written, text) > 0:
                 self.keep("per_node", text)

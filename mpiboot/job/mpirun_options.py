@@ -153,16 +153,20 @@ _ORTE: Final = _table(
 
 _PRRTE: Final = _table(
     {
-        OptionKind.PLAIN: "debug fwd-environment parsable|parseable stop-on-exec stop-in-init "
-        "stop-in-app no-app-prefix report-child-jobs-separately",
+        OptionKind.PLAIN: "debug fwd-environment parsable|parseable|p stop-on-exec stop-in-init "
+        "stop-in-app no-app-prefix report-child-jobs-separately hetero-nodes no-aggregate-help "
+        "display-comm display-comm-finalize soft",
     },
     {
-        OptionKind.PLAIN: "output-directory output display runtime-options display-topo "
-        "stream-buffering spawn-timeout gpu-support memory-alloc-kind with-ft pset "
-        "initial-errhandler forward-signals tmpdir",
+        OptionKind.PLAIN: "output-directory output display runtime-options|rtos display-topo "
+        "stream-buffering spawn-timeout gpu-support memory-alloc-kind|memory-alloc-kinds with-ft "
+        "pset initial-errhandler forward-signals tmpdir unset-env arch file app-pmix-prefix",
         OptionKind.MOVES_HOSTS: "dvm max-vm-size",
+        OptionKind.MAP_BY: "map-by|mapby",
+        OptionKind.BIND_TO: "bind-to|bindto",
+        OptionKind.BINDS: "rank-by|rankby",
     },
-    {OptionKind.MCA: "prtemca pmixmca omca"},
+    {OptionKind.MCA: "prtemca pmixmca omca gomca", OptionKind.PLAIN: "prepend-env append-env"},
     **_OPEN_MPI,
 )
 
@@ -188,7 +192,7 @@ PRRTE: Final = Grammar(
     last_wins=False,
 )
 
-# MPICH 5.0.2, tried like the above, and what Intel MPI has besides.
+# MPICH 5.0.2, tried like the above.
 HYDRA: Final = Grammar(
     options=_table(
         {
@@ -204,11 +208,11 @@ HYDRA: Final = Grammar(
             OptionKind.HOSTS: "hosts|host",
             OptionKind.HOSTFILE: "f|hostfile|machinefile",
             OptionKind.EXPORT_ONLY: "genvlist envlist",
-            OptionKind.PER_NODE: "ppn|perhost",
+            OptionKind.PER_NODE: "ppn",
             OptionKind.BIND_TO: "bind-to|binding",
             OptionKind.PLAIN: "iface rmk prepend-pattern "
             "outfile-pattern errfile-pattern topolib demux nameserver localhost usize "
-            "gpus-per-proc memory-alloc-kinds genvexcl envexcl",
+            "gpus-per-proc memory-alloc-kinds",
             OptionKind.BINDS: "map-by membind",
             OptionKind.LAUNCHER: "launcher|bootstrap",
             OptionKind.LAUNCH_AGENT: "launcher-exec|bootstrap-exec",
@@ -226,9 +230,36 @@ HYDRA: Final = Grammar(
     hostfile_each=False,
 )
 
-# Intel's capitals matter (2021.18.1).
+# What Intel MPI 2021.18.1 has besides, tried as well; its capitals matter. A library behind -trace
+# and -check_mpi stands in the same word.
 INTEL_HYDRA: Final = replace(
-    HYDRA, options=_table({OptionKind.PRINTS: "V"}, **HYDRA.options), any_case=False
+    HYDRA,
+    options={
+        **HYDRA.options,
+        **_table(
+            {
+                OptionKind.PRINTS: "V",
+                OptionKind.PLAIN: "ordered-output prot print-rank-map prepend-timestamp "
+                "silent-abort check_mpi|check-mpi|check trace trace-pt2pt trace-collectives "
+                "trace-imbalance|trace_imbalance cleanup noconf ilp64 aps mps gdb tv idb v6 "
+                "pmi-aggregate pmi-noaggregate disable-auto-cleanup|dac enable-auto-cleanup",
+                OptionKind.MOVES_RANKS: "nolocal",
+            },
+            {
+                OptionKind.PLAIN: "s gtool gtoolfile tune tmpdir branch-count|tree-width gdba "
+                "gdb-args tva rsh bootstrap-exec-args pmi-connect genvexcl envexcl "
+                "outfile-pattern|outfile errfile-pattern|errfile",
+                OptionKind.BINDS: "cpu-bind",
+                OptionKind.ELSEWHERE: "wdir|gwdir path gpath",
+                OptionKind.PER_NODE: "ppn|perhost|grr",
+                # How many ranks each of the hosts gets is left to mpirun.
+                OptionKind.MOVES_HOSTS: "hosts|host|hostlist|machines|machinelist hosts-group",
+                OptionKind.HOSTFILE: "f|hostfile|file machinefile|machine",
+            },
+            rr=Option("rr", 0, OptionKind.PER_NODE, "1"),
+        ),
+    },
+    any_case=False,
 )
 
 # What a line has that might print and end, for who doesn't know yet whose mpirun it calls.

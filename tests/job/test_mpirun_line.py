@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -258,27 +260,51 @@ def test_options_that_move_ranks_or_hosts_in_other_ways_are_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "option", "values"),
+    ("family", "values", "options"),
     [
-        *(("openmpi4", option, 0) for option in ("novm", "dvm", "nolocal", "tag-output", "debug")),
-        *(("openmpi4", option, 1) for option in ("hnp", "max-vm-size", "rankfile", "xml-file")),
-        *(("openmpi5", option, 1) for option in ("dvm", "output", "rankfile", "display-topo")),
-        *(("openmpi5", option, 0) for option in ("stop-on-exec", "parsable", "nolocal")),
-        *(("openmpi5", option, 2) for option in ("prtemca", "pmixmca", "mca")),
-        *(("mpich", option, 1) for option in ("rankmap", "order-nodes", "machine", "launcher")),
-        *(("mpich", option, 0) for option in ("skip-launch-node", "genvall", "l", "pmi-port")),
-        *(("mpich", option, 2) for option in ("genv", "env")),
+        ("openmpi4", 0, "novm dvm nolocal tag-output debug"),
+        ("openmpi4", 1, "hnp max-vm-size rankfile xml-file"),
+        ("openmpi5", 0, "stop-on-exec parsable p nolocal hetero-nodes display-comm soft"),
+        ("openmpi5", 1, "dvm output rankfile display-topo mapby bindto rtos unset-env file"),
+        ("openmpi5", 2, "prtemca pmixmca mca gomca prepend-env append-env"),
+        ("mpich", 0, "skip-launch-node genvall l pmi-port"),
+        ("mpich", 1, "rankmap order-nodes machine launcher"),
+        ("mpich intel", 2, "genv env"),
+        (
+            "intel",
+            0,
+            (
+                "rr nolocal prot print-rank-map prepend-timestamp silent-abort check_mpi trace aps "
+                "ordered-output cleanup noconf ilp64 trace=libVT.so"
+            ),
+        ),
+        (
+            "intel",
+            1,
+            (
+                "s gtool gtoolfile tune path branch-count tmpdir gpath gwdir genvexcl envexcl cpu-bind "
+                "bootstrap-exec-args hosts-group hostlist machine"
+            ),
+        ),
     ],
 )
 def test_what_follows_an_option_is_its_values_and_no_program(
-    family: str, option: str, values: int
+    family: str, values: int, options: str
 ) -> None:
-    dash = "-" if family == "mpich" else "--"
-    found = line(f"{dash}{option} {'value ' * values}-n 3 ./prog", family)
-    assert not found.unknown
-    (app,) = found.apps
-    assert app.program is not None
-    assert (app.np, found.argv[app.program]) == (3, "./prog")
+    """As the real ones were seen to start the program: 4.1.4, 5.0.11, 5.0.2, 2021.18.1."""
+    for name, option in product(family.split(), options.split()):
+        dash = "--" if name.startswith("openmpi") and len(option) > 1 else "-"
+        found = line(f"{dash}{option} {'value ' * values}-n 3 ./prog", name)
+        assert not found.unknown, option
+        (app,) = found.apps
+        assert app.program is not None
+        assert (app.np, found.argv[app.program]) == (3, "./prog")
+
+
+def test_intels_ranks_per_host_have_four_names() -> None:
+    for words in ("-ppn 1", "-perhost 1", "-grr 1", "-rr"):
+        assert line(f"{words} -n 4 ./prog", "intel").per_node == 1
+    assert line("-perhost 1 ./prog", "mpich").unknown == "-perhost"
 
 
 def test_two_dashes_alone_end_the_options_of_open_mpi() -> None:
