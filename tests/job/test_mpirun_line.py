@@ -282,8 +282,8 @@ def test_options_that_move_ranks_or_hosts_in_other_ways_are_named() -> None:
             "intel",
             1,
             (
-                "s gtool gtoolfile tune path branch-count tmpdir gpath gwdir genvexcl envexcl cpu-bind "
-                "bootstrap-exec-args hosts-group hostlist machine"
+                "s gtool gtoolfile tune path branch-count tmpdir gpath gwdir genvexcl envexcl "
+                "cpu-bind bootstrap-exec-args hosts-group hostlist machine"
             ),
         ),
     ],

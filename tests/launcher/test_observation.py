@@ -157,7 +157,7 @@ async def test_what_is_odd_at_the_gates_of_a_script_is_said_and_handed_on(
     assert passed.findings == (odd,)
     assert asked == [((), [], "what will be started is not known here")]
     err = capfd.readouterr().err
-    assert f"HYDRA_HOST_FILE={other} differs (1 host, 1 slot)" in err
+    assert f"HYDRA_HOST_FILE={other} differs (1 host, some without a number of slots)" in err
     assert "mpiboot: warning: [worker-pairs] w-0 does not reach w-1\n" in err
 
 
