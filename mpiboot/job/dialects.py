@@ -82,8 +82,8 @@ class Dialect:
     evaluated_flags: tuple[str, ...] = ()
     # The program to start where it is not the mpirun that was asked what it is: one beside that.
     program: str = ""
-    # The option by which the hostfile is named, where only that one heeds the slots.
-    hostfile_option: str = ""
+    # The only option with which a hostfile's numbers count; else each host has the default number.
+    slots_option: str = ""
     # `binding=` behind a host says how the ranks there are bound.
     hostfile_binding: bool = False
     # No binding, as bind_var has it.
@@ -230,8 +230,7 @@ INTEL: Final = replace(
     program="mpiexec.hydra",
     hostfile_var="I_MPI_HYDRA_HOST_FILE",
     hostfile_binding=False,
-    # Of all ways to name a hostfile this one alone heeds the number behind a host.
-    hostfile_option="-machinefile",
+    slots_option="-machinefile",
     agent_kind=Variable("I_MPI_HYDRA_BOOTSTRAP", "ssh", _ANOTHER_KIND),
     agent_kind_aliases=("HYDRA_LAUNCHER", "HYDRA_BOOTSTRAP"),
     agent_var="I_MPI_HYDRA_BOOTSTRAP_EXEC",

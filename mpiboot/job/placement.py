@@ -31,38 +31,68 @@ _FALSE: Final = frozenset({"", "0", "false", "f", "disabled", "no", "n"})
 
 
 def with_default_slots(builder: PlanBuilder) -> Observed:
-    """Apply the default number of slots, of the user or the operator, to hosts without one.
+    """Give the hosts the numbers of slots that count for this MPI.
 
-    Where nobody has set one each MPI has its own: MPICH one, the others the host's cores, which
-    its daemon counts there.
+    A host without one has the default of the user or the operator. Where nobody has set one each
+    MPI has its own: MPICH one, the others the host's cores, which its daemon counts there.
     """
-    observed, row = builder.observed, builder.row
+    observed, row, line = builder.observed, builder.row, builder.line
+    own = "" if row.slots_option.lstrip("-") in line.given else row.default_slots_var
     files = (observed.hostfile, *observed.hostfile.parts)
     bare = [host.name for file in files for host in file.hosts if not host.slots_given]
-    if not bare:
-        return observed
-    names = (row.default_slots_var, *ALSO_DEFAULT_SLOTS)
-    by = next((name for name in names if parameter(name) in builder.line.mca), "")
-    text, source = builder.line.mca.get(parameter(by), ""), Source.FLAG
-    named = f"--mca {parameter(by)}"
-    if not by and builder.settings.slots:
-        by, text = "slots", str(builder.settings.slots)
-        source, named = builder.given["slots"].source, str(builder.given["slots"])
-    if not by:
-        by = next((name for name in names if name and builder.environ.get(name)), "")
-        text, source, named = builder.environ.get(by, ""), builder.set_by(by)[0], by
-    if not by:
-        text, source, named = ("cores" if row.default_slots_var else "1"), Source.DEFAULT, row.title
-    reason = f"{named}, for hosts without slots: {first_few(dict.fromkeys(bare))}"
-    builder.decide("default-slots", text, source, reason)
+    if bare:
+        text, source, named = _default_slots(builder, own)
+        reason = f"{named}, for hosts without slots: {first_few(dict.fromkeys(bare))}"
+        builder.decide("default-slots", text, source, reason)
+        observed = _sized(observed, text, only_bare=True)
+    if row.slots_option and own and not numbers_by_option(builder, observed.hostfile.hosts):
+        observed = _sized(observed, builder.environ.get(own, ""), only_bare=False)
+    return observed
+
+
+def _default_slots(builder: PlanBuilder, own: str) -> tuple[str, Source, str]:
+    """Return the slots of hosts without a number, who says so, and by what; ``own`` is this MPI's.
+
+    The operators set the variable of Open MPI for every MPI.
+    """
+    names = (own, *ALSO_DEFAULT_SLOTS)
+    for name in map(parameter, names):
+        if name in builder.line.mca:
+            return builder.line.mca[name], Source.FLAG, f"--mca {name}"
+    if builder.settings.slots:
+        given = builder.given["slots"]
+        return str(builder.settings.slots), given.source, str(given)
+    for name in names:
+        if builder.environ.get(name):
+            return builder.environ[name], builder.set_by(name)[0], name
+    return "cores" if own else "1", Source.DEFAULT, builder.row.title
+
+
+def numbers_by_option(builder: PlanBuilder, hosts: Sequence[Host]) -> bool:
+    """Return whether mpiboot names the hostfile by the option with which its numbers count.
+
+    It would undo whatever of the user's says how many ranks a host gets.
+    """
+    row, line = builder.row, builder.line
+    user_says = (
+        row.slots_option.lstrip("-") in line.given
+        or builder.environ.get(row.default_slots_var)
+        or line.per_node
+        or line.moves_hosts
+        or line.unknown
+    )
+    return bool(row.slots_option and not user_says) and all(host.slots_given for host in hosts)
+
+
+def _sized(observed: Observed, text: str, *, only_bare: bool) -> Observed:
+    """Give hosts a number of slots, or none where the text isn't one; those of no slots keep it."""
     number = int(text) if text.isdecimal() else 0
-    if not number:
-        return observed
 
     def sized(host: Host) -> Host:
-        if host.slots_given:
+        if host.slots_given and (only_bare or not host.slots):
             return host
-        return replace(host, slots=min(number, host.max_slots or number), slots_given=True)
+        slots = min(number, host.max_slots or number) or 1
+        return replace(host, slots=slots, slots_given=number > 0)
 
     def all_sized(file: Hostfile) -> Hostfile:
         return replace(

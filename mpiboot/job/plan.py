@@ -7,12 +7,11 @@ disagree. Nothing here reads or changes the world.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Final
 
 from mpiboot.core.checks import MpibootError
-from mpiboot.core.facts import Host
 from mpiboot.core.launch_names import NOT_FOR_RANKS, PLACEMENT
 from mpiboot.core.model import Decision, Finding, Level, Source
 from mpiboot.core.setting_types import AUTO, Switch
@@ -182,7 +181,7 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
         argv=argv,
         set_env=builder.set_env,
         unset_env=tuple(sorted(builder.unset_env)),
-        hostfile=hostfiles.render(_slots_to_write(hosts, builder), row.syntax),
+        hostfile=hostfiles.render(hosts, row.syntax),
         more_hostfiles={
             copies[file.path]: hostfiles.render(placement.in_copy(file, observed, row), row.syntax)
             for file in observed.hostfile.parts
@@ -271,17 +270,6 @@ def _platform(observed: Observed) -> Decision:
     return platforms.recognise(observed.environ, observed.hostfile.path)[1]
 
 
-def _slots_to_write(hosts: tuple[Host, ...], builder: PlanBuilder) -> tuple[Host, ...]:
-    """Return the hosts as the hostfile lists them.
-
-    The option by which Intel MPI heeds the number behind a host lets it win over ``-ppn``.
-    """
-    each = builder.line.per_node
-    if not each or not builder.row.hostfile_option:
-        return hosts
-    return tuple(replace(host, slots=each) for host in hosts)
-
-
 def _asks_exit_codes(builder: PlanBuilder) -> bool:
     """Return whether mpiboot asks mpirun for every rank's exit code, as the user has not."""
     option = builder.row.exit_codes_option
@@ -304,8 +292,10 @@ def _write_command(
     """
     line, row, paths = builder.line, builder.row, builder.paths
     added = [*tag]
-    if row.hostfile_option and not line.moves_hosts:
-        added += [row.hostfile_option, paths.hostfile]
+    if placement.numbers_by_option(builder, builder.observed.hostfile.hosts):
+        reason = f"{row.title} passes over the numbers of slots in a hostfile named otherwise"
+        builder.decide("slots-option", row.slots_option, Source.DETECTED, reason)
+        added += [row.slots_option, paths.hostfile]
     if np is not None and line.np is None:
         added += ["-n", str(np)]
     for name in exports:
@@ -337,23 +327,19 @@ def _write_command(
 
 def _words(builder: PlanBuilder, before: tuple[str, ...]) -> tuple[str, ...]:
     """Return the user's own words, with the paths of hostfiles replaced by those of the copies."""
-    line, row, paths = builder.line, builder.row, builder.paths
+    line, paths = builder.line, builder.paths
     copies = paths.of_program(builder.observed.hostfile)
-    words: list[str | None] = [*line.argv]
+    words = [*line.argv]
     for index in line.hostfile_words:
         word = line.argv[index]
         option = word.partition("=")[0] if word.startswith("-") else ""  # --hostfile=PATH
         copy = copies.get(word.partition("=")[2] if option else word, paths.hostfile)
         words[index] = f"{option}={copy}" if option else copy
-        if row.hostfile_option:  # it stands among what was added
-            words[index] = None
-            if not option:
-                words[index - 1] = None
     programs = {app.program for app in line.apps}
     found: list[str] = []
     for index, kept in enumerate(words):
         found += before if index in programs else ()
-        if index and kept is not None and index not in builder.taken_off:
+        if index and index not in builder.taken_off:
             found.append(kept)
     return tuple(found)
 

@@ -215,13 +215,6 @@ def test_an_agent_of_two_words_can_not_be_called() -> None:
 
 
 @each
-def test_slots_are_written_as_they_are_read(family: str) -> None:
-    plan = planned("./train", observed(family, listed=hosts(1, 3)))
-    assert plan.hostfile == "w-0.job.ns.svc:1\nw-1.job.ns.svc:3\n"
-    assert plan.argv[-4:] == ("-n", "4", EXIT_CODES, "./train")
-
-
-@each
 def test_fewer_ranks_than_slots_are_told_how_to_spread(family: str) -> None:
     plan = planned("mpirun -n 2 ./train", observed(family))
     (found,) = [item for item in plan.findings if item.check == "slots"]
@@ -254,39 +247,72 @@ def test_who_asks_to_leave_the_other_ranks_alone_goes_on(family: str) -> None:
 
 FILE = PATHS.hostfile
 MPIEXEC = "/opt/mpi/bin/mpiexec.hydra"
+BARE = (Host("a", line=1), Host("b", line=2))
+
+
+def test_slots_are_written_as_they_are_read() -> None:
+    plan = planned("./train", observed("mpich", listed=hosts(1, 3)))
+    assert plan.hostfile == "w-0.job.ns.svc:1\nw-1.job.ns.svc:3\n"
+    assert plan.argv[-4:] == ("-n", "4", EXIT_CODES, "./train")
 
 
 @pytest.mark.parametrize(
-    "line",
+    ("line", "words"),
     [
-        "mpirun -f /x/hosts -n 4 ./train -f y",
-        "mpirun -n 4 -machinefile /x/hosts ./train -f y",
-        "mpiexec -hostfile=/x/hosts -n 4 ./train -f y",
-        "/opt/mpi/bin/mpirun -n 4 ./train -f y",
+        ("mpirun -f /x/hosts -n 4 ./train -f y", f"-f {FILE} -n 4"),
+        ("mpirun -n 4 -machinefile /x/hosts ./train -f y", f"-n 4 -machinefile {FILE}"),
+        ("mpiexec -hostfile=/x/hosts -n 4 ./train -f y", f"-hostfile={FILE} -n 4"),
+        ("/opt/mpi/bin/mpirun -grr 2 -n 4 ./train -f y", "-grr 2 -n 4"),
     ],
 )
-def test_intels_own_program_gets_the_hostfile_by_the_option_that_heeds_slots(line: str) -> None:
-    plan = planned(line, observed("intel"))
-    words = ("-machinefile", FILE, EXIT_CODES, "-n", "4", "./train", "-f", "y")
-    assert plan.argv == (MPIEXEC, *words)
-    assert failing(plan) == []
-    seen = observed("intel")  # where its path is not known
+def test_intels_own_program_gets_the_line_with_the_copy_of_the_hostfile(
+    line: str, words: str
+) -> None:
+    seen = observed("intel", {**POD, "I_MPI_PERHOST": "2"})
+    plan = planned(line, seen)
+    rest = (EXIT_CODES, *words.split(), "./train", "-f", "y")
+    assert plan.argv == (MPIEXEC, *rest)
+    assert (failing(plan), plan.set_env["I_MPI_HYDRA_HOST_FILE"]) == ([], FILE)
+    # Where its path is not known.
     seen = replace(seen, mpi=replace(seen.mpi, path="/usr/local/bin/mpirun"))
-    assert planned(line, seen).argv == ("mpiexec.hydra", *words)
+    assert planned(line, seen).argv == ("mpiexec.hydra", *rest)
 
 
-def test_a_number_per_host_is_written_behind_each_host_for_intel() -> None:
-    """Behind -machinefile its -ppn does nothing."""
-    plan = planned("mpirun -ppn 1 -n 2 ./train", observed("intel"))
-    assert plan.hostfile == "w-0.job.ns.svc:1\nw-1.job.ns.svc:1\n"
-    assert planned("mpirun -ppn 1 -n 2 ./train", observed("mpich")).hostfile.count(":2\n") == 2
+@pytest.mark.parametrize(
+    ("words", "listed", "perhost", "ranks", "added"),
+    [
+        # As seen with 2021.18.1: a hostfile's numbers count behind -machinefile alone, where they
+        # undo all else that says how many ranks a host gets; a host without one has one slot there.
+        ("", hosts(2, 2), "", 4, True),
+        ("-f /x", hosts(1, 3), "", 4, True),
+        ("", hosts(2, 2), "1", 2, False),
+        ("", hosts(2, 2), "all", None, False),
+        ("", hosts(1, 3), "2", 4, False),
+        ("", hosts(0, 3), "2", 2, False),
+        ("", hosts(0, 0), "", None, True),
+        ("", BARE, "", None, False),
+        ("", BARE, "3", 6, False),
+        ("-machinefile /x", hosts(1, 3), "2", 4, False),
+        ("-machinefile /x", BARE, "3", 2, False),
+        ("-ppn 1", hosts(2, 2), "", None, False),
+        ("-rr", hosts(2, 2), "", None, False),
+        ("-hosts w-0", hosts(2, 2), "", None, False),
+        ("-frobnicate", hosts(2, 2), "", None, False),
+    ],
+)
+def test_which_numbers_of_slots_count_for_intel(
+    words: str, listed: tuple[Host, ...], perhost: str, ranks: int | None, *, added: bool
+) -> None:
+    environ = {**POD, **({"I_MPI_PERHOST": perhost} if perhost else {})}
+    plan = planned(f"mpirun {words} ./train", observed("intel", environ, listed=listed))
+    assert (plan.ranks or None, failing(plan)) == (ranks, [])
+    assert (plan.argv[1:3] == ("-machinefile", FILE)) == added
 
 
-def test_hosts_without_a_number_get_intels_own() -> None:
-    listed = (Host("a", 1, line=1), Host("b", 1, line=2))
-    plan = planned("./train", observed("intel", {**POD, "I_MPI_PERHOST": "3"}, listed=listed))
-    assert plan.hostfile == "a:3\nb:3\n"
-    assert plan.ranks == 6
+def test_the_setting_for_slots_is_intels_number_where_the_hostfile_has_none() -> None:
+    plan = planned("./train", observed("intel", listed=BARE), {"slots": "3"})
+    assert (plan.hostfile, plan.ranks) == ("a:3\nb:3\n", 6)
+    assert plan.argv[1:3] == ("-machinefile", FILE)
 
 
 def test_a_list_of_hosts_on_intels_line_is_left_to_it() -> None:

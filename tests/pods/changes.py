@@ -79,8 +79,8 @@ _NEVER: Final = "call `/usr/bin/mpirun`"
 
 CHANGES: Final = {
     "hosts": Change(
-        what="the hostfile is a copy of yours; Intel MPI "
-        "gets it by `-machinefile`, and `-n` where nothing says how many ranks",
+        what="the hostfile is a copy of yours; `-n`, and Intel's `-machinefile`, are added where "
+        "nothing says how many ranks",
         # The last is what MPICH's ranks get of it: this pod is called by its own name.
         names=(*HOSTFILE_VARS, *_columns("default_slots_var"), "PMI_HOSTNAME"),
         when="always",

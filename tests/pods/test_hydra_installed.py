@@ -40,7 +40,7 @@ def test_what_the_table_relies_on_is_read_by_the_installed_mpi(image: Image) -> 
         row.default_slots_var,
         row.bind_var,
         row.exit_codes_option.lstrip("-"),
-        row.hostfile_option.lstrip("-"),
+        row.slots_option.lstrip("-"),
         *row.daemon_range_vars,
         *(constant.name for constant in row.constants),
     }
