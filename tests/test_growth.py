@@ -126,8 +126,8 @@ def judge_pairs(count: int) -> None:
 def judge_dials(count: int) -> None:
     seen = observed(count, "openmpi4")
     made = make(seen)
-    assert len(made.with_ranks) == count
-    dialled = [Dial(one, one, "10.0.0.1", 5, 3.0, Reached.ANSWERED) for one in made.with_ranks]
+    assert len(made.remote_hosts) == count
+    dialled = [Dial(one, one, "10.0.0.1", 5, 3.0, Reached.ANSWERED) for one in made.remote_hosts]
     assert plans.pair_findings(made, seen, dialled) == ()
 
 
@@ -137,12 +137,6 @@ def size(count: int) -> None:
     seen = replace(observed(count, "openmpi5"), hostfile=p.observed(listed=listed).hostfile)
     made = plans.make(seen, resolve({"slots": "4"}, seen.environ), p.PATHS)
     assert made.ranks == 4 * count
-
-
-def leave_idle(count: int) -> None:
-    """One rank in all: every host but one has none."""
-    made = make(observed(count, "mpich", "-n 1 ./train".replace("-n", "mpirun -n")))
-    assert len(made.daemons) == 1
 
 
 def read_hostfile(count: int) -> None:
@@ -226,7 +220,6 @@ def hear_short_names(count: int) -> None:
                 judge_pairs,
                 judge_dials,
                 size,
-                leave_idle,
                 read_hostfile,
                 name_hosts,
                 write_ssh_config,

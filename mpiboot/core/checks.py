@@ -259,7 +259,7 @@ _OF_JOBS: Final[_Table] = {
             "use `args:`, not `command:`; or `mpiboot shims install` in the image for calls by "
             "name, and a link to mpiboot in place of mpirun for calls by path",
         ),
-        "slots": _CheckText("the ranks fit the slots, and every host gets one", ""),
+        "slots": _CheckText("a default number of slots is a number", ""),
         "unsafe-value": _CheckText(
             "no variable holds text that a worker's shell would run",
             "remove the quote, dollar, backslash or backquote from that variable",
@@ -277,8 +277,8 @@ _OF_JOBS: Final[_Table] = {
             "use an Open MPI built with --enable-ipv6, or give the pods IPv4 too (dual stack)",
         ),
         "agent-not-started": _CheckText(
-            "mpirun starts a daemon on every host of its line",
-            "remove the variable or flag that hides the hostfile or the launch agent from mpirun",
+            "mpirun can build its tree of daemons",
+            "remove the variable or flag by which workers would start daemons",
         ),
         "worker-address": _CheckText(
             "workers see each other at their own addresses",

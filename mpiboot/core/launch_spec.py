@@ -72,7 +72,7 @@ class ParentOptions:
 
 @dataclass(frozen=True, slots=True)
 class RemoteHost:
-    """A remote host that must get a launch agent.
+    """A remote host of a job.
 
     ``name`` is what the agent is called with, as in the hostfile that mpirun gets; ``address``
     and ``port`` are those of its SSH server (0 where kubectl enters its pod); ``others`` are
@@ -101,18 +101,18 @@ class LaunchSpec:
     for any;
     without ``supervise`` the parent becomes mpirun.
     ``connect_check`` is after how many seconds workers are asked for connections that nobody
-    answers, 0 for never; ``end_stuck`` where a job that seems stuck is ended. ``left_to_mpirun``
-    are the remote hosts of the hostfile where only mpirun knows which of them get ranks.
+    answers, 0 for never; ``end_stuck`` where a job that seems stuck is ended, ``end_late`` where
+    one whose daemons do not join in time is.
     ``exit_codes`` where mpiboot asked mpirun for every rank's exit code, so that those lines are
     not the user's. ``remote`` is what the agents run: ssh or kubectl.
-    ``with_ranks`` are the hosts that may have ranks, ``transport`` what was planned for the data
+    ``all_hosts`` has the launcher too where it is one, ``transport`` is planned for the data
     between them; ``prove`` is the setting where their counters are compared, else empty. ``times``
     are when the hosts' last name resolved and when all were ready, on the monotonic clock.
     """
 
     argv: tuple[str, ...]
     family: str
-    daemons: tuple[RemoteHost, ...]
+    remote_hosts: tuple[RemoteHost, ...]
     hosts: int
     ranks: int | None
     launch_timeout: float
@@ -129,26 +129,20 @@ class LaunchSpec:
     addresses: tuple[str, ...] = ()
     ports: str = ""
     supervise: bool = True
-    left_to_mpirun: tuple[str, ...] = ()
     connect_check: float = 0.0
     end_stuck: bool = False
+    end_late: bool = True
     exit_codes: bool = False
     remote: str = "ssh"
-    with_ranks: tuple[str, ...] = ()
+    all_hosts: tuple[str, ...] = ()
     transport: str = "none"
     prove: str = ""
     times: tuple[float, ...] = ()
 
     @property
-    def one_rank_each(self) -> tuple[str, ...]:
-        """The hosts in order, where each is known to have one rank, and none is the launcher."""
-        alone = self.ranks == self.hosts == len(self.daemons) and not self.left_to_mpirun
-        return tuple(remote.name for remote in self.daemons) if alone else ()
-
-    @property
     def local(self) -> bool:
         """Whether ranks on the launcher would get what only mpirun is to be told."""
-        return self.hosts > len(self.daemons) and NOT_FOR_RANKS not in self.argv
+        return self.hosts > len(self.remote_hosts) and NOT_FOR_RANKS not in self.argv
 
     @property
     def free_ports(self) -> Iterable[int]:

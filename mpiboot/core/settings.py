@@ -492,7 +492,7 @@ class Settings:
     )
     launch_timeout: float = row(
         120.0,
-        "Deadline for mpirun's daemons to start and join; it starts anew with each one that joins.",
+        "Time in which the next of mpirun's daemons has to join; set by you it ends the job.",
         some_seconds,
     )
     connect_check: float = row(

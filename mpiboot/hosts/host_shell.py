@@ -201,8 +201,8 @@ class HostAnswer:
     listens at the given port (empty: not visible, None: nobody), ``to_accept`` the length of its
     accept queue; ``overflows`` counts connections that found such a queue of the pod full.
     ``counters`` are those of RDMA ports and links.
-    ``in_mpi`` counts ranks that have not left MPI; ``ended`` and ``left`` the processes that an
-    order has ended, and could not end.
+    ``ranks`` counts those of one launch, and ``in_mpi`` those that have not left MPI; ``ended`` and
+    ``left`` the processes that an order has ended, and could not end.
     For doctor, ``values`` are compared between hosts; ``own_checks`` is the JSON of the worker's
     own doctor (None: it has none); and ``dials`` are address, port and result of a connection.
     """
@@ -226,6 +226,7 @@ class HostAnswer:
     listener: str | None = None
     to_accept: int = 0
     overflows: int = 0
+    ranks: int | None = None
     in_mpi: int = 0
     ended: int = 0
     left: int = 0
@@ -267,6 +268,7 @@ def read(output: str) -> HostAnswer:
         listener=next(iter(rows.get("listener", ())), None),
         to_accept=_number(rows, "to-accept") or 0,
         overflows=_overflows(lines),
+        ranks=_number(rows, "ranks"),
         in_mpi=len(rows.get("in-mpi", ())),
         ended=_number(rows, "ended") or 0,
         left=_number(rows, "left") or 0,

@@ -12,14 +12,13 @@ from fnmatch import fnmatchcase
 from itertools import pairwise
 from typing import Final
 
-from mpiboot.core.facts import NoFacts, Variable, Worker
+from mpiboot.core.facts import Host, NoFacts, Variable, Worker
 from mpiboot.core.model import Decision, MpiFamily, Source
 from mpiboot.core.setting_types import MpiNetwork, ProveTransport
 from mpiboot.core.settings import PREFIX, Settings
 from mpiboot.core.wording import assigned, first_few
-from mpiboot.job import mpi_environment
+from mpiboot.job import mpi_environment, placement
 from mpiboot.job.dialects import Export
-from mpiboot.job.placement import Placement
 from mpiboot.job.plan_builder import Observed, PlanBuilder
 from mpiboot.job.program_words import Rendezvous
 from mpiboot.network import decision, worker_network
@@ -233,7 +232,7 @@ class RankEnv:
 
 def decide_rank_env(
     builder: PlanBuilder,
-    placed: Placement,
+    hosts: Sequence[Host],
     network: DataNetwork,
 ) -> RankEnv:
     """Decide by what ranks are started, and where they meet.
@@ -255,15 +254,16 @@ def decide_rank_env(
         return RankEnv()
     port, by = builder.settings.master_port, builder.given["master_port"]
     message = "PyTorch's own default" if by.source is Source.DEFAULT else str(by)
-    found = _address(builder, placed)
+    first = _first_host(builder, hosts)
+    found = _address(builder, first)
     on_data = builder.settings.master_network is MpiNetwork.DATA
-    if on_data and found[0] and not _ranks_have(builder, _ADDRESS):
-        found = _on_the_data_network(builder, placed.first, network)
+    if on_data and first and not _ranks_have(builder, _ADDRESS):
+        found = _on_the_data_network(builder, first, network)
     variables = {
         **_set_for_ranks(builder, _ADDRESS, *found),
         **_set_for_ranks(builder, _PORT, str(port), message, by.source),
     }
-    return RankEnv(before if asked else (), variables, _meeting(builder, variables, placed.first))
+    return RankEnv(before if asked else (), variables, _meeting(builder, variables, first))
 
 
 def _before(observed: Observed) -> tuple[str, ...]:
@@ -297,15 +297,23 @@ def _on_the_line(words: Sequence[str]) -> bool:
     return any(a.rsplit("/", 1)[-1] == first and b == second for a, b in pairwise(words))
 
 
-def _address(builder: PlanBuilder, placed: Placement) -> tuple[str, str, Source]:
+def _first_host(builder: PlanBuilder, hosts: Sequence[Host]) -> str:
+    """Find the host of rank 0; empty, with a warning, where the line may choose it."""
+    observed = builder.observed
+    first, left = placement.first_host(
+        hosts, builder.line, builder.row, builder.environ, observed.local_names
+    )
+    if left and not _ranks_have(builder, _ADDRESS):
+        message = f"{left}: mpirun alone decides which host gets rank 0, so {_ADDRESS} is not set"
+        hint = f"set {_ADDRESS} to that host's name in the launcher's pod"
+        builder.warn("settings-conflict", message, hint)
+    return first
+
+
+def _address(builder: PlanBuilder, name: str) -> tuple[str, str, Source]:
     """Find the address of rank 0's host on the control link; empty where that host isn't known."""
     observed = builder.observed
-    name = placed.first
     if not name:
-        if placed.left and not _ranks_have(builder, _ADDRESS):
-            left = f"{placed.left}: mpirun alone decides which host gets rank 0"
-            hint = f"set {_ADDRESS} to that host's name in the launcher's pod"
-            builder.fail("settings-conflict", f"{left}, where all ranks meet", hint)
         return "", "", Source.DETECTED
     reason = f"rank 0 runs on {name}: its address on the control link"
     for worker in observed.workers:

@@ -90,8 +90,6 @@ class Dialect:
     bind_value: str = "none"
     # What else keeps MPI's messages on the control link.
     on_control_link: tuple[Variable, ...] = ()
-    # What on the line spreads ranks over hosts.
-    spread_option: str = "`--map-by node`"
     # What chooses the kind of launch agent, with the value that calls the agent.
     agent_kind: Variable | None = None
     # The same intents under older names, and under those that others set for this MPI.
@@ -100,11 +98,8 @@ class Dialect:
     agent_args_aliases: tuple[str, ...] = ()
     # The daemons' link is the launcher's own, and links are known by name alone.
     own_link: bool = False
-    # A daemon is started on hosts without a rank too, and mpirun's own host counts as the first.
-    daemon_without_ranks: bool = True
+    # mpirun's own host counts as the first, wherever the hostfile has it.
     own_host_first: bool = False
-    # More ranks than slots begin again at the first host without a word.
-    wraps_around: bool = False
     # An option, and the beginning of its value, that names a file for which rank is where.
     rank_table: tuple[str, ...] = ()
     # An option by which mpirun tells at its end every rank's exit code, a line a host.
@@ -135,8 +130,8 @@ class Dialect:
     # Hosts that are alike up to the first dot are one host; what keeps their own names whole.
     by_first_label: bool = False
     keep_own_names_var: str = ""
-    # What became of a line with several programs (`:`), where that went wrong.
-    several_programs: str = ""
+    # The version whose daemons die at a line with several programs (`:`).
+    several_programs_fail: str = ""
     # Keeps ranks of one host from reading each other's memory.
     no_single_copy: Variable | None = None
     # The handle of mpirun's own messages, where ranks on its own host would inherit it.
@@ -179,9 +174,6 @@ MPICH: Final = Dialect(
     grammar=HYDRA,
     tag_option=("-prepend-rank",),
     tagged_by=("l", "prepend-pattern"),  # "duplicate setting", and mpirun ends
-    daemon_without_ranks=False,
-    wraps_around=True,
-    spread_option="`-ppn 1`",
     exit_codes_option="-print-all-exitcodes",
     hostfile_var="HYDRA_HOST_FILE",
     hostfile_binding=True,
@@ -431,7 +423,7 @@ OPENMPI5: Final = Dialect(
     evaluated_flags=tuple(f"{name}_*" for name in _PRRTE_FRAMEWORKS.split()),
     by_itself=("OMPI_*", "PMIX_MCA_*"),
     # Measured with Debian's 5.0.7, and without mpiboot too: mpirun returns 0 then.
-    several_programs="the daemons of 5.0.7 die at the start of a line with several programs",
+    several_programs_fail="5.0.7",
     lost_without_parent=(
         "exit 0 after a lost worker, about every other time",
         "SIGTERM ignored while daemons are being started",
@@ -465,7 +457,6 @@ OPENMPI_NEWER: Final = replace(
     no_single_copy=None,
     ipv6=(),
     rank_table=(),
-    several_programs="",
     untried="leaves out the choice of MPI's own transports (OMPI_MCA_pml, OMPI_MCA_btl, "
     "OMPI_MCA_coll_*) and the table of which rank is where",
 )

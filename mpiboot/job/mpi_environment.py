@@ -14,7 +14,7 @@ from mpiboot.core import masking
 from mpiboot.core.checks import failed
 from mpiboot.core.facts import Host, PodFacts
 from mpiboot.core.model import Level, Source
-from mpiboot.core.settings import ROWS, Given, Settings
+from mpiboot.core.settings import ROWS, Settings
 from mpiboot.core.wording import first_few
 from mpiboot.job import forward
 from mpiboot.job.dialects import Export, parameter
@@ -22,15 +22,11 @@ from mpiboot.job.mpirun_options import OptionKind
 from mpiboot.job.plan_builder import Observed, PlanBuilder
 
 
-def decide_binding(builder: PlanBuilder, oversubscribe: Given | None) -> None:
+def decide_binding(builder: PlanBuilder) -> None:
     """Turn binding off where pods share their CPUs and the user does not settle it.
 
     A value of mpiboot's beside what the user says of mapping, ranking, binding or CPUs ends mpirun
     (4.1: "Prior policy: BYSLOT"), or takes away the binding that was asked for.
-
-    Args:
-        builder: the plan.
-        oversubscribe: what asked for more ranks than slots, None where nothing did.
     """
     row, line = builder.row, builder.line
     variables = _pinning_variables(builder)
@@ -43,12 +39,12 @@ def decide_binding(builder: PlanBuilder, oversubscribe: Given | None) -> None:
         builder.decide("binding", "left to mpirun", Source.FLAG, message)
     for name, (value, source, message) in variables.items():
         builder.decide(name, value, source, message)
-    if oversubscribe and row.oversubscribes_by_mapping and not _mapped(builder, variables):
-        reason = (
-            f"asked for by {oversubscribe}: without a mapping beside it {row.title} starts all "
-            "ranks on the first host"
-        )
-        builder.force(row.map_var, row.oversubscribe_value, reason, oversubscribe.source)
+    # 5.0 has it as a part of the mapping, and the user's own stands as it is.
+    apart = not row.oversubscribes_by_mapping
+    if builder.settings.oversubscribe and (apart or not _mapped(builder, variables)):
+        by = builder.given["oversubscribe"]
+        reason = f"asked for by {by}"
+        builder.variable(row.oversubscribe_var, row.oversubscribe_value, reason, by.source)
     if line.pinned_by or variables or not row.bind_var:
         return
     shared = _why_not_bound(_pods_of_ranks(builder.observed))
@@ -82,8 +78,8 @@ def _pinning_variables(builder: PlanBuilder) -> Mapping[str, tuple[str, Source, 
 def _mapped(builder: PlanBuilder, variables: Mapping[str, object]) -> bool:
     """Whether a mapping is given, beside which the MPI would not take another."""
     line = builder.line
-    mapped = bool(line.policy) or OptionKind.PINS_RANKS in line.kinds
-    return mapped or any("rmaps" in name for name in variables)
+    mapped = line.map_by or line.oversubscribe or OptionKind.PINS_RANKS in line.kinds
+    return bool(mapped) or any("rmaps" in name for name in variables)
 
 
 def _pods_of_ranks(observed: Observed) -> dict[Host, PodFacts | None]:
@@ -112,25 +108,15 @@ def _why_not_bound(pods: Mapping[Host, PodFacts | None]) -> str:
 NOT_FORWARDED: Final = "not-forwarded"
 
 
-def set_constants(builder: PlanBuilder, *, oversubscribe: Given | None) -> None:
-    """Set the variables that this MPI always gets: transports, root, binding, the user.
-
-    ``oversubscribe`` is what asked for more ranks than slots, None where nothing did.
-    """
+def set_constants(builder: PlanBuilder) -> None:
+    """Set the variables that this MPI always gets: transports, root, binding, the user."""
     observed = builder.observed
     row = builder.row
     builder.add(*row.constants)
     if observed.identity.uid == 0:
         builder.add(*row.root)
     _copy_once(builder)
-    if oversubscribe and row.oversubscribe_var != row.map_var:
-        builder.variable(
-            row.oversubscribe_var,
-            row.oversubscribe_value,
-            f"asked for by {oversubscribe}",
-            oversubscribe.source,
-        )
-    decide_binding(builder, oversubscribe)
+    decide_binding(builder)
     for name, value in (
         ("HOME", observed.identity.home),
         ("USER", observed.identity.user),

@@ -1,19 +1,13 @@
-"""The hosts of a job, their slots, and which of them get how many ranks. Pure.
-
-Computed are the simple forms alone: by slot, by node, a number per host. Everything else is left
-to mpirun, and the plan says so; measured against the job maps of Open MPI 4.1.4 and 5.0.11.
-"""
+"""The hosts of a job, their slots and names; which of them get ranks mpirun decides. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
-from mpiboot.core.checks import failed
 from mpiboot.core.facts import Host, Hostfile
-from mpiboot.core.model import Finding, Level, Source
-from mpiboot.core.settings import Given
+from mpiboot.core.model import Source
 from mpiboot.core.wording import counted, first_few
 from mpiboot.job.dialects import (
     ALSO_DEFAULT_SLOTS,
@@ -23,11 +17,8 @@ from mpiboot.job.dialects import (
     version_number,
 )
 from mpiboot.job.mpirun_line import UserLine
-from mpiboot.job.names import canonical, is_local, same_host, short
+from mpiboot.job.names import canonical, short
 from mpiboot.job.plan_builder import Observed, PlanBuilder
-
-# How Open MPI reads a parameter that is true or false: mca_base_var_enum.c of 4.1.
-_FALSE: Final = frozenset({"", "0", "false", "f", "disabled", "no", "n"})
 
 
 def with_default_slots(builder: PlanBuilder) -> Observed:
@@ -78,6 +69,7 @@ def numbers_by_option(builder: PlanBuilder, hosts: Sequence[Host]) -> bool:
         row.slots_option.lstrip("-") in line.given
         or builder.environ.get(row.default_slots_var)
         or line.per_node
+        or line.hosts
         or line.moves_hosts
         or line.unknown
     )
@@ -221,202 +213,64 @@ def settle_ranks(builder: PlanBuilder, hosts: tuple[Host, ...]) -> int | None:
     return slots or None
 
 
-def asks_oversubscribe(builder: PlanBuilder) -> Given | None:
-    """Find what asks for more ranks than slots: the line, a setting, this MPI's own variable."""
-    row = builder.row
-    if builder.line.oversubscribe:
-        return Given(Source.FLAG, "the mpirun line")
-    if builder.settings.oversubscribe:
-        return builder.given["oversubscribe"]
-    value = "" if row.oversubscribes_by_mapping else builder.environ.get(row.oversubscribe_var, "")
-    if value.strip().lower() in _FALSE:
-        return None
-    return Given(builder.set_by(row.oversubscribe_var)[0], row.oversubscribe_var)
-
-
-# Mappings that fill one host before the next, whatever they do inside a host.
-_FILLING: Final = frozenset(
-    {"", "core", "hwthread", "socket", "package", "numa", "l1cache", "l2cache", "l3cache"}
+# What may put rank 0 on another host than the first: options, mappings, and parameters of Open MPI.
+_MOVES_RANK_0: Final = frozenset(
+    {"rankfile", "nolocal", "rankmap", "order-nodes", "machine", "skip-launch-node"}
 )
-_KNOWN_MODIFIERS: Final = frozenset({"", "oversubscribe", "nooversubscribe"})
+_MAPPINGS: Final = ("rankfile", "rank_file", "seq", "dist", "mindist")
+_PARAMETERS: Final = ("rankfile", "rank_file_path", "dash_host", "schedule_local")
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Where the ranks go.
-
-    ``idle`` are hosts without a rank; ``total`` is the number of ranks, None where mpirun finds
-    it. ``left`` is what leaves the placement to mpirun: ``idle`` is not known then, nor ``first``,
-    the host of rank 0 where there are several.
-    """
-
-    idle: tuple[str, ...] = ()
-    total: int | None = None
-    left: str = ""
-    findings: tuple[Finding, ...] = ()
-    first: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class _Spread:
-    """How ranks are spread over hosts: one to each in turn, or a host filled before the next.
-
-    A host is filled with ``per_node`` ranks, or with as many as it has slots. ``asked`` are the
-    user's own words for it; ``left`` is the mapping where it is none of these forms.
-    """
-
-    by_node: bool
-    per_node: int | None
-    oversubscribe: bool
-    asked: str
-    left: str
-
-
-def _is_here(name: str, local: Collection[str]) -> bool:
-    return is_local(name, "") or any(same_host(name, own) for own in local)
-
-
-def chosen(hosts: Sequence[Host], line: UserLine) -> tuple[Host, ...]:
-    """Return the hosts that a line uses: those of ``-H`` in its order, else the hostfile's.
-
-    ``-H`` decides the slots too (``name:N``, one for a bare name, repeated names added up), even
-    where the hostfile says otherwise, and a name that the hostfile lacks is used all the same.
-    """
-    if not line.hosts:
-        return tuple(hosts)
-    known = {canonical(host.name): host for host in hosts}
-    picked: dict[str, Host] = {}
-    for spec in line.hosts:
-        key = canonical(spec.name)
-        if key in picked:
-            picked[key] = replace(picked[key], slots=picked[key].slots + spec.slots)
-        else:
-            picked[key] = replace(known.get(key, spec), slots=spec.slots, slots_given=True)
-    return tuple(picked.values())
-
-
-def daemons(
-    hosts: Sequence[Host], line: UserLine, row: Dialect, placed: Placement, local: Collection[str]
-) -> tuple[str, ...]:
-    """Name the remote hosts for which mpirun must start a launch agent.
-
-    Open MPI starts a daemon on every host of the hostfile after the ``-H`` filter, with ``-n 1``
-    too; Hydra only where it puts ranks. ``local`` are the names of this pod.
-
-    Returns:
-        Empty too where it can't be told: an option chooses hosts in a way not computed here
-        (``line.moves_hosts``), or the part of the line that wasn't read may do so.
-    """
-    if line.moves_hosts or line.may_hide_hosts:
-        return ()
-    without = frozenset(() if row.daemon_without_ranks else placed.idle)
-    names = (host.name for host in chosen(hosts, line))
-    return tuple(name for name in names if name not in without and not _is_here(name, local))
-
-
-def _spread(line: UserLine, row: Dialect, policy: str, *, over: bool) -> _Spread:
-    """Settle which mapping counts, the line's or else the environment's, and read it."""
-    text, asked = line.map_by, line.mapped_by if line.policy or line.per_node else policy
-    if not line.policy and (row.oversubscribes_by_mapping or not text):
-        text = policy
-        over = over and not (row.oversubscribes_by_mapping and policy)
-    word, *rest = text.lower().replace(",", ":").split(":")
-    over = over or "oversubscribe" in rest
-    per_node = line.per_node
-    known = word in _FILLING or word in ("slot", "node")
-    if word == "ppr":
-        each, resource, *rest = [*rest, "", ""]
-        known = resource == "node" and each.isdecimal() and int(each) > 0
-        per_node = int(each) if known else None
-    inside = word in _FILLING and word and over  # then it depends on what the hosts are made of
-    known = known and not inside and _KNOWN_MODIFIERS.issuperset(rest)
-    by_node = word == "node" and per_node is None
-    return _Spread(by_node, per_node, over, asked, "" if known else f"the mapping {text}")
-
-
-def _left_to_mpirun(line: UserLine) -> str:
-    """Return what in a line, apart from the mapping, leaves the placement to mpirun; else empty."""
-    if line.unknown:
-        return f"the line from {line.unknown} on"
-    if len(line.hostfiles) > 1:
-        return "several programs with hostfiles of their own"
-    if len(line.apps) > 1 and (line.hosts or line.np is None):
-        return "several programs with hosts or numbers of their own"
-    return ", ".join((*line.moves_hosts, *line.moves_ranks))
-
-
-def place(
+def first_host(
     hosts: Sequence[Host],
     line: UserLine,
     row: Dialect,
-    *,
-    np: int | None,
-    oversubscribe: bool = False,
-    local: Collection[str] = (),
-    policy: str = "",
-) -> Placement:
-    """Compute which hosts get a rank, and whether there are enough slots.
+    environ: Mapping[str, str],
+    local: Collection[str],
+) -> tuple[str, str]:
+    """Find the host of rank 0, which is the first with a slot; else what may choose another one.
 
     Args:
-        hosts: the hostfile's hosts.
-        line: what the user's line says.
+        hosts: the job's.
+        line: the user's line.
         row: the MPI that reads it.
-        np: the ranks asked for; None where they follow from the line or the slots.
-        oversubscribe: more ranks than slots are allowed, by the line or by a setting.
+        environ: the launcher's environment, with what the MPI's own files set.
         local: names of this pod; Open MPI 4.1 puts its own host first, wherever it stands.
-        policy: the mapping that the user's environment sets.
     """
-    used = chosen(hosts, line)
-    if row.own_host_first:
-        used = tuple(sorted(used, key=lambda host: not _is_here(host.name, local)))
-    findings = (*_several_programs(line, row), *_filter_findings(hosts, used, line))
-    spread = _spread(line, row, policy, over=oversubscribe or line.oversubscribe)
-    left = _left_to_mpirun(line) or spread.left
-    if not left and not all(host.slots_given for host in used):
-        left = "hosts without a number of slots"
-    only = used[0].name if len(used) == 1 and not line.moves_hosts and not line.unknown else ""
-    if left:
-        return Placement(total=np, left=left, findings=findings, first=only)
-    each = spread.per_node
-    slots = sum(host.slots for host in used)
-    total = np if np is not None else each * len(used) if each else slots
-    offered = ""
-    if row.wraps_around:
-        pass
-    elif each and total > each * len(used):
-        offered = f"and {len(used)} hosts at {each} each hold {each * len(used)}"
-    elif total > slots and not spread.oversubscribe:
-        verb = "offers" if len(used) == 1 else "offer"
-        offered = f"and {counted(len(used), 'host')} {verb} {counted(slots, 'slot')}"
-    if offered:
-        found = _too_few(total, offered, line, row)
-        return Placement(total=total, findings=(*findings, found), first=used[0].name)
-    idle, small = _idle(used, spread, total, over=spread.oversubscribe or row.wraps_around)
-    if small:
-        left = f"{spread.asked}, where {small.name} has {counted(small.slots, 'slot')}"
-        return Placement(total=np, left=left, findings=findings)
-    if idle:
-        findings = (*findings, _idle_finding(idle, used, spread, total, row))
-    return Placement(idle, total, "", findings, used[0].name)
+    others = [f"--{name}" for name in line.given if name in _MOVES_RANK_0]
+    others += [line.mapped_by] if line.policy in _MAPPINGS else []
+    others += [
+        f"{name}={value}"
+        for name, value in {**environ, **line.mca}.items()
+        if name.endswith(_PARAMETERS) or ("rmaps" in name and value.lower().startswith(_MAPPINGS))
+    ]
+    others += [line.unknown, *line.moves_hosts]
+    if len(line.apps) > 1 and (line.hosts or len(line.hostfiles) > 1):
+        others.append("several programs with hosts of their own")
+    left = next(filter(None, others), "")
+    used = [host.name for host in hosts if host.slots]
+    if left or not used:
+        return "", left
+    here = [name for name in used if row.own_host_first and name in local]
+    return (*here, *used)[0], ""
 
 
-def _idle(
-    used: Sequence[Host], spread: _Spread, left: int, *, over: bool
-) -> tuple[tuple[str, ...], Host | None]:
-    """Find the hosts without a rank; or the first that lacks slots for its ranks, unless ``over``.
+def of_line(line: UserLine, listed: Sequence[Host] = ()) -> tuple[Host, ...]:
+    """Give the job's hosts where the line itself names those of all programs; else none.
 
-    ``left`` is the number of ranks.
+    Open MPI and Hydra use these then, and no others, whatever a default hostfile has. ``listed``
+    are a hostfile's: of a host that it has too its line counts.
     """
-    if spread.by_node:
-        return tuple(host.name for host in used[left:]), None
-    for at, host in enumerate(used):
-        if not left:
-            return tuple(host.name for host in used[at:]), None
-        count = min(spread.per_node or host.slots, left)
-        if count > host.slots and not over:
-            return (), host
-        left -= count
-    return (), None
+    if line.moves_hosts or line.may_hide_hosts or not all(app.hosts for app in line.apps):
+        return ()
+    known = {canonical(host.name): host for host in listed}
+    found: dict[str, Host] = {}
+    for host in line.hosts:
+        key = canonical(host.name)
+        again = found.get(key)
+        slots = host.slots + again.slots if again else host.slots
+        found[key] = known.get(key, replace(host, slots=slots))
+    return tuple(found.values())
 
 
 def can_tell(line: UserLine, row: Dialect, environ: Collection[str], path: str) -> bool:
@@ -431,56 +285,3 @@ def can_tell(line: UserLine, row: Dialect, environ: Collection[str], path: str) 
     names = [word.strip("-=") for word in row.rank_table]
     in_environ = any(names[0].replace("-", "_") in name for name in environ)
     return not in_environ and not set(names).intersection(line.given)
-
-
-def _several_programs(line: UserLine, row: Dialect) -> Iterator[Finding]:
-    """Warn of a line with several programs, at which some MPIs fail."""
-    if len(line.apps) > 1 and row.several_programs:
-        yield failed("several-programs", row.several_programs, level=Level.WARN)
-
-
-def _filter_findings(
-    hosts: Sequence[Host], used: Sequence[Host], line: UserLine
-) -> tuple[Finding, ...]:
-    """Warn of hosts that ``-H`` leaves out, and of names that the hostfile lacks."""
-    if not line.hosts:
-        return ()
-    found = []
-    known, kept = ({canonical(host.name) for host in some} for some in (hosts, used))
-    without = [host.name for host in hosts if canonical(host.name) not in kept]
-    if without:
-        message = f"-H leaves out {len(without)} of {len(hosts)} hosts: {first_few(without)}"
-        found.append(Finding("slots", Level.WARN, message))
-    strays = [host.name for host in used if canonical(host.name) not in known]
-    if strays:
-        message = f"-H names {first_few(strays)}, which the hostfile does not have"
-        hint = "write the names as the hostfile has them"
-        found.append(Finding("slots", Level.WARN, message, hint=hint))
-    return tuple(found)
-
-
-def _too_few(asked: int, offered: str, line: UserLine, row: Dialect) -> Finding:
-    """A warning: more ranks than slots. Only mpirun knows everything that may allow it."""
-    own = "-n on the mpirun line" if line.np == asked else line.mapped_by
-    by = f" ({own})" if own else ""
-    slots = "; -H decides the slots" if line.hosts else ""
-    return Finding(
-        "slots",
-        Level.WARN,
-        f"{asked} ranks requested{by}, {offered}{slots}: {row.title} refuses more ranks than "
-        "slots unless it is told to oversubscribe",
-        hint="ask for fewer ranks, give the hosts more slots (slotsPerWorker of an MPIJob) or "
-        "add workers; MPIBOOT_OVERSUBSCRIBE=true allows more ranks than slots",
-    )
-
-
-def _idle_finding(
-    idle: Sequence[str], used: Sequence[Host], spread: _Spread, total: int, row: Dialect
-) -> Finding:
-    """A warning that names the hosts without a rank, and the reason."""
-    asked = f"{counted(total, 'rank')} asked for"
-    reason = f"the mapping {spread.asked!r}" if spread.asked else asked
-    could_spread = not spread.asked and total >= len(used)
-    message = f"{len(idle)} of {counted(len(used), 'host')} will get no rank: {first_few(idle)}"
-    hint = f"{row.spread_option} gives every host a rank" if could_spread else ""
-    return Finding("slots", Level.WARN, f"{message} ({reason})", hint=hint)

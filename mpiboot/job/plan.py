@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Final
 
-from mpiboot.core.checks import MpibootError
+from mpiboot.core.checks import MpibootError, failed
 from mpiboot.core.launch_names import NOT_FOR_RANKS, PLACEMENT
 from mpiboot.core.model import Decision, Finding, Level, Source
 from mpiboot.core.setting_types import AUTO, Switch
@@ -42,17 +42,16 @@ from mpiboot.ssh import config as sshconfig
 class Plan:
     """What will be done: ``set_env`` and ``unset_env`` change the environment of ``argv``.
 
-    ``daemons`` are the remote hosts for which a launch agent must be started, ``left_to_mpirun``
-    those of which mpirun alone decides whether they get ranks; ``obstacles`` are variables or flags
-    of the user's that could keep mpirun from doing so. ``per_host`` has by host what its agent sets
+    ``remote_hosts`` are those of the job, of which mpirun alone decides where it starts daemons and
+    ranks; ``obstacles`` are variables or flags of the user's that could keep it from starting
+    launch agents. ``per_host`` has by host what its agent sets
     there; ``rows`` show the data network, a worker each, and ``transport`` carries the data (None:
     it was not looked at) by each host's ``networks``; ``proved`` where counters are to tell whether
     it did. ``more_hostfiles`` are the texts of copies of hostfiles that single
     programs have, by the copies' paths. ``exit_codes`` tells whether mpiboot asks mpirun for them,
     beside the user's own words. ``agent_env`` is what agents need of this pod's environment and
-    mpirun must not have, and ``agent_linger`` for how long they wait for its end. ``with_ranks``
-    are the remote hosts that may get a rank, and ``tcp_optional`` tells why MPI may do without TCP
-    between them, empty where it can't.
+    mpirun must not have, and ``agent_linger`` for how long they wait for its end.
+    ``tcp_optional`` tells why MPI may do without TCP between the hosts, empty where it can't.
     ``meeting`` is where ranks with torchrun's variables meet, None where there are none.
     """
 
@@ -63,8 +62,7 @@ class Plan:
     unset_env: tuple[str, ...] = ()
     hostfile: str = ""
     more_hostfiles: Mapping[str, str] = field(default_factory=dict)
-    daemons: tuple[str, ...] = ()
-    left_to_mpirun: tuple[str, ...] = ()
+    remote_hosts: tuple[str, ...] = ()
     ranks: int | None = None
     user_agent: str = ""
     user_args: sshconfig.UserArgs = field(default_factory=sshconfig.UserArgs)
@@ -77,7 +75,6 @@ class Plan:
     proved: bool = False
     agent_env: Mapping[str, str] = field(default_factory=dict)
     agent_linger: int = 0
-    with_ranks: tuple[str, ...] = ()
     tcp_optional: str = ""
     exit_codes: bool = False
     meeting: Rendezvous | None = None
@@ -102,7 +99,6 @@ def _unknown(observed: Observed, resolved: Resolved) -> Plan:
         decisions=(
             _platform(observed),
             Decision("mpi", "unknown", given.source, mpi.banner),
-            Decision("daemons", "", Source.DETECTED, reason),
         ),
         findings=(Finding("mpi-versions", Level.WARN, message, hint=hint),),
         argv=observed.line.argv,
@@ -124,39 +120,24 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
     if row is None:
         return _unknown(observed, resolved)
     builder = PlanBuilder(row, observed, resolved, paths)
-    line, observed = builder.line, placement.with_default_slots(builder)
-    builder.observed = observed
+    observed = builder.observed = placement.with_default_slots(builder)
     builder.decisions.append(_platform(observed))
     pods.tell_launcher(builder)
     _mpi(builder)
     _line(builder)
     hosts = placement.settle_hosts(builder)
     np = placement.settle_ranks(builder, hosts)
-    oversubscribe = placement.asks_oversubscribe(builder)
     local = observed.local_names
-    placed = placement.place(
-        hosts,
-        line,
-        row,
-        np=np,
-        oversubscribe=oversubscribe is not None,
-        local=local,
-        policy=builder.environ.get(row.map_var, "") if row.map_var else "",
-    )
-    builder.findings += placed.findings
-    if placed.left:
-        reason = f"{placed.left}: mpirun alone decides which hosts get how many ranks"
-        builder.decide("rank-placement", "left to mpirun", Source.FLAG, reason)
     network = data.decide(builder)
     control_links.pin_control(builder)
     version = control_links.settle_ip_version(builder)
     placement.keep_from_resolving(builder)
     control_links.pin_ports(builder, version)
-    mpi_environment.set_constants(builder, oversubscribe=oversubscribe)
+    mpi_environment.set_constants(builder)
     user_agent, user_args = agent_variables.place(builder, len(hosts))
     if observed.client and not user_agent:
         builder.decisions.append(observed.client)
-    ranks = data.decide_rank_env(builder, placed, network)
+    ranks = data.decide_rank_env(builder, hosts, network)
     added = {**network.common, **ranks.variables}
     exports = mpi_environment.choose_forwarded(builder, added)
     mpi_environment.offer_debug_files(builder)
@@ -165,15 +146,12 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
     pods.tell_workers(builder)
     builder.findings += pods.findings(observed)
     pods.gpu_memory(builder)
-    daemons = placement.daemons(hosts, line, row, placed, local)
     remote = tuple(host.name for host in hosts if host.name not in local)
-    idle = frozenset(placed.idle)
     supervised = _stays_as_parent(builder)
-    agent_variables.settle_kind_on_the_line(builder, daemons)
+    agent_variables.settle_kind_on_the_line(builder, remote)
     tag = _tag_output(builder)
     before = (*_own_ranks_words(builder, remote=bool(remote)), *ranks.before)
     argv = _write_command(builder, np, tag, exports, before, supervised=supervised)
-    builder.decide("daemons", str(len(daemons)), Source.DETECTED, first_few(daemons))
     copies = paths.of_program(observed.hostfile)
     return Plan(
         decisions=tuple(builder.decisions),
@@ -186,9 +164,8 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
             copies[file.path]: hostfiles.render(placement.in_copy(file, observed, row), row.syntax)
             for file in observed.hostfile.parts
         },
-        daemons=daemons,
-        left_to_mpirun=remote if placed.left else (),
-        ranks=placed.total,
+        remote_hosts=remote,
+        ranks=np,
         user_agent=user_agent,
         user_args=user_args,
         obstacles=_obstacles(builder),
@@ -200,7 +177,6 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
         proved=data.is_proved(builder, network),
         agent_env=builder.agent_env,
         agent_linger=row.agent_linger,
-        with_ranks=tuple(name for name in daemons or remote if name not in idle),
         tcp_optional=control_links.tcp_optional(builder, network.transport),
         exit_codes=supervised and _asks_exit_codes(builder),
         meeting=ranks.meeting,
@@ -209,9 +185,7 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
 
 def pair_findings(plan: Plan, observed: Observed, dialled: Sequence[Dial]) -> tuple[Finding, ...]:
     """Turn the results of the workers' test connections into findings, by what the plan needs."""
-    listed = observed.hostfile.hosts
-    with_ranks = frozenset(plan.with_ranks)
-    hosts = [host.name for host in listed if observed.called(host.name) in with_ranks]
+    hosts = [worker.host.name for worker in observed.workers]
     row = row_of(observed.mpi)
     checks_address = row is not None and row.checks_peer_address
     return worker_pairs.findings(dialled, hosts, plan.tcp_optional, checks_address=checks_address)
@@ -233,6 +207,9 @@ _STARTS_RANKS: Final = frozenset(
 def _line(builder: PlanBuilder) -> None:
     """Report words of the line that are rewritten or not read."""
     row, line, mpi = builder.row, builder.line, builder.observed.mpi
+    if len(line.apps) > 1 and mpi.version == row.several_programs_fail:
+        message = f"the daemons of {mpi.version} die at the start of a line with several programs"
+        builder.findings.append(failed("several-programs", message, level=Level.WARN))
     if row.untried:
         message = f"{mpi.banner}: mpiboot was not tried with it, and {row.untried}"
         hint = "the README has the versions that were tried"

@@ -162,7 +162,7 @@ class Launch:
             replace(item, name="*", address=item.address and "%h", key="", by_ssh=carried)
             for item in logins.entries
         }
-        needs_ssh = self.plan.daemons and not self.by_pool and not self.plan.user_agent
+        needs_ssh = self.plan.remote_hosts and not self.by_pool and not self.plan.user_agent
         if needs_ssh and (why := sshconfig.unusable(ssh, identity)):
             raise error(
                 "program-missing",
@@ -182,7 +182,7 @@ class Launch:
     @property
     def by_pool(self) -> bool:
         """Whether the agents' sessions go over the connections that the gate has opened."""
-        unused = self.plan.user_agent or not self.plan.daemons or self.key is None
+        unused = self.plan.user_agent or not self.plan.remote_hosts or self.key is None
         return not unused and self.resolved.settings.supervise is Switch.ON
 
     def logins(self, key: keys.JobKey) -> Logins:
@@ -210,7 +210,7 @@ class Launch:
         """
         if self.key is None:
             return None
-        return self.logins(self.key).pool_config(len(self.plan.daemons) if self.by_pool else 0)
+        return self.logins(self.key).pool_config(len(self.plan.remote_hosts) if self.by_pool else 0)
 
     def spec(
         self,
@@ -243,18 +243,18 @@ class Launch:
             may_idle=not self.observed.local_names,
         )
         local = sorted(self.observed.local_names)
-        with_ranks = (*self.plan.with_ranks, *local)
-        proved = self.plan.proved and len(self.plan.with_ranks) + bool(local) > 1
+        all_hosts = (*self.plan.remote_hosts, *local)
+        proved = self.plan.proved and len(all_hosts) > 1
         text = evidence.to_json(self._with_counters((own, *seen)) if proved else (own, *seen))
         files.write_private(Path(self.where.launch_dir) / evidence.FILE, text)
         return launch_spec.LaunchSpec(
             argv=self.plan.argv,
             family=self.observed.mpi.family,
-            daemons=tuple(
+            remote_hosts=tuple(
                 launch_spec.RemoteHost(
                     name, reached[name].address, reached[name].port, _others(reached[name])
                 )
-                for name in self.plan.daemons
+                for name in self.plan.remote_hosts
                 if name in reached
             ),
             hosts=len(self.observed.hostfile.hosts),
@@ -272,11 +272,11 @@ class Launch:
             ports=settings.port_range,
             stop_signal=signal.Signals[f"SIG{settings.stop_signal}"],
             supervise=settings.supervise is Switch.ON,
-            left_to_mpirun=self.plan.left_to_mpirun,
             connect_check=settings.connect_check,
             end_stuck=settings.stuck is Stuck.END,
+            end_late=self.resolved.given["launch_timeout"].source is not Source.DEFAULT,
             exit_codes=self.plan.exit_codes,
-            with_ranks=with_ranks,
+            all_hosts=all_hosts,
             prove=settings.prove_transport.value if proved else "",
             transport=(self.plan.transport or Transport.NONE).value,
             remote=LaunchAgent.KUBECTL
@@ -285,23 +285,23 @@ class Launch:
         )
 
     def _with_counters(self, hosts: Sequence[evidence.HostSnapshot]) -> list[evidence.HostSnapshot]:
-        """Add the counters that tell what carries the data, of the hosts that may have ranks."""
+        """Add the counters that tell what carries the data, of the job's hosts."""
         observed, plan = self.observed, self.plan
         networks = {observed.called(one.host): one for one in plan.networks}
         before = {observed.called(one.host.name): one.counters for one in observed.workers}
         local = next(iter(observed.local_names), "")
         before[local] = observed.own_counters
-        with_ranks = {*plan.with_ranks, *observed.local_names}
+        all_hosts = {*plan.remote_hosts, *observed.local_names}
         # Devices that the user names may be others than were planned.
         own = {item.name for item in plan.decisions if item.source is Source.ENVIRONMENT}
         named, rdma = bool(own & {"NCCL_IB_HCA", "UCX_NET_DEVICES"}), plan.transport in RDMA
-        found, left = [], bool(plan.left_to_mpirun)
+        found = []
         for host in hosts:
             name = local if host.here else host.name
-            if name in with_ranks and name in networks:
+            if name in all_hosts and name in networks:
                 ports = evidence.counted_ports(networks[name], rdma=rdma, any_device=named)
                 counters = {port.name: before[name].get(port.name, {}) for port in ports}
-                host = replace(host, counted=ports, counters=counters, may_idle=left)  # noqa: PLW2901
+                host = replace(host, counted=ports, counters=counters, may_idle=not host.here)  # noqa: PLW2901
             found.append(host)
         return found
 

@@ -20,7 +20,7 @@ from mpiboot.core.model import Decision, Finding, Level, Mpi, Source
 from mpiboot.core.setting_types import AUTO, DataNetworkUse
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import assigned, counted, first_few
-from mpiboot.hosts import gate, hostfiles
+from mpiboot.hosts import gate
 from mpiboot.hosts.gate import ALL_HOSTS, DoctorLook
 from mpiboot.job import mpirun_line, names, program_words, render
 from mpiboot.job import plan as plans
@@ -188,7 +188,7 @@ def offline_plan(
     called = program_words.called(program)
     mpi = _offline_mpi(resolved, environ, saved, called)
     line = mpirun_line.read(program, mpi.family)
-    found = asyncio.run(hostfiles.of_job(resolved, environ, 0.0, line.hostfiles, hostname=""))
+    found = asyncio.run(observation.find_hosts(resolved, environ, 0.0, line, ""))
     port = resolved.settings.ssh_port or _PORT
     facts_of = {host.name: _facts_of(host, saved) for host in found.hostfile.hosts}
     workers = []

@@ -12,16 +12,17 @@ from typing import Final
 from mpiboot.core import log
 from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.facts import Host, Hostfile, PodFacts, Worker
-from mpiboot.core.model import Finding, Level, Mpi, MpiFamily
+from mpiboot.core.model import Finding, Level, Mpi, MpiFamily, Source
 from mpiboot.core.setting_types import AUTO, Switch
 from mpiboot.core.settings import Resolved, Settings
 from mpiboot.hosts import gate, host_shell, hostfiles, remote_commands, stale_processes
 from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.gate import ALL_HOSTS, DoctorLook, GateResult
 from mpiboot.hosts.host_shell import HostAnswer
+from mpiboot.hosts.hostfiles import JobHostfile
 from mpiboot.hosts.pairs import PairCheck
 from mpiboot.hosts.pipeline import PipelineOptions
-from mpiboot.job import agent_variables, mpirun_line, names, program_words
+from mpiboot.job import agent_variables, mpirun_line, names, placement, program_words
 from mpiboot.job import plan as plans
 from mpiboot.job.dialects import DIALECTS
 from mpiboot.job.mpirun_line import UserLine
@@ -73,9 +74,7 @@ async def wait(
     # First, as the line is parsed by the rules of its MPI.
     mpi = await asyncio.to_thread(_mpi, launcher, program, patience=programs.LONG)
     line = mpirun_line.read(program, mpi.family)
-    found = await hostfiles.of_job(
-        launcher.resolved, launcher.environ, _rest(launcher).timeout, line.hostfiles
-    )
+    found = await find_hosts(launcher.resolved, launcher.environ, _rest(launcher).timeout, line)
     before = _before_hosts(launcher, found.hostfile, mpi, line)
     already_said = _tell_at_once(launcher, before)
     pairs, args = _pairs(launcher), _ssh_arguments(before)
@@ -106,6 +105,42 @@ async def wait(
     before = replace(before, hostfile=found.hostfile, networks=networks, data_blocked=blocked)
     observed = _with_hosts(launcher, before, passed, own.result())
     return Observation(observed, passed, found.warnings, already_said, pairs, connections)
+
+
+async def find_hosts(
+    resolved: Resolved,
+    environ: Mapping[str, str],
+    patience: float,
+    line: UserLine,
+    hostname: str | None = None,
+) -> JobHostfile:
+    """Find the job's hosts: those of the line, where it names them, else the hostfile's.
+
+    Args:
+        resolved: the settings.
+        environ: this pod's environment.
+        patience: how many seconds a hostfile is waited for at most.
+        line: the user's.
+        hostname: this pod's, as for ``hostfiles.of_job``.
+
+    Raises:
+        MpibootError: ``hostfile-missing``, ``hostfile-invalid``.
+    """
+    alone = bool(placement.of_line(line)) and not line.hostfiles
+    try:
+        patience = 0.0 if alone else patience
+        found = await hostfiles.of_job(resolved, environ, patience, line.hostfiles, hostname)
+    except MpibootError:
+        if not alone:
+            raise
+        found = JobHostfile(Hostfile("", "", ()), ())
+    hosts = placement.of_line(line, found.hostfile.hosts)
+    if not hosts:
+        return found
+    named = replace(found.hostfile, hosts=hosts)
+    if alone:
+        named = Hostfile("the mpirun line", "-H", hosts, Source.FLAG)
+    return JobHostfile(named, () if alone else found.warnings, is_file=False)
 
 
 def _before_hosts(launcher: LauncherPod, hostfile: Hostfile, mpi: Mpi, line: UserLine) -> Observed:
@@ -189,7 +224,7 @@ async def look(
     mpi = _mpi(launcher, program)
     own = await asyncio.to_thread(_own_facts, launcher)
     line = mpirun_line.read(program, mpi.family)
-    found = await hostfiles.of_job(launcher.resolved, launcher.environ, 0.0, line.hostfiles)
+    found = await find_hosts(launcher.resolved, launcher.environ, 0.0, line)
     before = _before_hosts(launcher, found.hostfile, mpi, line)
     pairs = _pairs(launcher)
     passed = await gate.probe_once(
@@ -319,13 +354,13 @@ async def needs_key(
     Raises:
         MpibootError: ``hostfile-missing``, ``hostfile-invalid``; ``program-missing``: no mpirun.
     """
-    line: tuple[str, ...] = ()
+    line = UserLine()
     if program:
         found = _detected(environ, program, programs.LONG)
         wanted = resolved.settings.mpi
         family = found.family if wanted is AUTO else wanted
-        line = mpirun_line.read(program, family).hostfiles
-    listed = await hostfiles.of_job(resolved, environ, patience, line)
+        line = mpirun_line.read(program, family)
+    listed = await find_hosts(resolved, environ, patience, line)
     own = socket.gethostname()
     fqdns = pod.own_names(own)
     return not all(names.is_local(host.name, own, fqdns) for host in listed.hostfile.hosts)

@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -116,6 +117,7 @@ class Answers:
         self._running: dict[int, asyncio.Task[None]] = {}
         self._looks: dict[int, LookRequests] = {}
         self._rest = b""
+        self._ranks: dict[str, int] = {}
 
     @cached_property
     def _hosts(self) -> tuple[HostSnapshot, ...]:
@@ -128,7 +130,11 @@ class Answers:
 
     @cached_property
     def _workers(self) -> Workers:
-        return Workers(self._commands, self._folder, self._hosts)
+        hosts = self._hosts
+        if self._ranks:
+            idle = {name: not ranks for name, ranks in self._ranks.items()}
+            hosts = tuple(replace(host, may_idle=idle.get(host.name, True)) for host in hosts)
+        return Workers(self._commands, self._folder, hosts)
 
     async def serve(self) -> None:
         """Answer until the socket is closed; what runs then is cancelled."""
@@ -181,6 +187,9 @@ class Answers:
                 return await ask_workers.unanswered(commands, hosts, words)
             case Request.IN_MPI:
                 return await ask_workers.in_mpi(commands, hosts)
+            case Request.RANKS:
+                self._ranks = await ask_workers.ranks(commands, hosts, self._environ[LAUNCH_ID])
+                return [f"{name} {number}" for name, number in self._ranks.items()]
             case Request.COUNT:
                 strict, over = (word == "1" for word in words)
                 await self._workers.count(strict=strict, over=over)

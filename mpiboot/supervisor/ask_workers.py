@@ -233,6 +233,15 @@ async def in_mpi(commands: HostCommands, hosts: Sequence[HostSnapshot]) -> list[
     return [f"{host.name} {answer.in_mpi}" for host, answer in found if answer.in_mpi]
 
 
+async def ranks(
+    commands: HostCommands, hosts: Iterable[HostSnapshot], launch_id: str
+) -> dict[str, int]:
+    """Count each host's ranks; one that does not answer, or shows no process of it, is left out."""
+    asked = [host for host in hosts if not (host.here and host.may_idle)]
+    found = await _beside_the_job(commands, asked, f"ranks {launch_id}")
+    return {host.name: answer.ranks for host, answer in found if answer.ranks is not None}
+
+
 def _is(host: HostSnapshot, where: str) -> bool:
     """Whether mpirun's name for a host is that host: its own it may have long or short."""
     return host.name in (where, where.partition(".")[0] if host.here else where)

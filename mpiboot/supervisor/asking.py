@@ -27,6 +27,7 @@ class Request(str, Enum):
     EVIDENCE = "evidence"  # why the job failed: HOST PROGRAM SIGNAL OTHER-HOST...
     CONNECTING = "connecting"  # connections that nobody answers, while the job runs: KNOWN...
     IN_MPI = "in-mpi"  # how many ranks have not left MPI, while the job runs
+    RANKS = "ranks"  # how many ranks of the launch each host has, while the job runs
     COUNT = "count"  # what carried the data: STRICT OVER, each 0 or 1
     NOTIFY = "notify"  # how the job ended: ATTEMPT HOLD WHY
     STOP_RANKS = "stop-ranks"  # have ranks save and end: SIGNAL SECONDS

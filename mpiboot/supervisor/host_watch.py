@@ -1,7 +1,7 @@
 """What watches a job's hosts while it runs.
 
 ``ConnectionWatch`` looks for ranks whose connections nobody answers, ``Notices`` hears of workers
-that are ending, and ``UnusedHosts`` names hosts on which mpirun started nothing.
+that are ending, and ``UnusedHosts`` names hosts without a rank.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import _socket as socket
 import os
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -187,10 +187,7 @@ class Notices:
 
 
 class UnusedHosts:
-    """The remote hosts whose use was left to mpirun, and what was seen of them.
-
-    Where the plan can't tell, this is what tells that a job of many hosts runs on few.
-    """
+    """The job's hosts on which mpirun runs nothing: a job of many hosts may run on few."""
 
     def __init__(self, hosts: Collection[str]) -> None:
         """``hosts`` are named as in the hostfile that mpirun gets."""
@@ -201,19 +198,19 @@ class UnusedHosts:
         """Note a launch agent."""
         self._started.add(host)
 
-    def message(self, with_ranks: Collection[str]) -> str:
-        """Name the unused hosts; empty where there are none, or they were named before.
+    def message(self, ranks: Mapping[str, int]) -> str:
+        """Name the hosts without a rank, once; empty where there are none.
 
         Args:
-            with_ranks: the hosts of mpirun's own table of ranks; empty where it wrote none, and
-                then hosts without a launch agent are meant.
+            ranks: how many each host has, as far as that is known; empty where no host was asked,
+                and then hosts without a launch agent are meant.
         """
-        used = with_ranks or self._started
-        # Some mpirun cut names at the first dot.
+        if ranks and not any(ranks.values()):  # none has started yet, or all have ended
+            return ""
         names = self._hosts
-        unused = [name for name in names if not {name, name.partition(".")[0]}.intersection(used)]
+        unused = [name for name in names if not ranks.get(name, name in self._started)]
+        self._hosts = () if ranks or unused else names
         if not unused:
             return ""
-        self._hosts = ()
-        what = "put no rank on" if with_ranks else "started nothing on"
-        return f"mpirun {what} {len(unused)} of {counted(len(names), 'host')}: {first_few(unused)}"
+        what = "no rank runs on" if ranks else "mpirun started no daemon on"
+        return f"{what} {len(unused)} of {counted(len(names), 'host')}: {first_few(unused)}"

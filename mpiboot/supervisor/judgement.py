@@ -29,7 +29,6 @@ from mpiboot.supervisor.state import (
 
 # Hosts that one sentence names.
 LISTED: Final = 8
-_REMOTE_SHELLS: Final = ("ssh", "rsh", "srun", "qrsh", "blaunch", "kubectl")
 
 
 def verdict_of(
@@ -57,24 +56,19 @@ def not_startable(argv: Sequence[str], environ: Mapping[str, str], wrong: OSErro
     return verdict_of("program-missing", f"{argv[0]}: {why}: mpirun was not started")
 
 
-def not_started(state: State, program: str = "") -> Verdict:
-    """Judge an mpirun that starts ranks, or ends, without having started every host's daemon."""
+def not_started(state: State) -> Verdict:
+    """Judge an mpirun that failed before it had started every host's daemon."""
     hosts = in_order(state, state.no_agent)
     count = len(state.job.hosts)
-    where = "past mpiboot's launch agent" if program in _REMOTE_SHELLS else "on the launcher"
-    runs = f"runs {program} {where}, but " if program else ""
-    message = f"mpirun {runs}started no daemon on {first_few(hosts, LISTED)} "
+    message = f"mpirun started no daemon on {first_few(hosts, LISTED)} "
     message += f"({len(hosts)} of {count} remote hosts)"
-    message += ": the job would run on fewer hosts" if program else ""
     evidence = tuple(f"{name}: {why}" for name, why in state.job.obstacles)
     return verdict_of("agent-not-started", message, hosts[0] if count == 1 else "", evidence)
 
 
 def launch_timeout(state: State) -> Verdict:
     """Judge a launch that took too long."""
-    if state.no_agent and not state.no_daemon - state.no_agent:
-        return not_started(state)
-    hosts = in_order(state, state.no_daemon)
+    hosts = in_order(state, state.no_daemon - state.no_agent)
     lines = tuple(f"{host}: {_standing(state, host)}" for host in hosts[:LISTED])
     message = (
         f"{first_few(hosts, LISTED)} ({len(hosts)} of {len(state.job.hosts)} remote hosts) "
@@ -87,8 +81,6 @@ def launch_timeout(state: State) -> Verdict:
 
 def _standing(state: State, host: str) -> str:
     daemon = state.job.family.daemon
-    if host in state.no_agent:
-        return "mpirun started no agent for it"
     if host in state.ended_unjoined:
         return f"its agent ended with 0, but no {daemon} joined"
     if host in state.connected:
@@ -204,8 +196,6 @@ def _judge(state: State) -> Verdict:
         return ranks_waiting(state) if waited else cause
     if state.signal:
         return _by_signal(state)
-    if state.no_agent and not state.losses and _status(state) == 0:
-        return not_started(state)
     return _by_program(state) or _by_loss(state) or _by_mpi(state) or _by_rank(state) or _own(state)
 
 
@@ -358,7 +348,8 @@ def _passed_on(loss: Loss, status: int) -> bool:
 
 def _lost(state: State, first: Loss, losses: tuple[Loss, ...]) -> Verdict:
     killed = tuple(loss.host for loss in losses if loss.status == -SIGKILL)
-    if state.no_agent and len(killed) == len(losses):  # so 4.1 ends a tree that can't be built
+    # So 4.1 ends a tree of daemons that can't be built, which a parameter asks for.
+    if state.no_agent and state.job.obstacles and len(killed) == len(losses):
         return replace(not_started(state), killed=True)
     named = first.host == state.lost_daemon or _passed_on(first, _status(state))
     if len(killed) > 1 and first.host in killed and not named:
@@ -488,7 +479,7 @@ def _own(state: State) -> Verdict:
         return Verdict(status, "", known, failed=_MPIRUN)
     if status - BY_SIGNAL in _OF_RANKS:
         return Verdict(status, "", f"a rank was ended by {signal_name(status - BY_SIGNAL)}")
-    if state.no_agent:
+    if none or (state.no_agent and state.job.obstacles):
         hosts = in_order(state, state.no_agent)
         evidence = not_started(state).evidence
         message = f"mpirun ended with {status} and started no daemon on {first_few(hosts, LISTED)}"

@@ -30,7 +30,6 @@ from mpiboot.supervisor.processes import (
     joined,
     pause,
     peers,
-    running,
     send,
     survivors,
 )
@@ -42,6 +41,7 @@ from mpiboot.supervisor.state import (
     AgentStarted,
     AskForRanksInMpi,
     CheckHost,
+    CountRanks,
     DaemonJoined,
     Event,
     Finish,
@@ -53,7 +53,6 @@ from mpiboot.supervisor.state import (
     MpirunEnded,
     Phase,
     RankEnded,
-    RankSeen,
     RanksInMpi,
     RanksLeft,
     ReleaseMpirun,
@@ -99,21 +98,23 @@ class Mpirun:
         self._loop = loop
         self._signals = signals
         self._oom_kills = oom_kills
-        self._remotes = {remote.name: remote for remote in spec.daemons}
+        self._remotes = {remote.name: remote for remote in spec.remote_hosts}
         self._family = FAMILIES.get(spec.family, UNKNOWN)
-        self.streams = MpirunStreams(loop, stderr, self._ranks_ended, spec, self._family)
+        self.streams = MpirunStreams(
+            loop, stderr, self._ranks_ended, spec, self._family, self._one_rank_each
+        )
         self._deadlines: dict[Timer, float] = {}
         self._checks = HostChecks(self._loop, self._answered)
         self._agents = Agents(
             loop, self.folder, self._remotes, lambda: self._state.agents, self._feed
         )
-        self._unused = UnusedHosts(spec.left_to_mpirun)
-        self._started_by: float | None = None
-        seconds = spec.connect_check if spec.daemons else 0.0
+        self._unused = UnusedHosts(tuple(self._remotes))
+        seconds = spec.connect_check if spec.remote_hosts else 0.0
         self._connecting = ConnectionWatch(
             queries, seconds, lambda message: self._feed(Unanswered(message))
         )
         self._ranks_in_mpi = Question(queries, Request.IN_MPI, self._ranks_told)
+        self._ranks = Question(queries, Request.RANKS, self._name_unused)
         self._look_step, self._look_at = _LOOK_FIRST, 0.0
         # A terminal's Ctrl-C reaches all of its foreground group: with mpirun in ours it gets
         # that, and reads the terminal; without a terminal each signal comes to us alone.
@@ -130,6 +131,7 @@ class Mpirun:
                 spec.remote,
                 launcher_ranks=spec.hosts > len(self._remotes),
                 end_stuck=spec.end_stuck,
+                end_late=spec.end_late,
             )
         )
         self._notices = Notices(
@@ -171,15 +173,14 @@ class Mpirun:
     def result(self) -> Verdict:
         """Wait for the end, and judge it."""
         self._do(self._first)
-        if self.spec.left_to_mpirun:
-            self._started_by = time.monotonic() + self.spec.launch_timeout
         while self.verdict is None:
             self._turn()
         if not self.verdict.code:
-            self._try("what looks for unused hosts", self._name_unused)
+            self._try("what names unused hosts", lambda: self._name_unused([]))
         self._notices.close()
         self._connecting.stop()
         self._ranks_in_mpi.stop()
+        self._ranks.stop()
         self._saving.release()
         self._agents.ignore()
         return self._placed(self.verdict)
@@ -203,7 +204,7 @@ class Mpirun:
         goes = self._state.phase is not Phase.ENDING
         look_at = self._look_at if launching else None
         watchers = [item for item in self._watchers if goes or item is self._saving]
-        maybe = (look_at, self._started_by, *(item.due for item in watchers))
+        maybe = (look_at, *(item.due for item in watchers))
         times = [*self._deadlines.values(), *self._checks.deadlines(), *self._agents.deadlines()]
         times += [due for due in maybe if due is not None]
         self._loop.wait(min(times, default=None))
@@ -213,9 +214,6 @@ class Mpirun:
             if when <= now and self._deadlines.pop(timer, None) is not None:
                 self._feed(TimerFired(timer))
         self._try("what asks hosts for an answer", lambda: self._checks.give_up(now))
-        if self._started_by is not None and self._started_by <= now:
-            self._started_by = None
-            self._try("what looks for unused hosts", self._name_unused)
         for watcher in watchers:
             if not self._try("what watches the job's hosts", watcher.look):
                 self._watchers.remove(watcher)
@@ -236,10 +234,19 @@ class Mpirun:
             return False
         return True
 
-    def _name_unused(self) -> None:
-        message = self._unused.message(mpirun_messages.hosts_with_ranks(self.folder))
+    def _name_unused(self, lines: list[str]) -> None:
+        """Name hosts without a rank, by the lines of each host with how many it has."""
+        counts = (line.rpartition(" ") for line in lines)
+        message = self._unused.message({host: int(number) for host, _, number in counts})
         if message:
-            log.warning("unused-hosts", message)
+            obstacles = "".join(f"; {name}: {why}" for name, why in self.spec.obstacles)
+            log.warning("unused-hosts", f"{message}{obstacles}")
+
+    def _one_rank_each(self) -> tuple[str, ...]:
+        """Give the job's hosts in order where each has one rank: as many as were started."""
+        used = [host for host in self._remotes if host not in self._state.no_agent]
+        alone = self.spec.ranks == len(used) and self.spec.hosts == len(self._remotes)
+        return tuple(used) if alone else ()
 
     def _feed(self, event: Event) -> None:
         if isinstance(event, AgentStarted):
@@ -267,8 +274,10 @@ class Mpirun:
                     self._saving.release()
                     found = survivors(self.child, self.folder, reaped=False)
                     send([self.child, *found], signal.SIGKILL)
-                case AskForRanksInMpi():
-                    self._try("what asks for ranks in MPI", self._ranks_in_mpi.ask)
+                case CountRanks() | AskForRanksInMpi():
+                    ranks = isinstance(action, CountRanks)
+                    question = self._ranks if ranks else self._ranks_in_mpi
+                    self._try("what counts ranks", question.ask)
                 case CheckHost(host=host):
                     self._ask(host)
                 case Say(level=level, event=event, message=message, host=host):
@@ -315,21 +324,18 @@ class Mpirun:
     # What is asked
 
     def _look(self) -> None:
-        """Look at mpirun once: what it runs here, and whose daemons are connected to it."""
-        begun, state = time.process_time(), self._state
-        agents = [pid for _, pid in state.agents]
-        seen = running(self.child, agents, self._family.proxies, Processes())
-        self._agents.read()  # an agent is started before any rank is
-        if seen.program and seen.settled:
-            self._feed(RankSeen(seen.program))
-        if seen.mpiruns and not state.joins_unseen:
+        """Look at mpirun once: whose daemons are connected to it."""
+        begun, mpiruns = time.process_time(), tuple(find_mpiruns(self.child, Processes()))
+        self._agents.read()
+        if mpiruns and not self._state.joins_unseen:
             try:
-                connections = peers(seen.mpiruns)
+                connections = peers(mpiruns)
             except OSError as wrong:
                 self._feed(JoinsUnseen(f"/proc: {wrong.strerror}"))
             else:
-                waiting = [item for item in self.spec.daemons if item.name in self._state.no_daemon]
-                for host in joined(waiting, self.spec.daemons, connections):
+                hosts, late = self.spec.remote_hosts, self._state.no_daemon
+                waiting = [item for item in hosts if item.name in late]
+                for host in joined(waiting, hosts, connections):
                     self._feed(DaemonJoined(host))
         self._look_step = pause(self._look_step, time.process_time() - begun)
         self._look_at = time.monotonic() + self._look_step

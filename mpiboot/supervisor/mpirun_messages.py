@@ -177,20 +177,13 @@ class MpirunMessages(MpirunPipe):
 
 def host_of(folder: str, rank: int) -> str:
     """Look a rank's host up in mpirun's own table; empty where it is not there."""
-    return _rank_table(folder).get(rank, "")
-
-
-def hosts_with_ranks(folder: str) -> frozenset[str]:
-    """Give the hosts that have ranks by mpirun's own table; empty where it wrote none."""
-    return frozenset(_rank_table(folder).values())
-
-
-def _rank_table(folder: str) -> dict[int, str]:
     try:
         with open(f"{folder}/{PLACEMENT}", encoding="utf-8", errors="replace") as file:
-            return {int(found[1]): found[2] for found in _PLACED.finditer(file.read())}
+            return {int(found[1]): found[2] for found in _PLACED.finditer(file.read())}.get(
+                rank, ""
+            )
     except OSError:
-        return {}
+        return ""
 
 
 # Hydra: MPICH and Intel MPI
@@ -243,7 +236,7 @@ class HydraMessages(MpirunPipe):
         self,
         reader: int,
         write: Callable[[bytes], None],
-        hosts: tuple[str, ...],
+        hosts: Callable[[], tuple[str, ...]],
         *,
         take_out: bool,
     ) -> None:
@@ -252,7 +245,7 @@ class HydraMessages(MpirunPipe):
         Args:
             reader: its end.
             write: forwards.
-            hosts: the job's hosts in order, where each has exactly one rank.
+            hosts: gives the job's hosts in order, where each has exactly one rank.
             take_out: remove the lines with statuses, which only mpiboot wanted.
         """
         super().__init__(reader, write, ends_with_stream=True)
@@ -270,7 +263,7 @@ class HydraMessages(MpirunPipe):
             if not (self._listing and self._is_listed(held)) or not self._take_out:
                 shown += held
             held = b""
-            ends += first_failure(self._statuses, self._hosts)
+            ends += first_failure(self._statuses, self._hosts())
         return shown, held, ends
 
     def _killed(self, shown: bytes) -> list[RankEnded]:
@@ -282,8 +275,8 @@ class HydraMessages(MpirunPipe):
             return []
         host = found[2].decode("utf-8", "replace")
         rank = int(found[1]) if found[1] else None
-        if rank is None and host in self._hosts:
-            rank = self._hosts.index(host)
+        if rank is None and host in self._hosts():
+            rank = self._hosts().index(host)
         return [RankEnded(rank, RankEnd.SIGNAL, host, int(found[3]) & _SIGNAL)]
 
     def _without_statuses(self, text: bytes) -> tuple[bytes, bytes]:
@@ -335,6 +328,7 @@ class MpirunStreams:
     tell: Callable[[list[RankEnded]], None]
     spec: LaunchSpec
     family: Family
+    one_rank_each: Callable[[], tuple[str, ...]]
 
     def __post_init__(self) -> None:
         self.stdout: OutputWriter | None = None  # where that is forwarded
@@ -385,5 +379,5 @@ class MpirunStreams:
         if self.family.drops_output:
             pipes.add(MpirunPipe(reader, stdout.write, ends_with_stream=True))
             return
-        hosts, take_out = self.spec.one_rank_each, self.spec.exit_codes
-        pipes.add(HydraMessages(reader, stdout.write, hosts, take_out=take_out))
+        take_out = self.spec.exit_codes
+        pipes.add(HydraMessages(reader, stdout.write, self.one_rank_each, take_out=take_out))

@@ -41,19 +41,6 @@ _SHARE: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class RunningPrograms:
-    """What mpirun runs on this pod.
-
-    ``mpiruns`` are the processes that are mpirun itself; ``program`` names a rank, empty where
-    there is none; ``settled`` is false while a child is not yet the program that it executes.
-    """
-
-    mpiruns: tuple[int, ...]
-    program: str
-    settled: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Peer:
     """A connection of mpirun: the other end's address, and this end's."""
 
@@ -149,37 +136,6 @@ def pause(before: float, took: float) -> float:
     return max(min(before * _GROWTH, _LAST), took / _SHARE)
 
 
-def running(
-    child: int, agents: Iterable[int], proxies: tuple[str, ...], table: Processes
-) -> RunningPrograms:
-    """Look at what mpirun has started on this pod.
-
-    Args:
-        child: the process that was started as mpirun; a wrapper script may be above the real one.
-        agents: pids of the agents that have reported.
-        proxies: names of daemons that this MPI runs on its own host, above its ranks there.
-        table: the process table of this look.
-    """
-    known = frozenset(agents)
-    mpiruns = tuple(find_mpiruns(child, table))
-    program, settled = "", True
-    for mpirun in mpiruns:
-        image = table.program(mpirun)
-        for pid in table.children(mpirun):
-            path = "" if pid in known or pid in mpiruns else table.program(pid)
-            if not path:
-                continue
-            words = table.arguments(pid)
-            # A process that just executes a program shows no words for a moment.
-            if path == image or not words[0] or _is_agent(words):
-                settled = False
-            elif table.name(pid) in proxies:
-                program = program or _below(pid, path, table)
-            else:
-                program = program or table.name(pid)
-    return RunningPrograms(mpiruns, program, settled)
-
-
 def find_mpiruns(child: int, table: Processes) -> Iterator[int]:
     """Find mpirun itself at or below the process that was started."""
     queue = [child]
@@ -189,19 +145,6 @@ def find_mpiruns(child: int, table: Processes) -> Iterator[int]:
             yield pid
         else:
             queue += table.children(pid)
-
-
-def _below(proxy: int, image: str, table: Processes) -> str:
-    for pid in table.children(proxy):
-        path = table.program(pid)
-        if path and path != image:
-            return table.name(pid)
-    return ""
-
-
-def _is_agent(arguments: list[str]) -> bool:
-    """Whether it is a launch agent: `sh PATH/libexec/agent ...`, or what it becomes as it waits."""
-    return any(word.endswith("/libexec/agent") for word in arguments[:3])
 
 
 def peers(mpiruns: Iterable[int]) -> list[Peer]:

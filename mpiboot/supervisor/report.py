@@ -267,7 +267,7 @@ def write_record(
         "exit": end.code,
         "reference": reference,
         "reason": reason,
-        "hosts": spec.with_ranks if spec else (),
+        "hosts": spec.all_hosts if spec else (),
         "ranks": spec.ranks if spec else None,
         "seconds": round(seconds, 3),
         "phases": phases(times),

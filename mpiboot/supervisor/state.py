@@ -17,7 +17,8 @@ from mpiboot.core.setting_types import LogLevel
 class Timer(str, Enum):
     """What has a time limit; ``verdicts.DELAYS`` has their lengths."""
 
-    LAUNCH = "launch"  # every daemon has joined
+    LAUNCH = "launch"  # every daemon that mpirun starts has joined
+    RANKS = "ranks"  # ... and no other one for a while: ranks run where they are to run
     LOST_DAEMON = "lost-daemon"  # mpirun ends by itself after it lost a daemon
     SUSPENSION = "suspension"  # a lost host turns out to be a job that is being suspended
     HOST_CHECK = "host-check"  # a host answers
@@ -73,13 +74,6 @@ class JoinsUnseen:
     """Connections can't be listed here: a connected ssh counts as joined."""
 
     why: str
-
-
-@dataclass(frozen=True, slots=True)
-class RankSeen:
-    """Mpirun runs a program on this pod, and every agent that it has started has reported."""
-
-    program: str
 
 
 class RankEnd(str, Enum):
@@ -193,7 +187,6 @@ Event: TypeAlias = (
     | AgentEnded
     | DaemonJoined
     | JoinsUnseen
-    | RankSeen
     | RankEnded
     | RanksLeft
     | RanksInMpi
@@ -240,6 +233,11 @@ class ReleaseMpirun:
 @dataclass(frozen=True, slots=True)
 class AskForRanksInMpi:
     """Count the ranks that have not called MPI_Finalize; ``RanksInMpi`` follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class CountRanks:
+    """Count the ranks of each host, and name those without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,6 +311,7 @@ Action: TypeAlias = (
     | SessionOver
     | ReleaseMpirun
     | AskForRanksInMpi
+    | CountRanks
     | StartTimer
     | KillMpirun
     | CheckHost
@@ -326,20 +325,17 @@ class Family:
     """How one MPI behaves at the end of a job: one row for each family.
 
     ``daemon`` is its program on the workers. ``lost`` are mpirun's exit statuses after it
-    has lost a daemon. ``proxies`` are the names of daemons that it runs on its own host;
-    its ranks there are their children, else mpirun's. ``lacking`` are its statuses
-    that may mean that some host can't run the program. ``writes_nul`` where it
-    writes NUL bytes of its own to stderr. ``daemons_follow`` where daemons that had joined fail
-    over a job that failed, so that their own status tells of no loss. ``mixes_statuses`` where
-    its status combines those of all ranks in one number; it lists them on stdout
-    (``mpirun_messages``). ``attached`` where no daemon ever detaches: it ends
-    with 0 after its ranks alone. ``drops_output`` where mpirun may drop at its end what its stdout
+    has lost a daemon. ``lacking`` are its statuses that may mean that some host can't run the
+    program. ``writes_nul`` where it writes NUL bytes of its own to stderr. ``daemons_follow`` where
+    daemons that had joined fail over a job that failed, so that their own status tells of no loss.
+    ``mixes_statuses`` where its status combines those of all ranks in one number; it lists them on
+    stdout (``mpirun_messages``). ``attached`` where no daemon ever detaches: it ends with 0 after
+    its ranks alone. ``drops_output`` where mpirun may drop at its end what its stdout
     or stderr has not taken (docs/reference/open-mpi-output.md).
     """
 
     daemon: str
     lost: frozenset[int]
-    proxies: tuple[str, ...]
     codes: tuple[tuple[int, str], ...] = ()
     lacking: frozenset[int] = frozenset()
     writes_nul: bool = False
@@ -349,7 +345,6 @@ class Family:
     drops_output: bool = False
 
 
-_HYDRA: Final = ("hydra_pmi_proxy", "hydra_bstrap_pr")
 _CODES_4: Final = (
     (110, "the program did not end within mpirun's own --timeout"),
     (132, "a rank was ended by SIGILL, or mpirun could not execute the program on some host"),
@@ -378,13 +373,12 @@ _CODES_HYDRA: Final = (
     ),
 )
 # Measured with 4.1.4: 205 is "lost communication with a remote daemon", 255 ssh's.
-_OPENMPI_4: Final = Family("orted", frozenset((205, 255)), (), _CODES_4, _LACK_4, drops_output=True)
+_OPENMPI_4: Final = Family("orted", frozenset((205, 255)), _CODES_4, _LACK_4, drops_output=True)
 # 4.0 waits for ever after a failed ssh. What an mpirun that was signalled returns (Open MPI 1,
 # MPICH 0, 2, 15 or 255) is not taken for the job's status.
 _OF_HYDRA: Final = Family(
     "hydra_pmi_proxy",
     _HYDRA_FAILED,
-    _HYDRA,
     _CODES_HYDRA,
     _LACK_HYDRA,
     daemons_follow=True,
@@ -399,7 +393,6 @@ FAMILIES: Final = {
     "openmpi5": Family(
         "prted",
         frozenset((0, 255)),
-        (),
         _CODES_5,
         _LACK_5,
         writes_nul=True,
@@ -409,7 +402,7 @@ FAMILIES: Final = {
     "mpich": _OF_HYDRA,
     "intel": _OF_HYDRA,
 }
-UNKNOWN: Final = Family("daemon", frozenset((0, 255)), _HYDRA)
+UNKNOWN: Final = Family("daemon", frozenset((0, 255)))
 
 # Signal numbers of Linux, the same on every architecture that runs MPI.
 SIGNALS: Final = {
@@ -462,7 +455,8 @@ class Job:
 
     ``tolerates_failure`` where the job may be meant to go on without a rank that ended badly;
     ``stop_signal`` asks its ranks to save and end; ``remote`` is what the agents run.
-    ``launcher_ranks`` where this pod has ranks, too; ``end_stuck`` where a suspicion may end it.
+    ``launcher_ranks`` where this pod may have ranks, too; ``end_stuck`` where a suspicion may end
+    it, and ``end_late`` where the user set the time in which daemons have to join.
     """
 
     family: Family
@@ -475,6 +469,7 @@ class Job:
     remote: str = "ssh"
     launcher_ranks: bool = False
     end_stuck: bool = False
+    end_late: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -559,6 +554,12 @@ class State:
     def has_agent(self, host: str) -> bool:
         """Whether a host whose agent ended has another one; few have had several."""
         return host in self.started_again and any(its == host for its, _ in self.agents)
+
+    @property
+    def launched(self) -> bool:
+        """Whether ranks may run: every daemon that mpirun has started so far has joined."""
+        begun = len(self.no_agent) < len(self.job.hosts) and self.no_daemon <= self.no_agent
+        return self.phase is Phase.RUNNING or (self.phase is Phase.LAUNCHING and begun)
 
     @property
     def being_ended(self) -> bool:

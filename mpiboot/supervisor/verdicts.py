@@ -20,7 +20,6 @@ from mpiboot.supervisor.judgement import (
     judge,
     launch_timeout,
     no_answer,
-    not_started,
     pod_ending,
     pool_lost,
     program_missing,
@@ -39,6 +38,7 @@ from mpiboot.supervisor.state import (
     AgentStarted,
     AskForRanksInMpi,
     CheckHost,
+    CountRanks,
     DaemonJoined,
     Event,
     Finish,
@@ -53,7 +53,6 @@ from mpiboot.supervisor.state import (
     PoolEnded,
     RankEnd,
     RankEnded,
-    RankSeen,
     RanksInMpi,
     RanksLeft,
     ReleaseMpirun,
@@ -75,6 +74,8 @@ from mpiboot.supervisor.state import (
 # Seconds. A second and a half suffices 4.1 to end after a lost daemon; a suspended job's workers
 # and launcher get their signals within a second or so; a pod's usual grace is 30 s: 20 + 5 fit.
 DELAYS: Final = {
+    # Ranks start within a second or so of the last daemon.
+    Timer.RANKS: 10.0,
     Timer.LOST_DAEMON: 3.0,
     Timer.SUSPENSION: 2.0,
     Timer.HOST_CHECK: 3.0,
@@ -118,7 +119,7 @@ def end(state: State, cause: Verdict | None) -> Step:
 
 def ask(state: State, number: int, *, direct: bool) -> Step:
     """Signal mpirun, and give it its grace; ``direct`` where the terminal has signalled it."""
-    launching = state.phase is Phase.LAUNCHING
+    launching = state.phase is Phase.LAUNCHING and not state.launched
     seconds = min(state.job.grace, _LAUNCH_GRACE) if launching else state.job.grace
     state = replace(
         state,
@@ -195,7 +196,7 @@ def signalled(state: State, event: Signalled) -> Step:
         return state, ()
     if not state.stage:
         # A terminal has signalled mpirun already, and before all daemons have joined no rank runs.
-        if state.phase is Phase.RUNNING and state.job.grace and not event.direct:
+        if state.launched and state.job.grace and not event.direct:
             return save(state)
         return ask(state, event.number, direct=event.direct)
     if not again:
@@ -207,7 +208,7 @@ def host_ending(state: State, event: HostEnding) -> Step:
     """End a job that is losing a pod while all of its ranks can still save."""
     begun = state.being_ended or state.losses
     known = event.host in state.job.hosts
-    if begun or not known or state.phase is not Phase.RUNNING or not state.job.grace:
+    if begun or not known or not state.launched or not state.job.grace:
         return state, ()
     state, actions = save(replace(state, cause=pod_ending(event.host)))
     message = "its pod is being ended: all ranks of the job get time to save"
@@ -216,7 +217,7 @@ def host_ending(state: State, event: HostEnding) -> Step:
 
 def _pass_on(state: State, event: Signalled) -> tuple[Action, ...]:
     """Forward a signal of the program's own to mpirun, where it has ranks that can get it."""
-    if state.phase is Phase.LAUNCHING and not state.joins_unseen:
+    if state.phase is Phase.LAUNCHING and not (state.launched or state.joins_unseen):
         # 5.0 takes each daemon that isn't there yet for an error.
         message = f"{signal_name(event.number)} is not forwarded: no rank runs yet"
         return (Say(LogLevel.INFO, "signal", message),)
@@ -247,7 +248,8 @@ _DROPPED: Final = (
 
 def host_ended(state: State) -> Step:
     """Watch a job after all ranks of one host have ended well."""
-    over = state.phase is Phase.RUNNING and state.ended_well.issuperset(state.job.hosts)
+    used = frozenset(state.job.hosts) - state.no_agent
+    over = state.launched and state.ended_well >= used
     if over and not state.agents:
         # Ranks in this pod have no agent, and may run for long after MPI_Finalize.
         return (state, ()) if state.job.launcher_ranks else start(state, Timer.DAEMONS_ENDED)
@@ -286,7 +288,7 @@ def ranks_in_mpi(state: State, event: RanksInMpi) -> Step:
 def unanswered(state: State, event: Unanswered) -> Step:
     """Handle a rank that has tried to connect to another host for more than a minute."""
     over = state.being_ended or state.ended is not None
-    if over or state.losses or state.phase is not Phase.RUNNING:
+    if over or state.losses or not state.launched:
         return state, ()
     if not event.message:
         return replace(state, suspected=""), ()
@@ -367,14 +369,34 @@ def _daemon_joined(state: State, event: DaemonJoined) -> Step:
         actions += (Say(LogLevel.WARNING, "launch", what, event.host),)
     no_agent, no_daemon = state.no_agent - {event.host}, state.no_daemon - {event.host}
     state = replace(state, no_agent=no_agent, no_daemon=no_daemon)
-    if state.phase is Phase.LAUNCHING and not state.no_daemon:
-        state = stop(replace(state, phase=Phase.RUNNING), Timer.LAUNCH)
-        count = len(state.job.hosts)
-        text = f"all {count} remote daemons joined" if count > 1 else "the remote daemon joined"
-        return state, (*actions, Say(LogLevel.INFO, "joined", text))
-    if state.phase is Phase.LAUNCHING:
-        actions += (StartTimer(Timer.LAUNCH, state.job.launch_timeout),)
-    return state, actions
+    if state.phase is not Phase.LAUNCHING:
+        return state, actions
+    state, counting = start(state, Timer.RANKS)
+    actions += counting
+    if not state.no_daemon:
+        state, joined = _launched(state)
+        return state, (*actions, *joined)
+    return state, (*actions, StartTimer(Timer.LAUNCH, state.job.launch_timeout))
+
+
+def _launched(state: State) -> Step:
+    """End the launch: every daemon that mpirun has started has joined."""
+    state = stop(replace(state, phase=Phase.RUNNING), Timer.LAUNCH)
+    count = len(state.job.hosts)
+    text = f"all {count} remote daemons joined" if count > 1 else "the remote daemon joined"
+    if state.no_agent:
+        text = f"{count - len(state.no_agent)} remote daemons joined, on {count} remote hosts"
+    return state, (Say(LogLevel.INFO, "joined", text),)
+
+
+def _ranks_started(state: State) -> Step:
+    """Have ranks counted, unless a daemon is still to join; mpirun decides which hosts it uses."""
+    if state.no_daemon - state.no_agent:
+        return state, ()
+    launching = state.phase is Phase.LAUNCHING
+    state, actions = _launched(state) if launching else (state, ())
+    alone = len(state.job.hosts) == 1 and not state.job.launcher_ranks
+    return state, (*actions, *(() if alone else (CountRanks(),)))
 
 
 def _agent_ended(state: State, event: AgentEnded) -> Step:
@@ -395,7 +417,9 @@ def _agent_ended(state: State, event: AgentEnded) -> Step:
         event.status,
         event.words,
         sure=by_ssh(event.status) and not event.signalled,
-        joined=event.host not in state.no_daemon,
+        # Of a host that is none of the job's only its session is seen.
+        joined=event.host not in state.no_daemon
+        and (event.host in state.connected or event.host in state.job.hosts),
         after=state.ended is not None,
         remote=state.job.remote,
     )
@@ -444,12 +468,6 @@ def _ask(state: State, hosts: tuple[str, ...], actions: tuple[Action, ...]) -> S
     state, begun = start(state, Timer.HOST_CHECK)
     state = replace(state, being_checked=state.being_checked | set(wanted))
     return state, (*actions, *begun, *(CheckHost(host) for host in wanted))
-
-
-def _rank_seen(state: State, event: RankSeen) -> Step:
-    if state.phase is not Phase.LAUNCHING or not state.no_agent:
-        return state, ()
-    return end(state, not_started(state, event.program))
 
 
 def _reported(state: State, event: RankEnded) -> State:
@@ -529,8 +547,16 @@ def _host_checked(state: State, event: HostChecked) -> Step:
 def _launch_over(state: State) -> Step:
     if state.losses:
         return end(state, None)
-    if not state.joins_unseen or state.no_agent or state.ended_unjoined:
-        return end(state, launch_timeout(state))
+    if not state.no_daemon - state.no_agent:
+        return _ranks_started(state)
+    if not state.joins_unseen or state.ended_unjoined:
+        late = launch_timeout(state)
+        if state.job.end_late:
+            return end(state, late)
+        message = "; ".join((late.message, *late.evidence))
+        message += "; the job goes on (a MPIBOOT_LAUNCH_TIMEOUT of yours would end it)"
+        state = replace(state, pending=state.pending | {Timer.LAUNCH})
+        return state, (Say(LogLevel.WARNING, "launch", message), StartTimer(Timer.LAUNCH, _AGAIN))
     # Agents that aren't ssh never report that they are connected: nothing here can judge them.
     message = "it is not known whether every daemon joined: mpiboot only waits for mpirun"
     running = replace(state, phase=Phase.RUNNING, no_daemon=frozenset())
@@ -555,6 +581,7 @@ def _ask_again(state: State) -> Step:
 
 _TIMES_UP: Final[Mapping[Timer, Callable[[State], Step]]] = {
     Timer.LAUNCH: _launch_over,
+    Timer.RANKS: _ranks_started,
     Timer.LOST_DAEMON: lambda state: end(state, None),
     Timer.DAEMONS_ENDED: daemons_ended,
     # Ranks of a host have all ended: are others still in MPI?
@@ -581,7 +608,6 @@ _RULES: Final[Mapping[type[Event], Callable[[State, Any], Step]]] = {
     AgentEnded: _agent_ended,
     DaemonJoined: _daemon_joined,
     JoinsUnseen: _joins_unseen,
-    RankSeen: _rank_seen,
     RankEnded: _rank_ended,
     HostEnding: host_ending,
     PoolEnded: pool_ended,

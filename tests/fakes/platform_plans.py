@@ -235,7 +235,7 @@ def text(plan: Plan, line: str) -> str:
     parts = {
         "argv": [shlex.join(plan.argv)],
         "hostfile": plan.hostfile.splitlines(),
-        "daemons": [f"{len(plan.daemons)}: {' '.join(plan.daemons)}"],
+        "remote hosts": [" ".join(plan.remote_hosts)],
         "ranks": [str(plan.ranks)],
         "set": [f"{name}={value}" for name, value in sorted(plan.set_env.items())],
         "removed": list(plan.unset_env),

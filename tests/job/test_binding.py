@@ -146,15 +146,26 @@ def test_variables_about_something_else_leave_ranks_unbound(name: str) -> None:
     assert settled(planned("./train", observed(environ={**POD, name: "1"}))) == {BIND["openmpi4"]}
 
 
-def test_5_0_gets_a_mapping_with_more_ranks_than_slots_alone() -> None:
-    """Without one 5.0 starts all of them on the first host."""
+@pytest.mark.parametrize(
+    ("line", "is_set"),
+    [
+        ("-n 9", True),
+        ("-n 9 --bind-to none", True),
+        ("-n 9 --oversubscribe", False),
+        ("-n 9 --map-by :oversubscribe", False),
+        ("-n 9 --map-by node", False),
+        ("--rankfile rf", False),
+    ],
+)
+def test_5_0_gets_the_settings_mapping_unless_the_line_has_a_word_of_it(
+    line: str, *, is_set: bool
+) -> None:
+    """``--oversubscribe`` stands as it is: a mapping beside it would place ranks anew."""
     name = "PRTE_MCA_rmaps_default_mapping_policy"
-    for line in ("--oversubscribe", "--bind-to none --oversubscribe", "--map-by :oversubscribe"):
-        plan = planned(f"mpirun -n 9 {line} ./train", observed("openmpi5"))
-        assert plan.set_env[name] == "slot:oversubscribe"
-    for line in ("--map-by node:oversubscribe", "--rankfile rf --oversubscribe"):
-        assert name not in planned(f"mpirun {line} ./train", observed("openmpi5")).set_env
-    assert name not in planned("mpirun -n 2 ./train", observed("openmpi5")).set_env
+    line = f"mpirun {line} ./train"
+    asked = planned(line, observed("openmpi5"), {"oversubscribe": "true"})
+    assert (asked.set_env.get(name) == "slot:oversubscribe") is is_set
+    assert name not in planned(line, observed("openmpi5")).set_env
 
 
 @both

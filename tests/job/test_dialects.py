@@ -40,7 +40,7 @@ def test_a_series_that_was_not_tried_gets_what_is_safe_and_the_rest_is_named(ver
     assert gone == {item.name for item in dialects.OPENMPI5.constants if "OMPI" in item.name}
     assert newer.set_env.items() <= usual.set_env.items()
     assert newer.argv == ("mpirun", "-n", "4", "./train")
-    assert newer.daemons == usual.daemons
+    assert newer.remote_hosts == usual.remote_hosts
     (message,) = warned(newer)
     assert message.startswith(f"mpirun (Open MPI) {version}: mpiboot was not tried with it")
     assert "OMPI_MCA_btl" in message
@@ -84,7 +84,7 @@ def test_an_unknown_mpi_is_started_by_the_users_own_line_and_by_nothing_else() -
     made = planned("mpirun --hosts /etc/mpi/hostfile -n 4 ./train", replace(seen, mpi=mpi))
     assert made.argv == ("mpirun", "--hosts", "/etc/mpi/hostfile", "-n", "4", "./train")
     assert made.environment(seen.environ) == seen.environ
-    assert (made.daemons, made.left_to_mpirun, made.per_host) == ((), (), {})
+    assert (made.remote_hosts, made.per_host) == ((), {})
     (message,) = warned(made)
     assert message.startswith("/usr/bin/mpirun says 'mpirun 1.0 by someone': mpiboot does not know")
     assert "Left out are" in message

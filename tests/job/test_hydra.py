@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mpiboot.core.facts import Host
-from mpiboot.core.model import Level, MpiFamily, Source
+from mpiboot.core.model import MpiFamily, Source
 from mpiboot.core.settings import resolve
 from mpiboot.job import forward
 from mpiboot.job.dialects import DIALECTS
@@ -215,18 +215,6 @@ def test_an_agent_of_two_words_can_not_be_called() -> None:
 
 
 @each
-def test_fewer_ranks_than_slots_are_told_how_to_spread(family: str) -> None:
-    plan = planned("mpirun -n 2 ./train", observed(family))
-    (found,) = [item for item in plan.findings if item.check == "slots"]
-    assert found.level is Level.WARN
-    assert "`-ppn 1`" in found.hint
-    for line in ("-n 2 -ppn 1", "-n 5", "-n 2 -host w-1.job.ns.svc"):
-        plan = planned(f"mpirun {line} ./train", observed(family))
-        assert not [item for item in plan.findings if "no rank" in item.message]
-        assert failing(plan) == []
-
-
-@each
 def test_mpirun_is_asked_for_exit_codes_by_one_of_the_two(family: str) -> None:
     """Those of mpiboot's own asking are taken out of the program's output."""
     plan = planned("./train", observed(family))
@@ -318,7 +306,6 @@ def test_the_setting_for_slots_is_intels_number_where_the_hostfile_has_none() ->
 def test_a_list_of_hosts_on_intels_line_is_left_to_it() -> None:
     plan = planned("mpirun -hosts w-0.job.ns.svc,w-1.job.ns.svc -n 2 ./train", observed("intel"))
     assert "-machinefile" not in plan.argv
-    assert len(plan.left_to_mpirun) == 2
 
 
 def test_intels_messages_stay_on_the_control_link_unless_they_are_to_go_elsewhere() -> None:

@@ -129,19 +129,23 @@ def test_an_mpirun_by_path_stays_that_path() -> None:
 
 
 @both
-def test_a_placement_that_mpirun_alone_decides_is_one_line_of_the_plan(family: str) -> None:
-    plan = planned("mpirun -n 2 --map-by seq ./train", observed(family))
-    value, source, why = reason(plan, "rank-placement")
-    assert (value, source) == ("left to mpirun", Source.FLAG)
-    assert why.startswith("the mapping seq: mpirun alone decides")
-    assert plan.daemons == ("w-0.job.ns.svc", "w-1.job.ns.svc")
-    assert (plan.ranks, failing(plan), warned(plan)) == (2, [], [])
-    assert plan.left_to_mpirun == plan.daemons
-    other = planned("mpirun -n 2 -H +n1 ./train", observed(family))
-    assert (other.daemons, other.left_to_mpirun) == ((), ("w-0.job.ns.svc", "w-1.job.ns.svc"))
-    usual = planned("mpirun -n 2 --map-by node ./train", observed(family))
-    assert usual.left_to_mpirun == ()
-    assert "rank-placement" not in [item.name for item in usual.decisions]
+@pytest.mark.parametrize(
+    "line",
+    [
+        "-n 2",
+        "-n 9",
+        "-n 4 --map-by slot",
+        "-n 2 --map-by seq",
+        "-n 2 -H +n1",
+        "-n 4 --map-by ppr:4:node",
+    ],
+)
+def test_which_hosts_get_ranks_is_for_mpirun_and_nothing_is_said_before_the_start(
+    family: str, line: str
+) -> None:
+    plan = planned(f"mpirun {line} ./train", observed(family))
+    assert plan.remote_hosts == ("w-0.job.ns.svc", "w-1.job.ns.svc")
+    assert (failing(plan), warned(plan)) == ([], [])
 
 
 @both
@@ -341,24 +345,12 @@ def test_every_variable_that_names_a_hostfile_follows(family: str) -> None:
 
 
 @both
-def test_long_names_go_into_the_copy_and_into_the_list_of_daemons(family: str) -> None:
+def test_long_names_go_into_the_copy_and_into_the_list_of_hosts(family: str) -> None:
     long = {"w-0.job.ns.svc": "w-0.job.ns.svc.cluster.local"}
     plan = planned("./train", observed(family, renamed=long))
     assert "w-0.job.ns.svc.cluster.local slots=2" in plan.hostfile.splitlines()
-    assert plan.daemons == ("w-0.job.ns.svc.cluster.local", "w-1.job.ns.svc")
+    assert plan.remote_hosts == ("w-0.job.ns.svc.cluster.local", "w-1.job.ns.svc")
     assert reason(plan, "fqdn-rewriting")[0] == "1 name"
-
-
-@both
-def test_more_ranks_than_slots_are_said_with_what_is_asked_and_offered(family: str) -> None:
-    plan = planned("mpirun -n 9 ./train", observed(family))
-    assert failing(plan) == []
-    (finding,) = plan.findings
-    assert finding.check == "slots"
-    assert "9 ranks requested" in finding.message
-    assert "2 hosts offer 4 slots" in finding.message
-    assert "MPIBOOT_OVERSUBSCRIBE" in finding.hint
-    assert plan.with_ranks == plan.daemons
 
 
 @both
@@ -374,42 +366,11 @@ def test_more_ranks_than_slots_go_where_that_is_asked_for(family: str) -> None:
     assert plan.set_env[name] == ("1" if family == "openmpi4" else "slot:oversubscribe")
 
 
-@pytest.mark.parametrize(
-    ("value", "refused"), [("1", False), ("true", False), ("0", True), ("no", True)]
-)
-def test_4_is_told_by_its_own_variable_too_that_ranks_may_be_more(
-    value: str, *, refused: bool
-) -> None:
-    """As mpirun 4.1.4 itself reads them."""
-    name = "OMPI_MCA_rmaps_base_oversubscribe"
-    plan = planned("mpirun -n 9 ./train", observed(environ={**POD, name: value}))
-    assert ["refuses more ranks" in item.message for item in plan.findings] == [True] * refused
-    assert name not in plan.set_env
-
-
-@both
-def test_a_host_that_gets_no_rank_is_said(family: str) -> None:
-    plan = planned("mpirun -n 4 ./train", observed(family, listed=hosts(4, 4)))
-    assert failing(plan) == []
-    assert "1 of 2 hosts will get no rank: w-1.job.ns.svc" in plan.findings[0].message
-    assert "--map-by node" in plan.findings[0].hint
-    assert plan.with_ranks == ("w-0.job.ns.svc",)
-
-
-@both
-def test_two_hosts_with_all_ranks_on_the_first_are_fine_where_the_line_asks_for_it(
-    family: str,
-) -> None:
-    plan = planned("mpirun -n 4 --map-by slot ./train", observed(family, listed=hosts(4, 4)))
-    assert failing(plan) == []
-    assert "1 of 2 hosts will get no rank" in warned(plan)[0]
-
-
 @both
 def test_the_launchers_own_host_needs_no_daemon(family: str) -> None:
     own = Host("launcher.job.ns.svc", 2, slots_given=True)
     plan = planned("./train", observed(family, listed=(own, *hosts(2)), local=(own,)))
-    assert plan.daemons == ("w-0.job.ns.svc",)
+    assert plan.remote_hosts == ("w-0.job.ns.svc",)
     assert plan.ranks == 4
 
 
@@ -614,8 +575,7 @@ def test_programs_of_one_line_may_have_a_hostfile_each(family: str) -> None:
     assert list(plan.more_hostfiles.values()) == ["w-0 slots=2\n", "w-1.job slots=3\nw-0 slots=1\n"]
     words = " ".join(plan.argv)
     assert f"--hostfile {first} -n 2 ./one : --hostfile {second} -n 2 ./two" in words
-    assert plan.daemons == ("w-0", "w-1.job")
-    assert reason(plan, "rank-placement")[0] == "left to mpirun"
+    assert plan.remote_hosts == ("w-0", "w-1.job")
 
 
 @pytest.mark.parametrize(
@@ -702,11 +662,3 @@ def test_nat_ends_a_job_of_open_mpi_alone() -> None:
         seen_at = replace(good, own="10.0.0.1", seen="10.1.0.1")
         (found,) = pair_findings(planned("./train", seen), seen, [seen_at])
         assert found.level is level
-
-
-def test_hosts_that_get_no_rank_need_not_reach_each_other() -> None:
-    seen = observed(listed=hosts(2, 2))
-    first, second = (host.name for host in seen.hostfile.hosts)
-    dropped = Dial(first, second, "10.244.0.11", 4000, 2.0, Reached.SILENT)
-    assert pair_findings(planned("mpirun -n 2 ./train", seen), seen, [dropped]) == ()
-    assert pair_findings(planned("mpirun -n 3 ./train", seen), seen, [dropped]) != ()

@@ -36,7 +36,7 @@ def test_what_holds_for_every_plan(platform: str, mpi: str) -> None:
         assert "/opt/agent" in plan.set_env.values()
         copy = "/run/mpiboot/launcher/launch/hostfile"
         assert copy in plan.set_env.values()
-        assert len(plan.hostfile.splitlines()) == len(plan.daemons) + bool(sample.own)
+        assert len(plan.hostfile.splitlines()) == len(plan.remote_hosts) + bool(sample.own)
         # What says who this pod is must not reach ranks on others.
         environment = plan.environment(seen(platform, mpi).environ)
         if mpi in ("mpich-4.0", "mpich-5.0", "intel"):

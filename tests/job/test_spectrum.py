@@ -43,7 +43,9 @@ def test_it_is_read_and_started_as_open_mpi_4_but_for_what_carries_messages() ->
         "OMPI_MCA_coll_ucc_enable",
     }
     assert plan.set_env.items() <= usual.set_env.items()
-    assert (plan.argv, plan.hostfile, plan.daemons) == (usual.argv, usual.hostfile, usual.daemons)
+    assert (plan.argv, plan.hostfile, plan.remote_hosts) == (
+        *(usual.argv, usual.hostfile, usual.remote_hosts),
+    )
     assert plan.set_env["OMPI_MCA_routed"] == "direct"
     assert plan.set_env["OMPI_MCA_plm_rsh_agent"]
     assert plan.set_env["OMPI_MCA_oob_tcp_if_include"] == "eth0"

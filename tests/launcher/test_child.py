@@ -154,7 +154,7 @@ def test_the_launch_is_handed_over_with_its_folder_and_mark(tmp_path: Path) -> N
     assert spec.set_env[LAUNCH_ID]
     assert spec.attempt == "me@2026-01-02T00:00:00Z@2"
     fifos = {path.name for path in Path(folder).rglob("*") if path.is_fifo()}
-    assert fifos == {"events", "requests", *(remote.name for remote in spec.daemons)}
+    assert fifos == {"events", "requests", *(remote.name for remote in spec.remote_hosts)}
     assert spec.earlier == "attempt 2; the last one (a of 2026-01-01T00:00:00Z) ended: it failed"
     named = [("attempt", spec.attempt), ("may_disconnect", False), ("pid", os.getpid())]
     assert (tmp_path / "named").read_text() == repr(named)

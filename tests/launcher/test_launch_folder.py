@@ -193,8 +193,8 @@ def test_a_launch_begins_without_what_an_earlier_one_left(tmp_path: Path) -> Non
         ({}, "off", "ssh"),
         ({"user_agent": "rsh"}, "on", ""),
         ({"user_agent": "rsh"}, "off", ""),
-        ({"daemons": ()}, "on", ""),
-        ({"daemons": ()}, "off", ""),
+        ({"remote_hosts": ()}, "on", ""),
+        ({"remote_hosts": ()}, "off", ""),
     ],
 )
 def test_agents_use_the_pool_and_need_ssh_where_nobody_stays(
@@ -290,7 +290,7 @@ def test_the_parent_is_told_the_hosts_the_settings_and_what_mpirun_has_otherwise
 
     assert spec.argv == launch.plan.argv
     assert spec.family == "openmpi4"
-    assert spec.daemons == (
+    assert spec.remote_hosts == (
         RemoteHost("w-0.job.ns.svc", "10.244.0.10", 22, ("fd00::7",)),
         RemoteHost("ip-w-1", "10.244.0.11", 22, ()),
     )
@@ -375,7 +375,7 @@ def test_where_kubectl_enters_pods_there_is_no_key_and_no_ssh(tmp_path: Path) ->
 
 @needs_ssh
 @pytest.mark.parametrize("own_value", ["", "=mlx5_3:1"], ids=["planned", "named by the user"])
-def test_the_hosts_with_ranks_are_kept_with_their_counters(tmp_path: Path, own_value: str) -> None:
+def test_the_hosts_are_kept_with_their_counters(tmp_path: Path, own_value: str) -> None:
     seen = plans.observed(renamed=RENAMED)
     environ = {**seen.environ, **({"NCCL_IB_HCA": own_value} if own_value else {})}
     counters = {"mlx5_3:1": {"port_xmit_data": 7}, "eth0": {"tx_bytes": 8}, "lo": {"tx_bytes": 9}}
@@ -387,15 +387,15 @@ def test_the_hosts_with_ranks_are_kept_with_their_counters(tmp_path: Path, own_v
     launch.write()
     spec = launch.spec({}, {}, attempt="a")
     assert (spec.transport, spec.prove) == ("RoCE", "warn")
-    assert spec.with_ranks == ("w-0.job.ns.svc", "ip-w-1")
+    assert spec.all_hosts == ("w-0.job.ns.svc", "ip-w-1")
     own, *hosts = evidence.from_json(text_of(launch))
     assert own.counted == ()
     for host in hosts:
         assert [port.name for port in host.counted] == ["mlx5_3:1", "eth0", "net1"]
         assert host.counters == {name: counters.get(name, {}) for name in host.counters}
         assert host.counters.keys() == {"mlx5_3:1", "eth0", "net1"}
-    # One host with ranks moves nothing between hosts.
-    launch = replace(launch, plan=replace(launch.plan, with_ranks=("ip-w-1",)))
+    # One host moves nothing between hosts.
+    launch = replace(launch, plan=replace(launch.plan, remote_hosts=("ip-w-1",)))
     assert launch.spec({}, {}, attempt="a").prove == ""
     assert all(not host.counted for host in evidence.from_json(text_of(launch)))
 

@@ -199,15 +199,6 @@ def test_what_is_odd_about_a_line_is_told_at_once_and_is_the_plans_finding(
     assert "slots" not in err
 
 
-def test_too_few_slots_are_told_before_any_host_is_waited_for(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    log.configure()
-    (told,) = at_once(tmp_path, "mpirun -n 9 ./train")
-    assert (told.check, told.level) == ("slots", Level.WARN)
-    assert capfd.readouterr().err.startswith("mpiboot: warning: [slots] 9 ranks requested")
-
-
 def test_the_pods_own_kills_are_counted_as_a_workers_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

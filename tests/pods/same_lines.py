@@ -252,7 +252,8 @@ OPENMPI4: Final = [
 OPENMPI5: Final = [
     *_OPEN_MPI,
     Line("mpirun -np 2 --map-by slot:PE=2 WHERE"),
-    Line("mpirun -np 5 --oversubscribe WHERE", differs={"host": "mapping"}),
+    Line("mpirun -np 6 --oversubscribe WHERE", quick=True),
+    Line("mpirun -np 6 --map-by :OVERSUBSCRIBE WHERE"),
     # The daemons of 5.0.7 die of several programs, and plain mpirun returns 0.
     Line("mpirun -np 1 WHERE first : -np 2 WHERE second", differs=_STATUS),
     Line("mpirun --map-by package -np 4 WHERE"),

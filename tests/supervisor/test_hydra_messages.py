@@ -41,7 +41,7 @@ class Output:
         self.shown += data
 
     def messages(self, hosts: tuple[str, ...] = HOSTS, *, take_out: bool = True) -> HydraMessages:
-        return HydraMessages(self.reader, self.pass_on, hosts, take_out=take_out)
+        return HydraMessages(self.reader, self.pass_on, lambda: hosts, take_out=take_out)
 
     def read(self, messages: HydraMessages, text: str, size: int = 1000) -> list[RankEnded]:
         ends = []

@@ -19,7 +19,7 @@ from mpiboot.core.setting_types import LogFormat, LogLevel
 SPEC = LaunchSpec(
     argv=("mpirun", "./a"),
     family="openmpi4",
-    daemons=(RemoteHost("w-1", "10.0.0.1", 22),),
+    remote_hosts=(RemoteHost("w-1", "10.0.0.1", 22),),
     hosts=2,
     ranks=4,
     launch_timeout=30.0,

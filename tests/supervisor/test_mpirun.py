@@ -31,7 +31,7 @@ def job(tmp_path: Path) -> Iterator[Mpirun]:
     spec = LaunchSpec(
         argv=("true",),
         family="openmpi5",
-        daemons=(RemoteHost("w-1", "127.0.0.2", 1),),
+        remote_hosts=(RemoteHost("w-1", "127.0.0.2", 1),),
         hosts=1,
         ranks=1,
         launch_timeout=1000.0,
@@ -75,7 +75,7 @@ def test_a_watcher_that_fails_is_told_once_and_never_asked_again(
 def test_a_look_at_mpirun_that_fails_leaves_the_start_to_what_ssh_tells(
     job: Mpirun, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(mpirun, "running", failing)
+    monkeypatch.setattr(mpirun, "find_mpiruns", failing)
     job._turn()
     assert job._state.joins_unseen, "a connected ssh counts as joined"
     assert job._state.phase is Phase.LAUNCHING
@@ -85,13 +85,10 @@ def test_a_look_at_mpirun_that_fails_leaves_the_start_to_what_ssh_tells(
     assert "can't see here which daemons have joined mpirun (an error in mpiboot)" in message
 
 
-@pytest.mark.parametrize("name", ["_checks", "_unused"])
 def test_other_looks_that_fail_end_no_job(
-    job: Mpirun, name: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    job: Mpirun, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    job._started_by = 0.0
-    method = {"_checks": "give_up", "_unused": "message"}[name]
-    monkeypatch.setattr(getattr(job, name), method, failing)
+    monkeypatch.setattr(job._checks, "give_up", failing)
     job._look_at = 0.0
     job._turn()
     assert "KeyError: 'odd'; the job goes on without it" in capfd.readouterr().err

@@ -238,7 +238,7 @@ NO_TRANSPORT = {"planned": "none", "verdict": "none", "message": "", "hosts": {}
     [
         (
             LOST,
-            replace(spec(), with_ranks=("w-0", "w-1"), transport="RoCE"),
+            replace(spec(), all_hosts=("w-0", "w-1"), transport="RoCE"),
             {
                 "exit": 69,
                 "reference": "host-lost",

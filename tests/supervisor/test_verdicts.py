@@ -19,6 +19,7 @@ from mpiboot.supervisor.state import (
     AgentStarted,
     AskForRanksInMpi,
     CheckHost,
+    CountRanks,
     DaemonJoined,
     Event,
     Finish,
@@ -32,7 +33,6 @@ from mpiboot.supervisor.state import (
     PoolEnded,
     RankEnd,
     RankEnded,
-    RankSeen,
     RanksInMpi,
     RanksLeft,
     ReleaseMpirun,
@@ -75,7 +75,7 @@ def running(family: str = "openmpi4", hosts: tuple[str, ...] = HOSTS) -> State:
     begun: list[Event] = [*started(hosts), *joined]
     state, _ = go(begun, verdicts.initial(job(family, hosts))[0])
     assert state.phase is Phase.RUNNING
-    return state
+    return verdicts.stop(state, Timer.RANKS)
 
 
 def ended_well() -> list[Event]:
@@ -116,27 +116,43 @@ def test_a_job_without_remote_hosts_has_no_launch_phase() -> None:
     assert judged([MpirunEnded(0)], state).code == 0
 
 
-def test_a_rank_on_the_launcher_while_an_agent_is_missing_ends_the_job_with_78() -> None:
-    state, done = go([AgentStarted("w-1", 100), RankSeen("a.out")])
-    assert SendSignal(TERM) in done
-    end = judged([MpirunEnded(0)], state)
-    assert (end.code, end.reference) == (78, "agent-not-started")
-    assert "a.out" in end.message
-    assert "w-2" in end.message
-    assert "w-1" not in end.message
-    assert end.evidence == ("OMPI_MCA_x: hides the hostfile",)
+@pytest.mark.parametrize("timer", [Timer.LAUNCH, Timer.RANKS])
+@pytest.mark.parametrize(
+    "hosts", [(), ("w-1",), HOSTS], ids=["on the launcher", "on one host", "on both"]
+)
+def test_an_mpirun_that_uses_fewer_hosts_is_never_ended_and_ranks_are_counted(
+    hosts: tuple[str, ...], timer: Timer
+) -> None:
+    """As with ``--mca orte_max_vm_size 1``: which hosts are used is mpirun's decision."""
+    state, done = go([*started(hosts), *map(DaemonJoined, hosts), TimerFired(timer)])
+    # Nothing of its own starts that timer before a daemon joins, nor the other one after the last.
+    pending = hosts != HOSTS if timer is Timer.LAUNCH else bool(hosts)
+    assert (CountRanks() in done, state.cause) == (pending, None)
+    assert not any(isinstance(item, SendSignal) for item in done)
+    ends = [AgentEnded(host, pid, 0) for pid, host in enumerate(hosts, 100)]
+    assert judged([*ends, MpirunEnded(0)], state).message == "the program succeeded"
 
 
-def test_a_rank_on_the_launcher_is_fine_once_every_agent_is_started() -> None:
-    state, done = go([*started(), RankSeen("a.out")])
+def test_ranks_are_not_counted_while_a_daemon_is_still_to_join() -> None:
+    state, done = go([*started(), DaemonJoined("w-1"), TimerFired(Timer.RANKS)])
+    assert CountRanks() not in done
+    assert not state.launched
+    state, done = go([DaemonJoined("w-2"), TimerFired(Timer.RANKS)], state)
+    assert (done.count(CountRanks()), state.phase) == (1, Phase.RUNNING)
+
+
+def test_a_daemon_that_is_late_ends_a_job_only_where_the_user_set_the_time() -> None:
+    start = verdicts.initial(replace(job(), end_late=False))[0]
+    state, done = go([*started(), DaemonJoined("w-1"), TimerFired(Timer.LAUNCH)], start)
     assert state.cause is None
-    assert done == ()
+    (said,) = [item for item in done if isinstance(item, Say)]
+    assert said.level is LogLevel.WARNING
+    assert said.message.startswith("w-2 (1 of 2 remote hosts) did not join")
+    state, done = go([DaemonJoined("w-2")], state)
+    assert state.phase is Phase.RUNNING
 
 
-def test_an_mpirun_that_ends_well_without_its_agents_is_78_and_a_failing_one_keeps_its_code() -> (
-    None
-):
-    assert judged([MpirunEnded(0)]).code == 78
+def test_a_failing_mpirun_without_its_agents_keeps_its_code() -> None:
     end = judged([MpirunEnded(213)])
     assert (end.code, end.reference) == (213, "")
     assert end.evidence == ("OMPI_MCA_x: hides the hostfile",)
@@ -201,10 +217,9 @@ def test_the_launch_timeout_tells_how_far_each_host_came() -> None:
     events = [*started(hosts)[:3], AgentConnected("w-2"), DaemonJoined("w-3")]
     end = judged([*events, TimerFired(Timer.LAUNCH), MpirunEnded(1)], start)
     assert end.code == 69
-    assert [line.split(": ")[0] for line in end.evidence] == ["w-1", "w-2", "w-4"]
+    assert [line.split(": ")[0] for line in end.evidence] == ["w-1", "w-2"]
     assert "is not connected" in end.evidence[0]
     assert "is connected" in end.evidence[1]
-    assert "no agent" in end.evidence[2]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -643,12 +658,6 @@ OOM = PoolEnded(LIMIT, killed=True, out_of_memory=True)
     [
         # Before anybody saw its daemons join.
         (LAUNCHING, [*started(), *ended_well(), MpirunEnded(0)], WELL, "the program succeeded"),
-        # A setting that can't work, though a signal came after it.
-        (
-            LAUNCHING,
-            [RankSeen("x"), Signalled(TERM), MpirunEnded(1)],
-            *((78, "agent-not-started", ""), "mpirun runs x on the launcher"),
-        ),
         # A keep-alive that failed, of a host whose port answers; and a daemon that was killed.
         *(
             (running(), [agent, ANSWERS, MpirunEnded(1)], (69, "daemon-failed", "w-2"), KEEP_ALIVE)
@@ -785,7 +794,11 @@ OOM = PoolEnded(LIMIT, killed=True, out_of_memory=True)
         # A host with spawned ranks alone may be lost, too.
         (
             running("mpich"),
-            [AgentStarted("w-9", 200, spawned=True), AgentEnded("w-9", 200, 255)],
+            [
+                AgentStarted("w-9", 200, spawned=True),
+                AgentConnected("w-9"),
+                AgentEnded("w-9", 200, 255),
+            ],
             *((69, "host-lost", "w-9"), ""),
         ),
         # A client that was killed at the memory limit.
@@ -1052,12 +1065,13 @@ def test_the_deadline_of_the_launch_runs_from_the_last_daemon_that_joined(family
     state = verdicts.initial(job(family, hosts))[0]
     again = StartTimer(Timer.LAUNCH, state.job.launch_timeout)
     state, actions = go([*started(hosts), DaemonJoined("w-1")], state)
-    assert actions == (again,)
+    counting = StartTimer(Timer.RANKS, 10.0)
+    assert actions == (counting, again)
     late = judged([TimerFired(Timer.LAUNCH), MpirunEnded(1)], state)
     assert "did not join within 120 s after the last daemon that did" in late.message
-    assert go([DaemonJoined("w-2")], state)[1] == (again,)
+    assert go([DaemonJoined("w-2")], state)[1] == (counting, again)
     state, actions = go([DaemonJoined("w-2"), DaemonJoined("w-3")], state)
-    assert (again in actions[1:], Timer.LAUNCH in state.pending) == (False, False)
+    assert (again in actions[2:], Timer.LAUNCH in state.pending) == (False, False)
 
 
 def test_where_connections_can_not_be_seen_a_connected_ssh_has_to_do() -> None:
@@ -1130,7 +1144,6 @@ happenings: st.SearchStrategy[Event] = st.one_of(
     ),
     st.builds(DaemonJoined, hosts),
     st.builds(JoinsUnseen, st.just("why")),
-    st.builds(RankSeen, st.just("a.out")),
     st.builds(RankEnded, st.integers(0, 3), st.sampled_from(RankEnd), hosts, st.integers(0, 15)),
     st.builds(HostChecked, hosts, st.sampled_from((True, False, None))),
     st.builds(Signalled, st.sampled_from((1, 2, 3, 10, 12, 15)), st.booleans()),

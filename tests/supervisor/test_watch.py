@@ -10,7 +10,7 @@ import pytest
 
 from mpiboot.core.launch_spec import LaunchSpec, RemoteHost, from_line, to_line
 from mpiboot.supervisor import processes
-from mpiboot.supervisor.processes import Peer, Processes, joined, peers, running, unread
+from mpiboot.supervisor.processes import Peer, Processes, find_mpiruns, joined, peers, unread
 
 ONE = RemoteHost("w-1", "10.0.0.1", 22)
 TWO = RemoteHost("w-2", "10.0.0.2", 22, others=("192.168.7.2",))
@@ -85,7 +85,7 @@ def test_what_a_process_has_not_read_is_seen() -> None:
     assert not unread([2**22 + 1])
 
 
-def test_what_mpirun_runs_here_is_told_from_mpirun_itself_and_its_agents(tmp_path: Path) -> None:
+def test_mpirun_is_found_below_a_wrapper(tmp_path: Path) -> None:
     mpirun = tmp_path / "mpirun"
     shutil.copy(shutil.which("bash") or "", mpirun)
     agent = tmp_path / "libexec" / "agent"
@@ -103,32 +103,10 @@ def test_what_mpirun_runs_here_is_told_from_mpirun_itself_and_its_agents(tmp_pat
         assert process.stdout
         try:
             assert process.stdout.readline() == b"agent\n"
-            look = running(process.pid, [], (), Processes())
-            assert len(look.mpiruns) == 1
-            assert (look.program, look.settled) == ("", False)
-            agents = Processes().children(look.mpiruns[0])
-            look = running(process.pid, agents, (), Processes())
-            assert (look.program, look.settled) == ("", True)
+            (found,) = find_mpiruns(process.pid, Processes())
+            assert found in (process.pid, *Processes().children(process.pid))
         finally:
             os.killpg(process.pid, 9)
-
-
-def test_ranks_below_a_local_proxy_are_found_and_the_proxy_is_none() -> None:
-    class Tree(Processes):
-        def children(self, pid: int) -> list[int]:
-            return {1: [2], 2: [3, 4]}.get(pid, [])
-
-        def program(self, pid: int) -> str:
-            return {1: "/b/mpiexec.hydra", 2: "/b/hydra_pmi_proxy", 4: "/b/a.out"}.get(pid, "")
-
-        def name(self, pid: int) -> str:
-            return {2: "hydra_pmi_proxy", 4: "a.out"}[pid]
-
-        def arguments(self, pid: int) -> list[str]:
-            return [self.program(pid), ""]
-
-    found = running(1, [], ("hydra_pmi_proxy",), Tree())
-    assert (found.mpiruns, found.program, found.settled) == ((1,), "a.out", True)
 
 
 def test_children_are_found_with_and_without_the_kernels_own_list(tmp_path: Path) -> None:
@@ -146,7 +124,7 @@ def test_a_spec_is_read_back_as_it_was_written() -> None:
     spec = LaunchSpec(
         argv=("mpirun", "-n", "2", "a b"),
         family="openmpi5",
-        daemons=(ONE, TWO),
+        remote_hosts=(ONE, TWO),
         hosts=3,
         ranks=None,
         launch_timeout=1.5,
@@ -156,6 +134,5 @@ def test_a_spec_is_read_back_as_it_was_written() -> None:
         unset_env=("B",),
         obstacles=(("NAME", "why"),),
         addresses=("10.0.0.1",),
-        left_to_mpirun=("w-2",),
     )
     assert from_line(to_line(spec)) == spec
