@@ -110,8 +110,8 @@ class UserLine:
 
     @property
     def hosts(self) -> tuple[Host, ...]:
-        """All that ``-H`` names, in order."""
-        return tuple(host for app in self.apps for host in app.hosts)
+        """All that ``-H`` names, in order; none where it, or another option, leaves them open."""
+        return tuple(host for app in self.apps for host in app.hosts if not self.moves_hosts)
 
     @property
     def policy(self) -> str:
@@ -122,7 +122,7 @@ class UserLine:
     def settles_ranks(self) -> bool:
         """Whether the number of ranks, or of slots, follows from the line's own options."""
         return bool(
-            self.np
+            OptionKind.NP in self.kinds
             or self.unknown
             or self.per_node
             or self.hosts
@@ -257,7 +257,7 @@ class _Reader:
         text = option.written.format(*words[:1] or [""])
         match option.kind:
             case OptionKind.NP:
-                # `-n 0` is the same as no -n in Open MPI.
+                # With `-n 0` Open MPI and MPICH start as many as without it, and Intel MPI ends.
                 if self.grammar.last_wins or self.np is None:
                     self.np = self.number(written, text) or None
             case OptionKind.HOSTS:
@@ -327,11 +327,14 @@ class _Reader:
         for word in text.split(","):
             name, colon, count = word.partition(":")
             count = count if colon else "1"
-            if not name or name.startswith("+") or not count.isdecimal() or not int(count):
-                # +n2 and +e are Open MPI's relative hosts, :* is all slots; IPv6 has no form here.
+            if not name or name.startswith("+") or not (count == "*" or count.isdecimal()):
+                # +n2 and +e are Open MPI's relative hosts; IPv6 has no form here.
                 self.lists["moves_hosts"].append(written)
-                return
-            self.hosts.append(Host(name, int(count), slots_given=True))
+            elif count == "*" or not int(count):  # all slots of the host, or none
+                self.lists["moves_ranks"].append(written)
+                self.hosts.append(Host(name))
+            else:
+                self.hosts.append(Host(name, int(count), slots_given=True))
 
     def parameter(self, name: str, value: str) -> None:
         self.mca[name] = value

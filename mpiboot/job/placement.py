@@ -192,7 +192,7 @@ def _own_names_are_alike(observed: Observed) -> bool:
 def settle_ranks(builder: PlanBuilder, hosts: tuple[Host, ...]) -> int | None:
     """Settle the number of ranks; None where the user's own line leaves it to mpirun."""
     slots = sum(host.slots for host in hosts)
-    if builder.line.np is not None:
+    if builder.line.np:
         builder.decide("ranks", str(builder.line.np), Source.FLAG, "-n on the mpirun line")
         return builder.line.np
     if builder.line.unknown:

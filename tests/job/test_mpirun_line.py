@@ -173,7 +173,7 @@ def test_an_option_without_its_value_ends_the_reading(text: str) -> None:
 
 
 def test_no_ranks_asked_for_is_no_number() -> None:
-    assert line("-n 0 ./prog").np is None
+    assert (line("-n 0 ./prog").np, line("-n 0 ./prog").settles_ranks) == (None, True)
     assert line("./prog").np is None
     assert not line("./prog").settles_ranks
     assert UserLine().np is None
@@ -187,9 +187,17 @@ def test_hosts_are_read_with_their_counts_and_add_up() -> None:
     assert found.moves_hosts == ()
 
 
-@pytest.mark.parametrize("hosts", ["+n1", "+e", "a:*", "a:0", "a,", "fd00::1"])
+@pytest.mark.parametrize("hosts", ["+n1", "+e", "a:2,+n1", "a,", "fd00::1"])
 def test_hosts_that_are_not_plain_names_are_left_to_mpirun(hosts: str) -> None:
-    assert line(f"-H {hosts} ./prog").moves_hosts == (f"-H {hosts}",)
+    found = line(f"-H b -H {hosts} ./prog")
+    assert (found.moves_hosts, found.hosts) == ((f"-H {hosts}",), ())
+
+
+@pytest.mark.parametrize("hosts", ["a:8,b:*", "a:0,b:2"])
+def test_the_slots_of_a_host_may_be_left_to_mpirun(hosts: str) -> None:
+    found = line(f"-H {hosts} ./prog")
+    assert [host.name for host in found.hosts] == ["a", "b"]
+    assert (found.moves_ranks, found.moves_hosts) == ((f"-H {hosts}",), ())
 
 
 @pytest.mark.parametrize("option", ["--hostfile", "-hostfile", "--machinefile", "-machinefile"])

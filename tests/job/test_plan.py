@@ -247,6 +247,16 @@ def test_a_plain_exec_lists_what_is_lost(family: str) -> None:
     assert "supervise" not in [item.name for item in planned("./train", observed(family)).decisions]
 
 
+@both
+def test_a_line_with_no_ranks_or_all_slots_stands_as_it_is(family: str) -> None:
+    for words in ("-np 0", "-H w-0.job.ns.svc:8,w-1.job.ns.svc:*"):
+        plan = planned(f"mpirun {words} ./train", observed(family))
+        assert " ".join(plan.argv).endswith(f"{words} ./train")
+        assert "-n" not in plan.argv
+        assert warned(plan) == []
+        assert plan.daemons == ("w-0.job.ns.svc", "w-1.job.ns.svc")
+
+
 BARE = tuple(Host(f"w-{number}", line=number + 1) for number in range(2))
 
 
