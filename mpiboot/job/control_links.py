@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from mpiboot.core.addresses import IPV4, IPV6, interface, network
-from mpiboot.core.facts import Link, PodFacts
+from mpiboot.core.facts import Link, PodFacts, Worker
 from mpiboot.core.model import Decision, MpiFamily, Source
 from mpiboot.core.setting_types import MpiNetwork
 from mpiboot.core.wording import first_few
@@ -254,9 +254,25 @@ def pin_control(builder: PlanBuilder) -> None:
         builder.add(*builder.row.on_control_link)
     if own_link and (not on_control or (decision and network(decision.value))):
         return  # no name fits all pods: a worker that tells its links has its own by now
+    several = [item.host.name for item in observed.workers if ambiguous(item)]
     for name in builder.row.mpi_link_vars:
-        if decision and not _excluded(builder, name, (name,)):
+        if name in OF_LIBFABRIC and several:
+            reason = f"not set: the control link of {first_few(several)} has several addresses"
+            builder.decide(name, "", Source.DETECTED, reason)
+        elif decision and not _excluded(builder, name, (name,)):
             builder.variable(name, decision.value, "MPI's TCP on the control link", decision.source)
+
+
+# Of a link with several addresses libfabric may take one that no other pod reaches; without these
+# it takes the one that leads there.
+OF_LIBFABRIC: Final = ("FI_TCP_IFACE", "FI_SOCKETS_IFACE")
+
+
+def ambiguous(worker: Worker) -> bool:
+    """Tell whether a worker's control link has several addresses of its control address's kind."""
+    link = worker_network.link_of(worker.address, worker.facts.links) if worker.facts else None
+    version = IPV6 if ":" in worker.address else IPV4
+    return link is not None and sum(item.version == version for item in usable(link)) > 1
 
 
 def _refuse_missing_link(builder: PlanBuilder) -> None:

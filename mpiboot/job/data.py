@@ -17,7 +17,7 @@ from mpiboot.core.model import Decision, MpiFamily, Source
 from mpiboot.core.setting_types import MpiNetwork, ProveTransport
 from mpiboot.core.settings import PREFIX, Settings
 from mpiboot.core.wording import assigned, first_few
-from mpiboot.job import mpi_environment, placement
+from mpiboot.job import control_links, mpi_environment, placement, resolve
 from mpiboot.job.dialects import Export
 from mpiboot.job.plan_builder import Observed, PlanBuilder
 from mpiboot.job.program_words import Rendezvous
@@ -25,7 +25,8 @@ from mpiboot.network import decision, worker_network
 from mpiboot.network.decision import DataNetwork
 from mpiboot.network.records import RDMA, Transport, usable
 
-_OPEN_MPI: Final = (MpiFamily.OPENMPI4, MpiFamily.OPENMPI5)
+_OPEN_MPI: Final = (MpiFamily.OPENMPI4, MpiFamily.OPENMPI5, MpiFamily.SPECTRUM)
+_UCX_DEVICES: Final = "UCX_NET_DEVICES"
 
 
 def decide(builder: PlanBuilder) -> DataNetwork:
@@ -52,12 +53,46 @@ def decide(builder: PlanBuilder) -> DataNetwork:
         given=given,
         blocked=observed.data_blocked,
     )
+    found = _for_this_mpi(builder, found)
     if _plain(found, read):
         found = replace(found, rows=(), decisions=_short(found))
     builder.findings += found.findings
     builder.decisions += found.decisions
     builder.settled = {*found.common, *_differing(found)}
     return found
+
+
+def _for_this_mpi(builder: PlanBuilder, found: DataNetwork) -> DataNetwork:
+    """Leave out what only Open MPI reads for another MPI, and have UCX without RDMA on TCP."""
+    if builder.row.family not in _OPEN_MPI:
+        return replace(
+            found,
+            common=_without_open_mpis(found.common),
+            per_host={host: _without_open_mpis(own) for host, own in found.per_host.items()},
+            decisions=tuple(item for item in found.decisions if not item.name.startswith("OMPI_")),
+        )
+    tls, devices = builder.owned("UCX_TLS"), builder.owned(_UCX_DEVICES)
+    if found.transport is None or devices or not resolve.ucx_without_rdma(tls):
+        return found
+    links = {one.host: one.control.name for one in found.networks if one.control}
+    same = set(links.values()) if len(links) == len(found.networks) else set()
+    common = {_UCX_DEVICES: links.popitem()[1]} if len(same) == 1 else {}
+    per_host = {
+        host: own if common or host not in links else {**own, _UCX_DEVICES: links[host]}
+        for host, own in found.per_host.items()
+    }
+    reason = "UCX_TLS has no RDMA: the control link"
+    shown = Decision(_UCX_DEVICES, first_few(sorted(same)), Source.DETECTED, reason)
+    return replace(
+        found,
+        common={**found.common, **common},
+        per_host=per_host,
+        decisions=(*(item for item in found.decisions if item.name != _UCX_DEVICES), shown),
+    )
+
+
+def _without_open_mpis(values: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in values.items() if not name.startswith("OMPI_")}
 
 
 def _of_the_mpi(builder: PlanBuilder, workers: Iterable[Worker]) -> tuple[Variable, ...]:
@@ -75,7 +110,9 @@ def _of_the_mpi(builder: PlanBuilder, workers: Iterable[Worker]) -> tuple[Variab
         Variable(name, link.name, reason, host=worker.host.name, rule="mpi-link")
         for name in names
         for worker in workers
-        if worker.facts and (link := worker_network.link_of(worker.address, worker.facts.links))
+        if worker.facts
+        and (link := worker_network.link_of(worker.address, worker.facts.links))
+        and not (name in control_links.OF_LIBFABRIC and control_links.ambiguous(worker))
     )
 
 
@@ -131,6 +168,9 @@ def _tell_mpi_network(
     pml, tcp = decided.get("OMPI_MCA_pml"), decided.get("OMPI_MCA_btl_tcp_if_include")
     choice = found.transport in (*RDMA, Transport.TCP) and builder.observed.mpi.family in _OPEN_MPI
     if pml is None or not choice or "mpi-network" in decided:
+        return
+    if not pml.value:
+        builder.decide("mpi-network", "your own choice", Source.ENVIRONMENT, pml.reason)
         return
 
     def value(item: Decision) -> str:

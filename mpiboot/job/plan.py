@@ -275,8 +275,8 @@ def _write_command(
         added += [row.slots_option, paths.hostfile]
     if np is not None and line.np is None:
         added += ["-n", str(np)]
-    for name in exports:
-        added += ["-x", name]
+    forwarded = tuple(word for name in exports for word in ("-x", name))
+    added += forwarded
     table = f"{paths.launch_dir}/{PLACEMENT}"
     if supervised and placement.can_tell(line, row, builder.environ, table):
         builder.decide(
@@ -299,11 +299,17 @@ def _write_command(
         if path.rpartition("/")[2] == row.program:
             program = path
         builder.decide("mpirun", program, Source.DETECTED, f"what {asked} would start")
-    return (program, *added, *_words(builder, before))
+    return (program, *added, *_words(builder, before, forwarded))
 
 
-def _words(builder: PlanBuilder, before: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the user's own words, with the paths of hostfiles replaced by those of the copies."""
+def _words(
+    builder: PlanBuilder, before: tuple[str, ...], forwarded: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Return the user's own words, with the paths of hostfiles replaced by those of the copies.
+
+    ``before`` stands before each program, and ``forwarded`` (``-x``) before the options of each but
+    the first: to 4.1 it is an option of one program.
+    """
     line, paths = builder.line, builder.paths
     copies = paths.of_program(builder.observed.hostfile)
     words = [*line.argv]
@@ -318,6 +324,7 @@ def _words(builder: PlanBuilder, before: tuple[str, ...]) -> tuple[str, ...]:
         found += before if index in programs else ()
         if index and index not in builder.taken_off:
             found.append(kept)
+        found += forwarded if index and line.argv[index] == ":" else ()
     return tuple(found)
 
 

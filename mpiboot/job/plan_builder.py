@@ -16,10 +16,11 @@ from mpiboot.core.facts import Host, Hostfile, Link, MpiParameter, PodFacts, Var
 from mpiboot.core.model import Decision, Finding, Identity, Level, Mpi, Source
 from mpiboot.core.setting_types import LaunchAgent
 from mpiboot.core.settings import Given, Resolved, Settings
-from mpiboot.job import parameter_files, platforms
+from mpiboot.job import parameter_files, platforms, resolve
 from mpiboot.job.dialects import Dialect, parameter
 from mpiboot.job.mpirun_line import UserLine
 from mpiboot.job.platforms import Platform
+from mpiboot.job.resolve import Owned
 from mpiboot.network.records import WorkerNetwork
 
 _SETTINGS: Final = (Source.FLAG, Source.ENVIRONMENT)
@@ -167,22 +168,35 @@ class PlanBuilder:
         """Note what keeps the job from starting; the default hint is that of the check."""
         self.findings.append(failed(check, message, hint=hint))
 
+    def owned(self, name: str) -> Owned | None:
+        """Find the user's own value of a variable, wherever it stands; the strongest first."""
+        flagged = self.line.mca.get(parameter(name), self.line.export_values.get(name))
+        if flagged is not None:
+            return Owned(flagged, Source.FLAG, "given on the mpirun line")
+        if self.environ.get(name):
+            return Owned(self.environ[name], *self.set_by(name))
+        if name in resolve.READ_BY_RANKS:
+            for worker in self.observed.workers:
+                if worker.facts and name in worker.facts.environment:
+                    return Owned(None, Source.ENVIRONMENT, f"set in {worker.host.name}'s pod")
+        return None
+
     def variable(self, name: str, value: str, reason: str, source: Source) -> None:
-        """Set a variable unless the user's line or environment has it, or another rule does.
+        """Set a variable unless the user has chosen it (``resolve``), or another rule does.
 
         A file gives way to a setting of the user's, which is a flag or a variable itself.
         """
         if name in self.settled:
             return
-        flagged = self.line.mca.get(parameter(name))
-        if flagged is not None:
-            self.decide(name, flagged, Source.FLAG, "given on the mpirun line")
-        elif self.environ.get(name) and not (name in self.of_files and source in _SETTINGS):
-            shown = masking.mask(name, self.environ[name])
-            source, by = self.set_by(name)
-            self.decide(name, shown, source, f"{by}, and kept")
-        else:
+        by, own = resolve.kept_by(name, self.owned) or ("", None)
+        if own is None or (own.source is Source.FILE and source in _SETTINGS):
             self.force(name, value, reason, source)
+        elif by == name:
+            kept = "" if own.source is Source.FLAG else ", and kept"
+            shown = masking.mask(name, own.value or "")
+            self.decide(name, shown, own.source, f"{own.by}{kept}")
+        else:
+            self.decide(name, "", Source.DETECTED, f"not set: {by} is {own.by}")
 
     def add(self, *variables: Variable) -> None:
         """Set variables of the MPI's row, as ``variable`` does."""

@@ -89,7 +89,7 @@ def test_without_a_wish_nothing_is_set(family: str, line: str) -> None:
 
 
 def test_each_program_of_a_line_gets_it() -> None:
-    plan = planned("mpirun -n 1 -x A ./a -n 5 : -n 1 ./b", observed(), ON)
+    plan = planned("mpirun -n 1 -x A ./a -n 5 : -n 1 ./b", observed("openmpi5"), ON)
     words = "-n 1 -x A mpiboot rank -- ./a -n 5 : -n 1 mpiboot rank -- ./b"
     assert plan.argv[-14:] == tuple(words.split())[-14:]
 

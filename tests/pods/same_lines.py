@@ -370,6 +370,9 @@ INTEL: Final = [
     # Its own mpirun returns 255.
     Line("mpirun -n 4 WHERE exit=7", differs=_STATUS),
     Line("mpirun -n 2 WHERE", f"{_OPERATOR}: examples/pi/pi-intel.yaml"),
+    # Beside a provider of mpiboot's it would abort in MPI_Init.
+    Line("mpirun -n 2 WHERE", env={"FI_PROVIDER": "tcp;ofi_rxm"}, quick=True),
+    Line("mpirun -genv FI_PROVIDER ^verbs -n 2 WHERE"),
     Line(
         "mpirun -ppn 2 -genv MASTER_ADDR HOST0 -genv MASTER_PORT 29500 -genv WORLD_SIZE 4 "
         "-genv LOCAL_SIZE 2 -genv I_MPI_PIN 0 -hosts HOST0,HOST1 -n 1 -env RANK 0 "

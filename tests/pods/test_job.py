@@ -267,6 +267,15 @@ def test_several_programs_in_one_line(cluster: Cluster, image: Image) -> None:
         spanned(cluster, image, *line, slots=2)
 
 
+@OLD_IMAGE
+def test_each_program_of_a_line_gets_what_is_forwarded(cluster: Cluster, image: Image) -> None:
+    """With 4.1 ``-x`` is an option of one program."""
+    show = ("sh", "-c", 'echo "$NCCL_DEBUG $NCCL_SOCKET_IFNAME"')
+    line = ("mpirun", "-n", "1", *show, ":", "-n", "1", *show)
+    job = ended(cluster, image, *line, launcher={"env": {"NCCL_DEBUG": "VERSION"}})
+    assert job.launcher.stdout().splitlines() == ["VERSION =eth0"] * 2
+
+
 OTHER_DOMAIN = "k8s.example.org"
 
 

@@ -1,0 +1,135 @@
+"""What the user has chosen, and what mpiboot then leaves alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mpiboot.job.plan import Plan
+from mpiboot.job.plan_builder import Observed
+from tests.fakes.plans import POD, link, observed, planned, reason
+
+PML, BTL = "OMPI_MCA_pml", "OMPI_MCA_btl"
+HCOLL, UCC = "OMPI_MCA_coll_hcoll_enable", "OMPI_MCA_coll_ucc_enable"
+ALL = frozenset({PML, BTL, HCOLL, UCC})
+UCX = "UCX_NET_DEVICES"
+
+
+def transports(plan: Plan) -> set[str]:
+    return {name for name in (*ALL, UCX) if name in plan.set_env}
+
+
+CHOICES: list[tuple[str, dict[str, str], frozenset[str]]] = [
+    ("", {}, ALL),
+    # Only what it must not be.
+    ("--mca btl ^openib", {}, ALL - {BTL}),
+    ("--mca pml ^ucx --mca btl ^uct", {}, ALL - {PML, BTL}),
+    ("-x UCX_TLS=^rc", {}, ALL),
+    # The recipe's own.
+    ("--mca pml ob1 --mca btl tcp,self", {}, ALL - {PML, BTL}),
+    ("--mca btl self,vader,tcp", {}, ALL - {BTL}),
+    ("-x NCCL_IB_DISABLE=0 -x NCCL_NET_PLUGIN=none -x NCCL_IB_HCA", {}, ALL),
+    # What opens RDMA devices, or libfabric.
+    ("--mca pml ucx", {}, frozenset()),
+    ("--mca pml cm --mca mtl ofi", {}, frozenset()),
+    ("--mca mtl ofi", {}, frozenset()),
+    ("--mca btl openib,self", {}, frozenset()),
+    ("-x UCX_TLS=rc -x UCX_NET_DEVICES=mlx5_0:1", {}, frozenset()),
+    ("-x UCX_NET_DEVICES=mlx5_0:1", {}, frozenset()),
+    ("-x FI_PROVIDER=efa", {}, frozenset()),
+    ("", {PML: "ucx"}, frozenset()),
+    ("", {"UCX_TLS": "rc,sm,self"}, frozenset()),
+    ("-x UCX_TLS", {"UCX_TLS": "all"}, frozenset()),
+    # UCX without RDMA stays on the control link.
+    ("-x UCX_TLS=tcp,self,sm", {}, (ALL | {UCX}) - {PML}),
+    ("-x UCX_TLS=tcp -x UCX_NET_DEVICES=eth0", {}, ALL - {PML}),
+]
+
+
+@pytest.mark.parametrize("family", ["openmpi4", "openmpi5"])
+@pytest.mark.parametrize(("words", "environ", "expected"), CHOICES)
+def test_what_carries_open_mpis_messages_is_one_choice(
+    family: str, words: str, environ: dict[str, str], expected: frozenset[str]
+) -> None:
+    seen = observed(family, {**POD, **environ})
+    plan = planned(f"mpirun -n 2 {words} ./train", seen)
+    assert transports(plan) == expected
+    if UCX in expected:
+        assert plan.set_env[UCX] == "eth0"
+    for name in ALL - expected:
+        assert reason(plan, name)
+
+
+def of_pods(seen: Observed, *names: str) -> Observed:
+    """Each worker's own pod sets these."""
+    found = (
+        replace(one, facts=one.facts and replace(one.facts, environment=names))
+        for one in seen.workers
+    )
+    return replace(seen, workers=tuple(found))
+
+
+@pytest.mark.parametrize("name", [PML, BTL, "UCX_TLS", UCX, "FI_PROVIDER"])
+def test_a_choice_in_a_workers_pod_whose_value_nobody_knows_leaves_all_alone(name: str) -> None:
+    plan = planned("./train", of_pods(observed(), name))
+    assert transports(plan) == set()
+    assert "w-0.job.ns.svc's pod" in reason(plan, HCOLL)[2]
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "is_set"),
+    [
+        ("", {}, True),
+        ("", {"FI_PROVIDER": "efa"}, False),
+        ("-genv FI_PROVIDER tcp;ofi_rxm", {}, False),
+        ("-genv I_MPI_OFI_PROVIDER verbs", {}, False),
+        ("", {"I_MPI_FABRICS": "shm"}, False),
+        ("", {"I_MPI_OFI_PROVIDER": "psm3"}, False),
+    ],
+)
+def test_libfabrics_provider_is_one_choice_for_intel_mpi(
+    words: str, environ: dict[str, str], *, is_set: bool
+) -> None:
+    plan = planned(f"mpirun {words} -n 2 ./train", observed("intel", {**POD, **environ}))
+    assert (plan.set_env.get("I_MPI_OFI_PROVIDER") == "tcp") is is_set
+    assert "FI_PROVIDER" not in plan.set_env
+
+
+@pytest.mark.parametrize("family", ["intel", "mpich"])
+@pytest.mark.parametrize(
+    ("address", "is_set"),
+    [("192.168.77.1/32", False), ("fd00::7/64", True), ("fe80::1/64", True)],
+)
+def test_libfabric_gets_no_link_with_a_second_address(
+    family: str, address: str, *, is_set: bool
+) -> None:
+    """It may take the one that no other pod reaches, and the job would hang."""
+    seen = observed(family)
+    workers = []
+    for worker in seen.workers:
+        assert worker.facts
+        own = worker.facts.links[1]
+        links = (replace(own, addresses=(*own.addresses, address)), link("lo", "127.0.0.1/8"))
+        workers.append(replace(worker, facts=replace(worker.facts, links=links)))
+    plan = planned("./train", replace(seen, workers=tuple(workers)))
+    assert ("FI_TCP_IFACE" in plan.set_env) is is_set
+    assert plan.set_env.get("UCX_NET_DEVICES") == ("eth0" if family == "mpich" else None)
+    assert not plan.per_host
+
+
+@pytest.mark.parametrize("family", ["mpich", "intel"])
+def test_open_mpis_own_variables_are_for_open_mpi(family: str) -> None:
+    plan = planned("./train", observed(family), {"mpi_network": "data"})
+    assert not [name for name in plan.set_env if name.startswith("OMPI_")]
+
+
+def test_each_program_of_4_1_gets_the_names_as_the_first() -> None:
+    plan = planned("mpirun -n 1 ./a x : -n 1 ./b", observed(environ={**POD, "NCCL_DEBUG": "WARN"}))
+    at = plan.argv.index(":")
+    first, second = plan.argv[:at], plan.argv[at + 1 :]
+    names = first[first.index("-x") : first.index("./a") - 2]
+    assert "NCCL_DEBUG" in names
+    assert second == (*names, "-n", "1", "./b")
+    # 5.0 has a list of names for all.
+    assert "-x" not in planned("mpirun -n 1 ./a : -n 1 ./b", observed("openmpi5")).argv
