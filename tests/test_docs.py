@@ -19,6 +19,7 @@ import yaml  # type: ignore[import-untyped]
 from mpiboot import __version__
 from mpiboot.cli.commands import cli
 from mpiboot.core.checks import CHECKS, ExitCode
+from mpiboot.core.facts import Gpus
 from mpiboot.core.settings import INTERNAL, ROWS
 from mpiboot.job import render
 from tests.fakes import workers as w
@@ -113,7 +114,8 @@ def test_a_line_that_was_not_printed_is_found() -> None:
 
 
 def test_the_data_networks_page_shows_what_is_printed() -> None:
-    one = with_network(seen(), w.sriov(0, "mlx5_3"), w.sriov(1, "mlx5_7"))
+    pods = (w.sriov(0, "mlx5_3"), w.sriov(1, "mlx5_7"))
+    one = with_network(seen(), *(w.changed(pod, gpus=Gpus(8)) for pod in pods))
     made = plan(one)
     message = "".join(f"mpiboot: {message}\n" for _, _, message, _ in at_info(made, one))
     assert not_printed(named("data-network-log"), message) == []

@@ -32,8 +32,9 @@ class NcclSocket(str, Enum):
 
 
 class MpiNetwork(str, Enum):
-    """Over which network MPI's own messages go."""
+    """Over which network MPI's own messages go; a decision of ``auto`` leaves that to the MPI."""
 
+    AUTO = "auto"
     CONTROL = "control"
     DATA = "data"
 

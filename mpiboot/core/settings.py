@@ -468,8 +468,9 @@ class Settings:
         "Which network NCCL's sockets use; auto: data where all workers reach each other on it.",
     )
     mpi_network: MpiNetwork = row(
-        MpiNetwork.CONTROL,
-        "Which network MPI's own messages use (its daemons stay on control).",
+        MpiNetwork.AUTO,
+        "Which network MPI's own messages use (its daemons stay on control); auto: control beside "
+        "GPUs or without RDMA, else the MPI's choice.",
         common=True,
     )
     nccl_version: str = row("", "NCCL's version, such as 2.21.5, where a rule depends on it.")

@@ -42,7 +42,11 @@ def decide(builder: PlanBuilder) -> DataNetwork:
         observed.networks.get(worker.host.name) or worker_network.choose(worker, read)
         for worker in workers
     ]
-    others = _of_the_mpi(builder, workers) if read.mpi_network is MpiNetwork.CONTROL else ()
+    networks = list(decision.with_gids(networks, read, taken))
+    mpi_network, _ = decision.mpi_network(networks, read)
+    read = replace(read, mpi_network=mpi_network)
+    builder.resolved = builder.resolved._replace(settings=read)
+    others = _of_the_mpi(builder, workers) if mpi_network is MpiNetwork.CONTROL else ()
     given = builder.given["data_network"]
     found = decision.decide(
         networks,
@@ -160,13 +164,17 @@ def deliver(builder: PlanBuilder, found: DataNetwork) -> dict[str, Mapping[str, 
 def _tell_mpi_network(
     builder: PlanBuilder, found: DataNetwork, per_host: Iterable[Mapping[str, str]]
 ) -> None:
-    """Report which network MPI's own messages use, where Open MPI has a choice.
+    """Report which network MPI's own messages use, where there is a choice.
 
     ``per_host`` are the variables of single hosts.
     """
     decided = {item.name: item for item in builder.decisions}
     pml, tcp = decided.get("OMPI_MCA_pml"), decided.get("OMPI_MCA_btl_tcp_if_include")
     choice = found.transport in (*RDMA, Transport.TCP) and builder.observed.mpi.family in _OPEN_MPI
+    if pml is None and builder.settings.mpi_network is MpiNetwork.AUTO:
+        _, why = decision.mpi_network(found.networks, builder.settings)
+        builder.decide("mpi-network", f"left to {builder.row.title}", Source.DETECTED, why)
+        return
     if pml is None or not choice or "mpi-network" in decided:
         return
     if not pml.value:
@@ -230,7 +238,7 @@ def _taken(builder: PlanBuilder) -> tuple[dict[str, str], dict[str, str]]:
 
 def _plain(found: DataNetwork, settings: Settings) -> bool:
     """Return whether there is only the control network, and nothing more was asked for."""
-    return settings.mpi_network is MpiNetwork.CONTROL and all(
+    return settings.mpi_network is not MpiNetwork.DATA and all(
         one.transport in (Transport.NONE, Transport.UNKNOWN) and not one.data and not one.rails
         for one in found.networks
     )

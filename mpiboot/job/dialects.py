@@ -262,7 +262,7 @@ def _by_version(name: str) -> tuple[str, str]:
 _OMPI_FIRST: Final = _by_version("OMPI_MCA_btl_tcp_port_min_v{}")
 _OMPI_COUNT: Final = _by_version("OMPI_MCA_btl_tcp_port_range_v{}")
 
-_OMPI_CONSTANTS: Final = (
+OMPI_TRANSPORTS: Final = (
     Variable(
         "OMPI_MCA_pml",
         "ob1",
@@ -327,7 +327,7 @@ OPENMPI4: Final = Dialect(
     oversubscribe_var="OMPI_MCA_rmaps_base_oversubscribe",
     oversubscribe_value="1",
     constants=(
-        *_OMPI_CONSTANTS,
+        *OMPI_TRANSPORTS,
         # A bare no_tree_spawn lets orted daemonize, and the agent ends at once.
         Variable(
             "OMPI_MCA_routed",
@@ -407,7 +407,7 @@ OPENMPI5: Final = Dialect(
     oversubscribe_var="PRTE_MCA_rmaps_default_mapping_policy",
     oversubscribe_value="slot:oversubscribe",
     constants=(
-        *_OMPI_CONSTANTS,
+        *OMPI_TRANSPORTS,
         Variable(
             "PRTE_MCA_plm_ssh_no_tree_spawn",
             "1",
@@ -453,7 +453,7 @@ OPENMPI5: Final = Dialect(
 OPENMPI_NEWER: Final = replace(
     OPENMPI5,
     title="Open MPI after 5.0",
-    constants=tuple(item for item in OPENMPI5.constants if item not in _OMPI_CONSTANTS),
+    constants=tuple(item for item in OPENMPI5.constants if item not in OMPI_TRANSPORTS),
     no_single_copy=None,
     ipv6=(),
     rank_table=(),
@@ -475,7 +475,7 @@ SPECTRUM: Final = replace(
     family=MpiFamily.SPECTRUM,
     title="IBM Spectrum MPI (ORTE)",
     grammar=SPECTRUM_ORTE,
-    constants=tuple(item for item in OPENMPI4.constants if item not in _OMPI_CONSTANTS),
+    constants=tuple(item for item in OPENMPI4.constants if item not in OMPI_TRANSPORTS),
     no_single_copy=None,
     messages_var="",
     untried="leaves out the choice of MPI's own transports (OMPI_MCA_pml, OMPI_MCA_btl, "

@@ -14,10 +14,11 @@ from mpiboot.core import masking
 from mpiboot.core.checks import failed
 from mpiboot.core.facts import Host, PodFacts
 from mpiboot.core.model import Level, Source
+from mpiboot.core.setting_types import MpiNetwork
 from mpiboot.core.settings import ROWS, Settings
 from mpiboot.core.wording import first_few
 from mpiboot.job import forward
-from mpiboot.job.dialects import Export, parameter
+from mpiboot.job.dialects import OMPI_TRANSPORTS, Export, parameter
 from mpiboot.job.mpirun_options import OptionKind
 from mpiboot.job.plan_builder import Observed, PlanBuilder
 
@@ -112,7 +113,8 @@ def set_constants(builder: PlanBuilder) -> None:
     """Set the variables that this MPI always gets: transports, root, binding, the user."""
     observed = builder.observed
     row = builder.row
-    builder.add(*row.constants)
+    left = OMPI_TRANSPORTS if builder.settings.mpi_network is MpiNetwork.AUTO else ()
+    builder.add(*(item for item in row.constants if item not in left or builder.owned(item.name)))
     if observed.identity.uid == 0:
         builder.add(*row.root)
     _copy_once(builder)

@@ -14,11 +14,11 @@ from typing import Final
 
 from mpiboot.core.facts import Variable
 from mpiboot.core.model import Decision, Finding, Level, Source
-from mpiboot.core.setting_types import DataNetworkUse
+from mpiboot.core.setting_types import DataNetworkUse, MpiNetwork
 from mpiboot.core.settings import Given, Settings
 from mpiboot.core.wording import first_few
 from mpiboot.network import cluster_view, nccl, proposals
-from mpiboot.network.records import Transport, WorkerNetwork
+from mpiboot.network.records import NOT_CHOSEN, RdmaState, Transport, WorkerNetwork
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +176,31 @@ class DataNetwork:
     transport: Transport | None = None
 
 
+def mpi_network(networks: Sequence[WorkerNetwork], settings: Settings) -> tuple[MpiNetwork, str]:
+    """Decide what ``auto`` means for MPI's own messages, and why.
+
+    Beside GPUs NCCL carries the data, and MPI has its network for itself. Where no worker has one
+    and all have RDMA, MPI's messages are the data.
+
+    Returns:
+        ``auto`` where the choice is left to the MPI.
+    """
+    facts = [network.facts for network in networks]
+    gpus = [one.host for one in networks if one.facts and one.facts.gpus.count]
+    states = {network.rdma for network in networks}
+    if settings.mpi_network is not MpiNetwork.AUTO:
+        return settings.mpi_network, ""
+    if gpus:
+        return MpiNetwork.CONTROL, f"{first_few(gpus)}: GPUs, so NCCL carries the data"
+    if settings.data_network is DataNetworkUse.OFF or RdmaState.UNKNOWN not in states:
+        if states != {RdmaState.KNOWN}:
+            return MpiNetwork.CONTROL, "not every worker has RDMA"
+        return MpiNetwork.AUTO, "no worker has a GPU, and all have RDMA: MPI carries the data"
+    unknown = "RDMA" if all(facts) else "GPUs and RDMA"
+    hosts = first_few(one.host for one in networks if one.rdma is RdmaState.UNKNOWN)
+    return MpiNetwork.AUTO, f"{unknown} of {hosts} are not known"
+
+
 def decide(
     workers: Sequence[WorkerNetwork],
     settings: Settings,
@@ -201,7 +226,7 @@ def decide(
     Returns:
         The same for the same facts, whatever the order of the mappings.
     """
-    networks = _with_gids(workers, settings, taken)
+    networks = with_gids(workers, settings, taken)
     rows = tuple(map(cluster_view.row, networks))
     hosts = [network.host for network in networks]
     nothing = transport = None
@@ -246,11 +271,14 @@ def decide(
     return DataNetwork(networks, rows, decisions, per_host, common, tuple(findings), made.transport)
 
 
-def _with_gids(
+def with_gids(
     workers: Sequence[WorkerNetwork], settings: Settings, taken: Mapping[str, str]
 ) -> tuple[WorkerNetwork, ...]:
+    """Add each worker's GID choice, unless it is there; ``taken`` as ``decide`` has it."""
     return tuple(
-        replace(
+        one
+        if one.gids is not NOT_CHOSEN
+        else replace(
             one,
             gids=nccl.choose(
                 one.rails,

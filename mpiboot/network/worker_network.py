@@ -57,7 +57,7 @@ def not_ready(of: str, items: Iterable[str], seconds: float) -> str:
 def socket_addresses(worker: WorkerNetwork, settings: Settings) -> tuple[str, ...]:
     """List a worker's addresses on the data network that sockets may use, by its links."""
     unused = (
-        settings.nccl_socket is NcclSocket.CONTROL and settings.mpi_network is MpiNetwork.CONTROL
+        settings.nccl_socket is NcclSocket.CONTROL and settings.mpi_network is not MpiNetwork.DATA
     )
     if unused or settings.data_network is DataNetworkUse.OFF:
         return ()

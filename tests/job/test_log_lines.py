@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.facts import Worker
+from mpiboot.core.facts import Gpus, Worker
 from mpiboot.core.model import Decision, Json, Mpi, MpiFamily, Source
 from mpiboot.core.setting_types import LogFormat, LogLevel
 from mpiboot.job import render
@@ -78,7 +78,7 @@ def test_a_plain_job_is_three_lines_of_the_log() -> None:
 
 
 def test_with_rdma_a_line_says_which_device_carries_what_and_how_mpi_is_moved() -> None:
-    one = with_network(seen(), w.sriov(0), w.sriov(1))
+    one = with_network(seen(), *GPUS)
     lines = told(one)
     assert lines["data-network"] == (
         "data network: RoCE: mlx5_3:1 at 100 Gb/s, NCCL's and Gloo's sockets on net1 "
@@ -94,6 +94,8 @@ def test_with_rdma_a_line_says_which_device_carries_what_and_how_mpi_is_moved() 
 
 
 SRIOV, TCP = (w.sriov(0), w.sriov(1)), (w.tcp(0), w.tcp(1, "dra0"))
+GPUS = tuple(w.changed(one, gpus=Gpus(8)) for one in SRIOV)
+LEFT = "(no worker has a GPU, and all have RDMA: MPI carries the data)"
 WANTS = " (a program without NCCL may want MPIBOOT_MPI_NETWORK=data)"
 OF_ALL = "(MPIBOOT_MPI_NETWORK=data"
 DATA, KEPT = {"mpi_network": "data"}, "(set in this pod, and kept)"
@@ -102,15 +104,24 @@ DATA, KEPT = {"mpi_network": "data"}, "(set in this pod, and kept)"
 @pytest.mark.parametrize(
     ("family", "workers", "flags", "environ", "where"),
     [
-        ("openmpi4", SRIOV, {}, {}, f"TCP on eth0{WANTS}"),
+        ("openmpi4", GPUS, {}, {}, f"TCP on eth0{WANTS}"),
+        ("openmpi4", SRIOV, {}, {}, f"left to Open MPI 4.1 (ORTE) {LEFT}"),
+        (
+            "openmpi4",
+            (SRIOV[0], w.without_facts("w-1")),
+            {},
+            {},
+            "left to Open MPI 4.1 (ORTE) (GPU",
+        ),
         ("openmpi5", TCP, {}, {}, f"TCP on eth0{WANTS}"),
         ("openmpi5", TCP, DATA, {}, f"TCP on 192.168.7.0/24 {OF_ALL}; on all workers)"),
         ("openmpi4", (w.tcp(0), w.tcp(1)), DATA, {}, f"TCP on net1 {OF_ALL}; on all workers)"),
         ("openmpi5", (w.efa(0), w.efa(1)), DATA, {}, f"libfabric {OF_ALL}: libfabric's EFA; on al"),
         ("openmpi4", SRIOV, {}, {"OMPI_MCA_pml": "ucx"}, f"UCX {KEPT}"),
         ("openmpi4", SRIOV, {}, {"OMPI_MCA_pml": "ob1"}, f"TCP on eth0 {KEPT}"),
-        ("openmpi4", SRIOV, {}, {"OMPI_MCA_btl_tcp_if_include": "net1"}, f"TCP on net1 {KEPT}"),
-        ("mpich", SRIOV, {}, {"OMPI_MCA_pml": "ucx"}, ""),
+        ("openmpi4", GPUS, {}, {"OMPI_MCA_btl_tcp_if_include": "net1"}, f"TCP on net1 {KEPT}"),
+        ("mpich", GPUS, {}, {"OMPI_MCA_pml": "ucx"}, ""),
+        ("mpich", SRIOV, {}, {}, f"left to MPICH (Hydra) {LEFT}"),
         ("openmpi4", (), {}, {}, ""),
     ],
 )

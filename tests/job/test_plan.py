@@ -254,7 +254,7 @@ def test_a_line_with_no_ranks_or_all_slots_stands_as_it_is(family: str) -> None:
         assert " ".join(plan.argv).endswith(f"{words} ./train")
         assert "-n" not in plan.argv
         assert warned(plan) == []
-        assert plan.daemons == ("w-0.job.ns.svc", "w-1.job.ns.svc")
+        assert plan.remote_hosts == ("w-0.job.ns.svc", "w-1.job.ns.svc")
 
 
 BARE = tuple(Host(f"w-{number}", line=number + 1) for number in range(2))

@@ -8,8 +8,8 @@ from typing import Final
 
 import pytest
 
-from mpiboot.core.facts import Attachment, AttachmentSource, Gid, GidType, PortState, Worker
-from mpiboot.core.setting_types import DataNetworkUse
+from mpiboot.core.facts import Attachment, AttachmentSource, Gid, GidType, Gpus, PortState, Worker
+from mpiboot.core.setting_types import DataNetworkUse, MpiNetwork
 from mpiboot.core.settings import Settings
 from mpiboot.network import decision, worker_network
 from mpiboot.network.records import RdmaState
@@ -492,3 +492,47 @@ def test_a_gid_that_can_not_be_read_is_nobodys() -> None:
     made = w.with_device(w.sriov(0), port={"gids": (Gid(0, "?", GidType.ROCE_V2, "net1"),)})
     network = worker_network.choose(made, Settings())
     assert not network.unseen
+
+
+def gpus(one: Worker) -> Worker:
+    return w.changed(one, gpus=Gpus(8))
+
+
+@pytest.mark.parametrize(
+    ("workers", "setting", "network", "why"),
+    [
+        ((gpus(w.sriov(0)), w.sriov(1)), MpiNetwork.AUTO, "control", "w-0: GPUs"),
+        ((gpus(w.sriov(0)), w.without_facts("w-1")), MpiNetwork.AUTO, "control", "w-0: GPUs"),
+        (
+            (w.sriov(0), w.sriov(1)),
+            MpiNetwork.AUTO,
+            "auto",
+            "no worker has a GPU, and all have RDMA",
+        ),
+        (
+            (w.ipoib(0), w.ipoib(1)),
+            MpiNetwork.AUTO,
+            "auto",
+            "no worker has a GPU, and all have RDMA",
+        ),
+        ((w.plain(0), w.plain(1)), MpiNetwork.AUTO, "control", "not every worker has RDMA"),
+        ((w.sriov(0), w.plain(1)), MpiNetwork.AUTO, "control", "not every worker has RDMA"),
+        (
+            (w.plain(0), w.without_facts("w-1")),
+            MpiNetwork.AUTO,
+            "auto",
+            "GPUs and RDMA of w-1 are not known",
+        ),
+        ((w.plain(0), blind(w.plain(1))), MpiNetwork.AUTO, "auto", "RDMA of w-1 are not known"),
+        ((), MpiNetwork.AUTO, "control", "not every worker has RDMA"),
+        ((w.sriov(0),), MpiNetwork.CONTROL, "control", ""),
+        ((w.plain(0),), MpiNetwork.DATA, "data", ""),
+    ],
+)
+def test_what_carries_mpis_own_messages(
+    workers: tuple[Worker, ...], setting: MpiNetwork, network: str, why: str
+) -> None:
+    read = Settings(mpi_network=setting)
+    chosen = [worker_network.choose(one, read) for one in workers]
+    found, reason = decision.mpi_network(decision.with_gids(chosen, read, {}), read)
+    assert (found.value, reason.startswith(why)) == (network, True)

@@ -133,7 +133,7 @@ CHANGES: Final = {
         what="MPI's own messages go over TCP, and by shared memory on one host",
         names=tuple(item.name for item in _TRANSPORTS),
         values=_shown(_TRANSPORTS),
-        when="Open MPI, unless the data network is MPI's, too",
+        when="Open MPI beside GPUs or without RDMA",
         harm="an MPI with UCX, libfabric, HCOLL or openib opens any RDMA device it finds, and "
         "fails or hangs in MPI_Init where not all pods have it",
         leave="`MPIBOOT_MPI_NETWORK=data`; " + _YOURS,
