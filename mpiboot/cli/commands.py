@@ -341,10 +341,10 @@ _BY_TOOL: Final = {
     "fraction": "Fail below this fraction of what a host's ports carry.  [default: 0.8 for NCCL]",
 }
 _BY_PAIRS: Final = {
-    "tool": "ib_write_bw, ib_read_lat or tcp.  [default: ib_write_bw where all have it, else tcp]",
+    "tool": "ib_write_bw or tcp.  [default: ib_write_bw where all have it, else tcp]",
     "seconds": "How long it may take, once all hosts are ready.  [default: 1m]",
     "fraction": "Fail below this fraction of what is usual between hosts, and of a port's rate.  "
-    "[default: 0.8; ib_read_lat: 0.5]",
+    "[default: 0.8]",
 }
 
 
@@ -424,7 +424,7 @@ def pairs(**given: Any) -> None:  # noqa: ANN401 - as above
     Examples:
       mpiboot validate pairs
       mpiboot validate pairs --time 30 --min-fraction 0.9
-      mpiboot validate pairs --tool ib_read_lat
+      mpiboot validate pairs --tool tcp
       kubectl exec my-job-launcher -- mpiboot validate pairs --json
     """  # noqa: D301 - click's mark for lines that are kept as they are
     from mpiboot.validate import pairs_role as role

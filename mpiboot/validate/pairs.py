@@ -1,11 +1,12 @@
-"""Every host against every other one: rounds, what is measured, and what the results mean. Pure.
+"""Which hosts measure together, what is measured again alone, and who is slow. Pure.
 
 In a round every host has one partner (the circle method of a round-robin tournament): all are busy,
 and no host is in two measurements at once. The first of a pair sends, then the other one.
 
-A host is named where nearly all that it sends, or that is sent to it, is slow; a pair where neither
-of its hosts is. Both have to be far from the median by the spread of these very measurements: a
-busy machine has no slow host.
+Pods that share a node share its port, and racks their uplinks, so a low rate in a full round proves
+nothing. Whatever is low there is measured again with nothing else running, and a host or a pair is
+named only where it is slow both times. The paths within a node are no network: they are shown, and
+judged only where all hosts are on one node.
 """
 
 from __future__ import annotations
@@ -13,10 +14,9 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import chain, compress, zip_longest
-from math import ceil, exp, log
-from statistics import median
+from dataclasses import dataclass, field
+from itertools import compress, zip_longest
+from statistics import median, median_high
 from typing import Final, NamedTuple
 
 from mpiboot.core.addresses import short_names
@@ -25,69 +25,53 @@ from mpiboot.core.wording import MOST_LINES, counted, grouped
 from mpiboot.job import render
 from mpiboot.network.records import Transport, WorkerNetwork
 from mpiboot.validate.tools import NUMBER
-from mpiboot.validate.verdict import JSON_VERSION, carries
+from mpiboot.validate.verdict import carries
+
+# Of the JSON record; raised when a field changes its meaning.
+JSON_VERSION: Final = 2
+FRACTION: Final = 0.8
+# Of 2 or 3 hosts nobody knows whose fault it is: pairs are only compared with the port's rate.
+_FEW_HOSTS: Final = 3
+_REPEATED_FLOWS: Final = 3
+# Where two measurements of one pair differ by more than this, it has to be slower by this factor.
+_SCATTER: Final = 0.2
+_IF_SCATTERED: Final = 0.75
 
 
 @dataclass(frozen=True, slots=True)
-class Measure:
-    """A row: what is measured between two hosts.
+class PairTool:
+    """A row: what measures the path between two hosts, in Gb/s.
 
-    ``arguments`` are those of perftest's program of that name, and ``column`` is where the result
-    stands in its last line; without arguments it is the TCP stream of ``worker/probe.py``.
-    ``fraction`` of what is usual, or of the port's rate, is enough; ``least`` makes no difference.
+    ``arguments`` are those of perftest's program of that name; without them it is the TCP stream of
+    ``worker/probe.py``.
     """
 
     name: str
     what: str
-    unit: str
     arguments: str = ""
-    column: int = 0
-    is_rate: bool = True
-    fraction: float = 0.8
-    least: float = 1e-9
 
     def command(self, rail: RailEnd, port: int, seconds: float) -> str:
-        """Write one end's command; behind a client's stands the server's address."""
+        """Write one end's command; a client's is followed by the server's address."""
         timed = self.arguments.format(seconds=round(seconds))
         return f"{self.name} {rail.options} -p {port} -F {timed}"
 
-    def read(self, lines: Sequence[str]) -> float | None:
-        """Find the result in what the program wrote; None where it has none."""
-        for line in reversed(lines):
-            words = line.split()
-            if len(words) > self.column and all(map(NUMBER.fullmatch, words)):
-                return float(words[self.column])
-        return None
 
-    def speed(self, value: float) -> float:
-        """Give what is the larger the better."""
-        return max(value, self.least) if self.is_rate else 1 / (value + self.least)
-
-    def shown(self, value: float) -> str:
-        """Write a value with its unit."""
-        return f"{value:.3g} {self.unit}"
-
-    def told(self, speed: float) -> str:
-        """Write what ``speed`` was made of."""
-        return self.shown(speed if self.is_rate else 1 / speed - self.least)
-
-
-# A minute of one size of message each: 64 KiB fills any link, and 2 bytes show the path's latency.
-_WRITE: Final = Measure(
-    "ib_write_bw", "RDMA writes", "Gb/s", "-s 65536 -D {seconds} --report_gbits", column=3
-)
-# Hosts behind another switch are a little farther away: only what is far off is named.
-_READ: Final = Measure(
-    "ib_read_lat", "RDMA reads", "us", "-n 1000", column=4, is_rate=False, fraction=0.5
-)
-TCP: Final = Measure("tcp", "mpiboot's own TCP stream", "Gb/s")
-MEASURES: Final = {row.name: row for row in (_WRITE, _READ, TCP)}
-# What is counted beside the stream.
-_LOSS: Final = replace(
-    TCP, unit="% of the packets sent again", is_rate=False, fraction=0.5, least=0.5
-)
-# What perftest complains in, of all that it writes.
+TCP: Final = PairTool("tcp", "mpiboot's own TCP stream")
+# One size of message: 64 KiB fills any link.
+IB_WRITE_BW: Final = PairTool("ib_write_bw", "RDMA writes", "-s 65536 -D {seconds} --report_gbits")
+TOOLS: Final = {row.name: row for row in (IB_WRITE_BW, TCP)}
+# Behind #bytes, #iterations and the peak.
+_AVERAGE: Final = 3
 _COMPLAINT: Final = re.compile(r"fail|could|unable|error|mismatch", re.IGNORECASE)
+
+
+def bandwidth(lines: Sequence[str]) -> float | None:
+    """Find the average bandwidth in perftest's output; None where it has none."""
+    for line in reversed(lines):
+        words = line.split()
+        if len(words) > _AVERAGE and all(map(NUMBER.fullmatch, words)):
+            return float(words[_AVERAGE])
+    return None
 
 
 def complaint(lines: Iterable[str]) -> str:
@@ -138,15 +122,15 @@ class Flow(NamedTuple):
     target: str
 
     @property
-    def ends(self) -> tuple[tuple[str, bool], ...]:
-        """Give the host that sends, and the one that does not."""
-        return (self.source, True), (self.target, False)
+    def ends(self) -> tuple[tuple[str, str], ...]:
+        """Give each host with what it does."""
+        return (self.source, "sends"), (self.target, "receives")
 
 
 def rounds(hosts: Sequence[str]) -> Iterator[tuple[tuple[str, str], ...]]:
     """Give who sends to whom, round by round; together all pairs in both directions, each once.
 
-    Their order is one by chance, always the same: where there is no time for all of them, a few are
+    Their order is random, and always the same: where there is no time for all of them, a few are
     spread over the pairs.
     """
     seats: list[str] = [*hosts, *([""] if len(hosts) % 2 else [])]
@@ -161,103 +145,116 @@ def rounds(hosts: Sequence[str]) -> Iterator[tuple[tuple[str, str], ...]]:
 
 @dataclass(slots=True, eq=False)
 class Measured:
-    """What was measured so far; ``names`` are the rails' or links' names, by the hosts that differ.
+    """What was measured so far, in Gb/s.
 
-    ``values`` are in the measure's unit, ``resent`` the percentage of TCP's packets that had to be
-    sent again, ``failed`` is why a flow has no value. ``limits`` are what
-    each rail carries, 0: not known. ``left_out`` are hosts that took no part.
+    ``rails`` are the names of rails or links; ``limits`` what each carries, 0: not known. ``nodes``
+    are the boot IDs of the hosts' kernels, without those that are not known. ``values`` are from
+    full rounds, ``alone`` from measurements with nothing else running; ``failed`` is why a flow has
+    no value. ``left_out`` are hosts that took no part.
     """
 
-    measure: Measure
+    tool: PairTool
     hosts: tuple[str, ...] = ()
-    names: tuple[str, ...] = ()
+    rails: tuple[str, ...] = ()
     limits: tuple[float, ...] = ()
     left_out: tuple[str, ...] = ()
+    nodes: dict[str, str] = field(default_factory=dict)
     values: dict[Flow, list[float]] = field(default_factory=dict)
-    resent: dict[Flow, list[float]] = field(default_factory=dict)
+    alone: dict[Flow, list[float]] = field(default_factory=dict)
     failed: dict[Flow, str] = field(default_factory=dict)
 
+    def between_nodes(self, rail: int) -> dict[Flow, float]:
+        """Give the best value of each flow between nodes; of all flows where there is one node."""
+        best = {flow: max(values) for flow, values in self.values.items() if flow.rail == rail}
+        node = {host: self.nodes.get(host, host) for host in self.hosts}
+        across = {
+            flow: value for flow, value in best.items() if node[flow.source] != node[flow.target]
+        }
+        return across or best
 
-# So many spreads (MAD) below the median something is slow: noise names nobody. The spread counts as
-# so much at least, and as more by few values, which can be alike by chance.
-_FAR: Final = 6
-_QUIET, _FEW_VALUES = 0.02, 0.15
-_MANY: Final = 6  # values for each host
-_ENOUGH: Final = 4  # values by which a host can be named
-_MOSTLY: Final = 0.9  # of a host's values are slow where it is named
+
+class Suspect(NamedTuple):
+    """What was slow in the rounds, and the flows that tell whether it is slow alone, too."""
+
+    check: str
+    hosts: tuple[str, ...]
+    what: str
+    against: str
+    speed: float
+    limit: float
+    flows: tuple[Flow, ...]
+
+    def speed_alone(self, seen: Measured) -> float | None:
+        """Give its speed with nothing else running; None where that is enough, or not known."""
+        alone = [seen.alone[flow][-1] for flow in self.flows if flow in seen.alone]
+        if len(alone) < min(2, len(self.flows)):
+            return None
+        every, limit = [*alone, self.speed], self.limit
+        if self.check == "slow-pair" and min(every) < (1 - _SCATTER) * max(every):
+            limit *= _IF_SCATTERED
+        return median(alone) if median(alone) < limit else None
+
+
+def suspects(seen: Measured, fraction: float) -> list[Suspect]:
+    """Find what is below ``fraction`` of what is usual, or of the port's rate; slowest first."""
+    found: list[Suspect] = []
+    for rail, name in enumerate(seen.rails):
+        best = seen.between_nodes(rail)
+        if best and len(seen.hosts) > _FEW_HOSTS:
+            found += _outliers(best, name, fraction)
+        if best and any(seen.limits):
+            found += _below_rate(seen, rail, best, fraction)
+    return sorted(found, key=lambda one: one.speed / one.limit)
+
+
+def _outliers(best: Mapping[Flow, float], name: str, fraction: float) -> Iterator[Suspect]:
+    """Compare hosts by the medians of what they send and receive, and pairs with their hosts."""
+    by_end = grouped((end, flow) for flow in best for end in flow.ends)
+    middles = {end: median_high(map(best.__getitem__, own)) for end, own in by_end.items()}
+    usual = median(middles.values())
+    others = f"the others {usual:.3g} Gb/s"
+    # By one partner alone nobody knows whose fault it is.
+    known = {end: middle for end, middle in middles.items() if len(by_end[end]) > 1}
+    for (host, does), middle in known.items():
+        if middle < fraction * usual:
+            flows = sorted(by_end[host, does], key=best.__getitem__)[-_REPEATED_FLOWS:]
+            what, limit = f"{does} {{}} by {name}", fraction * usual
+            yield Suspect("slow-host", (host,), what, others, middle, limit, tuple(flows))
+    for flow, speed in best.items():
+        limit = fraction * min((known[end] for end in flow.ends if end in known), default=usual)
+        if speed < limit:
+            what = f"{flow.source} to {flow.target} by {name}: {{}}"
+            yield Suspect("slow-pair", flow[1:], what, others, speed, limit, (flow,))
+
+
+def _below_rate(
+    seen: Measured, rail: int, best: Mapping[Flow, float], fraction: float
+) -> Iterator[Suspect]:
+    """Compare a rail with its port's rate: as a whole, or each pair of a few hosts."""
+    name, limit = seen.rails[rail], fraction * seen.limits[rail]
+    against = f"its port carries {seen.limits[rail]:.3g} Gb/s"
+    usual = median(best.values())
+    if len(seen.hosts) > _FEW_HOSTS:
+        middle = sorted(best, key=best.__getitem__)[len(best) // 2 :][:_REPEATED_FLOWS]
+        whole = [(f"{name}: {{}}", seen.hosts, usual, tuple(middle))]
+    else:
+        whole = [
+            (f"{flow.source} to {flow.target} by {name}: {{}}", flow[1:], speed, (flow,))
+            for flow, speed in best.items()
+        ]
+    for what, hosts, speed, flows in whole:
+        if speed < limit:
+            yield Suspect("port-rate", hosts, what, against, speed, limit, flows)
+
+
 _HINTS: Final = {
     "slow-host": "look at that node's NIC (speed, errors, cable, PCIe width), and at what else "
     "runs there",
     "slow-pair": "look at the switches between these hosts: an uplink, its hashing, its errors",
-    "slow-rail": "look at the switches of that rail, and at its ports on all nodes",
     "port-rate": "look at flow control (PFC, ECN), the MTU and PCIe; where virtual functions are "
     "limited to less, --min-fraction says what is enough",
-    "lost-packets": "look at that node's cable, optics and port (`ethtool -S`), and at its switch",
     "not-measured": "`mpiboot doctor` on the launcher and on that worker looks for the reason",
 }
-
-
-class _Judged(NamedTuple):
-    """One rail: the usual speed, and what is slow: a host that sends (or receives), a flow."""
-
-    usual: float
-    ends: Mapping[tuple[str, bool], float]
-    flows: Mapping[Flow, float]
-
-
-def _judge_rail(speeds: Mapping[Flow, Sequence[float]], measure: Measure) -> _Judged:
-    by_end = grouped((end, flow) for flow in speeds for end in flow.ends)
-    values = {end: sorted(chain(*map(speeds.__getitem__, of))) for end, of in by_end.items()}
-    # What a host reaches: it has slow partners, too, and may be busy for a while.
-    best = {end: own[ceil(_MOSTLY * (len(own) - 1))] for end, own in values.items()}
-    usual = median(best.values())
-    # How far values are from what both ends reach, as ratios: a slow host is no noise.
-    ratios = [
-        log(speed / min(best[end] for end in flow.ends))
-        for flow, listed in speeds.items()
-        for speed in listed
-    ]
-    middle = median(ratios)
-    spread = median(abs(ratio - middle) for ratio in ratios)
-    least = _QUIET if len(ratios) >= _MANY * len({host for host, _ in best}) else _FEW_VALUES
-    slow = usual * min(measure.fraction, exp(-_FAR * max(spread, least)))
-    ends = {
-        end: reached
-        for end, reached in best.items()
-        # By one partner alone nobody knows whose fault it is.
-        if reached < slow and len(by_end[end]) > 1 and len(values[end]) >= _ENOUGH
-    }
-    # A pair by two values, as no host is named by a single one.
-    flows = {
-        flow: max(listed)
-        for flow, listed in speeds.items()
-        if max(listed) < slow and len(listed) > 1 and ends.keys().isdisjoint(flow.ends)
-    }
-    return _Judged(usual, ends, flows)
-
-
-def judge(seen: Measured, enough: float | None = None) -> tuple[Finding, ...]:
-    """Name a rail, a host or a pair that is slow or loses packets, and what was not measured.
-
-    Args:
-        seen: what was measured.
-        enough: the fraction of what is usual, and of a port's rate; None: the measure's own.
-    """
-    measure = replace(seen.measure, fraction=enough or seen.measure.fraction)
-    judged = _judge_rails(measure, seen.values)
-    return (
-        *_rails(seen, measure, judged),
-        *_outliers(seen, measure, judged),
-        *_outliers(seen, _LOSS, _judge_rails(_LOSS, seen.resent)),
-        *_not_measured(seen),
-    )
-
-
-def _judge_rails(measure: Measure, values: Mapping[Flow, list[float]]) -> dict[int, _Judged]:
-    rails = grouped(
-        (flow.rail, (flow, [*map(measure.speed, listed)])) for flow, listed in values.items()
-    )
-    return {rail: _judge_rail(dict(speeds), measure) for rail, speeds in sorted(rails.items())}
 
 
 def finding(check: str, message: str, hosts: Sequence[str], level: Level = Level.FAIL) -> Finding:
@@ -266,79 +263,61 @@ def finding(check: str, message: str, hosts: Sequence[str], level: Level = Level
     return Finding(check, level, message, one, (), _HINTS[check], several)
 
 
-def _rails(seen: Measured, measure: Measure, judged: Mapping[int, _Judged]) -> Iterator[Finding]:
-    """Compare the rails with each other, each by its port's rate where that is known."""
-    limits = seen.limits
-    known = measure.is_rate and bool(limits) and all(limits)
-    shares = {rail: one.usual / (limits[rail] if known else 1) for rail, one in judged.items()}
-    for rail, share in shares.items():
-        name, usual = seen.names[rail], measure.told(judged[rail].usual)
-        if share < measure.fraction * median(shares.values()):
-            message = f"{name} is slow between all hosts: {usual} as a rule"
-            yield finding("slow-rail", message, seen.hosts)
-        elif known and share < measure.fraction:
-            limit = measure.shown(limits[rail])
-            message = f"{name} carries {usual} as a rule: {share:.0%} of the {limit} of its port"
-            yield finding("port-rate", message, seen.hosts)
-
-
-def _outliers(seen: Measured, measure: Measure, judged: Mapping[int, _Judged]) -> Iterator[Finding]:
-    """Write what stands out on each rail, the slowest first."""
-    told, lost = measure.told, measure is _LOSS
-    level = Level.WARN if lost else Level.FAIL
-    for rail, one in judged.items():
-        name, usual = seen.names[rail], f"the others {told(one.usual)}"
-        for (host, sends), speed in sorted(one.ends.items(), key=lambda item: item[1]):
-            message = f"{told(speed)} {'from' if sends else 'to'} it by {name}, {usual}"
-            yield finding("lost-packets" if lost else "slow-host", message, [host], level)
-        for flow, speed in sorted(one.flows.items(), key=lambda item: item[1]):
-            message = f"{flow.source} to {flow.target} by {name}: {told(speed)}, {usual}"
-            yield finding("lost-packets" if lost else "slow-pair", message, flow[1:], level)
+def judge(seen: Measured, fraction: float) -> tuple[Finding, ...]:
+    """Name a host, a pair or a rail that is slow beside others and alone, and what has no value."""
+    slow = ((one, one.speed_alone(seen)) for one in suspects(seen, fraction))
+    return (
+        *(
+            finding(one.check, f"{one.what.format(f'{speed:.3g} Gb/s')}, {one.against}", one.hosts)
+            for one, speed in slow
+            if speed is not None
+        ),
+        *_not_measured(seen),
+    )
 
 
 def _not_measured(seen: Measured) -> Iterator[Finding]:
-    """Say of which flows there is no value, or not always, once for each reason; and of whom."""
+    """Report the flows that failed, once for each reason; and the hosts that took no part."""
     reasons = grouped(((why, flow in seen.values), flow) for flow, why in seen.failed.items())
     for (why, sometimes), flows in reasons.items():
         every = [{flow.source, flow.target} for flow in flows]
-        whose = sorted(set.intersection(*every) or set.union(*every))
-        first = f"{flows[0].source} to {flows[0].target} by {seen.names[flows[0].rail]}"
+        hosts = sorted(set.intersection(*every) or set.union(*every))
+        first = f"{flows[0].source} to {flows[0].target} by {seen.rails[flows[0].rail]}"
         more = f" and {counted(len(flows) - 1, 'more flow')}" if len(flows) > 1 else ""
         message = f"{first}{more}: {why}{', and at other times a result' if sometimes else ''}"
-        level = Level.WARN if sometimes else Level.FAIL
-        yield finding("not-measured", message, whose, level)
+        yield finding("not-measured", message, hosts, Level.WARN if sometimes else Level.FAIL)
     if seen.left_out:
-        message = "took no part: no facts, another mpiboot, or no login"
+        message = "not measured: no facts, another version of mpiboot, or SSH login failed"
         yield finding("not-measured", message, seen.left_out, Level.UNKNOWN)
-
-
-def summary(seen: Measured, width: int | None, *, whole: bool) -> str:
-    """Say in one line what was measured, and what is usual."""
-    count, message = len(seen.hosts), "nothing was measured"
-    if seen.names:
-        met = len({frozenset(flow[1:]) for flow in seen.values})
-        of = f"{counted(count * (count - 1) // 2, 'pair')} of {counted(count, 'host')}"
-        message = f"{met} of {of} measured by {seen.measure.what} over {', '.join(seen.names)}"
-    if middles := [*map(median, seen.values.values())]:
-        usual, *ends = map(seen.measure.shown, (median(middles), min(middles), max(middles)))
-        message += f": median {usual}, {' to '.join(ends)}"
-    return render.indented("", message + "; interrupted before its end" * (not whole), width)
 
 
 def as_text(seen: Measured, found: Sequence[Finding], width: int | None, *, whole: bool) -> str:
     """Write the matrix of a few hosts, what was found, and a summary."""
     matrix = _matrix(seen, width) if seen.values and len(seen.hosts) <= MOST_LINES else ""
-    parts = (matrix, render.findings(found, width), summary(seen, width, whole=whole))
+    summary = _summary(seen) + "; interrupted before its end" * (not whole)
+    parts = (matrix, render.findings(found, width), render.indented("", summary, width))
     return "\n".join(filter(None, parts))
+
+
+def _summary(seen: Measured) -> str:
+    """Write in one line what was measured, and what is usual."""
+    if not seen.rails:
+        return "nothing was measured"
+    count, met = len(seen.hosts), len({frozenset(flow[1:]) for flow in seen.values})
+    of = f"{counted(count * (count - 1) // 2, 'pair')} of {counted(count, 'host')}"
+    message = f"{met} of {of} measured by {seen.tool.what} over {', '.join(seen.rails)}"
+    if middles := [*map(median, seen.values.values())]:
+        usual, low, high = (f"{at:.3g}" for at in (median(middles), min(middles), max(middles)))
+        message += f": median {usual} Gb/s, {low} to {high} Gb/s"
+    return message
 
 
 def _matrix(seen: Measured, width: int | None) -> str:
     """Lay out what each host sends to each other one, by its slowest rail."""
-    short, pick = short_names(seen.hosts), min if seen.measure.is_rate else max
+    short = short_names(seen.hosts)
     by_pair = grouped((flow[1:], median(values)) for flow, values in seen.values.items())
-    slowest = ", of the slowest rail" if len(seen.names) > 1 else ""
-    head = (f"{seen.measure.unit}{slowest}", *(short[host] for host in seen.hosts))
-    cells = {pair: f"{pick(values):.3g}" for pair, values in by_pair.items()}
+    head = ("Gb/s", *(short[host] for host in seen.hosts))
+    cells = {pair: f"{min(values):.3g}" for pair, values in by_pair.items()}
     rows = (
         (short[source], *(cells.get((source, target), "-") for target in seen.hosts))
         for source in seen.hosts
@@ -351,18 +330,18 @@ def record(seen: Measured, found: Sequence[Finding], *, whole: bool) -> dict[str
     return {
         "version": JSON_VERSION,
         "complete": whole,
-        "tool": seen.measure.name,
-        "unit": seen.measure.unit,
+        "tool": seen.tool.name,
         "hosts": seen.hosts,
-        "rails": seen.names,
+        "nodes": seen.nodes,
+        "rails": seen.rails,
         "limits": seen.limits,
         "flows": [
             {
-                "rail": seen.names[flow.rail],
+                "rail": seen.rails[flow.rail],
                 "from": flow.source,
                 "to": flow.target,
                 "values": [round(value, 4) for value in seen.values.get(flow, ())],
-                "resent": [round(share / 100, 6) for share in seen.resent.get(flow, ())],
+                "alone": [round(value, 4) for value in seen.alone.get(flow, ())],
                 "failed": seen.failed.get(flow, ""),
             }
             for flow in sorted({*seen.values, *seen.failed})

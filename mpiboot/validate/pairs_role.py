@@ -32,14 +32,16 @@ from mpiboot.network.worker_pairs import WHY, PathEnd, PathHost, path, path_host
 from mpiboot.supervisor.signals import ENDING
 from mpiboot.system import files
 from mpiboot.validate import pairs
-from mpiboot.validate.pairs import MEASURES, TCP, Flow, Measure, Measured, RailEnd
+from mpiboot.validate.pairs import TCP, TOOLS, Flow, Measured, PairTool, RailEnd
 from mpiboot.validate.verdict import ToolOptions
 
-_PASSES: Final = 3  # of all rounds: what differs by chance shows
+_PASSES: Final = 2  # of all rounds: what differs by chance shows
+_FOR_ROUNDS: Final = 2 / 3  # of the time; the rest is for what is measured again alone
 _GUARD: Final = 20.0  # for one measurement beside its own time; more where more time is given
 # A job is refused below this fraction: for half a link, but not where pods share a node's cores
 # (six streams over two of them differed by a third).
 _REFUSED: Final = 0.6
+_NODE: Final = "cat /proc/sys/kernel/random/boot_id"  # pods of one node have one kernel
 _PORTS: Final = "18515-18578"  # perftest's own, and those behind it
 
 
@@ -51,8 +53,10 @@ def run(resolved: Resolved, environ: Mapping[str, str], asked: ToolOptions) -> N
         SystemExit: 128+n after a signal.
         MpibootError: ``usage``, ``program-missing``, or what a launcher's gate would say.
     """
-    if asked.tool and asked.tool not in MEASURES:
-        raise error("usage", f"--tool is {asked.tool!r}: expected one of {', '.join(MEASURES)}")
+    if asked.tool and asked.tool not in TOOLS:
+        hint = "perftest's other programs measure two hosts by hand"
+        message = f"--tool is {asked.tool!r}: expected one of {', '.join(TOOLS)}"
+        raise error("usage", message, hint=hint)
     look.end_on_signals(resolved)
     launcher = look.waiting_pod(resolved, environ, f"validate-{os.getpid()}")
     measuring = _Measuring(launcher, asked)
@@ -63,7 +67,7 @@ def run(resolved: Resolved, environ: Mapping[str, str], asked: ToolOptions) -> N
     # asyncio has put the default in its place, which PID 1 ignores.
     look.end_on_signals(resolved, "before the end of the measurement")
     seen, whole = measuring.seen, not number
-    found = pairs.judge(seen, asked.fraction)
+    found = pairs.judge(seen, asked.fraction or pairs.FRACTION)
     if asked.before_job:  # a guess refuses no job, nor does what was not measured
         sure = [item for item in pairs.judge(seen, _REFUSED) if item.check != "not-measured"]
         found = tuple(
@@ -136,16 +140,17 @@ class _Measuring:
             log.warning("network", f"a job runs on {first_few(busy)}: each slows the other down")
         try:
             await asyncio.gather(*map(self._hosts.log_in, workers))
-            self.seen.measure = await self._choose({one.host: one for one in data.networks})
-            ends = self._rdma if self.seen.measure is not TCP else await self._probes(data.networks)
+            self.seen.tool = await self._choose({one.host: one for one in data.networks})
+            ends = self._rdma if self.seen.tool is not TCP else await self._probes(data.networks)
             self._take_part(ends)
-            await self._rounds()
+            await asyncio.gather(*map(self._find_node, self.seen.hosts))
+            await self._measure()
         finally:
             await self._hosts.close()
 
-    async def _choose(self, networks: Mapping[str, WorkerNetwork]) -> Measure:
+    async def _choose(self, networks: Mapping[str, WorkerNetwork]) -> PairTool:
         """Choose by what the hosts have, unless a tool is named."""
-        wanted = MEASURES[self._asked.tool or "ib_write_bw"]
+        wanted = TOOLS[self._asked.tool or "ib_write_bw"]
         rdma = any(network.transport in RDMA for network in networks.values())
         if wanted is TCP or not (rdma or self._asked.tool):
             return TCP
@@ -169,6 +174,11 @@ class _Measuring:
         answer = await connection.start(question) if connection else None
         return answer is not None and bool(await answer.line())
 
+    async def _find_node(self, host: str) -> None:
+        program = await self._hosts.connections[host].start(_NODE)
+        boot_id = await program.line() if program else ""
+        self.seen.nodes |= {host: boot_id} if boot_id else {}
+
     async def _probes(self, networks: Iterable[WorkerNetwork]) -> Mapping[str, Sequence[PathEnd]]:
         """Start what measures TCP: on the data links, on the control link where one has none."""
         hosts = [*filter(None, (path_host(self._workers[one.host], one) for one in networks))]
@@ -185,33 +195,43 @@ class _Measuring:
         seen.hosts = tuple(host for host in ends if host in self._hosts.connections)
         seen.left_out = tuple(host for host in self._workers if host not in seen.hosts)
         rails = list(zip(*(ends[host] for host in seen.hosts), strict=False))
-        seen.names = tuple(first_few(dict.fromkeys(end.name for end in of), 2) for of in rails)
-        if seen.measure is not TCP:
+        seen.rails = tuple(first_few(dict.fromkeys(end.name for end in of), 2) for of in rails)
+        if seen.tool is not TCP:
             rates = ([end.limit for end in self._rdma[host]] for host in seen.hosts)
             seen.limits = tuple(map(min, zip(*rates, strict=False)))
 
-    async def _rounds(self) -> None:
-        """Measure until all of it is measured several times, or the time is over."""
-        seen, loop, tcp = self.seen, asyncio.get_running_loop(), self.seen.measure is TCP
+    async def _measure(self) -> None:
+        """Measure in rounds, then alone what was slow there, until the time is over."""
+        seen, loop, tcp = self.seen, asyncio.get_running_loop(), self.seen.tool is TCP
         least, most, start = (0.3, 2.0, 0.2) if tcp else (1.0, 4.0, 1.0)
-        turns = 2 * len(seen.hosts) * (len(seen.names) if tcp else 1) * _PASSES
+        turns = 2 * len(seen.hosts) * (len(seen.rails) if tcp else 1) * _PASSES
         whole, hosts = self._asked.seconds, counted(len(seen.hosts), "host")
-        self._seconds = min(max(whole / max(1, turns) - start, least), most)
+        self._seconds = min(max(whole * _FOR_ROUNDS / max(1, turns) - start, least), most)
         self._limit = self._seconds + max(_GUARD, whole / 3)
-        log.info("network", f"measures {hosts} by {seen.measure.what}: {lasting(whole)} at most")
-        began, last = loop.time(), 0.0
-        for flows in itertools.chain(*(pairs.rounds(seen.hosts) for _ in range(_PASSES))):
-            now = loop.time()
-            if now + last > began + whole:
-                break
-            every = [Flow(rail, *flow) for flow in flows for rail, _ in enumerate(seen.names)]
-            await asyncio.gather(*map(self._one, every))
-            last = loop.time() - now
-            log.debug("network", f"{counted(len(seen.values), 'flow')} measured")
+        log.info("network", f"measures {hosts} by {seen.tool.what}: {lasting(whole)} at most")
+        began = loop.time()
 
-    async def _one(self, flow: Flow) -> None:
-        """Measure one way: its value, or why there is none."""
-        work = self._stream(flow) if self.seen.measure is TCP else self._perftest(flow)
+        async def measure(flows: Iterable[Flow], into: dict[Flow, list[float]]) -> float:
+            started = loop.time()
+            await asyncio.gather(*(self._one(flow, into) for flow in flows))
+            log.debug("network", f"{counted(len(seen.values), 'flow')} measured")
+            return loop.time() - started
+
+        last = 0.0
+        for matches in itertools.chain(*(pairs.rounds(seen.hosts) for _ in range(_PASSES))):
+            if loop.time() + last > began + whole * _FOR_ROUNDS:
+                break
+            flows = [Flow(rail, *flow) for flow in matches for rail, _ in enumerate(seen.rails)]
+            last = await measure(flows, seen.values)
+        slow = pairs.suspects(seen, self._asked.fraction or pairs.FRACTION)
+        for flow in dict.fromkeys(flow for one in slow for flow in one.flows):
+            if loop.time() + last > began + whole:
+                break
+            last = await measure((flow,), seen.alone)
+
+    async def _one(self, flow: Flow, into: dict[Flow, list[float]]) -> None:
+        """Measure one direction: its value, or why there is none."""
+        work = self._stream(flow) if self.seen.tool is TCP else self._perftest(flow)
         try:
             result = await asyncio.wait_for(work, self._limit)
         except asyncio.TimeoutError:
@@ -220,7 +240,7 @@ class _Measuring:
         if isinstance(result, str):
             self.seen.failed[flow] = result
         else:
-            self.seen.values.setdefault(flow, []).append(result)
+            into.setdefault(flow, []).append(result)
 
     async def _stream(self, flow: Flow) -> float | str:
         """Have a host send by TCP."""
@@ -229,16 +249,15 @@ class _Measuring:
         done = await self._hosts.measure(dial)
         if done.rate is None:
             return WHY.get(done.reached, f"{done.reached.value}: no answer")
-        self.seen.resent.setdefault(flow, []).append(100 * (done.resent or 0.0))
         return done.rate * 8e-9
 
     async def _perftest(self, flow: Flow) -> float | str:
         """Have a host write to or read from a server on the other one."""
-        measure, port = self.seen.measure, next(self._ports)
+        tool, port = self.seen.tool, next(self._ports)
         far = self._workers[flow.target].address
 
         async def run(host: str, listens: int, to: str = "") -> list[str]:
-            words = measure.command(self._rdma[host][flow.rail], port, self._seconds)
+            words = tool.command(self._rdma[host][flow.rail], port, self._seconds)
             command = host_shell.measure(listens, self._limit, words + to)
             program = await self._hosts.connections[host].start(command)
             if program is None:
@@ -256,5 +275,5 @@ class _Measuring:
             if said[-1:] != ["mpiboot-listens"]:
                 return f"{flow.target}: {pairs.complaint(said)}"
             said = await run(flow.source, 0, f" {far}")
-        value = measure.read(said)
+        value = pairs.bandwidth(said)
         return f"{flow.source}: {pairs.complaint(said)}" if value is None else value

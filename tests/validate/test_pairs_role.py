@@ -139,13 +139,13 @@ async def test_every_pair_is_measured_by_the_program_of_both_ends(
     run, homes = measuring(monkeypatch, tmp_path, *[PROGRAM] * 3, asked=QUICK)
     assert await run.until_signal() == 0
     seen = run.seen
-    assert (seen.measure.name, seen.names, seen.failed) == ("ib_write_bw", ("mlx5_2:1",), {})
+    assert (seen.tool.name, seen.rails, seen.failed) == ("ib_write_bw", ("mlx5_2:1",), {})
     assert {flow[1:] for flow in seen.values} == {
         (f"w-{one}", f"w-{other}") for one in range(3) for other in range(3) if one != other
     }
     assert {value for values in seen.values.values() for value in values} == {96.73}
     assert 92 < seen.limits[0] < 93
-    assert pairs.judge(seen) == ()
+    assert pairs.judge(seen, 0.8) == ()
     assert {child.returncode for home in homes for child in home.children} == {0}
 
 
@@ -159,7 +159,7 @@ async def test_tcp_is_measured_where_it_is_asked_for(
     run, _ = measuring(monkeypatch, tmp_path, PROGRAM, PROGRAM, asked=asked, made=busy)
     assert await run.until_signal() == 0
     assert "warning: a job runs on w-1: each slows the other down\n" in capfd.readouterr().err
-    assert run.seen.measure is pairs.TCP
+    assert run.seen.tool is pairs.TCP
     assert run.seen.left_out == ("w-0", "w-1")  # no worker's probe is here
 
 
@@ -170,7 +170,7 @@ async def test_the_reason_is_the_programs_own_line_and_nothing_is_left(
     run, homes = measuring(monkeypatch, tmp_path, PROGRAM, FAILS, asked=QUICK)
     assert await run.until_signal() == 0
     assert run.seen.values == {}
-    (found,) = pairs.judge(run.seen)
+    (found,) = pairs.judge(run.seen, 0.8)
     assert found.check == "not-measured"
     assert found.message.endswith("w-1: Failed to modify QP 17 to RTR")
     assert all(child.returncode is not None for home in homes for child in home.children)
@@ -270,8 +270,9 @@ def test_a_job_is_refused_for_what_no_busy_node_explains(
     seen = pairs.Measured(pairs.TCP, names, ("net1",))
     for one, other in itertools.permutations(names, 2):
         full = 10 * (speed if "w-2" in (one, other) else 1.0)
-        seen.values[pairs.Flow(0, one, other)] = [full, full * 1.01]
-    with pytest.raises(ShownError, match="it by net1") if ends else nullcontext():
+        flow = pairs.Flow(0, one, other)
+        seen.values[flow], seen.alone[flow] = [full, full * 1.01], [full]
+    with pytest.raises(ShownError, match="Gb/s by net1, the others") if ends else nullcontext():
         judged(monkeypatch, tmp_path, seen, before_job=before_job)
     shown = "".join(capfd.readouterr())
     assert ("FAIL" in shown) == ends

@@ -12,7 +12,7 @@ from mpiboot.core.settings import Settings
 from mpiboot.hosts import host_shell
 from mpiboot.network import decision, worker_network
 from mpiboot.validate import pairs
-from mpiboot.validate.pairs import MEASURES, Measure, RailEnd
+from mpiboot.validate.pairs import IB_WRITE_BW, RailEnd
 from tests.vm.inside.machine import devinfo, has_gid, others_gid, rail, run, seen, worker
 
 PORT = 18577
@@ -39,9 +39,9 @@ def start(port: int, words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
 
 
-def both_ends(measure: Measure, end: RailEnd) -> list[str]:
+def both_ends(end: RailEnd) -> list[str]:
     """What the client says; the end of its stdin ends the server, as a launcher's end does."""
-    words = measure.command(end, PORT, 1)
+    words = IB_WRITE_BW.command(end, PORT, 1)
     with start(PORT, words) as server:
         assert server.stdin is not None
         assert server.stdout is not None
@@ -56,14 +56,13 @@ def both_ends(measure: Measure, end: RailEnd) -> list[str]:
     return [line.removeprefix(">").strip() for line in message.splitlines()]
 
 
-@pytest.mark.parametrize("name", ["ib_write_bw", "ib_read_lat"])
-def test_perftest_measures_by_the_delivered_port_and_index(end: RailEnd, name: str) -> None:
+def test_perftest_measures_by_the_delivered_port_and_index(end: RailEnd) -> None:
     assert end.options.rpartition(" ")[2] in {
         str(i) for i, gid, _ in devinfo("rxe0").gids if "10.9.0.1" in gid
     }
     before = sent()
-    said = both_ends(MEASURES[name], end)
-    value = MEASURES[name].read(said)
+    said = both_ends(end)
+    value = pairs.bandwidth(said)
     assert value, said
     assert value > 0
     assert said[-1] == "mpiboot-status 0"
@@ -77,6 +76,6 @@ def sent() -> int:
 
 def test_with_a_wrong_index_it_fails_and_says_why(end: RailEnd) -> None:
     options = end.options.rpartition(" ")[0] + " 30"  # an entry that is not there
-    said = both_ends(MEASURES["ib_write_bw"], replace(end, options=options))
-    assert MEASURES["ib_write_bw"].read(said) is None
+    said = both_ends(replace(end, options=options))
+    assert pairs.bandwidth(said) is None
     assert pairs.complaint(said).startswith("Failed to modify QP")
