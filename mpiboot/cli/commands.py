@@ -335,10 +335,10 @@ def validate() -> None:
 
 
 _BY_TOOL: Final = {
-    "tool": "nccl-tests, osu or imb, or one of their programs.  [default: the first that can run]",
+    "tool": "nccl-tests, or one of its programs.  [default: nccl-tests where there are GPUs]",
     "seconds": "How long the tool may take; what it has measured by then is judged.  [default: 1m]",
     "busbw": "Fail below this bus bandwidth of the largest messages.",
-    "fraction": "Fail below this fraction of what a host's ports carry.  [default: 0.8 for NCCL]",
+    "fraction": "Fail below this fraction of what a host's ports carry.  [default: 0.8]",
 }
 _BY_PAIRS: Final = {
     "tool": "ib_write_bw or tcp.  [default: ib_write_bw where all have it, else tcp]",
@@ -380,9 +380,9 @@ def _asked(given: dict[str, Any]) -> tuple[Resolved, Mapping[str, str], ToolOpti
 def job(**given: Any) -> None:  # noqa: ANN401 - the options above, and the settings' texts
     """Measure across all hosts of the hostfile, as a job on them.
 
-    It waits for the hosts and starts the tool as `launcher` does, with the same options, and
-    judges what the tool and NCCL print. Where there is none, it measures as `validate pairs` does.
-    ARGUMENTS replace the tool's default arguments.
+    It waits for the hosts and starts nccl-tests as `launcher` does, with the same options, and
+    judges what they and NCCL print. Where there are none, it measures as `validate pairs` does.
+    ARGUMENTS replace the default arguments of nccl-tests.
 
     \b
     Examples:
@@ -400,7 +400,7 @@ def job(**given: Any) -> None:  # noqa: ANN401 - the options above, and the sett
 @validate.command(cls=Command, context_settings=PASS_ON, params=_measuring(_BY_TOOL))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def node(**given: Any) -> None:  # noqa: ANN401 - as above
-    """Measure inside this pod alone, without SSH: its GPUs, or two MPI ranks.
+    """Measure between the GPUs of this pod alone, without SSH.
 
     \b
     Examples:

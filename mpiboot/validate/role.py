@@ -1,4 +1,4 @@
-"""``mpiboot validate job`` and ``node``: start a tool, read it as it prints, judge, end.
+"""``mpiboot validate job`` and ``node``: start nccl-tests, show and read its output, judge, end.
 
 A job is started by this same mpiboot as a launcher, in a child process: its gate, plan, agents and
 supervisor, whose exit code stands where it is not 0.
@@ -13,8 +13,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
 
 from mpiboot.core import log
 from mpiboot.core.checks import BY_REFERENCE, ShownError
@@ -22,7 +23,6 @@ from mpiboot.core.launch_names import BY_SIGNAL, TIMED
 from mpiboot.core.setting_types import AUTO, Switch, WorkerExit
 from mpiboot.core.settings import Resolved
 from mpiboot.job import render
-from mpiboot.job.dialects import DIALECTS, HOSTFILE_VARS, OMPI_ROOT
 from mpiboot.launcher import role as launcher
 from mpiboot.network import sysfs
 from mpiboot.supervisor.signals import ENDING, SIGNALS
@@ -33,12 +33,10 @@ from mpiboot.validate.verdict import Run, ToolOptions
 _KILL: Final = 30.0  # seconds from the time's end to SIGKILL; ranks have 20 (MPIBOOT_GRACE)
 _PIECE: Final = 1 << 16
 _LAUNCH: Final = "from mpiboot.__main__ import main; main()"
-# Two ranks by this pod's own mpirun, whatever hosts and agents its environment names for a job.
-_LOCAL: Final = ("mpirun", "-n", "2")
 
 
 def job(resolved: Resolved, environ: Mapping[str, str], asked: ToolOptions) -> None:
-    """Measure over all hosts: by a tool, or where no host has one, between their pairs.
+    """Measure over all hosts: by the tool, or where no host has it, between their pairs.
 
     Raises:
         ShownError: it is too slow, wrong, or by another network than planned.
@@ -65,7 +63,7 @@ def job(resolved: Resolved, environ: Mapping[str, str], asked: ToolOptions) -> N
         env[TIMED] = "1"
     argv = process.python(_LAUNCH, "launcher", "--", "mpirun", "sh", "-c", text, "sh")
     try:
-        run = _run(argv, env, asked, str(record))
+        run = _run(argv, env, asked, record)
     finally:
         files.remove_role(folder)
     named, hosts = asked.tool or asked.arguments or asked.busbw, run.record.get("hosts", ())
@@ -81,7 +79,7 @@ def job(resolved: Resolved, environ: Mapping[str, str], asked: ToolOptions) -> N
 
 
 def node(resolved: Resolved, environ: Mapping[str, str], asked: ToolOptions) -> None:
-    """Measure inside this pod, without SSH: its GPUs, or two ranks by its own mpirun.
+    """Measure between the GPUs of this pod, without SSH and mpirun.
 
     Raises:
         ShownError: it is too slow, or wrong.
@@ -89,17 +87,12 @@ def node(resolved: Resolved, environ: Mapping[str, str], asked: ToolOptions) -> 
         MpibootError: ``usage``.
     """
     devices = max(1, sysfs.gpus(search=environ.get("PATH", "")).count)
-    text = tools.shell(asked.tool, asked.arguments, devices=devices, before=_LOCAL)
-    env = {name: value for name, value in environ.items() if name not in HOSTFILE_VARS}
-    env |= {item.name: item.value for item in OMPI_ROOT} if not os.getuid() else {}
-    # A pod of one core has but one slot.
-    rows = (row for row in DIALECTS.values() if row.oversubscribe_var)
-    env |= {row.oversubscribe_var: row.oversubscribe_value for row in rows}
-    _end(_run(["sh", "-c", text, "sh"], env, asked, ""), resolved)
+    text = tools.shell(asked.tool, asked.arguments, devices)
+    _end(_run(["sh", "-c", text, "sh"], environ, asked, None), resolved)
 
 
 def _end(run: Run, resolved: Resolved) -> None:
-    """Judge, show what there is beside the rows, and end."""
+    """Judge, show what there is below the tool's output, and end."""
     output, judged = run.output, verdict.judge(run)
     finding, code, ended = judged.finding, run.code, ""
     if run.signal:
@@ -111,8 +104,7 @@ def _end(run: Run, resolved: Resolved) -> None:
         code = 0 if judged.fit else BY_REFERENCE[finding.check].code
     began = output.started or output.missing
     if run.asked.as_json:
-        host = os.uname().nodename
-        sys.stdout.write(verdict.as_json(run, judged, code, complete=not ended, host=host))
+        sys.stdout.write(render.as_json(verdict.record(run, judged, code, complete=not ended)))
     elif began or not code:
         sys.stdout.write(verdict.as_text(run, judged, log.width(1), ended))
     sys.stdout.flush()
@@ -124,21 +116,16 @@ def _end(run: Run, resolved: Resolved) -> None:
     raise ShownError(finding, code=code)
 
 
-def _read(path: str) -> Mapping[str, Any]:
-    """Read the job's record; empty where there is none, as with MPIBOOT_SUPERVISE=off."""
-    with contextlib.suppress(OSError, ValueError), open(path, encoding="utf-8") as file:  # noqa: PTH123
-        return dict(json.load(file))
-    return {}
-
-
-def _run(argv: Sequence[str], environ: Mapping[str, str], asked: ToolOptions, record: str) -> Run:
+def _run(
+    argv: Sequence[str], environ: Mapping[str, str], asked: ToolOptions, record: Path | None
+) -> Run:
     """Run what measures to its end, and show what it prints.
 
     Args:
         argv: the launcher; or the shell of one rank, whose signals are for all that it starts.
         environ: its environment.
         asked: how long it may take, from the moment at which a host starts the tool.
-        record: the file of the job's record; empty for one rank.
+        record: the file of the job's record; None for one rank.
 
     Raises:
         MpibootError: ``program-missing``; it can't be started.
@@ -153,15 +140,20 @@ def _run(argv: Sequence[str], environ: Mapping[str, str], asked: ToolOptions, re
     ends, null = signal.SIGHUP if TIMED in environ else signal.SIGTERM, subprocess.DEVNULL
     child = subprocess.Popen(argv, env=environ, stdin=null, stdout=writer, start_new_session=True)
     os.close(writer)
+    shown = sys.stderr if asked.as_json else sys.stdout
 
     def send(number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             (os.kill if record else os.killpg)(child.pid, number)
 
+    def show(data: bytes) -> None:
+        shown.write("".join(f"{line}\n" for line in output.feed(data)))
+        shown.flush()
+
     def read() -> None:
         with contextlib.suppress(BlockingIOError):
             while data := os.read(reader, _PIECE):
-                _show(output.feed(data), output, asked)
+                show(data)
             loop.off(reader)
 
     loop.on(reader, read, vital=True)
@@ -178,21 +170,14 @@ def _run(argv: Sequence[str], environ: Mapping[str, str], asked: ToolOptions, re
                 send(signal.SIGKILL if over else ends)
                 over, until = True, time.monotonic() + _KILL
         read()
-        _show(output.end(), output, asked)
+        show(b"\n" if output.rest else b"")
     finally:
         if child.poll() is None:
             send(signal.SIGTERM)
         loop.close()
     code = child.returncode if child.returncode >= 0 else BY_SIGNAL - child.returncode
-    tool = tools.find(next(iter(output.started.values()), asked.tool))
-    return Run(tool, output, _read(record), asked, code, over, not record, interrupted)
-
-
-def _show(items: Iterable[tools.Sample | str], output: tools.Output, asked: ToolOptions) -> None:
-    for item in items:
-        if isinstance(item, str):
-            os.write(2, (item + "\n").encode("utf-8", "replace"))
-        elif not asked.as_json:
-            head = verdict.HEAD if item is output.samples[0] else ""
-            sys.stdout.write(head + verdict.row(item))
-            sys.stdout.flush()
+    found = {}
+    if record is not None:  # with MPIBOOT_SUPERVISE=off there is none
+        with contextlib.suppress(OSError, ValueError):
+            found = json.loads(record.read_text("utf-8"))
+    return Run(output, found, asked, code, over, record is None, interrupted)

@@ -84,14 +84,10 @@ def test_a_job_is_measured_and_judged_as_the_containers_first_process(
     job = validated(cluster, image, data_link="net1")
     assert job.wait(PATIENCE) == 0, job.launcher.stderr()
     out = job.launcher.stdout()
-    assert out.splitlines()[:3] == [
-        "      size     time us      GB/s  busbw GB/s   wrong",
-        "    16 KiB        31.2      0.52        0.98       0",
-        "     1 GiB      5530.4    194.15      364.03       0",
-    ]
-    assert "\nall_reduce_perf on 2 hosts, 2 ranks: measures the data network" in out
+    assert out.startswith(HEAD + SMALL)
+    assert "\nall_reduce_perf on 2 hosts, 2 ranks\n" in out
     assert "\n- NCCL's network: Socket\n" in out
-    assert out.splitlines()[-1].startswith("verdict: fit: 364 GB/s bus bandwidth")
+    assert out.splitlines()[-1].startswith("verdict: fit: 364.1 GB/s average bus bandwidth")
     assert job.launcher.termination_log() == ""
     assert "LC_CTYPE" not in job.launcher.stderr()  # Python's own, and no variable of the pod
     # The workers were told, and end with the job.
@@ -112,10 +108,12 @@ def test_a_tool_that_hangs_is_ended_and_what_it_measured_is_judged(
     found = json.loads(job.launcher.stdout())
     assert [item["size"] for item in found["samples"]] == [16384]
     assert found["verdict"]["check"] == "bandwidth"
-    assert found["verdict"]["message"].startswith("0.98 GB/s bus bandwidth at 16 KiB; 9 GB/s are")
+    assert found["verdict"]["message"].startswith(
+        "1 GB/s average bus bandwidth at 16 KiB; 9 GB/s are"
+    )
     assert [line for line in found["notes"] if line.startswith("time was up (3s) after 16 KiB")]
     assert set(found["programs"].values()) == {"all_reduce_perf"}
-    assert job.launcher.termination_log().startswith("bandwidth: 0.98 GB/s")
+    assert job.launcher.termination_log().startswith("bandwidth: 1 GB/s")
     # As at any end the ports were read, and the workers told.
     assert len(found["transport"]["hosts"]) == 2
     for worker in job.workers:
@@ -123,9 +121,13 @@ def test_a_tool_that_hangs_is_ended_and_what_it_measured_is_judged(
 
 
 ENDS: dict[str, tuple[int, str, str]] = {
-    "wrong": (1, "wrong-results: 12 wrong values in messages of 1 GiB", "1 GiB"),
-    "format": (1, "not-measured: the tool's output is not understood: '8 fast'", ""),
-    "signal": (139, "", "16 KiB"),
+    "wrong": (1, "wrong-results: 12 wrong values in messages of 1 GiB", "1073741824"),
+    "format": (
+        1,
+        "not-measured: all_reduce_perf ended without a result that could be read",
+        "8 fast",
+    ),
+    "signal": (139, "", "16384"),
 }
 
 
@@ -146,7 +148,7 @@ def test_a_signal_ends_all_with_its_status_and_what_was_measured(
     cluster: Cluster, image: Image
 ) -> None:
     job = validated(cluster, image, kind="stop")
-    until(lambda: "16 KiB" in job.launcher.stdout())
+    until(lambda: "16384" in job.launcher.stdout())
     job.launcher.signal(signal.SIGTERM)
     assert job.wait(PATIENCE) == 143, job.launcher.stderr()
     assert "interrupted" in job.launcher.stdout()
@@ -175,7 +177,7 @@ def test_without_a_tool_the_pairs_are_measured(cluster: Cluster, image: Image) -
     args = ["validate", "job", "--time", "6", "--min-fraction", "0.01"]
     job = mpijob(cluster, image, workers=2, launcher_args=args, data_link="net1").start()
     assert job.wait(PATIENCE) == 0, job.launcher.stdout() + job.launcher.stderr()
-    assert "warning: no tool that can run on pi-worker-" in job.launcher.stderr()
+    assert "warning: no nccl-tests on pi-worker-" in job.launcher.stderr()
     assert "measured by mpiboot's own TCP stream over net1" in job.launcher.stdout()
     assert job.launcher.termination_log() == ""
 
@@ -188,49 +190,3 @@ def test_hosts_that_never_come_are_the_launchers_end(cluster: Cluster, image: Im
     assert job.wait(PATIENCE) == 69
     assert job.launcher.termination_log().startswith("workers-unreachable: ")
     assert job.launcher.stdout() == ""
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("image", ["intel-mpi"], indirect=True)
-@pytest.mark.parametrize(("where", "network"), [("job", "control"), ("job", "data"), ("node", "")])
-def test_intels_own_benchmark_measures(
-    cluster: Cluster, image: Image, where: str, network: str
-) -> None:
-    """IMB-MPI1 comes with the library, and is chosen as there is no GPU."""
-    args = ["validate", where, "--time", "50", "--json"]
-    env = {"env": {"MPIBOOT_MPI_NETWORK": network}} if network else {}
-    job = mpijob(
-        cluster, image, workers=2, launcher_args=args, launcher=env, data_link="net1"
-    ).start()
-    assert job.wait(PATIENCE) == 0, job.launcher.stdout() + job.launcher.stderr()
-    found = json.loads(job.launcher.stdout())
-    assert set(found["programs"].values()) == {"IMB-MPI1"}
-    assert 1024 in [item["size"] for item in found["samples"]]
-    assert found["busbw"] > 0
-    used, other = ("net1", "eth0") if network == "data" else ("eth0", "net1")
-    for ports in found["transport"].get("hosts", {}).values():
-        assert ports[used]["sent"] > 10 * ports[other]["sent"], ports
-    assert len(found["transport"].get("hosts", {})) == (2 if network else 0)
-
-
-IMB = """#!/bin/sh
-sleep 0.3
-[ "${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}}" = 0 ] || exit 0
-cat <<'END'
-       #bytes #repetitions  t_min[usec]  t_max[usec]  t_avg[usec]
-         1024           20         5.00         5.30         5.12
-END
-[ "${OMPI_COMM_WORLD_SIZE:-$PMI_SIZE}" = 2 ]
-"""
-
-
-@pytest.mark.full
-def test_a_launchers_pod_alone_is_measured_by_its_own_mpirun(
-    cluster: Cluster, image: Image
-) -> None:
-    """Whatever hosts and agents its environment names for a job; IMB-MPI1 is a stand-in."""
-    whole = image.with_files({"/usr/local/bin/IMB-MPI1": IMB}, 0o755)
-    job = mpijob(cluster, whole, workers=2, launcher_args=["validate", "node"])
-    job.launcher.start()
-    assert job.launcher.wait(PATIENCE) == 0, job.launcher.stdout() + job.launcher.stderr()
-    assert "IMB-MPI1 on this pod: measures MPI's own network" in job.launcher.stdout()

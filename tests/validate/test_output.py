@@ -1,7 +1,7 @@
-"""What the tools print, as recorded; nccl-tests' forms of several versions are stand-ins for a run.
+"""What nccl-tests print, as recorded; the forms of several versions are stand-ins for a run.
 
 There are no GPUs here: the lines are those of nccl-tests' source (src/util.cu) and of reports in
-its issues. OSU's and IMB's are of their own sources; IMB runs for real in tests/pods.
+its issues.
 """
 
 from __future__ import annotations
@@ -39,25 +39,27 @@ HEADS = {
 }
 ROW = "   134217728      33554432     float     sum      -1   2513.0   53.41   93.46      0   2419.9   55.48   97.09      0\n"  # noqa: E501
 FOOT = "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 95.3009 \n#\n"
-GOOD = Sample(134217728, 2513.0, 53.41, 93.46, 0)
+GOOD = Sample(134217728, 95.275, 0)
 
 
-def read(text: str, step: int = 1 << 20) -> tuple[Output, list[Sample | str]]:
+def read(text: str, step: int = 1 << 20) -> tuple[Output, list[str]]:
     """Feed a text in pieces of some bytes."""
     output, data = Output(), text.encode()
     shown = [item for at in range(0, len(data), step) for item in output.feed(data[at : at + step])]
-    return output, [*shown, *output.end()]
+    return output, shown
 
 
 @pytest.mark.parametrize("version", HEADS)
 @pytest.mark.parametrize("step", [1, 7, 4096])
-def test_nccl_tests_rows_are_read_as_they_come(version: str, step: int) -> None:
-    output, shown = read(HEADS[version] + ROW + FOOT, step)
-    assert shown == output.samples == [GOOD]
-    assert not output.odd
+def test_rows_are_read_as_they_come(version: str, step: int) -> None:
+    text = HEADS[version] + ROW + FOOT
+    output, shown = read(text, step)
+    assert output.samples == [GOOD]
+    assert shown == text.splitlines()
     assert output.heads < 2
 
 
+WARN = "node1:15465:15480 [0] misc/socket.cc:58 NCCL WARN socketProgressOpt: Call to recv failed\n"
 ROWS = {
     "not checked (-c 0)": (
         ROW.replace("    0 ", "  N/A ", 1).replace("      0\n", "    N/A\n"),
@@ -65,7 +67,8 @@ ROWS = {
     ),
     "wrong in place": (ROW.replace("      0\n", "      3\n"), 3),
     "wrong, as a float": (ROW.replace("      0\n", "  1e+06\n"), 1_000_000),
-    "with a timestamp (-S)": (ROW.replace("\n", "   2026-01-02 03:04:05\n"), 0),
+    "with a timestamp (-T)": (ROW.replace("\n", "   2026-01-02 03:04:05\n"), 0),
+    "before a line of NCCL": (ROW.replace("\n", " " + WARN), 0),
 }
 
 
@@ -83,109 +86,27 @@ def test_statistics_of_iterations_are_passed_over() -> None:
     head = ("# ", "size", "count", "type", "redop", "root", *names, *names)
     row = ("134217728", "33554432", "float", "sum", "-1", *cells, *cells)
     lines = "".join("  ".join(f"{cell:>7}" for cell in line) + "\n" for line in (head, row))
-    output, shown = read(lines)
-    assert shown == output.samples == [GOOD]
-
-
-def test_results_in_place_alone() -> None:
-    row = "   134217728      33554432     float     sum      -1" + " " * 32 + ROW[84:]
-    output, _ = read(HEADS["2.13"] + row)
-    assert output.samples == [Sample(134217728, 2419.9, 55.48, 97.09, 0)]
-
-
-WARN = "node1:15465:15480 [0] misc/socket.cc:58 NCCL WARN socketProgressOpt: Call to recv failed\n"
-
-
-def test_lines_of_nccl_stand_in_between() -> None:
-    mixed = WARN + ROW.rstrip("\n") + " " + WARN + "plain words\n" + ROW
-    output, shown = read(HEADS["2.13"] + mixed + FOOT)
-    assert output.samples == [GOOD, GOOD]
-    assert [item for item in shown if isinstance(item, str)] == [
-        *(WARN.rstrip(), WARN.rstrip(), "plain words")
-    ]
+    assert read(lines)[0].samples == [Sample(134217728, 93.46, 0)]
 
 
 def test_a_row_that_is_cut_off_says_nothing() -> None:
     output, shown = read(HEADS["2.13"] + ROW + ROW[:70])
     assert output.samples == [GOOD]
-    assert shown[-1] == ROW[:70]
-    output, _ = read(HEADS["2.13"] + ROW[:50] + "\n")
-    assert output.samples == []
-    assert output.odd == ROW[:50].strip()
+    assert (shown[-1], output.rest) == (ROW.rstrip(), ROW[:70])
+    assert read(HEADS["2.13"] + ROW[:70] + "\n")[0].samples == []
 
 
-OTHERS = {
-    "osu": (
-        """
-# OSU MPI Allreduce Latency Test v7.4
-# Datatype: MPI_CHAR.
-# Size       Avg Latency(us)
-1024                    5.12
-4194304              2048.00
-""",
-        [Sample(1024, 5.12, 0.2), Sample(4194304, 2048.0, 2.048)],
-    ),
-    "osu -f": (
-        """\
-# Size       Avg Latency(us)   Min Latency(us)   Max Latency(us)  Iterations
-1024                    5.12              5.00              5.30          20
-""",
-        [Sample(1024, 5.12, 0.2)],
-    ),
-    "osu_bw": (
-        "# OSU MPI Bandwidth Test v5.9\n# Size    Bandwidth (MB/s)\n1048576           11000.50\n",
-        [Sample(1048576, None, 11.0005)],
-    ),
-    "imb": (
-        """\
-# Benchmarking Allreduce
-# #processes = 2
-       #bytes #repetitions  t_min[usec]  t_max[usec]  t_avg[usec]
-         1024           20         5.00         5.30         5.12
-
-
-# All processes entering MPI_Finalize
-""",
-        [Sample(1024, 5.12, 0.2)],
-    ),
-    "imb pingpong": (
-        """\
-       #bytes #repetitions      t[usec]   Mbytes/sec
-      1048576           40       100.00     10485.76
-""",
-        [Sample(1048576, 100.0, 10.48576)],
-    ),
-}
-
-
-@pytest.mark.parametrize(("text", "expected"), OTHERS.values(), ids=OTHERS)
-def test_tools_of_mpi(text: str, expected: list[Sample]) -> None:
-    output, _ = read(text)
-    found = [
-        Sample(item.size, item.time, round(item.algbw or 0, 6), item.busbw)
-        for item in output.samples
-    ]
-    assert found == expected
-
-
-def test_another_format_is_told_with_its_line() -> None:
-    output, shown = read("Size Bandwidth\n 8 fast\n 16 1.0\n")
-    assert output.samples == []
-    assert output.odd == "8 fast"
-    assert shown == ["Size Bandwidth", " 8 fast", " 16 1.0"]
-
-
-def test_what_ranks_tell_is_kept_by_host_and_not_shown() -> None:
+def test_what_ranks_report_is_read_by_host_and_not_shown() -> None:
     lines = (
-        *("mpiboot-validate|w-0|start|all_reduce_perf", "mpiboot-validate|w-1|start|IMB-MPI1"),
+        *("mpiboot-validate|w-0|start|all_reduce_perf", "mpiboot-validate|w-1|start|all_gather"),
         *("[1,0]<stdout>: mpiboot-validate|w-0|nccl|Using network IB", "mpiboot-validate|"),
         *("mpiboot-validate|w-2|missing|all_reduce_perf in /bin", "mpiboot-validate|w-0|nccl|a|b"),
     )
     output, shown = read("\n".join(lines) + "\n")
-    assert output.started == {"w-0": "all_reduce_perf", "w-1": "IMB-MPI1"}
+    assert output.started == {"w-0": "all_reduce_perf", "w-1": "all_gather"}
     assert output.nccl == {"w-0": {"Using network IB", "a|b"}}
     assert output.missing == {"w-2": "all_reduce_perf in /bin"}
-    assert [item for item in shown if item != "[1,0]<stdout>: "] == []
+    assert shown == []
 
 
 def test_ranks_that_measure_alone_are_seen() -> None:

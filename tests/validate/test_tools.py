@@ -1,4 +1,4 @@
-"""The shell in which each rank runs a tool: which one it finds, what NCCL said, and its end.
+"""The shell in which each rank runs nccl-tests: which program, what NCCL reports, and its end.
 
 The tools are scripts: what they measure plays no part here.
 """
@@ -24,14 +24,11 @@ if [ -n "$NCCL_DEBUG_FILE" ]; then printf '%s\\n' \\
   'a:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0/GDRDMA' \\
   'a:1:2 [0] misc.cc:1 NCCL WARN odd | thing' >"$NCCL_DEBUG_FILE"; fi
 """
-TOLD = {
-    "NET/IB : Using [0]mlx5_1:1/RoCE [RO]; OOB eth0:10.0.0.1<0>",
-    *("Using network IB", "via NET/IB/0/GDRDMA", "NCCL WARN odd | thing"),
-}
+REPORTED = {"Using network IB", "via NET/IB/0/GDRDMA"}
 
 
 def run(folder: Path, text: str, **env: str) -> tuple[int, str, Output]:
-    """Run the shell with the programs of a folder: status, what is shown, what was told."""
+    """Run the shell with the programs of a folder: status, what is shown, what was read."""
     path = f"{folder}:{os.environ['PATH']}"
     done = subprocess.run(
         ["sh", "-c", text],
@@ -41,8 +38,8 @@ def run(folder: Path, text: str, **env: str) -> tuple[int, str, Output]:
         timeout=60,
     )
     output = Output()
-    shown = [item for item in output.feed(done.stdout) if isinstance(item, str)]
-    return done.returncode, "\n".join(shown), output
+    shown = "\n".join(output.feed(done.stdout))
+    return done.returncode, shown, output
 
 
 def program(folder: Path, name: str, text: str = SAYS) -> Path:
@@ -51,41 +48,31 @@ def program(folder: Path, name: str, text: str = SAYS) -> Path:
     return folder / name
 
 
-def test_nccls_lines_are_told_once_and_no_file_is_left(tmp_path: Path) -> None:
+def test_two_of_nccls_lines_are_read_and_no_file_is_left(tmp_path: Path) -> None:
     program(tmp_path, "all_reduce_perf")
     code, shown, output = run(tmp_path, shell("nccl-tests"))
     assert code == 0
     assert shown.splitlines() == [
-        *("args -b 1K -e 8G -f 4 -n 20 -w 3 -c 1 -g 1", "debug INFO INIT,NET,ENV")
+        *("args -b 1K -e 8G -f 4 -n 20 -w 3 -c 1 -g 1", "debug INFO INIT,NET")
     ]
     assert output.started == {os.uname().nodename: "all_reduce_perf"}
-    assert output.nccl == {os.uname().nodename: TOLD}
+    assert output.nccl == {os.uname().nodename: REPORTED}
     assert [path.name for path in tmp_path.iterdir()] == ["all_reduce_perf"]
 
 
-def test_lines_of_many_queue_pairs_and_warnings_hide_nothing(tmp_path: Path) -> None:
-    many = "NET/IB: NCCL Dev 0 IbDev 0 Port 1 qpn $i mtu 5 GID 3 (80FE/6A)"
-    loop = f'i=0; while [ $i -lt 99 ]; do i=$((i+1)); echo "{many}"; echo "NCCL WARN $i"; done'
-    program(tmp_path, "all_reduce_perf", f'{SAYS}({loop}) >>"$NCCL_DEBUG_FILE"\n')
-    told = run(tmp_path, shell("nccl-tests"))[2].nccl[os.uname().nodename]
-    assert told > TOLD - {"NCCL WARN odd | thing"}
-    assert len(told) == 64
-    assert not [line for line in told if "qpn" in line]
-
-
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "reported"),
     [
         ("[send] via NET/IB/0/GDRDMA(PXN)", "via NET/IB/0/GDRDMA(PXN)"),
         ("[receive] via NET/AWS Libfabric/1/GDRDMA", "via NET/AWS Libfabric/1/GDRDMA"),
         ("[send] via NET/Socket/0 comm 0x55d0 nRanks 16", "via NET/Socket/0"),
     ],
 )
-def test_a_channels_way_is_told_whole(tmp_path: Path, line: str, told: str) -> None:
+def test_a_channels_path_is_read_whole(tmp_path: Path, line: str, reported: str) -> None:
     """As NCCL, aws-ofi-nccl's plugin and RCCL write it; no such network is here."""
     channel = f"gpu-0:7:99 [0] NCCL INFO Channel 00/0 : 0[0] -> 8[0] {line}"
     program(tmp_path, "all_reduce_perf", f'echo "{channel}" >>"$NCCL_DEBUG_FILE"\n')
-    assert run(tmp_path, shell("nccl-tests"))[2].nccl[os.uname().nodename] == {told}
+    assert run(tmp_path, shell("nccl-tests"))[2].nccl[os.uname().nodename] == {reported}
 
 
 def test_what_the_user_has_set_for_nccl_stands(tmp_path: Path) -> None:
@@ -93,7 +80,7 @@ def test_what_the_user_has_set_for_nccl_stands(tmp_path: Path) -> None:
     file = str(tmp_path / "own")
     text = shell("nccl-tests")
     _, shown, output = run(tmp_path, text, NCCL_DEBUG="WARN", NCCL_DEBUG_FILE=file)
-    assert "debug WARN INIT,NET,ENV" in shown
+    assert "debug WARN INIT,NET" in shown
     assert output.nccl == {}
     assert "Using network IB" in Path(file).read_text()
 
@@ -102,32 +89,27 @@ def test_without_a_folder_for_files_the_tool_runs_as_it_is(tmp_path: Path) -> No
     program(tmp_path, "all_reduce_perf")
     code, shown, output = run(tmp_path, shell("nccl-tests"), TMPDIR="/nowhere")
     assert (code, output.nccl) == (0, {})
-    assert shown.splitlines()[1:] == ["debug"]
+    assert shown.split()[-1] == "debug"
 
 
 @pytest.mark.parametrize(
-    ("asked", "words", "there", "runs"),
+    ("asked", "there", "runs"),
     [
-        ("", (), ("all_reduce_perf", "osu_allreduce", "IMB-MPI1"), "osu_allreduce"),
-        ("", (), ("all_reduce_perf", "IMB-MPI1"), "IMB-MPI1"),
-        ("", (), ("all_reduce_perf",), ""),
-        ("nccl-tests", (), ("all_reduce_perf", "IMB-MPI1"), "all_reduce_perf"),
-        ("nccl-tests", (), ("all_reduce_perf", "all_reduce_perf_mpi"), "all_reduce_perf_mpi"),
-        ("alltoall_perf", (), ("all_reduce_perf", "alltoall_perf"), "alltoall_perf"),
-        ("imb", ("PingPong",), ("osu_allreduce", "IMB-MPI1"), "IMB-MPI1"),
-        ("imb", (), ("osu_allreduce",), ""),
+        ("", ("all_reduce_perf",), ""),
+        ("nccl-tests", ("all_reduce_perf",), "all_reduce_perf"),
+        ("nccl-tests", ("all_reduce_perf", "all_reduce_perf_mpi"), "all_reduce_perf_mpi"),
+        ("alltoall_perf", ("all_reduce_perf", "alltoall_perf"), "alltoall_perf"),
+        ("alltoall_perf", ("all_reduce_perf",), ""),
     ],
 )
-def test_the_first_that_can_run_or_the_one_that_is_asked_for(
-    tmp_path: Path, asked: str, words: tuple[str, ...], there: tuple[str, ...], runs: str
+def test_the_program_that_can_run(
+    tmp_path: Path, asked: str, there: tuple[str, ...], runs: str
 ) -> None:
     for name in there:
         program(tmp_path, name)
-    code, shown, output = run(tmp_path, shell(asked, words))
+    code, _, output = run(tmp_path, shell(asked))
     assert list(output.started.values()) == [runs] * bool(runs)
     assert code == (0 if runs else 127)
-    if words:
-        assert shown.startswith("args PingPong\n")
     if not runs:
         (looked,) = output.missing.values()
         assert f"{tmp_path}:" in looked
@@ -141,23 +123,15 @@ def test_no_shell_expands_a_programs_path(tmp_path: Path) -> None:
     assert not (tmp_path / "expanded").exists()
 
 
-def test_the_users_devices_stand(tmp_path: Path) -> None:
+def test_the_users_arguments_and_devices_stand(tmp_path: Path) -> None:
     program(tmp_path, "all_reduce_perf")
     shown = run(tmp_path, shell("nccl-tests", ("-g", "8", "-b", "a b")))[1]
     assert shown.startswith("args -g 8 -b a b\n")
     assert "-c 1 -g 8" in run(tmp_path, shell("nccl-tests", devices=8))[1]
 
 
-def test_ranks_of_a_tool_of_mpi_are_started_where_the_shell_is_none(tmp_path: Path) -> None:
-    program(tmp_path, "IMB-MPI1")
-    program(tmp_path, "mpirun", '#!/bin/sh\necho "mpirun $*"\n')
-    _, shown, output = run(tmp_path, shell("imb", before=("mpirun", "-n", "2")))
-    assert shown.startswith("mpirun -n 2 IMB-MPI1 -npmin ")
-    assert list(output.started.values()) == ["IMB-MPI1"]
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_ends_the_tool_and_nccls_lines_are_told(tmp_path: Path, number: int) -> None:
+def test_a_signal_ends_the_tool_and_nccls_lines_are_read(tmp_path: Path, number: int) -> None:
     program(tmp_path, "all_reduce_perf", f"{SAYS}touch {tmp_path}/on; exec sleep 1000\n")
     child = subprocess.Popen(
         ["sh", "-c", shell("nccl-tests")],
@@ -171,7 +145,7 @@ def test_a_signal_ends_the_tool_and_nccls_lines_are_told(tmp_path: Path, number:
     list(output.feed(out))
     # The tool's own status, or that of the shell's interrupted wait where the tool ended at once.
     assert child.returncode in {128 + signal.SIGTERM, 128 + number}
-    assert set().union(*output.nccl.values()) == TOLD
+    assert set().union(*output.nccl.values()) == REPORTED
 
 
 def test_the_tools_own_status_is_the_ranks(tmp_path: Path) -> None:
