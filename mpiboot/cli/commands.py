@@ -298,14 +298,17 @@ def doctor(
     metavar="N",
     type=click.IntRange(1, 60),
     default=1,
-    help="Seconds between the two looks at each rank.  [default: 1]",
+    help="Seconds between the two samples of each rank.  [default: 1]",
 )
-def ranks(*, as_json: bool, seconds: int, **flags: str | None) -> None:
-    """Show what every rank of the running job does, outliers first: why does it hang?
+@click.option(
+    "--gdb", is_flag=True, help="Show C stacks too, by gdb, which halts each rank briefly."
+)
+def ranks(*, as_json: bool, seconds: int, gdb: bool, **flags: str | None) -> None:
+    """Show what every rank of the running job does, those that differ first: why does it hang?
 
     On a launcher it asks every host of the hostfile; in any other pod it looks at that pod's
-    ranks. Run it as the ranks' user. Exit 0 when no rank stands out, 1 when one does, 2 on wrong
-    usage.
+    ranks. Run it as the ranks' user. Exit 1 when a rank is stopped, traced, in uninterruptible
+    sleep or missing, 2 on wrong usage, else 0.
 
     \b
     Examples:
@@ -316,7 +319,7 @@ def ranks(*, as_json: bool, seconds: int, **flags: str | None) -> None:
     from mpiboot.doctor import ranks_role as role
 
     found = looking(resolved(flags, "doctor"), _DOCTOR_LOOK)
-    role.run(found, os.environ, seconds=seconds, as_json=as_json)
+    role.run(found, os.environ, seconds=seconds, gdb=gdb, as_json=as_json)
 
 
 @cli.group(cls=Group, no_args_is_help=False)

@@ -282,7 +282,7 @@ def _start(look: Callable[[], None]) -> None:
 # --- findings to text: a table for a terminal, lines for a pipe, JSON with a version
 
 # Raised when a field changes its meaning; new fields need no new version.
-JSON_VERSION: Final = 1
+JSON_VERSION: Final = 2
 HERE: Final = "this pod"
 # A cell shows the first of these that one of its findings has.
 _WORST: Final = (Level.FAIL, Level.WARN, Level.UNKNOWN, Level.OK)

@@ -130,13 +130,14 @@ def lacks(program: str, path: str, folder: str) -> tuple[str, ...]:
     return (f"lacks {' '.join(words)}",) if all(map(_PLAIN.fullmatch, words)) else ()
 
 
-def ranks(seconds: int) -> str:
+def ranks(seconds: int, *, gdb: bool = False) -> str:
     """Build the command that asks what a host's ranks do; ``doctor.ranks_answer`` reads it.
 
     Args:
-        seconds: how long it looks, beyond what the reading takes.
+        seconds: between its two samples.
+        gdb: whether gdb reads C stacks, which halts each rank meanwhile.
     """
-    return _command(("environs", "rank_questions"), (str(seconds),))
+    return _command(("environs", "rank_questions"), (str(seconds), *(["gdb"] if gdb else [])))
 
 
 def measure(port: int, seconds: float, line: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import asyncssh
 import pytest
 
-from mpiboot.core.checks import MpibootError
+from mpiboot.core.checks import ShownError
 from mpiboot.core.settings import Settings, resolve
 from mpiboot.doctor import looks
 from mpiboot.doctor import ranks_role as ask
@@ -39,7 +39,7 @@ def test_nothing_is_left_of_doctors_folder(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(os, "environ", {**os.environ})  # who has no passwd entry gets names there
     monkeypatch.setattr(looks, "remove_folder", look_and_remove)
-    with contextlib.suppress(MpibootError):  # no host answers
-        ask.job(resolve({}, environ), environ, 1)
+    with contextlib.suppress(ShownError):  # no host answers
+        ask.run(resolve({}, environ), environ, seconds=1)
     assert looks.role() in [path.name for path in there]
     assert not list(run.iterdir())

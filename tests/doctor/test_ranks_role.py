@@ -1,4 +1,4 @@
-"""How ranks are told, and the exit codes; what hosts answer is by values."""
+"""How ranks are shown, and the exit codes; what hosts answer is by values."""
 
 from __future__ import annotations
 
@@ -12,40 +12,30 @@ from mpiboot.cli import main as cli
 from mpiboot.core.checks import error
 from mpiboot.core.model import Finding, Level
 from mpiboot.doctor import ranks_role as role
-from mpiboot.doctor.ranks_answer import Activity, HostRanks, LinkRates, MpiStage, Rank
+from mpiboot.doctor.ranks_answer import HostRanks, Rank, State
 from mpiboot.doctor.ranks_role import Replies
 
 if TYPE_CHECKING:
     from mpiboot.core.settings import Resolved
 
-BUSY = Rank(
-    *(0, "w-0.pi.default.svc", 100, "job", 2, 1, "train", "./train --token (hidden)"),
-    stage=MpiStage.INSIDE,
-    cpu=0.98,
-    memory=1 << 30,
-    threads=3,
-    running=1,
-    devices=("mlx5_0", "nvidia0"),
-)
-IDLE = replace(BUSY, number=1, activity=Activity.STOPPED, cpu=0.0, devices=())
+HOST = "w-0.pi.default.svc"
+RUNS = Rank(0, HOST, 100, "job", 2, 1, "train", cpu=0.98, cpu_avg=0.5, stack=("#0 main",))
+STOPPED = replace(RUNS, number=1, state=State.STOPPED, cpu=0.0, function="do_signal_stop")
 
 
-def answers(*ranks: Rank, **given: Any) -> Replies:  # noqa: ANN401
-    host = HostRanks(
-        "w-0.pi.default.svc", ranks, (LinkRates("eth0", 2e6, 1e3, "up"),), 1.0, **given
-    )
-    return Replies((host,))
+def answered(*ranks: Rank, **given: Any) -> HostRanks:  # noqa: ANN401
+    return HostRanks(HOST, ranks, **given)
 
 
 @pytest.fixture
 def doctor(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Any:  # noqa: ANN401
-    """Asks for the ranks of a worker that answers as told: the code, stdout and stderr."""
+    """Runs it in a worker with these ranks: the code, stdout and stderr."""
 
-    def run(given: Replies, *words: str) -> tuple[int, str, str]:
-        def there(_seconds: int) -> Replies:
+    def run(given: HostRanks, *words: str) -> tuple[int, str, str]:
+        async def here(_name: str, _question: str, _patience: float) -> HostRanks:
             return given
 
-        monkeypatch.setattr(role, "this_pod", there)
+        monkeypatch.setattr(role, "_here", here)
         code = cli.run(["doctor", "ranks", "--role", "worker", *words])
         out, err = capfd.readouterr()
         return code, out, err
@@ -53,43 +43,46 @@ def doctor(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -
     return run
 
 
-def test_one_line_says_what_is_wrong(doctor: Any) -> None:  # noqa: ANN401
-    code, out, err = doctor(answers(BUSY, IDLE))
+def test_a_stopped_rank(doctor: Any) -> None:  # noqa: ANN401
+    code, out, err = doctor(answered(RUNS, STOPPED))
     assert (code, err) == (1, "")
-    first, hint, *_ = out.splitlines()
-    message = "is stopped by a signal; the other one is busy, as a rank waiting in MPI is"
-    assert first == f"FAIL  rank 1 on w-0.pi.default.svc (pid 100) {message}"
-    assert hint.startswith("      -> `kill -CONT 100` in that pod")
-    assert "holds mlx5_0, nvidia0" in out
-    assert "eth0" in out
-    assert "2.000 MB/s" in out
-    assert out.splitlines()[-1] == "2 ranks on 1 host: 1 busy, 1 stopped; 1 odd"
+    first, hint, _, head, row, other, _, *stacks = out.splitlines()
+    message = "rank 1 (pid 100) is stopped by a signal"
+    assert first == f"FAIL  {HOST}  rank-stopped  {message}"
+    assert hint.split()[:3] == ["->", "`kill", "-CONT"]
+    assert head.split("  ")[0] == "rank"
+    assert row.split() == [
+        *("1", "w-0", "100", "stopped", "(T)", "0%", "50%", "do_signal_stop", "-", "train")
+    ]
+    assert other.startswith("0     w-0   100  running      98%")
+    assert stacks[:2] == [f"rank 1 on {HOST}:", "#0 main"]
+    assert out.splitlines()[-1] == "2 ranks on 1 host: 1 stopped (T), 1 running"
 
 
-def test_nothing_odd_is_0(doctor: Any) -> None:  # noqa: ANN401
-    code, out, _ = doctor(answers(BUSY, replace(BUSY, number=1)))
+def test_a_manager_and_its_workers_are_healthy(doctor: Any) -> None:  # noqa: ANN401
+    manager = replace(RUNS, number=1, state=State.SLEEPING, call="clock_nanosleep")
+    code, out, _ = doctor(answered(RUNS, manager))
     assert code == 0
-    message = "2 ranks on 1 host: 2 busy; none stands out; look again a minute later"
-    assert out.splitlines()[-1] == message
+    assert out.splitlines()[-1] == "2 ranks on 1 host: 1 sleeping, 1 running"
 
 
 def test_json(doctor: Any) -> None:  # noqa: ANN401
-    code, out, _ = doctor(answers(BUSY, IDLE), "--json")
+    code, out, _ = doctor(answered(RUNS, STOPPED), "--json")
     found = json.loads(out)
     assert code == 1
-    assert (found["version"], found["all_hosts"], found["not_asked"]) == (1, False, [])
+    assert (found["version"], found["all_hosts"], found["not_asked"]) == (2, False, [])
     assert found["findings"][0]["check"] == "rank-stopped"
     rank = found["hosts"][0]["ranks"][1]
-    assert (rank["number"], rank["activity"], rank["stage"]) == (1, "stopped", "in MPI")
+    assert (rank["number"], rank["state"], rank["stack"]) == (1, "stopped (T)", ["#0 main"])
 
 
 def test_no_rank(doctor: Any) -> None:  # noqa: ANN401
-    assert doctor(answers()) == (0, "no rank runs in this pod\n", "")
+    assert doctor(answered()) == (0, "no rank runs in this pod\n", "")
 
 
 @pytest.mark.parametrize("words", [["--seconds", "0"], ["--seconds", "x"], ["more"]])
 def test_a_wrong_call_is_2(doctor: Any, words: list[str]) -> None:  # noqa: ANN401
-    code, out, err = doctor(answers(), *words)
+    code, out, err = doctor(answered(), *words)
     assert (code, out) == (2, "")
     assert "doctor ranks" in err
 
@@ -102,64 +95,56 @@ def test_options_of_doctor_stand_behind_ranks(capfd: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (answers(closed=frozenset({"fd"})), "what ranks have open can't be read on w-0"),
         (
-            answers(replace(IDLE, activity=Activity.WAITS), closed=frozenset({"syscall"})),
-            "in which system call ranks wait can't be read on w-0",
+            answered(replace(RUNS, state=State.SLEEPING), closed=frozenset({"syscall"})),
+            "system calls of ranks can't be read on w-0",
         ),
-        (answers(others=3), "3 processes of other users on w-0"),
-        (answers(replace(BUSY, program="python3 a.py")), "no stack of 1 Python rank"),
+        (answered(others=3), "3 processes of other users on w-0"),
     ],
 )
-def test_what_could_not_be_read_is_told(given: Replies, message: str) -> None:
-    (found,) = role._not_readable(given.hosts)
-    assert found.level is Level.UNKNOWN
-    assert found.message.startswith(message)
-    assert found.hint
+def test_what_could_not_be_read_is_reported(
+    doctor: Any,  # noqa: ANN401
+    given: HostRanks,
+    message: str,
+) -> None:
+    code, out, _ = doctor(given, "--json")
+    assert code == 0 or given.ranks
+    (found,) = [item for item in json.loads(out)["findings"] if item["check"] == "not-readable"]
+    assert found["level"] == "unknown"
+    assert found["message"].startswith(message)
+    assert found["hint"]
 
 
-def test_what_this_user_can_read_is_not_told() -> None:
-    seen = replace(BUSY, program="python3 a.py", stack=("main",))
-    assert [*role._not_readable(answers(seen, others=3).hosts)] == []
-
-
-def test_a_launcher_that_can_ask_nobody_says_why(
+def test_a_launcher_that_reaches_nobody_says_why(
     doctor: Any,  # noqa: ANN401
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A job's ranks of its own are shown all the same: then that is no failure."""
+    """Ranks of its own are shown all the same: then that is no failure."""
 
-    def job(_resolved: Resolved, _environ: object, _seconds: int) -> Replies:
+    async def job(_resolved: Resolved, *_: object) -> Replies:
         raise error("hostfile-missing", "no hostfile")
 
-    monkeypatch.setattr(role, "job", job)
-    code, out, _ = doctor(answers(), "--role", "launcher")
+    monkeypatch.setattr(role, "_job", job)
+    code, out, _ = doctor(answered(), "--role", "launcher")
     assert code == 1
-    assert out.startswith("FAIL  no hostfile\n")
-    code, out, _ = doctor(answers(BUSY), "--role", "launcher")
+    assert out.startswith("FAIL  this pod  hostfile-missing  no hostfile\n")
+    code, out, _ = doctor(answered(replace(RUNS, size=1)), "--role", "launcher")
     assert code == 0
-    assert out.startswith("?     no hostfile\n")
+    assert out.startswith("?     this pod  hostfile-missing  no hostfile\n")
 
 
-def test_a_terminal_shows_what_is_not_busy_first() -> None:
-    many = [replace(BUSY, number=n, pid=n) for n in range(80)]
-    many[79] = replace(many[79], activity=Activity.WAITS)
-    shown = role.as_text(answers(*many), (), 200)
+def test_a_terminal_shows_a_screen_of_them() -> None:
+    many = [replace(RUNS, number=n, pid=n, stack=()) for n in range(80)]
+    many[79] = replace(many[79], state=State.SLEEPING)
+    replies = Replies((answered(*many),))
+    shown = role.as_text(replies, (), 200)
     assert shown.splitlines()[1].startswith("79 ")
     assert "and 16 more" in shown
-    assert role.as_text(answers(*many), (), None).count("in   ") == 80
+    assert role.as_text(replies, (), None).count("running  ") == 79
 
 
-def test_a_row_tells_in_what_a_rank_waits() -> None:
-    waits = replace(BUSY, activity=Activity.WAITS, place="here")
-    in_a_call = replace(waits, number=1, call="read", file="/data/x", devices=("mlx5_0",))
-    shown = role.as_text(answers(waits, in_a_call), (), None).splitlines()
-    assert any("  here  " in line for line in shown)
-    assert any("  read /data/x  train; holds mlx5_0" in line for line in shown)
-
-
-def test_a_host_is_named_once() -> None:
+def test_a_host_that_was_not_reached_is_named() -> None:
     item = Finding("ssh-denied", Level.FAIL, "the key is refused", "w-1", ("line",), "mend it")
-    shown = role.as_text(replace(answers(), all_hosts=True), (item,), None)
-    message = "FAIL  w-1: the key is refused\n        line\n      -> mend it\n\n"
-    assert shown == f"{message}no rank runs on these hosts\n"
+    shown = role.as_text(Replies((), True), (item,), None)
+    assert shown.startswith("FAIL  w-1  ssh-denied  the key is refused\n")
+    assert shown.endswith("\nno rank runs on these hosts\n")
