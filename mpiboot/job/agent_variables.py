@@ -89,7 +89,7 @@ def given_by_user(
 
     agents = (row.agent_var, *row.agent_aliases) if row else ()
     arguments = (row.agent_args_var, *row.agent_args_aliases) if row else ()
-    words = _ssh_words((line and line.launch_agent) or first((*agents, *ALSO_AGENT)))
+    words = _ssh_words((line and line.given.get(_EXEC)) or first((*agents, *ALSO_AGENT)))
     if words is None:  # they are another program's
         return sshconfig.UserArgs()
     return sshconfig.read_args(f"{words} {first((*arguments, *ALSO_AGENT_ARGS))}")
@@ -130,7 +130,7 @@ def settle_kind_on_the_line(builder: PlanBuilder, daemons: Collection[str]) -> N
 
     ``daemons`` are the remote hosts that must get one.
     """
-    kind, asked = builder.row.agent_kind, builder.line.launcher
+    kind, asked = builder.row.agent_kind, builder.line.given.get("launcher", "")
     if kind is None or asked in ("", kind.value):
         return
     if asked != _FORK:
@@ -168,7 +168,7 @@ def _take_arguments(builder: PlanBuilder) -> tuple[str, str]:
 
 def _on_the_line(row: Dialect, line: UserLine) -> tuple[str, str]:
     """Find the launch agent that the line names, and the words by which it does."""
-    given = {_EXEC: line.launch_agent, **line.mca}
+    given = {_EXEC: line.given.get(_EXEC, ""), **line.mca}
     for name in (_EXEC, *_parameters(row)):
         agent = given.get(name, "").strip()
         if agent:

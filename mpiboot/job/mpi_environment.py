@@ -19,7 +19,6 @@ from mpiboot.core.settings import ROWS, Settings
 from mpiboot.core.wording import first_few
 from mpiboot.job import forward
 from mpiboot.job.dialects import OMPI_TRANSPORTS, Export, parameter
-from mpiboot.job.mpirun_options import OptionKind
 from mpiboot.job.plan_builder import Observed, PlanBuilder
 
 
@@ -33,8 +32,8 @@ def decide_binding(builder: PlanBuilder) -> None:
     variables = _pinning_variables(builder)
     if line.mapped_by:
         builder.decide("mapping", line.mapped_by, Source.FLAG, "given on the mpirun line")
-    if line.bind_to:
-        builder.decide("binding", line.bind_to, Source.FLAG, "given on the mpirun line")
+    if "bind-to" in line.given:
+        builder.decide("binding", line.given["bind-to"], Source.FLAG, "given on the mpirun line")
     elif line.pinned_by:
         message = f"{', '.join(line.pinned_by)} on the mpirun line"
         builder.decide("binding", "left to mpirun", Source.FLAG, message)
@@ -79,7 +78,7 @@ def _pinning_variables(builder: PlanBuilder) -> Mapping[str, tuple[str, Source, 
 def _mapped(builder: PlanBuilder, variables: Mapping[str, object]) -> bool:
     """Whether a mapping is given, beside which the MPI would not take another."""
     line = builder.line
-    mapped = line.map_by or line.oversubscribe or OptionKind.PINS_RANKS in line.kinds
+    mapped = line.map_by or line.oversubscribe or line.moves_ranks
     return bool(mapped) or any("rmaps" in name for name in variables)
 
 

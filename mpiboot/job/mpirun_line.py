@@ -37,60 +37,54 @@ class UserLine:
     ``unknown`` is the first option that isn't known: reading stopped there, so whatever follows
     is not in this record; ``reason`` says it in words, and ``may_hide_hosts`` whether what follows
     could choose other hosts than the hostfile's. ``moves_ranks`` and ``moves_hosts`` are options
-    whose placement of ranks, or choice of hosts, is left to mpirun. ``launcher`` is Hydra's kind of
-    launch agent (``ssh``, ``fork``), ``launch_agent`` its program. ``map_by``
-    is the mapping as written, with its modifiers; ``mapped_by`` are the words that said so, also
-    of ``per_node``.
-    ``exports`` are the variables that the line itself passes on, ``export_values`` the values that
-    it gives some of them, and ``exports_only`` the option that lets no others through. ``given``
-    are all options that were read, ``kinds`` what they are about. ``hostfiles`` are the hostfiles
-    that count, each once; several where programs have one each. ``hostfile_words`` are the
-    indexes in ``argv`` of words that have a hostfile's path, ``host_words`` of those with hosts,
-    ``places`` of all words of an option (by its first spelling) or of an MCA parameter.
+    whose placement of ranks, or choice of hosts, is left to mpirun.
 
-    ``pinned_by`` are the options that say anything of mapping, ranking, binding or CPUs, other than
-    whether there may be more ranks than slots; also those that stand behind ``unknown``.
-    ``parameter_files`` are lists of files of MCA parameters.
+    ``given`` has all options that were read by their first spelling, each with the value that
+    counts. ``exports`` are the variables that the line itself passes on, each with the value that
+    it gives it, if any; ``exports_only`` is the option that lets no others through. ``map_by`` is
+    the mapping as written, with its modifiers; ``mapped_by`` are the words that said so, also of
+    ``per_node``. ``pinned_by`` are the options that say anything of mapping, ranking, binding or
+    CPUs, other than whether there may be more ranks than slots; also those behind ``unknown``.
 
-    ``rewritten`` are words that have a second dash in ``argv``, as they were. ``prints`` is the
-    option with which mpirun prints something and starts nothing.
+    ``hostfiles`` are the hostfiles that count, each once; several where programs have one each.
+    ``hostfile_words`` are the indexes in ``argv`` of words that have a hostfile's path,
+    ``host_words`` of those with hosts, ``places`` of all words of an option (by its first spelling)
+    or of an MCA parameter. ``rewritten`` are words that have a second dash in ``argv``, as they
+    were. ``prints`` is the option with which mpirun prints something and starts nothing.
     """
 
     argv: tuple[str, ...] = ()
     apps: tuple[App, ...] = ()
-    exports: tuple[str, ...] = ()
-    export_values: Mapping[str, str] = field(default_factory=dict)
+    given: Mapping[str, str] = field(default_factory=dict)
+    exports: Mapping[str, str | None] = field(default_factory=dict)
     exports_only: str = ""
     mca: Mapping[str, str] = field(default_factory=dict)
     map_by: str = ""
     mapped_by: str = ""
-    bind_to: str = ""
-    prefix: str = ""
-    launcher: str = ""
-    launch_agent: str = ""
-    oversubscribe: bool = False
-    per_node: int | None = None
     hostfiles: tuple[str, ...] = ()
     hostfile_words: tuple[int, ...] = ()
     host_words: tuple[int, ...] = ()
     places: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    moves_ranks: tuple[str, ...] = ()
     pinned_by: tuple[str, ...] = ()
-    parameter_files: tuple[str, ...] = ()
+    moves_ranks: tuple[str, ...] = ()
     moves_hosts: tuple[str, ...] = ()
-    given: tuple[str, ...] = ()
-    kinds: frozenset[OptionKind] = frozenset()
     unknown: str = ""
     reason: str = ""
-    rewritten: tuple[str, ...] = ()
     may_hide_hosts: bool = False
+    rewritten: tuple[str, ...] = ()
     prints: str = ""
+
+    @property
+    def export_values(self) -> dict[str, str]:
+        """The values that the line gives to variables."""
+        return {name: value for name, value in self.exports.items() if value is not None}
 
     @property
     def program(self) -> str:
         """What ranks run; empty where there are several programs, or where that isn't known."""
         index = self.apps[0].program if len(self.apps) == 1 else None
-        return "" if index is None or OptionKind.ELSEWHERE in self.kinds else self.argv[index]
+        elsewhere = not _ELSEWHERE.isdisjoint(self.given)
+        return "" if index is None or elsewhere else self.argv[index]
 
     @property
     def daemons_mpirun(self) -> str:
@@ -98,9 +92,26 @@ class UserLine:
 
         Open MPI takes ``--prefix``, else the folder of an mpirun that is called by absolute path.
         """
-        if self.prefix:
-            return f"{self.prefix.rstrip('/')}/bin/mpirun"
+        if "prefix" in self.given:
+            return f"{self.given['prefix'].rstrip('/')}/bin/mpirun"
         return next((word for word in self.argv[:1] if word.startswith("/")), "")
+
+    @property
+    def reads_files(self) -> bool:
+        """Whether options or parameters stand in a file that the line names."""
+        return bool(self.moves_hosts) and not _FILES.isdisjoint(self.given)
+
+    @property
+    def per_node(self) -> int | None:
+        """The ranks that each host gets, where an option says so."""
+        number = next((self.given[name] for name in _PER_NODE if name in self.given), "0")
+        return 1 if "rr" in self.given else int(number) or None
+
+    @property
+    def oversubscribe(self) -> bool:
+        """Whether it allows more ranks than slots."""
+        modifiers = self.map_by.lower().replace(",", ":").split(":")[1:]
+        return "oversubscribe" in {*self.given, *modifiers}
 
     @property
     def np(self) -> int | None:
@@ -122,13 +133,13 @@ class UserLine:
     def settles_ranks(self) -> bool:
         """Whether the number of ranks, or of slots, follows from the line's own options."""
         return bool(
-            OptionKind.NP in self.kinds
+            "np" in self.given
             or self.unknown
             or self.per_node
             or self.hosts
             or self.moves_hosts
-            or self.policy in ("ppr", "rankfile")
-            or OptionKind.PINS_RANKS in self.kinds
+            or self.moves_ranks
+            or self.policy == "ppr"
             or len(self.apps) > 1
         )
 
@@ -156,18 +167,15 @@ def _name(names: Mapping[str, str], name: str) -> str:
     return names.get(canonical(name), name)
 
 
-_CHOOSE_HOSTS: Final = (
-    OptionKind.HOSTS,
-    OptionKind.HOSTFILE,
-    OptionKind.MOVES_HOSTS,
-    OptionKind.FILE,
-)
-_PIN_RANKS: Final = (
-    OptionKind.MAP_BY,
-    OptionKind.PER_NODE,
-    OptionKind.BIND_TO,
-    OptionKind.BINDS,
-    OptionKind.PINS_RANKS,
+_CHOOSE_HOSTS: Final = (OptionKind.HOSTS, OptionKind.HOSTFILE, OptionKind.MOVES_HOSTS)
+# By first spellings: ranks per host, where the program is looked for otherwise, files with options
+# or parameters, and what pins ranks without moving them to other hosts.
+_PER_NODE: Final = ("N", "ppn")
+_ELSEWHERE: Final = frozenset({"wdir", "path", "gpath", "preload-binary"})
+_FILES: Final = frozenset({"app", "tune", "configfile"})
+_IN_PLACE: Final = frozenset(
+    {"bind-to", "bind-to-core", "bind-to-socket", "rank-by", "use-hwthread-cpus"}
+    | {"map-by", "membind", "cpu-bind"}  # Hydra's
 )
 # Modifiers of a mapping that say no more than how many ranks a host may have.
 _HOW_MANY: Final = frozenset({"", "oversubscribe", "nooversubscribe"})
@@ -183,18 +191,17 @@ class _StopError(Exception):
 class _Reader:
     """The state of one reading; a word is looked at once.
 
-    ``values`` are fields of the record that are one text, ``lists`` those that are several, by
-    field.
+    ``lists`` are fields of the record that are several texts or indexes, by field.
     """
 
     grammar: Grammar
     hostfile_parameter: str
     argv: list[str]
-    values: dict[str, str] = field(default_factory=dict)
     lists: defaultdict[str, list[Any]] = field(default_factory=lambda: defaultdict(list))
+    given: dict[str, str] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
     exports: dict[str, str | None] = field(default_factory=dict)
     mca: dict[str, str] = field(default_factory=dict)
-    given: dict[str, OptionKind] = field(default_factory=dict)
     places: dict[str, tuple[int, ...]] = field(default_factory=dict)
     apps: list[App] = field(default_factory=list)
     np: int | None = None
@@ -231,7 +238,7 @@ class _Reader:
             word = self.argv[at] = f"-{word}"
         option, value = self.find(word)
         if self.starts_nothing(option, self.argv[at + 1] if at + 1 < end else ""):
-            self.values["prints"] = word
+            self.texts["prints"] = word
             return end
         words = [] if value is None else [value]
         needed = max(0, option.words - len(words))  # the value of `-trace=libVT.so` is optional
@@ -246,15 +253,15 @@ class _Reader:
             self.lists["hostfile_words"].append(at + needed)
         if option.kind is OptionKind.HOSTS:
             self.lists["host_words"].append(at + needed)
-        self.given[option.name] = option.kind
+        self.apply(" ".join(self.argv[at : at + 1 + needed]), option, words)
+        self.keep(self.given, option.name, words[0] if words else "")
         key = words[0] if option.kind is OptionKind.MCA else option.name
         self.places[key] = (*self.places.get(key, ()), *range(at, at + needed + 1))
-        self.apply(" ".join(self.argv[at : at + 1 + needed]), option, words)
         return at + 1 + needed
 
     def apply(self, written: str, option: Option, words: list[str]) -> None:
         """Record what an option means, and how it is written where messages or rules need that."""
-        text = option.written.format(*words[:1] or [""])
+        text = words[0] if words else ""
         match option.kind:
             case OptionKind.NP:
                 # With `-n 0` Open MPI and MPICH start as many as without it, and Intel MPI ends.
@@ -273,49 +280,34 @@ class _Reader:
                 self.exports[name] = value if equals else behind
             case OptionKind.EXPORT_ONLY:
                 self.exports |= dict.fromkeys(name for name in text.split(",") if name)
-                self.keep("exports_only", written)
+                self.keep(self.texts, "exports_only", written)
             case OptionKind.MCA:
                 self.parameter(text, words[1])
-            case _:
-                self.mapping(written, option, text)
-
-    def mapping(self, written: str, option: Option, text: str) -> None:
-        """Record what an option says about the placement of ranks."""
-        mapped = text.lower().replace(",", ":").split(":")
-        if option.kind in _PIN_RANKS and not (
-            option.kind is OptionKind.MAP_BY and _HOW_MANY.issuperset(mapped)
-        ):
-            self.lists["pinned_by"].append(written)
-        match option.kind:
-            case OptionKind.MAP_BY:
-                self.keep("map_by", text)
-                self.keep("mapped_by", written)
-            case OptionKind.PER_NODE if self.number(written, text) > 0:
-                self.keep("per_node", text)
-                self.keep("mapped_by", written)
-            case OptionKind.PER_NODE:
-                self.lists["moves_ranks"].append(written)
-            case (
-                OptionKind.BIND_TO
-                | OptionKind.OVERSUBSCRIBE
-                | OptionKind.PREFIX
-                | OptionKind.LAUNCHER
-                | OptionKind.LAUNCH_AGENT
-            ):
-                self.keep(option.kind.name.lower(), text)
-            case OptionKind.MOVES_RANKS | OptionKind.PINS_RANKS:
-                self.lists["moves_ranks"].append(written)
-            case OptionKind.MOVES_HOSTS | OptionKind.FILE:
-                self.lists["moves_hosts"].append(written)
-                if option.name == "tune":
-                    self.lists["parameter_files"].append(text)
+            case OptionKind.PINS:
+                self.placement(written, option, text)
+            case OptionKind.MOVES_RANKS | OptionKind.MOVES_HOSTS:
+                self.lists[option.kind.name.lower()].append(written)
             case _:
                 pass
 
-    def keep(self, name: str, value: str) -> None:
+    def placement(self, written: str, option: Option, text: str) -> None:
+        """Record what an option says about the placement of ranks."""
+        mapping = option.mapping.format(text)
+        words = mapping.lower().replace(",", ":").split(":")
+        per_node = self.number(written, text) if option.name in _PER_NODE else option.name == "rr"
+        if mapping:
+            self.keep(self.texts, "map_by", mapping)
+        elif not per_node and option.name not in _IN_PLACE:
+            self.lists["moves_ranks"].append(written)
+        if mapping or per_node:
+            self.keep(self.texts, "mapped_by", written)
+        if not mapping or not _HOW_MANY.issuperset(words):
+            self.lists["pinned_by"].append(written)
+
+    def keep(self, values: dict[str, str], name: str, value: str) -> None:
         """Keep the value that counts when an option stands twice."""
-        if self.grammar.last_wins or name not in self.values:
-            self.values[name] = value
+        if self.grammar.last_wins or name not in values:
+            values[name] = value
 
     def number(self, written: str, text: str) -> int:
         # No MPI has more ranks than an int of C holds.
@@ -364,25 +356,17 @@ class _Reader:
             self.np, self.hosts, self.hostfile = None, [], ""
 
     def record(self) -> UserLine:
-        fields: dict[str, Any] = {**self.values}
-        modifiers = self.values.get("map_by", "").lower().replace(",", ":").split(":")[1:]
-        fields["oversubscribe"] = "oversubscribe" in {*self.values, *modifiers}
-        if "per_node" in self.values:
-            fields["per_node"] = int(self.values["per_node"])
         if not self.grammar.hostfile_each:
             del self.lists["hostfiles"][:-1]
+        fields: dict[str, Any] = {**self.texts}
         fields |= {name: tuple(dict.fromkeys(items)) for name, items in self.lists.items()}
         return UserLine(
             argv=tuple(self.argv),
             apps=tuple(self.apps),
-            exports=tuple(self.exports),
-            export_values={
-                name: value for name, value in self.exports.items() if value is not None
-            },
+            given=self.given,
+            exports=self.exports,
             mca=self.mca,
             places=self.places,
-            given=tuple(self.given),
-            kinds=frozenset(self.given.values()),
             **fields,
         )
 
@@ -421,7 +405,7 @@ def read(program: Sequence[str], family: MpiFamily) -> UserLine:
         record = reader.record()
         return replace(
             record,
-            pinned_by=(*record.pinned_by, *reader.among(rest, _PIN_RANKS)),
+            pinned_by=(*record.pinned_by, *reader.among(rest, (OptionKind.PINS,))),
             unknown=reader.argv[stop.at],
             reason=str(stop),
             may_hide_hosts=bool(reader.among(rest, _CHOOSE_HOSTS)),

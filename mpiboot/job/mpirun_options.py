@@ -22,34 +22,24 @@ class OptionKind(str, Enum):
     EXPORT = "variable to export, or to set"
     EXPORT_ONLY = "the only variables to export"
     MCA = "MCA parameter"
-    MAP_BY = "mapping"
-    PER_NODE = "ranks per host"
-    BIND_TO = "binding"
-    OVERSUBSCRIBE = "more ranks than slots"
-    PREFIX = "folder of the MPI whose daemons are started"
-    LAUNCHER = "kind of launch agent"
-    LAUNCH_AGENT = "launch agent"
-    ELSEWHERE = "where the program is looked for"
-    PRINTS = "something is printed, and nothing started"
-    PLAIN = "nothing about hosts and ranks"
-    BINDS = "ranking, binding or CPUs"
+    PINS = "mapping, ranking, binding or CPUs"
     MOVES_RANKS = "a placement of ranks that is left to mpirun"
-    PINS_RANKS = "a placement of ranks on CPUs that is left to mpirun"
     MOVES_HOSTS = "a choice of hosts that is left to mpirun"
-    FILE = "a file with options or parameters, which is left to mpirun"
+    PRINTS = "something is printed, and nothing started"
+    OTHER = "nothing about hosts and ranks, or a value that is asked for by the option's name"
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
     """One option: its first spelling, how many words follow it, what it means.
 
-    ``written`` is what an older option says in the words of the newer, ``{}`` being its value.
+    ``mapping`` is what it says in the words of ``--map-by``, ``{}`` being its value.
     """
 
     name: str
     words: int
     kind: OptionKind
-    written: str = "{}"
+    mapping: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +79,11 @@ def _table(*by_words: Mapping[OptionKind, str], **older: Option) -> dict[str, Op
 
 
 _MAP_BY: Final = {
-    "ppr": Option("ppr", 1, OptionKind.MAP_BY, "ppr:{}"),
-    "pernode": Option("pernode", 0, OptionKind.MAP_BY, "ppr:1:node"),
-    "bynode": Option("bynode", 0, OptionKind.MAP_BY, "node"),
-    "byslot": Option("byslot", 0, OptionKind.MAP_BY, "slot"),
+    "map-by": Option("map-by", 1, OptionKind.PINS, "{}"),
+    "ppr": Option("ppr", 1, OptionKind.PINS, "ppr:{}"),
+    "pernode": Option("pernode", 0, OptionKind.PINS, "ppr:1:node"),
+    "bynode": Option("bynode", 0, OptionKind.PINS, "node"),
+    "byslot": Option("byslot", 0, OptionKind.PINS, "slot"),
 }
 
 
@@ -100,36 +91,27 @@ _MAP_BY: Final = {
 # 4.1.4 and 5.0.11 (with the programs' names as words, so that the one that was started tells).
 _OPEN_MPI: Final = _table(
     {
-        OptionKind.OVERSUBSCRIBE: "oversubscribe",
-        OptionKind.PLAIN: "allow-run-as-root noprefix tag-output timestamp-output v|verbose "
-        "merge-stderr-to-stdout report-bindings display-map display-allocation display-devel-map "
-        "enable-recovery disable-recovery continuous nooversubscribe "
-        "leave-session-attached debug-daemons debug-daemons-file report-state-on-timeout "
-        "get-stack-traces show-progress xml output-proctable",
-        OptionKind.BINDS: "bind-to-core use-hwthread-cpus",
-        OptionKind.PINS_RANKS: "bycore",
+        OptionKind.OTHER: "oversubscribe allow-run-as-root noprefix tag-output timestamp-output "
+        "v|verbose merge-stderr-to-stdout report-bindings display-map display-allocation "
+        "display-devel-map enable-recovery disable-recovery continuous nooversubscribe "
+        "preload-binary|s leave-session-attached debug-daemons debug-daemons-file "
+        "report-state-on-timeout get-stack-traces show-progress xml output-proctable",
+        OptionKind.PINS: "bind-to-core use-hwthread-cpus bycore",
         OptionKind.MOVES_RANKS: "do-not-launch nolocal",
         # As a later program's options these, and those of help, are errors, or nothing.
         OptionKind.PRINTS: "version|V",
-        OptionKind.ELSEWHERE: "s|preload-binary",
     },
     {
         OptionKind.NP: "np|n|c",
         OptionKind.HOSTS: "host|H",
         OptionKind.HOSTFILE: "hostfile|machinefile default-hostfile",
         OptionKind.EXPORT: "x",
-        OptionKind.MAP_BY: "map-by",
-        OptionKind.PER_NODE: "N|npernode",
-        OptionKind.BIND_TO: "bind-to",
-        OptionKind.PREFIX: "prefix",
-        OptionKind.BINDS: "rank-by",
-        OptionKind.PLAIN: "output-filename timeout personality max-restarts stdin "
-        "xterm launch-agent report-pid report-uri preload-files",
-        OptionKind.PINS_RANKS: "rankfile|rf cpu-set cpu-list cpus-per-proc|cpus-per-rank "
-        "npersocket",
+        OptionKind.PINS: "N|npernode bind-to rank-by rankfile|rf cpu-set cpu-list "
+        "cpus-per-proc|cpus-per-rank npersocket",
+        OptionKind.OTHER: "output-filename timeout personality max-restarts stdin prefix wdir|wd "
+        "xterm launch-agent report-pid report-uri preload-files path",
         OptionKind.PRINTS: "help|h",
-        OptionKind.ELSEWHERE: "wdir|wd path",
-        OptionKind.FILE: "app tune|am",
+        OptionKind.MOVES_HOSTS: "app tune|am",
     },
     {OptionKind.MCA: "mca|gmca"},
     **_MAP_BY,
@@ -137,15 +119,15 @@ _OPEN_MPI: Final = _table(
 
 _ORTE: Final = _table(
     {
-        OptionKind.PLAIN: "q|quiet d|debug-devel debug display-topo do-not-resolve "
+        OptionKind.OTHER: "q|quiet d|debug-devel debug display-topo do-not-resolve "
         "set-cwd-to-session-dir index-argv-by-rank enable-instant-on-support "
         "display-devel-allocation display-diffable-map report-child-jobs-separately "
         "fwd-mpirun-port tv use-regexp",
-        OptionKind.BINDS: "bind-to-socket",
+        OptionKind.PINS: "bind-to-socket",
         OptionKind.MOVES_HOSTS: "novm dvm",
     },
     {
-        OptionKind.PLAIN: "report-events ompi-server debugger cf|cartofile xml-file",
+        OptionKind.OTHER: "report-events ompi-server debugger cf|cartofile xml-file",
         OptionKind.MOVES_HOSTS: "hnp max-vm-size",
     },
     **_OPEN_MPI,
@@ -153,21 +135,20 @@ _ORTE: Final = _table(
 
 _PRRTE: Final = _table(
     {
-        OptionKind.PLAIN: "debug fwd-environment parsable|parseable|p stop-on-exec stop-in-init "
+        OptionKind.OTHER: "debug fwd-environment parsable|parseable|p stop-on-exec stop-in-init "
         "stop-in-app no-app-prefix report-child-jobs-separately hetero-nodes no-aggregate-help "
         "display-comm display-comm-finalize soft",
     },
     {
-        OptionKind.PLAIN: "output-directory output display runtime-options|rtos display-topo "
+        OptionKind.OTHER: "output-directory output display runtime-options|rtos display-topo "
         "stream-buffering spawn-timeout gpu-support memory-alloc-kind|memory-alloc-kinds with-ft "
         "pset initial-errhandler forward-signals tmpdir unset-env arch file app-pmix-prefix",
         OptionKind.MOVES_HOSTS: "dvm max-vm-size",
-        OptionKind.MAP_BY: "map-by|mapby",
-        OptionKind.BIND_TO: "bind-to|bindto",
-        OptionKind.BINDS: "rank-by|rankby",
+        OptionKind.PINS: "bind-to|bindto rank-by|rankby",
     },
-    {OptionKind.MCA: "prtemca pmixmca omca gomca", OptionKind.PLAIN: "prepend-env append-env"},
+    {OptionKind.MCA: "prtemca pmixmca omca gomca", OptionKind.OTHER: "prepend-env append-env"},
     **_OPEN_MPI,
+    mapby=_MAP_BY["map-by"],
 )
 
 ORTE: Final = Grammar(
@@ -179,7 +160,7 @@ ORTE: Final = Grammar(
 
 # IBM Spectrum MPI names its interconnect by a word of its own, without a value. Not run.
 SPECTRUM_ORTE: Final = replace(
-    ORTE, options=_table({OptionKind.PLAIN: "tcp TCP pami PAMI"}, **_ORTE)
+    ORTE, options=_table({OptionKind.OTHER: "tcp TCP pami PAMI"}, **_ORTE)
 )
 
 PRRTE: Final = Grammar(
@@ -199,25 +180,20 @@ HYDRA: Final = Grammar(
             OptionKind.PRINTS: "help|h info version",
             OptionKind.EXPORT_ONLY: "genvnone envnone",
             OptionKind.MOVES_RANKS: "skip-launch-node",
-            OptionKind.PLAIN: "genvall envall l|prepend-rank v|verbose|debug "
+            OptionKind.OTHER: "genvall envall l|prepend-rank v|verbose|debug "
             "enable-x disable-x disable-auto-cleanup disable-hostname-propagation profile "
             "print-all-exitcodes pmi-port hybrid-hosts",
         },
         {
-            OptionKind.NP: "n|np",
+            OptionKind.NP: "np|n",
             OptionKind.HOSTS: "hosts|host",
             OptionKind.HOSTFILE: "f|hostfile|machinefile",
             OptionKind.EXPORT_ONLY: "genvlist envlist",
-            OptionKind.PER_NODE: "ppn",
-            OptionKind.BIND_TO: "bind-to|binding",
-            OptionKind.PLAIN: "iface rmk prepend-pattern "
+            OptionKind.PINS: "ppn bind-to|binding map-by membind",
+            OptionKind.OTHER: "iface rmk prepend-pattern "
             "outfile-pattern errfile-pattern topolib demux nameserver localhost usize "
-            "gpus-per-proc memory-alloc-kinds",
-            OptionKind.BINDS: "map-by membind",
-            OptionKind.LAUNCHER: "launcher|bootstrap",
-            OptionKind.LAUNCH_AGENT: "launcher-exec|bootstrap-exec",
-            OptionKind.ELSEWHERE: "wdir",
-            OptionKind.FILE: "configfile",
+            "gpus-per-proc memory-alloc-kinds wdir launcher|bootstrap launcher-exec|bootstrap-exec",
+            OptionKind.MOVES_HOSTS: "configfile",
             OptionKind.MOVES_RANKS: "rankmap order-nodes machine",
         },
         {OptionKind.EXPORT: "genv env"},
@@ -239,24 +215,22 @@ INTEL_HYDRA: Final = replace(
         **_table(
             {
                 OptionKind.PRINTS: "V",
-                OptionKind.PLAIN: "ordered-output prot print-rank-map prepend-timestamp "
+                OptionKind.OTHER: "ordered-output prot print-rank-map prepend-timestamp "
                 "silent-abort check_mpi|check-mpi|check trace trace-pt2pt trace-collectives "
                 "trace-imbalance|trace_imbalance cleanup noconf ilp64 aps mps gdb tv idb v6 "
                 "pmi-aggregate pmi-noaggregate disable-auto-cleanup|dac enable-auto-cleanup",
                 OptionKind.MOVES_RANKS: "nolocal",
             },
             {
-                OptionKind.PLAIN: "s gtool gtoolfile tune tmpdir branch-count|tree-width gdba "
+                OptionKind.OTHER: "s gtool gtoolfile tune tmpdir branch-count|tree-width gdba "
                 "gdb-args tva rsh bootstrap-exec-args pmi-connect genvexcl envexcl "
-                "outfile-pattern|outfile errfile-pattern|errfile",
-                OptionKind.BINDS: "cpu-bind",
-                OptionKind.ELSEWHERE: "wdir|gwdir path gpath",
-                OptionKind.PER_NODE: "ppn|perhost|grr",
+                "outfile-pattern|outfile errfile-pattern|errfile wdir|gwdir path gpath",
+                OptionKind.PINS: "cpu-bind ppn|perhost|grr",
                 # How many ranks each of the hosts gets is left to mpirun.
                 OptionKind.MOVES_HOSTS: "hosts|host|hostlist|machines|machinelist hosts-group",
                 OptionKind.HOSTFILE: "f|hostfile|file machinefile|machine",
             },
-            rr=Option("rr", 0, OptionKind.PER_NODE, "1"),
+            rr=Option("rr", 0, OptionKind.PINS),
         ),
     },
     any_case=False,

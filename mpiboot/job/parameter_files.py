@@ -81,8 +81,8 @@ def paths(
         return
     named = {name: environ.get(f"{_OMPI}{name}", "") for name in (*_INSTEAD, *_BEFORE)}
     named |= {name: value for name, value in (line.mca if line else {}).items() if name in named}
-    files = line.parameter_files if line else ()
-    for text in (*files, *(named[name] for name in _BEFORE)):
+    tune = line.given.get("tune", "") if line else ""
+    for text in (tune, *(named[name] for name in _BEFORE)):
         yield from ((path, _OMPI) for path in text.split(",") if path)
     instead = next((named[name] for name in _INSTEAD if named[name]), "")
     for path, prefix in _FILES[family]:

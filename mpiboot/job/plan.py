@@ -28,7 +28,6 @@ from mpiboot.job import (
 )
 from mpiboot.job import hostfile as hostfiles
 from mpiboot.job.dialects import parameter, row_of
-from mpiboot.job.mpirun_options import OptionKind
 from mpiboot.job.plan_builder import LaunchPaths, Observed, PlanBuilder
 from mpiboot.job.program_words import Rendezvous
 from mpiboot.network import worker_pairs
@@ -404,8 +403,7 @@ def _may_tell_ranks(builder: PlanBuilder) -> bool:
 
 def _tolerates_failure(builder: PlanBuilder) -> bool:
     """Return whether the user may have asked mpirun to continue without a failed rank."""
-    # Parameters may also stand in a file that the line names.
-    if builder.line.unknown or OptionKind.FILE in builder.line.kinds:
+    if builder.line.unknown or builder.line.reads_files:
         return True
     variables = (name for name in builder.environ if "_MCA_" in name)
     named = (*builder.line.given, *builder.line.mca, *variables)

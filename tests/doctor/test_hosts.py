@@ -268,7 +268,7 @@ def test_without_a_key_the_hosts_names_are_still_asked_for(
     found = without_a_plan(tmp_path, str(tmp_path / "hostfile"))
     assert short_with_hosts(found)[:1] == [("ssh-key", "", "there is none")]
     assert [(item.level, item.host, item.message) for item in found[2:]] == [
-        (Level.OK, "", "2 hosts, 3 slots"),
+        (Level.OK, "", "2 hosts, some without a number of slots"),
         (Level.FAIL, "w-0", "NXDOMAIN from 10.96.0.10"),
         (Level.OK, "w-1", "resolves to 10.0.0.1, fd00::1"),
     ]

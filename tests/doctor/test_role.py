@@ -163,7 +163,7 @@ def test_json_has_a_version_and_names_the_host_of_each_finding(
     role.run(settled, {}, Asked(as_json=True))
     told = json.loads(capsys.readouterr().out)
     here = os.uname().nodename
-    assert (told["version"], told["host"], told["complete"]) == (1, here, True)
+    assert (told["version"], told["host"], told["complete"]) == (2, here, True)
     assert [item["check"] for item in told["findings"]] == ["shm", "gpus", "memory-limit"]
     assert [item["host"] for item in told["findings"]] == ["", "w-2.job.ns.svc", here]
     assert told["findings"][0] == {

@@ -61,16 +61,6 @@ async def test_a_hostfile_that_is_there_is_read_at_once(tmp_path: Path) -> None:
     assert found.warnings == ()
 
 
-async def test_the_operators_variable_is_used_where_no_setting_is(tmp_path: Path) -> None:
-    path = tmp_path / "hostfile"
-    path.write_text("w-0 slots=1\n")
-    environ = {"I_MPI_HYDRA_HOST_FILE": str(path)}
-
-    found = await find("", "", environ, patience=GUARD, default=str(tmp_path / "none"))
-
-    assert found.hostfile.named_by == "I_MPI_HYDRA_HOST_FILE"
-
-
 @pytest.mark.parametrize("first", [None, "", "\n \n", "# still empty\n"])
 async def test_a_file_that_comes_late_is_waited_for(tmp_path: Path, first: str | None) -> None:
     path = tmp_path / "hostfile"
@@ -132,16 +122,6 @@ async def test_a_binary_file_is_an_error_at_once(tmp_path: Path, content: bytes)
 
     assert wrong.code == 65
     assert "text" in wrong.finding.message
-
-
-async def test_a_line_that_cannot_be_read_is_an_error_at_once(tmp_path: Path) -> None:
-    path = tmp_path / "hostfile"
-    path.write_text("w-0 slots=abc\n")
-
-    wrong = await failing(path, 3600)
-
-    assert (wrong.finding.check, wrong.code) == ("hostfile-invalid", 65)
-    assert f"{path}:1:" in wrong.finding.message
 
 
 @pytest.mark.parametrize("path", [Path("/tmp"), Path("/dev/null")])
@@ -308,17 +288,6 @@ async def test_a_second_hostfile_that_is_broken_is_only_a_warning(
 
     assert [item.level for item in found.warnings] == [Level.WARN]
     assert "HYDRA_HOST_FILE" in found.warnings[0].message
-
-
-async def test_ten_thousand_hosts_are_read(tmp_path: Path) -> None:
-    path = tmp_path / "hostfile"
-    path.write_text("".join(f"w-{n}.job.ns.svc slots=8\n" for n in range(10_000)))
-
-    assert (await look(path)).hostfile.size == "10000 hosts, 80000 slots"
-
-
-def test_the_default_is_where_the_operator_mounts_it() -> None:
-    assert candidates("", "", {})[-1].path == "/etc/mpi/hostfile"
 
 
 async def test_what_is_waited_for_is_told_once_with_its_end(

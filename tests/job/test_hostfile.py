@@ -109,10 +109,8 @@ def test_a_line_without_limit_takes_the_limit_off_the_host() -> None:
     [
         ("a slots=-1", 1, "'a slots=-1', expected `host slots=N` or `host:N`"),
         ("# x\n\na slots=abc", 3, "slots is 'abc', expected a whole number"),
-        ("a slots=", 1, "slots is ''"),
         ("a slots=2147483648", 1, "'2147483648', expected a whole number up to 2147483647"),
         (f"a slots={'9' * 5000}", 1, "slots is '999"),
-        ("a slots=\u0662", 1, "\\u0662"),
         ("a:x", 1, "slots is 'x'"),
         ("a foo=bar", 1, "'foo', expected `slots=N`"),
         ("a slots", 1, "'slots', expected `slots=N`"),
@@ -125,14 +123,11 @@ def test_a_line_without_limit_takes_the_limit_off_the_host() -> None:
         ("a'b", 1, '"a\'b"'),
         ("a,b", 1, "one host a line"),
         ("-oProxyCommand=x slots=1", 1, "'-oProxyCommand=x slots=1'"),
-        ("-a slots=1", 1, "'-a slots=1'"),
         ("x" * 64, 1, "at most 63 between dots"),
         (".".join(["abcdefgh"] * 30), 1, "has 269 characters, at most 253 fit"),
         ("h\u00f6st", 1, "'h\\xf6st'"),
         ("a\x00b", 1, "'a\\x00b'"),
         ("a\x1b[2J slots=1", 1, "'a\\x1b[2J slots=1'"),
-        ("10.0.0.999", 1, "'10.0.0.999' is not an IPv4 address"),
-        ("1234", 1, "is not an IPv4 address"),
         ("[10.0.0.1]", 1, "'10.0.0.1' is not an IPv6 address"),
         ("a:2:3", 1, "'a:2:3' is not an IPv6 address"),
         ("fe80::1%eth0", 1, "'fe80::1%eth0'"),
@@ -203,23 +198,15 @@ def _host(draw: st.DrawFn) -> Host:
 _hosts = st.lists(_host(), min_size=1, max_size=20, unique_by=lambda host: host.name)
 
 
-def _without_lines(found: tuple[Host, ...]) -> list[tuple[object, ...]]:
-    return [(h.name, h.slots, h.slots_given, h.max_slots, h.user) for h in found]
-
-
 @given(_hosts)
-def test_what_is_written_with_slots_is_read_back(items: list[Host]) -> None:
+def test_what_is_written_is_read_back_but_for_limits_behind_colons(items: list[Host]) -> None:
     back = parse(render(items, Syntax.SLOTS), "f", "").hosts
-    assert _without_lines(back) == _without_lines(tuple(items))
-    assert [host.line for host in back] == list(range(1, len(items) + 1))
-
-
-@given(_hosts)
-def test_what_is_written_with_colons_is_read_back_but_for_limits(items: list[Host]) -> None:
+    assert list(back) == [replace(host, line=at) for at, host in enumerate(items, start=1)]
     text = render(items, Syntax.COLON)
     assert "max_slots" not in text
-    back = parse(text, "f", "").hosts
-    assert [(h.name, h.slots, h.user) for h in back] == [(h.name, h.slots, h.user) for h in items]
+    assert [replace(host, line=0) for host in parse(text, "f", "").hosts] == [
+        replace(host, max_slots=None) for host in items
+    ]
 
 
 @given(_hosts, st.sampled_from(["\n", "\r\n"]), st.sampled_from(["", "  # x", " "]))

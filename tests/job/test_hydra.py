@@ -303,11 +303,6 @@ def test_the_setting_for_slots_is_intels_number_where_the_hostfile_has_none() ->
     assert plan.argv[1:3] == ("-machinefile", FILE)
 
 
-def test_a_list_of_hosts_on_intels_line_is_left_to_it() -> None:
-    plan = planned("mpirun -hosts w-0.job.ns.svc,w-1.job.ns.svc -n 2 ./train", observed("intel"))
-    assert "-machinefile" not in plan.argv
-
-
 def test_intels_messages_stay_on_the_control_link_unless_they_are_to_go_elsewhere() -> None:
     plan = planned("./train", observed("intel"))
     assert plan.set_env["I_MPI_OFI_PROVIDER"] == "tcp"

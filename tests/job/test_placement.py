@@ -73,6 +73,7 @@ def test_what_may_choose_another_host_for_rank_0_is_named(
         ("-host w-2:3,W-0.,stranger", "w-2 4, w-0 4, stranger 1"),
         ("-host a:2,a,b", "a 3, b 1"),
         ("-n 1 -host w-1 x : -n 1 -host w-2", "w-1 4, w-2 4"),
+        ("-host w-0:8,w-1:*", "w-0 4, w-1 4"),
         # Some hosts are the hostfile's, or mpirun's own choice.
         ("-n 1 -host w-1 x : -n 1", ""),
         ("", ""),
@@ -85,7 +86,7 @@ def test_hosts_of_the_line_are_the_hosts_of_the_job(
     assert ", ".join(f"{host.name} {host.slots}" for host in found) == expected
 
 
-@pytest.mark.parametrize("text", ["-H +n1", "--frobnicate -H w-1", "--novm -H a"])
+@pytest.mark.parametrize("text", ["-H +n1", "-H w-0:8,+n1", "--frobnicate -H w-1", "--novm -H a"])
 def test_hosts_that_mpirun_alone_knows_are_left_to_it(text: str) -> None:
     assert of_line(read(["mpirun", *text.split(), "x"], MpiFamily.OPENMPI4), hosts(8, 8)) == ()
 

@@ -260,76 +260,60 @@ def test_a_line_with_no_ranks_or_all_slots_stands_as_it_is(family: str) -> None:
 BARE = tuple(Host(f"w-{number}", line=number + 1) for number in range(2))
 
 
-@both
+OMPI_SLOTS, PRTE_SLOTS = "OMPI_MCA_orte_set_default_slots", "PRTE_MCA_prte_set_default_slots"
+BOTH = "openmpi4 openmpi5"
+MIXED = (Host("w-0", 1, slots_given=True), Host("w-1", max_slots=2), Host("w-2"))
+
+
 @pytest.mark.parametrize(
-    ("environ", "line", "source"),
+    ("families", "listed", "environ", "flag", "line", "slots", "written"),
     [
-        ({"OMPI_MCA_orte_set_default_slots": "2"}, "./train", Source.ENVIRONMENT),
-        ({"PRTE_MCA_prte_set_default_slots": "2"}, "mpirun ./train", Source.ENVIRONMENT),
+        (BOTH, BARE, {OMPI_SLOTS: "2"}, "", "", "2", "w-0 slots=2, w-1 slots=2"),
+        (BOTH, BARE, {PRTE_SLOTS: "2"}, "", "", "2", "w-0 slots=2, w-1 slots=2"),
+        (BOTH, BARE, {OMPI_SLOTS: "9"}, "8", "", "8", "w-0 slots=8, w-1 slots=8"),
         (
-            {"OMPI_MCA_orte_set_default_slots": "9"},
-            "mpirun --mca orte_set_default_slots 2 ./train",
-            Source.FLAG,
+            BOTH,
+            BARE,
+            {OMPI_SLOTS: "9"},
+            "8",
+            "--mca orte_set_default_slots 2",
+            "2",
+            "w-0 slots=2, w-1 slots=2",
         ),
+        (
+            BOTH,
+            MIXED,
+            {OMPI_SLOTS: "3"},
+            "",
+            "",
+            "3",
+            "w-0 slots=1, w-1 slots=2 max_slots=2, w-2 slots=3",
+        ),
+        # As the MPI itself has it.
+        (BOTH, BARE, {}, "", "", "cores", "w-0, w-1"),
+        ("openmpi4", BARE, {OMPI_SLOTS: "hwthreads"}, "", "", "hwthreads", "w-0, w-1"),
+        ("mpich", BARE, {}, "", "", "1", "w-0:1, w-1:1"),
     ],
 )
-def test_hosts_without_slots_get_those_that_the_operator_names(
-    environ: dict[str, str], line: str, source: Source, family: str
+def test_the_slots_of_a_host_without_a_number(
+    families: str,
+    listed: tuple[Host, ...],
+    environ: dict[str, str],
+    flag: str,
+    line: str,
+    slots: str,
+    written: str,
 ) -> None:
-    plan = planned(line, observed(family, {**POD, **environ}, listed=BARE))
-    assert (plan.ranks, plan.hostfile) == (4, "w-0 slots=2\nw-1 slots=2\n")
-    assert reason(plan, "default-slots")[:2] == ("2", source)
-    assert failing(plan) == []
-
-
-@both
-def test_the_setting_for_slots_comes_before_variables_and_after_the_line(family: str) -> None:
-    environ = {**POD, "OMPI_MCA_orte_set_default_slots": "9"}
-    seen = observed(family, environ, listed=BARE)
-    plan = planned("./train", seen, {"slots": "8"})
-    assert plan.hostfile == "w-0 slots=8\nw-1 slots=8\n"
-    assert reason(plan, "default-slots") == (
-        "8",
-        Source.FLAG,
-        "--slots, for hosts without slots: w-0, w-1",
-    )
-    line = "mpirun --mca orte_set_default_slots 2 ./train"
-    assert planned(line, seen, {"slots": "8"}).ranks == 4
-    given = observed(
-        family, {**POD, "MPIBOOT_SLOTS": "3"}, listed=(Host("w-0", 1, True), *BARE[1:])
-    )
-    assert planned("./train", given).hostfile == "w-0 slots=1\nw-1 slots=3\n"
-
-
-@both
-def test_slots_of_the_hostfile_win_over_default_ones(family: str) -> None:
-    environ = {**POD, "OMPI_MCA_orte_set_default_slots": "3"}
-    mixed = (Host("w-0", 1, slots_given=True), Host("w-1", max_slots=2), Host("w-2"))
-    plan = planned("./train", observed(family, environ, listed=mixed))
-    assert plan.ranks == 1 + 2 + 3
-    given = planned("./train", observed(family, environ))
-    assert "default-slots" not in [item.name for item in given.decisions]
-
-
-@pytest.mark.parametrize(
-    ("family", "environ", "slots", "ranks", "written"),
-    [
-        ("openmpi4", {}, "cores", None, "w-0\nw-1\n"),
-        ("openmpi4", {"OMPI_MCA_orte_set_default_slots": "cores"}, "cores", None, "w-0\nw-1\n"),
-        ("openmpi5", {}, "cores", None, "w-0\nw-1\n"),
-        ("mpich", {}, "1", 2, "w-0:1\nw-1:1\n"),
-    ],
-)
-def test_hosts_without_slots_have_those_of_their_mpi(
-    family: str, environ: dict[str, str], slots: str, ranks: int | None, written: str
-) -> None:
-    seen = observed(family, {**POD, **environ}, listed=BARE)
-    plan = planned("./train", seen)
-    assert (plan.ranks, plan.hostfile, "-n" in plan.argv) == (ranks, written, bool(ranks))
-    assert reason(plan, "default-slots")[0] == slots
-    assert ("as many as cores" in reason(plan, "ranks")[2]) == (ranks is None)
-    asked = planned("mpirun -n 4 ./train", seen)
-    assert (asked.ranks, failing(asked), warned(asked)) == (4, [], [])
+    for family in families.split():
+        seen = observed(family, {**POD, **environ}, listed=listed)
+        plan = planned(f"mpirun {line} ./train", seen, {"slots": flag} if flag else {})
+        known = slots.isdecimal()
+        assert plan.hostfile == written.replace(", ", "\n") + "\n"
+        assert reason(plan, "default-slots")[0] == slots
+        assert (plan.ranks is not None, "-n" in plan.argv, failing(plan)) == (known, known, [])
+        assert ("as many as cores" in reason(plan, "ranks")[2]) != known
+        asked = planned(f"mpirun {line} -n 4 ./train", seen)
+        assert (asked.ranks, failing(asked)) == (4, [])
 
 
 @pytest.mark.parametrize("flag", ["--hostfile", "--machinefile", "--default-hostfile"])
