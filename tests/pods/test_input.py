@@ -182,9 +182,9 @@ def test_the_older_name_of_fqdn_rewriting_reaches_every_name_and_not_the_mounted
     job = ready(cluster, one, env={"REWRITE_MPI_HOSTFILE_FQDN": "true"})
     code, text = mpiboot(job, "plan", "--json", "--", *PROGRAM)
     output = json.loads(text)
-    (daemons,) = [item for item in output["decisions"] if item["name"] == "daemons"]
+    (hosts,) = [item for item in output["decisions"] if item["name"] == "hosts"]
     assert code == 0
-    assert "pi-worker-0.pi.default.svc.cluster.local" in daemons["reason"]
+    assert "pi-worker-0.pi.default.svc.cluster.local" in hosts["reason"]
     assert output["set"]["OMPI_MCA_orte_default_hostfile"] != "/etc/mpi/hostfile"
     assert job.launcher.shell("cat /etc/mpi/hostfile") + "\n" == job.hostfile
 
