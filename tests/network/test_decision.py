@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -13,8 +14,9 @@ from mpiboot.core.facts import Attachment, AttachmentSource, Gid, GidType, Varia
 from mpiboot.core.model import Level
 from mpiboot.core.setting_types import DataNetworkUse, MpiNetwork, NcclSocket
 from mpiboot.core.settings import Settings
-from mpiboot.network import decision, worker_network
+from mpiboot.network import decision, proposals, worker_network
 from mpiboot.network.decision import DataNetwork
+from mpiboot.network.records import WorkerNetwork
 from tests.fakes import workers as w
 
 DEFAULT = Settings(nccl_version="2.28.9")
@@ -373,3 +375,44 @@ def test_any_cluster_keeps_the_rules(
         for name in ("NCCL_IB_HCA", "UCX_NET_DEVICES"):
             assert set(both.get(name, "").removeprefix("=").split(",")) <= links | ports | {""}
     assert found == decide(list(workers), settings, dict.fromkeys(reversed(taken), "-x"))
+
+
+# All workers' data networks in one variable, which may only be so long.
+MANY = 400  # their /31 links alone would fill more than may be
+
+
+def on_its_own_networks(
+    place: int, *, step: int = 4, control: str = "10.0.0.1/8", rails: int = 1
+) -> Worker:
+    """A worker with a /31 of its own on each rail; ``step`` 2 leaves no gap between workers."""
+    links = []
+    for rail in range(rails):
+        own = ipaddress.IPv4Address(f"172.{16 + rail}.0.1") + step * place
+        links.append(w.link(f"net{place % 7}x{rail}", f"{own}/31", index=20 + rail, kind="macvlan"))
+    return w.worker(f"w-{place}", w.eth0(control), *links, mode="", folder=False)
+
+
+def chosen(workers: Sequence[Worker]) -> list[WorkerNetwork]:
+    return [worker_network.choose(one, Settings()) for one in workers]
+
+
+def test_few_networks_stand_as_they_are() -> None:
+    value, problem = proposals.network_list(
+        chosen([on_its_own_networks(0), on_its_own_networks(1)])
+    )
+    assert (value, problem) == ("172.16.0.0/31,172.16.0.4/31", "")
+
+
+def test_neighbours_are_joined_which_means_the_same() -> None:
+    value, problem = proposals.network_list(
+        chosen([on_its_own_networks(at, step=2) for at in range(MANY)])
+    )
+    assert (value, problem) == ("172.16.0.0/23,172.16.2.0/24,172.16.3.0/27", "")
+
+
+def test_too_many_are_no_value_and_mpi_stays_on_the_control_link() -> None:
+    workers = [on_its_own_networks(at) for at in range(MANY)]
+    found = decide(workers, MPI_DATA)
+    assert "OMPI_MCA_btl_tcp_if_include" not in found.common
+    (finding,) = [item for item in found.findings if item.check == "data-networks"]
+    assert "their networks are too many for one variable" in finding.message
