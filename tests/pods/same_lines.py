@@ -359,7 +359,7 @@ INTEL: Final = [
     Line("mpirun -rr -n 4 WHERE", quick=True),
     Line("mpirun -grr 1 WHERE"),
     Line("mpirun -n 4 WHERE", env={"I_MPI_PERHOST": "1"}),
-    Line("mpirun -n 2 -gtool 'env : 0-1' -prot -ordered-output -gwdir /usr WHERE"),
+    Line("mpirun -n 2 -gtool 'env : 0-1' -silent-abort -ordered-output -gwdir /usr WHERE"),
     # Of several hostfiles the last one counts, also for all programs.
     Line("mpirun -f /opt/lines/hydra-first -f /opt/lines/hydra-second -n 2 WHERE"),
     Line(
