@@ -49,7 +49,7 @@ def _anything(_value: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ChoiceGroup:
     """``members`` are left alone where the user has made one of ``choices``.
 
     Each tells whether a value of that name is such a choice.
@@ -59,8 +59,8 @@ class Group:
     choices: Mapping[str, Callable[[str], bool]]
 
 
-GROUPS: Final = (
-    Group(
+CHOICE_GROUPS: Final = (
+    ChoiceGroup(
         (
             "OMPI_MCA_pml",
             "OMPI_MCA_btl",
@@ -77,13 +77,13 @@ GROUPS: Final = (
             "FI_PROVIDER": _anything,
         },
     ),
-    Group(("OMPI_MCA_pml",), {"UCX_TLS": lambda value: bool(_words(value))}),
+    ChoiceGroup(("OMPI_MCA_pml",), {"UCX_TLS": lambda value: bool(_words(value))}),
     # Intel MPI 2021.18 aborts in MPI_Init where the two don't fit.
-    Group(("I_MPI_OFI_PROVIDER",), {"FI_PROVIDER": _anything, "I_MPI_FABRICS": _anything}),
+    ChoiceGroup(("I_MPI_OFI_PROVIDER",), {"FI_PROVIDER": _anything, "I_MPI_FABRICS": _anything}),
 )
 # What ranks read, so that a value in a worker's own pod counts.
 READ_BY_RANKS: Final = frozenset(
-    name for group in GROUPS for name in (*group.members, *group.choices)
+    name for group in CHOICE_GROUPS for name in (*group.members, *group.choices)
 )
 
 
@@ -96,7 +96,7 @@ def kept_by(name: str, owned: Lookup) -> tuple[str, Owned] | None:
     own = owned(name)
     if own:
         return name, own
-    for group in GROUPS:
+    for group in CHOICE_GROUPS:
         for other, is_choice in group.choices.items() if name in group.members else ():
             item = owned(other)
             if item and (item.value is None or is_choice(item.value)):
