@@ -241,7 +241,6 @@ _END: Final = tuple(row.name for row in ROWS if row.section is Section.END)
 @click.option(
     "--host", "hosts", multiple=True, metavar="NAME", help="Look at this host only; repeatable."
 )
-@click.option("--network", is_flag=True, help="Measure the paths between workers too.")
 @click.option("--image", is_flag=True, help="Check the image only, as in its build.")
 @click.option("--list", "list_", is_flag=True, help="List the checks.")
 @click.option("--login/--no-login", default=True, hidden=True)
@@ -253,7 +252,6 @@ def doctor(
     as_json: bool,
     checks: tuple[str, ...],
     hosts: tuple[str, ...],
-    network: bool,
     image: bool,
     list_: bool,
     login: bool,
@@ -286,7 +284,7 @@ def doctor(
         sys.stdout.write(role.listed(log.width(1), as_json=as_json))
         return
     found = looking(resolved(flags, "doctor"), _DOCTOR_LOOK)
-    asked = role.Asked(checks, hosts, image=image, as_json=as_json, login=login, network=network)
+    asked = role.Asked(checks, hosts, image=image, as_json=as_json, login=login)
     role.run(found, os.environ, asked)
 
 
@@ -346,8 +344,7 @@ _BY_TOOL: Final = {
 _BY_PAIRS: Final = {
     "tool": "ib_write_bw or tcp.  [default: ib_write_bw where all have it, else tcp]",
     "seconds": "How long it may take, once all hosts are ready.  [default: 1m]",
-    "fraction": "Fail below this fraction of what is usual between hosts, and of a port's rate.  "
-    "[default: 0.8]",
+    "fraction": "Fail below this fraction of what is usual, and of a port's rate.  [default: 0.8]",
 }
 
 

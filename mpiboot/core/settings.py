@@ -481,8 +481,7 @@ class Settings:
     )
     validate: ValidateFirst = row(
         ValidateFirst.OFF,
-        "Measure between the workers before the job starts, as `mpiboot validate pairs` does, for "
-        "20 s at most; below 60 % of what is usual, or of a port's rate, no job is started (1).",
+        "`mpiboot validate pairs` first, for 20 s: no job starts below 60 % of what is usual (1).",
         common=True,
     )
     supervise: Switch = row(
@@ -606,6 +605,7 @@ _SESSIONS: Final = (
 REMOVED: Final = {
     "--bundle": "see `kubectl logs`, `kubectl describe pod`, `mpiboot doctor` and `mpiboot plan`",
     "--env": "see `mpiboot plan` and `mpiboot facts`",
+    "--network": "`mpiboot validate pairs` measures the paths between workers",
     "-n": _RANKS,
     "MPIBOOT_NP": _RANKS,
     "MPIBOOT_OUTPUT_DIR": _OUTPUT_FILES,

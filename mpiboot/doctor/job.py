@@ -1,4 +1,4 @@
-"""Looks at a launcher's hosts, at a worker's own SSH server, and at the paths between workers."""
+"""Looks at a launcher's hosts, and at a worker's own SSH server."""
 
 from __future__ import annotations
 
@@ -7,26 +7,22 @@ import contextlib
 import json
 import os
 import socket
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from mpiboot.core import log
-from mpiboot.core.addresses import is_address
 from mpiboot.core.checks import MpibootError, error, failed
 from mpiboot.core.facts import Host, Hostfile, Worker
-from mpiboot.core.model import Finding, Json, Level
+from mpiboot.core.model import Finding, Json
 from mpiboot.core.records_json import read_record
 from mpiboot.core.settings import Resolved, Settings
 from mpiboot.core.wording import counted, first_few
 from mpiboot.doctor import looks, table
-from mpiboot.doctor.checks import finding, judge_all, ok
-from mpiboot.doctor.hosts import HostReport, LauncherPlace, NameLook, merged
+from mpiboot.doctor.checks import judge_all, ok
+from mpiboot.doctor.hosts import HostReport, LauncherPlace, merged
 from mpiboot.hosts import gate, host_shell, hostfiles, pacing, progress
 from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.dns import Resolver
-from mpiboot.hosts.dns_query import NoAddress
 from mpiboot.hosts.gate import DoctorLook, is_one_of
 from mpiboot.hosts.host_shell import HostAnswer
 from mpiboot.hosts.pipeline import PipelineOptions, Pipelines
@@ -35,8 +31,8 @@ from mpiboot.job.plan_builder import LaunchPaths
 from mpiboot.launcher import launch_folder, look
 from mpiboot.launcher import setup as launcher_setup
 from mpiboot.launcher.observation import Observation
-from mpiboot.network import pod, worker_network, worker_pairs
-from mpiboot.network.worker_pairs import WORDS, Reached
+from mpiboot.network import pod
+from mpiboot.network.worker_pairs import WORDS
 from mpiboot.ssh.attempt import Attempt
 from mpiboot.system import os_calls
 from mpiboot.worker.state import WorkerState, running_worker, worker_folder
@@ -92,11 +88,7 @@ def log_in_here(
 
 
 def of_job(
-    resolved: Resolved,
-    environ: Mapping[str, str],
-    only: Sequence[str] = (),
-    *,
-    measures: bool = False,
+    resolved: Resolved, environ: Mapping[str, str], only: Sequence[str] = ()
 ) -> Iterator[Finding]:
     """Check the hostfile and every host of it, as far as this pod allows.
 
@@ -104,7 +96,6 @@ def of_job(
         resolved: the settings.
         environ: this pod's environment.
         only: the hosts that are asked, by their whole or first names; empty: all.
-        measures: whether they measure the paths between them too.
 
     Raises:
         MpibootError: ``usage``; the hostfile has no such host.
@@ -124,14 +115,10 @@ def of_job(
     yield from seen.warnings
     refuse_unknown(only, (host.name for host in file.hosts))
     planned = list(_planned(seen, resolved, launch_folder.paths(launcher.folder)))
-    place = replace(place, key=launcher.key.fingerprint if launcher.key else "")
     yield from _passed(file.hosts, seen.passed, place, doctor, planned)
     yield from planned
     if seen.passed.unasked:
         raise KeyboardInterrupt  # put off by the gate until what hosts had answered was printed
-    if measures:
-        to = launcher_setup.access(launcher)
-        yield from _measure(seen.passed.workers, resolved.settings, to)
 
 
 def refuse_unknown(only: Sequence[str], known: Iterable[str]) -> None:
@@ -170,8 +157,7 @@ def _passed(
     yield from passed.findings
     left_out = (*passed.local, *passed.unasked)
     hosts = [one for one in doctor.select(listed) if one not in left_out]
-    names = asyncio.run(look_up(hosts))
-    reports = reports_of(hosts, passed.workers, passed.answers, names)
+    reports = reports_of(hosts, passed.workers, passed.answers)
     known = {(item.check, name) for item in planned for name in (item.host, *item.hosts)}
     own = (item for one in reports for item in one.checks or ())
     yield from merged(item for item in own if (item.check, item.host) not in known)
@@ -228,50 +214,40 @@ async def _names(hosts: Sequence[Host]) -> list[Finding]:
     ]
 
 
-_AGAIN: Final = 2  # questions beside the first one
 # Connections wait here until the launcher has asked all hosts; the kernel takes its own bound.
 _BACKLOG: Final = 4096
-_NEVER: Final = (NoAddress.NXDOMAIN, NoAddress.NO_RECORD)
 
 
 @contextlib.contextmanager
 def listening(settings: Settings, environ: Mapping[str, str]) -> Iterator[LauncherPlace]:
     """Listen at this pod's control address while hosts try to reach it; no answer is sent."""
-    name = socket.gethostname()
     api = environ.get(pod.API, "")
-    address, _ = pod.control_address(settings.control_ifname, name, api=api)
-    with contextlib.ExitStack() as open_sockets:
-        free = _listen(address, range(1), open_sockets)
-        first, _, last = settings.port_range.partition("-")
-        # From its end: MPI's daemons take the first ones.
-        ports = range(int(last), int(first) - 1, -1) if last else range(0)
-        own = _listen(address, ports, open_sockets)
-        yield LauncherPlace(name, address, free, own, settings.port_range)
-
-
-def _listen(address: str, ports: range, open_sockets: contextlib.ExitStack) -> int:
-    """Listen at the first of these ports that is free; 0 where none is."""
+    address, _ = pod.control_address(settings.control_ifname, socket.gethostname(), api=api)
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    first, _, last = settings.port_range.partition("-")
+    # From its end: MPI's daemons take the first ones.
+    ports = range(int(last), int(first) - 1, -1) if last else range(1)
     for port in ports if address else ():
-        with contextlib.suppress(OSError):
+        try:
             server = socket.create_server((address, port), family=family, backlog=_BACKLOG)
-            return int(open_sockets.enter_context(server).getsockname()[1])
-    return 0
+        except OSError:
+            continue
+        with server:
+            yield LauncherPlace(address, int(server.getsockname()[1]), settings.port_range)
+        return
+    yield LauncherPlace(address)
 
 
 def questions(place: LauncherPlace) -> tuple[str, ...]:
     """Give what each host is asked beside the gate's question."""
-    ports = [port for port in (place.port, place.range_port) if port]
-    places = [(place.address, port) for port in ports]
-    places += [(place.name, port) for port in ports[-1:]]
-    return ("own_values", *host_shell.dials(place.seconds, places), "own_checks")
+    dial = host_shell.dial(place.seconds, place.address, place.port)
+    return ("own_values", *dial, "own_checks")
 
 
 def reports_of(
     hosts: Sequence[Host],
     workers: Sequence[Worker],
     answers: Mapping[str, Attempt],
-    names: Mapping[str, NameLook],
 ) -> tuple[HostReport, ...]:
     """Put together what is known of each host."""
     by_name = {worker.host.name: worker for worker in workers}
@@ -283,10 +259,8 @@ def reports_of(
             HostReport(
                 host.name,
                 by_name.get(host.name),
-                names.get(host.name),
                 dict(answer.values),
-                _dials(answer),
-                attempt.fingerprint if attempt else "",
+                WORDS.get(answer.dial),
                 _own_checks(host.name, answer),
             )
         )
@@ -308,78 +282,3 @@ def _finding_of(host: str, item: Json) -> Finding:
         return found
     # Its mpiboot is of another version.
     return replace(found, check="worker-checks", message=f"{found.check}: {found.message}")
-
-
-def _dials(answer: HostAnswer) -> dict[tuple[str, int], Reached]:
-    """Read a host's tries to connect to the launcher, by address or name and port."""
-    return {
-        (address, int(port)): WORDS[how]
-        for address, port, how in answer.dials
-        if port.isdecimal() and how in WORDS
-    }
-
-
-async def look_up(hosts: Sequence[Host]) -> dict[str, NameLook]:
-    """Ask for each host's name: as every program does, then the nameservers themselves, twice."""
-    # The system's answers are of both IP versions, whatever this pod's links have.
-    each = max(1, pacing.lookup_sockets(os_calls.most_open_files()) // 2)
-    system = Resolver(sockets=each)
-    servers = Resolver(system=lambda _: (), families=("AAAA", "A"), sockets=each)
-    listed = [host.name for host in hosts if not is_address(host.name)]
-    looks = await asyncio.gather(*(_look_up(name, system, servers) for name in listed))
-    return dict(zip(listed, looks, strict=True))
-
-
-async def _look_up(name: str, system: Resolver, servers: Resolver) -> NameLook:
-    began = time.monotonic()
-    first = await system.ask(name)
-    seconds = time.monotonic() - began
-    if not first.addresses:
-        return NameLook(unknown=first.reason in _NEVER)
-    answers, found_as = [first.addresses], ""
-    for _ in range(_AGAIN):
-        again = await servers.ask(name)
-        if again.addresses:
-            answers.append(again.addresses)
-            # Of /etc/hosts it is the name itself.
-            found_as = again.searched[-1] if again.searched else ""
-    return NameLook(tuple(answers), seconds, "" if found_as == name else found_as)
-
-
-_TWO: Final = 2
-
-
-def _measure(workers: Sequence[Worker], settings: Settings, access: SshAccess) -> Iterator[Finding]:
-    """Announce the measurement, do it, and judge it."""
-    if access.pods is not None:
-        yield _unknown("hosts that kubectl enters can't measure the paths between them")
-        return
-    every = (
-        worker_pairs.path_host(worker, worker_network.choose(worker, settings))
-        for worker in workers
-    )
-    hosts = [host for host in every if host is not None]
-    known = {host.name for host in hosts}
-    unseen = [one.host.name for one in workers if one.host.name not in known]
-    yield from _left_out(unseen, "its links are not known, as without mpiboot")
-    chosen = worker_pairs.paths(hosts)
-    if len(hosts) < _TWO:
-        yield _unknown("there are no two hosts between which a path could be measured")
-        return
-    log.info("network", worker_pairs.announcement(chosen, len(hosts)))
-    by_name = {one.host.name: one for one in workers}
-    # Loaded where it is asked for: doctor has to report an image that lacks asyncssh.
-    from mpiboot.hosts import pairs  # noqa: PLC0415
-
-    seen, left_out = asyncio.run(pairs.measure_paths(hosts, by_name, chosen, settings, access))
-    yield from _left_out(left_out, "another version of mpiboot, no free port, or no login")
-    yield from judge_all(table.PATHS, {"paths": seen}, {})
-
-
-def _left_out(names: Sequence[str], why: str) -> Iterator[Finding]:
-    if names:
-        yield _unknown(f"takes no part in the measurement: {why}", names)
-
-
-def _unknown(message: str, names: Sequence[str] = ()) -> Finding:
-    return finding(Level.UNKNOWN, "network-reach", message, hosts=names)

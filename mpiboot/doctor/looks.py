@@ -1,13 +1,12 @@
 """What doctor looks at in a pod, a function for each part: bounded in time, nothing is changed.
 
 One folder is made, as every role makes its own, and taken away at doctor's end. No program of the
-image is run but the loader (``ld.so --list PROGRAM``, which glibc and musl both have, as ldd does),
-``sshd -T``, ``nvidia-smi -q`` and ``mpirun --version``.
+image is run but the loader (``ld.so --list PROGRAM``, which glibc and musl both have, as ldd does)
+and ``mpirun --version``.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
 import platform
@@ -16,17 +15,14 @@ import shutil
 import socket
 import stat
 import struct
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
 from mpiboot.core.checks import MpibootError
-from mpiboot.core.facts import PodFacts
-from mpiboot.core.model import Finding, Identity, Mpi, MpiFamily
+from mpiboot.core.model import Finding, Mpi, MpiFamily
 from mpiboot.core.settings import Settings
 from mpiboot.doctor.checks import ok, warned
-from mpiboot.doctor.network import CountersPart, NvidiaPart, PciPart
 from mpiboot.doctor.pod import (
     ImagePart,
     LimitsPart,
@@ -35,13 +31,11 @@ from mpiboot.doctor.pod import (
     ServersPart,
     ShmPart,
     SshdPart,
-    SshdSettings,
     SshListener,
 )
 from mpiboot.launcher import shims as names
 from mpiboot.network import pod
-from mpiboot.network.counters import EXPLAINING
-from mpiboot.network.sysfs import nvidia_smi, pci_functions, text
+from mpiboot.network.sysfs import text
 from mpiboot.ssh import openssh
 from mpiboot.supervisor.state import FAMILIES
 from mpiboot.system import control_groups, files, keys, processes, programs
@@ -119,9 +113,6 @@ LIMITS: Final = {
     "processes": "Max processes",
 }
 _LIMIT: Final = re.compile(r"^(Max [a-z ]+?) {2,}(\S+)", re.MULTILINE)
-_NCCL: Final = "nccl-"
-# Files of NCCL that are looked at; a job of 8 ranks a pod has some hundreds.
-_MOST: Final = 4096
 
 
 def limits(server: str, proc: Path = PROC, groups: Path = control_groups.GROUPS) -> LimitsPart:
@@ -147,36 +138,11 @@ def _limits(path: Path) -> dict[str, int]:
     }
 
 
-def shm(folder: Path = SHM, proc: Path = PROC) -> ShmPart:
-    """Measure /dev/shm, and find NCCL's files that no process of this pod holds."""
+def shm(folder: Path = SHM) -> ShmPart:
+    """Measure /dev/shm."""
     room = os.statvfs(folder)
     size = room.f_blocks * room.f_frsize
-    used = size - room.f_bfree * room.f_frsize
-    files: dict[str, int] = {}
-    names = [name for name in os.listdir(folder) if name.startswith(_NCCL)]  # noqa: PTH208
-    for path in (folder / name for name in names[:_MOST]):
-        with contextlib.suppress(FileNotFoundError):
-            files[str(path)] = path.lstat().st_blocks * 512
-    if not files:
-        return ShmPart(size, used)
-    held, all_seen = _held(str(folder), proc)
-    stale = tuple((Path(path).name, size) for path, size in files.items() if path not in held)
-    return ShmPart(size, used, stale, all_seen)
-
-
-def _held(folder: str, proc: Path) -> tuple[set[str], bool]:
-    """Give the files of a folder that processes have in memory, and whether all could be asked."""
-    held, all_seen = set(), True
-    for process in (item for item in proc.iterdir() if item.name.isdigit()):
-        try:
-            lines = (process / "maps").read_text("utf-8", "replace").splitlines()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        except OSError:
-            all_seen = False
-            continue
-        held |= {line.split(None, 5)[5] for line in lines if f" {folder}/{_NCCL}" in line}
-    return held, all_seen
+    return ShmPart(size, size - room.f_bfree * room.f_frsize)
 
 
 def memory(groups: Path = control_groups.GROUPS, proc: Path = PROC) -> MemoryPart:
@@ -189,16 +155,6 @@ def memory(groups: Path = control_groups.GROUPS, proc: Path = PROC) -> MemoryPar
     if not seen.seen:
         raise OSError(0, "no control group of this container can be read")
     return MemoryPart(seen.limit or 0, seen.used, control_groups.kills(groups, proc))
-
-
-def rp_filters(proc: Path = PROC) -> dict[str, int]:
-    """Read rp_filter of each link; of a link's own value and that of all the larger one counts."""
-    base = proc / "sys/net/ipv4/conf"
-    named = {item.name: text(item / "rp_filter") for item in base.iterdir()}
-    numbers = {name: int(value) for name, value in named.items() if value.isdigit()}
-    everywhere = numbers.get("all", 0)
-    links = {name: value for name, value in numbers.items() if name not in ("all", "default")}
-    return {name: max(value, everywhere) for name, value in links.items()}
 
 
 _MPIBOOT: Final = "mpiboot"  # what its SSH servers say of themselves
@@ -251,86 +207,7 @@ def _greeting(address: str, port: int) -> str:
     return line if line.startswith("SSH-") else ""
 
 
-# Before its command line, which it writes anew as it starts to listen: setproctitle() of sshd.c.
-_TITLE: Final = "sshd: "
-_LISTENER: Final = " [listener]"
-# Options of sshd(8) that change its settings, each with a value.
-_OPTIONS: Final = ("-f", "-o", "-p", "-h")
 _PATIENCE: Final = 5.0  # seconds that a program has
-
-
-def sshd_settings(
-    ports: Iterable[int], who: Identity, proc: Path = PROC
-) -> tuple[SshdSettings, ...]:
-    """Ask each server that listens on one of these ports and is a process of this user's."""
-    found = []
-    for port, listening in _listening(*ports).items():
-        pid = _process_of(listening)
-        argv = arguments(text(proc / str(pid) / "cmdline")) if pid else ()
-        if argv:
-            found.append(_asked(port, argv, who))
-    return tuple(found)
-
-
-def arguments(cmdline: str) -> tuple[str, ...]:
-    """Give the command line of a server out of its process's; empty where it is no sshd."""
-    if cmdline.startswith(_TITLE):
-        words = cmdline.removeprefix(_TITLE).partition(_LISTENER)[0].split()
-    else:
-        words = cmdline.rstrip("\0").split("\0")
-    return tuple(words) if os.path.basename(words[0] if words else "") == "sshd" else ()  # noqa: PTH119 - of a text
-
-
-def _asked(port: int, argv: Sequence[str], who: Identity) -> SshdSettings:
-    program = argv[0]
-    whose = f"user={who.user},host=localhost,addr=127.0.0.1"
-    try:
-        done = programs.run((program, "-T", "-C", whose, *_kept(argv[1:])), _PATIENCE)
-    except OSError as wrong:
-        return SshdSettings(port, program, {}, wrong=f"{type(wrong).__name__}: {wrong}")
-    if done is None:
-        return SshdSettings(port, program, {}, wrong=f"it took longer than {_PATIENCE:g} s")
-    values = parsed(done.stdout)
-    if done.status or not values:
-        message = done.stderr.strip().rpartition("\n")[2]
-        return SshdSettings(port, program, {}, wrong=message or f"it ended with {done.status}")
-    return SshdSettings(port, program, values, tuple(_keys(values, who)))
-
-
-def _kept(words: Sequence[str]) -> Iterator[str]:
-    """Leave the options that count, also those that are written in one word with their value."""
-    rest = iter(words)
-    for word in rest:
-        if word in _OPTIONS:
-            yield from (word, next(rest, ""))
-        elif word[:2] in _OPTIONS:
-            yield word
-
-
-def parsed(output: str) -> dict[str, tuple[str, ...]]:
-    """Read what ``sshd -T`` prints: a name and its value a line, some of them several times."""
-    found: dict[str, tuple[str, ...]] = {}
-    for line in output.splitlines():
-        name, _, value = line.partition(" ")
-        found[name.lower()] = (*found.get(name.lower(), ()), value.strip())
-    return found
-
-
-def _keys(values: dict[str, tuple[str, ...]], who: Identity) -> Iterator[tuple[str, int, int]]:
-    """Give what StrictModes looks at: safe_path() of misc.c, up to the home or the root."""
-    for name in " ".join(values.get("authorizedkeysfile", ())).split():
-        place = name.replace("%h", who.home).replace("%u", who.user).replace("%U", str(who.uid))
-        path = os.path.realpath(Path(who.home, place))
-        if not os.path.exists(path):  # noqa: PTH110
-            continue
-        home = os.path.realpath(who.home)
-        while path != "/":
-            about = os.stat(path)  # noqa: PTH116
-            yield path, about.st_mode & 0o7777, about.st_uid
-            if path == home:
-                return
-            path = os.path.dirname(path)  # noqa: PTH120
-        return
 
 
 MODULES: Final = ("asyncssh", "click", "dns", "psutil", "pyroute2")
@@ -413,119 +290,3 @@ def _lacks(path: str, environ: Mapping[str, str]) -> tuple[str, ...]:
     lines = (done.stdout + done.stderr).splitlines() if done else []
     bad = (line for line in lines if any(word in line for word in _NOT_FOUND))
     return tuple(dict.fromkeys(line.rpartition(_WHO)[2].strip() for line in bad))
-
-
-LIBRARY: Final = "libcuda.so.1"
-_VERSION: Final = re.compile(r"Kernel Module(?: +for \S+)? +([0-9]+(?:\.[0-9]+)+)")
-_CLUSTER: Final = re.compile(r"^ +ClusterUUID +: ([0-9a-f-]{36})$", re.MULTILINE)
-_CHANNEL: Final = re.compile(r"channel[0-9]+")
-# Where the loader and NVIDIA's container toolkit have it, on Debian, Red Hat and GKE.
-_FOLDERS: Final = (
-    *("usr/local/nvidia/lib64", "usr/local/nvidia/lib", "lib64", "usr/lib64"),
-    *("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "lib", "usr/lib"),
-)
-
-
-def nvidia(environ: Mapping[str, str], root: Path = Path("/")) -> NvidiaPart:
-    """Look; without a driver or without a GPU in this pod nothing more is asked."""
-    driver = version(text(root / "proc/driver/nvidia/version"))
-    dev = root / "dev"
-    if not driver or not any(dev.glob("nvidia[0-9]*")):
-        return NvidiaPart(driver)
-    found = next((item for item in _folders(environ, root) if (item / LIBRARY).exists()), None)
-    library = str((found / LIBRARY).resolve()) if found else ""
-    channels = dev / "nvidia-caps-imex-channels"
-    listed = os.listdir(channels) if channels.is_dir() else []  # noqa: PTH208 - names only
-    count = sum(bool(_CHANNEL.fullmatch(name)) for name in listed)
-    fabric = cluster(nvidia_smi(environ.get("PATH", "")))
-    return NvidiaPart(driver, library, str(found or ""), fabric, count)
-
-
-def version(content: str) -> str:
-    """Read the driver's version out of /proc/driver/nvidia/version; empty where it has none."""
-    found = _VERSION.search(content)
-    return found[1] if found else ""
-
-
-def cluster(output: str) -> str:
-    """Read a fabric's UUID out of ``nvidia-smi -q``; one that ends at the node has zeros."""
-    listed = _CLUSTER.findall(output)
-    return next((item for item in listed if item.strip("0-")), "")
-
-
-def _folders(environ: Mapping[str, str], root: Path) -> Iterator[Path]:
-    """Give the loader's folders in its order; of its cache, those by which that is made."""
-    named = environ.get("LD_LIBRARY_PATH", "").split(":")
-    yield from (root / item.lstrip("/") for item in named if item.startswith("/"))
-    lists = root / "etc/ld.so.conf.d"
-    for path in sorted(lists.glob("*.conf")) if lists.is_dir() else ():
-        lines = map(str.strip, text(path).splitlines())
-        yield from (root / line.lstrip("/") for line in lines if line.startswith("/"))
-    yield from (root / item for item in _FOLDERS)
-
-
-_VENDORS: Final = ("0x10de", "0x1002")
-_CLASSES: Final = ("0x0300", "0x0302", "0x0380", "0x1200")
-
-
-def pci(facts: PodFacts, sys_root: Path = Path("/sys")) -> PciPart:
-    """Read the paths of the functions; a GPU of another pod on the node is left out by its count.
-
-    Which of the node's GPUs are this pod's only the driver knows: where the pod has fewer than
-    sysfs shows, none is named.
-    """
-    folder = sys_root / "bus/pci/devices"
-    gpus = [
-        one.name
-        for one in pci_functions(sys_root)
-        if text(one / "vendor") in _VENDORS and text(one / "class").startswith(_CLASSES)
-    ]
-    if len(gpus) != facts.gpus.count:
-        gpus = []
-    devices = {item.name: item.pci for item in facts.fabric.devices if item.opens and item.pci}
-    places = {**{name: name for name in gpus}, **devices}
-    base = str((sys_root / "devices").resolve())
-    paths = {
-        name: str((folder / function).resolve()).removeprefix(base).lstrip("/")
-        for name, function in places.items()
-    }
-    numa = {name: text(folder / function / "numa_node") for name, function in places.items()}
-    return PciPart(
-        {name: paths[name] for name in gpus},
-        {name: paths[name] for name in devices},
-        {name: int(value) for name, value in numa.items() if value.lstrip("-").isdigit()},
-    )
-
-
-SPAN: Final = 1.0  # seconds between the two readings; the looks of the others take as long
-
-
-def counters(
-    facts: PodFacts, sys_root: Path = Path("/sys"), wait: Callable[[float], None] = time.sleep
-) -> CountersPart:
-    """Read the counters of the devices that this pod may open, and by how much they grow."""
-    names = [device.name for device in facts.fabric.devices if device.opens]
-    first = _counted(names, sys_root)
-    if not first:
-        return CountersPart({})
-    began = time.monotonic()
-    wait(SPAN)
-    sums = _counted(names, sys_root)
-    grown = {
-        port: {name: value - first.get(port, {}).get(name, value) for name, value in now.items()}
-        for port, now in sums.items()
-    }
-    return CountersPart(sums, grown, time.monotonic() - began)
-
-
-def _counted(names: list[str], sys_root: Path) -> dict[str, dict[str, int]]:
-    found: dict[str, dict[str, int]] = {}
-    for name in names:
-        ports = sys_root / "class/infiniband" / name / "ports"
-        for port in sorted(ports.iterdir()) if ports.is_dir() else ():
-            files = (path for path in port.glob("*counters/*") if path.name in EXPLAINING)
-            values = {path.name: text(path) for path in sorted(files)}
-            known = {counter: int(value) for counter, value in values.items() if value.isdigit()}
-            if known:
-                found[f"{name}:{port.name}"] = known
-    return found

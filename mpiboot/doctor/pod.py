@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Final
 
-from mpiboot.core.model import Finding, Identity, Level, Mpi
-from mpiboot.core.wording import counted, first_few, size_of
-from mpiboot.doctor.checks import DoctorCheck, check, failed, finding, ok, warned, worker_check
+from mpiboot.core.model import Finding, Identity, Mpi
+from mpiboot.core.wording import counted, size_of
+from mpiboot.doctor.checks import DoctorCheck, check, failed, ok, warned, worker_check
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,22 +173,6 @@ class ServersPart:
 
 
 @dataclass(frozen=True, slots=True)
-class SshdSettings:
-    """The settings of an OpenSSH server that runs: ``sshd -T`` with its own options, for this user.
-
-    ``values`` are by their names in small letters, an item a line of it; ``wrong`` is why it could
-    not be asked. ``keys`` are the file of this user's authorized keys and the folders above it, up
-    to the home: path, mode, owner.
-    """
-
-    port: int
-    program: str
-    values: Mapping[str, tuple[str, ...]]
-    keys: tuple[tuple[str, int, int], ...] = ()
-    wrong: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class LimitsPart:
     """Soft limits of a process (-1: none), by their names in /proc/PID/limits.
 
@@ -205,16 +188,10 @@ class LimitsPart:
 
 @dataclass(frozen=True, slots=True)
 class ShmPart:
-    """Shared memory, /dev/shm: its size and what of it is in use, in bytes.
-
-    ``stale`` are files of NCCL that no process holds any more, by name and size; ``all_seen``
-    tells whether every process of the pod could be asked what it holds.
-    """
+    """Shared memory, /dev/shm: its size and what of it is in use, in bytes."""
 
     size: int
     used: int
-    stale: tuple[tuple[str, int], ...] = ()
-    all_seen: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,22 +298,15 @@ def processes(limits: LimitsPart) -> Iterable[Finding]:
 
 @worker_check(
     "shm-full",
-    title="the shared memory has room, and holds nothing of ended jobs",
-    hint="remove the files, or delete the pod; raise sizeLimit of the volume that is mounted there",
+    title="the shared memory has room",
+    hint="remove what ended jobs left (`ls -l /dev/shm`), or delete the pod; raise sizeLimit of "
+    "the volume that is mounted there",
 )
 def shm(shm: ShmPart) -> Iterable[Finding]:
     """Judge what is in /dev/shm; whether its size is enough is judged with the data network."""
-    if shm.stale and shm.all_seen:
-        size = size_of(sum(size for _, size in shm.stale))
-        names = first_few(name for name, _ in shm.stale)
-        files = counted(len(shm.stale), "file")
-        message = f"{files} of NCCL in /dev/shm ({size}) that no process here holds: {names}"
-        yield warned("shm-full", message)
     message = f"{size_of(shm.used)} of {size_of(shm.size)} in /dev/shm in use"
-    if shm.size and shm.used > _FULL * shm.size:
-        yield warned("shm-full", message)
-    elif not (shm.stale and shm.all_seen):
-        yield ok("shm-full", message)
+    full = shm.size and shm.used > _FULL * shm.size
+    yield warned("shm-full", message) if full else ok("shm-full", message)
 
 
 @check(
@@ -356,59 +326,3 @@ def memory(memory: MemoryPart) -> Iterable[Finding]:
         yield warned("memory-limit", message)
     else:
         yield ok("memory-limit", message)
-
-
-_OTHERS_WRITE: Final = 0o022
-
-
-@worker_check(
-    "sshd-settings",
-    title="the settings of the OpenSSH server that runs let this user in with a key",
-    hint="start the worker by mpiboot (`args: [worker]`), whose settings are its own; or fix the "
-    "image's sshd_config",
-)
-def sshd_lets_in(sshd_settings: tuple[SshdSettings, ...], identity: Identity) -> Iterable[Finding]:
-    """Judge each server; of one that can't be asked nothing is known."""
-    for server in sshd_settings:
-        where = f"sshd on port {server.port}"
-        if server.wrong:
-            message = f"{where}: `{server.program} -T` does not tell its settings: {server.wrong}"
-            hint = sshd_lets_in.row.hint
-            yield finding(Level.UNKNOWN, "sshd-settings", message, hint=hint)
-            continue
-        wrong = list(_refuses(server, identity))
-        for message in wrong:
-            yield failed("sshd-settings", f"{where} does not let {identity.user} in: {message}")
-        if not wrong:
-            yield ok("sshd-settings", f"{where} takes the keys of {identity.user}")
-
-
-def _refuses(server: SshdSettings, who: Identity) -> Iterator[str]:
-    """Say what keeps a user with a key out, by sshd_config(5)."""
-
-    def value(name: str) -> str:
-        return " ".join(server.values.get(name, ())).strip()
-
-    if value("pubkeyauthentication") == "no":
-        yield "PubkeyAuthentication no"
-    methods = value("authenticationmethods")
-    if methods not in ("", "any") and "publickey" not in methods.split():
-        yield f"AuthenticationMethods {methods}"
-    root = value("permitrootlogin")
-    if who.uid == 0 and root in ("no", "forced-commands-only"):
-        yield f"PermitRootLogin {root}"
-    allowed, denied = value("allowusers").split(), value("denyusers").split()
-    if allowed and not _named(who.user, allowed):
-        yield f"AllowUsers {' '.join(allowed)}"
-    if _named(who.user, denied):
-        yield f"DenyUsers {' '.join(denied)}"
-    if value("strictmodes") == "yes":
-        for path, mode, owner in server.keys:
-            if owner not in (0, who.uid):
-                yield f"StrictModes yes, and {path} is of uid {owner}"
-            elif mode & _OTHERS_WRITE:
-                yield f"StrictModes yes, and others may write {path} (mode {mode:04o})"
-
-
-def _named(user: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatchcase(user, pattern.partition("@")[0]) for pattern in patterns)

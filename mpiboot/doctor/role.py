@@ -40,8 +40,7 @@ from mpiboot.worker.state import WorkerState, running_worker
 class Asked:
     """The command line: which checks and hosts (none: all), an image alone, JSON.
 
-    ``network`` has the hosts measure the paths between them; ``login`` is false where a launcher
-    runs this, which has just logged in to this worker itself.
+    ``login`` is false where a launcher runs this, which has just logged in to this worker itself.
     """
 
     checks: tuple[str, ...] = ()
@@ -49,7 +48,6 @@ class Asked:
     image: bool = False
     as_json: bool = False
     login: bool = True
-    network: bool = False
 
 
 def run(
@@ -70,9 +68,6 @@ def run(
             "usage", f"there is no check {unknown[0]!r}", hint="`mpiboot doctor --list` lists them"
         )
     role = role_of(resolved, environ)
-    if asked.network and role is not Role.LAUNCHER:
-        message = "--network is for a launcher: its hosts measure the paths between them"
-        raise error("usage", message)
     found: list[Finding] = []
     whole = False
     try:
@@ -132,7 +127,7 @@ def _look(
     here = os.uname().nodename
     others = [name for name in asked.hosts if not is_one_of(here, (name,))]
     if role is Role.LAUNCHER and (others or not asked.hosts):
-        yield from job.of_job(resolved, environ, others, measures=asked.network)
+        yield from job.of_job(resolved, environ, others)
 
 
 def role_of(resolved: Resolved, environ: Mapping[str, str]) -> Role:
@@ -196,17 +191,9 @@ LOOKS: Final[Mapping[str, Callable[[Subject], object]]] = {
     "key": lambda one: looks.key(one.resolved.settings, one.environ),
     "shims": lambda one: looks.shims(one.environ),
     "servers": _servers,
-    "sshd_settings": lambda one: looks.sshd_settings(_ports(one), pod.identity(one.environ)),
-    "nvidia": lambda one: looks.nvidia(one.environ),
     "limits": _limits,
     "shm": lambda _: looks.shm(),
     "memory": lambda _: looks.memory(),
-    "rp_filters": lambda _: looks.rp_filters(),
-}
-# Parts that are made from the facts: they come in a second round.
-FROM_FACTS: Final[Mapping[str, Callable[[PodFacts], object]]] = {
-    "pci": looks.pci,
-    "counters": looks.counters,
 }
 INTERRUPTED: Final = "interrupted"
 
@@ -224,15 +211,9 @@ def gather(
     Returns:
         The parts by their names, and of those that were not seen the reason.
     """
-    later = set(wanted) & set(FROM_FACTS)
-    names = {*wanted, *(["facts"] if later else [])} & set(LOOKS)
-    parts, unseen = _looked({name: partial(LOOKS[name], one) for name in names}, seconds)
-    parts |= {"settings": one.resolved.settings, "environ": one.environ}
-    seen = parts.get("facts")
-    if isinstance(seen, PodFacts):
-        more = _looked({name: partial(FROM_FACTS[name], seen) for name in later}, seconds)
-        return parts | more[0], unseen | more[1]
-    return parts, unseen | dict.fromkeys(later, unseen.get("facts", ""))
+    looks_at = {name: partial(LOOKS[name], one) for name in {*wanted} & set(LOOKS)}
+    parts, unseen = _looked(looks_at, seconds)
+    return parts | {"settings": one.resolved.settings, "environ": one.environ}, unseen
 
 
 def _looked(

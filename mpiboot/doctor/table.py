@@ -10,11 +10,9 @@ from mpiboot.core.model import Role
 from mpiboot.doctor import hosts, network, pod
 from mpiboot.doctor.checks import BY_REFERENCE, DoctorCheck, of_area
 
-# Of one pod; of a job's hosts beside each other; of the paths between them (--network): from a
-# worker to each other one, of more than six a ring with chords.
+# Of one pod; of a job's hosts beside each other.
 POD: Final = (*of_area(pod), *of_area(network), *network.DATA_NETWORK)
-HOSTS: Final = tuple(row for row in of_area(hosts) if "hosts" in row.needs)
-PATHS: Final = tuple(row for row in of_area(hosts) if "paths" in row.needs)
+HOSTS: Final = of_area(hosts)
 # By their references: what ends or warns of a job, and what doctor alone looks at.
 CHECKS: Final[Mapping[str, Check]] = BY_REFERENCE
 
@@ -42,21 +40,19 @@ _COLUMNS: Final = {
     "mpi-versions bug",
     "job": "hostfile-missing hostfile-invalid slots role usage settings-conflict several-programs "
     "entrypoint agent-not-started offline daemon-failed launch-timeout host-lost transport "
-    "launcher-limits launcher-memory ssh-client-lost hosts-missing hosts-differ worker-checks",
+    "launcher-limits launcher-memory ssh-client-lost hosts-differ worker-checks",
     "files": "runtime-folder tmpdir output",
     "ssh": "ssh-key ssh-denied host-key-differs kubectl-denied sshd workers-held openssh-server "
-    "sshd-settings other-ssh-server workers-unreachable worker-facts",
+    "other-ssh-server workers-unreachable worker-facts",
     "limits": "memlock shm session-limits processes shm-full memory-limit",
     "network": "names-unresolved interface-missing ip-version worker-pairs "
-    "worker-address master-port control-mtu ranks-unanswered rp-filter default-routes "
-    "control-link control-subnet name-answers launcher-unreached network-reach path-mtu path-speed",
+    "worker-address master-port control-mtu ranks-unanswered "
+    "control-link control-subnet launcher-unreached",
     "data": "data-link rdma-device rdma-missing rdma-differs rdma-node rdma-library efa-library "
     "rdma-port rdma-gid rdma-gid-index rdma-mtu rdma-mtu-low data-ambiguous "
-    "data-carrier data-address data-mtu data-networks data-sockets data-subnet data-facts "
-    "rdma-counters",
-    "gpus": "gpus gpu-distance cuda-library imex-channels",
-    "variables": "unsafe-value env-profile debug-output two-settings nccl-prefix nccl-value "
-    "named-links",
+    "data-carrier data-address data-mtu data-networks data-sockets data-subnet data-facts",
+    "gpus": "gpus",
+    "variables": "unsafe-value env-profile nccl-value named-links",
     "validate": "bandwidth wrong-results not-measured",
 }
 # The columns in which findings are shown, with the references that stand in each.

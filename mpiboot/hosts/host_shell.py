@@ -36,16 +36,12 @@ _SECONDS: Final = re.compile(r"\d{1,19}(\.\d{1,19})?", re.ASCII)
 _REASON: Final = 500  # characters
 _HOST: Final = ("environs", "host_questions")
 _DOCTOR: Final = ("doctor_questions", *_HOST)
-# What the status and the words of a program that dials mean, as worker/probe.py says it, with
-# "unresolved" for a name that leads nowhere: 124 and 143 are timeout's.
+# What the status and the words of a program that dials mean, as worker/probe.py says it; 124 and
+# 143 are timeout's.
 _DIALLED: Final = (
     ("connected", r"0( |$)"),
     ("refused", r"\d.*[Rr]efused"),
     ("silent", r"(124|143)( |$)|\d.*timed out"),
-    (
-        "unresolved",
-        r"\d.*(ame or service not known|emporary failure in name|ddress associated|nvalid host)",
-    ),
     ("no-route", r"\d"),
     ("unknown", ""),
 )
@@ -102,10 +98,9 @@ def gate(
     return _command(_DOCTOR if doctor else _HOST, asked)
 
 
-def dials(seconds: int, places: Iterable[tuple[str, int]]) -> tuple[str, ...]:
-    """Build doctor's question which addresses or names and ports a host can connect to."""
-    words = [f"{address} {port}" for address, port in places if _PLAIN.fullmatch(address)]
-    return (f"dials {seconds} {' '.join(words)}",) if words else ()
+def dial(seconds: int, address: str, port: int) -> tuple[str, ...]:
+    """Build doctor's question whether a host can connect to an address and port."""
+    return (f"dial {seconds} {address} {port}",) if _PLAIN.fullmatch(address) and port else ()
 
 
 def probe(address: str, ports: str) -> str:
@@ -205,7 +200,7 @@ class HostAnswer:
     ``ranks`` counts those of one launch, and ``in_mpi`` those that have not left MPI; ``ended`` and
     ``left`` the processes that an order has ended, and could not end.
     For doctor, ``values`` are compared between hosts; ``own_checks`` is the JSON of the worker's
-    own doctor (None: it has none); and ``dials`` are address, port and result of a connection.
+    own doctor (None: it has none); and ``dial`` is the result of a connection to the launcher.
     """
 
     oom_kills: int | None = None
@@ -233,7 +228,7 @@ class HostAnswer:
     left: int = 0
     values: tuple[tuple[str, str], ...] = ()
     own_checks: str | None = None
-    dials: tuple[tuple[str, str, str], ...] = ()
+    dial: str = ""
     counters: Counters = field(default_factory=dict)
 
 
@@ -275,7 +270,7 @@ def read(output: str) -> HostAnswer:
         left=_number(rows, "left") or 0,
         values=tuple(_named(rows.get("value", ()))),
         own_checks=next(iter(rows.get("doctor", ())), None),
-        dials=tuple(_dials(rows.get("dial", ()))),
+        dial=next((_dialled(row) for row in rows.get("dial", ())), ""),
         counters=counters.read(lines),
     )
 
@@ -292,10 +287,8 @@ def _overflows(lines: Iterable[str]) -> int:
     return int(count) if _NUMBER.fullmatch(count) else 0
 
 
-def _dials(rows: Iterable[str]) -> Iterable[tuple[str, str, str]]:
-    for row in rows:
-        address, port, said = (*row.split(" ", 2), "", "")[:3]
-        yield address, port, next(name for name, form in _DIALLED if re.match(form, said))
+def _dialled(said: str) -> str:
+    return next(name for name, form in _DIALLED if re.match(form, said))
 
 
 def _pairs(rows: Iterable[str]) -> list[tuple[str, str]]:

@@ -1,12 +1,12 @@
-"""Workers try the network between them: while the gate waits, and for ``doctor --network``.
+"""Workers try the network between them: while the gate waits, and for ``validate pairs``.
 
 Each host that passes the gate runs ``worker/probe.py`` over the gate's own connection, and it and a
 few that were there before dial each other; the one just before it at its data addresses, too. What
 they find is collected after the plan is made, that of the data network before: no host waits for
 another one. A host without mpiboot is not checked.
 
-For doctor, ``measure_paths`` logs in to each host once more and runs the same program, which ends
-with that login, also where the launcher is gone. A host has a part in one measurement at a time.
+For ``validate pairs``, ``MeasuringHosts`` logs in to each host once more and runs the same program,
+which ends with that login, also where the launcher is gone.
 """
 
 from __future__ import annotations
@@ -362,46 +362,3 @@ class MeasuringHosts:
     async def close(self) -> None:
         """Log out of all hosts."""
         await asyncio.gather(*(one.close() for one in self.connections.values()))
-
-
-async def measure_paths(
-    hosts: Sequence[PathHost],
-    workers: Mapping[str, Worker],
-    chosen: Sequence[Dial],
-    settings: Settings,
-    access: SshAccess,
-) -> tuple[tuple[Dial, ...], tuple[str, ...]]:
-    """Measure; nothing of it is left on any host.
-
-    Args:
-        hosts: who is measured.
-        workers: how each was reached, by its name.
-        chosen: what is measured, as ``worker_pairs.paths`` chooses it.
-        settings: ``host_keys`` and ``port_range`` are read.
-        access: how to log in.
-
-    Returns:
-        The results, ``UNKNOWN`` where there was no time, and the hosts that could not take part.
-    """
-    found = list(chosen)
-    measuring = MeasuringHosts(settings, access)
-
-    async def start(host: PathHost) -> None:
-        await measuring.log_in(workers[host.name])
-        await measuring.start_probe(host)
-
-    async def measure(place: int) -> None:
-        found[place] = await measuring.measure(found[place])
-
-    async def work() -> None:
-        await asyncio.gather(*map(start, hosts))
-        await asyncio.gather(*map(measure, range(len(found))))
-
-    try:
-        await asyncio.wait_for(work(), worker_pairs.limit(chosen))
-    except asyncio.TimeoutError:
-        pass
-    finally:
-        await measuring.close()
-    without = tuple(host.name for host in hosts if host.name not in measuring.probes)
-    return tuple(dial for dial in found if dial.pair.isdisjoint(without)), without

@@ -5,24 +5,21 @@ where that is dropped both Open MPIs wait in silence, for ever (seen with 4.1.4 
 do where source NAT changes a peer's address, after a message that an inbound connection "has been
 dropped"). Hosts dial each other in the order
 in which they become ready, so that no more than three are kept for those that come later.
-``mpiboot doctor --network`` measures the paths between workers by the same dials.
+``mpiboot validate pairs`` measures the paths between workers by the same dials.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from itertools import permutations
 from typing import Final
 
 from mpiboot.core.addresses import bare
 from mpiboot.core.checks import failed
 from mpiboot.core.facts import Worker
 from mpiboot.core.model import Finding, Level
-from mpiboot.core.wording import counted, size_of
 from mpiboot.network.records import WorkerNetwork, usable
 from mpiboot.network.worker_network import link_of
 
@@ -47,8 +44,8 @@ def partners(number: int) -> tuple[int, ...]:
 class Reached(str, Enum):
     """How one dial went; the value is the word for it where it was made.
 
-    ``worker/probe.py`` says what each of its words means. ``UNRESOLVED`` is a word of
-    ``doctor_questions`` alone. ``UNKNOWN``: nothing there can dial, or there was no time for it.
+    ``worker/probe.py`` says what each of its words means. ``UNKNOWN``: nothing there can dial, or
+    there was no time for it.
     """
 
     ANSWERED = "answered"
@@ -56,7 +53,6 @@ class Reached(str, Enum):
     SILENT = "silent"
     REFUSED = "refused"
     NO_ROUTE = "no-route"
-    UNRESOLVED = "unresolved"
     STALLED = "stalled"
     UNKNOWN = "unknown"
 
@@ -70,7 +66,6 @@ class Reached(str, Enum):
 WHY: Final = {
     Reached.REFUSED: "the connection is refused, although that port is listened at",
     Reached.NO_ROUTE: "no route",
-    Reached.UNRESOLVED: "that name does not resolve there",
 }
 WORDS: Final = {item.value: item for item in Reached}
 _ANSWER: Final = 7  # words; one more for a stream that lasted
@@ -215,13 +210,7 @@ def _translated(item: Dial) -> str:
     )
 
 
-# So many hosts are measured each with each; of more, a ring with chords, as the gate's pairs.
-ALL_PAIRS: Final = 6
 _SECONDS: Final = 2.0  # for a connection
-_STREAM: Final = 64 << 20  # bytes at most
-_EACH: Final = 10.0  # seconds that one path may take at the worst
-_START: Final = 10.0
-_MOST: Final = 90.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,35 +251,4 @@ def path(source: PathHost, target: PathHost, end: int, stream: int, lasting: flo
         wanted=min(own.mtu, far.mtu),
         stream=stream,
         lasting=lasting,
-    )
-
-
-def paths(hosts: Sequence[PathHost]) -> tuple[Dial, ...]:
-    """Choose what is measured, both directions of a pair.
-
-    A stream is sent between neighbours of the ring alone.
-    """
-    found = []
-    for place, host in enumerate(hosts):
-        for other in range(place) if len(hosts) <= ALL_PAIRS else partners(place):
-            stream = _STREAM if other == place - 1 else 0
-            both = host, hosts[other]
-            for end in range(min(len(one.ends) for one in both)):
-                found += [path(*two, end, stream) for two in permutations(both, 2)]
-    return tuple(found)
-
-
-def limit(chosen: Sequence[Dial]) -> float:
-    """Say how many seconds all of it may take; a host has a part in one path at a time."""
-    busiest = Counter(name for dial in chosen for name in dial.pair)
-    return min(_MOST, _START + _EACH * max(busiest.values(), default=0))
-
-
-def announcement(chosen: Sequence[Dial], hosts: int) -> str:
-    """Say before it begins what it will do."""
-    networks = max(Counter((dial.source, dial.target) for dial in chosen).values(), default=0)
-    traffic = size_of(sum(dial.stream for dial in chosen))
-    return (
-        f"measures {counted(len(chosen), 'path')} between {counted(hosts, 'host')} on "
-        f"{counted(networks, 'network')}: {limit(chosen):.0f} s and {traffic} at most"
     )

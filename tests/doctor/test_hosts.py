@@ -13,7 +13,6 @@ from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.model import Finding, Level
 from mpiboot.core.settings import resolve
 from mpiboot.doctor import job
-from mpiboot.doctor.hosts import NameLook
 from mpiboot.hosts.dns_query import DnsAnswer
 from mpiboot.hosts.gate import GateResult
 from mpiboot.launcher import look
@@ -101,11 +100,7 @@ def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         )
         return Observation(observed, passed, (), dialled=found["dialled"]), pod
 
-    async def looked_up(_: object) -> dict[str, NameLook]:
-        return {}
-
     monkeypatch.setattr(look, "look", looked)
-    monkeypatch.setattr(job, "look_up", looked_up)
     return found
 
 
@@ -119,7 +114,7 @@ def test_every_host_that_is_well_is_told_with_its_server_and_mpi(seen: dict[str,
     facts = replace(first.facts, sshd="embedded", mpi=None)
     workers = (replace(first, facts=facts), bare)
     seen["observed"] = replace(seen["observed"], workers=workers)
-    of_one = ("hosts-differ", "launcher-unreached", "ssh-denied")
+    of_one = ("hosts-differ", "launcher-unreached")
     found = {
         (item.check, item.host): item.message
         for item in found_of_job()
@@ -189,7 +184,7 @@ def test_a_look_that_fails_is_what_is_found(seen: dict[str, Any]) -> None:
 
 def answered(host: str, *lines: str) -> Attempt:
     target = Target(host, "10.244.0.11", 22, "root")
-    return Attempt(target, Outcome.OK, output="\n".join(lines), fingerprint="SHA256:shown")
+    return Attempt(target, Outcome.OK, output="\n".join(lines))
 
 
 def test_a_workers_own_checks_are_told_but_for_what_the_plan_says_of_it(
@@ -216,8 +211,6 @@ def test_a_workers_own_checks_are_told_but_for_what_the_plan_says_of_it(
             "has mpirun (Open MPI) 5.0.7, the launcher mpirun (Open MPI) 4.1.4",
         ),
     ]
-    keys = next(item for item in all_found if item[0] == "ssh-denied")
-    assert keys[2].endswith(" in, and shows the host key SHA256:shown")
 
 
 def short_with_hosts(found: list[Finding]) -> list[tuple[str, str, str]]:

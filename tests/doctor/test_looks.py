@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import re
 import resource
@@ -12,24 +11,18 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mpiboot.core.checks import error
-from mpiboot.core.facts import Fabric, Gpus
 from mpiboot.core.model import Level
 from mpiboot.core.settings import Settings
 from mpiboot.doctor import looks
-from mpiboot.doctor.network import CountersPart, NvidiaPart
 from mpiboot.doctor.pod import MemoryPart, ServersPart, SshListener
 from mpiboot.launcher import shims
 from mpiboot.ssh import openssh
-from mpiboot.system import control_groups, processes
-from mpiboot.system.processes import Listener
-from tests.doctor.test_judges import FACTS, SSHD_T, device
-from tests.fakes import plans
+from mpiboot.system import control_groups
 
 CC = shutil.which("cc")
 
@@ -199,7 +192,7 @@ def test_where_no_shim_can_lead_to_mpiboot_none_is_told(monkeypatch: pytest.Monk
     assert found == [(Level.OK, "works"), *warnings]
 
 
-# -- limits, memory, routing -----------------------------------------------------------------------
+# -- limits and memory ---------------------------------------------------------------------------
 
 LIMITS = """Limit                     Soft Limit           Hard Limit           Units
 Max cpu time              unlimited            unlimited            seconds
@@ -250,25 +243,6 @@ def test_who_listens_on_a_port_is_asked_for_its_greeting(address: str, greeting:
     assert looks.servers(port, (port,)) == ServersPart(port, ())
 
 
-def test_files_of_nccl_that_nobody_holds_are_stale(tmp_path: Path) -> None:
-    for name in ("nccl-held", "nccl-left", "other"):
-        (tmp_path / name).write_bytes(b"\1" * 8192)
-    with (tmp_path / "nccl-held").open("r+b") as file, mmap.mmap(file.fileno(), 8192):
-        seen = looks.shm(tmp_path)
-    assert [name for name, _ in seen.stale] == ["nccl-left"] * seen.all_seen or not seen.all_seen
-    assert "nccl-held" not in dict(seen.stale)
-    assert seen.size >= seen.used > 0
-
-
-def test_a_process_that_may_not_be_asked_makes_stale_files_uncertain(tmp_path: Path) -> None:
-    shm = write(tmp_path / "shm", {"nccl-left": "x"})
-    (tmp_path / "proc/5/maps").mkdir(parents=True)  # not to be read as a file
-    assert not looks.shm(shm, tmp_path / "proc").all_seen
-    (tmp_path / "proc/5/maps").rmdir()  # as of a process that has just ended
-    seen = looks.shm(shm, tmp_path / "proc")
-    assert (seen.all_seen, [name for name, _ in seen.stale]) == (True, ["nccl-left"])
-
-
 def test_memory_is_read_of_both_kinds_of_control_groups(tmp_path: Path) -> None:
     two = {
         "memory.events": "low 0\noom 3\noom_kill 2\noom_group_kill 0\n",
@@ -297,186 +271,6 @@ def test_memory_is_read_of_both_kinds_of_control_groups(tmp_path: Path) -> None:
         looks.memory(tmp_path / "none", own)
 
 
-def test_of_a_links_rp_filter_and_that_of_all_the_larger_one_counts(tmp_path: Path) -> None:
-    conf = "sys/net/ipv4/conf"
-    values = {"all": "1", "default": "2", "eth0": "0", "net1": "2"}
-    write(tmp_path, {f"{conf}/{name}/rp_filter": f"{value}\n" for name, value in values.items()})
-    assert looks.rp_filters(tmp_path) == {"eth0": 1, "net1": 2}
-    assert "lo" in looks.rp_filters()
-
-
-# -- the PCI tree ----------------------------------------------------------------------------------
-
-
-def test_gpus_and_devices_are_placed_on_the_tree(tmp_path: Path) -> None:
-    gpu, nic = "0000:18:00.0", "0000:1a:00.0"
-    tree = "devices/pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0"
-    for name in (gpu, nic):
-        write(tmp_path / tree / name, {"vendor": "0x10de\n", "numa_node": "1\n"})
-    (tmp_path / tree / gpu / "class").write_text("0x030200\n")
-    (tmp_path / tree / nic / "class").write_text("0x020000\n")
-    buses = tmp_path / "bus/pci/devices"
-    buses.mkdir(parents=True)
-    for name in (gpu, nic):
-        (buses / name).symlink_to(tmp_path / tree / name)
-    fabric = Fabric(devices=(replace(device("mlx5_0"), pci=nic),))
-    facts = replace(FACTS, gpus=Gpus(1, "NVIDIA 2330"), fabric=fabric)
-    seen = looks.pci(facts, tmp_path)
-    bare = tree.removeprefix("devices/")
-    assert dict(seen.gpus) == {gpu: f"{bare}/{gpu}"}
-    assert dict(seen.devices) == {"mlx5_0": f"{bare}/{nic}"}
-    assert seen.numa == {gpu: 1, "mlx5_0": 1}
-    # Of a node's GPUs nothing in sysfs tells which are this pod's.
-    assert looks.pci(replace(facts, gpus=Gpus(2)), tmp_path).gpus == {}
-    assert looks.pci(FACTS, tmp_path / "none").devices == {}
-
-
-# -- RDMA counters, NVIDIA's library and driver ----------------------------------------------------
-# No machine of these tests has such hardware: the samples are what others published of theirs.
-
-# /proc/driver/nvidia/version of the closed and of the open kernel driver.
-CLOSED = (
-    "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\n"
-    "GCC version:  gcc version 12.3.0\n"
-)
-OPEN = (
-    "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.15  Release Build  "
-    "(dvs-builder@U16-I1-N07-12-3)  Tue Mar  5 22:11:10 UTC 2024\n"
-)
-# `nvidia-smi -q` of a GB200 node, as NVIDIA's DRA driver shows it (its issue 626), and of a node
-# whose NVLink ends at the node (torchcomms' pull request 1385).
-RACK = """    Fabric
-        State                             : Completed
-        Status                            : Success
-        CliqueId                          : 2
-        ClusterUUID                       : dc6e40c4-d722-4357-9ba6-5291dd461278
-"""
-NODE = RACK.replace("dc6e40c4-d722-4357-9ba6-5291dd461278", "00000000-0000-0000-0000-000000000000")
-
-
-def test_what_grows_between_two_readings_is_this_jobs(tmp_path: Path) -> None:
-    ports = "class/infiniband/mlx5_0/ports/1"
-    values = {
-        "counters/symbol_error": "0\n",
-        "counters/port_xmit_discards": "7\n",
-        "counters/port_rcv_data": "9\n",
-        "hw_counters/out_of_sequence": "100\n",
-        "hw_counters/np_cnp_sent": "5\n",
-    }
-    port = write(tmp_path / ports, values)
-    (tmp_path / "class/infiniband/mlx5_1/ports/1/counters").mkdir(parents=True)
-    fabric = Fabric(devices=(device("mlx5_0"), replace(device("mlx5_1"), open_error="gone")))
-
-    def later(seconds: float) -> None:
-        assert seconds == looks.SPAN
-        (port / "hw_counters/out_of_sequence").write_text("350\n")
-
-    seen = looks.counters(replace(FACTS, fabric=fabric), tmp_path, later)
-    sums = {"symbol_error": 0, "port_xmit_discards": 7, "out_of_sequence": 350, "np_cnp_sent": 5}
-    assert seen.sums == {"mlx5_0:1": sums}
-    assert seen.grown == {"mlx5_0:1": dict.fromkeys(sums, 0) | {"out_of_sequence": 250}}
-
-
-def test_without_a_device_nothing_is_waited_for(tmp_path: Path) -> None:
-    def never(_: float) -> None:
-        raise AssertionError
-
-    assert looks.counters(FACTS, tmp_path, never) == CountersPart({})
-
-
-@pytest.mark.parametrize(
-    ("message", "number"), [(CLOSED, "535.104.05"), (OPEN, "550.54.15"), ("", "")]
-)
-def test_the_drivers_version_is_read_of_both_kinds(message: str, number: str) -> None:
-    assert looks.version(message) == number
-
-
-@pytest.mark.parametrize(
-    ("message", "uuid"), [(RACK, "dc6e40c4-d722-4357-9ba6-5291dd461278"), (NODE, ""), ("", "")]
-)
-def test_a_fabric_that_ends_at_the_node_has_no_cluster(message: str, uuid: str) -> None:
-    assert looks.cluster(message) == uuid
-
-
-DRIVER, LIBRARY = "proc/driver/nvidia/version", "libcuda.so.550.54.15"
-LIB, COMPAT, OWN = "usr/lib/x86_64-linux-gnu", "usr/local/cuda/compat", "opt/nvidia/lib"
-
-
-@pytest.mark.parametrize(
-    ("environ", "conf", "folder"),
-    [
-        ({}, "", LIB),
-        ({"LD_LIBRARY_PATH": f"rel:/{COMPAT}"}, "", COMPAT),
-        ({}, f"# NVIDIA\n/{OWN}\n", OWN),  # of the loader's cache
-    ],
-)
-def test_the_library_is_found_as_the_loader_finds_it(
-    tmp_path: Path, environ: dict[str, str], conf: str, folder: str
-) -> None:
-    write(tmp_path, {DRIVER: OPEN, "etc/ld.so.conf.d/nvidia.conf": conf})
-    (tmp_path / "dev/nvidia-caps-imex-channels").mkdir(parents=True)
-    assert looks.nvidia({}, tmp_path) == NvidiaPart("550.54.15")
-    write(tmp_path, {"dev/nvidia0": "", "dev/nvidia-caps-imex-channels/channel0": ""})
-    for place in (LIB, COMPAT, OWN):
-        write(tmp_path / place, {LIBRARY: ""})
-        (tmp_path / place / "libcuda.so.1").symlink_to(LIBRARY)
-    (tmp_path / "bin").mkdir()
-    program(tmp_path / "bin", "nvidia-smi", f"#!/bin/sh\ncat <<E\n{RACK}E\n")
-    seen = looks.nvidia({**environ, "PATH": f"{tmp_path}/bin:/usr/bin:/bin"}, tmp_path)
-    where = tmp_path / folder
-    uuid = "dc6e40c4-d722-4357-9ba6-5291dd461278"
-    assert seen == NvidiaPart("550.54.15", str(where / LIBRARY), str(where), uuid, 1)
-
-
-# -- the settings of an OpenSSH server that runs ---------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("cmdline", "argv"),
-    [
-        (
-            "sshd: /usr/sbin/sshd -D -f /etc/a [listener] 0 of 10-100 startups\0\0",
-            ("/usr/sbin/sshd", "-D", "-f", "/etc/a"),
-        ),
-        ("/usr/sbin/sshd\0-De\0", ("/usr/sbin/sshd", "-De")),
-        ("/opt/mpiboot/bin/python\0-m\0mpiboot\0", ()),
-        ("", ()),
-    ],
-)
-def test_a_servers_command_line_is_read_also_out_of_its_title(
-    cmdline: str, argv: tuple[str, ...]
-) -> None:
-    assert looks.arguments(cmdline) == argv
-
-
-def test_the_server_is_asked_with_its_own_options_and_only_those_that_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    keys = tmp_path / "home/.ssh/authorized_keys"
-    keys.parent.mkdir(parents=True, mode=0o700)
-    keys.write_text("")
-    keys.chmod(0o664)
-    program = tmp_path / "sshd"
-    program.write_text(
-        f"#!/bin/sh\n[ $1 = -T ] || exit 1\nshift 3\necho asked $@\ncat <<E\n{SSHD_T}E\n"
-    )
-    program.chmod(0o755)
-    title = f"sshd: {program} -D -e -f /etc/job -oPort=7 -4 [listener] 0 of 10-100 startups"
-    (tmp_path / "77").mkdir()
-    (tmp_path / "77/cmdline").write_text(title)
-    listening = (Listener("::", 22, 0), Listener("0.0.0.0", 22, 77))
-    monkeypatch.setattr(processes, "listeners", lambda: listening)
-    who = replace(plans.ROOT, home=str(tmp_path / "home"))
-    (seen,) = looks.sshd_settings((22, 2222), who, tmp_path)
-    assert seen.values["asked"] == ("-f /etc/job -oPort=7",)
-    assert [(path, mode) for path, mode, _ in seen.keys[:2]] == [
-        (str(keys), 0o664),
-        (str(keys.parent), 0o700),
-    ]
-    assert seen.keys[-1][0] == str(tmp_path / "home")
-    program.write_text("#!/bin/sh\necho first >&2\necho 'no hostkeys' >&2\nexit 1\n")
-    (seen,) = looks.sshd_settings((22,), who, tmp_path)
-    assert (seen.wrong, seen.values) == ("no hostkeys", {})
-    program.unlink()
-    (seen,) = looks.sshd_settings((22,), who, tmp_path)
-    assert seen.wrong.startswith("FileNotFoundError")
+def test_shared_memory_is_measured(tmp_path: Path) -> None:
+    seen = looks.shm(tmp_path)
+    assert seen.size >= seen.used > 0

@@ -22,7 +22,7 @@ from mpiboot.core.settings import resolve
 from mpiboot.hosts import pairs
 from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.pairs import PairCheck
-from mpiboot.network.worker_pairs import Dial, PathEnd, PathHost, Reached, findings, paths
+from mpiboot.network.worker_pairs import Dial, PathEnd, PathHost, Reached, findings
 from mpiboot.ssh.attempt import Target
 from mpiboot.worker.server import write_scripts
 from tests.fakes.workers import eth0, without_facts, worker
@@ -434,7 +434,9 @@ async def test_hosts_that_can_not_be_logged_in_to_take_no_part_in_a_measurement(
         workers = {
             one.name: replace(worker(one.name), address="127.0.0.1", port=port) for one in hosts
         }
-        chosen = paths(hosts)
         access = SshAccess("runner", key, "launcher")
-        found = await pairs.measure_paths(hosts, workers, chosen, resolve({}, {}).settings, access)
-    assert found == ((), ("w-0", "w-1"))
+        measuring = pairs.MeasuringHosts(resolve({}, {}).settings, access)
+        for one in hosts:
+            await measuring.log_in(workers[one.name])
+            await measuring.start_probe(one)
+    assert (measuring.connections, measuring.probes) == ({}, {})

@@ -6,18 +6,15 @@ import pytest
 
 from mpiboot.core.model import Level
 from mpiboot.network.worker_pairs import (
-    ALL_PAIRS,
     KEPT,
     Dial,
     PathEnd,
     PathHost,
     Reached,
-    announcement,
     blocked_on_data,
     findings,
-    limit,
     partners,
-    paths,
+    path,
 )
 
 
@@ -215,63 +212,11 @@ def test_where_tcp_does_not_pass_on_the_data_network() -> None:
     assert blocked_on_data(reversed(bad)) == f"{first} (and 1 more){though}"
 
 
-CONTROL, DATA = PathEnd("eth0", "10.0.0.1", 1450), PathEnd("net1", "10.1.0.1", 9000)
-
-
-def hosts(count: int, networks: int = 1) -> list[PathHost]:
-    return [PathHost(f"w-{number}", (CONTROL, DATA)[:networks]) for number in range(count)]
-
-
-def pairs(count: int) -> set[frozenset[str]]:
-    return {dial.pair for dial in paths(hosts(count))}
-
-
-def test_few_hosts_are_measured_each_with_each_both_ways_in_every_network() -> None:
-    chosen = paths(hosts(2, 2))
-    assert [(dial.source, dial.target, dial.link, dial.control) for dial in chosen] == [
-        ("w-1", "w-0", "eth0", True),
-        ("w-0", "w-1", "eth0", True),
-        ("w-1", "w-0", "net1", False),
-        ("w-0", "w-1", "net1", False),
-    ]
-    assert [dial.wanted for dial in chosen] == [1450, 1450, 9000, 9000]
-    for count in (1, 3, ALL_PAIRS):
-        assert len(pairs(count)) == count * (count - 1) // 2
-    # A stream goes between neighbours alone.
-    assert sum(bool(dial.stream) for dial in paths(hosts(4))) == 2 * 3
-
-
 def test_a_path_is_measured_up_to_the_mtu_that_both_links_have() -> None:
     near, far = PathEnd("net1", "10.1.0.1", 9000), PathEnd("net2", "10.1.0.2", 1500)
-    chosen = paths([PathHost("w-0", (near,)), PathHost("w-1", (far,))])
-    assert [(dial.own, dial.address, dial.link, dial.wanted) for dial in chosen] == [
-        ("10.1.0.2", "10.1.0.1", "net2", 1500),
-        ("10.1.0.1", "10.1.0.2", "net1", 1500),
-    ]
-
-
-def test_of_more_hosts_a_ring_with_chords_is_measured() -> None:
-    for count in (ALL_PAIRS + 1, 64):
-        found = pairs(count)
-        assert len(found) <= 2 * count
-        ring = {frozenset((f"w-{place}", f"w-{place + 1}")) for place in range(count - 1)}
-        assert ring <= found
-        assert len(frozenset().union(*found)) == count
-
-
-def test_hosts_with_fewer_networks_are_measured_in_those_that_both_have() -> None:
-    mixed = [PathHost("w-0", (CONTROL, DATA)), PathHost("w-1", (CONTROL,))]
-    assert {dial.link for dial in paths(mixed)} == {"eth0"}
-
-
-@pytest.mark.parametrize(
-    ("count", "networks", "seconds"), [(0, 1, 10), (2, 1, 30), (2, 2, 50), (4, 1, 70), (64, 2, 90)]
-)
-def test_it_takes_a_bounded_time(count: int, networks: int, seconds: float) -> None:
-    assert limit(paths(hosts(count, networks))) == seconds
-
-
-def test_it_says_before_what_it_will_cost() -> None:
-    assert announcement(paths(hosts(3, 2)), 3) == (
-        "measures 12 paths between 3 hosts on 2 networks: 90 s and 512 MiB at most"
+    dial = path(PathHost("w-0", (near,)), PathHost("w-1", (far,)), 0, stream=1, lasting=0.5)
+    assert (dial.own, dial.address, dial.link, dial.control) == (
+        *("10.1.0.1", "10.1.0.2", "net1"),
+        True,
     )
+    assert (dial.wanted, dial.stream, dial.lasting) == (1500, 1, 0.5)

@@ -19,7 +19,6 @@ class Fault:
     (`without`), by other files in the Secret of its key (`key`; None: there is no Secret), by a
     script before doctor runs (`before`), or by programs run in its network (`network`). With
     `runs` the container runs this, and doctor is called in it as soon as it has written `until`.
-    `also` are checks that warn of the same besides.
     """
 
     what: str
@@ -36,7 +35,6 @@ class Fault:
     network: Sequence[str] = ()
     runs: Sequence[str] = ()
     until: str = ""
-    also: Sequence[str] = ()
     quick: bool = False
 
     @property

@@ -35,7 +35,7 @@ class JobFault:
     `host` is the worker that it is about, empty for all or the launcher. `job` gives what differs
     in the job (the words of `mpijob`), `network` breaks its running pods; `unpublished` workers
     have no name. `ready` is what the second worker has written when it is as it is to be, empty
-    where it is one of mpiboot's. `also` are checks that warn of the same besides.
+    where it is one of mpiboot's.
     """
 
     what: str
@@ -48,7 +48,6 @@ class JobFault:
     network: Callable[[Job], object] | None = None
     unpublished: tuple[int, ...] = ()
     ready: str = ""
-    also: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -73,7 +72,6 @@ FAULTS: Final = (
         level="fail",
         message="DNS: NXDOMAIN (asked 10.96.0.10), may be cached for 5 s",
         unpublished=(1,),
-        also=("hosts-missing",),
     ),
     JobFault(
         what="a worker without an SSH server",
@@ -99,7 +97,6 @@ FAULTS: Final = (
         level="warn",
         message="has mpirun (Open MPI) 5..., the launcher mpirun (Open MPI) 4...",
         job=lambda: _second(image=images.image("openmpi-5.0")),
-        also=("hosts-differ",),
     ),
     JobFault(
         what="a worker without mpiboot, with an sshd of its own",

@@ -16,23 +16,6 @@ _MULTUS: Final = f"k8s.v1.cni.cncf.io/network-status={json.dumps(_STATUS)}\n"
 FAULTS: Final = (
     # -- network -----------------------------------------------------------------------------------
     Fault(
-        what="two default routes",
-        check="default-routes",
-        level="warn",
-        message="0.0.0.0/0 has routes through eth0 and net1: the kernel decides by metric",
-        pod={"links": _NET1},
-        network=("ip route add default via 192.168.100.1 dev net1 metric 200",),
-    ),
-    Fault(
-        what="strict rp_filter with two links",
-        check="rp-filter",
-        level="warn",
-        message="rp_filter is 1 (strict) on eth0, net1: "
-        "packets whose answer would leave by another link are dropped without a word",
-        pod={"links": _NET1, "sysctls": {"net.ipv4.conf.all.rp_filter": "1"}},
-        quick=True,
-    ),
-    Fault(
         what="a data link in the pod network's subnet",
         check="control-subnet",
         level="warn",
@@ -99,17 +82,6 @@ FAULTS: Final = (
         quick=True,
     ),
     Fault(
-        what="NCCL_SOCKET_IFNAME means more links than it names",
-        check="nccl-prefix",
-        level="warn",
-        message="NCCL_SOCKET_IFNAME=net1: net1 is a prefix for NCCL, and means net10 too",
-        pod={
-            "links": (*_NET1, Link("net10", "br-data", ipv4=False, ipv6=True)),
-            "env": {"NCCL_SOCKET_IFNAME": "net1", "MPIBOOT_DATA_IFNAME": "net1,net10"},
-        },
-        hint='write NCCL_SOCKET_IFNAME="=net1"',
-    ),
-    Fault(
         what="GLOO_SOCKET_IFNAME names no link",
         check="named-links",
         level="warn",
@@ -122,26 +94,6 @@ FAULTS: Final = (
         level="warn",
         message="NCCL_IB_DISABLE=true has no effect: write 1",
         pod={"env": {"NCCL_IB_DISABLE": "true"}},
-    ),
-    Fault(
-        what="NCCL_DEBUG left on",
-        check="debug-output",
-        level="warn",
-        message="NCCL_DEBUG=INFO",
-        pod={"env": {"NCCL_DEBUG": "INFO"}},
-    ),
-    Fault(
-        what="two variables for one thing",
-        check="two-settings",
-        level="warn",
-        message="OMPI_MCA_btl_tcp_if_include and OMPI_MCA_btl_tcp_if_exclude exclude each other: "
-        "ranks then have no TCP",
-        pod={
-            "env": {
-                "OMPI_MCA_btl_tcp_if_include": "eth0",
-                "OMPI_MCA_btl_tcp_if_exclude": "lo",
-            }
-        },
     ),
     Fault(
         what="an mpirun that was started without mpiboot",

@@ -145,13 +145,6 @@ FAULTS: Final = (
         quick=True,
     ),
     Fault(
-        what="files of NCCL that an ended job left",
-        check="shm-full",
-        level="warn",
-        message="1 file of NCCL in /dev/shm (4 MiB) that no process here holds: nccl-Ab12Cd",
-        before="head -c 4M /dev/zero >/dev/shm/nccl-Ab12Cd",
-    ),
-    Fault(
         what="a rank that was killed as the memory was used up",
         check="memory-limit",
         level="warn",
@@ -176,25 +169,5 @@ FAULTS: Final = (
         "an SSH server that mpiboot did not start",
         runs=SSHD,
         until="Server listening",
-    ),
-    Fault(
-        what="authorized_keys that others may write, under StrictModes",
-        check="sshd-settings",
-        level="fail",
-        message="sshd on port 22 does not let root in: StrictModes yes, "
-        "and others may write /root/.ssh/... (mode 0666)",
-        key_mode=0o666,
-        runs=SSHD,
-        until="Server listening",
-        also=("other-ssh-server",),
-    ),
-    Fault(
-        what="an sshd that does not let root in",
-        check="sshd-settings",
-        level="fail",
-        message="sshd on port 22 does not let root in: PermitRootLogin no",
-        runs=(*SSHD[:-1], f"{SSHD[-1]} -o PermitRootLogin=no"),
-        until="Server listening",
-        also=("other-ssh-server",),
     ),
 )
