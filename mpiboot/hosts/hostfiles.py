@@ -129,7 +129,8 @@ def _read_file(path: str, where: str, *, pipe: bool) -> bytes:
     if not stat.S_ISREG(mode):
         os.close(descriptor)
         kind = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
-        raise error("hostfile-invalid", f"{where} is {kind}: expected a file with hosts")
+        hint = f"name the file itself, such as {platforms.HOSTFILE}"
+        raise error("hostfile-invalid", f"{where} is {kind}: expected a file with hosts", hint=hint)
     with os.fdopen(descriptor, "rb") as file:
         try:
             data = file.read(_LARGEST + 1)

@@ -21,12 +21,6 @@ from mpiboot.core.setting_types import ProveTransport
 from mpiboot.core.wording import counted
 from mpiboot.supervisor.state import Verdict
 
-# Failures before mpirun that are in the launcher itself or its command line: doctor can't see them.
-_NO_DOCTOR = (
-    *("usage", "bug", "killed"),
-    # Of the launcher's own pod: a worker's doctor has nothing to find.
-    *("hostfile-invalid", "hostfile-missing", "interface-missing", "runtime-folder", "tmpdir"),
-)
 # Prefixes of MPI's own variables, and of those of its libraries.
 _OF_MPI = ("OMPI_", "PRTE_", "PMIX_", "UCX_", "FI_", "I_MPI_", "MPIR_", "MPICH_", "HYDRA_")
 
@@ -49,20 +43,21 @@ def _set_by_mpiboot(spec: LaunchSpec) -> tuple[str, ...]:
     return (f"mpiboot had set {shown} (`mpiboot plan` says why)",) if named else ()
 
 
-def _look_closer(host: str, *, gone: bool = False) -> str:
+def _look_closer(host: str, *, gone: bool = False, unresolved: bool = False) -> str:
     """Say where to run the doctor: in the pod that is named, where it is one.
 
     Args:
         host: the hostfile's name; empty where the failure is not that of one host.
         gone: that host can't be entered any more.
+        unresolved: its name has no address, and perhaps no pod.
     """
     labels = host.split(".")
     pod = labels[0] if host and not host[0].isdigit() and ":" not in host else ""
     # As in pi-worker-1.pi.default.svc.cluster.local (the kubelet's names of pods with a subdomain).
     namespace = f" -n {labels[2]}" if labels[3:4] == ["svc"] else ""
-    if gone and pod:
-        look = f"kubectl describe pod{namespace} {pod}; kubectl logs{namespace} {pod}"
-        return f"look closer: {look} (with --previous where its container runs again)"
+    if pod and (gone or unresolved):
+        logs = f"; kubectl logs{namespace} {pod} (with --previous where its container runs again)"
+        return f"look closer: kubectl describe pod{namespace} {pod}{logs * gone}"
     where = "" if pod else " in a worker"  # the launcher's own container has ended
     return f"look closer{where}: kubectl exec{namespace} {pod or 'POD'} -- mpiboot doctor"
 
@@ -146,8 +141,10 @@ def tell_not_started(failure: Failure, seconds: float, termination_log: str) -> 
         seconds: how long it all took, from the launcher's start.
         termination_log: where the kubelet looks for the reason of a failure.
     """
-    doctor = failure.held and (failure.host or failure.reference not in _NO_DOCTOR)
-    look = _look_closer(failure.host) if doctor else ""
+    # Without a host it is the launcher's own pod, in which nothing runs any more.
+    doctor = failure.held and failure.host
+    unresolved = failure.reference == "names-unresolved"
+    look = _look_closer(failure.host, unresolved=unresolved) if doctor else ""
     log.write_termination(termination_log, _with_hint(failure.message, look))
     say = log.error if failure.held else log.info  # not held: it was told to end
     say(

@@ -128,6 +128,7 @@ async def test_a_binary_file_is_an_error_at_once(tmp_path: Path, content: bytes)
 async def test_a_folder_and_a_device_are_errors_at_once(path: Path) -> None:
     wrong = await failing(path, 3600)
     assert ("a folder" if path.name == "tmp" else "not a regular file") in wrong.finding.message
+    assert wrong.finding.hint == "name the file itself, such as /etc/mpi/hostfile"
 
 
 @pytest.mark.parametrize("fifo", [False, True])

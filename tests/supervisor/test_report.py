@@ -166,16 +166,16 @@ def test_a_job_that_did_not_start(
     log.configure(form=LogFormat.JSON)
     path = tmp_path / "termination-log"
     path.touch()
-    failure = Failure(
-        68, "names-unresolved", "names-unresolved: w-1\n-> its hint\nevidence\n", held=held
-    )
+    text = "names-unresolved: w-1\n-> its hint\nevidence\n"
+    failure = Failure(68, "names-unresolved", text, held=held, host="w-1")
     tell_not_started(failure, 1.23456, str(path))
     record = told(capfd)
     assert record["message"] == "job did not start: 1.2 s, exit 68 (names-unresolved)"
     assert (record["level"], record["event"]) == (level, "ended")
     assert (record["seconds"], record["exit"]) == (1.235, 68)
     assert record["reference"] == "names-unresolved"
-    look = "look closer in a worker: kubectl exec POD -- mpiboot doctor"
+    # A name that does not resolve may have no pod to exec into.
+    look = "look closer: kubectl describe pod w-1"
     assert record.get("hint", "") == (look if held else "")
     added = f"-> {look}\n" if held else ""
     assert path.read_text() == f"names-unresolved: w-1\n-> its hint\n{added}evidence\n"
@@ -218,6 +218,8 @@ def test_before_the_start_the_doctor_is_asked_where_a_host_is_known(
         Failure(70, "bug", "bug: ended without a result\n"),
         Failure(143, "signal", "x\n", held=False),
         Failure(73, "tmpdir", "tmpdir: of the launcher, which has ended\n"),
+        Failure(77, "ssh-key", "ssh-key: none in the launcher's pod\n"),
+        Failure(127, "program-missing", "program-missing: no mpirun on PATH\n"),
     ],
 )
 def test_what_no_worker_can_explain_needs_no_doctor(
