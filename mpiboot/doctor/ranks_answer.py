@@ -12,7 +12,7 @@ from typing import Final
 from mpiboot.core.wording import grouped
 
 
-class State(Enum):
+class RankState(Enum):
     """A rank's state, by two samples of proc_pid_stat(5)."""
 
     RUNNING = "running"
@@ -40,7 +40,7 @@ class Rank:
     size: int = 0
     local: int = 0
     program: str = ""
-    state: State = State.RUNNING
+    state: RankState = RankState.RUNNING
     cpu: float | None = None
     cpu_avg: float | None = None
     function: str = ""
@@ -86,11 +86,11 @@ _CALLS: Final = {
 }
 # Which states of Linux say on their own what a process does, where it has them at both samples.
 _STATES: Final = {
-    "T": State.STOPPED,
-    "t": State.TRACED,
-    "D": State.UNINTERRUPTIBLE,
-    "Z": State.ENDED,
-    "X": State.ENDED,
+    "T": RankState.STOPPED,
+    "t": RankState.TRACED,
+    "D": RankState.UNINTERRUPTIBLE,
+    "Z": RankState.ENDED,
+    "X": RankState.ENDED,
 }
 # Above this share of a core a rank that sleeps at both samples is running.
 _RUNNING: Final = 0.05
@@ -210,7 +210,7 @@ def _rank(process: _Process, host: str, samples: list[_Sample], calls: Mapping[i
     cpu = (used - _ticks(before or now, _USER, _SYSTEM)) / seconds if known else None
     states = {(before or now)[_STATE], now[_STATE]}
     running = "R" in states or (cpu or 0.0) >= _RUNNING
-    usual = State.RUNNING if running else State.SLEEPING
+    usual = RankState.RUNNING if running else RankState.SLEEPING
     call = process.value("syscall").partition(" ")[0]
     number = int(call) if _NUMBER.fullmatch(call) else None
     return Rank(

@@ -13,12 +13,12 @@ from typing import Final
 from mpiboot.core.model import Finding, Level
 from mpiboot.core.wording import counted, first_few, grouped
 from mpiboot.doctor.checks import finding
-from mpiboot.doctor.ranks_answer import HostRanks, Rank, State
+from mpiboot.doctor.ranks_answer import HostRanks, Rank, RankState
 
 _SHOWN: Final = 8  # lines of evidence
 # By state: the reference, what it says, and what to do; PID stands for a rank's.
 _PROOFS: Final = {
-    State.STOPPED: (
+    RankState.STOPPED: (
         "rank-stopped",
         "stopped by a signal",
         (
@@ -26,12 +26,12 @@ _PROOFS: Final = {
             "a debugger, a shell's job control"
         ),
     ),
-    State.TRACED: (
+    RankState.TRACED: (
         "rank-traced",
         "held by a debugger",
         "detach the debugger (gdb, strace) from it",
     ),
-    State.UNINTERRUPTIBLE: (
+    RankState.UNINTERRUPTIBLE: (
         "rank-in-kernel",
         "in uninterruptible sleep (D): no signal ends it",
         (
@@ -74,7 +74,7 @@ def _stuck(of_job: Sequence[Rank]) -> Iterator[Finding]:
         ranks = [item for item in of_job if item.state is state]
         if len(ranks) == 1:
             (one,) = ranks
-            in_kernel = state is State.UNINTERRUPTIBLE and one.function
+            in_kernel = state is RankState.UNINTERRUPTIBLE and one.function
             where = f", in {one.function}" if in_kernel else ""
             text = f"rank {one.number} (pid {one.pid}) is {message}{where}"
             yield finding(

@@ -20,7 +20,7 @@ from mpiboot.core.model import Finding, Level, Role
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import counted, first_few
 from mpiboot.doctor import looks, ranks_judge
-from mpiboot.doctor.ranks_answer import HostRanks, Rank, State, read
+from mpiboot.doctor.ranks_answer import HostRanks, Rank, RankState, read
 from mpiboot.doctor.role import end, json_report, role_of
 from mpiboot.hosts import host_shell
 from mpiboot.hosts.remote_commands import RemoteCommands
@@ -149,7 +149,7 @@ def _not_readable(hosts: Sequence[HostRanks]) -> Iterable[Finding]:
     waiting = [
         host.host
         for host in hosts
-        if host.closed and any(rank.state is not State.RUNNING for rank in host.ranks)
+        if host.closed and any(rank.state is not RankState.RUNNING for rank in host.ranks)
     ]
     if waiting:
         message = f"system calls of ranks can't be read on {first_few(waiting)}"

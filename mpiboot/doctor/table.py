@@ -7,11 +7,11 @@ from typing import Final
 
 from mpiboot.core.checks import Check
 from mpiboot.core.model import Role
-from mpiboot.doctor import hosts, network, pod
+from mpiboot.doctor import hosts, pod
 from mpiboot.doctor.checks import BY_REFERENCE, DoctorCheck, of_area
 
 # Of one pod; of a job's hosts beside each other.
-POD: Final = (*of_area(pod), *of_area(network), *network.DATA_NETWORK)
+POD: Final = (*of_area(pod), *pod.DATA_NETWORK)
 HOSTS: Final = of_area(hosts)
 # By their references: what ends or warns of a job, and what doctor alone looks at.
 CHECKS: Final[Mapping[str, Check]] = BY_REFERENCE

@@ -186,7 +186,7 @@ class Suspect(NamedTuple):
 
     def speed_alone(self, seen: Measured) -> float | None:
         """Give its speed with nothing else running; None where that is enough, or not known."""
-        alone = [seen.alone[flow][-1] for flow in self.flows if flow in seen.alone]
+        alone = [max(seen.alone[flow]) for flow in self.flows if flow in seen.alone]
         if len(alone) < min(2, len(self.flows)):
             return None
         every, limit = [*alone, self.speed], self.limit

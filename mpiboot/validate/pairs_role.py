@@ -224,10 +224,12 @@ class _Measuring:
             flows = [Flow(rail, *flow) for flow in matches for rail, _ in enumerate(seen.rails)]
             last = await measure(flows, seen.values)
         slow = pairs.suspects(seen, self._asked.fraction or pairs.FRACTION)
-        for flow in dict.fromkeys(flow for one in slow for flow in one.flows):
-            if loop.time() + last > began + whole:
-                break
-            last = await measure((flow,), seen.alone)
+        for _ in range(2):  # a busy node is slow for a moment
+            for flow in dict.fromkeys(flow for one in slow for flow in one.flows):
+                if loop.time() + last > began + whole:
+                    break
+                last = await measure((flow,), seen.alone)
+            slow = [one for one in slow if one.speed_alone(seen) is not None]
 
     async def _one(self, flow: Flow, into: dict[Flow, list[float]]) -> None:
         """Measure one direction: its value, or why there is none."""

@@ -10,7 +10,7 @@ import pytest
 from mpiboot.core.facts import Gpus, PodFacts
 from mpiboot.core.model import Finding, Level
 from mpiboot.core.settings import Settings
-from mpiboot.doctor import network, pod
+from mpiboot.doctor import pod
 from mpiboot.doctor.checks import BY_REFERENCE, DoctorCheck
 from mpiboot.doctor.pod import (
     ImagePart,
@@ -172,33 +172,33 @@ PROGRESS = "In Progress on 8 of 8 GPUs"
         (pod.ssh_servers, [ServersPart(22, (SshListener(22, "SSH-2.0-AsyncSSH"),))], []),
         # -- data network and GPUs; rules that compare workers say nothing of one
         (
-            network.data_network,
+            pod.data_network,
             [replace(FACTS, shm=64 * MIB, gpus=Gpus(2, "NVIDIA 2330")), Settings()],
             [
                 "warn: /dev/shm has 64 MiB for 2 ranks",
                 "ok: no RDMA device of this pod; data goes over TCP",
             ],
         ),
-        (network.gpus, [with_gpus(Gpus())], []),
-        (network.gpus, [with_gpus(Gpus(8, "NVIDIA 2330"))], ["ok: 8 GPUs: NVIDIA 2330"]),
+        (pod.gpus, [with_gpus(Gpus())], []),
+        (pod.gpus, [with_gpus(Gpus(8, "NVIDIA 2330"))], ["ok: 8 GPUs: NVIDIA 2330"]),
         (
-            *(network.gpus, [with_gpus(Gpus(7, "NVIDIA 2330", lost=1))]),
+            *(pod.gpus, [with_gpus(Gpus(7, "NVIDIA 2330", lost=1))]),
             ["warn: 1 of 8 GPUs in /dev, the kernel has no more"],
         ),
         (
-            *(network.gpus, [with_gpus(Gpus(8, "NVIDIA 2330", fabric=PROGRESS))]),
+            *(pod.gpus, [with_gpus(Gpus(8, "NVIDIA 2330", fabric=PROGRESS))]),
             [f"warn: NVLink fabric: {PROGRESS}; CUDA starts when Fabric Manager has set it up"],
         ),
         # -- variables
-        (network.named_links, [{}, FACTS], []),
-        (network.named_links, [{"GLOO_SOCKET_IFNAME": "eth0"}, FACTS], []),
-        (*(network.named_links, [{"OMPI_MCA_btl_tcp_if_include": "10.0.0.0/8,eth0"}, FACTS]), []),
+        (pod.named_links, [{}, FACTS], []),
+        (pod.named_links, [{"GLOO_SOCKET_IFNAME": "eth0"}, FACTS], []),
+        (*(pod.named_links, [{"OMPI_MCA_btl_tcp_if_include": "10.0.0.0/8,eth0"}, FACTS]), []),
         (
-            *(network.named_links, [{"GLOO_SOCKET_IFNAME": "ens5"}, FACTS]),
+            *(pod.named_links, [{"GLOO_SOCKET_IFNAME": "ens5"}, FACTS]),
             ["warn: GLOO_SOCKET_IFNAME=ens5: no link ens5 here (there are lo, eth0)"],
         ),
         (
-            *(network.named_links, [{"HYDRA_IFACE": "eth0, ib0"}, FACTS]),
+            *(pod.named_links, [{"HYDRA_IFACE": "eth0, ib0"}, FACTS]),
             ["warn: HYDRA_IFACE=eth0, ib0: no link ib0 here (there are lo, eth0)"],
         ),
     ],

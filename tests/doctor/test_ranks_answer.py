@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mpiboot.doctor import ranks_answer as answer
-from mpiboot.doctor.ranks_answer import Rank, State
+from mpiboot.doctor.ranks_answer import Rank, RankState
 from mpiboot.hosts import host_shell
 from tests.waiting import until
 
@@ -79,15 +79,15 @@ def test_real_processes(start: Callable[..., subprocess.Popen[bytes]], tmp_path:
     found = query()
     os.close(held)
     assert sorted(found) == [0, 1, 2, 3, 4]
-    assert (found[0].pid, found[0].state) == (busy.pid, State.RUNNING)
+    assert (found[0].pid, found[0].state) == (busy.pid, RankState.RUNNING)
     assert found[0].program.startswith("python")
     assert found[0].cpu is not None
     assert found[0].cpu > 0
-    assert found[1].state is State.STOPPED
-    assert (found[2].state, found[2].call) == (State.SLEEPING, "read")
+    assert found[1].state is RankState.STOPPED
+    assert (found[2].state, found[2].call) == (RankState.SLEEPING, "read")
     # The wrapper's child is what the rank does.
     assert (found[3].program, found[3].call) == ("sleep", "clock_nanosleep")
-    assert (found[4].pid, found[4].state) == (stuck.pid, State.UNINTERRUPTIBLE)
+    assert (found[4].pid, found[4].state) == (stuck.pid, RankState.UNINTERRUPTIBLE)
     assert {item.size for item in found.values()} == {5}
 
 
@@ -157,7 +157,7 @@ def test_every_field() -> None:
         size=4,
         local=2,
         program="python3.11",
-        state=State.SLEEPING,
+        state=RankState.SLEEPING,
         function="futex_wait_queue",
         call="futex",
         stack=("MainThread: train (train.py:7)",),
@@ -167,25 +167,25 @@ def test_every_field() -> None:
 @pytest.mark.parametrize(
     ("before", "now", "expected"),
     [
-        ("S", "S", State.SLEEPING),
-        ("R", "S", State.RUNNING),
-        ("S", "R", State.RUNNING),
-        ("D", "D", State.UNINTERRUPTIBLE),
-        ("D", "S", State.SLEEPING),  # a disk that answers
-        ("S", "D", State.SLEEPING),
-        ("T", "T", State.STOPPED),
-        ("t", "t", State.TRACED),
-        ("Z", "Z", State.ENDED),
-        ("R", "D", State.RUNNING),
+        ("S", "S", RankState.SLEEPING),
+        ("R", "S", RankState.RUNNING),
+        ("S", "R", RankState.RUNNING),
+        ("D", "D", RankState.UNINTERRUPTIBLE),
+        ("D", "S", RankState.SLEEPING),  # a disk that answers
+        ("S", "D", RankState.SLEEPING),
+        ("T", "T", RankState.STOPPED),
+        ("t", "t", RankState.TRACED),
+        ("Z", "Z", RankState.ENDED),
+        ("R", "D", RankState.RUNNING),
     ],
 )
-def test_states(before: str, now: str, expected: State) -> None:
+def test_states(before: str, now: str, expected: RankState) -> None:
     assert one(output(before, now)).state is expected
 
 
 def test_a_rank_that_used_the_cpu_in_between_is_running() -> None:
     text = output().replace(" 501 0 0 0 20", " 511 0 0 0 20")
-    assert one(text).state is State.RUNNING
+    assert one(text).state is RankState.RUNNING
 
 
 def test_what_runs_now_waits_in_nothing() -> None:

@@ -8,10 +8,10 @@ import pytest
 
 from mpiboot.core.model import Finding, Level
 from mpiboot.doctor import ranks_judge as judge
-from mpiboot.doctor.ranks_answer import HostRanks, Rank, State
+from mpiboot.doctor.ranks_answer import HostRanks, Rank, RankState
 
 RUNNING = Rank(0, "w-0", 100, "job", 4, 2, "train")
-SLEEPS = {"state": State.SLEEPING, "call": "clock_nanosleep"}
+SLEEPS = {"state": RankState.SLEEPING, "call": "clock_nanosleep"}
 
 
 def job(last: dict[str, object], **all_: object) -> list[Rank]:
@@ -35,9 +35,9 @@ def judged(ranks: list[Rank], **given: object) -> tuple[Finding, ...]:
         job({}),
         job({}, **SLEEPS),
         job(SLEEPS),  # a manager that polls while its workers compute
-        job({"state": State.RUNNING}, **SLEEPS),
-        job({"state": State.SLEEPING, "call": "read"}),
-        job({"program": "helper", "state": State.ENDED}),
+        job({"state": RankState.RUNNING}, **SLEEPS),
+        job({"state": RankState.SLEEPING, "call": "read"}),
+        job({"program": "helper", "state": RankState.ENDED}),
         [],
     ],
     ids=["all run", "all wait", "a manager", "one computes", "one reads", "one ends", "none"],
@@ -49,25 +49,25 @@ def test_nobody_else_is_accused(ranks: list[Rank]) -> None:
 @pytest.mark.parametrize(
     ("state", "check", "message"),
     [
-        (State.STOPPED, "rank-stopped", "rank 3 (pid 103) is stopped by a signal"),
-        (State.TRACED, "rank-traced", "rank 3 (pid 103) is held by a debugger"),
+        (RankState.STOPPED, "rank-stopped", "rank 3 (pid 103) is stopped by a signal"),
+        (RankState.TRACED, "rank-traced", "rank 3 (pid 103) is held by a debugger"),
         (
-            State.UNINTERRUPTIBLE,
+            RankState.UNINTERRUPTIBLE,
             "rank-in-kernel",
             "rank 3 (pid 103) is in uninterruptible sleep (D): no signal ends it, in nfs_wait",
         ),
     ],
 )
-def test_what_is_proven(state: State, check: str, message: str) -> None:
+def test_what_is_proven(state: RankState, check: str, message: str) -> None:
     (found,) = judged(job({"state": state, "function": "nfs_wait"}))
     assert (found.check, found.level, found.host) == (check, Level.FAIL, "w-1")
     assert found.message == message
     assert "PID" not in found.hint
-    assert ("kill -CONT 103" in found.hint) == (state is State.STOPPED)
+    assert ("kill -CONT 103" in found.hint) == (state is RankState.STOPPED)
 
 
 def test_several_are_one_finding() -> None:
-    (found,) = judged(job({}, state=State.STOPPED))
+    (found,) = judged(job({}, state=RankState.STOPPED))
     assert found.message == "ranks 0-3 are stopped by a signal"
     assert (found.host, found.hosts) == ("", ("w-0", "w-1"))
     assert found.evidence[3] == "rank 3 on w-1 (pid 103)"

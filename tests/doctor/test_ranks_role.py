@@ -12,7 +12,7 @@ from mpiboot.cli import main as cli
 from mpiboot.core.checks import error
 from mpiboot.core.model import Finding, Level
 from mpiboot.doctor import ranks_role as role
-from mpiboot.doctor.ranks_answer import HostRanks, Rank, State
+from mpiboot.doctor.ranks_answer import HostRanks, Rank, RankState
 from mpiboot.doctor.ranks_role import Replies
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 HOST = "w-0.pi.default.svc"
 RUNS = Rank(0, HOST, 100, "job", 2, 1, "train", cpu=0.98, cpu_avg=0.5, stack=("#0 main",))
-STOPPED = replace(RUNS, number=1, state=State.STOPPED, cpu=0.0, function="do_signal_stop")
+STOPPED = replace(RUNS, number=1, state=RankState.STOPPED, cpu=0.0, function="do_signal_stop")
 
 
 def answered(*ranks: Rank, **given: Any) -> HostRanks:  # noqa: ANN401
@@ -60,7 +60,7 @@ def test_a_stopped_rank(doctor: Any) -> None:  # noqa: ANN401
 
 
 def test_a_manager_and_its_workers_are_healthy(doctor: Any) -> None:  # noqa: ANN401
-    manager = replace(RUNS, number=1, state=State.SLEEPING, call="clock_nanosleep")
+    manager = replace(RUNS, number=1, state=RankState.SLEEPING, call="clock_nanosleep")
     code, out, _ = doctor(answered(RUNS, manager))
     assert code == 0
     assert out.splitlines()[-1] == "2 ranks on 1 host: 1 sleeping, 1 running"
@@ -96,7 +96,7 @@ def test_options_of_doctor_stand_behind_ranks(capfd: pytest.CaptureFixture[str])
     ("given", "message"),
     [
         (
-            answered(replace(RUNS, state=State.SLEEPING), closed=frozenset({"syscall"})),
+            answered(replace(RUNS, state=RankState.SLEEPING), closed=frozenset({"syscall"})),
             "system calls of ranks can't be read on w-0",
         ),
         (answered(others=3), "3 processes of other users on w-0"),
@@ -135,7 +135,7 @@ def test_a_launcher_that_reaches_nobody_says_why(
 
 def test_a_terminal_shows_a_screen_of_them() -> None:
     many = [replace(RUNS, number=n, pid=n, stack=()) for n in range(80)]
-    many[79] = replace(many[79], state=State.SLEEPING)
+    many[79] = replace(many[79], state=RankState.SLEEPING)
     replies = Replies((answered(*many),))
     shown = role.as_text(replies, (), 200)
     assert shown.splitlines()[1].startswith("79 ")
