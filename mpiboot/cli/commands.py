@@ -243,7 +243,6 @@ _END: Final = tuple(row.name for row in ROWS if row.section is Section.END)
 )
 @click.option("--image", is_flag=True, help="Check the image only, as in its build.")
 @click.option("--list", "list_", is_flag=True, help="List the checks.")
-@click.option("--login/--no-login", default=True, hidden=True)
 @click.pass_context
 def doctor(
     ctx: click.Context,
@@ -254,7 +253,6 @@ def doctor(
     hosts: tuple[str, ...],
     image: bool,
     list_: bool,
-    login: bool,
     **flags: str | None,
 ) -> None:
     """Check this pod and, on a launcher, every host of the hostfile; say what to fix.
@@ -284,7 +282,7 @@ def doctor(
         sys.stdout.write(role.listed(log.width(1), as_json=as_json))
         return
     found = looking(resolved(flags, "doctor"), _DOCTOR_LOOK)
-    asked = role.Asked(checks, hosts, image=image, as_json=as_json, login=login)
+    asked = role.Asked(checks, hosts, image=image, as_json=as_json)
     role.run(found, os.environ, asked)
 
 

@@ -1,4 +1,4 @@
-"""Looks at a launcher's hosts, and at a worker's own SSH server."""
+"""Looks at a launcher's hosts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from mpiboot.core.checks import MpibootError, error, failed
+from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.facts import Host, Hostfile, Worker
 from mpiboot.core.model import Finding, Json
 from mpiboot.core.records_json import read_record
@@ -20,12 +20,9 @@ from mpiboot.core.wording import counted, first_few
 from mpiboot.doctor import looks, table
 from mpiboot.doctor.checks import judge_all, ok
 from mpiboot.doctor.hosts import HostReport, LauncherPlace, merged
-from mpiboot.hosts import gate, host_shell, hostfiles, pacing, progress
-from mpiboot.hosts.access import SshAccess
-from mpiboot.hosts.dns import Resolver
+from mpiboot.hosts import gate, host_shell, hostfiles
 from mpiboot.hosts.gate import DoctorLook, is_one_of
 from mpiboot.hosts.host_shell import HostAnswer
-from mpiboot.hosts.pipeline import PipelineOptions, Pipelines
 from mpiboot.job import plan as plans
 from mpiboot.job.plan_builder import LaunchPaths
 from mpiboot.launcher import launch_folder, look
@@ -34,57 +31,10 @@ from mpiboot.launcher.observation import Observation
 from mpiboot.network import pod
 from mpiboot.network.worker_pairs import WORDS
 from mpiboot.ssh.attempt import Attempt
-from mpiboot.system import os_calls
-from mpiboot.worker.state import WorkerState, running_worker, worker_folder
 
 SERVER: Final = "workers-unreachable"
 # What the plan is asked with: its checks don't depend on the program.
 ANY_PROGRAM: Final = ("mpirun", "true")
-
-
-def own_server(resolved: Resolved, environ: Mapping[str, str]) -> Finding:
-    """Log in to this worker's own server; how that went."""
-    try:
-        state, access, _ = log_in_here(resolved, environ)
-    except MpibootError as wrong:
-        return wrong.finding
-    return ok(SERVER, f"{state.sshd} lets {access.user} in at {state.address} port {state.port}")
-
-
-async def log_in_once(address: str, port: int, settings: Settings, access: SshAccess) -> Worker:
-    """Log in once to a server of this pod, as a launcher's gate would; it runs the gate's command.
-
-    Raises:
-        MpibootError: what a launcher's gate would say of this host.
-    """
-    once, settings = PipelineOptions(once=True), replace(settings, ssh_port=port)
-    pipelines = Pipelines(settings, access, Resolver(), changed=lambda: None, options=once)
-    await pipelines.load()
-    (state,) = progress.states((Host(address),))
-    return await pipelines.reach(state, (address,))
-
-
-def log_in_here(
-    resolved: Resolved, environ: Mapping[str, str]
-) -> tuple[WorkerState, SshAccess, Worker]:
-    """Log in to this worker's own server, as a launcher would.
-
-    Raises:
-        MpibootError: no worker of mpiboot's runs here, or it does not let us in.
-    """
-    launcher = launcher_setup.launcher_pod(resolved, environ, looks.role(), patience=0.0)
-    wanted = resolved.settings.runtime_dir
-    state = running_worker(wanted, environ)
-    if state is None:
-        folder = worker_folder(wanted, environ) or launcher.folder.parent / "worker"
-        raise error(
-            SERVER,
-            f"no SSH server of mpiboot's runs in this pod: {folder} names none",
-            hint="start the container with `args: [worker]`, and look at its log",
-        )
-    access = launcher_setup.access(launcher)
-    look_at = log_in_once(state.address, state.port, resolved.settings, access)
-    return state, access, asyncio.run(look_at)
 
 
 def of_job(
@@ -183,7 +133,7 @@ _GOES_ON: Final = frozenset({"program-missing", "ssh-key", "runtime-folder", "tm
 def _without_plan(
     resolved: Resolved, environ: Mapping[str, str], place: LauncherPlace, doctor: DoctorLook
 ) -> Iterator[Finding]:
-    """Look at the hostfile; log in where there is a key, else only look up the hosts' names."""
+    """Look at the hostfile and, where there is a key, at its hosts."""
     try:
         file = asyncio.run(hostfiles.of_job(resolved, environ, 0.0)).hostfile
     except MpibootError as wrong:
@@ -196,22 +146,10 @@ def _without_plan(
         to = launcher_setup.access(launcher)
         passed = asyncio.run(gate.probe_once(file.hosts, resolved.settings, to, doctor=doctor))
     except MpibootError:
-        yield from asyncio.run(_names(doctor.select(file.hosts)))
-        return
+        return  # reported already
     yield from _passed(file.hosts, passed, place, doctor)
     if passed.unasked:
         raise KeyboardInterrupt
-
-
-async def _names(hosts: Sequence[Host]) -> list[Finding]:
-    resolver = Resolver(sockets=pacing.lookup_sockets(os_calls.most_open_files()))
-    answers = await asyncio.gather(*(resolver.ask(host.name) for host in hosts))
-    return [
-        ok("names-unresolved", f"resolves to {', '.join(answer.addresses)}", host.name)
-        if answer.addresses
-        else failed("names-unresolved", answer.detail, host=host.name)
-        for host, answer in zip(hosts, answers, strict=True)
-    ]
 
 
 # Connections wait here until the launcher has asked all hosts; the kernel takes its own bound.

@@ -1,8 +1,7 @@
 """What doctor looks at in a pod, a function for each part: bounded in time, nothing is changed.
 
 One folder is made, as every role makes its own, and taken away at doctor's end. No program of the
-image is run but the loader (``ld.so --list PROGRAM``, which glibc and musl both have, as ldd does)
-and ``mpirun --version``.
+image is run but the loader (``ldd PROGRAM``) and ``mpirun --version``.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import re
 import shutil
 import socket
 import stat
-import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
@@ -213,10 +211,6 @@ _PATIENCE: Final = 5.0  # seconds that a program has
 MODULES: Final = ("asyncssh", "click", "dns", "psutil", "pyroute2")
 # glibc's loader and musl's, in their own words.
 _NOT_FOUND: Final = ("=> not found", "Error loading shared library", "cannot open shared object")
-_WHO: Final = "error while loading shared libraries: "
-_MAGIC: Final = b"\x7fELF\x02"  # 64 bits
-_PT_INTERP: Final = 3
-_LONGEST: Final = 4096
 
 
 def image(environ: Mapping[str, str]) -> ImagePart:
@@ -255,38 +249,12 @@ def sshd(environ: Mapping[str, str]) -> SshdPart:
     return SshdPart(seen.path, openssh.reason_against(seen, who, "/run/mpiboot"))
 
 
-def loader_of(path: str) -> str:
-    """Give the loader that a program names; empty for a script, and for what needs none."""
-    try:
-        with open(path, "rb") as file:  # noqa: PTH123 - a few bytes
-            head = file.read(64)
-            if not head.startswith(_MAGIC):
-                return ""
-            (table,) = struct.unpack_from("<Q", head, 32)
-            size, count = struct.unpack_from("<HH", head, 54)
-            for place in range(count):
-                file.seek(table + place * size)
-                row = file.read(size)
-                kind, offset, length = *struct.unpack_from("<I4xQ", row), row[32:40]
-                if kind == _PT_INTERP:
-                    file.seek(offset)
-                    name = file.read(min(int.from_bytes(length, "little"), _LONGEST))
-                    return name.rstrip(b"\0").decode("utf-8", "replace")
-    except (OSError, struct.error):
-        pass
-    return ""
-
-
 def _lacks(path: str, environ: Mapping[str, str]) -> tuple[str, ...]:
-    loader = loader_of(path) if path else ""
-    if not loader:
-        return ()
+    """Give what the loader says of libraries that it does not find, in the words of ``ldd``."""
     try:
-        done = programs.run((loader, "--list", path), _PATIENCE, environ)
-    except FileNotFoundError:
-        return (f"its loader {loader} does not exist",)
-    except OSError:
+        done = programs.run(("ldd", path), _PATIENCE, environ) if path else None
+    except OSError:  # an image without ldd
         return ()
     lines = (done.stdout + done.stderr).splitlines() if done else []
     bad = (line for line in lines if any(word in line for word in _NOT_FOUND))
-    return tuple(dict.fromkeys(line.rpartition(_WHO)[2].strip() for line in bad))
+    return tuple(dict.fromkeys(line.strip() for line in bad))

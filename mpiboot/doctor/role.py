@@ -38,16 +38,12 @@ from mpiboot.worker.state import WorkerState, running_worker
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The command line: which checks and hosts (none: all), an image alone, JSON.
-
-    ``login`` is false where a launcher runs this, which has just logged in to this worker itself.
-    """
+    """The command line: which checks and hosts (none: all), an image alone, JSON."""
 
     checks: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
     image: bool = False
     as_json: bool = False
-    login: bool = True
 
 
 def run(
@@ -116,14 +112,16 @@ def _look(
     yield from (*resolved.warnings, *resolved.removed)
     rows = table.chosen(role, asked.checks, at_build=asked.image)
     needs = {name for row in rows for name in row.needs}
-    parts, unseen = gather(subject(resolved, environ), needs, resolved.settings.timeout)
+    one = subject(resolved, environ)
+    parts, unseen = gather(one, needs, resolved.settings.timeout)
     yield from checks.judge_all(rows, parts, unseen)
     if INTERRUPTED in unseen.values():
         raise KeyboardInterrupt
     if asked.image:
         return
-    if role is Role.WORKER and asked.login and job.SERVER in (asked.checks or (job.SERVER,)):
-        yield job.own_server(resolved, environ)
+    if role is Role.WORKER and one.worker is None:
+        hint = "start the container with `args: [worker]`, and look at its log"
+        yield checks.failed(job.SERVER, "no SSH server of mpiboot's runs in this pod", hint=hint)
     here = os.uname().nodename
     others = [name for name in asked.hosts if not is_one_of(here, (name,))]
     if role is Role.LAUNCHER and (others or not asked.hosts):

@@ -145,7 +145,7 @@ def write_scripts(folder: Path) -> None:
     # Imported: what is run by its path is compiled anew each time, a quarter of its start.
     argv = [sys.executable, "-I", "-S", "-c", _PROBE, str(Path(__file__).parent)]
     files.write_private(folder / PROBE, f'exec {shlex.join(argv)} "$@"\n')
-    checks = shlex.join(process.python(_CLI, "doctor", "--json", "--no-login"))
+    checks = shlex.join(process.python(_CLI, "doctor", "--json"))
     files.write_private(folder / DOCTOR, f"MPIBOOT_ROLE=worker exec {checks}\n")
 
 

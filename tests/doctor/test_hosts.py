@@ -13,7 +13,6 @@ from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.model import Finding, Level
 from mpiboot.core.settings import resolve
 from mpiboot.doctor import job
-from mpiboot.hosts.dns_query import DnsAnswer
 from mpiboot.hosts.gate import GateResult
 from mpiboot.launcher import look
 from mpiboot.launcher.observation import Observation
@@ -22,48 +21,12 @@ from mpiboot.network.worker_pairs import Dial, Reached
 from mpiboot.ssh.attempt import Attempt, Outcome, Target
 from mpiboot.system.keys import JobKey
 from tests.fakes import plans
-from tests.fakes.cli import mpiboot
-from tests.fakes.worker import HAVE_SSH, Worker
 
 Found = list[tuple[str, Level, str]]
 
 
 def short(found: list[Finding]) -> Found:
     return [(item.check, item.level, item.message) for item in found]
-
-
-# -- a worker's own server -------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(not HAVE_SSH, reason="no ssh-keygen")
-def test_a_workers_own_server_is_logged_in_to(tmp_path: Path) -> None:
-    worker = Worker(tmp_path / "worker", "embedded").start().listens()
-    environ = {
-        "MPIBOOT_ROLE": "worker",
-        "MPIBOOT_SSH_KEY": str(worker.mount),
-        "MPIBOOT_WORKER_DIR": str(worker.runtime),
-        "MPIBOOT_CONTROL_IFNAME": "127.0.0.1",
-    }
-    try:
-        done = mpiboot(tmp_path, "doctor", "--json", env=environ)
-        none = mpiboot(
-            tmp_path, "doctor", "--json", env={**environ, "MPIBOOT_WORKER_DIR": str(tmp_path)}
-        )
-    finally:
-        worker.stop()
-    told = {item["check"]: item for item in json.loads(done.stdout)["findings"]}
-    server = told["workers-unreachable"]
-    assert server["level"] == "ok", done.stdout
-    assert server["message"].startswith("embedded lets ")
-    assert server["message"].endswith(f" in at 127.0.0.1 port {worker.port}")
-    assert told["other-ssh-server"]["message"].startswith(
-        f"port {worker.port} is mpiboot's, process "
-    )
-    assert told["session-limits"]["level"] in ("ok", "warn")
-    told = {item["check"]: item for item in json.loads(none.stdout)["findings"]}
-    assert told["workers-unreachable"]["level"] == "fail"
-    message = f"no SSH server of mpiboot's runs in this pod: {tmp_path} names none"
-    assert told["workers-unreachable"]["message"] == message
 
 
 # -- a launcher's hosts ----------------------------------------------------------------------------
@@ -234,36 +197,19 @@ def test_of_very_many_hosts_that_were_reached_their_names_are_enough(seen: dict[
     ]
 
 
-class Names:
-    """A resolver that knows w-1 alone."""
-
-    def __init__(self, **_: object) -> None:
-        pass
-
-    async def ask(self, name: str) -> DnsAnswer:
-        if name == "w-1":
-            return DnsAnswer(name, ("10.0.0.1", "fd00::1"))
-        return DnsAnswer(name, detail="NXDOMAIN from 10.96.0.10")
-
-
 def without_a_plan(folder: Path, hostfile: str) -> list[Finding]:
     environ = {**plans.POD, "MPIBOOT_HOSTFILE": hostfile}
     given = {"ssh_key": str(folder / "none"), "hostfile": hostfile}
     return list(job.of_job(resolve(given, environ), environ))
 
 
-def test_without_a_key_the_hosts_names_are_still_asked_for(
-    seen: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(job, "Resolver", Names)
+def test_without_a_key_the_hostfile_is_judged(seen: dict[str, Any], tmp_path: Path) -> None:
     seen["raises"] = error("ssh-key", "there is none")
     (tmp_path / "hostfile").write_text("w-0 slots=2\nw-1\n")
     found = without_a_plan(tmp_path, str(tmp_path / "hostfile"))
-    assert short_with_hosts(found)[:1] == [("ssh-key", "", "there is none")]
-    assert [(item.level, item.host, item.message) for item in found[2:]] == [
-        (Level.OK, "", "2 hosts, some without a number of slots"),
-        (Level.FAIL, "w-0", "NXDOMAIN from 10.96.0.10"),
-        (Level.OK, "w-1", "resolves to 10.0.0.1, fd00::1"),
+    assert short_with_hosts(found)[0] == ("ssh-key", "", "there is none")
+    assert [(item.level, item.message) for item in found[2:]] == [
+        (Level.OK, "2 hosts, some without a number of slots")
     ]
 
 

@@ -73,12 +73,10 @@ def test_a_pod_whose_role_goes_by_its_number_is_known_by_its_name(
     ("which", "says"),
     [(Role.WORKER, {"workers-unreachable"}), (Role.LAUNCHER, {"slots"}), (Role.NONE, set())],
 )
-def test_a_worker_asks_its_server_and_a_launcher_its_hosts(
+def test_a_worker_has_a_server_and_a_launcher_asks_its_hosts(
     monkeypatch: pytest.MonkeyPatch, settled: Resolved, which: Role, says: set[str]
 ) -> None:
     monkeypatch.setattr(table, "chosen", lambda *_, **__: ())
-    server = Finding("workers-unreachable", Level.OK, "lets me in")
-    monkeypatch.setattr(job, "own_server", lambda *_: server)
     monkeypatch.setattr(job, "of_job", lambda *_, **__: iter([Finding("slots", Level.OK, "")]))
     assert {item.check for item in role._look(settled, {}, which, Asked())} == says
     assert list(role._look(settled, {}, which, Asked(image=True))) == []
@@ -260,24 +258,6 @@ def test_without_anything_each_thing_that_is_missing_is_told(tmp_path: Path) -> 
     told = json.loads(done.stdout)["findings"]
     failed = [item["check"] for item in told if item["level"] == "fail"]
     assert sorted(failed) == ["hostfile-missing", "program-missing", "ssh-key"]
-
-
-def test_without_a_key_the_hosts_are_still_asked_for_by_name(tmp_path: Path) -> None:
-    (tmp_path / "hosts").write_text("localhost slots=2\nno-such-host.invalid slots=2\n")
-    env = {
-        "MPIBOOT_ROLE": "launcher",
-        "MPIBOOT_SSH_KEY": str(tmp_path / "none"),
-        "MPIBOOT_HOSTFILE": str(tmp_path / "hosts"),
-    }
-    done = mpiboot(tmp_path, "doctor", "--json", env=env)
-    assert done.returncode == 1
-    told = {
-        (item["check"], item["host"]): item["level"] for item in json.loads(done.stdout)["findings"]
-    }
-    here = os.uname().nodename
-    assert told["ssh-key", here] == "fail"
-    assert told["hostfile-invalid", here] == "ok"
-    assert told["names-unresolved", "no-such-host.invalid"] == "fail"
 
 
 @pytest.mark.parametrize("only", [(), ("--host", "127.0.0.7")])

@@ -182,4 +182,4 @@ def test_launchers_find_a_look_and_a_program_that_dials_others(tmp_path: Path) -
     assert {stat.S_IMODE(path.stat().st_mode) for path in (look, probe)} == {0o600}
     role, word, *argv = shlex.split((tmp_path / "doctor").read_text())
     assert (role, word) == ("MPIBOOT_ROLE=worker", "exec")
-    assert argv[-3:] == ["doctor", "--json", "--no-login"]
+    assert argv[-2:] == ["doctor", "--json"]
