@@ -235,7 +235,7 @@ _OF_JOBS: Final[_Table] = {
     (ExitCode.DENIED, _LAUNCHER): {
         "ssh-denied": _CheckText(
             "workers accept the job's key",
-            "launcher and workers must mount the same key Secret, and log in as the same user",
+            "launcher and workers must mount the same key Secret; the user must exist, unlocked",
         ),
         "kubectl-denied": _CheckText(
             "kubectl may enter every host's pod",

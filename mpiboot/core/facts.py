@@ -394,7 +394,8 @@ class Worker:
     launcher is still connected, each with that launcher's address;
     ``attempts`` are the job's launchers that were there, each with how it ended. ``mpi`` is that of
     its PATH, and ``called_mpi`` that of the path which the line names, None where it names none.
-    ``counters`` are those of its RDMA ports and links, by port or link and name.
+    ``counters`` are those of its RDMA ports and links, by port or link and name; ``shell`` is the
+    path of the login shell.
     """
 
     host: Host
@@ -413,6 +414,7 @@ class Worker:
     no_facts: NoFacts = NoFacts.NO_MPIBOOT
     look_failed: str = ""
     dns_name: str = ""
+    shell: str = ""
 
     @property
     def runs_mpiboot(self) -> bool:

@@ -14,15 +14,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from mpiboot.core.addresses import is_address
 from mpiboot.core.checks import error
 from mpiboot.core.model import Decision, Source
-from mpiboot.core.setting_types import LaunchAgent
+from mpiboot.core.setting_types import HostKeys, LaunchAgent
 from mpiboot.core.settings import Resolved
+from mpiboot.ssh import attempt as ssh_attempt
+from mpiboot.ssh.attempt import Attempt, LoginTimeouts, OpenConnection, Target
 from mpiboot.ssh.client import HostSettings, OpensshClient
+from mpiboot.ssh.connections import Connections
 from mpiboot.system import programs
+
+if TYPE_CHECKING:
+    from mpiboot.ssh.login import Login
 
 # How kubectl reports a remote command's exit status; its own failures have other words, and both
 # may have status 1 (kubectl's pkg/cmd/util, client-go's util/exec).
@@ -63,9 +69,8 @@ class PodAccess:
         return (*self._words(), "exec", *stdin, *container, pod, "--", "/bin/sh", "-c", command)
 
     def _words(self) -> tuple[str, ...]:
-        return (
-            (self.kubectl, f"--namespace={self.namespace}") if self.namespace else (self.kubectl,)
-        )
+        namespace = (f"--namespace={self.namespace}",) if self.namespace else ()
+        return (self.kubectl, *namespace)
 
 
 def pod_of(host: str) -> str:
@@ -160,7 +165,8 @@ def pod_addresses(text: str, access: PodAccess) -> tuple[str, ...]:
         spec, status = pod["spec"], pod["status"]
         names = [item["name"] for item in spec["containers"]]
         addresses = tuple(item["ip"] for item in status.get("podIPs", ()))
-        wanted = access.container or _default_container(pod, names)
+        annotations = pod["metadata"].get("annotations") or {}
+        wanted = access.container or str(annotations.get(_DEFAULT_CONTAINER) or names[0])
         message = _waits_for(pod, wanted)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError):
         raise PodError(Trouble.FAILED, "its answer is not that of a pod") from None
@@ -170,11 +176,6 @@ def pod_addresses(text: str, access: PodAccess) -> tuple[str, ...]:
     if message or not addresses:
         raise PodError(Trouble.NOT_RUNNING, message or "it has no address yet")
     return addresses
-
-
-def _default_container(pod: dict[str, Any], names: list[str]) -> str:
-    annotations = pod["metadata"].get("annotations") or {}
-    return str(annotations.get(_DEFAULT_CONTAINER) or names[0])
 
 
 def _waits_for(pod: dict[str, Any], container: str) -> str:
@@ -262,6 +263,29 @@ class SshAccess:
     def ssh_settings(self, host: str) -> HostSettings:
         """Give what ssh is set to do for a host, once its pipeline has asked."""
         return self.client.known(host) if self.client else HostSettings(host)
+
+    async def connect(
+        self, target: Target, command: str, limits: LoginTimeouts
+    ) -> Attempt | OpenConnection:
+        """Open a connection to log in over, or run the command where only ssh can connect."""
+        if self.client and self.client.known(target.host).proxied:
+            return await self.client.log_in(target, command, limits)
+        return await ssh_attempt.connect(target, limits)
+
+    def login(
+        self, mode: HostKeys, limits: LoginTimeouts | None = None, kept: Connections | None = None
+    ) -> Login:
+        """Load the SSH library and the key."""
+        from mpiboot.ssh.login import Login  # noqa: PLC0415 - heavy
+
+        return Login(
+            self.key,
+            host_key=self.host_key,
+            mode=mode,
+            limits=limits,
+            kept=kept,
+            client=self.client,
+        )
 
 
 # kubectl costs a tenth of a second of a core and 40 MB each.

@@ -46,9 +46,10 @@ def detail(attempts: Sequence[Attempt]) -> str:
     """Describe the result of each address and port; ports with the same one are grouped."""
     groups: dict[tuple[str, str], list[int]] = {}
     for attempt in attempts:
-        message = attempt.outcome.value + (f" ({attempt.message})" if attempt.message else "")
+        said = attempt.message
         if attempt.outcome is Outcome.HOST_KEY_DIFFERS:
-            message = f"{attempt.outcome.value} ({attempt.fingerprint})"
+            said = attempt.fingerprint or said
+        message = attempt.outcome.value + (f" ({said})" if said else "")
         groups.setdefault((attempt.target.address, message), []).append(attempt.target.port)
     return "; ".join(
         f"{message} on {address} port{'s' if len(ports) > 1 else ''} {', '.join(map(str, ports))}"
@@ -70,24 +71,17 @@ def as_error(
     target = attempt.target
     where = f"{target.host} ({target.address} port {target.port}, {attempt.greeting})"
     if attempt.outcome is Outcome.HOST_KEY_DIFFERS:
-        known = "it would accept the job's key" if attempt.welcome else "it refuses the job's key"
+        known = f"it {'would accept' if attempt.welcome else 'refuses'} the job's key"
+        what, hint = f"sshd on {where} has a host key of its own", None
         if WORKER in attempt.greeting and not attempt.welcome:
-            return error(
-                "host-key-differs",
-                f"mpiboot on {where} has another key, {attempt.fingerprint}, "
-                f"not the job's, {host_fingerprint}",
-                host=target.host,
-                evidence=(known, f"it shows: {attempt.host_key}"),
-                hint="launcher and workers must mount the same key Secret",
-            )
+            what = f"mpiboot on {where} has another key"
+            hint = "launcher and workers must mount the same key Secret"
         return error(
             "host-key-differs",
-            f"sshd on {where} has a host key of its own, {attempt.fingerprint}, "
-            f"not the job's, {host_fingerprint}",
+            f"{what}, {attempt.fingerprint}, not the job's, {host_fingerprint}",
             host=target.host,
             evidence=(known, f"it shows: {attempt.host_key}"),
-            hint="add `args: [worker]` to the worker so that mpiboot runs there, "
-            "or set MPIBOOT_HOST_KEYS=accept-new",
+            hint=hint,
         )
     by = f" (named by {target.user_by})" if target.user_by else ""
     what = (
@@ -103,8 +97,6 @@ def as_error(
             *((f"it says: {attempt.message}",) if attempt.message else ()),
             f"authorized_keys of {target.user} there should hold: {public_line}",
         ),
-        hint="launcher and workers must mount the same key Secret, the user must exist there, "
-        "and the account must not be locked",
     )
 
 
@@ -113,7 +105,7 @@ LONG: Final = 60.0
 _COMMAND_HINT: Final = (
     "does the worker's container run mpiboot? A `command:` in its spec replaces it, and without "
     "command and args the MPI Operator starts the image's own sshd: write `args: [worker]`, or "
-    "`args: [worker, --, PROGRAM]`; else the worker's log says what it waits for"
+    "`args: [worker, --, PROGRAM]`; else see the worker's log"
 )
 # A packet filter drops, or answers with an ICMP error that reads as a missing route.
 _FILTERED: Final = frozenset({Outcome.TIMEOUT, Outcome.UNREACHABLE})
@@ -132,8 +124,8 @@ _NO_GREETING_HINT: Final = (
     "or its ports, out of the mesh (docs/pod-network.md); without one, see the worker's log"
 )
 
-_GREETED_HINT: Final = (
-    "its sshd answers: the worker's log may say more, and so may, in the launcher's pod, "
+_SSH_HINT: Final = (
+    "the worker's log may say more; in the launcher's pod, try "
     "`ssh -v -p {target.port} {target.user}@{target.host}`"
 )
 
@@ -162,9 +154,7 @@ def why(attempt: Attempt, attempts: Sequence[Attempt], refused: float) -> tuple[
         return f"{message}: {_LOST}", _LOST_HINT
     if attempt.outcome in (Outcome.SILENT, Outcome.CLOSED) and not attempt.greeting:
         return message, _NO_GREETING_HINT
-    if attempt.outcome.greeted:
-        return message, _GREETED_HINT.format(target=target)
-    return message, None
+    return message, _SSH_HINT.format(target=target) if attempt.outcome.greeted else None
 
 
 def more(reason: str, attempt: Attempt) -> str:

@@ -32,7 +32,6 @@ from mpiboot.hosts.pipeline import PipelineOptions, Pipelines, PodPipelines
 from mpiboot.hosts.progress import HostState, Reporter, Stage
 from mpiboot.job.program_words import Rendezvous
 from mpiboot.ssh.attempt import Attempt
-from mpiboot.ssh.client import OpensshClient
 from mpiboot.ssh.connections import short_of_files
 from mpiboot.system import os_calls
 
@@ -173,9 +172,8 @@ class GateResult:
     ``renamed`` maps the hostfile's names to the long names to be used instead. ``host_keys`` has
     each host's key as a line of known_hosts without the host, only where the setting ``host_keys``
     isn't ``job``. ``times`` are when the last name resolved and when all were ready, on the
-    monotonic clock; ``client`` is the image's ssh, if it can run. The rest is ``probe_once``'s:
-    ``findings``; ``answers``, the complete answers where doctor asked for more; ``unasked``, the
-    hosts without one at doctor's Ctrl-C.
+    monotonic clock. The rest is ``probe_once``'s: ``findings``; ``answers``, the complete answers
+    where doctor asked for more; ``unasked``, the hosts without one at doctor's Ctrl-C.
     """
 
     workers: tuple[Worker, ...]
@@ -186,7 +184,6 @@ class GateResult:
     answers: Mapping[str, Attempt] = field(default_factory=dict)
     unasked: tuple[Host, ...] = ()
     times: tuple[float, ...] = ()
-    client: OpensshClient | None = None
 
 
 async def wait(
@@ -240,7 +237,7 @@ async def wait(
         asyncio.ensure_future(followed.watch()),
     ]
     if report is not None:
-        side.append(asyncio.ensure_future(_report(followed, pipelines, access.client, report)))
+        side.append(asyncio.ensure_future(_report(followed, pipelines, report)))
     try:
         await _until(work, followed, settings, started, hostfile)
     finally:
@@ -262,15 +259,11 @@ async def wait(
     return GateResult(
         *(workers, local, pipelines.names.renamed, pipelines.host_keys),
         times=(named, ready),
-        client=access.client,
     )
 
 
 async def _report(
-    followed: FollowedHosts,
-    pipelines: Pipelines,
-    client: OpensshClient | None,
-    report: Callable[[GateResult], None],
+    followed: FollowedHosts, pipelines: Pipelines, report: Callable[[GateResult], None]
 ) -> None:
     """Report who is ready whenever that has changed."""
     reported: list[Worker] = []
@@ -279,7 +272,7 @@ async def _report(
         if list(map(id, ready)) != list(map(id, reported)):
             reported = ready
             names, keys = pipelines.names.renamed, pipelines.host_keys
-            report(GateResult(tuple(ready), (), dict(names), dict(keys), client=client))
+            report(GateResult(tuple(ready), (), dict(names), dict(keys)))
         await asyncio.sleep(_REPORT)
 
 

@@ -196,7 +196,7 @@ class HostAnswer:
     ``connecting`` are connection attempts without an answer. ``listener`` is the process that
     listens at the given port (empty: not visible, None: nobody), ``to_accept`` the length of its
     accept queue; ``overflows`` counts connections that found such a queue of the pod full.
-    ``counters`` are those of RDMA ports and links.
+    ``counters`` are those of RDMA ports and links; ``shell`` is the login shell.
     ``ranks`` counts those of one launch, and ``in_mpi`` those that have not left MPI; ``ended`` and
     ``left`` the processes that an order has ended, and could not end.
     For doctor, ``values`` are compared between hosts; ``own_checks`` is the JSON of the worker's
@@ -230,6 +230,7 @@ class HostAnswer:
     own_checks: str | None = None
     dial: str = ""
     counters: Counters = field(default_factory=dict)
+    shell: str = ""
 
 
 def read(output: str) -> HostAnswer:
@@ -272,6 +273,7 @@ def read(output: str) -> HostAnswer:
         own_checks=next(iter(rows.get("doctor", ())), None),
         dial=next((_dialled(row) for row in rows.get("dial", ())), ""),
         counters=counters.read(lines),
+        shell=next(iter(rows.get("shell", ())), ""),
     )
 
 
@@ -321,9 +323,9 @@ def _connecting(rows: Iterable[str]) -> list[Connecting]:
 
 
 def _mpirun(lines: list[str]) -> tuple[str, str] | None:
-    """Parse host name, path and version; the path is missing where there is no mpirun."""
-    path = lines[1].strip() if len(lines) > 1 else ""
-    return (path, "\n".join(lines[2:])) if path.startswith("/") else None
+    """Parse path and version; there is neither where there is no mpirun."""
+    path = "".join(lines[:1]).strip()
+    return (path, "\n".join(lines[1:])) if path.startswith("/") else None
 
 
 def _launches(

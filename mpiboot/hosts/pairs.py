@@ -314,9 +314,8 @@ class MeasuringHosts:
 
     def __init__(self, settings: Settings, access: SshAccess) -> None:
         """Begin without any host; of the settings ``host_keys`` and ``port_range`` are read."""
-        from mpiboot.ssh.login import Login  # noqa: PLC0415 - the gate loads it while it waits
-
-        self._login = Login(access.key, host_key=access.host_key, mode=settings.host_keys)
+        # ssh keeps no connection for more commands.
+        self._login = replace(access, client=None).login(settings.host_keys)
         self._ports = settings.port_range
         self.connections: dict[str, Connection] = {}
         self.probes: dict[str, _Probe] = {}

@@ -34,7 +34,6 @@ from mpiboot.hosts.pairs import PairCheck
 from mpiboot.hosts.progress import HostState, Stage, finding
 from mpiboot.job import names
 from mpiboot.network import pod as own_pod
-from mpiboot.ssh import attempt as ssh_attempt
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
 from mpiboot.ssh.connections import Connections
 from mpiboot.system import os_calls, programs
@@ -100,6 +99,7 @@ def worker_of(host: Host, attempt: Attempt, dns_name: str = "") -> Worker:
         called_mpi=programs.recognise(*answer.mpirun_by_path) if answer.mpirun_by_path else None,
         counters=answer.counters,
         no_facts=reason,
+        shell=answer.shell,
     )
 
 
@@ -195,16 +195,8 @@ class Pipelines:
         return self._login
 
     def _load(self) -> Login:
-        from mpiboot.ssh.login import Login  # noqa: PLC0415 - see load
-
-        return Login(
-            self._access.key,
-            host_key=self._access.host_key,
-            mode=self._settings.host_keys,
-            limits=self._options.limits,
-            kept=self._options.kept,
-            client=self._access.client,
-        )
+        mode, options = self._settings.host_keys, self._options
+        return self._access.login(mode, options.limits, options.kept)
 
     def is_own_name(self, host: Host) -> bool:
         """Tell by name alone whether a host is this pod.
@@ -396,21 +388,16 @@ class Pipelines:
     async def _once(self, target: Target) -> Attempt:
         limits = self._options.limits.longer(self._late[target])
         async with self._connections:
-            if self._access.ssh_settings(target.host).proxied:
-                found = await (await self.load()).by_ssh(target, self._command, limits)
-            else:
-                found = await self._connect(target, limits)
+            found = await self._access.connect(target, self._command, limits)
+            if not isinstance(found, Attempt):
+                with found.sock:
+                    login = await self.load()
+                    keep = (
+                        partial(self._pairs.keep, target, found.greeting) if self._pairs else None
+                    )
+                    found = await login.log_in(found, self._command, keep=keep, limits=limits)
         self._late[target] += found.outcome is Outcome.SLOW or found.stalled
         return found
-
-    async def _connect(self, target: Target, limits: LoginTimeouts) -> Attempt:
-        opened = await ssh_attempt.connect(target, limits)
-        if isinstance(opened, Attempt):
-            return opened
-        with opened.sock:
-            login = await self.load()
-            keep = partial(self._pairs.keep, target, opened.greeting) if self._pairs else None
-            return await login.log_in(opened, self._command, keep=keep, limits=limits)
 
     def answered(self, host: Host, attempt: Attempt, dns_name: str = "") -> Worker:
         """Build a worker from a host's answer, which is kept where doctor asked for more."""

@@ -59,15 +59,11 @@ class RemoteCommands:
                 return None
         target = Target(worker.host.name, worker.address, worker.port, worker.user)
         async with self._free:
-            if self._access.ssh_settings(worker.host.name).proxied:
-                attempt = await self._load().by_ssh(target, command)
-                return attempt.output if attempt.outcome is Outcome.OK else None
-            opened = await ssh_attempt.connect(target, self._limits)
-            if isinstance(opened, Attempt):
-                return None
-            with opened.sock:
-                attempt = await self._load().log_in(opened, command)
-        return attempt.output if attempt.outcome is Outcome.OK else None
+            found = await self._access.connect(target, command, self._limits)
+            if not isinstance(found, Attempt):
+                with found.sock:
+                    found = await self._load().log_in(found, command)
+        return found.output if found.outcome is Outcome.OK else None
 
     async def is_there(self, other: OtherLauncher, port: int) -> bool:
         """Tell whether a launcher's pod may still exist: a refused connection is an answer too."""
@@ -83,16 +79,7 @@ class RemoteCommands:
         return True
 
     def _load(self) -> Login:
-        if self._login is None:
-            from mpiboot.ssh.login import Login  # noqa: PLC0415 - loaded by the gate already
-
-            self._login = Login(
-                self._access.key,
-                host_key=self._access.host_key,
-                mode=self._mode,
-                limits=self._limits,
-                client=self._access.client,
-            )
+        self._login = self._login or self._access.login(self._mode, self._limits)
         return self._login
 
 

@@ -134,6 +134,7 @@ _FABRIC_MANAGER: Final = (
     "look at nvidia-fabricmanager on that node (`systemctl status`, `nvidia-smi -q`); until then "
     "CUDA fails with error 802, system not yet initialized"
 )
+_SHELL: Final = "change it in the workers' image: usermod --shell /bin/bash USER"
 PEER_MEMORY: Final = (
     "load nvidia_peermem on the nodes (`modprobe nvidia_peermem`), or use the open kernel driver; "
     "until then NCCL copies through the host's memory, which is slower"
@@ -144,6 +145,7 @@ def findings(observed: Observed) -> tuple[Finding, ...]:
     """Find the problems in what launcher and workers report."""
     return (
         *mpi_versions(observed),
+        *login_shells(observed),
         *mtus(observed.links, observed.workers),
         *shared_addresses(observed),
         *gpus(observed.workers),
@@ -178,6 +180,17 @@ def mpi_versions(observed: Observed) -> Iterator[Finding]:
         proof = named and known and theirs.family != ours.family
         level = Level.FAIL if proof else Level.WARN
         yield failed("mpi-versions", message, host=where, level=level)
+
+
+def login_shells(observed: Observed) -> Iterator[Finding]:
+    """Find those that can't read the commands of Open MPI 5.0, which are for the launcher's."""
+    ours = observed.identity.shell
+    for worker in observed.workers if observed.mpi.family is MpiFamily.OPENMPI5 else ():
+        if worker.shell.endswith(("/fish", "csh")) and worker.shell != ours:
+            message = f"its login shell is {worker.shell}, and mpirun's commands are for {ours}"
+            yield failed(
+                "daemon-failed", message, host=worker.host.name, hint=_SHELL, level=Level.WARN
+            )
 
 
 def gpus(workers: Sequence[Worker]) -> Iterator[Finding]:

@@ -171,7 +171,7 @@ def prepare_launch(
     plans.stop_on_failure(made.findings)
     launch = launch_folder.Launch(
         *(made, seen.observed, seen.passed.host_keys, pod.key, resolved, paths, pod.pods),
-        client=seen.passed.client,
+        client=pod.client,
     )
     launch.write()
     if made.meeting:
@@ -611,7 +611,7 @@ class CommandLogins:
         hosts = by_every_name(ready.workers, ready.renamed)
         logins = Logins(
             *(Path(self._logins), hosts, ready.host_keys, pod.key, pod.resolved.settings),
-            client=ready.client,
+            client=pod.client,
         )
         if not logins.folder.exists():
             logins.make_folder()

@@ -157,9 +157,8 @@ class Launch:
         path, identity = self.observed.environ.get("PATH", ""), self.observed.identity
         ssh = shutil.which("ssh", path=path) or ""
         # Hosts that ranks add while they run (MPI_Comm_spawn) are reached as the others are.
-        carried = any(item.by_ssh for item in logins.entries)
         later = {
-            replace(item, name="*", address=item.address and "%h", key="", by_ssh=carried)
+            replace(item, name="*", address=item.address and "%h", key="", by_ssh=False)
             for item in logins.entries
         }
         needs_ssh = self.plan.remote_hosts and not self.by_pool and not self.plan.user_agent
@@ -431,7 +430,11 @@ class Logins:
             MpibootError: ``runtime-folder``.
         """
         known, entries = self.folder / sshconfig.KNOWN_HOSTS, self.entries
-        by_ssh, args = [entry.name for entry in entries if entry.by_ssh], self.user_args
+        carried = [entry.name for entry in entries if entry.by_ssh]
+        by_ssh = () if user_agent or self.settings.supervise is Switch.OFF else carried
+        if by_ssh and len(by_ssh) == len(entries):  # and those that join, too
+            user_agent, by_ssh = _BY_SSH, ()
+        args = self.user_args
         if self.client and not self.client.usable:
             args = replace(args, file="none")  # which would end each login
         elif args.file not in ("", "none"):  # Include would look in ~/.ssh
@@ -443,7 +446,7 @@ class Logins:
         files.write_private(
             self.folder / sshconfig.SSH_CONFIG,
             sshconfig.render(
-                (*entries, *later),
+                (*entries, *(replace(item, by_ssh=bool(carried)) for item in later)),
                 key=str(self.folder / launch_names.KEY),
                 known_hosts=str(known),
                 host_keys=self.settings.host_keys,
@@ -452,7 +455,7 @@ class Logins:
                 files=tuple(filter(_is_safe, sshconfig.FILES)),
                 # Which may be the one that asyncssh lacks.
                 costly_kex=bool(entries)
-                and not by_ssh
+                and not carried
                 and openssh.contains_string(ssh, sshconfig.COSTLY_KEX),
             ),
         )
@@ -464,7 +467,7 @@ class Logins:
             linger=str(linger),
             per_host=per_host,
             environ=environ or {},
-            by_ssh=() if user_agent or self.settings.supervise is Switch.OFF else by_ssh,
+            by_ssh=by_ssh,
         )
 
     def write_pool(self) -> None:
@@ -512,7 +515,7 @@ _KUBECTL_CONFIG: Final = "kubectl.conf"
 _KUBECTL_STDIN: Final = "stdin"
 _POD_EXEC: Final = _LIBEXEC / "pod_exec"
 AGENT_HOSTS: Final = "hosts"
-_BY_SSH: Final = {"user_agent": "exec_ssh"}  # the agent's own function
+_BY_SSH: Final = "exec_ssh"  # the agent's own function
 
 
 def assignments(values: Mapping[str, str]) -> str:
@@ -549,7 +552,7 @@ def write_agent_files(
     hosts = folder / AGENT_HOSTS
     for name in {*per_host, *by_ssh}:
         own = {"exports": exports(per_host.get(name, {})).rstrip()}
-        own |= _BY_SSH if name in by_ssh else {}
+        own |= {"user_agent": _BY_SSH} if name in by_ssh else {}
         files.write_private(hosts / f"{name}.env", assignments(own))
     files.write_private(folder / AGENT_CONFIG, assignments(words) + exports(environ))
 

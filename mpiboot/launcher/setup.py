@@ -53,6 +53,11 @@ class LauncherPod:
     clients: list[OpensshClient] = field(default_factory=list, compare=False)
 
     @property
+    def client(self) -> OpensshClient | None:
+        """The image's own ssh with the arguments that were read last; None where it can't run."""
+        return self.clients[-1] if self.clients else None
+
+    @property
     def job(self) -> str:
         """What identifies this job: only its launchers have it."""
         if self.key is not None:
@@ -195,5 +200,5 @@ def access(launcher: LauncherPod, args: UserArgs | None = None) -> SshAccess:
         attempt=launcher.attempt,
         may_disconnect=launcher.may_disconnect,
         pods=launcher.pods,
-        client=launcher.clients[-1] if launcher.clients else None,
+        client=launcher.client,
     )

@@ -22,6 +22,7 @@ class Outcome(str, Enum):
     TIMEOUT = "connection timed out"
     SILENT = "connected, but no SSH greeting"
     NOT_SSH = "what answers there is not SSH"
+    SSH_FAILED = "ssh failed"
     CLOSED = "connection closed"
     PROTOCOL = "no common SSH protocol"
     SLOW = "SSH login timed out"

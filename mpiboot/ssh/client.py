@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Final
 
 from mpiboot.core import log
-from mpiboot.ssh.attempt import Attempt, Outcome, Target
-from mpiboot.ssh.config import KNOWN_HOSTS, SSH_CONFIG, UserArgs, only_by_ssh
+from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
+from mpiboot.ssh.config import KNOWN_HOSTS, SSH_CONFIG, UserArgs, only_by_ssh, quoted
 from mpiboot.system import programs
 
 _DEFAULT_PORT: Final = "22"
@@ -119,12 +119,9 @@ class OpensshClient:
             if not self._known:
                 self._known[host] = await self._ask(host)
         async with self._free:
-            if host not in self._known and not self.usable:
-                self._known[host] = HostSettings(host)
-            elif host not in self._known:
+            if host not in self._known:
                 same = self._same
-                found = replace(same, host_name=host) if same else await self._ask(host)
-                self._known[host] = found
+                self._known[host] = replace(same, host_name=host) if same else await self._ask(host)
         return self._known[host]
 
     def known(self, host: str) -> HostSettings:
@@ -144,55 +141,64 @@ class OpensshClient:
         except (KeyError, ValueError, OSError):
             why = _words(done.stderr) if done else "it can't be run, or does not end"
             # Where it fails at once it says the same of every host.
-            self.usable = self.usable and not first
+            if first:
+                self.usable, self._same = False, HostSettings(host)
             log.warning("ssh", f"{self.program} -G {host} fails, its settings are not used: {why}")
             return HostSettings(host)
         return found
 
-    async def log_in(self, target: Target, command: str, seconds: float) -> Attempt:
-        """Log in and run a command, within so many seconds.
+    async def log_in(
+        self, target: Target, command: str, limits: LoginTimeouts, why: str = ""
+    ) -> Attempt:
+        """Log in and run a command; ``why`` not by asyncssh, empty where the settings say so.
 
         Raises:
             MpibootError: ``runtime-folder``; what ssh reads can't be written.
         """
+        seconds = limits.login + limits.command
         folder = self._folder = self._folder or self._make()
         to = self.known(target.host)
-        option = f"ProxyCommand={to.proxy}" if to.proxy else ""
+        # ssh notes a new host key in the first file.
+        known = folder / f"{KNOWN_HOSTS}-{target.host}"
+        files = f"{quoted(str(known))} {quoted(str(folder / KNOWN_HOSTS))}"
+        options = [f"UserKnownHostsFile={files}"]
         if not to.proxied:
-            option = f"HostName={target.address.replace('%', '%%')}"
+            options.append(f"HostName={quoted(target.address)}")
+        elif to.proxy:
+            options.append(f"ProxyCommand={to.proxy}")
         argv = (
             *command_line(self.program, str(folder)),
-            *(("-o", option) if option else ()),
+            *(word for option in options for word in ("-o", option)),
             *("-p", str(target.port), "-l", target.user, "--", target.host, command),
         )
         try:
             async with self._logins:
                 done = await programs.run_async(argv, seconds)
-        except OSError as why:
-            return Attempt(target, Outcome.NO_SOCKET, f"{self.program}: {why.strerror}")
+        except OSError as wrong:
+            return Attempt(target, Outcome.NO_SOCKET, f"{self.program}: {wrong.strerror}")
         if done is None:
             return Attempt(target, Outcome.SLOW, f"more than {seconds:g} s")
         said = _words(done.stderr)
         if done.status == _SSH_FAILED:
             kinds = (outcome for words, outcome in _FAILURES.items() if words in said)
-            return Attempt(target, next(kinds, Outcome.CLOSED), said)
+            return Attempt(target, next(kinds, Outcome.SSH_FAILED), said)
         if done.status:
             message = f"exit status {done.status}: {said}"
             return Attempt(target, Outcome.COMMAND_FAILED, message, done.stdout)
+        if not self.carried:
+            why = why or "its settings require it"
+            log.info("ssh", f"{target.host} is logged in to by {self.program}: {why}")
         self.carried.add(target.host)
-        return Attempt(target, Outcome.OK, output=done.stdout, host_key=_noted(folder, target))
+        # Under whatever name, as the user may have set a HostKeyAlias; empty where it is the job's.
+        noted = known.read_text("utf-8", "replace").rstrip() if known.exists() else ""
+        host_key = noted.rpartition("\n")[2].partition(" ")[2]
+        return Attempt(target, Outcome.OK, output=done.stdout, host_key=host_key)
 
 
 def command_line(program: str, folder: str) -> tuple[str, ...]:
     """Begin a command line of ssh: a folder's configuration, and no shared connection."""
-    return (program, "-F", f"{folder}/{SSH_CONFIG}", "-S", "none")
-
-
-def _noted(folder: Path, target: Target) -> str:
-    """Give the host key that ssh has noted for an address; empty where it is the job's."""
-    places = (target.address, f"[{target.address}]:{target.port}")
-    lines = (folder / KNOWN_HOSTS).read_text("utf-8", "replace").splitlines()
-    return next((line.partition(" ")[2] for line in lines if line.split(" ")[0] in places), "")
+    # The configuration's LocalCommand reports an agent's connection.
+    return (program, "-F", f"{folder}/{SSH_CONFIG}", "-S", "none", "-o", "PermitLocalCommand=no")
 
 
 def _by_host(debug: str) -> bool:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from mpiboot.core.launch_names import EVENTS
 from mpiboot.core.model import Identity
 from mpiboot.core.setting_types import HostKeys
 
@@ -38,18 +39,9 @@ _MEANT: Final = {
     "-J": "ProxyJump",
     "-b": "BindAddress",
     "-B": "BindInterface",
-    "-e": "EscapeChar",
-    "-S": "ControlPath",
     "-4": "AddressFamily inet",
     "-6": "AddressFamily inet6",
     "-C": "Compression yes",
-    "-q": "LogLevel QUIET",
-    "-x": "ForwardX11 no",
-    "-a": "ForwardAgent no",
-    "-A": "ForwardAgent yes",
-    "-X": "ForwardX11 yes",
-    "-Y": "ForwardX11Trusted yes",
-    "-t": "RequestTTY yes",
 }
 _FLAGS: Final = ("-v", "-T", "-n", "-k")
 # The only keywords of a user's that are passed on. None of them decides which host key is accepted;
@@ -80,12 +72,11 @@ _UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _TIME: Final = re.compile(r"(?:[0-9]{1,9}[smhdw])*[0-9]{1,9}[smhdw]?", re.IGNORECASE)
 _TIME_PART: Final = re.compile(r"([0-9]+)([smhdw]?)")
 # What asyncssh can't do as it is told.
-_ONLY_SSH: Final = frozenset(
-    (
-        *("bindaddress", "bindinterface", "ciphers", "hostkeyalgorithms", "kexalgorithms", "macs"),
-        *("pubkeyacceptedalgorithms", "pubkeyacceptedkeytypes"),
-    )
+_ONLY_TEXT: Final = (
+    "bindaddress bindinterface ciphers hostkeyalgorithms kexalgorithms macs "
+    "pubkeyacceptedalgorithms pubkeyacceptedkeytypes"
 )
+_ONLY_SSH: Final = frozenset(_ONLY_TEXT.split())
 
 # The first choice of OpenSSH 9.0 to 9.8: 82 ms of CPU for each login on the launcher, which logs in
 # to every host, against 13 with what both ends choose without it (scripts/bench/key_exchange).
@@ -278,7 +269,11 @@ def render(
             lines.append(f"  ProxyCommand {entry.proxy}")
         own = entry.key and host_keys is not HostKeys.JOB
         lines.append(f"  HostKeyAlias {entry.key_alias if own else ALIAS}")
-        if not entry.by_ssh:  # the job's key is all that it takes
+        if entry.by_ssh:  # as the pool does for others
+            events = f"{known_hosts.rpartition('/')[0]}/{EVENTS}".replace("%", "%%")
+            report = f"sh -c '[ -p {events} ] && echo connected %n 1<> {events}'"
+            lines += ["  PermitLocalCommand yes", f"  LocalCommand {report}"]
+        else:  # the job's key is all that it takes
             lines += ["  IdentitiesOnly yes", "  IdentityAgent none"]
     lines.append("Host *")
     if not lines[1:] and host_keys is HostKeys.JOB:  # of whatever host
@@ -308,6 +303,8 @@ def render(
     lines += [
         # The user's own choice, which stands before, wins.
         "Host *",
+        # ssh's own, which it does not offer beside the job's.
+        *(f"  IdentityFile ~/.ssh/id_{kind}" for kind in ("rsa", "ecdsa", "ed25519")),
         f"  ConnectTimeout {wait.timeout}",
         f"  ConnectionAttempts {wait.attempts}",
         f"  ServerAliveInterval {wait.interval}",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from mpiboot.core.records_json import read_record
 from mpiboot.ssh.attempt import WORKER
 from mpiboot.ssh.config import LaunchHost, SshTimeouts
+from mpiboot.system.programs import read_end
 
 if TYPE_CHECKING:
     from asyncio import StreamReader, StreamWriter
@@ -140,10 +141,6 @@ def _key(place: Place) -> tuple[str, int, str]:
     return (place.address, place.port, place.user)
 
 
-# More than this no host has to say.
-_MOST: Final = 1 << 18
-
-
 @dataclass(frozen=True)
 class HostCommand:
     """A command that runs on a host; ``wait`` gives its exit status, None where that is unknown."""
@@ -154,13 +151,9 @@ class HostCommand:
     end: Callable[[], None]
 
     async def output(self) -> str | None:
-        """Read to the end; None where the command failed, or says too much."""
-        text = b""
-        while len(text) <= _MOST and (piece := await self.stdout.read(_MOST)):
-            text += piece
-        if len(text) > _MOST or await self.wait() != 0:
-            return None
-        return text.decode("utf-8", "replace")
+        """Read to the end; None where the command failed."""
+        text = await read_end(self.stdout.read)
+        return text.decode("utf-8", "replace") if await self.wait() == 0 else None
 
     async def line(self) -> str | None:
         """Read the next line; None at the end."""

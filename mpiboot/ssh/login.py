@@ -20,12 +20,12 @@ from typing import Any, Final, TypeVar
 
 import asyncssh
 
-from mpiboot.core import log
 from mpiboot.core.checks import error
 from mpiboot.core.setting_types import HostKeys
-from mpiboot.ssh.attempt import SHOWN, Attempt, LoginTimeouts, OpenConnection, Outcome, Target
+from mpiboot.ssh.attempt import SHOWN, Attempt, LoginTimeouts, OpenConnection, Outcome
 from mpiboot.ssh.client import OpensshClient
 from mpiboot.ssh.connections import Connections
+from mpiboot.system.programs import read_end
 
 NOTHING_ELSE: Final[Mapping[str, Any]] = {
     "config": None,
@@ -185,10 +185,11 @@ async def closed(connection: asyncssh.SSHClientConnection) -> None:
         connection.abort()
 
 
+# In the greeting of tinysshd, which does not answer what asyncssh sends at once after a login.
+_TINYSSH: Final = "tinyssh"
 # What ssh may do, and asyncssh can't: other algorithms, certificates, an agent's keys.
 _SSH_MAY_KNOW: Final = frozenset((Outcome.PROTOCOL, Outcome.KEY_REFUSED, Outcome.PASSWORD_ASKED))
-OUTPUT_LIMIT: Final = 1 << 20
-_COMPLAINT: Final = 400
+_COMPLAINT: Final = 400  # characters
 # A handshake is some milliseconds of work here; more at once only makes each of them slow enough to
 # be cut off by a server's patience. A server that says nothing has its turn for so many seconds.
 _LOGINS: Final = 32
@@ -322,7 +323,6 @@ class Login:
         self._strict = mode is HostKeys.JOB
         self._limits = limits or LoginTimeouts()
         self._turns = Turns()
-        self._said = False
         self.public_line = _key_line(self._key)
         self.fingerprint = self._key.get_fingerprint()
         self.host_fingerprint = self._pinned.get_fingerprint()
@@ -347,13 +347,16 @@ class Login:
         limits, target, client = limits or self._limits, opened.target, self._client
         if client is None or not client.usable:
             return await self._by_asyncssh(opened, command, keep, limits)
-        found = None
-        if not (target.host in client.carried or client.known(target.host).only_ssh):
+        found, why = None, ""
+        if _TINYSSH in opened.greeting:
+            why = "its server has one session for each connection"
+        elif not (target.host in client.carried or client.known(target.host).only_ssh):
             found = await self._by_asyncssh(opened, command, keep, limits)
+            why = found.message
             if found.outcome not in _SSH_MAY_KNOW:
                 return found
         opened.sock.close()
-        by_ssh = await self.by_ssh(target, command, limits, found.message if found else "")
+        by_ssh = await client.log_in(target, command, limits, why)
         by_ssh = replace(by_ssh, greeting=opened.greeting, local_address=opened.local_address)
         if found is None:
             return by_ssh
@@ -363,20 +366,6 @@ class Login:
             # The key that asyncssh was shown tells whose server this is.
             return replace(found, outcome=by_ssh.outcome, message=by_ssh.message)
         return replace(found, message=f"{found.message}; {client.program}: {by_ssh.message}")
-
-    async def by_ssh(
-        self, target: Target, command: str, limits: LoginTimeouts | None = None, why: str = ""
-    ) -> Attempt:
-        """Log in with the image's ssh, which there must be, and run the command."""
-        limits, client = limits or self._limits, self._client
-        assert client is not None  # noqa: S101 - its settings have said so
-        seconds = limits.login + limits.command
-        found = await client.log_in(target, command, seconds)
-        if client.carried and not self._said:
-            self._said = True
-            why = why or "as it is set to use what only ssh can do"
-            log.info("ssh", f"{target.host} is logged in to by {client.program}: {why}")
-        return found
 
     async def _by_asyncssh(
         self,
@@ -469,20 +458,13 @@ class Login:
         self, found: Attempt, connection: asyncssh.SSHClientConnection, command: str
     ) -> Attempt:
         process = await connection.create_process(command, encoding=None, stdin=asyncssh.DEVNULL)
-        complaining = asyncio.ensure_future(_read_complaint(process.stderr))
-        try:
-            output = await _read_output(process.stdout)
-            if len(output) > OUTPUT_LIMIT:
-                message = f"it says more than {OUTPUT_LIMIT} bytes"
-                return replace(found, outcome=Outcome.COMMAND_FAILED, message=message)
-            complaint = await complaining
-        finally:
-            complaining.cancel()
+        streams = (process.stdout, process.stderr)
+        output, complaint = await asyncio.gather(*(read_end(stream.read) for stream in streams))
         await process.wait_closed()
         text = output.decode("utf-8", "replace")
         if process.exit_status == 0:
             return replace(found, output=text)
-        words = " ".join((complaint or output).decode("utf-8", "replace").split())[:_COMPLAINT]
+        words = " ".join((complaint or output).decode("utf-8", "replace").split())[-_COMPLAINT:]
         how = (
             f"exit status {process.exit_status}"
             if process.exit_signal is None
@@ -490,19 +472,3 @@ class Login:
         )
         message = f"{how}: {words}" if words else how
         return replace(found, outcome=Outcome.COMMAND_FAILED, message=message, output=text)
-
-
-async def _read_output(stream: asyncssh.SSHReader[bytes]) -> bytes:
-    """Read to the end, or to one byte above the limit."""
-    kept = bytearray()
-    while len(kept) <= OUTPUT_LIMIT and (part := await stream.read(1 << 16)):
-        kept += part
-    return bytes(kept)
-
-
-async def _read_complaint(stream: asyncssh.SSHReader[bytes]) -> bytes:
-    """Read to the end, so that the command can't hang on it, and keep the beginning."""
-    kept = b""
-    while part := await stream.read(1 << 16):
-        kept = (kept + part)[:_COMPLAINT]
-    return kept

@@ -155,7 +155,8 @@ def force_command(folder: Path, token: str) -> str:
 def configuration(binary: str, setup: WorkerSetup) -> str:
     """The text of the private sshd_config.
 
-    Only options that every build since OpenSSH 8.0 knows, but for those looked up in the binary.
+    Only what differs from sshd's defaults, by options that every build since OpenSSH 8.0 knows, but
+    for those looked up in the binary.
     """
     folder, address = setup.folder, setup.address
     where = f"[{address}]:{setup.port}" if ":" in address else f"{address}:{setup.port}"
@@ -167,17 +168,13 @@ def configuration(binary: str, setup: WorkerSetup) -> str:
         # The folder is private already; its parents (/tmp, a volume) need not please sshd.
         "StrictModes": "no",
         "AuthenticationMethods": "publickey",
-        "PubkeyAuthentication": "yes",
         "PasswordAuthentication": "no",
         "KbdInteractiveAuthentication": "no",
-        "HostbasedAuthentication": "no",
         "UsePAM": "no",
         "AllowUsers": setup.identity.user,
         "PermitRootLogin": "prohibit-password",
         "PermitUserRC": "no",
-        "PermitUserEnvironment": "no",
         "PermitTTY": "no",
-        "PermitTunnel": "no",
         "DisableForwarding": "yes",
         "ForceCommand": force_command(folder, setup.token),
         # bash reads ~/.bashrc for commands over SSH at its first level only: not for ForceCommand,

@@ -119,6 +119,7 @@ class ClientSession(asyncssh.SSHClientSession[bytes]):
         self._flushing = False
         self._closed = False
         self.status = FAILED
+        self.words = b""  # the beginning of what it has written to stderr
         self.lost: Exception | None = None
         self.done = asyncio.Event()
 
@@ -145,7 +146,11 @@ class ClientSession(asyncssh.SSHClientSession[bytes]):
 
     def data_received(self, data: bytes, datatype: asyncssh.DataType) -> None:
         """Write what the command has written."""
-        (self._stderr if datatype == asyncssh.EXTENDED_DATA_STDERR else self._stdout).write(data)
+        if datatype == asyncssh.EXTENDED_DATA_STDERR:
+            self.words = (self.words + data)[:400]
+            self._stderr.write(data)
+        else:
+            self._stdout.write(data)
 
     def _throttle(self) -> None:
         # asyncssh reopens the window with the first part that it hands on. Pausing it again before
@@ -320,6 +325,8 @@ class Pool:
                 self._connections.give_back(connection)
             if session.lost is not None:
                 self._log_error(host, f"the connection is lost: {session.lost}")
+            elif session.words and 0 < session.status < FAILED:  # the shell's own reason
+                self._log_error(host, session.words.decode("utf-8", "replace"))
         except (OSError, ValueError, asyncio.TimeoutError, asyncssh.Error) as wrong:
             self._log_error(host, str(wrong) or type(wrong).__name__)
             return FAILED

@@ -174,6 +174,7 @@ _GONE_LINE: Final = re.compile(rf"^{_GONE}\t([^\t]*)\t")
 _MPIRUN: Final = "mpirun"
 # A remote shell's answers for a program that isn't there, or can't be executed.
 _NOT_FOUND: Final = 127
+_NO_PROGRAM: Final = re.compile("^$|not found|no such file|unknown command")
 # With what Hydra's proxies end by themselves: its own numbers of errors.
 _HYDRA_STATUSES: Final = range(1, 16)
 # Signals by which ranks end; mpirun's status is 128 more.
@@ -397,21 +398,22 @@ def _answer(state: State, host: str) -> str:
 
 
 def _never_joined(state: State, first: Loss, lines: tuple[str, ...]) -> Verdict:
-    daemon = state.job.family.daemon
-    if first.status == _NOT_FOUND:
-        message = f"the shell there found no {daemon} (exit 127): has that image the same MPI?"
-        return verdict_of("program-missing", message, first.host, lines)
+    daemon, said = state.job.family.daemon, "; ".join(first.words)
     text = " ".join(first.words).lower()
-    for words, reference in SSH_WORDS:
-        if first.status == SSH_FAILED and words in text:
-            message = f"mpirun's {first.remote} could not log in: {'; '.join(first.words)}"
-            return verdict_of(reference, message, first.host, lines)
-    if first.sure and first.host not in state.connected:
-        return verdict_of(
-            "workers-unreachable", f"no {daemon} was started: {how(first)}", first.host, lines
-        )
-    message = f"its {daemon} failed before it joined mpirun: {how(first)}"
-    return verdict_of("daemon-failed", message, first.host, lines)
+    known = next((reference for words, reference in SSH_WORDS if words in text), "")
+    reference, message = (
+        "daemon-failed",
+        f"its {daemon} failed before it joined mpirun: {how(first)}",
+    )
+    # bash has the same status for an unset variable under `set -u`.
+    if first.status == _NOT_FOUND and _NO_PROGRAM.search(text):
+        message = f"the shell there found no {daemon} (exit 127{said and f': {said}'}): "
+        reference, message = "program-missing", f"{message}has that image the same MPI?"
+    elif first.status == SSH_FAILED and known:
+        reference, message = known, f"mpirun's {first.remote} could not log in: {said}"
+    elif first.sure and first.host not in state.connected:
+        reference, message = "workers-unreachable", f"no {daemon} was started: {how(first)}"
+    return verdict_of(reference, message, first.host, lines)
 
 
 def _by_rank(state: State) -> Verdict | None:

@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -19,6 +19,7 @@ from mpiboot.core.model import Mpi, MpiFamily
 from mpiboot.system.spawn import DEFAULT_PATH
 
 _LEFT: Final = 1.0  # seconds
+OUTPUT_LIMIT: Final = 1 << 20  # bytes
 
 
 class ProgramEnd(NamedTuple):
@@ -70,6 +71,15 @@ def run(
     return _end(child.returncode, text, errors)
 
 
+async def read_end(read: Callable[[int], Awaitable[bytes]]) -> bytes:
+    """Read a stream to its end and keep the last bytes: a login shell may print much before."""
+    kept = bytearray()
+    while part := await read(1 << 16):
+        kept += part
+        del kept[:-OUTPUT_LIMIT]
+    return bytes(kept)
+
+
 async def run_async(words: Sequence[str], seconds: float) -> ProgramEnd | None:
     """Run a program as ``run`` does, in an event loop; what it started is not killed with it."""
     import asyncio  # noqa: PLC0415 - who calls this has it; who calls `run` does not want it
@@ -80,8 +90,11 @@ async def run_async(words: Sequence[str], seconds: float) -> ProgramEnd | None:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
+    assert process.stdout is not None  # noqa: S101 - both were asked for
+    assert process.stderr is not None  # noqa: S101
+    reading = (read_end(process.stdout.read), read_end(process.stderr.read), process.wait())
     try:
-        text, errors = await asyncio.wait_for(process.communicate(), seconds)
+        text, errors, status = await asyncio.wait_for(asyncio.gather(*reading), seconds)
     except asyncio.TimeoutError:
         return None
     finally:
@@ -90,8 +103,7 @@ async def run_async(words: Sequence[str], seconds: float) -> ProgramEnd | None:
                 process.kill()
             with suppress(asyncio.TimeoutError):  # its pipes are to be closed, too
                 await asyncio.wait_for(process.communicate(), _LEFT)
-    assert process.returncode is not None  # noqa: S101 - its streams have ended, and it is reaped
-    return _end(process.returncode, text, errors)
+    return _end(status, text, errors)
 
 
 async def shell(command: str, seconds: float) -> str:

@@ -112,7 +112,7 @@ class Server:
                 facts = self.config.facts.replace("ADDRESS", address)
                 process.stdout.write(f"mpiboot-facts\n{facts}\n".encode())
             elif name == "facts":
-                process.stdout.write(b"mpiboot-plain\nhost\n")
+                process.stdout.write(b"mpiboot-plain\n")
             elif name == "probe" and self.config.facts:
                 await self._probe(process, address)
             elif name in ("job_is_over", "job_failed"):

@@ -62,18 +62,6 @@ def test_ports_that_said_the_same_are_one() -> None:
     )
 
 
-def test_errors_say_who_what_and_what_to_do() -> None:
-    differs = as_error(STOCK, OURS, "ssh-rsa AAAA", OURS)
-    denied = as_error(probe(Outcome.KEY_REFUSED), OURS, "ssh-rsa AAAA", OURS)
-
-    assert (differs.code, denied.code) == (77, 77)
-    assert OURS in differs.finding.message
-    assert THEIRS in differs.finding.message
-    assert "it would accept the job's key" in differs.finding.evidence
-    assert f"refuses the launcher's key {OURS} for user root" in denied.finding.message
-    assert "authorized_keys of root there should hold: ssh-rsa AAAA" in denied.finding.evidence
-
-
 def shown(greeting: str = "SSH-2.0-OpenSSH_9.2", *, welcome: bool = False) -> Attempt:
     """A server with a host key that is not the job's."""
     return Attempt(
@@ -121,17 +109,8 @@ def test_only_all_ports_of_one_address_are_everyone() -> None:
 @pytest.mark.parametrize(
     ("outcome", "message", "what"),
     [
-        (Outcome.KEY_REFUSED, "", "refuses the launcher's key SHA256:mine for user mpi"),
-        (
-            Outcome.PASSWORD_ASKED,
-            "",
-            "asks for a password and does not accept public keys for user mpi",
-        ),
-        (
-            Outcome.KEY_REFUSED,
-            "no such user",
-            "refuses the launcher's key SHA256:mine for user mpi",
-        ),
+        (Outcome.KEY_REFUSED, "no such user", "refuses the launcher's key SHA256:mine for"),
+        (Outcome.PASSWORD_ASKED, "", "asks for a password and does not accept public keys for"),
     ],
 )
 def test_who_lets_nobody_in_is_told_with_the_line_that_is_missing(
@@ -142,7 +121,7 @@ def test_who_lets_nobody_in_is_told_with_the_line_that_is_missing(
     )
     found = as_error(attempt, "SHA256:mine", "ssh-rsa AAAA", OURS).finding
     assert (found.check, found.host) == ("ssh-denied", "w-0")
-    assert found.message == f"sshd on w-0 (10.0.0.1 port 22, SSH-2.0-x) {what}"
+    assert found.message == f"sshd on w-0 (10.0.0.1 port 22, SSH-2.0-x) {what} user mpi"
     line = "authorized_keys of mpi there should hold: ssh-rsa AAAA"
     assert found.evidence == ((f"it says: {message}", line) if message else (line,))
     assert "the same key Secret" in found.hint

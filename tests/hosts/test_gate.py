@@ -15,7 +15,7 @@ import pytest
 
 from mpiboot.core import log
 from mpiboot.core.checks import MpibootError, error
-from mpiboot.core.facts import Host, Worker
+from mpiboot.core.facts import Host
 from mpiboot.core.setting_types import HostKeys, LogFormat, Switch
 from mpiboot.core.settings import Settings, resolve
 from mpiboot.hosts import gate, pacing, progress
@@ -23,13 +23,13 @@ from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.dns import Resolver
 from mpiboot.hosts.gate import GateResult
 from mpiboot.hosts.hostfiles import JobHostfile, find
-from mpiboot.hosts.pipeline import PipelineOptions, Pipelines
+from mpiboot.hosts.pipeline import PipelineOptions
 from mpiboot.hosts.progress import Stage
 from mpiboot.ssh import attempt as tcp
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
 from mpiboot.ssh.config import SshTimeouts
 from mpiboot.ssh.connections import Connections, Place
-from tests.fakes.nameserver import NXDOMAIN, SERVFAIL, Nameserver, hosts_file, resolv_conf, serve
+from tests.fakes.nameserver import NXDOMAIN, Nameserver, hosts_file, resolv_conf, serve
 from tests.fakes.sshd import HTTP, SILENT, Behaviour, Job, listener, sshd, without_ipv6
 from tests.fakes.worker import free_port
 
@@ -783,31 +783,6 @@ async def test_a_host_whose_connections_never_stay_is_waited_for_no_third_time(
     assert behaviour.logins == 2
 
 
-async def test_a_nameserver_that_fails_says_nothing_about_a_ready_host(
-    cluster: Cluster,
-    job: Job,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    for pause in ("_LOOK", "_RECHECK"):
-        monkeypatch.setattr(gate, pause, 0.1)
-    monkeypatch.setattr("mpiboot.hosts.dns._SECOND_OPINION", 0.0)
-    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
-    behaviour = Behaviour(job)
-    async with sshd(behaviour, "0.0.0.0") as port:
-        waiting = asyncio.ensure_future(passing(cluster, named("w-0", "w-1"), access(job, port)))
-        await told(capfd, "1/2 hosts ready")
-        del cluster.records[f"w-0.{DOMAIN}"]
-        for domain in cluster.search:
-            cluster.server.scripts[f"w-0.{domain}"] = [SERVFAIL]
-        await asyncio.sleep(0.5)
-        cluster.publish(f"w-1.{DOMAIN}", "127.0.0.3")
-        result = await waiting
-
-    assert [worker.address for worker in result.workers] == ["127.0.0.2", "127.0.0.3"]
-    assert behaviour.logins == 2
-
-
 @pytest.fixture
 async def hostfile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, JobHostfile]:
     """A hostfile of two hosts that is read again, more often than in a pod."""
@@ -965,14 +940,3 @@ async def test_the_drawn_line_is_taken_away_before_the_gate_ends(
     _, taken, rest = capfd.readouterr().err.rpartition("\r\x1b[K")
     assert taken
     assert rest.startswith("mpiboot: 1 host ready in ")
-
-
-async def test_where_the_name_of_a_ready_host_leads_now_is_told(cluster: Cluster, job: Job) -> None:
-    name = f"w-0.{DOMAIN}"
-    worker = Worker(Host("w-0"), "127.0.0.2", 22, "r", "127.0.0.1", None, dns_name="w-0")
-    async with cluster.resolver() as resolver:
-        pipelines = Pipelines(Settings(), access(job, 22), resolver, changed=lambda: None)
-        cluster.publish(name, "127.0.0.2")
-        assert await pipelines.moved(worker) == ""
-        cluster.publish(name, "127.0.0.4")
-        assert await pipelines.moved(worker) == "its name now has the address 127.0.0.4"

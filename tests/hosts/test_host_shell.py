@@ -367,7 +367,7 @@ def test_a_worker_without_mpiboot_tells_what_plain_programs_know(tmp_path: Path)
 
 
 def test_a_worker_without_mpirun_has_no_mpi(tmp_path: Path) -> None:
-    for name in ("uname", "head", "sh", "grep"):
+    for name in ("head", "sh", "grep"):
         (tmp_path / name).symlink_to(str(shutil.which(name)))
     output = run(shutil.which("sh") or "sh", PATH=str(tmp_path))
 

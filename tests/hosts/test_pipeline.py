@@ -399,10 +399,12 @@ async def test_a_hundred_and_twenty_eight_connections_are_open_at_once(
         (["10.0.0.2", "10.0.0.1"], ""),
         (["10.0.0.2", "10.0.0.2", "10.0.0.1"], ""),
         (["10.0.0.2"], "its name now has the address 10.0.0.2"),
+        ([""], ""),  # a nameserver that fails says nothing of the host
     ],
 )
 async def test_a_host_has_moved_only_if_every_look_says_so(told: list[str], moved: str) -> None:
     """Of two nameservers one may be behind, and they are asked by turns."""
-    names = Names(*(DnsAnswer("w-0", (address,)) for address in told))
+    failed = DnsAnswer("w-0", reason=NoAddress.SERVFAIL)
+    names = Names(*(DnsAnswer("w-0", (address,)) if address else failed for address in told))
     worker = replace(plans.worker(Host("w-0"), 1, None), address="10.0.0.1", dns_name="w-0")
     assert await pipelines(names).moved(worker) == moved

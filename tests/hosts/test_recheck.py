@@ -325,7 +325,7 @@ async def test_a_worker_whose_mpiboot_has_gone_stays_as_it_was(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     async def run(*_: object) -> str:
-        return "mpiboot-plain\nw-1\n"
+        return "mpiboot-plain\n"
 
     remote = RemoteCommands(SshAccess("r", tmp_path / "key", "here"), HostKeys.JOB)
     monkeypatch.setattr(remote, "run", run)

@@ -65,7 +65,7 @@ async def test_commands_have_the_limits_and_the_key_of_the_gate(
     assert given == []
     assert remote._load() is remote._load()
     named = {"host_key": "ssh-ed25519 PINNED", "mode": HostKeys.OFF, "limits": limits}
-    named |= {"client": None}
+    named |= {"client": None, "kept": None}
     assert given == [((tmp_path / "key",), named)]
     made: list[tuple[object, object]] = []
     monkeypatch.setattr(

@@ -17,7 +17,7 @@ STATE = (
     "mpiboot-process\nMPIBOOT_LAUNCH_ID=m\nSSH_CONNECTION=10.0.0.9 1 10.0.0.2 22\n"
     "mpiboot-mpirun /opt/mpirun mpirun (Open MPI) 5.0.7\n"
 )
-PLAIN = "mpiboot-plain\nw-1\n/usr/bin/mpirun\nmpirun (Open MPI) 4.1.4\n"
+PLAIN = "mpiboot-shell /bin/fish\nmpiboot-plain\n/usr/bin/mpirun\nmpirun (Open MPI) 4.1.4\n"
 
 
 def attempt(output: str) -> Attempt:
@@ -35,6 +35,7 @@ def test_a_worker_is_where_it_answered_with_all_that_it_said() -> None:
     assert found.called_mpi is not None
     assert (found.called_mpi.path, found.called_mpi.version) == ("/opt/mpirun", "5.0.7")
     assert found.mpi is not None
+    assert found.shell == "/bin/fish"
     assert (found.mpi.path, found.mpi.family) == ("/usr/bin/mpirun", MpiFamily.OPENMPI4)
 
 

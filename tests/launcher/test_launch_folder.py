@@ -93,24 +93,30 @@ def made(
 
 @needs_ssh
 @pytest.mark.parametrize("own_agent", [False, True])
-def test_a_host_that_only_ssh_gets_in_to_is_left_to_it(tmp_path: Path, *, own_agent: bool) -> None:
+@pytest.mark.parametrize("all_hosts", [False, True])
+def test_a_host_that_only_ssh_gets_in_to_is_left_to_it(
+    tmp_path: Path, *, own_agent: bool, all_hosts: bool
+) -> None:
     client = OpensshClient("/usr/bin/ssh", read_args(""), "me", lambda: tmp_path)
-    client.carried.add("w-0.job.ns.svc")
     launch = replace(made(tmp_path), client=client)
+    client.carried |= {item.host.name for item in launch.observed.workers[: 1 + all_hosts]}
     plan = replace(launch.plan, user_agent="/opt/agent" if own_agent else "")
     replace(launch, plan=plan).write()
     folder = Path(launch.where.launch_dir)
     env = folder / "hosts" / "w-0.job.ns.svc.env"
-    assert env.exists() == (not own_agent)
-    assert own_agent or "user_agent=exec_ssh\n" in env.read_text()
+    assert env.exists() == (not own_agent and not all_hosts)
+    for_all = "user_agent=exec_ssh\n" in (folder / "agent.conf").read_text()
+    assert for_all == (all_hosts and not own_agent)
+    assert not env.exists() or "user_agent=exec_ssh\n" in env.read_text()
     config = launch.pool_config()
     assert config is not None
     assert [(host.name, host.by_ssh) for host in config.hosts] == [
         ("w-0.job.ns.svc", True),
-        ("ip-w-1", False),
+        ("ip-w-1", all_hosts),
     ]
     first, second = (folder / "ssh_config").read_text().split("Host ")[1:3]
-    assert ("IdentitiesOnly" in first, "IdentitiesOnly" in second) == (False, True)
+    assert ("IdentitiesOnly" in first, "IdentitiesOnly" in second) == (False, not all_hosts)
+    assert f"LocalCommand sh -c '[ -p {folder}/events ] && echo connected %n" in first
 
 
 @needs_ssh
@@ -142,7 +148,8 @@ def test_ssh_reaches_each_host_by_mpiruns_name_where_the_gate_found_it(tmp_path:
     def read(name: str) -> dict[str, str]:
         argv = ["ssh", "-G", "-F", str(folder / "ssh_config"), name]
         done = subprocess.run(argv, capture_output=True, text=True, check=True)
-        return dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)
+        lines = reversed(done.stdout.splitlines())
+        return dict(line.split(" ", 1) for line in lines if " " in line)
 
     first, second = read("w-0.job.ns.svc"), read("ip-w-1")
     assert (first["hostname"], second["hostname"]) == ("10.244.0.10", "10.244.0.11")

@@ -29,6 +29,14 @@ def rsa_pair() -> tuple[str, str]:
 
 OTHER: Final = KeyPair.make()
 RSA: Final = rsa_pair()
+ED25519: Final = asyncssh.generate_private_key("ssh-ed25519")
+PUBLIC: Final = ED25519.export_public_key().decode().strip()
+# tinysshd has no other kind of key, in files of NaCl's own form: seed and public half, public half.
+TINYSSHD: Final = f"""umask 077; mkdir -p /root/.ssh /run/key; cd /run/key
+echo {PUBLIC} > /root/.ssh/authorized_keys
+echo {ED25519.encode_ssh_private()[-64:].hex()} | xxd -r -p > .ed25519.sk
+tail -c 32 .ed25519.sk > ed25519.pk
+exec tcpserver -HRDl0 0 22 /usr/sbin/tinysshd -v /run/key"""
 # What the MPI Operator's own images have.
 TRUST: Final = "StrictHostKeyChecking no\nUserKnownHostsFile /dev/null\nLogLevel ERROR\n"
 KEYS: Final = {"/opt/keys/other": OTHER.private}
@@ -37,7 +45,9 @@ SLOW: Final = "#!/bin/sh\nsleep 11\ncat /root/.ssh/authorized_keys\n"
 READ_AS_ROOT: Final = (
     "AuthorizedKeysCommand /usr/bin/{} /root/.ssh/authorized_keys\nAuthorizedKeysCommandUser root\n"
 )
-AS_RBASH: Final = ("sh", "-c", "usermod -s /bin/rbash root")
+WORKER: Final = "useradd -m -p '*' worker"
+FIRST: Final = "sed -i '1i {}' /root/.bashrc"
+SHELL: Final = "usermod -s {} root"
 
 
 @dataclass(frozen=True)
@@ -45,33 +55,39 @@ class Condition:
     """What a launcher's ssh is told, and what its workers' sshd is.
 
     `client` is a file of /etc/ssh/ssh_config.d, `args` are words for `mpirun`'s ssh, `server` are
-    lines of sshd_config; `files` are the launcher's, by path; `after` changes the workers' image.
-    `mount` is where the job's key lies. `fails` are MPIs that don't run there by themselves, and
-    need not with mpiboot.
+    lines of sshd_config; `files` are the launcher's, by path. In the workers' image `after` has
+    run, it has the packages `debian`, and `serve` runs there in place of sshd. `mount` is where the
+    job's key lies. `fails` are MPIs that don't run there by themselves, and need not with mpiboot.
     """
 
     client: str = ""
     args: str = ""
     server: str = ""
     files: dict[str, str] = field(default_factory=dict)
-    after: tuple[str, ...] = ()
+    after: str = ""
     before: str = ""
     hostfile: str | None = None
     mount: str = "/root/.ssh"
     fails: tuple[str, ...] = ()
     program: str = RING
     says: str = ""
+    debian: tuple[str, ...] = ()
+    serve: str = ""
 
 
 LISTED: Final = "pi-worker-{}.pi.default.svc"
 SLOW_LOGIN: Final = "a login that takes 22 s"
 CONDITIONS: Final = {
     "a port among the arguments": Condition(args="-p 2022", server="Port 2022\n"),
+    "a user among the arguments": Condition(
+        args="-l worker", server=READ_AS_ROOT.format("cat"), after=WORKER
+    ),
     "a port and a user of ssh_config": Condition(
         "Host pi-worker-*\n  Port 2022\n  User worker\n",
         server="Port 2022\n" + READ_AS_ROOT.format("cat"),
-        after=("useradd", "-m", "-p", "*", "worker"),
+        after=WORKER,
     ),
+    "2 MB from .bashrc": Condition(after=FIRST.format("yes noise | head -n 350000")),
     "names that only ssh_config knows": Condition(
         "".join(f"Host node{i}\n  HostName {LISTED.format(i)}\n" for i in range(2)),
         hostfile="node0{slots}\nnode1{slots}\n",
@@ -109,7 +125,7 @@ CONDITIONS: Final = {
     ),
     "another host in between": Condition(
         f"Host pi-worker-1.*\n  ProxyJump {LISTED.format(0)}\n",
-        says="as it is set to use what only ssh can do",
+        says="its settings require it",
     ),
     SLOW_LOGIN: Condition(
         server=READ_AS_ROOT.format("slow") + "AuthorizedKeysFile none\n",
@@ -122,12 +138,27 @@ CONDITIONS: Final = {
     ),
     "one session at a time": Condition(server="MaxSessions 1\n"),
     # The others' daemons have a path.
-    "a restricted shell": Condition(after=AS_RBASH, fails=("openmpi-5.0", "mpich-5.0")),
+    "a restricted shell": Condition(
+        after=SHELL.format("/bin/rbash"), fails=("openmpi-5.0", "mpich-5.0")
+    ),
     "variables that ssh sends and sets": Condition(
         "SendEnv SENT\nSetEnv SET=2\n",
         server="AcceptEnv SENT SET\n",
         before="export SENT=1",
         program="sh -c 'test $SENT$SET = 12 && exec " + RING + "'",
+    ),
+    "tinysshd": Condition(
+        "IdentityFile /opt/keys/ed25519\n",
+        files={"/opt/keys/ed25519": ED25519.export_private_key().decode()},
+        mount="/opt/unused",
+        debian=("tinysshd", "ucspi-tcp", "xxd"),
+        serve=TINYSSHD,
+        says="its server has one session for each connection",
+    ),
+    "Dropbear's server": Condition(
+        debian=("dropbear-bin",),
+        serve="dropbearconvert openssh dropbear /root/.ssh/id_rsa /run/key && "
+        "exec dropbear -F -E -r /run/key",
     ),
 }
 
@@ -146,7 +177,9 @@ def job_of(cluster: Cluster, name: str, one: Condition) -> Job:
     worker = worker.with_files({"/etc/ssh/rsa": RSA[0]}, 0o600)
     worker = worker.with_files({"/usr/bin/slow": SLOW}, 0o755)
     if one.after:
-        worker = worker.after(*one.after)
+        worker = worker.after("sh", "-c", one.after)
+    if one.debian:
+        worker = worker.with_debian(*one.debian)
     job = mpijob(
         cluster,
         launcher,
@@ -156,6 +189,7 @@ def job_of(cluster: Cluster, name: str, one: Condition) -> Job:
         ssh_mount=one.mount,
         launcher_command=["sleep", "99999"],
         worker={"image": worker},
+        worker_command=["sh", "-c", one.serve] if one.serve else None,
         worker_args=(),
     )
     job.start()
@@ -171,28 +205,31 @@ ALONE: Final = {
     "openmpi-4.1": "",
     "openmpi-5.0": "--hostfile /etc/mpi/hostfile",
     "mpich-5.0": "-localhost $(hostname -i)",
+    "intel-mpi": "-iface eth0",
 }
-ARGS: Final = {"openmpi-4.1": "OMPI_MCA_plm_rsh_args", "openmpi-5.0": "PRTE_MCA_plm_ssh_args"}
+ARGS: Final = {
+    "openmpi-4.1": "OMPI_MCA_plm_rsh_args",
+    "openmpi-5.0": "PRTE_MCA_plm_ssh_args",
+    "mpich-5.0": "HYDRA_LAUNCHER_EXTRA_ARGS",
+    "intel-mpi": "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS",
+}
+QUICK: Final = images.NAMES[0]
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("name", "condition"),
     [
-        images.NAMES[0],
-        *(pytest.param(one, marks=pytest.mark.full) for one in (images.NAMES[1], "mpich-5.0")),
+        pytest.param(name, key, marks=[pytest.mark.full] * (name != QUICK or key == SLOW_LOGIN))
+        for key, one in CONDITIONS.items()
+        for name in ALONE
+        if name not in one.fails and (one.args or name != "intel-mpi")
     ],
-)
-@pytest.mark.parametrize(
-    "condition",
-    [pytest.param(one, marks=[pytest.mark.full] * (one == SLOW_LOGIN)) for one in CONDITIONS],
 )
 def test_what_ssh_gets_in_to(cluster: Cluster, rig: None, name: str, condition: str) -> None:
     one = CONDITIONS[condition]
-    if name in one.fails:
-        pytest.skip("it does not run there by itself")
     job = job_of(cluster, name, one)
     hosts = [line.split()[0].partition(":")[0] for line in job.hostfile.splitlines()]
-    args = {ARGS.get(name, "HYDRA_LAUNCHER_EXTRA_ARGS"): one.args} if one.args else {}
+    args = {ARGS[name]: one.args} if one.args else {}
     loops = "; ".join(f"until ssh {one.args} {host} true; do sleep 0.2; done" for host in hosts)
     for start in (f"{loops}; exec mpirun {ALONE[name]}", "exec mpiboot mpirun"):
         script = f"{one.before or ':'}; {start} -np 2 {one.program}"
@@ -203,6 +240,23 @@ def test_what_ssh_gets_in_to(cluster: Cluster, rig: None, name: str, condition: 
         said = " ".join(done.stderr.split())
         assert "waiting for it again" not in said
         assert one.says in said or "mpiboot" not in start
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("shell", ["set -u", "fish", "tcsh"])
+def test_a_login_shell_that_starts_no_daemon_is_named(
+    cluster: Cluster, rig: None, shell: str
+) -> None:
+    """The command of Open MPI 5.0 begins with assignments, and appends to LD_LIBRARY_PATH."""
+    one = Condition(after=SHELL.format(f"/usr/bin/{shell}"), debian=(shell,))
+    words = f"its login shell is /usr/bin/{shell}, and mpirun's commands are for /bin/bash"
+    if shell == "set -u":
+        one = Condition(after=FIRST.format(shell))
+        words = "bash: line 1: LD_LIBRARY_PATH: unbound variable) -> see the lines"
+    job = job_of(cluster, "openmpi-5.0", one)
+    done = job.launcher.exec("mpiboot", "mpirun", "-np", "2", RING, env=AS_ROOT)
+    assert done.returncode
+    assert words in " ".join(done.stderr.replace("mpiboot:", "").split())
 
 
 @pytest.mark.full

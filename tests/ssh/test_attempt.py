@@ -2,19 +2,13 @@ from __future__ import annotations
 
 from dataclasses import astuple
 
-from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
+from mpiboot.ssh.attempt import LoginTimeouts, Outcome
 
 
 def test_which_of_them_have_seen_an_ssh_server_and_which_said_no() -> None:
     before = [item.name for item in Outcome if not item.greeted]
     assert before == ["NO_SOCKET", "REFUSED", "UNREACHABLE", "TIMEOUT", "SILENT", "NOT_SSH"]
     assert [item.value for item in Outcome if item.denied] == ["key refused", "password asked"]
-
-
-def test_what_an_attempt_did_not_find_is_empty() -> None:
-    target = Target("w-0", "10.0.0.1", 22, "me")
-    nothing = ("", "", "", "", "", "", False, False)
-    assert astuple(Attempt(target, Outcome.TIMEOUT))[2:] == nothing
 
 
 def test_each_step_has_a_limit_and_each_later_one_more_time() -> None:

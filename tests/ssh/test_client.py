@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.ssh.attempt import Outcome, Target
+from mpiboot.ssh.attempt import LoginTimeouts, Outcome, Target
 from mpiboot.ssh.client import HostSettings, OpensshClient
 from mpiboot.ssh.config import read_args
 
@@ -103,7 +103,7 @@ async def test_an_ssh_that_cannot_tell_is_not_used(
         ("me@w-0: Permission denied (publickey).", 255, Outcome.KEY_REFUSED),
         ("Host key verification failed.", 255, Outcome.HOST_KEY_DIFFERS),
         ("no matching cipher found. Their offer: x", 255, Outcome.PROTOCOL),
-        ("Connection closed by 10.0.0.1 port 22", 255, Outcome.CLOSED),
+        ("Connection closed by 10.0.0.1 port 22", 255, Outcome.SSH_FAILED),
         ("sh: not found", 127, Outcome.COMMAND_FAILED),
         ("a banner", 0, Outcome.OK),
     ],
@@ -116,9 +116,8 @@ async def test_sshs_own_words_tell_how_far_it_got(
         f'#!/bin/sh\nfor word; do :; done\necho "$word"\necho "{words}" >&2\nexit {status}\n'
     )
     program.chmod(0o755)
-    (tmp_path / "known_hosts").write_text("")
     asked = client(tmp_path, program=str(program))
-    found = await asked.log_in(Target("w-0", "10.0.0.1", 22, "me"), "a command", 60)
+    found = await asked.log_in(Target("w-0", "10.0.0.1", 22, "me"), "a command", LoginTimeouts())
     assert (found.outcome, words in found.message) == (outcome, outcome is not Outcome.OK)
     assert asked.carried == ({"w-0"} if outcome is Outcome.OK else set())
     assert found.output == ("a command\n" if status != 255 else "")
@@ -126,9 +125,9 @@ async def test_sshs_own_words_tell_how_far_it_got(
 
 async def test_a_host_key_that_is_new_is_noted_by_ssh(tmp_path: Path) -> None:
     program = tmp_path / "ssh"
-    lines = "mpiboot-job ssh-ed25519 OURS\n[10.0.0.1]:2222 ssh-ed25519 THEIRS\n"
-    program.write_text(f"#!/bin/sh\nprintf '{lines}' > {tmp_path}/known_hosts\n")
+    lines = "a-users-alias ssh-ed25519 THEIRS\n"
+    program.write_text(f"#!/bin/sh\nprintf '{lines}' > {tmp_path}/known_hosts-w-0\n")
     program.chmod(0o755)
     asked = client(tmp_path, program=str(program))
-    found = await asked.log_in(Target("w-0", "10.0.0.1", 2222, "me"), "", 60)
+    found = await asked.log_in(Target("w-0", "10.0.0.1", 2222, "me"), "", LoginTimeouts())
     assert found.host_key == "ssh-ed25519 THEIRS"

@@ -69,7 +69,7 @@ def asked(config: Path, host: str, *more: str) -> dict[str, str]:
     done = subprocess.run(
         [SSH, "-G", "-F", str(config), *more, host], capture_output=True, text=True, check=True
     )
-    pairs = (line.partition(" ") for line in done.stdout.splitlines())
+    pairs = (line.partition(" ") for line in reversed(done.stdout.splitlines()))  # the first
     return {name: value for name, _, value in pairs}
 
 
@@ -80,6 +80,7 @@ def test_ssh_takes_what_was_verified_of_each_host(tmp_path: Path, entry: LaunchH
     assert found["hostname"] == entry.address
     assert found["port"] == str(entry.port)
     assert found["user"] == entry.user
+    assert "IdentityFile ~/.ssh/id_ed25519\n" in (tmp_path / "ssh_config").read_text()
     assert found["hostkeyalias"] == ALIAS
     assert found["stricthostkeychecking"] == "true"
     assert found["userknownhostsfile"] == "/run/mpiboot/known_hosts"

@@ -172,7 +172,9 @@ def test_a_pod_that_kubectl_enters_is_told_as_such() -> None:
 
 
 FAILED = "its orted failed before it joined mpirun"
-NO_ORTED = "the shell there found no orted (exit 127)"
+NO_ORTED = "the shell there found no orted (exit 127"
+SAME = "has that image the same MPI?"
+UNBOUND = "bash: line 1: LD_LIBRARY_PATH: unbound variable"
 
 
 @pytest.mark.parametrize(
@@ -190,7 +192,15 @@ NO_ORTED = "the shell there found no orted (exit 127)"
         ),
         (
             [AgentEnded("w-2", 101, 127)],
-            *(127, (127, "program-missing", f"{NO_ORTED}: has that image the same MPI?")),
+            *(127, (127, "program-missing", f"{NO_ORTED}): {SAME}")),
+        ),
+        (
+            [AgentEnded("w-2", 101, 127, ("sh: 1: orted: not found",))],
+            *(127, (127, "program-missing", f"{NO_ORTED}: sh: 1: orted: not found): {SAME}")),
+        ),
+        (
+            [AgentEnded("w-2", 101, 127, (UNBOUND,))],
+            *(127, (69, "daemon-failed", f"{FAILED}: its agent ended with 127 ({UNBOUND})")),
         ),
     ],
 )
