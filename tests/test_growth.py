@@ -20,7 +20,7 @@ from mpiboot.core.settings import Settings, resolve
 from mpiboot.hosts import progress
 from mpiboot.job import hostfile, mpirun_line, names, render
 from mpiboot.job import plan as plans
-from mpiboot.job.plan_builder import Observed
+from mpiboot.job.plan_input import Observed
 from mpiboot.launcher import launch_folder
 from mpiboot.network import decision, worker_network, worker_pairs
 from mpiboot.network.worker_pairs import Dial, Reached

@@ -192,7 +192,7 @@ _OF_JOBS: Final[_Table] = {
     },
     (ExitCode.DEVICE_MISSING, _LAUNCHER): {
         "gpus": _CheckText(
-            "all workers have the same number and kind of GPUs",
+            "GPUs are there and ready",
             "check that node's GPUs (`nvidia-smi`, `dmesg`); select nodes of one kind",
         ),
     },
@@ -288,9 +288,9 @@ _OF_JOBS: Final[_Table] = {
             "the port at which ranks for torchrun meet is free on rank 0's host",
             "choose another port with MPIBOOT_MASTER_PORT, or end what listens there",
         ),
-        "control-mtu": _CheckText(
-            "the control links of all pods have the same MTU",
-            "give the pod network one MTU, its smallest link's: large messages hang otherwise",
+        "workers-differ": _CheckText(
+            "workers have the same GPUs, RDMA ports and MTU",
+            "select nodes of one kind; a smaller MTU on the way makes large messages hang",
         ),
     },
     (ExitCode.CONFLICT, _WORKER): {
@@ -443,7 +443,7 @@ BY_REFERENCE: Final = {check.reference: check for check in CHECKS}
 WARNINGS: Final = frozenset(
     {
         *("data-sockets", "data-subnet", "rdma-mtu-low"),
-        *("control-mtu", "entrypoint", "env-profile", "gpus", "offline", "several-programs"),
+        *("entrypoint", "env-profile", "gpus", "offline", "several-programs", "workers-differ"),
         *("shims", "slots"),
     }
 )

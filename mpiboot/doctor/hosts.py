@@ -96,7 +96,7 @@ def _values(one: HostReport) -> dict[str, str]:
         found["mpiboot"] = known if worker.runs_mpiboot else "none"
         control = link_of(worker.address, worker.facts.links) if worker.facts else None
         if control:
-            found.pop(f"{_LINK}{control.name}", None)  # control-mtu has it
+            found.pop(f"{_LINK}{control.name}", None)  # workers-differ has it
     return found
 
 

@@ -24,7 +24,7 @@ from mpiboot.hosts import gate, host_shell, hostfiles
 from mpiboot.hosts.gate import DoctorLook, is_one_of
 from mpiboot.hosts.host_shell import HostAnswer
 from mpiboot.job import plan as plans
-from mpiboot.job.plan_builder import LaunchPaths
+from mpiboot.job.plan_input import LaunchPaths
 from mpiboot.launcher import launch_folder, look
 from mpiboot.launcher import setup as launcher_setup
 from mpiboot.launcher.observation import Observation

@@ -12,7 +12,6 @@ from mpiboot.core.model import Finding, Identity, Mpi
 from mpiboot.core.settings import Settings
 from mpiboot.core.wording import counted, first_few, size_of
 from mpiboot.doctor.checks import DoctorCheck, check, failed, ok, warned, worker_check
-from mpiboot.job import pods
 from mpiboot.job.control_links import NAME_LINKS, links_gone
 from mpiboot.network import cluster_view, worker_network
 from mpiboot.network.records import RDMA
@@ -366,16 +365,36 @@ DATA_NETWORK: Final = tuple(
 )
 
 
+_FABRIC_MANAGER: Final = (
+    "look at nvidia-fabricmanager on that node (`systemctl status`, `nvidia-smi -q`); until then "
+    "CUDA fails with error 802, system not yet initialized"
+)
+_PEER_MEMORY: Final = (
+    "load nvidia_peermem on the nodes (`modprobe nvidia_peermem`), or use the open kernel driver; "
+    "until then NCCL copies through the host's memory, which is slower"
+)
+
+
 @check("gpus", by_plan=True)
 def gpus(facts: PodFacts) -> Iterable[Finding]:
     """Judge this pod's GPUs.
 
     Looks at /dev, sysfs and, where there is an NVLink fabric, `nvidia-smi -q`.
     """
-    found = tuple(pods.gpus((_alone(facts),)))
-    yield from (replace(item, host="") for item in found)
-    if not found and facts.gpus.count:
-        yield ok("gpus", f"{counted(facts.gpus.count, 'GPU')}: {facts.gpus.kind}")
+    own = facts.gpus
+    ready = own.fabric in ("", own.FABRIC_READY)
+    reached = own.peer_memory or not (facts.fabric.devices and own.kind.startswith("NVIDIA"))
+    if own.lost:
+        message = f"{own.lost} of {own.lost + own.count} GPUs in /dev, the kernel has no more"
+        yield warned("gpus", message)
+    if not ready:
+        message = f"NVLink fabric: {own.fabric}; CUDA starts when Fabric Manager has set it up"
+        yield warned("gpus", message, hint=_FABRIC_MANAGER)
+    if not reached:
+        message = "RDMA devices reach no GPU memory: neither nvidia_peermem nor DMA-BUF"
+        yield warned("gpus", message, hint=_PEER_MEMORY)
+    elif ready and not own.lost and own.count:
+        yield ok("gpus", f"{counted(own.count, 'GPU')}: {own.kind}")
 
 
 @worker_check(

@@ -6,16 +6,19 @@ What MPI is told of IP versions was measured on Debian's Open MPI 4.1.4 and 5.0.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from mpiboot.core.addresses import IPV4, IPV6, interface, network
-from mpiboot.core.facts import Link, PodFacts, Worker
-from mpiboot.core.model import Decision, MpiFamily, Source
+from mpiboot.core.checks import failed
+from mpiboot.core.facts import Link, PodFacts, Variable, Worker
+from mpiboot.core.model import Decision, Level, MpiFamily, Source
 from mpiboot.core.setting_types import MpiNetwork
 from mpiboot.core.wording import first_few
-from mpiboot.job.dialects import ALSO_DAEMON_LINK, parameter, version_number
-from mpiboot.job.plan_builder import Observed, PlanBuilder
+from mpiboot.job.dialects import Dialect, parameter, version_number
+from mpiboot.job.plan_input import Observed, PlanInput
+from mpiboot.job.resolve import Item, warning
 from mpiboot.network import worker_network
 from mpiboot.network.records import RDMA, Transport, usable
 
@@ -39,31 +42,26 @@ NAME_LINKS: Final = {
 _OF_ONE_MPI: Final = ("OMPI_", "PRTE_", "HYDRA_", "I_MPI_")
 
 
-def judge_named_links(builder: PlanBuilder) -> None:
+def judge_named_links(inp: PlanInput) -> Iterator[Item]:
     """Warn of pods that have none of the links a variable names; refuse what mpirun would."""
-    observed = builder.observed
-    row = builder.row
-    own = (row.daemon_link_var, *row.mpi_link_vars)
+    observed = inp.observed
+    row = inp.row
+    daemons_link = row.daemon_link_vars[0]
+    own = (daemons_link, *row.mpi_link_vars)
     for name, then in NAME_LINKS.items():
         if name.startswith(_OF_ONE_MPI) and name not in own:
             continue
-        daemons = name == row.daemon_link_var
-        # mpiboot hands on what another version reads.
-        carried = daemons and "_MCA_" in name
-        older = [item for item in ALSO_DAEMON_LINK if carried and item != name]
-        by, value = next(
-            filter(None, (_named(builder, item) for item in (name, *older))),
-            ("", ""),
-        )
-        if by.partition("=")[0] in older and builder.set_env.get(name) != value:
-            continue  # not carried over
+        daemons = name == daemons_link
+        spellings = row.daemon_link_vars if daemons else (name,)
+        by, value = next(filter(None, (_named(inp, item) for item in spellings)), ("", ""))
         # Of a network in which nothing has an address Open MPI says nothing, and takes all links.
         if daemons and observed.own and "/" not in value and lacks_links(observed.own, value):
             there = _link_names(observed.own)
             message = (
                 f"{by}: no such link in the launcher's pod (there are {there}), and mpirun ends"
             )
-            builder.fail("interface-missing", message, "name a link that launcher and workers have")
+            hint = "name a link that launcher and workers have"
+            yield failed("interface-missing", message, hint=hint)
             continue
         lacking = {
             worker.host.name: worker.facts
@@ -74,7 +72,7 @@ def judge_named_links(builder: PlanBuilder) -> None:
             there = _link_names(next(iter(lacking.values())))
             message = f"{by}: {first_few(lacking)} has no such link (there are {there}): {then}"
             hint = f"remove {name}, or name a link that every worker has"
-            builder.warn("settings-conflict", message, hint)
+            yield warning("settings-conflict", message, hint)
 
 
 def links_gone(facts: PodFacts, value: str) -> list[str]:
@@ -97,17 +95,17 @@ def _link_words(value: str) -> list[str]:
     return [word for word in map(str.strip, value.split(",")) if word]
 
 
-def _named(builder: PlanBuilder, name: str) -> tuple[str, str] | None:
+def _named(inp: PlanInput, name: str) -> tuple[str, str] | None:
     """Find the user's own value, by the line or else by a variable or a file; and how it stands.
 
     What is in the file of a worker alone holds there alone.
     """
-    flagged = builder.line.mca.get(parameter(name), "") if "_MCA_" in name else ""
+    flagged = inp.line.mca.get(parameter(name), "") if "_MCA_" in name else ""
     if flagged:
         return f"--mca {parameter(name)} {flagged}", flagged
-    of_file = builder.of_files.get(name)
-    there = of_file is not None and of_file not in builder.observed.parameters
-    value = builder.line.export_values.get(name) or builder.environ.get(name, "") * (not there)
+    of_file = inp.of_files.get(name)
+    there = of_file is not None and of_file not in inp.observed.parameters
+    value = inp.line.export_values.get(name) or inp.environ.get(name, "") * (not there)
     return (f"{name}={value}", value) if value else None
 
 
@@ -127,63 +125,61 @@ def _link_names(facts: PodFacts) -> str:
 # host. In 5.0.3 to 5.0.5 PMIx sees no IPv6 address at all (open-mpi/ompi#12771).
 _IPV6_ALONE_SINCE: Final = (5, 0, 9)
 _IP_VERSION: Final = "ip-version"
+_CONTROL: Final = "control-link"
 
 
-def settle_ip_version(builder: PlanBuilder) -> int:
-    """Keep MPI to the IP version of the control addresses; fail where it can't use that.
+@dataclass(frozen=True, slots=True)
+class IpVersion:
+    """The version that MPI and its daemons speak (4 or 6), and what keeps them to it."""
 
-    Returns:
-        The version that MPI and its daemons speak: 4 or 6.
-    """
-    observed = builder.observed
+    version: int
+    items: tuple[Item, ...] = ()
+
+
+def ip_version(inp: PlanInput) -> IpVersion:
+    """Keep MPI to the IP version of the control addresses; fail where it can't use that."""
+    observed, row = inp.observed, inp.row
     spoken = {IPV6 if ":" in worker.address else IPV4 for worker in observed.workers}
     if spoken != {IPV6}:
         mixed = _has_both(observed)
-        if mixed and spoken == {IPV4}:
-            _keep_to(builder, IPV4, f"the control addresses are IPv4, though {mixed} has IPv6 too")
-        return IPV4
+        if not (mixed and spoken == {IPV4}):
+            return IpVersion(IPV4)
+        reason = f"the control addresses are IPv4, though {mixed} has IPv6 too"
+        return IpVersion(IPV4, tuple(_keep_to(row, IPV4, reason)))
     alone = _without_ipv4(observed)
-    ipv4_only = builder.row.ipv4_only
-    if not alone:
-        if ipv4_only or observed.mpi_ipv6 is False:
-            what = "speaks IPv4 alone" if ipv4_only else "is built without IPv6"
-            reason = f"this MPI {what}, and every pod has an IPv4 address too"
-            builder.decide(_IP_VERSION, "IPv4", Source.DETECTED, reason)
-            return IPV4
-        _keep_to(builder, IPV6, "the control addresses are IPv6")
-    elif observed.mpi_ipv6 is False:
-        message = (
-            f"{observed.mpi.banner or builder.row.title} is built without IPv6 (ompi_info says so)"
-        )
-        builder.fail(_IP_VERSION, f"{message}, and {_some_pods(alone)} no IPv4 address")
-        return IPV6
-    elif ipv4_only:
-        message = f"the daemons of {builder.row.title} speak IPv4 alone"
-        hint = "give the pods IPv4 addresses too (dual stack), or take Open MPI"
-        builder.fail(_IP_VERSION, f"{message}, and {_some_pods(alone)} no IPv4 address", hint)
-        return IPV6
-    else:
-        builder.decide(_IP_VERSION, "IPv6", Source.DETECTED, f"{_some_pods(alone)} no IPv4 address")
-    builder.add(*builder.row.ipv6)
-    of_five = builder.row.family is MpiFamily.OPENMPI5
+    without = row.ipv4_only or observed.mpi_ipv6 is False
+    if without and not alone:
+        what = "speaks IPv4 alone" if row.ipv4_only else "is built without IPv6"
+        reason = f"this MPI {what}, and every pod has an IPv4 address too"
+        return IpVersion(IPV4, (Decision(_IP_VERSION, "IPv4", Source.DETECTED, reason),))
+    if without:
+        hint = None
+        message = f"{observed.mpi.banner or row.title} is built without IPv6 (ompi_info says so)"
+        if observed.mpi_ipv6 is not False:
+            message = f"the daemons of {row.title} speak IPv4 alone"
+            hint = "give the pods IPv4 addresses too (dual stack), or take Open MPI"
+        message += f", and {_some_pods(alone)} no IPv4 address"
+        return IpVersion(IPV6, (failed(_IP_VERSION, message, hint=hint),))
+    items = [*_keep_to(row, IPV6, "the control addresses are IPv6")]
+    if alone:
+        reason = f"{_some_pods(alone)} no IPv4 address"
+        items = [Decision(_IP_VERSION, "IPv6", Source.DETECTED, reason)]
+    items += row.ipv6
+    of_five = row.family is MpiFamily.OPENMPI5
     if alone and of_five and () < version_number(observed.mpi.version) < _IPV6_ALONE_SINCE:
         message = f"Open MPI {observed.mpi.version} may crash in pods without an IPv4 address"
         hint = "use 5.0.9 or newer, or give the pods IPv4 addresses too (dual stack)"
-        builder.warn(_IP_VERSION, message, hint)
-    return IPV6
+        items.append(warning(_IP_VERSION, message, hint))
+    return IpVersion(IPV6, tuple(items))
 
 
-def _keep_to(builder: PlanBuilder, version: int, reason: str) -> None:
-    builder.decide(_IP_VERSION, f"IPv{version}", Source.DETECTED, reason)
+def _keep_to(row: Dialect, version: int, reason: str) -> Iterator[Item]:
+    yield Decision(_IP_VERSION, f"IPv{version}", Source.DETECTED, reason)
     other = IPV6 if version == IPV4 else IPV4
-    message = f"keeps to IPv{version}; it would try addresses of both"
-    if builder.row.not_version_var:
-        value = str(other)
-        builder.variable(
-            builder.row.not_version_var, value, f"MPI's TCP {message}", Source.DETECTED
-        )
-    for name in (item for item in builder.row.not_daemons_vars if f"_ipv{other}_" in item):
-        builder.variable(name, "1", f"the daemons' TCP {message}", Source.DETECTED)
+    reason = f"TCP keeps to IPv{version}; it would try addresses of both"
+    for name, value in row.not_version:
+        found = Variable(name.format(other=other), value.format(other=other), reason)
+        yield replace(found, source=Source.DETECTED)
 
 
 def _ip_versions(links: Iterable[Link]) -> set[int]:
@@ -218,49 +214,69 @@ def _some_pods(names: Sequence[str]) -> str:
     return f"{names[0]}{more}"
 
 
-def pin_control(builder: PlanBuilder) -> None:
+@dataclass(frozen=True, slots=True)
+class Control:
+    """The control link, where one value names it in all pods, and what pins MPI to it."""
+
+    link: str
+    items: tuple[Item, ...]
+
+
+def control(inp: PlanInput) -> Control:
     """Pin daemons and MPI TCP to the control link, or carry over what the user pinned."""
-    observed = builder.observed
-    decision, why_not = worker_network.control_link(
-        builder.settings.control_ifname,
+    link, refused = _link(inp)
+    row, observed = inp.row, inp.observed
+    items: list[Item] = [
+        *refused,
+        link,
+        *(_refuse_missing_link(inp) if inp.settings.control_ifname else ()),
+        *_pin_daemons(inp, _own_link(observed, link) if row.own_link else link),
+        *judge_named_links(inp),
+        *_messages(inp, link),
+    ]
+    return Control(link.value, tuple(items))
+
+
+def _link(inp: PlanInput) -> tuple[Decision, tuple[Item, ...]]:
+    """Decide the control link; its value is empty where no one fits all pods."""
+    observed, title = inp.observed, inp.row.title
+    found, why_not = worker_network.control_link(
+        inp.settings.control_ifname,
         observed.links,
         observed.workers,
-        given=builder.given["control_ifname"],
+        given=inp.given["control_ifname"],
     )
     if not observed.workers and len(observed.local) == len(observed.hostfile.hosts):
         why_not = "every host is this pod"
-    if decision and ":" in decision.value:
+    refused: tuple[Item, ...] = ()
+    if found and ":" in found.value:
         # Open MPI reads networks of IPv4 alone there (inet_pton with AF_INET), and ends otherwise.
-        link = worker_network.name_in(decision.value, observed.links, observed.workers)
-        why_not = f"{builder.row.title} takes no IPv6 network, and no one link name fits all pods"
-        if not link and decision.source is not Source.DETECTED:
-            message = f"{decision.reason}={decision.value}: {why_not}"
-            builder.fail("settings-conflict", message, "name a link")
-        reason = f"the link of {decision.value}, as {builder.row.title} takes no IPv6 network"
-        found = Decision("control-link", link, decision.source, f"{decision.reason}: {reason}")
-        decision = found if link else None
-    if decision:
-        builder.decisions.append(decision)
-    else:
-        builder.decide("control-link", "", Source.DETECTED, f"not pinned: {why_not}")
-    if builder.settings.control_ifname:
-        _refuse_missing_link(builder)
-    _refuse_to_choose(builder)
-    own_link = builder.row.own_link
-    _pin_daemons(builder, _own_link(observed, decision) if own_link else decision)
-    judge_named_links(builder)
-    on_control = builder.settings.mpi_network is MpiNetwork.CONTROL
+        link = worker_network.name_in(found.value, observed.links, observed.workers)
+        why_not = f"{title} takes no IPv6 network, and no one link name fits all pods"
+        if not link and found.source is not Source.DETECTED:
+            message = f"{found.reason}={found.value}: {why_not}"
+            refused = (failed("settings-conflict", message, hint="name a link"),)
+        reason = f"the link of {found.value}, as {title} takes no IPv6 network"
+        found = replace(found, value=link, reason=f"{found.reason}: {reason}") if link else None
+    return found or Decision(_CONTROL, "", Source.DETECTED, f"not pinned: {why_not}"), refused
+
+
+def _messages(inp: PlanInput, link: Decision) -> Iterator[Item]:
+    """Keep MPI's own messages on the control link."""
+    row, on_control = inp.row, inp.settings.mpi_network is MpiNetwork.CONTROL
     if on_control:
-        builder.add(*builder.row.on_control_link)
-    if own_link and (not on_control or (decision and network(decision.value))):
+        yield from row.on_control_link
+    if row.own_link and (not on_control or network(link.value)):
         return  # no name fits all pods: a worker that tells its links has its own by now
-    several = [item.host.name for item in observed.workers if ambiguous(item)]
-    for name in builder.row.mpi_link_vars:
+    several = [item.host.name for item in inp.observed.workers if ambiguous(item)]
+    for name in row.mpi_link_vars:
         if name in OF_LIBFABRIC and several:
             reason = f"not set: the control link of {first_few(several)} has several addresses"
-            builder.decide(name, "", Source.DETECTED, reason)
-        elif decision and not _excluded(builder, name, (name,)):
-            builder.variable(name, decision.value, "MPI's TCP on the control link", decision.source)
+            yield Decision(name, "", Source.DETECTED, reason)
+        elif link.value:
+            excluded = _excluded(inp, name, (name,))
+            reason = "MPI's TCP on the control link"
+            yield excluded or Variable(name, link.value, reason, link.source)
 
 
 # Of a link with several addresses libfabric may take one that no other pod reaches; without these
@@ -275,163 +291,128 @@ def ambiguous(worker: Worker) -> bool:
     return link is not None and sum(item.version == version for item in usable(link)) > 1
 
 
-def _refuse_missing_link(builder: PlanBuilder) -> None:
+def _refuse_missing_link(inp: PlanInput) -> Iterator[Item]:
     """Refuse the user's link where a pod lacks it: mpirun would name neither pod nor reason."""
-    wanted = frozenset(builder.settings.control_ifname.split(","))  # a list is 4.1's own form
+    wanted = frozenset(inp.settings.control_ifname.split(","))  # a list is 4.1's own form
     if any(map(network, wanted)):
         return
-    links = {"the launcher's pod": builder.observed.links}
-    if not builder.row.own_link:  # else each worker's own is taken there
-        links |= {
-            item.host.name: item.facts.links for item in builder.observed.workers if item.facts
-        }
+    links = {"the launcher's pod": inp.observed.links}
+    if not inp.row.own_link:  # else each worker's own is taken there
+        links |= {item.host.name: item.facts.links for item in inp.observed.workers if item.facts}
     lacking = [
         pod
         for pod, there in links.items()
         if there and wanted.isdisjoint(link.name for link in there)
     ]
     if lacking:
-        named = f"{builder.given['control_ifname']}={builder.settings.control_ifname}"
+        named = f"{inp.given['control_ifname']}={inp.settings.control_ifname}"
         message = f"{named}: no such link in {first_few(lacking)}"
-        builder.fail("interface-missing", message)
+        yield failed("interface-missing", message)
 
 
-def _refuse_to_choose(builder: PlanBuilder) -> None:
-    """Refuse to move MPI's own messages where this MPI chooses what carries them."""
-    row, given = builder.row, builder.given["mpi_network"]
-    if row.own_transports and builder.settings.mpi_network is MpiNetwork.DATA:
-        message = f"{given}=data has no meaning for {row.title}: {row.own_transports}"
-        hint = f"remove {given}"
-        builder.fail("settings-conflict", message, hint)
-
-
-def pin_ports(builder: PlanBuilder, version: int) -> None:
+def ports(inp: PlanInput, version: int) -> Iterator[Item]:
     """Keep daemons and MPI TCP to the range of ports that the user named, if any.
 
     ``version`` is the IP version that they speak.
     """
-    text = builder.settings.port_range
+    text = inp.settings.port_range
     if not text:
         return
-    row, given = builder.row, builder.given["port_range"]
+    row, given = inp.row, inp.given["port_range"]
     first, last = map(int, text.split("-"))
     count = last - first + 1
     # A part for the daemons alone: Open MPI 5's first one listens on all ports that it is given.
     share = max(2, count // 4)
-    most = max((host.slots for host in builder.observed.hostfile.hosts), default=0)
+    most = max((host.slots for host in inp.observed.hostfile.hosts), default=0)
     if count - share < most:
         message = (
             f"{given} has {count} ports, of which daemons need {share}, and a host has {most} slots"
         )
-        builder.fail("settings-conflict", message, "name a wider range")
+        yield failed("settings-conflict", message, hint="name a wider range")
         return
-    # For both versions, the sockets of IPv4 would take the ports that those of IPv6 wait for.
-    for name in (item for item in row.daemon_ports_vars if f"_ipv{version}_" in item):
-        value = f"{first}-{first + share - 1}"
-        builder.variable(name, value, f"the daemons' part of {given}", given.source)
-    ranges = (
-        (row.daemon_range_vars, first, first + share - 1, "the daemons'"),
-        (row.range_vars, first + share, last, "MPI's"),
-    )
-    for names, low, high, whose in ranges:
+    for names, value, daemons in row.ports:
+        # For both versions, the sockets of IPv4 would take the ports that those of IPv6 wait for.
+        low, high = (first, first + share - 1) if daemons else (first + share, last)
+        spelled = [name.format(version=version) for name in names]
         # One name is enough, and beside the user's own another would be one of two.
-        for name in [name for name in names if builder.environ.get(name)] or names[:1]:
-            builder.variable(name, f"{low}:{high}", f"{whose} part of {given}", given.source)
-    for name in row.first_port_vars:
-        builder.variable(name, str(first + share), f"MPI's part of {given}", given.source)
-    for name in row.port_count_vars:
-        builder.variable(name, str(count - share), f"MPI's part of {given}", given.source)
+        for name in [name for name in spelled if inp.environ.get(name)] or spelled[:1]:
+            whose = "the daemons'" if daemons else "MPI's"
+            text = value.format(first=low, last=high, count=high - low + 1)
+            yield Variable(name, text, f"{whose} part of {given}", given.source)
 
 
-def _own_link(observed: Observed, decision: Decision | None) -> Decision | None:
+def _own_link(observed: Observed, link: Decision) -> Decision:
     """Name the launcher's link whose address the daemons get; none of its names must resolve."""
-    if decision and network(decision.value) is None:
-        return decision
+    if link.value and network(link.value) is None:
+        return link
     names = set()
     for address in worker_network.launcher_addresses(observed.workers):
-        link = worker_network.link_of(address, observed.links)
-        names.add(link.name if link else "")
-    if decision and decision.source is not Source.DETECTED:
-        names = {worker_network.name_in(decision.value, observed.links, ())}
+        own = worker_network.link_of(address, observed.links)
+        names.add(own.name if own else "")
+    if link.value and link.source is not Source.DETECTED:
+        names = {worker_network.name_in(link.value, observed.links, ())}
     (name,) = names if len(names) == 1 else {""}
     reason = "the launcher's link to all workers: daemons connect to its address"
-    return Decision("daemon-link", name, Source.DETECTED, reason) if name else None
+    return Decision("daemon-link", name, Source.DETECTED, reason)
 
 
-def tcp_optional(builder: PlanBuilder, transport: Transport | None) -> str:
+def tcp_optional(inp: PlanInput, link: str, transport: Transport | None) -> str:
     """Return why MPI may not need TCP between the workers' control addresses; empty: it does.
 
-    ``transport`` carries the job's data.
+    Args:
+        inp: what the plan is made of.
+        link: the control link.
+        transport: what carries the job's data.
     """
-    settings = builder.settings
+    settings = inp.settings
     if settings.mpi_network is MpiNetwork.DATA:
         return "MPI's messages use the data network"
     if transport in RDMA:
         return f"the data network is {transport.value}"
-    if builder.line.unknown:
-        return f"the mpirun line is not read from {builder.line.unknown} on"
-    if builder.line.moves_hosts or builder.line.may_hide_hosts:
+    if inp.line.unknown:
+        return f"the mpirun line is not read from {inp.line.unknown} on"
+    if inp.line.moves_hosts or inp.line.may_hide_hosts:
         return "mpirun alone decides which hosts it uses"
-    row = builder.row
-    control = {item.value for item in builder.decisions if item.name == "control-link"}
-    ports = () if settings.port_range else (*row.first_port_vars, *row.range_vars)
+    row = inp.row
+    ports = () if settings.port_range else row.ports
+    mpis = (name for item in ports if not item.daemons for name in item.names)
     excludes = [name.replace("_include", "_exclude") for name in row.mpi_link_vars]
-    for name in (*row.mpi_link_vars, *excludes, *ports):
-        value = builder.line.mca.get(parameter(name)) or builder.environ.get(name)
-        if value and value not in control:
+    for name in (*row.mpi_link_vars, *excludes, *mpis):
+        value = inp.line.mca.get(parameter(name)) or inp.environ.get(name)
+        if value and value != link:
             return f"MPI's messages go as {name}={value} says"
     return ""
 
 
-def _unfit(builder: PlanBuilder, name: str) -> str:
-    """Return why another MPI's daemon link is not carried over, and warn of it; else empty."""
-    row, value = builder.row, builder.environ[name]
-    why = f"{row.title} takes one link there" if row.one_link and "," in value else ""
-    if builder.observed.own and "/" not in value and lacks_links(builder.observed.own, value):
-        why = "no such link in the launcher's pod"
-    if why:
-        builder.warn("settings-conflict", f"{name}={value} is not carried over: {why}")
-    return why
-
-
-def _pin_daemons(builder: PlanBuilder, decision: Decision | None) -> None:
+def _pin_daemons(inp: PlanInput, link: Decision) -> tuple[Item, ...]:
     """Settle the daemons' link; a list that mpiboot's setting has is a failure."""
-    row = builder.row
-    names = (row.daemon_link_var, *ALSO_DAEMON_LINK)
-    flag = next((key for key in map(parameter, names) if key in builder.line.mca), "")
-    carried = next((name for name in names if builder.environ.get(name)), "")
-    if carried not in ("", row.daemon_link_var) and _unfit(builder, carried):
-        carried = ""
-    if flag:
-        name, value = f"--mca {flag}", builder.line.mca[flag]
-        builder.decide(row.daemon_link_var, value, Source.FLAG, "given on the mpirun line")
-    elif carried and carried != row.daemon_link_var:
-        name, value = carried, builder.environ[carried]
-        reason = f"carried over from {carried}, which {row.title} does not read"
-        builder.force(row.daemon_link_var, value, reason, builder.set_by(carried)[0])
-    else:
-        name, value = row.daemon_link_var, builder.environ.get(row.daemon_link_var, "")
-        if decision and not _excluded(builder, name, names):
-            builder.variable(name, decision.value, decision.reason, decision.source)
-            value = value or decision.value
+    row = inp.row
+    names = row.daemon_link_vars
+    name, theirs = next(
+        ((name, own) for name in names if (own := inp.owned(name))), (names[0], None)
+    )
+    items, value = list[Item](), link.value
+    if theirs:
+        value, kept = theirs.value or "", "" if theirs.source is Source.FLAG else ", and kept"
+        items.append(Decision(name, value, theirs.source, f"{theirs.by}{kept}"))
+        name = f"--mca {parameter(name)}" if theirs.source is Source.FLAG else name
+    elif link.value:
+        excluded = _excluded(inp, name, names)
+        items.append(excluded or Variable(name, value, link.reason, link.source))
     if row.one_link and "," in value:
-        note = builder.warn if flag or carried else builder.fail
-        note(
-            "settings-conflict",
-            f"{name}={value} is a list, and {row.title} takes one name or one network "
-            "there (some releases crash)",
-            "name one link or one CIDR that launcher and workers all have",
-        )
+        message = f"{name}={value} is a list, and {row.title} takes one name or one network "
+        message += "there (some releases crash)"
+        hint = "name one link or one CIDR that launcher and workers all have"
+        level = Level.WARN if theirs else Level.FAIL
+        items.append(failed("settings-conflict", message, hint=hint, level=level))
+    return tuple(items)
 
 
-def _excluded(builder: PlanBuilder, name: str, includes: Iterable[str]) -> bool:
-    """Return whether the user excludes links: mpirun ends if some are included as well."""
+def _excluded(inp: PlanInput, name: str, includes: Iterable[str]) -> Decision | None:
+    """Tell whether the user excludes links: mpirun ends if some are included as well."""
     excludes = [item.replace("_include", "_exclude") for item in includes if "_include" in item]
     for item in excludes:
-        if builder.environ.get(item) or parameter(item) in builder.line.mca:
-            flagged = parameter(item) in builder.line.mca
-            source, by = (Source.FLAG, "on the mpirun line") if flagged else builder.set_by(item)
-            message = f"not set: {item} is ({by}), and both can't be"
-            builder.decide(name, "", source, message)
-            return True
-    return False
+        if own := inp.owned(item):
+            by = "on the mpirun line" if own.source is Source.FLAG else own.by
+            return Decision(name, "", own.source, f"not set: {item} is ({by}), and both can't be")
+    return None

@@ -6,48 +6,47 @@ line and environment.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from itertools import pairwise
 from typing import Final
 
+from mpiboot.core.checks import failed
 from mpiboot.core.facts import Host, NoFacts, Variable, Worker
 from mpiboot.core.model import Decision, MpiFamily, Source
 from mpiboot.core.setting_types import MpiNetwork, ProveTransport
 from mpiboot.core.settings import PREFIX, Settings
 from mpiboot.core.wording import assigned, first_few
-from mpiboot.job import control_links, mpi_environment, placement, resolve
-from mpiboot.job.dialects import Export
-from mpiboot.job.plan_builder import Observed, PlanBuilder
+from mpiboot.job import control_links, job_hosts, mpi_environment, resolve
+from mpiboot.job.plan_input import Observed, PlanInput
 from mpiboot.job.program_words import Rendezvous
+from mpiboot.job.resolve import ForAgents, Forced, Item, Resolution, warning
 from mpiboot.network import decision, worker_network
 from mpiboot.network.decision import DataNetwork
 from mpiboot.network.records import RDMA, Transport, usable
 
-_OPEN_MPI: Final = (MpiFamily.OPENMPI4, MpiFamily.OPENMPI5, MpiFamily.SPECTRUM)
+_OPEN_MPI: Final = (MpiFamily.OPENMPI4, MpiFamily.OPENMPI5)
 _UCX_DEVICES: Final = "UCX_NET_DEVICES"
 
 
-def decide(builder: PlanBuilder) -> DataNetwork:
-    """Decide the data network and report it; nothing is set yet.
+def network(inp: PlanInput) -> DataNetwork:
+    """Decide the data network.
 
     ``rows`` are empty where there is only the control network, and nothing more was asked for.
     """
-    observed = builder.observed
-    read = builder.settings
-    taken, values = _taken(builder)
+    observed = inp.observed
+    read = inp.settings
+    taken, values = _taken(inp)
     workers = _hosts(observed)
     networks = [
         observed.networks.get(worker.host.name) or worker_network.choose(worker, read)
         for worker in workers
     ]
     networks = list(decision.with_gids(networks, read, taken))
-    mpi_network, _ = decision.mpi_network(networks, read)
-    read = replace(read, mpi_network=mpi_network)
-    builder.resolved = builder.resolved._replace(settings=read)
-    others = _of_the_mpi(builder, workers) if mpi_network is MpiNetwork.CONTROL else ()
-    given = builder.given["data_network"]
+    read = replace(read, mpi_network=decision.mpi_network(networks, read)[0])
+    others = _of_the_mpi(inp, workers) if read.mpi_network is MpiNetwork.CONTROL else ()
+    given = inp.given["data_network"]
     found = decision.decide(
         networks,
         read,
@@ -57,25 +56,30 @@ def decide(builder: PlanBuilder) -> DataNetwork:
         given=given,
         blocked=observed.data_blocked,
     )
-    found = _for_this_mpi(builder, found)
+    found = _for_this_mpi(inp, found)
     if _plain(found, read):
         found = replace(found, rows=(), decisions=_short(found))
-    builder.findings += found.findings
-    builder.decisions += found.decisions
-    builder.settled = {*found.common, *_differing(found)}
     return found
 
 
-def _for_this_mpi(builder: PlanBuilder, found: DataNetwork) -> DataNetwork:
-    """Leave out what only Open MPI reads for another MPI, and have UCX without RDMA on TCP."""
-    if builder.row.family not in _OPEN_MPI:
+def settled(found: DataNetwork) -> frozenset[str]:
+    """Give the names that the data network decides."""
+    return frozenset((*found.common, *_differing(found)))
+
+
+def _for_this_mpi(inp: PlanInput, found: DataNetwork) -> DataNetwork:
+    """Leave out what only Open MPI reads for another MPI, and have UCX without RDMA on TCP.
+
+    Spectrum MPI's messages are PAMI's, or go by TCP with ``-tcp``.
+    """
+    if inp.row.family not in _OPEN_MPI:
         return replace(
             found,
             common=_without_open_mpis(found.common),
             per_host={host: _without_open_mpis(own) for host, own in found.per_host.items()},
             decisions=tuple(item for item in found.decisions if not item.name.startswith("OMPI_")),
         )
-    tls, devices = builder.owned("UCX_TLS"), builder.owned(_UCX_DEVICES)
+    tls, devices = inp.owned("UCX_TLS"), inp.owned(_UCX_DEVICES)
     if found.transport is None or devices or not resolve.ucx_without_rdma(tls):
         return found
     links = {one.host: one.control.name for one in found.networks if one.control}
@@ -99,17 +103,17 @@ def _without_open_mpis(values: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in values.items() if not name.startswith("OMPI_")}
 
 
-def _of_the_mpi(builder: PlanBuilder, workers: Iterable[Worker]) -> tuple[Variable, ...]:
+def _of_the_mpi(inp: PlanInput, workers: Iterable[Worker]) -> tuple[Variable, ...]:
     """Return the values that this MPI needs of variables owned by the data network (MPICH: UCX's).
 
     Open MPI's own are left out: moving them is what MPIBOOT_MPI_NETWORK asks for.
     """
     names = [
         name
-        for name in builder.row.mpi_link_vars
+        for name in inp.row.mpi_link_vars
         if decision.owner(name) and not name.startswith("OMPI_")
     ]
-    reason = f"messages of {builder.row.title} on the control link"
+    reason = f"messages of {inp.row.title} on the control link"
     return tuple(
         Variable(name, link.name, reason, host=worker.host.name, rule="mpi-link")
         for name in names
@@ -120,12 +124,12 @@ def _of_the_mpi(builder: PlanBuilder, workers: Iterable[Worker]) -> tuple[Variab
     )
 
 
-def is_proved(builder: PlanBuilder, found: DataNetwork) -> bool:
+def is_proved(inp: PlanInput, found: DataNetwork) -> bool:
     """Return whether counters are to tell what carried the data; the user may want no RDMA."""
-    off = builder.settings.prove_transport is ProveTransport.OFF
+    off = inp.settings.prove_transport is ProveTransport.OFF
     if off or found.transport not in (*RDMA, Transport.TCP):
         return False
-    _, values = _taken(builder)
+    _, values = _taken(inp)
     pods = [dict(one.facts.fabric.settings) for one in found.networks if one.facts]
     disabled = any(
         own.get("NCCL_IB_DISABLE", "").strip().lstrip("0").isdigit() for own in (values, *pods)
@@ -134,56 +138,60 @@ def is_proved(builder: PlanBuilder, found: DataNetwork) -> bool:
     return found.transport is Transport.TCP or not (disabled or sockets)
 
 
-def deliver(builder: PlanBuilder, found: DataNetwork) -> dict[str, Mapping[str, str]]:
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """How each value reaches its ranks; ``per_host`` has those of one host, by mpirun's name."""
+
+    items: tuple[Item, ...]
+    per_host: Mapping[str, Mapping[str, str]]
+
+
+def deliver(inp: PlanInput, found: DataNetwork, forwarded: Collection[str]) -> Delivery:
     """Decide how each value reaches its ranks: by mpirun's environment, or by its host's agent.
 
     A value that mpirun does not hand on goes by the agent, whatever it is; the ranks of this pod
     itself have mpirun's environment, or read theirs back (``plan._own_ranks_words``).
-
-    Returns:
-        The variables of one host alone, by the name that mpirun has for it.
     """
-    observed = builder.observed
+    observed, items = inp.observed, list[Item]()
     per_host = {host: dict(mine) for host, mine in found.per_host.items()}
     for name, value in found.common.items():
         # Open MPI hands its own parameters on, and they rule over the workers' environment.
-        if name in builder.forwarded or name.startswith("OMPI_"):
-            builder.set_env[name] = value
+        if name in forwarded or name.startswith("OMPI_"):
+            items.append(Forced(name, value))
         else:
             for mine in per_host.values():
                 mine[name] = value
     # What mpirun has would overwrite the values of the other hosts, where it hands on everything.
-    apart = builder.row.export is Export.ALL and observed.workers
+    here = ForAgents if inp.forwards_all else Forced
     for host in observed.local:
-        own = builder.agent_env if apart else builder.set_env
-        own.update(per_host.pop(host.name, {}))
-    _tell_mpi_network(builder, found, per_host.values())
-    return {observed.called(host): mine for host, mine in per_host.items() if mine}
+        items += [here(name, value) for name, value in per_host.pop(host.name, {}).items()]
+    named = {observed.called(host): mine for host, mine in per_host.items() if mine}
+    return Delivery(tuple(items), named)
 
 
-def _tell_mpi_network(
-    builder: PlanBuilder, found: DataNetwork, per_host: Iterable[Mapping[str, str]]
-) -> None:
-    """Report which network MPI's own messages use, where there is a choice.
+def mpi_network(
+    inp: PlanInput, found: DataNetwork, outcome: Resolution, per_host: Iterable[Mapping[str, str]]
+) -> Iterator[Decision]:
+    """Show which network MPI's own messages use, where there is a choice.
 
     ``per_host`` are the variables of single hosts.
     """
-    decided = {item.name: item for item in builder.decisions}
+    decided = {item.name: item for item in outcome.decisions}
     pml, tcp = decided.get("OMPI_MCA_pml"), decided.get("OMPI_MCA_btl_tcp_if_include")
-    choice = found.transport in (*RDMA, Transport.TCP) and builder.observed.mpi.family in _OPEN_MPI
-    if pml is None and builder.settings.mpi_network is MpiNetwork.AUTO:
-        _, why = decision.mpi_network(found.networks, builder.settings)
-        builder.decide("mpi-network", f"left to {builder.row.title}", Source.DETECTED, why)
+    choice = found.transport in (*RDMA, Transport.TCP) and inp.row.family in _OPEN_MPI
+    if pml is None and inp.settings.mpi_network is MpiNetwork.AUTO:
+        _, why = decision.mpi_network(found.networks, inp.settings)
+        yield Decision("mpi-network", f"left to {inp.row.title}", Source.DETECTED, why)
         return
     if pml is None or not choice or "mpi-network" in decided:
         return
     if not pml.value:
-        builder.decide("mpi-network", "your own choice", Source.ENVIRONMENT, pml.reason)
+        yield Decision("mpi-network", "your own choice", Source.ENVIRONMENT, pml.reason)
         return
 
     def value(item: Decision) -> str:
         mine = sorted({own[item.name] for own in per_host if item.name in own})
-        return builder.set_env.get(item.name) or first_few(mine) or item.value
+        return outcome.values.get(item.name) or first_few(mine) or item.value
 
     control = decided["control-link"].value
     where, by = {"ucx": "UCX", "cm": "libfabric"}.get(value(pml), ""), pml
@@ -191,9 +199,8 @@ def _tell_mpi_network(
         link = value(tcp) if tcp else control
         where, by = f"TCP on {link or 'any link'}", pml if link == control else tcp or pml
         if by is pml and pml.source is Source.DEFAULT:
-            reason = "a program without NCCL may want MPIBOOT_MPI_NETWORK=data"
-            by = Decision("mpi-network", where, Source.DEFAULT, reason)
-    builder.decide("mpi-network", where, by.source, by.reason)
+            by = replace(by, reason="a program without NCCL may want MPIBOOT_MPI_NETWORK=data")
+    yield replace(by, name="mpi-network", value=where)
 
 
 def _hosts(observed: Observed) -> tuple[Worker, ...]:
@@ -209,16 +216,16 @@ def _hosts(observed: Observed) -> tuple[Worker, ...]:
     return tuple(known[host.name] for host in observed.hostfile.hosts if host.name in known)
 
 
-def _taken(builder: PlanBuilder) -> tuple[dict[str, str], dict[str, str]]:
+def _taken(inp: PlanInput) -> tuple[dict[str, str], dict[str, str]]:
     """Find the variables that the user sets for all ranks: where each is set, and known values."""
-    never = builder.settings.no_forward
-    moves = builder.settings.mpi_network is MpiNetwork.DATA
+    never = inp.settings.no_forward
+    moves = inp.settings.mpi_network is MpiNetwork.DATA
     taken, values = {}, {}
-    for name, value in builder.environ.items():
+    for name, value in inp.environ.items():
         parameter = name.startswith("OMPI_")
         held_back = not parameter and any(fnmatchcase(name, item) for item in never)
         # An empty parameter is none to Open MPI; an empty NCCL_ variable may be meant.
-        of_file = builder.of_files.get(name)
+        of_file = inp.of_files.get(name)
         # The setting comes before a file; but a link left out and one taken end each rank.
         moved = moves and of_file and not name.endswith("_exclude")
         if held_back or moved or (parameter and not value):
@@ -226,12 +233,12 @@ def _taken(builder: PlanBuilder) -> tuple[dict[str, str], dict[str, str]]:
         taken[name] = of_file.path if of_file else "the launcher's environment"
         values[name] = value
     # Without a value, -x passes the launcher's own on.
-    taken |= dict.fromkeys(builder.line.exports, "the mpirun line")
-    values |= builder.line.export_values
-    for name in mpi_environment.listed(builder):
+    taken |= dict.fromkeys(inp.line.exports, "the mpirun line")
+    values |= inp.line.export_values
+    for name in mpi_environment.listed(inp):
         taken[name] = "the mpirun line"
         values.pop(name, None)
-    for name, value in builder.line.mca.items():
+    for name, value in inp.line.mca.items():
         taken[f"OMPI_MCA_{name}"], values[f"OMPI_MCA_{name}"] = "the mpirun line", value
     return taken, values
 
@@ -274,44 +281,38 @@ class RankEnv:
     """
 
     before: tuple[str, ...] = ()
+    items: tuple[Item, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
     meeting: Rendezvous | None = None
 
 
-def decide_rank_env(
-    builder: PlanBuilder,
-    hosts: Sequence[Host],
-    network: DataNetwork,
-) -> RankEnv:
+def rank_env(inp: PlanInput, hosts: Sequence[Host], network: DataNetwork) -> RankEnv:
     """Decide by what ranks are started, and where they meet.
 
     Both where the setting says so; where they meet also where the user's line has `mpiboot rank`.
     """
-    written = _on_the_line(builder.line.argv)
-    asked = builder.settings.rank_env and not written
-    before = _before(builder.observed)
+    written = _on_the_line(inp.line.argv)
+    asked, given = inp.settings.rank_env and not written, inp.given["rank_env"]
+    before, items = _before(inp.observed), list[Item]()
     if asked:
-        message, hint = _unfit(builder)
+        message, hint = _unfit(inp)
         if message:
-            message = f"{builder.given['rank_env']}: {message}"
-            builder.fail("settings-conflict", message, hint)
-            return RankEnv()
-        given = builder.given["rank_env"]
-        builder.decide("rank-env", " ".join(before), given.source, f"{given}: before each program")
+            found = failed("settings-conflict", f"{given}: {message}", hint=hint)
+            return RankEnv(items=(found,))
+        reason = f"{given}: before each program"
+        items.append(Decision("rank-env", " ".join(before), given.source, reason))
     elif not written:
         return RankEnv()
-    port, by = builder.settings.master_port, builder.given["master_port"]
-    message = "PyTorch's own default" if by.source is Source.DEFAULT else str(by)
-    first = _first_host(builder, hosts)
-    found = _address(builder, first)
-    on_data = builder.settings.master_network is MpiNetwork.DATA
-    if on_data and first and not _ranks_have(builder, _ADDRESS):
-        found = _on_the_data_network(builder, first, network)
-    variables = {
-        **_set_for_ranks(builder, _ADDRESS, *found),
-        **_set_for_ranks(builder, _PORT, str(port), message, by.source),
-    }
-    return RankEnv(before if asked else (), variables, _meeting(builder, variables, first))
+    first, left = _first_host(inp, hosts)
+    by = inp.given["master_port"]
+    reason = "PyTorch's own default" if by.source is Source.DEFAULT else str(by)
+    port = Variable(_PORT, str(inp.settings.master_port), reason, by.source)
+    proposals = (_address(inp, first, network), port)
+    items += [*left, *(shown for item in proposals if (shown := _unless_given(inp, item)))]
+    set_here = (item for item in items if isinstance(item, Variable))
+    variables = {item.name: item.value for item in set_here if not inp.owned(item.name)}
+    meeting = _meeting(inp, variables, first)
+    return RankEnv(before if asked else (), tuple(items), variables, meeting)
 
 
 def _before(observed: Observed) -> tuple[str, ...]:
@@ -321,11 +322,11 @@ def _before(observed: Observed) -> tuple[str, ...]:
     return (program or _BEFORE[0], *_BEFORE[1:])
 
 
-def _unfit(builder: PlanBuilder) -> tuple[str, str]:
+def _unfit(inp: PlanInput) -> tuple[str, str]:
     """Return why programs can't be started by mpiboot, and a hint; empty where they can."""
     without = [
         worker.host.name
-        for worker in builder.observed.workers
+        for worker in inp.observed.workers
         if worker.facts is None and worker.no_facts is NoFacts.NO_MPIBOOT
     ]
     if without:
@@ -334,7 +335,7 @@ def _unfit(builder: PlanBuilder) -> tuple[str, str]:
             message,
             "install it in the workers' image, or set RANK and the others in the program",
         )
-    if any(app.program is None for app in builder.line.apps):
+    if any(app.program is None for app in inp.line.apps):
         message = "it is not known where on the mpirun line the program begins"
         return message, f"write `{' '.join(_BEFORE)}` there, before the program"
     return "", ""
@@ -345,58 +346,56 @@ def _on_the_line(words: Sequence[str]) -> bool:
     return any(a.rsplit("/", 1)[-1] == first and b == second for a, b in pairwise(words))
 
 
-def _first_host(builder: PlanBuilder, hosts: Sequence[Host]) -> str:
+def _first_host(inp: PlanInput, hosts: Sequence[Host]) -> tuple[str, tuple[Item, ...]]:
     """Find the host of rank 0; empty, with a warning, where the line may choose it."""
-    observed = builder.observed
-    first, left = placement.first_host(
-        hosts, builder.line, builder.row, builder.environ, observed.local_names
-    )
-    if left and not _ranks_have(builder, _ADDRESS):
-        message = f"{left}: mpirun alone decides which host gets rank 0, so {_ADDRESS} is not set"
-        hint = f"set {_ADDRESS} to that host's name in the launcher's pod"
-        builder.warn("settings-conflict", message, hint)
-    return first
+    local = inp.observed.local_names
+    first, left = job_hosts.first_host(hosts, inp.line, inp.row, inp.environ, local)
+    if not left or _ranks_have(inp, _ADDRESS):
+        return first, ()
+    message = f"{left}: mpirun alone decides which host gets rank 0, so {_ADDRESS} is not set"
+    hint = f"set {_ADDRESS} to that host's name in the launcher's pod"
+    return first, (warning("settings-conflict", message, hint),)
 
 
-def _address(builder: PlanBuilder, name: str) -> tuple[str, str, Source]:
-    """Find the address of rank 0's host on the control link; empty where that host isn't known."""
-    observed = builder.observed
-    if not name:
-        return "", "", Source.DETECTED
+def _address(inp: PlanInput, name: str, network: DataNetwork) -> Item:
+    """Give the address of rank 0's host; an empty value where that host isn't known."""
+    observed = inp.observed
+    on_data = inp.settings.master_network is MpiNetwork.DATA
+    if name and on_data and not _ranks_have(inp, _ADDRESS):
+        return _on_the_data_network(inp, name, network)
+    called = {observed.called(item.host.name): item for item in observed.workers}
+    worker, value = called.get(name), name
     reason = f"rank 0 runs on {name}: its address on the control link"
-    for worker in observed.workers:
-        if observed.called(worker.host.name) == name:
-            own = worker.facts.control_address if worker.facts else ""
-            return own or worker.address, reason, Source.DETECTED
-    if observed.own and name in observed.local_names:
-        return observed.own.control_address or name, reason, Source.DETECTED
-    return name, f"rank 0 runs on {name}, of which no address is known", Source.DETECTED
+    if worker:
+        value = (worker.facts.control_address if worker.facts else "") or worker.address
+    elif observed.own and name in observed.local_names:
+        value = observed.own.control_address or name
+    else:
+        reason = f"rank 0 runs on {name}, of which no address is known"
+    return Variable(_ADDRESS, value, reason, Source.DETECTED)
 
 
-def _on_the_data_network(
-    builder: PlanBuilder, name: str, network: DataNetwork
-) -> tuple[str, str, Source]:
-    """Find the address of rank 0's host on its first data link that has one."""
-    given = builder.given["master_network"]
+def _on_the_data_network(inp: PlanInput, name: str, network: DataNetwork) -> Item:
+    """Give the address of rank 0's host on its first data link that has one."""
+    given = inp.given["master_network"]
     for one in network.networks:
-        if builder.observed.called(one.host) == name and one.plain:
+        if inp.observed.called(one.host) == name and one.plain:
             link = one.plain[0]
             reason = (
                 f"{given}=data: rank 0 runs on {name}, its address on the data link {link.name}"
             )
-            return str(usable(link)[0].ip), reason, given.source
+            return Variable(_ADDRESS, str(usable(link)[0].ip), reason, given.source)
     message = f"{given}=data: {name}, where rank 0 runs, has no data link with an address"
-    builder.fail("settings-conflict", message, hint="remove it: the control link is in all pods")
-    return "", "", given.source
+    return failed("settings-conflict", message, hint="remove it: the control link is in all pods")
 
 
-def _meeting(builder: PlanBuilder, variables: Mapping[str, str], host: str) -> Rendezvous | None:
+def _meeting(inp: PlanInput, variables: Mapping[str, str], host: str) -> Rendezvous | None:
     """Return rank 0's host and the port it listens on; None where either is not known."""
-    line = builder.line.export_values.get(_PORT)
-    port = line or variables.get(_PORT) or builder.environ.get(_PORT, "")
+    line = inp.line.export_values.get(_PORT)
+    port = line or variables.get(_PORT) or inp.environ.get(_PORT, "")
     if not host or not port.isascii() or not port.isdigit():
         return None
-    own = _PORT if line or builder.environ.get(_PORT) else f"{PREFIX}{_PORT}"
+    own = _PORT if line or inp.environ.get(_PORT) else f"{PREFIX}{_PORT}"
     return Rendezvous(host, own, int(port))
 
 
@@ -407,21 +406,19 @@ def _by_workers(observed: Observed, name: str) -> bool:
     )
 
 
-def _ranks_have(builder: PlanBuilder, name: str) -> bool:
+def _ranks_have(inp: PlanInput, name: str) -> bool:
     """Whether ranks have a variable of the user's, by line, launcher or their own pods."""
-    line, environ = builder.line.export_values, builder.environ
-    return name in line or bool(environ.get(name)) or _by_workers(builder.observed, name)
+    line, environ = inp.line.export_values, inp.environ
+    return name in line or bool(environ.get(name)) or _by_workers(inp.observed, name)
 
 
-def _set_for_ranks(
-    builder: PlanBuilder, name: str, value: str, reason: str, source: Source
-) -> dict[str, str]:
-    """Set a variable of the ranks unless the user's line, environment or pods have it."""
-    if name in builder.line.export_values:
-        own = builder.line.export_values[name]
-        builder.decide(name, own, Source.FLAG, "given on the mpirun line")
-    elif _by_workers(builder.observed, name) and not builder.environ.get(name):
-        builder.decide(name, "", Source.DETECTED, "the workers' own pods set it")
-    elif value or builder.environ.get(name):
-        builder.variable(name, value, reason, source)
-    return {name: builder.set_env[name]} if name in builder.set_env else {}
+def _unless_given(inp: PlanInput, item: Item) -> Item | None:
+    """Leave a variable of the ranks to the user's line, or to the workers' pods."""
+    if not isinstance(item, Variable):
+        return item
+    name = item.name
+    if name not in inp.line.export_values and not inp.environ.get(name):
+        if _by_workers(inp.observed, name):
+            return Decision(name, "", Source.DETECTED, "the workers' own pods set it")
+        return item if item.value else None
+    return item

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Final
+from typing import Final, NamedTuple
 
 from mpiboot.core.facts import Variable
 from mpiboot.core.model import Mpi, MpiFamily, Source
@@ -23,6 +23,17 @@ from mpiboot.job.mpirun_options import (
     SPECTRUM_ORTE,
     Grammar,
 )
+
+
+class PortVariable(NamedTuple):
+    """A variable for a part of a range of ports: of ``names`` the user's counts, else the first.
+
+    ``version`` in a name is the IP version; the value is made of ``first``, ``last`` and ``count``.
+    """
+
+    names: tuple[str, ...]
+    value: str
+    daemons: bool = False
 
 
 class Export(Enum):
@@ -54,15 +65,15 @@ class Dialect:
     tag_option: tuple[str, ...]
     tagged_by: tuple[str, ...]
     hostfile_var: str
-    agent_var: str
-    agent_args_var: str
-    daemon_link_var: str
+    # Of these the first is this MPI's own; it reads the others too, or others set them for it.
+    agent_vars: tuple[str, ...]
+    agent_args_vars: tuple[str, ...]
+    daemon_link_vars: tuple[str, ...]
     one_link: bool
     mpi_link_vars: tuple[str, ...]
     export: Export
     # Patterns of variables that ranks get without being named.
     by_itself: tuple[str, ...]
-    lost_without_parent: tuple[str, ...]
     # What of the output tag_option loses.
     tag_loses: str = ""
     keep_fqdn_var: str = ""
@@ -92,10 +103,7 @@ class Dialect:
     on_control_link: tuple[Variable, ...] = ()
     # What chooses the kind of launch agent, with the value that calls the agent.
     agent_kind: Variable | None = None
-    # The same intents under older names, and under those that others set for this MPI.
     agent_kind_aliases: tuple[str, ...] = ()
-    agent_aliases: tuple[str, ...] = ()
-    agent_args_aliases: tuple[str, ...] = ()
     # The daemons' link is the launcher's own, and links are known by name alone.
     own_link: bool = False
     # mpirun's own host counts as the first, wherever the hostfile has it.
@@ -106,21 +114,13 @@ class Dialect:
     exit_codes_option: str = ""
     # What is done about a series that was not tried.
     untried: str = ""
-    # Where this MPI chooses what carries its messages: how a user has a say in it.
-    own_transports: str = ""
-    # A range of ports: first-last for the daemons, first and number for MPI's own TCP.
-    daemon_ports_vars: tuple[str, ...] = ()
-    first_port_vars: tuple[str, ...] = ()
-    port_count_vars: tuple[str, ...] = ()
-    # The same as first:last, where that is how an MPI reads both.
-    daemon_range_vars: tuple[str, ...] = ()
-    range_vars: tuple[str, ...] = ()
-    # The IP version that MPI's own TCP leaves alone (4 or 6), and what pods of IPv6 need set.
-    not_version_var: str = ""
+    # A range of ports.
+    ports: tuple[PortVariable, ...] = ()
+    # Variables and values that keep MPI and its daemons from the ``other`` IP version (4 or 6), and
+    # what pods of IPv6 need set.
+    not_version: tuple[tuple[str, str], ...] = ()
     # Its daemons find no IPv6 address of a link.
     ipv4_only: bool = False
-    # By IP version, what keeps the daemons from its addresses.
-    not_daemons_vars: tuple[str, ...] = ()
     ipv6: tuple[Variable, ...] = ()
     # Connections from an address that is not the peer's own are dropped, and the job hangs.
     checks_peer_address: bool = False
@@ -136,10 +136,8 @@ class Dialect:
     no_single_copy: Variable | None = None
     # The handle of mpirun's own messages, where ranks on its own host would inherit it.
     messages_var: str = ""
-    # Keeps mpirun from looking hosts up to see whether they are its own; and the first version that
-    # does so where nothing keeps it from that.
+    # Keeps mpirun from looking hosts up to see whether they are its own.
     not_resolve_var: str = ""
-    resolves_since: tuple[int, ...] = ()
     # What of a user's makes daemons leave their agents, and what keeps them there beside it.
     leaving_var: str = ""
     attached: tuple[Variable, ...] = ()
@@ -180,34 +178,27 @@ MPICH: Final = Dialect(
     # Another kind than ssh calls no agent, and fork starts every rank on the launcher.
     agent_kind=Variable("HYDRA_LAUNCHER", "ssh", _ANOTHER_KIND),
     agent_kind_aliases=("HYDRA_BOOTSTRAP",),
-    agent_var="HYDRA_LAUNCHER_EXEC",
-    agent_aliases=("HYDRA_BOOTSTRAP_EXEC",),
-    agent_args_var="HYDRA_LAUNCHER_EXTRA_ARGS",
-    # The MPI Operator sets it, and no MPICH reads it.
-    agent_args_aliases=("HYDRA_LAUNCH_EXTRA_ARGS",),
-    daemon_link_var="HYDRA_IFACE",
+    agent_vars=("HYDRA_LAUNCHER_EXEC", "HYDRA_BOOTSTRAP_EXEC"),
+    # The MPI Operator sets the second one, and no MPICH reads it.
+    agent_args_vars=("HYDRA_LAUNCHER_EXTRA_ARGS", "HYDRA_LAUNCH_EXTRA_ARGS"),
+    daemon_link_vars=("HYDRA_IFACE",),
     one_link=True,
     own_link=True,
     ipv4_only=True,
-    # Its own host is found by its address too (MPL_host_is_local); 4.3.0 compares names alone.
-    resolves_since=(4, 3, 2),
     # UCX's, and libfabric's where MPIR_CVAR_CH4_NETMOD=ofi asks for it.
     # FI_TCP_IFACE alone does nothing there; both together do, whichever provider is chosen.
     mpi_link_vars=("UCX_NET_DEVICES", "FI_TCP_IFACE", "FI_SOCKETS_IFACE"),
     export=Export.ALL,
     by_itself=("*",),
-    lost_without_parent=(
-        "an endless wait when ssh fails (4.0)",
-        "exit 0 after SIGTERM (4.0)",
-        "no termination message",
-    ),
     # 5.0's shared memory reads other ranks' memory without having tried it; 4.0 never does.
     no_single_copy=Variable(
         "MPIR_CVAR_CH4_CMA_ENABLE", "0", "ranks of one host copy by shared memory"
     ),
-    # mpiexec and its proxies; then the ranks' own connections, each with an older name.
-    daemon_range_vars=("MPIEXEC_PORT_RANGE",),
-    range_vars=("MPIR_CVAR_CH3_PORT_RANGE", "MPICH_PORT_RANGE"),
+    # mpiexec and its proxies; then the ranks' own connections, with an older name.
+    ports=(
+        PortVariable(("MPIEXEC_PORT_RANGE",), "{first}:{last}", daemons=True),
+        PortVariable(("MPIR_CVAR_CH3_PORT_RANGE", "MPICH_PORT_RANGE"), "{first}:{last}"),
+    ),
 )
 
 # Hydra too, under names of its own.
@@ -225,12 +216,10 @@ INTEL: Final = replace(
     slots_option="-machinefile",
     agent_kind=Variable("I_MPI_HYDRA_BOOTSTRAP", "ssh", _ANOTHER_KIND),
     agent_kind_aliases=("HYDRA_LAUNCHER", "HYDRA_BOOTSTRAP"),
-    agent_var="I_MPI_HYDRA_BOOTSTRAP_EXEC",
-    agent_aliases=("HYDRA_LAUNCHER_EXEC", "HYDRA_BOOTSTRAP_EXEC"),
-    agent_args_var="I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS",
-    agent_args_aliases=(),
+    agent_vars=("I_MPI_HYDRA_BOOTSTRAP_EXEC", "HYDRA_LAUNCHER_EXEC", "HYDRA_BOOTSTRAP_EXEC"),
+    agent_args_vars=("I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS",),
     default_slots_var="I_MPI_PERHOST",
-    daemon_link_var="I_MPI_HYDRA_IFACE",
+    daemon_link_vars=("I_MPI_HYDRA_IFACE",),
     mpi_link_vars=("FI_TCP_IFACE",),
     # FI_PROVIDER would be NCCL's as well.
     on_control_link=(
@@ -242,26 +231,27 @@ INTEL: Final = replace(
     constants=(
         Variable("I_MPI_HYDRA_BRANCH_COUNT", "0", "flat: no worker needs to reach another"),
     ),
-    lost_without_parent=(
-        "an endless wait when ssh ends without having started a daemon",
-        "no error messages of ssh, which mpirun runs quietly",
-        "no termination message",
+    ports=(
+        PortVariable(("I_MPI_PORT_RANGE", "MPIEXEC_PORT_RANGE"), "{first}:{last}", daemons=True),
     ),
-    daemon_range_vars=("I_MPI_PORT_RANGE", "MPIEXEC_PORT_RANGE"),
-    range_vars=(),
-    resolves_since=(),
     no_single_copy=None,
 )
 
 
-def _by_version(name: str) -> tuple[str, str]:
-    """Give a variable that there is for each IP version."""
-    return name.format(4), name.format(6)
+def _ports(daemons: str) -> tuple[PortVariable, ...]:
+    """Give Open MPI's variables: MPI's TCP has first port and number for both IP versions."""
+    mpis = (("min", "{first}"), ("range", "{count}"))
+    return (
+        PortVariable((daemons,), "{first}-{last}", daemons=True),
+        *(
+            PortVariable((f"OMPI_MCA_btl_tcp_port_{what}_v{version}",), value)
+            for what, value in mpis
+            for version in (4, 6)
+        ),
+    )
 
 
-_OMPI_FIRST: Final = _by_version("OMPI_MCA_btl_tcp_port_min_v{}")
-_OMPI_COUNT: Final = _by_version("OMPI_MCA_btl_tcp_port_range_v{}")
-
+_OTHER_FAMILY: Final = ("OMPI_MCA_btl_tcp_disable_family", "{other}")
 OMPI_TRANSPORTS: Final = (
     Variable(
         "OMPI_MCA_pml",
@@ -312,11 +302,11 @@ OPENMPI4: Final = Dialect(
     "`--tag-output` cuts off a part of them",
     own_host_first=True,
     hostfile_var="OMPI_MCA_orte_default_hostfile",
-    agent_var="OMPI_MCA_plm_rsh_agent",
-    agent_args_var="OMPI_MCA_plm_rsh_args",
+    agent_vars=("OMPI_MCA_plm_rsh_agent",),
+    agent_args_vars=("OMPI_MCA_plm_rsh_args",),
     keep_fqdn_var="OMPI_MCA_orte_keep_fqdn_hostnames",
     default_slots_var="OMPI_MCA_orte_set_default_slots",
-    daemon_link_var="OMPI_MCA_oob_tcp_if_include",
+    daemon_link_vars=("OMPI_MCA_oob_tcp_if_include",),
     one_link=False,
     checks_peer_address=True,
     mpi_link_vars=("OMPI_MCA_btl_tcp_if_include",),
@@ -348,16 +338,8 @@ OPENMPI4: Final = Dialect(
         Source.DETECTED,
     ),
     messages_var="OPAL_OUTPUT_STDERR_FD",
-    lost_without_parent=(
-        "exit 1 instead of 128+n after a signal",
-        "an endless wait when a launch agent hangs",
-        "no termination message",
-    ),
-    daemon_ports_vars=_by_version("OMPI_MCA_oob_tcp_dynamic_ipv{}_ports"),
-    first_port_vars=_OMPI_FIRST,
-    port_count_vars=_OMPI_COUNT,
-    not_version_var="OMPI_MCA_btl_tcp_disable_family",
-    not_daemons_vars=_by_version("OMPI_MCA_oob_tcp_disable_ipv{}_family"),
+    ports=_ports("OMPI_MCA_oob_tcp_dynamic_ipv{version}_ports"),
+    not_version=(_OTHER_FAMILY, ("OMPI_MCA_oob_tcp_disable_ipv{other}_family", "1")),
     # Else each host of the hostfile is asked for in turn, to see whether it is mpirun's own.
     not_resolve_var="OMPI_MCA_if_base_do_not_resolve",
     # Many guides set it for a flat launch, which routed=direct is already.
@@ -387,8 +369,8 @@ OPENMPI5: Final = Dialect(
     tagged_by=("output", "tag-output"),  # of two --output the first counts, and the other is lost
     rank_table=("--runtime-options", "output-proctable="),
     hostfile_var="PRTE_MCA_prte_default_hostfile",
-    agent_var="PRTE_MCA_plm_ssh_agent",
-    agent_args_var="PRTE_MCA_plm_ssh_args",
+    agent_vars=("PRTE_MCA_plm_ssh_agent",),
+    agent_args_vars=("PRTE_MCA_plm_ssh_args",),
     agent_linger=5,
     # Measured with 5.0.7: of `a.b-0` and `a.b-1` the hostfile has one host ("multiple definitions
     # of the slot count"). The variable doesn't change that, but that daemons then call their own
@@ -396,7 +378,7 @@ OPENMPI5: Final = Dialect(
     by_first_label=True,
     keep_own_names_var="PRTE_MCA_prte_keep_fqdn_hostnames",
     default_slots_var="PRTE_MCA_prte_set_default_slots",
-    daemon_link_var="PRTE_MCA_prte_if_include",
+    daemon_link_vars=("PRTE_MCA_prte_if_include", "PRTE_MCA_oob_tcp_if_include"),
     one_link=True,
     checks_peer_address=True,
     mpi_link_vars=("OMPI_MCA_btl_tcp_if_include",),
@@ -424,16 +406,8 @@ OPENMPI5: Final = Dialect(
     by_itself=("OMPI_*", "PMIX_MCA_*"),
     # Measured with Debian's 5.0.7, and without mpiboot too: mpirun returns 0 then.
     several_programs_fail="5.0.7",
-    lost_without_parent=(
-        "exit 0 after a lost worker, about every other time",
-        "SIGTERM ignored while daemons are being started",
-        "no termination message",
-    ),
-    daemon_ports_vars=_by_version("PRTE_MCA_oob_tcp_dynamic_ipv{}_ports"),
-    first_port_vars=_OMPI_FIRST,
-    port_count_vars=_OMPI_COUNT,
-    not_version_var="OMPI_MCA_btl_tcp_disable_family",
-    not_daemons_vars=_by_version("PRTE_MCA_oob_tcp_disable_ipv{}_family"),
+    ports=_ports("PRTE_MCA_oob_tcp_dynamic_ipv{version}_ports"),
+    not_version=(_OTHER_FAMILY, ("PRTE_MCA_oob_tcp_disable_ipv{other}_family", "1")),
     ipv6=(
         Variable(
             "OMPI_MCA_reachable",
@@ -480,7 +454,6 @@ SPECTRUM: Final = replace(
     messages_var="",
     untried="leaves out the choice of MPI's own transports (OMPI_MCA_pml, OMPI_MCA_btl, "
     "OMPI_MCA_coll_*) and what its own messages tell of a rank that failed",
-    own_transports="PAMI carries its messages, or TCP with `-tcp` on the mpirun line",
 )
 
 DIALECTS: Final = {row.family: row for row in (OPENMPI4, OPENMPI5, MPICH, INTEL, SPECTRUM)}
@@ -521,9 +494,3 @@ ALSO_AGENT_ARGS: Final = (
 )
 # The MPI Operator and Trainer set the first one for every MPI.
 ALSO_DEFAULT_SLOTS: Final = ("OMPI_MCA_orte_set_default_slots", "PRTE_MCA_prte_set_default_slots")
-ALSO_DAEMON_LINK: Final = (
-    "OMPI_MCA_oob_tcp_if_include",
-    "PRTE_MCA_prte_if_include",
-    "PRTE_MCA_oob_tcp_if_include",
-    "OMPI_MCA_prte_if_include",
-)

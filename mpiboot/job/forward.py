@@ -18,12 +18,12 @@ from mpiboot.core.settings import of_service
 class Forwarded(NamedTuple):
     """The choice: ``names`` are forwarded, ``by_itself`` without this MPI being told.
 
-    ``withheld`` are full names of MPIBOOT_FORWARD that stay here nevertheless, and why;
-    ``unknown`` are names that no rule and no setting has: they stay here.
+    ``withheld`` are full names of MPIBOOT_FORWARD that stay here nevertheless, as they belong to
+    one pod or are not set; ``unknown`` are names that no rule and no setting has: they stay here.
     """
 
     names: tuple[str, ...]
-    withheld: Mapping[str, str]
+    withheld: tuple[str, ...]
     by_itself: tuple[str, ...]
     unknown: tuple[str, ...]
 
@@ -107,19 +107,15 @@ def _first(name: str, patterns: Iterable[str]) -> str:
     return next((pattern for pattern in patterns if matches(name, pattern)), "")
 
 
-def _why_withheld(name: str, value: str, more: Collection[str], never: Collection[str]) -> str:
-    """Return why a variable stays here whatever rule would forward it.
+def _stays(name: str, value: str, more: Collection[str], never: Collection[str]) -> bool:
+    """Return whether a variable stays here whatever rule would forward it.
 
     The value matters for ``X_PORT`` alone: a cluster's service variable holds an address such
     as ``tcp://10.96.0.1:443``, another program's holds a number.
     """
-    refused = _first(name, never)
-    if refused:
-        return f"MPIBOOT_NO_FORWARD has {refused}"
-    if not _NAME.fullmatch(name):
-        return "no shell or mpirun can name such a variable"
     local = name not in more and (_first(name, POD_LOCAL) or of_service(name, value))
-    return "it belongs to one pod alone" if local or _first(name, DENIED) else ""
+    denied = local or _first(name, (*never, *DENIED))
+    return bool(denied) or not _NAME.fullmatch(name)
 
 
 def select(
@@ -144,21 +140,17 @@ def select(
     names: list[str] = []
     unnamed: list[str] = []
     unknown: list[str] = []
-    withheld: dict[str, str] = {}
-    for name in sorted(environ.keys() - set(given)):
-        why = _why_withheld(name, environ[name], more, never)
-        if why and name in more:
-            withheld[name] = why
-        if why:
-            continue
+    stays = {name for name, value in environ.items() if _stays(name, value, more, never)}
+    for name in sorted(environ.keys() - stays - set(given)):
         wanted = _first(name, (*ALLOWED, *more))
         if not _first(name, by_itself):
             (names if wanted else unknown).append(name)
         elif wanted:
             unnamed.append(name)
-    missing = (name for name in more if _NAME.fullmatch(name) and name not in environ)
-    withheld |= dict.fromkeys(missing, "it is not set in this pod")
-    return Forwarded(tuple(names), withheld, tuple(unnamed), tuple(unknown))
+    withheld = (
+        name for name in more if _NAME.fullmatch(name) and (name in stays or name not in environ)
+    )
+    return Forwarded(tuple(names), tuple(withheld), tuple(unnamed), tuple(unknown))
 
 
 # What an MPI that hands everything on must find in its environment all the same.
@@ -187,7 +179,7 @@ def kept_from_ranks(
         for name in sorted(environ.keys() - set(given))
         if not _first(name, _FOR_MPIRUN)
         and (
-            _why_withheld(name, environ[name], more, never)
+            _stays(name, environ[name], more, never)
             or (name in theirs and not _first(name, (*ALLOWED, *more)))
         )
     )

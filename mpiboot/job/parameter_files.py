@@ -17,7 +17,7 @@ from mpiboot.core.model import MpiFamily
 if TYPE_CHECKING:  # a worker's facts need none of what a plan does
     from mpiboot.job.dialects import Dialect
     from mpiboot.job.mpirun_line import UserLine
-    from mpiboot.job.plan_builder import Observed
+    from mpiboot.job.plan_input import Observed
 
 _OMPI: Final = "OMPI_MCA_"
 _PRTE: Final = "PRTE_MCA_"

@@ -6,9 +6,9 @@ disagree. Nothing here reads or changes the world.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import takewhile
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, takewhile
 from typing import Final
 
 from mpiboot.core.checks import MpibootError, failed
@@ -21,16 +21,19 @@ from mpiboot.job import (
     agent_variables,
     control_links,
     data,
+    job_hosts,
     mpi_environment,
-    placement,
     platforms,
     pods,
 )
 from mpiboot.job import hostfile as hostfiles
-from mpiboot.job.dialects import parameter, row_of
-from mpiboot.job.plan_builder import LaunchPaths, Observed, PlanBuilder
+from mpiboot.job.dialects import Dialect, parameter, row_of
+from mpiboot.job.mpi_environment import Forwarding
+from mpiboot.job.mpirun_line import UserLine
+from mpiboot.job.plan_input import LaunchPaths, Observed, PlanInput
 from mpiboot.job.program_words import Rendezvous
-from mpiboot.network import worker_pairs
+from mpiboot.job.resolve import Item, Resolution, resolve, warning
+from mpiboot.network import decision, worker_pairs
 from mpiboot.network.cluster_view import WorkerRow
 from mpiboot.network.records import Transport, WorkerNetwork
 from mpiboot.network.worker_pairs import Dial
@@ -45,7 +48,8 @@ class Plan:
     ranks; ``obstacles`` are variables or flags of the user's that could keep it from starting
     launch agents. ``per_host`` has by host what its agent sets
     there; ``rows`` show the data network, a worker each, and ``transport`` carries the data (None:
-    it was not looked at) by each host's ``networks``; ``proved`` where counters are to tell whether
+    it was not looked at) by each host's ``networks``; ``named_devices`` where the user names the
+    devices, and ``proved`` where counters are to tell whether
     it did. ``more_hostfiles`` are the texts of copies of hostfiles that single
     programs have, by the copies' paths. ``exit_codes`` tells whether mpiboot asks mpirun for them,
     beside the user's own words. ``agent_env`` is what agents need of this pod's environment and
@@ -71,6 +75,7 @@ class Plan:
     rows: tuple[WorkerRow, ...] = ()
     transport: Transport | None = None
     networks: tuple[WorkerNetwork, ...] = field(default=(), compare=False)
+    named_devices: bool = False
     proved: bool = False
     agent_env: Mapping[str, str] = field(default_factory=dict)
     agent_linger: int = 0
@@ -118,68 +123,95 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
     row = row_of(observed.mpi)
     if row is None:
         return _unknown(observed, resolved)
-    builder = PlanBuilder(row, observed, resolved, paths)
-    observed = builder.observed = placement.with_default_slots(builder)
-    builder.decisions.append(_platform(observed))
-    pods.tell_launcher(builder)
-    _mpi(builder)
-    _line(builder)
-    hosts = placement.settle_hosts(builder)
-    np = placement.settle_ranks(builder, hosts)
-    local = observed.local_names
-    network = data.decide(builder)
-    control_links.pin_control(builder)
-    version = control_links.settle_ip_version(builder)
-    placement.keep_from_resolving(builder)
-    control_links.pin_ports(builder, version)
-    mpi_environment.set_constants(builder)
-    user_agent, user_args = agent_variables.place(builder, len(hosts))
-    if observed.client and not user_agent:
-        builder.decisions.append(observed.client)
-    ranks = data.decide_rank_env(builder, hosts, network)
-    added = {**network.common, **ranks.variables}
-    exports = mpi_environment.choose_forwarded(builder, added)
-    mpi_environment.offer_debug_files(builder)
-    per_host = data.deliver(builder, network)
-    mpi_environment.name_unsafe(builder)
-    pods.tell_workers(builder)
-    builder.findings += pods.findings(observed)
-    pods.gpu_memory(builder)
-    remote = tuple(host.name for host in hosts if host.name not in local)
-    supervised = _stays_as_parent(builder)
-    agent_variables.settle_kind_on_the_line(builder, remote)
-    tag = _tag_output(builder)
-    before = (*_own_ranks_words(builder, remote=bool(remote)), *ranks.before)
-    argv = _write_command(builder, np, tag, exports, before, supervised=supervised)
+    inp = PlanInput(row, observed, resolved, paths)
+    observed, sized = job_hosts.default_slots(inp)
+    inp = replace(inp, observed=observed)
+    hosts = job_hosts.in_copy(observed.hostfile, observed, row)
+    remote = tuple(host.name for host in hosts if host.name not in observed.local_names)
+    np, ranks = job_hosts.ranks(inp, hosts)
+    network = data.network(inp)
+    mpi_network, _ = decision.mpi_network(network.networks, inp.settings)
+    settled = replace(inp.settings, mpi_network=mpi_network)
+    inp = replace(inp, resolved=inp.resolved._replace(settings=settled))
+    control, version = control_links.control(inp), control_links.ip_version(inp)
+    agent = agent_variables.place(inp, [host.name for host in hosts], remote)
+    rank_env = data.rank_env(inp, hosts, network)
+    parts: tuple[Iterable[Item], ...] = (
+        *(sized, (_platform(observed),), pods.launcher(inp), _mpi(inp), _line(inp)),
+        *(job_hosts.hosts(inp, hosts), (ranks,), network.findings, network.decisions),
+        *(control.items, version.items, job_hosts.lookups(inp)),
+        *(control_links.ports(inp, version.version), mpi_environment.constants(inp), agent.items),
+        (observed.client,) if observed.client and not agent.user_agent else (),
+        rank_env.items,
+    )
+    outcome = resolve(chain(*parts), inp.owned, data.settled(network))
+    forwarding = mpi_environment.forwarding(inp, outcome, {**network.common, **rank_env.variables})
+    delivery = data.deliver(inp, network, forwarding.names)
+    parts = (forwarding.items, delivery.items)
+    outcome = resolve(chain(*parts), inp.owned, before=outcome)
+    mca = {name: value for name, value in inp.line.mca.items() if name not in outcome.dropped}
+    supervised, tag = inp.settings.supervise is Switch.ON, _tag_output(inp)
+    parts = (
+        data.mpi_network(inp, network, outcome, delivery.per_host.values()),
+        *(
+            mpi_environment.unsafe(inp, mca, outcome),
+            pods.ssh_servers(inp),
+            pods.findings(observed),
+        ),
+        *(() if supervised else (_unsupervised(inp),), tag.items),
+    )
+    outcome = resolve(chain(*parts), inp.owned, before=outcome)
+    own_ranks = _own_ranks_words(inp, outcome.for_agents, remote=bool(remote))
+    before = (*own_ranks.words, *rank_env.before)
+    command = _command(inp, np, forwarding, outcome, supervised=supervised)
+    outcome = resolve((*own_ranks.items, *command.items), inp.owned, before=outcome)
+    forwarded = tuple(word for name in forwarding.flags for word in ("-x", name))
     copies = paths.of_program(observed.hostfile)
     return Plan(
-        decisions=tuple(builder.decisions),
-        findings=tuple(builder.findings),
-        argv=argv,
-        set_env=builder.set_env,
-        unset_env=tuple(sorted(builder.unset_env)),
+        decisions=outcome.decisions,
+        findings=outcome.findings,
+        argv=(
+            *(_program(inp), *tag.words, *command.words),
+            *_words(inp, before, forwarded, frozenset(_places(inp.line, outcome.dropped))),
+        ),
+        set_env=outcome.values,
+        unset_env=tuple(sorted(outcome.removed)),
         hostfile=hostfiles.render(hosts, row.syntax),
         more_hostfiles={
-            copies[file.path]: hostfiles.render(placement.in_copy(file, observed, row), row.syntax)
+            copies[file.path]: hostfiles.render(job_hosts.in_copy(file, observed, row), row.syntax)
             for file in observed.hostfile.parts
         },
         remote_hosts=remote,
         ranks=np,
-        user_agent=user_agent,
-        user_args=user_args,
-        obstacles=_obstacles(builder),
-        tolerates_failure=_tolerates_failure(builder),
-        per_host=per_host,
+        user_agent=agent.user_agent,
+        user_args=agent.user_args,
+        obstacles=_obstacles(inp, mca, outcome),
+        tolerates_failure=_tolerates_failure(inp, mca),
+        per_host=delivery.per_host,
         rows=network.rows,
         transport=network.transport,
         networks=network.networks,
-        proved=data.is_proved(builder, network),
-        agent_env=builder.agent_env,
+        named_devices=_names_devices(inp),
+        proved=data.is_proved(inp, network),
+        agent_env=outcome.for_agents,
         agent_linger=row.agent_linger,
-        tcp_optional=control_links.tcp_optional(builder, network.transport),
-        exit_codes=supervised and _asks_exit_codes(builder),
-        meeting=ranks.meeting,
+        tcp_optional=control_links.tcp_optional(inp, control.link, network.transport),
+        exit_codes=supervised and _asks_exit_codes(inp),
+        meeting=rank_env.meeting,
     )
+
+
+def _names_devices(inp: PlanInput) -> bool:
+    """Whether the user names RDMA devices, which may be others than were planned."""
+    names = ("NCCL_IB_HCA", "UCX_NET_DEVICES")
+    pods_of = (worker.facts.environment for worker in inp.observed.workers if worker.facts)
+    in_pods = {name for own in pods_of for name in own}
+    return any(inp.owned(name) or name in in_pods for name in names)
+
+
+def _places(line: UserLine, options: Iterable[str]) -> Iterator[int]:
+    for option in options:
+        yield from line.places.get(option, ())
 
 
 def pair_findings(plan: Plan, observed: Observed, dialled: Sequence[Dial]) -> tuple[Finding, ...]:
@@ -203,22 +235,21 @@ _STARTS_RANKS: Final = frozenset(
 )
 
 
-def _line(builder: PlanBuilder) -> None:
+def _line(inp: PlanInput) -> Iterator[Item]:
     """Report words of the line that are rewritten or not read."""
-    row, line, mpi = builder.row, builder.line, builder.observed.mpi
+    row, line, mpi = inp.row, inp.line, inp.observed.mpi
     if len(line.apps) > 1 and mpi.version == row.several_programs_fail:
         message = f"the daemons of {mpi.version} die at the start of a line with several programs"
-        builder.findings.append(failed("several-programs", message, level=Level.WARN))
+        yield failed("several-programs", message, level=Level.WARN)
     if row.untried:
         message = f"{mpi.banner}: mpiboot was not tried with it, and {row.untried}"
-        hint = "the README has the versions that were tried"
-        builder.warn("mpi-versions", message, hint)
+        yield warning("mpi-versions", message, "the README has the versions that were tried")
     if line.rewritten:
         pairs = ", ".join(f"{word} as -{word}" for word in line.rewritten)
         message = f"on the mpirun line {row.title} gets {pairs}: it reads these otherwise"
-        builder.warn("usage", message)
+        yield warning("usage", message)
     if line.unknown:
-        builder.warn("usage", f"{line.reason}: the rest of the line is passed on unread")
+        yield warning("usage", f"{line.reason}: the rest of the line is passed on unread")
     for app in line.apps:
         words = line.argv[app.program :]
         options = [*takewhile(lambda word: word.startswith("-"), words[1:])]
@@ -226,91 +257,115 @@ def _line(builder: PlanBuilder) -> None:
         for name in _STARTS_RANKS.intersection((words[0].rpartition("/")[2], *module)):
             if line.per_node != 1:
                 hint = f"run `mpiboot exec -- {words[0]} ...` in each pod"
-                builder.warn("usage", f"each rank is {name}, which starts ranks itself", hint)
+                yield warning("usage", f"each rank is {name}, which starts ranks itself", hint)
 
 
-def _mpi(builder: PlanBuilder) -> None:
-    mpi, given = builder.observed.mpi, builder.given["mpi"]
+def _mpi(inp: PlanInput) -> Iterator[Item]:
+    mpi, given = inp.observed.mpi, inp.given["mpi"]
     source, reason = Source.DETECTED, mpi.banner
-    if builder.settings.mpi is not AUTO:
+    if inp.settings.mpi is not AUTO:
         source = given.source
         reason = str(given) if mpi.banner == str(given) else f"{given}; {mpi.path}: {mpi.banner}"
-    builder.decide("mpi", f"{builder.row.title}: {mpi.version}", source, reason)
-    paths = dict.fromkeys(item.path for item in builder.of_files.values())
-    for path in paths:
-        names = " ".join(name for name, item in builder.of_files.items() if item.path == path)
-        builder.decide("mpi-parameters", names, Source.FILE, path)
+    yield Decision("mpi", f"{inp.row.title}: {mpi.version}", source, reason)
+    for path in dict.fromkeys(item.path for item in inp.of_files.values()):
+        names = " ".join(name for name, item in inp.of_files.items() if item.path == path)
+        yield Decision("mpi-parameters", names, Source.FILE, path)
 
 
 def _platform(observed: Observed) -> Decision:
     return platforms.recognise(observed.environ, observed.hostfile.path)[1]
 
 
-def _asks_exit_codes(builder: PlanBuilder) -> bool:
+def _asks_exit_codes(inp: PlanInput) -> bool:
     """Return whether mpiboot asks mpirun for every rank's exit code, as the user has not."""
-    option = builder.row.exit_codes_option
-    return bool(option) and option.lstrip("-") not in builder.line.given
+    option = inp.row.exit_codes_option
+    return bool(option) and option.lstrip("-") not in inp.line.given
 
 
-def _write_command(
-    builder: PlanBuilder,
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """Words of the command line, and what is shown of them."""
+
+    words: tuple[str, ...] = ()
+    items: tuple[Item, ...] = ()
+
+
+def _command(
+    inp: PlanInput,
     np: int | None,
-    tag: tuple[str, ...],
-    exports: tuple[str, ...],
-    before: tuple[str, ...],
+    forwarding: Forwarding,
+    outcome: Resolution,
     *,
     supervised: bool,
-) -> tuple[str, ...]:
-    """Write the command line; what is added stands before the user's own words.
-
-    ``tag`` are the words that have ranks named in their output; ``before`` are those that each
-    program is started by, beside mpirun.
-    """
-    line, row, paths = builder.line, builder.row, builder.paths
-    added = [*tag]
-    if placement.numbers_by_option(builder, builder.observed.hostfile.hosts):
+) -> _Words:
+    """Give the options that stand before the user's own words."""
+    line, row, paths = inp.line, inp.row, inp.paths
+    added, items = list[str](), list[Item]()
+    if job_hosts.numbers_by_option(inp, inp.observed.hostfile.hosts):
         reason = f"{row.title} passes over the numbers of slots in a hostfile named otherwise"
-        builder.decide("slots-option", row.slots_option, Source.DETECTED, reason)
+        items.append(Decision("slots-option", row.slots_option, Source.DETECTED, reason))
         added += [row.slots_option, paths.hostfile]
     if np is not None and line.np is None:
         added += ["-n", str(np)]
-    forwarded = tuple(word for name in exports for word in ("-x", name))
-    added += forwarded
+    for name in forwarding.flags:
+        added += ["-x", name]
     table = f"{paths.launch_dir}/{PLACEMENT}"
-    if supervised and placement.can_tell(line, row, builder.environ, table):
-        builder.decide(
-            "rank-table", table, Source.DEFAULT, "mpirun writes there which rank is where"
-        )
+    if supervised and can_tell(line, row, inp.environ, table):
+        reason = "mpirun writes there which rank is where"
+        items.append(Decision("rank-table", table, Source.DEFAULT, reason))
         option, value = row.rank_table
         added += [option, f"{value}{table}"]
-    if supervised and builder.observed.local and _may_tell_ranks(builder):
+    if supervised and inp.observed.local and _may_tell_ranks(inp, outcome):
         name, _, value = NOT_FOR_RANKS.partition("=")
-        builder.decide(name, value, Source.DEFAULT, "mpirun alone writes its own messages apart")
+        reason = "mpirun alone writes its own messages apart"
+        items.append(Decision(name, value, Source.DEFAULT, reason))
         added += ["-x", NOT_FOR_RANKS]
-    if supervised and _asks_exit_codes(builder):
+    if supervised and _asks_exit_codes(inp):
         reason = "mpirun tells why each rank ended; mpiboot takes these lines out of its output"
-        builder.decide("exit-codes", row.exit_codes_option, Source.DEFAULT, reason)
+        items.append(Decision("exit-codes", row.exit_codes_option, Source.DEFAULT, reason))
         added.append(row.exit_codes_option)
-    program = line.argv[0]
     if row.program:
-        asked, program = program, row.program
-        path = builder.observed.mpi.path
-        if path.rpartition("/")[2] == row.program:
-            program = path
-        builder.decide("mpirun", program, Source.DETECTED, f"what {asked} would start")
-    return (program, *added, *_words(builder, before, forwarded))
+        reason = f"what {line.argv[0]} would start"
+        items.append(Decision("mpirun", _program(inp), Source.DETECTED, reason))
+    return _Words(tuple(added), tuple(items))
+
+
+def can_tell(line: UserLine, row: Dialect, environ: Collection[str], path: str) -> bool:
+    """Return whether mpirun can be asked for a file of which rank is where.
+
+    Of a rank that ends badly Open MPI 5 tells no host on any other way than the job's stderr. The
+    user's own options of that kind stay alone: given twice mpirun refuses them, and the variable
+    gives way to the option. A comma would end the path.
+    """
+    if not row.rank_table or line.unknown or "," in path:
+        return False
+    names = [word.strip("-=") for word in row.rank_table]
+    in_environ = any(names[0].replace("-", "_") in name for name in environ)
+    return not in_environ and not set(names).intersection(line.given)
+
+
+def _program(inp: PlanInput) -> str:
+    """Give the program to start: the line's, or the one that this would start."""
+    program, path = inp.row.program, inp.observed.mpi.path
+    if not program:
+        return inp.line.argv[0]
+    return path if path.rpartition("/")[2] == program else program
 
 
 def _words(
-    builder: PlanBuilder, before: tuple[str, ...], forwarded: tuple[str, ...]
+    inp: PlanInput, before: tuple[str, ...], forwarded: tuple[str, ...], dropped: frozenset[int]
 ) -> tuple[str, ...]:
     """Return the user's own words, with the paths of hostfiles replaced by those of the copies.
 
-    ``before`` stands before each program, and ``forwarded`` (``-x``) before the options of each but
-    the first: to 4.1 it is an option of one program.
+    Args:
+        inp: what the plan is made of.
+        before: what stands before each program.
+        forwarded: ``-x`` words, before the options of each program but the first: to 4.1 it is an
+            option of one program.
+        dropped: the indexes of words that mpirun does not get.
     """
-    line, paths = builder.line, builder.paths
-    copies = paths.of_program(builder.observed.hostfile)
+    line, paths = inp.line, inp.paths
+    copies = paths.of_program(inp.observed.hostfile)
     words = [*line.argv]
     for index in line.hostfile_words:
         word = line.argv[index]
@@ -321,7 +376,7 @@ def _words(
     found: list[str] = []
     for index, kept in enumerate(words):
         found += before if index in programs else ()
-        if index and index not in builder.taken_off:
+        if index and index not in dropped:
             found.append(kept)
         found += forwarded if index and line.argv[index] == ":" else ()
     return tuple(found)
@@ -344,69 +399,53 @@ _GOING_ON: Final = (
 )
 
 
-# What mpiboot's parent does for every MPI; more is in the MPI's row.
-_LOST_WITHOUT_PARENT: Final = (
-    "no notice of a host that gets no daemon",
-    "no notice to the workers that the job ended well",
-    "no search for the cause of a failure, and no hold after it",
-    "no look at what carried the data, and no job record",
-)
+def _unsupervised(inp: PlanInput) -> Decision:
+    given = inp.given["supervise"]
+    reason = f"{given}: nothing of mpiboot stays, and exit status and messages are mpirun's own"
+    return Decision("supervise", "off", given.source, reason)
 
 
-def _stays_as_parent(builder: PlanBuilder) -> bool:
-    """Return whether mpiboot stays as mpirun's parent; if not, report what is lost."""
-    if builder.settings.supervise is Switch.ON:
-        return True
-    given = builder.given["supervise"]
-    lost = "; ".join((*_LOST_WITHOUT_PARENT, *builder.row.lost_without_parent))
-    builder.decide(
-        "supervise",
-        "off",
-        given.source,
-        f"{given}: mpirun runs without mpiboot, and so with {lost}",
-    )
-    return False
-
-
-def _obstacles(builder: PlanBuilder) -> tuple[tuple[str, str], ...]:
+def _obstacles(
+    inp: PlanInput, mca: Mapping[str, str], outcome: Resolution
+) -> tuple[tuple[str, str], ...]:
     """List the user's options and variables that could keep mpirun from starting agents."""
     found = []
     keys = "plm plm_rsh_agent plm_ssh_agent orte_launch_agent prte_launch_agent routed"
     for key in keys.split():
-        if builder.line.mca.get(key, "direct") != "direct":
-            found.append((f"--mca {key} {builder.line.mca[key]}", "given on the mpirun line"))
+        if mca.get(key, "direct") != "direct":
+            found.append((f"--mca {key} {mca[key]}", "given on the mpirun line"))
         found += [
-            (f"{prefix}{key}", f"{prefix}{key}={builder.environ[prefix + key]}")
+            (f"{prefix}{key}", f"{prefix}{key}={inp.environ[prefix + key]}")
             for prefix in ("OMPI_MCA_", "PRTE_MCA_")
-            if builder.environ.get(prefix + key, "direct") not in ("", "direct")
-            and prefix + key not in builder.set_env
+            if inp.environ.get(prefix + key, "direct") not in ("", "direct")
+            and prefix + key not in outcome.values
         ]
-    if builder.line.unknown:
-        found.append((builder.line.unknown, "an option that mpiboot does not know"))
+    if inp.line.unknown:
+        found.append((inp.line.unknown, "an option that mpiboot does not know"))
     return tuple(found)
 
 
-def _may_tell_ranks(builder: PlanBuilder) -> bool:
+def _may_tell_ranks(inp: PlanInput, outcome: Resolution) -> bool:
     """Return whether 4.1 can give ranks a value of their own: not beside a list of names."""
-    row, line = builder.row, builder.line
+    row, line = inp.row, inp.line
     listed = parameter(row.export_var) in line.mca or row.export_var in (
-        builder.environ.keys() | builder.set_env.keys()
+        inp.environ.keys() | outcome.values.keys()
     )
     return (
         row.messages_var != ""
-        and row.messages_var not in builder.environ
+        and row.messages_var not in inp.environ
         and not line.apps[1:]
         and not line.unknown
         and not listed
     )
 
 
-def _tolerates_failure(builder: PlanBuilder) -> bool:
+def _tolerates_failure(inp: PlanInput, mca: Mapping[str, str]) -> bool:
     """Return whether the user may have asked mpirun to continue without a failed rank."""
-    if builder.line.unknown or builder.line.reads_files:
+    if inp.line.unknown or inp.line.reads_files:
         return True
-    variables = (name for name in builder.environ if "_MCA_" in name)
-    named = (*builder.line.given, *builder.line.mca, *variables)
+    variables = (name for name in inp.environ if "_MCA_" in name)
+    named = (*inp.line.given, *mca, *variables)
     return any(word in name.lower() for name in named for word in _GOING_ON)
 
 
@@ -417,53 +456,51 @@ _READ_OWN: Final = (
 )
 
 
-def _own_ranks_words(builder: PlanBuilder, *, remote: bool) -> tuple[str, ...]:
+def _own_ranks_words(inp: PlanInput, agent_env: Mapping[str, str], *, remote: bool) -> _Words:
     """Return the words that start programs with the agents' variables, where ranks here need them.
 
     ``remote`` is whether there are other hosts than this pod.
     """
-    own = builder.observed.own
-    if not (own and builder.observed.local and remote and builder.agent_env):
-        return ()
-    names = first_few(builder.agent_env)
-    if any(app.program is None for app in builder.line.apps):
+    own = inp.observed.own
+    if not (own and inp.observed.local and remote and agent_env):
+        return _Words()
+    names = first_few(agent_env)
+    if any(app.program is None for app in inp.line.apps):
         message = (
             f"ranks in this pod lack {names}: it is not known where on the mpirun line the program "
             "begins"
         )
-        builder.warn("usage", message)
-        return ()
-    file = f"{builder.paths.launch_dir}/{OWN_RANKS}"
-    reason = f"ranks in this pod get {names} there; {builder.row.title} would leave them out"
-    builder.decide("own-ranks", file, Source.DETECTED, reason)
-    return ("/bin/sh", "-c", _READ_OWN, file, own.hostname)
+        return _Words(items=(warning("usage", message),))
+    file = f"{inp.paths.launch_dir}/{OWN_RANKS}"
+    reason = f"ranks in this pod get {names} there; {inp.row.title} would leave them out"
+    shown = Decision("own-ranks", file, Source.DETECTED, reason)
+    return _Words(("/bin/sh", "-c", _READ_OWN, file, own.hostname), (shown,))
 
 
 RANK_OUTPUT: Final = "rank-output"
 
 
-def _tag_output(builder: PlanBuilder) -> tuple[str, ...]:
+def _tag_output(inp: PlanInput) -> _Words:
     """Give the option by which each line of output names its rank; the user's own comes first."""
-    if builder.settings.tag_output is Switch.OFF:
-        return ()
-    row, given = builder.row, builder.given["tag_output"]
-    theirs = _tagged_by_user(builder)
+    if inp.settings.tag_output is Switch.OFF:
+        return _Words()
+    row, given = inp.row, inp.given["tag_output"]
+    theirs = _tagged_by_user(inp)
     if theirs:
-        builder.decide(RANK_OUTPUT, theirs, Source.FLAG, "given on the mpirun line")
-        return ()
-    option, reason = " ".join(row.tag_option), f"{given}: each line names its rank"
-    builder.decide(RANK_OUTPUT, option, given.source, reason)
-    if row.tag_loses:
-        builder.warn("output", f"{row.title}: {row.tag_loses}")
-    return row.tag_option
+        shown = Decision(RANK_OUTPUT, theirs, Source.FLAG, "given on the mpirun line")
+        return _Words(items=(shown,))
+    reason = f"{given}: each line names its rank"
+    items: list[Item] = [Decision(RANK_OUTPUT, " ".join(row.tag_option), given.source, reason)]
+    items += [warning("output", f"{row.title}: {row.tag_loses}")] if row.tag_loses else []
+    return _Words(row.tag_option, tuple(items))
 
 
-def _tagged_by_user(builder: PlanBuilder) -> str:
+def _tagged_by_user(inp: PlanInput) -> str:
     """Find the user's own option; where a line is not read to its end, any word that may be it."""
-    line, options = builder.line, builder.row.grammar.options
+    line, options = inp.line, inp.row.grammar.options
     names = {name: f"--{name}" for name in line.given}
     for word in line.argv if line.unknown else ():
         option = options.get(word.lstrip("-").partition("=")[0])
         if option and word[:1] == "-":
             names[option.name] = word
-    return next((names[name] for name in builder.row.tagged_by if name in names), "")
+    return next((names[name] for name in inp.row.tagged_by if name in names), "")

@@ -132,30 +132,16 @@ LSF_PAIRS: Final = "LSB_MCPU_HOSTS"
 
 def of_lsf_file(text: str) -> str:
     """Count the lines of each host; the order is LSF's."""
-    return _lsf_lines(Counter(line.strip() for line in text.splitlines() if line.strip()))
+    slots = Counter(line.strip() for line in text.splitlines() if line.strip())
+    return "".join(f"{host} slots={count}\n" for host, count in slots.items())
 
 
 def of_lsf_pairs(text: str) -> str:
-    """Read hosts and slots in turn.
-
-    Raises:
-        MpibootError: ``hostfile-invalid``; they are no such pairs.
-    """
-    words = text.split()
-    hosts, counts = words[::2], words[1::2]
-    if len(hosts) != len(counts) or not all(item.isdecimal() and int(item) for item in counts):
-        raise error(
-            "hostfile-invalid",
-            f"{LSF_PAIRS} is {text[:80]!r}, expected each host followed by its number of slots",
-        )
-    slots: Counter[str] = Counter()
-    for host, count in zip(hosts, counts, strict=True):
-        slots[host] += int(count)
-    return _lsf_lines(slots)
-
-
-def _lsf_lines(slots: Counter[str]) -> str:
-    return "".join(f"{host} slots={count}\n" for host, count in slots.items())
+    """Write hosts and slots, which stand in turn, as a hostfile has them."""
+    words = [*text.split(), ""]
+    return "".join(
+        f"{host} slots={count}\n" for host, count in zip(words[::2], words[1::2], strict=False)
+    )
 
 
 Environ = Mapping[str, str]

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from mpiboot.core.checks import failed
-from mpiboot.core.facts import Link, PodFacts, Worker
-from mpiboot.core.model import Finding, Level, MpiFamily, Source, SshKind
+from mpiboot.core.facts import Worker
+from mpiboot.core.model import Decision, Finding, Level, MpiFamily, Source, SshKind
 from mpiboot.core.wording import first_few, grouped, majority
 from mpiboot.job.names import short
-from mpiboot.job.plan_builder import Observed, PlanBuilder
-from mpiboot.network.worker_network import launcher_addresses, link_of
+from mpiboot.job.plan_input import Observed, PlanInput
+from mpiboot.job.resolve import Item, warning
+from mpiboot.network.worker_network import link_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,49 +63,49 @@ _FIRST_FOLDER: Final = "/run/mpiboot"
 _REFUSED: Final = f"{_FIRST_FOLDER} can't be used"
 
 
-def tell_launcher(builder: PlanBuilder) -> None:
+def launcher(inp: PlanInput) -> Iterator[Item]:
     """Report what is unusual about the launcher's own pod."""
-    _tell_rank_variables(builder)
-    observed = builder.observed
+    yield from _rank_variables(inp)
+    observed = inp.observed
     if observed.identity.own_users:
-        builder.decide("users", "the pod's own", Source.DETECTED, "no user here is one of the node")
-    folder = builder.paths.launch_dir.rpartition("/")[0]
+        yield Decision("users", "the pod's own", Source.DETECTED, "no user here is one of the node")
+    folder = inp.paths.launch_dir.rpartition("/")[0]
     if observed.environ.get("HOME") == folder:
-        builder.decide("home", folder, Source.DETECTED, "this user has no home that can be used")
+        yield Decision("home", folder, Source.DETECTED, "this user has no home that can be used")
     temporary = observed.environ.get("TMPDIR", "")
     if temporary.rpartition("/")[0] == folder:
-        builder.decide("tmpdir", temporary, Source.DETECTED, "MPI can't write its session to /tmp")
+        yield Decision("tmpdir", temporary, Source.DETECTED, "MPI can't write its session to /tmp")
     if folder.startswith(f"{_FIRST_FOLDER}/"):
         return
-    given = builder.settings.runtime_dir
+    given = inp.settings.runtime_dir
     if given:
-        named_by = builder.given["runtime_dir"]
+        named_by = inp.given["runtime_dir"]
         source, reason = named_by.source, f"named by {named_by}"
     elif temporary.startswith("/") and folder.startswith(f"{temporary.rstrip('/')}/"):
         source, reason = Source.ENVIRONMENT, f"TMPDIR; {_REFUSED}"
     else:
         source, reason = Source.DETECTED, _REFUSED
-    builder.decide("private-folder", folder, source, reason)
+    yield Decision("private-folder", folder, source, reason)
 
 
 # Of what mpirun sets for ranks, what it or a program takes for the proof that this is one.
 _RANK_VARIABLES: Final = ("OMPI_UNIVERSE_SIZE", "OMPI_COMM_WORLD_", "PMIX_RANK")
 
 
-def _tell_rank_variables(builder: PlanBuilder) -> None:
+def _rank_variables(inp: PlanInput) -> Iterator[Item]:
     """Report variables of a rank in this pod's environment, over which 4.1 does not start."""
-    named = [name for name in sorted(builder.environ) if name.startswith(_RANK_VARIABLES)]
+    named = [name for name in sorted(inp.environ) if name.startswith(_RANK_VARIABLES)]
     message = f"{', '.join(named)} in this pod's environment: a rank's, set by mpirun alone"
     hint = "remove it from the manifest or the image"
-    if builder.row.family is MpiFamily.OPENMPI4 and _RANK_VARIABLES[0] in named:
-        builder.fail("usage", f"{message}, and mpirun refuses to start", hint)
+    if inp.row.family is MpiFamily.OPENMPI4 and _RANK_VARIABLES[0] in named:
+        yield failed("usage", f"{message}, and mpirun refuses to start", hint=hint)
     elif named:
-        builder.warn("usage", message, hint)
+        yield warning("usage", message, hint)
 
 
-def tell_workers(builder: PlanBuilder) -> None:
+def ssh_servers(inp: PlanInput) -> Iterator[Item]:
     """Report SSH servers of workers that are not sshd on port 22, one line for each reason."""
-    workers = builder.observed.workers
+    workers = inp.observed.workers
     reasons = grouped(
         (worker.facts.sshd_reason or "the worker did not say why", worker.host.name)
         for worker in workers
@@ -113,11 +114,11 @@ def tell_workers(builder: PlanBuilder) -> None:
     named = ((worker.port, worker.host.name) for worker in workers)
     ports = grouped(item for item in named if item[0] not in (_SSH_PORT, 0))  # kubectl uses none
     for reason, names in reasons.items():
-        builder.decide(
+        yield Decision(
             "ssh-server", SshKind.EMBEDDED.value, Source.DETECTED, f"{reason}: {first_few(names)}"
         )
     for port, names in ports.items():
-        builder.decide(
+        yield Decision(
             "ssh-port",
             str(port),
             Source.DETECTED,
@@ -130,15 +131,7 @@ _ONE_ADDRESS: Final = (
     "topologyKey kubernetes.io/hostname); the launcher needs no hostNetwork"
 )
 
-_FABRIC_MANAGER: Final = (
-    "look at nvidia-fabricmanager on that node (`systemctl status`, `nvidia-smi -q`); until then "
-    "CUDA fails with error 802, system not yet initialized"
-)
 _SHELL: Final = "change it in the workers' image: usermod --shell /bin/bash USER"
-PEER_MEMORY: Final = (
-    "load nvidia_peermem on the nodes (`modprobe nvidia_peermem`), or use the open kernel driver; "
-    "until then NCCL copies through the host's memory, which is slower"
-)
 
 
 def findings(observed: Observed) -> tuple[Finding, ...]:
@@ -146,9 +139,8 @@ def findings(observed: Observed) -> tuple[Finding, ...]:
     return (
         *mpi_versions(observed),
         *login_shells(observed),
-        *mtus(observed.links, observed.workers),
         *shared_addresses(observed),
-        *gpus(observed.workers),
+        *outliers(observed.workers),
     )
 
 
@@ -193,51 +185,6 @@ def login_shells(observed: Observed) -> Iterator[Finding]:
             )
 
 
-def gpus(workers: Sequence[Worker]) -> Iterator[Finding]:
-    """Compare the workers' GPUs; a mixed set may be meant, so it only warns."""
-    kinds = {}
-    for worker in workers:
-        if worker.facts is None:
-            continue
-        own, where = worker.facts.gpus, worker.host.name
-        kinds[where] = f"{own.count} {own.kind}".strip()
-        if own.lost:
-            message = f"{own.lost} of {own.lost + own.count} GPUs in /dev, the kernel has no more"
-            yield failed("gpus", message, host=where, level=Level.WARN)
-        if own.fabric not in ("", own.FABRIC_READY):
-            message = f"NVLink fabric: {own.fabric}; CUDA starts when Fabric Manager has set it up"
-            yield failed("gpus", message, host=where, hint=_FABRIC_MANAGER, level=Level.WARN)
-    found = majority(kinds)
-    if found:
-        yield failed("gpus", f"GPUs differ: {found.message}", level=Level.WARN)
-
-
-def gpu_memory(builder: PlanBuilder) -> None:
-    """Report how RDMA devices reach the memory of NVIDIA GPUs; warn where they can't.
-
-    Without it NCCL works all the same, by a copy through the host's memory, and says so at its own
-    level INFO alone.
-    """
-    ways = grouped(
-        (" or ".join(worker.facts.gpus.peer_memory), worker.host.name)
-        for worker in builder.observed.workers
-        if worker.facts and wants_gpu_memory(worker.facts)
-    )
-    without = ways.pop("", [])
-    for way, names in ways.items():
-        reason = f"RDMA devices reach GPU memory by it (GPUDirect RDMA) on {first_few(names)}"
-        builder.decide("gpu-memory", way, Source.DETECTED, reason)
-    if without:
-        where = "all of them" if not ways else first_few(without)
-        message = f"RDMA devices reach no GPU memory on {where}: neither nvidia_peermem nor DMA-BUF"
-        builder.warn("gpus", message, PEER_MEMORY)
-
-
-def wants_gpu_memory(facts: PodFacts) -> bool:
-    """Return whether a pod has NVIDIA GPUs, and RDMA devices that could reach their memory."""
-    return bool(facts.fabric.devices) and facts.gpus.kind.startswith("NVIDIA")
-
-
 def _why_shared(workers: Sequence[Worker]) -> str:
     """Return the hint: pods share a node's network, or the nameserver has a wrong address."""
     names = {short(worker.host.name) for worker in workers}
@@ -272,22 +219,17 @@ def shared_addresses(observed: Observed) -> Iterator[Finding]:
             yield failed("settings-conflict", message, hint=_ONE_ADDRESS, host=host.name)
 
 
-def mtus(launcher: Iterable[Link], workers: Sequence[Worker]) -> tuple[Finding, ...]:
-    """Report the MTUs of the pods' control links, where they differ.
-
-    Both ends of a connection agree on the smaller of theirs, so that only what lies between them
-    can be too small for it; pods of one network with different MTUs are how that shows.
-    """
-    mine = tuple(launcher)
-    links = [(link_of(item, mine), "the launcher") for item in launcher_addresses(workers)]
-    links += [
-        (link_of(worker.address, worker.facts.links), worker.host.name)
-        for worker in workers
-        if worker.facts
-    ]
-    pods = grouped((link.mtu, name) for link, name in links if link)
-    if len(pods) < 2:  # noqa: PLR2004 - two that differ
-        return ()
-    parts = [f"{size} on {first_few(dict.fromkeys(names))}" for size, names in sorted(pods.items())]
-    message = f"MTUs of the control links differ: {'; '.join(parts)}"
-    return (failed("control-mtu", message, level=Level.WARN),)
+def outliers(workers: Sequence[Worker]) -> Iterator[Finding]:
+    """Compare the workers' GPUs, RDMA ports and MTUs: a mixed set may be meant."""
+    seen = {}
+    for worker in workers:
+        if worker.facts:
+            gpus, link = worker.facts.gpus, link_of(worker.address, worker.facts.links)
+            ports = sum(len(device.ports) for device in worker.facts.fabric.devices)
+            seen[worker.host.name] = (
+                f"{gpus.count} {gpus.kind}".strip()
+                + f" GPUs, {ports} RDMA ports, MTU {link.mtu if link else 'not known'}"
+            )
+    found = majority(seen)
+    if found:
+        yield failed("workers-differ", f"workers differ: {found.message}", level=Level.WARN)

@@ -22,7 +22,7 @@ from mpiboot.network.records import RDMA
 
 if TYPE_CHECKING:
     from mpiboot.job.plan import Plan
-    from mpiboot.job.plan_builder import Observed
+    from mpiboot.job.plan_input import Observed
 
 _LEAST: Final = 40  # characters that a broken line has at least, however deep it begins
 _BELOW: Final = "      "

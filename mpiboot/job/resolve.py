@@ -1,18 +1,20 @@
-"""Where a user's value wins: on the line, in any pod, in the MPI's own files. Pure.
+"""The one place where a user's value wins over a proposal of mpiboot's. Pure.
 
-Names that are one choice are one group: who has chosen UCX's devices, or another pml, has chosen
-what carries MPI's messages, and a part of mpiboot's own choice beside it would end the job, or take
-it off the fabric. Of what a worker's pod sets only the names are known: that leaves the whole group
-alone.
+The user's stands on the line, in any pod, or in the MPI's own files. Names that are one choice are
+one group: who has chosen UCX's devices, or another pml, has chosen what carries MPI's messages, and
+a part of mpiboot's own choice beside it would end the job, or take it off the fabric. Of what a
+worker's pod sets only the names are known: that leaves the whole group alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Final, TypeAlias
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, TypeAlias
 
-from mpiboot.core.model import Source
+from mpiboot.core import masking
+from mpiboot.core.facts import Variable
+from mpiboot.core.model import Decision, Finding, Level, Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,3 +104,117 @@ def kept_by(name: str, owned: Lookup) -> tuple[str, Owned] | None:
             if item and (item.value is None or is_choice(item.value)):
                 return other, item
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class Forced:
+    """What mpiboot must set itself, whatever the user has: the hostfile's copy, the launch agent.
+
+    Without a reason it is not shown.
+    """
+
+    name: str
+    value: str
+    reason: str = ""
+    source: Source = Source.DETECTED
+
+
+class Removal(NamedTuple):
+    """A variable that mpirun must not have, shown where there is a reason for people."""
+
+    name: str
+    reason: str = ""
+
+
+class ForAgents(NamedTuple):
+    """A variable that launch agents need and mpirun must not have."""
+
+    name: str
+    value: str
+
+
+class Drop(NamedTuple):
+    """An option or MCA parameter that mpirun must not find on its line."""
+
+    option: str
+
+
+# What the parts of a plan consist of; a ``Variable`` is a proposal.
+Item: TypeAlias = Variable | Forced | Removal | ForAgents | Drop | Decision | Finding
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """What becomes of the items."""
+
+    values: Mapping[str, str] = field(default_factory=dict)
+    removed: frozenset[str] = frozenset()
+    for_agents: Mapping[str, str] = field(default_factory=dict)
+    dropped: tuple[str, ...] = ()
+    decisions: tuple[Decision, ...] = ()
+    findings: tuple[Finding, ...] = ()
+
+
+# A setting of the user's comes before a file.
+_SETTINGS: Final = (Source.FLAG, Source.ENVIRONMENT)
+
+
+def resolve(
+    items: Iterable[Item],
+    owned: Lookup,
+    settled: Collection[str] = (),
+    before: Resolution = Resolution(),
+) -> Resolution:
+    """Set what the user has not chosen.
+
+    Args:
+        items: the parts of a plan, in the order in which they are shown.
+        owned: finds the user's values.
+        settled: names that the data network decides.
+        before: what was resolved already.
+    """
+    values, for_agents = dict(before.values), dict(before.for_agents)
+    removed, dropped = set(before.removed), [*before.dropped]
+    decisions, findings = [*before.decisions], [*before.findings]
+    for item in items:
+        match item:
+            case Decision():
+                decisions.append(item)
+            case Finding():
+                findings.append(item)
+            case Drop():
+                dropped.append(item.option)
+            case ForAgents():
+                for_agents[item.name] = item.value
+            case Removal():
+                removed.add(item.name)
+                if item.reason:
+                    decisions.append(Decision(item.name, "(removed)", Source.DETECTED, item.reason))
+            case Variable() if item.name in settled:
+                pass
+            case Variable() if kept := _kept(item, owned):
+                decisions.append(kept)
+            case _:
+                values[item.name] = item.value
+                if item.reason:
+                    shown = masking.mask(item.name, item.value)
+                    decisions.append(Decision(item.name, shown, item.source, item.reason))
+    return Resolution(
+        *(values, frozenset(removed), for_agents, tuple(dropped), tuple(decisions)),
+        tuple(findings),
+    )
+
+
+def _kept(item: Variable, owned: Lookup) -> Decision | None:
+    by, own = kept_by(item.name, owned) or ("", None)
+    if own is None or (own.source is Source.FILE and item.source in _SETTINGS):
+        return None
+    if by != item.name:
+        return Decision(item.name, "", Source.DETECTED, f"not set: {by} is {own.by}")
+    stands = "" if own.source is Source.FLAG else ", and kept"
+    return Decision(by, masking.mask(by, own.value or ""), own.source, f"{own.by}{stands}")
+
+
+def warning(check: str, message: str, hint: str = "") -> Finding:
+    """Say what looks wrong, though the job may start."""
+    return Finding(check, Level.WARN, message, hint=hint)

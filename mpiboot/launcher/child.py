@@ -42,7 +42,7 @@ from mpiboot.hosts.gate import GateResult
 from mpiboot.hosts.remote_commands import RemoteCommands
 from mpiboot.job import names, pods, render
 from mpiboot.job import plan as plans
-from mpiboot.job.plan_builder import LaunchPaths, Observed
+from mpiboot.job.plan_input import LaunchPaths, Observed
 from mpiboot.launcher import launch_folder, observation, shims
 from mpiboot.launcher.launch_folder import Logins
 from mpiboot.launcher.setup import LauncherPod, access, launcher_pod

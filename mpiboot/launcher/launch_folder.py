@@ -24,7 +24,7 @@ from mpiboot.hosts.access import KUBECTL_ENDED, KUBECTL_ENVIRONMENT, PodAccess
 from mpiboot.hosts.dns import read_resolv_conf
 from mpiboot.job import names, plan
 from mpiboot.job.plan import Plan
-from mpiboot.job.plan_builder import LaunchPaths, Observed
+from mpiboot.job.plan_input import LaunchPaths, Observed
 from mpiboot.network.records import RDMA, Transport
 from mpiboot.network.worker_network import launcher_addresses
 from mpiboot.ssh import config as sshconfig
@@ -291,9 +291,7 @@ class Launch:
         local = next(iter(observed.local_names), "")
         before[local] = observed.own_counters
         all_hosts = {*plan.remote_hosts, *observed.local_names}
-        # Devices that the user names may be others than were planned.
-        own = {item.name for item in plan.decisions if item.source is Source.ENVIRONMENT}
-        named, rdma = bool(own & {"NCCL_IB_HCA", "UCX_NET_DEVICES"}), plan.transport in RDMA
+        named, rdma = plan.named_devices, plan.transport in RDMA
         found = []
         for host in hosts:
             name = local if host.here else host.name

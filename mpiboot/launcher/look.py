@@ -24,7 +24,7 @@ from mpiboot.hosts import gate
 from mpiboot.hosts.gate import ALL_HOSTS, DoctorLook
 from mpiboot.job import mpirun_line, names, program_words, render
 from mpiboot.job import plan as plans
-from mpiboot.job.plan_builder import Observed
+from mpiboot.job.plan_input import Observed
 from mpiboot.launcher import launch_folder, observation, role
 from mpiboot.launcher.observation import Observation
 from mpiboot.launcher.setup import LauncherPod, launcher_pod

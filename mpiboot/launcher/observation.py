@@ -22,11 +22,11 @@ from mpiboot.hosts.host_shell import HostAnswer
 from mpiboot.hosts.hostfiles import JobHostfile
 from mpiboot.hosts.pairs import PairCheck
 from mpiboot.hosts.pipeline import PipelineOptions
-from mpiboot.job import agent_variables, mpirun_line, names, placement, program_words
+from mpiboot.job import agent_variables, job_hosts, mpirun_line, names, program_words
 from mpiboot.job import plan as plans
 from mpiboot.job.dialects import DIALECTS
 from mpiboot.job.mpirun_line import UserLine
-from mpiboot.job.plan_builder import Observed
+from mpiboot.job.plan_input import Observed
 from mpiboot.job.program_words import Rendezvous
 from mpiboot.launcher import launch_folder
 from mpiboot.launcher.setup import LauncherPod, access, launcher_pod
@@ -126,21 +126,15 @@ async def find_hosts(
     Raises:
         MpibootError: ``hostfile-missing``, ``hostfile-invalid``.
     """
-    alone = bool(placement.of_line(line)) and not line.hostfiles
-    try:
-        patience = 0.0 if alone else patience
-        found = await hostfiles.of_job(resolved, environ, patience, line.hostfiles, hostname)
-    except MpibootError:
-        if not alone:
-            raise
-        found = JobHostfile(Hostfile("", "", ()), ())
-    hosts = placement.of_line(line, found.hostfile.hosts)
-    if not hosts:
+    named = job_hosts.of_line(line)
+    if named and not line.hostfiles:
+        listed = Hostfile("the mpirun line", "-H", named, Source.FLAG)
+        return JobHostfile(listed, (), is_file=False)
+    found = await hostfiles.of_job(resolved, environ, patience, line.hostfiles, hostname)
+    if not named:
         return found
-    named = replace(found.hostfile, hosts=hosts)
-    if alone:
-        named = Hostfile("the mpirun line", "-H", hosts, Source.FLAG)
-    return JobHostfile(named, () if alone else found.warnings, is_file=False)
+    hosts = job_hosts.of_line(line, found.hostfile.hosts)
+    return replace(found, hostfile=replace(found.hostfile, hosts=hosts), is_file=False)
 
 
 def _before_hosts(launcher: LauncherPod, hostfile: Hostfile, mpi: Mpi, line: UserLine) -> Observed:
@@ -194,7 +188,6 @@ def _tell_at_once(launcher: LauncherPod, before: Observed) -> tuple[Finding, ...
         MpibootError: ``usage``; the line can't be started.
     """
     made = plans.make(before, launcher.resolved, launch_folder.paths(launcher.folder))
-    # The hostfile's slots may change until the last host is ready.
     already_said = tuple(item for item in made.findings if item.check in ("usage", "slots"))
     for finding in already_said:
         if finding.level is Level.FAIL:

@@ -1,7 +1,7 @@
 """What watches a job's hosts while it runs.
 
 ``ConnectionWatch`` looks for ranks whose connections nobody answers, ``Notices`` hears of workers
-that are ending, and ``UnusedHosts`` names hosts without a rank.
+that are ending, and ``unused_hosts`` names hosts without a rank.
 """
 
 from __future__ import annotations
@@ -186,31 +186,20 @@ class Notices:
         self._drop(handle)  # only now: that is the answer
 
 
-class UnusedHosts:
-    """The job's hosts on which mpirun runs nothing: a job of many hosts may run on few."""
+def unused_hosts(
+    hosts: Collection[str], ranks: Mapping[str, int], without_agent: Collection[str]
+) -> str:
+    """Name the job's hosts on which mpirun runs nothing: a job of many hosts may run on few.
 
-    def __init__(self, hosts: Collection[str]) -> None:
-        """``hosts`` are named as in the hostfile that mpirun gets."""
-        self._hosts = hosts
-        self._started: set[str] = set()
-
-    def started(self, host: str) -> None:
-        """Note a launch agent."""
-        self._started.add(host)
-
-    def message(self, ranks: Mapping[str, int]) -> str:
-        """Name the hosts without a rank, once; empty where there are none.
-
-        Args:
-            ranks: how many each host has, as far as that is known; empty where no host was asked,
-                and then hosts without a launch agent are meant.
-        """
-        if ranks and not any(ranks.values()):  # none has started yet, or all have ended
-            return ""
-        names = self._hosts
-        unused = [name for name in names if not ranks.get(name, name in self._started)]
-        self._hosts = () if ranks or unused else names
-        if not unused:
-            return ""
-        what = "no rank runs on" if ranks else "mpirun started no daemon on"
-        return f"{what} {len(unused)} of {counted(len(names), 'host')}: {first_few(unused)}"
+    Args:
+        hosts: the job's remote ones.
+        ranks: how many each has, as far as that is known; empty where no host was asked, and then
+            hosts without a launch agent are meant.
+        without_agent: hosts for which mpirun started none.
+    """
+    if ranks and not any(ranks.values()):  # none has started yet, or all have ended
+        return ""
+    unused = [name for name in hosts if not ranks.get(name, name not in without_agent)]
+    what = "no rank runs on" if ranks else "mpirun started no daemon on"
+    which = f"{what} {len(unused)} of {counted(len(hosts), 'host')}: {first_few(unused)}"
+    return which if unused else ""

@@ -20,7 +20,7 @@ from mpiboot.supervisor import mpirun_messages, verdicts
 from mpiboot.supervisor.agents import Agents
 from mpiboot.supervisor.asking import Queries, Question, Request, Saving
 from mpiboot.supervisor.host_checks import HostChecks
-from mpiboot.supervisor.host_watch import ConnectionWatch, Notices, UnusedHosts
+from mpiboot.supervisor.host_watch import ConnectionWatch, Notices, unused_hosts
 from mpiboot.supervisor.mpirun_messages import MpirunStreams
 from mpiboot.supervisor.output import OutputWriter
 from mpiboot.supervisor.processes import (
@@ -38,7 +38,6 @@ from mpiboot.supervisor.state import (
     FAMILIES,
     UNKNOWN,
     Action,
-    AgentStarted,
     AskForRanksInMpi,
     CheckHost,
     CountRanks,
@@ -108,13 +107,13 @@ class Mpirun:
         self._agents = Agents(
             loop, self.folder, self._remotes, lambda: self._state.agents, self._feed
         )
-        self._unused = UnusedHosts(tuple(self._remotes))
         seconds = spec.connect_check if spec.remote_hosts else 0.0
         self._connecting = ConnectionWatch(
             queries, seconds, lambda message: self._feed(Unanswered(message))
         )
         self._ranks_in_mpi = Question(queries, Request.IN_MPI, self._ranks_told)
         self._ranks = Question(queries, Request.RANKS, self._name_unused)
+        self._counted = False
         self._look_step, self._look_at = _LOOK_FIRST, 0.0
         # A terminal's Ctrl-C reaches all of its foreground group: with mpirun in ours it gets
         # that, and reads the terminal; without a terminal each signal comes to us alone.
@@ -237,10 +236,12 @@ class Mpirun:
     def _name_unused(self, lines: list[str]) -> None:
         """Name hosts without a rank, by the lines of each host with how many it has."""
         counts = (line.rpartition(" ") for line in lines)
-        message = self._unused.message({host: int(number) for host, _, number in counts})
-        if message:
+        ranks = {host: int(number) for host, _, number in counts}
+        message = unused_hosts(self._remotes, ranks, self._state.no_agent)
+        if message and not self._counted:
             obstacles = "".join(f"; {name}: {why}" for name, why in self.spec.obstacles)
             log.warning("unused-hosts", f"{message}{obstacles}")
+        self._counted = self._counted or bool(ranks)
 
     def _one_rank_each(self) -> tuple[str, ...]:
         """Give the job's hosts in order where each has one rank: as many as were started."""
@@ -249,8 +250,6 @@ class Mpirun:
         return tuple(used) if alone else ()
 
     def _feed(self, event: Event) -> None:
-        if isinstance(event, AgentStarted):
-            self._unused.started(event.host)
         self._state, actions = verdicts.step(self._state, event)
         self._do(actions)
 

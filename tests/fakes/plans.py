@@ -13,7 +13,7 @@ from mpiboot.core.model import Identity, Level, Mpi, MpiFamily, Source
 from mpiboot.core.settings import resolve
 from mpiboot.job.mpirun_line import read
 from mpiboot.job.plan import Plan, make
-from mpiboot.job.plan_builder import LaunchPaths, Observed
+from mpiboot.job.plan_input import LaunchPaths, Observed
 from mpiboot.job.program_words import is_mpirun
 
 ROOT: Final = Identity(0, 0, "root", "/root", "/bin/sh", known=True, capabilities=0)

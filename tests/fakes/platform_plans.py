@@ -16,7 +16,7 @@ from mpiboot.core.model import Mpi, Source
 from mpiboot.job import hostfile, names, platforms
 from mpiboot.job.dialects import row_of
 from mpiboot.job.plan import Plan
-from mpiboot.job.plan_builder import Observed
+from mpiboot.job.plan_input import Observed
 from mpiboot.system import programs
 from tests.fakes.plans import (
     HYDRA_OPERATOR,

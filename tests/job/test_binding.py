@@ -9,7 +9,7 @@ import pytest
 from mpiboot.core.facts import Cpus
 from mpiboot.core.model import Source
 from mpiboot.job.plan import Plan
-from mpiboot.job.plan_builder import Observed
+from mpiboot.job.plan_input import Observed
 from tests.fakes.plans import MPIS, POD, observed, planned, reason
 
 both = pytest.mark.parametrize("family", list(MPIS))

@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from mpiboot.core.facts import Host, Hostfile
-from mpiboot.core.model import Mpi, MpiFamily, Source
-from mpiboot.job.plan import Plan
-from mpiboot.job.plan_builder import Observed
+from mpiboot.core.model import Source
+from mpiboot.job.plan_input import Observed
 from tests.fakes.plans import POD, observed, planned, reason
 
 VARIABLES = {
@@ -26,16 +25,11 @@ def with_own_ranks(family: str) -> Observed:
     return replace(seen, hostfile=file, local=(OWN,))
 
 
-def told(plan: Plan) -> list[tuple[str, Source]]:
-    return [(item.value, item.source) for item in plan.decisions if item.name == "names"]
-
-
 @each
 def test_open_mpi_is_told_not_to_ask_again(family: str, name: str) -> None:
     for seen in (observed(family), with_own_ranks(family)):
         plan = planned("mpirun -n 2 ./train", seen)
         assert plan.set_env[name] == "1"
-        assert told(plan) == []
 
 
 @each
@@ -55,29 +49,6 @@ def test_a_line_that_may_name_this_pod_otherwise_is_left_alone(
     family: str, name: str, line: str
 ) -> None:
     plan = planned(f"mpirun {line}", with_own_ranks(family))
-    assert (name in plan.set_env, told(plan)) == (
-        False,
-        [("asked again by mpirun", Source.FLAG)],
-    )
+    assert name not in plan.set_env
     # Nothing on the line means a pod that is no host.
     assert planned(f"mpirun {line}", observed(family)).set_env[name] == "1"
-
-
-@pytest.mark.parametrize(
-    ("family", "version", "asks"),
-    [
-        ("mpich", "4.0.2", False),
-        ("mpich", "4.3.0", False),
-        ("mpich", "4.3.2", True),
-        ("mpich", "5.0.2", True),
-        ("intel", "2021.18", False),
-    ],
-)
-def test_an_mpirun_that_asks_again_is_named(
-    family: str,
-    version: str,
-    asks: bool,  # noqa: FBT001 - a row of the table
-) -> None:
-    seen = observed(family)
-    plan = planned(seen=replace(seen, mpi=Mpi(MpiFamily(family), version, "/m", "mpirun")))
-    assert told(plan) == ([("asked again by mpirun", Source.DETECTED)] if asks else [])

@@ -29,7 +29,7 @@ from tests.fakes.plans import (
 )
 
 if TYPE_CHECKING:
-    from mpiboot.job.plan_builder import Observed
+    from mpiboot.job.plan_input import Observed
 
 EXIT_CODES = "-print-all-exitcodes"
 each = pytest.mark.parametrize("family", list(HYDRAS))
@@ -117,7 +117,7 @@ def test_daemons_connect_to_the_launchers_own_link_whatever_workers_call_theirs(
 ) -> None:
     seen = with_links(observed(family), "ens3", "ens4")
     plan = planned("./train", seen)
-    name = DIALECTS[MpiFamily(family)].daemon_link_var
+    name = DIALECTS[MpiFamily(family)].daemon_link_vars[0]
     assert plan.set_env[name] == "eth0"
     assert reason(plan, name)[1:] == (
         Source.DETECTED,
@@ -182,7 +182,7 @@ def test_an_agent_on_the_line_is_called_by_mpiboots(family: str, option: str) ->
     plan = planned(f"mpirun {option} /opt/kubexec.sh -n 2 ./train", seen)
     assert (failing(plan), plan.user_agent) == ([], "/opt/kubexec.sh")
     assert option not in plan.argv
-    assert plan.set_env[DIALECTS[MpiFamily(family)].agent_var] == PATHS.agent
+    assert plan.set_env[DIALECTS[MpiFamily(family)].agent_vars[0]] == PATHS.agent
     assert planned(f"mpirun {option} /usr/bin/ssh ./train", seen).user_agent == ""
 
 
@@ -192,7 +192,7 @@ def test_a_user_agent_is_kept_behind_mpiboots(family: str) -> None:
     assert plan.user_agent == "/opt/kubexec.sh"
     left = plan.environment({"HYDRA_LAUNCHER_EXEC": "/opt/kubexec.sh"})
     named = {name: value for name, value in left.items() if name.endswith("_EXEC")}
-    assert named == {DIALECTS[MpiFamily(family)].agent_var: PATHS.agent}
+    assert named == {DIALECTS[MpiFamily(family)].agent_vars[0]: PATHS.agent}
 
 
 @each

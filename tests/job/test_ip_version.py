@@ -7,7 +7,7 @@ import pytest
 from mpiboot.core.facts import Link
 from mpiboot.core.model import Level, Mpi, MpiFamily, Source
 from mpiboot.job.plan import Plan
-from mpiboot.job.plan_builder import Observed
+from mpiboot.job.plan_input import Observed
 from tests.fakes.plans import HYDRAS, MPIS, POD, failing, observed, planned, reason
 
 FOUR, SIX, LOCAL = "10.244.0.{}/24", "fd00:10:244::{}/64", "fe80::{}/64"

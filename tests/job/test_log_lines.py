@@ -14,7 +14,7 @@ from mpiboot.core.model import Decision, Json, Mpi, MpiFamily, Source
 from mpiboot.core.setting_types import LogFormat, LogLevel
 from mpiboot.job import render
 from mpiboot.job.plan import Plan
-from mpiboot.job.plan_builder import Observed
+from mpiboot.job.plan_input import Observed
 from mpiboot.job.render import LogLine
 from mpiboot.network.cluster_view import HEADINGS
 from tests.fakes import workers as w

@@ -6,14 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpiboot.core import settings
 from mpiboot.core.model import Decision, MpiFamily, Source
-from mpiboot.core.settings import resolve
 from mpiboot.job import control_links
 from mpiboot.job.agent_variables import given_by_user
 from mpiboot.job.dialects import DIALECTS, MPICH
 from mpiboot.job.mpirun_line import read
 from mpiboot.job.plan import Plan
-from mpiboot.job.plan_builder import PlanBuilder
+from mpiboot.job.plan_input import PlanInput
+from mpiboot.job.resolve import resolve
 from tests.fakes.plans import (
     MPIS,
     NOBODY,
@@ -69,15 +70,6 @@ def test_a_link_of_the_users_that_a_pod_lacks_is_refused(
     assert failing(planned("./train", unseen, {"control_ifname": "net9"})) == []
 
 
-def test_a_pin_under_version_fours_name_is_carried_over_to_version_five() -> None:
-    environ = {**POD, "OMPI_MCA_oob_tcp_if_include": "eth7"}
-    plan = planned("./train", observed("openmpi5", environ))
-    assert plan.set_env["PRTE_MCA_prte_if_include"] == "eth7"
-    value, source, why = reason(plan, "PRTE_MCA_prte_if_include")
-    assert (value, source) == ("eth7", Source.ENVIRONMENT)
-    assert "carried over from OMPI_MCA_oob_tcp_if_include" in why
-
-
 @pytest.mark.parametrize(
     ("program", "environ"),
     [
@@ -96,20 +88,6 @@ def test_a_list_of_links_that_version_five_may_crash_over_is_named(
     assert failing(plan) == []
     assert "eth0,eth1 is a list" in plan.findings[0].message
     assert "one link or one CIDR" in plan.findings[0].hint
-
-
-@pytest.mark.parametrize("family", ["openmpi5", "mpich", "intel"])
-@pytest.mark.parametrize("links", ["eth0,eth1", "ens5"])
-def test_a_link_for_another_mpi_is_not_carried_over_where_it_would_end_mpirun(
-    family: str, links: str
-) -> None:
-    """This MPI does not read that variable: with it plain mpirun runs."""
-    seen = observed(family, {**POD, "OMPI_MCA_oob_tcp_if_include": links})
-    plan = planned("./train", replace(seen, own=seen.workers[0].facts))
-    assert failing(plan) == []
-    assert "is not carried over" in warned(plan)[0]
-    name = DIALECTS[MpiFamily(family)].daemon_link_var
-    assert plan.set_env[name] == "eth0"
 
 
 @pytest.mark.parametrize(
@@ -204,10 +182,10 @@ def test_the_users_ssh_arguments_are_merged_behind_ours_and_reported(family: str
     assert reason(plan, "ssh-arguments")[1] is Source.ENVIRONMENT
     # What is left is all that mpirun passes on.
     row = DIALECTS[MpiFamily(family)]
-    assert plan.environment(environ)[row.agent_args_var] == "-v"
-    nothing = {**POD, row.agent_args_var: "-p 9"}
+    assert plan.environment(environ)[row.agent_args_vars[0]] == "-v"
+    nothing = {**POD, row.agent_args_vars[0]: "-p 9"}
     plan = planned("./train", observed(family, nothing))
-    assert row.agent_args_var not in plan.environment(nothing)
+    assert row.agent_args_vars[0] not in plan.environment(nothing)
 
 
 @both
@@ -384,7 +362,7 @@ def test_a_list_on_version_fours_line_leaves_no_way_to_forward_and_that_is_said(
 
 def test_a_variable_that_was_asked_for_and_is_not_forwarded_is_said() -> None:
     plan = planned("./train", observed(), {"forward": "NOT_THERE"})
-    assert "NOT_THERE is not forwarded: it is not set in this pod" in warned(plan)
+    assert "MPIBOOT_FORWARD has NOT_THERE: not set here, or one pod's own" in warned(plan)
 
 
 def unsafe(plan: Plan) -> bool:
@@ -436,9 +414,8 @@ def test_no_value_reaches_a_remote_shell_unescaped_and_unnamed(value: str) -> No
 def test_hydra_gets_its_parts_of_the_port_range_as_it_reads_them() -> None:
     def settled(**environ: str) -> dict[str, str]:
         seen = observed("openmpi4", {**POD, **environ})
-        builder = PlanBuilder(MPICH, seen, resolve({"port_range": "6000-6019"}, {}), PATHS)
-        control_links.pin_ports(builder, 4)
-        return dict(builder.set_env)
+        inp = PlanInput(MPICH, seen, settings.resolve({"port_range": "6000-6019"}, {}), PATHS)
+        return dict(resolve(control_links.ports(inp, 4), inp.owned).values)
 
     daemons = {"MPIEXEC_PORT_RANGE": "6000:6004"}
     assert settled() == {**daemons, "MPIR_CVAR_CH3_PORT_RANGE": "6005:6019"}

@@ -9,7 +9,7 @@ import pytest
 from mpiboot.core.facts import Fabric, MpiParameter, RdmaDevice
 from mpiboot.job import control_links
 from mpiboot.job.control_links import NAME_LINKS
-from mpiboot.job.plan_builder import Observed
+from mpiboot.job.plan_input import Observed
 from tests.fakes.plans import MPIS, POD, failing, link, observed, planned, warned
 
 both = pytest.mark.parametrize("family", list(MPIS))

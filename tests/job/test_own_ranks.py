@@ -13,7 +13,7 @@ import pytest
 from mpiboot.core.facts import Host
 from mpiboot.core.model import Level
 from mpiboot.job.plan import _READ_OWN, OWN_RANKS
-from mpiboot.job.plan_builder import Observed
+from mpiboot.job.plan_input import Observed
 from tests.fakes.plans import (
     HYDRAS,
     POD,

@@ -10,7 +10,7 @@ from mpiboot.core.facts import MpiParameter
 from mpiboot.core.model import Level, MpiFamily, Source
 from mpiboot.job import parameter_files
 from mpiboot.job.mpirun_line import read as read_line
-from mpiboot.job.plan_builder import Observed
+from mpiboot.job.plan_input import Observed
 from tests.fakes.plans import MPIS, POD, failing, observed, planned, reason
 from tests.job.test_data import with_links
 

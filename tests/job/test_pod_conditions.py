@@ -9,7 +9,7 @@ import pytest
 from mpiboot.core.model import Level, Source
 from mpiboot.core.settings import resolve
 from mpiboot.job.plan import Plan, make
-from mpiboot.job.plan_builder import LaunchPaths
+from mpiboot.job.plan_input import LaunchPaths
 from tests.fakes.plans import POD, observed, planned, reason
 
 both = pytest.mark.parametrize("family", ["openmpi4", "openmpi5"])

@@ -9,7 +9,7 @@ import pytest
 from mpiboot.core.facts import NoFacts
 from mpiboot.core.model import Source
 from mpiboot.job.plan import Plan
-from mpiboot.job.plan_builder import Observed
+from mpiboot.job.plan_input import Observed
 from mpiboot.job.program_words import Rendezvous
 from tests.fakes.plans import (
     HYDRAS,

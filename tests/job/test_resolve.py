@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from mpiboot.job.plan import Plan
-from mpiboot.job.plan_builder import Observed
+from mpiboot.job.plan_input import Observed
 from tests.fakes.plans import POD, link, observed, planned, reason
 
 PML, BTL = "OMPI_MCA_pml", "OMPI_MCA_btl"

@@ -9,7 +9,7 @@ import pytest
 from mpiboot.core.model import Source
 from mpiboot.job.forward import extends
 from mpiboot.job.plan import Plan
-from mpiboot.job.plan_builder import Observed
+from mpiboot.job.plan_input import Observed
 from tests.fakes.plans import MPIS, POD, observed, planned, reason
 
 both = pytest.mark.parametrize("family", list(MPIS))
@@ -38,7 +38,7 @@ def test_workers_of_another_image_keep_their_own(family: str, name: str) -> None
     seen = two_images(observed(family, {**POD, name: "/usr/bin:/bin"}), **{name: OTHER})
     plan = planned("mpirun ./train", seen)
     assert not handed_on(plan, name)
-    message = f"{BOTH}; `-x {name}` or MPIBOOT_FORWARD={name} hands on the launcher's"
+    message = f"{BOTH}; MPIBOOT_FORWARD={name} or -x hands on the launcher's"
     assert reason(plan, name) == ("the workers' own", Source.DETECTED, message)
 
 
@@ -47,12 +47,8 @@ def test_the_launchers_goes_where_that_is_asked_for(family: str) -> None:
     seen = two_images(observed(family), PATH=OTHER)
     plan = planned("mpirun -x PATH ./train", seen)
     assert handed_on(plan, "PATH")
-    message = f"{BOTH}; your line names it"
-    assert reason(plan, "PATH") == ("the launcher's", Source.FLAG, message)
     asked = planned("./train", seen, {"forward": "PATH"})
     assert handed_on(asked, "PATH")
-    message = f"{BOTH}; MPIBOOT_FORWARD names it"
-    assert reason(asked, "PATH") == ("the launcher's", Source.ENVIRONMENT, message)
 
 
 @both
@@ -70,12 +66,6 @@ def test_workers_that_have_none_or_tell_none_get_the_launchers(family: str) -> N
     plain = observed(family)
     unknown = tuple(replace(worker, facts=None) for worker in plain.workers)
     assert handed_on(planned("./train", replace(plain, workers=unknown)), "PATH")
-
-
-def test_hydra_hands_on_the_launchers_as_without_mpiboot() -> None:
-    plan = planned("./train", two_images(observed("mpich"), PATH=OTHER))
-    message = f"{BOTH}, and MPICH (Hydra) hands on all of mpirun's environment"
-    assert reason(plan, "PATH") == ("the launcher's", Source.DETECTED, message)
 
 
 @pytest.mark.parametrize(

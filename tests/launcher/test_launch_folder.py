@@ -19,7 +19,7 @@ from mpiboot.core.launch_spec import RemoteHost
 from mpiboot.core.model import Decision, Source
 from mpiboot.core.settings import resolve
 from mpiboot.hosts.access import PodAccess
-from mpiboot.job.plan_builder import Observed
+from mpiboot.job.plan_input import Observed
 from mpiboot.launcher import launch_folder
 from mpiboot.ssh.client import OpensshClient
 from mpiboot.ssh.config import LaunchHost, SshTimeouts, read_args

@@ -15,7 +15,7 @@ from mpiboot.core.model import Level, Mpi, MpiFamily
 from mpiboot.core.setting_types import AUTO, Auto
 from mpiboot.core.settings import resolve
 from mpiboot.job import plan as plan_of
-from mpiboot.job.plan_builder import Observed
+from mpiboot.job.plan_input import Observed
 from mpiboot.launcher import look
 from mpiboot.network import pod
 from mpiboot.system import programs

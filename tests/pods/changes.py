@@ -49,6 +49,12 @@ def _columns(*names: str) -> tuple[str, ...]:
     return tuple(found)
 
 
+def _with_versions(names: Iterable[str]) -> tuple[str, ...]:
+    """The names with each IP version in its place."""
+    pairs = ((name.format(version=one, other=one), None) for name in names for one in (4, 6))
+    return tuple(dict(pairs))
+
+
 def _names(value: object) -> Iterator[str]:
     if isinstance(value, str):
         yield from [value] if value else []
@@ -93,8 +99,7 @@ CHANGES: Final = {
         what="`mpirun` calls mpiboot's launch agent, which uses the connection that mpiboot has "
         "opened, or calls your own agent; of ssh arguments port, user and time limits count",
         names=_columns(
-            *("agent_var", "agent_args_var", "agent_kind", "agent_kind_aliases"),
-            *("agent_aliases", "agent_args_aliases"),
+            *("agent_vars", "agent_args_vars", "agent_kind", "agent_kind_aliases"),
         ),
         when="always",
         harm="a failed ssh, or a host without a daemon, makes the job wait for ever (Open MPI, "
@@ -121,7 +126,7 @@ CHANGES: Final = {
     "control-link": Change(
         what="daemons and MPI's own TCP keep to the link of the pods' addresses",
         names=(
-            *_columns("daemon_link_var", "mpi_link_vars", "on_control_link"),
+            *_columns("daemon_link_vars", "mpi_link_vars", "on_control_link"),
             "MPIR_CVAR_NEMESIS_TCP_NETWORK_IFACE",  # MPICH's mpiexec makes it of HYDRA_IFACE
         ),
         when="that link is known, and the same in all pods",
@@ -180,17 +185,17 @@ CHANGES: Final = {
     ),
     "ip-version": Change(
         what="MPI speaks the IP version of the pods' addresses",
-        names=_columns("not_version_var", "not_daemons_vars", "ipv6"),
+        names=(
+            *_with_versions(name for row in _ROWS for name, _ in row.not_version),
+            *_columns("ipv6"),
+        ),
         when="pods have addresses of both versions, or of IPv6 alone",
         harm="MPI tries addresses that nothing listens on, and the job hangs",
         leave=_YOURS,
     ),
     "ports": Change(
         what="daemons and MPI's TCP keep to a range of ports",
-        names=_columns(
-            *("daemon_ports_vars", "daemon_range_vars"),
-            *("first_port_vars", "port_count_vars", "range_vars"),
-        ),
+        names=_with_versions(name for row in _ROWS for port in row.ports for name in port.names),
         when="`MPIBOOT_PORT_RANGE` is set",
         harm="a NetworkPolicy that allows only these ports drops the rest",
         leave="unset it",

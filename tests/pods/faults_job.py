@@ -120,10 +120,10 @@ FAULTS: Final = (
     ),
     JobFault(
         what="links with different MTUs",
-        check="control-mtu",
+        check="workers-differ",
         level="warn",
-        message="MTUs of the control links differ: 1400 on pi-worker-1.pi.default.svc; "
-        "1500 on the launcher, pi-worker-0.pi.default.svc",
+        message="workers differ: pi-worker-1.pi.default.svc: 0 GPUs, 0 RDMA ports, MTU 1400; "
+        "the others (1): 0 GPUs, 0 RDMA ports, MTU 1500",
         host="",
         job=lambda: _second(links=(Link(mtu=1400),)),
     ),

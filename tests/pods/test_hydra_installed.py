@@ -34,22 +34,22 @@ def test_what_the_table_relies_on_is_read_by_the_installed_mpi(image: Image) -> 
     names = {
         row.hostfile_var,
         row.agent_kind.name,
-        row.agent_var,
-        row.agent_args_var,
-        row.daemon_link_var,
+        row.agent_vars[0],
+        row.agent_args_vars[0],
+        row.daemon_link_vars[0],
         row.default_slots_var,
         row.bind_var,
         row.exit_codes_option.lstrip("-"),
         row.slots_option.lstrip("-"),
-        *row.daemon_range_vars,
+        *(name for port in row.ports if port.daemons for name in port.names),
         *(constant.name for constant in row.constants),
     }
     read = strings_of(image, f"{folder}/mpiexec.hydra")
     assert names - {""} - read == set()
     # What only the operator believes in, and what the other family alone reads.
-    assert set(row.agent_args_aliases) & read == set()
+    assert set(row.agent_args_vars[1:]) & read == set()
     other = MPICH_ROW if row is INTEL_ROW else INTEL_ROW
-    assert other.daemon_link_var not in read
+    assert other.daemon_link_vars[0] not in read
 
 
 @pytest.mark.full

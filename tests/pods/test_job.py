@@ -267,12 +267,12 @@ def test_several_programs_in_one_line(cluster: Cluster, image: Image) -> None:
         spanned(cluster, image, *line, slots=2)
 
 
-@OLD_IMAGE
-def test_each_program_of_a_line_gets_what_is_forwarded(cluster: Cluster, image: Image) -> None:
+def test_each_program_of_a_line_gets_what_is_forwarded(cluster: Cluster, rig: None) -> None:
     """With 4.1 ``-x`` is an option of one program."""
     show = ("sh", "-c", 'echo "$NCCL_DEBUG $NCCL_SOCKET_IFNAME"')
     line = ("mpirun", "-n", "1", *show, ":", "-n", "1", *show)
-    job = ended(cluster, image, *line, launcher={"env": {"NCCL_DEBUG": "VERSION"}})
+    env = {"env": {"NCCL_DEBUG": "VERSION"}}
+    job = ended(cluster, images.image(OLD), *line, launcher=env)
     assert job.launcher.stdout().splitlines() == ["VERSION =eth0"] * 2
 
 

@@ -276,8 +276,8 @@ def test_a_smaller_mtu_on_one_node(cluster: Cluster, image: Image) -> None:
     )
     message = " ".join(job.launcher.stderr().split())
     assert (
-        "[control-mtu] MTUs of the control links differ: 1400 on pi-worker-1.pi.default.svc; "
-        "1500 on the launcher, pi-worker-0.pi.default.svc"
+        "[workers-differ] workers differ: pi-worker-1.pi.default.svc: 0 GPUs, 0 RDMA ports, "
+        "MTU 1400; the others (1): 0 GPUs, 0 RDMA ports, MTU 1500"
     ) in message
 
 

@@ -2,43 +2,33 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mpiboot.supervisor.host_watch import UnusedHosts
+import pytest
+
+from mpiboot.supervisor.host_watch import unused_hosts
 from mpiboot.supervisor.mpirun_messages import host_of
 
-HOSTS = ("w-0.job.ns.svc", "w-1.job.ns.svc", "w-2.job.ns.svc")
-ONE, TWO, THREE = HOSTS
+ONE, TWO, THREE = HOSTS = ("w-0.job.ns.svc", "w-1.job.ns.svc", "w-2.job.ns.svc")
 
 
-def started(*names: str) -> UnusedHosts:
-    hosts = UnusedHosts(HOSTS)
-    for name in names:
-        hosts.started(name)
-    return hosts
-
-
-def test_hosts_without_an_agent_are_named_once() -> None:
-    hosts = started(TWO, THREE)
-    assert hosts.message({}) == "mpirun started no daemon on 1 of 3 hosts: w-0.job.ns.svc"
-    assert hosts.message({}) == ""
-    assert started(*HOSTS).message({}) == ""
-
-
-def test_ranks_say_more_than_agents() -> None:
-    """A host that is not known to have none, and had an agent, is not named."""
-    hosts = started(*HOSTS)
-    assert hosts.message({ONE: 0, TWO: 0}) == ""  # none has started yet
-    assert hosts.message({ONE: 2, TWO: 0}) == "no rank runs on 1 of 3 hosts: w-1.job.ns.svc"
-    assert started(ONE).message({ONE: 2}) == (
-        "no rank runs on 2 of 3 hosts: w-1.job.ns.svc, w-2.job.ns.svc"
-    )
-    # As an MPI whose daemons another agent than mpiboot's has started.
-    assert started().message(dict.fromkeys(HOSTS, 1)) == ""
-
-
-def test_who_was_asked_is_not_named_by_agents_at_the_end() -> None:
-    hosts = started(ONE)
-    assert hosts.message(dict.fromkeys(HOSTS, 1)) == ""
-    assert hosts.message({}) == ""
+@pytest.mark.parametrize(
+    ("ranks", "without_agent", "message"),
+    [
+        # At the end of a job whose hosts were not asked.
+        ({}, [ONE], "mpirun started no daemon on 1 of 3 hosts: w-0.job.ns.svc"),
+        ({}, [], ""),
+        # None has started yet.
+        ({ONE: 0, TWO: 0}, [], ""),
+        # Of the third one nothing is known, but that mpirun has started an agent for it, or none.
+        ({ONE: 2, TWO: 0}, [], "no rank runs on 1 of 3 hosts: w-1.job.ns.svc"),
+        ({ONE: 2, TWO: 0}, [THREE], "no rank runs on 2 of 3 hosts: w-1.job.ns.svc, w-2.job.ns.svc"),
+        # An MPI whose daemons another agent than mpiboot's has started.
+        (dict.fromkeys(HOSTS, 1), HOSTS, ""),
+    ],
+)
+def test_hosts_without_a_rank_are_named(
+    ranks: dict[str, int], without_agent: list[str], message: str
+) -> None:
+    assert unused_hosts(HOSTS, ranks, without_agent) == message
 
 
 def test_the_table_of_ranks_is_read_as_mpirun_writes_it(tmp_path: Path) -> None:

@@ -2,72 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from mpiboot.core.facts import Host, Hostfile
-from mpiboot.core.model import Source
+from mpiboot.core.facts import Host, Hostfile, Variable
+from mpiboot.core.model import Decision, Source
 from mpiboot.core.wording import counted, first_few
 from mpiboot.job.dialects import (
     ALSO_DEFAULT_SLOTS,
     HOSTFILE_VARS,
     Dialect,
     parameter,
-    version_number,
 )
 from mpiboot.job.mpirun_line import UserLine
 from mpiboot.job.names import canonical, short
-from mpiboot.job.plan_builder import Observed, PlanBuilder
+from mpiboot.job.plan_input import Observed, PlanInput
+from mpiboot.job.resolve import Forced, Item
 
 
-def with_default_slots(builder: PlanBuilder) -> Observed:
+def default_slots(inp: PlanInput) -> tuple[Observed, tuple[Item, ...]]:
     """Give the hosts the numbers of slots that count for this MPI.
 
     A host without one has the default of the user or the operator. Where nobody has set one each
     MPI has its own: MPICH one, the others the host's cores, which its daemon counts there.
     """
-    observed, row, line = builder.observed, builder.row, builder.line
-    own = "" if row.slots_option.lstrip("-") in line.given else row.default_slots_var
+    observed, row, items = inp.observed, inp.row, list[Item]()
+    own = "" if row.slots_option.lstrip("-") in inp.line.given else row.default_slots_var
     files = (observed.hostfile, *observed.hostfile.parts)
     bare = [host.name for file in files for host in file.hosts if not host.slots_given]
     if bare:
-        text, source, named = _default_slots(builder, own)
+        text, source, named = _default_slots(inp, own)
         reason = f"{named}, for hosts without slots: {first_few(dict.fromkeys(bare))}"
-        builder.decide("default-slots", text, source, reason)
+        items.append(Decision("default-slots", text, source, reason))
         observed = _sized(observed, text, only_bare=True)
-    if row.slots_option and own and not numbers_by_option(builder, observed.hostfile.hosts):
-        observed = _sized(observed, builder.environ.get(own, ""), only_bare=False)
-    return observed
+    if row.slots_option and own and not numbers_by_option(inp, observed.hostfile.hosts):
+        observed = _sized(observed, inp.environ.get(own, ""), only_bare=False)
+    return observed, tuple(items)
 
 
-def _default_slots(builder: PlanBuilder, own: str) -> tuple[str, Source, str]:
+def _default_slots(inp: PlanInput, own: str) -> tuple[str, Source, str]:
     """Return the slots of hosts without a number, who says so, and by what; ``own`` is this MPI's.
 
     The operators set the variable of Open MPI for every MPI.
     """
     names = (own, *ALSO_DEFAULT_SLOTS)
     for name in map(parameter, names):
-        if name in builder.line.mca:
-            return builder.line.mca[name], Source.FLAG, f"--mca {name}"
-    if builder.settings.slots:
-        given = builder.given["slots"]
-        return str(builder.settings.slots), given.source, str(given)
+        if name in inp.line.mca:
+            return inp.line.mca[name], Source.FLAG, f"--mca {name}"
+    if inp.settings.slots:
+        given = inp.given["slots"]
+        return str(inp.settings.slots), given.source, str(given)
     for name in names:
-        if builder.environ.get(name):
-            return builder.environ[name], builder.set_by(name)[0], name
-    return "cores" if own else "1", Source.DEFAULT, builder.row.title
+        if inp.environ.get(name):
+            return inp.environ[name], inp.set_by(name)[0], name
+    return "cores" if own else "1", Source.DEFAULT, inp.row.title
 
 
-def numbers_by_option(builder: PlanBuilder, hosts: Sequence[Host]) -> bool:
+def numbers_by_option(inp: PlanInput, hosts: Sequence[Host]) -> bool:
     """Return whether mpiboot names the hostfile by the option with which its numbers count.
 
     It would undo whatever of the user's says how many ranks a host gets.
     """
-    row, line = builder.row, builder.line
+    row, line = inp.row, inp.line
     user_says = (
         row.slots_option.lstrip("-") in line.given
-        or builder.environ.get(row.default_slots_var)
+        or inp.environ.get(row.default_slots_var)
         or line.per_node
         or line.hosts
         or line.moves_hosts
@@ -101,15 +101,15 @@ def _sized(observed: Observed, text: str, *, only_bare: bool) -> Observed:
     )
 
 
-def _source(builder: PlanBuilder, file: Hostfile) -> Source:
+def _source(inp: PlanInput, file: Hostfile) -> Source:
     """Return what named the hostfile: the line, a setting, the operator, or a default."""
-    if builder.line.hostfiles:
+    if inp.line.hostfiles:
         return Source.FLAG
     if file.source:
         return file.source
-    if builder.settings.hostfile:
-        return builder.given["hostfile"].source
-    return builder.set_by(file.named_by)[0] if file.named_by in HOSTFILE_VARS else Source.DEFAULT
+    if inp.settings.hostfile:
+        return inp.given["hostfile"].source
+    return inp.set_by(file.named_by)[0] if file.named_by in HOSTFILE_VARS else Source.DEFAULT
 
 
 def in_copy(file: Hostfile, observed: Observed, row: Dialect) -> tuple[Host, ...]:
@@ -125,62 +125,39 @@ def in_copy(file: Hostfile, observed: Observed, row: Dialect) -> tuple[Host, ...
     )
 
 
-def settle_hosts(builder: PlanBuilder) -> tuple[Host, ...]:
-    """Settle the hosts and point every hostfile variable at mpiboot's own copy."""
-    observed = builder.observed
-    file = observed.hostfile
-    hosts = in_copy(file, observed, builder.row)
-    builder.decide(
-        "hostfile",
-        file.path,
-        _source(builder, file),
-        f"named by {file.named_by}",
-    )
-    builder.decide(
-        "hosts", str(len(hosts)), Source.DETECTED, first_few(host.name for host in hosts)
-    )
-    longer = {old: new for old, new in observed.renamed.items() if new.startswith(f"{old}.")}
-    others = {old: new for old, new in observed.renamed.items() if old not in longer}
-    for name, what in (("fqdn-rewriting", longer), ("host-names", others)):
-        if what:
-            message = first_few(f"{old} -> {new}" for old, new in what.items())
-            builder.decide(name, counted(len(what), "name"), Source.DETECTED, message)
-    reason = f"mpiboot's normalised copy of {file.path}"
+def hosts(inp: PlanInput, listed: Sequence[Host]) -> Iterator[Item]:
+    """Show the hosts, and point every hostfile variable at mpiboot's own copy."""
+    observed, row, file = inp.observed, inp.row, inp.observed.hostfile
+    yield Decision("hostfile", file.path, _source(inp, file), f"named by {file.named_by}")
+    names = first_few(host.name for host in listed)
+    yield Decision("hosts", str(len(listed)), Source.DETECTED, names)
+    if what := observed.renamed:
+        message = first_few(f"{old} -> {new}" for old, new in what.items())
+        yield Decision("host-names", counted(len(what), "name"), Source.DETECTED, message)
     for name in HOSTFILE_VARS:
-        if name == builder.row.hostfile_var:
-            builder.force(name, builder.paths.hostfile, reason, Source.DETECTED)
+        if name == row.hostfile_var:
+            reason = f"mpiboot's normalised copy of {file.path}"
+            yield Forced(name, inp.paths.hostfile, reason)
         elif observed.environ.get(name):
-            builder.set_env[name] = builder.paths.hostfile
-    if builder.row.keep_fqdn_var and any("." in host.name for host in hosts):
-        builder.variable(
-            builder.row.keep_fqdn_var,
-            "1",
-            "the hostfile has names with dots, and this version would cut them",
-            Source.DETECTED,
+            yield Forced(name, inp.paths.hostfile)
+    if row.keep_fqdn_var and any("." in host.name for host in listed):
+        reason = "the hostfile has names with dots, and this version would cut them"
+        yield Variable(row.keep_fqdn_var, "1", reason, Source.DETECTED)
+    if row.keep_own_names_var and _own_names_are_alike(observed):
+        reason = (
+            "the pods' own names are alike up to the first dot, where this version would cut them"
         )
-    if builder.row.keep_own_names_var and _own_names_are_alike(observed):
-        builder.variable(
-            builder.row.keep_own_names_var,
-            "1",
-            "the pods' own names are alike up to the first dot, where this version would cut them",
-            Source.DETECTED,
-        )
-    return hosts
+        yield Variable(row.keep_own_names_var, "1", reason, Source.DETECTED)
 
 
-def keep_from_resolving(builder: PlanBuilder) -> None:
+def lookups(inp: PlanInput) -> Iterator[Item]:
     """Keep mpirun from resolving the hosts again: the gate knows their addresses."""
-    row, line = builder.row, builder.line
+    row, line = inp.row, inp.line
+    # What chooses hosts there may name this pod otherwise than the hostfile.
     may_name_this_pod = line.moves_ranks or line.moves_hosts or line.unknown
-    if row.resolves_since and version_number(builder.observed.mpi.version) >= row.resolves_since:
-        reason = "it looks for its own host among their addresses, and nothing keeps it from that"
-        builder.decide("names", "asked again by mpirun", Source.DETECTED, reason)
-    elif row.not_resolve_var and builder.observed.local and may_name_this_pod:
-        reason = "what chooses hosts there may name this pod otherwise than the hostfile"
-        builder.decide("names", "asked again by mpirun", Source.FLAG, reason)
-    elif row.not_resolve_var:
+    if row.not_resolve_var and not (inp.observed.local and may_name_this_pod):
         reason = "the gate knows each host's address, and mpirun would ask for them in turn"
-        builder.variable(row.not_resolve_var, "1", reason, Source.DETECTED)
+        yield Variable(row.not_resolve_var, "1", reason, Source.DETECTED)
 
 
 def _own_names_are_alike(observed: Observed) -> bool:
@@ -189,28 +166,21 @@ def _own_names_are_alike(observed: Observed) -> bool:
     return len({short(name) for name in own}) < len(own)
 
 
-def settle_ranks(builder: PlanBuilder, hosts: tuple[Host, ...]) -> int | None:
+def ranks(inp: PlanInput, listed: Sequence[Host]) -> tuple[int | None, Decision]:
     """Settle the number of ranks; None where the user's own line leaves it to mpirun."""
-    slots = sum(host.slots for host in hosts)
-    if builder.line.np:
-        builder.decide("ranks", str(builder.line.np), Source.FLAG, "-n on the mpirun line")
-        return builder.line.np
-    if builder.line.unknown:
-        builder.decide("ranks", "-", Source.FLAG, "left to the part of the line that was not read")
-        return None
-    if builder.line.settles_ranks:
-        builder.decide("ranks", "-", Source.FLAG, "left to the mpirun line")
-        return None
-    if not all(host.slots_given for host in hosts):
-        title = builder.row.title
-        reason = (
-            f"hosts without slots in the hostfile have as many as cores, as {title} counts them"
-        )
-        builder.decide("ranks", "-", Source.DEFAULT, reason)
-        return None
-    reason = f"all slots of {counted(len(hosts), 'host')}"
-    builder.decide("ranks", str(slots), Source.DEFAULT, reason)
-    return slots or None
+    line = inp.line
+    if line.np:
+        return line.np, Decision("ranks", str(line.np), Source.FLAG, "-n on the mpirun line")
+    if line.settles_ranks:
+        left = "the part of the line that was not read" if line.unknown else "the mpirun line"
+        return None, Decision("ranks", "-", Source.FLAG, f"left to {left}")
+    if not all(host.slots_given for host in listed):
+        reason = "hosts without slots in the hostfile have as many as cores, as"
+        reason += f" {inp.row.title} counts them"
+        return None, Decision("ranks", "-", Source.DEFAULT, reason)
+    slots = sum(host.slots for host in listed)
+    reason = f"all slots of {counted(len(listed), 'host')}"
+    return slots or None, Decision("ranks", str(slots), Source.DEFAULT, reason)
 
 
 # What may put rank 0 on another host than the first: options, mappings, and parameters of Open MPI.
@@ -271,17 +241,3 @@ def of_line(line: UserLine, listed: Sequence[Host] = ()) -> tuple[Host, ...]:
         slots = host.slots + again.slots if again else host.slots
         found[key] = known.get(key, replace(host, slots=slots))
     return tuple(found.values())
-
-
-def can_tell(line: UserLine, row: Dialect, environ: Collection[str], path: str) -> bool:
-    """Return whether mpirun can be asked for a file of which rank is where.
-
-    Of a rank that ends badly Open MPI 5 tells no host on any other way than the job's stderr. The
-    user's own options of that kind stay alone: given twice mpirun refuses them, and the variable
-    gives way to the option. A comma would end the path.
-    """
-    if not row.rank_table or line.unknown or "," in path:
-        return False
-    names = [word.strip("-=") for word in row.rank_table]
-    in_environ = any(names[0].replace("-", "_") in name for name in environ)
-    return not in_environ and not set(names).intersection(line.given)

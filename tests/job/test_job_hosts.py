@@ -5,8 +5,9 @@ import pytest
 from mpiboot.core.facts import Host
 from mpiboot.core.model import MpiFamily
 from mpiboot.job.dialects import MPICH, OPENMPI4, OPENMPI5, Dialect
+from mpiboot.job.job_hosts import first_host, of_line
 from mpiboot.job.mpirun_line import read
-from mpiboot.job.placement import can_tell, first_host, of_line
+from mpiboot.job.plan import can_tell
 
 
 def hosts(*slots: int) -> tuple[Host, ...]:

@@ -1,29 +1,21 @@
-"""A plan while it is being made: variables with one owner each, decisions, findings. Pure.
-
-A value that the user gave, by flag or by environment, is kept and shown; only what mpiboot must
-settle itself (the hostfile's copy, the launch agent) is set whatever the environment has.
-"""
+"""What a plan is made of. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Final
+from dataclasses import dataclass, field
+from functools import cached_property
 
-from mpiboot.core import masking
-from mpiboot.core.checks import failed
-from mpiboot.core.facts import Host, Hostfile, Link, MpiParameter, PodFacts, Variable, Worker
-from mpiboot.core.model import Decision, Finding, Identity, Level, Mpi, Source
+from mpiboot.core.facts import Host, Hostfile, Link, MpiParameter, PodFacts, Worker
+from mpiboot.core.model import Decision, Identity, Mpi, Source
 from mpiboot.core.setting_types import LaunchAgent
 from mpiboot.core.settings import Given, Resolved, Settings
 from mpiboot.job import parameter_files, platforms, resolve
-from mpiboot.job.dialects import Dialect, parameter
+from mpiboot.job.dialects import Dialect, Export, parameter
 from mpiboot.job.mpirun_line import UserLine
 from mpiboot.job.platforms import Platform
 from mpiboot.job.resolve import Owned
 from mpiboot.network.records import WorkerNetwork
-
-_SETTINGS: Final = (Source.FLAG, Source.ENVIRONMENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,37 +87,35 @@ class LaunchPaths:
         return {file.path: f"{self.hostfile}-{at}" for at, file in enumerate(hostfile.parts)}
 
 
-@dataclass(eq=False)
-class PlanBuilder:
-    """A plan while it is being made.
-
-    ``settled`` are variables that another rule has decided and reported already; ``forwarded`` are
-    those that ranks get from mpirun's environment; ``agent_env`` is what only mpirun's agents get.
-    ``of_files`` are parameters of files that this MPI reads; ``environ`` has them as the variables
-    that would mean the same, as they are the user's word as much as these are. ``taken_off`` are
-    the indexes of words of the line that mpirun does not get.
-    """
+@dataclass(frozen=True)
+class PlanInput:
+    """All that a plan is made of: the MPI's row, what was observed, the settings, the paths."""
 
     row: Dialect
     observed: Observed
     resolved: Resolved
     paths: LaunchPaths
-    decisions: list[Decision] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
-    set_env: dict[str, str] = field(default_factory=dict)
-    unset_env: set[str] = field(default_factory=set)
-    agent_env: dict[str, str] = field(default_factory=dict)
-    settled: set[str] = field(default_factory=set)
-    forwarded: set[str] = field(default_factory=set)
-    taken_off: set[int] = field(default_factory=set)
 
-    def __post_init__(self) -> None:
-        """Take in what files settle, and the names by which mpirun gets the hosts."""
-        self.line = self.observed.line.with_names(self.observed.renamed)
-        self.platform = self.observed.platform
-        self.of_files = parameter_files.settled(self.observed, self.row)
+    @cached_property
+    def line(self) -> UserLine:
+        """The user's line, with the names by which mpirun gets the hosts."""
+        return self.observed.line.with_names(self.observed.renamed)
+
+    @cached_property
+    def platform(self) -> Platform:
+        """The platform that made this pod."""
+        return self.observed.platform
+
+    @cached_property
+    def of_files(self) -> Mapping[str, MpiParameter]:
+        """Parameters of files that this MPI reads, by the variables that would mean the same."""
+        return parameter_files.settled(self.observed, self.row)
+
+    @cached_property
+    def environ(self) -> Mapping[str, str]:
+        """This pod's environment with those of files, as they count as much as variables."""
         values = {name: item.value for name, item in self.of_files.items()}
-        self.environ = {**self.observed.environ, **values}
+        return {**self.observed.environ, **values}
 
     @property
     def settings(self) -> Settings:
@@ -137,6 +127,11 @@ class PlanBuilder:
         """Where each setting's value came from."""
         return self.resolved.given
 
+    @property
+    def forwards_all(self) -> bool:
+        """Whether mpirun's environment would overwrite that of the ranks' own pods."""
+        return self.row.export is Export.ALL and bool(self.observed.workers)
+
     def set_by(self, name: str) -> tuple[Source, str]:
         """Return who set a variable of this pod: the platform, the user or a file; and in words."""
         if name in self.of_files:
@@ -144,29 +139,6 @@ class PlanBuilder:
         if self.platform.has_set(name, self.environ.get(name, "")):
             return Source.PLATFORM, f"set by {self.platform.name}"
         return Source.ENVIRONMENT, "set in this pod"
-
-    def take_off(self, name: str) -> None:
-        """Take an option, or an MCA parameter, off the line that mpirun gets."""
-        self.taken_off.update(self.line.places.get(name, ()))
-        mca = {key: value for key, value in self.line.mca.items() if key != name}
-        self.line = replace(self.line, mca=mca)
-
-    def decide(self, name: str, value: str, source: Source, reason: str) -> None:
-        """Note a decision."""
-        self.decisions.append(Decision(name, value, source, reason))
-
-    def remove(self, name: str, reason: str) -> None:
-        """Take a variable of this pod out of mpirun's environment."""
-        self.unset_env.add(name)
-        self.decide(name, "(removed)", Source.DETECTED, reason)
-
-    def warn(self, check: str, message: str, hint: str = "") -> None:
-        """Note what looks wrong, though the job may start."""
-        self.findings.append(Finding(check, Level.WARN, message, hint=hint))
-
-    def fail(self, check: str, message: str, hint: str | None = None) -> None:
-        """Note what keeps the job from starting; the default hint is that of the check."""
-        self.findings.append(failed(check, message, hint=hint))
 
     def owned(self, name: str) -> Owned | None:
         """Find the user's own value of a variable, wherever it stands; the strongest first."""
@@ -180,30 +152,3 @@ class PlanBuilder:
                 if worker.facts and name in worker.facts.environment:
                     return Owned(None, Source.ENVIRONMENT, f"set in {worker.host.name}'s pod")
         return None
-
-    def variable(self, name: str, value: str, reason: str, source: Source) -> None:
-        """Set a variable unless the user has chosen it (``resolve``), or another rule does.
-
-        A file gives way to a setting of the user's, which is a flag or a variable itself.
-        """
-        if name in self.settled:
-            return
-        by, own = resolve.kept_by(name, self.owned) or ("", None)
-        if own is None or (own.source is Source.FILE and source in _SETTINGS):
-            self.force(name, value, reason, source)
-        elif by == name:
-            kept = "" if own.source is Source.FLAG else ", and kept"
-            shown = masking.mask(name, own.value or "")
-            self.decide(name, shown, own.source, f"{own.by}{kept}")
-        else:
-            self.decide(name, "", Source.DETECTED, f"not set: {by} is {own.by}")
-
-    def add(self, *variables: Variable) -> None:
-        """Set variables of the MPI's row, as ``variable`` does."""
-        for item in variables:
-            self.variable(item.name, item.value, item.reason, item.source)
-
-    def force(self, name: str, value: str, reason: str, source: Source) -> None:
-        """Set a variable whatever the environment has."""
-        self.set_env[name] = value
-        self.decide(name, masking.mask(name, value), source, reason)
