@@ -268,6 +268,14 @@ _OF_JOBS: Final[_Table] = {
             "launcher and workers have the same MPI",
             "use one image, or images with the same MPI, for launcher and workers",
         ),
+        "host-names": _CheckText(
+            "host names are short enough",
+            "give the job a shorter name, or use Open MPI 5.0",
+        ),
+        "working-directory": _CheckText(
+            "every host has the working directory",
+            "mount it in every pod, or name one that all images have (`-wdir`)",
+        ),
         "several-programs": _CheckText(
             "this MPI can start several programs with one line",
             "if the start fails, use one program that does different work on each rank",
@@ -444,7 +452,7 @@ WARNINGS: Final = frozenset(
     {
         *("data-sockets", "data-subnet", "rdma-mtu-low"),
         *("entrypoint", "env-profile", "gpus", "offline", "several-programs", "workers-differ"),
-        *("shims", "slots"),
+        *("host-names", "shims", "slots", "working-directory"),
     }
 )
 

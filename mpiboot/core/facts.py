@@ -395,7 +395,8 @@ class Worker:
     ``attempts`` are the job's launchers that were there, each with how it ended. ``mpi`` is that of
     its PATH, and ``called_mpi`` that of the path which the line names, None where it names none.
     ``counters`` are those of its RDMA ports and links, by port or link and name; ``shell`` is the
-    path of the login shell.
+    path of the login shell. ``missing_workdir`` where ranks can't start in mpirun's working
+    directory.
     """
 
     host: Host
@@ -415,6 +416,7 @@ class Worker:
     look_failed: str = ""
     dns_name: str = ""
     shell: str = ""
+    missing_workdir: bool = False
 
     @property
     def runs_mpiboot(self) -> bool:

@@ -108,6 +108,7 @@ class LaunchSpec:
     ``all_hosts`` has the launcher too where it is one, ``transport`` is planned for the data
     between them; ``prove`` is the setting where their counters are compared, else empty. ``times``
     are when the hosts' last name resolved and when all were ready, on the monotonic clock.
+    ``warned`` are the warnings before the start that explain a bad end, by their row of checks.
     """
 
     argv: tuple[str, ...]
@@ -138,6 +139,7 @@ class LaunchSpec:
     transport: str = "none"
     prove: str = ""
     times: tuple[float, ...] = ()
+    warned: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def local(self) -> bool:

@@ -32,7 +32,6 @@ _ESTABLISHED: Final = re.compile(
     r"\d+: [0-9A-F]+:([0-9A-F]{4}) [0-9A-F]+:([0-9A-F]{4}) 01 ", re.ASCII
 )
 _NUMBER: Final = re.compile(r"\d{1,19}", re.ASCII)  # int() takes 4,300 digits at most
-_SECONDS: Final = re.compile(r"\d{1,19}(\.\d{1,19})?", re.ASCII)
 _REASON: Final = 500  # characters
 _HOST: Final = ("environs", "host_questions")
 _DOCTOR: Final = ("doctor_questions", *_HOST)
@@ -77,6 +76,7 @@ def order(*orders: str) -> str:
 def gate(
     mpirun: str = "",
     *,
+    workdir: str = "",
     attempt: str = "",
     may_disconnect: bool = False,
     doctor: Sequence[str] = (),
@@ -86,15 +86,17 @@ def gate(
 
     Args:
         mpirun: the path of one whose version is asked; ignored if a shell could expand it.
+        workdir: where ranks start; ignored like that.
         attempt: this launcher's name for workers; empty where it only looks, or is a part of a job.
         may_disconnect: whether it may be without connections, as a script between two launches.
         doctor: some of ``doctor_questions``.
         traffic: whether the counters of ports and links are asked, to compare them later.
     """
     wanted = (f"version {mpirun}",) if _PLAIN.fullmatch(mpirun) else ()
+    folder = (f"folder {workdir}",) if _PLAIN.fullmatch(workdir) else ()
     attempts = (f"attempts {attempt} {int(may_disconnect)}",) if attempt else ()
     counted = (counters.QUESTION,) if traffic else ()
-    asked = ("memory", "launches", *attempts, *wanted, *doctor, *counted, "facts")
+    asked = ("memory", "launches", *attempts, *wanted, *folder, *doctor, *counted, "facts")
     return _command(_DOCTOR if doctor else _HOST, asked)
 
 
@@ -190,15 +192,17 @@ class HostAnswer:
     launchers, each with how it ended (empty: unknown).
     ``facts`` is its facts' JSON; ``late``: it runs mpiboot and has none yet; ``look_failed``: why
     it could not gather them again. ``mpirun`` is, without mpiboot, path and version output, and
-    ``mpirun_by_path`` the same of the one that was named. ``began`` is when its mpiboot started.
-    ``disks`` are mount point, size and free space in KiB; ``ports`` an RDMA port's path and state;
-    ``lacks`` why a program can't be run (``file``, ``right``, ``name``) and which.
+    ``mpirun_by_path`` the same of the one that was named.
+    ``lacks`` what keeps a program from running (``file``, ``right``, ``name``, ``folder``): the
+    program, or the folder in which ranks were to start.
     ``connecting`` are connection attempts without an answer. ``listener`` is the process that
     listens at the given port (empty: not visible, None: nobody), ``to_accept`` the length of its
     accept queue; ``overflows`` counts connections that found such a queue of the pod full.
     ``counters`` are those of RDMA ports and links; ``shell`` is the login shell.
-    ``ranks`` counts those of one launch, and ``in_mpi`` those that have not left MPI; ``ended`` and
-    ``left`` the processes that an order has ended, and could not end.
+    ``ranks`` counts those of one launch, ``libraries`` are the MPI libraries that they have loaded,
+    with ``connected`` where one is connected to its daemon by PMIx, and ``in_mpi`` counts ranks
+    that have not left MPI; ``ended`` and ``left`` the processes that an order has ended, and could
+    not end.
     For doctor, ``values`` are compared between hosts; ``own_checks`` is the JSON of the worker's
     own doctor (None: it has none); and ``dial`` is the result of a connection to the launcher.
     """
@@ -214,9 +218,6 @@ class HostAnswer:
     look_failed: str = ""
     mpirun: tuple[str, str] | None = None
     mpirun_by_path: tuple[str, str] | None = None
-    began: float | None = None
-    disks: tuple[tuple[str, int, int], ...] = ()
-    ports: tuple[tuple[str, str], ...] = ()
     lacks: tuple[tuple[str, str], ...] = ()
     connecting: tuple[Connecting, ...] = ()
     listener: str | None = None
@@ -224,6 +225,7 @@ class HostAnswer:
     overflows: int = 0
     ranks: int | None = None
     in_mpi: int = 0
+    libraries: tuple[str, ...] = ()
     ended: int = 0
     left: int = 0
     values: tuple[tuple[str, str], ...] = ()
@@ -244,7 +246,6 @@ def read(output: str) -> HostAnswer:
             word, _, rest = line.removeprefix(_ANSWER).partition(" ")
             rows.setdefault(word, []).append(rest)
     launches, held = _launches(lines, rows.get("own", ()))
-    began = [float(item) for item in rows.get("began", ()) if _SECONDS.fullmatch(item)]
     return HostAnswer(
         oom_kills=_number(rows, "oom"),
         limit=_number(rows, "limit"),
@@ -257,9 +258,6 @@ def read(output: str) -> HostAnswer:
         look_failed=next(iter(rows.get("look-failed", ())), ""),
         mpirun=_mpirun(plain[0].splitlines()) if plain else None,
         mpirun_by_path=next(iter(_named(rows.get("mpirun", ()))), None),
-        began=began[0] if began else None,
-        disks=tuple(_disks(rows.get("disk", ()))),
-        ports=tuple((row.split()[0], row.split()[-1]) for row in rows.get("port", ()) if row),
         lacks=tuple(_pairs(rows.get("lacks", ()))),
         connecting=tuple(dict.fromkeys(_connecting(rows.get("connecting", ())))),
         listener=next(iter(rows.get("listener", ())), None),
@@ -267,6 +265,7 @@ def read(output: str) -> HostAnswer:
         overflows=_overflows(lines),
         ranks=_number(rows, "ranks"),
         in_mpi=len(rows.get("in-mpi", ())),
+        libraries=tuple(rows.get("library", ())),
         ended=_number(rows, "ended") or 0,
         left=_number(rows, "left") or 0,
         values=tuple(_named(rows.get("value", ()))),
@@ -303,12 +302,6 @@ def _attempts(rows: Iterable[str]) -> Iterable[tuple[str, str]]:
     for row in rows:
         name, _, why = row.partition(" ")
         yield name, "".join(c if c.isprintable() else " " for c in unquote(why))
-
-
-def _disks(rows: Iterable[str]) -> list[tuple[str, int, int]]:
-    """Parse size, free space and mount point, which may have blanks."""
-    found = (re.fullmatch(r"(\d{1,19}) (\d{1,19}) (.+)", row, re.ASCII) for row in rows)
-    return [(item[3], int(item[1]), int(item[2])) for item in found if item]
 
 
 def _named(rows: Iterable[str]) -> list[tuple[str, str]]:

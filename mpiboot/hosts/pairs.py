@@ -328,7 +328,7 @@ class MeasuringHosts:
             return
         kept: list[Connection] = []
         with opened.sock:
-            attempt = await self._login.log_in(opened, host_shell.ask("began"), keep=kept.append)
+            attempt = await self._login.log_in(opened, host_shell.ask("memory"), keep=kept.append)
         if attempt.outcome is Outcome.OK:
             self.connections[worker.host.name] = kept[0]
 

@@ -100,6 +100,7 @@ def worker_of(host: Host, attempt: Attempt, dns_name: str = "") -> Worker:
         counters=answer.counters,
         no_facts=reason,
         shell=answer.shell,
+        missing_workdir=any(way == "folder" for way, _ in answer.lacks),
     )
 
 
@@ -135,8 +136,9 @@ class PipelineOptions:
     """What pipelines do beside the login.
 
     ``limits`` are those of one attempt's steps; ``mpirun`` is the path of one whose version every
-    host is asked for; ``pairs`` lets hosts that are ready dial each other; ``kept`` takes over the
-    logins, which stay open; ``doctor`` are doctor's questions; ``once``: one attempt for each host.
+    host is asked for, ``workdir`` a folder that it is asked for; ``pairs`` lets hosts that are
+    ready dial each other; ``kept`` takes over the logins, which stay open; ``doctor`` are doctor's
+    questions; ``once``: one attempt for each host.
     """
 
     limits: LoginTimeouts = field(default_factory=LoginTimeouts)
@@ -145,6 +147,7 @@ class PipelineOptions:
     kept: Connections | None = None
     doctor: tuple[str, ...] = ()
     once: bool = False
+    workdir: str = ""
 
 
 class Pipelines:
@@ -168,6 +171,7 @@ class Pipelines:
         self._changed = changed
         self._command = host_shell.gate(
             options.mpirun,
+            workdir=options.workdir,
             attempt=access.attempt,
             may_disconnect=access.may_disconnect,
             doctor=options.doctor,

@@ -29,7 +29,8 @@ class Observed:
     ``client`` is what the agents use; ``mpi_ipv6`` tells whether the MPI is
     built with IPv6, None where it was not asked; ``networks`` are those of workers that are
     decided already, by host; ``data_blocked`` says where TCP does not pass on the data network;
-    ``parameters`` are those of the files that mpirun reads, the strongest first.
+    ``parameters`` are those of the files that mpirun reads, the strongest first; ``workdir`` is
+    where ranks start, empty where it isn't known.
     """
 
     hostfile: Hostfile
@@ -49,6 +50,7 @@ class Observed:
     networks: Mapping[str, WorkerNetwork] = field(default_factory=dict)
     data_blocked: str = ""
     parameters: tuple[MpiParameter, ...] = ()
+    workdir: str = ""
 
     @property
     def platform(self) -> Platform:

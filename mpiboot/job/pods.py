@@ -141,7 +141,34 @@ def findings(observed: Observed) -> tuple[Finding, ...]:
         *login_shells(observed),
         *shared_addresses(observed),
         *outliers(observed.workers),
+        *before_ends(observed),
     )
+
+
+# ORTE_MAX_NODE_PREFIX of regx/fwd is 50, without a check; what is behind it on the stack has room
+# for six more (measured with 4.1.4 on x86-64, by mpirun's own name and by those of other hosts).
+_NAME_FITS: Final = 56
+
+
+def before_ends(observed: Observed) -> Iterator[Finding]:
+    """Find what may end the job badly, and explains such an end then."""
+    family, hosts = observed.mpi.family, observed.hostfile.hosts
+    listed = (observed.called(host.name) for host in hosts)
+    own = (observed.own.hostname,) if observed.own else ()
+    long = [name for name in (*own, *listed) if len(re.split(r"\d", name)[0]) > _NAME_FITS]
+    if family is MpiFamily.OPENMPI4 and long:
+        message = f"{first_few(long)}: Open MPI 4 aborts over a host name of more than {_NAME_FITS}"
+        message += " characters up to its first digit (open-mpi/ompi#13358)"
+        yield failed("host-names", message, level=Level.WARN)
+    lacking = [worker.host.name for worker in observed.workers if worker.missing_workdir]
+    if lacking:
+        # Intel MPI goes home in any case, Open MPI where the line does not name the directory.
+        given = "wdir" in observed.line.given and family is not MpiFamily.INTEL
+        none = given or family is MpiFamily.MPICH
+        then = "no rank can start there" if none else "they start in the home directory there"
+        message = f"{observed.workdir}, where ranks are to start, is not on {first_few(lacking)}, "
+        message += f"or this user may not enter it: {then}"
+        yield failed("working-directory", message, level=Level.WARN)
 
 
 def mpi_versions(observed: Observed) -> Iterator[Finding]:

@@ -35,7 +35,7 @@ from mpiboot.network.decision import DataNetwork
 from mpiboot.network.worker_pairs import Dial
 from mpiboot.ssh import config as sshconfig
 from mpiboot.ssh.connections import Connections
-from mpiboot.system import programs
+from mpiboot.system import process, programs
 from mpiboot.worker import facts
 
 # A shell in this pod takes milliseconds.
@@ -90,7 +90,9 @@ async def wait(
         found.hostfile.hosts,
         _rest(launcher),
         to,
-        PipelineOptions(mpirun=line.daemons_mpirun, pairs=pairs, kept=connections),
+        PipelineOptions(
+            mpirun=line.daemons_mpirun, workdir=before.workdir, pairs=pairs, kept=connections
+        ),
         also=own,
         hostfile=found,
         reached=reached,
@@ -147,7 +149,19 @@ def _before_hosts(launcher: LauncherPod, hostfile: Hostfile, mpi: Mpi, line: Use
         line=line,
         client=launcher.chosen,
         parameters=facts.find_parameters(mpi, launcher.environ, line),
+        workdir=workdir(line, process.working_directory(launcher.environ)),
     )
+
+
+def workdir(line: UserLine, own: str) -> str:
+    """Give where ranks start, of mpirun's ``own`` directory; empty where it isn't known."""
+    path = line.given.get("wdir", "")
+    # Each of several programs may have its own.
+    if line.unknown or "set-cwd-to-session-dir" in line.given or (path and line.apps[1:]):
+        return ""
+    if path.startswith("/"):
+        return path
+    return f"{own}/{path}".rstrip("/") if own else ""
 
 
 def _ssh_arguments(before: Observed) -> sshconfig.UserArgs:
@@ -224,7 +238,7 @@ async def look(
         found.hostfile.hosts,
         settings,
         access(launcher, _ssh_arguments(before)),
-        PipelineOptions(mpirun=line.daemons_mpirun, pairs=pairs),
+        PipelineOptions(mpirun=line.daemons_mpirun, workdir=before.workdir, pairs=pairs),
         doctor=doctor,
     )
     dialled = () if passed.unasked else await pairs.results(passed.workers)

@@ -188,8 +188,9 @@ class Answers:
             case Request.IN_MPI:
                 return await ask_workers.in_mpi(commands, hosts)
             case Request.RANKS:
-                self._ranks = await ask_workers.ranks(commands, hosts, self._environ[LAUNCH_ID])
-                return [f"{name} {number}" for name, number in self._ranks.items()]
+                found = await ask_workers.ranks(commands, hosts, self._environ[LAUNCH_ID])
+                self._ranks = {name: number for name, number, _ in found}
+                return [f"{name} {number} {','.join(names)}" for name, number, names in found]
             case Request.COUNT:
                 strict, over = (word == "1" for word in words)
                 await self._workers.count(strict=strict, over=over)

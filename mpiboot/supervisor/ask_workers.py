@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from mpiboot.supervisor import evidence
 from mpiboot.supervisor.asking import FarEnd
 from mpiboot.supervisor.evidence import HostSnapshot
 from mpiboot.supervisor.host_commands import HostCommands, in_time
+from mpiboot.system.process import working_directory
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,6 @@ T = TypeVar("T")
 _HOSTS: Final = 96
 _FAR_ENDS: Final = 8
 _MEMORY: Final = ("memory", "memory_sizes")
-_QUESTIONS: Final = (*_MEMORY, "began", "disks", "ports")
 Answers: TypeAlias = "dict[str, HostAnswer]"  # by host
 
 
@@ -117,19 +116,17 @@ async def _evidence(
     commands: HostCommands,
     before: HostSnapshot,
     wanted: Sequence[str],
-    signal: str | None,
     now: Answers,
+    *,
+    blamed: bool,
 ) -> tuple[evidence.Explanation, ...]:
     counted = (QUESTION,) if before.counted else ()
     if before.here:  # of the launcher no more, and of its programs only where it has ranks
-        wanted = (*_MEMORY, *(() if before.may_idle else wanted[len(_QUESTIONS) :]))
-    command = host_shell.ask(*wanted, *counted)
+        wanted = () if before.may_idle else wanted
+    command = host_shell.ask(*_MEMORY, *wanted, *counted)
     if before.here:
         answer = await commands.run(before, command, LOGIN)
-        if not answer:
-            return ()
-        now[before.name] = host_shell.read(answer)
-        return evidence.judge_here(before, now[before.name], signal or "")
+        return _judged(before, answer, now) if answer else ()
     resolving = asyncio.ensure_future(_addresses(before))
     asking = asyncio.ensure_future(commands.run(before, command, LOGIN))
     # A host whose name has gone, or leads elsewhere, needs no further patience.
@@ -140,9 +137,13 @@ async def _evidence(
     finally:
         asking.cancel()
     if answer:
-        now[before.name] = host_shell.read(answer)
-        return evidence.judge(before, now[before.name], signal or "")
-    return evidence.silent(before) if signal is not None else ()
+        return _judged(before, answer, now)
+    return evidence.silent(before) if blamed else ()
+
+
+def _judged(before: HostSnapshot, output: str, now: Answers) -> tuple[evidence.Explanation, ...]:
+    now[before.name] = host_shell.read(output)
+    return evidence.judge(before, now[before.name])
 
 
 async def _ask_all(
@@ -173,19 +174,18 @@ async def gather(
         hosts: all of the job's.
         environ: mpirun's environment.
         words: the host where the first rank was ended, the program of which hosts are asked whether
-            they can run it, the signal that ended that rank, and other hosts to ask first.
+            they can run it, and other hosts to ask first.
         now: gets what they answered.
     """
-    where, program, signal, *named = words
+    where, program, *named = words
     hosts = sorted(
         hosts, key=lambda host: (not host.here, host.name != where, host.name not in named)
     )
-    path, folder = environ.get("PATH", ""), os.getcwd()
-    wanted = (*_QUESTIONS, *(host_shell.lacks(program, path, folder) if program else ()))
+    path, folder = environ.get("PATH", ""), working_directory(environ)
+    wanted = host_shell.lacks(program, path, folder) if program else ()
 
     def explain(host: HostSnapshot) -> Coroutine[Any, Any, tuple[evidence.Explanation, ...]]:
-        its = signal if _is(host, where) else None
-        return _evidence(commands, host, wanted, its, now)
+        return _evidence(commands, host, wanted, now, blamed=_is(host, where))
 
     rows, commands.waiting = [], 0
     for host, answer in await _ask_all(hosts, explain, SECONDS):
@@ -235,11 +235,18 @@ async def in_mpi(commands: HostCommands, hosts: Sequence[HostSnapshot]) -> list[
 
 async def ranks(
     commands: HostCommands, hosts: Iterable[HostSnapshot], launch_id: str
-) -> dict[str, int]:
-    """Count each host's ranks; one that does not answer, or shows no process of it, is left out."""
+) -> list[tuple[str, int, tuple[str, ...]]]:
+    """Count each host's ranks, and name their MPI libraries; who does not answer is left out.
+
+    So is one that shows no process of the launch.
+    """
     asked = [host for host in hosts if not (host.here and host.may_idle)]
     found = await _beside_the_job(commands, asked, f"ranks {launch_id}")
-    return {host.name: answer.ranks for host, answer in found if answer.ranks is not None}
+    return [
+        (host.name, answer.ranks, answer.libraries)
+        for host, answer in found
+        if answer.ranks is not None
+    ]
 
 
 def _is(host: HostSnapshot, where: str) -> bool:

@@ -24,10 +24,10 @@ from mpiboot.system.loop import EventLoop
 class Request(str, Enum):
     """What is queried; the words that follow it are behind each."""
 
-    EVIDENCE = "evidence"  # why the job failed: HOST PROGRAM SIGNAL OTHER-HOST...
+    EVIDENCE = "evidence"  # why the job failed: HOST PROGRAM OTHER-HOST...
     CONNECTING = "connecting"  # connections that nobody answers, while the job runs: KNOWN...
     IN_MPI = "in-mpi"  # how many ranks have not left MPI, while the job runs
-    RANKS = "ranks"  # how many ranks of the launch each host has, while the job runs
+    RANKS = "ranks"  # each host's number of ranks and their MPI libraries, while the job runs
     COUNT = "count"  # what carried the data: STRICT OVER, each 0 or 1
     NOTIFY = "notify"  # how the job ended: ATTEMPT HOLD WHY
     STOP_RANKS = "stop-ranks"  # have ranks save and end: SIGNAL SECONDS

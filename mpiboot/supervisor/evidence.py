@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from mpiboot.network.records import WorkerNetwork
 
 FILE: Final = "after.json"
-_FULL: Final = 0.01
 _UNLIMITED: Final = 1 << 60  # cgroup v1 writes "no limit" as a number near 2^63
 
 _WAYS: Final = {
-    "file": "{} does not exist",
-    "right": "{} exists, but is not a file that this user may execute",
-    "name": "{} is not on PATH",
+    "file": "the program {} does not exist",
+    "right": "the program {} exists, but is not a file that this user may execute",
+    "name": "the program {} is not on PATH",
+    "folder": "{}, where ranks are to start, is not there, or this user may not enter it",
 }
 
 
@@ -35,11 +35,10 @@ class HostSnapshot:
     hostfile has an address, ``in_cluster`` the absolute names of the cluster that it may stand for,
     ``address`` what it led to, and ``port`` its SSH server's; ``pod`` is the pod's name, empty
     where it isn't known; ``oom_kills`` the count of out-of-memory kills, None where it isn't known;
-    ``began`` the start of its mpiboot, 0 where it runs none; ``ports`` the RDMA ports that were
-    active; ``mpiboot`` whether that runs there. ``here`` marks the launcher itself, of
-    which only the memory is compared. ``started`` is when mpirun was, just after the gate.
-    ``counted`` are the ports and links that tell what carried the job's data, with their
-    ``counters``; none where nobody asks. ``may_idle`` where it may have got no rank.
+    ``mpiboot`` whether that runs there. ``here`` marks the launcher itself, of which only the
+    memory is compared. ``started`` is when mpirun was, just after the gate. ``counted`` are the
+    ports and links that tell what carried the job's data, with their ``counters``; none where
+    nobody asks. ``may_idle`` where it may have got no rank.
     """
 
     name: str
@@ -47,8 +46,6 @@ class HostSnapshot:
     address: str
     pod: str
     oom_kills: int | None = None
-    began: float = 0.0
-    ports: tuple[str, ...] = ()
     mpiboot: bool = False
     in_cluster: tuple[str, ...] = ()
     here: bool = False
@@ -79,13 +76,6 @@ def snapshot(
         address=worker.address,
         pod=facts.hostname if facts else dns.partition(".")[0],
         oom_kills=worker.oom_kills,
-        began=facts.started if facts else 0.0,
-        ports=tuple(
-            port(device.name, one.number)
-            for device in (facts.fabric.devices if facts else ())
-            for one in device.ports
-            if "ACTIVE" in one.state.value
-        ),
         mpiboot=worker.runs_mpiboot,
         port=worker.port,
         started=started,
@@ -218,39 +208,11 @@ def unreachable(before: HostSnapshot, addresses: tuple[str, ...] | None) -> tupl
     return ()
 
 
-def judge_here(before: HostSnapshot, answer: HostAnswer, signal: str) -> tuple[Explanation, ...]:
-    """Judge the launcher's own pod by its memory; its row decides only where an ssh was killed."""
+def judge(before: HostSnapshot, answer: HostAnswer) -> tuple[Explanation, ...]:
+    """Judge what a host answered; the launcher's row decides only where an ssh was killed."""
+    row = "launcher-memory" if before.here else "rank-memory"
     killed = _killed(before, answer)
-    if killed:
-        return (Explanation(0, killed, "launcher-memory"),)
-    return (*_programs(answer), *_memory(before, answer, signal))
-
-
-def judge(before: HostSnapshot, answer: HostAnswer, signal: str = "") -> tuple[Explanation, ...]:
-    """Judge what a host answered; ``signal`` ended the first rank, if it was there."""
-    found = [
-        *_programs(answer),
-        *_memory(before, answer, signal),
-        *_disks(answer),
-        *_ports(before, answer),
-    ]
-    return tuple(sorted(found, key=lambda item: item.order))
-
-
-def _memory(before: HostSnapshot, answer: HostAnswer, signal: str) -> list[Explanation]:
-    began = answer.began
-    # The kernel's own number for a process, which never changes: any other is another process.
-    if before.began and began is not None and began != before.began:
-        message = "its container was restarted, probably out of memory; to see why: "
-        return [Explanation(1, message + kubectl(before))]
-    killed = _killed(before, answer)
-    if killed:
-        return [Explanation(0, killed, "rank-memory")]
-    if before.oom_kills is not None and answer.oom_kills is not None:
-        # Neither the kubelet nor anybody else leaves a count, but only the kernel leaves this one.
-        text = f"not an out-of-memory kill; {signal} came from elsewhere"
-        return [Explanation(5, f"{text}: {_events(before)}")] if signal == "SIGKILL" else []
-    return []
+    return (*_programs(answer), *((Explanation(0, killed, row),) if killed else ()))
 
 
 def _killed(before: HostSnapshot, answer: HostAnswer) -> str:
@@ -272,31 +234,7 @@ def _killed(before: HostSnapshot, answer: HostAnswer) -> str:
 
 def _programs(answer: HostAnswer) -> list[Explanation]:
     return [
-        Explanation(0, f"the program {_WAYS[way].format(program)}", "program-missing")
+        Explanation(0, _WAYS[way].format(program), "program-missing")
         for way, program in answer.lacks
         if way in _WAYS
     ]
-
-
-def _disks(answer: HostAnswer) -> list[Explanation]:
-    return [
-        Explanation(3, f"{where} is full ({size_of(free << 10)} of {size_of(size << 10)} free)")
-        for where, size, free in answer.disks
-        if size and free < size * _FULL
-    ]
-
-
-def port(device: str, number: int) -> str:
-    """Write a port as its file names it."""
-    return f"{device}/{number}"
-
-
-def _ports(before: HostSnapshot, answer: HostAnswer) -> list[Explanation]:
-    found = []
-    for path, state in answer.ports:
-        folders = path.split("/")
-        name = f"{folders[4]}/{folders[6]}"
-        if name in before.ports and state != "ACTIVE":
-            text = f"the RDMA port {name} is {state}; it was active when the job began"
-            found.append(Explanation(4, text))
-    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -140,6 +140,34 @@ def rank_ended_badly(state: State) -> Verdict:
     return replace(found, rank=first.rank if first else None)
 
 
+# Each MPI's library, and whose mpirun starts its ranks. Any other name proves nothing.
+_LIBRARIES: Final = {
+    "libmpi.so.40": "Open MPI",
+    "libmpi.so.12": "MPICH or Intel MPI",
+    "libmpich.so.12": "MPICH or Intel MPI",
+}
+_MPIRUNS: Final = {
+    **dict.fromkeys(("openmpi4", "openmpi5"), "Open MPI"),
+    **dict.fromkeys(("mpich", "intel"), "MPICH or Intel MPI"),
+}
+
+
+def other_mpi(family: str, who: str, libraries: Collection[str]) -> str:
+    """Say that ranks can't join this mpirun, by their MPI libraries; empty where that is unknown.
+
+    Args:
+        family: mpirun's.
+        who: has these libraries, as a sentence begins.
+        libraries: their names; ``connected`` where some rank has joined.
+    """
+    own, titles = _MPIRUNS.get(family), {_LIBRARIES.get(name) for name in libraries}
+    if not own or len(titles) != 1 or titles & {own, None}:
+        return ""
+    what = f"{', '.join(sorted(libraries))} ({titles.pop()})"
+    alone = 'ranks that can\'t join it are each "rank 0 of 1"'
+    return f"{who} {what}, but this mpirun is that of {own}: {alone}"
+
+
 # How a job ended that has.
 
 # What ssh says -> row of checks. The first that fits; ssh's own words, as OpenSSH 8 to 10 write,
@@ -172,6 +200,9 @@ _GONE: Final = "host-gone"
 _GONE_LINE: Final = re.compile(rf"^{_GONE}\t([^\t]*)\t")
 # Where no rank is known to have failed: mpirun refuses a line, or MPI fails without a word of it.
 _MPIRUN: Final = "mpirun"
+# Its signal, where mpirun is too old for the hosts' names.
+_SIGABRT: Final = 6
+_HOST_NAMES: Final = "host-names"
 # A remote shell's answers for a program that isn't there, or can't be executed.
 _NOT_FOUND: Final = 127
 _NO_PROGRAM: Final = re.compile("^$|not found|no such file|unknown command")
@@ -197,7 +228,16 @@ def _judge(state: State) -> Verdict:
         return ranks_waiting(state) if waited else cause
     if state.signal:
         return _by_signal(state)
-    return _by_program(state) or _by_loss(state) or _by_mpi(state) or _by_rank(state) or _own(state)
+    found = _by_time_limit(state) or _by_program(state) or _by_loss(state)
+    return found or _by_mpi(state) or _by_rank(state) or _own(state)
+
+
+def warned_of(verdict: Verdict, warned: Mapping[str, str]) -> Verdict:
+    """Explain a bad end by what was warned of before the start, by its row of checks."""
+    aborted = verdict.failed == _MPIRUN and verdict.code == BY_SIGNAL + _SIGABRT
+    if aborted and (names := warned.get(_HOST_NAMES)):
+        return replace(verdict, message=f"{verdict.message}: {names}", failed=_HOST_NAMES)
+    return replace(verdict, evidence=(*verdict.evidence, *warned.values()))
 
 
 def proved(verdict: Verdict, lines: tuple[str, ...]) -> tuple[Verdict, tuple[str, ...]]:
@@ -277,6 +317,27 @@ def how(loss: Loss) -> str:
     words = f" ({'; '.join(loss.words)})" if loss.words else ""
     who = loss.remote if loss.sure else "agent"
     return f"its {who} ended with {loss.status}{words}"
+
+
+# What each mpirun takes for a time limit of its own, in seconds; I_MPI_... is Intel MPI's.
+_TIME_LIMITS: Final = ("MPIEXEC_TIMEOUT", "I_MPI_JOB_TIMEOUT", "I_MPI_MPIEXEC_TIMEOUT")
+
+
+def time_limit(environ: Mapping[str, str]) -> str:
+    """Say which variables of mpirun's limit the time of a job; empty where none does."""
+    given = [f"{name}={environ[name]}" for name in _TIME_LIMITS if environ.get(name)]
+    return f"{' and '.join(given)}, set in the launcher's environment" if given else ""
+
+
+def _by_time_limit(state: State) -> Verdict | None:
+    """Judge an mpirun that ended the job at its own time limit; None where it did not."""
+    status, limit = _status(state), state.job.time_limit
+    # A rank's own mpiexec may write the same.
+    told = state.timed_out and limit
+    if not status or not (told or (status == state.job.family.timed_out and not state.first_rank)):
+        return None
+    limit = limit or "mpirun's own --timeout"
+    return Verdict(status, "", f"the program did not end within {limit}")
 
 
 def _by_program(state: State) -> Verdict | None:

@@ -10,17 +10,19 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from mpiboot.core import log
 from mpiboot.core.launch_names import LAUNCH_ID, NOTICE
 from mpiboot.core.launch_spec import LaunchSpec
+from mpiboot.core.model import Finding, Level
 from mpiboot.supervisor import mpirun_messages, verdicts
 from mpiboot.supervisor.agents import Agents
 from mpiboot.supervisor.asking import Queries, Question, Request, Saving
 from mpiboot.supervisor.host_checks import HostChecks
 from mpiboot.supervisor.host_watch import ConnectionWatch, Notices, unused_hosts
+from mpiboot.supervisor.judgement import other_mpi, time_limit
 from mpiboot.supervisor.mpirun_messages import MpirunStreams
 from mpiboot.supervisor.output import OutputWriter
 from mpiboot.supervisor.processes import (
@@ -28,6 +30,7 @@ from mpiboot.supervisor.processes import (
     end_all,
     find_mpiruns,
     joined,
+    linked_mpi,
     pause,
     peers,
     send,
@@ -112,8 +115,9 @@ class Mpirun:
             queries, seconds, lambda message: self._feed(Unanswered(message))
         )
         self._ranks_in_mpi = Question(queries, Request.IN_MPI, self._ranks_told)
-        self._ranks = Question(queries, Request.RANKS, self._name_unused)
+        self._ranks = Question(queries, Request.RANKS, self._ranks_counted)
         self._counted = False
+        self._libraries: set[str] = set()
         self._look_step, self._look_at = _LOOK_FIRST, 0.0
         # A terminal's Ctrl-C reaches all of its foreground group: with mpirun in ours it gets
         # that, and reads the terminal; without a terminal each signal comes to us alone.
@@ -131,6 +135,7 @@ class Mpirun:
                 launcher_ranks=spec.hosts > len(self._remotes),
                 end_stuck=spec.end_stuck,
                 end_late=spec.end_late,
+                time_limit=time_limit(environ),
             )
         )
         self._notices = Notices(
@@ -175,7 +180,8 @@ class Mpirun:
         while self.verdict is None:
             self._turn()
         if not self.verdict.code:
-            self._try("what names unused hosts", lambda: self._name_unused([]))
+            self._try("what names unused hosts", lambda: self._name_unused({}))
+        self._try("what looks for another MPI", self._check_program)
         self._notices.close()
         self._connecting.stop()
         self._ranks_in_mpi.stop()
@@ -233,10 +239,15 @@ class Mpirun:
             return False
         return True
 
-    def _name_unused(self, lines: list[str]) -> None:
-        """Name hosts without a rank, by the lines of each host with how many it has."""
-        counts = (line.rpartition(" ") for line in lines)
-        ranks = {host: int(number) for host, _, number in counts}
+    def _ranks_counted(self, lines: list[str]) -> None:
+        """Take in a line of each host: its name, how many ranks it has, their MPI libraries."""
+        found = [line.split(" ") for line in lines]
+        self._name_unused({host: int(number) for host, number, _ in found})
+        self._libraries = {name for *_, names in found for name in filter(None, names.split(","))}
+        self._name_other_mpi("the ranks have loaded", self._libraries)
+
+    def _name_unused(self, ranks: Mapping[str, int]) -> None:
+        """Name hosts without a rank, by how many each has."""
         message = unused_hosts(self._remotes, ranks, self._state.no_agent)
         if message and not self._counted:
             obstacles = "".join(f"; {name}: {why}" for name, why in self.spec.obstacles)
@@ -248,6 +259,18 @@ class Mpirun:
         used = [host for host in self._remotes if host not in self._state.no_agent]
         alone = self.spec.ranks == len(used) and self.spec.hosts == len(self._remotes)
         return tuple(used) if alone else ()
+
+    def _name_other_mpi(self, who: str, libraries: Collection[str]) -> None:
+        message = other_mpi(self.spec.family, who, libraries)
+        if message:
+            hint = "build the program with this MPI, or start it by its own MPI's mpirun"
+            log.finding(Finding("mpi-versions", Level.WARN, message, hint=hint))
+
+    def _check_program(self) -> None:
+        """Look at the file of a program that ended before its ranks were looked at."""
+        if not self._libraries:
+            found = linked_mpi(self.spec.program, self._environ.get("PATH", ""))
+            self._name_other_mpi(f"{self.spec.program} is linked with", found)
 
     def _feed(self, event: Event) -> None:
         self._state, actions = verdicts.step(self._state, event)

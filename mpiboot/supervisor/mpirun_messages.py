@@ -195,6 +195,10 @@ _BLOCK: Final = re.compile(
     rb"=   (?:EXIT CODE|KILLED BY SIGNAL): (\d+)[ \n]"
 )
 _BLOCK_SIZE: Final = 512
+# Of MPICH, and of Intel MPI, which writes it amid a line.
+_TIMED_OUT: Final = re.compile(
+    rb"\] APPLICATION TIMED OUT, TIMEOUT = \d+s\n|I_MPI_JOB_TIMEOUT = \d+ second\(s\): job ending"
+)
 # A host, behind whose name Intel MPI writes its number, and its ranks' wait statuses.
 _STATUSES: Final = re.compile(rb"\[([^\]\s]+?)(?::\d+)?\] (\d+(?:,\d+)*)")
 # A wait status: the signal, and whether there is a core file; above them the exit code.
@@ -267,17 +271,18 @@ class HydraMessages(MpirunPipe):
         return shown, held, ends
 
     def _killed(self, shown: bytes) -> list[RankEnded]:
-        """Find the rank of a block that is whole now."""
+        """Find the rank of a block that is whole now, or that the time limit is over."""
         self._recent += shown
+        ends = [RankEnded(None, RankEnd.TIMED_OUT)] if _TIMED_OUT.search(self._recent) else []
         found = _BLOCK.search(self._recent)
         self._recent = self._recent[found.end() if found else 0 :][-_BLOCK_SIZE:]
         if not found:
-            return []
+            return ends
         host = found[2].decode("utf-8", "replace")
         rank = int(found[1]) if found[1] else None
         if rank is None and host in self._hosts():
             rank = self._hosts().index(host)
-        return [RankEnded(rank, RankEnd.SIGNAL, host, int(found[3]) & _SIGNAL)]
+        return [*ends, RankEnded(rank, RankEnd.SIGNAL, host, int(found[3]) & _SIGNAL)]
 
     def _without_statuses(self, text: bytes) -> tuple[bytes, bytes]:
         """Give what to forward, and what may be a part of the title, or of a line below it."""

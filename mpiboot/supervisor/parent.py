@@ -37,7 +37,7 @@ from mpiboot.core.wording import counted
 from mpiboot.supervisor import report
 from mpiboot.supervisor.agents import release_agents
 from mpiboot.supervisor.asking import Queries, Request
-from mpiboot.supervisor.judgement import LOSSES, not_startable, proved, verdict_of
+from mpiboot.supervisor.judgement import LOSSES, not_startable, proved, verdict_of, warned_of
 from mpiboot.supervisor.mpirun import Mpirun
 from mpiboot.supervisor.output import OutputWriter
 from mpiboot.supervisor.processes import (
@@ -548,9 +548,9 @@ class Parent:
             program = verdict.missing or (spec.program if lacks else "")
             # Evidence begins with the host that it is of, where it is of one.
             others = (line.partition(": ")[0] for line in verdict.evidence)
-            asked = (verdict.host, program, verdict.signal, *others)
+            asked = (verdict.host, program, *others)
             lines = self._query(Request.EVIDENCE, *asked)
-            verdict, lines = proved(verdict, lines)
+            verdict, lines = proved(warned_of(verdict, spec.warned), lines)
         elif spec.prove and not verdict.code:
             # By the same sessions; with ``fail`` how it ended is known only then.
             strict = spec.prove == ProveTransport.FAIL.value

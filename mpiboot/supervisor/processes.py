@@ -7,6 +7,7 @@ what a launcher that was killed has left: ``processes.py FOLDER LAUNCH_ID LOG_FO
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
 import sys
@@ -238,6 +239,21 @@ def joined(
 
 _PATIENCE: Final = 2.0
 _STEP: Final = 0.02
+
+
+_PROGRAM_HEAD: Final = 4 << 20  # bytes; linkers put the names of libraries near the beginning
+_MPI_LIBRARY: Final = re.compile(rb"\0(lib(?:mpi|mpich)\.so\.\d+)(?=\0)")
+
+
+def linked_mpi(program: str, path: str) -> frozenset[str]:
+    """Give the MPI libraries that a program of this pod is linked with; none where not known."""
+    folders = [""] if "/" in program else [f"{folder}/" for folder in path.split(":")]
+    for folder in folders:
+        with suppress(OSError), open(folder + program, "rb") as file:
+            data = file.read(_PROGRAM_HEAD)
+            names = _MPI_LIBRARY.findall(data) if data.startswith(b"\x7fELF") else ()
+            return frozenset(name.decode() for name in names)
+    return frozenset()
 
 
 def survivors(child: int, folder: str, *, reaped: bool, launch_id: str = "") -> list[int]:

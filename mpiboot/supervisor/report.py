@@ -27,8 +27,8 @@ _OF_MPI = ("OMPI_", "PRTE_", "PMIX_", "UCX_", "FI_", "I_MPI_", "MPIR_", "MPICH_"
 
 def _finding(verdict: Verdict) -> Finding:
     """Write a verdict as a finding; a code of the program's own has no row, and no hint."""
-    row = BY_REFERENCE.get(verdict.reference)
     name = verdict.reference or ("signal" if verdict.by_signal else verdict.failed)
+    row = BY_REFERENCE.get(name)
     hint = row.hint if row else ""
     return Finding(name, Level.FAIL, verdict.message, verdict.host, verdict.evidence, hint)
 
@@ -78,7 +78,7 @@ def tell(
         termination_log: where the kubelet looks for the reason of a failure.
         evidence: what the hosts reported, the most likely cause first.
     """
-    if verdict.code and not verdict.reference and verdict.failed != "program":
+    if verdict.code and not verdict.reference and verdict.failed in ("mpi", "mpirun"):
         verdict = replace(verdict, evidence=(*verdict.evidence, *_set_by_mpiboot(spec)))
     item = _finding(verdict)
     reason = _reason(item, evidence)

@@ -86,6 +86,7 @@ class RankEnd(str, Enum):
     SILENT = "silent"  # with 0, and without MPI_Finalize
     LOST = "lost"  # no rank's end: mpirun has lost the connection to a host's daemon
     LACKS = "lacks"  # no rank's end: mpirun can't find or execute the program on a host
+    TIMED_OUT = "timed-out"  # no rank's end: mpirun's own time limit is over
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +277,8 @@ class Verdict:
 
     ``reference`` is a row of ``checks.CHECKS``, or empty where the code is the program's own or
     a signal's; ``failed`` then says what failed: ``program`` where a rank is known to have ended
-    badly, ``mpi`` where MPI itself gave up, ``mpirun`` where that is all that is known.
+    badly, ``mpi`` where MPI itself gave up, ``mpirun`` where that is all that is known, or the row
+    of checks by which mpirun's own end was warned of.
     ``rank`` and ``signal`` are those of the rank that ended first, where it is known.
     ``by_signal`` where a signal to the launcher ended the job; ``killed`` where the agent of a lost
     host, or its ssh, was ended by SIGKILL; ``gone`` where that host can't be entered: it does not
@@ -326,11 +328,12 @@ class Family:
 
     ``daemon`` is its program on the workers. ``lost`` are mpirun's exit statuses after it
     has lost a daemon. ``lacking`` are its statuses that may mean that some host can't run the
-    program. ``writes_nul`` where it writes NUL bytes of its own to stderr. ``daemons_follow`` where
-    daemons that had joined fail over a job that failed, so that their own status tells of no loss.
-    ``mixes_statuses`` where its status combines those of all ranks in one number; it lists them on
-    stdout (``mpirun_messages``). ``attached`` where no daemon ever detaches: it ends with 0 after
-    its ranks alone. ``drops_output`` where mpirun may drop at its end what its stdout
+    program, ``timed_out`` is that of its own time limit (0: its messages tell). ``writes_nul``
+    where it writes NUL bytes of its own to stderr. ``daemons_follow`` where daemons that had joined
+    fail over a job that failed, so that their own status tells of no loss. ``mixes_statuses`` where
+    its status combines those of all ranks in one number; it lists them on stdout
+    (``mpirun_messages``). ``attached`` where no daemon ever detaches: it ends with 0 after its
+    ranks alone. ``drops_output`` where mpirun may drop at its end what its stdout
     or stderr has not taken (docs/reference/open-mpi-output.md).
     """
 
@@ -338,6 +341,7 @@ class Family:
     lost: frozenset[int]
     codes: tuple[tuple[int, str], ...] = ()
     lacking: frozenset[int] = frozenset()
+    timed_out: int = 0
     writes_nul: bool = False
     daemons_follow: bool = False
     mixes_statuses: bool = False
@@ -346,7 +350,6 @@ class Family:
 
 
 _CODES_4: Final = (
-    (110, "the program did not end within mpirun's own --timeout"),
     (132, "a rank was ended by SIGILL, or mpirun could not execute the program on some host"),
     (134, "a rank was ended by SIGABRT, or some host lacks the program"),
     (135, "some host lacks the working directory that mpirun was given"),
@@ -355,7 +358,6 @@ _CODES_5: Final = (
     (66, "the program exited with code 66, or some host lacks it"),
     (181, "some host lacks the working directory that mpirun was given"),
     (183, "mpirun could not execute the program on some host"),
-    (241, "the program did not end within mpirun's own --timeout"),
 )
 # Hydra's status for whatever went wrong.
 _HYDRA_FAILED: Final = frozenset((255,))
@@ -373,7 +375,9 @@ _CODES_HYDRA: Final = (
     ),
 )
 # Measured with 4.1.4: 205 is "lost communication with a remote daemon", 255 ssh's.
-_OPENMPI_4: Final = Family("orted", frozenset((205, 255)), _CODES_4, _LACK_4, drops_output=True)
+_OPENMPI_4: Final = Family(
+    "orted", frozenset((205, 255)), _CODES_4, _LACK_4, timed_out=110, drops_output=True
+)
 # 4.0 waits for ever after a failed ssh. What an mpirun that was signalled returns (Open MPI 1,
 # MPICH 0, 2, 15 or 255) is not taken for the job's status.
 _OF_HYDRA: Final = Family(
@@ -395,6 +399,7 @@ FAMILIES: Final = {
         frozenset((0, 255)),
         _CODES_5,
         _LACK_5,
+        timed_out=241,
         writes_nul=True,
         drops_output=True,
     ),
@@ -456,7 +461,8 @@ class Job:
     ``tolerates_failure`` where the job may be meant to go on without a rank that ended badly;
     ``stop_signal`` asks its ranks to save and end; ``remote`` is what the agents run.
     ``launcher_ranks`` where this pod may have ranks, too; ``end_stuck`` where a suspicion may end
-    it, and ``end_late`` where the user set the time in which daemons have to join.
+    it, and ``end_late`` where the user set the time in which daemons have to join; ``time_limit``
+    is what sets mpirun's own, empty where no variable does.
     """
 
     family: Family
@@ -470,6 +476,7 @@ class Job:
     launcher_ranks: bool = False
     end_stuck: bool = False
     end_late: bool = True
+    time_limit: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -504,10 +511,11 @@ class State:
     ``pending`` timers are running. ``stage`` is how far mpirun's end was forced (1 signalled, 2
     signalled again, 3 killed), ``cause`` the reason, where that isn't a host's loss. ``first_rank``
     is the first that ended badly, ``mpi_failed`` the first call of MPI that failed, ``lost_daemon``
-    the first host that was lost, and ``lacking`` the first that can't execute the program, each as
-    MPI or mpirun reports it. ``waiting_looks`` is how often ranks were found in MPI after a host's
-    had all ended, ``suspected`` the last warning of a job that seems stuck. ``saving`` while ranks
-    have the stop signal and mpirun is held; ``ranks_left`` of them are left.
+    the first host that was lost, ``lacking`` the first that can't execute the program, and
+    ``timed_out`` that mpirun's own time limit is over, each as MPI or mpirun reports it.
+    ``waiting_looks`` is how often ranks were found in MPI after a host's had all ended,
+    ``suspected`` the last warning of a job that seems stuck. ``saving`` while ranks have the stop
+    signal and mpirun is held; ``ranks_left`` of them are left.
     """
 
     job: Job
@@ -533,6 +541,7 @@ class State:
     mpi_failed: str = ""
     lost_daemon: str = ""
     lacking: RankEnded | None = None
+    timed_out: bool = False
     ended: MpirunEnded | None = None
     finished: bool = False
     waiting_looks: int = 0

@@ -476,6 +476,8 @@ def _reported(state: State, event: RankEnded) -> State:
         return replace(state, mpi_failed=state.mpi_failed or event.what)
     if event.how is RankEnd.LOST:
         return replace(state, lost_daemon=state.lost_daemon or event.host)
+    if event.how is RankEnd.TIMED_OUT:
+        return replace(state, timed_out=True)
     return replace(state, lacking=state.lacking or event)
 
 
@@ -495,7 +497,7 @@ def _rank_ended(state: State, event: RankEnded) -> Step:
         return (state if own else replace(state, first_rank=event)), ()
     if state.being_ended:
         return state, ()
-    if event.how in (RankEnd.MPI, RankEnd.LOST, RankEnd.LACKS):
+    if event.how in (RankEnd.MPI, RankEnd.LOST, RankEnd.LACKS, RankEnd.TIMED_OUT):
         unheard, state = state.lacking is None, _reported(state, event)
         if not (unheard and state.lacking and state.job.family.mixes_statuses) or state.ended:
             return state, ()

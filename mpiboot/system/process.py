@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -34,6 +35,16 @@ def utc() -> str:
 def host_and_time() -> str:
     """By what people know a launcher again: its pod's host name, and when it began."""
     return f"{re.sub('[^A-Za-z0-9.-]', '', os.uname().nodename)}@{utc()}"
+
+
+def working_directory(environ: Mapping[str, str]) -> str:
+    """Give this process's directory as MPIs pass it on, by PWD where that is it; empty: removed."""
+    named = Path(environ.get("PWD", ""))
+    with suppress(OSError):
+        own = Path.cwd()
+        same = named.is_absolute() and named.is_dir() and named.samefile(own)
+        return str(named if same else own)
+    return ""
 
 
 def lookup(argv: Sequence[str], environ: Mapping[str, str]) -> str:

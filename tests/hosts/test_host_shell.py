@@ -28,7 +28,7 @@ SHELLS = [shell for shell in ("sh", "bash", "dash", "zsh", "fish", "tcsh") if sh
 COMMANDS = (
     host_shell.gate(),
     host_shell.ask("look", "facts"),
-    host_shell.ask("memory", "memory_sizes", "began", "disks", "ports"),
+    host_shell.ask("memory", "memory_sizes", "ranks no-such-launch"),
     host_shell.ask(*host_shell.lacks("a", "b", "c")),
     host_shell.probe("10.244.0.11", ""),
     host_shell.ask("listener 29500"),
@@ -212,11 +212,15 @@ def test_the_ranks_that_have_not_left_mpi_are_counted(
     if library:
         (tmp_path / library).write_bytes(b"x")
     mark = f"MPIBOOT_LAUNCH_ID={tmp_path}"  # others may run this too
-    env = {"FIRST": "1", "MPIBOOT_LAUNCH_ID": str(tmp_path)}
+    env = {"FIRST": "1", "MPIBOOT_LAUNCH_ID": str(tmp_path), "PMI_RANK": "0"}
     if memory:
         env["PMI_HOSTNAME"] = "w-0"
     server, rank = socket.socketpair()
-    with server, rank, (tmp_path / (memory or "none")).open("wb") as shared:
+    daemon = socket.create_server(("127.0.0.1", 0))
+    port = daemon.getsockname()[1]
+    env["PMIX_SERVER_URI2"] = f"prterun-w-0-1@0.0;tcp4://127.0.0.1:{port}"
+    client = socket.create_connection(("127.0.0.1", port)) if fork else daemon
+    with daemon, client, server, rank, (tmp_path / (memory or "none")).open("wb") as shared:
         child = subprocess.Popen(
             [sys.executable, "-c", RANK, str(tmp_path / library) if library else "", close, fork],
             env={**env, "PMI_FD": str(rank.fileno())},
@@ -228,9 +232,12 @@ def test_the_ranks_that_have_not_left_mpi_are_counted(
         assert child.stdout is not None
         for _ in range(2 if fork else 1):
             assert child.stdout.readline() == b"\n"
-        output = run(command=host_shell.ask("in_mpi").replace("MPIBOOT_LAUNCH_ID=", mark))
+        asked = host_shell.ask("in_mpi", "ranks").replace("MPIBOOT_LAUNCH_ID=", mark)
+        answer = host_shell.read(run(command=asked))
         child.communicate()
-    assert host_shell.read(output).in_mpi == count
+    assert (answer.in_mpi, answer.ranks) == (count, 1)
+    named = (library,) if library.startswith("libmp") else ()
+    assert answer.libraries == (*(("connected",) if fork else ()), *named)
 
 
 @pytest.fixture
@@ -265,6 +272,17 @@ def test_nothing_that_a_shell_could_change_is_asked_for() -> None:
     for odd in ("$(reboot)", "a b", "a'b", "a*", ""):
         assert host_shell.lacks(odd, "/a", "/b") == ()
     assert host_shell.lacks("x", "/a b", "/") == ()
+    assert "folder" not in host_shell.gate(workdir="/a b").partition("mpiboot '")[2]
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_host_tells_that_ranks_can_not_start_where_mpirun_does(
+    shell: str, tmp_path: Path
+) -> None:
+    for path in (tmp_path, tmp_path / "gone"):
+        command = host_shell.gate(workdir=str(path))
+        lacks = () if path == tmp_path else (("folder", str(path)),)
+        assert host_shell.read(run(shell, command)).lacks == lacks
 
 
 SERVER = """
@@ -397,12 +415,6 @@ def test_the_present_state_comes_before_the_facts() -> None:
     assert host_shell.read("Welcome\n") == HostAnswer()
 
 
-def test_folders_with_blanks_have_disks_too() -> None:
-    assert host_shell.read("mpiboot-disk 10 5 /a b\nmpiboot-disk x 5 /c").disks == (
-        ("/a b", 10, 5),
-    )
-
-
 def test_attempts_and_their_ends_come_back_as_they_were_told(folder: Path) -> None:
     why = "it's 100 % of w-1's fault!\n*$(reboot) ~\u00e9" + "x" * 1000
     (folder / "facts.json").write_text("{}\n")  # else they are waited for
@@ -460,24 +472,21 @@ def test_a_launcher_is_connected_where_its_session_still_has_its_connection(
 
 def test_numbers_names_and_reasons_are_read_where_they_are_some() -> None:
     answer = host_shell.read(
-        "mpiboot-oom 1\nmpiboot-limit 2\nmpiboot-peak 3\nmpiboot-began 12.5\nmpiboot-ended 4\n"
-        "mpiboot-left 5\nmpiboot-port mlx5_0/ports/1 4: ACTIVE\nmpiboot-port\n"
-        "mpiboot-lacks name train\nmpiboot-lacks name\nmpiboot-look-failed no memory\n"
+        "mpiboot-oom 1\nmpiboot-limit 2\nmpiboot-peak 3\nmpiboot-ended 4\n"
+        "mpiboot-left 5\nmpiboot-lacks name train\nmpiboot-lacks name\n"
+        "mpiboot-look-failed no memory\n"
     )
     assert (answer.oom_kills, answer.limit, answer.peak) == (1, 2, 3)
-    assert (answer.began, answer.ended, answer.left) == (12.5, 4, 5)
-    assert answer.ports == (("mlx5_0/ports/1", "ACTIVE"),)
+    assert (answer.ended, answer.left) == (4, 5)
     assert answer.lacks == (("name", "train"),)
     assert answer.look_failed == "no memory"
-    odd = host_shell.read(
-        "mpiboot-oom x\nmpiboot-began 1.\nmpiboot-ended -1\nmpiboot-mpirun /a b c\n"
-    )
-    assert (odd.oom_kills, odd.began, odd.ended) == (None, None, 0)
+    odd = host_shell.read("mpiboot-oom x\nmpiboot-ended -1\nmpiboot-mpirun /a b c\n")
+    assert (odd.oom_kills, odd.ended) == (None, 0)
     assert odd.mpirun_by_path == ("/a", "b c")
 
 
 @pytest.mark.parametrize("number", ["9" * 5000, "1.2.3", "\u0663"])
-@pytest.mark.parametrize("word", ["oom", "own", "began", "disk", "connecting A:0016", "to-accept"])
+@pytest.mark.parametrize("word", ["oom", "own", "connecting A:0016", "to-accept"])
 def test_a_number_that_is_none_is_no_error(word: str, number: str) -> None:
     """``int`` raises ValueError for more than 4,300 digits."""
     host_shell.read(f"mpiboot-{word} {number} {number} /a\nmpiboot-{word} {number} {number}\n")

@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 
 from mpiboot.core.facts import Gpus, Host, PodFacts
+from mpiboot.core.model import Level
 from mpiboot.job import pods
+from mpiboot.job.mpirun_line import read
 from tests.fakes.plans import OPERATOR, POD, failing, link, observed, planned, worker
 
 
@@ -56,6 +58,57 @@ def test_a_worker_at_the_launchers_own_address_is_no_launcher(name: str, count: 
     found = list(pods.shared_addresses(seen))
     assert len(found) == count
     assert all(item.host == name and "hostNetwork" in item.hint for item in found)
+
+
+LONG = "a-long-name-for-a-job-of-one-team-with-more-words-than-fi"  # 57 characters
+
+
+@pytest.mark.parametrize(
+    ("family", "own", "name", "told"),
+    [
+        ("openmpi4", LONG, "w-0", LONG),
+        ("openmpi4", "pi-launcher", f"{LONG}.pi.svc", f"{LONG}.pi.svc"),
+        # By the first digit it is short enough.
+        ("openmpi4", f"a1{LONG}", f"w-0.{LONG}.default.svc", ""),
+        ("openmpi4", LONG[1:], f"{LONG[1:]}-0"[1:], ""),
+        ("openmpi5", LONG, LONG, ""),
+        ("mpich", LONG, LONG, ""),
+    ],
+)
+def test_host_names_that_are_too_long_for_open_mpi_4_are_warned_of(
+    family: str, own: str, name: str, told: str
+) -> None:
+    seen = observed(family, listed=listed(name, "w-1"))
+    facts = seen.workers[0].facts
+    assert facts
+    found = list(pods.before_ends(replace(seen, own=replace(facts, hostname=own))))
+    assert [item.message.partition(":")[0] for item in found] == ([told] if told else [])
+    assert {item.check for item in found} <= {"host-names"}
+
+
+@pytest.mark.parametrize(
+    ("family", "line", "then"),
+    [
+        ("openmpi4", "mpirun ./p", "they start in the home directory there"),
+        ("openmpi5", "mpirun -wdir /x ./p", "no rank can start there"),
+        ("mpich", "mpirun ./p", "no rank can start there"),
+        ("intel", "mpirun -wdir /x ./p", "they start in the home directory there"),
+    ],
+)
+def test_hosts_that_lack_the_directory_where_mpirun_starts_are_named(
+    family: str, line: str, then: str
+) -> None:
+    seen = observed(family)
+    first, second = seen.workers
+    seen = replace(seen, workdir="/x", line=read(line.split(), seen.mpi.family))
+    assert not any(pods.before_ends(seen))
+    seen = replace(seen, workers=(replace(first, missing_workdir=True), second))
+    plan = planned(line, seen)
+    (found,) = [item for item in plan.findings if item.check == "working-directory"]
+    where = (
+        f"/x, where ranks are to start, is not on {first.host.name}, or this user may not enter it"
+    )
+    assert (found.level, found.message) == (Level.WARN, f"{where}: {then}")
 
 
 def of(gpus: Gpus, mtu: int = 1500) -> PodFacts:

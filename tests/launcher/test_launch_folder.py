@@ -317,7 +317,7 @@ def test_the_parent_is_told_the_hosts_the_settings_and_what_mpirun_has_otherwise
     expected = evidence.HostSnapshot(name, "", "", name, oom_kills=2, here=True, may_idle=True)
     assert replace(own, started="") == expected
     assert (one.name, one.dns, one.address) == ("w-0.job.ns.svc", "w-0.job.ns.svc", "10.244.0.10")
-    assert (one.oom_kills, one.pod, one.began) == (5, "w-0", 1.0)
+    assert (one.oom_kills, one.pod) == (5, "w-0")
     assert (other.name, other.address) == ("ip-w-1", "10.244.0.11")
 
 

@@ -99,6 +99,27 @@ def test_the_mpi_is_that_of_the_mpirun_that_the_line_calls(tmp_path: Path) -> No
     assert none.hint.startswith("install an MPI in the launcher's image")
 
 
+@pytest.mark.parametrize(
+    ("line", "own", "found"),
+    [
+        ("mpirun ./p", "/data", "/data"),
+        ("mpirun -n 2 ./p -wdir /x", "/", ""),  # every host has that
+        ("mpirun -wdir /x ./p", "/data", "/x"),
+        ("mpirun --wd sub ./p", "/data", "/data/sub"),
+        ("mpirun --wdir sub ./p", "", ""),
+        ("mpirun ./p", "", ""),
+        # Not known.
+        ("mpirun -wdir /x ./p : -wdir /y ./q", "/data", ""),
+        ("mpirun -no-such-option -wdir /x ./p", "/data", ""),
+        ("mpirun -set-cwd-to-session-dir ./p", "/data", ""),
+    ],
+)
+def test_ranks_start_where_the_line_or_mpirun_itself_does(line: str, own: str, found: str) -> None:
+    assert observation.workdir(read(line.split(), MpiFamily.OPENMPI4), own) == found
+    equals = read(["mpirun", "--wdir=/x", "./p"], MpiFamily.OPENMPI5)
+    assert observation.workdir(equals, "/data") == "/x"
+
+
 def test_the_family_that_is_set_counts_whatever_mpirun_says(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -47,6 +47,7 @@ _FILES: Final = {
     ),
     "/opt/lines/app": f"-np 1 {PROBE} first\n-np 2 {PROBE} second\n",
     "/opt/lines/configfile": f"-n 1 {PROBE} first\n-n 2 {PROBE} second\n",
+    "/opt/lines/hydra-zero": "".join(f"{host}:0\n" for host in _HOSTS),
     "/opt/lines/hydra-first": f"{_HOSTS[0]}:2\n",
     "/opt/lines/hydra-second": f"{_HOSTS[1]}:2\n",
     "/opt/lines/binding": f"{_HOSTS[0]}:2 binding=user:1,0\n{_HOSTS[1]}:2 binding=rr\n",

@@ -17,6 +17,9 @@ _OB1: Final = "-mca pml ob1 -mca btl ^openib"
 _SLOT: Final = "-bind-to none -map-by slot"
 _AGENT: Final = "/opt/lines/agent sh -c 'echo by $BY; exec WHERE'"
 
+# Words that a shell, ssh or a template would change.
+_ODD: Final = "WHERE '   ' '' '*' '%h' '#' '\t' ' a  b '"
+
 # In a shell, where mpiboot stands before mpirun or is its parent.
 _SHELL: Final = [
     Line("sh -c 'cd /usr/lib && FRONT mpirun -n 4 WHERE'"),
@@ -88,6 +91,16 @@ _OPEN_MPI: Final = [
     Line("mpirun -np 4 WHERE exit=7"),
     Line("mpirun -np 2 /opt/programs/absent", differs=_STATUS),
     *_SHELL,
+    Line(f"mpirun -np 1 {_ODD}"),
+    Line("mpirun WHERE -n 2"),
+    Line("mpirun -np 2 bash -lc 'exec WHERE login'"),
+    # --- hosts and slots that mpirun alone counts
+    Line("mpirun -np 4 -hostfile /opt/lines/names WHERE"),
+    Line("mpirun -hostfile /opt/lines/names -npernode 2 --map-by core WHERE"),
+    Line("mpirun -np 4 -H pi-worker-0.pi:2,pi-worker-1.pi:2 WHERE"),
+    Line("mpirun -np 4 -host localhost:2,HOST1:2 WHERE"),
+    Line("mpirun -np 2 --mca plm_rsh_args -p22 WHERE"),
+    Line("mpirun -np 2 -x UCX_TLS=tcp,self WHERE"),
     Line("mpirun -np 2 --tag-output WHERE"),
     Line("mpirun -np 2 --timestamp-output WHERE"),
     Line("mpirun -np 2 -mca mpi_yield_when_idle 1 WHERE"),
@@ -208,6 +221,15 @@ _OPEN_MPI: Final = [
 OPENMPI4: Final = [
     *_OPEN_MPI,
     Line("mpirun -np 5 --oversubscribe WHERE"),
+    Line("mpirun -np 2 --mca orte_max_vm_size 1 WHERE"),
+    Line("mpirun -np 2 WHERE", env={"OMPI_MCA_orte_max_vm_size": "1"}),
+    Line("mpirun -np 2 --mca orte_default_dash_host HOST1 WHERE"),
+    Line("mpirun -np 2 --mca rmaps seq WHERE"),
+    Line("mpirun -np 2 --hetero-nodes WHERE"),
+    Line("mpirun -map-by ppr:2:socket -npersocket 2 WHERE"),
+    Line("mpirun -H HOST0:1 -np 1 WHERE one : -H HOST1:1 -np 1 WHERE two :"),
+    Line("mpirun -np 2 --map-by ppr:1:node WHERE a : -np 1 WHERE b"),
+    Line("mpirun -np 1 -x MY_DATA=/other WHERE one : -np 1 WHERE two"),
     Line("mpirun -np 1 WHERE first : -np 2 WHERE second"),
     Line(
         "mpirun --hostfile /opt/lines/first -np 1 WHERE one : "
@@ -258,6 +280,12 @@ OPENMPI5: Final = [
     Line("mpirun -np 6 --map-by :OVERSUBSCRIBE WHERE"),
     # The daemons of 5.0.7 die of several programs, and plain mpirun returns 0.
     Line("mpirun -np 1 WHERE first : -np 2 WHERE second", differs=_STATUS),
+    Line("mpirun -np 2 --prefix /usr/ WHERE"),
+    Line("mpirun -np 2 --prtemca prte_max_vm_size 1 WHERE"),
+    Line("mpirun -np 2 --map-by seq WHERE"),
+    Line("mpirun -np 2 --unset-env MY_DATA WHERE"),
+    Line("mpirun -np 2 --append-env MY_DATA: /more -x MY_DATA WHERE"),
+    Line("mpirun --hostfile /opt/lines/first --add-hostfile /opt/lines/second -np 2 WHERE"),
     Line("mpirun --map-by package -np 4 WHERE"),
     Line("mpirun --map-by numa -np 4 WHERE"),
     Line("mpirun --bind-to hwthread -np 4 WHERE"),
@@ -311,6 +339,12 @@ _HYDRA: Final = [
     Line("mpirun -n 2 WHERE", stdin="one\ntwo\n"),
     Line("mpirun -n 2 /opt/programs/absent", differs=_STATUS),
     *_SHELL,
+    Line(f"mpirun -n 1 {_ODD}"),
+    Line("mpirun WHERE -n 2"),
+    Line("mpirun -n 2 bash -lc 'exec WHERE login'"),
+    Line("mpirun -f /opt/lines/names -n 4 WHERE"),
+    Line("mpirun -hosts pi-worker-0.pi,pi-worker-1.pi -n 4 WHERE"),
+    Line("mpirun -n 2 WHERE", env={"FI_PROVIDER": "tcp;ofi_rxm"}),
     Line("mpirun -n 2 -l WHERE"),
     Line("mpirun -n 2 -prepend-rank WHERE"),
     Line("mpirun -n 2 -iface eth0 WHERE"),
@@ -360,6 +394,11 @@ INTEL: Final = [
     Line("mpirun -grr 1 WHERE"),
     Line("mpirun -n 4 WHERE", env={"I_MPI_PERHOST": "1"}),
     Line("mpirun -n 2 -gtool 'env : 0-1' -silent-abort -ordered-output -gwdir /usr WHERE"),
+    Line("mpirun -gtool 'env BY=tool : 0-1 --' -n 2 WHERE"),
+    Line("mpirun -nolocal -n 2 WHERE"),
+    Line("mpirun -gpath /opt/programs -n 2 where"),
+    Line("mpirun -branch-count 2 -tmpdir /tmp -n 2 WHERE"),
+    Line("mpirun -f /opt/lines/hydra-zero -n 2 WHERE"),
     # Of several hostfiles the last one counts, also for all programs.
     Line("mpirun -f /opt/lines/hydra-first -f /opt/lines/hydra-second -n 2 WHERE"),
     Line(

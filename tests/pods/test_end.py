@@ -133,7 +133,11 @@ LACKING = {
     "path": ("/opt/only/here", 1, "the program /opt/only/here does not exist"),
     "first": ("/opt/only/here", 0, "the program /opt/only/here does not exist"),
     "name": ("here", 1, "the program here is not on PATH"),
-    "relative": ("./here", 1, "the program ./here does not exist"),
+    "relative": (
+        "./here",
+        1,
+        "/opt/only, where ranks are to start, is not there, or this user may",
+    ),
     # Hosts are asked for no name that a shell could expand: it is mpirun that tells.
     "blank": (
         "'/opt/only/not here'",
@@ -170,6 +174,8 @@ def test_a_program_that_one_worker_lacks(cluster: Cluster, image: Image, row: st
     line_of_end = job.launcher.termination_log()
     assert line_of_end.startswith(f"program-missing: pi-worker-{lacks}.pi.default.svc: {message}")
     assert f"exit 127: pi-worker-{lacks}" in end_line(job.launcher.stderr())
+    where = f"/opt/only, where ranks are to start, is not on pi-worker-{lacks}.pi.default.svc, or"
+    assert (where in line_of_end) == (where in job.launcher.stderr()) == (row != "mode")
 
 
 def lost(job: Job, host: int = 1) -> None:

@@ -85,7 +85,7 @@ class Hosts:
 
     def evidence(self, hosts: Sequence[HostSnapshot], *words: str) -> list[str]:
         """Why the job failed; ``words`` are those of the query."""
-        given = words or ("", "", "")
+        given = words or ("", "")
         return self.run(ask_workers.gather(commands(self.folder), hosts, os.environ, given, {}))
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:

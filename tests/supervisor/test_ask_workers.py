@@ -40,34 +40,31 @@ def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hosts:
     return Hosts(tmp_path)
 
 
-def test_what_explains_the_most_comes_first_and_the_first_rank_has_its_signal(
-    hosts: Hosts,
-) -> None:
+def test_each_host_says_what_explains_the_end(hosts: Hosts) -> None:
     made = (
-        hosts.answers("w-0", "echo mpiboot-disk 65536 0 /tmp"),
+        hosts.answers("w-0", "echo mpiboot-lacks file ./p"),
         hosts.answers("w-1", "echo mpiboot-oom 1"),
         hosts.before("w-2"),
         hosts.answers("w-3", "echo mpiboot-oom 1"),
         hosts.answers("w-4", "echo mpiboot-oom 2"),
     )
-    memory, disk, killed = hosts.evidence(made, "w-3", "", "SIGKILL")
+    lacks, memory = hosts.evidence(made, "w-3", "")
+    assert lacks == "program-missing\tw-0\tthe program ./p does not exist"
     assert memory == f"rank-memory\tw-4\t{OOM}"
-    assert disk == "w-0: /tmp is full (0 bytes of 64 MiB free)"
-    assert killed.startswith("w-3: not an out-of-memory kill")
     assert set(hosts.asked()) == {"w-0", "w-1", "w-2", "w-3", "w-4"}
 
 
 def test_the_first_ranks_host_that_cannot_be_reached_has_a_line_and_others_have_none(
     hosts: Hosts,
 ) -> None:
-    (line,) = hosts.evidence((hosts.before("w-0"), hosts.before("w-1")), "w-1", "", "")
+    (line,) = hosts.evidence((hosts.before("w-0"), hosts.before("w-1")), "w-1", "")
     assert line.startswith("host-gone\tw-1\tit could not be asked")
     assert "kubectl get pod w-1 " in line
 
 
 def test_hosts_are_asked_for_the_program(hosts: Hosts) -> None:
     host = hosts.answers("w-0", 'exec sh -c "$*"')
-    found = hosts.evidence((host,), "", "/no/such", "")
+    found = hosts.evidence((host,), "", "/no/such")
     assert "program-missing\tw-0\tthe program /no/such does not exist" in found
 
 
@@ -77,7 +74,7 @@ def test_a_host_that_hangs_is_left_out_and_its_command_ends(
     for module in (ask_workers, answers):
         monkeypatch.setattr(module, "SECONDS", 1.0)
     made = (hosts.answers("w-0", HANGS), hosts.answers("w-1", HANGS))
-    (line,) = hosts.evidence(made, "w-0", "", "SIGKILL")
+    (line,) = hosts.evidence(made, "w-0", "")
     assert line.startswith("host-gone\tw-0\tit could not be asked")
     counted = [replace(host, mpiboot=True, counted=COUNTED) for host in made]
     there = hosts.workers(*counted)
@@ -116,7 +113,7 @@ def test_those_that_the_evidence_points_at_are_asked_first_and_all_in_the_end(
     monkeypatch.setattr(host_commands, "_AT_ONCE", 1)
     note = 'echo "$host" >> order; echo mpiboot-oom 1'
     made = [hosts.answers(f"w-{number}", note) for number in range(6)]
-    assert hosts.evidence(made, "w-3", "", "", "w-5", "state_base", "w-2") == []
+    assert hosts.evidence(made, "w-3", "", "w-5", "state_base", "w-2") == []
     order = (hosts.folder / "order").read_text().split()
     assert order == ["w-3", "w-2", "w-5", "w-0", "w-1", "w-4"]
 
@@ -219,14 +216,6 @@ def test_what_waits_until_it_was_read_goes_on_then_alone(tmp_path: Path) -> None
     os.close(held)
 
 
-def test_a_launchers_rank_is_known_by_both_names_of_the_launcher_and_by_no_other(
-    hosts: Hosts,
-) -> None:
-    for here, names in ((True, {"me", "me.ns.svc"}), (False, {"me"})):
-        before = replace(hosts.before("me"), here=here)
-        assert {one for one in ("me", "me.ns.svc", "w-0") if ask_workers._is(before, one)} == names
-
-
 def test_the_launcher_itself_is_asked_by_its_own_shell_in_mpiruns_environment(
     hosts: Hosts,
 ) -> None:
@@ -258,9 +247,12 @@ def test_while_the_job_runs_some_are_asked_and_a_far_end_may_be_any_host(
 
 
 def test_hosts_are_asked_for_ranks_in_mpi(hosts: Hosts) -> None:
-    some, none = "echo mpiboot-in-mpi; echo mpiboot-in-mpi", "echo"
+    some = "echo mpiboot-in-mpi; echo mpiboot-in-mpi; echo mpiboot-ranks 2"
+    none = "echo mpiboot-ranks 0; echo mpiboot-library connected; echo mpiboot-library libmpi.so.12"
     made = (hosts.answers("w-0", some), hosts.answers("w-1", none), hosts.before("x"))
     assert hosts.run(ask_workers.in_mpi(commands(hosts.folder), made)) == ["w-0 2"]
+    counted = hosts.run(ask_workers.ranks(commands(hosts.folder), made, "a-launch"))
+    assert counted == [("w-0", 2, ()), ("w-1", 0, ("connected", "libmpi.so.12"))]
 
 
 FULL = "TcpExt: SyncookiesSent ListenOverflows\nTcpExt: 1 9\n"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.facts import Fabric, Host
+from mpiboot.core.facts import Host
 from mpiboot.core.settings import Settings
 from mpiboot.hosts import host_shell
 from mpiboot.job import names
@@ -27,15 +27,13 @@ BEFORE = evidence.HostSnapshot(
     address="10.0.0.2",
     pod="w-1",
     oom_kills=1,
-    began=100.0,
-    ports=("mlx5_0/1",),
 )
 
 
-def message(answer: str, before: evidence.HostSnapshot = BEFORE, signal: str = "") -> list[str]:
+def message(answer: str, before: evidence.HostSnapshot = BEFORE) -> list[str]:
     rows = "".join(f"mpiboot-{line}\n" for line in answer.splitlines())
     found = host_shell.read(f"motd\n{rows}")
-    return [item.message for item in evidence.judge(before, found, signal)]
+    return [item.message for item in evidence.judge(before, found)]
 
 
 def test_what_travels_comes_back() -> None:
@@ -43,9 +41,7 @@ def test_what_travels_comes_back() -> None:
 
 
 def test_nothing_odd_is_no_finding() -> None:
-    answer = "oom 1\nlimit 1000\nbegan 100.0\ndisk 1024-blocks Available Mounted\n"
-    answer += "disk 1000 900 /dev/shm\nport /sys/class/infiniband/mlx5_0/ports/1/state 4: ACTIVE\n"
-    assert message(answer) == []
+    assert message("oom 1\nlimit 1000\n") == message("oom 0") == []
 
 
 @pytest.mark.parametrize(
@@ -60,77 +56,27 @@ def test_nothing_odd_is_no_finding() -> None:
             "oom 2\nlimit 9223372036854771712",
             "out of memory: the kernel killed a process of this pod",
         ),
-        ("disk 65536 0 /dev/shm", "/dev/shm is full (0 bytes of 64 MiB free)"),
-        (
-            "port /sys/class/infiniband/mlx5_0/ports/1/state 1: DOWN",
-            "the RDMA port mlx5_0/1 is DOWN; it was active when the job began",
-        ),
     ],
 )
 def test_each_finding_is_one_sentence(answer: str, text: str) -> None:
     assert message(answer) == [text]
 
 
-def test_a_restarted_container_has_lost_its_counters() -> None:
-    (text,) = message("oom 0\nbegan 250.5")
-    assert text.startswith("its container was restarted, probably out of memory")
-    path = "{.status.containerStatuses[*].lastState.terminated}"
-    path += "{.status.containerStatuses[*].state.terminated}"
-    assert text.endswith(f": kubectl get pod w-1 -n space -o jsonpath='{path}'")
-
-
-def test_a_container_that_was_restarted_within_its_first_second_is_told_too() -> None:
-    (text,) = message("oom 0\nbegan 100.01")  # one tick of the kernel's clock
-    assert text.startswith("its container was restarted")
-
-
-def test_a_port_that_never_was_active_is_no_news() -> None:
-    assert message("port /sys/class/infiniband/mlx5_1/ports/1/state 1: DOWN") == []
-
-
 def test_a_count_without_one_before_tells_nothing() -> None:
     assert message("oom 5", replace(BEFORE, oom_kills=None)) == []
 
 
-@pytest.mark.parametrize("facts", ["", '{"started": 250.5}', '{"started": 100.0}'])
-def test_a_worker_without_facts_yet_was_just_started_again(facts: str, tmp_path: Path) -> None:
-    if facts:
-        (tmp_path / "facts.json").write_text(facts)
-    environ = {"PATH": "/usr/bin:/bin", "MPIBOOT_WORKER_DIR": str(tmp_path)}
-    command = ("sh", "-c", host_shell.ask("memory", "began"))
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
-    judged = evidence.judge(BEFORE, host_shell.read(done.stdout))
-    found = [item.message for item in judged if "restarted" in item.message]
-    assert len(found) == ("100" not in facts)
-
-
-@pytest.mark.parametrize("signal", ["SIGSEGV", "SIGABRT", "SIGTERM", ""])
-def test_what_a_program_does_to_itself_has_no_sender(signal: str) -> None:
-    assert message("oom 1\nlimit 1000", signal=signal) == []
-
-
-@pytest.mark.parametrize(
-    ("answer", "signal", "reference", "text"),
-    [
-        ("oom 2\nlimit 1048576", "", "launcher-memory", "out of memory: the kernel killed"),
-        ("oom 2", "SIGKILL", "launcher-memory", "out of memory: the kernel killed"),
-        ("oom 1", "SIGKILL", "", "not an out-of-memory kill"),
-    ],
-)
-def test_the_launchers_own_memory(answer: str, signal: str, reference: str, text: str) -> None:
-    own = evidence.HostSnapshot(
-        "launcher", dns="", address="", pod="launcher", oom_kills=1, here=True
-    )
-    found = host_shell.read("".join(f"mpiboot-{line}\n" for line in answer.splitlines()))
-    (told,) = evidence.judge_here(own, found, signal)
-    assert told.reference == reference
-    assert told.message.startswith(text)
-    assert evidence.judge_here(own, host_shell.read("mpiboot-oom 1"), "") == ()
+def test_the_launchers_own_memory() -> None:
+    own = replace(BEFORE, here=True)
+    (told,) = evidence.judge(own, host_shell.read("mpiboot-oom 2\nmpiboot-limit 1048576"))
+    assert told.reference == "launcher-memory"
+    assert told.message.startswith("out of memory: the kernel killed")
+    assert evidence.judge(own, host_shell.read("mpiboot-oom 1")) == ()
 
 
 def gathered(host: evidence.HostSnapshot) -> list[str]:
     """What is found out where only this pod can be asked."""
-    words, commands = (host.name, "", "SIGKILL"), HostCommands(None, None, {})
+    words, commands = (host.name, ""), HostCommands(None, None, {})
     return asyncio.run(ask_workers.gather(commands, (host,), {}, words, {}))
 
 
@@ -150,22 +96,6 @@ def test_the_launcher_is_asked_by_its_own_shell() -> None:
     )
 
 
-def test_a_kill_that_is_not_the_kernels_is_somebody_elses() -> None:
-    (text,) = message("oom 1\nlimit 1000", signal="SIGKILL")
-    assert text.startswith("not an out-of-memory kill; SIGKILL came from elsewhere")
-    assert text.endswith("kubectl get events -n space --field-selector involvedObject.name=w-1")
-    (text,) = message("oom 2\nlimit 1000", signal="SIGKILL")
-    assert text.startswith("out of memory")
-    assert message("began 250.5\noom 1", signal="SIGKILL")[0].startswith(
-        "its container was restarted"
-    )
-
-
-def test_a_kill_on_a_host_that_counts_none_is_left_open() -> None:
-    assert message("limit 1000", signal="SIGKILL") == []
-    assert message("oom 1", replace(BEFORE, oom_kills=None), "SIGKILL") == []
-
-
 def test_a_lost_host_that_cannot_be_asked_has_a_line_that_tells() -> None:
     (found,) = evidence.silent(BEFORE)
     assert "kubectl get pod w-1 -n space -o jsonpath=" in found.message
@@ -176,26 +106,13 @@ def test_a_pod_whose_name_is_not_known_is_looked_for_among_all_events() -> None:
     assert found.message.endswith("or its pod is gone: kubectl get events -A")
 
 
-def test_ports_that_were_active_are_kept_and_no_others() -> None:
-    states = ("ACTIVE", "DOWN", "ACTIVE_DEFER", "INIT")
-    ports = tuple(workers.port(number=at, state=state) for at, state in enumerate(states, 1))
-    fabric = Fabric(devices=(workers.device("mlx5_3", *ports),))
-    seen = plans.worker(Host("w-1"), 1, None)
-    assert seen.facts
-    seen = replace(seen, facts=replace(seen.facts, fabric=fabric))
-    assert evidence.snapshot(seen, "w-1", "w-1").ports == ("mlx5_3/1", "mlx5_3/3")
-
-
 def test_what_is_kept_of_a_worker_is_what_the_gate_saw() -> None:
     name = "w-1.job.space.svc"
     seen = plans.worker(Host(name), 1, None)
     assert evidence.snapshot(seen, name, name) == evidence.HostSnapshot(
-        name=name, dns=name, address="10.244.0.11", pod="w-1", began=1.0, mpiboot=True, port=22
+        name=name, dns=name, address="10.244.0.11", pod="w-1", mpiboot=True, port=22
     )
-    # Its facts were late: when it began is not known, and no later answer means a restart.
-    before = evidence.snapshot(replace(seen, facts=None), name, name)
-    assert (before.pod, before.began) == ("w-1", 0.0)
-    assert message("began 250.5", before) == []
+    assert evidence.snapshot(replace(seen, facts=None), name, name).pod == "w-1"
 
 
 @pytest.mark.parametrize("named", ["fd00::1", "10.0.0.2"])
@@ -215,10 +132,6 @@ def test_a_kill_for_memory_is_told_with_the_time_since_which_it_may_have_been() 
     (found,) = message("oom 2", replace(BEFORE, started="2026-11-23T12:03:07Z"))
     since = "since the hosts were checked, just before 2026-11-23T12:03:07Z"
     assert found.endswith(f"of this pod {since}")
-
-
-def test_out_of_memory_comes_first() -> None:
-    assert "out of memory" in message("disk 65536 0 /tmp\noom 2")[0]
 
 
 @pytest.mark.parametrize("answer", ["", "garbage", "oom 9"])
@@ -262,6 +175,17 @@ def test_a_program_that_a_host_lacks(program: str, told: str, tmp_path: Path) ->
     assert [item.line("w-1") for item in found] == (
         [f"program-missing\tw-1\tthe program {told}"] if told else []
     )
+
+
+@pytest.mark.parametrize("program", ["./such", "bin/such", "/no/such", "sh", "/bin/sh"])
+def test_a_program_that_a_host_lacks_with_the_folder_where_mpirun_starts(program: str) -> None:
+    command = host_shell.ask(*host_shell.lacks(program, "/bin", "/no"))
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
+    found = [item.message for item in evidence.judge(BEFORE, host_shell.read(done.stdout))]
+    told = "the program /no/such does not exist"
+    if program[0] != "/":
+        told = "/no, where ranks are to start, is not there, or this user may not enter it"
+    assert found == ([] if program.endswith("sh") else [told])
 
 
 @pytest.mark.parametrize(

@@ -298,7 +298,6 @@ def test_a_signal_is_told_with_the_hosts_that_were_lost_before_it() -> None:
     ("status", "words"),
     [
         (1, f"mpirun ended with 1{UNKNOWN}"),
-        (110, "the program did not end within mpirun's own --timeout"),
         (128, f"mpirun ended with 128{UNKNOWN}"),
         (132, "a rank was ended by SIGILL, or mpirun could not execute the program on some host"),
         (134, "a rank was ended by SIGABRT, or some host lacks the program"),
@@ -327,6 +326,68 @@ def test_an_mpirun_that_somebody_killed(number: int, more: str) -> None:
         128 + number,
         f"mpirun itself was killed by {signal_name(number)}{more}",
     )
+
+
+@pytest.mark.parametrize(
+    ("family", "status", "told", "environ", "limit"),
+    [
+        ("openmpi4", 110, False, {}, "mpirun's own --timeout"),
+        ("openmpi5", 241, False, {"MPIEXEC_TIMEOUT": "8"}, "MPIEXEC_TIMEOUT=8"),
+        ("openmpi5", 110, False, {"MPIEXEC_TIMEOUT": "8"}, ""),
+        ("mpich", 255, True, {"MPIEXEC_TIMEOUT": "8"}, "MPIEXEC_TIMEOUT=8"),
+        ("intel", 141, True, {"I_MPI_JOB_TIMEOUT": "8"}, "I_MPI_JOB_TIMEOUT=8"),
+        ("mpich", 255, False, {"MPIEXEC_TIMEOUT": "8"}, ""),
+        # A rank's own mpiexec wrote that, or the job ended well in time.
+        ("mpich", 255, True, {}, ""),
+        ("mpich", 0, True, {"MPIEXEC_TIMEOUT": "8"}, ""),
+    ],
+)
+def test_mpiruns_own_time_limit_is_named_with_what_sets_it(
+    family: str, status: int, *, told: bool, environ: dict[str, str], limit: str
+) -> None:
+    limited = replace(job(family, ()), time_limit=judgement.time_limit(environ))
+    said: list[Event] = [RankEnded(None, RankEnd.TIMED_OUT)] if told else []
+    end = judged([*said, MpirunEnded(status)], verdicts.initial(limited)[0])
+    by = ", set in the launcher's environment" if environ else ""
+    message = f"the program did not end within {limit}{by}"
+    assert (end.code, end.message == message) == (status, bool(limit))
+    assert end.failed == "program" or not limit
+
+
+@pytest.mark.parametrize(
+    ("family", "libraries", "other"),
+    [
+        ("openmpi5", ["libmpi.so.12"], "libmpi.so.12 (MPICH or Intel MPI)"),
+        ("openmpi4", ["libmpi.so.12", "libmpich.so.12"], "libmpi.so.12, libmpich.so.12 (MPICH or"),
+        ("mpich", ["libmpi.so.40"], "libmpi.so.40 (Open MPI)"),
+        ("intel", ["libmpi.so.40"], "libmpi.so.40 (Open MPI)"),
+        ("intel", ["libmpich.so.12"], ""),
+        ("openmpi5", ["libmpi.so.40"], ""),
+        # Both, one that has joined by PMIx, none, an unknown one, an unknown mpirun.
+        ("openmpi5", ["libmpi.so.12", "libmpi.so.40"], ""),
+        ("openmpi5", ["connected", "libmpi.so.12"], ""),
+        ("openmpi5", [], ""),
+        ("openmpi5", ["libmpi.so.1"], ""),
+        ("", ["libmpi.so.12"], ""),
+    ],
+)
+def test_ranks_with_another_mpis_library_are_told_where_that_is_known(
+    family: str, libraries: list[str], other: str
+) -> None:
+    told = judgement.other_mpi(family, "the ranks have loaded", libraries)
+    assert told.startswith(f"the ranks have loaded {other}" if other else "")
+    assert bool(told) == bool(other)
+
+
+def test_what_was_warned_of_before_the_start_explains_a_bad_end() -> None:
+    warned = {"host-names": "pi-x: too long", "working-directory": "/x is not there"}
+    aborted = judged([MpirunEnded(0, 6)], running(hosts=()))
+    told = judgement.warned_of(aborted, warned)
+    assert (told.code, told.failed) == (134, "host-names")
+    assert told.message == "mpirun itself was killed by SIGABRT: pi-x: too long"
+    other = judgement.warned_of(Verdict(2, "", "own", evidence=("e",)), warned)
+    assert (other.message, other.evidence) == ("own", ("e", *warned.values()))
+    assert judgement.warned_of(aborted, {}) == aborted
 
 
 def test_an_mpirun_that_failed_without_daemons_names_what_could_hide_the_hosts() -> None:

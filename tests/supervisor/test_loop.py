@@ -25,22 +25,6 @@ def checks() -> tuple[EventLoop, HostChecks, list[Answer]]:
     return loop, HostChecks(loop, lambda *given: answers.append(given)), answers
 
 
-def test_what_is_forgotten_wakes_nobody() -> None:
-    loop, called = EventLoop(), list[int]()
-    reader, writer = os.pipe()
-    os.write(writer, b"x")
-    loop.on(reader, lambda: called.append(1))
-    loop.wait(None)
-    loop.off(reader)
-    until = time.monotonic() + 0.05
-    loop.wait(until)
-    assert time.monotonic() >= until
-    loop.off(reader)  # no more than once
-    os.close(reader)
-    os.close(writer)
-    assert called == [1]
-
-
 def test_what_fails_is_listened_to_no_more_unless_it_is_vital(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
@@ -63,25 +47,6 @@ def test_what_fails_is_listened_to_no_more_unless_it_is_vital(
     os.close(writer)
 
 
-def test_one_that_is_forgotten_in_the_same_turn_is_not_called() -> None:
-    loop, called = EventLoop(), list[int]()
-    pipes = [os.pipe() for _ in range(2)]
-    readers = [reader for reader, _ in pipes]
-
-    def do(reader: int) -> None:
-        called.append(reader)
-        for each in readers:
-            loop.off(each)
-
-    for reader, writer in pipes:
-        os.write(writer, b"x")
-        loop.on(reader, partial(do, reader))
-    loop.wait(None)
-    assert len(called) == 1
-    for end in (*pipes[0], *pipes[1]):
-        os.close(end)
-
-
 def test_each_of_very_many_that_are_ready_at_once_has_its_turn() -> None:
     loop, called = EventLoop(), set[int]()
     reader, writer = os.pipe()
@@ -99,36 +64,6 @@ def test_each_of_very_many_that_are_ready_at_once_has_its_turn() -> None:
             loop.off(handle)
             os.close(handle)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def test_what_was_closed_can_be_forgotten_and_its_number_used_again() -> None:
-    loop, called = EventLoop(), list[str]()
-    reader, writer = os.pipe()
-    loop.on(reader, lambda: called.append("before"))
-    os.close(reader)
-    os.close(writer)
-    loop.off(reader)
-    other, writer = os.pipe()
-    again = os.dup2(other, reader)
-    loop.on(again, lambda: called.append("now"))
-    os.write(writer, b"x")
-    loop.wait(None)
-    assert called == ["now"]
-    for number in {again, other, writer}:
-        os.close(number)
-
-
-def test_a_time_that_is_over_is_not_waited_for_and_the_last_word_counts() -> None:
-    loop, called = EventLoop(), list[str]()
-    loop.wait(time.monotonic() - 1)
-    reader, writer = os.pipe()
-    loop.on(reader, lambda: called.append("first"))
-    loop.on(reader, lambda: called.append("second"))
-    os.write(writer, b"x")
-    loop.wait(None)
-    assert called == ["second"]
-    os.close(reader)
-    os.close(writer)
 
 
 def test_a_host_is_asked_once_at_a_time_and_nothing_stays_open() -> None:

@@ -33,6 +33,19 @@ def replaced(*argv: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def test_the_working_directory_has_the_name_that_leads_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, link = tmp_path / "own", tmp_path / "link"
+    own.mkdir()
+    link.symlink_to(own)
+    monkeypatch.chdir(own)
+    for path, found in ((link, link), (tmp_path, own), (tmp_path / "gone", own), ("", own)):
+        assert process.working_directory({"PWD": str(path)}) == str(found)
+    own.rmdir()
+    assert process.working_directory({"PWD": str(link)}) == ""
+
+
 def clean(status: str) -> dict[str, int]:
     fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
     return {name: int(fields[name], 16) for name in ("SigIgn", "SigBlk", "SigCgt")}

@@ -14,7 +14,7 @@ import pytest
 from mpiboot.hosts import host_shell
 from mpiboot.supervisor import ask_workers, evidence
 from mpiboot.supervisor.host_commands import HostCommands
-from tests.vm.inside.machine import device, rail, run, wait_for, without_library
+from tests.vm.inside.machine import run, wait_for
 
 if TYPE_CHECKING:
     from mpiboot.hosts.access import PodAccess
@@ -132,13 +132,3 @@ def test_a_container_that_was_killed_as_a_whole_has_a_line_that_tells(pod: Pod) 
         "host-gone\tw-0\tit could not be asked; to see why its container ended"
     )
     assert "kubectl get pod w-0" in message
-
-
-def test_a_port_that_went_down_is_told(pod: Pod) -> None:
-    rail(0)
-    before = evidence.HostSnapshot("w-0", "localhost", "127.0.0.1", "w-0", ports=("rxe0/1",))
-    run("ip link set far0 down")
-    wait_for(lambda: device("rxe0", without_library()).ports[0].state == "DOWN")
-
-    message = "w-0: the RDMA port rxe0/1 is DOWN; it was active when the job began"
-    assert pod.evidence(before, "") == [message]
