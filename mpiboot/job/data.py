@@ -44,7 +44,8 @@ def network(inp: PlanInput) -> DataNetwork:
         for worker in workers
     ]
     networks = list(decision.with_gids(networks, read, taken))
-    read = replace(read, mpi_network=decision.mpi_network(networks, read)[0])
+    mpi = decision.mpi_network(networks, read)
+    read = replace(read, mpi_network=mpi[0])
     others = _of_the_mpi(inp, workers) if read.mpi_network is MpiNetwork.CONTROL else ()
     given = inp.given["data_network"]
     found = decision.decide(
@@ -56,7 +57,7 @@ def network(inp: PlanInput) -> DataNetwork:
         given=given,
         blocked=observed.data_blocked,
     )
-    found = _for_this_mpi(inp, found)
+    found = replace(_for_this_mpi(inp, found), mpi=mpi)
     if _plain(found, read):
         found = replace(found, rows=(), decisions=_short(found))
     return found
@@ -179,8 +180,8 @@ def mpi_network(
     decided = {item.name: item for item in outcome.decisions}
     pml, tcp = decided.get("OMPI_MCA_pml"), decided.get("OMPI_MCA_btl_tcp_if_include")
     choice = found.transport in (*RDMA, Transport.TCP) and inp.row.family in _OPEN_MPI
-    if pml is None and inp.settings.mpi_network is MpiNetwork.AUTO:
-        _, why = decision.mpi_network(found.networks, inp.settings)
+    carrier, why = found.mpi
+    if pml is None and carrier is MpiNetwork.AUTO:
         yield Decision("mpi-network", f"left to {inp.row.title}", Source.DETECTED, why)
         return
     if pml is None or not choice or "mpi-network" in decided:

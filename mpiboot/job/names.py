@@ -77,11 +77,6 @@ def short(name: str) -> str:
     return name if _address(name) else name.split(".", 1)[0]
 
 
-def same_host(one: str, other: str) -> bool:
-    """Tell whether two spellings are one name or one address, without resolving anything."""
-    return canonical(one) == canonical(other)
-
-
 def is_local(name: str, hostname: str, fqdns: Iterable[str] = ()) -> bool:
     """Return whether a hostfile's name means this pod; of addresses only loopback's do.
 

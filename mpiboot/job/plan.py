@@ -33,7 +33,7 @@ from mpiboot.job.mpirun_line import UserLine
 from mpiboot.job.plan_input import LaunchPaths, Observed, PlanInput
 from mpiboot.job.program_words import Rendezvous
 from mpiboot.job.resolve import Item, Resolution, resolve, warning
-from mpiboot.network import decision, worker_pairs
+from mpiboot.network import worker_pairs
 from mpiboot.network.cluster_view import WorkerRow
 from mpiboot.network.records import Transport, WorkerNetwork
 from mpiboot.network.worker_pairs import Dial
@@ -130,8 +130,7 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
     remote = tuple(host.name for host in hosts if host.name not in observed.local_names)
     np, ranks = job_hosts.ranks(inp, hosts)
     network = data.network(inp)
-    mpi_network, _ = decision.mpi_network(network.networks, inp.settings)
-    settled = replace(inp.settings, mpi_network=mpi_network)
+    settled = replace(inp.settings, mpi_network=network.mpi[0])
     inp = replace(inp, resolved=inp.resolved._replace(settings=settled))
     control, version = control_links.control(inp), control_links.ip_version(inp)
     agent = agent_variables.place(inp, [host.name for host in hosts], remote)
@@ -153,12 +152,11 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
     supervised, tag = inp.settings.supervise is Switch.ON, _tag_output(inp)
     parts = (
         data.mpi_network(inp, network, outcome, delivery.per_host.values()),
-        *(
-            mpi_environment.unsafe(inp, mca, outcome),
-            pods.ssh_servers(inp),
-            pods.findings(observed),
-        ),
-        *(() if supervised else (_unsupervised(inp),), tag.items),
+        mpi_environment.unsafe(inp, mca, outcome),
+        pods.ssh_servers(inp),
+        pods.findings(observed),
+        () if supervised else (_unsupervised(inp),),
+        tag.items,
     )
     outcome = resolve(chain(*parts), inp.owned, before=outcome)
     own_ranks = _own_ranks_words(inp, outcome.for_agents, remote=bool(remote))

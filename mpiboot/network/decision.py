@@ -164,7 +164,8 @@ class DataNetwork:
 
     ``common`` goes to every rank, ``per_host`` to the ranks of one worker (every worker has an
     entry, which may be empty; no name is in both). ``rows`` show it, a worker each. ``transport``
-    carries the data; None where nobody is to look.
+    carries the data; None where nobody is to look. ``mpi`` is what carries MPI's own messages, by
+    ``mpi_network``, and why.
     """
 
     networks: tuple[WorkerNetwork, ...]
@@ -174,6 +175,7 @@ class DataNetwork:
     common: Mapping[str, str] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
     transport: Transport | None = None
+    mpi: tuple[MpiNetwork, str] = (MpiNetwork.CONTROL, "")
 
 
 def mpi_network(networks: Sequence[WorkerNetwork], settings: Settings) -> tuple[MpiNetwork, str]:

@@ -22,8 +22,6 @@ Version: TypeAlias = "tuple[int, int, int]"
 AUTOMATIC: Final[Version] = (2, 21, 0)
 # Before this a slot without a type ended the search with an error instead of the next slot.
 SKIPS_HOLES: Final[Version] = (2, 26, 2)
-# From here on devices are numbered in the order of their PCI paths, not libibverbs' order.
-PCI_ORDER: Final[Version] = (2, 29, 7)
 # Variables whose values are compared with what a pod has.
 CHECKED: Final = (
     *("NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_IB_DISABLE", "NCCL_IB_GID_INDEX"),

@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 from mpiboot.core.facts import Fabric, Gid, Link, LinkLayer, PortState, RdmaDevice, RdmaPort
 from mpiboot.core.model import Source
 from mpiboot.network import nccl
-from mpiboot.network.records import NetworkBuilder, Rail, Transport, usable
+from mpiboot.network.records import NetworkBuilder, Rail, Transport, port_name, usable
 
 Found: TypeAlias = "tuple[RdmaDevice, RdmaPort]"
 
@@ -286,7 +286,7 @@ def foreign(fabric: Fabric, own: Iterable[Rail]) -> tuple[str, ...]:
     """List active RoCE ports whose entries all hold somebody else's addresses."""
     mine = {rail.name for rail in own}
     names = (
-        f"{device.name}:{port.number}"
+        port_name(device, port)
         for device, port in ports(fabric.devices)
         if port.link_layer is LinkLayer.ETHERNET
         and port.state is PortState.ACTIVE

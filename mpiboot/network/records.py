@@ -99,6 +99,11 @@ class Problem(NamedTuple):
     hosts: tuple[str, ...] = ()
 
 
+def port_name(device: RdmaDevice, port: RdmaPort) -> str:
+    """Write a port as NCCL and UCX do, such as ``mlx5_3:1``."""
+    return f"{device.name}:{port.number}"
+
+
 class Rail(NamedTuple):
     """A port of an RDMA device that is this pod's, the link above it if there is one, and why."""
 
@@ -111,7 +116,7 @@ class Rail(NamedTuple):
     @property
     def name(self) -> str:
         """The port as NCCL and UCX write it, such as ``mlx5_3:1``."""
-        return f"{self.device.name}:{self.port.number}"
+        return port_name(self.device, self.port)
 
     @property
     def transport(self) -> Transport:
@@ -189,7 +194,7 @@ class WorkerNetwork:
     def only_own_ports(self) -> bool:
         """Whether NCCL finds no other ports than those that it is to use."""
         others = (
-            f"{device.name}:{port.number}"
+            port_name(device, port)
             for device in (self.facts.fabric.devices if self.facts else ())
             for port in device.ports
             if device.opens and not device.efa and port.state is PortState.ACTIVE

@@ -25,6 +25,7 @@ from mpiboot.network.records import (
     coming,
     has_carrier,
     natural_order,
+    port_name,
     refused,
     usable,
 )
@@ -82,6 +83,7 @@ def choose(worker: Worker, settings: Settings) -> WorkerNetwork:
     candidates = _candidates(builder)
     chosen = rails.of_one_transport(builder, _rails(builder, candidates))
     data = _data(builder, candidates, chosen)
+    unseen, foreign = _unseen(builder.fabric), rails.foreign(builder.fabric, chosen)
     _dead(builder, candidates, chosen)
     if chosen:
         transport = chosen[0].transport
@@ -91,7 +93,7 @@ def choose(worker: Worker, settings: Settings) -> WorkerNetwork:
             if any(has_carrier(one) and usable(one) for one in data)
             else Transport.NONE
         )
-        _nothing(builder, data)
+        _nothing(builder, data, () if unseen else foreign)
     pending = (
         () if settings.data_network is DataNetworkUse.OFF else _pending(builder, candidates, chosen)
     )
@@ -107,8 +109,8 @@ def choose(worker: Worker, settings: Settings) -> WorkerNetwork:
         tuple(builder.decisions),
         tuple(builder.problems),
         pending,
-        _unseen(builder.fabric),
-        rails.foreign(builder.fabric, chosen),
+        unseen,
+        foreign,
     )
 
 
@@ -136,7 +138,7 @@ def _unseen(fabric: Fabric) -> str:
         )
     # A port's table holds at least its link-local entry.
     blank = [
-        f"{device.name}:{port.number}"
+        port_name(device, port)
         for device, port in rails.ports(fabric.devices)
         if port.link_layer is LinkLayer.ETHERNET and device.opens and not port.gids
     ]
@@ -249,23 +251,21 @@ def _dead(builder: NetworkBuilder, candidates: Sequence[Link], chosen: Sequence[
             )
 
 
-def _nothing(builder: NetworkBuilder, data: Sequence[Link]) -> None:
-    """Report why there is no RDMA where something hints at it."""
+def _nothing(builder: NetworkBuilder, data: Sequence[Link], foreign: Sequence[str]) -> None:
+    """Report why there is no RDMA where something hints at it, as ``foreign`` RoCE ports do."""
     fabric = builder.fabric
     functions = {device.pci for device in fabric.devices}
     bare = [item.pci for item in fabric.attachments if item.pci and item.pci not in functions]
-    unseen = _unseen(fabric)
-    orphans = () if unseen else rails.foreign(fabric, ())
     if bare:
         builder.problem(
             "rdma-missing",
             f"the platform gave PCI function {', '.join(bare)}, which has no RDMA device here",
             "switch RDMA on for these functions (SriovNetworkNodePolicy: `isRdma: true`)",
         )
-    elif orphans:
+    elif foreign:
         builder.problem(
             "rdma-missing",
-            f"RoCE ports open ({first_few(orphans)}), but none of them has a link in this pod",
+            f"RoCE ports open ({first_few(foreign)}), but none of them has a link in this pod",
             "RoCE needs the device's own link in the pod: attach its network "
             "(annotation k8s.v1.cni.cncf.io/networks)",
         )

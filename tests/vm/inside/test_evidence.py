@@ -57,10 +57,10 @@ class Pod:
         ooms = host_shell.read(self.ask(host_shell.gate())).oom_kills
         return evidence.HostSnapshot("w-0", "localhost", "127.0.0.1", "w-0", ooms)
 
-    def evidence(self, before: evidence.HostSnapshot, signal: str = "SIGKILL") -> list[str]:
+    def evidence(self, before: evidence.HostSnapshot) -> list[str]:
         """What the launcher finds out."""
         commands = HostCommands(None, cast("PodAccess", self), {})
-        words = ("w-0", "", signal)
+        words = ("w-0", "")
         return asyncio.run(ask_workers.gather(commands, (before,), {}, words, {}))
 
 
