@@ -206,6 +206,42 @@ def test_the_first_one_starts_the_gate_and_each_waits_for_its_own_host(tmp_path:
     assert folder.call("bastion").stdout == "real\nbastion\nin\n"
 
 
+@pytest.mark.parametrize(
+    "words", [("-V",), ("-G", "w-0"), ("-Q", "cipher"), ("-O", "check", "w-0"), ("-v", "-G", "w-0")]
+)
+def test_what_needs_no_host_waits_for_none(tmp_path: Path, words: tuple[str, ...]) -> None:
+    folder = Folder(tmp_path)
+    folder.begins()
+    asked = os.open(folder.path / "wanted", os.O_RDONLY | os.O_NONBLOCK)
+    assert folder.call(*words).stdout == "\n".join(["real", *words, "in", ""])
+    assert not select.select([asked], [], [], 0)[0]
+    os.close(asked)
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [("-o", "ConnectTimeout=1"), ("-oconnectTimeout=1",), ("-o", "ConnectTimeout 1")]
+)
+def test_it_waits_no_longer_than_its_caller_would(
+    tmp_path: Path, shell: list[str], words: tuple[str, ...]
+) -> None:
+    folder = Folder(tmp_path)
+    folder.begins()
+    asked = os.open(folder.path / "wanted", os.O_RDONLY | os.O_NONBLOCK)
+    done = folder.call(*words, "w-0", "true", shell=tuple(shell))
+    os.close(asked)
+    said = "ssh: w-0 is not ready after the 1 s of ConnectTimeout\n"
+    assert (done.stdout, done.stderr, done.returncode) == ("", said, 255)
+
+
+def test_a_timeout_of_0_is_none(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.begins()
+    waits = folder.start("-o", "ConnectTimeout=0", "w-0", "true")
+    (folder.path / "over").write_text("names-unresolved: w-0 has no name\n")
+    assert waits.communicate(timeout=GUARD)[1] == "names-unresolved: w-0 has no name\n"
+
+
 def test_without_a_gate_that_knows_the_hosts_each_of_them_fails(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     folder.begins()

@@ -45,6 +45,8 @@ ATTEMPT: Final = "MPIBOOT_ATTEMPT"
 # each launch below it writes how it ended.
 COMMAND_DIR: Final = "MPIBOOT_COMMAND_DIR"
 LAUNCHES: Final = "launches"
+# The file there by which an agent tells that it was called by another mpirun than mpiboot's.
+PASSED_BY: Final = "passed_by"
 # The FIFO there by which its ssh asks for the gate; what the gate has reported of the attempt
 # before; and the file that is there once the gate is over, with the reason where it failed.
 WANTED: Final = "wanted"

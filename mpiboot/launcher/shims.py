@@ -32,6 +32,8 @@ REAL: Final = Path("/usr/local/lib/mpiboot/real")
 SSHD_FOLDERS: Final = ("/usr/sbin", "/usr/local/sbin")
 # The ssh of a command that may log in to the job's hosts by itself.
 _SSH: Final = str(Path(__file__).resolve().parent.parent / "libexec" / "ssh")
+# What the environment of a command names as the agent of every MPI.
+AGENT: Final = str(Path(_SSH).with_name("agent"))
 
 # As pip and setuptools write a program that starts mpiboot, and how far down that stands.
 _ENTRY: Final = b"\nfrom mpiboot.__main__ import main"

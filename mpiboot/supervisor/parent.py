@@ -27,6 +27,7 @@ from mpiboot.core.launch_names import (
     LOGINS,
     OVER,
     PARENT,
+    PASSED_BY,
     POOL,
     TIMED,
     WANTED,
@@ -191,6 +192,10 @@ class Preparation:
 _LOOK: Final = 0.1
 _NOT_STARTED: Final = 127
 _PIPE: Final = "(a pipe without `set -o pipefail`?)"
+_PASSED_BY: Final = (
+    "its mpirun was not mpiboot's (did it set PATH anew?): each host was waited for, and nothing "
+    "else was set; `mpiboot mpirun ...` there does the rest"
+)
 
 
 @dataclass(eq=False)
@@ -410,10 +415,14 @@ class Parent:
         command = CommandRun(program, options, self._loop, self._signals, self._mask)
         code = command.run()
         self._hurries = bool(command.told)
-        called = os.path.exists(f"{options.folder}/{LAUNCHES}") or command.asked
+        launched = os.path.exists(f"{options.folder}/{LAUNCHES}")
         failed = failed_launch(_text(f"{options.folder}/{LAUNCHES}"))
         message, reference = f"{what} ended with {code}", ""
-        hint = "" if called or not options.hint else f"it called no mpirun: {options.hint}"
+        hint = ""
+        if not launched and os.path.exists(f"{options.folder}/{PASSED_BY}"):
+            hint = _PASSED_BY
+        elif not launched and not command.asked and options.hint:
+            hint = f"it called no mpirun: {options.hint}"
         if code:
             reference = "signal" if command.told else "program"
         elif failed:

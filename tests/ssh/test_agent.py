@@ -401,6 +401,38 @@ def test_a_folder_that_vanishes_while_it_runs_does_not_change_its_end(launch: La
     assert not (launch.folder / "events").exists()
 
 
+@pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
+@pytest.mark.parametrize("below", [True, False])
+def test_called_by_another_mpirun_it_is_the_commands_ssh_or_the_images(
+    tmp_path: Path, shell: list[str], *, below: bool
+) -> None:
+    """The command's waits for the host; the daemon is told of no agent that its host may lack."""
+    for folder in ("command/bin", "image"):
+        program = tmp_path / folder / "ssh"
+        program.parent.mkdir(parents=True)
+        program.write_text(f'#!/bin/sh\necho {folder}\nprintf "%s\\n" "$@"\nexit 6\n')
+        program.chmod(0o755)
+    env = {"PATH": f"{tmp_path}/image:{os.environ['PATH']}"}
+    env |= {"MPIBOOT_COMMAND_DIR": str(tmp_path / "command")} if below else {}
+    given = ("-o", "A=b", "w-1", "orted", "-mca", "plm_rsh_agent", str(AGENT), "-mca", "ess", "x y")
+    argv = [*shell, str(AGENT), *given]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=30, check=False)
+    words = [*given[:6], "ssh:rsh:sh" if below else str(AGENT), *given[7:]]
+    assert done.stdout.splitlines() == ["command/bin" if below else "image", *words]
+    assert (done.returncode, done.stderr) == (6, "")
+    assert (tmp_path / "command/passed_by").exists() is below
+
+
+def test_called_for_a_scheduler_it_is_srun(tmp_path: Path) -> None:
+    """Hydra calls what HYDRA_LAUNCHER_EXEC names also where its line says `-launcher slurm`."""
+    (tmp_path / "srun").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "srun").chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    words = ("--nodelist", "w-1", "-N", "1", "-n", "1", "hydra_pmi_proxy")
+    done = subprocess.run([AGENT, *words], env=env, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == list(words)
+
+
 @pytest.mark.skipif(not (HAVE_SSH and HAVE_SSHD), reason="no OpenSSH")
 @pytest.mark.parametrize("name", ["it's", "100%d%h", 'a"b', "a$HOME`id`b", "#a;b&c"])
 def test_the_real_ssh_reads_its_configuration_from_a_folder_of_any_name(

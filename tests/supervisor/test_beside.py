@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.launch_names import ATTEMPT, KEY, LAUNCHES, LOGINS, OVER, POOL, WANTED
+from mpiboot.core.launch_names import ATTEMPT, KEY, LAUNCHES, LOGINS, OVER, PASSED_BY, POOL, WANTED
 from mpiboot.supervisor import parent
 from tests.supervisor.test_parent import PARENT, Rig, ended, gone, heard, last, ready
 
@@ -91,6 +91,20 @@ def test_its_end_is_told_with_what_its_launches_did(
     assert record["reason"].startswith(f"/bin/sh ended with {code}")
     assert (", but its " in record["reason"]) is failed
     assert rig.log.read_text().startswith("launch: /bin/sh ended with 0, but its ") is failed
+
+
+@pytest.mark.parametrize("launch", [False, True])
+def test_an_mpirun_that_was_not_mpiboots_is_told_where_no_other_was(
+    rig: Rig, *, launch: bool
+) -> None:
+    rig.options = replace(rig.options, folder=str(rig.folder), hint=HINT)
+    (rig.folder / PASSED_BY).touch()
+    if launch:
+        (rig.folder / LAUNCHES).touch()
+    code, message = ended(beside(rig, "/bin/true"))
+    assert code == 0
+    assert ("its mpirun was not mpiboot's" in message) is not launch
+    assert HINT not in message
 
 
 def test_a_failure_that_a_later_launch_made_good_is_not_in_the_termination_message(
