@@ -139,11 +139,11 @@ def test_a_launch_that_failed_in_a_command_that_did_not_is_reported(
     assert message.partition("\n")[0] == (f"launch: {said}" if said == PIPE else "")
 
 
-# As Horovod calls it: the job's host key is checked all the same.
+# The commonest line: the job's host key is checked all the same.
 LOGS_IN = """
 import subprocess
 for host in ("pi-worker-0", "pi-worker-1.pi.default.svc"):
-    words = ("-o", "PasswordAuthentication=no", "-o", "StrictHostKeyChecking=no")
+    words = ("-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null")
     subprocess.run(["ssh", *words, host, "hostname; cat"], input=b"said\\n", check=True)
 """
 # As in Horovod's elastic mode: the operator's script lists the hosts, and is left as it is.
