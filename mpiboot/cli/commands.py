@@ -596,7 +596,10 @@ def _misused(wrong: click.ClickException) -> MpibootError:
         hint = f"write `{command} {'-- PROGRAM' if lacks == 'PROGRAM' else lacks}`; {hint}"
     if isinstance(wrong, click.NoSuchOption):
         option = wrong.option_name
-        hint = f"did you mean {wrong.possibilities[0]}? {hint}" if wrong.possibilities else hint
+        if wrong.possibilities:
+            hint = f"did you mean {wrong.possibilities[0]}? {hint}"
+        elif command == "mpiboot":
+            hint = f"options go after a command: `mpiboot launcher {option} ... -- PROGRAM`; {hint}"
         setting = PREFIX + option.strip("-").replace("-", "_").upper()
         hint = REMOVED.get(option) or REMOVED.get(setting, hint)
         return error("usage", f"{command} has no option {option}", hint=hint)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import shlex
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Final, TypeVar
 
@@ -237,21 +236,6 @@ def settings_of(
 class Root(Group):
     """Where an unknown command is the entrypoint form: ``mpiboot PROGRAM ARGS...``."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read mpiboot's own options; a command's are an error that shows the line to write."""
-        words = list(args)
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as wrong:
-            line = corrected_line(self, words)
-            if wrong.option_name == "-n":  # mpirun's own
-                line, message = shlex.join(["mpiboot", "mpirun", *words]), ""
-                raise click.UsageError(f"no option -n: write `{line}`", ctx) from None
-            if line:
-                message = f"options go after the command: write `{line}`"
-                raise click.UsageError(f"no option {wrong.option_name}: {message}", ctx) from None
-            raise
-
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -260,46 +244,3 @@ class Root(Group):
             entry = self.commands[ENTRY]
             return entry.name, entry, args
         return super().resolve_command(ctx, args)
-
-
-def corrected_line(root: click.Group, words: Sequence[str]) -> str:
-    """Write the line that was meant where a command's options came without the command.
-
-    Returns:
-        Such as ``mpiboot launcher --timeout 3 -- ./train``; empty where it can't be told.
-    """
-    first = next((word for word in words if word in root.commands), "")
-    names = [first] if first else ["launcher", "worker"]
-    for name in names:
-        command = root.commands[name]
-        takes = {
-            flag: not getattr(item, "is_flag", False)
-            for item in command.params
-            for flag in (*item.opts, *item.secondary_opts)
-        }
-        options, rest = _split(words, takes)
-        if options is None:
-            continue
-        if rest and rest[0] == name:
-            return shlex.join(["mpiboot", name, *options, *rest[1:]])
-        rest = rest[1:] if rest[:1] == ["--"] else rest
-        if name == "launcher" and not rest and options[-1] != "--help-all":
-            rest = ["PROGRAM"]
-        rest = ["--", *rest] if rest else []
-        return shlex.join(["mpiboot", name, *options, *rest])
-    return ""
-
-
-def _split(words: Sequence[str], takes: dict[str, bool]) -> tuple[list[str] | None, list[str]]:
-    """Split a line at its first word that is no option; None where an option is unknown."""
-    options: list[str] = []
-    left = list(words)
-    while left and left[0].startswith("-") and left[0] != "--":
-        word = left.pop(0)
-        name, equals, _ = word.partition("=")
-        if name not in takes:
-            return None, []
-        options.append(word)
-        if takes[name] and not equals and left:
-            options.append(left.pop(0))
-    return options, left
