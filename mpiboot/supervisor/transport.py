@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any, Final
 
 from mpiboot.core.wording import counted, first_few, grouped, size_of
-from mpiboot.network.counters import BYTES, EXPLAINING, KINDS, TRAFFIC, CountedPort, Counters
+from mpiboot.network.counters import BYTES, ERRORS, TRAFFIC, CountedPort, Counters
 from mpiboot.supervisor.evidence import HostSnapshot
 
 # A worker that sent less beside the planned ports proves no fallback: name services, logs, the
@@ -105,8 +105,8 @@ def judge(
     Returns:
         What the job's record tells: ``verdict`` says whether the data went as planned: ``ok``,
         ``unused``, ``unknown``; ``message`` is its sentence; ``lines`` are for the log alone;
-        ``hosts`` has each port's traffic by host and name, and ``moved`` the sums of counters that
-        explain something.
+        ``hosts`` has each port's traffic by host and name, and ``moved`` the sums of error
+        counters.
     """
     found = []
     for host in hosts:
@@ -123,7 +123,7 @@ def judge(
     else:
         verdict, message = "unknown", _why_unknown(found)
     told = {host.host: {item.port.name: _as_json(item) for item in host.ports} for host in found}
-    moved = {name: totals[name] for name in EXPLAINING if totals[name]}
+    moved = {name: totals[name] for name in ERRORS if totals[name]}
     return {"verdict": verdict, "message": message, "lines": lines, "hosts": told, "moved": moved}
 
 
@@ -219,9 +219,8 @@ def _grown(host: HostSnapshot, now: Counters) -> Counter[str]:
 
 
 def _explained(grown: Mapping[str, Counter[str]], totals: Counter[str]) -> Iterable[str]:
-    """Write a line for each kind of counters that moved."""
-    for what, kind in KINDS.items():
-        if names := [name for name in kind.names.split() if totals[name]]:
-            most = max(grown, key=lambda host: sum(grown[host][name] for name in names))
-            counts = ", ".join(f"{name} {totals[name]:,}" for name in names)
-            yield f"data: {what}: {counts}, most on {most}: {kind.meaning}"
+    """Write a line for each error counter that moved."""
+    for name, meaning in ERRORS.items():
+        if totals[name]:
+            most = max(grown, key=lambda host: grown[host][name])
+            yield f"data: {name} {totals[name]:,}, most on {most}: {meaning}"

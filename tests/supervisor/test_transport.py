@@ -275,28 +275,21 @@ def test_workers_whose_devices_differ_are_grouped_by_link_and_many_rails_are_one
     assert "not known of w-0, w-1: this pod can't read its counters" in found["lines"][0]
 
 
-def test_counters_that_moved_are_a_line_a_kind_with_their_meaning() -> None:
+def test_error_counters_that_moved_are_a_line_each_with_their_meaning() -> None:
+    before = words(1000) | {"out_of_sequence": 100}
     hosts = [host("w-0", RAIL), host("w-1", RAIL)]
-    hosts = [
-        replace(one, counters={**one.counters, RAIL.name: words(1000) | {"out_of_sequence": 100}})
-        for one in hosts
-    ]
-    moved = words(1000 + GIB) | {"rp_cnp_handled": 4}  # of 0, which is not told
+    hosts = [replace(one, counters={**one.counters, RAIL.name: before}) for one in hosts]
+    moved = words(1000 + GIB) | {"symbol_error": 4}  # of 0, which is not told
     after = {
         "w-0": {RAIL.name: moved | {"out_of_sequence": 50}, "eth0": link(1000)},  # reset
-        "w-1": {
-            RAIL.name: moved | {"out_of_sequence": 1350, "packet_seq_err": 9},
-            "eth0": link(1000),
-        },
+        "w-1": {RAIL.name: moved | {"out_of_sequence": 1350}, "eth0": link(1000)},
     }
     found = transport.judge(hosts, after, strict=False)
-    line, more = found["lines"][1:]
-    assert line.startswith(
-        "data: packets out of sequence: out_of_sequence 1,250, packet_seq_err 9, most on w-1: "
-    )
-    assert more.startswith("data: congestion notifications (CNP, ECN): rp_cnp_handled 8, ")
+    lost, cable = found["lines"][1:]
+    assert lost.startswith("data: out_of_sequence 1,250, most on w-1: packets to it were lost")
+    assert cable.startswith("data: symbol_error 8, most on w-0: the cable")
     record = json.loads(json.dumps(found))
-    assert record["moved"] == {"out_of_sequence": 1250, "packet_seq_err": 9, "rp_cnp_handled": 8}
+    assert record["moved"] == {"out_of_sequence": 1250, "symbol_error": 8}
 
 
 def test_a_report_is_read_by_programs() -> None:
