@@ -49,7 +49,7 @@ class CountedPort:
     ``name`` is mlx5_1:1 or eth0, ``link`` the one above a port; ``data`` where the job's data was
     planned to go; ``rate`` in bits per second and ``mtu`` of RDMA in bytes, 0 where not known;
     ``shared`` where it counts other pods' traffic too; ``idle`` are bytes that it may move while no
-    job uses it.
+    job uses it; ``mpi`` where mpiboot keeps MPI's own messages.
     """
 
     name: str
@@ -60,6 +60,7 @@ class CountedPort:
     shared: bool = False
     idle: int = 0
     mtu: int = 0
+    mpi: bool = False
 
 
 # Counters that explain a slow or failed job, and what they mean; a healthy network counts none.

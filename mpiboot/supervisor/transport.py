@@ -19,6 +19,8 @@ from mpiboot.supervisor.evidence import HostSnapshot
 # A worker that sent less beside the planned ports proves no fallback: name services, logs, the
 # bootstrap of NCCL and MPI, a hello world.
 _MUCH: Final = 64 << 20
+# A job whose data MPI carries sends this much and more.
+_MUCH_OF_MPI: Final = 1 << 30
 # Links that sent less are not shown, but for the control link's place in the line.
 _SHOWN: Final = 1 << 20
 
@@ -118,6 +120,8 @@ def judge(
     lines = (f"data: {'; '.join(_amounts(found, kind))}", *_explained(grown, totals))
     if unused := [host for host in found if host.unused(strict=strict)]:
         verdict, message = "unused", _why_unused(unused, len(found), kind)
+        if not any(host.used for host in found):
+            message += _kept_off(unused)
     elif all(host.used for host in found):
         verdict, message = "ok", lines[0]
     else:
@@ -197,6 +201,14 @@ def _why_unused(unused: Sequence[HostTraffic], count: int, kind: str) -> str:
     others = ", ".join(f"{name} sent {text}" for name, text in _others(unused, 0).items())
     text = f"{kind} was planned, but {nothing} went through {_label(item.port for item in data)}"
     return f"{text} on {where}" + (f"; {others}" if others else "")
+
+
+def _kept_off(unused: Iterable[HostTraffic]) -> str:
+    """Say where MPI's own messages may be what went past the idle ports."""
+    ports = [item for host in unused for item in host.ports if item.port.mpi]
+    links = dict.fromkeys(item.port.name for item in ports if (item.sent or 0) > _MUCH_OF_MPI)
+    way = "MPIBOOT_MPI_NETWORK=data moves them"
+    return f"; MPI's messages are kept on {first_few(links)}: {way}" if links else ""
 
 
 def _why_unknown(hosts: Sequence[HostTraffic]) -> str:
