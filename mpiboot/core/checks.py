@@ -223,7 +223,7 @@ _OF_JOBS: Final[_Table] = {
     (ExitCode.TRANSPORT, _LAUNCHER): {
         "transport": _CheckText(
             "the ports that were planned for the job's data carry it",
-            "NCCL_DEBUG=INFO shows NCCL's choice; MPI needs MPIBOOT_MPI_NETWORK=data",
+            "NCCL_DEBUG=INFO shows NCCL's choice",
         ),
     },
     (ExitCode.DENIED, _BOTH): {

@@ -56,7 +56,6 @@ _VALUES: Final = (
     ("nproc", "the limit of processes of a session is {}", False),
     ("gpus", "{} GPUs in /dev", True),
     ("hcas", "{} devices in /dev/infiniband", True),
-    ("sidecar", "a service mesh's proxy in its pod: {}", False),
 )
 
 
@@ -109,7 +108,7 @@ def differ(hosts: Sequence[HostReport]) -> Iterable[Finding]:
     """Find hosts whose value of something differs from that of most others.
 
     Looks at of each host, in a session without a terminal: mpiboot, uid, mpirun, MPI's daemon,
-    memlock, open files, processes, GPUs, RDMA devices, a mesh's proxy, each link and its MTU.
+    memlock, open files, processes, GPUs, RDMA devices, each link and its MTU.
     """
     every = {one.host: _values(one) for one in hosts if one.worker is not None}
     planned = {one.host for one in hosts if one.worker is not None and one.worker.facts}

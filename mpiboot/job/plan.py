@@ -13,8 +13,8 @@ from typing import Final
 
 from mpiboot.core.checks import MpibootError, failed
 from mpiboot.core.launch_names import NOT_FOR_RANKS, PLACEMENT
-from mpiboot.core.model import Decision, Finding, Level, Source
-from mpiboot.core.setting_types import AUTO, Switch
+from mpiboot.core.model import Decision, Finding, Level, MpiFamily, Source
+from mpiboot.core.setting_types import AUTO, MpiNetwork, Switch
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import first_few
 from mpiboot.job import (
@@ -49,11 +49,12 @@ class Plan:
     launch agents. ``per_host`` has by host what its agent sets
     there; ``rows`` show the data network, a worker each, and ``transport`` carries the data (None:
     it was not looked at) by each host's ``networks``; ``named_devices`` where the user names the
-    devices, and ``proved`` where counters are to tell whether
-    it did. ``more_hostfiles`` are the texts of copies of hostfiles that single
-    programs have, by the copies' paths. ``exit_codes`` tells whether mpiboot asks mpirun for them,
-    beside the user's own words. ``agent_env`` is what agents need of this pod's environment and
-    mpirun must not have, and ``agent_linger`` for how long they wait for its end.
+    devices, and ``proved`` where counters are to tell whether it did; ``mpi_on_control`` where
+    mpiboot keeps MPI's own messages on the control link. ``more_hostfiles`` are the texts of copies
+    of hostfiles that single programs have, by the copies' paths. ``exit_codes`` tells whether
+    mpiboot asks mpirun for them, beside the user's own words. ``agent_env`` is what agents need of
+    this pod's environment and mpirun must not have, and ``agent_linger`` for how long they wait for
+    its end.
     ``tcp_optional`` tells why MPI may do without TCP between the hosts, empty where it can't.
     ``meeting`` is where ranks with torchrun's variables meet, None where there are none.
     """
@@ -77,6 +78,7 @@ class Plan:
     networks: tuple[WorkerNetwork, ...] = field(default=(), compare=False)
     named_devices: bool = False
     proved: bool = False
+    mpi_on_control: bool = False
     agent_env: Mapping[str, str] = field(default_factory=dict)
     agent_linger: int = 0
     tcp_optional: str = ""
@@ -191,12 +193,17 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
         networks=network.networks,
         named_devices=_names_devices(inp),
         proved=data.is_proved(inp, network),
+        mpi_on_control=network.mpi[0] is MpiNetwork.CONTROL and row.family in _MOVABLE,
         agent_env=outcome.for_agents,
         agent_linger=row.agent_linger,
         tcp_optional=control_links.tcp_optional(inp, control.link, network.transport),
         exit_codes=supervised and _asks_exit_codes(inp),
         meeting=rank_env.meeting,
     )
+
+
+# MPIs whose messages MPIBOOT_MPI_NETWORK=data moves; Intel MPI chooses itself.
+_MOVABLE: Final = (MpiFamily.OPENMPI4, MpiFamily.OPENMPI5, MpiFamily.MPICH)
 
 
 def _names_devices(inp: PlanInput) -> bool:

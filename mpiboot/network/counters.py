@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 # By port (mlx5_1:1) or link (eth0), and by name.
 Counters: TypeAlias = "Mapping[str, Mapping[str, int]]"
@@ -49,7 +49,7 @@ class CountedPort:
     ``name`` is mlx5_1:1 or eth0, ``link`` the one above a port; ``data`` where the job's data was
     planned to go; ``rate`` in bits per second and ``mtu`` of RDMA in bytes, 0 where not known;
     ``shared`` where it counts other pods' traffic too; ``idle`` are bytes that it may move while no
-    job uses it.
+    job uses it; ``mpi`` where mpiboot keeps MPI's own messages.
     """
 
     name: str
@@ -60,61 +60,22 @@ class CountedPort:
     shared: bool = False
     idle: int = 0
     mtu: int = 0
+    mpi: bool = False
 
 
-class Kind(NamedTuple):
-    """Counters that explain a slow or failed job: what they mean, and their names."""
-
-    meaning: str
-    names: str
-
-
-# By what they count; a healthy network counts no faults.
-FAULTS: Final = {
-    "packets out of sequence": Kind(
-        "packets were lost on the way (PFC or ECN of switches and node, MTU)",
-        "out_of_sequence packet_seq_err seq_err_naks_rcvd out_of_seq_request rcvd_seq_err",
-    ),
-    "retransmissions": Kind(
-        "packets were sent again, as some were lost",
-        "roce_adp_retrans to_retransmits retrans_pkts tcpRetransSegs RetransSegs "
-        "completer_retry_err",
-    ),
-    "ACK timeouts": Kind(
-        "the far end did not answer in time, or at all (exceeded): lost packets, a dead path",
-        "local_ack_timeout_err retrans_timeout_events unresponsive_remote_events "
-        "req_transport_retries_exceeded max_retry_exceeded retry_exceeded_err",
-    ),
-    "discards": Kind(
-        "ports dropped packets: a full queue, or a link that was down",
-        "port_xmit_discards tx_roce_discards rx_roce_discards rx_drops ip4InDiscards ip6InDiscards",
-    ),
-    "receivers that were not ready": Kind(
-        "a rank was slow to take what came",
-        "out_of_buffer rnr_nak_retry_err rnr_naks_rcvd rcvd_rnr_err send_rnr_err",
-    ),
-    "errors of the link": Kind(
-        "the cable, its transceiver or the switch port",
-        "symbol_error link_error_recovery link_downed port_rcv_errors "
-        "port_rcv_remote_physical_errors local_link_integrity_errors "
-        "excessive_buffer_overrun_errors",
-    ),
+# Counters that explain a slow or failed job, and what they mean; a healthy network counts none.
+# mlx5's (drivers/infiniband/hw/mlx5/counters.c), and two of InfiniBand's PortCounters.
+ERRORS: Final = {
+    "out_of_sequence": "packets to it were lost on the way (PFC or ECN of switches and node, MTU)",
+    "packet_seq_err": "packets that it sent were lost on the way",
+    "local_ack_timeout_err": "the far end did not answer in time: lost packets, or a dead path",
+    "rnr_nak_retry_err": "a rank at the far end was slow to take what came",
+    "port_xmit_discards": "the port dropped packets: a full queue, or a link that was down",
+    "symbol_error": "the cable, its transceiver or the switch port",
 }
-KINDS: Final = FAULTS | {
-    "congestion notifications (CNP, ECN)": Kind(
-        "the network was full and slowed senders down, as it should",
-        "np_cnp_sent np_ecn_marked_roce_packets rp_cnp_handled tx_cnp_pkts rx_cnp_pkts "
-        "rx_ecn_marked_pkts cnpSent cnpHandled RxECNMrkd",
-    ),
-    "waits for credits": Kind(
-        "ports had data and were not let send (InfiniBand's flow control)",
-        "port_xmit_wait",
-    ),
-}
-EXPLAINING: Final = tuple(" ".join(kind.names for kind in KINDS.values()).split())
 _TRAFFIC: Final = tuple(name for row in TRAFFIC for name in (*row.sent, *row.received))
 # For a host's shell: the function of libexec/environs with its words.
-QUESTION: Final = f"counters {' '.join((*_TRAFFIC, '-', *EXPLAINING))}"
+QUESTION: Final = f"counters {' '.join((*_TRAFFIC, '-', *ERRORS))}"
 
 _OF_PORT: Final = re.compile(
     r"/sys/class/infiniband/([^/]+)/ports/(\d+)/(?:hw_)?counters/(\w+):(\d{1,20})", re.ASCII

@@ -87,7 +87,7 @@ _IDLE: Final = 1 << 20  # bytes
 
 
 def counted_ports(
-    network: WorkerNetwork, *, rdma: bool, any_device: bool = False
+    network: WorkerNetwork, *, rdma: bool, any_device: bool = False, mpi_on_control: bool = False
 ) -> tuple[CountedPort, ...]:
     """List the ports and links of a host whose counters tell what carried the data.
 
@@ -95,6 +95,7 @@ def counted_ports(
         network: the host's networks.
         rdma: whether RDMA was planned, and not TCP on the data links.
         any_device: whether the user names devices: then each that the pod can use may carry it.
+        mpi_on_control: whether MPI's own messages are kept on the control link.
     """
     if network.facts is None:
         return ()
@@ -125,9 +126,17 @@ def counted_ports(
                 mtu=port.mtu,
             )
         )
-    for link in filter(None, dict.fromkeys((network.control, *network.data))):
-        name, data, shared = link.name, not rdma and link in network.data, network.host_network
-        found.append(CountedPort(name, name, data, rdma=False, shared=shared, idle=_IDLE))
+    found += [
+        CountedPort(
+            *(link.name, link.name),
+            data=not rdma and link in network.data,
+            rdma=False,
+            shared=network.host_network,
+            idle=_IDLE,
+            mpi=mpi_on_control and link is network.control,
+        )
+        for link in filter(None, dict.fromkeys((network.control, *network.data)))
+    ]
     return tuple(found)
 
 

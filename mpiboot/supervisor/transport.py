@@ -13,12 +13,14 @@ from statistics import median
 from typing import Any, Final
 
 from mpiboot.core.wording import counted, first_few, grouped, size_of
-from mpiboot.network.counters import BYTES, EXPLAINING, KINDS, TRAFFIC, CountedPort, Counters
+from mpiboot.network.counters import BYTES, ERRORS, TRAFFIC, CountedPort, Counters
 from mpiboot.supervisor.evidence import HostSnapshot
 
 # A worker that sent less beside the planned ports proves no fallback: name services, logs, the
 # bootstrap of NCCL and MPI, a hello world.
 _MUCH: Final = 64 << 20
+# A job whose data MPI carries sends this much and more.
+_MUCH_OF_MPI: Final = 1 << 30
 # Links that sent less are not shown, but for the control link's place in the line.
 _SHOWN: Final = 1 << 20
 
@@ -105,8 +107,8 @@ def judge(
     Returns:
         What the job's record tells: ``verdict`` says whether the data went as planned: ``ok``,
         ``unused``, ``unknown``; ``message`` is its sentence; ``lines`` are for the log alone;
-        ``hosts`` has each port's traffic by host and name, and ``moved`` the sums of counters that
-        explain something.
+        ``hosts`` has each port's traffic by host and name, and ``moved`` the sums of error
+        counters.
     """
     found = []
     for host in hosts:
@@ -118,12 +120,14 @@ def judge(
     lines = (f"data: {'; '.join(_amounts(found, kind))}", *_explained(grown, totals))
     if unused := [host for host in found if host.unused(strict=strict)]:
         verdict, message = "unused", _why_unused(unused, len(found), kind)
+        if not any(host.used for host in found):
+            message += _kept_off(unused)
     elif all(host.used for host in found):
         verdict, message = "ok", lines[0]
     else:
         verdict, message = "unknown", _why_unknown(found)
     told = {host.host: {item.port.name: _as_json(item) for item in host.ports} for host in found}
-    moved = {name: totals[name] for name in EXPLAINING if totals[name]}
+    moved = {name: totals[name] for name in ERRORS if totals[name]}
     return {"verdict": verdict, "message": message, "lines": lines, "hosts": told, "moved": moved}
 
 
@@ -199,6 +203,14 @@ def _why_unused(unused: Sequence[HostTraffic], count: int, kind: str) -> str:
     return f"{text} on {where}" + (f"; {others}" if others else "")
 
 
+def _kept_off(unused: Iterable[HostTraffic]) -> str:
+    """Say where MPI's own messages may be what went past the idle ports."""
+    ports = [item for host in unused for item in host.ports if item.port.mpi]
+    links = dict.fromkeys(item.port.name for item in ports if (item.sent or 0) > _MUCH_OF_MPI)
+    way = "MPIBOOT_MPI_NETWORK=data moves them"
+    return f"; MPI's messages are kept on {first_few(links)}: {way}" if links else ""
+
+
 def _why_unknown(hosts: Sequence[HostTraffic]) -> str:
     def why(host: HostTraffic) -> str:
         few = "too little was sent to tell" if host.data else "no planned port is known there"
@@ -219,9 +231,8 @@ def _grown(host: HostSnapshot, now: Counters) -> Counter[str]:
 
 
 def _explained(grown: Mapping[str, Counter[str]], totals: Counter[str]) -> Iterable[str]:
-    """Write a line for each kind of counters that moved."""
-    for what, kind in KINDS.items():
-        if names := [name for name in kind.names.split() if totals[name]]:
-            most = max(grown, key=lambda host: sum(grown[host][name] for name in names))
-            counts = ", ".join(f"{name} {totals[name]:,}" for name in names)
-            yield f"data: {what}: {counts}, most on {most}: {kind.meaning}"
+    """Write a line for each error counter that moved."""
+    for name, meaning in ERRORS.items():
+        if totals[name]:
+            most = max(grown, key=lambda host: grown[host][name])
+            yield f"data: {name} {totals[name]:,}, most on {most}: {meaning}"

@@ -29,7 +29,6 @@ VALUES = {
     "nproc": "unlimited",
     "gpus": "8",
     "hcas": "8",
-    "sidecar": "no",
     "mtu:eth0": "1450",
     "mtu:net1": "9000",
 }
@@ -150,7 +149,6 @@ def test_hosts_that_are_alike_are_said_to_be() -> None:
         ("nofile", "1024", "the limit of open files of a session is 1024", "1048576"),
         ("nproc", "100", "the limit of processes of a session is 100", "unlimited"),
         ("mtu:net1", "1500", "the MTU of net1 is 1500", "9000"),
-        ("sidecar", "yes", "a service mesh's proxy in its pod: yes", "no"),
     ],
 )
 def test_a_host_that_differs_is_named_with_its_value(

@@ -18,7 +18,8 @@ VALUES = {
     f"{PORT}/hw_counters/out_of_sequence": "7\n",
     f"{PORT}/hw_counters/lifespan": "10\n",
     f"{PORT}/hw_counters/packet_seq_err": "0\n",  # says nothing
-    f"{PORT}/hw_counters/np_cnp_sent": "100\n",
+    f"{PORT}/counters/symbol_error": "100\n",
+    f"{PORT}/hw_counters/np_cnp_sent": "100\n",  # is no error
     "class/infiniband/rxe0/ports/1/hw_counters/sent_pkts": "0\n",
     # A port whose counters this pod lacks, as of a device that is shared between namespaces.
     "class/infiniband/mlx5_9/ports/1/state": "4: ACTIVE\n",
@@ -46,7 +47,7 @@ def test_ports_and_links_are_read_in_one_question(tmp_path: Path, shell: str) ->
             "port_xmit_data": 250,
             "port_rcv_data": (1 << 64) - 1,
             "out_of_sequence": 7,
-            "np_cnp_sent": 100,
+            "symbol_error": 100,
         },
         "rxe0:1": {"sent_pkts": 0},
     }
@@ -75,6 +76,6 @@ def test_what_is_no_counter_is_passed_over(line: str) -> None:
 
 def test_a_counter_has_one_meaning() -> None:
     moved = [name for row in counters.TRAFFIC for name in (*row.sent, *row.received)]
-    names = [*moved, *counters.EXPLAINING]
+    names = [*moved, *counters.ERRORS]
     assert len(names) == len({*names})
-    assert counters.QUESTION.split()[1:] == [*moved, "-", *counters.EXPLAINING]
+    assert counters.QUESTION.split()[1:] == [*moved, "-", *counters.ERRORS]

@@ -228,8 +228,9 @@ def test_what_is_counted_are_the_rails_and_the_links(kind: str, mode: str, *, sh
         "mlx5_3:1", "net1", data=True, rdma=True, rate=100e9, shared=shared, mtu=1024
     )
     assert [(link.name, link.data) for link in links_counted] == [("eth0", False), ("net1", False)]
-    eth0, net1 = evidence.counted_ports(network, rdma=False)
+    eth0, net1 = evidence.counted_ports(network, rdma=False, mpi_on_control=True)
     assert (eth0.data, net1.data) == (False, True)
+    assert (eth0.mpi, net1.mpi) == (True, False)
     assert evidence.counted_ports(replace(network, facts=None), rdma=True) == ()
 
 

@@ -146,6 +146,41 @@ def test_the_verdict(
     assert message in found["message"]
 
 
+MPI_ON_ETH0 = "; MPI's messages are kept on eth0: MPIBOOT_MPI_NETWORK=data moves them"
+
+
+@pytest.mark.parametrize(
+    ("moved", "on_control", "port", "told"),
+    [
+        (four(0, GIB + 1), True, RAIL, True),
+        (four(40 << 10, 9 * GIB), True, IB, True),
+        # It may all have been on one host.
+        ({**four(0, MIB), "w-3": (0, 2 * GIB)}, True, RAIL, True),
+        # Less than a job's data.
+        (four(0, GIB), True, RAIL, False),
+        # MPI had its own choice, or the data network; or NCCL used RDMA, here or elsewhere.
+        (four(0, 9 * GIB), False, RAIL, False),
+        (four(9 * GIB, 9 * GIB), True, RAIL, False),
+        ({**four(9 * GIB, 0), "w-3": (0, 9 * GIB)}, True, RAIL, False),
+    ],
+)
+def test_where_mpi_moved_much_beside_idle_rdma_the_setting_is_named(
+    moved: Mapping[str, tuple[int, int]],
+    on_control: bool,  # noqa: FBT001
+    port: CountedPort,
+    told: bool,  # noqa: FBT001
+) -> None:
+    link_of_mpi = replace(ETH0, mpi=on_control)
+    hosts = [replace(host(name, port), counted=(port, link_of_mpi)) for name in moved]
+    after = {
+        name: {port.name: words(1000 + data), "eth0": link(1000 + other)}
+        for name, (data, other) in moved.items()
+    }
+    found = transport.judge(hosts, after, strict=False)
+    assert found["message"].endswith(MPI_ON_ETH0) == told
+    assert (MPI_ON_ETH0 in found["message"]) == told
+
+
 def test_a_host_that_may_have_got_no_rank_proves_nothing_by_silence() -> None:
     hosts = [replace(host("w-0", RAIL), may_idle=True), host("w-1", RAIL)]
     after = {
@@ -275,28 +310,21 @@ def test_workers_whose_devices_differ_are_grouped_by_link_and_many_rails_are_one
     assert "not known of w-0, w-1: this pod can't read its counters" in found["lines"][0]
 
 
-def test_counters_that_moved_are_a_line_a_kind_with_their_meaning() -> None:
+def test_error_counters_that_moved_are_a_line_each_with_their_meaning() -> None:
+    before = words(1000) | {"out_of_sequence": 100}
     hosts = [host("w-0", RAIL), host("w-1", RAIL)]
-    hosts = [
-        replace(one, counters={**one.counters, RAIL.name: words(1000) | {"out_of_sequence": 100}})
-        for one in hosts
-    ]
-    moved = words(1000 + GIB) | {"rp_cnp_handled": 4}  # of 0, which is not told
+    hosts = [replace(one, counters={**one.counters, RAIL.name: before}) for one in hosts]
+    moved = words(1000 + GIB) | {"symbol_error": 4}  # of 0, which is not told
     after = {
         "w-0": {RAIL.name: moved | {"out_of_sequence": 50}, "eth0": link(1000)},  # reset
-        "w-1": {
-            RAIL.name: moved | {"out_of_sequence": 1350, "packet_seq_err": 9},
-            "eth0": link(1000),
-        },
+        "w-1": {RAIL.name: moved | {"out_of_sequence": 1350}, "eth0": link(1000)},
     }
     found = transport.judge(hosts, after, strict=False)
-    line, more = found["lines"][1:]
-    assert line.startswith(
-        "data: packets out of sequence: out_of_sequence 1,250, packet_seq_err 9, most on w-1: "
-    )
-    assert more.startswith("data: congestion notifications (CNP, ECN): rp_cnp_handled 8, ")
+    lost, cable = found["lines"][1:]
+    assert lost.startswith("data: out_of_sequence 1,250, most on w-1: packets to it were lost")
+    assert cable.startswith("data: symbol_error 8, most on w-0: the cable")
     record = json.loads(json.dumps(found))
-    assert record["moved"] == {"out_of_sequence": 1250, "packet_seq_err": 9, "rp_cnp_handled": 8}
+    assert record["moved"] == {"out_of_sequence": 1250, "symbol_error": 8}
 
 
 def test_a_report_is_read_by_programs() -> None:
