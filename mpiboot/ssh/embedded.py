@@ -21,6 +21,7 @@ from typing import Final
 import asyncssh
 
 from mpiboot.core.checks import MpibootError
+from mpiboot.ssh.algorithms import CONNECTION, SIGNATURES
 from mpiboot.ssh.openssh import LISTENING
 from mpiboot.ssh.sessions import FIFO, WRAPPER
 from mpiboot.system import process
@@ -273,11 +274,17 @@ async def serve(config: EmbeddedConfig) -> None:
         loop.add_signal_handler(number, stop.set)
     loop.add_signal_handler(signal.SIGCHLD, server.reap)
     loop.add_reader(0, stop.set)  # the worker holds the other end: closed when it is gone
+    (key,) = asyncssh.load_keypairs(Path(config.folder) / "key")
+    # An RSA key would be shown with SHA-1 and ssh.com's algorithms too.
+    offered = [name for name in key.host_key_algorithms if name.decode() in SIGNATURES]
+    key.host_key_algorithms = offered
     listener = await asyncssh.create_server(
         functools.partial(EmbeddedConnection, server),
         config.address,
         config.port,
-        server_host_keys=[str(Path(config.folder) / "key")],
+        server_host_keys=[key],
+        signature_algs=SIGNATURES,
+        **CONNECTION,
         # As OpenSSH's VersionAddendum: a launcher tells a worker from a node's own sshd by it.
         server_version=f"AsyncSSH_{asyncssh.__version__} mpiboot",
         encoding=None,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import re
 import socket
 from collections.abc import Callable, Coroutine, Mapping
@@ -22,6 +21,7 @@ import asyncssh
 
 from mpiboot.core.checks import error
 from mpiboot.core.setting_types import HostKeys
+from mpiboot.ssh.algorithms import CONNECTION, SIGNATURES
 from mpiboot.ssh.attempt import SHOWN, Attempt, LoginTimeouts, OpenConnection, Outcome
 from mpiboot.ssh.client import OpensshClient
 from mpiboot.ssh.connections import Connections
@@ -36,23 +36,8 @@ NOTHING_ELSE: Final[Mapping[str, Any]] = {
     "client_host_keys": None,
     "gss_host": None,
     "compression_algs": None,
-    # First of all that asyncssh has: the one that is fastest in it, by about two.
-    "encryption_algs": "^aes128-gcm@openssh.com,aes256-gcm@openssh.com",
+    **CONNECTION,
 }
-
-
-_RSA: Final = ("rsa-sha2-256", "rsa-sha2-512", "ssh-rsa")
-_ECDSA: Final = tuple(f"ecdsa-sha2-nistp{size}" for size in (521, 384, 256))
-
-
-@functools.cache
-def _ed25519() -> tuple[str, ...]:
-    """Give what there is only outside FIPS mode; asyncssh takes no name that it doesn't have."""
-    try:
-        asyncssh.generate_private_key("ssh-ed25519")
-    except asyncssh.KeyGenerationError:
-        return ()
-    return ("ssh-ed25519",)
 
 
 def host_key_algorithms(pinned: asyncssh.SSHKey | None) -> list[str]:
@@ -62,9 +47,9 @@ def host_key_algorithms(pinned: asyncssh.SSHKey | None) -> list[str]:
     algorithm, rather than show the key that it has. Certificates, which asyncssh prefers, are left
     out: nothing here could check them.
     """
-    own = (pinned.get_algorithm(),) if pinned else ()
-    first = _RSA if own == ("ssh-rsa",) else own
-    return list(dict.fromkeys((*first, *_RSA, *_ed25519(), *_ECDSA)))
+    own = pinned.get_algorithm() if pinned else ""
+    first = "rsa-" if own == "ssh-rsa" else own
+    return sorted(SIGNATURES, key=lambda name: not name.startswith(first))
 
 
 def read_private(path: Path) -> asyncssh.SSHKey:

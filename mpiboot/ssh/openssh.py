@@ -192,6 +192,10 @@ def configuration(binary: str, setup: WorkerSetup) -> str:
         "ClientAliveInterval": str(interval),
         "ClientAliveCountMax": str(_KEEPALIVES),
         "LogLevel": "INFO",
+        # Of sshd's defaults, with those of a build in FIPS mode, all but SHA-1.
+        "KexAlgorithms": "-*-sha1",
+        "MACs": "-*-sha1*",
+        "HostKeyAlgorithms": "-ssh-rsa*",
     }
     if contains_string(binary, "persourcepenalties"):
         # OpenSSH 9.8: a launcher that only looks at the greeting would be shut out for a while.

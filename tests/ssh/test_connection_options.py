@@ -117,16 +117,6 @@ async def test_the_pools_login(
     assert wanted[0] == ("ssh-ed25519" if pinned else "rsa-sha2-256")
 
 
-def test_without_ed25519_it_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    def generate(_: str) -> None:
-        raise asyncssh.KeyGenerationError("Unknown algorithm")
-
-    monkeypatch.setattr(asyncssh, "generate_private_key", generate)
-    login._ed25519.cache_clear()
-    assert "ssh-ed25519" not in login.host_key_algorithms(None)
-    login._ed25519.cache_clear()
-
-
 @pytest.mark.parametrize(
     ("why", "attempts", "once", "tries"),
     [

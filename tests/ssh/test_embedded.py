@@ -252,7 +252,9 @@ async def test_a_login_needs_the_key_soon_and_gives_commands_alone(
     monkeypatch.setattr(asyncssh, "create_server", create)
     monkeypatch.setattr(asyncio.get_running_loop(), "add_reader", lambda *_: None)
     os.mkfifo(tmp_path / FIFO)
-    public = asyncssh.generate_private_key("ssh-ed25519").export_public_key().decode()
+    key = asyncssh.generate_private_key("ssh-ed25519")
+    key.write_private_key(tmp_path / "key")
+    public = key.export_public_key().decode()
     config = embedded.EmbeddedConfig(
         str(tmp_path), "token", "127.0.0.1", 22, "root", "/root", "/bin/sh", public, keepalive=45.0
     )
