@@ -234,7 +234,8 @@ def _difference(
     if other is None:
         return "hangs"
     if other.status != status if exactly else bool(other.status) != bool(status):
-        return f"ends with {other.status}, not {status}"
+        said = " ".join(other.message.split())
+        return f"ends with {other.status}, not {status}" + (f": {said}" if said else "")
     return "" if _hosts(plain) == _hosts(other) else f"{_hosts(other)}, plain {_hosts(plain)}"
 
 
