@@ -69,6 +69,7 @@ def run(
     if prints(resolved, program, environ):
         process.replace(program, environ)
     _check_words(program, environ)
+    process.check_threads()
     launch = program_words.is_mpirun(program[0])
     if measure and launch and _is_first(environ):
         measure()

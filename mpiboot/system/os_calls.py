@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import _socket as socket
+import errno
 import os
 import resource
 from contextlib import suppress
@@ -54,6 +55,20 @@ def process_handle(pid: int) -> int | None:
         raise
     except (AttributeError, OSError):
         return None
+
+
+_CLONE3: Final = 435  # on every machine
+
+
+def clone3_is_refused() -> bool:
+    """Tell whether a seccomp profile fails clone3 with EPERM.
+
+    glibc starts threads and programs by it, and falls back on clone at ENOSYS alone.
+    """
+    import ctypes  # noqa: PLC0415 - for an error alone
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    return libc.syscall(_CLONE3, None, 0) < 0 and ctypes.get_errno() == errno.EPERM
 
 
 def reap() -> list[tuple[int, int]]:

@@ -19,7 +19,7 @@ from typing import Any, Final, NoReturn
 
 import mpiboot
 from mpiboot.core.checks import error
-from mpiboot.system import spawn
+from mpiboot.system import os_calls, spawn
 from mpiboot.system.loop import EventLoop
 from mpiboot.system.spawn import DEFAULT_PATH
 
@@ -65,7 +65,35 @@ def lookup(argv: Sequence[str], environ: Mapping[str, str]) -> str:
     raise error("program-missing", f"{argv[0]} {message}")
 
 
+_NO_CLONE: Final = "the pod's seccomp profile fails clone3 with EPERM, which must be ENOSYS"
+_NO_CLONE_HINT: Final = (
+    "let the profile allow clone3, or fail it with ENOSYS, as those of newer containerd, CRI-O and "
+    "Docker do"
+)
+
+
+def check_threads() -> None:
+    """Check that a thread can be started here, which a launcher needs.
+
+    Raises:
+        MpibootError: ``launcher-limits``; a seccomp profile or a limit is in the way.
+    """
+    import threading  # noqa: PLC0415 - a worker needs none
+
+    thread = threading.Thread(target=int)
+    try:
+        thread.start()
+    except RuntimeError as problem:
+        if os_calls.clone3_is_refused():
+            raise error("launcher-limits", _NO_CLONE, hint=_NO_CLONE_HINT) from None
+        raise error("launcher-limits", f"{problem} (pids.max, ulimit -u)") from None
+    thread.join()
+
+
 def _failed(program: str, problem: OSError) -> NoReturn:
+    if problem.errno == errno.EPERM and os_calls.clone3_is_refused():
+        why = f"{program} can't be started: {_NO_CLONE}"
+        raise error("program-missing", why, hint=_NO_CLONE_HINT) from None
     message = {
         errno.ENOENT: "names an interpreter or loader that doesn't exist",
         errno.ENOEXEC: "is neither a program for this machine nor a script with a #! line",

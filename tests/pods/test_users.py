@@ -342,3 +342,28 @@ def test_the_end_of_a_launcher_that_is_not_the_first_process(
         assert job.wait(PATIENCE) == 137
     until(lambda: not any(rank_processes(worker) for worker in job.workers))
     assert all(worker.running for worker in job.workers)
+
+
+NO_CLONE3 = {"refused_calls": ("clone3",)}
+
+
+@pytest.mark.full
+def test_a_seccomp_profile_that_lets_no_thread_begin_is_named(cluster: Cluster, rig: None) -> None:
+    """An older Docker's: glibc falls back on clone where clone3 is not there, and not on EPERM."""
+    job = mpijob(
+        cluster,
+        images.image(images.NAMES[0]),
+        workers=1,
+        launcher_args=("mpirun", RING),
+        launcher=NO_CLONE3,
+        worker=NO_CLONE3,
+    ).start()
+    named = "the pod's seccomp profile fails clone3 with EPERM"
+    assert job.wait(PATIENCE) == 69
+    assert job.launcher.termination_log().startswith(f"launcher-limits: {named}")
+    (worker,) = job.workers
+    assert worker.wait(PATIENCE) == 127
+    for said in (job.launcher.stderr(), worker.stderr()):
+        assert named in said
+        assert "[bug]" not in said
+        assert "capabilities" not in said

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -273,3 +275,15 @@ def test_a_copy_does_its_work_with_signals_of_its_own() -> None:
         assert loop.wait(30) == (signal.SIGTERM,)
     finally:
         loop.close()
+
+
+def test_a_limit_that_lets_no_thread_begin_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    process.check_threads()
+
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(MpibootError, match=re.escape("new thread (pids.max, ulimit -u)")) as caught:
+        process.check_threads()
+    assert caught.value.finding.check == "launcher-limits"
