@@ -248,6 +248,8 @@ def _link(inp: PlanInput) -> tuple[Decision, tuple[Item, ...]]:
     )
     if not observed.workers and len(observed.local) == len(observed.hostfile.hosts):
         why_not = "every host is this pod"
+    elif not observed.workers and not observed.asked:
+        why_not = "no host was asked"
     refused: tuple[Item, ...] = ()
     if found and ":" in found.value:
         # Open MPI reads networks of IPv4 alone there (inet_pton with AF_INET), and ends otherwise.

@@ -56,6 +56,7 @@ def network(inp: PlanInput) -> DataNetwork:
         others=others,
         given=given,
         blocked=observed.data_blocked,
+        asked=observed.asked,
     )
     found = replace(_for_this_mpi(inp, found), mpi=mpi)
     if _plain(found, read):

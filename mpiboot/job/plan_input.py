@@ -30,7 +30,7 @@ class Observed:
     built with IPv6, None where it was not asked; ``networks`` are those of workers that are
     decided already, by host; ``data_blocked`` says where TCP does not pass on the data network;
     ``parameters`` are those of the files that mpirun reads, the strongest first; ``workdir`` is
-    where ranks start, empty where it isn't known.
+    where ranks start, empty where it isn't known; ``asked`` tells whether hosts were asked at all.
     """
 
     hostfile: Hostfile
@@ -51,6 +51,7 @@ class Observed:
     data_blocked: str = ""
     parameters: tuple[MpiParameter, ...] = ()
     workdir: str = ""
+    asked: bool = True
 
     @property
     def platform(self) -> Platform:

@@ -255,6 +255,7 @@ def _by_index(environ: Environ, hostname: str) -> tuple[Role, str]:
     return Role.WORKER if int(number) else Role.LAUNCHER, f"pod {int(number)}, by {where}"
 
 
+PLAIN: Final = Platform("plain", lambda _: "no known platform found")
 PLATFORMS: Final = (
     Platform(
         "mpi-operator",
@@ -283,7 +284,7 @@ PLATFORMS: Final = (
     Platform("lsf", _marked(LSF_JOB), managers=("LSB_", "LSF_")),
     # Also a TrainJob's nodes. An index that has ended well is not started again.
     Platform("indexed-job", _marked(_INDEX), worker_exit=WorkerExit.WITH_JOB),
-    Platform("plain", lambda _: "no known platform found"),
+    PLAIN,
 )
 
 

@@ -22,7 +22,7 @@ from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import assigned, counted, first_few
 from mpiboot.hosts import gate
 from mpiboot.hosts.gate import ALL_HOSTS, DoctorLook
-from mpiboot.job import mpirun_line, names, program_words, render
+from mpiboot.job import mpirun_line, names, platforms, program_words, render
 from mpiboot.job import plan as plans
 from mpiboot.job.plan_input import Observed
 from mpiboot.launcher import launch_folder, observation, role
@@ -177,7 +177,7 @@ def offline_plan(
     Args:
         resolved: the settings.
         program: what would be started.
-        environ: the environment of this shell, instead of the launcher pod's.
+        environ: the environment of this shell.
         folder: where saved facts are, a file ``*.json`` a pod; empty for none.
 
     Raises:
@@ -188,26 +188,33 @@ def offline_plan(
     called = program_words.called(program)
     mpi = _offline_mpi(resolved, environ, saved, called)
     line = mpirun_line.read(program, mpi.family)
-    found = asyncio.run(observation.find_hosts(resolved, environ, 0.0, line, ""))
+    # This shell's variables are the launcher's where they are those of a platform: nobody else has
+    # these.
+    given = environ if platforms.recognise(environ)[0] is not platforms.PLAIN else {}
+    found = asyncio.run(observation.find_hosts(resolved, given, 0.0, line, ""))
     port = resolved.settings.ssh_port or _PORT
     facts_of = {host.name: _facts_of(host, saved) for host in found.hostfile.hosts}
+    named = {seen.hostname for seen in facts_of.values() if seen}
+    left = [item for item in saved if item.hostname not in named]
+    # Of several the launcher's is the one without a server.
+    own = min(left, key=lambda item: bool(item.sshd), default=None)
+    own_address = own.control_address if own else ""
     workers = []
     for host in found.hostfile.hosts:
         if seen := facts_of[host.name]:
-            user = host.user or seen.identity.user
-            workers.append(Worker(host, seen.control_address, port, user, "", seen, seen.mpi))
-    named = {worker.facts.hostname for worker in workers if worker.facts}
-    own = next((item for item in saved if item.hostname not in named), None)
+            user, address = host.user or seen.identity.user, seen.control_address
+            workers.append(Worker(host, address, port, user, own_address, seen, seen.mpi))
     observed = Observed(
         hostfile=found.hostfile,
         workers=tuple(workers),
         mpi=mpi,
         links=own.links if own else (),
         identity=own.identity if own else pod.identity(environ),
-        environ=environ,
+        environ={**given, **dict((*own.search_paths, *own.fabric.settings) if own else ())},
         line=line,
         own=own,
         parameters=own.parameters if own else (),
+        asked=False,
     )
     missing = [name for name, seen in facts_of.items() if not seen]
     plan = plans.make(observed, resolved, launch_folder.paths(_FOLDER))
@@ -224,8 +231,13 @@ def _unknown(missing: list[str], own: PodFacts | None) -> Iterator[Finding]:
         message = f"no facts of {hosts}: their links, RDMA ports and MPI are not known"
         yield Finding("offline", Level.UNKNOWN, message, hint=hint)
     if own is None:
-        message = "no facts of the launcher's pod: its links are not known, and its user is yours"
-        yield Finding("offline", Level.UNKNOWN, message, hint=hint)
+        message = "no facts of the launcher's pod: its links and variables are not known"
+        yield Finding("offline", Level.UNKNOWN, f"{message}, and its user is yours", hint=hint)
+        return
+    known = {name for name, _ in (*own.search_paths, *own.fabric.settings)}
+    if unknown := [name for name in own.environment if name not in known]:
+        message = f"the values of the launcher's {first_few(unknown)}"
+        yield Finding("offline", Level.UNKNOWN, f"{message} are not known")
 
 
 def _saved(folder: str) -> tuple[PodFacts, ...]:

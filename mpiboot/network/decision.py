@@ -192,6 +192,8 @@ def mpi_network(networks: Sequence[WorkerNetwork], settings: Settings) -> tuple[
     states = {network.rdma for network in networks}
     if settings.mpi_network is not MpiNetwork.AUTO:
         return settings.mpi_network, ""
+    if not networks:
+        return MpiNetwork.AUTO, "no worker's GPUs and RDMA are known"
     if gpus:
         return MpiNetwork.CONTROL, f"{first_few(gpus)}: GPUs, so NCCL carries the data"
     if settings.data_network is DataNetworkUse.OFF or RdmaState.UNKNOWN not in states:
@@ -212,6 +214,7 @@ def decide(
     others: Sequence[Variable] = (),
     given: Given = _GIVEN,
     blocked: str = "",
+    asked: bool = True,
 ) -> DataNetwork:
     """Decide the data network of a job from what every worker has.
 
@@ -224,6 +227,7 @@ def decide(
         others: what other rules want of the same variables; the owner of a name wins.
         given: by what the data network was asked for, or left out.
         blocked: where TCP does not pass between data addresses, as workers have tried.
+        asked: whether hosts were asked at all.
 
     Returns:
         The same for the same facts, whatever the order of the mappings.
@@ -236,7 +240,7 @@ def decide(
         reason = f"{given}=off: nothing is set"
         nothing = Decision("data-network", "off", given.source, reason)
     elif not networks:
-        reason = "no worker was reached: nothing is set"
+        reason = f"no worker was {'reached' if asked else 'asked'}: nothing is set"
         transport = Transport.UNKNOWN
         nothing = Decision("data-network", transport.value, Source.DETECTED, reason)
     if nothing:

@@ -83,6 +83,44 @@ def test_saved_facts_decide_the_data_network(tmp_path: Path) -> None:
     assert launcher["level"] == "unknown"
 
 
+def test_the_launchers_file_decides_and_this_shells_variables_do_not(tmp_path: Path) -> None:
+    folder = tmp_path / "facts"
+    folder.mkdir()
+    for number in range(2):
+        facts = w.sriov(number).facts
+        assert facts is not None
+        (folder / f"w-{number}.json").write_text(records_json.facts_to_json(facts))
+    facts = w.plain(9).facts
+    assert facts is not None
+    own = replace(
+        facts,
+        hostname="job-launcher",
+        sshd="",
+        environment=("MY_DATA", "NCCL_IB_GID_INDEX"),
+        fabric=replace(facts.fabric, settings=(("NCCL_IB_GID_INDEX", "5"),)),
+    )
+    (folder / "launcher.json").write_text(records_json.facts_to_json(own))
+    laptop = {"NCCL_IB_GID_INDEX": "7", "OMPI_MCA_btl": "self", "EDITOR": "vi", "UCX_TLS": "tcp"}
+    words = [*job(tmp_path), "--mpi", "openmpi5", "--facts", str(folder), "--", "mpirun", "./train"]
+    done = mpiboot(tmp_path, *words, env={**NO_MPI, **laptop})
+    assert done.returncode == 0, done.stderr
+    assert not [name for name in ("EDITOR", "OMPI_MCA_btl ", "UCX_TLS") if name in done.stdout]
+    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    (link,) = [line for line in lines if line.startswith("control-link ")]
+    assert link.startswith("control-link eth0 ")
+    assert "NCCL_IB_GID_INDEX=5: mlx5_3 port 1 has no entry 5" in done.stdout
+    assert "the values of the launcher's MY_DATA are not known" in done.stdout
+
+
+def test_without_facts_nothing_was_asked(tmp_path: Path) -> None:
+    words = [*job(tmp_path), "--mpi", "openmpi5", "--", "mpirun", "./train"]
+    text = mpiboot(tmp_path, *words, env=NO_MPI).stdout
+    assert "no worker was asked: nothing is set" in text
+    assert "not pinned: no host was asked" in text
+    assert "reached" not in text
+    assert "OMPI_MCA_pml" not in text  # whether MPI carries the data is not known
+
+
 @pytest.mark.parametrize(("flag", "port"), [((), 22), (("--ssh-port", "2206"), 2206)])
 def test_a_server_is_where_sshd_usually_listens_or_the_setting_says(
     tmp_path: Path, flag: tuple[str, ...], port: int

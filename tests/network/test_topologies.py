@@ -524,7 +524,7 @@ def gpus(one: Worker) -> Worker:
             "GPUs and RDMA of w-1 are not known",
         ),
         ((w.plain(0), blind(w.plain(1))), MpiNetwork.AUTO, "auto", "RDMA of w-1 are not known"),
-        ((), MpiNetwork.AUTO, "control", "not every worker has RDMA"),
+        ((), MpiNetwork.AUTO, "auto", "no worker's GPUs and RDMA are known"),
         ((w.sriov(0),), MpiNetwork.CONTROL, "control", ""),
         ((w.plain(0),), MpiNetwork.DATA, "data", ""),
     ],
