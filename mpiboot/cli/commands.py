@@ -329,7 +329,7 @@ def validate() -> None:
 
 
 _BY_TOOL: Final = {
-    "tool": "nccl-tests, or one of its programs.  [default: nccl-tests where there are GPUs]",
+    "tool": "nccl-tests, or one of its programs.  [default: nccl-tests]",
     "seconds": "How long the tool may take; what it has measured by then is judged.  [default: 1m]",
     "busbw": "Fail below this bus bandwidth of the largest messages.",
     "fraction": "Fail below this fraction of what a host's ports carry.  [default: 0.8]",
@@ -374,8 +374,7 @@ def job(**given: Any) -> None:  # noqa: ANN401 - the options above, and the sett
     """Measure across all hosts of the hostfile, as a job on them.
 
     It waits for the hosts and starts nccl-tests as `launcher` does, with the same options, and
-    judges what they and NCCL print. Where there are none, it measures as `validate pairs` does.
-    ARGUMENTS replace the default arguments of nccl-tests.
+    judges what they and NCCL print. ARGUMENTS replace the default arguments of nccl-tests.
 
     \b
     Examples:
