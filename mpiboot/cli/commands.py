@@ -238,9 +238,6 @@ _END: Final = tuple(row.name for row in ROWS if row.section is Section.END)
 @click.option(
     "--check", "checks", multiple=True, metavar="NAME", help="Run this check only; repeatable."
 )
-@click.option(
-    "--host", "hosts", multiple=True, metavar="NAME", help="Look at this host only; repeatable."
-)
 @click.option("--image", is_flag=True, help="Check the image only, as in its build.")
 @click.option("--list", "list_", is_flag=True, help="List the checks.")
 @click.pass_context
@@ -250,7 +247,6 @@ def doctor(
     *,
     as_json: bool,
     checks: tuple[str, ...],
-    hosts: tuple[str, ...],
     image: bool,
     list_: bool,
     **flags: str | None,
@@ -282,8 +278,7 @@ def doctor(
         sys.stdout.write(role.listed(log.width(1), as_json=as_json))
         return
     found = looking(resolved(flags, "doctor"), _DOCTOR_LOOK)
-    asked = role.Asked(checks, hosts, image=image, as_json=as_json)
-    role.run(found, os.environ, asked)
+    role.run(found, os.environ, only=checks, image=image, as_json=as_json)
 
 
 @settings_of(Role.LAUNCHER, Role.WORKER, without=_END, looks=_DOCTOR_LOOK, common=(Section.HOSTS,))
@@ -334,7 +329,7 @@ def validate() -> None:
 
 
 _BY_TOOL: Final = {
-    "tool": "nccl-tests, or one of its programs.  [default: nccl-tests where there are GPUs]",
+    "tool": "nccl-tests, or one of its programs.  [default: nccl-tests]",
     "seconds": "How long the tool may take; what it has measured by then is judged.  [default: 1m]",
     "busbw": "Fail below this bus bandwidth of the largest messages.",
     "fraction": "Fail below this fraction of what a host's ports carry.  [default: 0.8]",
@@ -379,8 +374,7 @@ def job(**given: Any) -> None:  # noqa: ANN401 - the options above, and the sett
     """Measure across all hosts of the hostfile, as a job on them.
 
     It waits for the hosts and starts nccl-tests as `launcher` does, with the same options, and
-    judges what they and NCCL print. Where there are none, it measures as `validate pairs` does.
-    ARGUMENTS replace the default arguments of nccl-tests.
+    judges what they and NCCL print. ARGUMENTS replace the default arguments of nccl-tests.
 
     \b
     Examples:

@@ -190,12 +190,6 @@ _OF_JOBS: Final[_Table] = {
             "name a link that launcher and workers have with MPIBOOT_CONTROL_IFNAME",
         ),
     },
-    (ExitCode.DEVICE_MISSING, _LAUNCHER): {
-        "gpus": _CheckText(
-            "GPUs are there and ready",
-            "check that node's GPUs (`nvidia-smi`, `dmesg`); select nodes of one kind",
-        ),
-    },
     (ExitCode.CANNOT_WRITE, _BOTH): {
         "runtime-folder": _CheckText(
             "the private runtime folder can be written",
@@ -451,7 +445,7 @@ BY_REFERENCE: Final = {check.reference: check for check in CHECKS}
 WARNINGS: Final = frozenset(
     {
         *("data-sockets", "data-subnet", "rdma-mtu-low"),
-        *("entrypoint", "env-profile", "gpus", "offline", "several-programs", "workers-differ"),
+        *("entrypoint", "env-profile", "offline", "several-programs", "workers-differ"),
         *("host-names", "shims", "slots", "working-directory"),
     }
 )

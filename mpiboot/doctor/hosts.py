@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from mpiboot.core.facts import Worker
 from mpiboot.core.model import Finding, Level
-from mpiboot.core.wording import counted, grouped, majority
+from mpiboot.core.wording import counted, grouped, majority, size_of
 from mpiboot.doctor.checks import BY_REFERENCE, finding, launcher_check, ok
 from mpiboot.network.worker_network import link_of
 from mpiboot.network.worker_pairs import WHY, Reached
@@ -45,18 +45,28 @@ class LauncherPlace:
 
 _MANY: Final = 16  # hosts that are shown one by one where each has another message
 _LINK: Final = "mtu:"
-# What hosts are compared by, the message, and whether the plan compares it for hosts with facts.
-_VALUES: Final = (
-    ("mpiboot", "its version of mpiboot is {}", False),
-    ("uid", "sessions have the uid {}", False),
-    ("mpirun", "mpirun on PATH of a session is {}", True),
-    ("daemon", "MPI's daemon on PATH of a session is {}", True),
-    ("memlock", "memlock of a session is {}", False),
-    ("nofile", "the limit of open files of a session is {}", False),
-    ("nproc", "the limit of processes of a session is {}", False),
-    ("gpus", "{} GPUs in /dev", True),
-    ("hcas", "{} devices in /dev/infiniband", True),
-)
+_NO_LINK: Final = "none"
+_IMAGE: Final = "use one image for the launcher and all workers"
+_LIMITS: Final = "give the container runtime the same limits on all nodes (LimitNOFILE, LimitNPROC)"
+_DEVICES: Final = "request the same devices for each worker (`resources: {limits: ...}`)"
+# What hosts are compared by: the message, the hint, and whether the plan compares it for hosts with
+# facts.
+_VALUES: Final = {
+    "mpiboot": ("its version of mpiboot is {}", _IMAGE, False),
+    "uid": ("sessions have the uid {}", "set one securityContext.runAsUser for all workers", False),
+    "mpirun": ("mpirun on PATH of a session is {}", _IMAGE, True),
+    "daemon": ("MPI's daemon on PATH of a session is {}", _IMAGE, True),
+    "memlock": ("memlock of a session is {}", BY_REFERENCE["memlock"].hint, False),
+    "nofile": ("the limit of open files of a session is {}", _LIMITS, False),
+    "nproc": ("the limit of processes of a session is {}", _LIMITS, False),
+    "gpus": ("{} GPUs in /dev", _DEVICES, True),
+    "hcas": ("{} devices in /dev/infiniband", _DEVICES, True),
+    "sidecar": (
+        "a service mesh's proxy in its pod: {}",
+        "leave it out of the job's pods (annotation `sidecar.istio.io/inject: 'false'`)",
+        False,
+    ),
+}
 
 
 @launcher_check(
@@ -89,6 +99,8 @@ def launcher(hosts: Sequence[HostReport], place: LauncherPlace) -> Iterable[Find
 def _values(one: HostReport) -> dict[str, str]:
     """Give what a host is compared by; what isn't known is left out."""
     found = {name: value or "none" for name, value in one.values.items()}
+    if found.get("memlock", "").isdecimal():
+        found["memlock"] = size_of(int(found["memlock"]))
     worker = one.worker
     if worker is not None:
         known = worker.facts.mpiboot if worker.facts else "another"
@@ -105,38 +117,44 @@ def _values(one: HostReport) -> dict[str, str]:
     hint="use one image and one pod template for all workers, on nodes of one kind (nodeSelector)",
 )
 def differ(hosts: Sequence[HostReport]) -> Iterable[Finding]:
-    """Find hosts whose value of something differs from that of most others.
-
-    Looks at of each host, in a session without a terminal: mpiboot, uid, mpirun, MPI's daemon,
-    memlock, open files, processes, GPUs, RDMA devices, each link and its MTU.
-    """
+    """Find hosts whose value of something, as a session has it, is not that of most others."""
     every = {one.host: _values(one) for one in hosts if one.worker is not None}
     planned = {one.host for one in hosts if one.worker is not None and one.worker.facts}
-    links = sorted({name for values in every.values() for name in values if _LINK in name})
-    rows = [*_VALUES, *((name, f"the MTU of {name[4:]} is {{}}", False) for name in links)]
-    same = True
-    for name, words, by_plan in rows:
-        # A link that a host lacks is a value; of any other value that means it was not asked.
-        lacks = "none" if _LINK in name else None
-        seen = {host: values.get(name, lacks) for host, values in every.items() if values}
-        found = majority({host: value for host, value in seen.items() if value is not None})
-        if found is None or (found.usual == "none" and _LINK in name):
-            continue
-        usual = f"of the others ({found.alike}): {_shown(name, found.usual)}"
-        for value, which in found.outliers.items():
-            unplanned = [host for host in which if not by_plan or host not in planned]
-            if unplanned:
-                same = False
-                message = f"{words.format(_shown(name, value))}, {usual}"
-                yield finding(Level.WARN, "hosts-differ", message, hosts=unplanned)
-    if len(every) > 1 and same:
+    found = [*_values_differ(every, planned), *_links_differ(every)]
+    yield from found
+    if len(every) > 1 and not found:
         yield ok(
             "hosts-differ", f"{counted(len(every), 'host')} have the same MPI, limits and links"
         )
 
 
-def _shown(name: str, value: str) -> str:
-    return f"{value} bytes" if name == "memlock" and value.isdigit() else value
+def _values_differ(
+    every: Mapping[str, Mapping[str, str]], planned: Container[str]
+) -> Iterator[Finding]:
+    for name, (words, hint, by_plan) in _VALUES.items():
+        found = majority({host: own[name] for host, own in every.items() if name in own})
+        for value, which in found.outliers.items() if found else ():
+            unplanned = [host for host in which if not by_plan or host not in planned]
+            if found and unplanned:
+                message = f"{words.format(value)}, of the others ({found.alike}): {found.usual}"
+                yield finding(Level.WARN, "hosts-differ", message, hint=hint, hosts=unplanned)
+
+
+def _links_differ(every: Mapping[str, Mapping[str, str]]) -> Iterator[Finding]:
+    """Find hosts that lack a link of most others, or whose link has another MTU."""
+    asked = {host: own for host, own in every.items() if own}
+    for name in sorted({name for own in asked.values() for name in own if _LINK in name}):
+        link = name.removeprefix(_LINK)
+        found = majority({host: own.get(name, _NO_LINK) for host, own in asked.items()})
+        if found is None or found.usual == _NO_LINK:
+            continue
+        for value, which in found.outliers.items():
+            message = f"the MTU of {link} is {value}, of the others ({found.alike}): {found.usual}"
+            hint = "give that network one MTU on all nodes"
+            if value == _NO_LINK:
+                message = f"it has no link {link}, which the others ({found.alike}) have"
+                hint = "give each worker the same networks (`k8s.v1.cni.cncf.io/networks`)"
+            yield finding(Level.WARN, "hosts-differ", message, hint=hint, hosts=which)
 
 
 @launcher_check(

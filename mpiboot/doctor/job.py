@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
-import os
 import socket
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from mpiboot.core.checks import MpibootError, error
-from mpiboot.core.facts import Host, Hostfile, Worker
+from mpiboot.core.checks import MpibootError
+from mpiboot.core.facts import Host, Worker
 from mpiboot.core.model import Finding, Json
 from mpiboot.core.records_json import read_record
 from mpiboot.core.settings import Resolved, Settings
-from mpiboot.core.wording import counted, first_few
-from mpiboot.doctor import looks, table
+from mpiboot.core.wording import counted
+from mpiboot.doctor import table
 from mpiboot.doctor.checks import judge_all, ok
 from mpiboot.doctor.hosts import HostReport, LauncherPlace, merged
-from mpiboot.hosts import gate, host_shell, hostfiles
-from mpiboot.hosts.gate import DoctorLook, is_one_of
+from mpiboot.hosts import gate, host_shell
 from mpiboot.hosts.host_shell import HostAnswer
 from mpiboot.job import plan as plans
 from mpiboot.job.plan_input import LaunchPaths
 from mpiboot.launcher import launch_folder, look
-from mpiboot.launcher import setup as launcher_setup
 from mpiboot.launcher.observation import Observation
 from mpiboot.network import pod
 from mpiboot.network.worker_pairs import WORDS
@@ -37,47 +33,27 @@ SERVER: Final = "workers-unreachable"
 ANY_PROGRAM: Final = ("mpirun", "true")
 
 
-def of_job(
-    resolved: Resolved, environ: Mapping[str, str], only: Sequence[str] = ()
-) -> Iterator[Finding]:
+def of_job(resolved: Resolved, environ: Mapping[str, str]) -> Iterator[Finding]:
     """Check the hostfile and every host of it, as far as this pod allows.
 
-    Args:
-        resolved: the settings.
-        environ: this pod's environment.
-        only: the hosts that are asked, by their whole or first names; empty: all.
-
     Raises:
-        MpibootError: ``usage``; the hostfile has no such host.
         KeyboardInterrupt: after the findings of the hosts that had answered.
     """
     with listening(resolved.settings, environ) as place:
-        doctor = DoctorLook(questions(place), tuple(only))
         try:
-            seen, launcher = look.look(resolved, ANY_PROGRAM, environ, doctor)
+            seen, launcher = look.look(resolved, ANY_PROGRAM, environ, questions(place))
         except MpibootError as wrong:
             yield from (wrong.finding, *wrong.others)
-            if wrong.finding.check in _GOES_ON:
-                yield from _without_plan(resolved, environ, place, doctor)
             return
     file = seen.observed.hostfile
-    yield from _hostfile(file)
+    yield ok("hostfile-missing", f"the hostfile is {file.path}, named by {file.named_by}")
+    yield ok("hostfile-invalid", file.size)
     yield from seen.warnings
-    refuse_unknown(only, (host.name for host in file.hosts))
     planned = list(_planned(seen, resolved, launch_folder.paths(launcher.folder)))
-    yield from _passed(file.hosts, seen.passed, place, doctor, planned)
+    yield from _passed(file.hosts, seen.passed, place, planned)
     yield from planned
     if seen.passed.unasked:
         raise KeyboardInterrupt  # put off by the gate until what hosts had answered was printed
-
-
-def refuse_unknown(only: Sequence[str], known: Iterable[str]) -> None:
-    """Raise ``usage`` where a host is asked for that is neither known nor this pod."""
-    names = tuple(dict.fromkeys((*known, os.uname().nodename)))
-    for wanted in only:
-        if not any(is_one_of(name, (wanted,)) for name in names):
-            hint = f"its hosts are {first_few(names, 8)}"
-            raise error("usage", f"the job has no host {wanted!r}", hint=hint)
 
 
 def _planned(seen: Observation, resolved: Resolved, where: LaunchPaths) -> Iterator[Finding]:
@@ -98,15 +74,14 @@ def _passed(
     listed: Sequence[Host],
     passed: gate.GateResult,
     place: LauncherPlace,
-    doctor: DoctorLook,
-    planned: Sequence[Finding] = (),
+    planned: Sequence[Finding],
 ) -> Iterator[Finding]:
     """Report how each host was reached, what it finds itself, and how they differ."""
     yield from (ok("names-unresolved", "this pod itself", one.name) for one in passed.local)
     yield from merged(map(_reached, passed.workers))
     yield from passed.findings
     left_out = (*passed.local, *passed.unasked)
-    hosts = [one for one in doctor.select(listed) if one not in left_out]
+    hosts = [one for one in listed if one not in left_out]
     reports = reports_of(hosts, passed.workers, passed.answers)
     known = {(item.check, name) for item in planned for name in (item.host, *item.hosts)}
     own = (item for one in reports for item in one.checks or ())
@@ -114,42 +89,11 @@ def _passed(
     yield from judge_all(table.HOSTS, {"hosts": reports, "place": place}, {})
 
 
-def _hostfile(file: Hostfile) -> Iterator[Finding]:
-    yield ok("hostfile-missing", f"the hostfile is {file.path}, named by {file.named_by}")
-    yield ok("hostfile-invalid", file.size)
-
-
 def _reached(worker: Worker) -> Finding:
     server = worker.facts.sshd if worker.facts and worker.facts.sshd else "sshd"
     mpi = worker.facts.mpi if worker.facts else worker.mpi
     message = f"{worker.address} port {worker.port}, {server}, {mpi.banner if mpi else 'no mpirun'}"
     return ok(SERVER, message, worker.host.name)
-
-
-# Without these there is no plan, but hosts can still be looked for.
-_GOES_ON: Final = frozenset({"program-missing", "ssh-key", "runtime-folder", "tmpdir"})
-
-
-def _without_plan(
-    resolved: Resolved, environ: Mapping[str, str], place: LauncherPlace, doctor: DoctorLook
-) -> Iterator[Finding]:
-    """Look at the hostfile and, where there is a key, at its hosts."""
-    try:
-        file = asyncio.run(hostfiles.of_job(resolved, environ, 0.0)).hostfile
-    except MpibootError as wrong:
-        yield from (wrong.finding, *wrong.others)
-        return
-    yield from _hostfile(file)
-    refuse_unknown(doctor.hosts, (host.name for host in file.hosts))
-    try:
-        launcher = launcher_setup.launcher_pod(resolved, environ, looks.role(), patience=0.0)
-        to = launcher_setup.access(launcher)
-        passed = asyncio.run(gate.probe_once(file.hosts, resolved.settings, to, doctor=doctor))
-    except MpibootError:
-        return  # reported already
-    yield from _passed(file.hosts, passed, place, doctor)
-    if passed.unasked:
-        raise KeyboardInterrupt
 
 
 # Connections wait here until the launcher has asked all hosts; the kernel takes its own bound.

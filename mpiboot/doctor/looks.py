@@ -9,11 +9,10 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
-import re
+import resource
 import shutil
-import socket
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -26,10 +25,7 @@ from mpiboot.doctor.pod import (
     LimitsPart,
     MemoryPart,
     Program,
-    ServersPart,
     ShmPart,
-    SshdPart,
-    SshListener,
 )
 from mpiboot.launcher import shims as names
 from mpiboot.network import pod
@@ -104,36 +100,24 @@ def shims(environ: Mapping[str, str]) -> list[Finding]:
 
 PROC: Final = Path("/proc")
 SHM: Final = Path("/dev/shm")  # noqa: S108 - looked at only
-# Names of /proc/PID/limits that a job meets.
+# Those that a job meets.
 LIMITS: Final = {
-    "locked memory": "Max locked memory",
-    "open files": "Max open files",
-    "processes": "Max processes",
+    "locked memory": resource.RLIMIT_MEMLOCK,
+    "open files": resource.RLIMIT_NOFILE,
+    "processes": resource.RLIMIT_NPROC,
 }
-_LIMIT: Final = re.compile(r"^(Max [a-z ]+?) {2,}(\S+)", re.MULTILINE)
 
 
-def limits(server: str, proc: Path = PROC, groups: Path = control_groups.GROUPS) -> LimitsPart:
-    """Read the limits of sessions and of the pod's first process.
-
-    Args:
-        server: the process whose limits SSH sessions have, as /proc names it; empty where none is.
-        proc: where /proc is.
-        groups: where control groups are mounted.
-    """
-    sessions = _limits(proc / server / "limits") if server else {}
-    tasks = control_groups.processes(groups, proc)
-    return LimitsPart(sessions, _limits(proc / "1/limits"), tasks.used, tasks.limit or 0)
+def limits(server: int) -> LimitsPart:
+    """Read the limits of the process whose limits SSH sessions have, 0: none, and of the first."""
+    return LimitsPart(_limits(server) if server else {}, _limits(1))
 
 
-def _limits(path: Path) -> dict[str, int]:
-    rows = {match[1]: match[2] for match in _LIMIT.finditer(text(path))}
-    known = {name: rows.get(row, "") for name, row in LIMITS.items()}
-    return {
-        name: -1 if value == "unlimited" else int(value)
-        for name, value in known.items()
-        if value == "unlimited" or value.isdigit()
-    }
+def _limits(pid: int) -> dict[str, int]:
+    try:
+        return {name: resource.prlimit(pid, kind)[0] for name, kind in LIMITS.items()}
+    except OSError:  # another user's, or gone
+        return {}
 
 
 def shm(folder: Path = SHM) -> ShmPart:
@@ -155,54 +139,19 @@ def memory(groups: Path = control_groups.GROUPS, proc: Path = PROC) -> MemoryPar
     return MemoryPart(seen.limit or 0, seen.used, control_groups.kills(groups, proc))
 
 
-_MPIBOOT: Final = "mpiboot"  # what its SSH servers say of themselves
-_GREETS_WITHIN: Final = 2.0  # seconds; a server greets at once, a proxy never
-_GREETING: Final = 255  # RFC 4253, 4.2
-# A socket that listens on every address is reached by loopback.
-_ANY: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - read, not bound
-
-
-def servers(own: int, ports: Iterable[int]) -> ServersPart:
-    """Ask what listens on these ports for its greeting; what does not speak SSH is left out.
-
-    Args:
-        own: the port of this pod's worker, 0 where none runs.
-        ports: where else to look.
-    """
-    found = []
-    for port, listening in _listening(own, *ports).items():
-        greeting = next(filter(None, (_greeting(item.address, port) for item in listening)), "")
-        if greeting:
-            pid = _process_of(listening)
-            name = text(PROC / str(pid) / "comm") if pid else ""
-            found.append(SshListener(port, greeting, pid, name, _MPIBOOT in greeting))
-    return ServersPart(own, tuple(found))
+def servers(ports: Collection[int]) -> tuple[str, ...]:
+    """Name the processes of this pod that listen on these ports."""
+    found = {(item.port, item.pid) for item in processes.listeners() if item.port in ports}
+    return tuple(
+        f"port {port}: process {pid} ({text(PROC / str(pid) / 'comm')})"
+        for port, pid in sorted(found)
+        if pid
+    )
 
 
 def process_of(port: int) -> int:
     """Give the process that listens on a port; 0 where none of this user's does."""
-    return _process_of(_listening(port)[port])
-
-
-def _process_of(listening: Iterable[processes.Listener]) -> int:
-    return next((item.pid for item in listening if item.pid), 0)
-
-
-def _listening(*ports: int) -> dict[int, list[processes.Listener]]:
-    """List by its port what listens there, in one look at the sockets."""
-    every = processes.listeners()
-    return {port: [item for item in every if item.port == port] for port in ports if port}
-
-
-def _greeting(address: str, port: int) -> str:
-    where = (_ANY.get(address, address), port)
-    try:
-        with socket.create_connection(where, _GREETS_WITHIN) as connection:
-            data = connection.recv(_GREETING)
-    except OSError:
-        return ""
-    line = data.partition(b"\n")[0].decode("utf-8", "replace").strip()
-    return line if line.startswith("SSH-") else ""
+    return next((item.pid for item in processes.listeners() if item.port == port), 0)
 
 
 _PATIENCE: Final = 5.0  # seconds that a program has
@@ -240,13 +189,6 @@ def _daemon(mpi: Mpi, search: str, environ: Mapping[str, str]) -> Program | None
     beside = (str(Path(mpi.path).parent), os.path.dirname(os.path.realpath(mpi.path)))  # noqa: PTH120
     path = shutil.which(name, path=os.pathsep.join((*beside, search))) or ""
     return Program(name, path, _lacks(path, environ))
-
-
-def sshd(environ: Mapping[str, str]) -> SshdPart:
-    """Ask what the worker asks before it starts a server; nothing is made."""
-    who = pod.identity(environ)
-    seen = openssh.conditions(who, programs.search_path(environ), make=False)
-    return SshdPart(seen.path, openssh.reason_against(seen, who, "/run/mpiboot"))
 
 
 def _lacks(path: str, environ: Mapping[str, str]) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -43,14 +43,6 @@ class ImagePart:
     python: str
     modules: tuple[str, ...]
     search: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class SshdPart:
-    """OpenSSH's sshd: its file (empty: none), and why it can't serve this pod (empty: it can)."""
-
-    path: str
-    against: str
 
 
 @check("program-missing", at_build=True)
@@ -131,24 +123,6 @@ def passwd(identity: Identity) -> Iterable[Finding]:
         yield warned("passwd-entry", f"uid {identity.uid} has no passwd entry")
 
 
-@worker_check(
-    "openssh-server",
-    title="OpenSSH's server can serve this pod",
-    hint="securityContext: {capabilities: {add: [SETUID, SETGID, SYS_CHROOT]}} for a pod that "
-    "runs as root; or leave it: mpiboot's own server takes its place",
-    at_build=True,
-)
-def openssh(sshd: SshdPart, identity: Identity) -> Iterable[Finding]:
-    """Judge whether sshd can serve; what mpiboot's own server is made for is no trouble."""
-    if not sshd.path or not identity.known:
-        yield ok("openssh-server", f"mpiboot's own SSH server serves: {sshd.against}")
-    elif sshd.against:
-        message = f"{sshd.path} can't serve, so mpiboot's own server does: {sshd.against}"
-        yield warned("openssh-server", message)
-    else:
-        yield ok("openssh-server", f"{sshd.path} can serve")
-
-
 @check("shims")
 def shims(shims: Iterable[Finding]) -> Iterable[Finding]:
     """Give what the look found to start mpiboot by its name, and to have bypassed it."""
@@ -156,40 +130,14 @@ def shims(shims: Iterable[Finding]) -> Iterable[Finding]:
 
 
 @dataclass(frozen=True, slots=True)
-class SshListener:
-    """What listens on a port: the line with which it greets, and its process where that is known.
-
-    ``program`` is that process's name; ``pid`` is 0 where it is another user's or container's.
-    ``ours``: mpiboot started it, by its greeting.
-    """
-
-    port: int
-    greeting: str
-    pid: int = 0
-    program: str = ""
-    ours: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ServersPart:
-    """SSH servers on the ports where a launcher looks; ``own`` is the worker's (0: none runs)."""
-
-    own: int
-    servers: tuple[SshListener, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class LimitsPart:
     """Soft limits of a process (-1: none), by their names in /proc/PID/limits.
 
-    ``sessions`` are those that an SSH session gets, ``first`` those of the pod's first process;
-    ``processes`` and ``most_processes`` are the control group's (0: no limit).
+    ``sessions`` are those that an SSH session gets, ``first`` those of the pod's first process.
     """
 
     sessions: Mapping[str, int]
     first: Mapping[str, int]
-    processes: int = 0
-    most_processes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,22 +181,13 @@ _FULL: Final = 0.9
 
 @worker_check(
     "other-ssh-server",
-    title="the SSH server at the job's port is mpiboot's",
-    hint="start the worker by mpiboot (`args: [worker]`) and no sshd beside it; with hostNetwork "
-    "the node's own sshd has port 22: set MPIBOOT_SSH_PORT to a free one",
+    title="the pod's SSH server is mpiboot's",
+    hint="start the worker by mpiboot (`args: [worker]`) and no sshd beside it",
 )
-def ssh_servers(servers: ServersPart) -> Iterable[Finding]:
-    """Judge whose SSH server has the port of this pod's worker, or those that are looked at."""
-    for server in servers.servers:
-        who = f", process {server.pid} ({server.program})" if server.pid else ""
-        message = f"port {server.port} greets with {server.greeting!r}{who}"
-        if server.port == servers.own:
-            if server.ours:
-                yield ok("other-ssh-server", f"port {server.port} is mpiboot's{who}")
-            elif server.pid:  # of one that can't be servers, a login shows whose it is
-                yield failed("other-ssh-server", f"{message}: not mpiboot's, whose port it is")
-        elif not servers.own and not server.ours:
-            yield warned("other-ssh-server", f"{message}: an SSH server that mpiboot did not start")
+def ssh_servers(servers: Sequence[str]) -> Iterable[Finding]:
+    """Report who listens where a launcher looks for SSH, where no worker of mpiboot's runs."""
+    for server in servers:
+        yield warned("other-ssh-server", f"{server} listens, which mpiboot did not start")
 
 
 @worker_check(
@@ -281,25 +220,6 @@ def _limit(name: str, value: int) -> str:
     if value < 0:
         return "unlimited"
     return size_of(value) if name == "locked memory" else str(value)
-
-
-@check(
-    "processes",
-    title="the pod may start more processes",
-    hint="raise the node's limit of processes for a pod (kubelet: podPidsLimit), or start fewer "
-    "threads (OMP_NUM_THREADS)",
-)
-def processes(limits: LimitsPart) -> Iterable[Finding]:
-    """Judge the control group's count of processes and threads."""
-    if not limits.most_processes:
-        return
-    message = f"{limits.processes} of {limits.most_processes} processes and threads"
-    full = limits.processes > _FULL * limits.most_processes
-    yield (
-        warned("processes", f"{message}: the next may not start")
-        if full
-        else ok("processes", message)
-    )
 
 
 @worker_check(
@@ -375,17 +295,18 @@ _PEER_MEMORY: Final = (
 )
 
 
-@check("gpus", by_plan=True)
+@worker_check(
+    "gpus",
+    title="GPUs are there and ready",
+    hint="check that node's GPUs (`nvidia-smi`, `dmesg`); select nodes of one kind",
+)
 def gpus(facts: PodFacts) -> Iterable[Finding]:
-    """Judge this pod's GPUs.
-
-    Looks at /dev, sysfs and, where there is an NVLink fabric, `nvidia-smi -q`.
-    """
+    """Judge what /dev, sysfs and, where there is an NVLink fabric, `nvidia-smi -q` show."""
     own = facts.gpus
     ready = own.fabric in ("", own.FABRIC_READY)
     reached = own.peer_memory or not (facts.fabric.devices and own.kind.startswith("NVIDIA"))
     if own.lost:
-        message = f"{own.lost} of {own.lost + own.count} GPUs in /dev, the kernel has no more"
+        message = f"{own.lost} of {own.lost + own.count} GPUs in /dev are no longer on the PCI bus"
         yield warned("gpus", message)
     if not ready:
         message = f"NVLink fabric: {own.fabric}; CUDA starts when Fabric Manager has set it up"

@@ -25,40 +25,39 @@ from mpiboot.core.records_json import values
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import counted, first_few, grouped, lasting
 from mpiboot.doctor import checks, job, looks, table
-from mpiboot.doctor.pod import LimitsPart, ServersPart
+from mpiboot.doctor.pod import LimitsPart
 from mpiboot.doctor.table import CHECKS, GROUP_OF, GROUPS
 from mpiboot.hosts import hostfiles
 from mpiboot.hosts.access import PORTS
-from mpiboot.hosts.gate import is_one_of
 from mpiboot.job import platforms, render
 from mpiboot.network import pod
 from mpiboot.worker import facts
 from mpiboot.worker.state import WorkerState, running_worker
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """The command line: which checks and hosts (none: all), an image alone, JSON."""
-
-    checks: tuple[str, ...] = ()
-    hosts: tuple[str, ...] = ()
-    image: bool = False
-    as_json: bool = False
-
-
 def run(
     resolved: Resolved,
     environ: Mapping[str, str],
-    asked: Asked = Asked(),
+    *,
+    only: Collection[str] = (),
+    image: bool = False,
+    as_json: bool = False,
 ) -> None:
     """Print every finding; after Ctrl-C those that are known.
 
+    Args:
+        resolved: the settings.
+        environ: this process's environment.
+        only: references of the checks that are wanted; none: all.
+        image: whether this is an image's build, and no pod.
+        as_json: whether a program reads it.
+
     Raises:
         ShownError: something fails; with the code 1.
-        MpibootError: ``usage``; there is no such check or host.
+        MpibootError: ``usage``; there is no such check.
         KeyboardInterrupt: it was interrupted, and has printed what it found.
     """
-    unknown = [name for name in asked.checks if name not in GROUP_OF]
+    unknown = [name for name in only if name not in GROUP_OF]
     if unknown:
         raise error(
             "usage", f"there is no check {unknown[0]!r}", hint="`mpiboot doctor --list` lists them"
@@ -67,7 +66,7 @@ def run(
     found: list[Finding] = []
     whole = False
     try:
-        for item in _look(resolved, environ, role, asked):
+        for item in _look(resolved, environ, role, only, image=image):
             if item not in found:
                 found.append(item)
         whole = True
@@ -75,57 +74,40 @@ def run(
         pass
     finally:
         looks.remove_folder(resolved.settings, environ)
-    shown = _selected(found, asked, whole=whole)
-    if asked.as_json:
-        sys.stdout.write(as_json(shown, role, whole=whole))
+    shown = [item for item in found if not only or item.check in only]
+    if as_json:
+        sys.stdout.write(report(shown, role, whole=whole))
     else:
         write(shown, whole=whole)
-        seen = {item.check for item in shown}
-        if unseen := [name for name in asked.checks if whole and name not in seen]:
-            sys.stdout.write(f"nothing to check here: {', '.join(unseen)}\n")
     if not whole:
         raise KeyboardInterrupt
     end(shown)
 
 
-def _selected(found: list[Finding], asked: Asked, *, whole: bool) -> list[Finding]:
-    """Leave what is asked for; after Ctrl-C a host may not have been reached yet."""
-    if whole:
-        names = {name for item in found for name in (item.host, *item.hosts) if name}
-        job.refuse_unknown(asked.hosts, sorted(names))
-    here = os.uname().nodename
-    return [
-        item
-        for item in found
-        if (not asked.checks or item.check in asked.checks)
-        and (
-            not asked.hosts
-            or any(is_one_of(name, asked.hosts) for name in item.hosts or (item.host or here,))
-        )
-    ]
-
-
 def _look(
-    resolved: Resolved, environ: Mapping[str, str], role: Role, asked: Asked
+    resolved: Resolved,
+    environ: Mapping[str, str],
+    role: Role,
+    only: Collection[str],
+    *,
+    image: bool,
 ) -> Iterator[Finding]:
     """Look at this pod and, on a launcher, at its hosts."""
     yield from (*resolved.warnings, *resolved.removed)
-    rows = table.chosen(role, asked.checks, at_build=asked.image)
+    rows = table.chosen(role, only, at_build=image)
     needs = {name for row in rows for name in row.needs}
     one = subject(resolved, environ)
     parts, unseen = gather(one, needs, resolved.settings.timeout)
     yield from checks.judge_all(rows, parts, unseen)
     if INTERRUPTED in unseen.values():
         raise KeyboardInterrupt
-    if asked.image:
+    if image:
         return
     if role is Role.WORKER and one.worker is None:
         hint = "start the container with `args: [worker]`, and look at its log"
         yield checks.failed(job.SERVER, "no SSH server of mpiboot's runs in this pod", hint=hint)
-    here = os.uname().nodename
-    others = [name for name in asked.hosts if not is_one_of(here, (name,))]
-    if role is Role.LAUNCHER and (others or not asked.hosts):
-        yield from job.of_job(resolved, environ, others)
+    if role is Role.LAUNCHER:
+        yield from job.of_job(resolved, environ)
 
 
 def role_of(resolved: Resolved, environ: Mapping[str, str]) -> Role:
@@ -163,28 +145,22 @@ def _facts(one: Subject) -> PodFacts:
 
 
 def _limits(one: Subject) -> LimitsPart:
-    server = looks.process_of(one.worker.port) or one.worker.pid if one.worker else 0
+    if one.worker:
+        return looks.limits(looks.process_of(one.worker.port) or one.worker.pid)
     # A session of an SSH server that is not mpiboot's knows that it is one.
-    return looks.limits(
-        str(server) if server else "self" if "SSH_CONNECTION" in one.environ else ""
-    )
+    return looks.limits(os.getpid() if "SSH_CONNECTION" in one.environ else 0)
 
 
-def _servers(one: Subject) -> ServersPart:
-    """Look at the worker's port, else at those that a launcher tries."""
-    return looks.servers(one.worker.port, ()) if one.worker else looks.servers(0, _ports(one))
-
-
-def _ports(one: Subject) -> tuple[int, ...]:
-    named = one.worker.port if one.worker else one.resolved.settings.ssh_port
-    return (named,) if named else PORTS
+def _servers(one: Subject) -> tuple[str, ...]:
+    """Look at the ports that a launcher tries, where no worker runs."""
+    named = one.resolved.settings.ssh_port
+    return () if one.worker else looks.servers((named,) if named else PORTS)
 
 
 LOOKS: Final[Mapping[str, Callable[[Subject], object]]] = {
     "identity": lambda one: pod.identity(one.environ),
     "facts": _facts,
     "image": lambda one: looks.image(one.environ),
-    "sshd": lambda one: looks.sshd(one.environ),
     "folder": lambda one: looks.folder(one.resolved.settings, one.environ),
     "key": lambda one: looks.key(one.resolved.settings, one.environ),
     "shims": lambda one: looks.shims(one.environ),
@@ -209,19 +185,11 @@ def gather(
     Returns:
         The parts by their names, and of those that were not seen the reason.
     """
-    looks_at = {name: partial(LOOKS[name], one) for name in {*wanted} & set(LOOKS)}
-    parts, unseen = _looked(looks_at, seconds)
-    return parts | {"settings": one.resolved.settings, "environ": one.environ}, unseen
-
-
-def _looked(
-    wanted: Mapping[str, Callable[[], object]], seconds: float
-) -> tuple[dict[str, object], dict[str, str]]:
     done: queue.SimpleQueue[tuple[str, object, str]] = queue.SimpleQueue()
 
-    def look_at(name: str, look: Callable[[], object]) -> None:
+    def look_at(name: str) -> None:
         try:
-            done.put((name, look(), ""))
+            done.put((name, LOOKS[name](one), ""))
         except MpibootError as wrong:
             done.put((name, None, wrong.finding.message))
         except OSError as wrong:
@@ -229,10 +197,10 @@ def _looked(
         except Exception as wrong:  # noqa: BLE001 - one look that fails must not end the others
             done.put((name, None, f"this look failed: {type(wrong).__name__}: {wrong}"))
 
-    for name, look in wanted.items():
-        _start(partial(look_at, name, look))
-    missing = set(wanted)
-    found: dict[str, object] = {}
+    missing = {*wanted} & set(LOOKS)
+    for name in list(missing):
+        _start(partial(look_at, name))
+    found: dict[str, object] = {"settings": one.resolved.settings, "environ": one.environ}
     unseen: dict[str, str] = {}
     deadline, why = time.monotonic() + seconds, f"no answer within {lasting(seconds)}"
     try:
@@ -284,8 +252,8 @@ def end(found: Iterable[Finding], *bad: Level) -> None:
             raise ShownError(item, code=int(ExitCode.FOUND))
 
 
-def as_json(found: Sequence[Finding], role: Role, *, whole: bool) -> str:
-    """Write the findings as docs/reference/errors.md has it."""
+def report(found: Sequence[Finding], role: Role, *, whole: bool) -> str:
+    """Write the findings as JSON, as docs/reference/errors.md has it."""
     here = os.uname().nodename
     findings = [
         {
@@ -352,5 +320,5 @@ def listed(width: int | None, *, as_json: bool) -> str:
     ]
     if as_json:
         names = ("group", "check", "roles", "holds_when")
-        return render.as_json([dict(zip(names, row, strict=True)) for row in rows])
+        return json_report(checks=[dict(zip(names, row, strict=True)) for row in rows])
     return render.table(("group", "check", "roles", "holds when"), rows, width=width)

@@ -43,9 +43,9 @@ _COLUMNS: Final = {
     "entrypoint agent-not-started offline daemon-failed launch-timeout host-lost transport "
     "launcher-limits launcher-memory ssh-client-lost hosts-differ worker-checks",
     "files": "runtime-folder tmpdir output",
-    "ssh": "ssh-key ssh-denied host-key-differs kubectl-denied sshd workers-held openssh-server "
+    "ssh": "ssh-key ssh-denied host-key-differs kubectl-denied sshd workers-held "
     "other-ssh-server workers-unreachable worker-facts",
-    "limits": "memlock shm session-limits processes shm-full memory-limit",
+    "limits": "memlock shm session-limits shm-full memory-limit",
     "network": "names-unresolved interface-missing ip-version worker-pairs "
     "worker-address master-port workers-differ ranks-unanswered "
     "control-link control-subnet launcher-unreached",

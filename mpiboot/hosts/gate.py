@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -34,28 +34,6 @@ from mpiboot.job.program_words import Rendezvous
 from mpiboot.ssh.attempt import Attempt
 from mpiboot.ssh.connections import short_of_files
 from mpiboot.system import os_calls
-
-
-@dataclass(frozen=True, slots=True)
-class DoctorLook:
-    """What ``doctor`` asks beside the gate's own questions, and which hosts (empty: all)."""
-
-    questions: tuple[str, ...] = ()
-    hosts: tuple[str, ...] = ()
-
-    def select(self, listed: Sequence[Host]) -> tuple[Host, ...]:
-        """Select the wanted hosts of a job, by their full or first names."""
-        wanted = frozenset(self.hosts)
-        return tuple(host for host in listed if not wanted or is_one_of(host.name, wanted))
-
-
-def is_one_of(name: str, wanted: Iterable[str]) -> bool:
-    """Tell whether a host is among the wanted ones, by its full or first name."""
-    return not {name, name.partition(".")[0]}.isdisjoint(wanted)
-
-
-ALL_HOSTS = DoctorLook()
-
 
 _NAMES: Final = 5
 # A pod that ends while others are waited for is noticed by its connection at once, and one that is
@@ -382,23 +360,22 @@ async def probe_once(
     options: PipelineOptions = PipelineOptions(),  # noqa: B008 - it is frozen
     *,
     resolver: Resolver | None = None,
-    doctor: DoctorLook = ALL_HOSTS,
+    doctor: tuple[str, ...] = (),
 ) -> GateResult:
     """Try every host once without waiting; ``findings`` has one entry for each failed host.
 
-    The arguments are those of ``wait``; ``doctor`` is what is asked beside, in the same session.
+    The arguments are those of ``wait``; ``doctor`` are questions of doctor's, in the same session.
 
     Raises:
         MpibootError: ``ssh-key``; without the job's key no host can be asked.
     """
-    hosts = doctor.select(hosts)
     states = progress.states(hosts)
-    options = replace(options, once=True, doctor=doctor.questions)
+    options = replace(options, once=True, doctor=doctor)
     pipelines = _pipelines(settings, access, resolver, lambda: None, options)
     if any(not pipelines.is_own_name(host) for host in hosts):
         await pipelines.prepare()
     runs = [asyncio.ensure_future(pipelines.run(state)) for state in states]
-    with _ended_by_ctrl_c(runs if doctor.questions else ()):
+    with _ended_by_ctrl_c(runs if doctor else ()):
         found = await asyncio.gather(*runs, return_exceptions=True)
     findings, unasked = [], []
     for host, item in zip(hosts, found, strict=True):

@@ -21,7 +21,6 @@ from mpiboot.core.setting_types import AUTO, DataNetworkUse
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import assigned, counted, first_few
 from mpiboot.hosts import gate
-from mpiboot.hosts.gate import ALL_HOSTS, DoctorLook
 from mpiboot.job import mpirun_line, names, platforms, program_words, render
 from mpiboot.job import plan as plans
 from mpiboot.job.plan_input import Observed
@@ -67,15 +66,15 @@ def look(
     resolved: Resolved,
     program: tuple[str, ...],
     environ: Mapping[str, str],
-    doctor: DoctorLook = ALL_HOSTS,
+    doctor: tuple[str, ...] = (),
 ) -> tuple[Observation, LauncherPod]:
-    """Look at every host once, without starting the program."""
+    """Look at every host once, without starting the program; ``doctor`` are its own questions."""
 
     def needs_key(_patience: float) -> bool:
         try:
             return asyncio.run(observation.needs_key(resolved, environ, 0.0, program))
         except MpibootError:
-            if doctor is ALL_HOSTS:
+            if not doctor:
                 raise
             return True  # doctor tells everything that is missing, the key too
 

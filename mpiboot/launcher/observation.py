@@ -17,7 +17,7 @@ from mpiboot.core.setting_types import AUTO, Switch
 from mpiboot.core.settings import Resolved, Settings
 from mpiboot.hosts import gate, host_shell, hostfiles, remote_commands, stale_processes
 from mpiboot.hosts.access import SshAccess
-from mpiboot.hosts.gate import ALL_HOSTS, DoctorLook, GateResult
+from mpiboot.hosts.gate import GateResult
 from mpiboot.hosts.host_shell import HostAnswer
 from mpiboot.hosts.hostfiles import JobHostfile
 from mpiboot.hosts.pairs import PairCheck
@@ -224,7 +224,7 @@ async def probe_hosts(
 
 
 async def look(
-    launcher: LauncherPod, program: tuple[str, ...], doctor: DoctorLook = ALL_HOSTS
+    launcher: LauncherPod, program: tuple[str, ...], doctor: tuple[str, ...] = ()
 ) -> Observation:
     """Observe everything once, without waiting."""
     settings = launcher.resolved.settings

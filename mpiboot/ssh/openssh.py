@@ -108,12 +108,9 @@ def _locked(user: str) -> bool:
     return any(line.startswith(f"{user}:!") for line in lines)
 
 
-def _privsep(identity: Identity, binary: str, *, make: bool) -> bool:
+def _privsep(identity: Identity, binary: str) -> bool:
     if identity.uid != 0 or not contains_string(binary, _PRIVSEP):
         return True  # only root's sshd asks for it; other builds have a folder of their package
-    if not make:
-        folder = Path(_PRIVSEP)
-        return folder.is_dir() or os.access(folder.parent, os.W_OK)
     try:
         # A fresh tmpfs on /run hides the one that the package made.
         Path(_PRIVSEP).mkdir(mode=0o755, exist_ok=True)
@@ -130,15 +127,12 @@ def _pidfd() -> bool:
     return True
 
 
-def conditions(identity: Identity, path: str, *, make: bool = True) -> OpensshConditions:
-    """Observe what decides; makes /run/sshd where root may and it is missing.
-
-    With ``make`` false nothing is made: it counts as there where it could be.
-    """
+def conditions(identity: Identity, path: str) -> OpensshConditions:
+    """Observe what decides; makes /run/sshd where root may and it is missing."""
     binary = find(path)
     return OpensshConditions(
         path=binary,
-        privsep=bool(binary) and _privsep(identity, binary, make=make),
+        privsep=bool(binary) and _privsep(identity, binary),
         locked=_locked(identity.user),
         shell=_runs_commands(identity.shell),
         pidfd=_pidfd(),

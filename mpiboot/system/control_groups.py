@@ -22,8 +22,8 @@ _UNLIMITED: Final = 1 << 60
 class Usage(NamedTuple):
     """The lowest limit of a group and of those above it (None: none), and what is in use there.
 
-    Without a limit ``used`` is that of the nearest group that tells; of memory it is without the
-    page cache that the kernel gives up first. ``seen`` tells whether any group could be read.
+    Without a limit ``used`` is that of the nearest group that tells; it is without the page cache
+    that the kernel gives up first. ``seen`` tells whether any group could be read.
     """
 
     limit: int | None = None
@@ -36,11 +36,6 @@ def memory(groups: Path = GROUPS, proc: Path = PROC) -> Usage:
     limits = ("memory.max", "memory.limit_in_bytes")
     used = ("memory.current", "memory.usage_in_bytes")
     return _lowest(_folders(groups, proc, "memory"), limits, used)
-
-
-def processes(groups: Path = GROUPS, proc: Path = PROC) -> Usage:
-    """Read the number of processes and threads."""
-    return _lowest(_folders(groups, proc, "pids"), ("pids.max",), ("pids.current",))
 
 
 def cpu_quota(groups: Path = GROUPS, proc: Path = PROC) -> float:
@@ -108,9 +103,9 @@ def _lowest(folders: Iterator[Path], limits: tuple[str, ...], used: tuple[str, .
         limit, now = _number(folder, limits), _number(folder, used)
         if limit is not None and limit < _UNLIMITED:
             if found.limit is None or limit < found.limit:
-                found = Usage(limit, _in_use(folder, used, now or 0), seen=True)
+                found = Usage(limit, _in_use(folder, now or 0), seen=True)
         elif now is not None and not found.seen:
-            found = Usage(None, _in_use(folder, used, now), seen=True)
+            found = Usage(None, _in_use(folder, now), seen=True)
     return found
 
 
@@ -121,10 +116,8 @@ def _number(folder: Path, names: tuple[str, ...]) -> int | None:
     return None
 
 
-def _in_use(folder: Path, used: tuple[str, ...], now: int) -> int:
+def _in_use(folder: Path, now: int) -> int:
     """Take off the cache of files that nobody has used lately, as a kubelet does."""
-    if "memory.current" not in used:
-        return now
     values = _rows(folder / "memory.stat")
     return max(0, now - int(values.get("total_inactive_file", values.get("inactive_file", "0"))))
 

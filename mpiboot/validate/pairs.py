@@ -95,7 +95,7 @@ def rail_ends(network: WorkerNetwork) -> tuple[RailEnd | None, ...]:
         RailEnd(
             rail.name,
             f"-d {rail.device.name} -i {rail.port.number}" + (f" -x {gid.index}" if gid else ""),
-            8 * carries(rail.port.rate * 1e9, rail.transport.value, rail.port.mtu),
+            8 * carries(rail.port.rate * 1e9, rail.transport.value),
         )
         if rail.ready and not rail.device.efa and (gid or rail.transport is Transport.INFINIBAND)
         else None

@@ -36,7 +36,7 @@ _LAUNCH: Final = "from mpiboot.__main__ import main; main()"
 
 
 def job(resolved: Resolved, environ: Mapping[str, str], asked: ToolOptions) -> None:
-    """Measure over all hosts: by the tool, or where no host has it, between their pairs.
+    """Measure over all hosts.
 
     Raises:
         ShownError: it is too slow, wrong, or by another network than planned.
@@ -66,16 +66,7 @@ def job(resolved: Resolved, environ: Mapping[str, str], asked: ToolOptions) -> N
         run = _run(argv, env, asked, record)
     finally:
         files.remove_role(folder)
-    named, hosts = asked.tool or asked.arguments or asked.busbw, run.record.get("hosts", ())
-    if run.output.missing and len(hosts) > 1 and not (named or run.output.started or run.signal):
-        from mpiboot.validate import pairs_role  # noqa: PLC0415 - a tool needs none of it
-
-        why = verdict.judge(run).finding.message
-        log.warning("network", f"{why}; the paths between the hosts are measured (validate pairs)")
-        log.write_termination(resolved.settings.termination_log, "")
-        pairs_role.run(resolved, environ, asked)
-    else:
-        _end(run, resolved)
+    _end(run, resolved)
 
 
 def node(resolved: Resolved, environ: Mapping[str, str], asked: ToolOptions) -> None:

@@ -28,7 +28,7 @@ def shell(asked: str, words: Sequence[str] = (), devices: int = 1) -> str:
     """Write the shell that finds the tool and runs it in one rank.
 
     Args:
-        asked: the tool's name, or a program's name or path; empty: where there is a GPU.
+        asked: the tool's name, or a program's name or path; empty: the tool.
         words: the user's own arguments, in place of the usual ones.
         devices: GPUs of each rank.
 
@@ -46,9 +46,8 @@ def shell(asked: str, words: Sequence[str] = (), devices: int = 1) -> str:
     for program in programs:
         line = [program, *(words or _ARGUMENTS.split())]
         line += [] if "-g" in words else ["-g", str(devices)]
-        lines.append(f"{'' if asked else 'gpu && '}measure {shlex.join(line)}\n")
-    looked_for = ", ".join(programs) + ("" if asked else " (with a GPU)")
-    return "".join((*lines, f"missing {shlex.quote(looked_for)}\n"))
+        lines.append(f"measure {shlex.join(line)}\n")
+    return "".join((*lines, f"missing {shlex.quote(', '.join(programs))}\n"))
 
 
 # A line of the shell's own begins so; behind it the host, what it is about, and a text.

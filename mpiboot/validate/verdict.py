@@ -17,7 +17,7 @@ from mpiboot.core.checks import BY_REFERENCE
 from mpiboot.core.model import Finding, Level
 from mpiboot.core.wording import counted, first_few, grouped, lasting, size_of
 from mpiboot.job import render
-from mpiboot.network.records import RDMA
+from mpiboot.network.records import RDMA, Transport
 from mpiboot.validate.tools import NAME, RING, Output, Sample
 
 # Of --json; raised when a field changes its meaning, new fields need no new version.
@@ -27,18 +27,7 @@ FRACTION: Final = 0.8
 _LARGE: Final = 16 << 20
 _LARGEST_SIZES: Final = 3  # whose average is judged
 
-# By transport: bytes of payload in a packet of the usual MTU (RoCE and InfiniBand have a port's
-# active one, 1024 on a link of 1500), and what is around them: of Ethernet with its gap, IP, UDP,
-# the BTH and two CRCs; of InfiniBand the LRH and BTH in their place.
-_PACKETS: Final = {
-    "RoCE": (4096, 82),
-    "InfiniBand": (4096, 26),
-    "EFA": (8192, 100),
-    "TCP": (1448, 90),
-}
-# Of InfiniBand's older speeds the rate is that on the wire (SDR to QDR: 8b/10b, FDR10 and FDR:
-# 64b/66b); from EDR on, and of Ethernet, that of the data.
-_ENCODING: Final = {10: 0.8, 20: 0.8, 40: 0.8, 41: 64 / 66, 56: 64 / 66}
+_QDR: Final = 40e9  # bits a second: of InfiniBand up to this rate a fifth is encoding (8b/10b)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +110,8 @@ def judge(run: Run) -> NetworkVerdict:
     return NetworkVerdict(finding, busbw, limit, (*filter(None, (why,)), *_notes(run)))
 
 
-def _fail(reference: str, message: str, evidence: tuple[str, ...] = ()) -> Finding:
-    hint = BY_REFERENCE[reference].hint
+def _fail(reference: str, message: str, evidence: tuple[str, ...] = (), hint: str = "") -> Finding:
+    hint = hint or BY_REFERENCE[reference].hint
     return Finding(reference, Level.FAIL, message, evidence=evidence, hint=hint)
 
 
@@ -132,7 +121,8 @@ def _unmeasured(run: Run) -> Finding | None:
     if output.missing:
         programs, _, folders = next(iter(output.missing.values())).partition(" in ")
         message = f"no {NAME} on {first_few(sorted(output.missing))}: looked for {programs}"
-        return _fail("program-missing", message, ("in " + folders.replace(":", " "),))
+        hint = "install it (MPI=1); `mpiboot validate pairs` measures the network without it"
+        return _fail("program-missing", message, ("in " + folders.replace(":", " "),), hint)
     if output.heads > 1:
         why = "each rank measured only itself: this tool was built without MPI (make MPI=1)"
     elif output.samples:
@@ -188,42 +178,37 @@ def _speed(run: Run, busbw: float, limit: float) -> Finding:
 
 
 def _limit(run: Run) -> tuple[float, str]:
-    """Add up the ports of each host, less encoding and headers; that of the weakest counts.
+    """Add up the rates of each host's data ports; those of the weakest count.
 
     Returns:
         What they carry in GB/s, 0 where that is not known; and why.
     """
     planned = str(run.transport.get("planned", ""))
-    rates = {
-        host: [
-            carries(port["rate"], planned, port["mtu"]) for port in ports.values() if port["data"]
-        ]
-        for host, ports in run.transport.get("hosts", {}).items()
-    }
+    rates = [
+        [carries(port["rate"], planned) for port in ports.values() if port["data"]]
+        for ports in run.transport.get("hosts", {}).values()
+    ]
     others = [name for name in {*run.output.started.values()} if not _is_ring(name)]
-    unknown = [host for host, own in rates.items() if not own or not all(own)]
     if run.inside or len(run.output.started) < 2:  # noqa: PLR2004 - a network is between two
         return 0.0, "inside one pod: no network was involved, and none is judged"
     if others:
         return 0.0, f"{first_few(others)} shares the ports in its own way: no fraction"
-    if planned not in _PACKETS or not rates:
-        return 0.0, "no data network was planned, or its counters were not read: no fraction"
-    if unknown:
-        return 0.0, f"the driver reports no port rate on {first_few(unknown)}: no fraction"
-    return min(map(sum, rates.values())), ""
+    if (
+        planned not in (*RDMA, Transport.TCP)
+        or not rates
+        or not all(own and all(own) for own in rates)
+    ):
+        return 0.0, "which ports carry the data, or their rates, are not known: no fraction"
+    return min(map(sum, rates)), ""
 
 
 def _is_ring(program: str) -> bool:
     return bool(RING.fullmatch(program.rpartition("/")[2]))
 
 
-def carries(rate: float, planned: str, mtu: int = 0) -> float:
-    """What a port carries of a program's bytes, in GB/s, of its bits per second and active MTU."""
-    payload, around = _PACKETS.get(planned, (1, 0))
-    if planned in ("RoCE", "InfiniBand"):
-        payload = mtu or payload
-    encoded = _ENCODING.get(round(rate / 1e9), 1.0) if planned == "InfiniBand" else 1.0
-    return rate * encoded / 8e9 * payload / (payload + around)
+def carries(rate: float, transport: str) -> float:
+    """What a port carries, in GB/s, of its bits per second."""
+    return rate / 8e9 * (0.8 if transport == "InfiniBand" and rate <= _QDR else 1.0)
 
 
 def _notes(run: Run) -> Iterator[str]:

@@ -142,20 +142,35 @@ def test_hosts_that_are_alike_are_said_to_be() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "what", "usual"),
+    ("name", "value", "what", "usual", "mend"),
     [
-        ("uid", "1000", "sessions have the uid 1000", "0"),
-        ("memlock", "65536", "memlock of a session is 65536 bytes", "unlimited"),
-        ("nofile", "1024", "the limit of open files of a session is 1024", "1048576"),
-        ("nproc", "100", "the limit of processes of a session is 100", "unlimited"),
-        ("mtu:net1", "1500", "the MTU of net1 is 1500", "9000"),
+        ("uid", "1000", "sessions have the uid 1000", "0", "runAsUser"),
+        ("memlock", "65536", "memlock of a session is 64 KiB", "unlimited", "IPC_LOCK"),
+        (
+            "nofile",
+            "1024",
+            "the limit of open files of a session is 1024",
+            "1048576",
+            "LimitNOFILE",
+        ),
+        ("nproc", "100", "the limit of processes of a session is 100", "unlimited", "LimitNPROC"),
+        ("mtu:net1", "1500", "the MTU of net1 is 1500", "9000", "one MTU"),
+        (
+            "sidecar",
+            "yes",
+            "a service mesh's proxy in its pod: yes",
+            "no",
+            "sidecar.istio.io/inject",
+        ),
     ],
 )
-def test_a_host_that_differs_is_named_with_its_value(
-    name: str, value: str, what: str, usual: str
+def test_a_host_that_differs_is_named_with_its_value_and_what_mends_it(
+    name: str, value: str, what: str, usual: str, mend: str
 ) -> None:
-    found = told(hosts.differ, *reports(4, w_2=with_values(**{name: value})))
-    assert found == [f"warn w-2: {what}, of the others (3): {usual}"]
+    given = reports(4, w_2=with_values(**{name: value}))
+    assert told(hosts.differ, *given) == [f"warn w-2: {what}, of the others (3): {usual}"]
+    (found,) = hosts.differ(given)
+    assert mend in found.hint
 
 
 def test_another_mpiboot_or_none_differs() -> None:
@@ -188,7 +203,7 @@ def test_mpi_and_devices_are_compared_here_for_hosts_whose_facts_the_plan_does_n
 def test_a_link_that_one_host_lacks_is_reported_and_one_that_it_has_more_is_not() -> None:
     lacks = {name: value for name, value in VALUES.items() if name != "mtu:net1"}
     assert told(hosts.differ, *reports(4, w_1=replace(ALIKE, values=lacks))) == [
-        "warn w-1: the MTU of net1 is none, of the others (3): 9000"
+        "warn w-1: it has no link net1, which the others (3) have"
     ]
     more = reports(4, w_1=with_values(**{"mtu:cali7": "1450"}))
     assert told(hosts.differ, *more) == ["ok -: 4 hosts have the same MPI, limits and links"]
@@ -197,8 +212,8 @@ def test_a_link_that_one_host_lacks_is_reported_and_one_that_it_has_more_is_not(
 def test_hosts_that_differ_from_each_other_are_reported_one_by_one_value() -> None:
     small, none = with_values(memlock="65536"), with_values(memlock="0")
     assert told(hosts.differ, *reports(4, w_1=small, w_2=none, w_3=small)) == [
-        "warn w-0: memlock of a session is unlimited, of the others (2): 65536 bytes",
-        "warn w-2: memlock of a session is 0 bytes, of the others (2): 65536 bytes",
+        "warn w-0: memlock of a session is unlimited, of the others (2): 64 KiB",
+        "warn w-2: memlock of a session is 0 bytes, of the others (2): 64 KiB",
     ]
 
 

@@ -16,7 +16,6 @@ from mpiboot.hosts import gate
 from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.dns import Resolver
 from mpiboot.hosts.dns_query import DnsAnswer
-from mpiboot.hosts.gate import DoctorLook
 from mpiboot.hosts.pipeline import PipelineOptions
 from mpiboot.network import pod
 from mpiboot.network.worker_pairs import Reached
@@ -81,27 +80,23 @@ async def test_64_hosts_are_asked_in_one_session_each(
     place = LauncherPlace("127.0.0.1", 1)
     async with sshd(behaviour) as port:
         to = SshAccess("runner", behaviour.job.path, "launcher", ports=(port,))
-        look = DoctorLook(job.questions(place))
         passed = await gate.probe_once(
-            listed, Settings(), to, PipelineOptions(PATIENT), resolver=_Names(), doctor=look
+            listed,
+            Settings(),
+            to,
+            PipelineOptions(PATIENT),
+            resolver=_Names(),
+            doctor=job.questions(place),
         )
     assert (len(passed.workers), passed.findings) == (64, ())
     assert (behaviour.logins, len(behaviour.commands)) == (64, 64)
     reports = job.reports_of(listed, passed.workers, passed.answers)
     assert [one.host for one in reports] == [host.name for host in listed]
     assert {one.dial for one in reports} == {Reached.REFUSED}
+    assert {one.values["sidecar"] for one in reports} <= {"no", "yes"}
     assert all(one.values["uid"] and one.worker and one.checks is None for one in reports)
 
 
 def test_a_host_that_was_not_reached_has_an_empty_report() -> None:
     (one,) = job.reports_of([Host("w-0")], (), {})
     assert (one.worker, one.values, one.dial, one.checks) == (None, {}, None, None)
-
-
-@pytest.mark.parametrize(
-    ("wanted", "asked"),
-    [((), [0, 1]), (("w-1",), [1]), (("w-0.job", "w-1"), [0, 1]), (("w-9",), [])],
-)
-def test_who_is_asked(wanted: tuple[str, ...], asked: list[int]) -> None:
-    listed = (Host("w-0.job"), Host("w-1.job"))
-    assert DoctorLook((), wanted).select(listed) == tuple(listed[place] for place in asked)

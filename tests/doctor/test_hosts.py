@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mpiboot.core.checks import MpibootError, error
+from mpiboot.core.checks import error
 from mpiboot.core.model import Finding, Level
 from mpiboot.core.settings import resolve
 from mpiboot.doctor import job
@@ -180,40 +180,9 @@ def short_with_hosts(found: list[Finding]) -> list[tuple[str, str, str]]:
     return [(item.check, " ".join(item.hosts) or item.host, item.message) for item in found]
 
 
-def test_a_host_that_the_hostfile_has_not_is_a_wrong_call(seen: dict[str, Any]) -> None:
-    with pytest.raises(MpibootError) as caught:
-        list(job.of_job(resolve({}, plans.POD), plans.POD, ("w-9",)))
-    assert (caught.value.code, caught.value.finding.message) == (2, "the job has no host 'w-9'")
-    assert caught.value.finding.hint.startswith("its hosts are w-0.job.ns.svc, w-1.job.ns.svc, ")
-    assert list(job.of_job(resolve({}, plans.POD), plans.POD, ("w-1",)))
-    assert seen["observed"]
-
-
 def test_of_very_many_hosts_that_were_reached_their_names_are_enough(seen: dict[str, Any]) -> None:
     seen["observed"] = plans.observed(listed=plans.hosts(*[1] * 17))
     reached = [item for item in found_of_job() if item.check == "workers-unreachable"]
     assert [(item.level, item.message, len(item.hosts)) for item in reached] == [
         (Level.OK, "every worker answers over SSH", 17)
     ]
-
-
-def without_a_plan(folder: Path, hostfile: str) -> list[Finding]:
-    environ = {**plans.POD, "MPIBOOT_HOSTFILE": hostfile}
-    given = {"ssh_key": str(folder / "none"), "hostfile": hostfile}
-    return list(job.of_job(resolve(given, environ), environ))
-
-
-def test_without_a_key_the_hostfile_is_judged(seen: dict[str, Any], tmp_path: Path) -> None:
-    seen["raises"] = error("ssh-key", "there is none")
-    (tmp_path / "hostfile").write_text("w-0 slots=2\nw-1\n")
-    found = without_a_plan(tmp_path, str(tmp_path / "hostfile"))
-    assert short_with_hosts(found)[0] == ("ssh-key", "", "there is none")
-    assert [(item.level, item.message) for item in found[2:]] == [
-        (Level.OK, "2 hosts, some without a number of slots")
-    ]
-
-
-def test_without_a_hostfile_nobody_is_asked(seen: dict[str, Any], tmp_path: Path) -> None:
-    seen["raises"] = error("ssh-key", "there is none")
-    found = without_a_plan(tmp_path, str(tmp_path / "none"))
-    assert [item.check for item in found] == ["ssh-key", "hostfile-missing"]

@@ -8,7 +8,6 @@ import resource
 import shutil
 import socket
 import subprocess
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,10 +17,10 @@ from mpiboot.core.checks import error
 from mpiboot.core.model import Level
 from mpiboot.core.settings import Settings
 from mpiboot.doctor import looks
-from mpiboot.doctor.pod import MemoryPart, ServersPart, SshListener
+from mpiboot.doctor.pod import MemoryPart
 from mpiboot.launcher import shims
-from mpiboot.ssh import openssh
 from mpiboot.system import control_groups
+from tests.waiting import until
 
 CC = shutil.which("cc")
 
@@ -85,17 +84,6 @@ def test_the_loader_names_the_library_that_is_gone(tmp_path: Path) -> None:
     (lacks,) = (item.lacks for item in looks.image(environ).programs if item.name == "ssh")
     assert lacks == ("libown-mpi.so => not found",)
     assert looks._lacks(program(tmp_path, "script"), environ) == ()
-
-
-def test_asking_for_sshd_makes_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = tmp_path / "sshd-folder"
-    monkeypatch.setattr(openssh, "_PRIVSEP", str(wanted))
-    monkeypatch.setattr(openssh, "find", lambda _: "/usr/sbin/sshd")
-    monkeypatch.setattr(openssh, "contains_string", lambda *_: True)
-    seen = looks.sshd({"PATH": "/usr/sbin"})
-    assert seen.path == "/usr/sbin/sshd"
-    assert not wanted.exists()
-    assert "can't be made" not in seen.against
 
 
 # -- private files ---------------------------------------------------------------------------------
@@ -175,53 +163,28 @@ def test_where_no_shim_can_lead_to_mpiboot_none_is_told(monkeypatch: pytest.Monk
 
 # -- limits and memory ---------------------------------------------------------------------------
 
-LIMITS = """Limit                     Soft Limit           Hard Limit           Units
-Max cpu time              unlimited            unlimited            seconds
-Max processes             63432                63432                processes
-Max open files            1024                 524288               files
-Max locked memory         8388608              8388608              bytes
-"""
+
+def test_limits_are_those_of_the_server_and_of_the_first_process() -> None:
+    halved = "ulimit -Sn 77; exec sleep 1000"
+    with subprocess.Popen(["sh", "-c", f"echo; {halved}"], stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None
+        server.stdout.readline()
+        until(lambda: looks.limits(server.pid).sessions["open files"] == 77)
+        seen = looks.limits(server.pid)
+        server.kill()
+    assert seen.sessions["locked memory"] == resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    assert seen.first == looks.limits(0).first
+    assert looks.limits(0).sessions == {}
+    assert looks.limits(server.pid).sessions == {}  # it is gone
 
 
-def test_limits_are_those_of_the_server_and_of_the_first_process(tmp_path: Path) -> None:
-    more = LIMITS.replace("8388608 ", "unlimited ", 1)
-    proc = write(tmp_path / "proc", {"7/limits": LIMITS, "1/limits": more, "self/cgroup": "0::/"})
-    group = write(tmp_path / "cgroup", {"pids.current": "12\n", "pids.max": "max\n"})
-    seen = looks.limits("7", proc, group)
-    assert seen.sessions == {"locked memory": 8388608, "open files": 1024, "processes": 63432}
-    assert seen.first["locked memory"] == -1
-    assert (seen.processes, seen.most_processes) == (12, 0)
-    (group / "pids.max").write_text("1000\n")
-    assert looks.limits("", proc, group).sessions == {}
-    assert looks.limits("", proc, group).most_processes == 1000
-    assert looks.limits("9", tmp_path / "none", tmp_path / "none").first == {}
-
-
-def test_a_session_of_this_process_has_its_limits() -> None:
-    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    assert looks.limits("self").sessions["open files"] == soft
-
-
-@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "127.0.0.5"])
-@pytest.mark.parametrize("greeting", [b"SSH-2.0-x mpiboot\r\n", b"220 mail\r\n", b""])
-def test_who_listens_on_a_port_is_asked_for_its_greeting(address: str, greeting: bytes) -> None:
-    with socket.create_server((address, 0)) as server:
-        port = server.getsockname()[1]
-
-        def greet() -> None:
-            with server.accept()[0] as connection:
-                connection.sendall(greeting)
-
-        host = threading.Thread(target=greet)
-        host.start()
-        seen = looks.servers(0, (port,))
-        host.join()
-        assert looks.process_of(port) == os.getpid()
+def test_who_listens_on_a_port_is_named() -> None:
     comm = Path("/proc/self/comm").read_text().strip()
-    mine = (SshListener(port, "SSH-2.0-x mpiboot", os.getpid(), comm, ours=True),)
-    assert seen.servers == (mine if greeting.startswith(b"SSH") else ())
-    assert looks.process_of(port) == 0
-    assert looks.servers(port, (port,)) == ServersPart(port, ())
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert looks.process_of(port) == os.getpid()
+        assert looks.servers((port,)) == (f"port {port}: process {os.getpid()} ({comm})",)
+    assert (looks.process_of(port), looks.servers((port,))) == (0, ())
 
 
 def test_memory_is_read_of_both_kinds_of_control_groups(tmp_path: Path) -> None:

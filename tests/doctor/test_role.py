@@ -21,7 +21,6 @@ from mpiboot.core.checks import MpibootError, ShownError
 from mpiboot.core.model import Finding, Level, Role
 from mpiboot.core.settings import Resolved, resolve
 from mpiboot.doctor import job, looks, role, table
-from mpiboot.doctor.role import Asked
 from tests.fakes.cli import GUARD, environment, mpiboot
 
 FOUND = (
@@ -78,36 +77,33 @@ def test_a_worker_has_a_server_and_a_launcher_asks_its_hosts(
 ) -> None:
     monkeypatch.setattr(table, "chosen", lambda *_, **__: ())
     monkeypatch.setattr(job, "of_job", lambda *_, **__: iter([Finding("slots", Level.OK, "")]))
-    assert {item.check for item in role._look(settled, {}, which, Asked())} == says
-    assert list(role._look(settled, {}, which, Asked(image=True))) == []
+    assert {item.check for item in role._look(settled, {}, which, (), image=False)} == says
+    assert list(role._look(settled, {}, which, (), image=True)) == []
 
 
 # -- what is asked for -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("asked", "left"),
-    [
-        (Asked(), [0, 1, 2, 3, 4]),
-        (Asked(checks=("slots", "gpus")), [1, 3]),
-        (Asked(hosts=("w-1",)), [1, 2]),
-        (Asked(hosts=("w-2.job.ns.svc",), checks=("shm",)), [2]),
-        (Asked(hosts=(os.uname().nodename,)), [0, 4]),
-    ],
+    ("only", "left"), [((), [0, 1, 2, 3, 4]), (("slots", "gpus"), [1, 3])], ids=["all", "two"]
 )
-def test_checks_and_hosts_that_are_asked_for_are_left(asked: Asked, left: list[int]) -> None:
-    assert role._selected(list(FOUND), asked, whole=True) == [FOUND[place] for place in left]
+def test_checks_that_are_asked_for_are_left(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    settled: Resolved,
+    only: tuple[str, ...],
+    left: list[int],
+) -> None:
+    finds(monkeypatch, *FOUND)
+    with pytest.raises(ShownError):
+        role.run(settled, {}, only=only, as_json=True)
+    shown = [item["check"] for item in json.loads(capsys.readouterr().out)["findings"]]
+    assert shown == [FOUND[place].check for place in left]
 
 
-def test_a_host_or_check_that_is_not_there_is_a_wrong_call(settled: Resolved) -> None:
+def test_a_check_that_is_not_there_is_a_wrong_call(settled: Resolved) -> None:
     with pytest.raises(MpibootError) as caught:
-        role._selected(list(FOUND), Asked(hosts=("w-9",)), whole=True)
-    assert caught.value.code == 2
-    assert "w-1.job.ns.svc" in caught.value.finding.hint
-    # Cut off before that host was looked at.
-    assert role._selected(list(FOUND), Asked(hosts=("w-9",)), whole=False) == []
-    with pytest.raises(MpibootError) as caught:
-        role.run(settled, {}, Asked(checks=("no-such",)))
+        role.run(settled, {}, only=("no-such",))
     assert (caught.value.code, caught.value.finding.message) == (2, "there is no check 'no-such'")
 
 
@@ -115,7 +111,7 @@ def test_a_host_or_check_that_is_not_there_is_a_wrong_call(settled: Resolved) ->
 
 
 def finds(monkeypatch: pytest.MonkeyPatch, *found: Finding, ends: bool = True) -> None:
-    def look(*_: object) -> Iterator[Finding]:
+    def look(*_: object, **__: object) -> Iterator[Finding]:
         yield from found
         if not ends:
             raise KeyboardInterrupt
@@ -134,21 +130,11 @@ def test_something_that_fails_is_its_end_and_all_are_counted(
     assert message.endswith("\n\n5 checks: 2 failed, 1 warning, 1 not known\n")
 
 
-def test_a_check_that_finds_nothing_to_look_at_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], settled: Resolved
-) -> None:
-    finds(monkeypatch, *FOUND)
-    role.run(settled, {}, Asked(checks=("tmpdir", "gpus", "memlock")))
-    assert capsys.readouterr().out.endswith(
-        "1 check: 0 failed, 0 warnings\nnothing to check here: tmpdir, memlock\n"
-    )
-
-
 def test_json_has_a_version_and_names_the_host_of_each_finding(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], settled: Resolved
 ) -> None:
     finds(monkeypatch, *FOUND[2:], FOUND[3])
-    role.run(settled, {}, Asked(as_json=True))
+    role.run(settled, {}, as_json=True)
     told = json.loads(capsys.readouterr().out)
     here = os.uname().nodename
     assert (told["version"], told["host"], told["complete"]) == (2, here, True)
@@ -176,7 +162,7 @@ def test_after_ctrl_c_what_was_found_is_told(
     assert "FAIL  this pod  ssh-key  no key\n" in message
     assert message.endswith("1 failed, 0 warnings; interrupted: the rest was not looked at\n")
     with pytest.raises(KeyboardInterrupt):
-        role.run(settled, {}, Asked(as_json=True))
+        role.run(settled, {}, as_json=True)
     assert json.loads(capsys.readouterr().out)["complete"] is False
 
 
@@ -218,7 +204,7 @@ def test_ctrl_c_while_looking_keeps_what_was_seen(
             raise KeyboardInterrupt
 
     monkeypatch.setattr(queue, "SimpleQueue", Interrupted)
-    looked = role._look(settled, {}, Role.WORKER, Asked(checks=("shm-full",)))
+    looked = role._look(settled, {}, Role.WORKER, ("shm-full",), image=False)
     first = next(looked)
     with pytest.raises(KeyboardInterrupt):
         next(looked)
@@ -257,13 +243,10 @@ def test_without_anything_each_thing_that_is_missing_is_told(tmp_path: Path) -> 
     assert done.returncode == 1
     told = json.loads(done.stdout)["findings"]
     failed = [item["check"] for item in told if item["level"] == "fail"]
-    assert sorted(failed) == ["hostfile-missing", "program-missing", "ssh-key"]
+    assert sorted(failed) == ["program-missing", "ssh-key"]
 
 
-@pytest.mark.parametrize("only", [(), ("--host", "127.0.0.7")])
-def test_ctrl_c_while_hosts_are_asked_tells_what_was_found(
-    tmp_path: Path, only: tuple[str, ...]
-) -> None:
+def test_ctrl_c_while_hosts_are_asked_tells_what_was_found(tmp_path: Path) -> None:
     """A host that takes connections and never greets: the look waits for it."""
     key = tmp_path / "id_ed25519"
     command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)]
@@ -283,7 +266,7 @@ def test_ctrl_c_while_hosts_are_asked_tells_what_was_found(
             "MPIBOOT_HOSTFILE": str(tmp_path / "hosts"),
         }
         silent.settimeout(GUARD)
-        words = [sys.executable, "-m", "mpiboot", "doctor", "--timeout", str(GUARD), *only]
+        words = [sys.executable, "-m", "mpiboot", "doctor", "--timeout", str(GUARD)]
         with subprocess.Popen(
             words, env=environment(tmp_path, env), cwd=tmp_path, stdout=-1, stderr=-1, text=True
         ) as doctor:
@@ -293,8 +276,7 @@ def test_ctrl_c_while_hosts_are_asked_tells_what_was_found(
                 out, err = doctor.communicate(timeout=GUARD)
     assert doctor.returncode == 130, out + err
     assert "Traceback" not in err
-    # The key is this pod's, and not a finding of that host.
-    assert (f"the key is {key}, ssh-ed25519 SHA256:" in out) == (not only)
+    assert f"the key is {key}, ssh-ed25519 SHA256:" in out
     assert out.endswith("interrupted: the rest was not looked at\n")
 
 
@@ -312,7 +294,8 @@ def test_the_list_has_every_check_and_looks_at_nothing(tmp_path: Path) -> None:
     lines = {line.split()[1] for line in done.stdout.splitlines()}
     assert lines == {*table.GROUP_OF, "check"}
     listed = json.loads(mpiboot(tmp_path, "doctor", "--list", "--json").stdout)
-    assert {item["check"]: item["group"] for item in listed} == table.GROUP_OF
+    assert listed["version"] == 2
+    assert {item["check"]: item["group"] for item in listed["checks"]} == table.GROUP_OF
 
 
 # -- the table of a terminal -----------------------------------------------------------------------

@@ -59,7 +59,7 @@ def test_every_check_of_doctor_that_a_machine_can_show_has_a_broken_pod() -> Non
 @pytest.mark.parametrize(
     ("role", "has", "lacks"),
     [
-        (Role.WORKER, {"shm-full", "ssh-key", "rdma-port"}, set()),
+        (Role.WORKER, {"shm-full", "ssh-key", "rdma-port", "gpus"}, set()),
         (Role.LAUNCHER, {"ssh-key", "memory-limit"}, {"shm-full", "rdma-port", "gpus"}),
         (Role.NONE, {"shm-full", "ssh-key", "rdma-port", "gpus"}, set()),
     ],
@@ -77,7 +77,6 @@ def test_at_build_time_the_image_alone_is_judged() -> None:
         "mpi-daemon",
         "shared-libraries",
         "python-modules",
-        "openssh-server",
     ]
 
 

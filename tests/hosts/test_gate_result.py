@@ -23,7 +23,6 @@ from mpiboot.core.settings import Settings
 from mpiboot.hosts import error_report, gate, progress
 from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.dns import Resolver
-from mpiboot.hosts.gate import DoctorLook
 from mpiboot.hosts.pairs import PairCheck
 from mpiboot.hosts.pipeline import PipelineOptions
 from mpiboot.hosts.progress import HostState, Reporter
@@ -115,14 +114,13 @@ async def test_a_look_hands_on_all_that_it_found(
     hosts.ends["other-name"] = None
     settings = Settings(data_network=use)
     listed = (*HOSTS, OWN, Host("other-name"))
-    names = tuple(host.name for host in listed)
     found = await gate.probe_once(
-        (*listed, Host("not-asked")),
+        listed,
         settings,
         TO,
         PipelineOptions(LIMITS, "/m", PAIRS),
         resolver=RESOLVER,
-        doctor=DoctorLook(("own_values",), names),
+        doctor=("own_values",),
     )
     assert found.workers == (LATE,)
     assert found.local == listed[2:]
@@ -298,9 +296,7 @@ async def test_the_callers_own_work_has_no_deadline_here(monkeypatch: pytest.Mon
 async def test_ctrl_c_leaves_doctor_what_hosts_had_told(monkeypatch: pytest.MonkeyPatch) -> None:
     Hosts(monkeypatch, READY[0])
     before = signal.getsignal(signal.SIGINT)
-    look = gate.probe_once(
-        HOSTS, Settings(), TO, resolver=RESOLVER, doctor=DoctorLook(("own_values",))
-    )
+    look = gate.probe_once(HOSTS, Settings(), TO, resolver=RESOLVER, doctor=("own_values",))
     looking = asyncio.ensure_future(look)
     await until_in_loop(lambda: signal.getsignal(signal.SIGINT) != before)
     os.kill(os.getpid(), signal.SIGINT)

@@ -128,6 +128,22 @@ FAULTS: Final = (
         job=lambda: _second(links=(Link(mtu=1400),)),
     ),
     JobFault(
+        what="a worker with a low memlock",
+        check="hosts-differ",
+        level="warn",
+        message="memlock of a session is 64 KiB, of the others (1): ...",
+        hint="securityContext: {capabilities: {add: [IPC_LOCK]}} ...",
+        job=lambda: _second(rlimits={"RLIMIT_MEMLOCK": (1 << 16, 1 << 16)}),
+    ),
+    JobFault(
+        what="a worker without the link that the others have",
+        check="hosts-differ",
+        level="warn",
+        message="it has no link net1, which the others (1) have",
+        hint="give each worker the same networks (`k8s.v1.cni.cncf.io/networks`)",
+        job=lambda: {"data_link": "net1", **_second(links=(Link(),))},
+    ),
+    JobFault(
         what="several ranks on a host with 64 MiB of shared memory",
         check="shm",
         level="warn",

@@ -43,19 +43,12 @@ def doctor(cluster: Cluster, image: Image, *words: str, **details: object) -> tu
 @pytest.mark.parametrize(
     ("gone", "code", "message"),
     [
-        ((), 0, "6 checks: 0 failed, 0 warnings"),
+        ((), 0, "5 checks: 0 failed, 0 warnings"),
         (("/usr/bin/orted",), 1, "/usr/bin/mpirun has no orted beside it or on PATH"),
         pytest.param((f"{SITE}/dns",), 1, "does not find dns", marks=pytest.mark.full),
         pytest.param((f"{SITE}/asyncssh",), 1, "does not find asyncssh", marks=pytest.mark.full),
         # Without this one there is no command line at all, and no table of checks.
         ((f"{SITE}/click",), 127, "[python-modules] Python 3.11.2 does not find click"),
-        # No fault: mpiboot has a server of its own.
-        pytest.param(
-            ("/usr/sbin/sshd",),
-            0,
-            "own SSH server serves: the image has no sshd",
-            marks=pytest.mark.full,
-        ),
         pytest.param(
             ("/usr/bin/mpirun", "/usr/bin/mpiexec"),
             1,

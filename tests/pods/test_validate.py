@@ -172,16 +172,6 @@ def test_one_worker_without_the_tool_is_named(cluster: Cluster, image: Image) ->
     assert "/opt/nccl-tests/build" in message
 
 
-@ONE_IMAGE
-def test_without_a_tool_the_pairs_are_measured(cluster: Cluster, image: Image) -> None:
-    args = ["validate", "job", "--time", "6", "--min-fraction", "0.01"]
-    job = mpijob(cluster, image, workers=2, launcher_args=args, data_link="net1").start()
-    assert job.wait(PATIENCE) == 0, job.launcher.stdout() + job.launcher.stderr()
-    assert "warning: no nccl-tests on pi-worker-" in job.launcher.stderr()
-    assert "measured by mpiboot's own TCP stream over net1" in job.launcher.stdout()
-    assert job.launcher.termination_log() == ""
-
-
 @pytest.mark.full
 @ONE_IMAGE
 def test_hosts_that_never_come_are_the_launchers_end(cluster: Cluster, image: Image) -> None:

@@ -45,20 +45,20 @@ def test_without_a_limit_it_is_the_nearest_group_that_tells(tmp_path: Path) -> N
         # The node's path, with this container's own group mounted alone; one above a namespace.
         (f"0::/{OWN}", ""),
         ("0::/../../c1", ""),
-        ("12:cpu:/a\n7:devices,pids:/a/b\n0::/", "pids/a/b/"),
-        ("12:cpu:/a\nnonsense\n7:pids:/a/b", "pids/"),
+        ("12:cpu:/a\n7:devices,memory:/a/b\n0::/", "memory/a/b/"),
+        ("12:cpu:/a\nnonsense\n7:memory:/a/b", "memory/"),
     ],
 )
 def test_the_groups_of_a_process_are_found(tmp_path: Path, line: str, folder: str) -> None:
-    files = {f"{folder}pids.max": "30\n", f"{folder}pids.current": "7\n"}
-    assert control_groups.processes(*tree(tmp_path, line, files)) == Usage(30, 7, seen=True)
+    files = {f"{folder}memory.max": "30\n", f"{folder}memory.current": "7\n"}
+    assert control_groups.memory(*tree(tmp_path, line, files)) == Usage(30, 7, seen=True)
 
 
 def test_a_group_outside_of_what_is_mounted_is_not_read(tmp_path: Path) -> None:
     groups, proc = tree(tmp_path, "0::/../c1", {})
     (tmp_path / "c1").mkdir()
-    (tmp_path / "c1/pids.max").write_text("1\n")
-    assert control_groups.processes(groups, proc) == Usage()
+    (tmp_path / "c1/memory.max").write_text("1\n")
+    assert control_groups.memory(groups, proc) == Usage()
 
 
 def test_another_controllers_group_is_not_asked(tmp_path: Path) -> None:
@@ -83,10 +83,8 @@ def test_without_any_group_nothing_is_known(tmp_path: Path) -> None:
 )
 def test_the_cache_that_goes_first_is_not_in_use(tmp_path: Path, stat: str, used: int) -> None:
     files = {"memory.current": "100\n", "memory.max": "200\n", "memory.stat": stat}
-    files |= {"pids.max": "300\n", "pids.current": "100\n"}
     where = tree(tmp_path, "0::/", files)
     assert control_groups.memory(*where) == Usage(200, used, seen=True)
-    assert control_groups.processes(*where) == Usage(300, 100, seen=True)
 
 
 @pytest.mark.parametrize("limit", [(1 << 60) - 1, 1 << 60, 9223372036854771712])

@@ -49,10 +49,28 @@ def read(text: str, step: int = 1 << 20) -> tuple[Output, list[str]]:
     return output, shown
 
 
-@pytest.mark.parametrize("version", HEADS)
+_STATISTICS = ("i_min", "i_max", "i_p99", "i_cv%")
+_CELLS = ("2401.0", "1.2e+06", "2777.0", "3.10")
+# Each release whose lines differ, as it prints them: what precedes a row, and the row.
+FORMATS = {
+    "2.13.4": (HEADS["2.13"], ROW),
+    "2.14.1": (HEADS["2.13"].replace("[0x07]", "[0000:07:00]"), ROW),
+    "2.17.6": (HEADS["2.17"], ROW),
+    "2.17.6 -T": (HEADS["2.17"], ROW.replace("\n", "   2026-01-02 03:04:05\n")),
+    "2.19.2": (HEADS["2.17"].replace("version 2.17.6", "version 2.19.2"), ROW),
+    "2.19.6 with statistics": (
+        HEADS["2.17"].replace("#wrong", " ".join(("#wrong", *_STATISTICS))),
+        ROW.replace("    0 ", "    0  " + " ".join(_CELLS) + " ", 1).replace(
+            "     0\n", "     0  " + " ".join(_CELLS) + "\n"
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("version", FORMATS)
 @pytest.mark.parametrize("step", [1, 7, 4096])
 def test_rows_are_read_as_they_come(version: str, step: int) -> None:
-    text = HEADS[version] + ROW + FOOT
+    text = "".join(FORMATS[version]) + FOOT
     output, shown = read(text, step)
     assert output.samples == [GOOD]
     assert shown == text.splitlines()
@@ -67,7 +85,6 @@ ROWS = {
     ),
     "wrong in place": (ROW.replace("      0\n", "      3\n"), 3),
     "wrong, as a float": (ROW.replace("      0\n", "  1e+06\n"), 1_000_000),
-    "with a timestamp (-T)": (ROW.replace("\n", "   2026-01-02 03:04:05\n"), 0),
     "before a line of NCCL": (ROW.replace("\n", " " + WARN), 0),
 }
 
@@ -77,16 +94,6 @@ def test_cells_that_differ(row: str, wrong: int | None) -> None:
     output, _ = read(HEADS["2.17"] + row)
     assert [item.wrong for item in output.samples] == [wrong]
     assert output.samples[0].busbw == GOOD.busbw
-
-
-def test_statistics_of_iterations_are_passed_over() -> None:
-    """As 2.19.6 prints them on request."""
-    names = ("time", "algbw", "busbw", "#wrong", "i_min", "i_max", "i_p99", "i_cv%")
-    cells = ("2513.0", "53.41", "93.46", "0", "2401.0", "1.2e+06", "2777.0", "3.10")
-    head = ("# ", "size", "count", "type", "redop", "root", *names, *names)
-    row = ("134217728", "33554432", "float", "sum", "-1", *cells, *cells)
-    lines = "".join("  ".join(f"{cell:>7}" for cell in line) + "\n" for line in (head, row))
-    assert read(lines)[0].samples == [Sample(134217728, 93.46, 0)]
 
 
 def test_a_row_that_is_cut_off_says_nothing() -> None:

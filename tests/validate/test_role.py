@@ -17,9 +17,7 @@ from typing import Any
 import pytest
 
 from mpiboot.cli import main as cli
-from mpiboot.core.checks import ShownError, error
 from mpiboot.system import process
-from mpiboot.validate import pairs_role
 from tests.validate.test_output import HEADS, ROW
 from tests.waiting import until
 
@@ -70,54 +68,23 @@ def test_a_good_run_is_fit(validate: Any) -> None:  # noqa: ANN401
     code, out, reason = validate(prints(TABLE), record(), "--min-fraction", "0.7")
     assert (code, reason) == (0, "")
     assert out.startswith(TABLE)
-    assert "verdict: fit: 95.28 GB/s average bus bandwidth at 128 MiB, 78% of the 122.5 GB/s" in out
+    assert "verdict: fit: 95.28 GB/s average bus bandwidth at 128 MiB, 76% of the 125 GB/s" in out
 
 
 MISSING = "cat <<'END'\nmpiboot-validate|w-1|missing|all_reduce_perf in /bin\nEND\nexit 127"
-REFUSED = error("usage", "hosts that kubectl enters can't measure")
 
 
-@pytest.mark.parametrize(
-    ("hosts", "words", "ends", "pairs", "code"),
-    [
-        (2, (), None, True, 0),
-        (2, ("--time", "9", "--min-fraction", "0.7"), ShownError(REFUSED.finding, code=1), True, 1),
-        (2, (), REFUSED, True, 2),
-        (2, ("--tool", "nccl-tests"), None, False, 127),
-        (2, ("--min-busbw", "9"), None, False, 127),
-        (1, (), None, False, 127),
-    ],
-    ids=["fit", "slow", "not by pairs", "a tool is named", "a tool's value", "one host"],
-)
-def test_pairs_are_measured_where_there_is_no_tool(
-    validate: Any,  # noqa: ANN401
-    monkeypatch: pytest.MonkeyPatch,
-    hosts: int,
-    words: tuple[str, ...],
-    ends: Exception | None,
-    pairs: bool,  # noqa: FBT001 - a column
-    code: int,
-) -> None:
-    asked: list[Any] = []
-
-    def measure(_found: object, _environ: object, options: Any) -> None:  # noqa: ANN401
-        asked.append(options)
-        if ends:
-            raise ends
-
-    monkeypatch.setattr(pairs_role, "run", measure)
-    found, out, reason = validate(MISSING, {"version": 1, "hosts": ["w"] * hosts}, *words)
-    assert (found, bool(asked)) == (code, pairs)
-    assert ("looked for all_reduce_perf" in out) == (code == 127)
-    assert bool(reason) == (code in {2, 127})
-    if words[:1] == ("--time",):
-        assert (asked[0].seconds, asked[0].fraction) == (9.0, 0.7)
+def test_without_the_tool_what_needs_none_is_named(validate: Any) -> None:  # noqa: ANN401
+    code, out, reason = validate(MISSING, {"version": 1, "hosts": ["w"] * 2})
+    assert code == 127
+    assert reason.startswith("program-missing: no nccl-tests on w-1: looked for all_reduce_perf")
+    assert "`mpiboot validate pairs` measures the network without it" in out
 
 
 def test_too_slow_is_1_with_its_reason(validate: Any) -> None:  # noqa: ANN401
     code, out, reason = validate(prints(TABLE), record())
     assert code == 1
-    expected = "95.28 GB/s average bus bandwidth at 128 MiB, 78% of the 122.5 GB/s"
+    expected = "95.28 GB/s average bus bandwidth at 128 MiB, 76% of the 125 GB/s"
     assert f"verdict: {expected}" in out
     assert reason.startswith(f"bandwidth: {expected}")
 
@@ -146,7 +113,7 @@ def test_what_is_slow_when_its_time_is_over_is_not_fit(
     code, out, _ = validate(does, record(), "--time", "1")
     assert code == 1
     assert "\n- time was up (1s) after 128 MiB" in out
-    assert "78% of the 122.5 GB/s" in out
+    assert "76% of the 125 GB/s" in out
 
 
 def test_a_terminal_that_is_closed_is_no_end_of_its_time(
@@ -168,7 +135,7 @@ def test_the_json_has_its_fields(validate: Any) -> None:  # noqa: ANN401
     found = json.loads(out)
     assert found["version"] == 2
     assert found["samples"] == [{"size": 134217728, "busbw": 95.275, "wrong": 0}]
-    assert (found["fraction"], found["limit"]) == (0.7775, pytest.approx(122.5, rel=1e-3))
+    assert (found["fraction"], found["limit"]) == (0.7622, 125.0)
     assert found["verdict"]["level"] == "fail"
 
 
