@@ -34,9 +34,6 @@ _PRIVSEP: Final = "/run/sshd"
 _NEEDED: Final = {6: "SETGID", 7: "SETUID", 18: "SYS_CHROOT"}
 _NO_LOGIN: Final = frozenset(("nologin", "false", "true", "sync"))
 _KEEPALIVES: Final = 3
-# Every build with OpenSSL has it, FIPS ones too; ssh's first choice (sntrup761) costs both ends
-# 100 ms more, and what a login to this pod itself says is no secret.
-_CHEAP_KEX: Final = "ecdh-sha2-nistp256"
 
 
 class OpensshConditions(NamedTuple):
@@ -207,30 +204,6 @@ def prepare(binary: str, setup: WorkerSetup) -> list[str]:
     files.write_private(setup.folder / "authorized_keys", setup.key.public + "\n")
     files.write_private(config, configuration(binary, setup))
     return [binary, "-D", "-e", "-f", str(config)]
-
-
-def login(program: str, setup: WorkerSetup) -> list[str]:
-    """Write what a login to this worker itself needs; its argv. ``program`` is ssh's path."""
-    folder, address, port = setup.folder, setup.address, setup.port
-    host = f"[{address}]:{port}" if port != SSH else address
-    files.write_private(folder / "known_hosts", f"{host} {setup.key.public}\n")
-    options = {
-        "BatchMode": "yes",
-        "IdentitiesOnly": "yes",
-        "IdentityAgent": "none",
-        "StrictHostKeyChecking": "yes",
-        "UserKnownHostsFile": f'"{folder}/known_hosts"',
-        "GlobalKnownHostsFile": "/dev/null",
-        "PreferredAuthentications": "publickey",
-        "ConnectTimeout": "30",
-        "LogLevel": "ERROR",
-    }
-    if contains_string(program, _CHEAP_KEX):
-        options["KexAlgorithms"] = _CHEAP_KEX
-    given = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
-    key_file = str(folder / "key")
-    who = ["-i", key_file, "-p", str(port), "-l", setup.identity.user, address]
-    return [program, "-F", "/dev/null", "-T", *given, *who, "exit 0"]
 
 
 def shell_of(identity: Identity) -> str:

@@ -240,7 +240,7 @@ class _WorkerProcess:
         gone = self._server.release()
         if gone is not None:
             gone.stop()
-        for pid in (*self._helpers, *self._server.helpers):
+        for pid in self._helpers:
             os.kill(pid, signal.SIGTERM)  # not reaped yet, so the number is still its own
         self._sessions.end_all()
         deadline = time.monotonic() + _END

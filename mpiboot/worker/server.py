@@ -1,7 +1,7 @@
-"""A worker's SSH server: what it needs, which one runs, how it is started, tested and replaced.
+"""A worker's SSH server: what it needs, which one runs, how it is started, restarted and replaced.
 
-OpenSSH's sshd serves where it can; the embedded server where it can't, which at times only a login
-shows. All of this runs before sshd listens, so nothing heavy is imported.
+OpenSSH's sshd serves where the conditions for it are met, else the embedded server. All of this
+runs before sshd listens, so nothing heavy is imported.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -163,64 +163,37 @@ def gather_facts(resolved: Resolved, setup: WorkerSetup) -> None:
 
 
 _LAST_LINES: Final = 6  # lines of a server's last words
-# Seconds that a launcher has to log in before the worker tries its server itself: a login takes as
-# much CPU time as all that comes before it.
-_TEST_AFTER: Final = 2.0
-_ACCEPTED: Final = "Accepted "  # what OpenSSH's auth_log begins with for a login that succeeds
 _LOUD: Final = ("error:", "fatal:", "Missing privilege", "Bad configuration", "Could not load")
+# A client that sends nothing ends with a fatal line too (sshd.c, grace_alarm_handler).
+_NOT_INSIDE: Final = "fatal: Timeout before authentication"
+# So many logins that failed inside sshd, and none that worked, show that it can't serve this pod.
+_FAILED_LOGINS: Final = 3
+# Seconds before a server that died is started again: twice as long each time, and from the
+# beginning after one that has run for the longest.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 60.0
 
 
-class ChildOutput:
-    """Passes on what a child writes, line by line, until it ends."""
+def login_failed(line: str, user: str) -> bool:
+    """Whether sshd logs that a login of this user failed inside sshd itself. Pure.
 
-    def __init__(self, loop: process.SignalLoop, call: Callable[[str], None]) -> None:
-        """Make the pipe; ``writer`` is for the child, and closed by ``started``."""
-        self._loop = loop
-        self._call = call
-        self._rest = b""
-        self.last: deque[str] = deque(maxlen=_LAST_LINES)
-        self._reader, self.writer = os.pipe2(os.O_CLOEXEC)
-        os.set_blocking(self._reader, False)
-        loop.on(self._reader, self.read)
-
-    def started(self) -> None:
-        """Close this process's copy of the child's end."""
-        os.close(self.writer)
-
-    def read(self) -> None:
-        """Read what is there."""
-        while self._reader >= 0:
-            try:
-                data = os.read(self._reader, 1 << 16)
-            except BlockingIOError:
-                return
-            *lines, self._rest = (self._rest + data).replace(b"\r", b"").split(b"\n")
-            for line in lines:
-                text = line.decode("utf-8", "backslashreplace")
-                self.last.append(text)
-                self._call(text)
-            if not data:
-                self.close()
-
-    def close(self) -> None:
-        """Read no more."""
-        if self._reader >= 0:
-            self._loop.off(self._reader)
-            os.close(self._reader)
-            self._reader = -1
+    What a stranger causes (another user, a bad packet, no key) ends with no fatal line.
+    """
+    if line.startswith(f"User {user} "):
+        return " not allowed because " in line
+    return line.startswith("fatal:") and not line.startswith(_NOT_INSIDE)
 
 
 class SshServer:
     """A server that runs; ``listening`` turns true when it says so.
 
-    ``doubtful`` is whether it has logged anything but logins since: one may have failed.
+    ``last`` are its last lines, ``failed`` those of logins that failed inside it.
     """
 
     def __init__(
         self,
         kind: SshKind,
         argv: Sequence[str],
-        environ: Mapping[str, str],
+        setup: WorkerSetup,
         loop: process.SignalLoop,
     ) -> None:
         """Start it.
@@ -229,36 +202,47 @@ class SshServer:
             MpibootError: ``program-missing``; it can't be started.
         """
         self.kind = kind
-        self.listening = self.doubtful = False
-        self.lines = ChildOutput(loop, self._read_line)
-        # In a group of its own: on a terminal Ctrl-C is for the worker, which ends it last.
+        self.listening = False
+        self.began = time.monotonic()
+        self.last: deque[str] = deque(maxlen=_LAST_LINES)
+        self.failed: list[str] = []
+        self._user = setup.identity.user
+        self._loop = loop
+        self._rest = b""
+        self._reader, writer = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._reader, False)
         # Nothing is ever written here: the embedded server sees its end when this process is gone.
         stdin, self._life = os.pipe2(os.O_CLOEXEC)
-        writer = self.lines.writer
+        streams = {0: stdin, 1: writer, 2: writer}
         try:
-            self.pid = process.start(
-                argv, environ, streams={0: stdin, 1: writer, 2: writer}, own_group=True
-            )
+            # In a group of its own: on a terminal Ctrl-C is for the worker, which ends it last.
+            self.pid = process.start(argv, setup.environ, streams=streams, own_group=True)
         except BaseException:
-            self.lines.close()
+            os.close(self._reader)
             os.close(self._life)
             raise
         finally:
             os.close(stdin)
-            self.lines.started()
+            os.close(writer)
+        loop.on(self._reader, self._read)
 
-    def _read_line(self, line: str) -> None:
+    def _read(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self._reader, 1 << 16):
+                *lines, self._rest = (self._rest + data).split(b"\n")
+                for line in lines:
+                    self._read_line(line)
+            self._loop.off(self._reader)
+
+    def _read_line(self, data: bytes) -> None:
+        line = data.rstrip(b"\r").decode("utf-8", "backslashreplace")
+        self.last.append(line)
         if line.startswith(LISTENING):
             self.listening = True
-        elif self.listening and not line.startswith(_ACCEPTED):
-            self.doubtful = True
+        elif self.listening and login_failed(line, self._user):
+            self.failed.append(line)
         loud = line.startswith(_LOUD) and "[preauth]" not in line
         (log.warning if loud and self.listening else log.debug)("sshd", f"sshd: {line}")
-
-    def last_words(self) -> tuple[str, ...]:
-        """Its last lines, once it has ended."""
-        self.lines.read()
-        return tuple(self.lines.last)
 
     def stop(self) -> None:
         """Send SIGTERM to it and its connections."""
@@ -268,13 +252,17 @@ class SshServer:
                     os.kill(item.pid, signal.SIGTERM)
 
     def close(self) -> None:
-        """Close what belongs to it, after its end."""
-        self.lines.close()
+        """Read its last lines and close what belongs to it, after its end."""
+        self._read()
+        self._loop.off(self._reader)
+        if self._rest:
+            self._read_line(self._rest)
+        os.close(self._reader)
         os.close(self._life)
 
 
 class WorkerServer:
-    """The SSH server of a worker, and the login that tries it once it listens."""
+    """The SSH server of a worker: which one serves, and its restart whenever it dies."""
 
     def __init__(
         self,
@@ -285,79 +273,120 @@ class WorkerServer:
     ) -> None:
         """Start nothing yet; ``wanted`` is the setting ``sshd``."""
         self.running: SshServer | None = None
-        self.helpers: set[int] = set()  # a login
         self._wanted = None if wanted is AUTO else wanted  # None: whichever can serve
         self._setup = setup
         self._loop = loop
         self._sessions = sessions
+        self._argv: list[str] = []
+        self._reason = ""  # why it is the embedded server
         self._announced: SshServer | None = None  # the one that was logged as listening
-        self._login: tuple[int, ChildOutput] | None = None
-        self._test_at: float | None = None
-        self._restarted = False
-        self._replace_reason = ""  # why the running server is to be replaced by the embedded one
-        self._reason = ""  # why the running server is the embedded one
+        self._pause = 0.0
+        self._restart_at: float | None = None
 
     def began_to_listen(self) -> bool:
         """Whether the server has begun to listen since the last call."""
         running = self.running
         if running is None or not running.listening or running is self._announced:
             return False
-        self._announced = running
         self._announce(running)
         return True
 
     @property
     def due(self) -> float | None:
         """When ``step`` has to be called (monotonic clock)."""
-        return self._test_at
+        return self._restart_at
 
     def step(self) -> None:
-        """Try the server by a login where nobody has come, or who came may not have got in."""
+        """Restart the server where it is time; replace an sshd in which logins fail."""
+        if self._restart_at is not None and self._restart_at <= time.monotonic():
+            self._restart_at = None
+            try:
+                self._run()
+            except MpibootError as wrong:
+                self._restart_later(wrong.finding.message)
         running = self.running
-        if self._test_at is None or running is None:
+        if running is None or len(running.failed) < _FAILED_LOGINS:
             return
-        now = self._test_at <= time.monotonic() or running.doubtful
-        if now or self._sessions.begun:
-            self._test_at = None
-            if not self._sessions.begun:
-                self._test_login()
+        message = f"{_FAILED_LOGINS} logins failed inside OpenSSH's sshd: {running.failed[-1]}"
+        running.failed.clear()
+        if self._sessions.begun or running.kind is SshKind.EMBEDDED:
+            return  # where any session has begun sshd works, and its end would end that session
+        if self._wanted is SshKind.OPENSSH:
+            log.warning("sshd", message)
+        else:
+            self._use_embedded(message)
+            running.stop()
 
     def child_ended(self, pid: int, status: int) -> None:
-        """Handle the end of a child, which may be the server or a helper."""
-        self.helpers.discard(pid)
-        if self.running is not None and pid == self.running.pid:
-            self._server_ended(status)
-        elif self._login is not None and pid == self._login[0]:
-            self._test_login_ended(status, self._login[1])
+        """Handle the end of a child, which may be the server."""
+        gone = self.running
+        if gone is None or pid != gone.pid:
+            return
+        self.running = None
+        gone.close()
+        how = f"it ended with {exit_status(status)}"
+        how += f": {gone.last[-1]}" if gone.last else ""
+        served = gone.listening or self._announced is not None
+        if gone.kind is SshKind.OPENSSH and not served:
+            self._reject_openssh(how, tuple(gone.last))
+        if gone.kind is SshKind.OPENSSH and self._reason:
+            self._run()
+        elif served:
+            if time.monotonic() - gone.began > _LONGEST_PAUSE:
+                self._pause = 0.0
+            self._restart_later(how)
+        else:
+            message = f"the SSH server ({gone.kind.value}) doesn't run: {how}"
+            raise error("sshd", message, evidence=tuple(gone.last), hint=self._hint(gone.kind))
+
+    def _restart_later(self, how: str) -> None:
+        self._pause = min(2 * self._pause or _FIRST_PAUSE, _LONGEST_PAUSE)
+        self._restart_at = time.monotonic() + self._pause
+        log.warning("sshd", f"the SSH server died; restarting it in {self._pause:g} s: {how}")
 
     def release(self) -> SshServer | None:
         """Give the server to the caller, who ends it: its end is expected from here on."""
-        running, self.running, self._test_at = self.running, None, None
+        running, self.running, self._restart_at = self.running, None, None
         return running
 
     def start(self) -> None:
-        """Start OpenSSH's sshd, or the embedded server with the reason why."""
+        """Start OpenSSH's sshd where it can serve here, else the embedded server.
+
+        Raises:
+            MpibootError: the one that was asked for can't serve.
+        """
         setup = self._setup
         if self._wanted is SshKind.EMBEDDED:
-            self._start_embedded("MPIBOOT_SSHD=embedded")
+            self._use_embedded("MPIBOOT_SSHD=embedded")
+            self._run()
             return
         conditions = openssh.conditions(setup.identity, setup.environ.get("PATH", ""))
         against = openssh.reason_against(conditions, setup.identity, str(setup.folder))
-        if not against:
-            try:
-                self._start_openssh(conditions.path)
-            except MpibootError as wrong:
-                if wrong.finding.check != "program-missing":
-                    raise
-                against = wrong.finding.message
         if against:
-            self._fall_back(against)
+            self._reject_openssh(against)
+            self._run()
+            return
+        self._argv = openssh.prepare(conditions.path, setup)
+        try:
+            self._run()
+        except MpibootError as wrong:  # such as an sshd for another machine
+            self._reject_openssh(wrong.finding.message)
+            self._run()
 
-    def _fall_back(self, reason: str, evidence: tuple[str, ...] = ()) -> None:
+    def _reject_openssh(self, reason: str, evidence: tuple[str, ...] = ()) -> None:
         if self._wanted is SshKind.OPENSSH:
             message = f"OpenSSH's sshd can't serve this pod: {reason}"
             raise error("sshd", message, evidence=evidence, hint=self._hint(SshKind.OPENSSH))
-        self._start_embedded(reason)
+        self._use_embedded(reason)
+
+    def _use_embedded(self, reason: str) -> None:
+        log.info("sshd", f"the embedded SSH server is used: {reason}", reason=reason)
+        self._reason = reason
+        self._argv = embedded_argv(self._setup)
+
+    def _run(self) -> None:
+        kind = SshKind.EMBEDDED if self._reason else SshKind.OPENSSH
+        self.running = SshServer(kind, self._argv, self._setup, self._loop)
 
     def _hint(self, failed: SshKind) -> str | None:
         """Give the hint for a server that can't serve; never to try what has failed already."""
@@ -369,24 +398,15 @@ class WorkerServer:
             )
         return "its own lines say why" if failed is SshKind.EMBEDDED else None
 
-    def _start_openssh(self, binary: str) -> None:
-        setup = self._setup
-        argv = openssh.prepare(binary, setup)
-        self.running = SshServer(SshKind.OPENSSH, argv, setup.environ, self._loop)
-
-    def _start_embedded(self, reason: str) -> None:
-        setup = self._setup
-        self._reason = reason
-        log.info("sshd", f"the embedded SSH server is used: {reason}", reason=reason)
-        argv = embedded_argv(setup)
-        self.running = SshServer(SshKind.EMBEDDED, argv, setup.environ, self._loop)
-
     def _announce(self, running: SshServer) -> None:
         """Log that the server listens."""
-        setup = self._setup
-        reason = self._reason if running.kind is SshKind.EMBEDDED else ""
-        state = WorkerState(os.getpid(), running.kind.value, setup.address, setup.port, reason)
-        files.write_private(setup.folder / WORKER_STATE, json.dumps(values(state)))
+        setup, before = self._setup, self._announced
+        self._announced = running
+        # Not again for a server of the same kind: the disk may be full by now.
+        if before is None or before.kind is not running.kind:
+            kind = running.kind.value
+            state = WorkerState(os.getpid(), kind, setup.address, setup.port, self._reason)
+            files.write_private(setup.folder / WORKER_STATE, json.dumps(values(state)))
         where = f"[{setup.address}]" if ":" in setup.address else setup.address
         log.info(
             "sshd",
@@ -396,67 +416,6 @@ class WorkerServer:
             address=setup.address,
             port=setup.port,
         )
-        own = running.kind is SshKind.EMBEDDED
-        self._test_at = None if own else time.monotonic() + _TEST_AFTER
-
-    def _test_login(self) -> None:
-        """Log in to this pod: PAM, sandboxes and user namespaces show only by that."""
-        setup = self._setup
-        ssh = shutil.which("ssh", path=setup.environ.get("PATH", ""))
-        if not ssh:
-            return
-        argv = openssh.login(ssh, setup)
-        lines = ChildOutput(self._loop, lambda line: log.debug("sshd", f"login: {line}"))
-        streams = {0: None, 1: lines.writer, 2: lines.writer}
-        pid = process.start(argv, setup.environ, streams=streams)
-        lines.started()
-        self._login = (pid, lines)
-        self.helpers.add(pid)
-
-    def _test_login_ended(self, status: int, lines: ChildOutput) -> None:
-        lines.read()
-        lines.close()
-        self._login = None
-        if status == 0:
-            log.debug("sshd", "a test login to this worker works")
-            return
-        if self.running is None:  # the worker is ending, and sshd with it
-            return
-        message = "; ".join(lines.last) or f"ssh ended with {exit_status(status)}"
-        if self._wanted is SshKind.OPENSSH or self._sessions.begun:
-            # Where any session has begun, sshd works, and replacing it would end that session.
-            log.warning("sshd", f"a test login to this worker fails: {message}")
-            return
-        self._replace_reason = f"a test login through OpenSSH's sshd fails: {message}"
-        self.running.stop()
-
-    def _server_ended(self, status: int) -> None:
-        """Start it again, once; after one that never listened start the embedded server."""
-        gone, self.running, self._test_at = self.running, None, None
-        if gone is None:
-            return
-        words = gone.last_words()
-        gone.close()
-        if self._replace_reason:
-            self._start_embedded(self._replace_reason)
-            self._replace_reason = ""
-            return
-        how = f"it ended with {exit_status(status)}"
-        how += f": {words[-1]}" if words else ""
-        if gone.kind is SshKind.OPENSSH and not gone.listening:
-            self._fall_back(how, words)
-            return
-        if not gone.listening or self._restarted:
-            message = f"the SSH server ({gone.kind.value}) doesn't run: {how}"
-            raise error("sshd", message, evidence=words, hint=self._hint(gone.kind))
-        self._restarted = True
-        log.warning(
-            "sshd", f"the SSH server ({gone.kind.value}) ended by itself and is started again"
-        )
-        if self._wanted is None:
-            self._start_embedded(how)
-        else:
-            self.start()
 
 
 LIMIT: Final = 10.0

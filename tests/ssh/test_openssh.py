@@ -99,34 +99,6 @@ def test_an_option_is_written_only_for_a_build_that_knows_it(tmp_path: Path) -> 
     assert "ClientAliveInterval 0\n" in text
 
 
-@pytest.mark.skipif(not shutil.which("ssh"), reason="no ssh")
-def test_the_test_login_takes_the_workers_key_and_nothing_of_the_users(tmp_path: Path) -> None:
-    setup = serving(USER, tmp_path, "127.0.0.1", 2222, 0)
-    line = openssh.login(str(shutil.which("ssh")), setup)
-    shown = subprocess.run([*line[:-2], "-G", line[-2]], capture_output=True, text=True, check=True)
-    taken = dict(item.split(" ", 1) for item in shown.stdout.splitlines())
-    wanted = {
-        "user": "mpi",
-        "port": "2222",
-        "batchmode": "yes",
-        "identitiesonly": "yes",
-        "identityagent": "none",
-        "stricthostkeychecking": "true",
-        "userknownhostsfile": f"{tmp_path}/known_hosts",
-        "globalknownhostsfile": "/dev/null",
-        "preferredauthentications": "publickey",
-        "connecttimeout": "30",
-        "forwardagent": "no",
-        "kexalgorithms": "ecdh-sha2-nistp256",
-    }
-    assert taken.items() >= wanted.items()
-    assert line[line.index("-i") + 1] == str(tmp_path / "key")
-    assert (tmp_path / "known_hosts").read_text() == "[127.0.0.1]:2222 ssh-ed25519 AAAA\n"
-    older = tmp_path / "ssh"
-    older.write_bytes(b"curve25519-sha256")
-    assert not any("Kex" in word for word in openssh.login(str(older), setup))
-
-
 @pytest.mark.skipif(not shutil.which("sshd", path="/usr/sbin"), reason="no sshd")
 def test_the_installed_sshd_accepts_the_configuration(tmp_path: Path) -> None:
     folder = tmp_path / "with blank"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -19,32 +20,37 @@ from mpiboot.system import process
 from mpiboot.system.keys import JobKey
 from mpiboot.worker import server
 from mpiboot.worker.server import WorkerServer
+from mpiboot.worker.state import WORKER_STATE
 from tests.fakes import plans
 
 if TYPE_CHECKING:
     from mpiboot.ssh.sessions import Sessions
-    from mpiboot.worker.server import SshServer
 
 
 class Started:
     """Stands for a server that runs; a test says how it ends."""
 
     def __init__(self, kind: SshKind, *_: object) -> None:
+        if kind is SshKind.OPENSSH and REFUSED:
+            raise error("program-missing", REFUSED[0])
         self.kind = kind
         self.pid = 4711
-        self.listening = self.doubtful = False
-        self.words: tuple[str, ...] = ()
-        self.closed = False
-        self.stopped = False
-
-    def last_words(self) -> tuple[str, ...]:
-        return self.words
+        self.began = time.monotonic()
+        self.listening = False
+        self.last: list[str] = []
+        self.failed: list[str] = []
+        self.closed = self.stopped = False
 
     def close(self) -> None:
         self.closed = True
 
     def stop(self) -> None:
         self.stopped = True
+
+
+# Why OpenSSH's can't be started, if it can't.
+REFUSED: list[str] = []
+NOW = [1000.0]
 
 
 @pytest.fixture(autouse=True)
@@ -55,15 +61,17 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(server, "embedded_argv", lambda *_: ["python"])
     monkeypatch.setattr(openssh, "reason_against", lambda *_: "")
     monkeypatch.setattr(openssh, "can_bind", lambda *_: True)
+    monkeypatch.setattr("time.monotonic", lambda: NOW[0])
+    REFUSED.clear()
     log.configure()
     yield
     log.configure()
 
 
 class NoSessions:
-    """No session has begun."""
+    """No session has begun, unless a test says so."""
 
-    begun = False
+    begun = 0
 
 
 def of(folder: Path, wanted: SshKind | Auto) -> WorkerServer:
@@ -120,54 +128,76 @@ def test_an_openssh_that_was_asked_for_and_can_not_serve_is_an_error(
     assert caught.value.finding.hint.startswith("port 4022 can't be used here")
 
 
-@pytest.mark.parametrize(("check", "falls_back"), [("program-missing", True), ("tmpdir", False)])
-def test_only_a_program_that_is_missing_makes_room_for_the_embedded_server(
+def test_an_sshd_that_can_not_be_started_makes_room_for_the_embedded_server(
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    check: str,
-    falls_back: bool,  # noqa: FBT001 - a row of the table
 ) -> None:
-
-    def refuse(*_: object) -> list[str]:
-        raise error(check, "so it is")
-
-    monkeypatch.setattr(openssh, "prepare", refuse)
+    REFUSED.append("sshd is no program for this machine")
     worker = of(tmp_path, AUTO)
-    if falls_back:
-        worker.start()
-        assert running(worker).kind is SshKind.EMBEDDED
-    else:
-        with pytest.raises(MpibootError, match="so it is"):
-            worker.start()
-        assert worker.running is None
+    worker.start()
+    assert running(worker).kind is SshKind.EMBEDDED
+    with pytest.raises(MpibootError, match="can't serve this pod: sshd is no program"):
+        of(tmp_path, SshKind.OPENSSH).start()
 
 
 def ended(worker: WorkerServer, *, listened: bool, status: int = 256, words: str = "") -> Started:
     """The running server ends; that one."""
     gone = running(worker)
     gone.listening = listened
-    gone.words = (words,) if words else ()
+    worker.began_to_listen()
+    gone.last = [words] if words else []
     worker.child_ended(4711, status)
     assert gone.closed
     return gone
 
 
-def test_a_server_that_listened_is_started_again_once(
+def restarted(worker: WorkerServer) -> float:
+    """Seconds until the server is started again; it is then."""
+    assert worker.running is None
+    assert worker.due is not None
+    pause = worker.due - NOW[0]
+    NOW[0] = worker.due - 0.001
+    worker.step()
+    assert worker.running is None
+    NOW[0] = worker.due
+    worker.step()
+    assert worker.due is None
+    return round(pause, 3)
+
+
+@pytest.mark.parametrize("wanted", [AUTO, SshKind.OPENSSH, SshKind.EMBEDDED])
+def test_a_server_that_dies_is_restarted_each_time_and_later_each_time(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], wanted: SshKind | Auto
+) -> None:
+    worker = of(tmp_path, wanted)
+    worker.start()
+    kind = running(worker).kind
+    pauses = []
+    for listened in (True, True, False, *(True,) * 9):  # one could not bind its port in time
+        ended(worker, listened=listened, status=9, words="fatal: no memory")
+        pauses.append(restarted(worker))
+        assert running(worker).kind is kind
+    assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 51.2, 60.0, 60.0]
+    message = "warning: the SSH server died; restarting it in 60 s: it ended with 137: fatal: no m"
+    assert message in capfd.readouterr().err
+    NOW[0] += 61  # it ran
+    ended(worker, listened=True)
+    assert restarted(worker) == 0.1
+
+
+def test_a_server_that_can_not_be_started_again_is_tried_later(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    worker = of(tmp_path, SshKind.OPENSSH)
+    worker = of(tmp_path, AUTO)
     worker.start()
-    first = ended(worker, listened=True)
-    assert running(worker) is not first
+    ended(worker, listened=True)
+    assert worker.due is not None
+    REFUSED.append("Resource temporarily unavailable")
+    NOW[0] = worker.due
+    worker.step()
+    assert "in 0.2 s: Resource temporarily unavailable\n" in capfd.readouterr().err
+    REFUSED.clear()
+    assert restarted(worker) == 0.2
     assert running(worker).kind is SshKind.OPENSSH
-    message = "warning: the SSH server (openssh) ended by itself and is started again\n"
-    assert capfd.readouterr().err.endswith(message)
-    with pytest.raises(MpibootError) as caught:
-        ended(worker, listened=True, words="fatal: no memory")
-    assert caught.value.finding.message == (
-        "the SSH server (openssh) doesn't run: it ended with 1: fatal: no memory"
-    )
-    assert caught.value.finding.evidence == ("fatal: no memory",)
 
 
 def test_an_sshd_that_never_listened_makes_room_and_the_embedded_one_has_nobody_to(
@@ -179,8 +209,10 @@ def test_an_sshd_that_never_listened_makes_room_and_the_embedded_one_has_nobody_
     assert running(worker).kind is SshKind.EMBEDDED
     assert "is used: it ended with 137: killed\n" in capfd.readouterr().err
     with pytest.raises(MpibootError) as caught:
-        ended(worker, listened=False)
-    assert caught.value.finding.message == "the SSH server (embedded) doesn't run: it ended with 1"
+        ended(worker, listened=False, words="fatal: in use")
+    message = "the SSH server (embedded) doesn't run: it ended with 1: fatal: in use"
+    assert caught.value.finding.message == message
+    assert caught.value.finding.evidence == ("fatal: in use",)
     assert caught.value.finding.hint == "its own lines say why"
 
 
@@ -189,9 +221,7 @@ def test_the_end_of_another_child_or_of_one_that_was_handed_over_is_nobodys_faul
 ) -> None:
     worker = of(tmp_path, AUTO)
     worker.start()
-    worker.helpers.add(12)
     worker.child_ended(12, 0)
-    assert worker.helpers == set()
     gone = worker.release()
     assert gone is not None
     assert not cast("Started", gone).closed
@@ -200,135 +230,58 @@ def test_the_end_of_another_child_or_of_one_that_was_handed_over_is_nobodys_faul
     assert worker.release() is None
 
 
-class Lines:
-    """What the test login said."""
-
-    def __init__(self, *last: str) -> None:
-        self.last = last
-        self.read_ = self.closed = False
-
-    def read(self) -> None:
-        self.read_ = True
-
-    def close(self) -> None:
-        self.closed = True
-
-
-SAID = ("PAM says no", "bye")
+WHY = "3 logins failed inside OpenSSH's sshd: fatal: chroot"
 
 
 @pytest.mark.parametrize(
-    ("wanted", "begun", "status", "words", "stopped", "message"),
+    ("wanted", "begun", "failed", "replaced", "message"),
     [
-        (AUTO, False, 0, SAID, False, ""),
-        (AUTO, False, 256, SAID, True, ""),
-        (
-            AUTO,
-            True,
-            256,
-            SAID,
-            False,
-            "warning: a test login to this worker fails: PAM says no; bye\n",
-        ),
-        (SshKind.OPENSSH, False, 256, SAID, False, "login to this worker fails: PAM says no; bye"),
-        (SshKind.OPENSSH, False, 255 << 8, (), False, "fails: ssh ended with 255\n"),
+        (AUTO, 0, 2, False, ""),
+        (AUTO, 0, 3, True, f"the embedded SSH server is used: {WHY}\n"),
+        (AUTO, 1, 3, False, ""),
+        (SshKind.OPENSSH, 0, 3, False, f"warning: {WHY}\n"),
+        (SshKind.EMBEDDED, 0, 3, False, ""),
     ],
 )
-def test_an_sshd_that_lets_nobody_in_is_replaced_unless_somebody_is_in_or_wants_it(
+def test_an_sshd_in_which_three_logins_failed_is_replaced_unless_one_worked(
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
     wanted: SshKind | Auto,
-    begun: bool,  # noqa: FBT001 - a row of the table
-    status: int,
-    words: tuple[str, ...],
-    stopped: bool,  # noqa: FBT001
+    begun: int,
+    failed: int,
+    replaced: bool,  # noqa: FBT001 - a row of the table
     message: str,
 ) -> None:
     worker = of(tmp_path, wanted)
+    worker._sessions.begun = begun
     worker.start()
-    worker._sessions = cast("Sessions", type("Some", (), {"begun": begun})())
-    lines = Lines(*words)
-    worker._login = (12, lines)  # type: ignore[assignment]
-    worker.child_ended(12, status)
-    assert (lines.read_, lines.closed) == (True, True)
-    assert running(worker).stopped is stopped
-    err = capfd.readouterr().err
-    assert message in err if message else err == ""
-    worker.child_ended(12, status)  # another process may get that number
-    if stopped:
+    first = running(worker)
+    first.listening = True
+    assert worker.began_to_listen()
+    capfd.readouterr()
+    first.failed = ["fatal: chroot"] * failed
+    worker.step()
+    worker.step()
+    assert first.stopped is replaced
+    assert capfd.readouterr().err.endswith(message)
+    if replaced:
         ended(worker, listened=True)
         assert running(worker).kind is SshKind.EMBEDDED
-        why = "a test login through OpenSSH's sshd fails: PAM says no; bye"
-        assert capfd.readouterr().err.endswith(f"the embedded SSH server is used: {why}\n")
 
 
-def test_a_login_that_the_workers_end_cuts_off_is_no_warning(
+def test_it_is_logged_once_for_each_server_that_it_listens(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    worker, lines = of(tmp_path, AUTO), Lines()
-    worker.start()
-    worker._login = (12, lines)  # type: ignore[assignment]
-    worker.release()
-    worker.child_ended(12, 255 << 8)
-    assert (lines.closed, capfd.readouterr().err) == (True, "")
-
-
-def test_it_is_told_once_for_each_server_that_it_listens(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[SshServer] = []
     worker = of(tmp_path, AUTO)
-    monkeypatch.setattr(worker, "_announce", told.append)
     assert not worker.began_to_listen()
     worker.start()
     assert not worker.began_to_listen()
     running(worker).listening = True
     assert [worker.began_to_listen() for _ in range(3)] == [True, False, False]
+    (tmp_path / WORKER_STATE).unlink()  # on a disk that is full by now it could not be written
     ended(worker, listened=True)
+    restarted(worker)
     running(worker).listening = True
     assert worker.began_to_listen()
-    assert [item.kind for item in told] == [SshKind.OPENSSH, SshKind.EMBEDDED]
-
-
-@pytest.mark.parametrize(
-    ("begun", "doubtful", "seconds", "tested"),
-    [
-        (False, False, 1.9, False),
-        (False, False, 2.0, True),
-        (False, True, 0.0, True),  # who came may not have got in
-        (True, True, 9.0, False),  # somebody is in
-    ],
-)
-def test_a_worker_tries_its_server_unless_a_launcher_has_done_so(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    begun: bool,  # noqa: FBT001 - a row of the table
-    doubtful: bool,  # noqa: FBT001
-    seconds: float,
-    tested: bool,  # noqa: FBT001
-) -> None:
-    now, logins = [100.0], [0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    worker = of(tmp_path, SshKind.OPENSSH)
-    monkeypatch.setattr(worker, "_test_login", lambda: logins.append(1))
-    worker.start()
-    running(worker).listening = True
-    assert worker.began_to_listen()
-    assert worker.due == 102.0
-    worker._sessions = cast("Sessions", type("Some", (), {"begun": begun})())
-    running(worker).doubtful = doubtful
-    now[0] += seconds
-    worker.step()
-    worker.step()
-    assert sum(logins) == tested
-    assert (worker.due is None) is (tested or begun)
-
-
-def test_a_server_that_ended_is_not_tried(tmp_path: Path) -> None:
-    worker = of(tmp_path, SshKind.OPENSSH)
-    worker.start()
-    running(worker).listening = True
-    assert worker.began_to_listen()
-    ended(worker, listened=True)
-    assert worker.due is None
-    worker.step()
+    assert not (tmp_path / WORKER_STATE).exists()
+    assert capfd.readouterr().err.count("sshd (openssh) listens on 127.0.0.1:4022") == 2
