@@ -1,15 +1,13 @@
 """Name resolution: the addresses of a host, or the reason why it has none.
 
-``getaddrinfo`` is asked first: in a cluster that is ready its answer is all that is needed. It
-waits 5 s and more for each lost packet, so a name that it has not resolved within a tenth of a
-second is also looked up at the nameservers (``dns_query``), and the first address counts: neither
-ssh nor mpirun resolves the name again. These queries also show why a name has no address. Waiting
-for names to appear is the gate's.
+``getaddrinfo`` comes first: it knows /etc/hosts and every other source of nsswitch.conf, and in a
+cluster that is ready its answer is all that is needed. It waits 5 s for each lost packet, so a name
+that it has not resolved within a tenth of a second is also looked up by dnspython, and the first
+address counts: neither ssh nor mpirun resolves the name again. The nameservers' replies also show
+why a name has no address. Waiting for names to appear is the gate's.
 
-dnspython's resolver is not used, since it does not search as glibc does: it ends the search list at
-a name without an address record, reads neither ``attempts`` nor the limits of resolv.conf(5), waits
-for a silent nameserver as long as for any other, and reports each nameserver's error only if all
-have failed. ``resolve_chaining()`` invents a TTL for a negative answer without an SOA record.
+dnspython gets the absolute names that glibc queries, in glibc's order: its own search ends at the
+first name without an address record.
 """
 
 from __future__ import annotations
@@ -20,21 +18,20 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from mpiboot.core.addresses import is_address
-from mpiboot.hosts import dns_query
-from mpiboot.hosts.dns_query import DnsAnswer, DnsReply, NoAddress, joined, summary
 from mpiboot.job import names
 from mpiboot.job.hostfile import LABEL, LONGEST_NAME
-from mpiboot.network.pod import HOSTS, hosts_lines
+
+if TYPE_CHECKING:
+    from dns.asyncresolver import Resolver as Dnspython
 
 # glibc reads no more (resolv.conf(5)).
-_NAMESERVERS: Final = 3
-_MOST_DOTS: Final = 15
-_LONGEST_TIMEOUT: Final = 30
-_MOST_ATTEMPTS: Final = 5
+_MAX_NAMESERVERS: Final = 3
+_MAX_NDOTS: Final = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +41,6 @@ class ResolvConf:
     nameservers: tuple[str, ...] = ()
     search: tuple[str, ...] = ()
     ndots: int = 1
-    timeout: float = 5.0
-    attempts: int = 2
     use_vc: bool = False
 
 
@@ -56,56 +51,39 @@ def parse_resolv_conf(text: str) -> ResolvConf:
         words = re.split(r"[#;]", line, maxsplit=1)[0].split()
         match words[:1]:
             case ["nameserver"] if len(words) > 1:
-                servers = (*found.nameservers, words[1])[:_NAMESERVERS]
+                servers = (*found.nameservers, words[1])[:_MAX_NAMESERVERS]
                 found = replace(found, nameservers=servers)
             case ["search" | "domain"]:
                 domains = tuple(word.rstrip(".") for word in words[1:])
                 found = replace(found, search=tuple(filter(None, domains)))
             case ["options"]:
-                for option in words[1:]:
-                    found = _with_option(found, option)
+                ndots = re.search(r" ndots:(\d{1,9})(?: |$)", " ".join(words), re.ASCII)
+                dots = min(int(ndots[1]), _MAX_NDOTS) if ndots else found.ndots
+                found = replace(found, ndots=dots, use_vc=found.use_vc or "use-vc" in words)
             case _:
                 continue
     return found
 
 
-def _with_option(conf: ResolvConf, option: str) -> ResolvConf:
-    name, _, value = option.partition(":")
-    if name == "use-vc":
-        return replace(conf, use_vc=True)
-    if not value.isascii() or not value.isdigit():
-        return conf
-    match name:
-        case "ndots":
-            return replace(conf, ndots=min(int(value), _MOST_DOTS))
-        case "timeout":
-            return replace(conf, timeout=float(min(max(int(value), 1), _LONGEST_TIMEOUT)))
-        case "attempts":
-            return replace(conf, attempts=min(max(int(value), 1), _MOST_ATTEMPTS))
-        case _:
-            return conf
+RESOLV_CONF: Final = Path("/etc/resolv.conf")
+_INET6: Final = Path("/proc/net/if_inet6")
 
 
-def host_sources(nsswitch: str) -> tuple[str, ...]:
-    """Give the sources of host names in nsswitch.conf, or glibc's default.
-
-    Without an entry glibc uses /etc/hosts and DNS, as does musl, which never reads this file.
-    """
-    for line in nsswitch.splitlines():
-        database, colon, text = line.partition("#")[0].partition(":")
-        if colon and database.strip() == "hosts":
-            return tuple(re.sub(r"\[[^]]*\]", " ", text).split())
-    return ("files", "dns")
+def read_resolv_conf(path: Path = RESOLV_CONF) -> ResolvConf:
+    """Read resolv.conf as glibc does; without the file there is no nameserver."""
+    try:
+        return parse_resolv_conf(path.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return ResolvConf()
 
 
 def search_names(name: str, conf: ResolvConf) -> tuple[str, ...]:
     """Give the absolute names that a resolver queries, in its order (resolv.conf(5))."""
     if name.endswith("."):
         return (name,)
-    listed = tuple(f"{name}.{domain}." for domain in conf.search)
-    if name.count(".") >= conf.ndots:
-        return (f"{name}.", *listed)
-    return (*listed, f"{name}.")
+    searched = tuple(f"{name}.{domain}." for domain in conf.search)
+    ordered = (f"{name}.", *searched) if name.count(".") >= conf.ndots else (*searched, f"{name}.")
+    return tuple(each for each in ordered if not is_malformed(each))  # too long with its domain
 
 
 def is_malformed(name: str) -> bool:
@@ -115,39 +93,73 @@ def is_malformed(name: str) -> bool:
     return len(bare) > LONGEST_NAME or not all(LABEL.fullmatch(label) for label in labels)
 
 
-RESOLV_CONF: Final = Path("/etc/resolv.conf")
-NSSWITCH: Final = Path("/etc/nsswitch.conf")
-_INET6: Final = Path("/proc/net/if_inet6")
+class NoAddress(str, Enum):
+    """Why a name has no address; the first that applies is reported."""
+
+    MALFORMED = "not a host name"
+    TIMEOUT = "the nameserver does not answer"
+    NO_NAMESERVER = "no nameserver can be reached"
+    SERVFAIL = "SERVFAIL"
+    BAD_ANSWER = "the nameserver's answer can't be read"
+    NO_RECORD = "no address record"
+    NXDOMAIN = "NXDOMAIN"
+    REFUSED = "REFUSED"
+    SYSTEM = "the system resolver finds no address"
+
+    @property
+    def permanent(self) -> bool:
+        """Whether another query can't help."""
+        return self is NoAddress.MALFORMED
+
+
+_RANK: Final = tuple(NoAddress)
+
+
+@dataclass(frozen=True, slots=True)
+class DnsAnswer:
+    """The addresses of a name in the system's order, or the reason why it has none.
+
+    ``searched`` are the absolute names that were queried; ``detail`` is the reason in full.
+    """
+
+    name: str
+    addresses: tuple[str, ...] = ()
+    reason: NoAddress | None = None
+    searched: tuple[str, ...] = ()
+    detail: str = ""
+
+
+def no_address(name: str, replies: dict[str, NoAddress], conf: ResolvConf) -> DnsAnswer:
+    """Join the replies for the names that were queried into one reason, with all in the detail.
+
+    Names in the cluster's domain count first: others are answered by nameservers that the cluster
+    may not reach, and their failure is no evidence about a pod.
+    """
+    domain = names.cluster_domain(conf.search)
+    own = [why for each, why in replies.items() if domain and each.endswith(f".{domain}.")]
+    worst = min(own or replies.values(), key=_RANK.index)
+    texts = []
+    for reason in dict.fromkeys((worst, *sorted(replies.values(), key=_RANK.index))):
+        alike = [each for each, why in replies.items() if why is reason]
+        where = "" if len(alike) == len(replies) else f" for {', '.join(alike)}"
+        texts.append(f"{reason.value}{where}")
+    detail = f"{'; '.join(texts)} (asked {', '.join(conf.nameservers)})"
+    return DnsAnswer(name, (), worst, tuple(replies), detail)
+
 
 _DNS_PORT: Final = 53
-_LOOKUPS: Final = 64
-_THREADS: Final = 16
-# The most sockets of all lookups together, where no other limit applies, and the share of the
-# system resolver's. A query may have a UDP and a TCP socket for each nameserver; glibc has a UDP
-# socket for each nameserver, used for both families, and one TCP socket.
-_SOCKETS: Final = 256
-_SYSTEMS_PART: Final = 4
-# How long the system resolver is waited for alone, and after a negative answer of the nameservers.
-_ALONE: Final = 0.1
-_SYSTEM_PATIENCE: Final = 1.0
-# The system may have sources beside DNS (nsswitch.conf), so it is asked again this often.
-_SECOND_OPINION: Final = 5.0
-# How long an address of one family waits for those of the other.
-_OTHER_FAMILY: Final = 0.5
-# The longest wait for one name's answer, whatever resolv.conf has; the gate tries again.
+# Each lookup has a socket for each family, each thread of glibc's one for each nameserver.
+_MAX_LOOKUPS: Final = 64
+_MAX_THREADS: Final = 16
+# Seconds for one query, after which it is sent again, and for one name's answer in all.
+_TRY: Final = 0.5
 _PATIENCE: Final = 3.0
-
-
-def read_resolv_conf(path: Path = RESOLV_CONF) -> ResolvConf:
-    """Read resolv.conf as glibc does; without the file there is no nameserver."""
-    return parse_resolv_conf(_text(path))
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
+# How long the system resolver is waited for alone, and after the nameservers' negative answer: it
+# may have other sources.
+_SYSTEM_ALONE: Final = 0.1
+_SYSTEM_LAST: Final = 1.0
+# glibc searches no further after these.
+_UNREACHABLE: Final = (NoAddress.TIMEOUT, NoAddress.NO_NAMESERVER)
 
 
 def system_addresses(name: str) -> tuple[str, ...]:
@@ -170,237 +182,134 @@ def _families() -> tuple[str, ...]:
     return ("AAAA", "A") if "00" in scopes else ("A",)
 
 
-def at_once(sockets: int, nameservers: int, families: int) -> tuple[int, int]:
-    """Give how many names may be looked up at once, and how many by the system resolver."""
-    bound = min(sockets, _SOCKETS)
-    systems = bound // _SYSTEMS_PART
-    lookups = (bound - systems) // (2 * max(1, nameservers) * families)
-    threads = systems // (max(1, nameservers) + 1)
-    return max(1, min(_LOOKUPS, lookups)), max(1, min(_THREADS, threads))
-
-
 class Resolver:
-    """Resolves names; bounded, and never two lookups of one name at once."""
+    """Resolves names, a bounded number at once."""
 
     def __init__(
         self,
         resolv_conf: Path = RESOLV_CONF,
-        hosts: Path = HOSTS,
         *,
-        nsswitch: Path = NSSWITCH,
         system: Callable[[str], tuple[str, ...]] = system_addresses,
-        system_decides: bool = False,
         port: int = _DNS_PORT,
         families: Sequence[str] | None = None,
-        sockets: int = _SOCKETS,
     ) -> None:
-        """Read the configuration.
-
-        With ``system_decides`` a name resolves only if the system resolver has an address.
-        ``sockets`` is how many may be open at once.
-        """
+        """Read the configuration."""
         self.conf = read_resolv_conf(resolv_conf)
-        self._sources = host_sources(_text(nsswitch))
-        self._own = bool(self.conf.nameservers) and "dns" in self._sources
-        self._hosts = hosts
-        self._system_decides = system_decides
         self._system = system
         self._port = port
         self._families = tuple(families) if families is not None else _families()
-        lookups, threads = at_once(sockets, len(self.conf.nameservers), len(self._families))
-        self._lookups = asyncio.Semaphore(lookups)
-        self._threads = asyncio.Semaphore(threads)
-        # Lookups of the system that were waited for in vain: a lost packet holds one for 5 seconds.
-        # With one in each thread the next name would wait for nothing.
-        self._late: set[asyncio.Future[tuple[str, ...]]] = set()
-        self._most_late = threads
-        self._running: dict[str, asyncio.Future[DnsAnswer]] = {}
+        self._free = asyncio.Semaphore(_MAX_LOOKUPS)
         self._asking: dict[str, asyncio.Future[tuple[str, ...]]] = {}
-        self._opinions: dict[str, float] = {}
-        self._known: dict[str, tuple[str, ...]] = {}
-        self._allowance = dns_query.Allowance()
-        self._ending = ""
 
     async def ask(self, name: str) -> DnsAnswer:
-        """Look up one name once.
-
-        The system resolver is asked first; without an address from it soon the nameservers are
-        queried too, and the first address counts.
-        """
+        """Look up one name once; the first address counts."""
         if is_address(name):
             return DnsAnswer(name, (name,))
         if is_malformed(name):
             return DnsAnswer(
                 name, reason=NoAddress.MALFORMED, detail=f"{name!r} is not a host name"
             )
-        running = self._running.get(name)
-        if running is None:
-            running = asyncio.ensure_future(self._ask(name))
-            self._running[name] = running
-            running.add_done_callback(lambda _: self._running.pop(name, None))
-        return await asyncio.shield(running)
-
-    async def _ask(self, name: str) -> DnsAnswer:
-        async with self._lookups:
-            system = self._second_opinion(name)
-            if system is not None and len(self._late) < self._most_late:
-                await asyncio.wait((system,), timeout=_ALONE)
-                if _has_addresses(system):
-                    return self._resolved(name, system.result())
-                if not system.done():
-                    self._late.add(system)
-                    system.add_done_callback(self._late.discard)
-            own = asyncio.ensure_future(self._explain(name))
-            try:
-                return await self._first_of(name, own, system)
-            finally:
-                own.cancel()
-
-    async def _first_of(
-        self,
-        name: str,
-        own: asyncio.Future[DnsAnswer],
-        system: asyncio.Future[tuple[str, ...]] | None,
-    ) -> DnsAnswer:
-        """Take the first address; after a negative DNS answer wait briefly for the system."""
-        if system is not None:
-            await asyncio.wait((own, system), return_when=asyncio.FIRST_COMPLETED)
-            if _has_addresses(system):
-                return self._resolved(name, system.result())
-        answer = await own
-        if answer.addresses and not self._system_decides:
-            return self._resolved(name, answer.addresses, answer.searched)
-        if answer.addresses:
+        async with self._free:
             system = self._ask_system(name)
-        if system is not None:
-            await asyncio.wait((system,), timeout=_SYSTEM_PATIENCE)
-            if _has_addresses(system):
-                return self._resolved(name, system.result(), answer.searched)
-        if answer.addresses:
-            return replace(
-                answer,
-                addresses=(),
-                reason=NoAddress.SYSTEM,
-                detail=f"{NoAddress.SYSTEM.value}, though {answer.searched[-1]} has "
-                f"{', '.join(answer.addresses)}: the nameservers disagree",
-            )
-        if name in self._known:
-            answers = ", ".join(self._known[name])
-            return replace(answer, detail=f"{answer.detail}; it was {answers} a moment ago")
-        return answer
-
-    def _second_opinion(self, name: str) -> asyncio.Future[tuple[str, ...]] | None:
-        """Ask the system resolver if that is due; always where there is no nameserver."""
-        now = asyncio.get_running_loop().time()
-        if self._own and now - self._opinions.get(name, float("-inf")) < _SECOND_OPINION:
-            return None
-        self._opinions[name] = now
-        return self._ask_system(name)
-
-    def _resolved(
-        self, name: str, addresses: tuple[str, ...], searched: tuple[str, ...] = ()
-    ) -> DnsAnswer:
-        self._known[name] = addresses
-        return DnsAnswer(name, addresses, searched=searched)
+            if addresses := await _within(_SYSTEM_ALONE, system):
+                return DnsAnswer(name, addresses)
+            answer = await self._query(name)
+            if not answer.addresses and (addresses := await _within(_SYSTEM_LAST, system)):
+                return DnsAnswer(name, addresses, searched=answer.searched)
+            return answer
 
     def _ask_system(self, name: str) -> asyncio.Future[tuple[str, ...]]:
-        """Ask the system resolver in a thread, or join a lookup in progress."""
-        asking = self._asking.get(name)
-        if asking is None:
-            asking = asyncio.ensure_future(self._in_thread(name))
-            self._asking[name] = asking
-            asking.add_done_callback(lambda _: self._asking.pop(name, None))
-        return asking
+        """Ask the system resolver in a thread that nobody joins, or join a lookup in progress.
 
-    async def _in_thread(self, name: str) -> tuple[str, ...]:
-        # Daemon threads: an executor's are joined at exit, and one that waits for a dead nameserver
-        # would delay it for half a minute.
+        An executor's threads are joined at exit, and one that waits for a dead nameserver would
+        delay it for half a minute. With a lost packet in each thread nothing waits for one.
+        """
+        if name in self._asking:
+            return self._asking[name]
         loop = asyncio.get_running_loop()
-        try:
-            await asyncio.wait_for(self._threads.acquire(), _SYSTEM_PATIENCE)
-        except asyncio.TimeoutError:
-            return ()
-        try:
-            # Two queries for each name of the search list at most.
-            await self._allowance.take(2 * len(search_names(name, self.conf)))
-            found: asyncio.Future[tuple[str, ...]] = loop.create_future()
+        found: asyncio.Future[tuple[str, ...]] = loop.create_future()
 
-            def resolved(addresses: tuple[str, ...]) -> None:
-                if not found.done():
-                    found.set_result(addresses)
+        def resolved(addresses: tuple[str, ...]) -> None:
+            self._asking.pop(name, None)
+            if not found.done():
+                found.set_result(addresses)
 
-            def work() -> None:
-                addresses = self._system(name)
-                try:
-                    loop.call_soon_threadsafe(resolved, addresses)
-                except RuntimeError:  # the loop is closed: the answer isn't wanted any more
-                    return
+        def work() -> None:
+            addresses = self._system(name)
+            try:
+                loop.call_soon_threadsafe(resolved, addresses)
+            except RuntimeError:  # the loop is closed: the answer isn't wanted any more
+                return
 
+        if len(self._asking) < _MAX_THREADS:
+            self._asking[name] = found
             try:
                 threading.Thread(target=work, name=f"resolve {name}", daemon=True).start()
             except RuntimeError:  # the pod's limit of processes is reached
-                return ()
-            return await found
-        finally:
-            self._threads.release()
+                resolved(())
+        else:
+            found.set_result(())
+        return found
 
-    async def _explain(self, name: str) -> DnsAnswer:
-        """Look in /etc/hosts and query the nameservers as glibc does, keeping every reply."""
-        listed = self._in_hosts(name) if "files" in self._sources else ()
-        if listed:
-            return DnsAnswer(name, listed, searched=(name,))
-        if not self._own:
-            where = "resolv.conf names" if "dns" in self._sources else "nsswitch.conf asks"
-            message = f"{where} no nameserver, and {NoAddress.SYSTEM.value}"
+    async def _query(self, name: str) -> DnsAnswer:
+        """Query the nameservers as glibc does."""
+        if not self.conf.nameservers:
+            message = f"resolv.conf names no nameserver, and {NoAddress.SYSTEM.value}"
             return DnsAnswer(name, reason=NoAddress.SYSTEM, detail=message)
-        replies: list[DnsReply] = []
-        # The names of a job are in one domain: the one of the last name found comes first.
-        likely = f"{name}{self._ending}"
-        for candidate in sorted(search_names(name, self.conf), key=lambda item: item != likely):
-            if is_malformed(candidate):  # too long with this domain
-                continue
-            reply = await self._ask_nameservers(candidate)
-            replies.append(reply)
-            if reply.addresses:
-                self._ending = candidate[len(name) :]
-                break
-            # A nameserver that is silent for one name is silent for the next; glibc stops too.
-            if reply.reason in (NoAddress.TIMEOUT, NoAddress.NO_NAMESERVER):
-                break
-        return summary(name, replies, names.cluster_domain(self.conf.search))
+        # Loaded while names are waited for: a cluster that is ready never needs it.
+        import dns.asyncresolver  # noqa: PLC0415
+        import dns.inet  # noqa: PLC0415
 
-    def _in_hosts(self, name: str) -> tuple[str, ...]:
-        wanted = names.canonical(name)
-        found = [words[0] for words in hosts_lines(self._hosts) if wanted in words[1:]]
-        return tuple(dict.fromkeys(found))
-
-    async def _ask_nameservers(self, name: str) -> DnsReply:
-        """Query the nameservers for one absolute name until one of them has a final answer."""
-        asking = [
-            asyncio.ensure_future(
-                dns_query.ask(
-                    name,
-                    kind,
-                    self.conf.nameservers,
-                    port=self._port,
-                    patience=min(self.conf.timeout * self.conf.attempts, _PATIENCE),
-                    allowance=self._allowance,
-                    tcp=self.conf.use_vc,
-                )
-            )
-            for kind in self._families
+        dnspython = dns.asyncresolver.Resolver(configure=False)
+        dnspython.nameservers = [
+            each for each in self.conf.nameservers if dns.inet.is_address(each)
         ]
+        dnspython.port, dnspython.timeout, dnspython.lifetime = self._port, _TRY, _PATIENCE
+        replies: dict[str, NoAddress] = {}
+        for candidate in search_names(name, self.conf):
+            asking = (self._records(dnspython, candidate, kind) for kind in self._families)
+            found = await asyncio.gather(*asking)
+            addresses = tuple(address for listed, _ in found for address in listed)
+            if addresses:
+                return DnsAnswer(name, addresses, searched=(*replies, candidate))
+            replies[candidate] = min((why for _, why in found), key=_RANK.index)
+            if replies[candidate] in _UNREACHABLE:
+                break
+        return no_address(name, replies, self.conf)
+
+    async def _records(
+        self, dnspython: Dnspython, name: str, kind: str
+    ) -> tuple[tuple[str, ...], NoAddress]:
+        """Give the addresses of an absolute name, or the reason why it has none."""
+        import dns.exception  # noqa: PLC0415
+        import dns.resolver  # noqa: PLC0415
+
         try:
-            done, others = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
-            if others:
-                found = any(item.result().addresses for item in done)
-                await asyncio.wait(others, timeout=_OTHER_FAMILY if found else None)
-            return joined([item.result() for item in asking if item.done()])
-        finally:
-            for item in asking:
-                item.cancel()
+            answer = await dnspython.resolve(
+                name, kind, tcp=self.conf.use_vc, raise_on_no_answer=False, search=False
+            )
+        except dns.resolver.NXDOMAIN:
+            return (), NoAddress.NXDOMAIN
+        except dns.exception.Timeout:
+            return (), NoAddress.TIMEOUT
+        except dns.resolver.NoNameservers as why:
+            # Of each nameserver: its address, whether by TCP, its port, what failed, its reply.
+            failed = [item[3] for item in why.kwargs["errors"]]
+            return (), min(map(_reason, failed), default=NoAddress.NO_NAMESERVER, key=_RANK.index)
+        except dns.exception.DNSException:
+            return (), NoAddress.BAD_ANSWER
+        return tuple(item.to_text() for item in answer.rrset or ()), NoAddress.NO_RECORD
 
 
-def _has_addresses(system: asyncio.Future[tuple[str, ...]]) -> bool:
-    """Tell whether the system resolver has found addresses by now."""
-    return system.done() and not system.cancelled() and bool(system.result())
+def _reason(failed: Exception | str) -> NoAddress:
+    """Give the reason for what dnspython has of a nameserver: an exception, or its reply's code."""
+    if isinstance(failed, OSError):
+        return NoAddress.NO_NAMESERVER
+    codes = (NoAddress.SERVFAIL, NoAddress.REFUSED)
+    return next((code for code in codes if code.value == failed), NoAddress.BAD_ANSWER)
+
+
+async def _within(seconds: float, system: asyncio.Future[tuple[str, ...]]) -> tuple[str, ...]:
+    """Give the system resolver's addresses, if it has found some by then."""
+    await asyncio.wait((system,), timeout=seconds)
+    return system.result() if system.done() else ()

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from mpiboot.core.checks import MpibootError, error
-from mpiboot.hosts.dns import ResolvConf
-from mpiboot.hosts.dns_query import NoAddress
+from mpiboot.hosts.dns import NoAddress, ResolvConf
 from mpiboot.job import names
 from mpiboot.ssh.attempt import WORKER, Attempt, Outcome
 

@@ -24,11 +24,11 @@ from mpiboot.core.model import Finding
 from mpiboot.core.setting_types import DataNetworkUse
 from mpiboot.core.settings import Settings
 from mpiboot.core.wording import MOST_LINES, counted, first_few
-from mpiboot.hosts import failures, pacing, progress, remote_commands
+from mpiboot.hosts import failures, progress, remote_commands
 from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.dns import Resolver
 from mpiboot.hosts.hostfiles import JobHostfile
-from mpiboot.hosts.pipeline import PipelineOptions, Pipelines, PodPipelines
+from mpiboot.hosts.pipeline import PipelineOptions, Pipelines, PodPipelines, pause
 from mpiboot.hosts.progress import HostState, Reporter, Stage
 from mpiboot.job.program_words import Rendezvous
 from mpiboot.ssh.attempt import Attempt
@@ -261,9 +261,8 @@ def _pipelines(
     changed: Callable[[], None],
     options: PipelineOptions,
 ) -> Pipelines:
-    resolver = resolver or Resolver(sockets=pacing.lookup_sockets(os_calls.most_open_files()))
     kind = PodPipelines if access.pods else Pipelines
-    return kind(settings, access, resolver, changed=changed, options=options)
+    return kind(settings, access, resolver or Resolver(), changed=changed, options=options)
 
 
 async def end_tasks(tasks: set[asyncio.Future[Any]]) -> None:
@@ -433,7 +432,7 @@ async def wait_for_name(
     Raises:
         MpibootError: ``names-unresolved`` at the deadline; ``usage`` for an invalid host name.
     """
-    resolver = resolver or Resolver(system_decides=True)  # the program will use that one
+    resolver = resolver or Resolver()
     started = time.monotonic()
     state = HostState(Host(wanted.host), wanted.host)
     reporter = Reporter(
@@ -461,8 +460,7 @@ async def wait_for_name(
             left = _left(settings, (state,), waited)
             if not left:
                 raise MpibootError(progress.finding(state))
-            pause = pacing.pause(waited, 1, answer.retry_after, settings.dns_interval)
-            await asyncio.sleep(min(pause, left))
+            await asyncio.sleep(min(pause(waited, 1, settings.dns_interval), left))
     finally:
         for task in side:
             task.cancel()

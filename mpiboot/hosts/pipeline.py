@@ -24,12 +24,10 @@ from mpiboot.core.model import Mpi
 from mpiboot.core.setting_types import Auto, HostKeys, ProveTransport, Switch
 from mpiboot.core.settings import Settings
 from mpiboot.core.wording import MOST_LINES
-from mpiboot.hosts import failures, host_shell, pacing
+from mpiboot.hosts import failures, host_shell
 from mpiboot.hosts.access import Kubectl, PodError, SshAccess, Trouble, pod_of
-from mpiboot.hosts.dns import Resolver
-from mpiboot.hosts.dns_query import DnsAnswer, NoAddress
+from mpiboot.hosts.dns import DnsAnswer, NoAddress, Resolver
 from mpiboot.hosts.host_shell import HostAnswer
-from mpiboot.hosts.pacing import Pauses
 from mpiboot.hosts.pairs import PairCheck
 from mpiboot.hosts.progress import HostState, Stage, finding
 from mpiboot.job import names
@@ -131,6 +129,38 @@ _FOREIGN_PAUSE: Final = 5.0
 _CONFIRM: Final = 1.0
 
 
+# An attempt costs a handful of packets, so a few hosts are tried twenty times a second, and the
+# last few of a long wait once a second. All hosts together get this many attempts a second: with a
+# search list each is some four to eight queries, which one CoreDNS replica can bear.
+_SHORTEST, _LAST_FEW, _LONGEST = 0.05, 1.0, 15.0
+_SHARE: Final = 0.01
+_TRIES_PER_SECOND: Final = 200.0
+
+
+def pause(waited: float, pending: int, ceiling: float | None = None) -> float:
+    """Give the seconds until the next attempt.
+
+    Args:
+        waited: seconds since the wait for this host began.
+        pending: how many hosts are waited for in all.
+        ceiling: the longest pause, as the user has set it.
+    """
+    load = min(_LONGEST, pending / _TRIES_PER_SECOND)
+    step = max(_SHORTEST, load, min(_LAST_FEW, waited * _SHARE))
+    return step if ceiling is None else min(step, max(ceiling, _SHORTEST))
+
+
+_MAX_CONNECTIONS: Final = 128
+# A login has its socket and a duplicate of it; then, files open beside logins.
+_FILES_EACH: Final = 2
+_FILES: Final = 64
+
+
+def most_connections(files: int) -> int:
+    """Give how many connections may be open at once with a limit of open files."""
+    return max(1, min(_MAX_CONNECTIONS, (files - _FILES) // _FILES_EACH))
+
+
 @dataclass(frozen=True, slots=True)
 class PipelineOptions:
     """What pipelines do beside the login.
@@ -177,12 +207,11 @@ class Pipelines:
             doctor=options.doctor,
             traffic=not options.once and settings.prove_transport is not ProveTransport.OFF,
         )
-        self._connections = asyncio.Semaphore(pacing.most_connections(os_calls.most_open_files()))
+        self._connections = asyncio.Semaphore(most_connections(os_calls.most_open_files()))
         self._login: asyncio.Task[Login] | None = None
         self._ports = (settings.ssh_port,) if settings.ssh_port else access.ports
         self._late: Counter[Target] = Counter()  # how often a longer limit might have helped
         self._resolving = 0
-        self._pauses = Pauses()
         self._reaching = 0
         self.host_keys: dict[str, str] = {}
         self.answers: dict[str, Attempt] = {}
@@ -233,7 +262,6 @@ class Pipelines:
             addresses = (to.host_name,) if to.proxied else await self._resolve(state, to.host_name)
         finally:
             self._resolving -= 1
-        self._pauses.end_some()
         state.resolved = True
         self.last_name = time.monotonic()
         if any(own_pod.is_local(address) for address in addresses):
@@ -295,14 +323,8 @@ class Pipelines:
             state.hint = failures.unresolved(answer.reason, self._conf)
             self._set(state, Stage.DNS, reason, answer.detail)
             self._stop_if_once(state)
-            await self._pauses.pause(
-                pacing.pause(
-                    time.monotonic() - started,
-                    self._resolving,
-                    answer.retry_after,
-                    self._settings.dns_interval,
-                )
-            )
+            waited = time.monotonic() - started
+            await asyncio.sleep(pause(waited, self._resolving, self._settings.dns_interval))
 
     async def reach(self, state: HostState, addresses: tuple[str, ...]) -> Worker:
         """Log in at one of a host's addresses, with as many attempts as it takes.
@@ -338,7 +360,7 @@ class Pipelines:
                 )
             self._stop_if_once(state)
             refused = final is not None
-            wait = pacing.pause(time.monotonic() - started, self._reaching)
+            wait = pause(time.monotonic() - started, self._reaching)
             await asyncio.sleep(_CONFIRM if refused else wait)
             if time.monotonic() - resolved >= _RESOLVE_AGAIN:
                 resolved = time.monotonic()
@@ -493,7 +515,7 @@ class PodPipelines(Pipelines):
                 )
             self._stop_if_once(state)
             refused = trouble.final
-            wait = pacing.pause(time.monotonic() - started, self._reaching)
+            wait = pause(time.monotonic() - started, self._reaching)
             await asyncio.sleep(_CONFIRM_ROLE if refused else wait)
 
     async def _once_in(self, host: Host, pod: str) -> Worker | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import binascii
 import contextlib
 import errno
+import fcntl
 import os
 import re
 import socket
@@ -305,17 +306,46 @@ def complete_tmpdir(
     return {"TMPDIR": str(place)}
 
 
+# The locks that this process holds until it ends.
+_LOCKS: Final[list[int]] = []
+
+
+def _is_alone(base: str, hostname: str, uid: int) -> bool:
+    """Hold a lock in a folder for sessions; tell whether no other mpiboot of that host name does.
+
+    Unknown, as on a filesystem without locks, is no.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        lock = os.open(f"{base}/mpiboot-sessions.{hostname}.{uid}", flags, 0o600)
+    except OSError:
+        return False
+    _LOCKS.append(lock)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        with contextlib.suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_SH)  # one that is exclusive lasts for no time
+    return True
+
+
 def remove_stale_sessions(environ: Mapping[str, str], hostname: str, uid: int) -> None:
     """Remove session folders of PRRTE programs of this host and user that run no more.
 
     A /tmp that outlives its container meets the next one with the same process numbers, and
     PRRTE (Open MPI 5.0) then ends with "Exists" for ever. Open MPI 4.1 uses such a folder again.
+    Containers that share the folder and the host name (a pod's, or pods on the node's network) do
+    not see each other's processes, but the lock that each holds: while another lives, all stay.
     """
     import shutil  # noqa: PLC0415 - a worker's way to its sshd leads through here
 
     named = re.compile(rf"(?:prterun|prted|prte)\.{re.escape(hostname)}\.(\d+)\.{uid}", re.ASCII)
     places = (environ.get(name, "") for name in _VARIABLES)
     for base in dict.fromkeys(place for place in (*places, str(_TMP)) if place.startswith("/")):
+        if not _is_alone(base, hostname, uid):
+            continue
         ended: list[str] = []
         with contextlib.suppress(OSError), os.scandir(base) as listing:
             for item in listing:

@@ -29,6 +29,7 @@ VALUES = {
     "nproc": "unlimited",
     "gpus": "8",
     "hcas": "8",
+    "sidecar": "no",
     "mtu:eth0": "1450",
     "mtu:net1": "9000",
 }

@@ -14,8 +14,7 @@ from mpiboot.doctor import job
 from mpiboot.doctor.hosts import LauncherPlace
 from mpiboot.hosts import gate
 from mpiboot.hosts.access import SshAccess
-from mpiboot.hosts.dns import Resolver
-from mpiboot.hosts.dns_query import DnsAnswer
+from mpiboot.hosts.dns import DnsAnswer, Resolver
 from mpiboot.hosts.pipeline import PipelineOptions
 from mpiboot.network import pod
 from mpiboot.network.worker_pairs import Reached

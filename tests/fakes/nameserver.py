@@ -132,19 +132,11 @@ def resolv_conf(
     search: Sequence[str] = ("ns.svc.cluster.local", "svc.cluster.local", "cluster.local"),
     ndots: int = 5,
     nameservers: Sequence[str] = ("127.0.0.1",),
-    attempts: int = 1,
 ) -> Path:
-    """Write a resolv.conf as a kubelet does; one attempt, so that silence costs a second."""
+    """Write a resolv.conf as a kubelet does."""
     lines = [f"nameserver {item}" for item in nameservers]
     lines += [f"search {' '.join(search)}"] if search else []
-    lines.append(f"options ndots:{ndots} attempts:{attempts} timeout:1")
+    lines.append(f"options ndots:{ndots}")
     path = folder / "resolv.conf"
     path.write_text("\n".join(lines) + "\n")
-    return path
-
-
-def hosts_file(folder: Path, text: str = "127.0.0.1 localhost\n") -> Path:
-    """Write an /etc/hosts."""
-    path = folder / "hosts"
-    path.write_text(text)
     return path

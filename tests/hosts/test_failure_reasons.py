@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from mpiboot.hosts import failures
-from mpiboot.hosts.dns import ResolvConf
-from mpiboot.hosts.dns_query import NoAddress
+from mpiboot.hosts.dns import NoAddress, ResolvConf
 from mpiboot.ssh.attempt import Attempt, Outcome, Target
 
 TARGET = Target("w-0", "10.0.0.1", 22, "root")

@@ -18,7 +18,7 @@ from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.facts import Host
 from mpiboot.core.setting_types import HostKeys, LogFormat, Switch
 from mpiboot.core.settings import Settings, resolve
-from mpiboot.hosts import gate, pacing, progress
+from mpiboot.hosts import gate, pipeline, progress
 from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.dns import Resolver
 from mpiboot.hosts.gate import GateResult
@@ -29,7 +29,7 @@ from mpiboot.ssh import attempt as tcp
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
 from mpiboot.ssh.config import SshTimeouts
 from mpiboot.ssh.connections import Connections, Place
-from tests.fakes.nameserver import NXDOMAIN, Nameserver, hosts_file, resolv_conf, serve
+from tests.fakes.nameserver import NXDOMAIN, Nameserver, resolv_conf, serve
 from tests.fakes.sshd import HTTP, SILENT, Behaviour, Job, listener, sshd, without_ipv6
 from tests.fakes.worker import free_port
 
@@ -68,7 +68,6 @@ class Cluster:
         async with serve(self.server) as port:
             yield Resolver(
                 resolv_conf(self.folder, search=self.search),
-                hosts_file(self.folder),
                 system=self.system,
                 port=port,
                 families=("A",),
@@ -436,7 +435,7 @@ async def test_the_pace_depends_on_how_many_are_waited_for_at_the_same_stage(
     names: list[int] = []
     servers: list[int] = []
     paused = asyncio.Event()
-    pause = pacing.pause
+    pause = pipeline.pause
 
     def counted(waited: float, pending: int, *more: float | None) -> float:
         (names if more else servers).append(pending)
@@ -449,7 +448,7 @@ async def test_the_pace_depends_on_how_many_are_waited_for_at_the_same_stage(
             paused.clear()
             await paused.wait()
 
-    monkeypatch.setattr(pacing, "pause", counted)
+    monkeypatch.setattr(pipeline, "pause", counted)
     settings = Settings(timeout=30, dns_interval=0.07)
     hosts = named("w-0", "w-1", "w-2")
     waiting = asyncio.ensure_future(failing(cluster, hosts, access(job, 1), settings))
@@ -559,7 +558,6 @@ async def test_a_replaced_worker_is_found_at_its_new_address(
     cluster: Cluster, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mpiboot.hosts.pipeline._RESOLVE_AGAIN", 0.2)
-    monkeypatch.setattr("mpiboot.hosts.dns._SECOND_OPINION", 0.0)
     cluster.publish(f"w-0.{DOMAIN}", "127.0.0.9")
     async with sshd(Behaviour(job), "127.0.0.2") as port:
         waiting = asyncio.ensure_future(passing(cluster, named("w-0"), access(job, port)))
@@ -573,7 +571,6 @@ async def test_a_name_that_vanishes_again_is_said_beside_the_last_reason(
     cluster: Cluster, job: Job, monkeypatch: pytest.MonkeyPatch, deadline: Deadline
 ) -> None:
     monkeypatch.setattr("mpiboot.hosts.pipeline._RESOLVE_AGAIN", 0.2)
-    monkeypatch.setattr("mpiboot.hosts.dns._SECOND_OPINION", 0.0)
     cluster.publish(f"w-0.{DOMAIN}", "127.0.0.9")
     to = access(job, free_port())
     waiting = asyncio.ensure_future(deadline.failure(cluster, named("w-0"), to, "any more"))
@@ -722,7 +719,6 @@ async def test_a_ready_host_that_moves_while_others_are_waited_for_is_waited_for
 ) -> None:
     for pause in ("_LOOK", "_RECHECK"):
         monkeypatch.setattr(gate, pause, 0.1)
-    monkeypatch.setattr("mpiboot.hosts.dns._SECOND_OPINION", 0.0)
     cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
     behaviour = Behaviour(job)
     async with sshd(behaviour, "0.0.0.0") as port:

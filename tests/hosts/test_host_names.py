@@ -9,7 +9,7 @@ import pytest
 
 from mpiboot.core import log
 from mpiboot.core.setting_types import AUTO, Auto, Switch
-from mpiboot.hosts.dns_query import DnsAnswer, NoAddress
+from mpiboot.hosts.dns import DnsAnswer, NoAddress
 from mpiboot.hosts.pipeline import HostNames
 
 if TYPE_CHECKING:

@@ -10,17 +10,18 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mpiboot.core.checks import MpibootError
 from mpiboot.core.facts import Host
 from mpiboot.core.setting_types import Switch
 from mpiboot.core.settings import Settings
-from mpiboot.hosts import failures, pacing, pipeline
+from mpiboot.hosts import failures, pipeline
 from mpiboot.hosts.access import SshAccess
-from mpiboot.hosts.dns import ResolvConf
-from mpiboot.hosts.dns_query import DnsAnswer, NoAddress
+from mpiboot.hosts.dns import DnsAnswer, NoAddress, ResolvConf
 from mpiboot.hosts.pairs import PairCheck
-from mpiboot.hosts.pipeline import PipelineOptions, Pipelines
+from mpiboot.hosts.pipeline import PipelineOptions, Pipelines, most_connections, pause
 from mpiboot.hosts.progress import HostState, Stage
 from mpiboot.ssh import attempt as tcp
 from mpiboot.ssh import login
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 HERE, THERE = "127.0.0.1", "192.0.2.7"
 FOUND = DnsAnswer("w-0", (THERE,))
-MISSING = DnsAnswer("w-0", reason=NoAddress.NXDOMAIN, retry_after=7.0, detail="NXDOMAIN (asked x)")
+MISSING = DnsAnswer("w-0", reason=NoAddress.NXDOMAIN, detail="NXDOMAIN (asked x)")
 CONF = ResolvConf(("10.96.0.10", "10.96.0.11"), ("ns.svc.cluster.local",))
 KEY = SimpleNamespace(host_fingerprint="SHA256:job", fingerprint="SHA256:own", public_line="ed A")
 
@@ -55,9 +56,6 @@ class Clock:
         self.pauses.append(seconds)
         self.now += seconds
 
-    async def wait(self, _: object, timeout: float) -> None:
-        await self.sleep(timeout)
-
 
 class Names:
     """A resolver whose answers are written; the last one stays."""
@@ -79,7 +77,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     monkeypatch.setattr(pipeline, "time", made)
     asyncs = SimpleNamespace(**{**vars(asyncio), "sleep": made.sleep})
     monkeypatch.setattr(pipeline, "asyncio", asyncs)
-    monkeypatch.setattr(pacing, "asyncio", SimpleNamespace(**{**vars(asyncs), "wait": made.wait}))
     return made
 
 
@@ -160,11 +157,11 @@ async def test_how_often_a_name_is_asked_depends_on_the_answer_and_the_setting(
             raise Enough
         return 3.0
 
-    monkeypatch.setattr(pacing, "pause", pause)
+    monkeypatch.setattr(pipeline, "pause", pause)
     settings = Settings(rewrite_fqdn=Switch.OFF, dns_interval=0.5)
     with pytest.raises(Enough):
         await pipelines(Names(MISSING), settings=settings).run(state())
-    assert given == [(0.0, 1, 7.0, 0.5), (3.0, 1, 7.0, 0.5), (6.0, 1, 7.0, 0.5)]
+    assert given == [(0.0, 1, 0.5), (3.0, 1, 0.5), (6.0, 1, 0.5)]
     assert clock.pauses == [3.0, 3.0]
 
 
@@ -185,7 +182,7 @@ async def test_what_was_wrong_with_the_name_is_no_advice_for_the_server(
         seen.append((mine.stage, mine.hint))
         return 1.0
 
-    monkeypatch.setattr(pacing, "pause", pause)
+    monkeypatch.setattr(pipeline, "pause", pause)
     with pytest.raises(Enough):
         await pipelines(names).run(mine)
     advice = failures.unresolved(NoAddress.NXDOMAIN, names.conf)
@@ -244,7 +241,7 @@ async def test_another_servers_key_and_a_name_are_asked_for_again_after_five_sec
             raise Enough
         return 1.0
 
-    monkeypatch.setattr(pacing, "pause", pause)
+    monkeypatch.setattr(pipeline, "pause", pause)
     times: dict[int, list[float]] = {22: [], 2222: []}
 
     def message(target: Target) -> Outcome:
@@ -272,7 +269,7 @@ async def test_a_minute_of_refused_connections_counts_from_the_last_server(
 ) -> None:
     mine, seen = state(), list[tuple[float, str]]()
     begin = clock.now
-    monkeypatch.setattr(pacing, "pause", lambda *_: 10.0)
+    monkeypatch.setattr(pipeline, "pause", lambda *_: 10.0)
 
     def message(_: Target) -> Outcome:
         seen.append((clock.now - begin, mine.reason))
@@ -300,15 +297,15 @@ def test_only_what_is_new_is_told() -> None:
     told: list[int] = []
     made, mine = pipelines(Names(FOUND), changed=lambda: told.append(1)), state()
     counts = []
-    for given in (
+    for new in (
         (Stage.SSH, "", ""),
         (Stage.SSH, "refused", "a"),
         (Stage.SSH, "refused", "b"),  # the same with another detail
         (Stage.READY, "refused", ""),
     ):
-        made._set(mine, *given)
+        made._set(mine, *new)
         counts.append(len(told))
-        assert (mine.stage, mine.reason, mine.detail) == given
+        assert (mine.stage, mine.reason, mine.detail) == new
     assert counts == [1, 2, 2, 3]
     made.restart(mine)
     assert (mine.stage, mine.reason) == (Stage.DNS, "")
@@ -408,3 +405,37 @@ async def test_a_host_has_moved_only_if_every_look_says_so(told: list[str], move
     names = Names(*(DnsAnswer("w-0", (address,)) if address else failed for address in told))
     worker = replace(plans.worker(Host("w-0"), 1, None), address="10.0.0.1", dns_name="w-0")
     assert await pipelines(names).moved(worker) == moved
+
+
+@given(st.floats(0, 1e6), st.integers(0, 100_000), st.none() | st.floats(0, 1e5))
+def test_a_pause_is_never_a_busy_loop_and_never_without_an_end(
+    waited: float, pending: int, ceiling: float | None
+) -> None:
+    assert 0.05 <= pause(waited, pending, ceiling) <= 15
+    assert pause(waited, pending) <= pause(waited, pending + 1)
+    assert pause(waited, min(pending, 16)) <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("waited", "pending", "ceiling", "seconds"),
+    [
+        (0, 10, None, 0.05),
+        (5, 10, None, 0.05),
+        (20, 10, None, 0.2),
+        (1000, 1, None, 1.0),
+        (0, 1000, None, 5.0),
+        (0, 1_000_000, None, 15.0),
+        (1000, 1, 0.5, 0.5),  # the user's longest pause
+        (0, 1, 30, 0.05),
+        (0, 1, 0, 0.05),
+    ],
+)
+def test_few_hosts_are_tried_often_and_thousands_share_a_budget(
+    waited: float, pending: int, ceiling: float | None, seconds: float
+) -> None:
+    assert pause(waited, pending, ceiling) == seconds
+
+
+@pytest.mark.parametrize(("files", "connections"), [(1 << 17, 128), (318, 127), (128, 32), (10, 1)])
+def test_a_login_has_two_of_the_files_that_may_be_open(files: int, connections: int) -> None:
+    assert most_connections(files) == connections

@@ -12,7 +12,7 @@ import pytest
 from mpiboot.core.checks import MpibootError
 from mpiboot.core.facts import Host
 from mpiboot.core.settings import Settings
-from mpiboot.hosts import pacing, pipeline
+from mpiboot.hosts import pipeline
 from mpiboot.hosts.access import PodAccess, PodError, SshAccess, Trouble
 from mpiboot.hosts.dns import Resolver
 from mpiboot.hosts.pipeline import PipelineOptions, PodPipelines
@@ -89,7 +89,7 @@ async def test_only_two_refusals_in_a_row_are_for_good(
         given.append(message)
         return 3.0
 
-    monkeypatch.setattr(pacing, "pause", pause)
+    monkeypatch.setattr(pipeline, "pause", pause)
     api = Api(monkeypatch, DENIED, GONE, DENIED, DENIED)
     with pytest.raises(MpibootError) as told:
         await api.start().run(api.state)

@@ -15,12 +15,11 @@ from mpiboot.core import log
 from mpiboot.core.checks import ExitCode, MpibootError
 from mpiboot.core.setting_types import LogFormat
 from mpiboot.core.settings import Settings
-from mpiboot.hosts import gate, pacing
-from mpiboot.hosts.dns import ResolvConf, Resolver
-from mpiboot.hosts.dns_query import DnsAnswer, NoAddress
+from mpiboot.hosts import gate
+from mpiboot.hosts.dns import DnsAnswer, NoAddress, ResolvConf, Resolver
 from mpiboot.hosts.progress import Reporter
 from mpiboot.job.program_words import Rendezvous
-from tests.fakes.nameserver import NXDOMAIN, SERVFAIL, Nameserver, hosts_file, resolv_conf, serve
+from tests.fakes.nameserver import NXDOMAIN, SERVFAIL, Nameserver, resolv_conf, serve
 
 LONG = "trainer-0.trainer.ns.svc.cluster.local"
 WANTED = Rendezvous("trainer-0.trainer", "--rdzv-endpoint")
@@ -44,7 +43,6 @@ async def waited(
     async with serve(server) as port:
         resolver = Resolver(
             resolv_conf(folder),
-            hosts_file(folder),
             system=Late(server, after),
             port=port,
             families=("A",),
@@ -105,7 +103,7 @@ class Quick:
         monkeypatch.setattr(gate, "asyncio", asyncs)
         clock = SimpleNamespace(monotonic=lambda: 1000.0 + sum(self.pauses))
         monkeypatch.setattr(gate, "time", clock)
-        monkeypatch.setattr(pacing, "pause", self._pause)
+        monkeypatch.setattr(gate, "pause", self._pause)
         monkeypatch.setattr(gate, "Reporter", self._reporter)
 
     def _reporter(self, *, live: bool, left: Callable[[], float]) -> Reporter:
@@ -135,7 +133,7 @@ class Quick:
         return self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
 
 
-MISSING = DnsAnswer("x", reason=NoAddress.NXDOMAIN, retry_after=9.0, detail="NXDOMAIN (asked y)")
+MISSING = DnsAnswer("x", reason=NoAddress.NXDOMAIN, detail="NXDOMAIN (asked y)")
 TIMEOUT = DnsAnswer("x", reason=NoAddress.TIMEOUT, detail="no answer")
 FOUND = DnsAnswer("x", ("10.0.0.7", "fd00::7"))
 
@@ -150,7 +148,7 @@ async def test_the_wait_is_over_at_the_deadline_to_the_second(
         await gate.wait_for_name(WANTED, settings, "", cast("Resolver", quick))
     assert quick.pauses == [4.0, 4.0, 2.0]
     assert quick.left == [10.0, 6.0, 2.0]
-    assert quick.given == [(0.0, 1, 9.0, 0.5), (4.0, 1, None, 0.5), (8.0, 1, 9.0, 0.5)]
+    assert quick.given == [(0.0, 1, 0.5), (4.0, 1, 0.5), (8.0, 1, 0.5)]
     assert (quick.changes, quick.cleared) == (3, 1)  # the last two are alike
     assert ended.value.finding.message == (
         "DNS: NXDOMAIN (asked y); --rdzv-endpoint names it, waited for 10 s"

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -67,8 +69,35 @@ def test_only_sessions_of_ended_processes_of_this_host_and_user_are_removed(tmp_
     files.remove_stale_sessions({"TMPDIR": str(tmp_path)}, "host", UID)
 
     left = {item.name for item in tmp_path.iterdir()}
-    assert left == {*kept, f"prte.host.999999997.{UID}"}
+    assert left == {*kept, f"prte.host.999999997.{UID}", f"mpiboot-sessions.host.{UID}"}
     assert (tmp_path / "mine/0").is_dir()
+
+
+SWEEP = """
+import sys
+from mpiboot.system import files
+files.remove_stale_sessions({"TMPDIR": sys.argv[1]}, "host", int(sys.argv[2]))
+print("swept", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_session_is_kept_while_another_container_of_this_host_name_lives(tmp_path: Path) -> None:
+    """Its processes are in another PID namespace, and only its lock shows it."""
+    sweep = (sys.executable, "-c", SWEEP, str(tmp_path), str(UID))
+    session = tmp_path / f"prted.host.999999999.{UID}"
+    pipe = subprocess.PIPE
+    for again in range(3):
+        with subprocess.Popen(sweep, stdin=pipe, stdout=pipe) as other:
+            assert other.stdout is not None
+            assert other.stdout.readline() == b"swept\n"
+            session.mkdir()
+            done = subprocess.run(sweep, stdin=subprocess.DEVNULL, capture_output=True, check=True)
+            assert done.stdout == b"swept\n"
+            assert session.is_dir()
+            other.kill() if again else other.communicate()
+        subprocess.run(sweep, stdin=subprocess.DEVNULL, capture_output=True, check=True)
+        assert not session.exists()
 
 
 def test_mpi_gets_a_folder_for_its_session_where_it_has_none(tmp_path: Path) -> None:
