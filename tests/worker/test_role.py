@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -755,11 +756,15 @@ def test_a_server_that_dies_is_restarted_and_its_sessions_live(kind: str, start:
     """Those of the embedded server end with it."""
     name = "sshd" if kind == "openssh" else "python"
     worker = start(kind).listens()
+
+    def listened(times: int) -> bool:
+        return worker.log.count(" listens on ") == times
+
     with worker.client("echo ready; cat") as client:
         assert client.stdout.readline() == b"ready\n"
         for times in (2, 3, 4):
             os.kill(child(worker.process.pid, name), signal.SIGKILL)
-            until(lambda times=times: worker.log.count(" listens on ") == times)
+            until(partial(listened, times))
             assert worker.ssh("exit 6").returncode == 6
         assert client.finish(b"alive") == (b"alive" if kind == "openssh" else b"")
     assert worker.log.count("the SSH server died; restarting it in") == 3
