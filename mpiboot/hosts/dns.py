@@ -198,6 +198,7 @@ class Resolver:
         self._system = system
         self._port = port
         self._families = tuple(families) if families is not None else _families()
+        self._by_tcp = self.conf.use_vc
         self._free = asyncio.Semaphore(_MAX_LOOKUPS)
         self._asking: dict[str, asyncio.Future[tuple[str, ...]]] = {}
 
@@ -284,13 +285,15 @@ class Resolver:
         import dns.exception  # noqa: PLC0415
         import dns.resolver  # noqa: PLC0415
 
+        by_tcp = self._by_tcp
         try:
             answer = await dnspython.resolve(
-                name, kind, tcp=self.conf.use_vc, raise_on_no_answer=False, search=False
+                name, kind, tcp=by_tcp, raise_on_no_answer=False, search=False
             )
         except dns.resolver.NXDOMAIN:
             return (), NoAddress.NXDOMAIN
         except dns.exception.Timeout:
+            self._by_tcp = not by_tcp  # one of the two may be all that gets through
             return (), NoAddress.TIMEOUT
         except dns.resolver.NoNameservers as why:
             # Of each nameserver: its address, whether by TCP, its port, what failed, its reply.

@@ -100,7 +100,7 @@ def as_error(
 
 
 # Only reported: some images install or fetch something before they start their sshd.
-LONG: Final = 60.0
+LONG: Final = 20.0
 _COMMAND_HINT: Final = (
     "does the worker's container run mpiboot? A `command:` in its spec replaces it, and without "
     "command and args the MPI Operator starts the image's own sshd: write `args: [worker]`, or "
@@ -139,8 +139,10 @@ def why(attempt: Attempt, attempts: Sequence[Attempt], refused: float) -> tuple[
     """
     message, target = attempt.outcome.value, attempt.target
     if attempt.outcome is Outcome.REFUSED:
-        long = f", nothing has listened for {LONG:g} s" if refused >= LONG else ""
-        return f"{message}{long}", _COMMAND_HINT
+        long = f" for {LONG:g} s: likely the worker lacks `args: [worker]`"
+        return message + (long if refused >= LONG else ""), _COMMAND_HINT
+    if attempt.outcome is Outcome.HOST_KEY_DIFFERS:
+        return f"{message}, not this job's", None
     refusing = [
         other.target.port
         for other in attempts

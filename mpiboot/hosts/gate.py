@@ -1,9 +1,9 @@
 """The launcher's gate: every host resolves and answers over SSH, or the reason why not.
 
 Each host has a pipeline of its own (see ``pipeline``) under one deadline. This module keeps that
-deadline, reads the hostfile again meanwhile, and turns what is missing at the end into errors. It
-runs nothing on a worker but the gate's one command. ``probe_once`` tries every host once without
-waiting; ``wait_for_name`` waits until one name resolves.
+deadline, begins anew where the hostfile has changed, and turns what is missing at the end into
+errors. It runs nothing on a worker but the gate's one command. ``probe_once`` tries every host once
+without waiting; ``wait_for_name`` waits until one name resolves.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from mpiboot.core import log
-from mpiboot.core.addresses import is_address
 from mpiboot.core.checks import MpibootError, error, failed
 from mpiboot.core.facts import Host, Worker
 from mpiboot.core.model import Finding
@@ -35,77 +34,47 @@ from mpiboot.ssh.attempt import Attempt
 from mpiboot.ssh.connections import short_of_files
 from mpiboot.system import os_calls
 
-_NAMES: Final = 5
-# A pod that ends while others are waited for is noticed by its connection at once, and one that is
-# replaced without a word by its name, which costs a few queries.
-_LOOK: Final = 1.0
-_RECHECK: Final = 10.0
-_PER_SECOND: Final = 50
-
 
 def _key(host: Host) -> tuple[str, str]:
     # The same host with another user is another login.
     return host.name, host.user
 
 
-class FollowedHosts:
-    """The hosts of the hostfile's current version: the state of each, and its pipeline."""
+class WaitedHosts:
+    """The hosts that are waited for: the state of each, and its pipeline."""
 
     def __init__(self, hosts: Sequence[Host], pipelines: Pipelines) -> None:
         self._pipelines = pipelines
-        self.states: list[HostState] = list(progress.states(hosts))
+        self.states = progress.states(hosts)
         self.runs = {_key(state.host): self._start(state) for state in self.states}
         self._broken: set[tuple[str, str]] = set()
 
     def _start(self, state: HostState) -> asyncio.Future[Worker | None]:
         return asyncio.ensure_future(self._pipelines.run(state))
 
-    async def restart(self, hosts: Sequence[Host]) -> None:
-        """Wait for these hosts instead; whoever stays needs no second login."""
-        known = {_key(state.host): state for state in self.states}
-        before, self.runs = self.runs, {}
-        self.states.clear()  # in place: the reporter holds this list
-        for new in progress.states(hosts):
-            key = _key(new.host)
-            state = known.get(key, new)
-            state.host, state.label = new.host, new.label
-            self.states.append(state)
-            self.runs[key] = before.get(key) or self._start(state)
-        joined = [key for key in self.runs if key not in before]
-        left = [key for key in before if key not in self.runs]
-        line = f"the hostfile has changed: {counted(len(hosts), 'host')} now"
-        for verb, keys in (("joined", joined), ("left", left)):
-            line += f"; {verb}: {first_few([name for name, _ in keys], _NAMES)}" if keys else ""
-        log.info("hostfile", line, joined=len(joined), left=len(left))
-        await end_tasks({before[key] for key in left})
-
-    async def watch(self) -> None:
-        """Check now and then that the hosts that are ready still are."""
-        checked = time.monotonic()
-        while True:
-            await asyncio.sleep(_LOOK)
-            self.wait_for_lost()
-            if time.monotonic() - checked >= _RECHECK:
-                for state in tuple(self.states):
-                    await self._look_again(state)
-                checked = time.monotonic()
-
-    def wait_for_lost(self) -> bool:
-        """Wait again for hosts whose connection broke; whether there are any.
+    def wait_for_lost(self) -> None:
+        """Wait again for hosts whose connection broke.
 
         Once for each: some servers close it as soon as a command has ended.
         """
-        before = len(self._broken)
         for state in self.states:
             key, worker = _key(state.host), self._worker(state)
             if worker and key not in self._broken and not self._pipelines.is_connected(worker):
                 self._broken.add(key)
                 self._wait_again(state, worker, "its connection broke")
-        return len(self._broken) > before
+
+    async def wait_for_moved(self) -> None:
+        """Wait again for hosts whose name has another address now."""
+        await asyncio.gather(*map(self._resolve_again, self.states))
+
+    async def _resolve_again(self, state: HostState) -> None:
+        worker = self._worker(state)
+        if worker is not None and (moved := await self._pipelines.moved(worker)):
+            self._wait_again(state, worker, moved)
 
     def _worker(self, state: HostState) -> Worker | None:
-        run = self.runs.get(_key(state.host))
-        if run is None or not run.done() or run.cancelled() or run.exception() is not None:
+        run = self.runs[_key(state.host)]
+        if not run.done() or run.cancelled() or run.exception() is not None:
             return None
         return run.result()
 
@@ -113,34 +82,30 @@ class FollowedHosts:
         name = worker.host.name
         message = f"{name} was ready at {worker.address}, but {why}; waiting for it again"
         log.info("gate", message, host=name)
-        self._pipelines.restart(state)
+        self._pipelines.restart(state, worker)
         self.runs[_key(state.host)] = self._start(state)
-
-    async def _look_again(self, state: HostState) -> None:
-        worker = self._worker(state)
-        if worker is None or is_address(worker.host.name):
-            return
-        moved = await self._pipelines.moved(worker)
-        if moved and self._worker(state) is worker:
-            self._wait_again(state, worker, moved)
-        await asyncio.sleep(1 / _PER_SECOND)
 
     def ready(self) -> list[Worker]:
         """List the workers that are ready so far; this pod itself is none."""
         return [worker for state in self.states if (worker := self._worker(state))]
 
-    def results(self) -> tuple[tuple[Worker, ...], tuple[Host, ...]]:
-        """List who passed, as the current version names them: workers, and this pod itself."""
-        found = [(state.host, self._worker(state)) for state in self.states]
-        workers = tuple(replace(worker, host=host) for host, worker in found if worker)
-        return workers, tuple(host for host, worker in found if worker is None)
+    def local(self) -> tuple[Host, ...]:
+        """List the hosts that are this pod itself, once all are ready."""
+        return tuple(state.host for state in self.states if self._worker(state) is None)
 
 
 _CANCEL_AGAIN: Final = 1.0
 # Seconds, for which a login waits at most once its host is ready.
 _REPORT: Final = 0.1
-# A kubelet writes a changed ConfigMap up to a minute late.
+# Seconds between looks at connections and hostfile; a kubelet writes a changed ConfigMap up to a
+# minute late.
 _POLL: Final = 1.0
+# A pod is not replaced within so many seconds.
+_REPLACED: Final = 5.0
+
+
+class _HostfileChangedError(Exception):
+    """The hostfile has other hosts now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,46 +151,45 @@ async def wait(
         options: what is done beside; the caller collects the results of ``pairs``.
         resolver: resolves the names; made from the system's files where not given.
         also: work of the caller's that needs no host; its failure ends the gate too.
-        hostfile: where ``hosts`` are from; read again until the gate is passed.
+        hostfile: where ``hosts`` are from; where it changes meanwhile the wait begins anew.
         reached: gets the hosts that were ready when this ended, even if it failed.
         report: gets those that are ready so far, each time that they are others.
 
     Raises:
-        MpibootError: ``ssh-denied``, ``host-key-differs``, ``ssh-key`` or ``hostfile-invalid`` as
-            soon as they are known; ``names-unresolved`` or ``workers-unreachable`` at the deadline,
-            with a finding for every host that is missing.
+        MpibootError: ``ssh-denied``, ``ssh-key`` or ``hostfile-invalid`` as soon as they are known;
+            ``names-unresolved``, ``workers-unreachable``, ``host-key-differs`` or ``workers-held``
+            at the deadline, with a finding for every host that is missing.
     """
     started = time.monotonic()
-    reporter = Reporter(
-        live=log.draws(), left=lambda: _left(settings, followed.states, time.monotonic() - started)
-    )
     if short_of_files(len(hosts), os_calls.most_open_files()):
         # What is started may use few of them.
         options = replace(options, kept=None)
-    pipelines = _pipelines(settings, access, resolver, reporter.changed, options)
-    work: set[asyncio.Future[Any]] = set()
-    if any(not pipelines.is_own_name(host) for host in hosts):
-        work.add(pipelines.prepare())
-    followed = FollowedHosts(hosts, pipelines)
+    beside: set[asyncio.Future[Any]] = set()
     if also is not None:
-        work.add(asyncio.ensure_future(also))
-    side = [
-        asyncio.ensure_future(reporter.lines(followed.states)),
-        asyncio.ensure_future(reporter.drawing(followed.states)),
-        asyncio.ensure_future(followed.watch()),
-    ]
-    if report is not None:
-        side.append(asyncio.ensure_future(_report(followed, pipelines, report)))
+        beside.add(asyncio.ensure_future(also))
     try:
-        await _until(work, followed, settings, started, hostfile)
+        while True:
+            pipelines = _pipelines(settings, access, resolver, options)
+            waited = WaitedHosts(hosts, pipelines)
+            try:
+                await _pass(waited, pipelines, settings, started, beside, hostfile, report)
+            except _HostfileChangedError:
+                assert hostfile is not None  # noqa: S101 - it has changed
+                hosts = hostfile.hostfile.hosts
+                listed = counted(len(hosts), "host")
+                log.info("hostfile", f"the hostfile has changed: {listed} now, waiting for these")
+                for worker in waited.ready():
+                    pipelines.close_kept(worker)
+            else:
+                break
+            finally:
+                found = waited.ready()
+        named = max(started, pipelines.last_name)
     finally:
         if reached is not None:
-            reached += followed.ready()
-        await end_tasks({*work, *followed.runs.values(), *side})
-        reporter.clear()
-    workers, local = followed.results()
-    named, ready = max(started, pipelines.last_name), time.monotonic()
-    count, seconds = len(followed.states), ready - started
+            reached += found
+        await end_tasks(beside)
+    count, seconds = len(waited.states), time.monotonic() - started
     log.info(
         "gate",
         f"{counted(count, 'host')} ready in {seconds:.1f} s",
@@ -235,18 +199,53 @@ async def wait(
         names=round(named - started, 3),
     )
     return GateResult(
-        *(workers, local, pipelines.names.renamed, pipelines.host_keys),
-        times=(named, ready),
+        *(tuple(found), waited.local(), pipelines.names.renamed, pipelines.host_keys),
+        times=(named, started + seconds),
     )
 
 
+async def _pass(
+    waited: WaitedHosts,
+    pipelines: Pipelines,
+    settings: Settings,
+    started: float,
+    beside: set[asyncio.Future[Any]],
+    hostfile: JobHostfile | None,
+    report: Callable[[GateResult], None] | None,
+) -> None:
+    """Wait for these hosts; nothing of it goes on after that.
+
+    The arguments are those of ``wait``, with the tasks beside and the time when it began.
+
+    Raises:
+        MpibootError: as ``wait``.
+        _HostfileChangedError: others are the job's hosts.
+    """
+    states = waited.states
+    reporter = Reporter(
+        live=log.draws(), left=lambda: _left(settings, states, time.monotonic() - started)
+    )
+    pipelines.changed = reporter.changed
+    side = [asyncio.ensure_future(work(states)) for work in (reporter.lines, reporter.drawing)]
+    if report is not None:
+        side.append(asyncio.ensure_future(_report(waited, pipelines, report)))
+    work = set(beside)
+    if any(not pipelines.is_own_name(state.host) for state in states):
+        work.add(pipelines.prepare())
+    try:
+        await _until(work, waited, settings, started, hostfile)
+    finally:
+        await end_tasks({*(work - beside), *waited.runs.values(), *side})
+        reporter.clear()
+
+
 async def _report(
-    followed: FollowedHosts, pipelines: Pipelines, report: Callable[[GateResult], None]
+    waited: WaitedHosts, pipelines: Pipelines, report: Callable[[GateResult], None]
 ) -> None:
     """Report who is ready whenever that has changed."""
     reported: list[Worker] = []
     while True:
-        ready = followed.ready()
+        ready = waited.ready()
         if list(map(id, ready)) != list(map(id, reported)):
             reported = ready
             names, keys = pipelines.names.renamed, pipelines.host_keys
@@ -258,11 +257,10 @@ def _pipelines(
     settings: Settings,
     access: SshAccess,
     resolver: Resolver | None,
-    changed: Callable[[], None],
     options: PipelineOptions,
 ) -> Pipelines:
     kind = PodPipelines if access.pods else Pipelines
-    return kind(settings, access, resolver or Resolver(), changed=changed, options=options)
+    return kind(settings, access, resolver or Resolver(), options)
 
 
 async def end_tasks(tasks: set[asyncio.Future[Any]]) -> None:
@@ -283,42 +281,39 @@ async def end_tasks(tasks: set[asyncio.Future[Any]]) -> None:
 
 async def _until(
     work: set[asyncio.Future[Any]],
-    followed: FollowedHosts,
+    waited: WaitedHosts,
     settings: Settings,
     started: float,
     hostfile: JobHostfile | None,
 ) -> None:
     """Wait for all work; the first failure, the names' cap or the deadline ends it."""
-    cap, end = settings.dns_wait, settings.timeout
+    cap, end, resolved = settings.dns_wait, settings.timeout, started
     while True:
-        if hostfile is not None and hostfile.look_again():
-            await followed.restart(hostfile.hostfile.hosts)
-        put_off = hostfile.unusable if hostfile is not None else None
+        if hostfile is not None and hostfile.has_changed():
+            raise _HostfileChangedError
+        waited.wait_for_lost()
         # A host that was ready may have to be waited for again.
-        runs = {run for run in followed.runs.values() if not _passed(run)}
+        runs = {run for run in waited.runs.values() if not _passed(run)}
         work = {task for task in work if not _passed(task)}
-        if not runs and not work and put_off is None:
-            if not followed.wait_for_lost():
+        now = time.monotonic()
+        if not runs and not work:
+            if now - resolved < _REPLACED:
                 return
+            resolved = now
+            await waited.wait_for_moved()
             continue
-        waited = time.monotonic() - started
-        running = bool(runs) or put_off is not None
-        if cap is not None and waited >= cap:
-            unresolved = [state for state in followed.states if state.stage is Stage.DNS]
-            if running and unresolved:
-                raise _failure(followed.states, unresolved, cap)
+        if cap is not None and now - started >= cap:
+            unresolved = [state for state in waited.states if state.stage is Stage.DNS]
+            if runs and unresolved:
+                raise _failure(waited.states, unresolved, cap)
             cap = None
-        if running and waited >= end:
-            late = [state for state in followed.states if state.stage is not Stage.READY]
-            # Without a usable hostfile it is unknown which hosts are late.
-            raise put_off or _failure(followed.states, late, end)
+        if runs and now - started >= end:
+            late = [state for state in waited.states if state.stage is not Stage.READY]
+            raise _failure(waited.states, late, end)
         due = min(end, cap) if cap is not None else end
         # The deadline is for hosts; the caller's own work has limits of its own.
-        left = min(due - waited, _POLL) if running else None
-        if runs or work:
-            await asyncio.wait({*runs, *work}, timeout=left, return_when=asyncio.FIRST_EXCEPTION)
-        else:
-            await asyncio.sleep(_POLL)
+        left = min(started + due - now, _POLL) if runs else None
+        await asyncio.wait({*runs, *work}, timeout=left, return_when=asyncio.FIRST_EXCEPTION)
 
 
 def _left(settings: Settings, states: Sequence[HostState], waited: float) -> float:
@@ -340,6 +335,18 @@ def _passed(task: asyncio.Future[Any]) -> bool:
 def _failure(states: Sequence[HostState], late: Sequence[HostState], after: float) -> MpibootError:
     """Name the missing hosts: 69 if any of them resolved, since then names aren't the problem."""
     found = tuple(progress.finding(state) for state in late)
+    wrong = next((state.error for state in late if state.error), None)
+    if wrong is not None:
+        return MpibootError(wrong, others=tuple(item for item in found if item is not wrong))
+    held = [state for state in late if state.holder]
+    if held:
+        verb = "is" if len(held) == 1 else "are"
+        message = (
+            f"{first_few([state.host.name for state in held])} {verb} {held[0].holder}, "
+            f"still after {after:.0f} s: nothing was started"
+        )
+        others = tuple(progress.finding(state) for state in late if state not in held)
+        return MpibootError(failed("workers-held", message), others=others)
     resolved = any(state.resolved for state in late)
     reference = "workers-unreachable" if resolved else "names-unresolved"
     verb = "are not ready" if resolved else "do not resolve"
@@ -370,7 +377,7 @@ async def probe_once(
     """
     states = progress.states(hosts)
     options = replace(options, once=True, doctor=doctor)
-    pipelines = _pipelines(settings, access, resolver, lambda: None, options)
+    pipelines = _pipelines(settings, access, resolver, options)
     if any(not pipelines.is_own_name(host) for host in hosts):
         await pipelines.prepare()
     runs = [asyncio.ensure_future(pipelines.run(state)) for state in states]

@@ -1,4 +1,4 @@
-"""The job's hostfile: where it is, what it contains, and how it changes.
+"""The job's hostfile: where it is, what it contains, and whether that has changed.
 
 Hosts that settings or the platform list take the place of a hostfile. ConfigMap volumes may be
 mounted late or empty, so ``find`` waits up to a limit. Whether the hosts exist isn't checked.
@@ -272,33 +272,28 @@ class JobHostfile:
     """The job's hostfile as it could last be used, its text, and warnings about it.
 
     ``is_file`` is false where a variable, a setting, a pipe or several files list the hosts: these
-    are not read again. ``unusable`` is why the file can't be used now, if it can't.
+    are not read again.
     """
 
     hostfile: Hostfile
     warnings: tuple[Finding, ...]
     text: str = ""
     is_file: bool = True
-    unusable: MpibootError | None = None
 
-    def look_again(self) -> bool:
+    def has_changed(self) -> bool:
         """Read the file again, and tell whether it has other hosts or slots.
 
         A kubelet swaps a file, and an editor may write it in place: what is missing, empty or
         half-written counts as unchanged.
         """
-        if not self.is_file:
-            return False
         before, path, by = self.hostfile, self.hostfile.path, self.hostfile.named_by
         try:
-            text = read(HostfilePath(path, by), pipe=False)
+            text = read(HostfilePath(path, by), pipe=False) if self.is_file else self.text
             if text != self.text:
                 self.hostfile = replace(before, hosts=syntax.parse(text, path, by).hosts)
-            self.text, self.unusable = text, None
-        except MpibootError as why:
-            if self.unusable is None:
-                log.info("hostfile", f"the hostfile has changed and can't be used yet: {why}")
-            self.unusable = why
+        except MpibootError:
+            return False
+        self.text = text
         return self.hostfile.hosts != before.hosts
 
 

@@ -28,12 +28,13 @@ from mpiboot.hosts import failures, host_shell
 from mpiboot.hosts.access import Kubectl, PodError, SshAccess, Trouble, pod_of
 from mpiboot.hosts.dns import DnsAnswer, NoAddress, Resolver
 from mpiboot.hosts.host_shell import HostAnswer
+from mpiboot.hosts.launches import holder
 from mpiboot.hosts.pairs import PairCheck
 from mpiboot.hosts.progress import HostState, Stage, finding
 from mpiboot.job import names
 from mpiboot.network import pod as own_pod
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
-from mpiboot.ssh.connections import Connections
+from mpiboot.ssh.connections import Connections, Place
 from mpiboot.system import os_calls, programs
 
 if TYPE_CHECKING:
@@ -118,6 +119,8 @@ def _mpi(answer: HostAnswer, facts: PodFacts | None) -> Mpi | None:
 
 
 _ADDRESSES: Final = 4
+# Seconds until a host that another launcher uses is asked again.
+_HELD_PAUSE: Final = 1.0
 # Records change when a pod is recreated; resolving more often while SSH fails gains nothing.
 _RESOLVE_AGAIN: Final = 5.0
 # Nameservers of which one lags behind return the old and the new address by turns.
@@ -168,7 +171,8 @@ class PipelineOptions:
     ``limits`` are those of one attempt's steps; ``mpirun`` is the path of one whose version every
     host is asked for, ``workdir`` a folder that it is asked for; ``pairs`` lets hosts that are
     ready dial each other; ``kept`` takes over the logins, which stay open; ``doctor`` are doctor's
-    questions; ``once``: one attempt for each host.
+    questions; ``once``: one attempt for each host; ``job`` is what identifies it, whose other
+    launchers are waited for.
     """
 
     limits: LoginTimeouts = field(default_factory=LoginTimeouts)
@@ -178,6 +182,7 @@ class PipelineOptions:
     doctor: tuple[str, ...] = ()
     once: bool = False
     workdir: str = ""
+    job: str = ""
 
 
 class Pipelines:
@@ -188,17 +193,16 @@ class Pipelines:
         settings: Settings,
         access: SshAccess,
         resolver: Resolver,
-        *,
-        changed: Callable[[], None],
         options: PipelineOptions = PipelineOptions(),
     ) -> None:
+        """``changed`` is called when a host's state changes; nobody is told by default."""
         self._options = options
         self._pairs = options.pairs if options.pairs is not None and options.pairs.wanted else None
         self._settings = settings
         self._access = access
         self.names = HostNames(resolver, settings.rewrite_fqdn, access.domain)
         self._conf = resolver.conf
-        self._changed = changed
+        self.changed: Callable[[], None] = lambda: None
         self._command = host_shell.gate(
             options.mpirun,
             workdir=options.workdir,
@@ -298,15 +302,16 @@ class Pipelines:
         by_ssh = client is not None and worker.host.name in client.carried
         return kept is None or by_ssh or bool(kept.all(worker))
 
-    def restart(self, state: HostState) -> None:
+    def restart(self, state: HostState, worker: Worker) -> None:
         """Reset a host that was ready; the caller runs its pipeline again."""
+        self.close_kept(worker)
         self._set(state, Stage.DNS)
 
     def _set(self, state: HostState, stage: Stage, reason: str = "", detail: str = "") -> None:
         new = (stage, reason) != (state.stage, state.reason)
         state.stage, state.reason, state.detail = stage, reason, detail
         if new:
-            self._changed()
+            self.changed()
 
     async def _resolve(self, state: HostState, name: str) -> tuple[str, ...]:
         started = time.monotonic()
@@ -339,8 +344,13 @@ class Pipelines:
         while True:
             attempts = await self._try(state.host, addresses, known)
             best = max(attempts, key=lambda attempt: attempt.outcome.rank)
+            state.error, state.holder = None, ""
             if best.outcome is Outcome.OK:
-                return self._worker(state, best)
+                if not self._is_held(state, worker_of(state.host, best)):
+                    return self._worker(state, best)
+                self.close_kept(best.target)
+                await asyncio.sleep(_HELD_PAUSE)
+                continue
             if best.outcome is not Outcome.REFUSED:
                 listened = time.monotonic()
             reason, state.hint = failures.why(best, attempts, time.monotonic() - listened)
@@ -351,15 +361,18 @@ class Pipelines:
                 failures.detail(attempts) + gone + failures.more(reason, best),
             )
             final = failures.final(attempts, (await self.load()).host_fingerprint)
-            if final is not None and (
-                final.outcome is Outcome.HOST_KEY_DIFFERS or refused or self._options.once
-            ):
+            if final is not None:
                 login = await self.load()
-                raise failures.as_error(
+                wrong = failures.as_error(
                     final, login.fingerprint, login.public_line, login.host_fingerprint
                 )
+                # The name or its address may still lead to another job's worker, as after a
+                # suspended job was resumed (kubeflow/mpi-operator#868).
+                state.error = wrong.finding
+                if self._options.once or (refused and final.outcome.denied):
+                    raise wrong
             self._stop_if_once(state)
-            refused = final is not None
+            refused = final is not None and final.outcome.denied
             wait = pause(time.monotonic() - started, self._reaching)
             await asyncio.sleep(_CONFIRM if refused else wait)
             if time.monotonic() - resolved >= _RESOLVE_AGAIN:
@@ -370,6 +383,19 @@ class Pipelines:
                 addresses = answer.addresses or addresses
                 gone = f"; its name does not resolve any more: {answer.detail}"
                 gone = "" if answer.addresses else gone
+
+    def _is_held(self, state: HostState, worker: Worker) -> bool:
+        """Note whether another launcher of this job is connected to a host: it may be ending."""
+        if self._options.job and (found := holder(worker, self._options.job)):
+            state.holder, state.hint = found, None
+            self._set(state, state.stage, found)
+        return bool(state.holder)
+
+    def close_kept(self, place: Place) -> None:
+        """Close the connections to a host that another login will replace."""
+        if kept := self._options.kept:
+            for connection in kept.all(place):
+                kept.retire(connection)
 
     def _stop_if_once(self, state: HostState) -> None:
         if self._options.once:
@@ -479,10 +505,6 @@ class PodPipelines(Pipelines):
             return str(wrong) if wrong.trouble.is_gone else ""
         moved = worker.address not in addresses
         return f"its pod now has the address {', '.join(addresses)}" if moved else ""
-
-    def restart(self, state: HostState) -> None:
-        """Reset a host that was ready; the caller runs its pipeline again."""
-        self._set(state, Stage.KUBECTL)
 
     @cached_property
     def _kubectl(self) -> Kubectl:

@@ -40,7 +40,8 @@ class HostState:
     """The state of one host; ``reason`` is short and doesn't vary, ``detail`` has the rest.
 
     ``hint`` is what to do, if there is more to say than the check's own. ``resolved`` stays true
-    once the name had an address.
+    once the name had an address. ``error`` is what the deadline reports, where that is more than a
+    host that isn't ready; ``holder`` names another launcher that uses the host.
     """
 
     host: Host
@@ -50,6 +51,8 @@ class HostState:
     detail: str = ""
     resolved: bool = False
     hint: str | None = None
+    error: Finding | None = None
+    holder: str = ""
 
 
 def states(hosts: Sequence[Host]) -> tuple[HostState, ...]:
@@ -96,6 +99,10 @@ def fields(known: Sequence[HostState]) -> dict[str, Json]:
 
 def finding(state: HostState) -> Finding:
     """Make a finding of why a host isn't ready: its last reason in full."""
+    if state.error is not None:
+        return state.error
+    if state.holder:
+        return failed("workers-held", state.holder, host=state.host.name)
     return failed(
         "workers-unreachable" if state.resolved else "names-unresolved",
         f"{state.stage.value}: {state.detail or state.reason or 'no answer yet'}",

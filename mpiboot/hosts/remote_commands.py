@@ -26,12 +26,10 @@ from mpiboot.hosts.pipeline import facts_of
 from mpiboot.job.program_words import Rendezvous
 from mpiboot.network import worker_network
 from mpiboot.network.records import WorkerNetwork
-from mpiboot.ssh import attempt as ssh_attempt
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
 from mpiboot.system import programs
 
 if TYPE_CHECKING:
-    from mpiboot.hosts.stale_processes import OtherLauncher
     from mpiboot.ssh.login import Login
 
 _AT_ONCE: Final = 32
@@ -64,19 +62,6 @@ class RemoteCommands:
                 with found.sock:
                     found = await self._load().log_in(found, command)
         return found.output if found.outcome is Outcome.OK else None
-
-    async def is_there(self, other: OtherLauncher, port: int) -> bool:
-        """Tell whether a launcher's pod may still exist: a refused connection is an answer too."""
-        if self._pods is not None:
-            try:
-                return bool(await self._pods.look(pod_of(other.name)))
-            except PodError as wrong:
-                return not wrong.trouble.is_gone
-        opened = await ssh_attempt.connect(Target("", other.address, port, ""), self._limits)
-        if isinstance(opened, Attempt):
-            return opened.outcome not in (Outcome.TIMEOUT, Outcome.UNREACHABLE)
-        opened.sock.close()
-        return True
 
     def _load(self) -> Login:
         self._login = self._login or self._access.login(self._mode, self._limits)

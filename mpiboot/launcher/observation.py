@@ -91,13 +91,17 @@ async def wait(
         _rest(launcher),
         to,
         PipelineOptions(
-            mpirun=line.daemons_mpirun, workdir=before.workdir, pairs=pairs, kept=connections
+            mpirun=line.daemons_mpirun,
+            workdir=before.workdir,
+            pairs=pairs,
+            kept=connections,
+            job=launcher.job,
         ),
         also=own,
         hostfile=found,
         reached=reached,
     )
-    await stale_processes.end(passed.workers, launcher.job, _rest(launcher), to)
+    await stale_processes.end(passed.workers, launcher.job, settings, to)
     workers, networks = await remote_commands.wait_until_settled(
         passed.workers, lambda worker: worker_network.choose(worker, settings), _rest(launcher), to
     )

@@ -381,6 +381,13 @@ async def test_a_long_answer_comes_by_tcp(tmp_path: Path) -> None:
     assert server.over_tcp == 1
 
 
+async def test_a_nameserver_that_answers_by_tcp_alone_is_asked_so(tmp_path: Path) -> None:
+    server = Nameserver({LONG: ["10.0.0.1"]})
+    server.udp = DROP
+    async with resolving(tmp_path, server, System(), search=()) as resolver:
+        assert await until_found(resolver, [LONG]) == {LONG: ("10.0.0.1",)}
+
+
 async def test_tcp_alone_where_resolv_conf_wants_it(tmp_path: Path) -> None:
     server = Nameserver({LONG: ["10.0.0.1"]})
     conf = resolv_conf(tmp_path, search=())

@@ -24,7 +24,8 @@ def test_a_proxy_may_be_why_there_is_no_greeting(outcome: Outcome) -> None:
     message, hint = why(outcome)
     proxied = outcome in (Outcome.SILENT, Outcome.CLOSED)
     assert hint.startswith("no SSH greeting: a proxy in front of the pod") == proxied
-    assert message == outcome.value
+    differs = outcome is Outcome.HOST_KEY_DIFFERS
+    assert message == outcome.value + (", not this job's" if differs else "")
     assert "proxy" not in why(outcome, greeting="SSH-2.0-OpenSSH_9.2")[1]
 
 
@@ -36,16 +37,16 @@ def test_what_hangs_after_the_greeting_may_be_the_mtu(outcome: Outcome) -> None:
     assert "MTU" not in why(outcome)[0]
 
 
-def test_a_worker_that_refuses_for_a_minute_may_have_a_command_of_its_own() -> None:
-    assert why(Outcome.REFUSED, refused=59.9)[0] == Outcome.REFUSED.value
-    message, hint = why(Outcome.REFUSED, refused=60.0)
-    assert message == "connection refused, nothing has listened for 60 s"
+def test_a_worker_that_refuses_for_twenty_seconds_may_have_a_command_of_its_own() -> None:
+    assert why(Outcome.REFUSED, refused=19.9)[0] == Outcome.REFUSED.value
+    message, hint = why(Outcome.REFUSED, refused=20.0)
+    assert message == "connection refused for 20 s: likely the worker lacks `args: [worker]`"
     assert hint == why(Outcome.REFUSED)[1]
     assert "`command:` in its spec replaces it" in hint
     assert "write `args: [worker]`" in hint
-    assert why(Outcome.TIMEOUT, refused=60.0) == (Outcome.TIMEOUT.value, "")
+    assert why(Outcome.TIMEOUT, refused=20.0) == (Outcome.TIMEOUT.value, "")
     assert failures.more(message, Attempt(TARGET, Outcome.REFUSED)) == (
-        "; nothing has listened for 60 s"
+        "; for 20 s: likely the worker lacks `args: [worker]`"
     )
 
 

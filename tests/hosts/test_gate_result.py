@@ -53,7 +53,7 @@ class Hosts:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *workers: Worker) -> None:
         self.ends: dict[str, Worker | BaseException | None] = {OWN.name: None}
         self.ends |= {worker.host.name: worker for worker in workers}
-        self.given: list[dict[str, Any]] = []
+        self.given: list[tuple[object, ...]] = []
         self.prepared = self.last_name = 0
         self.names = SimpleNamespace(renamed={"w-0": "w-0.long"})
         self.host_keys = {"w-0": "ssh-ed25519 SHOWN"}
@@ -62,9 +62,12 @@ class Hosts:
         monkeypatch.setattr(gate, "Pipelines", self._made)
         monkeypatch.setattr(gate, "time", self.clock)
 
-    def _made(self, *args: object, **named: object) -> Hosts:
-        self.given.append({"args": args, **named})
+    def _made(self, *args: object) -> Hosts:
+        self.given.append(args)
         return self
+
+    async def moved(self, _: Worker) -> str:
+        return ""
 
     def is_own_name(self, host: Host) -> bool:
         return host == OWN
@@ -132,9 +135,8 @@ async def test_a_look_hands_on_all_that_it_found(
         *late,
     ]
     (given,) = hosts.given
-    assert given.pop("changed")() is None
     options = PipelineOptions(LIMITS, "/m", PAIRS, doctor=("own_values",), once=True)
-    assert given == {"args": (settings, TO, RESOLVER), "options": options}
+    assert given == (settings, TO, RESOLVER, options)
 
 
 async def test_what_nobody_expected_ends_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,9 +165,8 @@ async def test_a_gate_hands_on_all_that_it_found_and_says_how_long_it_took(
     assert (found.renamed, found.host_keys) == (hosts.names.renamed, hosts.host_keys)
     assert found.findings == ()
     (given,) = hosts.given
-    assert given.pop("changed")() is None
     options = PipelineOptions(LIMITS, "/m", PAIRS)
-    assert given == {"args": (Settings(), TO, RESOLVER), "options": options}
+    assert given == (Settings(), TO, RESOLVER, options)
     told = json.loads(capfd.readouterr().err.splitlines()[-1])
     assert told["message"] == "3 hosts ready in 2.5 s"
     assert (told["ready"], told["total"]) == (3, 3)
@@ -215,7 +216,7 @@ async def test_the_lines_know_what_is_left_of_the_deadline(
     monkeypatch.setattr(gate, "Reporter", reporter)
     settings = Settings(timeout=600.0)
     await gate.wait(HOSTS, settings, TO, resolver=RESOLVER, also=also())
-    assert left == [597.5, 500.0]
+    assert left == [600.0, 500.0]
 
 
 async def test_nobody_complains_of_what_a_task_failed_with_at_the_end() -> None:
@@ -303,3 +304,21 @@ async def test_ctrl_c_leaves_doctor_what_hosts_had_told(monkeypatch: pytest.Monk
     found = await looking
     assert (found.workers, found.findings, found.unasked) == ((READY[0],), (), (HOSTS[1],))
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_another_jobs_key_or_launcher_is_what_the_deadline_reports() -> None:
+    states = [HostState(Host(name), name, resolved=True) for name in ("a", "b", "c")]
+    states[1].holder = states[2].holder = "in use by launcher x (10.0.0.9) since 2026"
+    held = gate._failure(states, states, 20.2)
+    assert (held.finding.check, held.code) == ("workers-held", 75)
+    assert held.finding.message == (
+        "b, c are in use by launcher x (10.0.0.9) since 2026, still after 20 s: nothing was started"
+    )
+    assert [(item.check, item.host) for item in held.others] == [("workers-unreachable", "a")]
+    states[0].error = error("host-key-differs", "another key", host="a").finding
+    differs = gate._failure(states, states, 20.2)
+    assert (differs.finding, differs.code) == (states[0].error, 77)
+    assert [(item.check, item.host) for item in differs.others] == [
+        ("workers-held", "b"),
+        ("workers-held", "c"),
+    ]

@@ -164,9 +164,9 @@ async def test_a_launcher_reads_them_where_nothing_names_a_hostfile(
         (name, 1) for name in WORKERS
     ]
     assert (found.hostfile.named_by, found.hostfile.source) == (ALONE, Source.PLATFORM)
-    assert not found.look_again()
+    assert not found.has_changed()
     (tmp_path / "mpi_worker.host").write_text(WORKERS[0])
-    assert found.look_again()
+    assert found.has_changed()
     assert [host.name for host in found.hostfile.hosts] == [WORKERS[0]]
     assert found.hostfile.source is Source.PLATFORM
 
@@ -188,7 +188,7 @@ async def test_a_list_of_a_variable_is_never_read_again(tmp_path: Path) -> None:
     listed = HostfilePath(str(tmp_path / "VC_W_HOSTS"), "X", Source.PLATFORM, "w-0\nw-1")
     found = await find("", "", {}, patience=0, default="/no", listed=listed)
     (tmp_path / "VC_W_HOSTS").write_text("another\n")
-    assert not found.look_again()
+    assert not found.has_changed()
     assert [host.name for host in found.hostfile.hosts] == ["w-0", "w-1"]
 
 

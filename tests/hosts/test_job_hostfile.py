@@ -347,3 +347,38 @@ async def test_a_hostfile_is_looked_for_ever_less_often_and_told_again_after_28_
     assert left[0] == 60.0
     assert 31.5 <= left[1] <= 32.0
     assert 3.0 <= left[2] <= 4.0
+
+
+async def test_another_version_counts_where_it_has_other_hosts_or_slots(tmp_path: Path) -> None:
+    for number, text in enumerate(("a\nb\n", "a\nb\n# the same\n", "a\nb slots=2\n", "c\n")):
+        (tmp_path / f"..{number}").mkdir()
+        (tmp_path / f"..{number}" / "hostfile").write_text(text)
+    data, path = tmp_path / "..data", tmp_path / "hostfile"
+    data.symlink_to("..0")
+    path.symlink_to("..data/hostfile")
+    found = await find(str(path), "--hostfile", {}, patience=0, default="/none")
+    seen = []
+    for number in range(4):  # as a kubelet does it
+        (tmp_path / "..new").symlink_to(f"..{number}")
+        (tmp_path / "..new").rename(data)
+        seen.append((found.has_changed(), [(x.name, x.slots) for x in found.hostfile.hosts]))
+        assert not found.has_changed()
+    first = [("a", 1), ("b", 1)]
+    changed = [(True, [("a", 1), ("b", 2)]), (True, [("c", 1)])]
+    assert seen == [(False, first), (False, first), *changed]
+
+
+@pytest.mark.parametrize("text", [None, "", "# nobody\n", "a slots=\n", "a\0"])
+async def test_a_version_that_cannot_be_used_is_no_change(tmp_path: Path, text: str | None) -> None:
+    path = tmp_path / "hostfile"
+    path.write_text("a\n")
+    found = await find(str(path), "--hostfile", {}, patience=0, default="/none")
+    path.unlink() if text is None else path.write_text(text)
+    assert not found.has_changed()
+    assert [host.name for host in found.hostfile.hosts] == ["a"]
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    assert not found.has_changed()
+    path.unlink()
+    path.write_text("a slots=4\n")
+    assert found.has_changed()

@@ -90,7 +90,8 @@ def pipelines(
     to = SshAccess("runner", Path("key"), "launcher", ports=ports or (22,))
     settings = settings or Settings(rewrite_fqdn=Switch.OFF)
     options = PipelineOptions(**more)
-    made = Pipelines(settings, to, cast("Resolver", names), changed=changed, options=options)
+    made = Pipelines(settings, to, cast("Resolver", names), options)
+    made.changed = changed
     made._load = lambda: cast("login.Login", KEY)  # type: ignore[method-assign]
     return made
 
@@ -264,7 +265,7 @@ async def test_another_servers_key_and_a_name_are_asked_for_again_after_five_sec
     assert given == [(waited, 1) for waited in range(12)]
 
 
-async def test_a_minute_of_refused_connections_counts_from_the_last_server(
+async def test_twenty_seconds_of_refused_connections_count_from_the_last_server(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine, seen = state(), list[tuple[float, str]]()
@@ -280,8 +281,8 @@ async def test_a_minute_of_refused_connections_counts_from_the_last_server(
     answers(monkeypatch, message)
     with pytest.raises(Enough):
         await pipelines(Names(FOUND)).run(mine)
-    long = "connection refused, nothing has listened for 60 s"
-    assert [at for at, reason in seen if reason == long] == [90, 100, 110]
+    long = "connection refused for 20 s: likely the worker lacks `args: [worker]`"
+    assert [at for at, reason in seen if reason == long] == [50, 60, 70, 80, 90, 100, 110]
 
 
 async def test_of_many_addresses_four_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,7 +308,7 @@ def test_only_what_is_new_is_told() -> None:
         counts.append(len(told))
         assert (mine.stage, mine.reason, mine.detail) == new
     assert counts == [1, 2, 2, 3]
-    made.restart(mine)
+    made.restart(mine, plans.worker(mine.host, 1, None))
     assert (mine.stage, mine.reason) == (Stage.DNS, "")
 
 

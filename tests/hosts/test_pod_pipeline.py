@@ -27,7 +27,6 @@ from mpiboot.hosts.gate import GateResult
 from mpiboot.hosts.pipeline import PodPipelines
 from mpiboot.hosts.progress import HostState, Stage
 from mpiboot.hosts.remote_commands import RemoteCommands
-from mpiboot.hosts.stale_processes import OtherLauncher
 from mpiboot.network import pod
 from tests.hosts.test_gate import Deadline
 
@@ -260,14 +259,14 @@ async def test_a_ready_hosts_pod_may_be_replaced(
 ) -> None:
     if phase:
         cluster.runs("w-0", address, phase=phase)
-    pipelines = PodPipelines(Settings(), cluster.access, Resolver(), changed=lambda: None)
+    pipelines = PodPipelines(Settings(), cluster.access, Resolver())
     assert await pipelines.moved(worker()) == message
     cluster.says("Unable to connect to the server: EOF")
     if not phase:
         assert await pipelines.moved(worker()) == ""
     state = HostState(HOSTS[0], "w-0", Stage.READY)
-    pipelines.restart(state)
-    assert state.stage is Stage.KUBECTL
+    pipelines.restart(state, worker())
+    assert state.stage is Stage.DNS
 
 
 def test_the_line_says_what_is_waited_for() -> None:
@@ -281,15 +280,3 @@ async def test_commands_after_the_gate_go_the_same_way(cluster: Cluster) -> None
     assert await remote.run(worker(), "echo it; exit 0") == "it\n"
     assert await remote.run(worker(), "echo it; exit 1") is None
     assert re.search("exec w-0 -- /bin/sh -c echo it", cluster.asked()[0])
-
-
-async def test_a_launcher_is_there_as_long_as_its_pod_runs(cluster: Cluster) -> None:
-    remote = RemoteCommands(cluster.access, HostKeys.JOB)
-    other = OtherLauncher("launcher-x", "", "", ("w-0",), monitored=False)
-    assert not await remote.is_there(other, 0)
-    cluster.says("Unable to connect to the server: EOF")
-    assert await remote.is_there(other, 0)
-    cluster.runs("launcher-x")
-    assert await remote.is_there(other, 0)
-    cluster.runs("launcher-x", phase="Failed")
-    assert not await remote.is_there(other, 0)

@@ -73,9 +73,7 @@ class Api:
 
     def start(self, to: SshAccess = TO) -> PodPipelines:
         limits = PipelineOptions(LoginTimeouts(command=4.0))
-        self.running = PodPipelines(
-            Settings(), to, Resolver(), changed=lambda: None, options=limits
-        )
+        self.running = PodPipelines(Settings(), to, Resolver(), limits)
         return self.running
 
 

@@ -1,9 +1,8 @@
-"""Whether anybody is at an address that a launcher had."""
+"""Commands on workers that have passed the gate."""
 
 from __future__ import annotations
 
 import asyncio
-import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,38 +13,9 @@ from mpiboot.core.setting_types import HostKeys
 from mpiboot.hosts import remote_commands
 from mpiboot.hosts.access import PodAccess, SshAccess
 from mpiboot.hosts.remote_commands import RemoteCommands
-from mpiboot.hosts.stale_processes import OtherLauncher
 from mpiboot.ssh import attempt as tcp
 from mpiboot.ssh import login
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
-from tests.fakes.sshd import listener, saying
-
-
-@pytest.mark.parametrize(
-    ("address", "listens", "answers"),
-    [
-        ("127.0.0.1", True, True),
-        ("127.0.0.1", False, True),  # who refuses is there
-        ("224.0.0.1", True, False),  # a multicast address has no TCP
-    ],
-)
-async def test_who_refuses_a_connection_is_there_and_who_says_nothing_may_be_gone(
-    tmp_path: Path, address: str, *, listens: bool, answers: bool
-) -> None:
-    remote = RemoteCommands(
-        SshAccess("root", tmp_path / "key", "launcher"), HostKeys.JOB, LoginTimeouts(connect=5)
-    )
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        if not listens:
-            server.close()
-        assert await remote.is_there(OtherLauncher("", "", address, (), False), port) is answers
-
-
-async def test_who_greets_as_an_ssh_server_is_there(tmp_path: Path) -> None:
-    remote = RemoteCommands(SshAccess("root", tmp_path / "key", "launcher"), HostKeys.JOB)
-    async with listener(saying(b"SSH-2.0-OpenSSH_9.2\r\n")) as port:
-        assert await remote.is_there(OtherLauncher("", "", "127.0.0.1", (), False), port)
 
 
 async def test_commands_have_the_limits_and_the_key_of_the_gate(

@@ -7,10 +7,9 @@ import json
 import os
 import signal
 import subprocess
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,7 +18,7 @@ from mpiboot.core.facts import Host, Worker
 from mpiboot.core.launch_names import LAUNCH_ID
 from mpiboot.core.setting_types import LogFormat
 from mpiboot.core.settings import Settings
-from mpiboot.hosts import host_shell, stale_processes
+from mpiboot.hosts import host_shell, launches, stale_processes
 from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.host_shell import HostAnswer
 from tests.fakes.sshd import Behaviour, Job, sshd
@@ -27,7 +26,6 @@ from tests.fakes.sshd import Behaviour, Job, sshd
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from mpiboot.hosts.remote_commands import RemoteCommands
 
 # Of this process alone: workers here see all of this machine, and so the marks of other tests.
 KEY = f"ssh-ed25519 {os.getpid()}"
@@ -65,28 +63,10 @@ def sweep(*marks: str) -> str:
     return subprocess.run(script, shell=True, capture_output=True, text=True, check=True).stdout
 
 
-def test_marks_of_a_job_are_its_own() -> None:
-    first, second = stale_processes.new_launch_id(KEY), stale_processes.new_launch_id(KEY)
-    assert first != second
-    assert first.startswith(stale_processes.job_id(KEY))
-    assert not first.startswith(stale_processes.job_id("another key"))
-
-
-def test_only_marks_of_this_job_whose_launcher_is_gone_count(
-    start: Callable[[str, str], subprocess.Popen[bytes]],
-) -> None:
-    here, gone = stale_processes.new_launch_id(KEY), stale_processes.new_launch_id(KEY)
-    other = stale_processes.new_launch_id("another key")
-    start(here, WAITS)
-    seen = worker(here, gone, other, "$(reboot)", f"{stale_processes.job_id(KEY)}-'; reboot")
-    assert stale_processes.of_earlier([seen], KEY) == {"w-1": (gone,)}
-    assert stale_processes.of_earlier([worker()], KEY) == {}
-
-
 def test_marked_processes_are_ended_and_others_are_not(
     start: Callable[[str, str], subprocess.Popen[bytes]],
 ) -> None:
-    old, new = stale_processes.new_launch_id(KEY), stale_processes.new_launch_id(KEY)
+    old, new = launches.new_launch_id(KEY), launches.new_launch_id(KEY)
     first = start(old, WAITS)
     stopped = start(old, WAITS)
     stopped.send_signal(signal.SIGSTOP)
@@ -99,7 +79,7 @@ def test_marked_processes_are_ended_and_others_are_not(
 def test_what_ignores_a_term_is_killed(
     start: Callable[[str, str], subprocess.Popen[bytes]],
 ) -> None:
-    mark = stale_processes.new_launch_id(KEY)
+    mark = launches.new_launch_id(KEY)
     stubborn = start(mark, "trap '' TERM; echo; while :; do sleep 1000; done")
     sweep(mark)
     assert stubborn.wait(60) == -signal.SIGKILL
@@ -108,7 +88,7 @@ def test_what_ignores_a_term_is_killed(
 def test_what_saves_at_a_term_has_the_time_for_it(
     start: Callable[[str, str], subprocess.Popen[bytes]],
 ) -> None:
-    mark = stale_processes.new_launch_id(KEY)
+    mark = launches.new_launch_id(KEY)
     saving = start(mark, "trap 'sleep 0.3; exit 7' TERM; echo; while :; do sleep 0.05; done")
     sweep(mark)
     assert saving.wait(60) == 7
@@ -123,9 +103,9 @@ async def test_the_sweep_ends_what_an_earlier_launcher_left_and_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The whole way: over SSH, by the mark that the gate has seen; nobody is asked without one."""
-    monkeypatch.setattr(stale_processes, "_running", set[str])  # this test is in the worker's pod
+    monkeypatch.setattr(launches, "running_here", set[str])  # this test is in the worker's pod
     log.configure()
-    job, mark = Job(tmp_path), stale_processes.new_launch_id(KEY)
+    job, mark = Job(tmp_path), launches.new_launch_id(KEY)
     stale = start(mark, WAITS)
     behaviour = Behaviour(job)
     async with sshd(behaviour, "127.0.0.2") as port:
@@ -150,7 +130,7 @@ async def test_a_launch_beside_another_of_this_pod_says_so_and_leaves_it_alone(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     log.configure()
-    mark = stale_processes.new_launch_id(KEY)
+    mark = launches.new_launch_id(KEY)
     waiting = start(mark, WAITS)
     access = SshAccess("root", tmp_path / "key", "launcher")
     await stale_processes.end([worker(mark)], KEY, Settings(timeout=30.0), access)
@@ -158,28 +138,6 @@ async def test_a_launch_beside_another_of_this_pod_says_so_and_leaves_it_alone(
         "mpiboot: another launch of this pod already runs on w-1; this one runs beside it\n"
     )
     assert waiting.poll() is None
-
-
-async def test_only_a_worker_that_is_silent_several_times_running_has_nobody() -> None:
-    """Silent, an answer, silent, silent: the count begins anew with each answer."""
-
-    class Remote:
-        def __init__(self) -> None:
-            process = (
-                "mpiboot-process\nMPIBOOT_LAUNCH_ID=m\nSSH_CONNECTION=10.0.0.9 1 10.0.0.2 22\n"
-            )
-            self.message = iter([None, process, None, None, None])
-
-        async def run(self, _: Worker, __: str) -> str | None:
-            return next(self.message)
-
-    remote, silent = cast("RemoteCommands", Remote()), Counter[str]()
-    seen = replace(worker("m"), held=(("m", "10.0.0.9"),))
-    held = []
-    for _ in range(5):
-        seen = await stale_processes._ask_again(seen, silent, remote)
-        held.append(bool(seen.held))
-    assert held == [True, True, True, True, False]
 
 
 @pytest.mark.parametrize(
@@ -217,3 +175,20 @@ def test_many_hosts_are_one_line(capfd: pytest.CaptureFixture[str]) -> None:
     assert left.startswith("mpiboot: warning: w-1: 1 process of an earlier launcher of this job ")
     stale_processes._say(dict(list(answers.items())[:16]))
     assert capfd.readouterr().err.count("ended 2 processes") == 16
+
+
+async def test_a_launch_within_a_launch_is_none_beside_it(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    outer, other = launches.new_launch_id(KEY), launches.new_launch_id(KEY)
+    log.configure(form=LogFormat.JSON)
+    monkeypatch.setattr(launches, "running_here", lambda: {outer, other, ""})
+    monkeypatch.setenv(LAUNCH_ID, outer)
+    to = SshAccess("r", Path("no key"), "launcher")
+    await stale_processes.end([worker(outer)], KEY, Settings(), to)
+    assert capfd.readouterr().err == ""
+    monkeypatch.setenv(LAUNCH_ID, other)
+    await stale_processes.end([worker(outer)], KEY, Settings(), to)
+    log.configure()
+    told = json.loads(capfd.readouterr().err)
+    assert (told["event"], told["hosts"]) == ("stale-processes", 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -123,7 +124,7 @@ def test_a_hostfile_that_shrinks_while_it_is_waited_for(
     assert job.wait(PATIENCE) == 0
     del job.workers[2]
     spans(job)
-    assert message(job, "the hostfile has changed: 2 hosts now; left: pi-worker-2.") == 1
+    assert message(job, "the hostfile has changed: 2 hosts now, ") == 1
 
 
 @pytest.mark.full
@@ -136,33 +137,15 @@ def test_a_hostfile_that_grows_while_it_is_waited_for(cluster: Cluster, image: I
     job.workers[0].publish()
     until(lambda: "DNS for pi-worker-1" in job.launcher.stderr())
     job.config.update({"hostfile": first + second + third.removesuffix("1\n")})
-    until(lambda: "has changed and can't be used yet: " in job.launcher.stderr())
+    time.sleep(3)  # it is looked at once a second
+    assert "the hostfile has changed" not in job.launcher.stderr()
     job.config.update({"hostfile": third + second.replace("slots=1", "slots=2") + first})
     job.publish()
     assert job.wait(PATIENCE) == 0
-    assert message(job, "the hostfile has changed: 3 hosts now; joined: pi-worker-2.") == 1
+    assert message(job, "the hostfile has changed: 3 hosts now, ") == 1
     two, one, none = (worker.hostname for worker in reversed(job.workers))
     expected = [(0, 4, two), (1, 4, one), (2, 4, one), (3, 4, none)]
     assert ranks(job.launcher.stdout()) == expected
-
-
-@pytest.mark.full
-def test_a_hostfile_that_breaks_while_it_is_waited_for_and_stays_so(
-    cluster: Cluster, rig: None
-) -> None:
-    job = mpijob(
-        cluster,
-        images.image(NAME),
-        workers=2,
-        launcher_args=["mpirun", RING],
-        launcher={"env": {"MPIBOOT_TIMEOUT": "30"}},
-    )
-    job.start(publish=False)
-    until(lambda: "NXDOMAIN" in job.launcher.stderr())
-    job.config.update({"hostfile": "pi-worker-0 slots=many\n"})
-    assert job.wait(PATIENCE) == 65
-    assert message(job, "the hostfile has changed and can't be used yet: ") == 1
-    assert "/etc/mpi/hostfile:1:" in job.launcher.termination_log()
 
 
 @pytest.mark.full
@@ -235,10 +218,10 @@ def test_a_worker_that_is_replaced_after_it_was_ready(cluster: Cluster, image: I
     """Others are still waited for: nobody would look at it again before mpirun does."""
     job = one_ready(cluster, image)
     replaced(cluster, job, 0)
-    until(lambda: message(job, "pi-worker-0.pi.default.svc was ready at ") == 1)
     job.workers[1].start()
     job.workers[1].publish()
     assert job.wait(PATIENCE) == 0
+    assert message(job, "pi-worker-0.pi.default.svc was ready at ") == 1
     spans(job)
 
 

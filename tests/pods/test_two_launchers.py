@@ -72,7 +72,7 @@ def test_another_launcher_waits_for_one_that_is_ending(
     """As with a Job that replaces a pod while the old one still has its grace."""
     job = held(cluster, images.image(NAME), worker={"env": {"MPIBOOT_SSHD": server}})
     other = second(cluster, job, timeout=60)
-    until(lambda: "waiting until it ends" in other.stderr())
+    until(lambda: "(in use by launcher pi-launcher " in other.stderr())
     job.launcher.signal(signal.SIGTERM)
     assert job.wait(PATIENCE) == 143
     assert other.wait(PATIENCE) == 0
@@ -86,7 +86,7 @@ def test_another_launcher_whose_workers_end_with_the_first_ones_job(
     """Workers that have ended are not reported as held."""
     job = held(cluster, images.image(NAME))
     other = second(cluster, job, timeout=60)
-    until(lambda: "waiting until it ends" in other.stderr())
+    until(lambda: "(in use by launcher pi-launcher " in other.stderr())
     let_go(job)
     assert job.wait(PATIENCE) == 0
     assert other.wait(PATIENCE) == 69
@@ -95,15 +95,9 @@ def test_another_launcher_whose_workers_end_with_the_first_ones_job(
 
 @pytest.mark.full
 def test_another_launcher_and_workers_without_mpiboot(cluster: Cluster, rig: None) -> None:
-    """A foreign sshd: it tells the same by plain programs, and nothing of a node that vanishes."""
+    """A foreign sshd: plain programs tell the same there."""
     sshd = ["sh", "-c", "mkdir -p /run/sshd; exec /usr/sbin/sshd -De -h /root/.ssh/id_rsa"]
     job = held(cluster, images.image(NAME), worker={"command": sshd, "args": ()})
     other = second(cluster, job, timeout=20)
     assert other.wait(PATIENCE) == 75
     assert HOLDS in other.termination_log()
-    job.launcher.link_down(silent=True)
-    job.launcher.delete()
-    again = cluster.pod(replace(other.spec, name="pi-third")).start()
-    assert again.wait(PATIENCE) == 0, again.stderr()
-    assert again.stderr().count("left by an earlier launcher of this job") == 2
-    assert again.stdout().count("rank ") == 2

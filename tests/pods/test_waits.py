@@ -44,17 +44,17 @@ def test_an_ssh_port_that_is_filtered(cluster: Cluster, rig: None, verdict: str)
 
 @pytest.mark.full
 def test_a_command_in_place_of_mpiboot(cluster: Cluster, rig: None) -> None:
-    """The pod runs, its name resolves, and its port refuses: said once that lasts a minute."""
+    """The pod runs, its name resolves, and its port refuses: said once that lasts 20 s."""
     job = ended(
         cluster,
         images.image(NAME),
         code=69,
         workers=1,
-        env={"MPIBOOT_TIMEOUT": "80"},
+        env={"MPIBOOT_TIMEOUT": "40"},
         worker={"command": ["sleep", "1000"]},
     )
     message = job.launcher.termination_log()
-    assert "nothing has listened for 60 s" in message
+    assert "connection refused for 20 s: likely the worker lacks `args: [worker]`" in message
     assert "`command:` in its spec replaces it" in message
 
 
