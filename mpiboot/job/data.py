@@ -24,7 +24,7 @@ from mpiboot.job.program_words import Rendezvous
 from mpiboot.job.resolve import ForAgents, Forced, Item, Resolution, warning
 from mpiboot.network import decision, worker_network
 from mpiboot.network.decision import DataNetwork
-from mpiboot.network.records import RDMA, Transport, usable
+from mpiboot.network.records import RDMA, Transport, usable, values_in_pod
 
 _OPEN_MPI: Final = (MpiFamily.OPENMPI4, MpiFamily.OPENMPI5)
 _UCX_DEVICES: Final = "UCX_NET_DEVICES"
@@ -132,7 +132,7 @@ def is_proved(inp: PlanInput, found: DataNetwork) -> bool:
     if off or found.transport not in (*RDMA, Transport.TCP):
         return False
     _, values = _taken(inp)
-    pods = [dict(one.facts.fabric.settings) for one in found.networks if one.facts]
+    pods = [values_in_pod(one.facts) for one in found.networks]
     disabled = any(
         own.get("NCCL_IB_DISABLE", "").strip().lstrip("0").isdigit() for own in (values, *pods)
     )

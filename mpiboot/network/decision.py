@@ -18,7 +18,14 @@ from mpiboot.core.setting_types import DataNetworkUse, MpiNetwork
 from mpiboot.core.settings import Given, Settings
 from mpiboot.core.wording import first_few
 from mpiboot.network import cluster_view, nccl, proposals
-from mpiboot.network.records import NOT_CHOSEN, RdmaState, Transport, WorkerNetwork
+from mpiboot.network.records import (
+    NOT_CHOSEN,
+    RdmaState,
+    Transport,
+    WorkerNetwork,
+    set_in_pod,
+    values_in_pod,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +82,7 @@ def _unless(name: str) -> tuple[str, ...]:
 
 
 _NOTHING: Final[Mapping[str, str]] = {}
+_FILE: Final = "NCCL_CONF_FILE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,20 +130,20 @@ def settle(
                 )
                 clashes.setdefault(message, []).append(host)
     for (host, name), proposal in chosen.items():
-        facts = hosts[host]
-        own = facts.environment if facts else ()
-        known = {**dict(facts.fabric.settings if facts else ()), **values_taken}
+        own, in_pod = set_in_pod(hosts[host]), values_in_pod(hosts[host])
+        known = {**in_pod, **values_taken}
         names = [
             item
             for item in _unless(name)
             if item == name or (item, known.get(item, "").strip().lower()) not in _NO_CHOICE
         ]
+        if name.startswith("NCCL_") and values_taken.get(_FILE) != in_pod.get(_FILE):
+            names.append(_FILE)  # what is in a file that ranks alone read isn't known
+        every = {**own, **taken}
         blocker = next((item for item in names if item in taken), "")
-        where = taken.get(blocker, "")
-        if not blocker:
-            blocker = next((item for item in names if item in own), "")
-            where = "the worker's pod"
+        blocker = blocker or next((item for item in names if item in own), "")
         if blocker:
+            where = every[blocker]
             why = where if blocker == name else f"{blocker} is set ({where})"
             kept.setdefault((name, why), []).append(host)
             continue
@@ -288,7 +296,7 @@ def with_gids(
             one,
             gids=nccl.choose(
                 one.rails,
-                {*taken, *(one.facts.environment if one.facts else ())},
+                {*taken, *set_in_pod(one.facts)},
                 settings.nccl_version,
             ),
         )

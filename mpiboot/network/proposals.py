@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from mpiboot.core.addresses import IPV4, IPV6
 from mpiboot.core.checks import failed
@@ -19,25 +19,47 @@ from mpiboot.core.setting_types import DataNetworkUse, MpiNetwork, NcclSocket
 from mpiboot.core.settings import Settings
 from mpiboot.core.wording import first_few
 from mpiboot.network import cluster_view, nccl
-from mpiboot.network.records import RDMA, RdmaState, Transport, WorkerNetwork, usable
+from mpiboot.network.records import (
+    RDMA,
+    RdmaState,
+    Transport,
+    WorkerNetwork,
+    set_in_pod,
+    usable,
+    values_in_pod,
+)
 
 # A pod that has one of these brings its own transport for NCCL, with settings of its own.
 _PLUGIN_NAMES: Final = ("NCCL_NET", "NCCL_NET_PLUGIN")
-_PLUGIN_PREFIXES: Final = ("NCCL_GPUDIRECTTCPX_", "NCCL_FASTRAK_")
-_NOT_A_PLUGIN: Final = {("NCCL_NET", "ib"), ("NCCL_NET", "socket"), ("NCCL_NET_PLUGIN", "none")}
+_WITHOUT_PLUGIN: Final = {("NCCL_NET", "ib"), ("NCCL_NET", "socket"), ("NCCL_NET_PLUGIN", "none")}
+# TCPX, TCPXO and gIB come with socket links of their own as well.
+_OWN_SOCKETS: Final = ("NCCL_GPUDIRECTTCPX_", "NCCL_FASTRAK_")
+# HPC-X's plugin (nccl-rdma-sharp-plugins), before and after its start, reads what NCCL does but
+# NCCL_IB_DISABLE (its own is NCCL_IBEXT_DISABLE).
+_LIKE_NCCL: Final = ("nccl rdma plugin", "ibext")
+
+
+class Plugin(NamedTuple):
+    """A plugin that carries NCCL's data: the evidence, and prefixes of what is left to it.
+
+    ``named`` where a variable names it.
+    """
+
+    evidence: str = ""
+    owns: tuple[str, ...] = ()
+    named: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class Proposals:
     """The rules' proposals, decisions and findings.
 
-    ``plugin`` is the evidence that a plugin carries NCCL's data: NCCL_* is then left as it is.
     ``blocked`` says where TCP does not pass on the data network.
     """
 
     networks: Sequence[WorkerNetwork]
     settings: Settings
-    plugin: str
+    plugin: Plugin
     blocked: str = ""
     transport: Transport = Transport.UNKNOWN
     proposals: list[Variable] = field(default_factory=list)
@@ -50,8 +72,8 @@ class Proposals:
         return [network for network in self.networks if network.facts is not None]
 
     def propose(self, name: str, value: str, rule: str, reason: str, host: str = "") -> None:
-        """Note a proposal, unless it is one for NCCL, and a plugin has settings of its own."""
-        if self.plugin and name.startswith("NCCL_"):
+        """Note a proposal, unless a plugin has its own settings in its place."""
+        if name.startswith(self.plugin.owns):
             return
         self.proposals.append(Variable(name, value, reason, host=host, rule=rule))
 
@@ -96,8 +118,9 @@ def _settle(proposals: Proposals) -> Transport:
             ports = first_few(name for network in foreign for name in network.foreign)
             why = f"NCCL would use {ports}, whose addresses are all other pods' or the node's"
             proposals.propose("NCCL_NET", "Socket", "transport", why)
-    if proposals.plugin:
-        reason += f"; {proposals.plugin}, so NCCL's own variables are left as they are"
+    if proposals.plugin.owns:
+        left = ", ".join(f"{prefix}*" for prefix in proposals.plugin.owns)
+        reason += f"; {proposals.plugin.evidence}, so {left} is left as it is"
     proposals.decisions.append(Decision("data-network", kind.value, Source.DETECTED, reason))
     return kind
 
@@ -129,24 +152,31 @@ def _devices_of_the_node(known: Iterable[WorkerNetwork]) -> str:
 
 
 def _plugin_of(
-    known: Sequence[WorkerNetwork], taken: Mapping[str, str], values: Mapping[str, str]
-) -> str:
-    """Find the evidence that a plugin carries NCCL's data; NCCL_* is then left as it is."""
+    networks: Sequence[WorkerNetwork], taken: Mapping[str, str], values: Mapping[str, str]
+) -> Plugin:
+    """Find the plugin that carries NCCL's data in place of NCCL's own transports."""
     named = {(name, values.get(name, "").lower()) for name in taken}
-    for network in known:
-        if network.facts:
-            own = dict(network.facts.fabric.settings)
-            names = set(network.facts.environment) - taken.keys()
-            named |= {(name, own.get(name, "").lower()) for name in names}
+    for network in networks:
+        own = values_in_pod(network.facts)
+        names = set_in_pod(network.facts).keys() - taken.keys()
+        named |= {(name, own.get(name, "").lower()) for name in names}
+    fabrics = [(network.host, network.facts.fabric) for network in networks if network.facts]
     for name, value in sorted(named):
-        chooses = name in _PLUGIN_NAMES and (name, value) not in _NOT_A_PLUGIN
-        if chooses or name.startswith(_PLUGIN_PREFIXES):
-            return f"{name} is set"
-    for network in known:
-        for item in network.facts.fabric.attachments if network.facts else ():
+        if name.startswith(_OWN_SOCKETS) or (name, value) == ("NCCL_NET", "gib"):
+            return Plugin(f"{name} is set", ("NCCL_",), named=True)
+    for _, fabric in fabrics:
+        for item in fabric.attachments:
             if item.by is AttachmentSource.GIB:
-                return f"{item.resource} is there"
-    return ""
+                return Plugin(f"{item.resource} is there", ("NCCL_",))
+    owns = ("NCCL_NET", "NCCL_IB_")
+    for name, value in sorted(named - _WITHOUT_PLUGIN):
+        if name in _PLUGIN_NAMES and not value.startswith(_LIKE_NCCL):
+            return Plugin(f"{name} is set", owns, named=True)
+    if not named & _WITHOUT_PLUGIN:
+        for host, fabric in fabrics:
+            if fabric.plugin and not fabric.plugin.lower().startswith(_LIKE_NCCL):
+                return Plugin(f"{host}: NCCL would load the plugin {fabric.plugin}", owns)
+    return Plugin()
 
 
 def _efa_lacks(proposals: Proposals) -> list[str]:
@@ -155,7 +185,7 @@ def _efa_lacks(proposals: Proposals) -> list[str]:
     for network in proposals.known:
         missing = network.facts.fabric.missing if network.facts else ()
         lacks = tuple(
-            name for name in missing if not (proposals.plugin and name.startswith("libnccl"))
+            name for name in missing if not (proposals.plugin.named and name.startswith("libnccl"))
         )
         if lacks:
             hosts.setdefault(lacks, []).append(network.host)

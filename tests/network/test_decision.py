@@ -111,7 +111,7 @@ def test_a_plugin_of_the_users_own_needs_no_other_for_efa() -> None:
     assert not decide([worker], taken={"NCCL_NET_PLUGIN": "line"}, values=values).findings
     # Where one worker has no EFA, the plugin's variables are still the user's.
     mixed = decide([worker, w.plain(1)], taken={"NCCL_NET_PLUGIN": "env"}, values=values)
-    assert not [name for name in mixed.common if name.startswith("NCCL_")]
+    assert [name for name in mixed.common if name.startswith("NCCL_")] == ["NCCL_SOCKET_IFNAME"]
 
 
 def test_require_makes_a_fall_to_tcp_an_error_of_the_run() -> None:
@@ -204,12 +204,14 @@ GIB = {"attachments": (Attachment(AttachmentSource.GIB, resource="/usr/local/gib
     [
         *(
             (w.changed(w.sriov(0), environment=(name,)), name)
-            for name in ("NCCL_NET_PLUGIN", "NCCL_GPUDIRECTTCPX_SOCKET_IFNAME")
+            for name in ("NCCL_FASTRAK_IFNAME", "NCCL_GPUDIRECTTCPX_SOCKET_IFNAME")
         ),
         (w.changed(w.sriov(0), fabric=GIB), "/usr/local/gib is there"),
     ],
 )
-def test_a_plugin_keeps_all_of_nccls_variables(worker: Worker, name: str) -> None:
+def test_a_plugin_with_sockets_of_its_own_keeps_all_of_nccls_variables(
+    worker: Worker, name: str
+) -> None:
     found = decide([worker], STRICT)
     assert not [one for one in found.common if one.startswith("NCCL_")]
     assert found.common["UCX_NET_DEVICES"] == "mlx5_3:1"
