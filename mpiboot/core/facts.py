@@ -213,8 +213,7 @@ NO_FABRIC: Final = Fabric()
 class Variable:
     """An environment variable that a table of an MPI or a rule of the data network wants set.
 
-    ``host`` is the only host whose ranks get it; empty for all. ``rule`` names the rule of the data
-    network, where several may want the same variable.
+    ``host`` is the only host whose ranks get it; empty for all.
     """
 
     name: str
@@ -222,7 +221,6 @@ class Variable:
     reason: str
     source: Source = Source.DEFAULT
     host: str = ""
-    rule: str = ""
 
 
 @dataclass(frozen=True, slots=True)

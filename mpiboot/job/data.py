@@ -113,11 +113,11 @@ def _of_the_mpi(inp: PlanInput, workers: Iterable[Worker]) -> tuple[Variable, ..
     names = [
         name
         for name in inp.row.mpi_link_vars
-        if decision.owner(name) and not name.startswith("OMPI_")
+        if name in decision.VARIABLES and not name.startswith("OMPI_")
     ]
     reason = f"messages of {inp.row.title} on the control link"
     return tuple(
-        Variable(name, link.name, reason, host=worker.host.name, rule="mpi-link")
+        Variable(name, link.name, reason, host=worker.host.name)
         for name in names
         for worker in workers
         if worker.facts
@@ -260,7 +260,9 @@ def _short(found: DataNetwork) -> tuple[Decision, ...]:
     shown += [f"{name} per worker" for name in _differing(found)]
     reason = whole.reason + (f"; set: {', '.join(shown)}" if shown else "")
     kept = [
-        item for item in others if decision.owner(item.name) and item.source is Source.ENVIRONMENT
+        item
+        for item in others
+        if item.name in decision.VARIABLES and item.source is Source.ENVIRONMENT
     ]
     return (replace(whole, reason=reason), *kept)
 

@@ -274,42 +274,12 @@ def test_a_link_may_have_any_name_that_the_kernel_allows(name: str) -> None:
     assert not found.findings
 
 
-# Rules that want the same variable
-
-
-@pytest.mark.parametrize(
-    ("proposals", "value", "conflict"),
-    [
-        (
-            [Variable("UCX_NET_DEVICES", "mlx5_3:1", "the same port", rule="mpi-network")],
-            "mlx5_3:1",
-            "",
-        ),
-        (
-            [Variable("UCX_NET_DEVICES", "eth0", "MPI on the control link", rule="mpi-network")],
-            "mlx5_3:1",
-            "mpi-network wants eth0",
-        ),
-        (
-            [
-                Variable("MY_LINK", "eth0", "reason", rule="first"),
-                Variable("MY_LINK", "net1", "reason", rule="second"),
-            ],
-            "eth0",
-            "second wants net1; it belongs to first",
-        ),
-    ],
-)
-def test_two_rules_that_want_a_variable(
-    proposals: list[Variable], value: str, conflict: str
-) -> None:
+def test_the_link_of_mpis_own_messages_comes_before_ours() -> None:
     networks = [worker_network.choose(one, DEFAULT) for one in (w.sriov(0), w.sriov(1))]
-    found = decision.decide(networks, DEFAULT, {}, others=proposals)
-    assert found.common[proposals[0].name] == value
-    message = [item for item in found.findings if item.check == "settings-conflict"]
-    assert len(message) == bool(conflict)
-    assert all(conflict in item.message for item in message)
-    assert all(item.evidence == ("w-0", "w-1") for item in message)
+    others = [Variable("UCX_NET_DEVICES", "eth0", "MPI on the control link")]
+    found = decision.decide(networks, DEFAULT, {}, others=others)
+    assert found.common == {**sockets("net1"), "UCX_NET_DEVICES": "eth0"}
+    assert not found.findings
 
 
 def test_each_workers_own_decisions_are_shown_once() -> None:
@@ -323,7 +293,7 @@ def test_each_workers_own_decisions_are_shown_once() -> None:
 KINDS = (
     w.sriov, w.rails8, w.macvlan, w.ipoib, w.aks, w.efa, w.tcp, w.plain, w.host_network
 )  # fmt: skip
-NAMES = [row.name for row in decision.VARIABLES]
+NAMES = list(decision.VARIABLES)
 
 
 @st.composite
