@@ -164,6 +164,15 @@ class Attachment:
 
 
 @dataclass(frozen=True, slots=True)
+class MpiParameter:
+    """A parameter in a file that the MPI or NCCL reads, as the variable that means the same."""
+
+    variable: str
+    value: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
 class Fabric:
     """What one pod sees of the data network.
 
@@ -171,7 +180,8 @@ class Fabric:
     ``infiniband_folder`` whether /dev/infiniband exists; ``unreadable`` says what could not be
     read; ``missing`` are libraries without which nothing uses these devices; ``settings`` the pod's
     own values of variables that are checked, none of them secret; ``refused`` why the kernel did
-    not list its RDMA devices.
+    not list its RDMA devices; ``nccl_files`` what NCCL's own files set beside the
+    environment; ``plugin`` the network plugin that NCCL would load.
     """
 
     netns_mode: str = ""
@@ -183,6 +193,8 @@ class Fabric:
     missing: tuple[str, ...] = ()
     settings: tuple[tuple[str, str], ...] = ()
     refused: str = ""
+    nccl_files: tuple[MpiParameter, ...] = ()
+    plugin: str = ""
 
     @property
     def why_none(self) -> str:
@@ -201,8 +213,7 @@ NO_FABRIC: Final = Fabric()
 class Variable:
     """An environment variable that a table of an MPI or a rule of the data network wants set.
 
-    ``host`` is the only host whose ranks get it; empty for all. ``rule`` names the rule of the data
-    network, where several may want the same variable.
+    ``host`` is the only host whose ranks get it; empty for all.
     """
 
     name: str
@@ -210,7 +221,6 @@ class Variable:
     reason: str
     source: Source = Source.DEFAULT
     host: str = ""
-    rule: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,15 +292,6 @@ class Link:
     dev_port: int = 0
     tentative: tuple[str, ...] = ()
     duplicate: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class MpiParameter:
-    """A parameter in a file that the MPI reads, as the variable that means the same."""
-
-    variable: str
-    value: str
-    path: str
 
 
 @dataclass(frozen=True, slots=True)

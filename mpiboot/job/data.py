@@ -24,7 +24,7 @@ from mpiboot.job.program_words import Rendezvous
 from mpiboot.job.resolve import ForAgents, Forced, Item, Resolution, warning
 from mpiboot.network import decision, worker_network
 from mpiboot.network.decision import DataNetwork
-from mpiboot.network.records import RDMA, Transport, usable
+from mpiboot.network.records import RDMA, Transport, usable, values_in_pod
 
 _OPEN_MPI: Final = (MpiFamily.OPENMPI4, MpiFamily.OPENMPI5)
 _UCX_DEVICES: Final = "UCX_NET_DEVICES"
@@ -113,11 +113,11 @@ def _of_the_mpi(inp: PlanInput, workers: Iterable[Worker]) -> tuple[Variable, ..
     names = [
         name
         for name in inp.row.mpi_link_vars
-        if decision.owner(name) and not name.startswith("OMPI_")
+        if name in decision.VARIABLES and not name.startswith("OMPI_")
     ]
     reason = f"messages of {inp.row.title} on the control link"
     return tuple(
-        Variable(name, link.name, reason, host=worker.host.name, rule="mpi-link")
+        Variable(name, link.name, reason, host=worker.host.name)
         for name in names
         for worker in workers
         if worker.facts
@@ -132,7 +132,7 @@ def is_proved(inp: PlanInput, found: DataNetwork) -> bool:
     if off or found.transport not in (*RDMA, Transport.TCP):
         return False
     _, values = _taken(inp)
-    pods = [dict(one.facts.fabric.settings) for one in found.networks if one.facts]
+    pods = [values_in_pod(one.facts) for one in found.networks]
     disabled = any(
         own.get("NCCL_IB_DISABLE", "").strip().lstrip("0").isdigit() for own in (values, *pods)
     )
@@ -260,7 +260,9 @@ def _short(found: DataNetwork) -> tuple[Decision, ...]:
     shown += [f"{name} per worker" for name in _differing(found)]
     reason = whole.reason + (f"; set: {', '.join(shown)}" if shown else "")
     kept = [
-        item for item in others if decision.owner(item.name) and item.source is Source.ENVIRONMENT
+        item
+        for item in others
+        if item.name in decision.VARIABLES and item.source is Source.ENVIRONMENT
     ]
     return (replace(whole, reason=reason), *kept)
 

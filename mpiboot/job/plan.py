@@ -35,7 +35,7 @@ from mpiboot.job.program_words import Rendezvous
 from mpiboot.job.resolve import Item, Resolution, resolve, warning
 from mpiboot.network import worker_pairs
 from mpiboot.network.cluster_view import WorkerRow
-from mpiboot.network.records import Transport, WorkerNetwork
+from mpiboot.network.records import Transport, WorkerNetwork, set_in_pod
 from mpiboot.network.worker_pairs import Dial
 from mpiboot.ssh import config as sshconfig
 
@@ -209,8 +209,7 @@ _MOVABLE: Final = (MpiFamily.OPENMPI4, MpiFamily.OPENMPI5, MpiFamily.MPICH)
 def _names_devices(inp: PlanInput) -> bool:
     """Whether the user names RDMA devices, which may be others than were planned."""
     names = ("NCCL_IB_HCA", "UCX_NET_DEVICES")
-    pods_of = (worker.facts.environment for worker in inp.observed.workers if worker.facts)
-    in_pods = {name for own in pods_of for name in own}
+    in_pods = {name for worker in inp.observed.workers for name in set_in_pod(worker.facts)}
     return any(inp.owned(name) or name in in_pods for name in names)
 
 

@@ -28,6 +28,7 @@ from mpiboot.network.records import (
     WorkerNetwork,
     has_carrier,
     usable,
+    values_in_pod,
 )
 
 
@@ -369,7 +370,8 @@ def _user_values(
     if facts is None:
         return []
     found = []
-    values = {name: own for name, own in facts.fabric.settings if name not in taken} | dict(values)
+    own_values = values_in_pod(facts)
+    values = {name: own for name, own in own_values.items() if name not in taken} | dict(values)
     for name, there in nccl.names_there(facts).items():
         value = values.get(name, "")
         # Loopback reaches no other worker: it counts where it is named, not where it is left over.

@@ -1,79 +1,58 @@
-"""The variables that ranks get for the data network: one owner each, per worker. Pure.
+"""The variables that ranks get for the data network, per worker. Pure.
 
-One rule owns a name, and its value is set where several propose one; the user's own value comes
-first, and is shown. Values equal on all workers are given once; the others
-belong to their worker and must not travel from the launcher.
+The user's own value comes first, and is shown. Values equal on all workers are given once; the
+others belong to their worker and must not travel from the launcher.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from mpiboot.core.facts import Variable
-from mpiboot.core.model import Decision, Finding, Level, Source
+from mpiboot.core.model import Decision, Finding, Source
 from mpiboot.core.setting_types import DataNetworkUse, MpiNetwork
 from mpiboot.core.settings import Given, Settings
 from mpiboot.core.wording import first_few
 from mpiboot.network import cluster_view, nccl, proposals
-from mpiboot.network.records import NOT_CHOSEN, RdmaState, Transport, WorkerNetwork
-
-
-@dataclass(frozen=True, slots=True)
-class _OwnedVariable:
-    """One row. ``unless``: where the user has one of these, this is left alone as well.
-
-    A GID index decided for our devices is wrong for the user's; UCX_TLS=tcp finds no RDMA port.
-    """
-
-    name: str
-    rule: str
-    unless: tuple[str, ...] = ()
-
-
-_HCA, _UCX = "NCCL_IB_HCA", "UCX_NET_DEVICES"
-
-VARIABLES: Final = (
-    _OwnedVariable("NCCL_SOCKET_IFNAME", "nccl-socket"),
-    _OwnedVariable("NCCL_SOCKET_FAMILY", "nccl-socket", ("NCCL_SOCKET_IFNAME",)),
-    _OwnedVariable("GLOO_SOCKET_IFNAME", "nccl-socket"),
-    _OwnedVariable("TP_SOCKET_IFNAME", "nccl-socket"),
-    _OwnedVariable(_HCA, "rdma-ports"),
-    _OwnedVariable("NCCL_IB_PKEY", "rdma-ports", (_HCA,)),
-    _OwnedVariable("NCCL_NET", "transport", ("NCCL_NET_PLUGIN", "NCCL_IB_DISABLE", _HCA)),
-    _OwnedVariable("NCCL_IB_GID_INDEX", "gid", (_HCA, "NCCL_IB_ADDR_RANGE", "NCCL_IB_ADDR_FAMILY")),
-    _OwnedVariable("NCCL_IB_ADDR_RANGE", "gid", (_HCA, "NCCL_IB_GID_INDEX", "NCCL_IB_ADDR_FAMILY")),
-    _OwnedVariable("NCCL_IB_ADDR_FAMILY", "gid", (_HCA, "NCCL_IB_GID_INDEX", "NCCL_IB_ADDR_RANGE")),
-    _OwnedVariable(_UCX, "rdma-ports", ("UCX_TLS",)),
-    _OwnedVariable("UCX_IB_PKEY", "rdma-ports", (_UCX, "UCX_TLS")),
-    _OwnedVariable("UCX_IB_GID_INDEX", "gid", (_UCX, "UCX_TLS", "UCX_IB_ROCE_SUBNETS")),
-    _OwnedVariable("UCX_IB_ROCE_SUBNETS", "gid", (_UCX, "UCX_TLS", "UCX_IB_GID_INDEX")),
-    _OwnedVariable("FI_TCP_IFACE", "mpi-link"),
-    _OwnedVariable("FI_SOCKETS_IFACE", "mpi-link"),
-    _OwnedVariable("OMPI_MCA_pml", "mpi-network"),
-    _OwnedVariable("OMPI_MCA_mtl", "mpi-network", ("OMPI_MCA_pml",)),
-    _OwnedVariable(
-        "OMPI_MCA_btl_tcp_if_include",
-        "mpi-network",
-        ("OMPI_MCA_btl_tcp_if_exclude", "OMPI_MCA_btl"),
-    ),
+from mpiboot.network.records import (
+    NOT_CHOSEN,
+    RdmaState,
+    Transport,
+    WorkerNetwork,
+    set_in_pod,
+    values_in_pod,
 )
 
-_BY_NAME: Final = {row.name: row for row in VARIABLES}
+_HCA, _UCX = "NCCL_IB_HCA", "UCX_NET_DEVICES"
+_GID: Final = (_HCA, "NCCL_IB_GID_INDEX", "NCCL_IB_ADDR_RANGE", "NCCL_IB_ADDR_FAMILY")
+_UCX_GID: Final = (_UCX, "UCX_TLS", "UCX_IB_GID_INDEX", "UCX_IB_ROCE_SUBNETS")
 
-
-def owner(name: str) -> str:
-    """Give the rule that owns a variable; empty for a name that isn't in the table."""
-    return _BY_NAME[name].rule if name in _BY_NAME else ""
-
-
-def _unless(name: str) -> tuple[str, ...]:
-    """Give the variables with which a variable is left alone, itself among them."""
-    return (name, *(_BY_NAME[name].unless if name in _BY_NAME else ()))
-
-
+# What is decided here. Where the user has one of the others, the variable is left alone as well: a
+# GID index decided for our devices is wrong for the user's; UCX_TLS=tcp finds no RDMA port.
+VARIABLES: Final[Mapping[str, tuple[str, ...]]] = {
+    "NCCL_SOCKET_IFNAME": (),
+    "NCCL_SOCKET_FAMILY": ("NCCL_SOCKET_IFNAME",),
+    "GLOO_SOCKET_IFNAME": (),
+    "TP_SOCKET_IFNAME": (),
+    _HCA: (),
+    "NCCL_IB_PKEY": (_HCA,),
+    "NCCL_NET": ("NCCL_NET_PLUGIN", "NCCL_IB_DISABLE", _HCA),
+    **dict.fromkeys(_GID[1:], _GID),
+    _UCX: ("UCX_TLS",),
+    "UCX_IB_PKEY": (_UCX, "UCX_TLS"),
+    **dict.fromkeys(_UCX_GID[2:], _UCX_GID),
+    "FI_TCP_IFACE": (),
+    "FI_SOCKETS_IFACE": (),
+    "OMPI_MCA_pml": (),
+    "OMPI_MCA_mtl": ("OMPI_MCA_pml",),
+    "OMPI_MCA_btl_tcp_if_include": ("OMPI_MCA_btl_tcp_if_exclude", "OMPI_MCA_btl"),
+}
+# Values that choose nothing: the recipe's own.
+_NO_CHOICE: Final = {("NCCL_IB_DISABLE", "0"), ("NCCL_NET_PLUGIN", "none")}
+_FILE: Final = "NCCL_CONF_FILE"
 _NOTHING: Final[Mapping[str, str]] = {}
 
 
@@ -87,72 +66,39 @@ class SettledVariables:
     values: dict[str, dict[str, str]]
     reason: dict[str, str]
     kept: dict[tuple[str, str], list[str]]
-    findings: tuple[Finding, ...]
-
-
-# Values that choose nothing: the recipe's own.
-_NO_CHOICE: Final = {("NCCL_IB_DISABLE", "0"), ("NCCL_NET_PLUGIN", "none")}
 
 
 def settle(
     networks: Sequence[WorkerNetwork],
-    wanted: Sequence[Variable],
+    wanted: Iterable[Variable],
     taken: Mapping[str, str],
     values_taken: Mapping[str, str] = _NOTHING,
 ) -> SettledVariables:
-    """Give every variable its owner's value, unless the user has set it or what it depends on."""
-    hosts = {network.host: network.facts for network in networks}
-    values: dict[str, dict[str, str]] = {host: {} for host in hosts}
-    reason: dict[str, str] = {}
-    kept: dict[tuple[str, str], list[str]] = {}
-    clashes: dict[str, list[str]] = {}
-    chosen: dict[tuple[str, str], Variable] = {}
+    """Set every variable, unless the user has set it or what it depends on."""
+    facts = {network.host: network.facts for network in networks}
+    in_pod = {host: values_in_pod(seen) for host, seen in facts.items()}
+    places = {host: {**set_in_pod(seen), **taken} for host, seen in facts.items()}
+    found = SettledVariables({host: {} for host in facts}, {}, {})
     for proposal in wanted:
-        for host in (proposal.host,) if proposal.host else hosts:
-            key = (host, proposal.name)
-            now = chosen.get(key)
-            rule = owner(proposal.name)
-            if now is None or (now.rule != rule and proposal.rule == rule):
-                chosen[key] = proposal
-            if now is not None and now.value != proposal.value:
-                mine, theirs = (proposal, now) if chosen[key] is proposal else (now, proposal)
-                message = (
-                    f"{proposal.name}: {mine.rule} wants {mine.value}, {theirs.rule} wants "
-                    f"{theirs.value}; it belongs to {rule or mine.rule}, whose value is set"
-                )
-                clashes.setdefault(message, []).append(host)
-    for (host, name), proposal in chosen.items():
-        facts = hosts[host]
-        own = facts.environment if facts else ()
-        known = {**dict(facts.fabric.settings if facts else ()), **values_taken}
-        names = [
-            item
-            for item in _unless(name)
-            if item == name or (item, known.get(item, "").strip().lower()) not in _NO_CHOICE
-        ]
-        blocker = next((item for item in names if item in taken), "")
-        where = taken.get(blocker, "")
-        if not blocker:
-            blocker = next((item for item in names if item in own), "")
-            where = "the worker's pod"
-        if blocker:
-            why = where if blocker == name else f"{blocker} is set ({where})"
-            kept.setdefault((name, why), []).append(host)
-            continue
-        values[host][name] = proposal.value
-        reason.setdefault(name, proposal.reason)
-    findings = tuple(
-        Finding(
-            "settings-conflict",
-            Level.WARN,
-            message,
-            names[0] if len(names) == 1 else "",
-            tuple(names) if len(names) > 1 else (),
-            "set the variable yourself to decide",
-        )
-        for message, names in clashes.items()
-    )
-    return SettledVariables(values, reason, kept, findings)
+        name = proposal.name
+        for host in (proposal.host,) if proposal.host else facts:
+            known = {**in_pod[host], **values_taken}
+            others = VARIABLES.get(name, ())
+            chosen = {other: known.get(other, "").strip().lower() for other in others}
+            names = [name, *(item[0] for item in chosen.items() if item not in _NO_CHOICE)]
+            if name.startswith("NCCL_") and values_taken.get(_FILE) != in_pod[host].get(_FILE):
+                names.append(_FILE)  # what is in a file that ranks alone read isn't known
+            # What is set for all ranks comes before a pod's own.
+            blockers = [item for item in names if item in places[host]]
+            blocker = next((item for item in blockers if item in taken), "")
+            if blocker := blocker or next(iter(blockers), ""):
+                where = places[host][blocker]
+                why = where if blocker == name else f"{blocker} is set ({where})"
+                found.kept.setdefault((name, why), []).append(host)
+            else:
+                found.values[host][name] = proposal.value
+                found.reason.setdefault(name, proposal.reason)
+    return found
 
 
 _GIVEN: Final = Given(Source.ENVIRONMENT, "MPIBOOT_DATA_NETWORK")
@@ -224,7 +170,7 @@ def decide(
         taken: names that the user has set for all ranks, each with where (``-x``, the launcher's
             environment). What a worker's own pod sets is in its facts.
         values: the values of those names where they are known here; they are checked and shown.
-        others: what other rules want of the same variables; the owner of a name wins.
+        others: what the MPI wants of the same variables, which comes first.
         given: by what the data network was asked for, or left out.
         blocked: where TCP does not pass between data addresses, as workers have tried.
         asked: whether hosts were asked at all.
@@ -252,12 +198,11 @@ def decide(
         settings,
         taken,
         values,
-        theirs={proposal.name for proposal in others},
+        owned_by_mpi={proposal.name for proposal in others},
         blocked=blocked,
     )
     findings += made.findings
-    settled = settle(networks, [*made.proposals, *others], taken, values)
-    findings += settled.findings
+    settled = settle(networks, (*made.proposals, *others), taken, values)
     common = _common(settled.values, hosts)
     per_host = {
         host: {name: value for name, value in mine.items() if name not in common}
@@ -288,7 +233,7 @@ def with_gids(
             one,
             gids=nccl.choose(
                 one.rails,
-                {*taken, *(one.facts.environment if one.facts else ())},
+                {*taken, *set_in_pod(one.facts)},
                 settings.nccl_version,
             ),
         )

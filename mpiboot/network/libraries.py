@@ -28,6 +28,7 @@ _PORT_SIZE: Final = 512  # more than any version of it has
 # struct ibv_gid_entry: GID, index, port, type, index of the link.
 _ENTRY: Final = struct.Struct("=16sIIII")
 _MOST: Final = 1 << 14
+_PLUGIN_VERSIONS: Final = 20  # NCCL 2.30 knows 11
 
 
 class LibraryAnswer(NamedTuple):
@@ -46,22 +47,24 @@ class _FailedError(Exception):
     """The program that asks failed; the message goes on behind the library's name."""
 
 
-def missing(
+def find(
     names: Iterable[str], seconds: float = _SECONDS, program: str = __file__
-) -> tuple[str, ...]:
-    """List the libraries that are not there; none where that isn't known.
+) -> dict[str, str] | None:
+    """Find libraries as a program would load them, by their file names.
 
     Args:
-        names: their file names, as a program would load them.
+        names: the file names.
         seconds: how long the child may take.
         program: what is run in its place, for tests.
+
+    Returns:
+        Those that are there, each with its name as a network plugin of NCCL's, empty where it has
+        none; None where that isn't known.
     """
-    wanted = tuple(names)
     try:
-        lacking = _ask(program, ("loads", *wanted), seconds, list)
+        return _ask(program, ("loads", *names), seconds, dict)
     except _FailedError:
-        return ()
-    return tuple(name for name in wanted if name in lacking)
+        return None
 
 
 def devices(
@@ -118,20 +121,33 @@ def _main(what: str, words: list[str]) -> None:
     # A library or driver may write to stdout, which is for the answer.
     answer = os.dup(1)
     os.dup2(2, 1)
-    found = _verbs(words) if what == "verbs" else [name for name in words if not _loads(name)]
+    found: Mapping[str, object]
+    if what == "verbs":
+        found = _verbs(words)
+    else:
+        found = {name: own for name in words if (own := _load(name)) is not None}
     with os.fdopen(answer, "w") as out:
         json.dump(found, out)
     os._exit(0)  # past the libraries' and drivers' own ends
 
 
-def _loads(name: str) -> bool:
+def _load(name: str) -> str | None:
+    """Give a library's name as a plugin of NCCL's; None where the loader does not find it."""
     try:
-        ctypes.CDLL(name)
+        library = ctypes.CDLL(name)
     except OSError as error:
         # The loader names the file that it did not find. One that the library itself needs (CUDA's,
         # of a Python package) may be there already in the program that will load it.
-        return not str(error).startswith(f"{name}: cannot open shared object file")
-    return True
+        gone = str(error).startswith(f"{name}: cannot open shared object file")
+        return None if gone else ""
+    for version in range(_PLUGIN_VERSIONS, 1, -1):
+        try:
+            # struct ncclNet_v*_t begins with a pointer to its name.
+            own = ctypes.c_char_p.in_dll(library, f"ncclNetPlugin_v{version}").value
+        except ValueError:
+            continue
+        return (own or b"").decode("utf-8", "replace")
+    return ""
 
 
 def _verbs(words: Iterable[str]) -> dict[str, dict[str, object]]:

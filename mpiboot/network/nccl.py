@@ -25,7 +25,7 @@ SKIPS_HOLES: Final[Version] = (2, 26, 2)
 # Variables whose values are compared with what a pod has.
 CHECKED: Final = (
     *("NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_IB_DISABLE", "NCCL_IB_GID_INDEX"),
-    *("NCCL_NET", "NCCL_NET_PLUGIN"),
+    *("NCCL_NET", "NCCL_NET_PLUGIN", "NCCL_CONF_FILE"),
 )
 _CODE_OF_2_9: Final = 10000  # NCCL_VERSION_CODE: 2804 is 2.8.4, 22105 is 2.21.5
 
@@ -39,6 +39,17 @@ def version(text: str) -> Version | None:
         return code // big, code % big // middle, code % middle
     found = re.match(r"v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?(?![\d.])", word, re.ASCII)
     return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else None
+
+
+def conf_files(environ: Mapping[str, str], home: str) -> tuple[str, ...]:
+    """List NCCL's own files, the strongest first; the environment comes before all of them."""
+    return (environ.get("NCCL_CONF_FILE") or f"{home}/.nccl.conf", "/etc/nccl.conf")
+
+
+def read_conf(text: str) -> dict[str, str]:
+    """Read such a file: NAME=VALUE as it stands; of a name that stands twice the first counts."""
+    lines = (line.partition("=") for line in reversed(text.split("\n")) if line[:1] != "#")
+    return {name: value for name, equals, value in lines if equals and name.startswith("NCCL_")}
 
 
 def names_there(facts: PodFacts) -> dict[str, list[str]]:

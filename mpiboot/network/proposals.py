@@ -1,4 +1,4 @@
-"""Which variables each rule of the data network proposes, and why; ``decision`` settles conflicts.
+"""Which variables each rule of the data network proposes, and why; ``decision`` sets them.
 
 The transport must be the same on all ranks, so it is the least that every worker has, or what
 NCCL's plugin brings. Pure.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from mpiboot.core.addresses import IPV4, IPV6
 from mpiboot.core.checks import failed
@@ -19,25 +19,48 @@ from mpiboot.core.setting_types import DataNetworkUse, MpiNetwork, NcclSocket
 from mpiboot.core.settings import Settings
 from mpiboot.core.wording import first_few
 from mpiboot.network import cluster_view, nccl
-from mpiboot.network.records import RDMA, RdmaState, Transport, WorkerNetwork, usable
+from mpiboot.network.records import (
+    RDMA,
+    RdmaState,
+    Transport,
+    WorkerNetwork,
+    set_in_pod,
+    usable,
+    values_in_pod,
+)
 
 # A pod that has one of these brings its own transport for NCCL, with settings of its own.
 _PLUGIN_NAMES: Final = ("NCCL_NET", "NCCL_NET_PLUGIN")
-_PLUGIN_PREFIXES: Final = ("NCCL_GPUDIRECTTCPX_", "NCCL_FASTRAK_")
-_NOT_A_PLUGIN: Final = {("NCCL_NET", "ib"), ("NCCL_NET", "socket"), ("NCCL_NET_PLUGIN", "none")}
+_WITHOUT_PLUGIN: Final = {("NCCL_NET", "ib"), ("NCCL_NET", "socket"), ("NCCL_NET_PLUGIN", "none")}
+# TCPX, TCPXO and gIB come with socket links of their own as well.
+_OWN_SOCKETS: Final = ("NCCL_GPUDIRECTTCPX_", "NCCL_FASTRAK_")
+# HPC-X's plugin (nccl-rdma-sharp-plugins), before and after its start, reads what NCCL does but
+# NCCL_IB_DISABLE (its own is NCCL_IBEXT_DISABLE).
+_LIKE_NCCL: Final = ("nccl rdma plugin", "ibext")
+
+
+class Plugin(NamedTuple):
+    """A plugin that carries NCCL's data: the evidence, and prefixes of what is left to it.
+
+    ``named`` where a variable names it.
+    """
+
+    evidence: str = ""
+    owns: tuple[str, ...] = ()
+    named: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class Proposals:
     """The rules' proposals, decisions and findings.
 
-    ``plugin`` is the evidence that a plugin carries NCCL's data: NCCL_* is then left as it is.
     ``blocked`` says where TCP does not pass on the data network.
     """
 
     networks: Sequence[WorkerNetwork]
     settings: Settings
-    plugin: str
+    plugin: Plugin
+    owned_by_mpi: Collection[str] = ()
     blocked: str = ""
     transport: Transport = Transport.UNKNOWN
     proposals: list[Variable] = field(default_factory=list)
@@ -49,11 +72,10 @@ class Proposals:
         """The workers whose facts are known."""
         return [network for network in self.networks if network.facts is not None]
 
-    def propose(self, name: str, value: str, rule: str, reason: str, host: str = "") -> None:
-        """Note a proposal, unless it is one for NCCL, and a plugin has settings of its own."""
-        if self.plugin and name.startswith("NCCL_"):
-            return
-        self.proposals.append(Variable(name, value, reason, host=host, rule=rule))
+    def propose(self, name: str, value: str, reason: str, host: str = "") -> None:
+        """Note a proposal, unless the MPI or a plugin has its own value in its place."""
+        if name not in self.owned_by_mpi and not name.startswith(self.plugin.owns):
+            self.proposals.append(Variable(name, value, reason, host=host))
 
     def find(self, check: str, message: str) -> None:
         """Note a finding on all workers together."""
@@ -81,13 +103,13 @@ def _settle(proposals: Proposals) -> Transport:
                 proposals.find("efa-library", message)
         elif proposals.settings.data_network is DataNetworkUse.REQUIRE:
             why = f"{kind.value} is required: without it NCCL fails instead of using TCP"
-            proposals.propose("NCCL_NET", "IB", "transport", why)
+            proposals.propose("NCCL_NET", "IB", why)
     elif kinds:
         reason = f"{_hosts(none)}: no usable RDMA port, and all ranks need one transport"
         if not none:
             reason = "the workers have RDMA of different kinds, which can't talk to each other"
             proposals.find("rdma-differs", f"the data goes over TCP: {reason}")
-        proposals.propose("NCCL_NET", "Socket", "transport", reason)
+        proposals.propose("NCCL_NET", "Socket", reason)
     elif unknown:
         kind, reason = Transport.UNKNOWN, unknown.removeprefix("; ")
     else:
@@ -95,9 +117,10 @@ def _settle(proposals: Proposals) -> Transport:
         if foreign:
             ports = first_few(name for network in foreign for name in network.foreign)
             why = f"NCCL would use {ports}, whose addresses are all other pods' or the node's"
-            proposals.propose("NCCL_NET", "Socket", "transport", why)
-    if proposals.plugin:
-        reason += f"; {proposals.plugin}, so NCCL's own variables are left as they are"
+            proposals.propose("NCCL_NET", "Socket", why)
+    if proposals.plugin.owns:
+        left = ", ".join(f"{prefix}*" for prefix in proposals.plugin.owns)
+        reason += f"; {proposals.plugin.evidence}, so {left} is left as it is"
     proposals.decisions.append(Decision("data-network", kind.value, Source.DETECTED, reason))
     return kind
 
@@ -129,24 +152,31 @@ def _devices_of_the_node(known: Iterable[WorkerNetwork]) -> str:
 
 
 def _plugin_of(
-    known: Sequence[WorkerNetwork], taken: Mapping[str, str], values: Mapping[str, str]
-) -> str:
-    """Find the evidence that a plugin carries NCCL's data; NCCL_* is then left as it is."""
+    networks: Sequence[WorkerNetwork], taken: Mapping[str, str], values: Mapping[str, str]
+) -> Plugin:
+    """Find the plugin that carries NCCL's data in place of NCCL's own transports."""
     named = {(name, values.get(name, "").lower()) for name in taken}
-    for network in known:
-        if network.facts:
-            own = dict(network.facts.fabric.settings)
-            names = set(network.facts.environment) - taken.keys()
-            named |= {(name, own.get(name, "").lower()) for name in names}
+    for network in networks:
+        own = values_in_pod(network.facts)
+        names = set_in_pod(network.facts).keys() - taken.keys()
+        named |= {(name, own.get(name, "").lower()) for name in names}
+    fabrics = [(network.host, network.facts.fabric) for network in networks if network.facts]
     for name, value in sorted(named):
-        chooses = name in _PLUGIN_NAMES and (name, value) not in _NOT_A_PLUGIN
-        if chooses or name.startswith(_PLUGIN_PREFIXES):
-            return f"{name} is set"
-    for network in known:
-        for item in network.facts.fabric.attachments if network.facts else ():
+        if name.startswith(_OWN_SOCKETS) or (name, value) == ("NCCL_NET", "gib"):
+            return Plugin(f"{name} is set", ("NCCL_",), named=True)
+    for _, fabric in fabrics:
+        for item in fabric.attachments:
             if item.by is AttachmentSource.GIB:
-                return f"{item.resource} is there"
-    return ""
+                return Plugin(f"{item.resource} is there", ("NCCL_",))
+    owns = ("NCCL_NET", "NCCL_IB_")
+    for name, value in sorted(named - _WITHOUT_PLUGIN):
+        if name in _PLUGIN_NAMES and not value.startswith(_LIKE_NCCL):
+            return Plugin(f"{name} is set", owns, named=True)
+    if not named & _WITHOUT_PLUGIN:
+        for host, fabric in fabrics:
+            if fabric.plugin and not fabric.plugin.lower().startswith(_LIKE_NCCL):
+                return Plugin(f"{host}: NCCL would load the plugin {fabric.plugin}", owns)
+    return Plugin()
 
 
 def _efa_lacks(proposals: Proposals) -> list[str]:
@@ -155,7 +185,7 @@ def _efa_lacks(proposals: Proposals) -> list[str]:
     for network in proposals.known:
         missing = network.facts.fabric.missing if network.facts else ()
         lacks = tuple(
-            name for name in missing if not (proposals.plugin and name.startswith("libnccl"))
+            name for name in missing if not (proposals.plugin.named and name.startswith("libnccl"))
         )
         if lacks:
             hosts.setdefault(lacks, []).append(network.host)
@@ -171,7 +201,7 @@ def make(
     taken: Mapping[str, str],
     values: Mapping[str, str],
     *,
-    theirs: Collection[str] = (),
+    owned_by_mpi: Collection[str] = (),
     blocked: str = "",
 ) -> Proposals:
     """Collect the proposals of every rule.
@@ -181,18 +211,17 @@ def make(
         settings: what the user asked for.
         taken: names that the user has set, each with where.
         values: the values of those that are known.
-        theirs: names that MPI wants for itself; without RDMA UCX carries nothing but its messages.
+        owned_by_mpi: names that the MPI has values for, as UCX carries nothing but its messages.
         blocked: where TCP does not pass between data addresses.
     """
     plugin = _plugin_of(networks, taken, values)
-    proposals = Proposals(networks, settings, plugin, blocked)
+    proposals = Proposals(networks, settings, plugin, owned_by_mpi, blocked)
     transport = proposals.transport = _settle(proposals)
     over_data, why_socket = _sockets(proposals, transport)
     _rdma(proposals, transport)
     for network in proposals.known:
         _socket_names(proposals, network, over_data.get(network.host, ()), why_socket)
-        if "UCX_NET_DEVICES" not in theirs:
-            _tcp_ucx(proposals, network, transport, over_data.get(network.host, ()))
+        _tcp_ucx(proposals, network, transport, over_data.get(network.host, ()))
     _mpi(proposals, transport)
     return proposals
 
@@ -205,11 +234,11 @@ def _rdma(proposals: Proposals, transport: Transport) -> None:
             continue
         host, choice = network.host, network.gids
         reason = _ports(network, choice.used)
-        proposals.propose("UCX_NET_DEVICES", ",".join(choice.used), "rdma-ports", reason, host)
+        proposals.propose("UCX_NET_DEVICES", ",".join(choice.used), reason, host)
         if not network.only_own_ports:
-            proposals.propose("NCCL_IB_HCA", nccl.exact(choice.used), "rdma-ports", reason, host)
+            proposals.propose("NCCL_IB_HCA", nccl.exact(choice.used), reason, host)
         for name, value in network.gids.values.items():
-            proposals.propose(name, value, "gid", network.gids.reason, host)
+            proposals.propose(name, value, network.gids.reason, host)
         _pkey(proposals, network)
 
 
@@ -236,8 +265,8 @@ def _pkey(proposals: Proposals, network: WorkerNetwork) -> None:
         (value,), (index,) = values, indexes
         if index:
             reason = f"the data link is in partition {value:#06x}, entry {index}"
-            proposals.propose("UCX_IB_PKEY", f"{value:#x}", "rdma-ports", reason, network.host)
-            proposals.propose("NCCL_IB_PKEY", str(index), "rdma-ports", reason, network.host)
+            proposals.propose("UCX_IB_PKEY", f"{value:#x}", reason, network.host)
+            proposals.propose("NCCL_IB_PKEY", str(index), reason, network.host)
     elif values:
         listed = ", ".join(f"{value:#06x}" for value in sorted(values))
         proposals.find(
@@ -300,14 +329,14 @@ def _socket_names(
     names = [link.name for link in chosen if nccl.expressible(link.name)]
     if not names:
         return
-    rule, host = "nccl-socket", network.host
-    proposals.propose("NCCL_SOCKET_IFNAME", nccl.exact(names), rule, reason, host)
+    host = network.host
+    proposals.propose("NCCL_SOCKET_IFNAME", nccl.exact(names), reason, host)
     versions = {item.version for link in chosen for item in usable(link)}
     if versions == {IPV6}:
-        proposals.propose("NCCL_SOCKET_FAMILY", "AF_INET6", rule, "no IPv4 address there", host)
+        proposals.propose("NCCL_SOCKET_FAMILY", "AF_INET6", "no IPv4 address there", host)
     # These take a plain name, and one link is enough for a rendezvous.
-    proposals.propose("GLOO_SOCKET_IFNAME", names[0], rule, reason, host)
-    proposals.propose("TP_SOCKET_IFNAME", names[0], rule, reason, host)
+    proposals.propose("GLOO_SOCKET_IFNAME", names[0], reason, host)
+    proposals.propose("TP_SOCKET_IFNAME", names[0], reason, host)
 
 
 def _tcp_ucx(
@@ -318,20 +347,20 @@ def _tcp_ucx(
     if chosen and transport is Transport.TCP:
         names = ",".join(link.name for link in chosen)
         reason = "TCP: no RDMA port that every worker could use"
-        proposals.propose("UCX_NET_DEVICES", names, "rdma-ports", reason, network.host)
+        proposals.propose("UCX_NET_DEVICES", names, reason, network.host)
 
 
 def _mpi(proposals: Proposals, transport: Transport) -> None:
     """Move MPI's own data, not its daemons, to the data network where that is asked for."""
     if proposals.settings.mpi_network is not MpiNetwork.DATA:
         return
-    rule, reason = "mpi-network", "MPIBOOT_MPI_NETWORK=data"
+    reason = "MPIBOOT_MPI_NETWORK=data"
     if transport in (Transport.ROCE, Transport.INFINIBAND):
-        proposals.propose("OMPI_MCA_pml", "ucx", rule, f"{reason}: UCX on the RDMA ports")
+        proposals.propose("OMPI_MCA_pml", "ucx", f"{reason}: UCX on the RDMA ports")
         return
     if transport is Transport.EFA:
-        proposals.propose("OMPI_MCA_pml", "cm", rule, f"{reason}: libfabric's EFA")
-        proposals.propose("OMPI_MCA_mtl", "ofi", rule, f"{reason}: libfabric's EFA")
+        proposals.propose("OMPI_MCA_pml", "cm", f"{reason}: libfabric's EFA")
+        proposals.propose("OMPI_MCA_mtl", "ofi", f"{reason}: libfabric's EFA")
         return
     problem = _why_not_data(proposals, transport)
     names = [",".join(link.name for link in network.plain) for network in proposals.known]
@@ -343,10 +372,10 @@ def _mpi(proposals: Proposals, transport: Transport) -> None:
         proposals.find("data-networks", f"MPI's data stays on the control link: {problem}")
         proposals.decisions.append(Decision("mpi-network", "control", Source.DETECTED, problem))
     elif value:
-        proposals.propose("OMPI_MCA_btl_tcp_if_include", value, rule, reason)
+        proposals.propose("OMPI_MCA_btl_tcp_if_include", value, reason)
     else:
         for network, own in zip(proposals.known, names, strict=True):
-            proposals.propose("OMPI_MCA_btl_tcp_if_include", own, rule, reason, network.host)
+            proposals.propose("OMPI_MCA_btl_tcp_if_include", own, reason, network.host)
 
 
 # Characters. The kernel takes 128 KiB for a variable (MAX_ARG_STRLEN, execve(2)), and each process

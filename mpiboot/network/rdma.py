@@ -31,6 +31,7 @@ _NO_RDMA: Final = errno.EPROTONOSUPPORT  # of the socket, on a kernel without th
 _ROCE_HEADERS: Final = 96
 # What uses EFA: libfabric, and NCCL's plugin for it (aws-ofi-nccl), without which NCCL takes TCP.
 EFA_LIBRARIES: Final = ("libfabric.so.1", "libnccl-net.so")
+_RCCL_PLUGIN: Final = "librccl-net.so"
 
 _PREFIX: Final = "RDMA_NLDEV_"
 # A kernel before 5.2 or 5.3 knows no such question.
@@ -203,8 +204,14 @@ def observe(sys_root: Path = Path("/sys"), dev_root: Path = Path("/dev")) -> Fab
     asked = {one.name: len(one.ports) for one in found.devices if one.opens}
     if not asked:
         return found
-    if any(one.driver == "efa" and one.opens for one in found.devices):
-        found = replace(found, missing=libraries.missing(EFA_LIBRARIES))
+    there = libraries.find((*EFA_LIBRARIES, _RCCL_PLUGIN))
+    if there is not None:
+        plugin = next((name for name in (EFA_LIBRARIES[1], _RCCL_PLUGIN) if name in there), "")
+        found = replace(found, plugin=there.get(plugin) or plugin)
+        if any(one.driver == "efa" and one.opens for one in found.devices):
+            found = replace(
+                found, missing=tuple(name for name in EFA_LIBRARIES if name not in there)
+            )
     return with_library(found, *libraries.devices(asked))
 
 

@@ -48,6 +48,20 @@ def refused(link: Link) -> tuple[Interface, ...]:
     return _global(link.duplicate)
 
 
+def set_in_pod(facts: PodFacts | None) -> dict[str, str]:
+    """Name the variables that a pod sets for its ranks, each with where it does."""
+    files = {item.variable: item.path for item in facts.fabric.nccl_files} if facts else {}
+    return files | dict.fromkeys(facts.environment if facts else (), "the worker's pod")
+
+
+def values_in_pod(facts: PodFacts | None) -> dict[str, str]:
+    """Give the values that are known of these."""
+    if facts is None:
+        return {}
+    files = {item.variable: item.value for item in facts.fabric.nccl_files}
+    return files | dict(facts.fabric.settings)
+
+
 def has_carrier(link: Link) -> bool:
     """Tell whether a link is up and its other end is there."""
     return link.up and link.carrier

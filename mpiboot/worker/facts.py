@@ -20,8 +20,7 @@ from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import size_of
 from mpiboot.job import parameter_files
 from mpiboot.job.forward import SEARCH_PATHS
-from mpiboot.network import platform_hints, pod
-from mpiboot.network.nccl import CHECKED
+from mpiboot.network import nccl, platform_hints, pod
 from mpiboot.system import files, programs
 from mpiboot.worker.state import running_worker, worker_state
 
@@ -91,14 +90,24 @@ def _fabric(
 
     seen = rdma.observe()
     attachments, hints_unread = platform_hints.attachments(environ)
-    checked = tuple((name, environ[name]) for name in CHECKED if name in environ)
+    checked = tuple((name, environ[name]) for name in nccl.CHECKED if name in environ)
     return replace(
         seen,
         settings=checked,
+        nccl_files=_nccl_files(environ),
         routes=routes,
         attachments=attachments,
         unreadable=(*unread, *seen.unreadable, *hints_unread),
     )
+
+
+def _nccl_files(environ: Mapping[str, str]) -> tuple[MpiParameter, ...]:
+    found: dict[str, MpiParameter] = {}
+    for path in nccl.conf_files(environ, pod.identity(environ).home):
+        for name, value in nccl.read_conf(_text(path)).items():
+            if name not in environ:
+                found.setdefault(name, MpiParameter(name, value, path))
+    return tuple(found.values())
 
 
 def run(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool, path: str | None) -> None:
@@ -249,6 +258,10 @@ def _fabric_tables(seen: Fabric, width: int | None) -> str:
         (item.by.value, item.link, item.pci, item.rdma, item.resource) for item in seen.attachments
     ]
     text += _table(("platform", "link", "PCI", "RDMA device", "resource"), attachments, width)
+    if seen.plugin:
+        text += f"\nNCCL's plugin: {seen.plugin}\n"
+    for item in seen.nccl_files:
+        text += f"\n{item.path}: {item.variable}={item.value}\n"
     if seen.missing:
         text += f"\nnot in this image: {', '.join(seen.missing)}\n"
     return text + "".join(f"\nnot read: {reason}\n" for reason in seen.unreadable)

@@ -111,7 +111,7 @@ def test_a_plugin_of_the_users_own_needs_no_other_for_efa() -> None:
     assert not decide([worker], taken={"NCCL_NET_PLUGIN": "line"}, values=values).findings
     # Where one worker has no EFA, the plugin's variables are still the user's.
     mixed = decide([worker, w.plain(1)], taken={"NCCL_NET_PLUGIN": "env"}, values=values)
-    assert not [name for name in mixed.common if name.startswith("NCCL_")]
+    assert [name for name in mixed.common if name.startswith("NCCL_")] == ["NCCL_SOCKET_IFNAME"]
 
 
 def test_require_makes_a_fall_to_tcp_an_error_of_the_run() -> None:
@@ -204,12 +204,14 @@ GIB = {"attachments": (Attachment(AttachmentSource.GIB, resource="/usr/local/gib
     [
         *(
             (w.changed(w.sriov(0), environment=(name,)), name)
-            for name in ("NCCL_NET_PLUGIN", "NCCL_GPUDIRECTTCPX_SOCKET_IFNAME")
+            for name in ("NCCL_FASTRAK_IFNAME", "NCCL_GPUDIRECTTCPX_SOCKET_IFNAME")
         ),
         (w.changed(w.sriov(0), fabric=GIB), "/usr/local/gib is there"),
     ],
 )
-def test_a_plugin_keeps_all_of_nccls_variables(worker: Worker, name: str) -> None:
+def test_a_plugin_with_sockets_of_its_own_keeps_all_of_nccls_variables(
+    worker: Worker, name: str
+) -> None:
     found = decide([worker], STRICT)
     assert not [one for one in found.common if one.startswith("NCCL_")]
     assert found.common["UCX_NET_DEVICES"] == "mlx5_3:1"
@@ -272,42 +274,12 @@ def test_a_link_may_have_any_name_that_the_kernel_allows(name: str) -> None:
     assert not found.findings
 
 
-# Rules that want the same variable
-
-
-@pytest.mark.parametrize(
-    ("proposals", "value", "conflict"),
-    [
-        (
-            [Variable("UCX_NET_DEVICES", "mlx5_3:1", "the same port", rule="mpi-network")],
-            "mlx5_3:1",
-            "",
-        ),
-        (
-            [Variable("UCX_NET_DEVICES", "eth0", "MPI on the control link", rule="mpi-network")],
-            "mlx5_3:1",
-            "mpi-network wants eth0",
-        ),
-        (
-            [
-                Variable("MY_LINK", "eth0", "reason", rule="first"),
-                Variable("MY_LINK", "net1", "reason", rule="second"),
-            ],
-            "eth0",
-            "second wants net1; it belongs to first",
-        ),
-    ],
-)
-def test_two_rules_that_want_a_variable(
-    proposals: list[Variable], value: str, conflict: str
-) -> None:
+def test_the_link_of_mpis_own_messages_comes_before_ours() -> None:
     networks = [worker_network.choose(one, DEFAULT) for one in (w.sriov(0), w.sriov(1))]
-    found = decision.decide(networks, DEFAULT, {}, others=proposals)
-    assert found.common[proposals[0].name] == value
-    message = [item for item in found.findings if item.check == "settings-conflict"]
-    assert len(message) == bool(conflict)
-    assert all(conflict in item.message for item in message)
-    assert all(item.evidence == ("w-0", "w-1") for item in message)
+    others = [Variable("UCX_NET_DEVICES", "eth0", "MPI on the control link")]
+    found = decision.decide(networks, DEFAULT, {}, others=others)
+    assert found.common == {**sockets("net1"), "UCX_NET_DEVICES": "eth0"}
+    assert not found.findings
 
 
 def test_each_workers_own_decisions_are_shown_once() -> None:
@@ -321,7 +293,7 @@ def test_each_workers_own_decisions_are_shown_once() -> None:
 KINDS = (
     w.sriov, w.rails8, w.macvlan, w.ipoib, w.aks, w.efa, w.tcp, w.plain, w.host_network
 )  # fmt: skip
-NAMES = [row.name for row in decision.VARIABLES]
+NAMES = list(decision.VARIABLES)
 
 
 @st.composite

@@ -286,3 +286,25 @@ def test_after_the_choice_nccl_uses_our_own_entry_on_any_table(
         assert told == str(gid.index)
     ucx = found.values.get("UCX_IB_GID_INDEX", str(nccl.ucx_index(own.port)))
     assert ucx == str(gid.index)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("NCCL_IB_HCA==mlx5_1:1\n", {"NCCL_IB_HCA": "=mlx5_1:1"}),
+        ("#NCCL_IB_TC=106\nNCCL_DEBUG=INFO", {"NCCL_DEBUG": "INFO"}),
+        # As NCCL reads it: the first counts, blanks and quotes belong to the value.
+        ('NCCL_IB_TC="1"\nNCCL_IB_TC=2', {"NCCL_IB_TC": '"1"'}),
+        ("NCCL_IB_SL= 3 ", {"NCCL_IB_SL": " 3 "}),
+        (" NCCL_IB_SL=3\nNCCL_IB_TC\nPATH=/x\n\n", {}),
+        ("", {}),
+    ],
+)
+def test_a_file_of_nccls_is_read_as_nccl_does(text: str, found: dict[str, str]) -> None:
+    assert nccl.read_conf(text) == found
+
+
+def test_nccls_files_and_their_order() -> None:
+    assert nccl.conf_files({}, "/home/me") == ("/home/me/.nccl.conf", "/etc/nccl.conf")
+    named = {"NCCL_CONF_FILE": "/site.conf"}
+    assert nccl.conf_files(named, "/home/me") == ("/site.conf", "/etc/nccl.conf")

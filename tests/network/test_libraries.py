@@ -5,8 +5,11 @@ from __future__ import annotations
 import ctypes
 import errno
 import json
+import shutil
 import struct
-from collections.abc import Iterable, Sequence
+import subprocess
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,7 +32,8 @@ def played(tmp_path: Path, text: str) -> str:
 def test_the_loader_tells_which_libraries_are_not_there(tmp_path: Path) -> None:
     (tmp_path / "libbroken.so").write_text("no library")
     names = ("libc.so.6", "libmpiboot-has-none.so.1", str(tmp_path / "libbroken.so"))
-    assert libraries.missing(names) == ("libmpiboot-has-none.so.1",)
+    found = libraries.find(names, 60)
+    assert found == {"libc.so.6": "", str(tmp_path / "libbroken.so"): ""}
 
 
 def test_a_library_is_found_by_the_pods_own_search_path(
@@ -37,14 +41,26 @@ def test_a_library_is_found_by_the_pods_own_search_path(
 ) -> None:
     name = "libmpiboot-of-the-image.so"
     (tmp_path / name).write_text("found, whatever it is")
-    assert libraries.missing((name,)) == (name,)
+    assert libraries.find((name,), 60) == {}
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
-    assert libraries.missing((name,)) == ()
+    assert libraries.find((name,), 60) == {name: ""}
+
+
+@pytest.mark.parametrize("version", [4, 8, 11])
+def test_a_plugin_of_nccls_tells_its_name_and_is_not_started(tmp_path: Path, version: int) -> None:
+    code = 'struct { const char *name; void *start; } ncclNetPlugin_v%d = {"AWS Libfabric", 0};'
+    library = tmp_path / "libnccl-net.so"
+    (tmp_path / "plugin.c").write_text(code % version)
+    build = ("cc", "-shared", "-o", str(library), str(tmp_path / "plugin.c"))
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler")
+    subprocess.run(build, check=True)
+    assert libraries.find((str(library),), 60) == {str(library): "AWS Libfabric"}
 
 
 def test_a_library_that_crashes_its_reader_is_not_called_missing(tmp_path: Path) -> None:
     program = played(tmp_path, "import os; os.kill(os.getpid(), 11)")
-    assert libraries.missing(("libc.so.6",), 60, program) == ()
+    assert libraries.find(("libc.so.6",), 60, program) is None
 
 
 def test_what_a_library_prints_as_it_loads_is_no_part_of_the_answer(tmp_path: Path) -> None:
@@ -53,28 +69,41 @@ def test_what_a_library_prints_as_it_loads_is_no_part_of_the_answer(tmp_path: Pa
         "import os, sys\n"
         f"sys.path.append({str(Path(libraries.__file__).parents[2])!r})\n"
         "from mpiboot.network import libraries\n"
-        "libraries._loads = lambda name: os.write(1, b'[]') == 0\n"
+        "libraries._load = lambda name: str(os.write(1, b'{}'))\n"
         "libraries._main(sys.argv[1], sys.argv[2:])\n"
     )
-    assert libraries.missing(("libc.so.6",), 60, str(program)) == ("libc.so.6",)
+    assert libraries.find(("libc.so.6",), 60, str(program)) == {"libc.so.6": "2"}
 
 
-def test_what_uses_efa_is_looked_for_where_an_efa_device_opens(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("tree", "there", "missing", "plugin"),
+    [
+        ("efa", {"libfabric.so.1": ""}, ("libnccl-net.so",), ""),
+        ("efa", {"libfabric.so.1": "", "libnccl-net.so": "AWS Libfabric"}, (), "AWS Libfabric"),
+        # It could not be read, but NCCL may load it.
+        ("mlx5-vfs", {"libnccl-net.so": ""}, (), "libnccl-net.so"),
+        ("mlx5-vfs", {"librccl-net.so": "ANP"}, (), "ANP"),
+        ("mlx5-vfs", {}, (), ""),
+        ("efa", None, (), ""),
+    ],
+)
+def test_what_uses_rdma_is_looked_for_where_a_device_opens(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tree: str,
+    there: dict[str, str] | None,
+    missing: tuple[str, ...],
+    plugin: str,
 ) -> None:
     # The kernel's answer is a built tree's: this hardware can't be had here.
-    found = rdma.assemble(kernel(TREES["efa"]), *build(TREES["efa"], tmp_path))
-    asked: list[Sequence[str]] = []
-
-    def missing(names: Sequence[str]) -> tuple[str, ...]:
-        asked.append(names)
-        return ("libnccl-net.so",)
-
-    monkeypatch.setattr(rdma, "assemble", lambda *_: found)
-    monkeypatch.setattr(libraries, "missing", missing)
+    found = rdma.assemble(kernel(TREES[tree]), *build(TREES[tree], tmp_path))
+    devices = tuple(replace(one, open_error="") for one in found.devices)
+    opened = replace(found, devices=devices)
+    monkeypatch.setattr(rdma, "assemble", lambda *_: opened)
+    monkeypatch.setattr(libraries, "find", lambda _: there)
+    monkeypatch.setattr(libraries, "devices", lambda _: ({}, ""))
     seen = rdma.observe()
-    assert asked == [rdma.EFA_LIBRARIES]
-    assert seen.missing == ("libnccl-net.so",)
+    assert (seen.missing, seen.plugin) == (missing, plugin)
 
 
 ASKED = {"mlx5_5": 1, "mlx5_6": 2}

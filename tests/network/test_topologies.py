@@ -8,7 +8,16 @@ from typing import Final
 
 import pytest
 
-from mpiboot.core.facts import Attachment, AttachmentSource, Gid, GidType, Gpus, PortState, Worker
+from mpiboot.core.facts import (
+    Attachment,
+    AttachmentSource,
+    Gid,
+    GidType,
+    Gpus,
+    MpiParameter,
+    PortState,
+    Worker,
+)
 from mpiboot.core.setting_types import DataNetworkUse, MpiNetwork
 from mpiboot.core.settings import Settings
 from mpiboot.network import decision, worker_network
@@ -133,6 +142,16 @@ def attached(one: Worker, by: AttachmentSource, resource: str) -> Worker:
 def own_settings(one: Worker, **settings: str) -> Worker:
     names = tuple(settings)
     return w.changed(one, environment=names, fabric={"settings": tuple(settings.items())})
+
+
+def conf(one: Worker, **settings: str) -> Worker:
+    """NCCL's own file in that pod."""
+    files = tuple(MpiParameter(*item, "/etc/nccl.conf") for item in settings.items())
+    return w.changed(one, fabric={"nccl_files": files})
+
+
+def loads(one: Worker, plugin: str) -> Worker:
+    return w.changed(one, fabric={"plugin": plugin})
 
 
 SOCKET: Final = {"NCCL_NET": "Socket"}
@@ -402,8 +421,67 @@ CASES: Final = {
         checks=("rdma-missing",),
         taken={"NCCL_IB_DISABLE": "0", "NCCL_NET_PLUGIN": "none"},
     ),
+    # Sockets are NCCL's own with a plugin, too.
     "a plugin of the user's": Case(
-        (w.sriov(0),), (KNOWN,), VF, "", taken={"NCCL_NET_PLUGIN": "mine"}
+        (shared_rail(0),), (KNOWN,), VF, "net1", taken={"NCCL_NET_PLUGIN": "mine"}
+    ),
+    "a plugin that NCCL loads": Case(
+        (loads(shared_rail(0), "AWS Libfabric"), shared_rail(1)), (KNOWN, KNOWN), VF, "net1"
+    ),
+    "a plugin that could not be read": Case(
+        (loads(foreign(0), "libnccl-net.so"),), (NONE,), {}, checks=("rdma-missing",)
+    ),
+    "HPC-X's plugin, which reads NCCL's variables": Case(
+        (loads(shared_rail(0), "NCCL RDMA Plugin v8"),),
+        (KNOWN,),
+        {**VF, "NCCL_IB_HCA": "=mlx5_3:1"},
+        "net1",
+    ),
+    "a plugin that the user keeps from being loaded": Case(
+        (loads(shared_rail(0), "AWS Libfabric"),),
+        (KNOWN,),
+        {**VF, "NCCL_IB_HCA": "=mlx5_3:1"},
+        "net1",
+        taken={"NCCL_NET_PLUGIN": "none"},
+    ),
+    "TCPXO": Case((own_settings(w.sriov(0), NCCL_FASTRAK_IFNAME="eth1"),), (KNOWN,), VF, ""),
+    # NCCL's own files
+    "a site's HCAs in nccl.conf": Case(
+        (conf(shared_rail(0), NCCL_IB_HCA="mlx5_3"), conf(shared_rail(1), NCCL_IB_HCA="mlx5_3")),
+        (KNOWN, KNOWN),
+        VF,
+        "net1",
+    ),
+    "nccl.conf of one worker": Case(
+        (conf(shared_rail(0), NCCL_IB_HCA="mlx5_3"), shared_rail(1)),
+        (KNOWN, KNOWN),
+        VF,
+        "net1",
+        {"w-1": {"NCCL_IB_HCA": "=mlx5_3:1"}},
+    ),
+    "a wrong GID index in nccl.conf": Case(
+        (conf(w.macvlan(0), NCCL_IB_GID_INDEX="3"),),
+        (KNOWN,),
+        {name: value for name, value in MACVLAN.items() if name != "NCCL_IB_GID_INDEX"},
+        "net1",
+        checks=("nccl-value",),
+    ),
+    "sockets in nccl.conf, where the line has RDMA": Case(
+        (conf(w.sriov(0), NCCL_IB_DISABLE="1"),),
+        (KNOWN,),
+        VF,
+        "net1",
+        taken={"NCCL_IB_DISABLE": "0"},
+    ),
+    "a file of NCCL's that the pods name": Case(
+        (own_settings(shared_rail(0), NCCL_CONF_FILE="/site.conf"),),
+        (KNOWN,),
+        {**VF, "NCCL_IB_HCA": "=mlx5_3:1"},
+        "net1",
+        taken={"NCCL_CONF_FILE": "/site.conf"},
+    ),
+    "a file of NCCL's that the line names, and nobody has read": Case(
+        (shared_rail(0),), (KNOWN,), VF, "", taken={"NCCL_CONF_FILE": "/mine.conf"}
     ),
     "gIB": Case((attached(w.sriov(0), AttachmentSource.GIB, "/usr/local/gib"),), (KNOWN,), VF, ""),
 }

@@ -212,7 +212,7 @@ CHANGES: Final = {
     "data-network": Change(
         what="NCCL, UCX, libfabric and Gloo are given the links and devices that were found "
         "([data network](../data-network.md))",
-        names=tuple(row.name for row in VARIABLES if not row.name.startswith("OMPI_")),
+        names=tuple(name for name in VARIABLES if not name.startswith("OMPI_")),
         when="a worker reports its links, and you set nothing of that kind",
         harm="NCCL takes the first link and every RDMA device, with a GID that may not be routed; "
         "Gloo takes the address of the pod's name",

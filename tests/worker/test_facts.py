@@ -96,6 +96,18 @@ def test_secrets_in_the_files_of_an_mpi_do_not_travel(monkeypatch: pytest.Monkey
     assert seen == (MpiParameter(name, "A;B_TOKEN=(hidden)", "/f"), found[1])
 
 
+@pytest.mark.usefixtures("world")
+def test_nccls_own_files_count_where_the_environment_says_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "site.conf"
+    path.write_text("NCCL_IB_TC=106\nNCCL_IB_HCA=mlx5_1\nNCCL_IB_TC=0\n")
+    environ = {"NCCL_CONF_FILE": str(path), "NCCL_IB_HCA": "=mlx5_2"}
+    seen = facts.gather(resolve({}, {}), environ, sshd="", pid=1, mpi=MPI).fabric
+    assert seen.nccl_files == (MpiParameter("NCCL_IB_TC", "106", str(path)),)
+    assert "NCCL_IB_TC=106" in facts.as_tables(
+        facts.gather(resolve({}, {}), environ, sshd="", pid=1, mpi=MPI)
+    )
+
+
 @pytest.fixture
 def gathered(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """For which server and process facts were gathered."""

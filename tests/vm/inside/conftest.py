@@ -21,6 +21,7 @@ def time_for_the_library() -> Iterator[None]:
     """A program that takes milliseconds elsewhere takes seconds in this emulated machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(libraries, "devices", functools.partial(libraries.devices, seconds=120))
+        patch.setattr(libraries, "find", lambda _: {})
         yield
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import re
+import struct
 import subprocess
 import sys
 import time
@@ -161,6 +162,19 @@ def others_gid() -> None:
     has_gid("rxe0", "::ffff:10.9.0.77")
 
 
+def refuse_rdma_netlink() -> None:
+    """Refuse this process the sockets of NETLINK_RDMA, as a seccomp profile may."""
+    family, protocol, socket = 16, 20, 41  # of x86-64, on which the machine is one
+    load, equal, give, refused, allowed = 0x20, 0x15, 6, 0x00050001, 0x7FFF0000
+    rows = [(load, 0, 0, 0), (equal, 0, 5, socket), (load, 0, 0, 16), (equal, 0, 3, family)]
+    rows += [(load, 0, 0, 32), (equal, 0, 1, protocol), (give, 0, 0, refused)]
+    rows += [(give, 0, 0, allowed)]
+    program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *row) for row in rows))
+    filters = struct.pack("H6xP", len(rows), ctypes.addressof(program))
+    assert _libc.prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS
+    assert _libc.prctl(22, 2, filters, 0, 0) == 0  # PR_SET_SECCOMP
+
+
 def told(name: str = "") -> PodFacts:
     """Run the command that a person would; what it says is what a launcher reads."""
     enter = f"ip netns exec {name} " if name else ""
@@ -169,10 +183,15 @@ def told(name: str = "") -> PodFacts:
     return found
 
 
-def seen(name: str = "") -> PodFacts:
-    """Gather what that command gathers, without a new interpreter, which takes seconds here."""
+def seen(name: str = "", *, refused: bool = False) -> PodFacts:
+    """Gather what that command gathers, without a new interpreter, which takes seconds here.
+
+    With ``refused`` the pod has a seccomp profile without NETLINK_RDMA.
+    """
 
     def gather() -> PodFacts:
+        if refused:
+            refuse_rdma_netlink()
         return facts.gather(resolve({}, {}), dict(os.environ), sshd="", pid=1, mpi=None)
 
     return in_pod(name, gather) if name else gather()

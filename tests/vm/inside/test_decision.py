@@ -133,6 +133,37 @@ def test_of_a_device_in_another_pod_nothing_is_taken() -> None:
     assert names(network) == []
 
 
+def test_a_pods_rdma_is_known_none_or_unknown_where_netlink_is_refused() -> None:
+    controls = {name: pod(name, number) for name, number in (("a", 2), ("b", 3))}
+    moved_rail(5, "a", "net1", "10.0.0.1/24")
+
+    def decided(name: str, *, refused: bool) -> decision.DataNetwork:
+        found = seen(name, refused=refused)
+        network = worker_network.choose(worker(found, controls[name]), DEFAULT)
+        return decision.decide([network], DEFAULT, {})
+
+    found = {
+        (name, refused): decided(name, refused=refused)
+        for name in ("a", "b")
+        for refused in (False, True)
+    }
+
+    states = {pod: made.networks[0].rdma.value for pod, made in found.items()}
+    assert states == {
+        ("a", False): "known",
+        # Kernel and sysfs agree that this pod has none of its own; in b nothing tells it.
+        ("b", False): "none",
+        ("b", True): "unknown",
+        # Its own address is in the port's table, under the name of its link.
+        ("a", True): "known",
+    }
+    blind = found["b", True]
+    assert not [name for name in blind.common if name.startswith(("NCCL_NET", "NCCL_IB_", "UCX_"))]
+    (message,) = [item.message for item in blind.findings if item.check == "data-facts"]
+    assert "did not list its RDMA devices (Operation not permitted)" in message
+    assert found["b", False].common["NCCL_NET"] == "Socket"
+
+
 @pytest.mark.full
 def test_facts_and_the_decision_agree_with_rdma_for_a_macvlan_over_a_shared_device() -> None:
     rail(0, "10.0.0.1/24")
