@@ -221,9 +221,13 @@ async def wait(
     reporter = Reporter(
         live=log.draws(), left=lambda: _left(settings, followed.states, time.monotonic() - started)
     )
-    if short_of_files(len(hosts), os_calls.most_open_files()):
+    most = os_calls.most_open_files()
+    if short_of_files(len(hosts), most):
         # What is started may use few of them.
         options = replace(options, kept=None)
+        if 2 * len(hosts) > most:  # each keeps a connection until all have dialled
+            log.debug("worker-pairs", f"workers try no connections: {most} files may be open here")
+            options = replace(options, pairs=None)
     pipelines = _pipelines(settings, access, resolver, reporter.changed, options)
     work: set[asyncio.Future[Any]] = set()
     if any(not pipelines.is_own_name(host) for host in hosts):
