@@ -80,7 +80,7 @@ class _CheckText(NamedTuple):
 
 
 _POLICY: Final = (
-    "a NetworkPolicy or firewall drops it (`kubectl get networkpolicy`): allow all ports between "
+    "a NetworkPolicy or firewall stops it (`kubectl get networkpolicy`): allow all ports between "
     "the job's pods, or those of MPIBOOT_PORT_RANGE"
 )
 
@@ -170,7 +170,7 @@ _OF_JOBS: Final[_Table] = {
             "let workers connect to the launcher (NetworkPolicy), or raise MPIBOOT_LAUNCH_TIMEOUT",
         ),
         "worker-pairs": _CheckText(
-            "workers reach each other over TCP",
+            "workers reach each other and the launcher over TCP",
             f"{_POLICY}; MPIBOOT_PAIR_CHECK=0 skips this check",
         ),
         "ranks-unanswered": _CheckText(

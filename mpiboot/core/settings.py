@@ -476,8 +476,8 @@ class Settings:
     nccl_version: str = row("", "NCCL's version, such as 2.21.5, where a rule depends on it.")
     pair_check: float = row(
         2.0,
-        "Time that a worker has to answer another one's TCP connection, which some pairs try "
-        "before mpirun starts; 0: not tried.",
+        "Time in which workers and the launcher must answer workers' dials before mpirun starts; "
+        "0: not tried.",
     )
     validate: ValidateFirst = row(
         ValidateFirst.OFF,

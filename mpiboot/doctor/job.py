@@ -25,7 +25,7 @@ from mpiboot.job.plan_input import LaunchPaths
 from mpiboot.launcher import launch_folder, look
 from mpiboot.launcher.observation import Observation
 from mpiboot.network import pod
-from mpiboot.network.worker_pairs import WORDS
+from mpiboot.network.worker_pairs import LAUNCHER, WORDS
 from mpiboot.ssh.attempt import Attempt
 
 SERVER: Final = "workers-unreachable"
@@ -63,9 +63,11 @@ def _planned(seen: Observation, resolved: Resolved, where: LaunchPaths) -> Itera
     except MpibootError as wrong:
         yield from (wrong.finding, *wrong.others)
         return
-    failed_pairs = plans.pair_findings(made, seen.observed, seen.dialled)
-    if seen.dialled and not failed_pairs:
-        tried = counted(len(seen.dialled), "connection")
+    # Hosts without mpiboot dial the launcher, too, for a check of its own.
+    dialled = [item for item in seen.dialled if item.target != LAUNCHER]
+    failed_pairs = plans.pair_findings(made, seen.observed, dialled)
+    if dialled and not failed_pairs:
+        tried = counted(len(dialled), "connection")
         yield ok("worker-pairs", f"workers reach each other: {tried} tried")
     yield from (*failed_pairs, *made.findings)
 

@@ -161,9 +161,13 @@ async def wait(
             at the deadline, with a finding for every host that is missing.
     """
     started = time.monotonic()
-    if short_of_files(len(hosts), os_calls.most_open_files()):
+    most = os_calls.most_open_files()
+    if short_of_files(len(hosts), most):
         # What is started may use few of them.
         options = replace(options, kept=None)
+        if 2 * len(hosts) > most:  # each keeps a connection until all have dialled
+            log.debug("worker-pairs", f"workers try no connections: {most} files may be open here")
+            options = replace(options, pairs=None)
     beside: set[asyncio.Future[Any]] = set()
     if also is not None:
         beside.add(asyncio.ensure_future(also))

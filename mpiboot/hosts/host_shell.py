@@ -105,14 +105,15 @@ def dial(seconds: int, address: str, port: int) -> tuple[str, ...]:
     return (f"dial {seconds} {address} {port}",) if _PLAIN.fullmatch(address) and port else ()
 
 
-def probe(address: str, ports: str) -> str:
-    """Build the command that has a worker dial others.
+def probe(address: str, ports: str, launch: str) -> str:
+    """Build the command that has a worker listen, and dial others.
 
     Args:
         address: its own, at which it listens.
         ports: the range of ports, ``first-last``; empty: any.
+        launch: the launch's ID.
     """
-    return ask(f"probe {ports or '0-0'} {address}")
+    return ask(f"probe {ports or '0-0'} {address} {launch}")
 
 
 def lacks(program: str, path: str, folder: str) -> tuple[str, ...]:

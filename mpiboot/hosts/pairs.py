@@ -1,9 +1,10 @@
-"""Workers try the network between them: while the gate waits, and for ``validate pairs``.
+"""Workers dial each other and the launcher, and measure paths for ``validate pairs``.
 
-Each host that passes the gate runs ``worker/probe.py`` over the gate's own connection, and it and a
-few that were there before dial each other; the one just before it at its data addresses, too. What
-they find is collected after the plan is made, that of the data network before: no host waits for
-another one. A host without mpiboot is not checked.
+Each host that passes the gate runs ``worker/probe.py`` over the gate's own connection, which
+listens there for this launch. When all are ready neighbours dial each other, and each dials the
+launcher, which listens as well; where control addresses answer, the data addresses follow. A dial
+counts only where its target answers itself. Of a host without mpiboot, or with one of a release
+that knows no launch's ID, nothing is known.
 
 For ``validate pairs``, ``MeasuringHosts`` logs in to each host once more and runs the same program,
 which ends with that login, also where the launcher is gone.
@@ -12,9 +13,11 @@ which ends with that login, also where the launcher is gone.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from mpiboot.core import log
 from mpiboot.core.facts import Worker
@@ -23,7 +26,7 @@ from mpiboot.core.wording import counted
 from mpiboot.hosts import host_shell
 from mpiboot.hosts.access import SshAccess
 from mpiboot.network import worker_pairs
-from mpiboot.network.worker_pairs import KEPT, Dial, PathHost, Reached
+from mpiboot.network.worker_pairs import LAUNCHER, Dial, PathHost, Reached
 from mpiboot.ssh import attempt as ssh_attempt
 from mpiboot.ssh.attempt import WORKER, Attempt, LoginTimeouts, Outcome, Target
 
@@ -33,10 +36,7 @@ if TYPE_CHECKING:
 _LISTENS: Final = "mpiboot-probe "
 # What an answer may take beyond the dials themselves: a session's start on a loaded worker.
 _MARGIN: Final = 5.0
-
-
-def _none(_: Worker) -> Sequence[str]:
-    return ()
+_BACKLOG: Final = 4096  # all workers dial at once; the kernel has a limit of its own
 
 
 def _port(text: str) -> int:
@@ -54,28 +54,17 @@ async def _listen(probe: Dialogue, address: str) -> int:
     return _port(await probe.ask(f"listen {address}"))
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class _PairHost:
-    """A host that listens and dials.
-
-    ``data`` are its addresses on the data network, each with the port at which it listens there.
-    ``busy`` counts the pairs that it still has a part in; ``replaced`` tells that its pod is gone.
-    After its end nothing is left of its connection: a thousand of them are felt in memory.
-    """
+    """A host that listens and dials."""
 
     worker: Worker
     port: int
-    dialogue: Dialogue | None
-    connection: Connection | None
-    data: tuple[tuple[str, int], ...]
-    busy: int = 0
-    replaced: bool = False
+    dialogue: Dialogue
 
-    async def end(self) -> None:
-        """Close its connection."""
-        connection, self.connection, self.dialogue = self.connection, None, None
-        if connection is not None:
-            await connection.close()
+    @property
+    def name(self) -> str:
+        return self.worker.host.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,34 +75,42 @@ class _PairLogin:
     started: asyncio.Future[Dialogue | None] | None
 
 
+class _Greeter(asyncio.Protocol):
+    """The launcher's side of a dial, as the workers' probe has it."""
+
+    def __init__(self, launch: str) -> None:
+        self._launch = launch
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Answer; whoever dials closes, so that no port stays in TIME_WAIT here."""
+        if isinstance(transport, asyncio.WriteTransport):
+            peer = transport.get_extra_info("peername")
+            transport.write(f"{self._launch} {peer[0]}\n".encode())
+
+
 class PairCheck:
     """The check of one gate."""
 
-    def __init__(
-        self,
-        seconds: float,
-        port_range: str,
-        data_addresses: Callable[[Worker], Sequence[str]] = _none,
-    ) -> None:
+    def __init__(self, seconds: float, port_range: str, launch: str) -> None:
         """Begin without any host.
 
         Args:
             seconds: how long a dial may take; 0: nothing is tried.
-            port_range: the setting: hosts listen at one of these ports.
-            data_addresses: gives those of a host that sockets may use on the data network.
+            port_range: the setting: launcher and hosts listen at one of these ports.
+            launch: the launch's ID, which a dial must read.
         """
-        self._data_addresses = data_addresses
         self._seconds = seconds
         self._ports = port_range
+        self._launch = launch
         self._logins: dict[Target, _PairLogin] = {}
-        self._ready: list[tuple[Worker, _PairLogin]] = []
-        self._began = False
+        self._joined: dict[tuple[str, str], asyncio.Future[_PairHost | None]] = {}
+        self._connections: list[Connection] = []
+        self._ends = set[asyncio.Future[None]]()  # connections that are being closed
         self._hosts: list[_PairHost] = []
-        self._by_name: dict[str, _PairHost] = {}
-        self._work: set[asyncio.Future[None]] = set()
-        self._ends: set[asyncio.Future[None]] = set()  # connections that are being closed
-        self._dialled: list[tuple[Worker, Worker, Dial]] = []
-        self._dialled_data: list[tuple[Worker, Worker, Dial]] = []
+        self._servers: list[asyncio.Server] = []
+        self._dialling: asyncio.Future[None] | None = None
+        self._dialled: list[Dial] = []
+        self._dialled_data: list[Dial] = []
 
     @property
     def wanted(self) -> bool:
@@ -126,170 +123,179 @@ class PairCheck:
         Whether the host may dial is known from that command's answer; the start takes as long.
         """
         started = None
-        others = self._logins or self._ready or self._began  # alone it has nobody to dial
-        if others and WORKER in greeting:  # another server may take one session at a time
+        if WORKER in greeting:  # another server may take one session at a time
             started = asyncio.ensure_future(self._start(target.address, connection))
         self._logins[target] = _PairLogin(connection, started)
+        self._connections.append(connection)
 
     def join(self, worker: Worker, target: Target) -> None:
-        """Let a host that has just passed the gate begin."""
+        """Let a host that has just passed the gate listen."""
         login = self._logins.pop(target, None)
         if login is None:
             return
-        before = self._by_name.pop(worker.host.name, None)
-        if before is not None:
-            before.replaced = True
-            self._end(before)
-        if not worker.runs_mpiboot:
+        if worker.runs_mpiboot:
+            self._joined[_place(worker)] = asyncio.ensure_future(self._join(worker, login))
+        else:
             self._ends.add(asyncio.ensure_future(login.connection.close()))
             _not_checked(worker, "it does not run mpiboot")
-        else:
-            self._ready.append((worker, login))
-        if self._began or len(self._ready) > 1:
-            self._began = True
-            for one in self._ready:
-                self._do(self._begin(*one))
-            self._ready.clear()
 
-    async def results(self, workers: Sequence[Worker]) -> tuple[Dial, ...]:
+    def begin(self, workers: Sequence[Worker]) -> None:
+        """Have neighbours dial each other and the launcher, now that all of these are ready."""
+        self._dialling = asyncio.ensure_future(self._dial_all(workers))
+
+    async def results(self) -> tuple[Dial, ...]:
         """Wait for what is still to be answered; ``close`` is to be called some time after it.
 
-        Args:
-            workers: who has passed the gate; what was found of others counts for nothing.
+        The launcher listens no more then.
         """
-        await self._answered()
-        found = _among(workers, self._dialled)
-        if found:
-            log.debug("worker-pairs", f"{counted(len(found), 'connection')} between workers tried")
-        return found
+        if self._dialling is not None:
+            await self._finished(self._dialling)
+        for server in self._servers:
+            server.close()
+        if self._dialled:
+            log.debug("worker-pairs", f"{counted(len(self._dialled), 'connection')} tried")
+        return tuple(self._dialled)
 
-    async def blocked_on_data(self, workers: Sequence[Worker]) -> str:
+    async def blocked_on_data(self, addresses: Mapping[str, Sequence[str]]) -> str:
         """Say where TCP does not pass on the data network, empty where it does or none was tried.
 
-        The arguments are those of ``results``.
+        Args:
+            addresses: those of each host that sockets may use there, by its name.
         """
-        await self._answered()
-        found = _among(workers, self._dialled_data)
-        if found:
-            count = counted(len(found), "connection")
+        if not any(addresses.values()) or self._dialling is None:
+            return ""
+        await self._finished(self._dialling)
+        connect = Counter(item.pair for item in self._dialled if not item.reached.blocked)
+        pairs = [
+            (one, other)
+            for one, other in worker_pairs.neighbours(self._hosts)
+            if connect[frozenset((one.name, other.name))] == 2  # noqa: PLR2004 - both ways
+        ]
+        await self._finished(asyncio.ensure_future(self._dial_data(pairs, addresses)))
+        if self._dialled_data:
+            count = counted(len(self._dialled_data), "connection")
             log.debug("worker-pairs", f"{count} between workers' data addresses tried")
-        return worker_pairs.blocked_on_data(found)
-
-    async def _answered(self) -> None:
-        loop = asyncio.get_running_loop()
-        end = loop.time() + 2 * self._seconds + _MARGIN  # a dial may be made twice
-        while pending := {task for task in self._work if not task.done()}:
-            if (left := end - loop.time()) <= 0:
-                log.debug("worker-pairs", f"{len(pending)} tries of connections are not waited for")
-                self._work -= pending
-                break
-            await asyncio.wait(pending, timeout=left)
-        for task in self._work:
-            task.result()
+        return worker_pairs.blocked_on_data(self._dialled_data)
 
     async def close(self) -> None:
         """Let go of all hosts."""
-        left = [*self._logins.values(), *(login for _, login in self._ready)]
-        ends = [*(one.connection.close() for one in left), *(host.end() for host in self._hosts)]
-        await asyncio.gather(*ends, *self._ends)
+        await asyncio.gather(*(one.close() for one in self._connections), *self._ends)
 
-    def _end(self, host: _PairHost) -> None:
-        """Close a host's connection, for which nobody waits."""
-        self._ends.add(asyncio.ensure_future(host.end()))
-
-    def _do(self, work: Coroutine[Any, Any, None]) -> None:
-        self._work.add(asyncio.ensure_future(work))
+    async def _finished(self, work: asyncio.Future[None]) -> None:
+        """Wait until dials have an answer; what has none by then stays unknown."""
+        # A dial may be made twice.
+        await asyncio.wait({work}, timeout=2 * self._seconds + _MARGIN)
+        if work.done():
+            work.result()
+        else:
+            log.debug("worker-pairs", "some tries of connections are not waited for")
 
     async def _start(self, address: str, connection: Connection) -> Dialogue | None:
-        return await connection.start(host_shell.probe(address, self._ports))
+        return await connection.start(host_shell.probe(address, self._ports, self._launch))
 
-    async def _begin(self, worker: Worker, login: _PairLogin) -> None:
-        connection = login.connection
+    async def _join(self, worker: Worker, login: _PairLogin) -> _PairHost | None:
         dialogue = await login.started if login.started else None
-        dialogue = dialogue or await self._start(worker.address, connection)
+        dialogue = dialogue or await self._start(worker.address, login.connection)
         port = await _listens(dialogue)
         if dialogue is None or not port:
-            _not_checked(worker, "it has an older mpiboot, or no free port at that address")
-            await connection.close()
-            return
-        data = [(one, await _listen(dialogue, one)) for one in self._data_addresses(worker)]
-        new = _PairHost(worker, port, dialogue, connection, tuple(data))
-        self._hosts.append(new)
-        self._by_name[worker.host.name] = new
-        places = worker_pairs.partners(len(self._hosts) - 1)
-        others = [self._hosts[place] for place in places if not self._hosts[place].replaced]
-        for host in (new, *others):
-            host.busy += 1 if host is not new else len(others)
-        for other in others:
-            # One neighbour on each side: a dial that fails takes twice the patience.
-            before = other is self._hosts[-2]
-            self._do(self._both_ways(new, other, data=before))
-        for host in others:
-            self._let_go(host)
+            why = "its mpiboot is of another release, or no port is free at its address"
+            _not_checked(worker, why)
+            return None
+        return _PairHost(worker, port, dialogue)
 
-    async def _both_ways(self, one: _PairHost, other: _PairHost, *, data: bool) -> None:
-        works = await asyncio.gather(self._dial(one, other), self._dial(other, one))
-        if all(works) and data:
-            await asyncio.gather(self._dial_data(one, other), self._dial_data(other, one))
-        for host in (one, other):
-            host.busy -= 1
-            self._let_go(host)
+    async def _dial_all(self, workers: Sequence[Worker]) -> None:
+        joined = [self._joined[place] for place in map(_place, workers) if place in self._joined]
+        if joined:
+            await asyncio.wait(joined, timeout=_MARGIN)
+        found = [task.result() for task in joined if task.done()]
+        self._hosts += [host for host in found if host is not None]
+        here = {host.worker.local_address for host in self._hosts} - {""}
+        ports = {address: await self._serve(address) for address in here}
+        to_launcher = [
+            self._dial(host, None, Dial(host.name, LAUNCHER, *where, self._seconds))
+            for host in self._hosts
+            for where in ports.items()
+            if where[0] == host.worker.local_address and where[1]
+        ]
+        pairs = worker_pairs.neighbours(self._hosts)
+        each = (self._dial_control(*way) for pair in pairs for way in (pair, pair[::-1]))
+        await asyncio.gather(*each, *to_launcher)
 
-    def _let_go(self, host: _PairHost) -> None:
-        """Close a host's connection where nobody who comes later will meet it."""
-        last = host is self._hosts[-1]
-        if not host.busy and not last and host not in self._hosts[:KEPT]:
-            self._end(host)
-
-    async def _dial(self, source: _PairHost, target: _PairHost) -> bool:
-        """Dial a host's control address; whether that was answered."""
-        to = target.worker
-        found = await self._reach(source, target, to.address, target.port, to.port)
-        if found is not None:
-            self._dialled.append((source.worker, target.worker, found))
-        return found is not None and not found.reached.blocked
-
-    async def _dial_data(self, source: _PairHost, target: _PairHost) -> None:
-        """Dial a host's data addresses, up to the first one that can't be reached."""
-        for (own, _), (address, port) in zip(source.data, target.data, strict=False):
-            if not port or (":" in own) != (":" in address):
+    async def _serve(self, address: str) -> int:
+        """Listen at an address of this pod, as the workers' probe does; 0 where no port is free."""
+        loop = asyncio.get_running_loop()
+        if "%" in address:  # of this pod alone, as a zone is
+            return 0
+        first, _, last = (self._ports or "0-0").partition("-")
+        for port in range(int(last), int(first) - 1, -1):
+            try:
+                server = await loop.create_server(
+                    lambda: _Greeter(self._launch), address, port, backlog=_BACKLOG
+                )
+            except OSError:
                 continue
-            found = await self._reach(source, target, address, port)
-            if found is None:
-                return
-            self._dialled_data.append((source.worker, target.worker, found))
-            if found.reached.blocked:
-                return
+            self._servers.append(server)
+            found: int = server.sockets[0].getsockname()[1]
+            return found
+        return 0
 
-    async def _reach(
-        self, source: _PairHost, target: _PairHost, address: str, port: int, ssh_port: int = 0
-    ) -> Dial | None:
-        """Have a host dial; None where it gives no answer, or where nobody listens there."""
-        names = source.worker.host.name, target.worker.host.name
-        dial = Dial(*names, address, port, self._seconds, ssh_port=ssh_port)
+    async def _dial_control(self, source: _PairHost, target: _PairHost) -> None:
+        to = target.worker
+        names = source.name, target.name
+        dial = Dial(*names, to.address, target.port, self._seconds, ssh_port=to.port)
+        await self._dial(source, target, dial)
+
+    async def _dial(self, source: _PairHost, target: _PairHost | None, dial: Dial) -> None:
+        found = await self._reach(source, target, dial)
+        self._dialled += [found] if found is not None else []
+
+    async def _dial_data(
+        self, pairs: Sequence[tuple[_PairHost, _PairHost]], addresses: Mapping[str, Sequence[str]]
+    ) -> None:
+        """Have neighbours dial each other's data addresses."""
+        hosts = dict.fromkeys(host for pair in pairs for host in pair)
+
+        async def listen(host: _PairHost) -> list[tuple[str, int]]:
+            own = addresses.get(host.name, ())
+            return [(address, await _listen(host.dialogue, address)) for address in own]
+
+        ends = dict(zip(hosts, await asyncio.gather(*map(listen, hosts)), strict=True))
+
+        async def dial(source: _PairHost, target: _PairHost) -> None:
+            """Dial one after the other, up to the first that can't be reached."""
+            for (own, _), (address, port) in zip(ends[source], ends[target], strict=False):
+                if not port or (":" in own) != (":" in address):
+                    continue
+                asked = Dial(source.name, target.name, address, port, self._seconds)
+                found = await self._reach(source, target, asked)
+                self._dialled_data += [found] if found is not None else []
+                if found is None or found.reached is not Reached.ANSWERED:
+                    return
+
+        ways = (way for pair in pairs for way in (pair, pair[::-1]))
+        await asyncio.gather(*(dial(*way) for way in ways))
+
+    async def _reach(self, source: _PairHost, target: _PairHost | None, dial: Dial) -> Dial | None:
+        """Have a host dial; None where it gives no answer, or where nobody listens there.
+
+        ``target`` is None for the launcher, which is this very program.
+        """
         found = await _ask(source.dialogue, dial)
-        if found is not None and found.reached.blocked:
-            # One that is gone, or whose program has ended, was not dropped on the way.
-            itself = await _ask(target.dialogue, dial)
-            if itself is None or itself.reached is not Reached.ANSWERED:
-                _not_checked(target.worker, "it answers itself no more")
-                return None
+        if found is not None and found.reached is Reached.CONNECTED:
+            found = await _ask(source.dialogue, dial)  # a busy listener answers late
+        if found is None or found.reached is Reached.ANSWERED or target is None:
+            return found
+        # One that is gone, or whose program has ended, was not dropped on the way.
+        itself = await _ask(target.dialogue, dial)
+        if itself is None or itself.reached is not Reached.ANSWERED:
+            _not_checked(target.worker, "it answers itself no more")
+            return None
         return found
 
 
-async def _ask(probe: Dialogue | None, dial: Dial) -> Dial | None:
+async def _ask(probe: Dialogue, dial: Dial) -> Dial | None:
     """Have a probe dial; None where it gives no answer."""
-    return dial.answered(await probe.ask(dial.request)) if probe else None
-
-
-def _among(
-    workers: Sequence[Worker], dialled: Sequence[tuple[Worker, Worker, Dial]]
-) -> tuple[Dial, ...]:
-    """Leave out what was found of hosts that are not there any more."""
-    there = set(map(_place, workers))
-    return tuple(
-        found for source, target, found in dialled if {_place(source), _place(target)} <= there
-    )
+    return dial.answered(await probe.ask(dial.request))
 
 
 def _place(worker: Worker) -> tuple[str, str]:
@@ -316,7 +322,7 @@ class MeasuringHosts:
         """Begin without any host; of the settings ``host_keys`` and ``port_range`` are read."""
         # ssh keeps no connection for more commands.
         self._login = replace(access, client=None).login(settings.host_keys)
-        self._ports = settings.port_range
+        self._ports, self._launch = settings.port_range, os.urandom(8).hex()
         self.connections: dict[str, Connection] = {}
         self.probes: dict[str, _Probe] = {}
 
@@ -338,7 +344,7 @@ class MeasuringHosts:
         if connection is None:
             return
         first, *others = (end.address for end in host.ends)
-        dialogue = await connection.start(host_shell.probe(first, self._ports))
+        dialogue = await connection.start(host_shell.probe(first, self._ports, self._launch))
         listening = {first: await _listens(dialogue)}
         if dialogue is None or not listening[first]:
             return

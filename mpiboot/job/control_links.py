@@ -351,18 +351,37 @@ def tcp_optional(inp: PlanInput, link: str, transport: Transport | None) -> str:
         return "MPI's messages use the data network"
     if transport in RDMA:
         return f"the data network is {transport.value}"
+    return elsewhere(inp, link, daemons=False)
+
+
+def elsewhere(inp: PlanInput, link: str, *, daemons: bool) -> str:
+    """Return why connections may go otherwise than workers' dials; empty: they don't.
+
+    Args:
+        inp: what the plan is made of.
+        link: the control link.
+        daemons: whether those to the launcher are asked about, and not MPI's messages.
+    """
     if inp.line.unknown:
         return f"the mpirun line is not read from {inp.line.unknown} on"
     if inp.line.moves_hosts or inp.line.may_hide_hosts:
         return "mpirun alone decides which hosts it uses"
     mpi = inp.implementation
-    ports = () if settings.port_range else mpi.ports
-    mpis = (name for item in ports if not item.daemons for name in item.names)
-    excludes = [name.replace("_include", "_exclude") for name in mpi.mpi_link_vars]
-    for name in (*mpi.mpi_link_vars, *excludes, *mpis):
+    ports = () if inp.settings.port_range else mpi.ports
+    versions = {
+        name.format(version=version)
+        for item in ports
+        if item.daemons is daemons
+        for name in item.names
+        for version in (4, 6)
+    }
+    links = mpi.daemon_link_vars if daemons else mpi.mpi_link_vars
+    excludes = [name.replace("_include", "_exclude") for name in links]
+    for name in dict.fromkeys((*links, *excludes, *sorted(versions))):
         value = inp.line.mca.get(parameter(name)) or inp.environ.get(name)
         if value and value != link:
-            return f"MPI's messages go as {name}={value} says"
+            whose = "the daemons' connections" if daemons else "MPI's messages"
+            return f"{whose} go as {name}={value} says"
     return ""
 
 

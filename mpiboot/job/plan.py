@@ -54,7 +54,8 @@ class Plan:
     mpiboot asks mpirun for them, beside the user's own words. ``agent_env`` is what agents need of
     this pod's environment and mpirun must not have, and ``agent_linger`` for how long they wait for
     its end.
-    ``tcp_optional`` tells why MPI may do without TCP between the hosts, empty where it can't.
+    ``tcp_optional`` tells why MPI may do without TCP between the hosts, empty where it can't, and
+    ``daemons_elsewhere`` why the launcher may be reached otherwise than workers have tried.
     ``meeting`` is where ranks with torchrun's variables meet, None where there are none.
     """
 
@@ -81,6 +82,7 @@ class Plan:
     agent_env: Mapping[str, str] = field(default_factory=dict)
     agent_linger: int = 0
     tcp_optional: str = ""
+    daemons_elsewhere: str = ""
     exit_codes: bool = False
     meeting: Rendezvous | None = None
 
@@ -110,6 +112,7 @@ def _unknown(observed: Observed, resolved: Resolved) -> Plan:
         hostfile=hostfiles.render(observed.hostfile.hosts, hostfiles.Syntax.SLOTS),
         tolerates_failure=True,
         tcp_optional=reason,
+        daemons_elsewhere=reason,
     )
 
 
@@ -193,6 +196,7 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
         agent_env=outcome.for_agents,
         agent_linger=mpi.agent_linger,
         tcp_optional=control_links.tcp_optional(inp, control.link.value, network.transport),
+        daemons_elsewhere=control_links.elsewhere(inp, control.link.value, daemons=True),
         exit_codes=supervised and mpi.asks_exit_codes(inp.line),
         meeting=rank_env.meeting,
     )
@@ -215,11 +219,17 @@ def _places(line: UserLine, options: Iterable[str]) -> Iterator[int]:
 
 
 def pair_findings(plan: Plan, observed: Observed, dialled: Sequence[Dial]) -> tuple[Finding, ...]:
-    """Turn the results of the workers' test connections into findings, by what the plan needs."""
+    """Turn the results of the workers' dials into findings, by what the plan needs."""
     hosts = [worker.host.name for worker in observed.workers]
     mpi = implementation_of(observed.mpi)
     checks_address = mpi is not None and mpi.checks_peer_address
-    return worker_pairs.findings(dialled, hosts, plan.tcp_optional, checks_address=checks_address)
+    return worker_pairs.findings(
+        dialled,
+        hosts,
+        plan.tcp_optional,
+        daemons_optional=plan.daemons_elsewhere,
+        checks_address=checks_address,
+    )
 
 
 def stop_on_failure(findings: Sequence[Finding]) -> None:

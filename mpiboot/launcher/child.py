@@ -36,7 +36,7 @@ from mpiboot.core.launch_spec import Failure
 from mpiboot.core.model import Level
 from mpiboot.core.settings import Resolved, resolve
 from mpiboot.core.wording import counted
-from mpiboot.hosts import error_report, host_shell, hostfiles, launches
+from mpiboot.hosts import error_report, host_shell, hostfiles
 from mpiboot.hosts.access import PodAccess
 from mpiboot.hosts.gate import GateResult
 from mpiboot.hosts.remote_commands import RemoteCommands
@@ -178,8 +178,7 @@ def prepare_launch(
         plans.stop_on_failure(loop.run(observation.master_port_taken(pod, seen, made.meeting)))
     _stop_on_pairs(loop, seen, made)
     env = made.environment(environ) | {launch_names.LAUNCH_DIR: paths.launch_dir}
-    # A launch inside a launch is part of it.
-    env.setdefault(launch_names.LAUNCH_ID, launches.new_launch_id(pod.job))
+    env.setdefault(launch_names.LAUNCH_ID, seen.launch_id)
     spec = launch.spec(before, env, attempt=attempt)
     spec = replace(spec, earlier=earlier, times=seen.passed.times)
     if launch_names.KEEP_KEY in environ and pod.key:
@@ -280,7 +279,7 @@ def _stop_on_pairs(loop: ChildLoop, seen: observation.Observation, made: plans.P
     """
     if seen.pairs is None:
         return
-    dialled = loop.run(seen.pairs.results(seen.observed.workers))
+    dialled = loop.run(seen.pairs.results())
     loop.afterwards.append(seen.pairs.close)
     found = plans.pair_findings(made, seen.observed, dialled)
     plans.stop_on_failure(found)

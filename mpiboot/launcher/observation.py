@@ -12,10 +12,11 @@ from typing import Final
 from mpiboot.core import log
 from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.facts import Host, Hostfile, PodFacts, Worker
+from mpiboot.core.launch_names import LAUNCH_ID
 from mpiboot.core.model import Finding, Level, Mpi, MpiFamily, Source
 from mpiboot.core.setting_types import AUTO, Switch
 from mpiboot.core.settings import Resolved, Settings
-from mpiboot.hosts import gate, host_shell, hostfiles, remote_commands, stale_processes
+from mpiboot.hosts import gate, host_shell, hostfiles, launches, remote_commands, stale_processes
 from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.gate import GateResult
 from mpiboot.hosts.host_shell import HostAnswer
@@ -32,6 +33,7 @@ from mpiboot.launcher import launch_folder
 from mpiboot.launcher.setup import LauncherPod, access, launcher_pod
 from mpiboot.network import counters, decision, pod, worker_network, worker_pairs
 from mpiboot.network.decision import DataNetwork
+from mpiboot.network.records import WorkerNetwork
 from mpiboot.network.worker_pairs import Dial
 from mpiboot.ssh import config as sshconfig
 from mpiboot.ssh.connections import Connections
@@ -48,7 +50,8 @@ class Observation:
 
     ``already_said`` are the plan's findings that were logged before any host was waited for.
     ``pairs`` has the results of workers that dial each other, and ``dialled`` those results where
-    they were collected. ``connections`` has the logins, which stay open.
+    they were collected. ``connections`` has the logins, which stay open; ``launch_id`` is what a
+    launch will have.
     """
 
     observed: Observed
@@ -58,6 +61,7 @@ class Observation:
     pairs: PairCheck | None = None
     connections: Connections | None = None
     dialled: tuple[Dial, ...] = ()
+    launch_id: str = ""
 
 
 async def wait(
@@ -77,7 +81,8 @@ async def wait(
     found = await find_hosts(launcher.resolved, launcher.environ, _rest(launcher).timeout, line)
     before = _before_hosts(launcher, found.hostfile, mpi, line)
     already_said = _tell_at_once(launcher, before)
-    pairs, args = _pairs(launcher), _ssh_arguments(before)
+    launch_id = _launch_id(launcher)
+    pairs, args = _pairs(launcher, launch_id), _ssh_arguments(before)
     to, settings, connections = access(launcher, args), launcher.resolved.settings, None
     if not (to.client or launcher.pods) and (lost := sshconfig.only_by_ssh(args)):
         message = (
@@ -101,16 +106,18 @@ async def wait(
         hostfile=found,
         reached=reached,
     )
+    pairs.begin(passed.workers)
     await stale_processes.end(passed.workers, launcher.job, settings, to)
     workers, networks = await remote_commands.wait_until_settled(
         passed.workers, lambda worker: worker_network.choose(worker, settings), _rest(launcher), to
     )
-    passed, blocked = replace(passed, workers=workers), ""
-    if any(worker_network.socket_addresses(one, settings) for one in networks.values()):
-        blocked = await pairs.blocked_on_data(workers)
+    passed = replace(passed, workers=workers)
+    blocked = await pairs.blocked_on_data(_data_addresses(networks, settings))
     before = replace(before, hostfile=found.hostfile, networks=networks, data_blocked=blocked)
     observed = _with_hosts(launcher, before, passed, own.result())
-    return Observation(observed, passed, found.warnings, already_said, pairs, connections)
+    return Observation(
+        *(observed, passed, found.warnings, already_said, pairs, connections), launch_id=launch_id
+    )
 
 
 async def find_hosts(
@@ -237,7 +244,7 @@ async def look(
     line = mpirun_line.read(program, mpi.family)
     found = await find_hosts(launcher.resolved, launcher.environ, 0.0, line)
     before = _before_hosts(launcher, found.hostfile, mpi, line)
-    pairs = _pairs(launcher)
+    pairs = _pairs(launcher, _launch_id(launcher))
     passed = await gate.probe_once(
         found.hostfile.hosts,
         settings,
@@ -245,8 +252,11 @@ async def look(
         PipelineOptions(mpirun=line.daemons_mpirun, workdir=before.workdir, pairs=pairs),
         doctor=doctor,
     )
-    dialled = () if passed.unasked else await pairs.results(passed.workers)
-    blocked = "" if passed.unasked else await pairs.blocked_on_data(passed.workers)
+    if not passed.unasked:
+        pairs.begin(passed.workers)
+    networks = {one.host.name: worker_network.choose(one, settings) for one in passed.workers}
+    blocked = await pairs.blocked_on_data(_data_addresses(networks, settings))
+    dialled = await pairs.results()
     await pairs.close()
     observed = _with_hosts(launcher, replace(before, data_blocked=blocked), passed, own)
     return Observation(observed, passed, found.warnings, dialled=dialled)
@@ -266,15 +276,20 @@ async def master_port_taken(
     )
 
 
-def _pairs(launcher: LauncherPod) -> PairCheck:
+def _launch_id(launcher: LauncherPod) -> str:
+    """Give the ID of this launch; a launch inside a launch is part of it."""
+    return launcher.environ.get(LAUNCH_ID) or launches.new_launch_id(launcher.job)
+
+
+def _pairs(launcher: LauncherPod, launch_id: str) -> PairCheck:
     settings = launcher.resolved.settings
-    return PairCheck(
-        settings.pair_check,
-        settings.port_range,
-        lambda worker: worker_network.socket_addresses(
-            worker_network.choose(worker, settings), settings
-        ),
-    )
+    return PairCheck(settings.pair_check, settings.port_range, launch_id)
+
+
+def _data_addresses(
+    networks: Mapping[str, WorkerNetwork], settings: Settings
+) -> dict[str, tuple[str, ...]]:
+    return {host: worker_network.socket_addresses(one, settings) for host, one in networks.items()}
 
 
 def _own_facts(launcher: LauncherPod) -> tuple[PodFacts, HostAnswer]:
@@ -311,7 +326,7 @@ async def pass_gates(
     found = await hostfiles.of_job(launcher.resolved, launcher.environ, _rest(launcher).timeout)
     for item in found.warnings:
         log.finding(item)
-    pairs = _pairs(launcher)
+    pairs = _pairs(launcher, _launch_id(launcher))
     passed = await gate.wait(
         found.hostfile.hosts,
         _rest(launcher),
@@ -321,10 +336,12 @@ async def pass_gates(
         reached=reached,
         report=report,
     )
-    dialled = await pairs.results(passed.workers)
+    pairs.begin(passed.workers)
+    dialled = await pairs.results()
     await pairs.close()
     names = [worker.host.name for worker in passed.workers]
-    findings = worker_pairs.findings(dialled, names, "what will be started is not known here")
+    unknown = "what will be started is not known here"
+    findings = worker_pairs.findings(dialled, names, unknown, daemons_optional=unknown)
     for item in findings:
         log.finding(item)
     return replace(passed, findings=findings)

@@ -1,20 +1,18 @@
-"""TCP between workers: which pairs dial each other, by what protocol, and what results mean. Pure.
+"""Dials of workers: who dials whom, by what protocol, and what results mean. Pure.
 
-The gate has shown that the launcher reaches every worker. MPI's ranks connect to each other, and
-where that is dropped both Open MPIs wait in silence, for ever (seen with 4.1.4 and 5.0.7; so they
-do where source NAT changes a peer's address, after a message that an inbound connection "has been
-dropped"). Hosts dial each other in the order
-in which they become ready, so that no more than three are kept for those that come later.
-``mpiboot validate pairs`` measures the paths between workers by the same dials.
+The gate has shown that the launcher reaches every worker. MPI's daemons connect to the launcher and
+its ranks to each other, and where that is dropped both Open MPIs wait forever (seen with 4.1.4 and
+5.0.7; so they do where source NAT changes a peer's address, after a message that an inbound
+connection "has been dropped"). ``mpiboot validate pairs`` measures the paths between workers by the
+same dials.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Final
+from typing import Final, TypeVar
 
 from mpiboot.core.addresses import bare
 from mpiboot.core.checks import failed
@@ -23,22 +21,27 @@ from mpiboot.core.model import Finding, Level
 from mpiboot.network.records import WorkerNetwork, usable
 from mpiboot.network.worker_network import link_of
 
-# Every later host tries one of the first, in turn, beside the one that came just before it.
-KEPT: Final = 2
+LAUNCHER: Final = "the launcher"
 _SHOWN: Final = 4
 _UNCHECKED: Final = "Open MPI would drop such connections, of this MPI it is not known"
 _ONE_WAY: Final = (
     "the other way they connect, and MPI hangs only where a rank of the first has to send first"
 )
+_UNPROVEN: Final = "what accepts it may pass MPI's connections on"
+_PROXY: Final = (
+    "keep launcher and workers out of the service mesh, or the ports of MPIBOOT_PORT_RANGE; "
+    "MPIBOOT_PAIR_CHECK=0 skips this check"
+)
+T = TypeVar("T")
 
 
-def partners(number: int) -> tuple[int, ...]:
-    """Give the hosts with which a host tries both ways, all counted by when they became ready.
+def neighbours(hosts: Sequence[T]) -> list[tuple[T, T]]:
+    """Give the pairs that dial each other, a ring in the hostfile's order.
 
-    A ring in which each host meets the one before it, and a chord to one of the first: whatever way
-    hosts are cut into two groups, some pair lies across.
+    However hosts are cut into two groups, some pair lies across.
     """
-    return tuple(sorted({number - 1, number % KEPT} - {number, -1}))
+    pairs = [*zip(hosts, (*hosts[1:], *hosts[:1]), strict=True)]
+    return pairs if len(hosts) > 2 else pairs[: len(hosts) - 1]  # noqa: PLR2004
 
 
 class Reached(str, Enum):
@@ -64,26 +67,24 @@ class Reached(str, Enum):
 
 # Others gave no answer, in a time that is shown.
 WHY: Final = {
-    Reached.REFUSED: "the connection is refused, although that port is listened at",
+    Reached.REFUSED: "the connection is refused, although that port is listened at: a firewall or "
+    "NetworkPolicy that rejects, as kube-router's do",
     Reached.NO_ROUTE: "no route",
+    Reached.CONNECTED: "something accepts the connection, and it is not this launch's listener: a "
+    "proxy does that, such as a service mesh's sidecar",
 }
 WORDS: Final = {item.value: item for item in Reached}
-_ANSWER: Final = 7  # words; one more for a stream that lasted
+_ANSWER: Final = 5  # words
 
 
 @dataclass(frozen=True, slots=True)
 class Dial:
-    """One worker's dial to another, by their names in the hostfile, and its result.
+    """One worker's dial to another one or to the launcher, by their names, and its result.
 
     ``address`` and ``port`` are dialled, within ``seconds``; ``own`` is the address from which,
     and ``seen`` the one that the far end saw, empty where that isn't known. ``ssh`` is the result
-    of dialling the far end's SSH port, None where that was not tried.
-
-    The path is measured where ``wanted`` is given, the MTU that both links have: ``link`` is the
-    dialling end's, ``control`` whether it is the control link, ``stream`` how many bytes are sent
-    at most. Then ``mtu`` is the largest packet that came through, ``microseconds`` the round trip,
-    ``rate`` bytes a second; None where it isn't known. A stream that is to last ``lasting`` seconds
-    takes the MTU's place; ``resent`` is the share of its packets that TCP sent again.
+    of dialling the far end's SSH port, None where that was not tried. Where a stream is sent, for
+    ``lasting`` seconds, ``rate`` is its bytes a second; None where that isn't known.
     """
 
     source: str
@@ -96,42 +97,30 @@ class Dial:
     seen: str = ""
     ssh_port: int = 0
     ssh: Reached | None = None
-    link: str = ""
-    control: bool = True
-    wanted: int = 0
-    stream: int = 0
-    microseconds: int | None = None
-    mtu: int | None = None
-    rate: int | None = None
     lasting: float = 0.0
-    resent: float | None = None
+    rate: int | None = None
 
     @property
     def request(self) -> str:
         """The line for ``worker/probe.py``."""
         return (
             f"dial {self.address} {self.port} {self.ssh_port} {self.seconds:g} {self.own or '-'} "
-            f"{self.wanted} {self.stream}{f' {self.lasting:g}' if self.lasting else ''}"
+            f"{self.lasting:g}"
         )
 
     def answered(self, line: str) -> Dial | None:
         """Add the result from the answer of ``worker/probe.py``; None where it is none."""
         words = line.split()
-        share = re.fullmatch(r"\d\.\d+", words[-1]) if len(words) == _ANSWER + 1 else None
-        if len(words) - bool(share) != _ANSWER or words[0] not in WORDS:
+        if len(words) != _ANSWER or words[0] not in WORDS:
             return None
         own, seen = ("" if word == "-" else word for word in words[1:3])
-        trip, mtu, rate = (int(word) if word.isdecimal() else None for word in words[4:_ANSWER])
         return replace(
             self,
             reached=WORDS[words[0]],
             own=own,
             seen=seen,
             ssh=WORDS.get(words[3]),
-            microseconds=trip,
-            mtu=mtu,
-            rate=rate,
-            resent=float(share[0]) if share else None,
+            rate=int(words[4]) if words[4].isdecimal() else None,
         )
 
     @property
@@ -141,13 +130,15 @@ class Dial:
 
     @property
     def translated(self) -> bool:
-        """Whether the far end saw another address than the one that the host has."""
-        return bool(self.own and self.seen) and bare(self.own) != bare(self.seen)
+        """Whether another worker saw another address than the one that the host has."""
+        known = self.own and self.seen and self.target != LAUNCHER
+        return bool(known) and bare(self.own) != bare(self.seen)
 
 
 def blocked_on_data(dials: Iterable[Dial]) -> str:
     """Say which dials to data addresses failed between workers that connect on the control link."""
-    lines = sorted(_blocked(item) for item in dials if item.reached.blocked)
+    good = (Reached.ANSWERED, Reached.UNKNOWN)
+    lines = sorted(_not_reached(item) for item in dials if item.reached not in good)
     more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
     return f"{lines[0]}{more}; the control addresses answer" if lines else ""
 
@@ -157,6 +148,7 @@ def findings(
     hosts: Collection[str],
     optional: str = "",
     *,
+    daemons_optional: str = "",
     checks_address: bool = True,
 ) -> tuple[Finding, ...]:
     """Judge the workers' dials: a failure where MPI hangs for certain.
@@ -164,39 +156,51 @@ def findings(
     Args:
         dials: every dial that has a result.
         hosts: who is to get a daemon; other pairs count for nothing.
-        optional: why MPI may do without these connections; empty: it can't.
+        optional: why MPI may do without connections between workers; empty: it can't.
+        daemons_optional: why its daemons may do without those to the launcher.
         checks_address: whether this MPI drops a connection from another address than the peer's.
     """
-    known = frozenset(hosts)
+    known = frozenset((*hosts, LAUNCHER))
     tried = [item for item in dials if item.pair <= known]
-    good = {item.pair for item in tried if not item.reached.blocked and not item.translated}
-    found = []
-    blocked = [item for item in tried if item.reached.blocked]
-    translated = [item for item in tried if item.translated]
-    for check, say, wrong, harmless in (
-        ("worker-pairs", _blocked, blocked, ""),
-        ("worker-address", _translated, translated, "" if checks_address else _UNCHECKED),
-    ):
+    daemons = [item for item in tried if item.target == LAUNCHER]
+    pairs = [item for item in tried if item.target != LAUNCHER]
+    good = {item.pair for item in pairs if not item.reached.blocked and not item.translated}
+
+    def judge(
+        check: str, among: Sequence[Dial], wrong: Iterable[Dial], why: str, hint: str | None = None
+    ) -> Iterator[Finding]:
+        # Last where the other way they connect: a rank that gets a connection sends by it, too.
+        wrong = sorted(wrong, key=lambda item: item.pair in good)
         if not wrong:
-            continue
-        # A rank that gets a connection sends by it, too.
-        wrong.sort(key=lambda item: item.pair in good)
-        why = optional or harmless or (_ONE_WAY if wrong[0].pair in good else "")
-        lines = tuple(map(say, wrong))
+            return
+        why = why or (_ONE_WAY if wrong[0].pair in good else "")
+        lines = tuple(map(_translated if check == "worker-address" else _not_reached, wrong))
         message = lines[0]
         if len(lines) > 1:
-            message += f"; {len(lines) - 1} more of {len(tried)} that were tried"
+            message += f"; {len(lines) - 1} more of {len(among)} that were tried"
         if why:
             message += f" (a warning only: {why})"
         level = Level.WARN if why else Level.FAIL
-        evidence = lines[1:_SHOWN]
-        found.append(failed(check, message, evidence=evidence, level=level))
-    return tuple(found)
+        yield failed(check, message, evidence=lines[1:_SHOWN], level=level, hint=hint)
+
+    to_launcher = (item for item in daemons if item.reached.blocked)
+    blocked = (item for item in pairs if item.reached.blocked)
+    proxied = (item for item in tried if item.reached is Reached.CONNECTED)
+    translated = (item for item in pairs if item.translated)
+    address = optional or ("" if checks_address else _UNCHECKED)
+    return (
+        *judge("worker-pairs", daemons, to_launcher, daemons_optional),
+        *judge("worker-pairs", pairs, blocked, optional),
+        *judge("worker-address", pairs, translated, address),
+        *judge("worker-pairs", tried, proxied, _UNPROVEN, _PROXY),
+    )
 
 
-def _blocked(item: Dial) -> str:
+def _not_reached(item: Dial) -> str:
+    where = f"{item.target} ({item.address} port {item.port})"
     how = WHY.get(item.reached, f"no answer in {item.seconds:g} s, twice")
-    message = f"{item.source} can't reach {item.target} ({item.address} port {item.port}): {how}"
+    can = "may not reach" if item.reached is Reached.CONNECTED else "can't reach"
+    message = f"{item.source} {can} {where}: {how}"
     if item.ssh is not None:
         does = "does not answer either" if item.ssh.blocked else "answers"
         message += f"; its SSH port {item.ssh_port} {does}"
@@ -215,11 +219,10 @@ _SECONDS: Final = 2.0  # for a connection
 
 @dataclass(frozen=True, slots=True)
 class PathEnd:
-    """A worker's end of one network: its link, MTU and address there."""
+    """A worker's end of one network: its link, and its address there."""
 
     name: str
     address: str
-    mtu: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,20 +238,12 @@ def path_host(worker: Worker, network: WorkerNetwork) -> PathHost | None:
     control = link_of(worker.address, worker.facts.links) if worker.facts else None
     if control is None:
         return None
-    ends = [PathEnd(control.name, worker.address, control.mtu)]
-    ends += [PathEnd(link.name, str(usable(link)[0].ip), link.mtu) for link in network.plain]
+    ends = [PathEnd(control.name, worker.address)]
+    ends += [PathEnd(link.name, str(usable(link)[0].ip)) for link in network.plain]
     return PathHost(worker.host.name, tuple(ends))
 
 
-def path(source: PathHost, target: PathHost, end: int, stream: int, lasting: float = 0.0) -> Dial:
+def path(source: PathHost, target: PathHost, end: int, lasting: float) -> Dial:
     """Make the dial that measures a path between two hosts' ends; its port is not known yet."""
-    own, far = source.ends[end], target.ends[end]
-    return Dial(
-        *(source.name, target.name, far.address, 0, _SECONDS),
-        own=own.address,
-        link=own.name,
-        control=end == 0,
-        wanted=min(own.mtu, far.mtu),
-        stream=stream,
-        lasting=lasting,
-    )
+    own, far = source.ends[end].address, target.ends[end].address
+    return Dial(source.name, target.name, far, 0, _SECONDS, own=own, lasting=lasting)

@@ -247,7 +247,7 @@ class _Measuring:
     async def _stream(self, flow: Flow) -> float | str:
         """Have a host send by TCP."""
         source, target = (self._tcp[host] for host in flow[1:])
-        dial = path(source, target, flow.rail, stream=1, lasting=self._seconds)
+        dial = path(source, target, flow.rail, self._seconds)
         done = await self._hosts.measure(dial)
         if done.rate is None:
             return WHY.get(done.reached, f"{done.reached.value}: no answer")

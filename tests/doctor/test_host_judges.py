@@ -14,7 +14,7 @@ from mpiboot.doctor import hosts, job, table
 from mpiboot.doctor.checks import BY_REFERENCE, DoctorCheck, judge_all
 from mpiboot.doctor.hosts import HostReport, LauncherPlace
 from mpiboot.hosts.host_shell import HostAnswer
-from mpiboot.network.worker_pairs import Reached
+from mpiboot.network.worker_pairs import WHY, Reached
 from tests.fakes import plans
 
 OK, WARN, FAIL, UNKNOWN = Level.OK, Level.WARN, Level.FAIL, Level.UNKNOWN
@@ -83,7 +83,7 @@ def test_the_value_of_most_hosts_is_the_usual_one(
 
 THERE = "the launcher at 10.0.0.9 port 40000"
 IN_RANGE = "the launcher at 10.0.0.9 port 5009, of MPIBOOT_PORT_RANGE=5000-5009"
-REFUSED = "the connection is refused, although that port is listened at"
+REFUSED = WHY[Reached.REFUSED]
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ class Nowhere:
 
 
 RESOLVER = cast("Resolver", Nowhere())
-LIMITS, PAIRS = LoginTimeouts(command=3.0), PairCheck(0.0, "")
+LIMITS, PAIRS = LoginTimeouts(command=3.0), PairCheck(0.0, "", "launch")
 
 
 @pytest.mark.parametrize("use", [DataNetworkUse.PREFER, DataNetworkUse.OFF])

@@ -30,7 +30,7 @@ COMMANDS = (
     host_shell.ask("look", "facts"),
     host_shell.ask("memory", "memory_sizes", "ranks no-such-launch"),
     host_shell.ask(*host_shell.lacks("a", "b", "c")),
-    host_shell.probe("10.244.0.11", ""),
+    host_shell.probe("10.244.0.11", "", "launch"),
     host_shell.ask("listener 29500"),
     host_shell.end_processes(("no-such-mark",)),
     host_shell.stop_ranks(15, 1, "MPIBOOT_LAUNCH_ID=no-such-mark"),

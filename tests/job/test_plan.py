@@ -14,7 +14,7 @@ from mpiboot.job.hostfile import union
 from mpiboot.job.mpis import IMPLEMENTATIONS
 from mpiboot.job.plan import make, pair_findings, stop_on_failure
 from mpiboot.job.plan_input import LaunchPaths, Observed
-from mpiboot.network.worker_pairs import Dial, Reached
+from mpiboot.network.worker_pairs import LAUNCHER, Dial, Reached
 from mpiboot.system import programs
 from tests.fakes.plans import (
     MPIS,
@@ -633,6 +633,40 @@ def test_workers_that_do_not_reach_each_other_end_a_job_that_needs_it(
     dropped = Dial(first, second, "10.244.0.11", 4000, 2.0, Reached.SILENT)
     (found,) = pair_findings(plan, seen, [dropped])
     assert found.level is (Level.WARN if optional else Level.FAIL)
+
+
+@pytest.mark.parametrize(
+    ("family", "environ", "program", "elsewhere"),
+    [
+        ("openmpi4", {}, "./train", ""),
+        ("openmpi5", {"MPIBOOT_MPI_NETWORK": "data"}, "./train", ""),
+        ("openmpi4", {"OMPI_MCA_btl_tcp_port_min_v4": "5000"}, "./train", ""),
+        ("openmpi4", {"OMPI_MCA_oob_tcp_if_include": "eth0"}, "./train", ""),
+        (
+            *("openmpi4", {"OMPI_MCA_oob_tcp_dynamic_ipv4_ports": "5000-5009"}, "./train"),
+            "the daemons' connections go as OMPI_MCA_oob_tcp_dynamic_ipv4_ports=5000-5009 says",
+        ),
+        (
+            *("openmpi5", {}, "mpirun --prtemca oob_tcp_dynamic_ipv4_ports 5000-5009 ./train"),
+            "oob_tcp_dynamic_ipv4_ports=5000-5009",
+        ),
+        ("openmpi4", {"OMPI_MCA_oob_tcp_if_include": "net1"}, "./train", "oob_tcp_if_include=net1"),
+        ("mpich", {"MPIEXEC_PORT_RANGE": "5000:5009"}, "./train", "MPIEXEC_PORT_RANGE=5000:5009"),
+        ("mpich", {"MPICH_PORT_RANGE": "5000:5009"}, "./train", ""),
+        ("openmpi4", {}, "mpirun --no-such-option ./train", "not read from --no-such-option on"),
+    ],
+)
+def test_a_launcher_that_is_not_reached_ends_a_job_whose_daemons_connect_there(
+    family: str, environ: dict[str, str], program: str, elsewhere: str
+) -> None:
+    seen = observed(family, {**POD, **environ})
+    plan = planned(program, seen)
+    assert elsewhere in plan.daemons_elsewhere
+    assert bool(elsewhere) == bool(plan.daemons_elsewhere)
+    host = seen.hostfile.hosts[0].name
+    dropped = Dial(host, LAUNCHER, "10.244.0.9", 4000, 2.0, Reached.SILENT)
+    (found,) = pair_findings(plan, seen, [dropped])
+    assert found.level is (Level.WARN if elsewhere else Level.FAIL)
 
 
 def test_nat_ends_a_job_of_open_mpi_alone() -> None:

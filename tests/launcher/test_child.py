@@ -93,7 +93,8 @@ async def wait(launcher, program, reached):
     said = [Finding("slots", Level.WARN, text) for text in ("said before", "not yet said")]
     bad = Finding("slots", Level.FAIL, "a failure is no warning")
     kept = Connections(SshTimeouts(3, 30, 10, 3))
-    return observation.Observation(seen, passed, (*said, bad), (said[0],), connections=kept)
+    given = (seen, passed, (*said, bad), (said[0],))
+    return observation.Observation(*given, connections=kept, launch_id="its")
 
 child.launcher_pod = pod
 child.ReachedWorkers = Reached
@@ -151,7 +152,7 @@ def test_the_launch_is_handed_over_with_its_folder_and_mark(tmp_path: Path) -> N
     folder = f"{tmp_path}/launch-{os.getpid()}"  # of the parent, which is this test
     assert (spec.folder, spec.grace, spec.ranks) == (folder, 9.0, 3)
     assert spec.set_env[LAUNCH_DIR] == folder
-    assert spec.set_env[LAUNCH_ID]
+    assert spec.set_env[LAUNCH_ID] == "its"
     assert spec.attempt == "me@2026-01-02T00:00:00Z@2"
     fifos = {path.name for path in Path(folder).rglob("*") if path.is_fifo()}
     assert fifos == {"events", "requests", *(remote.name for remote in spec.remote_hosts)}

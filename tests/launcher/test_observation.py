@@ -166,8 +166,8 @@ async def test_what_is_odd_at_the_gates_of_a_script_is_said_and_handed_on(
     odd = Finding("worker-pairs", Level.WARN, "w-0 does not reach w-1")
     asked: list[object] = []
 
-    def found(*given: object) -> tuple[Finding, ...]:
-        asked.append(given)
+    def found(*given: object, daemons_optional: str) -> tuple[Finding, ...]:
+        asked.append((*given, daemons_optional))
         return (odd,)
 
     monkeypatch.setattr(worker_pairs, "findings", found)
@@ -176,7 +176,7 @@ async def test_what_is_odd_at_the_gates_of_a_script_is_said_and_handed_on(
     launcher = replace(pod(tmp_path, environ, hostfile=str(hostfile)), key=JobKey(job.path, "x"))
     passed = await observation.pass_gates(launcher)
     assert passed.findings == (odd,)
-    assert asked == [((), [], "what will be started is not known here")]
+    assert asked == [((), [], *["what will be started is not known here"] * 2)]
     err = capfd.readouterr().err
     assert f"HYDRA_HOST_FILE={other} differs (1 host, some without a number of slots)" in err
     assert "mpiboot: warning: [worker-pairs] w-0 does not reach w-1\n" in err

@@ -6,14 +6,14 @@ import pytest
 
 from mpiboot.core.model import Level
 from mpiboot.network.worker_pairs import (
-    KEPT,
+    LAUNCHER,
     Dial,
     PathEnd,
     PathHost,
     Reached,
     blocked_on_data,
     findings,
-    partners,
+    neighbours,
     path,
 )
 
@@ -32,44 +32,32 @@ ALL = ("w-0", "w-1", "w-2", "w-3")
 
 
 @pytest.mark.parametrize(
-    ("number", "expected"),
-    [(0, ()), (1, (0,)), (2, (0, 1)), (3, (1, 2)), (4, (0, 3)), (5, (1, 4)), (64, (0, 63))],
+    ("hosts", "pairs"),
+    [("", []), ("a", []), ("ab", ["ab"]), ("abc", ["ab", "bc", "ca"])],
 )
-def test_a_host_tries_the_one_before_it_and_one_of_the_first(
-    number: int, expected: tuple[int, ...]
-) -> None:
-    assert partners(number) == expected
-
-
-def test_no_more_than_the_first_and_the_last_are_kept() -> None:
-    for number in range(1, 50):
-        assert all(item < KEPT or item == number - 1 for item in partners(number))
+def test_neighbours_are_a_ring(hosts: str, pairs: list[str]) -> None:
+    assert ["".join(pair) for pair in neighbours(hosts)] == pairs
 
 
 @pytest.mark.parametrize("bits", [1, 2, 5, 6, 9, 14, 0b101010, 0b100000, 0b011111])
 def test_some_pair_lies_across_any_two_groups(bits: int) -> None:
     group = [bits >> number & 1 for number in range(max(2, bits.bit_length()))]
-    across = [
-        (number, other)
-        for number in range(len(group))
-        for other in partners(number)
-        if group[number] != group[other]
-    ]
+    across = [one for one, other in neighbours(range(len(group))) if group[one] != group[other]]
     assert across or len(set(group)) == 1
 
 
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("answered 10.0.0.1 10.0.0.9 - - - -", (Reached.ANSWERED, "10.0.0.1", "10.0.0.9", None)),
-        ("connected fd00::1 - - - - -", (Reached.CONNECTED, "fd00::1", "", None)),
-        ("silent - - connected - - -", (Reached.SILENT, "", "", Reached.CONNECTED)),
-        ("refused 10.0.0.1 - refused - - -", (Reached.REFUSED, "10.0.0.1", "", Reached.REFUSED)),
-        ("silent - - odd - - -", (Reached.SILENT, "", "", None)),
-        ("odd - - silent - - -", None),
+        ("answered 10.0.0.1 10.0.0.9 - -", (Reached.ANSWERED, "10.0.0.1", "10.0.0.9", None)),
+        ("connected fd00::1 - - -", (Reached.CONNECTED, "fd00::1", "", None)),
+        ("silent - - connected -", (Reached.SILENT, "", "", Reached.CONNECTED)),
+        ("refused 10.0.0.1 - refused -", (Reached.REFUSED, "10.0.0.1", "", Reached.REFUSED)),
+        ("silent - - odd -", (Reached.SILENT, "", "", None)),
+        ("odd - - silent -", None),
         ("", None),
         ("answered 10.0.0.1", None),
-        ("answered 10.0.0.1 10.0.0.9 - - - - more", None),
+        ("answered 10.0.0.1 10.0.0.9 - - - -", None),
         ("Traceback (most recent call last): in seven", None),
     ],
 )
@@ -79,22 +67,74 @@ def test_a_workers_answer(line: str, expected: object) -> None:
 
 
 def test_what_a_worker_measured() -> None:
-    asked = Dial("w-0", "w-1", "10.0.0.9", 40001, 2.0, own="10.0.0.1", wanted=1500, stream=64)
-    assert asked.request == "dial 10.0.0.9 40001 0 2 10.0.0.1 1500 64"
-    found = asked.answered("answered 10.0.0.1 10.0.0.1 - 120 1450 1000000")
+    dial = path(
+        PathHost("w-0", (PathEnd("net1", "10.0.0.1"),)),
+        PathHost("w-1", (PathEnd("net2", "10.0.0.9"),)),
+        *(0, 0.5),
+    )
+    assert dial.request == "dial 10.0.0.9 0 0 2 10.0.0.1 0.5"
+    found = dial.answered("answered 10.0.0.1 10.0.0.1 - 1000000")
     assert found is not None
-    assert (found.microseconds, found.mtu, found.rate) == (120, 1450, 1000000)
-    found = asked.answered("stalled 10.0.0.1 10.0.0.1 - 120 - -")
+    assert (found.reached, found.rate) == (Reached.ANSWERED, 1000000)
+    found = dial.answered("stalled 10.0.0.1 10.0.0.1 - -")
     assert found is not None
-    assert (found.reached, found.mtu, found.rate) == (Reached.STALLED, None, None)
+    assert (found.reached, found.rate) == (Reached.STALLED, None)
 
 
 def test_workers_that_all_answer_are_nothing_to_tell() -> None:
     assert findings(both(Reached.ANSWERED), ALL) == ()
 
 
-def test_a_proxy_that_takes_the_connection_is_no_alarm() -> None:
-    assert findings(both(Reached.CONNECTED), ALL) == ()
+def test_a_proxy_that_takes_the_connection_is_a_warning() -> None:
+    (found,) = findings(both(Reached.CONNECTED), ALL)
+    assert (found.check, found.level) == ("worker-pairs", Level.WARN)
+    assert found.message == (
+        "w-0 may not reach w-1 (10.244.0.12 port 40001): something accepts the connection, and it "
+        "is not this launch's listener: a proxy does that, such as a service mesh's sidecar; 1 "
+        "more of 2 that were tried (a warning only: what accepts it may pass MPI's connections on)"
+    )
+    assert "service mesh" in found.hint
+    assert "MPIBOOT_PAIR_CHECK=0" in found.hint
+    (found,) = findings([dialled("w-0", LAUNCHER, Reached.CONNECTED)], ALL)
+    assert found.level is Level.WARN
+    assert found.message.startswith("w-0 may not reach the launcher (10.244.0.12 port 40001): ")
+
+
+@pytest.mark.parametrize(
+    ("elsewhere", "level"), [("", Level.FAIL), ("they go another way", Level.WARN)]
+)
+def test_daemons_need_the_launcher_whatever_carries_mpis_messages(
+    elsewhere: str, level: Level
+) -> None:
+    good, bad = both(Reached.ANSWERED), dialled("w-1", LAUNCHER, Reached.SILENT)
+    (found,) = findings(
+        [*good, bad, dialled("w-0", LAUNCHER)],
+        ALL,
+        "the data network is RoCE",
+        daemons_optional=elsewhere,
+    )
+    assert (found.check, found.level) == ("worker-pairs", level)
+    assert found.message.startswith(
+        "w-1 can't reach the launcher (10.244.0.12 port 40001): no answer in 2 s, twice"
+    )
+    assert ("a warning only: they go another way" in found.message) == bool(elsewhere)
+    assert "MPIBOOT_PAIR_CHECK=0" in found.hint
+    # One that gets no daemon needs no launcher.
+    assert findings([bad], ["w-0"]) == ()
+
+
+def test_each_cause_is_a_finding_of_its_own() -> None:
+    to_launcher = [dialled(name, LAUNCHER, Reached.REFUSED) for name in ("w-0", "w-1")]
+    first, second = findings([*both(Reached.SILENT), *to_launcher], ALL)
+    assert first.message.startswith("w-0 can't reach the launcher")
+    assert first.message.endswith("; 1 more of 2 that were tried")
+    assert second.message.endswith("; 1 more of 2 that were tried")
+    assert second.message.startswith("w-0 can't reach w-1")
+
+
+def test_the_launcher_may_see_another_address() -> None:
+    """As Open MPI's daemons may: its ranks alone are dropped for that."""
+    assert findings([replace(dialled("w-0", LAUNCHER), seen="10.0.0.1")], ALL) == ()
 
 
 def test_a_pair_that_nothing_passes_between_is_a_failure() -> None:
@@ -116,7 +156,7 @@ def test_a_pair_that_nothing_passes_between_is_a_failure() -> None:
 @pytest.mark.parametrize(
     ("reached", "message"),
     [
-        (Reached.REFUSED, "the connection is refused, although that port is listened at"),
+        (Reached.REFUSED, "a firewall or NetworkPolicy that rejects, as kube-router's do"),
         (Reached.NO_ROUTE, "no route"),
     ],
 )
@@ -124,7 +164,7 @@ def test_how_it_was_refused_is_told(reached: Reached, message: str) -> None:
     one = replace(dialled("w-0", "w-1", reached), ssh=Reached.SILENT)
     (found,) = findings([one], ALL)
     assert found.level is Level.FAIL
-    assert found.message.endswith(f": {message}; its SSH port 22 does not answer either")
+    assert found.message.endswith(f"{message}; its SSH port 22 does not answer either")
 
 
 @pytest.mark.parametrize("bad", ["blocked", "translated"])
@@ -212,11 +252,19 @@ def test_where_tcp_does_not_pass_on_the_data_network() -> None:
     assert blocked_on_data(reversed(bad)) == f"{first} (and 1 more){though}"
 
 
-def test_a_path_is_measured_up_to_the_mtu_that_both_links_have() -> None:
-    near, far = PathEnd("net1", "10.1.0.1", 9000), PathEnd("net2", "10.1.0.2", 1500)
-    dial = path(PathHost("w-0", (near,)), PathHost("w-1", (far,)), 0, stream=1, lasting=0.5)
-    assert (dial.own, dial.address, dial.link, dial.control) == (
-        *("10.1.0.1", "10.1.0.2", "net1"),
-        True,
-    )
-    assert (dial.wanted, dial.stream, dial.lasting) == (1500, 1, 0.5)
+@pytest.mark.parametrize(
+    ("reached", "why"),
+    [
+        (Reached.REFUSED, "a firewall or NetworkPolicy that rejects"),
+        (Reached.NO_ROUTE, "no route"),
+        (Reached.CONNECTED, "a service mesh's sidecar"),
+    ],
+)
+def test_whatever_is_no_answer_keeps_sockets_off_the_data_network(
+    reached: Reached, why: str
+) -> None:
+    assert why in blocked_on_data([dialled("w-0", "w-1", reached)])
+
+
+def test_a_dial_without_a_result_says_nothing_of_the_data_network() -> None:
+    assert blocked_on_data([dialled("w-0", "w-1", Reached.UNKNOWN)]) == ""

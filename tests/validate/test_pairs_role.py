@@ -127,7 +127,7 @@ def measuring(
 
 
 def _nothing(self: Any, *_: object) -> None:  # noqa: ANN401 - a MeasuringHosts without any login
-    self.connections, self.probes, self._ports = {}, {}, ""
+    self.connections, self.probes, self._ports, self._launch = {}, {}, "", ""
 
 
 QUICK = ToolOptions(seconds=30.0)

@@ -1,4 +1,4 @@
-"""The program that dials other workers and measures the paths to them, as it is run on one."""
+"""The program that dials other workers and the launcher, as it is run on a worker."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from mpiboot.worker.server import PROBE, write_scripts
 
 HERE, THERE = "127.0.0.1", "127.0.0.2"
 OWN = "127.0.5.9"  # nobody else listens there
+LAUNCH = "0a1b-2c3d@pi-launcher@2026-11-28T18:00:00Z"
 # Ranges of ports end below 32768: above it, the kernel gives ports to any test that runs beside.
 CLOSED = 1
 
@@ -34,9 +35,11 @@ def scripts() -> tempfile.TemporaryDirectory[str]:
 
 
 @contextmanager
-def started(ports: str = "0-0", address: str = HERE) -> Iterator[subprocess.Popen[str]]:
+def started(
+    ports: str = "0-0", address: str = HERE, launch: str = LAUNCH
+) -> Iterator[subprocess.Popen[str]]:
     """Run it as a worker does."""
-    argv = ["/bin/sh", f"{scripts().name}/{PROBE}", ports, address]
+    argv = ["/bin/sh", f"{scripts().name}/{PROBE}", ports, address, launch]
     with subprocess.Popen(
         argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as child:
@@ -58,17 +61,15 @@ def write(child: subprocess.Popen[str], text: str) -> None:
 
 
 def dial(child: subprocess.Popen[str], address: str, port: int, ssh: int, seconds: float) -> str:
-    """Dial without a measurement; the first four words of the answer."""
-    write(child, f"dial {address} {port} {ssh} {seconds} - 0 0")
-    *words, trip, mtu, rate = line(child).split()
-    assert [trip, mtu, rate] == ["-"] * 3
+    """Dial without a stream; the first four words of the answer."""
+    write(child, f"dial {address} {port} {ssh} {seconds} - 0")
+    *words, rate = line(child).split()
+    assert rate == "-"
     return " ".join(words)
 
 
-def measured(
-    child: subprocess.Popen[str], address: str, port: int, mtu: int, stream: int = 0
-) -> Dial:
-    asked = Dial("w-0", "w-1", address, port, 5.0, own=HERE, wanted=mtu, stream=stream)
+def measured(child: subprocess.Popen[str], address: str, port: int) -> Dial:
+    asked = Dial("w-0", "w-1", address, port, 5.0, own=HERE, lasting=0.2)
     write(child, asked.request)
     found = asked.answered(line(child))
     assert found is not None
@@ -145,18 +146,39 @@ def test_no_route() -> None:
         assert dial(one, "224.0.0.1", 22, 22, 60) == "no-route - - no-route"
 
 
-@pytest.mark.parametrize("message", [b"", b"SSH-2.0-OpenSSH_9.2\r\n"])
 @pytest.mark.parametrize(
-    ("mtu", "answer"), [(0, "connected 127.0.0.1 - - - - -"), (1500, "silent 127.0.0.1 - - - - -")]
+    "message",
+    [b"", b"SSH-2.0-OpenSSH_9.2\r\n", b"10.0.0.1\n", f"{LAUNCH}\n".encode(), b"other 10.0.0.1\n"],
+    ids=["nothing", "sshd", "an older worker", "no address", "another launch"],
 )
-def test_a_server_that_tells_no_address(message: bytes, mtu: int, answer: str) -> None:
+def test_who_answers_without_the_launchs_id_is_another(message: bytes) -> None:
     with started() as one, socket.create_server((HERE, 0)) as server:
         port_of(one)
-        write(one, f"dial {HERE} {server.getsockname()[1]} 1 60 - {mtu} 0")
+        write(one, f"dial {HERE} {server.getsockname()[1]} 1 60 - 0.1")
         connection, _ = server.accept()
         with connection:
             connection.sendall(message)
-        assert line(one) == answer
+        assert line(one) == "connected 127.0.0.1 - - -"
+
+
+def test_workers_of_two_launches_do_not_answer_each_other() -> None:
+    with started() as one, started(address=THERE, launch="another") as other:
+        port_of(one)
+        assert dial(one, THERE, port_of(other), CLOSED, 60) == "connected 127.0.0.1 - -"
+
+
+def test_one_that_nobody_answers_does_not_hold_up_the_next() -> None:
+    """Answers come in the order of the lines all the same."""
+    with started() as one, socket.create_server((HERE, 0)) as mute:
+        port = port_of(one)
+        write(one, f"dial {HERE} {mute.getsockname()[1]} 0 60 - 0")
+        connection, _ = mute.accept()
+        with connection, socket.create_server((HERE, 0)) as second:
+            write(one, f"dial {HERE} {second.getsockname()[1]} 0 60 - 0")
+            further, _ = second.accept()  # while the first has no answer
+            write(one, f"dial {HERE} {port} 0 60 - 0")
+            further.close()
+        assert [line(one).split()[0] for _ in range(3)] == ["connected", "connected", "answered"]
 
 
 def test_the_last_free_port_of_the_range_is_taken_and_left_free() -> None:
@@ -203,7 +225,7 @@ def test_a_pause_before_each_further_try(monkeypatch: pytest.MonkeyPatch) -> Non
     pauses: list[float] = []
     monkeypatch.setattr("mpiboot.worker.probe.time.sleep", pauses.append)
     with pytest.raises(KeyboardInterrupt):
-        probe.accept(_NoDescriptors())  # type: ignore[arg-type]
+        probe.accept(_NoDescriptors(), LAUNCH)  # type: ignore[arg-type]
     assert len(pauses) == 2
     assert all(pauses)
 
@@ -221,103 +243,16 @@ def test_no_port_that_can_be_had(address: str) -> None:
 
 
 def test_a_path_is_measured() -> None:
+    """What was acknowledged counts."""
     with started() as one, started(address=THERE) as other:
         port_of(one)
         port = port_of(other)
-        found = measured(one, THERE, port, 1500, 1 << 20)
-        assert (found.reached, found.seen, found.mtu) == (Reached.ANSWERED, HERE, 1500)
-        assert found.microseconds is not None
-        assert found.rate
-        # Without a stream there is no rate.
-        found = measured(one, THERE, port, 9000)
-        assert (found.mtu, found.rate) == (9000, None)
-        assert measured(one, OWN, CLOSED, 1500).reached is Reached.REFUSED
-
-
-def test_a_stream_lasts_as_long_as_it_is_asked_to() -> None:
-    """What was acknowledged counts; over loopback nothing is sent again. No MTU is looked for."""
-    with started() as child, started(address=THERE) as other:
-        port_of(child)
-        asked = Dial(
-            *("w-0", "w-1", THERE, port_of(other), 5.0),
-            own=HERE,
-            wanted=1500,
-            stream=1,
-            lasting=0.2,
-        )
-        write(child, asked.request)
-        found = asked.answered(line(child))
-        assert found is not None
-        assert found.reached is Reached.ANSWERED
+        found = measured(one, THERE, port)
+        assert (found.reached, found.seen) == (Reached.ANSWERED, HERE)
         assert found.rate is not None
         assert found.rate > 1 << 20
-        assert found.resent is not None
-        assert 0 <= found.resent < 0.5
-        assert found.mtu is None
-        # The next one measures as before.
-        assert measured(child, THERE, found.port, 1500, 1 << 20).mtu == 1500
-
-
-def test_a_packet_larger_than_the_link_is_not_sent() -> None:
-    mtu = int(Path("/sys/class/net/lo/mtu").read_text())
-    with started() as one:
-        found = measured(one, HERE, port_of(one), mtu + 1000)
-    assert found.mtu is not None
-    # Sent, it would go out in fragments, and come through.
-    assert found.mtu <= mtu
-
-
-class _Short:
-    """A datagram socket of a path that carries packets of 1,400 bytes, and tells of no other."""
-
-    sizes: list[int]
-
-    def __init__(self, *_: object) -> None:
-        self.answer = b""
-
-    def send(self, data: bytes) -> None:
-        size = len(data) + 28
-        self.sizes.append(size)
-        self.answer = b"%s %d" % (data.partition(b" ")[0], len(data)) if size <= 1400 else b""
-        if size > 9000:
-            raise OSError(errno.EMSGSIZE, "Message too long")
-
-    def recv(self, _: int) -> bytes:
-        if not self.answer:
-            raise TimeoutError
-        return self.answer
-
-    def __getattr__(self, name: str) -> object:
-        return lambda *_: None
-
-
-@pytest.mark.parametrize(("mtu", "first"), [(9000, [9000] * 4), (10000, [10000] * 2)])
-def test_the_largest_packet_is_found(
-    mtu: int, first: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One that its own link refuses is sent once and not waited for, as each try would be."""
-    _Short.sizes = []
-    monkeypatch.setattr("mpiboot.worker.probe.socket.socket", _Short)
-    assert probe.largest("-", HERE, 7, mtu) == 1400
-    assert _Short.sizes[: len(first) + 1] == [*first, 100]
-
-
-def test_where_datagrams_get_no_answer_a_short_stream_is_tried() -> None:
-    with started() as one, socket.create_server((HERE, 0)) as streams:
-        port_of(one)
-
-        def serve() -> None:
-            for _ in range(2):
-                connection, peer = streams.accept()
-                connection.sendall(f"{peer[0]}\n".encode())
-                probe.echo(connection)
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        found = measured(one, HERE, streams.getsockname()[1], 1500)
-        thread.join()
-    assert (found.reached, found.mtu, found.rate) == (Reached.ANSWERED, None, None)
-    assert found.microseconds is not None
+        assert measured(one, OWN, CLOSED).reached is Reached.REFUSED
+        assert dial(one, THERE, port, CLOSED, 60) == "answered 127.0.0.1 127.0.0.1 -"
 
 
 def test_a_stream_that_stalls_is_told() -> None:
@@ -326,14 +261,11 @@ def test_a_stream_that_stalls_is_told() -> None:
 
         def serve() -> None:
             connection, peer = streams.accept()
-            connection.sendall(f"{peer[0]}\n".encode())
-            probe.echo(connection)
-            connection, peer = streams.accept()
-            connection.sendall(f"{peer[0]}\n".encode())
-            connection.close()
+            with connection:
+                connection.sendall(f"{LAUNCH} {peer[0]}\n".encode())
 
         thread = threading.Thread(target=serve)
         thread.start()
-        found = measured(one, HERE, streams.getsockname()[1], 1500)
+        found = measured(one, HERE, streams.getsockname()[1])
         thread.join()
-    assert (found.reached, found.mtu) == (Reached.STALLED, None)
+    assert (found.reached, found.rate) == (Reached.STALLED, None)
