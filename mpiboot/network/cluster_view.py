@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations, product
 from typing import Final
 
 from mpiboot.core.checks import BY_REFERENCE, WARNINGS
@@ -332,28 +333,16 @@ def _limits(network: WorkerNetwork, facts: PodFacts) -> list[Problem]:
 
 def _shared_subnets(network: WorkerNetwork) -> list[Problem]:
     """Find links that share a subnet: answers may leave by the other one."""
-    found = []
+    found: dict[str, Problem] = {}
     links = [link for link in (network.control, *network.data) if link is not None]
-    own = [(link, [(item, item.ip) for item in usable(link)]) for link in links]
-    for place, (link, here) in enumerate(own):
-        for other, there in own[place + 1 :]:
-            pair = next(
-                (
-                    (one, two)
-                    for one, address in here
-                    for two, another in there
-                    if link is not other
-                    if one.network.prefixlen < one.max_prefixlen
-                    and (address in two.network or another in one.network)
-                ),
-                None,
-            )
-            if pair:
-                message = f"{link.name} ({pair[0]}) and {other.name} ({pair[1]}) are in one subnet"
-                mixed = link is network.control
-                found.append(Problem("control-subnet" if mixed else "data-subnet", message))
-                break
-    return found
+    for link, other in combinations(links, 2):
+        check = "control-subnet" if link is network.control else "data-subnet"
+        for one, two in product(usable(link), usable(other)):
+            shared = one.ip in two.network or two.ip in one.network
+            if link is not other and shared and one.network.prefixlen < one.max_prefixlen:
+                message = f"{link.name} ({one}) and {other.name} ({two}) are in one subnet"
+                found.setdefault(link.name, Problem(check, message))
+    return list(found.values())
 
 
 def _user_values(

@@ -27,8 +27,6 @@ from mpiboot.network.records import (
 )
 
 _HCA, _UCX = "NCCL_IB_HCA", "UCX_NET_DEVICES"
-_GID: Final = (_HCA, "NCCL_IB_GID_INDEX", "NCCL_IB_ADDR_RANGE", "NCCL_IB_ADDR_FAMILY")
-_UCX_GID: Final = (_UCX, "UCX_TLS", "UCX_IB_GID_INDEX", "UCX_IB_ROCE_SUBNETS")
 
 # What is decided here. Where the user has one of the others, the variable is left alone as well: a
 # GID index decided for our devices is wrong for the user's; UCX_TLS=tcp finds no RDMA port.
@@ -40,10 +38,10 @@ VARIABLES: Final[Mapping[str, tuple[str, ...]]] = {
     _HCA: (),
     "NCCL_IB_PKEY": (_HCA,),
     "NCCL_NET": ("NCCL_NET_PLUGIN", "NCCL_IB_DISABLE", _HCA),
-    **dict.fromkeys(_GID[1:], _GID),
+    **dict.fromkeys(nccl.NCCL_GID[1:4], nccl.NCCL_GID),
     _UCX: ("UCX_TLS",),
     "UCX_IB_PKEY": (_UCX, "UCX_TLS"),
-    **dict.fromkeys(_UCX_GID[2:], _UCX_GID),
+    **dict.fromkeys(nccl.UCX_GID[2:], nccl.UCX_GID),
     "FI_TCP_IFACE": (),
     "FI_SOCKETS_IFACE": (),
     "OMPI_MCA_pml": (),

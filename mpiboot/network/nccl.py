@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Final, NamedTuple, TypeAlias
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Final, TypeAlias
 
 from mpiboot.core.addresses import IPV4, IPV6, Address, Network, parse, smallest_network
 from mpiboot.core.facts import Gid, GidType, Link, PodFacts, RdmaPort
@@ -171,14 +171,11 @@ _UPGRADE: Final = "use NCCL 2.21 or later"
 _SUBNET: Final = "give the rails a network that the node's own addresses are not in"
 _AUTO: Final = SKIPS_HOLES
 # Whoever sets one of these has chosen devices or entries already.
-_OWN_NCCL: Final = (
-    "NCCL_IB_HCA",
-    "NCCL_IB_GID_INDEX",
-    "NCCL_IB_ADDR_RANGE",
-    "NCCL_IB_ADDR_FAMILY",
-    "NCCL_IB_DISABLE",
+NCCL_GID: Final = (
+    *("NCCL_IB_HCA", "NCCL_IB_GID_INDEX", "NCCL_IB_ADDR_RANGE", "NCCL_IB_ADDR_FAMILY"),
+    "NCCL_IB_ROCE_VERSION_NUM",
 )
-_OWN_UCX: Final = ("UCX_NET_DEVICES", "UCX_TLS", "UCX_IB_GID_INDEX", "UCX_IB_ROCE_SUBNETS")
+UCX_GID: Final = ("UCX_NET_DEVICES", "UCX_TLS", "UCX_IB_GID_INDEX", "UCX_IB_ROCE_SUBNETS")
 
 
 def wanted(rail: Rail) -> tuple[Gid | None, str]:
@@ -230,35 +227,21 @@ def ucx_index(port: RdmaPort, inside: Network | None = None) -> int | None:
     return min(ranks)[2] if ranks else None
 
 
-class _Library(NamedTuple):
-    """NCCL or UCX.
-
-    ``tell`` finds the variables that make it take the entries of these rails, and why these; None
-    where none do. Whoever sets one of ``own`` has chosen devices or entries already.
-    """
-
-    name: str
-    own: Collection[str]
-    tell: Callable[[Sequence[_Pair]], _Set | None]
-    why_not: str
-    hint: str
-
-
-def _libraries(nccl_version: str) -> tuple[_Library, _Library]:
-    known = version(nccl_version)
-    old = known is not None and known < AUTOMATIC
-    name = f"NCCL {'.'.join(map(str, known))}" if known else "NCCL"
+def _libraries(
+    pairs: Sequence[_Pair], known: Version | None
+) -> Iterator[tuple[str, tuple[str, ...], _Set | None, str, str]]:
+    """Give each library's name, the user's choices of it, what to set, why not, and a hint."""
     none = "no network holds their addresses alone"
-    return (
-        _Library(
-            name,
-            _OWN_NCCL,
-            lambda pairs: _nccl(pairs, known),
-            "it needs 2.21 or later" if old else none,
-            _UPGRADE if old else _SUBNET,
-        ),
-        _Library("UCX", _OWN_UCX, _ucx, none, _SUBNET),
-    )
+    if known is not None and known < AUTOMATIC:
+        why_not, hint = "it needs 2.21 or later", _UPGRADE
+    else:
+        why_not, hint = none, _SUBNET
+    yield f"NCCL {_text(known)}".strip(), NCCL_GID, _nccl(pairs, known), why_not, hint
+    yield "UCX", UCX_GID, _ucx(pairs), none, _SUBNET
+
+
+def _text(known: Version | None) -> str:
+    return ".".join(map(str, known or ()))
 
 
 def choose(rails: Sequence[Rail], own: Collection[str], nccl_version: str) -> GidChoice:
@@ -281,20 +264,21 @@ def choose(rails: Sequence[Rail], own: Collection[str], nccl_version: str) -> Gi
         if message
     ]
     values, reasons = dict[str, str](), list[str]()
-    for library in _libraries(nccl_version) if pairs else ():
-        mine = next((name for name in library.own if name in own), "")
-        told = ({}, f"left to the user's {mine}") if mine else library.tell(pairs)
-        if told is None:
+    for library, choices, told, why_not, hint in (
+        _libraries(pairs, version(nccl_version)) if pairs else ()
+    ):
+        if mine := next((name for name in choices if name in own), ""):
+            reasons.append(f"left to the user's {mine}")
+        elif told is None:
             message = (
-                f"the ports need different GID indexes ({_listed(pairs)}), which {library.name} "
-                f"can't be told: {library.why_not}"
+                f"the ports need different GID indexes ({_listed(pairs)}), which {library} "
+                f"can't be told: {why_not}"
             )
-            first = pairs[0][0].name
-            hint = f"{library.hint}; or keep to MPIBOOT_RDMA_DEVICE={first}"
-            problems.append(Problem("rdma-gid-index", message, hint))
-            continue
-        values |= told[0]
-        reasons += filter(None, told[1:])
+            or_one = f"or keep to MPIBOOT_RDMA_DEVICE={pairs[0][0].name}"
+            problems.append(Problem("rdma-gid-index", message, f"{hint}; {or_one}"))
+        else:
+            values |= told[0]
+            reasons += filter(None, told[1:])
     # A port without an entry would send with another's address.
     used = tuple(rail.name for rail, _ in pairs)
     entries = tuple(gid for gid, _ in found)
@@ -322,8 +306,8 @@ def _nccl(pairs: Sequence[_Pair], version: Version | None) -> _Set | None:
         return {}, f"left to NCCL, which finds the right {which} ({listed})"
     if len(indexes) == 1:
         (index,) = indexes
-        name = ".".join(map(str, version)) if version else ""
-        why = f"NCCL {name} would take another" if name else "NCCL's version is not known"
+        why = f"NCCL {_text(version)} would take another"
+        why = why if version else "NCCL's version is not known"
         return {"NCCL_IB_GID_INDEX": str(index)}, f"index {index} holds this pod's address; {why}"
     network = _one_network(pairs)
     if network is None or (version is not None and version < AUTOMATIC):

@@ -422,6 +422,21 @@ CASES: Final = {
         taken={"NCCL_IB_DISABLE": "0", "NCCL_NET_PLUGIN": "none"},
     ),
     # Sockets are NCCL's own with a plugin, too.
+    "the recipe's NCCL_IB_DISABLE=0 with an old NCCL": Case(
+        (w.sriov(0),),
+        (KNOWN,),
+        {**VF, "NCCL_IB_GID_INDEX": "3"},
+        "net1",
+        nccl="2.18.3",
+        taken={"NCCL_IB_DISABLE": "0"},
+    ),
+    "a RoCE version of the user's": Case(
+        (w.macvlan(0),),
+        (KNOWN,),
+        {name: value for name, value in MACVLAN.items() if name != "NCCL_IB_GID_INDEX"},
+        "net1",
+        taken={"NCCL_IB_ROCE_VERSION_NUM": "1"},
+    ),
     "a plugin of the user's": Case(
         (shared_rail(0),), (KNOWN,), VF, "net1", taken={"NCCL_NET_PLUGIN": "mine"}
     ),

@@ -22,7 +22,7 @@ ROWS = {
     "NCCL_IB_HCA": (),
     "NCCL_IB_PKEY": ("NCCL_IB_HCA",),
     "NCCL_NET": ("NCCL_NET_PLUGIN", "NCCL_IB_DISABLE", "NCCL_IB_HCA"),
-    **{name: ("NCCL_IB_HCA", *set(GID) - {name}) for name in GID},
+    **dict.fromkeys(GID, ("NCCL_IB_HCA", "NCCL_IB_ROCE_VERSION_NUM", *GID)),
     "UCX_NET_DEVICES": ("UCX_TLS",),
     "UCX_IB_PKEY": UCX,
     "UCX_IB_GID_INDEX": (*UCX, "UCX_IB_ROCE_SUBNETS"),
