@@ -5,12 +5,10 @@ where that is dropped both Open MPIs wait in silence, for ever (seen with 4.1.4 
 do where source NAT changes a peer's address, after a message that an inbound connection "has been
 dropped"). Hosts dial each other in the order
 in which they become ready, so that no more than three are kept for those that come later.
-``mpiboot validate pairs`` measures the paths between workers by the same dials.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -18,10 +16,7 @@ from typing import Final
 
 from mpiboot.core.addresses import bare
 from mpiboot.core.checks import failed
-from mpiboot.core.facts import Worker
 from mpiboot.core.model import Finding, Level
-from mpiboot.network.records import WorkerNetwork, usable
-from mpiboot.network.worker_network import link_of
 
 # Every later host tries one of the first, in turn, beside the one that came just before it.
 KEPT: Final = 2
@@ -53,7 +48,6 @@ class Reached(str, Enum):
     SILENT = "silent"
     REFUSED = "refused"
     NO_ROUTE = "no-route"
-    STALLED = "stalled"
     UNKNOWN = "unknown"
 
     @property
@@ -68,7 +62,7 @@ WHY: Final = {
     Reached.NO_ROUTE: "no route",
 }
 WORDS: Final = {item.value: item for item in Reached}
-_ANSWER: Final = 7  # words; one more for a stream that lasted
+_ANSWER: Final = 4  # words
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +72,6 @@ class Dial:
     ``address`` and ``port`` are dialled, within ``seconds``; ``own`` is the address from which,
     and ``seen`` the one that the far end saw, empty where that isn't known. ``ssh`` is the result
     of dialling the far end's SSH port, None where that was not tried.
-
-    The path is measured where ``wanted`` is given, the MTU that both links have: ``link`` is the
-    dialling end's, ``control`` whether it is the control link, ``stream`` how many bytes are sent
-    at most. Then ``mtu`` is the largest packet that came through, ``microseconds`` the round trip,
-    ``rate`` bytes a second; None where it isn't known. A stream that is to last ``lasting`` seconds
-    takes the MTU's place; ``resent`` is the share of its packets that TCP sent again.
     """
 
     source: str
@@ -96,43 +84,20 @@ class Dial:
     seen: str = ""
     ssh_port: int = 0
     ssh: Reached | None = None
-    link: str = ""
-    control: bool = True
-    wanted: int = 0
-    stream: int = 0
-    microseconds: int | None = None
-    mtu: int | None = None
-    rate: int | None = None
-    lasting: float = 0.0
-    resent: float | None = None
 
     @property
     def request(self) -> str:
         """The line for ``worker/probe.py``."""
-        return (
-            f"dial {self.address} {self.port} {self.ssh_port} {self.seconds:g} {self.own or '-'} "
-            f"{self.wanted} {self.stream}{f' {self.lasting:g}' if self.lasting else ''}"
-        )
+        return f"dial {self.address} {self.port} {self.ssh_port} {self.seconds:g}"
 
     def answered(self, line: str) -> Dial | None:
         """Add the result from the answer of ``worker/probe.py``; None where it is none."""
         words = line.split()
-        share = re.fullmatch(r"\d\.\d+", words[-1]) if len(words) == _ANSWER + 1 else None
-        if len(words) - bool(share) != _ANSWER or words[0] not in WORDS:
+        if len(words) != _ANSWER or words[0] not in WORDS:
             return None
         own, seen = ("" if word == "-" else word for word in words[1:3])
-        trip, mtu, rate = (int(word) if word.isdecimal() else None for word in words[4:_ANSWER])
-        return replace(
-            self,
-            reached=WORDS[words[0]],
-            own=own,
-            seen=seen,
-            ssh=WORDS.get(words[3]),
-            microseconds=trip,
-            mtu=mtu,
-            rate=rate,
-            resent=float(share[0]) if share else None,
-        )
+        ssh = WORDS.get(words[3])
+        return replace(self, reached=WORDS[words[0]], own=own, seen=seen, ssh=ssh)
 
     @property
     def pair(self) -> frozenset[str]:
@@ -207,48 +172,4 @@ def _translated(item: Dial) -> str:
     return (
         f"{item.target} sees connections of {item.source} come from {item.seen}, not from its own "
         f"address {item.own}"
-    )
-
-
-_SECONDS: Final = 2.0  # for a connection
-
-
-@dataclass(frozen=True, slots=True)
-class PathEnd:
-    """A worker's end of one network: its link, MTU and address there."""
-
-    name: str
-    address: str
-    mtu: int
-
-
-@dataclass(frozen=True, slots=True)
-class PathHost:
-    """A worker to be measured: its end of the control network, then those of the data networks."""
-
-    name: str
-    ends: tuple[PathEnd, ...]
-
-
-def path_host(worker: Worker, network: WorkerNetwork) -> PathHost | None:
-    """Give a worker's ends: its control link's, then those of its data links; None: not known."""
-    control = link_of(worker.address, worker.facts.links) if worker.facts else None
-    if control is None:
-        return None
-    ends = [PathEnd(control.name, worker.address, control.mtu)]
-    ends += [PathEnd(link.name, str(usable(link)[0].ip), link.mtu) for link in network.plain]
-    return PathHost(worker.host.name, tuple(ends))
-
-
-def path(source: PathHost, target: PathHost, end: int, stream: int, lasting: float = 0.0) -> Dial:
-    """Make the dial that measures a path between two hosts' ends; its port is not known yet."""
-    own, far = source.ends[end], target.ends[end]
-    return Dial(
-        *(source.name, target.name, far.address, 0, _SECONDS),
-        own=own.address,
-        link=own.name,
-        control=end == 0,
-        wanted=min(own.mtu, far.mtu),
-        stream=stream,
-        lasting=lasting,
     )

@@ -1,4 +1,4 @@
-"""The program that dials other workers and measures the paths to them, as it is run on one."""
+"""The program that dials other workers, as it is run on one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import resource
 import socket
 import subprocess
 import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -15,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.network.worker_pairs import Dial, Reached
 from mpiboot.worker import probe
 from mpiboot.worker.server import PROBE, write_scripts
 
@@ -58,21 +56,9 @@ def write(child: subprocess.Popen[str], text: str) -> None:
 
 
 def dial(child: subprocess.Popen[str], address: str, port: int, ssh: int, seconds: float) -> str:
-    """Dial without a measurement; the first four words of the answer."""
-    write(child, f"dial {address} {port} {ssh} {seconds} - 0 0")
-    *words, trip, mtu, rate = line(child).split()
-    assert [trip, mtu, rate] == ["-"] * 3
-    return " ".join(words)
-
-
-def measured(
-    child: subprocess.Popen[str], address: str, port: int, mtu: int, stream: int = 0
-) -> Dial:
-    asked = Dial("w-0", "w-1", address, port, 5.0, own=HERE, wanted=mtu, stream=stream)
-    write(child, asked.request)
-    found = asked.answered(line(child))
-    assert found is not None
-    return found
+    """Dial, and give the answer."""
+    write(child, f"dial {address} {port} {ssh} {seconds}")
+    return line(child)
 
 
 def listen(child: subprocess.Popen[str], address: str) -> int:
@@ -146,17 +132,14 @@ def test_no_route() -> None:
 
 
 @pytest.mark.parametrize("message", [b"", b"SSH-2.0-OpenSSH_9.2\r\n"])
-@pytest.mark.parametrize(
-    ("mtu", "answer"), [(0, "connected 127.0.0.1 - - - - -"), (1500, "silent 127.0.0.1 - - - - -")]
-)
-def test_a_server_that_tells_no_address(message: bytes, mtu: int, answer: str) -> None:
+def test_a_server_that_tells_no_address(message: bytes) -> None:
     with started() as one, socket.create_server((HERE, 0)) as server:
         port_of(one)
-        write(one, f"dial {HERE} {server.getsockname()[1]} 1 60 - {mtu} 0")
+        write(one, f"dial {HERE} {server.getsockname()[1]} 1 60")
         connection, _ = server.accept()
         with connection:
             connection.sendall(message)
-        assert line(one) == answer
+        assert line(one) == "connected 127.0.0.1 - -"
 
 
 def test_the_last_free_port_of_the_range_is_taken_and_left_free() -> None:
@@ -218,122 +201,3 @@ def test_no_port_that_can_be_had(address: str) -> None:
             assert one.wait(60) == 1
             assert one.stderr is not None
             assert one.stderr.read() == f"mpiboot: no port of {port}-{port} is free at {address}\n"
-
-
-def test_a_path_is_measured() -> None:
-    with started() as one, started(address=THERE) as other:
-        port_of(one)
-        port = port_of(other)
-        found = measured(one, THERE, port, 1500, 1 << 20)
-        assert (found.reached, found.seen, found.mtu) == (Reached.ANSWERED, HERE, 1500)
-        assert found.microseconds is not None
-        assert found.rate
-        # Without a stream there is no rate.
-        found = measured(one, THERE, port, 9000)
-        assert (found.mtu, found.rate) == (9000, None)
-        assert measured(one, OWN, CLOSED, 1500).reached is Reached.REFUSED
-
-
-def test_a_stream_lasts_as_long_as_it_is_asked_to() -> None:
-    """What was acknowledged counts; over loopback nothing is sent again. No MTU is looked for."""
-    with started() as child, started(address=THERE) as other:
-        port_of(child)
-        asked = Dial(
-            *("w-0", "w-1", THERE, port_of(other), 5.0),
-            own=HERE,
-            wanted=1500,
-            stream=1,
-            lasting=0.2,
-        )
-        write(child, asked.request)
-        found = asked.answered(line(child))
-        assert found is not None
-        assert found.reached is Reached.ANSWERED
-        assert found.rate is not None
-        assert found.rate > 1 << 20
-        assert found.resent is not None
-        assert 0 <= found.resent < 0.5
-        assert found.mtu is None
-        # The next one measures as before.
-        assert measured(child, THERE, found.port, 1500, 1 << 20).mtu == 1500
-
-
-def test_a_packet_larger_than_the_link_is_not_sent() -> None:
-    mtu = int(Path("/sys/class/net/lo/mtu").read_text())
-    with started() as one:
-        found = measured(one, HERE, port_of(one), mtu + 1000)
-    assert found.mtu is not None
-    # Sent, it would go out in fragments, and come through.
-    assert found.mtu <= mtu
-
-
-class _Short:
-    """A datagram socket of a path that carries packets of 1,400 bytes, and tells of no other."""
-
-    sizes: list[int]
-
-    def __init__(self, *_: object) -> None:
-        self.answer = b""
-
-    def send(self, data: bytes) -> None:
-        size = len(data) + 28
-        self.sizes.append(size)
-        self.answer = b"%s %d" % (data.partition(b" ")[0], len(data)) if size <= 1400 else b""
-        if size > 9000:
-            raise OSError(errno.EMSGSIZE, "Message too long")
-
-    def recv(self, _: int) -> bytes:
-        if not self.answer:
-            raise TimeoutError
-        return self.answer
-
-    def __getattr__(self, name: str) -> object:
-        return lambda *_: None
-
-
-@pytest.mark.parametrize(("mtu", "first"), [(9000, [9000] * 4), (10000, [10000] * 2)])
-def test_the_largest_packet_is_found(
-    mtu: int, first: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One that its own link refuses is sent once and not waited for, as each try would be."""
-    _Short.sizes = []
-    monkeypatch.setattr("mpiboot.worker.probe.socket.socket", _Short)
-    assert probe.largest("-", HERE, 7, mtu) == 1400
-    assert _Short.sizes[: len(first) + 1] == [*first, 100]
-
-
-def test_where_datagrams_get_no_answer_a_short_stream_is_tried() -> None:
-    with started() as one, socket.create_server((HERE, 0)) as streams:
-        port_of(one)
-
-        def serve() -> None:
-            for _ in range(2):
-                connection, peer = streams.accept()
-                connection.sendall(f"{peer[0]}\n".encode())
-                probe.echo(connection)
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        found = measured(one, HERE, streams.getsockname()[1], 1500)
-        thread.join()
-    assert (found.reached, found.mtu, found.rate) == (Reached.ANSWERED, None, None)
-    assert found.microseconds is not None
-
-
-def test_a_stream_that_stalls_is_told() -> None:
-    with started() as one, socket.create_server((HERE, 0)) as streams:
-        port_of(one)
-
-        def serve() -> None:
-            connection, peer = streams.accept()
-            connection.sendall(f"{peer[0]}\n".encode())
-            probe.echo(connection)
-            connection, peer = streams.accept()
-            connection.sendall(f"{peer[0]}\n".encode())
-            connection.close()
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        found = measured(one, HERE, streams.getsockname()[1], 1500)
-        thread.join()
-    assert (found.reached, found.mtu) == (Reached.STALLED, None)
