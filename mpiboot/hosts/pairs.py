@@ -6,14 +6,13 @@ launcher, which listens as well; where control addresses answer, the data addres
 counts only where its target answers itself. Of a host without mpiboot, or with one of a release
 that knows no launch's ID, nothing is known.
 
-For ``validate pairs``, ``MeasuringHosts`` logs in to each host once more and runs the same program,
-which ends with that login, also where the launcher is gone.
+For ``validate pairs``, ``MeasuringHosts`` logs in to each host once more: what is run by that login
+ends with it, also where the launcher is gone.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +25,7 @@ from mpiboot.core.wording import counted
 from mpiboot.hosts import host_shell
 from mpiboot.hosts.access import SshAccess
 from mpiboot.network import worker_pairs
-from mpiboot.network.worker_pairs import LAUNCHER, Dial, PathHost, Reached
+from mpiboot.network.worker_pairs import LAUNCHER, Dial, Reached
 from mpiboot.ssh import attempt as ssh_attempt
 from mpiboot.ssh.attempt import WORKER, Attempt, LoginTimeouts, Outcome, Target
 
@@ -306,25 +305,14 @@ def _not_checked(worker: Worker, why: str) -> None:
     log.debug("worker-pairs", f"{worker.host.name} tries no connections to other workers: {why}")
 
 
-@dataclass(slots=True, eq=False)
-class _Probe:
-    """A host's program, and at which port it listens by address; ``free`` is held by each dial."""
-
-    dialogue: Dialogue
-    ports: Mapping[str, int]
-    free: asyncio.Lock
-
-
 class MeasuringHosts:
     """Logins to hosts that measure; what runs there by them ends with them."""
 
     def __init__(self, settings: Settings, access: SshAccess) -> None:
-        """Begin without any host; of the settings ``host_keys`` and ``port_range`` are read."""
+        """Begin without any host; of the settings ``host_keys`` is read."""
         # ssh keeps no connection for more commands.
         self._login = replace(access, client=None).login(settings.host_keys)
-        self._ports, self._launch = settings.port_range, os.urandom(8).hex()
         self.connections: dict[str, Connection] = {}
-        self.probes: dict[str, _Probe] = {}
 
     async def log_in(self, worker: Worker) -> None:
         """Log in once more; who does not let us in takes no part."""
@@ -337,32 +325,6 @@ class MeasuringHosts:
             attempt = await self._login.log_in(opened, host_shell.ask("memory"), keep=kept.append)
         if attempt.outcome is Outcome.OK:
             self.connections[worker.host.name] = kept[0]
-
-    async def start_probe(self, host: PathHost) -> None:
-        """Start the program that measures TCP; without it the host takes no part."""
-        connection = self.connections.get(host.name)
-        if connection is None:
-            return
-        first, *others = (end.address for end in host.ends)
-        dialogue = await connection.start(host_shell.probe(first, self._ports, self._launch))
-        listening = {first: await _listens(dialogue)}
-        if dialogue is None or not listening[first]:
-            return
-        for address in others:
-            listening[address] = await _listen(dialogue, address)
-        if all(listening.values()):
-            self.probes[host.name] = _Probe(dialogue, listening, asyncio.Lock())
-
-    async def measure(self, dial: Dial) -> Dial:
-        """Have a host dial, and no other measurement of these two hosts meanwhile."""
-        if not dial.pair <= self.probes.keys():
-            return dial
-        # Always in the same order: two dials that wait for each other's host would never end.
-        first, second = (self.probes[name] for name in sorted(dial.pair))
-        async with first.free, second.free:
-            port = self.probes[dial.target].ports[dial.address]
-            source = self.probes[dial.source].dialogue
-            return await _ask(source, replace(dial, port=port)) or dial
 
     async def close(self) -> None:
         """Log out of all hosts."""

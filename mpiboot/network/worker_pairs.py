@@ -3,8 +3,7 @@
 The gate has shown that the launcher reaches every worker. MPI's daemons connect to the launcher and
 its ranks to each other, and where that is dropped both Open MPIs wait forever (seen with 4.1.4 and
 5.0.7; so they do where source NAT changes a peer's address, after a message that an inbound
-connection "has been dropped"). ``mpiboot validate pairs`` measures the paths between workers by the
-same dials.
+connection "has been dropped").
 """
 
 from __future__ import annotations
@@ -16,10 +15,7 @@ from typing import Final, TypeVar
 
 from mpiboot.core.addresses import bare
 from mpiboot.core.checks import failed
-from mpiboot.core.facts import Worker
 from mpiboot.core.model import Finding, Level
-from mpiboot.network.records import WorkerNetwork, usable
-from mpiboot.network.worker_network import link_of
 
 LAUNCHER: Final = "the launcher"
 _SHOWN: Final = 4
@@ -56,7 +52,6 @@ class Reached(str, Enum):
     SILENT = "silent"
     REFUSED = "refused"
     NO_ROUTE = "no-route"
-    STALLED = "stalled"
     UNKNOWN = "unknown"
 
     @property
@@ -74,7 +69,7 @@ WHY: Final = {
     "proxy does that, such as a service mesh's sidecar",
 }
 WORDS: Final = {item.value: item for item in Reached}
-_ANSWER: Final = 5  # words
+_ANSWER: Final = 4  # words
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +78,7 @@ class Dial:
 
     ``address`` and ``port`` are dialled, within ``seconds``; ``own`` is the address from which,
     and ``seen`` the one that the far end saw, empty where that isn't known. ``ssh`` is the result
-    of dialling the far end's SSH port, None where that was not tried. Where a stream is sent, for
-    ``lasting`` seconds, ``rate`` is its bytes a second; None where that isn't known.
+    of dialling the far end's SSH port, None where that was not tried.
     """
 
     source: str
@@ -97,16 +91,11 @@ class Dial:
     seen: str = ""
     ssh_port: int = 0
     ssh: Reached | None = None
-    lasting: float = 0.0
-    rate: int | None = None
 
     @property
     def request(self) -> str:
         """The line for ``worker/probe.py``."""
-        return (
-            f"dial {self.address} {self.port} {self.ssh_port} {self.seconds:g} {self.own or '-'} "
-            f"{self.lasting:g}"
-        )
+        return f"dial {self.address} {self.port} {self.ssh_port} {self.seconds:g}"
 
     def answered(self, line: str) -> Dial | None:
         """Add the result from the answer of ``worker/probe.py``; None where it is none."""
@@ -114,14 +103,8 @@ class Dial:
         if len(words) != _ANSWER or words[0] not in WORDS:
             return None
         own, seen = ("" if word == "-" else word for word in words[1:3])
-        return replace(
-            self,
-            reached=WORDS[words[0]],
-            own=own,
-            seen=seen,
-            ssh=WORDS.get(words[3]),
-            rate=int(words[4]) if words[4].isdecimal() else None,
-        )
+        ssh = WORDS.get(words[3])
+        return replace(self, reached=WORDS[words[0]], own=own, seen=seen, ssh=ssh)
 
     @property
     def pair(self) -> frozenset[str]:
@@ -212,38 +195,3 @@ def _translated(item: Dial) -> str:
         f"{item.target} sees connections of {item.source} come from {item.seen}, not from its own "
         f"address {item.own}"
     )
-
-
-_SECONDS: Final = 2.0  # for a connection
-
-
-@dataclass(frozen=True, slots=True)
-class PathEnd:
-    """A worker's end of one network: its link, and its address there."""
-
-    name: str
-    address: str
-
-
-@dataclass(frozen=True, slots=True)
-class PathHost:
-    """A worker to be measured: its end of the control network, then those of the data networks."""
-
-    name: str
-    ends: tuple[PathEnd, ...]
-
-
-def path_host(worker: Worker, network: WorkerNetwork) -> PathHost | None:
-    """Give a worker's ends: its control link's, then those of its data links; None: not known."""
-    control = link_of(worker.address, worker.facts.links) if worker.facts else None
-    if control is None:
-        return None
-    ends = [PathEnd(control.name, worker.address)]
-    ends += [PathEnd(link.name, str(usable(link)[0].ip)) for link in network.plain]
-    return PathHost(worker.host.name, tuple(ends))
-
-
-def path(source: PathHost, target: PathHost, end: int, lasting: float) -> Dial:
-    """Make the dial that measures a path between two hosts' ends; its port is not known yet."""
-    own, far = source.ends[end].address, target.ends[end].address
-    return Dial(source.name, target.name, far, 0, _SECONDS, own=own, lasting=lasting)

@@ -20,10 +20,12 @@ from statistics import median, median_high
 from typing import Final, NamedTuple
 
 from mpiboot.core.addresses import short_names
+from mpiboot.core.facts import Worker
 from mpiboot.core.model import Finding, Level
 from mpiboot.core.wording import MOST_LINES, counted, grouped
 from mpiboot.job import render
-from mpiboot.network.records import Transport, WorkerNetwork
+from mpiboot.network.records import Transport, WorkerNetwork, usable
+from mpiboot.network.worker_network import link_of
 from mpiboot.validate.tools import NUMBER
 from mpiboot.validate.verdict import carries
 
@@ -42,36 +44,42 @@ _IF_SCATTERED: Final = 0.75
 class PairTool:
     """A row: what measures the path between two hosts, in Gb/s.
 
-    ``arguments`` are those of perftest's program of that name; without them it is the TCP stream of
-    ``worker/probe.py``.
+    ``server`` and ``client`` are the commands of the two ends. ``column`` is that of the bandwidth
+    in the last line of numbers that the client prints. A measurement takes at least ``least``
+    seconds, and about as long to start.
     """
 
     name: str
     what: str
-    arguments: str = ""
+    server: str
+    client: str
+    column: int
+    least: float
 
-    def command(self, rail: RailEnd, port: int, seconds: float) -> str:
-        """Write one end's command; a client's is followed by the server's address."""
-        timed = self.arguments.format(seconds=round(seconds))
-        return f"{self.name} {rail.options} -p {port} -F {timed}"
+    def bandwidth(self, lines: Sequence[str]) -> float | None:
+        """Find the bandwidth in a client's output; None where it has none."""
+        for line in reversed(lines):
+            words = line.split()
+            if len(words) > self.column and all(map(NUMBER.fullmatch, words)):
+                return float(words[self.column])
+        return None
 
 
-TCP: Final = PairTool("tcp", "mpiboot's own TCP stream")
-# One size of message: 64 KiB fills any link.
-IB_WRITE_BW: Final = PairTool("ib_write_bw", "RDMA writes", "-s 65536 -D {seconds} --report_gbits")
+# worker/stream.py
+TCP: Final = PairTool(
+    *("tcp", "mpiboot's own TCP stream", "stream receive {port} {own}"),
+    "stream send {port} {seconds:g} {own} {far}",
+    column=0,
+    least=0.3,
+)
+# One size of message: 64 KiB fills any link. In its output the average is behind #bytes,
+# #iterations and the peak.
+_WRITE: Final = "ib_write_bw {own} -p {port} -F -s 65536 -D {seconds:.0f} --report_gbits"
+IB_WRITE_BW: Final = PairTool(
+    "ib_write_bw", "RDMA writes", _WRITE, f"{_WRITE} {{far}}", column=3, least=1.0
+)
 TOOLS: Final = {row.name: row for row in (IB_WRITE_BW, TCP)}
-# Behind #bytes, #iterations and the peak.
-_AVERAGE: Final = 3
-_COMPLAINT: Final = re.compile(r"fail|could|unable|error|mismatch", re.IGNORECASE)
-
-
-def bandwidth(lines: Sequence[str]) -> float | None:
-    """Find the average bandwidth in perftest's output; None where it has none."""
-    for line in reversed(lines):
-        words = line.split()
-        if len(words) > _AVERAGE and all(map(NUMBER.fullmatch, words)):
-            return float(words[_AVERAGE])
-    return None
+_COMPLAINT: Final = re.compile(r"fail|could|cannot|can't|unable|error|mismatch", re.IGNORECASE)
 
 
 def complaint(lines: Iterable[str]) -> str:
@@ -80,21 +88,26 @@ def complaint(lines: Iterable[str]) -> str:
     return next(filter(_COMPLAINT.search, listed), listed[-1] if listed else "")
 
 
-@dataclass(frozen=True, slots=True)
-class RailEnd:
-    """A host's end of one rail: perftest's options for it, and what it carries in Gb/s."""
+class End(NamedTuple):
+    """A host's end of a rail or link.
+
+    ``own`` are a tool's words for it, ``address`` is where the other end finds its server, and
+    ``limit`` what it carries in Gb/s (0: not known).
+    """
 
     name: str
-    options: str
-    limit: float
+    own: str
+    address: str
+    limit: float = 0.0
 
 
-def rail_ends(network: WorkerNetwork) -> tuple[RailEnd | None, ...]:
+def rail_ends(worker: Worker, network: WorkerNetwork) -> tuple[End | None, ...]:
     """Give each rail's end with the delivered GID index; None where perftest can't use it."""
     return tuple(
-        RailEnd(
+        End(
             rail.name,
             f"-d {rail.device.name} -i {rail.port.number}" + (f" -x {gid.index}" if gid else ""),
+            worker.address,
             8 * carries(rail.port.rate * 1e9, rail.transport.value),
         )
         if rail.ready and not rail.device.efa and (gid or rail.transport is Transport.INFINIBAND)
@@ -104,14 +117,30 @@ def rail_ends(network: WorkerNetwork) -> tuple[RailEnd | None, ...]:
 
 
 def common_rails(
-    networks: Mapping[str, WorkerNetwork],
-) -> tuple[dict[str, tuple[RailEnd, ...]], list[str]]:
+    workers: Mapping[str, Worker], networks: Mapping[str, WorkerNetwork]
+) -> tuple[dict[str, tuple[End, ...]], list[str]]:
     """Give the ends of the rails that all hosts can use, by host; and who has none."""
-    ends = {host: rail_ends(network) for host, network in networks.items()}
-    usable = [all(own) for own in zip(*ends.values(), strict=False)]
-    found = {host: tuple(filter(None, compress(own, usable))) for host, own in ends.items()}
+    ends = {host: rail_ends(workers[host], network) for host, network in networks.items()}
+    common = [all(own) for own in zip(*ends.values(), strict=False)]
+    found = {host: tuple(filter(None, compress(own, common))) for host, own in ends.items()}
     without = [host for host, own in ends.items() if not any(own)]
-    return found, without or ([] if any(usable) else [*ends])
+    return found, without or ([] if any(common) else [*ends])
+
+
+def link_ends(
+    workers: Mapping[str, Worker], networks: Mapping[str, WorkerNetwork]
+) -> dict[str, tuple[End, ...]]:
+    """Give the ends of the hosts' data links; of the control links, where one has no other."""
+    found = {}
+    for host, network in networks.items():
+        worker = workers[host]
+        control = link_of(worker.address, worker.facts.links) if worker.facts else None
+        if control:
+            data = ((link.name, str(usable(link)[0].ip)) for link in network.plain)
+            links = ((control.name, worker.address), *data)
+            found[host] = tuple(End(name, address, address) for name, address in links)
+    measured = slice(1, None) if all(len(own) > 1 for own in found.values()) else slice(1)
+    return {host: own[measured] for host, own in found.items()}
 
 
 class Flow(NamedTuple):

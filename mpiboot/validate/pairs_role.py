@@ -28,15 +28,15 @@ from mpiboot.job import render
 from mpiboot.launcher import look, observation
 from mpiboot.launcher.setup import LauncherPod, access
 from mpiboot.network.records import RDMA, WorkerNetwork
-from mpiboot.network.worker_pairs import WHY, PathEnd, PathHost, path, path_host
 from mpiboot.supervisor.signals import ENDING
 from mpiboot.system import files
 from mpiboot.validate import pairs
-from mpiboot.validate.pairs import TCP, TOOLS, Flow, Measured, PairTool, RailEnd
+from mpiboot.validate.pairs import TCP, TOOLS, End, Flow, Measured, PairTool
 from mpiboot.validate.verdict import ToolOptions
 
 _PASSES: Final = 2  # of all rounds: what differs by chance shows
 _FOR_ROUNDS: Final = 2 / 3  # of the time; the rest is for what is measured again alone
+_MOST: Final = 4.0  # seconds of one measurement
 _GUARD: Final = 20.0  # for one measurement beside its own time; more where more time is given
 # A job is refused below this fraction: for half a link, but not where pods share a node's cores
 # (six streams over two of them differed by a third).
@@ -100,8 +100,7 @@ class _Measuring:
         self._launcher, self._asked = launcher, asked
         self._settings = launcher.resolved.settings
         self._workers: dict[str, Worker] = {}
-        self._tcp: dict[str, PathHost] = {}
-        self._rdma: dict[str, tuple[RailEnd, ...]] = {}
+        self._ends: Mapping[str, Sequence[End]] = {}
         self._seconds = self._limit = 0.0
         first, _, last = (self._settings.port_range or _PORTS).partition("-")
         # From its end: MPI's daemons take the first ones.
@@ -141,8 +140,7 @@ class _Measuring:
         try:
             await asyncio.gather(*map(self._hosts.log_in, workers))
             self.seen.tool = await self._choose({one.host: one for one in data.networks})
-            ends = self._rdma if self.seen.tool is not TCP else await self._probes(data.networks)
-            self._take_part(ends)
+            self._take_part()
             await asyncio.gather(*map(self._find_node, self.seen.hosts))
             await self._measure()
         finally:
@@ -150,17 +148,19 @@ class _Measuring:
 
     async def _choose(self, networks: Mapping[str, WorkerNetwork]) -> PairTool:
         """Choose by what the hosts have, unless a tool is named."""
+        self._ends = pairs.link_ends(self._workers, networks)
         wanted = TOOLS[self._asked.tool or "ib_write_bw"]
         rdma = any(network.transport in RDMA for network in networks.values())
         if wanted is TCP or not (rdma or self._asked.tool):
             return TCP
         why, hint = "no RDMA port that perftest can use on", "`mpiboot doctor` there looks for it"
-        self._rdma, without = pairs.common_rails(networks)
+        rails, without = pairs.common_rails(self._workers, networks)
         if not without:
             why, hint = f"{wanted.name} is not on PATH of a session on", "install perftest there"
-            lacking = await asyncio.gather(*(self._lacks(host, wanted.name) for host in networks))
-            without = list(itertools.compress(networks, lacking))
+            lacking = await asyncio.gather(*(self._lacks(host, wanted.name) for host in rails))
+            without = list(itertools.compress(rails, lacking))
         if not without:
+            self._ends = rails
             return wanted
         message = f"{why} {first_few(without)}"
         if self._asked.tool:
@@ -179,34 +179,21 @@ class _Measuring:
         boot_id = await program.line() if program else ""
         self.seen.nodes |= {host: boot_id} if boot_id else {}
 
-    async def _probes(self, networks: Iterable[WorkerNetwork]) -> Mapping[str, Sequence[PathEnd]]:
-        """Start what measures TCP: on the data links, on the control link where one has none."""
-        hosts = [*filter(None, (path_host(self._workers[one.host], one) for one in networks))]
-        await asyncio.gather(*map(self._hosts.start_probe, hosts))
-        measured = slice(1, None) if all(len(host.ends) > 1 for host in hosts) else slice(1)
-        for host in hosts:
-            if host.name in self._hosts.probes:
-                self._tcp[host.name] = replace(host, ends=host.ends[measured])
-        return {name: host.ends for name, host in self._tcp.items()}
-
-    def _take_part(self, ends: Mapping[str, Sequence[RailEnd] | Sequence[PathEnd]]) -> None:
+    def _take_part(self) -> None:
         """Note who is measured, on which rails, and what each of these carries."""
         seen = self.seen
-        seen.hosts = tuple(host for host in ends if host in self._hosts.connections)
+        seen.hosts = tuple(host for host in self._ends if host in self._hosts.connections)
         seen.left_out = tuple(host for host in self._workers if host not in seen.hosts)
-        rails = list(zip(*(ends[host] for host in seen.hosts), strict=False))
+        rails = list(zip(*(self._ends[host] for host in seen.hosts), strict=False))
         seen.rails = tuple(first_few(dict.fromkeys(end.name for end in of), 2) for of in rails)
-        if seen.tool is not TCP:
-            rates = ([end.limit for end in self._rdma[host]] for host in seen.hosts)
-            seen.limits = tuple(map(min, zip(*rates, strict=False)))
+        seen.limits = tuple(min(end.limit for end in of) for of in rails)
 
     async def _measure(self) -> None:
         """Measure in rounds, then alone what was slow there, until the time is over."""
-        seen, loop, tcp = self.seen, asyncio.get_running_loop(), self.seen.tool is TCP
-        least, most, start = (0.3, 2.0, 0.2) if tcp else (1.0, 4.0, 1.0)
-        turns = 2 * len(seen.hosts) * (len(seen.rails) if tcp else 1) * _PASSES
+        seen, loop, least = self.seen, asyncio.get_running_loop(), self.seen.tool.least
+        turns = 2 * len(seen.hosts) * _PASSES
         whole, hosts = self._asked.seconds, counted(len(seen.hosts), "host")
-        self._seconds = min(max(whole * _FOR_ROUNDS / max(1, turns) - start, least), most)
+        self._seconds = min(max(whole * _FOR_ROUNDS / max(1, turns) - least, least), _MOST)
         self._limit = self._seconds + max(_GUARD, whole / 3)
         log.info("network", f"measures {hosts} by {seen.tool.what}: {lasting(whole)} at most")
         began = loop.time()
@@ -233,35 +220,25 @@ class _Measuring:
 
     async def _one(self, flow: Flow, into: dict[Flow, list[float]]) -> None:
         """Measure one direction: its value, or why there is none."""
-        work = self._stream(flow) if self.seen.tool is TCP else self._perftest(flow)
         try:
-            result = await asyncio.wait_for(work, self._limit)
+            result = await asyncio.wait_for(self._flow(flow), self._limit)
         except asyncio.TimeoutError:
             result = f"no end within {self._limit:.0f} s"
-            self._hosts.probes.pop(flow.source, None)  # its answer may still come
         if isinstance(result, str):
             self.seen.failed[flow] = result
         else:
             into.setdefault(flow, []).append(result)
 
-    async def _stream(self, flow: Flow) -> float | str:
-        """Have a host send by TCP."""
-        source, target = (self._tcp[host] for host in flow[1:])
-        dial = path(source, target, flow.rail, self._seconds)
-        done = await self._hosts.measure(dial)
-        if done.rate is None:
-            return WHY.get(done.reached, f"{done.reached.value}: no answer")
-        return done.rate * 8e-9
+    async def _flow(self, flow: Flow) -> float | str:
+        """Have a host send to a server on the other one."""
+        tool, port, source, target = self.seen.tool, next(self._ports), *flow[1:]
+        far = self._ends[target][flow.rail].address
 
-    async def _perftest(self, flow: Flow) -> float | str:
-        """Have a host write to or read from a server on the other one."""
-        tool, port = self.seen.tool, next(self._ports)
-        far = self._workers[flow.target].address
-
-        async def run(host: str, listens: int, to: str = "") -> list[str]:
-            words = tool.command(self._rdma[host][flow.rail], port, self._seconds)
-            command = host_shell.measure(listens, self._limit, words + to)
-            program = await self._hosts.connections[host].start(command)
+        async def run(host: str, listens: int, command: str) -> list[str]:
+            own = self._ends[host][flow.rail].own
+            words = command.format(own=own, port=port, seconds=self._seconds, far=far)
+            order = host_shell.measure(listens, self._limit, words)
+            program = await self._hosts.connections[host].start(order)
             if program is None:
                 return ["its SSH server takes no further session"]
             started.callback(program.end)
@@ -273,9 +250,9 @@ class _Measuring:
             return lines
 
         with ExitStack() as started:
-            said = await run(flow.target, port)
+            said = await run(target, port, tool.server)
             if said[-1:] != ["mpiboot-listens"]:
-                return f"{flow.target}: {pairs.complaint(said)}"
-            said = await run(flow.source, 0, f" {far}")
-        value = pairs.bandwidth(said)
-        return f"{flow.source}: {pairs.complaint(said)}" if value is None else value
+                return f"{target}: {pairs.complaint(said)}"
+            said = await run(source, 0, tool.client)
+        value = tool.bandwidth(said)
+        return f"{source}: {pairs.complaint(said)}" if value is None else value

@@ -4,20 +4,17 @@ Run as ``python3 -I -S``, alone, while a launcher asks, with FIRST-LAST ADDRESS 
 and little of it. It listens at ADDRESS on a port of that range (0-0: any), answers whoever connects
 with the launch's ID and the address from which that came, and prints ``mpiboot-probe PORT``. It
 answers each line on stdin by one line, in their order, works on all of them at once, and ends with
-its stdin; a measurement then takes some seconds at most.
+its stdin.
 
 ``listen ADDRESS``: listens at another address of its own; answered by the port, 0 if it can't.
 
-``dial ADDRESS PORT SSH-PORT SECONDS FROM LASTING``: connects, from the address FROM (``-``: any),
-and then sends a stream for LASTING seconds (0: none). The answer is ``RESULT OWN SEEN SSH RATE``,
-``-`` where something isn't known:
+``dial ADDRESS PORT SSH-PORT SECONDS``: connects. The answer is ``RESULT OWN SEEN SSH``, ``-`` where
+something isn't known:
 
 - RESULT: ``answered``; ``connected`` where the far end doesn't answer with the launch's ID, as a
-  proxy or another server; ``silent``, ``refused``, ``no-route``; ``stalled``: it answers, and a
-  stream does not come through
+  proxy or another server; ``silent``, ``refused``, ``no-route``
 - OWN, SEEN: the address from which it dialled, and the one that the far end saw
 - SSH: the result of dialling SSH-PORT, tried only if the dial fails (0: never)
-- RATE: bytes a second of the stream
 """
 
 # Its start on the last host is waited for; socket and threading would double that.
@@ -33,10 +30,7 @@ _PAUSE = 0.2  # seconds, where a connection can't be accepted now
 _ANSWER = 512  # bytes; a launch's ID has a host's name, the longest address 45
 # A reset instead of a close: no port of the job's range stays in TIME_WAIT when MPI wants it.
 _RESET = struct.pack("ii", 1, 0)
-_PATIENCE = 5.0  # seconds for a stream that goes on
-_BLOCK = bytes(1 << 16)
-# Of linux/tcp.h's tcp_info: tcpi_bytes_acked.
-_INFO = "=120xQ"
+_PATIENCE = 5.0  # seconds for a client that has its answer to close
 
 
 def _family(address: str) -> int:
@@ -73,7 +67,7 @@ def accept(listener: socket.socket, launch: str) -> None:
             connection = socket.socket(fileno=handle)
             try:
                 connection.sendall(f"{launch} {peer[0]}\n".encode())
-                _thread.start_new_thread(receive, (connection,))
+                _thread.start_new_thread(outlast, (connection,))
             except BaseException:
                 connection.close()
                 raise
@@ -83,29 +77,23 @@ def accept(listener: socket.socket, launch: str) -> None:
             time.sleep(_PAUSE)  # no descriptor or thread is left: who connected is still there
 
 
-def receive(connection: socket.socket) -> None:
-    """Take a stream until it ends."""
+def outlast(connection: socket.socket) -> None:
+    """Close a connection after its client: no port of the range stays in TIME_WAIT here either."""
     try:
         connection.settimeout(_PATIENCE)
-        block = memoryview(bytearray(1 << 18))
-        while connection.recv_into(block):
-            pass
+        connection.recv(1)
     except OSError:
-        return  # whoever dials tells how that went
+        return
     finally:
         connection.close()
 
 
-def connect(
-    address: str, port: int, seconds: float, own: str = "-"
-) -> tuple[str, socket.socket | None]:
-    """Connect once, from an own address or any."""
+def connect(address: str, port: int, seconds: float) -> tuple[str, socket.socket | None]:
+    """Connect once."""
     sock = socket.socket(_family(address), socket.SOCK_STREAM)
     try:
         sock.settimeout(seconds)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-        if own != "-":
-            sock.bind((own, 0))
         sock.connect((address, port))
     except OSError as error:
         sock.close()
@@ -128,11 +116,9 @@ def answer(sock: socket.socket, launch: str) -> str:
     return seen if known else "-"
 
 
-def dial(
-    address: str, port: int, ssh: int, seconds: float, own: str, lasting: float, launch: str
-) -> str:
+def dial(address: str, port: int, ssh: int, seconds: float, launch: str) -> str:
     """Dial a host, twice if that fails, as packets are lost; answer as this program does."""
-    result, sock = connect(address, port, seconds, own)
+    result, sock = connect(address, port, seconds)
     beside = "-"
     if sock is None:
         answers: list[str] = []
@@ -146,43 +132,19 @@ def dial(
                 done.release()
 
         _thread.start_new_thread(try_ssh, ())
-        result, sock = connect(address, port, seconds, own)
+        result, sock = connect(address, port, seconds)
         done.acquire()
         beside = answers[0]
     if sock is None:
-        return f"{result} - - {beside} -"
-    here = seen = rate = "-"
+        return f"{result} - - {beside}"
+    here, seen = "-", "-"
     try:
         here, seen = sock.getsockname()[0], answer(sock, launch)
-        if seen != "-":
-            result = "answered"
-            if lasting:
-                rate = stream(sock, lasting)
     except OSError:
-        result = "stalled"
+        pass
     finally:
         sock.close()
-    return f"{result} {here} {seen} {beside} {rate}"
-
-
-def stream(sock: socket.socket, lasting: float) -> str:
-    """Send for some seconds; bytes a second, ``-`` where this kernel counts none.
-
-    Raises:
-        OSError: it stalls.
-    """
-    sock.settimeout(_PATIENCE)
-    began = time.perf_counter()
-    while time.perf_counter() - began < lasting:
-        sock.send(_BLOCK)
-    # By what the far end has acknowledged: what is still in buffers is not waited for, as over a
-    # slow link that takes many times as long.
-    size = struct.calcsize(_INFO)
-    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, size)
-    took = time.perf_counter() - began
-    if len(info) < size:  # a kernel before 4.1
-        return "-"
-    return f"{struct.unpack(_INFO, info)[0] / took:.0f}"
+    return f"{result if seen == '-' else 'answered'} {here} {seen} {beside}"
 
 
 def main(ports: str, address: str, launch: str) -> None:
@@ -200,11 +162,10 @@ def main(ports: str, address: str, launch: str) -> None:
             if what == "listen":
                 result = str(listen(to, first, last, launch))
             else:
-                there, ssh, seconds, own, lasting = words
-                limits = float(seconds), own, float(lasting)
-                result = dial(to, int(there), int(ssh), *limits, launch)
+                there, ssh, seconds = words
+                result = dial(to, int(there), int(ssh), float(seconds), launch)
         except OSError:  # no descriptor is left
-            result = "unknown - - - -"
+            result = "unknown - - -"
         with before:
             sys.stdout.write(f"{result}\n")
             sys.stdout.flush()

@@ -32,6 +32,14 @@ table inet between_nodes {
     }
 }
 """
+SLOW_PATH = """
+table inet slow_path {
+    chain input {
+        type filter hook input priority -400;
+        ip saddr %s limit rate over 100 kbytes/second burst 64 kbytes drop
+    }
+}
+"""
 
 # As soon as something is measured; a shell's background has SIGINT ignored.
 INTERRUPTED = """
@@ -117,11 +125,11 @@ def test_a_launcher_measures_once_before_its_job(
         assert job.launcher.termination_log().startswith("slow-host: pi-worker-1")
 
 
-@pytest.mark.parametrize("slow", [False, True], ids=["healthy", "a slow sender"])
+@pytest.mark.parametrize("slow", ["nobody", "sender", "pair"])
 def test_two_nodes_of_two_pods(
     cluster: Cluster,
     one: Image,  # noqa: F811
-    slow: bool,  # noqa: FBT001 - a row
+    slow: str,
 ) -> None:
     """Pods of one node are quick between them, which made their other paths look slow."""
     job = staying(cluster, one)
@@ -129,12 +137,16 @@ def test_two_nodes_of_two_pods(
     for at, worker in enumerate(job.workers):
         others = address[2:] if at < 2 else address[:2]
         worker.network.run("nft", "-f", "-", stdin=BETWEEN_NODES % ", ".join(others))
-    if slow:
+    if slow == "sender":
         job.workers[1].network.run("tc", *SHAPED.split())
+    elif slow == "pair":
+        job.workers[3].network.run("nft", "-f", "-", stdin=SLOW_PATH % address[0])
     code, record = validated(job, "--time", "60")
-    assert code == int(slow), record
-    assert of(record, "slow-host") == ({"pi-worker-1"} if slow else set()), record
-    assert of(record, "slow-pair") == set()
+    assert code == int(slow != "nobody"), record
+    assert of(record, "slow-host") == ({"pi-worker-1"} if slow == "sender" else set()), record
+    pairs = [item["message"] for item in record["findings"] if item["check"] == "slow-pair"]
+    assert len(pairs) == int(slow == "pair"), record
+    assert all(message.startswith("pi-worker-0.pi.default.svc to pi-worker-3") for message in pairs)
 
 
 @pytest.mark.full

@@ -59,9 +59,9 @@ BANDWIDTH = """
 
 
 def test_results_of_perftest_are_read() -> None:
-    assert pairs.bandwidth(BANDWIDTH.splitlines()) == 96.73
-    assert pairs.bandwidth(["---------", "Completion with error at client", ""]) is None
-    assert pairs.bandwidth(["1 2 . 4", "1 2 1.2.3 4", "... ... ... ..."]) is None
+    assert IB_WRITE_BW.bandwidth(BANDWIDTH.splitlines()) == 96.73
+    assert IB_WRITE_BW.bandwidth(["---------", "Completion with error at client", ""]) is None
+    assert IB_WRITE_BW.bandwidth(["1 2 . 4", "1 2 1.2.3 4", "... ... ... ..."]) is None
 
 
 def test_of_what_perftest_says_the_reason_is_taken() -> None:
@@ -321,30 +321,32 @@ def test_a_program_gets_each_flow_with_all_its_values() -> None:
 SETTINGS = resolve({}, {}).settings
 
 
-def common(*workers: Worker) -> tuple[dict[str, tuple[pairs.RailEnd, ...]], list[str]]:
+def common(*workers: Worker) -> tuple[dict[str, tuple[pairs.End, ...]], list[str]]:
     chosen = [worker_network.choose(one, SETTINGS) for one in workers]
     found = decision.decide(chosen, SETTINGS, {}).networks
-    return pairs.common_rails({network.host: network for network in found})
+    named = {one.host.name: one for one in workers}
+    return pairs.common_rails(named, {network.host: network for network in found})
 
 
-def ends(one: Worker) -> tuple[pairs.RailEnd, ...]:
+def ends(one: Worker) -> tuple[pairs.End, ...]:
     return common(one)[0]["w-0"]
 
 
 def test_perftest_gets_the_delivered_device_port_and_index() -> None:
     (end,) = ends(w.macvlan())
     table = {gid.index: gid for gid in w.macvlan().facts.fabric.devices[0].ports[0].gids}  # type: ignore[union-attr]
-    index = end.options.rpartition(" ")[2]
+    index = end.own.rpartition(" ")[2]
     assert table[int(index)].value == "::ffff:10.0.0.12"
-    assert IB_WRITE_BW.command(end, 18578, 2.4) == (
-        f"ib_write_bw -d mlx5_2 -i 1 -x {index} -p 18578 -F -s 65536 -D 2 --report_gbits"
-    )
+    told = {"own": end.own, "port": 18578, "seconds": 2.4, "far": end.address}
+    line = f"ib_write_bw -d mlx5_2 -i 1 -x {index} -p 18578 -F -s 65536 -D 2 --report_gbits"
+    assert IB_WRITE_BW.server.format(**told) == line
+    assert IB_WRITE_BW.client.format(**told) == f"{line} {w.macvlan().address}"
     assert end.limit == 100.0
 
 
 def test_infiniband_has_no_index_and_efa_no_perftest() -> None:
     (end,) = ends(w.ipoib())
-    assert "-d mlx5_4 -i 1 -p 18515 -F" in IB_WRITE_BW.command(end, 18515, 1.0)
+    assert end.own == "-d mlx5_4 -i 1"
     assert [end.name for end in ends(w.rails8())] == [f"mlx5_{20 - n}:1" for n in range(1, 9)]
     assert ends(w.ipoib(state="INIT")) == ()
     assert common(w.worker("w-0", w.eth0())) == ({"w-0": ()}, ["w-0"])
@@ -367,3 +369,17 @@ def test_a_rail_that_one_host_lacks_is_left_out_and_no_other_takes_its_place() -
     assert without == []
     found, without = common(w.sriov(0), replace(w.worker("w-1", w.eth0())))
     assert (found, without) == ({"w-0": (), "w-1": ()}, ["w-1"])
+
+
+def links(*workers: Worker) -> dict[str, list[tuple[str, str]]]:
+    networks = {one.host.name: worker_network.choose(one, SETTINGS) for one in workers}
+    found = pairs.link_ends({one.host.name: one for one in workers}, networks)
+    return {host: [(end.name, end.address) for end in own] for host, own in found.items()}
+
+
+def test_tcp_goes_by_the_data_links_or_by_the_control_link_where_one_host_has_no_other() -> None:
+    both, plain = w.macvlan(0), w.worker("w-1", w.eth0("10.244.1.6/24"))
+    (found,) = links(both)["w-0"]
+    assert found[0] != "eth0"
+    assert links(both, plain) == {"w-0": [("eth0", both.address)], "w-1": [("eth0", plain.address)]}
+    assert links(replace(plain, facts=None)) == {}

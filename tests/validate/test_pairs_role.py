@@ -31,6 +31,7 @@ from mpiboot.supervisor.signals import SIGNALS
 from mpiboot.validate import pairs, pairs_role
 from mpiboot.validate.pairs_role import _Measuring
 from mpiboot.validate.verdict import ToolOptions
+from mpiboot.worker.server import write_scripts
 from tests.fakes import workers as w
 from tests.hosts.test_pair_check import Talk
 
@@ -60,7 +61,10 @@ class Here:
     """A login whose commands run here; the program of perftest is in a folder of its own."""
 
     def __init__(self, folder: Path) -> None:
-        self._environ = {"PATH": f"{folder}:{os.environ['PATH']}"}
+        self._environ = {
+            "PATH": f"{folder}:{os.environ['PATH']}",
+            "MPIBOOT_WORKER_DIR": str(folder),
+        }
         self.children: list[asyncio.subprocess.Process] = []
 
     async def start(self, command: str) -> Any:  # noqa: ANN401 - a Dialogue
@@ -127,7 +131,7 @@ def measuring(
 
 
 def _nothing(self: Any, *_: object) -> None:  # noqa: ANN401 - a MeasuringHosts without any login
-    self.connections, self.probes, self._ports, self._launch = {}, {}, "", ""
+    self.connections = {}
 
 
 QUICK = ToolOptions(seconds=30.0)
@@ -155,12 +159,35 @@ async def test_tcp_is_measured_where_it_is_asked_for(
     def busy(place: int) -> Worker:
         return replace(w.macvlan(place), launches=("launch",) if place else ())
 
-    asked = ToolOptions("tcp", seconds=30.0)
-    run, _ = measuring(monkeypatch, tmp_path, PROGRAM, PROGRAM, asked=asked, made=busy)
+    def at_loopback(_: object, networks: dict[str, object]) -> dict[str, tuple[pairs.End, ...]]:
+        ends = (pairs.End("net1", address, address) for address in ("127.0.0.2", "127.0.0.3"))
+        return {host: (end,) for host, end in zip(networks, ends, strict=True)}
+
+    monkeypatch.setattr(pairs, "link_ends", at_loopback)
+    monkeypatch.setattr(pairs_role, "_MOST", 0.3)
+    asked = ToolOptions("tcp", seconds=60.0)
+    run, homes = measuring(monkeypatch, tmp_path, PROGRAM, PROGRAM, asked=asked, made=busy)
+    for host in ("w-0", "w-1"):
+        write_scripts(tmp_path / host)
     assert await run.until_signal() == 0
     assert "warning: a job runs on w-1: each slows the other down\n" in capfd.readouterr().err
-    assert run.seen.tool is pairs.TCP
-    assert run.seen.left_out == ("w-0", "w-1")  # no worker's probe is here
+    seen = run.seen
+    assert (seen.tool, seen.rails, seen.failed, seen.left_out) == (pairs.TCP, ("net1",), {}, ())
+    assert {flow[1:] for flow in seen.values} == {("w-0", "w-1"), ("w-1", "w-0")}
+    assert all(value > 0.1 for values in seen.values.values() for value in values)
+    assert {child.returncode for home in homes for child in home.children} == {0}
+
+
+async def test_a_host_without_the_stream_is_named_with_its_words(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As an older mpiboot's; and one that nobody serves."""
+    asked = ToolOptions("tcp", seconds=6.0)
+    run, _ = measuring(monkeypatch, tmp_path, PROGRAM, PROGRAM, asked=asked)
+    write_scripts(tmp_path / "w-0")
+    assert await run.until_signal() == 0
+    assert run.seen.values == {}
+    assert any("w-1/stream" in why for why in run.seen.failed.values()), run.seen.failed
 
 
 async def test_the_reason_is_the_programs_own_line_and_nothing_is_left(

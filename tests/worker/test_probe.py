@@ -7,7 +7,6 @@ import resource
 import socket
 import subprocess
 import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -15,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.network.worker_pairs import Dial, Reached
 from mpiboot.worker import probe
 from mpiboot.worker.server import PROBE, write_scripts
 
@@ -61,19 +59,9 @@ def write(child: subprocess.Popen[str], text: str) -> None:
 
 
 def dial(child: subprocess.Popen[str], address: str, port: int, ssh: int, seconds: float) -> str:
-    """Dial without a stream; the first four words of the answer."""
-    write(child, f"dial {address} {port} {ssh} {seconds} - 0")
-    *words, rate = line(child).split()
-    assert rate == "-"
-    return " ".join(words)
-
-
-def measured(child: subprocess.Popen[str], address: str, port: int) -> Dial:
-    asked = Dial("w-0", "w-1", address, port, 5.0, own=HERE, lasting=0.2)
-    write(child, asked.request)
-    found = asked.answered(line(child))
-    assert found is not None
-    return found
+    """Dial, and give the answer."""
+    write(child, f"dial {address} {port} {ssh} {seconds}")
+    return line(child)
 
 
 def listen(child: subprocess.Popen[str], address: str) -> int:
@@ -154,11 +142,11 @@ def test_no_route() -> None:
 def test_who_answers_without_the_launchs_id_is_another(message: bytes) -> None:
     with started() as one, socket.create_server((HERE, 0)) as server:
         port_of(one)
-        write(one, f"dial {HERE} {server.getsockname()[1]} 1 60 - 0.1")
+        write(one, f"dial {HERE} {server.getsockname()[1]} 1 60")
         connection, _ = server.accept()
         with connection:
             connection.sendall(message)
-        assert line(one) == "connected 127.0.0.1 - - -"
+        assert line(one) == "connected 127.0.0.1 - -"
 
 
 def test_workers_of_two_launches_do_not_answer_each_other() -> None:
@@ -171,12 +159,12 @@ def test_one_that_nobody_answers_does_not_hold_up_the_next() -> None:
     """Answers come in the order of the lines all the same."""
     with started() as one, socket.create_server((HERE, 0)) as mute:
         port = port_of(one)
-        write(one, f"dial {HERE} {mute.getsockname()[1]} 0 60 - 0")
+        write(one, f"dial {HERE} {mute.getsockname()[1]} 0 60")
         connection, _ = mute.accept()
         with connection, socket.create_server((HERE, 0)) as second:
-            write(one, f"dial {HERE} {second.getsockname()[1]} 0 60 - 0")
+            write(one, f"dial {HERE} {second.getsockname()[1]} 0 60")
             further, _ = second.accept()  # while the first has no answer
-            write(one, f"dial {HERE} {port} 0 60 - 0")
+            write(one, f"dial {HERE} {port} 0 60")
             further.close()
         assert [line(one).split()[0] for _ in range(3)] == ["connected", "connected", "answered"]
 
@@ -240,32 +228,3 @@ def test_no_port_that_can_be_had(address: str) -> None:
             assert one.wait(60) == 1
             assert one.stderr is not None
             assert one.stderr.read() == f"mpiboot: no port of {port}-{port} is free at {address}\n"
-
-
-def test_a_path_is_measured() -> None:
-    """What was acknowledged counts."""
-    with started() as one, started(address=THERE) as other:
-        port_of(one)
-        port = port_of(other)
-        found = measured(one, THERE, port)
-        assert (found.reached, found.seen) == (Reached.ANSWERED, HERE)
-        assert found.rate is not None
-        assert found.rate > 1 << 20
-        assert measured(one, OWN, CLOSED).reached is Reached.REFUSED
-        assert dial(one, THERE, port, CLOSED, 60) == "answered 127.0.0.1 127.0.0.1 -"
-
-
-def test_a_stream_that_stalls_is_told() -> None:
-    with started() as one, socket.create_server((HERE, 0)) as streams:
-        port_of(one)
-
-        def serve() -> None:
-            connection, peer = streams.accept()
-            with connection:
-                connection.sendall(f"{LAUNCH} {peer[0]}\n".encode())
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        found = measured(one, HERE, streams.getsockname()[1])
-        thread.join()
-    assert (found.reached, found.rate) == (Reached.STALLED, None)

@@ -12,7 +12,7 @@ from mpiboot.core.settings import Settings
 from mpiboot.hosts import host_shell
 from mpiboot.network import decision, worker_network
 from mpiboot.validate import pairs
-from mpiboot.validate.pairs import IB_WRITE_BW, RailEnd
+from mpiboot.validate.pairs import IB_WRITE_BW, End
 from tests.vm.inside.machine import devinfo, has_gid, others_gid, rail, run, seen, worker
 
 PORT = 18577
@@ -20,7 +20,7 @@ SETTINGS = Settings(data_ifname=("rail0",))
 
 
 @pytest.fixture
-def end() -> RailEnd:
+def end() -> End:
     """The delivered port and index: another pod's entries stand before our own."""
     rail(0, mtu=4200)
     others_gid()
@@ -28,7 +28,7 @@ def end() -> RailEnd:
     has_gid("rxe0", "::ffff:10.9.0.1")
     network = worker_network.choose(worker(seen(), "10.99.0.1"), SETTINGS)
     (found,) = decision.decide([network], SETTINGS, {}).networks
-    (only,) = pairs.rail_ends(found)
+    (only,) = pairs.rail_ends(replace(worker(seen(), "10.99.0.1"), address="127.0.0.1"), found)
     assert only is not None
     return only
 
@@ -39,16 +39,16 @@ def start(port: int, words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
 
 
-def both_ends(end: RailEnd) -> list[str]:
+def both_ends(end: End) -> list[str]:
     """What the client says; the end of its stdin ends the server, as a launcher's end does."""
-    words = IB_WRITE_BW.command(end, PORT, 1)
-    with start(PORT, words) as server:
+    told = {"own": end.own, "port": PORT, "seconds": 1, "far": end.address}
+    with start(PORT, IB_WRITE_BW.server.format(**told)) as server:
         assert server.stdin is not None
         assert server.stdout is not None
         while (line := server.stdout.readline()) and "mpiboot-listens" not in line:
             pass
         assert line, "the server ended"
-        with start(0, f"{words} 127.0.0.1") as client:
+        with start(0, IB_WRITE_BW.client.format(**told)) as client:
             assert client.stdout is not None
             message = client.stdout.read()
         server.stdin.close()
@@ -56,13 +56,13 @@ def both_ends(end: RailEnd) -> list[str]:
     return [line.removeprefix(">").strip() for line in message.splitlines()]
 
 
-def test_perftest_measures_by_the_delivered_port_and_index(end: RailEnd) -> None:
-    assert end.options.rpartition(" ")[2] in {
+def test_perftest_measures_by_the_delivered_port_and_index(end: End) -> None:
+    assert end.own.rpartition(" ")[2] in {
         str(i) for i, gid, _ in devinfo("rxe0").gids if "10.9.0.1" in gid
     }
     before = sent()
     said = both_ends(end)
-    value = pairs.bandwidth(said)
+    value = IB_WRITE_BW.bandwidth(said)
     assert value, said
     assert value > 0
     assert said[-1] == "mpiboot-status 0"
@@ -74,8 +74,8 @@ def sent() -> int:
     return int(Path("/sys/class/infiniband/rxe0/ports/1/hw_counters/sent_pkts").read_text())
 
 
-def test_with_a_wrong_index_it_fails_and_says_why(end: RailEnd) -> None:
-    options = end.options.rpartition(" ")[0] + " 30"  # an entry that is not there
-    said = both_ends(replace(end, options=options))
-    assert pairs.bandwidth(said) is None
+def test_with_a_wrong_index_it_fails_and_says_why(end: End) -> None:
+    options = end.own.rpartition(" ")[0] + " 30"  # an entry that is not there
+    said = both_ends(end._replace(own=options))
+    assert IB_WRITE_BW.bandwidth(said) is None
     assert pairs.complaint(said).startswith("Failed to modify QP")
