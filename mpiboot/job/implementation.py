@@ -97,6 +97,10 @@ class Implementation:
         """Whether each host has the default number of slots, whatever the hostfile says."""
         return False
 
+    def passes_over(self, listed: Sequence[Host]) -> bool:
+        """Whether mpirun takes no host of such a hostfile, and goes on to another one."""
+        return False
+
     def hosts(self, inp: PlanInput, listed: Sequence[Host]) -> Iterable[Item]:
         """Keep the hosts' names as the gate found them."""
         return ()
@@ -152,10 +156,6 @@ class Implementation:
             outcome: what mpirun's environment has of mpiboot.
         """
         return ()
-
-    def asks_exit_codes(self, line: UserLine) -> bool:
-        """Whether mpiboot asks mpirun for every rank's exit code, as the user has not."""
-        return False
 
     def words(self, inp: PlanInput) -> Iterable[Item]:
         """Give what stands on the line: options that have no variable, or report to the parent."""

@@ -26,6 +26,7 @@ from mpiboot.job import (
     pods,
 )
 from mpiboot.job import hostfile as hostfiles
+from mpiboot.job.hydra import EXIT_CODES
 from mpiboot.job.mpirun_line import UserLine
 from mpiboot.job.mpirun_options import GRAMMARS
 from mpiboot.job.mpis import implementation_of
@@ -34,7 +35,7 @@ from mpiboot.job.program_words import Rendezvous
 from mpiboot.job.resolve import Item, Resolution, Words, resolve, warning
 from mpiboot.network import worker_pairs
 from mpiboot.network.cluster_view import WorkerRow
-from mpiboot.network.records import Transport, WorkerNetwork, set_in_pod
+from mpiboot.network.records import Transport, WorkerNetwork
 from mpiboot.network.worker_pairs import Dial
 from mpiboot.ssh import config as sshconfig
 
@@ -190,27 +191,20 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
         rows=network.rows,
         transport=network.transport,
         networks=network.networks,
-        named_devices=_names_devices(inp),
+        named_devices=any(map(inp.owned, ("NCCL_IB_HCA", "UCX_NET_DEVICES"))),
         proved=data.is_proved(inp, network),
         mpi_on_control=network.mpi[0] is MpiNetwork.CONTROL and observed.mpi.family in _MOVABLE,
         agent_env=outcome.for_agents,
         agent_linger=mpi.agent_linger,
         tcp_optional=control_links.tcp_optional(inp, control.link.value, network.transport),
         daemons_elsewhere=control_links.elsewhere(inp, control.link.value, daemons=True),
-        exit_codes=supervised and mpi.asks_exit_codes(inp.line),
+        exit_codes=EXIT_CODES in outcome.words,
         meeting=rank_env.meeting,
     )
 
 
 # MPIs whose messages MPIBOOT_MPI_NETWORK=data moves; Intel MPI chooses itself.
 _MOVABLE: Final = (MpiFamily.OPENMPI4, MpiFamily.OPENMPI5, MpiFamily.MPICH)
-
-
-def _names_devices(inp: PlanInput) -> bool:
-    """Whether the user names RDMA devices, which may be others than were planned."""
-    names = ("NCCL_IB_HCA", "UCX_NET_DEVICES")
-    in_pods = {name for worker in inp.observed.workers for name in set_in_pod(worker.facts)}
-    return any(inp.owned(name) or name in in_pods for name in names)
 
 
 def _places(line: UserLine, options: Iterable[str]) -> Iterator[int]:
