@@ -62,7 +62,8 @@ def _default_slots(inp: PlanInput, own: str) -> tuple[str, Source, str]:
 def numbers_by_option(inp: PlanInput, hosts: Sequence[Host]) -> bool:
     """Return whether mpiboot names the hostfile by the option with which its numbers count.
 
-    It would undo whatever of the user's says how many ranks a host gets.
+    It would undo whatever of the user's says how many ranks a host gets; and of a hostfile in which
+    each host has none Intel MPI 2021.18 then starts every rank in this pod.
     """
     row, line = inp.row, inp.line
     user_says = (
@@ -73,7 +74,8 @@ def numbers_by_option(inp: PlanInput, hosts: Sequence[Host]) -> bool:
         or line.moves_hosts
         or line.unknown
     )
-    return bool(row.slots_option and not user_says) and all(host.slots_given for host in hosts)
+    given = all(host.slots_given for host in hosts) and any(host.slots for host in hosts)
+    return bool(row.slots_option and given and not user_says)
 
 
 def _sized(observed: Observed, text: str, *, only_bare: bool) -> Observed:
