@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final
 
-from mpiboot.core.checks import failed
-from mpiboot.core.facts import Variable
 from mpiboot.core.model import Decision, Source
-from mpiboot.core.wording import first_few
-from mpiboot.job.dialects import ALSO_AGENT, ALSO_AGENT_ARGS, DIALECTS, Dialect, parameter
+from mpiboot.job.implementation import Implementation
 from mpiboot.job.mpirun_line import UserLine
+from mpiboot.job.mpis import IMPLEMENTATIONS
+from mpiboot.job.parameter_files import parameter
 from mpiboot.job.plan_input import PlanInput
 from mpiboot.job.resolve import Drop, Forced, Item, Removal, warning
 from mpiboot.ssh import config as sshconfig
 
-# More concurrent launches than this is MPI's own default; fewer than hosts hangs it.
-DEFAULT_CONCURRENCY: Final = 128
-# Hydra's option for its agent, and the kind of agent that is none.
+# Hydra's option for its agent.
 _EXEC: Final = "launcher-exec"
-_FORK: Final = "fork"
+# The same intent under the name of another version: read where the MPI's own name isn't set.
+_ALSO_AGENT: Final = (
+    "OMPI_MCA_plm_rsh_agent",
+    "OMPI_MCA_plm_ssh_agent",
+    "PRTE_MCA_plm_ssh_agent",
+    "PRTE_MCA_plm_rsh_agent",
+)
+_ALSO_AGENT_ARGS: Final = (
+    "OMPI_MCA_plm_rsh_args",
+    "OMPI_MCA_plm_ssh_args",
+    "PRTE_MCA_plm_ssh_args",
+    "PRTE_MCA_plm_rsh_args",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +50,12 @@ def place(inp: PlanInput, hosts: Sequence[str], remote: Collection[str]) -> Agen
         hosts: the job's.
         remote: those that are not this pod.
     """
-    row, own = inp.row, inp.paths.agent
-    (agent_by, agent), (args_by, given) = _agent(inp), _arguments(inp)
-    options = (_EXEC, *_parameters(row), *_argument_parameters(row))
-    items: list[Item] = [
-        *map(Drop, options),
-        *_kind(inp, own, remote),
-        Forced(row.agent_vars[0], own, "tells which hosts mpirun really starts", Source.DEFAULT),
-        *_let_all_live(inp, len(hosts)),
-    ]
-    if any(_given_by_user(inp, row.leaving_var)):
-        items += row.attached
+    mpi, own = inp.implementation, inp.paths.agent
+    agents, arguments = _names(mpi)
+    agent_by, agent = _first(inp.environ, inp.line, agents, _EXEC)
+    args_by, given = _first(inp.environ, inp.line, arguments)
+    options = dict.fromkeys((_EXEC, *map(parameter, (*agents, *arguments))))
+    items: list[Item] = [*map(Drop, options), *mpi.agent(inp, len(hosts), remote)]
     more = "" if agent == own else _ssh_words(agent)
     if more is None:
         agent = _first_of_list(agent)
@@ -59,16 +64,16 @@ def place(inp: PlanInput, hosts: Sequence[str], remote: Collection[str]) -> Agen
             "can't end what it leaves on a host"
         )
         items.append(Decision("launch-agent", agent, _source(inp, agent_by), reason))
-        items += [Forced(row.agent_args_vars[0], given)] if given else []
+        items += [Forced(mpi.agent_args_vars[0], given)] if given else []
         return Agent(tuple(items), agent)
     for name, text in ((agent_by, more), (args_by, given)):
         items += _shown_arguments(inp, name, text) if text else ()
     both = sshconfig.read_args(f"{more} {given}".strip())
-    if both.words or row.agent_args_vars[0] in inp.of_files:
+    if both.words or mpi.agent_args_vars[0] in inp.of_files:
         # Else the file's would count.
-        items.append(Forced(row.agent_args_vars[0], " ".join(both.words) or "-x"))
+        items.append(Forced(mpi.agent_args_vars[0], " ".join(both.words) or "-x"))
     else:
-        items.append(Removal(row.agent_args_vars[0]))
+        items.append(Removal(mpi.agent_args_vars[0]))
     return Agent(tuple(items), "", both)
 
 
@@ -88,137 +93,51 @@ def _shown_arguments(inp: PlanInput, name: str, text: str) -> Iterator[Item]:
 
 
 def given_by_user(
-    environ: Mapping[str, str], line: UserLine | None = None, row: Dialect | None = None
+    environ: Mapping[str, str],
+    line: UserLine | None = None,
+    mpi: Implementation | None = None,
 ) -> sshconfig.UserArgs:
     """Read the user's own ssh arguments, of the line first.
 
     Args:
         environ: mpirun's environment, with what the MPI's own files set.
         line: the user's.
-        row: the MPI's, if known.
+        mpi: the MPI, if known.
     """
-    flagged = line.mca if line else {}
-
-    def first(names: Iterable[str]) -> str:
-        found = (flagged.get(parameter(name), "") or environ.get(name, "") for name in names)
-        return next(filter(None, map(str.strip, found)), "")
-
-    agents, arguments = (row.agent_vars, row.agent_args_vars) if row else ((), ())
-    words = _ssh_words((line and line.given.get(_EXEC)) or first((*agents, *ALSO_AGENT)))
+    agents, arguments = _names(mpi)
+    line = line or UserLine()
+    words = _ssh_words(_first(environ, line, agents, _EXEC)[1])
     if words is None:  # they are another program's
         return sshconfig.UserArgs()
-    return sshconfig.read_args(f"{words} {first((*arguments, *ALSO_AGENT_ARGS))}")
+    return sshconfig.read_args(f"{words} {_first(environ, line, arguments)[1]}")
 
 
 def all_arguments(environ: Mapping[str, str]) -> str:
     """Join the user's own ssh arguments for each MPI, where it isn't known which one will run."""
-    rows = (row.agent_args_vars for row in DIALECTS.values())
-    names = dict.fromkeys((*ALSO_AGENT_ARGS, *(name for row in rows for name in row)))
+    names = dict.fromkeys(chain(*(_names(mpi)[1] for mpi in IMPLEMENTATIONS.values())))
     return " ".join(environ.get(name, "") for name in names)
 
 
-def _kind(inp: PlanInput, agent: str, remote: Collection[str]) -> Iterator[Item]:
-    """Set the kind of launch agent that calls one, whatever the user's line or pod names.
-
-    On the line ``fork`` is refused: it starts every rank in this pod, and none on ``remote``.
-    """
-    row, kind = inp.row, inp.row.agent_kind
-    if kind is None:
-        return
-    for name in (kind.name, *row.agent_kind_aliases):
-        theirs = inp.environ.get(name, "")
-        if theirs and theirs != kind.value:
-            message = f"{name}={theirs} is taken out: {kind.reason}"
-            if theirs == _FORK:
-                message += ", and fork starts every rank in this pod, whatever the hostfile says"
-            yield warning("settings-conflict", message)
-    if " " in agent:
-        message = (
-            f"mpiboot's launch agent can only be called as `{agent}`: its execute bit is lost, or "
-            f"its folder is mounted noexec, and {row.title} takes the path of a program alone"
-        )
-        hint = "install mpiboot where programs may be executed, or use Open MPI"
-        yield failed("runtime-folder", message, hint=hint)
-    yield from map(Removal, (*row.agent_kind_aliases, *row.agent_vars[1:]))
-    yield Forced(kind.name, kind.value, kind.reason, Source.DEFAULT)
-    asked = inp.line.given.get("launcher", "")
-    if asked == _FORK and remote:
-        message = (
-            f"-launcher {asked} on the mpirun line starts every rank in this pod, and none on "
-        )
-        yield failed("settings-conflict", f"{message}{first_few(remote)}", hint="remove it")
-    elif asked not in ("", kind.value, _FORK):
-        yield Drop("launcher")
-        message = (
-            f"-launcher {asked} is taken off the mpirun line, daemons are started by {kind.value}"
-        )
-        yield warning("settings-conflict", f"{message}: {kind.reason}")
+def _names(mpi: Implementation | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Give the variables of an agent, and those of ssh arguments, the strongest first."""
+    agents, arguments = (mpi.agent_vars, mpi.agent_args_vars) if mpi else ((), ())
+    return (*agents, *_ALSO_AGENT), (*arguments, *_ALSO_AGENT_ARGS)
 
 
-def _agent(inp: PlanInput) -> tuple[str, str]:
-    """Find the user's agent, and by what it is named."""
-    row, line = inp.row, inp.line
-    given = {_EXEC: line.given.get(_EXEC, ""), **line.mca}
-    for name in (_EXEC, *_parameters(row)):
-        if agent := given.get(name, "").strip():
-            return f"-{name}" if name == _EXEC else f"--mca {name}", agent
-    return _first(inp, (*row.agent_vars, *ALSO_AGENT))
-
-
-def _arguments(inp: PlanInput) -> tuple[str, str]:
-    """Find the user's ssh arguments, and by what they are named."""
-    for name in _argument_parameters(inp.row):
-        if given := inp.line.mca.get(name, "").strip():
-            return f"--mca {name}", given
-    return _first(inp, _argument_variables(inp.row))
-
-
-def _argument_variables(row: Dialect) -> tuple[str, ...]:
-    return (*row.agent_args_vars, *ALSO_AGENT_ARGS)
-
-
-def _argument_parameters(row: Dialect) -> Iterable[str]:
-    return dict.fromkeys(map(parameter, _argument_variables(row)))
-
-
-def _parameters(row: Dialect) -> Iterable[str]:
-    return dict.fromkeys(map(parameter, (row.agent_vars[0], *ALSO_AGENT)))
+def _first(
+    environ: Mapping[str, str], line: UserLine, names: Sequence[str], option: str = ""
+) -> tuple[str, str]:
+    """Find the user's own value, of the line first; returns what names it, and the value."""
+    found = [
+        (f"-{option}", line.given.get(option, "")),
+        *((f"--mca {name}", line.mca.get(name, "")) for name in map(parameter, names)),
+        *((name, environ.get(name, "")) for name in names),
+    ]
+    return next(((by, text.strip()) for by, text in found if text.strip()), ("", ""))
 
 
 def _source(inp: PlanInput, name: str) -> Source:
     return Source.FLAG if name.startswith("-") else inp.set_by(name)[0]
-
-
-def _given_by_user(inp: PlanInput, name: str) -> tuple[str, str]:
-    """Find what the user gave a parameter: on the line, else in the environment; else nothing."""
-    return inp.line.mca.get(parameter(name), "") if name else "", inp.environ.get(name, "")
-
-
-def _let_all_live(inp: PlanInput, hosts: int) -> Iterator[Item]:
-    """Let as many agents live at once as there are hosts: with fewer mpirun waits for ever.
-
-    Without mpiboot it does so too, but where daemons leave their agents (``leaving_var``).
-    """
-    name, why = inp.row.concurrency_var, "each host's agent runs as long as the job"
-    if not name:
-        return
-    flagged, carried = _given_by_user(inp, name)
-    theirs = (flagged or carried).strip()
-    if theirs.isascii() and theirs.isdigit() and 0 < int(theirs) < hosts:
-        by = f"--mca {parameter(name)} {theirs}" if flagged else f"{name}={theirs}"
-        message = f"{by} is raised to {hosts}, the number of hosts: {why}, and mpirun would wait"
-        yield warning("settings-conflict", message)
-        yield Drop(parameter(name))
-        yield Forced(name, str(hosts), f"in place of {by}: {why}")
-    elif hosts > DEFAULT_CONCURRENCY:
-        reason = f"{why}; fewer at once would wait for ever"
-        yield Variable(name, str(hosts), reason, Source.DETECTED)
-
-
-def _first(inp: PlanInput, names: Iterable[str]) -> tuple[str, str]:
-    """Find the first variable that the user set, and its value."""
-    found = ((name, inp.environ.get(name, "").strip()) for name in names)
-    return next((item for item in found if item[1]), ("", ""))
 
 
 def _first_of_list(agent: str) -> str:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from mpiboot.core.addresses import IPV4, IPV6, interface, network
 from mpiboot.core.checks import failed
 from mpiboot.core.facts import Link, PodFacts, Variable, Worker
-from mpiboot.core.model import Decision, Level, MpiFamily, Source
+from mpiboot.core.model import Decision, Level, Source
 from mpiboot.core.setting_types import MpiNetwork
 from mpiboot.core.wording import first_few
-from mpiboot.job.dialects import Dialect, parameter, version_number
+from mpiboot.job.parameter_files import parameter
 from mpiboot.job.plan_input import Observed, PlanInput
 from mpiboot.job.resolve import Item, warning
 from mpiboot.network import worker_network
@@ -44,15 +44,14 @@ _OF_ONE_MPI: Final = ("OMPI_", "PRTE_", "HYDRA_", "I_MPI_")
 
 def judge_named_links(inp: PlanInput) -> Iterator[Item]:
     """Warn of pods that have none of the links a variable names; refuse what mpirun would."""
-    observed = inp.observed
-    row = inp.row
-    daemons_link = row.daemon_link_vars[0]
-    own = (daemons_link, *row.mpi_link_vars)
+    observed, mpi = inp.observed, inp.implementation
+    daemons_link = mpi.daemon_link_vars[0]
+    own = (daemons_link, *mpi.mpi_link_vars)
     for name, then in NAME_LINKS.items():
         if name.startswith(_OF_ONE_MPI) and name not in own:
             continue
         daemons = name == daemons_link
-        spellings = row.daemon_link_vars if daemons else (name,)
+        spellings = mpi.daemon_link_vars if daemons else (name,)
         by, value = next(filter(None, (_named(inp, item) for item in spellings)), ("", ""))
         # Of a network in which nothing has an address Open MPI says nothing, and takes all links.
         if daemons and observed.own and "/" not in value and lacks_links(observed.own, value):
@@ -66,7 +65,7 @@ def judge_named_links(inp: PlanInput) -> Iterator[Item]:
         lacking = {
             worker.host.name: worker.facts
             for worker in observed.workers
-            if worker.facts and lacks_links(worker.facts, value) and not (daemons and row.own_link)
+            if worker.facts and lacks_links(worker.facts, value) and not (daemons and mpi.own_link)
         }
         if lacking:
             there = _link_names(next(iter(lacking.values())))
@@ -130,56 +129,78 @@ _CONTROL: Final = "control-link"
 
 @dataclass(frozen=True, slots=True)
 class IpVersion:
-    """The version that MPI and its daemons speak (4 or 6), and what keeps them to it."""
+    """The version that MPI and its daemons speak (4 or 6), and what is shown of it.
+
+    ``kept_to``: they would try the other one too; ``alone``: pods have no IPv4 address.
+    """
 
     version: int
-    items: tuple[Item, ...] = ()
+    shown: tuple[Item, ...] = ()
+    kept_to: bool = False
+    alone: bool = False
 
 
-def ip_version(inp: PlanInput) -> IpVersion:
-    """Keep MPI to the IP version of the control addresses; fail where it can't use that."""
-    observed, row = inp.observed, inp.row
+class PortShares(NamedTuple):
+    """A range of ports in two parts, each by its first and its last port."""
+
+    daemons: tuple[int, int]
+    ranks: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """What daemons and MPI are to keep to, and what is wrong with it.
+
+    The value of ``link`` is empty where no one value names the control link in all pods.
+    """
+
+    link: Decision
+    ip: IpVersion
+    ports: PortShares | None
+    findings: tuple[Item, ...]
+
+
+def control(inp: PlanInput) -> Control:
+    """Decide the control network: its link, IP version and ports."""
+    link, refused = _link(inp)
+    ports, too_few = _ports(inp)
+    missing = _refuse_missing_link(inp) if inp.settings.control_ifname else ()
+    findings = (*refused, *missing, *judge_named_links(inp), *too_few)
+    return Control(link, _ip_version(inp), ports, findings)
+
+
+def _ip_version(inp: PlanInput) -> IpVersion:
+    """Decide the IP version by the control addresses; fail where MPI can't use theirs."""
+    observed, mpi = inp.observed, inp.implementation
+
+    def shown(version: int, reason: str) -> tuple[Item, ...]:
+        return (Decision(_IP_VERSION, f"IPv{version}", Source.DETECTED, reason),)
+
     spoken = {IPV6 if ":" in worker.address else IPV4 for worker in observed.workers}
     if spoken != {IPV6}:
         mixed = _has_both(observed)
         if not (mixed and spoken == {IPV4}):
             return IpVersion(IPV4)
         reason = f"the control addresses are IPv4, though {mixed} has IPv6 too"
-        return IpVersion(IPV4, tuple(_keep_to(row, IPV4, reason)))
+        return IpVersion(IPV4, shown(IPV4, reason), kept_to=True)
     alone = _without_ipv4(observed)
-    without = row.ipv4_only or observed.mpi_ipv6 is False
+    without = mpi.ipv4_only or observed.mpi_ipv6 is False
     if without and not alone:
-        what = "speaks IPv4 alone" if row.ipv4_only else "is built without IPv6"
-        reason = f"this MPI {what}, and every pod has an IPv4 address too"
-        return IpVersion(IPV4, (Decision(_IP_VERSION, "IPv4", Source.DETECTED, reason),))
+        what = "speaks IPv4 alone" if mpi.ipv4_only else "is built without IPv6"
+        return IpVersion(
+            IPV4, shown(IPV4, f"this MPI {what}, and every pod has an IPv4 address too")
+        )
     if without:
         hint = None
-        message = f"{observed.mpi.banner or row.title} is built without IPv6 (ompi_info says so)"
+        message = f"{observed.mpi.banner or mpi.title} is built without IPv6 (ompi_info says so)"
         if observed.mpi_ipv6 is not False:
-            message = f"the daemons of {row.title} speak IPv4 alone"
+            message = f"the daemons of {mpi.title} speak IPv4 alone"
             hint = "give the pods IPv4 addresses too (dual stack), or take Open MPI"
         message += f", and {_some_pods(alone)} no IPv4 address"
         return IpVersion(IPV6, (failed(_IP_VERSION, message, hint=hint),))
-    items = [*_keep_to(row, IPV6, "the control addresses are IPv6")]
     if alone:
-        reason = f"{_some_pods(alone)} no IPv4 address"
-        items = [Decision(_IP_VERSION, "IPv6", Source.DETECTED, reason)]
-    items += row.ipv6
-    of_five = row.family is MpiFamily.OPENMPI5
-    if alone and of_five and () < version_number(observed.mpi.version) < _IPV6_ALONE_SINCE:
-        message = f"Open MPI {observed.mpi.version} may crash in pods without an IPv4 address"
-        hint = "use 5.0.9 or newer, or give the pods IPv4 addresses too (dual stack)"
-        items.append(warning(_IP_VERSION, message, hint))
-    return IpVersion(IPV6, tuple(items))
-
-
-def _keep_to(row: Dialect, version: int, reason: str) -> Iterator[Item]:
-    yield Decision(_IP_VERSION, f"IPv{version}", Source.DETECTED, reason)
-    other = IPV6 if version == IPV4 else IPV4
-    reason = f"TCP keeps to IPv{version}; it would try addresses of both"
-    for name, value in row.not_version:
-        found = Variable(name.format(other=other), value.format(other=other), reason)
-        yield replace(found, source=Source.DETECTED)
+        return IpVersion(IPV6, shown(IPV6, f"{_some_pods(alone)} no IPv4 address"), alone=True)
+    return IpVersion(IPV6, shown(IPV6, "the control addresses are IPv6"), kept_to=True)
 
 
 def _ip_versions(links: Iterable[Link]) -> set[int]:
@@ -214,32 +235,9 @@ def _some_pods(names: Sequence[str]) -> str:
     return f"{names[0]}{more}"
 
 
-@dataclass(frozen=True, slots=True)
-class Control:
-    """The control link, where one value names it in all pods, and what pins MPI to it."""
-
-    link: str
-    items: tuple[Item, ...]
-
-
-def control(inp: PlanInput) -> Control:
-    """Pin daemons and MPI TCP to the control link, or carry over what the user pinned."""
-    link, refused = _link(inp)
-    row, observed = inp.row, inp.observed
-    items: list[Item] = [
-        *refused,
-        link,
-        *(_refuse_missing_link(inp) if inp.settings.control_ifname else ()),
-        *_pin_daemons(inp, _own_link(observed, link) if row.own_link else link),
-        *judge_named_links(inp),
-        *_messages(inp, link),
-    ]
-    return Control(link.value, tuple(items))
-
-
 def _link(inp: PlanInput) -> tuple[Decision, tuple[Item, ...]]:
     """Decide the control link; its value is empty where no one fits all pods."""
-    observed, title = inp.observed, inp.row.title
+    observed, title = inp.observed, inp.implementation.title
     found, why_not = worker_network.control_link(
         inp.settings.control_ifname,
         observed.links,
@@ -261,15 +259,10 @@ def _link(inp: PlanInput) -> tuple[Decision, tuple[Item, ...]]:
     return found or Decision(_CONTROL, "", Source.DETECTED, f"not pinned: {why_not}"), refused
 
 
-def _messages(inp: PlanInput, link: Decision) -> Iterator[Item]:
+def pin_messages(inp: PlanInput, link: Decision) -> Iterator[Item]:
     """Keep MPI's own messages on the control link."""
-    row, on_control = inp.row, inp.settings.mpi_network is MpiNetwork.CONTROL
-    if on_control:
-        yield from row.on_control_link
-    if row.own_link and (not on_control or network(link.value)):
-        return  # no name fits all pods: a worker that tells its links has its own by now
     several = [item.host.name for item in inp.observed.workers if ambiguous(item)]
-    for name in row.mpi_link_vars:
+    for name in inp.implementation.mpi_link_vars:
         if name in OF_LIBFABRIC and several:
             reason = f"not set: the control link of {first_few(several)} has several addresses"
             yield Decision(name, "", Source.DETECTED, reason)
@@ -297,7 +290,7 @@ def _refuse_missing_link(inp: PlanInput) -> Iterator[Item]:
     if any(map(network, wanted)):
         return
     links = {"the launcher's pod": inp.observed.links}
-    if not inp.row.own_link:  # else each worker's own is taken there
+    if not inp.implementation.own_link:  # else each worker's own is taken there
         links |= {item.host.name: item.facts.links for item in inp.observed.workers if item.facts}
     lacking = [
         pod
@@ -310,50 +303,37 @@ def _refuse_missing_link(inp: PlanInput) -> Iterator[Item]:
         yield failed("interface-missing", message)
 
 
-def ports(inp: PlanInput, version: int) -> Iterator[Item]:
-    """Keep daemons and MPI TCP to the range of ports that the user named, if any.
-
-    ``version`` is the IP version that they speak.
-    """
+def _ports(inp: PlanInput) -> tuple[PortShares | None, tuple[Item, ...]]:
+    """Divide the range of ports that the user named, if any."""
     text = inp.settings.port_range
     if not text:
-        return
-    row, given = inp.row, inp.given["port_range"]
+        return None, ()
     first, last = map(int, text.split("-"))
     count = last - first + 1
     # A part for the daemons alone: Open MPI 5's first one listens on all ports that it is given.
     share = max(2, count // 4)
     most = max((host.slots for host in inp.observed.hostfile.hosts), default=0)
     if count - share < most:
-        message = (
-            f"{given} has {count} ports, of which daemons need {share}, and a host has {most} slots"
-        )
-        yield failed("settings-conflict", message, hint="name a wider range")
+        message = f"{inp.given['port_range']} has {count} ports, of which daemons need {share}, "
+        message += f"and a host has {most} slots"
+        return None, (failed("settings-conflict", message, hint="name a wider range"),)
+    return PortShares((first, first + share - 1), (first + share, last)), ()
+
+
+def port_variables(inp: PlanInput, wanted: Control) -> Iterator[Item]:
+    """Keep daemons and MPI TCP to their parts of the range of ports."""
+    if wanted.ports is None:
         return
-    for names, value, daemons in row.ports:
+    given = inp.given["port_range"]
+    for names, value, daemons in inp.implementation.ports:
         # For both versions, the sockets of IPv4 would take the ports that those of IPv6 wait for.
-        low, high = (first, first + share - 1) if daemons else (first + share, last)
-        spelled = [name.format(version=version) for name in names]
+        low, high = wanted.ports.daemons if daemons else wanted.ports.ranks
+        spelled = [name.format(version=wanted.ip.version) for name in names]
         # One name is enough, and beside the user's own another would be one of two.
         for name in [name for name in spelled if inp.environ.get(name)] or spelled[:1]:
             whose = "the daemons'" if daemons else "MPI's"
             text = value.format(first=low, last=high, count=high - low + 1)
             yield Variable(name, text, f"{whose} part of {given}", given.source)
-
-
-def _own_link(observed: Observed, link: Decision) -> Decision:
-    """Name the launcher's link whose address the daemons get; none of its names must resolve."""
-    if link.value and network(link.value) is None:
-        return link
-    names = set()
-    for address in worker_network.launcher_addresses(observed.workers):
-        own = worker_network.link_of(address, observed.links)
-        names.add(own.name if own else "")
-    if link.value and link.source is not Source.DETECTED:
-        names = {worker_network.name_in(link.value, observed.links, ())}
-    (name,) = names if len(names) == 1 else {""}
-    reason = "the launcher's link to all workers: daemons connect to its address"
-    return Decision("daemon-link", name, Source.DETECTED, reason)
 
 
 def tcp_optional(inp: PlanInput, link: str, transport: Transport | None) -> str:
@@ -373,21 +353,21 @@ def tcp_optional(inp: PlanInput, link: str, transport: Transport | None) -> str:
         return f"the mpirun line is not read from {inp.line.unknown} on"
     if inp.line.moves_hosts or inp.line.may_hide_hosts:
         return "mpirun alone decides which hosts it uses"
-    row = inp.row
-    ports = () if settings.port_range else row.ports
+    mpi = inp.implementation
+    ports = () if settings.port_range else mpi.ports
     mpis = (name for item in ports if not item.daemons for name in item.names)
-    excludes = [name.replace("_include", "_exclude") for name in row.mpi_link_vars]
-    for name in (*row.mpi_link_vars, *excludes, *mpis):
+    excludes = [name.replace("_include", "_exclude") for name in mpi.mpi_link_vars]
+    for name in (*mpi.mpi_link_vars, *excludes, *mpis):
         value = inp.line.mca.get(parameter(name)) or inp.environ.get(name)
         if value and value != link:
             return f"MPI's messages go as {name}={value} says"
     return ""
 
 
-def _pin_daemons(inp: PlanInput, link: Decision) -> tuple[Item, ...]:
+def pin_daemons(inp: PlanInput, link: Decision) -> tuple[Item, ...]:
     """Settle the daemons' link; a list that mpiboot's setting has is a failure."""
-    row = inp.row
-    names = row.daemon_link_vars
+    mpi = inp.implementation
+    names = mpi.daemon_link_vars
     name, theirs = next(
         ((name, own) for name in names if (own := inp.owned(name))), (names[0], None)
     )
@@ -399,8 +379,8 @@ def _pin_daemons(inp: PlanInput, link: Decision) -> tuple[Item, ...]:
     elif link.value:
         excluded = _excluded(inp, name, names)
         items.append(excluded or Variable(name, value, link.reason, link.source))
-    if row.one_link and "," in value:
-        message = f"{name}={value} is a list, and {row.title} takes one name or one network "
+    if mpi.one_link and "," in value:
+        message = f"{name}={value} is a list, and {mpi.title} takes one name or one network "
         message += "there (some releases crash)"
         hint = "name one link or one CIDR that launcher and workers all have"
         level = Level.WARN if theirs else Level.FAIL

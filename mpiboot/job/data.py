@@ -14,20 +14,17 @@ from typing import Final
 
 from mpiboot.core.checks import failed
 from mpiboot.core.facts import Host, NoFacts, Variable, Worker
-from mpiboot.core.model import Decision, MpiFamily, Source
+from mpiboot.core.model import Decision, Source
 from mpiboot.core.setting_types import MpiNetwork, ProveTransport
 from mpiboot.core.settings import PREFIX, Settings
 from mpiboot.core.wording import assigned, first_few
-from mpiboot.job import control_links, job_hosts, mpi_environment, resolve
+from mpiboot.job import control_links, job_hosts, mpi_environment
 from mpiboot.job.plan_input import Observed, PlanInput
 from mpiboot.job.program_words import Rendezvous
 from mpiboot.job.resolve import ForAgents, Forced, Item, Resolution, warning
 from mpiboot.network import decision, worker_network
 from mpiboot.network.decision import DataNetwork
 from mpiboot.network.records import RDMA, Transport, usable
-
-_OPEN_MPI: Final = (MpiFamily.OPENMPI4, MpiFamily.OPENMPI5)
-_UCX_DEVICES: Final = "UCX_NET_DEVICES"
 
 
 def network(inp: PlanInput) -> DataNetwork:
@@ -57,7 +54,7 @@ def network(inp: PlanInput) -> DataNetwork:
         given=given,
         blocked=observed.data_blocked,
     )
-    found = replace(_for_this_mpi(inp, found), mpi=mpi)
+    found = replace(inp.implementation.network(inp, found), mpi=mpi)
     if _plain(found, read):
         found = replace(found, rows=(), decisions=_short(found))
     return found
@@ -68,42 +65,6 @@ def settled(found: DataNetwork) -> frozenset[str]:
     return frozenset((*found.common, *_differing(found)))
 
 
-def _for_this_mpi(inp: PlanInput, found: DataNetwork) -> DataNetwork:
-    """Leave out what only Open MPI reads for another MPI, and have UCX without RDMA on TCP.
-
-    Spectrum MPI's messages are PAMI's, or go by TCP with ``-tcp``.
-    """
-    if inp.row.family not in _OPEN_MPI:
-        return replace(
-            found,
-            common=_without_open_mpis(found.common),
-            per_host={host: _without_open_mpis(own) for host, own in found.per_host.items()},
-            decisions=tuple(item for item in found.decisions if not item.name.startswith("OMPI_")),
-        )
-    tls, devices = inp.owned("UCX_TLS"), inp.owned(_UCX_DEVICES)
-    if found.transport is None or devices or not resolve.ucx_without_rdma(tls):
-        return found
-    links = {one.host: one.control.name for one in found.networks if one.control}
-    same = set(links.values()) if len(links) == len(found.networks) else set()
-    common = {_UCX_DEVICES: links.popitem()[1]} if len(same) == 1 else {}
-    per_host = {
-        host: own if common or host not in links else {**own, _UCX_DEVICES: links[host]}
-        for host, own in found.per_host.items()
-    }
-    reason = "UCX_TLS has no RDMA: the control link"
-    shown = Decision(_UCX_DEVICES, first_few(sorted(same)), Source.DETECTED, reason)
-    return replace(
-        found,
-        common={**found.common, **common},
-        per_host=per_host,
-        decisions=(*(item for item in found.decisions if item.name != _UCX_DEVICES), shown),
-    )
-
-
-def _without_open_mpis(values: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in values.items() if not name.startswith("OMPI_")}
-
-
 def _of_the_mpi(inp: PlanInput, workers: Iterable[Worker]) -> tuple[Variable, ...]:
     """Return the values that this MPI needs of variables owned by the data network (MPICH: UCX's).
 
@@ -111,10 +72,10 @@ def _of_the_mpi(inp: PlanInput, workers: Iterable[Worker]) -> tuple[Variable, ..
     """
     names = [
         name
-        for name in inp.row.mpi_link_vars
+        for name in inp.implementation.mpi_link_vars
         if decision.owner(name) and not name.startswith("OMPI_")
     ]
-    reason = f"messages of {inp.row.title} on the control link"
+    reason = f"messages of {inp.implementation.title} on the control link"
     return tuple(
         Variable(name, link.name, reason, host=worker.host.name, rule="mpi-link")
         for name in names
@@ -179,10 +140,10 @@ def mpi_network(
     """
     decided = {item.name: item for item in outcome.decisions}
     pml, tcp = decided.get("OMPI_MCA_pml"), decided.get("OMPI_MCA_btl_tcp_if_include")
-    choice = found.transport in (*RDMA, Transport.TCP) and inp.row.family in _OPEN_MPI
+    choice = found.transport in (*RDMA, Transport.TCP)
     carrier, why = found.mpi
     if pml is None and carrier is MpiNetwork.AUTO:
-        yield Decision("mpi-network", f"left to {inp.row.title}", Source.DETECTED, why)
+        yield Decision("mpi-network", f"left to {inp.implementation.title}", Source.DETECTED, why)
         return
     if pml is None or not choice or "mpi-network" in decided:
         return
@@ -309,7 +270,13 @@ def rank_env(inp: PlanInput, hosts: Sequence[Host], network: DataNetwork) -> Ran
     reason = "PyTorch's own default" if by.source is Source.DEFAULT else str(by)
     port = Variable(_PORT, str(inp.settings.master_port), reason, by.source)
     proposals = (_address(inp, first, network), port)
-    items += [*left, *(shown for item in proposals if (shown := _unless_given(inp, item)))]
+    items += left
+    # An address that isn't known leaves the user's own to be shown.
+    items += (
+        item
+        for item in proposals
+        if not isinstance(item, Variable) or item.value or inp.owned(item.name)
+    )
     set_here = (item for item in items if isinstance(item, Variable))
     variables = {item.name: item.value for item in set_here if not inp.owned(item.name)}
     meeting = _meeting(inp, variables, first)
@@ -350,8 +317,8 @@ def _on_the_line(words: Sequence[str]) -> bool:
 def _first_host(inp: PlanInput, hosts: Sequence[Host]) -> tuple[str, tuple[Item, ...]]:
     """Find the host of rank 0; empty, with a warning, where the line may choose it."""
     local = inp.observed.local_names
-    first, left = job_hosts.first_host(hosts, inp.line, inp.row, inp.environ, local)
-    if not left or _ranks_have(inp, _ADDRESS):
+    first, left = job_hosts.first_host(hosts, inp.line, inp.implementation, inp.environ, local)
+    if not left or inp.owned(_ADDRESS):
         return first, ()
     message = f"{left}: mpirun alone decides which host gets rank 0, so {_ADDRESS} is not set"
     hint = f"set {_ADDRESS} to that host's name in the launcher's pod"
@@ -362,7 +329,7 @@ def _address(inp: PlanInput, name: str, network: DataNetwork) -> Item:
     """Give the address of rank 0's host; an empty value where that host isn't known."""
     observed = inp.observed
     on_data = inp.settings.master_network is MpiNetwork.DATA
-    if name and on_data and not _ranks_have(inp, _ADDRESS):
+    if name and on_data and not inp.owned(_ADDRESS):
         return _on_the_data_network(inp, name, network)
     called = {observed.called(item.host.name): item for item in observed.workers}
     worker, value = called.get(name), name
@@ -398,28 +365,3 @@ def _meeting(inp: PlanInput, variables: Mapping[str, str], host: str) -> Rendezv
         return None
     own = _PORT if line or inp.environ.get(_PORT) else f"{PREFIX}{_PORT}"
     return Rendezvous(host, own, int(port))
-
-
-def _by_workers(observed: Observed, name: str) -> bool:
-    """Whether every worker's own pod sets a variable."""
-    return bool(observed.workers) and all(
-        worker.facts and name in worker.facts.environment for worker in observed.workers
-    )
-
-
-def _ranks_have(inp: PlanInput, name: str) -> bool:
-    """Whether ranks have a variable of the user's, by line, launcher or their own pods."""
-    line, environ = inp.line.export_values, inp.environ
-    return name in line or bool(environ.get(name)) or _by_workers(inp.observed, name)
-
-
-def _unless_given(inp: PlanInput, item: Item) -> Item | None:
-    """Leave a variable of the ranks to the user's line, or to the workers' pods."""
-    if not isinstance(item, Variable):
-        return item
-    name = item.name
-    if name not in inp.line.export_values and not inp.environ.get(name):
-        if _by_workers(inp.observed, name):
-            return Decision(name, "", Source.DETECTED, "the workers' own pods set it")
-        return item if item.value else None
-    return item

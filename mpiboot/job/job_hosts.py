@@ -6,19 +6,22 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from mpiboot.core.facts import Host, Hostfile, Variable
+from mpiboot.core.facts import Host, Hostfile
 from mpiboot.core.model import Decision, Source
 from mpiboot.core.wording import counted, first_few
-from mpiboot.job.dialects import (
-    ALSO_DEFAULT_SLOTS,
-    HOSTFILE_VARS,
-    Dialect,
-    parameter,
-)
+from mpiboot.job import platforms
+from mpiboot.job.implementation import Implementation
 from mpiboot.job.mpirun_line import UserLine
-from mpiboot.job.names import canonical, short
+from mpiboot.job.names import canonical
+from mpiboot.job.parameter_files import parameter
 from mpiboot.job.plan_input import Observed, PlanInput
 from mpiboot.job.resolve import Forced, Item
+
+# Every variable by which a user or an operator names a hostfile, for whichever MPI. What
+# mpirun finds there must be mpiboot's own copy, whatever the family.
+HOSTFILE_VARS: Final = (*platforms.HOSTFILE_VARS, "MPI_HOSTFILE", "MPIBOOT_HOSTFILE")
+# The MPI Operator and Trainer set the first one for every MPI.
+_ALSO_DEFAULT_SLOTS: Final = ("OMPI_MCA_orte_set_default_slots", "PRTE_MCA_prte_set_default_slots")
 
 
 def default_slots(inp: PlanInput) -> tuple[Observed, tuple[Item, ...]]:
@@ -27,8 +30,8 @@ def default_slots(inp: PlanInput) -> tuple[Observed, tuple[Item, ...]]:
     A host without one has the default of the user or the operator. Where nobody has set one each
     MPI has its own: MPICH one, the others the host's cores, which its daemon counts there.
     """
-    observed, row, items = inp.observed, inp.row, list[Item]()
-    own = "" if row.slots_option.lstrip("-") in inp.line.given else row.default_slots_var
+    observed, items = inp.observed, list[Item]()
+    own = inp.implementation.default_slots(inp.line)
     files = (observed.hostfile, *observed.hostfile.parts)
     bare = [host.name for file in files for host in file.hosts if not host.slots_given]
     if bare:
@@ -36,7 +39,7 @@ def default_slots(inp: PlanInput) -> tuple[Observed, tuple[Item, ...]]:
         reason = f"{named}, for hosts without slots: {first_few(dict.fromkeys(bare))}"
         items.append(Decision("default-slots", text, source, reason))
         observed = _sized(observed, text, only_bare=True)
-    if row.slots_option and own and not numbers_by_option(inp, observed.hostfile.hosts):
+    if inp.implementation.one_number(replace(inp, observed=observed)):
         observed = _sized(observed, inp.environ.get(own, ""), only_bare=False)
     return observed, tuple(items)
 
@@ -46,7 +49,7 @@ def _default_slots(inp: PlanInput, own: str) -> tuple[str, Source, str]:
 
     The operators set the variable of Open MPI for every MPI.
     """
-    names = (own, *ALSO_DEFAULT_SLOTS)
+    names = (own, *_ALSO_DEFAULT_SLOTS)
     for name in map(parameter, names):
         if name in inp.line.mca:
             return inp.line.mca[name], Source.FLAG, f"--mca {name}"
@@ -56,26 +59,7 @@ def _default_slots(inp: PlanInput, own: str) -> tuple[str, Source, str]:
     for name in names:
         if inp.environ.get(name):
             return inp.environ[name], inp.set_by(name)[0], name
-    return "cores" if own else "1", Source.DEFAULT, inp.row.title
-
-
-def numbers_by_option(inp: PlanInput, hosts: Sequence[Host]) -> bool:
-    """Return whether mpiboot names the hostfile by the option with which its numbers count.
-
-    It would undo whatever of the user's says how many ranks a host gets; and of a hostfile in which
-    each host has none Intel MPI 2021.18 then starts every rank in this pod.
-    """
-    row, line = inp.row, inp.line
-    user_says = (
-        row.slots_option.lstrip("-") in line.given
-        or inp.environ.get(row.default_slots_var)
-        or line.per_node
-        or line.hosts
-        or line.moves_hosts
-        or line.unknown
-    )
-    given = all(host.slots_given for host in hosts) and any(host.slots for host in hosts)
-    return bool(row.slots_option and given and not user_says)
+    return "cores" if own else "1", Source.DEFAULT, inp.implementation.title
 
 
 def _sized(observed: Observed, text: str, *, only_bare: bool) -> Observed:
@@ -114,14 +98,14 @@ def _source(inp: PlanInput, file: Hostfile) -> Source:
     return inp.set_by(file.named_by)[0] if file.named_by in HOSTFILE_VARS else Source.DEFAULT
 
 
-def in_copy(file: Hostfile, observed: Observed, row: Dialect) -> tuple[Host, ...]:
+def in_copy(file: Hostfile, observed: Observed, mpi: Implementation) -> tuple[Host, ...]:
     """Give a hostfile's hosts as mpiboot's copy of it has them."""
     return tuple(
         replace(
             host,
             name=observed.called(host.name),
             user="",  # ssh_config has each host's user
-            binding=host.binding if row.hostfile_binding else "",
+            binding=host.binding if mpi.hostfile_binding else "",
         )
         for host in file.hosts
     )
@@ -129,7 +113,7 @@ def in_copy(file: Hostfile, observed: Observed, row: Dialect) -> tuple[Host, ...
 
 def hosts(inp: PlanInput, listed: Sequence[Host]) -> Iterator[Item]:
     """Show the hosts, and point every hostfile variable at mpiboot's own copy."""
-    observed, row, file = inp.observed, inp.row, inp.observed.hostfile
+    observed, file = inp.observed, inp.observed.hostfile
     yield Decision("hostfile", file.path, _source(inp, file), f"named by {file.named_by}")
     names = first_few(host.name for host in listed)
     yield Decision("hosts", str(len(listed)), Source.DETECTED, names)
@@ -137,35 +121,12 @@ def hosts(inp: PlanInput, listed: Sequence[Host]) -> Iterator[Item]:
         message = first_few(f"{old} -> {new}" for old, new in what.items())
         yield Decision("host-names", counted(len(what), "name"), Source.DETECTED, message)
     for name in HOSTFILE_VARS:
-        if name == row.hostfile_var:
+        if name == inp.implementation.hostfile_var:
             reason = f"mpiboot's normalised copy of {file.path}"
             yield Forced(name, inp.paths.hostfile, reason)
         elif observed.environ.get(name):
             yield Forced(name, inp.paths.hostfile)
-    if row.keep_fqdn_var and any("." in host.name for host in listed):
-        reason = "the hostfile has names with dots, and this version would cut them"
-        yield Variable(row.keep_fqdn_var, "1", reason, Source.DETECTED)
-    if row.keep_own_names_var and _own_names_are_alike(observed):
-        reason = (
-            "the pods' own names are alike up to the first dot, where this version would cut them"
-        )
-        yield Variable(row.keep_own_names_var, "1", reason, Source.DETECTED)
-
-
-def lookups(inp: PlanInput) -> Iterator[Item]:
-    """Keep mpirun from resolving the hosts again: the gate knows their addresses."""
-    row, line = inp.row, inp.line
-    # What chooses hosts there may name this pod otherwise than the hostfile.
-    may_name_this_pod = line.moves_ranks or line.moves_hosts or line.unknown
-    if row.not_resolve_var and not (inp.observed.local and may_name_this_pod):
-        reason = "the gate knows each host's address, and mpirun would ask for them in turn"
-        yield Variable(row.not_resolve_var, "1", reason, Source.DETECTED)
-
-
-def _own_names_are_alike(observed: Observed) -> bool:
-    pods = (observed.own, *(worker.facts for worker in observed.workers))
-    own = {pod.hostname for pod in pods if pod}
-    return len({short(name) for name in own}) < len(own)
+    yield from inp.implementation.hosts(inp, listed)
 
 
 def ranks(inp: PlanInput, listed: Sequence[Host]) -> tuple[int | None, Decision]:
@@ -178,7 +139,7 @@ def ranks(inp: PlanInput, listed: Sequence[Host]) -> tuple[int | None, Decision]
         return None, Decision("ranks", "-", Source.FLAG, f"left to {left}")
     if not all(host.slots_given for host in listed):
         reason = "hosts without slots in the hostfile have as many as cores, as"
-        reason += f" {inp.row.title} counts them"
+        reason += f" {inp.implementation.title} counts them"
         return None, Decision("ranks", "-", Source.DEFAULT, reason)
     slots = sum(host.slots for host in listed)
     reason = f"all slots of {counted(len(listed), 'host')}"
@@ -196,7 +157,7 @@ _PARAMETERS: Final = ("rankfile", "rank_file_path", "dash_host", "schedule_local
 def first_host(
     hosts: Sequence[Host],
     line: UserLine,
-    row: Dialect,
+    mpi: Implementation,
     environ: Mapping[str, str],
     local: Collection[str],
 ) -> tuple[str, str]:
@@ -205,12 +166,12 @@ def first_host(
     Args:
         hosts: the job's.
         line: the user's line.
-        row: the MPI that reads it.
+        mpi: the MPI that reads it.
         environ: the launcher's environment, with what the MPI's own files set.
         local: names of this pod; Open MPI 4.1 puts its own host first, wherever it stands.
     """
     others = [f"--{name}" for name in line.given if name in _MOVES_RANK_0]
-    others += [line.mapped_by] if line.policy in _MAPPINGS else []
+    others += [f"--map-by {line.map_by}"] if line.policy in _MAPPINGS else []
     others += [
         f"{name}={value}"
         for name, value in {**environ, **line.mca}.items()
@@ -223,7 +184,7 @@ def first_host(
     used = [host.name for host in hosts if host.slots]
     if left or not used:
         return "", left
-    here = [name for name in used if row.own_host_first and name in local]
+    here = [name for name in used if mpi.own_host_first and name in local]
     return (*here, *used)[0], ""
 
 

@@ -13,8 +13,7 @@ from typing import Any, Final
 
 from mpiboot.core.facts import Host
 from mpiboot.core.model import MpiFamily
-from mpiboot.job.dialects import DIALECTS, parameter
-from mpiboot.job.mpirun_options import PRINTING, Grammar, Option, OptionKind
+from mpiboot.job.mpirun_options import GRAMMARS, PRINTING, Grammar, Option, OptionKind
 from mpiboot.job.names import canonical
 
 
@@ -41,10 +40,9 @@ class UserLine:
 
     ``given`` has all options that were read by their first spelling, each with the value that
     counts. ``exports`` are the variables that the line itself passes on, each with the value that
-    it gives it, if any; ``exports_only`` is the option that lets no others through. ``map_by`` is
-    the mapping as written, with its modifiers; ``mapped_by`` are the words that said so, also of
-    ``per_node``. ``pinned_by`` are the options that say anything of mapping, ranking, binding or
-    CPUs, other than whether there may be more ranks than slots; also those behind ``unknown``.
+    it gives it, if any. ``map_by`` is the mapping as written, with its modifiers. ``pinned_by`` are
+    the options that say anything of mapping, ranking, binding or CPUs, other than whether there may
+    be more ranks than slots; also those behind ``unknown``.
 
     ``hostfiles`` are the hostfiles that count, each once; several where programs have one each.
     ``hostfile_words`` are the indexes in ``argv`` of words that have a hostfile's path,
@@ -57,10 +55,8 @@ class UserLine:
     apps: tuple[App, ...] = ()
     given: Mapping[str, str] = field(default_factory=dict)
     exports: Mapping[str, str | None] = field(default_factory=dict)
-    exports_only: str = ""
     mca: Mapping[str, str] = field(default_factory=dict)
     map_by: str = ""
-    mapped_by: str = ""
     hostfiles: tuple[str, ...] = ()
     hostfile_words: tuple[int, ...] = ()
     host_words: tuple[int, ...] = ()
@@ -195,7 +191,6 @@ class _Reader:
     """
 
     grammar: Grammar
-    hostfile_parameter: str
     argv: list[str]
     lists: defaultdict[str, list[Any]] = field(default_factory=lambda: defaultdict(list))
     given: dict[str, str] = field(default_factory=dict)
@@ -248,7 +243,7 @@ class _Reader:
         if at + needed >= end:
             raise _StopError(f"{word} lacks its value")
         words += self.argv[at + 1 : at + 1 + needed]
-        default = option.kind is OptionKind.MCA and words[0] == self.hostfile_parameter
+        default = option.kind is OptionKind.MCA and words[0] == self.grammar.hostfile_parameter
         if default or option.kind is OptionKind.HOSTFILE:
             self.lists["hostfile_words"].append(at + needed)
         if option.kind is OptionKind.HOSTS:
@@ -280,15 +275,12 @@ class _Reader:
                 self.exports[name] = value if equals else behind
             case OptionKind.EXPORT_ONLY:
                 self.exports |= dict.fromkeys(name for name in text.split(",") if name)
-                self.keep(self.texts, "exports_only", written)
             case OptionKind.MCA:
                 self.parameter(text, words[1])
             case OptionKind.PINS:
                 self.placement(written, option, text)
             case OptionKind.MOVES_RANKS | OptionKind.MOVES_HOSTS:
                 self.lists[option.kind.name.lower()].append(written)
-            case _:
-                pass
 
     def placement(self, written: str, option: Option, text: str) -> None:
         """Record what an option says about the placement of ranks."""
@@ -299,8 +291,6 @@ class _Reader:
             self.keep(self.texts, "map_by", mapping)
         elif not per_node and option.name not in _IN_PLACE:
             self.lists["moves_ranks"].append(written)
-        if mapping or per_node:
-            self.keep(self.texts, "mapped_by", written)
         if not mapping or not _HOW_MANY.issuperset(words):
             self.lists["pinned_by"].append(written)
 
@@ -330,7 +320,7 @@ class _Reader:
 
     def parameter(self, name: str, value: str) -> None:
         self.mca[name] = value
-        if name == self.hostfile_parameter:
+        if name == self.grammar.hostfile_parameter:
             self.hostfile = self.hostfile or value
         elif name.startswith("rmaps"):
             self.lists["moves_ranks"].append(f"{name} {value}")
@@ -382,19 +372,19 @@ def read(program: Sequence[str], family: MpiFamily) -> UserLine:
 
     Args:
         program: the words as they were given.
-        family: the MPI that will read them, as ``model.Mpi.family`` has it. Of an MPI without a
-            row nothing is read, and ``unknown`` says so.
+        family: the MPI that will read them, as ``model.Mpi.family`` has it. Of an MPI whose options
+            are not known nothing is read, and ``unknown`` says so.
 
     Options are read up to the program, and after each ``:`` again. At the first option that
     isn't known reading stops for good: how many words belong to it can't be known.
     """
     words = tuple(program)
-    row = DIALECTS.get(family)
-    if row is None:
+    grammar = GRAMMARS.get(family)
+    if grammar is None:
         reason = "of this MPI no option is known"
         first = words[1] if len(words) > 1 and words[1].lstrip("-") in PRINTING else ""
         return UserLine(words, unknown=words[0], reason=reason, may_hide_hosts=True, prints=first)
-    reader = _Reader(row.grammar, parameter(row.hostfile_var), [*words])
+    reader = _Reader(grammar, [*words])
     ends = [at for at, word in enumerate(words) if word == ":" and at]
     starts = [1, *(end + 1 for end in ends)]
     try:

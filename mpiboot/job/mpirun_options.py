@@ -1,6 +1,6 @@
 """The options of each MPI's mpirun: how many words follow each, and what it says. Tables only.
 
-A row of ``dialects`` names its table; ``mpirun_line`` reads a line by it. How many words follow an
+``mpirun_line`` reads a line by the table of its MPI. How many words follow an
 option must be known for all of them, or what stands behind it could not be read; what an option
 means, only where something is decided by it.
 """
@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
+
+from mpiboot.core.model import MpiFamily
 
 
 class OptionKind(str, Enum):
@@ -46,7 +48,8 @@ class Option:
 class Grammar:
     """How one mpirun reads its line.
 
-    ``options`` goes by name without dashes. ``two_dashes`` are long names that not every release
+    ``options`` goes by name without dashes; ``hostfile_parameter`` is the parameter of ``--mca``
+    that names a hostfile, too. ``two_dashes`` are long names that not every release
     takes with one dash. ``equals``: ``--name=value`` is understood. ``any_case``: capitals don't
     matter. ``double_dash``: a bare ``--`` ends the options. ``last_wins``: of an option given twice
     the last counts, else the first. ``option_help``: ``-help`` behind an option explains it.
@@ -58,6 +61,7 @@ class Grammar:
     equals: bool
     double_dash: bool
     last_wins: bool
+    hostfile_parameter: str = ""
     two_dashes: frozenset[str] = frozenset()
     any_case: bool = False
     option_help: bool = False
@@ -156,6 +160,7 @@ ORTE: Final = Grammar(
     equals=False,
     double_dash=True,
     last_wins=True,
+    hostfile_parameter="orte_default_hostfile",
 )
 
 # IBM Spectrum MPI names its interconnect by a word of its own, without a value. Not run.
@@ -171,6 +176,7 @@ PRRTE: Final = Grammar(
     equals=True,
     double_dash=True,
     last_wins=False,
+    hostfile_parameter="prte_default_hostfile",
 )
 
 # MPICH 5.0.2, tried like the above.
@@ -236,10 +242,18 @@ INTEL_HYDRA: Final = replace(
     any_case=False,
 )
 
+GRAMMARS: Final = {
+    MpiFamily.OPENMPI4: ORTE,
+    MpiFamily.OPENMPI5: PRRTE,
+    MpiFamily.MPICH: HYDRA,
+    MpiFamily.INTEL: INTEL_HYDRA,
+    MpiFamily.SPECTRUM: SPECTRUM_ORTE,
+}
+
 # What a line has that might print and end, for who doesn't know yet whose mpirun it calls.
 PRINTING: Final = frozenset(
     name
-    for grammar in (ORTE, PRRTE, INTEL_HYDRA)
+    for grammar in GRAMMARS.values()
     for name, option in grammar.options.items()
     if option.kind is OptionKind.PRINTS
 )

@@ -15,12 +15,13 @@ from mpiboot.core.facts import MpiParameter
 from mpiboot.core.model import MpiFamily
 
 if TYPE_CHECKING:  # a worker's facts need none of what a plan does
-    from mpiboot.job.dialects import Dialect
+    from mpiboot.job.implementation import Implementation
     from mpiboot.job.mpirun_line import UserLine
     from mpiboot.job.plan_input import Observed
 
 _OMPI: Final = "OMPI_MCA_"
 _PRTE: Final = "PRTE_MCA_"
+_PMIX: Final = "PMIX_MCA_"
 # Files of the installation's own folder, and those of the user's home, each with the prefix that
 # its names have as variables; the strongest first.
 _OPEN_MPI: Final = (
@@ -35,8 +36,8 @@ _FILES: Final = {
         *_OPEN_MPI,
         ("{home}/.prte/mca-params.conf", _PRTE),
         ("{etc}/prte-mca-params.conf", _PRTE),
-        ("{home}/.pmix/mca-params.conf", "PMIX_MCA_"),
-        ("{etc}/pmix-mca-params.conf", "PMIX_MCA_"),
+        ("{home}/.pmix/mca-params.conf", _PMIX),
+        ("{etc}/pmix-mca-params.conf", _PMIX),
     ),
 }
 # What only mpirun reads, beside mapping and binding: nothing in a worker's pod does.
@@ -46,6 +47,12 @@ _INSTEAD: Final = ("mca_base_param_files", "mca_param_files")
 _BEFORE: Final = ("mca_base_envar_file_prefix", "mca_base_param_file_prefix")
 # In each of them, `name = value`, and as on a line `-mca name value`.
 _LINE: Final = re.compile(r"\s*(?:--?\w*mca\s+(\w+)\s+|(\w+)\s*=)\s*(.*?)\s*")
+
+
+def parameter(variable: str) -> str:
+    """Cut a variable to the name that ``--mca`` takes."""
+    prefix = next(filter(variable.startswith, (_OMPI, _PRTE, _PMIX)), "")
+    return variable.removeprefix(prefix)
 
 
 def folders(path: str, environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -98,13 +105,13 @@ def read(text: str) -> dict[str, str]:
     return {item[1] or item[2]: item[3] for item in found if item and item[3]}
 
 
-def settled(observed: Observed, row: Dialect) -> dict[str, MpiParameter]:
+def settled(observed: Observed, mpi: Implementation) -> dict[str, MpiParameter]:
     """Give the parameters that files settle, by the variables of the same name.
 
     Those of the workers count, too: their daemons and ranks read their own. mpirun alone starts
     daemons, maps and binds, by the launcher's.
     """
-    mpiruns = (*row.pinning_vars, *_MPIRUNS)
+    mpiruns = (*mpi.pinning_vars, *_MPIRUNS)
     found = {item.variable: item for item in reversed(observed.parameters)}
     for worker in observed.workers:
         for item in worker.facts.parameters if worker.facts else ():

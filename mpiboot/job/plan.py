@@ -6,13 +6,12 @@ disagree. Nothing here reads or changes the world.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, takewhile
 from typing import Final
 
-from mpiboot.core.checks import MpibootError, failed
-from mpiboot.core.launch_names import NOT_FOR_RANKS, PLACEMENT
+from mpiboot.core.checks import MpibootError
 from mpiboot.core.model import Decision, Finding, Level, Source
 from mpiboot.core.setting_types import AUTO, Switch
 from mpiboot.core.settings import Resolved
@@ -27,12 +26,12 @@ from mpiboot.job import (
     pods,
 )
 from mpiboot.job import hostfile as hostfiles
-from mpiboot.job.dialects import Dialect, parameter, row_of
-from mpiboot.job.mpi_environment import Forwarding
 from mpiboot.job.mpirun_line import UserLine
+from mpiboot.job.mpirun_options import GRAMMARS
+from mpiboot.job.mpis import implementation_of
 from mpiboot.job.plan_input import LaunchPaths, Observed, PlanInput
 from mpiboot.job.program_words import Rendezvous
-from mpiboot.job.resolve import Item, Resolution, resolve, warning
+from mpiboot.job.resolve import Item, Resolution, Words, resolve, warning
 from mpiboot.network import worker_pairs
 from mpiboot.network.cluster_view import WorkerRow
 from mpiboot.network.records import Transport, WorkerNetwork
@@ -90,8 +89,8 @@ class Plan:
 
 
 def _unknown(observed: Observed, resolved: Resolved) -> Plan:
-    """Plan an MPI without a row: the user's own line, when the hosts are ready, and no more."""
-    mpi, reason = observed.mpi, "this MPI has no row"
+    """Plan an MPI that isn't known: the user's own line, when the hosts are ready, and no more."""
+    mpi, reason = observed.mpi, "this MPI is not known"
     message = (
         f"{mpi.path} says {mpi.banner!r}: mpiboot does not know this MPI, waits for the hosts, and "
         "starts the line as it is. Left out are the hostfile's copy, the launch agent (a host "
@@ -120,63 +119,60 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
     Raises:
         MpibootError: this MPI can't be started at all.
     """
-    row = row_of(observed.mpi)
-    if row is None:
+    mpi = implementation_of(observed.mpi)
+    if mpi is None:
         return _unknown(observed, resolved)
-    inp = PlanInput(row, observed, resolved, paths)
+    inp = PlanInput(mpi, observed, resolved, paths)
     observed, sized = job_hosts.default_slots(inp)
     inp = replace(inp, observed=observed)
-    hosts = job_hosts.in_copy(observed.hostfile, observed, row)
+    hosts = job_hosts.in_copy(observed.hostfile, observed, mpi)
     remote = tuple(host.name for host in hosts if host.name not in observed.local_names)
     np, ranks = job_hosts.ranks(inp, hosts)
     network = data.network(inp)
     settled = replace(inp.settings, mpi_network=network.mpi[0])
     inp = replace(inp, resolved=inp.resolved._replace(settings=settled))
-    control, version = control_links.control(inp), control_links.ip_version(inp)
+    control = control_links.control(inp)
     agent = agent_variables.place(inp, [host.name for host in hosts], remote)
     rank_env = data.rank_env(inp, hosts, network)
     parts: tuple[Iterable[Item], ...] = (
-        *(sized, (_platform(observed),), pods.launcher(inp), _mpi(inp), _line(inp)),
-        *(job_hosts.hosts(inp, hosts), (ranks,), network.findings, network.decisions),
-        *(control.items, version.items, job_hosts.lookups(inp)),
-        *(control_links.ports(inp, version.version), mpi_environment.constants(inp), agent.items),
+        (*sized, _platform(observed)),
+        *(pods.launcher(inp), _mpi(inp), _line(inp), mpi.findings(inp)),
+        (*job_hosts.hosts(inp, hosts), ranks, *network.findings, *network.decisions),
+        (control.link, *control.findings),
+        *(mpi.control(inp, control), mpi_environment.constants(inp), agent.items),
         (observed.client,) if observed.client and not agent.user_agent else (),
         rank_env.items,
     )
     outcome = resolve(chain(*parts), inp.owned, data.settled(network))
     forwarding = mpi_environment.forwarding(inp, outcome, {**network.common, **rank_env.variables})
     delivery = data.deliver(inp, network, forwarding.names)
-    parts = (forwarding.items, delivery.items)
-    outcome = resolve(chain(*parts), inp.owned, before=outcome)
+    outcome = resolve((*forwarding.items, *delivery.items), inp.owned, before=outcome)
     mca = {name: value for name, value in inp.line.mca.items() if name not in outcome.dropped}
-    supervised, tag = inp.settings.supervise is Switch.ON, _tag_output(inp)
+    supervised = inp.settings.supervise is Switch.ON
+    own_ranks, shown = _own_ranks_words(inp, outcome.for_agents, remote=bool(remote))
+    forwarded = tuple(word for name in forwarding.flags for word in ("-x", name))
     parts = (
         data.mpi_network(inp, network, outcome, delivery.per_host.values()),
-        mpi_environment.unsafe(inp, mca, outcome),
-        pods.ssh_servers(inp),
-        pods.findings(observed),
-        () if supervised else (_unsupervised(inp),),
-        tag.items,
+        *(mpi.unsafe(inp, mca, outcome), pods.ssh_servers(inp), pods.findings(observed)),
+        *(() if supervised else (_unsupervised(inp),), _tag_output(inp), shown),
+        (Words(("-n", str(np))),) if np is not None and inp.line.np is None else (),
+        *((Words(forwarded),), mpi.words(inp)),
     )
     outcome = resolve(chain(*parts), inp.owned, before=outcome)
-    own_ranks = _own_ranks_words(inp, outcome.for_agents, remote=bool(remote))
-    before = (*own_ranks.words, *rank_env.before)
-    command = _command(inp, np, forwarding, outcome, supervised=supervised)
-    outcome = resolve((*own_ranks.items, *command.items), inp.owned, before=outcome)
-    forwarded = tuple(word for name in forwarding.flags for word in ("-x", name))
+    before = (*own_ranks, *rank_env.before)
     copies = paths.of_program(observed.hostfile)
     return Plan(
         decisions=outcome.decisions,
         findings=outcome.findings,
         argv=(
-            *(_program(inp), *tag.words, *command.words),
+            *(mpi.program(inp), *outcome.words),
             *_words(inp, before, forwarded, frozenset(_places(inp.line, outcome.dropped))),
         ),
         set_env=outcome.values,
         unset_env=tuple(sorted(outcome.removed)),
-        hostfile=hostfiles.render(hosts, row.syntax),
+        hostfile=hostfiles.render(hosts, mpi.syntax),
         more_hostfiles={
-            copies[file.path]: hostfiles.render(job_hosts.in_copy(file, observed, row), row.syntax)
+            copies[file.path]: hostfiles.render(job_hosts.in_copy(file, observed, mpi), mpi.syntax)
             for file in observed.hostfile.parts
         },
         remote_hosts=remote,
@@ -192,9 +188,9 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
         named_devices=_names_devices(inp),
         proved=data.is_proved(inp, network),
         agent_env=outcome.for_agents,
-        agent_linger=row.agent_linger,
-        tcp_optional=control_links.tcp_optional(inp, control.link, network.transport),
-        exit_codes=supervised and _asks_exit_codes(inp),
+        agent_linger=mpi.agent_linger,
+        tcp_optional=control_links.tcp_optional(inp, control.link.value, network.transport),
+        exit_codes=supervised and mpi.asks_exit_codes(inp.line),
         meeting=rank_env.meeting,
     )
 
@@ -215,8 +211,8 @@ def _places(line: UserLine, options: Iterable[str]) -> Iterator[int]:
 def pair_findings(plan: Plan, observed: Observed, dialled: Sequence[Dial]) -> tuple[Finding, ...]:
     """Turn the results of the workers' test connections into findings, by what the plan needs."""
     hosts = [worker.host.name for worker in observed.workers]
-    row = row_of(observed.mpi)
-    checks_address = row is not None and row.checks_peer_address
+    mpi = implementation_of(observed.mpi)
+    checks_address = mpi is not None and mpi.checks_peer_address
     return worker_pairs.findings(dialled, hosts, plan.tcp_optional, checks_address=checks_address)
 
 
@@ -235,16 +231,13 @@ _STARTS_RANKS: Final = frozenset(
 
 def _line(inp: PlanInput) -> Iterator[Item]:
     """Report words of the line that are rewritten or not read."""
-    row, line, mpi = inp.row, inp.line, inp.observed.mpi
-    if len(line.apps) > 1 and mpi.version == row.several_programs_fail:
-        message = f"the daemons of {mpi.version} die at the start of a line with several programs"
-        yield failed("several-programs", message, level=Level.WARN)
-    if row.untried:
-        message = f"{mpi.banner}: mpiboot was not tried with it, and {row.untried}"
+    mpi, line = inp.implementation, inp.line
+    if mpi.untried:
+        message = f"{inp.observed.mpi.banner}: mpiboot was not tried with it, and {mpi.untried}"
         yield warning("mpi-versions", message, "the README has the versions that were tried")
     if line.rewritten:
         pairs = ", ".join(f"{word} as -{word}" for word in line.rewritten)
-        message = f"on the mpirun line {row.title} gets {pairs}: it reads these otherwise"
+        message = f"on the mpirun line {mpi.title} gets {pairs}: it reads these otherwise"
         yield warning("usage", message)
     if line.unknown:
         yield warning("usage", f"{line.reason}: the rest of the line is passed on unread")
@@ -264,7 +257,10 @@ def _mpi(inp: PlanInput) -> Iterator[Item]:
     if inp.settings.mpi is not AUTO:
         source = given.source
         reason = str(given) if mpi.banner == str(given) else f"{given}; {mpi.path}: {mpi.banner}"
-    yield Decision("mpi", f"{inp.row.title}: {mpi.version}", source, reason)
+    yield Decision("mpi", f"{inp.implementation.title}: {mpi.version}", source, reason)
+    program, asked = inp.implementation.program(inp), inp.line.argv[0]
+    if program != asked:
+        yield Decision("mpirun", program, Source.DETECTED, f"what {asked} would start")
     for path in dict.fromkeys(item.path for item in inp.of_files.values()):
         names = " ".join(name for name, item in inp.of_files.items() if item.path == path)
         yield Decision("mpi-parameters", names, Source.FILE, path)
@@ -272,82 +268,6 @@ def _mpi(inp: PlanInput) -> Iterator[Item]:
 
 def _platform(observed: Observed) -> Decision:
     return platforms.recognise(observed.environ, observed.hostfile.path)[1]
-
-
-def _asks_exit_codes(inp: PlanInput) -> bool:
-    """Return whether mpiboot asks mpirun for every rank's exit code, as the user has not."""
-    option = inp.row.exit_codes_option
-    return bool(option) and option.lstrip("-") not in inp.line.given
-
-
-@dataclass(frozen=True, slots=True)
-class _Words:
-    """Words of the command line, and what is shown of them."""
-
-    words: tuple[str, ...] = ()
-    items: tuple[Item, ...] = ()
-
-
-def _command(
-    inp: PlanInput,
-    np: int | None,
-    forwarding: Forwarding,
-    outcome: Resolution,
-    *,
-    supervised: bool,
-) -> _Words:
-    """Give the options that stand before the user's own words."""
-    line, row, paths = inp.line, inp.row, inp.paths
-    added, items = list[str](), list[Item]()
-    if job_hosts.numbers_by_option(inp, inp.observed.hostfile.hosts):
-        reason = f"{row.title} passes over the numbers of slots in a hostfile named otherwise"
-        items.append(Decision("slots-option", row.slots_option, Source.DETECTED, reason))
-        added += [row.slots_option, paths.hostfile]
-    if np is not None and line.np is None:
-        added += ["-n", str(np)]
-    for name in forwarding.flags:
-        added += ["-x", name]
-    table = f"{paths.launch_dir}/{PLACEMENT}"
-    if supervised and can_tell(line, row, inp.environ, table):
-        reason = "mpirun writes there which rank is where"
-        items.append(Decision("rank-table", table, Source.DEFAULT, reason))
-        option, value = row.rank_table
-        added += [option, f"{value}{table}"]
-    if supervised and inp.observed.local and _may_tell_ranks(inp, outcome):
-        name, _, value = NOT_FOR_RANKS.partition("=")
-        reason = "mpirun alone writes its own messages apart"
-        items.append(Decision(name, value, Source.DEFAULT, reason))
-        added += ["-x", NOT_FOR_RANKS]
-    if supervised and _asks_exit_codes(inp):
-        reason = "mpirun tells why each rank ended; mpiboot takes these lines out of its output"
-        items.append(Decision("exit-codes", row.exit_codes_option, Source.DEFAULT, reason))
-        added.append(row.exit_codes_option)
-    if row.program:
-        reason = f"what {line.argv[0]} would start"
-        items.append(Decision("mpirun", _program(inp), Source.DETECTED, reason))
-    return _Words(tuple(added), tuple(items))
-
-
-def can_tell(line: UserLine, row: Dialect, environ: Collection[str], path: str) -> bool:
-    """Return whether mpirun can be asked for a file of which rank is where.
-
-    Of a rank that ends badly Open MPI 5 tells no host on any other way than the job's stderr. The
-    user's own options of that kind stay alone: given twice mpirun refuses them, and the variable
-    gives way to the option. A comma would end the path.
-    """
-    if not row.rank_table or line.unknown or "," in path:
-        return False
-    names = [word.strip("-=") for word in row.rank_table]
-    in_environ = any(names[0].replace("-", "_") in name for name in environ)
-    return not in_environ and not set(names).intersection(line.given)
-
-
-def _program(inp: PlanInput) -> str:
-    """Give the program to start: the line's, or the one that this would start."""
-    program, path = inp.row.program, inp.observed.mpi.path
-    if not program:
-        return inp.line.argv[0]
-    return path if path.rpartition("/")[2] == program else program
 
 
 def _words(
@@ -423,21 +343,6 @@ def _obstacles(
     return tuple(found)
 
 
-def _may_tell_ranks(inp: PlanInput, outcome: Resolution) -> bool:
-    """Return whether 4.1 can give ranks a value of their own: not beside a list of names."""
-    row, line = inp.row, inp.line
-    listed = parameter(row.export_var) in line.mca or row.export_var in (
-        inp.environ.keys() | outcome.values.keys()
-    )
-    return (
-        row.messages_var != ""
-        and row.messages_var not in inp.environ
-        and not line.apps[1:]
-        and not line.unknown
-        and not listed
-    )
-
-
 def _tolerates_failure(inp: PlanInput, mca: Mapping[str, str]) -> bool:
     """Return whether the user may have asked mpirun to continue without a failed rank."""
     if inp.line.unknown or inp.line.reads_files:
@@ -454,51 +359,54 @@ _READ_OWN: Final = (
 )
 
 
-def _own_ranks_words(inp: PlanInput, agent_env: Mapping[str, str], *, remote: bool) -> _Words:
+def _own_ranks_words(
+    inp: PlanInput, agent_env: Mapping[str, str], *, remote: bool
+) -> tuple[tuple[str, ...], tuple[Item, ...]]:
     """Return the words that start programs with the agents' variables, where ranks here need them.
 
     ``remote`` is whether there are other hosts than this pod.
     """
     own = inp.observed.own
     if not (own and inp.observed.local and remote and agent_env):
-        return _Words()
+        return (), ()
     names = first_few(agent_env)
     if any(app.program is None for app in inp.line.apps):
         message = (
             f"ranks in this pod lack {names}: it is not known where on the mpirun line the program "
             "begins"
         )
-        return _Words(items=(warning("usage", message),))
+        return (), (warning("usage", message),)
     file = f"{inp.paths.launch_dir}/{OWN_RANKS}"
-    reason = f"ranks in this pod get {names} there; {inp.row.title} would leave them out"
+    title = inp.implementation.title
+    reason = f"ranks in this pod get {names} there; {title} would leave them out"
     shown = Decision("own-ranks", file, Source.DETECTED, reason)
-    return _Words(("/bin/sh", "-c", _READ_OWN, file, own.hostname), (shown,))
+    return ("/bin/sh", "-c", _READ_OWN, file, own.hostname), (shown,)
 
 
 RANK_OUTPUT: Final = "rank-output"
 
 
-def _tag_output(inp: PlanInput) -> _Words:
+def _tag_output(inp: PlanInput) -> Iterator[Item]:
     """Give the option by which each line of output names its rank; the user's own comes first."""
     if inp.settings.tag_output is Switch.OFF:
-        return _Words()
-    row, given = inp.row, inp.given["tag_output"]
-    theirs = _tagged_by_user(inp)
-    if theirs:
-        shown = Decision(RANK_OUTPUT, theirs, Source.FLAG, "given on the mpirun line")
-        return _Words(items=(shown,))
+        return
+    mpi, given = inp.implementation, inp.given["tag_output"]
+    if theirs := _tagged_by_user(inp):
+        yield Decision(RANK_OUTPUT, theirs, Source.FLAG, "given on the mpirun line")
+        return
     reason = f"{given}: each line names its rank"
-    items: list[Item] = [Decision(RANK_OUTPUT, " ".join(row.tag_option), given.source, reason)]
-    items += [warning("output", f"{row.title}: {row.tag_loses}")] if row.tag_loses else []
-    return _Words(row.tag_option, tuple(items))
+    yield Decision(RANK_OUTPUT, " ".join(mpi.tag_option), given.source, reason)
+    if mpi.tag_loses:
+        yield warning("output", f"{mpi.title}: {mpi.tag_loses}")
+    yield Words(mpi.tag_option)
 
 
 def _tagged_by_user(inp: PlanInput) -> str:
     """Find the user's own option; where a line is not read to its end, any word that may be it."""
-    line, options = inp.line, inp.row.grammar.options
+    line, mpi = inp.line, inp.implementation
     names = {name: f"--{name}" for name in line.given}
     for word in line.argv if line.unknown else ():
-        option = options.get(word.lstrip("-").partition("=")[0])
+        option = GRAMMARS[mpi.family].options.get(word.lstrip("-").partition("=")[0])
         if option and word[:1] == "-":
             names[option.name] = word
-    return next((names[name] for name in inp.row.tagged_by if name in names), "")
+    return next((names[name] for name in mpi.tagged_by if name in names), "")

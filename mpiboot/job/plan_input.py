@@ -11,8 +11,9 @@ from mpiboot.core.model import Decision, Identity, Mpi, Source
 from mpiboot.core.setting_types import LaunchAgent
 from mpiboot.core.settings import Given, Resolved, Settings
 from mpiboot.job import parameter_files, platforms, resolve
-from mpiboot.job.dialects import Dialect, Export, parameter
+from mpiboot.job.implementation import Implementation
 from mpiboot.job.mpirun_line import UserLine
+from mpiboot.job.parameter_files import parameter
 from mpiboot.job.platforms import Platform
 from mpiboot.job.resolve import Owned
 from mpiboot.network.records import WorkerNetwork
@@ -91,9 +92,9 @@ class LaunchPaths:
 
 @dataclass(frozen=True)
 class PlanInput:
-    """All that a plan is made of: the MPI's row, what was observed, the settings, the paths."""
+    """All that a plan is made of: the MPI, what was observed, the settings, the paths."""
 
-    row: Dialect
+    implementation: Implementation
     observed: Observed
     resolved: Resolved
     paths: LaunchPaths
@@ -104,14 +105,9 @@ class PlanInput:
         return self.observed.line.with_names(self.observed.renamed)
 
     @cached_property
-    def platform(self) -> Platform:
-        """The platform that made this pod."""
-        return self.observed.platform
-
-    @cached_property
     def of_files(self) -> Mapping[str, MpiParameter]:
         """Parameters of files that this MPI reads, by the variables that would mean the same."""
-        return parameter_files.settled(self.observed, self.row)
+        return parameter_files.settled(self.observed, self.implementation)
 
     @cached_property
     def environ(self) -> Mapping[str, str]:
@@ -132,15 +128,20 @@ class PlanInput:
     @property
     def forwards_all(self) -> bool:
         """Whether mpirun's environment would overwrite that of the ranks' own pods."""
-        return self.row.export is Export.ALL and bool(self.observed.workers)
+        return self.implementation.hands_on_all and bool(self.observed.workers)
 
     def set_by(self, name: str) -> tuple[Source, str]:
         """Return who set a variable of this pod: the platform, the user or a file; and in words."""
         if name in self.of_files:
             return Source.FILE, f"set in {self.of_files[name].path}"
-        if self.platform.has_set(name, self.environ.get(name, "")):
-            return Source.PLATFORM, f"set by {self.platform.name}"
+        platform = self.observed.platform
+        if platform.has_set(name, self.environ.get(name, "")):
+            return Source.PLATFORM, f"set by {platform.name}"
         return Source.ENVIRONMENT, "set in this pod"
+
+    def given_parameter(self, name: str) -> tuple[str, str]:
+        """Find what the user gave a parameter, by its variable: on the line, and as that."""
+        return self.line.mca.get(parameter(name), ""), self.environ.get(name, "")
 
     def owned(self, name: str) -> Owned | None:
         """Find the user's own value of a variable, wherever it stands; the strongest first."""

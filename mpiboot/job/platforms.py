@@ -150,21 +150,19 @@ Environ = Mapping[str, str]
 class Platform(NamedTuple):
     """One row.
 
-    ``role_var`` holds the pod's role; ``launcher_var`` is set on launchers alone, as
-    ``launcher_by`` says. ``managers`` are the prefixes of a resource manager's variables that
-    belong to this platform and may stay in the environment; everywhere else they would mislead
-    mpirun. ``worker_exit`` is the setting's value for ``auto``: a worker may end only where nothing
-    starts it again. ``worker_names`` matches the names of pods that are workers and never the
-    launcher. ``folder`` is where it mounts lists of hosts, which identifies it too. ``sets``
-    are the variables that the platform itself sets on a launcher, with the value's pattern: with
-    that value they are not the user's word.
+    ``role_var`` holds the pod's role; ``launcher_var`` is set on launchers alone. ``managers`` are
+    the prefixes of a resource manager's variables that belong to this platform and may stay in the
+    environment; everywhere else they would mislead mpirun. ``worker_exit`` is the setting's value
+    for ``auto``: a worker may end only where nothing starts it again. ``worker_names`` matches the
+    names of pods that are workers and never the launcher. ``folder`` is where it mounts lists of
+    hosts, which identifies it too. ``sets`` are the variables that the platform itself sets on a
+    launcher, with the value's pattern: with that value they are not the user's word.
     """
 
     name: str
     recognise: Callable[[Environ], str]
     role_var: str = ""
     launcher_var: str = ""
-    launcher_by: str = ""
     managers: tuple[str, ...] = ()
     worker_exit: WorkerExit = WorkerExit.NEVER
     worker_names: str = ""
@@ -177,7 +175,7 @@ class Platform(NamedTuple):
         if word in (Role.LAUNCHER, Role.WORKER):
             return Role(word), f"{self.role_var}={word}, set by the MPI Operator"
         if environ.get(self.launcher_var):
-            return Role.LAUNCHER, f"{self.launcher_var}, which {self.launcher_by}"
+            return Role.LAUNCHER, f"{self.launcher_var}, which {self.name} sets on launchers alone"
         return None
 
     def has_set(self, name: str, value: str) -> bool:
@@ -268,7 +266,6 @@ PLATFORMS: Final = (
         "trainer",
         _trainer,
         launcher_var=next(iter(_TRAINER_SETS)),
-        launcher_by="Trainer sets on the launcher alone",
         worker_names=r"-node-\d+-\d+$",
         sets=_TRAINER_SETS,
     ),
@@ -276,7 +273,6 @@ PLATFORMS: Final = (
         "volcano",
         _volcano,
         launcher_var=VOLCANO_MASTER,
-        launcher_by="Volcano's mpi plugin sets on its master task alone",
         folder=f"{VOLCANO_FOLDER}/",
         sets={VOLCANO_MASTER: ".+"},
     ),

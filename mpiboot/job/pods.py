@@ -60,7 +60,6 @@ def earlier(workers: Iterable[Worker], own: str) -> EarlierAttempt | None:
 _SSH_PORT: Final = 22
 # Where private files go when nothing stands against it (``system.files.runtime_dir``).
 _FIRST_FOLDER: Final = "/run/mpiboot"
-_REFUSED: Final = f"{_FIRST_FOLDER} can't be used"
 
 
 def launcher(inp: PlanInput) -> Iterator[Item]:
@@ -75,17 +74,11 @@ def launcher(inp: PlanInput) -> Iterator[Item]:
     temporary = observed.environ.get("TMPDIR", "")
     if temporary.rpartition("/")[0] == folder:
         yield Decision("tmpdir", temporary, Source.DETECTED, "MPI can't write its session to /tmp")
-    if folder.startswith(f"{_FIRST_FOLDER}/"):
-        return
-    given = inp.settings.runtime_dir
-    if given:
-        named_by = inp.given["runtime_dir"]
-        source, reason = named_by.source, f"named by {named_by}"
-    elif temporary.startswith("/") and folder.startswith(f"{temporary.rstrip('/')}/"):
-        source, reason = Source.ENVIRONMENT, f"TMPDIR; {_REFUSED}"
-    else:
-        source, reason = Source.DETECTED, _REFUSED
-    yield Decision("private-folder", folder, source, reason)
+    if not folder.startswith(f"{_FIRST_FOLDER}/"):
+        given = inp.given["runtime_dir"]
+        named = inp.settings.runtime_dir
+        reason = f"named by {given}" if named else f"{_FIRST_FOLDER} can't be used"
+        yield Decision("private-folder", folder, given.source if named else Source.DETECTED, reason)
 
 
 # Of what mpirun sets for ranks, what it or a program takes for the proof that this is one.
@@ -97,7 +90,7 @@ def _rank_variables(inp: PlanInput) -> Iterator[Item]:
     named = [name for name in sorted(inp.environ) if name.startswith(_RANK_VARIABLES)]
     message = f"{', '.join(named)} in this pod's environment: a rank's, set by mpirun alone"
     hint = "remove it from the manifest or the image"
-    if inp.row.family is MpiFamily.OPENMPI4 and _RANK_VARIABLES[0] in named:
+    if inp.implementation.family is MpiFamily.OPENMPI4 and _RANK_VARIABLES[0] in named:
         yield failed("usage", f"{message}, and mpirun refuses to start", hint=hint)
     elif named:
         yield warning("usage", message, hint)
@@ -131,37 +124,26 @@ _ONE_ADDRESS: Final = (
     "topologyKey kubernetes.io/hostname); the launcher needs no hostNetwork"
 )
 
-_SHELL: Final = "change it in the workers' image: usermod --shell /bin/bash USER"
-
 
 def findings(observed: Observed) -> tuple[Finding, ...]:
     """Find the problems in what launcher and workers report."""
     return (
         *mpi_versions(observed),
-        *login_shells(observed),
         *shared_addresses(observed),
         *outliers(observed.workers),
-        *before_ends(observed),
+        *working_directory(observed),
     )
 
 
-# ORTE_MAX_NODE_PREFIX of regx/fwd is 50, without a check; what is behind it on the stack has room
-# for six more (measured with 4.1.4 on x86-64, by mpirun's own name and by those of other hosts).
-_NAME_FITS: Final = 56
+# Checks that warn before the start, and explain a bad end.
+BEFORE_ENDS: Final = ("host-names", "working-directory")
 
 
-def before_ends(observed: Observed) -> Iterator[Finding]:
-    """Find what may end the job badly, and explains such an end then."""
-    family, hosts = observed.mpi.family, observed.hostfile.hosts
-    listed = (observed.called(host.name) for host in hosts)
-    own = (observed.own.hostname,) if observed.own else ()
-    long = [name for name in (*own, *listed) if len(re.split(r"\d", name)[0]) > _NAME_FITS]
-    if family is MpiFamily.OPENMPI4 and long:
-        message = f"{first_few(long)}: Open MPI 4 aborts over a host name of more than {_NAME_FITS}"
-        message += " characters up to its first digit (open-mpi/ompi#13358)"
-        yield failed("host-names", message, level=Level.WARN)
+def working_directory(observed: Observed) -> Iterator[Finding]:
+    """Find workers that lack the directory in which ranks are to start."""
     lacking = [worker.host.name for worker in observed.workers if worker.missing_workdir]
     if lacking:
+        family = observed.mpi.family
         # Intel MPI goes home in any case, Open MPI where the line does not name the directory.
         given = "wdir" in observed.line.given and family is not MpiFamily.INTEL
         none = given or family is MpiFamily.MPICH
@@ -199,17 +181,6 @@ def mpi_versions(observed: Observed) -> Iterator[Finding]:
         proof = named and known and theirs.family != ours.family
         level = Level.FAIL if proof else Level.WARN
         yield failed("mpi-versions", message, host=where, level=level)
-
-
-def login_shells(observed: Observed) -> Iterator[Finding]:
-    """Find those that can't read the commands of Open MPI 5.0, which are for the launcher's."""
-    ours = observed.identity.shell
-    for worker in observed.workers if observed.mpi.family is MpiFamily.OPENMPI5 else ():
-        if worker.shell.endswith(("/fish", "csh")) and worker.shell != ours:
-            message = f"its login shell is {worker.shell}, and mpirun's commands are for {ours}"
-            yield failed(
-                "daemon-failed", message, host=worker.host.name, hint=_SHELL, level=Level.WARN
-            )
 
 
 def _why_shared(workers: Sequence[Worker]) -> str:

@@ -277,12 +277,12 @@ def log_lines(made: Plan, observed: Observed) -> Iterator[LogLine]:
 
 def _job(made: Plan, observed: Observed, ranks: Decision | None) -> LogLine:
     """Say which MPI starts how many ranks, on the hosts of which hostfile."""
-    from mpiboot.job.dialects import DIALECTS  # noqa: PLC0415 - only for launches
+    from mpiboot.job.mpis import IMPLEMENTATIONS  # noqa: PLC0415 - only for launches
 
     mpi, file = observed.mpi, observed.hostfile
-    row = DIALECTS.get(mpi.family)
-    # The row's title has only the series of versions.
-    title = row.title.partition(" (")[0].rstrip("0123456789. ") if row else "unknown MPI"
+    known = IMPLEMENTATIONS.get(mpi.family)
+    # The title has only the series of versions.
+    title = known.title.partition(" (")[0].rstrip("0123456789. ") if known else "unknown MPI"
     count = counted(made.ranks, "rank") if made.ranks else "as many ranks as mpirun decides"
     message = f"{title} {mpi.version}".rstrip() + f" ({mpi.path}): {count} on "
     message += f"{counted(len(file.hosts), 'host')} of {file.path}"

@@ -84,8 +84,8 @@ CHOICE_GROUPS: Final = (
     ChoiceGroup(("I_MPI_OFI_PROVIDER",), {"FI_PROVIDER": _anything, "I_MPI_FABRICS": _anything}),
 )
 # What ranks read, so that a value in a worker's own pod counts.
-READ_BY_RANKS: Final = frozenset(
-    name for group in CHOICE_GROUPS for name in (*group.members, *group.choices)
+READ_BY_RANKS: Final = frozenset({"MASTER_ADDR", "MASTER_PORT"}).union(
+    *((*group.members, *group.choices) for group in CHOICE_GROUPS)
 )
 
 
@@ -139,8 +139,14 @@ class Drop(NamedTuple):
     option: str
 
 
+class Words(NamedTuple):
+    """Words that stand on mpirun's line before the user's own."""
+
+    words: tuple[str, ...]
+
+
 # What the parts of a plan consist of; a ``Variable`` is a proposal.
-Item: TypeAlias = Variable | Forced | Removal | ForAgents | Drop | Decision | Finding
+Item: TypeAlias = Variable | Forced | Removal | ForAgents | Drop | Words | Decision | Finding
 
 
 @dataclass(frozen=True)
@@ -151,6 +157,7 @@ class Resolution:
     removed: frozenset[str] = frozenset()
     for_agents: Mapping[str, str] = field(default_factory=dict)
     dropped: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
     decisions: tuple[Decision, ...] = ()
     findings: tuple[Finding, ...] = ()
 
@@ -174,7 +181,7 @@ def resolve(
         before: what was resolved already.
     """
     values, for_agents = dict(before.values), dict(before.for_agents)
-    removed, dropped = set(before.removed), [*before.dropped]
+    removed, dropped, words = set(before.removed), [*before.dropped], [*before.words]
     decisions, findings = [*before.decisions], [*before.findings]
     for item in items:
         match item:
@@ -184,6 +191,8 @@ def resolve(
                 findings.append(item)
             case Drop():
                 dropped.append(item.option)
+            case Words():
+                words += item.words
             case ForAgents():
                 for_agents[item.name] = item.value
             case Removal():
@@ -200,8 +209,13 @@ def resolve(
                     shown = masking.mask(item.name, item.value)
                     decisions.append(Decision(item.name, shown, item.source, item.reason))
     return Resolution(
-        *(values, frozenset(removed), for_agents, tuple(dropped), tuple(decisions)),
-        tuple(findings),
+        values=values,
+        removed=frozenset(removed),
+        for_agents=for_agents,
+        dropped=tuple(dropped),
+        words=tuple(words),
+        decisions=tuple(decisions),
+        findings=tuple(findings),
     )
 
 

@@ -24,8 +24,8 @@ from mpiboot.hosts.pairs import PairCheck
 from mpiboot.hosts.pipeline import PipelineOptions
 from mpiboot.job import agent_variables, job_hosts, mpirun_line, names, program_words
 from mpiboot.job import plan as plans
-from mpiboot.job.dialects import DIALECTS
 from mpiboot.job.mpirun_line import UserLine
+from mpiboot.job.mpis import IMPLEMENTATIONS
 from mpiboot.job.plan_input import Observed
 from mpiboot.job.program_words import Rendezvous
 from mpiboot.launcher import launch_folder
@@ -168,7 +168,7 @@ def _ssh_arguments(before: Observed) -> sshconfig.UserArgs:
     """Read the user's own ssh arguments: of the line, the environment or the MPI's own files."""
     files = {item.variable: item.value for item in reversed(before.parameters)}
     given = files | dict(item for item in before.environ.items() if item[1])
-    return agent_variables.given_by_user(given, before.line, DIALECTS.get(before.mpi.family))
+    return agent_variables.given_by_user(given, before.line, IMPLEMENTATIONS.get(before.mpi.family))
 
 
 def _with_hosts(
@@ -289,8 +289,8 @@ def _for_mpirun(before: Observed, passed: gate.GateResult, own: PodFacts) -> dic
         asked = (host.name for app in before.line.apps for host in app.hosts)
         local += [name for name in asked if names.is_local(name, own.hostname, own_names)]
     listed = [host.name for host in before.hostfile.hosts]
-    row = DIALECTS.get(before.mpi.family)
-    by_first_label = row is not None and row.by_first_label
+    mpi = IMPLEMENTATIONS.get(before.mpi.family)
+    by_first_label = mpi is not None and mpi.by_first_label
     return names.for_mpirun(listed, local, own.hostname, by_first_label=by_first_label)
 
 

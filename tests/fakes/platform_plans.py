@@ -14,7 +14,7 @@ from typing import Final
 from mpiboot.core.facts import Host, Hostfile, Worker
 from mpiboot.core.model import Mpi, Source
 from mpiboot.job import hostfile, names, platforms
-from mpiboot.job.dialects import row_of
+from mpiboot.job.mpis import implementation_of
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_input import Observed
 from mpiboot.system import programs
@@ -194,8 +194,8 @@ def seen(platform: str, mpi: str) -> Observed:
         if host not in local
     ]
     own = worker(Host(sample.hostname), -1, installed).facts
-    row = row_of(installed)
-    assert row
+    mpi_ = implementation_of(installed)
+    assert mpi_
     return replace(
         observed(),
         hostfile=Hostfile(sample.path, sample.by, listed, sample.source),
@@ -205,7 +205,7 @@ def seen(platform: str, mpi: str) -> Observed:
             [host.name for host in listed],
             [host.name for host in local],
             sample.hostname,
-            by_first_label=row.by_first_label,
+            by_first_label=mpi_.by_first_label,
         ),
         mpi=installed,
         links=(link("lo", "127.0.0.1/8"), link("eth0", "10.244.0.9/24")),

@@ -8,7 +8,7 @@ from mpiboot.core.facts import Attachment, AttachmentSource, Fabric, Host, Link,
 from mpiboot.core.model import Source
 from mpiboot.core.settings import Settings, resolve
 from mpiboot.job import data
-from mpiboot.job.dialects import MPICH
+from mpiboot.job.hydra import MPICH
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_input import Observed, PlanInput
 from mpiboot.network import worker_network

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpiboot.job import forward
-from mpiboot.job.dialects import MPICH, OPENMPI5
+from mpiboot.job.hydra import MPICH
+from mpiboot.job.openmpi import OPENMPI5
 
 
 def names(environ: dict[str, str], *more: str, never: tuple[str, ...] = ()) -> list[str]:

@@ -4,17 +4,18 @@ import pytest
 
 from mpiboot.core.facts import Host
 from mpiboot.core.model import MpiFamily
-from mpiboot.job.dialects import MPICH, OPENMPI4, OPENMPI5, Dialect
+from mpiboot.job.hydra import MPICH
+from mpiboot.job.implementation import Implementation
 from mpiboot.job.job_hosts import first_host, of_line
 from mpiboot.job.mpirun_line import read
-from mpiboot.job.plan import can_tell
+from mpiboot.job.openmpi import OPENMPI4, OPENMPI5
 
 
 def hosts(*slots: int) -> tuple[Host, ...]:
     return tuple(Host(f"w-{at}", count, slots_given=True) for at, count in enumerate(slots))
 
 
-@pytest.mark.parametrize("row", [OPENMPI4, OPENMPI5, MPICH], ids=lambda row: row.family)
+@pytest.mark.parametrize("mpi", [OPENMPI4, OPENMPI5, MPICH], ids=lambda mpi: mpi.family)
 @pytest.mark.parametrize(
     ("text", "slots", "expected"),
     [
@@ -26,10 +27,10 @@ def hosts(*slots: int) -> tuple[Host, ...]:
     ],
 )
 def test_rank_0_is_on_the_first_host_with_a_slot(
-    row: Dialect, text: str, slots: tuple[int, ...], expected: str
+    mpi: Implementation, text: str, slots: tuple[int, ...], expected: str
 ) -> None:
-    line = read(["mpirun", *text.split(), "./prog"], row.family)
-    assert first_host(hosts(*slots), line, row, {}, ())[0] == expected
+    line = read(["mpirun", *text.split(), "./prog"], mpi.family)
+    assert first_host(hosts(*slots), line, mpi, {}, ())[0] == expected
 
 
 def test_4_puts_its_own_host_first_wherever_the_hostfile_has_it() -> None:
@@ -90,22 +91,3 @@ def test_hosts_of_the_line_are_the_hosts_of_the_job(
 @pytest.mark.parametrize("text", ["-H +n1", "-H w-0:8,+n1", "--frobnicate -H w-1", "--novm -H a"])
 def test_hosts_that_mpirun_alone_knows_are_left_to_it(text: str) -> None:
     assert of_line(read(["mpirun", *text.split(), "x"], MpiFamily.OPENMPI4), hosts(8, 8)) == ()
-
-
-@pytest.mark.parametrize(
-    ("row", "text", "environ", "path", "asked"),
-    [
-        (OPENMPI5, "-n 2", (), "/run/x/placement", True),
-        (OPENMPI5, "-n 2", (), "/run/a,b/placement", False),  # a comma ends the value
-        (OPENMPI5, "--runtime-options x", (), "/run/x/placement", False),
-        (OPENMPI5, "--output-proctable", (), "/run/x/placement", False),
-        (OPENMPI5, "--frobnicate", (), "/run/x/placement", False),
-        (OPENMPI5, "", ("PRTE_MCA_schizo_base_runtime_options",), "/run/x/placement", False),
-        (OPENMPI4, "", (), "/run/x/placement", False),
-    ],
-)
-def test_mpirun_is_asked_for_its_table_of_ranks_where_it_would_write_it(
-    row: Dialect, text: str, environ: tuple[str, ...], path: str, *, asked: bool
-) -> None:
-    line = read(["mpirun", *text.split(), "x"], row.family)
-    assert can_tell(line, row, environ, path) is asked

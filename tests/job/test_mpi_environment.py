@@ -6,15 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiboot.core import settings
 from mpiboot.core.model import Decision, MpiFamily, Source
-from mpiboot.job import control_links
 from mpiboot.job.agent_variables import given_by_user
-from mpiboot.job.dialects import DIALECTS, MPICH
 from mpiboot.job.mpirun_line import read
+from mpiboot.job.mpis import IMPLEMENTATIONS
 from mpiboot.job.plan import Plan
-from mpiboot.job.plan_input import PlanInput
-from mpiboot.job.resolve import resolve
 from tests.fakes.plans import (
     MPIS,
     NOBODY,
@@ -155,7 +151,7 @@ def test_the_gate_has_the_port_and_user_of_the_users_arguments_for_ssh(
     line: str, environ: dict[str, str], port: int, user: str
 ) -> None:
     words = read(["mpirun", *line.split(), "./train"], MpiFamily.OPENMPI4)
-    found = given_by_user(environ, words, DIALECTS[MpiFamily.OPENMPI4])
+    found = given_by_user(environ, words, IMPLEMENTATIONS[MpiFamily.OPENMPI4])
     assert (found.port, found.user) == (port, user)
 
 
@@ -181,7 +177,7 @@ def test_the_users_ssh_arguments_are_merged_behind_ours_and_reported(family: str
     assert f"{name} has StrictHostKeyChecking=no, which has no effect" in warned(plan)[-1]
     assert reason(plan, "ssh-arguments")[1] is Source.ENVIRONMENT
     # What is left is all that mpirun passes on.
-    row = DIALECTS[MpiFamily(family)]
+    row = IMPLEMENTATIONS[MpiFamily(family)]
     assert plan.environment(environ)[row.agent_args_vars[0]] == "-v"
     nothing = {**POD, row.agent_args_vars[0]: "-p 9"}
     plan = planned("./train", observed(family, nothing))
@@ -413,9 +409,9 @@ def test_no_value_reaches_a_remote_shell_unescaped_and_unnamed(value: str) -> No
 
 def test_hydra_gets_its_parts_of_the_port_range_as_it_reads_them() -> None:
     def settled(**environ: str) -> dict[str, str]:
-        seen = observed("openmpi4", {**POD, **environ})
-        inp = PlanInput(MPICH, seen, settings.resolve({"port_range": "6000-6019"}, {}), PATHS)
-        return dict(resolve(control_links.ports(inp, 4), inp.owned).values)
+        seen = observed("mpich", {**POD, **environ})
+        made = planned("./train", seen, {"port_range": "6000-6019"})
+        return {name: value for name, value in made.set_env.items() if "PORT_RANGE" in name}
 
     daemons = {"MPIEXEC_PORT_RANGE": "6000:6004"}
     assert settled() == {**daemons, "MPIR_CVAR_CH3_PORT_RANGE": "6005:6019"}

@@ -8,11 +8,12 @@ import pytest
 from mpiboot.core.checks import BY_REFERENCE, MpibootError
 from mpiboot.core.facts import Host, Hostfile
 from mpiboot.core.model import Finding, Level, Mpi, MpiFamily, Source
+from mpiboot.core.settings import resolve
 from mpiboot.job import render
-from mpiboot.job.dialects import DIALECTS
 from mpiboot.job.hostfile import union
-from mpiboot.job.plan import pair_findings, stop_on_failure
-from mpiboot.job.plan_input import Observed
+from mpiboot.job.mpis import IMPLEMENTATIONS
+from mpiboot.job.plan import make, pair_findings, stop_on_failure
+from mpiboot.job.plan_input import LaunchPaths, Observed
 from mpiboot.network.worker_pairs import Dial, Reached
 from mpiboot.system import programs
 from tests.fakes.plans import (
@@ -197,7 +198,7 @@ def test_an_agent_on_the_line_is_called_by_mpiboots(family: str, settings: dict[
     assert (failing(plan), warned(plan)) == ([], [])
     assert plan.argv[-6:] == ("-n", "4", "./train", *flag.split(), "mine")
     assert plan.user_agent == "/etc/mpi/kubexec.sh"
-    assert plan.set_env[DIALECTS[MpiFamily(family)].agent_vars[0]] == PATHS.agent
+    assert plan.set_env[IMPLEMENTATIONS[MpiFamily(family)].agent_vars[0]] == PATHS.agent
     assert reason(plan, "launch-agent")[:2] == ("/etc/mpi/kubexec.sh", Source.FLAG)
     assert [by for by, _ in plan.obstacles if by.startswith("-")] == []
 
@@ -234,6 +235,10 @@ def test_which_rank_is_where_is_asked_where_nobody_else_asks_so() -> None:
     assert not asked(environ={"PRTE_MCA_schizo_base_runtime_options": "x"})
     # Nobody would read it.
     assert not asked(supervise="off")
+    # A comma would end the path.
+    paths = LaunchPaths("/run/a,b", PATHS.agent)
+    plan = make(observed("openmpi5"), resolve({}, {}), paths)
+    assert "rank-table" not in {item.name for item in plan.decisions}
 
 
 @both

@@ -89,8 +89,8 @@ def test_a_platform_is_recognised_by_the_list_of_hosts_that_it_mounts(
 
 
 FILE = "/etc/mpi/hostfile"
-TRAINERS = "OMPI_MCA_orte_default_hostfile, which Trainer sets on the launcher alone"
-VOLCANOS = "MPI_HOST, which Volcano's mpi plugin sets on its master task alone"
+TRAINERS = "OMPI_MCA_orte_default_hostfile, which trainer sets on launchers alone"
+VOLCANOS = "MPI_HOST, which volcano sets on launchers alone"
 ASKED = "the arguments ask for worker"
 
 

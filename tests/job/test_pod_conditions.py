@@ -67,7 +67,7 @@ FOLDERS = {
 }
 WHY = {
     "the user's": (Source.ENVIRONMENT, "named by MPIBOOT_RUNTIME_DIR"),
-    "TMPDIR": (Source.ENVIRONMENT, "TMPDIR; /run/mpiboot can't be used"),
+    "TMPDIR": (Source.DETECTED, "/run/mpiboot can't be used"),
     "/tmp": (Source.DETECTED, "/run/mpiboot can't be used"),
 }
 

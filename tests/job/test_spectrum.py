@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from mpiboot.core.model import MpiFamily, Source
-from mpiboot.job.dialects import OPENMPI4
 from mpiboot.job.mpirun_line import read
+from mpiboot.job.mpirun_options import ORTE
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_input import Observed
 from mpiboot.system import programs
@@ -68,7 +68,7 @@ def test_its_own_options_hide_nothing_of_a_line(word: str) -> None:
     assert failing(plan) == []
     words = plan.argv[-(len(line.split()) - 1) :]
     assert list(words) == line.split()[1:]
-    assert word.lstrip("-") not in OPENMPI4.grammar.options
+    assert word.lstrip("-") not in ORTE.options
 
 
 def test_its_messages_are_not_moved_by_a_setting() -> None:

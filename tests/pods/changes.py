@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
-from mpiboot.job.dialects import DIALECTS, HOSTFILE_VARS
+from mpiboot.job.job_hosts import HOSTFILE_VARS
+from mpiboot.job.mpis import IMPLEMENTATIONS
 from mpiboot.network.decision import VARIABLES
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from mpiboot.core.facts import Variable
 
-_ROWS: Final = tuple(DIALECTS.values())
+_MPIS: Final = tuple(IMPLEMENTATIONS.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,12 +41,11 @@ class Change:
 
 
 def _columns(*names: str) -> tuple[str, ...]:
-    """The variables that the MPIs' rows have in some columns."""
+    """The variables that MPIs have under some names of attributes."""
     found: dict[str, None] = {}
     for column in names:
-        for row in _ROWS:
-            value = getattr(row, column)
-            found |= dict.fromkeys(_names(value))
+        for mpi in _MPIS:
+            found |= dict.fromkeys(_names(getattr(mpi, column, ())))
     return tuple(found)
 
 
@@ -65,8 +65,8 @@ def _names(value: object) -> Iterator[str]:
 
 
 def _constants(*names: str) -> tuple[Variable, ...]:
-    """The constants of all rows of these names, once each."""
-    every: Iterable[Variable] = chain.from_iterable(row.constants for row in _ROWS)
+    """The constants of all MPIs of these names, once each."""
+    every: Iterable[Variable] = chain.from_iterable(mpi.constants for mpi in _MPIS)
     return tuple({item.name: item for item in every if item.name in names}.values())
 
 
@@ -99,7 +99,7 @@ CHANGES: Final = {
         what="`mpirun` calls mpiboot's launch agent, which uses the connection that mpiboot has "
         "opened, or calls your own agent; of ssh arguments port, user and time limits count",
         names=_columns(
-            *("agent_vars", "agent_args_vars", "agent_kind", "agent_kind_aliases"),
+            *("agent_vars", "agent_args_vars", "agent_kind_vars"),
         ),
         when="always",
         harm="a failed ssh, or a host without a daemon, makes the job wait for ever (Open MPI, "
@@ -186,7 +186,7 @@ CHANGES: Final = {
     "ip-version": Change(
         what="MPI speaks the IP version of the pods' addresses",
         names=(
-            *_with_versions(name for row in _ROWS for name, _ in row.not_version),
+            *_with_versions(name for mpi in _MPIS for name, _ in getattr(mpi, "not_version", ())),
             *_columns("ipv6"),
         ),
         when="pods have addresses of both versions, or of IPv6 alone",
@@ -195,7 +195,7 @@ CHANGES: Final = {
     ),
     "ports": Change(
         what="daemons and MPI's TCP keep to a range of ports",
-        names=_with_versions(name for row in _ROWS for port in row.ports for name in port.names),
+        names=_with_versions(name for mpi in _MPIS for port in mpi.ports for name in port.names),
         when="`MPIBOOT_PORT_RANGE` is set",
         harm="a NetworkPolicy that allows only these ports drops the rest",
         leave="unset it",

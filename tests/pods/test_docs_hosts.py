@@ -29,7 +29,7 @@ def test_the_volcano_job_of_its_page(cluster: Cluster, rig: None, name: str) -> 
     del worker["env"]
     job = play_volcano(cluster, my_image(name), manifest, ssh_port=2206)
     message = run(job)
-    assert "role launcher (MPI_HOST, which Volcano's mpi plugin sets" in message
+    assert "role launcher (MPI_HOST, which volcano sets" in message
     assert "4 ranks on 2 hosts of /etc/volcano/worker.host" in message
     assert "not forwarded to ranks: MPI_HOST" not in message
     assert ":2206 as mpiuser" in job.workers[0].stderr()

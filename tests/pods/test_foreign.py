@@ -300,5 +300,5 @@ def test_a_trainjob_whose_launcher_is_a_node_too(
     hosts = [pod.hostname, *(worker.hostname for worker in workers)]
     assert ranks(pod.stdout()) == [(rank, 6, hosts[rank // 2]) for rank in range(6)]
     message = " ".join(pod.stderr().split())
-    assert "role launcher (OMPI_MCA_orte_default_hostfile, which Trainer sets" in message
+    assert "role launcher (OMPI_MCA_orte_default_hostfile, which trainer sets" in message
     assert "plan platform=trainer (detected" in message

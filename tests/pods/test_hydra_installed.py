@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mpiboot.job.dialects import INTEL as INTEL_ROW
-from mpiboot.job.dialects import MPICH as MPICH_ROW
+from mpiboot.job import hydra
 from tests.pods.jobs import FOREVER, PATIENCE, RING
 from tests.pods.test_hydra import INTEL, MPICH4, each, quick, started
 
@@ -28,27 +27,26 @@ def strings_of(image: Image, path: str) -> set[str]:
 @quick
 def test_what_the_table_relies_on_is_read_by_the_installed_mpi(image: Image) -> None:
     """A release that gives one of them another name breaks this, and no user's job."""
-    row = INTEL_ROW if image.name == INTEL else MPICH_ROW
+    known = (hydra.INTEL, hydra.MPICH)
+    mpi, other = known if image.name == INTEL else reversed(known)
     folder = "usr/bin" if image.name == MPICH4 else "opt/mpi/bin"
-    assert row.agent_kind is not None
     names = {
-        row.hostfile_var,
-        row.agent_kind.name,
-        row.agent_vars[0],
-        row.agent_args_vars[0],
-        row.daemon_link_vars[0],
-        row.default_slots_var,
-        row.bind_var,
-        row.exit_codes_option.lstrip("-"),
-        row.slots_option.lstrip("-"),
-        *(name for port in row.ports if port.daemons for name in port.names),
-        *(constant.name for constant in row.constants),
+        mpi.hostfile_var,
+        mpi.agent_kind_vars[0],
+        mpi.agent_vars[0],
+        mpi.agent_args_vars[0],
+        mpi.daemon_link_vars[0],
+        mpi.default_slots_var,
+        mpi.bind_var,
+        "print-all-exitcodes",
+        "machinefile",
+        *(name for port in mpi.ports if port.daemons for name in port.names),
+        *(constant.name for constant in mpi.constants),
     }
     read = strings_of(image, f"{folder}/mpiexec.hydra")
     assert names - {""} - read == set()
     # What only the operator believes in, and what the other family alone reads.
-    assert set(row.agent_args_vars[1:]) & read == set()
-    other = MPICH_ROW if row is INTEL_ROW else INTEL_ROW
+    assert set(mpi.agent_args_vars[1:]) & read == set()
     assert other.daemon_link_vars[0] not in read
 
 

@@ -5,14 +5,15 @@ from dataclasses import replace
 import pytest
 
 from mpiboot.core.model import Mpi, MpiFamily
-from mpiboot.job import dialects
-from mpiboot.job.dialects import DIALECTS, parameter
+from mpiboot.job import openmpi
+from mpiboot.job.mpis import IMPLEMENTATIONS
+from mpiboot.job.parameter_files import parameter
 from tests.fakes.plans import failing, observed, planned, reason, warned
 
 
 def test_no_constant_holds_what_a_remote_shell_would_read() -> None:
-    for row in DIALECTS.values():
-        for item in (*row.constants, *row.root):
+    for mpi in IMPLEMENTATIONS.values():
+        for item in (*mpi.constants, *openmpi.OpenMpi.root):
             assert not set(item.value) & set("\"'$\\`;&|<>() \n"), item
 
 
@@ -37,7 +38,7 @@ def test_a_series_that_was_not_tried_gets_what_is_safe_and_the_rest_is_named(ver
     newer = planned("./train", replace(seen, mpi=mpi, workers=workers))
     usual = planned("./train", seen)
     gone = usual.set_env.keys() - newer.set_env.keys()
-    assert gone == {item.name for item in dialects.OPENMPI5.constants if "OMPI" in item.name}
+    assert gone == {item.name for item in openmpi.TRANSPORTS}
     assert newer.set_env.items() <= usual.set_env.items()
     assert newer.argv == ("mpirun", "-n", "4", "./train")
     assert newer.remote_hosts == usual.remote_hosts

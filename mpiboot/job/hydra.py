@@ -1,0 +1,258 @@
+"""MPICH and Intel MPI, whose mpirun is Hydra: what a plan sets for each, and why. Pure.
+
+Measured on MPICH 4.0.2 (Debian's) and 5.0.2 (PyPI's) and on Intel MPI 2021.18.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Final
+
+from mpiboot.core.addresses import network
+from mpiboot.core.checks import failed
+from mpiboot.core.facts import Variable
+from mpiboot.core.model import Decision, MpiFamily, Source
+from mpiboot.core.setting_types import MpiNetwork, Switch
+from mpiboot.core.wording import first_few
+from mpiboot.job import control_links, forward
+from mpiboot.job.control_links import Control
+from mpiboot.job.hostfile import Syntax
+from mpiboot.job.implementation import Implementation, PortVariable
+from mpiboot.job.mpi_environment import Chosen, Forwarding
+from mpiboot.job.mpirun_line import UserLine
+from mpiboot.job.plan_input import Observed, PlanInput
+from mpiboot.job.resolve import Drop, ForAgents, Forced, Item, Removal, Words, warning
+from mpiboot.network import worker_network
+
+_SSH: Final = "ssh"
+# The kind of agent that is none.
+_FORK: Final = "fork"
+# Options beside which no other variable is handed on.
+_ONLY: Final = ("genvnone", "envnone", "genvlist", "envlist")
+_ANOTHER_KIND: Final = "another kind would start no launch agent"
+
+
+class Hydra(Implementation):
+    """What MPICH and Intel MPI have in common."""
+
+    syntax = Syntax.COLON
+    # What chooses the kind of launch agent: another one than ssh calls none, and fork starts every
+    # rank on the launcher.
+    agent_kind_vars: tuple[str, ...]
+    own_link = True
+    ipv4_only = True
+    # What else keeps MPI's messages on the control link.
+    on_control_link: tuple[Variable, ...] = ()
+    by_itself = ("*",)
+    hands_on_all = True
+    tag_option = ("-prepend-rank",)
+    tagged_by: tuple[str, ...] = ("l", "prepend-pattern")  # "duplicate setting", and mpirun ends
+
+    def agent(self, inp: PlanInput, hosts: int, remote: Collection[str]) -> Iterator[Item]:
+        """Set the kind of launch agent that calls one, whatever the user's line or pod names.
+
+        On the line ``fork`` is refused: it starts every rank in this pod, and none on ``remote``.
+        """
+        for name in self.agent_kind_vars:
+            theirs = inp.environ.get(name, "")
+            if theirs not in ("", _SSH):
+                message = f"{name}={theirs} is taken out: {_ANOTHER_KIND}"
+                yield warning("settings-conflict", message)
+        if " " in inp.paths.agent:
+            message = (
+                f"mpiboot's launch agent can only be called as `{inp.paths.agent}`: its execute "
+                f"bit is lost, or its folder is mounted noexec, and {self.title} takes the path of "
+                "a program alone"
+            )
+            hint = "install mpiboot where programs may be executed, or use Open MPI"
+            yield failed("runtime-folder", message, hint=hint)
+        yield from map(Removal, (*self.agent_kind_vars[1:], *self.agent_vars[1:]))
+        yield Forced(self.agent_kind_vars[0], _SSH, _ANOTHER_KIND, Source.DEFAULT)
+        asked = inp.line.given.get("launcher", "")
+        if asked == _FORK and remote:
+            message = f"-launcher {asked} on the mpirun line starts every rank in this pod, and "
+            message += f"none on {first_few(remote)}"
+            yield failed("settings-conflict", message, hint="remove it")
+        elif asked not in ("", _SSH, _FORK):
+            yield Drop("launcher")
+            message = f"-launcher {asked} is taken off the mpirun line, daemons are started by "
+            yield warning("settings-conflict", f"{message}{_SSH}: {_ANOTHER_KIND}")
+        yield from super().agent(inp, hosts, remote)
+
+    def control(self, inp: PlanInput, wanted: Control) -> Iterator[Item]:
+        """Name the launcher's own link; a worker that tells its links has its own by now."""
+        link = wanted.link
+        yield from control_links.pin_daemons(inp, _daemon_link(inp.observed, link))
+        if inp.settings.mpi_network is MpiNetwork.CONTROL:
+            yield from self.on_control_link
+            if network(link.value) is None:
+                yield from control_links.pin_messages(inp, link)
+        yield from wanted.ip.shown
+        yield from control_links.port_variables(inp, wanted)
+
+    def taken_out(self, inp: PlanInput, environ: Mapping[str, str]) -> Iterator[Item]:
+        """Take out of mpirun's environment what would overwrite that of the ranks' own pods.
+
+        The launch agents, which are of this pod, get it back.
+        """
+        settings, workers = inp.settings, inp.observed.workers
+        if not workers:
+            return
+        theirs = {name for item in workers if item.facts for name in item.facts.environment}
+        found = forward.kept_from_ranks(
+            environ,
+            settings.forward,
+            settings.no_forward,
+            theirs=theirs,
+            given=inp.line.exports,
+        )
+        for name in found:
+            yield Removal(name)
+            yield ForAgents(name, environ[name])
+        if found:
+            reason = (
+                f"{self.title} would overwrite what the ranks' own pods have; "
+                "MPIBOOT_FORWARD=NAME,... hands the launcher's on"
+            )
+            yield Decision("kept-from-ranks", " ".join(found), Source.DETECTED, reason)
+
+    def hand_on(self, inp: PlanInput, chosen: Chosen) -> Forwarding:
+        """Tell what ranks get: all that mpirun has, or only what the line names.
+
+        With such a line the agents set what the data network needs: ``data.deliver``.
+        """
+        given = inp.line.given
+        only = next((f"-{name} {given[name]}".strip() for name in _ONLY if name in given), "")
+        if not only:
+            message = f"{self.title} hands on what mpirun has in its environment"
+            shown = Decision("forwarded", "all", Source.DEFAULT, message)
+            return Forwarding((shown,), chosen.forwarded | chosen.values.keys())
+        message = f"{only} on the mpirun line: ranks get nothing else of mpirun's environment"
+        names = " ".join(dict.fromkeys(chosen.given)) or "none"
+        items: list[Item] = [Decision("forwarded", names, Source.FLAG, message)]
+        set_here = chosen.forwarded & chosen.outcome.values.keys() - {*chosen.given}
+        # Those of Hydra are for mpirun itself.
+        lost = sorted(name for name in set_here if "HYDRA_" not in name)
+        if lost:
+            message = f"with {only} ranks don't get what mpiboot sets: {' '.join(lost)}"
+            items.append(warning("usage", message, "remove it, or name these there as well"))
+        return Forwarding(tuple(items), chosen.forwarded & {*chosen.given})
+
+    def asks_exit_codes(self, line: UserLine) -> bool:
+        return "print-all-exitcodes" not in line.given
+
+    def words(self, inp: PlanInput) -> Iterator[Item]:
+        if inp.settings.supervise is Switch.ON and self.asks_exit_codes(inp.line):
+            option = "-print-all-exitcodes"
+            reason = "mpirun tells why each rank ended; mpiboot takes these lines out of its output"
+            yield Decision("exit-codes", option, Source.DEFAULT, reason)
+            yield Words((option,))
+
+
+def _daemon_link(observed: Observed, link: Decision) -> Decision:
+    """Name the launcher's link whose address the daemons get; none of its names must resolve."""
+    if link.value and network(link.value) is None:
+        return link
+    names = set()
+    for address in worker_network.launcher_addresses(observed.workers):
+        own = worker_network.link_of(address, observed.links)
+        names.add(own.name if own else "")
+    if link.value and link.source is not Source.DETECTED:
+        names = {worker_network.name_in(link.value, observed.links, ())}
+    (name,) = names if len(names) == 1 else {""}
+    reason = "the launcher's link to all workers: daemons connect to its address"
+    return Decision("daemon-link", name, Source.DETECTED, reason)
+
+
+class Mpich(Hydra):
+    """MPICH."""
+
+    family = MpiFamily.MPICH
+    title = "MPICH (Hydra)"
+    hostfile_var = "HYDRA_HOST_FILE"
+    hostfile_binding = True
+    agent_kind_vars = ("HYDRA_LAUNCHER", "HYDRA_BOOTSTRAP")
+    agent_vars = ("HYDRA_LAUNCHER_EXEC", "HYDRA_BOOTSTRAP_EXEC")
+    # The MPI Operator sets the second one, and no MPICH reads it.
+    agent_args_vars = ("HYDRA_LAUNCHER_EXTRA_ARGS", "HYDRA_LAUNCH_EXTRA_ARGS")
+    daemon_link_vars = ("HYDRA_IFACE",)
+    # UCX's, and libfabric's where MPIR_CVAR_CH4_NETMOD=ofi asks for it.
+    # FI_TCP_IFACE alone does nothing there; both together do, whichever provider is chosen.
+    mpi_link_vars = ("UCX_NET_DEVICES", "FI_TCP_IFACE", "FI_SOCKETS_IFACE")
+    # mpiexec and its proxies; then the ranks' own connections, with an older name.
+    ports = (
+        PortVariable(("MPIEXEC_PORT_RANGE",), "{first}:{last}", daemons=True),
+        PortVariable(("MPIR_CVAR_CH3_PORT_RANGE", "MPICH_PORT_RANGE"), "{first}:{last}"),
+    )
+    # 5.0's shared memory reads other ranks' memory without having tried it; 4.0 never does.
+    no_single_copy = Variable(
+        "MPIR_CVAR_CH4_CMA_ENABLE", "0", "ranks of one host copy by shared memory"
+    )
+
+
+class IntelMpi(Hydra):
+    """Intel MPI: Hydra under names of its own."""
+
+    family = MpiFamily.INTEL
+    title = "Intel MPI (Hydra)"
+    hostfile_var = "I_MPI_HYDRA_HOST_FILE"
+    default_slots_var = "I_MPI_PERHOST"
+    agent_kind_vars = ("I_MPI_HYDRA_BOOTSTRAP", "HYDRA_LAUNCHER", "HYDRA_BOOTSTRAP")
+    agent_vars = ("I_MPI_HYDRA_BOOTSTRAP_EXEC", "HYDRA_LAUNCHER_EXEC", "HYDRA_BOOTSTRAP_EXEC")
+    agent_args_vars = ("I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS",)
+    daemon_link_vars = ("I_MPI_HYDRA_IFACE",)
+    mpi_link_vars = ("FI_TCP_IFACE",)
+    # FI_PROVIDER would be NCCL's as well.
+    on_control_link = (
+        Variable("I_MPI_OFI_PROVIDER", "tcp", "MPI's own messages go over TCP on the control link"),
+    )
+    ports = (
+        PortVariable(("I_MPI_PORT_RANGE", "MPIEXEC_PORT_RANGE"), "{first}:{last}", daemons=True),
+    )
+    constants = (
+        Variable("I_MPI_HYDRA_BRANCH_COUNT", "0", "flat: no worker needs to reach another"),
+    )
+    bind_var = "I_MPI_PIN"
+    bind_value = "0"
+    pinning_vars = ("I_MPI_PIN", "I_MPI_PIN_*")
+    tagged_by = (*Hydra.tagged_by, "prepend-timestamp")
+
+    def program(self, inp: PlanInput) -> str:
+        """Give what its mpirun would start: that is a script, which as PID 1 ignores SIGTERM."""
+        path = inp.observed.mpi.path
+        return path if path.rpartition("/")[2] == "mpiexec.hydra" else "mpiexec.hydra"
+
+    def default_slots(self, line: UserLine) -> str:
+        return "" if "machinefile" in line.given else self.default_slots_var
+
+    def one_number(self, inp: PlanInput) -> bool:
+        return "machinefile" not in inp.line.given and not self._counts_slots(inp)
+
+    def _counts_slots(self, inp: PlanInput) -> bool:
+        """Whether mpiboot names the hostfile by ``-machinefile``: its numbers count then.
+
+        It would undo whatever of the user's says how many ranks a host gets; and of a hostfile in
+        which each host has none Intel MPI 2021.18 then starts every rank in this pod.
+        """
+        line, listed = inp.line, inp.observed.hostfile.hosts
+        user_says = (
+            "machinefile" in line.given
+            or inp.environ.get(self.default_slots_var)
+            or line.per_node
+            or line.hosts
+            or line.moves_hosts
+            or line.unknown
+        )
+        given = all(host.slots_given for host in listed) and any(host.slots for host in listed)
+        return given and not user_says
+
+    def words(self, inp: PlanInput) -> Iterator[Item]:
+        if self._counts_slots(inp):
+            reason = f"{self.title} passes over the numbers of slots in a hostfile named otherwise"
+            yield Decision("slots-option", "-machinefile", Source.DETECTED, reason)
+            yield Words(("-machinefile", inp.paths.hostfile))
+        yield from super().words(inp)
+
+
+MPICH: Final = Mpich()
+INTEL: Final = IntelMpi()

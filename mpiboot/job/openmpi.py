@@ -1,0 +1,562 @@
+"""Open MPI 4.1 and 5.0, and IBM Spectrum MPI: what a plan sets for each, and why. Pure.
+
+Measured on Open MPI 4.1.4 and 5.0.7 to 5.0.11.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from typing import Final
+
+from mpiboot.core import masking
+from mpiboot.core.addresses import IPV4, IPV6
+from mpiboot.core.checks import failed
+from mpiboot.core.facts import Host, Variable
+from mpiboot.core.launch_names import NOT_FOR_RANKS, PLACEMENT
+from mpiboot.core.model import Decision, Finding, Level, MpiFamily, Source
+from mpiboot.core.setting_types import MpiNetwork, Switch
+from mpiboot.core.wording import first_few
+from mpiboot.job import control_links, resolve
+from mpiboot.job.control_links import Control
+from mpiboot.job.hostfile import Syntax
+from mpiboot.job.implementation import Implementation, PortVariable
+from mpiboot.job.mpi_environment import Chosen, Forwarding
+from mpiboot.job.names import short
+from mpiboot.job.parameter_files import parameter
+from mpiboot.job.plan_input import PlanInput
+from mpiboot.job.resolve import Drop, Forced, Item, Removal, Resolution, Words, warning
+from mpiboot.network.decision import DataNetwork
+
+TRANSPORTS: Final = (
+    Variable(
+        "OMPI_MCA_pml",
+        "ob1",
+        "MPI's own messages go over TCP; NCCL carries the data by itself",
+    ),
+    # vader is the name of the shared-memory transport that both 4.1 and 5.0 accept.
+    Variable("OMPI_MCA_btl", "self,vader,tcp", "TCP between hosts, shared memory within one"),
+    Variable("OMPI_MCA_coll_hcoll_enable", "0", "HCOLL would open RDMA devices for MPI itself"),
+    Variable("OMPI_MCA_coll_ucc_enable", "0", "UCC would open RDMA devices for MPI itself"),
+)
+_UCX_DEVICES: Final = "UCX_NET_DEVICES"
+# More concurrent launches than this is MPI's own default; fewer than hosts hangs it.
+DEFAULT_CONCURRENCY: Final = 128
+
+
+def version_number(version: str) -> tuple[int, ...]:
+    """Read a version so that it can be compared."""
+    return tuple(int(part) for part in version.split(".") if part.isdigit())
+
+
+def _ports(daemons: str) -> tuple[PortVariable, ...]:
+    """Give the variables for ports: MPI's TCP has first port and number for both IP versions."""
+    mpis = (("min", "{first}"), ("range", "{count}"))
+    return (
+        PortVariable((daemons,), "{first}-{last}", daemons=True),
+        *(
+            PortVariable((f"OMPI_MCA_btl_tcp_port_{what}_v{version}",), value)
+            for what, value in mpis
+            for version in (4, 6)
+        ),
+    )
+
+
+def _pinning(prefixes: str, parameters: str) -> tuple[str, ...]:
+    return tuple(
+        f"{prefix}{parameter}" for prefix in prefixes.split() for parameter in parameters.split()
+    )
+
+
+class OpenMpi(Implementation):
+    """What the series of Open MPI have in common."""
+
+    syntax = Syntax.SLOTS
+    mpi_link_vars = ("OMPI_MCA_btl_tcp_if_include",)
+    checks_peer_address = True
+    # What keeps MPI and its daemons from the ``other`` IP version (4 or 6).
+    not_version: tuple[tuple[str, str], ...]
+    # What pods of IPv6 need set.
+    ipv6: tuple[Variable, ...] = ()
+    root = (
+        Variable("OMPI_ALLOW_RUN_AS_ROOT", "1", "this pod runs as root", Source.DETECTED),
+        Variable("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", "this pod runs as root", Source.DETECTED),
+    )
+    export_var = "OMPI_MCA_mca_base_env_list"
+    # -x is taken beside that list, which takes names; a user's -x wins over it.
+    exports_beside_list = False
+    by_itself = ("OMPI_*", "PMIX_MCA_*")
+    # How many agents live at once.
+    concurrency_var: str
+    # Keeps mpirun from looking hosts up to see whether they are its own.
+    not_resolve_var: str
+    oversubscribe_var: str
+    # Prefix of variables whose values reach the workers' shell unescaped, but that of
+    # ``export_var``, and the ``--mca`` parameters that do so.
+    evaluated: str
+    evaluated_flags: tuple[str, ...] = ("*",)
+
+    def agent(self, inp: PlanInput, hosts: int, remote: Collection[str]) -> Iterator[Item]:
+        """Let as many agents live at once as there are hosts: with fewer mpirun waits for ever.
+
+        Without mpiboot it does so too, but where daemons leave their agents (4.1's
+        plm_rsh_no_tree_spawn).
+        """
+        yield from super().agent(inp, hosts, remote)
+        name, why = self.concurrency_var, "each host's agent runs as long as the job"
+        flagged, carried = inp.given_parameter(name)
+        theirs = (flagged or carried).strip()
+        if theirs.isascii() and theirs.isdigit() and 0 < int(theirs) < hosts:
+            by = f"--mca {parameter(name)} {theirs}" if flagged else f"{name}={theirs}"
+            message = f"{by} is raised to {hosts}, the number of hosts: {why}, and mpirun would "
+            yield warning("settings-conflict", f"{message}wait")
+            yield Drop(parameter(name))
+            yield Forced(name, str(hosts), f"in place of {by}: {why}")
+        elif hosts > DEFAULT_CONCURRENCY:
+            reason = f"{why}; fewer at once would wait for ever"
+            yield Variable(name, str(hosts), reason, Source.DETECTED)
+
+    def control(self, inp: PlanInput, wanted: Control) -> Iterator[Item]:
+        """Keep to the link, to its IP version and to the ports, and have no host looked up again.
+
+        The gate knows the hosts' addresses.
+        """
+        yield from control_links.pin_daemons(inp, wanted.link)
+        yield from control_links.pin_messages(inp, wanted.link)
+        yield from wanted.ip.shown
+        if wanted.ip.kept_to:
+            other = IPV6 if wanted.ip.version == IPV4 else IPV4
+            reason = f"TCP keeps to IPv{wanted.ip.version}; it would try addresses of both"
+            for name, value in self.not_version:
+                variable, text = name.format(other=other), value.format(other=other)
+                yield Variable(variable, text, reason, Source.DETECTED)
+        if wanted.ip.version == IPV6:
+            yield from self.ipv6
+        line = inp.line
+        # What chooses hosts there may name this pod otherwise than the hostfile.
+        may_name_this_pod = line.moves_ranks or line.moves_hosts or line.unknown
+        if not (inp.observed.local and may_name_this_pod):
+            reason = "the gate knows each host's address, and mpirun would ask for them in turn"
+            yield Variable(self.not_resolve_var, "1", reason, Source.DETECTED)
+        yield from control_links.port_variables(inp, wanted)
+
+    def always(self, inp: PlanInput) -> Iterator[Item]:
+        """Give what carries MPI's messages and starts daemons; root's own variables.
+
+        Where it is MPI's choice what carries them, what is the user's own is shown.
+        """
+        left = TRANSPORTS if inp.settings.mpi_network is MpiNetwork.AUTO else ()
+        yield from (item for item in self.constants if item not in left or inp.owned(item.name))
+        if inp.observed.identity.uid == 0:
+            yield from self.root
+
+    def network(self, inp: PlanInput, found: DataNetwork) -> DataNetwork:
+        """Have UCX without RDMA on the control link."""
+        tls, devices = inp.owned("UCX_TLS"), inp.owned(_UCX_DEVICES)
+        if found.transport is None or devices or not resolve.ucx_without_rdma(tls):
+            return found
+        links = {one.host: one.control.name for one in found.networks if one.control}
+        same = set(links.values()) if len(links) == len(found.networks) else set()
+        common = {_UCX_DEVICES: links.popitem()[1]} if len(same) == 1 else {}
+        per_host = {
+            host: own if common or host not in links else {**own, _UCX_DEVICES: links[host]}
+            for host, own in found.per_host.items()
+        }
+        reason = "UCX_TLS has no RDMA: the control link"
+        shown = Decision(_UCX_DEVICES, first_few(sorted(same)), Source.DETECTED, reason)
+        return replace(
+            found,
+            common={**found.common, **common},
+            per_host=per_host,
+            decisions=(*(item for item in found.decisions if item.name != _UCX_DEVICES), shown),
+        )
+
+    def hand_on(self, inp: PlanInput, chosen: Chosen) -> Forwarding:
+        """Name variables to mpirun: by ``-x`` or by its list, with either of which others stay."""
+        names, flags = chosen.names, chosen.names
+        message = ", ".join(names) or "none of the known variables is set"
+        items: list[Item] = [Decision("forwarded", str(len(names)), Source.DEFAULT, message)]
+        listed = parameter(self.export_var)
+        # The line's own list hides the environment's.
+        if names and listed in inp.line.mca:
+            if not self.exports_beside_list:
+                if not chosen.added.keys() >= set(names):
+                    message = f"--mca {listed} on the mpirun line forbids -x in {self.title}: "
+                    hint = "name all variables in that list, or use -x"
+                    items.append(warning("usage", f"{message}nothing else is forwarded", hint))
+                return Forwarding(tuple(items), chosen.forwarded)
+        # A user's own list takes the names too where -x is refused beside it.
+        elif names and (self.exports_beside_list or inp.environ.get(self.export_var)):
+            flags, listing = self._by_list(inp, chosen)
+            items += listing
+        return Forwarding(tuple(items), chosen.forwarded | set(names), flags)
+
+    def _by_list(self, inp: PlanInput, chosen: Chosen) -> tuple[tuple[str, ...], tuple[Item, ...]]:
+        """Write the list's entries behind the user's; returns what it can't hold: for ``-x``.
+
+        Where a name of the list has a value with "=" in it (NCCL's exact form, XLA_FLAGS), Open MPI
+        takes the value for an assignment of its own, and two of them may end 5.0's mpirun; beside
+        its name, or by ``-x``, such a value arrives.
+        """
+        theirs = inp.environ.get(self.export_var)
+        entries, flags = [theirs] if theirs else [], []
+        for name in chosen.names:
+            value = chosen.values[name]
+            if "=" not in value:
+                entries.append(name)
+            elif ";" in value or masking.is_secret(name):
+                flags.append(name)
+            else:
+                entries.append(f"{name}={value}")
+        items: list[Item] = [Forced(self.export_var, ";".join(entries))]
+        if flags and not self.exports_beside_list:
+            message = f"{' '.join(flags)}: not forwarded, {self.export_var} can't hold such a value"
+            hint = "use -x for all variables instead of that list"
+            items.append(warning("usage", message, hint))
+            flags = []
+        return tuple(flags), tuple(items)
+
+    def unsafe(
+        self, inp: PlanInput, mca: Mapping[str, str], outcome: Resolution
+    ) -> Iterator[Finding]:
+        values = {
+            name: value
+            for name, value in {**inp.environ, **outcome.values}.items()
+            if name.startswith(self.evaluated)
+            and name not in outcome.removed
+            and (name in outcome.values or name not in inp.of_files)
+        }
+        for name, value in mca.items():
+            if any(fnmatchcase(name, pattern) for pattern in self.evaluated_flags):
+                values[f"--mca {name}"] = value
+        excepted = {self.export_var, f"--mca {parameter(self.export_var)}"}
+        for name in sorted(values.keys() - excepted):
+            bad = sorted(set(values[name]) & set('"$\\`\n'))
+            if bad:
+                message = (
+                    f"{name} holds {' '.join(map(repr, bad))}: {self.title} hands it to the "
+                    "workers' shell unescaped"
+                )
+                yield failed("unsafe-value", message, level=Level.WARN)
+
+
+# ORTE_MAX_NODE_PREFIX of regx/fwd is 50, without a check; what is behind it on the stack has room
+# for six more (measured with 4.1.4 on x86-64, by mpirun's own name and by those of other hosts).
+_NAME_FITS: Final = 56
+
+
+class OpenMpi4(OpenMpi):
+    """Open MPI 4.1, on ORTE."""
+
+    family = MpiFamily.OPENMPI4
+    title = "Open MPI 4.1 (ORTE)"
+    hostfile_var = "OMPI_MCA_orte_default_hostfile"
+    default_slots_var = "OMPI_MCA_orte_set_default_slots"
+    keep_fqdn_var = "OMPI_MCA_orte_keep_fqdn_hostnames"
+    own_host_first = True
+    agent_vars = ("OMPI_MCA_plm_rsh_agent",)
+    agent_args_vars = ("OMPI_MCA_plm_rsh_args",)
+    concurrency_var = "OMPI_MCA_plm_rsh_num_concurrent"
+    # What of a user's makes daemons leave their agents, and what keeps them there beside it. Many
+    # guides set it for a flat launch, which routed=direct is already.
+    leaving_var = "OMPI_MCA_plm_rsh_no_tree_spawn"
+    attached = Variable(
+        "OMPI_MCA_orte_leave_session_attached",
+        "1",
+        "plm_rsh_no_tree_spawn is set, and by itself daemons would leave their agents",
+        Source.DETECTED,
+    )
+    daemon_link_vars = ("OMPI_MCA_oob_tcp_if_include",)
+    one_link = False
+    not_version = (
+        ("OMPI_MCA_btl_tcp_disable_family", "{other}"),
+        ("OMPI_MCA_oob_tcp_disable_ipv{other}_family", "1"),
+    )
+    # Else each host of the hostfile is asked for in turn, to see whether it is mpirun's own.
+    not_resolve_var = "OMPI_MCA_if_base_do_not_resolve"
+    ports = _ports("OMPI_MCA_oob_tcp_dynamic_ipv{version}_ports")
+    constants: tuple[Variable, ...] = (
+        *TRANSPORTS,
+        # A bare no_tree_spawn lets orted daemonize, and the agent ends at once.
+        Variable(
+            "OMPI_MCA_routed",
+            "direct",
+            "no worker starts another one, and each host's agent runs as long as the job",
+        ),
+    )
+    no_single_copy: Variable | None = Variable(
+        "OMPI_MCA_btl_vader_single_copy_mechanism",
+        "none",
+        "ranks of one host copy by /dev/shm",
+        Source.DETECTED,
+    )
+    bind_var = "OMPI_MCA_hwloc_base_binding_policy"
+    # By ompi_info 4.1.4.
+    pinning_vars = _pinning(
+        "OMPI_MCA_",
+        "rmaps rmaps_base_*policy rmaps_base_by* rmaps_base_*per* rmaps_base_pattern rmaps_ppr_* "
+        "rmaps_rank_file_* rmaps_dist_device orte_rankfile hwloc_base_bind* hwloc_base_cpu_* "
+        "hwloc_base_slot_list hwloc_base_use_hwthreads_as_cpus",
+    )
+    oversubscribe_var = "OMPI_MCA_rmaps_base_oversubscribe"
+    evaluated = "OMPI_MCA_"
+    tag_option = ("--tag-output",)
+    tagged_by = ("tag-output",)
+    # ORTE_IOF_BASE_TAGGED_OUT_MAX is 8192, for a piece of 4096 with all its labels
+    # (orte/mca/iof/base/iof_base_output.c); 31 % of short lines were lost with 4.1.4.
+    tag_loses = (
+        "where a rank writes many lines at once that are shorter than their labels, its "
+        "`--tag-output` cuts off a part of them"
+    )
+    # The handle of mpirun's own messages, which ranks on its own host would inherit.
+    messages_var = "OPAL_OUTPUT_STDERR_FD"
+
+    def hosts(self, inp: PlanInput, listed: Sequence[Host]) -> Iterator[Item]:
+        if any("." in host.name for host in listed):
+            reason = "the hostfile has names with dots, and this version would cut them"
+            yield Variable(self.keep_fqdn_var, "1", reason, Source.DETECTED)
+
+    def agent(self, inp: PlanInput, hosts: int, remote: Collection[str]) -> Iterator[Item]:
+        """Keep daemons with their agents, too."""
+        yield from super().agent(inp, hosts, remote)
+        if any(inp.given_parameter(self.leaving_var)):
+            yield self.attached
+
+    def oversubscribed(self, inp: PlanInput, pinned: Collection[str]) -> Iterator[Item]:
+        by = inp.given["oversubscribe"]
+        yield Variable(self.oversubscribe_var, "1", f"asked for by {by}", by.source)
+
+    def words(self, inp: PlanInput) -> Iterable[Item]:
+        """Have ranks in this pod do without the handle of mpirun's own messages."""
+        line = inp.line
+        # 4.1 can't give ranks a value of their own beside a list of names.
+        listed = parameter(self.export_var) in line.mca or self.export_var in inp.environ
+        alone = not (line.apps[1:] or line.unknown or listed)
+        supervised = inp.settings.supervise is Switch.ON
+        if supervised and alone and inp.observed.local and self.messages_var not in inp.environ:
+            name, _, value = NOT_FOR_RANKS.partition("=")
+            reason = "mpirun alone writes its own messages apart"
+            yield Decision(name, value, Source.DEFAULT, reason)
+            yield Words(("-x", NOT_FOR_RANKS))
+
+    def findings(self, inp: PlanInput) -> Iterable[Finding]:
+        observed = inp.observed
+        listed = (observed.called(host.name) for host in observed.hostfile.hosts)
+        own = (observed.own.hostname,) if observed.own else ()
+        long = [name for name in (*own, *listed) if len(re.split(r"\d", name)[0]) > _NAME_FITS]
+        if long:
+            message = f"{first_few(long)}: Open MPI 4 aborts over a host name of more than "
+            message += f"{_NAME_FITS} characters up to its first digit (open-mpi/ompi#13358)"
+            yield failed("host-names", message, level=Level.WARN)
+
+
+# 5.0 routes --mca by framework; prted gets those of PRRTE, as its own parameter PREFIXES has them.
+_PRRTE_FRAMEWORKS: Final = (
+    "prte errmgr ess filem grpcomm iof odls oob plm prtebacktrace prtedl prteinstalldirs "
+    "prtereachable ras rmaps rml routed rtc schizo state hwloc if reachable"
+)
+# PRRTE before 3.0.12, as a distribution builds it with a PMIx without IPv6, reads past the end of
+# a pod's list of aliases, which is empty without IPv4 (prte_check_host_is_local): SIGSEGV on every
+# host. In 5.0.3 to 5.0.5 PMIx sees no IPv6 address at all (open-mpi/ompi#12771).
+_IPV6_ALONE_SINCE: Final = (5, 0, 9)
+# Whose daemons die at a line with several programs. Measured with Debian's, without mpiboot too:
+# mpirun returns 0 then.
+_SEVERAL_PROGRAMS_FAIL: Final = "5.0.7"
+_SHELL: Final = "change it in the workers' image: usermod --shell /bin/bash USER"
+
+
+class OpenMpi5(OpenMpi):
+    """Open MPI 5.0, on PRRTE."""
+
+    family = MpiFamily.OPENMPI5
+    title = "Open MPI 5.0 (PRRTE)"
+    hostfile_var = "PRTE_MCA_prte_default_hostfile"
+    default_slots_var = "PRTE_MCA_prte_set_default_slots"
+    # Measured with 5.0.7: of `a.b-0` and `a.b-1` the hostfile has one host ("multiple definitions
+    # of the slot count"). The variable doesn't change that, but that daemons then call their own
+    # hosts `a` both, and their ranks wait for each other in shared memory.
+    by_first_label = True
+    keep_own_names_var = "PRTE_MCA_prte_keep_fqdn_hostnames"
+    agent_vars = ("PRTE_MCA_plm_ssh_agent",)
+    agent_args_vars = ("PRTE_MCA_plm_ssh_args",)
+    # The SIGCHLD of an agent cuts off what mpirun is writing (docs/reference/open-mpi-output.md).
+    agent_linger = 5
+    concurrency_var = "PRTE_MCA_plm_ssh_num_concurrent"
+    daemon_link_vars = ("PRTE_MCA_prte_if_include", "PRTE_MCA_oob_tcp_if_include")
+    not_version = (
+        ("OMPI_MCA_btl_tcp_disable_family", "{other}"),
+        ("PRTE_MCA_oob_tcp_disable_ipv{other}_family", "1"),
+    )
+    ipv6: tuple[Variable, ...] = (
+        Variable(
+            "OMPI_MCA_reachable",
+            "weighted",
+            "5.0's own choice, netlink, takes IPv6 peers for unreachable and says so for each rank",
+            Source.DETECTED,
+        ),
+    )
+    # Its default is 1 in each PRRTE of 5.0 (src/runtime/prte_mca_params.c of 3.0.0 to 3.0.14).
+    not_resolve_var = "PRTE_MCA_prte_do_not_resolve"
+    ports = _ports("PRTE_MCA_oob_tcp_dynamic_ipv{version}_ports")
+    constants: tuple[Variable, ...] = (
+        *TRANSPORTS,
+        Variable(
+            "PRTE_MCA_plm_ssh_no_tree_spawn",
+            "1",
+            "mpirun starts every daemon itself: no worker has to reach another one",
+        ),
+    )
+    no_single_copy: Variable | None = Variable(
+        "OMPI_MCA_smsc", "^cma", "ranks of one host copy by /dev/shm"
+    )
+    bind_var = "PRTE_MCA_hwloc_default_binding_policy"
+    # By the sources of PRRTE 3.0.8, which takes OMPI_MCA_ for these as well (translate_params in
+    # schizo_ompi.c).
+    pinning_vars = _pinning(
+        "PRTE_MCA_ OMPI_MCA_",
+        "rmaps rmaps_default_*policy hwloc_default_binding_policy hwloc_default_cpu_list "
+        "hwloc_base_bind_to_* hwloc_*use_hwthreads_as_cpus",
+    )
+    oversubscribe_var = "PRTE_MCA_rmaps_default_mapping_policy"
+    exports_beside_list = True
+    evaluated = "PRTE_MCA_"
+    evaluated_flags = tuple(f"{name}_*" for name in _PRRTE_FRAMEWORKS.split())
+    tag_option = ("--output", "tag")
+    tagged_by = ("output", "tag-output")  # of two --output the first counts, the other is lost
+
+    def hosts(self, inp: PlanInput, listed: Sequence[Host]) -> Iterator[Item]:
+        pods = (inp.observed.own, *(worker.facts for worker in inp.observed.workers))
+        own = {pod.hostname for pod in pods if pod}
+        if len({short(name) for name in own}) < len(own):
+            reason = "the pods' own names are alike up to the first dot, where this version would "
+            yield Variable(self.keep_own_names_var, "1", f"{reason}cut them", Source.DETECTED)
+
+    def control(self, inp: PlanInput, wanted: Control) -> Iterator[Item]:
+        yield from super().control(inp, wanted)
+        version = inp.observed.mpi.version
+        if wanted.ip.alone and () < version_number(version) < _IPV6_ALONE_SINCE:
+            message = f"Open MPI {version} may crash in pods without an IPv4 address"
+            hint = "use 5.0.9 or newer, or give the pods IPv4 addresses too (dual stack)"
+            yield warning("ip-version", message, hint)
+
+    def oversubscribed(self, inp: PlanInput, pinned: Collection[str]) -> Iterator[Item]:
+        """Map so, but where the user has a mapping, of which it would be a part."""
+        line, by = inp.line, inp.given["oversubscribe"]
+        mapped = line.map_by or line.oversubscribe or line.moves_ranks
+        if not (mapped or any("rmaps" in name for name in pinned)):
+            reason = f"asked for by {by}"
+            yield Variable(self.oversubscribe_var, "slot:oversubscribe", reason, by.source)
+
+    def taken_out(self, inp: PlanInput, environ: Mapping[str, str]) -> Iterator[Item]:
+        """Take out empty parameters: measured with 5.0.7, as soon as a daemon is started by ssh."""
+        for name, value in environ.items():
+            if not value and name.startswith("PRTE_MCA_"):
+                yield Removal(name, f"it is empty, which crashes {self.title}")
+
+    def words(self, inp: PlanInput) -> Iterable[Item]:
+        table = f"{inp.paths.launch_dir}/{PLACEMENT}"
+        if inp.settings.supervise is Switch.ON and self._can_tell(inp, table):
+            reason = "mpirun writes there which rank is where"
+            yield Decision("rank-table", table, Source.DEFAULT, reason)
+            yield Words(("--runtime-options", f"output-proctable={table}"))
+
+    def _can_tell(self, inp: PlanInput, path: str) -> bool:
+        """Whether mpirun can be asked for a file of which rank is where.
+
+        Of a rank that ends badly it tells no host on any other way than the job's stderr. The
+        user's own options of that kind stay alone: given twice mpirun refuses them, and the
+        variable gives way to the option. A comma would end the path.
+        """
+        line = inp.line
+        given = any(
+            "runtime_options" in name for name in inp.environ
+        ) or not line.given.keys().isdisjoint(("runtime-options", "output-proctable"))
+        return not (line.unknown or "," in path or given)
+
+    def findings(self, inp: PlanInput) -> Iterable[Finding]:
+        observed, version = inp.observed, inp.observed.mpi.version
+        if len(inp.line.apps) > 1 and version == _SEVERAL_PROGRAMS_FAIL:
+            message = f"the daemons of {version} die at the start of a line with several programs"
+            yield failed("several-programs", message, level=Level.WARN)
+        # A login shell that can't read the commands of mpirun, which are for the launcher's.
+        ours = observed.identity.shell
+        for worker in observed.workers:
+            if worker.shell.endswith(("/fish", "csh")) and worker.shell != ours:
+                message = f"its login shell is {worker.shell}, and mpirun's commands are for {ours}"
+                host = worker.host.name
+                yield failed("daemon-failed", message, host=host, hint=_SHELL, level=Level.WARN)
+
+
+def _without_transports(constants: Iterable[Variable]) -> tuple[Variable, ...]:
+    return tuple(item for item in constants if item not in TRANSPORTS)
+
+
+_LEFT_OUT: Final = (
+    "leaves out the choice of MPI's own transports (OMPI_MCA_pml, OMPI_MCA_btl, OMPI_MCA_coll_*) "
+)
+
+
+class NewerOpenMpi(OpenMpi5):
+    """A series that was not tried: an unknown parameter is ignored, but not an unknown option.
+
+    A component or an option that is gone would end mpirun.
+    """
+
+    title = "Open MPI after 5.0"
+    untried = _LEFT_OUT + "and the table of which rank is where"
+    constants = _without_transports(OpenMpi5.constants)
+    ipv6 = ()
+    no_single_copy = None
+
+    def words(self, inp: PlanInput) -> Iterable[Item]:
+        return ()
+
+
+class OlderOpenMpi(OpenMpi4):
+    """Not run: no registry has a package of it (Horovod's image has 3.0).
+
+    It is ORTE with the names of 4.1, and a parameter that it lacks is ignored.
+    """
+
+    title = "Open MPI before 4.1"
+    untried = "sets what Open MPI 4.1 reads"
+
+
+class SpectrumMpi(OpenMpi4):
+    """IBM Spectrum MPI. Not run, for it can't be had here.
+
+    It is built on Open MPI with ORTE (3.0 in 10.2, by its release notes) and reads OMPI_MCA_ names;
+    PAMI, a component of its own, carries its messages (TCP with ``-tcp``), and fails under other
+    launchers than its own: https://github.com/flux-framework/flux-core/issues/1382
+    """
+
+    family = MpiFamily.SPECTRUM
+    title = "IBM Spectrum MPI (ORTE)"
+    untried = _LEFT_OUT + "and what its own messages tell of a rank that failed"
+    constants = _without_transports(OpenMpi4.constants)
+    no_single_copy = None
+    network = Implementation.network
+    words = Implementation.words
+    findings = Implementation.findings
+
+
+OPENMPI4: Final = OpenMpi4()
+OPENMPI5: Final = OpenMpi5()
+NEWER: Final = NewerOpenMpi()
+OLDER: Final = OlderOpenMpi()
+SPECTRUM: Final = SpectrumMpi()
+
+_TRIED: Final = "5.0"
+_FIRST_TRIED: Final = (4, 1)
+
+
+def of_series(family: MpiFamily, version: str) -> OpenMpi:
+    """Choose by the version; of a series that was not tried, what of it is safe.
+
+    Off a cluster the version may not be known: then it is the series that was tried.
+    """
+    if family is MpiFamily.OPENMPI4:
+        return OLDER if () < version_number(version) < _FIRST_TRIED else OPENMPI4
+    return NEWER if version[:1].isdigit() and not version.startswith(_TRIED) else OPENMPI5
