@@ -5,12 +5,12 @@ Measured on MPICH 4.0.2 (Debian's) and 5.0.2 (PyPI's) and on Intel MPI 2021.18.1
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 from mpiboot.core.addresses import network
 from mpiboot.core.checks import failed
-from mpiboot.core.facts import Variable
+from mpiboot.core.facts import Host, Variable
 from mpiboot.core.model import Decision, MpiFamily, Source
 from mpiboot.core.setting_types import MpiNetwork, Switch
 from mpiboot.core.wording import first_few
@@ -225,14 +225,20 @@ class IntelMpi(Hydra):
     def default_slots(self, line: UserLine) -> str:
         return "" if "machinefile" in line.given else self.default_slots_var
 
+    def passes_over(self, listed: Sequence[Host]) -> bool:
+        """Whether no host has slots: measured with 2021.18, ``-f`` gives way to the variable then.
+
+        Where that has no such host either, every rank starts in this pod.
+        """
+        return not any(host.slots for host in listed)
+
     def one_number(self, inp: PlanInput) -> bool:
         return "machinefile" not in inp.line.given and not self._counts_slots(inp)
 
     def _counts_slots(self, inp: PlanInput) -> bool:
         """Whether mpiboot names the hostfile by ``-machinefile``: its numbers count then.
 
-        It would undo whatever of the user's says how many ranks a host gets; and of a hostfile in
-        which each host has none Intel MPI 2021.18 then starts every rank in this pod.
+        It would undo whatever of the user's says how many ranks a host gets.
         """
         line, listed = inp.line, inp.observed.hostfile.hosts
         user_says = (
@@ -243,7 +249,7 @@ class IntelMpi(Hydra):
             or line.moves_hosts
             or line.unknown
         )
-        given = all(host.slots_given for host in listed) and any(host.slots for host in listed)
+        given = all(host.slots_given for host in listed) and not self.passes_over(listed)
         return given and not user_says
 
     def words(self, inp: PlanInput) -> Iterator[Item]:

@@ -297,6 +297,13 @@ def test_which_numbers_of_slots_count_for_intel(
     assert (before[-2:] == ("-machinefile", FILE)) == added
 
 
+def test_the_users_variable_counts_behind_a_hostfile_of_which_intel_takes_no_host() -> None:
+    environ = {**POD, "I_MPI_HYDRA_HOST_FILE": "/etc/mpi/hostfile"}
+    for listed, taken in ((hosts(0, 0), False), (hosts(0, 1), True)):
+        plan = planned("mpirun -f /x -n 2 ./train", observed("intel", environ, listed=listed))
+        assert ("I_MPI_HYDRA_HOST_FILE" in plan.set_env) == taken
+
+
 def test_the_setting_for_slots_is_intels_number_where_the_hostfile_has_none() -> None:
     plan = planned("./train", observed("intel", listed=BARE), {"slots": "3"})
     assert (plan.hostfile, plan.ranks) == ("a:3\nb:3\n", 6)
