@@ -90,8 +90,6 @@ class OpenMpi(Implementation):
     by_itself = ("OMPI_*", "PMIX_MCA_*")
     # How many agents live at once.
     concurrency_var: str
-    # Keeps mpirun from looking hosts up to see whether they are its own.
-    not_resolve_var: str
     oversubscribe_var: str
     # Prefix of variables whose values reach the workers' shell unescaped, but that of
     # ``export_var``, and the ``--mca`` parameters that do so.
@@ -119,10 +117,7 @@ class OpenMpi(Implementation):
             yield Variable(name, str(hosts), reason, Source.DETECTED)
 
     def control(self, inp: PlanInput, wanted: Control) -> Iterator[Item]:
-        """Keep to the link, to its IP version and to the ports, and have no host looked up again.
-
-        The gate knows the hosts' addresses.
-        """
+        """Keep to the link, to its IP version and to the ports."""
         yield from control_links.pin_daemons(inp, wanted.link)
         yield from control_links.pin_messages(inp, wanted.link)
         yield from wanted.ip.shown
@@ -134,12 +129,6 @@ class OpenMpi(Implementation):
                 yield Variable(variable, text, reason, Source.DETECTED)
         if wanted.ip.version == IPV6:
             yield from self.ipv6
-        line = inp.line
-        # What chooses hosts there may name this pod otherwise than the hostfile.
-        may_name_this_pod = line.moves_ranks or line.moves_hosts or line.unknown
-        if not (inp.observed.local and may_name_this_pod):
-            reason = "the gate knows each host's address, and mpirun would ask for them in turn"
-            yield Variable(self.not_resolve_var, "1", reason, Source.DETECTED)
         yield from control_links.port_variables(inp, wanted)
 
     def always(self, inp: PlanInput) -> Iterator[Item]:
@@ -274,7 +263,8 @@ class OpenMpi4(OpenMpi):
         ("OMPI_MCA_btl_tcp_disable_family", "{other}"),
         ("OMPI_MCA_oob_tcp_disable_ipv{other}_family", "1"),
     )
-    # Else each host of the hostfile is asked for in turn, to see whether it is mpirun's own.
+    # Else each host of the hostfile is asked for in turn, to see whether it is mpirun's own; 5.0
+    # does not do so (src/runtime/prte_mca_params.c of PRRTE 3.0.0 to 3.0.14).
     not_resolve_var = "OMPI_MCA_if_base_do_not_resolve"
     ports = _ports("OMPI_MCA_oob_tcp_dynamic_ipv{version}_ports")
     constants: tuple[Variable, ...] = (
@@ -317,6 +307,11 @@ class OpenMpi4(OpenMpi):
         if any("." in host.name for host in listed):
             reason = "the hostfile has names with dots, and this version would cut them"
             yield Variable(self.keep_fqdn_var, "1", reason, Source.DETECTED)
+        # What chooses hosts there may name this pod otherwise than the hostfile.
+        may_name_this_pod = inp.line.moves_ranks or inp.line.moves_hosts or inp.line.unknown
+        if not (inp.observed.local and may_name_this_pod):
+            reason = "the gate knows each host's address, and mpirun would ask for them in turn"
+            yield Variable(self.not_resolve_var, "1", reason, Source.DETECTED)
 
     def agent(self, inp: PlanInput, hosts: int, remote: Collection[str]) -> Iterator[Item]:
         """Keep daemons with their agents, too."""
@@ -397,8 +392,6 @@ class OpenMpi5(OpenMpi):
             Source.DETECTED,
         ),
     )
-    # Its default is 1 in each PRRTE of 5.0 (src/runtime/prte_mca_params.c of 3.0.0 to 3.0.14).
-    not_resolve_var = "PRTE_MCA_prte_do_not_resolve"
     ports = _ports("PRTE_MCA_oob_tcp_dynamic_ipv{version}_ports")
     constants: tuple[Variable, ...] = (
         *TRANSPORTS,

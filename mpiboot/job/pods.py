@@ -135,8 +135,10 @@ def findings(observed: Observed) -> tuple[Finding, ...]:
     )
 
 
-# Checks that warn before the start, and explain a bad end.
-BEFORE_ENDS: Final = ("host-names", "working-directory")
+def explaining_ends(found: Iterable[Finding]) -> dict[str, str]:
+    """Give the messages that warn before the start and explain a bad end, by their checks."""
+    checks = ("host-names", "working-directory")
+    return {item.check: item.message for item in found if item.check in checks}
 
 
 def working_directory(observed: Observed) -> Iterator[Finding]:

@@ -278,11 +278,7 @@ class Launch:
             all_hosts=all_hosts,
             prove=settings.prove_transport.value if proved else "",
             transport=(self.plan.transport or Transport.NONE).value,
-            warned={
-                item.check: item.message
-                for item in self.plan.findings
-                if item.check in pods.BEFORE_ENDS
-            },
+            warned=pods.explaining_ends(self.plan.findings),
             remote=LaunchAgent.KUBECTL
             if self.pods and not self.plan.user_agent
             else LaunchAgent.SSH,

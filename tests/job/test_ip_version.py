@@ -79,7 +79,6 @@ def test_ipv6_alone(family: str) -> None:
     assert reason(plan, "ip-version")[2] == "the launcher and 2 more have no IPv4 address"
     five = family == "openmpi5"
     assert plan.set_env.get("OMPI_MCA_reachable") == ("weighted" if five else None)
-    assert plan.set_env.get("PRTE_MCA_prte_do_not_resolve") == ("1" if five else None)
     assert "NCCL_SOCKET_FAMILY=AF_INET6" in reason(plan, "data-network")[2]
 
 
