@@ -24,6 +24,8 @@ from mpiboot.job.plan_input import Observed, PlanInput
 from mpiboot.job.resolve import Drop, ForAgents, Forced, Item, Removal, Words, warning
 from mpiboot.network import worker_network
 
+# By this option mpirun tells at its end every rank's exit code, a line a host.
+EXIT_CODES: Final = "-print-all-exitcodes"
 _SSH: Final = "ssh"
 # The kind of agent that is none.
 _FORK: Final = "fork"
@@ -138,15 +140,12 @@ class Hydra(Implementation):
             items.append(warning("usage", message, "remove it, or name these there as well"))
         return Forwarding(tuple(items), chosen.forwarded & {*chosen.given})
 
-    def asks_exit_codes(self, line: UserLine) -> bool:
-        return "print-all-exitcodes" not in line.given
-
     def words(self, inp: PlanInput) -> Iterator[Item]:
-        if inp.settings.supervise is Switch.ON and self.asks_exit_codes(inp.line):
-            option = "-print-all-exitcodes"
+        asked = EXIT_CODES.lstrip("-") in inp.line.given
+        if inp.settings.supervise is Switch.ON and not asked:
             reason = "mpirun tells why each rank ended; mpiboot takes these lines out of its output"
-            yield Decision("exit-codes", option, Source.DEFAULT, reason)
-            yield Words((option,))
+            yield Decision("exit-codes", EXIT_CODES, Source.DEFAULT, reason)
+            yield Words((EXIT_CODES,))
 
 
 def _daemon_link(observed: Observed, link: Decision) -> Decision:

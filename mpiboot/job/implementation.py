@@ -157,10 +157,6 @@ class Implementation:
         """
         return ()
 
-    def asks_exit_codes(self, line: UserLine) -> bool:
-        """Whether mpiboot asks mpirun for every rank's exit code, as the user has not."""
-        return False
-
     def words(self, inp: PlanInput) -> Iterable[Item]:
         """Give what stands on the line: options that have no variable, or report to the parent."""
         return ()

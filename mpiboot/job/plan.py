@@ -26,6 +26,7 @@ from mpiboot.job import (
     pods,
 )
 from mpiboot.job import hostfile as hostfiles
+from mpiboot.job.hydra import EXIT_CODES
 from mpiboot.job.mpirun_line import UserLine
 from mpiboot.job.mpirun_options import GRAMMARS
 from mpiboot.job.mpis import implementation_of
@@ -185,22 +186,14 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
         rows=network.rows,
         transport=network.transport,
         networks=network.networks,
-        named_devices=_names_devices(inp),
+        named_devices=any(map(inp.owned, ("NCCL_IB_HCA", "UCX_NET_DEVICES"))),
         proved=data.is_proved(inp, network),
         agent_env=outcome.for_agents,
         agent_linger=mpi.agent_linger,
         tcp_optional=control_links.tcp_optional(inp, control.link.value, network.transport),
-        exit_codes=supervised and mpi.asks_exit_codes(inp.line),
+        exit_codes=EXIT_CODES in outcome.words,
         meeting=rank_env.meeting,
     )
-
-
-def _names_devices(inp: PlanInput) -> bool:
-    """Whether the user names RDMA devices, which may be others than were planned."""
-    names = ("NCCL_IB_HCA", "UCX_NET_DEVICES")
-    pods_of = (worker.facts.environment for worker in inp.observed.workers if worker.facts)
-    in_pods = {name for own in pods_of for name in own}
-    return any(inp.owned(name) or name in in_pods for name in names)
 
 
 def _places(line: UserLine, options: Iterable[str]) -> Iterator[int]:

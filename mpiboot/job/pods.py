@@ -66,8 +66,6 @@ def launcher(inp: PlanInput) -> Iterator[Item]:
     """Report what is unusual about the launcher's own pod."""
     yield from _rank_variables(inp)
     observed = inp.observed
-    if observed.identity.own_users:
-        yield Decision("users", "the pod's own", Source.DETECTED, "no user here is one of the node")
     folder = inp.paths.launch_dir.rpartition("/")[0]
     if observed.environ.get("HOME") == folder:
         yield Decision("home", folder, Source.DETECTED, "this user has no home that can be used")

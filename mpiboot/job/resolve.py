@@ -84,7 +84,7 @@ CHOICE_GROUPS: Final = (
     ChoiceGroup(("I_MPI_OFI_PROVIDER",), {"FI_PROVIDER": _anything, "I_MPI_FABRICS": _anything}),
 )
 # What ranks read, so that a value in a worker's own pod counts.
-READ_BY_RANKS: Final = frozenset({"MASTER_ADDR", "MASTER_PORT"}).union(
+READ_BY_RANKS: Final = frozenset({"MASTER_ADDR", "MASTER_PORT", "NCCL_IB_HCA"}).union(
     *((*group.members, *group.choices) for group in CHOICE_GROUPS)
 )
 

@@ -13,7 +13,7 @@ from mpiboot.job.plan_input import LaunchPaths
 from tests.fakes.plans import POD, observed, planned, reason
 
 both = pytest.mark.parametrize("family", ["openmpi4", "openmpi5"])
-NAMES = ("users", "home", "private-folder", "tmpdir", "ssh-server", "ssh-port")
+NAMES = ("home", "private-folder", "tmpdir", "ssh-server", "ssh-port")
 
 
 def told(plan: Plan) -> list[str]:
@@ -29,14 +29,6 @@ def in_folder(folder: str, **environ: str) -> Plan:
 @both
 def test_a_usual_pod_gets_no_line(family: str) -> None:
     assert told(planned("./train", observed(family))) == []
-
-
-@both
-def test_a_user_namespace_of_the_pods_own_is_told(family: str) -> None:
-    assert "users" not in [item.name for item in planned("./train", observed(family)).decisions]
-    inside = replace(observed(family).identity, own_users=True)
-    plan = planned("./train", observed(family, identity=inside))
-    assert reason(plan, "users")[:2] == ("the pod's own", Source.DETECTED)
 
 
 @both

@@ -38,7 +38,7 @@ def test_what_the_table_relies_on_is_read_by_the_installed_mpi(image: Image) -> 
         mpi.daemon_link_vars[0],
         mpi.default_slots_var,
         mpi.bind_var,
-        "print-all-exitcodes",
+        hydra.EXIT_CODES.lstrip("-"),
         "machinefile",
         *(name for port in mpi.ports if port.daemons for name in port.names),
         *(constant.name for constant in mpi.constants),
