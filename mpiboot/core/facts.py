@@ -93,7 +93,6 @@ class RdmaPort:
 
     number: int
     state: PortState = PortState.UNKNOWN
-    physical: str = ""
     link_layer: LinkLayer = LinkLayer.UNKNOWN
     netdev: str = ""
     rate: float = 0.0
@@ -116,7 +115,6 @@ class RdmaDevice:
     name: str = ""
     protocol: str = ""
     node_type: str = ""
-    node_guid: str = ""
     driver: str = ""
     pci: str = ""
     uverbs: str = ""

@@ -138,15 +138,9 @@ def _listed(message: _Message) -> RdmaDevice | None:
     return RdmaDevice(
         index,
         name,
-        node_guid=_guid(_number(message, "ATTR_NODE_GUID")),
         node_type=sysfs.word("node type", _number(message, "ATTR_DEV_NODE_TYPE")),
         protocol=_text(message, "ATTR_DEV_PROTOCOL"),
     )
-
-
-def _guid(number: int | None) -> str:
-    digits = f"{number:016x}" if number is not None else ""
-    return ":".join(digits[place : place + 4] for place in range(0, len(digits), 4))
 
 
 def _whole(
@@ -177,7 +171,6 @@ def _listed_port(message: _Message) -> RdmaPort | None:
     return RdmaPort(
         number,
         PortState(sysfs.word("state", _number(message, "ATTR_PORT_STATE"))),
-        sysfs.word("physical state", _number(message, "ATTR_PORT_PHYS_STATE")),
         # There only if the link is in this network namespace.
         netdev=_text(message, "ATTR_NDEV_NAME"),
     )
@@ -301,7 +294,6 @@ def _device(
     return replace(
         first,
         node_type=first.node_type or found.node_type,
-        node_guid=first.node_guid or found.node_guid,
         driver=first.driver or found.driver,
         pci=found.pci,
         uverbs=uverbs,
@@ -314,7 +306,6 @@ def _port(by_netlink: RdmaPort, found: RdmaPort, protocol: str, sys_root: Path) 
     return replace(
         found,
         state=by_netlink.state,
-        physical=by_netlink.physical,
         link_layer=found.link_layer or _LAYERS.get(protocol, LinkLayer.UNKNOWN),
         # By netlink alone: sysfs may be that of another network namespace.
         netdev=by_netlink.netdev,

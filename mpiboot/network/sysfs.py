@@ -51,10 +51,6 @@ def pci_function(device: Path) -> str:
 # node_type_show() of drivers/infiniband/core/sysfs.c writes them.
 _WORDS: Final = {
     "state": ("", "DOWN", "INIT", "ARMED", "ACTIVE", "ACTIVE_DEFER"),
-    "physical state": (
-        *("", "SLEEP", "POLLING", "DISABLED", "PORT_CONFIGURATION_TRAINING", "LINK_UP"),
-        *("LINK_ERROR_RECOVERY", "PHY_TEST"),
-    ),
     "node type": ("", "CA", "switch", "router", "RNIC", "usNIC", "usNIC UDP", "unspecified"),
     "driver": (
         *("", "mlx5", "mlx4", "cxgb3", "cxgb4", "mthca", "bnxt_re", "ocrdma", "nes", "irdma"),
@@ -65,7 +61,7 @@ _WORDS: Final = {
 
 
 def word(what: str, number: int | None) -> str:
-    """Name a ``state``, ``physical state``, ``node type`` or ``driver``; empty for None."""
+    """Name a ``state``, ``node type`` or ``driver``; empty for None."""
     if number is None:
         return ""
     return _WORDS[what][number] if number < len(_WORDS[what]) else f"{what} {number}"
@@ -103,7 +99,6 @@ def rdma_device(sys_root: Path, name: str, unreadable: list[str]) -> RdmaDevice 
     numbers = [int(item) for item in _entries(folder / "ports") if item.isdecimal()]
     found = RdmaDevice(
         name=name,
-        node_guid=text(folder / "node_guid"),
         node_type=word("node type", number(folder / "node_type")),
         pci=pci_function(folder / "device"),
         driver=_driver(folder),
@@ -142,7 +137,6 @@ def _port(folder: Path, place: int, count: int, unreadable: list[str]) -> RdmaPo
     return RdmaPort(
         number=place,
         state=PortState(word("state", number(port / "state"))),
-        physical=word("physical state", number(port / "phys_state")),
         link_layer=layer,
         rate=float(rate.group(1)) * coded if rate else 0.0,
         gids=_gids(port, f"{folder.name} port {place}", unreadable),

@@ -38,7 +38,7 @@ def test_a_finding_is_of_this_pod_until_a_host_is_named() -> None:
 
 
 def device(**values: str) -> RdmaDevice:
-    made = RdmaDevice(0, "mlx5_0", "roce", "CA", "", "mlx5", "0000:3b:00.0", "", "", ())
+    made = RdmaDevice(0, "mlx5_0", "roce", "CA", "mlx5", "0000:3b:00.0")
     return replace(made, **values)  # type: ignore[arg-type]
 
 

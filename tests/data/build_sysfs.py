@@ -26,14 +26,12 @@ def kernel(tree: Tree) -> KernelRdma:
         RdmaDevice(
             index=hca.index,
             name=hca.name,
-            node_guid=":".join(f"{hca.guid:016x}"[n : n + 4] for n in range(0, 16, 4)),
             node_type=sysfs.word("node type", hca.node_type[0]),
             protocol=hca.protocol,
             ports=(
                 RdmaPort(
                     1,
                     PortState(sysfs.word("state", hca.state[0])),
-                    sysfs.word("physical state", hca.physical[0]),
                     netdev=hca.netdev,
                 ),
             ),

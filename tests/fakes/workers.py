@@ -78,10 +78,7 @@ def port(
     mtu: int = 1024,
     pkeys: tuple[int, ...] = (0xFFFF,),
 ) -> RdmaPort:
-    physical = "LINK_UP" if state != "DOWN" else "DISABLED"
-    return RdmaPort(
-        number, PortState(state), physical, LinkLayer(layer), netdev, rate, mtu, gids, pkeys
-    )
+    return RdmaPort(number, PortState(state), LinkLayer(layer), netdev, rate, mtu, gids, pkeys)
 
 
 def device(
@@ -100,7 +97,6 @@ def device(
         name,
         protocol,
         node_type,
-        f"0000:00ff:fe00:{index:04x}",
         driver,
         pci,
         node,

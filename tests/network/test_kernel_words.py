@@ -16,13 +16,6 @@ from tests.fakes import workers as w
     [
         ("state", ["", "DOWN", "INIT", "ARMED", "ACTIVE", "ACTIVE_DEFER", "state 6"]),
         (
-            "physical state",
-            [
-                *("", "SLEEP", "POLLING", "DISABLED", "PORT_CONFIGURATION_TRAINING", "LINK_UP"),
-                *("LINK_ERROR_RECOVERY", "PHY_TEST", "physical state 8"),
-            ],
-        ),
-        (
             "node type",
             [
                 *("", "CA", "switch", "router", "RNIC", "usNIC", "usNIC UDP", "unspecified"),

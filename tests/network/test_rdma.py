@@ -34,9 +34,8 @@ def test_the_vf_of_this_pod_is_told_from_the_others_by_its_link(tmp_path: Path) 
     }
     ours = fabric.devices[2]
     assert (ours.driver, ours.pci, ours.node_type) == ("mlx5", "0000:08:00.5", "CA")
-    assert ours.node_guid == "0c42:a103:00b6:e005"
     port = ours.ports[0]
-    assert (port.state, port.physical, port.link_layer) == ("ACTIVE", "LINK_UP", "Ethernet")
+    assert (port.state, port.link_layer) == ("ACTIVE", "Ethernet")
     assert (port.rate, port.mtu, port.pkeys) == (100.0, 4096, (0xFFFF,))
     assert port.gids[3] == Gid(3, "::ffff:172.16.5.7", GidType.ROCE_V2, "net1")
 
@@ -101,7 +100,6 @@ def test_without_netlink_sysfs_tells_what_it_can(tmp_path: Path) -> None:
     fabric = rdma.assemble(None, sys_root, dev_root, "Operation not permitted")
     ours = next(item for item in fabric.devices if item.name == "mlx5_5")
     assert (ours.protocol, ours.driver, ours.open_error, ours.index) == ("roce", "mlx5", "", -1)
-    assert ours.node_guid == "0c42:a103:00b6:e005"
     # The folder of the PCI function's links is one of this network namespace.
     assert ours.ports[0].netdev == "net1"
     assert [item.ports[0].netdev for item in fabric.devices if item is not ours] == ["", ""]

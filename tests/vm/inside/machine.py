@@ -77,7 +77,6 @@ def in_pod(name: str, ask: Callable[[], Result], *, host_sys: bool = False, uid:
 class Info:
     """What ibv_devinfo says of a device with one port."""
 
-    guid: str
     state: str
     mtu: int
     layer: str
@@ -95,7 +94,6 @@ def devinfo(name: str) -> Info:
 
     gids = re.findall(r"GID\[\s*(\d+)\]:\s*(\S+?)(?:, (.*))?$", message, re.MULTILINE)
     return Info(
-        guid=value("node_guid"),
         state=value("state").removeprefix("PORT_"),
         mtu=int(value("active_mtu")),
         layer=value("link_layer"),
