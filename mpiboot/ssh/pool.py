@@ -185,6 +185,11 @@ class ClientSession(asyncssh.SSHClientSession[bytes]):
         """Keep the command's status."""
         self.status = status
 
+    @property
+    def write_failure(self) -> str:
+        """Why a part of its output is missing; empty where none is."""
+        return self._stdout.failure or self._stderr.failure
+
     def connection_lost(self, exc: Exception | None) -> None:
         """End, with the reason where the connection was lost."""
         self.lost = exc
@@ -325,6 +330,9 @@ class Pool:
                 self._connections.give_back(connection)
             if session.lost is not None:
                 self._log_error(host, f"the connection is lost: {session.lost}")
+            elif session.write_failure:  # status 0 would say that all of it is there
+                self._log_error(host, f"its output can't be written: {session.write_failure}")
+                return FAILED
             elif session.words and 0 < session.status < FAILED:  # the shell's own reason
                 self._log_error(host, session.words.decode("utf-8", "replace"))
         except (OSError, ValueError, asyncio.TimeoutError, asyncssh.Error) as wrong:

@@ -157,6 +157,10 @@ class Sessions:
             return
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
+            self._read_line(line)
+
+    def _read_line(self, line: bytes) -> None:
+        try:
             if begun := read_begin(line):
                 self._on_begin(*begun)
             elif ended := _END.fullmatch(line):
@@ -164,6 +168,8 @@ class Sessions:
                     self._on_end(session)
             else:
                 self._other_lines(line)
+        except Exception as wrong:  # noqa: BLE001 - a FIFO that nobody reads fills, and sessions hang
+            log.failed("a line of a session's", wrong)
 
     def _on_begin(self, mark: str, leader: int, connection: int) -> None:
         found = processes.find(leader)

@@ -13,6 +13,7 @@ launcher's own stdout or stderr, which mpirun hands on, and which this process h
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import select
 import socket
@@ -102,7 +103,10 @@ class InputStream:
 
 
 class OutputStream:
-    """A stream that takes what it can and keeps the rest; a full one calls ``throttle``."""
+    """A stream that takes what it can and keeps the rest; a full one calls ``throttle``.
+
+    ``failure`` is why something that was to be read could not be written, such as a full disk.
+    """
 
     def __init__(self, descriptor: int, throttle: Callable[[], None]) -> None:
         """Take the descriptor over; ``throttle`` is called when ``full`` or ``idle`` changes."""
@@ -111,6 +115,7 @@ class OutputStream:
         self._size = 0
         self._watched = False
         self.full = False
+        self.failure = ""
         self._socket: socket.socket | None = None
         self._can_wait = _can_wait(descriptor)
         self._piece = _CHUNK
@@ -164,8 +169,10 @@ class OutputStream:
                 done = self._send(self._queue[0])
             except BlockingIOError:
                 break
-            except OSError:
-                self.close()  # nobody reads it any more
+            except OSError as wrong:
+                if wrong.errno not in (errno.EPIPE, errno.ECONNRESET):  # else nobody reads it
+                    self.failure = wrong.strerror or ""
+                self.close()
                 self._throttle()
                 return
             self._size -= done

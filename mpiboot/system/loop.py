@@ -6,8 +6,12 @@ import selectors
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Final
 
 from mpiboot.core import log
+
+# epoll_wait(2) takes milliseconds in a C int, which is 24.8 days.
+_LONGEST_WAIT: Final = 86400.0
 
 
 class EventLoop:
@@ -46,8 +50,8 @@ class EventLoop:
         self._selector.close()
 
     def wait(self, until: float | None) -> None:
-        """Sleep until a handle is ready or a time of the monotonic clock has come."""
-        wait = None if until is None else max(0.0, until - time.monotonic())
+        """Sleep until a handle is ready or a time of the monotonic clock has come, or a day."""
+        wait = None if until is None else min(max(0.0, until - time.monotonic()), _LONGEST_WAIT)
         for key, _ in self._selector.select(wait):
             if self._selector.get_map().get(key.fd) is not key:
                 continue  # forgotten by what was called before

@@ -21,6 +21,7 @@ import mpiboot
 from mpiboot.core.checks import error
 from mpiboot.system import os_calls, spawn
 from mpiboot.system.loop import EventLoop
+from mpiboot.system.os_calls import most_open_files
 from mpiboot.system.spawn import DEFAULT_PATH
 
 # Programs that start one other and wait for it.
@@ -208,7 +209,7 @@ class SignalLoop:
         """Do work in a child that is a copy of this process; its process number.
 
         It is there in a millisecond, where another interpreter with the same modules takes a
-        hundred. Its descriptors are this process's own: it must be done soon.
+        hundred. Only its standard streams stay open: the end of this process shows elsewhere.
 
         Raises:
             OSError: there is no room for another process.
@@ -219,6 +220,7 @@ class SignalLoop:
             if pid:
                 return pid
             self.close()  # a signal to the child is its own
+            os.closerange(3, most_open_files())
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         code = 1

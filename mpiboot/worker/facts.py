@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from mpiboot import __version__
 from mpiboot.core import log, masking, records_json
@@ -17,7 +18,6 @@ from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.facts import Fabric, MpiParameter, PodFacts, Route
 from mpiboot.core.model import Mpi
 from mpiboot.core.settings import Resolved
-from mpiboot.core.wording import size_of
 from mpiboot.job import parameter_files
 from mpiboot.job.forward import SEARCH_PATHS
 from mpiboot.network import nccl, platform_hints, pod
@@ -183,104 +183,59 @@ def _text(path: str) -> str:
         return ""
 
 
+# By what a record is named in its table; without any it is counted.
+_LABELS: Final = ("name", "number", "index")
+
+
 def as_tables(found: PodFacts, width: int | None = None) -> str:
-    """Lay a pod's facts out for a person; ``width`` is a terminal's."""
+    """Lay a pod's facts out for a person, by the names that they have in JSON.
+
+    First the single values, then a table for each list of records: a port's row begins with its
+    device's name and its number. What is empty is left out. ``width`` is a terminal's.
+    """
     from mpiboot.job.render import table  # noqa: PLC0415 - only for people
 
-    who = found.identity
-    mpi = f"{found.mpi.banner} ({found.mpi.path})" if found.mpi else "none on PATH"
-    memlock = "unlimited" if found.memlock < 0 else size_of(found.memlock)
-    rows: list[tuple[str, ...]] = [
-        ("host name", found.hostname),
-        ("user", f"{who.user} (uid {who.uid}, gid {who.gid})" + ("" if who.known else ", made up")),
-        ("user namespace", "the pod's own" if who.own_users else "the node's"),
-        ("home", who.home),
-        ("control address", found.control_address or "none"),
-        ("MPI", mpi),
-        ("sshd", found.sshd or "not started by mpiboot here"),
-        ("CPUs", _cpus(found)),
-        ("locked memory", memlock),
-        ("shared memory", size_of(found.shm)),
-        ("GPUs", f"{found.gpus.count} {found.gpus.kind}".strip()),
-    ]
-    if found.gpus.count:
-        rows.append(
-            ("RDMA to GPU memory by", " or ".join(found.gpus.peer_memory) or "nothing seen")
-        )
-    if found.gpus.fabric:
-        rows.append(("NVLink fabric", found.gpus.fabric))
-    links = [
-        (
-            link.name,
-            link.kind,
-            ("up" if link.carrier else "no carrier") if link.up else "down",
-            str(link.mtu),
-            " ".join(link.addresses),
-        )
-        for link in found.links
-    ]
-    head = ("link", "kind", "state", "MTU", "addresses")
-    own = table(("fact", "value"), rows, width=width)
-    return own + _table(head, links, width) + _fabric_tables(found.fabric, width)
+    single: dict[str, str] = {}
+    tables: dict[str, list[dict[str, str]]] = {}
+    _lay_out(json.loads(records_json.facts_to_json(found)), "", single, "", tables)
+    text = table(("fact", "value"), single.items(), width=width)
+    for rows in tables.values():
+        head = dict.fromkeys(key for row in rows for key in row)
+        cells = [[row.get(key, "-") for key in head] for row in rows]
+        text += f"\n{table(tuple(head), cells, width=width)}"
+    return text
 
 
-def _fabric_tables(seen: Fabric, width: int | None) -> str:
-    """Lay out a pod's RDMA ports, GIDs, routes, platform hints, and what could not be read."""
-    routes = [(route.destination, route.link, route.gateway) for route in seen.routes]
-    text = _table(("route to", "link", "gateway"), routes, width)
-    ports = [(device, port) for device in seen.devices for port in device.ports]
-    rows: list[tuple[str, ...]] = [
-        (
-            f"{device.name}:{port.number}",
-            port.link_layer.value,
-            port.state.value,
-            port.netdev,
-            f"{port.rate:g}" if port.rate else "",
-            str(port.mtu or ""),
-            device.open_error or device.library_error or "opens",
-        )
-        for device, port in ports
-    ]
-    rows += [(device.name, *[""] * 6) for device in seen.devices if not device.ports]
-    if rows:
-        head = ("RDMA port", "layer", "state", "link", "Gb/s", "MTU", "device node")
-        text += _table(head, rows, width)
-        text += f"(network namespace mode: {seen.netns_mode or 'not known'})\n"
-    else:
-        text += f"\nno RDMA device: {seen.why_none}\n"
-    gids = [
-        (f"{device.name}:{port.number}", str(gid.index), gid.value, gid.netdev, gid.kind.value)
-        for device, port in ports
-        for gid in port.gids
-    ]
-    text += _table(("RDMA port", "index", "GID", "link", "kind"), gids, width)
-    attachments = [
-        (item.by.value, item.link, item.pci, item.rdma, item.resource) for item in seen.attachments
-    ]
-    text += _table(("platform", "link", "PCI", "RDMA device", "resource"), attachments, width)
-    if seen.plugin:
-        text += f"\nNCCL's plugin: {seen.plugin}\n"
-    for item in seen.nccl_files:
-        text += f"\n{item.path}: {item.variable}={item.value}\n"
-    if seen.missing:
-        text += f"\nnot in this image: {', '.join(seen.missing)}\n"
-    return text + "".join(f"\nnot read: {reason}\n" for reason in seen.unreadable)
+def _lay_out(
+    record: Mapping[str, Any],
+    prefix: str,
+    row: dict[str, str],
+    owner: str,
+    tables: dict[str, list[dict[str, str]]],
+) -> None:
+    """Add a record's values to its row, and the records in it to their tables."""
+    for key, value in record.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict):
+            _lay_out(value, f"{name}.", row, owner, tables)
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            rows = tables.setdefault(name, [])
+            for item in value:
+                label = next((label for label in _LABELS if label in item), "")
+                own = f"{owner}{item.pop(label, len(rows))}"
+                rows.append({name: own})
+                _lay_out(item, "", rows[-1], f"{own}:", tables)
+        elif value not in ("", None, []):
+            row[name] = _cell(value)
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> str:
-    """Lay out rows, with a dash for what is empty; nothing without rows."""
-    from mpiboot.job.render import table  # noqa: PLC0415 - only for people
-
-    shown = [tuple(cell or "-" for cell in row) for row in rows]
-    return f"\n{table(head, shown, width=width)}" if rows else ""
-
-
-def _cpus(found: PodFacts) -> str:
-    """Name the CPUs, and, where that is known, whether they are the pod's own."""
-    if found.cpus is None:
-        return str(found.cores)
-    whose = "the pod's own" if found.cpus.exclusive else "shared"
-    return f"{found.cpus.usable} of the node's {found.cpus.online}, {whose}"
+def _cell(value: object) -> str:
+    """Write a value, or several, and pairs as a variable and its value."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if not isinstance(value, list):
+        return str(value)
+    return " ".join("=".join(item) if isinstance(item, list) else str(item) for item in value)
 
 
 def memory_refused() -> str:

@@ -6,6 +6,7 @@ once there are sessions.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
@@ -19,16 +20,25 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from mpiboot.core import log
-from mpiboot.core.launch_names import LAUNCH_ID, NOTICE
+from mpiboot.core.checks import MpibootError
+from mpiboot.core.launch_names import BY_SIGNAL, LAUNCH_ID, NOTICE
 from mpiboot.core.setting_types import WorkerExit
 from mpiboot.core.settings import Resolved
+from mpiboot.core.wording import lasting
 from mpiboot.job import platforms
 from mpiboot.ssh import sessions
 from mpiboot.ssh.openssh import WorkerSetup
 from mpiboot.ssh.sessions import MARK
 from mpiboot.system import files, process, processes
 from mpiboot.system.os_calls import exit_status, reap
-from mpiboot.worker.server import ENDING, WorkerServer, gather_facts, prepare, write_scripts
+from mpiboot.worker.server import (
+    ENDING,
+    SignalledError,
+    WorkerServer,
+    gather_facts,
+    prepare,
+    write_scripts,
+)
 
 _PASSED_ON: Final = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGCONT)
 _SIGNALS: Final = (signal.SIGCHLD, *ENDING, *_PASSED_ON)
@@ -53,9 +63,11 @@ def run(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
     with ExitStack() as ending:
         loop = process.SignalLoop(_SIGNALS)
         ending.callback(loop.close)
-        setup = prepare(resolved, environ, loop)
-        code = 0
-        if setup is not None:
+        try:
+            setup = prepare(resolved, environ, loop)
+        except SignalledError as came:
+            code = _stopped_by(came.number)
+        else:
             ending.callback(setup.key.path.unlink, missing_ok=True)
             worker = _WorkerProcess(resolved, program, setup, loop)
             ending.callback(worker.close)
@@ -64,8 +76,18 @@ def run(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
     return code
 
 
+def _stopped_by(number: int) -> int:
+    """Log that a signal ends this worker; its exit code."""
+    log.info("signal", f"{signal.Signals(number).name}: worker stops")
+    return 0 if number == signal.SIGTERM else BY_SIGNAL + number
+
+
 class _WorkerProcess:
-    """The pod's first process: SSH server, sessions, the program beside them, every orphan."""
+    """The pod's first process: SSH server, sessions, the program beside them, every orphan.
+
+    Every end goes through one state, ENDING (``_deadline`` is set): the ranks save and the program
+    ends, for the grace at most, while the server goes on. Then the sessions and the server end.
+    """
 
     def __init__(
         self,
@@ -74,9 +96,10 @@ class _WorkerProcess:
         setup: WorkerSetup,
         loop: process.SignalLoop,
     ) -> None:
+        settings = resolved.settings
         self._gather = partial(gather_facts, resolved, setup)
-        self._grace = resolved.settings.grace
-        self._stop_signal = resolved.settings.stop_signal
+        self._grace = settings.grace
+        self._stop_signal = settings.stop_signal
         self._program = program
         self._setup = setup
         self._loop = loop
@@ -87,43 +110,30 @@ class _WorkerProcess:
             names = ", ".join(sorted(left))
             log.warning("environment", f"not given to the ranks, as no shell can set it: {names}")
         self._sessions = sessions.Sessions(setup.folder, loop, self._grace, self._read_line)
-        settings = resolved.settings
         self._launchers = Launchers(
             setup.folder / ATTEMPTS, settings.launcher_away, settings.timeout
         )
         # With a program beside the server it is that program's end that ends the worker.
         self._exit = WorkerExit.NEVER if program else platforms.worker_exit(settings, setup.environ)
-        self._job_succeeded = False  # the job has ended well
         self._server = WorkerServer(settings.sshd, setup, loop, self._sessions)
-        self._helpers: set[int] = set()
+        self._facts = 0  # the process that gathers them
         self._program_pid = 0
-        self._code: int | None = None
-        self._kill_at: float | None = None
-        self._stopping_ranks = 0  # the process that waits for the ranks' end
-        self._ranks_until: float | None = None
-        self._ending_signal = 0  # the signal that ends this worker
+        self._saving = 0  # the process that waits for the ranks' end
+        self._deadline: float | None = None  # of ENDING
+        self._code = 0
 
     def serve(self) -> int:
-        """Run until something ends this worker; then end the rest."""
+        """Serve until something ends this worker, and its ranks and program have ended."""
         self._server.start()
-        while self._code is None:
+        while self._deadline is None or self._saving or self._program_pid:
             self._turn()
-        return self._finish(self._code)
+        return self._finish()
 
     def _turn(self) -> None:
         """Sleep until something happens, and deal with it."""
-        limits = [
-            limit
-            for limit in (
-                self._sessions.due,
-                self._server.due,
-                self._kill_at,
-                self._ranks_until,
-                self._end_at,
-            )
-            if limit is not None
-        ]
-        left = min(limits) - time.monotonic() if limits else None
+        dues = (self._sessions.due, self._server.due, self._deadline, self._idle_end)
+        limit = min((due for due in dues if due is not None), default=None)
+        left = None if limit is None else limit - time.monotonic()
         for number in self._loop.wait(left):
             self._signalled(number)
         # Children are reaped at every turn: cheap, and no signal can be missed.
@@ -132,117 +142,113 @@ class _WorkerProcess:
         if self._server.began_to_listen():
             self._launchers.connected(time.monotonic())  # nobody could come before
             self._start_gathering()
-            if self._program and not self._program_pid:
+            if self._program and not self._program_pid and self._deadline is None:
                 self._program_pid = process.start(self._program, self._setup.environ)
         self._sessions.step()
         self._server.step()
-        self._end_with_job()
-        if self._ranks_until is not None and self._ranks_until <= time.monotonic():
-            log.warning("signal", "its ranks did not end in time: they are stopped now")
-            self._ranks_ended()
-        if self._kill_at is not None and self._kill_at <= time.monotonic():
-            self._kill_at = None
+        if len(self._sessions):
+            self._launchers.connected(time.monotonic())
+        now = time.monotonic()
+        idle = self._idle_end
+        if idle is not None and idle <= now:
+            away = lasting(self._launchers.patience)
+            log.info("stop", f"no launcher for {away}; worker stops (MPIBOOT_WORKER_EXIT)")
+            self._end(0)
+        if self._deadline is not None and self._deadline <= now:
+            self._deadline = math.inf
+            if self._saving:
+                log.warning("signal", "ranks did not end within MPIBOOT_GRACE; stopping them")
+            self._end_sessions()
             self._send(signal.SIGKILL)
 
     def _start_gathering(self) -> None:
         """Gather the facts in a child, once the server listens: that delays no login."""
         try:
-            self._helpers.add(self._loop.fork(self._gather))
+            self._facts = self._loop.fork(self._gather)
         except OSError as why:
             log.warning("facts", f"this pod's facts can't be gathered: {why.strerror}")
 
     def _read_line(self, line: bytes) -> None:
         """Read a line that a launcher has sent."""
-        if line == b"over":
-            self._job_succeeded = True
-            self._launchers.forget()
-        else:
+        if line != b"over":
             self._launchers.read_line(line, time.monotonic())
+            return
+        self._launchers.forget()
+        if self._exit is not WorkerExit.NEVER and self._deadline is None:
+            log.info("stop", "job succeeded; worker stops")
+            self._end(0)
 
     @property
-    def _end_at(self) -> float | None:
+    def _idle_end(self) -> float | None:
         """When this worker ends because no launcher is there; None while one may be."""
-        alone = (
-            self._exit is WorkerExit.AFTER_JOB and self._code is None and not len(self._sessions)
-        )
-        return self._launchers.due if alone else None
-
-    def _end_with_job(self) -> None:
-        """End after the job; with 0 also after a failed one, as this worker did not fail."""
-        if len(self._sessions):
-            self._launchers.connected(time.monotonic())
-        if self._code is not None:
-            return
-        due = self._end_at
-        if self._job_succeeded and self._exit is not WorkerExit.NEVER:
-            log.info("stop", "job succeeded; worker stops")
-            self._code = 0
-        elif due is not None and due <= time.monotonic():
-            message = f"no launcher was here for {self._launchers.patience:g} s: this worker ends"
-            log.info("stop", f"{message} and frees its node (MPIBOOT_WORKER_EXIT)")
-            self._code = 0
+        alone = self._deadline is None and not len(self._sessions)
+        return self._launchers.due if alone and self._exit is WorkerExit.AFTER_JOB else None
 
     def _child_ended(self, pid: int, status: int) -> None:
-        self._helpers.discard(pid)
-        if pid == self._stopping_ranks:
-            self._ranks_ended()
         self._server.child_ended(pid, status)
-        if pid == self._program_pid:
+        if pid == self._facts:
+            self._facts = 0
+        elif pid == self._saving:
+            self._saving = 0
+            self._end_sessions()
+        elif pid == self._program_pid:
             self._program_pid = 0
-            self._code = exit_status(status)
-            log.info("program", f"{self._program[0]} ended with {self._code}", code=self._code)
+            code = exit_status(status)
+            log.info("program", f"{self._program[0]} ended with {code}", code=code)
+            self._end(code)
 
     def _signalled(self, number: int) -> None:
         if number == signal.SIGCHLD:
             return
-        if self._program_pid:
-            self._send(number)
-            if number in ENDING and self._kill_at is None:
-                log.info("signal", f"{signal.Signals(number).name} is passed on to the program")
-                self._kill_at = time.monotonic() + self._grace
-                self._end_ranks(number)
-        elif number in ENDING and self._code is None and not self._ending_signal:
-            log.info("signal", f"{signal.Signals(number).name}: worker stops")
-            self._end_ranks(number)
-        elif number in ENDING:
-            self._ranks_ended()
-            self._sessions.end_all(at_once=True)  # a second signal: no more grace
-
-    def _end_ranks(self, number: int) -> None:
-        """Give the ranks of this pod their grace to save; without ranks or grace, end at once."""
-        self._ending_signal = number
-        if not len(self._sessions) or not self._grace:
-            self._ranks_ended()
+        self._send(number)
+        if number not in ENDING:
             return
-        self._ranks_until = time.monotonic() + self._grace
-        setup = self._setup
-        notify_launchers(setup.token)
-        self._stopping_ranks = stop_ranks(
-            setup.folder, setup.environ, setup.token, self._stop_signal, self._grace
-        )
-        self._helpers.add(self._stopping_ranks)
+        if self._deadline is not None:  # a second signal: no more grace
+            self._end_sessions(at_once=True)
+        elif self._program_pid:
+            log.info("signal", f"{signal.Signals(number).name} is passed on to the program")
+            self._end(0)
+        else:
+            self._end(_stopped_by(number))
 
-    def _ranks_ended(self) -> None:
-        """End what is left: every rank has ended, or its grace is over."""
-        self._stopping_ranks, self._ranks_until = 0, None
-        if self._program:
-            self._sessions.end_all()
-        elif self._code is None:
-            self._code = 0 if self._ending_signal == signal.SIGTERM else 128 + self._ending_signal
+    def _end(self, code: int) -> None:
+        """Enter ENDING; a program's code replaces that of the signal that was passed on to it."""
+        self._code = code
+        if self._deadline is not None:
+            return
+        self._deadline = time.monotonic() + self._grace
+        if len(self._sessions) and self._grace:
+            setup = self._setup
+            notify_launchers(setup.token)
+            try:
+                self._saving = stop_ranks(
+                    setup.folder, setup.environ, setup.token, self._stop_signal, self._grace
+                )
+            except MpibootError as wrong:
+                log.warning("signal", f"ranks can't be signalled to save: {wrong.finding.message}")
+        if not self._saving:
+            self._end_sessions()
+
+    def _end_sessions(self, *, at_once: bool = False) -> None:
+        """End them, as their ranks have ended or get no more time."""
+        if self._saving:
+            os.kill(self._saving, signal.SIGTERM)  # not reaped yet: the number is still its own
+        self._saving = 0
+        self._sessions.end_all(at_once=at_once)
 
     def _send(self, number: int) -> None:
         if self._program_pid:
             with suppress(ProcessLookupError):
                 os.kill(self._program_pid, number)
 
-    def _finish(self, code: int) -> int:
+    def _finish(self) -> int:
         """End the server and every session; what can't be killed is left to the system."""
         gone = self._server.release()
         if gone is not None:
             gone.stop()
-        for pid in self._helpers:
-            os.kill(pid, signal.SIGTERM)  # not reaped yet, so the number is still its own
-        self._sessions.end_all()
+        if self._facts:
+            os.kill(self._facts, signal.SIGTERM)  # as above
+        self._sessions.end_all()  # those too that began since the others were ended
         deadline = time.monotonic() + _END
         ending = gone.pid if gone is not None else 0
         while (ending or len(self._sessions)) and time.monotonic() < deadline:
@@ -255,7 +261,7 @@ class _WorkerProcess:
             self._sessions.step()
         if gone is not None:
             gone.close()
-        return code
+        return self._code
 
     def close(self) -> None:
         """Release everything; after an error end the server and the program too."""
@@ -349,7 +355,10 @@ class Launchers:
         for name in list(self._seen)[:-_MOST]:
             del self._seen[name]
         lines = (f"{name} {why}\n" for name, why in self._seen.items())
-        files.write_private(self.path, "".join(lines))
+        try:
+            files.write_private(self.path, "".join(lines))
+        except MpibootError as wrong:  # such as a full disk: only the next launcher misses it
+            log.warning("attempt", f"earlier attempts can't be noted: {wrong.finding.message}")
 
 
 # Seconds; its ranks wait for this. A launcher on the same network answers in a millisecond, where

@@ -48,11 +48,12 @@ ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 
 def prepare(
     resolved: Resolved, environ: Mapping[str, str], loop: process.SignalLoop
-) -> WorkerSetup | None:
-    """Prepare what the server needs; None where a signal ends the wait for the key.
+) -> WorkerSetup:
+    """Prepare what the server needs.
 
     Raises:
         MpibootError: something that the server needs isn't there.
+        SignalledError: a signal ended the wait for the key.
     """
     settings = resolved.settings
     identity = pod.identity(environ)
@@ -66,12 +67,9 @@ def prepare(
     home = folder / "home"
     home.mkdir(mode=0o700, exist_ok=True)
     homes = (identity.home, environ.get("HOME", ""))
-    try:
-        mounted = keys.wait(
-            settings.ssh_key, homes, identity.uid, settings.timeout, partial(_wait, loop)
-        )
-    except _SignalledError:
-        return None
+    mounted = keys.wait(
+        settings.ssh_key, homes, identity.uid, settings.timeout, partial(_wait, loop)
+    )
     key = keys.load(mounted)
     outlier = keys.check_authorized_keys(key, mounted)
     if outlier:
@@ -110,13 +108,18 @@ def prepare(
     )
 
 
-class _SignalledError(Exception):
+class SignalledError(Exception):
     """A signal came that ends this worker."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
 
 
 def _wait(loop: process.SignalLoop, seconds: float) -> None:
-    if set(loop.wait(seconds)) & set(ENDING):
-        raise _SignalledError
+    for number in loop.wait(seconds):
+        if number in ENDING:
+            raise SignalledError(number)
 
 
 def embedded_argv(setup: WorkerSetup) -> list[str]:

@@ -9,15 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpiboot.core.checks import failed
-from mpiboot.core.facts import Fabric, RdmaPort, Route
+from mpiboot.core.facts import Fabric
 from mpiboot.core.model import Decision, Finding, Level, Role, Source
 from mpiboot.core.settings import ROWS, Settings, resolve
 from mpiboot.job import render
 from mpiboot.job.plan import Plan
 from mpiboot.network import cluster_view, worker_network
-from mpiboot.worker.facts import as_tables
 from tests.fakes import workers as w
-from tests.fakes.plans import link, observed
 
 SECRET = "hunter2"
 
@@ -138,9 +136,6 @@ def test_what_several_hosts_have_is_not_told_of_this_pod() -> None:
 )
 def test_why_there_is_no_rdma_device_is_said(fabric: Fabric, why: str) -> None:
     assert fabric.why_none.startswith(why)
-    own = observed().workers[0].facts
-    assert own is not None
-    assert f"no RDMA device: {why}" in as_tables(replace(own, fabric=fabric))
 
 
 def test_hosts_that_are_well_have_a_line_each() -> None:
@@ -210,44 +205,6 @@ def test_a_plan_in_json_masks_secrets() -> None:
     assert told["set"] == {"A_TOKEN": "(hidden)", **listed}
     assert told["argv"] == ["mpirun", "A_TOKEN=(hidden)"]
     assert told["removed"] == ["B"]
-
-
-def test_facts_are_shown_for_a_person() -> None:
-    facts = observed().workers[0].facts
-    assert facts is not None
-    text = as_tables(facts)
-    assert "user             root (uid 0, gid 0)\n" in text
-    assert "locked memory    unlimited\n" in text
-    assert "1 GiB\n" in text
-    assert "mpirun (Open MPI) 4.1.4 (/usr/bin/mpirun)" in text
-    assert link("eth0", "10.244.0.10/24").addresses[0] in text
-
-
-def test_what_a_pod_sees_of_the_data_network_is_shown_for_a_person() -> None:
-    worker = w.macvlan(0)
-    assert worker.facts is not None
-    links = tuple(replace(one, carrier=one.name != "net1") for one in worker.facts.links)
-    route = Route("192.168.0.0/16", "net1", "192.168.100.1")
-    fabric = replace(worker.facts.fabric, routes=(route,), missing=("libfabric.so.1",))
-    lines = as_tables(replace(worker.facts, links=links, fabric=fabric)).splitlines()
-    assert next(line.split()[:2] for line in lines if "no carrier" in line) == ["net1", "macvlan"]
-    assert "192.168.0.0/16  net1  192.168.100.1" in lines
-    assert "(network namespace mode: shared)" in lines
-    (entry,) = [line.split() for line in lines if line.split()[1:2] == ["9"]]
-    assert entry[-3:] == ["net1", "RoCE", "v2"]
-    assert "not in this image: libfabric.so.1" in lines
-
-
-def test_each_rdma_port_is_a_line_with_its_link_where_the_kernel_told_one() -> None:
-    worker = w.sriov()
-    assert worker.facts is not None
-    (device,) = worker.facts.fabric.devices
-    closed = replace(device, name="mlx5_9", open_error="no device node", ports=(RdmaPort(2),))
-    fabric = replace(worker.facts.fabric, devices=(device, closed))
-    lines = as_tables(replace(worker.facts, fabric=fabric)).splitlines()
-    rows = [line.split() for line in lines]
-    assert ["mlx5_3:1", "Ethernet", "ACTIVE", "net1", "100", "1024", "opens"] in rows
-    assert ["mlx5_9:2", "-", "-", "-", "-", "-", "no", "device", "node"] in rows
 
 
 def test_on_a_terminal_several_hosts_have_their_short_names_too() -> None:

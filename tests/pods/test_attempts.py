@@ -63,7 +63,7 @@ def test_the_next_launcher_tells_why_the_last_one_ended(
     assert line.endswith("exit 72")
     # Nobody comes any more.
     assert [worker.wait(PATIENCE) for worker in job.workers] == [0, 0]
-    assert "no launcher was here for 15 s" in job.workers[0].stderr()
+    assert "no launcher for 15s; worker stops" in job.workers[0].stderr()
 
 
 RANKS = ("mpirun", RING)

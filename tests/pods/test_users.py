@@ -260,7 +260,7 @@ def test_a_user_namespace_of_the_pods_own(cluster: Cluster, image: Image, user: 
     worker = job.workers[0]
     assert owners(worker) == {FIRST + user}
     facts = worker.shell("mpiboot facts")
-    assert re.search(r"user namespace +the pod's own", facts)
+    assert re.search(r"identity.own_users +yes", facts)
 
 
 def with_tini(name: str) -> Image:

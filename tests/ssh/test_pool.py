@@ -464,6 +464,15 @@ def test_files_are_streams_too(launch: Launch, tmp_path: Path) -> None:
 
 
 @needs_ssh
+def test_output_that_can_not_be_written_is_no_good_end(launch: Launch) -> None:
+    with Path("/dev/full").open("wb") as full:
+        agent = launch.start("echo lost", stdout=full, stderr=subprocess.DEVNULL)
+        assert agent.wait(PATIENCE) == 255
+    words = (launch.folder / "stderr" / launch.host).read_text()
+    assert "its output can't be written: No space left on device" in words
+
+
+@needs_ssh
 def test_a_streams_flags_are_left_and_a_reader_that_goes_ends_nothing_else(launch: Launch) -> None:
     reader, writer = os.pipe()
     assert launch.start("echo hello", stdout=writer, stderr=writer).wait(PATIENCE) == 0

@@ -175,6 +175,29 @@ def test_what_is_about_to_call_setsid_has_time_for_it(
                 os.kill(daemon, signal.SIGKILL)
 
 
+def test_lines_are_read_on_behind_one_that_could_not_be_dealt_with(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Unread, the FIFO would fill, and then every new session would wait for it."""
+    seen: list[bytes] = []
+
+    def read(line: bytes) -> None:
+        seen.append(line)
+        raise OSError(28, os.strerror(28))
+
+    loop = SignalLoop(())
+    heard = sessions.Sessions(folder, loop, 0.0, read)
+    try:
+        for line in (b"one", b"two"):
+            (folder / sessions.FIFO).write_bytes(line + b"\n")
+            loop.wait(0.0)
+        assert seen == [b"one", b"two"]
+        assert "No space left on device" in capfd.readouterr().err
+    finally:
+        heard.close()
+        loop.close()
+
+
 @pytest.mark.parametrize(
     "line",
     [

@@ -232,6 +232,14 @@ async def test_one_that_nobody_reads_any_more_is_closed_and_idle(pipe: Pipe, wha
     assert not is_open(writer)
     output.stream.write(b"never")
     assert output.stream.idle
+    assert output.stream.failure == ""
+    output.stream.close()
+
+
+async def test_a_full_disk_is_no_reader_that_went() -> None:
+    output = Output(os.open("/dev/full", os.O_WRONLY))
+    output.stream.write(b"never")
+    assert (output.told, output.stream.failure) == ([(False, True)], "No space left on device")
     output.stream.close()
 
 

@@ -506,7 +506,7 @@ def test_ranks_that_ignore_the_signal_have_their_grace_and_no_more(start: Start)
         worker.signal()
         assert worker.wait() == 0
         assert not alive(pid)
-    assert "its ranks did not end in time: they are stopped now" in worker.log
+    assert "ranks did not end within MPIBOOT_GRACE; stopping them" in worker.log
 
 
 def test_a_rank_that_ends_in_time_ends_the_worker(start: Start) -> None:
@@ -516,7 +516,7 @@ def test_a_rank_that_ends_in_time_ends_the_worker(start: Start) -> None:
         worker.signal()
         assert worker.wait() == 0
         assert not alive(pid)
-    assert "did not end in time" not in worker.log
+    assert "did not end within" not in worker.log
 
 
 # It needs seconds to save; in Python, for a shell's own sleep would be told to end too.
@@ -550,6 +550,51 @@ def test_what_a_lost_connection_leaves_has_the_grace_to_save(
         pids = client.numbers(1)
     gone(*pids)
     assert (tmp_path / "saved").exists() == saved
+
+
+@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize("signalled", [True, False], ids=["by a signal", "on its own"])
+def test_ranks_save_while_a_program_beside_the_server_has_ended(
+    kind: str,
+    signalled: bool,  # noqa: FBT001 - a row of the table
+    start: Start,
+    tmp_path: Path,
+) -> None:
+    """Its end was that of the ranks, 5 s later, whatever MPIBOOT_GRACE said."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import mpiboot.ssh.sessions as sessions\nsessions.GRACE = 0.1\n"
+    )
+    (tmp_path / "saves.py").write_text(SAVES)
+    environ = {"PYTHONPATH": str(tmp_path), "MPIBOOT_GRACE": "1000"}
+    script = f"trap 'exit 5' TERM; until [ -e {tmp_path}/go ]; do sleep 0.05; done; exit 5"
+    worker = start(kind, "sh", "-c", script, environ=environ).listens()
+    words = f"PMIX_RANK=0 {sys.executable} -S {tmp_path}/saves.py 1 {tmp_path}/saved"
+    with worker.client(words) as client:
+        (pid,) = client.numbers(1)
+        if signalled:
+            worker.signal()
+        else:
+            (tmp_path / "go").touch()
+        assert worker.wait() == 5
+        assert not alive(pid)
+    assert (tmp_path / "saved").exists()
+    assert "did not end within" not in worker.log
+
+
+def test_a_signal_before_the_program_has_started_ends_the_worker(
+    start: Start, tmp_path: Path
+) -> None:
+    slow = tmp_path / "bin" / "sshd"
+    slow.parent.mkdir()
+    slow.write_text("#!/bin/sh\necho starting >&2; exec sleep 1000\n")
+    slow.chmod(0o755)
+    path = {"PATH": f"{slow.parent}:{os.environ['PATH']}"}
+    worker = start("openssh", "sh", "-c", "echo the program runs", environ=path)
+    worker.wait_for("sshd: starting")
+    worker.signal(signal.SIGINT)
+    assert worker.wait() == 130
+    assert "SIGINT: worker stops" in worker.log
+    assert "the program runs" not in worker.log
 
 
 def test_sessions_end_when_the_program_is_told_to_end(start: Start, tmp_path: Path) -> None:
@@ -594,7 +639,7 @@ def test_a_worker_ends_when_no_launcher_comes_after_a_failed_one(kind: str, star
         worker.ssh(host_shell.job_failed("l@2@b", 0, "again"))
         assert worker.process.poll() is None  # somebody is connected
     assert worker.wait() == 0
-    assert "no launcher was here for 0 s" in worker.log
+    assert "no launcher for 0s; worker stops" in worker.log
 
 
 @pytest.mark.parametrize("wanted", ["never", "with-job"])
@@ -733,11 +778,61 @@ def test_a_key_that_never_comes_is_an_error(start: Start) -> None:
     assert "no private SSH key in" in worker.log
 
 
-def test_a_signal_ends_the_wait_for_the_key(start: Start) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_signal_ends_the_wait_for_the_key(start: Start, number: int, code: int) -> None:
     worker = start("auto", with_key=False)
     worker.wait_for("waiting for the job's SSH key")
-    worker.signal()
-    assert worker.wait() == 0
+    worker.signal(number)
+    assert worker.wait() == code
+    assert f"{signal.Signals(number).name}: worker stops" in worker.log
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_a_worker_waits_for_months_where_it_is_to(kind: str, start: Start) -> None:
+    """An epoll waits for 24.8 days at most, and raised above."""
+    names = ("GRACE", "TIMEOUT", "LAUNCHER_AWAY", "SSH_KEEPALIVE")
+    environ = {f"MPIBOOT_{name}": "800h" for name in names} | {"MPIBOOT_WORKER_EXIT": "after-job"}
+    worker = start(kind, environ=environ).listens()
+    assert worker.ssh(host_shell.gate(attempt="l@1@a")).returncode == 0
+    with worker.client("PMIX_RANK=0 sh -c 'echo $$; exec sleep 1000'") as client:
+        (pid,) = client.numbers(1)
+        worker.signal()
+        assert worker.wait() == 0
+        assert not alive(pid)
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_a_line_that_can_not_be_noted_makes_no_worker_deaf(kind: str, start: Start) -> None:
+    """As on a full disk: the sessions behind those lines still end with their connections."""
+    worker = start(kind).listens()
+    (worker.runtime / "attempts" / "in the way").mkdir(parents=True)
+    assert worker.ssh(host_shell.gate(attempt="l@1@a")).returncode == 0
+    worker.wait_for("earlier attempts can't be noted")
+    with worker.client(LAUNCH + "setsid sleep 1000 & echo $!; echo $$; wait") as client:
+        pids = client.numbers(2)
+        client.kill()
+        gone(*pids)
+
+
+def test_the_embedded_server_ends_with_a_killed_worker_whose_facts_are_still_gathered(
+    start: Start, tmp_path: Path
+) -> None:
+    (tmp_path / "bin").mkdir()
+    slow = tmp_path / "bin" / "mpirun"
+    slow.write_text(
+        f"#!/bin/sh\necho $$ > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid\nexec sleep 1000\n"
+    )
+    slow.chmod(0o755)
+    path = {"PATH": f"{slow.parent}:{os.environ['PATH']}"}
+    worker = start("embedded", environ=path).listens()
+    until((tmp_path / "pid").exists)
+    server = child(worker.process.pid, "python")
+    try:
+        worker.signal(signal.SIGKILL)
+        gone(server)
+        assert alive(int((tmp_path / "pid").read_text()))
+    finally:
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("kind", ["auto", *BOTH])

@@ -50,9 +50,7 @@ def settled(
         "control_ifname": "127.0.0.1",
         **flags,
     }
-    found = server.prepare(resolve(given, environ), environ, loop)
-    assert found is not None
-    return found
+    return server.prepare(resolve(given, environ), environ, loop)
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -126,7 +124,9 @@ def test_only_a_signal_that_ends_a_worker_ends_the_wait_for_its_key(
     environ = environment(tmp_path)
     given = {"runtime_dir": str(tmp_path / "run"), "ssh_key": str(tmp_path / "late")}
     os.kill(os.getpid(), signal.SIGTERM)
-    assert server.prepare(resolve(given, environ), environ, loop) is None
+    with pytest.raises(server.SignalledError) as came:
+        server.prepare(resolve(given, environ), environ, loop)
+    assert came.value.number == signal.SIGTERM
 
 
 def test_a_profile_that_fails_is_told_and_one_that_works_is_taken(
