@@ -2,7 +2,7 @@
 
 A test asks for a block by its name, the word behind the language: commands are run, manifests are
 played in pods, output is compared with what a run prints (`[...]` stands for lines left out). What
-has no name says in its first line, to readers too, that the tests do not run it.
+no test runs is called `untried`, where a forge doesn't show it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OWNER = dict(
         re.MULTILINE,
     )
 )
-NOT_RUN = "# not run by the tests: "
+UNTRIED = "untried"
 
 
 @dataclass(frozen=True)

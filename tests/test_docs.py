@@ -25,7 +25,7 @@ from mpiboot.job import render
 from tests.fakes import workers as w
 from tests.job.test_log_lines import at_info, plan, seen, with_network
 from tests.manifests import check, examples
-from tests.pages import NOT_RUN, PAGES, ROOT, Block, blocks, copied, named, not_printed
+from tests.pages import PAGES, ROOT, UNTRIED, Block, blocks, copied, named, not_printed
 from tests.pods import test_manifests
 
 # What stands in documentation for a name that the reader has.
@@ -33,7 +33,15 @@ _STANDS_FOR = {"MPIBOOT_X", "MPIBOOT_THE_NAME"}
 _PODS = ROOT / "tests" / "pods"
 _OF_PAGES = tuple(
     _PODS / f"test_{name}.py"
-    for name in ("chaining", "doctor_ranks", "examples", "own_python", "rank_env", "users")
+    for name in (
+        "chaining",
+        "doctor_ranks",
+        "examples",
+        "own_python",
+        "rank_env",
+        "users",
+        "way_out",
+    )
 )
 _TESTS = (
     Path(__file__),
@@ -72,9 +80,9 @@ def pods() -> Iterator[tuple[str, dict[str, Any]]]:
 
 @pytest.mark.parametrize("block", blocks(), ids=lambda block: block.message)
 def test_a_block_of_the_docs_is_tried_or_says_that_it_is_not(block: Block) -> None:
-    """A test names it, or its first line says that none does; a diagram has nothing to run."""
-    assert block.kind in {"sh", "text", "yaml", "dockerfile", "diagram", "mermaid"}
-    if block.kind not in {"diagram", "mermaid"} and not block.text.startswith(NOT_RUN):
+    """A test names it, or it is called untried; a diagram has nothing to run."""
+    assert block.kind in {"sh", "text", "yaml", "diff", "dockerfile", "diagram", "mermaid"}
+    if block.kind not in {"diagram", "mermaid"} and block.name != UNTRIED:
         tests = "".join(path.read_text() for path in _TESTS)
         assert block.name
         assert f'"{block.name}"' in tests
@@ -120,10 +128,6 @@ def test_the_data_networks_page_shows_what_is_printed() -> None:
     message = "".join(f"mpiboot: {message}\n" for _, _, message, _ in at_info(made, one))
     assert not_printed(named("data-network-log"), message) == []
     assert not_printed(named("data-network-table"), dedent(render.workers(made.rows))) == []
-
-
-def test_the_readmes_image_is_that_of_the_page() -> None:
-    assert named("readme-image") == named("folder")
 
 
 @pytest.mark.full

@@ -26,7 +26,7 @@ _READS: Final = re.compile(r"^debug1: Reading configuration data (.+?)\r?$", re.
 _DEBUG: Final = re.compile(r"^(?:debug\d: |OpenSSH_).*\n?", re.MULTILINE)
 # A block that is not for every host.
 _BLOCK: Final = re.compile(
-    r"^\s*(?:host[\s=]+(?![\s=]*\*\s*$)|match\s+(?!\s*(?:final\s+)?all\s*$))",
+    r"^\s*(?:host[\s=]+(?![\s=]*\*\s*$)|match\s+(?!\s*(?:(?:final\s+)?all|!?localuser\s+\S+)\s*$))",
     re.IGNORECASE | re.MULTILINE,
 )
 # ssh's own failures, by the words of sshconnect.c and sshconnect2.c.

@@ -263,12 +263,12 @@ def choose_port(
 
 def named_port(environ: Mapping[str, str], home: str) -> tuple[int, str] | None:
     """Find the port that the image's own SSH configuration names, and in which file."""
-    likely = [Path("/etc/ssh/sshd_config")]
-    for folder in _homes(environ, home):
-        likely += [folder / ".sshd_config", folder / ".ssh/config"]
+    homes = _homes(environ, home)
+    # This user's own first: the image's may name a port that only root can bind everywhere.
+    likely = [*(folder / ".sshd_config" for folder in homes), Path("/etc/ssh/sshd_config")]
     with contextlib.suppress(OSError):
-        likely[1:1] = sorted(Path("/etc/ssh/sshd_config.d").glob("*.conf"))
-    return _first_port(likely)
+        likely += sorted(Path("/etc/ssh/sshd_config.d").glob("*.conf"))
+    return _first_port([*likely, *(folder / ".ssh/config" for folder in homes)])
 
 
 def client_port(environ: Mapping[str, str], home: str) -> tuple[int, str] | None:

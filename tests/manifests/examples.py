@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 FOLDER: Final = ROOT / "examples"
 FILES: Final = sorted(FOLDER.rglob("*.yaml"))
+RECIPES: Final = sorted(FOLDER.rglob("*.Containerfile"))
 
 
 def name_of(path: Path) -> str:

@@ -13,7 +13,7 @@ from mpiboot.cli.commands import cli
 from mpiboot.core import settings
 from mpiboot.core.settings import ROWS
 from tests.manifests import check, shapes
-from tests.manifests.examples import FILES, FOLDER, name_of
+from tests.manifests.examples import FILES, FOLDER, RECIPES, name_of
 from tests.pages import OWNER, PAGES, ROOT, blocks
 from tests.test_docs import below, refused
 
@@ -125,7 +125,7 @@ def test_a_probe_asks_the_port_that_the_worker_is_told(path: Path) -> None:
             assert env["MPIBOOT_SSH_PORT"] == str(port)
 
 
-@EACH
+@pytest.mark.parametrize("path", [*FILES, *RECIPES], ids=name_of)
 def test_an_example_is_explained_and_stands_in_the_table(path: Path) -> None:
     assert path.read_text().startswith("# ")
     link = f"examples/{name_of(path)})"
@@ -134,7 +134,8 @@ def test_an_example_is_explained_and_stands_in_the_table(path: Path) -> None:
 
 
 def test_the_table_names_no_file_that_is_not_there() -> None:
-    assert sorted(target for _, target in rows()) == [name_of(path) for path in FILES]
+    there = [name_of(path) for path in (*FILES, *RECIPES)]
+    assert sorted(target for _, target in rows()) == sorted(there)
 
 
 def rows() -> list[tuple[str, str]]:

@@ -8,9 +8,10 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 
 from tests import pages
 from tests.manifests import check, examples
@@ -19,6 +20,9 @@ from tests.pods.fields import merged
 from tests.pods.jobs import PATIENCE, RING, let_go, ranks, spans
 from tests.pods.manifest import play_init_container, play_mpijob, play_statefulset
 from tests.pods.operator import mpijob
+from tests.pods.recipes import built
+from tests.pods.test_manifests import TENSORFLOW
+from tests.pods.test_own_python import unchanged
 from tests.waiting import until
 
 if TYPE_CHECKING:
@@ -243,15 +247,50 @@ def test_an_image_with_the_wheel_as_the_page_says(
     spans(job, slots=2)
 
 
-@pytest.mark.full
-def test_the_readmes_mpijob(cluster: Cluster, rig: None) -> None:
-    (replicas,) = pages.manifests("readme-mpijob")
-    (whole,) = examples.read("mpi-operator/openmpi.yaml")
-    job = play_mpijob(cluster, my_image(NEW), merged(whole, {"spec": replicas})).start()
-    running(job.workers)
-    enough(job.workers)
-    assert job.wait(PATIENCE) == 0
-    spans(job, slots=2)
+def readme_manifests() -> list[dict[str, Any]]:
+    """The job of the README's diff before and after it, with a command that ends where it does."""
+    lines = pages.named("readme-migration").splitlines()
+    head = "apiVersion: kubeflow.org/v2beta1\nkind: MPIJob\nmetadata: {name: pi}\nspec:\n"
+    head += "  slotsPerWorker: 1\n  runPolicy: {backoffLimit: 0}\n  mpiReplicaSpecs:\n"
+    both = []
+    for sign in "-+":
+        kept = [f"  {line[1:]}\n" for line in lines if line[:1] in ("", " ", sign)]
+        both.append(yaml.safe_load(head + "".join(kept)))
+    return both
+
+
+@pytest.mark.parametrize(
+    ("manifest", "name"),
+    [
+        pytest.param(0, "openmpi-4.1", marks=pytest.mark.full),
+        (0, "openmpi-5.0"),
+        pytest.param(1, "openmpi-5.0", marks=pytest.mark.full),
+    ],
+    ids=["as it is, 4.1", "as it is", "two lines changed"],
+)
+def test_the_operators_manifest_as_the_readme_has_it(
+    cluster: Cluster, rig: None, manifest: int, name: str
+) -> None:
+    """As it is with shims in the image, or changed for mpiboot as ENTRYPOINT; its line goes on."""
+    job = readme_manifests()[manifest]
+    before, after = (
+        container
+        for one in readme_manifests()
+        for container in one["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"][
+            "containers"
+        ]
+    )
+    assert tuple(before["command"]) == TENSORFLOW[: len(before["command"])]
+    assert after["args"] == before["command"]
+    (launcher,) = job["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"]
+    launcher["args" if manifest else "command"].append(RING)
+    lines = pages.named("folder" if manifest else "readme-image")
+    image = replace(unchanged(name), entrypoint=())
+    played = play_mpijob(cluster, built(lines, image), job).start()
+    assert played.wait(PATIENCE) == 0, played.launcher.stderr()
+    spans(played)
+    assert "mpiboot: job ended" in played.launcher.stderr()
+    assert "mpiboot: sshd (openssh)" in played.workers[0].stderr()
 
 
 @pytest.mark.full

@@ -208,7 +208,7 @@ def listens(pod: Pod) -> bool:
 @ONE_IMAGE
 def test_host_network_beside_the_nodes_own_sshd(cluster: Cluster, image: Image) -> None:
     nodes = ["node-1", "node-2"]
-    script = "mkdir -p /run/sshd; ssh-keygen -A; exec /usr/sbin/sshd -De -o UsePAM=no"
+    script = "mkdir -p /run/sshd; ssh-keygen -A; exec /usr/sbin/sshd -De -p 22"
     for node in nodes:
         own = PodSpec(
             name=f"sshd-{node}", image=image, command=["sh", "-c", script], host_network=node

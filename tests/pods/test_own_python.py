@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -12,13 +11,14 @@ import yaml  # type: ignore[import-untyped]
 
 from tests.manifests import check
 from tests.manifests.examples import FOLDER
-from tests.pages import OWNER, named
+from tests.pages import named
 from tests.pods import images
 from tests.pods.cache import CACHE, once
 from tests.pods.jobs import PATIENCE, ranks
 from tests.pods.marks import MOMENT
 from tests.pods.operator import mpijob
 from tests.pods.play import prepare
+from tests.pods.recipes import built
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,18 +51,9 @@ def unchanged(name: str) -> Image:
 
 def with_folder(image: Image, doctor: str = "mpiboot doctor --image") -> Image:
     """An image after the page's lines; what they RUN is run, and ends with doctor."""
-    copy, run, entrypoint = named("folder").strip().splitlines()
-    assert copy == f"COPY --from={OWNER['registry']}/mpiboot /opt/mpiboot /opt/mpiboot"
-    assert run.startswith("RUN ")
-    assert run.endswith(" && mpiboot doctor --image")
-    folder = images.image("mpiboot", programs=False)
-    copied = replace(
-        image,
-        layers=(*folder.layers, *image.layers),
-        entrypoint=tuple(json.loads(entrypoint.removeprefix("ENTRYPOINT "))),
-    )
-    line = run.removeprefix("RUN ").replace("mpiboot doctor --image", doctor)
-    return copied.after("sh", "-ec", line)
+    lines = named("folder")
+    assert " && mpiboot doctor --image\n" in lines
+    return built(lines.replace("mpiboot doctor --image", doctor), image)
 
 
 def without_glibc() -> Image:

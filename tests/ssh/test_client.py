@@ -64,11 +64,12 @@ async def test_what_is_set_for_a_host(
     ("text", "calls"),
     [
         ("Port 9\nHost *\n User you\nMatch all\n Compression yes", 1),
+        ("Match !localuser nobody\n Port 9", 1),
         ("Host w-1\n Port 8\nHost *\n Port 9", 3),
         ("Match host w-1\n Port 8\nMatch all\n Port 9", 3),
         ("Port 9\nHostName %h.svc", 3),
     ],
-    ids=["alike", "Host", "Match", "HostName"],
+    ids=["alike", "localuser", "Host", "Match", "HostName"],
 )
 async def test_ssh_is_asked_once_where_nothing_depends_on_the_host(
     tmp_path: Path, text: str, calls: int

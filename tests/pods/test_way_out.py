@@ -1,0 +1,80 @@
+"""Without mpiboot: the image's own mpirun in the launcher, its own sshd in a worker.
+
+Beside that one a worker of mpiboot's, which a manifest may keep.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.pages import named
+from tests.pods import images
+from tests.pods.jobs import PATIENCE, RING, spans
+from tests.pods.operator import mpijob
+from tests.pods.recipes import built
+from tests.waiting import until
+
+if TYPE_CHECKING:
+    from tests.pods.cluster import Cluster
+
+# The line that each MPI needs by itself: 5.0 doesn't read the operator's name of the hostfile.
+OPENMPI = ("mpirun", "--allow-run-as-root", "--hostfile", "/etc/mpi/hostfile", RING)
+LINES = {
+    "openmpi-4.1": ("OpenMPI", OPENMPI),
+    "openmpi-5.0": ("OpenMPI", OPENMPI),
+    "mpich-4.0": ("MPICH", ("mpirun", RING)),
+    "mpich-5.0": ("MPICH", ("mpirun", RING)),
+    "intel-mpi": ("Intel", ("mpirun", "-n", "2", RING)),
+}
+
+
+FILES = (
+    *("/etc/ssh/ssh_config.d/mpi.conf", "/etc/ssh/sshd_config.d/mpi.conf"),
+    *("/home/mpiuser/.sshd_config", "/run/sshd"),
+)
+QUICK = ("openmpi-5.0", 1000)
+
+
+def test_the_lines_of_the_page_are_those_of_the_images(rig: None) -> None:
+    whole = images.image("openmpi-5.0", programs=False)
+    made = built(named("way-out"), whole.without(*FILES))
+    assert [made.read_text(path) for path in FILES[:3]] == [
+        whole.read_text(path) for path in FILES[:3]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "user"),
+    [
+        pytest.param(name, user, marks=[] if (name, user) == QUICK else pytest.mark.full)
+        for name in LINES
+        for user in (0, 1000)
+    ],
+)
+def test_mpirun_and_sshd_without_mpiboot(cluster: Cluster, rig: None, name: str, user: int) -> None:
+    mpi, line = LINES[name]
+    image = images.image(name)
+    job = mpijob(
+        cluster,
+        image,
+        workers=2,
+        mpi=mpi,
+        launcher_command=line,
+        each_worker={1: {"command": ["/usr/sbin/sshd", "-De"], "args": ()}},
+        user=user,
+        ssh_mount="/home/mpiuser/.ssh" if user else "/root/.ssh",
+    )
+    for worker in job.workers:
+        worker.start().publish()
+    until(
+        lambda: (
+            "listens" in job.workers[0].stderr() and "Server listening" in job.workers[1].stderr()
+        )
+    )
+    job.launcher.publish()
+    job.launcher.start()
+    assert job.wait(PATIENCE) == 0
+    assert "mpiboot" not in job.launcher.stderr()
+    spans(job)
