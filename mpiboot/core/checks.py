@@ -233,7 +233,8 @@ _OF_JOBS: Final[_Table] = {
         ),
         "kubectl-denied": _CheckText(
             "kubectl may enter every host's pod",
-            "the launcher's service account needs a Role for its workers' pods",
+            "give the launcher's service account the Role of examples/kubectl/statefulset.yaml: "
+            "get pods, get and create pods/exec",
         ),
         "host-key-differs": _CheckText(
             "the host key of every worker is the job's key",

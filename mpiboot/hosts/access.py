@@ -1,20 +1,18 @@
 """How a launcher reaches its workers: by SSH, or by ``kubectl exec`` into their pods.
 
-The choice between the two, kubectl's command lines, and what its answers mean.
+The choice between the two, and kubectl's command lines.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from mpiboot.core.addresses import is_address
 from mpiboot.core.checks import error
@@ -33,11 +31,8 @@ if TYPE_CHECKING:
 # How kubectl reports a remote command's exit status; its own failures have other words, and both
 # may have status 1 (kubectl's pkg/cmd/util, client-go's util/exec).
 KUBECTL_ENDED: Final = "command terminated with exit code"
-# The service account, as the server's refusal names it.
-_ACCOUNT: Final = re.compile(r'User "system:serviceaccount:([^:"]+):([^"]+)"')
-# The account for the manifest if the refusal names none.
-_UNKNOWN_ACCOUNT: Final = "default"
-_DEFAULT_CONTAINER: Final = "kubectl.kubernetes.io/default-container"
+# How kubectl says that this pod's service account may not (apimachinery's api/errors, client-go).
+_DENIED: Final = re.compile(r"\(Forbidden\)|is forbidden:|Unauthorized|must be logged in")
 _SHOWN: Final = 300  # characters
 
 
@@ -54,13 +49,13 @@ class PodAccess:
     namespace: str = ""
     container: str = ""
 
-    def get(self, pod: str) -> tuple[str, ...]:
-        """Build the line that shows a pod.
+    def addresses(self, pod: str) -> tuple[str, ...]:
+        """Build the line that prints a pod's addresses.
 
         The caller limits its time: with --request-timeout kubectl ignores its service account and
         tries localhost:8080 (kubernetes/kubernetes 93474).
         """
-        return (*self._words(), "get", "pod", pod, "--output=json")
+        return (*self._words(), "get", "pod", pod, "--output=jsonpath={.status.podIPs[*].ip}")
 
     def run(self, pod: str, command: str, *, interactive: bool = False) -> tuple[str, ...]:
         """Build the line that runs a command in a pod; ``interactive`` where it reads something."""
@@ -78,155 +73,13 @@ def pod_of(host: str) -> str:
     return "" if is_address(host) else host.partition(".")[0]
 
 
-class Trouble(Enum):
-    """Why a pod was not entered: for a person, by which of kubectl's words, and what to do.
-
-    The first whose words are found is meant. They are those of the API server (apimachinery's
-    api/errors), of client-go and of kubectl 1.24 to 1.34.
-    """
-
-    FORBIDDEN = "kubectl has no permission", r"\(Forbidden\)|is forbidden:"
-    UNAUTHORIZED = (
-        "the API server does not know this pod's service account",
-        "Unauthorized|must be logged in to the server",
-    )
-    NO_SUCH_CONTAINER = "no such container", r"container \S+ is not valid for pod"
-    NOT_RUNNING = "pod not running", "container not found|cannot exec into a container"
-    NO_POD = "pod not found", r"\(NotFound\)"
-    NO_SERVER = (
-        "the API server is not reachable",
-        (
-            "connection to the server|Unable to connect to the server|no such host|i/o timeout|"
-            "connection refused|TLS handshake|deadline exceeded|no configuration has been"
-        ),
-    )
-    FAILED = "kubectl failed", ""
-
-    def __init__(self, text: str, words: str) -> None:
-        self.text, self.words = text, words
-
-    @property
-    def hint(self) -> str:
-        """What to do about it."""
-        return _HINTS[self]
-
-    @property
-    def final(self) -> bool:
-        """Whether waiting does not help."""
-        return self in (Trouble.FORBIDDEN, Trouble.UNAUTHORIZED, Trouble.NO_SUCH_CONTAINER)
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether nothing runs in that pod."""
-        return self in (Trouble.NO_POD, Trouble.NOT_RUNNING)
-
-
-_HINTS: Final = {
-    Trouble.FORBIDDEN: "give the launcher's service account this Role, with `kubectl apply -f`",
-    Trouble.UNAUTHORIZED: "is the service account's token mounted, and of this cluster? See "
-    "`automountServiceAccountToken` and `serviceAccountName` of the launcher's pod",
-    Trouble.NO_SERVER: "is the service account's token mounted (`automountServiceAccountToken`), "
-    "and may this pod reach the API server (a NetworkPolicy)?",
-    Trouble.NO_POD: "kubectl needs pods whose names are the hosts' first labels, as those of a "
-    "StatefulSet or an MPIJob; MPIBOOT_KUBECTL_NAMESPACE names the namespace of others",
-    Trouble.NOT_RUNNING: "look at the pod: kubectl describe pod NAME",
-    Trouble.NO_SUCH_CONTAINER: "name one of them with MPIBOOT_KUBECTL_CONTAINER",
-    Trouble.FAILED: "the container needs /bin/sh; try the same line in the launcher's pod",
-}
-
-
 class PodError(Exception):
-    """A pod can't be entered; ``evidence`` are lines that belong to the message."""
+    """A pod can't be entered, in kubectl's own words."""
 
-    def __init__(self, trouble: Trouble, message: str, evidence: tuple[str, ...] = ()) -> None:
-        super().__init__(f"{trouble.text}: {message}")
-        self.trouble, self.message, self.evidence = trouble, message, evidence
-
-
-def pod_error(words: str, access: PodAccess) -> PodError:
-    """Tell from kubectl's output what has failed."""
-    trouble = next(item for item in Trouble if re.search(item.words, words))
-    role: tuple[str, ...] = ()
-    if trouble is Trouble.FORBIDDEN:
-        account = _ACCOUNT.search(words)
-        own, name = (account[1], account[2]) if account else (access.namespace, _UNKNOWN_ACCOUNT)
-        role = role_lines(access.namespace or own, own, name)
-    return PodError(trouble, _shortened(words), role)
-
-
-def pod_addresses(text: str, access: PodAccess) -> tuple[str, ...]:
-    """Read the addresses of a pod that runs from the API server's answer (core/v1 Pod, as JSON).
-
-    Raises:
-        PodError: it can't be entered.
-    """
-    try:
-        pod = json.loads(text)
-        spec, status = pod["spec"], pod["status"]
-        names = [item["name"] for item in spec["containers"]]
-        addresses = tuple(item["ip"] for item in status.get("podIPs", ()))
-        annotations = pod["metadata"].get("annotations") or {}
-        wanted = access.container or str(annotations.get(_DEFAULT_CONTAINER) or names[0])
-        message = _waits_for(pod, wanted)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
-        raise PodError(Trouble.FAILED, "its answer is not that of a pod") from None
-    if wanted not in names:
-        message = f"it has no container {wanted}, but {', '.join(names)}"
-        raise PodError(Trouble.NO_SUCH_CONTAINER, message)
-    if message or not addresses:
-        raise PodError(Trouble.NOT_RUNNING, message or "it has no address yet")
-    return addresses
-
-
-def _waits_for(pod: dict[str, Any], container: str) -> str:
-    """Say why nothing can be run in a pod's container; empty where it runs."""
-    status = pod["status"]
-    if pod["metadata"].get("deletionTimestamp"):
-        return "it is being deleted"
-    phase = status.get("phase", "Unknown")
-    found = [item for item in status.get("containerStatuses", ()) if item["name"] == container]
-    current = found[0].get("state", {}) if found else {}
-    if phase == "Running" and "running" in current:
-        return ""
-    if "waiting" in current:
-        why = current["waiting"].get("reason", "")
-    elif "terminated" in current:
-        why = f"its container {container} ended with {current['terminated'].get('exitCode')}"
-    else:
-        conditions = [item for item in status.get("conditions", ()) if item.get("message")]
-        why = _shortened(conditions[0]["message"]) if conditions else ""
-    return f"it is {phase}" + (f": {why}" if why else "")
-
-
-def role_lines(namespace: str, account_namespace: str, account: str) -> tuple[str, ...]:
-    """Write the Role and RoleBinding with which a service account may enter pods.
-
-    Since 1.31 kubectl uses WebSocket, which is authorized as ``get``; older ones need ``create``,
-    and API servers since 1.35 require both (KEP-4006, kubernetes/kubernetes#133515).
-    """
-    place = f", namespace: {namespace}" if namespace else ""
-    of_account = f", namespace: {account_namespace}" if account_namespace else ""
-    return (
-        "apiVersion: rbac.authorization.k8s.io/v1",
-        "kind: Role",
-        f"metadata: {{name: mpiboot-kubectl{place}}}",
-        "rules:",
-        '- {apiGroups: [""], resources: [pods], verbs: [get]}',
-        '- {apiGroups: [""], resources: [pods/exec], verbs: [get, create]}',
-        "---",
-        "apiVersion: rbac.authorization.k8s.io/v1",
-        "kind: RoleBinding",
-        f"metadata: {{name: mpiboot-kubectl{place}}}",
-        "roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: mpiboot-kubectl}",
-        "subjects:",
-        f"- {{kind: ServiceAccount, name: {account}{of_account}}}",
-    )
-
-
-def _shortened(words: str) -> str:
-    lines = [line.strip() for line in words.splitlines() if line.strip()]
-    # Earlier lines are about the choice of a container, or a cache.
-    return lines[-1][:_SHOWN] if lines else "it said nothing"
+    @property
+    def denied(self) -> bool:
+        """Whether the API server refuses this pod's service account."""
+        return bool(_DENIED.search(str(self)))
 
 
 # Stock images, the MPI Operator's and Trainer's, and those of Google's gIB.
@@ -290,11 +143,10 @@ class SshAccess:
 
 # kubectl costs a tenth of a second of a core and 40 MB each.
 _AT_ONCE: Final = 16
-_LOOK: Final = 20.0
 
 
 class Kubectl:
-    """Reads pods from the API server, and runs commands in them."""
+    """Runs kubectl, a bounded number of times at once."""
 
     def __init__(self, access: PodAccess, *, limit: float = 30.0) -> None:
         """``limit`` is how many seconds a command may take."""
@@ -302,13 +154,13 @@ class Kubectl:
         self._limit = limit
         self._free = asyncio.Semaphore(_AT_ONCE)
 
-    async def look(self, pod: str) -> tuple[str, ...]:
-        """Give the addresses of a pod that runs.
+    async def addresses(self, pod: str) -> tuple[str, ...]:
+        """Give the addresses of a pod; none before it has one.
 
         Raises:
-            PodError: it can't be entered.
+            PodError: there is no answer, or no such pod.
         """
-        return pod_addresses(await self._run(self._access.get(pod), _LOOK), self._access)
+        return tuple((await self._run(self._access.addresses(pod))).split())
 
     async def run(self, pod: str, command: str) -> str:
         """Give a command's output.
@@ -316,19 +168,20 @@ class Kubectl:
         Raises:
             PodError: the pod can't be entered, or the command failed.
         """
-        return await self._run(self._access.run(pod, command), self._limit)
+        return await self._run(self._access.run(pod, command))
 
-    async def _run(self, words: tuple[str, ...], limit: float) -> str:
+    async def _run(self, words: tuple[str, ...]) -> str:
         async with self._free:
             try:
-                done = await programs.run_async(words, limit)
+                done = await programs.run_async(words, self._limit)
             except OSError as why:
-                raise PodError(Trouble.FAILED, f"{words[0]}: {why.strerror}") from None
+                raise PodError(f"{words[0]}: {why.strerror}") from None
         if done is None:
-            message = f"no end of `kubectl {words[-1][:20]}` within {limit:g} s"
-            raise PodError(Trouble.FAILED, message)
+            raise PodError(f"no end of {words[0]} within {self._limit:g} s")
         if done.status != 0:
-            raise pod_error(done.stderr, self._access)
+            # Earlier lines are about the choice of a container, or a cache.
+            lines = done.stderr.strip().splitlines() or [f"kubectl ended with {done.status}"]
+            raise PodError(lines[-1].strip()[:_SHOWN])
         return done.stdout
 
 

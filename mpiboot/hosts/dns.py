@@ -151,8 +151,9 @@ _DNS_PORT: Final = 53
 # Each lookup has a socket for each family, each thread of glibc's one for each nameserver.
 _MAX_LOOKUPS: Final = 64
 _MAX_THREADS: Final = 16
-# Seconds for one query, after which it is sent again, and for one name's answer in all.
-_TRY: Final = 0.5
+# Seconds for one query, after which it is sent again, and for one name's answer in all. dnspython
+# misses an answer that comes later: where none comes in time, the next queries get more of it.
+_TRY, _LONGEST_TRY = 0.5, 4.0
 _PATIENCE: Final = 3.0
 # How long the system resolver is waited for alone, and after the nameservers' negative answer: it
 # may have other sources.
@@ -200,6 +201,7 @@ class Resolver:
         self._families = tuple(families) if families is not None else _families()
         self._by_tcp = self.conf.use_vc
         self._free = asyncio.Semaphore(_MAX_LOOKUPS)
+        self._try = _TRY
         self._asking: dict[str, asyncio.Future[tuple[str, ...]]] = {}
 
     async def ask(self, name: str) -> DnsAnswer:
@@ -265,7 +267,8 @@ class Resolver:
         dnspython.nameservers = [
             each for each in self.conf.nameservers if dns.inet.is_address(each)
         ]
-        dnspython.port, dnspython.timeout, dnspython.lifetime = self._port, _TRY, _PATIENCE
+        dnspython.port, dnspython.timeout = self._port, self._try
+        dnspython.lifetime = max(_PATIENCE, 2 * self._try)
         replies: dict[str, NoAddress] = {}
         for candidate in search_names(name, self.conf):
             asking = (self._records(dnspython, candidate, kind) for kind in self._families)
@@ -274,6 +277,8 @@ class Resolver:
             if addresses:
                 return DnsAnswer(name, addresses, searched=(*replies, candidate))
             replies[candidate] = min((why for _, why in found), key=_RANK.index)
+            if replies[candidate] is NoAddress.TIMEOUT:
+                self._try = min(2 * dnspython.timeout, _LONGEST_TRY)
             if replies[candidate] in _UNREACHABLE:
                 break
         return no_address(name, replies, self.conf)

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mpiboot.core import log, records_json
 from mpiboot.core.addresses import is_address
-from mpiboot.core.checks import MpibootError, error
+from mpiboot.core.checks import MpibootError, error, failed
 from mpiboot.core.facts import Host, NoFacts, PodFacts, Worker
 from mpiboot.core.model import Mpi
 from mpiboot.core.setting_types import Auto, HostKeys, ProveTransport, Switch
 from mpiboot.core.settings import Settings
 from mpiboot.core.wording import MOST_LINES
 from mpiboot.hosts import failures, host_shell
-from mpiboot.hosts.access import Kubectl, PodError, SshAccess, Trouble, pod_of
+from mpiboot.hosts.access import Kubectl, PodError, SshAccess, pod_of
 from mpiboot.hosts.dns import DnsAnswer, NoAddress, Resolver
 from mpiboot.hosts.host_shell import HostAnswer
 from mpiboot.hosts.launches import holder
@@ -471,8 +471,12 @@ class Pipelines:
         return worker
 
 
-# A Role may be applied a moment after the job; a refusal repeated after this is final.
-_CONFIRM_ROLE: Final = 2.0
+# Seconds until a pod is asked for again: each try costs a kubectl or two.
+_KUBECTL_PAUSE: Final = 1.0
+_KUBECTL_HINT: Final = (
+    "kubectl needs pods whose names are the hosts' first labels, in its namespace, that run and "
+    "have /bin/sh; this pod must reach the API server: docs/how-to/kubectl.md"
+)
 
 
 class PodPipelines(Pipelines):
@@ -482,72 +486,48 @@ class PodPipelines(Pipelines):
         """Nothing to prepare: kubectl needs neither the SSH library nor the key."""
         return asyncio.ensure_future(asyncio.sleep(0))
 
-    async def _bring(self, state: HostState) -> Worker | None:
-        pod = pod_of(state.host.name)
-        if not pod:
-            message = "this host is an address, and kubectl enters a pod by its name"
-            raise error("hostfile-invalid", message, host=state.host.name)
-        # What may be missing is the pod, never the address of a name.
-        state.resolved = True
-        self._set(state, Stage.KUBECTL)
-        self._reaching += 1
-        try:
-            return await self._enter(state, pod)
-        finally:
-            self._reaching -= 1
-
-    async def moved(self, worker: Worker) -> str:
-        """Say how the pod of a host that was ready has changed; empty if it has not."""
-        try:
-            addresses = await self._kubectl.look(pod_of(worker.host.name))
-        except PodError as wrong:
-            # Without an answer nothing is known of the pod.
-            return str(wrong) if wrong.trouble.is_gone else ""
-        moved = worker.address not in addresses
-        return f"its pod now has the address {', '.join(addresses)}" if moved else ""
-
     @cached_property
     def _kubectl(self) -> Kubectl:
         assert self._access.pods is not None  # noqa: S101 - the gate has chosen by it
         return Kubectl(self._access.pods, limit=self._options.limits.command)
 
-    async def _enter(self, state: HostState, pod: str) -> Worker | None:
-        started, refused = time.monotonic(), False
+    async def _bring(self, state: HostState) -> Worker | None:
+        pod, name, started = pod_of(state.host.name), state.host.name, time.monotonic()
+        if not pod:
+            message = "this host is an address, and kubectl enters a pod by its name"
+            raise error("hostfile-invalid", message, host=name)
+        # What may be missing is the pod, never the address of a name.
+        state.resolved = True
+        self._set(state, Stage.KUBECTL)
         while True:
             try:
-                found = await self._once_in(state.host, pod)
+                found = await self._enter(state.host, pod)
             except PodError as why:
-                wrong = why
+                state.error, state.holder = None, ""
+                # Hosts with the same words are reported together.
+                self._set(state, Stage.KUBECTL, str(why).replace(pod, "this pod"), str(why))
+                state.hint = _KUBECTL_HINT
+                if why.denied:
+                    state.error = failed("kubectl-denied", str(why), host=name)
             else:
-                self._set(state, Stage.READY)
-                return found
-            trouble, state.hint = wrong.trouble, wrong.trouble.hint
-            # kubectl's words are all that is known of a failure without a name; hosts with the
-            # same words are reported together.
-            unknown = trouble is Trouble.FAILED
-            reason = str(wrong).replace(pod, "this pod") if unknown else trouble.text
-            self._set(state, Stage.KUBECTL, reason, str(wrong))
-            if trouble.final and (refused or self._options.once):
-                raise error(
-                    "kubectl-denied",
-                    str(wrong),
-                    host=state.host.name,
-                    evidence=wrong.evidence,
-                    hint=trouble.hint,
-                )
+                state.error, state.holder = None, ""
+                if found is None or not self._is_held(state, found):
+                    self._set(state, Stage.READY)
+                    return found
             self._stop_if_once(state)
-            refused = trouble.final
             wait = pause(time.monotonic() - started, self._reaching)
-            await asyncio.sleep(_CONFIRM_ROLE if refused else wait)
+            await asyncio.sleep(max(_KUBECTL_PAUSE, wait))
 
-    async def _once_in(self, host: Host, pod: str) -> Worker | None:
-        addresses = await self._kubectl.look(pod)
+    async def _enter(self, host: Host, pod: str) -> Worker | None:
+        addresses = await self._kubectl.addresses(pod)
         if any(own_pod.is_local(address) for address in addresses):
             return None
         output = await self._kubectl.run(pod, self._command)
+        if not addresses:
+            raise PodError("the pod has no address yet")
         ipv6 = self._access.ipv6
-        first = sorted(addresses, key=lambda item: ipv6 is not None and (":" in item) != ipv6)
-        target = Target(host.name, first[0], 0, "")
-        local = own_pod.source_address(target.address)
+        first = min(addresses, key=lambda item: ipv6 is not None and (":" in item) != ipv6)
+        target = Target(host.name, first, 0, "")
+        local = own_pod.source_address(first)
         attempt = Attempt(target, Outcome.OK, output=output, local_address=local)
         return replace(self.answered(host, attempt), no_facts=NoFacts.BY_KUBECTL)

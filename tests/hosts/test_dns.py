@@ -344,6 +344,18 @@ async def test_the_system_resolver_has_the_last_word(tmp_path: Path) -> None:
     assert found == {NAME: ("10.0.0.8",)}
 
 
+async def test_an_answer_that_is_slow_is_waited_for(tmp_path: Path) -> None:
+    """It takes longer than a query's first limit, each time; the system resolver knows nothing."""
+
+    class Slow(Nameserver):
+        def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+            asyncio.get_running_loop().call_later(0.8, super().datagram_received, data, addr)
+
+    with stuck() as system:
+        async with resolving(tmp_path, Slow({LONG: ["10.0.0.1"]}), system, search=()) as resolver:
+            assert await until_found(resolver, [LONG]) == {LONG: ("10.0.0.1",)}
+
+
 async def test_the_same_lookup_of_the_system_is_waited_for_by_the_next_try(tmp_path: Path) -> None:
     system = System(**{NAME: ("10.0.0.9",)})
     async with resolving(tmp_path, Nameserver({}), system) as resolver:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 from pathlib import Path
@@ -11,18 +10,8 @@ from typing import Any
 
 import pytest
 
-from mpiboot.hosts.access import Kubectl, PodAccess, PodError, Trouble
+from mpiboot.hosts.access import Kubectl, PodAccess, PodError, pod_of
 from mpiboot.system import programs
-
-POD = {
-    "metadata": {},
-    "spec": {"containers": [{"name": "main"}]},
-    "status": {
-        "phase": "Running",
-        "podIPs": [{"ip": "10.0.0.3"}],
-        "containerStatuses": [{"name": "main", "state": {"running": {}}}],
-    },
-}
 
 
 def standing_in(folder: Path, script: str, *, limit: float = 30.0) -> Kubectl:
@@ -32,12 +21,35 @@ def standing_in(folder: Path, script: str, *, limit: float = 30.0) -> Kubectl:
     return Kubectl(PodAccess(str(program), "jobs"), limit=limit)
 
 
-async def test_a_pods_state_is_what_kubectl_writes(tmp_path: Path) -> None:
-    (tmp_path / "pod").write_text(json.dumps(POD))
-    kubectl = standing_in(tmp_path, 'echo "$*" > "${0%/*}/asked"; cat "${0%/*}/pod"')
-    assert await kubectl.look("w-0") == ("10.0.0.3",)
-    words = "--namespace=jobs get pod w-0 --output=json\n"
+async def test_a_pods_addresses_are_what_kubectl_writes(tmp_path: Path) -> None:
+    kubectl = standing_in(tmp_path, 'echo "$*" > "${0%/*}/asked"; printf "10.0.0.3 fd00::3"')
+    assert await kubectl.addresses("w-0") == ("10.0.0.3", "fd00::3")
+    words = "--namespace=jobs get pod w-0 --output=jsonpath={.status.podIPs[*].ip}\n"
     assert (tmp_path / "asked").read_text() == words
+    assert await standing_in(tmp_path, "").addresses("w-0") == ()
+
+
+def test_namespace_and_container_are_given_only_where_they_are_known() -> None:
+    whole = PodAccess("/bin/kubectl", "jobs", "main")
+    assert whole.run("w-0", "id; x") == (
+        *("/bin/kubectl", "--namespace=jobs", "exec", "--container=main", "w-0", "--"),
+        *("/bin/sh", "-c", "id; x"),
+    )
+    assert PodAccess("kubectl").run("w-0", "id")[:4] == ("kubectl", "exec", "w-0", "--")
+
+
+@pytest.mark.parametrize(
+    ("host", "pod"),
+    [
+        ("w-0", "w-0"),
+        ("w-0.w.jobs.svc", "w-0"),
+        ("w-0.w.jobs.svc.cluster.local", "w-0"),
+        ("10.0.0.3", ""),
+        ("fd00::3", ""),
+    ],
+)
+def test_a_pod_is_a_hosts_first_label(host: str, pod: str) -> None:
+    assert pod_of(host) == pod
 
 
 async def test_what_a_command_writes_is_given_whatever_its_bytes_are(tmp_path: Path) -> None:
@@ -45,27 +57,24 @@ async def test_what_a_command_writes_is_given_whatever_its_bytes_are(tmp_path: P
     assert await kubectl.run("w-0", "id") == "one\N{REPLACEMENT CHARACTER}\n"
 
 
-@pytest.mark.parametrize("asked", ["look", "run"])
+@pytest.mark.parametrize("asked", ["addresses", "run"])
 async def test_what_kubectl_complains_of_tells_what_failed(tmp_path: Path, asked: str) -> None:
     kubectl = standing_in(
         tmp_path,
         r"""echo '{}'; printf 'Error from server (NotFound): pods "w\377"\n' >&2; exit 1""",
     )
     with pytest.raises(PodError) as caught:
-        await (kubectl.look("w-0") if asked == "look" else kubectl.run("w-0", ""))
-    found = caught.value
-    assert found.trouble is Trouble.NO_POD
-    assert found.message == 'Error from server (NotFound): pods "w\N{REPLACEMENT CHARACTER}"'
+        await (kubectl.addresses("w-0") if asked == "addresses" else kubectl.run("w-0", ""))
+    assert not caught.value.denied
+    assert str(caught.value) == 'Error from server (NotFound): pods "w\N{REPLACEMENT CHARACTER}"'
 
 
 async def test_a_kubectl_that_can_not_be_started_is_told(tmp_path: Path) -> None:
     kubectl = standing_in(tmp_path, "")
     (tmp_path / "kubectl").unlink()
     with pytest.raises(PodError) as caught:
-        await kubectl.look("w-0")
-    assert caught.value.trouble is Trouble.FAILED
-    assert caught.value.message == f"{tmp_path}/kubectl: No such file or directory"
-    assert "/bin/sh" in caught.value.trouble.hint
+        await kubectl.addresses("w-0")
+    assert str(caught.value) == f"{tmp_path}/kubectl: No such file or directory"
 
 
 @pytest.mark.parametrize("heir", ["", '(read -r _ < "${0%/*}/stop") & '])
@@ -95,9 +104,6 @@ async def test_a_kubectl_that_takes_too_long_is_killed(
         os.write(ending, b"\n")
         await made[-1].communicate()
         assert made[-1].returncode == -signal.SIGKILL
-        assert caught.value.trouble is Trouble.FAILED
-        assert (
-            caught.value.message == f"no end of `kubectl mpirun --version; ho` within {limit:g} s"
-        )
+        assert str(caught.value) == f"no end of {tmp_path}/kubectl within {limit:g} s"
     os.close(ending)
     assert begun.exists()

@@ -7,7 +7,6 @@ the gate's own command, as it is, on this machine.
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +23,6 @@ from mpiboot.hosts import gate, pipeline, progress
 from mpiboot.hosts.access import PodAccess, SshAccess
 from mpiboot.hosts.dns import Resolver
 from mpiboot.hosts.gate import GateResult
-from mpiboot.hosts.pipeline import PodPipelines
 from mpiboot.hosts.progress import HostState, Stage
 from mpiboot.hosts.remote_commands import RemoteCommands
 from mpiboot.network import pod
@@ -70,22 +68,15 @@ class Cluster:
     def says(self, words: str) -> None:
         (self.folder / "says").write_text(f"{words}\n")
 
-    def runs(self, pod: str = "w-0", *addresses: str, phase: str = "Running") -> None:
-        state = {"running": {}} if phase == "Running" else {"waiting": {"reason": "ErrImagePull"}}
-        text = json.dumps(
-            {
-                "metadata": {"name": pod},
-                "spec": {"containers": [{"name": "main"}]},
-                "status": {
-                    "phase": phase,
-                    "podIPs": [{"ip": item} for item in addresses or ("192.0.2.7",)],
-                    "containerStatuses": [{"name": "main", "state": state}],
-                },
-            }
-        )
+    def runs(self, pod: str = "w-0", *addresses: str) -> None:
         new = self.folder / "new"
-        new.write_text(text)
+        new.write_text(" ".join(addresses or ("192.0.2.7",)))
         new.rename(self.folder / f"{pod}.get")
+
+    def refuses(self, words: str) -> None:
+        """Let exec fail with these words, though the pod is there."""
+        self.says(words)
+        self.kubectl.write_text(FAKE.replace('[ -e "$dir/exec" ] || exec "$@"', ""))
 
     def asked(self) -> list[str]:
         file = self.folder / "asked"
@@ -98,7 +89,7 @@ class Cluster:
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    monkeypatch.setattr(pipeline, "_CONFIRM_ROLE", 0.01)
+    monkeypatch.setattr(pipeline, "_KUBECTL_PAUSE", 0.05)
     log.configure()
     return Cluster(tmp_path)
 
@@ -136,48 +127,49 @@ async def test_the_address_is_of_the_launchers_own_kind(cluster: Cluster) -> Non
 async def test_a_pod_is_waited_for_until_it_runs(cluster: Cluster) -> None:
     waiting = asyncio.ensure_future(passing(cluster))
     await cluster.asked_more_often_than(0)
-    cluster.runs(phase="Pending")
-    await cluster.asked_more_often_than(len(cluster.asked()) + 1)
-    assert not waiting.done()
+    cluster.refuses("Error from server (BadRequest): pod w-0 does not have a host assigned")
     cluster.runs()
+    await cluster.asked_more_often_than(len(cluster.asked()) + 2)
+    assert not waiting.done()
+    cluster.kubectl.write_text(FAKE)
     assert len((await waiting).workers) == 1
 
 
 @pytest.mark.parametrize(
-    ("says", "phase", "message"),
+    ("says", "check"),
     [
-        (GONE, "", f"kubectl exec: pod not found: {GONE}"),
-        ("", "Pending", "kubectl exec: pod not running: it is Pending: ErrImagePull"),
+        (GONE, "workers-unreachable"),
         (
-            UNREACHABLE,
-            "",
-            f"kubectl exec: the API server is not reachable: {UNREACHABLE}",
+            'error: unable to upgrade connection: container not found ("main")',
+            "workers-unreachable",
         ),
+        (UNREACHABLE, "workers-unreachable"),
+        (FORBIDDEN, "kubectl-denied"),
+        ("error: You must be logged in to the server (Unauthorized)", "kubectl-denied"),
     ],
 )
-async def test_what_is_missing_at_the_end_is_told(
-    cluster: Cluster, says: str, phase: str, message: str
-) -> None:
-    cluster.says(says)
-    if phase:
-        cluster.runs(phase=phase)
+async def test_kubectls_own_words_are_the_reason(cluster: Cluster, says: str, check: str) -> None:
+    cluster.says(f"something to begin with\n{says}")
     found = await gate.probe_once(HOSTS, Settings(), cluster.access, resolver=Resolver())
     (finding,) = found.findings
-    assert (finding.check, finding.message) == ("workers-unreachable", message)
-    assert finding.hint
+    assert (finding.check, finding.host) == (check, "w-0.w.jobs.svc")
+    assert finding.message.endswith(says)
+    assert "kubectl" in (finding.hint or "")
 
 
-async def test_what_has_no_name_of_its_own_is_told_in_kubectls_words(
+async def test_a_missing_right_is_waited_for_and_reported_at_the_deadline(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster.says("something to begin with\nerror: Internal error occurred: no runtime")
+    """A Role may be applied later."""
+    cluster.says(FORBIDDEN)
     deadline = Deadline(monkeypatch)
     waiting = asyncio.ensure_future(passing(cluster))
-    await deadline.comes("Internal error occurred: no runtime")
+    await deadline.comes("(Forbidden)")
     with pytest.raises(MpibootError) as told:
         await waiting
-    message = "w-0 (kubectl failed: error: Internal error occurred: no runtime)"
-    assert message in str(told.value)
+    assert (told.value.finding.check, told.value.code) == ("kubectl-denied", 77)
+    cluster.runs()
+    assert len((await passing(cluster)).workers) == 1
 
 
 async def test_the_deadline_is_the_gates(cluster: Cluster) -> None:
@@ -189,41 +181,10 @@ async def test_the_deadline_is_the_gates(cluster: Cluster) -> None:
 
 async def test_a_command_that_fails_in_the_pod_is_no_ready_host(cluster: Cluster) -> None:
     cluster.runs()
-    cluster.kubectl.write_text(FAKE.replace('[ -e "$dir/exec" ] || exec "$@"', ""))
-    cluster.says('error: exec: "/bin/sh": stat /bin/sh: no such file or directory')
+    cluster.refuses('error: exec: "/bin/sh": stat /bin/sh: no such file or directory')
     found = await gate.probe_once(HOSTS, Settings(), cluster.access, resolver=Resolver())
     assert "no such file or directory" in found.findings[0].message
     assert "/bin/sh" in (found.findings[0].hint or "")
-
-
-@pytest.mark.parametrize("once", [False, True])
-async def test_a_missing_right_ends_the_wait_with_the_role(cluster: Cluster, *, once: bool) -> None:
-    cluster.says(FORBIDDEN)
-    if once:
-        found = await gate.probe_once(HOSTS, Settings(), cluster.access, resolver=Resolver())
-        (finding,) = found.findings
-    else:
-        with pytest.raises(MpibootError) as told:
-            await passing(cluster)
-        finding = told.value.finding
-        assert told.value.code == 77
-        assert len(cluster.asked()) == 2  # a Role may be applied a moment later
-    assert (finding.check, finding.host) == ("kubectl-denied", "w-0.w.jobs.svc")
-    assert finding.message == f"kubectl has no permission: {FORBIDDEN}"
-    assert "kind: RoleBinding" in finding.evidence
-    assert "kubectl apply" in (finding.hint or "")
-
-
-async def test_a_right_that_comes_a_moment_later_is_waited_for(cluster: Cluster) -> None:
-    cluster.kubectl.write_text(
-        FAKE.replace(
-            "case $2",
-            f"""if [ ! -e "$dir/first" ]; then
-            touch "$dir/first"; echo '{FORBIDDEN}' >&2; exit 1; fi\ncase $2""",
-        )
-    )
-    cluster.runs()
-    assert len((await passing(cluster)).workers) == 1
 
 
 async def test_this_pod_itself_is_not_entered(cluster: Cluster) -> None:
@@ -243,30 +204,6 @@ async def test_a_host_that_is_an_address_is_no_pods_name(cluster: Cluster) -> No
 
 def worker(address: str = "192.0.2.7") -> Worker:
     return Worker(HOSTS[0], address, 0, "", "", None)
-
-
-@pytest.mark.parametrize(
-    ("address", "phase", "message"),
-    [
-        ("192.0.2.7", "Running", ""),
-        ("192.0.2.8", "Running", "its pod now has the address 192.0.2.8"),
-        ("192.0.2.7", "Pending", "pod not running: it is Pending: ErrImagePull"),
-        ("", "", f"pod not found: {GONE}"),
-    ],
-)
-async def test_a_ready_hosts_pod_may_be_replaced(
-    cluster: Cluster, address: str, phase: str, message: str
-) -> None:
-    if phase:
-        cluster.runs("w-0", address, phase=phase)
-    pipelines = PodPipelines(Settings(), cluster.access, Resolver())
-    assert await pipelines.moved(worker()) == message
-    cluster.says("Unable to connect to the server: EOF")
-    if not phase:
-        assert await pipelines.moved(worker()) == ""
-    state = HostState(HOSTS[0], "w-0", Stage.READY)
-    pipelines.restart(state, worker())
-    assert state.stage is Stage.DNS
 
 
 def test_the_line_says_what_is_waited_for() -> None:

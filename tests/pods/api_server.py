@@ -159,7 +159,7 @@ class ApiServer:
             return 1, f'Error from server (NotFound): pods "{name}" not found\n'
         if verb == "get":
             with contextlib.suppress(OSError):
-                os.write(streams[1], json.dumps(self._pod(found[0])).encode())
+                os.write(streams[1], found[0].address.encode() if found[0].restarts >= 0 else b"")
             return 0, ""
         container = flags.get("--container", self.containers[0])
         if container not in self.containers:
@@ -167,27 +167,13 @@ class ApiServer:
                 1,
                 f"Error from server (BadRequest): container {container} is not valid for pod\n",
             )
+        if found[0].restarts < 0:
+            return 1, f"Error from server (BadRequest): pod {name} does not have a host assigned\n"
         if not found[0].running:
             return 1, f'error: unable to upgrade connection: container not found ("{container}")\n'
         status = _enter(found[0], command, streams, connection, stdin="-i" in flags)
         ended = f"command terminated with exit code {status}\n" if status else ""
         return status, ended
-
-    def _pod(self, pod: Pod) -> dict[str, Any]:
-        started = pod.restarts >= 0
-        state: dict[str, Any] = {"running": {}} if pod.running else {"terminated": {"exitCode": 1}}
-        if not started:
-            state = {"waiting": {"reason": "ImagePullBackOff"}}
-        names = [{"name": name, "state": state} for name in self.containers]
-        return {
-            "metadata": {"name": pod.spec.name},
-            "spec": {"containers": [{"name": name} for name in self.containers]},
-            "status": {
-                "phase": "Running" if pod.running else "Failed" if started else "Pending",
-                "podIPs": [{"ip": pod.address}] if started else [],
-                "containerStatuses": names,
-            },
-        }
 
 
 def _enter(
