@@ -207,6 +207,8 @@ class PairCheck:
         if joined:
             await asyncio.wait(joined, timeout=_MARGIN)
         found = [task.result() for task in joined if task.done()]
+        if late := len(joined) - len(found):
+            log.debug("worker-pairs", f"{counted(late, 'listener')} not waited for")
         self._hosts += [host for host in found if host is not None]
         here = {host.worker.local_address for host in self._hosts} - {""}
         ports = {address: await self._serve(address) for address in here}

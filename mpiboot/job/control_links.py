@@ -367,17 +367,11 @@ def elsewhere(inp: PlanInput, link: str, *, daemons: bool) -> str:
     if inp.line.moves_hosts or inp.line.may_hide_hosts:
         return "mpirun alone decides which hosts it uses"
     mpi = inp.implementation
-    ports = () if inp.settings.port_range else mpi.ports
-    versions = {
-        name.format(version=version)
-        for item in ports
-        if item.daemons is daemons
-        for name in item.names
-        for version in (4, 6)
-    }
     links = mpi.daemon_link_vars if daemons else mpi.mpi_link_vars
     excludes = [name.replace("_include", "_exclude") for name in links]
-    for name in dict.fromkeys((*links, *excludes, *sorted(versions))):
+    ports = (name for item in mpi.ports if item.daemons is daemons for name in item.names)
+    spelled = (name.format(version=version) for name in ports for version in (4, 6))
+    for name in dict.fromkeys((*links, *excludes, *spelled)):
         value = inp.line.mca.get(parameter(name)) or inp.environ.get(name)
         if value and value != link:
             whose = "the daemons' connections" if daemons else "MPI's messages"

@@ -303,23 +303,12 @@ async def test_what_proves_nothing_of_the_data_network(
     assert await on_data(check, hosts, *addresses) == ("", [])
 
 
-async def test_hosts_that_left_the_hostfile_count_for_nothing(folder: Path) -> None:
+async def test_a_pod_that_is_not_there_any_more_counts_for_nothing(folder: Path) -> None:
     check, hosts = check_of(), [host(0), host(1), host(2)]
     for one in hosts:
         join(check, one, Local(folder))
     found = await results(check, [hosts[0], replace(hosts[1], address="127.0.6.77"), hosts[2]])
     assert ways(found) == both("02", launcher="02")
-
-
-async def test_a_pod_that_was_replaced_is_not_dialled(folder: Path) -> None:
-    check, first = check_of(), [host(0), host(1)]
-    for one in first:
-        join(check, one, Local(folder))
-    again = replace(first[1], address="127.0.6.99")
-    join(check, again, Local(folder))
-    found = await results(check, [first[0], again])
-    assert {item.address for item in found} == {HERE, "127.0.6.1", "127.0.6.99"}
-    assert len(found) == 4
 
 
 async def test_others_servers_and_workers_of_another_release_are_not_checked(

@@ -607,66 +607,46 @@ def test_ranks_beside_mpirun_keep_their_own_handle(
     assert "OPAL_OUTPUT_STDERR_FD=2" not in planned(line, seen).argv
 
 
+NOT_READ = "not read from --no-such-option on"
+DAEMONS_PORTS = "--mca oob_tcp_dynamic_ipv4_ports 5000-5009"
+
+
 @pytest.mark.parametrize(
-    ("environ", "program", "optional"),
+    ("environ", "program", "optional", "elsewhere"),
     [
-        ({}, "./train", ""),
-        ({"OMPI_MCA_btl_tcp_if_include": "eth0"}, "./train", ""),
-        ({}, "mpirun --mca btl_tcp_if_include eth0 ./train", ""),
-        ({"OMPI_MCA_btl_tcp_if_include": "net1"}, "./train", "btl_tcp_if_include=net1"),
-        ({}, "mpirun --mca btl_tcp_if_include net1 ./train", "btl_tcp_if_include=net1"),
-        ({"OMPI_MCA_btl_tcp_if_exclude": "lo"}, "./train", "btl_tcp_if_exclude=lo"),
-        ({"OMPI_MCA_btl_tcp_port_min_v4": "5000"}, "./train", "btl_tcp_port_min_v4=5000"),
-        ({"MPIBOOT_MPI_NETWORK": "data"}, "./train", "the data network"),
-        ({}, "mpirun --no-such-option ./train", "not read from --no-such-option on"),
+        ({}, "./train", "", ""),
+        ({"OMPI_MCA_btl_tcp_if_include": "eth0"}, "./train", "", ""),
+        ({}, "mpirun --mca btl_tcp_if_include eth0 ./train", "", ""),
+        ({"OMPI_MCA_btl_tcp_if_include": "net1"}, "./train", "btl_tcp_if_include=net1", ""),
+        ({}, "mpirun --mca btl_tcp_if_include net1 ./train", "btl_tcp_if_include=net1", ""),
+        ({"OMPI_MCA_btl_tcp_if_exclude": "lo"}, "./train", "btl_tcp_if_exclude=lo", ""),
+        ({"OMPI_MCA_btl_tcp_port_min_v4": "5000"}, "./train", "btl_tcp_port_min_v4=5000", ""),
+        ({"MPIBOOT_MPI_NETWORK": "data"}, "./train", "the data network", ""),
+        ({}, "mpirun --no-such-option ./train", NOT_READ, NOT_READ),
+        ({}, f"mpirun {DAEMONS_PORTS} ./train", "", "oob_tcp_dynamic_ipv4_ports=5000-5009"),
+        ({}, "mpirun --mca oob_tcp_if_include net1 ./train", "", "oob_tcp_if_include=net1"),
+        (
+            *({"MPIBOOT_PORT_RANGE": "6000-6009"}, f"mpirun {DAEMONS_PORTS} ./train"),
+            *("", "oob_tcp_dynamic_ipv4_ports=5000-5009"),  # at which nobody has dialled
+        ),
     ],
 )
 @both
-def test_workers_that_do_not_reach_each_other_end_a_job_that_needs_it(
-    family: str, environ: dict[str, str], program: str, optional: str
+def test_workers_that_do_not_reach_each_other_or_the_launcher_end_a_job_that_needs_it(
+    family: str, environ: dict[str, str], program: str, optional: str, elsewhere: str
 ) -> None:
     seen = observed(family, {**POD, **environ})
     plan = planned(program, seen)
-    assert optional in plan.tcp_optional
-    assert bool(optional) == bool(plan.tcp_optional)
     first, second = (host.name for host in seen.hostfile.hosts)
-    dropped = Dial(first, second, "10.244.0.11", 4000, 2.0, Reached.SILENT)
-    (found,) = pair_findings(plan, seen, [dropped])
-    assert found.level is (Level.WARN if optional else Level.FAIL)
-
-
-@pytest.mark.parametrize(
-    ("family", "environ", "program", "elsewhere"),
-    [
-        ("openmpi4", {}, "./train", ""),
-        ("openmpi5", {"MPIBOOT_MPI_NETWORK": "data"}, "./train", ""),
-        ("openmpi4", {"OMPI_MCA_btl_tcp_port_min_v4": "5000"}, "./train", ""),
-        ("openmpi4", {"OMPI_MCA_oob_tcp_if_include": "eth0"}, "./train", ""),
-        (
-            *("openmpi4", {"OMPI_MCA_oob_tcp_dynamic_ipv4_ports": "5000-5009"}, "./train"),
-            "the daemons' connections go as OMPI_MCA_oob_tcp_dynamic_ipv4_ports=5000-5009 says",
-        ),
-        (
-            *("openmpi5", {}, "mpirun --prtemca oob_tcp_dynamic_ipv4_ports 5000-5009 ./train"),
-            "oob_tcp_dynamic_ipv4_ports=5000-5009",
-        ),
-        ("openmpi4", {"OMPI_MCA_oob_tcp_if_include": "net1"}, "./train", "oob_tcp_if_include=net1"),
-        ("mpich", {"MPIEXEC_PORT_RANGE": "5000:5009"}, "./train", "MPIEXEC_PORT_RANGE=5000:5009"),
-        ("mpich", {"MPICH_PORT_RANGE": "5000:5009"}, "./train", ""),
-        ("openmpi4", {}, "mpirun --no-such-option ./train", "not read from --no-such-option on"),
-    ],
-)
-def test_a_launcher_that_is_not_reached_ends_a_job_whose_daemons_connect_there(
-    family: str, environ: dict[str, str], program: str, elsewhere: str
-) -> None:
-    seen = observed(family, {**POD, **environ})
-    plan = planned(program, seen)
-    assert elsewhere in plan.daemons_elsewhere
-    assert bool(elsewhere) == bool(plan.daemons_elsewhere)
-    host = seen.hostfile.hosts[0].name
-    dropped = Dial(host, LAUNCHER, "10.244.0.9", 4000, 2.0, Reached.SILENT)
-    (found,) = pair_findings(plan, seen, [dropped])
-    assert found.level is (Level.WARN if elsewhere else Level.FAIL)
+    for target, why, found in (
+        (second, optional, plan.tcp_optional),
+        (LAUNCHER, elsewhere, plan.daemons_elsewhere),
+    ):
+        assert why in found
+        assert bool(why) == bool(found)
+        dropped = Dial(first, target, "10.244.0.11", 4000, 2.0, Reached.SILENT)
+        (wrong,) = pair_findings(plan, seen, [dropped])
+        assert wrong.level is (Level.WARN if why else Level.FAIL)
 
 
 def test_nat_ends_a_job_of_open_mpi_alone() -> None:

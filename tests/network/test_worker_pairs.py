@@ -105,15 +105,6 @@ def test_daemons_need_the_launcher_whatever_carries_mpis_messages(
     assert findings([bad], ["w-0"]) == ()
 
 
-def test_each_cause_is_a_finding_of_its_own() -> None:
-    to_launcher = [dialled(name, LAUNCHER, Reached.REFUSED) for name in ("w-0", "w-1")]
-    first, second = findings([*both(Reached.SILENT), *to_launcher], ALL)
-    assert first.message.startswith("w-0 can't reach the launcher")
-    assert first.message.endswith("; 1 more of 2 that were tried")
-    assert second.message.endswith("; 1 more of 2 that were tried")
-    assert second.message.startswith("w-0 can't reach w-1")
-
-
 def test_the_launcher_may_see_another_address() -> None:
     """As Open MPI's daemons may: its ranks alone are dropped for that."""
     assert findings([replace(dialled("w-0", LAUNCHER), seen="10.0.0.1")], ALL) == ()
@@ -246,7 +237,4 @@ def test_whatever_is_no_answer_keeps_sockets_off_the_data_network(
     reached: Reached, why: str
 ) -> None:
     assert why in blocked_on_data([dialled("w-0", "w-1", reached)])
-
-
-def test_a_dial_without_a_result_says_nothing_of_the_data_network() -> None:
     assert blocked_on_data([dialled("w-0", "w-1", Reached.UNKNOWN)]) == ""

@@ -52,6 +52,11 @@ def istio(cluster: Cluster, pod: Pod, excluded: Sequence[str] = ()) -> Pod:
     """Puts a sidecar in front of a pod; `excluded` are the ports of its annotations."""
     more = "".join(f", {ports}" for ports in excluded)
     pod.network.run("nft", "-f", "-", stdin=_RULES % {"excluded": more, "user": _USER})
+    return accepting(cluster, pod)
+
+
+def accepting(cluster: Cluster, pod: Pod) -> Pod:
+    """The stand-in alone, which takes what rules of a pod lead to its ports."""
     spec = replace(
         pod.spec,
         name=f"{pod.spec.name}-istio-proxy",

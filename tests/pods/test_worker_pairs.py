@@ -1,4 +1,4 @@
-"""Workers that can't reach each other: firewalls and NAT between pods, and jobs without them."""
+"""Workers that can't reach each other or the launcher: policies, proxies and NAT between pods."""
 
 from __future__ import annotations
 
@@ -8,15 +8,20 @@ import pytest
 
 from tests.pods import images
 from tests.pods.jobs import PATIENCE, RING, spanned, spans
+from tests.pods.marks import MOMENT, OLD_IMAGE
+from tests.pods.mesh import accepting
 from tests.pods.operator import mpijob
 from tests.pods.test_foreign import plain_worker
-from tests.pods.test_network import BETWEEN
+from tests.pods.test_split import pods, shown
 from tests.waiting import until
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tests.pods.cluster import Cluster
     from tests.pods.images import Image
     from tests.pods.operator import Job
+    from tests.pods.pod import Pod
 
 # All that another worker sends is dropped, SSH too.
 ALL = """
@@ -37,6 +42,24 @@ table ip wide {
     }
 }
 """
+# What comes by a link to another port than SSH's: a policy's verdict on it, and a sidecar's way.
+POLICY = """
+table inet verdict {
+    chain input {
+        type filter hook input priority 0;
+        ct state established,related accept
+        iifname "%s" tcp dport != 22 %s
+    }
+}
+"""
+PROXY = """
+table ip accept_all {
+    chain inbound {
+        type nat hook prerouting priority dstnat;
+        iifname "%s" tcp dport != 22 redirect to :15006
+    }
+}
+"""
 NAMES = "pi-worker-0.pi.default.svc", "pi-worker-1.pi.default.svc"
 
 
@@ -51,52 +74,78 @@ def said_at_the_end(job: Job) -> str:
     return " ".join(job.launcher.termination_log().split())
 
 
-@pytest.mark.parametrize(
-    "image",
-    ["openmpi-4.1", pytest.param("openmpi-5.0", marks=pytest.mark.full)],
-    indirect=True,
-)
-def test_a_firewall_between_workers_ends_the_job_before_mpirun(
-    cluster: Cluster, image: Image
+WAYS = {
+    "drops": "no answer in 2 s, twice",
+    "rejects": "the connection is refused, although that port is listened at: a firewall or "
+    "NetworkPolicy that rejects",
+    "accepts": "a proxy does that, such as a service mesh's sidecar",
+}
+
+
+def stopped(cluster: Cluster, pods: Sequence[Pod], way: str, link: str = "eth0") -> None:
+    """Have what comes to these pods by a link dropped, rejected, or accepted by a stand-in."""
+    for pod in pods:
+        if way == "accepts":
+            pod.network.run("nft", "-f", "-", stdin=PROXY % link)
+            accepting(cluster, pod)
+        else:
+            verdict = "drop" if way == "drops" else "reject with tcp reset"
+            pod.network.run("nft", "-f", "-", stdin=POLICY % (link, verdict))
+
+
+def ways(quick: str) -> pytest.MarkDecorator:
+    rows = [pytest.param(way, marks=() if way == quick else pytest.mark.full) for way in WAYS]
+    return pytest.mark.parametrize("way", rows)
+
+
+@OLD_IMAGE
+@ways("rejects")
+@pytest.mark.parametrize("to", ["worker", pytest.param("launcher", marks=pytest.mark.full)])
+def test_what_stops_dials_is_named_before_the_start(
+    cluster: Cluster, image: Image, to: str, way: str
 ) -> None:
-    job = mpijob(cluster, image, workers=2, launcher_args=["mpirun", RING, "--bytes", "1"])
-    both_ways(job, BETWEEN)
-    assert job.start().wait(PATIENCE) == 69
-    message = said_at_the_end(job)
-    assert any(
-        f"worker-pairs: {NAMES[one]} can't reach {NAMES[other]} "
-        f"({job.workers[other].address} port " in message
-        for one, other in ((0, 1), (1, 0))
-    )
-    assert (
-        "): no answer in 2 s, twice; its SSH port 22 answers; 1 more of 2 that were tried"
-        in message
-    )
-    assert "NetworkPolicy or firewall" in message
-    assert "starting mpirun" not in job.launcher.stderr()
+    line = ("mpirun", "sh", "-c", f"{MOMENT}true")
+    job = mpijob(cluster, image, workers=2, launcher_args=line)
+    targets = NAMES[::-1] if to == "worker" else ["the launcher"] * 2
+    can = "may not" if way == "accepts" else "can't"
+    stopped(cluster, job.workers if to == "worker" else [job.launcher], way)
+    job.start()
+    if way == "accepts":  # mpirun's daemons would wait forever at the launcher's
+        until(lambda: "starting mpirun" in job.launcher.stderr())
+        message = " ".join(job.launcher.stderr().split())
+        job.launcher.signal(15)
+        job.wait(PATIENCE)
+    else:
+        assert job.wait(PATIENCE) == 69
+        assert "starting mpirun" not in job.launcher.stderr()
+        message = said_at_the_end(job)
+        assert ("; its SSH port 22 answers" in message) == (to == "worker")
+    pairs = zip(NAMES, targets, strict=True)
+    assert any(f"{one} {can} reach {other} (10.244." in message for one, other in pairs)
+    assert WAYS[way] in message
+    assert "; 1 more of " in message
 
 
-@pytest.mark.full
-def test_nothing_at_all_comes_through_to_a_range_of_ports(cluster: Cluster, rig: None) -> None:
-    job = mpijob(
-        cluster,
-        images.image("openmpi-5.0"),
-        workers=2,
-        launcher_args=["mpirun", RING],
-        env={"MPIBOOT_PORT_RANGE": "40000-40009", "MPIBOOT_PAIR_CHECK": "1"},
-    )
-    both_ways(job, ALL)
-    assert job.start().wait(PATIENCE) == 69
-    message = said_at_the_end(job)
-    assert "port 40009): no answer in 1 s, twice; its SSH port 22 does not answer either" in message
+@OLD_IMAGE
+@ways("accepts")
+def test_what_stops_dials_on_the_data_link_keeps_sockets_off_it(
+    cluster: Cluster, image: Image, way: str
+) -> None:
+    job = pods(cluster, image)
+    stopped(cluster, job.workers, way, "net1")
+    for mine in shown(job.start()).values():
+        assert mine["NCCL_SOCKET_IFNAME"] == "=eth0"
+    message = " ".join(job.launcher.stderr().split())
+    assert "TCP does not pass on the data network: pi-worker-" in message
+    assert WAYS[way] in message
+    assert "[worker-pairs]" not in message
 
 
 @pytest.mark.full
 def test_one_way_is_a_warning(cluster: Cluster, image: Image) -> None:
     """The ring's first message opens the connection by which the second worker answers."""
     job = mpijob(cluster, image, workers=2, launcher_args=["mpirun", RING, "--bytes", "1"])
-    first, second = job.workers
-    first.network.run("nft", "-f", "-", stdin=BETWEEN % second.address)
+    stopped(cluster, job.workers[:1], "drops")
     assert job.start().wait(PATIENCE) == 0
     spans(job)
     message = " ".join(job.launcher.stderr().split())
@@ -136,7 +185,7 @@ def test_a_worker_of_somebody_elses_is_not_checked(cluster: Cluster, rig: None) 
     )
     message = " ".join(job.launcher.stderr().split())
     assert f"{NAMES[1]} tries no connections to other workers: it does not run mpiboot" in message
-    assert "2 connections between workers tried" in message
+    assert "4 connections tried" in message
 
 
 @pytest.mark.full
@@ -151,7 +200,7 @@ def test_a_worker_that_never_says_anything_holds_nobody_up(cluster: Cluster, ima
     job.launcher.start()
     assert job.wait(PATIENCE) == 0
     spans(job)
-    assert "tries of connections are not waited for" in job.launcher.stderr()
+    assert "1 listener not waited for" in job.launcher.stderr()
 
 
 @pytest.mark.full

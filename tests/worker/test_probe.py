@@ -33,11 +33,9 @@ def scripts() -> tempfile.TemporaryDirectory[str]:
 
 
 @contextmanager
-def started(
-    ports: str = "0-0", address: str = HERE, launch: str = LAUNCH
-) -> Iterator[subprocess.Popen[str]]:
+def started(ports: str = "0-0", address: str = HERE) -> Iterator[subprocess.Popen[str]]:
     """Run it as a worker does."""
-    argv = ["/bin/sh", f"{scripts().name}/{PROBE}", ports, address, launch]
+    argv = ["/bin/sh", f"{scripts().name}/{PROBE}", ports, address, LAUNCH]
     with subprocess.Popen(
         argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as child:
@@ -147,12 +145,6 @@ def test_who_answers_without_the_launchs_id_is_another(message: bytes) -> None:
         with connection:
             connection.sendall(message)
         assert line(one) == "connected 127.0.0.1 - -"
-
-
-def test_workers_of_two_launches_do_not_answer_each_other() -> None:
-    with started() as one, started(address=THERE, launch="another") as other:
-        port_of(one)
-        assert dial(one, THERE, port_of(other), CLOSED, 60) == "connected 127.0.0.1 - -"
 
 
 def test_one_that_nobody_answers_does_not_hold_up_the_next() -> None:
