@@ -65,7 +65,7 @@ class PairTool:
         return None
 
 
-# worker/stream.py
+# worker/probe.py
 TCP: Final = PairTool(
     *("tcp", "mpiboot's own TCP stream", "stream receive {port} {own}"),
     "stream send {port} {seconds:g} {own} {far}",

@@ -15,6 +15,9 @@ something isn't known:
   proxy or another server; ``silent``, ``refused``, ``no-route``
 - OWN, SEEN: the address from which it dialled, and the one that the far end saw
 - SSH: the result of dialling SSH-PORT, tried only if the dial fails (0: never)
+
+For ``validate pairs`` it is one end of a stream instead: ``receive PORT ADDRESS`` takes one
+connection, ``send PORT SECONDS FROM ADDRESS`` sends to it for so long, and prints Gb/s.
 """
 
 # Its start on the last host is waited for; socket and threading would double that.
@@ -31,6 +34,13 @@ _ANSWER = 512  # bytes; a launch's ID has a host's name, the longest address 45
 # A reset instead of a close: no port of the job's range stays in TIME_WAIT when MPI wants it.
 _RESET = struct.pack("ii", 1, 0)
 _PATIENCE = 5.0  # seconds for a client that has its answer to close
+
+
+_CONNECT_S = 5.0  # for a stream
+_BLOCK = bytes(1 << 16)
+# Of linux/tcp.h's tcp_info, since 4.2: tcpi_bytes_acked. What is still in buffers does not count,
+# nor is it waited for: over a slow link it takes many times as long.
+_ACKNOWLEDGED = struct.Struct("=120xQ")
 
 
 def _family(address: str) -> int:
@@ -180,6 +190,44 @@ def main(ports: str, address: str, launch: str) -> None:
         before = done
 
 
+def receive(port: str, address: str) -> None:
+    """Read what one connection brings."""
+    server = socket.socket(_family(address), socket.SOCK_STREAM)
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    server.bind((address, int(port)))
+    server.listen()
+    handle, _ = server._accept()  # type: ignore[attr-defined] # noqa: SLF001 - as socket
+    connection, block = socket.socket(fileno=handle), bytearray(1 << 18)
+    try:
+        while connection.recv_into(block):
+            pass
+    except ConnectionResetError:  # its client's end
+        return
+
+
+def send(port: str, seconds: str, own: str, address: str) -> None:
+    """Send, and print by what the far end has acknowledged."""
+    sock = socket.socket(_family(address), socket.SOCK_STREAM)
+    sock.settimeout(_CONNECT_S)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    sock.bind((own, 0))
+    sock.connect((address, int(port)))
+    began = now = time.perf_counter()
+    while now - began < float(seconds):
+        sock.send(_BLOCK)
+        now = time.perf_counter()
+    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ACKNOWLEDGED.size)
+    took = time.perf_counter() - began
+    sys.stdout.write(f"{_ACKNOWLEDGED.unpack(info)[0] * 8e-9 / took:.4f}\n")
+
+
 def run() -> None:
     """Run as a program."""
-    main(*sys.argv[1:])
+    what, *words = sys.argv[1:]
+    if what not in ("receive", "send"):
+        main(what, *words)
+        return
+    try:
+        (receive if what == "receive" else send)(*words)
+    except OSError as error:
+        sys.exit(f"TCP could not be measured: {error.strerror or error}")

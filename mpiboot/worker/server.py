@@ -38,9 +38,8 @@ from mpiboot.worker.state import WORKER_STATE, WorkerState
 FACTS_FILE: Final = "facts.json"
 LOOK: Final = "look"  # a script that writes the facts anew
 _CLI: Final = "from mpiboot.cli.main import main; main()"
-PROBE: Final = "probe"  # a script that dials other workers
-STREAM: Final = "stream"  # a script that measures TCP to another worker
-_MODULE: Final = "import sys; sys.path.append(sys.argv.pop(1)); import {0}; {0}.run()"
+PROBE: Final = "probe"  # a script that dials other workers, or measures TCP to one
+_PROBE: Final = "import sys; sys.path.append(sys.argv.pop(1)); import probe; probe.run()"
 DOCTOR: Final = "doctor"  # a script that makes this pod's own checks
 # Signals that end a worker.
 ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
@@ -147,10 +146,8 @@ def write_scripts(folder: Path) -> None:
     # Run again where the data network is not complete yet.
     files.write_private(folder / LOOK, f"exec {shlex.join(argv)}\n")
     # Imported: what is run by its path is compiled anew each time, a quarter of its start.
-    for name in (PROBE, STREAM):
-        code = _MODULE.format(name)
-        argv = [sys.executable, "-I", "-S", "-c", code, str(Path(__file__).parent)]
-        files.write_private(folder / name, f'exec {shlex.join(argv)} "$@"\n')
+    argv = [sys.executable, "-I", "-S", "-c", _PROBE, str(Path(__file__).parent)]
+    files.write_private(folder / PROBE, f'exec {shlex.join(argv)} "$@"\n')
     checks = shlex.join(process.python(_CLI, "doctor", "--json"))
     files.write_private(folder / DOCTOR, f"MPIBOOT_ROLE=worker exec {checks}\n")
 

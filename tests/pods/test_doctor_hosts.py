@@ -93,7 +93,7 @@ def test_several_faults_in_one_job_are_told_of_the_right_hosts(
 
 
 # The brackets keep the search from finding itself.
-RUNS = "cat /proc/[0-9]*/cmdline 2> /dev/null | tr '\\0' '\\n' | grep -c 'import strea[m]'"
+RUNS = "cat /proc/[0-9]*/cmdline 2> /dev/null | tr '\\0' '\\n' | grep -c 'import prob[e]'"
 
 
 def measuring(job: Job) -> int:

@@ -187,7 +187,7 @@ async def test_a_host_without_the_stream_is_named_with_its_words(
     write_scripts(tmp_path / "w-0")
     assert await run.until_signal() == 0
     assert run.seen.values == {}
-    assert any("w-1/stream" in why for why in run.seen.failed.values()), run.seen.failed
+    assert any("w-1/probe" in why for why in run.seen.failed.values()), run.seen.failed
 
 
 async def test_the_reason_is_the_programs_own_line_and_nothing_is_left(

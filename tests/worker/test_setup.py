@@ -173,13 +173,13 @@ def test_the_embedded_server_is_told_all_by_a_private_file(
 
 def test_launchers_find_a_look_and_a_program_that_dials_others(tmp_path: Path) -> None:
     server.write_scripts(tmp_path)
-    look, probe, stream = tmp_path / "look", tmp_path / "probe", tmp_path / "stream"
+    look, probe = tmp_path / "look", tmp_path / "probe"
     word, *argv = shlex.split(look.read_text())
     assert word == "exec"
     assert argv[-3:] == ["facts", "--write", str(tmp_path / server.FACTS_FILE)]
     subprocess.run(argv, check=True)
     assert json.loads((tmp_path / server.FACTS_FILE).read_text())["hostname"]
-    assert {stat.S_IMODE(path.stat().st_mode) for path in (look, probe, stream)} == {0o600}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (look, probe)} == {0o600}
     role, word, *argv = shlex.split((tmp_path / "doctor").read_text())
     assert (role, word) == ("MPIBOOT_ROLE=worker", "exec")
     assert argv[-2:] == ["doctor", "--json"]
