@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from mpiboot.core import records_json
+from mpiboot.core.facts import PodFacts, Worker
 from mpiboot.core.model import Mpi, MpiFamily
 from tests.fakes import workers as w
 from tests.fakes.cli import mpiboot
@@ -21,8 +22,26 @@ def job(folder: Path, hosts: int = 2) -> list[str]:
     return ["plan", "--offline", "--hostfile", str(folder / "hostfile")]
 
 
+def of_openmpi5(folder: Path, *more: str) -> list[str]:
+    return [*job(folder), "--mpi", "openmpi5", *more, "--", "mpirun", "./train"]
+
+
+def saved(folder: Path, *pods: PodFacts) -> tuple[str, str]:
+    """Facts in files, and the option that names them."""
+    place = folder / "facts"
+    place.mkdir()
+    for number, facts in enumerate(pods):
+        (place / f"{number}.json").write_text(records_json.facts_to_json(facts))
+    return "--facts", str(place)
+
+
+def facts_of(worker: Worker) -> PodFacts:
+    assert worker.facts is not None
+    return worker.facts
+
+
 def test_a_plan_is_made_without_key_hosts_or_an_mpi(tmp_path: Path) -> None:
-    words = [*job(tmp_path), "--mpi", "openmpi5", "--", "mpirun", "./train"]
+    words = of_openmpi5(tmp_path)
     done = mpiboot(tmp_path, *words, env=NO_MPI)
     assert done.returncode == 0, done.stderr
     assert "mpirun -n 4 " in done.stdout
@@ -63,14 +82,9 @@ def test_which_mpi_it_would_be_must_be_known(tmp_path: Path) -> None:
 
 
 def test_saved_facts_decide_the_data_network(tmp_path: Path) -> None:
-    folder = tmp_path / "facts"
-    folder.mkdir()
-    for number in range(2):
-        facts = w.sriov(number).facts
-        assert facts is not None
-        facts = replace(facts, mpi=Mpi(MpiFamily.OPENMPI5, "5.0.7", "/usr/bin/mpirun", "5.0.7"))
-        (folder / f"w-{number}.json").write_text(records_json.facts_to_json(facts))
-    words = [*job(tmp_path), "--json", "--facts", str(folder), "--", "mpirun", "./train"]
+    mpi = Mpi(MpiFamily.OPENMPI5, "5.0.7", "/usr/bin/mpirun", "5.0.7")
+    option = saved(tmp_path, *(replace(facts_of(w.sriov(n)), mpi=mpi) for n in range(2)))
+    words = [*job(tmp_path), "--json", *option, "--", "mpirun", "./train"]
     done = mpiboot(tmp_path, *words, env=NO_MPI)
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
@@ -84,14 +98,7 @@ def test_saved_facts_decide_the_data_network(tmp_path: Path) -> None:
 
 
 def test_the_launchers_file_decides_and_this_shells_variables_do_not(tmp_path: Path) -> None:
-    folder = tmp_path / "facts"
-    folder.mkdir()
-    for number in range(2):
-        facts = w.sriov(number).facts
-        assert facts is not None
-        (folder / f"w-{number}.json").write_text(records_json.facts_to_json(facts))
-    facts = w.plain(9).facts
-    assert facts is not None
+    facts = facts_of(w.plain(9))
     own = replace(
         facts,
         hostname="job-launcher",
@@ -99,10 +106,9 @@ def test_the_launchers_file_decides_and_this_shells_variables_do_not(tmp_path: P
         environment=("MY_DATA", "NCCL_IB_GID_INDEX"),
         fabric=replace(facts.fabric, settings=(("NCCL_IB_GID_INDEX", "5"),)),
     )
-    (folder / "launcher.json").write_text(records_json.facts_to_json(own))
+    option = saved(tmp_path, facts_of(w.sriov(0)), facts_of(w.sriov(1)), own)
     laptop = {"NCCL_IB_GID_INDEX": "7", "OMPI_MCA_btl": "self", "EDITOR": "vi", "UCX_TLS": "tcp"}
-    words = [*job(tmp_path), "--mpi", "openmpi5", "--facts", str(folder), "--", "mpirun", "./train"]
-    done = mpiboot(tmp_path, *words, env={**NO_MPI, **laptop})
+    done = mpiboot(tmp_path, *of_openmpi5(tmp_path, *option), env={**NO_MPI, **laptop})
     assert done.returncode == 0, done.stderr
     assert not [name for name in ("EDITOR", "OMPI_MCA_btl ", "UCX_TLS") if name in done.stdout]
     lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
@@ -113,7 +119,7 @@ def test_the_launchers_file_decides_and_this_shells_variables_do_not(tmp_path: P
 
 
 def test_without_facts_nothing_was_asked(tmp_path: Path) -> None:
-    words = [*job(tmp_path), "--mpi", "openmpi5", "--", "mpirun", "./train"]
+    words = of_openmpi5(tmp_path)
     text = mpiboot(tmp_path, *words, env=NO_MPI).stdout
     assert "no worker was asked: nothing is set" in text
     assert "not pinned: no host was asked" in text
@@ -126,15 +132,9 @@ def test_a_server_is_where_sshd_usually_listens_or_the_setting_says(
     tmp_path: Path, flag: tuple[str, ...], port: int
 ) -> None:
     """Two pods with one address, as no others are told by their port."""
-    folder = tmp_path / "facts"
-    folder.mkdir()
-    for number in range(2):
-        facts = w.sriov(number).facts
-        assert facts is not None
-        one = replace(facts, control_address="10.0.0.7")
-        (folder / f"w-{number}.json").write_text(records_json.facts_to_json(one))
-    words = [*job(tmp_path), "--json", "--mpi", "openmpi5", "--facts", str(folder), *flag]
-    done = mpiboot(tmp_path, *words, "--", "mpirun", "./train", env=NO_MPI)
+    pods = (replace(facts_of(w.sriov(n)), control_address="10.0.0.7") for n in range(2))
+    words = of_openmpi5(tmp_path, "--json", *saved(tmp_path, *pods), *flag)
+    done = mpiboot(tmp_path, *words, env=NO_MPI)
     message = [item["message"] for item in json.loads(done.stdout)["findings"]]
     assert (
         "w-0.job.ns.svc, w-1.job.ns.svc lead to one and the same SSH server, 10.0.0.7 port "
@@ -145,23 +145,9 @@ def test_a_server_is_where_sshd_usually_listens_or_the_setting_says(
 @pytest.mark.parametrize("uid", [0, 1000])
 def test_the_launchers_own_facts_say_who_it_is(tmp_path: Path, uid: int) -> None:
     """Not this shell: Open MPI asks root alone whether it is sure."""
-    folder = tmp_path / "facts"
-    folder.mkdir()
-    facts = w.sriov(0).facts
-    assert facts is not None
+    facts = facts_of(w.sriov(0))
     own = replace(facts, hostname="launcher", identity=replace(facts.identity, uid=uid))
-    (folder / "launcher.json").write_text(records_json.facts_to_json(own))
-    words = [
-        *job(tmp_path),
-        "--json",
-        "--mpi",
-        "openmpi5",
-        "--facts",
-        str(folder),
-        "--",
-        "mpirun",
-        "./train",
-    ]
+    words = of_openmpi5(tmp_path, "--json", *saved(tmp_path, own))
     done = mpiboot(tmp_path, *words, env=NO_MPI)
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
@@ -171,45 +157,18 @@ def test_the_launchers_own_facts_say_who_it_is(tmp_path: Path, uid: int) -> None
 
 
 def test_a_plan_that_would_stop_the_launcher_has_its_code(tmp_path: Path) -> None:
-    words = [
-        *job(tmp_path),
-        "--mpi",
-        "openmpi5",
-        "--control-ifname",
-        "eth0,eth1",
-        "--",
-        "mpirun",
-        "./train",
-    ]
+    words = of_openmpi5(tmp_path, "--control-ifname", "eth0,eth1")
     assert mpiboot(tmp_path, *words, env=NO_MPI).returncode == 78
 
 
 def test_a_folder_of_facts_that_is_none_is_said(tmp_path: Path) -> None:
-    words = [
-        *job(tmp_path),
-        "--mpi",
-        "openmpi5",
-        "--facts",
-        str(tmp_path),
-        "--",
-        "mpirun",
-        "./train",
-    ]
+    words = of_openmpi5(tmp_path, "--facts", str(tmp_path))
     done = mpiboot(tmp_path, *words, env=NO_MPI)
     assert (done.returncode, "no file *.json in it" in done.stderr) == (2, True)
     (tmp_path / "x.json").write_text("{}")
     done = mpiboot(tmp_path, *words, env=NO_MPI)
     assert (done.returncode, "not what `mpiboot facts --json`" in done.stderr) == (2, True)
-    gone = [
-        *job(tmp_path),
-        "--mpi",
-        "openmpi5",
-        "--facts",
-        str(tmp_path / "gone"),
-        "--",
-        "mpirun",
-        "./train",
-    ]
+    gone = of_openmpi5(tmp_path, "--facts", str(tmp_path / "gone"))
     done = mpiboot(tmp_path, *gone, env=NO_MPI)
     message = f"--facts {tmp_path}/gone: No such file or directory"
     assert (done.returncode, message in done.stderr) == (2, True)
