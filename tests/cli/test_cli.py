@@ -450,7 +450,7 @@ def test_facts_know_the_worker_that_runs_in_this_pod(tmp_path: Path) -> None:
     ended = subprocess.Popen(["/bin/true"])
     ended.wait()
     (folder / "worker.json").write_text(json.dumps({**state, "reason": "", "pid": ended.pid}))
-    assert "not started by mpiboot here" in mpiboot(tmp_path, "facts").stdout
+    assert "\nsshd " not in mpiboot(tmp_path, "facts").stdout
 
 
 def test_a_wait_that_fails_says_why_in_the_log_the_termination_message_and_as_json(

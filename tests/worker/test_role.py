@@ -16,11 +16,13 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import asyncssh
+import psutil
 import pytest
 
 import mpiboot
@@ -301,6 +303,27 @@ def test_many_sessions_at_once(worker: Worker, count: int) -> None:
             assert client.stdout.readline() == b"ready\n"
         assert [client.finish(b"hello") for client in clients] == [b"hello"] * count
         assert [client.process.returncode for client in clients] == list(range(count))
+
+
+def descriptors(worker: Worker) -> list[int]:
+    """How many files the worker and its server have open, and how many processes they are."""
+    own = psutil.Process(worker.process.pid)
+    until(lambda: len(own.children()) == 1)  # the facts are gathered
+    (server,) = own.children()
+    return [own.num_fds(), server.num_fds(), len(own.children(recursive=True))]
+
+
+@pytest.mark.full
+def test_nothing_stays_of_two_hundred_sessions(worker: Worker) -> None:
+    assert worker.ssh("true").returncode == 0
+    over(worker)
+    before = descriptors(worker)
+    with ThreadPoolExecutor(10) as pool:
+        command = LAUNCH + "setsid sleep 0.2 & echo {0}; exit {0}"
+        done = list(pool.map(lambda at: worker.ssh(command.format(at)), range(200)))
+    assert [int(one.stdout) for one in done] == [one.returncode for one in done] == [*range(200)]
+    over(worker)
+    until(lambda: descriptors(worker) == before)
 
 
 # -- who may come in, and for what -----------------------------------------------------------------
