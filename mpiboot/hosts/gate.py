@@ -14,20 +14,22 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final
 
 from mpiboot.core import log
+from mpiboot.core.addresses import is_address
 from mpiboot.core.checks import MpibootError, error, failed
 from mpiboot.core.facts import Host, Worker
 from mpiboot.core.model import Finding
-from mpiboot.core.setting_types import DataNetworkUse
+from mpiboot.core.setting_types import DataNetworkUse, Switch
 from mpiboot.core.settings import Settings
 from mpiboot.core.wording import MOST_LINES, counted, first_few
-from mpiboot.hosts import failures, progress, remote_commands
+from mpiboot.hosts import progress, remote_commands
 from mpiboot.hosts.access import SshAccess
-from mpiboot.hosts.dns import Resolver
+from mpiboot.hosts.dns import Resolver, is_malformed
 from mpiboot.hosts.hostfiles import JobHostfile
-from mpiboot.hosts.pipeline import PipelineOptions, Pipelines, PodPipelines, pause
+from mpiboot.hosts.pipeline import PipelineOptions, Pipelines, PodPipelines
 from mpiboot.hosts.progress import HostState, Reporter, Stage
 from mpiboot.job.program_words import Rendezvous
 from mpiboot.ssh.attempt import Attempt
@@ -443,45 +445,35 @@ async def wait_for_name(
     Raises:
         MpibootError: ``names-unresolved`` at the deadline; ``usage`` for an invalid host name.
     """
-    resolver = resolver or Resolver()
-    started = time.monotonic()
-    state = HostState(Host(wanted.host), wanted.host)
-    reporter = Reporter(
-        live=log.draws(), left=lambda: _left(settings, (state,), time.monotonic() - started)
-    )
+    name, started = wanted.host, time.monotonic()
+    if is_malformed(name) and not is_address(name):
+        message = f"{wanted.by}: {name!r} is not a host name"
+        raise error("usage", message, hint="name a host, or HOST:PORT")
+    state = HostState(Host(name), name)
+    left = _left(settings, (state,), 0.0)
+    as_is, nowhere = replace(settings, rewrite_fqdn=Switch.OFF), SshAccess("", Path(), "")
+    pipelines = _pipelines(as_is, nowhere, resolver, PipelineOptions(once=not left))
+    reporter = Reporter(live=log.draws(), left=lambda: max(0.0, started + left - time.monotonic()))
+    pipelines.changed = reporter.changed
     side = [asyncio.ensure_future(work((state,))) for work in (reporter.lines, reporter.drawing)]
+    resolving = asyncio.ensure_future(pipelines.resolve(state, name))
     try:
-        while True:
-            answer = await resolver.ask(wanted.host)
-            waited = time.monotonic() - started
-            if answer.addresses:
-                break
-            if answer.reason is not None and answer.reason.permanent:
-                raise error(
-                    "usage", f"{wanted.by}: {answer.detail}", hint="name a host, or HOST:PORT"
-                )
-            reason = answer.reason.value if answer.reason is not None else ""
-            if reason != state.reason:
-                state.reason = reason
-                reporter.changed()
-            state.detail = (
-                f"{answer.detail}; {wanted.by} names it, waited for {round(waited, 1):g} s"
-            )
-            state.hint = hint or failures.unresolved(answer.reason, resolver.conf)
-            left = _left(settings, (state,), waited)
-            if not left:
-                raise MpibootError(progress.finding(state))
-            await asyncio.sleep(min(pause(waited, 1, settings.dns_interval), left))
+        await asyncio.wait((resolving,), timeout=left or None)
+        waited = time.monotonic() - started
+        if not resolving.done() or isinstance(resolving.exception(), MpibootError):
+            state.detail += f"; {wanted.by} names it, waited for {round(waited, 1):g} s"
+            state.hint = hint or state.hint
+            raise MpibootError(progress.finding(state))
+        addresses = resolving.result()
     finally:
-        for task in side:
-            task.cancel()
+        await end_tasks({resolving, *side})
         reporter.clear()
-    where = ", ".join(answer.addresses)
+    where = ", ".join(addresses)
     log.info(
         "rendezvous",
-        f"{wanted.host} ({wanted.by}) is {where}, after {waited:.1f} s",
-        host=wanted.host,
+        f"{name} ({wanted.by}) is {where}, after {waited:.1f} s",
+        host=name,
         by=wanted.by,
         seconds=round(waited, 3),
     )
-    return answer.addresses
+    return addresses

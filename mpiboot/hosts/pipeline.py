@@ -124,7 +124,7 @@ _HELD_PAUSE: Final = 1.0
 # Records change when a pod is recreated; resolving more often while SSH fails gains nothing.
 _RESOLVE_AGAIN: Final = 5.0
 # Nameservers of which one lags behind return the old and the new address by turns.
-_FURTHER_LOOKS: Final = 2
+_LOOKS: Final = 3
 # A server that isn't the job's may punish repeated logins (PerSourcePenalties of OpenSSH 9.8).
 _FOREIGN_PAUSE: Final = 5.0
 # A worker may change servers while it starts (an OpenSSH that can't authenticate anyone is replaced
@@ -263,7 +263,7 @@ class Pipelines:
             if self._access.client:
                 await self._access.client.settings(state.host.name)
             to = self._access.ssh_settings(state.host.name)
-            addresses = (to.host_name,) if to.proxied else await self._resolve(state, to.host_name)
+            addresses = (to.host_name,) if to.proxied else await self.resolve(state, to.host_name)
         finally:
             self._resolving -= 1
         state.resolved = True
@@ -281,20 +281,18 @@ class Pipelines:
 
     async def moved(self, worker: Worker) -> str:
         """Say how the address of a host that was ready has changed; empty if it has not."""
-        if not worker.dns_name:
-            return ""
-        answer = await self.names.ask(worker.dns_name)
-        for _ in range(_FURTHER_LOOKS):
+        moved = ""
+        for _ in range(_LOOKS if worker.dns_name else 0):
+            answer = await self.names.ask(worker.dns_name)
             if worker.address in answer.addresses:
                 return ""
-            answer = await self.names.ask(worker.dns_name)
-        if worker.address in answer.addresses:
-            return ""
-        if answer.addresses:
-            return f"its name now has the address {', '.join(answer.addresses)}"
-        # A nameserver that doesn't answer is no evidence about the host.
-        known = answer.reason in (NoAddress.NXDOMAIN, NoAddress.NO_RECORD)
-        return f"its name does not resolve any more: {answer.detail}" if known else ""
+            if answer.addresses:
+                moved = f"its name now has the address {', '.join(answer.addresses)}"
+            elif answer.reason in (NoAddress.NXDOMAIN, NoAddress.NO_RECORD):
+                moved = f"its name does not resolve any more: {answer.detail}"
+            else:  # a nameserver that doesn't answer is no evidence about the host
+                return ""
+        return moved
 
     def is_connected(self, worker: Worker) -> bool:
         """Whether a host that was ready still has its connection, where that stays open."""
@@ -313,7 +311,12 @@ class Pipelines:
         if new:
             self.changed()
 
-    async def _resolve(self, state: HostState, name: str) -> tuple[str, ...]:
+    async def resolve(self, state: HostState, name: str) -> tuple[str, ...]:
+        """Give the addresses of a name, once it has any.
+
+        Raises:
+            MpibootError: it is not a host name.
+        """
         started = time.monotonic()
         servers = ", ".join(self._conf.nameservers)
         state.detail = f"no answer yet from the nameserver {servers}" if servers else ""
