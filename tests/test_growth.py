@@ -14,7 +14,6 @@ from typing import TypeVar
 import pytest
 
 from mpiboot.core.facts import Host, Route, Worker
-from mpiboot.core.launch_spec import RemoteHost
 from mpiboot.core.setting_types import HostKeys
 from mpiboot.core.settings import Settings, resolve
 from mpiboot.hosts import progress
@@ -25,15 +24,13 @@ from mpiboot.launcher import launch_folder
 from mpiboot.network import decision, worker_network, worker_pairs
 from mpiboot.network.worker_pairs import Dial, Reached
 from mpiboot.ssh import config
-from mpiboot.supervisor import verdicts
+from mpiboot.supervisor import job as jobs
 from mpiboot.supervisor.agents import Agents
-from mpiboot.supervisor.processes import Peer, joined
 from mpiboot.supervisor.state import (
     FAMILIES,
     AgentConnected,
     AgentEnded,
     AgentStarted,
-    DaemonJoined,
     Event,
     Job,
 )
@@ -174,26 +171,18 @@ def tell_progress(count: int) -> None:
     progress.fields(states)
 
 
-def join(count: int) -> None:
-    """Daemons join mpirun, all of them from the nodes' one address."""
-    remotes = [RemoteHost(host(at).name, "10.0.0.1", 22, (f"10.1.0.{at}",)) for at in range(count)]
-    seen = [Peer("10.0.0.1", "10.0.0.9")] * count
-    assert len(joined(remotes, remotes, seen)) == count
-
-
 def supervise(count: int) -> None:
     """A job begins, and loses every host."""
     hosts = tuple(host(at).name for at in range(count))
-    state, _ = verdicts.initial(Job(FAMILIES["openmpi4"], hosts))
+    state, _ = jobs.initial(Job(FAMILIES["openmpi4"], hosts))
     kinds: tuple[Callable[[int, str], Event], ...] = (
         lambda pid, name: AgentStarted(name, pid),
         lambda _, name: AgentConnected(name),
-        lambda _, name: DaemonJoined(name),
         lambda pid, name: AgentEnded(name, pid, 255 if pid % 2 else 1),
     )
     for make_event in kinds:
         for pid, name in enumerate(hosts):
-            state, _ = verdicts.step(state, make_event(pid, name))
+            state, _ = jobs.step(state, make_event(pid, name))
     assert len(state.losses) == count
 
 
@@ -225,7 +214,6 @@ def hear_short_names(count: int) -> None:
                 write_ssh_config,
                 compare_afterwards,
                 tell_progress,
-                join,
                 supervise,
                 hear_short_names,
             )

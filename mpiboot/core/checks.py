@@ -166,16 +166,12 @@ _OF_JOBS: Final[_Table] = {
             "see the lines of mpirun and of that worker above",
         ),
         "launch-timeout": _CheckText(
-            "every host's daemon joins in time",
+            "daemons run on all hosts in time, and ranks on some",
             "let workers connect to the launcher (NetworkPolicy), or raise MPIBOOT_LAUNCH_TIMEOUT",
         ),
         "worker-pairs": _CheckText(
             "workers reach each other and the launcher over TCP",
             f"{_POLICY}; MPIBOOT_PAIR_CHECK=0 skips this check",
-        ),
-        "ranks-unanswered": _CheckText(
-            "ranks get an answer from the hosts that they connect to",
-            f"{_POLICY}; without MPIBOOT_STUCK=end this is only a warning",
         ),
     },
     (ExitCode.WORKERS_UNREACHABLE, _WORKER): {

@@ -75,14 +75,12 @@ class RemoteHost:
     """A remote host of a job.
 
     ``name`` is what the agent is called with, as in the hostfile that mpirun gets; ``address``
-    and ``port`` are those of its SSH server (0 where kubectl enters its pod); ``others`` are
-    further addresses of that pod, as the kernel writes them, from which its daemon may connect.
+    and ``port`` are those of its SSH server (0 where kubectl enters its pod).
     """
 
     name: str
     address: str
     port: int
-    others: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +98,7 @@ class LaunchSpec:
     this pod's on the control link, and ``ports`` the range that a NetworkPolicy leaves open, empty
     for any;
     without ``supervise`` the parent becomes mpirun.
-    ``connect_check`` is after how many seconds workers are asked for connections that nobody
-    answers, 0 for never; ``end_stuck`` where a job that seems stuck is ended, ``end_late`` where
-    one whose daemons do not join in time is.
+    ``end_late`` where a job is ended whose daemons are not there after ``launch_timeout``.
     ``exit_codes`` where mpiboot asked mpirun for every rank's exit code, so that those lines are
     not the user's. ``remote`` is what the agents run: ssh or kubectl.
     ``all_hosts`` has the launcher too where it is one, ``transport`` is planned for the data
@@ -130,8 +126,6 @@ class LaunchSpec:
     addresses: tuple[str, ...] = ()
     ports: str = ""
     supervise: bool = True
-    connect_check: float = 0.0
-    end_stuck: bool = False
     end_late: bool = True
     exit_codes: bool = False
     remote: str = "ssh"

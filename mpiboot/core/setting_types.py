@@ -71,13 +71,6 @@ class Switch(str, Enum):
     ON = "on"
 
 
-class Stuck(str, Enum):
-    """What is done about a job that seems stuck, which can't be proved."""
-
-    WARN = "warn"
-    END = "end"
-
-
 class ValidateFirst(str, Enum):
     """Whether the ways between the workers are measured before a job."""
 

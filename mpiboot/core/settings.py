@@ -31,7 +31,6 @@ from mpiboot.core.setting_types import (
     MpiNetwork,
     NcclSocket,
     ProveTransport,
-    Stuck,
     Switch,
     ValidateFirst,
     WorkerExit,
@@ -492,19 +491,9 @@ class Settings:
     )
     launch_timeout: float = row(
         120.0,
-        "Time in which the next of mpirun's daemons has to join; set by you it ends the job.",
+        "Time after mpirun's start at which a host without a live daemon is warned of; set by you "
+        "it ends the job.",
         some_seconds,
-    )
-    connect_check: float = row(
-        60.0,
-        "Time after the start at which the workers are asked for TCP connections of ranks that get "
-        "no answer, and again after two, three and four times as long. 0: never.",
-    )
-    stuck: Stuck = row(
-        Stuck.WARN,
-        "What to do about a job that seems stuck: a rank gets no answer from another host, ranks "
-        "stay in MPI after others have ended, mpirun outlives its daemons. These are guesses: "
-        "warn, or end the job.",
     )
     grace: float = row(
         20.0,
@@ -601,17 +590,20 @@ _OUTPUT_FILES: Final = (
 _SESSIONS: Final = (
     "mpirun's agents use the connections that mpiboot has opened; with MPIBOOT_SUPERVISE=off, ssh"
 )
+_RANKS_THAT_WAIT: Final = "see `mpiboot doctor ranks`: mpiboot ends no job whose ranks wait"
 # Settings, values and options that were removed, with what takes their place.
 REMOVED: Final = {
     "--bundle": "see `kubectl logs`, `kubectl describe pod`, `mpiboot doctor` and `mpiboot plan`",
     "--env": "see `mpiboot plan` and `mpiboot facts`",
     "--network": "`mpiboot validate pairs` measures the paths between workers",
     "-n": _RANKS,
+    "MPIBOOT_CONNECT_CHECK": _RANKS_THAT_WAIT,
     "MPIBOOT_NP": _RANKS,
     "MPIBOOT_OUTPUT_DIR": _OUTPUT_FILES,
     "MPIBOOT_SCRIPT": _ONCE,
     "MPIBOOT_SCRIPT_GATE": _AT_ONCE,
     "MPIBOOT_SSH_CLIENT": _SESSIONS,
+    "MPIBOOT_STUCK": _RANKS_THAT_WAIT,
     "MPIBOOT_TAG_OUTPUT=rank0": _OUTPUT_FILES,
 }
 

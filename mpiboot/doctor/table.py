@@ -47,7 +47,7 @@ _COLUMNS: Final = {
     "other-ssh-server workers-unreachable worker-facts",
     "limits": "memlock shm session-limits shm-full memory-limit",
     "network": "names-unresolved interface-missing ip-version worker-pairs "
-    "worker-address master-port workers-differ ranks-unanswered "
+    "worker-address master-port workers-differ "
     "control-link control-subnet launcher-unreached",
     "data": "data-link rdma-device rdma-missing rdma-differs rdma-node rdma-library efa-library "
     "rdma-port rdma-gid rdma-gid-index rdma-mtu rdma-mtu-low data-ambiguous "

@@ -170,20 +170,6 @@ def job_failed(attempt: str, hold: float | None, why: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Connecting:
-    """A rank's connection attempt without an answer.
-
-    ``far`` is its far end as in /proc/net/tcp, ``again`` the number of retransmissions, and
-    ``rank`` empty if unknown.
-    """
-
-    far: str
-    again: int
-    inode: str
-    rank: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class HostAnswer:
     """A host's answer; empty or None is what was not asked, or is unknown there.
 
@@ -196,14 +182,11 @@ class HostAnswer:
     ``mpirun_by_path`` the same of the one that was named.
     ``lacks`` what keeps a program from running (``file``, ``right``, ``name``, ``folder``): the
     program, or the folder in which ranks were to start.
-    ``connecting`` are connection attempts without an answer. ``listener`` is the process that
-    listens at the given port (empty: not visible, None: nobody), ``to_accept`` the length of its
-    accept queue; ``overflows`` counts connections that found such a queue of the pod full.
     ``counters`` are those of RDMA ports and links; ``shell`` is the login shell.
-    ``ranks`` counts those of one launch, ``libraries`` are the MPI libraries that they have loaded,
-    with ``connected`` where one is connected to its daemon by PMIx, and ``in_mpi`` counts ranks
-    that have not left MPI; ``ended`` and ``left`` the processes that an order has ended, and could
-    not end.
+    ``listener`` is the process that listens at the given port (empty: not visible, None: nobody).
+    ``ranks`` counts those of one launch (None: none of its processes is seen), ``libraries`` are
+    the MPI libraries that they have loaded, with ``connected`` where one is connected to its daemon
+    by PMIx; ``ended`` and ``left`` the processes that an order has ended, and could not end.
     For doctor, ``values`` are compared between hosts; ``own_checks`` is the JSON of the worker's
     own doctor (None: it has none); and ``dial`` is the result of a connection to the launcher.
     """
@@ -220,12 +203,8 @@ class HostAnswer:
     mpirun: tuple[str, str] | None = None
     mpirun_by_path: tuple[str, str] | None = None
     lacks: tuple[tuple[str, str], ...] = ()
-    connecting: tuple[Connecting, ...] = ()
     listener: str | None = None
-    to_accept: int = 0
-    overflows: int = 0
     ranks: int | None = None
-    in_mpi: int = 0
     libraries: tuple[str, ...] = ()
     ended: int = 0
     left: int = 0
@@ -260,12 +239,8 @@ def read(output: str) -> HostAnswer:
         mpirun=_mpirun(plain[0].splitlines()) if plain else None,
         mpirun_by_path=next(iter(_named(rows.get("mpirun", ()))), None),
         lacks=tuple(_pairs(rows.get("lacks", ()))),
-        connecting=tuple(dict.fromkeys(_connecting(rows.get("connecting", ())))),
         listener=next(iter(rows.get("listener", ())), None),
-        to_accept=_number(rows, "to-accept") or 0,
-        overflows=_overflows(lines),
         ranks=_number(rows, "ranks"),
-        in_mpi=len(rows.get("in-mpi", ())),
         libraries=tuple(rows.get("library", ())),
         ended=_number(rows, "ended") or 0,
         left=_number(rows, "left") or 0,
@@ -280,13 +255,6 @@ def read(output: str) -> HostAnswer:
 def _number(rows: dict[str, list[str]], word: str) -> int | None:
     found = filter(_NUMBER.fullmatch, rows.get(word, ()))
     return next(map(int, found), None)
-
-
-def _overflows(lines: Iterable[str]) -> int:
-    """Find a counter in /proc/net/netstat: a line with names, and one with their values."""
-    rows = [line.split() for line in lines if line.startswith("TcpExt:")]
-    count = dict(zip(*rows[:2], strict=False)).get("ListenOverflows", "") if rows[1:] else ""
-    return int(count) if _NUMBER.fullmatch(count) else 0
 
 
 def _dialled(said: str) -> str:
@@ -308,12 +276,6 @@ def _attempts(rows: Iterable[str]) -> Iterable[tuple[str, str]]:
 def _named(rows: Iterable[str]) -> list[tuple[str, str]]:
     """Split rows at the first blank: a name and the rest of the line."""
     return [(name, rest) for name, _, rest in (row.partition(" ") for row in rows)]
-
-
-def _connecting(rows: Iterable[str]) -> list[Connecting]:
-    form = r"([0-9A-F]+:[0-9A-F]{4}) (\d{1,19}) (\d+) ?(\d*)"
-    found = (re.fullmatch(form, row, re.ASCII) for row in rows)
-    return [Connecting(item[1], int(item[2]), item[3], item[4]) for item in found if item]
 
 
 def _mpirun(lines: list[str]) -> tuple[str, str] | None:

@@ -13,12 +13,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from mpiboot.core import addresses, launch_names, launch_spec
+from mpiboot.core import launch_names, launch_spec
 from mpiboot.core.checks import error
 from mpiboot.core.facts import Worker
 from mpiboot.core.model import Source
 from mpiboot.core.records_json import write_records
-from mpiboot.core.setting_types import HostKeys, LaunchAgent, Stuck, Switch
+from mpiboot.core.setting_types import HostKeys, LaunchAgent, Switch
 from mpiboot.core.settings import Resolved, Settings
 from mpiboot.hosts.access import KUBECTL_ENDED, KUBECTL_ENVIRONMENT, PodAccess
 from mpiboot.hosts.dns import read_resolv_conf
@@ -85,14 +85,6 @@ def _agent_words() -> str:
         )
     # Its execute bit may be lost, or count for nothing on a noexec mount; Open MPI takes words.
     return str(_AGENT) if os.access(_AGENT, os.X_OK) else f"/bin/sh {_AGENT}"
-
-
-def _others(worker: Worker) -> tuple[str, ...]:
-    """List a worker's other addresses in the kernel's form: its daemon may connect from any."""
-    links = worker.facts.links if worker.facts else ()
-    found = (addresses.parse(addresses.bare(item)) for link in links for item in link.addresses)
-    known = {addresses.plain(str(item)) for item in found if item and not item.is_loopback}
-    return tuple(sorted((known | {addresses.plain(worker.address)}) - {worker.address}))
 
 
 @dataclass(frozen=True)
@@ -250,9 +242,7 @@ class Launch:
             argv=self.plan.argv,
             family=self.observed.mpi.family,
             remote_hosts=tuple(
-                launch_spec.RemoteHost(
-                    name, reached[name].address, reached[name].port, _others(reached[name])
-                )
+                launch_spec.RemoteHost(name, reached[name].address, reached[name].port)
                 for name in self.plan.remote_hosts
                 if name in reached
             ),
@@ -271,8 +261,6 @@ class Launch:
             ports=settings.port_range,
             stop_signal=signal.Signals[f"SIG{settings.stop_signal}"],
             supervise=settings.supervise is Switch.ON,
-            connect_check=settings.connect_check,
-            end_stuck=settings.stuck is Stuck.END,
             end_late=self.resolved.given["launch_timeout"].source is not Source.DEFAULT,
             exit_codes=self.plan.exit_codes,
             all_hosts=all_hosts,

@@ -117,7 +117,7 @@ class Answers:
         self._running: dict[int, asyncio.Task[None]] = {}
         self._looks: dict[int, LookRequests] = {}
         self._rest = b""
-        self._ranks: dict[str, int] = {}
+        self._idle: dict[str, bool] = {}  # whether a host has no rank, as far as that is known
 
     @cached_property
     def _hosts(self) -> tuple[HostSnapshot, ...]:
@@ -131,9 +131,8 @@ class Answers:
     @cached_property
     def _workers(self) -> Workers:
         hosts = self._hosts
-        if self._ranks:
-            idle = {name: not ranks for name, ranks in self._ranks.items()}
-            hosts = tuple(replace(host, may_idle=idle.get(host.name, True)) for host in hosts)
+        if self._idle:
+            hosts = tuple(replace(host, may_idle=self._idle.get(host.name, True)) for host in hosts)
         return Workers(self._commands, self._folder, hosts)
 
     async def serve(self) -> None:
@@ -183,14 +182,13 @@ class Answers:
         match request:
             case Request.EVIDENCE:
                 return await self._evidence(words)
-            case Request.CONNECTING:
-                return await ask_workers.unanswered(commands, hosts, words)
-            case Request.IN_MPI:
-                return await ask_workers.in_mpi(commands, hosts)
             case Request.RANKS:
                 found = await ask_workers.ranks(commands, hosts, self._environ[LAUNCH_ID])
-                self._ranks = {name: number for name, number, _ in found}
-                return [f"{name} {number} {','.join(names)}" for name, number, names in found]
+                self._idle = {name: not number for name, number, _ in found}
+                return [
+                    f"{name} {'-' if number is None else number} {','.join(libraries)}"
+                    for name, number, libraries in found
+                ]
             case Request.COUNT:
                 strict, over = (word == "1" for word in words)
                 await self._workers.count(strict=strict, over=over)

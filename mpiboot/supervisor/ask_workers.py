@@ -1,78 +1,19 @@
-"""Asks the workers why a job failed, and who waits while it runs; changes nothing on a worker."""
+"""Asks the workers why a job failed, and how many ranks they have; changes nothing there."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
 
-from mpiboot.core.addresses import address_of
 from mpiboot.hosts import host_shell
-from mpiboot.hosts.host_shell import Connecting, HostAnswer
+from mpiboot.hosts.host_shell import HostAnswer
 from mpiboot.network.counters import QUESTION
 from mpiboot.supervisor import evidence
-from mpiboot.supervisor.asking import FarEnd
 from mpiboot.supervisor.evidence import HostSnapshot
 from mpiboot.supervisor.host_commands import HostCommands, in_time
 from mpiboot.system.process import working_directory
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """A rank on ``host`` that waits for an answer from a port; ``key`` is its connection's name."""
-
-    host: str
-    found: Connecting
-
-    @property
-    def key(self) -> str:
-        """Give what tells this connection from others of the job, later ones too."""
-        return f"{self.host}/{self.found.inode}"
-
-    @property
-    def address(self) -> str:
-        """Give the far address."""
-        return address_of(self.found.far.partition(":")[0])
-
-    @property
-    def port(self) -> int:
-        """Give the far port."""
-        return int(self.found.far.partition(":")[2], 16)
-
-
-def connection_line(kind: FarEnd, item: Waiting, message: str = "") -> str:
-    """Write a line for the parent."""
-    return f"{kind.value} {item.key} {message}".rstrip()
-
-
-def judge_connection(item: Waiting, far: HostSnapshot | None, answer: HostAnswer | None) -> str:
-    """Say who waits for whom, and whether the far end is slow or gets nothing.
-
-    Args:
-        item: a connection that has waited for long.
-        far: the job's host that it is for; None where it is for none of them.
-        answer: what that host says of its port; None where it said nothing.
-    """
-    who = f"rank {item.found.rank}" if item.found.rank else "a process of the job"
-    where = f"{item.address} port {item.port}"
-    text = f"{who} on {item.host} gets no answer from "
-    text += f"{far.name} ({where})" if far else where
-    text += f": tried {item.found.again + 1} times by TCP"
-    if far is None:
-        return connection_line(FarEnd.ELSEWHERE, item, text)
-    if answer is None:
-        return connection_line(
-            FarEnd.DROPPED, item, f"{text}; that host did not tell whether it listens there"
-        )
-    if answer.to_accept or (answer.overflows and answer.listener is not None):
-        text += f"; the process that listens there is slow to accept: {answer.to_accept} wait for "
-        text += f"it, and {answer.overflows} found a full backlog. The network is not to blame"
-        return connection_line(FarEnd.SLOW, item, text)
-    listens = "nobody listens" if answer.listener is None else "a process listens"
-    return connection_line(FarEnd.DROPPED, item, f"{text}; {listens} there, and nothing reaches it")
-
 
 SECONDS: Final = 4.0
 _SECONDS_BESIDE_THE_JOB: Final = 20.0  # its hosts are busy, and nobody waits
@@ -81,10 +22,6 @@ _SECONDS_BESIDE_THE_JOB: Final = 20.0  # its hosts are busy, and nobody waits
 LOGIN: Final = 2.0
 T = TypeVar("T")
 
-# Of a job's hosts so many are asked while it runs for connections that nobody answers: one that is
-# missing is missed by many.
-_HOSTS: Final = 96
-_FAR_ENDS: Final = 8
 _MEMORY: Final = ("memory", "memory_sizes")
 Answers: TypeAlias = "dict[str, HostAnswer]"  # by host
 
@@ -206,46 +143,20 @@ async def _beside_the_job(
     return [(host, host_shell.read(output)) for host, output in answers if output]
 
 
-async def unanswered(
-    commands: HostCommands, hosts: Sequence[HostSnapshot], known: Sequence[str]
-) -> list[str]:
-    """Ask hosts for connections that nobody answers, and the far ends of those that are known."""
-    by_address = {host.address: host for host in hosts if host.address}
-    found = {
-        item.key: item
-        for host, answer in await _beside_the_job(commands, hosts[:_HOSTS], "connecting")
-        for item in (Waiting(host.name, each) for each in answer.connecting)
-    }
-    lines = [connection_line(FarEnd.NEW, item) for key, item in found.items() if key not in known]
-    # Many ranks may wait for one: each far end is asked once, and told of once.
-    ends = {(item.address, item.port): item for key, item in found.items() if key in known}
-    for (address, port), item in list(ends.items())[:_FAR_ENDS]:
-        far = by_address.get(address)
-        asked = await _beside_the_job(commands, (far,), f"listener {port}") if far else []
-        answer = asked[0][1] if asked else None
-        lines.append(judge_connection(item, far, answer))
-    return lines
-
-
-async def in_mpi(commands: HostCommands, hosts: Sequence[HostSnapshot]) -> list[str]:
-    """Ask hosts for ranks that have not left MPI: a line for each host that has some."""
-    found = await _beside_the_job(commands, hosts, "in_mpi")
-    return [f"{host.name} {answer.in_mpi}" for host, answer in found if answer.in_mpi]
-
-
 async def ranks(
     commands: HostCommands, hosts: Iterable[HostSnapshot], launch_id: str
-) -> list[tuple[str, int, tuple[str, ...]]]:
+) -> list[tuple[str, int | None, tuple[str, ...]]]:
     """Count each host's ranks, and name their MPI libraries; who does not answer is left out.
 
-    So is one that shows no process of the launch.
+    The number is None where a worker with mpiboot shows no process of the launch. Another host that
+    shows none is left out, too: they may be hidden there.
     """
     asked = [host for host in hosts if not (host.here and host.may_idle)]
     found = await _beside_the_job(commands, asked, f"ranks {launch_id}")
     return [
         (host.name, answer.ranks, answer.libraries)
         for host, answer in found
-        if answer.ranks is not None
+        if answer.ranks is not None or host.mpiboot
     ]
 
 

@@ -25,21 +25,10 @@ class Request(str, Enum):
     """What is queried; the words that follow it are behind each."""
 
     EVIDENCE = "evidence"  # why the job failed: HOST PROGRAM OTHER-HOST...
-    CONNECTING = "connecting"  # connections that nobody answers, while the job runs: KNOWN...
-    IN_MPI = "in-mpi"  # how many ranks have not left MPI, while the job runs
     RANKS = "ranks"  # each host's number of ranks and their MPI libraries, while the job runs
     COUNT = "count"  # what carried the data: STRICT OVER, each 0 or 1
     NOTIFY = "notify"  # how the job ended: ATTEMPT HOLD WHY
     STOP_RANKS = "stop-ranks"  # have ranks save and end: SIGNAL SECONDS
-
-
-class FarEnd(str, Enum):
-    """What is known of the far end of a connection that nobody answers: a line's first word."""
-
-    NEW = "new"  # it was not known; the far end was not asked
-    SLOW = "slow"  # others wait there to be accepted
-    DROPPED = "dropped"  # the far host would answer what reached it
-    ELSEWHERE = "elsewhere"  # no host of the job
 
 
 _PIECE: Final = 1 << 16

@@ -1,101 +1,17 @@
-"""What watches a job's hosts while it runs.
-
-``ConnectionWatch`` looks for ranks whose connections nobody answers, ``Notices`` hears of workers
-that are ending, and ``unused_hosts`` names hosts without a rank.
-"""
+"""A port for workers whose pods are being terminated, and the names of hosts without a rank."""
 
 from __future__ import annotations
 
 import _socket as socket
 import os
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from mpiboot.core import log
 from mpiboot.core.wording import counted, first_few
-from mpiboot.supervisor.asking import FarEnd, Queries, Question, Request
 from mpiboot.system.loop import EventLoop
-
-# Times the setting: by the default, what begins in the first four minutes is not missed.
-_WHEN: Final = (1, 2, 3, 4)
-# How often at most, with the looks that are for what was found before.
-_LOOKS: Final = 8
-# Seconds between two looks for the same connection, and until one that was told is looked for.
-_APART: Final = 60.0
-_AGAIN: Final = 3600.0
-
-
-@dataclass(eq=False)
-class ConnectionWatch:
-    """Looks for ranks that try to connect to somebody who never answers.
-
-    Open MPI waits in silence where a firewall drops what one worker sends to another. The workers'
-    kernels know of it while they try, which is two minutes (tcp_syn_retries in the kernel's
-    ip-sysctl.rst): they are asked some time after the start, and three times more for programs that
-    take longer to come to MPI_Init. How often a kernel has tried tells nothing: newer ones try six
-    times in the first seven seconds (tcp_syn_linear_timeouts). So only a connection that two looks
-    find, a minute apart, is told, and its far host is asked first: a listener whose queue is full
-    does not answer either, and no network is to blame for that.
-
-    Attributes:
-        queries: by which the workers are asked.
-        seconds: after how long the workers are asked; 0 for never.
-        dropped: called with a sentence where what a rank sends to another host of the job seems
-            to be dropped, and with an empty one where that is over.
-    """
-
-    queries: Queries
-    seconds: float
-    dropped: Callable[[str], None]
-
-    def __post_init__(self) -> None:
-        self._question = Question(self.queries, Request.CONNECTING, self._heard)
-        self._seen: dict[str, float] = {}  # connections, and when they were found first
-        self._told = False
-        self._looks = _LOOKS
-        now = time.monotonic()
-        self._times = [now + self.seconds * times for times in _WHEN] if self.seconds else []
-
-    @property
-    def due(self) -> float | None:
-        """When ``look`` has to be called (monotonic clock)."""
-        return self._times[0] if self._times else None
-
-    def look(self) -> None:
-        """Ask where it is time; a question that hangs ends with the next one or with the job."""
-        now = time.monotonic()
-        if self._times and self._times[0] <= now:
-            del self._times[0]
-            self._looks -= 1
-            self._question.ask(*(key for key, at in self._seen.items() if now - at >= _APART))
-
-    def stop(self) -> None:
-        """Ask no more."""
-        self._question.stop()
-
-    def _heard(self, lines: list[str]) -> None:
-        now = time.monotonic()
-        found = [line.split(" ", 2) for line in lines]
-        self._seen = {key: self._seen.get(key, now) for _, key, *_ in found}
-        texts = [(kind, words[0]) for kind, _, *words in found if words]
-        dropped = [text for kind, text in texts if kind == FarEnd.DROPPED]
-        others = [text for kind, text in texts if kind in (FarEnd.SLOW, FarEnd.ELSEWHERE)]
-        for text in (*dropped[1:], *others):
-            log.warning("unanswered", text)
-        if dropped:
-            self.dropped(dropped[0])
-            self._looks, self._times = _LOOKS, [now + _AGAIN]
-        elif found and self._looks > 0:
-            later = (when for when in self._times if when > now + _APART)
-            self._times = [now + _APART, *later]
-        if self._told and not found:
-            self.dropped("")
-        self._told = bool(dropped) or (self._told and bool(found))
-
 
 _LINE: Final = 512
 _WORDS: Final = 3
@@ -187,7 +103,7 @@ class Notices:
 
 
 def unused_hosts(
-    hosts: Collection[str], ranks: Mapping[str, int], without_agent: Collection[str]
+    hosts: Collection[str], ranks: Mapping[str, int | None], without_agent: Collection[str]
 ) -> str:
     """Name the job's hosts on which mpirun runs nothing: a job of many hosts may run on few.
 

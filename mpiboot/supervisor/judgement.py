@@ -15,7 +15,6 @@ from mpiboot.supervisor.state import (
     SIGKILL,
     SIGTERM,
     SSH_FAILED,
-    WAITING_LOOKS,
     Loss,
     PoolEnded,
     RankEnd,
@@ -66,26 +65,21 @@ def not_started(state: State) -> Verdict:
     return verdict_of("agent-not-started", message, hosts[0] if count == 1 else "", evidence)
 
 
-def launch_timeout(state: State) -> Verdict:
-    """Judge a launch that took too long."""
-    hosts = in_order(state, state.no_daemon - state.no_agent)
-    lines = tuple(f"{host}: {_standing(state, host)}" for host in hosts[:LISTED])
-    message = (
-        f"{first_few(hosts, LISTED)} ({len(hosts)} of {len(state.job.hosts)} remote hosts) "
-        f"did not join within {state.job.launch_timeout:g} s"
-    )
-    if len(hosts) < len(state.job.hosts):
-        message += " after the last daemon that did"
+def launch_timeout(state: State, without: tuple[str, ...]) -> Verdict:
+    """Judge a launch that took too long; ``without`` are the hosts that show no daemon."""
+    when = f"{state.job.launch_timeout:g} s after mpirun's start"
+    if not without:
+        return verdict_of("launch-timeout", f"no rank runs on any host that answers, {when}")
+    message = f"{first_few(without, LISTED)} ({len(without)} of {len(state.job.hosts)} remote "
+    message += f"hosts): no {state.job.family.daemon} runs there {when}"
+    lines = tuple(f"{host}: {_standing(state, host)}" for host in without[:LISTED])
     return verdict_of("launch-timeout", message, evidence=lines)
 
 
 def _standing(state: State, host: str) -> str:
-    daemon = state.job.family.daemon
-    if host in state.ended_unjoined:
-        return f"its agent ended with 0, but no {daemon} joined"
-    if host in state.connected:
-        return f"ssh is connected, but its {daemon} has not joined"
-    return "its agent was started, but is not connected"
+    if host in state.ended_well:
+        return "its agent ended with 0"
+    return f"its agent was started, and is {'' if host in state.connected else 'not '}connected"
 
 
 def pod_ending(host: str) -> Verdict:
@@ -101,43 +95,9 @@ def pool_lost(event: PoolEnded) -> Verdict:
     return replace(verdict_of(reference, message), killed=event.killed)
 
 
-def no_answer(message: str) -> Verdict:
-    """Judge a job one of whose ranks waits in vain for another host."""
-    return verdict_of("ranks-unanswered", message)
-
-
-def ranks_waiting(state: State) -> Verdict:
-    """Judge a job whose ranks seemed to wait in MPI for those of a host that had all ended.
-
-    With what code they ended mpirun tells only at its own end.
-    """
-    host = in_order(state, state.ended_well)[0]
-    first = state.first_rank
-    message = "and the others seemed to wait for it in MPI"
-    if first and first.last and first.code:
-        message = f"{rank_name(first)} exited with code {first.code}, {message}"
-        return Verdict(first.code, "", message, first.host, rank=first.rank)
-    return verdict_of("daemon-failed", f"its last rank ended, {message}", host)
-
-
 def rank_name(ended: RankEnded) -> str:
     """Name a rank as far as mpirun does."""
     return "a rank" if ended.rank is None else f"rank {ended.rank}"
-
-
-def program_missing(found: RankEnded) -> Verdict:
-    """Judge an mpirun that goes on without a rank whose program it could not execute."""
-    return verdict_of("program-missing", _lacks(found), found.host)
-
-
-def rank_ended_badly(state: State) -> Verdict:
-    """Judge an mpirun that goes on with a job whose rank ended badly."""
-    first = state.first_rank
-    rank, host = (rank_name(first), first.host) if first else ("a rank", "")
-    how = {RankEnd.SIGNAL: "was ended by a signal", RankEnd.ABORT: "called MPI_Abort"}
-    message = how.get(first.how, "ended badly") if first else "ended badly"
-    found = verdict_of("daemon-failed", f"{rank} {message}, but mpirun went on without it", host)
-    return replace(found, rank=first.rank if first else None)
 
 
 # Each MPI's library, and whose mpirun starts its ranks. Any other name proves nothing.
@@ -214,18 +174,9 @@ _OF_RANKS: Final = (4, 6, 7, 8, 9, 10, 11, 12, 13, 15)
 
 def judge(state: State) -> Verdict:
     """Say how a job ended; ``state.ended`` is known."""
-    found = _judge(state)
-    if not (found.code and state.suspected):
-        return found
-    warned = f"{state.suspected} (warned of while the job ran)"
-    return replace(found, evidence=(*found.evidence, warned))
-
-
-def _judge(state: State) -> Verdict:
     cause = state.cause
     if cause and not (state.signal and BY_REFERENCE[cause.reference].retry):
-        waited = state.job.end_stuck and state.waiting_looks == WAITING_LOOKS
-        return ranks_waiting(state) if waited else cause
+        return cause
     if state.signal:
         return _by_signal(state)
     found = _by_time_limit(state) or _by_program(state) or _by_loss(state)
@@ -347,15 +298,16 @@ def _by_program(state: State) -> Verdict | None:
     itself says best (``proved``): 5.0 tells of permissions where the file isn't there.
     """
     found, status = state.lacking, _status(state)
-    if not found or not status or not (status in state.job.family.lacking or state.no_daemon):
+    if not found or not status or (status not in state.job.family.lacking and state.ran):
         return None
     first = state.first_rank
     if state.job.family.mixes_statuses and first and first.signal not in (0, SIGKILL, SIGTERM):
         return None
-    return Verdict(status, "", _lacks(found), found.host, missing=found.what)
+    return Verdict(status, "", lacks(found), found.host, missing=found.what)
 
 
-def _lacks(found: RankEnded) -> str:
+def lacks(found: RankEnded) -> str:
+    """Say what mpirun reports of a program."""
     return f"mpirun could not find or execute the program {found.what}"
 
 
@@ -378,12 +330,12 @@ def _by_loss(state: State) -> Verdict | None:
     # The daemon's own status: a failed program's doing where mpirun has a status of its own.
     if state.losses:
         first = _first(state, state.losses)
-        # Those of a short job may have joined unseen; mpirun has told of its rank then.
+        # Those of a short job may have run unseen; mpirun has told of its rank then.
         told = state.first_rank is not None or status not in family.lost
-        follows = first.joined or (first.status in _HYDRA_STATUSES and told)
+        follows = _began(state, first) or (first.status in _HYDRA_STATUSES and told)
         if family.daemons_follow and follows and status and not state.stage:
             return None
-        lost = status == 0 or status in family.lost or _passed_on(first, status)
+        lost = status == 0 or status in family.lost or _passed_on(state, first)
         return _lost(state, first, state.losses) if state.stage or lost else None
     silent = tuple(host for host in state.late_agents if not _reachable(state, host))
     if silent and status == 0:
@@ -397,15 +349,21 @@ def _first(state: State, losses: tuple[Loss, ...]) -> Loss:
     return next((loss for loss in losses if loss.host == state.lost_daemon), losses[0])
 
 
-def _passed_on(loss: Loss, status: int) -> bool:
+def _began(state: State, loss: Loss) -> bool:
+    """Whether a host whose agent ended had a daemon; it itself may have failed as it started."""
+    return state.ran or (loss.connected and (loss.sure or loss.status < 0))
+
+
+def _passed_on(state: State, loss: Loss) -> bool:
     """Whether mpirun returned an agent's status as its own.
 
-    Open MPI does that for a daemon that never joined, and 4.1 for the signal that killed an
+    Open MPI does that for a daemon that failed as it started, and 4.1 for the signal that killed an
     agent; 1 is also what 5.0's daemons and mpirun end with after mistakes of all kinds.
     """
+    status = _status(state)
     if loss.status < 0:
         return status == -loss.status
-    return not loss.joined and status == loss.status != 1
+    return not _began(state, loss) and status == loss.status != 1
 
 
 def _lost(state: State, first: Loss, losses: tuple[Loss, ...]) -> Verdict:
@@ -413,7 +371,7 @@ def _lost(state: State, first: Loss, losses: tuple[Loss, ...]) -> Verdict:
     # So 4.1 ends a tree of daemons that can't be built, which a parameter asks for.
     if state.no_agent and state.job.obstacles and len(killed) == len(losses):
         return replace(not_started(state), killed=True)
-    named = first.host == state.lost_daemon or _passed_on(first, _status(state))
+    named = first.host == state.lost_daemon or _passed_on(state, first)
     if len(killed) > 1 and first.host in killed and not named:
         message = "mpirun gave up over a lost host, and killed the launch agents of "
         message += f"{first_few(killed, LISTED)} ({_returned(state)})"
@@ -424,8 +382,8 @@ def _lost(state: State, first: Loss, losses: tuple[Loss, ...]) -> Verdict:
     )
     lines = tuple(f"{loss.host}: {how(loss)}" for loss in others[:LISTED])
     more = f" (and {counted(len(others), 'more host')})" if others else ""
-    if not first.joined:
-        return _never_joined(state, first, lines)
+    if not _began(state, first):
+        return _never_began(state, first, lines)
     session = "SSH" if first.remote == "ssh" else first.remote
     if _NOT_RESPONDING in " ".join(first.words) and _reachable(state, first.host):
         message = f"nothing came over its {session} connection for MPIBOOT_SSH_KEEPALIVE, though "
@@ -458,14 +416,11 @@ def _answer(state: State, host: str) -> str:
     return "whether the host still answers is not known"
 
 
-def _never_joined(state: State, first: Loss, lines: tuple[str, ...]) -> Verdict:
+def _never_began(state: State, first: Loss, lines: tuple[str, ...]) -> Verdict:
     daemon, said = state.job.family.daemon, "; ".join(first.words)
     text = " ".join(first.words).lower()
     known = next((reference for words, reference in SSH_WORDS if words in text), "")
-    reference, message = (
-        "daemon-failed",
-        f"its {daemon} failed before it joined mpirun: {how(first)}",
-    )
+    reference, message = "daemon-failed", f"its {daemon} failed: {how(first)}"
     # bash has the same status for an unset variable under `set -u`.
     if first.status == _NOT_FOUND and _NO_PROGRAM.search(text):
         message = f"the shell there found no {daemon} (exit 127{said and f': {said}'}): "

@@ -1,8 +1,7 @@
 """One mpirun: started, slept beside until something happens, and judged.
 
-It looks at processes and connections only while mpirun launches; after that nothing wakes it but
-signals, agents and the end. It never writes to stdout, and stdin is never read; what an event means
-is decided in ``verdicts``.
+Nothing wakes it but signals, agents, what mpirun writes, and the end. It never writes to stdout,
+and stdin is never read; what an event means is decided in ``job``.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from mpiboot.core import log
 from mpiboot.core.launch_names import LAUNCH_ID, NOTICE
 from mpiboot.core.launch_spec import LaunchSpec
 from mpiboot.core.model import Finding, Level
-from mpiboot.supervisor import mpirun_messages, verdicts
+from mpiboot.supervisor import job, mpirun_messages
 from mpiboot.supervisor.agents import Agents
 from mpiboot.supervisor.asking import Queries, Question, Request, Saving
 from mpiboot.supervisor.host_checks import HostChecks
-from mpiboot.supervisor.host_watch import ConnectionWatch, Notices, unused_hosts
+from mpiboot.supervisor.host_watch import Notices, unused_hosts
 from mpiboot.supervisor.judgement import other_mpi, time_limit
 from mpiboot.supervisor.mpirun_messages import MpirunStreams
 from mpiboot.supervisor.output import OutputWriter
@@ -29,10 +28,7 @@ from mpiboot.supervisor.processes import (
     Processes,
     end_all,
     find_mpiruns,
-    joined,
     linked_mpi,
-    pause,
-    peers,
     send,
     survivors,
 )
@@ -41,21 +37,17 @@ from mpiboot.supervisor.state import (
     FAMILIES,
     UNKNOWN,
     Action,
-    AskForRanksInMpi,
     CheckHost,
     CountRanks,
-    DaemonJoined,
     Event,
     Finish,
     HostChecked,
     HostEnding,
     Job,
-    JoinsUnseen,
     KillMpirun,
     MpirunEnded,
-    Phase,
     RankEnded,
-    RanksInMpi,
+    RanksCounted,
     RanksLeft,
     ReleaseMpirun,
     Say,
@@ -66,14 +58,11 @@ from mpiboot.supervisor.state import (
     StopRanks,
     Timer,
     TimerFired,
-    Unanswered,
     Verdict,
 )
 from mpiboot.system.loop import EventLoop
 from mpiboot.system.os_calls import reap
 from mpiboot.system.spawn import spawn
-
-_LOOK_FIRST = 0.05
 
 
 class Mpirun:
@@ -110,19 +99,13 @@ class Mpirun:
         self._agents = Agents(
             loop, self.folder, self._remotes, lambda: self._state.agents, self._feed
         )
-        seconds = spec.connect_check if spec.remote_hosts else 0.0
-        self._connecting = ConnectionWatch(
-            queries, seconds, lambda message: self._feed(Unanswered(message))
-        )
-        self._ranks_in_mpi = Question(queries, Request.IN_MPI, self._ranks_told)
         self._ranks = Question(queries, Request.RANKS, self._ranks_counted)
         self._counted = False
         self._libraries: set[str] = set()
-        self._look_step, self._look_at = _LOOK_FIRST, 0.0
         # A terminal's Ctrl-C reaches all of its foreground group: with mpirun in ours it gets
         # that, and reads the terminal; without a terminal each signal comes to us alone.
         self._shared = has_terminal()
-        self._state, self._first = verdicts.initial(
+        self._state, self._first = job.initial(
             Job(
                 self._family,
                 tuple(self._remotes),
@@ -133,7 +116,6 @@ class Mpirun:
                 spec.stop_signal,
                 spec.remote,
                 launcher_ranks=spec.hosts > len(self._remotes),
-                end_stuck=spec.end_stuck,
                 end_late=spec.end_late,
                 time_limit=time_limit(environ),
             )
@@ -146,7 +128,6 @@ class Mpirun:
         self._saving = Saving(
             queries, self._mpiruns, lambda ranks: self._feed(RanksLeft(ranks)), spec.ranks
         )
-        self._watchers: list[Saving | ConnectionWatch] = [self._saving, self._connecting]
 
     def start(self, mask: set[signal.Signals | int]) -> None:
         """Start it, with what it needs beside it; ``mask`` is its signal mask.
@@ -183,8 +164,6 @@ class Mpirun:
             self._try("what names unused hosts", lambda: self._name_unused({}))
         self._try("what looks for another MPI", self._check_program)
         self._notices.close()
-        self._connecting.stop()
-        self._ranks_in_mpi.stop()
         self._ranks.stop()
         self._saving.release()
         self._agents.ignore()
@@ -205,13 +184,9 @@ class Mpirun:
         )
 
     def _turn(self) -> None:
-        launching = self._state.phase is Phase.LAUNCHING
-        goes = self._state.phase is not Phase.ENDING
-        look_at = self._look_at if launching else None
-        watchers = [item for item in self._watchers if goes or item is self._saving]
-        maybe = (look_at, *(item.due for item in watchers))
         times = [*self._deadlines.values(), *self._checks.deadlines(), *self._agents.deadlines()]
-        times += [due for due in maybe if due is not None]
+        if self._saving.due is not None:
+            times.append(self._saving.due)
         self._loop.wait(min(times, default=None))
         self._agents.settle()
         now = time.monotonic()
@@ -219,15 +194,8 @@ class Mpirun:
             if when <= now and self._deadlines.pop(timer, None) is not None:
                 self._feed(TimerFired(timer))
         self._try("what asks hosts for an answer", lambda: self._checks.give_up(now))
-        for watcher in watchers:
-            if not self._try("what watches the job's hosts", watcher.look):
-                self._watchers.remove(watcher)
-                self._saving.release()  # whichever it was: no mpirun stays held
-        due = launching and self.verdict is None and self._look_at <= now
-        if due and not self._try("what looks at mpirun", self._look):
-            self._look_at = float("inf")
-            if not self._state.joins_unseen:
-                self._feed(JoinsUnseen("an error in mpiboot"))
+        if not self._try("what lets ranks save", self._saving.look):
+            self._saving.release()  # no mpirun stays held
 
     @staticmethod
     def _try(what: str, watch: Callable[[], None]) -> bool:
@@ -242,17 +210,19 @@ class Mpirun:
     def _ranks_counted(self, lines: list[str]) -> None:
         """Take in a line of each host: its name, how many ranks it has, their MPI libraries."""
         found = [line.split(" ") for line in lines]
-        self._name_unused({host: int(number) for host, number, _ in found})
+        ranks = {host: int(number) if number.isdigit() else None for host, number, _ in found}
+        self._feed(RanksCounted(ranks))
+        self._name_unused(ranks)
         self._libraries = {name for *_, names in found for name in filter(None, names.split(","))}
         self._name_other_mpi("the ranks have loaded", self._libraries)
 
-    def _name_unused(self, ranks: Mapping[str, int]) -> None:
+    def _name_unused(self, ranks: Mapping[str, int | None]) -> None:
         """Name hosts without a rank, by how many each has."""
         message = unused_hosts(self._remotes, ranks, self._state.no_agent)
         if message and not self._counted:
             obstacles = "".join(f"; {name}: {why}" for name, why in self.spec.obstacles)
             log.warning("unused-hosts", f"{message}{obstacles}")
-        self._counted = self._counted or bool(ranks)
+        self._counted = self._counted or any(ranks.values())
 
     def _one_rank_each(self) -> tuple[str, ...]:
         """Give the job's hosts in order where each has one rank: as many as were started."""
@@ -273,7 +243,7 @@ class Mpirun:
             self._name_other_mpi(f"{self.spec.program} is linked with", found)
 
     def _feed(self, event: Event) -> None:
-        self._state, actions = verdicts.step(self._state, event)
+        self._state, actions = job.step(self._state, event)
         self._do(actions)
 
     def _do(self, actions: tuple[Action, ...]) -> None:
@@ -285,8 +255,6 @@ class Mpirun:
                     self._saving.release()
                     send(self._mpiruns(), number)
                 case StopRanks(number=number, seconds=seconds):
-                    self._connecting.stop()
-                    self._ranks_in_mpi.stop()
                     self._saving.start(number, seconds)
                 case SessionOver(host=host):
                     self._saving.session_over(host)
@@ -296,10 +264,8 @@ class Mpirun:
                     self._saving.release()
                     found = survivors(self.child, self.folder, reaped=False)
                     send([self.child, *found], signal.SIGKILL)
-                case CountRanks() | AskForRanksInMpi():
-                    ranks = isinstance(action, CountRanks)
-                    question = self._ranks if ranks else self._ranks_in_mpi
-                    self._try("what counts ranks", question.ask)
+                case CountRanks():
+                    self._try("what counts ranks", self._ranks.ask)
                 case CheckHost(host=host):
                     self._ask(host)
                 case Say(level=level, event=event, message=message, host=host):
@@ -308,7 +274,11 @@ class Mpirun:
                     self.verdict = verdict
 
     def _mpiruns(self) -> list[int]:
-        return sorted({self.child, *find_mpiruns(self.child, Processes())})
+        """Find mpirun: the child, those with its name below it, and whoever started an agent."""
+        table = Processes()
+        parents = {table.parent(pid) for _, pid in self._state.agents}
+        found = {self.child, *find_mpiruns(self.child, table), *parents}
+        return sorted(found - {-1, 1, os.getpid()})
 
     # What comes in
 
@@ -340,27 +310,7 @@ class Mpirun:
         for found in ends:
             self._feed(replace(found, host=self._agents.host_of(found.host)))
 
-    def _ranks_told(self, lines: list[str]) -> None:
-        self._feed(RanksInMpi(sum(int(line.rpartition(" ")[2]) for line in lines)))
-
     # What is asked
-
-    def _look(self) -> None:
-        """Look at mpirun once: whose daemons are connected to it."""
-        begun, mpiruns = time.process_time(), tuple(find_mpiruns(self.child, Processes()))
-        self._agents.read()
-        if mpiruns and not self._state.joins_unseen:
-            try:
-                connections = peers(mpiruns)
-            except OSError as wrong:
-                self._feed(JoinsUnseen(f"/proc: {wrong.strerror}"))
-            else:
-                hosts, late = self.spec.remote_hosts, self._state.no_daemon
-                waiting = [item for item in hosts if item.name in late]
-                for host in joined(waiting, hosts, connections):
-                    self._feed(DaemonJoined(host))
-        self._look_step = pause(self._look_step, time.process_time() - begun)
-        self._look_at = time.monotonic() + self._look_step
 
     def _ask(self, host: str) -> None:
         remote = self._remotes.get(host)

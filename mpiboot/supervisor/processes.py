@@ -1,4 +1,4 @@
-"""Processes of this pod: what mpirun runs here, who is connected to it, and what it has left.
+"""Processes of this pod: what mpirun runs here, and what it has left.
 
 What is read is /proc and nothing else. ``root`` is a parameter for tests. As a program this ends
 what a launcher that was killed has left: ``processes.py FOLDER LAUNCH_ID LOG_FORMAT``.
@@ -21,12 +21,8 @@ if __name__ == "__main__":
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     sys.path.append(os.path.dirname(package))
 
-from dataclasses import dataclass
-
 from mpiboot.core import log
-from mpiboot.core.addresses import address_of
 from mpiboot.core.launch_names import KEEP_KEY, KEY, LAUNCH_DIR, LAUNCH_ID, outside_launch
-from mpiboot.core.launch_spec import RemoteHost
 from mpiboot.core.setting_types import LogFormat
 from mpiboot.core.wording import counted
 from mpiboot.system.os_calls import process_handle, reap
@@ -35,18 +31,6 @@ from mpiboot.system.spawn import spawn
 # Programs that are mpirun under one of its names; a wrapper script above it is not.
 MPIRUNS: Final = ("mpirun", "mpiexec", "orterun", "prterun", "prte")
 _ESTABLISHED: Final = "01"
-_LAST: Final = 0.25
-_GROWTH: Final = 1.5
-# A look reads a line for each connection of mpirun (41 ms at 4,096): it takes so much of a core.
-_SHARE: Final = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """A connection of mpirun: the other end's address, and this end's."""
-
-    address: str
-    local: str
 
 
 class Processes:
@@ -126,17 +110,6 @@ class Processes:
             return ""
 
 
-def pause(before: float, took: float) -> float:
-    """Give the seconds until the next look: more each time, and as a look costs.
-
-    Args:
-        before: the pause before this look.
-        took: the CPU seconds of this look: those by the clock grow with what else runs there, and a
-            short job would be over before the next one.
-    """
-    return max(min(before * _GROWTH, _LAST), took / _SHARE)
-
-
 def find_mpiruns(child: int, table: Processes) -> Iterator[int]:
     """Find mpirun itself at or below the process that was started."""
     queue = [child]
@@ -146,19 +119,6 @@ def find_mpiruns(child: int, table: Processes) -> Iterator[int]:
             yield pid
         else:
             queue += table.children(pid)
-
-
-def peers(mpiruns: Iterable[int]) -> list[Peer]:
-    """List the established TCP connections of mpirun.
-
-    Raises:
-        OSError: they can't be looked at in this pod.
-    """
-    found: list[Peer] = []
-    for words in _connections(_sockets(mpiruns)):
-        local, remote = (address_of(word.partition(":")[0]) for word in words[1:3])
-        found.append(Peer(remote, local))
-    return found
 
 
 def unread(mpiruns: Iterable[int]) -> bool:
@@ -202,39 +162,6 @@ def _connections(sockets: set[str]) -> Iterator[list[str]]:
         for words in map(str.split, lines):
             if words[3] == _ESTABLISHED and words[9] in sockets:
                 yield words
-
-
-def joined(
-    waiting: Iterable[RemoteHost], everyone: Iterable[RemoteHost], seen: list[Peer]
-) -> list[str]:
-    """Name the hosts whose daemon has a connection to mpirun.
-
-    Pods that share an address (the node's) are told apart by count alone. Where connections come
-    from addresses that no host has (a proxy in front of the pod, as a mesh's sidecar), as many
-    of them as hosts are missing are all of them.
-    """
-    names: dict[str, list[str]] = {}
-    for remote in everyone:
-        for text in (remote.address, *remote.others):
-            names.setdefault(text, []).append(remote.name)
-    for sharing in names.values():
-        sharing.reverse()  # the hostfile's first is taken first
-    here = [peer for peer in seen if peer.address != peer.local]
-    found: set[str] = set()
-    strangers = 0
-    for peer in here:
-        holders = names.get(peer.address)
-        if holders is None:
-            strangers += 1
-            continue
-        while holders:
-            name = holders.pop()
-            if name not in found:
-                found.add(name)
-                break
-    wanted = [remote.name for remote in waiting]
-    left = [name for name in wanted if name not in found]
-    return wanted if left and strangers >= len(left) else [n for n in wanted if n in found]
 
 
 _PATIENCE: Final = 2.0

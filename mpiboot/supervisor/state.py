@@ -1,11 +1,12 @@
 """Records of a started job: what can happen, what can be done, and what is known of it. Pure.
 
-``mpirun`` makes the events and carries out the actions; ``verdicts`` says what an event means. A
-row for each MPI says how it behaves at the end of a job.
+``mpirun`` makes the events and carries out the actions; ``job`` says what an event means. A row
+for each MPI says how it behaves at the end of a job.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final, TypeAlias
@@ -15,10 +16,10 @@ from mpiboot.core.setting_types import LogLevel
 
 
 class Timer(str, Enum):
-    """What has a time limit; ``verdicts.DELAYS`` has their lengths."""
+    """What has a time limit; ``job.DELAYS`` has their lengths."""
 
-    LAUNCH = "launch"  # every daemon that mpirun starts has joined
-    RANKS = "ranks"  # ... and no other one for a while: ranks run where they are to run
+    LAUNCH = "launch"  # daemons run on all hosts, and ranks on some
+    RANKS = "ranks"  # ... no further agent for a while: ranks run where they are to run
     LOST_DAEMON = "lost-daemon"  # mpirun ends by itself after it lost a daemon
     SUSPENSION = "suspension"  # a lost host turns out to be a job that is being suspended
     HOST_CHECK = "host-check"  # a host answers
@@ -26,8 +27,6 @@ class Timer(str, Enum):
     KILL = "kill"  # ... after the second signal
     KILLED = "killed"  # ... after SIGKILL
     AGENTS = "agents"  # the agents follow mpirun
-    DAEMONS_ENDED = "daemons-ended"  # mpirun follows its daemons
-    HOST_DONE = "host-done"  # the job goes on though a host's ranks have all ended
     RANK_ENDED = "rank-ended"  # mpirun ends a job whose rank ended badly
 
 
@@ -60,20 +59,6 @@ class AgentEnded:
     words: tuple[str, ...] = ()
     signalled: bool = False
     killed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class DaemonJoined:
-    """A host's daemon has a connection to mpirun."""
-
-    host: str
-
-
-@dataclass(frozen=True, slots=True)
-class JoinsUnseen:
-    """Connections can't be listed here: a connected ssh counts as joined."""
-
-    why: str
 
 
 class RankEnd(str, Enum):
@@ -115,20 +100,13 @@ class RanksLeft:
 
 
 @dataclass(frozen=True, slots=True)
-class RanksInMpi:
-    """How many ranks have not called MPI_Finalize, as the workers report."""
+class RanksCounted:
+    """How many ranks each host has, by its name; one that did not answer is left out.
 
-    ranks: int
-
-
-@dataclass(frozen=True, slots=True)
-class Unanswered:
-    """A rank has tried to connect to one of the job's hosts by TCP for more than a minute.
-
-    ``message`` is the sentence; empty where that is over.
+    None where a worker with mpiboot shows no process of the launch, not even its daemon.
     """
 
-    message: str
+    ranks: Mapping[str, int | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,12 +164,9 @@ Event: TypeAlias = (
     AgentStarted
     | AgentConnected
     | AgentEnded
-    | DaemonJoined
-    | JoinsUnseen
     | RankEnded
     | RanksLeft
-    | RanksInMpi
-    | Unanswered
+    | RanksCounted
     | HostEnding
     | PoolEnded
     | HostChecked
@@ -232,13 +207,8 @@ class ReleaseMpirun:
 
 
 @dataclass(frozen=True, slots=True)
-class AskForRanksInMpi:
-    """Count the ranks that have not called MPI_Finalize; ``RanksInMpi`` follows."""
-
-
-@dataclass(frozen=True, slots=True)
 class CountRanks:
-    """Count the ranks of each host, and name those without one."""
+    """Count the ranks of each host; ``RanksCounted`` follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +282,6 @@ Action: TypeAlias = (
     | StopRanks
     | SessionOver
     | ReleaseMpirun
-    | AskForRanksInMpi
     | CountRanks
     | StartTimer
     | KillMpirun
@@ -432,8 +401,6 @@ SIGTERM: Final = 15
 SIGUSR: Final = (10, 12)
 # ssh's own failures, and a remote command that a signal ended.
 SSH_FAILED: Final = 255
-# How often ranks have to be found in MPI after a host's ranks have ended before there is a warning.
-WAITING_LOOKS: Final = 2
 
 
 def signal_name(number: int) -> str:
@@ -446,23 +413,14 @@ def by_ssh(status: int) -> bool:
     return status == SSH_FAILED or status - BY_SIGNAL in SIGNALS
 
 
-class Phase(str, Enum):
-    """The phase of a job."""
-
-    LAUNCHING = "launching"  # until every remote daemon has joined
-    RUNNING = "running"
-    ENDING = "ending"  # a signal or a verdict is ending it, or mpirun has ended
-
-
 @dataclass(frozen=True, slots=True)
 class Job:
     """What doesn't change during a job: the remote hosts in the hostfile's order, and limits.
 
     ``tolerates_failure`` where the job may be meant to go on without a rank that ended badly;
     ``stop_signal`` asks its ranks to save and end; ``remote`` is what the agents run.
-    ``launcher_ranks`` where this pod may have ranks, too; ``end_stuck`` where a suspicion may end
-    it, and ``end_late`` where the user set the time in which daemons have to join; ``time_limit``
-    is what sets mpirun's own, empty where no variable does.
+    ``launcher_ranks`` where this pod may have ranks, too; ``end_late`` where the user set
+    ``launch_timeout``; ``time_limit`` is what sets mpirun's own, empty where no variable does.
     """
 
     family: Family
@@ -474,7 +432,6 @@ class Job:
     stop_signal: int = 15
     remote: str = "ssh"
     launcher_ranks: bool = False
-    end_stuck: bool = False
     end_late: bool = True
     time_limit: str = ""
 
@@ -486,7 +443,7 @@ class Loss:
     ``sure`` where ssh itself ended (255, or by a signal that was not sent from here), which only a
     lost host, session or daemon explains; another status is the daemon's own, which some MPIs
     also give at the end of a failed program, and 4.1's mpirun then kills agents that are late (a
-    negative status). ``joined`` where its daemon had joined; ``after`` where mpirun had ended
+    negative status). ``connected`` where its session had begun; ``after`` where mpirun had ended
     before; ``remote`` as in ``Job``.
     """
 
@@ -494,7 +451,7 @@ class Loss:
     status: int
     words: tuple[str, ...]
     sure: bool
-    joined: bool
+    connected: bool
     after: bool
     remote: str = "ssh"
 
@@ -503,37 +460,34 @@ class Loss:
 class State:
     """Everything that was observed so far.
 
-    ``no_agent`` hosts have no agent yet, ``no_daemon`` ones no daemon. ``agents`` are agents by
+    ``no_agent`` hosts have no agent yet, ``connected`` ones a session. ``agents`` are agents by
     host and pid, ``spawned`` those of them for ranks that ranks spawned; ``started_again`` hosts
-    may have had several. ``ended_unjoined`` hosts' agents ended with 0 before a daemon joined,
-    ``ended_well`` ones after it. ``late_agents`` are hosts whose agents did not follow mpirun.
+    may have had several. ``ended_well`` hosts' agents ended with 0; ``late_agents`` are hosts whose
+    agents did not follow mpirun. ``launched`` where ranks were seen, or a session that ended well;
+    ``overdue`` once the launch timeout is over.
 
     ``pending`` timers are running. ``stage`` is how far mpirun's end was forced (1 signalled, 2
     signalled again, 3 killed), ``cause`` the reason, where that isn't a host's loss. ``first_rank``
     is the first that ended badly, ``mpi_failed`` the first call of MPI that failed, ``lost_daemon``
     the first host that was lost, ``lacking`` the first that can't execute the program, and
     ``timed_out`` that mpirun's own time limit is over, each as MPI or mpirun reports it.
-    ``waiting_looks`` is how often ranks were found in MPI after a host's had all ended,
-    ``suspected`` the last warning of a job that seems stuck. ``saving`` while ranks have the stop
-    signal and mpirun is held; ``ranks_left`` of them are left.
+    ``saving`` while ranks have the stop signal and mpirun is held; ``ranks_left`` of them are left.
     """
 
     job: Job
-    phase: Phase
     no_agent: frozenset[str]
-    no_daemon: frozenset[str]
     connected: frozenset[str] = frozenset()
     agents: frozenset[tuple[str, int]] = frozenset()
     spawned: frozenset[int] = frozenset()
     started_again: frozenset[str] = frozenset()
-    ended_unjoined: frozenset[str] = frozenset()
     ended_well: frozenset[str] = frozenset()
+    launched: bool = False
+    overdue: bool = False
     losses: tuple[Loss, ...] = ()
     being_checked: frozenset[str] = frozenset()
     checked: tuple[tuple[str, bool | None, str], ...] = ()
     late_agents: tuple[str, ...] = ()
     pending: frozenset[Timer] = frozenset()
-    joins_unseen: bool = False
     stage: int = 0
     signal: int = 0
     cause: Verdict | None = None
@@ -544,8 +498,6 @@ class State:
     timed_out: bool = False
     ended: MpirunEnded | None = None
     finished: bool = False
-    waiting_looks: int = 0
-    suspected: str = ""
     saving: bool = False
     ranks_left: int | None = None
 
@@ -557,7 +509,7 @@ class State:
             no_agent=self.no_agent - {host},
             agents=self.agents | {(host, pid)},
             started_again=self.started_again.union(again),
-            ended_unjoined=self.ended_unjoined - {host},
+            ended_well=self.ended_well - {host},
         )
 
     def has_agent(self, host: str) -> bool:
@@ -565,10 +517,16 @@ class State:
         return host in self.started_again and any(its == host for its, _ in self.agents)
 
     @property
-    def launched(self) -> bool:
-        """Whether ranks may run: every daemon that mpirun has started so far has joined."""
-        begun = len(self.no_agent) < len(self.job.hosts) and self.no_daemon <= self.no_agent
-        return self.phase is Phase.RUNNING or (self.phase is Phase.LAUNCHING and begun)
+    def may_have_ranks(self) -> bool:
+        """Whether ranks may run: all agents that were started so far are connected."""
+        return self.launched or (
+            bool(self.connected) and all(host in self.connected for host, _ in self.agents)
+        )
+
+    @property
+    def ran(self) -> bool:
+        """Whether ranks are known to have run: they were seen, or mpirun reports of them."""
+        return bool(self.launched or self.first_rank or self.mpi_failed or self.lost_daemon)
 
     @property
     def being_ended(self) -> bool:

@@ -217,7 +217,7 @@ class Bench:
         else:
             found["joined"] = control.wait_for("joined", launcher) - ready
             if ours:
-                launcher.wait_for("daemons joined")
+                launcher.wait_for("daemons started")
         mine, mpirun = launcher.pids()
         mine += beside
         found["cpu"] = sum(map(cpu, mine))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
@@ -114,35 +113,6 @@ def test_the_mpirun_of_a_path_tells_its_version(shell: str, tmp_path: Path) -> N
     assert asked("/with blank/$(mpirun)") is None
 
 
-def test_a_ranks_connection_that_nobody_answers_is_told_with_its_rank(tmp_path: Path) -> None:
-    """The table is written here: nothing on a machine's own addresses goes unanswered."""
-    env = {"FIRST": "1", "MPIBOOT_LAUNCH_ID": "test", "PMIX_RANK": "7"}
-    with socket.socket() as rank, socket.socket() as other:
-        inode, stranger = (os.fstat(item.fileno()).st_ino for item in (rank, other))
-        child = subprocess.Popen(
-            ["/bin/sleep", "99"], env=env, pass_fds=(rank.fileno(),), stdin=subprocess.DEVNULL
-        )
-    table = tmp_path / "tcp"
-    row = "   {}: 0B00F40A:B4DA {}:0401 {} 00000001:00000000 01:00000200 {:08X}     0 0 {} 2 0\n"
-    rows = (
-        ("0C00F40A", "02", 5, inode),
-        ("0C00F40A", "02", 5, inode),  # the kernel may list one twice while others come and go
-        ("0D00F40A", "02", 0, inode),  # tried once
-        ("0E00F40A", "01", 5, inode),  # established
-        ("0F00F40A", "02", 5, stranger),  # no process of a launch has it
-    )
-    table.write_text("".join(row.format(n, *each) for n, each in enumerate(rows)))
-    command = host_shell.ask("connecting").replace("/proc/net/tcp6", "/nowhere")
-    try:
-        output = run(command=command.replace("/proc/net/tcp", str(table)))
-    finally:
-        child.kill()
-        child.wait()
-
-    (found,) = host_shell.read(output).connecting
-    assert found == host_shell.Connecting("0C00F40A:0401", 5, str(inode), "7")
-
-
 @pytest.mark.parametrize("shell", SHELLS)
 @pytest.mark.parametrize(("family", "address"), [("AF_INET", "127.0.0.1"), ("AF_INET6", "::1")])
 def test_who_listens_at_a_port_is_named(shell: str, family: str, address: str) -> None:
@@ -155,16 +125,6 @@ def test_who_listens_at_a_port_is_named(shell: str, family: str, address: str) -
         free.bind(("::", 0))
         ports = [item.getsockname()[1] for item in (server, free)]
         message = [run(shell, host_shell.ask(f"listener {port}")) for port in ports]
-        assert host_shell.read(message[0]).to_accept == 0
-        # Two are let in, for a backlog of one; the third gets no answer.
-        with contextlib.ExitStack() as clients:
-            for _ in range(3):
-                client = clients.enter_context(socket.socket(getattr(socket, family)))
-                client.setblocking(False)
-                client.connect_ex(server.getsockname()[:2])
-            full = host_shell.read(run(shell, host_shell.ask(f"listener {ports[0]}")))
-    assert full.to_accept == 2
-    assert full.overflows > host_shell.read(message[0]).overflows
     name = Path("/proc/self/comm").read_text().strip()
     assert host_shell.read(message[0]).listener == f"process {os.getpid()} ({name})"
     assert host_shell.read(message[1]).listener is None
@@ -175,16 +135,13 @@ def test_a_listener_that_no_process_here_has_is_one_all_the_same() -> None:
     assert host_shell.read("mpiboot-listener \n").listener == ""
 
 
-# A rank as far as the question sees it: a library's name among its files in memory, and a socket.
+# A rank as far as the question sees it: a library's name among its files in memory.
 RANK = """
-import mmap, os, socket, sys
-library, close, fork = sys.argv[1:]
+import mmap, os, sys
+library, fork = sys.argv[1:]
 if library:
     file = open(library, "rb")
     memory = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-if close:
-    one = socket.socket()
-    os.dup2(one.fileno(), int(os.environ["PMI_FD"]))  # the number was free
 if fork:
     os.fork()
 print(flush=True)
@@ -193,38 +150,30 @@ sys.stdin.read()
 
 
 @pytest.mark.parametrize(
-    ("library", "close", "fork", "memory", "count"),
+    ("library", "fork"),
     [
-        ("libmpi.so.12", "", "", None, 1),
-        ("libmpich.so.12", "", "", None, 1),
-        ("libmpi.so.12", "", "workers of a data loader", None, 1),
-        ("libmpi.so.12", "after MPI_Finalize", "", None, 0),
-        ("libc.so.6", "", "", None, 0),
-        ("", "", "", None, 0),
-        # MPICH 5 keeps the connection.
-        ("libmpi.so.12", "", "", "ucx_shm_posix_1", 1),
-        ("libmpi.so.12", "", "", "after MPI_Finalize", 0),
+        ("libmpi.so.12", ""),
+        ("libmpich.so.12", ""),
+        ("libmpi.so.12", "workers of a data loader"),
+        ("libc.so.6", ""),
+        ("", ""),
     ],
 )
-def test_the_ranks_that_have_not_left_mpi_are_counted(
-    tmp_path: Path, library: str, close: str, fork: str, memory: str | None, count: int
+def test_ranks_are_counted_with_the_mpi_libraries_that_they_have_loaded(
+    tmp_path: Path, library: str, fork: str
 ) -> None:
     if library:
         (tmp_path / library).write_bytes(b"x")
     mark = f"MPIBOOT_LAUNCH_ID={tmp_path}"  # others may run this too
     env = {"FIRST": "1", "MPIBOOT_LAUNCH_ID": str(tmp_path), "PMI_RANK": "0"}
-    if memory:
-        env["PMI_HOSTNAME"] = "w-0"
-    server, rank = socket.socketpair()
     daemon = socket.create_server(("127.0.0.1", 0))
     port = daemon.getsockname()[1]
     env["PMIX_SERVER_URI2"] = f"prterun-w-0-1@0.0;tcp4://127.0.0.1:{port}"
     client = socket.create_connection(("127.0.0.1", port)) if fork else daemon
-    with daemon, client, server, rank, (tmp_path / (memory or "none")).open("wb") as shared:
+    with daemon, client:
         child = subprocess.Popen(
-            [sys.executable, "-c", RANK, str(tmp_path / library) if library else "", close, fork],
-            env={**env, "PMI_FD": str(rank.fileno())},
-            pass_fds=(rank.fileno(), shared.fileno()),
+            [sys.executable, "-c", RANK, str(tmp_path / library) if library else "", fork],
+            env=env,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
@@ -232,10 +181,10 @@ def test_the_ranks_that_have_not_left_mpi_are_counted(
         assert child.stdout is not None
         for _ in range(2 if fork else 1):
             assert child.stdout.readline() == b"\n"
-        asked = host_shell.ask("in_mpi", "ranks").replace("MPIBOOT_LAUNCH_ID=", mark)
+        asked = host_shell.ask("ranks").replace("MPIBOOT_LAUNCH_ID=", mark)
         answer = host_shell.read(run(command=asked))
         child.communicate()
-    assert (answer.in_mpi, answer.ranks) == (count, 1)
+    assert answer.ranks == 1
     named = (library,) if library.startswith("libmp") else ()
     assert answer.libraries == (*(("connected",) if fork else ()), *named)
 
@@ -486,11 +435,10 @@ def test_numbers_names_and_reasons_are_read_where_they_are_some() -> None:
 
 
 @pytest.mark.parametrize("number", ["9" * 5000, "1.2.3", "\u0663"])
-@pytest.mark.parametrize("word", ["oom", "own", "connecting A:0016", "to-accept"])
+@pytest.mark.parametrize("word", ["oom", "own"])
 def test_a_number_that_is_none_is_no_error(word: str, number: str) -> None:
     """``int`` raises ValueError for more than 4,300 digits."""
     host_shell.read(f"mpiboot-{word} {number} {number} /a\nmpiboot-{word} {number} {number}\n")
-    host_shell.read(f"mpiboot-{word} {number}\nTcpExt: ListenOverflows\nTcpExt: {number}\n")
 
 
 # -- what doctor asks ------------------------------------------------------------------------------

@@ -274,17 +274,12 @@ def test_the_parent_is_told_the_hosts_the_settings_and_what_mpirun_has_otherwise
         "launch_timeout": "90",
         "stop_signal": "USR1",
         "supervise": "off",
-        "connect_check": "33",
-        "stuck": "end",
         "port_range": "4000-4100",
     }
     launch = made(tmp_path, flags=flags)
     launch.write()
     seen = launch.observed
-    facts = seen.workers[0].facts
-    assert facts
-    links = (*facts.links, plans.link("net1", "fd00:0:0::7/64"))
-    first = replace(seen.workers[0], facts=replace(facts, links=links), oom_kills=5)
+    first = replace(seen.workers[0], oom_kills=5)
     launch = replace(
         launch, observed=replace(seen, workers=(first, *seen.workers[1:]), own_oom_kills=2)
     )
@@ -298,12 +293,11 @@ def test_the_parent_is_told_the_hosts_the_settings_and_what_mpirun_has_otherwise
     assert spec.argv == launch.plan.argv
     assert spec.family == "openmpi4"
     assert spec.remote_hosts == (
-        RemoteHost("w-0.job.ns.svc", "10.244.0.10", 22, ("fd00::7",)),
-        RemoteHost("ip-w-1", "10.244.0.11", 22, ()),
+        RemoteHost("w-0.job.ns.svc", "10.244.0.10", 22),
+        RemoteHost("ip-w-1", "10.244.0.11", 22),
     )
     assert (spec.hosts, spec.ranks, spec.program) == (2, 4, "./train")
-    assert (spec.grace, spec.launch_timeout, spec.connect_check) == (7.0, 90.0, 33.0)
-    assert spec.end_stuck
+    assert (spec.grace, spec.launch_timeout, spec.end_late) == (7.0, 90.0, True)
     assert (spec.stop_signal, spec.supervise, spec.ports) == (signal.SIGUSR1, False, "4000-4100")
     assert spec.folder == launch.where.launch_dir
     assert (spec.set_env, spec.unset_env) == ({"OLD": "2", "NEW": "3"}, ("GONE",))

@@ -167,16 +167,16 @@ def running(
     """A job whose program runs on every worker."""
     argv = list(program or FOREVER)
     job = mpijob(cluster, image, workers=workers, launcher_args=argv, env=env, **details).start()
-    joined(job)
+    launched(job)
     return job
 
 
-def joined(job: Job) -> None:
-    """Wait until mpiboot has seen every daemon and every worker runs a rank."""
+def launched(job: Job) -> None:
+    """Wait until every session is open and every worker runs a rank."""
 
     def runs() -> bool:
         assert job.launcher.running, job.launcher.stderr()[-3000:]
-        return "joined" in job.launcher.stderr() and all(map(rank_processes, job.workers))
+        return "daemons started" in job.launcher.stderr() and all(map(rank_processes, job.workers))
 
     until(runs)
 
@@ -185,7 +185,7 @@ def held(cluster: Cluster, image: Image, **details: Any) -> Job:  # noqa: ANN401
     """A job that runs until it is let go, and then ends well."""
     wait = ["mpirun", "sh", "-c", f"until [ -e /tmp/go ]; do sleep 0.2; done; exec {RING}"]
     job = mpijob(cluster, image, launcher_args=wait, **{"workers": 2, **details}).start()
-    until(lambda: "joined" in job.launcher.stderr())
+    until(lambda: "daemons started" in job.launcher.stderr())
     return job
 
 

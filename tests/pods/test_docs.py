@@ -86,7 +86,7 @@ def late_names(cluster: Cluster) -> dict[str, str]:
     until(lambda: all("listens" in worker.stderr() for worker in job.workers))
     until(lambda: "DNS for pi-worker-0, pi-worker-1 (NXDOMAIN)" in job.launcher.stderr())
     job.publish()
-    until(lambda: "joined" in job.launcher.stderr())
+    until(lambda: "daemons started" in job.launcher.stderr())
     let_go(job)
     assert job.wait(PATIENCE) == 0
     assert job.workers[0].wait(PATIENCE) == 0

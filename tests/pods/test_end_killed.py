@@ -13,8 +13,8 @@ from tests.pods.jobs import (
     PROMISED,
     RING,
     agent_variable,
-    joined,
     kill,
+    launched,
     left,
     running,
     slow_to_launch,
@@ -80,7 +80,7 @@ def test_a_script_goes_on_after_a_parent_that_was_killed(cluster: Cluster, image
     script = 'mpiboot "$@" --sleep 1000 --ignore-term; mpiboot "$@"; echo next=$? >&2; sleep 1000'
     words = ["sh", "-c", script, "sh", "mpirun", RING]
     job = mpijob(cluster, image, workers=2, launcher_command=words).start()
-    joined(job)
+    launched(job)
     before = {item.host_pid for item in left(job.workers)}
     kill_parent(job)
     until(lambda: "next=" in job.launcher.stderr())
@@ -110,7 +110,7 @@ def test_a_parent_that_is_killed_in_a_script_takes_mpirun_along(
     started = job.workers if phase == "running" else job.workers[:1]
     until(lambda: all(left([worker]) for worker in started))
     if phase == "running":
-        joined(job)
+        launched(job)
     kill_parent(job)
     until(lambda: "next=137" in job.launcher.stderr())
     until(lambda: not left(job.workers), PROMISED)

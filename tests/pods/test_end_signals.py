@@ -130,7 +130,7 @@ def test_ctrl_c_in_the_terminal_of_kubectl_exec(cluster: Cluster, image: Image) 
     terminal = job.launcher.exec_in_terminal(
         "mpiboot", "launcher", "--", "mpirun", RING, "--sleep", "1000"
     )
-    until(lambda: "joined" in terminal.screen())
+    until(lambda: "daemons started" in terminal.screen())
     terminal.type("\x03")
     assert terminal.wait(PATIENCE) == 130
     assert "exit 130: ended by SIGINT" in end_line(terminal.screen())
@@ -239,7 +239,7 @@ def test_a_launcher_beside_what_an_earlier_one_left(
     until(lambda: "are in use by launcher pi-launcher (" in again.stderr())
     job.launcher.link_down(silent=True)
     job.launcher.delete()
-    until(lambda: "joined" in again.stderr())
+    until(lambda: "daemons started" in again.stderr())
     assert not before & {item.host_pid for item in left(job.workers)}
     again.signal(signal.SIGTERM)
     assert again.wait(PATIENCE) == 143

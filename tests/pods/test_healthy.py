@@ -11,7 +11,6 @@ from tests.pods import images
 from tests.pods.jobs import RING, held, kill, let_go, slow_to_launch
 from tests.pods.operator import mpijob
 from tests.pods.test_hydra import INTEL, MPICH4, started
-from tests.pods.volumes import Files
 
 if TYPE_CHECKING:
     from tests.pods.cluster import Cluster
@@ -54,7 +53,7 @@ def test_ranks_compute_while_one_has_finalized(cluster: Cluster, image: Image) -
 def test_children_end_before_their_parents(cluster: Cluster, image: Image, ranks: int) -> None:
     """By MPI_Comm_spawn; with one parent a host has nobody but a child."""
     job = started(cluster, image, "mpirun", "-n", str(ranks), UNEVEN, "spawn", "70")
-    assert "still in MPI" not in ended_well(job)
+    ended_well(job)
     children = [line for line in job.launcher.stdout().splitlines() if line.startswith("child ")]
     assert len(children) == ranks + 1
     assert {line.split()[-1] for line in children} == {"pi-worker-0", "pi-worker-1"}
@@ -67,48 +66,7 @@ def test_a_rank_in_the_launchers_pod_writes_results_after_mpi_finalize(
     job = started(
         cluster, image, "mpirun", RING, "--rank", "0", "--after", "90", workers=1, as_worker=True
     )
-    assert "goes on" not in ended_well(job)
-
-
-# Rank 0 listens as Python's own Listener does, and has something else to do first.
-RENDEZVOUS = """
-import os, socket, time
-from multiprocessing.connection import Client, Listener
-rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
-if rank == 0:
-    with Listener(("", 7777), backlog=1) as listener:
-        time.sleep(100)
-        for _ in range(5):
-            with listener.accept() as connection:
-                print("rank", connection.recv(), "was let in", flush=True)
-while rank:
-    try:
-        with Client((socket.gethostbyname(os.environ["MASTER"]), 7777)) as connection:
-            connection.send(rank)
-            break
-    except ConnectionRefusedError:
-        time.sleep(0.1)
-    except TimeoutError:
-        pass
-"""
-
-
-@pytest.mark.parametrize("image", ["openmpi-4.1"], indirect=True)
-def test_a_rank_is_slow_to_accept_connections(cluster: Cluster, image: Image) -> None:
-    """A full backlog answers as little as a firewall."""
-    volumes = [Files("/opt/job", {"rendezvous.py": RENDEZVOUS})]
-    job = mpijob(
-        cluster,
-        image,
-        workers=2,
-        slots=3,
-        launcher_args=["mpirun", "/opt/mpiboot/bin/python3", "/opt/job/rendezvous.py"],
-        worker={"volumes": volumes, "env": {"MASTER": "pi-worker-0.pi.default.svc"}},
-    ).start()
-    message = ended_well(job)
-    assert job.launcher.stdout().count("was let in") == 5
-    assert "the process that listens there is slow to accept" in message
-    assert "NetworkPolicy" not in message
+    ended_well(job)
 
 
 @pytest.mark.parametrize("image", images.NAMES, indirect=True)
@@ -126,10 +84,10 @@ def test_an_ssh_session_ends_long_after_its_job(cluster: Cluster, image: Image) 
 
 @pytest.mark.parametrize("image", images.NAMES, indirect=True)
 def test_daemons_join_one_long_after_the_other(cluster: Cluster, image: Image) -> None:
-    """As where images are loaded lazily: each in time after the one before, all together not."""
-    late = 'case "$*" in *worker-0*) sleep 40 ;; *) sleep 80 ;; esac'
-    job = slow_to_launch(cluster, image, late, "mpirun", RING, env={"MPIBOOT_LAUNCH_TIMEOUT": "60"})
-    assert "all 2 remote daemons joined" in ended_well(job)
+    """As where images are loaded lazily: nobody but the user knows how long is too long."""
+    late = 'case "$*" in *worker-0*) sleep 40 ;; *) sleep 130 ;; esac'
+    job = slow_to_launch(cluster, image, late, "mpirun", RING)
+    assert "the job goes on" in ended_well(job)
 
 
 # The reader begins when the job has long ended.

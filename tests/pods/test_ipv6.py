@@ -201,7 +201,7 @@ def test_a_worker_that_is_lost_on_ipv6(cluster: Cluster, image: Image) -> None:
         worker=SIX,
     ).start()
     until(lambda: all(rank_processes(worker) for worker in job.workers))
-    until(lambda: "all 2 remote daemons joined" in job.launcher.stderr())
+    until(lambda: "all 2 remote daemons started" in job.launcher.stderr())
     job.workers[1].delete()
     assert job.wait(PATIENCE) == 69
     assert job.launcher.termination_log().startswith("host-lost: pi-worker-1.pi.default.svc: ")

@@ -63,7 +63,12 @@ def test_a_good_job_is_a_dozen_lines_of_the_log(cluster: Cluster, image: Image) 
     assert [line for line in lines if not line.startswith("mpiboot: ")] == []
     assert lines[0].startswith(f"mpiboot: mpiboot {__version__}, role launcher (")
     assert lines[-1].startswith("mpiboot: job ended: ")
-    for part in ("2 ranks on 2 hosts of", "control network", "data network: TCP", "joined"):
+    for part in (
+        "2 ranks on 2 hosts of",
+        "control network",
+        "data network: TCP",
+        "daemons started",
+    ):
         assert [line for line in lines if part in line], part
     # The operator's own variables are not the user's settings.
     assert not [line for line in lines if "your settings" in line]

@@ -115,7 +115,7 @@ def running(
 ) -> tuple[Pod, list[Pod]]:
     """A job whose ranks run on both workers, all of whose daemons were seen."""
     job, pods = started(cluster, server, name, *FOREVER, **details)
-    until(lambda: "joined" in job.stderr() and all(map(rank_processes, pods)))
+    until(lambda: "ranks run on" in job.stderr() and all(map(rank_processes, pods)))
     return job, pods
 
 
@@ -151,7 +151,7 @@ def test_a_job_without_sshd_key_and_names(cluster: Cluster, server: ApiServer, n
     assert "w-0.w.default.svc: ended 1 process left by an earlier launcher" in job.stderr()
     assert "there is no SSH key of the job, but kubectl" in job.stderr()
     again = launcher(cluster, server, name, *FOREVER, env=env, pod="again").start()
-    until(lambda: "joined" in again.stderr() and all(map(rank_processes, pods)))
+    until(lambda: "ranks run on" in again.stderr() and all(map(rank_processes, pods)))
     again.signal(signal.SIGTERM)
     assert again.wait(PATIENCE) == 143
     until(lambda: not others(pods))

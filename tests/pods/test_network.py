@@ -15,7 +15,6 @@ from tests.pods.oci import PodSpec
 from tests.pods.operator import mpijob
 from tests.pods.probe import reaches
 from tests.pods.volumes import SubPath
-from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -168,44 +167,6 @@ def test_volcanos_policy_for_pods_of_the_same_job(cluster: Cluster, image: Image
     assert job.start().wait(PATIENCE) == 0
     spans(job, slots=2)
     assert not any(reaches(outside, worker.address) for worker in job.workers)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("stuck", ["warn", "end"])
-def test_ranks_that_never_get_an_answer_are_named(
-    cluster: Cluster, image: Image, stuck: str
-) -> None:
-    """Every daemon joins, and then Open MPI waits without a word."""
-    env = {"MPIBOOT_CONNECT_CHECK": "20", "MPIBOOT_PAIR_CHECK": "0", "MPIBOOT_STUCK": stuck}
-    job = mpijob(cluster, image, workers=2, launcher_args=["mpirun", RING, "--bytes", "1"], env=env)
-    one, other = job.workers
-    for pod, peer in ((one, other), (other, one)):
-        pod.network.run("nft", "-f", "-", stdin=BETWEEN % peer.address)
-    job.start()
-    until(lambda: "gets no answer from" in job.launcher.stderr(), 4 * PATIENCE)
-    until(lambda: "A NetworkPolicy or firewall" in job.launcher.stderr())
-    message = job.launcher.stderr()
-    pairs = (("0", "1"), ("1", "0"))
-    names = "pi-worker-{}.pi.default.svc"
-    assert any(
-        f"rank {rank} on {names.format(rank)} gets no answer from {names.format(far)} "
-        f"({job.workers[int(far)].address} port " in message
-        for rank, far in pairs
-    )
-    assert "a process listens there, and nothing reaches it" in message
-    if stuck == "end":
-        assert job.wait(4 * PATIENCE) == 69
-        told = job.launcher.termination_log()
-        assert told.startswith("ranks-unanswered: rank ")
-        assert "MPIBOOT_STUCK=end" in told
-    else:
-        assert "the job goes on" in message
-        assert job.launcher.running
-        job.launcher.signal(15)
-        assert job.wait(PATIENCE) == 143
-        told = job.launcher.termination_log()
-        assert told.startswith("signal: ")
-        assert "gets no answer from" in told
 
 
 def test_a_sidecar_in_front_of_every_pod_is_hinted_at(cluster: Cluster, rig: None) -> None:

@@ -63,9 +63,11 @@ def lose_packets(job: Job) -> None:
 def test_a_network_that_loses_every_packet_for_a_while(
     cluster: Cluster, image: Image, own_ssh: str
 ) -> None:
+    """Kubernetes takes the records of a node away meanwhile that is NotReady."""
     chosen, details = with_own_ssh(own_ssh, image)
     job = held(cluster, chosen, **details)
     lose_packets(job)
+    job.workers[1].unpublish()
     time.sleep(90)
     job.workers[1].network.run("nft", "delete table inet loss")
     succeeds(job)

@@ -333,7 +333,7 @@ def test_the_end_of_a_launcher_that_is_not_the_first_process(
 ) -> None:
     job = below(cluster, name, first, "mpirun", RING, "--sleep", "1000")
     until(lambda: all(rank_processes(worker) for worker in job.workers))
-    until(lambda: "joined" in job.launcher.stderr())
+    until(lambda: "daemons started" in job.launcher.stderr())
     if end == "told":
         job.launcher.signal(signal.SIGTERM)
         assert job.wait(PATIENCE) == 143

@@ -17,11 +17,9 @@ import pytest
 
 from mpiboot.core.launch_names import TRANSPORT
 from mpiboot.hosts import host_shell
-from mpiboot.hosts.host_shell import Connecting
 from mpiboot.network.counters import QUESTION, CountedPort
 from mpiboot.supervisor import answers, ask_workers, host_commands
 from mpiboot.supervisor.answers import Workers
-from mpiboot.supervisor.ask_workers import Waiting, judge_connection
 from mpiboot.supervisor.evidence import HostSnapshot
 from mpiboot.supervisor.host_commands import HostCommands
 from tests.supervisor.answering import Hosts, commands
@@ -226,57 +224,18 @@ def test_the_launcher_itself_is_asked_by_its_own_shell_in_mpiruns_environment(
     assert hosts.asked() == {}
 
 
-def ask(hosts: Hosts, made: tuple[HostSnapshot, ...], *known: str) -> list[str]:
-    return hosts.run(ask_workers.unanswered(commands(hosts.folder), made, known))
-
-
-def test_while_the_job_runs_some_are_asked_and_a_far_end_may_be_any_host(
-    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ask_workers, "_HOSTS", 1)
-    told = "echo mpiboot-connecting 0300000A:0401 5 99 7; echo mpiboot-connecting 0900000A:0007 4 9"
-    far = "case $* in *listener*1025*) echo mpiboot-to-accept 2; echo mpiboot-listener x;; esac"
-    first, second = hosts.answers("w-0", told), hosts.answers("w-1", far)
-    made = (first, replace(second, address="10.0.0.3"))
-    assert ask(hosts, made) == ["new w-0/99", "new w-0/9"]
-    assert set(hosts.asked()) == {"w-0"}
-    slow, elsewhere = ask(hosts, made, "w-0/99", "w-0/9")
-    assert slow.startswith("slow w-0/99 rank 7 on w-0 gets no answer from w-1 (10.0.0.3 port 1025)")
-    text = "a process of the job on w-0 gets no answer from 10.0.0.9 port 7: tried 5 times by TCP"
-    assert elsewhere == f"elsewhere w-0/9 {text}"
-
-
-def test_hosts_are_asked_for_ranks_in_mpi(hosts: Hosts) -> None:
-    some = "echo mpiboot-in-mpi; echo mpiboot-in-mpi; echo mpiboot-ranks 2"
+def test_each_host_tells_how_many_ranks_it_has_and_of_some_it_is_not_known(hosts: Hosts) -> None:
+    """Where mpiboot does not run processes may be hidden: none that is seen tells nothing."""
     none = "echo mpiboot-ranks 0; echo mpiboot-library connected; echo mpiboot-library libmpi.so.12"
-    made = (hosts.answers("w-0", some), hosts.answers("w-1", none), hosts.before("x"))
-    assert hosts.run(ask_workers.in_mpi(commands(hosts.folder), made)) == ["w-0 2"]
-    counted = hosts.run(ask_workers.ranks(commands(hosts.folder), made, "a-launch"))
-    assert counted == [("w-0", 2, ()), ("w-1", 0, ("connected", "libmpi.so.12"))]
-
-
-FULL = "TcpExt: SyncookiesSent ListenOverflows\nTcpExt: 1 9\n"
-LISTENS = "mpiboot-listener x\n"
-
-
-@pytest.mark.parametrize(
-    ("answer", "kind", "why"),
-    [
-        (f"mpiboot-to-accept 0\n{LISTENS}", "dropped", "a process listens there"),
-        ("mpiboot-ok", "dropped", "nobody listens there"),
-        (None, "dropped", "did not tell whether it listens there"),
-        (f"mpiboot-to-accept 2\n{LISTENS}", "slow", "accept: 2 wait for it"),
-        # It has accepted since; the kernel that tries waits twice as long each time.
-        (f"{FULL}{LISTENS}", "slow", "and 9 found a full backlog"),
-        (FULL, "dropped", "nobody listens there"),
-    ],
-)
-def test_a_full_backlog_answers_nobody_either_and_then_the_network_is_not_to_blame(
-    answer: str | None, kind: str, why: str
-) -> None:
-    item = Waiting("w-0", Connecting("0300000A:0401", 5, "99", "7"))
-    far = HostSnapshot("w-1", "", "10.0.0.3", "w-1")
-    line = judge_connection(item, far, None if answer is None else host_shell.read(answer))
-    text = "rank 7 on w-0 gets no answer from w-1 (10.0.0.3 port 1025): tried 6 times by TCP; "
-    assert line.startswith(f"{kind} w-0/99 {text}")
-    assert why in line
+    made = (
+        hosts.answers("w-0", "echo mpiboot-ranks 2"),
+        hosts.answers("w-1", none),
+        hosts.answers("w-2", "echo motd"),
+        replace(hosts.answers("w-3", "echo motd"), mpiboot=True),
+        hosts.before("gone", mpiboot=True),
+    )
+    assert hosts.run(ask_workers.ranks(commands(hosts.folder), made, "a-launch")) == [
+        ("w-0", 2, ()),
+        ("w-1", 0, ("connected", "libmpi.so.12")),
+        ("w-3", None, ()),
+    ]

@@ -34,8 +34,8 @@ def tell(port: int, line: str) -> bytes:
 
 def test_a_worker_that_tells_of_its_end_ends_the_job_in_its_name(rig: Rig) -> None:
     rig.remote("w-1", "w-2", addresses=("127.0.0.1",))
-    process = rig.start(joining(rig, f"exec 8<>$JOIN; {ENDS}", "w-1 w-2"))
-    heard(process, "all 2 remote daemons joined")
+    process = rig.start(joining(rig, ENDS, "w-1 w-2"))
+    heard(process, "all 2 remote daemons started")
     assert process.stdout is not None
     port = int(process.stdout.readline())
     assert tell(port, "ending another w-1") == b""
@@ -63,7 +63,7 @@ def test_where_no_worker_could_tell_nothing_listens(rig: Rig, lacks: str) -> Non
 def test_a_job_whose_ranks_nobody_knows_of_is_told_to_end_itself(rig: Rig) -> None:
     rig.remote("w-1")
     process = rig.start(joining(rig, f"trap 'echo got; exit 0' TERM; {ENDS.partition('; ')[2]}"))
-    heard(process, "the remote daemon joined")
+    heard(process, "the remote daemon started")
     process.terminate()
     heard(process, "got SIGTERM")
     (rig.folder / "over").touch()

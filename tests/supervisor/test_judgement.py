@@ -6,19 +6,20 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.supervisor import judgement, verdicts
+from mpiboot.supervisor import job as jobs
+from mpiboot.supervisor import judgement
 from mpiboot.supervisor.state import (
     AgentConnected,
     AgentEnded,
     AgentStarted,
     CheckHost,
-    DaemonJoined,
     Event,
     HostChecked,
     Loss,
     MpirunEnded,
     RankEnd,
     RankEnded,
+    RanksCounted,
     Signalled,
     State,
     Timer,
@@ -27,7 +28,7 @@ from mpiboot.supervisor.state import (
     by_ssh,
     signal_name,
 )
-from tests.supervisor.test_verdicts import HOSTS, fire_all, go, job, judged, running
+from tests.supervisor.test_job import HOSTS, fire_all, go, job, judged, running
 
 
 def mpi_failed(call: str) -> RankEnded:
@@ -92,17 +93,17 @@ def test_an_agent_or_ssh_that_was_killed_may_be_the_launchers_memory(
 @pytest.mark.parametrize(
     ("loss", "words"),
     [
-        (Loss("w", 255, (), sure=True, joined=True, after=False), "its ssh ended with 255"),
+        (Loss("w", 255, (), sure=True, connected=True, after=False), "its ssh ended with 255"),
         (
-            Loss("w", 255, ("a",), sure=True, joined=True, after=False, remote="kubectl"),
+            Loss("w", 255, ("a",), sure=True, connected=True, after=False, remote="kubectl"),
             "its kubectl ended with 255 (a)",
         ),
         (
-            Loss("w", 7, ("a", "b"), sure=False, joined=True, after=False),
+            Loss("w", 7, ("a", "b"), sure=False, connected=True, after=False),
             "its agent ended with 7 (a; b)",
         ),
         (
-            Loss("w", -9, ("a",), sure=False, joined=True, after=False),
+            Loss("w", -9, ("a",), sure=False, connected=True, after=False),
             "its launch agent was killed by SIGKILL",
         ),
     ],
@@ -171,9 +172,13 @@ def test_a_pod_that_kubectl_enters_is_told_as_such() -> None:
     assert told == (77, "kubectl-denied", "w-2", f"mpirun's kubectl could not log in: {words}")
 
 
-FAILED = "its orted failed before it joined mpirun"
+FAILED = "its orted failed"
 NO_ORTED = "the shell there found no orted (exit 127"
 SAME = "has that image the same MPI?"
+LOST_SESSION = (
+    "its SSH session was lost while the job ran: its ssh ended with 255; whether the host still "
+    "answers is not known (mpirun itself returned 1)"
+)
 UNBOUND = "bash: line 1: LD_LIBRARY_PATH: unbound variable"
 
 
@@ -185,10 +190,19 @@ UNBOUND = "bash: line 1: LD_LIBRARY_PATH: unbound variable"
             [AgentEnded("w-2", 101, 3, ("timed out",))],
             *(3, (69, "daemon-failed", f"{FAILED}: its agent ended with 3 (timed out)")),
         ),
-        # A host that is connected had a daemon that failed.
+        # A host that is connected had a daemon.
         (
             [AgentConnected("w-2"), AgentEnded("w-2", 101, 255)],
-            *(1, (69, "daemon-failed", f"{FAILED}: its ssh ended with 255")),
+            *(1, (69, "host-lost", LOST_SESSION)),
+        ),
+        # As one of the user's own tells nothing of that.
+        (
+            [AgentEnded("w-2", 101, 255)],
+            *(1, (69, "workers-unreachable", "no orted was started: its ssh ended with 255")),
+        ),
+        (
+            [RanksCounted({"w-2": 1}), AgentEnded("w-2", 101, 255)],
+            *(1, (69, "host-lost", LOST_SESSION)),
         ),
         (
             [AgentEnded("w-2", 101, 127)],
@@ -204,7 +218,7 @@ UNBOUND = "bash: line 1: LD_LIBRARY_PATH: unbound variable"
         ),
     ],
 )
-def test_an_agent_that_ended_before_its_daemon_joined(
+def test_an_agent_that_ended_before_ranks_were_seen(
     events: list[Event], mpirun: int, end: tuple[int, str, str]
 ) -> None:
     code, reference, words = end
@@ -216,7 +230,7 @@ def test_an_agent_that_ended_before_its_daemon_joined(
     ("status", "mpirun", "reference"),
     [
         (1, 1, ""),  # what 5.0's mpirun ends with after mistakes of all kinds
-        (3, 3, "daemon-failed"),  # a daemon that never joined, its status passed on
+        (3, 3, "daemon-failed"),  # of a daemon that failed as it started, passed on
         (3, 4, ""),
         (3, 205, "daemon-failed"),
         (3, 0, "daemon-failed"),
@@ -225,13 +239,13 @@ def test_an_agent_that_ended_before_its_daemon_joined(
 def test_a_daemons_own_status_counts_where_mpirun_passed_it_on(
     status: int, mpirun: int, reference: str
 ) -> None:
-    start = go([AgentStarted("w-1", 100), AgentStarted("w-2", 101), DaemonJoined("w-1")])[0]
+    start = go([AgentStarted("w-1", 100), AgentStarted("w-2", 101), AgentConnected("w-1")])[0]
     assert judged([AgentEnded("w-2", 101, status), MpirunEnded(mpirun)], start).reference == (
         reference
     )
-    # One that had joined is to be looked at for itself.
-    joined = judged([AgentEnded("w-2", 101, status), MpirunEnded(mpirun)], running())
-    assert joined.reference == ("host-lost" if mpirun in (0, 205) else "")
+    # One that had run is to be looked at for itself.
+    ran = judged([AgentEnded("w-2", 101, status), MpirunEnded(mpirun)], running())
+    assert ran.reference == ("host-lost" if mpirun in (0, 205) else "")
 
 
 @pytest.mark.parametrize(("mpirun", "code"), [(9, 69), (15, 15), (3, 3)])
@@ -347,7 +361,7 @@ def test_mpiruns_own_time_limit_is_named_with_what_sets_it(
 ) -> None:
     limited = replace(job(family, ()), time_limit=judgement.time_limit(environ))
     said: list[Event] = [RankEnded(None, RankEnd.TIMED_OUT)] if told else []
-    end = judged([*said, MpirunEnded(status)], verdicts.initial(limited)[0])
+    end = judged([*said, MpirunEnded(status)], jobs.initial(limited)[0])
     by = ", set in the launcher's environment" if environ else ""
     message = f"the program did not end within {limit}{by}"
     assert (end.code, end.message == message) == (status, bool(limit))
@@ -518,12 +532,12 @@ def test_what_hosts_found_is_put_in_order_and_limited() -> None:
     assert found.evidence == ("w-3: out of memory", "launcher: out of memory")
 
 
-def test_a_host_that_never_joined_is_not_asked_and_nothing_waits_for_its_answer() -> None:
+def test_a_host_that_never_was_connected_is_not_asked_and_nothing_waits_for_its_answer() -> None:
     start = go([AgentStarted("w-1", 100), AgentStarted("w-2", 101)])[0]
     state, actions = go([AgentEnded("w-2", 101, 255)], start)
     assert Timer.HOST_CHECK not in state.pending
     assert not any(isinstance(item, CheckHost) for item in actions)
-    # One that had joined is.
+    # One that was is.
     state, actions = go([AgentEnded("w-2", 101, 255)], running())
     assert Timer.HOST_CHECK in state.pending
     assert actions[-1] == CheckHost("w-2")
@@ -539,7 +553,7 @@ def test_hydras_own_refusal_is_told_by_the_daemons_that_it_never_started(
 ) -> None:
     """Where this pod has ranks, one of them may have run without any daemon elsewhere."""
     alone = replace(job(family), obstacles=(), launcher_ranks=launcher_ranks)
-    end = judged([MpirunEnded(255)], verdicts.initial(alone)[0])
+    end = judged([MpirunEnded(255)], jobs.initial(alone)[0])
     assert (end.code, end.failed) == (255, "mpirun")
     refused = "mpirun ended with 255 before it started a daemon: its lines above say why"
     assert (end.message == refused) is (family == "mpich" and not launcher_ranks)

@@ -15,7 +15,7 @@ from mpiboot.supervisor.state import (
     StartTimer,
     Timer,
 )
-from tests.supervisor.test_verdicts import INT, TERM, USR1, ended_well, go, judged, running
+from tests.supervisor.test_job import INT, TERM, USR1, ended_well, go, judged, running
 
 WAITS = frozenset((Timer.SUSPENSION, Timer.HOST_CHECK))
 

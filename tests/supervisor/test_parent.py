@@ -92,7 +92,6 @@ class Rig:
         self.environ = {
             "PATH": os.environ["PATH"],
             "AGENT": str(AGENT),
-            "JOIN": f"/dev/tcp/{WORKER}/{self.port}",
         }
         self.ssh("exit 0")
 
@@ -744,17 +743,18 @@ WAITING = "while [ ! -e {folder}/over ]; do sleep 0.05; done"
 
 
 def joining(rig: Rig, then: str, hosts: str = "w-1") -> str:
-    """Make an mpirun whose one daemon joins, and that then does something."""
-    started = "; ".join(f"$AGENT -x {host} orted &" for host in hosts.split()).replace("&;", "&")
-    return f"{started}\nexec 9<>$JOIN\n{then}"
+    """Make an mpirun whose agents are connected, and that then does something."""
+    started = "\n".join(f"$AGENT -x {host} orted &" for host in hosts.split())
+    lines = "".join(f"connected {host}\\n" for host in hosts.split())
+    return f"{started}\nprintf '{lines}' 1<> {rig.folder}/{EVENTS}\n{then}"
 
 
-def test_a_job_whose_daemons_join_and_end_well_is_0(rig: Rig) -> None:
+def test_a_job_whose_daemons_end_well_is_0(rig: Rig) -> None:
     rig.remote("w-1")
     rig.ssh(WAITING.format(folder=rig.folder))
     process = rig.start(joining(rig, f"read -t 30 < {rig.folder}/go; wait; exit 0"))
     os.mkfifo(rig.folder / "go")
-    heard(process, "the remote daemon joined")
+    heard(process, "the remote daemon started")
     (rig.folder / "over").touch()
     with (rig.folder / "go").open("w") as go:
         go.write("\n")
@@ -771,7 +771,7 @@ def test_a_host_that_is_lost_is_69(rig: Rig) -> None:
         + '\necho "Timeout, server w-1 not responding." > "$log"; exit 255'
     )
     process = rig.start(joining(rig, "wait; exit 205"))
-    heard(process, "the remote daemon joined")
+    heard(process, "the remote daemon started")
     rig.listener.close()
     (rig.folder / "over").touch()
     code, message = ended(process)
@@ -792,9 +792,10 @@ def test_an_agent_that_is_killed_is_a_lost_host(rig: Rig) -> None:
     # Killed before it has told that it starts, it would be nobody's.
     process = rig.start(
         f"$AGENT -x w-1 orted & echo $! > {rig.folder}/pid; "
-        f"until [ -e {rig.folder}/begun ]; do read -t 0.02; done; exec 9<>$JOIN\nwait; exit 205"
+        f"until [ -e {rig.folder}/begun ]; do read -t 0.02; done; "
+        f"echo connected w-1 1<> {rig.folder}/{EVENTS}; wait; exit 205"
     )
-    heard(process, "the remote daemon joined")
+    heard(process, "the remote daemon started")
     os.kill(int((rig.folder / "pid").read_text()), signal.SIGKILL)
     code, message = ended(process)
     assert code == 69
@@ -826,16 +827,53 @@ def test_an_mpirun_that_uses_no_remote_host_is_not_ended_and_its_hosts_are_named
     [("exit 0", "its agent ended with 0"), ("exec sleep 300", "is not connected")],
     ids=["lies", "hangs"],
 )
-def test_an_agent_that_lies_or_hangs_ends_by_the_launch_timeout(
+def test_an_agent_that_lies_or_hangs_ends_by_the_launch_timeout_of_the_user(
     rig: Rig, ssh: str, standing: str
 ) -> None:
     rig.remote("w-1", launch_timeout=2.0)  # it has to come to its start within that
-    rig.ssh(ssh)
+    worker = evidence.HostSnapshot("w-1", "", WORKER, "w-1", mpiboot=True)
+    (rig.folder / evidence.FILE).write_text(evidence.to_json((worker,)))
+    rig.environ[LAUNCH_ID] = "this"
+    rig.queries(f'if [ -n "$QUERY" ]; then exit 0; fi\n{ssh}')
     code, _, message = rig.run("$AGENT -x w-1 orted & wait; sleep infinity & wait")
     assert code == 69
     assert last(message).startswith("mpiboot: error: [launch-timeout] job ended: ")
-    assert "exit 69: w-1 (1 of 1 remote hosts) did not join within 2 s" in last(message)
+    assert (
+        "exit 69: w-1 (1 of 1 remote hosts): no orted runs there 2 s after mpirun's start"
+        in last(message)
+    )
     assert standing in message
+
+
+def test_hosts_of_which_nothing_is_known_end_no_job(rig: Rig) -> None:
+    rig.remote("w-1", launch_timeout=0.1)
+    rig.ssh(WAITING.format(folder=rig.folder))
+    process = rig.start("$AGENT -x w-1 orted & wait; exit 0")
+    heard(process, "no host tells whether mpirun's daemons run there; the job goes on")
+    (rig.folder / "over").touch()
+    assert ended(process)[0] == 0
+
+
+def test_an_mpirun_of_another_name_below_a_wrapper_gets_the_signal(rig: Rig) -> None:
+    """As a site's own program, or an emulator: who starts an agent is mpirun."""
+    rig.remote("w-1")
+    rig.ssh("exec sleep 300")
+    odd = rig.folder / "sites-own"
+    shutil.copy(rig.mpirun, odd)
+    script = rig.folder / "script"
+    script.write_text(
+        "$AGENT -x w-1 orted &\ntrap 'echo got; exit 4' TERM\necho ready\n"
+        "while :; do read -t 1 < /dev/null; sleep 0.1; done\n"
+    )
+    wrapper = rig.folder / "wrapper"
+    shutil.copy(rig.mpirun, wrapper)
+    rig.spec = replace(rig.spec, argv=(str(wrapper), "-c", f"{odd} {script} & wait $!; exit 5"))
+    process = rig.start("")
+    ready(process)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=GUARD)
+    assert process.returncode == 143, err
+    assert out == b"got\n"
 
 
 def test_a_signal_while_daemons_are_launched_ends_in_128_plus_n(rig: Rig) -> None:
@@ -879,26 +917,6 @@ def test_hosts_that_mpirun_did_not_use_are_named_at_its_end(rig: Rig) -> None:
     assert "mpirun started no daemon on 2 of 3 hosts: w-0, w-2" in message
     code, _, message = rig.run("exit 3")  # it may have refused the line
     assert (code, "unused-hosts" in message) == (3, False)
-
-
-def test_workers_are_asked_for_connections_while_the_job_runs(rig: Rig) -> None:
-    """What was found once may be answered a moment later: nothing is said of it yet."""
-    rig.remote("w-1", connect_check=0.2)
-    baseline = evidence.HostSnapshot("w-1", "", WORKER, "w-1")
-    (rig.folder / evidence.FILE).write_text(evidence.to_json((baseline,)))
-    rig.queries(
-        'if [ -n "$QUERY" ]; then\n'
-        "echo mpiboot-connecting 0900000A:0401 5 9 1; : > asked; exit 0; fi\n"
-        "while ! [ -e over ]; do sleep 0.05; done"
-    )
-    process = rig.start(joining(rig, "wait; exit 0"))
-    try:
-        until((rig.folder / "asked").exists)
-    finally:
-        (rig.folder / "over").touch()
-    code, message = ended(process)
-    assert code == 0
-    assert "gets no answer" not in message
 
 
 def test_lines_that_no_agent_wrote_do_no_harm(rig: Rig) -> None:

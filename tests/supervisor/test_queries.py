@@ -27,7 +27,7 @@ from mpiboot.system.os_calls import socket_pair
 from tests.supervisor.answering import Hosts, gone, serve
 from tests.waiting import GUARD, until
 
-IN_MPI = "echo mpiboot-in-mpi"
+RANKS = "echo mpiboot-ranks 2"
 
 
 class Rig(Hosts):
@@ -80,16 +80,16 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
 def test_several_queries_are_answered_each_when_its_hosts_have_and_one_is_cancelled(
     rig: Rig,
 ) -> None:
-    connecting = "case $* in *\"mpiboot 'connecting'\"*) exec sleep 300;; esac"
-    rig.hosts(rig.answers("w-0", f"{connecting}; {IN_MPI}; {IN_MPI}"))
-    hanging = rig.begin(Request.CONNECTING)
+    memory = "case $* in *\"mpiboot 'memory'\"*) exec sleep 300;; esac"
+    rig.hosts(rig.answers("w-0", f"{memory}; {RANKS}"))
+    hanging = rig.begin(Request.EVIDENCE, "", "")
     until(rig.pids)
     (pid,) = rig.pids()
-    assert rig.ask(Request.IN_MPI) == ("w-0 2",)
+    assert rig.ask(Request.RANKS) == ("w-0 2 ",)
     assert not gone(pid)
     rig.queries.cancel(hanging)
     until(lambda: gone(pid))
-    assert rig.ask(Request.IN_MPI) == ("w-0 2",)
+    assert rig.ask(Request.RANKS) == ("w-0 2 ",)
     assert rig.heard == []
 
 
@@ -132,9 +132,9 @@ def test_an_error_is_a_warning_and_an_answer_without_lines(
 ) -> None:
     rig.hosts()
     (rig.folder / evidence.FILE).write_text("no JSON")
-    assert rig.ask(Request.IN_MPI) == ()
+    assert rig.ask(Request.RANKS) == ()
     message = capfd.readouterr().err
-    assert "[bug] what answers the query in-mpi failed at" in message
+    assert "[bug] what answers the query ranks failed at" in message
     assert message.count("the job goes on without it\n") == 1
 
 
@@ -186,9 +186,9 @@ def test_a_process_that_is_killed_ends_all_queries_without_lines(rig: Rig) -> No
     with subprocess.Popen(program, pass_fds=(rig.other,)) as process:
         os.close(rig.other)
         answers: list[list[str]] = []
-        question = Question(rig.queries, Request.IN_MPI, answers.append)
+        question = Question(rig.queries, Request.RANKS, answers.append)
         question.ask()
-        rig.begin(Request.CONNECTING)
+        rig.begin(Request.EVIDENCE, "", "")
         until((rig.folder / "asked-w-0").exists)
         process.kill()
         rig.hear(over=True)
@@ -202,7 +202,7 @@ def test_a_process_that_is_killed_ends_all_queries_without_lines(rig: Rig) -> No
 
 
 def test_lines_come_in_pieces_and_an_answer_too(rig: Rig) -> None:
-    number = rig.begin(Request.IN_MPI)
+    number = rig.begin(Request.RANKS)
     for piece in (f"[{number}, fal", 'se, "w-0 1"]\n', f'[{number}, true, "w-1 2"]\n[7, true]\n[8'):
         os.write(rig.other, piece.encode())
         rig.loop.wait(None)
@@ -210,19 +210,20 @@ def test_lines_come_in_pieces_and_an_answer_too(rig: Rig) -> None:
 
 
 def test_a_query_comes_in_pieces(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
-    rig.write(rig.answers("w-0", IN_MPI))
+    rig.write(rig.answers("w-0", RANKS))
     own, other = socket_pair()
-    serving = threading.Thread(target=asyncio.run, args=(serve(other, str(rig.folder)),))
+    work = serve(other, str(rig.folder), {**os.environ, LAUNCH_ID: rig.mark})
+    serving = threading.Thread(target=asyncio.run, args=(work,))
     serving.start()
-    for piece in (b'[1, "in', b'-mpi"]\n[2, "in-mpi"]', b"\n"):
+    for piece in (b'[1, "ra', b'nks"]\n[2, "ranks"]', b"\n"):
         os.write(own, piece)
         time.sleep(0)
     found = b""
     while found.count(b"\n") < 2:
         found += os.read(own, 100)
-    assert sorted(found.splitlines()) == [b'[1, true, "w-0 1"]', b'[2, true, "w-0 1"]']
+    assert sorted(found.splitlines()) == [b'[1, true, "w-0 2 "]', b'[2, true, "w-0 2 "]']
     # An answer that nobody reads any more is no error.
-    os.write(own, b'[3, "in-mpi"]\n')
+    os.write(own, b'[3, "ranks"]\n')
     until(lambda: len(rig.pids()) == 3)
     os.close(own)
     serving.join()
@@ -251,8 +252,8 @@ def test_who_is_told_to_end_waits_for_no_answer_and_nobody_waits_longer_than_wan
 ) -> None:
     began = time.monotonic()
     wait = rig.queries.wait_for
-    assert wait(Request.IN_MPI, seconds=GUARD, must_end=lambda: True) == ()
-    assert wait(Request.IN_MPI, seconds=0.05, must_end=lambda: False) == ()
+    assert wait(Request.RANKS, seconds=GUARD, must_end=lambda: True) == ()
+    assert wait(Request.RANKS, seconds=0.05, must_end=lambda: False) == ()
     assert 0.05 <= time.monotonic() - began < GUARD
     sent = os.read(rig.other, 1000).decode()
-    assert sent == '[1, "in-mpi"]\n[1]\n[2, "in-mpi"]\n[2]\n', "both are cancelled"
+    assert sent == '[1, "ranks"]\n[1]\n[2, "ranks"]\n[2]\n', "both are cancelled"

@@ -6,68 +6,10 @@ import socket
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from mpiboot.core.launch_spec import LaunchSpec, RemoteHost, from_line, to_line
-from mpiboot.supervisor import processes
-from mpiboot.supervisor.processes import Peer, Processes, find_mpiruns, joined, peers, unread
+from mpiboot.supervisor.processes import Processes, find_mpiruns, unread
 
 ONE = RemoteHost("w-1", "10.0.0.1", 22)
-TWO = RemoteHost("w-2", "10.0.0.2", 22, others=("192.168.7.2",))
-HERE = "10.0.0.9"
-
-
-def seen(*addresses: str) -> list[Peer]:
-    return [Peer(item, HERE) for item in addresses]
-
-
-def test_a_daemon_has_joined_when_one_of_its_addresses_is_connected() -> None:
-    both = [ONE, TWO]
-    assert joined(both, both, seen()) == []
-    assert joined(both, both, seen("10.0.0.1")) == ["w-1"]
-    assert joined(both, both, seen("192.168.7.2")) == ["w-2"]
-    assert joined([TWO], both, seen("10.0.0.1", "10.0.0.1")) == []
-
-
-def test_pods_that_share_an_address_are_told_apart_by_count() -> None:
-    hosts = [RemoteHost("a", "10.0.0.1", 2222), RemoteHost("b", "10.0.0.1", 2223)]
-    assert joined(hosts, hosts, seen("10.0.0.1")) == ["a"]
-    assert joined(hosts, hosts, seen("10.0.0.1", "10.0.0.1")) == ["a", "b"]
-
-
-@pytest.mark.parametrize(
-    ("before", "took", "pause"),
-    [
-        (0.05, 0.0, 0.075),
-        (0.2, 0.001, 0.25),
-        (0.25, 0.0125, 0.25),
-        (0.25, 0.041, 0.82),  # 4,096 hosts
-        (0.82, 0.001, 0.25),
-    ],
-)
-def test_a_look_that_costs_more_is_made_less_often(
-    before: float, took: float, pause: float
-) -> None:
-    assert processes.pause(before, took) == pytest.approx(pause)
-
-
-def test_a_proxy_in_front_of_the_pod_counts_when_all_are_there() -> None:
-    both = [ONE, TWO]
-    assert joined(both, both, seen("127.0.0.6")) == []
-    assert joined(both, both, seen("127.0.0.6", "127.0.0.6")) == ["w-1", "w-2"]
-    assert joined(both, both, [Peer(HERE, HERE)] * 2) == []
-
-
-@pytest.mark.parametrize("own", ["127.0.0.1", "::1"])
-def test_connections_of_a_process_are_found(own: str) -> None:
-    version = socket.AF_INET6 if ":" in own else socket.AF_INET
-    try:
-        server = socket.create_server((own, 0), family=version)
-    except OSError:
-        pytest.skip("no IPv6 here")
-    with server, socket.create_connection(server.getsockname()[:2]), server.accept()[0]:
-        assert Peer(own, own) in peers([os.getpid()])
-    assert peers([2**22 + 1]) == []
 
 
 def test_what_a_process_has_not_read_is_seen() -> None:
@@ -124,7 +66,7 @@ def test_a_spec_is_read_back_as_it_was_written() -> None:
     spec = LaunchSpec(
         argv=("mpirun", "-n", "2", "a b"),
         family="openmpi5",
-        remote_hosts=(ONE, TWO),
+        remote_hosts=(ONE,),
         hosts=3,
         ranks=None,
         launch_timeout=1.5,

@@ -1,0 +1,486 @@
+"""What an event means for a started job: event x MPI -> state and actions. Pure.
+
+``step`` takes a state and an event, and gives the next state and what to do. It never reads a
+clock, a process or a file. While mpirun runs only this ends the job: a signal, an agent that ended
+badly, the end of the process with all sessions, a pod that is being terminated, and a launch
+timeout of the user's. No sequence of events ends in 0 after a host was lost or a signal came, and
+from every loss, signal and end of mpirun timers alone lead to the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final, TypeAlias
+
+from mpiboot.core.setting_types import LogLevel
+from mpiboot.core.wording import counted, first_few
+from mpiboot.supervisor.judgement import (
+    LISTED,
+    how,
+    judge,
+    lacks,
+    launch_timeout,
+    pod_ending,
+    pool_lost,
+    rank_name,
+)
+from mpiboot.supervisor.state import (
+    SIGKILL,
+    SIGTERM,
+    SIGUSR,
+    Action,
+    AgentConnected,
+    AgentEnded,
+    AgentStarted,
+    CheckHost,
+    CountRanks,
+    Event,
+    Finish,
+    HostChecked,
+    HostEnding,
+    Job,
+    KillMpirun,
+    Loss,
+    MpirunEnded,
+    PoolEnded,
+    RankEnd,
+    RankEnded,
+    RanksCounted,
+    RanksLeft,
+    ReleaseMpirun,
+    Say,
+    SendSignal,
+    SessionOver,
+    Signalled,
+    StartTimer,
+    State,
+    StopRanks,
+    Timer,
+    TimerFired,
+    Verdict,
+    by_ssh,
+    signal_name,
+)
+
+# Seconds. A second and a half suffices 4.1 to end after a lost daemon; a suspended job's workers
+# and launcher get their signals within a second or so; a pod's usual grace is 30 s: 20 + 5 fit.
+DELAYS: Final = {
+    # Ranks start within a second or so of the last daemon.
+    Timer.RANKS: 10.0,
+    Timer.LOST_DAEMON: 3.0,
+    Timer.SUSPENSION: 2.0,
+    Timer.HOST_CHECK: 3.0,
+    Timer.KILL: 5.0,
+    Timer.KILLED: 5.0,
+    Timer.AGENTS: 5.0,
+    # 5.0.7 waits for ever where a rank of its own host dies as it starts (measured, 7 of 12).
+    Timer.RANK_ENDED: 30.0,
+}
+# While daemons are launched no rank has anything to save.
+_LAUNCH_GRACE: Final = 5.0
+# After its last rank mpirun ends within a second or so, however loaded its host is.
+_FOLLOW: Final = 5.0
+# What is waited for after mpirun has ended.
+WAITS: Final = frozenset((Timer.AGENTS, Timer.HOST_CHECK, Timer.SUSPENSION))
+# After this many lost hosts one more answer adds nothing.
+_HOST_CHECKS: Final = 16
+
+Step: TypeAlias = tuple[State, tuple[Action, ...]]
+
+
+def initial(job: Job) -> Step:
+    """Begin: the state before mpirun runs, and the first timer."""
+    hosts = frozenset(job.hosts)
+    if not hosts:
+        return State(job, hosts, launched=True), ()
+    state = State(job, hosts, pending=frozenset((Timer.LAUNCH,)))
+    return state, (StartTimer(Timer.LAUNCH, job.launch_timeout),)
+
+
+def step(state: State, event: Event) -> Step:
+    """Handle one event. After ``Finish`` nothing changes any more."""
+    if state.finished:
+        return state, ()
+    new, actions = _RULES[type(event)](state, event)
+    if new.ended is not None and not new.pending & WAITS:
+        return replace(new, finished=True, pending=frozenset()), (*actions, Finish(judge(new)))
+    return new, actions
+
+
+def _start(state: State, *timers: Timer) -> Step:
+    """Start timers of a known length."""
+    begun = tuple(StartTimer(timer, DELAYS[timer]) for timer in timers)
+    return replace(state, pending=state.pending | set(timers)), begun
+
+
+def _stop(state: State, *timers: Timer) -> State:
+    return replace(state, pending=state.pending.difference(timers))
+
+
+# Ending a job
+
+
+def _end(state: State, cause: Verdict | None) -> Step:
+    """Signal mpirun to end; ``cause`` is None where a loss is the reason."""
+    state = replace(state, cause=cause or state.cause)
+    if state.ended is not None or state.stage:
+        return state, ()
+    return _signal_mpirun(state, SIGTERM, direct=False)
+
+
+def _ending(state: State, seconds: float) -> Step:
+    pending = (state.pending & WAITS) | {Timer.GRACE}
+    return replace(state, stage=1, pending=pending), (StartTimer(Timer.GRACE, seconds),)
+
+
+def _signal_mpirun(state: State, number: int, *, direct: bool) -> Step:
+    """Signal mpirun, and give it its grace; ``direct`` where the terminal has signalled it."""
+    grace = state.job.grace
+    state, begun = _ending(state, grace if state.may_have_ranks else min(grace, _LAUNCH_GRACE))
+    return state, (*(() if direct else (SendSignal(number),)), *begun)
+
+
+def _save(state: State) -> Step:
+    """Signal the ranks alone, and give them the grace; mpirun would kill them in a second."""
+    state, begun = _ending(replace(state, saving=True), state.job.grace)
+    over = tuple(SessionOver(loss.host) for loss in state.losses)
+    return state, (StopRanks(state.job.stop_signal, state.job.grace), *begun, *over)
+
+
+def _ranks_left(state: State, event: RanksLeft) -> Step:
+    if not state.saving:
+        return state, ()
+    first, ranks = state.ranks_left is None, event.ranks
+    state = replace(state, ranks_left=ranks, saving=bool(ranks))
+    if ranks is None:
+        grace = min(_LAUNCH_GRACE, state.job.grace)
+        begun = () if state.launched else (StartTimer(Timer.GRACE, grace),)
+        return state, (SendSignal(state.signal or SIGTERM), *begun)
+    if ranks == 0:
+        return state, (ReleaseMpirun(), StartTimer(Timer.GRACE, min(_FOLLOW, state.job.grace)))
+    if not first:
+        return state, ()
+    sent = f"sent {signal_name(state.job.stop_signal)} to {counted(ranks, 'rank')}"
+    message = f"{sent}; waiting up to {state.job.grace:g} s"
+    return state, (Say(LogLevel.INFO, "signal", message),)
+
+
+def _escalate(state: State, number: int, *, direct: bool) -> Step:
+    """Signal mpirun again; the third time, kill it."""
+    late: tuple[Action, ...] = ()
+    if state.saving:
+        who = "one rank" if state.ranks_left == 1 else f"{state.ranks_left} ranks"
+        message = f"{who} did not end in time: mpirun ends what is left"
+        if state.ranks_left is None:
+            message = "no count of the ranks that are left came in time: mpirun ends them"
+        late = (Say(LogLevel.WARNING, "signal", message),)
+    state = replace(
+        _stop(state, Timer.GRACE, Timer.KILL), stage=min(3, state.stage + 1), saving=False
+    )
+    if state.stage == 2:  # noqa: PLR2004 - signalled again
+        state, begun = _start(state, Timer.KILL)
+        return state, (*late, *(() if direct else (SendSignal(number),)), *begun)
+    state, begun = _start(state, Timer.KILLED)
+    return state, (*late, KillMpirun(), *begun)
+
+
+def _signalled(state: State, event: Signalled) -> Step:
+    """Pass a signal on to mpirun, or end the job by it."""
+    if event.number in SIGUSR:
+        return state, _pass_on(state, event)
+    again = state.signal or not state.saving
+    state = replace(state, signal=state.signal or event.number)
+    # No host is blamed for the end of a job that is being ended: its workers may have got the
+    # signal first.
+    state = replace(_stop(state, *WAITS), being_checked=frozenset())
+    if state.ended is not None:
+        return state, ()
+    if not state.stage:
+        # A terminal has signalled mpirun already, and before all agents are connected no rank runs.
+        if state.may_have_ranks and state.job.grace and not event.direct:
+            return _save(state)
+        return _signal_mpirun(state, event.number, direct=event.direct)
+    if not again:
+        return state, ()  # all pods of a job are terminated together, and a worker reported first
+    return _escalate(state, event.number, direct=event.direct)
+
+
+def _pass_on(state: State, event: Signalled) -> tuple[Action, ...]:
+    """Forward a signal of the program's own to mpirun, where it has ranks that can get it."""
+    if not state.may_have_ranks:
+        # 5.0 takes each daemon that isn't there yet for an error.
+        message = f"{signal_name(event.number)} is not forwarded: no rank runs yet"
+        return (Say(LogLevel.INFO, "signal", message),)
+    return () if state.ended is not None or event.direct else (SendSignal(event.number),)
+
+
+def _host_ending(state: State, event: HostEnding) -> Step:
+    """End a job that is losing a pod while all of its ranks can still save."""
+    known = event.host in state.job.hosts and state.may_have_ranks and state.job.grace
+    if state.being_ended or state.losses or not known:
+        return state, ()
+    state, actions = _save(replace(state, cause=pod_ending(event.host)))
+    message = "its pod is being ended: all ranks of the job get time to save"
+    return state, (Say(LogLevel.WARNING, "signal", message, event.host), *actions)
+
+
+def _pool_ended(state: State, event: PoolEnded) -> Step:
+    """End a job whose sessions are all gone: its daemons end, and no host is to blame."""
+    if state.being_ended:
+        return state, ()
+    # Its end may be heard of after its sessions' and mpirun's, as one process ends after another.
+    cause = pool_lost(event)
+    state, actions = _end(state, cause)
+    return state, (Say(LogLevel.ERROR, "launch", cause.message), *actions)
+
+
+# The launch
+
+
+def _agent_started(state: State, event: AgentStarted) -> Step:
+    spawned = state.spawned.union((event.pid,) if event.spawned else ())
+    return _count_later(replace(state.with_agent(event.host, event.pid), spawned=spawned))
+
+
+def _count_later(state: State) -> Step:
+    return (state, ()) if state.launched or state.being_ended else _start(state, Timer.RANKS)
+
+
+def _agent_connected(state: State, event: AgentConnected) -> Step:
+    again, hosts = event.host in state.connected, state.job.hosts
+    state, actions = _count_later(replace(state, connected=state.connected | {event.host}))
+    count = len(hosts)
+    last = not again and len(state.connected) >= count and event.host in hosts
+    if not last or not state.connected.issuperset(hosts):
+        return state, actions
+    text = f"all {count} remote daemons started" if count > 1 else "the remote daemon started"
+    return state, (*actions, Say(LogLevel.INFO, "launch", text))
+
+
+def _ranks_counted(state: State, event: RanksCounted) -> Step:
+    """Handle each host's number of ranks: a host without its daemon is warned of, or worse."""
+    seen = sum(map(bool, event.ranks.values()))
+    told: tuple[Action, ...] = ()
+    if seen and not (state.launched or state.connected):  # an agent of the user's, or kubectl
+        told = (Say(LogLevel.INFO, "launch", f"ranks run on {counted(seen, 'host')}"),)
+    state = replace(state, launched=state.launched or seen > 0)
+    if state.being_ended or state.ended is not None:
+        return state, ()
+    # A host whose ranks have ended has no daemon any more.
+    over = state.no_agent | (state.ended_well if state.launched else frozenset())
+    without = tuple(
+        host for host in state.job.hosts if host not in over and event.ranks.get(host, 0) is None
+    )
+    if state.launched and not without:
+        return _stop(state, Timer.LAUNCH), told
+    if not state.overdue:
+        return state, told
+    cause = launch_timeout(state, without)
+    if event.ranks and state.job.end_late:
+        return _end(state, cause)
+    message = "; ".join((cause.message, *cause.evidence))
+    if not event.ranks:
+        message = "no host tells whether mpirun's daemons run there"
+    return state, (*told, Say(LogLevel.WARNING, "launch", f"{message}; the job goes on"))
+
+
+# Agents that have ended
+
+
+def _agent_ended(state: State, event: AgentEnded) -> Step:
+    state = replace(state, agents=state.agents - {(event.host, event.pid)})
+    if not state.agents:
+        state = _stop(state, Timer.AGENTS)
+    if state.being_ended:
+        waits = state.saving and not state.has_agent(event.host)
+        return state, ((SessionOver(event.host),) if waits else ())
+    # Some MPIs ask a host's shell first: what counts is the host's last agent. Ranks that were
+    # spawned may well end before the others, on any host.
+    if state.has_agent(event.host) or (event.status == 0 and event.pid in state.spawned):
+        return state, ()
+    if event.status == 0:
+        launched = state.launched or event.host in state.connected
+        return replace(state, ended_well=state.ended_well | {event.host}, launched=launched), ()
+    loss = Loss(
+        event.host,
+        event.status,
+        event.words,
+        sure=by_ssh(event.status) and not event.signalled,
+        connected=event.host in state.connected,
+        after=state.ended is not None,
+        remote=state.job.remote,
+    )
+    before = state.losses
+    state = replace(state, losses=(*before, loss))
+    if event.killed and before and event.host != state.lost_daemon:
+        return state, ()  # an mpirun that gives up over a lost host kills the other agents
+    actions: tuple[Action, ...] = ()
+    if state.ended is None and Timer.LOST_DAEMON not in state.pending and not state.stage:
+        state, actions = _start(state, Timer.LOST_DAEMON)
+    follows = state.lost_daemon not in ("", event.host)
+    if not loss.sure and not (event.killed and not follows and _may_be_lost(state)):
+        return state, (*actions, Say(LogLevel.DEBUG, "agent", how(loss), loss.host))
+    if not any(item.sure for item in before):
+        state, more = _start(state, Timer.SUSPENSION)
+        actions += more
+    actions += (Say(LogLevel.WARNING, "agent", how(loss), loss.host),)
+    return _check(state, (loss.host,) if loss.connected or state.ran else (), actions)
+
+
+def _may_be_lost(state: State) -> bool:
+    """Whether a lost host may be behind mpirun's end, as far as its status tells."""
+    ended = state.ended
+    return ended is None or (not ended.signal and ended.status in state.job.family.lost)
+
+
+def _check(state: State, hosts: tuple[str, ...], actions: tuple[Action, ...]) -> Step:
+    asked = {host for host, _, _ in state.checked} | state.being_checked
+    wanted = tuple(host for host in hosts if host not in asked)[: max(0, _HOST_CHECKS - len(asked))]
+    if not wanted:
+        return state, actions
+    state, begun = _start(state, Timer.HOST_CHECK)
+    state = replace(state, being_checked=state.being_checked | set(wanted))
+    return state, (*actions, *begun, *(CheckHost(host) for host in wanted))
+
+
+def _host_checked(state: State, event: HostChecked) -> Step:
+    if event.host not in state.being_checked:
+        return state, ()
+    state = replace(
+        state,
+        being_checked=state.being_checked - {event.host},
+        checked=(*state.checked, (event.host, event.reachable, event.message)),
+    )
+    return (state if state.being_checked else _stop(state, Timer.HOST_CHECK)), ()
+
+
+# What mpirun reports, and its end
+
+
+def _rank_ended(state: State, event: RankEnded) -> Step:
+    if event.last:
+        # Where mpirun ended ranks itself, the first failure is the one that it reported earlier.
+        own = state.first_rank and event.signal in (SIGKILL, SIGTERM)
+        return (state if own else replace(state, first_rank=event)), ()
+    if state.being_ended:
+        return state, ()
+    if event.how in (RankEnd.MPI, RankEnd.LOST, RankEnd.LACKS, RankEnd.TIMED_OUT):
+        return _reported(state, event)
+    # A peer may find a dead rank's connection closed, and abort, before its end is reported.
+    first = state.first_rank
+    later = (
+        first
+        and (first.how is not RankEnd.ABORT or event.how is not RankEnd.SIGNAL)
+        and (first.rank is not None or event.rank is None)
+    )
+    state = replace(state, first_rank=first if later else event)
+    # Hydra reports on the stream that ranks write to: a rank's own mpiexec may have written it.
+    guessed = state.job.family.mixes_statuses
+    if first or guessed or state.job.tolerates_failure or state.ended is not None:
+        return state, ()
+    return _start(state, Timer.RANK_ENDED)
+
+
+def _reported(state: State, event: RankEnded) -> Step:
+    """Note what mpirun reports that is no rank's end, the first of each."""
+    if event.how is RankEnd.MPI:
+        return replace(state, mpi_failed=state.mpi_failed or event.what), ()
+    if event.how is RankEnd.LOST:
+        return replace(state, lost_daemon=state.lost_daemon or event.host), ()
+    if event.how is RankEnd.TIMED_OUT:
+        return replace(state, timed_out=True), ()
+    first, state = state.lacking is None, replace(state, lacking=state.lacking or event)
+    if not first or not state.job.family.mixes_statuses or state.ended is not None:
+        return state, ()
+    # Intel MPI's mpirun ends by itself then, MPICH's does not.
+    pending = state.pending | {Timer.RANK_ENDED}
+    return replace(state, pending=pending), (StartTimer(Timer.RANK_ENDED, _FOLLOW),)
+
+
+def _goes_on(state: State) -> Step:
+    """Warn of an mpirun that goes on without a rank; the others may compute, or wait for it."""
+    first, lacking = state.first_rank, state.lacking
+    host, what = "", "a rank ended badly"
+    if lacking:
+        host, what = lacking.host, lacks(lacking)
+    elif first:
+        host, what = first.host, f"{rank_name(first)} ended badly"
+    message = f"{what}, and mpirun goes on without it. Check the others: mpiboot doctor ranks"
+    return state, (Say(LogLevel.WARNING, "launch", message, host),)
+
+
+def _mpirun_ended(state: State, event: MpirunEnded) -> Step:
+    if state.ended is not None:
+        return state, ()
+    state = replace(state, ended=event)
+    lost = any(loss.sure for loss in state.losses) or _may_be_lost(state)
+    kept = state.pending & ({Timer.SUSPENSION, Timer.HOST_CHECK} if lost else frozenset())
+    state = replace(state, pending=kept, being_checked=state.being_checked if lost else frozenset())
+    if state.cause and not state.signal and state.cause == pod_ending(state.cause.host):
+        # Where all pods of a job are terminated, the launcher's own signal may come after this.
+        return _start(_stop(state, *WAITS), Timer.SUSPENSION)
+    if state.signal or state.cause or event.signal:
+        return _stop(state, *WAITS), ()
+    return _start(state, Timer.AGENTS) if state.agents else (state, ())
+
+
+# Timers
+
+
+def _launch_over(state: State) -> Step:
+    return replace(state, overdue=True), (CountRanks(),)
+
+
+def _agents_late(state: State) -> Step:
+    late = tuple(sorted({host for host, _ in state.agents}))
+    message = f"{first_few(late, LISTED)}: its session was still open 5 s after mpirun ended"
+    return _check(
+        replace(state, late_agents=late), late, (Say(LogLevel.WARNING, "agent", message),)
+    )
+
+
+def _no_answer(state: State) -> Step:
+    unknown = tuple((host, None, "") for host in sorted(state.being_checked))
+    return replace(state, being_checked=frozenset(), checked=(*state.checked, *unknown)), ()
+
+
+def _escalate_alone(state: State) -> Step:
+    # Open MPI ignores QUIT, and MPICH's first INT only asks: what every MPI takes is TERM.
+    return _escalate(state, SIGTERM, direct=False)
+
+
+_TIMES_UP: Final[Mapping[Timer, Callable[[State], Step]]] = {
+    Timer.LAUNCH: _launch_over,
+    Timer.RANKS: lambda state: (state, (CountRanks(),)),
+    Timer.LOST_DAEMON: lambda state: _end(state, None),
+    Timer.RANK_ENDED: _goes_on,
+    Timer.GRACE: _escalate_alone,
+    Timer.KILL: _escalate_alone,
+    Timer.KILLED: lambda state: _mpirun_ended(state, MpirunEnded(0, SIGKILL)),
+    Timer.AGENTS: _agents_late,
+    Timer.HOST_CHECK: _no_answer,
+    Timer.SUSPENSION: lambda state: (state, ()),
+}
+
+
+def _timer_fired(state: State, event: TimerFired) -> Step:
+    if event.timer not in state.pending:
+        return state, ()
+    return _TIMES_UP[event.timer](_stop(state, event.timer))
+
+
+_RULES: Final[Mapping[type[Event], Callable[[State, Any], Step]]] = {
+    AgentStarted: _agent_started,
+    AgentConnected: _agent_connected,
+    AgentEnded: _agent_ended,
+    RankEnded: _rank_ended,
+    RanksCounted: _ranks_counted,
+    RanksLeft: _ranks_left,
+    HostEnding: _host_ending,
+    PoolEnded: _pool_ended,
+    HostChecked: _host_checked,
+    Signalled: _signalled,
+    MpirunEnded: _mpirun_ended,
+    TimerFired: _timer_fired,
+}
