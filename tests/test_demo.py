@@ -115,8 +115,8 @@ def test_the_demo_knows_its_images() -> None:
     assert "scripts/demo [openmpi-4.1|openmpi-5.0]" in done.stderr
 
 
-def test_the_readme_begins_with_the_two_commands() -> None:
+def test_the_readme_begins_with_the_three_commands() -> None:
     text = (ROOT / "README.md").read_text()
     commands = re.findall(r"^(scripts/\S+)", text, re.MULTILINE)
-    assert commands == ["scripts/demo", "scripts/test"]
+    assert commands == ["scripts/demo", "scripts/play", "scripts/test"]
     assert all(os.access(ROOT / command, os.X_OK) for command in commands)

@@ -26,7 +26,10 @@ _NOT_PLAYED = {"kubectl/statefulset.yaml", "validate/before-training.yaml"}
 def test_every_example_but_kubectls_is_one_that_play_takes(path: Path) -> None:
     made = prepare(path)
     assert made.documents
-    without = path.name == "torchrun.yaml" or path.parent.name in {"gpu", "validate"}
+    without = path.name in {"torchrun.yaml", "sriov-two-rails.yaml"} or path.parent.name in {
+        "gpu",
+        "validate",
+    }
     assert made.program == ("" if without else "/train")
 
 

@@ -70,7 +70,7 @@ FAULTS: Final = (
         what="a worker whose name does not resolve",
         check="names-unresolved",
         level="fail",
-        message="DNS: NXDOMAIN (asked 10.96.0.10), may be cached for 5 s",
+        message="DNS: NXDOMAIN (asked 10.96.0.10)",
         unpublished=(1,),
     ),
     JobFault(
