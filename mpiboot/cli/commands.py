@@ -34,7 +34,7 @@ from mpiboot.core.model import Role
 from mpiboot.core.settings import PREFIX, REMOVED, ROWS, Resolved, Section
 
 if TYPE_CHECKING:
-    from mpiboot.validate.verdict import ToolOptions
+    from mpiboot.validate.nccl_tests import ToolOptions
 
 # Seconds that a look at every host takes at most, unless a flag says otherwise: the variable is
 # the deadline of a launcher that waits.
@@ -360,7 +360,7 @@ def _measuring(helps: Mapping[str, str]) -> list[click.Parameter]:
 
 def _asked(given: dict[str, Any]) -> tuple[Resolved, Mapping[str, str], ToolOptions]:
     """Part what is measured from the settings."""
-    from mpiboot.validate.verdict import ToolOptions
+    from mpiboot.validate.nccl_tests import ToolOptions
 
     own = [item.name for item in fields(ToolOptions) if item.name in given]
     asked = ToolOptions(**{name: given.pop(name) for name in own})

@@ -166,7 +166,7 @@ def _measure(found: Resolved) -> None:
     """
     from mpiboot.supervisor.signals import ENDING
     from mpiboot.validate import pairs_role
-    from mpiboot.validate.verdict import ToolOptions
+    from mpiboot.validate.nccl_tests import ToolOptions
 
     taken = (*ENDING, signal.SIGUSR1, signal.SIGUSR2)
     before = {number: signal.getsignal(number) for number in taken}

@@ -1,26 +1,28 @@
-"""Commands on workers that have passed the gate, and what is checked there before mpirun starts.
+"""Commands on workers that have passed the gate, and what is done there before mpirun starts.
 
 Workers whose facts are late, or whose data network is not ready, are asked again until the
-deadline; for a data network that is not required, for a minute at most. Nothing is changed on a
-worker but its file of facts.
+deadline; for a data network that is not required, for a minute at most. What an earlier launcher of
+this job has left is ended; nothing else is changed on a worker but its file of facts.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from mpiboot.core import log
 from mpiboot.core.checks import MpibootError, failed
 from mpiboot.core.facts import NoFacts, Worker
+from mpiboot.core.launch_names import LAUNCH_ID
 from mpiboot.core.model import Finding
 from mpiboot.core.setting_types import DataNetworkUse, HostKeys
 from mpiboot.core.settings import Settings
-from mpiboot.core.wording import counted, first_few
-from mpiboot.hosts import host_shell
+from mpiboot.core.wording import MOST_LINES, counted, first_few
+from mpiboot.hosts import host_shell, launches
 from mpiboot.hosts.access import Kubectl, PodError, SshAccess, pod_of
 from mpiboot.hosts.pipeline import facts_of
 from mpiboot.job.program_words import Rendezvous
@@ -202,3 +204,62 @@ async def look_at_master_port(
     who = listener or "a process that can't be seen from this pod"
     message = f"port {meeting.port}, where ranks are to meet ({meeting.by}), is taken by {who}"
     return (failed("master-port", message, host=meeting.host),)
+
+
+def _name_others_of_this_pod(workers: Iterable[Worker], job: str) -> None:
+    """Log other launches of this pod, as of a script; a launch inside a launch is part of it."""
+    beside = launches.running_here() - {os.environ.get(LAUNCH_ID, "")}
+    hosts = [item.host.name for item in workers if beside.intersection(launches.of_job(item, job))]
+    if hosts:
+        where = first_few(hosts)
+        message = f"another launch of this pod already runs on {where}; this one runs beside it"
+        log.info("stale-processes", message, hosts=len(hosts))
+
+
+async def end_leftovers(
+    workers: Sequence[Worker], job: str, settings: Settings, access: SshAccess
+) -> None:
+    """End what an earlier launcher of this job left running on the workers.
+
+    Only processes that carry the ID of a launch of this job are ended, never by name; while their
+    launcher is connected the gate is not passed. Workers are not asked again if the gate saw
+    nothing. What can't be ended is a warning.
+
+    Args:
+        workers: who passed the gate.
+        job: what identifies it (``job_id``).
+        settings: ``host_keys`` is read.
+        access: how to log in.
+    """
+    workers = [worker for worker in workers if launches.of_job(worker, job)]
+    if not workers:
+        return
+    _name_others_of_this_pod(workers, job)
+    remote = RemoteCommands(access, settings.host_keys)
+    answers: dict[str, host_shell.HostAnswer] = {}
+
+    async def one(worker: Worker, left: tuple[str, ...]) -> None:
+        output = await remote.run(worker, host_shell.end_processes(left))
+        if output is not None:
+            answers[worker.host.name] = host_shell.read(output)
+
+    found = [(worker, launches.of_earlier(worker, job)) for worker in workers]
+    await asyncio.gather(*(one(worker, left) for worker, left in found if left))
+    _say_ended(answers)
+
+
+def _say_ended(answers: Mapping[str, host_shell.HostAnswer]) -> None:
+    """Log what was ended and what could not be: a line for each host, or one for very many."""
+    ended = {host: answer.ended for host, answer in answers.items() if answer.ended}
+    left = {host: answer.left for host, answer in answers.items() if answer.left}
+    for counts, write, text in (
+        (ended, log.info, "ended {} left by an earlier launcher of this job"),
+        (left, log.warning, "{} of an earlier launcher of this job can't be ended"),
+    ):
+        lines = [(host, host, count) for host, count in counts.items()]
+        if len(lines) > MOST_LINES:
+            where = f"{len(counts):,} hosts ({first_few(tuple(counts))})"
+            lines = [(where, "", sum(counts.values()))]
+        for where, host, count in lines:
+            message = text.format(counted(count, "process", "processes"))
+            write("stale-processes", f"{where}: {message}", host=host, processes=count)

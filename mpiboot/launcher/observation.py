@@ -16,7 +16,7 @@ from mpiboot.core.launch_names import LAUNCH_ID
 from mpiboot.core.model import Finding, Level, Mpi, MpiFamily, Source
 from mpiboot.core.setting_types import AUTO, Switch
 from mpiboot.core.settings import Resolved, Settings
-from mpiboot.hosts import gate, host_shell, hostfiles, launches, remote_commands, stale_processes
+from mpiboot.hosts import gate, host_shell, hostfiles, launches, remote_commands
 from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.gate import GateResult
 from mpiboot.hosts.host_shell import HostAnswer
@@ -107,7 +107,7 @@ async def wait(
         reached=reached,
     )
     pairs.begin(passed.workers)
-    await stale_processes.end(passed.workers, launcher.job, settings, to)
+    await remote_commands.end_leftovers(passed.workers, launcher.job, settings, to)
     workers, networks = await remote_commands.wait_until_settled(
         passed.workers, lambda worker: worker_network.choose(worker, settings), _rest(launcher), to
     )

@@ -40,7 +40,7 @@ from mpiboot.core.setting_types import AUTO, Auto, WorkerExit
 from mpiboot.core.settings import ROWS, Resolved, Settings
 from mpiboot.core.wording import counted
 from mpiboot.job import program_words
-from mpiboot.launcher import command_env, shims
+from mpiboot.launcher import shims
 from mpiboot.supervisor import signals
 from mpiboot.supervisor.signals import SIGNALS
 from mpiboot.system import control_groups, files, os_calls, process
@@ -65,7 +65,7 @@ def run(
         MpibootError: it can't be started, or the program doesn't exist.
     """
     refuse_removed(resolved)
-    environ, program = command_env.without(environ, program)
+    environ, program = shims.without_command(environ, program)
     if prints(resolved, program, environ):
         process.replace(program, environ)
     _check_words(program, environ)
@@ -277,8 +277,8 @@ def _run_once(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str
     ssh = shutil.which("ssh", path=path) or ""
     shims.write_ssh(folder, {"plain": ssh, "hosts": "?*"})
     attempt = new_attempt(settings.worker_exit, environ)
-    own = command_env.variables(environ, shims.AGENT if os.access(shims.AGENT, os.X_OK) else "")
-    command_env.write(folder, own, path)
+    own = shims.command_variables(environ, shims.AGENT if os.access(shims.AGENT, os.X_OK) else "")
+    shims.write_command(folder, own, path)
     env = {
         **environ,
         **own,

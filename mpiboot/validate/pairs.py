@@ -26,8 +26,7 @@ from mpiboot.core.wording import MOST_LINES, counted, grouped
 from mpiboot.job import render
 from mpiboot.network.records import Transport, WorkerNetwork, usable
 from mpiboot.network.worker_network import link_of
-from mpiboot.validate.tools import NUMBER
-from mpiboot.validate.verdict import carries
+from mpiboot.validate.nccl_tests import NUMBER, carries
 
 # Of the JSON record; raised when a field changes its meaning.
 JSON_VERSION: Final = 2

@@ -31,8 +31,8 @@ from mpiboot.network.records import RDMA, WorkerNetwork
 from mpiboot.supervisor.signals import ENDING
 from mpiboot.system import files
 from mpiboot.validate import pairs
+from mpiboot.validate.nccl_tests import ToolOptions
 from mpiboot.validate.pairs import TCP, TOOLS, End, Flow, Measured, PairTool
-from mpiboot.validate.verdict import ToolOptions
 
 _PASSES: Final = 2  # of all rounds: what differs by chance shows
 _FOR_ROUNDS: Final = 2 / 3  # of the time; the rest is for what is measured again alone

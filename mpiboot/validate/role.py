@@ -27,8 +27,8 @@ from mpiboot.launcher import role as launcher
 from mpiboot.network import sysfs
 from mpiboot.supervisor.signals import ENDING, SIGNALS
 from mpiboot.system import files, process
-from mpiboot.validate import tools, verdict
-from mpiboot.validate.verdict import Run, ToolOptions
+from mpiboot.validate import nccl_tests
+from mpiboot.validate.nccl_tests import Run, ToolOptions
 
 _KILL: Final = 30.0  # seconds from the time's end to SIGKILL; ranks have 20 (MPIBOOT_GRACE)
 _PIECE: Final = 1 << 16
@@ -43,7 +43,7 @@ def job(resolved: Resolved, environ: Mapping[str, str], asked: ToolOptions) -> N
         SystemExit: the launcher's own exit code.
         MpibootError: ``usage`` or ``runtime-folder``.
     """
-    text = tools.shell(asked.tool, asked.arguments)
+    text = nccl_tests.shell(asked.tool, asked.arguments)
     settings, uid = resolved.settings, os.getuid()
     own, temporary = f"validate-{os.getpid()}", environ.get("TMPDIR")
     folder = files.runtime_dir(settings.runtime_dir, uid, own, tmpdir=temporary)
@@ -78,13 +78,13 @@ def node(resolved: Resolved, environ: Mapping[str, str], asked: ToolOptions) -> 
         MpibootError: ``usage``.
     """
     devices = max(1, sysfs.gpus(search=environ.get("PATH", "")).count)
-    text = tools.shell(asked.tool, asked.arguments, devices)
+    text = nccl_tests.shell(asked.tool, asked.arguments, devices)
     _end(_run(["sh", "-c", text, "sh"], environ, asked, None), resolved)
 
 
 def _end(run: Run, resolved: Resolved) -> None:
     """Judge, show what there is below the tool's output, and end."""
-    output, judged = run.output, verdict.judge(run)
+    output, judged = run.output, nccl_tests.judge(run)
     finding, code, ended = judged.finding, run.code, ""
     if run.signal:
         code = BY_SIGNAL + run.signal
@@ -95,9 +95,9 @@ def _end(run: Run, resolved: Resolved) -> None:
         code = 0 if judged.fit else BY_REFERENCE[finding.check].code
     began = output.started or output.missing
     if run.asked.as_json:
-        sys.stdout.write(render.as_json(verdict.record(run, judged, code, complete=not ended)))
+        sys.stdout.write(render.as_json(nccl_tests.record(run, judged, code, complete=not ended)))
     elif began or not code:
-        sys.stdout.write(verdict.as_text(run, judged, log.width(1), ended))
+        sys.stdout.write(nccl_tests.as_text(run, judged, log.width(1), ended))
     sys.stdout.flush()
     if began and not ended:
         reason = "" if judged.fit else render.termination(finding)
@@ -126,7 +126,7 @@ def _run(
     loop = process.SignalLoop(SIGNALS)
     reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     os.set_blocking(writer, True)
-    output, over, interrupted = tools.Output(), False, 0
+    output, over, interrupted = nccl_tests.Output(), False, 0
     until: float | None = None
     ends, null = signal.SIGHUP if TIMED in environ else signal.SIGTERM, subprocess.DEVNULL
     child = subprocess.Popen(argv, env=environ, stdin=null, stdout=writer, start_new_session=True)

@@ -18,7 +18,7 @@ from mpiboot.core.facts import Host, Worker
 from mpiboot.core.launch_names import LAUNCH_ID
 from mpiboot.core.setting_types import LogFormat
 from mpiboot.core.settings import Settings
-from mpiboot.hosts import host_shell, launches, stale_processes
+from mpiboot.hosts import host_shell, launches, remote_commands
 from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.host_shell import HostAnswer
 from tests.fakes.sshd import Behaviour, Job, sshd
@@ -113,7 +113,7 @@ async def test_the_sweep_ends_what_an_earlier_launcher_left_and_says_so(
             worker(*((mark,) if found == "stale" else ())), address="127.0.0.2", port=port
         )
         access = SshAccess("root", job.path, "launcher")
-        await stale_processes.end([seen], KEY, Settings(timeout=30.0), access)
+        await remote_commands.end_leftovers([seen], KEY, Settings(timeout=30.0), access)
     if found == "stale":
         assert stale.wait(60) == -signal.SIGTERM
         assert (
@@ -133,7 +133,7 @@ async def test_a_launch_beside_another_of_this_pod_says_so_and_leaves_it_alone(
     mark = launches.new_launch_id(KEY)
     waiting = start(mark, WAITS)
     access = SshAccess("root", tmp_path / "key", "launcher")
-    await stale_processes.end([worker(mark)], KEY, Settings(timeout=30.0), access)
+    await remote_commands.end_leftovers([worker(mark)], KEY, Settings(timeout=30.0), access)
     assert capfd.readouterr().err == (
         "mpiboot: another launch of this pod already runs on w-1; this one runs beside it\n"
     )
@@ -155,10 +155,10 @@ def test_what_was_ended_and_what_could_not_be_is_told(
     answer: HostAnswer, message: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     log.configure()
-    stale_processes._say({"w-1": answer})
+    remote_commands._say_ended({"w-1": answer})
     assert capfd.readouterr().err.startswith(message)
     log.configure(form=LogFormat.JSON)
-    stale_processes._say({"w-1": answer})
+    remote_commands._say_ended({"w-1": answer})
     log.configure()
     records = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
     told = [(item["event"], item["host"], item["processes"]) for item in records]
@@ -168,12 +168,12 @@ def test_what_was_ended_and_what_could_not_be_is_told(
 def test_many_hosts_are_one_line(capfd: pytest.CaptureFixture[str]) -> None:
     log.configure()
     answers = {f"w-{number}": HostAnswer(ended=2, left=number % 2) for number in range(17)}
-    stale_processes._say(answers)
+    remote_commands._say_ended(answers)
     ended, left, *_ = capfd.readouterr().err.splitlines()
     assert ended.startswith("mpiboot: 17 hosts (w-0, w-1, ")
     assert ended.endswith("): ended 34 processes left by an earlier launcher of this job")
     assert left.startswith("mpiboot: warning: w-1: 1 process of an earlier launcher of this job ")
-    stale_processes._say(dict(list(answers.items())[:16]))
+    remote_commands._say_ended(dict(list(answers.items())[:16]))
     assert capfd.readouterr().err.count("ended 2 processes") == 16
 
 
@@ -185,10 +185,10 @@ async def test_a_launch_within_a_launch_is_none_beside_it(
     monkeypatch.setattr(launches, "running_here", lambda: {outer, other, ""})
     monkeypatch.setenv(LAUNCH_ID, outer)
     to = SshAccess("r", Path("no key"), "launcher")
-    await stale_processes.end([worker(outer)], KEY, Settings(), to)
+    await remote_commands.end_leftovers([worker(outer)], KEY, Settings(), to)
     assert capfd.readouterr().err == ""
     monkeypatch.setenv(LAUNCH_ID, other)
-    await stale_processes.end([worker(outer)], KEY, Settings(), to)
+    await remote_commands.end_leftovers([worker(outer)], KEY, Settings(), to)
     log.configure()
     told = json.loads(capfd.readouterr().err)
     assert (told["event"], told["hosts"]) == ("stale-processes", 1)

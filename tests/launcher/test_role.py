@@ -12,7 +12,7 @@ import pytest
 from mpiboot.core.checks import MpibootError
 from mpiboot.core.launch_spec import ParentOptions, ParentTask
 from mpiboot.core.settings import resolve
-from mpiboot.launcher import command_env, role, shims
+from mpiboot.launcher import role, shims
 from mpiboot.supervisor import signals
 from mpiboot.system import process
 
@@ -183,9 +183,9 @@ def test_a_command_has_its_settings_its_folder_and_its_name_for_workers(
     named = {"MPIBOOT_KEEP_KEY": "1", "MPIBOOT_ATTEMPT": attempt} if attempt else {}
     settings = {f"MPIBOOT_{name.upper()}": value for name, value in flags.items()}
     given = {name: value for name, value in environ.items() if name != "PATH"}
-    agents = command_env.variables(given, shims.AGENT)
+    agents = shims.command_variables(given, shims.AGENT)
     assert env == {**given, **settings, **named, **agents, "MPIBOOT_ROLE": "launcher"}
-    assert command_env.without({**env, "MPIBOOT_COMMAND_DIR": str(own)}, ())[0].keys() == (
+    assert shims.without_command({**env, "MPIBOOT_COMMAND_DIR": str(own)}, ())[0].keys() == (
         env.keys() - agents | {"MPIBOOT_COMMAND_DIR"}
     )
 

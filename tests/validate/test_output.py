@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpiboot.validate.tools import Output, Sample
+from mpiboot.validate.nccl_tests import Output, Sample
 
 # By the source of each release: the columns of 2.13.4 stay until 2.17.2 (from 2.14 with the whole
 # PCI address of a device), #wrong is wider from 2.17.3, 2.17.6 adds a timestamp on request, 2.19.2

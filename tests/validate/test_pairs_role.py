@@ -29,8 +29,8 @@ from mpiboot.launcher import look, observation
 from mpiboot.network import decision, worker_network
 from mpiboot.supervisor.signals import SIGNALS
 from mpiboot.validate import pairs, pairs_role
+from mpiboot.validate.nccl_tests import ToolOptions
 from mpiboot.validate.pairs_role import _Measuring
-from mpiboot.validate.verdict import ToolOptions
 from mpiboot.worker.server import write_scripts
 from tests.fakes import workers as w
 from tests.hosts.test_pair_check import Talk

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.validate.tools import Output, shell
+from mpiboot.validate.nccl_tests import Output, shell
 from tests.waiting import until
 
 SAYS = """#!/bin/sh

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from mpiboot.core.checks import BY_REFERENCE
-from mpiboot.validate.tools import Output, Sample
-from mpiboot.validate.verdict import Run, ToolOptions, judge
+from mpiboot.validate.nccl_tests import Output, Run, Sample, ToolOptions, judge
 
 GIB = 1 << 30
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.launcher import command_env, shims
+from mpiboot.launcher import shims
 
 AGENT = "/opt/mpiboot/libexec/agent"
 OPEN_4 = {"OMPI_MCA_plm_rsh_agent": AGENT, "OMPI_MCA_plm_rsh_no_tree_spawn": "1"}
@@ -48,11 +48,11 @@ def test_each_mpi_is_given_the_agent_unless_it_has_one(
     environ: dict[str, str], given: dict[str, str] | set[str]
 ) -> None:
     expected = given if isinstance(given, dict) else {name: ALL[name] for name in given}
-    assert command_env.variables(environ, AGENT) == expected
+    assert shims.command_variables(environ, AGENT) == expected
 
 
 def test_an_agent_that_can_not_be_executed_is_given_to_none() -> None:
-    assert command_env.variables({}, "") == {}
+    assert shims.command_variables({}, "") == {}
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "command"
     (folder / "bin").mkdir(parents=True)
     (folder / "bin/mpirun").symlink_to(own)
-    command_env.write(folder, OPEN_4, str(real.parent))
+    shims.write_command(folder, OPEN_4, str(real.parent))
     return folder
 
 
@@ -80,7 +80,7 @@ def test_a_launch_has_the_real_folders_and_none_of_the_commands_values(command: 
     prefix = command.parent / "prefix"
     own = {"MPIBOOT_COMMAND_DIR": str(command), "PATH": f"{command}/bin:{prefix}/bin"}
     kept = {"A": "b:c", "OMPI_MCA_plm_rsh_no_tree_spawn": "0", "MINE": f"{command}/other"}
-    environ, line = command_env.without(
+    environ, line = shims.without_command(
         own
         | OPEN_4
         | kept
@@ -95,4 +95,4 @@ def test_a_launch_has_the_real_folders_and_none_of_the_commands_values(command: 
 @pytest.mark.parametrize("environ", [{"A": "b"}, {"MPIBOOT_COMMAND_DIR": "/nowhere", "A": "b"}])
 def test_outside_a_command_all_stays_as_it_is(environ: dict[str, str]) -> None:
     given = environ | OPEN_4 | {"PATH": "/nowhere"}
-    assert command_env.without(given, ("mpirun", "a b", "")) == (given, ("mpirun", "a b", ""))
+    assert shims.without_command(given, ("mpirun", "a b", "")) == (given, ("mpirun", "a b", ""))
