@@ -17,9 +17,7 @@ import psutil
 import pytest
 
 from mpiboot.hosts.failures import final
-from mpiboot.ssh import embedded
 from mpiboot.ssh.attempt import Attempt, Outcome, Target
-from mpiboot.ssh.sessions import FIFO
 from tests.fakes.worker import HAVE_SSH, PATIENCE, Worker
 from tests.waiting import until_in_loop
 
@@ -238,32 +236,3 @@ async def test_a_session_knows_both_ends_of_its_connection(worker: Worker) -> No
         done = await connection.run('echo "$SSH_CONNECTION; $SSH_CLIENT"')
     message = f"127.0.0.1 {own[1]} 127.0.0.1 {worker.port}; 127.0.0.1 {own[1]} {worker.port}\n"
     assert done.stdout == message
-
-
-async def test_a_login_needs_the_key_soon_and_gives_commands_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given: dict[str, object] = {}
-
-    async def create(*_: object, **options: object) -> None:
-        given.update(options)
-        raise asyncio.CancelledError
-
-    monkeypatch.setattr(asyncssh, "create_server", create)
-    monkeypatch.setattr(asyncio.get_running_loop(), "add_reader", lambda *_: None)
-    os.mkfifo(tmp_path / FIFO)
-    key = asyncssh.generate_private_key("ssh-ed25519")
-    key.write_private_key(tmp_path / "key")
-    public = key.export_public_key().decode()
-    config = embedded.EmbeddedConfig(
-        str(tmp_path), "token", "127.0.0.1", 22, "root", "/root", "/bin/sh", public, keepalive=45.0
-    )
-    with pytest.raises(asyncio.CancelledError):
-        await embedded.serve(config)
-    # One that answers no more is asked three times in the keep-alive.
-    assert (given["keepalive_interval"], given["keepalive_count_max"]) == (15.0, 3)
-    off = {"agent_forwarding", "x11_forwarding", "allow_pty", "allow_scp", "line_editor"}
-    off |= {"password_auth", "kbdint_auth", "host_based_auth"}
-    assert {name: given[name] for name in off} == dict.fromkeys(off, False)
-    assert (given["gss_host"], given["compression_algs"]) == (None, None)
-    assert given["login_timeout"] == 60

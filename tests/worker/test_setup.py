@@ -9,7 +9,6 @@ import signal
 import stat
 import subprocess
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ from mpiboot.core.checks import MpibootError
 from mpiboot.core.setting_types import LogLevel
 from mpiboot.core.settings import resolve
 from mpiboot.network import pod
-from mpiboot.ssh import openssh, sessions
+from mpiboot.ssh import openssh
 from mpiboot.ssh.openssh import WorkerSetup
 from mpiboot.system import process
 from mpiboot.worker import server
@@ -148,27 +147,6 @@ def test_a_profile_that_fails_is_told_and_one_that_works_is_taken(
         not in settled(tmp_path, key, loop, environment(tmp_path), env_profile=gone).environ
     )
     assert gone in capfd.readouterr().err
-
-
-def test_the_embedded_server_is_told_all_by_a_private_file(
-    tmp_path: Path, key: Path, loop: process.SignalLoop
-) -> None:
-    found = settled(tmp_path, key, loop, environment(tmp_path), ssh_port="4022")
-    argv = server.embedded_argv(found)
-    path = Path(argv[-1])
-    assert path.parent == found.folder
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    told = json.loads(path.read_text())
-    assert told["folder"] == str(found.folder)
-    assert (told["address"], told["port"]) == ("127.0.0.1", 4022)
-    assert (told["user"], told["public"]) == (found.identity.user, found.key.public)
-    assert (told["token"], told["keepalive"]) == (found.token, found.keepalive)
-    assert len(sessions.new_token()) == len(found.token)
-    assert found.token not in " ".join(argv)
-    for known, home in ((True, "/known"), (False, found.environ["HOME"])):
-        identity = replace(found.identity, known=known, home="/known")
-        argv = server.embedded_argv(found._replace(identity=identity))
-        assert json.loads(Path(argv[-1]).read_text())["home"] == home
 
 
 def test_launchers_find_a_look_and_a_program_that_dials_others(tmp_path: Path) -> None:
