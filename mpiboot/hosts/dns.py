@@ -6,8 +6,8 @@ that it has not resolved within a tenth of a second is also looked up by dnspyth
 address counts: neither ssh nor mpirun resolves the name again. The nameservers' replies also show
 why a name has no address. Waiting for names to appear is the gate's.
 
-dnspython gets the absolute names that glibc queries, in glibc's order: its own search ends at the
-first name without an address record.
+dnspython gets the absolute names that glibc queries, in glibc's order but for full names of the
+cluster (``w-0.job.ns.svc``): its own search ends at the first name without an address record.
 """
 
 from __future__ import annotations
@@ -269,8 +269,12 @@ class Resolver:
         ]
         dnspython.port, dnspython.timeout = self._port, self._try
         dnspython.lifetime = max(_PATIENCE, 2 * self._try)
+        # The full name of a Service or its pods is the cluster's, and no other domain has it: this
+        # saves the queries that the search list has before it, for each host of a job.
+        long = names.long_form(name, names.cluster_domain(self.conf.search))
+        candidates = sorted(search_names(name, self.conf), key=lambda each: each != f"{long}.")
         replies: dict[str, NoAddress] = {}
-        for candidate in search_names(name, self.conf):
+        for candidate in candidates:
             asking = (self._records(dnspython, candidate, kind) for kind in self._families)
             found = await asyncio.gather(*asking)
             addresses = tuple(address for listed, _ in found for address in listed)

@@ -495,7 +495,8 @@ class PodPipelines(Pipelines):
         return Kubectl(self._access.pods, limit=self._options.limits.command)
 
     async def _bring(self, state: HostState) -> Worker | None:
-        pod, name, started = pod_of(state.host.name), state.host.name, time.monotonic()
+        name = state.host.name
+        pod = pod_of(name)
         if not pod:
             message = "this host is an address, and kubectl enters a pod by its name"
             raise error("hostfile-invalid", message, host=name)
@@ -518,8 +519,7 @@ class PodPipelines(Pipelines):
                     self._set(state, Stage.READY)
                     return found
             self._stop_if_once(state)
-            wait = pause(time.monotonic() - started, self._reaching)
-            await asyncio.sleep(max(_KUBECTL_PAUSE, wait))
+            await asyncio.sleep(_KUBECTL_PAUSE)
 
     async def _enter(self, host: Host, pod: str) -> Worker | None:
         addresses = await self._kubectl.addresses(pod)

@@ -108,12 +108,13 @@ async def test_each_failure_has_its_own_reason(
 
 
 async def test_a_refused_search_name_does_not_hide_the_next_one(tmp_path: Path) -> None:
-    server = Nameserver({f"{NAME}.ns.svc.cluster.local": [REFUSED], LONG: ["10.0.0.1"]})
+    searched = [f"w-0.job.{domain}" for domain in SEARCH]
+    server = Nameserver({searched[0]: [REFUSED], searched[1]: ["10.0.0.1"]})
     async with resolving(tmp_path, server, System()) as resolver:
-        answer = await resolver.ask(NAME)
+        answer = await resolver.ask("w-0.job")
 
     assert answer.addresses == ("10.0.0.1",)
-    assert answer.searched[0] == f"{NAME}.ns.svc.cluster.local."
+    assert answer.searched == (f"{searched[0]}.", f"{searched[1]}.")
 
 
 async def test_servfail_for_one_search_name_is_told_beside_nxdomain_for_the_rest(
@@ -127,14 +128,22 @@ async def test_servfail_for_one_search_name_is_told_beside_nxdomain_for_the_rest
 
 
 async def test_search_list_comes_first_for_few_dots_and_last_for_many(tmp_path: Path) -> None:
-    for ndots, first in ((5, f"{NAME}.ns.svc.cluster.local"), (3, NAME)):
+    for ndots, first in ((5, "w-0.job.ns.ns.svc.cluster.local"), (2, "w-0.job.ns")):
         server = Nameserver({})
         async with resolving(tmp_path, server, System(), ndots=ndots) as resolver:
-            answer = await resolver.ask(NAME)
+            answer = await resolver.ask(NAME.removesuffix(".svc"))
 
         assert server.order[0] == first
         assert sorted(server.order) == sorted(name.rstrip(".") for name in answer.searched)
         assert len(server.order) == 4
+
+
+async def test_a_full_name_of_the_cluster_is_asked_there_first(tmp_path: Path) -> None:
+    server = Nameserver({LONG: ["10.0.0.1"]})
+    async with resolving(tmp_path, server, System()) as resolver:
+        answer = await resolver.ask(NAME)
+    assert (answer.addresses, answer.searched) == (("10.0.0.1",), (f"{LONG}.",))
+    assert server.order == [LONG]
 
 
 async def test_a_final_dot_is_asked_as_it_is(tmp_path: Path) -> None:
@@ -151,7 +160,7 @@ async def test_a_silent_nameserver_is_not_asked_for_the_whole_search_list(tmp_pa
         await resolver.ask(NAME)
 
     assert len(server.order) > 1
-    assert set(server.order) == {f"{NAME}.ns.svc.cluster.local"}
+    assert set(server.order) == {LONG}
 
 
 async def test_both_families_are_asked_and_one_address_is_enough(tmp_path: Path) -> None:
