@@ -92,7 +92,6 @@ def test_a_block_of_the_docs_is_tried_or_says_that_it_is_not(block: Block) -> No
 _ARROW = r'(-- ".+" -->|== ".+" ==>|-->|==>)'
 MERMAID = {
     "flowchart LR": rf'(\w+\[".+"\]|subgraph \w+\["[^"]+"\]|end|\w+ {_ARROW} \w+)',
-    "sequenceDiagram": r"(participant \w+ as [^;]+|Note over \w+: [^;]+|\w+->>\w+: [^;]+)",
 }
 
 

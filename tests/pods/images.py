@@ -88,7 +88,7 @@ class Image:
         digest = hashlib.sha256(content).hexdigest()
         return self._with_layer(("program", path, digest, capability.hex()), write)
 
-    def with_packages(self, *requirements: str, needs: bool = True) -> Image:
+    def with_packages(self, *requirements: str, needs: bool = True, python: str = "3.11") -> Image:
         """The same image with Python packages in /opt/packages, as wheels with what they need.
 
         Without their `needs` what the index has in source alone is built as well.
@@ -99,10 +99,9 @@ class Image:
             folders(layer, target)
             pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(target)]
             pip += ["--only-binary", ":all:"] if needs else ["--no-deps"]
-            # The images' Python is the one that the oldest Debian among them has.
-            subprocess.run([*pip, "--python-version", "3.11", *requirements], check=True)
+            subprocess.run([*pip, "--python-version", python, *requirements], check=True)
 
-        return self._with_layer(("packages", *requirements), install)
+        return self._with_layer(("packages", python, *requirements), install)
 
     def with_wheel(self, prefix: str, requirement: str) -> Image:
         """The same image with a wheel's programs and libraries in a folder's bin and lib."""

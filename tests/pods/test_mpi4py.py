@@ -1,0 +1,65 @@
+"""mpi4py over two pods: an exception in one of the ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.pods import images
+from tests.pods.jobs import PATIENCE, alive, ended
+from tests.pods.operator import mpijob
+from tests.waiting import until
+
+if TYPE_CHECKING:
+    from tests.pods.cluster import Cluster
+    from tests.pods.images import Image
+
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]
+
+VERSION = "mpi4py==4.1.2"
+MPIS = {
+    "openmpi-4.1": "OpenMPI",
+    "openmpi-5.0": "OpenMPI",
+    "mpich-5.0": "MPICH",
+}
+EACH = pytest.mark.parametrize("name", MPIS)
+# Rank 0 waits in MPI for one that ends, whose interpreter then waits in MPI_Finalize.
+RAISES = """import sys
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+print(f"rank {world.rank} is here", flush=True)
+world.barrier()
+if world.rank == 1:
+    raise ValueError("rank 1's own")
+world.recv(source=1)
+"""
+
+
+def with_mpi4py(name: str) -> Image:
+    """It takes the MPI that it finds."""
+    python = "3.13" if name == "openmpi-5.0" else "3.11"
+    path = {"/usr/lib/python3/dist-packages/mpi4py.pth": "/opt/packages\n", "/raises.py": RAISES}
+    return images.image(name).with_packages(VERSION, python=python).with_files(path)
+
+
+@EACH
+def test_an_exception_ends_all_ranks_where_mpi4py_runs_the_program(
+    cluster: Cluster, rig: None, name: str
+) -> None:
+    words = ("mpirun", "python3", "-m", "mpi4py", "/raises.py")
+    job = ended(cluster, with_mpi4py(name), *words, code=1, mpi=MPIS[name])
+    assert "ValueError: rank 1's own" in job.launcher.stderr()
+
+
+@EACH
+def test_after_an_exception_alone_a_rank_waits_for_the_others(
+    cluster: Cluster, rig: None, name: str
+) -> None:
+    """No MPI ends it, nor does mpiboot: docs/how-to/frameworks.md says what to write."""
+    words = ["mpirun", "python3", "/raises.py"]
+    job = mpijob(cluster, with_mpi4py(name), workers=2, mpi=MPIS[name], launcher_args=words).start()
+    until(lambda: "ValueError: rank 1's own" in job.launcher.stderr(), PATIENCE)
+    job.launcher.exec("sleep", "10")
+    assert job.launcher.running
+    assert all(alive(worker, "python3") for worker in job.workers)
