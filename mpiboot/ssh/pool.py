@@ -121,6 +121,7 @@ class ClientSession(asyncssh.SSHClientSession[bytes]):
         self.status = FAILED
         self.words = b""  # the beginning of what it has written to stderr
         self.lost: Exception | None = None
+        self.ended_by = ""  # the signal that ended the command
         self.done = asyncio.Event()
 
     def connection_made(self, chan: asyncssh.SSHClientChannel[bytes]) -> None:
@@ -184,6 +185,11 @@ class ClientSession(asyncssh.SSHClientSession[bytes]):
     def exit_status_received(self, status: int) -> None:
         """Keep the command's status."""
         self.status = status
+
+    def exit_signal_received(self, signal: str, core_dumped: bool, msg: str, lang: str) -> None:  # noqa: FBT001
+        """Keep the signal that ended the command; ssh has the same status for it as for a loss."""
+        del core_dumped, msg, lang
+        self.ended_by = signal
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End, with the reason where the connection was lost."""
@@ -325,6 +331,8 @@ class Pool:
                 self._connections.give_back(connection)
             if session.lost is not None:
                 self._log_error(host, f"the connection is lost: {session.lost}")
+            elif session.ended_by:
+                self._log_error(host, f"its command was ended by SIG{session.ended_by}")
             elif session.words and 0 < session.status < FAILED:  # the shell's own reason
                 self._log_error(host, session.words.decode("utf-8", "replace"))
         except (OSError, ValueError, asyncio.TimeoutError, asyncssh.Error) as wrong:
