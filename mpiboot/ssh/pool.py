@@ -121,6 +121,7 @@ class ClientSession(asyncssh.SSHClientSession[bytes]):
         self.status = FAILED
         self.words = b""  # the beginning of what it has written to stderr
         self.lost: Exception | None = None
+        self.ended_by = ""  # the signal that ended the command
         self.done = asyncio.Event()
 
     def connection_made(self, chan: asyncssh.SSHClientChannel[bytes]) -> None:
@@ -189,6 +190,11 @@ class ClientSession(asyncssh.SSHClientSession[bytes]):
     def write_failure(self) -> str:
         """Why a part of its output is missing; empty where none is."""
         return self._stdout.failure or self._stderr.failure
+
+    def exit_signal_received(self, signal: str, core_dumped: bool, msg: str, lang: str) -> None:  # noqa: FBT001
+        """Keep the signal that ended the command; ssh has the same status for it as for a loss."""
+        del core_dumped, msg, lang
+        self.ended_by = signal
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End, with the reason where the connection was lost."""
@@ -333,6 +339,8 @@ class Pool:
             elif session.write_failure:  # status 0 would say that all of it is there
                 self._log_error(host, f"its output can't be written: {session.write_failure}")
                 return FAILED
+            elif session.ended_by:
+                self._log_error(host, f"its command was ended by SIG{session.ended_by}")
             elif session.words and 0 < session.status < FAILED:  # the shell's own reason
                 self._log_error(host, session.words.decode("utf-8", "replace"))
         except (OSError, ValueError, asyncio.TimeoutError, asyncssh.Error) as wrong:

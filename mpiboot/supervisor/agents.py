@@ -19,7 +19,14 @@ from typing import Final
 from mpiboot.core import log
 from mpiboot.core.launch_names import EVENTS, REQUESTS, SESSIONS
 from mpiboot.supervisor.signals import name
-from mpiboot.supervisor.state import AgentConnected, AgentEnded, AgentStarted, Event, PoolEnded
+from mpiboot.supervisor.state import (
+    SSH_FAILED,
+    AgentConnected,
+    AgentEnded,
+    AgentStarted,
+    Event,
+    PoolEnded,
+)
 from mpiboot.system import control_groups
 from mpiboot.system.loop import EventLoop
 from mpiboot.system.os_calls import process_handle
@@ -54,7 +61,8 @@ class Agents:
     def __post_init__(self) -> None:
         self._handles: dict[int, int] = {}
         self._ssh: dict[int, int] = {}  # the pid of each agent's ssh
-        self._carried: set[int] = set()  # agents whose sessions are the pool's
+        self._carried: set[int] = set()  # agents whose sessions are the pool's, and go on
+        self._of_pool: set[int] = set()  # the pool tells of each of these how its session ended
         # When it is known what became of an agent that isn't there any more; the soonest first, a
         # later word of the same agent beside the earlier.
         self._gone: dict[int, tuple[str, float]] = {}
@@ -135,6 +143,7 @@ class Agents:
                 self._ssh[int(pid)] = int(real)
             case ["running", _, "-", pid] if pid.isdigit():
                 self._carried.add(int(pid))
+                self._of_pool.add(int(pid))
             case ["closed", _, pid] if pid.isdigit():
                 self._session_has_ended(int(pid))
             case ["connected", host]:
@@ -209,7 +218,10 @@ class Agents:
     def _ended(self, host: str, pid: int, status: int, signalled: bool) -> None:  # noqa: FBT001
         words = last_words(f"{self.folder}/stderr/{host}") if status else ()
         self._gone.pop(pid, None)
-        self.feed(AgentEnded(host, pid, status, words, signalled=signalled))
+        # The pool says why a session failed; without a word the daemon had that status.
+        own = pid in self._of_pool and status == SSH_FAILED and not words
+        self._of_pool.discard(pid)
+        self.feed(AgentEnded(host, pid, status, words, signalled=signalled, own=own))
 
 
 def release_agents(folder: str) -> bool:

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from mpiboot.core import log
 from mpiboot.core.launch_names import LAUNCH_ID, PARENT, POOL, TRANSPORT
+from mpiboot.core.records_json import write_records
 from mpiboot.hosts import host_shell
 from mpiboot.hosts.host_shell import READ, WHEN_READ
 from mpiboot.network import counters
@@ -138,7 +139,6 @@ class Answers:
     async def serve(self) -> None:
         """Answer until the socket is closed; what runs then is cancelled."""
         # It warns of a command that ended by itself as it was to be killed.
-        # It warns of a command that ended by itself as it was to be killed.
         logging.getLogger("asyncio").setLevel("ERROR")
         over = asyncio.Event()
         asyncio.get_running_loop().add_reader(self._handle, self._read, over)
@@ -181,7 +181,7 @@ class Answers:
         commands, hosts = self._commands, self._hosts
         match request:
             case Request.EVIDENCE:
-                return await self._evidence(words)
+                await self._evidence(number, words)
             case Request.RANKS:
                 found = await ask_workers.ranks(commands, hosts, self._environ[LAUNCH_ID])
                 self._idle = {name: not number for name, number, _ in found}
@@ -204,14 +204,18 @@ class Answers:
                 )
         return []
 
-    async def _evidence(self, words: list[str]) -> list[str]:
-        now: ask_workers.Answers = {}
-        lines = await ask_workers.gather(self._commands, self._hosts, self._environ, words, now)
+    async def _evidence(self, number: int, words: list[str]) -> None:
+        after = await ask_workers.after_job(
+            self._commands,
+            self._hosts,
+            self._environ,
+            words,
+            lambda facts: self._write(number, False, write_records(facts)),
+        )
         measured = [host for host in self._hosts if host.counted]
         if measured:
-            after = {name: answer.counters for name, answer in now.items()}
-            write_transport(self._folder, transport.judge(measured, after, strict=False))
-        return lines
+            now = {name: answer.counters for name, answer in after.items()}
+            write_transport(self._folder, transport.judge(measured, now, strict=False))
 
     def _write(self, *message: Any) -> None:  # noqa: ANN401 - what JSON takes
         text = json.dumps(message).encode() + b"\n"

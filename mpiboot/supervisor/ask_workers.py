@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any, Final, TypeAlias, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
 
 from mpiboot.hosts import host_shell
 from mpiboot.hosts.host_shell import HostAnswer
@@ -13,6 +13,7 @@ from mpiboot.network.counters import QUESTION
 from mpiboot.supervisor import evidence
 from mpiboot.supervisor.evidence import HostSnapshot
 from mpiboot.supervisor.host_commands import HostCommands, in_time
+from mpiboot.supervisor.state import HostFacts
 from mpiboot.system.process import working_directory
 
 SECONDS: Final = 4.0
@@ -20,10 +21,10 @@ _SECONDS_BESIDE_THE_JOB: Final = 20.0  # its hosts are busy, and nobody waits
 # After the job many a pod is gone, and an address without a pod answers nothing: within this a SYN
 # that was lost is sent again.
 LOGIN: Final = 2.0
-T = TypeVar("T")
+# What a host may still say whose name has gone.
+_LAST_WORD: Final = 0.5
 
 _MEMORY: Final = ("memory", "memory_sizes")
-Answers: TypeAlias = "dict[str, HostAnswer]"  # by host
 
 
 async def _addresses(before: HostSnapshot) -> tuple[str, ...] | None:
@@ -49,89 +50,91 @@ async def _resolved(name: str) -> tuple[str, ...] | None:
     return tuple(str(item[4][0]) for item in found)
 
 
-async def _evidence(
-    commands: HostCommands,
-    before: HostSnapshot,
-    wanted: Sequence[str],
-    now: Answers,
-    *,
-    blamed: bool,
-) -> tuple[evidence.Explanation, ...]:
-    counted = (QUESTION,) if before.counted else ()
-    if before.here:  # of the launcher no more, and of its programs only where it has ranks
-        wanted = () if before.may_idle else wanted
-    command = host_shell.ask(*_MEMORY, *wanted, *counted)
-    if before.here:
-        answer = await commands.run(before, command, LOGIN)
-        return _judged(before, answer, now) if answer else ()
-    resolving = asyncio.ensure_future(_addresses(before))
-    asking = asyncio.ensure_future(commands.run(before, command, LOGIN))
-    # A host whose name has gone, or leads elsewhere, needs no further patience.
-    try:
-        if found := evidence.unreachable(before, await resolving):
-            return found
-        answer = await asking
-    finally:
-        asking.cancel()
-    if answer:
-        return _judged(before, answer, now)
-    return evidence.silent(before) if blamed else ()
+class _Inquiry:
+    """What became of asking one host after the job: each part counts, whatever the others do."""
+
+    def __init__(self, before: HostSnapshot) -> None:
+        self._before = before
+        self._answered: bool | None = None
+        self._why = ""
+        self._addresses: tuple[str, ...] | None = None
+        self.answer: HostAnswer | None = None
+
+    def facts(self) -> HostFacts:
+        """Say what is known by now."""
+        return evidence.facts_of(
+            self._before,
+            self.answer,
+            answered=self._answered,
+            why=self._why,
+            addresses=self._addresses,
+        )
+
+    async def run(self, commands: HostCommands, command: str) -> None:
+        """Ask the host, and the nameserver beside it."""
+        asking = asyncio.ensure_future(self._ask(commands, command))
+        resolving = asyncio.ensure_future(self._resolve())
+        try:
+            await asyncio.wait((asking, resolving), return_when=asyncio.FIRST_COMPLETED)
+            # A name goes before its pod does. One that leads elsewhere needs no further patience.
+            gone = evidence.moved(self._before, self._addresses)
+            await asyncio.wait((asking,), timeout=_LAST_WORD if gone else None)
+            if self.answer is None:
+                await resolving
+        finally:
+            asking.cancel()
+            resolving.cancel()
+
+    async def _ask(self, commands: HostCommands, command: str) -> None:
+        async with commands.turn():
+            self._answered = False
+            try:
+                output = await commands.output(self._before, command, LOGIN)
+            except Exception as exc:  # noqa: BLE001 - asyncssh's own errors, which are not loaded here
+                self._why = " ".join(str(exc).split())
+                return
+        self._answered = output is not None
+        self.answer = None if output is None else host_shell.read(output)
+
+    async def _resolve(self) -> None:
+        self._addresses = await _addresses(self._before)
 
 
-def _judged(before: HostSnapshot, output: str, now: Answers) -> tuple[evidence.Explanation, ...]:
-    now[before.name] = host_shell.read(output)
-    return evidence.judge(before, now[before.name])
-
-
-async def _ask_all(
-    hosts: Iterable[HostSnapshot],
-    ask: Callable[[HostSnapshot], Coroutine[Any, Any, T]],
-    seconds: float,
-) -> list[tuple[HostSnapshot, T | None]]:
-    """Give what each host has answered, None where nothing came in time, or it failed."""
-    asked = tuple(hosts)
-    tasks = await in_time(map(ask, asked), seconds)
-    return [
-        (host, None if task.cancelled() or task.exception() else task.result())
-        for host, task in zip(asked, tasks, strict=True)
-    ]
-
-
-async def gather(
+async def after_job(
     commands: HostCommands,
     hosts: Sequence[HostSnapshot],
     environ: Mapping[str, str],
     words: Sequence[str],
-    now: Answers,
-) -> list[str]:
-    """Ask hosts, the first ones first; what has not answered in time is left out.
+    tell: Callable[[HostFacts], None],
+) -> dict[str, HostAnswer]:
+    """Ask all hosts at once for what explains a failure; give what they answered.
 
     Args:
         commands: runs them.
         hosts: all of the job's.
         environ: mpirun's environment.
-        words: the host where the first rank was ended, the program of which hosts are asked whether
-            they can run it, and other hosts to ask first.
-        now: gets what they answered.
+        words: the program of which hosts are asked whether they can run it, empty for none, and
+            hosts that are asked first.
+        tell: called with what is known of each host, as soon as it is.
     """
-    where, program, *named = words
-    hosts = sorted(
-        hosts, key=lambda host: (not host.here, host.name != where, host.name not in named)
-    )
+    program, *named = words
     path, folder = environ.get("PATH", ""), working_directory(environ)
     wanted = host_shell.lacks(program, path, folder) if program else ()
+    inquiries = {host.name: _Inquiry(host) for host in hosts}
+    late = dict(inquiries)
 
-    def explain(host: HostSnapshot) -> Coroutine[Any, Any, tuple[evidence.Explanation, ...]]:
-        return _evidence(commands, host, wanted, now, blamed=_is(host, where))
+    async def inquire(host: HostSnapshot) -> None:
+        # Of the launcher's programs only where it has ranks.
+        programs = () if host.here and host.may_idle else wanted
+        counted = (QUESTION,) if host.counted else ()
+        await late[host.name].run(commands, host_shell.ask(*_MEMORY, *programs, *counted))
+        tell(late.pop(host.name).facts())
 
-    rows, commands.waiting = [], 0
-    for host, answer in await _ask_all(hosts, explain, SECONDS):
-        found = evidence.silent(host) if answer is None and host.name == where else answer or ()
-        rows += [(item.order, item.line(host.name)) for item in found]
-    lines = [line for _, line in sorted(rows, key=lambda row: row[0])]
-    if commands.waiting:
-        lines.append(f"{commands.waiting} of {len(hosts)} hosts could not be asked in time")
-    return lines
+    first = sorted(hosts, key=lambda host: (not host.here, host.name not in named))
+    await in_time(map(inquire, first), SECONDS)
+    for inquiry in late.values():
+        tell(inquiry.facts())
+    return {name: one.answer for name, one in inquiries.items() if one.answer}
 
 
 async def _beside_the_job(
@@ -139,8 +142,13 @@ async def _beside_the_job(
 ) -> list[tuple[HostSnapshot, host_shell.HostAnswer]]:
     """Ask hosts while the job runs; who has not answered in time is left out."""
     command, seconds = host_shell.ask(question), _SECONDS_BESIDE_THE_JOB
-    answers = await _ask_all(hosts, lambda host: commands.run(host, command, seconds), seconds)
-    return [(host, host_shell.read(output)) for host, output in answers if output]
+    tasks = await in_time((commands.run(host, command, seconds) for host in hosts), seconds)
+    texts = [None if task.cancelled() else task.result() for task in tasks]
+    return [
+        (host, host_shell.read(text))
+        for host, text in zip(hosts, texts, strict=True)
+        if text is not None
+    ]
 
 
 async def ranks(
@@ -158,8 +166,3 @@ async def ranks(
         for host, answer in found
         if answer.ranks is not None or host.mpiboot
     ]
-
-
-def _is(host: HostSnapshot, where: str) -> bool:
-    """Whether mpirun's name for a host is that host: its own it may have long or short."""
-    return host.name in (where, where.partition(".")[0] if host.here else where)

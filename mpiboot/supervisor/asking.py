@@ -24,7 +24,7 @@ from mpiboot.system.loop import EventLoop
 class Request(str, Enum):
     """What is queried; the words that follow it are behind each."""
 
-    EVIDENCE = "evidence"  # why the job failed: HOST PROGRAM OTHER-HOST...
+    EVIDENCE = "evidence"  # why the job failed: PROGRAM HOST..., a line of JSON for each host
     RANKS = "ranks"  # each host's number of ranks and their MPI libraries, while the job runs
     COUNT = "count"  # what carried the data: STRICT OVER, each 0 or 1
     NOTIFY = "notify"  # how the job ended: ATTEMPT HOLD WHY

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from mpiboot.core.records_json import read_record, write_records
 from mpiboot.core.wording import size_of
 from mpiboot.network.counters import CountedPort
+from mpiboot.supervisor.state import HostFacts
 
 if TYPE_CHECKING:
     from mpiboot.core.facts import Worker
@@ -150,27 +151,6 @@ def from_json(text: str) -> tuple[HostSnapshot, ...]:
     return tuple(read_record(HostSnapshot, item) for item in json.loads(text))
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """One thing that explains a failure; the lowest ``order`` explains the most.
-
-    With a ``reference`` it may be the failure itself: a row of checks, or ``rank-memory``; with
-    ``host-gone`` nobody can look inside that host.
-    """
-
-    order: int
-    message: str
-    reference: str = ""
-
-    def line(self, host: str) -> str:
-        """Write it for the parent of mpirun."""
-        return (
-            f"{self.reference}\t{host}\t{self.message}"
-            if self.reference
-            else f"{host}: {self.message}"
-        )
-
-
 def _namespace(dns: str) -> str:
     """Write kubectl's option for the namespace of ``pod.service.namespace.svc...``."""
     labels = dns.split(".")
@@ -196,32 +176,49 @@ def _events(before: HostSnapshot) -> str:
     return f"kubectl get events{which}"
 
 
-def silent(before: HostSnapshot) -> tuple[Explanation, ...]:
-    """Judge the lost host, where it can't be asked and its name says nothing."""
-    message = "it could not be asked; to see why its container ended: "
-    return (Explanation(4, message + kubectl(before), "host-gone"),)
+def moved(before: HostSnapshot, addresses: tuple[str, ...] | None) -> str:
+    """Say that a host's name leads nowhere or elsewhere; empty where it doesn't, or is unknown.
 
-
-def unreachable(before: HostSnapshot, addresses: tuple[str, ...] | None) -> tuple[Explanation, ...]:
-    """Judge a host that can't be asked; ``addresses`` of its name are None where unknown."""
-    if addresses is None:
-        return ()
+    Args:
+        before: what the gate saw.
+        addresses: the name's addresses now; None where nobody can tell.
+    """
+    if addresses is None or before.address in addresses:
+        return ""
     if not addresses:
         # A headless Service drops a pod whose container has ended for good, too.
         message = "its name does not resolve any more: its container ended, or its pod is gone"
-        return (Explanation(2, f"{message}: {_events(before)}", "host-gone"),)
-    if before.address not in addresses:
-        now = f"its name now has the address {addresses[0]}, not {before.address}"
-        message = f"{now}: the pod was replaced: {_events(before)}"
-        return (Explanation(2, message, "host-gone"),)
-    return ()
+    else:
+        message = f"its name now has the address {addresses[0]}, not {before.address}: "
+        message += "the pod was replaced"
+    return f"{message}: {_events(before)}"
 
 
-def judge(before: HostSnapshot, answer: HostAnswer) -> tuple[Explanation, ...]:
-    """Judge what a host answered; the launcher's row decides only where an ssh was killed."""
-    row = "launcher-memory" if before.here else "rank-memory"
-    killed = _killed(before, answer)
-    return (*_programs(answer), *((Explanation(0, killed, row),) if killed else ()))
+def facts_of(
+    before: HostSnapshot,
+    answer: HostAnswer | None,
+    *,
+    answered: bool | None = None,
+    why: str = "",
+    addresses: tuple[str, ...] | None = None,
+) -> HostFacts:
+    """Compare what a host answered, and what its name leads to, with what the gate saw.
+
+    Args:
+        before: what the gate saw.
+        answer: what the host answered; None where it did not.
+        answered: whether it could be entered; None: not known.
+        why: why it could not.
+        addresses: as for ``moved``; of no interest where it has answered.
+    """
+    if answer is None:
+        gone = moved(before, addresses)
+        return HostFacts(before.name, answered, why, before.here, gone=gone, look=kubectl(before))
+    memory = _killed(before, answer)
+    lacking = next(
+        (_WAYS[way].format(program) for way, program in answer.lacks if way in _WAYS), ""
+    )
+    return HostFacts(before.name, True, here=before.here, memory=memory, lacks=lacking)
 
 
 def _killed(before: HostSnapshot, answer: HostAnswer) -> str:
@@ -239,11 +236,3 @@ def _killed(before: HostSnapshot, answer: HostAnswer) -> str:
     message = f"out of memory: the kernel killed {what} of this pod{shown}"
     when = f" since the hosts were checked, just before {before.started}"
     return message + (when if before.started else "")
-
-
-def _programs(answer: HostAnswer) -> list[Explanation]:
-    return [
-        Explanation(0, _WAYS[way].format(program), "program-missing")
-        for way, program in answer.lacks
-        if way in _WAYS
-    ]

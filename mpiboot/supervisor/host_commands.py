@@ -50,7 +50,6 @@ class HostCommands:
         self.pool = pool
         self._pods, self._environ = pods, environ
         self._free = asyncio.Semaphore(_AT_ONCE)
-        self.waiting = 0  # commands that have not had their turn
 
     async def run(self, host: HostSnapshot, command: str, seconds: float) -> str | None:
         """Give a command's output; None where it fails, as where the host can't be reached.
@@ -62,20 +61,26 @@ class HostCommands:
         """
         async with self.turn():
             try:
-                started = await self.start(host, command, seconds)
-                try:
-                    return await started.output()
-                finally:
-                    started.end()
+                return await self.output(host, command, seconds)
             except Exception:  # noqa: BLE001 - asyncssh's own errors, which are not loaded here
                 return None
+
+    async def output(self, host: HostSnapshot, command: str, seconds: float) -> str | None:
+        """Give a command's output, None where that fails there; who calls it has the turn.
+
+        Raises:
+            Exception: it can't be started.
+        """
+        started = await self.start(host, command, seconds)
+        try:
+            return await started.output()
+        finally:
+            started.end()
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
         """Wait until so many others have ended that one more may be started."""
-        self.waiting += 1
         async with self._free:
-            self.waiting -= 1
             yield
 
     async def start(self, host: HostSnapshot, command: str, seconds: float) -> HostCommand:

@@ -15,16 +15,6 @@ from typing import Any, Final, TypeAlias
 
 from mpiboot.core.setting_types import LogLevel
 from mpiboot.core.wording import counted, first_few
-from mpiboot.supervisor.judgement import (
-    LISTED,
-    how,
-    judge,
-    lacks,
-    launch_timeout,
-    pod_ending,
-    pool_lost,
-    rank_name,
-)
 from mpiboot.supervisor.state import (
     SIGKILL,
     SIGTERM,
@@ -33,11 +23,9 @@ from mpiboot.supervisor.state import (
     AgentConnected,
     AgentEnded,
     AgentStarted,
-    CheckHost,
     CountRanks,
     Event,
     Finish,
-    HostChecked,
     HostEnding,
     Job,
     KillMpirun,
@@ -62,6 +50,15 @@ from mpiboot.supervisor.state import (
     by_ssh,
     signal_name,
 )
+from mpiboot.supervisor.verdict import (
+    LISTED,
+    how,
+    lacks,
+    launch_timeout,
+    pod_ending,
+    pool_lost,
+    rank_name,
+)
 
 # Seconds. A second and a half suffices 4.1 to end after a lost daemon; a suspended job's workers
 # and launcher get their signals within a second or so; a pod's usual grace is 30 s: 20 + 5 fit.
@@ -70,7 +67,6 @@ DELAYS: Final = {
     Timer.RANKS: 10.0,
     Timer.LOST_DAEMON: 3.0,
     Timer.SUSPENSION: 2.0,
-    Timer.HOST_CHECK: 3.0,
     Timer.KILL: 5.0,
     Timer.KILLED: 5.0,
     Timer.AGENTS: 5.0,
@@ -82,9 +78,7 @@ _LAUNCH_GRACE: Final = 5.0
 # After its last rank mpirun ends within a second or so, however loaded its host is.
 _FOLLOW: Final = 5.0
 # What is waited for after mpirun has ended.
-WAITS: Final = frozenset((Timer.AGENTS, Timer.HOST_CHECK, Timer.SUSPENSION))
-# After this many lost hosts one more answer adds nothing.
-_HOST_CHECKS: Final = 16
+WAITS: Final = frozenset((Timer.AGENTS, Timer.SUSPENSION))
 
 Step: TypeAlias = tuple[State, tuple[Action, ...]]
 
@@ -104,7 +98,7 @@ def step(state: State, event: Event) -> Step:
         return state, ()
     new, actions = _RULES[type(event)](state, event)
     if new.ended is not None and not new.pending & WAITS:
-        return replace(new, finished=True, pending=frozenset()), (*actions, Finish(judge(new)))
+        return replace(new, finished=True, pending=frozenset()), (*actions, Finish())
     return new, actions
 
 
@@ -193,7 +187,7 @@ def _signalled(state: State, event: Signalled) -> Step:
     state = replace(state, signal=state.signal or event.number)
     # No host is blamed for the end of a job that is being ended: its workers may have got the
     # signal first.
-    state = replace(_stop(state, *WAITS), being_checked=frozenset())
+    state = _stop(state, *WAITS)
     if state.ended is not None:
         return state, ()
     if not state.stage:
@@ -306,9 +300,10 @@ def _agent_ended(state: State, event: AgentEnded) -> Step:
         event.host,
         event.status,
         event.words,
-        sure=by_ssh(event.status) and not event.signalled,
+        sure=by_ssh(event.status) and not (event.signalled or event.own),
         connected=event.host in state.connected,
         after=state.ended is not None,
+        own=event.own,
         remote=state.job.remote,
     )
     before = state.losses
@@ -316,7 +311,8 @@ def _agent_ended(state: State, event: AgentEnded) -> Step:
     if event.killed and before and event.host != state.lost_daemon:
         return state, ()  # an mpirun that gives up over a lost host kills the other agents
     actions: tuple[Action, ...] = ()
-    if state.ended is None and Timer.LOST_DAEMON not in state.pending and not state.stage:
+    at_end = event.own and event.status in state.job.family.at_end
+    if state.ended is None and Timer.LOST_DAEMON not in state.pending and not at_end:
         state, actions = _start(state, Timer.LOST_DAEMON)
     follows = state.lost_daemon not in ("", event.host)
     if not loss.sure and not (event.killed and not follows and _may_be_lost(state)):
@@ -324,35 +320,13 @@ def _agent_ended(state: State, event: AgentEnded) -> Step:
     if not any(item.sure for item in before):
         state, more = _start(state, Timer.SUSPENSION)
         actions += more
-    actions += (Say(LogLevel.WARNING, "agent", how(loss), loss.host),)
-    return _check(state, (loss.host,) if loss.connected or state.ran else (), actions)
+    return state, (*actions, Say(LogLevel.WARNING, "agent", how(loss), loss.host))
 
 
 def _may_be_lost(state: State) -> bool:
     """Whether a lost host may be behind mpirun's end, as far as its status tells."""
     ended = state.ended
     return ended is None or (not ended.signal and ended.status in state.job.family.lost)
-
-
-def _check(state: State, hosts: tuple[str, ...], actions: tuple[Action, ...]) -> Step:
-    asked = {host for host, _, _ in state.checked} | state.being_checked
-    wanted = tuple(host for host in hosts if host not in asked)[: max(0, _HOST_CHECKS - len(asked))]
-    if not wanted:
-        return state, actions
-    state, begun = _start(state, Timer.HOST_CHECK)
-    state = replace(state, being_checked=state.being_checked | set(wanted))
-    return state, (*actions, *begun, *(CheckHost(host) for host in wanted))
-
-
-def _host_checked(state: State, event: HostChecked) -> Step:
-    if event.host not in state.being_checked:
-        return state, ()
-    state = replace(
-        state,
-        being_checked=state.being_checked - {event.host},
-        checked=(*state.checked, (event.host, event.reachable, event.message)),
-    )
-    return (state if state.being_checked else _stop(state, Timer.HOST_CHECK)), ()
 
 
 # What mpirun reports, and its end
@@ -415,8 +389,7 @@ def _mpirun_ended(state: State, event: MpirunEnded) -> Step:
         return state, ()
     state = replace(state, ended=event)
     lost = any(loss.sure for loss in state.losses) or _may_be_lost(state)
-    kept = state.pending & ({Timer.SUSPENSION, Timer.HOST_CHECK} if lost else frozenset())
-    state = replace(state, pending=kept, being_checked=state.being_checked if lost else frozenset())
+    state = replace(state, pending=state.pending & {Timer.SUSPENSION} if lost else frozenset())
     if state.cause and not state.signal and state.cause == pod_ending(state.cause.host):
         # Where all pods of a job are terminated, the launcher's own signal may come after this.
         return _start(_stop(state, *WAITS), Timer.SUSPENSION)
@@ -435,14 +408,7 @@ def _launch_over(state: State) -> Step:
 def _agents_late(state: State) -> Step:
     late = tuple(sorted({host for host, _ in state.agents}))
     message = f"{first_few(late, LISTED)}: its session was still open 5 s after mpirun ended"
-    return _check(
-        replace(state, late_agents=late), late, (Say(LogLevel.WARNING, "agent", message),)
-    )
-
-
-def _no_answer(state: State) -> Step:
-    unknown = tuple((host, None, "") for host in sorted(state.being_checked))
-    return replace(state, being_checked=frozenset(), checked=(*state.checked, *unknown)), ()
+    return replace(state, late_agents=late), (Say(LogLevel.WARNING, "agent", message),)
 
 
 def _escalate_alone(state: State) -> Step:
@@ -459,7 +425,6 @@ _TIMES_UP: Final[Mapping[Timer, Callable[[State], Step]]] = {
     Timer.KILL: _escalate_alone,
     Timer.KILLED: lambda state: _mpirun_ended(state, MpirunEnded(0, SIGKILL)),
     Timer.AGENTS: _agents_late,
-    Timer.HOST_CHECK: _no_answer,
     Timer.SUSPENSION: lambda state: (state, ()),
 }
 
@@ -479,7 +444,6 @@ _RULES: Final[Mapping[type[Event], Callable[[State, Any], Step]]] = {
     RanksLeft: _ranks_left,
     HostEnding: _host_ending,
     PoolEnded: _pool_ended,
-    HostChecked: _host_checked,
     Signalled: _signalled,
     MpirunEnded: _mpirun_ended,
     TimerFired: _timer_fired,

@@ -19,9 +19,7 @@ from mpiboot.core.model import Finding, Level
 from mpiboot.supervisor import job, mpirun_messages
 from mpiboot.supervisor.agents import Agents
 from mpiboot.supervisor.asking import Queries, Question, Request, Saving
-from mpiboot.supervisor.host_checks import HostChecks
 from mpiboot.supervisor.host_watch import Notices, unused_hosts
-from mpiboot.supervisor.judgement import other_mpi, time_limit
 from mpiboot.supervisor.mpirun_messages import MpirunStreams
 from mpiboot.supervisor.output import OutputWriter
 from mpiboot.supervisor.processes import (
@@ -37,11 +35,9 @@ from mpiboot.supervisor.state import (
     FAMILIES,
     UNKNOWN,
     Action,
-    CheckHost,
     CountRanks,
     Event,
     Finish,
-    HostChecked,
     HostEnding,
     Job,
     KillMpirun,
@@ -55,18 +51,19 @@ from mpiboot.supervisor.state import (
     SessionOver,
     Signalled,
     StartTimer,
+    State,
     StopRanks,
     Timer,
     TimerFired,
-    Verdict,
 )
+from mpiboot.supervisor.verdict import other_mpi, time_limit
 from mpiboot.system.loop import EventLoop
 from mpiboot.system.os_calls import reap
 from mpiboot.system.spawn import spawn
 
 
 class Mpirun:
-    """One mpirun, from its start to its verdict."""
+    """One mpirun, from its start to its end."""
 
     def __init__(
         self,
@@ -83,8 +80,7 @@ class Mpirun:
         self.folder = spec.folder
         self.child = 0
         self.pool = 0  # the process with the hosts' connections
-        self.verdict: Verdict | None = None
-        self.signalled = 0  # the signal that came once it was judged: whoever ends hurries
+        self.signalled = 0  # the signal that came after its end: whoever ends hurries
         self._environ = environ
         self._loop = loop
         self._signals = signals
@@ -95,7 +91,6 @@ class Mpirun:
             loop, stderr, self._ranks_ended, spec, self._family, self._one_rank_each
         )
         self._deadlines: dict[Timer, float] = {}
-        self._checks = HostChecks(self._loop, self._answered)
         self._agents = Agents(
             loop, self.folder, self._remotes, lambda: self._state.agents, self._feed
         )
@@ -155,36 +150,39 @@ class Mpirun:
         finally:
             self.streams.listen()
 
-    def result(self) -> Verdict:
-        """Wait for the end, and judge it."""
+    def result(self) -> State:
+        """Wait for the end; give all that was observed."""
         self._do(self._first)
-        while self.verdict is None:
+        while not self._state.finished:
             self._turn()
-        if not self.verdict.code:
+        if self._state.ended == MpirunEnded(0):
             self._try("what names unused hosts", lambda: self._name_unused({}))
         self._try("what looks for another MPI", self._check_program)
         self._notices.close()
         self._ranks.stop()
         self._saving.release()
         self._agents.ignore()
-        return self._placed(self.verdict)
+        return self._placed()
 
-    def end_left(self) -> int:
-        """End what it left on this pod, and pass on what that wrote; give how many there were."""
-        left = end_all(self.child, self.folder)
+    def end_left(self, *, running: bool = False) -> int:
+        """End what it left on this pod, and pass on what that wrote; give how many there were.
+
+        With ``running`` it is ended, too.
+        """
+        left = end_all(self.child, self.folder, running=running)
         self.streams.read_last()
         return left
 
-    def _placed(self, verdict: Verdict) -> Verdict:
+    def _placed(self) -> State:
         """Name the host of a rank of which mpirun told none: its table is written late."""
-        if verdict.rank is None or verdict.host:
-            return verdict
-        return replace(
-            verdict, host=self._agents.host_of(mpirun_messages.host_of(self.folder, verdict.rank))
-        )
+        first = self._state.first_rank
+        if first is None or first.rank is None or first.host:
+            return self._state
+        host = self._agents.host_of(mpirun_messages.host_of(self.folder, first.rank))
+        return replace(self._state, first_rank=replace(first, host=host))
 
     def _turn(self) -> None:
-        times = [*self._deadlines.values(), *self._checks.deadlines(), *self._agents.deadlines()]
+        times = [*self._deadlines.values(), *self._agents.deadlines()]
         if self._saving.due is not None:
             times.append(self._saving.due)
         self._loop.wait(min(times, default=None))
@@ -193,7 +191,6 @@ class Mpirun:
         for timer, when in list(self._deadlines.items()):
             if when <= now and self._deadlines.pop(timer, None) is not None:
                 self._feed(TimerFired(timer))
-        self._try("what asks hosts for an answer", lambda: self._checks.give_up(now))
         if not self._try("what lets ranks save", self._saving.look):
             self._saving.release()  # no mpirun stays held
 
@@ -266,12 +263,10 @@ class Mpirun:
                     send([self.child, *found], signal.SIGKILL)
                 case CountRanks():
                     self._try("what counts ranks", self._ranks.ask)
-                case CheckHost(host=host):
-                    self._ask(host)
                 case Say(level=level, event=event, message=message, host=host):
                     log.say(level, event, f"{host}: {message}" if host else message, host=host)
-                case Finish(verdict=verdict):
-                    self.verdict = verdict
+                case Finish():  # ``result`` has waited for it
+                    pass
 
     def _mpiruns(self) -> list[int]:
         """Find mpirun: the child, those with its name below it, and whoever started an agent."""
@@ -286,7 +281,7 @@ class Mpirun:
         for number, by_terminal in self._signals.read():
             if number == signal.SIGCHLD:
                 self._reap()
-            elif self.verdict and number in ENDING:
+            elif self._state.finished and number in ENDING:
                 self.signalled = self.signalled or number
             else:
                 log.info("signal", f"got {name(number)}")
@@ -309,15 +304,3 @@ class Mpirun:
     def _ranks_ended(self, ends: list[RankEnded]) -> None:
         for found in ends:
             self._feed(replace(found, host=self._agents.host_of(found.host)))
-
-    # What is asked
-
-    def _ask(self, host: str) -> None:
-        remote = self._remotes.get(host)
-        if remote is None:
-            self._feed(HostChecked(host, reachable=None))
-            return
-        self._checks.ask(host, remote.address, remote.port)
-
-    def _answered(self, host: str, reachable: bool | None, message: str) -> None:  # noqa: FBT001
-        self._feed(HostChecked(host, reachable, message))

@@ -33,12 +33,12 @@ from mpiboot.core.launch_names import (
     WANTED,
 )
 from mpiboot.core.launch_spec import Failure, LaunchSpec, ParentOptions, Result, from_line
+from mpiboot.core.records_json import read_record
 from mpiboot.core.setting_types import ProveTransport
 from mpiboot.core.wording import counted
 from mpiboot.supervisor import report
 from mpiboot.supervisor.agents import release_agents
 from mpiboot.supervisor.asking import Queries, Request
-from mpiboot.supervisor.judgement import LOSSES, not_startable, proved, verdict_of, warned_of
 from mpiboot.supervisor.mpirun import Mpirun
 from mpiboot.supervisor.output import OutputWriter
 from mpiboot.supervisor.processes import (
@@ -50,7 +50,9 @@ from mpiboot.supervisor.processes import (
     wait_gone,
 )
 from mpiboot.supervisor.signals import ENDING, Signals, by_signal, has_terminal, name
-from mpiboot.supervisor.state import FAMILIES, UNKNOWN, Verdict
+from mpiboot.supervisor.state import HostFacts, State, Verdict
+from mpiboot.supervisor.verdict import needs_hosts, not_startable, verdict_of
+from mpiboot.supervisor.verdict import verdict as judge
 from mpiboot.system import control_groups
 from mpiboot.system.loop import EventLoop
 from mpiboot.system.os_calls import (
@@ -523,44 +525,35 @@ class Parent:
                 dismiss_guard(shell)
             return self._ended(spec, not_startable(spec.argv, os.environ, wrong))
         try:
-            verdict = mpirun.result()
-            hung_up = verdict.by_signal and verdict.code == BY_SIGNAL + signal.SIGHUP
-            if hung_up and os.environ.get(TIMED):
-                verdict = Verdict(0, "", "its time was over")
+            state = mpirun.result()
             self._run_times = (started, time.monotonic())
             self._told = mpirun.signalled
         except BaseException:
             # Never leave an mpirun without a parent: nobody would end it, or say how it ended.
-            mpirun.end_left()
+            mpirun.end_left(running=True)
             raise
         left = mpirun.end_left()
         if left:
             log.debug("killed", f"ended {counted(left, 'process', 'processes')} that mpirun left")
         if shell is not None:
             dismiss_guard(shell)
-        self._hurries = verdict.by_signal
-        verdict, lines = self._explained(spec, verdict)
-        return self._ended(spec, verdict, lines, mpirun.streams.stdout)
+        self._hurries = state.signal != 0
+        verdict = self._judged(spec, state)
+        return self._ended(spec, verdict, mpirun.streams.stdout)
 
-    def _explained(self, spec: LaunchSpec, verdict: Verdict) -> tuple[Verdict, tuple[str, ...]]:
-        """Ask the workers what explains a failure, and what carried the data of the job."""
-        lines: tuple[str, ...] = ()
-        if verdict.code and not verdict.by_signal:
-            family = FAMILIES.get(spec.family, UNKNOWN)
-            # The program whose lack on some host may be what the verdict is about.
-            # Hydra's proxy there may end with ssh's own status, as where a host is lost.
-            lacks = (
-                family.mixes_statuses and verdict.reference in LOSSES
-                if verdict.reference
-                else verdict.code in family.lacking
-            )
-            program = verdict.missing or (spec.program if lacks else "")
-            # Evidence begins with the host that it is of, where it is of one.
-            others = (line.partition(": ")[0] for line in verdict.evidence)
-            asked = (verdict.host, program, *others)
-            lines = self._query(Request.EVIDENCE, *asked)
-            verdict, lines = proved(warned_of(verdict, spec.warned), lines)
-        elif spec.prove and not verdict.code:
+    def _judged(self, spec: LaunchSpec, state: State) -> Verdict:
+        """Judge a job that has ended, by what its hosts answer now; say what carried its data."""
+        hosts: tuple[HostFacts, ...] = ()
+        if needs_hosts(state):
+            first = (state.first_rank, state.lacking, *state.losses)
+            named = [item.host for item in first if item] + list(state.late_agents)
+            program = state.lacking.what if state.lacking else spec.program
+            lines = self._query(Request.EVIDENCE, program, *dict.fromkeys(named))
+            hosts = tuple(read_record(HostFacts, json.loads(line)) for line in lines)
+        found = judge(state, hosts, spec.warned)
+        if found.by_signal and found.code == BY_SIGNAL + signal.SIGHUP and os.environ.get(TIMED):
+            found = Verdict(0, "", "its time was over")
+        if spec.prove and not found.code:
             # By the same sessions; with ``fail`` how it ended is known only then.
             strict = spec.prove == ProveTransport.FAIL.value
             over = bool(spec.attempt) and not strict
@@ -568,13 +561,13 @@ class Parent:
             self._query(Request.COUNT, str(int(strict)), str(int(over)), seconds=seconds)
         self._transport = {"planned": spec.transport}
         try:
-            if spec.prove and not verdict.by_signal:
-                self._transport = report.tell_transport(spec, verdict.code)
+            if spec.prove and not found.by_signal:
+                self._transport = report.tell_transport(spec, found.code)
         except Exception as wrong:  # noqa: BLE001 - how the job ended is known
             log.failed("what tells what carried the data", wrong)
-        if not verdict.code and report.fails(spec, self._transport):
-            verdict = verdict_of("transport", self._transport["message"])
-        return verdict, lines
+        if not found.code and report.fails(spec, self._transport):
+            return verdict_of("transport", self._transport["message"])
+        return found
 
     def _become(self, spec: LaunchSpec, preparation: Preparation) -> int:
         """Become mpirun; a signal that comes before that ends this process."""
@@ -624,7 +617,6 @@ class Parent:
         self,
         spec: LaunchSpec,
         verdict: Verdict,
-        lines: tuple[str, ...] = (),
         stdout: OutputWriter | None = None,
     ) -> int:
         """Notify the workers first, as a reader of the output that stalls must hold none of them.
@@ -632,17 +624,16 @@ class Parent:
         Args:
             spec: what was started.
             verdict: how it ended.
-            lines: what the hosts reported, the most likely cause first.
             stdout: mpirun's, where something of it may be left.
         """
         hold = 0.0 if verdict.by_signal else self._options.hold_on_failure
         if spec.attempt:
-            self._notify(spec.attempt, report.why(verdict, lines), hold)
+            self._notify(spec.attempt, report.why(verdict), hold)
         if stdout:
             verdict = self._passed_on(stdout, verdict)
         seconds = time.monotonic() - self._began
         self._tell_command(0 if verdict.by_signal else verdict.code)
-        report.tell(verdict, spec, seconds, self._options.termination_log, lines)
+        report.tell(verdict, spec, seconds, self._options.termination_log)
         self._record(verdict, seconds, spec)
         self._end_queries()
         if not os.environ.get(KEEP_KEY):

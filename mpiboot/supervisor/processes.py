@@ -217,9 +217,14 @@ def send(pids: list[int], number: int) -> None:
             os.kill(pid, number)
 
 
-def end_all(child: int, folder: str, *, launch_id: str = "") -> int:
-    """End what mpirun left here: SIGTERM, and after some time SIGKILL; give their number."""
-    left = survivors(child, folder, reaped=True, launch_id=launch_id)
+def end_all(child: int, folder: str, *, launch_id: str = "", running: bool = False) -> int:
+    """End what mpirun left here: SIGTERM, and after some time SIGKILL; give their number.
+
+    With ``running`` that includes mpirun, the ``child``, and all that stands below it.
+    """
+    left = survivors(child, folder, reaped=not running, launch_id=launch_id)
+    if running:
+        left.append(child)
     if not left:
         return 0
     count = len(left)

@@ -67,7 +67,6 @@ def tell(
     spec: LaunchSpec,
     seconds: float,
     termination_log: str,
-    evidence: tuple[str, ...] = (),
 ) -> None:
     """Log the end of the job in one record: the reason once, then evidence and what to do.
 
@@ -76,11 +75,11 @@ def tell(
         spec: what was started.
         seconds: how long it all took, from the launcher's start.
         termination_log: where the kubelet looks for the reason of a failure.
-        evidence: what the hosts reported, the most likely cause first.
     """
     if verdict.code and not verdict.reference and verdict.failed in ("mpi", "mpirun"):
         verdict = replace(verdict, evidence=(*verdict.evidence, *_set_by_mpiboot(spec)))
     item = _finding(verdict)
+    evidence = verdict.reported
     reason = _reason(item, evidence)
     # A launcher that was told to end did not fail.
     failed = bool(verdict.code) and not verdict.by_signal
@@ -117,15 +116,12 @@ def tell(
     )
 
 
-def why(verdict: Verdict, evidence: tuple[str, ...] = ()) -> str:
-    """Say why a job failed, for the next attempt; empty after a good end.
-
-    The arguments are those of ``tell``.
-    """
+def why(verdict: Verdict) -> str:
+    """Say why a job failed, for the next attempt; empty after a good end."""
     if not verdict.code:
         return ""
     item = _finding(verdict)
-    return f"{item.check}: {_reason(item, evidence)}, exit {verdict.code}"
+    return f"{item.check}: {_reason(item, verdict.reported)}, exit {verdict.code}"
 
 
 def _reason(item: Finding, evidence: tuple[str, ...] = ()) -> str:

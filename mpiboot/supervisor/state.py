@@ -22,7 +22,6 @@ class Timer(str, Enum):
     RANKS = "ranks"  # ... no further agent for a while: ranks run where they are to run
     LOST_DAEMON = "lost-daemon"  # mpirun ends by itself after it lost a daemon
     SUSPENSION = "suspension"  # a lost host turns out to be a job that is being suspended
-    HOST_CHECK = "host-check"  # a host answers
     GRACE = "grace"  # a signalled mpirun ends
     KILL = "kill"  # ... after the second signal
     KILLED = "killed"  # ... after SIGKILL
@@ -50,7 +49,8 @@ class AgentConnected:
 class AgentEnded:
     """The agent has ended; ``signalled`` where somebody sent it a signal before.
 
-    ``killed`` where it was killed before it could report its end.
+    ``killed`` where it was killed before it could report its end; ``own`` where the daemon itself
+    ended with ssh's status for a session that failed.
     """
 
     host: str
@@ -59,6 +59,7 @@ class AgentEnded:
     words: tuple[str, ...] = ()
     signalled: bool = False
     killed: bool = False
+    own: bool = False
 
 
 class RankEnd(str, Enum):
@@ -129,15 +130,6 @@ class PoolEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class HostChecked:
-    """A host's SSH port was tried; ``reachable`` is None where it can't be tried from here."""
-
-    host: str
-    reachable: bool | None
-    message: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Signalled:
     """This process got a signal; ``direct`` where the terminal sent it to mpirun as well."""
 
@@ -169,7 +161,6 @@ Event: TypeAlias = (
     | RanksCounted
     | HostEnding
     | PoolEnded
-    | HostChecked
     | Signalled
     | MpirunEnded
     | TimerFired
@@ -225,13 +216,6 @@ class KillMpirun:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckHost:
-    """Try a host's SSH port; ``HostChecked`` follows."""
-
-    host: str
-
-
-@dataclass(frozen=True, slots=True)
 class Say:
     """Log a line."""
 
@@ -252,8 +236,8 @@ class Verdict:
     ``rank`` and ``signal`` are those of the rank that ended first, where it is known.
     ``by_signal`` where a signal to the launcher ended the job; ``killed`` where the agent of a lost
     host, or its ssh, was ended by SIGKILL; ``gone`` where that host can't be entered: it does not
-    answer, or its pod is being terminated. ``missing`` is the program that mpirun could not execute
-    on that host, by its own words.
+    answer, or its pod is being terminated. ``reported`` is what the hosts told, the most likely
+    cause first.
     """
 
     code: int
@@ -267,14 +251,33 @@ class Verdict:
     killed: bool = False
     failed: str = "program"
     gone: bool = False
-    missing: str = ""
+    reported: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HostFacts:
+    """What a host answered after mpirun's end.
+
+    ``answered`` is None where nobody could ask it in time, and False where it can't be reached,
+    ``why`` in ssh's or the system's words. ``here`` is the launcher itself. The others are
+    sentences, empty where there is nothing: processes that the kernel has killed for memory since
+    the hosts were checked, what keeps the program from running there, and that its name leads
+    nowhere or elsewhere by now. ``look`` is the command that shows why its container ended.
+    """
+
+    name: str
+    answered: bool | None = None
+    why: str = ""
+    here: bool = False
+    memory: str = ""
+    lacks: str = ""
+    gone: str = ""
+    look: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
     """The job is over; nothing follows."""
-
-    verdict: Verdict
 
 
 Action: TypeAlias = (
@@ -285,7 +288,6 @@ Action: TypeAlias = (
     | CountRanks
     | StartTimer
     | KillMpirun
-    | CheckHost
     | Say
     | Finish
 )
@@ -298,11 +300,12 @@ class Family:
     ``daemon`` is its program on the workers. ``lost`` are mpirun's exit statuses after it
     has lost a daemon. ``lacking`` are its statuses that may mean that some host can't run the
     program, ``timed_out`` is that of its own time limit (0: its messages tell). ``writes_nul``
-    where it writes NUL bytes of its own to stderr. ``daemons_follow`` where daemons that had joined
+    where it writes NUL bytes of its own to stderr. ``zero_is_success`` where it never returns 0
+    after a loss, and ``at_end`` are the statuses other than 0 that its daemons have at the end of a
+    job that ended well. ``daemons_follow`` where daemons that had joined
     fail over a job that failed, so that their own status tells of no loss. ``mixes_statuses`` where
     its status combines those of all ranks in one number; it lists them on stdout
-    (``mpirun_messages``). ``attached`` where no daemon ever detaches: it ends with 0 after its
-    ranks alone. ``drops_output`` where mpirun may drop at its end what its stdout
+    (``mpirun_messages``). ``drops_output`` where mpirun may drop at its end what its stdout
     or stderr has not taken (docs/reference/open-mpi-output.md).
     """
 
@@ -314,8 +317,9 @@ class Family:
     writes_nul: bool = False
     daemons_follow: bool = False
     mixes_statuses: bool = False
-    attached: bool = False
     drops_output: bool = False
+    zero_is_success: bool = True
+    at_end: frozenset[int] = frozenset()
 
 
 _CODES_4: Final = (
@@ -356,13 +360,13 @@ _OF_HYDRA: Final = Family(
     _LACK_HYDRA,
     daemons_follow=True,
     mixes_statuses=True,
-    attached=True,
 )
 # By the values of ``model.MpiFamily``.
 FAMILIES: Final = {
     "openmpi4": _OPENMPI_4,
     # 5.0.8 and 5.0.11 return 0 or 255 at random after a lost worker. NUL bytes: 5.0.7, where a
-    # host was lost or a rank aborted.
+    # host was lost or a rank aborted. With no_tree_spawn the prted of a host that has only ranks
+    # spawned later ends with 255, and prterun with 0 (5.0.7, 15 of 15).
     "openmpi5": Family(
         "prted",
         frozenset((0, 255)),
@@ -371,12 +375,14 @@ FAMILIES: Final = {
         timed_out=241,
         writes_nul=True,
         drops_output=True,
+        zero_is_success=False,
+        at_end=frozenset((255,)),
     ),
     "spectrum": _OPENMPI_4,
     "mpich": _OF_HYDRA,
     "intel": _OF_HYDRA,
 }
-UNKNOWN: Final = Family("daemon", frozenset((0, 255)))
+UNKNOWN: Final = Family("daemon", frozenset((0, 255)), zero_is_success=False)
 
 # Signal numbers of Linux, the same on every architecture that runs MPI.
 SIGNALS: Final = {
@@ -444,7 +450,7 @@ class Loss:
     lost host, session or daemon explains; another status is the daemon's own, which some MPIs
     also give at the end of a failed program, and 4.1's mpirun then kills agents that are late (a
     negative status). ``connected`` where its session had begun; ``after`` where mpirun had ended
-    before; ``remote`` as in ``Job``.
+    before; ``own`` as in ``AgentEnded``, ``remote`` as in ``Job``.
     """
 
     host: str
@@ -453,6 +459,7 @@ class Loss:
     sure: bool
     connected: bool
     after: bool
+    own: bool = False
     remote: str = "ssh"
 
 
@@ -484,8 +491,6 @@ class State:
     launched: bool = False
     overdue: bool = False
     losses: tuple[Loss, ...] = ()
-    being_checked: frozenset[str] = frozenset()
-    checked: tuple[tuple[str, bool | None, str], ...] = ()
     late_agents: tuple[str, ...] = ()
     pending: frozenset[Timer] = frozenset()
     stage: int = 0

@@ -17,6 +17,7 @@ from mpiboot.supervisor import ask_workers, evidence
 from mpiboot.supervisor.answers import Answers, Workers
 from mpiboot.supervisor.evidence import HostSnapshot
 from mpiboot.supervisor.host_commands import HostCommands
+from mpiboot.supervisor.state import HostFacts
 from tests.waiting import until, until_in_loop
 
 if TYPE_CHECKING:
@@ -83,10 +84,15 @@ class Hosts:
             for path in self.folder.glob("asked-*")
         }
 
-    def evidence(self, hosts: Sequence[HostSnapshot], *words: str) -> list[str]:
-        """Why the job failed; ``words`` are those of the query."""
-        given = words or ("", "")
-        return self.run(ask_workers.gather(commands(self.folder), hosts, os.environ, given, {}))
+    def facts(self, hosts: Sequence[HostSnapshot], *words: str) -> dict[str, HostFacts]:
+        """What hosts answer after the job, by their names; ``words`` are those of the query."""
+        told: list[HostFacts] = []
+        given = words or ("",)
+        self.run(
+            ask_workers.after_job(commands(self.folder), hosts, os.environ, given, told.append)
+        )
+        assert len(told) == len(hosts)
+        return {host.name: host for host in told}
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run to the end, and that of every command; nothing of one stays open."""

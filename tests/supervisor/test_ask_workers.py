@@ -8,6 +8,7 @@ import json
 import os
 import socket
 import subprocess
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from mpiboot.supervisor import answers, ask_workers, host_commands
 from mpiboot.supervisor.answers import Workers
 from mpiboot.supervisor.evidence import HostSnapshot
 from mpiboot.supervisor.host_commands import HostCommands
+from mpiboot.supervisor.state import HostFacts
 from tests.supervisor.answering import Hosts, commands
 from tests.waiting import until
 
@@ -46,24 +48,26 @@ def test_each_host_says_what_explains_the_end(hosts: Hosts) -> None:
         hosts.answers("w-3", "echo mpiboot-oom 1"),
         hosts.answers("w-4", "echo mpiboot-oom 2"),
     )
-    lacks, memory = hosts.evidence(made, "w-3", "")
-    assert lacks == "program-missing\tw-0\tthe program ./p does not exist"
-    assert memory == f"rank-memory\tw-4\t{OOM}"
+    told = hosts.facts(made, "", "w-3")
+    assert told["w-0"] == HostFacts("w-0", True, lacks="the program ./p does not exist")
+    assert told["w-4"] == HostFacts("w-4", True, memory=OOM)
+    assert (told["w-1"], told["w-3"]) == (HostFacts("w-1", True), HostFacts("w-3", True))
+    assert told["w-2"].answered is False
     assert set(hosts.asked()) == {"w-0", "w-1", "w-2", "w-3", "w-4"}
 
 
-def test_the_first_ranks_host_that_cannot_be_reached_has_a_line_and_others_have_none(
+def test_a_host_that_cannot_be_reached_is_told_with_how_to_look(
     hosts: Hosts,
 ) -> None:
-    (line,) = hosts.evidence((hosts.before("w-0"), hosts.before("w-1")), "w-1", "")
-    assert line.startswith("host-gone\tw-1\tit could not be asked")
-    assert "kubectl get pod w-1 " in line
+    found = hosts.facts((hosts.before("w-1"),))["w-1"]
+    assert (found.answered, found.gone) == (False, "")
+    assert found.look.startswith("kubectl get pod w-1 ")
 
 
 def test_hosts_are_asked_for_the_program(hosts: Hosts) -> None:
     host = hosts.answers("w-0", 'exec sh -c "$*"')
-    found = hosts.evidence((host,), "", "/no/such")
-    assert "program-missing\tw-0\tthe program /no/such does not exist" in found
+    found = hosts.facts((host,), "/no/such")
+    assert found["w-0"].lacks == "the program /no/such does not exist"
 
 
 def test_a_host_that_hangs_is_left_out_and_its_command_ends(
@@ -72,8 +76,7 @@ def test_a_host_that_hangs_is_left_out_and_its_command_ends(
     for module in (ask_workers, answers):
         monkeypatch.setattr(module, "SECONDS", 1.0)
     made = (hosts.answers("w-0", HANGS), hosts.answers("w-1", HANGS))
-    (line,) = hosts.evidence(made, "w-0", "")
-    assert line.startswith("host-gone\tw-0\tit could not be asked")
+    assert [found.answered for found in hosts.facts(made).values()] == [False, False]
     counted = [replace(host, mpiboot=True, counted=COUNTED) for host in made]
     there = hosts.workers(*counted)
     hosts.run(there.notify("", 0, ""))
@@ -91,8 +94,35 @@ def test_a_host_whose_name_has_gone_is_not_waited_for(
         raise socket.gaierror(socket.EAI_NONAME, "no")
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    (line,) = hosts.evidence((hosts.before("w-0", dns="w-0.job"),))
-    assert line.startswith("host-gone\tw-0\tits name does not resolve any more")
+    found = hosts.facts((hosts.before("w-0", dns="w-0.job"),))["w-0"]
+    assert (found.answered, found.memory) == (False, "")
+    assert found.gone.startswith("its name does not resolve any more")
+
+
+def test_an_answer_counts_whatever_its_name_does(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nameservers that need 6 s, and a pod that is being deleted but still there."""
+    over = threading.Event()
+
+    def slow(*_: object, **__: object) -> list[tuple[object, ...]]:
+        over.wait(60)
+        raise socket.gaierror(socket.EAI_NONAME, "no")
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    host = replace(hosts.answers("w-0", "echo mpiboot-oom 2"), dns="w-0.job")
+    told: list[HostFacts] = []
+
+    def tell(facts: HostFacts) -> None:
+        told.append(facts)
+        over.set()
+
+    work = ask_workers.after_job(commands(hosts.folder), (host,), os.environ, ("",), tell)
+    hosts.run(work)
+    assert told == [HostFacts("w-0", True, memory=OOM)]
+    # The name has gone first: what the host says a moment later counts.
+    monkeypatch.setattr(ask_workers, "_LAST_WORD", 60.0)
+    assert hosts.facts((host,))["w-0"] == HostFacts("w-0", True, memory=OOM)
 
 
 def test_a_name_that_leads_to_the_same_address_leaves_the_answer(
@@ -101,28 +131,29 @@ def test_a_name_that_leads_to_the_same_address_leaves_the_answer(
     hosts.answers("w-0", "echo mpiboot-oom 2")
     same = [(2, 1, 6, "", ("10.0.0.2", 0))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: same)
-    found = hosts.evidence((hosts.before("w-0", dns="w-0.job"),))
-    assert found == [f"rank-memory\tw-0\t{OOM}"]
+    found = hosts.facts((hosts.before("w-0", dns="w-0.job"),))
+    assert found["w-0"] == HostFacts("w-0", True, memory=OOM)
 
 
-def test_those_that_the_evidence_points_at_are_asked_first_and_all_in_the_end(
+def test_those_that_may_be_to_blame_are_asked_first_and_all_in_the_end(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host_commands, "_AT_ONCE", 1)
     note = 'echo "$host" >> order; echo mpiboot-oom 1'
     made = [hosts.answers(f"w-{number}", note) for number in range(6)]
-    assert hosts.evidence(made, "w-3", "", "w-5", "state_base", "w-2") == []
+    assert all(found.answered for found in hosts.facts(made, "", "w-3", "w-5").values())
     order = (hosts.folder / "order").read_text().split()
-    assert order == ["w-3", "w-2", "w-5", "w-0", "w-1", "w-4"]
+    assert order == ["w-3", "w-5", "w-0", "w-1", "w-2", "w-4"]
 
 
-def test_it_is_said_how_many_were_not_asked_in_time(
+def test_who_was_not_asked_in_time_is_not_known(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host_commands, "_AT_ONCE", 2)
     monkeypatch.setattr(ask_workers, "SECONDS", 1.0)
     made = tuple(hosts.answers(f"w-{number}", HANGS) for number in range(5))
-    assert hosts.evidence(made) == ["3 of 5 hosts could not be asked in time"]
+    answered = [found.answered for found in hosts.facts(made).values()]
+    assert sorted(answered, key=str) == [False, False, None, None, None]
 
 
 @pytest.mark.parametrize("what", [lambda it: it.notify("", 0, ""), lambda it: it.count(**GOOD)])
@@ -231,7 +262,7 @@ def test_each_host_tells_how_many_ranks_it_has_and_of_some_it_is_not_known(hosts
         hosts.answers("w-0", "echo mpiboot-ranks 2"),
         hosts.answers("w-1", none),
         hosts.answers("w-2", "echo motd"),
-        replace(hosts.answers("w-3", "echo motd"), mpiboot=True),
+        replace(hosts.answers("w-3", "exit 0"), mpiboot=True),
         hosts.before("gone", mpiboot=True),
     )
     assert hosts.run(ask_workers.ranks(commands(hosts.folder), made, "a-launch")) == [

@@ -6,7 +6,7 @@ import errno
 import os
 from dataclasses import replace
 
-from mpiboot.supervisor import judgement
+from mpiboot.supervisor import verdict as verdicts
 from mpiboot.supervisor.state import Verdict
 from tests.supervisor.test_job import go, job
 
@@ -15,7 +15,7 @@ def test_a_launch_that_took_too_long_tells_how_far_each_of_some_hosts_came() -> 
     hosts = tuple(f"w-{number}" for number in range(1, 12))
     start = replace(go([])[0], job=replace(job(hosts=hosts), launch_timeout=90.5))
     state = replace(start, ended_well=frozenset(("w-3",)), connected=frozenset(("w-4",)))
-    found = judgement.launch_timeout(state, hosts[2:])
+    found = verdicts.launch_timeout(state, hosts[2:])
     assert found.message == (
         "w-3, w-4, w-5, w-6, w-7, w-8, w-9, w-10 and 1 more (9 of 11 remote hosts): no orted runs "
         "there 90.5 s after mpirun's start"
@@ -30,10 +30,10 @@ def test_a_launch_that_took_too_long_tells_how_far_each_of_some_hosts_came() -> 
 
 
 def test_the_other_causes_in_words() -> None:
-    assert judgement.not_startable(
+    assert verdicts.not_startable(
         ("/x/mpirun",), {}, OSError(errno.EACCES, "Permission denied")
     ) == Verdict(127, "program-missing", "/x/mpirun: Permission denied: mpirun was not started")
-    assert judgement.pod_ending("w-1") == Verdict(
+    assert verdicts.pod_ending("w-1") == Verdict(
         69,
         "host-lost",
         "its pod was told to end (deleted, drained or preempted), and so was the job",
@@ -45,7 +45,7 @@ def test_the_other_causes_in_words() -> None:
 def test_what_is_too_long_for_the_kernel_is_named_with_its_size() -> None:
     wrong = OSError(errno.E2BIG, os.strerror(errno.E2BIG))
     environ = {"PATH": "/bin", "OMPI_MCA_x": "y" * (200 << 10)}
-    found = judgement.not_startable(("mpirun", "-n", "2"), environ, wrong)
+    found = verdicts.not_startable(("mpirun", "-n", "2"), environ, wrong)
     assert found.code == 127
     assert found.message == (
         "mpirun: Argument list too long (the longest variable, OMPI_MCA_x, has 200 KiB, all of "

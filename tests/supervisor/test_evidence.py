@@ -19,6 +19,7 @@ from mpiboot.network import worker_network
 from mpiboot.network.counters import CountedPort
 from mpiboot.supervisor import ask_workers, evidence
 from mpiboot.supervisor.host_commands import HostCommands
+from mpiboot.supervisor.state import HostFacts
 from tests.fakes import plans, workers
 
 BEFORE = evidence.HostSnapshot(
@@ -30,10 +31,9 @@ BEFORE = evidence.HostSnapshot(
 )
 
 
-def message(answer: str, before: evidence.HostSnapshot = BEFORE) -> list[str]:
+def memory(answer: str, before: evidence.HostSnapshot = BEFORE) -> str:
     rows = "".join(f"mpiboot-{line}\n" for line in answer.splitlines())
-    found = host_shell.read(f"motd\n{rows}")
-    return [item.message for item in evidence.judge(before, found)]
+    return evidence.facts_of(before, host_shell.read(f"motd\n{rows}")).memory
 
 
 def test_what_travels_comes_back() -> None:
@@ -41,7 +41,7 @@ def test_what_travels_comes_back() -> None:
 
 
 def test_nothing_odd_is_no_finding() -> None:
-    assert message("oom 1\nlimit 1000\n") == message("oom 0") == []
+    assert memory("oom 1\nlimit 1000\n") == memory("oom 0") == ""
 
 
 @pytest.mark.parametrize(
@@ -59,25 +59,20 @@ def test_nothing_odd_is_no_finding() -> None:
     ],
 )
 def test_each_finding_is_one_sentence(answer: str, text: str) -> None:
-    assert message(answer) == [text]
+    assert memory(answer) == text
 
 
 def test_a_count_without_one_before_tells_nothing() -> None:
-    assert message("oom 5", replace(BEFORE, oom_kills=None)) == []
+    assert memory("oom 5", replace(BEFORE, oom_kills=None)) == ""
 
 
-def test_the_launchers_own_memory() -> None:
-    own = replace(BEFORE, here=True)
-    (told,) = evidence.judge(own, host_shell.read("mpiboot-oom 2\nmpiboot-limit 1048576"))
-    assert told.reference == "launcher-memory"
-    assert told.message.startswith("out of memory: the kernel killed")
-    assert evidence.judge(own, host_shell.read("mpiboot-oom 1")) == ()
-
-
-def gathered(host: evidence.HostSnapshot) -> list[str]:
+def asked(host: evidence.HostSnapshot) -> HostFacts:
     """What is found out where only this pod can be asked."""
-    words, commands = (host.name, ""), HostCommands(None, None, {})
-    return asyncio.run(ask_workers.gather(commands, (host,), {}, words, {}))
+    told: list[HostFacts] = []
+    commands = HostCommands(None, None, {})
+    asyncio.run(ask_workers.after_job(commands, (host,), {}, ("",), told.append))
+    (found,) = told
+    return found
 
 
 def test_the_launcher_is_asked_by_its_own_shell() -> None:
@@ -90,20 +85,25 @@ def test_the_launcher_is_asked_by_its_own_shell() -> None:
     )
     ooms = host_shell.read(now.stdout).oom_kills
     own = evidence.HostSnapshot("here", dns="", address="", pod="here", oom_kills=-1, here=True)
-    lines = gathered(own)
-    assert [line.split("\t")[:2] for line in lines] == (
-        [] if ooms is None else [["launcher-memory", "here"]]
-    )
+    found = asked(own)
+    assert (found.here, found.answered) == (True, True)
+    assert bool(found.memory) == (ooms is not None)
 
 
 def test_a_lost_host_that_cannot_be_asked_has_a_line_that_tells() -> None:
-    (found,) = evidence.silent(BEFORE)
-    assert "kubectl get pod w-1 -n space -o jsonpath=" in found.message
+    found = evidence.facts_of(BEFORE, None, answered=False, why="no route")
+    assert found.look.startswith("kubectl get pod w-1 -n space -o jsonpath=")
+    assert (found.name, found.answered, found.why, found.gone) == (
+        BEFORE.name,
+        False,
+        "no route",
+        "",
+    )
 
 
 def test_a_pod_whose_name_is_not_known_is_looked_for_among_all_events() -> None:
-    (found,) = evidence.unreachable(replace(BEFORE, pod=""), ())
-    assert found.message.endswith("or its pod is gone: kubectl get events -A")
+    found = evidence.moved(replace(BEFORE, pod=""), ())
+    assert found.endswith("or its pod is gone: kubectl get events -A")
 
 
 def test_what_is_kept_of_a_worker_is_what_the_gate_saw() -> None:
@@ -123,29 +123,26 @@ def test_an_address_in_the_hostfile_is_no_name_that_can_go(named: str) -> None:
     seen = replace(job.workers[0], address=named, facts=None)
     before = launch_folder.snapshot(seen, job)
     assert (before.dns, before.pod, before.name) == ("", "", job.called(named))
-    (found,) = gathered(before)
-    assert "could not be asked" in found
-    assert f"kubectl get pods -A --field-selector status.podIP={named} " in found
+    found = asked(before)
+    assert (found.answered, found.gone) == (False, "")
+    assert f"kubectl get pods -A --field-selector status.podIP={named} " in found.look
 
 
 def test_a_kill_for_memory_is_told_with_the_time_since_which_it_may_have_been() -> None:
-    (found,) = message("oom 2", replace(BEFORE, started="2026-11-23T12:03:07Z"))
+    found = memory("oom 2", replace(BEFORE, started="2026-11-23T12:03:07Z"))
     since = "since the hosts were checked, just before 2026-11-23T12:03:07Z"
     assert found.endswith(f"of this pod {since}")
 
 
 @pytest.mark.parametrize("answer", ["", "garbage", "oom 9"])
 def test_what_the_login_shell_prints_is_no_answer(answer: str) -> None:
-    assert evidence.judge(BEFORE, host_shell.read(answer)) == ()
+    assert evidence.facts_of(BEFORE, host_shell.read(answer)) == HostFacts(BEFORE.name, True)
 
 
-def test_a_host_that_cannot_be_asked() -> None:
-    (gone,) = evidence.unreachable(BEFORE, ())
-    assert "its pod is gone" in gone.message
-    (moved,) = evidence.unreachable(BEFORE, ("10.0.0.9",))
-    assert "10.0.0.9" in moved.message
-    assert evidence.unreachable(BEFORE, ("10.0.0.2",)) == ()
-    assert evidence.unreachable(BEFORE, None) == ()
+def test_where_the_name_of_a_host_leads_to() -> None:
+    assert "its pod is gone" in evidence.moved(BEFORE, ())
+    assert "10.0.0.9" in evidence.moved(BEFORE, ("10.0.0.9",))
+    assert evidence.moved(BEFORE, ("10.0.0.2",)) == evidence.moved(BEFORE, None) == ""
 
 
 @pytest.mark.parametrize(
@@ -170,29 +167,26 @@ def test_a_program_that_a_host_lacks(program: str, told: str, tmp_path: Path) ->
     here.touch(0o755)
     command = host_shell.ask(*host_shell.lacks(program, str(tmp_path), "/bin"))
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
-    judged = evidence.judge(BEFORE, host_shell.read(done.stdout))
-    found = [item for item in judged if item.reference]
-    assert [item.line("w-1") for item in found] == (
-        [f"program-missing\tw-1\tthe program {told}"] if told else []
-    )
+    found = evidence.facts_of(BEFORE, host_shell.read(done.stdout)).lacks
+    assert found == (f"the program {told}" if told else "")
 
 
 @pytest.mark.parametrize("program", ["./such", "bin/such", "/no/such", "sh", "/bin/sh"])
 def test_a_program_that_a_host_lacks_with_the_folder_where_mpirun_starts(program: str) -> None:
     command = host_shell.ask(*host_shell.lacks(program, "/bin", "/no"))
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
-    found = [item.message for item in evidence.judge(BEFORE, host_shell.read(done.stdout))]
+    found = evidence.facts_of(BEFORE, host_shell.read(done.stdout)).lacks
     told = "the program /no/such does not exist"
     if program[0] != "/":
         told = "/no, where ranks are to start, is not there, or this user may not enter it"
-    assert found == ([] if program.endswith("sh") else [told])
+    assert found == ("" if program.endswith("sh") else told)
 
 
 @pytest.mark.parametrize(
-    ("own", "findings"), [(socket.EAI_NONAME, 1), (socket.EAI_AGAIN, 0), (None, 0)]
+    ("own", "gone"), [(socket.EAI_NONAME, True), (socket.EAI_AGAIN, False), (None, False)]
 )
 def test_a_name_that_is_gone_is_gone_though_the_world_outside_fails(
-    own: int | None, findings: int, monkeypatch: pytest.MonkeyPatch
+    own: int | None, *, gone: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A forwarder without a way out makes every unknown name SERVFAIL, which is EAI_AGAIN."""
     before = replace(BEFORE, in_cluster=("w-1.job.space.svc.cluster.local.",))
@@ -205,7 +199,7 @@ def test_a_name_that_is_gone_is_gone_though_the_world_outside_fails(
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     found = asyncio.run(ask_workers._addresses(before))
-    assert len(evidence.unreachable(before, found)) == findings
+    assert bool(evidence.moved(before, found)) == gone
     assert found == {socket.EAI_NONAME: (), socket.EAI_AGAIN: None, None: (before.address,)}[own]
 
 

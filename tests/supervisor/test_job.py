@@ -11,19 +11,19 @@ from hypothesis import strategies as st
 from mpiboot.core.checks import BY_REFERENCE
 from mpiboot.core.setting_types import LogLevel
 from mpiboot.supervisor import job as jobs
-from mpiboot.supervisor import judgement
+from mpiboot.supervisor import verdict as verdicts
 from mpiboot.supervisor.state import (
     FAMILIES,
+    SIGUSR,
     Action,
     AgentConnected,
     AgentEnded,
     AgentStarted,
-    CheckHost,
     CountRanks,
     Event,
     Finish,
-    HostChecked,
     HostEnding,
+    HostFacts,
     Job,
     KillMpirun,
     MpirunEnded,
@@ -87,16 +87,17 @@ def fire_all(state: State) -> tuple[State, tuple[Action, ...]]:
     return state, done
 
 
-def verdict(actions: Iterable[Action]) -> Verdict:
-    found = [action.verdict for action in actions if isinstance(action, Finish)]
-    assert len(found) == 1
-    return found[0]
-
-
-def judged(events: Iterable[Event], start: State | None = None) -> Verdict:
-    state, done = go(events, start)
-    _, more = fire_all(state)
-    return verdict((*done, *more))
+def judged(events: Iterable[Event | HostFacts], start: State | None = None) -> Verdict:
+    """The verdict, when all timers have fired; what hosts answer comes after all events."""
+    hosts, happened = list[HostFacts](), list[Event]()
+    for item in events:
+        if isinstance(item, HostFacts):
+            hosts.append(item)
+        else:
+            happened.append(item)
+    state, _ = fire_all(go(happened, start)[0])
+    assert state.finished
+    return verdicts.verdict(state, hosts)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -145,7 +146,7 @@ def test_an_agent_that_is_never_connected_names_the_host_and_sshs_words(
     # and where mpirun waits for ever, it is ended
     state, _ = go(events, start)
     state, done = fire_all(state)
-    assert verdict(done).code == code
+    assert verdicts.verdict(state).code == code
     assert SendSignal(TERM) in done
     assert KillMpirun() in done
 
@@ -167,12 +168,12 @@ def test_a_daemon_that_ends_with_a_failed_program_is_not_blamed() -> None:
 def test_a_host_lost_while_running_is_69_whatever_mpirun_returns(
     family: str, status: int, order: str
 ) -> None:
-    lost: list[Event] = [
+    lost: list[Event | HostFacts] = [
         AgentEnded("w-2", 101, 255, ("Timeout, server w-2 not responding.",)),
-        HostChecked("w-2", reachable=False, message="No route to host"),
+        HostFacts("w-2", False, "No route to host"),
         AgentEnded("w-1", 100, 0),
     ]
-    mpirun: list[Event] = [MpirunEnded(status)]
+    mpirun: list[Event | HostFacts] = [MpirunEnded(status)]
     events = lost + mpirun if order == "before" else mpirun + lost
     end = judged(events, running(family))
     if (order, status) == ("after", 0) and family != "openmpi5":
@@ -184,13 +185,11 @@ def test_a_host_lost_while_running_is_69_whatever_mpirun_returns(
     assert f"returned {status}" in end.message
 
 
-def test_a_lost_host_is_asked_once_more_and_then_mpirun_is_ended() -> None:
-    state, done = go([AgentEnded("w-2", 101, 255)], running())
-    assert CheckHost("w-2") in done
-    state, done = fire_all(state)
+def test_an_mpirun_that_goes_on_without_a_lost_host_is_ended() -> None:
+    state, done = fire_all(go([AgentEnded("w-2", 101, 255)], running())[0])
     assert SendSignal(TERM) in done
     assert KillMpirun() in done
-    assert verdict(done).code == 69
+    assert verdicts.verdict(state).code == 69
 
 
 @pytest.mark.parametrize(
@@ -202,22 +201,7 @@ def test_an_agent_killed_after_mpirun_is_told_where_its_host_may_be_lost(
     end = MpirunEnded(status, signal)
     _, done = go([end, AgentEnded("w-1", 100, -9, killed=True)], running())
     message = Say(LogLevel.WARNING, "agent", "its launch agent was killed by SIGKILL", "w-1")
-    assert (message in done, CheckHost("w-1") in done) == (told, told)
-
-
-def test_an_agent_that_does_not_follow_mpirun_is_asked_about() -> None:
-    state, done = go([MpirunEnded(0), AgentEnded("w-1", 100, 0)], running("openmpi5"))
-    assert not any(isinstance(action, Finish) for action in done)
-    state, done = jobs.step(state, TimerFired(Timer.AGENTS))
-    assert CheckHost("w-2") in done
-    assert judged([HostChecked("w-2", reachable=False)], state).reference == "host-lost"
-    # A session on a node under pressure: mpirun has told that the program succeeded.
-    assert judged([HostChecked("w-2", reachable=True)], state).code == 0
-    assert judged([HostChecked("w-2", reachable=None)], state).code == 69
-    failed, _ = go([MpirunEnded(3), TimerFired(Timer.AGENTS)], running("openmpi5"))
-    for reachable, code in ((True, 3), (False, 69)):
-        answers: list[Event] = [HostChecked(host, reachable=reachable) for host in HOSTS]
-        assert judged(answers, failed).code == code
+    assert (message in done) == told
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -244,7 +228,8 @@ def test_a_signal_is_repeated_after_the_grace_and_then_mpirun_is_killed() -> Non
     state, done = go([TimerFired(Timer.KILL)], state)
     assert done == (KillMpirun(), StartTimer(Timer.KILLED, 5.0))
     state, done = go([TimerFired(Timer.KILLED)], state)
-    assert verdict(done).code == 143
+    assert done == (Finish(),)
+    assert verdicts.verdict(state).code == 143
 
 
 def test_ranks_alone_are_told_and_mpirun_follows_the_last_of_them() -> None:
@@ -360,7 +345,7 @@ def test_a_jobs_own_end_may_come_after_a_workers_and_mpiruns(signal: int) -> Non
     ended: list[Event] = [HostEnding("w-1"), AgentEnded("w-1", 100, 255), MpirunEnded(1, signal)]
     state, done = go(ended, running())
     assert not any(isinstance(item, Finish) for item in done)
-    assert verdict(go([Signalled(TERM)], state)[1]).code == 143
+    assert judged([Signalled(TERM)], state).code == 143
     assert judged(ended, running()).reference == "host-lost"
 
 
@@ -413,58 +398,6 @@ def test_usr1_is_kept_from_an_mpirun_that_has_no_ranks_yet() -> None:
     _, done = go([*started(), AgentConnected("w-1"), Signalled(USR1)])
     assert not [action for action in done if isinstance(action, SendSignal)]
     assert any(isinstance(action, Say) and "SIGUSR1" in action.message for action in done)
-
-
-def test_a_host_that_proves_its_lack_decides_and_others_follow() -> None:
-    lines = ("w-9: /tmp is full", "program-missing\tw-2\tX is gone", "program-missing\tw-3\tX too")
-    verdict, rest = judgement.proved(Verdict(132, "", "own"), lines)
-    assert (verdict.code, verdict.reference, verdict.host) == (127, "program-missing", "w-2")
-    assert verdict.message == "X is gone (mpirun itself returned 132)"
-    assert rest == ("w-3: X too", "w-9: /tmp is full")
-    assert judgement.proved(Verdict(132, "", "own"), lines[:1]) == (
-        Verdict(132, "", "own"),
-        lines[:1],
-    )
-    # What mpirun itself has told stands where no host tells more.
-    told = Verdict(132, "", "mpirun could not execute X", "w-2", missing="X")
-    assert judgement.proved(told, lines) == (verdict, rest)
-    found, left = judgement.proved(told, lines[:1])
-    assert (found.code, found.reference, found.host) == (127, "program-missing", "w-2")
-    assert found.message == "mpirun could not execute X (mpirun itself returned 132)"
-    assert left == lines[:1]
-
-
-def test_an_ssh_that_the_launchers_memory_limit_killed_is_no_lost_host() -> None:
-    lost = judged([AgentEnded("w-2", 101, 137, killed=True), MpirunEnded(205)], running())
-    assert (lost.reference, lost.killed) == ("host-lost", True)
-    line = "launcher-memory\tlauncher\tout of memory"
-    verdict, rest = judgement.proved(lost, (line, "w-9: /tmp is full"))
-    assert (verdict.code, verdict.reference, verdict.host) == (69, "launcher-memory", "launcher")
-    assert (verdict.message, rest) == ("out of memory", ("w-9: /tmp is full",))
-    assert verdict.evidence[0].startswith("w-2: its SSH session was lost while the job ran")
-    # A rank that was killed: memory stands beside it. A host that was lost otherwise: a hint.
-    plain, rank = "launcher: out of memory", Verdict(137, "", "rank 0 was ended by SIGKILL")
-    assert judgement.proved(rank, (line,)) == (rank, (plain,))
-    found, rest = judgement.proved(replace(lost, killed=False), (line,))
-    assert (found.reference, found.evidence[-1], rest) == ("host-lost", plain, ())
-
-
-def test_memory_is_the_cause_where_mpirun_blames_a_rank_that_it_ended_itself() -> None:
-    """5.0 at times hears first of a rank that it told to end itself."""
-    line = "rank-memory\tw-1\tout of memory: the kernel killed a process of this pod"
-    blamed = Verdict(143, "", "rank 0 was ended by SIGTERM", "w-0", rank=0, signal="SIGTERM")
-    verdict, rest = judgement.proved(blamed, (line, "w-9: /tmp is full"))
-    assert (verdict.code, verdict.reference, verdict.host) == (137, "", "w-1")
-    assert verdict.message.startswith(
-        "a rank was ended by SIGKILL: out of memory: the kernel killed"
-    )
-    assert (verdict.rank, verdict.signal) == (None, "SIGKILL")
-    assert verdict.evidence == ("w-0: rank 0 was ended by SIGTERM",)
-    assert rest == ("w-9: /tmp is full",)
-    # Any other end stays what it is, and memory is a hint.
-    plain = "w-1: out of memory: the kernel killed a process of this pod"
-    for other in (replace(blamed, code=139, signal="SIGSEGV"), Verdict(3, "", "exited with 3")):
-        assert judgement.proved(other, (line,)) == (replace(other, evidence=(plain,)), ())
 
 
 def test_usr1_is_forwarded_and_nothing_else() -> None:
@@ -577,10 +510,11 @@ GONE = AgentEnded("w-2", 101, 255)
 KILLED_AGENT = AgentEnded("w-2", 101, -9, killed=True)
 OTHER_KILLED = AgentEnded("w-1", 100, -9, killed=True)
 LOST_DAEMON = RankEnded(None, RankEnd.LOST, "w-2")
-ANSWERS = HostChecked("w-2", reachable=True)
+ANSWERS = HostFacts("w-2", True)
 NOT_RESPONDING = AgentEnded("w-2", 101, 255, ("Timeout, server w-2 not responding.",))
 NO_ANSWER = AgentEnded("w-2", 101, 255, ("w-2: Server not responding to keepalive",))
-KEEP_ALIVE = "for MPIBOOT_SSH_KEEPALIVE, though its port answers"
+KEEP_ALIVE = "for MPIBOOT_SSH_KEEPALIVE, though it answers"
+MISSING = (127, "program-missing", "w-2")
 WELL, LOST_HOST, IN_TIME = (0, "", ""), (69, "host-lost", "w-2"), TimerFired(Timer.SUSPENSION)
 LIMIT = "was killed by SIGKILL as this container's memory limit, 64 MiB, was reached"
 OOM = PoolEnded(LIMIT, killed=True, out_of_memory=True)
@@ -629,7 +563,7 @@ OOM = PoolEnded(LIMIT, killed=True, out_of_memory=True)
             running("openmpi5"),
             [
                 *(AgentEnded("w-1", 100, 1), GONE, MpirunEnded(3)),
-                *(HostChecked("w-2", reachable=False), IN_TIME),
+                *(HostFacts("w-2", False), IN_TIME),
             ],
             *(LOST_HOST, "does not answer any more"),
         ),
@@ -672,15 +606,15 @@ OOM = PoolEnded(LIMIT, killed=True, out_of_memory=True)
             (
                 start,
                 [LACKS, GONE, MpirunEnded(code)],
-                (code, "", "w-2"),
+                MISSING,
                 "execute the program /x/it",
             )
             for start, code in ((running(), 132), (running("openmpi5"), 66), (LAUNCHING, 1))
         ),
         # Hydra has one status for all ends, or Intel MPI's dies of SIGPIPE.
         *(
-            (running("intel"), [*before, LACKS, *more, MpirunEnded(*code)], end, "/x/it")
-            for code, end in (((255,), (255, "", "w-2")), ((0, 13), (141, "", "w-2")))
+            (running("intel"), [*before, LACKS, *more, MpirunEnded(*code)], MISSING, "/x/it")
+            for code in ((255,), (0, 13))
             for before, more in (
                 ([], [EXITED]),
                 ([], [KILLED, *ended_well()]),
@@ -743,7 +677,7 @@ OOM = PoolEnded(LIMIT, killed=True, out_of_memory=True)
     ],
 )
 def test_how_it_ends(
-    start: State, events: list[Event], end: tuple[int, str, str], words: str
+    start: State, events: list[Event | HostFacts], end: tuple[int, str, str], words: str
 ) -> None:
     found = judged(events, start)
     assert (found.code, found.reference, found.host) == end
@@ -771,13 +705,13 @@ def test_every_reference_is_a_row_and_every_delay_is_known() -> None:
         Timer.LAUNCH,
         Timer.GRACE,
     }
-    assert {row for _, row in judgement.SSH_WORDS} <= set(BY_REFERENCE)
+    assert {row for _, row in verdicts.SSH_WORDS} <= set(BY_REFERENCE)
 
 
 def ends_job(actions: Iterable[Action]) -> bool:
     return any(
         isinstance(item, (StopRanks, KillMpirun))
-        or (isinstance(item, SendSignal) and item.number != USR1)
+        or (isinstance(item, SendSignal) and item.number not in SIGUSR)
         for item in actions
     )
 
@@ -922,7 +856,6 @@ happenings: st.SearchStrategy[Event] = st.one_of(
     ),
     st.builds(RanksCounted, st.dictionaries(hosts, st.sampled_from((None, 0, 2)))),
     st.builds(RankEnded, st.integers(0, 3), st.sampled_from(RankEnd), hosts, st.integers(0, 15)),
-    st.builds(HostChecked, hosts, st.sampled_from((True, False, None))),
     st.builds(Signalled, st.sampled_from((1, 2, 3, 10, 12, 15)), st.booleans()),
     st.builds(HostEnding, hosts),
     st.builds(PoolEnded, st.just("ended with 1"), st.booleans()),
@@ -968,7 +901,7 @@ def test_no_sequence_ends_in_0_after_a_loss_or_a_signal_and_none_without_an_end(
     state = running(family) if launched else jobs.initial(job(family))[0]
     changes = replace(state.job, tolerates_failure=tolerates_failure, end_late=end_late)
     state = replace(state, job=changes)
-    finishes: list[Verdict] = []
+    finishes = 0
     bad = may_end = False
     for event in events:
         bad = bad or loses(state, event)
@@ -977,20 +910,20 @@ def test_no_sequence_ends_in_0_after_a_loss_or_a_signal_and_none_without_an_end(
         may_end = may_end or (isinstance(event, AgentEnded) and event.status != 0)
         before = state
         state, actions = jobs.step(state, event)
-        finishes += [action.verdict for action in actions if isinstance(action, Finish)]
+        finishes += actions.count(Finish())
         assert before.finished is False or (actions == () and state == before)
         assert may_end or not ends_job(actions)
     state, actions = fire_all(state)
-    finishes += [action.verdict for action in actions if isinstance(action, Finish)]
+    finishes += actions.count(Finish())
     assert state.finished or not bad
     if not state.finished:
         state, actions = jobs.step(state, MpirunEnded(0))
-        finishes += [action.verdict for action in actions if isinstance(action, Finish)]
+        finishes += actions.count(Finish())
         state, actions = fire_all(state)
-        finishes += [action.verdict for action in actions if isinstance(action, Finish)]
+        finishes += actions.count(Finish())
     assert state.finished
-    assert len(finishes) == 1
-    end = finishes[0]
+    assert finishes == 1
+    end = verdicts.verdict(state)
     assert 0 <= end.code <= 255
     assert end.reference == "" or BY_REFERENCE[end.reference].code == end.code
     if bad:
@@ -1000,20 +933,10 @@ def test_no_sequence_ends_in_0_after_a_loss_or_a_signal_and_none_without_an_end(
 
 
 def test_the_first_lost_host_waits_a_moment_for_the_signal_that_explains_it() -> None:
-    gone: list[Event] = [
-        *(AgentEnded(host, pid, 255) for pid, host in enumerate(HOSTS, 100)),
-        *(HostChecked(host, reachable=False) for host in HOSTS),
-        MpirunEnded(205),
-    ]
+    lost = (AgentEnded(host, pid, 255) for pid, host in enumerate(HOSTS, 100))
+    gone: list[Event] = [*lost, MpirunEnded(205)]
     state, done = go(gone, running("openmpi5"))
     assert done.count(StartTimer(Timer.SUSPENSION, 2.0)) == 1
     assert not state.finished
     assert judged([Signalled(TERM)], state).code == 143
     assert judged([TimerFired(Timer.SUSPENSION)], state).code == 69
-
-
-def test_of_many_lost_hosts_a_few_are_asked_and_each_once() -> None:
-    hosts = tuple(f"w-{number}" for number in range(40))
-    lost = [AgentEnded(host, pid, 255) for pid, host in enumerate(hosts, 100)]
-    _, done = go([*lost, *lost], running("openmpi5", hosts))
-    assert [item.host for item in done if isinstance(item, CheckHost)] == list(hosts[:16])

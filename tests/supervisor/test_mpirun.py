@@ -16,7 +16,8 @@ from mpiboot.supervisor.asking import Queries
 from mpiboot.supervisor.mpirun import Mpirun
 from mpiboot.supervisor.output import OutputWriter
 from mpiboot.supervisor.signals import Received
-from mpiboot.supervisor.state import Verdict
+from mpiboot.supervisor.state import MpirunEnded
+from mpiboot.supervisor.verdict import verdict
 from mpiboot.system.loop import EventLoop
 from mpiboot.system.os_calls import socket_pair
 
@@ -66,25 +67,15 @@ def test_a_watcher_that_fails_is_told_and_no_mpirun_stays_held(
     assert message.count("[bug] what lets ranks save failed at") == 1
     assert "KeyError: 'odd'; the job goes on without it" in message
     assert released == ["released"]
-    assert job.verdict is None
-
-
-def test_other_looks_that_fail_end_no_job(
-    job: Mpirun, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(job._loop, "wait", lambda _: None)
-    monkeypatch.setattr(job._checks, "give_up", failing)
-    job._turn()
-    assert "KeyError: 'odd'; the job goes on without it" in capfd.readouterr().err
-    assert job.verdict is None
+    assert not job._state.finished
 
 
 def test_a_look_for_unused_hosts_that_fails_leaves_a_good_end_good(
     job: Mpirun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job, "_name_unused", failing)
-    job.verdict = Verdict(0, "", "the program succeeded")
-    assert job.result().code == 0
+    job._feed(MpirunEnded(0))
+    assert verdict(job.result()).code == 0
 
 
 def test_a_timer_is_no_watcher(job: Mpirun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,5 +96,5 @@ def test_a_signal_that_is_read_with_mpiruns_end_is_kept(
     come = [Received(signal.SIGCHLD, False), Received(signal.SIGTERM, False)]
     monkeypatch.setattr(job._signals, "read", lambda: come, raising=False)
     job._read_signals()
-    assert job.verdict
+    assert job._state.finished
     assert job.signalled == signal.SIGTERM

@@ -17,8 +17,6 @@ from mpiboot.supervisor.state import (
 )
 from tests.supervisor.test_job import INT, TERM, USR1, ended_well, go, judged, running
 
-WAITS = frozenset((Timer.SUSPENSION, Timer.HOST_CHECK))
-
 
 def test_an_mpirun_that_ends_after_its_agents_is_waited_for_no_more() -> None:
     assert go([*ended_well(), MpirunEnded(0)], running())[0].finished
@@ -28,22 +26,23 @@ def test_the_agents_of_an_mpirun_that_a_signal_ended_are_not_waited_for() -> Non
     assert go([MpirunEnded(0, 9)], running())[0].finished
 
 
-def test_after_a_signal_no_host_is_asked_about() -> None:
+def test_after_a_signal_nothing_is_waited_for() -> None:
     state, _ = go([AgentEnded("w-2", 101, 255)], running())
-    assert (state.pending >= WAITS, state.being_checked) == (True, frozenset(("w-2",)))
+    assert Timer.SUSPENSION in state.pending
     state, _ = go([Signalled(TERM)], state)
-    assert (state.pending & WAITS, state.being_checked) == (frozenset(), frozenset())
+    assert Timer.SUSPENSION not in state.pending
 
 
 @pytest.mark.parametrize("status", [3, 0])
-def test_who_may_be_lost_is_asked_about_where_mpiruns_status_leaves_that_open(status: int) -> None:
-    """A program that failed has its own status, and its end waits for no answer of a host."""
+def test_a_signal_that_explains_a_loss_is_waited_for_where_mpiruns_status_leaves_that_open(
+    status: int,
+) -> None:
+    """A program that failed has its own status, and its end waits for nothing."""
     killed = AgentEnded("w-2", 101, -9, killed=True)
     state, _ = go([killed], running("openmpi5"))
-    assert (state.pending >= WAITS, state.being_checked) == (True, frozenset(("w-2",)))
+    assert Timer.SUSPENSION in state.pending
     state, _ = go([MpirunEnded(status)], state)
-    kept = (WAITS, frozenset(("w-2",))) if status == 0 else (frozenset(), frozenset())
-    assert (state.pending & WAITS, state.being_checked) == kept
+    assert (Timer.SUSPENSION in state.pending) == (status == 0)
 
 
 @pytest.mark.parametrize(

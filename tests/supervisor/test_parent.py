@@ -26,10 +26,11 @@ import pytest
 import mpiboot
 from mpiboot.core.launch_names import EVENTS, KEEP_KEY, KEY, LAUNCH_DIR, LAUNCH_ID, TIMED
 from mpiboot.core.launch_spec import Failure, LaunchSpec, ParentOptions, RemoteHost, Result, to_line
+from mpiboot.core.records_json import write_records
 from mpiboot.core.setting_types import LogFormat, LogLevel
 from mpiboot.network.counters import CountedPort
-from mpiboot.supervisor import evidence, parent, processes, report
-from mpiboot.supervisor.state import Verdict
+from mpiboot.supervisor import evidence, job, parent, processes, report
+from mpiboot.supervisor.state import FAMILIES, HostFacts, Job, MpirunEnded, Verdict
 from mpiboot.system import os_calls
 from tests.waiting import until
 
@@ -652,6 +653,32 @@ def test_usr1_is_forwarded_and_nothing_else(rig: Rig) -> None:
     assert "exit 5: mpirun ended with 5" in message
 
 
+def test_an_error_in_mpiboot_leaves_no_mpirun_without_a_parent(rig: Rig) -> None:
+    rig.write("trap '' TERM; sleep 300 >&- 2>&- & echo ready $! $$; while :; do read -t 1; done")
+    fault = (
+        "from mpiboot.supervisor import __main__, mpirun\n"
+        "def fail(*_): raise KeyError('odd')\n"
+        "mpirun.Mpirun._feed = fail\n"
+        "__main__.main()\n"
+    )
+    process = subprocess.Popen(
+        rig.argv([sys.executable, "-c", fault]),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=rig.environ,
+        cwd=PACKAGE.parent,
+    )
+    rig.started.append(process)
+    assert process.stdout
+    started = [int(word) for word in process.stdout.readline().split()[1:]]
+    process.send_signal(signal.SIGUSR1)
+    code, message = ended(process)
+    assert code == 70
+    assert "[bug] the launcher's process failed: KeyError: 'odd'" in message
+    assert all(map(gone, started))
+
+
 def test_an_mpirun_that_was_killed_by_somebody_is_told(rig: Rig) -> None:
     code, _, message = rig.run("kill -9 $$")
     assert code == 137
@@ -772,7 +799,6 @@ def test_a_host_that_is_lost_is_69(rig: Rig) -> None:
     )
     process = rig.start(joining(rig, "wait; exit 205"))
     heard(process, "the remote daemon started")
-    rig.listener.close()
     (rig.folder / "over").touch()
     code, message = ended(process)
     assert code == 69
@@ -780,7 +806,7 @@ def test_a_host_that_is_lost_is_69(rig: Rig) -> None:
     assert "exit 69: w-1: its SSH session was lost while the job ran" in last(message)
     assert message.count("was lost while the job ran") == 1  # the reason is told once
     assert "Timeout, server w-1 not responding." in message
-    assert "does not answer any more (Connection refused)" in message
+    assert "whether the host still answers is not known" in message
     reason = rig.log.read_text()
     assert reason.startswith("host-lost: w-1: its SSH session was lost")
     assert "\n-> " in reason
@@ -1227,7 +1253,8 @@ def test_the_agents_events_are_read_while_the_workers_are_asked(rig: Rig) -> Non
     """64 KiB fill a FIFO that nobody reads, and an agent that can't write never ends."""
     noise = "noise of it, and more of it, to the end of the line"
     write = f"for n in $(seq 4000); do echo {noise}; done 1<> {rig.folder}/{EVENTS}"
-    rig.child = f"{rig.hands_over}; read -r q <&3; {write}; echo '[1, true, \"w-1: written\"]' >&3"
+    answer = json.dumps([1, True, write_records(HostFacts("w-1", False, gone="written"))])
+    rig.child = f"{rig.hands_over}; read -r q <&3; {write}; echo '{answer}' >&3"
     rig.options = replace(rig.options, log_level=LogLevel.DEBUG)
     code, _, message = rig.run("exit 9")
     assert code == 9
@@ -1362,10 +1389,11 @@ def test_a_fault_in_what_tells_and_records_changes_no_end(
         _options=options, _transport={}, _query=lambda *_, **__: (), _began=0.0, _run_times=()
     )
     launch = SimpleNamespace(
-        transport="RoCE", prove="fail", folder="/nowhere", attempt="", times=()
+        transport="RoCE", prove="fail", folder="/nowhere", attempt="", times=(), warned={}
     )
     good = Verdict(0, "", "the program succeeded")
-    assert parent.Parent._explained(own, launch, good) == (good, ())  # type: ignore[arg-type]
+    state, _ = job.step(job.initial(Job(FAMILIES["openmpi5"], ()))[0], MpirunEnded(0))
+    assert parent.Parent._judged(own, launch, state) == good  # type: ignore[arg-type]
     parent.Parent._record(own, good, 1.0)  # type: ignore[arg-type]
     assert capfd.readouterr().err.count("RuntimeError: no room; the job goes on without it") == 2
 

@@ -97,8 +97,8 @@ def test_why_a_job_failed_is_answered_with_what_carried_its_data(rig: Rig) -> No
     host = rig.answers("w-0", "echo mpiboot-oom 2; echo /proc/net/dev:eth0: 7 0 0 0 0 0 0 0 9 0")
     counted = (CountedPort("eth0", "eth0", data=True, rdma=False),)
     rig.hosts(replace(host, counted=counted, counters={"eth0": {"rx_bytes": 1, "tx_bytes": 7}}))
-    (line,) = rig.ask(Request.EVIDENCE, "w-0", "", "SIGKILL")
-    assert line.startswith("rank-memory\tw-0\tout of memory: ")
+    (line,) = rig.ask(Request.EVIDENCE, "", "w-0")
+    assert json.loads(line)["memory"].startswith("out of memory: ")
     assert json.loads((rig.folder / TRANSPORT).read_text())["hosts"]["w-0"]["eth0"]["sent"] == 2
 
 

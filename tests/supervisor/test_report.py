@@ -16,9 +16,11 @@ from mpiboot.core.setting_types import LogFormat, LogLevel
 from mpiboot.supervisor.report import remove_record, tell, tell_not_started, why, write_record
 from mpiboot.supervisor.state import Verdict
 
-LOST = Verdict(69, "host-lost", "it was lost", "w-1", evidence=("ssh: broken pipe",))
-LOOK = "look closer: kubectl exec w-1 -- mpiboot doctor"
 WORKERS = ("w-1: its name does not resolve any more", "w-2: /dev/shm is full")
+LOST = Verdict(
+    *(69, "host-lost", "it was lost", "w-1"), evidence=("ssh: broken pipe",), reported=WORKERS
+)
+LOOK = "look closer: kubectl exec w-1 -- mpiboot doctor"
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +37,7 @@ def test_the_end_as_fields_has_cause_evidence_and_hint(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     log.configure(form=LogFormat.JSON, role="launcher")
-    tell(LOST, spec(), 5.0, str(tmp_path / "none"), WORKERS)
+    tell(LOST, spec(), 5.0, str(tmp_path / "none"))
     told = json.loads(capfd.readouterr().err.splitlines()[-1])
     assert (told["event"], told["cause"]) == ("ended", WORKERS[0])
     assert told["evidence"] == [WORKERS[1], "ssh: broken pipe"]
@@ -45,7 +47,7 @@ def test_the_end_as_fields_has_cause_evidence_and_hint(
 def test_the_same_for_people_is_below_the_line(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    tell(LOST, spec(), 5.0, str(tmp_path / "none"), WORKERS)
+    tell(LOST, spec(), 5.0, str(tmp_path / "none"))
     first, *below = capfd.readouterr().err.splitlines()
     assert first.endswith(f"exit 69: w-1: it was lost; {WORKERS[0]}")
     assert below == [
@@ -67,9 +69,9 @@ def test_every_field_of_a_failure(tmp_path: Path, capfd: pytest.CaptureFixture[s
     path = tmp_path / "termination-log"
     path.touch()
     verdict = replace(LOST, rank=3, signal="SIGSEGV")
-    tell(verdict, replace(spec(), earlier="attempt 2"), 61.23456, str(path), WORKERS)
+    tell(verdict, replace(spec(), earlier="attempt 2"), 61.23456, str(path))
     hint = BY_REFERENCE["host-lost"].hint
-    assert why(verdict, WORKERS) == f"host-lost: w-1: it was lost; {WORKERS[0]}, exit 69"
+    assert why(verdict) == f"host-lost: w-1: it was lost; {WORKERS[0]}, exit 69"
     record = told(capfd)
     assert record.pop("message").startswith(
         "[host-lost] job ended: 61.2 s, 2 hosts, 4 ranks, exit 69: w-1: it was lost; w-1: its name"

@@ -14,6 +14,7 @@ import pytest
 from mpiboot.hosts import host_shell
 from mpiboot.supervisor import ask_workers, evidence
 from mpiboot.supervisor.host_commands import HostCommands
+from mpiboot.supervisor.state import HostFacts
 from tests.vm.inside.machine import run, wait_for
 
 if TYPE_CHECKING:
@@ -57,11 +58,16 @@ class Pod:
         ooms = host_shell.read(self.ask(host_shell.gate())).oom_kills
         return evidence.HostSnapshot("w-0", "localhost", "127.0.0.1", "w-0", ooms)
 
-    def evidence(self, before: evidence.HostSnapshot) -> list[str]:
+    def facts(self, before: evidence.HostSnapshot) -> HostFacts:
         """What the launcher finds out."""
         commands = HostCommands(None, cast("PodAccess", self), {})
-        words = ("w-0", "")
-        return asyncio.run(ask_workers.gather(commands, (before,), {}, words, {}))
+        told: list[HostFacts] = []
+        asyncio.run(ask_workers.after_job(commands, (before,), {}, ("",), told.append))
+        return told[0]
+
+    def memory(self, before: evidence.HostSnapshot) -> str:
+        """What it finds out of memory kills."""
+        return self.facts(before).memory
 
 
 @pytest.fixture
@@ -91,16 +97,13 @@ def test_an_out_of_memory_kill_is_told_with_limit_and_peak(pod: Pod) -> None:
 
     assert pod.eat() == -9
 
-    (message,) = pod.evidence(before)
-    start = (
-        "rank-memory\tw-0\tout of memory: the kernel killed a process of this pod (limit 32 MiB, "
-    )
-    assert message.startswith(start)
+    start = "out of memory: the kernel killed a process of this pod (limit 32 MiB, "
+    assert pod.memory(before).startswith(start)
     peak = int((pod.group / "memory.peak").read_text())
     assert LIMIT * 0.9 < peak <= LIMIT
     # A later launcher counts from there.
     assert pod.before().oom_kills == 1
-    assert pod.evidence(pod.before()) == []
+    assert pod.memory(pod.before()) == ""
 
 
 def test_a_limit_of_the_machine_is_no_limit_of_the_pod(pod: Pod) -> None:
@@ -114,7 +117,8 @@ def test_a_limit_of_the_machine_is_no_limit_of_the_pod(pod: Pod) -> None:
         assert victim.wait(60) == -9
         (pod.group / "memory.max").write_text("max")
 
-    (message,) = pod.evidence(before)
+    message = pod.memory(before)
+    assert message
     assert "limit" not in message
 
 
@@ -126,8 +130,6 @@ def test_a_container_that_was_killed_as_a_whole_has_a_line_that_tells(pod: Pod) 
     assert pod.eat() == -9
     assert pod.process.wait(60) == -9
 
-    (message,) = pod.evidence(before)
-    assert message.startswith(
-        "host-gone\tw-0\tit could not be asked; to see why its container ended"
-    )
-    assert "kubectl get pod w-0" in message
+    found = pod.facts(before)
+    assert (found.answered, found.memory) == (False, "")
+    assert found.look.startswith("kubectl get pod w-0")

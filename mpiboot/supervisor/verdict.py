@@ -1,0 +1,579 @@
+"""How a job ended: one ordered list of rules, judged once, when all facts of the end are in. Pure.
+
+The facts are what was observed while mpirun ran (``State``), and what each host answered after its
+end (``HostFacts``). The first rule that applies gives the exit code, the cause, the host and what
+is said of it.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from mpiboot.core.checks import BY_REFERENCE
+from mpiboot.core.launch_names import BY_SIGNAL
+from mpiboot.core.wording import counted, first_few, size_of
+from mpiboot.supervisor.state import (
+    SIGKILL,
+    SIGTERM,
+    SSH_FAILED,
+    HostFacts,
+    Loss,
+    PoolEnded,
+    RankEnd,
+    RankEnded,
+    State,
+    Verdict,
+    signal_name,
+)
+
+# Hosts that one sentence names.
+LISTED: Final = 8
+
+
+def verdict_of(
+    reference: str, message: str, host: str = "", evidence: tuple[str, ...] = ()
+) -> Verdict:
+    """Judge by a row of checks."""
+    return Verdict(int(BY_REFERENCE[reference].code), reference, message, host, evidence)
+
+
+# Why a job is ended that has not ended on its own.
+
+
+def not_startable(argv: Sequence[str], environ: Mapping[str, str], exc: OSError) -> Verdict:
+    """Judge an mpirun that can't be executed."""
+    why = exc.strerror or str(exc)
+    if exc.errno == errno.E2BIG:
+        # execve(2): a limit for each word or variable, and one for all together.
+        sizes = {name: len(name) + len(value) for name, value in environ.items()}
+        most = max(sizes, key=lambda name: sizes[name], default="")
+        words = sum(map(len, argv))
+        why += f" (the longest variable, {most}, has {size_of(sizes.get(most, 0))}, all of them "
+        why += f"{size_of(sum(sizes.values()))}, the command {size_of(words)})"
+    return verdict_of("program-missing", f"{argv[0]}: {why}: mpirun was not started")
+
+
+def launch_timeout(state: State, without: tuple[str, ...]) -> Verdict:
+    """Judge a launch that took too long; ``without`` are the hosts that show no daemon."""
+    when = f"{state.job.launch_timeout:g} s after mpirun's start"
+    if not without:
+        return verdict_of("launch-timeout", f"no rank runs on any host that answers, {when}")
+    message = f"{first_few(without, LISTED)} ({len(without)} of {len(state.job.hosts)} remote "
+    message += f"hosts): no {state.job.family.daemon} runs there {when}"
+    lines = tuple(f"{host}: {_standing(state, host)}" for host in without[:LISTED])
+    return verdict_of("launch-timeout", message, evidence=lines)
+
+
+def _standing(state: State, host: str) -> str:
+    if host in state.ended_well:
+        return "its agent ended with 0"
+    return f"its agent was started, and is {'' if host in state.connected else 'not '}connected"
+
+
+def pod_ending(host: str) -> Verdict:
+    """Judge a job one of whose pods was told to end."""
+    message = "its pod was told to end (deleted, drained or preempted), and so was the job"
+    return replace(verdict_of("host-lost", message, host), gone=True)
+
+
+def pool_lost(event: PoolEnded) -> Verdict:
+    """Judge a job whose agents' sessions have all ended with the one process that had them."""
+    message = f"the process with the SSH connections to all hosts {event.how}"
+    reference = "launcher-memory" if event.out_of_memory else "ssh-client-lost"
+    return replace(verdict_of(reference, message), killed=event.killed)
+
+
+# Words for what was observed.
+
+
+def how(loss: Loss) -> str:
+    """Say how an agent ended."""
+    if loss.status < 0:
+        return f"its launch agent was killed by {signal_name(-loss.status)}"
+    words = f" ({'; '.join(loss.words)})" if loss.words else ""
+    who = loss.remote if loss.sure else "agent"
+    return f"its {who} ended with {loss.status}{words}"
+
+
+def rank_name(ended: RankEnded) -> str:
+    """Name a rank as far as mpirun does."""
+    return "a rank" if ended.rank is None else f"rank {ended.rank}"
+
+
+def lacks(found: RankEnded) -> str:
+    """Say what mpirun reports of a program."""
+    return f"mpirun could not find or execute the program {found.what}"
+
+
+# Each MPI's library, and whose mpirun starts its ranks. Any other name proves nothing.
+_LIBRARIES: Final = {
+    "libmpi.so.40": "Open MPI",
+    "libmpi.so.12": "MPICH or Intel MPI",
+    "libmpich.so.12": "MPICH or Intel MPI",
+}
+_MPIRUNS: Final = {
+    **dict.fromkeys(("openmpi4", "openmpi5"), "Open MPI"),
+    **dict.fromkeys(("mpich", "intel"), "MPICH or Intel MPI"),
+}
+
+
+def other_mpi(family: str, who: str, libraries: Collection[str]) -> str:
+    """Say that ranks can't join this mpirun, by their MPI libraries; empty where that is unknown.
+
+    Args:
+        family: mpirun's.
+        who: has these libraries, as a sentence begins.
+        libraries: their names; ``connected`` where some rank has joined.
+    """
+    own, titles = _MPIRUNS.get(family), {_LIBRARIES.get(name) for name in libraries}
+    if not own or len(titles) != 1 or titles & {own, None}:
+        return ""
+    what = f"{', '.join(sorted(libraries))} ({titles.pop()})"
+    alone = 'ranks that can\'t join it are each "rank 0 of 1"'
+    return f"{who} {what}, but this mpirun is that of {own}: {alone}"
+
+
+# What each mpirun takes for a time limit of its own, in seconds; I_MPI_... is Intel MPI's.
+_TIME_LIMITS: Final = ("MPIEXEC_TIMEOUT", "I_MPI_JOB_TIMEOUT", "I_MPI_MPIEXEC_TIMEOUT")
+
+
+def time_limit(environ: Mapping[str, str]) -> str:
+    """Say which variables of mpirun's limit the time of a job; empty where none does."""
+    given = [f"{name}={environ[name]}" for name in _TIME_LIMITS if environ.get(name)]
+    return f"{' and '.join(given)}, set in the launcher's environment" if given else ""
+
+
+# What ssh says -> row of checks. The first that fits; ssh's own words, as OpenSSH 8 to 10 write,
+# and the API server's of a right that kubectl lacks.
+SSH_WORDS: Final = (
+    ("permission denied", "ssh-denied"),
+    ("too many authentication failures", "ssh-denied"),
+    ("no supported authentication methods", "ssh-denied"),
+    ("host key verification failed", "host-key-differs"),
+    ("host identification has changed", "host-key-differs"),
+    ("host key is known", "host-key-differs"),
+    ("is forbidden", "kubectl-denied"),
+    ("connection refused", "workers-unreachable"),
+    ("timed out", "workers-unreachable"),
+    ("no route to host", "workers-unreachable"),
+    ("unreachable", "workers-unreachable"),
+    ("could not resolve", "workers-unreachable"),
+    ("connection closed", "workers-unreachable"),
+    ("connection reset", "workers-unreachable"),
+)
+# What ssh, and the pool, say where the keep-alive has ended a session.
+_NOT_RESPONDING: Final = "not responding"
+# Where no rank is known to have failed: mpirun refuses a line, or MPI fails without a word of it.
+_MPIRUN: Final = "mpirun"
+# Its signal, where mpirun is too old for the hosts' names.
+_SIGABRT: Final = 6
+_HOST_NAMES: Final = "host-names"
+# A remote shell's answers for a program that isn't there, or can't be executed.
+_NOT_FOUND: Final = 127
+_NO_PROGRAM: Final = re.compile("^$|not found|no such file|unknown command")
+# With what Hydra's proxies end by themselves: its own numbers of errors.
+_HYDRA_STATUSES: Final = range(1, 16)
+# Signals by which ranks end; mpirun's status is 128 more.
+_OF_RANKS: Final = (4, 6, 7, 8, 9, 10, 11, 12, 13, 15)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of a job that has ended."""
+
+    state: State
+    hosts: Mapping[str, HostFacts]
+
+    @property
+    def status(self) -> int:
+        """Mpirun's exit status, 128+n where a signal ended it."""
+        ended = self.state.ended
+        if ended is None:
+            return 0
+        return BY_SIGNAL + ended.signal if ended.signal else ended.status
+
+    @property
+    def returned(self) -> str:
+        """What mpirun returned, in words."""
+        if self.state.stage > 2:  # noqa: PLR2004 - killed
+            return "mpirun had to be killed"
+        return f"mpirun itself returned {self.status}"
+
+    def answers(self, host: str) -> bool | None:
+        """Whether a host can still be entered; None: not known."""
+        found = self.hosts.get(host)
+        return found.answered if found else None
+
+    def lacking(self) -> list[HostFacts]:
+        """Give the hosts that can't run the program."""
+        return [host for host in self.hosts.values() if host.lacks]
+
+
+def needs_hosts(state: State) -> bool:
+    """Whether the hosts' answers may change the verdict, or explain it."""
+    if state.signal:
+        return False
+    bad = state.cause or state.losses or state.late_agents or state.first_rank
+    return bool(bad or Facts(state, {}).status)
+
+
+def verdict(
+    state: State, hosts: Sequence[HostFacts] = (), warned: Mapping[str, str] | None = None
+) -> Verdict:
+    """Say how a job ended.
+
+    Args:
+        state: what was observed; ``state.ended`` is known.
+        hosts: what each host answered after that; none where nobody was asked.
+        warned: the warnings before the start that explain a bad end, by their row of checks.
+    """
+    facts = Facts(state, {host.name: host for host in hosts})
+    found = next(filter(None, (rule(facts) for rule in _RULES)))
+    if not found.code or found.by_signal:
+        return found
+    return _warned(_explained(facts, found), warned or {})
+
+
+def _by_cause(facts: Facts) -> Verdict | None:
+    """Judge a job that mpiboot has ended; a signal that came then is what all pods got."""
+    state, cause = facts.state, facts.state.cause
+    if not cause or (state.signal and BY_REFERENCE[cause.reference].retry):
+        return None
+    return _killed_for_memory(facts, cause)
+
+
+def _by_signal(facts: Facts) -> Verdict | None:
+    """Judge a job that a signal to the launcher has ended; no host is to blame."""
+    state = facts.state
+    if not state.signal:
+        return None
+    code = BY_SIGNAL + state.signal
+    also = "" if facts.status == code else f" ({facts.returned})"
+    message = f"ended by {signal_name(state.signal)}{also}"
+    before = tuple(f"{loss.host}: {how(loss)} shortly before" for loss in state.losses)
+    return Verdict(code, "", message, evidence=before[:LISTED], by_signal=True)
+
+
+def _by_time_limit(facts: Facts) -> Verdict | None:
+    """Judge an mpirun that ended the job at its own time limit."""
+    state, status, limit = facts.state, facts.status, facts.state.job.time_limit
+    # A rank's own mpiexec may write the same.
+    told = state.timed_out and limit
+    if not status or not (told or (status == state.job.family.timed_out and not state.first_rank)):
+        return None
+    limit = limit or "mpirun's own --timeout"
+    return Verdict(status, "", f"the program did not end within {limit}")
+
+
+def _by_program(facts: Facts) -> Verdict | None:
+    """Judge by a program that some host can't run.
+
+    Each MPI has other statuses for that, and some of them also say that a rank was ended by a
+    signal: what a host itself found decides, where mpirun's status leaves it open, and else what
+    mpirun reports (5.0 tells of permissions where the file isn't there).
+    """
+    state, status, family = facts.state, facts.status, facts.state.job.family
+    if not status:
+        return None
+    found, first = state.lacking, state.first_rank
+    # A rank's own mpirun may have reported it, and its rank gone on.
+    told = found is not None and (status in family.lacking or not state.ran)
+    if family.mixes_statuses and first and first.signal not in (0, SIGKILL, SIGTERM):
+        told = False
+    lacking, loss = facts.lacking(), _by_loss(facts)
+    if not told:
+        other = loss or _by_mpi(facts) or _by_rank(facts) or _by_status(facts)
+        # Intel MPI's proxy may end there as if its host were lost; what another host lacks explains
+        # no loss.
+        if loss and not (family.mixes_statuses and loss.reference in LOSSES):
+            lacking = []
+        elif loss:
+            lacking = [host for host in lacking if host.name == loss.host]
+        elif other.code not in family.lacking:
+            lacking = []
+    if lacking:
+        others = tuple(f"{host.name}: {host.lacks}" for host in lacking[1 : 1 + LISTED])
+        message = f"{lacking[0].lacks} ({facts.returned})"
+        return verdict_of("program-missing", message, lacking[0].name, others)
+    if told and found:
+        return verdict_of("program-missing", f"{lacks(found)} ({facts.returned})", found.host)
+    return None
+
+
+# What an agent's end is taken for that mpirun does not explain.
+LOSSES: Final = ("host-lost", "daemon-failed")
+
+
+def _by_loss(facts: Facts) -> Verdict | None:
+    """Judge by what became of agents; None where mpirun's own status is the truth."""
+    state, status, family = facts.state, facts.status, facts.state.job.family
+    losses, late = state.losses, state.late_agents
+    # What agents do after mpirun was killed by somebody, or ended with a 0 that it never returns
+    # after a loss, follows from its end.
+    trusted = status == 0 and family.zero_is_success
+    if state.ended and not state.stage and (trusted or state.ended.signal):
+        losses, late = tuple(loss for loss in losses if not loss.after), ()
+    if status == 0 and not state.lost_daemon:
+        losses = tuple(loss for loss in losses if not loss.own or loss.status not in family.at_end)
+    sure = tuple(loss for loss in losses if loss.sure)
+    if sure:
+        return _lost(facts, _first(state, sure), sure)
+    if gone := next((host for host in late if facts.answers(host) is False), ""):
+        message = f"{gone} was lost: it does not answer, and its session did not end with the job"
+        return verdict_of("host-lost", f"{message} ({facts.returned})", gone)
+    # The daemon's own status: a failed program's doing where mpirun has a status of its own.
+    if losses:
+        first = _first(state, losses)
+        # Those of a short job may have run unseen; mpirun has told of its rank then.
+        told = state.first_rank is not None or status not in family.lost
+        follows = _began(state, first) or (first.status in _HYDRA_STATUSES and told)
+        if family.daemons_follow and follows and status and not state.stage:
+            return None
+        lost = status == 0 or status in family.lost or _passed_on(facts, first)
+        return _lost(facts, first, losses) if state.stage or lost else None
+    silent = tuple(host for host in late if not facts.answers(host))
+    if silent and status == 0:
+        message = f"its {family.daemon} did not end with the job, though mpirun returned 0"
+        return verdict_of("daemon-failed", message, silent[0])
+    return None
+
+
+def _first(state: State, losses: tuple[Loss, ...]) -> Loss:
+    """Choose the loss that mpirun itself reports, or else the first that was seen."""
+    return next((loss for loss in losses if loss.host == state.lost_daemon), losses[0])
+
+
+def _began(state: State, loss: Loss) -> bool:
+    """Whether a host whose agent ended had a daemon; it itself may have failed as it started."""
+    return state.ran or (loss.connected and (loss.sure or loss.status < 0))
+
+
+def _passed_on(facts: Facts, loss: Loss) -> bool:
+    """Whether mpirun returned an agent's status as its own.
+
+    Open MPI does that for a daemon that failed as it started, and 4.1 for the signal that killed an
+    agent; 1 is also what 5.0's daemons and mpirun end with after mistakes of all kinds.
+    """
+    if loss.status < 0:
+        return facts.status == -loss.status
+    return not _began(facts.state, loss) and facts.status == loss.status != 1
+
+
+def _lost(facts: Facts, first: Loss, losses: tuple[Loss, ...]) -> Verdict:
+    state = facts.state
+    killed = tuple(loss.host for loss in losses if loss.status == -SIGKILL)
+    # So 4.1 ends a tree of daemons that can't be built, which a parameter asks for.
+    if state.no_agent and state.job.obstacles and len(killed) == len(losses):
+        return _killed_for_memory(facts, replace(_not_started(state), killed=True))
+    named = first.host == state.lost_daemon or _passed_on(facts, first)
+    if len(killed) > 1 and first.host in killed and not named:
+        message = "mpirun gave up over a lost host, and killed the launch agents of "
+        message += f"{first_few(killed, LISTED)} ({facts.returned})"
+        # The only host that is gone is the one.
+        gone = [host.name for host in facts.hosts.values() if host.gone or host.answered is False]
+        found = verdict_of("host-lost", message, gone[0] if len(gone) == 1 else "")
+        return _killed_for_memory(facts, replace(found, killed=True))
+    # What ended after mpirun had ended, and the agents that it killed itself, followed from that.
+    others = tuple(
+        loss for loss in losses if loss is not first and not loss.after and loss.host not in killed
+    )
+    lines = tuple(f"{loss.host}: {how(loss)}" for loss in others[:LISTED])
+    more = f" (and {counted(len(others), 'more host')})" if others else ""
+    if not _began(state, first):
+        return _never_began(state, first, lines)
+    session = "SSH" if first.remote == "ssh" else first.remote
+    if _NOT_RESPONDING in " ".join(first.words) and facts.answers(first.host):
+        message = f"nothing came over its {session} connection for MPIBOOT_SSH_KEEPALIVE, though "
+        message += f"it answers: was its sshd stopped, or were packets lost? ({facts.returned})"
+        return verdict_of("daemon-failed", message, first.host, lines)
+    message = f"its {session} session was lost while the job ran{more}: {how(first)}; "
+    message += f"{_standing_now(facts, first.host)} ({facts.returned})"
+    # Its ssh here, or the daemon there.
+    was_killed = first.status in (-SIGKILL, BY_SIGNAL + SIGKILL)
+    found = verdict_of("host-lost", message, first.host, lines)
+    return _killed_for_memory(facts, replace(found, killed=was_killed))
+
+
+def _standing_now(facts: Facts, host: str) -> str:
+    answers = facts.answers(host)
+    if answers:
+        daemon = facts.state.job.family.daemon
+        return f"the host still answers, so only that session or its {daemon} ended"
+    if answers is None:
+        return "whether the host still answers is not known"
+    why = facts.hosts[host].why
+    return "the host does not answer any more" + (f" ({why})" if why else "")
+
+
+def _not_started(state: State) -> Verdict:
+    """Judge an mpirun that failed before it had started every host's daemon."""
+    hosts = [host for host in state.job.hosts if host in state.no_agent]
+    count = len(state.job.hosts)
+    message = f"mpirun started no daemon on {first_few(hosts, LISTED)} "
+    message += f"({len(hosts)} of {count} remote hosts)"
+    evidence = tuple(f"{name}: {why}" for name, why in state.job.obstacles)
+    return verdict_of("agent-not-started", message, hosts[0] if count == 1 else "", evidence)
+
+
+def _never_began(state: State, first: Loss, lines: tuple[str, ...]) -> Verdict:
+    daemon, said = state.job.family.daemon, "; ".join(first.words)
+    text = said.lower()
+    known = next((reference for words, reference in SSH_WORDS if words in text), "")
+    reference, message = "daemon-failed", f"its {daemon} failed: {how(first)}"
+    # bash has the same status for an unset variable under `set -u`.
+    if first.status == _NOT_FOUND and _NO_PROGRAM.search(text):
+        message = f"the shell there found no {daemon} (exit 127{said and f': {said}'}): "
+        reference, message = "program-missing", f"{message}has that image the same MPI?"
+    elif first.status == SSH_FAILED and known:
+        reference, message = known, f"mpirun's {first.remote} could not log in: {said}"
+    elif first.sure and not first.connected:
+        reference, message = "workers-unreachable", f"no {daemon} was started: {how(first)}"
+    return verdict_of(reference, message, first.host, lines)
+
+
+def _killed_for_memory(facts: Facts, found: Verdict) -> Verdict:
+    """Judge by the launcher's own memory where that explains why an ssh or agent was killed."""
+    here = next((host for host in facts.hosts.values() if host.here and host.memory), None)
+    if not found.killed or here is None:
+        return found
+    own = f"{found.host}: {found.message}" if found.host else found.message
+    return verdict_of("launcher-memory", here.memory, here.name, (own, *found.evidence))
+
+
+def _by_mpi(facts: Facts) -> Verdict | None:
+    """Judge by a call of MPI that failed; None where a rank ended for another reason."""
+    state, status = facts.state, facts.status
+    call, first = state.mpi_failed, state.first_rank
+    if not call or not status or (state.ended is not None and state.ended.signal):
+        return None
+    early = call.startswith("MPI_Init")
+    follows = (RankEnd.ABORT, RankEnd.STATUS) if early else (RankEnd.ABORT,)
+    if first and first.how not in follows:
+        return None
+    when = " before the program began its own work" if early else ""
+    message = f"MPI itself failed in {call}{when}: its lines above say why"
+    host, rank = (first.host, first.rank) if first else ("", None)
+    return Verdict(status, "", message, host, rank=rank, failed="mpi")
+
+
+def _by_rank(facts: Facts) -> Verdict | None:
+    """Judge by the rank that ended first, as mpirun itself tells it; None where it told none."""
+    state, status = facts.state, facts.status
+    first, family = state.first_rank, state.job.family
+    if first is None or (state.ended is not None and state.ended.signal):
+        return None
+    # Hydra lists at the end also ranks that ranks have spawned, whose end is none of the job's, and
+    # what it says before that may be the output of a rank that runs an mpiexec of its own.
+    if status == 0 and (state.job.tolerates_failure or family.mixes_statuses):
+        return None
+    rank = rank_name(first)
+    if first.how is RankEnd.SIGNAL:
+        passed_on = BY_SIGNAL < status < SSH_FAILED
+        number = first.signal or (status - BY_SIGNAL if passed_on else 0)
+        name = signal_name(number) if number else ""
+        also = "" if status == BY_SIGNAL + number else f" (mpirun itself returned {status})"
+        # A rank that it ended itself is at times the first of which it hears.
+        by = ", from elsewhere or by mpirun after another rank's end" if number == SIGTERM else ""
+        message = f"{rank} was ended by {name or 'a signal'}{by}{also}"
+        own = BY_SIGNAL + number if number else 1
+        code = own if family.mixes_statuses or not status else status
+        return Verdict(code, "", message, first.host, rank=first.rank, signal=name)
+    code = first.code or status or 1
+    also = "" if code == status else f"; mpirun itself returned {status}"
+    way = {
+        RankEnd.ABORT: "aborted (MPI_Abort, or MPI itself) with code",
+        RankEnd.SILENT: "ended without MPI_Finalize, with code",
+    }.get(first.how, "exited with code")
+    message = f"{rank} {way} {code} (first failure{also})"
+    return Verdict(code, "", message, first.host, rank=first.rank)
+
+
+def _by_status(facts: Facts) -> Verdict:
+    """Judge by mpirun's own status, where nothing else is known."""
+    state, status = facts.state, facts.status
+    if state.ended is not None and state.ended.signal:
+        name = signal_name(state.ended.signal)
+        memory = "; the launcher's memory limit?" if name == "SIGKILL" else ""
+        message = f"mpirun itself was killed by {name}{memory}"
+        return Verdict(status, "", message, failed=_MPIRUN)
+    if status == 0:
+        return Verdict(0, "", "the program succeeded")
+    known = dict(state.job.family.codes).get(status)
+    # Hydra's one status for all failures says nothing; that no host was dialled does.
+    none = state.no_agent and state.no_agent.issuperset(state.job.hosts)
+    ranks_elsewhere = state.job.launcher_ranks or state.job.obstacles
+    if none and not ranks_elsewhere and state.job.family.mixes_statuses:
+        known = f"mpirun ended with {status} before it started a daemon: its lines above say why"
+    if known:
+        return Verdict(status, "", known, failed=_MPIRUN)
+    if status - BY_SIGNAL in _OF_RANKS:
+        return Verdict(status, "", f"a rank was ended by {signal_name(status - BY_SIGNAL)}")
+    if none or (state.no_agent and state.job.obstacles):
+        hosts = [host for host in state.job.hosts if host in state.no_agent]
+        message = f"mpirun ended with {status} and started no daemon on {first_few(hosts, LISTED)}"
+        evidence = _not_started(state).evidence
+        return Verdict(status, "", message, evidence=evidence, failed=_MPIRUN)
+    message = (
+        f"mpirun ended with {status}, and no rank is known to have failed: see the lines above"
+    )
+    return Verdict(status, "", message, failed=_MPIRUN)
+
+
+_RULES: Final[tuple[Callable[[Facts], Verdict | None], ...]] = (
+    _by_cause,
+    _by_signal,
+    _by_time_limit,
+    _by_program,
+    _by_loss,
+    _by_mpi,
+    _by_rank,
+    _by_status,
+)
+
+
+# What explains an end.
+
+
+def _explained(facts: Facts, found: Verdict) -> Verdict:
+    """Add what the hosts reported: memory kills, and that a host is gone.
+
+    A process may have been killed for memory at any time since the start: that explains a SIGKILL
+    there, and the SIGTERM by which mpirun ends all others; beside any other end it is a hint.
+    """
+    memory = {name: host.memory for name, host in facts.hosts.items() if host.memory}
+    if found.reference == "launcher-memory":
+        memory = {}
+    killed = found.signal == "SIGKILL" or found.code == BY_SIGNAL + SIGKILL or found.killed
+    first = {found.host} if killed and found.host else set(memory)
+    if not killed and found.signal != "SIGTERM":
+        first = set()
+    lines = [f"{name}: {text}" for name, text in memory.items() if name in first]
+    hints = [f"{name}: {text}" for name, text in memory.items() if name not in first]
+    blamed = facts.hosts.get(found.host)
+    gone = [host for host in facts.hosts.values() if host.gone]
+    lines += [f"{host.name}: {host.gone}" for host in sorted(gone, key=lambda it: it != blamed)]
+    lost = blamed is not None and blamed.answered is False
+    if blamed and lost and not blamed.gone:
+        look = f"it could not be asked; to see why its container ended: {blamed.look}"
+        lines.append(f"{blamed.name}: {look}")
+    late = sum(host.answered is None for host in facts.hosts.values())
+    if late:
+        lines.append(f"{late} of {len(facts.hosts)} hosts could not be asked in time")
+    return replace(
+        found,
+        gone=found.gone or lost or blamed in gone,
+        reported=tuple(lines),
+        evidence=(*found.evidence, *hints),
+    )
+
+
+def _warned(found: Verdict, warned: Mapping[str, str]) -> Verdict:
+    """Explain a bad end by what was warned of before the start."""
+    aborted = found.failed == _MPIRUN and found.code == BY_SIGNAL + _SIGABRT
+    if aborted and (names := warned.get(_HOST_NAMES)):
+        return replace(found, message=f"{found.message}: {names}", failed=_HOST_NAMES)
+    return replace(found, evidence=(*found.evidence, *warned.values()))
