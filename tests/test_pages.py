@@ -11,7 +11,7 @@ from mpiboot.core.checks import WARNINGS, ExitCode
 from mpiboot.core.model import Finding, Level, Role
 from mpiboot.core.settings import ROWS
 from mpiboot.doctor import role
-from mpiboot.doctor.table import CHECKS, GROUPS
+from mpiboot.doctor.job import CHECKS, GROUPS
 from tests.fakes import workers
 from tests.pages import OWNER, ROOT, copied
 

@@ -1,22 +1,23 @@
-"""Looks at a launcher's hosts."""
+"""All checks of doctor, by the columns that show them; and the look at a launcher's hosts."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from mpiboot.core.checks import MpibootError
+from mpiboot.core.checks import Check, MpibootError
 from mpiboot.core.facts import Host, Worker
-from mpiboot.core.model import Finding, Json
+from mpiboot.core.model import Finding, Json, Role
 from mpiboot.core.records_json import read_record
 from mpiboot.core.settings import Resolved, Settings
 from mpiboot.core.wording import counted
-from mpiboot.doctor import table
-from mpiboot.doctor.checks import judge_all, ok
+from mpiboot.doctor import hosts
+from mpiboot.doctor import pod as own_pod
+from mpiboot.doctor.checks import BY_REFERENCE, DoctorCheck, judge_all, of_area, ok
 from mpiboot.doctor.hosts import HostReport, LauncherPlace, merged
 from mpiboot.hosts import gate, host_shell
 from mpiboot.hosts.host_shell import HostAnswer
@@ -27,6 +28,56 @@ from mpiboot.launcher.observation import Observation
 from mpiboot.network import pod
 from mpiboot.network.worker_pairs import LAUNCHER, WORDS
 from mpiboot.ssh.attempt import Attempt
+
+# Of one pod; of a job's hosts beside each other.
+POD: Final = (*of_area(own_pod), *own_pod.DATA_NETWORK)
+HOSTS: Final = of_area(hosts)
+# By their references: what ends or warns of a job, and what doctor alone looks at.
+CHECKS: Final[Mapping[str, Check]] = BY_REFERENCE
+
+
+def chosen(
+    role: Role, only: Collection[str] = (), *, at_build: bool = False
+) -> tuple[DoctorCheck, ...]:
+    """Give the checks that count in a pod of this role; with ``only`` those of these references.
+
+    A pod without a role may become either. A launcher has the plan's findings of
+    all pods for what the plan judges, its own among them.
+    """
+    return tuple(
+        row
+        for row in POD
+        if (row.at_build or not at_build)
+        and (not only or row.reference in only)
+        and (role is Role.NONE or role in row.row.roles)
+        and not (role is Role.LAUNCHER and row.by_plan)
+    )
+
+
+_COLUMNS: Final = {
+    "image": "program-missing mpi-daemon shared-libraries python-modules shims passwd-entry "
+    "mpi-versions bug",
+    "job": "hostfile-missing hostfile-invalid slots role usage settings-conflict several-programs "
+    "host-names working-directory "
+    "entrypoint agent-not-started offline daemon-failed launch-timeout host-lost transport "
+    "launcher-limits launcher-memory ssh-client-lost hosts-differ worker-checks",
+    "files": "runtime-folder tmpdir output",
+    "ssh": "ssh-key ssh-denied host-key-differs kubectl-denied sshd workers-held "
+    "other-ssh-server workers-unreachable worker-facts",
+    "limits": "memlock shm session-limits shm-full memory-limit",
+    "network": "names-unresolved interface-missing ip-version worker-pairs "
+    "worker-address master-port workers-differ "
+    "control-link control-subnet launcher-unreached",
+    "data": "data-link rdma-device rdma-missing rdma-differs rdma-node rdma-library efa-library "
+    "rdma-port rdma-gid rdma-gid-index rdma-mtu rdma-mtu-low data-ambiguous "
+    "data-carrier data-address data-mtu data-networks data-sockets data-subnet data-facts",
+    "gpus": "gpus",
+    "variables": "unsafe-value env-profile nccl-value named-links",
+    "validate": "bandwidth wrong-results not-measured",
+}
+# The columns in which findings are shown, with the references that stand in each.
+GROUPS: Final = {name: tuple(listed.split()) for name, listed in _COLUMNS.items()}
+GROUP_OF: Final = {item: name for name, listed in GROUPS.items() for item in listed}
 
 SERVER: Final = "workers-unreachable"
 # What the plan is asked with: its checks don't depend on the program.
@@ -88,7 +139,7 @@ def _passed(
     known = {(item.check, name) for item in planned for name in (item.host, *item.hosts)}
     own = (item for one in reports for item in one.checks or ())
     yield from merged(item for item in own if (item.check, item.host) not in known)
-    yield from judge_all(table.HOSTS, {"hosts": reports, "place": place}, {})
+    yield from judge_all(HOSTS, {"hosts": reports, "place": place}, {})
 
 
 def _reached(worker: Worker) -> Finding:
@@ -162,7 +213,7 @@ def _own_checks(host: str, answer: HostAnswer) -> tuple[Finding, ...] | None:
 
 def _finding_of(host: str, item: Json) -> Finding:
     found = replace(read_record(Finding, item, strict=False), host=host, hosts=())
-    if found.check in table.GROUP_OF:
+    if found.check in GROUP_OF:
         return found
     # Its mpiboot is of another version.
     return replace(found, check="worker-checks", message=f"{found.check}: {found.message}")

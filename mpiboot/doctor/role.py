@@ -24,9 +24,9 @@ from mpiboot.core.model import Finding, Level, Role
 from mpiboot.core.records_json import values
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import counted, first_few, grouped, lasting
-from mpiboot.doctor import checks, job, looks, table
+from mpiboot.doctor import checks, job, looks
+from mpiboot.doctor.job import CHECKS, GROUP_OF, GROUPS
 from mpiboot.doctor.pod import LimitsPart
-from mpiboot.doctor.table import CHECKS, GROUP_OF, GROUPS
 from mpiboot.hosts import hostfiles
 from mpiboot.hosts.access import PORTS
 from mpiboot.job import platforms, render
@@ -94,7 +94,7 @@ def _look(
 ) -> Iterator[Finding]:
     """Look at this pod and, on a launcher, at its hosts."""
     yield from (*resolved.warnings, *resolved.removed)
-    rows = table.chosen(role, only, at_build=image)
+    rows = job.chosen(role, only, at_build=image)
     needs = {name for row in rows for name in row.needs}
     one = subject(resolved, environ)
     parts, unseen = gather(one, needs, resolved.settings.timeout)

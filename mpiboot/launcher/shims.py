@@ -325,7 +325,7 @@ _BY_SSH: Final = ("rsh", "ssh")
 # MPIs of one row read each other's hostfiles: `NAME slots=N`, `NAME:N`.
 _HOSTFILES: Final = (
     ("OMPI_MCA_orte_default_hostfile", "PRTE_MCA_prte_default_hostfile"),
-    ("HYDRA_HOST_VARIABLES", "I_MPI_HYDRA_HOST_VARIABLES"),
+    ("HYDRA_HOST_FILE", "I_MPI_HYDRA_HOST_FILE"),
 )
 # Under these the MPIs start their daemons by the scheduler.
 _SCHEDULERS: Final = ("SLURM_JOB_ID", "SLURM_JOBID", "LSB_JOBID", "PBS_JOBID")

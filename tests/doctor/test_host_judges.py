@@ -10,7 +10,7 @@ import pytest
 from mpiboot.core import wording
 from mpiboot.core.facts import NoFacts
 from mpiboot.core.model import Finding, Level
-from mpiboot.doctor import hosts, job, table
+from mpiboot.doctor import hosts, job
 from mpiboot.doctor.checks import BY_REFERENCE, DoctorCheck, judge_all
 from mpiboot.doctor.hosts import HostReport, LauncherPlace
 from mpiboot.hosts.host_shell import HostAnswer
@@ -281,5 +281,5 @@ def test_of_very_many_hosts_what_is_well_is_told_by_the_checks_title() -> None:
 
 def test_every_row_is_judged() -> None:
     given = reports(2, w_1=replace(ALIKE, dial=Reached.CONNECTED))
-    checks = {item.check for item in judge_all(table.HOSTS, {"hosts": given, "place": PLACE}, {})}
+    checks = {item.check for item in judge_all(job.HOSTS, {"hosts": given, "place": PLACE}, {})}
     assert checks == {"launcher-unreached", "hosts-differ", "worker-checks"}

@@ -20,7 +20,7 @@ from mpiboot.core import log
 from mpiboot.core.checks import MpibootError, ShownError
 from mpiboot.core.model import Finding, Level, Role
 from mpiboot.core.settings import Resolved, resolve
-from mpiboot.doctor import job, looks, role, table
+from mpiboot.doctor import job, looks, role
 from tests.fakes.cli import GUARD, environment, mpiboot
 
 FOUND = (
@@ -75,7 +75,7 @@ def test_a_pod_whose_role_goes_by_its_number_is_known_by_its_name(
 def test_a_worker_has_a_server_and_a_launcher_asks_its_hosts(
     monkeypatch: pytest.MonkeyPatch, settled: Resolved, which: Role, says: set[str]
 ) -> None:
-    monkeypatch.setattr(table, "chosen", lambda *_, **__: ())
+    monkeypatch.setattr(job, "chosen", lambda *_, **__: ())
     monkeypatch.setattr(job, "of_job", lambda *_, **__: iter([Finding("slots", Level.OK, "")]))
     assert {item.check for item in role._look(settled, {}, which, (), image=False)} == says
     assert list(role._look(settled, {}, which, (), image=True)) == []
@@ -292,10 +292,10 @@ def test_the_list_has_every_check_and_looks_at_nothing(tmp_path: Path) -> None:
     done = mpiboot(tmp_path, "doctor", "--list")
     assert done.returncode == 0
     lines = {line.split()[1] for line in done.stdout.splitlines()}
-    assert lines == {*table.GROUP_OF, "check"}
+    assert lines == {*job.GROUP_OF, "check"}
     listed = json.loads(mpiboot(tmp_path, "doctor", "--list", "--json").stdout)
     assert listed["version"] == 2
-    assert {item["check"]: item["group"] for item in listed["checks"]} == table.GROUP_OF
+    assert {item["check"]: item["group"] for item in listed["checks"]} == job.GROUP_OF
 
 
 # -- the table of a terminal -----------------------------------------------------------------------

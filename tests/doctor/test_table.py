@@ -8,7 +8,7 @@ import pytest
 
 from mpiboot.core.checks import CHECKS, DATA_CHECKS, ExitCode
 from mpiboot.core.model import Finding, Level, Role
-from mpiboot.doctor import role, table
+from mpiboot.doctor import job, role
 from mpiboot.doctor.checks import BY_REFERENCE, DoctorCheck, judge_all
 from mpiboot.doctor.pod import MemoryPart
 from tests.pods.faults import FAULTS
@@ -18,8 +18,8 @@ OF_DOCTOR = set(BY_REFERENCE) - OF_JOBS
 
 
 def test_every_reference_stands_in_one_column() -> None:
-    placed = Counter(item for listed in table.GROUPS.values() for item in listed)
-    assert set(placed) == set(table.CHECKS)
+    placed = Counter(item for listed in job.GROUPS.values() for item in listed)
+    assert set(placed) == set(job.CHECKS)
     assert set(placed.values()) == {1}
 
 
@@ -35,24 +35,24 @@ def test_what_doctor_alone_looks_at_says_what_holds_and_what_to_do(reference: st
 
 
 def test_every_check_of_doctor_looks_at_something_that_is_gathered() -> None:
-    rows = [row.reference for row in table.POD]
+    rows = [row.reference for row in job.POD]
     assert len(rows) == len(set(rows))
-    of_hosts = [row.reference for row in table.HOSTS]
+    of_hosts = [row.reference for row in job.HOSTS]
     assert len(of_hosts) == len(set(of_hosts))
     data = {row.reference for row in DATA_CHECKS}
     assert OF_DOCTOR | data <= {*rows, *of_hosts}
     shown = {fault.check for fault in FAULTS} | data
-    listed = (*table.POD, *table.HOSTS)
+    listed = (*job.POD, *job.HOSTS)
     assert [row.reference for row in listed if "Looks at " not in (row.judge.__doc__ or "")] == [
         row.reference for row in listed if row.reference in shown
     ]
     gathered = {*role.LOOKS, "settings", "environ"}
-    assert {name for row in table.POD for name in row.needs} == gathered
-    assert {name for row in table.HOSTS for name in row.needs} == {"hosts", "place"}
+    assert {name for row in job.POD for name in row.needs} == gathered
+    assert {name for row in job.HOSTS for name in row.needs} == {"hosts", "place"}
 
 
 def test_every_check_of_doctor_that_a_machine_can_show_has_a_broken_pod() -> None:
-    wanted = {row.reference for row in table.POD} & OF_DOCTOR
+    wanted = {row.reference for row in job.POD} & OF_DOCTOR
     assert wanted <= {fault.check for fault in FAULTS}
 
 
@@ -65,13 +65,13 @@ def test_every_check_of_doctor_that_a_machine_can_show_has_a_broken_pod() -> Non
     ],
 )
 def test_a_role_has_its_checks(role: Role, has: set[str], lacks: set[str]) -> None:
-    found = {row.reference for row in table.chosen(role)}
+    found = {row.reference for row in job.chosen(role)}
     assert has <= found
     assert not lacks & found
 
 
 def test_at_build_time_the_image_alone_is_judged() -> None:
-    found = [row.reference for row in table.chosen(Role.NONE, at_build=True)]
+    found = [row.reference for row in job.chosen(Role.NONE, at_build=True)]
     assert found == [
         "program-missing",
         "mpi-daemon",
@@ -81,12 +81,12 @@ def test_at_build_time_the_image_alone_is_judged() -> None:
 
 
 def test_only_what_is_asked_for_is_looked_at() -> None:
-    (row,) = table.chosen(Role.WORKER, ("memory-limit",))
+    (row,) = job.chosen(Role.WORKER, ("memory-limit",))
     assert row.needs == ("memory",)
 
 
 def test_a_part_that_was_not_seen_is_unknown_with_its_reason() -> None:
-    rows = table.chosen(Role.WORKER, ("memory-limit", "named-links"))
+    rows = job.chosen(Role.WORKER, ("memory-limit", "named-links"))
     unseen = {"memory": "Permission denied", "facts": "gone"}
     assert list(judge_all(rows, {}, unseen)) == [
         Finding("memory-limit", Level.UNKNOWN, "not known: Permission denied"),
@@ -95,7 +95,7 @@ def test_a_part_that_was_not_seen_is_unknown_with_its_reason() -> None:
 
 
 def test_checks_are_judged_in_their_order_and_name_what_is_asked_for_alone() -> None:
-    rows = table.chosen(Role.WORKER, ("runtime-folder", "tmpdir", "memory-limit"))
+    rows = job.chosen(Role.WORKER, ("runtime-folder", "tmpdir", "memory-limit"))
     both = (Finding("runtime-folder", Level.FAIL, "none"), Finding("tmpdir", Level.FAIL, "closed"))
     parts = {"folder": both, "memory": MemoryPart(0, 1 << 20, 0)}
     found = [(item.check, item.level) for item in judge_all(rows, parts, {})]

@@ -129,7 +129,7 @@ def test_a_probe_asks_the_port_that_the_worker_is_told(path: Path) -> None:
 def test_an_example_is_explained_and_stands_in_the_table(path: Path) -> None:
     assert path.read_text().startswith("# ")
     link = f"examples/{name_of(path)})"
-    assert any(link in page.read_text() for page in PAGES if page.parent.name == "how-to")
+    assert any(link in page.read_text() for page in PAGES if page.parent.name in ("how-to", "docs"))
     assert (name_of(path), name_of(path)) in rows()
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mpiboot.doctor.table import CHECKS
+from mpiboot.doctor.job import CHECKS
 from tests.pods import images
 from tests.pods.cluster import Cluster
 from tests.pods.fault import Fault

@@ -85,10 +85,9 @@ def test_in_a_plain_container_outside_a_cluster(cluster: Cluster, one: Image) ->
     assert " 1 failed, " in text
 
 
-def test_a_launcher_without_a_hostfile(cluster: Cluster, one: Image) -> None:
+def test_a_launcher_without_a_key(cluster: Cluster, one: Image) -> None:
     code, text = doctor(cluster, one, env={"MPIBOOT_ROLE": "launcher"})
     assert code == 1
-    assert "hostfile-missing /etc/mpi/hostfile" in text
     assert "no private SSH key" in text
 
 

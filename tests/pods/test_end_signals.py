@@ -236,7 +236,7 @@ def test_a_launcher_beside_what_an_earlier_one_left(
     again = cluster.pod(replace(job.launcher.spec, name="pi-launcher-again")).start()
     before = {item.host_pid for item in left(job.workers)}
     assert before
-    until(lambda: "are in use by launcher pi-launcher (" in again.stderr())
+    until(lambda: "in use by launcher pi-launcher (" in again.stderr())
     job.launcher.link_down(silent=True)
     job.launcher.delete()
     until(lambda: "daemons started" in again.stderr())

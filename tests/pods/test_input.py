@@ -152,7 +152,7 @@ def test_a_user_who_can_write_nowhere_is_told_what_to_mount(
 def test_workers_without_args_run_the_operators_sshd_and_the_launcher_says_what_to_write(
     cluster: Cluster, one: Image
 ) -> None:
-    """Without shims the image's own sshd ends: it has no host key."""
+    """Without shims and settings the image's own sshd ends: it has no host key."""
     job = mpijob(
         cluster,
         one,
@@ -160,6 +160,7 @@ def test_workers_without_args_run_the_operators_sshd_and_the_launcher_says_what_
         launcher_args=PROGRAM,
         launcher={"env": {"MPIBOOT_TIMEOUT": "6"}},
         worker_args=(),
+        worker={"image": one.without("/etc/ssh/sshd_config.d/mpi.conf")},
     )
     # The time is over when its name is known, and not before.
     job.workers[0].start().publish()
@@ -300,7 +301,8 @@ def test_doctor_names_the_worker_without_an_ssh_server(cluster: Cluster, one: Im
     # With more faults it names each of them, and nothing else.
     broken = (
         "rm $(command -v orted); head -c 62M /dev/zero > /dev/shm/left; mkdir -p /run/sshd; "
-        "ssh-keygen -A; /usr/sbin/sshd; until grep -q ':0016 ' /proc/net/tcp; do sleep 0.1; done"
+        "ssh-keygen -A; /usr/sbin/sshd -f /dev/null; "
+        "until grep -q ':0016 ' /proc/net/tcp; do sleep 0.1; done"
     )
     job.workers[1].shell(broken)
     output = job.workers[1].exec("mpiboot", "doctor", "--json")

@@ -161,14 +161,14 @@ def test_a_worker_that_never_comes_is_named(cluster: Cluster, image: Image, neve
 
 
 STOCK_SSHD = (
-    "mkdir -p /run/sshd; ssh-keygen -A; exec /usr/sbin/sshd -De -o UsePAM=no "
+    "mkdir -p /run/sshd; ssh-keygen -A; exec /usr/sbin/sshd -De -f /dev/null -o UsePAM=no "
     "-o AuthorizedKeysFile=/root/.ssh/authorized_keys -o StrictModes=no"
 )
 # A worker whose image runs sshd itself, without mpiboot.
 STOCK = {"command": ["sh", "-c", STOCK_SSHD]}
 DENIES = (
     "mkdir -p /run/sshd; cp /root/.ssh/id_rsa /tmp/host; chmod 600 /tmp/host; "
-    "exec /usr/sbin/sshd -De -o UsePAM=no -h /tmp/host -o AuthorizedKeysFile=/nowhere"
+    "exec /usr/sbin/sshd -De -f /dev/null -o UsePAM=no -h /tmp/host -o AuthorizedKeysFile=/nowhere"
 )
 KEYS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     # Its sshd shows that other key, so it is the host key that differs first.
