@@ -108,7 +108,11 @@ CHANGES: Final = {
     ),
     "flat": Change(
         what="`mpirun` starts the daemon of every host itself",
-        names=(*(item.name for item in _FLAT), *_columns("attached", "concurrency_var")),
+        names=(
+            *(item.name for item in _FLAT),
+            *_columns("attached", "concurrency_var"),
+            "OMPI_MCA_plm_rsh_no_tree_spawn",  # of a command that is no mpirun
+        ),
         values=_shown(_FLAT),
         when="always; agents at once where there are more than 128 hosts",
         harm="workers start each other's daemons: each needs the key and all names, and its ssh's "
