@@ -165,6 +165,8 @@ SSH_WORDS: Final = (
     ("connection closed", "workers-unreachable"),
     ("connection reset", "workers-unreachable"),
 )
+# Of these, what is said before any session.
+_NO_LOGIN: Final = ("ssh-denied", "host-key-differs", "kubectl-denied")
 # What ssh, and the pool, say where the keep-alive has ended a session.
 _NOT_RESPONDING: Final = "not responding"
 # Where no rank is known to have failed: mpirun refuses a line, or MPI fails without a word of it.
@@ -349,7 +351,14 @@ def _first(state: State, losses: tuple[Loss, ...]) -> Loss:
 
 def _began(state: State, loss: Loss) -> bool:
     """Whether a host whose agent ended had a daemon; it itself may have failed as it started."""
-    return state.ran or (loss.connected and (loss.sure or loss.status < 0))
+    refused = loss.status == SSH_FAILED and _said(loss) in _NO_LOGIN
+    return not refused and (state.ran or (loss.connected and (loss.sure or loss.status < 0)))
+
+
+def _said(loss: Loss) -> str:
+    """Give the row of checks for what ssh said at its end; empty where it said nothing known."""
+    text = "; ".join(loss.words).lower()
+    return next((reference for words, reference in SSH_WORDS if words in text), "")
 
 
 def _passed_on(facts: Facts, loss: Loss) -> bool:
@@ -422,7 +431,7 @@ def _not_started(state: State) -> Verdict:
 def _never_began(state: State, first: Loss, lines: tuple[str, ...]) -> Verdict:
     daemon, said = state.job.family.daemon, "; ".join(first.words)
     text = said.lower()
-    known = next((reference for words, reference in SSH_WORDS if words in text), "")
+    known = _said(first)
     reference, message = "daemon-failed", f"its {daemon} failed: {how(first)}"
     # bash has the same status for an unset variable under `set -u`.
     if first.status == _NOT_FOUND and _NO_PROGRAM.search(text):

@@ -834,7 +834,7 @@ def test_an_ssh_that_fails_is_told_in_its_own_words(rig: Rig) -> None:
     rig.ssh(f'case "$*" in *w-2*) echo "{words}" > "$log"; exit 255;; esac\nexec sleep 300')
     # this mpirun waits for ever, as MPICH 4.0 does, but ends when it is told to
     ended_with, _, message = rig.run(joining(rig, "wait; exec sleep 300", "w-1 w-2"))
-    assert ended_with == 77
+    assert ended_with == 77, message
     assert "[ssh-denied] job ended: " in message
     assert "exit 77: w-2: " in message
     assert words in message
