@@ -109,6 +109,8 @@ def test_an_out_of_memory_kill_is_told_with_limit_and_peak(pod: Pod) -> None:
 def test_a_limit_of_the_machine_is_no_limit_of_the_pod(pod: Pod) -> None:
     """The kernel may kill where the pod itself has no limit: its node or its parent has one."""
     (pod.group / "memory.max").write_text("max")
+    # Below a limit of 0 the kernel goes on to the next process: this one is to be there afterwards.
+    Path(f"/proc/{pod.process.pid}/oom_score_adj").write_text("-1000")
     before = pod.before()
     command = f"echo $$ >{pod.group}/cgroup.procs; exec sleep 1000"
     with subprocess.Popen(["sh", "-c", command]) as victim:
