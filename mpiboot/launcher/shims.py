@@ -392,13 +392,15 @@ def without_command(
         program: the launch's line, likewise.
     """
     folder, env = environ.get(COMMAND_DIR, ""), dict(environ)
+    if not folder:
+        return env, tuple(program)
     given: dict[str, str] = {}
     with suppress(OSError, ValueError):  # a command that is over has none
         given = json.loads(Path(folder, _VARIABLES).read_text())
     for name, value in given.items():
         if env.get(name) == value:  # otherwise it is the script's own
             del env[name]
-    prefix = _prefix(env.get("PATH", DEFAULT_PATH)) if folder else ""
+    prefix = _prefix(env.get("PATH", DEFAULT_PATH))
     if not prefix:
         return env, tuple(program)
 

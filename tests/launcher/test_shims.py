@@ -387,6 +387,10 @@ def test_a_launch_has_the_real_folders_and_none_of_the_commands_values(command: 
 
 
 @pytest.mark.parametrize("environ", [{"A": "b"}, {"MPIBOOT_COMMAND_DIR": "/nowhere", "A": "b"}])
-def test_outside_a_command_all_stays_as_it_is(environ: dict[str, str]) -> None:
+def test_outside_a_command_all_stays_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "variables").write_text("[]")  # a file of the user's
     given = environ | OPEN_4 | {"PATH": "/nowhere"}
     assert shims.without_command(given, ("mpirun", "a b", "")) == (given, ("mpirun", "a b", ""))
