@@ -141,11 +141,14 @@ def memory(groups: Path = control_groups.GROUPS, proc: Path = PROC) -> MemoryPar
 
 def servers(ports: Collection[int]) -> tuple[str, ...]:
     """Name the processes of this pod that listen on these ports."""
-    found = {(item.port, item.pid) for item in processes.listeners() if item.port in ports}
+    found: dict[int, set[int]] = {}
+    for item in processes.listeners():
+        if item.port in ports and item.pid:
+            found.setdefault(item.pid, set()).add(item.port)
     return tuple(
-        f"port {port}: process {pid} ({text(PROC / str(pid) / 'comm')})"
-        for port, pid in sorted(found)
-        if pid
+        f"port {' and '.join(map(str, sorted(taken)))}: process {pid} "
+        f"({text(PROC / str(pid) / 'comm')})"
+        for pid, taken in found.items()
     )
 
 

@@ -264,11 +264,13 @@ def choose_port(
 def named_port(environ: Mapping[str, str], home: str) -> tuple[int, str] | None:
     """Find the port that the image's own SSH configuration names, and in which file."""
     homes = _homes(environ, home)
-    # This user's own first: the image's may name a port that only root can bind everywhere.
-    likely = [*(folder / ".sshd_config" for folder in homes), Path("/etc/ssh/sshd_config")]
+    # First what a platform mounts for the job's logins (Volcano's --ssh-port), then the user's own:
+    # the image's may name a port that only root can bind everywhere.
+    likely = [folder / name for name in (".ssh/config", ".sshd_config") for folder in homes]
+    likely.append(Path("/etc/ssh/sshd_config"))
     with contextlib.suppress(OSError):
         likely += sorted(Path("/etc/ssh/sshd_config.d").glob("*.conf"))
-    return _first_port([*likely, *(folder / ".ssh/config" for folder in homes)])
+    return _first_port(likely)
 
 
 def client_port(environ: Mapping[str, str], home: str) -> tuple[int, str] | None:

@@ -184,6 +184,10 @@ def test_who_listens_on_a_port_is_named() -> None:
         port = server.getsockname()[1]
         assert looks.process_of(port) == os.getpid()
         assert looks.servers((port,)) == (f"port {port}: process {os.getpid()} ({comm})",)
+        with socket.create_server(("127.0.0.1", 0)) as another:
+            both = sorted((port, another.getsockname()[1]))
+            (said,) = looks.servers(both)
+            assert said == f"port {both[0]} and {both[1]}: process {os.getpid()} ({comm})"
     assert (looks.process_of(port), looks.servers((port,))) == (0, ())
 
 

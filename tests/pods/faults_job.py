@@ -104,8 +104,7 @@ FAULTS: Final = (
         level="fail",
         message="sshd on pi-worker-1.pi.default.svc (...) has a host key of its own, SHA256:..., "
         "not the job's, SHA256:...",
-        hint="add `args: [worker]` to the worker so that mpiboot runs there, "
-        "or set MPIBOOT_HOST_KEYS=accept-new",
+        hint="run mpiboot on the workers (`args: [worker]`), or set MPIBOOT_HOST_KEYS=accept-new",
         job=lambda: _second(command=SSHD, args=()),
         ready="Server listening",
     ),

@@ -13,7 +13,7 @@ _OTHER_KEY: Final = (
 _HOST_KEY: Final = (
     "mkdir -p /run/sshd; ssh-keygen -qt ed25519 -N '' -f /etc/ssh/ssh_host_ed25519_key"
 )
-SSHD: Final = ("sh", "-c", f"{_HOST_KEY}; exec /usr/sbin/sshd -De")
+SSHD: Final = ("sh", "-c", f"{_HOST_KEY}; exec /usr/sbin/sshd -De -f /dev/null")
 
 
 FAULTS: Final = (

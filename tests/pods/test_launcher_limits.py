@@ -93,7 +93,7 @@ def out_of_memory(environ: dict[str, str], limit: int) -> list[str]:
     assert f"memory limit, {limit // MIB} MiB, was reached (oom_kill " in lines[at]
     assert lines[at + 1].startswith("mpiboot:   -> raise resources.limits.memory of the launcher's")
     assert done.returncode == 69
-    assert "job did not start: " in lines[-2]
+    assert "job did not start: " in lines[-1]
     return lines
 
 
