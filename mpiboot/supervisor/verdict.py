@@ -351,8 +351,11 @@ def _first(state: State, losses: tuple[Loss, ...]) -> Loss:
 
 def _began(state: State, loss: Loss) -> bool:
     """Whether a host whose agent ended had a daemon; it itself may have failed as it started."""
-    refused = loss.status == SSH_FAILED and _said(loss) in _NO_LOGIN
-    return not refused and (state.ran or (loss.connected and (loss.sure or loss.status < 0)))
+    if loss.status == SSH_FAILED and _said(loss) in _NO_LOGIN:
+        return False
+    # PRRTE calls a daemon lost, too, that has never come up.
+    ranks = state.launched or state.first_rank or state.mpi_failed
+    return bool(ranks) or (loss.connected and (loss.sure or loss.status < 0))
 
 
 def _said(loss: Loss) -> str:
