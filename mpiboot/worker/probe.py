@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import _socket as socket
 import _thread
+import os
 import struct
 import sys
 import time
@@ -188,6 +189,8 @@ def main(ports: str, address: str, launch: str) -> None:
         done.acquire()
         _thread.start_new_thread(work, (line, before, done))
         before = done
+    # An interpreter that ends while a thread holds stdout aborts.
+    os._exit(0)
 
 
 def receive(port: str, address: str) -> None:

@@ -104,10 +104,14 @@ def test_a_manager_that_sleeps_while_its_workers_compute_is_healthy(
     cluster: Cluster, rig: None
 ) -> None:
     job = job_of(cluster, "openmpi-4.1", "mpirun", RING, "--apart", "1000", "--rank", "0")
-    until(lambda: "sleeping" in states(doctor_ranks(job.launcher)))
-    found = doctor_ranks(job.launcher)  # its code is 0
+    found: dict[str, Any] = {}
+
+    def are_apart() -> bool:
+        found.update(doctor_ranks(job.launcher))  # its code is 0
+        return sorted(states(found)) == ["running"] * 3 + ["sleeping"]
+
+    until(are_apart)
     assert found["findings"] == []
-    assert sorted(states(found)) == ["running"] * 3 + ["sleeping"]
 
 
 def states(found: dict[str, Any]) -> list[str]:
