@@ -1,12 +1,9 @@
 """IP addresses in text, as kernel, hostfiles and users write them. Pure; nothing here raises."""
 
-# _socket: socket costs the launcher's parent half a megabyte for names of constants.
 from __future__ import annotations
 
-import _socket as socket
 import functools
 import ipaddress
-import sys
 from collections.abc import Iterable, Sequence
 from typing import Final, TypeAlias
 
@@ -16,7 +13,6 @@ Network: TypeAlias = "ipaddress.IPv4Network | ipaddress.IPv6Network"
 
 IPV4: Final = 4
 IPV6: Final = 6
-_V4_IN_V6: Final = "::ffff:"
 _REMEMBERED: Final = 1 << 16  # every rule reads every table: a thousand workers are felt
 
 
@@ -83,15 +79,3 @@ def smallest_network(addresses: Iterable[Address]) -> Network | None:
     prefix = width - (low ^ high).bit_length()
     kind = ipaddress.IPv4Network if known[0].version == IPV4 else ipaddress.IPv6Network
     return kind((low >> (width - prefix) << (width - prefix), prefix))
-
-
-def address_of(word: str) -> str:
-    """Read an address of /proc/net/tcp or tcp6 (the kernel's proc_net_tcp.rst).
-
-    It is 32-bit words in this machine's byte order.
-    """
-    raw = bytes.fromhex(word)
-    if sys.byteorder == "little":
-        raw = b"".join(raw[at : at + 4][::-1] for at in range(0, len(raw), 4))
-    family = socket.AF_INET if len(raw) == 4 else socket.AF_INET6  # noqa: PLR2004
-    return socket.inet_ntop(family, raw).removeprefix(_V4_IN_V6)

@@ -351,11 +351,10 @@ def _first(state: State, losses: tuple[Loss, ...]) -> Loss:
 
 def _began(state: State, loss: Loss) -> bool:
     """Whether a host whose agent ended had a daemon; it itself may have failed as it started."""
-    if loss.status == SSH_FAILED and _said(loss) in _NO_LOGIN:
-        return False
+    refused = loss.status == SSH_FAILED and _said(loss) in _NO_LOGIN
     # PRRTE calls a daemon lost, too, that has never come up.
-    ranks = state.launched or state.first_rank or state.mpi_failed
-    return bool(ranks) or (loss.connected and (loss.sure or loss.status < 0))
+    ran = bool(state.launched or state.first_rank or state.mpi_failed)
+    return not refused and (ran or (loss.connected and (loss.sure or loss.status < 0)))
 
 
 def _said(loss: Loss) -> str:

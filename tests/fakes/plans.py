@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+import pytest
+
 from mpiboot.core.addresses import is_address
 from mpiboot.core.checks import BY_REFERENCE
 from mpiboot.core.facts import Cpus, Host, Hostfile, Link, PodFacts, Worker
@@ -23,6 +25,7 @@ MPIS: Final = {
     "openmpi4": Mpi(MpiFamily.OPENMPI4, "4.1.4", "/usr/bin/mpirun", "mpirun (Open MPI) 4.1.4"),
     "openmpi5": Mpi(MpiFamily.OPENMPI5, "5.0.7", "/usr/bin/mpirun", "mpirun (Open MPI) 5.0.7"),
 }
+both = pytest.mark.parametrize("family", list(MPIS))
 HYDRAS: Final = {
     "mpich": Mpi(MpiFamily.MPICH, "4.0.2", "/usr/bin/mpirun", "HYDRA build details:"),
     "intel": Mpi(

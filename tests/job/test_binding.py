@@ -10,9 +10,8 @@ from mpiboot.core.facts import Cpus
 from mpiboot.core.model import Source
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_input import Observed
-from tests.fakes.plans import MPIS, POD, observed, planned, reason
+from tests.fakes.plans import POD, both, observed, planned, reason
 
-both = pytest.mark.parametrize("family", list(MPIS))
 BIND = {
     "openmpi4": "OMPI_MCA_hwloc_base_binding_policy",
     "openmpi5": "PRTE_MCA_hwloc_default_binding_policy",

@@ -8,10 +8,9 @@ from mpiboot.core.facts import Link
 from mpiboot.core.model import Level, Mpi, MpiFamily, Source
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_input import Observed
-from tests.fakes.plans import HYDRAS, MPIS, POD, failing, observed, planned, reason
+from tests.fakes.plans import HYDRAS, POD, both, failing, observed, planned, reason
 
 FOUR, SIX, LOCAL = "10.244.0.{}/24", "fd00:10:244::{}/64", "fe80::{}/64"
-both = pytest.mark.parametrize("family", list(MPIS))
 
 
 def pods(family: str, *addresses: str, control: str = SIX, **more: object) -> Observed:

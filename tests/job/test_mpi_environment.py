@@ -12,11 +12,11 @@ from mpiboot.job.mpirun_line import read
 from mpiboot.job.mpis import IMPLEMENTATIONS
 from mpiboot.job.plan import Plan
 from tests.fakes.plans import (
-    MPIS,
     NOBODY,
     OPERATOR,
     PATHS,
     POD,
+    both,
     failing,
     hosts,
     observed,
@@ -24,9 +24,6 @@ from tests.fakes.plans import (
     reason,
     warned,
 )
-
-FAMILIES = list(MPIS)
-both = pytest.mark.parametrize("family", FAMILIES)
 
 
 @both

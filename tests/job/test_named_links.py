@@ -10,9 +10,8 @@ from mpiboot.core.facts import Fabric, MpiParameter, RdmaDevice
 from mpiboot.job import control_links
 from mpiboot.job.control_links import NAME_LINKS
 from mpiboot.job.plan_input import Observed
-from tests.fakes.plans import MPIS, POD, failing, link, observed, planned, warned
+from tests.fakes.plans import POD, both, failing, link, observed, planned, warned
 
-both = pytest.mark.parametrize("family", list(MPIS))
 BOTH = "w-0.job.ns.svc, w-1.job.ns.svc has no such link (there are lo, eth0)"
 
 

@@ -11,10 +11,9 @@ from mpiboot.core.model import Level, MpiFamily, Source
 from mpiboot.job import parameter_files
 from mpiboot.job.mpirun_line import read as read_line
 from mpiboot.job.plan_input import Observed
-from tests.fakes.plans import MPIS, POD, failing, observed, planned, reason
+from tests.fakes.plans import POD, both, failing, observed, planned, reason
 from tests.job.test_data import with_links
 
-both = pytest.mark.parametrize("family", list(MPIS))
 ETC = "/etc/openmpi/openmpi-mca-params.conf"
 
 

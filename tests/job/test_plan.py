@@ -17,9 +17,9 @@ from mpiboot.job.plan_input import LaunchPaths, Observed
 from mpiboot.network.worker_pairs import LAUNCHER, Dial, Reached
 from mpiboot.system import programs
 from tests.fakes.plans import (
-    MPIS,
     PATHS,
     POD,
+    both,
     failing,
     hosts,
     observed,
@@ -27,9 +27,6 @@ from tests.fakes.plans import (
     reason,
     warned,
 )
-
-FAMILIES = list(MPIS)
-both = pytest.mark.parametrize("family", FAMILIES)
 
 
 @both

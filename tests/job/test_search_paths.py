@@ -10,9 +10,8 @@ from mpiboot.core.model import Source
 from mpiboot.job.forward import extends
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_input import Observed
-from tests.fakes.plans import MPIS, POD, observed, planned, reason
+from tests.fakes.plans import POD, both, observed, planned, reason
 
-both = pytest.mark.parametrize("family", list(MPIS))
 OTHER = "/opt/conda/bin:/usr/bin:/bin"
 BOTH = "w-0.job.ns.svc, w-1.job.ns.svc has another one of its own"
 

@@ -104,14 +104,9 @@ def test_a_manager_that_sleeps_while_its_workers_compute_is_healthy(
     cluster: Cluster, rig: None
 ) -> None:
     job = job_of(cluster, "openmpi-4.1", "mpirun", RING, "--apart", "1000", "--rank", "0")
-    found: dict[str, Any] = {}
-
-    def are_apart() -> bool:
-        found.update(doctor_ranks(job.launcher))  # its code is 0
-        return sorted(states(found)) == ["running"] * 3 + ["sleeping"]
-
-    until(are_apart)
-    assert found["findings"] == []
+    apart = ["running"] * 3 + ["sleeping"]
+    until(lambda: sorted(states(doctor_ranks(job.launcher))) == apart)
+    assert doctor_ranks(job.launcher)["findings"] == []  # its code is 0
 
 
 def states(found: dict[str, Any]) -> list[str]:

@@ -47,16 +47,6 @@ table inet volcano {
     }
 }
 """
-# What lets the launcher in, and drops all that one worker sends to the other but SSH.
-BETWEEN = """
-table inet between {
-    chain input {
-        type filter hook input priority 0;
-        ct state established,related accept
-        ip saddr { %s } tcp dport != 22 drop
-    }
-}
-"""
 # A path that carries less than the links say, and tells nobody.
 BLACK_HOLE = """
 table inet hole {
