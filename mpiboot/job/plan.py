@@ -306,7 +306,8 @@ def _words(
         found += before if index in programs else ()
         if index and index not in dropped:
             found.append(kept)
-        found += forwarded if index and line.argv[index] == ":" else ()
+        # A line may end with a colon, behind which is no program.
+        found += forwarded if index and kept == ":" and index + 1 < len(words) else ()
     return tuple(found)
 
 

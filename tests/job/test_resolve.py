@@ -125,9 +125,12 @@ def test_open_mpis_own_variables_are_for_open_mpi(family: str) -> None:
 
 
 def test_each_program_of_4_1_gets_the_names_as_the_first() -> None:
-    plan = planned("mpirun -n 1 ./a x : -n 1 ./b", observed(environ={**POD, "NCCL_DEBUG": "WARN"}))
+    # mpirun takes a colon at the end, and refuses options behind it.
+    line = "mpirun -n 1 ./a x : -n 1 ./b :"
+    plan = planned(line, observed(environ={**POD, "NCCL_DEBUG": "WARN"}))
     at = plan.argv.index(":")
-    first, second = plan.argv[:at], plan.argv[at + 1 :]
+    first, second, last = plan.argv[:at], plan.argv[at + 1 : -1], plan.argv[-1]
+    assert last == ":"
     names = first[first.index("-x") : first.index("./a") - 2]
     assert "NCCL_DEBUG" in names
     assert second == (*names, "-n", "1", "./b")
