@@ -53,7 +53,7 @@ _MEASURED_BY: Final = ("data_network", "data_ifname", "rdma_device")
 _NOT_FOR_PAIRS: Final = tuple(name for name in _NOT_FOR_WAITING if name not in _MEASURED_BY)
 # Who waits for one name, and looks at this pod alone.
 _FOR_EXEC: Final = (
-    *("timeout", "dns_wait", "dns_interval", "control_ifname", "nccl_socket"),
+    *("timeout", "dns_wait", "control_ifname", "nccl_socket"),
     *("data_network", "data_ifname", "rdma_device", "nccl_version"),
 )
 _NOT_FOR_EXEC: Final = tuple(

@@ -285,7 +285,7 @@ _OF_JOBS: Final[_Table] = {
         ),
         "master-port": _CheckText(
             "the port at which ranks for torchrun meet is free on rank 0's host",
-            "choose another port with MPIBOOT_MASTER_PORT, or end what listens there",
+            "choose another port with MASTER_PORT in the launcher's pod, or end what listens there",
         ),
         "workers-differ": _CheckText(
             "workers have the same GPUs, RDMA ports and MTU",

@@ -350,12 +350,6 @@ class Settings:
         seconds,
         older=("MPI_DNS_WAIT_SECONDS",),
     )
-    dns_interval: float | None = row(
-        None,
-        "Longest pause between two DNS lookups of a name.",
-        seconds,
-        older=("MPI_DNS_WAIT_INTERVAL",),
-    )
     rewrite_fqdn: Switch | Auto = row(
         AUTO,
         "Append the cluster's domain to host names that end in .svc.",
@@ -375,12 +369,6 @@ class Settings:
         AUTO,
         "How hosts are reached; auto: ssh, unless there is no key but kubectl and a token.",
         one_of(AUTO, *LaunchAgent),
-    )
-    kubectl_namespace: str = row(
-        "", "Namespace of the pods that kubectl enters; where not given, the launcher's own."
-    )
-    kubectl_container: str = row(
-        "", "Container that kubectl enters in pods with several; else kubectl's choice."
     )
     ssh_port: int | None = row(
         None, "Port of the workers' SSH server.", port, roles=_BOTH, common=True
@@ -404,11 +392,11 @@ class Settings:
         "How long a worker or launcher may give no answer before it counts as lost; 0: forever.",
         roles=_BOTH,
     )
-    oversubscribe: bool = row(
-        default=False, help_="Allow more ranks than slots.", begins=Section.MPI
-    )
     mpi: MpiFamily | Auto = row(
-        AUTO, "Override MPI detection.", one_of(AUTO, *(family for family in MpiFamily if family))
+        AUTO,
+        "Override MPI detection.",
+        one_of(AUTO, *(family for family in MpiFamily if family)),
+        begins=Section.MPI,
     )
     forward: tuple[str, ...] = row(
         (), "More variables to forward to the ranks: names or patterns.", common=True
@@ -418,16 +406,6 @@ class Settings:
         default=False,
         help_="Start PROGRAM by `mpiboot rank`, which gives it the variables that torchrun would.",
         common=True,
-    )
-    master_port: int = row(
-        29500, "MASTER_PORT of such ranks: a port that is free on rank 0's host.", port
-    )
-    master_network: MpiNetwork = row(
-        MpiNetwork.CONTROL,
-        "Which network MASTER_ADDR of such ranks is on.",
-    )
-    tag_output: Switch = row(
-        Switch.OFF, "on: each line of output begins with its rank, by this MPI's own option."
     )
     env_profile: str = row(
         "",
@@ -583,28 +561,35 @@ _AT_ONCE: Final = (
     "nothing waits before the command, its mpirun and ssh wait for hosts; a script that looks its "
     "workers up itself begins with `mpiboot wait`"
 )
-_OUTPUT_FILES: Final = (
-    "write on the mpirun line `--output-filename DIR` (Open MPI 4.1), `--output file=FILE` (5.0) "
-    "or `-outfile-pattern FILE.%r` (MPICH, Intel MPI)"
-)
 _SESSIONS: Final = (
     "mpirun's agents use the connections that mpiboot has opened; with MPIBOOT_SUPERVISE=off, ssh"
 )
 _RANKS_THAT_WAIT: Final = "see `mpiboot doctor ranks`: mpiboot ends no job whose ranks wait"
-# Settings, values and options that were removed, with what takes their place.
+# Settings and options that were removed, with what takes their place.
 REMOVED: Final = {
     "--bundle": "see `kubectl logs`, `kubectl describe pod`, `mpiboot doctor` and `mpiboot plan`",
     "--env": "see `mpiboot plan` and `mpiboot facts`",
     "--network": "`mpiboot validate pairs` measures the paths between workers",
     "-n": _RANKS,
     "MPIBOOT_CONNECT_CHECK": _RANKS_THAT_WAIT,
+    "MPIBOOT_DNS_INTERVAL": "mpiboot paces its DNS lookups: remove it",
+    "MPIBOOT_KUBECTL_CONTAINER": "set the annotation `kubectl.kubernetes.io/default-container` of "
+    "the workers' pods",
+    "MPIBOOT_KUBECTL_NAMESPACE": "run the launcher in the workers' namespace",
+    "MPIBOOT_MASTER_NETWORK": "remove it; set MASTER_ADDR in the launcher's pod where ranks can't "
+    "meet on the control network",
+    "MPIBOOT_MASTER_PORT": "set MASTER_PORT in the launcher's pod",
     "MPIBOOT_NP": _RANKS,
-    "MPIBOOT_OUTPUT_DIR": _OUTPUT_FILES,
+    "MPIBOOT_OUTPUT_DIR": "write on the mpirun line `--output-filename DIR` (Open MPI 4.1), "
+    "`--output file=FILE` (5.0) or `-outfile-pattern FILE.%r` (MPICH, Intel MPI)",
+    "MPIBOOT_OVERSUBSCRIBE": "write `--oversubscribe` on Open MPI's mpirun line; MPICH and Intel "
+    "MPI always allow it",
     "MPIBOOT_SCRIPT": _ONCE,
     "MPIBOOT_SCRIPT_GATE": _AT_ONCE,
     "MPIBOOT_SSH_CLIENT": _SESSIONS,
     "MPIBOOT_STUCK": _RANKS_THAT_WAIT,
-    "MPIBOOT_TAG_OUTPUT=rank0": _OUTPUT_FILES,
+    "MPIBOOT_TAG_OUTPUT": "write on the mpirun line `--tag-output` (Open MPI 4.1), `--output tag` "
+    "(5.0) or `-prepend-rank` (MPICH, Intel MPI)",
 }
 
 
@@ -693,10 +678,6 @@ def resolve(flags: Mapping[str, str], environ: Mapping[str, str]) -> Resolved:
             given[item.name] = Given(Source.DEFAULT)
             continue
         chosen, text = candidates[0]
-        if way := REMOVED.get(f"{item.variable}={text.strip().lower()}"):
-            removed[f"{chosen}={text}"] = way
-            given[item.name] = Given(Source.DEFAULT)
-            continue
         try:
             values[item.name] = item.parse(text)
         except ValueError as wrong:

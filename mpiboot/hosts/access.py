@@ -41,13 +41,12 @@ class PodAccess:
     """How a job's pods are entered.
 
     ``kubectl`` is the program's path; ``namespace`` the pods' (empty: that of kubectl's own
-    configuration); ``container`` the one to enter in pods with several (empty: kubectl's choice,
-    an annotation's, else the first).
+    configuration). Of a pod's containers kubectl enters the one that an annotation names, else the
+    first.
     """
 
     kubectl: str
     namespace: str = ""
-    container: str = ""
 
     def addresses(self, pod: str) -> tuple[str, ...]:
         """Build the line that prints a pod's addresses.
@@ -59,9 +58,8 @@ class PodAccess:
 
     def run(self, pod: str, command: str, *, interactive: bool = False) -> tuple[str, ...]:
         """Build the line that runs a command in a pod; ``interactive`` where it reads something."""
-        container = (f"--container={self.container}",) if self.container else ()
         stdin = ("-i",) if interactive else ()
-        return (*self._words(), "exec", *stdin, *container, pod, "--", "/bin/sh", "-c", command)
+        return (*self._words(), "exec", *stdin, pod, "--", "/bin/sh", "-c", command)
 
     def _words(self) -> tuple[str, ...]:
         namespace = (f"--namespace={self.namespace}",) if self.namespace else ()
@@ -242,8 +240,7 @@ def choose_access(
             return None
         source = Source.DETECTED
         reason = "there is no SSH key of the job, but kubectl and a service account's token"
-    namespace = settings.kubectl_namespace or own_namespace(account)
-    access = PodAccess(kubectl, namespace, settings.kubectl_container)
+    access = PodAccess(kubectl, own_namespace(account))
     return access, Decision(DECISION, LaunchAgent.KUBECTL.value, source, reason)
 
 

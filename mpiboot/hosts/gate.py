@@ -147,7 +147,7 @@ async def wait(
 
     Args:
         hosts: the hostfile's.
-        settings: ``timeout``, ``dns_wait``, ``dns_interval``, ``rewrite_fqdn``, ``ssh_port``,
+        settings: ``timeout``, ``dns_wait``, ``rewrite_fqdn``, ``ssh_port``,
             ``host_keys``, ``data_network`` and ``log_format`` are read.
         access: how to log in.
         options: what is done beside; the caller collects the results of ``pairs``.
@@ -438,7 +438,7 @@ async def wait_for_name(
 
     Args:
         wanted: the name, and where it is given.
-        settings: ``timeout``, ``dns_wait`` and ``dns_interval`` are read.
+        settings: ``timeout``, ``dns_wait`` are read.
         hint: what to do if the name never resolves; empty: the check's own hint.
         resolver: resolves the name; made from the system's files where not given.
 

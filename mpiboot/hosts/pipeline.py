@@ -140,17 +140,15 @@ _SHARE: Final = 0.01
 _TRIES_PER_SECOND: Final = 200.0
 
 
-def pause(waited: float, pending: int, ceiling: float | None = None) -> float:
+def pause(waited: float, pending: int) -> float:
     """Give the seconds until the next attempt.
 
     Args:
         waited: seconds since the wait for this host began.
         pending: how many hosts are waited for in all.
-        ceiling: the longest pause, as the user has set it.
     """
     load = min(_LONGEST, pending / _TRIES_PER_SECOND)
-    step = max(_SHORTEST, load, min(_LAST_FEW, waited * _SHARE))
-    return step if ceiling is None else min(step, max(ceiling, _SHORTEST))
+    return max(_SHORTEST, load, min(_LAST_FEW, waited * _SHARE))
 
 
 _MAX_CONNECTIONS: Final = 128
@@ -332,7 +330,7 @@ class Pipelines:
             self._set(state, Stage.DNS, reason, answer.detail)
             self._stop_if_once(state)
             waited = time.monotonic() - started
-            await asyncio.sleep(pause(waited, self._resolving, self._settings.dns_interval))
+            await asyncio.sleep(pause(waited, self._resolving))
 
     async def reach(self, state: HostState, addresses: tuple[str, ...]) -> Worker:
         """Log in at one of a host's addresses, with as many attempts as it takes.

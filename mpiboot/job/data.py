@@ -16,7 +16,7 @@ from mpiboot.core.checks import failed
 from mpiboot.core.facts import Host, NoFacts, Variable, Worker
 from mpiboot.core.model import Decision, Source
 from mpiboot.core.setting_types import MpiNetwork, ProveTransport
-from mpiboot.core.settings import PREFIX, Settings
+from mpiboot.core.settings import Settings
 from mpiboot.core.wording import assigned, first_few
 from mpiboot.job import control_links, job_hosts, mpi_environment
 from mpiboot.job.plan_input import Observed, PlanInput
@@ -24,7 +24,7 @@ from mpiboot.job.program_words import Rendezvous
 from mpiboot.job.resolve import ForAgents, Forced, Item, Resolution, warning
 from mpiboot.network import decision, worker_network
 from mpiboot.network.decision import DataNetwork
-from mpiboot.network.records import RDMA, Transport, usable, values_in_pod
+from mpiboot.network.records import RDMA, Transport, values_in_pod
 
 
 def network(inp: PlanInput) -> DataNetwork:
@@ -236,6 +236,7 @@ def _differing(found: DataNetwork) -> list[str]:
 _BEFORE: Final = ("mpiboot", "rank", "--")
 _ADDRESS: Final = "MASTER_ADDR"
 _PORT: Final = "MASTER_PORT"
+MASTER_PORT: Final = "29500"  # PyTorch's own default (torch.distributed.run)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +252,7 @@ class RankEnv:
     meeting: Rendezvous | None = None
 
 
-def rank_env(inp: PlanInput, hosts: Sequence[Host], network: DataNetwork) -> RankEnv:
+def rank_env(inp: PlanInput, hosts: Sequence[Host]) -> RankEnv:
     """Decide by what ranks are started, and where they meet.
 
     Both where the setting says so; where they meet also where the user's line has `mpiboot rank`.
@@ -269,17 +270,10 @@ def rank_env(inp: PlanInput, hosts: Sequence[Host], network: DataNetwork) -> Ran
     elif not written:
         return RankEnv()
     first, left = _first_host(inp, hosts)
-    by = inp.given["master_port"]
-    reason = "PyTorch's own default" if by.source is Source.DEFAULT else str(by)
-    port = Variable(_PORT, str(inp.settings.master_port), reason, by.source)
-    proposals = (_address(inp, first, network), port)
+    port = Variable(_PORT, MASTER_PORT, "PyTorch's own default", Source.DEFAULT)
     items += left
     # An address that isn't known leaves the user's own to be shown.
-    items += (
-        item
-        for item in proposals
-        if not isinstance(item, Variable) or item.value or inp.owned(item.name)
-    )
+    items += (item for item in (_address(inp, first), port) if item.value or inp.owned(item.name))
     set_here = (item for item in items if isinstance(item, Variable))
     variables = {item.name: item.value for item in set_here if not inp.owned(item.name)}
     meeting = _meeting(inp, variables, first)
@@ -328,12 +322,9 @@ def _first_host(inp: PlanInput, hosts: Sequence[Host]) -> tuple[str, tuple[Item,
     return first, (warning("settings-conflict", message, hint),)
 
 
-def _address(inp: PlanInput, name: str, network: DataNetwork) -> Item:
+def _address(inp: PlanInput, name: str) -> Variable:
     """Give the address of rank 0's host; an empty value where that host isn't known."""
     observed = inp.observed
-    on_data = inp.settings.master_network is MpiNetwork.DATA
-    if name and on_data and not inp.owned(_ADDRESS):
-        return _on_the_data_network(inp, name, network)
     called = {observed.called(item.host.name): item for item in observed.workers}
     worker, value = called.get(name), name
     reason = f"rank 0 runs on {name}: its address on the control link"
@@ -346,25 +337,10 @@ def _address(inp: PlanInput, name: str, network: DataNetwork) -> Item:
     return Variable(_ADDRESS, value, reason, Source.DETECTED)
 
 
-def _on_the_data_network(inp: PlanInput, name: str, network: DataNetwork) -> Item:
-    """Give the address of rank 0's host on its first data link that has one."""
-    given = inp.given["master_network"]
-    for one in network.networks:
-        if inp.observed.called(one.host) == name and one.plain:
-            link = one.plain[0]
-            reason = (
-                f"{given}=data: rank 0 runs on {name}, its address on the data link {link.name}"
-            )
-            return Variable(_ADDRESS, str(usable(link)[0].ip), reason, given.source)
-    message = f"{given}=data: {name}, where rank 0 runs, has no data link with an address"
-    return failed("settings-conflict", message, hint="remove it: the control link is in all pods")
-
-
 def _meeting(inp: PlanInput, variables: Mapping[str, str], host: str) -> Rendezvous | None:
     """Return rank 0's host and the port it listens on; None where either is not known."""
     line = inp.line.export_values.get(_PORT)
     port = line or variables.get(_PORT) or inp.environ.get(_PORT, "")
     if not host or not port.isascii() or not port.isdigit():
         return None
-    own = _PORT if line or inp.environ.get(_PORT) else f"{PREFIX}{_PORT}"
-    return Rendezvous(host, own, int(port))
+    return Rendezvous(host, _PORT, int(port))

@@ -47,8 +47,6 @@ class Hydra(Implementation):
     on_control_link: tuple[Variable, ...] = ()
     by_itself = ("*",)
     hands_on_all = True
-    tag_option = ("-prepend-rank",)
-    tagged_by: tuple[str, ...] = ("l", "prepend-pattern")  # "duplicate setting", and mpirun ends
 
     def agent(self, inp: PlanInput, hosts: int, remote: Collection[str]) -> Iterator[Item]:
         """Set the kind of launch agent that calls one, whatever the user's line or pod names.
@@ -214,7 +212,6 @@ class IntelMpi(Hydra):
     bind_var = "I_MPI_PIN"
     bind_value = "0"
     pinning_vars = ("I_MPI_PIN", "I_MPI_PIN_*")
-    tagged_by = (*Hydra.tagged_by, "prepend-timestamp")
 
     def program(self, inp: PlanInput) -> str:
         """Give what its mpirun would start: that is a script, which as PID 1 ignores SIGTERM."""

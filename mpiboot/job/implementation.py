@@ -81,9 +81,6 @@ class Implementation:
     hands_on_all = False
     # What begins each line of output with its rank, the options beside which it can't stand, and
     # what of the output it loses.
-    tag_option: tuple[str, ...]
-    tagged_by: tuple[str, ...]
-    tag_loses = ""
 
     def program(self, inp: PlanInput) -> str:
         """Give the program to start: the line's, or the one that this would start."""
@@ -123,10 +120,6 @@ class Implementation:
     def always(self, inp: PlanInput) -> Iterable[Item]:
         """Give what this MPI gets in any job."""
         return self.constants
-
-    def oversubscribed(self, inp: PlanInput, pinned: Collection[str]) -> Iterable[Item]:
-        """Allow more ranks than slots; ``pinned`` are the user's variables for placement."""
-        return ()
 
     def network(self, inp: PlanInput, found: DataNetwork) -> DataNetwork:
         """Fit the data network to this MPI: without what only Open MPI reads."""

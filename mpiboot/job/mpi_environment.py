@@ -35,8 +35,6 @@ def binding(inp: PlanInput) -> Iterator[Item]:
         yield Decision("binding", "left to mpirun", Source.FLAG, message)
     for name, (value, source, message) in variables.items():
         yield Decision(name, value, source, message)
-    if inp.settings.oversubscribe:
-        yield from mpi.oversubscribed(inp, variables)
     if line.pinned_by or variables or not mpi.bind_var:
         return
     shared = _why_not_bound(_pods_of_ranks(inp.observed))

@@ -104,12 +104,6 @@ class UserLine:
         return 1 if "rr" in self.given else int(number) or None
 
     @property
-    def oversubscribe(self) -> bool:
-        """Whether it allows more ranks than slots."""
-        modifiers = self.map_by.lower().replace(",", ":").split(":")[1:]
-        return "oversubscribe" in {*self.given, *modifiers}
-
-    @property
     def np(self) -> int | None:
         """Sum of the ranks asked for; None where a program has no number of its own."""
         numbers = [app.np for app in self.apps if app.np is not None]

@@ -90,7 +90,6 @@ class OpenMpi(Implementation):
     by_itself = ("OMPI_*", "PMIX_MCA_*")
     # How many agents live at once.
     concurrency_var: str
-    oversubscribe_var: str
     # Prefix of variables whose values reach the workers' shell unescaped, but that of
     # ``export_var``, and the ``--mca`` parameters that do so.
     evaluated: str
@@ -290,16 +289,7 @@ class OpenMpi4(OpenMpi):
         "rmaps_rank_file_* rmaps_dist_device orte_rankfile hwloc_base_bind* hwloc_base_cpu_* "
         "hwloc_base_slot_list hwloc_base_use_hwthreads_as_cpus",
     )
-    oversubscribe_var = "OMPI_MCA_rmaps_base_oversubscribe"
     evaluated = "OMPI_MCA_"
-    tag_option = ("--tag-output",)
-    tagged_by = ("tag-output",)
-    # ORTE_IOF_BASE_TAGGED_OUT_MAX is 8192, for a piece of 4096 with all its labels
-    # (orte/mca/iof/base/iof_base_output.c); 31 % of short lines were lost with 4.1.4.
-    tag_loses = (
-        "where a rank writes many lines at once that are shorter than their labels, its "
-        "`--tag-output` cuts off a part of them"
-    )
     # The handle of mpirun's own messages, which ranks on its own host would inherit.
     messages_var = "OPAL_OUTPUT_STDERR_FD"
 
@@ -318,10 +308,6 @@ class OpenMpi4(OpenMpi):
         yield from super().agent(inp, hosts, remote)
         if any(inp.given_parameter(self.leaving_var)):
             yield self.attached
-
-    def oversubscribed(self, inp: PlanInput, pinned: Collection[str]) -> Iterator[Item]:
-        by = inp.given["oversubscribe"]
-        yield Variable(self.oversubscribe_var, "1", f"asked for by {by}", by.source)
 
     def words(self, inp: PlanInput) -> Iterable[Item]:
         """Have ranks in this pod do without the handle of mpirun's own messages."""
@@ -412,12 +398,9 @@ class OpenMpi5(OpenMpi):
         "rmaps rmaps_default_*policy hwloc_default_binding_policy hwloc_default_cpu_list "
         "hwloc_base_bind_to_* hwloc_*use_hwthreads_as_cpus",
     )
-    oversubscribe_var = "PRTE_MCA_rmaps_default_mapping_policy"
     exports_beside_list = True
     evaluated = "PRTE_MCA_"
     evaluated_flags = tuple(f"{name}_*" for name in _PRRTE_FRAMEWORKS.split())
-    tag_option = ("--output", "tag")
-    tagged_by = ("output", "tag-output")  # of two --output the first counts, the other is lost
 
     def hosts(self, inp: PlanInput, listed: Sequence[Host]) -> Iterator[Item]:
         pods = (inp.observed.own, *(worker.facts for worker in inp.observed.workers))
@@ -433,14 +416,6 @@ class OpenMpi5(OpenMpi):
             message = f"Open MPI {version} may crash in pods without an IPv4 address"
             hint = "use 5.0.9 or newer, or give the pods IPv4 addresses too (dual stack)"
             yield warning("ip-version", message, hint)
-
-    def oversubscribed(self, inp: PlanInput, pinned: Collection[str]) -> Iterator[Item]:
-        """Map so, but where the user has a mapping, of which it would be a part."""
-        line, by = inp.line, inp.given["oversubscribe"]
-        mapped = line.map_by or line.oversubscribe or line.moves_ranks
-        if not (mapped or any("rmaps" in name for name in pinned)):
-            reason = f"asked for by {by}"
-            yield Variable(self.oversubscribe_var, "slot:oversubscribe", reason, by.source)
 
     def taken_out(self, inp: PlanInput, environ: Mapping[str, str]) -> Iterator[Item]:
         """Take out empty parameters: measured with 5.0.7, as soon as a daemon is started by ssh."""

@@ -28,7 +28,6 @@ from mpiboot.job import (
 from mpiboot.job import hostfile as hostfiles
 from mpiboot.job.hydra import EXIT_CODES
 from mpiboot.job.mpirun_line import UserLine
-from mpiboot.job.mpirun_options import GRAMMARS
 from mpiboot.job.mpis import implementation_of
 from mpiboot.job.plan_input import LaunchPaths, Observed, PlanInput
 from mpiboot.job.program_words import Rendezvous
@@ -139,7 +138,7 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
     inp = replace(inp, resolved=inp.resolved._replace(settings=settled))
     control = control_links.control(inp)
     agent = agent_variables.place(inp, [host.name for host in hosts], remote)
-    rank_env = data.rank_env(inp, hosts, network)
+    rank_env = data.rank_env(inp, hosts)
     parts: tuple[Iterable[Item], ...] = (
         (*sized, _platform(observed)),
         *(pods.launcher(inp), _mpi(inp), _line(inp), mpi.findings(inp)),
@@ -160,7 +159,7 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
     parts = (
         data.mpi_network(inp, network, outcome, delivery.per_host.values()),
         *(mpi.unsafe(inp, mca, outcome), pods.ssh_servers(inp), pods.findings(observed)),
-        *(() if supervised else (_unsupervised(inp),), _tag_output(inp), shown),
+        *(() if supervised else (_unsupervised(inp),), shown),
         (Words(("-n", str(np))),) if np is not None and inp.line.np is None else (),
         *((Words(forwarded),), mpi.words(inp)),
     )
@@ -392,32 +391,3 @@ def _own_ranks_words(
     reason = f"ranks in this pod get {names} there; {title} would leave them out"
     shown = Decision("own-ranks", file, Source.DETECTED, reason)
     return ("/bin/sh", "-c", _READ_OWN, file, own.hostname), (shown,)
-
-
-RANK_OUTPUT: Final = "rank-output"
-
-
-def _tag_output(inp: PlanInput) -> Iterator[Item]:
-    """Give the option by which each line of output names its rank; the user's own comes first."""
-    if inp.settings.tag_output is Switch.OFF:
-        return
-    mpi, given = inp.implementation, inp.given["tag_output"]
-    if theirs := _tagged_by_user(inp):
-        yield Decision(RANK_OUTPUT, theirs, Source.FLAG, "given on the mpirun line")
-        return
-    reason = f"{given}: each line names its rank"
-    yield Decision(RANK_OUTPUT, " ".join(mpi.tag_option), given.source, reason)
-    if mpi.tag_loses:
-        yield warning("output", f"{mpi.title}: {mpi.tag_loses}")
-    yield Words(mpi.tag_option)
-
-
-def _tagged_by_user(inp: PlanInput) -> str:
-    """Find the user's own option; where a line is not read to its end, any word that may be it."""
-    line, mpi = inp.line, inp.implementation
-    names = {name: f"--{name}" for name in line.given}
-    for word in line.argv if line.unknown else ():
-        option = GRAMMARS[mpi.family].options.get(word.lstrip("-").partition("=")[0])
-        if option and word[:1] == "-":
-            names[option.name] = word
-    return next((names[name] for name in mpi.tagged_by if name in names), "")

@@ -33,7 +33,6 @@ _AT_INFO: Final = {
     "control-link": ("control-network", "control network (SSH, mpirun's daemons)"),
     "data-network": ("data-network", "data network"),
     "mpi-network": ("mpi-network", "MPI's own messages"),
-    "rank-output": ("rank-output", "ranks' output"),
     "not-forwarded": ("not-forwarded", "not forwarded to ranks"),
 }
 _IN_LINES: Final = frozenset({"hostfile", "ranks", *_AT_INFO})

@@ -564,11 +564,7 @@ def write_kubectl(folder: Path, access: PodAccess, environ: Mapping[str, str]) -
     if any(char.isspace() for char in str(_POD_EXEC)):
         message = f"mpiboot's own folder {str(_POD_EXEC)!r} has a blank in its path"
         raise error("runtime-folder", message, hint="install mpiboot in a folder without blanks")
-    read = {
-        "kubectl": access.kubectl,
-        "namespace": access.namespace,
-        "container": access.container,
-    }
+    read = {"kubectl": access.kubectl, "namespace": access.namespace}
     needed = {name: environ[name] for name in KUBECTL_ENVIRONMENT if name in environ}
     files.write_private(folder / _KUBECTL_CONFIG, assignments(read) + exports(needed))
     files.make_fifo(folder / _KUBECTL_STDIN)

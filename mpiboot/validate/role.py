@@ -57,7 +57,6 @@ def job(resolved: Resolved, environ: Mapping[str, str], asked: ToolOptions) -> N
         env["MPIBOOT_WORKER_EXIT"] = WorkerExit.AFTER_JOB.value
     env |= launcher.flags(resolved)
     env |= {"MPIBOOT_JOB_RECORD": str(record), "MPIBOOT_VALIDATE": "off"}
-    env["MPIBOOT_TAG_OUTPUT"] = "off"  # the tool's lines are read
     env["MPIBOOT_HOLD_ON_FAILURE"] = "0"  # the time is for the tool
     if settings.supervise is Switch.ON:  # else it is mpirun itself that gets the signal
         env[TIMED] = "1"

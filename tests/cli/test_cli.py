@@ -324,6 +324,7 @@ def test_the_version_is_told(tmp_path: Path, form: str) -> None:
         ("doctor --bundle -", {}, "no option --bundle", "see `kubectl logs`, `kubectl"),
         ("doctor --env", {}, "no option --env", "see `mpiboot plan` and `mpiboot facts`"),
         ("launcher --output-dir /x ./a", {}, "no option --output-dir", "write on the mpirun line"),
+        ("launcher --tag-output on ./a", {}, "no option --tag-output", "write on the mpirun line"),
         ("doctor --chek x", {}, "no option --chek", "did you mean --check? see"),
         ("worker --np 3", {}, "--np", ""),
         ("--frobnicate", {}, "--frobnicate", ""),
@@ -374,7 +375,6 @@ def test_a_wrong_command_line_is_one_line_and_exit_2(
         ("./none", "none", 127),
         ("launcher ./a", "", 2),
         ("mpirun ./a", "launcher", 2),
-        ("launcher --tag-output rank0 ./a", "", 2),
     ],
 )
 def test_a_removed_setting_is_an_error_in_a_launcher_and_a_warning_elsewhere(
@@ -421,10 +421,8 @@ def test_settings_tell_value_and_source(tmp_path: Path) -> None:
     assert (told["slots"]["value"], told["slots"]["given_by"]) == (4, "--slots")
     assert (told["dns_wait"]["value"], told["dns_wait"]["source"]) == (9.0, "environment")
     assert told["timeout"]["source"] == "default"
-    table = mpiboot(tmp_path, "settings", "--no-oversubscribe").stdout
-    assert any(
-        line.split()[:2] == ["MPIBOOT_OVERSUBSCRIBE", "false"] for line in table.splitlines()
-    )
+    table = mpiboot(tmp_path, "settings", "--no-rank-env").stdout
+    assert ["MPIBOOT_RANK_ENV", "false"] in [line.split()[:2] for line in table.splitlines()]
 
 
 def test_facts_are_json_on_request_and_can_be_written_to_a_private_file(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from mpiboot.cli import rank
-from mpiboot.core.settings import ROWS
+from mpiboot.job import data
 from tests.test_startup import BEFORE, HEAVY, THIRD_PARTY
 
 OPENMPI = {
@@ -47,9 +47,8 @@ def test_where_ranks_meet_is_the_users_where_it_is_set() -> None:
     assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("head", "1234")
 
 
-def test_the_port_is_that_of_the_setting() -> None:
-    (row,) = [row for row in ROWS if row.name == "master_port"]
-    assert str(row.default) == rank.MASTER_PORT
+def test_the_port_is_that_of_the_plan() -> None:
+    assert data.MASTER_PORT == rank.MASTER_PORT
 
 
 @pytest.mark.parametrize(

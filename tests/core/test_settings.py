@@ -93,7 +93,6 @@ def test_what_was_a_setting_is_told_with_the_way_instead(name: str) -> None:
     [
         ("MPI_HOSTFILE", "/etc/mpi/hostfile", "hostfile", "/etc/mpi/hostfile"),
         ("MPI_DNS_WAIT_SECONDS", "120", "dns_wait", 120.0),
-        ("MPI_DNS_WAIT_INTERVAL", "3", "dns_interval", 3.0),
         ("REWRITE_MPI_HOSTFILE_FQDN", "true", "rewrite_fqdn", "on"),
         ("REWRITE_MPI_HOSTFILE_FQDN", "false", "rewrite_fqdn", "off"),
         ("START_SSHD", "true", "start_sshd", True),
@@ -188,7 +187,7 @@ def test_what_mpiboot_hands_to_itself_is_no_unknown_setting() -> None:
         ("ssh_port", "0", "a whole number from 1 to 65535"),
         ("ssh_port", "65536", "a whole number from 1 to 65535"),
         ("ssh_port", "ssh", "a whole number from 1 to 65535"),
-        ("oversubscribe", "maybe", "true or false"),
+        ("rank_env", "maybe", "true or false"),
         ("start_sshd", "2", "true or false"),
         ("rewrite_fqdn", "sometimes", "one of off, on, auto"),
         ("host_keys", "none", "one of job, accept-new, off"),

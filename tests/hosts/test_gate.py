@@ -20,7 +20,7 @@ from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.facts import Host
 from mpiboot.core.setting_types import HostKeys, LogFormat, Switch
 from mpiboot.core.settings import Settings, resolve
-from mpiboot.hosts import gate, launches, pipeline, progress
+from mpiboot.hosts import gate, launches, progress
 from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.dns import Resolver
 from mpiboot.hosts.gate import GateResult
@@ -513,42 +513,6 @@ async def test_each_worker_is_found_at_its_own_port(
         result = await waiting
 
     assert [worker.port for worker in result.workers] == [second, first]
-
-
-async def test_the_pace_depends_on_how_many_are_waited_for_at_the_same_stage(
-    cluster: Cluster, job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names: list[int] = []
-    servers: list[int] = []
-    paused = asyncio.Event()
-    pause = pipeline.pause
-
-    def counted(waited: float, pending: int, *more: float | None) -> float:
-        (names if more else servers).append(pending)
-        assert not more or more[-1] == 0.07  # the user's own longest pause
-        paused.set()
-        return pause(waited, pending, *more)
-
-    async def until(reached: Callable[[], bool]) -> None:
-        while not reached():
-            paused.clear()
-            await paused.wait()
-
-    monkeypatch.setattr(pipeline, "pause", counted)
-    settings = Settings(timeout=30, dns_interval=0.07)
-    hosts = named("w-0", "w-1", "w-2")
-    waiting = asyncio.ensure_future(failing(cluster, hosts, access(job, 1), settings))
-    await until(lambda: 3 in names)
-    for name in ("w-0", "w-1"):
-        cluster.publish(f"{name}.{DOMAIN}", "127.0.0.2")
-    await until(lambda: 2 in servers)
-    seen = len(names)
-    await until(lambda: len(names) >= seen + 3)
-    waiting.cancel()
-    await asyncio.gather(waiting, return_exceptions=True)
-
-    assert names[-1] == 1
-    assert max(names) == 3
 
 
 async def test_the_users_port_is_the_only_one(cluster: Cluster, job: Job) -> None:

@@ -29,10 +29,10 @@ async def test_a_pods_addresses_are_what_kubectl_writes(tmp_path: Path) -> None:
     assert await standing_in(tmp_path, "").addresses("w-0") == ()
 
 
-def test_namespace_and_container_are_given_only_where_they_are_known() -> None:
-    whole = PodAccess("/bin/kubectl", "jobs", "main")
+def test_a_namespace_is_given_only_where_it_is_known() -> None:
+    whole = PodAccess("/bin/kubectl", "jobs")
     assert whole.run("w-0", "id; x") == (
-        *("/bin/kubectl", "--namespace=jobs", "exec", "--container=main", "w-0", "--"),
+        *("/bin/kubectl", "--namespace=jobs", "exec", "w-0", "--"),
         *("/bin/sh", "-c", "id; x"),
     )
     assert PodAccess("kubectl").run("w-0", "id")[:4] == ("kubectl", "exec", "w-0", "--")

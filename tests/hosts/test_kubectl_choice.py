@@ -62,12 +62,10 @@ def test_the_settings_win(account: Path, path: str) -> None:
     environ = {
         "PATH": path,
         "MPIBOOT_LAUNCH_AGENT": "kubectl",
-        "MPIBOOT_KUBECTL_NAMESPACE": "others",
-        "MPIBOOT_KUBECTL_CONTAINER": "main",
     }
     found = chosen(account, environ, key=True)
     assert found is not None
-    assert found[0] == PodAccess(f"{path}/kubectl", "others", "main")
+    assert found[0] == PodAccess(f"{path}/kubectl", "jobs")
     assert found[2] is Source.ENVIRONMENT
     assert chosen(account, environ | {"MPIBOOT_LAUNCH_AGENT": "ssh"}) is None
 

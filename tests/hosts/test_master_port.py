@@ -23,7 +23,7 @@ async def looked(folder: Path, port: int, *, here: bool) -> tuple[Finding, ...]:
     async with sshd(Behaviour(job), "127.0.0.2") as ssh:
         worker = Worker(Host("w-0"), "127.0.0.2", ssh, "root", "127.0.0.1", None)
         access = SshAccess("root", job.path, "launcher")
-        meeting = Rendezvous("w-0", "MPIBOOT_MASTER_PORT", port)
+        meeting = Rendezvous("w-0", "MASTER_PORT", port)
         return await remote_commands.look_at_master_port(
             meeting, None if here else worker, Settings(), access
         )
@@ -36,9 +36,7 @@ async def test_a_port_that_is_taken_names_its_process(tmp_path: Path, *, here: b
         (found,) = await looked(tmp_path, port, here=here)
     assert (found.check, found.level, found.host) == ("master-port", Level.FAIL, "w-0")
     assert BY_REFERENCE[found.check].code == ExitCode.CONFLICT
-    assert found.message.startswith(
-        f"port {port}, where ranks are to meet (MPIBOOT_MASTER_PORT), is"
-    )
+    assert found.message.startswith(f"port {port}, where ranks are to meet (MASTER_PORT), is")
     assert f"process {os.getpid()} (" in found.message
 
 
@@ -54,5 +52,5 @@ async def test_a_host_that_does_not_answer_is_not_judged(tmp_path: Path) -> None
         held.bind(("127.0.0.1", 0))
         gone = Worker(Host("w-0"), "127.0.0.1", held.getsockname()[1], "root", "", None)
         access = SshAccess("root", Job(tmp_path).path, "launcher")
-        meeting = Rendezvous("w-0", "MPIBOOT_MASTER_PORT", 29500)
+        meeting = Rendezvous("w-0", "MASTER_PORT", 29500)
         assert await remote_commands.look_at_master_port(meeting, gone, Settings(), access) == ()

@@ -145,28 +145,6 @@ def test_variables_about_something_else_leave_ranks_unbound(name: str) -> None:
     assert settled(planned("./train", observed(environ={**POD, name: "1"}))) == {BIND["openmpi4"]}
 
 
-@pytest.mark.parametrize(
-    ("line", "is_set"),
-    [
-        ("-n 9", True),
-        ("-n 9 --bind-to none", True),
-        ("-n 9 --oversubscribe", False),
-        ("-n 9 --map-by :oversubscribe", False),
-        ("-n 9 --map-by node", False),
-        ("--rankfile rf", False),
-    ],
-)
-def test_5_0_gets_the_settings_mapping_unless_the_line_has_a_word_of_it(
-    line: str, *, is_set: bool
-) -> None:
-    """``--oversubscribe`` stands as it is: a mapping beside it would place ranks anew."""
-    name = "PRTE_MCA_rmaps_default_mapping_policy"
-    line = f"mpirun {line} ./train"
-    asked = planned(line, observed("openmpi5"), {"oversubscribe": "true"})
-    assert (asked.set_env.get(name) == "slot:oversubscribe") is is_set
-    assert name not in planned(line, observed("openmpi5")).set_env
-
-
 @both
 def test_how_many_ranks_a_rankfile_has_is_for_mpirun(family: str) -> None:
     assert "-n" not in planned("mpirun --rankfile rf ./train", observed(family)).argv

@@ -79,7 +79,7 @@ def test_a_line_that_names_what_ranks_get_lets_nothing_else_through(
 ) -> None:
     """As seen with MPICH 4.0.2; what the data network needs is set by the agents then."""
     seen = observed(family, {**POD, "DATA": "x", "A": "1"})
-    rank_env = {"rank_env": "true", "master_port": "4000"}
+    rank_env = {"rank_env": "true"}
     whole, plan = (planned(f"mpirun {words} ./train", seen, rank_env) for words in ("", option))
     assert reason(plan, "forwarded") == (
         names or "none",

@@ -328,12 +328,6 @@ def test_the_control_link_is_told_where_one_was_looked_for(link: str, message: s
     assert line == (LogLevel.INFO, "control-network", text, fields)
 
 
-def test_a_users_own_rank_output_is_told() -> None:
-    made = deciding(Decision("rank-output", "-l", Source.FLAG, "so"))
-    _, line = at_info(made, observed("openmpi4", POD))
-    assert line[1:3] == ("rank-output", "ranks' output: -l (so)")
-
-
 def test_what_is_the_users_and_what_mpirun_does_not_get_are_told_apart() -> None:
     one = observed("openmpi4", POD)
     decisions = [

@@ -226,24 +226,22 @@ def test_several_programs_are_read_each_with_its_own_options() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "map_by", "policy", "over"),
+    ("text", "map_by", "policy"),
     [
-        ("--map-by node:oversubscribe", "node:oversubscribe", "node", True),
-        ("--map-by :OVERSUBSCRIBE", ":OVERSUBSCRIBE", "", True),
-        ("--map-by NODE:pe=1,oversubscribe", "NODE:pe=1,oversubscribe", "node", True),
-        ("--oversubscribe", "", "", True),
-        ("--pernode", "ppr:1:node", "ppr", False),
-        ("--ppr 2:node", "ppr:2:node", "ppr", False),
-        ("--bynode", "node", "node", False),
-        ("--byslot", "slot", "slot", False),
-        ("--map-by slot:nooversubscribe", "slot:nooversubscribe", "slot", False),
+        ("--map-by node:oversubscribe", "node:oversubscribe", "node"),
+        ("--map-by :OVERSUBSCRIBE", ":OVERSUBSCRIBE", ""),
+        ("--map-by NODE:pe=1,oversubscribe", "NODE:pe=1,oversubscribe", "node"),
+        ("--oversubscribe", "", ""),
+        ("--pernode", "ppr:1:node", "ppr"),
+        ("--ppr 2:node", "ppr:2:node", "ppr"),
+        ("--bynode", "node", "node"),
+        ("--byslot", "slot", "slot"),
+        ("--map-by slot:nooversubscribe", "slot:nooversubscribe", "slot"),
     ],
 )
-def test_every_way_to_say_the_mapping_is_one_value(
-    text: str, map_by: str, policy: str, *, over: bool
-) -> None:
+def test_every_way_to_say_the_mapping_is_one_value(text: str, map_by: str, policy: str) -> None:
     found = line(f"{text} ./prog")
-    assert (found.map_by, found.policy, found.oversubscribe) == (map_by, policy, over)
+    assert (found.map_by, found.policy) == (map_by, policy)
 
 
 def test_options_that_move_ranks_or_hosts_in_other_ways_are_named() -> None:

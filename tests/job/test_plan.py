@@ -71,21 +71,6 @@ def test_what_the_user_settles_is_kept_and_shown(
 
 
 @pytest.mark.parametrize(
-    ("flags", "environ", "source", "by"),
-    [
-        ({"oversubscribe": "true"}, {}, Source.FLAG, "--oversubscribe"),
-        ({}, {"MPIBOOT_OVERSUBSCRIBE": "1"}, Source.ENVIRONMENT, "MPIBOOT_OVERSUBSCRIBE"),
-    ],
-)
-def test_oversubscribing_says_who_asked_for_it(
-    flags: dict[str, str], environ: dict[str, str], source: Source, by: str
-) -> None:
-    plan = planned("./train", observed(environ={**POD, **environ}), flags)
-    name = "OMPI_MCA_rmaps_base_oversubscribe"
-    assert reason(plan, name)[1:] == (source, f"asked for by {by}")
-
-
-@pytest.mark.parametrize(
     ("line", "flags", "environ", "given_by", "source"),
     [
         ("mpirun --hostfile x ./train", {"hostfile": "y"}, {}, None, Source.FLAG),
@@ -345,19 +330,6 @@ def test_long_names_go_into_the_copy_and_into_the_list_of_hosts(family: str) -> 
     assert "w-0.job.ns.svc.cluster.local slots=2" in plan.hostfile.splitlines()
     assert plan.remote_hosts == ("w-0.job.ns.svc.cluster.local", "w-1.job.ns.svc")
     assert reason(plan, "host-names")[0] == "1 name"
-
-
-@both
-def test_more_ranks_than_slots_go_where_that_is_asked_for(family: str) -> None:
-    plan = planned("mpirun -n 9 ./train", observed(family), {"oversubscribe": "true"})
-    assert failing(plan) == []
-    assert plan.ranks == 9
-    name = (
-        "OMPI_MCA_rmaps_base_oversubscribe"
-        if family == "openmpi4"
-        else "PRTE_MCA_rmaps_default_mapping_policy"
-    )
-    assert plan.set_env[name] == ("1" if family == "openmpi4" else "slot:oversubscribe")
 
 
 @both

@@ -22,7 +22,6 @@ from tests.fakes.plans import (
     reason,
 )
 from tests.fakes.workers import changed
-from tests.job.test_data import with_links
 
 ON = {"rank_env": "true"}
 BEFORE = ("mpiboot", "rank", "--")
@@ -47,9 +46,6 @@ def test_the_setting_puts_it_before_a_program_whose_ranks_get_where_rank_0_is(fa
     assert plan.set_env["MASTER_PORT"] == "29500"
     assert {"MASTER_ADDR", "MASTER_PORT"} <= handed_on(plan, family)
     assert "w-0.job.ns.svc" in reason(plan, "MASTER_ADDR")[2]
-    other = planned("./train", observed(family), {**ON, "master_port": "4000"})
-    assert other.set_env["MASTER_PORT"] == "4000"
-    assert reason(other, "MASTER_PORT") == ("4000", Source.FLAG, "--master-port")
 
 
 @pytest.mark.parametrize(
@@ -199,7 +195,7 @@ def test_a_line_whose_program_is_not_known_is_refused() -> None:
 @pytest.mark.parametrize(
     ("line", "environ", "flags", "meeting"),
     [
-        ("./train", {}, ON, ("MPIBOOT_MASTER_PORT", 29500)),
+        ("./train", {}, ON, ("MASTER_PORT", 29500)),
         ("./train", {"MASTER_PORT": "7", "MASTER_ADDR": "elsewhere"}, ON, ("MASTER_PORT", 7)),
         ("./train", {}, {}, None),
         # What is no number is the program's own matter.
@@ -222,22 +218,3 @@ def test_a_port_of_the_line_comes_first() -> None:
     line = "mpirun -n 4 -x MASTER_PORT=99 mpiboot rank -- ./train"
     meeting = planned(line, observed(environ={**POD, "MASTER_PORT": "7"})).meeting
     assert meeting == Rendezvous("w-0.job.ns.svc", "MASTER_PORT", 99)
-
-
-@each
-def test_ranks_meet_on_the_data_link_where_that_is_asked_for(family: str) -> None:
-    seen = with_links(observed(family), "net1", "net1")
-    plan = planned("./train", seen, {**ON, "master_network": "data"})
-    assert plan.set_env["MASTER_ADDR"] == "192.168.0.1"
-    assert "MPIBOOT" not in reason(plan, "MASTER_ADDR")[2]
-    assert "--master-network=data: rank 0 runs on w-0" in reason(plan, "MASTER_ADDR")[2]
-    own = replace(seen, environ={**POD, "MASTER_ADDR": "mine"})
-    plan = planned("./train", own, {**ON, "master_network": "data"})
-    assert reason(plan, "MASTER_ADDR")[0] == "mine"
-
-
-@each
-def test_a_host_without_a_data_link_is_named(family: str) -> None:
-    plan = planned("./train", observed(family), {**ON, "master_network": "data"})
-    assert failing(plan) == ["settings-conflict"]
-    assert "w-0.job.ns.svc, where rank 0 runs, has no data link" in plan.findings[-1].message

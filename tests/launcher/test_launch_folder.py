@@ -344,7 +344,7 @@ def by_kubectl(launch: launch_folder.Launch) -> launch_folder.Launch:
         launch,
         observed=replace(launch.observed, client=client, environ=environ),
         key=None,
-        pods=PodAccess("/opt/kubectl", "jobs", "main"),
+        pods=PodAccess("/opt/kubectl", "jobs"),
     )
 
 
@@ -361,8 +361,7 @@ def test_where_kubectl_enters_pods_there_is_no_key_and_no_ssh(tmp_path: Path) ->
     assert stat.S_ISFIFO((folder / "events").stat().st_mode)
     assert (folder / "hostfile").read_text() == launch.plan.hostfile
     assert (folder / "kubectl.conf").read_text() == (
-        "kubectl=/opt/kubectl\nnamespace=jobs\ncontainer=main\n"
-        "export KUBERNETES_SERVICE_HOST='10.96.0.1';\n"
+        "kubectl=/opt/kubectl\nnamespace=jobs\nexport KUBERNETES_SERVICE_HOST='10.96.0.1';\n"
     )
     read = dict(line.split("=", 1) for line in (folder / "agent.conf").read_text().splitlines())
     assert read["kubectl"].endswith("/libexec/pod_exec'")

@@ -157,15 +157,6 @@ CHANGES: Final = {
         leave=f"`--bind-to core` on the line; {_YOURS}",
         differs=("binding", "output"),
     ),
-    "mapping": Change(
-        what="more ranks than slots fill the hosts in turn",
-        names=_columns("oversubscribe_var"),
-        values="`slot:oversubscribe` (5.0), `1` (4.1)",
-        when="`MPIBOOT_OVERSUBSCRIBE`, and with 5.0 no mapping or `--oversubscribe` of yours",
-        harm="Open MPI refuses more ranks than slots",
-        leave=f"`--map-by` on the line; {_YOURS}",
-        differs=("host",),
-    ),
     "root": Change(
         what="`mpirun` may run as root",
         names=_columns("root"),
@@ -227,12 +218,6 @@ CHANGES: Final = {
         names=("MASTER_ADDR", "MASTER_PORT"),
         when="`MPIBOOT_RANK_ENV=on`, or the line has `mpiboot rank`",
         harm="a program for torchrun finds neither RANK nor MASTER_ADDR",
-        leave="unset it",
-    ),
-    "rank-output": Change(
-        what="each line of output names its rank, by this MPI's own option",
-        when="`MPIBOOT_TAG_OUTPUT=on`",
-        harm="nobody sees which rank wrote a line",
         leave="unset it",
     ),
     "empty-parameters": Change(

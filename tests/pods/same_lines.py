@@ -300,7 +300,6 @@ OPENMPI5: Final = [
     Line(f"mpirun -np 4 --mca plm_rsh_agent {_AGENT}"),
     Line("mpirun -np 2 WHERE", env={"PRTE_MCA_rmaps_default_mapping_policy": "node"}),
     Line("mpirun -np 2 WHERE", env={"PRTE_MCA_hwloc_default_binding_policy": "core"}),
-    Line("mpirun -np 6 --map-by :OVERSUBSCRIBE WHERE", differs={"host": "mapping"}),
     Line("mpirun --app /opt/lines/app", differs=_STATUS),
 ]
 

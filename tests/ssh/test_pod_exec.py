@@ -59,7 +59,7 @@ class Launch:
             (folder / name).mkdir(parents=True)
         self.kubectl.write_text(KUBECTL)
         self.kubectl.chmod(0o755)
-        access = PodAccess(str(self.kubectl), "jobs", "main")
+        access = PodAccess(str(self.kubectl), "jobs")
         words = files.write_kubectl(folder, access, {"KUBERNETES_SERVICE_HOST": "10.96.0.1"})
         files.write_agent_files(folder, ssh="ssh", **words, per_host={}, environ={})
         os.mkfifo(folder / "events")
@@ -92,7 +92,7 @@ def test_a_host_is_a_pod_of_the_namespace_and_options_of_ssh_are_left_out(launch
     options = ("-o", "ConnectionAttempts=10", "-x", "-q")
     done = launch.start(*options, "me@w-0.w.jobs.svc", "true", MPIBOOT_LAUNCH_ID=MARK)
     assert ended(done)[0] == 0
-    expected = ["--namespace=jobs", "exec", "-i", "--container=main", "w-0", "--", "env"]
+    expected = ["--namespace=jobs", "exec", "-i", "w-0", "--", "env"]
     assert launch.words()[: len(expected)] == expected
 
 

@@ -1,0 +1,47 @@
+"""A hostfile that is a pipe."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.pods import images
+from tests.pods.jobs import RING, ended, hosts
+
+if TYPE_CHECKING:
+    from tests.pods.cluster import Cluster
+
+NAMES = ("openmpi-4.1", "openmpi-5.0", "mpich-4.0", "mpich-5.0", "intel-mpi")
+MPI = {"mpich-4.0": "MPICH", "mpich-5.0": "MPICH", "intel-mpi": "Intel"}
+
+
+def one_quick(quick: str) -> pytest.MarkDecorator:
+    names = [pytest.param(x, marks=() if x == quick else pytest.mark.full) for x in NAMES]
+    return pytest.mark.parametrize("name", names)
+
+
+@one_quick("openmpi-4.1")
+def test_a_hostfile_that_is_a_pipe_is_read_as_a_file_is(
+    cluster: Cluster, rig: None, name: str
+) -> None:
+    """By a plain mpirun too; each of these pipes can be read once, by one process."""
+    flag, start = "--hostfile" if "openmpi" in name else "-f", "mpiboot mpirun -n 2"
+    # 4.0.2 may never end.
+    rank = "sh -c 'echo rank $PMI_RANK of 2 on $(hostname)'" if name == "mpich-4.0" else RING
+    script = (
+        f"set -e; h=/etc/mpi/hostfile; {start} {flag} <(grep -v bad $h) {rank}; "
+        f"grep . $h | {start} {flag} /dev/stdin {rank}; "
+        f"{start} {flag} /dev/fd/3 {rank} 3< <(cat $h); "
+        f"env MPIBOOT_HOSTFILE=<(cat $h) {start} {rank}"
+    )
+    env = {"env": {"MPIBOOT_WORKER_EXIT": "never"}}
+    job = ended(
+        cluster,
+        images.image(name),
+        mpi=MPI.get(name, "OpenMPI"),
+        launcher_command=("bash", "-c", script),
+        launcher=env,
+        worker=env,
+    )
+    assert hosts(job) == ["pi-worker-0"] * 4 + ["pi-worker-1"] * 4
