@@ -35,10 +35,12 @@ def _follow(pod: Pod, ended: threading.Event) -> None:
     shown = {"stderr": 0, "stdout": 0}
     while True:
         last = ended.is_set()
-        for stream, read in (("stderr", pod.stderr), ("stdout", pod.stdout)):
-            text = ""
-            with suppress(FileNotFoundError):  # it has not started
-                text = read()
+        texts = {"stdout": "", "stderr": ""}
+        with suppress(FileNotFoundError):  # it has not started
+            # Read last and printed first: what ranks wrote precedes the line of their end.
+            texts["stderr"] = pod.stderr()
+            texts["stdout"] = pod.stdout()
+        for stream, text in texts.items():
             whole = len(text) if last else text.rfind("\n") + 1
             new, shown[stream] = text[shown[stream] : whole], max(whole, shown[stream])
             if new:

@@ -85,7 +85,7 @@ def test_a_line_without_options_needs_no_parser() -> None:
 
 
 def test_each_command_is_known_without_the_parser() -> None:
-    assert {*run.COMMANDS, run.ENTRY} == set(commands.cli.commands)
+    assert {*run.COMMANDS} == set(commands.cli.commands)
 
 
 @pytest.mark.parametrize(
@@ -99,9 +99,9 @@ def test_each_command_is_known_without_the_parser() -> None:
         (["launcher", "./a", "-q"], ("launcher", ("./a", "-q"))),
         (["./a", "--help"], ("entrypoint", ("./a", "--help"))),
         (["(program)", "/usr/sbin/sshd", "-De"], ("entrypoint", ("/usr/sbin/sshd", "-De"))),
-        ([], None),
+        ([], ("entrypoint", ())),
+        (["--", "a"], ("entrypoint", ("a",))),
         (["-h"], None),
-        (["--", "a"], None),
         (["worker", "-v"], None),
         (["launcher"], None),
         (["launcher", "--"], None),

@@ -1,6 +1,6 @@
 """The commands: jobs and pods; doctor, validate, facts, settings; shims and copy-to.
 
-A role's own modules are loaded when that role runs: a worker's start is everybody's wait.
+A role's modules are loaded when that role runs: all hosts wait for a worker's start.
 """
 
 from __future__ import annotations
@@ -18,17 +18,16 @@ from click.core import ParameterSource
 from mpiboot import __version__
 from mpiboot.cli import run
 from mpiboot.cli.options import (
+    AMOUNT,
+    FRACTION,
     PASS_ON,
     Command,
     CommandGroup,
     Group,
-    Root,
-    amount,
     duration,
-    fraction,
     settings_of,
 )
-from mpiboot.cli.run import ENTRY, Words, looking, resolved
+from mpiboot.cli.run import Words, resolved, with_timeout
 from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.model import Role
 from mpiboot.core.settings import PREFIX, REMOVED, ROWS, Resolved, Section
@@ -36,22 +35,22 @@ from mpiboot.core.settings import PREFIX, REMOVED, ROWS, Resolved, Section
 if TYPE_CHECKING:
     from mpiboot.validate.nccl_tests import ToolOptions
 
-# Seconds that a look at every host takes at most, unless a flag says otherwise: the variable is
-# the deadline of a launcher that waits.
-_PLAN_LOOK: Final = 5.0
-_NAMED: Final = ("role", "start_sshd")  # the command itself says the role
-_LOOKS_BY: Final = ("control_ifname", "port_range", "pair_check")
+# Seconds in which all hosts are checked, unless a flag says otherwise: the variable is the deadline
+# of a launcher that waits.
+_PLAN_TIMEOUT: Final = 5.0
+_NAMED: Final = ("role", "start_sshd")  # the command's name is the role
+_WAITS_BY: Final = ("control_ifname", "port_range", "pair_check")
 # What only a launcher that starts mpirun reads.
 _NOT_FOR_WAITING: Final = (
     *_NAMED,
     "ssh_keepalive",
     *(row.name for row in ROWS if row.section in {Section.MPI, Section.END}),
-    *(row.name for row in ROWS if row.section is Section.NETWORK and row.name not in _LOOKS_BY),
+    *(row.name for row in ROWS if row.section is Section.NETWORK and row.name not in _WAITS_BY),
 )
-# What the hosts measure by is what a job of theirs would get.
+# Hosts measure by the ports that a job would use.
 _MEASURED_BY: Final = ("data_network", "data_ifname", "rdma_device")
 _NOT_FOR_PAIRS: Final = tuple(name for name in _NOT_FOR_WAITING if name not in _MEASURED_BY)
-# Who waits for one name, and looks at this pod alone.
+# It waits for one name, and observes this pod alone.
 _FOR_EXEC: Final = (
     *("timeout", "dns_wait", "control_ifname", "nccl_socket"),
     *("data_network", "data_ifname", "rdma_device", "nccl_version"),
@@ -59,37 +58,20 @@ _FOR_EXEC: Final = (
 _NOT_FOR_EXEC: Final = tuple(
     row.name for row in ROWS if row.section is not Section.LOG and row.name not in _FOR_EXEC
 )
-# What settles itself where a tool runs.
+# `validate` sets these itself.
 _NOT_FOR_TOOLS: Final = (*_NAMED, "job_record", "hold_on_failure")
 _NOT_FOR_NODE: Final = tuple(row.name for row in ROWS if row.section is not Section.LOG)
 
 
 @click.group(
-    cls=Root,
+    cls=Group,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    invoke_without_command=True,
     epilog="As an image's ENTRYPOINT: on the launcher `mpiboot mpirun ./train` starts the job, and "
     "any other command runs once; `mpiboot worker` or START_SSHD=true serves it on a worker.",
 )
 @click.version_option(__version__, prog_name="mpiboot")
-@click.pass_context
-def cli(ctx: click.Context) -> None:
-    """Start MPI jobs on Kubernetes the first time, on the right network, and say why if not."""
-    if ctx.invoked_subcommand is None:
-        ctx.invoke(entrypoint, program=())
-
-
-# Its name can't be a program's; options and a bare `--` behind the program are the program's own.
-@cli.command(
-    ENTRY,
-    hidden=True,
-    add_help_option=False,
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
-)
-@click.argument("program", nargs=-1, type=click.UNPROCESSED)
-def entrypoint(program: Words) -> None:
-    """Do what this pod's role asks for."""
-    sys.exit(run.entrypoint(program))
+def cli() -> None:
+    """Start MPI jobs on Kubernetes on the first try, on the right network, or report why not."""
 
 
 @settings_of(Role.LAUNCHER, without=_NAMED)
@@ -190,7 +172,7 @@ def wait(*, as_json: bool, **flags: str | None) -> None:
     look.wait(resolved(flags, "wait"), os.environ, as_json=as_json)
 
 
-@settings_of(Role.LAUNCHER, without=_NAMED, looks=_PLAN_LOOK)
+@settings_of(Role.LAUNCHER, without=_NAMED, timeout=_PLAN_TIMEOUT)
 @cli.command(cls=Command, context_settings=PASS_ON)
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 @click.option(
@@ -210,8 +192,8 @@ def plan(
 ) -> None:
     """Print what `launcher` would do with PROGRAM, each value with its source and reason.
 
-    It takes the options of `launcher`. Hosts are looked at once (5 s at most, unless --timeout
-    says otherwise); nothing is started. A PROGRAM that is no mpirun has no plan.
+    It takes the options of `launcher`. Hosts are checked once (for at most 5 s, or --timeout);
+    nothing is started. A PROGRAM that is no mpirun has no plan.
 
     \b
     Examples:
@@ -221,25 +203,28 @@ def plan(
     """  # noqa: D301 - click's mark for lines that are kept as they are
     from mpiboot.launcher import look
 
-    found = looking(resolved(flags, "plan"), _PLAN_LOOK)
+    found = with_timeout(resolved(flags, "plan"), _PLAN_TIMEOUT)
     if facts_from and not offline:
         raise click.UsageError("--facts needs --offline", click.get_current_context())
     look.show_plan(found, program, os.environ, as_json=as_json, offline=offline, folder=facts_from)
 
 
-# Seconds; as for the plan.
-_DOCTOR_LOOK: Final = 10.0
-_END: Final = tuple(row.name for row in ROWS if row.section is Section.END)
+_DOCTOR_TIMEOUT: Final = 10.0  # seconds, as for the plan
+_CHECKING: Final = settings_of(
+    *(Role.LAUNCHER, Role.WORKER),
+    without=tuple(row.name for row in ROWS if row.section is Section.END),
+    timeout=_DOCTOR_TIMEOUT,
+    common=(Section.HOSTS,),
+)
 
 
-@settings_of(Role.LAUNCHER, Role.WORKER, without=_END, looks=_DOCTOR_LOOK, common=(Section.HOSTS,))
+@_CHECKING
 @cli.group(cls=CommandGroup, invoke_without_command=True)
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.option(
     "--check", "checks", multiple=True, metavar="NAME", help="Run this check only; repeatable."
 )
 @click.option("--image", is_flag=True, help="Check the image only, as in its build.")
-@click.option("--list", "list_", is_flag=True, help="List the checks.")
 @click.pass_context
 def doctor(
     ctx: click.Context,
@@ -248,10 +233,9 @@ def doctor(
     as_json: bool,
     checks: tuple[str, ...],
     image: bool,
-    list_: bool,
     **flags: str | None,
 ) -> None:
-    """Check this pod and, on a launcher, every host of the hostfile; say what to fix.
+    """Check this pod and, on a launcher, every host of the hostfile; name what to fix.
 
     Exit 0 when nothing fails, 1 when something does, 2 on wrong usage.
 
@@ -272,16 +256,11 @@ def doctor(
         return
     from mpiboot.doctor import role
 
-    if list_:
-        from mpiboot.core import log
-
-        sys.stdout.write(role.listed(log.width(1), as_json=as_json))
-        return
-    found = looking(resolved(flags, "doctor"), _DOCTOR_LOOK)
+    found = with_timeout(resolved(flags, "doctor"), _DOCTOR_TIMEOUT)
     role.run(found, os.environ, only=checks, image=image, as_json=as_json)
 
 
-@settings_of(Role.LAUNCHER, Role.WORKER, without=_END, looks=_DOCTOR_LOOK, common=(Section.HOSTS,))
+@_CHECKING
 @doctor.command(cls=Command)
 @click.option("--json", "as_json", is_flag=True, help="Print the ranks as JSON.")
 @click.option(
@@ -295,9 +274,9 @@ def doctor(
     "--gdb", is_flag=True, help="Show C stacks too, by gdb, which halts each rank briefly."
 )
 def ranks(*, as_json: bool, seconds: int, gdb: bool, **flags: str | None) -> None:
-    """Show what every rank of the running job does, those that differ first: why does it hang?
+    """Show the state of every rank of the running job, outliers first: why does it hang?
 
-    On a launcher it asks every host of the hostfile; in any other pod it looks at that pod's
+    On a launcher it queries every host of the hostfile; in any other pod it shows that pod's
     ranks. Run it as the ranks' user. Exit 1 when a rank is stopped, traced, in uninterruptible
     sleep or missing, 2 on wrong usage, else 0.
 
@@ -309,13 +288,13 @@ def ranks(*, as_json: bool, seconds: int, gdb: bool, **flags: str | None) -> Non
     """  # noqa: D301 - click's mark for lines that are kept as they are
     from mpiboot.doctor import ranks_role as role
 
-    found = looking(resolved(flags, "doctor"), _DOCTOR_LOOK)
+    found = with_timeout(resolved(flags, "doctor"), _DOCTOR_TIMEOUT)
     role.run(found, os.environ, seconds=seconds, gdb=gdb, as_json=as_json)
 
 
 @cli.group(cls=Group, no_args_is_help=False)
 def validate() -> None:
-    """Measure the network with a tool, and say whether it is fit to train on.
+    """Measure the network with a tool, and judge whether it is fit to train on.
 
     Exit 0 when it is, 1 when it is too slow or results are wrong, 76 when the data went over
     another network than planned.
@@ -346,8 +325,8 @@ def _measuring(helps: Mapping[str, str]) -> list[click.Parameter]:
     kinds: dict[str, dict[str, Any]] = {
         "tool": {"metavar": "NAME", "default": ""},
         "seconds": {"metavar": "TIME", "type": duration, "default": "60"},
-        "busbw": {"metavar": "GB/S", "type": amount},
-        "fraction": {"metavar": "FRACTION", "type": fraction},
+        "busbw": {"metavar": "GB/S", "type": AMOUNT},
+        "fraction": {"metavar": "FRACTION", "type": FRACTION},
     }
     flags = {"seconds": "--time", "busbw": "--min-busbw", "fraction": "--min-fraction"}
     made = [
@@ -358,13 +337,13 @@ def _measuring(helps: Mapping[str, str]) -> list[click.Parameter]:
     return [*made, as_json]
 
 
-def _asked(given: dict[str, Any]) -> tuple[Resolved, Mapping[str, str], ToolOptions]:
-    """Part what is measured from the settings."""
+def _measured_by(given: dict[str, Any]) -> tuple[Resolved, Mapping[str, str], ToolOptions]:
+    """Split the tool's options from the settings."""
     from mpiboot.validate.nccl_tests import ToolOptions
 
-    own = [item.name for item in fields(ToolOptions) if item.name in given]
-    asked = ToolOptions(**{name: given.pop(name) for name in own})
-    return resolved(given, "validate"), os.environ, asked
+    names = [item.name for item in fields(ToolOptions) if item.name in given]
+    options = ToolOptions(**{name: given.pop(name) for name in names})
+    return resolved(given, "validate"), os.environ, options
 
 
 @settings_of(Role.LAUNCHER, without=_NOT_FOR_TOOLS, common=(Section.HOSTS,))
@@ -385,7 +364,7 @@ def job(**given: Any) -> None:  # noqa: ANN401 - the options above, and the sett
     """  # noqa: D301 - click's mark for lines that are kept as they are
     from mpiboot.validate import role
 
-    role.job(*_asked(given))
+    role.job(*_measured_by(given))
 
 
 @settings_of(Role.LAUNCHER, without=_NOT_FOR_NODE)
@@ -401,7 +380,7 @@ def node(**given: Any) -> None:  # noqa: ANN401 - as above
     """  # noqa: D301 - click's mark for lines that are kept as they are
     from mpiboot.validate import role
 
-    role.node(*_asked(given))
+    role.node(*_measured_by(given))
 
 
 @settings_of(Role.LAUNCHER, without=_NOT_FOR_PAIRS, common=(Section.HOSTS,))
@@ -410,7 +389,7 @@ def pairs(**given: Any) -> None:  # noqa: ANN401 - as above
     """Measure from every host to every other one, and name those that are slow.
 
     It waits for the hosts as `launcher` does, and starts no MPI. Exit 0 when nothing is slow, 1
-    when something is, or could not be measured. A host that takes no part is only named.
+    when something is, or could not be measured. A host that can't be measured is only named.
 
     \b
     Examples:
@@ -421,7 +400,7 @@ def pairs(**given: Any) -> None:  # noqa: ANN401 - as above
     """  # noqa: D301 - click's mark for lines that are kept as they are
     from mpiboot.validate import pairs_role as role
 
-    role.run(*_asked(given))
+    role.run(*_measured_by(given))
 
 
 @cli.command(cls=Command)
@@ -469,7 +448,7 @@ def shims() -> None:
     """
 
 
-def _told(lines: tuple[str, ...]) -> None:
+def _print(lines: tuple[str, ...]) -> None:
     sys.stdout.write("".join(f"{line}\n" for line in lines))
 
 
@@ -497,7 +476,7 @@ def install(folder: str) -> None:
     """  # noqa: D301 - click's mark for lines that are kept as they are
     from mpiboot.launcher import shims as names
 
-    _told(names.install(folder, os.environ))
+    _print(names.install(folder, os.environ))
 
 
 @shims.command(cls=Command)
@@ -512,7 +491,7 @@ def remove(folder: str) -> None:
     """  # noqa: D301 - click's mark for lines that are kept as they are
     from mpiboot.launcher import shims as names
 
-    _told(names.remove(folder))
+    _print(names.remove(folder))
 
 
 @cli.command("copy-to", cls=Command)
@@ -532,18 +511,9 @@ def copy_to(folder: str) -> None:
 
 @cli.command("help", cls=Command)
 @click.argument("command", nargs=-1)
-@click.pass_context
-def help_(ctx: click.Context, command: Words) -> None:
+def help_(command: Words) -> None:
     """Show this help, or that of a command: `mpiboot help wait`."""
-    shown: click.Command = cli
-    above = ctx.parent or ctx
-    for name in command:
-        found = shown.get_command(above, name) if isinstance(shown, click.Group) else None
-        if found is None:
-            raise click.UsageError(f"no command {' '.join(command)}", ctx.parent)
-        above = found.context_class(found, info_name=name, parent=above)
-        shown = found
-    click.echo(shown.get_help(above))
+    run_line([*command, "--help"])
 
 
 @cli.command("version", cls=Command)
@@ -553,13 +523,13 @@ def version() -> None:
 
 
 def run_line(argv: list[str]) -> int:
-    """Run one command line; the code that it ends with.
+    """Run one command line and return its exit code.
 
     Not by click's ``main``, which ends with 1 when stdout is closed.
 
     Raises:
         MpibootError: ``usage``; or what the command raises.
-        SystemExit: a role has ended, and told so.
+        SystemExit: a role has ended, and has logged it.
     """
     try:
         with cli.make_context("mpiboot", list(argv)) as context:
@@ -573,15 +543,15 @@ def run_line(argv: list[str]) -> int:
     return 0
 
 
-def complete(asked: str) -> int:
-    """Answer a shell that completes a line."""
+def complete(instruction: str) -> int:
+    """Complete a line for a shell."""
     from click.shell_completion import shell_complete
 
-    return shell_complete(cli, {}, "mpiboot", "_MPIBOOT_COMPLETE", asked)
+    return shell_complete(cli, {}, "mpiboot", "_MPIBOOT_COMPLETE", instruction)
 
 
 def _misused(wrong: click.ClickException) -> MpibootError:
-    """Turn what click found wrong into one line like any other."""
+    """Turn click's error into mpiboot's."""
     context = getattr(wrong, "ctx", None)
     command = context.command_path if context else "mpiboot"
     hint = f"see `{command} --help` and `mpiboot settings`"
@@ -598,7 +568,7 @@ def _misused(wrong: click.ClickException) -> MpibootError:
         hint = REMOVED.get(option) or REMOVED.get(setting, hint)
         return error("usage", f"{command} has no option {option}", hint=hint)
     below = context.command if context else None
-    if isinstance(below, click.Group) and not below.invoke_without_command:
+    if isinstance(below, click.Group) and below is not cli and not below.invoke_without_command:
         lines = " or ".join(f"`{command} {name}`" for name in below.commands)
         hint = f"write {lines}; see `{command} --help`"
     return error("usage", wrong.format_message(), hint=hint)

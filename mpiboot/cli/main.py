@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import itertools
 import os
 import signal
@@ -16,15 +17,15 @@ from mpiboot.core.checks import MpibootError, ShownError, error
 from mpiboot.core.setting_types import LogFormat
 
 _ROLES: Final = ("launcher", "worker")
-# Commands that look at PATH, or leave it, as the pod has it, shims and all.
-_AS_IT_IS: Final = ("copy-to", "doctor", "exec", "rank", "shims")
-# The end of these is the container's, also where a script runs them.
+# Commands that check or pass on the pod's PATH, shims included.
+_PATH_UNCHANGED: Final = ("copy-to", "doctor", "exec", "rank", "shims")
+# Their end is the container's end, also where a script runs them.
 _ENDS_CONTAINER: Final = (*_ROLES, "exec")
-# What a worker runs beside itself: the end of that is not the end of anything.
-_BESIDE_A_WORKER: Final = ["facts", "--write"]
-# By which the shells' completion calls a program, with what is to be done.
+# A worker's child: its end is not logged.
+_CHILD_OF_WORKER: Final = ["facts", "--write"]
+# The variable by which shells ask click for completions.
 _COMPLETE: Final = "_MPIBOOT_COMPLETE"
-# What a write to a file fails with where its disk is full.
+# errno of a write to a full disk.
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -48,13 +49,13 @@ def _bug(wrong: Exception) -> MpibootError:
 
 
 def _run(argv: list[str]) -> int:
-    """Run one command line; the code that it ends with."""
+    """Run one command line and return its exit code."""
     if completing := os.environ.get(_COMPLETE):
         from mpiboot.cli import commands
 
         return commands.complete(completing)
     whole = without_options(argv)
-    if whole is not None:  # a role, which tells its end
+    if whole is not None:  # a role, which logs its end
         return whole()
     from mpiboot.cli import commands
 
@@ -62,13 +63,13 @@ def _run(argv: list[str]) -> int:
         code = commands.run_line(argv)
     except SystemExit as done:  # a role as above
         return done.code if isinstance(done.code, int) else 0
-    if code or argv[:2] != _BESIDE_A_WORKER:
+    if code or argv[:2] != _CHILD_OF_WORKER:
         log.ended(code)
     return code
 
 
 def _once(argv: list[str]) -> list[str]:
-    """Leave out a second "mpiboot", of args behind an ENTRYPOINT that has one; ranks may be it."""
+    """Drop a second "mpiboot" (args that repeat the ENTRYPOINT), but for a command of ranks."""
     if len(argv) < 2 or os.path.basename(argv[0]) != "mpiboot":  # noqa: PLR2004, PTH119
         return argv
     return argv[1:] if argv[1] in _ROLES or argv[1] not in COMMANDS else argv
@@ -80,7 +81,7 @@ def _behind_shim(argv: list[str]) -> list[str]:
 
     name = os.path.basename(sys.argv[0])  # noqa: PTH119
     if name not in names.NAMES:
-        if argv[:1] and argv[0] not in _AS_IT_IS:
+        if argv[:1] and argv[0] not in _PATH_UNCHANGED:
             os.environ["PATH"] = names.cleared(os.environ)
         return argv
     found = names.enter(name, os.environ)
@@ -89,9 +90,9 @@ def _behind_shim(argv: list[str]) -> list[str]:
 
 
 def _ends_container(argv: list[str]) -> bool:
-    """Whether this end is the container's: that of a role, or of what the container was made for.
+    """Whether this end goes to the container's termination message.
 
-    `mpiboot doctor` in a container is neither: its failure would explain the end of a job.
+    Not that of `mpiboot doctor` by `kubectl exec`, which would seem to explain the job's end.
     """
     if not argv or argv[0] not in COMMANDS or argv[0] in _ENDS_CONTAINER:
         return True
@@ -102,11 +103,11 @@ def _ends_container(argv: list[str]) -> bool:
 
 def _wants_json(argv: list[str]) -> bool:
     """Whether errors before the settings are read are to be JSON lines."""
-    own = argv[: argv.index("--")] if "--" in argv else argv
-    if not own or own[0] not in (*COMMANDS, ENTRY):  # the options of a program are its own
-        own = []
-    flags = [after for word, after in itertools.pairwise(own) if word == "--log-format"]
-    flags += [word.partition("=")[2] for word in own if word.startswith("--log-format=")]
+    words = argv[: argv.index("--")] if "--" in argv else argv
+    if not words or words[0] not in (*COMMANDS, ENTRY):  # options of the program
+        words = []
+    flags = [after for word, after in itertools.pairwise(words) if word == "--log-format"]
+    flags += [word.partition("=")[2] for word in words if word.startswith("--log-format=")]
     return (flags or [os.environ.get("MPIBOOT_LOG_FORMAT", "")])[-1].strip().lower() == "json"
 
 
@@ -119,7 +120,7 @@ def run(argv: list[str]) -> int:
             argv = _once(argv)
             log.ends_container(_ends_container(argv))
             code = _run(_behind_shim(argv))
-        except ShownError:  # what it printed is what it says
+        except ShownError:  # already printed
             sys.stdout.flush()
             raise
         sys.stdout.flush()
@@ -134,7 +135,7 @@ def run(argv: list[str]) -> int:
         _drop_output()
         code = 128 + signal.SIGPIPE
     except OSError as wrong:
-        # What mpiboot writes to files is judged where it is written; this is what it printed.
+        # Failures of other files are handled where they are written; this one is stdout's.
         if wrong.filename is None and wrong.errno in _NO_ROOM:
             _drop_output()
             code = _report(error("output", f"standard output can't be written: {wrong.strerror}"))
@@ -144,25 +145,27 @@ def run(argv: list[str]) -> int:
         code = _report(_bug(wrong))
     try:
         sys.stdout.flush()
-    except OSError:  # of a command that failed, which was said; the interpreter would complain
+    except OSError:  # the command's own failure is logged; the interpreter would add a traceback
         _drop_output()
     return code
 
 
 def _drop_output() -> None:
-    """Discard what is still to be printed, over which the interpreter's exit would fail."""
+    """Discard buffered output, whose flush at exit would fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _open_streams() -> None:
-    """Open the standard streams that a caller closed (``>&-``), which Python leaves out.
+    """Open standard streams that the caller closed (``>&-``); escape words that are not UTF-8.
 
-    The next file that is opened would be one of them, and get what is written there.
+    The next file that is opened would get the closed one's number, and its output.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
             setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _end(number: int, _frame: FrameType | None) -> None:
@@ -173,7 +176,7 @@ def _end(number: int, _frame: FrameType | None) -> None:
 
 
 def end_on_signals() -> None:
-    """Let signals end this process until its role takes them: PID 1 would never see them."""
+    """Handle signals until the role does: the kernel drops those that PID 1 has no handler for."""
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _end)

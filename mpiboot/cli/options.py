@@ -1,20 +1,16 @@
-"""How command lines are parsed: settings as options, help in sections, the entrypoint form."""
+"""How command lines are parsed: settings as options, help in sections."""
 
 from __future__ import annotations
 
-import contextlib
-import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, TypeVar
 
 import click
 
-from mpiboot.cli.run import ENTRY
 from mpiboot.core.model import Role
 from mpiboot.core.settings import ROWS, Section, Setting, shown, some_seconds
-from mpiboot.core.wording import lasting
 
-# Options behind the program are the program's own.
+# Options behind the program belong to the program.
 PASS_ON: Final = {"ignore_unknown_options": False, "allow_interspersed_args": False}
 
 
@@ -22,7 +18,6 @@ PASS_ON: Final = {"ignore_unknown_options": False, "allow_interspersed_args": Fa
 _WHOLE: Final = "mpiboot.help-all"
 _WORD: Final = 34  # columns in which no word of the help is broken, such as a variable's name
 _COMMON: Final = "Common settings"
-_UNBROKEN: Final = "\N{NON-BREAKING HYPHEN}"
 
 
 class SettingOption(click.Option):
@@ -43,33 +38,8 @@ class SettingOption(click.Option):
         self.brief = brief
 
 
-class _Formatter(click.HelpFormatter):
-    """Ends no line at a hyphen: options and paths stay whole."""
-
-    def write_text(self, text: str) -> None:
-        """Write a paragraph."""
-        super().write_text(text.replace("-", _UNBROKEN))
-
-    def write_dl(
-        self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2
-    ) -> None:
-        """Write a list of terms."""
-        whole = [(term, text.replace("-", _UNBROKEN)) for term, text in rows]
-        super().write_dl(whole, col_max, col_spacing)
-
-    def getvalue(self) -> str:
-        """Give the text that was written."""
-        return super().getvalue().replace(_UNBROKEN, "-")
-
-
-class _Context(click.Context):
-    formatter_class = _Formatter
-
-
 class Command(click.Command):
     """A command whose help shows its options in sections, or the settings that people use."""
-
-    context_class = _Context
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the command's own options, then its settings."""
@@ -99,7 +69,6 @@ class Command(click.Command):
 class Group(click.Group):
     """A group whose list of commands has whole sentences; click would cut them off."""
 
-    context_class = _Context
     command_class = Command
 
     def add_command(self, cmd: click.Command, name: str | None = None) -> None:
@@ -127,17 +96,16 @@ def _choices(kind: str) -> Callable[[click.Context, click.Parameter, str], list[
 def option(
     row: Setting, default_here: float | None = None, *, common: bool = False
 ) -> click.Option:
-    """Make the option of a setting; ``default_here`` is a command's own, which no variable changes.
+    """Make the option of a setting; ``default_here`` is the command's, which no variable changes.
 
-    Such is the time for a look: the variable is the deadline of a launcher that waits.
+    Such is the timeout of a check: the variable is the deadline of a launcher that waits.
     """
     value = row.default
-    default = lasting(value) if isinstance(value, float) else shown(value)
-    default = f"; default: {default}" if default else ""
+    default = f"; default: {shown(value)}" if shown(value) else ""
     older = ", older: " + ", ".join(row.older) if row.older else ""
     text, brief = f"{row.variable}{older}{default}", f"{row.variable}{default}"
     if default_here is not None:
-        text = brief = f"default: {lasting(default_here)}"
+        text = brief = f"default: {shown(default_here)}"
     given: dict[str, Any] = {"default": None, "help": f"{row.help}  [{text}]"}
     if common:
         given["brief"] = f"{row.help.partition(';')[0].rstrip('.')}.  [{brief}]"
@@ -156,19 +124,8 @@ def option(
     return SettingOption(names, row.section, metavar=metavar, **given)
 
 
-def amount(text: str) -> float:
-    """Read a number above 0, of an option that is no setting."""
-    with contextlib.suppress(ValueError):
-        if 0 < (value := float(text)) < math.inf:
-            return value
-    raise click.BadParameter(f"{text!r}: expected a number above 0, such as 0.8 or 350")
-
-
-def fraction(text: str) -> float:
-    """Read a number above 0, and 1 at most: no percentage."""
-    if (value := amount(text)) > 1:
-        raise click.BadParameter(f"{text!r}: expected 1 at most, such as 0.8")
-    return value
+AMOUNT: Final = click.FloatRange(min=0, min_open=True)
+FRACTION: Final = click.FloatRange(min=0, max=1, min_open=True)  # no percentage
 
 
 def duration(text: str) -> float:
@@ -193,7 +150,7 @@ def _help_all(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
 def settings_of(
     *roles: Role,
     without: Collection[str] = (),
-    looks: float | None = None,
+    timeout: float | None = None,
     common: Collection[Section] = tuple(Section),
 ) -> Callable[[_Made], _Made]:
     """Give a command the flags of its roles.
@@ -201,7 +158,7 @@ def settings_of(
     Args:
         roles: whose settings the command uses.
         without: names of settings that this command does not use.
-        looks: the seconds that it looks at hosts, where it does not wait for them.
+        timeout: the command's timeout in seconds, where it checks hosts and does not wait for them.
         common: the sections of which its `--help` shows the settings that people use.
     """
 
@@ -209,13 +166,13 @@ def settings_of(
         command.params += [
             option(
                 row,
-                looks if row.name == "timeout" else None,
+                timeout if row.name == "timeout" else None,
                 common=row.common and row.section in common,
             )
             for row in ROWS
             if set(row.roles) & set(roles) and row.name not in without
         ]
-        loud, low = "Say more: --log-level debug.", "Say less: --log-level warning."
+        loud, low = "Log more: --log-level debug.", "Log less: --log-level warning."
         command.params += [
             SettingOption(["-v", "--verbose"], Section.LOG, is_flag=True, help=loud),
             SettingOption(["-q", "--quiet"], Section.LOG, is_flag=True, help=low),
@@ -231,16 +188,3 @@ def settings_of(
         return command
 
     return add
-
-
-class Root(Group):
-    """Where an unknown command is the entrypoint form: ``mpiboot PROGRAM ARGS...``."""
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Take a program's name for the hidden command that decides by the pod's role."""
-        if args and args[0] not in self.commands:
-            entry = self.commands[ENTRY]
-            return entry.name, entry, args
-        return super().resolve_command(ctx, args)

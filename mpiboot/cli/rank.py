@@ -1,6 +1,6 @@
-"""Sets what torchrun would for a program, by the variables of this rank's launcher. Stdlib.
+"""Sets a rank's variables as torchrun would, from those of its MPI. Standard library only.
 
-Every rank runs this before its own program, so nothing is imported that isn't needed by it.
+Every rank runs this before its program, so it imports as little as possible.
 The variables are those that PyTorch's ``env://`` rendezvous reads:
 https://pytorch.org/docs/stable/distributed.html#environment-variable-initialization
 """
@@ -12,11 +12,11 @@ from mpiboot.system import spawn
 
 # PyTorch's own default (torch.distributed.run).
 MASTER_PORT: Final = "29500"
-_OWN: Final = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+_VARS: Final = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
 class Launcher(NamedTuple):
-    """Who starts ranks, and the variables in which each finds its numbers."""
+    """An MPI, and the variables in which its ranks find their numbers."""
 
     title: str
     rank: str
@@ -45,7 +45,7 @@ def variables(environ: Mapping[str, str]) -> dict[str, str]:
     ``MASTER_ADDR`` and ``MASTER_PORT`` stay where they are set already.
 
     Raises:
-        ValueError: no launcher of ranks set its variables here, or what they hold can't be.
+        ValueError: this is no rank, or its variables contradict each other.
     """
     by = next((row for row in LAUNCHERS if all(environ.get(name) for name in row[1:])), None)
     if by is None:
@@ -54,9 +54,9 @@ def variables(environ: Mapping[str, str]) -> dict[str, str]:
     master = environ.get("MASTER_ADDR")
     if not master and local_size != size:
         raise ValueError(
-            f"MASTER_ADDR is not set, and rank {rank} can't tell rank 0's host: set it in the "
-            "launcher's pod, or let `mpiboot launcher` set it: it does where `mpiboot rank` stands "
-            "on the mpirun line itself, and with MPIBOOT_RANK_ENV=on"
+            f"MASTER_ADDR is not set, and rank {rank} doesn't know rank 0's host: set it in the "
+            "launcher's pod, or let `mpiboot launcher` set it, which it does for `mpiboot rank` on "
+            "the mpirun line itself, and with MPIBOOT_RANK_ENV=on"
         )
     return {
         "RANK": str(rank),
@@ -69,11 +69,11 @@ def variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def replaced(environ: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
-    """List variables of the pod that ranks replace; only for the last rank of a host."""
+    """List variables of the pod that ranks replace; for the last rank of a host only."""
     if int(found["LOCAL_RANK"]) + 1 != int(found["LOCAL_WORLD_SIZE"]):
         return []
     return [
-        f"{name}={environ[name]}" for name in _OWN if environ.get(name, found[name]) != found[name]
+        f"{name}={environ[name]}" for name in _VARS if environ.get(name, found[name]) != found[name]
     ]
 
 
@@ -89,18 +89,18 @@ def become(program: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
     if old:
         from mpiboot.core import log
 
-        log.warning("rank", f"{' '.join(old)} of this pod is replaced by each rank's own")
+        log.warning("rank", f"{' '.join(old)} of this pod is replaced in each rank")
     spawn.replace(program, {**environ, **found})
 
 
 def _not_a_rank(environ: Mapping[str, str]) -> str:
-    """Return the message: this is no rank, or its launcher's variables are missing."""
+    """Return why this is no rank."""
     for row in LAUNCHERS:
         if environ.get(row.rank):
             missing = ", ".join(name for name in row[1:] if not environ.get(name))
             return f"{row.rank} is set, as by {row.title}, but not {missing}"
     pmix = (
-        ", but PMIX_RANK, which does not tell the number of ranks" if "PMIX_RANK" in environ else ""
+        ", but PMIX_RANK, which comes without the number of ranks" if "PMIX_RANK" in environ else ""
     )
     names = ", ".join(row.rank for row in LAUNCHERS)
     message = f"this process was not started as a rank: none of {names} is set{pmix}"
@@ -108,7 +108,7 @@ def _not_a_rank(environ: Mapping[str, str]) -> str:
 
 
 def _numbers(by: Launcher, environ: Mapping[str, str]) -> tuple[int, int, int, int]:
-    """Read the rank, the number of ranks, and both for this host alone."""
+    """Read rank, size, local rank and local size."""
     rank, size, local_rank, local_size = (_number(name, environ[name]) for name in by[1:])
     if not (local_rank <= rank < size and local_rank < local_size <= size):
         message = ", ".join(f"{name}={environ[name]}" for name in by[1:])

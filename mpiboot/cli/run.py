@@ -28,14 +28,14 @@ from mpiboot.core.settings import Resolved, resolve
 if TYPE_CHECKING:
     from pathlib import Path  # which a worker's start need not load
 
-ENTRY: Final = "(program)"
+ENTRY: Final = "(program)"  # the entrypoint form by a shim's name; no program is called so
 COMMANDS: Final = (
     *("copy-to", "doctor", "exec", "facts", "help", "launcher", "plan"),
     *("rank", "settings", "shims", "validate", "version", "wait", "worker"),
 )
 # Where a removed setting is an error, or may be one once this pod's role is known.
 _LAUNCHES: Final = ("", "launcher", "plan")
-# The older scripts' word for a pod to look around in; where START_SSHD says so it is a worker.
+# The older scripts' word for a pod to `kubectl exec` into; with START_SSHD it is a worker.
 _STAY: Final = ("shell",)
 Words = tuple[str, ...]
 
@@ -47,11 +47,11 @@ class ErrorSettings:
 
 
 def resolved(flags: Mapping[str, Any], role: str = "", *, quiet: bool = False) -> Resolved:
-    """Resolve this run's settings, configure the log by them and log warnings about them.
+    """Resolve this run's settings, configure the log and log warnings about the settings.
 
     Args:
         flags: the command's options by their names; None where not given.
-        role: what JSON lines name as the role; empty where the pod's role is still to be found.
+        role: the role in JSON lines; empty where the pod's role is not known yet.
         quiet: log no warnings about the settings.
 
     Raises:
@@ -81,7 +81,7 @@ def resolved(flags: Mapping[str, Any], role: str = "", *, quiet: bool = False) -
 def as_role(found: Resolved, role: Role) -> Resolved:
     """Log which role runs, and warn where the variable contradicts the command."""
     reason = f"the command `mpiboot {role.value}`"
-    _say_role(role, reason)
+    _log_role(role, reason)
     wanted = found.settings.role
     if wanted not in (AUTO, role):
         message = (
@@ -91,7 +91,7 @@ def as_role(found: Resolved, role: Role) -> Resolved:
     return found
 
 
-def _say_role(role: Role, reason: str) -> None:
+def _log_role(role: Role, reason: str) -> None:
     message = f"mpiboot {__version__}, role {role.value} ({reason})"
     log.info("role", message, version=__version__, reason=reason)
     first = sigterm_blocker()
@@ -123,8 +123,8 @@ def sigterm_blocker(proc: str = "/proc") -> str:
     return ""
 
 
-def looking(found: Resolved, seconds: float) -> Resolved:
-    """Give a look its own deadline, unless a flag has given one."""
+def with_timeout(found: Resolved, seconds: float) -> Resolved:
+    """Set the timeout of a command that does not wait for hosts, unless a flag has set one."""
     if found.given["timeout"].source is Source.FLAG:
         return found
     settings = replace(found.settings, timeout=seconds)
@@ -146,12 +146,11 @@ def launcher(program: Words, flags: Mapping[str, Any]) -> int:
     _launch(as_role(resolved(flags, "launcher"), Role.LAUNCHER), program)
 
 
-# Seconds; with the logins of the hosts less than half a minute.
-_QUICK: Final = 20.0
+_QUICK_SECONDS: Final = 20.0  # with the logins of the hosts less than half a minute
 
 
 def _launch(found: Resolved, program: Words) -> NoReturn:
-    """Be the launcher, after a measurement between the workers where that is asked for."""
+    """Be the launcher; with MPIBOOT_VALIDATE=quick it measures between the workers first."""
     from mpiboot.launcher import role
 
     quick = found.settings.validate is ValidateFirst.QUICK
@@ -170,13 +169,13 @@ def _measure(found: Resolved) -> None:
 
     taken = (*ENDING, signal.SIGUSR1, signal.SIGUSR2)
     before = {number: signal.getsignal(number) for number in taken}
-    pairs_role.run(found, os.environ, ToolOptions(seconds=_QUICK, before_job=True))
+    pairs_role.run(found, os.environ, ToolOptions(seconds=_QUICK_SECONDS, before_job=True))
     for number, handler in before.items():
         signal.signal(number, handler)
 
 
 def entrypoint(program: Words) -> int:
-    """Do what this pod's role asks for; the exit code of a worker."""
+    """Act by this pod's role; the exit code of a worker."""
     if program and os.environ.get(LAUNCH_ID):
         # A rank's mpirun, or one that an mpirun calls, as Intel MPI's script does.
         from mpiboot.system import process
@@ -188,9 +187,9 @@ def entrypoint(program: Words) -> int:
 def without_options(argv: Sequence[str]) -> Callable[[], int] | None:
     """Return what a line without mpiboot's own options starts; None: a parser is needed."""
     first, rest = (argv[0], tuple(argv[1:])) if argv else ("", ())
-    if first == ENTRY:
+    if not argv or first in ("--", ENTRY):
         return partial(entrypoint, rest)
-    if first and not first.startswith("-") and first not in COMMANDS:
+    if not first.startswith("-") and first not in COMMANDS:
         return partial(entrypoint, tuple(argv))
     program = rest[1:] if rest[:1] == ("--",) else rest
     if first not in ("launcher", "worker") or (program is rest and rest and rest[0][:1] == "-"):
@@ -201,10 +200,10 @@ def without_options(argv: Sequence[str]) -> Callable[[], int] | None:
 
 
 def act_by_role(resolved: Resolved, program: Words, environ: Mapping[str, str]) -> int:
-    """Act as launcher, worker, or step aside and become the program.
+    """Act as launcher or worker, or become the program.
 
     Raises:
-        MpibootError: the role can't be told, or the role's own errors.
+        MpibootError: the role is not known, or the role's errors.
     """
     from mpiboot.job import platforms
     from mpiboot.system import process
@@ -215,7 +214,7 @@ def act_by_role(resolved: Resolved, program: Words, environ: Mapping[str, str]) 
     if role is not Role.WORKER and program == _STAY:
         _stay(resolved, environ)
     if role is Role.NONE and decision.source is Source.DEFAULT:
-        # Only now: what knows hostfiles is too heavy for a worker's start.
+        # Imported here: too heavy for a worker's start.
         from mpiboot.hosts import hostfiles
 
         given = str(resolved.given["hostfile"])
@@ -232,19 +231,19 @@ def act_by_role(resolved: Resolved, program: Words, environ: Mapping[str, str]) 
         if not program:
             raise error(
                 "usage",
-                "no program was given, and nothing says that this is a worker",
+                "no program was given, and nothing marks this pod as a worker",
                 hint="give the launcher its command (`mpiboot mpirun ./train`, `args: [mpirun, "
                 "./train]`), a worker `mpiboot worker` (`args: [worker]`); see `mpiboot --help`",
             )
         log.debug("role", f"role none ({decision.reason}): running {program[0]}")
         process.replace(program, environ)
-    _say_role(role, decision.reason)
+    _log_role(role, decision.reason)
     if role is Role.WORKER:
         from mpiboot.worker import role as worker
 
         # By its index, a worker has the launcher's arguments.
-        theirs = settings.role is BY_INDEX or platforms.is_sshd(program)
-        return worker.run(resolved, () if theirs else program, environ)
+        serves_only = settings.role is BY_INDEX or platforms.is_sshd(program)
+        return worker.run(resolved, () if serves_only else program, environ)
     if not program:
         raise error(
             "usage",

@@ -1,4 +1,4 @@
-"""The words that settings can have as values, for every process that reads one."""
+"""The values of settings that are words."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 
 class HostKeys(str, Enum):
-    """Which host keys a worker may show: the job's, any that is then kept, or any at all."""
+    """Which host keys are accepted: the job's, any at first contact, or all."""
 
     JOB = "job"
     ACCEPT_NEW = "accept-new"
@@ -15,7 +15,7 @@ class HostKeys(str, Enum):
 
 
 class DataNetworkUse(str, Enum):
-    """Whether a job needs its data network, uses or only reports it, or has none looked for."""
+    """Whether a job requires its data network, prefers or only reports it, or has none."""
 
     REQUIRE = "require"
     PREFER = "prefer"
@@ -72,7 +72,7 @@ class Switch(str, Enum):
 
 
 class ValidateFirst(str, Enum):
-    """Whether the ways between the workers are measured before a job."""
+    """Whether the paths between the workers are measured before a job."""
 
     QUICK = "quick"
     OFF = "off"
@@ -87,7 +87,7 @@ class ProveTransport(str, Enum):
 
 
 class WorkerExit(str, Enum):
-    """After which end of the job a worker ends by itself: a good one, any, or none."""
+    """After which end of the job a worker exits: a good one, any, or none."""
 
     WITH_JOB = "with-job"
     AFTER_JOB = "after-job"

@@ -1,8 +1,8 @@
 """Every setting, once: type, default, flag, variable, older names, help and roles.
 
 A field of ``Settings`` is a row of the table; its flag is ``--the-name`` and its variable
-``MPIBOOT_THE_NAME``. ``resolve`` is pure: it takes the flags given and the environment as
-mappings and tells where each value came from. Nothing here reads the world.
+``MPIBOOT_THE_NAME``. ``resolve`` is pure: it takes flags and environment as mappings, and returns
+each value with its source.
 """
 
 from __future__ import annotations
@@ -75,24 +75,26 @@ def boolean(text: str) -> bool:
     raise ValueError("true or false")
 
 
-# What programs that get a number read it into: a C int.
-_MOST: Final = 2**31 - 1
-# What one Kubernetes cluster is made for (kubernetes.io, "Considerations for large clusters").
-_MOST_PODS: Final = 150_000
+_MAX_INT: Final = 2**31 - 1  # programs read numbers into a C int
+# Of one Kubernetes cluster (kubernetes.io, "Considerations for large clusters").
+_MAX_PODS: Final = 150_000
+
+
+_UNITS: Final = {"d": 86400, "h": 3600, "m": 60, "s": 1}  # seconds
 
 
 @_reads("time")
 def seconds(text: str) -> float:
-    """Read a length of time: seconds, or a number with s, m or h."""
+    """Read a length of time: seconds, or a number with s, m, h or d."""
     word = text.strip().lower()
-    scale = {"s": 1.0, "m": 60.0, "h": 3600.0}.get(word[-1:], 0.0)
+    scale = _UNITS.get(word[-1:], 0)
     try:
         value = float(word[:-1]) * scale if scale else float(word)
     except ValueError:
         value = -1.0
-    if _MOST < value < float("inf"):
-        raise ValueError(f"at most {_MOST} seconds")
-    if not 0 <= value <= _MOST:
+    if _MAX_INT < value < float("inf"):
+        raise ValueError(f"at most {_MAX_INT} seconds")
+    if not 0 <= value <= _MAX_INT:
         raise ValueError("a number of seconds, such as 600, 90s or 10m")
     return value
 
@@ -106,19 +108,19 @@ def some_seconds(text: str) -> float:
     return value
 
 
-def _whole(text: str, most: int) -> int:
+def _whole(text: str, maximum: int) -> int:
     """Read a whole number from 1."""
     word = text.strip()
     digits = word.lstrip("0") if word.isascii() and word.isdigit() else ""
     # Python refuses to read very long ones.
-    if not digits or len(digits) > len(str(most)) or int(digits) > most:
-        raise ValueError(f"a whole number from 1 to {most}")
+    if not digits or len(digits) > len(str(maximum)) or int(digits) > maximum:
+        raise ValueError(f"a whole number from 1 to {maximum}")
     return int(digits)
 
 
-count: Final = Parse("number", partial(_whole, most=_MOST))
-pods: Final = Parse("number", partial(_whole, most=_MOST_PODS))
-port: Final = Parse("port", partial(_whole, most=65535))
+count: Final = Parse("number", partial(_whole, maximum=_MAX_INT))
+pods: Final = Parse("number", partial(_whole, maximum=_MAX_PODS))
+port: Final = Parse("port", partial(_whole, maximum=65535))
 
 
 @_reads("first-last")
@@ -175,7 +177,7 @@ def is_key(text: str) -> bool:
     return "PRIVATE KEY" in text
 
 
-def one_of(*choices: Enum) -> Parse:
+def one_of(*choices: Enum, hint: str = "") -> Parse:
     """Read the value of one of some members of enumerations; true and false are on and off."""
     found = {str(item.value): item for item in choices}
 
@@ -185,7 +187,7 @@ def one_of(*choices: Enum) -> Parse:
             with suppress(ValueError):
                 word = "on" if boolean(word) else "off"
         if word not in found:
-            raise ValueError("one of " + ", ".join(found))
+            raise ValueError(f"one of {', '.join(found)}{hint}")
         return found[word]
 
     return Parse("|".join(found), read)
@@ -212,8 +214,10 @@ def shown(value: object) -> str:
             return "true" if value else "false"
         case tuple():
             return ",".join(str(item) for item in value)
-        case float():
-            return f"{value:g}"
+        case float():  # all are times
+            units = (unit for unit, scale in _UNITS.items() if value and not value % scale)
+            unit = next(units, "s")
+            return f"{value / _UNITS[unit]:.15g}{unit}"
         case Enum():
             return str(value.value)
         case _:
@@ -221,14 +225,14 @@ def shown(value: object) -> str:
 
 
 def of_service(name: str, value: str) -> bool:
-    """Tell whether the cluster set a variable, for a Service whose name begins as settings do."""
+    """Whether the cluster set a variable, for a Service whose name begins as settings do."""
     if _SERVICE.fullmatch(name):
         return True
     return name.endswith("_PORT") and _SERVICE_PORT.match(value) is not None
 
 
 class Section(str, Enum):
-    """Under which heading help and pages show a setting."""
+    """The heading of a setting in help and pages."""
 
     POD = "This pod"
     HOSTS = "Hosts and waiting"
@@ -304,7 +308,7 @@ class Settings:
 
     role: Role | Auto | ByIndex = row(
         AUTO,
-        "What this pod is; auto: as the platform's own variables say; by-index: pod 0 of an "
+        "Role of this pod; auto: by the platform's variables; by-index: pod 0 of an "
         "indexed Job or StatefulSet is the launcher, and a host too, the others are workers.",
         one_of(AUTO, *Role, BY_INDEX),
         begins=Section.POD,
@@ -431,7 +435,8 @@ class Settings:
     data_network: DataNetworkUse = row(
         DataNetworkUse.PREFER,
         "If the data network has a problem: stop (require), warn (prefer); set nothing (report); "
-        "don't look (off).",
+        "don't check (off).",
+        one_of(*DataNetworkUse, hint="; MPIBOOT_DATA_IFNAME names links"),
         common=True,
     )
     data_ifname: tuple[str, ...] = row(
@@ -453,30 +458,31 @@ class Settings:
     nccl_version: str = row("", "NCCL's version, such as 2.21.5, where a rule depends on it.")
     pair_check: float = row(
         2.0,
-        "Time in which workers and the launcher must answer workers' dials before mpirun starts; "
-        "0: not tried.",
+        "Timeout of the TCP check between workers, and to the launcher, before mpirun starts; "
+        "0 disables it.",
     )
     validate: ValidateFirst = row(
         ValidateFirst.OFF,
-        "`mpiboot validate pairs` first, for 20 s: no job starts below 60 % of what is usual (1).",
+        "quick: run `mpiboot validate pairs` for 20 s first; no job starts (exit 1) where a host "
+        "or pair is below 60 % of the median.",
         common=True,
     )
     supervise: Switch = row(
         Switch.ON,
-        "Stay beside mpirun until the job ends; off: become mpirun once the hosts are ready.",
+        "Supervise mpirun until the job ends; off: exec mpirun once the hosts are ready.",
         one_of(Switch.ON, Switch.OFF),
         begins=Section.END,
     )
     launch_timeout: float = row(
         120.0,
-        "Time after mpirun's start at which a host without a live daemon is warned of; set by you "
-        "it ends the job.",
+        "Warn of a host without a live daemon this long after mpirun's start; a value that you set "
+        "ends the job then.",
         some_seconds,
     )
     grace: float = row(
         20.0,
-        "How long ranks have to save once the job is told to end, before mpirun ends them; "
-        "0: mpirun gets the signal at once.",
+        "Time for ranks to save after a stop signal, before mpirun ends them; 0: mpirun gets the "
+        "signal at once.",
         roles=_BOTH,
         common=True,
     )
@@ -488,14 +494,14 @@ class Settings:
     )
     hold_on_failure: float = row(
         0.0,
-        "How long a failed launcher stays up for a look inside; its exit code stays the same.",
+        "How long to keep a failed launcher's pod for debugging; its exit code stays the same.",
         common=True,
     )
     prove_transport: ProveTransport = row(
         ProveTransport.WARN,
         "Compare what workers' RDMA ports and links sent before and after a job with a data "
-        "network, and say what carried it. Where RDMA was planned and no byte went by it on some "
-        "worker: warn if much went elsewhere, or fail a job that ended well (76).",
+        "network, and report what carried it. Where RDMA was planned and no byte went by it on "
+        "some worker: warn if much went elsewhere, or fail a job that ended well (76).",
     )
     job_record: str = row(
         "",
@@ -505,7 +511,7 @@ class Settings:
     )
     worker_exit: WorkerExit | Auto = row(
         AUTO,
-        "When a worker ends by itself: with the job's good end, after any end of the job, or "
+        "When a worker exits: with the job's success, after any end of the job, or "
         "never; auto: after the job under the MPI Operator, with the job in an indexed Job.",
         one_of(AUTO, *WorkerExit),
         roles=_BOTH,
@@ -513,7 +519,7 @@ class Settings:
     )
     launcher_away: float = row(
         1800.0,
-        "How long a worker that ends after the job waits for the next launcher after a failed one.",
+        "How long a worker waits for the next launcher after a failed one, before it exits.",
         roles=_WORKER,
     )
     log_format: LogFormat = row(
@@ -543,7 +549,7 @@ def _rows() -> tuple[Setting, ...]:
 ROWS: Final = _rows()
 
 
-# What mpiboot hands from one of its own processes to the next; not for users, so not settings.
+# Variables between mpiboot's processes; not for users, so not settings.
 INTERNAL: Final = (
     "MPIBOOT_SESSION",
     "MPIBOOT_WORKER_DIR",
@@ -576,8 +582,7 @@ REMOVED: Final = {
     "MPIBOOT_KUBECTL_CONTAINER": "set the annotation `kubectl.kubernetes.io/default-container` of "
     "the workers' pods",
     "MPIBOOT_KUBECTL_NAMESPACE": "run the launcher in the workers' namespace",
-    "MPIBOOT_MASTER_NETWORK": "remove it; set MASTER_ADDR in the launcher's pod where ranks can't "
-    "meet on the control network",
+    "MPIBOOT_MASTER_NETWORK": "set MASTER_ADDR in the launcher's pod",
     "MPIBOOT_MASTER_PORT": "set MASTER_PORT in the launcher's pod",
     "MPIBOOT_NP": _RANKS,
     "MPIBOOT_OUTPUT_DIR": "write on the mpirun line `--output-filename DIR` (Open MPI 4.1), "
@@ -651,7 +656,7 @@ def _readable(text: str) -> str:
 
 
 def resolve(flags: Mapping[str, str], environ: Mapping[str, str]) -> Resolved:
-    """Settle every setting: flag, then ``MPIBOOT_`` variable, then older names, then default.
+    """Resolve every setting: flag, then ``MPIBOOT_`` variable, then older names, then default.
 
     Args:
         flags: setting name -> text, only those given on the command line.

@@ -30,11 +30,11 @@ def assigned(name: str, value: str) -> str:
 
 
 def lasting(seconds: float) -> str:
-    """Write a length of time in its two largest units: ``45s``, ``8m20s``, ``2h5m``."""
-    whole = max(0, round(seconds))
-    hours, rest = divmod(whole, 3600)
-    minutes, left = divmod(rest, 60)
-    parts = [(hours, "h"), (minutes, "m"), (left, "s")]
+    """Write a length of time in its two largest units: ``45s``, ``8m20s``, ``2h5m``, ``30d``."""
+    minutes, left = divmod(max(0, round(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    parts = [(days, "d"), (hours, "h"), (minutes, "m"), (left, "s")]
     shown = [f"{count}{unit}" for count, unit in parts if count][:2]
     return "".join(shown) or "0s"
 

@@ -14,17 +14,17 @@ from mpiboot.core.model import Finding, Level, Role
 
 Judge = Callable[..., Iterable[Finding]]
 
-# What ends or warns of a job, and, as their areas are loaded, what doctor alone looks at.
+# Those of jobs and, as their modules are loaded, those of doctor alone.
 BY_REFERENCE: Final[dict[str, Check]] = {row.reference: row for row in OF_JOBS}
 
 
 @dataclass(frozen=True, slots=True)
 class DoctorCheck:
-    """A check: calling it judges the parts that its function names as its parameters.
+    """A check: its function judges the parts that its parameters name.
 
-    What its function's docstring says it looks at is for the page of checks, where no broken pod of
-    the tests shows what it finds. ``at_build``: an image can be checked before it is a pod;
-    ``by_plan``: a launcher's plan judges it of all pods.
+    Where no broken pod of the tests shows what it finds, the page of checks has what its docstring
+    says behind "Looks at". ``at_build``: it can run in an image's build; ``by_plan``: a launcher's
+    plan judges it for all pods.
     """
 
     reference: str
@@ -57,15 +57,15 @@ def check(
     at_build: bool = False,
     by_plan: bool = False,
 ) -> Callable[[Judge], DoctorCheck]:
-    """Make a check of a function; what doctor alone looks at has its title and hint here.
+    """Make a check of a function; a check that jobs have, too, has its title and hint there.
 
     Args:
-        reference: its name in the log and in reports; of a job's own check that of its row.
+        reference: its name in the log and in reports.
         title: what holds when all is well.
         hint: what to do otherwise.
-        role: whose check it is; None: a launcher's and a worker's.
-        at_build: whether an image can be checked before it is a pod.
-        by_plan: whether a launcher's plan judges it of all pods.
+        role: the role that has it; None: launcher and worker.
+        at_build: whether it can run in an image's build.
+        by_plan: whether a launcher's plan judges it for all pods.
     """
     if title:
         roles = (role,) if role else (Role.LAUNCHER, Role.WORKER)
@@ -85,7 +85,7 @@ def of_area(area: ModuleType) -> tuple[DoctorCheck, ...]:
 def judge_all(
     checks: Iterable[DoctorCheck], parts: Mapping[str, object], unseen: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """Judge by each check; one whose part was not seen is unknown, with the reason."""
+    """Judge by each check; one whose part was not observed is unknown, with the reason."""
     asked = list(checks)
     references = {row.reference for row in asked}
     # Checks that share a function are judged together: it names each by its reference.
@@ -95,7 +95,7 @@ def judge_all(
     for row in first.values():
         missing = [name for name in row.needs if name not in parts]
         if missing:
-            why = dict.fromkeys(unseen.get(name, "not looked at") for name in missing)
+            why = dict.fromkeys(unseen.get(name, "not observed") for name in missing)
             yield Finding(row.reference, Level.UNKNOWN, f"not known: {'; '.join(why)}")
         else:
             judged = row(*(parts[name] for name in row.needs))

@@ -1,4 +1,4 @@
-"""A launcher's hosts beside each other: what the launcher saw of them, judged. Pure."""
+"""Compares a launcher's hosts, and judges how they were reached. Pure."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from mpiboot.network.worker_pairs import WHY, Reached
 class HostReport:
     """One host of the hostfile; ``worker`` is None where it was not reached.
 
-    ``values`` are what hosts are compared by, by their names in ``libexec/doctor_questions``;
-    ``dial`` is how it went to connect to the launcher (None: not tried); ``checks`` are its own
-    doctor's findings, None where it has none.
+    ``values`` are those of ``libexec/doctor_questions`` by name; ``dial`` is the
+    result of its connection to the launcher (None: not tried); ``checks`` are its doctor's findings
+    (None: it has none).
     """
 
     host: str
@@ -43,7 +43,7 @@ class LauncherPlace:
     seconds: int = 4
 
 
-_MANY: Final = 16  # hosts that are shown one by one where each has another message
+_MAX_HOST_LINES: Final = 16  # where each host has another message
 _LINK: Final = "mtu:"
 _NO_LINK: Final = "none"
 _IMAGE: Final = "use one image for the launcher and all workers"
@@ -97,7 +97,7 @@ def launcher(hosts: Sequence[HostReport], place: LauncherPlace) -> Iterable[Find
 
 
 def _values(one: HostReport) -> dict[str, str]:
-    """Give what a host is compared by; what isn't known is left out."""
+    """List a host's known values."""
     found = {name: value or "none" for name, value in one.values.items()}
     if found.get("memlock", "").isdecimal():
         found["memlock"] = size_of(int(found["memlock"]))
@@ -107,7 +107,7 @@ def _values(one: HostReport) -> dict[str, str]:
         found["mpiboot"] = known if worker.runs_mpiboot else "none"
         control = link_of(worker.address, worker.facts.links) if worker.facts else None
         if control:
-            found.pop(f"{_LINK}{control.name}", None)  # workers-differ has it
+            found.pop(f"{_LINK}{control.name}", None)  # compared by workers-differ
     return found
 
 
@@ -165,7 +165,7 @@ def _links_differ(every: Mapping[str, Mapping[str, str]]) -> Iterator[Finding]:
 def own_checks(hosts: Sequence[HostReport]) -> Iterable[Finding]:
     """Name the hosts whose own checks are unknown, or of another version.
 
-    Looks at what each worker's own `mpiboot doctor` says, over the same session.
+    Looks at the report of each worker's `mpiboot doctor`, over the same session.
     """
     unknown = grouped(
         (one.worker.runs_mpiboot, one.host) for one in hosts if one.worker and one.checks is None
@@ -178,16 +178,16 @@ def own_checks(hosts: Sequence[HostReport]) -> Iterable[Finding]:
 
 
 def merged(found: Iterable[Finding]) -> list[Finding]:
-    """Report once what several hosts have in common.
+    """Merge equal findings of several hosts.
 
-    A check that holds, but reads differently on each of very many hosts, is reported by its title.
+    A check that holds with another message on each of very many hosts is reported by its title.
     """
     listed = list(found)
     alike = grouped((replace(item, host=""), item.host) for item in listed)
     well = grouped((item.check, item.host) for item in listed if item.level is Level.OK)
     joined: dict[Finding, list[str]] = {}
     for item, which in alike.items():
-        many = item.level is Level.OK and len(which) < len(set(well[item.check])) > _MANY
+        many = item.level is Level.OK and len(which) < len(set(well[item.check])) > _MAX_HOST_LINES
         same = ok(item.check, BY_REFERENCE[item.check].title) if many else item
         joined.setdefault(same, []).extend(which)
     return [

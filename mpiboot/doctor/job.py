@@ -1,4 +1,4 @@
-"""All checks of doctor, by the columns that show them; and the look at a launcher's hosts."""
+"""All checks of doctor, by the columns that show them; and the checks of a launcher's hosts."""
 
 from __future__ import annotations
 
@@ -32,17 +32,16 @@ from mpiboot.ssh.attempt import Attempt
 # Of one pod; of a job's hosts beside each other.
 POD: Final = (*of_area(own_pod), *own_pod.DATA_NETWORK)
 HOSTS: Final = of_area(hosts)
-# By their references: what ends or warns of a job, and what doctor alone looks at.
 CHECKS: Final[Mapping[str, Check]] = BY_REFERENCE
 
 
 def chosen(
     role: Role, only: Collection[str] = (), *, at_build: bool = False
 ) -> tuple[DoctorCheck, ...]:
-    """Give the checks that count in a pod of this role; with ``only`` those of these references.
+    """Select the checks of a pod of this role; with ``only`` those of these references.
 
-    A pod without a role may become either. A launcher has the plan's findings of
-    all pods for what the plan judges, its own among them.
+    A pod without a role may become either. A launcher's plan has findings of all pods, its own
+    included.
     """
     return tuple(
         row
@@ -80,7 +79,7 @@ GROUPS: Final = {name: tuple(listed.split()) for name, listed in _COLUMNS.items(
 GROUP_OF: Final = {item: name for name, listed in GROUPS.items() for item in listed}
 
 SERVER: Final = "workers-unreachable"
-# What the plan is asked with: its checks don't depend on the program.
+# The plan's checks don't depend on the program.
 ANY_PROGRAM: Final = ("mpirun", "true")
 
 
@@ -104,17 +103,17 @@ def of_job(resolved: Resolved, environ: Mapping[str, str]) -> Iterator[Finding]:
     yield from _passed(file.hosts, seen.passed, place, planned)
     yield from planned
     if seen.passed.unasked:
-        raise KeyboardInterrupt  # put off by the gate until what hosts had answered was printed
+        raise KeyboardInterrupt  # deferred by the gate until the answers were printed
 
 
 def _planned(seen: Observation, resolved: Resolved, where: LaunchPaths) -> Iterator[Finding]:
-    """Find what the plan of all that were reached finds."""
+    """Report the findings of a plan for all hosts that were reached."""
     try:
         made = plans.make(seen.observed, resolved, where)
     except MpibootError as wrong:
         yield from (wrong.finding, *wrong.others)
         return
-    # Hosts without mpiboot dial the launcher, too, for a check of its own.
+    # Hosts without mpiboot dial the launcher, too: that is the check launcher-unreached.
     dialled = [item for item in seen.dialled if item.target != LAUNCHER]
     failed_pairs = plans.pair_findings(made, seen.observed, dialled)
     if dialled and not failed_pairs:
@@ -129,7 +128,7 @@ def _passed(
     place: LauncherPlace,
     planned: Sequence[Finding],
 ) -> Iterator[Finding]:
-    """Report how each host was reached, what it finds itself, and how they differ."""
+    """Report how each host was reached, the findings of its doctor, and how hosts differ."""
     yield from (ok("names-unresolved", "this pod itself", one.name) for one in passed.local)
     yield from merged(map(_reached, passed.workers))
     yield from passed.findings
@@ -149,7 +148,7 @@ def _reached(worker: Worker) -> Finding:
     return ok(SERVER, message, worker.host.name)
 
 
-# Connections wait here until the launcher has asked all hosts; the kernel takes its own bound.
+# Connections that nobody accepts until all hosts have answered; the kernel may take fewer.
 _BACKLOG: Final = 4096
 
 
@@ -174,7 +173,7 @@ def listening(settings: Settings, environ: Mapping[str, str]) -> Iterator[Launch
 
 
 def questions(place: LauncherPlace) -> tuple[str, ...]:
-    """Give what each host is asked beside the gate's question."""
+    """List the queries that each host gets beside the gate's."""
     dial = host_shell.dial(place.seconds, place.address, place.port)
     return ("own_values", *dial, "own_checks")
 
@@ -184,7 +183,7 @@ def reports_of(
     workers: Sequence[Worker],
     answers: Mapping[str, Attempt],
 ) -> tuple[HostReport, ...]:
-    """Put together what is known of each host."""
+    """Combine what is known of each host."""
     by_name = {worker.host.name: worker for worker in workers}
     found = []
     for host in hosts:
@@ -203,7 +202,7 @@ def reports_of(
 
 
 def _own_checks(host: str, answer: HostAnswer) -> tuple[Finding, ...] | None:
-    """Read what a worker's doctor has printed; None where it has none, or where it is broken."""
+    """Read the output of a worker's doctor; None where there is none that can be read."""
     try:
         findings = json.loads(answer.own_checks or "")["findings"]
         return tuple(_finding_of(host, item) for item in findings)

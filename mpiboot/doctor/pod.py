@@ -71,7 +71,7 @@ def programs(image: ImagePart) -> Iterable[Finding]:
 def daemon(image: ImagePart) -> Iterable[Finding]:
     """Judge whether the daemon of the MPI is there."""
     if image.mpi is None or image.daemon is None:
-        return  # said already; or an MPI whose daemon is not known
+        return  # reported by program-missing; or the MPI's daemon is not known
     name = image.daemon.name
     if image.daemon.path:
         yield ok("mpi-daemon", f"{name} is {image.daemon.path}")
@@ -125,7 +125,7 @@ def passwd(identity: Identity) -> Iterable[Finding]:
 
 @check("shims")
 def shims(shims: Iterable[Finding]) -> Iterable[Finding]:
-    """Give what the look found to start mpiboot by its name, and to have bypassed it."""
+    """Report the shims that start mpiboot, and calls that bypass them."""
     return shims
 
 
@@ -162,7 +162,7 @@ class MemoryPart:
 
 @check("runtime-folder")
 def folder(folder: Iterable[Finding]) -> Iterable[Finding]:
-    """Give what the look found of the private folder and TMPDIR: every role fails as it did."""
+    """Report the private folder and TMPDIR, which every role needs."""
     return folder
 
 
@@ -171,12 +171,11 @@ tmpdir: Final = DoctorCheck("tmpdir", folder.judge)
 
 @check("ssh-key")
 def key(key: Iterable[Finding]) -> Iterable[Finding]:
-    """Give what the look found. A key's mode is no trouble: roles use a copy, mode 0600."""
+    """Report the job's key. Its mode does not matter: roles use a copy of mode 0600."""
     return key
 
 
-# Above this part of a limit the next large step of a program meets it.
-_FULL: Final = 0.9
+_NEARLY_FULL: Final = 0.9  # of a limit
 
 
 @worker_check(
@@ -185,7 +184,7 @@ _FULL: Final = 0.9
     hint="start the worker by mpiboot (`args: [worker]`) and no sshd beside it",
 )
 def ssh_servers(servers: Sequence[str]) -> Iterable[Finding]:
-    """Report who listens where a launcher looks for SSH, where no worker of mpiboot's runs."""
+    """Report other SSH servers, where no worker of mpiboot's runs."""
     for server in servers:
         yield warned("other-ssh-server", f"{server} listens, which mpiboot did not start")
 
@@ -229,9 +228,9 @@ def _limit(name: str, value: int) -> str:
     "the volume that is mounted there",
 )
 def shm(shm: ShmPart) -> Iterable[Finding]:
-    """Judge what is in /dev/shm; whether its size is enough is judged with the data network."""
+    """Judge how full /dev/shm is; its size is judged with the data network."""
     message = f"{size_of(shm.used)} of {size_of(shm.size)} in /dev/shm in use"
-    full = shm.size and shm.used > _FULL * shm.size
+    full = shm.size and shm.used > _NEARLY_FULL * shm.size
     yield warned("shm-full", message) if full else ok("shm-full", message)
 
 
@@ -248,7 +247,7 @@ def memory(memory: MemoryPart) -> Iterable[Finding]:
     if memory.kills:
         killed = counted(memory.kills, "process", "processes")
         yield warned("memory-limit", f"out of memory: the kernel killed {killed} here; {message}")
-    elif memory.limit and memory.used > _FULL * memory.limit:
+    elif memory.limit and memory.used > _NEARLY_FULL * memory.limit:
         yield warned("memory-limit", message)
     else:
         yield ok("memory-limit", message)
@@ -260,13 +259,13 @@ _SSH: Final = 22
 
 
 def _alone(facts: PodFacts) -> Worker:
-    """Take this pod as a job's only worker, with as many ranks as it has GPUs."""
+    """Treat this pod as a job's only worker, with a rank for each GPU."""
     host = Host(facts.hostname, slots=max(facts.gpus.count, 1))
     return Worker(host, facts.control_address, _SSH, "", "", facts)
 
 
 def data_network(facts: PodFacts, settings: Settings) -> Iterable[Finding]:
-    """Apply the rules for one worker; those that compare workers say nothing of one."""
+    """Apply the rules for one worker."""
     network = worker_network.choose(_alone(facts), settings)
     found = cluster_view.findings((network,), settings, (), {})
     yield from (replace(item, host="") for item in found)
@@ -286,7 +285,7 @@ DATA_NETWORK: Final = tuple(
 
 
 _FABRIC_MANAGER: Final = (
-    "look at nvidia-fabricmanager on that node (`systemctl status`, `nvidia-smi -q`); until then "
+    "check nvidia-fabricmanager on that node (`systemctl status`, `nvidia-smi -q`); until then "
     "CUDA fails with error 802, system not yet initialized"
 )
 _PEER_MEMORY: Final = (

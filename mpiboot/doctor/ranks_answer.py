@@ -1,4 +1,4 @@
-"""Reads what ``libexec/rank_questions`` printed: a host's ranks, and what each is doing. Pure."""
+"""Parses the output of ``libexec/rank_questions``: a host's ranks and the state of each. Pure."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class RankState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """One rank: where it is, and what it is doing.
+    """One rank and its state.
 
-    ``job`` names the launch; ``size`` is how many ranks that has, ``local`` how many of them are to
-    be on this host (0: not known). ``cpu`` and ``cpu_avg`` are shares of one core, between the
-    samples and since its start (None: not known). ``function`` is the kernel's (wchan), ``call``
-    the system call in which it waits, ``stack`` Python's or C's.
+    ``job`` names the launch; ``size`` is its number of ranks, ``local`` that on this host (0: not
+    known). ``cpu`` and ``cpu_avg`` are shares of one core, between the samples and since its start
+    (None: not known). ``function`` is the kernel's (wchan), ``call`` the system call in which it
+    waits, ``stack`` Python's or C's.
     """
 
     number: int
@@ -50,9 +50,9 @@ class Rank:
 
 @dataclass(frozen=True, slots=True)
 class HostRanks:
-    """The ranks of a host, and what could not be read there.
+    """The ranks of a host.
 
-    ``closed`` names what this user may not read, ``others`` counts processes of other users.
+    ``closed`` names what this user may not read there, ``others`` counts processes of other users.
     """
 
     host: str
@@ -84,7 +84,7 @@ _CALLS: Final = {
         "recvmsg, 260 wait4, 291 statx"
     ),
 }
-# Which states of Linux say on their own what a process does, where it has them at both samples.
+# States of Linux that count where a process has them in both samples.
 _STATES: Final = {
     "T": RankState.STOPPED,
     "t": RankState.TRACED,
@@ -92,8 +92,8 @@ _STATES: Final = {
     "Z": RankState.ENDED,
     "X": RankState.ENDED,
 }
-# Above this share of a core a rank that sleeps at both samples is running.
-_RUNNING: Final = 0.05
+# A rank that sleeps in both samples counts as running above this share of a core.
+_RUNNING_SHARE: Final = 0.05
 _TICKS: Final = 100.0  # a second: USER_HZ of every architecture with a table above
 _NUMBERS: Final = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 _SIZES: Final = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
@@ -125,7 +125,7 @@ class _Process:
 
     @property
     def job(self) -> str:
-        """What all ranks of one launch have in common, and no others."""
+        """The launch's ID."""
         return " ".join(filter(None, (self.environ.get(name, "") for name in _LAUNCH)))
 
 
@@ -137,7 +137,7 @@ class _Sample:
     stats: dict[int, list[str]] = field(default_factory=dict)
 
     def add(self, row: str) -> None:
-        """Read a line of /proc/PID/stat; a broken one is passed over."""
+        """Parse a line of /proc/PID/stat; a broken one is ignored."""
         pid, _, text = row.partition(" ")
         cells = text.rpartition(") ")[2].split()
         if _NUMBER.fullmatch(pid) and len(cells) > _START:
@@ -145,10 +145,10 @@ class _Sample:
 
 
 def read(output: str, host: str) -> HostRanks | None:
-    """Read a host's answer; None where this is none.
+    """Parse a host's answer; None where the output has none.
 
     Args:
-        output: what was printed; lines of a login shell's own before it are passed over.
+        output: the output; what a login shell prints before it is ignored.
         host: the name by which it is shown.
     """
     lines = output.splitlines()
@@ -159,7 +159,7 @@ def read(output: str, host: str) -> HostRanks | None:
     machine, others = "", 0
     for line in lines[lines.index(BEGIN) + 1 :]:
         word, _, rest = line.partition(" ")
-        if word == "look":
+        if word == "sample":
             samples.append(_Sample(float(rest) if _SECONDS.fullmatch(rest) else 0.0))
         elif word == "process" and _NUMBER.fullmatch(rest):
             processes.append(_Process(int(rest)))
@@ -209,7 +209,7 @@ def _rank(process: _Process, host: str, samples: list[_Sample], calls: Mapping[i
     known = before is not None and seconds > 0
     cpu = (used - _ticks(before or now, _USER, _SYSTEM)) / seconds if known else None
     states = {(before or now)[_STATE], now[_STATE]}
-    running = "R" in states or (cpu or 0.0) >= _RUNNING
+    running = "R" in states or (cpu or 0.0) >= _RUNNING_SHARE
     usual = RankState.RUNNING if running else RankState.SLEEPING
     call = process.value("syscall").partition(" ")[0]
     number = int(call) if _NUMBER.fullmatch(call) else None

@@ -1,7 +1,7 @@
 """Which ranks of a running job are stopped, traced, in uninterruptible sleep, or missing. Pure.
 
-Nothing else proves that a rank hangs: most MPIs poll, some ranks wait in a sleep of their own, and
-a manager's ranks have other work than its workers'. What differs is only shown first.
+Nothing else proves that a rank hangs: most MPIs poll, some ranks wait in a sleep, and a manager's
+ranks have other work than its workers'. Outliers are only shown first.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from mpiboot.core.wording import counted, first_few, grouped
 from mpiboot.doctor.checks import finding
 from mpiboot.doctor.ranks_answer import HostRanks, Rank, RankState
 
-_SHOWN: Final = 8  # lines of evidence
-# By state: the reference, what it says, and what to do; PID stands for a rank's.
+_MAX_LINES: Final = 8  # of evidence
+# By state: reference, message and hint, in which PID stands for the rank's.
 _PROOFS: Final = {
     RankState.STOPPED: (
         "rank-stopped",
@@ -35,7 +35,7 @@ _PROOFS: Final = {
         "rank-in-kernel",
         "in uninterruptible sleep (D): no signal ends it",
         (
-            "a file system or a device does not answer: look at that volume and its server, and at "
+            "a file system or a device does not answer: check that volume and its server, and "
             "the node's kernel log"
         ),
     ),
@@ -49,8 +49,8 @@ def judge(
 
     Args:
         hosts: those that answered.
-        all_hosts: whether every host of the job was asked, or this pod alone.
-        unasked: hosts that could not be asked.
+        all_hosts: whether every host of the job was queried, or this pod alone.
+        unasked: hosts that could not be queried.
     """
     jobs = grouped((rank.job, rank) for host in hosts for rank in host.ranks)
     stuck = (item for ranks in jobs.values() for item in _stuck(ranks))
@@ -84,7 +84,9 @@ def _stuck(of_job: Sequence[Rank]) -> Iterator[Finding]:
             hosts = list(dict.fromkeys(item.host for item in ranks))
             rows = [f"rank {item.number} on {item.host} (pid {item.pid})" for item in ranks]
             numbers = _numbers(item.number for item in ranks)
-            yield finding(Level.FAIL, check, f"{numbers} are {message}", rows[:_SHOWN], hint, hosts)
+            yield finding(
+                Level.FAIL, check, f"{numbers} are {message}", rows[:_MAX_LINES], hint, hosts
+            )
 
 
 def _numbers(of: Iterable[int]) -> str:
@@ -96,12 +98,12 @@ def _numbers(of: Iterable[int]) -> str:
         else:
             runs.append([number, number])
     several = len(runs) > 1 or runs[0][0] != runs[0][1]
-    which = first_few((str(a) if a == b else f"{a}-{b}" for a, b in runs), _SHOWN)
+    which = first_few((str(a) if a == b else f"{a}-{b}" for a, b in runs), _MAX_LINES)
     return f"rank{'s' * several} {which}"
 
 
 def _missing(ranks: Sequence[Rank], unasked: Sequence[str], *, all_hosts: bool) -> Finding | None:
-    """Name the ranks of a launch that are nowhere; in one pod alone, how many."""
+    """Name the missing ranks of a launch; in one pod alone, how many there are."""
     size, local = max(item.size for item in ranks), max(item.local for item in ranks)
     left = set(range(size)) - {item.number for item in ranks}
     if all_hosts and left:
@@ -114,7 +116,7 @@ def _missing(ranks: Sequence[Rank], unasked: Sequence[str], *, all_hosts: bool) 
     else:
         return None
     hint = (
-        "they have ended, or never began: look at the launcher's log, and whether that pod was "
+        "they have ended, or never began: read the launcher's log, and check whether that pod was "
         "out of memory"
     )
     return Finding("rank-missing", Level.WARN, message, hint=hint)

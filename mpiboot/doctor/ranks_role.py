@@ -1,6 +1,6 @@
 """``mpiboot doctor ranks``: on a launcher the ranks of all hosts, in any other pod its own.
 
-It waits for nothing but the time between its two samples, signals nobody, and writes nothing.
+It waits only for the time between its two samples, sends no signals, and writes nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mpiboot.core.checks import MpibootError
 from mpiboot.core.model import Finding, Level, Role
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import counted, first_few
-from mpiboot.doctor import looks, ranks_judge
+from mpiboot.doctor import observe, ranks_judge
 from mpiboot.doctor.ranks_answer import HostRanks, Rank, RankState, read
 from mpiboot.doctor.role import end, json_report, role_of
 from mpiboot.hosts import host_shell
@@ -29,10 +29,10 @@ from mpiboot.launcher import observation
 from mpiboot.ssh.attempt import LoginTimeouts
 from mpiboot.system import programs
 
-# Seconds beyond those between the samples; a stack alone may take twenty of them.
-_READING: Final = 60.0
-_RANKS: Final = 64  # that a terminal shows; a pipe gets all
-_STACKS: Final = 4  # of ranks that differ
+# Beyond the time between the samples; a stack alone may take 20 s.
+_READ_TIMEOUT_S: Final = 60.0
+_MAX_RANKS: Final = 64  # on a terminal; a pipe gets all
+_MAX_STACKS: Final = 4  # of outliers
 _HEAD: Final = (
     *("rank", "host", "pid", "state", "CPU", "avg CPU", "kernel function", "system call"),
     "program",
@@ -41,7 +41,7 @@ _HEAD: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Replies:
-    """The hosts' answers, and why those that are missing have none; ``all_hosts``: of a job."""
+    """The hosts' answers, and the findings of hosts without one; ``all_hosts``: of a job."""
 
     hosts: tuple[HostRanks, ...]
     all_hosts: bool = False
@@ -50,7 +50,7 @@ class Replies:
 
     @property
     def ranks(self) -> list[tuple[Rank, bool]]:
-        """All ranks, those that differ from most others first, and whether they do."""
+        """All ranks, each with whether it is an outlier; outliers first."""
         return ranks_judge.differing_first(rank for host in self.hosts for rank in host.ranks)
 
 
@@ -62,20 +62,20 @@ def run(
     gdb: bool = False,
     as_json: bool = False,
 ) -> None:
-    """Print what the ranks do, those that differ first.
+    """Print the ranks' states, outliers first.
 
     Args:
         resolved: the settings.
         environ: this process's environment.
         seconds: between the two samples.
         gdb: whether gdb reads C stacks, which halts each rank meanwhile.
-        as_json: whether a program reads it.
+        as_json: print JSON.
 
     Raises:
         ShownError: a rank is stopped, traced, in uninterruptible sleep or missing; code 1.
     """
     question = host_shell.ranks(seconds, gdb=gdb)
-    replies = _replies(resolved, environ, question, seconds + _READING)
+    replies = _replies(resolved, environ, question, seconds + _READ_TIMEOUT_S)
     found = ranks_judge.judge(replies.hosts, all_hosts=replies.all_hosts, unasked=replies.unasked)
     found = (*found, *replies.wrong, *_not_readable(replies.hosts))
     if as_json:
@@ -92,36 +92,36 @@ def run(
 
 
 def _replies(
-    resolved: Resolved, environ: Mapping[str, str], question: str, patience: float
+    resolved: Resolved, environ: Mapping[str, str], question: str, timeout: float
 ) -> Replies:
     if role_of(resolved, environ) is Role.LAUNCHER:
         try:
-            return asyncio.run(_job(resolved, environ, question, patience))
+            return asyncio.run(_job(resolved, environ, question, timeout))
         except MpibootError as exc:
             wrong = (exc.finding, *exc.others)
         finally:
-            looks.remove_folder(resolved.settings, environ)
+            observe.remove_folder(resolved.settings, environ)
     else:
         wrong = ()
-    here = asyncio.run(_here(os.uname().nodename, question, patience))
+    here = asyncio.run(_here(os.uname().nodename, question, timeout))
     if here.ranks:  # a pod whose role is not set
         wrong = tuple(replace(item, level=Level.UNKNOWN) for item in wrong)
     return Replies((here,), wrong=wrong)
 
 
 async def _job(
-    resolved: Resolved, environ: Mapping[str, str], question: str, patience: float
+    resolved: Resolved, environ: Mapping[str, str], question: str, timeout: float
 ) -> Replies:
-    """Ask every host of the hostfile, and this pod.
+    """Query every host of the hostfile, and this pod.
 
     Raises:
         MpibootError: there is no hostfile, or nothing to log in with.
     """
-    hosts_of_file, to, passed = await observation.probe_hosts(resolved, environ, looks.role())
-    commands = RemoteCommands(to, resolved.settings.host_keys, LoginTimeouts(command=patience))
+    hosts_of_file, to, passed = await observation.probe_hosts(resolved, environ, observe.role())
+    commands = RemoteCommands(to, resolved.settings.host_keys, LoginTimeouts(command=timeout))
     own = next((host.name for host in passed.local), os.uname().nodename)
     asked = asyncio.gather(*(commands.run(worker, question) for worker in passed.workers))
-    here, outputs = await asyncio.gather(_here(own, question, patience), asked)
+    here, outputs = await asyncio.gather(_here(own, question, timeout), asked)
     names = [worker.host.name for worker in passed.workers]
     answers = (
         read(output, name) if output else None for name, output in zip(names, outputs, strict=True)
@@ -130,22 +130,22 @@ async def _job(
     reached = {*(host.name for host in passed.local), *(host.host for host in hosts)}
     why = {item.host: item for item in passed.findings if item.host}
     missing = tuple(host.name for host in hosts_of_file if host.name not in reached)
-    wrong = tuple(why.get(name) or _silent(name) for name in missing)
+    wrong = tuple(why.get(name) or _unanswered(name) for name in missing)
     return Replies(tuple(hosts), True, wrong, missing)
 
 
-def _silent(name: str) -> Finding:
+def _unanswered(name: str) -> Finding:
     message = "login succeeded, and the query for its ranks got no answer"
-    hint = "try again; look at that pod's load"
+    hint = "try again; check that pod's load"
     return Finding("workers-unreachable", Level.FAIL, message, name, hint=hint)
 
 
-async def _here(name: str, question: str, patience: float) -> HostRanks:
-    return read(await programs.shell(question, patience), name) or HostRanks(name)
+async def _here(name: str, question: str, timeout: float) -> HostRanks:
+    return read(await programs.shell(question, timeout), name) or HostRanks(name)
 
 
 def _not_readable(hosts: Sequence[HostRanks]) -> Iterable[Finding]:
-    """Report what this user may not read, and which right that takes."""
+    """Report what this user may not read, and the capability that it takes."""
     waiting = [
         host.host
         for host in hosts
@@ -167,14 +167,14 @@ def _unknown(message: str, hint: str) -> Finding:
 
 
 def as_text(replies: Replies, found: Sequence[Finding], width: int | None) -> str:
-    """Write the findings, a row for each rank, and the stacks of those that differ.
+    """Write the findings, a row for each rank, and the stacks of outliers.
 
-    Without a ``width`` (a terminal's) nothing is broken or left out.
+    ``width`` is a terminal's; without one nothing is wrapped or left out.
     """
     ranks = replies.ranks
     parts = [render.findings(found, width)]
     if ranks:
-        shown = ranks if width is None else ranks[:_RANKS]
+        shown = ranks if width is None else ranks[:_MAX_RANKS]
         short = short_names(list(dict.fromkeys(rank.host for rank, _ in ranks)))
         table = render.table(_HEAD, (_row(rank, short[rank.host]) for rank, _ in shown))
         left = len(ranks) - len(shown)
@@ -183,7 +183,7 @@ def as_text(replies: Replies, found: Sequence[Finding], width: int | None) -> st
         stacks = [rank for rank, differs in ranks if rank.stack and (differs or width is None)]
         parts += [
             "".join(f"{line}\n" for line in (f"rank {rank.number} on {rank.host}:", *rank.stack))
-            for rank in (stacks if width is None else stacks[:_STACKS])
+            for rank in (stacks if width is None else stacks[:_MAX_STACKS])
         ]
     return "\n".join(filter(None, (*parts, f"{_summary(replies)}\n")))
 

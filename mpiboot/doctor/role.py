@@ -24,8 +24,8 @@ from mpiboot.core.model import Finding, Level, Role
 from mpiboot.core.records_json import values
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import counted, first_few, grouped, lasting
-from mpiboot.doctor import checks, job, looks
-from mpiboot.doctor.job import CHECKS, GROUP_OF, GROUPS
+from mpiboot.doctor import checks, job, observe
+from mpiboot.doctor.job import GROUP_OF, GROUPS
 from mpiboot.doctor.pod import LimitsPart
 from mpiboot.hosts import hostfiles
 from mpiboot.hosts.access import PORTS
@@ -60,20 +60,20 @@ def run(
     unknown = [name for name in only if name not in GROUP_OF]
     if unknown:
         raise error(
-            "usage", f"there is no check {unknown[0]!r}", hint="`mpiboot doctor --list` lists them"
+            "usage", f"there is no check {unknown[0]!r}", hint="`mpiboot doctor` names those it ran"
         )
     role = role_of(resolved, environ)
     found: list[Finding] = []
     whole = False
     try:
-        for item in _look(resolved, environ, role, only, image=image):
+        for item in _findings(resolved, environ, role, only, image=image):
             if item not in found:
                 found.append(item)
         whole = True
     except KeyboardInterrupt:
         pass
     finally:
-        looks.remove_folder(resolved.settings, environ)
+        observe.remove_folder(resolved.settings, environ)
     shown = [item for item in found if not only or item.check in only]
     if as_json:
         sys.stdout.write(report(shown, role, whole=whole))
@@ -84,7 +84,7 @@ def run(
     end(shown)
 
 
-def _look(
+def _findings(
     resolved: Resolved,
     environ: Mapping[str, str],
     role: Role,
@@ -92,7 +92,7 @@ def _look(
     *,
     image: bool,
 ) -> Iterator[Finding]:
-    """Look at this pod and, on a launcher, at its hosts."""
+    """Check this pod and, on a launcher, its hosts."""
     yield from (*resolved.warnings, *resolved.removed)
     rows = job.chosen(role, only, at_build=image)
     needs = {name for row in rows for name in row.needs}
@@ -104,14 +104,14 @@ def _look(
     if image:
         return
     if role is Role.WORKER and one.worker is None:
-        hint = "start the container with `args: [worker]`, and look at its log"
+        hint = "start the container with `args: [worker]`, and read its log"
         yield checks.failed(job.SERVER, "no SSH server of mpiboot's runs in this pod", hint=hint)
     if role is Role.LAUNCHER:
         yield from job.of_job(resolved, environ)
 
 
 def role_of(resolved: Resolved, environ: Mapping[str, str]) -> Role:
-    """Find the pod's role; one that can't be settled is a launcher's, to look at its hosts."""
+    """Find the pod's role; where that fails a launcher's, so that its hosts are checked."""
     given = str(resolved.given["hostfile"])
     named = hostfiles.candidates(resolved.settings.hostfile, given, environ)
     mounted = next((item.path for item in named if os.path.exists(item.path)), "")  # noqa: PTH110
@@ -121,12 +121,12 @@ def role_of(resolved: Resolved, environ: Mapping[str, str]) -> Role:
         return Role.LAUNCHER
 
 
-# --- all looks at this pod at once, a thread each: one that hangs or fails makes its part unknown
+# --- all parts of this pod at once, a thread each: where one hangs or fails its part is unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """This pod, as a look finds it: settings, environment, and its worker if one runs."""
+    """This pod: settings, environment, and its worker if one runs."""
 
     resolved: Resolved
     environ: Mapping[str, str]
@@ -146,28 +146,28 @@ def _facts(one: Subject) -> PodFacts:
 
 def _limits(one: Subject) -> LimitsPart:
     if one.worker:
-        return looks.limits(looks.process_of(one.worker.port) or one.worker.pid)
-    # A session of an SSH server that is not mpiboot's knows that it is one.
-    return looks.limits(os.getpid() if "SSH_CONNECTION" in one.environ else 0)
+        return observe.limits(observe.process_of(one.worker.port) or one.worker.pid)
+    # In a session of an SSH server that is not mpiboot's, this process has the session's limits.
+    return observe.limits(os.getpid() if "SSH_CONNECTION" in one.environ else 0)
 
 
 def _servers(one: Subject) -> tuple[str, ...]:
-    """Look at the ports that a launcher tries, where no worker runs."""
+    """Find who listens at the ports that a launcher tries, where no worker runs."""
     named = one.resolved.settings.ssh_port
-    return () if one.worker else looks.servers((named,) if named else PORTS)
+    return () if one.worker else observe.servers((named,) if named else PORTS)
 
 
-LOOKS: Final[Mapping[str, Callable[[Subject], object]]] = {
+PARTS: Final[Mapping[str, Callable[[Subject], object]]] = {
     "identity": lambda one: pod.identity(one.environ),
     "facts": _facts,
-    "image": lambda one: looks.image(one.environ),
-    "folder": lambda one: looks.folder(one.resolved.settings, one.environ),
-    "key": lambda one: looks.key(one.resolved.settings, one.environ),
-    "shims": lambda one: looks.shims(one.environ),
+    "image": lambda one: observe.image(one.environ),
+    "folder": lambda one: observe.folder(one.resolved.settings, one.environ),
+    "key": lambda one: observe.key(one.resolved.settings, one.environ),
+    "shims": lambda one: observe.shims(one.environ),
     "servers": _servers,
     "limits": _limits,
-    "shm": lambda _: looks.shm(),
-    "memory": lambda _: looks.memory(),
+    "shm": lambda _: observe.shm(),
+    "memory": lambda _: observe.memory(),
 }
 INTERRUPTED: Final = "interrupted"
 
@@ -175,31 +175,31 @@ INTERRUPTED: Final = "interrupted"
 def gather(
     one: Subject, wanted: Collection[str], seconds: float
 ) -> tuple[dict[str, object], dict[str, str]]:
-    """Look at the parts that are wanted; Ctrl-C ends the looks, and what was seen is kept.
+    """Observe the parts that are wanted, until Ctrl-C.
 
     Args:
         one: this pod.
         wanted: names of parts.
-        seconds: how long a round of looks may take.
+        seconds: how long they may take together.
 
     Returns:
-        The parts by their names, and of those that were not seen the reason.
+        The parts by name, and by name why a part is unknown.
     """
     done: queue.SimpleQueue[tuple[str, object, str]] = queue.SimpleQueue()
 
-    def look_at(name: str) -> None:
+    def observe_part(name: str) -> None:
         try:
-            done.put((name, LOOKS[name](one), ""))
+            done.put((name, PARTS[name](one), ""))
         except MpibootError as wrong:
             done.put((name, None, wrong.finding.message))
         except OSError as wrong:
             done.put((name, None, wrong.strerror or str(wrong)))
-        except Exception as wrong:  # noqa: BLE001 - one look that fails must not end the others
-            done.put((name, None, f"this look failed: {type(wrong).__name__}: {wrong}"))
+        except Exception as wrong:  # noqa: BLE001 - one that fails must not end the others
+            done.put((name, None, f"observing it failed: {type(wrong).__name__}: {wrong}"))
 
-    missing = {*wanted} & set(LOOKS)
+    missing = {*wanted} & set(PARTS)
     for name in list(missing):
-        _start(partial(look_at, name))
+        _start(partial(observe_part, name))
     found: dict[str, object] = {"settings": one.resolved.settings, "environ": one.environ}
     unseen: dict[str, str] = {}
     deadline, why = time.monotonic() + seconds, f"no answer within {lasting(seconds)}"
@@ -218,12 +218,12 @@ def gather(
     return found, {**unseen, **dict.fromkeys(missing, why)}
 
 
-def _start(look: Callable[[], None]) -> None:
+def _start(observing: Callable[[], None]) -> None:
     try:
-        # Of its own and not an executor's: a look that hangs in the kernel is left behind.
-        threading.Thread(target=look, daemon=True).start()
-    except RuntimeError:  # the pod may start no more threads, which doctor is to find
-        look()
+        # No executor, which would wait at exit for a thread that hangs in the kernel.
+        threading.Thread(target=observing, daemon=True).start()
+    except RuntimeError:  # the pod may start no more threads, which doctor is to report
+        observing()
 
 
 # --- findings to text: a table for a terminal, lines for a pipe, JSON with a version
@@ -231,12 +231,11 @@ def _start(look: Callable[[], None]) -> None:
 # Raised when a field changes its meaning; new fields need no new version.
 JSON_VERSION: Final = 2
 HERE: Final = "this pod"
-# A cell shows the first of these that one of its findings has.
-_WORST: Final = (Level.FAIL, Level.WARN, Level.UNKNOWN, Level.OK)
+_WORST_FIRST: Final = (Level.FAIL, Level.WARN, Level.UNKNOWN, Level.OK)
 
 
 def json_report(**fields: object) -> str:
-    """Write a report of doctor's as JSON: version, mpiboot's version, this pod, then these."""
+    """Write a report as JSON: version, mpiboot's version, this pod, then these fields."""
     known = {"version": JSON_VERSION, "mpiboot": __version__, "host": os.uname().nodename}
     return render.as_json({**known, **fields})
 
@@ -284,12 +283,12 @@ def summary(found: Iterable[Finding], *, whole: bool) -> str:
     )
     more = f", {unknown} not known" if unknown else ""
     message = f"{counted(len(levels), 'check')}: {bad} failed, {counted(warnings, 'warning')}{more}"
-    return message if whole else f"{message}; interrupted: the rest was not looked at"
+    return message if whole else f"{message}; interrupted: the rest was not checked"
 
 
 def cell(levels: Sequence[Level]) -> str:
     """Write a cell: the worst level, with a count unless it is OK."""
-    worst = next((level for level in _WORST if level in levels), None)
+    worst = next((level for level in _WORST_FIRST if level in levels), None)
     if worst is None:
         return ""
     count = levels.count(worst)
@@ -309,16 +308,3 @@ def _by_host(found: Sequence[Finding]) -> str:
         for host, row in rows.items()
     )
     return render.table(("", *groups), ((first_few(of, 3), *line) for line, of in alike.items()))
-
-
-def listed(width: int | None, *, as_json: bool) -> str:
-    """List every check: its group, reference, the roles that have it, and when it holds."""
-    rows = [
-        (group, row.reference, ",".join(role.value for role in row.roles), row.title)
-        for group, references in GROUPS.items()
-        for row in map(CHECKS.__getitem__, references)
-    ]
-    if as_json:
-        names = ("group", "check", "roles", "holds_when")
-        return json_report(checks=[dict(zip(names, row, strict=True)) for row in rows])
-    return render.table(("group", "check", "roles", "holds when"), rows, width=width)

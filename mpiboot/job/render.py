@@ -185,6 +185,9 @@ def termination(item: Finding, others: Sequence[Finding] = ()) -> str:
     return "\n".join(lines) + "\n"
 
 
+_WIDE: Final = 100  # columns of a terminal
+
+
 def settings(resolved: Resolved, rows: Iterable[Setting], width: int | None = None) -> str:
     """Lay the settings out: variable, value, where it came from, what it does."""
     cells = (
@@ -196,7 +199,10 @@ def settings(resolved: Resolved, rows: Iterable[Setting], width: int | None = No
         )
         for row in rows
     )
-    return table(("setting", "value", "source", "what it does"), cells, width=width)
+    # `--help-all` has the texts, too, which would be a few words wide here.
+    columns = 3 if width is not None and width < _WIDE else 4
+    head = ("setting", "value", "source", "what it does")
+    return table(head[:columns], (line[:columns] for line in cells), width=width)
 
 
 def settings_record(resolved: Resolved, rows: Iterable[Setting]) -> list[dict[str, object]]:

@@ -267,7 +267,8 @@ def _offline_mpi(
     found = programs.detect_mpi(environ, called)
     found = next((item.mpi for item in saved if item.mpi), found)
     if wanted is not AUTO and (found is None or wanted is not found.family):
-        return Mpi(wanted, "(not known)", "mpirun", str(resolved.given["mpi"]))
+        by = resolved.given["mpi"]
+        return Mpi(wanted, "(not known)", "mpirun", f"{wanted.value} ({by})")
     if found is None:
         hint = "say which one the image has: --mpi openmpi4, openmpi5, spectrum, mpich or intel"
         raise error("program-missing", "no mpirun or mpiexec on PATH", hint=hint)

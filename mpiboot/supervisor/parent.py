@@ -35,7 +35,7 @@ from mpiboot.core.launch_names import (
 from mpiboot.core.launch_spec import Failure, LaunchSpec, ParentOptions, Result, from_line
 from mpiboot.core.records_json import read_record
 from mpiboot.core.setting_types import ProveTransport
-from mpiboot.core.wording import counted
+from mpiboot.core.wording import counted, lasting
 from mpiboot.supervisor import report
 from mpiboot.supervisor.agents import release_agents
 from mpiboot.supervisor.asking import Queries, Request
@@ -698,7 +698,7 @@ class Parent:
             return
         log.info(
             "hold",
-            f"held for {seconds:g} s for a look inside (`kubectl exec`); SIGTERM ends it",
+            f"keeping the pod for {lasting(seconds)}; SIGTERM ends it",
         )
         self._stay(time.monotonic() + seconds)
 

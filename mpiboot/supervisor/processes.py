@@ -174,7 +174,7 @@ _MPI_LIBRARY: Final = re.compile(rb"\0(lib(?:mpi|mpich)\.so\.\d+)(?=\0)")
 
 def linked_mpi(program: str, path: str) -> frozenset[str]:
     """Give the MPI libraries that a program of this pod is linked with; none where not known."""
-    folders = [""] if "/" in program else [f"{folder}/" for folder in path.split(":")]
+    folders = [""] if "/" in program else [f"{folder or '.'}/" for folder in path.split(":")]
     for folder in folders:
         with suppress(OSError), open(folder + program, "rb") as file:
             data = file.read(_PROGRAM_HEAD)

@@ -64,7 +64,8 @@ def mounts(table: str) -> tuple[str, ...]:
     """
     rows = [line.split() for line in table.splitlines()]
     points = [row[4] for row in rows if len(row) > 4 and not _OF_OTHERS.search(row[4])]  # noqa: PLR2004
-    paths = [Path(point.encode().decode("unicode_escape", "replace")) for point in points]
+    # Blanks, tabs, line breaks and backslashes are octal there (proc_pid_mountinfo(5)).
+    paths = [Path(re.sub(r"\\(\d{3})", lambda n: chr(int(n[1], 8)), p)) for p in points]
     found = [path.parent if path.name in NAMES else path for path in paths]
     named = (path for path in found if path.name == ".ssh" or path.name.startswith("ssh-auth"))
     return tuple(dict.fromkeys(map(str, named)))

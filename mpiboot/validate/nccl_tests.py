@@ -1,8 +1,8 @@
-"""nccl-tests and RCCL's: the shell that starts one in a rank, what it prints, the verdict. Pure.
+"""nccl-tests and rccl-tests: the shell that starts one in a rank, its output, the verdict. Pure.
 
-Which program runs is decided where it runs: the launcher's pod may have neither GPUs nor the tool.
-The record of the job (``MPIBOOT_JOB_RECORD``) tells the ports, their rates and what was planned;
-where it tells none, nothing is judged against them, and a note says so.
+Each rank finds the program itself: the launcher's pod may have neither GPUs nor the tool. Ports,
+their rates and the planned transport are those of the job's record (``MPIBOOT_JOB_RECORD``); where
+it has none, nothing is judged against them, and a note reports that.
 """
 
 from __future__ import annotations
@@ -25,31 +25,30 @@ NAME: Final = "nccl-tests"
 _PROGRAMS: Final = ("all_reduce_perf_mpi", "all_reduce_perf")
 _ANY_PROGRAM: Final = re.compile(r"\w+_perf(_mpi)?")
 _ARGUMENTS: Final = "-b 1K -e 8G -f 4 -n 20 -w 3 -c 1"
-# Of these the bus bandwidth is that of each link of a ring over all ranks; of others, such as
-# alltoall_perf, it is a rank's own.
+# Their bus bandwidth is that of each link of a ring over all ranks; that of others, such as
+# alltoall_perf, is a rank's.
 RING: Final = re.compile(r"(all_reduce|all_gather|reduce_scatter|broadcast|reduce)_perf(_mpi)?")
 _SHELL: Final = __file__.rpartition("/")[0].rpartition("/")[0] + "/libexec/validate"
 
 
-def shell(asked: str, words: Sequence[str] = (), devices: int = 1) -> str:
+def shell(tool: str, words: Sequence[str] = (), devices: int = 1) -> str:
     """Write the shell that finds the tool and runs it in one rank.
 
     Args:
-        asked: the tool's name, or a program's name or path; empty: the tool.
-        words: the user's own arguments, in place of the usual ones.
+        tool: the tool's name, or a program's name or path; empty: the tool.
+        words: the user's arguments, in place of the default ones.
         devices: GPUs of each rank.
 
     Raises:
         MpibootError: ``usage``; there is no such tool.
     """
-    named = asked not in ("", NAME)
-    if named and not _ANY_PROGRAM.fullmatch(asked.rpartition("/")[2]):
-        hint = "or one of its programs, such as alltoall_perf; OSU's and Intel's benchmarks are "
-        hint += "jobs: `mpiboot mpirun osu_allreduce`"
-        raise error("usage", f"--tool is {asked!r}: expected {NAME}", hint=hint)
-    with open(_SHELL, encoding="ascii") as file:  # noqa: PTH123 - a word from end to end
+    named = tool not in ("", NAME)
+    if named and not _ANY_PROGRAM.fullmatch(tool.rpartition("/")[2]):
+        hint = "or one of its programs; other benchmarks are jobs: `mpiboot mpirun osu_bw`"
+        raise error("usage", f"--tool is {tool!r}: expected {NAME}", hint=hint)
+    with open(_SHELL, encoding="ascii") as file:  # noqa: PTH123 - a string
         lines = [line for line in file if not line.lstrip().startswith("#")]
-    programs = (asked,) if named else _PROGRAMS
+    programs = (tool,) if named else _PROGRAMS
     for program in programs:
         line = [program, *(words or _ARGUMENTS.split())]
         line += [] if "-g" in words else ["-g", str(devices)]
@@ -57,7 +56,7 @@ def shell(asked: str, words: Sequence[str] = (), devices: int = 1) -> str:
     return "".join((*lines, f"missing {shlex.quote(', '.join(programs))}\n"))
 
 
-# A line of the shell's own begins so; behind it the host, what it is about, and a text.
+# A line of the shell for mpiboot: the mark, then host, kind and text.
 _MARK: Final = "mpiboot-validate|"
 _ROW: Final = re.compile(r"\s*\d+\s")
 NUMBER: Final = re.compile(r"\d{1,18}(\.\d*)?(e[+-]?\d\d)?", re.ASCII)
@@ -75,11 +74,11 @@ class Sample:
 
 @dataclass(slots=True, eq=False)
 class Output:
-    """What a run has printed so far.
+    """The output of a run so far.
 
-    ``started`` are the programs by host, ``missing`` where a host looked for one in vain, ``nccl``
-    NCCL's own lines by host; ``heads`` counts the processes that began a run: several, where the
-    tool is built without MPI. ``rest`` is a line without its end.
+    ``started`` are the programs by host, ``missing`` the programs and folders by host that has none
+    of them, ``nccl`` NCCL's lines by host; ``heads`` counts the processes that began a run: several
+    where the tool is built without MPI. ``rest`` is an unfinished line.
     """
 
     samples: list[Sample] = field(default_factory=list)
@@ -91,13 +90,13 @@ class Output:
     rest: str = ""
 
     def feed(self, data: bytes) -> Iterator[str]:
-        """Read what came; give the whole lines of it that are not the shell's own."""
+        """Parse a piece of output; yield its whole lines but the shell's."""
         *lines, self.rest = (self.rest + data.decode("utf-8", "replace")).split("\n")
         self.rest = self.rest[:_MAX_LINE]
         for line in lines:
-            shown, mark, told = line.partition(_MARK)
+            shown, mark, fields = line.partition(_MARK)
             if mark:
-                self._add(told)
+                self._add(fields)
             else:
                 self._read(shown)
                 yield line
@@ -112,9 +111,9 @@ class Output:
             self.missing[host] = value
 
     def _read(self, line: str) -> None:
-        """Read a header, whose words name the columns, or a row: out of place, then in place.
+        """Parse a header, whose words name the columns, or a row: out of place, then in place.
 
-        A row that is cut off says nothing; what follows one is a timestamp (-T), or a line of NCCL.
+        A row that is cut off is ignored; what follows one is a timestamp (-T), or a line of NCCL.
         """
         words = line.strip("# \r").split()
         if line.lstrip().startswith("#"):
@@ -130,14 +129,13 @@ class Output:
                 self.samples.append(Sample(int(words[0]), round(fmean(rates), 4), count))
 
 
-# Of --json; raised when a field changes its meaning, new fields need no new version.
+# Of --json; raised when a field changes its meaning, not for new fields.
 JSON_VERSION: Final = 2
 FRACTION: Final = 0.8
-# Below this, latency hides what the ports carry.
-_LARGE: Final = 16 << 20
+_LARGE: Final = 16 << 20  # bytes; latency dominates smaller messages
 _LARGEST_SIZES: Final = 3  # whose average is judged
 
-_QDR: Final = 40e9  # bits a second: of InfiniBand up to this rate a fifth is encoding (8b/10b)
+_QDR: Final = 40e9  # bits/s; InfiniBand up to this rate loses a fifth to encoding (8b/10b)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +143,7 @@ class ToolOptions:
     """The command line: tool (empty: the first that can run), its arguments, seconds, limits.
 
     ``busbw`` is in GB/s, ``fraction`` of what the ports carry; None where they are not given. With
-    ``before_job`` a job comes next, whose own output stdout is for.
+    ``before_job`` a job follows, to whose output stdout belongs.
     """
 
     tool: str = ""
@@ -159,15 +157,15 @@ class ToolOptions:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run of the tool: what it printed, the job's record, and how it ended.
+    """A run of the tool: its output, the job's record, and how it ended.
 
-    ``over`` where the time was over before its end; ``inside`` where all was inside one pod;
-    ``signal`` where one ended it.
+    ``over``: the time limit was reached; ``inside``: it ran inside one pod; ``signal``: what
+    ended it, else 0.
     """
 
     output: Output
     record: Mapping[str, Any]
-    asked: ToolOptions = ToolOptions()
+    options: ToolOptions = ToolOptions()
     code: int = 0
     over: bool = False
     inside: bool = False
@@ -175,18 +173,18 @@ class Run:
 
     @property
     def transport(self) -> Mapping[str, Any]:
-        """What the record says of the network."""
+        """The network, by the record."""
         return dict(self.record.get("transport") or {})
 
     @property
     def largest(self) -> list[Sample]:
-        """The largest sizes, by which it is judged."""
+        """The samples of the largest sizes, which are judged."""
         every = sorted(self.output.samples, key=lambda item: item.size)
         return ([item for item in every if item.size >= _LARGE] or every)[-_LARGEST_SIZES:]
 
     @property
     def networks(self) -> dict[str, list[str]]:
-        """The networks that NCCL says it uses, each with its hosts."""
+        """The networks in NCCL's log, each with its hosts."""
         listed = [(line, host) for host, own in sorted(self.output.nccl.items()) for line in own]
         using = ((re.match(r"Using network (.*?)\s*$", line), host) for line, host in listed)
         return grouped((named[1], host) for named, host in using if named)
@@ -211,7 +209,7 @@ class NetworkVerdict:
 
 
 def judge(run: Run) -> NetworkVerdict:
-    """Judge a run; the first that holds of: nothing measured, wrong values, wrong network, slow."""
+    """Judge a run: nothing measured, wrong values, wrong network, or slow; the first counts."""
     if nothing := _unmeasured(run):
         return NetworkVerdict(nothing)
     busbw = fmean(item.busbw for item in run.largest)
@@ -226,7 +224,7 @@ def _fail(reference: str, message: str, evidence: tuple[str, ...] = (), hint: st
 
 
 def _unmeasured(run: Run) -> Finding | None:
-    """Say why there is nothing to judge."""
+    """Report why there is nothing to judge; None where there is something."""
     output = run.output
     if output.missing:
         programs, _, folders = next(iter(output.missing.values())).partition(" in ")
@@ -238,7 +236,7 @@ def _unmeasured(run: Run) -> Finding | None:
     elif output.samples:
         return None
     elif run.over:
-        why = f"nothing was measured within {lasting(run.asked.seconds)}: the tool hangs"
+        why = f"nothing was measured within {lasting(run.options.seconds)}: the tool hangs"
     elif not output.started and run.record.get("reason"):
         why = str(run.record["reason"])
     else:
@@ -255,7 +253,7 @@ def _wrong(samples: Sequence[Sample]) -> Finding | None:
 
 
 def _other_network(run: Run) -> Finding | None:
-    """Compare with the plan what NCCL reports, and what the ports' counters show."""
+    """Compare NCCL's network and the ports' counters with the plan."""
     planned, message = run.transport.get("planned"), ""
     if planned not in RDMA:
         return None
@@ -268,13 +266,13 @@ def _other_network(run: Run) -> Finding | None:
 
 
 def _speed(run: Run, busbw: float, limit: float) -> Finding:
-    """Compare with what was asked for, or is expected of large messages."""
+    """Compare with what is required, or expected of large messages."""
     sizes = [item.size for item in run.largest]
     span = " to ".join(dict.fromkeys(map(size_of, (sizes[0], sizes[-1]))))
     message = f"{busbw:.4g} GB/s average bus bandwidth at {span}"
     if limit:
         message += f", {busbw / limit:.0%} of the {limit:.4g} GB/s that the ports of a host carry"
-    low, share = run.asked.busbw or 0.0, run.asked.fraction or 0.0
+    low, share = run.options.busbw or 0.0, run.options.fraction or 0.0
     if not (low or share) and sizes[-1] >= _LARGE:
         share = FRACTION
     wanted = max(low, limit * share)
@@ -288,10 +286,10 @@ def _speed(run: Run, busbw: float, limit: float) -> Finding:
 
 
 def _limit(run: Run) -> tuple[float, str]:
-    """Add up the rates of each host's data ports; those of the weakest count.
+    """Sum the rates of each host's data ports, and take the smallest sum.
 
     Returns:
-        What they carry in GB/s, 0 where that is not known; and why.
+        What those carry in GB/s, 0 where that is not known; and why it is not.
     """
     planned = str(run.transport.get("planned", ""))
     rates = [
@@ -302,7 +300,7 @@ def _limit(run: Run) -> tuple[float, str]:
     if run.inside or len(run.output.started) < 2:  # noqa: PLR2004 - a network is between two
         return 0.0, "inside one pod: no network was involved, and none is judged"
     if others:
-        return 0.0, f"{first_few(others)} shares the ports in its own way: no fraction"
+        return 0.0, f"{first_few(others)} is no ring over the ports: no fraction"
     if (
         planned not in (*RDMA, Transport.TCP)
         or not rates
@@ -317,31 +315,28 @@ def _is_ring(program: str) -> bool:
 
 
 def carries(rate: float, transport: str) -> float:
-    """What a port carries, in GB/s, of its bits per second."""
+    """Convert a port's rate in bits/s to what it carries in GB/s."""
     return rate / 8e9 * (0.8 if transport == "InfiniBand" and rate <= _QDR else 1.0)
 
 
 def _notes(run: Run) -> Iterator[str]:
-    """Give what a user wants to know though nothing fails."""
+    """Yield what is worth knowing though nothing fails."""
     if run.over:
         after = size_of(run.output.samples[-1].size)
-        yield f"time was up ({lasting(run.asked.seconds)}) after {after}: the rest is missing"
+        yield f"time was up ({lasting(run.options.seconds)}) after {after}: the rest is missing"
     for name, hosts in run.networks.items():
         where = "" if len(hosts) == len(run.output.started) else f" on {first_few(hosts)}"
         yield f"NCCL's network: {name}{where}"
     paths = {
         line for own in run.output.nccl.values() for line in own if line.startswith("via NET/")
     }
-    # No counter shows that.
+    # No counter shows whether GPUDirect is used.
     if any("/Socket" not in line for line in paths) and not any("GDRDMA" in line for line in paths):
         yield "no GPUDirect RDMA: data passes through the host (no nvidia_peermem, no DMA-BUF)"
 
 
 def as_text(run: Run, verdict: NetworkVerdict, width: int | None, ended: str = "") -> str:
-    """Write what comes below the tool's own output: notes, and last the verdict.
-
-    ``ended`` says in place of a verdict why there is none.
-    """
+    """Write what follows the tool's output: notes, and the verdict, or why there is none."""
     programs = first_few(sorted(set(run.output.started.values())))
     where = "this pod" if run.inside else counted(len(run.output.started), "host")
     ranks = f", {counted(run.record['ranks'], 'rank')}" if run.record.get("ranks") else ""
@@ -356,7 +351,7 @@ def as_text(run: Run, verdict: NetworkVerdict, width: int | None, ended: str = "
 
 
 def record(run: Run, verdict: NetworkVerdict, code: int, *, complete: bool) -> dict[str, object]:
-    """Give what ``--json`` prints; ``complete`` is false where it was interrupted."""
+    """Build the record of ``--json``; ``complete`` is false after a signal."""
     return {
         "version": JSON_VERSION,
         "mpiboot": __version__,

@@ -1,12 +1,12 @@
-"""Which hosts measure together, what is measured again alone, and who is slow. Pure.
+"""Which hosts measure in parallel, what is measured again alone, and which are slow. Pure.
 
 In a round every host has one partner (the circle method of a round-robin tournament): all are busy,
 and no host is in two measurements at once. The first of a pair sends, then the other one.
 
 Pods that share a node share its port, and racks their uplinks, so a low rate in a full round proves
-nothing. Whatever is low there is measured again with nothing else running, and a host or a pair is
-named only where it is slow both times. The paths within a node are no network: they are shown, and
-judged only where all hosts are on one node.
+nothing. Low flows are measured again with nothing else running, and a host or a pair is reported
+only where it is slow both times. Paths within a node are shown, and judged only where all hosts are
+on one node.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from mpiboot.validate.nccl_tests import NUMBER, carries
 # Of the JSON record; raised when a field changes its meaning.
 JSON_VERSION: Final = 2
 FRACTION: Final = 0.8
-# Of 2 or 3 hosts nobody knows whose fault it is: pairs are only compared with the port's rate.
+# Up to so many hosts the slow one can't be told from its peers: only the port's rate is compared.
 _FEW_HOSTS: Final = 3
 _REPEATED_FLOWS: Final = 3
-# Where two measurements of one pair differ by more than this, it has to be slower by this factor.
+# Where two measurements of a pair differ by more than this share, its limit is multiplied by this.
 _SCATTER: Final = 0.2
-_IF_SCATTERED: Final = 0.75
+_SCATTERED: Final = 0.75
 
 
 @dataclass(frozen=True, slots=True)
 class PairTool:
-    """A row: what measures the path between two hosts, in Gb/s.
+    """A tool that measures the path between two hosts, in Gb/s.
 
-    ``server`` and ``client`` are the commands of the two ends. ``column`` is that of the bandwidth
-    in the last line of numbers that the client prints. A measurement takes at least ``least``
-    seconds, and about as long to start.
+    ``server`` and ``client`` are the commands of the two ends. ``column`` has the bandwidth in the
+    last line of numbers that the client prints. A measurement takes at least ``least`` seconds, and
+    about as long to start.
     """
 
     name: str
@@ -71,27 +71,26 @@ TCP: Final = PairTool(
     column=0,
     least=0.3,
 )
-# One size of message: 64 KiB fills any link. In its output the average is behind #bytes,
-# #iterations and the peak.
+# Messages of 64 KiB fill any link. In the output the average follows #bytes, #iterations and peak.
 _WRITE: Final = "ib_write_bw {own} -p {port} -F -s 65536 -D {seconds:.0f} --report_gbits"
 IB_WRITE_BW: Final = PairTool(
     "ib_write_bw", "RDMA writes", _WRITE, f"{_WRITE} {{far}}", column=3, least=1.0
 )
 TOOLS: Final = {row.name: row for row in (IB_WRITE_BW, TCP)}
-_COMPLAINT: Final = re.compile(r"fail|could|cannot|can't|unable|error|mismatch", re.IGNORECASE)
+_ERROR: Final = re.compile(r"fail|could|cannot|can't|unable|error|mismatch", re.IGNORECASE)
 
 
-def complaint(lines: Iterable[str]) -> str:
-    """Find the line in which a program says why it failed; empty where it says nothing."""
+def error_line(lines: Iterable[str]) -> str:
+    """Find a program's error message, else its last line; empty where it printed nothing."""
     listed = [line.strip() for line in lines if line.strip()]
-    return next(filter(_COMPLAINT.search, listed), listed[-1] if listed else "")
+    return next(filter(_ERROR.search, listed), listed[-1] if listed else "")
 
 
 class End(NamedTuple):
     """A host's end of a rail or link.
 
-    ``own`` are a tool's words for it, ``address`` is where the other end finds its server, and
-    ``limit`` what it carries in Gb/s (0: not known).
+    ``own`` are the tool's options for it, ``address`` is its server's, and ``limit`` is what it
+    carries in Gb/s (0: not known).
     """
 
     name: str
@@ -101,7 +100,7 @@ class End(NamedTuple):
 
 
 def rail_ends(worker: Worker, network: WorkerNetwork) -> tuple[End | None, ...]:
-    """Give each rail's end with the delivered GID index; None where perftest can't use it."""
+    """List a worker's rails with the planned GID index; None where perftest can't use one."""
     return tuple(
         End(
             rail.name,
@@ -118,7 +117,7 @@ def rail_ends(worker: Worker, network: WorkerNetwork) -> tuple[End | None, ...]:
 def common_rails(
     workers: Mapping[str, Worker], networks: Mapping[str, WorkerNetwork]
 ) -> tuple[dict[str, tuple[End, ...]], list[str]]:
-    """Give the ends of the rails that all hosts can use, by host; and who has none."""
+    """Find the ends of the rails that all hosts can use, by host; and the hosts without one."""
     ends = {host: rail_ends(workers[host], network) for host, network in networks.items()}
     common = [all(own) for own in zip(*ends.values(), strict=False)]
     found = {host: tuple(filter(None, compress(own, common))) for host, own in ends.items()}
@@ -129,7 +128,7 @@ def common_rails(
 def link_ends(
     workers: Mapping[str, Worker], networks: Mapping[str, WorkerNetwork]
 ) -> dict[str, tuple[End, ...]]:
-    """Give the ends of the hosts' data links; of the control links, where one has no other."""
+    """Find the ends of the hosts' data links; of the control links where a host has no other."""
     found = {}
     for host, network in networks.items():
         worker = workers[host]
@@ -151,15 +150,14 @@ class Flow(NamedTuple):
 
     @property
     def ends(self) -> tuple[tuple[str, str], ...]:
-        """Give each host with what it does."""
+        """Both hosts with their directions."""
         return (self.source, "sends"), (self.target, "receives")
 
 
 def rounds(hosts: Sequence[str]) -> Iterator[tuple[tuple[str, str], ...]]:
-    """Give who sends to whom, round by round; together all pairs in both directions, each once.
+    """Yield who sends to whom, round by round; together all pairs in both directions, each once.
 
-    Their order is random, and always the same: where there is no time for all of them, a few are
-    spread over the pairs.
+    The order is random with a fixed seed, so that the first rounds are a sample of all pairs.
     """
     seats: list[str] = [*hosts, *([""] if len(hosts) % 2 else [])]
     *circle, fixed = seats or [""]
@@ -173,12 +171,12 @@ def rounds(hosts: Sequence[str]) -> Iterator[tuple[tuple[str, str], ...]]:
 
 @dataclass(slots=True, eq=False)
 class Measured:
-    """What was measured so far, in Gb/s.
+    """The results so far, in Gb/s.
 
-    ``rails`` are the names of rails or links; ``limits`` what each carries, 0: not known. ``nodes``
-    are the boot IDs of the hosts' kernels, without those that are not known. ``values`` are from
-    full rounds, ``alone`` from measurements with nothing else running; ``failed`` is why a flow has
-    no value. ``left_out`` are hosts that took no part.
+    ``rails`` are the names of rails or links; ``limits`` what each carries (0: unknown). ``nodes``
+    are the known boot IDs of the hosts' kernels. ``values`` are from full rounds, ``alone`` from
+    measurements with nothing else running; ``failed`` is why a flow has no value. ``left_out`` are
+    hosts that could not be measured.
     """
 
     tool: PairTool
@@ -192,7 +190,7 @@ class Measured:
     failed: dict[Flow, str] = field(default_factory=dict)
 
     def between_nodes(self, rail: int) -> dict[Flow, float]:
-        """Give the best value of each flow between nodes; of all flows where there is one node."""
+        """Best value of each flow between nodes; of all flows where there is only one node."""
         best = {flow: max(values) for flow, values in self.values.items() if flow.rail == rail}
         node = {host: self.nodes.get(host, host) for host in self.hosts}
         across = {
@@ -202,7 +200,7 @@ class Measured:
 
 
 class Suspect(NamedTuple):
-    """What was slow in the rounds, and the flows that tell whether it is slow alone, too."""
+    """What was slow in the rounds, and the flows to be measured again alone."""
 
     check: str
     hosts: tuple[str, ...]
@@ -213,18 +211,18 @@ class Suspect(NamedTuple):
     flows: tuple[Flow, ...]
 
     def speed_alone(self, seen: Measured) -> float | None:
-        """Give its speed with nothing else running; None where that is enough, or not known."""
+        """Its speed with nothing else running; None where that is fast enough, or not known."""
         alone = [max(seen.alone[flow]) for flow in self.flows if flow in seen.alone]
         if len(alone) < min(2, len(self.flows)):
             return None
         every, limit = [*alone, self.speed], self.limit
         if self.check == "slow-pair" and min(every) < (1 - _SCATTER) * max(every):
-            limit *= _IF_SCATTERED
+            limit *= _SCATTERED
         return median(alone) if median(alone) < limit else None
 
 
 def suspects(seen: Measured, fraction: float) -> list[Suspect]:
-    """Find what is below ``fraction`` of what is usual, or of the port's rate; slowest first."""
+    """Find what is below ``fraction`` of the median, or of the port's rate; slowest first."""
     found: list[Suspect] = []
     for rail, name in enumerate(seen.rails):
         best = seen.between_nodes(rail)
@@ -241,7 +239,7 @@ def _outliers(best: Mapping[Flow, float], name: str, fraction: float) -> Iterato
     middles = {end: median_high(map(best.__getitem__, own)) for end, own in by_end.items()}
     usual = median(middles.values())
     others = f"the others {usual:.3g} Gb/s"
-    # By one partner alone nobody knows whose fault it is.
+    # With one peer alone, the host can't be told from the peer.
     known = {end: middle for end, middle in middles.items() if len(by_end[end]) > 1}
     for (host, does), middle in known.items():
         if middle < fraction * usual:
@@ -258,7 +256,7 @@ def _outliers(best: Mapping[Flow, float], name: str, fraction: float) -> Iterato
 def _below_rate(
     seen: Measured, rail: int, best: Mapping[Flow, float], fraction: float
 ) -> Iterator[Suspect]:
-    """Compare a rail with its port's rate: as a whole, or each pair of a few hosts."""
+    """Compare a rail with its port's rate: as a whole, or pair by pair of a few hosts."""
     name, limit = seen.rails[rail], fraction * seen.limits[rail]
     against = f"its port carries {seen.limits[rail]:.3g} Gb/s"
     usual = median(best.values())
@@ -276,12 +274,12 @@ def _below_rate(
 
 
 _HINTS: Final = {
-    "slow-host": "look at that node's NIC (speed, errors, cable, PCIe width), and at what else "
+    "slow-host": "check that node's NIC (speed, errors, cable, PCIe width), and what else "
     "runs there",
-    "slow-pair": "look at the switches between these hosts: an uplink, its hashing, its errors",
-    "port-rate": "look at flow control (PFC, ECN), the MTU and PCIe; where virtual functions are "
-    "limited to less, --min-fraction says what is enough",
-    "not-measured": "`mpiboot doctor` on the launcher and on that worker looks for the reason",
+    "slow-pair": "check the switches between these hosts: an uplink, its hashing, its errors",
+    "port-rate": "check flow control (PFC, ECN), the MTU and PCIe; where virtual functions are "
+    "limited to less, set --min-fraction",
+    "not-measured": "run `mpiboot doctor` on the launcher and on that worker",
 }
 
 
@@ -292,7 +290,7 @@ def finding(check: str, message: str, hosts: Sequence[str], level: Level = Level
 
 
 def judge(seen: Measured, fraction: float) -> tuple[Finding, ...]:
-    """Name a host, a pair or a rail that is slow beside others and alone, and what has no value."""
+    """Report hosts, pairs and rails that are slow in the rounds and alone, and failed flows."""
     slow = ((one, one.speed_alone(seen)) for one in suspects(seen, fraction))
     return (
         *(
@@ -305,14 +303,14 @@ def judge(seen: Measured, fraction: float) -> tuple[Finding, ...]:
 
 
 def _not_measured(seen: Measured) -> Iterator[Finding]:
-    """Report the flows that failed, once for each reason; and the hosts that took no part."""
+    """Report the flows that failed, once for each reason, and the hosts that were left out."""
     reasons = grouped(((why, flow in seen.values), flow) for flow, why in seen.failed.items())
     for (why, sometimes), flows in reasons.items():
         every = [{flow.source, flow.target} for flow in flows]
         hosts = sorted(set.intersection(*every) or set.union(*every))
         first = f"{flows[0].source} to {flows[0].target} by {seen.rails[flows[0].rail]}"
         more = f" and {counted(len(flows) - 1, 'more flow')}" if len(flows) > 1 else ""
-        message = f"{first}{more}: {why}{', and at other times a result' if sometimes else ''}"
+        message = f"{first}{more}: {why}{'; other measurements succeeded' if sometimes else ''}"
         yield finding("not-measured", message, hosts, Level.WARN if sometimes else Level.FAIL)
     if seen.left_out:
         message = "not measured: no facts, another version of mpiboot, or SSH login failed"
@@ -320,7 +318,7 @@ def _not_measured(seen: Measured) -> Iterator[Finding]:
 
 
 def as_text(seen: Measured, found: Sequence[Finding], width: int | None, *, whole: bool) -> str:
-    """Write the matrix of a few hosts, what was found, and a summary."""
+    """Write the matrix of a few hosts, the findings, and a summary."""
     matrix = _matrix(seen, width) if seen.values and len(seen.hosts) <= MOST_LINES else ""
     summary = _summary(seen) + "; interrupted before its end" * (not whole)
     parts = (matrix, render.findings(found, width), render.indented("", summary, width))
@@ -328,7 +326,7 @@ def as_text(seen: Measured, found: Sequence[Finding], width: int | None, *, whol
 
 
 def _summary(seen: Measured) -> str:
-    """Write in one line what was measured, and what is usual."""
+    """Summarize the results in one line."""
     if not seen.rails:
         return "nothing was measured"
     count, met = len(seen.hosts), len({frozenset(flow[1:]) for flow in seen.values})
@@ -341,7 +339,7 @@ def _summary(seen: Measured) -> str:
 
 
 def _matrix(seen: Measured, width: int | None) -> str:
-    """Lay out what each host sends to each other one, by its slowest rail."""
+    """Write a table of source by target, with the slowest rail of each pair."""
     short = short_names(seen.hosts)
     by_pair = grouped((flow[1:], median(values)) for flow, values in seen.values.items())
     head = ("Gb/s", *(short[host] for host in seen.hosts))
@@ -354,7 +352,7 @@ def _matrix(seen: Measured, width: int | None) -> str:
 
 
 def record(seen: Measured, found: Sequence[Finding], *, whole: bool) -> dict[str, object]:
-    """Give what ``--json`` prints."""
+    """Build the record of ``--json``."""
     return {
         "version": JSON_VERSION,
         "complete": whole,

@@ -1,7 +1,7 @@
-"""``mpiboot validate pairs``: have every host measure the path to every other one, judge, end.
+"""``mpiboot validate pairs``: measures the path from every host to every other one.
 
-The hosts pass the same gate as a job's, and each measures over a login of its own, with which all
-that runs there ends. No mpirun is needed.
+The hosts pass the same gate as a job's, and each has a login, with whose end all that runs there
+ends. No mpirun is needed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final
 from mpiboot.core import log
 from mpiboot.core.checks import ExitCode, MpibootError, ShownError, error
 from mpiboot.core.facts import Worker
-from mpiboot.core.model import Level
+from mpiboot.core.model import Finding, Level
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import counted, first_few, lasting
 from mpiboot.hosts import host_shell
@@ -34,10 +34,10 @@ from mpiboot.validate import pairs
 from mpiboot.validate.nccl_tests import ToolOptions
 from mpiboot.validate.pairs import TCP, TOOLS, End, Flow, Measured, PairTool
 
-_PASSES: Final = 2  # of all rounds: what differs by chance shows
-_FOR_ROUNDS: Final = 2 / 3  # of the time; the rest is for what is measured again alone
-_MOST: Final = 4.0  # seconds of one measurement
-_GUARD: Final = 20.0  # for one measurement beside its own time; more where more time is given
+_PASSES: Final = 2  # through all rounds, to see scatter
+_ROUNDS_SHARE: Final = 2 / 3  # of the time; the rest is for flows that are measured again alone
+_MAX_S: Final = 4.0  # of one measurement
+_MARGIN_S: Final = 20.0  # beyond a measurement's time, at least
 # A job is refused below this fraction: for half a link, but not where pods share a node's cores
 # (six streams over two of them differed by a third).
 _REFUSED: Final = 0.6
@@ -45,44 +45,31 @@ _NODE: Final = "cat /proc/sys/kernel/random/boot_id"  # pods of one node have on
 _PORTS: Final = "18515-18578"  # perftest's own, and those behind it
 
 
-def run(resolved: Resolved, environ: Mapping[str, str], asked: ToolOptions) -> None:
-    """Print what was measured; after a signal that which was measured so far.
+def run(resolved: Resolved, environ: Mapping[str, str], options: ToolOptions) -> None:
+    """Measure, and print the results; after a signal those so far.
 
     Raises:
         ShownError: something is too slow, or could not be measured.
         SystemExit: 128+n after a signal.
-        MpibootError: ``usage``, ``program-missing``, or what a launcher's gate would say.
+        MpibootError: ``usage``, ``program-missing``, or those of a launcher's gate.
     """
-    if asked.tool and asked.tool not in TOOLS:
-        hint = "perftest's other programs measure two hosts by hand"
-        message = f"--tool is {asked.tool!r}: expected one of {', '.join(TOOLS)}"
-        raise error("usage", message, hint=hint)
+    if options.tool and options.tool not in TOOLS:
+        raise error("usage", f"--tool is {options.tool!r}: expected one of {', '.join(TOOLS)}")
     look.end_on_signals(resolved)
     launcher = look.waiting_pod(resolved, environ, f"validate-{os.getpid()}")
-    measuring = _Measuring(launcher, asked)
+    measuring = _Measuring(launcher, options)
     try:
         number = asyncio.run(measuring.until_signal())
     finally:
         files.remove_role(launcher.folder)
-    # asyncio has put the default in its place, which PID 1 ignores.
+    # asyncio has restored the default, which PID 1 ignores.
     look.end_on_signals(resolved, "before the end of the measurement")
     seen, whole = measuring.seen, not number
-    found = pairs.judge(seen, asked.fraction or pairs.FRACTION)
-    if asked.before_job:  # a guess refuses no job, nor does what was not measured
-        sure = [item for item in pairs.judge(seen, _REFUSED) if item.check != "not-measured"]
-        found = tuple(
-            replace(item, level=Level.WARN)
-            if item.level is Level.FAIL and item not in sure
-            else item
-            for item in found
-        )
-    elif whole and not seen.values and not any(item.level is Level.FAIL for item in found):
-        message = "there are no two hosts to be measured beside this pod"
-        found = (*found, pairs.finding("not-measured", message, ()))
-    out = sys.stderr if asked.before_job else sys.stdout
-    if asked.as_json:
+    found = _judge(seen, options, whole=whole)
+    out = sys.stderr if options.before_job else sys.stdout
+    if options.as_json:
         out.write(render.as_json(pairs.record(seen, found, whole=whole)))
-    elif seen.values or found or not asked.before_job:
+    elif seen.values or found or not options.before_job:
         out.write(pairs.as_text(seen, found, log.width(out.fileno()), whole=whole))
     out.flush()
     if number:
@@ -93,11 +80,28 @@ def run(resolved: Resolved, environ: Mapping[str, str], asked: ToolOptions) -> N
             raise ShownError(item, code=int(ExitCode.FOUND))
 
 
-class _Measuring:
-    """One run: who takes part, by what it is measured, and what was measured so far."""
+def _judge(seen: Measured, options: ToolOptions, *, whole: bool) -> tuple[Finding, ...]:
+    """Judge the results; before a job only what is sure fails."""
+    found = pairs.judge(seen, options.fraction or pairs.FRACTION)
+    if options.before_job:
+        sure = [item for item in pairs.judge(seen, _REFUSED) if item.check != "not-measured"]
+        return tuple(
+            replace(item, level=Level.WARN)
+            if item.level is Level.FAIL and item not in sure
+            else item
+            for item in found
+        )
+    if whole and not seen.values and not any(item.level is Level.FAIL for item in found):
+        message = "there are no two hosts to be measured beside this pod"
+        return (*found, pairs.finding("not-measured", message, ()))
+    return found
 
-    def __init__(self, launcher: LauncherPod, asked: ToolOptions) -> None:
-        self._launcher, self._asked = launcher, asked
+
+class _Measuring:
+    """One run: its hosts, its tool, and the results so far."""
+
+    def __init__(self, launcher: LauncherPod, options: ToolOptions) -> None:
+        self._launcher, self._options = launcher, options
         self._settings = launcher.resolved.settings
         self._workers: dict[str, Worker] = {}
         self._ends: Mapping[str, Sequence[End]] = {}
@@ -108,7 +112,7 @@ class _Measuring:
         self.seen = Measured(TCP)
 
     async def until_signal(self) -> int:
-        """Measure; the number of the signal that ended it, 0 for none."""
+        """Measure; return the number of the signal that ended it, 0 for none."""
         task, got = asyncio.ensure_future(self._work()), list[int]()
 
         def end(number: int) -> None:
@@ -131,7 +135,7 @@ class _Measuring:
             if item.level is Level.FAIL:  # no job of these hosts would start
                 raise MpibootError(item)
             log.finding(item)
-        if not workers:  # and perhaps no key
+        if not workers:  # then there may be no key either
             return
         self._hosts = MeasuringHosts(self._settings, access(self._launcher))
         self._workers = {worker.host.name: worker for worker in workers}
@@ -140,20 +144,20 @@ class _Measuring:
         try:
             await asyncio.gather(*map(self._hosts.log_in, workers))
             self.seen.tool = await self._choose({one.host: one for one in data.networks})
-            self._take_part()
+            self._select()
             await asyncio.gather(*map(self._find_node, self.seen.hosts))
             await self._measure()
         finally:
             await self._hosts.close()
 
     async def _choose(self, networks: Mapping[str, WorkerNetwork]) -> PairTool:
-        """Choose by what the hosts have, unless a tool is named."""
+        """Choose the tool that is named, else the one that all hosts have."""
         self._ends = pairs.link_ends(self._workers, networks)
-        wanted = TOOLS[self._asked.tool or "ib_write_bw"]
+        wanted = TOOLS[self._options.tool or "ib_write_bw"]
         rdma = any(network.transport in RDMA for network in networks.values())
-        if wanted is TCP or not (rdma or self._asked.tool):
+        if wanted is TCP or not (rdma or self._options.tool):
             return TCP
-        why, hint = "no RDMA port that perftest can use on", "`mpiboot doctor` there looks for it"
+        why, hint = "no RDMA port that perftest can use on", "run `mpiboot doctor` there"
         rails, without = pairs.common_rails(self._workers, networks)
         if not without:
             why, hint = f"{wanted.name} is not on PATH of a session on", "install perftest there"
@@ -163,15 +167,15 @@ class _Measuring:
             self._ends = rails
             return wanted
         message = f"{why} {first_few(without)}"
-        if self._asked.tool:
+        if self._options.tool:
             raise error("program-missing", message, hint=hint)
         log.warning("network", f"TCP is measured and not RDMA: {message}; {hint}")
         return TCP
 
     async def _lacks(self, host: str, program: str) -> bool:
         connection = self._hosts.connections.get(host)
-        question = host_shell.ask(*host_shell.lacks(program, "", ""))
-        answer = await connection.start(question) if connection else None
+        query = host_shell.ask(*host_shell.lacks(program, "", ""))
+        answer = await connection.start(query) if connection else None
         return answer is not None and bool(await answer.line())
 
     async def _find_node(self, host: str) -> None:
@@ -179,8 +183,8 @@ class _Measuring:
         boot_id = await program.line() if program else ""
         self.seen.nodes |= {host: boot_id} if boot_id else {}
 
-    def _take_part(self) -> None:
-        """Note who is measured, on which rails, and what each of these carries."""
+    def _select(self) -> None:
+        """Set the hosts that are measured, the rails, and what each of these carries."""
         seen = self.seen
         seen.hosts = tuple(host for host in self._ends if host in self._hosts.connections)
         seen.left_out = tuple(host for host in self._workers if host not in seen.hosts)
@@ -189,13 +193,13 @@ class _Measuring:
         seen.limits = tuple(min(end.limit for end in of) for of in rails)
 
     async def _measure(self) -> None:
-        """Measure in rounds, then alone what was slow there, until the time is over."""
+        """Measure in rounds, then the slow flows alone, within the time limit."""
         seen, loop, least = self.seen, asyncio.get_running_loop(), self.seen.tool.least
         turns = 2 * len(seen.hosts) * _PASSES
-        whole, hosts = self._asked.seconds, counted(len(seen.hosts), "host")
-        self._seconds = min(max(whole * _FOR_ROUNDS / max(1, turns) - least, least), _MOST)
-        self._limit = self._seconds + max(_GUARD, whole / 3)
-        log.info("network", f"measures {hosts} by {seen.tool.what}: {lasting(whole)} at most")
+        whole, hosts = self._options.seconds, counted(len(seen.hosts), "host")
+        self._seconds = min(max(whole * _ROUNDS_SHARE / max(1, turns) - least, least), _MAX_S)
+        self._limit = self._seconds + max(_MARGIN_S, whole / 3)
+        log.info("network", f"measuring {hosts} by {seen.tool.what}: at most {lasting(whole)}")
         began = loop.time()
 
         async def measure(flows: Iterable[Flow], into: dict[Flow, list[float]]) -> float:
@@ -206,12 +210,12 @@ class _Measuring:
 
         last = 0.0
         for matches in itertools.chain(*(pairs.rounds(seen.hosts) for _ in range(_PASSES))):
-            if loop.time() + last > began + whole * _FOR_ROUNDS:
+            if loop.time() + last > began + whole * _ROUNDS_SHARE:
                 break
             flows = [Flow(rail, *flow) for flow in matches for rail, _ in enumerate(seen.rails)]
             last = await measure(flows, seen.values)
-        slow = pairs.suspects(seen, self._asked.fraction or pairs.FRACTION)
-        for _ in range(2):  # a busy node is slow for a moment
+        slow = pairs.suspects(seen, self._options.fraction or pairs.FRACTION)
+        for _ in range(2):  # a busy node may be slow once
             for flow in dict.fromkeys(flow for one in slow for flow in one.flows):
                 if loop.time() + last > began + whole:
                     break
@@ -219,18 +223,18 @@ class _Measuring:
             slow = [one for one in slow if one.speed_alone(seen) is not None]
 
     async def _one(self, flow: Flow, into: dict[Flow, list[float]]) -> None:
-        """Measure one direction: its value, or why there is none."""
+        """Measure one direction, and record its value or why it failed."""
         try:
             result = await asyncio.wait_for(self._flow(flow), self._limit)
         except asyncio.TimeoutError:
-            result = f"no end within {self._limit:.0f} s"
+            result = f"no end within {lasting(self._limit)}"
         if isinstance(result, str):
             self.seen.failed[flow] = result
         else:
             into.setdefault(flow, []).append(result)
 
     async def _flow(self, flow: Flow) -> float | str:
-        """Have a host send to a server on the other one."""
+        """Run the server on one host and the client on the other; the value, or the error."""
         tool, port, source, target = self.seen.tool, next(self._ports), *flow[1:]
         far = self._ends[target][flow.rail].address
 
@@ -250,9 +254,9 @@ class _Measuring:
             return lines
 
         with ExitStack() as started:
-            said = await run(target, port, tool.server)
-            if said[-1:] != ["mpiboot-listens"]:
-                return f"{target}: {pairs.complaint(said)}"
-            said = await run(source, 0, tool.client)
-        value = tool.bandwidth(said)
-        return f"{source}: {pairs.complaint(said)}" if value is None else value
+            output = await run(target, port, tool.server)
+            if output[-1:] != ["mpiboot-listens"]:
+                return f"{target}: {pairs.error_line(output)}"
+            output = await run(source, 0, tool.client)
+        value = tool.bandwidth(output)
+        return f"{source}: {pairs.error_line(output)}" if value is None else value

@@ -1,7 +1,7 @@
-"""``mpiboot validate job`` and ``node``: start nccl-tests, show and read its output, judge, end.
+"""``mpiboot validate job`` and ``node``: runs nccl-tests, shows its output, and judges it.
 
-A job is started by this same mpiboot as a launcher, in a child process: its gate, plan, agents and
-supervisor, whose exit code stands where it is not 0.
+A job is started by mpiboot as a launcher in a child process, whose exit code counts where it is
+not 0.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from mpiboot.system import files, process
 from mpiboot.validate import nccl_tests
 from mpiboot.validate.nccl_tests import Run, ToolOptions
 
-_KILL: Final = 30.0  # seconds from the time's end to SIGKILL; ranks have 20 (MPIBOOT_GRACE)
-_PIECE: Final = 1 << 16
+_KILL_S: Final = 30.0  # from the time limit to SIGKILL; ranks have 20 s (MPIBOOT_GRACE)
+_CHUNK: Final = 1 << 16
 _LAUNCH: Final = "from mpiboot.__main__ import main; main()"
 
 
-def job(resolved: Resolved, environ: Mapping[str, str], asked: ToolOptions) -> None:
+def job(resolved: Resolved, environ: Mapping[str, str], options: ToolOptions) -> None:
     """Measure over all hosts.
 
     Raises:
@@ -43,14 +43,14 @@ def job(resolved: Resolved, environ: Mapping[str, str], asked: ToolOptions) -> N
         SystemExit: the launcher's own exit code.
         MpibootError: ``usage`` or ``runtime-folder``.
     """
-    text = nccl_tests.shell(asked.tool, asked.arguments)
+    text = nccl_tests.shell(options.tool, options.arguments)
     settings, uid = resolved.settings, os.getuid()
     own, temporary = f"validate-{os.getpid()}", environ.get("TMPDIR")
     folder = files.runtime_dir(settings.runtime_dir, uid, own, tmpdir=temporary)
     record = folder / "record.json"
     env = dict(environ)
-    # The container's own process is this one, so a launcher that is its child would not tell the
-    # workers that the job is over, for which they may wait. Else its end is not the container's.
+    # Workers may wait for the end of the job, which only the container's first process announces:
+    # this one. Otherwise (`kubectl exec`) this end is not the container's.
     if not process.is_containers_own():
         env["MPIBOOT_TERMINATION_LOG"] = os.devnull
     elif settings.worker_exit is AUTO:
@@ -58,17 +58,17 @@ def job(resolved: Resolved, environ: Mapping[str, str], asked: ToolOptions) -> N
     env |= launcher.flags(resolved)
     env |= {"MPIBOOT_JOB_RECORD": str(record), "MPIBOOT_VALIDATE": "off"}
     env["MPIBOOT_HOLD_ON_FAILURE"] = "0"  # the time is for the tool
-    if settings.supervise is Switch.ON:  # else it is mpirun itself that gets the signal
+    if settings.supervise is Switch.ON:  # otherwise mpirun itself gets the signal
         env[TIMED] = "1"
     argv = process.python(_LAUNCH, "launcher", "--", "mpirun", "sh", "-c", text, "sh")
     try:
-        run = _run(argv, env, asked, record)
+        run = _run(argv, env, options, record)
     finally:
         files.remove_role(folder)
     _end(run, resolved)
 
 
-def node(resolved: Resolved, environ: Mapping[str, str], asked: ToolOptions) -> None:
+def node(resolved: Resolved, environ: Mapping[str, str], options: ToolOptions) -> None:
     """Measure between the GPUs of this pod, without SSH and mpirun.
 
     Raises:
@@ -77,23 +77,23 @@ def node(resolved: Resolved, environ: Mapping[str, str], asked: ToolOptions) -> 
         MpibootError: ``usage``.
     """
     devices = max(1, sysfs.gpus(search=environ.get("PATH", "")).count)
-    text = nccl_tests.shell(asked.tool, asked.arguments, devices)
-    _end(_run(["sh", "-c", text, "sh"], environ, asked, None), resolved)
+    text = nccl_tests.shell(options.tool, options.arguments, devices)
+    _end(_run(["sh", "-c", text, "sh"], environ, options, None), resolved)
 
 
 def _end(run: Run, resolved: Resolved) -> None:
-    """Judge, show what there is below the tool's output, and end."""
+    """Judge a run, print the verdict below the tool's output, and exit."""
     output, judged = run.output, nccl_tests.judge(run)
     finding, code, ended = judged.finding, run.code, ""
     if run.signal:
         code = BY_SIGNAL + run.signal
         ended = f"interrupted by {signal.Signals(run.signal).name}: no verdict"
-    elif code and not run.over:  # it stands, and the launcher has said why
+    elif code and not run.over:  # it counts, and the launcher has logged why
         ended = f"ended with {code}: no verdict" if judged.fit else ""
     else:
         code = 0 if judged.fit else BY_REFERENCE[finding.check].code
     began = output.started or output.missing
-    if run.asked.as_json:
+    if run.options.as_json:
         sys.stdout.write(render.as_json(nccl_tests.record(run, judged, code, complete=not ended)))
     elif began or not code:
         sys.stdout.write(nccl_tests.as_text(run, judged, log.width(1), ended))
@@ -107,19 +107,19 @@ def _end(run: Run, resolved: Resolved) -> None:
 
 
 def _run(
-    argv: Sequence[str], environ: Mapping[str, str], asked: ToolOptions, record: Path | None
+    argv: Sequence[str], environ: Mapping[str, str], options: ToolOptions, record: Path | None
 ) -> Run:
-    """Run what measures to its end, and show what it prints.
+    """Run a launcher or a rank's shell to its end, and show its output.
 
     Args:
-        argv: the launcher; or the shell of one rank, whose signals are for all that it starts.
+        argv: the launcher; or the shell of one rank, whose process group gets the signals.
         environ: its environment.
-        asked: how long it may take, from the moment at which a host starts the tool.
+        options: the time limit, which begins when a host starts the tool, and the output.
         record: the file of the job's record; None for one rank.
 
     Raises:
         MpibootError: ``program-missing``; it can't be started.
-        OSError: what it printed can't be shown; it is ended then.
+        OSError: its output can't be shown; it is ended then.
     """
     process.lookup(argv, environ)
     loop = process.SignalLoop(SIGNALS)
@@ -130,7 +130,7 @@ def _run(
     ends, null = signal.SIGHUP if TIMED in environ else signal.SIGTERM, subprocess.DEVNULL
     child = subprocess.Popen(argv, env=environ, stdin=null, stdout=writer, start_new_session=True)
     os.close(writer)
-    shown = sys.stderr if asked.as_json else sys.stdout
+    shown = sys.stderr if options.as_json else sys.stdout
 
     def send(number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -142,7 +142,7 @@ def _run(
 
     def read() -> None:
         with contextlib.suppress(BlockingIOError):
-            while data := os.read(reader, _PIECE):
+            while data := os.read(reader, _CHUNK):
                 show(data)
             loop.off(reader)
 
@@ -152,13 +152,13 @@ def _run(
             left = None if until is None else max(0.0, until - time.monotonic())
             for number in loop.wait(left):
                 interrupted = interrupted or (number if number in ENDING else 0)
-                if number != signal.SIGCHLD:  # one from outside is no end of the time
+                if number != signal.SIGCHLD:  # a SIGHUP from outside is not the time limit's
                     send(signal.SIGTERM if number == ends else number)
             if until is None and output.started:
-                until = time.monotonic() + asked.seconds
+                until = time.monotonic() + options.seconds
             elif until is not None and time.monotonic() >= until:
                 send(signal.SIGKILL if over else ends)
-                over, until = True, time.monotonic() + _KILL
+                over, until = True, time.monotonic() + _KILL_S
         read()
         show(b"\n" if output.rest else b"")
     finally:
@@ -170,4 +170,4 @@ def _run(
     if record is not None:  # with MPIBOOT_SUPERVISE=off there is none
         with contextlib.suppress(OSError, ValueError):
             found = json.loads(record.read_text("utf-8"))
-    return Run(output, found, asked, code, over, record is None, interrupted)
+    return Run(output, found, options, code, over, record is None, interrupted)

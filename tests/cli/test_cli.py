@@ -5,7 +5,6 @@ import fcntl
 import json
 import os
 import platform
-import re
 import signal
 import struct
 import subprocess
@@ -13,7 +12,6 @@ import sys
 import termios
 from pathlib import Path
 
-import click
 import pytest
 
 from mpiboot import __version__
@@ -64,7 +62,7 @@ def test_the_help_names_every_command_and_the_entrypoint_form(tmp_path: Path) ->
     assert mpiboot(tmp_path, "-h").stdout == mpiboot(tmp_path, "help").stdout == done.stdout
     listed = done.stdout.partition("Commands:")[2].partition("As an")[0]
     assert "..." not in listed  # whole sentences
-    assert listed.count(".\n") == len(commands.cli.commands) - 1  # the entrypoint form has no name
+    assert listed.count(".\n") == len(commands.cli.commands)
     assert "--write" not in mpiboot(tmp_path, "facts", "--help").stdout  # mpiboot's own
 
 
@@ -91,16 +89,6 @@ def test_a_commands_help_has_examples_that_are_valid(tmp_path: Path, command: st
         commands.cli.make_context("mpiboot", list(words)).close()
 
 
-@pytest.mark.parametrize("command", ["launcher", "worker", "wait", "plan", "doctor", "settings"])
-def test_a_commands_help_is_in_sections_with_a_blank_line_between(
-    tmp_path: Path, command: str
-) -> None:
-    out = mpiboot(tmp_path, command, "--help-all").stdout
-    titles = [f"\n\n{item.value}:\n" for item in Section if f"\n{item.value}:\n" in out]
-    assert f"\n\n{Section.SSH.value}:\n" in titles
-    assert [out.index(title) for title in titles] == sorted(out.index(title) for title in titles)
-
-
 # The settings that a look at the hosts has in common with a launcher's wait.
 LOOKED_AT = {"hostfile", "timeout"}
 SHORT = ("doctor", "doctor ranks", "validate job", "validate node", "validate pairs")
@@ -123,17 +111,6 @@ def test_a_commands_short_help_has_the_settings_that_people_use(
     assert "--help-all" in out
 
 
-@pytest.mark.parametrize("command", ["launcher", "worker", "exec", "validate job"])
-def test_help_breaks_no_word_from_sixty_columns_on(tmp_path: Path, command: str) -> None:
-    narrow, wide = (
-        mpiboot(tmp_path, *command.split(), "--help-all", env={"COLUMNS": columns}).stdout
-        for columns in ("60", "100")
-    )
-    assert sorted(narrow.split()) == sorted(wide.split())
-    assert max(map(len, narrow.splitlines())) < max(map(len, wide.splitlines()))
-    assert not re.search(r"\w-$", narrow + wide, re.MULTILINE)
-
-
 @pytest.mark.parametrize(
     ("words", "option", "line"),
     [
@@ -153,11 +130,20 @@ def test_options_before_a_program_are_met_with_where_they_go(
     assert f"`{line}`" in hint
 
 
-def test_a_flag_and_a_variable_may_name_the_same_files() -> None:
-    # Else click refuses some of them, with another code and without what to do.
-    for command in commands.cli.commands.values():
-        kinds = [item.type for item in command.params if isinstance(item.type, click.Path)]
-        assert not any(kind.exists or kind.readable or kind.writable for kind in kinds)
+def test_a_word_that_is_not_utf_8_is_printed_escaped(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("w-0 slots=1\n")
+    line = ["plan", "--offline", "--mpi", "openmpi4", "--hostfile", "hosts", "--", "mpirun"]
+    env = environment(tmp_path, {"PYTHONIOENCODING": "utf-8:strict"})
+    for words in (line, [line[0], "--json", *line[1:]]):
+        done = subprocess.run(
+            [*MPIBOOT, *words, b"./tr\xe9in"],
+            env=env,
+            cwd=tmp_path,
+            capture_output=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert b"./tr\\udce9in" in done.stdout
 
 
 def test_help_and_version_are_words_of_mpiboots_own(tmp_path: Path) -> None:
@@ -232,9 +218,8 @@ def test_short_options(tmp_path: Path) -> None:
     assert "MPIBOOT_NPP" in quiet.stderr  # a warning is not left out
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_can_be_installed(tmp_path: Path, shell: str) -> None:
-    done = mpiboot(tmp_path, env={"_MPIBOOT_COMPLETE": f"{shell}_source"})
+def test_completion_can_be_installed(tmp_path: Path) -> None:
+    done = mpiboot(tmp_path, env={"_MPIBOOT_COMPLETE": "zsh_source"})
     assert done.returncode == 0, done.stderr
     assert "_MPIBOOT_COMPLETE" in done.stdout
 
@@ -332,7 +317,7 @@ def test_the_version_is_told(tmp_path: Path, form: str) -> None:
         ("plan --json", {}, "PROGRAM", "write `mpiboot plan -- PROGRAM`"),
         ("copy-to", {}, "FOLDER", "write `mpiboot copy-to FOLDER`; see `mpiboot copy-to --help`"),
         ("shims", {}, "Missing command", "write `mpiboot shims install` or `mpiboot shims remove`"),
-        ("help nothing", {}, "no command nothing", "see `mpiboot --help` and"),
+        ("help nothing", {}, "No such command 'nothing'", "see `mpiboot --help` and"),
         ("doctor x", {}, "No such command 'x'", ""),
         ("", {}, "no program was given", "give the launcher its command (`mpiboot mpirun"),
         ("launcher --timeout", {}, "--timeout", ""),
@@ -344,6 +329,8 @@ def test_the_version_is_told(tmp_path: Path, form: str) -> None:
             "",
         ),
         ("settings", {"MPIBOOT_SLOTS": "four"}, "is 'four': expected a whole number", ""),
+        ("settings", {"MPIBOOT_DATA_NETWORK": "eth9"}, "off; MPIBOOT_DATA_IFNAME names links", ""),
+        ("plan -np 4 -- ./train", {}, "no option -n", "ranks are started by mpirun"),
         ("launcher --np 4 -- ./train", {}, "no option --np", "ranks are started by mpirun"),
         ("launcher -n 4 -- ./train", {}, "no option -n", "ranks are started by mpirun"),
         ("launcher --script on -- ./a", {}, "no option --script", "a command that is no mpirun"),
@@ -572,7 +559,7 @@ def test_a_launcher_that_fails_before_mpirun_is_held_too(tmp_path: Path) -> None
         text=True,
     ) as child:
         assert child.stderr is not None
-        while "held for 300 s" not in (line := child.stderr.readline()):
+        while "keeping the pod for 5m" not in (line := child.stderr.readline()):
             assert line, "it was not held"
         before = termination(tmp_path)
         assert before

@@ -87,7 +87,7 @@ def test_a_program_that_is_not_there_is_127_with_a_line(tmp_path: Path) -> None:
 def test_nothing_to_run_is_said(tmp_path: Path) -> None:
     done = mpiboot(tmp_path)
     assert done.returncode == 2
-    assert "no program was given, and nothing says that this is a worker" in done.stderr
+    assert "no program was given, and nothing marks this pod as a worker" in done.stderr
 
 
 def test_a_hostfile_without_a_role_is_exit_2_and_names_the_setting(tmp_path: Path) -> None:

@@ -58,9 +58,9 @@ def test_the_port_is_that_of_the_plan() -> None:
             {},
             "not started as a rank: none of OMPI_COMM_WORLD_RANK, PMI_RANK is set; write",
         ),
-        ({"PMIX_RANK": "0"}, "is set, but PMIX_RANK, which does not tell the number of ranks; wr"),
+        ({"PMIX_RANK": "0"}, "is set, but PMIX_RANK, which comes without the number of ranks; wr"),
         ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "but not MPI_LOCALRANKID, MPI_LOCALNRANKS"),
-        (OPENMPI, "MASTER_ADDR is not set, and rank 3 can't tell rank 0's host"),
+        (OPENMPI, "MASTER_ADDR is not set, and rank 3 doesn't know rank 0's host"),
         ({**OPENMPI, "OMPI_COMM_WORLD_RANK": "x"}, "OMPI_COMM_WORLD_RANK is 'x', expected a num"),
         ({**OPENMPI, "OMPI_COMM_WORLD_RANK": "4"}, "can't all be true of one rank"),
         ({**OPENMPI, "OMPI_COMM_WORLD_LOCAL_RANK": "2"}, "can't all be true of one rank"),
@@ -107,7 +107,7 @@ def test_the_program_gets_them_beside_what_it_has(dashes: tuple[str, ...]) -> No
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert {**found, **THIRD_OF_FOUR, **MASTER, "KEPT": "a b"} == found
-    assert done.stderr == ("mpiboot: warning: RANK=0 of this pod is replaced by each rank's own\n")
+    assert done.stderr == "mpiboot: warning: RANK=0 of this pod is replaced in each rank\n"
 
 
 def test_the_program_ignores_no_signal_that_python_ignores() -> None:

@@ -108,6 +108,7 @@ def test_whether_a_worker_runs_mpiboot_is_known_by_its_facts_or_their_lack(
         (500, "8m20s"),
         (7500, "2h5m"),
         (3601, "1h1s"),
+        (30 * 86400, "30d"),
     ],
 )
 def test_a_length_of_time_is_in_its_two_largest_units(seconds: float, text: str) -> None:

@@ -216,7 +216,15 @@ def test_a_value_that_cannot_be_read_is_one_line_with_its_name_and_what_was_expe
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("600", 600.0), ("90s", 90.0), ("10m", 600.0), ("1h", 3600.0), ("0.5", 0.5), (" 5 S", 5.0)],
+    [
+        ("600", 600.0),
+        ("90s", 90.0),
+        ("10m", 600.0),
+        ("1h", 3600.0),
+        ("0.5", 0.5),
+        (" 5 S", 5.0),
+        ("1d", 86400.0),
+    ],
 )
 def test_lengths_of_time_have_units(text: str, value: float) -> None:
     assert settings.seconds(text) == value
@@ -252,7 +260,8 @@ def test_any_text_is_read_or_refused_in_one_printable_line(
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [(None, ""), ("", ""), ((), ""), (True, "true"), (False, "false"), (30.0, "30"), (0.5, "0.5"),
+    [(None, ""), ("", ""), ((), ""), (True, "true"), (False, "false"), (30.0, "30s"), (0.5, "0.5s"),
+     (600.0, "10m"), (90.0, "90s"), (0.0, "0s"), (30 * 86400.0, "30d"), (5400.0, "90m"),
      (7, "7"), (("a", "b"), "a,b"), ("x", "x"), (HostKeys.ACCEPT_NEW, "accept-new")],
 )  # fmt: skip
 def test_a_value_is_shown_as_a_user_would_write_it(value: object, shown: str) -> None:

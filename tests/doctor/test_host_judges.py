@@ -277,9 +277,3 @@ def test_of_very_many_hosts_what_is_well_is_told_by_the_checks_title() -> None:
     assert hosts.merged(found[:16]) == found[:16]
     same = [Finding("shm-full", OK, "same", name) for name in names]
     assert hosts.merged(same) == [Finding("shm-full", OK, "same", hosts=tuple(names))]
-
-
-def test_every_row_is_judged() -> None:
-    given = reports(2, w_1=replace(ALIKE, dial=Reached.CONNECTED))
-    checks = {item.check for item in judge_all(job.HOSTS, {"hosts": given, "place": PLACE}, {})}
-    assert checks == {"launcher-unreached", "hosts-differ", "worker-checks"}

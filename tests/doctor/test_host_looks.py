@@ -94,8 +94,3 @@ async def test_64_hosts_are_asked_in_one_session_each(
     assert {one.dial for one in reports} == {Reached.REFUSED}
     assert {one.values["sidecar"] for one in reports} <= {"no", "yes"}
     assert all(one.values["uid"] and one.worker and one.checks is None for one in reports)
-
-
-def test_a_host_that_was_not_reached_has_an_empty_report() -> None:
-    (one,) = job.reports_of([Host("w-0")], (), {})
-    assert (one.worker, one.values, one.dial, one.checks) == (None, {}, None, None)

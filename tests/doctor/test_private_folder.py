@@ -12,7 +12,7 @@ import pytest
 
 from mpiboot.core.checks import ShownError
 from mpiboot.core.settings import Settings, resolve
-from mpiboot.doctor import looks
+from mpiboot.doctor import observe
 from mpiboot.doctor import ranks_role as ask
 
 
@@ -30,7 +30,7 @@ def test_nothing_is_left_of_doctors_folder(tmp_path: Path, monkeypatch: pytest.M
         "HOME": str(tmp_path),
     }
     there: list[Path] = []
-    remove = looks.remove_folder
+    remove = observe.remove_folder
 
     def look_and_remove(settings: Settings, environ: Mapping[str, str]) -> None:
         there.extend(run.rglob("*"))
@@ -38,8 +38,8 @@ def test_nothing_is_left_of_doctors_folder(tmp_path: Path, monkeypatch: pytest.M
         remove(settings, environ)
 
     monkeypatch.setattr(os, "environ", {**os.environ})  # who has no passwd entry gets names there
-    monkeypatch.setattr(looks, "remove_folder", look_and_remove)
+    monkeypatch.setattr(observe, "remove_folder", look_and_remove)
     with contextlib.suppress(ShownError):  # no host answers
         ask.run(resolve({}, environ), environ, seconds=1)
-    assert looks.role() in [path.name for path in there]
+    assert observe.role() in [path.name for path in there]
     assert not list(run.iterdir())

@@ -130,8 +130,8 @@ stack MainThread: train (train.py:7)
 
 
 def output(before: str = "S", now: str = "S", *, found: str = FOUND) -> str:
-    first = "look 100.00\nstat " + STAT.format(state=before, user=500)
-    second = "look 102.00\nstat " + STAT.format(state=now, user=501)
+    first = "sample 100.00\nstat " + STAT.format(state=before, user=500)
+    second = "sample 102.00\nstat " + STAT.format(state=now, user=501)
     return HEAD + first + second + found
 
 
@@ -215,6 +215,6 @@ def test_what_is_no_answer(text: str) -> None:
 
 
 def test_broken_lines_are_passed_over() -> None:
-    text = output().replace("look 102.00", "look ?")
+    text = output().replace("sample 102.00", "sample ?")
     text += "process x\nprocess 99\nenv\nstat\nstat 10\nstat 7 (a) S 1\n"
     assert one(text).cpu is None  # without a time there is no share

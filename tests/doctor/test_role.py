@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import queue
 import shutil
 import signal
 import socket
@@ -20,7 +19,7 @@ from mpiboot.core import log
 from mpiboot.core.checks import MpibootError, ShownError
 from mpiboot.core.model import Finding, Level, Role
 from mpiboot.core.settings import Resolved, resolve
-from mpiboot.doctor import job, looks, role
+from mpiboot.doctor import job, observe, role
 from tests.fakes.cli import GUARD, environment, mpiboot
 
 FOUND = (
@@ -77,8 +76,8 @@ def test_a_worker_has_a_server_and_a_launcher_asks_its_hosts(
 ) -> None:
     monkeypatch.setattr(job, "chosen", lambda *_, **__: ())
     monkeypatch.setattr(job, "of_job", lambda *_, **__: iter([Finding("slots", Level.OK, "")]))
-    assert {item.check for item in role._look(settled, {}, which, (), image=False)} == says
-    assert list(role._look(settled, {}, which, (), image=True)) == []
+    assert {item.check for item in role._findings(settled, {}, which, (), image=False)} == says
+    assert list(role._findings(settled, {}, which, (), image=True)) == []
 
 
 # -- what is asked for -----------------------------------------------------------------------------
@@ -116,7 +115,7 @@ def finds(monkeypatch: pytest.MonkeyPatch, *found: Finding, ends: bool = True) -
         if not ends:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(role, "_look", look)
+    monkeypatch.setattr(role, "_findings", look)
 
 
 def test_something_that_fails_is_its_end_and_all_are_counted(
@@ -160,7 +159,7 @@ def test_after_ctrl_c_what_was_found_is_told(
         role.run(settled, {})
     message = capsys.readouterr().out
     assert "FAIL  this pod  ssh-key  no key\n" in message
-    assert message.endswith("1 failed, 0 warnings; interrupted: the rest was not looked at\n")
+    assert message.endswith("1 failed, 0 warnings; interrupted: the rest was not checked\n")
     with pytest.raises(KeyboardInterrupt):
         role.run(settled, {}, as_json=True)
     assert json.loads(capsys.readouterr().out)["complete"] is False
@@ -179,37 +178,16 @@ def test_a_look_that_hangs_or_fails_leaves_the_others(
         "limits": lambda _: nothing["bug"],
         "memory": lambda _: (_ for _ in ()).throw(PermissionError(13, "Permission denied")),
     }
-    monkeypatch.setattr(role, "LOOKS", {**role.LOOKS, **broken})
+    monkeypatch.setattr(role, "PARTS", {**role.PARTS, **broken})
     one = role.subject(settled, {})
     parts, unseen = role.gather(one, {"shm", "limits", "memory", "identity"}, 2.0)
     never.set()
     assert "identity" in parts
     assert unseen == {
         "shm": "no answer within 2s",
-        "limits": "this look failed: KeyError: 'bug'",
+        "limits": "observing it failed: KeyError: 'bug'",
         "memory": "Permission denied",
     }
-
-
-def test_ctrl_c_while_looking_keeps_what_was_seen(
-    monkeypatch: pytest.MonkeyPatch, settled: Resolved
-) -> None:
-    never = threading.Event()
-    monkeypatch.setattr(role, "LOOKS", {"shm": lambda _: never.wait()})
-
-    class Interrupted:
-        def put(self, _: object) -> None: ...
-
-        def get(self, timeout: float) -> None:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(queue, "SimpleQueue", Interrupted)
-    looked = role._look(settled, {}, Role.WORKER, ("shm-full",), image=False)
-    first = next(looked)
-    with pytest.raises(KeyboardInterrupt):
-        next(looked)
-    never.set()
-    assert (first.check, first.message) == ("shm-full", "not known: interrupted")
 
 
 def test_a_pod_that_may_start_no_thread_is_looked_at_all_the_same(
@@ -277,7 +255,7 @@ def test_ctrl_c_while_hosts_are_asked_tells_what_was_found(tmp_path: Path) -> No
     assert doctor.returncode == 130, out + err
     assert "Traceback" not in err
     assert f"the key is {key}, ssh-ed25519 SHA256:" in out
-    assert out.endswith("interrupted: the rest was not looked at\n")
+    assert out.endswith("interrupted: the rest was not checked\n")
 
 
 def test_an_image_without_an_mpi_ends_its_build(tmp_path: Path) -> None:
@@ -286,16 +264,6 @@ def test_an_image_without_an_mpi_ends_its_build(tmp_path: Path) -> None:
     assert "FAIL  this pod  program-missing " in done.stdout
     assert "ssh-key" not in done.stdout
     assert not (tmp_path / "run").exists()
-
-
-def test_the_list_has_every_check_and_looks_at_nothing(tmp_path: Path) -> None:
-    done = mpiboot(tmp_path, "doctor", "--list")
-    assert done.returncode == 0
-    lines = {line.split()[1] for line in done.stdout.splitlines()}
-    assert lines == {*job.GROUP_OF, "check"}
-    listed = json.loads(mpiboot(tmp_path, "doctor", "--list", "--json").stdout)
-    assert listed["version"] == 2
-    assert {item["check"]: item["group"] for item in listed["checks"]} == job.GROUP_OF
 
 
 # -- the table of a terminal -----------------------------------------------------------------------
@@ -353,10 +321,10 @@ def test_an_image_that_lacks_a_module_is_judged_all_the_same(tmp_path: Path, mod
 def test_two_that_ask_at_once_leave_each_other_their_folder(tmp_path: Path) -> None:
     given = {"MPIBOOT_ROLE": "worker", "MPIBOOT_RUNTIME_DIR": str(tmp_path / "run")}
     settings = resolve({"runtime_dir": given["MPIBOOT_RUNTIME_DIR"]}, {}).settings
-    looks.folder(settings, {})
-    (made,) = tmp_path.rglob(looks.role())
+    observe.folder(settings, {})
+    (made,) = tmp_path.rglob(observe.role())
     done = mpiboot(tmp_path, "doctor", "--json", env=given)
     assert "Traceback" not in done.stderr
     assert made.is_dir(), "another run has taken it away"
-    looks.remove_folder(settings, {})
+    observe.remove_folder(settings, {})
     assert not list((tmp_path / "run").iterdir())

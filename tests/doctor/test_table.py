@@ -9,7 +9,7 @@ import pytest
 from mpiboot.core.checks import CHECKS, DATA_CHECKS, ExitCode
 from mpiboot.core.model import Finding, Level, Role
 from mpiboot.doctor import job, role
-from mpiboot.doctor.checks import BY_REFERENCE, DoctorCheck, judge_all
+from mpiboot.doctor.checks import BY_REFERENCE, judge_all
 from mpiboot.doctor.pod import MemoryPart
 from tests.pods.faults import FAULTS
 
@@ -46,7 +46,7 @@ def test_every_check_of_doctor_looks_at_something_that_is_gathered() -> None:
     assert [row.reference for row in listed if "Looks at " not in (row.judge.__doc__ or "")] == [
         row.reference for row in listed if row.reference in shown
     ]
-    gathered = {*role.LOOKS, "settings", "environ"}
+    gathered = {*role.PARTS, "settings", "environ"}
     assert {name for row in job.POD for name in row.needs} == gathered
     assert {name for row in job.HOSTS for name in row.needs} == {"hosts", "place"}
 
@@ -90,7 +90,7 @@ def test_a_part_that_was_not_seen_is_unknown_with_its_reason() -> None:
     unseen = {"memory": "Permission denied", "facts": "gone"}
     assert list(judge_all(rows, {}, unseen)) == [
         Finding("memory-limit", Level.UNKNOWN, "not known: Permission denied"),
-        Finding("named-links", Level.UNKNOWN, "not known: not looked at; gone"),
+        Finding("named-links", Level.UNKNOWN, "not known: not observed; gone"),
     ]
 
 
@@ -104,15 +104,3 @@ def test_checks_are_judged_in_their_order_and_name_what_is_asked_for_alone() -> 
         ("tmpdir", Level.FAIL),
         ("memory-limit", Level.OK),
     ]
-
-
-def test_a_function_of_several_checks_is_called_once() -> None:
-    calls = []
-
-    def both(part: str) -> list[Finding]:
-        calls.append(part)
-        return [Finding("shm", Level.OK, ""), Finding("slots", Level.OK, "")]
-
-    rows = [DoctorCheck(name, both) for name in ("shm", "memlock")]
-    found = list(judge_all(rows, {"part": "seen"}, {}))
-    assert ([item.check for item in found], calls) == (["shm"], ["seen"])

@@ -160,8 +160,11 @@ def test_settings_are_shown_with_where_they_came_from() -> None:
     assert lines["MPIBOOT_SLOTS"][1:3] == ["4", "--slots"]
     assert lines["MPIBOOT_FORWARD"][1:3] == ["A,B", "MPIBOOT_FORWARD"]
     assert lines["MPIBOOT_START_SSHD"][1:3] == ["true", "START_SSHD"]
-    assert lines["MPIBOOT_TIMEOUT"][1:3] == ["600", "default"]
+    assert lines["MPIBOOT_TIMEOUT"][1:3] == ["10m", "default"]
     assert lines["MPIBOOT_DNS_WAIT"][1:3] == ["-", "default"]
+    narrow = render.settings(resolved, ROWS, 80).splitlines()
+    assert len(narrow) == len(lines)
+    assert max(map(len, narrow)) <= 80
 
 
 def test_settings_are_records_in_json() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from mpiboot.hosts import host_shell
 from mpiboot.network import counters
-from tests.doctor.test_looks import write
+from tests.doctor.test_observe import write
 
 PORT = "class/infiniband/mlx5_1/ports/1"
 VALUES = {

@@ -237,7 +237,7 @@ def test_a_failed_launcher_is_kept_for_a_look_inside(cluster: Cluster, image: Im
         launcher_args=["mpirun", RING, "--exit", "3"],
         env={"MPIBOOT_HOLD_ON_FAILURE": "1000"},
     ).start()
-    until(lambda: "held for 1000 s" in job.launcher.stderr())
+    until(lambda: "keeping the pod for 16m40s" in job.launcher.stderr())
     assert job.launcher.running
     assert "3" in job.launcher.termination_log()
     job.launcher.signal(signal.SIGTERM)

@@ -928,7 +928,7 @@ def test_a_termination_message_is_cut_and_never_made(rig: Rig) -> None:
 def test_a_failed_launcher_is_held_until_it_is_told_to_go(rig: Rig) -> None:
     rig.options = replace(rig.options, hold_on_failure=300.0)
     process = rig.start("exit 9")
-    heard(process, "held for 300 s")
+    heard(process, "keeping the pod for 5m")
     assert rig.log.read_text().startswith("mpirun: ")
     process.terminate()
     assert ended(process)[0] == 9
@@ -1089,7 +1089,7 @@ def test_a_launcher_whose_child_failed_is_held_until_it_is_told_to_go(rig: Rig) 
     rig.options = replace(rig.options, hold_on_failure=300.0)
     rig.hand_over(Failure(68, "names-unresolved", "names-unresolved: w-1: NXDOMAIN\n"))
     process = rig.start_parent()
-    heard(process, "held for 300 s")
+    heard(process, "keeping the pod for 5m")
     assert rig.log.read_text().startswith("names-unresolved: ")
     process.send_signal(signal.SIGUSR1)
     process.terminate()

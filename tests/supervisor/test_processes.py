@@ -52,12 +52,16 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
     made.close()
 
 
-def test_the_mpi_libraries_of_a_program_are_those_that_it_is_linked_with(tmp_path: Path) -> None:
+def test_the_mpi_libraries_of_a_program_are_those_that_it_is_linked_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     mpi = b"\x7fELF...\0libmpi.so.12\0libmpich.so.12\0libc.so.6\0my-libmpi.so.40\0"
     for name, data in (("p", mpi), ("script", b"#!/bin/sh\n# \0libmpi.so.12\0")):
         (tmp_path / name).write_bytes(data)
     path, linked = f"/no/folder:{tmp_path}", {"libmpi.so.12", "libmpich.so.12"}
     assert processes.linked_mpi("p", path) == linked
+    assert processes.linked_mpi("p", "/no/folder:") == linked  # an empty entry is this folder
     assert processes.linked_mpi(f"{tmp_path}/p", "") == linked
     for other in ("script", "", "gone", f"{tmp_path}/gone"):
         assert processes.linked_mpi(other, path) == frozenset()

@@ -257,12 +257,13 @@ def test_mount_points_of_keys_are_found_wherever_they_are() -> None:
         "3 1 0:5 / /home/mpiuser/.ssh ro - tmpfs tmpfs ro\n"
         "4 1 0:5 /x /srv/with\\040blank/.ssh/id_rsa ro - tmpfs tmpfs ro\n"
         "5 1 0:5 / /proc rw - proc proc rw\n"
+        "6 1 0:5 / /home/é/.ssh ro - tmpfs tmpfs ro\n"
         # As a node has the volumes of its pods.
         "6 1 0:6 / /var/lib/kubelet/pods/1cbf1ac7-ca80-4f0f-9ccb-7a9d38f6a7c1/volumes/"
         "kubernetes.io~secret/ssh-auth rw - tmpfs tmpfs rw\n"
     )
 
-    assert keys.mounts(table) == ("/home/mpiuser/.ssh", "/srv/with blank/.ssh")
+    assert keys.mounts(table) == ("/home/mpiuser/.ssh", "/srv/with blank/.ssh", "/home/é/.ssh")
 
 
 def test_authorized_keys_without_the_jobs_key_is_told_with_the_fingerprints(

@@ -64,11 +64,11 @@ def test_results_of_perftest_are_read() -> None:
     assert IB_WRITE_BW.bandwidth(["1 2 . 4", "1 2 1.2.3 4", "... ... ... ..."]) is None
 
 
-def test_of_what_perftest_says_the_reason_is_taken() -> None:
+def test_perftests_error_is_found() -> None:
     text = "****\n Failed to modify QP 17 to RTR\n Unable to Connect the HCA's through the link\n"
-    assert pairs.complaint(text.splitlines()) == "Failed to modify QP 17 to RTR"
-    assert pairs.complaint(["", "12345", "mpiboot-status 137"]) == "mpiboot-status 137"
-    assert pairs.complaint([]) == ""
+    assert pairs.error_line(text.splitlines()) == "Failed to modify QP 17 to RTR"
+    assert pairs.error_line(["", "12345", "mpiboot-status 137"]) == "mpiboot-status 137"
+    assert pairs.error_line([]) == ""
 
 
 PORT, RAM = 10.0, 40.0  # Gb/s of a node's port in each direction, and between pods of a node
@@ -206,7 +206,7 @@ def test_a_finding_has_its_figures_and_a_hint() -> None:
     (found,) = pairs.judge(measured(EIGHT, sender="w-1", noise=0.0), FRACTION)
     assert (found.check, found.level, found.host) == ("slow-host", Level.FAIL, "w-1")
     assert found.message == "sends 0.5 Gb/s by net1, the others 10 Gb/s"
-    assert found.hint.startswith("look at that node's NIC")
+    assert found.hint.startswith("check that node's NIC")
     found, _ = pairs.judge(measured(EIGHT, pair=("w-2", "w-5"), noise=0.0), FRACTION)
     assert (found.check, found.host) == ("slow-pair", "")
     assert found.message.endswith(" by net1: 0.5 Gb/s, the others 10 Gb/s")
@@ -271,7 +271,7 @@ def test_flows_without_a_result_are_reported_once_for_each_reason() -> None:
     assert found.message.endswith(" by net1 and 2 more flows: w-2: Couldn't allocate MR")
     assert (other.level, other.message) == (
         Level.WARN,
-        "w-0 to w-1 by net1: no end within 22 s, and at other times a result",
+        "w-0 to w-1 by net1: no end within 22 s; other measurements succeeded",
     )
     assert (absent.host, absent.level) == ("w-9", Level.UNKNOWN)
 

@@ -94,7 +94,7 @@ def measuring(
     monkeypatch: pytest.MonkeyPatch,
     folder: Path,
     *programs: str,
-    asked: ToolOptions = ToolOptions(),  # noqa: B008 - it is frozen
+    options: ToolOptions = ToolOptions(),  # noqa: B008 - it is frozen
     made: Any = w.macvlan,  # noqa: ANN401 - one of the workers' makers
 ) -> tuple[_Measuring, list[Here]]:
     """A run on hosts that have these programs, reached here."""
@@ -127,7 +127,7 @@ def measuring(
     monkeypatch.setattr(MeasuringHosts, "log_in", log_in)
     monkeypatch.setattr(pairs_role, "access", lambda _: None)
     launcher: Any = SimpleNamespace(resolved=resolved, pods=None)
-    return _Measuring(launcher, asked), homes
+    return _Measuring(launcher, options), homes
 
 
 def _nothing(self: Any, *_: object) -> None:  # noqa: ANN401 - a MeasuringHosts without any login
@@ -140,7 +140,7 @@ QUICK = ToolOptions(seconds=30.0)
 async def test_every_pair_is_measured_by_the_program_of_both_ends(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    run, homes = measuring(monkeypatch, tmp_path, *[PROGRAM] * 3, asked=QUICK)
+    run, homes = measuring(monkeypatch, tmp_path, *[PROGRAM] * 3, options=QUICK)
     assert await run.until_signal() == 0
     seen = run.seen
     assert (seen.tool.name, seen.rails, seen.failed) == ("ib_write_bw", ("mlx5_2:1",), {})
@@ -164,9 +164,9 @@ async def test_tcp_is_measured_where_it_is_asked_for(
         return {host: (end,) for host, end in zip(networks, ends, strict=True)}
 
     monkeypatch.setattr(pairs, "link_ends", at_loopback)
-    monkeypatch.setattr(pairs_role, "_MOST", 0.3)
+    monkeypatch.setattr(pairs_role, "_MAX_S", 0.3)
     asked = ToolOptions("tcp", seconds=60.0)
-    run, homes = measuring(monkeypatch, tmp_path, PROGRAM, PROGRAM, asked=asked, made=busy)
+    run, homes = measuring(monkeypatch, tmp_path, PROGRAM, PROGRAM, options=asked, made=busy)
     for host in ("w-0", "w-1"):
         write_scripts(tmp_path / host)
     assert await run.until_signal() == 0
@@ -183,7 +183,7 @@ async def test_a_host_without_the_stream_is_named_with_its_words(
 ) -> None:
     """As an older mpiboot's; and one that nobody serves."""
     asked = ToolOptions("tcp", seconds=6.0)
-    run, _ = measuring(monkeypatch, tmp_path, PROGRAM, PROGRAM, asked=asked)
+    run, _ = measuring(monkeypatch, tmp_path, PROGRAM, PROGRAM, options=asked)
     write_scripts(tmp_path / "w-0")
     assert await run.until_signal() == 0
     assert run.seen.values == {}
@@ -194,7 +194,7 @@ async def test_the_reason_is_the_programs_own_line_and_nothing_is_left(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The server waits for a client that never comes, and is ended."""
-    run, homes = measuring(monkeypatch, tmp_path, PROGRAM, FAILS, asked=QUICK)
+    run, homes = measuring(monkeypatch, tmp_path, PROGRAM, FAILS, options=QUICK)
     assert await run.until_signal() == 0
     assert run.seen.values == {}
     (found,) = pairs.judge(run.seen, 0.8)
@@ -210,7 +210,7 @@ async def test_a_tool_that_is_named_and_lacks_a_port_is_an_error(
         return w.worker(f"w-{place}", w.eth0(f"10.244.1.{place + 5}/24"))
 
     asked = ToolOptions("ib_write_bw")
-    run, _ = measuring(monkeypatch, tmp_path, PROGRAM, PROGRAM, asked=asked, made=plain)
+    run, _ = measuring(monkeypatch, tmp_path, PROGRAM, PROGRAM, options=asked, made=plain)
     with pytest.raises(MpibootError) as wrong:
         await run.until_signal()
     assert wrong.value.finding.check == "program-missing"

@@ -115,7 +115,7 @@ JUDGED: dict[str, tuple[Run, ToolOptions, str, str]] = {
 
 @pytest.mark.parametrize(("given", "asked", "reference", "message"), JUDGED.values(), ids=JUDGED)
 def test_a_run_is_judged(given: Run, asked: ToolOptions, reference: str, message: str) -> None:
-    verdict = judge(replace(given, asked=asked))
+    verdict = judge(replace(given, options=asked))
     assert message in verdict.finding.message
     assert verdict.fit == (not reference)
     if reference:
@@ -163,7 +163,7 @@ NOTES = {
         replace(
             run(), output=replace(run().output, started=dict.fromkeys("ab", "/x/alltoall_perf"))
         ),
-        "/x/alltoall_perf shares the ports in its own way: no fraction",
+        "/x/alltoall_perf is no ring over the ports: no fraction",
     ),
 }
 

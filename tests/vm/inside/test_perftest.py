@@ -78,4 +78,4 @@ def test_with_a_wrong_index_it_fails_and_says_why(end: End) -> None:
     options = end.own.rpartition(" ")[0] + " 30"  # an entry that is not there
     said = both_ends(end._replace(own=options))
     assert IB_WRITE_BW.bandwidth(said) is None
-    assert pairs.complaint(said).startswith("Failed to modify QP")
+    assert pairs.error_line(said).startswith("Failed to modify QP")

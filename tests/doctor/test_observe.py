@@ -16,7 +16,7 @@ import pytest
 from mpiboot.core.checks import error
 from mpiboot.core.model import Level
 from mpiboot.core.settings import Settings
-from mpiboot.doctor import looks
+from mpiboot.doctor import observe
 from mpiboot.doctor.pod import MemoryPart
 from mpiboot.launcher import shims
 from mpiboot.system import control_groups
@@ -45,26 +45,26 @@ def test_mpirun_daemon_and_ssh_are_found_where_they_are(tmp_path: Path) -> None:
     ssh = program(tmp_path, "ssh")
     mpirun = program(tmp_path, "mpirun", "#!/bin/sh\necho 'mpirun (Open MPI) 4.1.6'\n")
     environ = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-    seen = looks.image(environ)
+    seen = observe.image(environ)
     assert seen.mpi is not None
     assert (seen.mpi.path, seen.mpi.version) == (mpirun, "4.1.6")
     assert next(item.path for item in seen.programs if item.name == "ssh") == ssh
     assert seen.modules == ()
     own = program(tmp_path, "orted")
-    again = looks.image(environ)
+    again = observe.image(environ)
     assert again.daemon is not None
     assert (again.daemon.name, again.daemon.path) == ("orted", own)
 
 
 def test_what_is_not_there_is_empty(tmp_path: Path) -> None:
-    seen = looks.image({"PATH": str(tmp_path)})
+    seen = observe.image({"PATH": str(tmp_path)})
     assert (seen.mpi, seen.daemon, seen.search) == (None, None, str(tmp_path))
     assert [item.path for item in seen.programs if item.name == "ssh"] == [""]
 
 
 def test_an_mpi_without_its_daemon_has_none(tmp_path: Path) -> None:
     program(tmp_path, "mpirun", "#!/bin/sh\necho 'prterun (Open MPI) 5.0.7'\n")
-    seen = looks.image({"PATH": str(tmp_path)})
+    seen = observe.image({"PATH": str(tmp_path)})
     assert seen.daemon is not None
     assert (seen.daemon.name, seen.daemon.path) == ("prted", "")
 
@@ -79,11 +79,11 @@ def test_the_loader_names_the_library_that_is_gone(tmp_path: Path) -> None:
     command = [CC, "-o", str(binary), str(tmp_path / "main.c"), f"-L{tmp_path}", "-lown-mpi"]
     subprocess.run(command, check=True)
     environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", "LD_LIBRARY_PATH": str(tmp_path)}
-    assert [item.lacks for item in looks.image(environ).programs if item.name == "ssh"] == [()]
+    assert [item.lacks for item in observe.image(environ).programs if item.name == "ssh"] == [()]
     library.unlink()
-    (lacks,) = (item.lacks for item in looks.image(environ).programs if item.name == "ssh")
+    (lacks,) = (item.lacks for item in observe.image(environ).programs if item.name == "ssh")
     assert lacks == ("libown-mpi.so => not found",)
-    assert looks._lacks(program(tmp_path, "script"), environ) == ()
+    assert observe._lacks(program(tmp_path, "script"), environ) == ()
 
 
 # -- private files ---------------------------------------------------------------------------------
@@ -91,30 +91,30 @@ def test_the_loader_names_the_library_that_is_gone(tmp_path: Path) -> None:
 
 def test_the_folder_is_made_and_taken_away(tmp_path: Path) -> None:
     settings = Settings(runtime_dir=str(tmp_path / "run"))
-    (seen,) = looks.folder(settings, {})
-    (made,) = (tmp_path / "run").rglob(looks.role())
+    (seen,) = observe.folder(settings, {})
+    (made,) = (tmp_path / "run").rglob(observe.role())
     assert (seen.level, seen.message) == (Level.OK, f"the private folder is {made}")
-    looks.remove_folder(settings, {})
+    observe.remove_folder(settings, {})
     assert list((tmp_path / "run").iterdir()) == []
 
 
 def test_the_folder_of_a_run_that_was_killed_goes_with_the_next_ones(tmp_path: Path) -> None:
     settings = Settings(runtime_dir=str(tmp_path))
-    looks.folder(settings, {})
-    (made,) = tmp_path.rglob(looks.role())
+    observe.folder(settings, {})
+    (made,) = tmp_path.rglob(observe.role())
     beside = made.parent
     nobody = int(Path("/proc/sys/kernel/pid_max").read_text()) + 1
     others = ["doctor-1", "launcher"]  # the first process is always there
     for name in (f"doctor-{nobody}", *others):
         (beside / name).mkdir()
         (beside / name / "id").touch()
-    looks.remove_folder(settings, {})
+    observe.remove_folder(settings, {})
     assert sorted(path.name for path in beside.iterdir()) == sorted(others)
 
 
 def test_a_folder_and_a_tmpdir_that_cannot_be_used_are_both_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    seen = looks.folder(
+    seen = observe.folder(
         Settings(runtime_dir=str(tmp_path / "file")), {"TMPDIR": str(tmp_path / "file/x")}
     )
     failed = [("runtime-folder", Level.FAIL), ("tmpdir", Level.FAIL)]
@@ -128,22 +128,22 @@ def test_a_key_is_seen_with_type_mode_and_owner(tmp_path: Path) -> None:
     subprocess.run(command, check=True)
     path.chmod(0o644)
     settings = Settings(ssh_key=str(path))
-    (seen,) = looks.key(settings, {})
+    (seen,) = observe.key(settings, {})
     assert re.fullmatch(
         rf"the key is {path}, ecdsa-sha2-nistp256 SHA256:\S+, mode 0644 of uid {os.getuid()}",
         seen.message,
     )
     assert (seen.check, seen.level) == ("ssh-key", Level.OK)
     (tmp_path / "authorized_keys").write_text("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIA other\n")
-    _, warning = looks.key(settings, {})
+    _, warning = observe.key(settings, {})
     assert warning.level is Level.WARN
     path.write_text("no key")
-    (wrong,) = looks.key(settings, {})
+    (wrong,) = observe.key(settings, {})
     assert (wrong.check, wrong.level) == ("ssh-key", Level.FAIL)
 
 
 def test_no_key_is_reported_with_where_it_was_looked_for(tmp_path: Path) -> None:
-    (wrong,) = looks.key(Settings(ssh_key=str(tmp_path / "none")), {})
+    (wrong,) = observe.key(Settings(ssh_key=str(tmp_path / "none")), {})
     assert wrong.message == f"no private SSH key in {tmp_path / 'none'}"
 
 
@@ -153,10 +153,10 @@ def test_where_no_shim_can_lead_to_mpiboot_none_is_told(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(shims, "effects", effects)
     monkeypatch.setattr(shims, "passed_by", lambda: "")
-    assert looks.shims({}) == []
+    assert observe.shims({}) == []
     monkeypatch.setattr(shims, "effects", lambda _: ("works", "has no effect"))
     monkeypatch.setattr(shims, "passed_by", lambda: "passed by")
-    found = [(item.level, item.message) for item in looks.shims({})]
+    found = [(item.level, item.message) for item in observe.shims({})]
     warnings = [(Level.WARN, "has no effect"), (Level.WARN, "passed by")]
     assert found == [(Level.OK, "works"), *warnings]
 
@@ -169,26 +169,26 @@ def test_limits_are_those_of_the_server_and_of_the_first_process() -> None:
     with subprocess.Popen(["sh", "-c", f"echo; {halved}"], stdout=subprocess.PIPE) as server:
         assert server.stdout is not None
         server.stdout.readline()
-        until(lambda: looks.limits(server.pid).sessions["open files"] == 77)
-        seen = looks.limits(server.pid)
+        until(lambda: observe.limits(server.pid).sessions["open files"] == 77)
+        seen = observe.limits(server.pid)
         server.kill()
     assert seen.sessions["locked memory"] == resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    assert seen.first == looks.limits(0).first
-    assert looks.limits(0).sessions == {}
-    assert looks.limits(server.pid).sessions == {}  # it is gone
+    assert seen.first == observe.limits(0).first
+    assert observe.limits(0).sessions == {}
+    assert observe.limits(server.pid).sessions == {}  # it is gone
 
 
 def test_who_listens_on_a_port_is_named() -> None:
     comm = Path("/proc/self/comm").read_text().strip()
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        assert looks.process_of(port) == os.getpid()
-        assert looks.servers((port,)) == (f"port {port}: process {os.getpid()} ({comm})",)
+        assert observe.process_of(port) == os.getpid()
+        assert observe.servers((port,)) == (f"port {port}: process {os.getpid()} ({comm})",)
         with socket.create_server(("127.0.0.1", 0)) as another:
             both = sorted((port, another.getsockname()[1]))
-            (said,) = looks.servers(both)
+            (said,) = observe.servers(both)
             assert said == f"port {both[0]} and {both[1]}: process {os.getpid()} ({comm})"
-    assert (looks.process_of(port), looks.servers((port,))) == (0, ())
+    assert (observe.process_of(port), observe.servers((port,))) == (0, ())
 
 
 def test_memory_is_read_of_both_kinds_of_control_groups(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_memory_is_read_of_both_kinds_of_control_groups(tmp_path: Path) -> None:
     }
     own = write(tmp_path / "proc2", {"self/cgroup": "0::/\n"})
     groups = write(tmp_path / "two", two)
-    assert looks.memory(groups, own) == MemoryPart(1 << 30, 4000, 2)
+    assert observe.memory(groups, own) == MemoryPart(1 << 30, 4000, 2)
     used_up = "this container's memory limit, 1 GiB, was reached (oom_kill 2)"
     assert control_groups.used_up(0, groups, own) == used_up
     assert control_groups.used_up(1, groups, own) == used_up.replace("oom_kill 2", "oom_kill 1")
@@ -213,12 +213,12 @@ def test_memory_is_read_of_both_kinds_of_control_groups(tmp_path: Path) -> None:
     }
     own = write(tmp_path / "proc1", {"self/cgroup": "4:memory:/a\n"})
     groups = write(tmp_path / "one", one)
-    assert looks.memory(groups, own) == MemoryPart(0, 4000, 1)
+    assert observe.memory(groups, own) == MemoryPart(0, 4000, 1)
     assert control_groups.used_up(0, groups, own) == ""  # the node's own, as nothing bounds it here
     with pytest.raises(OSError, match="no control group"):
-        looks.memory(tmp_path / "none", own)
+        observe.memory(tmp_path / "none", own)
 
 
 def test_shared_memory_is_measured(tmp_path: Path) -> None:
-    seen = looks.shm(tmp_path)
+    seen = observe.shm(tmp_path)
     assert seen.size >= seen.used > 0

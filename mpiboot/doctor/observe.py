@@ -1,7 +1,7 @@
-"""What doctor looks at in a pod, a function for each part: bounded in time, nothing is changed.
+"""Observes a pod for doctor, a function for each part; bounded in time, changes nothing.
 
-One folder is made, as every role makes its own, and taken away at doctor's end. No program of the
-image is run but the loader (``ldd PROGRAM``) and ``mpirun --version``.
+One private folder is made, as every role makes one, and removed at doctor's end. Of the image's
+programs only ``ldd PROGRAM`` and ``mpirun --version`` are run.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _FOLDER_ROLE: Final = "doctor-"
 
 
 def role() -> str:
-    """Name the folder of this run: two people may ask at once in one pod."""
+    """Name this run's folder: doctor may run twice at once in a pod."""
     return f"{_FOLDER_ROLE}{os.getpid()}"
 
 
@@ -59,7 +59,7 @@ def folder(settings: Settings, environ: Mapping[str, str]) -> list[Finding]:
 
 
 def remove_folder(settings: Settings, environ: Mapping[str, str]) -> None:
-    """Leave nothing behind: neither this run's folder nor that of a run that was killed."""
+    """Remove this run's folder, and those of runs that were killed."""
     made = files.find_role(settings.runtime_dir, os.getuid(), role(), environ.get("TMPDIR", ""))
     if made:
         for folder in made.parent.glob(f"{_FOLDER_ROLE}*"):
@@ -80,7 +80,7 @@ def key(settings: Settings, environ: Mapping[str, str]) -> list[Finding]:
         return [problem.finding]
     about = mounted.stat()
     mode = f"mode {stat.S_IMODE(about.st_mode):04o} of uid {about.st_uid}"
-    # The folder's own: each file of a Secret is a link into a folder beside it.
+    # By the file system: each file of a Secret is a link into a folder beside it.
     read_only = ", read-only" if os.statvfs(mounted).f_flag & os.ST_RDONLY else ""
     kind = found.public.partition(" ")[0]
     message = f"the key is {mounted}, {kind} {found.fingerprint}, {mode}{read_only}"
@@ -89,7 +89,7 @@ def key(settings: Settings, environ: Mapping[str, str]) -> list[Finding]:
 
 
 def shims(environ: Mapping[str, str]) -> list[Finding]:
-    """Look for mpirun's shims, and for calls that bypass them."""
+    """Find mpirun's shims, and calls that bypass them."""
     try:
         good, bad = names.effects(environ)
     except MpibootError:  # started from a folder of sources, where no shim can lead to it
@@ -99,8 +99,7 @@ def shims(environ: Mapping[str, str]) -> list[Finding]:
 
 
 PROC: Final = Path("/proc")
-SHM: Final = Path("/dev/shm")  # noqa: S108 - looked at only
-# Those that a job meets.
+SHM: Final = Path("/dev/shm")  # noqa: S108 - read only
 LIMITS: Final = {
     "locked memory": resource.RLIMIT_MEMLOCK,
     "open files": resource.RLIMIT_NOFILE,
@@ -109,7 +108,7 @@ LIMITS: Final = {
 
 
 def limits(server: int) -> LimitsPart:
-    """Read the limits of the process whose limits SSH sessions have, 0: none, and of the first."""
+    """Read the limits of ``server``, which SSH sessions inherit (0: none), and of process 1."""
     return LimitsPart(_limits(server) if server else {}, _limits(1))
 
 
@@ -157,16 +156,14 @@ def process_of(port: int) -> int:
     return next((item.pid for item in processes.listeners() if item.port == port), 0)
 
 
-_PATIENCE: Final = 5.0  # seconds that a program has
-
-
+_TIMEOUT_S: Final = 5.0
 MODULES: Final = ("asyncssh", "click", "dns", "psutil", "pyroute2")
-# glibc's loader and musl's, in their own words.
+# Messages of glibc's loader and of musl's.
 _NOT_FOUND: Final = ("=> not found", "Error loading shared library", "cannot open shared object")
 
 
 def image(environ: Mapping[str, str]) -> ImagePart:
-    """Look for what a job needs of the image."""
+    """Find what a job needs of the image."""
     search = programs.search_path(environ)
     mpi = programs.detect_mpi(environ)
     found = [Program("mpirun", mpi.path, _lacks(mpi.path, environ))] if mpi else []
@@ -195,9 +192,9 @@ def _daemon(mpi: Mpi, search: str, environ: Mapping[str, str]) -> Program | None
 
 
 def _lacks(path: str, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Give what the loader says of libraries that it does not find, in the words of ``ldd``."""
+    """List the lines of ``ldd`` about libraries that are missing."""
     try:
-        done = programs.run(("ldd", path), _PATIENCE, environ) if path else None
+        done = programs.run(("ldd", path), _TIMEOUT_S, environ) if path else None
     except OSError:  # an image without ldd
         return ()
     lines = (done.stdout + done.stderr).splitlines() if done else []
