@@ -251,10 +251,6 @@ _OF_JOBS: Final[_Table] = {
             "name, and a link to mpiboot in place of mpirun for calls by path",
         ),
         "slots": _CheckText("a default number of slots is a number", ""),
-        "unsafe-value": _CheckText(
-            "no variable holds text that a worker's shell would run",
-            "remove the quote, dollar, backslash or backquote from that variable",
-        ),
         "mpi-versions": _CheckText(
             "launcher and workers have the same MPI",
             "use one image, or images with the same MPI, for launcher and workers",
@@ -266,10 +262,6 @@ _OF_JOBS: Final[_Table] = {
         "working-directory": _CheckText(
             "every host has the working directory",
             "mount it in every pod, or name one that all images have (`-wdir`)",
-        ),
-        "several-programs": _CheckText(
-            "this MPI can start several programs with one line",
-            "if the start fails, use one program that does different work on each rank",
         ),
         "ip-version": _CheckText(
             "the MPI speaks the IP version of the pods",
@@ -442,7 +434,7 @@ BY_REFERENCE: Final = {check.reference: check for check in CHECKS}
 WARNINGS: Final = frozenset(
     {
         *("data-sockets", "data-subnet", "rdma-mtu-low"),
-        *("entrypoint", "env-profile", "offline", "several-programs", "workers-differ"),
+        *("entrypoint", "env-profile", "offline", "workers-differ"),
         *("host-names", "shims", "slots", "working-directory"),
     }
 )

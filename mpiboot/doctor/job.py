@@ -56,7 +56,7 @@ def chosen(
 _COLUMNS: Final = {
     "image": "program-missing mpi-daemon shared-libraries python-modules shims passwd-entry "
     "mpi-versions bug",
-    "job": "hostfile-missing hostfile-invalid slots role usage settings-conflict several-programs "
+    "job": "hostfile-missing hostfile-invalid slots role usage settings-conflict "
     "host-names working-directory "
     "entrypoint agent-not-started offline daemon-failed launch-timeout host-lost transport "
     "launcher-limits launcher-memory ssh-client-lost hosts-differ worker-checks",
@@ -71,7 +71,7 @@ _COLUMNS: Final = {
     "rdma-port rdma-gid rdma-gid-index rdma-mtu rdma-mtu-low data-ambiguous "
     "data-carrier data-address data-mtu data-networks data-sockets data-subnet data-facts",
     "gpus": "gpus",
-    "variables": "unsafe-value env-profile nccl-value named-links",
+    "variables": "env-profile nccl-value named-links",
     "validate": "bandwidth wrong-results not-measured",
 }
 # The columns in which findings are shown, with the references that stand in each.

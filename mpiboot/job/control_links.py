@@ -119,10 +119,6 @@ def _link_names(facts: PodFacts) -> str:
     return first_few(link.name for link in facts.links)
 
 
-# PRRTE before 3.0.12, as a distribution builds it with a PMIx without IPv6, reads past the end of
-# a pod's list of aliases, which is empty without IPv4 (prte_check_host_is_local): SIGSEGV on every
-# host. In 5.0.3 to 5.0.5 PMIx sees no IPv6 address at all (open-mpi/ompi#12771).
-_IPV6_ALONE_SINCE: Final = (5, 0, 9)
 _IP_VERSION: Final = "ip-version"
 _CONTROL: Final = "control-link"
 

@@ -68,11 +68,8 @@ def _number(text: str, what: str) -> int:
     return int(text)
 
 
-def _read_line(text: str, number: int) -> tuple[Host, list[str]]:
+def _read_line(text: str, number: int) -> Host:
     """Read a line that isn't blank and has no comment.
-
-    Returns:
-        The host, and the bare words behind it: Open MPI passes over them.
 
     Raises:
         LineError: it has something that no hostfile may have.
@@ -92,23 +89,19 @@ def _read_line(text: str, number: int) -> tuple[Host, list[str]]:
         if parsed is None or parsed.version != version:
             raise LineError(f"{_shown(name)} is not an IPv{version} address")
     given = {key: value for key in ("user", "slots") if (value := found[key]) is not None}
-    passed_over = []
     for key, value in (word.groups() for word in _WORDS.finditer(found["words"])):
         meaning = _KEYS.get(key, "")
         if value is None and not meaning:
-            passed_over.append(_shown(key))
-        elif value is None or not meaning:
+            continue  # Open MPI ignores bare words
+        if value is None or not meaning:
             expected = "expected `slots=N`, `max_slots=N`, `user=NAME` or a comment"
             raise LineError(f"{_shown(key)}, {expected}")
-        elif meaning in given:
+        if meaning in given:
             raise LineError(f"{meaning} is given twice")
-        else:
-            given[meaning] = value
+        given[meaning] = value
     slots = _number(given["slots"], "slots") if "slots" in given else None
     most = _number(given["max_slots"], "max_slots") if "max_slots" in given else None
-    if most is not None and most < (slots or 1):
-        raise LineError(f"max_slots is {most}, expected at least the {slots or 1} slots")
-    host = Host(
+    return Host(
         name=name,
         slots=1 if slots is None else slots,
         slots_given=slots is not None,
@@ -117,7 +110,6 @@ def _read_line(text: str, number: int) -> tuple[Host, list[str]]:
         binding=given.get("binding", ""),
         line=number,
     )
-    return host, passed_over
 
 
 _BOM: Final = "\ufeff"
@@ -150,11 +142,6 @@ def is_blank(text: str) -> bool:
 
 def _added(first: Host, again: Host) -> Host:
     """One host of two lines; a line without max_slots has no limit, so the sum has none."""
-    if first.user and again.user and first.user != again.user:
-        raise LineError(
-            f"user {again.user} for {again.name}, which line {first.line} gives "
-            f"to user {first.user}; expected one user for each host",
-        )
     both = first.max_slots is not None and again.max_slots is not None
     return replace(
         first,
@@ -188,14 +175,12 @@ def parse(text: str, path: str, named_by: str) -> Hostfile:
     for number, line in _lines(text):
         where = f"{path}:{number}"
         try:
-            host, passed_over = _read_line(line, number)
+            host = _read_line(line, number)
             key = canonical(host.name)
             first = found.get(key)
             found[key] = _added(first, host) if first else host
         except LineError as wrong:
             raise _invalid(where, str(wrong), named_by) from None
-        if passed_over:
-            remarks.append(f"{where}: {' '.join(passed_over)} passed over, expected `slots=N`")
         if first and host.slots_given:
             remarks.append(
                 f"{where}: {host.name} again, after line {first.line}: {found[key].slots} slots in "

@@ -13,7 +13,6 @@ from mpiboot.core.checks import failed
 from mpiboot.core.facts import Host, Variable
 from mpiboot.core.model import Decision, MpiFamily, Source
 from mpiboot.core.setting_types import MpiNetwork, Switch
-from mpiboot.core.wording import first_few
 from mpiboot.job import control_links, forward
 from mpiboot.job.control_links import Control
 from mpiboot.job.hostfile import Syntax
@@ -27,8 +26,6 @@ from mpiboot.network import worker_network
 # By this option mpirun tells at its end every rank's exit code, a line a host.
 EXIT_CODES: Final = "-print-all-exitcodes"
 _SSH: Final = "ssh"
-# The kind of agent that is none.
-_FORK: Final = "fork"
 # Options beside which no other variable is handed on.
 _ONLY: Final = ("genvnone", "envnone", "genvlist", "envlist")
 _ANOTHER_KIND: Final = "another kind would start no launch agent"
@@ -51,7 +48,7 @@ class Hydra(Implementation):
     def agent(self, inp: PlanInput, hosts: int, remote: Collection[str]) -> Iterator[Item]:
         """Set the kind of launch agent that calls one, whatever the user's line or pod names.
 
-        On the line ``fork`` is refused: it starts every rank in this pod, and none on ``remote``.
+        ``fork`` would start every rank in this pod, and none on ``remote``.
         """
         for name in self.agent_kind_vars:
             theirs = inp.environ.get(name, "")
@@ -69,11 +66,7 @@ class Hydra(Implementation):
         yield from map(Removal, (*self.agent_kind_vars[1:], *self.agent_vars[1:]))
         yield Forced(self.agent_kind_vars[0], _SSH, _ANOTHER_KIND, Source.DEFAULT)
         asked = inp.line.given.get("launcher", "")
-        if asked == _FORK and remote:
-            message = f"-launcher {asked} on the mpirun line starts every rank in this pod, and "
-            message += f"none on {first_few(remote)}"
-            yield failed("settings-conflict", message, hint="remove it")
-        elif asked not in ("", _SSH, _FORK):
+        if remote and asked not in ("", _SSH):
             yield Drop("launcher")
             message = f"-launcher {asked} is taken off the mpirun line, daemons are started by "
             yield warning("settings-conflict", f"{message}{_SSH}: {_ANOTHER_KIND}")

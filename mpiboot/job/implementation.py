@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from mpiboot.job.mpi_environment import Chosen, Forwarding
     from mpiboot.job.mpirun_line import UserLine
     from mpiboot.job.plan_input import PlanInput
-    from mpiboot.job.resolve import Resolution
     from mpiboot.network.decision import DataNetwork
 
 
@@ -79,8 +78,6 @@ class Implementation:
     by_itself: tuple[str, ...]
     # The launcher's whole environment overwrites the workers'.
     hands_on_all = False
-    # What begins each line of output with its rank, the options beside which it can't stand, and
-    # what of the output it loses.
 
     def program(self, inp: PlanInput) -> str:
         """Give the program to start: the line's, or the one that this would start."""
@@ -137,18 +134,6 @@ class Implementation:
     def hand_on(self, inp: PlanInput, chosen: Chosen) -> Forwarding:
         """Hand variables of the launcher on to the ranks."""
         raise NotImplementedError
-
-    def unsafe(
-        self, inp: PlanInput, mca: Mapping[str, str], outcome: Resolution
-    ) -> Iterable[Finding]:
-        """Warn of values that the workers' shell would evaluate.
-
-        Args:
-            inp: what the plan is made of.
-            mca: the parameters of the line that mpirun gets.
-            outcome: what mpirun's environment has of mpiboot.
-        """
-        return ()
 
     def words(self, inp: PlanInput) -> Iterable[Item]:
         """Give what stands on the line: options that have no variable, or report to the parent."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from typing import Final
 
 from mpiboot.core import masking
@@ -27,7 +26,7 @@ from mpiboot.job.mpi_environment import Chosen, Forwarding
 from mpiboot.job.names import short
 from mpiboot.job.parameter_files import parameter
 from mpiboot.job.plan_input import PlanInput
-from mpiboot.job.resolve import Drop, Forced, Item, Removal, Resolution, Words, warning
+from mpiboot.job.resolve import Drop, Forced, Item, Removal, Words, warning
 from mpiboot.network.decision import DataNetwork
 
 TRANSPORTS: Final = (
@@ -90,10 +89,6 @@ class OpenMpi(Implementation):
     by_itself = ("OMPI_*", "PMIX_MCA_*")
     # How many agents live at once.
     concurrency_var: str
-    # Prefix of variables whose values reach the workers' shell unescaped, but that of
-    # ``export_var``, and the ``--mca`` parameters that do so.
-    evaluated: str
-    evaluated_flags: tuple[str, ...] = ("*",)
 
     def agent(self, inp: PlanInput, hosts: int, remote: Collection[str]) -> Iterator[Item]:
         """Let as many agents live at once as there are hosts: with fewer mpirun waits for ever.
@@ -167,21 +162,20 @@ class OpenMpi(Implementation):
         message = ", ".join(names) or "none of the known variables is set"
         items: list[Item] = [Decision("forwarded", str(len(names)), Source.DEFAULT, message)]
         listed = parameter(self.export_var)
+        theirs = any(inp.given_parameter(self.export_var))
+        if theirs and not self.exports_beside_list:
+            if not chosen.added.keys() >= set(names):
+                message = f"{listed} is set, and {self.title} takes no -x beside it: nothing else "
+                hint = "name all variables in that list, or use -x"
+                items.append(warning("usage", f"{message}is forwarded", hint))
+            return Forwarding(tuple(items), chosen.forwarded)
         # The line's own list hides the environment's.
-        if names and listed in inp.line.mca:
-            if not self.exports_beside_list:
-                if not chosen.added.keys() >= set(names):
-                    message = f"--mca {listed} on the mpirun line forbids -x in {self.title}: "
-                    hint = "name all variables in that list, or use -x"
-                    items.append(warning("usage", f"{message}nothing else is forwarded", hint))
-                return Forwarding(tuple(items), chosen.forwarded)
-        # A user's own list takes the names too where -x is refused beside it.
-        elif names and (self.exports_beside_list or inp.environ.get(self.export_var)):
+        if names and self.exports_beside_list and listed not in inp.line.mca:
             flags, listing = self._by_list(inp, chosen)
-            items += listing
+            items.append(listing)
         return Forwarding(tuple(items), chosen.forwarded | set(names), flags)
 
-    def _by_list(self, inp: PlanInput, chosen: Chosen) -> tuple[tuple[str, ...], tuple[Item, ...]]:
+    def _by_list(self, inp: PlanInput, chosen: Chosen) -> tuple[tuple[str, ...], Item]:
         """Write the list's entries behind the user's; returns what it can't hold: for ``-x``.
 
         Where a name of the list has a value with "=" in it (NCCL's exact form, XLA_FLAGS), Open MPI
@@ -198,36 +192,7 @@ class OpenMpi(Implementation):
                 flags.append(name)
             else:
                 entries.append(f"{name}={value}")
-        items: list[Item] = [Forced(self.export_var, ";".join(entries))]
-        if flags and not self.exports_beside_list:
-            message = f"{' '.join(flags)}: not forwarded, {self.export_var} can't hold such a value"
-            hint = "use -x for all variables instead of that list"
-            items.append(warning("usage", message, hint))
-            flags = []
-        return tuple(flags), tuple(items)
-
-    def unsafe(
-        self, inp: PlanInput, mca: Mapping[str, str], outcome: Resolution
-    ) -> Iterator[Finding]:
-        values = {
-            name: value
-            for name, value in {**inp.environ, **outcome.values}.items()
-            if name.startswith(self.evaluated)
-            and name not in outcome.removed
-            and (name in outcome.values or name not in inp.of_files)
-        }
-        for name, value in mca.items():
-            if any(fnmatchcase(name, pattern) for pattern in self.evaluated_flags):
-                values[f"--mca {name}"] = value
-        excepted = {self.export_var, f"--mca {parameter(self.export_var)}"}
-        for name in sorted(values.keys() - excepted):
-            bad = sorted(set(values[name]) & set('"$\\`\n'))
-            if bad:
-                message = (
-                    f"{name} holds {' '.join(map(repr, bad))}: {self.title} hands it to the "
-                    "workers' shell unescaped"
-                )
-                yield failed("unsafe-value", message, level=Level.WARN)
+        return tuple(flags), Forced(self.export_var, ";".join(entries))
 
 
 # ORTE_MAX_NODE_PREFIX of regx/fwd is 50, without a check; what is behind it on the stack has room
@@ -289,7 +254,6 @@ class OpenMpi4(OpenMpi):
         "rmaps_rank_file_* rmaps_dist_device orte_rankfile hwloc_base_bind* hwloc_base_cpu_* "
         "hwloc_base_slot_list hwloc_base_use_hwthreads_as_cpus",
     )
-    evaluated = "OMPI_MCA_"
     # The handle of mpirun's own messages, which ranks on its own host would inherit.
     messages_var = "OPAL_OUTPUT_STDERR_FD"
 
@@ -333,18 +297,10 @@ class OpenMpi4(OpenMpi):
             yield failed("host-names", message, level=Level.WARN)
 
 
-# 5.0 routes --mca by framework; prted gets those of PRRTE, as its own parameter PREFIXES has them.
-_PRRTE_FRAMEWORKS: Final = (
-    "prte errmgr ess filem grpcomm iof odls oob plm prtebacktrace prtedl prteinstalldirs "
-    "prtereachable ras rmaps rml routed rtc schizo state hwloc if reachable"
-)
 # PRRTE before 3.0.12, as a distribution builds it with a PMIx without IPv6, reads past the end of
 # a pod's list of aliases, which is empty without IPv4 (prte_check_host_is_local): SIGSEGV on every
 # host. In 5.0.3 to 5.0.5 PMIx sees no IPv6 address at all (open-mpi/ompi#12771).
 _IPV6_ALONE_SINCE: Final = (5, 0, 9)
-# Whose daemons die at a line with several programs. Measured with Debian's, without mpiboot too:
-# mpirun returns 0 then.
-_SEVERAL_PROGRAMS_FAIL: Final = "5.0.7"
 _SHELL: Final = "change it in the workers' image: usermod --shell /bin/bash USER"
 
 
@@ -399,8 +355,6 @@ class OpenMpi5(OpenMpi):
         "hwloc_base_bind_to_* hwloc_*use_hwthreads_as_cpus",
     )
     exports_beside_list = True
-    evaluated = "PRTE_MCA_"
-    evaluated_flags = tuple(f"{name}_*" for name in _PRRTE_FRAMEWORKS.split())
 
     def hosts(self, inp: PlanInput, listed: Sequence[Host]) -> Iterator[Item]:
         pods = (inp.observed.own, *(worker.facts for worker in inp.observed.workers))
@@ -444,13 +398,9 @@ class OpenMpi5(OpenMpi):
         return not (line.unknown or "," in path or given)
 
     def findings(self, inp: PlanInput) -> Iterable[Finding]:
-        observed, version = inp.observed, inp.observed.mpi.version
-        if len(inp.line.apps) > 1 and version == _SEVERAL_PROGRAMS_FAIL:
-            message = f"the daemons of {version} die at the start of a line with several programs"
-            yield failed("several-programs", message, level=Level.WARN)
         # A login shell that can't read the commands of mpirun, which are for the launcher's.
-        ours = observed.identity.shell
-        for worker in observed.workers:
+        ours = inp.observed.identity.shell
+        for worker in inp.observed.workers:
             if worker.shell.endswith(("/fish", "csh")) and worker.shell != ours:
                 message = f"its login shell is {worker.shell}, and mpirun's commands are for {ours}"
                 host = worker.host.name
@@ -482,16 +432,6 @@ class NewerOpenMpi(OpenMpi5):
         return ()
 
 
-class OlderOpenMpi(OpenMpi4):
-    """Not run: no registry has a package of it (Horovod's image has 3.0).
-
-    It is ORTE with the names of 4.1, and a parameter that it lacks is ignored.
-    """
-
-    title = "Open MPI before 4.1"
-    untried = "sets what Open MPI 4.1 reads"
-
-
 class SpectrumMpi(OpenMpi4):
     """IBM Spectrum MPI. Not run, for it can't be had here.
 
@@ -513,11 +453,9 @@ class SpectrumMpi(OpenMpi4):
 OPENMPI4: Final = OpenMpi4()
 OPENMPI5: Final = OpenMpi5()
 NEWER: Final = NewerOpenMpi()
-OLDER: Final = OlderOpenMpi()
 SPECTRUM: Final = SpectrumMpi()
 
 _TRIED: Final = "5.0"
-_FIRST_TRIED: Final = (4, 1)
 
 
 def of_series(family: MpiFamily, version: str) -> OpenMpi:
@@ -526,5 +464,5 @@ def of_series(family: MpiFamily, version: str) -> OpenMpi:
     Off a cluster the version may not be known: then it is the series that was tried.
     """
     if family is MpiFamily.OPENMPI4:
-        return OLDER if () < version_number(version) < _FIRST_TRIED else OPENMPI4
+        return OPENMPI4
     return NEWER if version[:1].isdigit() and not version.startswith(_TRIED) else OPENMPI5

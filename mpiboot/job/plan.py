@@ -13,7 +13,7 @@ from typing import Final
 
 from mpiboot.core.checks import MpibootError
 from mpiboot.core.model import Decision, Finding, Level, MpiFamily, Source
-from mpiboot.core.setting_types import AUTO, MpiNetwork, Switch
+from mpiboot.core.setting_types import AUTO, MpiNetwork
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import first_few
 from mpiboot.job import (
@@ -27,7 +27,6 @@ from mpiboot.job import (
 )
 from mpiboot.job import hostfile as hostfiles
 from mpiboot.job.hydra import EXIT_CODES
-from mpiboot.job.mpirun_line import UserLine
 from mpiboot.job.mpis import implementation_of
 from mpiboot.job.plan_input import LaunchPaths, Observed, PlanInput
 from mpiboot.job.program_words import Rendezvous
@@ -153,13 +152,11 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
     delivery = data.deliver(inp, network, forwarding.names)
     outcome = resolve((*forwarding.items, *delivery.items), inp.owned, before=outcome)
     mca = {name: value for name, value in inp.line.mca.items() if name not in outcome.dropped}
-    supervised = inp.settings.supervise is Switch.ON
     own_ranks, shown = _own_ranks_words(inp, outcome.for_agents, remote=bool(remote))
     forwarded = tuple(word for name in forwarding.flags for word in ("-x", name))
     parts = (
         data.mpi_network(inp, network, outcome, delivery.per_host.values()),
-        *(mpi.unsafe(inp, mca, outcome), pods.ssh_servers(inp), pods.findings(observed)),
-        *(() if supervised else (_unsupervised(inp),), shown),
+        *(pods.ssh_servers(inp), pods.findings(observed), shown),
         (Words(("-n", str(np))),) if np is not None and inp.line.np is None else (),
         *((Words(forwarded),), mpi.words(inp)),
     )
@@ -171,7 +168,7 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
         findings=outcome.findings,
         argv=(
             *(mpi.program(inp), *outcome.words),
-            *_words(inp, before, forwarded, frozenset(_places(inp.line, outcome.dropped))),
+            *_words(inp, before, forwarded, outcome.dropped),
         ),
         set_env=outcome.values,
         unset_env=tuple(sorted(outcome.removed)),
@@ -204,11 +201,6 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
 
 # MPIs whose messages MPIBOOT_MPI_NETWORK=data moves; Intel MPI chooses itself.
 _MOVABLE: Final = (MpiFamily.OPENMPI4, MpiFamily.OPENMPI5, MpiFamily.MPICH)
-
-
-def _places(line: UserLine, options: Iterable[str]) -> Iterator[int]:
-    for option in options:
-        yield from line.places.get(option, ())
 
 
 def pair_findings(plan: Plan, observed: Observed, dialled: Sequence[Dial]) -> tuple[Finding, ...]:
@@ -280,7 +272,7 @@ def _platform(observed: Observed) -> Decision:
 
 
 def _words(
-    inp: PlanInput, before: tuple[str, ...], forwarded: tuple[str, ...], dropped: frozenset[int]
+    inp: PlanInput, before: tuple[str, ...], forwarded: tuple[str, ...], options: Iterable[str]
 ) -> tuple[str, ...]:
     """Return the user's own words, with the paths of hostfiles replaced by those of the copies.
 
@@ -289,9 +281,10 @@ def _words(
         before: what stands before each program.
         forwarded: ``-x`` words, before the options of each program but the first: to 4.1 it is an
             option of one program.
-        dropped: the indexes of words that mpirun does not get.
+        options: those that mpirun does not get.
     """
     line, paths = inp.line, inp.paths
+    dropped = {at for option in options for at in line.places.get(option, ())}
     copies = paths.of_program(inp.observed.hostfile)
     words = [*line.argv]
     for index in line.hostfile_words:
@@ -325,12 +318,6 @@ _GOING_ON: Final = (
     "sigkill_timeout",
     "disable-auto-cleanup",
 )
-
-
-def _unsupervised(inp: PlanInput) -> Decision:
-    given = inp.given["supervise"]
-    reason = f"{given}: nothing of mpiboot stays, and exit status and messages are mpirun's own"
-    return Decision("supervise", "off", given.source, reason)
 
 
 def _obstacles(

@@ -58,6 +58,8 @@ def earlier(workers: Iterable[Worker], own: str) -> EarlierAttempt | None:
 
 
 _SSH_PORT: Final = 22
+
+
 # Where private files go when nothing stands against it (``system.files.runtime_dir``).
 _FIRST_FOLDER: Final = "/run/mpiboot"
 
@@ -119,7 +121,8 @@ def ssh_servers(inp: PlanInput) -> Iterator[Item]:
 
 _ONE_ADDRESS: Final = (
     "give each pod with hostNetwork a node of its own (podAntiAffinity on the job's label, with "
-    "topologyKey kubernetes.io/hostname); the launcher needs no hostNetwork"
+    "topologyKey kubernetes.io/hostname), the launcher none; else the nameserver has a wrong or an "
+    "old address: compare the EndpointSlices of the job's headless Service"
 )
 
 
@@ -183,20 +186,6 @@ def mpi_versions(observed: Observed) -> Iterator[Finding]:
         yield failed("mpi-versions", message, host=where, level=level)
 
 
-def _why_shared(workers: Sequence[Worker]) -> str:
-    """Return the hint: pods share a node's network, or the nameserver has a wrong address."""
-    names = {short(worker.host.name) for worker in workers}
-    one_name_each = len(names) == len(workers)
-    there = {short(worker.facts.hostname) for worker in workers if worker.facts}
-    if len(there) != 1 or not there <= names or not one_name_each:
-        return _ONE_ADDRESS
-    return (
-        f"that pod is {there.pop()}, so that the nameserver has a wrong or an "
-        "old address for the other name: look at the EndpointSlices of the job's headless Service "
-        "and at the cluster's DNS pods, and start the launcher again"
-    )
-
-
 def shared_addresses(observed: Observed) -> Iterator[Finding]:
     """Find hosts of the hostfile that are not each a pod of its own.
 
@@ -209,7 +198,7 @@ def shared_addresses(observed: Observed) -> Iterator[Finding]:
         if len(workers) > 1:
             names = first_few(worker.host.name for worker in workers)
             message = f"{names} lead to one and the same SSH server, {address} port {port}"
-            yield failed("settings-conflict", message, hint=_why_shared(workers))
+            yield failed("settings-conflict", message, hint=_ONE_ADDRESS)
     pattern = observed.platform.worker_names
     for host in observed.local:
         if pattern and re.search(pattern, short(host.name)):

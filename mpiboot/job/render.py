@@ -36,6 +36,16 @@ _AT_INFO: Final = {
     "not-forwarded": ("not-forwarded", "not forwarded to ranks"),
 }
 _IN_LINES: Final = frozenset({"hostfile", "ranks", *_AT_INFO})
+_SETTING_FIELDS: Final = (
+    "name",
+    "section",
+    "flag",
+    "variable",
+    "older",
+    "default",
+    "roles",
+    "help",
+)
 _USERS: Final = frozenset({Source.FLAG, Source.ENVIRONMENT})
 _SOCKETS: Final = "NCCL_SOCKET_IFNAME"
 MARKS = {Level.OK: "ok", Level.WARN: "warn", Level.FAIL: "FAIL", Level.UNKNOWN: "?"}
@@ -133,13 +143,7 @@ def findings(items: Iterable[Finding], width: int | None = None) -> str:
     Of many hosts with one trouble the first few are shown, the others named. On a terminal, which
     has a ``width``, hosts have their short names.
     """
-    listed = list(items)
-    if width is not None:
-        short = short_names([*{name: None for item in listed for name in (item.host, *item.hosts)}])
-        listed = [
-            replace(item, host=short[item.host], hosts=tuple(short[name] for name in item.hosts))
-            for item in listed
-        ]
+    listed = list(items) if width is None else _with_short_names([*items])
     hosts = max((len(_whose(item)) for item in listed), default=0)
     checks = max((len(item.check) for item in listed), default=0)
     alike: dict[tuple[object, ...], list[Finding]] = {}
@@ -166,6 +170,14 @@ def findings(items: Iterable[Finding], width: int | None = None) -> str:
         if group[0].hint and group[0].level is not Level.OK:
             lines.append(indented(below + "-> ", group[0].hint, width))
     return masking.masked("".join(lines))
+
+
+def _with_short_names(items: Sequence[Finding]) -> list[Finding]:
+    short = short_names([*{name: None for item in items for name in (item.host, *item.hosts)}])
+    return [
+        replace(item, host=short[item.host], hosts=tuple(short[name] for name in item.hosts))
+        for item in items
+    ]
 
 
 def _whose(item: Finding) -> str:
@@ -208,18 +220,11 @@ def settings(resolved: Resolved, rows: Iterable[Setting], width: int | None = No
 def settings_record(resolved: Resolved, rows: Iterable[Setting]) -> list[dict[str, object]]:
     """List the settings as records for JSON."""
     return [
-        {
-            "name": row.name,
-            "section": row.section,
-            "flag": row.flag,
-            "variable": row.variable,
-            "older": row.older,
+        {name: getattr(row, name) for name in _SETTING_FIELDS}
+        | {
             "value": getattr(resolved.settings, row.name),
-            "default": row.default,
             "source": resolved.given[row.name].source,
             "given_by": resolved.given[row.name].name,
-            "roles": row.roles,
-            "help": row.help,
         }
         for row in rows
     ]

@@ -45,13 +45,6 @@ def test_what_is_one_pods_or_a_services_is_no_variable_of_the_users(name: str) -
     assert forward.select({name: "x"}).unknown == ()
 
 
-def test_what_the_user_has_told_already_does_not_stay_unknown() -> None:
-    environ = {"A": "1", "B": "1", "C": "1", "D_PORT": "tcp://10.96.0.1:443", "E_PORT": "80"}
-    chosen = forward.select(environ, ["A"], ["B"], given=["C"])
-    assert chosen.unknown == ("E_PORT",)
-    assert forward.select({"OMPI_X": "1"}, by_itself=["OMPI_*"]).unknown == ()
-
-
 def test_only_what_exists_is_forwarded_and_a_missing_name_is_said() -> None:
     chosen = forward.select({"NCCL_DEBUG": ""}, ["MISSING", "GONE_*"])
     assert chosen.names == ("NCCL_DEBUG",)
@@ -153,10 +146,6 @@ def test_a_name_that_no_shell_could_export_stays() -> None:
     environ = {"BASH_FUNC_x%%": "() { :; }", "NCCL_A B": "1"}
     chosen = forward.select(environ, ["BASH_FUNC_*", "NCCL_A B"])
     assert chosen.names == ()
-
-
-def test_a_secret_is_forwarded_by_name() -> None:
-    assert names({"NCCL_MY_TOKEN": "hunter2"}) == ["NCCL_MY_TOKEN"]
 
 
 def test_another_managers_variables_go_unless_it_runs_this_platform() -> None:

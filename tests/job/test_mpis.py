@@ -8,7 +8,7 @@ from mpiboot.core.model import Mpi, MpiFamily
 from mpiboot.job import openmpi
 from mpiboot.job.mpis import IMPLEMENTATIONS
 from mpiboot.job.parameter_files import parameter
-from tests.fakes.plans import failing, observed, planned, reason, warned
+from tests.fakes.plans import failing, observed, planned, warned
 
 
 def test_no_constant_holds_what_a_remote_shell_would_read() -> None:
@@ -63,20 +63,6 @@ def test_an_option_of_another_series_is_left_to_mpirun(
     assert failing(plan) == []
     assert plan.argv[-len(line.split()) + 1 :] == tuple(line.split()[1:])
     assert "the rest of the line is passed on unread" in " ".join(warned(plan))
-
-
-@pytest.mark.parametrize("version", ["3.0.0", "4.0.7", "2.1.1"])
-def test_a_series_before_the_tried_one_gets_the_same_with_a_warning(version: str) -> None:
-    seen = observed("openmpi4")
-    mpi = replace(seen.mpi, version=version, banner=f"mpirun (Open MPI) {version}")
-    workers = tuple(replace(w, facts=w.facts and replace(w.facts, mpi=mpi)) for w in seen.workers)
-    older = planned("./train", replace(seen, mpi=mpi, workers=workers))
-    usual = planned("./train", seen)
-    assert (older.set_env, older.argv) == (usual.set_env, usual.argv)
-    (message,) = warned(older)
-    assert message.startswith(f"mpirun (Open MPI) {version}: mpiboot was not tried with it")
-    assert reason(older, "mpi")[0] == f"Open MPI before 4.1: {version}"
-    assert warned(usual) == []
 
 
 def test_an_unknown_mpi_is_started_by_the_users_own_line_and_by_nothing_else() -> None:

@@ -118,41 +118,12 @@ def test_a_long_name_is_this_pod_where_only_the_svc_form_is_known() -> None:
     assert not names.is_local("w-0.example.org", "w-0", ["w-0"])
 
 
-_label = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,10}[a-z0-9])?", fullmatch=True)
-_dotted = st.lists(_label, min_size=1, max_size=4).map(".".join)
-
-
-@given(_dotted, _dotted)
-def test_a_long_form_has_no_longer_form_and_begins_with_the_name(name: str, domain: str) -> None:
-    svc = name + ".svc"
-    long = names.long_form(svc, domain)
-    assert long is not None
-    assert long.startswith(svc + ".")
-    assert long.endswith(domain)
-    if not domain.endswith("svc"):
-        assert names.long_form(long, domain) is None
-
-
-@given(_dotted, _dotted)
-def test_the_domain_of_a_kubelets_search_list_is_found(namespace: str, domain: str) -> None:
-    search = [f"{namespace}.svc.{domain}", f"svc.{domain}", domain, "job.ns.svc.cluster.local"]
-    if not domain.startswith("svc.") and domain != "svc":
-        assert names.cluster_domain(search) == domain
-
-
 @given(st.text(max_size=40), st.text(max_size=40))
 def test_any_text_is_compared_without_an_error(one: str, other: str) -> None:
     names.canonical(one)
     names.is_local(one, other, [one + ".x"])
     names.long_form(one, other)
     names.cluster_domain([one, other])
-
-
-@given(st.ip_addresses())
-def test_every_address_is_one_and_stays_whole(address: object) -> None:
-    text = str(address)
-    assert names.short(text) == text
-    assert names.canonical(f"[{text}]") == names.canonical(text)
 
 
 def test_addresses_of_ipv6_get_names_that_every_mpi_takes() -> None:

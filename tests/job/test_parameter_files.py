@@ -92,12 +92,6 @@ def test_what_mpirun_alone_reads_of_a_worker_s_file_is_nobody_s(family: str) -> 
     assert plan == replace(planned("./train", observed(family)), findings=plan.findings)
 
 
-def test_what_no_shell_reads_is_not_refused() -> None:
-    """A file's value does not travel on the daemons' command line, unless mpiboot hands it on."""
-    plan = planned("./train", of_file(observed(), btl_base_warn_component_unused="$X"))
-    assert failing(plan) == []
-
-
 @pytest.mark.parametrize(
     ("text", "found"),
     [

@@ -95,18 +95,6 @@ def test_the_hostfiles_source_is_what_named_it(
     assert reason(plan, "hostfile") == ("/etc/mpi/hostfile", source, f"named by {named_by}")
 
 
-@both
-def test_what_mpiboot_adds_stands_before_the_users_words_which_stay_as_they_are(
-    family: str,
-) -> None:
-    line = "mpirun --tag-output --mca a b ./train -n 7 --hostfile x -- y"
-    plan = planned(line, observed(family))
-    words = line.split()
-    assert plan.argv[0] == "mpirun"
-    assert list(plan.argv[-len(words) + 1 :]) == words[1:]
-    assert plan.argv[1:3] == ("-n", "4")
-
-
 def test_an_mpirun_by_path_stays_that_path() -> None:
     assert planned("/opt/mpi/bin/mpirun ./train").argv[0] == "/opt/mpi/bin/mpirun"
 
@@ -224,15 +212,6 @@ def test_which_rank_is_where_is_asked_where_nobody_else_asks_so() -> None:
 
 
 @both
-def test_a_plain_exec_lists_what_is_lost(family: str) -> None:
-    plan = planned("./train", observed(family), {"supervise": "off"})
-    value, source, why = reason(plan, "supervise")
-    assert (value, source) == ("off", Source.FLAG)
-    assert "nothing of mpiboot stays" in why
-    assert "supervise" not in [item.name for item in planned("./train", observed(family)).decisions]
-
-
-@both
 def test_a_line_with_no_ranks_or_all_slots_stands_as_it_is(family: str) -> None:
     for words in ("-np 0", "-H w-0.job.ns.svc:8,w-1.job.ns.svc:*"):
         plan = planned(f"mpirun {words} ./train", observed(family))
@@ -321,23 +300,6 @@ def test_every_variable_that_names_a_hostfile_follows(family: str) -> None:
     environ = {**POD, **named}
     env = planned("./train", observed(family, environ)).environment(environ)
     assert {env[name] for name in named} == {PATHS.hostfile}
-
-
-@both
-def test_long_names_go_into_the_copy_and_into_the_list_of_hosts(family: str) -> None:
-    long = {"w-0.job.ns.svc": "w-0.job.ns.svc.cluster.local"}
-    plan = planned("./train", observed(family, renamed=long))
-    assert "w-0.job.ns.svc.cluster.local slots=2" in plan.hostfile.splitlines()
-    assert plan.remote_hosts == ("w-0.job.ns.svc.cluster.local", "w-1.job.ns.svc")
-    assert reason(plan, "host-names")[0] == "1 name"
-
-
-@both
-def test_the_launchers_own_host_needs_no_daemon(family: str) -> None:
-    own = Host("launcher.job.ns.svc", 2, slots_given=True)
-    plan = planned("./train", observed(family, listed=(own, *hosts(2)), local=(own,)))
-    assert plan.remote_hosts == ("w-0.job.ns.svc",)
-    assert plan.ranks == 4
 
 
 def test_one_dash_that_5_0_reads_otherwise_is_written_as_two_with_a_warning() -> None:
@@ -499,14 +461,6 @@ def test_the_first_failure_ends_the_launcher_and_the_others_come_along() -> None
     assert stopped.value.finding.check == "interface-missing"
     assert [item.check for item in stopped.value.others] == ["settings-conflict"]
     assert all(item.check in BY_REFERENCE for item in plan.findings)
-
-
-@both
-def test_several_programs_are_warned_of_where_daemons_die_of_them(family: str) -> None:
-    line = "mpirun -n 2 ./one : -n 2 ./two"
-    message = " ".join(warned(planned(line, observed(family))))
-    assert ("line with several programs" in message) == (family == "openmpi5")
-    assert "several programs" not in " ".join(warned(planned("./train", observed(family))))
 
 
 @both

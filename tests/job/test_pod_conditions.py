@@ -8,27 +8,11 @@ import pytest
 
 from mpiboot.core.model import Level, Source
 from mpiboot.core.settings import resolve
-from mpiboot.job.plan import Plan, make
+from mpiboot.job.plan import make
 from mpiboot.job.plan_input import LaunchPaths
 from tests.fakes.plans import POD, observed, planned, reason
 
 both = pytest.mark.parametrize("family", ["openmpi4", "openmpi5"])
-NAMES = ("home", "private-folder", "tmpdir", "ssh-server", "ssh-port")
-
-
-def told(plan: Plan) -> list[str]:
-    return [item.name for item in plan.decisions if item.name in NAMES]
-
-
-def in_folder(folder: str, **environ: str) -> Plan:
-    seen = observed(environ={**POD, **environ})
-    paths = LaunchPaths(f"{folder}/launch-17", "/opt/agent")
-    return make(seen, resolve({}, seen.environ), paths)
-
-
-@both
-def test_a_usual_pod_gets_no_line(family: str) -> None:
-    assert told(planned("./train", observed(family))) == []
 
 
 @both
@@ -52,34 +36,24 @@ def test_a_port_of_sshd_that_is_not_the_usual_one_is_told_with_its_hosts() -> No
     assert reason(plan, "ssh-port") == ("2222", Source.DETECTED, message)
 
 
-FOLDERS = {
-    "the user's": ("/scratch/run/launcher", {"MPIBOOT_RUNTIME_DIR": "/scratch/run"}),
-    "TMPDIR": ("/scratch/mpiboot-7/launcher", {"TMPDIR": "/scratch/"}),
-    "/tmp": ("/tmp/mpiboot-7/launcher", {"TMPDIR": "/a b"}),
-}
-WHY = {
-    "the user's": (Source.ENVIRONMENT, "named by MPIBOOT_RUNTIME_DIR"),
-    "TMPDIR": (Source.DETECTED, "/run/mpiboot can't be used"),
-    "/tmp": (Source.DETECTED, "/run/mpiboot can't be used"),
-}
-
-
-@pytest.mark.parametrize("row", FOLDERS)
-def test_a_private_folder_that_is_not_the_usual_one_is_told(row: str) -> None:
-    folder, environ = FOLDERS[row]
-    assert reason(in_folder(folder, **environ), "private-folder") == (folder, *WHY[row])
-
-
-def test_a_home_that_had_to_be_made_is_told() -> None:
-    plan = in_folder("/run/mpiboot/launcher", HOME="/run/mpiboot/launcher")
-    assert told(plan) == ["home"]
-    assert reason(plan, "home")[0] == "/run/mpiboot/launcher"
-
-
-def test_a_folder_that_mpi_was_given_for_its_session_is_told() -> None:
-    plan = in_folder("/scratch/launcher", TMPDIR="/scratch/launcher/tmp")
-    assert told(plan) == ["tmpdir", "private-folder"]
-    assert reason(plan, "tmpdir")[0] == "/scratch/launcher/tmp"
+@pytest.mark.parametrize(
+    ("folder", "environ", "rows"),
+    [
+        ("/run/mpiboot/launcher", {}, []),
+        ("/run/x", {"MPIBOOT_RUNTIME_DIR": "/run"}, ["private-folder environment"]),
+        ("/tmp/mpiboot-7", {}, ["private-folder detected"]),
+        ("/run/mpiboot/launcher", {"HOME": "/run/mpiboot/launcher"}, ["home detected"]),
+        ("/x", {"TMPDIR": "/x/tmp"}, ["tmpdir detected", "private-folder detected"]),
+    ],
+)
+def test_folders_of_the_launcher_that_are_not_the_usual_ones_are_shown(
+    folder: str, environ: dict[str, str], rows: list[str]
+) -> None:
+    seen = observed(environ={**POD, **environ})
+    plan = make(seen, resolve({}, seen.environ), LaunchPaths(f"{folder}/launch-17", "/opt/agent"))
+    names = ("home", "tmpdir", "private-folder")
+    found = [f"{item.name} {item.source.value}" for item in plan.decisions if item.name in names]
+    assert found == rows
 
 
 @pytest.mark.parametrize(

@@ -25,14 +25,6 @@ def test_columns_are_aligned_and_the_last_one_is_free() -> None:
     assert text == "a     bbb  c\nxxxx  y    long words here\n1     2\n"
 
 
-def test_a_table_of_one_column_is_a_list() -> None:
-    assert render.table(("a",), [("x",)], indent="  ") == "  a\n  x\n"
-
-
-def test_a_table_without_rows_is_its_head() -> None:
-    assert render.table(("a", "b"), []) == "a  b\n"
-
-
 @dataclass(eq=False)
 class Record:
     role: Role
@@ -48,10 +40,6 @@ def test_records_become_json_with_the_words_of_enums_and_without_private_fields(
         "items": [1, 2.5, None, True, {"a": ["ok"]}, "<class 'object'>"],
     }
     assert render.as_json(value).endswith("}\n")
-
-
-def test_json_keeps_letters_of_any_language() -> None:
-    assert render.as_json({"message": "naïve ☃"}) == '{\n  "message": "naïve ☃"\n}\n'
 
 
 @given(st.lists(st.text(st.characters(exclude_characters="=\0"), min_size=1), min_size=1))
@@ -208,12 +196,6 @@ def test_a_plan_in_json_masks_secrets() -> None:
     assert told["set"] == {"A_TOKEN": "(hidden)", **listed}
     assert told["argv"] == ["mpirun", "A_TOKEN=(hidden)"]
     assert told["removed"] == ["B"]
-
-
-def test_on_a_terminal_several_hosts_have_their_short_names_too() -> None:
-    several = Finding("shm", Level.WARN, "small", hosts=("w-0.job.ns.svc", "w-1.job.ns.svc"))
-    assert "small (w-0, w-1)" in render.findings([several], 80)
-    assert "small (w-0.job.ns.svc, w-1.job.ns.svc)" in render.findings([several])
 
 
 @pytest.mark.parametrize("width", [60, 80])
