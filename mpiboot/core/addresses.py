@@ -13,7 +13,7 @@ Network: TypeAlias = "ipaddress.IPv4Network | ipaddress.IPv6Network"
 
 IPV4: Final = 4
 IPV6: Final = 6
-_REMEMBERED: Final = 1 << 16  # every rule reads every table: a thousand workers are felt
+_CACHED_ADDRESSES: Final = 1 << 16  # every rule reads every table: a thousand workers are felt
 
 
 def bare(text: str) -> str:
@@ -21,7 +21,7 @@ def bare(text: str) -> str:
     return text.partition("/")[0].partition("%")[0]
 
 
-@functools.lru_cache(_REMEMBERED)
+@functools.lru_cache(_CACHED_ADDRESSES)
 def parse(text: str) -> Address | None:
     """Read an address without a prefix length, its zone left out; None where it is none."""
     kind = ipaddress.IPv6Address if ":" in text else ipaddress.IPv4Address
@@ -34,12 +34,12 @@ def parse(text: str) -> Address | None:
 
 
 def is_address(text: str) -> bool:
-    """Tell whether a host is named by its IPv4 or IPv6 address, which needs no resolver."""
+    """Whether a host is named by its IPv4 or IPv6 address, which needs no resolver."""
     return parse(text) is not None
 
 
 def short_names(names: Sequence[str]) -> dict[str, str]:
-    """Give each host's name up to its first dot where that tells them all apart, else the whole."""
+    """Give each host's name up to its first dot where these differ, else the whole."""
     short = {name: name if is_address(name) else name.partition(".")[0] for name in names}
     return short if len(set(short.values())) == len(short) else dict(zip(names, names, strict=True))
 
@@ -51,7 +51,7 @@ def plain(text: str) -> str:
     return str(mapped or found or text)
 
 
-@functools.lru_cache(_REMEMBERED)
+@functools.lru_cache(_CACHED_ADDRESSES)
 def interface(text: str) -> Interface | None:
     """Read an address with its prefix length (without: the whole), its zone left out."""
     address, slash, prefix = text.partition("/")

@@ -107,7 +107,7 @@ class RdmaDevice:
 
     ``index`` is -1 where the kernel gave none. ``protocol``, ``node_type`` and ``driver`` are the
     kernel's words (``roce``, ``CA``, ``mlx5``); ``pci`` is its PCI function; ``uverbs`` the path of
-    its device node in this pod. ``open_error`` says why that can't be opened, ``library_error`` why
+    its device node in this pod. ``open_error`` is why that can't be opened, ``library_error`` why
     the image's RDMA library can't use the device; both are empty where it was not tried.
     """
 
@@ -174,8 +174,8 @@ class MpiParameter:
 class Fabric:
     """What one pod sees of the data network.
 
-    ``netns_mode`` is RDMA's: ``shared``, ``exclusive`` or empty (no RDMA, or not asked);
-    ``infiniband_folder`` whether /dev/infiniband exists; ``unreadable`` says what could not be
+    ``netns_mode`` is RDMA's: ``shared``, ``exclusive`` or empty (no RDMA, or unknown);
+    ``infiniband_folder`` whether /dev/infiniband exists; ``unreadable`` is what could not be
     read; ``missing`` are libraries without which nothing uses these devices; ``settings`` the pod's
     own values of variables that are checked, none of them secret; ``refused`` why the kernel did
     not list its RDMA devices; ``nccl_files`` what NCCL's own files set beside the
@@ -196,7 +196,7 @@ class Fabric:
 
     @property
     def why_none(self) -> str:
-        """Say why no RDMA device is listed, where none is."""
+        """Why no RDMA device is listed, where none is."""
         if self.netns_mode:
             return "the kernel shows none in this pod"
         if self.refused:
@@ -225,9 +225,9 @@ class Variable:
 class Host:
     """One host of a hostfile; repeated lines of one name are one host with their slots added.
 
-    ``name`` is what the file says, without user and brackets. ``slots`` is 1 where
+    ``name`` is as in the file, without user and brackets. ``slots`` is 1 where
     ``slots_given`` is false: the file has no number then, and each MPI has its own for it.
-    ``binding`` is how MPICH is to bind its ranks, as MPICH's hostfiles say it. ``line`` is the
+    ``binding`` is how MPICH is to bind its ranks, as MPICH's hostfiles have it. ``line`` is the
     first line (from 1) that names the host.
     """
 
@@ -298,7 +298,7 @@ class Gpus:
 
     ``kind`` is vendor and PCI device number; ``lost`` counts those in /dev that the kernel
     has lost; ``peer_memory`` names what lets RDMA devices reach the memory of NVIDIA's;
-    ``fabric`` is the driver's state of the NVLink fabric, empty where it wasn't asked.
+    ``fabric`` is the driver's state of the NVLink fabric, empty where that is unknown.
     """
 
     count: int = 0
@@ -419,7 +419,7 @@ class Worker:
 
     @property
     def runs_mpiboot(self) -> bool:
-        """Whether mpiboot runs there and can be told of, whatever is known of its facts."""
+        """Whether mpiboot runs there, whatever is known of its facts."""
         unknown = (NoFacts.NO_MPIBOOT, NoFacts.BY_KUBECTL)
         return self.facts is not None or self.no_facts not in unknown
 

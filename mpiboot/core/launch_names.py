@@ -19,13 +19,13 @@ REQUESTS: Final = "requests"
 SESSIONS: Final = "sessions"
 # What mpirun writes on request: which rank is where.
 PLACEMENT: Final = "placement"
-# What carried the job's data, as whoever has read the workers' counters says.
+# What carried the job's data, by the workers' counters.
 TRANSPORT: Final = "transport.json"
-# The launch's copy of the job's key, in its folder, and the variable by which a command that tells
-# workers of its end keeps it until then.
+# The launch's copy of the job's key, in its folder, and the variable by which a command that
+# notifies workers of its end keeps it until then.
 KEY: Final = "key"
 KEEP_KEY: Final = "MPIBOOT_KEEP_KEY"
-# What the process reads that tells the workers of a command's end.
+# What the process reads that notifies the workers of a command's end.
 POOL: Final = "pool.json"
 # A word of 4.1's line: mpirun's own messages have a handle (``mpirun_messages``), ranks have 2.
 NOT_FOR_RANKS: Final = "OPAL_OUTPUT_STDERR_FD=2"
@@ -37,7 +37,7 @@ LAUNCH_ID: Final = "MPIBOOT_LAUNCH_ID"
 NOTICE: Final = "MPIBOOT_NOTICE"
 # In the environment of a launcher whose time another process keeps: SIGHUP is the job's good end.
 TIMED: Final = "MPIBOOT_TIMED"
-# A shell, and an exit status, tell of signal n by 128 + n.
+# A shell's exit status of signal n is 128 + n.
 BY_SIGNAL: Final = 128
 # What workers call the launcher; in the environment of a command, whose launches are one attempt.
 ATTEMPT: Final = "MPIBOOT_ATTEMPT"
@@ -45,7 +45,7 @@ ATTEMPT: Final = "MPIBOOT_ATTEMPT"
 # each launch below it writes how it ended.
 COMMAND_DIR: Final = "MPIBOOT_COMMAND_DIR"
 LAUNCHES: Final = "launches"
-# The file there by which an agent tells that it was called by another mpirun than mpiboot's.
+# The file there by which an agent reports that it was called by another mpirun than mpiboot's.
 PASSED_BY: Final = "passed_by"
 # The FIFO there by which its ssh asks for the gate; what the gate has reported of the attempt
 # before; and the file that is there once the gate is over, with the reason where it failed.

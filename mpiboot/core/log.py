@@ -26,7 +26,7 @@ _Value = TypeVar("_Value")
 
 COLUMNS: Final = 80  # of a terminal that doesn't know its own
 # Lines of evidence that people are shown at once; JSON has all of them.
-_SHOWN: Final = 24
+_MAX_EVIDENCE_LINES: Final = 24
 # What the lines of a record that has several begin with.
 BELOW: Final = "mpiboot:   "
 # The form of JSON lines (docs/reference/log.md): a field that goes or means something else is a
@@ -96,7 +96,7 @@ def shows(level: LogLevel) -> bool:
 
 
 def width(descriptor: int = 2) -> int | None:
-    """Give a terminal's columns (COLUMNS says so first); None where no terminal reads."""
+    """Give a terminal's columns (COLUMNS comes first); None where no terminal reads."""
     if not os.isatty(descriptor):
         return None
     given = os.environ.get("COLUMNS", "")
@@ -151,8 +151,8 @@ def record(event: str, message: str, **fields: Json) -> None:
 
 
 def _shown(evidence: Sequence[Json]) -> str:
-    rest = len(evidence) - _SHOWN
-    lines = "".join(f"\n{line}" for line in evidence[:_SHOWN])
+    rest = len(evidence) - _MAX_EVIDENCE_LINES
+    lines = "".join(f"\n{line}" for line in evidence[:_MAX_EVIDENCE_LINES])
     return lines + (f"\n... and {rest} more" if rest > 0 else "")
 
 
@@ -244,7 +244,7 @@ def read_termination(path: str) -> str:
 
 
 def write_termination(path: str, text: str) -> None:
-    """Write the reason of a failure to where the kubelet looks for it; ignored where there is none.
+    """Write the reason of a failure to where the kubelet reads it; ignored where there is none.
 
     The kubelet mounts that one file: it is opened and truncated, never created or renamed onto.
     """

@@ -127,7 +127,7 @@ def masked_words(words: Iterable[str]) -> tuple[str, ...]:
 
 
 def _hides(option: str, name: str, word: str) -> bool:
-    """Tell whether a word is a secret by the two words before it."""
+    """Whether a word is a secret, by the two words before it."""
     if option.lower() in _SET_OPTIONS and _NAME.fullmatch(name) and is_secret(name):
         return True
     if name in _LOGIN_OPTIONS:
@@ -137,7 +137,7 @@ def _hides(option: str, name: str, word: str) -> bool:
 
 
 def _belongs_to_secret(name: str, value: str) -> bool:
-    """Tell by the name of a variable, an option or a header whether its value is hidden."""
+    """Whether the value of a variable, an option or a header is hidden, by its name."""
     variable = _as_variable(name)
     if name.lstrip("-") in _OWN:
         return False

@@ -30,7 +30,7 @@ class SshKind(str, Enum):
 
 
 class MpiFamily(str, Enum):
-    """An MPI, as far as mpiboot tells them apart: what one of them honours may end another."""
+    """An MPI, as far as they differ: what one of them honours may end another."""
 
     OPENMPI4 = "openmpi4"
     OPENMPI5 = "openmpi5"
@@ -62,7 +62,7 @@ class Level(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One thing mpiboot settled, where the value came from and why it is this one."""
+    """A value in the plan, its source and the reason for it."""
 
     name: str
     value: str
@@ -72,7 +72,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check says of one host.
+    """The result of one check of one host.
 
     ``check`` is a reference of the table in ``checks``; ``host`` is empty for this pod itself.
     ``hosts`` are those of a finding that several have in common; ``host`` is empty then.

@@ -488,7 +488,7 @@ class Settings:
     )
     stop_signal: str = row(
         "TERM",
-        "Signal that tells ranks to save and end; USR1 for programs that save on that.",
+        "Signal on which ranks save and end; USR1 for programs that save on that.",
         signal_word,
         roles=_BOTH,
     )

@@ -1,7 +1,7 @@
 """Control traffic: its link, its IP version, its ports, and links that the user names. Pure.
 
-What MPI is told of IP versions was measured on Debian's Open MPI 4.1.4 and 5.0.7, and on 5.0.8 to
-5.0.11 of PyPI. Pods that have IPv4 alone need nothing of it and get nothing.
+What MPI needs for each IP version was measured on Debian's Open MPI 4.1.4 and 5.0.7, and on 5.0.8
+to 5.0.11 of PyPI. Pods that have IPv4 alone need nothing of it and get nothing.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ NAME_LINKS: Final = {
     "GLOO_SOCKET_IFNAME": "PyTorch's Gloo does not start there",
     "TP_SOCKET_IFNAME": "PyTorch's TensorPipe does not start there",
     "UCX_NET_DEVICES": "UCX has no network there",
-    "FI_TCP_IFACE": "libfabric's TCP takes another link without a word",
-    "FI_SOCKETS_IFACE": "libfabric's sockets take another link without a word",
+    "FI_TCP_IFACE": "libfabric's TCP takes another link silently",
+    "FI_SOCKETS_IFACE": "libfabric's sockets take another link silently",
 }
 # Who reads a variable: one MPI alone, or the ranks of any.
 _OF_ONE_MPI: Final = ("OMPI_", "PRTE_", "HYDRA_", "I_MPI_")
@@ -53,7 +53,7 @@ def judge_named_links(inp: PlanInput) -> Iterator[Item]:
         daemons = name == daemons_link
         spellings = mpi.daemon_link_vars if daemons else (name,)
         by, value = next(filter(None, (_named(inp, item) for item in spellings)), ("", ""))
-        # Of a network in which nothing has an address Open MPI says nothing, and takes all links.
+        # A network in which nothing has an address makes Open MPI take all links, silently.
         if daemons and observed.own and "/" not in value and lacks_links(observed.own, value):
             there = _link_names(observed.own)
             message = (
@@ -86,7 +86,7 @@ def links_gone(facts: PodFacts, value: str) -> list[str]:
 
 
 def lacks_links(facts: PodFacts, value: str) -> bool:
-    """Tell whether a value names links, and a pod has none of them."""
+    """Whether a value names links, and a pod has none of them."""
     return bool(_link_words(value)) and links_gone(facts, value) == _link_words(value)
 
 
@@ -188,7 +188,7 @@ def _ip_version(inp: PlanInput) -> IpVersion:
         )
     if without:
         hint = None
-        message = f"{observed.mpi.banner or mpi.title} is built without IPv6 (ompi_info says so)"
+        message = f"{observed.mpi.banner or mpi.title} is built without IPv6 (by ompi_info)"
         if observed.mpi_ipv6 is not False:
             message = f"the daemons of {mpi.title} speak IPv4 alone"
             hint = "give the pods IPv4 addresses too (dual stack), or take Open MPI"
@@ -276,7 +276,7 @@ OF_LIBFABRIC: Final = ("FI_TCP_IFACE", "FI_SOCKETS_IFACE")
 
 
 def ambiguous(worker: Worker) -> bool:
-    """Tell whether a worker's control link has several addresses of its control address's kind."""
+    """Whether a worker's control link has several addresses of its control address's kind."""
     link = worker_network.link_of(worker.address, worker.facts.links) if worker.facts else None
     version = IPV6 if ":" in worker.address else IPV4
     return link is not None and sum(item.version == version for item in usable(link)) > 1
@@ -356,7 +356,7 @@ def elsewhere(inp: PlanInput, link: str, *, daemons: bool) -> str:
     Args:
         inp: what the plan is made of.
         link: the control link.
-        daemons: whether those to the launcher are asked about, and not MPI's messages.
+        daemons: whether those to the launcher are meant, and not MPI's messages.
     """
     if inp.line.unknown:
         return f"the mpirun line is not read from {inp.line.unknown} on"
@@ -376,7 +376,7 @@ def elsewhere(inp: PlanInput, link: str, *, daemons: bool) -> str:
 
 
 def pin_daemons(inp: PlanInput, link: Decision) -> tuple[Item, ...]:
-    """Settle the daemons' link; a list that mpiboot's setting has is a failure."""
+    """Pin the daemons' link; a list in mpiboot's own setting is a failure."""
     mpi = inp.implementation
     names = mpi.daemon_link_vars
     name, theirs = next(
@@ -400,7 +400,7 @@ def pin_daemons(inp: PlanInput, link: Decision) -> tuple[Item, ...]:
 
 
 def _excluded(inp: PlanInput, name: str, includes: Iterable[str]) -> Decision | None:
-    """Tell whether the user excludes links: mpirun ends if some are included as well."""
+    """The decision where the user excludes links: mpirun ends if some are included as well."""
     excludes = [item.replace("_include", "_exclude") for item in includes if "_include" in item]
     for item in excludes:
         if own := inp.owned(item):

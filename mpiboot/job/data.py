@@ -30,7 +30,7 @@ from mpiboot.network.records import RDMA, Transport, values_in_pod
 def network(inp: PlanInput) -> DataNetwork:
     """Decide the data network.
 
-    ``rows`` are empty where there is only the control network, and nothing more was asked for.
+    ``rows`` are empty where there is only the control network, and the user wants nothing else.
     """
     observed = inp.observed
     read = inp.settings
@@ -88,7 +88,7 @@ def _of_the_mpi(inp: PlanInput, workers: Iterable[Worker]) -> tuple[Variable, ..
 
 
 def is_proved(inp: PlanInput, found: DataNetwork) -> bool:
-    """Return whether counters are to tell what carried the data; the user may want no RDMA."""
+    """Whether counters are compared after the job; the user may want no RDMA."""
     off = inp.settings.prove_transport is ProveTransport.OFF
     if off or found.transport not in (*RDMA, Transport.TCP):
         return False
@@ -207,7 +207,7 @@ def _taken(inp: PlanInput) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _plain(found: DataNetwork, settings: Settings) -> bool:
-    """Return whether there is only the control network, and nothing more was asked for."""
+    """Whether there is only the control network, and the user wants nothing else."""
     return settings.mpi_network is not MpiNetwork.DATA and all(
         one.transport in (Transport.NONE, Transport.UNKNOWN) and not one.data and not one.rails
         for one in found.networks

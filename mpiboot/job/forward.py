@@ -1,7 +1,7 @@
 """Which of the launcher's variables ranks get, and which stay here.
 
 An allow list, a deny list, and the rules between them. Pure: the environment is given. Values are
-never looked at but to tell a service's address from a port number: variables travel by name
+read only where a service's address must be told from a port number: variables travel by name
 (``-x NAME``), so that any bytes arrive and nothing secret stands on a command line.
 """
 
@@ -16,7 +16,7 @@ from mpiboot.core.settings import of_service
 
 
 class Forwarded(NamedTuple):
-    """The choice: ``names`` are forwarded, ``by_itself`` without this MPI being told.
+    """The choice: ``names`` are forwarded, ``by_itself`` without being named to this MPI.
 
     ``withheld`` are full names of MPIBOOT_FORWARD that stay here nevertheless, as they belong to
     one pod or are not set; ``unknown`` are names that no rule and no setting has: they stay here.

@@ -18,9 +18,9 @@ from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.facts import Host, Hostfile
 from mpiboot.job.names import canonical
 
-_SHOWN: Final = 60
+_MAX_SHOWN_CHARACTERS: Final = 60
 LONGEST_NAME: Final = 253  # RFC 1035 section 2.3.4, without the final dot
-_MOST_SLOTS: Final = 2**31 - 1  # every MPI keeps it in a C int
+_MAX_SLOTS: Final = 2**31 - 1  # every MPI keeps it in a C int
 
 # RFC 1123 labels, and underscores, which host names of some platforms hold.
 LABEL: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
@@ -57,13 +57,13 @@ class LineError(Exception):
 
 def _shown(text: str) -> str:
     """Quote what was read, on one line and not too long."""
-    cut = text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+    cut = text if len(text) <= _MAX_SHOWN_CHARACTERS else text[:_MAX_SHOWN_CHARACTERS] + "..."
     return ascii(cut)
 
 
 def _number(text: str, what: str) -> int:
-    if not text.isdecimal() or len(text) > _SHOWN or int(text) > _MOST_SLOTS:
-        most = f" up to {_MOST_SLOTS}" if text.isdecimal() else ""
+    if not text.isdecimal() or len(text) > _MAX_SHOWN_CHARACTERS or int(text) > _MAX_SLOTS:
+        most = f" up to {_MAX_SLOTS}" if text.isdecimal() else ""
         raise LineError(f"{what} is {_shown(text)}, expected a whole number{most}")
     return int(text)
 
@@ -133,9 +133,9 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def is_blank(text: str) -> bool:
-    """Tell whether a hostfile names no host yet: empty, or only blank lines and comments.
+    """Whether a hostfile names no host yet: empty, or only blank lines and comments.
 
-    A mounted file may be written late, so who waits for it asks this before ``parse``.
+    A mounted file may be written after the start: it is waited for until this is false.
     """
     return not any(True for _ in _lines(text))
 

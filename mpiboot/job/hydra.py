@@ -23,7 +23,7 @@ from mpiboot.job.plan_input import Observed, PlanInput
 from mpiboot.job.resolve import Drop, ForAgents, Forced, Item, Removal, Words, warning
 from mpiboot.network import worker_network
 
-# By this option mpirun tells at its end every rank's exit code, a line a host.
+# With this option mpirun prints every rank's exit code at its end, a line for each host.
 EXIT_CODES: Final = "-print-all-exitcodes"
 _SSH: Final = "ssh"
 # Options beside which no other variable is handed on.
@@ -73,7 +73,7 @@ class Hydra(Implementation):
         yield from super().agent(inp, hosts, remote)
 
     def control(self, inp: PlanInput, wanted: Control) -> Iterator[Item]:
-        """Name the launcher's own link; a worker that tells its links has its own by now."""
+        """Name the launcher's own link; workers with facts have theirs from the data network."""
         link = wanted.link
         yield from control_links.pin_daemons(inp, _daemon_link(inp.observed, link))
         if inp.settings.mpi_network is MpiNetwork.CONTROL:
@@ -110,7 +110,7 @@ class Hydra(Implementation):
             yield Decision("kept-from-ranks", " ".join(found), Source.DETECTED, reason)
 
     def hand_on(self, inp: PlanInput, chosen: Chosen) -> Forwarding:
-        """Tell what ranks get: all that mpirun has, or only what the line names.
+        """Show what ranks get: all that mpirun has, or only what the line names.
 
         With such a line the agents set what the data network needs: ``data.deliver``.
         """
@@ -134,7 +134,9 @@ class Hydra(Implementation):
     def words(self, inp: PlanInput) -> Iterator[Item]:
         asked = EXIT_CODES.lstrip("-") in inp.line.given
         if inp.settings.supervise is Switch.ON and not asked:
-            reason = "mpirun tells why each rank ended; mpiboot takes these lines out of its output"
+            reason = (
+                "mpirun prints why each rank ended; mpiboot removes these lines from its output"
+            )
             yield Decision("exit-codes", EXIT_CODES, Source.DEFAULT, reason)
             yield Words((EXIT_CODES,))
 
@@ -227,7 +229,7 @@ class IntelMpi(Hydra):
     def _counts_slots(self, inp: PlanInput) -> bool:
         """Whether mpiboot names the hostfile by ``-machinefile``: its numbers count then.
 
-        It would undo whatever of the user's says how many ranks a host gets.
+        It would override the user's own number of ranks per host.
         """
         line, listed = inp.line, inp.observed.hostfile.hosts
         user_says = (

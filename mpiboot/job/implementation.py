@@ -42,7 +42,7 @@ class Implementation:
     untried = ""
     syntax: Syntax
     hostfile_var: str
-    # `binding=` behind a host of the hostfile says how the ranks there are bound.
+    # It reads `binding=` behind a host of the hostfile.
     hostfile_binding = False
     # The slots of hosts for which the hostfile has no number.
     default_slots_var = ""
@@ -69,7 +69,7 @@ class Implementation:
     constants: tuple[Variable, ...] = ()
     # Keeps ranks of one host from reading each other's memory.
     no_single_copy: Variable | None = None
-    # What turns binding off; variables that say anything of mapping, ranking, binding or CPUs.
+    # What turns binding off; variables for mapping, ranking, binding or CPUs.
     bind_var = ""
     bind_value = "none"
     pinning_vars: tuple[str, ...] = ()
@@ -88,7 +88,7 @@ class Implementation:
         return self.default_slots_var
 
     def one_number(self, inp: PlanInput) -> bool:
-        """Whether each host has the default number of slots, whatever the hostfile says."""
+        """Whether each host has the default number of slots, whatever the hostfile has."""
         return False
 
     def passes_over(self, listed: Sequence[Host]) -> bool:
@@ -107,7 +107,7 @@ class Implementation:
             hosts: the number of the job's hosts.
             remote: those that are not this pod.
         """
-        reason = "tells which hosts mpirun really starts"
+        reason = "reports on which hosts mpirun starts daemons"
         yield Forced(self.agent_vars[0], inp.paths.agent, reason, Source.DEFAULT)
 
     def control(self, inp: PlanInput, wanted: Control) -> Iterable[Item]:

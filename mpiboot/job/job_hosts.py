@@ -45,7 +45,7 @@ def default_slots(inp: PlanInput) -> tuple[Observed, tuple[Item, ...]]:
 
 
 def _default_slots(inp: PlanInput, own: str) -> tuple[str, Source, str]:
-    """Return the slots of hosts without a number, who says so, and by what; ``own`` is this MPI's.
+    """The slots of hosts without a number, their source and its name; ``own`` is this MPI's.
 
     The operators set the variable of Open MPI for every MPI.
     """
@@ -130,7 +130,7 @@ def hosts(inp: PlanInput, listed: Sequence[Host]) -> Iterator[Item]:
 
 
 def ranks(inp: PlanInput, listed: Sequence[Host]) -> tuple[int | None, Decision]:
-    """Settle the number of ranks; None where the user's own line leaves it to mpirun."""
+    """Decide the number of ranks; None where the user's own line leaves it to mpirun."""
     line = inp.line
     if line.np:
         return line.np, Decision("ranks", str(line.np), Source.FLAG, "-n on the mpirun line")

@@ -21,10 +21,10 @@ from mpiboot.job.resolve import ForAgents, Forced, Item, Removal, Resolution, wa
 
 
 def binding(inp: PlanInput) -> Iterator[Item]:
-    """Turn binding off where pods share their CPUs and the user does not settle it.
+    """Turn binding off where pods share their CPUs and the user has not chosen one.
 
-    A value of mpiboot's beside what the user says of mapping, ranking, binding or CPUs ends mpirun
-    (4.1: "Prior policy: BYSLOT"), or takes away the binding that was asked for.
+    A value of mpiboot's beside the user's mapping, ranking, binding or CPUs ends mpirun (4.1:
+    "Prior policy: BYSLOT"), or overrides the user's binding.
     """
     mpi, line = inp.implementation, inp.line
     variables = _pinning_variables(inp)
@@ -47,7 +47,7 @@ def binding(inp: PlanInput) -> Iterator[Item]:
 
 
 def _pinning_variables(inp: PlanInput) -> Mapping[str, tuple[str, Source, str]]:
-    """Find the user's variables and parameters that settle it, with value, source and reason."""
+    """Find the user's variables and parameters for it, with value, source and reason."""
     patterns = inp.implementation.pinning_vars
     found = {
         name: (value, inp.set_by(name)[0], f"{inp.set_by(name)[1]}, and kept")
@@ -130,8 +130,8 @@ def listed(inp: PlanInput) -> tuple[str, ...]:
 def _stays(unknown: tuple[str, ...], observed: Observed) -> tuple[str, ...]:
     """Leave out what ranks have from their own pods, and what a platform sets.
 
-    A worker tells the names that its own pod sets, most of which are the image's; one without
-    mpiboot tells none, and its ranks begin with none.
+    A worker reports the names that its own pod sets, most of which are the image's; one without
+    mpiboot reports none, and its ranks begin with none.
     """
     theirs = [set(item.facts.environment) if item.facts else set() for item in observed.workers]
     known = set.intersection(*theirs) if theirs else set(observed.environ)  # all ranks run here

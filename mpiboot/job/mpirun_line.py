@@ -1,7 +1,7 @@
 """Reads a user's own mpirun line as far as its options are known, and records where it stops.
 
 Words are never reordered or repeated. Only a long option with one dash that some releases of this
-MPI read otherwise gets two, and the record says so. Nothing is run here.
+MPI read otherwise gets two, and the record names it. Nothing is run here.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class UserLine:
     """The user's mpirun line; all but ``argv`` is empty where nothing is started by one.
 
     ``unknown`` is the first option that isn't known: reading stopped there, so whatever follows
-    is not in this record; ``reason`` says it in words, and ``may_hide_hosts`` whether what follows
+    is not in this record; ``reason`` is why, and ``may_hide_hosts`` whether what follows
     could choose other hosts than the hostfile's. ``moves_ranks`` and ``moves_hosts`` are options
     whose placement of ranks, or choice of hosts, is left to mpirun.
 
     ``given`` has all options that were read by their first spelling, each with the value that
     counts. ``exports`` are the variables that the line itself passes on, each with the value that
     it gives it, if any. ``map_by`` is the mapping as written, with its modifiers. ``pinned_by`` are
-    the options that say anything of mapping, ranking, binding or CPUs, other than whether there may
+    the options for mapping, ranking, binding or CPUs, other than whether there may
     be more ranks than slots; also those behind ``unknown``.
 
     ``hostfiles`` are the hostfiles that count, each once; several where programs have one each.
@@ -99,13 +99,13 @@ class UserLine:
 
     @property
     def per_node(self) -> int | None:
-        """The ranks that each host gets, where an option says so."""
+        """The ranks that each host gets by an option, if any."""
         number = next((self.given[name] for name in _PER_NODE if name in self.given), "0")
         return 1 if "rr" in self.given else int(number) or None
 
     @property
     def np(self) -> int | None:
-        """Sum of the ranks asked for; None where a program has no number of its own."""
+        """The sum of the programs' ranks; None where a program has no number of its own."""
         numbers = [app.np for app in self.apps if app.np is not None]
         return sum(numbers) if numbers and len(numbers) == len(self.apps) else None
 
@@ -158,7 +158,7 @@ def _name(names: Mapping[str, str], name: str) -> str:
 
 
 _CHOOSE_HOSTS: Final = (OptionKind.HOSTS, OptionKind.HOSTFILE, OptionKind.MOVES_HOSTS)
-# By first spellings: ranks per host, where the program is looked for otherwise, files with options
+# By first spellings: ranks per host, a program that is searched for elsewhere, files with options
 # or parameters, and what pins ranks without moving them to other hosts.
 _PER_NODE: Final = ("N", "ppn")
 _ELSEWHERE: Final = frozenset({"wdir", "path", "gpath", "preload-binary"})
@@ -167,7 +167,7 @@ _IN_PLACE: Final = frozenset(
     {"bind-to", "bind-to-core", "bind-to-socket", "rank-by", "use-hwthread-cpus"}
     | {"map-by", "membind", "cpu-bind"}  # Hydra's
 )
-# Modifiers of a mapping that say no more than how many ranks a host may have.
+# Modifiers of a mapping that only concern how many ranks a host may have.
 _HOW_MANY: Final = frozenset({"", "oversubscribe", "nooversubscribe"})
 
 
@@ -179,7 +179,7 @@ class _StopError(Exception):
 
 @dataclass(slots=True, eq=False)
 class _Reader:
-    """The state of one reading; a word is looked at once.
+    """The state of one reading; each word is read once.
 
     ``lists`` are fields of the record that are several texts or indexes, by field.
     """
@@ -277,7 +277,7 @@ class _Reader:
                 self.lists[option.kind.name.lower()].append(written)
 
     def placement(self, written: str, option: Option, text: str) -> None:
-        """Record what an option says about the placement of ranks."""
+        """Record an option for the placement of ranks."""
         mapping = option.mapping.format(text)
         words = mapping.lower().replace(",", ":").split(":")
         per_node = self.number(written, text) if option.name in _PER_NODE else option.name == "rr"
@@ -367,7 +367,7 @@ def read(program: Sequence[str], family: MpiFamily) -> UserLine:
     Args:
         program: the words as they were given.
         family: the MPI that will read them, as ``model.Mpi.family`` has it. Of an MPI whose options
-            are not known nothing is read, and ``unknown`` says so.
+            are not known nothing is read, and ``unknown`` is mpirun itself.
 
     Options are read up to the program, and after each ``:`` again. At the first option that
     isn't known reading stops for good: how many words belong to it can't be known.

@@ -1,4 +1,4 @@
-"""The options of each MPI's mpirun: how many words follow each, and what it says. Tables only.
+"""The options of each MPI's mpirun: how many words follow each, and what it means. Tables only.
 
 ``mpirun_line`` reads a line by the table of its MPI. How many words follow an
 option must be known for all of them, or what stands behind it could not be read; what an option
@@ -16,7 +16,7 @@ from mpiboot.core.model import MpiFamily
 
 
 class OptionKind(str, Enum):
-    """What an option says, as far as mpiboot has to know."""
+    """What an option means, as far as mpiboot has to know."""
 
     NP = "number of ranks"
     HOSTS = "hosts"
@@ -28,14 +28,14 @@ class OptionKind(str, Enum):
     MOVES_RANKS = "a placement of ranks that is left to mpirun"
     MOVES_HOSTS = "a choice of hosts that is left to mpirun"
     PRINTS = "something is printed, and nothing started"
-    OTHER = "nothing about hosts and ranks, or a value that is asked for by the option's name"
+    OTHER = "nothing about hosts and ranks, or a value that is read by the option's name"
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
     """One option: its first spelling, how many words follow it, what it means.
 
-    ``mapping`` is what it says in the words of ``--map-by``, ``{}`` being its value.
+    ``mapping`` is its meaning in the words of ``--map-by``, ``{}`` being its value.
     """
 
     name: str
@@ -92,7 +92,7 @@ _MAP_BY: Final = {
 
 
 # What both Open MPI generations share. Words and meanings were tried one by one on Open MPI
-# 4.1.4 and 5.0.11 (with the programs' names as words, so that the one that was started tells).
+# 4.1.4 and 5.0.11 (with the programs' names as words, so that the one that was started showed it).
 _OPEN_MPI: Final = _table(
     {
         OptionKind.OTHER: "oversubscribe allow-run-as-root noprefix tag-output timestamp-output "

@@ -34,7 +34,7 @@ def cluster_domain(search: Sequence[str]) -> str:
     ``svc`` two entries begin so; the one that another entry extends is right.
 
     Returns:
-        The domain without dots at its ends; empty where no entry tells it.
+        The domain without dots at its ends; empty where no entry has it.
     """
     entries = [canonical(entry) for entry in search]
     candidates = [entry for entry in entries if entry.startswith("svc.") and entry != "svc."]

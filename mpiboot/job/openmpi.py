@@ -33,7 +33,7 @@ TRANSPORTS: Final = (
     Variable(
         "OMPI_MCA_pml",
         "ob1",
-        "MPI's own messages go over TCP; NCCL carries the data by itself",
+        "MPI's own messages go over TCP; NCCL carries the data on its own",
     ),
     # vader is the name of the shared-memory transport that both 4.1 and 5.0 accept.
     Variable("OMPI_MCA_btl", "self,vader,tcp", "TCP between hosts, shared memory within one"),
@@ -91,7 +91,7 @@ class OpenMpi(Implementation):
     concurrency_var: str
 
     def agent(self, inp: PlanInput, hosts: int, remote: Collection[str]) -> Iterator[Item]:
-        """Let as many agents live at once as there are hosts: with fewer mpirun waits for ever.
+        """Let as many agents live at once as there are hosts: with fewer mpirun hangs.
 
         Without mpiboot it does so too, but where daemons leave their agents (4.1's
         plm_rsh_no_tree_spawn).
@@ -107,7 +107,7 @@ class OpenMpi(Implementation):
             yield Drop(parameter(name))
             yield Forced(name, str(hosts), f"in place of {by}: {why}")
         elif hosts > DEFAULT_CONCURRENCY:
-            reason = f"{why}; fewer at once would wait for ever"
+            reason = f"{why}; with fewer at once mpirun would hang"
             yield Variable(name, str(hosts), reason, Source.DETECTED)
 
     def control(self, inp: PlanInput, wanted: Control) -> Iterator[Item]:
@@ -218,7 +218,7 @@ class OpenMpi4(OpenMpi):
     attached = Variable(
         "OMPI_MCA_orte_leave_session_attached",
         "1",
-        "plm_rsh_no_tree_spawn is set, and by itself daemons would leave their agents",
+        "plm_rsh_no_tree_spawn is set, with which daemons would leave their agents",
         Source.DETECTED,
     )
     daemon_link_vars = ("OMPI_MCA_oob_tcp_if_include",)
@@ -227,7 +227,7 @@ class OpenMpi4(OpenMpi):
         ("OMPI_MCA_btl_tcp_disable_family", "{other}"),
         ("OMPI_MCA_oob_tcp_disable_ipv{other}_family", "1"),
     )
-    # Else each host of the hostfile is asked for in turn, to see whether it is mpirun's own; 5.0
+    # Else each host of the hostfile is resolved in turn, to see whether it is mpirun's own; 5.0
     # does not do so (src/runtime/prte_mca_params.c of PRRTE 3.0.0 to 3.0.14).
     not_resolve_var = "OMPI_MCA_if_base_do_not_resolve"
     ports = _ports("OMPI_MCA_oob_tcp_dynamic_ipv{version}_ports")
@@ -330,7 +330,7 @@ class OpenMpi5(OpenMpi):
         Variable(
             "OMPI_MCA_reachable",
             "weighted",
-            "5.0's own choice, netlink, takes IPv6 peers for unreachable and says so for each rank",
+            "5.0's own choice, netlink, takes IPv6 peers for unreachable, with a message a rank",
             Source.DETECTED,
         ),
     )
@@ -385,9 +385,9 @@ class OpenMpi5(OpenMpi):
             yield Words(("--runtime-options", f"output-proctable={table}"))
 
     def _can_tell(self, inp: PlanInput, path: str) -> bool:
-        """Whether mpirun can be asked for a file of which rank is where.
+        """Whether mpirun can write a file of which rank is where.
 
-        Of a rank that ends badly it tells no host on any other way than the job's stderr. The
+        The host of a rank that ends badly is otherwise on the job's stderr alone. The
         user's own options of that kind stay alone: given twice mpirun refuses them, and the
         variable gives way to the option. A comma would end the path.
         """
@@ -442,7 +442,7 @@ class SpectrumMpi(OpenMpi4):
 
     family = MpiFamily.SPECTRUM
     title = "IBM Spectrum MPI (ORTE)"
-    untried = _LEFT_OUT + "and what its own messages tell of a rank that failed"
+    untried = _LEFT_OUT + "and what its own messages report of a rank that failed"
     constants = _without_transports(OpenMpi4.constants)
     no_single_copy = None
     network = Implementation.network

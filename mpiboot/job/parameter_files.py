@@ -106,7 +106,7 @@ def read(text: str) -> dict[str, str]:
 
 
 def settled(observed: Observed, mpi: Implementation) -> dict[str, MpiParameter]:
-    """Give the parameters that files settle, by the variables of the same name.
+    """Give the parameters of files, by the variables of the same name.
 
     Those of the workers count, too: their daemons and ranks read their own. mpirun alone starts
     daemons, maps and binds, by the launcher's.

@@ -46,14 +46,14 @@ class Plan:
     ranks; ``obstacles`` are variables or flags of the user's that could keep it from starting
     launch agents. ``per_host`` has by host what its agent sets
     there; ``rows`` show the data network, a worker each, and ``transport`` carries the data (None:
-    it was not looked at) by each host's ``networks``; ``named_devices`` where the user names the
-    devices, and ``proved`` where counters are to tell whether it did; ``mpi_on_control`` where
+    it was not observed) by each host's ``networks``; ``named_devices`` where the user names the
+    devices, and ``proved`` where counters are compared after the job; ``mpi_on_control`` where
     mpiboot keeps MPI's own messages on the control link. ``more_hostfiles`` are the texts of copies
-    of hostfiles that single programs have, by the copies' paths. ``exit_codes`` tells whether
+    of hostfiles that single programs have, by the copies' paths. ``exit_codes`` is whether
     mpiboot asks mpirun for them, beside the user's own words. ``agent_env`` is what agents need of
     this pod's environment and mpirun must not have, and ``agent_linger`` for how long they wait for
     its end.
-    ``tcp_optional`` tells why MPI may do without TCP between the hosts, empty where it can't, and
+    ``tcp_optional`` is why MPI may do without TCP between the hosts, empty where it can't, and
     ``daemons_elsewhere`` why the launcher may be reached otherwise than workers have tried.
     ``meeting`` is where ranks with torchrun's variables meet, None where there are none.
     """

@@ -27,11 +27,11 @@ class Observed:
     that is to be used; ``own`` are this pod's facts, which count where the hostfile names it too,
     ``own_oom_kills`` its out-of-memory kills so far, None where it isn't known, and
     ``own_counters`` those of its RDMA ports and links;
-    ``client`` is what the agents use; ``mpi_ipv6`` tells whether the MPI is
-    built with IPv6, None where it was not asked; ``networks`` are those of workers that are
-    decided already, by host; ``data_blocked`` says where TCP does not pass on the data network;
+    ``client`` is what the agents use; ``mpi_ipv6`` is whether the MPI is
+    built with IPv6, None where that is unknown; ``networks`` are those of workers that are
+    decided already, by host; ``data_blocked`` is where TCP does not pass on the data network;
     ``parameters`` are those of the files that mpirun reads, the strongest first; ``workdir`` is
-    where ranks start, empty where it isn't known; ``asked`` tells whether hosts were asked at all.
+    where ranks start, empty where it isn't known; ``asked`` is whether hosts were queried at all.
     """
 
     hostfile: Hostfile

@@ -34,7 +34,7 @@ class VolcanoTask(NamedTuple):
     """The hosts of a task's pods, and the file or variable that has them.
 
     ``key`` is the task's name as Volcano writes it into the file's: with ``_`` for ``-``. ``slots``
-    are each host's, where a setting says so.
+    are each host's, where a setting has them.
     """
 
     key: str
@@ -89,7 +89,7 @@ def named_task(wanted: str, by: str, known: Mapping[str, VolcanoTask]) -> Volcan
 def choose_tasks(
     environ: Mapping[str, str], hostname: str, known: Mapping[str, VolcanoTask]
 ) -> tuple[list[VolcanoTask], str]:
-    """Choose the tasks whose pods are the job's hosts, and say why; none where none is known.
+    """Choose the tasks whose pods are the job's hosts, with the reason; none where none is known.
 
     Which of several come first is not in the pods: they are in the order of their names.
 
@@ -121,7 +121,7 @@ def _several_tasks(found: list[VolcanoTask]) -> MpibootError:
         "hostfile-missing",
         f"no task of this Volcano job has this pod, and it has {len(found)} ({which}): nothing "
         "says whose pods get the ranks",
-        hint=f"MPIBOOT_WORKER_TASK={found[0].key} on the launcher says it, or Volcano's mpi plugin",
+        hint=f"MPIBOOT_WORKER_TASK={found[0].key} on the launcher names it; so does the mpi plugin",
     )
 
 
@@ -296,7 +296,7 @@ def recognise(environ: Environ, hostfile: str = "") -> tuple[Platform, Decision]
 
 
 def worker_exit(settings: Settings, environ: Environ) -> WorkerExit:
-    """Return when a worker ends by itself.
+    """Return when a worker ends on its own.
 
     The MPI Operator leaves workers running (cleanPodPolicy None, its default) and never makes a
     finished one anew (its restartPolicy is Never). An indexed Job is complete when all its pods
@@ -333,8 +333,8 @@ def role(
         hostname: this pod's own name.
 
     Raises:
-        MpibootError: ``role``; a hostfile is mounted and nothing says the role. Volcano,
-            StatefulSets and LSF mount it in every pod, so it makes no launcher by itself.
+        MpibootError: ``role``; a hostfile is mounted and the role is unknown. Volcano,
+            StatefulSets and LSF mount it in every pod, so that alone makes no launcher.
             Or this pod has no number, and the setting goes by that.
     """
 

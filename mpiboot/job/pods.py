@@ -30,7 +30,7 @@ class EarlierAttempt:
 
     @property
     def message(self) -> str:
-        """Say it in one sentence."""
+        """One sentence for the log."""
         host, _, rest = self.name.partition("@")
         since = rest.partition("@")[0]
         who = " ".join(part for part in (host, since and f"of {since}") if part)
@@ -190,7 +190,7 @@ def shared_addresses(observed: Observed) -> Iterator[Finding]:
     """Find hosts of the hostfile that are not each a pod of its own.
 
     Pods that share a node's network (hostNetwork) share an address: which of them a name means
-    can't be told there, and mpirun would put two hosts' ranks into one of them, or a worker's into
+    is unknown there, and mpirun would put two hosts' ranks into one of them, or a worker's into
     the launcher.
     """
     servers = grouped(((worker.address, worker.port), worker) for worker in observed.workers)

@@ -25,14 +25,14 @@ _MISQUOTED: Final = 3
 
 
 def is_mpirun(word: str) -> bool:
-    """Tell whether a program is an mpirun by its name, with or without a path."""
+    """Whether a program is an mpirun by its name, with or without a path."""
     return word.rpartition("/")[2] in MPIRUNS
 
 
 def called(program: Sequence[str]) -> str:
     """Give the mpirun that a line calls, by name or path; empty where it calls none.
 
-    ``prterun`` does not say whose it is: the mpirun beside it does.
+    ``prterun --version`` does not name the MPI: the mpirun beside it does.
     """
     if not program or not is_mpirun(program[0]):
         return ""

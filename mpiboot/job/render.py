@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from mpiboot.job.plan import Plan
     from mpiboot.job.plan_input import Observed
 
-_LEAST: Final = 40  # characters that a broken line has at least, however deep it begins
+_MIN_COLUMNS: Final = 40  # of a wrapped line, however far it is indented
 _BELOW: Final = "      "
 _TROUBLE: Final = frozenset({Level.FAIL, Level.WARN, Level.UNKNOWN})
-_ALIKE: Final = 8  # findings of one trouble that are shown; of more the rest is only named
+_MAX_ALIKE: Final = 8  # with one check and hint; the hosts of the others are named
 # What the log shows at info: decisions, each with its event and its subject.
 _AT_INFO: Final = {
     "control-link": ("control-network", "control network (SSH, mpirun's daemons)"),
@@ -71,7 +71,7 @@ def table(
     if width is not None and start + last <= width:
         width = None
     # A long last column is broken, or stands below the others.
-    if head and width is not None and (last < _LEAST or start > width):
+    if head and width is not None and (last < _MIN_COLUMNS or start > width):
         cells = (
             (
                 name,
@@ -96,9 +96,9 @@ def indented(head: str, text: str, width: int | None = None) -> str:
     if width is None:
         return f"{head}{text}".rstrip() + "\n"
     room = width - len(head)
-    if room < _LEAST and head.strip(" ->"):
+    if room < _MIN_COLUMNS and head.strip(" ->"):
         return re.sub(r"\b {3,}", "  ", head).rstrip() + f"\n{indented(_BELOW, text, width)}"
-    room = max(room, _LEAST - len("-> "))
+    room = max(room, _MIN_COLUMNS - len("-> "))
     lines = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]
     return head + f"\n{' ' * len(head)}".join(lines) + "\n"
 
@@ -154,19 +154,20 @@ def findings(items: Iterable[Finding], width: int | None = None) -> str:
     lines = []
     for group in alike.values():
         below = ""
-        for item in group if len(group) <= _ALIKE else group[: _ALIKE - 1]:
+        for item in group if len(group) <= _MAX_ALIKE else group[: _MAX_ALIKE - 1]:
             where = _whose(item).ljust(hosts)
             # A row's reference names what goes wrong: beside "ok" it would read as the opposite.
             check = "" if item.level is Level.OK else item.check
             head = f"{MARKS[item.level].ljust(4)}  {where}  {check.ljust(checks)}  "
-            room = width is None or width - len(head) >= _LEAST
+            room = width is None or width - len(head) >= _MIN_COLUMNS
             below = " " * len(head) if room else _BELOW
             which = f" ({first_few(item.hosts)})" if item.hosts else ""
             lines.append(indented(head, f"{item.message}{which}", width))
             lines += [f"{below}  {text}\n" for text in item.evidence]
-        rest = [_whose(item) for item in group[_ALIKE - 1 :]]
-        if len(group) > _ALIKE:
-            lines.append(indented(below, f"and {len(rest)} more: {first_few(rest, _ALIKE)}", width))
+        rest = [_whose(item) for item in group[_MAX_ALIKE - 1 :]]
+        if len(group) > _MAX_ALIKE:
+            more = f"and {len(rest)} more: {first_few(rest, _MAX_ALIKE)}"
+            lines.append(indented(below, more, width))
         if group[0].hint and group[0].level is not Level.OK:
             lines.append(indented(below + "-> ", group[0].hint, width))
     return masking.masked("".join(lines))
@@ -185,7 +186,7 @@ def _whose(item: Finding) -> str:
 
 
 def termination(item: Finding, others: Sequence[Finding] = ()) -> str:
-    """Say why the container ended: reference, sentence, hint, evidence, then the other hosts."""
+    """The container's last message: reference, sentence, hint, evidence, then other hosts."""
     where = f"{item.where}: " if item.where else ""
     lines = [f"{item.check}: {where}{item.message}"]
     if item.hint:
@@ -286,7 +287,7 @@ def log_lines(made: Plan, observed: Observed) -> Iterator[LogLine]:
 
 
 def _job(made: Plan, observed: Observed, ranks: Decision | None) -> LogLine:
-    """Say which MPI starts how many ranks, on the hosts of which hostfile."""
+    """The line of the job: its MPI, the number of ranks, the hosts and their hostfile."""
     from mpiboot.job.mpis import IMPLEMENTATIONS  # noqa: PLC0415 - only for launches
 
     mpi, file = observed.mpi, observed.hostfile

@@ -54,7 +54,7 @@ def _anything(_value: str) -> bool:
 class ChoiceGroup:
     """``members`` are left alone where the user has made one of ``choices``.
 
-    Each tells whether a value of that name is such a choice.
+    Each is called with a value of that name.
     """
 
     members: tuple[str, ...]
@@ -230,5 +230,5 @@ def _kept(item: Variable, owned: Lookup) -> Decision | None:
 
 
 def warning(check: str, message: str, hint: str = "") -> Finding:
-    """Say what looks wrong, though the job may start."""
+    """A finding that does not keep the job from starting."""
     return Finding(check, Level.WARN, message, hint=hint)
