@@ -68,6 +68,22 @@ def _number(text: str, what: str) -> int:
     return int(text)
 
 
+def _checked(address: str, name: str) -> str:
+    """Return a host's IPv6 address, or its name or IPv4 address.
+
+    Raises:
+        LineError: it is too long, or no address.
+    """
+    host = address or name
+    if len(host) > LONGEST_NAME:
+        raise LineError(f"{_shown(host)} has {len(host)} characters, at most {LONGEST_NAME} fit")
+    if address or not host.strip("0123456789."):
+        version, parsed = IPV6 if address else IPV4, addresses.parse(host)
+        if parsed is None or parsed.version != version:
+            raise LineError(f"{_shown(host)} is not an IPv{version} address")
+    return host
+
+
 def _read_line(text: str, number: int) -> Host:
     """Read a line that isn't blank and has no comment.
 
@@ -80,14 +96,7 @@ def _read_line(text: str, number: int) -> Host:
             f"{_shown(text.strip())}, expected `host slots=N` or `host:N`, one host a line, in "
             "letters, digits, dots and hyphens, with at most 63 between dots"
         )
-    address = found["bracketed"] or found["ipv6"]
-    name = address or found["name"]
-    if len(name) > LONGEST_NAME:
-        raise LineError(f"{_shown(name)} has {len(name)} characters, at most {LONGEST_NAME} fit")
-    if address or not name.strip("0123456789."):
-        version, parsed = IPV6 if address else IPV4, addresses.parse(name)
-        if parsed is None or parsed.version != version:
-            raise LineError(f"{_shown(name)} is not an IPv{version} address")
+    name = _checked(found["bracketed"] or found["ipv6"] or "", found["name"])
     given = {key: value for key in ("user", "slots") if (value := found[key]) is not None}
     for key, value in (word.groups() for word in _WORDS.finditer(found["words"])):
         meaning = _KEYS.get(key, "")
