@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import pytest
 
-from mpiboot.core.facts import Host, Route, Worker
+from mpiboot.core.facts import Host, Worker
 from mpiboot.core.setting_types import HostKeys
 from mpiboot.core.settings import Settings, resolve
 from mpiboot.hosts import progress
@@ -64,9 +64,9 @@ def calls(do: Callable[[T], object], value: T) -> int:
     return int(pstats.Stats(profile).total_calls)  # type: ignore[attr-defined]
 
 
-def routed(place: int, rails: int = 2, *, aggregate: bool = True) -> Worker:
-    """A worker of a routed fabric: each rail a /31 of its own, and a route to the whole fabric."""
-    links, devices, routes = [], [], []
+def routed(place: int, rails: int = 2) -> Worker:
+    """A worker of a routed fabric: each rail a /31 of its own."""
+    links, devices = [], []
     for rail in range(1, rails + 1):
         own = 2 * place + 1
         address = f"172.{16 + rail}.{own >> 8}.{own & 255}"
@@ -74,9 +74,8 @@ def routed(place: int, rails: int = 2, *, aggregate: bool = True) -> Worker:
         links.append(w.link(netdev, f"{address}/31", index=40 - rail, pci=pci))
         port = w.port(w.table(netdev, address), netdev=netdev)
         devices.append(w.device(f"mlx5_{rail}", port, index=rail, pci=pci))
-        routes += [Route(f"172.{16 + rail}.0.0/16", netdev)] if aggregate else []
     control = w.eth0(f"10.{place >> 8}.{place & 255}.5/8")
-    return w.worker(f"w-{place}", control, *links, devices=tuple(devices), routes=tuple(routes))
+    return w.worker(f"w-{place}", control, *links, devices=tuple(devices))
 
 
 def host(place: int, slots: int = 2) -> Host:

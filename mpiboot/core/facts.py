@@ -58,16 +58,6 @@ class AttachmentSource(_Word):
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
-    """A route; ``destination`` is in CIDR form (``0.0.0.0/0`` for the default)."""
-
-    destination: str
-    link: str
-    gateway: str = ""
-    source: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Gid:
     """A non-empty entry of a port's GID table.
 
@@ -185,7 +175,6 @@ class Fabric:
     netns_mode: str = ""
     infiniband_folder: bool = False
     devices: tuple[RdmaDevice, ...] = ()
-    routes: tuple[Route, ...] = ()
     attachments: tuple[Attachment, ...] = ()
     unreadable: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()

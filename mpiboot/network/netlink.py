@@ -1,4 +1,4 @@
-"""Questions to the kernel by netlink, in pyroute2's messages: links, routes, and RDMA's nldev.
+"""Queries of the kernel by netlink, in pyroute2's messages: links, and RDMA's nldev.
 
 Which link is used for what is decided from these facts elsewhere. pyroute2 takes long to load, so
 this module is loaded only where one of these is listed. pyroute2 0.9.7 has no part for
@@ -28,7 +28,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from mpiboot.core.facts import Link, Route
+from mpiboot.core.facts import Link
 from mpiboot.network.records import PCI_FUNCTION
 from mpiboot.network.sysfs import number, pci_function
 from mpiboot.network.sysfs import text as content
@@ -70,7 +70,6 @@ with _only_parts():
         IFA_F_TENTATIVE,
         ifaddrmsg,
     )
-    from pyroute2.netlink.rtnl.rtmsg import rtmsg
 
 Message = Any  # pyroute2 has no types
 
@@ -198,16 +197,14 @@ def _end(message: Message) -> None:
         raise OSError(-code, os.strerror(-code))
 
 
-# -- links and routes -----------------------------------------------------------------------------
+# -- links ----------------------------------------------------------------------------------------
 
 _IFF_UP: Final = 0x1
 _IFF_RUNNING: Final = 0x40
 _INFINIBAND: Final = 32
 # ARPHRD_ of linux/if_arp.h, for links that have no driver kind of their own.
 _TYPES: Final = {1: "ether", _INFINIBAND: "ipoib", 772: "loopback"}
-_MAIN_TABLE: Final = 254
-_UNICAST: Final = 1
-_DEFAULTS: Final = {int(socket.AF_INET): "0.0.0.0/0", int(socket.AF_INET6): "::/0"}
+_FAMILIES: Final = (int(socket.AF_INET), int(socket.AF_INET6))
 
 
 class linkmsg(nlmsg):  # type: ignore[misc]  # noqa: N801 - as pyroute2's are called
@@ -242,54 +239,34 @@ class linkmsg(nlmsg):  # type: ignore[misc]  # noqa: N801 - as pyroute2's are ca
 
 
 # Routing netlink's messages, as far as they are asked for.
-_LINK_MESSAGES: Final = {
-    rtnl.RTM_NEWADDR: ifaddrmsg,
-    rtnl.RTM_NEWLINK: linkmsg,
-    rtnl.RTM_NEWROUTE: rtmsg,
-}
+_LINK_MESSAGES: Final = {rtnl.RTM_NEWADDR: ifaddrmsg, rtnl.RTM_NEWLINK: linkmsg}
 
 
-def observe(
-    sys_root: Path = Path("/sys"),
-) -> tuple[tuple[Link, ...], tuple[Route, ...], tuple[str, ...]]:
-    """List links and routes; empty, with a sentence on why, where netlink can't be asked.
-
-    A sandbox may have no netlink, and a pod no descriptor left for it.
-    """
-    try:
-        return *_observe(sys_root), ()
-    except OSError as error:
-        why = error.strerror or error
-        return (), (), (f"netlink: {why}: links and routes are not known",)
-
-
-def _observe(sys_root: Path) -> tuple[tuple[Link, ...], tuple[Route, ...]]:
-    """List the links with their addresses, in the kernel's order, and the routes.
+def observe(sys_root: Path = Path("/sys")) -> tuple[tuple[Link, ...], tuple[str, ...]]:
+    """List the links with their addresses, in the kernel's order.
 
     ``kind`` is the driver's (veth, macvlan, ipvlan, vlan, ipoib, …); for a link of a device
-    ``vf`` or ``physical``; else ether or loopback. The routes are the unicast ones of the main
-    table, one for each way of a route that has several: tables of policy routing hold for some
-    sources only, and every link has link-local destinations.
+    ``vf`` or ``physical``; else ether or loopback.
+
+    Returns:
+        None of them, with a sentence on why, where netlink is refused: a sandbox may have none, and
+        a pod no descriptor left for it.
     """
-    with closing(Kernel(NETLINK_ROUTE, _LINK_MESSAGES)) as kernel:
-        addresses = kernel.ask(rtnl.RTM_GETADDR, ifaddrmsg())
-        links = kernel.ask(rtnl.RTM_GETLINK, linkmsg())
-        routes: list[Message] = []
-        for family in _DEFAULTS:
-            question = rtmsg()
-            question["family"] = family
-            routes += kernel.ask(rtnl.RTM_GETROUTE, question)
+    try:
+        with closing(Kernel(NETLINK_ROUTE, _LINK_MESSAGES)) as kernel:
+            addresses = kernel.ask(rtnl.RTM_GETADDR, ifaddrmsg())
+            links = kernel.ask(rtnl.RTM_GETLINK, linkmsg())
+    except OSError as error:
+        return (), (f"netlink: {error.strerror or error}: links are not known",)
     known: dict[int, list[tuple[str, int]]] = {}
     for message in addresses:
         # On a point-to-point link IFA_ADDRESS is the peer's, IFA_LOCAL is ours.
         own = message.get_attr("IFA_LOCAL") or message.get_attr("IFA_ADDRESS")
-        if own and message["family"] in _DEFAULTS:
+        if own and message["family"] in _FAMILIES:
             own = f"{own}/{message['prefixlen']}"
             flags = message.get_attr("IFA_FLAGS") or 0
             known.setdefault(message["index"], []).append((own, flags))
-    seen = tuple(link(message, known, sys_root) for message in links)
-    names = {item.index: item.name for item in seen}
-    return seen, tuple(route for message in routes for route in _routes(message, names))
+    return tuple(link(message, known, sys_root) for message in links), ()
 
 
 def link(message: Message, known: Mapping[int, Sequence[tuple[str, int]]], sys_root: Path) -> Link:
@@ -351,18 +328,3 @@ def _pkey(info: Message, folder: Path) -> int | None:
         return int(content(folder / "pkey"), 16)
     except ValueError:
         return None
-
-
-def _routes(message: Message, names: Mapping[int, str]) -> Iterator[Route]:
-    if message["type"] != _UNICAST or message.get_attr("RTA_TABLE") != _MAIN_TABLE:
-        return
-    destination, prefix = message.get_attr("RTA_DST"), message["dst_len"]
-    target = f"{destination}/{prefix}" if destination else _DEFAULTS[message["family"]]
-    if target.startswith("fe80:"):
-        return
-    source = message.get_attr("RTA_PREFSRC") or ""
-    several = message.get_attr("RTA_MULTIPATH")
-    alone = [(message.get_attr("RTA_OIF"), message)]
-    for index, way in alone if several is None else [(hop["oif"], hop) for hop in several]:
-        if index in names:
-            yield Route(target, names[index], way.get_attr("RTA_GATEWAY") or "", source)

@@ -131,12 +131,9 @@ def _route_address(api: str) -> tuple[str, str]:
             return own, "the default route's source address"
     if parse(api) is not None and (own := source_address(api)):
         return own, f"{NO_DEFAULT_ROUTE}; the source address of the route to the API, {api}"
-    own, destination = _any_route()
-    to_api = f"the API, {api}" if api else "the API"
-    if not own:
-        return "", f"no default route, no route to {to_api} and no other route"
-    link = f"an address of the link of the route to {destination}"
-    return own, f"{NO_DEFAULT_ROUTE}, no route to {to_api}; {link}"
+    own, link = _any_link()
+    routes = f"{NO_DEFAULT_ROUTE} and none to the API" + (f", {api}" if api else "")
+    return own, f"{routes}; an address of {link}" if own else f"{routes}, and no link has an address"
 
 
 def source_address(peer: str) -> str:
@@ -158,23 +155,14 @@ def is_local(address: str) -> bool:
     return wanted is not None and parse(source_address(address)) == wanted
 
 
-def _any_route() -> tuple[str, str]:
-    """Give an address of a link that some route leads over, and that route's destination.
-
-    A bridge is seldom the node's way to others, and a gateway is a sign of it.
-    """
+def _any_link() -> tuple[str, str]:
+    """Give an address of a link, and that link's name; a bridge seldom leads to other nodes."""
     from mpiboot.network import netlink  # noqa: PLC0415 - takes long: only where nothing else tells
     from mpiboot.network.records import has_carrier, usable  # noqa: PLC0415 - as above
 
-    seen, routes, _ = netlink.observe()
-    known = {link.name: link for link in seen if has_carrier(link)}
-    for route in sorted(
-        (route for route in routes if route.link in known),
-        key=lambda route: (known[route.link].kind == "bridge", not route.gateway),
-    ):
-        if own := usable(known[route.link]):
-            return str(own[0].ip), route.destination
-    return "", ""
+    links = (link for link in netlink.observe()[0] if has_carrier(link) and usable(link))
+    link = min(links, key=lambda link: link.kind == "bridge", default=None)
+    return (str(usable(link)[0].ip), link.name) if link else ("", "")
 
 
 def _is_network(text: str) -> bool:

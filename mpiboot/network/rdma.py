@@ -177,7 +177,7 @@ def _listed_port(message: _Message) -> RdmaPort | None:
 
 
 def observe(sys_root: Path = Path("/sys"), dev_root: Path = Path("/dev")) -> Fabric:
-    """Observe RDMA in this pod; ``routes`` and ``attachments`` stay empty.
+    """Observe RDMA in this pod; ``attachments`` stays empty.
 
     It needs no privilege, blocks for milliseconds, and never fails: what can't be read is listed
     in ``unreadable``. On a modular kernel the question itself makes the kernel load ib_core, as

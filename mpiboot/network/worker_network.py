@@ -148,16 +148,14 @@ def _unseen(fabric: Fabric) -> str:
 
 
 def _control(worker: Worker, facts: PodFacts, settings: Settings) -> Link | None:
-    """Find the control link: the user's, else by address, by platform, by route; never by name."""
+    """Find the control link: the user's, else by address or by platform; never by name."""
     links = {link.name: link for link in facts.links}
-    default = {route.link for route in facts.fabric.routes if route.destination.endswith("/0")}
     default_links = [item.link for item in facts.fabric.attachments if item.default]
     tries = (
         links.get(settings.control_ifname),
         link_of(worker.address, facts.links),
         next((links[name] for name in default_links if name in links), None),
         link_of(facts.control_address, facts.links),
-        next((link for link in facts.links if link.name in default), None),
     )
     return next((link for link in tries if link is not None), None)
 

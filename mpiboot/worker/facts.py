@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from mpiboot import __version__
 from mpiboot.core import log, masking, records_json
 from mpiboot.core.checks import MpibootError, error
-from mpiboot.core.facts import Fabric, MpiParameter, PodFacts, Route
+from mpiboot.core.facts import Fabric, MpiParameter, PodFacts
 from mpiboot.core.model import Mpi
 from mpiboot.core.settings import Resolved
 from mpiboot.job import parameter_files
@@ -43,7 +43,7 @@ def gather(
     # Loaded late, as what it needs is.
     from mpiboot.network import netlink, sysfs  # noqa: PLC0415
 
-    seen, routes, unread = netlink.observe()
+    seen, unread = netlink.observe()
     control, _ = pod.control_address(
         resolved.settings.control_ifname, socket.gethostname(), api=environ.get(pod.API, "")
     )
@@ -61,7 +61,7 @@ def gather(
         memlock=pod.memlock(),
         shm=pod.shm_size(),
         environment=pod.spec_names(pid),
-        fabric=_fabric(environ, routes, unread),
+        fabric=_fabric(environ, unread),
         memory_refused=memory_refused(),
         gpus=sysfs.gpus(search=environ.get("PATH", "")),
         cpus=pod.cpus(os.sched_getaffinity(0)),
@@ -82,9 +82,7 @@ def _masked(item: MpiParameter) -> MpiParameter:
     return replace(item, value=masking.mask_within(item.variable, item.value))
 
 
-def _fabric(
-    environ: Mapping[str, str], routes: tuple[Route, ...], unread: tuple[str, ...]
-) -> Fabric:
+def _fabric(environ: Mapping[str, str], unread: tuple[str, ...]) -> Fabric:
     # Loaded late: a launcher has other things to do first.
     from mpiboot.network import rdma  # noqa: PLC0415
 
@@ -95,7 +93,6 @@ def _fabric(
         seen,
         settings=checked,
         nccl_files=_nccl_files(environ),
-        routes=routes,
         attachments=attachments,
         unreadable=(*unread, *seen.unreadable, *hints_unread),
     )

@@ -20,7 +20,6 @@ from mpiboot.core.facts import (
     PortState,
     RdmaDevice,
     RdmaPort,
-    Route,
     Worker,
 )
 from mpiboot.core.model import Identity
@@ -109,7 +108,6 @@ def worker(
     name: str,
     *links: Link,
     devices: tuple[RdmaDevice, ...] = (),
-    routes: tuple[Route, ...] = (),
     attachments: tuple[Attachment, ...] = (),
     mode: str = "shared",
     folder: bool = True,
@@ -123,7 +121,7 @@ def worker(
     address = control or next(
         (item.addresses[0].partition("/")[0] for item in links if item.name == "eth0"), ""
     )
-    fabric = Fabric(mode, folder, devices, routes, attachments)
+    fabric = Fabric(mode, folder, devices, attachments)
     facts = PodFacts(
         hostname=name,
         mpiboot="0.1",

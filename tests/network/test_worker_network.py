@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.core.facts import Attachment, AttachmentSource, Gid, GidType, PortState, Route, Worker
+from mpiboot.core.facts import Attachment, AttachmentSource, Gid, GidType, PortState, Worker
 from mpiboot.core.model import Source
 from mpiboot.core.setting_types import DataNetworkUse, MpiNetwork, NcclSocket
 from mpiboot.core.settings import Settings
@@ -505,9 +505,8 @@ def test_control_is_the_users_link_where_the_worker_has_it() -> None:
     assert control_link(worker, "c") == "a"
 
 
-def test_control_falls_back_to_platform_then_route_and_to_nothing() -> None:
+def test_control_falls_back_to_the_platform_and_to_nothing() -> None:
     links = (w.link("a", "10.1.0.2/24", kind="veth"), w.link("b", "10.2.0.2/24", kind="veth"))
-    assert control_link(w.worker("w-0", *links, routes=(Route("0.0.0.0/0", "b"),))) == "b"
     message = (Attachment(AttachmentSource.MULTUS, link="a", default=True),)
     assert control_link(w.worker("w-0", *links, attachments=message)) == "a"
     assert control_link(w.worker("w-0", *links)) == ""

@@ -236,8 +236,8 @@ def test_a_node_without_a_default_route(cluster: Cluster, rig: None) -> None:
     spans(job)
     message = " ".join(node.stderr().split())
     assert (
-        f"warning: control address {node.address} (there is no default route, no route to the API, "
-        "10.96.0.1; an address of the link of the route to 10.244.0.0/24)" in message
+        f"warning: control address {node.address} (there is no default route and none to the API, "
+        "10.96.0.1; an address of " in message
     )
 
 

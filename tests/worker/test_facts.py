@@ -21,7 +21,6 @@ from mpiboot.core.facts import (
     Link,
     MpiParameter,
     PodFacts,
-    Route,
 )
 from mpiboot.core.settings import resolve
 from mpiboot.network import netlink, platform_hints, pod, rdma, sysfs
@@ -31,7 +30,6 @@ from mpiboot.worker.state import WORKER_STATE
 from tests.fakes import plans
 
 MPI = plans.MPIS["openmpi4"]
-ROUTE = Route("10.0.0.0/8", "net1")
 SAID = Attachment(AttachmentSource.MULTUS, "net1")
 
 
@@ -43,7 +41,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Link:
         return f"address of {wanted} {api}", "so"
 
     link = plans.link("eth0", "10.0.0.5/24")
-    monkeypatch.setattr(netlink, "observe", lambda: ((link,), (ROUTE,), ("a link",)))
+    monkeypatch.setattr(netlink, "observe", lambda: ((link,), ("a link",)))
     monkeypatch.setattr(pod, "control_address", address)
     monkeypatch.setattr(pod, "started", lambda pid: pid + 0.5)
     monkeypatch.setattr(pod, "spec_names", lambda pid: (f"OF_{pid}",))
@@ -80,7 +78,6 @@ def test_each_fact_is_asked_where_it_is_known(world: Link) -> None:
     assert found.identity == pod.identity(environ)
     assert found.fabric == Fabric(
         netns_mode="shared",
-        routes=(ROUTE,),
         attachments=(SAID,),
         unreadable=("a link", "a device", "a file"),
         settings=(("NCCL_IB_HCA", "mlx5"),),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mpiboot.core.facts import PodFacts, RdmaPort, Route
+from mpiboot.core.facts import Attachment, AttachmentSource, PodFacts, RdmaPort
 from mpiboot.worker.facts import as_tables
 from tests.fakes import plans
 from tests.fakes import workers as w
@@ -38,17 +38,17 @@ def test_records_have_a_row_each_behind_those_that_they_belong_to() -> None:
     found = of_a_vf()
     (device,) = found.fabric.devices
     closed = replace(device, name="mlx5_9", open_error="no device", ports=(RdmaPort(2),))
-    routes = (Route("10.0.0.0/8", "eth0"), Route("192.168.0.0/16", "net1", "192.168.5.1"))
-    fabric = replace(found.fabric, devices=(device, closed), routes=routes)
+    said = (Attachment(AttachmentSource.MULTUS, "net1"), Attachment(AttachmentSource.DRA, pci="x"))
+    fabric = replace(found.fabric, devices=(device, closed), attachments=said)
     found = replace(found, fabric=fabric)
     head, *links = below(found, "links")
     assert [row[0] for row in links] == ["lo", "eth0", "net1"]
     assert links[1][head.index("addresses")] == "10.244.1.5/24"
     assert [row[0] for row in below(found, "ports")[1:]] == ["mlx5_3:1", "mlx5_9:2"]
     assert [row[0] for row in below(found, "gids")[1:]] == [f"mlx5_3:1:{at}" for at in range(4)]
-    assert below(found, "fabric.routes")[1:] == [
-        ["0", "10.0.0.0/8", "eth0", "-"],
-        ["1", "192.168.0.0/16", "net1", "192.168.5.1"],
+    assert below(found, "fabric.attachments")[1:] == [
+        ["0", "multus", "net1", "no", "-"],
+        ["1", "dra", "-", "no", "x"],
     ]
     assert "no device" in as_tables(found)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.facts import Fabric, Link, Route
+from mpiboot.core.facts import Fabric, Link
 from mpiboot.network import rdma
 from mpiboot.network.netlink import observe
 from tests.vm.inside.machine import (
@@ -29,10 +29,6 @@ SYS, DEV = Path("/sys"), Path("/dev")
 
 def links() -> tuple[Link, ...]:
     return observe()[0]
-
-
-def routes() -> tuple[Route, ...]:
-    return observe()[1]
 
 
 def agrees(name: str, fabric: Fabric | None = None) -> None:
@@ -292,27 +288,3 @@ def test_an_address_that_is_not_known_to_be_alone_is_told() -> None:
     wait_for(lambda: net1().tentative == ())
     assert net1().duplicate == ("fd00:1::2/64",)
     assert "fd00:1::1/64" in net1().addresses
-
-
-def test_routes_tell_which_link_reaches_a_peer() -> None:
-    run("ip netns add a")
-    for number in (1, 2):
-        run(f"ip -n a link add net{number} type dummy")
-        run(f"ip -n a link set net{number} up")
-        run(f"ip -n a address add 10.{number}.0.7/24 dev net{number}")
-    run("ip -n a address add fd00:1::7/64 dev net1 nodad")
-    run("ip -n a route add default via 10.1.0.1")
-    run("ip -n a route add 10.9.0.0/16 nexthop via 10.1.0.1 nexthop via 10.2.0.1")
-    run("ip -n a route add 10.8.0.0/16 via 10.2.0.1 table 100")
-    run("ip -n a route add blackhole 10.7.0.0/16")
-
-    found = in_pod("a", routes)
-
-    assert set(found) == {
-        Route("0.0.0.0/0", "net1", "10.1.0.1"),
-        Route("10.1.0.0/24", "net1", source="10.1.0.7"),
-        Route("10.2.0.0/24", "net2", source="10.2.0.7"),
-        Route("10.9.0.0/16", "net1", "10.1.0.1"),
-        Route("10.9.0.0/16", "net2", "10.2.0.1"),
-        Route("fd00:1::/64", "net1"),
-    }
