@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import ClassVar, Final
+from typing import Final
 
 from mpiboot.core.model import Identity, Mpi, Source
 from mpiboot.core.wording import counted
@@ -286,17 +286,12 @@ class Gpus:
     """The GPUs of a pod.
 
     ``kind`` is vendor and PCI device number; ``lost`` counts those in /dev that the kernel
-    has lost; ``peer_memory`` names what lets RDMA devices reach the memory of NVIDIA's;
-    ``fabric`` is the driver's state of the NVLink fabric, empty where that is unknown.
+    has lost.
     """
 
     count: int = 0
     kind: str = ""
     lost: int = 0
-    peer_memory: tuple[str, ...] = ()
-    fabric: str = ""
-
-    FABRIC_READY: ClassVar[str] = "Completed"
 
 
 NO_GPUS: Final = Gpus()

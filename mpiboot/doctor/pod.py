@@ -284,36 +284,18 @@ DATA_NETWORK: Final = tuple(
 )
 
 
-_FABRIC_MANAGER: Final = (
-    "check nvidia-fabricmanager on that node (`systemctl status`, `nvidia-smi -q`); until then "
-    "CUDA fails with error 802, system not yet initialized"
-)
-_PEER_MEMORY: Final = (
-    "load nvidia_peermem on the nodes (`modprobe nvidia_peermem`), or use the open kernel driver; "
-    "until then NCCL copies through the host's memory, which is slower"
-)
-
-
 @worker_check(
     "gpus",
     title="GPUs are there and ready",
     hint="check that node's GPUs (`nvidia-smi`, `dmesg`); select nodes of one kind",
 )
 def gpus(facts: PodFacts) -> Iterable[Finding]:
-    """Judge what /dev, sysfs and, where there is an NVLink fabric, `nvidia-smi -q` show."""
+    """Compare the GPUs in /dev with those on the PCI bus."""
     own = facts.gpus
-    ready = own.fabric in ("", own.FABRIC_READY)
-    reached = own.peer_memory or not (facts.fabric.devices and own.kind.startswith("NVIDIA"))
     if own.lost:
         message = f"{own.lost} of {own.lost + own.count} GPUs in /dev are no longer on the PCI bus"
         yield warned("gpus", message)
-    if not ready:
-        message = f"NVLink fabric: {own.fabric}; CUDA starts when Fabric Manager has set it up"
-        yield warned("gpus", message, hint=_FABRIC_MANAGER)
-    if not reached:
-        message = "RDMA devices reach no GPU memory: neither nvidia_peermem nor DMA-BUF"
-        yield warned("gpus", message, hint=_PEER_MEMORY)
-    elif ready and not own.lost and own.count:
+    elif own.count:
         yield ok("gpus", f"{counted(own.count, 'GPU')}: {own.kind}")
 
 

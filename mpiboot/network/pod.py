@@ -133,7 +133,10 @@ def _route_address(api: str) -> tuple[str, str]:
         return own, f"{NO_DEFAULT_ROUTE}; the source address of the route to the API, {api}"
     own, link = _any_link()
     routes = f"{NO_DEFAULT_ROUTE} and none to the API" + (f", {api}" if api else "")
-    return own, f"{routes}; an address of {link}" if own else f"{routes}, and no link has an address"
+    return (
+        own,
+        f"{routes}; an address of {link}" if own else f"{routes}, and no link has an address",
+    )
 
 
 def source_address(peer: str) -> str:

@@ -9,16 +9,12 @@ from __future__ import annotations
 import errno
 import os
 import re
-import shutil
 import socket
-from collections import Counter
 from pathlib import Path
 from typing import Final
 
 from mpiboot.core.facts import Gid, GidType, Gpus, LinkLayer, PortState, RdmaDevice, RdmaPort
 from mpiboot.network.records import PCI_FUNCTION, natural_order
-from mpiboot.system import programs
-from mpiboot.system.spawn import DEFAULT_PATH
 
 
 def text(path: Path) -> str:
@@ -221,115 +217,38 @@ def _entries(folder: Path) -> list[str]:
     return sorted(found, key=natural_order)
 
 
-# GPUs: /dev has the pod's own, sysfs all of the node. No library of theirs is asked, and nvidia-smi
-# alone for what only the driver knows. The names are those of the kernel's drivers (nvidia,
-# amdgpu); PCI vendors and classes are those of pci.ids.
+# GPUs: /dev has the pod's own, sysfs all of the node. The names are those of the kernel's drivers
+# (nvidia, amdgpu); PCI vendors and classes are those of pci.ids.
 _NVIDIA: Final = "0x10de"
 _AMD: Final = "0x1002"
 # VGA, and 3D controllers, which have no display.
 _CLASSES: Final = ("0x0300", "0x0302")
 _GPU: Final = re.compile(r"nvidia[0-9]+")
 _RENDER: Final = re.compile(r"renderD[0-9]+")
-_BRIDGE: Final = "0x0680"  # an NVSwitch is one, without a name of its own for it
-# By these an RDMA device reaches an NVIDIA GPU's memory: the files are those that NCCL looks for
-# (its gdr.cc). For DMA-BUF it asks CUDA, which has it with the open kernel driver alone.
-_PEER_MEMORY: Final = {
-    "nvidia_peermem": "module/nvidia_peermem/version",
-    "nv_peer_mem": "kernel/mm/memory_peers/nv_mem/version",
-    "nv_peer_mem (nc)": "kernel/mm/memory_peers/nv_mem_nc/version",
-}
-_DMA_BUF: Final = "DMA-BUF"
-_OPEN_DRIVER: Final = "Open Kernel Module"
-# nvidia-smi waits for a GPU that is broken.
-_PATIENCE: Final = 5.0  # seconds
-_FABRIC: Final = re.compile(r"^ {4}Fabric\n((?: {8,}.*\n)+)", re.MULTILINE)
-_FIELD: Final = re.compile(r"^ {8}(State|Status) +: (.+)$", re.MULTILINE)
-_NOTHING: Final = ("N/A", "")
 
 
-def gpus(
-    dev: Path = Path("/dev"),
-    sys_root: Path = Path("/sys"),
-    proc: Path = Path("/proc"),
-    search: str = "",
-) -> Gpus:
-    """Look; NVIDIA's GPUs are counted where there are any, else AMD's."""
+def gpus(dev: Path = Path("/dev"), sys_root: Path = Path("/sys")) -> Gpus:
+    """Count this pod's GPUs: NVIDIA's where there are any, else AMD's."""
     nodes = [name for name in _entries(dev) if _GPU.fullmatch(name)]
     if nodes:
-        functions = pci_functions(sys_root)
+        folder = sys_root / "bus/pci/devices"
+        functions = [folder / name for name in _entries(folder)]
         own = [one for one in functions if text(one / "vendor") == _NVIDIA]
-        classes = {one: text(one / "class") for one in own}
-        kinds = [
-            text(one / "device").removeprefix("0x")
-            for one in own
-            if classes[one].startswith(_CLASSES)
-        ]
-        switches = any(name.startswith(_BRIDGE) for name in classes.values())
-        # Which node is whose function only the driver tells; one more than there are is lost.
+        kinds = [_model(one) for one in own if text(one / "class").startswith(_CLASSES)]
+        # Which node is whose function only the driver knows; one more than there are is lost.
         lost = max(0, len(nodes) - len(kinds)) if functions else 0
-        kind, peer = _named("NVIDIA", kinds), _peer_memory(sys_root, proc)
-        # Of a rack's fabric (NVL72) a node has the GPUs and no switch. Elsewhere nvidia-smi, which
-        # takes a second, is not asked.
-        asked = switches or "nvidia-caps-imex-channels" in _entries(dev)
-        links = fabric(nvidia_smi(search)) if asked else ""
-        return Gpus(len(nodes) - lost, kind, lost, peer, links)
+        return Gpus(len(nodes) - lost, _named("NVIDIA", kinds), lost)
     if "kfd" not in _entries(dev):
         return Gpus()
-    devices = [
-        sys_root / "class/drm" / name / "device"
-        for name in _entries(dev / "dri")
-        if _RENDER.fullmatch(name)
-    ]
-    kinds = [
-        text(item / "device").removeprefix("0x")
-        for item in devices
-        if text(item / "vendor") == _AMD
-    ]
-    lost = sum(not text(item / "vendor") for item in devices)
-    return Gpus(len(kinds), _named("AMD", kinds), lost)
+    names = [name for name in _entries(dev / "dri") if _RENDER.fullmatch(name)]
+    devices = [sys_root / f"class/drm/{name}/device" for name in names]
+    vendors = {one: text(one / "vendor") for one in devices}
+    kinds = [_model(one) for one, vendor in vendors.items() if vendor == _AMD]
+    return Gpus(len(kinds), _named("AMD", kinds), sum(not vendor for vendor in vendors.values()))
 
 
-def _peer_memory(sys_root: Path, proc: Path) -> tuple[str, ...]:
-    ways = [name for name, path in _PEER_MEMORY.items() if text(sys_root / path)]
-    if _OPEN_DRIVER in text(proc / "driver/nvidia/version"):
-        ways.append(_DMA_BUF)
-    return tuple(ways)
-
-
-def nvidia_smi(search: str = "") -> str:
-    """Give what ``nvidia-smi -q`` says; empty where it isn't there, or takes too long."""
-    program = shutil.which("nvidia-smi", path=search or DEFAULT_PATH)
-    if program is None:
-        return ""
-    try:
-        done = programs.run((program, "-q"), _PATIENCE)
-    except OSError:
-        return ""
-    return done.stdout if done else ""
-
-
-def fabric(answer: str) -> str:
-    """Read the state of the NVLink fabric out of what ``nvidia-smi -q`` said.
-
-    Returns:
-        ``Completed`` where all is well, another word of the driver's, with the number of GPUs that
-        it is about; empty where there is no such fabric.
-    """
-    states = []
-    for section in _FABRIC.findall(answer):
-        fields = dict(_FIELD.findall(section))
-        state, status = (fields.get(name, "").strip() for name in ("State", "Status"))
-        if state not in _NOTHING:
-            states.append(state if status in (*_NOTHING, "Success") else f"{state}, {status}")
-    bad = Counter(state for state in states if state != Gpus.FABRIC_READY)
-    parts = (f"{state} on {count} of {len(states)} GPUs" for state, count in bad.items())
-    return "; ".join(parts) or (Gpus.FABRIC_READY if states else "")
-
-
-def pci_functions(sys_root: Path) -> list[Path]:
-    """List the folders of the node's PCI functions, in their order."""
-    folder = sys_root / "bus/pci/devices"
-    return [folder / name for name in _entries(folder)]
+def _model(function: Path) -> str:
+    return text(function / "device").removeprefix("0x")
 
 
 def _named(vendor: str, kinds: list[str]) -> str:

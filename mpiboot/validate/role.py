@@ -76,7 +76,7 @@ def node(resolved: Resolved, environ: Mapping[str, str], options: ToolOptions) -
         SystemExit: the tool's own exit code.
         MpibootError: ``usage``.
     """
-    devices = max(1, sysfs.gpus(search=environ.get("PATH", "")).count)
+    devices = max(1, sysfs.gpus().count)
     text = nccl_tests.shell(options.tool, options.arguments, devices)
     _end(_run(["sh", "-c", text, "sh"], environ, options, None), resolved)
 

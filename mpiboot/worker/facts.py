@@ -63,7 +63,7 @@ def gather(
         environment=pod.spec_names(pid),
         fabric=_fabric(environ, unread),
         memory_refused=memory_refused(),
-        gpus=sysfs.gpus(search=environ.get("PATH", "")),
+        gpus=sysfs.gpus(),
         cpus=pod.cpus(os.sched_getaffinity(0)),
         parameters=tuple(map(_masked, find_parameters(mpi, environ) if mpi else ())),
         search_paths=tuple((name, environ[name]) for name in SEARCH_PATHS if environ.get(name)),

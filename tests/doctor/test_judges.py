@@ -65,9 +65,6 @@ def with_gpus(gpus: Gpus) -> PodFacts:
     return replace(FACTS, gpus=gpus)
 
 
-PROGRESS = "In Progress on 8 of 8 GPUs"
-
-
 @pytest.mark.parametrize(
     ("judge", "parts", "expected"),
     [
@@ -145,10 +142,6 @@ PROGRESS = "In Progress on 8 of 8 GPUs"
         (
             *(pod.gpus, [with_gpus(Gpus(7, "NVIDIA 2330", lost=1))]),
             ["warn: 1 of 8 GPUs in /dev are no longer on the PCI bus"],
-        ),
-        (
-            *(pod.gpus, [with_gpus(Gpus(8, "NVIDIA 2330", fabric=PROGRESS))]),
-            [f"warn: NVLink fabric: {PROGRESS}; CUDA starts when Fabric Manager has set it up"],
         ),
         # -- variables
         (pod.named_links, [{}, FACTS], []),

@@ -49,7 +49,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Link:
     monkeypatch.setattr(pod, "shm_size", lambda: 7)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {*range(3 if pid == 0 else 5)})
     monkeypatch.setattr(facts, "memory_refused", lambda: "EPERM")
-    monkeypatch.setattr(sysfs, "gpus", lambda search: Gpus(8, search))
+    monkeypatch.setattr(sysfs, "gpus", lambda: Gpus(8))
     seen = Fabric(netns_mode="shared", unreadable=("a device",))
     monkeypatch.setattr(rdma, "observe", lambda: seen)
     monkeypatch.setattr(platform_hints, "attachments", lambda _: ((SAID,), ("a file",)))
@@ -74,7 +74,7 @@ def test_each_fact_is_asked_where_it_is_known(world: Link) -> None:
     assert (found.started, found.environment) == (4711.5, ("OF_4711",))
     assert (found.cores, found.memlock, found.shm) == (3, -1, 7)
     assert found.memory_refused == "EPERM"
-    assert (found.gpus, found.links) == (Gpus(8, "/a:/b"), (world,))
+    assert (found.gpus, found.links) == (Gpus(8), (world,))
     assert found.identity == pod.identity(environ)
     assert found.fabric == Fabric(
         netns_mode="shared",
