@@ -429,18 +429,10 @@ def variable_lines(per_host: Mapping[str, Mapping[str, str]]) -> Iterable[tuple[
     lines: dict[str, list[tuple[str, str, str]]] = {}
     for (name, value), those in sorted(hosts.items(), key=lambda item: -len(item[1])):
         lines.setdefault(name, []).append((_names(those), name, value))
-    return [
-        line
-        for name, found in lines.items()
-        for line in (
-            *found[:MOST_LINES],
-            *(
-                [(f"{len(found) - MOST_LINES} more values", name, "")]
-                if len(found) > MOST_LINES
-                else ()
-            ),
-        )
-    ]
+    for name, found in lines.items():
+        if len(found) > MOST_LINES:
+            found[MOST_LINES:] = [(f"{len(found) - MOST_LINES} more values", name, "")]
+    return [line for found in lines.values() for line in found]
 
 
 def _names(hosts: Sequence[str]) -> str:

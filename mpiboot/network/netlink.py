@@ -79,7 +79,7 @@ SECONDS: Final = 10.0
 
 # include/uapi/rdma/rdma_netlink.h: the type of a message is the client's number and the command.
 _CLIENT: Final = 5 << 10
-GET, PORT_GET, SYS_GET, GET_CHARDEV = (_CLIENT + command for command in (1, 5, 6, 15))
+GET, PORT_GET, SYS_GET = (_CLIENT + command for command in (1, 5, 6))
 _HEADER: Final = 16
 _ENDS: Final = (NLMSG_DONE, NLMSG_ERROR)
 _TRIES: Final = 20  # of a dump; links come and go all the time on a node that starts pods
@@ -95,21 +95,14 @@ class nldevmsg(nlmsg):  # type: ignore[misc]  # noqa: N801 - as pyroute2's are c
         (1, "RDMA_NLDEV_ATTR_DEV_INDEX", "uint32"),
         (2, "RDMA_NLDEV_ATTR_DEV_NAME", "asciiz"),
         (3, "RDMA_NLDEV_ATTR_PORT_INDEX", "uint32"),
-        (12, "RDMA_NLDEV_ATTR_PORT_STATE", "uint8"),
-        (14, "RDMA_NLDEV_ATTR_DEV_NODE_TYPE", "uint8"),
         (51, "RDMA_NLDEV_ATTR_NDEV_NAME", "asciiz"),
         (66, "RDMA_NLDEV_SYS_ATTR_NETNS_MODE", "uint8"),
         (67, "RDMA_NLDEV_ATTR_DEV_PROTOCOL", "asciiz"),
-        (69, "RDMA_NLDEV_ATTR_CHARDEV_TYPE", "asciiz"),
-        (70, "RDMA_NLDEV_ATTR_CHARDEV_NAME", "asciiz"),
-        (72, "RDMA_NLDEV_ATTR_CHARDEV", "uint64"),
-        # Documented as 64 bits, put as 32: drivers/infiniband/core/uverbs_main.c.
-        (73, "RDMA_NLDEV_ATTR_UVERBS_DRIVER_ID", "uint32"),
     )
 
 
 # Each answer has the type of GET, also one to PORT_GET.
-_MESSAGES: Final = dict.fromkeys((GET, PORT_GET, SYS_GET, GET_CHARDEV), nldevmsg)
+_MESSAGES: Final = dict.fromkeys((GET, PORT_GET, SYS_GET), nldevmsg)
 
 
 class Kernel:

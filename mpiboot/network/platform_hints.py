@@ -86,16 +86,15 @@ def _multus(paths: tuple[Path, ...], unreadable: list[str]) -> Iterator[Attachme
 
 def _network(network: _Json) -> Attachment | None:
     link = _text(network, "interface")
-    if not link or not isinstance(network, dict):
+    if not link:
         return None
-    pci = _member(_member(network, "device-info"), "pci")
     return Attachment(
         AttachmentSource.MULTUS,
         link=link,
-        pci=_text(pci, "pci-address").lower(),
-        rdma=_text(pci, "rdma-device"),
+        pci=_text(network, "device-info", "pci", "pci-address").lower(),
+        rdma=_text(network, "device-info", "pci", "rdma-device"),
         resource=_text(network, "name"),
-        default=network.get("default") is True,
+        default=_member(network, "default") is True,
     )
 
 
@@ -140,31 +139,23 @@ def _dra(metadata: Path, sys_root: Path, unreadable: list[str]) -> Iterator[Atta
 
 
 def _allocated(device: _Json, sys_root: Path) -> Attachment | None:
-    attributes = _member(device, "attributes")
-    pci = _attribute(attributes, _PCI_ATTRIBUTES).lower()
-    rdma = _attribute(attributes, _RDMA_ATTRIBUTES)
+    pci = _attribute(device, _PCI_ATTRIBUTES).lower()
+    rdma = _attribute(device, _RDMA_ATTRIBUTES)
     # The interface name among the attributes is the host's, from before the link was moved.
-    link = _text(_member(device, "networkData"), "interfaceName")
+    link = _text(device, "networkData", "interfaceName")
     # A claim may be for a GPU: without a word on a network, the PCI class decides.
-    if not link and not rdma and not _is_network(sys_root, pci):
+    folder = sys_root / "bus/pci/devices" / pci
+    network = PCI_FUNCTION.fullmatch(pci) and _read(folder / "class", []).startswith("0x02")
+    if not link and not rdma and not network:
         return None
     return Attachment(
         AttachmentSource.DRA, link=link, pci=pci, rdma=rdma, resource=_text(device, "driver")
     )
 
 
-def _is_network(sys_root: Path, pci: str) -> bool:
-    if not PCI_FUNCTION.fullmatch(pci):
-        return False
-    return _read(sys_root / "bus" / "pci" / "devices" / pci / "class", []).startswith("0x02")
-
-
-def _attribute(attributes: _Json, names: tuple[str, ...]) -> str:
-    for name in names:
-        value = _text(_member(attributes, name), "string")
-        if value:
-            return value
-    return ""
+def _attribute(device: _Json, names: tuple[str, ...]) -> str:
+    values = (_text(device, "attributes", name, "string") for name in names)
+    return next(filter(None, values), "")
 
 
 def _read(path: Path, unreadable: list[str]) -> str:
@@ -178,12 +169,14 @@ def _read(path: Path, unreadable: list[str]) -> str:
         return ""
 
 
-def _member(value: _Json, name: str) -> _Json:
-    return value.get(name) if isinstance(value, dict) else None
+def _member(value: _Json, *names: str) -> _Json:
+    for name in names:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
 
 
-def _text(value: _Json, name: str) -> str:
-    found = _member(value, name)
+def _text(value: _Json, *names: str) -> str:
+    found = _member(value, *names)
     return found if isinstance(found, str) else ""
 
 

@@ -182,22 +182,13 @@ def _address_in(text: str) -> str:
 
 
 def _link_address(name: str) -> str:
-    """The first address of a link, IPv4 before IPv6, without netlink."""
-    import fcntl  # noqa: PLC0415 - only where a link is named
+    """The first address of a link, IPv4 before IPv6; empty where it has none."""
+    from mpiboot.network import netlink  # noqa: PLC0415 - takes long: only where a link is named
 
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        # SIOCGIFADDR, netdevice(7): the address begins at byte 20 of struct ifreq.
-        answer = fcntl.ioctl(probe, 0x8915, name.encode()[:15].ljust(256, b"\0"))
-        return socket.inet_ntoa(answer[20:24])
-    try:
-        lines = Path("/proc/net/if_inet6").read_text("ascii").splitlines()
-    except OSError:
-        return ""
-    for line in lines:
-        digits, _, _, scope, _, link = line.split()
-        if link == name and scope == "00":  # global: a link-local one needs a zone everywhere
-            return socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))
-    return ""
+    links = (link for link in netlink.observe()[0] if link.name == name)
+    # A link-local address needs a zone everywhere.
+    own = [bare(item) for link in links for item in link.addresses if not item.startswith("fe80:")]
+    return min(own, key=lambda item: ":" in item, default="")
 
 
 def control_address(

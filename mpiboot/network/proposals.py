@@ -6,12 +6,11 @@ NCCL's plugin brings. Pure.
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from mpiboot.core.addresses import IPV4, IPV6
+from mpiboot.core.addresses import IPV6
 from mpiboot.core.checks import failed
 from mpiboot.core.facts import AttachmentSource, Link, Variable
 from mpiboot.core.model import Decision, Finding, Source
@@ -83,27 +82,21 @@ class Proposals:
         self.findings.append(failed(check, message, level=level))
 
 
-def _settle(proposals: Proposals) -> Transport:
-    """Settle what carries the data: one transport on all workers, as far as they are known."""
+def _transport(proposals: Proposals) -> Transport:
+    """Decide what carries the data: one transport on all workers, as far as they are known."""
     by_state: dict[RdmaState, list[WorkerNetwork]] = {state: [] for state in RdmaState}
     for network in proposals.networks:
         by_state[network.rdma].append(network)
     known, none = by_state[RdmaState.KNOWN], by_state[RdmaState.NONE]
     unknown = _unknown(by_state[RdmaState.UNKNOWN])
     kinds = {network.transport for network in known}
-    foreign = [network for network in none if network.foreign]
     kind = Transport.TCP if any(network.plain for network in proposals.known) else Transport.NONE
     if len(kinds) == 1 and not none:
         (kind,) = kinds
         reason = f"every worker has usable {kind.value} ports"
         if unknown:
             reason = f"usable {kind.value} ports on {_hosts(known)}{unknown}"
-        if kind is Transport.EFA:
-            for message in _efa_lacks(proposals):
-                proposals.find("efa-library", message)
-        elif proposals.settings.data_network is DataNetworkUse.REQUIRE:
-            why = f"{kind.value} is required: without it NCCL fails instead of using TCP"
-            proposals.propose("NCCL_NET", "IB", why)
+        _require(proposals, kind)
     elif kinds:
         reason = f"{_hosts(none)}: no usable RDMA port, and all ranks need one transport"
         if not none:
@@ -114,15 +107,24 @@ def _settle(proposals: Proposals) -> Transport:
         kind, reason = Transport.UNKNOWN, unknown.removeprefix("; ")
     else:
         reason = "no worker has a usable RDMA port" + _devices_of_the_node(none)
-        if foreign:
-            ports = first_few(name for network in foreign for name in network.foreign)
-            why = f"NCCL would use {ports}, whose addresses are all other pods' or the node's"
-            proposals.propose("NCCL_NET", "Socket", why)
+        if ports := [name for network in none for name in network.foreign]:
+            why = f"NCCL would use {first_few(ports)}, whose addresses are all other pods' or the "
+            proposals.propose("NCCL_NET", "Socket", f"{why}node's")
     if proposals.plugin.owns:
         left = ", ".join(f"{prefix}*" for prefix in proposals.plugin.owns)
         reason += f"; {proposals.plugin.evidence}, so {left} is left as it is"
     proposals.decisions.append(Decision("data-network", kind.value, Source.DETECTED, reason))
     return kind
+
+
+def _require(proposals: Proposals, kind: Transport) -> None:
+    """Report what EFA lacks; keep NCCL from TCP where RDMA is required."""
+    if kind is Transport.EFA:
+        for message in _efa_lacks(proposals):
+            proposals.find("efa-library", message)
+    elif proposals.settings.data_network is DataNetworkUse.REQUIRE:
+        why = f"{kind.value} is required: without it NCCL fails instead of using TCP"
+        proposals.propose("NCCL_NET", "IB", why)
 
 
 def _hosts(networks: Iterable[WorkerNetwork]) -> str:
@@ -216,7 +218,7 @@ def make(
     """
     plugin = _plugin_of(networks, taken, values)
     proposals = Proposals(networks, settings, plugin, owned_by_mpi, blocked)
-    transport = proposals.transport = _settle(proposals)
+    transport = proposals.transport = _transport(proposals)
     over_data, why_socket = _sockets(proposals, transport)
     _rdma(proposals, transport)
     for network in proposals.known:
@@ -363,46 +365,11 @@ def _mpi(proposals: Proposals, transport: Transport) -> None:
         proposals.propose("OMPI_MCA_mtl", "ofi", f"{reason}: libfabric's EFA")
         return
     problem = _why_not_data(proposals, transport)
-    names = [",".join(link.name for link in network.plain) for network in proposals.known]
-    value = ""
-    if not problem and len(set(names)) > 1:
-        # mpirun hands its own OMPI_MCA_ values to every rank, so one value must fit all.
-        value, problem = network_list(proposals.known)
+    names = {",".join(link.name for link in network.plain) for network in proposals.known}
+    if not problem and len(names) > 1:
+        problem = "the data links' names differ, and mpirun gives every rank one list of names"
     if problem:
         proposals.find("data-networks", f"MPI's data stays on the control link: {problem}")
         proposals.decisions.append(Decision("mpi-network", "control", Source.DETECTED, problem))
-    elif value:
-        proposals.propose("OMPI_MCA_btl_tcp_if_include", value, reason)
     else:
-        for network, own in zip(proposals.known, names, strict=True):
-            proposals.propose("OMPI_MCA_btl_tcp_if_include", own, reason, network.host)
-
-
-# Characters. The kernel takes 128 KiB for a variable (MAX_ARG_STRLEN, execve(2)), and each process
-# of the job has it.
-_LONGEST: Final = 4096
-
-
-def network_list(known: Sequence[WorkerNetwork]) -> tuple[str, str]:
-    """List the IPv4 networks of the data links, as Open MPI takes them in place of links' names.
-
-    Returns:
-        The value; or why there is none.
-    """
-    own = [[item for link in network.plain for item in _ipv4(link)] for network in known]
-    if not all(own):
-        return "", "the data links' names differ, and Open MPI takes no IPv6 network instead"
-    networks = {item.network for mine in own for item in mine}
-    value = ",".join(map(str, ipaddress.collapse_addresses(networks)))
-    if len(value) > _LONGEST:
-        message = "the data links' names differ, and their networks are too many for one variable"
-        return "", message
-    return value, ""
-
-
-def _ipv4(link: Link) -> list[ipaddress.IPv4Interface]:
-    return [
-        item
-        for item in usable(link)
-        if item.version == IPV4 and isinstance(item, ipaddress.IPv4Interface)
-    ]
+        proposals.propose("OMPI_MCA_btl_tcp_if_include", names.pop(), reason)

@@ -1,4 +1,4 @@
-"""RDMA devices that this pod sees: by netlink what the kernel lists, the rest from sysfs and /dev.
+"""RDMA devices that this pod sees: netlink has the list and links, sysfs and /dev the rest.
 
 It does not choose among them; a kernel without RDMA and a missing sysfs are ordinary.
 """
@@ -11,14 +11,11 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
-from mpiboot.core.facts import Fabric, LinkLayer, PortState, RdmaDevice, RdmaPort
+from mpiboot.core.facts import Fabric, LinkLayer, RdmaDevice, RdmaPort
 from mpiboot.network import libraries, netlink, sysfs
 from mpiboot.network.records import IB_MTUS
-
-_Message = netlink.Message
 
 _LAYERS: Final = {
     "ib": LinkLayer.INFINIBAND,
@@ -32,30 +29,25 @@ _ROCE_HEADERS: Final = 96
 # What uses EFA: libfabric, and NCCL's plugin for it (aws-ofi-nccl), without which NCCL takes TCP.
 EFA_LIBRARIES: Final = ("libfabric.so.1", "libnccl-net.so")
 _RCCL_PLUGIN: Final = "librccl-net.so"
-
-_PREFIX: Final = "RDMA_NLDEV_"
-# A kernel before 5.2 or 5.3 knows no such question.
-_UNKNOWN: Final = (errno.EINVAL, errno.EOPNOTSUPP)
-# Neither has it a node without ib_uverbs, or where the driver has none.
-_NO_NODE: Final = (*_UNKNOWN, errno.ENODEV, errno.ENOENT)
+_T = TypeVar("_T")
+# A kernel before 5.2 has no network namespace mode.
+_NO_MODE: Final = (errno.EINVAL, errno.EOPNOTSUPP)
 
 
 class KernelRdma(NamedTuple):
-    """The kernel's answers; ``complete`` says whether its list of devices came to its end.
+    """The kernel's answers; ``complete``: its list of devices came to its end.
 
-    ``mode`` is ``shared``, ``exclusive`` or empty. ``nodes`` are the names of device nodes and the
-    numbers that these must have, by device.
+    ``mode`` is ``shared``, ``exclusive`` or empty. A port has its number and link alone.
     """
 
     mode: str
     devices: tuple[RdmaDevice, ...]
     complete: bool
-    nodes: Mapping[str, tuple[str, int | None]] = MappingProxyType({})
     unreadable: tuple[str, ...] = ()
 
 
 def ask_kernel() -> KernelRdma:
-    """Ask for everything: netns mode, devices, their ports and device nodes.
+    """Query netns mode, devices and their ports.
 
     What is refused, cut short or gone meanwhile is left out and listed in ``unreadable``.
 
@@ -67,23 +59,17 @@ def ask_kernel() -> KernelRdma:
 
 
 def read(kernel: netlink.Kernel, seconds: float = netlink.SECONDS) -> KernelRdma:
-    """Ask by an open socket, each question for so many seconds at most."""
-    asking = _Asking(kernel, seconds)
-    listed = asking.ask(netlink.GET, "the list of RDMA devices", dump=True)
-    complete = not asking.unreadable
-    found = [device for message in listed if (device := _listed(message)) is not None]
-    nodes: dict[str, tuple[str, int | None]] = {}
-    return KernelRdma(
-        mode=_mode(asking),
-        devices=tuple([_whole(asking, device, nodes) for device in found]),
-        complete=complete and len(found) == len(listed),
-        nodes=nodes,
-        unreadable=tuple(asking.unreadable),
-    )
+    """Query an open socket, for so many seconds at most each time."""
+    queries = _Queries(kernel, seconds)
+    listed = queries.ask(netlink.GET, "the list of RDMA devices", dump=True)
+    complete = not queries.unreadable
+    found = [device for message in listed if (device := _listed(queries, message)) is not None]
+    complete = complete and len(found) == len(listed)
+    return KernelRdma(_mode(queries), tuple(found), complete, tuple(queries.unreadable))
 
 
-class _Asking:
-    """Questions, and what went wrong with them."""
+class _Queries:
+    """Queries, and what went wrong with them."""
 
     def __init__(self, kernel: netlink.Kernel, seconds: float) -> None:
         self._kernel = kernel
@@ -99,7 +85,7 @@ class _Asking:
         *,
         dump: bool = False,
         **about: int | str,
-    ) -> list[_Message]:
+    ) -> list[netlink.Message]:
         """Give the messages of an answer; an error that isn't a ``known`` one is noted."""
         if self._silent:
             return []
@@ -112,67 +98,41 @@ class _Asking:
         return []
 
 
-def _number(message: _Message, name: str) -> int | None:
-    value: int | None = message.get_attr(f"{_PREFIX}{name}")
-    return value
+def _attribute(message: netlink.Message, name: str, default: _T) -> _T:
+    """Give an attribute; ``default`` where it isn't there, or of another type (text: no UTF-8)."""
+    value = message.get_attr(f"{netlink.nldevmsg.prefix}{name}")
+    return value if isinstance(value, type(default)) else default
 
 
-def _text(message: _Message, name: str) -> str:
-    """Give an attribute that is text; empty if it isn't there, or no UTF-8."""
-    value = message.get_attr(f"{_PREFIX}{name}")
-    return value if isinstance(value, str) else ""
-
-
-def _mode(asking: _Asking) -> str:
-    before = len(asking.unreadable)
-    answer = asking.ask(netlink.SYS_GET, "the network namespace mode", _UNKNOWN)
+def _mode(queries: _Queries) -> str:
+    before = len(queries.unreadable)
+    answer = queries.ask(netlink.SYS_GET, "the network namespace mode", _NO_MODE)
     if not answer:
-        return "shared" if len(asking.unreadable) == before else ""
-    return "exclusive" if _number(answer[0], "SYS_ATTR_NETNS_MODE") == 0 else "shared"
+        return "shared" if len(queries.unreadable) == before else ""
+    return "shared" if _attribute(answer[0], "SYS_ATTR_NETNS_MODE", 1) else "exclusive"
 
 
-def _listed(message: _Message) -> RdmaDevice | None:
-    index, name = _number(message, "ATTR_DEV_INDEX"), _text(message, "ATTR_DEV_NAME")
-    if index is None or not name:
+def _listed(queries: _Queries, message: netlink.Message) -> RdmaDevice | None:
+    index = _attribute(message, "ATTR_DEV_INDEX", -1)
+    name = _attribute(message, "ATTR_DEV_NAME", "")
+    if index < 0 or not name:
         return None
+    protocol = _attribute(message, "ATTR_DEV_PROTOCOL", "")
+    layer = _LAYERS.get(protocol, LinkLayer.UNKNOWN)
+    ports = queries.ask(netlink.PORT_GET, f"the ports of {name}", dump=True, dev_index=index)
     return RdmaDevice(
         index,
         name,
-        node_type=sysfs.word("node type", _number(message, "ATTR_DEV_NODE_TYPE")),
-        protocol=_text(message, "ATTR_DEV_PROTOCOL"),
-    )
-
-
-def _whole(
-    asking: _Asking, device: RdmaDevice, nodes: dict[str, tuple[str, int | None]]
-) -> RdmaDevice:
-    what = f"the ports of {device.name}"
-    ports = asking.ask(netlink.PORT_GET, what, dump=True, dev_index=device.index)
-    what = f"the device node of {device.name}"
-    node = asking.ask(
-        netlink.GET_CHARDEV, what, _NO_NODE, chardev_type="uverbs", dev_index=device.index
-    )
-    driver = None
-    if node:
-        if name := _text(node[0], "ATTR_CHARDEV_NAME"):
-            nodes[device.name] = name, _number(node[0], "ATTR_CHARDEV")
-        driver = _number(node[0], "ATTR_UVERBS_DRIVER_ID")
-    return replace(
-        device,
-        driver=sysfs.word("driver", driver),
-        ports=tuple(port for message in ports if (port := _listed_port(message)) is not None),
-    )
-
-
-def _listed_port(message: _Message) -> RdmaPort | None:
-    number = _number(message, "ATTR_PORT_INDEX")
-    if number is None:
-        return None
-    return RdmaPort(
-        number,
-        PortState(sysfs.word("state", _number(message, "ATTR_PORT_STATE"))),
-        # There only if the link is in this network namespace.
-        netdev=_text(message, "ATTR_NDEV_NAME"),
+        protocol,
+        ports=tuple(
+            RdmaPort(
+                _attribute(port, "ATTR_PORT_INDEX", 0),
+                link_layer=layer,
+                # There only if the link is in this network namespace.
+                netdev=_attribute(port, "ATTR_NDEV_NAME", ""),
+            )
+            for port in ports
+        ),
     )
 
 
@@ -197,15 +157,18 @@ def observe(sys_root: Path = Path("/sys"), dev_root: Path = Path("/dev")) -> Fab
     asked = {one.name: len(one.ports) for one in found.devices if one.opens}
     if not asked:
         return found
+    return with_library(_with_plugin(found), *libraries.devices(asked))
+
+
+def _with_plugin(found: Fabric) -> Fabric:
+    """Add NCCL's network plugin, and the libraries that EFA lacks, as the loader finds them."""
     there = libraries.find((*EFA_LIBRARIES, _RCCL_PLUGIN))
-    if there is not None:
-        plugin = next((name for name in (EFA_LIBRARIES[1], _RCCL_PLUGIN) if name in there), "")
-        found = replace(found, plugin=there.get(plugin) or plugin)
-        if any(one.driver == "efa" and one.opens for one in found.devices):
-            found = replace(
-                found, missing=tuple(name for name in EFA_LIBRARIES if name not in there)
-            )
-    return with_library(found, *libraries.devices(asked))
+    if there is None:
+        return found
+    plugin = next((name for name in (EFA_LIBRARIES[1], _RCCL_PLUGIN) if name in there), "")
+    efa = any(one.driver == "efa" and one.opens for one in found.devices)
+    missing = tuple(name for name in EFA_LIBRARIES if name not in there) if efa else ()
+    return replace(found, plugin=there.get(plugin) or plugin, missing=missing)
 
 
 def with_library(
@@ -243,80 +206,58 @@ def assemble(
     Without netlink (None) the devices are those of sysfs, which may be the host's. With it,
     sysfs adds devices only where netlink's list was cut short.
     """
-    unreadable = list(kernel.unreadable) if kernel is not None else []
-    listed = {device.name: device for device in kernel.devices} if kernel is not None else {}
+    seen = kernel or KernelRdma("", (), complete=False)
+    listed = {device.name: device for device in seen.devices}
     names = list(listed)
-    if kernel is None or not kernel.complete:
+    if not seen.complete:
         names += [name for name in sysfs.rdma_names(sys_root) if name not in listed]
+    unreadable = list(seen.unreadable)
     if kernel is None and names:
         unreadable.append(
             f"netlink: {refused or 'no answer'}: RDMA devices are read from {sys_root} alone, "
             "and may be others than this pod's"
         )
     nodes = sysfs.rdma_nodes(sys_root) if names else {}
-    nodes |= kernel.nodes if kernel is not None else {}
     devices = []
     for name in names:
-        by_netlink, by_sysfs = listed.get(name), sysfs.rdma_device(sys_root, name, unreadable)
-        if by_sysfs is None:
-            if by_netlink is None or not by_netlink.ports:
-                unreadable.append(f"{name}: went away while it was read")
-                continue
-            unreadable.append(f"{name}: not in {sys_root}/class/infiniband: its GIDs are not known")
-        devices.append(_device(by_netlink, by_sysfs, nodes.get(name), sys_root, dev_root))
-    unreadable_lists = kernel.unreadable if kernel is not None else ()
+        found = _joined(name, listed.get(name), sys_root, unreadable)
+        if found:
+            uverbs, error = _open(dev_root, *nodes.get(name, ("", None)))
+            devices.append(replace(found, uverbs=uverbs, open_error=error))
     return Fabric(
-        netns_mode=kernel.mode if kernel is not None else "",
+        netns_mode=seen.mode,
         infiniband_folder=(dev_root / "infiniband").is_dir(),
         devices=tuple(devices),
         unreadable=tuple(unreadable),
-        refused=refused if names and kernel is None else next(iter(unreadable_lists), ""),
+        refused=refused if names and kernel is None else next(iter(seen.unreadable), ""),
     )
 
 
-def _device(
-    by_netlink: RdmaDevice | None,
-    by_sysfs: RdmaDevice | None,
-    node: tuple[str, int | None] | None,
-    sys_root: Path,
-    dev_root: Path,
-) -> RdmaDevice:
-    """Join both: netlink comes first, sysfs fills in what it does not tell."""
-    found = by_sysfs or RdmaDevice()
-    first = by_netlink or replace(found, protocol=_protocol(found))
-    uverbs, error = _open(dev_root, *(node or ("", None)))
-    here = {port.number: port for port in found.ports}
-    # An empty list of ports is a device that is on its way out, or a dump that failed.
-    ports = (
-        _port(port, here.get(port.number) or port, first.protocol, sys_root)
-        for port in first.ports or found.ports
-    )
+def _joined(
+    name: str, by_netlink: RdmaDevice | None, sys_root: Path, unreadable: list[str]
+) -> RdmaDevice | None:
+    """Read a device from sysfs, with netlink's links; from netlink alone where sysfs lacks it."""
+    found = sysfs.rdma_device(sys_root, name, unreadable)
+    if found is None and by_netlink and by_netlink.ports:
+        unreadable.append(f"{name}: not in {sys_root}/class/infiniband: its GIDs are not known")
+        found = by_netlink
+    if found is None:
+        unreadable.append(f"{name}: went away while it was read")
+        return None
+    if by_netlink:
+        found = replace(found, index=by_netlink.index, protocol=by_netlink.protocol)
+    # This sysfs may be that of another network namespace. No port at all is a dump that failed.
+    links = {port.number: port.netdev for port in by_netlink.ports} if by_netlink else {}
+    ports = (replace(port, netdev=links.get(port.number, port.netdev)) for port in found.ports)
     return replace(
-        first,
-        node_type=first.node_type or found.node_type,
-        driver=first.driver or found.driver,
-        pci=found.pci,
-        uverbs=uverbs,
-        open_error=error,
-        ports=tuple(ports),
-    )
-
-
-def _port(by_netlink: RdmaPort, found: RdmaPort, protocol: str, sys_root: Path) -> RdmaPort:
-    return replace(
-        found,
-        state=by_netlink.state,
-        link_layer=found.link_layer or _LAYERS.get(protocol, LinkLayer.UNKNOWN),
-        # By netlink alone: sysfs may be that of another network namespace.
-        netdev=by_netlink.netdev,
-        mtu=_roce_mtu(sys_root, by_netlink.netdev) if by_netlink.netdev else 0,
+        found, ports=tuple(replace(port, mtu=_roce_mtu(sys_root, port.netdev)) for port in ports)
     )
 
 
 def _roce_mtu(sys_root: Path, link: str) -> int:
     # Neither netlink nor sysfs has a port's active MTU; RoCE drivers derive it like this.
-    fits = (sysfs.number(sys_root / "class" / "net" / link / "mtu") or 0) - _ROCE_HEADERS
-    return next((mtu for mtu in IB_MTUS if mtu <= fits), 0)
+    mtu = sysfs.number(sys_root / "class" / "net" / link / "mtu") if link else None
+    return next((one for one in IB_MTUS if one + _ROCE_HEADERS <= (mtu or 0)), 0)
 
 
 def _open(dev_root: Path, name: str, rdev: int | None) -> tuple[str, str]:
@@ -338,12 +279,3 @@ def _open(dev_root: Path, name: str, rdev: int | None) -> tuple[str, str]:
         found = f"{os.major(there)}:{os.minor(there)}"
         return str(path), f"is device {found} instead of {os.major(rdev)}:{os.minor(rdev)}"
     return str(path), ""
-
-
-def _protocol(found: RdmaDevice) -> str:
-    layers = {port.link_layer for port in found.ports}
-    if layers == {LinkLayer.INFINIBAND}:
-        return "ib"
-    if layers == {LinkLayer.ETHERNET}:
-        return "iw" if found.node_type == "RNIC" else "roce"
-    return ""

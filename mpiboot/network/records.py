@@ -38,12 +38,12 @@ def usable(link: Link) -> tuple[Interface, ...]:
     return _global(link.addresses)
 
 
-def coming(link: Link) -> tuple[Interface, ...]:
+def tentative_addresses(link: Link) -> tuple[Interface, ...]:
     """Give those that can't be used yet: the kernel still looks whether another host has them."""
     return _global(link.tentative)
 
 
-def refused(link: Link) -> tuple[Interface, ...]:
+def duplicate_addresses(link: Link) -> tuple[Interface, ...]:
     """Give those that the kernel refuses: another host has them."""
     return _global(link.duplicate)
 

@@ -43,24 +43,9 @@ def pci_function(device: Path) -> str:
     return next((part for part in reversed(parts) if PCI_FUNCTION.fullmatch(part)), "")
 
 
-# What the kernel gives as a number; from ib_verbs.h and ib_user_ioctl_verbs.h, node types as
-# node_type_show() of drivers/infiniband/core/sysfs.c writes them.
-_WORDS: Final = {
-    "state": ("", "DOWN", "INIT", "ARMED", "ACTIVE", "ACTIVE_DEFER"),
-    "node type": ("", "CA", "switch", "router", "RNIC", "usNIC", "usNIC UDP", "unspecified"),
-    "driver": (
-        *("", "mlx5", "mlx4", "cxgb3", "cxgb4", "mthca", "bnxt_re", "ocrdma", "nes", "irdma"),
-        *("vmw_pvrdma", "qedr", "hns", "usnic", "rxe", "hfi1", "qib", "efa", "siw", "erdma"),
-        *("mana", "ionic"),
-    ),
-}
-
-
-def word(what: str, number: int | None) -> str:
-    """Name a ``state``, ``node type`` or ``driver``; empty for None."""
-    if number is None:
-        return ""
-    return _WORDS[what][number] if number < len(_WORDS[what]) else f"{what} {number}"
+def _word(path: Path) -> str:
+    """Give the word behind a number, as of ``4: ACTIVE``."""
+    return text(path).partition(": ")[2]
 
 
 # Ordinary answers: an empty slot of the table, a device or an entry that went away.
@@ -95,7 +80,7 @@ def rdma_device(sys_root: Path, name: str, unreadable: list[str]) -> RdmaDevice 
     numbers = [int(item) for item in _entries(folder / "ports") if item.isdecimal()]
     found = RdmaDevice(
         name=name,
-        node_type=word("node type", number(folder / "node_type")),
+        node_type=_word(folder / "node_type"),
         pci=pci_function(folder / "device"),
         driver=_driver(folder),
         ports=tuple(_port(folder, one, len(numbers), unreadable) for one in numbers),
@@ -132,7 +117,7 @@ def _port(folder: Path, place: int, count: int, unreadable: list[str]) -> RdmaPo
     drives = folder / "device" / "net" if layer is LinkLayer.ETHERNET else None
     return RdmaPort(
         number=place,
-        state=PortState(word("state", number(port / "state"))),
+        state=PortState(_word(port / "state")),
         link_layer=layer,
         rate=float(rate.group(1)) * coded if rate else 0.0,
         gids=_gids(port, f"{folder.name} port {place}", unreadable),

@@ -22,11 +22,11 @@ from mpiboot.network.records import (
     Rail,
     Transport,
     WorkerNetwork,
-    coming,
+    duplicate_addresses,
     has_carrier,
     natural_order,
     port_name,
-    refused,
+    tentative_addresses,
     usable,
 )
 
@@ -200,37 +200,45 @@ def _candidates(builder: NetworkBuilder) -> tuple[Link, ...]:
 def _data(
     builder: NetworkBuilder, candidates: Sequence[Link], chosen: Sequence[Rail]
 ) -> tuple[Link, ...]:
-    """Settle the data links: the rails' own, else the links that TCP can use."""
+    """Choose the data links: the rails' own, else the links that TCP can use."""
     wanted = builder.settings.data_ifname
-    source = Source.ENVIRONMENT if wanted else Source.DETECTED
+    source, reason = Source.ENVIRONMENT, "MPIBOOT_DATA_IFNAME"
     above = [rail.link for rail in chosen if rail.link is not None]
     if above:
         links = tuple(link for link in candidates if link in above)
         left = [link.name for link in candidates if link not in above]
-        reason = "the RDMA ports' own links"
-        reason += f"; not used: {', '.join(left)}" if left else ""
+        if not wanted:
+            source, reason = Source.DETECTED, "the RDMA ports' own links"
+            reason += f"; not used: {', '.join(left)}" if left else ""
     elif chosen or (builder.host_network and not wanted):
         return ()  # on the node's network, a link without RDMA may be anybody's
+    elif wanted:
+        links = tuple(candidates)
     else:
-        by_platform = {item.link for item in builder.fabric.attachments if not item.default}
-        reachable = [link for link in candidates if has_carrier(link) and usable(link)]
-        named = [link for link in reachable if link.name in by_platform]
-        links = tuple(candidates) if wanted else tuple(named or reachable)
-        reason = "a second link with an address and without RDMA: TCP"
-        if not wanted and named:
-            source, reason = Source.PLATFORM, f"{reason}; the platform names it"
-        elif not wanted and len(reachable) > 1:
-            names = ", ".join(link.name for link in reachable)
-            builder.problem(
-                "data-ambiguous",
-                f"{names}: nothing tells which of these links is the data network; "
-                "mpiboot uses all",
-                "set MPIBOOT_DATA_IFNAME",
-            )
+        links, source, reason = _tcp_links(builder, candidates)
     if links:
-        reason = "MPIBOOT_DATA_IFNAME" if wanted else reason
         builder.decide("data-link", ",".join(link.name for link in links), source, reason)
     return links
+
+
+def _tcp_links(
+    builder: NetworkBuilder, candidates: Sequence[Link]
+) -> tuple[tuple[Link, ...], Source, str]:
+    """Choose links for TCP: those that the platform names, else all that have an address."""
+    by_platform = {item.link for item in builder.fabric.attachments if not item.default}
+    reachable = tuple(link for link in candidates if has_carrier(link) and usable(link))
+    named = tuple(link for link in reachable if link.name in by_platform)
+    reason = "a second link with an address and without RDMA: TCP"
+    if named:
+        return named, Source.PLATFORM, f"{reason}; the platform names it"
+    if len(reachable) > 1:
+        names = ", ".join(link.name for link in reachable)
+        builder.problem(
+            "data-ambiguous",
+            f"{names}: nothing tells which of these links is the data network; mpiboot uses all",
+            "set MPIBOOT_DATA_IFNAME",
+        )
+    return reachable, Source.DETECTED, reason
 
 
 def _dead(builder: NetworkBuilder, candidates: Sequence[Link], chosen: Sequence[Rail]) -> None:
@@ -242,7 +250,7 @@ def _dead(builder: NetworkBuilder, candidates: Sequence[Link], chosen: Sequence[
         if link not in above and usable(link) and not has_carrier(link):
             why = "has no carrier" if link.up else "is down"
             builder.problem("data-carrier", f"link {link.name} has an address, but {why}")
-        for address in refused(link):
+        for address in duplicate_addresses(link):
             message = f"another host of {link.name}'s network has its address {address}"
             builder.problem(
                 "data-networks", message, "look at the network's IPAM: one address, once"
@@ -277,38 +285,39 @@ def _pending(
     builder: NetworkBuilder, candidates: Sequence[Link], chosen: Sequence[Rail]
 ) -> tuple[str, ...]:
     """List what may still come: InfiniBand VFs stay INIT for a while, IPAM takes seconds."""
-    waiting = [
+    ports = (
         f"port {rail.name} is {rail.port.state.value}, not yet ACTIVE"
         for rail in chosen
         if rail.port.state in (PortState.INIT, PortState.ARMED)
-    ]
-    roce = {rail.link.name for rail in chosen if rail.link and rail.transport is Transport.ROCE}
-    wanted = {item.link for item in builder.fabric.attachments} | set(builder.settings.data_ifname)
-    taken = {rail.device.name for rail in chosen}
-    free = any(one.opens and one.name not in taken for one in builder.fabric.devices)
-    for link in candidates:
-        if usable(link):
-            continue
-        tentative = ", ".join(str(item.ip) for item in coming(link))
-        named = link.name in wanted and not chosen
-        macvlan = free and not chosen and link.kind in ("macvlan", "ipvlan")
-        if tentative and has_carrier(link):
-            waiting.append(
-                f"link {link.name}: the kernel still checks whether another host has {tentative}"
-            )
-        elif link.name in roce or named or macvlan:
-            waiting.append(f"link {link.name} has no address yet")
-        else:
-            continue
-        # For a rail and a link that was named, other rules report what never comes.
-        if link.name not in roce and link.name not in builder.settings.data_ifname:
-            builder.problem("data-address", waiting[-1])
-    for rail in chosen:
-        if rail.link is None or rail.transport is not Transport.ROCE or not usable(rail.link):
-            continue
-        if not any(gid.kind is GidType.ROCE_V2 for gid in rails.own_gids(rail)):
-            waiting.append(f"port {rail.name} has no RoCE v2 entry for {rail.link.name} yet")
-    return tuple(waiting)
+    )
+    addresses = (_pending_address(builder, one, chosen) for one in candidates if not usable(one))
+    entries = (
+        f"port {rail.name} has no RoCE v2 entry for {rail.link.name} yet"
+        for rail in chosen
+        if rail.link and rail.transport is Transport.ROCE and usable(rail.link)
+        if not any(gid.kind is GidType.ROCE_V2 for gid in rails.own_gids(rail))
+    )
+    return (*ports, *filter(None, addresses), *entries)
+
+
+def _pending_address(builder: NetworkBuilder, link: Link, chosen: Sequence[Rail]) -> str:
+    """Report that a link's address may still come; empty where none is expected."""
+    names, fabric = builder.settings.data_ifname, builder.fabric
+    roce = any(rail.link is link and rail.transport is Transport.ROCE for rail in chosen)
+    expected = link.name in names or any(item.link == link.name for item in fabric.attachments)
+    if link.kind in ("macvlan", "ipvlan"):
+        expected = expected or any(device.opens for device in fabric.devices)
+    tentative = ", ".join(str(item.ip) for item in tentative_addresses(link))
+    if tentative and has_carrier(link):
+        line = f"link {link.name}: the kernel still checks whether another host has {tentative}"
+    elif roce or (expected and not chosen):
+        line = f"link {link.name} has no address yet"
+    else:
+        return ""
+    # For a rail and a link that was named, other rules report what never comes.
+    if not roce and link.name not in names:
+        builder.problem("data-address", line)
+    return line
 
 
 def link_of(address: str, links: Iterable[Link]) -> Link | None:
@@ -384,21 +393,27 @@ def control_link(
             "and their addresses are on a link of that name"
         )
         return Decision("control-link", name, Source.DETECTED, reason), ""
-    controls = {*map(bare, own), *(bare(worker.address) for worker in workers)}
+    return _control_network(launcher, workers, (*mine, *theirs))
+
+
+def _control_network(
+    launcher: tuple[Link, ...], workers: tuple[Worker, ...], used: Sequence[Link | None]
+) -> tuple[Decision | None, str]:
+    """Find the smallest network that holds every control address, and no other link's.
+
+    ``used`` are the control links; the result is as ``control_link`` has it.
+    """
+    controls = {*map(bare, launcher_addresses(workers)), *(bare(one.address) for one in workers)}
     known = [found for found in map(parse, controls) if found]
     # A worker that ssh reaches by another host has a name alone.
     smallest = smallest_network(known) if len(known) == len(controls) else None
     if smallest is None:
         return None, "the control addresses are of both IP versions, or not all known"
-    others = [
-        address
-        for worker, control in zip(workers, theirs, strict=True)
-        for link in (worker.facts.links if worker.facts else ())
-        if link is not control
-        for address in link.addresses
-    ]
-    others += [address for link in launcher if link not in mine for address in link.addresses]
-    inside = [item for item in others if bare(item) not in controls and _in(item, smallest)]
+    ids = set(map(id, used))  # links of two pods may be equal
+    pods = [*(worker.facts.links for worker in workers if worker.facts), launcher]
+    others = (link for links in pods for link in links if id(link) not in ids)
+    addresses = (item for link in others for item in link.addresses)
+    inside = [item for item in addresses if bare(item) not in controls and _in(item, smallest)]
     if inside:
         return None, f"{smallest} would hold all control addresses but also {inside[0]}"
     reason = (

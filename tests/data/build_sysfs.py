@@ -11,8 +11,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from mpiboot.core.facts import PortState, RdmaDevice, RdmaPort
-from mpiboot.network import sysfs
+from mpiboot.core.facts import LinkLayer, RdmaDevice, RdmaPort
 from mpiboot.network.rdma import KernelRdma
 from tests.data.rdma_nodes import TREES, Hca, Tree
 
@@ -24,25 +23,14 @@ def kernel(tree: Tree) -> KernelRdma:
     """What NETLINK_RDMA says of the same node inside the pod."""
     devices = [
         RdmaDevice(
-            index=hca.index,
-            name=hca.name,
-            node_type=sysfs.word("node type", hca.node_type[0]),
-            protocol=hca.protocol,
-            ports=(
-                RdmaPort(
-                    1,
-                    PortState(sysfs.word("state", hca.state[0])),
-                    netdev=hca.netdev,
-                ),
-            ),
-            driver=sysfs.word("driver", hca.driver[1]),
+            hca.index,
+            hca.name,
+            hca.protocol,
+            ports=(RdmaPort(1, link_layer=LinkLayer(hca.layer), netdev=hca.netdev),),
         )
         for hca in tree.devices
     ]
-    nodes = {
-        hca.name: (f"uverbs{hca.uverbs}", NULL) for hca in tree.devices if hca.uverbs is not None
-    }
-    return KernelRdma(tree.mode, tuple(devices), complete=True, nodes=nodes)
+    return KernelRdma(tree.mode, tuple(devices), complete=True)
 
 
 def build(tree: Tree, folder: Path) -> tuple[Path, Path]:

@@ -114,7 +114,7 @@ DATA, KEPT = {"mpi_network": "data"}, "(set in this pod, and kept)"
             "left to Open MPI 4.1 (ORTE) (GPU",
         ),
         ("openmpi5", TCP, {}, {}, f"TCP on eth0{WANTS}"),
-        ("openmpi5", TCP, DATA, {}, f"TCP on 192.168.7.0/24 {OF_ALL}; on all workers)"),
+        ("openmpi5", TCP, DATA, {}, "control (the data links' names differ"),
         ("openmpi4", (w.tcp(0), w.tcp(1)), DATA, {}, f"TCP on net1 {OF_ALL}; on all workers)"),
         ("openmpi5", (w.efa(0), w.efa(1)), DATA, {}, f"libfabric {OF_ALL}: libfabric's EFA; on al"),
         ("openmpi4", SRIOV, {}, {"OMPI_MCA_pml": "ucx"}, f"UCX {KEPT}"),

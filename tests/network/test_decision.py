@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -14,9 +13,8 @@ from mpiboot.core.facts import Attachment, AttachmentSource, Gid, GidType, Varia
 from mpiboot.core.model import Level
 from mpiboot.core.setting_types import DataNetworkUse, MpiNetwork, NcclSocket
 from mpiboot.core.settings import Settings
-from mpiboot.network import decision, proposals, worker_network
+from mpiboot.network import decision, worker_network
 from mpiboot.network.decision import DataNetwork
-from mpiboot.network.records import WorkerNetwork
 from tests.fakes import workers as w
 
 DEFAULT = Settings(nccl_version="2.28.9")
@@ -224,15 +222,17 @@ def test_mpi_data_moves_to_the_data_link_only_when_asked() -> None:
     assert decide([w.sriov(0), w.sriov(1)], MPI_DATA).common["OMPI_MCA_pml"] == "ucx"
     assert decide([w.efa(0)], MPI_DATA).common["OMPI_MCA_mtl"] == "ofi"
     names = decide([w.tcp(0), w.tcp(1, "dranet0")], MPI_DATA)
-    assert names.common[INCLUDE] == "192.168.7.0/24"
+    assert INCLUDE not in names.common
+    (finding,) = [item for item in names.findings if item.check == "data-networks"]
+    assert "the data links' names differ" in finding.message
     nowhere = decide([w.plain(0)], MPI_DATA)
     assert INCLUDE not in nowhere.common
     assert "data-networks" in checks(nowhere)
 
 
-def on_ipv6(place: int, *more: str, name: str = "net1") -> Worker:
+def on_ipv6(place: int, *more: str) -> Worker:
     """A data link with IPv6 alone, as well as further addresses."""
-    data = w.link(name, f"fd00:7::{place + 1}/64", "fe80::1/64", *more, index=20, kind="macvlan")
+    data = w.link("net1", f"fd00:7::{place + 1}/64", "fe80::1/64", *more, index=20, kind="macvlan")
     return w.worker(f"w-{place}", w.eth0(f"10.244.1.{5 + place}/24"), data)
 
 
@@ -244,12 +244,6 @@ def test_links_without_ipv4() -> None:
     assert "NCCL_SOCKET_FAMILY" not in both.common
     users = decide([on_ipv6(0), on_ipv6(1)], taken={"NCCL_SOCKET_IFNAME": "-x"})
     assert "NCCL_SOCKET_FAMILY" not in users.common
-    # MPI takes no network of IPv6 in place of a name.
-    found = decide([on_ipv6(0), on_ipv6(1, name="dranet0")], MPI_DATA)
-    assert INCLUDE not in found.common
-    assert "takes no IPv6 network" in reason(found, "mpi-network")
-    mixed = [on_ipv6(0, "192.168.7.1/24"), on_ipv6(1, "192.168.7.2/24", name="dranet0")]
-    assert decide(mixed, MPI_DATA).common[INCLUDE] == "192.168.7.0/24"
 
 
 # What the kernel allows in a name: all but blanks, a slash and a colon (dev_valid_name).
@@ -333,8 +327,7 @@ def test_any_cluster_keeps_the_rules(
         own = set(worker.facts.environment) if worker.facts else set()
         assert not set(both) & {*taken, *own}
         if worker.facts is None:
-            # A list of networks names no link of anybody's.
-            assert set(both) <= NOT_NAMES | {INCLUDE}
+            assert set(both) <= NOT_NAMES
             continue
         links = {link.name for link in worker.facts.links}
         ports = {
@@ -347,44 +340,3 @@ def test_any_cluster_keeps_the_rules(
         for name in ("NCCL_IB_HCA", "UCX_NET_DEVICES"):
             assert set(both.get(name, "").removeprefix("=").split(",")) <= links | ports | {""}
     assert found == decide(list(workers), settings, dict.fromkeys(reversed(taken), "-x"))
-
-
-# All workers' data networks in one variable, which may only be so long.
-MANY = 400  # their /31 links alone would fill more than may be
-
-
-def on_its_own_networks(
-    place: int, *, step: int = 4, control: str = "10.0.0.1/8", rails: int = 1
-) -> Worker:
-    """A worker with a /31 of its own on each rail; ``step`` 2 leaves no gap between workers."""
-    links = []
-    for rail in range(rails):
-        own = ipaddress.IPv4Address(f"172.{16 + rail}.0.1") + step * place
-        links.append(w.link(f"net{place % 7}x{rail}", f"{own}/31", index=20 + rail, kind="macvlan"))
-    return w.worker(f"w-{place}", w.eth0(control), *links, mode="", folder=False)
-
-
-def chosen(workers: Sequence[Worker]) -> list[WorkerNetwork]:
-    return [worker_network.choose(one, Settings()) for one in workers]
-
-
-def test_few_networks_stand_as_they_are() -> None:
-    value, problem = proposals.network_list(
-        chosen([on_its_own_networks(0), on_its_own_networks(1)])
-    )
-    assert (value, problem) == ("172.16.0.0/31,172.16.0.4/31", "")
-
-
-def test_neighbours_are_joined_which_means_the_same() -> None:
-    value, problem = proposals.network_list(
-        chosen([on_its_own_networks(at, step=2) for at in range(MANY)])
-    )
-    assert (value, problem) == ("172.16.0.0/23,172.16.2.0/24,172.16.3.0/27", "")
-
-
-def test_too_many_are_no_value_and_mpi_stays_on_the_control_link() -> None:
-    workers = [on_its_own_networks(at) for at in range(MANY)]
-    found = decide(workers, MPI_DATA)
-    assert "OMPI_MCA_btl_tcp_if_include" not in found.common
-    (finding,) = [item for item in found.findings if item.check == "data-networks"]
-    assert "their networks are too many for one variable" in finding.message

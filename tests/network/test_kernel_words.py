@@ -1,4 +1,4 @@
-"""What the kernel, NCCL and UCX mean by a number, a list, a table."""
+"""What NCCL and UCX mean by a list, a table."""
 
 from __future__ import annotations
 
@@ -7,34 +7,8 @@ import ipaddress
 import pytest
 
 from mpiboot.core.facts import GidType
-from mpiboot.network import nccl, sysfs
+from mpiboot.network import nccl
 from tests.fakes import workers as w
-
-
-@pytest.mark.parametrize(
-    ("what", "words"),
-    [
-        ("state", ["", "DOWN", "INIT", "ARMED", "ACTIVE", "ACTIVE_DEFER", "state 6"]),
-        (
-            "node type",
-            [
-                *("", "CA", "switch", "router", "RNIC", "usNIC", "usNIC UDP", "unspecified"),
-                "node type 8",
-            ],
-        ),
-        (
-            "driver",
-            [
-                *("", "mlx5", "mlx4", "cxgb3", "cxgb4", "mthca", "bnxt_re", "ocrdma", "nes"),
-                *("irdma", "vmw_pvrdma", "qedr", "hns", "usnic", "rxe", "hfi1", "qib", "efa"),
-                *("siw", "erdma", "mana", "ionic", "driver 22"),
-            ],
-        ),
-    ],
-)
-def test_the_kernels_numbers_are_words(what: str, words: list[str]) -> None:
-    assert [sysfs.word(what, number) for number in range(len(words))] == words
-    assert sysfs.word(what, None) == ""
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def test_without_netlink_sysfs_tells_what_it_can(tmp_path: Path) -> None:
     sys_root, dev_root = build(TREES["mlx5-vfs"], tmp_path)
     fabric = rdma.assemble(None, sys_root, dev_root, "Operation not permitted")
     ours = next(item for item in fabric.devices if item.name == "mlx5_5")
-    assert (ours.protocol, ours.driver, ours.open_error, ours.index) == ("roce", "mlx5", "", -1)
+    assert (ours.driver, ours.open_error, ours.index) == ("mlx5", "", -1)
     # The folder of the PCI function's links is one of this network namespace.
     assert ours.ports[0].netdev == "net1"
     assert [item.ports[0].netdev for item in fabric.devices if item is not ours] == ["", ""]
@@ -118,10 +118,10 @@ def test_without_netlink_links_of_one_function_are_told_by_their_port(tmp_path: 
     assert fabric.devices[2].ports[0].netdev == "net1"
 
 
-def test_without_netlink_infiniband_and_efa_are_told_by_link_layer(tmp_path: Path) -> None:
+def test_without_netlink_infiniband_has_no_link_and_efa_its_driver(tmp_path: Path) -> None:
     infiniband = rdma.assemble(None, *build(TREES["ipoib"], tmp_path / "one")).devices[0]
     efa = rdma.assemble(None, *build(TREES["efa"], tmp_path / "two")).devices[0]
-    assert (infiniband.protocol, infiniband.ports[0].netdev) == ("ib", "")
+    assert (infiniband.ports[0].link_layer, infiniband.ports[0].netdev) == ("InfiniBand", "")
     assert (efa.protocol, efa.driver, efa.node_type) == ("", "efa", "unspecified")
 
 
@@ -149,7 +149,7 @@ def test_netlink_alone_tells_devices_where_sysfs_is_hidden(tmp_path: Path) -> No
     _, dev_root = build(TREES["rails"], tmp_path)
     fabric = rdma.assemble(kernel(TREES["rails"]), tmp_path / "none", dev_root)
     first = fabric.devices[0]
-    assert (first.open_error, first.driver, first.pci) == ("", "mlx5", "")
+    assert (first.driver, first.pci) == ("", "")
     assert (first.ports[0].netdev, first.ports[0].link_layer) == ("net1", "Ethernet")
     assert first.ports[0].gids == ()
     assert fabric.unreadable[0].startswith("mlx5_10: not in ")

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from mpiboot.core.facts import PortState, RdmaPort
+from mpiboot.core.facts import LinkLayer, RdmaPort
 from mpiboot.network import netlink, rdma
 from mpiboot.network.rdma import KernelRdma
 
-GET, PORT_GET, SYS_GET, GET_CHARDEV = (5 << 10) + 1, (5 << 10) + 5, (5 << 10) + 6, (5 << 10) + 15
+GET, PORT_GET, SYS_GET = (5 << 10) + 1, (5 << 10) + 5, (5 << 10) + 6
 ERROR, DONE, MULTI, DUMP_INTR = 2, 3, 2, 0x10
 
 Answers = Callable[[int, bytes, int], list[bytes]]
@@ -70,19 +70,13 @@ def port(sequence: int, *more: bytes) -> bytes:
     return message(GET, body, sequence)
 
 
-def node(sequence: int) -> bytes:
-    body = text(70, "uverbs3") + u64(72, (231 << 8) | 195) + u32(73, 1) + u64(71, 1)
-    return message(GET_CHARDEV, body, sequence, flags=0)
-
-
 def usual(kind: int, request: bytes, sequence: int) -> list[bytes]:
     if kind == GET:
         return [device(3, sequence) + done(sequence)]
     if kind == PORT_GET:
         return [port(sequence, u32(50, 7), text(51, "net1")) + done(sequence)]
-    if kind == SYS_GET:
-        return [message(SYS_GET, u8(66, 1), sequence, flags=0)]
-    return [node(sequence)]
+    assert kind == SYS_GET
+    return [message(SYS_GET, u8(66, 1), sequence, flags=0)]
 
 
 @contextmanager
@@ -112,16 +106,14 @@ def told(answers: Answers, seconds: float = 30) -> KernelRdma:
         return rdma.read(netlink.Kernel(channel=channel), seconds)
 
 
-def test_a_device_is_read_with_its_port_and_node() -> None:
+def test_a_device_is_read_with_its_port() -> None:
     found = told(usual)
     assert found.mode == "shared"
     assert found.complete
     assert not found.unreadable
     (one,) = found.devices
-    assert (one.index, one.name, one.protocol, one.node_type) == (3, "mlx5_3", "roce", "CA")
-    assert one.driver == "mlx5"
-    assert found.nodes == {"mlx5_3": ("uverbs3", (231 << 8) | 195)}
-    assert one.ports == (RdmaPort(1, PortState.ACTIVE, netdev="net1"),)
+    assert (one.index, one.name, one.protocol) == (3, "mlx5_3", "roce")
+    assert one.ports == (RdmaPort(1, link_layer=LinkLayer.ETHERNET, netdev="net1"),)
 
 
 def test_a_port_of_another_network_namespace_has_no_netdev() -> None:
@@ -130,7 +122,7 @@ def test_a_port_of_another_network_namespace_has_no_netdev() -> None:
             return [port(sequence) + done(sequence)]
         return usual(kind, request, sequence)
 
-    assert told(answers).devices[0].ports == (RdmaPort(1, PortState.ACTIVE),)
+    assert told(answers).devices[0].ports == (RdmaPort(1, link_layer=LinkLayer.ETHERNET),)
 
 
 def test_unknown_attributes_are_passed_over() -> None:
@@ -170,15 +162,14 @@ def test_the_exclusive_mode_is_told() -> None:
 
 
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.EOPNOTSUPP])
-def test_an_old_kernel_that_knows_no_mode_is_shared_and_names_no_node(code: int) -> None:
+def test_an_old_kernel_that_knows_no_mode_is_shared(code: int) -> None:
     def answers(kind: int, request: bytes, sequence: int) -> list[bytes]:
-        if kind in {SYS_GET, GET_CHARDEV}:
+        if kind == SYS_GET:
             return [refusal(sequence, code)]
         return usual(kind, request, sequence)
 
     found = told(answers)
     assert found.mode == "shared"
-    assert found.nodes == {}
     assert not found.unreadable
 
 
