@@ -1,7 +1,7 @@
 """The data network of all workers side by side: one row a worker, and what is wrong with it. Pure.
 
-Rules look at one worker or at all; whether a problem warns or stops is decided with all in view.
-Every finding says what to change, with the lines of the pod's specification where that is it.
+Some rules check one worker, others all; whether a problem warns or stops is decided last.
+Every finding names the change, with the lines of the pod's specification where that is it.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def findings(
 
 
 def level(check: str, settings: Settings, *, always: bool = False) -> Level:
-    """Tell what a problem of this row is under the user's ``MPIBOOT_DATA_NETWORK``."""
+    """Give the level of a problem of this row under the user's ``MPIBOOT_DATA_NETWORK``."""
     strict = settings.data_network is DataNetworkUse.REQUIRE and check not in WARNINGS
     return Level.FAIL if strict or always else Level.WARN
 
@@ -193,7 +193,7 @@ def _agree(networks: Sequence[WorkerNetwork], _: Settings) -> Iterable[Problem]:
 
 
 def _alike(networks: Sequence[WorkerNetwork]) -> Sequence[WorkerNetwork]:
-    """Give the workers with RDMA: what some lack, or have of another kind, is said elsewhere."""
+    """Give the workers with RDMA of one kind; another rule reports a lack or a mix."""
     with_rdma = [network for network in networks if network.transport in RDMA]
     return with_rdma if len({network.transport for network in with_rdma}) == 1 else ()
 
@@ -203,7 +203,7 @@ def _one_mtu(networks: Sequence[WorkerNetwork], _: Settings) -> Iterable[Problem
         with_data = _alike(networks)
     else:
         with_data = [network for network in networks if network.data]
-    # Where one worker's image can't tell its ports' MTU, those of the others prove nothing.
+    # Where the MTU of one worker's ports is unknown, those of the others prove nothing.
     known = all(rail.port.mtu for network in with_data for rail in network.rails)
 
     def describe(network: WorkerNetwork) -> str:
@@ -230,8 +230,8 @@ _RULES: Final = (_agree, _one_mtu, _twice)
 
 
 # Below this, memory registration fails soon; container runtimes give 64 KiB or 8 MiB.
-_MEMLOCK: Final = 256 << 20
-_SHM: Final = 64 << 20  # what a container gets where nothing is said
+_MIN_MEMLOCK_BYTES: Final = 256 << 20
+_DEFAULT_SHM_BYTES: Final = 64 << 20  # a container's default
 _IPC_LOCK: Final = 1 << 14
 _HOST_USERS: Final = (
     "spec: {hostUsers: true} beside securityContext: {capabilities: {add: [IPC_LOCK]}}; "
@@ -249,7 +249,7 @@ _FACTS_HINTS: Final = {
 
 
 def _of_one(network: WorkerNetwork, *, expected: bool) -> list[Problem]:
-    """Apply the rules that look at one worker.
+    """Apply the rules that check one worker.
 
     Args:
         network: its networks.
@@ -313,9 +313,9 @@ def _why_none(facts: PodFacts) -> str:
 
 def _limits(network: WorkerNetwork, facts: PodFacts) -> list[Problem]:
     found = []
-    may_lock = facts.memlock < 0 or facts.memlock >= _MEMLOCK
+    may_lock = facts.memlock < 0 or facts.memlock >= _MIN_MEMLOCK_BYTES
     who = facts.identity
-    # The kernel asks for it in the node's own user namespace (ib_umem_get).
+    # The kernel requires it in the node's user namespace (ib_umem_get).
     may_exceed = bool(who.capabilities & _IPC_LOCK) and not who.own_users
     if network.rails and not may_lock and not may_exceed:
         why = " (a user other than root does not get added capabilities)" if who.uid else ""
@@ -325,8 +325,8 @@ def _limits(network: WorkerNetwork, facts: PodFacts) -> list[Problem]:
             hint = _HOST_USERS
         message = f"memory lock limit {size_of(facts.memlock)}, without IPC_LOCK{why}"
         found.append(Problem("memlock", message, hint))
-    if 0 < facts.shm <= _SHM and network.slots > 1:
-        message = f"/dev/shm has {facts.shm >> 20} MiB for {network.slots} ranks"  # noqa: S108 - a size is told, no file is made
+    if 0 < facts.shm <= _DEFAULT_SHM_BYTES and network.slots > 1:
+        message = f"/dev/shm has {facts.shm >> 20} MiB for {network.slots} ranks"  # noqa: S108 - no file is made
         found.append(Problem("shm", message))
     return found
 

@@ -55,28 +55,28 @@ _NOTHING: Final[Mapping[str, str]] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class SettledVariables:
+class ResolvedVariables:
     """Values by host and name, and the reason of each name.
 
-    ``kept`` are the names that the user's own value kept, by name and where that is, with hosts.
+    ``by_user`` are the names that the user's value decides, with where it stands: hosts by both.
     """
 
     values: dict[str, dict[str, str]]
     reason: dict[str, str]
-    kept: dict[tuple[str, str], list[str]]
+    by_user: dict[tuple[str, str], list[str]]
 
 
-def settle(
+def resolve_by_host(
     networks: Sequence[WorkerNetwork],
     wanted: Iterable[Variable],
     taken: Mapping[str, str],
     values_taken: Mapping[str, str] = _NOTHING,
-) -> SettledVariables:
+) -> ResolvedVariables:
     """Set every variable, unless the user has set it or what it depends on."""
     facts = {network.host: network.facts for network in networks}
     in_pod = {host: values_in_pod(seen) for host, seen in facts.items()}
     places = {host: {**set_in_pod(seen), **taken} for host, seen in facts.items()}
-    found = SettledVariables({host: {} for host in facts}, {}, {})
+    found = ResolvedVariables({host: {} for host in facts}, {}, {})
     for proposal in wanted:
         name = proposal.name
         for host in (proposal.host,) if proposal.host else facts:
@@ -92,7 +92,7 @@ def settle(
             if blocker := blocker or next(iter(blockers), ""):
                 where = places[host][blocker]
                 why = where if blocker == name else f"{blocker} is set ({where})"
-                found.kept.setdefault((name, why), []).append(host)
+                found.by_user.setdefault((name, why), []).append(host)
             else:
                 found.values[host][name] = proposal.value
                 found.reason.setdefault(name, proposal.reason)
@@ -108,7 +108,7 @@ class DataNetwork:
 
     ``common`` goes to every rank, ``per_host`` to the ranks of one worker (every worker has an
     entry, which may be empty; no name is in both). ``rows`` show it, a worker each. ``transport``
-    carries the data; None where nobody is to look. ``mpi`` is what carries MPI's own messages, by
+    carries the data; None where it is left alone. ``mpi`` is what carries MPI's own messages, by
     ``mpi_network``, and why.
     """
 
@@ -164,14 +164,14 @@ def decide(
 
     Args:
         workers: the networks of the hosts that passed the gate.
-        settings: what the user asked for.
+        settings: the user's settings.
         taken: names that the user has set for all ranks, each with where (``-x``, the launcher's
             environment). What a worker's own pod sets is in its facts.
         values: the values of those names where they are known here; they are checked and shown.
         others: what the MPI wants of the same variables, which comes first.
-        given: by what the data network was asked for, or left out.
+        given: the flag or variable that chose the data network, or left it out.
         blocked: where TCP does not pass between data addresses, as workers have tried.
-        asked: whether hosts were asked at all.
+        asked: whether hosts were queried at all.
 
     Returns:
         The same for the same facts, whatever the order of the mappings.
@@ -200,17 +200,17 @@ def decide(
         blocked=blocked,
     )
     findings += made.findings
-    settled = settle(networks, (*made.proposals, *others), taken, values)
-    common = _common(settled.values, hosts)
+    resolved = resolve_by_host(networks, (*made.proposals, *others), taken, values)
+    common = _common(resolved.values, hosts)
     per_host = {
         host: {name: value for name, value in mine.items() if name not in common}
-        for host, mine in settled.values.items()
+        for host, mine in resolved.values.items()
     }
     decisions = (
         *made.decisions,
         *_workers(networks),
-        *_variables(settled.values, settled.reason, common),
-        *_users(settled.kept, taken, values),
+        *_variables(resolved.values, resolved.reason, common),
+        *_users(resolved.by_user, taken, values),
     )
     if settings.data_network is DataNetworkUse.REPORT:
         only = Decision(
@@ -291,7 +291,7 @@ def _variables(
 
 
 def _users(
-    kept: Mapping[tuple[str, str], Sequence[str]],
+    by_user: Mapping[tuple[str, str], Sequence[str]],
     taken: Mapping[str, str],
     values: Mapping[str, str],
 ) -> list[Decision]:
@@ -303,5 +303,5 @@ def _users(
             Source.ENVIRONMENT,
             f"{why}; on {first_few(hosts)}",
         )
-        for (name, why), hosts in kept.items()
+        for (name, why), hosts in by_user.items()
     ]

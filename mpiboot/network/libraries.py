@@ -1,7 +1,7 @@
-"""Which shared libraries the loader finds in this image, and what libibverbs tells of devices.
+"""Which shared libraries the loader finds in this image, and what libibverbs reports of devices.
 
 Only that library knows whether there is a driver for a device, and which MTU is in use. This
-module is also the program that asks: ``python -I -S libraries.py loads NAME...`` and ``verbs
+module is also the program that does so: ``python -I -S libraries.py loads NAME...`` and ``verbs
 DEVICE:PORTS...`` write JSON. A library that is loaded runs code, and a vendor's driver may print,
 hang or crash.
 """
@@ -20,14 +20,14 @@ from typing import Any, Final, NamedTuple, TypeVar
 _T = TypeVar("_T")
 
 LIBRARY: Final = "libibverbs.so.1"
-_SECONDS: Final = 5.0
+_TIMEOUT_S: Final = 5.0
 # struct _compat_ibv_port_attr of rdma-core's verbs.h, whose beginning is a part of the ABI:
 # state, max_mtu, active_mtu, gid_tbl_len.
 _PORT: Final = struct.Struct("=iiii")
 _PORT_SIZE: Final = 512  # more than any version of it has
 # struct ibv_gid_entry: GID, index, port, type, index of the link.
 _ENTRY: Final = struct.Struct("=16sIIII")
-_MOST: Final = 1 << 14
+_MAX_GIDS: Final = 1 << 14
 _PLUGIN_VERSIONS: Final = 20  # NCCL 2.30 knows 11
 
 
@@ -44,11 +44,11 @@ class LibraryAnswer(NamedTuple):
 
 
 class _FailedError(Exception):
-    """The program that asks failed; the message goes on behind the library's name."""
+    """The program that queries them failed; the message goes on behind the library's name."""
 
 
 def find(
-    names: Iterable[str], seconds: float = _SECONDS, program: str = __file__
+    names: Iterable[str], seconds: float = _TIMEOUT_S, program: str = __file__
 ) -> dict[str, str] | None:
     """Find libraries as a program would load them, by their file names.
 
@@ -68,9 +68,9 @@ def find(
 
 
 def devices(
-    ports: Mapping[str, int], seconds: float = _SECONDS, program: str = __file__
+    ports: Mapping[str, int], seconds: float = _TIMEOUT_S, program: str = __file__
 ) -> tuple[dict[str, LibraryAnswer], str]:
-    """Ask libibverbs of this pod's RDMA devices.
+    """Query libibverbs about this pod's RDMA devices.
 
     Args:
         ports: the number of ports, by device.
@@ -94,14 +94,14 @@ def _ask(program: str, words: Iterable[str], seconds: float, read: Callable[[Any
     try:
         done = programs.run((sys.executable, "-I", "-S", program, *words), seconds)
     except OSError as error:
-        raise _FailedError(f"could not be asked: {error.strerror}") from None
+        raise _FailedError(f"could not be queried: {error.strerror}") from None
     if done is None:
         raise _FailedError(f"took longer than {seconds:g} s")
     try:
         return read(json.loads(done.stdout))
     except (ValueError, TypeError, KeyError, AttributeError):
         how = f"signal {-done.status}" if done.status < 0 else f"{done.status}"
-        message = f"or one of its drivers fails: the program that asks it ended with {how}"
+        message = f"or one of its drivers fails: the program that queries it ended with {how}"
         raise _FailedError(message) from None
 
 
@@ -198,7 +198,7 @@ def _opened(library: ctypes.CDLL, device: int, ports: int) -> dict[str, object]:
         slots += max(length, 0)
         if 1 <= active <= 5:  # noqa: PLR2004 - enum ibv_mtu: 256 to 4096
             mtus.append([port, 128 << active])
-    return {"why": "", "mtus": mtus, "links": _links(library, device, min(slots, _MOST))}
+    return {"why": "", "mtus": mtus, "links": _links(library, device, min(slots, _MAX_GIDS))}
 
 
 def _links(library: ctypes.CDLL, device: int, slots: int) -> list[list[int]]:

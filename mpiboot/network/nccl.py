@@ -108,8 +108,8 @@ def gid_index(
 ) -> int | None:
     """Simulate the index that this NCCL takes by itself on a RoCE port.
 
-    It looks at neither the link's name nor the network namespace of an entry. Where nothing
-    fits it stays at 0 without a word.
+    It ignores the link's name and the network namespace of an entry. Where nothing fits it
+    stays at 0 silently.
 
     Args:
         port: the port with its GID table.
@@ -142,12 +142,12 @@ def gid_index(
 
 
 def _valid(found: Address | None) -> bool:
-    """Tell whether NCCL takes an entry as configured: 169.254 counts, fe80 does not."""
+    """Whether NCCL takes an entry as configured: 169.254 counts, fe80 does not."""
     return found is not None and not (found.version == IPV6 and found.is_link_local)
 
 
 def _family(gid: Gid | None) -> int:
-    """Tell the family as NCCL does: whatever is no mapped IPv4 is IPv6, an empty slot too."""
+    """Give the family as NCCL does: whatever is no mapped IPv4 is IPv6, an empty slot too."""
     found = address(gid) if gid else None
     return found.version if found else IPV6
 
@@ -264,12 +264,12 @@ def choose(rails: Sequence[Rail], own: Collection[str], nccl_version: str) -> Gi
         if message
     ]
     values, reasons = dict[str, str](), list[str]()
-    for library, choices, told, why_not, hint in (
+    for library, choices, chosen, why_not, hint in (
         _libraries(pairs, version(nccl_version)) if pairs else ()
     ):
         if mine := next((name for name in choices if name in own), ""):
             reasons.append(f"left to the user's {mine}")
-        elif told is None:
+        elif chosen is None:
             message = (
                 f"the ports need different GID indexes ({_listed(pairs)}), which {library} "
                 f"can't be told: {why_not}"
@@ -277,8 +277,8 @@ def choose(rails: Sequence[Rail], own: Collection[str], nccl_version: str) -> Gi
             or_one = f"or keep to MPIBOOT_RDMA_DEVICE={pairs[0][0].name}"
             problems.append(Problem("rdma-gid-index", message, f"{hint}; {or_one}"))
         else:
-            values |= told[0]
-            reasons += filter(None, told[1:])
+            values |= chosen[0]
+            reasons += filter(None, chosen[1:])
     # A port without an entry would send with another's address.
     used = tuple(rail.name for rail, _ in pairs)
     entries = tuple(gid for gid, _ in found)
@@ -300,7 +300,7 @@ def _nccl(pairs: Sequence[_Pair], version: Version | None) -> _Set | None:
             for rail, gid in pairs
         )
 
-    # One value can't tell different ones, and only an old version needs to be told.
+    # One value can't stand for several indexes, and only an old version needs one.
     if chooses() and (version or len(indexes) > 1):
         which = "one" if version else "ones from 2.21 on"
         return {}, f"left to NCCL, which finds the right {which} ({listed})"

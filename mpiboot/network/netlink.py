@@ -75,15 +75,15 @@ Message = Any  # pyroute2 has no types
 
 NETLINK_RDMA: Final = 20
 # An answer comes at once, but while links change: the kernel takes up to seconds for many of them.
-SECONDS: Final = 10.0
+TIMEOUT_S: Final = 10.0
 
 # include/uapi/rdma/rdma_netlink.h: the type of a message is the client's number and the command.
 _CLIENT: Final = 5 << 10
 GET, PORT_GET, SYS_GET = (_CLIENT + command for command in (1, 5, 6))
 _HEADER: Final = 16
 _ENDS: Final = (NLMSG_DONE, NLMSG_ERROR)
-_TRIES: Final = 20  # of a dump; links come and go all the time on a node that starts pods
-_MOST: Final = 1 << 18  # bytes; the kernel fills 32 KiB of a dump at a time
+_DUMP_TRIES: Final = 20  # of a dump; links come and go all the time on a node that starts pods
+_MAX_DATAGRAM_BYTES: Final = 1 << 18  # bytes; the kernel fills 32 KiB of a dump at a time
 
 
 class nldevmsg(nlmsg):  # type: ignore[misc]  # noqa: N801 - as pyroute2's are called
@@ -142,14 +142,14 @@ class Kernel:
         header["type"], header["sequence_number"] = kind, self._asked
         header["flags"] = NLM_F_REQUEST | (NLM_F_DUMP if dump else 0)
         question.encode()
-        for _ in range(_TRIES):
-            until = time.monotonic() + (SECONDS if seconds is None else seconds)
+        for _ in range(_DUMP_TRIES):
+            until = time.monotonic() + (TIMEOUT_S if seconds is None else seconds)
             self._socket.send(question.data)
             answer = list(self._answer(until, dump=dump))
             # The kernel marks any message, the end too: entries may be missing or come twice.
             if not any(message["header"]["flags"] & NLM_F_DUMP_INTR for message in answer):
                 return [message for message in answer if message["header"]["type"] not in _ENDS]
-        raise OSError(errno.EINTR, f"changes interrupted the dump {_TRIES} times")
+        raise OSError(errno.EINTR, f"changes interrupted the dump {_DUMP_TRIES} times")
 
     def _answer(self, until: float, *, dump: bool) -> Iterator[Message]:
         """Yield each message of an answer, a dump's end included."""
@@ -158,12 +158,12 @@ class Kernel:
                 raise TimeoutError("the kernel's answer has no end")
             self._socket.settimeout(left)
             try:
-                data = self._socket.recv(_MOST)
+                data = self._socket.recv(_MAX_DATAGRAM_BYTES)
             except TimeoutError:
                 continue
             for message in self._marshal.parse(data):
                 if message["header"].get("sequence_number") != self._asked:
-                    continue  # the late rest of another answer
+                    continue  # the rest of an earlier answer
                 ends = message["header"]["type"] in _ENDS
                 if ends:
                     _end(message)
@@ -174,7 +174,7 @@ class Kernel:
     def ask_device(
         self, kind: int, *, dump: bool, seconds: float | None = None, **about: int | str
     ) -> list[Message]:
-        """Ask the device client; attributes are named without their prefix, in small letters."""
+        """Query the device client; attributes are named without their prefix, in small letters."""
         question = nldevmsg()
         question["attrs"] = [
             (f"{nldevmsg.prefix}ATTR_{name.upper()}", value) for name, value in about.items()
@@ -201,7 +201,7 @@ _FAMILIES: Final = (int(socket.AF_INET), int(socket.AF_INET6))
 
 
 class linkmsg(nlmsg):  # type: ignore[misc]  # noqa: N801 - as pyroute2's are called
-    """A link, by include/uapi/linux/if_link.h, as far as is asked for.
+    """A link, by include/uapi/linux/if_link.h, the attributes that are read.
 
     pyroute2's own (netlink/rtnl/ifinfmsg) loads multiprocessing and platform, a third of what it
     takes to load this module, and cuts an IPoIB link's address to 6 bytes.
@@ -223,7 +223,7 @@ class linkmsg(nlmsg):  # type: ignore[misc]  # noqa: N801 - as pyroute2's are ca
     )
 
     class info(nla):  # type: ignore[misc]  # noqa: N801
-        """What the link's driver says; ``ipoib`` is read of IPoIB's alone."""
+        """What the link's driver reports; ``ipoib`` is read of IPoIB's alone."""
 
         nla_map = ((1, "IFLA_INFO_KIND", "asciiz"), (2, "IFLA_INFO_DATA", "ipoib"))
 
@@ -231,7 +231,7 @@ class linkmsg(nlmsg):  # type: ignore[misc]  # noqa: N801 - as pyroute2's are ca
             nla_map = ((1, "IFLA_IPOIB_PKEY", "uint16"),)
 
 
-# Routing netlink's messages, as far as they are asked for.
+# Routing netlink's messages that are read.
 _LINK_MESSAGES: Final = {rtnl.RTM_NEWADDR: ifaddrmsg, rtnl.RTM_NEWLINK: linkmsg}
 
 

@@ -1,4 +1,4 @@
-"""What the platform tells about this pod: links and devices (Multus, DRA, plugins).
+"""What the platform reports about this pod: links and devices (Multus, DRA, plugins).
 
 Attachments are not verified here: the link or device may not be there.
 """
@@ -27,7 +27,7 @@ GIB: Final = Path("/usr/local/gib")
 _STATUS: Final = ("k8s.v1.cni.cncf.io/network-status", "k8s.v1.cni.cncf.io/networks-status")
 _PCI_ATTRIBUTES: Final = ("resource.kubernetes.io/pciBusID", "dra.net/pciAddress")
 _RDMA_ATTRIBUTES: Final = ("dra.net/rdmaDevice",)
-_LARGEST: Final = 1 << 20  # a pod's annotations are limited to 256 KiB
+_MAX_BYTES: Final = 1 << 20  # a pod's annotations are limited to 256 KiB
 
 
 def attachments(
@@ -37,7 +37,7 @@ def attachments(
     sys_root: Path = Path("/sys"),
     gib: Path = GIB,
 ) -> tuple[tuple[Attachment, ...], tuple[str, ...]]:
-    """Give what the platform says, in its order, and sentences on what could not be read.
+    """List the attachments in the platform's order, and what could not be read.
 
     ``environment`` is the container's own; the files are read where they are mounted.
     """
@@ -161,7 +161,7 @@ def _attribute(device: _Json, names: tuple[str, ...]) -> str:
 def _read(path: Path, unreadable: list[str]) -> str:
     try:
         with path.open("rb") as file:
-            return file.read(_LARGEST).decode("utf-8", "replace")
+            return file.read(_MAX_BYTES).decode("utf-8", "replace")
     except (FileNotFoundError, NotADirectoryError):
         return ""
     except OSError as error:

@@ -28,7 +28,7 @@ SYSTEM: Final = Path("/sys/devices/system/cpu")
 USERS: Final = Path("/proc/self/uid_map")
 _SHELL: Final = "/bin/sh"
 # Documentation addresses (RFC 5737, RFC 3849): only the default route leads there.
-_FAR: Final = ("192.0.2.1", "2001:db8::1")
+_OUTSIDE: Final = ("192.0.2.1", "2001:db8::1")
 _DISCARD: Final = 9
 API: Final = "KUBERNETES_SERVICE_HOST"
 NO_DEFAULT_ROUTE: Final = "there is no default route"
@@ -78,7 +78,7 @@ def identity(environ: Mapping[str, str]) -> Identity:
 def user_environment(
     who: Identity, environ: Mapping[str, str], fallback: Path | None = None
 ) -> dict[str, str]:
-    """What has to be added to an environment before a library asks who this user is.
+    """What has to be added to an environment before a library looks this user up.
 
     asyncssh and Open MPI 5 fail without HOME, ssh's clients without USER or LOGNAME. A value that
     is there and can be used is kept.
@@ -126,8 +126,8 @@ def _hosts_address(hostname: str, path: Path) -> str:
 
 
 def _route_address(api: str) -> tuple[str, str]:
-    for far in _FAR:
-        if own := source_address(far):
+    for outside in _OUTSIDE:
+        if own := source_address(outside):
             return own, "the default route's source address"
     if parse(api) is not None and (own := source_address(api)):
         return own, f"{NO_DEFAULT_ROUTE}; the source address of the route to the API, {api}"
@@ -143,13 +143,13 @@ def source_address(peer: str) -> str:
     """Give the address from which the kernel would talk to a peer; empty without a route."""
     family = socket.AF_INET6 if ":" in peer else socket.AF_INET
     with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((peer, _DISCARD))  # asks for a route; nothing is sent
+        probe.connect((peer, _DISCARD))  # finds a route; nothing is sent
         return str(probe.getsockname()[0])
     return ""
 
 
 def is_local(address: str) -> bool:
-    """Tell whether an address is this pod's own.
+    """Whether an address is this pod's own.
 
     The kernel talks to an own address from that address. The rest of 127/8 is not counted: it is
     talked to from 127.0.0.1, and workers may stand on it in a trial without a cluster.
@@ -160,7 +160,7 @@ def is_local(address: str) -> bool:
 
 def _any_link() -> tuple[str, str]:
     """Give an address of a link, and that link's name; a bridge seldom leads to other nodes."""
-    from mpiboot.network import netlink  # noqa: PLC0415 - takes long: only where nothing else tells
+    from mpiboot.network import netlink  # noqa: PLC0415 - takes long: the last resort
     from mpiboot.network.records import has_carrier, usable  # noqa: PLC0415 - as above
 
     links = (link for link in netlink.observe()[0] if has_carrier(link) and usable(link))
@@ -169,7 +169,7 @@ def _any_link() -> tuple[str, str]:
 
 
 def _is_network(text: str) -> bool:
-    """Tell whether a text is a network; an address with its prefix is an address."""
+    """Whether a text is a network; an address with its prefix is an address."""
     network = network_of(text)
     return network is not None and network.num_addresses > 1 and parse(bare(text)) == network[0]
 
@@ -239,7 +239,7 @@ def spec_names(pid: int) -> tuple[str, ...]:
 
 def memlock() -> int:
     """The limit of locked memory in bytes; -1 for none."""
-    import resource  # noqa: PLC0415 - only the facts ask
+    import resource  # noqa: PLC0415 - for the facts alone
 
     soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     return -1 if soft == resource.RLIM_INFINITY else soft
@@ -265,7 +265,7 @@ def cpus(allowed: set[int], system: Path = SYSTEM, groups: Path = GROUPS) -> Cpu
 def shm_size() -> int:
     """The size of /dev/shm in bytes; 0 where there is none."""
     try:
-        found = os.statvfs("/dev/shm")  # noqa: S108 - asked for its size only
+        found = os.statvfs("/dev/shm")  # noqa: S108 - its size alone
     except OSError:
         return 0
     return found.f_blocks * found.f_frsize

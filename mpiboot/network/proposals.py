@@ -53,7 +53,7 @@ class Plugin(NamedTuple):
 class Proposals:
     """The rules' proposals, decisions and findings.
 
-    ``blocked`` says where TCP does not pass on the data network.
+    ``blocked`` names where TCP does not pass on the data network.
     """
 
     networks: Sequence[WorkerNetwork]
@@ -132,7 +132,7 @@ def _hosts(networks: Iterable[WorkerNetwork]) -> str:
 
 
 def _unknown(networks: Iterable[WorkerNetwork]) -> str:
-    """Say of which workers RDMA could not be seen, and why; empty where there are none."""
+    """Name the workers whose RDMA could not be seen, and why; empty where there are none."""
     hosts: dict[str, list[str]] = {}
     for network in networks:
         why = network.unseen if network.facts else f"a worker that {network.no_facts.value}"
@@ -182,7 +182,7 @@ def _plugin_of(
 
 
 def _efa_lacks(proposals: Proposals) -> list[str]:
-    """Say on which workers the image lacks what carries data over EFA; the user's plugin may."""
+    """Name the workers whose image lacks what carries data over EFA; the user's plugin may."""
     hosts: dict[tuple[str, ...], list[str]] = {}
     for network in proposals.known:
         missing = network.facts.fabric.missing if network.facts else ()
@@ -210,7 +210,7 @@ def make(
 
     Args:
         networks: all workers with their GID choices.
-        settings: what the user asked for.
+        settings: the user's settings.
         taken: names that the user has set, each with where.
         values: the values of those that are known.
         owned_by_mpi: names that the MPI has values for, as UCX carries nothing but its messages.
@@ -255,7 +255,7 @@ def _pkey(proposals: Proposals, network: WorkerNetwork) -> None:
     """Name the partition of an IPoIB link: for NCCL by index, for UCX by value."""
     ports = [rail for rail in network.rails if rail.transport is Transport.INFINIBAND]
     links = [rail.link for rail in ports if rail.link is not None]
-    # The top bit tells full from limited members; it is the same partition.
+    # The top bit marks a full member; it is the same partition.
     values = {link.pkey & 0x7FFF for link in links if link.pkey is not None}
     # A port without a link is used in the same partition.
     indexes = {
@@ -303,7 +303,7 @@ def _sockets(proposals: Proposals, transport: Transport) -> tuple[dict[str, tupl
 
 
 def _why_not_data(proposals: Proposals, transport: Transport) -> str:
-    """Say why the data link can't carry sockets; empty where it can."""
+    """Explain why the data link can't carry sockets; empty where it can."""
     networks = proposals.known
     plain = [network.plain for network in networks]
     without = [network.host for network, links in zip(networks, plain, strict=True) if not links]
@@ -353,7 +353,7 @@ def _tcp_ucx(
 
 
 def _mpi(proposals: Proposals, transport: Transport) -> None:
-    """Move MPI's own data, not its daemons, to the data network where that is asked for."""
+    """Move MPI's own data, not its daemons, to the data network where the setting says so."""
     if proposals.settings.mpi_network is not MpiNetwork.DATA:
         return
     reason = "MPIBOOT_MPI_NETWORK=data"

@@ -27,7 +27,7 @@ def ports(devices: Iterable[RdmaDevice]) -> tuple[Found, ...]:
 
 
 def _by_kernel(link: Link, fabric: Fabric, _: Sequence[Link]) -> list[Found]:
-    # Given only for a link of the asking network namespace: the one exact answer.
+    # The kernel gives it only for a link of this network namespace: the one exact answer.
     return [
         (device, port)
         for device in fabric.devices
@@ -90,19 +90,19 @@ def _by_gid(link: Link, fabric: Fabric, _: Sequence[Link]) -> list[Found]:
 
 
 _Rule: TypeAlias = "Callable[[Link, Fabric, Sequence[Link]], list[Found]]"
-_SEEN, _SAID = Source.DETECTED, Source.PLATFORM
+_BY_KERNEL, _BY_PLATFORM = Source.DETECTED, Source.PLATFORM
 _RULES: Final[tuple[tuple[_Rule, Source, str], ...]] = (
-    (_by_kernel, _SEEN, "the kernel says that this port drives it"),
-    (_by_lower_link, _SEEN, "the kernel says that this port drives the link below the VLAN"),
-    (_by_hardware, _SEEN, "its hardware address holds this port's GID"),
-    (_by_function, _SEEN, "link and device are one PCI function"),
-    (_by_platform, _SAID, "the platform says so"),
-    (_by_gid, _SEEN, "its address is in this port's GID table under its name"),
+    (_by_kernel, _BY_KERNEL, "the kernel says that this port drives it"),
+    (_by_lower_link, _BY_KERNEL, "the kernel says that this port drives the link below the VLAN"),
+    (_by_hardware, _BY_KERNEL, "its hardware address holds this port's GID"),
+    (_by_function, _BY_KERNEL, "link and device are one PCI function"),
+    (_by_platform, _BY_PLATFORM, "the platform says so"),
+    (_by_gid, _BY_KERNEL, "its address is in this port's GID table under its name"),
 )
 
 
 def named_by_platform(device: RdmaDevice, fabric: Fabric) -> bool:
-    """Tell whether the platform names this device as this container's."""
+    """Whether the platform names this device as this container's."""
     return any(item.names(device) for item in fabric.attachments)
 
 
@@ -127,7 +127,7 @@ def behind(link: Link, fabric: Fabric, links: Sequence[Link]) -> tuple[Rail, ...
     return ()
 
 
-_ASKED: Final = "MPIBOOT_RDMA_DEVICE"
+_SETTING: Final = "MPIBOOT_RDMA_DEVICE"
 _SETTINGS: Final = "set MPIBOOT_DATA_IFNAME or MPIBOOT_RDMA_DEVICE"
 
 
@@ -139,7 +139,7 @@ def behind_links(builder: NetworkBuilder, candidates: Sequence[Link]) -> tuple[R
     for link in candidates:
         mine = behind(link, builder.fabric, builder.facts.links)
         if wanted:
-            mine = tuple(_asked(rail) for rail in mine if _named(rail, wanted))
+            mine = tuple(_by_setting(rail) for rail in mine if _named(rail, wanted))
         if len(mine) > 1:
             names = ", ".join(rail.name for rail in mine)
             builder.problem(
@@ -161,7 +161,7 @@ def behind_links(builder: NetworkBuilder, candidates: Sequence[Link]) -> tuple[R
             "data-ambiguous", f"{both}: mpiboot uses the first", "set MPIBOOT_DATA_IFNAME"
         )
     if wanted:
-        _asked_without_link(builder, found, wanted)
+        _named_without_link(builder, found, wanted)
     return tuple(found.values())
 
 
@@ -171,7 +171,7 @@ def link_name(rail: Rail) -> str:
 
 
 def _in_use(rail: Rail) -> bool:
-    """Tell whether a link has what its port needs of it; an IPoIB parent often has no address."""
+    """Whether a link has what its port needs of it; an IPoIB parent often has no address."""
     if rail.transport is Transport.INFINIBAND:
         return rail.link is not None and bool(usable(rail.link))
     return bool(own_gids(rail))
@@ -187,23 +187,23 @@ def _named(rail: Rail, words: Sequence[str]) -> bool:
     return rail.device.name in words or rail.name in words
 
 
-def _asked(rail: Rail) -> Rail:
-    return rail._replace(source=Source.ENVIRONMENT, reason=f"{_ASKED}; {rail.reason}")
+def _by_setting(rail: Rail) -> Rail:
+    return rail._replace(source=Source.ENVIRONMENT, reason=f"{_SETTING}; {rail.reason}")
 
 
-def _asked_without_link(
+def _named_without_link(
     builder: NetworkBuilder, found: dict[str, Rail], words: Sequence[str]
 ) -> None:
     """Take the user's own devices although no link of this pod is theirs."""
     every = [
-        Rail(device, port, None, _ASKED, Source.ENVIRONMENT)
+        Rail(device, port, None, _SETTING, Source.ENVIRONMENT)
         for device in builder.fabric.devices
         for port in device.ports
     ]
     missing = [word for word in words if not any(_named(rail, (word,)) for rail in every)]
     if missing:
         none = len(missing) == len(words)
-        builder.problem("rdma-device", f"{_ASKED}: no device {', '.join(missing)}", always=none)
+        builder.problem("rdma-device", f"{_SETTING}: no device {', '.join(missing)}", always=none)
     for rail in every:
         if _named(rail, words):
             found.setdefault(rail.name, rail)
@@ -235,7 +235,7 @@ def without_link(builder: NetworkBuilder) -> tuple[Rail, ...]:
 def usable_on_node(found: Iterable[Rail]) -> tuple[Rail, ...]:
     """Keep what can be used of a node's ports: active, openable, RoCE with an address.
 
-    Nothing says which of them are meant for this pod.
+    Nothing shows which of them are meant for this pod.
     """
     return tuple(
         rail
@@ -283,7 +283,7 @@ def with_control(builder: NetworkBuilder, found: tuple[Rail, ...]) -> tuple[Rail
 
 
 def foreign(fabric: Fabric, own: Iterable[Rail]) -> tuple[str, ...]:
-    """List active RoCE ports whose entries all hold somebody else's addresses."""
+    """List active RoCE ports whose entries all hold other pods' or the node's addresses."""
     mine = {rail.name for rail in own}
     names = (
         port_name(device, port)

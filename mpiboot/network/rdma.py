@@ -58,7 +58,7 @@ def ask_kernel() -> KernelRdma:
         return read(kernel)
 
 
-def read(kernel: netlink.Kernel, seconds: float = netlink.SECONDS) -> KernelRdma:
+def read(kernel: netlink.Kernel, seconds: float = netlink.TIMEOUT_S) -> KernelRdma:
     """Query an open socket, for so many seconds at most each time."""
     queries = _Queries(kernel, seconds)
     listed = queries.ask(netlink.GET, "the list of RDMA devices", dump=True)
@@ -154,10 +154,10 @@ def observe(sys_root: Path = Path("/sys"), dev_root: Path = Path("/dev")) -> Fab
     if refused and not no_rdma and not found.devices:
         message = f"netlink: {refused}: RDMA devices are not known"
         return replace(found, refused=refused, unreadable=(*found.unreadable, message))
-    asked = {one.name: len(one.ports) for one in found.devices if one.opens}
-    if not asked:
+    ports = {one.name: len(one.ports) for one in found.devices if one.opens}
+    if not ports:
         return found
-    return with_library(_with_plugin(found), *libraries.devices(asked))
+    return with_library(_with_plugin(found), *libraries.devices(ports))
 
 
 def _with_plugin(found: Fabric) -> Fabric:

@@ -39,7 +39,7 @@ def usable(link: Link) -> tuple[Interface, ...]:
 
 
 def tentative_addresses(link: Link) -> tuple[Interface, ...]:
-    """Give those that can't be used yet: the kernel still looks whether another host has them."""
+    """Give those that can't be used yet: the kernel still checks for a duplicate."""
     return _global(link.tentative)
 
 
@@ -63,11 +63,11 @@ def values_in_pod(facts: PodFacts | None) -> dict[str, str]:
 
 
 def has_carrier(link: Link) -> bool:
-    """Tell whether a link is up and its other end is there."""
+    """Whether a link is up and its other end is there."""
     return link.up and link.carrier
 
 
-@functools.lru_cache(maxsize=1 << 16)  # every rule asks this of every worker's links
+@functools.lru_cache(maxsize=1 << 16)  # every rule calls this for every worker's links
 def _global(texts: tuple[str, ...]) -> tuple[Interface, ...]:
     found = map(addresses.interface, texts)
     return tuple(
@@ -169,9 +169,9 @@ class WorkerNetwork:
     """One worker's networks.
 
     ``data`` are the links of the data network in order; ``rails`` its RDMA ports; ``plain`` those
-    of ``data`` that TCP can use. ``pending`` says what may still come: a port, an address.
-    ``no_facts`` is why ``facts`` are None. ``unseen`` says what could not be seen of RDMA, empty
-    where kernel and sysfs told all; ``foreign`` are RoCE ports that open although all of their
+    of ``data`` that TCP can use. ``pending`` lists what may still come: a port, an address.
+    ``no_facts`` is why ``facts`` are None. ``unseen`` names what could not be seen of RDMA, empty
+    where kernel and sysfs show all; ``foreign`` are RoCE ports that open although all of their
     addresses are other pods' or the node's. ``gids`` is decided last, with what the user has set
     for the ranks.
     """
@@ -233,7 +233,7 @@ class WorkerNetwork:
 
 @dataclass(frozen=True, slots=True)
 class NetworkBuilder:
-    """A worker under decision: what the rules look at, and what they have found so far."""
+    """A worker under decision: what the rules read, and what they have found so far."""
 
     facts: PodFacts
     settings: Settings

@@ -1,7 +1,7 @@
 """What sysfs and /dev show: a file's text, the PCI function of a device, RDMA devices, GPUs.
 
 GID tables, link layer, rate and partition keys are known by sysfs alone; whether an RDMA device is
-this pod's own, it can't tell.
+this pod's own, it does not show.
 """
 
 from __future__ import annotations
@@ -107,13 +107,13 @@ def rdma_nodes(sys_root: Path) -> dict[str, tuple[str, int | None]]:
 
 def _port(folder: Path, place: int, count: int, unreadable: list[str]) -> RdmaPort:
     port = folder / "ports" / str(place)
-    told = text(port / "rate")
-    rate = _RATE.match(told)
+    written = text(port / "rate")
+    rate = _RATE.match(written)
     layer = _layer(port)
     # Like its neighbours, InfiniBand's FDR10 by its rate on the wire (4 x 10.3125, 64b/66b): the
     # kernel has that of its data, which is QDR's on the wire (drivers/infiniband/core/sysfs.c,
     # rate_show). Ethernet of 10 and 40 Gb/s has FDR10's name (verbs.c, ib_get_eth_speed).
-    coded = 66 / 64 if "FDR10" in told and layer is LinkLayer.INFINIBAND else 1
+    coded = 66 / 64 if "FDR10" in written and layer is LinkLayer.INFINIBAND else 1
     drives = folder / "device" / "net" if layer is LinkLayer.ETHERNET else None
     return RdmaPort(
         number=place,
@@ -132,7 +132,7 @@ def _layer(port: Path) -> LinkLayer:
     return LinkLayer.UNSPECIFIED if layer == "Unknown" else LinkLayer(layer)
 
 
-def _gids(port: Path, whose: str, unreadable: list[str]) -> tuple[Gid, ...]:
+def _gids(port: Path, port_name: str, unreadable: list[str]) -> tuple[Gid, ...]:
     found = []
     for slot in _entries(port / "gids"):
         # Three files for each of up to 1,024 slots: the other two only where there is a GID.
@@ -141,7 +141,7 @@ def _gids(port: Path, whose: str, unreadable: list[str]) -> tuple[Gid, ...]:
             continue
         plain = canonical(value)
         if not plain:
-            unreadable.append(f"{whose}: GID {slot} can't be read: {value[:60]!r}")
+            unreadable.append(f"{port_name}: GID {slot} can't be read: {value[:60]!r}")
             continue
         kind = GidType(text(port / "gid_attrs" / "types" / slot))
         netdev = text(port / "gid_attrs" / "ndevs" / slot)
@@ -150,7 +150,7 @@ def _gids(port: Path, whose: str, unreadable: list[str]) -> tuple[Gid, ...]:
 
 
 def _gid(path: Path, unreadable: list[str]) -> str:
-    """Read a slot; an error that isn't an ordinary answer is told."""
+    """Read a slot; an error that isn't an ordinary answer is noted."""
     try:
         return path.read_text("utf-8", "replace").strip()
     except OSError as error:
@@ -189,7 +189,7 @@ def _driver(folder: Path) -> str:
     try:
         name = (folder / "device" / "driver").resolve(strict=True).name
     except (OSError, RuntimeError):
-        # Soft-RoCE is the one driver that has no device but says its link.
+        # Soft-RoCE is the one driver without a device, and names its link.
         return "rxe" if text(folder / "parent") else ""
     return _RDMA_DRIVERS.get(name, name)
 
@@ -220,7 +220,7 @@ def gpus(dev: Path = Path("/dev"), sys_root: Path = Path("/sys")) -> Gpus:
         functions = [folder / name for name in _entries(folder)]
         own = [one for one in functions if text(one / "vendor") == _NVIDIA]
         kinds = [_model(one) for one in own if text(one / "class").startswith(_CLASSES)]
-        # Which node is whose function only the driver knows; one more than there are is lost.
+        # Only the driver knows which node is of which function; one more than there are is lost.
         lost = max(0, len(nodes) - len(kinds)) if functions else 0
         return Gpus(len(nodes) - lost, _named("NVIDIA", kinds), lost)
     if "kfd" not in _entries(dev):

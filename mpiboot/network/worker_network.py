@@ -38,17 +38,17 @@ _CARRIERS: Final = frozenset(
 _POD_KINDS: Final = frozenset({"veth", "macvlan", "ipvlan", "netkit"})
 _NODE_KINDS: Final = frozenset({"bridge", "vxlan", "geneve", "openvswitch"})
 # Subnet managers and IPAM need seconds; a port that is INIT after a minute will hardly come.
-_PATIENCE: Final = 60.0
+_MAX_WAIT_S: Final = 60.0
 
 
 def patience(settings: Settings) -> float:
     """Give the seconds for which a data network that is not ready yet may hold the start."""
     required = settings.data_network is DataNetworkUse.REQUIRE
-    return settings.timeout if required else min(_PATIENCE, settings.timeout)
+    return settings.timeout if required else min(_MAX_WAIT_S, settings.timeout)
 
 
 def not_ready(of: str, items: Iterable[str], seconds: float) -> str:
-    """Say that the start no longer waits for a data network."""
+    """Report that the start no longer waits for a data network."""
     return (
         f"the data network{of} is not ready after {seconds:.0f} s: {first_few(items)}; the start "
         "goes on without it (MPIBOOT_DATA_NETWORK=require waits until the deadline)"
@@ -130,7 +130,7 @@ def _rails(builder: NetworkBuilder, candidates: Sequence[Link]) -> tuple[Rail, .
 
 
 def _unseen(fabric: Fabric) -> str:
-    """Say what could not be seen of a pod's RDMA, and what would let it be seen."""
+    """Name what could not be seen of a pod's RDMA, and what would let it be seen."""
     if fabric.refused:
         return (
             f"the kernel did not list its RDMA devices ({fabric.refused}); "
@@ -161,7 +161,7 @@ def _control(worker: Worker, facts: PodFacts, settings: Settings) -> Link | None
 
 
 def _host_network(facts: PodFacts, link: Link | None) -> bool:
-    """Tell whether the pod shares the node's network: other pods' ends are among its links."""
+    """Whether the pod shares the node's network: other pods' ends are among its links."""
     if link is None or link.kind in _POD_KINDS:
         return False
     ends = sum(item.kind == "veth" for item in facts.links)
@@ -252,9 +252,7 @@ def _dead(builder: NetworkBuilder, candidates: Sequence[Link], chosen: Sequence[
             builder.problem("data-carrier", f"link {link.name} has an address, but {why}")
         for address in duplicate_addresses(link):
             message = f"another host of {link.name}'s network has its address {address}"
-            builder.problem(
-                "data-networks", message, "look at the network's IPAM: one address, once"
-            )
+            builder.problem("data-networks", message, "check the network's IPAM: one address, once")
 
 
 def _nothing(builder: NetworkBuilder, data: Sequence[Link], foreign: Sequence[str]) -> None:
@@ -341,7 +339,7 @@ def name_in(text: str, launcher: Iterable[Link], workers: Iterable[Worker]) -> s
     """Name the link that has an address in a network, or that address, in every pod.
 
     Returns:
-        The name; empty where it differs, or where a pod tells nothing or has no such link.
+        The name; empty where it differs, or where a pod has no facts or no such link.
     """
     wanted = network(text)
     if wanted is None:

@@ -43,7 +43,7 @@ def neighbours(hosts: Sequence[T]) -> list[tuple[T, T]]:
 class Reached(str, Enum):
     """How one dial went; the value is the word for it where it was made.
 
-    ``worker/probe.py`` says what each of its words means. ``UNKNOWN``: nothing there can dial, or
+    ``worker/probe.py`` defines its words. ``UNKNOWN``: nothing there can dial, or
     there was no time for it.
     """
 
@@ -119,7 +119,7 @@ class Dial:
 
 
 def blocked_on_data(dials: Iterable[Dial]) -> str:
-    """Say which dials to data addresses failed between workers that connect on the control link."""
+    """Name the dials to data addresses that failed beside good ones on the control link."""
     good = (Reached.ANSWERED, Reached.UNKNOWN)
     lines = sorted(_not_reached(item) for item in dials if item.reached not in good)
     more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""

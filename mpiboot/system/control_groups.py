@@ -22,8 +22,8 @@ _UNLIMITED: Final = 1 << 60
 class Usage(NamedTuple):
     """The lowest limit of a group and of those above it (None: none), and what is in use there.
 
-    Without a limit ``used`` is that of the nearest group that tells; it is without the page cache
-    that the kernel gives up first. ``seen`` tells whether any group could be read.
+    Without a limit ``used`` is that of the nearest group that has one; it is without the page cache
+    that the kernel gives up first. ``seen``: any group could be read.
     """
 
     limit: int | None = None
@@ -61,7 +61,7 @@ def kills(groups: Path = GROUPS, proc: Path = PROC) -> int:
 
 
 def used_up(before: int, groups: Path = GROUPS, proc: Path = PROC) -> str:
-    """Say which limit the kernel kills for here; empty where it killed nothing since ``before``.
+    """Name the limit that the kernel kills for; empty where it killed nothing since ``before``.
 
     Args:
         before: what ``kills`` gave before that; a container may have had others in its life.

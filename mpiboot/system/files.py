@@ -27,11 +27,11 @@ _MOUNTED: Final = re.compile(
     r"(?m)^(?:\S+ ){3}\S*/pods/([0-9a-f-]{32,36})/(?:etc-hosts |containers/([^/ ]+)/)"
 )
 # Of a host name: MPI makes sockets below this folder, and their paths may have 107 bytes.
-_SHORT: Final = 24
+_MAX_CHARS: Final = 24
 _RUN: Final = Path("/run/mpiboot")
 _PROBE: Final = "probe"
 # More than the files of a small job; a folder that can't take it is as good as full.
-_PROBED: Final = 64 << 10
+_PROBE_BYTES: Final = 64 << 10
 # Why most pods pass a folder over; not logged.
 _USUAL: Final = tuple(
     os.strerror(number) for number in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT)
@@ -91,7 +91,7 @@ def container_name(proc: Path = Path("/proc")) -> str:
     """Name this pod and container so that no other one that shares a volume has the name.
 
     It stays the same when the container is started again. It is made of the host name, the pod's
-    UID and the container's name; where the kubelet's mounts don't tell these (a sandbox, no pod
+    UID and the container's name; where the kubelet's mounts don't name these (a sandbox, no pod
     at all), of the host name and the system's boot.
     """
     found = _MOUNTED.findall(mount_table(proc))
@@ -102,7 +102,7 @@ def container_name(proc: Path = Path("/proc")) -> str:
             unique = (proc / "sys/kernel/random/boot_id").read_text("ascii").strip()
     host = socket.gethostname()
     number = binascii.crc32(f"{host}/{unique}/{container}".encode("utf-8", "replace"))
-    return f"{re.sub(r'[^A-Za-z0-9._-]', '_', host)[:_SHORT]}-{number:08x}"
+    return f"{re.sub(r'[^A-Za-z0-9._-]', '_', host)[:_MAX_CHARS]}-{number:08x}"
 
 
 def _role_folder(base: Path, uid: int, role: str, *, named: bool, split: bool) -> Path:
@@ -130,7 +130,7 @@ def _role_folder(base: Path, uid: int, role: str, *, named: bool, split: bool) -
     for path in (folder.parent, folder):
         _make_private(path, uid)
     # A full disk or a read-only mount shows only when something is written.
-    write_private(folder / _PROBE, b"\0" * _PROBED)
+    write_private(folder / _PROBE, b"\0" * _PROBE_BYTES)
     # Another launcher of this pod may have taken it away just now.
     (folder / _PROBE).unlink(missing_ok=True)
     return folder
@@ -248,7 +248,7 @@ def make_fifo(path: Path) -> None:
         os.mkfifo(path, 0o600)
 
 
-# The order in which MPI looks for its place: the first that is set, else the folder.
+# The order in which MPI searches for its folder: the first that is set, else the folder.
 _VARIABLES: Final = ("TMPDIR", "TEMP", "TMP")
 _TMP: Final = Path("/tmp")  # noqa: S108 - MPI's default
 
@@ -311,7 +311,7 @@ _LOCKS: Final[list[int]] = []
 
 
 def _is_alone(base: str, hostname: str, uid: int) -> bool:
-    """Hold a lock in a folder for sessions; tell whether no other mpiboot of that host name does.
+    """Hold a lock in a folder for sessions; whether no other mpiboot of that host name does.
 
     Unknown, as on a filesystem without locks, is no.
     """

@@ -1,6 +1,6 @@
 """The job's SSH key: where it is mounted, its public half, its private copy.
 
-Reads the mount and never changes it; the name of a key file says nothing of its type.
+Reads the mount and never changes it; the name of a key file is no sign of its type.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def _fingerprint(public: str) -> str:
 NAMES: Final = ("id_rsa", "id_ecdsa", "id_ed25519", "ssh-privatekey")
 # Where a node has the volumes of all its pods: none of them is mounted for this process.
 _OF_OTHERS: Final = re.compile(r"/pods/[0-9a-f-]{32,36}/volumes/")
-# Seconds after which a line says again what is waited for.
-_SILENCE: Final = 28.0
-_LOOK_FIRST, _LOOK_LAST = 0.05, 1.0  # seconds between two looks for the key
+# Between two lines about what is waited for.
+_LOG_S: Final = 28.0
+_MIN_PAUSE_S, _MAX_PAUSE_S = 0.05, 1.0  # between two searches for the key
 
 
 class JobKey(NamedTuple):
@@ -57,7 +57,7 @@ class JobKey(NamedTuple):
 
 
 def mounts(table: str) -> tuple[str, ...]:
-    """Mount points that look like a folder of SSH keys, from /proc/self/mountinfo.
+    """Mount points that may be a folder of SSH keys, from /proc/self/mountinfo.
 
     The operator's ``sshAuthMountPath`` may lie anywhere, such as in the home of a user that a
     random uid isn't; a Volcano job mounts the files one by one.
@@ -118,7 +118,7 @@ def unreadable_key(wanted: str, uid: int) -> MpibootError | None:
 
 
 def _refuses(folder: Path) -> bool:
-    """Whether a folder is there, and this user may not look into it."""
+    """Whether a folder is there, and this user may not enter it."""
     return os.path.isdir(folder) and not os.access(folder, os.X_OK)  # noqa: PTH112 - raises nothing
 
 
@@ -157,7 +157,7 @@ def _by_openssh(text: bytes) -> str:
     """Have ssh-keygen give the public half; empty where it isn't there or can't read the key."""
     program = shutil.which("ssh-keygen", path=programs.search_path(os.environ))
     # From a pipe: it refuses a file that others can read, as a mounted key often is. An empty
-    # passphrase: it would ask a terminal for one.
+    # passphrase: it would prompt on a terminal.
     argv = (program or "", "-y", "-P", "", "-f", "/dev/stdin")
     try:
         done = programs.run(argv, programs.SHORT, stdin=text) if program else None
@@ -167,7 +167,7 @@ def _by_openssh(text: bytes) -> str:
 
 
 def _by_library(path: Path, text: bytes) -> str:
-    """Have asyncssh give the public half: it reads a few kinds more, and says what is wrong."""
+    """Have asyncssh give the public half: it reads a few kinds more, and its errors are clear."""
     import asyncssh  # noqa: PLC0415 - costs 170 ms, and hardly any job needs it
 
     try:
@@ -243,7 +243,7 @@ def wait(
     patience: float,
     pause: Callable[[float], object] = time.sleep,
 ) -> Path:
-    """Find the key, waiting for a Secret that is mounted a moment late.
+    """Find the key, waiting for a Secret that is mounted a moment later.
 
     One that is there and that this user can't read is not waited for.
 
@@ -257,16 +257,16 @@ def wait(
     Raises:
         MpibootError: ``ssh-key``; there is none, or it can't be reached.
     """
-    deadline, look, said_at = time.monotonic() + patience, _LOOK_FIRST, float("-inf")
+    deadline, pause_s, log_at = time.monotonic() + patience, _MIN_PAUSE_S, 0.0
     while (found := find(wanted, homes, uid)) is None:
-        left = deadline - time.monotonic()
+        left = deadline - (now := time.monotonic())
         if left <= 0 or unreadable_key(wanted, uid):
             raise missing(wanted, homes, uid)
-        if time.monotonic() - said_at >= _SILENCE:
-            said_at = time.monotonic()
+        if now >= log_at:
+            log_at = now + _LOG_S
             places = wanted or ", ".join(map(str, folders(homes, uid)))
             message = f"waiting for the job's SSH key in {places}; gives up in {lasting(left)}"
             log.info("ssh-key", message, gives_up_in=round(left, 1))
-        pause(min(look, left))
-        look = min(look * 2, _LOOK_LAST)
+        pause(min(pause_s, left))
+        pause_s = min(pause_s * 2, _MAX_PAUSE_S)
     return found

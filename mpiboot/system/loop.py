@@ -11,7 +11,7 @@ from typing import Final
 from mpiboot.core import log
 
 # epoll_wait(2) takes milliseconds in a C int, which is 24.8 days.
-_LONGEST_WAIT: Final = 86400.0
+_MAX_WAIT_S: Final = 86400.0
 
 
 class EventLoop:
@@ -35,7 +35,7 @@ class EventLoop:
         """Call ``do`` whenever a handle is ready; in place of what was called before.
 
         An exception there ends this process where it is ``vital``; else it is a warning, and
-        nobody listens to that handle any more.
+        the handle is no longer watched.
         """
         self.off(handle)
         self._selector.register(handle, events, (do, vital))
@@ -51,7 +51,7 @@ class EventLoop:
 
     def wait(self, until: float | None) -> None:
         """Sleep until a handle is ready or a time of the monotonic clock has come, or a day."""
-        wait = None if until is None else min(max(0.0, until - time.monotonic()), _LONGEST_WAIT)
+        wait = None if until is None else min(max(0.0, until - time.monotonic()), _MAX_WAIT_S)
         for key, _ in self._selector.select(wait):
             if self._selector.get_map().get(key.fd) is not key:
                 continue  # forgotten by what was called before
@@ -62,4 +62,4 @@ class EventLoop:
                 if vital:
                     raise
                 self.off(key.fd)
-                log.failed("what listened to a handle", exc)
+                log.failed("an event handler", exc)

@@ -17,7 +17,7 @@ MOST_OPEN_FILES: Final = 1 << 16
 
 
 def most_open_files() -> int:
-    """Tell how many this process may have open once ``raise_soft_limits`` was called."""
+    """How many files this process may have open once ``raise_soft_limits`` was called."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if resource.RLIM_INFINITY in (soft, hard):
         return MOST_OPEN_FILES
@@ -61,7 +61,7 @@ _CLONE3: Final = 435  # on every machine
 
 
 def clone3_is_refused() -> bool:
-    """Tell whether a seccomp profile fails clone3 with EPERM.
+    """Whether a seccomp profile fails clone3 with EPERM.
 
     glibc starts threads and programs by it, and falls back on clone at ENOSYS alone.
     """

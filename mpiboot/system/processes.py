@@ -2,7 +2,7 @@
 
 psutil takes 12 ms of CPU time and a megabyte, so the first call that needs it imports it: never on
 a worker's way to its SSH server. Read from /proc instead is elsewhere: how much came for a socket
-and a process's children without a look at every other process (``supervisor/processes.py``), when
+and a process's children without reading every other process (``supervisor/processes.py``), when
 a process began by a clock that nobody sets, and the names of what it was started with
 (``network/pod.py``).
 """

@@ -1,4 +1,4 @@
-"""Which programs this pod has: the mpirun that a line calls, and what it says it is.
+"""Which programs this pod has: the mpirun that a line calls, and its version.
 
 A program's own answer counts, never its name or folder. Nothing here starts a job. PATH has been
 cleared of mpiboot's shims before (see ``shims.cleared``).
@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from mpiboot.core.model import Mpi, MpiFamily
 from mpiboot.system.spawn import DEFAULT_PATH
 
-_LEFT: Final = 1.0  # seconds
+_KILL_S: Final = 1.0  # seconds
 OUTPUT_LIMIT: Final = 1 << 20  # bytes
 
 
@@ -65,7 +65,7 @@ def run(
         if child.returncode is None:
             with suppress(ProcessLookupError, subprocess.TimeoutExpired):
                 os.killpg(child.pid, signal.SIGKILL)
-                child.wait(_LEFT)
+                child.wait(_KILL_S)
             for pipe in filter(None, (child.stdin, child.stdout, child.stderr)):
                 pipe.close()
     return _end(child.returncode, text, errors)
@@ -90,7 +90,7 @@ async def run_async(words: Sequence[str], seconds: float) -> ProgramEnd | None:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    assert process.stdout is not None  # noqa: S101 - both were asked for
+    assert process.stdout is not None  # noqa: S101 - both are pipes
     assert process.stderr is not None  # noqa: S101
     reading = (read_end(process.stdout.read), read_end(process.stderr.read), process.wait())
     try:
@@ -102,7 +102,7 @@ async def run_async(words: Sequence[str], seconds: float) -> ProgramEnd | None:
             with suppress(ProcessLookupError):
                 process.kill()
             with suppress(asyncio.TimeoutError):  # its pipes are to be closed, too
-                await asyncio.wait_for(process.communicate(), _LEFT)
+                await asyncio.wait_for(process.communicate(), _KILL_S)
     return _end(status, text, errors)
 
 
@@ -119,11 +119,11 @@ def _end(status: int, text: bytes, errors: bytes) -> ProgramEnd:
 LAUNCHERS: Final = ("mpirun", "mpiexec")
 # Intel's mpirun and mpiexec are scripts, or links, around it.
 _HYDRA: Final = "mpiexec.hydra"
-# How long a program may take, in seconds, where somebody looks at the screen.
+# How long a program may take, in seconds, where a person waits.
 SHORT: Final = 10.0
 # For who starts a job: a cold or busy node with a slow disk needs long for its first program.
 LONG: Final = 60.0
-# What each says of its version; the first that is found counts.
+# What each prints as its version; the first match counts.
 _VERSIONS: Final = (
     # As https://github.com/cp2k/cp2k/pull/1353 shows it.
     (MpiFamily.SPECTRUM, re.compile(r"\(IBM Spectrum MPI\) (\d\S*)")),
@@ -143,7 +143,7 @@ def search_path(environ: Mapping[str, str]) -> str:
 
 
 def recognise(path: str, text: str) -> Mpi:
-    """Name the MPI whose ``--version`` said this; the family is empty where it is unknown."""
+    """Name the MPI whose ``--version`` printed this; the family is empty where it is unknown."""
     for family, pattern in _VERSIONS:
         if found := pattern.search(text):
             version = found[1] or ""
@@ -151,18 +151,18 @@ def recognise(path: str, text: str) -> Mpi:
                 family = MpiFamily.OPENMPI5  # noqa: PLW2901
             start = text.rfind("\n", 0, found.start()) + 1
             return Mpi(family, version, path, text[start:].partition("\n")[0].strip())
-    first = next(filter(None, map(str.strip, text.splitlines())), "it said nothing")
+    first = next(filter(None, map(str.strip, text.splitlines())), "it printed nothing")
     return Mpi(MpiFamily.UNKNOWN, "", path, first)
 
 
 def detect_mpi(
     environ: Mapping[str, str], called: str = "", *, patience: float = SHORT
 ) -> Mpi | None:
-    """Ask the mpirun that is called, by name or path, what it is; None where it is not there.
+    """Find which MPI the mpirun that is called, by name or path, is of; None where it is not there.
 
     Where none is called, it is the first mpirun on PATH, or else mpiexec. It blocks,
     for ``patience`` seconds at most. A program that can't be run or doesn't answer is an MPI
-    without a family, whose ``message`` tells what happened. Of Intel's the path is that of the
+    without a family, whose ``message`` is what happened. Of Intel's the path is that of the
     program that its script would start.
     """
     names = (called,) if called else LAUNCHERS
@@ -177,11 +177,11 @@ def detect_mpi(
 
 
 def _ask(path: str, environ: Mapping[str, str], patience: float) -> Mpi:
-    """Ask one program for its version."""
+    """Query one program for its version."""
     # Intel's mpirun is a script that takes mpiexec.hydra from PATH, so its own folder comes first.
     folders = dict.fromkeys((str(Path(path).resolve().parent), str(Path(path).parent)))
     env = {**environ, "PATH": os.pathsep.join((*folders, search_path(environ)))}
-    env.setdefault("HOME", "/")  # Open MPI 5 says nothing without one
+    env.setdefault("HOME", "/")  # Open MPI 5 prints nothing without one
     try:
         done = run((path, "--version"), patience, env)
     except OSError as why:
@@ -192,16 +192,16 @@ def _ask(path: str, environ: Mapping[str, str], patience: float) -> Mpi:
 
 
 def has_ipv6(mpi: Mpi, environ: Mapping[str, str]) -> bool | None:
-    """Ask an Open MPI whether it is built with IPv6; None where nothing tells.
+    """Whether an Open MPI is built with IPv6; None where that is unknown.
 
-    Most builds are without it unless they were asked for it (``--enable-ipv6``).
+    Most builds are without it unless configured (``--enable-ipv6``).
     """
     found = _IPV6.search(_ompi_info(mpi, environ, "--config"))
     return found[1] == "yes" if found else None
 
 
 def config_folder(mpi: Mpi, environ: Mapping[str, str]) -> str:
-    """Ask an Open MPI where its installation has its configuration; empty where nothing tells."""
+    """Find an Open MPI's configuration folder; empty where that is unknown."""
     found = _FOLDER.search(_ompi_info(mpi, environ, "--path", "sysconfdir"))
     return found[1] if found else ""
 

@@ -50,7 +50,7 @@ def test_without_a_default_route_it_listens_at_the_address_of_the_route_to_the_a
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "in-no-hosts-file")
-    monkeypatch.setattr(pod, "_FAR", ())
+    monkeypatch.setattr(pod, "_OUTSIDE", ())
     with job.listening(Settings(), {pod.API: "127.0.0.1"}) as place:
         assert place.address == "127.0.0.1"
         assert reached(place.port)

@@ -90,7 +90,7 @@ async def test_a_kubectl_that_takes_too_long_is_killed(
         return made[-1]
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", make)
-    monkeypatch.setattr(programs, "_LEFT", 0.01)
+    monkeypatch.setattr(programs, "_KILL_S", 0.01)
     begun, stop = tmp_path / "begun", tmp_path / "stop"
     os.mkfifo(stop)
     ending = os.open(stop, os.O_RDWR)

@@ -17,7 +17,6 @@ import pytest
 
 from mpiboot.network import libraries, rdma
 from mpiboot.network.libraries import LibraryAnswer
-from mpiboot.system import programs
 from tests.data.build_sysfs import build, kernel
 from tests.data.rdma_nodes import TREES
 
@@ -300,7 +299,3 @@ def test_a_library_that_does_not_load_says_why_of_each_device(
     monkeypatch.setattr(libraries, "_read", lambda _, wanted: loaded.append(wanted))
     libraries._verbs(["a:1", "b:c:2"])
     assert loaded == [{"a": 1, "b:c": 2}]
-
-
-def test_a_library_is_waited_for_no_longer_than_a_few_seconds() -> None:
-    assert 0 < programs._LEFT < libraries._SECONDS <= 10

@@ -48,7 +48,7 @@ async def test_links_can_be_listed_beside_a_running_loop() -> None:
 def test_a_dump_that_fails_or_has_no_end_is_said(
     answer: Callable[[int], bytes], why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(netlink, "SECONDS", 0.05 if "no end" in why else 60.0)
+    monkeypatch.setattr(netlink, "TIMEOUT_S", 0.05 if "no end" in why else 60.0)
     with kernel(lambda _kind, _request, sequence: [answer(sequence)]) as channel:
         monkeypatch.setattr(socket, "socket", lambda *_: channel)
         found = observe()

@@ -201,7 +201,7 @@ def test_without_a_line_for_the_own_name_the_default_route_tells(
 ) -> None:
     """What is far is on loopback here, so that the source address is known."""
     far = ("255.255.255.255", "127.0.0.9")
-    monkeypatch.setattr(pod, "_FAR", far)
+    monkeypatch.setattr(pod, "_OUTSIDE", far)
     told = pod.control_address("", "w-1", hosts)
     assert told == ("127.0.0.1", "the default route's source address")
 

@@ -17,9 +17,9 @@ EVERY = sorted({*decision.VARIABLES, *(one for row in decision.VARIABLES.values(
 def test_a_variable_is_left_alone_with_some_of_the_users_own(name: str) -> None:
     wanted = [Variable(name, "value", "why", host="w-1")]
     for own in EVERY:
-        found = decision.settle(NETWORKS, wanted, {own: "-x"})
+        found = decision.resolve_by_host(NETWORKS, wanted, {own: "-x"})
         left = own in (name, *decision.VARIABLES[name])
         assert found.values == {"w-0": {}, "w-1": {} if left else {name: "value"}}, own
         why = "-x" if own == name else f"{own} is set (-x)"
-        assert found.kept == ({(name, why): ["w-1"]} if left else {}), own
+        assert found.by_user == ({(name, why): ["w-1"]} if left else {}), own
         assert found.reason == ({} if left else {name: "why"})
