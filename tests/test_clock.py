@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 import asyncio
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,9 +19,6 @@ from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.dns import Resolver
 from tests.fakes.nameserver import NXDOMAIN, Nameserver, resolv_conf, serve
 from tests.fakes.sshd import Behaviour, Job, sshd
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PACKAGE = Path(mpiboot.__file__).parent
 # What tells the time of day, in any module's words.

@@ -6,19 +6,16 @@ import hashlib
 import os
 import re
 import subprocess
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatch
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests.pages import ROOT, copied
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 LOCKS = sorted((ROOT / "container/locks").glob("*.lock"))
 # Those that mpiboot supports, and the images' own.

@@ -8,10 +8,8 @@ import shlex
 import subprocess
 import time
 import uuid
-from typing import TYPE_CHECKING, Any, Final, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
 
 Fields = dict[str, Any]
 T = TypeVar("T")

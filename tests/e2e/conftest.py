@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from functools import cache
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.e2e.cluster import KubectlError, Namespace, kubectl, kubectl_words
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _REPORT = pytest.StashKey[bool]()
 

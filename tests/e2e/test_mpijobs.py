@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from tests.e2e.cluster import KubectlError
+from tests.e2e.cluster import KubectlError, Namespace
 from tests.e2e.jobs import RING, container, example, image, ranks, set_env, templates
-
-if TYPE_CHECKING:
-    from tests.e2e.cluster import Namespace
 
 Fields = dict[str, Any]
 OPENMPI = "mpi-operator/openmpi.yaml"

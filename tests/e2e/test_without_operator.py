@@ -6,17 +6,14 @@ import base64
 import json
 import os
 import subprocess
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.e2e.cluster import Namespace
 from tests.e2e.jobs import RING, image, ranks
 from tests.manifests import examples
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.e2e.cluster import Namespace
 
 Fields = dict[str, Any]
 MPI = "openmpi-5.0"

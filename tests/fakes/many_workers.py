@@ -23,12 +23,11 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import asyncssh
 
-if TYPE_CHECKING:
-    from mpiboot.core.model import Mpi
+from mpiboot.core.model import Mpi
 
 PATIENCE: Final = 240.0  # a guard, never a measure
 _BACKLOG: Final = 1024

@@ -10,17 +10,15 @@ from __future__ import annotations
 import difflib
 import json
 import os
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import kubernetes_validate  # type: ignore[import-untyped]
 import yaml  # type: ignore[import-untyped]
 
 from tests.manifests.shapes import ANYTHING, CUSTOM, Each, Embedded, Shape, from_schema
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # The oldest release with resource.k8s.io/v1, and the newest that the package knows.
 OLDEST: Final = "1.34"

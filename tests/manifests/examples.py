@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 from tests.manifests import check
 from tests.pages import ROOT
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FOLDER: Final = ROOT / "examples"
 FILES: Final = sorted(FOLDER.rglob("*.yaml"))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import yaml  # type: ignore[import-untyped]
@@ -16,9 +17,6 @@ from tests.manifests import check, shapes
 from tests.manifests.examples import FILES, FOLDER, RECIPES, name_of
 from tests.pages import OWNER, PAGES, ROOT, blocks
 from tests.test_docs import below, refused
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 EACH = pytest.mark.parametrize("path", FILES, ids=name_of)
 # What a container of an example may have beyond nothing: sshd's for root, and RDMA's.

@@ -16,16 +16,12 @@ import select
 import socket
 import subprocess
 import threading
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-from tests.pods.volumes import Files, HostPath, SubPath
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.pods.cluster import Cluster
-    from tests.pods.pod import Pod
-    from tests.pods.volumes import Volume
+from tests.pods.cluster import Cluster
+from tests.pods.pod import Pod
+from tests.pods.volumes import Files, HostPath, SubPath, Volume
 
 TOKEN = "the-token-of-the-launchers-service-account"
 ALL = frozenset({"get pods", "create pods/exec"})

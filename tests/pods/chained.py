@@ -9,12 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from tests.pods import images
-
-if TYPE_CHECKING:
-    from tests.pods.images import Image
+from tests.pods.images import Image
 
 _USUAL = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _LIBRARIES = "lib/x86_64-linux-gnu"

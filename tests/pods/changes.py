@@ -6,18 +6,15 @@ differ. The names are those of the tables in the code, where there are such.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from mpiboot.core.facts import Variable
 from mpiboot.job.job_hosts import HOSTFILE_VARS
 from mpiboot.job.mpis import IMPLEMENTATIONS
 from mpiboot.network.decision import VARIABLES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from mpiboot.core.facts import Variable
 
 _MPIS: Final = tuple(IMPLEMENTATIONS.values())
 

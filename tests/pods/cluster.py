@@ -7,17 +7,14 @@ import subprocess
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import Any
 
 from tests.pods.nameserver import Nameserver
 from tests.pods.network import Link, Netns, Node
+from tests.pods.oci import PodSpec
 from tests.pods.pod import Pod
 from tests.pods.sandbox import Place
-
-if TYPE_CHECKING:
-    from types import TracebackType
-
-    from tests.pods.oci import PodSpec
 
 # Holds the cluster's mount and network namespace, and ends what lives in them as soon as its
 # standard input is closed: by close(), or by the kernel when the test was killed.

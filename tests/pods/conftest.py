@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
-from typing import TYPE_CHECKING
+from collections.abc import Generator, Iterator
 
 import pytest
 
 from tests.conftest import REQUIRED
 from tests.pods import images
 from tests.pods.cluster import Cluster
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
-
-    from tests.pods.images import Image
+from tests.pods.images import Image
 
 _REPORT = pytest.StashKey[bool]()
 

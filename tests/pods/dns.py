@@ -10,9 +10,10 @@ import asyncio
 import json
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import dns.flags
 import dns.message
@@ -22,9 +23,6 @@ import dns.rdatatype
 import dns.rrset
 
 from tests.pods.network import DNS_ADDRESSES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _TYPES = {4: dns.rdatatype.A, 6: dns.rdatatype.AAAA}
 # The counts of a Behaviour in their order, and what is answered: nothing where it is None.

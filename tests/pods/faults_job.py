@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from tests.pods import images
 from tests.pods.faults_pod import SSHD
 from tests.pods.network import Link
-from tests.pods.operator import KeyPair
+from tests.pods.operator import Job, KeyPair
 from tests.pods.volumes import Files
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from tests.pods.operator import Job
 
 # What the other worker sends is dropped: as by a NetworkPolicy.
 _BETWEEN: Final = """

@@ -9,16 +9,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tests.pods.cache import CACHE, REPOSITORY, folders, hash_of, once
 from tests.pods.code_layer import code_layer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
 
 PROGRAMS = Path(__file__).parent / "programs"
 NAMES = ("openmpi-4.1", "openmpi-5.0")

@@ -8,19 +8,15 @@ pods' subdomain is the JobSet's name. No other variable is added.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
+from tests.pods.cluster import Cluster
 from tests.pods.fields import NotPlayedError, left_out, needed, only
-from tests.pods.manifest import Without, headless, play_pod
+from tests.pods.images import Image
+from tests.pods.manifest import Objects, Without, headless, play_pod
 from tests.pods.oci import PodSpec
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tests.pods.cluster import Cluster
-    from tests.pods.images import Image
-    from tests.pods.manifest import Objects
-    from tests.pods.pod import Pod
+from tests.pods.pod import Pod
 
 
 def play_indexed_job(

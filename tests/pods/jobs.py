@@ -7,24 +7,20 @@ import os
 import re
 import shlex
 import signal
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.pods import images
-from tests.pods.operator import mpijob
+from tests.pods.cluster import Cluster
+from tests.pods.images import Image
+from tests.pods.operator import Job, mpijob
+from tests.pods.pod import Pod
+from tests.pods.processes import Process
 from tests.pods.volumes import Files
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from tests.pods.cluster import Cluster
-    from tests.pods.images import Image
-    from tests.pods.operator import Job
-    from tests.pods.pod import Pod
-    from tests.pods.processes import Process
 
 RING = "/opt/programs/ring"
 DAEMONS = ("orted", "prted")

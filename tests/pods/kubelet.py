@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from tests.pods.network import DNS_ADDRESSES
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tests.pods.network import Link
-    from tests.pods.oci import PodSpec
+from tests.pods.network import DNS_ADDRESSES, Link
+from tests.pods.oci import PodSpec
 
 
 def fqdn(spec: PodSpec, hostname: str) -> str:

@@ -6,26 +6,20 @@ The image and its program are the rig's. What only a cluster reads is `fields.LE
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from tests.pods import images
+from tests.pods.cluster import Cluster
 from tests.pods.fields import Fields, NotPlayedError, left_out, needed, only
+from tests.pods.images import Image
 from tests.pods.oci import CONTAINERD, PodSpec
-from tests.pods.operator import mpijob
-from tests.pods.volumes import EmptyDir, Files, Shared, Tmpfs
+from tests.pods.operator import Job, mpijob
+from tests.pods.pod import Pod
+from tests.pods.volumes import EmptyDir, Files, Shared, Tmpfs, Volume
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from tests.pods.cluster import Cluster
-    from tests.pods.images import Image
-    from tests.pods.operator import Job
-    from tests.pods.pod import Pod
-    from tests.pods.volumes import Volume
-
-    # The files of Secrets and ConfigMaps, by their names.
-    Objects = Mapping[str, Mapping[str, str]]
+# The files of Secrets and ConfigMaps, by their names.
+Objects = Mapping[str, Mapping[str, str]]
 
 _UNITS = {"Mi": 1 << 20, "Gi": 1 << 30}
 

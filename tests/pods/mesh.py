@@ -7,16 +7,12 @@ nothing, as Envoy does where it waits for the client of a server that speaks fir
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from tests.pods.cluster import Cluster
+from tests.pods.pod import Pod
 from tests.pods.probe import PYTHON
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tests.pods.cluster import Cluster
-    from tests.pods.pod import Pod
 
 _USER = 1337
 _RULES = """

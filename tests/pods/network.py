@@ -8,13 +8,9 @@ from __future__ import annotations
 import itertools
 import json
 import subprocess
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from ipaddress import IPv4Network, IPv6Network
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from ipaddress import IPv4Address, IPv6Address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
 # What the first address of the pods' bridge and the name server have in most clusters.
 DNS_ADDRESSES = ("10.96.0.10", "fd00:10:96::a")

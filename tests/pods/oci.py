@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tests.pods.images import Image
 from tests.pods.network import Link
 from tests.pods.users import MAP
 from tests.pods.volumes import Mount, Volume
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from tests.pods.images import Image
 
 # What a container may do when its manifest says nothing about it.
 CONTAINERD = (

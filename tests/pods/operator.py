@@ -6,22 +6,19 @@ workers get no hostfile, and the variables it sets are those that it believes an
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from tests.pods.cluster import Cluster
+from tests.pods.images import Image
 from tests.pods.network import Link
 from tests.pods.oci import PodSpec
+from tests.pods.pod import Pod
 from tests.pods.volumes import Files
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from tests.pods.cluster import Cluster
-    from tests.pods.images import Image
-    from tests.pods.pod import Pod
 
 _HOSTFILE = "/etc/mpi/hostfile"
 _PATIENCE = "-o ConnectionAttempts=10"

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from tests.pods.cluster import Cluster
+from tests.pods.images import Image
 from tests.pods.jobs import PATIENCE
 from tests.pods.marks import MOMENT
 from tests.pods.operator import mpijob
-
-if TYPE_CHECKING:
-    from tests.pods.cluster import Cluster
-    from tests.pods.images import Image
-    from tests.pods.pod import Pod
+from tests.pods.pod import Pod
 
 SLOTS = 2
 BYTES = 300_000  # of each rank, without a newline: 5.0's mpirun writes them at its end

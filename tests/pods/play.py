@@ -7,27 +7,24 @@ program that says where each rank is, a key. What is left out is told with the r
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 from tests.manifests import check
+from tests.pods.cluster import Cluster
 from tests.pods.fields import Fields, NotPlayedError, left_out, needed
+from tests.pods.images import Image
 from tests.pods.indexed import play_indexed_job, play_jobset
 from tests.pods.manifest import Without, play_mpijob, play_statefulset
+from tests.pods.oci import PodSpec
 from tests.pods.operator import KeyPair
 from tests.pods.trainer import play_trainjob
 from tests.pods.volcano import play_volcano
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
-
-    from tests.pods.cluster import Cluster
-    from tests.pods.images import Image
-    from tests.pods.oci import PodSpec
-
-    Objects = dict[str, dict[str, str]]
-    Play = Callable[[Cluster, Image, list[Fields], Objects], Without]
+Objects = dict[str, dict[str, str]]
+Play = Callable[[Cluster, Image, list[Fields], Objects], Without]
 
 # The sample takes whatever options the manifest's own program has.
 _SAMPLE: Final = "#!/bin/sh\nexec /opt/programs/ring\n"

@@ -8,23 +8,17 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from tests.pods import kubelet
-from tests.pods.oci import configuration
+from tests.pods.network import Netns
+from tests.pods.oci import PodSpec, configuration
 from tests.pods.processes import Process, processes_of
-from tests.pods.sandbox import Sandbox
+from tests.pods.sandbox import Place, Sandbox
 from tests.pods.terminal import Terminal
 from tests.pods.users import FIRST
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from tests.pods.network import Netns
-    from tests.pods.oci import PodSpec
-    from tests.pods.sandbox import Place
-
 
 # Seconds for what an ended container wrote to be in the file.
 _LAST_WORDS = 10

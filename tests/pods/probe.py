@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from tests.pods.pod import Pod
+from tests.pods.pod import Pod
 
 PYTHON = "/opt/mpiboot/bin/python3"
 

@@ -6,10 +6,8 @@ import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from tests.pods.network import Node
+from tests.pods.network import Node
 
 TINI = "/usr/bin/tini-static"
 

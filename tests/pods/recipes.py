@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tests.pages import OWNER, ROOT
 from tests.pods import images
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.pods.images import Image
+from tests.pods.images import Image
 
 FOLDER = ROOT / "examples/images"
 MPIBOOT = ("/opt/mpiboot", "/usr/local/bin/mpiboot")

@@ -11,20 +11,16 @@ import re
 import shlex
 import shutil
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from mpiboot.job import forward
 from tests.pods.changes import CHANGED
-from tests.pods.operator import mpijob
+from tests.pods.cluster import Cluster
+from tests.pods.images import Image
+from tests.pods.operator import Job, mpijob
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tests.pods.cluster import Cluster
-    from tests.pods.images import Image
-    from tests.pods.operator import Job
 
 PROBE: Final = "/opt/programs/where"
 # A line may take its time on a busy machine; one that hangs is ended.

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tests.pods import kubelet
+from tests.pods.nameserver import Nameserver
 from tests.pods.network import Counters, Netns, Node
+from tests.pods.oci import PodSpec
 from tests.pods.processes import SharedProcesses
 from tests.pods.users import UserNamespace
 from tests.pods.volumes import READ_ONLY, Mount
-
-if TYPE_CHECKING:
-    from tests.pods.nameserver import Nameserver
-    from tests.pods.oci import PodSpec
 
 
 @dataclass(frozen=True)

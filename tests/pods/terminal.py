@@ -6,11 +6,8 @@ import os
 import pty
 import subprocess
 import threading
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
+from collections.abc import Sequence
+from pathlib import Path
 
 
 class Terminal:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from tests.pods import images
+from tests.pods.cluster import Cluster
 from tests.pods.jobs import PATIENCE, RING
 from tests.pods.oci import PodSpec
-
-if TYPE_CHECKING:
-    from tests.pods.cluster import Cluster
 
 OTHERS = ("openmpi-4.1", "mpich-4.0", "mpich-5.0", "intel-mpi")
 

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import signal
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.pods import images
+from tests.pods.cluster import Cluster
 from tests.pods.jobs import PATIENCE, RING, ended, rank_processes
-from tests.pods.operator import mpijob
+from tests.pods.operator import Job, mpijob
+from tests.pods.pod import Pod
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from tests.pods.cluster import Cluster
-    from tests.pods.operator import Job
-    from tests.pods.pod import Pod
 
 NAME = "openmpi-5.0"
 

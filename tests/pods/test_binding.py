@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.pods.cluster import Cluster
+from tests.pods.images import Image
 from tests.pods.marks import NEW, ONE_IMAGE
-from tests.pods.operator import mpijob
-
-if TYPE_CHECKING:
-    from tests.pods.cluster import Cluster
-    from tests.pods.images import Image
-    from tests.pods.operator import Job
+from tests.pods.operator import Job, mpijob
 
 HOSTS = [f"pi-worker-{index}.pi.default.svc" for index in (0, 1)]
 WHERE = 'echo "$(hostname)" $(python3 -c "import os; print(os.sched_getaffinity(0))")'

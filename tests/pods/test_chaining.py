@@ -8,18 +8,16 @@ from __future__ import annotations
 import json
 import re
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.pages import ROOT, named
 from tests.pods.chained import AMAZONS_OWN, NVIDIA, ONEAPI, PROGRAM, STAND_INS, Chained
+from tests.pods.cluster import Cluster
 from tests.pods.jobs import PATIENCE, RING, ended, ranks, running, spans
+from tests.pods.operator import Job
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from tests.pods.cluster import Cluster
-    from tests.pods.operator import Job
 
 OLD = {1: {"env": {"NODE_DRIVER": "old"}}}
 

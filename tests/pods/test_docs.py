@@ -6,9 +6,10 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import yaml  # type: ignore[import-untyped]
@@ -16,23 +17,17 @@ import yaml  # type: ignore[import-untyped]
 from tests import pages
 from tests.manifests import check, examples
 from tests.pods import images
+from tests.pods.cluster import Cluster
 from tests.pods.fields import merged
+from tests.pods.images import Image
 from tests.pods.jobs import PATIENCE, RING, let_go, ranks, spans
-from tests.pods.manifest import play_init_container, play_mpijob, play_statefulset
-from tests.pods.operator import mpijob
+from tests.pods.manifest import Without, play_init_container, play_mpijob, play_statefulset
+from tests.pods.operator import Job, mpijob
+from tests.pods.pod import Pod
 from tests.pods.recipes import built
 from tests.pods.test_manifests import TENSORFLOW
 from tests.pods.test_own_python import unchanged
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from tests.pods.cluster import Cluster
-    from tests.pods.images import Image
-    from tests.pods.manifest import Without
-    from tests.pods.operator import Job
-    from tests.pods.pod import Pod
 
 # As in a cluster: the rig's launchers log more.
 QUIET = {"env": {"MPIBOOT_LOG_LEVEL": "info"}}

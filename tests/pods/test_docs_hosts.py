@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from tests import pages
 from tests.manifests import examples
 from tests.pods import images
+from tests.pods.cluster import Cluster
 from tests.pods.jobs import PATIENCE, ranks
 from tests.pods.manifest import play_statefulset
 from tests.pods.operator import KeyPair
 from tests.pods.test_docs import enough, my_image, run, running
 from tests.pods.trainer import play_trainjob
 from tests.pods.volcano import play_volcano
-
-if TYPE_CHECKING:
-    from tests.pods.cluster import Cluster
 
 
 @pytest.mark.full

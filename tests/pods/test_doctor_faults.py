@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -15,16 +16,12 @@ from tests.pods import images
 from tests.pods.cluster import Cluster
 from tests.pods.fault import Fault
 from tests.pods.faults import JOBS, PODS
+from tests.pods.faults_job import JobFault
 from tests.pods.oci import PodSpec
 from tests.pods.operator import KeyPair, mpijob
+from tests.pods.pod import Pod
 from tests.pods.volumes import Files
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.pods.faults_job import JobFault
-    from tests.pods.pod import Pod
 
 Found = list[dict[str, Any]]
 

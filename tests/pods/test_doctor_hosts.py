@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.pods import images
-from tests.pods.operator import mpijob
+from tests.pods.cluster import Cluster
+from tests.pods.images import Image
+from tests.pods.operator import Job, mpijob
 from tests.pods.test_input import mpiboot
 from tests.pods.volumes import Files
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from tests.pods.cluster import Cluster
-    from tests.pods.images import Image
-    from tests.pods.operator import Job
 
 # A guard against a hang only.
 PATIENCE = 120

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import pytest
 
 from tests.pods import images
+from tests.pods.cluster import Cluster
+from tests.pods.images import Image
 from tests.pods.network import Link
 from tests.pods.oci import NO_CAPABILITIES, PodSpec
 from tests.pods.operator import mpijob
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tests.pods.cluster import Cluster
-    from tests.pods.images import Image
 
 SITE = "/opt/mpiboot/lib/python3.11/site-packages"
 # A guard against a hang only, many times what it takes.

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests import pages
 from tests.pods import images
+from tests.pods.cluster import Cluster
 from tests.pods.jobs import RING, kill, rank_processes
-from tests.pods.operator import mpijob
+from tests.pods.operator import Job, mpijob
+from tests.pods.pod import Pod
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from tests.pods.cluster import Cluster
-    from tests.pods.operator import Job
-    from tests.pods.pod import Pod
 
 EXCHANGE = ("mpirun", RING, "--bytes", "100000000")
 PYTHON = "/opt/mpiboot/bin/python"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import signal
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from tests.pods.cluster import Cluster
+from tests.pods.images import Image
 from tests.pods.jobs import (
     DAEMONS,
     FOREVER,
@@ -30,14 +32,9 @@ from tests.pods.jobs import (
     with_own_ssh,
 )
 from tests.pods.marks import OLD_IMAGE, ONE_IMAGE
-from tests.pods.operator import mpijob
+from tests.pods.operator import Job, mpijob
 from tests.pods.volumes import Files
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from tests.pods.cluster import Cluster
-    from tests.pods.images import Image
-    from tests.pods.operator import Job
 
 SERVERS = ("openssh", "embedded")
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.pods.cluster import Cluster
+from tests.pods.images import Image
 from tests.pods.jobs import (
     AGENT,
     FOREVER,
@@ -21,14 +22,9 @@ from tests.pods.jobs import (
     slow_to_launch,
 )
 from tests.pods.marks import OLD_IMAGE, crossed
-from tests.pods.operator import mpijob
+from tests.pods.operator import Job, mpijob
 from tests.pods.volumes import Files
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from tests.pods.cluster import Cluster
-    from tests.pods.images import Image
-    from tests.pods.operator import Job
 
 
 @pytest.mark.full

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.pods import images
+from tests.pods.cluster import Cluster
+from tests.pods.images import Image
 from tests.pods.jobs import PATIENCE, PROMISED, RING, alive, end_line, kill, left, running
 from tests.pods.marks import ONE_IMAGE
-from tests.pods.operator import mpijob
+from tests.pods.operator import Job, mpijob
+from tests.pods.pod import Pod
+from tests.pods.processes import Process
 from tests.pods.volumes import Files
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from tests.pods.cluster import Cluster
-    from tests.pods.images import Image
-    from tests.pods.operator import Job
-    from tests.pods.pod import Pod
-    from tests.pods.processes import Process
 
 
 def pool(launcher: Pod) -> list[Process]:

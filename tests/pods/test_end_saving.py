@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
+from tests.pods.cluster import Cluster
+from tests.pods.images import Image
 from tests.pods.jobs import PATIENCE, PROMISED, RING, alive, end_line, left, running
 from tests.pods.marks import OLD_IMAGE, ONE_IMAGE, crossed
+from tests.pods.operator import Job
 from tests.pods.volumes import HostPath
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.pods.cluster import Cluster
-    from tests.pods.images import Image
-    from tests.pods.operator import Job
 
 TERM = f"signal {signal.SIGTERM.value}, once"
 # Longer than either MPI lets a rank live once it is signalled itself, or has seen one die.

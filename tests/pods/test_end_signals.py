@@ -5,10 +5,11 @@ from __future__ import annotations
 import signal
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.pods.cluster import Cluster
+from tests.pods.images import Image
 from tests.pods.jobs import (
     OWN_SSH,
     PATIENCE,
@@ -21,14 +22,9 @@ from tests.pods.jobs import (
     with_own_ssh,
 )
 from tests.pods.marks import OLD_IMAGE, ONE_IMAGE
-from tests.pods.operator import mpijob
+from tests.pods.operator import Job, mpijob
 from tests.pods.volumes import Files
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from tests.pods.cluster import Cluster
-    from tests.pods.images import Image
-    from tests.pods.operator import Job
 
 ENDING = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT]
 # The program's own: an MPI forwards them to its ranks.

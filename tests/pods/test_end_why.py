@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.pods import images
+from tests.pods.cluster import Cluster
+from tests.pods.images import Image
 from tests.pods.jobs import (
     FOREVER,
     OWN_SSH,
@@ -25,14 +27,9 @@ from tests.pods.jobs import (
     with_own_ssh,
 )
 from tests.pods.marks import OLD_IMAGE, ONE_IMAGE, crossed
-from tests.pods.operator import mpijob
+from tests.pods.operator import Job, mpijob
 from tests.pods.volumes import Files
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from tests.pods.cluster import Cluster
-    from tests.pods.images import Image
-    from tests.pods.operator import Job
 
 MEMORY = 300 << 20
 EATER = """#!/bin/sh

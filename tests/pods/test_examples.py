@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import yaml  # type: ignore[import-untyped]
@@ -11,14 +11,10 @@ import yaml  # type: ignore[import-untyped]
 from tests.manifests.examples import FOLDER, read
 from tests.pages import ROOT, named
 from tests.pods import images
+from tests.pods.cluster import Cluster
 from tests.pods.jobs import PATIENCE, ranks
+from tests.pods.manifest import Without
 from tests.pods.play import prepare
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.pods.cluster import Cluster
-    from tests.pods.manifest import Without
 
 # Each with the hosts of its ranks, two on each.
 WORKERS = ["train-worker-0", "train-worker-1"]

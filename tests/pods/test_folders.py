@@ -5,21 +5,18 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.pods import images
+from tests.pods.cluster import Cluster
+from tests.pods.images import Image
 from tests.pods.jobs import PATIENCE, RING, ended, spanned, spans
 from tests.pods.marks import MOMENT
-from tests.pods.operator import mpijob
+from tests.pods.operator import Job, mpijob
 from tests.pods.test_input import fails
 from tests.pods.volumes import EmptyDir, HostPath, Tmpfs
-
-if TYPE_CHECKING:
-    from tests.pods.cluster import Cluster
-    from tests.pods.images import Image
-    from tests.pods.operator import Job
 
 NAME = "openmpi-5.0"
 NOEXEC = ("nosuid", "nodev", "noexec")

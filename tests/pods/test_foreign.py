@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.pods import images
 from tests.pods.cache import CACHE
+from tests.pods.cluster import Cluster
+from tests.pods.images import Image
 from tests.pods.jobs import (
     AGENT,
     PATIENCE,
@@ -25,13 +27,9 @@ from tests.pods.jobs import (
 from tests.pods.marks import OLD_IMAGE, ONE_IMAGE
 from tests.pods.oci import PodSpec
 from tests.pods.operator import mpijob
+from tests.pods.pod import Pod
 from tests.pods.trainer import trainer_image, trainjob
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from tests.pods.cluster import Cluster
-    from tests.pods.images import Image
-    from tests.pods.pod import Pod
 
 TRAINER_NODE = ["/usr/sbin/sshd", "-De", "-f", "/home/mpiuser/.sshd_config"]
 

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.manifests import examples
 from tests.pods import images
+from tests.pods.cluster import Cluster
+from tests.pods.images import Image
 from tests.pods.indexed import play_indexed_job
 from tests.pods.jobs import PATIENCE, ranks, spans
 from tests.pods.operator import mpijob
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from tests.pods.cluster import Cluster
-    from tests.pods.images import Image
 
 # Horovod is compiled on first use.
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.pods import images
+from tests.pods.cluster import Cluster
+from tests.pods.images import Image
 from tests.pods.jobs import RING, held, kill, let_go, slow_to_launch
-from tests.pods.operator import mpijob
+from tests.pods.operator import Job, mpijob
 from tests.pods.test_hydra import INTEL, MPICH4, started
-
-if TYPE_CHECKING:
-    from tests.pods.cluster import Cluster
-    from tests.pods.images import Image
-    from tests.pods.operator import Job
 
 pytestmark = pytest.mark.full
 UNEVEN = "/opt/programs/uneven"

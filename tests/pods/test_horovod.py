@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.pods.cluster import Cluster
 from tests.pods.jobs import ranks
 from tests.pods.operator import mpijob
 from tests.pods.recipes import FOLDER, built, online
 from tests.pods.test_frameworks import BY_MPI, LOADING, one_model, source
-
-if TYPE_CHECKING:
-    from tests.pods.cluster import Cluster
 
 
 @pytest.mark.full

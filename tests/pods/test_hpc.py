@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.pods import images, same
-
-if TYPE_CHECKING:
-    from tests.pods.cluster import Cluster
-    from tests.pods.images import Image
+from tests.pods.cluster import Cluster
+from tests.pods.images import Image
 
 pytestmark = pytest.mark.full
 

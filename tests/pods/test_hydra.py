@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.pods import images
+from tests.pods.cluster import Cluster
+from tests.pods.images import Image
 from tests.pods.jobs import (
     FOREVER,
     PATIENCE,
@@ -20,16 +23,9 @@ from tests.pods.jobs import (
     ranks,
 )
 from tests.pods.network import Link
-from tests.pods.operator import mpijob
+from tests.pods.operator import Job, mpijob
 from tests.pods.volumes import Files, HostPath
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.pods.cluster import Cluster
-    from tests.pods.images import Image
-    from tests.pods.operator import Job
 
 MPICH4 = "mpich-4.0"
 INTEL = "intel-mpi"

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from mpiboot.job import hydra
+from tests.pods.cluster import Cluster
+from tests.pods.images import Image
 from tests.pods.jobs import FOREVER, PATIENCE, RING
 from tests.pods.test_hydra import INTEL, MPICH4, each, quick, started
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.pods.cluster import Cluster
-    from tests.pods.images import Image
 
 
 def strings_of(image: Image, path: str) -> set[str]:

@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.manifests import examples
 from tests.pods import images
+from tests.pods.cluster import Cluster
 from tests.pods.indexed import play_indexed_job
 from tests.pods.jobs import FOREVER, PATIENCE, alive, end_line
 from tests.pods.manifest import play_statefulset
 from tests.pods.oci import PodSpec
 from tests.pods.operator import KeyPair
+from tests.pods.pod import Pod
 from tests.pods.trainer import trainer_image, trainjob
 from tests.pods.volcano import play_volcano
 from tests.waiting import until
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from tests.pods.cluster import Cluster
-    from tests.pods.pod import Pod
-
-    # The launcher, and the hosts in the order of their ranks.
-    Played = tuple[Pod, list[Pod]]
-    Play = Callable[[Cluster, str, Sequence[str]], Played]
+# The launcher, and the hosts in the order of their ranks.
+Played = tuple[Pod, list[Pod]]
+Play = Callable[[Cluster, str, Sequence[str]], Played]
 
 NAMES = ("mpich-4.0", "mpich-5.0", "intel-mpi")
 # What the launcher's pod sets, for all ranks or for itself; and what each host's own pod sets.

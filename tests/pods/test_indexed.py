@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.manifests import examples
 from tests.pods import images
+from tests.pods.cluster import Cluster
+from tests.pods.images import Image
 from tests.pods.indexed import play_indexed_job, play_jobset
 from tests.pods.jobs import PATIENCE, RING, ranks
 from tests.pods.network import Link
 from tests.pods.operator import KeyPair
+from tests.pods.pod import Pod
 from tests.pods.test_docs import enough, my_image, run, running
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from tests.pods.cluster import Cluster
-    from tests.pods.images import Image
-    from tests.pods.pod import Pod
 
 QUICK = "openmpi-4.1"
 NAMES = [QUICK, *(pytest.param(n, marks=pytest.mark.full) for n in images.NAMES if n != QUICK)]

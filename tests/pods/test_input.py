@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.pods import images
+from tests.pods.cluster import Cluster
+from tests.pods.images import Image
 from tests.pods.jobs import ended
 from tests.pods.marks import ONE_IMAGE
-from tests.pods.operator import KeyPair, mpijob
+from tests.pods.operator import Job, KeyPair, mpijob
 from tests.pods.volumes import Files
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from tests.pods.cluster import Cluster
-    from tests.pods.images import Image
-    from tests.pods.operator import Job
 
 RING = "/opt/programs/ring"
 PROGRAM = ["mpirun", "sh", "-c", 'echo "$HOSTNAME"']

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.pods import images
+from tests.pods.cluster import Cluster
+from tests.pods.images import Image
 from tests.pods.jobs import PATIENCE, RING, ended, rank_processes, spanned, spans
 from tests.pods.marks import OLD
 from tests.pods.network import Link
 from tests.pods.operator import mpijob
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from tests.pods.cluster import Cluster
-    from tests.pods.images import Image
 
 NAME = "openmpi-5.0"
 SIX: dict[str, Any] = {"links": (Link(ipv4=False, ipv6=True),)}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from mpiboot import __version__
 from tests.pods import images
+from tests.pods.cluster import Cluster
+from tests.pods.images import Image
 from tests.pods.jobs import (
     PATIENCE,
     RING,
@@ -26,10 +28,6 @@ from tests.pods.marks import MOMENT, NEW, OLD, OLD_IMAGE, ONE_IMAGE, crossed
 from tests.pods.operator import KeyPair, mpijob
 from tests.pods.volumes import Files, Tmpfs
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from tests.pods.cluster import Cluster
-    from tests.pods.images import Image
 
 
 def test_every_slot_runs_a_rank_and_all_traffic_stays_on_the_control_link(

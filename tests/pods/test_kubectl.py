@@ -7,7 +7,9 @@ real.
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,19 +17,14 @@ from mpiboot.hosts import launches
 from tests.manifests import examples
 from tests.pods import images
 from tests.pods.api_server import ApiServer
+from tests.pods.cluster import Cluster
 from tests.pods.jobs import FOREVER, PATIENCE, RING, end_line, rank_processes, ranks
 from tests.pods.oci import PodSpec
 from tests.pods.operator import hostfile_of
+from tests.pods.pod import Pod
+from tests.pods.processes import Process
 from tests.pods.volumes import Files
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from tests.pods.cluster import Cluster
-    from tests.pods.pod import Pod
-    from tests.pods.processes import Process
 
 # The first process reaps orphans and exits at once on SIGTERM.
 IDLE = ("sh", "-c", "trap 'exit 0' TERM; while :; do sleep 1000 & wait $!; done")

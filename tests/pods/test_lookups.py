@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.pods import images
+from tests.pods.cluster import Cluster
 from tests.pods.jobs import PATIENCE, RING, ranks, spans
 from tests.pods.marks import NEW, OLD
-from tests.pods.operator import mpijob
+from tests.pods.operator import Job, mpijob
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from tests.pods.cluster import Cluster
-    from tests.pods.operator import Job
 
 # An mpirun that waits for a file before it starts.
 HELD = """#!/bin/sh

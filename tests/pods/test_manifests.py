@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from tests.pods import images
+from tests.pods.cluster import Cluster
+from tests.pods.images import Image
 from tests.pods.jobs import PATIENCE, RING, ranks, spanned, spans
 from tests.pods.oci import PodSpec
 from tests.pods.operator import mpijob
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from tests.pods.cluster import Cluster
-    from tests.pods.images import Image
 
 OLD, NEW = (pytest.param(name, marks=pytest.mark.full) for name in images.NAMES)
 # What an image's Containerfile RUNs.

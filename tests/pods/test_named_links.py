@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from tests.pods import images
+from tests.pods.cluster import Cluster
+from tests.pods.images import Image
 from tests.pods.jobs import PATIENCE, RING, ended
 from tests.pods.marks import OLD_IMAGE, ONE_IMAGE
 from tests.pods.operator import mpijob
-
-if TYPE_CHECKING:
-    from tests.pods.cluster import Cluster
-    from tests.pods.images import Image
 
 OLD = images.NAMES[0]
 BOTH = "pi-worker-0.pi.default.svc, pi-worker-1.pi.default.svc has no such link"

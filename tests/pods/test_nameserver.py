@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 import dns.message
 import dns.query
@@ -12,13 +11,11 @@ import dns.rdatatype
 import pytest
 
 from tests.pods import images
+from tests.pods.cluster import Cluster
+from tests.pods.images import Image
 from tests.pods.network import DNS_ADDRESSES
 from tests.pods.oci import PodSpec
-
-if TYPE_CHECKING:
-    from tests.pods.cluster import Cluster
-    from tests.pods.images import Image
-    from tests.pods.pod import Pod
+from tests.pods.pod import Pod
 
 NAME = "a.job.default.svc.cluster.local"
 

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import pytest
 
 from tests.pods import images
+from tests.pods.cluster import Cluster
+from tests.pods.images import Image
 from tests.pods.jobs import PATIENCE, RING, ended, ranks, spanned, spans
 from tests.pods.marks import NEW, OLD_IMAGE, ONE_IMAGE
 from tests.pods.mesh import istio
 from tests.pods.network import Link
 from tests.pods.oci import PodSpec
-from tests.pods.operator import mpijob
+from tests.pods.operator import Job, mpijob
 from tests.pods.probe import reaches
 from tests.pods.volumes import SubPath
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tests.pods.cluster import Cluster
-    from tests.pods.images import Image
-    from tests.pods.operator import Job
 
 POLICY = """
 table inet allowed {

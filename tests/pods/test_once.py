@@ -5,23 +5,19 @@ from __future__ import annotations
 import itertools
 import json
 import signal
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
 
 from tests.pods import images
+from tests.pods.cluster import Cluster
+from tests.pods.images import Image
 from tests.pods.jobs import PATIENCE, PROMISED, RING, alive, ended, ranks
 from tests.pods.marks import crossed
 from tests.pods.operator import mpijob
 from tests.pods.test_users import RANDOM, RESTRICTED
 from tests.pods.volumes import EmptyDir
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from typing import Any
-
-    from tests.pods.cluster import Cluster
-    from tests.pods.images import Image
 
 NAME = images.NAMES[-1]
 BOTH = [(0, 2, "pi-worker-0"), (1, 2, "pi-worker-1")]

@@ -7,20 +7,17 @@ import time
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.pods import images, output_runs
+from tests.pods.cluster import Cluster
+from tests.pods.images import Image
 from tests.pods.jobs import PATIENCE
 from tests.pods.marks import crossed
-from tests.pods.operator import mpijob
+from tests.pods.operator import Job, mpijob
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from tests.pods.cluster import Cluster
-    from tests.pods.images import Image
-    from tests.pods.operator import Job
 
 BYTES = 2_500_000  # of each rank
 # Four ranks that write their number so often, in lines (a stream without a newline costs 5.0's

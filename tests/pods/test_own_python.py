@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import yaml  # type: ignore[import-untyped]
@@ -14,17 +14,13 @@ from tests.manifests.examples import FOLDER
 from tests.pages import named
 from tests.pods import images
 from tests.pods.cache import CACHE, once
+from tests.pods.cluster import Cluster
+from tests.pods.images import Image
 from tests.pods.jobs import PATIENCE, ranks
 from tests.pods.marks import MOMENT
 from tests.pods.operator import mpijob
 from tests.pods.play import prepare
 from tests.pods.recipes import built
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.pods.cluster import Cluster
-    from tests.pods.images import Image
 
 # A Python that fails, and variables that would break any other one that hears them.
 BROKEN = {

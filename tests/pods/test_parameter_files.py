@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
+from tests.pods.cluster import Cluster
+from tests.pods.images import Image
 from tests.pods.jobs import RING, ended, ranks, spanned
 from tests.pods.marks import OLD_IMAGE, ONE_IMAGE
-
-if TYPE_CHECKING:
-    from tests.pods.cluster import Cluster
-    from tests.pods.images import Image
 
 ETC = "/etc/openmpi/openmpi-mca-params.conf"
 # Horovod's image writes these (its Dockerfile.test.cpu), TensorFlow's of the MPI Operator too.

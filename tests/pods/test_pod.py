@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.pods import images
+from tests.pods.cluster import Cluster
+from tests.pods.images import Image
 from tests.pods.oci import CONTAINERD, CRIO, NO_CAPABILITIES, PodSpec
 from tests.pods.pod import PodError
 from tests.pods.probe import PYTHON, reaches
-from tests.pods.volumes import EmptyDir, Files, SubPath, Tmpfs
+from tests.pods.volumes import EmptyDir, Files, SubPath, Tmpfs, Volume
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from tests.pods.cluster import Cluster
-    from tests.pods.images import Image
-    from tests.pods.volumes import Volume
 
 SLEEP = ("sleep", "1000")
 

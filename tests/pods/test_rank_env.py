@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 import yaml  # type: ignore[import-untyped]
 
 from tests import pages
 from tests.pods import images
+from tests.pods.cluster import Cluster
 from tests.pods.jobs import PATIENCE, ended
 from tests.pods.operator import mpijob
-
-if TYPE_CHECKING:
-    from tests.pods.cluster import Cluster
 
 # What torch.distributed does with its variables: ranks connect to where rank 0 listens.
 MEET = """

@@ -6,22 +6,17 @@ NVIDIA's, Intel's and the MPI Operator's can't be had here; what their stand-ins
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from tests.pods import images
-from tests.pods.chained import NVIDIA, ONEAPI, PROGRAM
+from tests.pods.chained import NVIDIA, ONEAPI, PROGRAM, Chained
+from tests.pods.cluster import Cluster
+from tests.pods.images import Image
 from tests.pods.jobs import ended, spans
 from tests.pods.recipes import FOLDER, MPIBOOT, built
 from tests.pods.test_chaining import shows
 from tests.pods.test_manifests import base
 from tests.pods.test_validate import PERF, STAND_IN
-
-if TYPE_CHECKING:
-    from tests.pods.chained import Chained
-    from tests.pods.cluster import Cluster
-    from tests.pods.images import Image
 
 # No Python is in the operator's images.
 PYTHONS = tuple(f"/usr/bin/{name}" for name in ("python3", "python3.11", "python3.13"))

@@ -5,21 +5,18 @@ from __future__ import annotations
 import signal
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.pods import images
+from tests.pods.cluster import Cluster
+from tests.pods.images import Image
 from tests.pods.jobs import PATIENCE, RING, rank_processes, ranks, spans
 from tests.pods.marks import ONE_IMAGE
-from tests.pods.operator import mpijob
+from tests.pods.operator import Job, mpijob
 from tests.pods.volumes import EmptyDir
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from tests.pods.cluster import Cluster
-    from tests.pods.images import Image
-    from tests.pods.operator import Job
 
 NAME = "openmpi-5.0"
 FOREVER = ["mpirun", RING, "--sleep", "1000"]

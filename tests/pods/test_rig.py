@@ -5,20 +5,17 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.pods import images
 from tests.pods.cache import REPOSITORY
+from tests.pods.cluster import Cluster
+from tests.pods.images import Image
 from tests.pods.network import Link
 from tests.pods.oci import PodSpec
 from tests.pods.probe import reaches
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from tests.pods.cluster import Cluster
-    from tests.pods.images import Image
 
 GUARD = 60  # seconds, against a hang
 SLEEP = ("sleep", "1000")

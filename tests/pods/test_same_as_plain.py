@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from itertools import chain
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,12 +14,8 @@ from tests.fakes.plans import planned
 from tests.fakes.platform_plans import KNOWN, SAMPLES, seen
 from tests.pods import images, same
 from tests.pods.changes import CHANGED, CHANGES
+from tests.pods.cluster import Cluster
 from tests.pods.same_lines import AS_WORKER, COMMANDS, LINES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from tests.pods.cluster import Cluster
 
 ALL = [line for _, lines in LINES.values() for line in lines]
 # All lines of an MPI run in parts that share their pods.

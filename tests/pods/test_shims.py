@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING
 
 from tests.pods import images
+from tests.pods.cluster import Cluster
+from tests.pods.images import Image
 from tests.pods.jobs import PATIENCE, RING, ended, rank_processes, ranks
 from tests.pods.marks import OLD_IMAGE, ONE_IMAGE, crossed
 from tests.pods.oci import PodSpec
 from tests.pods.operator import mpijob
 from tests.pods.volumes import Files
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from tests.pods.cluster import Cluster
-    from tests.pods.images import Image
 
 INSTALL = "mpiboot shims install --folder /tmp/shims >&2; PATH=/tmp/shims:$PATH; "
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import signal
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.pods.cluster import Cluster
+from tests.pods.images import Image
 from tests.pods.jobs import (
     OWN_SSH,
     PATIENCE,
@@ -22,15 +23,11 @@ from tests.pods.jobs import (
     with_own_ssh,
 )
 from tests.pods.marks import OLD_IMAGE, ONE_IMAGE
+from tests.pods.operator import Job
+from tests.pods.pod import Pod
+from tests.pods.processes import Process
 from tests.pods.test_end_pool import pool
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from tests.pods.cluster import Cluster
-    from tests.pods.images import Image
-    from tests.pods.operator import Job
-    from tests.pods.pod import Pod
-    from tests.pods.processes import Process
 
 SHORT = {"MPIBOOT_SSH_KEEPALIVE": "20"}
 DROP = "add chain inet loss {0} {{ type filter hook {0} priority 0; policy drop; }}"

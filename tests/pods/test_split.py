@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from tests.pods.cluster import Cluster
+from tests.pods.images import Image
 from tests.pods.jobs import PATIENCE, RING, ended, refused
 from tests.pods.marks import OLD_IMAGE, ONE_IMAGE, crossed
 from tests.pods.network import Link
-from tests.pods.operator import mpijob
+from tests.pods.operator import Job, mpijob
 from tests.pods.volumes import Files
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from tests.pods.cluster import Cluster
-    from tests.pods.images import Image
-    from tests.pods.operator import Job
 
 # What each rank has of the data network, beside the name of its host.
 SHOW = (

@@ -7,18 +7,16 @@ No file of mpiboot is in the workers' images. Each row runs in the same pods by 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import asyncssh
 import pytest
 
 from tests.pods import images
+from tests.pods.cluster import Cluster
 from tests.pods.jobs import RING, ranks, spanned
 from tests.pods.operator import Job, KeyPair, mpijob
 from tests.pods.test_foreign import MPI, plain_worker
-
-if TYPE_CHECKING:
-    from tests.pods.cluster import Cluster
 
 
 def rsa_pair() -> tuple[str, str]:

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from tests.pods.cluster import Cluster
+from tests.pods.images import Image
 from tests.pods.jobs import RING, ended
 from tests.pods.marks import ONE_IMAGE
 from tests.pods.volumes import EmptyDir
-
-if TYPE_CHECKING:
-    from tests.pods.cluster import Cluster
-    from tests.pods.images import Image
 
 RECORD = {"MPIBOOT_JOB_RECORD": "/record/job.json", "MPIBOOT_LOG_LEVEL": "info"}
 

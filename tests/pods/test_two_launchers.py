@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import signal
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.pods import images
+from tests.pods.cluster import Cluster
+from tests.pods.images import Image
 from tests.pods.jobs import PATIENCE, RING, held, let_go, rank_processes, running, spans
 from tests.pods.marks import ONE_IMAGE
+from tests.pods.operator import Job
+from tests.pods.pod import Pod
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from tests.pods.cluster import Cluster
-    from tests.pods.images import Image
-    from tests.pods.operator import Job
-    from tests.pods.pod import Pod
 
 NAME = "openmpi-5.0"
 

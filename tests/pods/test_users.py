@@ -7,26 +7,23 @@ import signal
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.pages import named
 from tests.pods import images
+from tests.pods.cluster import Cluster
 from tests.pods.images import Image
 from tests.pods.jobs import PATIENCE, RING, ended, owners, rank_processes, spanned, spans
 from tests.pods.marks import ONE_IMAGE
 from tests.pods.oci import CRIO, NO_CAPABILITIES
-from tests.pods.operator import mpijob
+from tests.pods.operator import Job, mpijob
+from tests.pods.pod import Pod
 from tests.pods.processes import TINI
 from tests.pods.users import FIRST
 from tests.pods.volumes import EmptyDir, Tmpfs
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from tests.pods.cluster import Cluster
-    from tests.pods.operator import Job
-    from tests.pods.pod import Pod
 
 # As an OpenShift project hands them out.
 RANDOM = 1000650000

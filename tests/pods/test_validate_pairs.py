@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.manifests.examples import FOLDER, read
+from tests.pods.cluster import Cluster
+from tests.pods.images import Image
 from tests.pods.jobs import PATIENCE
 from tests.pods.manifest import play_init_container, play_mpijob
-from tests.pods.operator import mpijob
+from tests.pods.operator import Job, mpijob
 from tests.pods.play import prepare
 from tests.pods.test_doctor_hosts import STAY, measuring, one, with_facts  # noqa: F401 - a fixture
 from tests.pods.test_input import mpiboot
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from tests.pods.cluster import Cluster
-    from tests.pods.images import Image
-    from tests.pods.operator import Job
 
 # A link that carries far less than the others, however busy the machine is.
 SHAPED = "qdisc add dev net1 root tbf rate 5mbit burst 64kb latency 50ms"

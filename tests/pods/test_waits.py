@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from tests.pods import images
+from tests.pods.cluster import Cluster
 from tests.pods.jobs import PATIENCE, RING, ended
 from tests.pods.network import DNS_ADDRESSES
 from tests.pods.oci import PodSpec
 from tests.pods.operator import mpijob
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from tests.pods.cluster import Cluster
 
 pytestmark = pytest.mark.full
 NAME = images.NAMES[-1]

@@ -5,19 +5,15 @@ Beside that one a worker of mpiboot's, which a manifest may keep.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from tests.pages import named
 from tests.pods import images
+from tests.pods.cluster import Cluster
 from tests.pods.jobs import PATIENCE, RING, spans
 from tests.pods.operator import mpijob
 from tests.pods.recipes import built
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from tests.pods.cluster import Cluster
 
 # The line that each MPI needs by itself: 5.0 doesn't read the operator's name of the hostfile.
 OPENMPI = ("mpirun", "--allow-run-as-root", "--hostfile", "/etc/mpi/hostfile", RING)

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import pytest
 
 from tests.pods import images
+from tests.pods.cluster import Cluster
+from tests.pods.images import Image
 from tests.pods.jobs import PATIENCE, RING, spanned, spans
 from tests.pods.marks import MOMENT, OLD_IMAGE
 from tests.pods.mesh import accepting
-from tests.pods.operator import mpijob
+from tests.pods.operator import Job, mpijob
+from tests.pods.pod import Pod
 from tests.pods.test_foreign import plain_worker
 from tests.pods.test_split import pods, shown
 from tests.waiting import until
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tests.pods.cluster import Cluster
-    from tests.pods.images import Image
-    from tests.pods.operator import Job
-    from tests.pods.pod import Pod
 
 # All that another worker sends is dropped, SSH too.
 ALL = """

@@ -6,23 +6,20 @@ and nodes. With runLauncherAsNode the launcher is one of `numNodes`, and the hos
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tests.pods import images
+from tests.pods.cluster import Cluster
 from tests.pods.fields import NotPlayedError, left_out, needed, only
+from tests.pods.images import Image
 from tests.pods.manifest import Without, play_pod
 from tests.pods.oci import PodSpec
 from tests.pods.operator import KeyPair
+from tests.pods.pod import Pod
 from tests.pods.volumes import Files
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from tests.pods.cluster import Cluster
-    from tests.pods.images import Image
-    from tests.pods.pod import Pod
 
 # Kubeflow Trainer's deepspeed-runtime: mpiuser, and the configuration of mpioperator/base.
 _SSHD = (

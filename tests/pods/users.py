@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tests.pods import idmap
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tests.pods.network import Node
-    from tests.pods.volumes import Mount
+from tests.pods.network import Node
+from tests.pods.volumes import Mount
 
 # As the kubelet hands them out: 65,536 numbers for a pod, none of them the node's own.
 FIRST, COUNT = 100_000, 65_536

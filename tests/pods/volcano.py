@@ -6,19 +6,16 @@ distributed-framework/mpi/mpi.go, which turns the other two on).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
+from tests.pods.cluster import Cluster
 from tests.pods.fields import NotPlayedError, left_out, needed, only
+from tests.pods.images import Image
 from tests.pods.manifest import Without, play_pod
 from tests.pods.oci import PodSpec
 from tests.pods.operator import KeyPair
 from tests.pods.volumes import Files, SubPath
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tests.pods.cluster import Cluster
-    from tests.pods.images import Image
 
 
 def play_volcano(

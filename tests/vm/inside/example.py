@@ -10,10 +10,11 @@ not a pod's (job.py sends).
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -22,14 +23,10 @@ from tests.pods import images
 from tests.pods.cluster import Cluster
 from tests.pods.jobs import ranks
 from tests.pods.network import Link
+from tests.pods.oci import PodSpec
 from tests.pods.play import prepare
+from tests.pods.pod import Pod
 from tests.vm.inside.machine import active, has_gid, rdma_links, run
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tests.pods.oci import PodSpec
-    from tests.pods.pod import Pod
 
 # By what kind of network, the pod's link, and the resource by which its device is asked for.
 NETWORKS = {

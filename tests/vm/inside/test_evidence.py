@@ -7,18 +7,16 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import pytest
 
 from mpiboot.hosts import host_shell
+from mpiboot.hosts.access import PodAccess
 from mpiboot.supervisor import ask_workers, evidence
 from mpiboot.supervisor.host_commands import HostCommands
 from mpiboot.supervisor.state import HostFacts
 from tests.vm.inside.machine import run, wait_for
-
-if TYPE_CHECKING:
-    from mpiboot.hosts.access import PodAccess
 
 GROUPS = Path("/run/groups")
 LIMIT = 32 << 20
