@@ -16,6 +16,7 @@ import pytest
 from tests.pods import images
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
+from tests.pods.marks import NEW, OLD
 from tests.pods.operator import Job, mpijob
 from tests.pods.pod import Pod
 from tests.pods.processes import Process
@@ -31,9 +32,16 @@ PATIENCE = 120
 PROMISED = 60
 FOREVER = ("mpirun", RING, "--sleep", "1000")
 # Which sides have mpiboot's own SSH: none, the server, or (in an image without OpenSSH) both.
+# Each with one MPI, which has no part in it, and OpenSSH with both.
 OWN_SSH = pytest.mark.parametrize(
-    "own_ssh",
-    ["openssh", *(pytest.param(own_ssh, marks=pytest.mark.full) for own_ssh in ("server", "both"))],
+    ("image", "own_ssh"),
+    [
+        (NEW, "openssh"),
+        pytest.param(OLD, "openssh", marks=pytest.mark.full),
+        pytest.param(OLD, "server", marks=pytest.mark.full),
+        pytest.param(NEW, "both", marks=pytest.mark.full),
+    ],
+    indirect=["image"],
 )
 
 

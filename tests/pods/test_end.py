@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.pods import images
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
 from tests.pods.jobs import (
@@ -31,7 +32,7 @@ from tests.pods.jobs import (
     running,
     with_own_ssh,
 )
-from tests.pods.marks import OLD_IMAGE, ONE_IMAGE
+from tests.pods.marks import NEW, OLD_IMAGE, ONE_IMAGE
 from tests.pods.operator import Job, mpijob
 from tests.pods.volumes import Files
 from tests.waiting import until
@@ -145,9 +146,14 @@ LACKING = {
 }
 
 
-@ONE_IMAGE
 @pytest.mark.parametrize(
-    "row", [row if row == "path" else pytest.param(row, marks=pytest.mark.full) for row in LACKING]
+    ("image", "row"),
+    [
+        pytest.param(image, row, marks=() if (image, row) == (NEW, "path") else pytest.mark.full)
+        for row in LACKING
+        for image in (images.NAMES if row in ("path", "name") else [NEW])
+    ],
+    indirect=["image"],
 )
 def test_a_program_that_one_worker_lacks(cluster: Cluster, image: Image, row: str) -> None:
     """4.1 itself returns 132 for a path and 134 for a name, 5.0 183 and 66."""
@@ -189,7 +195,6 @@ def lost(job: Job, host: int = 1) -> None:
 
 
 @OWN_SSH
-@ONE_IMAGE
 def test_a_daemon_that_is_killed_takes_its_rank_along(
     cluster: Cluster, image: Image, own_ssh: str
 ) -> None:
@@ -211,13 +216,11 @@ def test_an_agent_that_is_killed(cluster: Cluster, image: Image) -> None:
 
 @pytest.mark.full
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("server", SERVERS)
 @pytest.mark.parametrize("event", ["pod", "daemon"])
-def test_a_lost_worker_is_never_a_success(
-    cluster: Cluster, image: Image, event: str, server: str
-) -> None:
-    """What Open MPI 5 returns then is random by itself; 4.1 has a status of its own for it."""
-    for _ in range(20 if "5.0" in image.name else 4):
+@pytest.mark.parametrize("image", [NEW], indirect=True)
+def test_a_lost_worker_is_never_a_success(cluster: Cluster, image: Image, event: str) -> None:
+    """What Open MPI 5 returns then is random by itself."""
+    for server in SERVERS * 4:
         job = running(cluster, image, worker={"env": {"MPIBOOT_SSHD": server}})
         if event == "pod":
             job.workers[1].kill()
@@ -229,7 +232,6 @@ def test_a_lost_worker_is_never_a_success(
 
 
 @OWN_SSH
-@OLD_IMAGE
 def test_a_link_that_is_cut_for_good(cluster: Cluster, image: Image, own_ssh: str) -> None:
     """Nobody gets a FIN; the keep-alives of both sides find out."""
     chosen, details = with_own_ssh(own_ssh, image)
@@ -253,7 +255,6 @@ def test_a_link_that_comes_back_in_time(cluster: Cluster, image: Image, own_ssh:
 
 
 @OWN_SSH
-@ONE_IMAGE
 def test_names_that_vanish_while_the_job_runs(cluster: Cluster, image: Image, own_ssh: str) -> None:
     chosen, details = with_own_ssh(own_ssh, image)
     job = held(cluster, chosen, **details)

@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from tests.pods import images
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
 from tests.pods.jobs import (
@@ -21,17 +22,16 @@ from tests.pods.jobs import (
     running,
     slow_to_launch,
 )
-from tests.pods.marks import OLD_IMAGE, crossed
+from tests.pods.marks import NEW, OLD, OLD_IMAGE, crossed
 from tests.pods.operator import Job, mpijob
 from tests.pods.volumes import Files
 from tests.waiting import until
 
 
 @pytest.mark.full
-def test_a_launcher_that_is_killed_while_hosts_are_waited_for(
-    cluster: Cluster, image: Image
-) -> None:
-    job = mpijob(cluster, image, workers=2, launcher_args=["mpirun", RING]).start(publish=False)
+def test_a_launcher_that_is_killed_while_hosts_are_waited_for(cluster: Cluster, rig: None) -> None:
+    line = ["mpirun", RING]
+    job = mpijob(cluster, images.image(NEW), workers=2, launcher_args=line).start(publish=False)
     job.workers[0].publish()
     until(lambda: "NXDOMAIN" in job.launcher.stderr())
     job.launcher.kill()
@@ -117,7 +117,9 @@ def test_a_parent_that_is_killed_in_a_script_takes_mpirun_along(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("server", ["openssh", "embedded"])
+@pytest.mark.parametrize(
+    ("image", "server"), [(NEW, "openssh"), (OLD, "embedded")], indirect=["image"]
+)
 def test_a_launcher_whose_node_vanishes_leaves_nothing(
     cluster: Cluster, image: Image, server: str
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
 from tests.pods.jobs import PATIENCE, PROMISED, RING, alive, end_line, left, running
-from tests.pods.marks import OLD_IMAGE, ONE_IMAGE, crossed
+from tests.pods.marks import NEW, OLD, OLD_IMAGE, ONE_IMAGE
 from tests.pods.operator import Job
 from tests.pods.volumes import HostPath
 from tests.waiting import until
@@ -68,20 +68,26 @@ def test_every_rank_saves_and_finishes(cluster: Cluster, image: Image, kept: Pat
     assert "did not end in time" not in message
 
 
-@OLD_IMAGE
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.full), 3])
 @pytest.mark.full
 def test_one_rank_saves_while_the_others_die_at_once(
-    cluster: Cluster, image: Image, kept: Path, rank: int
+    cluster: Cluster, image: Image, kept: Path
 ) -> None:
     """As where rank 0 alone writes checkpoints; the first death would be mpirun's order to kill."""
-    job = saving(cluster, image, kept, *SAVE, "--rank", str(rank), "--no-finalize")
+    job = saving(cluster, image, kept, *SAVE, "--rank", "0", "--no-finalize")
     told_to_end(job)
-    assert saved(kept) == {rank: TERM}
+    assert saved(kept) == {0: TERM}
 
 
-@pytest.mark.parametrize("server", ["auto", pytest.param("embedded", marks=pytest.mark.full)])
-@crossed("rank", [1, 3])
+@pytest.mark.parametrize(
+    ("image", "rank", "server"),
+    [
+        (OLD, 1, "auto"),
+        (NEW, 3, "auto"),
+        pytest.param(NEW, 1, "embedded", marks=pytest.mark.full),
+        pytest.param(OLD, 3, "embedded", marks=pytest.mark.full),
+    ],
+    indirect=["image"],
+)
 def test_a_drained_worker_lets_each_rank_of_the_job_save(
     cluster: Cluster, image: Image, kept: Path, rank: int, server: str
 ) -> None:
@@ -111,13 +117,13 @@ def test_a_suspended_job_saves_and_no_rank_is_told_twice(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("start", ["a script", "a script's exec", "ranks beside mpirun"])
+@pytest.mark.parametrize("start", ["a script", "ranks beside mpirun"])
 def test_ranks_of_a_script_and_those_beside_mpirun_save_too(
     cluster: Cluster, image: Image, kept: Path, start: str
 ) -> None:
     line = f"mpirun {RING} --sleep 1000 {' '.join(SAVE)}"
     beside = start == "ranks beside mpirun"
-    script = ["sh", "-c", f"exec {line}" if "exec" in start else f"{line}; exit $?"]
+    script = ["sh", "-c", f"{line}; exit $?"]
     pods = {"env": LONG, "volumes": [HostPath("/ckpt", kept, writable=True)]}
     job = running(
         cluster,

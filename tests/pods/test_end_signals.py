@@ -21,7 +21,7 @@ from tests.pods.jobs import (
     slow_to_launch,
     with_own_ssh,
 )
-from tests.pods.marks import OLD_IMAGE, ONE_IMAGE
+from tests.pods.marks import NEW, OLD, OLD_IMAGE, ONE_IMAGE
 from tests.pods.operator import Job, mpijob
 from tests.pods.volumes import Files
 from tests.waiting import until
@@ -29,13 +29,20 @@ from tests.waiting import until
 ENDING = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT]
 # The program's own: an MPI forwards them to its ranks.
 PROGRAMS = [signal.SIGUSR1, signal.SIGUSR2]
-NO_MPI_YET = pytest.mark.parametrize("image", ["openmpi-5.0"], indirect=True)
-# Those beside SIGTERM, which is the one that a kubelet sends, run in the whole matrix only.
-SOME = pytest.mark.parametrize(
-    "number",
-    [signal.SIGTERM, *(pytest.param(item, marks=pytest.mark.full) for item in ENDING[1:])],
-    ids=lambda number: number.name,
-)
+NO_MPI_YET = pytest.mark.parametrize("image", [NEW], indirect=True)
+
+
+def signals(*quick: str) -> pytest.MarkDecorator:
+    """SIGTERM, which a kubelet sends, with each image; the others in the whole matrix, once."""
+    rows = [(image, signal.SIGTERM) for image in (NEW, OLD)]
+    more = [pytest.param(NEW, number, marks=pytest.mark.full) for number in ENDING[1:]]
+    return pytest.mark.parametrize(
+        ("image", "number"),
+        [pytest.param(*row, marks=() if row[0] in quick else pytest.mark.full) for row in rows]
+        + more,
+        indirect=["image"],
+        ids=lambda value: getattr(value, "name", value),
+    )
 
 
 def ended_by(job: Job, number: int) -> None:
@@ -49,7 +56,11 @@ def ended_by(job: Job, number: int) -> None:
     until(lambda: not left(job.workers), PROMISED)
 
 
-@SOME
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGTERM, *(pytest.param(item, marks=pytest.mark.full) for item in ENDING[1:])],
+    ids=lambda value: getattr(value, "name", value),
+)
 @NO_MPI_YET
 def test_a_signal_while_hosts_are_waited_for(cluster: Cluster, image: Image, number: int) -> None:
     job = mpijob(cluster, image, workers=1, launcher_args=["mpirun", RING]).start(publish=False)
@@ -70,8 +81,7 @@ def test_a_programs_signal_does_not_end_the_wait(cluster: Cluster, image: Image)
     assert job.wait(PATIENCE) == 0
 
 
-@SOME
-@ONE_IMAGE
+@signals(NEW)
 def test_a_signal_while_daemons_are_launched(cluster: Cluster, image: Image, number: int) -> None:
     """Open MPI 5 by itself ignores SIGTERM then."""
     job = slow_to_launch(cluster, image)
@@ -80,6 +90,7 @@ def test_a_signal_while_daemons_are_launched(cluster: Cluster, image: Image, num
 
 
 @pytest.mark.full
+@NO_MPI_YET
 def test_the_same_signal_twice_while_daemons_are_launched(cluster: Cluster, image: Image) -> None:
     job = slow_to_launch(cluster, image)
     job.launcher.signal(signal.SIGTERM)
@@ -89,20 +100,19 @@ def test_the_same_signal_twice_while_daemons_are_launched(cluster: Cluster, imag
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("number", PROGRAMS, ids=lambda number: number.name)
-def test_a_programs_signal_while_daemons_are_launched(
-    cluster: Cluster, image: Image, number: int
-) -> None:
+def test_a_programs_signal_while_daemons_are_launched(cluster: Cluster, image: Image) -> None:
     """It ends nothing: the launch goes on, and the job after it."""
     wait = "until [ -e /tmp/go ]; do sleep 0.1; done"
     job = slow_to_launch(cluster, image, wait, "mpirun", RING)
-    job.launcher.signal(number)
-    until(lambda: "not forwarded: no rank runs yet" in job.launcher.stderr())
+    for number in PROGRAMS:
+        job.launcher.signal(number)
+    refused = "not forwarded: no rank runs yet"
+    until(lambda: job.launcher.stderr().count(refused) == len(PROGRAMS))
     job.launcher.shell("touch /tmp/go")
     assert job.wait(PATIENCE) == 0
 
 
-@SOME
+@signals(NEW, OLD)
 def test_a_signal_while_the_job_runs(cluster: Cluster, image: Image, number: int) -> None:
     job = running(cluster, image)
     job.launcher.signal(number)
@@ -146,9 +156,10 @@ def test_a_user_signal_reaches_the_ranks(cluster: Cluster, image: Image) -> None
     assert "SIGUSR1" in end_line(job.launcher.stderr())
 
 
-@OLD_IMAGE
-@pytest.mark.parametrize("first", ["workers", pytest.param("launcher", marks=pytest.mark.full)])
 @pytest.mark.full
+@pytest.mark.parametrize(
+    ("image", "first"), [(OLD, "workers"), (NEW, "launcher")], indirect=["image"]
+)
 def test_a_job_that_is_suspended_blames_no_host(cluster: Cluster, image: Image, first: str) -> None:
     """All pods get SIGTERM at about the same time; up to a second may lie between."""
     job = running(cluster, image)
@@ -166,9 +177,15 @@ NO_NEW_LOGINS = """table inet gone { chain out { type filter hook output priorit
     tcp dport 22 tcp flags syn / syn,ack drop; }; }"""
 
 
-@ONE_IMAGE
-@pytest.mark.parametrize("cpu_limit", [0.0, pytest.param(0.2, marks=pytest.mark.full)])
-@pytest.mark.parametrize("stopped", ["all", pytest.param("workers", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    ("image", "cpu_limit", "stopped"),
+    [
+        (NEW, 0.0, "all"),
+        pytest.param(OLD, 0.2, "all", marks=pytest.mark.full),
+        pytest.param(NEW, 0.2, "workers", marks=pytest.mark.full),
+    ],
+    indirect=["image"],
+)
 def test_pods_that_are_gone_are_not_waited_for(
     cluster: Cluster, image: Image, cpu_limit: float, stopped: str
 ) -> None:
@@ -194,7 +211,6 @@ def test_a_worker_that_is_told_to_end_takes_its_ranks_along(cluster: Cluster, im
 
 
 @OWN_SSH
-@ONE_IMAGE
 def test_a_second_try_on_the_same_workers_succeeds(
     cluster: Cluster, image: Image, own_ssh: str
 ) -> None:
@@ -223,7 +239,6 @@ def test_a_second_try_on_the_same_workers_succeeds(
 
 
 @OWN_SSH
-@ONE_IMAGE
 def test_a_launcher_beside_what_an_earlier_one_left(
     cluster: Cluster, image: Image, own_ssh: str
 ) -> None:

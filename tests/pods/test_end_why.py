@@ -26,7 +26,7 @@ from tests.pods.jobs import (
     running,
     with_own_ssh,
 )
-from tests.pods.marks import OLD_IMAGE, ONE_IMAGE, crossed
+from tests.pods.marks import ONE_IMAGE, crossed
 from tests.pods.operator import Job, mpijob
 from tests.pods.volumes import Files
 from tests.waiting import until
@@ -61,7 +61,6 @@ def fields(text: str) -> dict[str, Any]:
 
 
 @OWN_SSH
-@ONE_IMAGE
 def test_a_rank_that_is_out_of_memory(cluster: Cluster, image: Image, own_ssh: str) -> None:
     chosen, details = with_own_ssh(own_ssh, image)
     worker = script("eat", EATER, memory=MEMORY, **details.get("worker", {}))
@@ -121,66 +120,28 @@ def test_the_signal_that_ended_a_rank(
         assert "out of memory" not in message
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("where", ["launcher", "worker-0"])
-def test_ranks_beside_mpirun(cluster: Cluster, image: Image, where: str) -> None:
-    """Open MPI 4.1 hands its variables on to them, so there it isn't asked."""
-    details = {"workers": 1, "as_worker": True, "worker": DYING, "launcher": DYING}
-    job = ended(cluster, image, "mpirun", "/opt/it/dies", "SEGV", where, code=139, **details)
-    message = job.launcher.stderr()
-    assert "was ended by SIGSEGV" in end_line(message)
-    assert message.count("noticed that process rank") == 1
-    if "5.0" in image.name:
-        named = (
-            "pi-launcher: rank 0" if where == "launcher" else "pi-worker-0.pi.default.svc: rank 1"
-        )
-        assert f"exit 139: {named} was" in end_line(message)
-
-
-@crossed("end", ["segv", "exit"])
-def test_the_end_is_told_as_fields(cluster: Cluster, image: Image, end: str) -> None:
-    argv = (
-        ["mpirun", RING, "--exit", "4"]
-        if end == "exit"
-        else ["mpirun", "/opt/it/dies", "SEGV", "worker-1"]
-    )
-    job = mpijob(
-        cluster,
-        image,
-        workers=2,
-        launcher_args=argv,
-        env={"MPIBOOT_LOG_FORMAT": "json"},
-        worker=DYING,
-        launcher=DYING,
-    ).start()
-    code = 4 if end == "exit" else 139
-    got = job.wait(PATIENCE)
-    assert "out of memory" not in job.launcher.termination_log()
-    event = fields(job.launcher.stderr())
-    if got == 143 and end == "segv":  # seen on busy machines: mpirun tells of the other rank
-        assert "by mpirun after another rank's end" in event["cause"]
-        return
-    assert got == code
-    assert (event["exit"], event["hosts"], event["ranks"], event["rank"]) == (code, 2, 2, 1)
-    assert event["seconds"] > 0
-    assert event["signal"] == ("" if end == "exit" else "SIGSEGV")
-    assert event["cause"] == (
-        "rank 1 exited with code 4 (first failure)"
-        if end == "exit"
-        else "rank 1 was ended by SIGSEGV"
-    )
-    if end == "segv":
-        assert event["host"] == SECOND
-
-
-@ONE_IMAGE
-@pytest.mark.full
-def test_a_good_end_is_told_as_fields(cluster: Cluster, image: Image) -> None:
+def test_each_end_is_told_as_fields(cluster: Cluster, image: Image) -> None:
+    lines = [
+        ["mpirun", RING, "--exit", "4"],
+        ["mpirun", "/opt/it/dies", "SEGV", "worker-1"],
+        ["mpirun", RING],
+    ]
     env = {"MPIBOOT_LOG_FORMAT": "json"}
-    event = fields(ended(cluster, image, env=env).launcher.stderr())
-    assert (event["exit"], event["hosts"], event["ranks"], event["rank"]) == (0, 2, 2, None)
-    assert (event["reference"], event["host"], event["signal"]) == ("", "", "")
-    assert event["message"].endswith("2 hosts, 2 ranks, exit 0: the program succeeded")
+    ends = launches(cluster, image, lines, env=env, worker=DYING, launcher=DYING)
+    failed, died, good = (fields(message) for _, message in ends)
+    assert all("out of memory" not in message for _, message in ends)
+    assert [(event["hosts"], event["ranks"]) for event in (failed, died, good)] == [(2, 2)] * 3
+    assert (failed["exit"], failed["rank"], failed["signal"]) == (4, 1, "")
+    assert failed["cause"] == "rank 1 exited with code 4 (first failure)"
+    assert failed["seconds"] > 0
+    if died["exit"] == 143:  # seen on busy machines: mpirun tells of the other rank
+        assert "by mpirun after another rank's end" in died["cause"]
+    else:
+        assert (died["exit"], died["rank"], died["signal"]) == (139, 1, "SIGSEGV")
+        assert (died["host"], died["cause"]) == (SECOND, "rank 1 was ended by SIGSEGV")
+    assert (good["exit"], good["rank"], good["reference"]) == (0, None, "")
+    assert (good["host"], good["signal"]) == ("", "")
+    assert good["message"].endswith("2 hosts, 2 ranks, exit 0: the program succeeded")
 
 
 def evidence(job: Job) -> list[str]:
@@ -203,7 +164,6 @@ LAST += "{.status.containerStatuses[*].state.terminated}'"
 
 
 @OWN_SSH
-@OLD_IMAGE
 def test_a_container_that_is_not_restarted(cluster: Cluster, image: Image, own_ssh: str) -> None:
     chosen, details = with_own_ssh(own_ssh, image)
     job = running(cluster, chosen, **details)
@@ -213,7 +173,6 @@ def test_a_container_that_is_not_restarted(cluster: Cluster, image: Image, own_s
 
 
 @OWN_SSH
-@ONE_IMAGE
 def test_a_pod_that_is_gone(cluster: Cluster, image: Image, own_ssh: str) -> None:
     chosen, details = with_own_ssh(own_ssh, image)
     job = running(cluster, chosen, **details)
@@ -239,14 +198,6 @@ def test_a_failed_launcher_is_kept_for_a_look_inside(cluster: Cluster, image: Im
     assert "3" in job.launcher.termination_log()
     job.launcher.signal(signal.SIGTERM)
     assert job.wait(PATIENCE) == 3
-
-
-@crossed("server", ["openssh", "embedded"])
-def test_workers_end_with_a_job_that_ended_well(
-    cluster: Cluster, image: Image, server: str
-) -> None:
-    job = ended(cluster, image, env={"MPIBOOT_SSHD": server})
-    assert [worker.wait(PATIENCE) for worker in job.workers] == [0, 0]
 
 
 @ONE_IMAGE

@@ -22,7 +22,7 @@ from tests.pods.jobs import (
     running,
     with_own_ssh,
 )
-from tests.pods.marks import OLD_IMAGE, ONE_IMAGE
+from tests.pods.marks import ONE_IMAGE
 from tests.pods.operator import Job
 from tests.pods.pod import Pod
 from tests.pods.processes import Process
@@ -56,7 +56,6 @@ def lose_packets(job: Job) -> None:
 
 @pytest.mark.full
 @OWN_SSH
-@ONE_IMAGE
 def test_a_network_that_loses_every_packet_for_a_while(
     cluster: Cluster, image: Image, own_ssh: str
 ) -> None:
@@ -71,7 +70,6 @@ def test_a_network_that_loses_every_packet_for_a_while(
 
 
 @OWN_SSH
-@OLD_IMAGE
 @pytest.mark.full
 def test_an_sshd_that_is_stopped_for_a_minute(cluster: Cluster, image: Image, own_ssh: str) -> None:
     """As on a node under pressure."""
@@ -95,7 +93,6 @@ def test_a_launcher_that_stands_still(cluster: Cluster, image: Image) -> None:
 
 
 @OWN_SSH
-@ONE_IMAGE
 def test_a_pod_that_is_deleted_without_a_word(cluster: Cluster, image: Image, own_ssh: str) -> None:
     chosen, details = with_own_ssh(own_ssh, image)
     job = running(cluster, chosen, env=SHORT, **details)
