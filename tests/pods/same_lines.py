@@ -43,7 +43,6 @@ _OPEN_MPI: Final = [
     Line("mpirun -np 1 WHERE a 'b c' '$d' \"e'f\" exit=3", quick=True),
     Line("mpirun -np 2 WHERE", quick=True),
     Line("mpirun -np 0 WHERE"),
-    Line("mpirun -np 3 WHERE"),
     Line("mpirun -n 4 WHERE"),
     Line("mpiexec -n 4 WHERE"),
     Line("mpirun -np 5 WHERE", quick=True),
@@ -51,10 +50,8 @@ _OPEN_MPI: Final = [
     Line("mpirun -npernode 1 WHERE"),
     Line("mpirun --host HOST1:2 -np 2 WHERE"),
     Line("mpirun -H HOST1:1,HOST0:1 WHERE"),
-    Line("mpirun -H HOST0 -np 1 WHERE"),
     Line("mpirun -H HOST0:1,HOST1:* -np 2 WHERE"),
     Line("mpirun --hostfile /opt/lines/second WHERE"),
-    Line("mpirun -machinefile /opt/lines/second -np 1 WHERE"),
     Line("mpirun -hostfile /opt/lines/keys WHERE"),
     Line("mpirun -hostfile /opt/lines/bare WHERE", quick=True),
     Line("mpirun -hostfile /opt/lines/none WHERE"),
@@ -64,7 +61,6 @@ _OPEN_MPI: Final = [
         quick=True,
     ),
     # --- mapping and binding
-    Line("mpirun -np 2 --map-by node WHERE"),
     Line("mpirun -np 4 --map-by core WHERE"),
     Line("mpirun -np 4 --bind-to none WHERE"),
     Line("mpirun -np 4 --bind-to core WHERE"),
@@ -76,7 +72,6 @@ _OPEN_MPI: Final = [
     Line("mpirun -np 4 --map-by node --rank-by slot WHERE"),
     Line("mpirun --rankfile /opt/lines/rankfile -np 4 WHERE", quick=True),
     # --- variables
-    Line("mpirun -np 2 -x MY_DATA WHERE"),
     Line("mpirun -np 2 -x MY_DATA=/other -x EMPTY= WHERE"),
     Line("mpirun -np 2 -x LD_LIBRARY_PATH -x PATH WHERE"),
     Line("mpirun -np 2 /opt/lines/rank.sh a b", quick=True),
@@ -100,9 +95,7 @@ _OPEN_MPI: Final = [
     Line("mpirun -np 4 -H pi-worker-0.pi:2,pi-worker-1.pi:2 WHERE"),
     Line("mpirun -np 4 -host localhost:2,HOST1:2 WHERE"),
     Line("mpirun -np 2 --mca plm_rsh_args -p22 WHERE"),
-    Line("mpirun -np 2 -x UCX_TLS=tcp,self WHERE"),
     Line("mpirun -np 2 --tag-output WHERE"),
-    Line("mpirun -np 2 --timestamp-output WHERE"),
     Line("mpirun -np 2 -mca mpi_yield_when_idle 1 WHERE"),
     Line("mpirun -np 2 --mca no_such_parameter 1 WHERE"),
     Line("mpirun -np 2 --mca btl_tcp_if_include eth0 WHERE"),
@@ -112,10 +105,6 @@ _OPEN_MPI: Final = [
         "mpirun -np 2 -x LD_LIBRARY_PATH -bind-to none WHERE",
         f"{_OPERATOR}: examples/v2beta1/nccl-tests/nccl-tests.yaml",
         env={"OMPI_MCA_orte_base_help_aggregate": "0"},
-    ),
-    Line(
-        "mpirun -np 4 -bind-to none -x NCCL_DEBUG WHERE -c 0 -b 8 -e 16G -f 4 -g 1 -n 10",
-        f"{_OPERATOR}: examples/v2beta1/nccl-tests/nccl-tests.yaml",
     ),
     Line(
         f"mpirun -np 2 --allow-run-as-root {_SLOT} -x LD_LIBRARY_PATH -x PATH {_OB1} WHERE",
@@ -129,19 +118,10 @@ _OPEN_MPI: Final = [
         f"{_OPERATOR}: examples/mxnet/mxnet-mnist.yaml",
     ),
     Line(
-        "mpirun WHERE --data_format=NCHW --batch_size=256",
-        f"{_OPERATOR}: examples/tensorflow-benchmarks-imagenet.yaml",
-    ),
-    Line(
         f"mpirun -np 4 -H HOST0:2,HOST1:2 {_SLOT} -x NCCL_DEBUG=INFO -x LD_LIBRARY_PATH -x PATH "
         f"{_OB1} WHERE",
         _HOROVOD,
         quick=True,
-    ),
-    Line(
-        f"mpirun -np 4 -H HOST0:2,HOST1:2 {_SLOT} -x NCCL_DEBUG=INFO -x LD_LIBRARY_PATH "
-        "-x HOROVOD_MPI_THREADS_DISABLE=1 -x PATH -mca pml ob1 WHERE",
-        _HOROVOD,
     ),
     Line(
         f"mpirun -np 4 -H HOST0:2,HOST1:2 {_SLOT} -x NCCL_DEBUG=INFO -x LD_LIBRARY_PATH -x PATH "
@@ -176,15 +156,6 @@ _OPEN_MPI: Final = [
         _RUNNER,
     ),
     Line(
-        "mpirun -np 2 -bind-to core -map-by core WHERE -parallel",
-        "floquation/optoFluids: Examples/template_OpenFoamAndOptics/fluids/"
-        "CarotidArtery_parallel/run.sh",
-    ),
-    Line(
-        "mpirun -np 4 -machinefile /etc/mpi/hostfile WHERE -parallel",
-        "unicfdlab/iceFoam: cylinder2D_DyM/run.sh",
-    ),
-    Line(
         "mpirun --mca btl ^vader -np 4 WHERE",
         "UoMResearchIT/EMEP_Operational_Scripts: operational_scripts/CSF3_batch_scripts/WRF_REAL/"
         "qsub_wrf_short_csf3.sh",
@@ -206,11 +177,6 @@ _OPEN_MPI: Final = [
     Line(
         "mpirun -np 2 --host HOST0,HOST1 --map-by node WHERE",
         "larryhan1995/mpitest: job.sh",
-    ),
-    Line(
-        "mpirun -np 1 WHERE mdrun -v -s md.tpr -ntomp 20",
-        "akshay-chenna/idp_dimers: misc/run_nooffload.sh",
-        env={"OMP_NUM_THREADS": "20"},
     ),
     Line(
         "mpirun -np 4 -machinefile /etc/mpi/hostfile WHERE -v -deffnm model -ntomp 2",
@@ -258,13 +224,11 @@ OPENMPI4: Final = [
     # Its daemon crashes, and mpirun returns 205.
     Line("mpirun -np 2 --map-by slot:PE=2 WHERE", differs=_STATUS),
     Line("mpirun --cpus-per-proc 1 -np 2 WHERE"),
-    Line("mpirun --map-by socket -np 4 WHERE"),
     Line("mpirun -np 4 --map-by numa WHERE"),
     Line("mpirun --app /opt/lines/app"),
     Line("mpirun -np 2 -q WHERE"),
     Line("mpirun -np 2 --mca orte_base_help_aggregate 0 WHERE"),
     Line("mpirun -np 2 WHERE", env={"OMPI_MCA_mca_base_param_files": "/opt/lines/params"}),
-    Line("mpirun -np 2 -am /opt/lines/params WHERE"),
     Line(f"mpirun -np 4 -mca plm_rsh_agent {_AGENT}", quick=True),
     Line("mpirun -np 4 -mca plm_rsh_agent 'ssh -q : rsh' WHERE"),
     # Without a flat launch 4.1's agents stay, and plain mpirun waits for ever for the next.
@@ -286,7 +250,6 @@ OPENMPI5: Final = [
     Line("mpirun -np 2 --unset-env MY_DATA WHERE"),
     Line("mpirun -np 2 --append-env MY_DATA: /more -x MY_DATA WHERE"),
     Line("mpirun --hostfile /opt/lines/first --add-hostfile /opt/lines/second -np 2 WHERE"),
-    Line("mpirun --map-by package -np 4 WHERE"),
     Line("mpirun --map-by numa -np 4 WHERE"),
     Line("mpirun --bind-to hwthread -np 4 WHERE"),
     Line("mpirun --map-by core:PE=1 -np 4 WHERE"),
@@ -313,25 +276,21 @@ _HYDRA: Final = [
     Line("mpiexec.hydra -n 4 WHERE"),
     Line("mpirun -n 5 WHERE", quick=True),
     Line("mpirun -n 2 -ppn 1 WHERE", quick=True),
-    Line("mpirun -n 4 -ppn 1 WHERE"),
     Line("mpirun -ppn 2 -n 4 WHERE"),
     Line("mpirun -hosts HOST0,HOST1 -n 2 WHERE", quick=True),
     Line("mpirun -hosts HOST1,HOST0 -n 4 WHERE"),
-    Line("mpirun -hosts HOST1 -n 2 WHERE"),
     Line("mpirun -host HOST1 -n 2 WHERE"),
     Line("mpirun -hosts HOST0:2,HOST1:1 -n 3 WHERE"),
     Line("mpirun -f /opt/lines/hydra-second -n 2 WHERE"),
     Line("mpirun -hostfile /etc/mpi/hostfile -n 4 WHERE"),
     Line("mpirun -n 1 WHERE first : -n 2 WHERE second"),
     Line("mpirun -configfile /opt/lines/configfile"),
-    Line("mpirun -n 2 -bind-to core WHERE"),
     Line("mpirun -n 2 -bind-to none WHERE"),
     Line("mpirun -n 4 -bind-to core -map-by core WHERE"),
     Line("mpirun -n 2 -genv MY_DATA /other WHERE", quick=True),
     Line("mpirun -n 2 -env MY_DATA /other WHERE"),
     Line("mpirun -n 2 -genvlist MY_DATA,PATH WHERE"),
     Line("mpirun -n 2 -genvnone WHERE"),
-    Line("mpirun -n 2 -genvall WHERE"),
     Line("mpirun -n 2 -envall WHERE"),
     Line("mpirun -n 4 -wdir /usr WHERE"),
     Line("mpirun -n 2 -wdir /opt/lines ./rank.sh"),
@@ -375,14 +334,6 @@ MPICH: Final = [
         "mpirun -n 4 -ppn 2 -genv UCX_TLS=tcp -genv MASTER_ADDR HOST0 -genv MASTER_PORT 29500 "
         "-genv WORLD_SIZE 4 -genv LOCAL_SIZE 2 -hosts HOST0,HOST1 WHERE",
         _RUNNER,
-    ),
-    Line(
-        "mpirun --host HOST0,HOST1 WHERE",
-        "pmodels/cc-hpc-appliances: examples/mpi_jobs/run_hello.sh",
-    ),
-    Line(
-        "mpirun -n 4 -machinefile /etc/mpi/hostfile -iface eth0 -wdir /usr WHERE",
-        "federatedcloud/kubernetes-mpi-clusters: terraform-aws/tf-kubernetes/runscript2_5.sh",
     ),
 ]
 INTEL: Final = [
@@ -462,8 +413,6 @@ COMMANDS: Final = [
     # --- mpirun by other programs
     Line("timeout 60 mpirun -np 2 WHERE", quick=True),
     Line("stdbuf -oL mpirun -np 2 WHERE"),
-    Line("env MY_DATA=/other mpirun -np 2 WHERE exit=3"),
-    Line("nice mpirun -np 2 WHERE"),
     Line("setsid --wait mpirun -np 2 WHERE"),
     Line("xargs -n 1 mpirun -np 1 WHERE", stdin="first\nsecond\n"),
     Line("find /opt/lines -name app -exec mpirun -np 1 WHERE {} ;"),
@@ -471,16 +420,13 @@ COMMANDS: Final = [
     Line("python3 /opt/lines/starts.py", quick=True),
     # --- mpirun in scripts
     Line("bash -euo pipefail -c 'mpirun -np 2 WHERE exit=3 | cat'", quick=True),
-    Line("sh -c 'mpirun -np 2 WHERE exit=3 | cat'"),
     Line("sh -c 'M=\"mpirun -np 2 WHERE\"; eval $M'"),
-    Line("sh -c 'MPI_RUN=mpirun; $MPI_RUN -np 2 WHERE'"),
     Line("sh -c 'mpirun -np 2 WHERE </dev/null & wait $!; echo $?'"),
     Line("sh -c 'for n in 1 2; do mpirun -np $n WHERE $n; done'"),
     Line("/opt/lines/Allrun", quick=True),
     Line("/opt/lines/batch"),
     # --- logins
     Line("ssh HOST0 hostname \\; exit 7", quick=True),
-    Line("sh -c 'for host in HOST0 HOST1; do ssh $host hostname </dev/null; done'"),
     Line("sh -c 'echo HOST0 HOST1 | xargs -n 1 -I{} ssh -n {} hostname'"),
     Line("sh -c 'tar c -C /opt/lines . | ssh HOST1 \"tar t | sort\"'"),
     Line("ssh HOST0 cat", stdin="one\ntwo\n"),

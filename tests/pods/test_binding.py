@@ -5,18 +5,14 @@ from __future__ import annotations
 import re
 import shlex
 
-import pytest
-
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
-from tests.pods.marks import NEW, ONE_IMAGE
+from tests.pods.marks import ONE_IMAGE
 from tests.pods.operator import Job, mpijob
 
-HOSTS = [f"pi-worker-{index}.pi.default.svc" for index in (0, 1)]
 WHERE = 'echo "$(hostname)" $(python3 -c "import os; print(os.sched_getaffinity(0))")'
 FILES = {
     "/etc/ssh/ssh_config.d/own.conf": "StrictHostKeyChecking no\nUserKnownHostsFile /dev/null\n",
-    "/opt/rankfile": f"rank 0={HOSTS[1]} slot=0\nrank 1={HOSTS[0]} slot=0\n",
 }
 # A guard against a hang: a mpirun whose options contradict each other ends at once.
 GUARD = 120
@@ -46,32 +42,11 @@ def bound(job: Job, words: str, *before: str) -> list[str]:
     return sorted(done.stdout.splitlines())
 
 
-# 5.0.7 takes hardly any rankfile: its hosts, it says, were not allocated.
-RANKFILE = "--rankfile /opt/rankfile"
-MORE = (
-    "-n 2 --cpu-set 0",
-    "-n 2 --cpu-list 0",
-    "-n 2 --map-by slot:PE=1",
-    "-n 2 --cpus-per-proc 1",
-    "-n 2 --rank-by node",
-    "-n 2 --map-by node",
-)
-
-
-@pytest.mark.parametrize(
-    "lines",
-    [(RANKFILE, "--map-by ppr:1:node:PE=1"), pytest.param(MORE, marks=pytest.mark.full)],
-    ids=["some", "more"],
-)
-def test_what_a_line_says_of_cpus_stands_and_else_ranks_are_not_bound(
-    cluster: Cluster, image: Image, lines: tuple[str, ...]
+def test_ranks_are_not_bound_where_pods_share_the_nodes_cpus(
+    cluster: Cluster, image: Image
 ) -> None:
-    """The pods share the node's CPUs."""
+    """What a line says of CPUs stands: `same_lines`."""
     job = started(cluster, image)
-    for words in lines:
-        plain = bound(job, words)
-        assert plain or image.name == NEW
-        assert bound(job, words, "mpiboot", "launcher") == plain
     cpus = job.workers[0].shell("python3 -c 'import os; print(os.sched_getaffinity(0))'")
     found = bound(job, "-n 2", "mpiboot", "launcher")
     assert [words.split(maxsplit=1)[1] for words in found] == [cpus] * 2
