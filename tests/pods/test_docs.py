@@ -22,11 +22,12 @@ from tests.pods.fields import merged
 from tests.pods.images import Image
 from tests.pods.jobs import PATIENCE, RING, let_go, ranks, spans
 from tests.pods.manifest import Without, play_init_container, play_mpijob, play_statefulset
-from tests.pods.operator import Job, mpijob
+from tests.pods.operator import Job, KeyPair, mpijob
 from tests.pods.pod import Pod
 from tests.pods.recipes import built
 from tests.pods.test_manifests import TENSORFLOW
 from tests.pods.test_own_python import unchanged
+from tests.pods.volcano import play_volcano
 from tests.waiting import until
 
 # As in a cluster: the rig's launchers log more.
@@ -143,9 +144,6 @@ def test_a_log_that_a_page_shows_is_what_is_printed(
 # The pages' program: it stays until the test lets it end.
 TRAIN = f"#!/bin/sh\nuntil [ -e /tmp/enough ]; do sleep 0.1; done\nexec {RING}\n"
 NEW = images.NAMES[-1]
-IMAGE = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.full) for name in images.NAMES[:-1]] + [NEW]
-)
 
 
 def my_image(name: str) -> Image:
@@ -180,11 +178,10 @@ def memory(pod: Pod) -> float:
     return int(re.search(r"^Pss: +(\d+) kB", text, re.MULTILINE)[1]) / 1024  # type: ignore[index]
 
 
-@IMAGE
-def test_the_mpijob_of_the_operators_page(cluster: Cluster, rig: None, name: str) -> None:
+def test_the_mpijob_of_the_operators_page(cluster: Cluster, rig: None) -> None:
     """Its commands are tried while the job runs, the README's as well; so is the init container."""
     (manifest,) = examples.read("mpi-operator/openmpi.yaml")
-    job = play_mpijob(cluster, my_image(name), manifest)
+    job = play_mpijob(cluster, my_image(NEW), manifest)
     (waiting,) = pages.manifests("init-container")
     (container,) = waiting["initContainers"]
     init = play_init_container(job, cluster, container).start()
@@ -209,9 +206,8 @@ MACHINE = ("/etc/resolv.conf", "/etc/pip.conf", "/etc/ssl/certs/ca-certificates.
 
 @pytest.mark.full
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("name", images.NAMES)
 def test_an_image_with_the_wheel_as_the_page_says(
-    cluster: Cluster, rig: None, name: str, tmp_path: Path
+    cluster: Cluster, rig: None, tmp_path: Path
 ) -> None:
     """Its wheel in a Debian image with an MPI of its own, by the page's own lines."""
     argv = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir"]
@@ -222,7 +218,7 @@ def test_an_image_with_the_wheel_as_the_page_says(
     assert lines[0].split()[1:] == ["dist/mpiboot-*.whl", "/tmp/"]
     there = {path: Path(path).read_text() for path in MACHINE if Path(path).is_file()}
     image = (
-        my_image(name)
+        my_image(NEW)
         .without("/opt/mpiboot", "/usr/local/bin/mpiboot")
         .with_files({path: there[path] for path in MACHINE[:1] if path in there})
         .after("sh", "-c", VENV)
@@ -252,16 +248,12 @@ def readme_manifests() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("manifest", "name"),
-    [
-        pytest.param(0, "openmpi-4.1", marks=pytest.mark.full),
-        (0, "openmpi-5.0"),
-        pytest.param(1, "openmpi-5.0", marks=pytest.mark.full),
-    ],
-    ids=["as it is, 4.1", "as it is", "two lines changed"],
+    "manifest",
+    [0, pytest.param(1, marks=pytest.mark.full)],
+    ids=["as it is", "two lines changed"],
 )
 def test_the_operators_manifest_as_the_readme_has_it(
-    cluster: Cluster, rig: None, manifest: int, name: str
+    cluster: Cluster, rig: None, manifest: int
 ) -> None:
     """As it is with shims in the image, or changed for mpiboot as ENTRYPOINT; its line goes on."""
     job = readme_manifests()[manifest]
@@ -277,7 +269,7 @@ def test_the_operators_manifest_as_the_readme_has_it(
     (launcher,) = job["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"]
     launcher["args" if manifest else "command"].append(RING)
     lines = pages.named("folder" if manifest else "readme-image")
-    image = replace(unchanged(name), entrypoint=())
+    image = replace(unchanged(NEW), entrypoint=())
     played = play_mpijob(cluster, built(lines, image), job).start()
     assert played.wait(PATIENCE) == 0, played.launcher.stderr()
     spans(played)
@@ -330,9 +322,8 @@ for file; do cp "${file#--from-file=}" "objects/$name/"; done
 """
 
 
-@IMAGE
 def test_the_pods_of_the_page_without_an_operator(
-    cluster: Cluster, rig: None, name: str, tmp_path: Path
+    cluster: Cluster, rig: None, tmp_path: Path
 ) -> None:
     kubectl = tmp_path / "bin" / "kubectl"
     kubectl.parent.mkdir()
@@ -345,5 +336,28 @@ def test_the_pods_of_the_page_without_an_operator(
         for folder in (tmp_path / "objects").iterdir()
     }
     manifests = examples.read("statefulset/configmap.yaml")
-    job = play_statefulset(cluster, my_image(name), manifests, objects)
-    run(job)
+    run(play_statefulset(cluster, my_image(NEW), manifests, objects))
+
+
+@pytest.mark.full
+def test_the_volcano_job_of_its_page(cluster: Cluster, rig: None) -> None:
+    """With another port of the ssh plugin's (--ssh-port): workers that are told none take it."""
+    (manifest,) = examples.read("volcano/job.yaml")
+    (worker,) = manifest["spec"]["tasks"][1]["template"]["spec"]["containers"]
+    del worker["env"]
+    job = play_volcano(cluster, my_image(NEW), manifest, ssh_port=2206)
+    message = run(job)
+    assert "role launcher (MPI_HOST, which volcano sets" in message
+    assert "4 ranks on 2 hosts of /etc/volcano/worker.host" in message
+    assert "not forwarded to ranks: MPI_HOST" not in message
+    assert ":2206 as mpiuser" in job.workers[0].stderr()
+
+
+@pytest.mark.full
+def test_a_stateful_set_without_a_hostfile(cluster: Cluster, rig: None) -> None:
+    manifests = examples.read("statefulset/configmap.yaml")
+    (launcher,) = pages.manifests("without-configmap")
+    manifests[-1]["spec"]["template"]["spec"] = launcher
+    keys = {"train-ssh": KeyPair.make().files()}
+    job = play_statefulset(cluster, my_image(NEW), manifests, keys)
+    assert "4 ranks on 2 hosts of train-worker-[0-1].train" in run(job)

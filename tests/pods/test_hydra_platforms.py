@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +12,7 @@ from tests.manifests import examples
 from tests.pods import images
 from tests.pods.cluster import Cluster
 from tests.pods.indexed import play_indexed_job
-from tests.pods.jobs import FOREVER, PATIENCE, alive, end_line
+from tests.pods.jobs import PATIENCE, end_line
 from tests.pods.manifest import play_statefulset
 from tests.pods.oci import PodSpec
 from tests.pods.operator import KeyPair
@@ -27,7 +25,6 @@ from tests.waiting import until
 Played = tuple[Pod, list[Pod]]
 Play = Callable[[Cluster, str, Sequence[str]], Played]
 
-NAMES = ("mpich-4.0", "mpich-5.0", "intel-mpi")
 # What the launcher's pod sets, for all ranks or for itself; and what each host's own pod sets.
 LAUNCHER = {"NCCL_X": "all", "BOTH": "launcher", "MPIBOOT_LOG_LEVEL": "debug"}
 HOST = {"NCCL_X": "host", "BOTH": "host", "OWN": "host"}
@@ -91,20 +88,6 @@ def indexed_job(cluster: Cluster, name: str, program: Sequence[str]) -> Played:
     return _start(pods[0], pods)
 
 
-each = [
-    pytest.mark.full,
-    pytest.mark.parametrize("name", NAMES),
-    pytest.mark.parametrize("play", [trainer, volcano, stateful_set, indexed_job]),
-]
-
-
-def everywhere(test: Callable[..., None]) -> Callable[..., None]:
-    """A row for each MPI and platform."""
-    for mark in each:
-        test = mark(test)
-    return test
-
-
 TELL = (
     'echo "$PMI_RANK $(hostname) $HOSTNAME own=$OWN both=$BOTH nccl=$NCCL_X home=$HOME"; '
     'if [ "$PMI_RANK" != 0 ]; then echo $$ > "/tmp/rank-$PMI_RANK"; exit; fi; '
@@ -118,7 +101,15 @@ OTHERS = (
 )
 
 
-@everywhere
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("name", "play"),
+    [
+        *(("intel-mpi", play) for play in (trainer, volcano, stateful_set, indexed_job)),
+        ("mpich-4.0", trainer),
+        ("mpich-5.0", indexed_job),
+    ],
+)
 def test_ranks_on_every_host_each_with_its_own_environment(
     cluster: Cluster, rig: None, name: str, play: Play
 ) -> None:
@@ -136,20 +127,3 @@ def test_ranks_on_every_host_each_with_its_own_environment(
     hosts[0].shell("touch /tmp/end")
     assert launcher.wait(PATIENCE) == 3
     assert "exited with code 3" in end_line(launcher.stderr())
-
-
-@everywhere
-def test_a_signal_is_the_jobs_end(cluster: Cluster, rig: None, name: str, play: Play) -> None:
-    """MPI itself spans the hosts until then."""
-    launcher, hosts = play(cluster, name, FOREVER)
-    until(lambda: launcher.stdout().count(" of ") == 2 * len(hosts) or not launcher.running)
-    assert launcher.running
-    launcher.signal(signal.SIGTERM)
-    assert launcher.wait(PATIENCE) == 128 + signal.SIGTERM
-    for pod in hosts:
-        if pod is not launcher:
-            until(partial(_none, pod))
-
-
-def _none(pod: Pod) -> bool:
-    return not alive(pod, "ring", "hydra_pmi_proxy")

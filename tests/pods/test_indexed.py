@@ -10,16 +10,15 @@ from tests.manifests import examples
 from tests.pods import images
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
-from tests.pods.indexed import play_indexed_job, play_jobset
+from tests.pods.indexed import play_indexed_job
 from tests.pods.jobs import PATIENCE, RING, ranks
 from tests.pods.network import Link
 from tests.pods.operator import KeyPair
 from tests.pods.pod import Pod
-from tests.pods.test_docs import enough, my_image, run, running
+from tests.pods.test_docs import enough, my_image, running
 from tests.waiting import until
 
 QUICK = "openmpi-4.1"
-NAMES = [QUICK, *(pytest.param(n, marks=pytest.mark.full) for n in images.NAMES if n != QUICK)]
 
 
 def job(cluster: Cluster, image: Image, **env: str) -> list[Pod]:
@@ -34,12 +33,9 @@ def job(cluster: Cluster, image: Image, **env: str) -> list[Pod]:
     return made
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_pod_0_of_an_indexed_job_is_launcher_and_host(
-    cluster: Cluster, rig: None, name: str
-) -> None:
+def test_pod_0_of_an_indexed_job_is_launcher_and_host(cluster: Cluster, rig: None) -> None:
     """All pods end well by themselves, as the Job needs to be complete."""
-    pods = job(cluster, my_image(name))
+    pods = job(cluster, my_image(QUICK))
     running(pods)
     enough(pods)
     assert [pod.wait(PATIENCE) for pod in pods] == [0, 0]
@@ -63,10 +59,9 @@ def test_workers_of_an_indexed_job_stay_for_the_next_launcher(cluster: Cluster, 
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", images.NAMES)
-def test_pod_0_of_a_stateful_set_goes_by_its_name(cluster: Cluster, rig: None, name: str) -> None:
+def test_pod_0_of_a_stateful_set_goes_by_its_name(cluster: Cluster, rig: None) -> None:
     """Its pods have no variable with their number; a worker that ended would be started again."""
-    launcher, worker = job(cluster, my_image(name), JOB_COMPLETION_INDEX="")
+    launcher, worker = job(cluster, my_image(QUICK), JOB_COMPLETION_INDEX="")
     running([launcher, worker])
     enough([launcher, worker])
     assert launcher.wait(PATIENCE) == 0
@@ -113,12 +108,3 @@ def test_torchrun_waits_for_the_name_of_pod_0(cluster: Cluster, rig: None) -> No
     assert [pod.wait(PATIENCE) for pod in (first, second)] == [0, 7]
     assert first.stdout() == "1 =net1 net1\n"
     assert "train-0.train (--rdzv-endpoint) is 10." in second.stderr()
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", images.NAMES)
-def test_a_jobset(cluster: Cluster, rig: None, name: str) -> None:
-    (manifest,) = examples.read("jobs/jobset.yaml")
-    played = play_jobset(cluster, my_image(name), manifest, {"train-ssh": KeyPair.make().files()})
-    assert "4 ranks on 2 hosts of train-worker-0-[0-1].train" in run(played)
-    assert [worker.wait(PATIENCE) for worker in played.workers] == [0, 0]
