@@ -13,6 +13,7 @@ from tests.pods.images import Image
 from tests.pods.indexed import play_indexed_job
 from tests.pods.jobs import PATIENCE, ranks, spans
 from tests.pods.operator import mpijob
+from tests.pods.recipes import FOLDER, built, online
 from tests.waiting import until
 
 # Horovod is compiled on first use.
@@ -84,7 +85,6 @@ def horovod(rig: None) -> Image:
         .with_source(HOROVOD)
         .with_debian("g++", "make", "cmake", "libopenmpi-dev", "python3-dev", then=BUILD)
         .with_files({"/usr/local/bin/horovodrun": HOROVODRUN}, 0o755)
-        .with_files({"/train.py": source("horovod_train.py")})
         .with_files({"/elastic.py": source("horovod_elastic.py")})
         .with_files({"/discover": DISCOVER}, 0o755)
     )
@@ -175,26 +175,6 @@ def test_deepspeed_ends_with_one_model(
     one_model(job.launcher.stdout())
 
 
-BY_MPI = ("horovodrun", "--mpi", "-np", "4", "--hostfile", "/etc/mpi/hostfile")
-
-
-@pytest.mark.parametrize("run", [("mpirun",), BY_MPI], ids=lambda words: words[0])
-def test_horovod_sums_over_all_ranks(
-    cluster: Cluster, horovod: Image, run: tuple[str, ...]
-) -> None:
-    """Its own launcher logs in to each host and looks for their links before it calls mpirun."""
-    program = [*run, "python3", "/train.py"]
-    job = mpijob(cluster, horovod, workers=2, slots=2, launcher_args=program).start()
-    assert job.wait(LOADING) == 0, job.launcher.stderr()
-    # horovodrun has mpirun tag each piece of a line.
-    output = re.sub(r"\[1,\d+\]<\w+>: ?", "", job.launcher.stdout())
-    assert [host for _, _, host in ranks(output)] == [
-        worker.hostname for worker in job.workers for _ in range(2)
-    ]
-    one_model(output)
-    assert re.findall(r"^sum (.*)$", output, re.MULTILINE) == ["10"] * 4
-
-
 def test_a_host_joins_the_ranks_of_horovodrun(cluster: Cluster, horovod: Image) -> None:
     """Its driver on the launcher logs in to each host by itself, and starts the rank there."""
     job = mpijob(cluster, horovod, workers=2, launcher_args=ELASTIC).start()
@@ -208,3 +188,25 @@ def test_a_host_joins_the_ranks_of_horovodrun(cluster: Cluster, horovod: Image) 
     assert job.wait(LOADING) == 0, job.launcher.stderr()
     sums = re.findall(r"sum (\S+) on (\S+)$", job.launcher.stdout(), re.MULTILINE)
     assert sorted(sums) == [("3", worker.hostname) for worker in job.workers]
+
+
+BY_MPI = ("horovodrun", "--mpi", "-np", "4", "--hostfile", "/etc/mpi/hostfile")
+
+
+@pytest.mark.timeout(2400)  # Horovod is compiled on first use
+@pytest.mark.parametrize("run", [("mpirun",), BY_MPI], ids=lambda words: words[0])
+def test_horovod_of_its_recipe_ends_with_one_model(
+    cluster: Cluster, rig: None, run: tuple[str, ...]
+) -> None:
+    text = (FOLDER / "horovod.Containerfile").read_text()
+    program = {"/train.py": source("horovod_benchmark.py")}
+    image = built(text, online("openmpi-4.1")).with_files(program)
+    words = [*run, "python3", "/train.py", "--batch_size=8"]
+    job = mpijob(cluster, image, workers=2, slots=2, launcher_args=words).start()
+    assert job.wait(LOADING) == 0, job.launcher.stderr()
+    # horovodrun has mpirun tag each piece of a line.
+    output = re.sub(r"\[1,\d+\]<\w+>: ?", "", job.launcher.stdout())
+    hosts = [worker.hostname for worker in job.workers for _ in range(2)]
+    assert [host for _, _, host in ranks(output)] == hosts
+    one_model(output)
+    assert re.findall(r"^sum (.*)$", output, re.MULTILINE) == ["10"] * 4
