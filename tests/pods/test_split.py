@@ -233,20 +233,6 @@ def test_several_data_links_are_all_taken_and_what_differs_between_them_is_said(
     assert ("are in one subnet" in message) == (subnet == "192.168.100")
 
 
-@pytest.mark.full
-@OLD_IMAGE
-def test_data_links_that_lead_to_different_networks_are_not_used(
-    cluster: Cluster, image: Image
-) -> None:
-    job = pods(cluster, image)
-    job.workers[1].network.run("ip", "address", "flush", "dev", "net1")
-    job.workers[1].network.run("ip", "address", "add", "172.30.1.5/24", "dev", "net1")
-    job.start()
-    for mine in shown(job).values():
-        assert mine["NCCL_SOCKET_IFNAME"] == "=eth0"
-    assert "TCP does not pass on the data network: pi-worker-" in job.launcher.stderr()
-
-
 def test_odd_values_arrive_byte_for_byte_and_a_secret_is_never_shown(
     cluster: Cluster, image: Image
 ) -> None:
@@ -302,24 +288,6 @@ def test_a_data_network_that_is_asked_for_and_not_there_ends_the_job(
 
 
 @OLD_IMAGE
-@pytest.mark.full
-def test_a_data_link_in_the_subnet_of_the_control_link_is_said(
-    cluster: Cluster, image: Image
-) -> None:
-    job = pods(cluster, image)
-    for number, worker in enumerate(job.workers):
-        worker.network.run("ip", "address", "flush", "dev", "net1")
-        worker.network.run("ip", "address", "add", f"10.244.9.{number + 1}/16", "dev", "net1")
-    job.start()
-    shown(job)
-    lines = job.launcher.stderr().splitlines()
-    about = [text for text in lines if "are in one subnet" in text]
-    assert len(about) == 2
-    for number, (line, worker) in enumerate(zip(about, job.workers, strict=True)):
-        assert f"eth0 ({worker.address}/24) and net1 (10.244.9.{number + 1}/16)" in line
-
-
-@OLD_IMAGE
 def test_an_address_that_comes_late_is_waited_for(cluster: Cluster, image: Image) -> None:
     late = (Link(), Link("net1", "br-data", ipv4=False))
     wish = settings(data_ifname="net1")
@@ -350,36 +318,6 @@ def test_an_address_that_never_comes_is_waited_for_until_the_deadline(
     message = " ".join(job.launcher.stderr().split())
     assert "warning: the data network of 2 hosts is not ready after" in message
     assert f"{job.workers[0].hostname}.pi.default.svc (link net1 has no address yet)" in message
-
-
-# A fabric that passes RDMA alone.
-NO_TCP = """
-table inet fabric {
-    chain input {
-        type filter hook input priority 0;
-        iifname "net1" meta l4proto tcp %s
-    }
-}
-"""
-
-
-@crossed("verdict", ["drop", "reject with tcp reset"])
-def test_sockets_stay_where_tcp_passes(cluster: Cluster, image: Image, verdict: str) -> None:
-    job = pods(cluster, image)
-    first, second = job.workers
-    for worker in job.workers:
-        worker.network.run("nft", "-f", "-", stdin=NO_TCP % verdict)
-    job.start()
-    on_control = {**on("eth0"), "UCX_NET_DEVICES": "eth0"}
-    assert shown(job) == {worker.hostname: on_control for worker in job.workers}
-    message = " ".join(job.launcher.stderr().split())
-    assert "[data-sockets] TCP does not pass on the data network: pi-worker-" in message
-    there = [worker.network.addresses("net1")[0] for worker in (first, second)]
-    assert any(
-        f"can't reach {worker.hostname}.pi.default.svc ({address} port" in message
-        for worker, address in zip((first, second), there, strict=True)
-    )
-    assert "(and 1 more); the control addresses answer, so mpiboot puts no sockets on it" in message
 
 
 def profile(script: str) -> dict[str, object]:

@@ -10,12 +10,12 @@ from tests.pods import images
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
 from tests.pods.jobs import PATIENCE, RING, spanned, spans
-from tests.pods.marks import MOMENT, OLD_IMAGE
+from tests.pods.marks import MOMENT, OLD
 from tests.pods.mesh import accepting
 from tests.pods.operator import Job, mpijob
 from tests.pods.pod import Pod
 from tests.pods.test_foreign import plain_worker
-from tests.pods.test_split import pods, shown
+from tests.pods.test_split import on, pods, shown
 from tests.waiting import until
 
 # All that another worker sends is dropped, SSH too.
@@ -93,7 +93,7 @@ def ways(quick: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("way", rows)
 
 
-@OLD_IMAGE
+@pytest.mark.parametrize("image", [OLD], indirect=True)
 @ways("rejects")
 @pytest.mark.parametrize("to", ["worker", pytest.param("launcher", marks=pytest.mark.full)])
 def test_what_stops_dials_is_named_before_the_start(
@@ -121,17 +121,22 @@ def test_what_stops_dials_is_named_before_the_start(
     assert "; 1 more of " in message
 
 
-@OLD_IMAGE
+@pytest.mark.parametrize("image", [OLD], indirect=True)
 @ways("accepts")
 def test_what_stops_dials_on_the_data_link_keeps_sockets_off_it(
     cluster: Cluster, image: Image, way: str
 ) -> None:
     job = pods(cluster, image)
     stopped(cluster, job.workers, way, "net1")
-    for mine in shown(job.start()).values():
-        assert mine["NCCL_SOCKET_IFNAME"] == "=eth0"
+    on_control = {**on("eth0"), "UCX_NET_DEVICES": "eth0"}
+    assert shown(job.start()) == {worker.hostname: on_control for worker in job.workers}
     message = " ".join(job.launcher.stderr().split())
-    assert "TCP does not pass on the data network: pi-worker-" in message
+    assert "[data-sockets] TCP does not pass on the data network: pi-worker-" in message
+    assert any(
+        f" reach {name} ({worker.network.addresses('net1')[0]} port" in message
+        for name, worker in zip(NAMES, job.workers, strict=True)
+    )
+    assert "(and 1 more); the control addresses answer, so mpiboot puts no sockets on it" in message
     assert WAYS[way] in message
     assert "[worker-pairs]" not in message
 
@@ -165,10 +170,7 @@ def test_a_worker_of_somebody_elses_is_not_checked(cluster: Cluster, rig: None) 
     job = spanned(
         cluster,
         images.image("openmpi-5.0"),
-        "mpirun",
-        RING,
-        "--bytes",
-        "1",
+        *("mpirun", RING, "--bytes", "1"),
         workers=3,
         each_worker={
             1: {
