@@ -26,7 +26,7 @@ from tests.pods.network import DNS_ADDRESSES
 
 _TYPES = {4: dns.rdatatype.A, 6: dns.rdatatype.AAAA}
 # The counts of a Behaviour in their order, and what is answered: nothing where it is None.
-_SPOILT = (("drop", None), ("servfail", dns.rcode.SERVFAIL), ("refuse", dns.rcode.REFUSED))
+_SPOILT = (("drop", None), ("servfail", dns.rcode.SERVFAIL))
 
 
 @dataclass
@@ -39,17 +39,15 @@ class Behaviour:
     """
 
     servfail: int = 0
-    refuse: int = 0
     drop: int = 0
     flip: bool = False
     other: str = ""
     tcp_only: bool = False
-    delay: float = 0.0
 
 
 @dataclass
 class Config:
-    """What a cluster's administrator sets: times to live, and what becomes of other zones.
+    """What a cluster's administrator sets.
 
     A negative answer is repeated from a cache for `negative_cache` seconds, whatever was
     published meanwhile.
@@ -58,7 +56,6 @@ class Config:
     ttl: int = 5
     soa_minimum: int = 5
     negative_cache: float = 0.0
-    refuse_other_zones: bool = False
     domain: str = "cluster.local"
 
 
@@ -100,8 +97,6 @@ class Server:
             message = "NODATA"
         kind_of = dns.rdatatype.to_text(question.rdtype)
         self.log.append([time.monotonic(), str(name), kind_of, message, transport, client])
-        if behaviour.delay:
-            await asyncio.sleep(behaviour.delay)
         if lost:
             return None
         limit = 65535 if transport == "tcp" else max(query.payload, 512)
@@ -119,8 +114,7 @@ class Server:
         behaviour: Behaviour,
     ) -> None:
         if not name.is_subdomain(_name(self.config.domain)):
-            refused = self.config.refuse_other_zones
-            response.set_rcode(dns.rcode.REFUSED if refused else dns.rcode.NXDOMAIN)
+            response.set_rcode(dns.rcode.NXDOMAIN)
             return
         response.flags |= dns.flags.AA
         kind = question.rdtype

@@ -62,45 +62,13 @@ class Nameserver:
         """Takes a name's record away."""
         self._order("unpublish", name=name)
 
-    def behave(
-        self,
-        name: str = "*",
-        *,
-        servfail: int = 0,
-        refuse: int = 0,
-        drop: int = 0,
-        flip: bool = False,
-        other: str = "",
-        tcp_only: bool = False,
-        delay: float = 0.0,
-    ) -> None:
-        """Sets how questions about a name (`*` for any other) are treated; see dns.Behaviour."""
-        self._order(
-            "behave",
-            name=name,
-            servfail=servfail,
-            refuse=refuse,
-            drop=drop,
-            flip=flip,
-            other=other,
-            tcp_only=tcp_only,
-            delay=delay,
-        )
+    def behave(self, name: str = "*", **behaviour: float | str) -> None:
+        """Set how questions about a name (`*`: any other) are treated: fields of dns.Behaviour."""
+        self._order("behave", name=name, **behaviour)
 
     def negative_cache(self, seconds: float) -> None:
         """From now on an NXDOMAIN stays for so long, and says so in its SOA record."""
         self._order("configure", negative_cache=seconds, soa_minimum=math.ceil(seconds))
-
-    def configure(
-        self, *, ttl: int = 5, soa_minimum: int = 5, refuse_other_zones: bool = False
-    ) -> None:
-        """Sets times to live, and whether a name outside the cluster is refused."""
-        self._order(
-            "configure",
-            ttl=ttl,
-            soa_minimum=soa_minimum,
-            refuse_other_zones=refuse_other_zones,
-        )
 
     def serve(self, domain: str) -> None:
         """Serves another cluster domain than cluster.local; the pods' is `cluster_domain`."""

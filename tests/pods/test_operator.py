@@ -7,7 +7,6 @@ import pytest
 from tests.pods import images
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
-from tests.pods.marks import ONE_IMAGE
 from tests.pods.operator import mpijob
 
 SLEEP = ("sleep", "1000")
@@ -103,44 +102,3 @@ def test_key_is_0644_elsewhere_and_fields_can_be_replaced(cluster: Cluster, plai
     done = job.workers[1].exec("stat", "-Lc%a", "/home/mpiuser/.ssh/id_rsa")
     assert done.stdout == "644\n"
     assert job.workers[1].spec.env == {"K_MPI_JOB_ROLE": "worker", "EXTRA": "1"}
-
-
-_SSHD = "mkdir -p /run/sshd; exec /usr/sbin/sshd -De -o HostKey=/root/.ssh/id_rsa -o StrictModes=no"
-_SSH = "-o StrictHostKeyChecking=accept-new -o UserKnownHostsFile=/tmp/known"
-_MPIRUN = (
-    "until getent hosts pi-worker-0.pi.default.svc && getent hosts pi-worker-1.pi.default.svc;"
-    " do sleep 0.1; done >/dev/null; exec mpirun --allow-run-as-root --bind-to none"
-    " /opt/programs/ring --bytes 8 --exit 3"
-)
-
-
-@ONE_IMAGE
-def test_a_real_job_by_hand(cluster: Cluster, image: Image) -> None:
-    job = mpijob(
-        cluster,
-        image,
-        workers=2,
-        slots=2,
-        data_link="net1",
-        launcher_command=["sh", "-c", _MPIRUN],
-        worker_command=["sh", "-c", _SSHD],
-        worker_args=(),
-        launcher={
-            "env": {
-                "OMPI_MCA_plm_rsh_args": _SSH,
-                "OMPI_MCA_oob_tcp_if_include": "eth0",
-                "OMPI_MCA_btl_tcp_if_include": "eth0",
-                "PRTE_MCA_plm_ssh_args": _SSH,
-                "PRTE_MCA_prte_default_hostfile": "/etc/mpi/hostfile",
-                "PRTE_MCA_prte_if_include": "eth0",
-            }
-        },
-    ).start(publish=False)
-    for worker in job.workers:
-        worker.publish(when_port=22)
-    assert job.wait() == 3
-    assert sorted(job.launcher.stdout().splitlines()) == [
-        f"rank {rank} of 4 on pi-worker-{rank // 2}" for rank in range(4)
-    ]
-    assert job.workers[0].counters("eth0").tx > 8 << 20
-    assert job.workers[0].counters("net1").tx < 20_000
