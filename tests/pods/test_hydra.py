@@ -298,22 +298,3 @@ def test_a_rank_that_ends_badly_is_told_with_its_host(
     assert "rank 1 of 2 on pi-worker-1" in stdout
     assert "Exit codes" not in stdout
     assert (end in ("segv", "kill")) == ("BAD TERMINATION" in stdout)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("image", ["mpich-5.0", INTEL], indirect=True)
-def test_a_rank_may_stay_long_after_mpi_finalize(cluster: Cluster, image: Image) -> None:
-    """As one that writes its results where the others have ended: it waits for nobody.
-
-    Not with Debian's 4.0, which hangs in MPI_Finalize now and then.
-    """
-    job = started(cluster, image, "mpirun", RING, "--rank", "0", "--after", "40")
-    assert job.wait(PATIENCE) == 0
-
-
-@each
-def test_a_number_of_ranks_for_each_host(cluster: Cluster, image: Image) -> None:
-    line = ["mpirun", "-ppn", "1", "-n", "2", "hostname"]
-    job = started(cluster, image, *line, slots=2)
-    assert job.wait(PATIENCE) == 0
-    assert sorted(job.launcher.stdout().split()) == ["pi-worker-0", "pi-worker-1"]
