@@ -15,8 +15,8 @@ from tests.pages import named
 from tests.pods import images
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
-from tests.pods.jobs import PATIENCE, RING, ended, owners, rank_processes, spanned, spans
-from tests.pods.marks import ONE_IMAGE
+from tests.pods.jobs import FOREVER, PATIENCE, RING, ended, launched, left, owners, spanned, spans
+from tests.pods.marks import NEW, OLD, ONE_IMAGE
 from tests.pods.oci import CRIO, NO_CAPABILITIES
 from tests.pods.operator import Job, mpijob
 from tests.pods.pod import Pod
@@ -173,6 +173,7 @@ HOMES = {"missing": "/nowhere", "the root folder": "/", "closed to this user": "
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("image", [NEW], indirect=True)
 @pytest.mark.parametrize("home", HOMES.values(), ids=HOMES)
 def test_a_home_that_is_no_home(cluster: Cluster, image: Image, home: str) -> None:
     job = run(cluster, image, {}, user=1000, ssh_mount="/etc/job/.ssh", env={"HOME": home})
@@ -196,8 +197,16 @@ def test_the_pod_has_no_home_variable_at_all(cluster: Cluster, image: Image) -> 
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("user", [0, 1000])
-@pytest.mark.parametrize("name", ["TMPDIR", "MPIBOOT_RUNTIME_DIR"])
+@pytest.mark.parametrize(
+    ("image", "user", "name"),
+    [
+        (OLD, 0, "TMPDIR"),
+        (NEW, 1000, "TMPDIR"),
+        (OLD, 1000, "MPIBOOT_RUNTIME_DIR"),
+        (NEW, 0, "MPIBOOT_RUNTIME_DIR"),
+    ],
+    indirect=["image"],
+)
 def test_a_read_only_root_and_one_empty_dir(
     cluster: Cluster, image: Image, user: int, name: str
 ) -> None:
@@ -281,9 +290,7 @@ def below(cluster: Cluster, name: str, first: str, *program: str, publish: bool 
 
 
 @FIRST_PROCESS
-@pytest.mark.parametrize(
-    "name", ["openmpi-4.1", pytest.param("openmpi-5.0", marks=pytest.mark.full)]
-)
+@pytest.mark.parametrize("name", [OLD, pytest.param(NEW, marks=pytest.mark.full)])
 def test_mpiboot_is_not_the_first_process(
     cluster: Cluster, rig: None, name: str, first: str
 ) -> None:
@@ -323,20 +330,19 @@ def first_words(pod: Pod) -> str:
 @pytest.mark.full
 @FIRST_PROCESS
 @pytest.mark.parametrize("name", images.NAMES)
-@pytest.mark.parametrize("end", ["warning", "killed"])
+@pytest.mark.parametrize("end", ["signal", "killed"])
 def test_the_end_of_a_launcher_that_is_not_the_first_process(
     cluster: Cluster, rig: None, name: str, first: str, end: str
 ) -> None:
-    job = below(cluster, name, first, "mpirun", RING, "--sleep", "1000")
-    until(lambda: all(rank_processes(worker) for worker in job.workers))
-    until(lambda: "daemons started" in job.launcher.stderr())
-    if end == "told":
+    job = below(cluster, name, first, *FOREVER)
+    launched(job)
+    if end == "signal":
         job.launcher.signal(signal.SIGTERM)
         assert job.wait(PATIENCE) == 143
     else:
         job.launcher.kill()
         assert job.wait(PATIENCE) == 137
-    until(lambda: not any(rank_processes(worker) for worker in job.workers))
+    until(lambda: not left(job.workers))
     assert all(worker.running for worker in job.workers)
 
 
