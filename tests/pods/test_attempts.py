@@ -36,10 +36,7 @@ def test_the_next_launcher_tells_why_the_last_one_ended(
     job = ended(
         cluster,
         images.image(name),
-        "mpirun",
-        RING,
-        "--exit",
-        "3",
+        *("mpirun", RING, "--exit", "3"),
         code=3,
         launcher={"env": {"MY_CHOICE": "1"}},
         worker={"env": {"MPIBOOT_LAUNCHER_AWAY": "15"}},
@@ -146,10 +143,7 @@ def test_a_failed_job_and_each_way_of_a_workers_end(cluster: Cluster, rig: None)
     job = ended(
         cluster,
         images.image(NAME),
-        "mpirun",
-        RING,
-        "--exit",
-        "3",
+        *("mpirun", RING, "--exit", "3"),
         code=3,
         workers=3,
         worker={"env": {"MPIBOOT_LAUNCHER_AWAY": "1"}},
@@ -168,9 +162,7 @@ def test_a_script_is_one_attempt_and_tells_of_its_own_end(cluster: Cluster, rig:
     job = ended(
         cluster,
         images.image(NAME),
-        "sh",
-        "-c",
-        script,
+        *("sh", "-c", script),
         code=7,
         worker={"env": {"MPIBOOT_LAUNCHER_AWAY": "1", "MPIBOOT_TIMEOUT": "2"}},
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 from pathlib import Path
@@ -20,7 +21,6 @@ from tests.pods.volumes import EmptyDir, HostPath, Tmpfs
 
 NAME = "openmpi-5.0"
 NOEXEC = ("nosuid", "nodev", "noexec")
-ROLES = pytest.mark.parametrize("role", ["launcher", "worker"])
 
 
 def named(volume: EmptyDir | Tmpfs) -> dict[str, Any]:
@@ -39,15 +39,15 @@ def of_another_user() -> EmptyDir:
     return Theirs("/scratch")
 
 
-def job_of(cluster: Cluster, role: str, details: dict[str, Any], name: str = NAME) -> Job:
+def job_of(cluster: Cluster, role: str, details: dict[str, Any]) -> Job:
     """Two workers, where the pods of one role are special."""
-    image = images.image(name)
+    line = ["mpirun", RING]
     pods: dict[str, Any] = {role: details}
-    return mpijob(cluster, image, workers=2, launcher_args=["mpirun", RING], **pods).start()
+    return mpijob(cluster, images.image(NAME), workers=2, launcher_args=line, **pods).start()
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", images.NAMES)
+@pytest.mark.parametrize("image", images.NAMES, indirect=True)
 @pytest.mark.parametrize(
     "details",
     [
@@ -63,13 +63,8 @@ def job_of(cluster: Cluster, role: str, details: dict[str, Any], name: str = NAM
         ),
     ],
 )
-@ROLES
-def test_what_is_no_obstacle(
-    cluster: Cluster, rig: None, role: str, details: dict[str, Any], name: str
-) -> None:
-    job = job_of(cluster, role, details, name)
-    assert job.wait(PATIENCE) == 0
-    spans(job)
+def test_what_is_no_obstacle(cluster: Cluster, image: Image, details: dict[str, Any]) -> None:
+    spanned(cluster, image, launcher=details, worker=copy.deepcopy(details))
 
 
 @pytest.mark.full
@@ -92,10 +87,7 @@ def test_pods_that_share_a_volume_for_their_files(
     job = ended(
         cluster,
         images.image(NAME),
-        "mpirun",
-        "sh",
-        "-c",
-        f'{MOMENT}echo "at $(hostname) $HOSTNAME"',
+        *("mpirun", "sh", "-c", f'{MOMENT}echo "at $(hostname) $HOSTNAME"'),
         user=1000,
         ssh_mount="/home/mpiuser/.ssh",
         launcher=every,
@@ -179,7 +171,7 @@ TMPDIRS = [
 
 @pytest.mark.full
 @pytest.mark.parametrize(("path", "message"), TMPDIRS)
-@ROLES
+@pytest.mark.parametrize("role", ["launcher", "worker"])
 def test_a_tmpdir_that_can_not_be_used(
     cluster: Cluster, rig: None, role: str, path: str, message: str
 ) -> None:

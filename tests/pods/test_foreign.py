@@ -146,12 +146,11 @@ TREES = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
-    "name",
+    ("name", "way"),
     [
-        images.NAMES[0],
-        *(pytest.param(name, marks=pytest.mark.full) for name in (images.NAMES[1], *MPI)),
+        *((images.NAMES[0], way) for way in WAYS),
+        *(pytest.param(name, "mpirun", marks=pytest.mark.full) for name in (images.NAMES[1], *MPI)),
     ],
 )
 def test_workers_of_an_image_without_mpiboot(

@@ -18,7 +18,6 @@ from tests.pods.jobs import (
     held,
     hosts,
     let_go,
-    owners,
     ranks,
     refused,
     spanned,
@@ -26,7 +25,7 @@ from tests.pods.jobs import (
 )
 from tests.pods.marks import MOMENT, NEW, OLD, OLD_IMAGE, ONE_IMAGE, crossed
 from tests.pods.operator import KeyPair, mpijob
-from tests.pods.volumes import Files, Tmpfs
+from tests.pods.volumes import Files
 from tests.waiting import until
 
 
@@ -194,19 +193,6 @@ def test_another_host_key_is_taken_when_asked(cluster: Cluster, image: Image) ->
     spanned(cluster, image, each_worker={1: STOCK}, env={"MPIBOOT_HOST_KEYS": "accept-new"})
 
 
-@ONE_IMAGE
-def test_user_1000_with_the_key_in_its_home(cluster: Cluster, image: Image) -> None:
-    env = {"MPIBOOT_WORKER_EXIT": "never"}
-    job = spanned(cluster, image, ssh_mount="/home/mpiuser/.ssh", user=1000, env=env)
-    assert owners(job.workers[0]) == {1000}
-
-
-@OLD_IMAGE
-def test_an_image_without_sshd(cluster: Cluster, image: Image) -> None:
-    job = spanned(cluster, images.image(f"{image.name}-nosshd"), slots=2)
-    assert "embedded" in job.workers[0].stderr()
-
-
 # Open MPI 4.1 ignores the count of the first form without a word. Of the other, its variable of the
 # operator's tells the slots, which 5.0 does not read; mpirun's copy has numbers anyway.
 @crossed("line", ["{}:2 # its slots=9\r\n", "{}\n"], ids=["colon", "bare"])
@@ -310,13 +296,6 @@ def test_every_name_is_asked_for_in_its_long_form(
 def test_the_launcher_is_a_worker_too(cluster: Cluster, image: Image) -> None:
     job = ended(cluster, image, as_worker=True)
     assert hosts(job) == [pod.hostname for pod in job.pods]
-
-
-@ONE_IMAGE
-@pytest.mark.full
-def test_a_read_only_root_with_one_writable_folder(cluster: Cluster, image: Image) -> None:
-    details = {"read_only_root": True, "volumes": [Tmpfs("/tmp")]}
-    spanned(cluster, image, launcher=details, worker=details)
 
 
 def test_two_versions_of_mpi_are_said_where_mpirun_fails_over_them(

@@ -155,7 +155,7 @@ def test_a_job_without_sshd_key_and_names(cluster: Cluster, server: ApiServer, n
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", ["openmpi-5.0", *OTHERS])
+@pytest.mark.parametrize("name", ["openmpi-5.0", "mpich-4.0"])
 def test_what_a_killed_launcher_leaves_ends_by_itself(
     cluster: Cluster, server: ApiServer, name: str
 ) -> None:

@@ -7,10 +7,8 @@ import pytest
 from tests.pods import images
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
-from tests.pods.jobs import PATIENCE, RING, ranks, spanned, spans
-from tests.pods.oci import PodSpec
+from tests.pods.jobs import PATIENCE, RING, spanned, spans
 from tests.pods.operator import mpijob
-from tests.waiting import until
 
 OLD, NEW = (pytest.param(name, marks=pytest.mark.full) for name in images.NAMES)
 # What an image's Containerfile RUNs.
@@ -63,7 +61,7 @@ def test_the_example_pi(cluster: Cluster, rig: None, name: str, run: tuple[str, 
         cluster,
         base(name).after(*run),
         workers=2,
-        launcher_command=["mpirun"],
+        launcher_command=["/usr/bin/mpirun" if run == IN_PLACE else "mpirun"],
         launcher_args=["-n", "2", "/home/mpiuser/pi"],
         worker_command=SSHD[:1],
         worker_args=SSHD[1:],
@@ -102,54 +100,21 @@ def test_the_example_tensorflow_benchmarks(cluster: Cluster, rig: None, name: st
     assert "mpiboot: sshd (openssh)" in job.workers[0].stderr()
 
 
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("path", "run"),
-    [("/usr/local/bin/mpirun", ON_PATH), ("/usr/bin/mpirun", IN_PLACE)],
-    ids=lambda value: value if isinstance(value, str) else value[-1],
-)
-@pytest.mark.parametrize("name", images.NAMES)
-def test_mpirun_by_absolute_path(
-    cluster: Cluster, rig: None, name: str, path: str, run: tuple[str, ...]
-) -> None:
-    image = images.image(name).after(*run)
-    args = ["-n", "2", RING]
-    job = mpijob(cluster, image, workers=2, launcher_command=[path], launcher_args=args).start()
-    assert job.wait(PATIENCE) == 0
-    spans(job)
-
-
-@pytest.mark.parametrize("name", [OLD, images.NAMES[1]])
-def test_what_stands_beside_the_shims_is_still_found(
-    cluster: Cluster, rig: None, name: str
-) -> None:
+def test_what_stands_beside_the_shims_is_still_found(cluster: Cluster, rig: None) -> None:
     """In /usr/local/bin an image may have its python."""
     own = {"/usr/local/bin/train": f"#!/bin/sh\nexec {RING}\n"}
-    image = images.image(name).with_files(own, 0o755).after(*ON_PATH)
+    image = images.image("openmpi-5.0").with_files(own, 0o755).after(*ON_PATH)
     job = mpijob(cluster, image, workers=2, launcher_command=["mpirun", "train"]).start()
     assert job.wait(PATIENCE) == 0
     spans(job)
 
 
 @pytest.mark.full
-def test_a_real_mpirun_that_was_started_without_mpiboot_is_told(
-    cluster: Cluster, rig: None
-) -> None:
-    """No shim is asked when a manifest names the real one."""
-    image = images.image("openmpi-5.0").after(*ON_PATH)
-    line = ["/usr/bin/mpirun", "--allow-run-as-root", "-n", "1", "sleep", "1000"]
-    pod = cluster.pod(PodSpec(name="a", image=image, command=line)).start()
-    until(lambda: any("sleep" in process.args for process in pod.processes()))
-    message = " ".join(pod.exec("mpiboot", "doctor").stdout.split())
-    assert "mpirun starts mpiboot, by the shim /usr/local/bin/mpirun" in message
-    assert "/usr/bin/mpirun by absolute path does not" in message
-    assert "was started without mpiboot" in message
-    assert ranks(pod.stdout()) == []
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("run", [ON_PATH, IN_PLACE], ids=["on PATH", "in place"])
-@pytest.mark.parametrize("name", images.NAMES)
+@pytest.mark.parametrize(
+    ("name", "run"),
+    list(zip(images.NAMES, (ON_PATH, IN_PLACE), strict=True)),
+    ids=["on PATH", "in place"],
+)
 def test_args_behind_the_entrypoint_of_an_image_with_shims(
     cluster: Cluster, rig: None, name: str, run: tuple[str, ...]
 ) -> None:

@@ -16,7 +16,7 @@ from tests.pods import images
 from tests.pods.cache import CACHE, once
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
-from tests.pods.jobs import PATIENCE, ranks
+from tests.pods.jobs import PATIENCE, ended, ranks
 from tests.pods.marks import MOMENT
 from tests.pods.operator import mpijob
 from tests.pods.play import prepare
@@ -125,8 +125,7 @@ def test_the_jobs_programs_know_nothing_of_mpiboots_python(cluster: Cluster, rig
     """Neither by variables that mpiboot adds, nor by those that it would not hear itself."""
     image = with_folder(unchanged("openmpi-5.0"))
     line = ["mpirun", "-n", "2", "sh", "-c", TELLS]
-    job = mpijob(cluster, image, workers=2, launcher_args=line, env=FOR_ITS_PYTHON).start()
-    assert job.wait(PATIENCE) == 0, job.launcher.stderr()
+    job = ended(cluster, image, *line, env=FOR_ITS_PYTHON)
     message = job.launcher.stdout().splitlines()
     assert sorted(item for item in message if item.startswith("host=")) == [
         f"host={worker.hostname}" for worker in job.workers
@@ -147,8 +146,7 @@ def test_an_image_with_an_old_c_library_and_no_python(cluster: Cluster, rig: Non
     assert not (base.layers[0] / "usr/bin/python3").exists()
     image = with_folder(base)
     line = ["mpirun", "-n", "2", "sh", "-c", "echo rank $OMPI_COMM_WORLD_RANK of 2 on $(hostname)"]
-    job = mpijob(cluster, image, workers=2, launcher_args=line).start()
-    assert job.wait(PATIENCE) == 0, job.launcher.stderr()
+    job = ended(cluster, image, *line)
     hosts = [worker.hostname for worker in job.workers]
     assert ranks(job.launcher.stdout()) == [(n, 2, hosts[n]) for n in range(2)]
 

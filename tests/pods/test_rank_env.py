@@ -8,8 +8,7 @@ import yaml  # type: ignore[import-untyped]
 from tests import pages
 from tests.pods import images
 from tests.pods.cluster import Cluster
-from tests.pods.jobs import PATIENCE, ended
-from tests.pods.operator import mpijob
+from tests.pods.jobs import ended
 
 # What torch.distributed does with its variables: ranks connect to where rank 0 listens.
 MEET = """
@@ -50,16 +49,14 @@ MPIS = {NEW: "OpenMPI", OLD: "OpenMPI", "mpich-4.0": "MPICH", "intel-mpi": "Inte
 def test_ranks_know_who_they_are_and_meet(cluster: Cluster, rig: None, name: str) -> None:
     """As the page has it; each MPI really sets the variables that the table names."""
     (container,) = yaml.safe_load(pages.named("torchrun"))
-    job = mpijob(
+    job = ended(
         cluster,
         images.image(name).with_files({"/train.py": MEET}),
+        *container["args"],
         mpi=MPIS[name],
-        workers=2,
         slots=2,
-        launcher_args=container["args"],
         launcher={"env": {item["name"]: item["value"] for item in container["env"]}},
-    ).start()
-    assert job.wait(PATIENCE) == 0, job.launcher.stderr()
+    )
     first, *others = job.launcher.stdout().splitlines()
     assert first == "0 of 4, 0 of 2 on pi-worker-0 ['--epochs', '3']"
     assert sorted(others) == [

@@ -14,7 +14,7 @@ import pytest
 
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
-from tests.pods.jobs import PATIENCE, alive
+from tests.pods.jobs import PATIENCE, alive, ended
 from tests.pods.marks import OLD_IMAGE, ONE_IMAGE
 from tests.pods.operator import Job, mpijob
 from tests.pods.volumes import Files
@@ -158,10 +158,7 @@ def test_one_worker_without_the_tool_is_named(cluster: Cluster, image: Image) ->
     """The image has none; one worker gets it by a mount."""
     tool = {"volumes": [Files("/opt/nccl-tests/build", {"all_reduce_perf": STAND_IN}, 0o755)]}
     args = ["validate", "job", "--tool", "nccl-tests"]
-    job = mpijob(
-        cluster, image, workers=2, launcher_args=args, each_worker={0: tool}, launcher=tool
-    ).start()
-    assert job.wait(PATIENCE) == 127, job.launcher.stderr()
+    job = ended(cluster, image, *args, code=127, each_worker={0: tool}, launcher=tool)
     message = job.launcher.termination_log()
     assert message.startswith(
         "program-missing: no nccl-tests on pi-worker-1: looked for all_reduce"

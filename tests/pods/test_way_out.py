@@ -45,8 +45,7 @@ def test_the_lines_of_the_page_are_those_of_the_images(rig: None) -> None:
     ("name", "user"),
     [
         pytest.param(name, user, marks=[] if (name, user) == QUICK else pytest.mark.full)
-        for name in LINES
-        for user in (0, 1000)
+        for name, user in zip(LINES, (0, 1000, 0, 1000, 0), strict=True)
     ],
 )
 def test_mpirun_and_sshd_without_mpiboot(cluster: Cluster, rig: None, name: str, user: int) -> None:
