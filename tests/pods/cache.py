@@ -48,6 +48,8 @@ def hash_of(*paths: Path) -> str:
         files = sorted(path.rglob("*")) if path.is_dir() else [path]
         for file in files:
             if file.is_file() and "__pycache__" not in file.parts:
-                digest.update(f"{file} {os.access(file, os.X_OK)}\0".encode())
+                # Checkouts of the same code share what was made of it.
+                name = file.relative_to(REPOSITORY)
+                digest.update(f"{name} {os.access(file, os.X_OK)}\0".encode())
                 digest.update(file.read_bytes())
     return digest.hexdigest()[:12]
