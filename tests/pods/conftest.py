@@ -47,6 +47,18 @@ def image(rig: None, request: pytest.FixtureRequest) -> Image:
 
 
 @pytest.fixture
+def one(rig: None) -> Image:
+    """One image, for tests in which the MPI has no part."""
+    return images.image(images.NAMES[0])
+
+
+@pytest.fixture
+def plain(rig: None) -> Image:
+    """One image without the test programs: no compiler is needed for it."""
+    return images.image(images.NAMES[-1], programs=False)
+
+
+@pytest.fixture
 def cluster(rig: None, request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """An empty cluster; when the test fails, what its pods said is shown."""
     with Cluster() as made:

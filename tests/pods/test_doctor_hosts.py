@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from tests.pods import images
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
 from tests.pods.operator import Job, mpijob
@@ -30,12 +29,6 @@ table inet nothing_in {
 """
 PATH = "/other:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 OTHER_MPI = '#!/bin/sh\necho "mpirun (Open MPI) 4.0.3"\n'
-
-
-@pytest.fixture
-def one(rig: None) -> Image:
-    """One image, where it does not matter which MPI it has."""
-    return images.image("openmpi-4.1")
 
 
 def with_facts(job: Job, *without: int) -> Job:
@@ -97,22 +90,6 @@ def measuring(job: Job) -> int:
     """On how many workers the program that measures runs."""
     counts = [worker.exec("sh", "-c", RUNS).stdout.strip() for worker in job.workers]
     return sum(count != "0" for count in counts)
-
-
-@pytest.mark.full
-def test_pods_that_were_never_scheduled_are_told_apart(cluster: Cluster, one: Image) -> None:
-    job = mpijob(cluster, one, workers=4, launcher_command=STAY)
-    for pod in (job.launcher, *job.workers[:2]):
-        pod.start()
-    for worker in job.workers[:2]:
-        worker.publish()
-        worker.shell("until [ -e /run/mpiboot/*/worker/facts.json ]; do sleep 0.1; done")
-    code, text = mpiboot(job, "doctor", "--json")
-    assert code == 1
-    assert trouble(text) == [
-        ("fail", "names-unresolved", "2"),
-        ("fail", "names-unresolved", "3"),
-    ], text
 
 
 @pytest.mark.full

@@ -17,12 +17,7 @@ from tests.pods.oci import PodSpec
 SLEEP = ("sleep", "1000")
 
 
-@pytest.fixture
-def image(rig: None) -> Image:
-    return images.image("openmpi-5.0", programs=False)
-
-
-def test_variants_lack_what_they_say(cluster: Cluster, image: Image) -> None:
+def test_variants_lack_what_they_say(cluster: Cluster, plain: Image) -> None:
     listing = "ls /usr/sbin/sshd /usr/bin/ssh 2>/dev/null || true"
     for name, expected in (
         ("openmpi-5.0", ["/usr/bin/ssh", "/usr/sbin/sshd"]),
@@ -32,21 +27,21 @@ def test_variants_lack_what_they_say(cluster: Cluster, image: Image) -> None:
         variant = images.image(name, programs=False)
         pod = cluster.pod(PodSpec(name="a", image=variant, command=SLEEP)).start()
         assert pod.shell(listing).split() == expected
-    own = image.with_files({"/etc/ssh/ssh_config.d/own.conf": "Port 2222\n"})
+    own = plain.with_files({"/etc/ssh/ssh_config.d/own.conf": "Port 2222\n"})
     pod = cluster.pod(PodSpec(name="a", image=own, command=SLEEP)).start()
     assert "port 2222" in pod.shell("ssh -G host")
 
 
-def test_images_hold_no_keys_and_no_secrets_of_the_build(image: Image) -> None:
-    root = image.layers[-1]
+def test_images_hold_no_keys_and_no_secrets_of_the_build(plain: Image) -> None:
+    root = plain.layers[-1]
     assert not list((root / "etc/ssh").glob("ssh_host_*"))
     assert not (root / "etc/pip.conf").exists()
     assert "mpiuser:*:" in (root / "etc/shadow").read_text()
 
 
-def test_images_hold_nothing_of_what_made_them(image: Image) -> None:
+def test_images_hold_nothing_of_what_made_them(plain: Image) -> None:
     """No compiler, no pip, no lists of packages; and no module that each start would compile."""
-    root = image.layers[-1]
+    root = plain.layers[-1]
     made_with = ("gcc", "cc", "c++", "ld", "make", "pip", "pip3")
     folders = [root / folder for folder in ("usr/bin", "usr/local/bin", "opt/mpiboot/bin")]
     assert [name for folder in folders for name in made_with if (folder / name).exists()] == []
@@ -57,10 +52,10 @@ def test_images_hold_nothing_of_what_made_them(image: Image) -> None:
         *(root / "opt/mpiboot/lib").glob("python3.*/site-packages/asyncssh/*.py"),
     ]
     assert len(sources) > 200
-    plain = [
+    not_compiled = [
         path for path in sources if not list(path.parent.glob(f"__pycache__/{path.stem}.*.pyc"))
     ]
-    assert plain == []
+    assert not_compiled == []
 
 
 @pytest.mark.full

@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from tests.pods import images
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
 from tests.pods.jobs import ended
@@ -19,12 +18,6 @@ RING = "/opt/programs/ring"
 PROGRAM = ["mpirun", "sh", "-c", 'echo "$HOSTNAME"']
 # A guard against a hang only, many times what a job takes.
 PATIENCE = 120
-
-
-@pytest.fixture
-def one(rig: None) -> Image:
-    """One image, where it doesn't matter which MPI it has."""
-    return images.image("openmpi-4.1")
 
 
 def fails(job: Job, code: int, reference: str, *said: str) -> None:

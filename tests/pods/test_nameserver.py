@@ -10,7 +10,6 @@ import dns.rcode
 import dns.rdatatype
 import pytest
 
-from tests.pods import images
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
 from tests.pods.network import DNS_ADDRESSES
@@ -21,15 +20,10 @@ NAME = "a.job.default.svc.cluster.local"
 
 
 @pytest.fixture
-def image(rig: None) -> Image:
-    return images.image("openmpi-5.0", programs=False)
-
-
-@pytest.fixture
-def pod(cluster: Cluster, image: Image) -> Pod:
+def pod(cluster: Cluster, plain: Image) -> Pod:
     # A job's pods meet a name server that runs; what it is asked before that, TCP refuses.
     cluster.dns.ready()
-    spec = PodSpec(name="a", image=image, command=["sleep", "1000"], subdomain="job")
+    spec = PodSpec(name="a", image=plain, command=["sleep", "1000"], subdomain="job")
     return cluster.pod(spec).start()
 
 
@@ -113,7 +107,7 @@ def test_bad_days(cluster: Cluster, pod: Pod) -> None:
     assert rcode(pod, "example.com") == "NXDOMAIN"
 
 
-def test_readiness_publishes(cluster: Cluster, image: Image, pod: Pod) -> None:
+def test_readiness_publishes(cluster: Cluster, plain: Image, pod: Pod) -> None:
     pod.publish(when_port=8000)
     assert rcode(pod) == "NXDOMAIN"
     serve = "/opt/mpiboot/bin/python3 -m http.server 8000 >/dev/null 2>&1 &"

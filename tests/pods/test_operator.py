@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.pods import images
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
 from tests.pods.operator import mpijob
 
 SLEEP = ("sleep", "1000")
-
-
-@pytest.fixture
-def plain(rig: None) -> Image:
-    return images.image("openmpi-5.0", programs=False)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.pods import images
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
 from tests.pods.oci import CONTAINERD, CRIO, NO_CAPABILITIES, PodSpec
@@ -19,16 +18,11 @@ from tests.waiting import until
 SLEEP = ("sleep", "1000")
 
 
-@pytest.fixture
-def image(rig: None) -> Image:
-    return images.image("openmpi-5.0", programs=False)
-
-
 # --- files ---
 
 
 def test_a_secret_is_made_of_links_and_each_volume_has_its_modes(
-    cluster: Cluster, image: Image
+    cluster: Cluster, plain: Image
 ) -> None:
     secret = Files("/etc/keys", {"key": "one", "other": "x"}, mode=0o600)
     volumes: list[Volume] = [
@@ -40,7 +34,7 @@ def test_a_secret_is_made_of_links_and_each_volume_has_its_modes(
         EmptyDir("/c"),
         Tmpfs("/d", size=1 << 20),
     ]
-    pod = cluster.pod(PodSpec(name="a", image=image, command=SLEEP, volumes=volumes)).start()
+    pod = cluster.pod(PodSpec(name="a", image=plain, command=SLEEP, volumes=volumes)).start()
     assert pod.shell("readlink /etc/keys/key") == "..data/key"
     assert pod.shell("readlink /etc/keys/..data").startswith("..20")
     assert pod.shell("stat -L -c %a:%u:%g /etc/keys/key") == "600:0:0"
@@ -54,10 +48,10 @@ def test_a_secret_is_made_of_links_and_each_volume_has_its_modes(
     assert pod.exec("sh", "-c", "head -c 2M /dev/zero >/d/x").returncode != 0
 
 
-def test_kubelets_files_and_what_is_guarded(cluster: Cluster, image: Image) -> None:
+def test_kubelets_files_and_what_is_guarded(cluster: Cluster, plain: Image) -> None:
     spec = PodSpec(
         name="pod",
-        image=image,
+        image=plain,
         command=SLEEP,
         hostname="w-0",
         subdomain="job",
@@ -97,10 +91,10 @@ def test_kubelets_files_and_what_is_guarded(cluster: Cluster, image: Image) -> N
     ids=["containerd", "crio", "none"],
 )
 def test_capabilities(
-    cluster: Cluster, image: Image, capabilities: tuple[str, ...], expected: int
+    cluster: Cluster, plain: Image, capabilities: tuple[str, ...], expected: int
 ) -> None:
     pod = cluster.pod(
-        PodSpec(name="a", image=image, command=SLEEP, capabilities=capabilities)
+        PodSpec(name="a", image=plain, command=SLEEP, capabilities=capabilities)
     ).start()
     status = Path(f"/proc/{pod.pid}/status").read_text()
     sets = dict(line.split(":\t") for line in status.splitlines() if line.startswith("Cap"))
@@ -108,24 +102,24 @@ def test_capabilities(
     assert int(sets["CapInh"], 16) == int(sets["CapAmb"], 16) == 0
 
 
-def test_user_group_and_no_new_privileges(cluster: Cluster, image: Image) -> None:
+def test_user_group_and_no_new_privileges(cluster: Cluster, plain: Image) -> None:
     spec = PodSpec(
-        name="a", image=image, command=SLEEP, user=12345, groups=[77], no_new_privileges=True
+        name="a", image=plain, command=SLEEP, user=12345, groups=[77], no_new_privileges=True
     )
     pod = cluster.pod(spec).start()
     assert pod.shell("id -u; id -g; id -G").split() == ["12345", "0", "0", "77"]
     status = Path(f"/proc/{pod.pid}/status").read_text()
     assert "NoNewPrivs:\t1" in status
     assert "CapEff:\t0000000000000000" in status
-    known = cluster.pod(PodSpec(name="b", image=image, command=SLEEP, user=1000)).start()
+    known = cluster.pod(PodSpec(name="b", image=plain, command=SLEEP, user=1000)).start()
     assert known.shell("id -un; id -g; echo $HOME").split() == ["mpiuser", "1000", "/home/mpiuser"]
 
 
-def test_seccomp_refuses_what_runtimes_refuse(cluster: Cluster, image: Image) -> None:
+def test_seccomp_refuses_what_runtimes_refuse(cluster: Cluster, plain: Image) -> None:
     free, bound = (
         cluster.pod(
             PodSpec(
-                name="a", image=image, command=SLEEP, seccomp=on, capabilities=("CAP_SYS_ADMIN",)
+                name="a", image=plain, command=SLEEP, seccomp=on, capabilities=("CAP_SYS_ADMIN",)
             )
         ).start()
         for on in (False, True)
@@ -137,24 +131,24 @@ def test_seccomp_refuses_what_runtimes_refuse(cluster: Cluster, image: Image) ->
 # --- life ---
 
 
-def test_exit_codes_signals_and_streams(cluster: Cluster, image: Image) -> None:
-    spec = PodSpec(name="a", image=image, command=["sh", "-c", "echo out; echo err >&2; exit 7"])
+def test_exit_codes_signals_and_streams(cluster: Cluster, plain: Image) -> None:
+    spec = PodSpec(name="a", image=plain, command=["sh", "-c", "echo out; echo err >&2; exit 7"])
     pod = cluster.pod(spec).start()
     assert (pod.wait(), pod.stdout(), pod.stderr()) == (7, "out\n", "err\n")
-    pod = cluster.pod(PodSpec(name="b", image=image, command=SLEEP)).start()
+    pod = cluster.pod(PodSpec(name="b", image=plain, command=SLEEP)).start()
     pod.kill()
     assert pod.wait() == 128 + signal.SIGKILL
     script = "trap 'exit 5' TERM; echo ready; while :; do sleep 0.05; done"
-    pod = cluster.pod(PodSpec(name="c", image=image, command=["sh", "-c", script])).start()
+    pod = cluster.pod(PodSpec(name="c", image=plain, command=["sh", "-c", script])).start()
     until(lambda: "ready" in pod.stdout())
     assert pod.stop() == 5
     with pytest.raises(PodError, match="no-such-program"):
-        cluster.pod(PodSpec(name="d", image=image, command=["no-such-program"])).start()
+        cluster.pod(PodSpec(name="d", image=plain, command=["no-such-program"])).start()
 
 
-def test_restart_keeps_the_pod_and_not_the_root(cluster: Cluster, image: Image) -> None:
+def test_restart_keeps_the_pod_and_not_the_root(cluster: Cluster, plain: Image) -> None:
     kept = EmptyDir("/kept")
-    spec = PodSpec(name="a", image=image, command=SLEEP, volumes=[kept])
+    spec = PodSpec(name="a", image=plain, command=SLEEP, volumes=[kept])
     pod = cluster.pod(spec).start()
     address, netns = pod.address, Path(f"/proc/{pod.pid}/ns/net").readlink()
     pod.shell("touch /kept/x /tmp/x")
@@ -164,9 +158,9 @@ def test_restart_keeps_the_pod_and_not_the_root(cluster: Cluster, image: Image) 
     assert pod.restarts == 1
 
 
-def test_deleted_pods_address_is_gone(cluster: Cluster, image: Image) -> None:
+def test_deleted_pods_address_is_gone(cluster: Cluster, plain: Image) -> None:
     one, two = (
-        cluster.pod(PodSpec(name=name, image=image, command=SLEEP, subdomain="job")).start()
+        cluster.pod(PodSpec(name=name, image=plain, command=SLEEP, subdomain="job")).start()
         for name in "ab"
     )
     two.publish()

@@ -6,9 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from tests.pods import images
 from tests.pods.cache import REPOSITORY
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
@@ -21,18 +18,13 @@ GUARD = 60  # seconds, against a hang
 SLEEP = ("sleep", "1000")
 
 
-@pytest.fixture
-def image(rig: None) -> Image:
-    return images.image("openmpi-5.0", programs=False)
-
-
 # --- a pod is not the host ---
 
 
 def test_a_pod_shares_nothing_with_the_host_or_another_pod(
-    cluster: Cluster, image: Image, tmp_path: Path
+    cluster: Cluster, plain: Image, tmp_path: Path
 ) -> None:
-    pods = [cluster.pod(PodSpec(name=name, image=image, command=SLEEP)).start() for name in "ab"]
+    pods = [cluster.pod(PodSpec(name=name, image=plain, command=SLEEP)).start() for name in "ab"]
     for kind in ("pid", "net", "mnt", "uts", "ipc"):
         processes = (pods[0].pid, pods[1].pid, "self")
         seen = {Path(f"/proc/{number}/ns/{kind}").readlink() for number in processes}
@@ -41,7 +33,7 @@ def test_a_pod_shares_nothing_with_the_host_or_another_pod(
     pod.shell("touch /root/mark /tmp/mark-of-pod /dev/shm/mark-of-pod")
     for path in ("/root/mark", "/tmp/mark-of-pod", "/dev/shm/mark-of-pod"):
         assert not Path(path).exists()
-        assert not any((layer / path[1:]).exists() for layer in image.layers)
+        assert not any((layer / path[1:]).exists() for layer in plain.layers)
     assert not pod.root.samefile("/")
     assert not (pod.root / tmp_path.relative_to("/")).exists()
     assert pod.shell("ls /tmp") == "mark-of-pod"
@@ -50,8 +42,8 @@ def test_a_pod_shares_nothing_with_the_host_or_another_pod(
     assert pod.shell("hostname") == "a"
 
 
-def test_nothing_is_left_when_the_cluster_ends(cluster: Cluster, image: Image) -> None:
-    pod = cluster.pod(PodSpec(name="a", image=image, command=SLEEP)).start()
+def test_nothing_is_left_when_the_cluster_ends(cluster: Cluster, plain: Image) -> None:
+    pod = cluster.pod(PodSpec(name="a", image=plain, command=SLEEP)).start()
     before = Path("/proc/self/mountinfo").read_text()
     assert str(cluster.folder) not in before
     assert not Path("/run/netns", pod.network.name).exists()
@@ -88,14 +80,14 @@ def test_nothing_is_left_when_the_test_is_killed(rig: None) -> None:
 
 
 def test_pods_reach_each_other_on_each_bridge_and_not_across(
-    cluster: Cluster, image: Image
+    cluster: Cluster, plain: Image
 ) -> None:
     links = (Link(), Link("net1", "br-data", mtu=9000))
     one, two = (
-        cluster.pod(PodSpec(name=name, image=image, command=SLEEP, links=links)).start()
+        cluster.pod(PodSpec(name=name, image=plain, command=SLEEP, links=links)).start()
         for name in "ab"
     )
-    three = cluster.pod(PodSpec(name="c", image=image, command=SLEEP)).start()
+    three = cluster.pod(PodSpec(name="c", image=plain, command=SLEEP)).start()
     two_data = two.network.addresses("net1")[0]
     assert reaches(one, two.address)
     assert reaches(one, two_data)
@@ -120,9 +112,9 @@ def test_pods_reach_each_other_on_each_bridge_and_not_across(
         until(lambda: reaches(one, two.address), GUARD)
 
 
-def test_ipv6_only(cluster: Cluster, image: Image) -> None:
+def test_ipv6_only(cluster: Cluster, plain: Image) -> None:
     links = (Link(ipv4=False, ipv6=True),)
-    spec = PodSpec(name="a", image=image, command=SLEEP, links=links, subdomain="job")
+    spec = PodSpec(name="a", image=plain, command=SLEEP, links=links, subdomain="job")
     pod = cluster.pod(spec).start()
     pod.publish()
     assert pod.address == "fd00:10:244::a"
@@ -130,9 +122,9 @@ def test_ipv6_only(cluster: Cluster, image: Image) -> None:
     assert cluster.dns.questions("a.job.default.svc.cluster.local")[0].client.startswith("fd00")
 
 
-def test_host_network_shares_the_nodes_links_and_ports(cluster: Cluster, image: Image) -> None:
+def test_host_network_shares_the_nodes_links_and_ports(cluster: Cluster, plain: Image) -> None:
     specs = [
-        PodSpec(name=name, image=image, command=SLEEP, host_network="node-1", subdomain="job")
+        PodSpec(name=name, image=plain, command=SLEEP, host_network="node-1", subdomain="job")
         for name in "ab"
     ]
     one, two = (cluster.pod(spec).start() for spec in specs)

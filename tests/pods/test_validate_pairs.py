@@ -14,7 +14,7 @@ from tests.pods.jobs import PATIENCE
 from tests.pods.manifest import play_init_container, play_mpijob
 from tests.pods.operator import Job, mpijob
 from tests.pods.play import prepare
-from tests.pods.test_doctor_hosts import STAY, measuring, one, with_facts  # noqa: F401 - a fixture
+from tests.pods.test_doctor_hosts import STAY, measuring, with_facts
 from tests.pods.test_input import mpiboot
 from tests.waiting import until
 
@@ -66,7 +66,7 @@ def of(record: dict[str, Any], check: str) -> set[str]:
     return {item["host"].partition(".")[0] for item in found}
 
 
-def test_the_host_whose_link_is_shaped_is_named(cluster: Cluster, one: Image) -> None:  # noqa: F811
+def test_the_host_whose_link_is_shaped_is_named(cluster: Cluster, one: Image) -> None:
     job = staying(cluster, one)
     job.workers[1].network.run("tc", *SHAPED.split())
     code, record = validated(job, "--time", "30")
@@ -95,7 +95,7 @@ def test_the_host_whose_link_is_shaped_is_named(cluster: Cluster, one: Image) ->
 )
 def test_a_launcher_measures_once_before_its_job(
     cluster: Cluster,
-    one: Image,  # noqa: F811
+    one: Image,
     shaped: bool,  # noqa: FBT001 - a row
     program: list[str],
 ) -> None:
@@ -125,7 +125,7 @@ def test_a_launcher_measures_once_before_its_job(
 @pytest.mark.parametrize("slow", ["nobody", "sender", "pair"])
 def test_two_nodes_of_two_pods(
     cluster: Cluster,
-    one: Image,  # noqa: F811
+    one: Image,
     slow: str,
 ) -> None:
     """Pods of one node are quick between them, which made their other paths look slow."""
@@ -150,7 +150,7 @@ def test_two_nodes_of_two_pods(
 @pytest.mark.parametrize(("signal", "code"), [("INT", 130), ("TERM", 143)])
 def test_a_signal_ends_it_with_what_was_measured(
     cluster: Cluster,
-    one: Image,  # noqa: F811
+    one: Image,
     signal: str,
     code: int,
 ) -> None:
@@ -166,7 +166,7 @@ def test_a_signal_ends_it_with_what_was_measured(
 
 
 @pytest.mark.full
-def test_who_takes_no_part_is_told(cluster: Cluster, one: Image) -> None:  # noqa: F811
+def test_who_takes_no_part_is_told(cluster: Cluster, one: Image) -> None:
     serve = "mkdir -p /run/sshd; exec /usr/sbin/sshd -D -e -h /root/.ssh/id_rsa"
     plain = {"command": ["sh", "-ec", serve], "args": []}
     job = mpijob(
@@ -182,7 +182,7 @@ def test_who_takes_no_part_is_told(cluster: Cluster, one: Image) -> None:  # noq
 
 
 @pytest.mark.full
-def test_a_tool_that_can_not_run_is_one_line(cluster: Cluster, one: Image) -> None:  # noqa: F811
+def test_a_tool_that_can_not_run_is_one_line(cluster: Cluster, one: Image) -> None:
     job = staying(cluster, one)
     code, text = mpiboot(job, "validate", "pairs", "--tool", "ib_write_bw")
     assert (code, text) == (127, "")
@@ -191,7 +191,7 @@ def test_a_tool_that_can_not_run_is_one_line(cluster: Cluster, one: Image) -> No
 @pytest.mark.full
 def test_the_init_container_measures_before_the_training_job(
     cluster: Cluster,
-    one: Image,  # noqa: F811
+    one: Image,
 ) -> None:
     """By a user without any capability; its line stands in `command:` here, the rig's form."""
     (manifest,) = read("validate/before-training.yaml")
@@ -209,7 +209,7 @@ def test_the_init_container_measures_before_the_training_job(
 
 
 @pytest.mark.full
-def test_the_example_measures_all_workers(cluster: Cluster, one: Image) -> None:  # noqa: F811
+def test_the_example_measures_all_workers(cluster: Cluster, one: Image) -> None:
     job = prepare(FOLDER / "validate/pairs.yaml").played(cluster, one)
     job.start(PATIENCE)
     assert job.launcher.wait(PATIENCE) == 0, job.launcher.stderr()
