@@ -20,9 +20,10 @@ def _one(quick: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("image", rows, indirect=True)
 
 
-# For a test in which the version of MPI has no part: gates, SSH, names, users, what a worker does;
-# and for one whose differences between MPIs are rows of tables that other tests hold, too. The
-# quick gate runs it on one image, the whole matrix on each.
+# For a test in which MPI has no part: gates, SSH, names, users, what a worker does.
+NO_MPI = pytest.mark.parametrize("image", [NEW], indirect=True)
+# For one whose differences between MPIs are rows of tables that other tests hold, too. The quick
+# gate runs it on one image, the whole matrix on each.
 ONE_IMAGE, OLD_IMAGE = _one(NEW), _one(OLD)
 
 

@@ -21,7 +21,7 @@ from tests.pods.jobs import (
     slow_to_launch,
     with_own_ssh,
 )
-from tests.pods.marks import NEW, OLD, OLD_IMAGE, ONE_IMAGE
+from tests.pods.marks import NEW, NO_MPI, OLD, OLD_IMAGE, ONE_IMAGE
 from tests.pods.operator import Job, mpijob
 from tests.pods.volumes import Files
 from tests.waiting import until
@@ -29,7 +29,6 @@ from tests.waiting import until
 ENDING = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT]
 # The program's own: an MPI forwards them to its ranks.
 PROGRAMS = [signal.SIGUSR1, signal.SIGUSR2]
-NO_MPI_YET = pytest.mark.parametrize("image", [NEW], indirect=True)
 
 
 def signals(*quick: str) -> pytest.MarkDecorator:
@@ -61,7 +60,7 @@ def ended_by(job: Job, number: int) -> None:
     [signal.SIGTERM, *(pytest.param(item, marks=pytest.mark.full) for item in ENDING[1:])],
     ids=lambda value: getattr(value, "name", value),
 )
-@NO_MPI_YET
+@NO_MPI
 def test_a_signal_while_hosts_are_waited_for(cluster: Cluster, image: Image, number: int) -> None:
     job = mpijob(cluster, image, workers=1, launcher_args=["mpirun", RING]).start(publish=False)
     until(lambda: "NXDOMAIN" in job.launcher.stderr())
@@ -70,7 +69,7 @@ def test_a_signal_while_hosts_are_waited_for(cluster: Cluster, image: Image, num
     assert signal.Signals(number).name in job.launcher.termination_log()
 
 
-@NO_MPI_YET
+@NO_MPI
 def test_a_programs_signal_does_not_end_the_wait(cluster: Cluster, image: Image) -> None:
     job = mpijob(cluster, image, workers=1, launcher_args=["mpirun", RING]).start(publish=False)
     until(lambda: "NXDOMAIN" in job.launcher.stderr())
@@ -90,7 +89,7 @@ def test_a_signal_while_daemons_are_launched(cluster: Cluster, image: Image, num
 
 
 @pytest.mark.full
-@NO_MPI_YET
+@NO_MPI
 def test_the_same_signal_twice_while_daemons_are_launched(cluster: Cluster, image: Image) -> None:
     job = slow_to_launch(cluster, image)
     job.launcher.signal(signal.SIGTERM)

@@ -23,7 +23,7 @@ from tests.pods.jobs import (
     spanned,
     spans,
 )
-from tests.pods.marks import MOMENT, NEW, OLD, OLD_IMAGE, ONE_IMAGE, crossed
+from tests.pods.marks import MOMENT, NEW, NO_MPI, OLD, OLD_IMAGE, ONE_IMAGE, crossed
 from tests.pods.operator import KeyPair, mpijob
 from tests.pods.volumes import Files
 from tests.waiting import until
@@ -101,7 +101,7 @@ def test_as_many_ranks_as_asked_for_run_on_the_first_slots(cluster: Cluster, ima
     assert "There are not enough slots available in the system" in message
 
 
-@ONE_IMAGE
+@NO_MPI
 def test_names_become_resolvable_one_by_one(cluster: Cluster, image: Image) -> None:
     """By a resolver that keeps negative answers for a while."""
     cluster.dns.negative_cache(3)
@@ -117,7 +117,7 @@ def test_names_become_resolvable_one_by_one(cluster: Cluster, image: Image) -> N
     assert "NXDOMAIN" in job.launcher.stderr()
 
 
-@ONE_IMAGE
+@NO_MPI
 def test_sshd_that_comes_late(cluster: Cluster, image: Image) -> None:
     script = "until [ -e /tmp/go ]; do sleep 0.1; done; exec mpiboot worker"
     late = {1: {"command": ["sh", "-c", script]}}
@@ -130,7 +130,7 @@ def test_sshd_that_comes_late(cluster: Cluster, image: Image) -> None:
     spans(job)
 
 
-@ONE_IMAGE
+@NO_MPI
 @pytest.mark.parametrize("never", ["resolves", "answers"])
 def test_a_worker_that_never_comes_is_named(cluster: Cluster, image: Image, never: str) -> None:
     """The time is over when the other worker is ready."""
@@ -178,7 +178,7 @@ KEYS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 }
 
 
-@ONE_IMAGE
+@NO_MPI
 @pytest.mark.parametrize(("worker", "message"), KEYS.values(), ids=KEYS)
 def test_a_worker_of_another_key_is_refused(
     cluster: Cluster, image: Image, worker: dict[str, Any], message: tuple[str, ...]
@@ -188,7 +188,7 @@ def test_a_worker_of_another_key_is_refused(
     assert said.count("SHA256:") >= (0 if "ssh-denied" in said else 2)
 
 
-@ONE_IMAGE
+@NO_MPI
 def test_another_host_key_is_taken_when_asked(cluster: Cluster, image: Image) -> None:
     spanned(cluster, image, each_worker={1: STOCK}, env={"MPIBOOT_HOST_KEYS": "accept-new"})
 
@@ -221,7 +221,7 @@ def test_a_host_without_a_rank_is_named_and_the_job_goes_on(
     assert unused in job.launcher.stderr()
 
 
-@ONE_IMAGE
+@NO_MPI
 @pytest.mark.parametrize(
     "listed", ["pi-worker-7.pi.default.svc slots=2", ""], ids=["other", "none"]
 )
@@ -237,7 +237,7 @@ def test_hosts_of_the_line_are_waited_for_and_no_others(
     assert "2 hosts of the mpirun line" in job.launcher.stderr()
 
 
-@ONE_IMAGE
+@NO_MPI
 def test_start_sshd_makes_a_worker_without_any_platform(cluster: Cluster, image: Image) -> None:
     env = {"K_MPI_JOB_ROLE": "", "START_SSHD": "true"}
     job = spanned(cluster, image, worker={"args": [], "env": env})
@@ -278,7 +278,7 @@ OTHER_DOMAIN = "k8s.example.org"
         pytest.param(OTHER_DOMAIN, False, {"MPIBOOT_CLUSTER_DOMAIN": OTHER_DOMAIN}, id="setting"),
     ],
 )
-@ONE_IMAGE
+@NO_MPI
 def test_every_name_is_asked_for_in_its_long_form(
     cluster: Cluster, image: Image, domain: str, *, searched: bool, env: dict[str, str]
 ) -> None:

@@ -13,7 +13,7 @@ from tests.pods import images
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
 from tests.pods.jobs import PATIENCE, RING, rank_processes, ranks, spans
-from tests.pods.marks import ONE_IMAGE
+from tests.pods.marks import NO_MPI, ONE_IMAGE
 from tests.pods.operator import Job, mpijob
 from tests.pods.volumes import EmptyDir
 from tests.waiting import until
@@ -222,7 +222,7 @@ def test_a_worker_that_is_replaced_after_it_was_ready(cluster: Cluster, image: I
     spans(job)
 
 
-@ONE_IMAGE
+@NO_MPI
 def test_a_worker_that_starts_again_after_it_was_ready(cluster: Cluster, image: Image) -> None:
     """At the same address; its connection alone tells that it is not ready any more."""
     job = one_ready(cluster, image)

@@ -16,7 +16,7 @@ from tests.pods import images
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
 from tests.pods.jobs import FOREVER, PATIENCE, RING, ended, launched, left, owners, spanned, spans
-from tests.pods.marks import NEW, OLD, ONE_IMAGE
+from tests.pods.marks import NEW, NO_MPI, OLD
 from tests.pods.oci import CRIO, NO_CAPABILITIES
 from tests.pods.operator import Job, mpijob
 from tests.pods.pod import Pod
@@ -37,13 +37,7 @@ MOUNTED = "/home/mpiuser/.ssh"
 CONTAINER = r"[^/ ]+-[0-9a-f]{8}"
 
 
-def run(
-    cluster: Cluster,
-    image: Image,
-    every: Mapping[str, Any],
-    user: int = 0,
-    **job: Any,  # noqa: ANN401 - fields of mpijob
-) -> Job:
+def run(cluster: Cluster, image: Image, every: Mapping[str, Any], user: int = 0, **job: Any) -> Job:
     """Run a job in which every pod is like that; it has to succeed."""
     given = {"ssh_mount": MOUNTED if user else "/root/.ssh", **job}
     return spanned(cluster, image, user=user, launcher=every, worker=every, **given)
@@ -128,7 +122,7 @@ MORE_SERVERS: dict[str, Server] = {
 }
 
 
-@ONE_IMAGE
+@NO_MPI
 @pytest.mark.parametrize(
     ("made", "every", "user", "words"),
     [
@@ -159,7 +153,7 @@ def test_the_user_of_the_page(cluster: Cluster, rig: None) -> None:
     run(cluster, images.image(name), {}, user=int(second.removeprefix("USER ")))
 
 
-@ONE_IMAGE
+@NO_MPI
 def test_a_uid_without_passwd_entry_and_without_a_home(cluster: Cluster, image: Image) -> None:
     details = {**RESTRICTED, "group": 0}
     job = run(cluster, image, details, user=RANDOM, ssh_mount="/etc/job/.ssh", env={"HOME": "/"})
@@ -173,7 +167,7 @@ HOMES = {"missing": "/nowhere", "the root folder": "/", "closed to this user": "
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("image", [NEW], indirect=True)
+@NO_MPI
 @pytest.mark.parametrize("home", HOMES.values(), ids=HOMES)
 def test_a_home_that_is_no_home(cluster: Cluster, image: Image, home: str) -> None:
     job = run(cluster, image, {}, user=1000, ssh_mount="/etc/job/.ssh", env={"HOME": home})
@@ -226,7 +220,7 @@ def test_a_read_only_root_and_one_empty_dir(
         assert re.search(rf"tmpdir={made}/tmp \(detected: MPI can't write", plan_of(job))
 
 
-@ONE_IMAGE
+@NO_MPI
 def test_a_read_only_root_and_nothing_else(cluster: Cluster, image: Image) -> None:
     """What is left is /dev/shm, where nothing may be executed."""
     job = run(cluster, image, {"read_only_root": True}, ssh_mount="/etc/job/.ssh")
@@ -236,7 +230,7 @@ def test_a_read_only_root_and_nothing_else(cluster: Cluster, image: Image) -> No
     assert re.search(rf"/tmp can't be written: MPI gets TMPDIR={shm}/worker/tmp", stderr)
 
 
-@ONE_IMAGE
+@NO_MPI
 @pytest.mark.parametrize("only", [pytest.param(False, marks=pytest.mark.full), True])
 def test_a_folder_that_another_user_could_replace(
     cluster: Cluster, image: Image, *, only: bool
@@ -256,7 +250,7 @@ def test_a_folder_that_another_user_could_replace(
 @pytest.mark.parametrize(
     "user", [0, pytest.param(1000, marks=pytest.mark.full, id="1000")], ids=str
 )
-@ONE_IMAGE
+@NO_MPI
 def test_a_user_namespace_of_the_pods_own(cluster: Cluster, image: Image, user: int) -> None:
     """`hostUsers: false`: root of the pod is nobody on the node."""
     details = {"host_users": False, "env": {"MPIBOOT_WORKER_EXIT": "never"}}
