@@ -42,7 +42,7 @@ def only(fields: Fields, *known: str) -> Fields:
     return fields
 
 
-def needed(fields: Fields, *path: str) -> Any:  # noqa: ANN401 - of a document
+def needed(fields: Fields, *path: str) -> Any:
     """What stands at a path; an error names the first field that is missing."""
     found: Any = fields
     for depth, name in enumerate(path, 1):
@@ -61,13 +61,13 @@ def merged(fields: Fields, more: Fields) -> Fields:
     return both
 
 
-def left_out(made: Any) -> tuple[Any, list[tuple[str, str]]]:  # noqa: ANN401 - of a document
+def left_out(made: Any) -> tuple[Any, list[tuple[str, str]]]:
     """A document without what is not played; and each such field, with the reason."""
     told: list[tuple[str, str]] = []
     return _kept(made, told), told
 
 
-def _kept(made: Any, told: list[tuple[str, str]]) -> Any:  # noqa: ANN401 - of a document
+def _kept(made: Any, told: list[tuple[str, str]]) -> Any:
     if isinstance(made, list):
         return [_kept(item, told) for item in made]
     if not isinstance(made, dict):

@@ -24,7 +24,7 @@ def play_indexed_job(
     image: Image,
     manifests: Sequence[dict[str, Any]],
     objects: Objects,
-    **more: Any,  # noqa: ANN401 - fields of a PodSpec
+    **more: Any,
 ) -> list[Pod]:
     """The pods of a headless Service and one Job; `more` is for all of them."""
     by_kind = {made["kind"]: left_out(made)[0] for made in manifests}
@@ -59,12 +59,7 @@ def play_jobset(
 
 
 def _pods(
-    cluster: Cluster,
-    image: Image,
-    name: str,
-    job: dict[str, Any],
-    objects: Objects,
-    **more: Any,  # noqa: ANN401 - as above
+    cluster: Cluster, image: Image, name: str, job: dict[str, Any], objects: Objects, **more: Any
 ) -> list[Pod]:
     only(job, "completionMode", "completions", "parallelism", "template")
     if needed(job, "completions") != job.get("parallelism"):

@@ -64,13 +64,7 @@ def spans(job: Job, slots: int = 1) -> None:
     assert ranks(job.launcher.stdout()) == expected, job.launcher.stderr()[-3000:]
 
 
-def ended(
-    cluster: Cluster,
-    image: Image,
-    *program: str,
-    code: int = 0,
-    **details: Any,  # noqa: ANN401 - fields of mpijob
-) -> Job:
+def ended(cluster: Cluster, image: Image, *program: str, code: int = 0, **details: Any) -> Job:
     """A job of two workers that has ended with that status; without a program it runs RING."""
     given = {"workers": 2, **details}
     job = mpijob(cluster, image, launcher_args=program or ("mpirun", RING), **given).start()
@@ -78,25 +72,14 @@ def ended(
     return job
 
 
-def spanned(
-    cluster: Cluster,
-    image: Image,
-    *program: str,
-    **details: Any,  # noqa: ANN401 - as above
-) -> Job:
+def spanned(cluster: Cluster, image: Image, *program: str, **details: Any) -> Job:
     """A job that has ended well, whose RING ran on every slot of every worker."""
     job = ended(cluster, image, *program, **details)
     spans(job, details.get("slots", 1))
     return job
 
 
-def refused(
-    cluster: Cluster,
-    image: Image,
-    code: int,
-    *message: str,
-    **details: Any,  # noqa: ANN401 - as above
-) -> str:
+def refused(cluster: Cluster, image: Image, code: int, *message: str, **details: Any) -> str:
     """The termination message of a job that ended before its start: how it begins, what it has."""
     job = ended(cluster, image, code=code, **details)
     text = " ".join(job.launcher.termination_log().split())
@@ -166,7 +149,7 @@ def running(
     *program: str,
     workers: int = 2,
     env: Mapping[str, str] | None = None,
-    **details: Any,  # noqa: ANN401 - fields of mpijob
+    **details: Any,
 ) -> Job:
     """A job whose program runs on every worker."""
     argv = list(program or FOREVER)
@@ -185,7 +168,7 @@ def launched(job: Job) -> None:
     until(runs)
 
 
-def held(cluster: Cluster, image: Image, **details: Any) -> Job:  # noqa: ANN401 - as above
+def held(cluster: Cluster, image: Image, **details: Any) -> Job:
     """A job that runs until it is let go, and then ends well."""
     wait = ["mpirun", "sh", "-c", f"until [ -e /tmp/go ]; do sleep 0.2; done; exec {RING}"]
     job = mpijob(cluster, image, launcher_args=wait, **{"workers": 2, **details}).start()
@@ -200,10 +183,7 @@ def let_go(job: Job) -> None:
 
 
 def launches(
-    cluster: Cluster,
-    image: Image,
-    lines: Sequence[Sequence[str]],
-    **details: Any,  # noqa: ANN401 - as above
+    cluster: Cluster, image: Image, lines: Sequence[Sequence[str]], **details: Any
 ) -> list[tuple[int, str]]:
     """One launch after another on the same workers: the exit code and what was said of each."""
     script = "".join(

@@ -85,7 +85,7 @@ class Nameserver:
             self._connection.close()
         self._process.communicate()
 
-    def _order(self, order: str, **details: object) -> Any:  # noqa: ANN401
+    def _order(self, order: str, **details: object) -> Any:
         self._connection = self._connection or self._connect()
         self._connection.sendall(json.dumps({"order": order, **details}).encode() + b"\n")
         answer = b""

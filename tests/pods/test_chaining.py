@@ -30,7 +30,7 @@ def shows(kind: Chained, job: Job) -> None:
     spans(job)
 
 
-def chained(cluster: Cluster, kind: Chained, *words: str, **details: Any) -> Job:  # noqa: ANN401
+def chained(cluster: Cluster, kind: Chained, *words: str, **details: Any) -> Job:
     """A job in which the second worker's node has the older driver."""
     every = {"mpi": kind.mpi, "each_worker": OLD, **details}
     return ended(cluster, kind.image(), *words, **every)

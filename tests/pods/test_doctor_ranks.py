@@ -27,7 +27,7 @@ ENDS = f"""case $OMPI_COMM_WORLD_RANK in
 esac"""
 
 
-def job_of(cluster: Cluster, name: str, *program: str, **details: Any) -> Job:  # noqa: ANN401
+def job_of(cluster: Cluster, name: str, *program: str, **details: Any) -> Job:
     """Four ranks on two workers, unless the details say otherwise."""
     mpi = "MPICH" if name.startswith("mpich") else "OpenMPI"
     given = {"workers": 2, "slots": 2, "mpi": mpi, **details}

@@ -45,7 +45,7 @@ sleep 1000
 SECOND = "pi-worker-1.pi.default.svc"
 
 
-def script(name: str, text: str, **fields: Any) -> dict[str, Any]:  # noqa: ANN401 - of a PodSpec
+def script(name: str, text: str, **fields: Any) -> dict[str, Any]:
     """Fields of a pod that has a program at /opt/it."""
     return {"volumes": [Files("/opt/it", {name: text}, 0o755)], **fields}
 

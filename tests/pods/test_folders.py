@@ -31,7 +31,7 @@ def named(volume: EmptyDir | Tmpfs) -> dict[str, Any]:
 
 def of_another_user() -> EmptyDir:
     class Theirs(EmptyDir):
-        def make(self, folder: Any) -> Any:  # noqa: ANN401 - as its base
+        def make(self, folder: Any) -> Any:
             made = super().make(folder)
             os.chown(folder, 1234, 1234)
             return made

@@ -45,14 +45,14 @@ each = pytest.mark.parametrize(
 )
 
 
-def started(cluster: Cluster, image: Image, *words: str, **details: Any) -> Job:  # noqa: ANN401
+def started(cluster: Cluster, image: Image, *words: str, **details: Any) -> Job:
     """A job of two workers with two links, as the operator makes it for that MPI."""
     mpi = "Intel" if image.name.startswith(INTEL) else "MPICH"
     given = {"workers": 2, "data_link": "net1", **details}
     return mpijob(cluster, image, mpi=mpi, launcher_args=words, **given).start()
 
 
-def running(cluster: Cluster, image: Image, *more: str, **details: Any) -> Job:  # noqa: ANN401
+def running(cluster: Cluster, image: Image, *more: str, **details: Any) -> Job:
     """A job whose ranks run on both workers, all of whose daemons were seen."""
     job = started(cluster, image, *FOREVER, *more, **details)
     until(

@@ -42,7 +42,7 @@ def server(cluster: Cluster, tmp_path: Path) -> Iterator[ApiServer]:
         yield made
 
 
-def workers(cluster: Cluster, name: str, count: int = 2, **fields: Any) -> list[Pod]:  # noqa: ANN401
+def workers(cluster: Cluster, name: str, count: int = 2, **fields: Any) -> list[Pod]:
     """The pods of a StatefulSet without sshd, whose processes are no root's."""
     image = images.image(name if name == "intel-mpi" else f"{name}-nosshd")
     return [
@@ -88,12 +88,7 @@ def launcher(
 
 
 def started(
-    cluster: Cluster,
-    server: ApiServer,
-    name: str,
-    *words: str,
-    stale: str = "",
-    **details: Any,  # noqa: ANN401 - of the launcher
+    cluster: Cluster, server: ApiServer, name: str, *words: str, stale: str = "", **details: Any
 ) -> tuple[Pod, list[Pod]]:
     """A job of two workers, on the first of which a process with a mark may be left."""
     pods = workers(cluster, name)
@@ -105,10 +100,7 @@ def started(
 
 
 def running(
-    cluster: Cluster,
-    server: ApiServer,
-    name: str,
-    **details: Any,  # noqa: ANN401 - of the launcher
+    cluster: Cluster, server: ApiServer, name: str, **details: Any
 ) -> tuple[Pod, list[Pod]]:
     """A job whose ranks run on both workers, all of whose daemons were seen."""
     job, pods = started(cluster, server, name, *FOREVER, **details)

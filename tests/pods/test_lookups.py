@@ -40,7 +40,7 @@ def asked_after_the_gate(job: Job, cluster: Cluster) -> list[str]:
     return [item.name for item in questions if item.client == job.launcher.address]
 
 
-def held(cluster: Cluster, name: str, **details: Any) -> Job:  # noqa: ANN401
+def held(cluster: Cluster, name: str, **details: Any) -> Job:
     files = dict.fromkeys(("/opt/held/mpirun", "/opt/held/mpiexec.hydra"), HELD)
     image = images.image(name).with_files(files, 0o755)
     path = image.env.get("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")

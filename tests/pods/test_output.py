@@ -30,13 +30,7 @@ def writing(then: str = "", size: int = BYTES) -> tuple[str, ...]:
     return ("mpirun", "sh", "-c", f"head -c {size} /dev/zero | tr '\\0' {RANK} | fold{then}")
 
 
-def gated(
-    cluster: Cluster,
-    image: Image,
-    gate: Path,
-    *words: str,
-    **details: Any,  # noqa: ANN401 - of a job
-) -> Job:
+def gated(cluster: Cluster, image: Image, gate: Path, *words: str, **details: Any) -> Job:
     """A job whose launcher's stdout nobody reads before there is a gate."""
     reader = ("sh", "-c", f"until [ -e {gate} ]; do sleep 0.1; done; exec cat")
     return mpijob(

@@ -51,7 +51,7 @@ def shown(job: Job) -> dict[str, dict[str, str]]:
     return dict(message)
 
 
-def pods(cluster: Cluster, image: Image, **details: Any) -> Job:  # noqa: ANN401 - fields of mpijob
+def pods(cluster: Cluster, image: Image, **details: Any) -> Job:
     """A job of two workers, of which each rank shows its variables; not yet started."""
     given = {"workers": 2, "launcher_args": PROGRAM, "data_link": "net1", **details}
     return mpijob(cluster, image, **given)

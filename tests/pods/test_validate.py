@@ -60,13 +60,7 @@ printf '{FOOT}'
 """
 
 
-def validated(
-    cluster: Cluster,
-    image: Image,
-    *words: str,
-    kind: str = "",
-    **details: Any,  # noqa: ANN401 - fields of mpijob
-) -> Job:
+def validated(cluster: Cluster, image: Image, *words: str, kind: str = "", **details: Any) -> Job:
     """A job of two workers that `validate job` measures by the stand-in."""
     whole = image.with_files({PERF: STAND_IN}, 0o755)
     args = ["validate", "job", "--tool", "nccl-tests", *words]
