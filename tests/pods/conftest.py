@@ -24,7 +24,7 @@ def _missing() -> str | None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks every test of this folder that uses a cluster or an image."""
+    """Mark every test of this folder that uses a cluster or an image."""
     for item in items:
         if {"cluster", "image"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.pods)
@@ -32,7 +32,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def rig() -> None:
-    """Stands for a machine that can make pods; MPIBOOT_RIG=required turns a skip into a failure."""
+    """A machine that can make pods; MPIBOOT_RIG=required turns a skip into a failure."""
     reason = _missing()
     if reason and REQUIRED:
         pytest.fail(reason)
@@ -60,7 +60,7 @@ def plain(rig: None) -> Image:
 
 @pytest.fixture
 def cluster(rig: None, request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """An empty cluster; when the test fails, what its pods said is shown."""
+    """An empty cluster; when the test fails, the output of its pods is shown."""
     with Cluster() as made:
         yield made
         if request.node.stash.get(_REPORT, False):
@@ -74,7 +74,7 @@ def cluster(rig: None, request: pytest.FixtureRequest) -> Iterator[Cluster]:
 def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Remembers for the cluster's fixture that the test failed."""
+    """Record for the cluster's fixture that the test failed."""
     report = yield
     if report.when == "call" and report.failed:
         item.stash[_REPORT] = True

@@ -1,4 +1,4 @@
-"""The cluster's name server, with the ways in which real ones misbehave.
+"""The cluster's name server, which can misbehave as real ones do.
 
 Runs as a process of its own inside the cluster's network (`python -m tests.pods.dns`), is told
 what to do over a Unix socket (see nameserver.py), and ends when its standard input does.
@@ -31,7 +31,7 @@ _SPOILT = (("drop", None), ("servfail", dns.rcode.SERVFAIL))
 
 @dataclass
 class Behaviour:
-    """How questions about a name (or about any, by the name `*`) are answered.
+    """How queries for a name (`*`: any name) are answered.
 
     Each count is of answers still to be spoilt. `flip` answers every other question with
     NXDOMAIN, as two replicas do of which one is behind; or, from the first one on, with the address
@@ -61,7 +61,7 @@ class Config:
 
 @dataclass
 class Server:
-    """Records, behaviours and the log of questions."""
+    """Records, behaviours and the log of queries."""
 
     config: Config = field(default_factory=Config)
     records: dict[dns.name.Name, list[str]] = field(default_factory=dict)
@@ -74,7 +74,7 @@ class Server:
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def answer(self, wire: bytes, client: str, transport: str) -> bytes | None:
-        """The answer to one question, or None where the question gets lost."""
+        """The response to a query; None where it is lost."""
         query = dns.message.from_wire(wire)
         question = query.question[0]
         name = question.name.canonicalize()
@@ -160,7 +160,7 @@ class Server:
         response.authority.append(dns.rrset.from_text(zone, ttl, "IN", "SOA", soa))
 
     def obey(self, order: dict[str, Any]) -> object:
-        """Carries out one order of the test."""
+        """Carry out a command of the test."""
         match order.pop("order"):
             case "publish":
                 task = asyncio.ensure_future(self._publish(**order))

@@ -1,4 +1,4 @@
-"""A broken pod, one fault, and what doctor says of it."""
+"""A broken pod, its fault, and doctor's finding."""
 
 from __future__ import annotations
 

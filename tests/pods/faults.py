@@ -1,4 +1,4 @@
-"""Broken pods and jobs, one fault each, and what doctor says of it.
+"""Broken pods and jobs with one fault each, and doctor's findings.
 
 From this table come the tests of `test_doctor_faults.py` and the page `docs/reference/errors.md`.
 """

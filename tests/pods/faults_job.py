@@ -1,4 +1,4 @@
-"""Jobs of a launcher and two workers, with one fault each, and what doctor says in the launcher."""
+"""Jobs of a launcher and two workers with one fault each, and doctor's findings in the launcher."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ table inet between {
 
 @dataclass(frozen=True, kw_only=True)
 class JobFault:
-    """A job with one fault: as `Fault`, but that doctor is asked in the launcher.
+    """A job with one fault, as `Fault`; doctor runs in the launcher.
 
     `host` is the worker that it is about, empty for all or the launcher. `job` gives what differs
     in the job (the words of `mpijob`), `network` breaks its running pods; `unpublished` workers

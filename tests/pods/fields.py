@@ -53,7 +53,7 @@ def needed(fields: Fields, *path: str) -> Any:
 
 
 def merged(fields: Fields, more: Fields) -> Fields:
-    """A manifest with the fields of another one that a page tells the reader to add."""
+    """A manifest with the fields that a page has the reader add."""
     both = {**fields, **more}
     for name in fields.keys() & more.keys():
         if isinstance(fields[name], dict):

@@ -32,7 +32,7 @@ _VARIANTS = {
 
 @dataclass(frozen=True)
 class Image:
-    """An image as overlay layers (uppermost first), with what its configuration says."""
+    """An image as overlay layers (uppermost first), with its configuration."""
 
     name: str
     layers: tuple[Path, ...]

@@ -1,4 +1,4 @@
-"""What the tests of jobs share: jobs that run or have ended, what they printed, who is left."""
+"""Helpers for tests of jobs: start one, wait for its end, read its output."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def hosts(job: Job) -> list[str]:
 
 
 def spans(job: Job, slots: int = 1) -> None:
-    """Every worker ran its ranks, in the order of the hostfile, and nothing ran elsewhere."""
+    """Assert that every worker ran its ranks, in the hostfile's order, and no other host did."""
     total = len(job.workers) * slots
     names = [worker.hostname for worker in job.workers for _ in range(slots)]
     expected = [(rank, total, name) for rank, name in enumerate(names)]
@@ -65,7 +65,7 @@ def spans(job: Job, slots: int = 1) -> None:
 
 
 def ended(cluster: Cluster, image: Image, *program: str, code: int = 0, **details: Any) -> Job:
-    """A job of two workers that has ended with that status; without a program it runs RING."""
+    """Run a job of two workers to its end with that exit code; without a program it runs RING."""
     given = {"workers": 2, **details}
     job = mpijob(cluster, image, launcher_args=program or ("mpirun", RING), **given).start()
     assert job.wait(PATIENCE) == code, job.launcher.stderr()[-3000:]
@@ -73,14 +73,14 @@ def ended(cluster: Cluster, image: Image, *program: str, code: int = 0, **detail
 
 
 def spanned(cluster: Cluster, image: Image, *program: str, **details: Any) -> Job:
-    """A job that has ended well, whose RING ran on every slot of every worker."""
+    """Run a job to exit code 0, and assert that RING ran on every slot of every worker."""
     job = ended(cluster, image, *program, **details)
     spans(job, details.get("slots", 1))
     return job
 
 
 def refused(cluster: Cluster, image: Image, code: int, *message: str, **details: Any) -> str:
-    """The termination message of a job that ended before its start: how it begins, what it has."""
+    """Run a job that ends before mpirun starts, with these words in its termination message."""
     job = ended(cluster, image, code=code, **details)
     text = " ".join(job.launcher.termination_log().split())
     assert text.startswith(message[0]), text
@@ -90,7 +90,7 @@ def refused(cluster: Cluster, image: Image, code: int, *message: str, **details:
 
 
 def owners(pod: Pod) -> set[int]:
-    """The users on the host whose processes run in a pod."""
+    """The host's uids of a pod's processes."""
     found = set()
     for process in pod.processes():
         with contextlib.suppress(FileNotFoundError):  # its sessions may still be ending
@@ -120,7 +120,7 @@ def rank_processes(pod: Pod) -> list[Process]:
 
 
 def left(pods: Iterable[Pod]) -> list[Process]:
-    """Daemons and ranks that are still there."""
+    """Daemons and ranks that still run."""
     return [item for pod in pods for item in alive(pod, "ring", *DAEMONS)]
 
 
@@ -151,7 +151,7 @@ def running(
     env: Mapping[str, str] | None = None,
     **details: Any,
 ) -> Job:
-    """A job whose program runs on every worker."""
+    """Start a job, and wait until every worker runs a rank."""
     argv = list(program or FOREVER)
     job = mpijob(cluster, image, workers=workers, launcher_args=argv, env=env, **details).start()
     launched(job)
@@ -169,7 +169,7 @@ def launched(job: Job) -> None:
 
 
 def held(cluster: Cluster, image: Image, **details: Any) -> Job:
-    """A job that runs until it is let go, and then ends well."""
+    """Start a job that runs until `let_go`, and then succeeds."""
     wait = ["mpirun", "sh", "-c", f"until [ -e /tmp/go ]; do sleep 0.2; done; exec {RING}"]
     job = mpijob(cluster, image, launcher_args=wait, **{"workers": 2, **details}).start()
     until(lambda: "daemons started" in job.launcher.stderr())
@@ -177,7 +177,7 @@ def held(cluster: Cluster, image: Image, **details: Any) -> Job:
 
 
 def let_go(job: Job) -> None:
-    """Let the ranks of a job that is held go on."""
+    """Let the ranks of a held job continue."""
     for worker in job.workers:
         worker.shell("touch /tmp/go")
 
@@ -185,7 +185,7 @@ def let_go(job: Job) -> None:
 def launches(
     cluster: Cluster, image: Image, lines: Sequence[Sequence[str]], **details: Any
 ) -> list[tuple[int, str]]:
-    """One launch after another on the same workers: the exit code and what was said of each."""
+    """Run one launch after another on the same workers; the exit code and log of each."""
     script = "".join(
         f"mpiboot launcher -- {shlex.join(line)}; echo next=$? >&2\n" for line in lines
     )
@@ -196,11 +196,11 @@ def launches(
 
 
 def end_line(text: str) -> str:
-    """The line that tells the end."""
+    """The last log line about the job's end."""
     return next(line for line in reversed(text.splitlines()) if "job ended" in line)
 
 
-# A launch agent of the user's own that does something before it is ssh.
+# A user's launch agent that does something before it calls ssh.
 AGENT = '#!/bin/sh\n{}\nexec ssh -o StrictHostKeyChecking=no -o BatchMode=yes "$@"\n'
 
 
@@ -216,7 +216,7 @@ def slow_to_launch(
     *program: str,
     env: Mapping[str, str] | None = None,
 ) -> Job:
-    """A job whose launch agent, kept as the user's own, hangs, or waits before it is ssh."""
+    """Start a job whose launch agent (the user's) hangs, or waits before it calls ssh."""
     job = mpijob(
         cluster,
         image,

@@ -1,4 +1,4 @@
-"""Pods of the rig from manifests: what they say is played or refused, never dropped.
+"""Pods of the rig from manifests: each field is played or refused, never dropped.
 
 The image and its program are the rig's. What only a cluster reads is `fields.LEFT_OUT`.
 """

@@ -1,4 +1,4 @@
-"""How a test tells the cluster's name server (dns.py) what to say, and sees what it was asked."""
+"""Client of the cluster's name server (dns.py): sets its behaviour, reads its log of queries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.pods.cache import REPOSITORY
 
 @dataclass(frozen=True)
 class Question:
-    """One question that the server got: when (monotonic), what, what it said, over what, whose."""
+    """A query: its time (monotonic), name, type, response code, transport and client."""
 
     time: float
     name: str
@@ -67,7 +67,7 @@ class Nameserver:
         self._order("behave", name=name, **behaviour)
 
     def negative_cache(self, seconds: float) -> None:
-        """From now on an NXDOMAIN stays for so long, and says so in its SOA record."""
+        """Cache each NXDOMAIN for so long, with that time in the SOA record."""
         self._order("configure", negative_cache=seconds, soa_minimum=math.ceil(seconds))
 
     def serve(self, domain: str) -> None:
@@ -75,7 +75,7 @@ class Nameserver:
         self._order("configure", domain=domain)
 
     def questions(self, name: str | None = None) -> list[Question]:
-        """What was asked so far, about one name or about all."""
+        """The queries so far, for one name or for all."""
         asked = [Question(*entry) for entry in self._order("log")]
         return [q for q in asked if name is None or q.name.rstrip(".") == name.lower()]
 

@@ -1,4 +1,4 @@
-"""What containerd tells runc about a container: capabilities, masked paths, mounts, limits."""
+"""The OCI configuration that containerd gives runc: capabilities, masked paths, mounts, limits."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ _REFUSED_CALLS = (
 
 @dataclass(frozen=True, kw_only=True)
 class PodSpec:
-    """Everything that a manifest can say about a pod of one container, and a cluster's defaults.
+    """All fields that a manifest has for a pod of one container, with a cluster's defaults.
 
     `stdout_reader` is the program that reads its stdout by a pipe, as a container runtime does.
 

@@ -1,4 +1,4 @@
-"""What the MPI Operator's controller (v2beta1, v0.8) makes out of an MPIJob.
+"""What the MPI Operator's controller (v2beta1, v0.8) makes of an MPIJob.
 
 Hostfile, key pair, environment, names, mounts and modes are its own; so is what it does not do:
 workers get no hostfile, and the variables it sets are those that it believes an MPI reads.
@@ -46,7 +46,7 @@ class KeyPair:
         return cls(private.decode(), public.decode() + "\n")
 
     def files(self) -> dict[str, str]:
-        """The Secret's keys under the names of their files; the name says RSA, the key doesn't."""
+        """The Secret's files; they are called id_rsa, and hold an ECDSA key."""
         return {
             "id_rsa": self.private,
             "id_rsa.pub": self.public,
@@ -71,7 +71,7 @@ class Job:
         return [self.launcher, *self.workers]
 
     def start(self, *, publish: bool = True) -> Job:
-        """Starts all pods, the launcher first; publishes the workers' names unless told not to."""
+        """Start all pods, the launcher first, and publish the workers' names."""
         for pod in self.pods:
             pod.start()
         if publish:

@@ -1,4 +1,4 @@
-"""Jobs one after the other whose output goes into a pipe that is read at once, and is counted."""
+"""Jobs one after the other whose output is read from a pipe without delay, and counted."""
 
 from __future__ import annotations
 

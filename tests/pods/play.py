@@ -44,7 +44,7 @@ _NO_POD: Final = {
 
 
 class NoCluster:
-    """Stands for a cluster while a file is read: what can't be played is said before all else."""
+    """Stands for a cluster while a file is checked, so that errors come before any start."""
 
     def pod(self, spec: PodSpec) -> PodSpec:
         """The pod as it would be."""
@@ -72,7 +72,7 @@ def _jobset(cluster: Cluster, image: Image, documents: list[Fields], objects: Ob
 
 
 def _job(cluster: Cluster, image: Image, documents: list[Fields], objects: Objects) -> Without:
-    """With a StatefulSet beside it it is the launcher, else its pods are all of the job."""
+    """With a StatefulSet the Job is the launcher, else its pods are the whole job."""
     if any(document["kind"] == "StatefulSet" for document in documents):
         return play_statefulset(cluster, image, documents, objects)
     first, *others = play_indexed_job(cluster, image, documents, objects)
@@ -115,7 +115,7 @@ class Prepared:
         return image.with_files({self.program: _SAMPLE}, 0o755)
 
     def lacks_nothing(self, image: Image) -> bool:
-        """Whether the manifest's own program is in the image, or is none that has a path."""
+        """Whether the manifest's program is in the image, or has no path."""
         there = (layer / self.program.lstrip("/") for layer in image.layers)
         return not self.program or any(path.exists() for path in there)
 

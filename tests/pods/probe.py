@@ -1,4 +1,4 @@
-"""Looks at the network from inside a pod, with what every image has: its own Python."""
+"""Probes the network from inside a pod, by mpiboot's Python."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ PYTHON = "/opt/mpiboot/bin/python3"
 
 
 def reaches(pod: Pod, address: str, source: str = "") -> bool:
-    """Whether a packet gets there and back: a closed port answers with a refusal."""
+    """Whether a packet gets there and back: a closed port refuses the connection."""
     code = (
         "import socket, sys\n"
         "try:\n"

@@ -1,4 +1,4 @@
-"""Looks into a container's PID namespace from the host, and makes one that containers share."""
+"""Lists a container's processes from the host, and makes PID namespaces that containers share."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ class Line:
 
     @property
     def meant(self) -> dict[str, str]:
-        """What differs: where nothing is said of mapping or binding ranks are not bound."""
+        """What is meant to differ: without mapping or binding options ranks are not bound."""
         pinned = any(re.search(_PINS, word) for word in (self.text, *self.env))
         return {**({} if pinned else {"binding": "binding"}), **self.differs}
 

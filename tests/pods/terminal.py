@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 class Terminal:
-    """Runs a program on a terminal of its own; what it prints goes to a file."""
+    """Runs a program on a pseudo-terminal; its output goes to a file."""
 
     def __init__(self, argv: Sequence[str], output: Path) -> None:
         self._output = output

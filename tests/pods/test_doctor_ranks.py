@@ -35,7 +35,7 @@ def job_of(cluster: Cluster, name: str, *program: str, **details: Any) -> Job:
 
 
 def doctor_ranks(pod: Pod) -> dict[str, Any]:
-    """What it says as JSON; the exit code tells whether anything is wrong."""
+    """Its JSON; the exit code is 1 where anything is wrong."""
     done = pod.exec("mpiboot", "doctor", "ranks", "--json")
     found: dict[str, Any] = json.loads(done.stdout)
     assert found["version"] == 2

@@ -183,7 +183,7 @@ def test_a_program_that_one_worker_lacks(cluster: Cluster, image: Image, row: st
 
 
 def lost(job: Job, host: int = 1) -> None:
-    """The job ended because that worker was lost; the message and the log say so."""
+    """Assert that the job ended as that worker was lost, in its message and its log."""
     assert job.wait(PATIENCE) == 69
     message = job.launcher.termination_log()
     assert message.startswith("host-lost: ")

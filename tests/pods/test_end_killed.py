@@ -123,7 +123,7 @@ def test_a_parent_that_is_killed_in_a_script_takes_mpirun_along(
 def test_a_launcher_whose_node_vanishes_leaves_nothing(
     cluster: Cluster, image: Image, server: str
 ) -> None:
-    """No FIN ever comes: a worker finds out by its own keep-alive."""
+    """No FIN ever comes: the worker's keep-alive detects it."""
     job = running(
         cluster,
         image,
@@ -139,7 +139,7 @@ def test_a_launcher_whose_node_vanishes_leaves_nothing(
 def test_a_rank_that_dies_as_it_starts_ends_the_job_or_is_told(
     cluster: Cluster, image: Image
 ) -> None:
-    """With a rank of the launcher's own, mpirun 5.0.7 goes on for ever in every other run."""
+    """With a rank in the launcher's pod, mpirun 5.0.7 hangs in every other run."""
     script = '[ "$OMPI_COMM_WORLD_RANK" = 0 ] && kill -SEGV $$; sleep 1000'
     job = mpijob(
         cluster, image, workers=1, as_worker=True, launcher_args=["mpirun", "sh", "-c", script]

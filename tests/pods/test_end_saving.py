@@ -59,7 +59,7 @@ def told_to_end(job: Job) -> None:
 
 
 def test_every_rank_saves_and_finishes(cluster: Cluster, image: Image, kept: Path) -> None:
-    """MPI_Finalize needs mpirun, which is held: it is let run for that."""
+    """MPI_Finalize needs mpirun, which is stopped, and continued for that."""
     job = saving(cluster, image, kept, *SAVE)
     told_to_end(job)
     assert saved(kept) == dict.fromkeys(range(4), TERM)

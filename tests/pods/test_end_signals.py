@@ -45,7 +45,7 @@ def signals(*quick: str) -> pytest.MarkDecorator:
 
 
 def ended_by(job: Job, number: int) -> None:
-    """The launcher tells the signal, blames no host, and leaves nothing on a worker."""
+    """The launcher reports the signal, blames no host, and leaves nothing on a worker."""
     assert job.wait(PATIENCE) == 128 + number
     name = signal.Signals(number).name
     assert name in end_line(job.launcher.stderr())
@@ -188,7 +188,7 @@ NO_NEW_LOGINS = """table inet gone { chain out { type filter hook output priorit
 def test_pods_that_are_gone_are_not_waited_for(
     cluster: Cluster, image: Image, cpu_limit: float, stopped: str
 ) -> None:
-    """As after a suspend: the logins that are to tell the ranks find nobody any more."""
+    """As after a suspend: logins that would signal the ranks get no answer."""
     job = running(
         cluster, image, workers=3, env={"MPIBOOT_GRACE": "600"}, launcher={"cpu_limit": cpu_limit}
     )

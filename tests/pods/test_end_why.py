@@ -54,7 +54,7 @@ DYING = script("dies", DIES)
 
 
 def fields(text: str) -> dict[str, Any]:
-    """What the line that tells the end has as JSON."""
+    """The fields of the `ended` event."""
     lines = [line for line in text.splitlines() if '"event": "ended"' in line]
     event: dict[str, Any] = json.loads(lines[-1])
     return event
@@ -145,7 +145,7 @@ def test_each_end_is_told_as_fields(cluster: Cluster, image: Image) -> None:
 
 
 def evidence(job: Job) -> list[str]:
-    """What workers said of a lost host, below the first line and what to do; nothing is left."""
+    """The evidence about a lost host, below the termination message's first line and hints."""
     assert job.wait(PATIENCE) == 69
     assert "exit 69" in end_line(job.launcher.stderr())
     until(lambda: not left(job.workers), PROMISED)
@@ -204,7 +204,7 @@ def test_a_failed_launcher_is_kept_for_a_look_inside(cluster: Cluster, image: Im
 def test_workers_stay_after_a_failure_and_where_they_are_told_to(
     cluster: Cluster, image: Image
 ) -> None:
-    """So do those of no operator: a StatefulSet would start them again for ever."""
+    """So do those without an operator: a StatefulSet would restart them forever."""
     others = {1: {"env": {"MPIBOOT_WORKER_EXIT": "never"}}, 2: {"env": {"K_MPI_JOB_ROLE": ""}}}
     job = ended(cluster, image, workers=3, each_worker=others)
     assert job.workers[0].wait(PATIENCE) == 0
@@ -218,7 +218,7 @@ def test_workers_stay_after_a_failure_and_where_they_are_told_to(
 def test_a_killed_rank_is_named_where_the_launcher_runs_ranks_too(
     cluster: Cluster, image: Image, rank: int
 ) -> None:
-    """4.1's ranks there don't inherit the handle of mpirun's own words: theirs stay on stderr."""
+    """4.1's ranks there don't inherit the descriptor of mpirun's messages: theirs go to stderr."""
     args = ["mpirun", RING, "--rank", str(rank), "--segv"]
     job = mpijob(cluster, image, workers=1, as_worker=True, launcher_args=args).start()
     code = job.wait(PATIENCE)

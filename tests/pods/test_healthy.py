@@ -29,7 +29,7 @@ def image(rig: None, request: pytest.FixtureRequest) -> Image:
 
 
 def ended_well(job: Job) -> str:
-    """Wait until it has; what was said of it."""
+    """Wait for exit code 0; the launcher's log."""
     code, message = job.wait(PATIENCE), job.launcher.stderr()
     assert code == 0, message
     assert "the program succeeded" in message
@@ -67,7 +67,7 @@ def test_a_rank_in_the_launchers_pod_writes_results_after_mpi_finalize(
 
 @pytest.mark.parametrize("image", images.NAMES, indirect=True)
 def test_an_ssh_session_ends_long_after_its_job(cluster: Cluster, image: Image) -> None:
-    """As on a node under pressure: mpirun has told by then that the program succeeded."""
+    """As on a node under pressure: mpirun has reported success by then."""
     job = held(cluster, image)
     worker = job.workers[1]
     names = ("sshd: root", "sshd-session: root")

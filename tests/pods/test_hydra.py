@@ -71,7 +71,7 @@ ENDS = "echo $$ > /tmp/pid; until [ -e /tmp/end ]; do sleep 0.1; done; exit $((3
 
 @quick
 def test_ranks_on_every_host_each_with_its_own_environment(cluster: Cluster, image: Image) -> None:
-    """A worker's own values survive, the user's for all ranks win; the status is the program's."""
+    """A worker's values survive, the user's for all ranks win; the exit code is the program's."""
     job = started(
         cluster,
         image,
@@ -142,7 +142,7 @@ def test_no_launch_agent_of_another_kind_starts_ranks_here(cluster: Cluster, ima
 
 @each
 def test_a_host_whose_daemon_can_not_be_started(cluster: Cluster, image: Image) -> None:
-    """By itself MPICH 4.0 waits for ever."""
+    """On its own MPICH 4.0 waits forever."""
     proxy = "hydra_bstrap_proxy" if image.name == INTEL else "hydra_pmi_proxy"
     folder = "/usr/bin" if image.name == MPICH4 else "/opt/mpi/bin"
     lacking = {1: {"image": image.without(f"{folder}/{proxy}")}}
@@ -166,7 +166,7 @@ def test_a_host_whose_daemon_can_not_be_started(cluster: Cluster, image: Image) 
 def test_a_program_that_one_worker_lacks(
     cluster: Cluster, image: Image, before: tuple[str, ...]
 ) -> None:
-    """By itself MPICH waits for ever where the other rank does, in MPI_Init.
+    """On its own MPICH waits forever where the other rank does, in MPI_Init.
 
     Intel MPI's mpirun dies of SIGPIPE now and then, before it tells what its proxy said: of one
     program the hosts are asked, of several nobody knows.

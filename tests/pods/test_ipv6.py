@@ -35,7 +35,7 @@ NO_IPV6 = "#!/bin/sh\necho options:mpi1_compat:no\necho options:ipv6:no\n"
 
 @ON_SIX
 def test_a_job_on_ipv6_alone(cluster: Cluster, image: Image) -> None:
-    """Names come late, so that the reason is asked of a name server on IPv6 as well."""
+    """Names come late, so that the gate queries a name server on IPv6 as well."""
     job = mpijob(
         cluster,
         image,

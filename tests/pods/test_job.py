@@ -321,12 +321,6 @@ def test_a_hidden_hostfile_ends_the_job_instead_of_running_it_on_one_host(
 
 
 @pytest.mark.full
-def test_a_flat_launch_as_many_guides_have_it(cluster: Cluster, image: Image) -> None:
-    """Under 4.1 that flag makes daemons leave their agents, unless something keeps them."""
-    spanned(cluster, image, "mpirun", "--mca", "plm_rsh_no_tree_spawn", "1", RING, workers=3)
-
-
-@pytest.mark.full
 def test_without_a_parent_mpirun_is_the_container(cluster: Cluster, image: Image) -> None:
     env = {"MPIBOOT_SUPERVISE": "off"}
     job = ended(cluster, image, "mpirun", RING, "--exit", "3", code=3, launcher={"env": env})
@@ -442,14 +436,3 @@ def test_memory_of_other_processes_that_may_not_be_read(cluster: Cluster, image:
     assert sorted(job.launcher.stdout().splitlines()) == ["rank 0 True", "rank 1 True"]
     assert "process_vm_readv is refused (Operation not permitted)" in job.launcher.stderr()
     assert "errno" not in job.launcher.stdout() + job.launcher.stderr()
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("image", [OLD], indirect=True)
-def test_what_a_refused_read_looks_like(cluster: Cluster, image: Image) -> None:
-    """The same with the user's own wish for it, which is kept: what the row above is spared."""
-    env = {"OMPI_MCA_btl_vader_single_copy_mechanism": "cma", "MPIBOOT_TIMEOUT": "60"}
-    job = mpijob(
-        cluster, image, workers=1, slots=2, launcher_args=PROGRAM, env=env, worker=NO_READING
-    ).start()
-    until(lambda: "errno = 1" in job.launcher.stderr())

@@ -1,4 +1,4 @@
-"""Names are looked up once, by the gate: what `mpirun` asks the nameserver after it."""
+"""Names are resolved once, by the gate: which queries `mpirun` makes after it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SHORT = "127.0.0.1 slots=1\npi-worker-0.pi slots=1\npi-worker-1.pi slots=1\n"
 
 
 def asked_after_the_gate(job: Job, cluster: Cluster) -> list[str]:
-    """Run a job whose nameserver is silent once mpirun starts; what its launcher asks then."""
+    """Run a job whose nameserver is silent once mpirun starts; the queries from then on."""
     job.start()
     until(lambda: job.launcher.shell("[ ! -e /tmp/held ] || echo held").strip() == "held")
     before = len(cluster.dns.questions())
@@ -84,7 +84,7 @@ NOBODY = "10.244.0.250"
 
 
 def misbehaving(cluster: Cluster, job: Job, each: dict[int, dict[str, Any]]) -> Job:
-    """Let every question by UDP be lost, and what is asked of some workers be spoilt besides."""
+    """Drop every query by UDP, and spoil the answers for some workers."""
     cluster.dns.behave(tcp_only=True)
     for index, behaviour in each.items():
         cluster.dns.behave(job.workers[index].fqdn, tcp_only=True, **behaviour)
@@ -136,7 +136,7 @@ def test_a_name_that_never_gets_more_than_servfail_is_named_at_the_deadline(
 
 @pytest.mark.full
 def test_a_name_that_leads_to_another_worker_is_no_second_host(cluster: Cluster, rig: None) -> None:
-    """It has the job's key, and lets the launcher in."""
+    """It has the job's key and accepts the login."""
     job = mpijob(cluster, images.image(NEW), workers=3, launcher_args=["mpirun", RING]).start(
         publish=False
     )

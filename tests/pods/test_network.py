@@ -55,7 +55,7 @@ DEBIAN_HOSTS = "127.0.0.1 localhost\n127.0.1.1 {0}\n::1 localhost ip6-localhost\
 
 
 def only(job: Job, ports: Sequence[str]) -> None:
-    """A NetworkPolicy that lets nothing else into any pod."""
+    """Apply a NetworkPolicy that drops everything else in every pod."""
     for pod in job.pods:
         pod.network.run("nft", "-f", "-", stdin=POLICY % ", ".join(ports))
 
@@ -187,7 +187,7 @@ def test_the_annotation_that_excludes_the_jobs_ports(cluster: Cluster, image: Im
 
 @pytest.mark.full
 def test_names_on_127_0_1_1(cluster: Cluster, image: Image) -> None:
-    """As Debian has it: by a file of one's own on one worker, by hostAliases on the other pods."""
+    """As on Debian: by a mounted /etc/hosts on one worker, by hostAliases on the other pods."""
     job = ended(
         cluster,
         image,

@@ -31,7 +31,7 @@ def writing(then: str = "", size: int = BYTES) -> tuple[str, ...]:
 
 
 def gated(cluster: Cluster, image: Image, gate: Path, *words: str, **details: Any) -> Job:
-    """A job whose launcher's stdout nobody reads before there is a gate."""
+    """Start a job whose launcher's stdout is not read before the file `gate` exists."""
     reader = ("sh", "-c", f"until [ -e {gate} ]; do sleep 0.1; done; exec cat")
     return mpijob(
         cluster,
@@ -70,7 +70,7 @@ def waits(job: Job) -> bool:
 def test_what_ranks_of_open_mpi_wrote_comes_out_after_a_reader_that_stood_still(
     cluster: Cluster, image: Image, tmp_path: Path, user: int
 ) -> None:
-    """The container's own pipe is root's: another user can't open it anew for ssh."""
+    """The container's pipe belongs to root: another user can't reopen it for ssh."""
     gate = tmp_path / "gate"
     fields: dict[str, Any] = {"user": user, "ssh_mount": "/home/mpiuser/.ssh"} if user else {}
     job = gated(cluster, image, gate, *writing(), **fields)

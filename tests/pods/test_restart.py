@@ -212,7 +212,7 @@ def one_ready(cluster: Cluster, image: Image) -> Job:
 
 @pytest.mark.full
 def test_a_worker_that_is_replaced_after_it_was_ready(cluster: Cluster, image: Image) -> None:
-    """Others are still waited for: nobody would look at it again before mpirun does."""
+    """Others are still waited for: without a recheck mpirun would be the first to notice."""
     job = one_ready(cluster, image)
     replaced(cluster, job, 0)
     job.workers[1].start()

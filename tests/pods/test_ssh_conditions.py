@@ -1,4 +1,4 @@
-"""Workers that ssh gets in to by what it is told: plain `mpirun` does, and mpiboot in front of it.
+"""Workers that accept ssh under some condition: plain `mpirun` reaches them, and mpiboot does too.
 
 No file of mpiboot is in the workers' images. Each row runs in the same pods by itself, behind an
 `until ssh` loop, and then with mpiboot.

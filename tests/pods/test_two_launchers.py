@@ -92,7 +92,7 @@ def test_another_launcher_whose_workers_end_with_the_first_ones_job(
 
 @pytest.mark.full
 def test_another_launcher_and_workers_without_mpiboot(cluster: Cluster, rig: None) -> None:
-    """A foreign sshd: plain programs tell the same there."""
+    """A foreign sshd: the same is found by shell commands."""
     sshd = ["sh", "-c", "mkdir -p /run/sshd; exec /usr/sbin/sshd -De -h /root/.ssh/id_rsa"]
     job = held(cluster, images.image(NAME), worker={"command": sshd, "args": ()})
     other = second(cluster, job, timeout=20)

@@ -44,7 +44,7 @@ def run(cluster: Cluster, image: Image, every: Mapping[str, Any], user: int = 0,
 
 
 def plan_of(job: Job) -> str:
-    """What the launcher said, its plan a line for each decision."""
+    """The launcher's log, which has a line for each decision of the plan."""
     return job.launcher.stderr()
 
 
@@ -305,7 +305,7 @@ def test_mpiboot_is_not_the_first_process(
 def test_who_shares_its_process_table_decides_whether_workers_end_with_the_job(
     cluster: Cluster, rig: None, shares: str
 ) -> None:
-    """Where it is the launcher, it tells nobody of the end."""
+    """A launcher that shares its process table notifies no worker of the end."""
     details: dict[str, Any] = {shares: {"share_processes": True}}
     image = images.image(images.NAMES[-1])
     job = ended(cluster, image, workers=1, **details)

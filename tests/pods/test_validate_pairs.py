@@ -128,7 +128,7 @@ def test_two_nodes_of_two_pods(
     one: Image,
     slow: str,
 ) -> None:
-    """Pods of one node are quick between them, which made their other paths look slow."""
+    """Pods of one node are fast among themselves, beside which their other paths look slow."""
     job = staying(cluster, one)
     address = [worker.network.addresses("net1")[0] for worker in job.workers]
     for at, worker in enumerate(job.workers):

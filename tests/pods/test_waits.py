@@ -40,7 +40,7 @@ def test_an_ssh_port_that_is_filtered(cluster: Cluster, rig: None, verdict: str)
 
 @pytest.mark.full
 def test_a_command_in_place_of_mpiboot(cluster: Cluster, rig: None) -> None:
-    """The pod runs, its name resolves, and its port refuses: said once that lasts 20 s."""
+    """The pod runs, its name resolves, and its port refuses for 20 s: the likely cause is named."""
     job = ended(
         cluster,
         images.image(NAME),

@@ -39,7 +39,7 @@ class Volume(Protocol):
     path: str
 
     def make(self, folder: Path) -> Mount:
-        """Makes the volume's files below a folder of its own and says how to mount it."""
+        """Make the volume's files below a folder, and return its mount."""
 
 
 @dataclass
@@ -123,7 +123,7 @@ class SubPath:
 
 @dataclass
 class EmptyDir:
-    """An empty folder that lives as long as the pod; `host` is where the test can look at it.
+    """An empty folder that lives as long as the pod; `host` is its path on the host.
 
     `name` is the volume's in the pod's spec: mounts of one volume have one folder.
     """
@@ -151,7 +151,7 @@ class Shared:
     options: tuple[str, ...] = ()
 
     def make(self, folder: Path) -> Mount:
-        """Says where the folder is that the pod has."""
+        """Return the mount of the pod's folder."""
         del folder
         if self.folder.host is None:
             raise RuntimeError("the pod's folder is not made yet")
@@ -177,7 +177,7 @@ class Tmpfs:
 
 @dataclass
 class HostPath:
-    """A folder or file of the host, read-only unless asked otherwise (hostPath in a manifest)."""
+    """A folder or file of the host (hostPath), read-only unless `writable`."""
 
     path: str
     source: Path
