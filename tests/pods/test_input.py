@@ -57,13 +57,6 @@ def test_a_hostfile_that_is_written_late_is_waited_for(
     assert names(job) == ["pi-worker-0"]
 
 
-@pytest.mark.full
-def test_a_hostfile_that_stays_empty_is_said_at_the_deadline(cluster: Cluster, one: Image) -> None:
-    env = {"MPIBOOT_TIMEOUT": "1"}
-    job = mpijob(cluster, one, workers=1, launcher_args=PROGRAM, hostfile="", env=env).start()
-    fails(job, 65, "hostfile-invalid", "/etc/mpi/hostfile", "is empty after ")
-
-
 def test_two_hostfiles_that_differ_are_said_and_the_users_is_used(
     cluster: Cluster, one: Image
 ) -> None:
@@ -89,22 +82,6 @@ def test_a_key_that_this_user_may_not_read_is_named(cluster: Cluster, one: Image
         launcher=details,
     ).start()
     fails(job, 77, "ssh-key", "/home/mpiuser/.ssh/id_rsa has mode 0600 of uid 0")
-
-
-@pytest.mark.full
-def test_authorized_keys_of_another_key_are_said_with_both_fingerprints(
-    cluster: Cluster, one: Image
-) -> None:
-    job = mpijob(cluster, one, workers=1, launcher_args=PROGRAM)
-    mixed = {**job.keys.files(), "authorized_keys": KeyPair.make().public}
-    (secret,) = [item for item in job.workers[0].spec.volumes if item.path == "/root/.ssh"]
-    assert isinstance(secret, Files)
-    secret.update(mixed)
-    job.start()
-    assert job.wait(PATIENCE) == 0
-    (line,) = [x for x in job.workers[0].stderr().splitlines() if "authorized_keys" in x]
-    assert line.count("SHA256:") == 2
-    assert "lacks the job's key" in line
 
 
 @pytest.mark.full
@@ -150,13 +127,6 @@ def test_workers_without_args_run_the_operators_sshd_and_the_launcher_says_what_
     fails(job, 69, "workers-unreachable", "pi-worker-0")
     assert "no hostkeys available" in job.workers[0].stderr()
     assert "args: [worker]" in job.launcher.stderr()
-
-
-@pytest.mark.full
-def test_an_image_without_mpirun_is_said(cluster: Cluster, one: Image) -> None:
-    bare = one.without("/usr/bin/mpirun", "/usr/bin/mpiexec")
-    job = mpijob(cluster, one, workers=1, launcher_args=PROGRAM, launcher={"image": bare}).start()
-    fails(job, 127, "program-missing", "no mpirun or mpiexec on PATH")
 
 
 def test_the_older_name_of_fqdn_rewriting_reaches_every_name_and_not_the_mounted_file(
