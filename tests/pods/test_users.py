@@ -213,7 +213,7 @@ def test_a_read_only_root_and_one_empty_dir(
     job = run(cluster, image, details, user=user, ssh_mount="/etc/job/.ssh")
     if name == "TMPDIR":
         made = rf"/scratch/mpiboot-{user}/{CONTAINER}/launcher"
-        assert re.search(rf"private-folder={made} \(detected: /run/mpiboot can.t be", plan_of(job))
+        assert re.search(rf"private-folder={made} \(detected: /run/mpiboot can't be", plan_of(job))
     else:
         made = rf"/scratch/{CONTAINER}/launcher"
         assert re.search(rf"private-folder={made} \(environment: named by MPIB", plan_of(job))
