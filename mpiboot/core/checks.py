@@ -263,6 +263,10 @@ _OF_JOBS: Final[_Table] = {
             "every host has the working directory",
             "mount it in every pod, or name one that all images have (`-wdir`)",
         ),
+        "several-programs": _CheckText(
+            "this MPI can start several programs with one line",
+            "if the start fails, use one program that does different work on each rank",
+        ),
         "ip-version": _CheckText(
             "the MPI speaks the IP version of the pods",
             "use an Open MPI built with --enable-ipv6, or give the pods IPv4 too (dual stack)",
@@ -434,7 +438,7 @@ BY_REFERENCE: Final = {check.reference: check for check in CHECKS}
 WARNINGS: Final = frozenset(
     {
         *("data-sockets", "data-subnet", "rdma-mtu-low"),
-        *("entrypoint", "env-profile", "offline", "workers-differ"),
+        *("entrypoint", "env-profile", "offline", "several-programs", "workers-differ"),
         *("host-names", "shims", "slots", "working-directory"),
     }
 )

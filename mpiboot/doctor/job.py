@@ -56,7 +56,7 @@ def chosen(
 _COLUMNS: Final = {
     "image": "program-missing mpi-daemon shared-libraries python-modules shims passwd-entry "
     "mpi-versions bug",
-    "job": "hostfile-missing hostfile-invalid slots role usage settings-conflict "
+    "job": "hostfile-missing hostfile-invalid slots role usage settings-conflict several-programs "
     "host-names working-directory "
     "entrypoint agent-not-started offline daemon-failed launch-timeout host-lost transport "
     "launcher-limits launcher-memory ssh-client-lost hosts-differ worker-checks",

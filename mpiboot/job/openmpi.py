@@ -301,6 +301,9 @@ class OpenMpi4(OpenMpi):
 # a pod's list of aliases, which is empty without IPv4 (prte_check_host_is_local): SIGSEGV on every
 # host. In 5.0.3 to 5.0.5 PMIx sees no IPv6 address at all (open-mpi/ompi#12771).
 _IPV6_ALONE_SINCE: Final = (5, 0, 9)
+# Whose daemons die at a line with several programs. Measured with Debian's, without mpiboot too:
+# mpirun returns 0 then.
+_SEVERAL_PROGRAMS_FAIL: Final = "5.0.7"
 _SHELL: Final = "change it in the workers' image: usermod --shell /bin/bash USER"
 
 
@@ -398,6 +401,10 @@ class OpenMpi5(OpenMpi):
         return not (line.unknown or "," in path or given)
 
     def findings(self, inp: PlanInput) -> Iterable[Finding]:
+        version = inp.observed.mpi.version
+        if len(inp.line.apps) > 1 and version == _SEVERAL_PROGRAMS_FAIL:
+            message = f"the daemons of {version} die at the start of a line with several programs"
+            yield failed("several-programs", message, level=Level.WARN)
         # A login shell that can't read the commands of mpirun, which are for the launcher's.
         ours = inp.observed.identity.shell
         for worker in inp.observed.workers:

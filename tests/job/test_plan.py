@@ -464,6 +464,13 @@ def test_the_first_failure_ends_the_launcher_and_the_others_come_along() -> None
 
 
 @both
+def test_several_programs_are_warned_of_where_daemons_die_of_them(family: str) -> None:
+    line = "mpirun -n 2 ./one : -n 2 ./two"
+    message = " ".join(warned(planned(line, observed(family))))
+    assert ("line with several programs" in message) == (family == "openmpi5")
+
+
+@both
 def test_programs_of_one_line_may_have_a_hostfile_each(family: str) -> None:
     """A copy of each is for mpirun; which host gets which ranks is its own affair."""
     files = union(

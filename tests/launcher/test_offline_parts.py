@@ -43,9 +43,9 @@ def facts(hostname: str, mpi: Mpi | None = None) -> PodFacts:
             MpiFamily.INTEL,
             OPENMPI,
             (),
-            Mpi(MpiFamily.INTEL, "(not known)", "mpirun", "--mpi"),
+            Mpi(MpiFamily.INTEL, "(not known)", "mpirun", "intel (--mpi)"),
         ),
-        (MpiFamily.INTEL, None, (), Mpi(MpiFamily.INTEL, "(not known)", "mpirun", "--mpi")),
+        (MpiFamily.INTEL, None, (), Mpi(MpiFamily.INTEL, "(not known)", "mpirun", "intel (--mpi)")),
         (AUTO, None, (None,), None),
     ],
 )

@@ -145,15 +145,18 @@ def test_off_sets_nothing(cluster: Cluster, image: Image) -> None:
 def test_mpi_moves_to_the_data_link_when_asked_and_its_daemons_stay(
     cluster: Cluster, image: Image, names: str
 ) -> None:
-    other = MIXED["each_worker"] if names == "different" else {}
+    """All ranks get one list of links: where names differ MPI stays, and is said to."""
+    differ = names == "different"
     launcher = {**MIXED["launcher"], **settings(mpi_network="data")}
-    program = ("mpirun", RING, "--bytes", "20")
-    job = ended(cluster, image, *program, data_link="net1", each_worker=other, launcher=launcher)
+    details = {"each_worker": MIXED["each_worker"] if differ else {}, "launcher": launcher}
+    job = ended(cluster, image, "mpirun", RING, "--bytes", "20", data_link="net1", **details)
     for worker in job.workers:
-        data, control = worker.network.links[1].name, "eth0"
-        assert worker.counters(data).tx > 15_000_000
-        # Logins, daemons, facts.
-        assert 5_000 < worker.counters(control).tx < 1_000_000
+        sent = [worker.counters(name).tx for name in ("eth0", worker.network.links[1].name)]
+        # Of the other network logins, daemons and facts.
+        assert sent[not differ] > 15_000_000
+        assert sent[differ] < 1_000_000
+    stays = "MPI's data stays on the control link: the data links' names differ"
+    assert (stays in job.launcher.stderr()) == differ
 
 
 # As NCCL does: the link by its name, the peers' addresses by another way.
