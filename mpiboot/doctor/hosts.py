@@ -61,11 +61,6 @@ _VALUES: Final = {
     "nproc": ("the limit of processes of a session is {}", _LIMITS, False),
     "gpus": ("{} GPUs in /dev", _DEVICES, True),
     "hcas": ("{} devices in /dev/infiniband", _DEVICES, True),
-    "sidecar": (
-        "a service mesh's proxy in its pod: {}",
-        "leave it out of the job's pods (annotation `sidecar.istio.io/inject: 'false'`)",
-        False,
-    ),
 }
 
 

@@ -1,7 +1,8 @@
 """Observes a pod for doctor, a function for each part; bounded in time, changes nothing.
 
 One private folder is made, as every role makes one, and removed at doctor's end. Of the image's
-programs only ``ldd PROGRAM`` and ``mpirun --version`` are run.
+programs ``ldd PROGRAM`` and ``mpirun --version`` are run, and py-spy or gdb for a rank's stack; gdb
+halts the rank meanwhile.
 """
 
 from __future__ import annotations
@@ -12,13 +13,16 @@ import platform
 import resource
 import shutil
 import stat
+import time
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from mpiboot.core.checks import MpibootError
 from mpiboot.core.model import Finding, Mpi, MpiFamily
 from mpiboot.core.settings import Settings
+from mpiboot.doctor import ranks_answer
 from mpiboot.doctor.checks import ok, warned
 from mpiboot.doctor.pod import (
     ImagePart,
@@ -27,14 +31,18 @@ from mpiboot.doctor.pod import (
     Program,
     ShmPart,
 )
+from mpiboot.doctor.ranks_answer import HostRanks, Rank, RankProcess
 from mpiboot.launcher import shims as names
 from mpiboot.network import pod
 from mpiboot.network.sysfs import text
 from mpiboot.ssh import openssh
 from mpiboot.supervisor.state import FAMILIES
 from mpiboot.system import control_groups, files, keys, processes, programs
+from mpiboot.system.processes import Activity
 
 _FOLDER_ROLE: Final = "doctor-"
+_STACK_TIMEOUT_S: Final = 20.0
+_MAX_STACK_LINES, _MAX_STACK_CHARACTERS = 30, 200
 
 
 def role() -> str:
@@ -200,3 +208,85 @@ def _lacks(path: str, environ: Mapping[str, str]) -> tuple[str, ...]:
     lines = (done.stdout + done.stderr).splitlines() if done else []
     bad = (line for line in lines if any(word in line for word in _NOT_FOUND))
     return tuple(dict.fromkeys(line.strip() for line in bad))
+
+
+def ranks(host: str, seconds: float, *, gdb: bool = False) -> HostRanks:
+    """Sample the ranks twice.
+
+    Args:
+        host: the name by which it is shown.
+        seconds: between the samples.
+        gdb: whether gdb reads C stacks.
+    """
+    every = {pid: processes.environ(pid) for pid in processes.pids()}
+    environs = {
+        pid: own
+        for pid, own in every.items()
+        if ranks_answer.number_in(own, ranks_answer.NUMBERS) is not None
+    }
+    others = sum(not os.access(f"/proc/{pid}/environ", os.R_OK) for pid in every)
+    before = {pid: processes.activity(pid) for pid in environs}
+    began = time.monotonic()
+    time.sleep(seconds)
+    after = {pid: processes.activity(pid) for pid in environs}
+    passed = time.monotonic() - began
+    found = (
+        _process(pid, environ, before[pid], now, passed)
+        for pid, environ in environs.items()
+        if (now := after[pid])
+    )
+    chosen = (ranks_answer.rank_of(item, host) for item in ranks_answer.one_process_a_rank(found))
+    listed = tuple(_details(rank, gdb=gdb) for rank in sorted(chosen, key=lambda one: one.number))
+    return HostRanks(host, listed, others)
+
+
+def _process(
+    pid: int, environ: Mapping[str, str], before: Activity | None, now: Activity, seconds: float
+) -> RankProcess:
+    first = before or now
+    return RankProcess(
+        pid,
+        now.parent,
+        environ,
+        _program(pid),
+        "libmpi" in text(PROC / str(pid) / "maps"),
+        (first.state, now.state),
+        (now.cpu - first.cpu) / seconds if before else None,
+        now.cpu / now.age if now.age > 0 else None,
+    )
+
+
+def _details(rank: Rank, *, gdb: bool) -> Rank:
+    """Add the kernel function that it waits in, and its stack."""
+    function = text(_waiting_task(PROC / str(rank.pid)) / "wchan").removeprefix("0")
+    return replace(rank, function=function, stack=_stack(rank, gdb=gdb))
+
+
+def _waiting_task(process: Path) -> Path:
+    """Find the thread in uninterruptible sleep, or else the first one."""
+    for task in process.glob("task/*"):
+        if ") D " in text(task / "stat"):
+            return task
+    return process
+
+
+def _program(pid: int) -> str:
+    try:
+        path = os.readlink(f"/proc/{pid}/exe")  # noqa: PTH115 - it may end with " (deleted)"
+    except OSError:
+        return ""
+    return path.removesuffix(" (deleted)").rpartition("/")[2]
+
+
+def _stack(rank: Rank, *, gdb: bool) -> tuple[str, ...]:
+    """Read its stack by a program that is installed: py-spy does not halt the rank, gdb does."""
+    pid = str(rank.pid)
+    if rank.program.startswith("python") and shutil.which("py-spy"):
+        done = programs.run(("py-spy", "dump", "--nonblocking", "--pid", pid), _STACK_TIMEOUT_S)
+        lines = (done.stdout + done.stderr).splitlines() if done else []
+    elif gdb and shutil.which("gdb"):
+        done = programs.run(("gdb", "-nx", "-batch", "-p", pid, "-ex", "bt"), _STACK_TIMEOUT_S)
+        lines = [line for line in done.stdout.splitlines() if line[:1] == "#"] if done else []
+    else:
+        return ()
+    return tuple(line[:_MAX_STACK_CHARACTERS] for line in lines[:_MAX_STACK_LINES])

@@ -9,7 +9,7 @@ import asyncio
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -19,22 +19,21 @@ from mpiboot.core.checks import MpibootError
 from mpiboot.core.model import Finding, Level, Role
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import counted, first_few
-from mpiboot.doctor import observe, ranks_judge
-from mpiboot.doctor.ranks_answer import HostRanks, Rank, RankState, read
+from mpiboot.doctor import observe, ranks_answer, ranks_judge
+from mpiboot.doctor.ranks_answer import HostRanks, Rank
 from mpiboot.doctor.role import end, json_report, role_of
 from mpiboot.hosts import host_shell
 from mpiboot.hosts.remote_commands import RemoteCommands
 from mpiboot.job import render
 from mpiboot.launcher import observation
 from mpiboot.ssh.attempt import LoginTimeouts
-from mpiboot.system import programs
 
 # Beyond the time between the samples; a stack alone may take 20 s.
 _READ_TIMEOUT_S: Final = 60.0
 _MAX_RANKS: Final = 64  # on a terminal; a pipe gets all
 _MAX_STACKS: Final = 4  # of outliers
 _HEAD: Final = (
-    *("rank", "host", "pid", "state", "CPU", "avg CPU", "kernel function", "system call"),
+    *("rank", "host", "pid", "state", "CPU", "avg CPU", "kernel function"),
     "program",
 )
 
@@ -74,8 +73,7 @@ def run(
     Raises:
         ShownError: a rank is stopped, traced, in uninterruptible sleep or missing; code 1.
     """
-    question = host_shell.ranks(seconds, gdb=gdb)
-    replies = _replies(resolved, environ, question, seconds + _READ_TIMEOUT_S)
+    replies = _replies(resolved, environ, seconds, gdb=gdb)
     found = ranks_judge.judge(replies.hosts, all_hosts=replies.all_hosts, unasked=replies.unasked)
     found = (*found, *replies.wrong, *_not_readable(replies.hosts))
     if as_json:
@@ -91,26 +89,24 @@ def run(
     end(found, Level.FAIL, Level.WARN)
 
 
-def _replies(
-    resolved: Resolved, environ: Mapping[str, str], question: str, timeout: float
-) -> Replies:
+def _replies(resolved: Resolved, environ: Mapping[str, str], seconds: int, *, gdb: bool) -> Replies:
     if role_of(resolved, environ) is Role.LAUNCHER:
         try:
-            return asyncio.run(_job(resolved, environ, question, timeout))
+            return asyncio.run(_job(resolved, environ, seconds, gdb=gdb))
         except MpibootError as exc:
             wrong = (exc.finding, *exc.others)
         finally:
             observe.remove_folder(resolved.settings, environ)
     else:
         wrong = ()
-    here = asyncio.run(_here(os.uname().nodename, question, timeout))
+    here = observe.ranks(os.uname().nodename, seconds, gdb=gdb)
     if here.ranks:  # a pod whose role is not set
         wrong = tuple(replace(item, level=Level.UNKNOWN) for item in wrong)
     return Replies((here,), wrong=wrong)
 
 
 async def _job(
-    resolved: Resolved, environ: Mapping[str, str], question: str, timeout: float
+    resolved: Resolved, environ: Mapping[str, str], seconds: int, *, gdb: bool
 ) -> Replies:
     """Query every host of the hostfile, and this pod.
 
@@ -118,52 +114,46 @@ async def _job(
         MpibootError: there is no hostfile, or nothing to log in with.
     """
     hosts_of_file, to, passed = await observation.probe_hosts(resolved, environ, observe.role())
-    commands = RemoteCommands(to, resolved.settings.host_keys, LoginTimeouts(command=timeout))
+    commands = RemoteCommands(
+        to, resolved.settings.host_keys, LoginTimeouts(command=seconds + _READ_TIMEOUT_S)
+    )
     own = next((host.name for host in passed.local), os.uname().nodename)
-    asked = asyncio.gather(*(commands.run(worker, question) for worker in passed.workers))
-    here, outputs = await asyncio.gather(_here(own, question, timeout), asked)
+    query = host_shell.doctor_ranks(seconds, gdb=gdb)
+    asked = asyncio.gather(*(commands.run(worker, query) for worker in passed.workers))
+    sampling = asyncio.to_thread(observe.ranks, own, seconds, gdb=gdb)
+    here, outputs = await asyncio.gather(sampling, asked)
     names = [worker.host.name for worker in passed.workers]
     answers = (
-        read(output, name) if output else None for name, output in zip(names, outputs, strict=True)
+        ranks_answer.read(output or "", name) for name, output in zip(names, outputs, strict=True)
     )
     hosts = [*([here] if here.ranks or passed.local else []), *filter(None, answers)]
     reached = {*(host.name for host in passed.local), *(host.host for host in hosts)}
     why = {item.host: item for item in passed.findings if item.host}
     missing = tuple(host.name for host in hosts_of_file if host.name not in reached)
-    wrong = tuple(why.get(name) or _unanswered(name) for name in missing)
+    plain = {worker.host.name for worker in passed.workers if not worker.runs_mpiboot}
+    wrong = tuple(why.get(name) or _unanswered(name, plain) for name in missing)
     return Replies(tuple(hosts), True, wrong, missing)
 
 
-def _unanswered(name: str) -> Finding:
+def _unanswered(name: str, plain: Container[str]) -> Finding:
+    if name in plain:
+        hint = "run mpiboot on the workers (`args: [worker]`), or py-spy and gdb in that pod"
+        message = "its ranks are unknown: it does not run mpiboot"
+        return Finding("not-readable", Level.UNKNOWN, message, name, hint=hint)
     message = "login succeeded, and the query for its ranks got no answer"
     hint = "try again; check that pod's load"
     return Finding("workers-unreachable", Level.FAIL, message, name, hint=hint)
 
 
-async def _here(name: str, question: str, timeout: float) -> HostRanks:
-    return read(await programs.shell(question, timeout), name) or HostRanks(name)
-
-
 def _not_readable(hosts: Sequence[HostRanks]) -> Iterable[Finding]:
-    """Report what this user may not read, and the capability that it takes."""
-    waiting = [
-        host.host
-        for host in hosts
-        if host.closed and any(rank.state is not RankState.RUNNING for rank in host.ranks)
-    ]
-    if waiting:
-        message = f"system calls of ranks can't be read on {first_few(waiting)}"
-        yield _unknown(message, "capabilities: {add: [SYS_PTRACE]}, or run it as the ranks' user")
+    """Report hosts where processes of other users hide whether they are ranks."""
     others = [host for host in hosts if host.others and not host.ranks]
     if others:
         count = counted(sum(host.others for host in others), "process", "processes")
-        message = f"{count} of other users on {first_few(item.host for item in others)}"
+        where = first_few(item.host for item in others)
+        message = f"{count} of other users on {where}: whether they are ranks can't be read"
         hint = "run it as the ranks' user, or as root"
-        yield _unknown(f"{message}: whether they are ranks can't be read", hint)
-
-
-def _unknown(message: str, hint: str) -> Finding:
-    return Finding("not-readable", Level.UNKNOWN, message, hint=hint)
+        yield Finding("not-readable", Level.UNKNOWN, message, hint=hint)
 
 
 def as_text(replies: Replies, found: Sequence[Finding], width: int | None) -> str:
@@ -207,7 +197,6 @@ def _row(rank: Rank, host: str) -> tuple[str, ...]:
         _share(rank.cpu),
         _share(rank.cpu_avg),
         rank.function or "-",
-        rank.call or "-",
         rank.program,
     )
 

@@ -1,7 +1,7 @@
 """The commands that are run on a host by SSH beside mpirun's daemon, and their output.
 
-The programs are ``libexec/host_questions`` (preceded by doctor's own, ``libexec/doctor_questions``)
-and ``libexec/rank_questions``, which only read, ``libexec/host_orders`` and ``libexec/stop-ranks``,
+The programs are ``libexec/host_questions`` (preceded by doctor's own,
+``libexec/doctor_questions``), which only read, ``libexec/host_orders`` and ``libexec/stop-ranks``,
 behind what they share in ``libexec/environs``. They are sent as a session's command, as a host may
 have no mpiboot. Light, and stdlib only: the child that looks for the reason of a failure uses it
 too. Nothing is run here.
@@ -128,14 +128,17 @@ def lacks(program: str, path: str, folder: str) -> tuple[str, ...]:
     return (f"lacks {' '.join(words)}",) if all(map(_PLAIN.fullmatch, words)) else ()
 
 
-def ranks(seconds: int, *, gdb: bool = False) -> str:
-    """Build the command that asks what a host's ranks do; ``doctor.ranks_answer`` reads it.
+def doctor_ranks(seconds: int, *, gdb: bool = False) -> str:
+    """Build the command that has a worker's own doctor report its ranks, as JSON.
 
     Args:
         seconds: between its two samples.
         gdb: whether gdb reads C stacks, which halts each rank meanwhile.
     """
-    return _command(("environs", "rank_questions"), (str(seconds), *(["gdb"] if gdb else [])))
+    words = f"ranks --json --seconds {seconds}{' --gdb' if gdb else ''}"
+    # Its own exit status says what it found.
+    script = f'd=$MPIBOOT_WORKER_DIR/doctor; [ ! -r "$d" ] || /bin/sh "$d" {words}; exit 0'
+    return f"sh -c '{script}'"
 
 
 def measure(port: int, seconds: float, line: str) -> str:

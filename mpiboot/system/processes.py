@@ -10,6 +10,7 @@ a process began by a clock that nobody sets, and the names of what it was starte
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -36,6 +37,35 @@ class Listener(NamedTuple):
     address: str
     port: int
     pid: int
+
+
+class Activity(NamedTuple):
+    """A sample of a process: state (psutil's name), parent, seconds of CPU, age in seconds."""
+
+    state: str
+    parent: int
+    cpu: float
+    age: float
+
+
+def pids() -> list[int]:
+    """Give the number of every process that can be seen from here."""
+    import psutil  # noqa: PLC0415 - see above
+
+    return psutil.pids()
+
+
+def activity(pid: int) -> Activity | None:
+    """Sample a process; None where it has ended."""
+    import psutil  # noqa: PLC0415 - see above
+
+    try:
+        process = psutil.Process(pid)
+        with process.oneshot():
+            used, age = process.cpu_times(), time.time() - process.create_time()
+            return Activity(process.status(), process.ppid(), used.user + used.system, age)
+    except (psutil.Error, ProcessLookupError):
+        return None
 
 
 def find(pid: int) -> RunningProcess | None:

@@ -29,7 +29,6 @@ VALUES = {
     "nproc": "unlimited",
     "gpus": "8",
     "hcas": "8",
-    "sidecar": "no",
     "mtu:eth0": "1450",
     "mtu:net1": "9000",
 }
@@ -156,13 +155,6 @@ def test_hosts_that_are_alike_are_said_to_be() -> None:
         ),
         ("nproc", "100", "the limit of processes of a session is 100", "unlimited", "LimitNPROC"),
         ("mtu:net1", "1500", "the MTU of net1 is 1500", "9000", "one MTU"),
-        (
-            "sidecar",
-            "yes",
-            "a service mesh's proxy in its pod: yes",
-            "no",
-            "sidecar.istio.io/inject",
-        ),
     ],
 )
 def test_a_host_that_differs_is_named_with_its_value_and_what_mends_it(

@@ -1,4 +1,4 @@
-"""What hosts say of their ranks, read: real processes by the real shell program, and odd texts."""
+"""A host's ranks: real processes, and tables of what two samples mean."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import signal
 import subprocess
 import sys
 import uuid
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from mpiboot.doctor import observe
 from mpiboot.doctor import ranks_answer as answer
-from mpiboot.doctor.ranks_answer import Rank, RankState
-from mpiboot.hosts import host_shell
+from mpiboot.doctor.ranks_answer import Rank, RankProcess, RankState
+from mpiboot.job import render
 from tests.waiting import until
 
 if TYPE_CHECKING:
@@ -45,20 +45,14 @@ def start() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
         process.communicate()
 
 
-def query(*, gdb: bool = False, **environ: str) -> dict[int, Rank]:
-    """The ranks of this test, by number, as the shell program sees them."""
-    done = subprocess.run(
-        ["sh", "-c", host_shell.ranks(1, gdb=gdb)],
-        env={**os.environ, **environ},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stderr == ""
-    found = answer.read(f"a banner\n{done.stdout}", "w-0")
-    assert found is not None
-    assert found.host == "w-0"
-    return {item.number: item for item in found.ranks if item.job == MARK}
+def query(*, gdb: bool = False) -> dict[int, Rank]:
+    """The ranks of this test, by number, as a launcher reads them."""
+    found = observe.ranks("here", 1, gdb=gdb)
+    report = "a banner\n" + render.as_json({"version": 2, "hosts": [found]})
+    read = answer.read(report, "w-0")
+    assert read is not None
+    assert {read.host, *(item.host for item in read.ranks)} == {"w-0"}
+    return {item.number: item for item in read.ranks if item.job == MARK}
 
 
 def state(process: subprocess.Popen[bytes]) -> str:
@@ -84,15 +78,17 @@ def test_real_processes(start: Callable[..., subprocess.Popen[bytes]], tmp_path:
     assert found[0].cpu is not None
     assert found[0].cpu > 0
     assert found[1].state is RankState.STOPPED
-    assert (found[2].state, found[2].call) == (RankState.SLEEPING, "read")
+    assert found[2].state is RankState.SLEEPING
     # The wrapper's child is what the rank does.
-    assert (found[3].program, found[3].call) == ("sleep", "clock_nanosleep")
+    assert found[3].program == "sleep"
     assert (found[4].pid, found[4].state) == (stuck.pid, RankState.UNINTERRUPTIBLE)
     assert {item.size for item in found.values()} == {5}
 
 
 def test_stacks_come_from_programs_that_are_there(
-    start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
+    start: Callable[..., subprocess.Popen[bytes]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """py-spy of a Python rank, which it does not halt; gdb only where it is asked for."""
     for name in ("py-spy", "gdb"):
@@ -100,56 +96,33 @@ def test_stacks_come_from_programs_that_are_there(
         (tmp_path / name).chmod(0o755)
     start(0, sys.executable, "-c", "import time; time.sleep(1000)")
     other = start(1, "sleep", "1000")
-    path = f"{tmp_path}:{os.environ['PATH']}"
-    found = query(PATH=path)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    found = query()
     assert found[0].stack[0].startswith("#0 py-spy dump --nonblocking --pid ")
     assert found[1].stack == ()
-    found = query(PATH=path, gdb=True)
+    found = query(gdb=True)
     assert found[0].stack[0].startswith("#0 py-spy ")
     assert found[1].stack == (f"#0 gdb -nx -batch -p {other.pid} -ex bt",)
 
 
-HEAD = """mpiboot-ranks
-machine x86_64
-unreadable
-"""
-STAT = "10 (a) b) {state} 1 10 10 0 -1 0 0 0 0 0 {user} 0 0 0 20 0 3 0 1000 9999 512 0\n"
-FOUND = """process 10
-exe python3.11 (deleted)
-env OMPI_COMM_WORLD_RANK=2
-env OMPI_COMM_WORLD_SIZE=4
-env OMPI_COMM_WORLD_LOCAL_SIZE=2
-env PMIX_RANK=2
-env PMIX_NAMESPACE=7
-env MPIBOOT_LAUNCH_ID=mark
-mpi
-wchan futex_wait_queue
-syscall 202 0x7f 0x0
-stack MainThread: train (train.py:7)
-"""
+ENVIRON = {
+    "OMPI_COMM_WORLD_RANK": "2",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "PMIX_RANK": "2",
+    "PMIX_NAMESPACE": "7",
+    "MPIBOOT_LAUNCH_ID": "mark",
+}
 
 
-def output(before: str = "S", now: str = "S", *, found: str = FOUND) -> str:
-    first = "sample 100.00\nstat " + STAT.format(state=before, user=500)
-    second = "sample 102.00\nstat " + STAT.format(state=now, user=501)
-    return HEAD + first + second + found
-
-
-def one(text: str) -> Rank:
-    host = answer.read(text, "w-0")
-    assert host is not None
-    (rank,) = host.ranks
-    return rank
+def process(before: str = "sleeping", now: str = "sleeping", **given: Any) -> RankProcess:  # noqa: ANN401
+    """A rank's process that was sampled twice."""
+    known = {"pid": 10, "parent": 1, "environ": ENVIRON, "program": "python3.11", "mpi": True}
+    return RankProcess(**{**known, "states": (before, now), "cpu": 0.01, "cpu_avg": 0.5, **given})
 
 
 def test_every_field() -> None:
-    host = answer.read(output(found=FOUND + "closed syscall\n"), "w-0")
-    assert host is not None
-    assert (host.others, *host.closed) == (1, "syscall")
-    (rank,) = host.ranks
-    assert rank.cpu == pytest.approx(0.005)
-    assert rank.cpu_avg == pytest.approx(5.01 / 92)
-    assert replace(rank, cpu=None, cpu_avg=None) == Rank(
+    assert answer.rank_of(process(), "w-0") == Rank(
         number=2,
         host="w-0",
         pid=10,
@@ -158,63 +131,53 @@ def test_every_field() -> None:
         local=2,
         program="python3.11",
         state=RankState.SLEEPING,
-        function="futex_wait_queue",
-        call="futex",
-        stack=("MainThread: train (train.py:7)",),
+        cpu=0.01,
+        cpu_avg=0.5,
     )
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "expected"),
+    ("before", "now", "cpu", "expected"),
     [
-        ("S", "S", RankState.SLEEPING),
-        ("R", "S", RankState.RUNNING),
-        ("S", "R", RankState.RUNNING),
-        ("D", "D", RankState.UNINTERRUPTIBLE),
-        ("D", "S", RankState.SLEEPING),  # a disk that answers
-        ("S", "D", RankState.SLEEPING),
-        ("T", "T", RankState.STOPPED),
-        ("t", "t", RankState.TRACED),
-        ("Z", "Z", RankState.ENDED),
-        ("R", "D", RankState.RUNNING),
+        ("sleeping", "sleeping", 0.01, RankState.SLEEPING),
+        ("sleeping", "sleeping", None, RankState.SLEEPING),
+        ("sleeping", "sleeping", 0.05, RankState.RUNNING),
+        ("running", "sleeping", 0.01, RankState.RUNNING),
+        ("sleeping", "running", 0.01, RankState.RUNNING),
+        ("disk-sleep", "disk-sleep", 0.01, RankState.UNINTERRUPTIBLE),
+        ("disk-sleep", "sleeping", 0.01, RankState.SLEEPING),  # a disk that answers
+        ("sleeping", "disk-sleep", 0.01, RankState.SLEEPING),
+        ("stopped", "stopped", 0.01, RankState.STOPPED),
+        ("tracing-stop", "tracing-stop", 0.01, RankState.TRACED),
+        ("zombie", "zombie", 0.01, RankState.ENDED),
+        ("running", "disk-sleep", 0.01, RankState.RUNNING),
     ],
 )
-def test_states(before: str, now: str, expected: RankState) -> None:
-    assert one(output(before, now)).state is expected
-
-
-def test_a_rank_that_used_the_cpu_in_between_is_running() -> None:
-    text = output().replace(" 501 0 0 0 20", " 511 0 0 0 20")
-    assert one(text).state is RankState.RUNNING
-
-
-def test_what_runs_now_waits_in_nothing() -> None:
-    assert one(output(found=FOUND.replace("syscall 202 0x7f 0x0", "syscall running"))).call == ""
-
-
-def test_calls_by_machine() -> None:
-    text = output(found=FOUND.replace("syscall 202 0x7f 0x0", "syscall 63 0x3"))
-    assert one(text.replace("x86_64", "aarch64")).call == "read"
-    assert one(text).call == one(text.replace("x86_64", "riscv64")).call == "system call 63"
+def test_states(before: str, now: str, cpu: float | None, expected: RankState) -> None:
+    assert answer.rank_of(process(before, now, cpu=cpu), "w-0").state is expected
 
 
 def test_a_data_loader_is_no_rank_of_its_own() -> None:
     """It has the rank's number and MPI's library, as a child that was forked."""
-    text = output(found=FOUND + FOUND.replace("process 10", "process 11"))
-    for user in (500, 501):
-        line = "stat " + STAT.format(state="S", user=user)
-        text = text.replace(line, line + line.replace("10 (a) b) S 1", "11 (a) b) S 10"))
-    assert one(text).pid == 10
+    rank, forked = process(), process(pid=11, parent=10)
+    assert answer.one_process_a_rank([forked, rank]) == [rank]
+    shell = process(pid=9, program="sh", mpi=False)
+    assert answer.one_process_a_rank([shell, rank, forked]) == [rank]
+    alone = process(pid=12, parent=9, mpi=False)
+    assert answer.one_process_a_rank([shell, alone]) == [alone]
 
 
 @pytest.mark.parametrize(
-    "text", ["", "no such command", "mpiboot-ranks\nhost x\n", "mpiboot-ranks\nlook 1\n"]
+    "text",
+    [
+        "",
+        "no such command",
+        '{\n"findings": []}',
+        '{\n"hosts": []}',
+        '{\n"hosts": [{"host": 1}]}',
+        '{\n"hosts": [{"host": "w-0", "ranks": [{"number": 0}]}]}',
+    ],
 )
 def test_what_is_no_answer(text: str) -> None:
+    """As of a worker whose mpiboot is older: its doctor knows no ranks for a launcher."""
     assert answer.read(text, "w-0") is None
-
-
-def test_broken_lines_are_passed_over() -> None:
-    text = output().replace("sample 102.00", "sample ?")
-    text += "process x\nprocess 99\nenv\nstat\nstat 10\nstat 7 (a) S 1\n"
-    assert one(text).cpu is None  # without a time there is no share

@@ -11,7 +11,7 @@ from mpiboot.doctor import ranks_judge as judge
 from mpiboot.doctor.ranks_answer import HostRanks, Rank, RankState
 
 RUNNING = Rank(0, "w-0", 100, "job", 4, 2, "train")
-SLEEPS = {"state": RankState.SLEEPING, "call": "clock_nanosleep"}
+SLEEPS: dict[str, object] = {"state": RankState.SLEEPING}
 
 
 def job(last: dict[str, object], **all_: object) -> list[Rank]:
@@ -36,7 +36,7 @@ def judged(ranks: list[Rank], **given: object) -> tuple[Finding, ...]:
         job({}, **SLEEPS),
         job(SLEEPS),  # a manager that polls while its workers compute
         job({"state": RankState.RUNNING}, **SLEEPS),
-        job({"state": RankState.SLEEPING, "call": "read"}),
+        job({"state": RankState.SLEEPING}),
         job({"program": "helper", "state": RankState.ENDED}),
         [],
     ],

@@ -18,12 +18,11 @@ from mpiboot.core.checks import MpibootError
 from mpiboot.core.setting_types import LogLevel
 from mpiboot.core.settings import resolve
 from mpiboot.network import pod
-from mpiboot.ssh import openssh
 from mpiboot.ssh.openssh import WorkerSetup
 from mpiboot.system import process
 from mpiboot.worker import server
 from mpiboot.worker.state import WORKER_STATE
-from tests.fakes.worker import HAVE_SSH, free_port, make_key
+from tests.fakes.worker import HAVE_SSH, make_key
 
 pytestmark = pytest.mark.skipif(not HAVE_SSH, reason="no ssh-keygen")
 
@@ -74,36 +73,13 @@ def test_a_worker_has_a_folder_a_key_an_address_and_a_port(
     assert (found.folder / "home").is_dir()
     assert found.environ["A"] == "b"
     assert found.environ["HOME"] == str(tmp_path)
-    other = settled(tmp_path, key, loop, environment(tmp_path), ssh_port="4022")
-    assert other.token != found.token
-
-
-def test_what_an_earlier_start_said_is_gone(
-    tmp_path: Path, key: Path, loop: process.SignalLoop
-) -> None:
-    """A launcher would read old facts, and take a server for one that listens."""
-    found = settled(tmp_path, key, loop, environment(tmp_path))
+    # Of an earlier start of the container a launcher would read facts and a server's state.
     for name in (server.FACTS_FILE, WORKER_STATE):
         (found.folder / name).touch()
-    again = settled(tmp_path, key, loop, environment(tmp_path))
-    assert again.folder == found.folder
-    assert not {server.FACTS_FILE, WORKER_STATE} & {path.name for path in again.folder.iterdir()}
-
-
-def test_without_a_port_of_the_users_the_images_own_is_taken(
-    tmp_path: Path, key: Path, loop: process.SignalLoop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[str] = []
-
-    def named(_: object, home: str) -> tuple[int, str]:
-        asked.append(home)
-        return free, "/etc/ssh/sshd_config"
-
-    free = free_port()
-    monkeypatch.setattr(openssh, "named_port", named)
-    found = settled(tmp_path, key, loop, environment(tmp_path))
-    assert found.port == free
-    assert asked == [found.identity.home]
+    other = settled(tmp_path, key, loop, environment(tmp_path), ssh_port="4022")
+    assert other.token != found.token
+    assert other.folder == found.folder
+    assert not {server.FACTS_FILE, WORKER_STATE} & {path.name for path in other.folder.iterdir()}
 
 
 def test_a_worker_without_an_address_is_an_error(
@@ -158,6 +134,8 @@ def test_launchers_find_a_look_and_a_program_that_dials_others(tmp_path: Path) -
     subprocess.run(argv, check=True)
     assert json.loads((tmp_path / server.FACTS_FILE).read_text())["hostname"]
     assert {stat.S_IMODE(path.stat().st_mode) for path in (look, probe)} == {0o600}
-    role, word, *argv = shlex.split((tmp_path / "doctor").read_text())
-    assert (role, word) == ("MPIBOOT_ROLE=worker", "exec")
-    assert argv[-2:] == ["doctor", "--json"]
+    # What a launcher of an earlier version runs, and this one's query for ranks.
+    for words, key in (([], "findings"), (["ranks", "--json", "--seconds", "1"], "hosts")):
+        script = ["/bin/sh", str(tmp_path / "doctor"), *words]
+        done = subprocess.run(script, capture_output=True, text=True, check=False, timeout=120)
+        assert key in json.loads(done.stdout)
