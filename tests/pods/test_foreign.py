@@ -139,6 +139,31 @@ WAYS = {
     "mpirun": ("mpirun", "-np", "2", RING),
     "script": ("sh", "-c", f"mpirun -np 2 {RING}"),
 }
+
+
+@pytest.mark.parametrize("user", [0, 1000], ids=["root", "a user"])
+def test_plain_mpirun_of_a_launcher_without_mpiboot(cluster: Cluster, rig: None, user: int) -> None:
+    """Workers that are `mpiboot worker` serve it as a bare sshd does."""
+    hosts = [f"pi-worker-{index}.pi.default.svc" for index in (0, 1)]
+    ready = " && ".join(f"ssh {host} true" for host in hosts)  # plain mpirun waits for nobody
+    config = "StrictHostKeyChecking no\nUserKnownHostsFile /dev/null\nLogLevel ERROR\n"
+    job = spanned(
+        cluster,
+        images.image(images.NAMES[0]),
+        user=user,
+        ssh_mount="/home/mpiuser/.ssh" if user else "/root/.ssh",
+        env={"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"},
+        launcher_command=["sh", "-c", f"until {ready}; do sleep 0.2; done; mpirun -np 2 {RING}"],
+        launcher={
+            "image": plain_worker(images.NAMES[0]).with_files(
+                {"/etc/ssh/ssh_config.d/operator.conf": config}
+            )
+        },
+    )
+    assert "mpiboot" not in job.launcher.stderr()
+    assert " listens on " in job.workers[0].stderr()
+
+
 # What lets workers start each other's daemons; mpirun itself starts the first 64.
 TREES = {
     "openmpi-4.1": {"OMPI_MCA_routed": "radix"},
