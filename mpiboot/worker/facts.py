@@ -7,10 +7,10 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from mpiboot import __version__
 from mpiboot.core import log, masking, records_json
@@ -124,7 +124,7 @@ def run(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool, path: 
         found = gather(resolved, environ, sshd=sshd, pid=pid, mpi=mpi)
         found = replace(found, sshd_reason=state.reason if state else "")
         width = log.width(1)
-        text = records_json.facts_to_json(found) + "\n" if as_json else as_tables(found, width)
+        text = records_json.facts_to_json(found) + "\n" if as_json else as_text(found, width)
         sys.stdout.write(text)
         return
     state = worker_state(Path(path).parent)
@@ -180,50 +180,25 @@ def _text(path: str) -> str:
         return ""
 
 
-# By what a record is named in its table; without any it is counted.
-_LABELS: Final = ("name", "number", "index")
-
-
-def as_tables(found: PodFacts, width: int | None = None) -> str:
+def as_text(found: PodFacts, width: int | None = None) -> str:
     """Lay a pod's facts out for a person, by the names that they have in JSON.
 
-    First the single values, then a table for each list of records: a port's row begins with its
-    device's name and its number. What is empty is left out. ``width`` is a terminal's.
+    Records of a list are counted from 0; what is empty is left out. ``width`` is a terminal's.
     """
     from mpiboot.job.render import table  # noqa: PLC0415 - only for people
 
-    single: dict[str, str] = {}
-    tables: dict[str, list[dict[str, str]]] = {}
-    _lay_out(json.loads(records_json.facts_to_json(found)), "", single, "", tables)
-    text = table(("fact", "value"), single.items(), width=width)
-    for rows in tables.values():
-        head = dict.fromkeys(key for row in rows for key in row)
-        cells = [[row.get(key, "-") for key in head] for row in rows]
-        text += f"\n{table(tuple(head), cells, width=width)}"
-    return text
+    rows = _rows("", json.loads(records_json.facts_to_json(found)))
+    return table(("fact", "value"), rows, width=width)
 
 
-def _lay_out(
-    record: Mapping[str, Any],
-    prefix: str,
-    row: dict[str, str],
-    owner: str,
-    tables: dict[str, list[dict[str, str]]],
-) -> None:
-    """Add a record's values to its row, and the records in it to their tables."""
-    for key, value in record.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, dict):
-            _lay_out(value, f"{name}.", row, owner, tables)
-        elif isinstance(value, list) and value and isinstance(value[0], dict):
-            rows = tables.setdefault(name, [])
-            for item in value:
-                label = next((label for label in _LABELS if label in item), "")
-                own = f"{owner}{item.pop(label, len(rows))}"
-                rows.append({name: own})
-                _lay_out(item, "", rows[-1], f"{own}:", tables)
-        elif value not in ("", None, []):
-            row[name] = _cell(value)
+def _rows(name: str, value: object) -> Iterator[tuple[str, str]]:
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        value = dict(enumerate(value))
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _rows(f"{name}.{key}" if name else key, item)
+    elif value not in ("", None, []):
+        yield name, _cell(value)
 
 
 def _cell(value: object) -> str:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import subprocess
 import sys
-
-import pytest
 
 from mpiboot.worker import facts
 
@@ -33,8 +30,3 @@ def test_a_filter_of_system_calls_is_told_by_its_error() -> None:
         [sys.executable, "-c", SECCOMP], capture_output=True, text=True, check=True, timeout=120
     )
     assert done.stdout == "Operation not permitted\n"
-
-
-def test_a_c_library_without_the_call_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: object())
-    assert facts.memory_refused() == ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import resource
 import socket
 import subprocess
@@ -14,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.worker import probe
 from mpiboot.worker.server import PROBE, write_scripts
 
 HERE, THERE = "127.0.0.1", "127.0.0.2"
@@ -105,6 +103,8 @@ def test_a_refused_connection_and_the_ssh_port_beside_it() -> None:
         assert dial(one, OWN, CLOSED, CLOSED, 60) == "refused - - refused"
         assert dial(one, OWN, CLOSED, sshd.getsockname()[1], 0.2) == "refused - - connected"
         assert dial(one, OWN, CLOSED, 0, 60) == "refused - - -"
+        # A multicast address has no TCP.
+        assert dial(one, "224.0.0.1", 22, 22, 60) == "no-route - - no-route"
 
 
 def test_a_dropped_connection_is_silent() -> None:
@@ -123,13 +123,6 @@ def test_a_dropped_connection_is_silent() -> None:
             filler.connect_ex(full.getsockname())
         port = full.getsockname()[1]
         assert dial(one, HERE, port, CLOSED, 0.2) == "silent - - refused"
-
-
-def test_no_route() -> None:
-    with started() as one:
-        port_of(one)
-        # A multicast address has no TCP.
-        assert dial(one, "224.0.0.1", 22, 22, 60) == "no-route - - no-route"
 
 
 @pytest.mark.parametrize(
@@ -184,30 +177,6 @@ def test_who_connects_while_no_descriptor_is_left_is_answered_later() -> None:
         assert message[1] == "connected 127.0.0.1 - -"
         resource.prlimit(one.pid, resource.RLIMIT_NOFILE, (most, most))
         assert dial(other, HERE, ports[0], CLOSED, 60) == "answered 127.0.0.1 127.0.0.1 -"
-
-
-class _NoDescriptors:
-    """A listener that can accept nobody; the test ends with the last of its connections."""
-
-    def __init__(self) -> None:
-        self.errors: list[OSError | KeyboardInterrupt] = [
-            ConnectionAbortedError(),
-            OSError(errno.EMFILE, "Too many open files"),
-            OSError(errno.EMFILE, "Too many open files"),
-            KeyboardInterrupt(),
-        ]
-
-    def _accept(self) -> None:
-        raise self.errors.pop(0)
-
-
-def test_a_pause_before_each_further_try(monkeypatch: pytest.MonkeyPatch) -> None:
-    pauses: list[float] = []
-    monkeypatch.setattr("mpiboot.worker.probe.time.sleep", pauses.append)
-    with pytest.raises(KeyboardInterrupt):
-        probe.accept(_NoDescriptors(), LAUNCH)  # type: ignore[arg-type]
-    assert len(pauses) == 2
-    assert all(pauses)
 
 
 @pytest.mark.parametrize("address", [OWN, "203.0.113.7"], ids=["taken", "foreign"])

@@ -90,19 +90,3 @@ def test_what_a_script_leaves_running_is_not_waited_for(tmp_path: Path) -> None:
     found, wrong = server.evaluate_profile(script(tmp_path, text), POD, tmp_path, limit=60)
     os.kill(int(pids.read_text()), 9)
     assert (wrong, found["NEW"]) == (None, "1")
-
-
-def test_a_script_that_is_not_there_is_said(tmp_path: Path) -> None:
-    found, wrong = server.evaluate_profile(str(tmp_path / "none.sh"), POD, tmp_path)
-    assert found == POD
-    assert wrong is not None
-    assert wrong.message == f"MPIBOOT_ENV_PROFILE: {tmp_path}/none.sh does not exist"
-
-
-def test_nothing_stays_open_behind_a_script(tmp_path: Path) -> None:
-    path = script(tmp_path, "export NEW=1\n")
-    server.evaluate_profile(path, POD, tmp_path)
-    before = os.listdir("/proc/self/fd")  # noqa: PTH208 - names only
-    for _ in range(3):
-        server.evaluate_profile(path, POD, tmp_path)
-    assert len(os.listdir("/proc/self/fd")) == len(before)  # noqa: PTH208

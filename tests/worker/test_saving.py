@@ -28,20 +28,17 @@ def test_the_launcher_is_where_the_connection_came_from() -> None:
     assert launcher(OWN, "abc") == LauncherPort("127.0.0.1", 4711, "the-mark", "w-1.job")
 
 
-@pytest.mark.parametrize("name", ["MPIBOOT_SESSION", "MPIBOOT_NOTICE", "SSH_CONNECTION"])
-def test_without_one_of_them_there_is_none(name: str) -> None:
-    values = {key: value for key, value in OWN.items() if key != name}
-    assert launcher(values, "abc") is None
-
-
-def test_daemons_of_another_worker_are_not_this_ones() -> None:
-    """Pods that share their processes see each other's."""
-    assert launcher(OWN | {"MPIBOOT_SESSION": "abcd-1-2"}, "abc") is None
-
-
-@pytest.mark.parametrize("word", ["", "4711", "4711/", "/w-1", "port/w-1"])
-def test_a_word_that_is_not_ours_is_none(word: str) -> None:
-    assert launcher(OWN | {"MPIBOOT_NOTICE": word}, "abc") is None
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("MPIBOOT_SESSION", ""),
+        ("MPIBOOT_SESSION", "abcd-1-2"),  # of another worker: pods may share their processes
+        ("SSH_CONNECTION", ""),
+        *(("MPIBOOT_NOTICE", word) for word in ("", "4711", "4711/", "/w-1", "port/w-1")),
+    ],
+)
+def test_without_one_of_them_there_is_none(name: str, value: str) -> None:
+    assert launcher(OWN | {name: value}, "abc") is None
 
 
 @contextmanager

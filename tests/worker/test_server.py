@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.checks import MpibootError, error
+from mpiboot.core.checks import error
 from mpiboot.core.model import SshKind
 from mpiboot.core.setting_types import AUTO, Auto
 from mpiboot.ssh import openssh
@@ -88,57 +88,6 @@ def running(worker: WorkerServer) -> Started:
     return cast("Started", worker.running)
 
 
-@pytest.mark.parametrize(
-    ("wanted", "against", "kind", "message"),
-    [
-        (AUTO, "", SshKind.OPENSSH, ""),
-        (AUTO, "no sshd", SshKind.EMBEDDED, "the embedded SSH server is used: no sshd\n"),
-        (SshKind.OPENSSH, "", SshKind.OPENSSH, ""),
-        (SshKind.EMBEDDED, "", SshKind.EMBEDDED, "is used: MPIBOOT_SSHD=embedded\n"),
-    ],
-)
-def test_openssh_serves_where_it_can_and_nobody_asks_for_the_other(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    wanted: SshKind | Auto,
-    against: str,
-    kind: SshKind,
-    message: str,
-) -> None:
-    monkeypatch.setattr(openssh, "reason_against", lambda *_: against)
-    worker = of(tmp_path, wanted)
-    worker.start()
-    assert running(worker).kind is kind
-    assert capfd.readouterr().err.endswith(message)
-
-
-def test_an_openssh_that_was_asked_for_and_can_not_serve_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(openssh, "reason_against", lambda *_: "no sshd")
-    with pytest.raises(MpibootError) as caught:
-        of(tmp_path, SshKind.OPENSSH).start()
-    assert caught.value.finding.check == "sshd"
-    assert caught.value.finding.message == "OpenSSH's sshd can't serve this pod: no sshd"
-    assert "MPIBOOT_SSHD=embedded" in caught.value.finding.hint
-    monkeypatch.setattr(openssh, "can_bind", lambda *_: False)
-    with pytest.raises(MpibootError) as caught:
-        of(tmp_path, SshKind.OPENSSH).start()
-    assert caught.value.finding.hint.startswith("port 4022 can't be used here")
-
-
-def test_an_sshd_that_can_not_be_started_makes_room_for_the_embedded_server(
-    tmp_path: Path,
-) -> None:
-    REFUSED.append("sshd is no program for this machine")
-    worker = of(tmp_path, AUTO)
-    worker.start()
-    assert running(worker).kind is SshKind.EMBEDDED
-    with pytest.raises(MpibootError, match="can't serve this pod: sshd is no program"):
-        of(tmp_path, SshKind.OPENSSH).start()
-
-
 def ended(worker: WorkerServer, *, listened: bool, status: int = 256, words: str = "") -> Started:
     """The running server ends; that one."""
     gone = running(worker)
@@ -198,36 +147,6 @@ def test_a_server_that_can_not_be_started_again_is_tried_later(
     REFUSED.clear()
     assert restarted(worker) == 0.2
     assert running(worker).kind is SshKind.OPENSSH
-
-
-def test_an_sshd_that_never_listened_makes_room_and_the_embedded_one_has_nobody_to(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    worker = of(tmp_path, AUTO)
-    worker.start()
-    ended(worker, listened=False, status=9, words="killed")
-    assert running(worker).kind is SshKind.EMBEDDED
-    assert "is used: it ended with 137: killed\n" in capfd.readouterr().err
-    with pytest.raises(MpibootError) as caught:
-        ended(worker, listened=False, words="fatal: in use")
-    message = "the SSH server (embedded) doesn't run: it ended with 1: fatal: in use"
-    assert caught.value.finding.message == message
-    assert caught.value.finding.evidence == ("fatal: in use",)
-    assert caught.value.finding.hint == "its own lines say why"
-
-
-def test_the_end_of_another_child_or_of_one_that_was_handed_over_is_nobodys_fault(
-    tmp_path: Path,
-) -> None:
-    worker = of(tmp_path, AUTO)
-    worker.start()
-    worker.child_ended(12, 0)
-    gone = worker.release()
-    assert gone is not None
-    assert not cast("Started", gone).closed
-    worker.child_ended(4711, 0)
-    assert worker.running is None
-    assert worker.release() is None
 
 
 WHY = "3 logins failed inside OpenSSH's sshd: fatal: chroot"
