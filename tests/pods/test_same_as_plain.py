@@ -72,6 +72,21 @@ def test_a_line_is_the_same_where_the_launchers_pod_runs_ranks_too(
     compare(stage, AS_WORKER)
 
 
+@pytest.mark.full
+def test_intels_benchmark_goes_over_the_provider_that_the_user_names(
+    cluster: Cluster, rig: None
+) -> None:
+    """IMB-MPI1 comes with the library, which names the provider at that debug level."""
+    stage = same.pods(cluster, images.image("intel-mpi"), LINES["intel-mpi"][0])
+    for named in ({"FI_PROVIDER": "tcp"}, {"I_MPI_OFI_PROVIDER": "tcp"}):
+        env = {"I_MPI_DEBUG": "2", **named}
+        line = same.Line("mpirun -n 2 -ppn 1 IMB-MPI1 -iter 10 -msglog 4 PingPong", env=env)
+        runs = [same.run(stage, line, front) for front in ("", "mpiboot")]
+        plain, ours = (re.findall("libfabric provider: (.*)", run.message) for run in runs)
+        assert [run.status for run in runs] == [0, 0], runs[1].message
+        assert plain == ours != []
+
+
 def compare(stage: same.Stage, lines: Iterable[same.Line]) -> None:
     wrong = []
     for line in lines:
