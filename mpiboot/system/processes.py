@@ -62,7 +62,8 @@ def activity(pid: int) -> Activity | None:
     try:
         process = psutil.Process(pid)
         with process.oneshot():
-            used, age = process.cpu_times(), time.time() - process.create_time()
+            used, started = process.cpu_times(), process.create_time() - psutil.boot_time()
+            age = time.clock_gettime(time.CLOCK_BOOTTIME) - started  # no clock that is set anew
             return Activity(process.status(), process.ppid(), used.user + used.system, age)
     except (psutil.Error, ProcessLookupError):
         return None

@@ -18,8 +18,9 @@ from tests.pods.test_doctor_hosts import STAY, measuring, with_facts
 from tests.pods.test_input import mpiboot
 from tests.waiting import until
 
-# A link that carries far less than the others, however busy the machine is.
+# A link that carries far less than the others, which carry less than a busy machine's cores.
 SHAPED = "qdisc add dev net1 root tbf rate 5mbit burst 64kb latency 50ms"
+OTHERS = SHAPED.replace("5mbit", "50mbit")
 # What comes from some addresses is limited, as between two nodes. This kernel has few qdiscs.
 BETWEEN_NODES = """
 table inet between_nodes {
@@ -55,6 +56,12 @@ def staying(cluster: Cluster, image: Image) -> Job:
     return with_facts(job.start())
 
 
+def shape(job: Job, slow: int | None) -> None:
+    """Limit all data links: else these cores set the rates, and not the links."""
+    for at, worker in enumerate(job.workers):
+        worker.network.run("tc", *(SHAPED if at == slow else OTHERS).split())
+
+
 def validated(job: Job, *options: str) -> tuple[int, dict[str, Any]]:
     code, text = mpiboot(job, "validate", "pairs", "--json", *options)
     return code, json.loads(text)
@@ -68,7 +75,7 @@ def of(record: dict[str, Any], check: str) -> set[str]:
 
 def test_the_host_whose_link_is_shaped_is_named(cluster: Cluster, one: Image) -> None:
     job = staying(cluster, one)
-    job.workers[1].network.run("tc", *SHAPED.split())
+    shape(job, slow=1)
     code, record = validated(job, "--time", "30")
     assert code == 1, record
     assert of(record, "slow-host") == {"pi-worker-1"}
@@ -109,9 +116,7 @@ def test_a_launcher_measures_once_before_its_job(
     )
     for worker in job.workers:
         worker.start()
-    # All alike where none is slow: else these cores set the rates, and not the links.
-    for worker in job.workers[1:2] if shaped else job.workers:
-        worker.network.run("tc", *SHAPED.split())
+    shape(job, slow=1 if shaped else None)
     job.launcher.start()
     job.publish()
     assert job.wait(PATIENCE) == int(shaped), job.launcher.stderr()
