@@ -243,7 +243,8 @@ def ranks(host: str, seconds: float, *, gdb: bool = False) -> HostRanks:
 def _process(
     pid: int, environ: Mapping[str, str], before: Activity | None, now: Activity, seconds: float
 ) -> RankProcess:
-    first = before or now
+    first, started = before or now, pod.started(pid)
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - started
     return RankProcess(
         pid,
         now.parent,
@@ -252,7 +253,7 @@ def _process(
         "libmpi" in text(PROC / str(pid) / "maps"),
         (first.state, now.state),
         (now.cpu - first.cpu) / seconds if before else None,
-        now.cpu / now.age if now.age > 0 else None,
+        now.cpu / age if started and age > 0 else None,
     )
 
 

@@ -248,7 +248,7 @@ def make_fifo(path: Path) -> None:
         os.mkfifo(path, 0o600)
 
 
-# The order in which MPI searches for its folder: the first that is set, else the folder.
+# MPI makes its sockets' folder in the first of these that is set, else in /tmp.
 _VARIABLES: Final = ("TMPDIR", "TEMP", "TMP")
 _TMP: Final = Path("/tmp")  # noqa: S108 - MPI's default
 

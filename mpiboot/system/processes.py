@@ -10,7 +10,6 @@ a process began by a clock that nobody sets, and the names of what it was starte
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -40,12 +39,11 @@ class Listener(NamedTuple):
 
 
 class Activity(NamedTuple):
-    """A sample of a process: state (psutil's name), parent, seconds of CPU, age in seconds."""
+    """A sample of a process: state (psutil's name), parent, seconds of CPU."""
 
     state: str
     parent: int
     cpu: float
-    age: float
 
 
 def pids() -> list[int]:
@@ -62,9 +60,8 @@ def activity(pid: int) -> Activity | None:
     try:
         process = psutil.Process(pid)
         with process.oneshot():
-            used, started = process.cpu_times(), process.create_time() - psutil.boot_time()
-            age = time.clock_gettime(time.CLOCK_BOOTTIME) - started  # no clock that is set anew
-            return Activity(process.status(), process.ppid(), used.user + used.system, age)
+            used = process.cpu_times()
+            return Activity(process.status(), process.ppid(), used.user + used.system)
     except (psutil.Error, ProcessLookupError):
         return None
 

@@ -158,11 +158,11 @@ def recognise(path: str, text: str) -> Mpi:
 def detect_mpi(
     environ: Mapping[str, str], called: str = "", *, patience: float = SHORT
 ) -> Mpi | None:
-    """Find which MPI the mpirun that is called, by name or path, is of; None where it is not there.
+    """Find whose mpirun is called, by name or path; None where it is not there.
 
     Where none is called, it is the first mpirun on PATH, or else mpiexec. It blocks,
     for ``patience`` seconds at most. A program that can't be run or doesn't answer is an MPI
-    without a family, whose ``message`` is what happened. Of Intel's the path is that of the
+    without a family, whose ``banner`` is what happened. Of Intel's the path is that of the
     program that its script would start.
     """
     names = (called,) if called else LAUNCHERS
