@@ -169,10 +169,15 @@ def launched(job: Job) -> None:
 
 
 def held(cluster: Cluster, image: Image, **details: Any) -> Job:
-    """Start a job that runs until `let_go`, and then succeeds."""
-    wait = ["mpirun", "sh", "-c", f"until [ -e /tmp/go ]; do sleep 0.2; done; exec {RING}"]
-    job = mpijob(cluster, image, launcher_args=wait, **{"workers": 2, **details}).start()
-    until(lambda: "daemons started" in job.launcher.stderr())
+    """Start a job whose ranks run until `let_go`, and then succeed."""
+    script = f"until [ -e /tmp/go ]; do sleep 0.2; done; exec {RING}"
+    line = ["mpirun", "sh", "-c", script]
+    job = mpijob(cluster, image, launcher_args=line, **{"workers": 2, **details}).start()
+
+    def waits(pod: Pod) -> bool:
+        return any(script in item.args for item in pod.processes())
+
+    until(lambda: "daemons started" in job.launcher.stderr() and all(map(waits, job.workers)))
     return job
 
 
