@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +66,7 @@ def spans(job: Job, slots: int = 1) -> None:
 
 def ended(cluster: Cluster, image: Image, *program: str, code: int = 0, **details: Any) -> Job:
     """Run a job of two workers to its end with that exit code; without a program it runs RING."""
-    given = {"workers": 2, **details}
-    job = mpijob(cluster, image, launcher_args=program or ("mpirun", RING), **given).start()
+    job = mpijob(cluster, image, launcher_args=program or None, **details).start()
     assert job.wait(PATIENCE) == code, job.launcher.stderr()[-3000:]
     return job
 
@@ -143,17 +142,9 @@ def kill(processes: Iterable[Process], number: int = signal.SIGKILL) -> None:
             os.kill(item.host_pid, number)
 
 
-def running(
-    cluster: Cluster,
-    image: Image,
-    *program: str,
-    workers: int = 2,
-    env: Mapping[str, str] | None = None,
-    **details: Any,
-) -> Job:
+def running(cluster: Cluster, image: Image, *program: str, **details: Any) -> Job:
     """Start a job, and wait until every worker runs a rank."""
-    argv = list(program or FOREVER)
-    job = mpijob(cluster, image, workers=workers, launcher_args=argv, env=env, **details).start()
+    job = mpijob(cluster, image, launcher_args=program or FOREVER, **details).start()
     launched(job)
     return job
 
@@ -172,7 +163,7 @@ def held(cluster: Cluster, image: Image, **details: Any) -> Job:
     """Start a job whose ranks run until `let_go`, and then succeed."""
     script = f"until [ -e /tmp/go ]; do sleep 0.2; done; exec {RING}"
     line = ["mpirun", "sh", "-c", script]
-    job = mpijob(cluster, image, launcher_args=line, **{"workers": 2, **details}).start()
+    job = mpijob(cluster, image, launcher_args=line, **details).start()
 
     def waits(pod: Pod) -> bool:
         return any(script in item.args for item in pod.processes())
@@ -194,7 +185,7 @@ def launches(
     script = "".join(
         f"mpiboot launcher -- {shlex.join(line)}; echo next=$? >&2\n" for line in lines
     )
-    job = mpijob(cluster, image, launcher_command=["sh", "-c", script], **{"workers": 2, **details})
+    job = mpijob(cluster, image, launcher_command=["sh", "-c", script], **details)
     assert job.start().wait(PATIENCE) == 0
     parts = re.split(r"^next=(\d+)$", job.launcher.stderr(), flags=re.MULTILINE)
     return [(int(code), message) for message, code in zip(parts[::2], parts[1::2], strict=False)]
@@ -215,22 +206,13 @@ def agent_variable(image: Image) -> str:
 
 
 def slow_to_launch(
-    cluster: Cluster,
-    image: Image,
-    script: str = "exec sleep 1000",
-    *program: str,
-    env: Mapping[str, str] | None = None,
+    cluster: Cluster, image: Image, script: str = "exec sleep 1000", *program: str
 ) -> Job:
     """Start a job whose launch agent (the user's) hangs, or waits before it calls ssh."""
-    job = mpijob(
-        cluster,
-        image,
-        workers=2,
-        launcher_args=list(program or FOREVER),
-        launcher={
-            "volumes": [Files("/opt/agent", {"agent": AGENT.format(script)}, 0o755)],
-            "env": {agent_variable(image): "/opt/agent/agent", **(env or {})},
-        },
-    ).start()
+    launcher = {
+        "volumes": [Files("/opt/agent", {"agent": AGENT.format(script)}, 0o755)],
+        "env": {agent_variable(image): "/opt/agent/agent"},
+    }
+    job = mpijob(cluster, image, launcher_args=program or FOREVER, launcher=launcher).start()
     until(lambda: any("sleep" in item.args for item in job.launcher.processes()))
     return job

@@ -20,6 +20,7 @@ from tests.pods.oci import PodSpec
 from tests.pods.pod import Pod
 from tests.pods.volumes import Files
 
+_PROGRAM = ("mpirun", "/opt/programs/ring")
 _HOSTFILE = "/etc/mpi/hostfile"
 _PATIENCE = "-o ConnectionAttempts=10"
 
@@ -124,11 +125,11 @@ def mpijob(
     cluster: Cluster,
     image: Image,
     *,
-    launcher_args: Sequence[str] = (),
+    launcher_args: Sequence[str] | None = None,
     launcher_command: Sequence[str] | None = None,
     worker_args: Sequence[str] = ("worker",),
     worker_command: Sequence[str] | None = None,
-    workers: int = 4,
+    workers: int = 2,
     slots: int = 1,
     mpi: str = "OpenMPI",
     name: str = "pi",
@@ -146,6 +147,7 @@ def mpijob(
 ) -> Job:
     """Makes the pods of an MPIJob; `as_worker` is its runLauncherAsWorker.
 
+    With neither `launcher_args` nor `launcher_command` the launcher runs the tests' program.
     `env` is for all pods. `launcher`, `worker` and `each_worker` (by index) replace fields of the
     PodSpecs; `volumes` and `env` given there are added to the operator's own.
     """
@@ -163,6 +165,8 @@ def mpijob(
         {"hostfile": text, "discover_hosts.sh": "#!/bin/sh\n" + _echoes(listed)},
         modes={"hostfile": 0o444, "discover_hosts.sh": 0o555},
     )
+    if launcher_args is None:
+        launcher_args = () if launcher_command else _PROGRAM
     links = (Link(), *([Link(data_link, "br-data")] if data_link else []))
     common = PodSpec(
         name=name, image=image, namespace=namespace, subdomain=name, user=user, links=links
