@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import signal
-
 import pytest
 
 from tests.pods import images
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
 from tests.pods.jobs import (
-    AGENT,
     FOREVER,
     PATIENCE,
     PROMISED,
     RING,
-    agent_variable,
     kill,
     launched,
     left,
@@ -24,14 +20,13 @@ from tests.pods.jobs import (
 )
 from tests.pods.marks import NEW, OLD, OLD_IMAGE, crossed
 from tests.pods.operator import Job, mpijob
-from tests.pods.volumes import Files
 from tests.waiting import until
 
 
 @pytest.mark.full
 def test_a_launcher_that_is_killed_while_hosts_are_waited_for(cluster: Cluster, rig: None) -> None:
     line = ["mpirun", RING]
-    job = mpijob(cluster, images.image(NEW), workers=2, launcher_args=line).start(publish=False)
+    job = mpijob(cluster, images.image(NEW), launcher_args=line).start(publish=False)
     job.workers[0].publish()
     until(lambda: "NXDOMAIN" in job.launcher.stderr())
     job.launcher.kill()
@@ -76,7 +71,7 @@ def test_a_script_goes_on_after_a_parent_that_was_killed(cluster: Cluster, image
     """Its next launch begins while the first one's processes are still being ended."""
     script = 'mpiboot "$@" --sleep 1000 --ignore-term; mpiboot "$@"; echo next=$? >&2; sleep 1000'
     words = ["sh", "-c", script, "sh", "mpirun", RING]
-    job = mpijob(cluster, image, workers=2, launcher_command=words).start()
+    job = mpijob(cluster, image, launcher_command=words).start()
     launched(job)
     before = {item.host_pid for item in left(job.workers)}
     kill_parent(job)
@@ -87,27 +82,13 @@ def test_a_script_goes_on_after_a_parent_that_was_killed(cluster: Cluster, image
 
 
 @OLD_IMAGE
-@pytest.mark.parametrize("phase", ["running", pytest.param("launching", marks=pytest.mark.full)])
 def test_a_parent_that_is_killed_in_a_script_takes_mpirun_along(
-    cluster: Cluster, image: Image, phase: str
+    cluster: Cluster, image: Image
 ) -> None:
     """It is not PID 1 there, so no end of the container does it."""
     script = 'mpiboot launcher -- "$@"; echo next=$? >&2; exec sleep 1000'
-    env = {}
-    if phase == "launching":
-        env = {agent_variable(image): "/opt/agent/agent"}
-    hangs = AGENT.format('case "$*" in *worker-1*) exec sleep 1000;; esac')
-    job = mpijob(
-        cluster,
-        image,
-        workers=2,
-        launcher_command=["sh", "-c", script, "sh", *FOREVER],
-        launcher={"volumes": [Files("/opt/agent", {"agent": hangs}, 0o755)], "env": env},
-    ).start()
-    started = job.workers if phase == "running" else job.workers[:1]
-    until(lambda: all(left([worker]) for worker in started))
-    if phase == "running":
-        launched(job)
+    job = mpijob(cluster, image, launcher_command=["sh", "-c", script, "sh", *FOREVER]).start()
+    launched(job)
     kill_parent(job)
     until(lambda: "next=137" in job.launcher.stderr())
     until(lambda: not left(job.workers), PROMISED)
@@ -133,22 +114,3 @@ def test_a_launcher_whose_node_vanishes_leaves_nothing(
     job.launcher.link_down(silent=True)
     job.launcher.kill()
     until(lambda: not left(job.workers), 3 + PROMISED)
-
-
-@pytest.mark.full
-def test_a_rank_that_dies_as_it_starts_ends_the_job_or_is_told(
-    cluster: Cluster, image: Image
-) -> None:
-    """With a rank in the launcher's pod, mpirun 5.0.7 hangs in every other run."""
-    script = '[ "$OMPI_COMM_WORLD_RANK" = 0 ] && kill -SEGV $$; sleep 1000'
-    job = mpijob(
-        cluster, image, workers=1, as_worker=True, launcher_args=["mpirun", "sh", "-c", script]
-    ).start()
-    told = "rank 0 ended badly, and mpirun goes on without it"
-    until(lambda: not job.launcher.running or told in job.launcher.stderr())
-    if job.launcher.running:
-        job.launcher.signal(signal.SIGTERM)
-        assert job.wait(PATIENCE) == 143
-    else:
-        assert job.wait(PATIENCE) in (139, 14)
-    until(lambda: not left(job.workers), PROMISED)

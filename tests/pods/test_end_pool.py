@@ -11,8 +11,8 @@ from tests.pods import images
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
 from tests.pods.jobs import PATIENCE, PROMISED, RING, alive, end_line, kill, left, running
-from tests.pods.marks import ONE_IMAGE
-from tests.pods.operator import Job, mpijob
+from tests.pods.marks import NEW, OLD, ONE_IMAGE
+from tests.pods.operator import mpijob
 from tests.pods.pod import Pod
 from tests.pods.processes import Process
 from tests.pods.volumes import Files
@@ -23,13 +23,6 @@ def pool(launcher: Pod) -> list[Process]:
     """The process that has the sessions: the one of Python that is not the parent of mpirun."""
     python = [item for item in launcher.processes() if "python" in item.args[0]]
     return [item for item in python if "supervisor/__main__.py" not in " ".join(item.args)]
-
-
-def carried_by_one_process(job: Job) -> None:
-    """Each agent is a shell that waits, with no process below it."""
-    words = [word for item in job.launcher.processes() for word in item.args]
-    assert sum(word.endswith("libexec/agent") for word in words) == len(job.workers)
-    assert not [word for word in words if word.rpartition("/")[2] == "ssh"]
 
 
 @ONE_IMAGE
@@ -47,15 +40,24 @@ def test_a_pool_that_is_killed_ends_the_job_and_blames_no_host(
 
 
 @pytest.mark.full
-@ONE_IMAGE
-def test_a_pool_that_the_launchers_memory_limit_kills(cluster: Cluster, image: Image) -> None:
-    job = running(cluster, image, launcher={"memory": 300 << 20})
+@pytest.mark.parametrize(("image", "phase"), [(NEW, "job"), (OLD, "gate")], indirect=["image"])
+def test_a_pool_that_the_launchers_memory_limit_kills(
+    cluster: Cluster, image: Image, phase: str
+) -> None:
+    small = {"memory": 300 << 20}
+    if phase == "job":
+        job = running(cluster, image, launcher=small)
+        what = "the process with the SSH connections to all hosts "
+    else:
+        job = mpijob(cluster, image, launcher=small).start(publish=False)
+        until(lambda: "NXDOMAIN" in job.launcher.stderr())
+        what = "the process that "
     for item in pool(job.launcher):
         Path(f"/proc/{item.host_pid}/oom_score_adj").write_text("1000")  # the kernel's first choice
     job.launcher.exec("python3", "-c", "x = bytearray(1 << 30)")
     assert job.wait(PATIENCE) == 69
     message = job.launcher.termination_log()
-    assert message.startswith("launcher-memory: the process with the SSH connections to all hosts ")
+    assert message.startswith(f"launcher-memory: {what}")
     assert "as this container's memory limit, 300 MiB, was reached" in message
 
 
@@ -66,12 +68,7 @@ def test_a_signal_while_daemons_are_launched(cluster: Cluster, image: Image) -> 
     new = "5.0" in image.name
     name = "PRTE_MCA_prte_launch_agent" if new else "OMPI_MCA_orte_launch_agent"
     job = mpijob(
-        cluster,
-        image,
-        workers=2,
-        launcher_args=["mpirun", RING],
-        launcher={"env": {name: "/opt/slow/daemon"}},
-        worker={"volumes": [slow]},
+        cluster, image, launcher={"env": {name: "/opt/slow/daemon"}}, worker={"volumes": [slow]}
     ).start()
     until(lambda: all(alive(worker, "sleep") for worker in job.workers))
     job.launcher.signal(signal.SIGTERM)
@@ -82,20 +79,14 @@ def test_a_signal_while_daemons_are_launched(cluster: Cluster, image: Image) -> 
 
 @ONE_IMAGE
 def test_output_in_a_file_needs_no_process_of_an_agents_own(cluster: Cluster, image: Image) -> None:
-    """As in a script; the file has one place for all who write."""
+    """As in a script; each agent is a shell that waits, with no process below it."""
     script = f"(echo first; mpiboot mpirun {RING} --sleep 1000) > /tmp/log 2> /tmp/errors"
-    job = mpijob(cluster, image, workers=2, launcher_command=["sh", "-c", script]).start()
+    job = mpijob(cluster, image, launcher_command=["sh", "-c", script]).start()
     until(lambda: job.launcher.shell("cat /tmp/log || :").count("rank ") == 2)
-    carried_by_one_process(job)
+    words = [word for item in job.launcher.processes() for word in item.args]
+    assert sum(word.endswith("libexec/agent") for word in words) == len(job.workers)
+    assert not [word for word in words if word.rpartition("/")[2] == "ssh"]
     assert job.launcher.shell("cat /tmp/log").startswith("first\n")
-
-
-@pytest.mark.full
-@ONE_IMAGE
-def test_a_launcher_that_may_not_open_its_own_pipes(cluster: Cluster, image: Image) -> None:
-    """A container runtime makes them, as root."""
-    job = running(cluster, image, user=1000, ssh_mount="/home/mpiuser/.ssh")
-    carried_by_one_process(job)
 
 
 @pytest.mark.full
@@ -107,7 +98,6 @@ def test_a_host_that_ranks_add_is_reached_as_by_a_plain_mpirun(
     job = mpijob(
         cluster,
         images.image("openmpi-4.1"),
-        workers=2,
         hostfile="pi-worker-0.pi.default.svc slots=1\n",
         launcher_args=["mpirun", "/opt/programs/uneven", "add", "pi-worker-1.pi.default.svc"],
         launcher={"env": {"MPIBOOT_SUPERVISE": supervise}},

@@ -12,14 +12,11 @@ from tests.pods.images import Image
 from tests.pods.jobs import (
     OWN_SSH,
     PATIENCE,
-    PROMISED,
     alive,
     end_line,
     held,
     kill,
-    left,
     let_go,
-    running,
     with_own_ssh,
 )
 from tests.pods.marks import ONE_IMAGE
@@ -27,9 +24,7 @@ from tests.pods.operator import Job
 from tests.pods.pod import Pod
 from tests.pods.processes import Process
 from tests.pods.test_end_pool import pool
-from tests.waiting import until
 
-SHORT = {"MPIBOOT_SSH_KEEPALIVE": "20"}
 DROP = "add chain inet loss {0} {{ type filter hook {0} priority 0; policy drop; }}"
 
 
@@ -84,22 +79,11 @@ def test_an_sshd_that_is_stopped_for_a_minute(cluster: Cluster, image: Image, ow
 
 
 @ONE_IMAGE
-def test_a_launcher_that_stands_still(cluster: Cluster, image: Image) -> None:
-    job = held(cluster, image, env=SHORT)
+def test_a_launcher_that_stands_still_while_names_vanish(cluster: Cluster, image: Image) -> None:
+    job = held(cluster, image, env={"MPIBOOT_SSH_KEEPALIVE": "20"})
+    for pod in job.pods:
+        pod.unpublish()
     kill(pool(job.launcher), signal.SIGSTOP)
     time.sleep(8)
     kill(pool(job.launcher), signal.SIGCONT)
     succeeds(job)
-
-
-@OWN_SSH
-def test_a_pod_that_is_deleted_without_a_word(cluster: Cluster, image: Image, own_ssh: str) -> None:
-    chosen, details = with_own_ssh(own_ssh, image)
-    job = running(cluster, chosen, env=SHORT, **details)
-    job.workers[1].link_down(silent=True)
-    job.workers[1].delete()
-    assert job.wait(PATIENCE) == 69
-    message = job.launcher.termination_log()
-    assert message.startswith("host-lost: pi-worker-1.pi.default.svc: its SSH session was lost")
-    assert "does not resolve any more" in message
-    until(lambda: not left(job.workers[:1]), PROMISED)
