@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -68,23 +69,11 @@ def test_every_rank_saves_and_finishes(cluster: Cluster, image: Image, kept: Pat
     assert "did not end in time" not in message
 
 
-@pytest.mark.full
-def test_one_rank_saves_while_the_others_die_at_once(
-    cluster: Cluster, image: Image, kept: Path
-) -> None:
-    """As where rank 0 alone writes checkpoints; the first death would be mpirun's order to kill."""
-    job = saving(cluster, image, kept, *SAVE, "--rank", "0", "--no-finalize")
-    told_to_end(job)
-    assert saved(kept) == {0: TERM}
-
-
 @pytest.mark.parametrize(
     ("image", "rank", "server"),
     [
-        (OLD, 1, "auto"),
+        (OLD, 1, "embedded"),
         (NEW, 3, "auto"),
-        pytest.param(NEW, 1, "embedded", marks=pytest.mark.full),
-        pytest.param(OLD, 3, "embedded", marks=pytest.mark.full),
     ],
     indirect=["image"],
 )
@@ -105,13 +94,17 @@ def test_a_drained_worker_lets_each_rank_of_the_job_save(
 
 
 @ONE_IMAGE
-def test_a_suspended_job_saves_and_no_rank_is_told_twice(
+def test_a_suspended_job_saves_once_and_blames_no_host(
     cluster: Cluster, image: Image, kept: Path
 ) -> None:
     job = saving(cluster, image, kept, *SAVE)
-    for pod in reversed(job.pods):
+    for pod in job.workers:
         pod.signal(signal.SIGTERM)
-    assert job.wait(PATIENCE) == 143
+    time.sleep(0.5)  # up to a second may lie between
+    told_to_end(job)
+    message = job.launcher.termination_log()
+    assert message.startswith("signal: ")
+    assert "pi-worker" not in message.splitlines()[0]
     assert [worker.wait(PATIENCE) for worker in job.workers] == [0, 0]
     assert saved(kept) == dict.fromkeys(range(4), TERM)
 
@@ -154,14 +147,6 @@ def test_a_rank_that_ignores_the_signal_gets_its_grace_and_no_more(
     job = saving(cluster, image, kept, "--ignore-term", MPIBOOT_GRACE="12")
     told_to_end(job)
     assert "4 ranks did not end in time: mpirun ends what is left" in job.launcher.stderr()
-
-
-@pytest.mark.full
-def test_without_a_grace_mpirun_is_told_at_once(cluster: Cluster, image: Image, kept: Path) -> None:
-    job = saving(cluster, image, kept, *SAVE, MPIBOOT_GRACE="0")
-    told_to_end(job)
-    assert not saved(kept)
-    assert "sent SIGTERM" not in job.launcher.stderr()
 
 
 @pytest.mark.full

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from dataclasses import replace
 
 import pytest
@@ -21,27 +20,12 @@ from tests.pods.jobs import (
     slow_to_launch,
     with_own_ssh,
 )
-from tests.pods.marks import NEW, NO_MPI, OLD, OLD_IMAGE, ONE_IMAGE
+from tests.pods.marks import NEW, NO_MPI, OLD_IMAGE, ONE_IMAGE, crossed
 from tests.pods.operator import Job, mpijob
-from tests.pods.volumes import Files
 from tests.waiting import until
 
-ENDING = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT]
 # The program's own: an MPI forwards them to its ranks.
 PROGRAMS = [signal.SIGUSR1, signal.SIGUSR2]
-
-
-def signals(*quick: str) -> pytest.MarkDecorator:
-    """SIGTERM, which a kubelet sends, with each image; the others in the whole matrix, once."""
-    rows = [(image, signal.SIGTERM) for image in (NEW, OLD)]
-    more = [pytest.param(NEW, number, marks=pytest.mark.full) for number in ENDING[1:]]
-    return pytest.mark.parametrize(
-        ("image", "number"),
-        [pytest.param(*row, marks=() if row[0] in quick else pytest.mark.full) for row in rows]
-        + more,
-        indirect=["image"],
-        ids=lambda value: getattr(value, "name", value),
-    )
 
 
 def ended_by(job: Job, number: int) -> None:
@@ -55,47 +39,25 @@ def ended_by(job: Job, number: int) -> None:
     until(lambda: not left(job.workers), PROMISED)
 
 
-@pytest.mark.parametrize(
-    "number",
-    [signal.SIGTERM, *(pytest.param(item, marks=pytest.mark.full) for item in ENDING[1:])],
-    ids=lambda value: getattr(value, "name", value),
-)
 @NO_MPI
-def test_a_signal_while_hosts_are_waited_for(cluster: Cluster, image: Image, number: int) -> None:
-    job = mpijob(cluster, image, workers=1, launcher_args=["mpirun", RING]).start(publish=False)
-    until(lambda: "NXDOMAIN" in job.launcher.stderr())
-    job.launcher.signal(number)
-    assert job.wait(PATIENCE) == 128 + number
-    assert signal.Signals(number).name in job.launcher.termination_log()
-
-
-@NO_MPI
-def test_a_programs_signal_does_not_end_the_wait(cluster: Cluster, image: Image) -> None:
-    job = mpijob(cluster, image, workers=1, launcher_args=["mpirun", RING]).start(publish=False)
+def test_signals_while_hosts_are_waited_for(cluster: Cluster, image: Image) -> None:
+    """The program's own do not end the wait."""
+    job = mpijob(cluster, image, workers=1).start(publish=False)
     until(lambda: "NXDOMAIN" in job.launcher.stderr())
     for number in PROGRAMS:
         job.launcher.signal(number)
     until(lambda: job.launcher.stderr().count("the program has not started") == len(PROGRAMS))
-    job.publish()
-    assert job.wait(PATIENCE) == 0
+    job.launcher.signal(signal.SIGTERM)
+    assert job.wait(PATIENCE) == 143
+    assert "SIGTERM" in job.launcher.termination_log()
 
 
-@signals(NEW)
+@crossed("number", [signal.SIGINT, signal.SIGTERM], ["INT", "TERM"])
 def test_a_signal_while_daemons_are_launched(cluster: Cluster, image: Image, number: int) -> None:
     """Open MPI 5 by itself ignores SIGTERM then."""
     job = slow_to_launch(cluster, image)
     job.launcher.signal(number)
     ended_by(job, number)
-
-
-@pytest.mark.full
-@NO_MPI
-def test_the_same_signal_twice_while_daemons_are_launched(cluster: Cluster, image: Image) -> None:
-    job = slow_to_launch(cluster, image)
-    job.launcher.signal(signal.SIGTERM)
-    until(lambda: "got SIGTERM" in job.launcher.stderr())
-    job.launcher.signal(signal.SIGTERM)
-    ended_by(job, signal.SIGTERM)
 
 
 @pytest.mark.full
@@ -111,7 +73,7 @@ def test_a_programs_signal_while_daemons_are_launched(cluster: Cluster, image: I
     assert job.wait(PATIENCE) == 0
 
 
-@signals(NEW, OLD)
+@crossed("number", [signal.SIGTERM, signal.SIGHUP], ["TERM", "HUP"])
 def test_a_signal_while_the_job_runs(cluster: Cluster, image: Image, number: int) -> None:
     job = running(cluster, image)
     job.launcher.signal(number)
@@ -131,7 +93,7 @@ def test_the_same_signal_twice_in_a_row(cluster: Cluster, image: Image) -> None:
 @ONE_IMAGE
 def test_ctrl_c_in_the_terminal_of_kubectl_exec(cluster: Cluster, image: Image) -> None:
     """The terminal sends it to mpirun too, which must not get it twice."""
-    job = mpijob(cluster, image, workers=2, launcher_command=["sleep", "1000"]).start()
+    job = mpijob(cluster, image, launcher_command=["sleep", "1000"]).start()
     terminal = job.launcher.exec_in_terminal(
         "mpiboot", "launcher", "--", "mpirun", RING, "--sleep", "1000"
     )
@@ -155,22 +117,6 @@ def test_a_user_signal_reaches_the_ranks(cluster: Cluster, image: Image) -> None
     assert "SIGUSR1" in end_line(job.launcher.stderr())
 
 
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("image", "first"), [(OLD, "workers"), (NEW, "launcher")], indirect=["image"]
-)
-def test_a_job_that_is_suspended_blames_no_host(cluster: Cluster, image: Image, first: str) -> None:
-    """All pods get SIGTERM at about the same time; up to a second may lie between."""
-    job = running(cluster, image)
-    groups = [[job.launcher], job.workers]
-    for group in groups if first == "launcher" else reversed(groups):
-        for pod in group:
-            pod.signal(signal.SIGTERM)
-        time.sleep(0.5)  # what is between the two is the event
-    ended_by(job, signal.SIGTERM)
-    assert [worker.wait(PATIENCE) for worker in job.workers] == [0, 0]
-
-
 # An address without a pod answers nothing; connections that were there end as their pods do.
 NO_NEW_LOGINS = """table inet gone { chain out { type filter hook output priority 0;
     tcp dport 22 tcp flags syn / syn,ack drop; }; }"""
@@ -180,7 +126,6 @@ NO_NEW_LOGINS = """table inet gone { chain out { type filter hook output priorit
     ("image", "cpu_limit", "stopped"),
     [
         (NEW, 0.0, "all"),
-        pytest.param(OLD, 0.2, "all", marks=pytest.mark.full),
         pytest.param(NEW, 0.2, "workers", marks=pytest.mark.full),
     ],
     indirect=["image"],
@@ -199,42 +144,6 @@ def test_pods_that_are_gone_are_not_waited_for(
         job.launcher.signal(signal.SIGTERM)
     assert job.wait(PATIENCE) == (143 if stopped == "all" else 69)
     assert "in time" not in job.launcher.stderr()
-
-
-@pytest.mark.full
-def test_a_worker_that_is_told_to_end_takes_its_ranks_along(cluster: Cluster, image: Image) -> None:
-    job = running(cluster, image, "mpirun", RING, "--sleep", "1000", "--ignore-term")
-    assert job.workers[1].stop() == 0
-    assert job.wait(PATIENCE) == 69
-    assert "pi-worker-1" in job.launcher.termination_log()
-
-
-@OWN_SSH
-def test_a_second_try_on_the_same_workers_succeeds(
-    cluster: Cluster, image: Image, own_ssh: str
-) -> None:
-    """As with a Job's backoffLimit: the launcher's container is started again."""
-    chosen, details = with_own_ssh(own_ssh, image)
-    script = "[ -e /try/first ] && exec /opt/programs/ring; touch /try/first; exit 9"
-    try_ = Files("/opt/try", {"program": f"#!/bin/sh\n{script}\n"}, 0o755)
-    job = mpijob(
-        cluster,
-        chosen,
-        workers=2,
-        launcher_args=["mpirun", "/opt/try/program"],
-        worker={**details.get("worker", {}), "volumes": [try_]},
-        launcher={"volumes": [try_]},
-    )
-    for worker in job.workers:
-        worker.start()
-        worker.shell("mkdir /try")
-    job.launcher.start()
-    job.publish()
-    assert job.wait(PATIENCE) == 9
-    for worker in job.workers:
-        worker.shell("touch /try/first")
-    job.launcher.start()
-    assert job.wait(PATIENCE) == 0
 
 
 @OWN_SSH
