@@ -24,7 +24,7 @@ from tests.pods.jobs import (
     spanned,
     spans,
 )
-from tests.pods.marks import OLD_IMAGE, ONE_IMAGE
+from tests.pods.marks import ONE_IMAGE
 from tests.pods.oci import PodSpec
 from tests.pods.operator import mpijob
 from tests.pods.pod import Pod
@@ -54,7 +54,6 @@ def test_the_launcher_and_mpirun_may_open_as_many_files_as_the_pod_allows(
     job = mpijob(
         cluster,
         images.image("openmpi-5.0-nossh"),
-        workers=2,
         launcher_args=["mpirun", RING, "--sleep", "1000"],
         launcher={"rlimits": {"RLIMIT_NOFILE": (256, 4096)}},
     ).start()
@@ -63,28 +62,11 @@ def test_the_launcher_and_mpirun_may_open_as_many_files_as_the_pod_allows(
     assert _open_files(job.launcher, "output-proctable") == {"4096"}  # mpirun: prterun here
 
 
-@pytest.mark.full
-def test_too_few_files_for_the_sessions_are_told_before_the_start(
-    cluster: Cluster, rig: None
-) -> None:
-    few = {"rlimits": {"RLIMIT_NOFILE": (64, 73)}}
-    message = "SSH sessions on 2 hosts need 74 open files, and this pod's hard limit is 73"
-    refused(cluster, images.image("openmpi-5.0-nossh"), 78, "", message, launcher=few)
-
-
 # An mpirun that says it is another; what it starts is the image's own.
 SAYS = """#!/bin/sh
 [ "$1" != --version ] || {{ echo '{}'; exit; }}
 exec /usr/bin/mpirun "$@"
 """
-
-
-@pytest.mark.full
-def test_an_open_mpi_that_is_newer_than_what_was_tried(cluster: Cluster, rig: None) -> None:
-    wrapper = {"/usr/local/bin/mpirun": SAYS.format("mpirun (Open MPI) 6.0.0")}
-    image = images.image("openmpi-5.0").with_files(wrapper, 0o755)
-    job = spanned(cluster, image, slots=2)
-    assert "mpirun (Open MPI) 6.0.0: mpiboot was not tried with it" in job.launcher.stderr()
 
 
 @pytest.mark.full
@@ -139,29 +121,6 @@ WAYS = {
     "mpirun": ("mpirun", "-np", "2", RING),
     "script": ("sh", "-c", f"mpirun -np 2 {RING}"),
 }
-
-
-@pytest.mark.parametrize("user", [0, 1000], ids=["root", "a user"])
-def test_plain_mpirun_of_a_launcher_without_mpiboot(cluster: Cluster, rig: None, user: int) -> None:
-    """Workers that are `mpiboot worker` serve it as a bare sshd does."""
-    hosts = [f"pi-worker-{index}.pi.default.svc" for index in (0, 1)]
-    ready = " && ".join(f"ssh {host} true" for host in hosts)  # plain mpirun waits for nobody
-    config = "StrictHostKeyChecking no\nUserKnownHostsFile /dev/null\nLogLevel ERROR\n"
-    job = spanned(
-        cluster,
-        images.image(images.NAMES[0]),
-        user=user,
-        ssh_mount="/home/mpiuser/.ssh" if user else "/root/.ssh",
-        env={"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"},
-        launcher_command=["sh", "-c", f"until {ready}; do sleep 0.2; done; mpirun -np 2 {RING}"],
-        launcher={
-            "image": plain_worker(images.NAMES[0]).with_files(
-                {"/etc/ssh/ssh_config.d/operator.conf": config}
-            )
-        },
-    )
-    assert "mpiboot" not in job.launcher.stderr()
-    assert " listens on " in job.workers[0].stderr()
 
 
 # What lets workers start each other's daemons; mpirun itself starts the first 64.
@@ -245,13 +204,7 @@ def test_host_network_beside_the_nodes_own_sshd(cluster: Cluster, image: Image) 
 
 
 def test_a_node_without_a_default_route(cluster: Cluster, rig: None) -> None:
-    job = mpijob(
-        cluster,
-        images.image("openmpi-4.1"),
-        workers=2,
-        launcher_args=["mpirun", RING],
-        each_worker={0: {"host_network": "node-1"}},
-    )
+    job = mpijob(cluster, images.image("openmpi-4.1"), each_worker={0: {"host_network": "node-1"}})
     node = job.workers[0]
     node.network.run("ip", "route", "delete", "default")
     assert job.start().wait(PATIENCE) == 0
@@ -282,20 +235,6 @@ def test_pods_that_share_a_nodes_network_and_its_address(
 ) -> None:
     """By itself Open MPI hangs, or runs the worker's ranks in the launcher's pod."""
     refused(cluster, image, 78, f"settings-conflict: {message}", **pods)
-
-
-@OLD_IMAGE
-@pytest.mark.full
-def test_a_trainjob_with_trainers_own_workers(cluster: Cluster, image: Image) -> None:
-    image = trainer_image(image.name)
-    # The TrainJob's trainer.command.
-    launcher = PodSpec(name="", image=image, command=["mpiboot", "launcher", "--", "mpirun", RING])
-    node = PodSpec(name="", image=image, command=TRAINER_NODE)
-    pod, workers = trainjob(cluster, image, as_node=False, launcher=launcher, node=node)
-    assert pod.wait(PATIENCE) == 0
-    hosts = [worker.hostname for worker in workers]
-    assert ranks(pod.stdout()) == [(rank, 4, hosts[rank // 2]) for rank in range(4)]
-    assert "mpiboot" not in workers[0].stderr()
 
 
 @ONE_IMAGE
