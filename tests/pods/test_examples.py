@@ -31,7 +31,11 @@ HOSTS = {
     "trainer/trainjob.yaml": ["train-launcher-0-0", "train-node-0-0", "train-node-0-1"],
 }
 # Debian's MPICH 4.0 hangs in the ranks' MPI_Finalize now and then.
-IMAGES = {"mpi-operator/mpich.yaml": "mpich-5.0", "mpi-operator/intel.yaml": "intel-mpi"}
+IMAGES = {
+    **dict.fromkeys(("mpi-operator/mpich.yaml", "jobs/indexed-job.yaml"), "mpich-5.0"),
+    **dict.fromkeys(("mpi-operator/intel.yaml", "volcano/job.yaml"), "intel-mpi"),
+    "trainer/trainjob.yaml": "intel-mpi",
+}
 ROWS = [(name, IMAGES.get(name, images.NAMES[at % 2])) for at, name in enumerate(HOSTS)]
 QUICK = "mpi-operator/root.yaml"
 # Where the ranks' hosts come from, without a hostfile in the manifest.

@@ -10,7 +10,7 @@ from tests.pods import images
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
 from tests.pods.jobs import RING, held, kill, let_go, slow_to_launch
-from tests.pods.operator import Job, mpijob
+from tests.pods.operator import Job
 from tests.pods.test_hydra import INTEL, MPICH4, started
 
 pytestmark = pytest.mark.full
@@ -84,19 +84,3 @@ def test_daemons_join_one_long_after_the_other(cluster: Cluster, image: Image) -
     late = 'case "$*" in *worker-0*) sleep 40 ;; *) sleep 130 ;; esac'
     job = slow_to_launch(cluster, image, late, "mpirun", RING)
     assert "the job goes on" in ended_well(job)
-
-
-# The reader begins when the job has long ended.
-READS_LATE = """
-mpirun_it() { mpiboot launcher -- mpirun sh -c "yes | head -c 1000000" || echo failed >&2; }
-mpirun_it | { sleep 80; wc -c; }
-"""
-
-
-@pytest.mark.parametrize("image", [MPICH4, INTEL], indirect=True)
-def test_output_is_read_long_after_the_job(cluster: Cluster, image: Image) -> None:
-    mpi = "Intel" if image.name == INTEL else "MPICH"
-    command = ["sh", "-c", READS_LATE]
-    job = mpijob(cluster, image, mpi=mpi, workers=2, launcher_command=command).start()
-    assert "failed" not in ended_well(job)
-    assert job.launcher.stdout().split() == ["2000000"]

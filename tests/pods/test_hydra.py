@@ -140,17 +140,6 @@ def test_no_launch_agent_of_another_kind_starts_ranks_here(cluster: Cluster, ima
     assert "-launcher slurm is taken off the mpirun line" in job.launcher.stderr()
 
 
-@each
-def test_a_host_whose_daemon_can_not_be_started(cluster: Cluster, image: Image) -> None:
-    """On its own MPICH 4.0 waits forever."""
-    proxy = "hydra_bstrap_proxy" if image.name == INTEL else "hydra_pmi_proxy"
-    folder = "/usr/bin" if image.name == MPICH4 else "/opt/mpi/bin"
-    lacking = {1: {"image": image.without(f"{folder}/{proxy}")}}
-    job = started(cluster, image, *FOREVER, each_worker=lacking)
-    assert job.wait(PATIENCE) == 127
-    assert job.launcher.termination_log().startswith("program-missing: pi-worker-1.pi.default.svc")
-
-
 @pytest.mark.parametrize(
     ("image", "before"),
     [
@@ -187,15 +176,23 @@ def test_a_program_that_one_worker_lacks(
 
 
 @each
-def test_a_daemon_that_fails_before_it_joins(cluster: Cluster, image: Image) -> None:
-    """As where the launcher's port can't be reached from there: by one of Hydra's own numbers."""
+@pytest.mark.parametrize("lacks", [True, False], ids=["is missing", "fails"])
+def test_a_daemon_that_does_not_start(cluster: Cluster, image: Image, *, lacks: bool) -> None:
+    """As where the launcher's port can't be reached from there: by one of Hydra's own numbers.
+
+    On its own MPICH 4.0 waits forever for one that is missing.
+    """
     proxy = "hydra_bstrap_proxy" if image.name == INTEL else "hydra_pmi_proxy"
     folder = "/usr/bin" if image.name == MPICH4 else "/opt/mpi/bin"
     script = "#!/bin/sh\necho unable to connect to server >&2\nexit 5\n"
-    failing = {1: {"image": image.with_files({f"{folder}/{proxy}": script}, 0o755)}}
-    job = started(cluster, image, *FOREVER, each_worker=failing)
-    assert job.wait(PATIENCE) == 69
+    path = f"{folder}/{proxy}"
+    there = image.without(path) if lacks else image.with_files({path: script}, 0o755)
+    job = started(cluster, image, *FOREVER, each_worker={1: {"image": there}})
+    assert job.wait(PATIENCE) == (127 if lacks else 69)
     message = job.launcher.termination_log()
+    if lacks:
+        assert message.startswith("program-missing: pi-worker-1.pi.default.svc")
+        return
     assert message.startswith(
         "daemon-failed: pi-worker-1.pi.default.svc: its hydra_pmi_proxy failed"
     )
@@ -227,15 +224,6 @@ def test_a_lost_worker(cluster: Cluster, image: Image, event: str) -> None:
     assert job.wait(PATIENCE) == 69
     assert job.launcher.termination_log().startswith("host-lost: pi-worker-1.pi.default.svc")
     until(lambda: not rank_processes(job.workers[0]))
-
-
-@each
-def test_a_signal_is_the_jobs_end(cluster: Cluster, image: Image) -> None:
-    """By itself MPICH 4.0 returns 0 then."""
-    job = running(cluster, image)
-    job.launcher.signal(signal.SIGTERM)
-    assert job.wait(PATIENCE) == 128 + signal.SIGTERM
-    until(lambda: not any(map(rank_processes, job.workers)))
 
 
 @each

@@ -9,7 +9,7 @@ import pytest
 from mpiboot.job import hydra
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
-from tests.pods.jobs import FOREVER, PATIENCE, RING
+from tests.pods.jobs import PATIENCE, RING
 from tests.pods.test_hydra import INTEL, MPICH4, quick, started
 
 
@@ -55,29 +55,3 @@ def test_memory_of_other_processes_that_may_not_be_read(cluster: Cluster, image:
     assert job.wait(PATIENCE) == 0
     assert job.launcher.stdout().count(" of 4 on ") == 4
     assert "process_vm_readv is refused (Operation not permitted)" in job.launcher.stderr()
-
-
-# Its start waits until the test says so: all hosts are ready then.
-LATE = """#!/bin/sh
-[ "$1" = --version ] || until [ -e /tmp/go ]; do touch /tmp/waits; sleep 0.1; done
-exec /opt/mpi/bin/mpiexec.real "$@"
-"""
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("image", [INTEL], indirect=True)
-def test_sshs_own_reason_is_told_though_intel_mpi_asks_it_to_be_quiet(
-    cluster: Cluster, image: Image
-) -> None:
-    program = "/opt/mpi/bin/mpiexec.hydra"
-    late = image.after("mv", program, "/opt/mpi/bin/mpiexec.real").with_files(
-        {program: LATE}, 0o755
-    )
-    job = started(cluster, late, *FOREVER)
-    job.launcher.shell("until [ -e /tmp/waits ]; do sleep 0.1; done")
-    job.workers[1].kill()
-    job.launcher.shell("touch /tmp/go")
-    assert job.wait(PATIENCE) == 69
-    message = job.launcher.termination_log()
-    assert "pi-worker-1.pi.default.svc" in message
-    assert any(words in message for words in ("refused", "No route", "timed out", "reset"))
