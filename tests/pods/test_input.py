@@ -37,19 +37,10 @@ def names(job: Job) -> list[str]:
     return sorted(job.launcher.stdout().split())
 
 
-@pytest.mark.parametrize(
-    "first",
-    [
-        pytest.param({}, id="missing"),
-        pytest.param({"hostfile": ""}, id="empty", marks=pytest.mark.full),
-    ],
-)
-def test_a_hostfile_that_is_written_late_is_waited_for(
-    cluster: Cluster, one: Image, first: dict[str, str]
-) -> None:
+def test_a_hostfile_that_is_written_late_is_waited_for(cluster: Cluster, one: Image) -> None:
     job = mpijob(cluster, one, workers=1, launcher_args=PROGRAM)
     whole = job.config.files
-    job.config.update(first)
+    job.config.update({})
     job.start()
     until(lambda: "waiting for the hostfile: /etc/mpi/hostfile" in job.launcher.stderr())
     job.config.update(whole)
@@ -129,21 +120,8 @@ def test_workers_without_args_run_the_operators_sshd_and_the_launcher_says_what_
     assert "args: [worker]" in job.launcher.stderr()
 
 
-def test_the_older_name_of_fqdn_rewriting_reaches_every_name_and_not_the_mounted_file(
-    cluster: Cluster, one: Image
-) -> None:
-    job = ready(cluster, one, env={"REWRITE_MPI_HOSTFILE_FQDN": "true"})
-    code, text = mpiboot(job, "plan", "--json", "--", *PROGRAM)
-    output = json.loads(text)
-    (hosts,) = [item for item in output["decisions"] if item["name"] == "hosts"]
-    assert code == 0
-    assert "pi-worker-0.pi.default.svc.cluster.local" in hosts["reason"]
-    assert output["set"]["OMPI_MCA_orte_default_hostfile"] != "/etc/mpi/hostfile"
-    assert job.launcher.shell("cat /etc/mpi/hostfile") + "\n" == job.hostfile
-
-
 def test_wait_is_an_init_container(cluster: Cluster, one: Image) -> None:
-    job = mpijob(cluster, one, workers=2, launcher_args=["wait"]).start(publish=False)
+    job = mpijob(cluster, one, launcher_args=["wait"]).start(publish=False)
     until(lambda: "NXDOMAIN" in job.launcher.stderr())
     job.publish()
     assert job.wait(PATIENCE) == 0
@@ -161,7 +139,7 @@ def mpiboot(job: Job, *words: str) -> tuple[int, str]:
 def ready(cluster: Cluster, image: Image, env: dict[str, str] | None = None) -> Job:
     """A launcher that only stays, and workers that serve."""
     stay = ["sleep", "1000"]
-    job = mpijob(cluster, image, workers=2, launcher_command=stay, env=env).start()
+    job = mpijob(cluster, image, launcher_command=stay, env=env).start()
     for worker in job.workers:
         worker.shell("until [ -e /run/mpiboot/*/worker/facts.json ]; do sleep 0.1; done")
     return job
@@ -228,25 +206,3 @@ def test_of_64_missing_hosts_each_command_tells_a_screen_with_one_hint(
         assert terminal.wait(PATIENCE) == code
         assert terminal.screen().count("-> ") == 1, terminal.screen()
         assert "more" in terminal.screen()
-
-
-def test_doctor_names_the_worker_without_an_ssh_server(cluster: Cluster, one: Image) -> None:
-    job = mpijob(
-        cluster,
-        one,
-        workers=2,
-        launcher_command=["sleep", "1000"],
-        each_worker={1: {"command": ["sleep", "1000"], "args": []}},
-    ).start()
-    until(lambda: "listens" in job.workers[0].stderr())
-    code, text = mpiboot(job, "doctor")
-    assert code == 1
-    (bad,) = [line for line in text.splitlines() if line.startswith("FAIL")]
-    assert "pi-worker-1" in bad
-    assert "workers-unreachable" in bad
-    assert "connection refused" in text
-    # Asked in that pod itself, it knows why.
-    own = job.workers[1].exec("mpiboot", "doctor")
-    assert own.returncode == 1
-    assert "no SSH server of mpiboot's runs in this pod" in own.stdout
-    assert mpiboot(job, "plan", "--", "mpirun", RING)[0] == 69

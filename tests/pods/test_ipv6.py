@@ -9,7 +9,7 @@ import pytest
 from tests.pods import images
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
-from tests.pods.jobs import PATIENCE, RING, ended, rank_processes, spanned, spans
+from tests.pods.jobs import PATIENCE, RING, ended, spanned, spans
 from tests.pods.marks import OLD
 from tests.pods.network import Link
 from tests.pods.operator import mpijob
@@ -39,7 +39,6 @@ def test_a_job_on_ipv6_alone(cluster: Cluster, image: Image) -> None:
     job = mpijob(
         cluster,
         image,
-        workers=2,
         slots=2,
         launcher_args=["mpirun", RING, "--bytes", "1"],
         launcher=SIX,
@@ -58,16 +57,11 @@ def test_a_job_on_ipv6_alone(cluster: Cluster, image: Image) -> None:
 
 
 @pytest.mark.full
-@ON_SIX
-def test_the_launcher_runs_ranks_too_on_ipv6_alone(cluster: Cluster, image: Image) -> None:
-    job = ended(cluster, image, workers=1, as_worker=True, launcher=SIX, worker=SIX)
-    assert job.launcher.stdout().count("rank ") == 2
-
-
-@pytest.mark.full
 @pytest.mark.parametrize("image", [f"{OLD}-nossh"], indirect=True)
 def test_the_embedded_server_and_client_on_ipv6_alone(cluster: Cluster, image: Image) -> None:
-    job = spanned(cluster, image, launcher=SIX, worker=SIX)
+    """The launcher's pod runs ranks too."""
+    job = ended(cluster, image, workers=1, as_worker=True, launcher=SIX, worker=SIX)
+    assert job.launcher.stdout().count("rank ") == 2
     assert "(embedded) listens on [" in job.workers[0].stderr()
 
 
@@ -79,8 +73,6 @@ def test_a_hostfile_of_ipv6_addresses(cluster: Cluster, image: Image) -> None:
     job = mpijob(
         cluster,
         image,
-        workers=2,
-        launcher_args=["mpirun", RING],
         hostfile=f"[{addresses[0]}]:1\n{addresses[1]} slots=1\n",
         launcher=SIX,
         worker=SIX,
@@ -93,11 +85,12 @@ def test_a_hostfile_of_ipv6_addresses(cluster: Cluster, image: Image) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("pod", "version"),
+    ("image", "pod", "version"),
     [
-        pytest.param(BOTH, "IPv4", id="IPv4 first"),
-        pytest.param(BOTH_SIX_FIRST, "IPv6", id="IPv6 first"),
+        pytest.param(OLD, BOTH, "IPv4", id="IPv4 first"),
+        pytest.param(NAME, BOTH_SIX_FIRST, "IPv6", id="IPv6 first"),
     ],
+    indirect=["image"],
 )
 def test_pods_with_both_versions(
     cluster: Cluster, image: Image, pod: dict[str, Any], version: str
@@ -111,14 +104,7 @@ def test_pods_with_both_versions(
 @pytest.mark.full
 def test_the_gate_asks_for_the_version_that_workers_listen_on(cluster: Cluster, rig: None) -> None:
     """The other one may be dropped without a word, and each try would cost its time limit."""
-    job = mpijob(
-        cluster,
-        images.image(NAME),
-        workers=2,
-        launcher_args=["mpirun", RING],
-        launcher=BOTH,
-        worker=BOTH,
-    )
+    job = mpijob(cluster, images.image(NAME), launcher=BOTH, worker=BOTH)
     for worker in job.workers:
         worker.network.run("nft", "-f", "-", stdin=DROPS_SSH_ON_IPV6)
         worker.start()
@@ -142,23 +128,10 @@ def test_an_mpi_without_ipv6_is_told_before_the_start(cluster: Cluster, rig: Non
 
 
 @pytest.mark.full
-def test_an_mpi_without_ipv6_uses_the_other_address_where_there_is_one(
-    cluster: Cluster, rig: None
-) -> None:
-    image = images.image(NAME).with_files({"/usr/bin/ompi_info": NO_IPV6}, mode=0o755)
-    spanned(cluster, image, launcher=BOTH_SIX_FIRST, worker=BOTH_SIX_FIRST)
-
-
-@pytest.mark.full
 @ON_SIX
 def test_the_gates_and_the_doctor_on_ipv6_alone(cluster: Cluster, image: Image) -> None:
     job = mpijob(
-        cluster,
-        image,
-        workers=2,
-        launcher_command=["sleep", "1000"],
-        launcher=SIX,
-        worker=SIX,
+        cluster, image, launcher_command=["sleep", "1000"], launcher=SIX, worker=SIX
     ).start()
     env = {"K_MPI_JOB_ROLE": "launcher"}
     waited = job.launcher.exec("mpiboot", "wait", env=env)
@@ -167,39 +140,3 @@ def test_the_gates_and_the_doctor_on_ipv6_alone(cluster: Cluster, image: Image) 
     told = job.launcher.exec("mpiboot", "doctor", env=env)
     assert told.returncode == 0, told.stdout
     assert "fd00:10:244::b port 22" in told.stdout
-
-
-@pytest.mark.full
-def test_the_control_network_named_as_a_network_of_ipv6(cluster: Cluster, image: Image) -> None:
-    """Open MPI reads no such network: workers listen on their address in it, MPI gets the link."""
-    job = spanned(
-        cluster,
-        image,
-        env={"MPIBOOT_CONTROL_IFNAME": "fd00:10:244::/64"},
-        launcher=BOTH,
-        worker=BOTH,
-    )
-    assert "listens on [fd00:10:244::" in job.workers[0].stderr()
-    assert "takes no IPv6 network" in " ".join(job.launcher.stderr().split())
-
-
-@pytest.mark.full
-@ON_SIX
-def test_a_worker_that_is_lost_on_ipv6(cluster: Cluster, image: Image) -> None:
-    """The parent tells connections of IPv6 apart too, whatever the daemons call themselves.
-
-    Where mpirun killed both agents before the lost host's ssh ended, that host itself says so.
-    """
-    job = mpijob(
-        cluster,
-        image,
-        workers=2,
-        launcher_args=["mpirun", RING, "--sleep", "1000"],
-        launcher=SIX,
-        worker=SIX,
-    ).start()
-    until(lambda: all(rank_processes(worker) for worker in job.workers))
-    until(lambda: "all 2 remote daemons started" in job.launcher.stderr())
-    job.workers[1].delete()
-    assert job.wait(PATIENCE) == 69
-    assert job.launcher.termination_log().startswith("host-lost: pi-worker-1.pi.default.svc: ")
