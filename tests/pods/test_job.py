@@ -92,8 +92,7 @@ mpiboot launcher -- mpirun -n 9 {RING}
 
 def test_as_many_ranks_as_asked_for_run_on_the_first_slots(cluster: Cluster, image: Image) -> None:
     """More than there are is for mpirun to refuse: status and words are its own."""
-    job = mpijob(cluster, image, workers=2, slots=2, launcher_command=["sh", "-c", COUNTS]).start()
-    assert job.wait(PATIENCE) == 1
+    job = ended(cluster, image, code=1, slots=2, launcher_command=["sh", "-c", COUNTS])
     one, two = (worker.hostname for worker in job.workers)
     four = [(0, 4, one), (1, 4, one), (2, 4, two), (3, 4, two)]
     assert ranks(job.launcher.stdout()) == sorted([(0, 1, one), (0, 2, one), (1, 2, one), *four])
@@ -102,32 +101,23 @@ def test_as_many_ranks_as_asked_for_run_on_the_first_slots(cluster: Cluster, ima
 
 
 @NO_MPI
-def test_names_become_resolvable_one_by_one(cluster: Cluster, image: Image) -> None:
-    """By a resolver that keeps negative answers for a while."""
+def test_names_and_servers_come_one_by_one(cluster: Cluster, image: Image) -> None:
+    """By a resolver that keeps negative answers for a while, and with an sshd that is late."""
     cluster.dns.negative_cache(3)
-    job = mpijob(cluster, image, workers=3, launcher_args=["mpirun", RING]).start(publish=False)
+    script = "until [ -e /tmp/go ]; do sleep 0.1; done; exec mpiboot worker"
+    late = {1: {"command": ["sh", "-c", script]}}
+    job = mpijob(cluster, image, workers=3, each_worker=late).start(publish=False)
     first, *others = job.workers
     until(lambda: "DNS for pi-worker-0, pi-worker-1, pi-worker-2" in job.launcher.stderr())
     first.publish()
     until(lambda: "1/3 hosts ready" in job.launcher.stderr())
     for worker in others:
         worker.publish()
+    until(lambda: "connection refused" in job.launcher.stderr())
+    others[0].shell("touch /tmp/go")
     assert job.wait(PATIENCE) == 0
     spans(job)
     assert "NXDOMAIN" in job.launcher.stderr()
-
-
-@NO_MPI
-def test_sshd_that_comes_late(cluster: Cluster, image: Image) -> None:
-    script = "until [ -e /tmp/go ]; do sleep 0.1; done; exec mpiboot worker"
-    late = {1: {"command": ["sh", "-c", script]}}
-    job = mpijob(
-        cluster, image, workers=2, launcher_args=["mpirun", RING], each_worker=late
-    ).start()
-    until(lambda: "connection refused" in job.launcher.stderr())
-    job.workers[1].shell("touch /tmp/go")
-    assert job.wait(PATIENCE) == 0
-    spans(job)
 
 
 @NO_MPI
@@ -137,8 +127,6 @@ def test_a_worker_that_never_comes_is_named(cluster: Cluster, image: Image, neve
     job = mpijob(
         cluster,
         image,
-        workers=2,
-        launcher_args=["mpirun", RING],
         env={"MPIBOOT_TIMEOUT": "12"},
         each_worker={1: {"command": ["sleep", "1000"]}},
     )
@@ -291,13 +279,6 @@ def test_every_name_is_asked_for_in_its_long_form(
     assert domain == "cluster.local" or "cluster.local" not in job.launcher.stderr()
 
 
-@OLD_IMAGE
-@pytest.mark.full
-def test_the_launcher_is_a_worker_too(cluster: Cluster, image: Image) -> None:
-    job = ended(cluster, image, as_worker=True)
-    assert hosts(job) == [pod.hostname for pod in job.pods]
-
-
 def test_two_versions_of_mpi_are_said_where_mpirun_fails_over_them(
     cluster: Cluster, rig: None
 ) -> None:
@@ -315,7 +296,7 @@ def test_a_hidden_hostfile_ends_the_job_instead_of_running_it_on_one_host(
 ) -> None:
     """A line's own launcher module starts no agent: the witness must say so."""
     line = ["mpirun", "--mca", "plm", "isolated", "-n", "2", RING, "--sleep", "30"]
-    job = mpijob(cluster, image, workers=2, launcher_args=line).start()
+    job = mpijob(cluster, image, launcher_args=line).start()
     assert job.wait(PATIENCE) != 0
     assert job.launcher.hostname not in hosts(job)
 
@@ -353,15 +334,6 @@ def test_a_line_for_4_1_in_a_job_whose_name_has_a_dot(cluster: Cluster, image: I
     line = ("mpirun", "-np", "4", "-bind-to", "none", "-map-by", "slot", RING)
     job = spanned(cluster, image, *line, slots=2, name="pi.v2")
     assert ("-bind-to as --bind-to" in job.launcher.stderr()) == (image.name == NEW)
-
-
-@pytest.mark.full
-def test_hosts_on_the_line_of_a_job_whose_name_has_a_dot(cluster: Cluster, image: Image) -> None:
-    """Named as in the job's hostfile; 5.0 gets other names there, and so on the line too."""
-    second, first = (f"pi.v2-worker-{number}.pi.v2.default.svc" for number in (1, 0))
-    line = ("mpirun", "--host", f"{second}:2,{first}:1", RING)
-    job = ended(cluster, image, *line, slots=2, name="pi.v2")
-    assert sorted(hosts(job)) == ["pi.v2-worker-0", "pi.v2-worker-1", "pi.v2-worker-1"]
 
 
 @ONE_IMAGE

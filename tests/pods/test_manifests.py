@@ -7,8 +7,7 @@ import pytest
 from tests.pods import images
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
-from tests.pods.jobs import PATIENCE, RING, spanned, spans
-from tests.pods.operator import mpijob
+from tests.pods.jobs import RING, spanned
 
 OLD, NEW = (pytest.param(name, marks=pytest.mark.full) for name in images.NAMES)
 # What an image's Containerfile RUNs.
@@ -27,6 +26,9 @@ SSHD_CONFIG = (
     "PidFile /home/mpiuser/sshd.pid\nHostKey /home/mpiuser/.ssh/id_rsa\nStrictModes no\nPort 2222\n"
 )
 SSHD = ["/usr/sbin/sshd", "-De", "-f", "/home/mpiuser/.sshd_config"]
+
+
+# Of the example tensorflow-benchmarks: `test_docs` plays it.
 BENCHMARK = "scripts/tf_cnn_benchmarks/tf_cnn_benchmarks.py"
 TENSORFLOW = (
     *("mpirun", "--allow-run-as-root", "-np", "2", "-bind-to", "none", "-map-by", "slot"),
@@ -34,8 +36,6 @@ TENSORFLOW = (
     *("-mca", "pml", "ob1", "-mca", "btl", "^openib"),
     *("python", BENCHMARK, "--model=resnet101", "--batch_size=64", "--variable_update=horovod"),
 )
-# It stands for python: the script has to be there, under the folder that the pod works in.
-PYTHON = f'#!/bin/sh\n[ -f "$1" ] && [ "$NCCL_DEBUG" = INFO ] && exec {RING}\n'
 
 
 def base(name: str) -> Image:
@@ -57,56 +57,28 @@ def base(name: str) -> Image:
 )
 @pytest.mark.parametrize("name", [OLD, images.NAMES[1]])
 def test_the_example_pi(cluster: Cluster, rig: None, name: str, run: tuple[str, ...]) -> None:
-    job = mpijob(
+    job = spanned(
         cluster,
         base(name).after(*run),
-        workers=2,
+        "-n",
+        "2",
+        "/home/mpiuser/pi",
         launcher_command=["/usr/bin/mpirun" if run == IN_PLACE else "mpirun"],
-        launcher_args=["-n", "2", "/home/mpiuser/pi"],
         worker_command=SSHD[:1],
         worker_args=SSHD[1:],
         user=1000,
         ssh_mount="/home/mpiuser/.ssh",
-    ).start()
-    assert job.wait(PATIENCE) == 0
-    spans(job)
+    )
     assert "job ended" in job.launcher.stderr()
     # sshd by absolute path is the image's own, unless its place was taken.
     assert ("mpiboot: sshd (openssh)" in job.workers[0].stderr()) == (run == IN_PLACE)
-
-
-@pytest.mark.parametrize("name", [images.NAMES[0], NEW])
-@pytest.mark.full
-def test_the_example_tensorflow_benchmarks(cluster: Cluster, rig: None, name: str) -> None:
-    """Its workers have no command: the operator gives them `/usr/sbin/sshd -De`."""
-    folder = "/tensorflow/benchmarks"
-    image = (
-        images.image(name)
-        .with_files({f"{folder}/{BENCHMARK}": "import horovod\n"})
-        .with_files({"/usr/local/bin/python": PYTHON}, 0o755)
-        .after(*IN_PLACE)
-    )
-    job = mpijob(
-        cluster,
-        image,
-        workers=2,
-        launcher_command=TENSORFLOW,
-        worker_args=(),
-        launcher={"working_dir": folder},
-        worker={"working_dir": folder},
-    ).start()
-    assert job.wait(PATIENCE) == 0
-    spans(job)
-    assert "mpiboot: sshd (openssh)" in job.workers[0].stderr()
 
 
 def test_what_stands_beside_the_shims_is_still_found(cluster: Cluster, rig: None) -> None:
     """In /usr/local/bin an image may have its python."""
     own = {"/usr/local/bin/train": f"#!/bin/sh\nexec {RING}\n"}
     image = images.image("openmpi-5.0").with_files(own, 0o755).after(*ON_PATH)
-    job = mpijob(cluster, image, workers=2, launcher_command=["mpirun", "train"]).start()
-    assert job.wait(PATIENCE) == 0
-    spans(job)
+    spanned(cluster, image, launcher_command=["mpirun", "train"])
 
 
 @pytest.mark.full
