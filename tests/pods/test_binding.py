@@ -23,7 +23,6 @@ def started(cluster: Cluster, image: Image, *, cpus: str = "") -> Job:
     job = mpijob(
         cluster,
         image.with_files(FILES),
-        workers=2,
         slots=2,
         launcher_command=["sleep", "3600"],
         worker={"cpus": cpus},

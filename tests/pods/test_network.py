@@ -88,14 +88,7 @@ def test_a_policy_that_allows_ssh_and_one_range_of_ports(
 ) -> None:
     pod, program = {"links": (link,)}, ["mpirun", RING, "--bytes", "1"]
     job = mpijob(
-        cluster,
-        image,
-        workers=2,
-        slots=2,
-        launcher_args=program,
-        env=PORTS,
-        launcher=pod,
-        worker=pod,
+        cluster, image, slots=2, launcher_args=program, env=PORTS, launcher=pod, worker=pod
     )
     only(job, ["22", "40000-40009"])
     assert job.start().wait(PATIENCE) == 0
@@ -104,26 +97,9 @@ def test_a_policy_that_allows_ssh_and_one_range_of_ports(
 
 @pytest.mark.full
 def test_a_launcher_that_runs_ranks_too_keeps_to_its_ports(cluster: Cluster, image: Image) -> None:
-    job = mpijob(
-        cluster, image, workers=1, launcher_args=["mpirun", RING], as_worker=True, env=PORTS
-    )
+    job = mpijob(cluster, image, workers=1, as_worker=True, env=PORTS)
     only(job, ["22", "40000-40009"])
     assert job.start().wait(PATIENCE) == 0
-
-
-@pytest.mark.full
-def test_such_a_policy_without_the_setting(cluster: Cluster, image: Image) -> None:
-    """So that the test above proves something."""
-    job = mpijob(
-        cluster,
-        image,
-        workers=2,
-        launcher_args=["mpirun", RING],
-        env={"MPIBOOT_LAUNCH_TIMEOUT": "5"},
-    )
-    only(job, ["22", "40000-40009"])
-    assert job.start().wait(PATIENCE) == 69
-    assert "NetworkPolicy" in job.launcher.termination_log()
 
 
 @pytest.mark.full
@@ -142,7 +118,7 @@ def test_a_range_that_is_too_small_is_said(cluster: Cluster, rig: None) -> None:
 @OLD_IMAGE
 @pytest.mark.full
 def test_volcanos_policy_for_pods_of_the_same_job(cluster: Cluster, image: Image) -> None:
-    job = mpijob(cluster, image, workers=2, slots=2, launcher_args=["mpirun", RING, "--bytes", "1"])
+    job = mpijob(cluster, image, slots=2, launcher_args=["mpirun", RING, "--bytes", "1"])
     outside = cluster.pod(PodSpec(name="other", image=image, command=["sleep", "1000"])).start()
     assert reaches(outside, job.workers[0].address)
     inside = ", ".join(pod.address for pod in job.pods)
@@ -157,8 +133,6 @@ def test_a_sidecar_in_front_of_every_pod_is_hinted_at(cluster: Cluster, rig: Non
     job = mpijob(
         cluster,
         images.image("openmpi-5.0"),
-        workers=2,
-        launcher_args=["mpirun", RING],
         env={"MPIBOOT_TIMEOUT": "20", "MPIBOOT_SSH_PORT": "22"},
     )
     for pod in job.pods:
@@ -174,7 +148,6 @@ def test_the_annotation_that_excludes_the_jobs_ports(cluster: Cluster, image: Im
     job = mpijob(
         cluster,
         image,
-        workers=2,
         launcher_args=["mpirun", RING, "--bytes", "1"],
         env={"MPIBOOT_PORT_RANGE": "40000-40009"},
     )
@@ -223,13 +196,7 @@ def test_a_smaller_mtu_on_one_node(cluster: Cluster, image: Image) -> None:
 @pytest.mark.full
 def test_a_path_that_loses_large_packets(cluster: Cluster, rig: None) -> None:
     """The server's greeting fits any packet; its half of the key exchange is the first to hang."""
-    job = mpijob(
-        cluster,
-        images.image("openmpi-5.0"),
-        workers=1,
-        launcher_args=["mpirun", RING],
-        env={"MPIBOOT_TIMEOUT": "30"},
-    )
+    job = mpijob(cluster, images.image("openmpi-5.0"), workers=1, env={"MPIBOOT_TIMEOUT": "30"})
     job.launcher.network.run("nft", "-f", "-", stdin=BLACK_HOLE % 1400)
     assert job.start().wait(PATIENCE) == 69
     message = job.launcher.termination_log()

@@ -19,7 +19,7 @@ BOTH = "pi-worker-0.pi.default.svc, pi-worker-1.pi.default.svc has no such link"
 def test_a_link_that_no_worker_has_is_said_before_the_start(cluster: Cluster, image: Image) -> None:
     """MPI itself ends with "unable to reach" then, far from the cause."""
     line = ["mpirun", "--mca", "btl_tcp_if_include", "ens5", RING]
-    job = mpijob(cluster, image, workers=2, launcher_args=line).start()
+    job = mpijob(cluster, image, launcher_args=line).start()
     assert job.wait(PATIENCE) != 0
     before, starting, _ = job.launcher.stderr().partition("mpiboot: starting mpirun")
     assert starting
@@ -48,23 +48,19 @@ HOROVOD = "hwloc_base_binding_policy = none\nrmaps_base_mapping_policy = slot\n"
 HOROVOD += "btl_tcp_if_exclude = lo,docker0\n"
 
 
-@ONE_IMAGE
-def test_links_that_the_images_file_leaves_out_end_no_job(cluster: Cluster, image: Image) -> None:
-    image = image.with_files({ETC: HOROVOD})
-    job = spanned(cluster, image, data_link="net1")
-    assert "mutually exclusive" not in job.launcher.stderr()
-    message = f"not set: OMPI_MCA_btl_tcp_if_exclude is (set in {ETC}), and both can't be"
-    assert message in job.launcher.stderr()
-
-
-@OLD_IMAGE
-def test_links_that_a_workers_own_file_leaves_out_end_no_job(
-    cluster: Cluster, image: Image
+@crossed("of", ["the image", "a worker"])
+def test_links_that_a_file_of_parameters_leaves_out_end_no_job(
+    cluster: Cluster, image: Image, of: str
 ) -> None:
-    """Each rank reads the file of its own pod: the workers' image is another one."""
-    there = {"image": image.with_files({ETC: HOROVOD})}
-    job = spanned(cluster, image, worker=there)
-    assert f"(set in {ETC} of pi-worker-0.pi.default.svc)" in job.launcher.stderr()
+    """Each rank reads the file of its own pod, whose image may be another one."""
+    there = image.with_files({ETC: HOROVOD})
+    workers_own = of == "a worker"
+    worker = {"image": there} if workers_own else {}
+    chosen = image if workers_own else there
+    job = spanned(cluster, chosen, data_link="net1", worker=worker)
+    assert "mutually exclusive" not in job.launcher.stderr()
+    where = f"(set in {ETC}" + (" of pi-worker-0.pi.default.svc)" if workers_own else "), and")
+    assert f"OMPI_MCA_btl_tcp_if_exclude is {where}" in job.launcher.stderr()
 
 
 @ONE_IMAGE

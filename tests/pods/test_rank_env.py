@@ -64,36 +64,3 @@ def test_ranks_know_who_they_are_and_meet(cluster: Cluster, rig: None, name: str
         "2 of 4, 0 of 2 on pi-worker-1",
         "3 of 4, 1 of 2 on pi-worker-1",
     ]
-
-
-LISTENS = """
-import os, socket
-server = socket.create_server(("", 29500))
-if os.fork():
-    os.execvp("mpiboot", ["mpiboot", "worker"])
-server.accept()
-"""
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", ["openmpi-4.1", "mpich-4.0"])
-def test_a_port_that_another_process_has_ends_the_launcher_before_the_start(
-    cluster: Cluster, rig: None, name: str
-) -> None:
-    taken = {"command": ["/opt/mpiboot/bin/python3", "-c", LISTENS], "args": ()}
-    job = ended(
-        cluster,
-        images.image(name),
-        "mpirun",
-        "hostname",
-        code=78,
-        mpi=MPIS[name],
-        launcher={"env": {"MPIBOOT_RANK_ENV": "on"}},
-        each_worker={0: taken},
-    )
-    message = job.launcher.termination_log()
-    assert message.startswith(
-        "master-port: pi-worker-0.pi.default.svc: port 29500, where ranks are"
-    )
-    assert "(python3)" in message
-    assert job.launcher.stdout() == ""

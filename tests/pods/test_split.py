@@ -134,13 +134,6 @@ def test_without_a_second_link_sockets_stay_and_the_log_is_short(
     assert "mpiboot: warning" not in message  # mpirun has its own
 
 
-@OLD_IMAGE
-@pytest.mark.full
-def test_off_sets_nothing(cluster: Cluster, image: Image) -> None:
-    job = pods(cluster, image, launcher=settings(data_network="off")).start()
-    assert shown(job) == {worker.hostname: {} for worker in job.workers}
-
-
 @crossed("names", ["the same", "different"])
 def test_mpi_moves_to_the_data_link_when_asked_and_its_daemons_stay(
     cluster: Cluster, image: Image, names: str
@@ -187,32 +180,20 @@ else:
 """
 
 
-MACVLAN = {
-    "worker": {"links": (Link(), Link("net1", "br-data", kind="macvlan"))},
-    "launcher": MIXED["launcher"],
-}
-
-
 @OLD_IMAGE
-@pytest.mark.parametrize(
-    ("details", "link"),
-    [(MIXED, "dranet0"), pytest.param(MACVLAN, "net1", marks=pytest.mark.full)],
-    ids=["veth", "macvlan"],
-)
 def test_a_tcp_program_that_follows_its_variable_uses_the_data_link(
-    cluster: Cluster, image: Image, details: dict[str, Any], link: str
+    cluster: Cluster, image: Image
 ) -> None:
-    job = ended(cluster, image, "mpirun", "python3", "-c", SENDER, **details)
+    job = ended(cluster, image, "mpirun", "python3", "-c", SENDER, **MIXED)
     assert job.launcher.stdout() == f"got {20 << 20}\n"
-    assert job.workers[1].counters(link).tx > 20_000_000
+    assert job.workers[1].counters("dranet0").tx > 20_000_000
     assert job.workers[1].counters("eth0").tx < 1_000_000
 
 
 @pytest.mark.full
 @OLD_IMAGE
-@pytest.mark.parametrize("subnet", ["192.168.101", "192.168.100"])
 def test_several_data_links_are_all_taken_and_what_differs_between_them_is_said(
-    cluster: Cluster, image: Image, subnet: str
+    cluster: Cluster, image: Image
 ) -> None:
     def links(mtu: int) -> dict[str, object]:
         return {
@@ -221,7 +202,7 @@ def test_several_data_links_are_all_taken_and_what_differs_between_them_is_said(
 
     job = pods(cluster, image, each_worker={0: links(1500), 1: links(1400)}, data_link=None)
     for number, worker in enumerate(job.workers):
-        address = f"{subnet}.{number + 200}/24"
+        address = f"192.168.100.{number + 200}/24"
         worker.network.run("ip", "address", "add", address, "dev", "net2")
     job.start()
     both = {
@@ -233,7 +214,7 @@ def test_several_data_links_are_all_taken_and_what_differs_between_them_is_said(
     message = job.launcher.stderr()
     assert "net1, net2: nothing tells which of these links is the data network" in message
     assert "pi-worker-1.pi.default.svc: 1400, 1500; the others (1): 1500" in message
-    assert ("are in one subnet" in message) == (subnet == "192.168.100")
+    assert "are in one subnet" in message
 
 
 def test_odd_values_arrive_byte_for_byte_and_a_secret_is_never_shown(
@@ -259,35 +240,13 @@ def test_odd_values_arrive_byte_for_byte_and_a_secret_is_never_shown(
     assert "secret-of" not in "".join(pod.stderr() for pod in job.pods)
 
 
-REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-    "no worker has it": (
-        {"data_link": "net1", "launcher": settings(data_ifname="net7")},
-        ("data-link: ", "MPIBOOT_DATA_IFNAME: no link net7"),
-    ),
-    "one lacks it": (
-        {**MIXED, "launcher": settings(data_ifname="dranet0")},
-        ("data-link: pi-worker-0",),
-    ),
-    "no RDMA": (
-        {"data_link": "net1", "launcher": settings(data_network="require")},
-        ("rdma-missing: ", "pi-worker-0", "k8s.v1.cni.cncf.io/networks"),
-    ),
-}
-
-
 @OLD_IMAGE
-@pytest.mark.parametrize(
-    ("details", "message"),
-    [
-        pytest.param(*row, id=name, marks=() if name == "no RDMA" else pytest.mark.full)
-        for name, row in REFUSED.items()
-    ],
-)
 def test_a_data_network_that_is_asked_for_and_not_there_ends_the_job(
-    cluster: Cluster, image: Image, details: dict[str, Any], message: tuple[str, ...]
+    cluster: Cluster, image: Image
 ) -> None:
-    said = refused(cluster, image, 72, *message, **details)
-    assert details is not REFUSED["one lacks it"][0] or "pi-worker-1" not in said
+    message = ("rdma-missing: ", "pi-worker-0", "k8s.v1.cni.cncf.io/networks")
+    details = {"data_link": "net1", "launcher": settings(data_network="require")}
+    refused(cluster, image, 72, *message, **details)
 
 
 @OLD_IMAGE
@@ -340,30 +299,3 @@ def test_a_vendors_profile_is_evaluated_on_each_worker_and_wins(
         host: {**NET1, "NCCL_SOCKET_IFNAME": "=eth0", "VENDOR_HOST": f"on {host} 'x'"}
         for host in ("pi-worker-0", "pi-worker-1")
     }
-
-
-@OLD_IMAGE
-@pytest.mark.parametrize(
-    ("script", "message"),
-    [
-        pytest.param(
-            "export VENDOR_X=1\necho no such card >&2\nreturn 3\n",
-            "ended with 3: no such card",
-            marks=pytest.mark.full,
-        ),
-        pytest.param("export VENDOR_X=1\nsleep 1000\n", "longer than 10 s", marks=pytest.mark.full),
-        pytest.param(
-            "export VENDOR_X=1\nhead -c 99999 /dev/urandom >&2; printf '\\377\\1 x' >&2\nfalse\n",
-            "ended with 1: ",
-            marks=pytest.mark.full,
-        ),
-    ],
-)
-def test_a_profile_that_fails_is_one_line_and_the_job_runs(
-    cluster: Cluster, image: Image, script: str, message: str
-) -> None:
-    job = pods(cluster, image, workers=1, data_link=None, worker=profile(script)).start()
-    (mine,) = shown(job).values()
-    assert "VENDOR_X" not in mine
-    lines = job.workers[0].stderr().splitlines()
-    assert len([line for line in lines if message in line]) == 1

@@ -18,16 +18,6 @@ from tests.pods.test_foreign import plain_worker
 from tests.pods.test_split import on, pods, shown
 from tests.waiting import until
 
-# All that another worker sends is dropped, SSH too.
-ALL = """
-table inet between {
-    chain input {
-        type filter hook input priority 0;
-        ct state established,related accept
-        ip saddr { %s } drop
-    }
-}
-"""
 # As a node's masquerade rule that is too wide: a worker's connections come from another address.
 SNAT = """
 table ip wide {
@@ -100,7 +90,7 @@ def test_what_stops_dials_is_named_before_the_start(
     cluster: Cluster, image: Image, to: str, way: str
 ) -> None:
     line = ("mpirun", "sh", "-c", f"{MOMENT}true")
-    job = mpijob(cluster, image, workers=2, launcher_args=line)
+    job = mpijob(cluster, image, launcher_args=line)
     targets = NAMES[::-1] if to == "worker" else ["the launcher"] * 2
     can = "may not" if way == "accepts" else "can't"
     stopped(cluster, job.workers if to == "worker" else [job.launcher], way)
@@ -144,7 +134,7 @@ def test_what_stops_dials_on_the_data_link_keeps_sockets_off_it(
 @pytest.mark.full
 def test_one_way_is_a_warning(cluster: Cluster, image: Image) -> None:
     """The ring's first message opens the connection by which the second worker answers."""
-    job = mpijob(cluster, image, workers=2, launcher_args=["mpirun", RING, "--bytes", "1"])
+    job = mpijob(cluster, image, launcher_args=["mpirun", RING, "--bytes", "1"])
     stopped(cluster, job.workers[:1], "drops")
     assert job.start().wait(PATIENCE) == 0
     spans(job)
@@ -154,7 +144,7 @@ def test_one_way_is_a_warning(cluster: Cluster, image: Image) -> None:
 
 @pytest.mark.full
 def test_source_nat_between_workers(cluster: Cluster, image: Image) -> None:
-    job = mpijob(cluster, image, workers=2, launcher_args=["mpirun", RING, "--bytes", "1"])
+    job = mpijob(cluster, image, launcher_args=["mpirun", RING, "--bytes", "1"])
     both_ways(job, SNAT)
     assert job.start().wait(PATIENCE) == 78
     message = said_at_the_end(job)
@@ -187,7 +177,7 @@ def test_a_worker_of_somebody_elses_is_not_checked(cluster: Cluster, rig: None) 
 
 @pytest.mark.full
 def test_a_worker_that_never_says_anything_holds_nobody_up(cluster: Cluster, image: Image) -> None:
-    job = mpijob(cluster, image, workers=2, launcher_args=["mpirun", RING, "--bytes", "1"])
+    job = mpijob(cluster, image, launcher_args=["mpirun", RING, "--bytes", "1"])
     for worker in job.workers:
         worker.start()
     folder = "/run/mpiboot/*/worker"
@@ -198,23 +188,3 @@ def test_a_worker_that_never_says_anything_holds_nobody_up(cluster: Cluster, ima
     assert job.wait(PATIENCE) == 0
     spans(job)
     assert "1 listener not waited for" in job.launcher.stderr()
-
-
-@pytest.mark.full
-def test_doctor_and_wait_look_too(cluster: Cluster, rig: None) -> None:
-    job = mpijob(
-        cluster, images.image("openmpi-5.0"), workers=2, launcher_command=["sleep", "1000"]
-    ).start()
-    doctor = ("mpiboot", "doctor")
-    assert job.launcher.exec("mpiboot", "wait").returncode == 0
-    good = job.launcher.exec(*doctor)
-    assert "workers reach each other: 2 connections tried" in good.stdout
-    both_ways(job, ALL)
-    bad = job.launcher.exec(*doctor)
-    assert bad.returncode == 1
-    assert "its SSH port 22 does not answer either" in " ".join(bad.stdout.split())
-    waited = job.launcher.exec("mpiboot", "wait")
-    assert waited.returncode == 0
-    message = " ".join(waited.stderr.split())
-    assert "[worker-pairs]" in message
-    assert "a warning only: what will be started is not known here" in message
