@@ -158,13 +158,3 @@ def test_one_worker_without_the_tool_is_named(cluster: Cluster, image: Image) ->
         "program-missing: no nccl-tests on pi-worker-1: looked for all_reduce"
     )
     assert "/opt/nccl-tests/build" in message
-
-
-@pytest.mark.full
-@ONE_IMAGE
-def test_hosts_that_never_come_are_the_launchers_end(cluster: Cluster, image: Image) -> None:
-    words = ("--timeout", "3")
-    job = validated(cluster, image, *words, each_worker={1: {"command": ["sleep", "1000"]}})
-    assert job.wait(PATIENCE) == 69
-    assert job.launcher.termination_log().startswith("workers-unreachable: ")
-    assert job.launcher.stdout() == ""

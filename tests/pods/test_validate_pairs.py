@@ -43,7 +43,7 @@ table inet slow_path {
 INTERRUPTED = """
 mpiboot validate pairs --time 600 --verbose 2> /tmp/said & p=$!
 until grep -q ' flows* measured$' /tmp/said; do sleep 0.1; done
-kill -%s $p
+kill -INT $p
 wait $p
 """
 
@@ -93,12 +93,8 @@ def test_the_host_whose_link_is_shaped_is_named(cluster: Cluster, one: Image) ->
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("shaped", "program"),
-    [
-        (False, TRAINS.split()),
-        (True, TRAINS.split()),
-        (False, ["sh", "-c", f"{TRAINS}; {TRAINS}"]),
-    ],
-    ids=["fit", "slow", "script"],
+    [(True, TRAINS.split()), (False, ["sh", "-c", f"{TRAINS}; {TRAINS}"])],
+    ids=["slow", "script"],
 )
 def test_a_launcher_measures_once_before_its_job(
     cluster: Cluster,
@@ -152,45 +148,16 @@ def test_two_nodes_of_two_pods(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("signal", "code"), [("INT", 130), ("TERM", 143)])
-def test_a_signal_ends_it_with_what_was_measured(
-    cluster: Cluster,
-    one: Image,
-    signal: str,
-    code: int,
-) -> None:
+def test_a_signal_ends_it_with_what_was_measured(cluster: Cluster, one: Image) -> None:
     job = staying(cluster, one)
-    done = job.launcher.exec("sh", "-c", INTERRUPTED % signal)
-    assert done.returncode == code
+    done = job.launcher.exec("sh", "-c", INTERRUPTED)
+    assert done.returncode == 130
     assert "interrupted before its end" in done.stdout
     assert ": median " in done.stdout
     assert "Traceback" not in done.stderr
     said = job.launcher.shell("tail -n 1 /tmp/said")
-    assert said == f"mpiboot: SIG{signal} before the end of the measurement"
+    assert said == "mpiboot: SIGINT before the end of the measurement"
     until(lambda: not measuring(job), PATIENCE, "the end of what measures")
-
-
-@pytest.mark.full
-def test_who_takes_no_part_is_told(cluster: Cluster, one: Image) -> None:
-    serve = "mkdir -p /run/sshd; exec /usr/sbin/sshd -D -e -h /root/.ssh/id_rsa"
-    plain = {"command": ["sh", "-ec", serve], "args": []}
-    job = mpijob(
-        cluster, one, workers=3, launcher_command=STAY, each_worker={2: plain}, data_link="net1"
-    )
-    with_facts(job.start(), 2)
-    code, record = validated(job, "--time", "5")
-    assert code == 0, record
-    (finding,) = record["findings"]
-    assert (finding["check"], finding["level"]) == ("not-measured", "unknown")
-    assert finding["host"].startswith("pi-worker-2")
-    assert len(record["hosts"]) == 2
-
-
-@pytest.mark.full
-def test_a_tool_that_can_not_run_is_one_line(cluster: Cluster, one: Image) -> None:
-    job = staying(cluster, one)
-    code, text = mpiboot(job, "validate", "pairs", "--tool", "ib_write_bw")
-    assert (code, text) == (127, "")
 
 
 @pytest.mark.full
