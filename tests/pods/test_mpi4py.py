@@ -7,9 +7,7 @@ import pytest
 from tests.pods import images
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
-from tests.pods.jobs import PATIENCE, alive, ended
-from tests.pods.operator import mpijob
-from tests.waiting import until
+from tests.pods.jobs import ended
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]
 
@@ -46,16 +44,3 @@ def test_an_exception_ends_all_ranks_where_mpi4py_runs_the_program(
     words = ("mpirun", "python3", "-m", "mpi4py", "/raises.py")
     job = ended(cluster, with_mpi4py(name), *words, code=1, mpi=MPIS[name])
     assert "ValueError: rank 1's own" in job.launcher.stderr()
-
-
-@EACH
-def test_after_an_exception_alone_a_rank_waits_for_the_others(
-    cluster: Cluster, rig: None, name: str
-) -> None:
-    """No MPI ends it, nor does mpiboot: docs/how-to/frameworks.md says what to write."""
-    words = ["mpirun", "python3", "/raises.py"]
-    job = mpijob(cluster, with_mpi4py(name), workers=2, mpi=MPIS[name], launcher_args=words).start()
-    until(lambda: "ValueError: rank 1's own" in job.launcher.stderr(), PATIENCE)
-    job.launcher.exec("sleep", "10")
-    assert job.launcher.running
-    assert all(alive(worker, "python3") for worker in job.workers)
