@@ -63,7 +63,6 @@ class ApiServer:
     def __init__(self, cluster: Cluster, folder: Path, rights: frozenset[str] = ALL) -> None:
         self.rights = rights
         self.asked: list[list[str]] = []
-        self.containers = ["main"]
         self._cluster = cluster
         self._folder = folder
         folder.chmod(0o755)
@@ -157,8 +156,7 @@ class ApiServer:
             with contextlib.suppress(OSError):
                 os.write(streams[1], found[0].address.encode() if found[0].restarts >= 0 else b"")
             return 0, ""
-        container = flags.get("--container", self.containers[0])
-        if container not in self.containers:
+        if (container := flags.get("--container", "main")) != "main":
             return (
                 1,
                 f"Error from server (BadRequest): container {container} is not valid for pod\n",

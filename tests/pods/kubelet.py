@@ -53,7 +53,6 @@ def environment(spec: PodSpec, hostname: str) -> dict[str, str]:
     return {
         **spec.image.env,
         "HOSTNAME": hostname,
-        **({"TERM": "xterm"} if spec.tty else {}),
         "KUBERNETES_SERVICE_HOST": "10.96.0.1",
         "KUBERNETES_SERVICE_PORT": "443",
         "KUBERNETES_SERVICE_PORT_HTTPS": "443",

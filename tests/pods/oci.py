@@ -112,18 +112,14 @@ class PodSpec:
     host_network: str | None = None
     host_users: bool = True
     share_processes: bool = False
-    tty: bool = False
     stdout_reader: Sequence[str] = ("cat",)
     memory: int | None = None
     # limits.cpu, in cores.
     cpu_limit: float = 0.0
-    processes: int | None = None
     # A cpuset, as the static CPU manager of a kubelet gives a pod.
     cpus: str = ""
-    shm_size: int = 64 << 20
     # Soft and hard limit.
     rlimits: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    sysctls: Mapping[str, str] = field(default_factory=dict)
     before: Sequence[Mapping[str, Any]] = ()
 
     @property
@@ -188,11 +184,9 @@ def configuration(
             ],
             **({"memory": {"limit": spec.memory}} if spec.memory else {}),
             **({"cpu": _cpu(spec)} if spec.cpus or spec.cpu_limit else {}),
-            **({"pids": {"limit": spec.processes}} if spec.processes else {}),
         },
         "maskedPaths": list(_MASKED),
         "readonlyPaths": list(_READ_ONLY),
-        "sysctl": dict(spec.sysctls),
     }
     calls = [*(_REFUSED_CALLS if spec.seccomp else ()), *spec.refused_calls]
     if calls:
@@ -207,7 +201,7 @@ def configuration(
         "root": {"path": root, "readonly": spec.read_only_root},
         "mounts": [mount.as_oci() for mount in (*_own_mounts(), *mounts)],
         "process": {
-            "terminal": spec.tty,
+            "terminal": False,
             "args": spec.argv,
             "env": [f"{name}={value}" for name, value in env.items()],
             "cwd": spec.working_dir,

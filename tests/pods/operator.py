@@ -134,7 +134,6 @@ def mpijob(
     mpi: str = "OpenMPI",
     name: str = "pi",
     namespace: str = "default",
-    cluster_domain: str = "",
     as_worker: bool = False,
     data_link: str | None = None,
     ssh_mount: str = "/root/.ssh",
@@ -151,7 +150,7 @@ def mpijob(
     `env` is for all pods. `launcher`, `worker` and `each_worker` (by index) replace fields of the
     PodSpecs; `volumes` and `env` given there are added to the operator's own.
     """
-    suffix = f"{name}.{namespace}.svc" + (f".{cluster_domain}" if cluster_domain else "")
+    suffix = f"{name}.{namespace}.svc"
     names = [f"{name}-worker-{index}" for index in range(workers)]
     listed = [f"{host}.{suffix}" for host in ([f"{name}-launcher"] if as_worker else []) + names]
     text = hostfile_of(mpi, listed, slots) if hostfile is None else hostfile

@@ -42,7 +42,6 @@ class Pod(Sandbox):
         super().__init__(place, spec, network)
         self.restarts = -1
         self.before: list[Pod] = []
-        self.terminal: Terminal | None = None
         self._runc_root = place.folder / "runc"
         self._cluster = place.cluster
         self._runner: subprocess.Popen[bytes] | None = None
@@ -85,18 +84,13 @@ class Pod(Sandbox):
             (self._folder / "stdout").open("ab") as out,
             (self._folder / "stderr").open("ab") as err,
         ):
-            if self.spec.tty:
-                self.terminal = Terminal(argv, self._folder / "stdout")
-                self._runner = self.terminal.process
-            else:
-                reader = self.spec.stdout_reader
-                self._readers = [_reader(reader, out), _reader(("cat",), err)]
-                to, to_err = (reader.stdin for reader in self._readers)
-                self._runner = subprocess.Popen(
-                    argv, stdin=subprocess.DEVNULL, stdout=to, stderr=to_err, start_new_session=True
-                )
-                for pipe in filter(None, (to, to_err)):
-                    pipe.close()
+            self._readers = [_reader(self.spec.stdout_reader, out), _reader(("cat",), err)]
+            to, to_err = (reader.stdin for reader in self._readers)
+            self._runner = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=to, stderr=to_err, start_new_session=True
+            )
+            for pipe in filter(None, (to, to_err)):
+                pipe.close()
         self._await_start(bundle)
         return self
 
@@ -166,7 +160,7 @@ class Pod(Sandbox):
     # --- what a test looks at ---
 
     def stdout(self) -> str:
-        """What the container wrote to its standard output (with a terminal: to either)."""
+        """What the container wrote to its standard output."""
         return self._written("stdout")
 
     def stderr(self) -> str:

@@ -112,7 +112,7 @@ class Sandbox:
                 options = READ_ONLY
             mounts.append(Mount(path, str(file), options=options))
         shm = self._scratch / "shm"
-        size = f"mode=1777,size={self.spec.shm_size}"
+        size = f"mode=1777,size={64 << 20}"
         self._node.run("mkdir", "-p", str(shm))
         self._node.run("mount", "-t", "tmpfs", "-o", f"nosuid,nodev,noexec,{size}", "shm", str(shm))
         mounts.append(Mount("/dev/shm", str(shm)))
