@@ -48,7 +48,6 @@ def test_what_the_operator_writes(
         plain,
         mpi=mpi,
         slots=2,
-        workers=2,
         as_worker=as_worker,
         launcher_command=SLEEP,
         worker_command=SLEEP,
@@ -79,20 +78,8 @@ def test_what_the_operator_writes(
     assert launcher_record == as_worker
 
 
-def test_key_is_0644_elsewhere_and_fields_can_be_replaced(cluster: Cluster, plain: Image) -> None:
-    job = mpijob(
-        cluster,
-        plain,
-        workers=2,
-        ssh_mount="/home/mpiuser/.ssh",
-        user=1000,
-        launcher_command=SLEEP,
-        worker_args=(),
-        worker={"env": {"EXTRA": "1"}},
-        each_worker={1: {"command": SLEEP, "read_only_root": True}},
-    )
-    assert job.workers[0].spec.argv == ["/usr/sbin/sshd", "-De"]
-    job.workers[1].start()
-    done = job.workers[1].exec("stat", "-Lc%a", "/home/mpiuser/.ssh/id_rsa")
-    assert done.stdout == "644\n"
-    assert job.workers[1].spec.env == {"K_MPI_JOB_ROLE": "worker", "EXTRA": "1"}
+def test_the_key_is_0644_where_it_is_no_roots(cluster: Cluster, plain: Image) -> None:
+    mount = "/home/mpiuser/.ssh"
+    job = mpijob(cluster, plain, ssh_mount=mount, user=1000, launcher_command=SLEEP)
+    job.launcher.start()
+    assert job.launcher.shell(f"stat -Lc%a {mount}/id_rsa") == "644"

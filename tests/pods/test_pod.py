@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
 from tests.pods.oci import CONTAINERD, CRIO, NO_CAPABILITIES, PodSpec
-from tests.pods.pod import PodError
+from tests.pods.pod import Pod, PodError
 from tests.pods.probe import reaches
 from tests.pods.volumes import EmptyDir, Files, SubPath, Tmpfs, Volume
 from tests.waiting import until
@@ -85,47 +86,29 @@ def test_kubelets_files_and_what_is_guarded(cluster: Cluster, plain: Image) -> N
 # --- rights ---
 
 
-@pytest.mark.parametrize(
-    ("capabilities", "expected"),
-    [(CONTAINERD, 0xA80425FB), (CRIO, 0x5FB), (NO_CAPABILITIES, 0)],
-    ids=["containerd", "crio", "none"],
-)
-def test_capabilities(
-    cluster: Cluster, plain: Image, capabilities: tuple[str, ...], expected: int
-) -> None:
-    pod = cluster.pod(
-        PodSpec(name="a", image=plain, command=SLEEP, capabilities=capabilities)
-    ).start()
-    status = Path(f"/proc/{pod.pid}/status").read_text()
-    sets = dict(line.split(":\t") for line in status.splitlines() if line.startswith("Cap"))
-    assert int(sets["CapBnd"], 16) == int(sets["CapEff"], 16) == expected
-    assert int(sets["CapInh"], 16) == int(sets["CapAmb"], 16) == 0
+def test_rights(cluster: Cluster, plain: Image) -> None:
+    """Capabilities, users and groups, and what the profile of seccomp refuses."""
 
+    def pod_of(**details: Any) -> Pod:
+        name = f"p{len(cluster.pods)}"
+        return cluster.pod(PodSpec(name=name, image=plain, command=SLEEP, **details)).start()
 
-def test_user_group_and_no_new_privileges(cluster: Cluster, plain: Image) -> None:
-    spec = PodSpec(
-        name="a", image=plain, command=SLEEP, user=12345, groups=[77], no_new_privileges=True
-    )
-    pod = cluster.pod(spec).start()
+    for capabilities, expected in ((CONTAINERD, 0xA80425FB), (CRIO, 0x5FB), (NO_CAPABILITIES, 0)):
+        pod = pod_of(capabilities=capabilities)
+        status = Path(f"/proc/{pod.pid}/status").read_text()
+        sets = dict(line.split(":\t") for line in status.splitlines() if line.startswith("Cap"))
+        assert int(sets["CapBnd"], 16) == int(sets["CapEff"], 16) == expected
+        assert int(sets["CapInh"], 16) == int(sets["CapAmb"], 16) == 0
+    pod = pod_of(user=12345, groups=[77], no_new_privileges=True)
     assert pod.shell("id -u; id -g; id -G").split() == ["12345", "0", "0", "77"]
     status = Path(f"/proc/{pod.pid}/status").read_text()
     assert "NoNewPrivs:\t1" in status
     assert "CapEff:\t0000000000000000" in status
-    known = cluster.pod(PodSpec(name="b", image=plain, command=SLEEP, user=1000)).start()
+    known = pod_of(user=1000)
     assert known.shell("id -un; id -g; echo $HOME").split() == ["mpiuser", "1000", "/home/mpiuser"]
-
-
-def test_seccomp_refuses_what_runtimes_refuse(cluster: Cluster, plain: Image) -> None:
-    free, bound = (
-        cluster.pod(
-            PodSpec(
-                name="a", image=plain, command=SLEEP, seccomp=on, capabilities=("CAP_SYS_ADMIN",)
-            )
-        ).start()
-        for on in (False, True)
-    )
-    assert free.exec("unshare", "--uts", "true").returncode == 0
-    assert bound.exec("unshare", "--uts", "true").returncode != 0
+    for refused in (False, True):
+        pod = pod_of(seccomp=refused, capabilities=("CAP_SYS_ADMIN",))
+        assert (pod.exec("unshare", "--uts", "true").returncode != 0) == refused
 
 
 # --- life ---
@@ -146,7 +129,9 @@ def test_exit_codes_signals_and_streams(cluster: Cluster, plain: Image) -> None:
         cluster.pod(PodSpec(name="d", image=plain, command=["no-such-program"])).start()
 
 
-def test_restart_keeps_the_pod_and_not_the_root(cluster: Cluster, plain: Image) -> None:
+def test_a_restart_keeps_the_pod_and_not_the_root_and_a_deleted_pods_address_is_gone(
+    cluster: Cluster, plain: Image
+) -> None:
     kept = EmptyDir("/kept")
     spec = PodSpec(name="a", image=plain, command=SLEEP, volumes=[kept])
     pod = cluster.pod(spec).start()
@@ -156,15 +141,7 @@ def test_restart_keeps_the_pod_and_not_the_root(cluster: Cluster, plain: Image) 
     assert (pod.address, Path(f"/proc/{pod.pid}/ns/net").readlink()) == (address, netns)
     assert pod.shell("ls /kept; ls /tmp") == "x"
     assert pod.restarts == 1
-
-
-def test_deleted_pods_address_is_gone(cluster: Cluster, plain: Image) -> None:
-    one, two = (
-        cluster.pod(PodSpec(name=name, image=plain, command=SLEEP, subdomain="job")).start()
-        for name in "ab"
-    )
-    two.publish()
-    assert one.shell("getent hosts b.job")
-    two.delete()
-    assert one.exec("getent", "hosts", "b.job").returncode == 2
-    assert not reaches(one, two.address)
+    other = cluster.pod(PodSpec(name="b", image=plain, command=SLEEP)).start()
+    assert reaches(other, address)
+    pod.delete()
+    assert not reaches(other, address)
