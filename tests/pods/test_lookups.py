@@ -72,13 +72,6 @@ def test_a_nameserver_that_is_silent_once_the_gate_is_passed(
     assert ranks(job.launcher.stdout()) == [(n, 3, host) for n, host in enumerate(hosts)]
 
 
-@pytest.mark.full
-def test_an_mpirun_that_nothing_keeps_from_asking_again(cluster: Cluster, rig: None) -> None:
-    job = held(cluster, "mpich-5.0", as_worker=False)
-    questions = asked_after_the_gate(job, cluster)
-    assert {item.partition(".")[0] for item in questions} == {"pi-worker-0", "pi-worker-1"}
-
-
 # An address that no pod has.
 NOBODY = "10.244.0.250"
 
@@ -116,13 +109,7 @@ def test_a_nameserver_by_tcp_alone_that_fails_for_one_name_and_flips_for_another
 def test_a_name_that_never_gets_more_than_servfail_is_named_at_the_deadline(
     cluster: Cluster, rig: None
 ) -> None:
-    job = mpijob(
-        cluster,
-        images.image(NEW),
-        workers=3,
-        launcher_args=["mpirun", RING],
-        env={"MPIBOOT_DNS_WAIT": "15"},
-    )
+    job = mpijob(cluster, images.image(NEW), workers=3, env={"MPIBOOT_DNS_WAIT": "15"})
     misbehaving(cluster, job, {1: {"servfail": 1_000_000}}).start()
     assert job.wait(PATIENCE) == 68
     message = job.launcher.termination_log()
@@ -137,9 +124,7 @@ def test_a_name_that_never_gets_more_than_servfail_is_named_at_the_deadline(
 @pytest.mark.full
 def test_a_name_that_leads_to_another_worker_is_no_second_host(cluster: Cluster, rig: None) -> None:
     """It has the job's key and accepts the login."""
-    job = mpijob(cluster, images.image(NEW), workers=3, launcher_args=["mpirun", RING]).start(
-        publish=False
-    )
+    job = mpijob(cluster, images.image(NEW), workers=3).start(publish=False)
     first = job.workers[0]
     cluster.dns.behave(job.workers[1].fqdn, flip=True, other=first.address)
     job.publish()

@@ -185,7 +185,6 @@ def job_of(cluster: Cluster, name: str, one: Condition) -> Job:
     job = mpijob(
         cluster,
         launcher,
-        workers=2,
         mpi=MPI.get(name, "OpenMPI"),
         hostfile=one.hostfile and one.hostfile.format(slots="" if name in MPI else " slots=1"),
         ssh_mount=one.mount,

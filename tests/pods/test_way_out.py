@@ -54,7 +54,6 @@ def test_mpirun_and_sshd_without_mpiboot(cluster: Cluster, rig: None, name: str,
     job = mpijob(
         cluster,
         image,
-        workers=2,
         mpi=mpi,
         launcher_command=line,
         each_worker={1: {"command": ["/usr/sbin/sshd", "-De"], "args": ()}},
