@@ -45,7 +45,7 @@ def test_mpirun_is_a_launch_however_it_is_called(
     """The hosts are late for it, and nothing else runs twice."""
     given = image.with_files(ALLRUN, 0o755)
     mpi = EACH_MPI[image.name]
-    job = mpijob(cluster, given, mpi=mpi, workers=2, launcher_args=call)
+    job = mpijob(cluster, given, mpi=mpi, launcher_args=call)
     job.start(publish=False)
     until(lambda: "DNS for pi-worker-0, pi-worker-1" in job.launcher.stderr())
     job.publish()
@@ -63,7 +63,6 @@ def test_what_is_no_launch_runs_once_and_says_how_ranks_are_started(
     job = mpijob(
         cluster,
         images.image(images.NAMES[0]),
-        workers=2,
         slots=8,
         launcher_args=[RING],
         launcher={"env": {"MPIBOOT_JOB_RECORD": "/record/job.json"}, "volumes": (folder,)},
@@ -87,7 +86,7 @@ def test_a_sleep_is_slept_and_a_launch_beside_it_runs_at_once(
     cluster: Cluster, image: Image, args: list[str]
 ) -> None:
     """As where people then enter the launcher's pod; a signal ends it."""
-    job = mpijob(cluster, image, workers=2, launcher_args=args).start()
+    job = mpijob(cluster, image, launcher_args=args).start()
     until(job.launcher.stderr)
     done = job.launcher.exec("mpiboot", "mpirun", RING)
     assert (done.returncode, ranks(done.stdout)) == (0, BOTH), done.stderr
@@ -142,7 +141,7 @@ SAID = ["pi-worker-0", "said", "pi-worker-1", "said"]
 def test_its_ssh_waits_for_the_host_that_it_names(cluster: Cluster, rig: None) -> None:
     """Short names, which no nameserver knows, and no configuration of ssh's in the image."""
     program = ["python3", "-uc", f"print('begun'){LOGS_IN}{DISCOVERS}"]
-    job = mpijob(cluster, images.image(NAME), workers=2, launcher_args=program)
+    job = mpijob(cluster, images.image(NAME), launcher_args=program)
     job.start(publish=False)
     job.workers[0].publish()
     # The first one is logged in to while the second one has no name yet.
@@ -160,7 +159,6 @@ def test_why_a_host_is_not_ready_is_what_its_ssh_says(cluster: Cluster, rig: Non
     job = mpijob(
         cluster,
         images.image(NAME),
-        workers=2,
         launcher_args=["sh", "-c", script],
         launcher={"env": {"MPIBOOT_TIMEOUT": "5"}},
     ).start(publish=False)
@@ -178,7 +176,6 @@ def test_a_host_that_joins_later_is_reached_as_the_others_are(cluster: Cluster, 
     job = mpijob(
         cluster,
         images.image(NAME),
-        workers=2,
         user=1000,
         ssh_mount=key,
         env={"MPIBOOT_SSH_KEY": key},
@@ -203,11 +200,7 @@ def test_a_daemon_that_called_setsid_is_there_for_the_next_job(
     cluster: Cluster, image: Image, server: str
 ) -> None:
     job = mpijob(
-        cluster,
-        image,
-        workers=2,
-        launcher_args=["sh", "-c", DAEMON],
-        worker={"env": {"MPIBOOT_SSHD": server}},
+        cluster, image, launcher_args=["sh", "-c", DAEMON], worker={"env": {"MPIBOOT_SSHD": server}}
     ).start()
 
     def sleeping(seconds: str) -> list[int]:
@@ -273,12 +266,7 @@ def test_a_real_mpirun_waits_for_a_host_that_is_late(
     cluster: Cluster, image: Image, args: list[str]
 ) -> None:
     job = mpijob(
-        cluster,
-        image,
-        mpi=EACH_MPI[image.name],
-        workers=2,
-        launcher_args=args,
-        launcher={"env": AS_ROOT},
+        cluster, image, mpi=EACH_MPI[image.name], launcher_args=args, launcher={"env": AS_ROOT}
     ).start(publish=False)
     job.workers[0].publish()
     until(lambda: "DNS for pi-worker-1" in job.launcher.stderr())

@@ -34,13 +34,7 @@ def gated(cluster: Cluster, image: Image, gate: Path, *words: str, **details: An
     """Start a job whose launcher's stdout is not read before the file `gate` exists."""
     reader = ("sh", "-c", f"until [ -e {gate} ]; do sleep 0.1; done; exec cat")
     return mpijob(
-        cluster,
-        image,
-        workers=2,
-        slots=2,
-        launcher_args=words,
-        launcher={"stdout_reader": reader},
-        **details,
+        cluster, image, slots=2, launcher_args=words, launcher={"stdout_reader": reader}, **details
     ).start()
 
 

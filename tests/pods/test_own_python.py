@@ -18,7 +18,6 @@ from tests.pods.cluster import Cluster
 from tests.pods.images import Image
 from tests.pods.jobs import PATIENCE, ended, ranks
 from tests.pods.marks import MOMENT
-from tests.pods.operator import mpijob
 from tests.pods.play import prepare
 from tests.pods.recipes import built
 
@@ -159,8 +158,7 @@ def test_an_image_with_another_c_library(cluster: Cluster, rig: None) -> None:
     assert not list(base.layers[-1].rglob("libc.so.6"))
     image = with_folder(base, doctor="mpiboot --version")
     waiting = ["mpiboot", "wait"]
-    job = mpijob(cluster, image, workers=2, launcher_command=waiting).start()
-    assert job.wait(PATIENCE) == 0, job.launcher.stderr()
+    job = ended(cluster, image, launcher_command=waiting)
     assert "2 hosts ready" in job.launcher.stderr()
     assert "sshd (embedded) listens on" in job.workers[0].stderr()
     done = job.workers[0].exec("mpiboot", "doctor")
