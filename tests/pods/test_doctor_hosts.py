@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
-
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
 from tests.pods.operator import Job, mpijob
 from tests.pods.test_input import mpiboot
 from tests.pods.volumes import Files
-from tests.waiting import until
 
 # A guard against a hang only.
 PATIENCE = 120
@@ -53,9 +50,7 @@ def trouble(text: str) -> list[tuple[str, str, str]]:
     )
 
 
-def test_several_faults_in_one_job_are_told_of_the_right_hosts(
-    cluster: Cluster, one: Image
-) -> None:
+def test_several_faults_are_reported_for_the_right_hosts(cluster: Cluster, one: Image) -> None:
     job = mpijob(
         cluster,
         one,
@@ -90,28 +85,3 @@ def measuring(job: Job) -> int:
     """On how many workers the program that measures runs."""
     counts = [worker.exec("sh", "-c", RUNS).stdout.strip() for worker in job.workers]
     return sum(count != "0" for count in counts)
-
-
-@pytest.mark.full
-def test_a_worker_without_mpiboot_is_asked_by_plain_programs(cluster: Cluster, one: Image) -> None:
-    serve = "mkdir -p /run/sshd; exec /usr/sbin/sshd -D -e -h /root/.ssh/id_rsa"
-    job = mpijob(
-        cluster,
-        one,
-        workers=3,
-        launcher_command=STAY,
-        each_worker={2: {"command": ["sh", "-ec", serve], "args": []}},
-    ).start()
-    with_facts(job, 2)
-    until(lambda: "listening" in job.workers[2].stderr(), PATIENCE, "sshd")
-    code, text = mpiboot(job, "doctor", "--json")
-    found = trouble(text)
-    assert code == 0, text
-    assert ("unknown", "worker-checks", "2") in found
-    assert ("warn", "hosts-differ", "2") in found
-    assert {hosts for _, _, hosts in found} == {"2"}
-    findings = json.loads(text)["findings"]
-    reached = [item for item in findings if item["check"] == "launcher-unreached"]
-    assert {name.partition(".")[0] for item in reached for name in item["hosts"]} == {
-        f"pi-worker-{number}" for number in range(3)
-    }

@@ -61,27 +61,13 @@ def settings(**own: str) -> dict[str, dict[str, str]]:
     return {"env": {f"MPIBOOT_{name.upper()}": value for name, value in own.items()}}
 
 
-@OLD_IMAGE
-def test_a_second_link_carries_the_sockets_of_every_rank(cluster: Cluster, image: Image) -> None:
-    job = pods(cluster, image).start()
-    assert shown(job) == {worker.hostname: NET1 for worker in job.workers}
-    message = job.launcher.stderr()
-    for worker in job.workers:
-        address = worker.network.addresses("net1")[0]
-        (row,) = [line for line in message.splitlines() if f"net1 {address}" in line]
-        assert f"eth0 {worker.address}" in row
-        assert worker.hostname in row
-
-
 # Also where it fits no link, which NCCL itself says only after the start; and its log.
 OF_THE_LINE = {"NCCL_SOCKET_IFNAME": "ib7", "NCCL_DEBUG": "INFO"}
 OF_THE_LAUNCHER = {"NCCL_SOCKET_IFNAME": "=eth0", "UCX_NET_DEVICES": "eth0"}
 
 
 @crossed("of", ["nobody", "launcher", "line"])
-def test_a_value_of_the_users_wins_and_else_that_of_each_workers_own_link(
-    cluster: Cluster, image: Image, of: str
-) -> None:
+def test_a_users_value_wins_over_a_workers_link(cluster: Cluster, image: Image, of: str) -> None:
     own = {"line": OF_THE_LINE, "launcher": OF_THE_LAUNCHER, "nobody": {}}[of]
     words = [word for pair in own.items() for word in ("-x", "=".join(pair))]
     line = ["mpirun", "-n", "2", *words, *PROGRAM[1:]] if of == "line" else PROGRAM
@@ -105,9 +91,7 @@ def test_a_value_of_a_worker_wins_there_and_only_there(cluster: Cluster, image: 
     assert "pi-worker-1" in message[0]
 
 
-def test_what_may_not_be_forwarded_reaches_the_ranks_by_the_agent(
-    cluster: Cluster, image: Image
-) -> None:
+def test_values_not_forwarded_come_by_the_agent(cluster: Cluster, image: Image) -> None:
     """The launcher's own value stays there, and each worker gets what is right on it."""
     launcher = {"env": {"MPIBOOT_NO_FORWARD": "NCCL_*", "NCCL_SOCKET_IFNAME": "lo"}}
     job = pods(cluster, image, launcher=launcher).start()
@@ -122,9 +106,7 @@ def test_a_launcher_that_runs_ranks_gets_its_own_value(cluster: Cluster, image: 
 
 
 @OLD_IMAGE
-def test_without_a_second_link_sockets_stay_and_the_log_is_short(
-    cluster: Cluster, image: Image
-) -> None:
+def test_without_a_second_link_sockets_stay(cluster: Cluster, image: Image) -> None:
     job = pods(cluster, image, data_link=None).start()
     assert shown(job) == {worker.hostname: on("eth0") for worker in job.workers}
     message = job.launcher.stderr()
@@ -135,9 +117,7 @@ def test_without_a_second_link_sockets_stay_and_the_log_is_short(
 
 
 @crossed("names", ["the same", "different"])
-def test_mpi_moves_to_the_data_link_when_asked_and_its_daemons_stay(
-    cluster: Cluster, image: Image, names: str
-) -> None:
+def test_mpi_moves_to_the_data_link(cluster: Cluster, image: Image, names: str) -> None:
     """All ranks get one list of links: where names differ MPI stays, and is said to."""
     differ = names == "different"
     launcher = {**MIXED["launcher"], **settings(mpi_network="data")}
@@ -181,9 +161,7 @@ else:
 
 
 @OLD_IMAGE
-def test_a_tcp_program_that_follows_its_variable_uses_the_data_link(
-    cluster: Cluster, image: Image
-) -> None:
+def test_a_tcp_program_uses_the_data_link(cluster: Cluster, image: Image) -> None:
     job = ended(cluster, image, "mpirun", "python3", "-c", SENDER, **MIXED)
     assert job.launcher.stdout() == f"got {20 << 20}\n"
     assert job.workers[1].counters("dranet0").tx > 20_000_000
@@ -192,9 +170,7 @@ def test_a_tcp_program_that_follows_its_variable_uses_the_data_link(
 
 @pytest.mark.full
 @OLD_IMAGE
-def test_several_data_links_are_all_taken_and_what_differs_between_them_is_said(
-    cluster: Cluster, image: Image
-) -> None:
+def test_several_data_links_are_all_used(cluster: Cluster, image: Image) -> None:
     def links(mtu: int) -> dict[str, object]:
         return {
             "links": (Link(), Link("net1", "br-data", mtu), Link("net2", "br-data", ipv4=False))
@@ -217,9 +193,7 @@ def test_several_data_links_are_all_taken_and_what_differs_between_them_is_said(
     assert "are in one subnet" in message
 
 
-def test_odd_values_arrive_byte_for_byte_and_a_secret_is_never_shown(
-    cluster: Cluster, image: Image
-) -> None:
+def test_values_arrive_unchanged_and_secrets_hidden(cluster: Cluster, image: Image) -> None:
     """Nor does what the operator empties in its launcher reach a worker."""
     value = "a  b,c;d=\"e\" 'f'\n\t$HOME `g` \\ ü é %s #!*"
     secret = "a=secret-of-the-job; b"
@@ -241,9 +215,7 @@ def test_odd_values_arrive_byte_for_byte_and_a_secret_is_never_shown(
 
 
 @OLD_IMAGE
-def test_a_data_network_that_is_asked_for_and_not_there_ends_the_job(
-    cluster: Cluster, image: Image
-) -> None:
+def test_a_required_data_network_is_missing(cluster: Cluster, image: Image) -> None:
     message = ("rdma-missing: ", "pi-worker-0", "k8s.v1.cni.cncf.io/networks")
     details = {"data_link": "net1", "launcher": settings(data_network="require")}
     refused(cluster, image, 72, *message, **details)
@@ -263,9 +235,7 @@ def test_an_address_that_comes_late_is_waited_for(cluster: Cluster, image: Image
 
 @OLD_IMAGE
 @pytest.mark.full
-def test_an_address_that_never_comes_is_waited_for_until_the_deadline(
-    cluster: Cluster, image: Image
-) -> None:
+def test_a_missing_address_is_awaited_to_the_deadline(cluster: Cluster, image: Image) -> None:
     wish = settings(data_ifname="net1", timeout="10")
     links = {"links": (Link(), Link("net1", "br-data", ipv4=False))}
     job = pods(cluster, image, data_link=None, launcher=wish, worker=links)
@@ -290,9 +260,7 @@ def profile(script: str) -> dict[str, object]:
 
 
 @ONE_IMAGE
-def test_a_vendors_profile_is_evaluated_on_each_worker_and_wins(
-    cluster: Cluster, image: Image
-) -> None:
+def test_a_vendors_profile_of_each_worker_wins(cluster: Cluster, image: Image) -> None:
     script = "echo noise\nexport NCCL_SOCKET_IFNAME==eth0 VENDOR_HOST=\"on $(hostname) 'x'\"\n"
     job = pods(cluster, image, worker=profile(script)).start()
     assert shown(job) == {
