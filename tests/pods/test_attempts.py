@@ -28,7 +28,7 @@ def attempts_said(launcher: Pod, words: str) -> list[str]:
     return [line for line in launcher.stderr().splitlines() if words in line]
 
 
-def test_the_next_launcher_tells_why_the_last_one_ended(cluster: Cluster, rig: None) -> None:
+def test_the_next_launcher_reports_the_last_ones_end(cluster: Cluster, rig: None) -> None:
     """Nobody sets anything: the workers are the operator's, and wait for the next launcher."""
     job = ended(
         cluster,

@@ -41,9 +41,7 @@ def bound(job: Job, words: str, *before: str) -> list[str]:
     return sorted(done.stdout.splitlines())
 
 
-def test_ranks_are_not_bound_where_pods_share_the_nodes_cpus(
-    cluster: Cluster, image: Image
-) -> None:
+def test_ranks_are_not_bound_where_pods_share_cpus(cluster: Cluster, image: Image) -> None:
     """What a line says of CPUs stands: `same_lines`."""
     job = started(cluster, image)
     cpus = job.workers[0].shell("python3 -c 'import os; print(os.sched_getaffinity(0))'")
@@ -53,9 +51,7 @@ def test_ranks_are_not_bound_where_pods_share_the_nodes_cpus(
 
 
 @ONE_IMAGE
-def test_ranks_are_bound_by_mpirun_where_each_pod_has_a_cpuset_of_its_own(
-    cluster: Cluster, image: Image
-) -> None:
+def test_ranks_are_bound_where_each_pod_has_a_cpuset(cluster: Cluster, image: Image) -> None:
     job = started(cluster, image, cpus="0")
     plain = bound(job, "-n 2 --map-by node --bind-to core")
     assert [words.split()[1] for words in plain] == ["{0}", "{0}"]

@@ -90,9 +90,7 @@ def test_a_workers_profile_script(cluster: Cluster, rig: None, *, behind: bool) 
 
 
 @pytest.mark.full
-def test_an_entrypoint_that_stays_keeps_sigterm_and_mpiboot_says_so(
-    cluster: Cluster, rig: None
-) -> None:
+def test_an_entrypoint_that_stays_and_keeps_sigterm(cluster: Cluster, rig: None) -> None:
     job = running(cluster, AMAZONS_OWN.image())
     job.launcher.signal(signal.SIGTERM)
     script = "bash -m /usr/local/bin/start_with_right_hostname.sh"

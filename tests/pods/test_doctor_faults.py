@@ -105,7 +105,7 @@ def test_of_a_healthy_pod_nothing_is_said(hospital: Cluster, healthy: Fault) -> 
     "fault",
     [pytest.param(row, id=row.name, marks=() if row.quick else pytest.mark.full) for row in PODS],
 )
-def test_doctor_names_this_fault_and_no_other(hospital: Cluster, fault: Fault) -> None:
+def test_doctor_names_this_fault_alone(hospital: Cluster, fault: Fault) -> None:
     pod = broken(hospital, fault)
     try:
         code, found = diagnosed(pod, fault)
@@ -129,9 +129,7 @@ def named_alone(fault: Fault | JobFault, code: int, found: Found) -> dict[str, A
 
 @pytest.mark.full
 @pytest.mark.parametrize("fault", [pytest.param(row, id=row.name) for row in JOBS])
-def test_in_a_launcher_doctor_names_this_fault_and_no_other(
-    cluster: Cluster, fault: JobFault
-) -> None:
+def test_doctor_in_a_launcher_names_this_fault_alone(cluster: Cluster, fault: JobFault) -> None:
     details = {"workers": 2, "launcher_command": ["sleep", "1000"], **fault.job()}
     job = mpijob(cluster, images.image("openmpi-4.1"), **details).start(publish=False)
     for index, worker in enumerate(job.workers):

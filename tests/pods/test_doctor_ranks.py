@@ -97,9 +97,7 @@ def test_the_stopped_rank_of_other_mpis(cluster: Cluster, rig: None, name: str) 
     stopped(job_of(cluster, name, *EXCHANGE))
 
 
-def test_a_manager_that_sleeps_while_its_workers_compute_is_healthy(
-    cluster: Cluster, rig: None
-) -> None:
+def test_a_manager_that_sleeps_is_healthy(cluster: Cluster, rig: None) -> None:
     job = job_of(cluster, "openmpi-4.1", "mpirun", RING, "--apart", "1000", "--rank", "0")
     apart = ["running"] * 3 + ["sleeping"]
     until(lambda: sorted(states(doctor_ranks(job.launcher))) == apart)
@@ -110,9 +108,7 @@ def states(found: dict[str, Any]) -> list[str]:
     return [rank["state"] for host in found["hosts"] for rank in host["ranks"]]
 
 
-def test_a_rank_in_uninterruptible_sleep_and_one_that_is_nowhere(
-    cluster: Cluster, rig: None
-) -> None:
+def test_a_rank_in_uninterruptible_sleep_and_a_missing_one(cluster: Cluster, rig: None) -> None:
     """A parent of vfork(2) stands for a file system that does not answer."""
     job = job_of(cluster, "openmpi-4.1", "mpirun", "sh", "-c", ENDS)
     found = named(job, "rank-in-kernel", "is in uninterruptible sleep (D)")

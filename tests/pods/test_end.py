@@ -98,9 +98,7 @@ MPIRUNS: list[tuple[list[str], int | None, int | None, str]] = [
 
 
 @ONE_IMAGE
-def test_what_mpirun_itself_ends_with_is_what_the_job_ends_with(
-    cluster: Cluster, image: Image
-) -> None:
+def test_a_job_ends_with_what_mpirun_ends_with(cluster: Cluster, image: Image) -> None:
     ends = launches(cluster, image, [line for line, *_ in MPIRUNS])
     for (line, old, new, sentence), (code, message) in zip(MPIRUNS, ends, strict=True):
         if code == PEER and SUDDEN.intersection(line):
@@ -169,9 +167,7 @@ def lost(job: Job, host: int = 1) -> None:
 
 
 @OWN_SSH
-def test_a_daemon_that_is_killed_takes_its_rank_along(
-    cluster: Cluster, image: Image, own_ssh: str
-) -> None:
+def test_a_killed_daemon_takes_its_rank_along(cluster: Cluster, image: Image, own_ssh: str) -> None:
     """Open MPI 5 by itself returns 0 and leaves the rank running."""
     chosen, details = with_own_ssh(own_ssh, image)
     job = running(cluster, chosen, **details)

@@ -37,9 +37,7 @@ def test_a_launcher_that_is_killed_while_hosts_are_waited_for(cluster: Cluster, 
 
 
 @pytest.mark.full
-def test_a_launcher_that_is_killed_while_daemons_are_launched(
-    cluster: Cluster, image: Image
-) -> None:
+def test_a_launcher_killed_while_daemons_are_launched(cluster: Cluster, image: Image) -> None:
     """One worker has its daemon, the other one's agent hangs."""
     job = slow_to_launch(cluster, image, 'case "$*" in *worker-1*) exec sleep 1000;; esac')
     until(lambda: left(job.workers[:1]))
@@ -50,9 +48,7 @@ def test_a_launcher_that_is_killed_while_daemons_are_launched(
 
 
 @crossed("server", ["openssh", "embedded"])
-def test_a_killed_launcher_leaves_nothing_on_a_worker(
-    cluster: Cluster, image: Image, server: str
-) -> None:
+def test_a_killed_launcher_leaves_nothing(cluster: Cluster, image: Image, server: str) -> None:
     job = running(cluster, image, worker={"env": {"MPIBOOT_SSHD": server}})
     job.launcher.kill()
     assert job.wait(PATIENCE) == 137
@@ -82,9 +78,7 @@ def test_a_script_goes_on_after_a_parent_that_was_killed(cluster: Cluster, image
 
 
 @OLD_IMAGE
-def test_a_parent_that_is_killed_in_a_script_takes_mpirun_along(
-    cluster: Cluster, image: Image
-) -> None:
+def test_a_killed_parent_in_a_script_takes_mpirun_along(cluster: Cluster, image: Image) -> None:
     """It is not PID 1 there, so no end of the container does it."""
     script = 'mpiboot launcher -- "$@"; echo next=$? >&2; exec sleep 1000'
     job = mpijob(cluster, image, launcher_command=["sh", "-c", script, "sh", *FOREVER]).start()
@@ -101,7 +95,7 @@ def test_a_parent_that_is_killed_in_a_script_takes_mpirun_along(
 @pytest.mark.parametrize(
     ("image", "server"), [(NEW, "openssh"), (OLD, "embedded")], indirect=["image"]
 )
-def test_a_launcher_whose_node_vanishes_leaves_nothing(
+def test_a_launchers_vanished_node_leaves_nothing(
     cluster: Cluster, image: Image, server: str
 ) -> None:
     """No FIN ever comes: the worker's keep-alive detects it."""

@@ -26,9 +26,7 @@ def pool(launcher: Pod) -> list[Process]:
 
 
 @ONE_IMAGE
-def test_a_pool_that_is_killed_ends_the_job_and_blames_no_host(
-    cluster: Cluster, image: Image
-) -> None:
+def test_a_killed_pool_ends_the_job_and_blames_no_host(cluster: Cluster, image: Image) -> None:
     job = running(cluster, image)
     kill(pool(job.launcher))
     assert job.wait(PATIENCE) == 69
@@ -41,9 +39,7 @@ def test_a_pool_that_is_killed_ends_the_job_and_blames_no_host(
 
 @pytest.mark.full
 @pytest.mark.parametrize(("image", "phase"), [(NEW, "job"), (OLD, "gate")], indirect=["image"])
-def test_a_pool_that_the_launchers_memory_limit_kills(
-    cluster: Cluster, image: Image, phase: str
-) -> None:
+def test_a_pool_killed_by_the_memory_limit(cluster: Cluster, image: Image, phase: str) -> None:
     small = {"memory": 300 << 20}
     if phase == "job":
         job = running(cluster, image, launcher=small)
@@ -91,9 +87,7 @@ def test_output_in_a_file_needs_no_process_of_an_agents_own(cluster: Cluster, im
 
 @pytest.mark.full
 @pytest.mark.parametrize("supervise", ["on", "off"])
-def test_a_host_that_ranks_add_is_reached_as_by_a_plain_mpirun(
-    cluster: Cluster, rig: None, supervise: str
-) -> None:
+def test_ranks_add_a_host_as_with_plain_mpirun(cluster: Cluster, rig: None, supervise: str) -> None:
     """Which ends with 1, as 4.1 has no slot there."""
     job = mpijob(
         cluster,

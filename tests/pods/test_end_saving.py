@@ -94,9 +94,7 @@ def test_a_drained_worker_lets_each_rank_of_the_job_save(
 
 
 @ONE_IMAGE
-def test_a_suspended_job_saves_once_and_blames_no_host(
-    cluster: Cluster, image: Image, kept: Path
-) -> None:
+def test_a_suspended_job_saves_once(cluster: Cluster, image: Image, kept: Path) -> None:
     job = saving(cluster, image, kept, *SAVE)
     for pod in job.workers:
         pod.signal(signal.SIGTERM)
@@ -141,18 +139,14 @@ def test_a_program_that_saves_on_another_signal(cluster: Cluster, image: Image, 
 
 
 @ONE_IMAGE
-def test_a_rank_that_ignores_the_signal_gets_its_grace_and_no_more(
-    cluster: Cluster, image: Image, kept: Path
-) -> None:
+def test_a_rank_that_ignores_the_signal(cluster: Cluster, image: Image, kept: Path) -> None:
     job = saving(cluster, image, kept, "--ignore-term", MPIBOOT_GRACE="12")
     told_to_end(job)
     assert "4 ranks did not end in time: mpirun ends what is left" in job.launcher.stderr()
 
 
 @pytest.mark.full
-def test_a_grace_that_is_longer_than_the_pods_own(
-    cluster: Cluster, image: Image, kept: Path
-) -> None:
+def test_a_grace_longer_than_the_pods(cluster: Cluster, image: Image, kept: Path) -> None:
     """The kubelet's SIGKILL comes first: nobody can wait for that, and nothing is left."""
     job = saving(cluster, image, kept, "--save", "60", "--no-finalize")
     assert job.launcher.stop(grace=10) == 137

@@ -147,9 +147,7 @@ def test_pods_that_are_gone_are_not_waited_for(
 
 
 @OWN_SSH
-def test_a_launcher_beside_what_an_earlier_one_left(
-    cluster: Cluster, image: Image, own_ssh: str
-) -> None:
+def test_what_an_earlier_launcher_left(cluster: Cluster, image: Image, own_ssh: str) -> None:
     """Its node is gone without a word: the new one waits until the workers have found out."""
     chosen, details = with_own_ssh(own_ssh, image)
     job = running(cluster, chosen, env={"MPIBOOT_SSH_KEEPALIVE": "6"}, **details)

@@ -182,9 +182,7 @@ def test_a_failed_launcher_is_kept_for_a_look_inside(cluster: Cluster, image: Im
 
 
 @ONE_IMAGE
-def test_workers_stay_after_a_failure_and_where_they_are_told_to(
-    cluster: Cluster, image: Image
-) -> None:
+def test_workers_stay_after_a_failure_or_by_a_setting(cluster: Cluster, image: Image) -> None:
     """So do those without an operator: a StatefulSet would restart them forever."""
     others = {1: {"env": {"MPIBOOT_WORKER_EXIT": "never"}}, 2: {"env": {"K_MPI_JOB_ROLE": ""}}}
     job = ended(cluster, image, workers=3, each_worker=others)
@@ -199,9 +197,7 @@ def test_workers_stay_after_a_failure_and_where_they_are_told_to(
 
 
 @crossed("rank", [0, 1])
-def test_a_killed_rank_is_named_where_the_launcher_runs_ranks_too(
-    cluster: Cluster, image: Image, rank: int
-) -> None:
+def test_a_killed_rank_beside_the_launcher(cluster: Cluster, image: Image, rank: int) -> None:
     """4.1's ranks there don't inherit the descriptor of mpirun's messages: theirs go to stderr."""
     args = ["mpirun", RING, "--rank", str(rank), "--segv"]
     job = mpijob(cluster, image, workers=1, as_worker=True, launcher_args=args).start()

@@ -69,9 +69,7 @@ def test_an_example_runs_its_ranks_on_all_its_hosts(
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["rdma/sriov-openshift.yaml", "rdma/dranet.yaml"])
-def test_an_example_for_rdma_ends_before_its_start_where_there_is_none(
-    cluster: Cluster, rig: None, name: str
-) -> None:
+def test_an_rdma_example_needs_rdma(cluster: Cluster, rig: None, name: str) -> None:
     """By MPIBOOT_DATA_NETWORK=require: nothing here has a device."""
     job = played(cluster, name, "openmpi-5.0")
     assert job.launcher.wait(PATIENCE) == 72, job.launcher.stderr()

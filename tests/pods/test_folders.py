@@ -55,9 +55,7 @@ def test_what_is_no_obstacle(cluster: Cluster, image: Image, details: dict[str, 
     spanned(cluster, image, launcher=details, worker=copy.deepcopy(details))
 
 
-def test_pods_that_share_a_volume_for_their_files(
-    cluster: Cluster, rig: None, tmp_path: Path
-) -> None:
+def test_pods_share_a_volume_for_files(cluster: Cluster, rig: None, tmp_path: Path) -> None:
     """A volume that many pods mount: each has its own files and environment."""
     (tmp_path / "shared").mkdir(mode=0o777)
     (tmp_path / "shared").chmod(0o777)
@@ -105,9 +103,7 @@ def test_a_named_folder_that_can_not_be_used(
 
 
 @pytest.mark.parametrize("role", ["launcher", pytest.param("worker", marks=pytest.mark.full)])
-def test_a_full_disk_is_passed_over_where_nobody_named_it(
-    cluster: Cluster, rig: None, role: str
-) -> None:
+def test_a_full_disk_nobody_named_is_skipped(cluster: Cluster, rig: None, role: str) -> None:
     job = job_of(cluster, role, {"volumes": [Tmpfs("/run", size=8 << 10)]})
     assert job.wait(PATIENCE) == 0
     spans(job)
@@ -119,9 +115,7 @@ def test_a_full_disk_is_passed_over_where_nobody_named_it(
 
 
 @pytest.mark.full
-def test_a_tmpdir_with_a_blank_is_passed_over_for_a_launchers_files(
-    cluster: Cluster, rig: None
-) -> None:
+def test_a_launchers_tmpdir_with_a_blank(cluster: Cluster, rig: None) -> None:
     folder = EmptyDir("/scratch/a b", mode=0o1777)
     job = spanned(
         cluster,

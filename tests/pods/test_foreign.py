@@ -48,9 +48,7 @@ def _open_files(pod: Pod, word: str) -> set[str]:
 
 
 @pytest.mark.full
-def test_the_launcher_and_mpirun_may_open_as_many_files_as_the_pod_allows(
-    cluster: Cluster, rig: None
-) -> None:
+def test_the_launcher_and_mpirun_raise_their_open_files(cluster: Cluster, rig: None) -> None:
     job = mpijob(
         cluster,
         images.image("openmpi-5.0-nossh"),
@@ -155,9 +153,7 @@ def test_workers_of_an_image_without_mpiboot(
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", TREES)
-def test_workers_without_mpiboot_behind_a_users_own_agent_and_a_tree(
-    cluster: Cluster, rig: None, name: str
-) -> None:
+def test_an_agent_and_a_tree_without_mpiboot(cluster: Cluster, rig: None, name: str) -> None:
     """The agent is in the launcher's image alone."""
     image = images.image(name)
     job = spanned(

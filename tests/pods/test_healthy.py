@@ -56,9 +56,7 @@ def test_children_end_before_their_parents(cluster: Cluster, image: Image, ranks
 
 
 @pytest.mark.parametrize("image", [MPICH4, "mpich-5.0", INTEL], indirect=True)
-def test_a_rank_in_the_launchers_pod_writes_results_after_mpi_finalize(
-    cluster: Cluster, image: Image
-) -> None:
+def test_a_rank_writes_results_after_mpi_finalize(cluster: Cluster, image: Image) -> None:
     job = started(
         cluster, image, "mpirun", RING, "--rank", "0", "--after", "90", workers=1, as_worker=True
     )

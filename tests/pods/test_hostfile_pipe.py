@@ -22,9 +22,7 @@ def one_quick(quick: str) -> pytest.MarkDecorator:
 
 
 @one_quick("openmpi-4.1")
-def test_a_hostfile_that_is_a_pipe_is_read_as_a_file_is(
-    cluster: Cluster, rig: None, name: str
-) -> None:
+def test_a_hostfile_may_be_a_pipe(cluster: Cluster, rig: None, name: str) -> None:
     """By a plain mpirun too; each of these pipes can be read once, by one process."""
     flag, start = "--hostfile" if "openmpi" in name else "-f", "mpiboot mpirun -n 2"
     # 4.0.2 may never end.

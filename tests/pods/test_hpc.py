@@ -35,9 +35,7 @@ def with_programs(name: str) -> Image:
 
 
 @pytest.mark.parametrize("name", images.NAMES)
-def test_a_solver_computes_the_same_as_under_plain_mpirun(
-    cluster: Cluster, rig: None, name: str
-) -> None:
+def test_a_solver_computes_the_same(cluster: Cluster, rig: None, name: str) -> None:
     job = same.pods(cluster, with_programs(name), "OpenMPI").job
     found = []
     for front in ((), ("mpiboot",)):

@@ -265,9 +265,7 @@ def test_pods_without_ipv4_are_refused_before_the_start(cluster: Cluster, image:
     ],
     indirect=["image"],
 )
-def test_a_rank_that_ends_badly_is_told_with_its_host(
-    cluster: Cluster, image: Image, end: str
-) -> None:
+def test_a_failed_rank_is_named_with_its_host(cluster: Cluster, image: Image, end: str) -> None:
     """By itself it is a number that is also a code, or 255; the lines it is read from are gone."""
     words = {"exit": ("--no-finalize", "--exit", "3"), "abort": ("--abort", "3")}
     job = started(cluster, image, "mpirun", RING, "--sleep", "1", *words.get(end, (f"--{end}",)))

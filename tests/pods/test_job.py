@@ -29,9 +29,7 @@ from tests.pods.volumes import Files
 from tests.waiting import until
 
 
-def test_every_slot_runs_a_rank_and_all_traffic_stays_on_the_control_link(
-    cluster: Cluster, image: Image
-) -> None:
+def test_every_slot_runs_a_rank_by_the_control_link(cluster: Cluster, image: Image) -> None:
     shape = {"workers": 3, "slots": 2, "data_link": "net1"}
     record = {"env": {"MPIBOOT_JOB_RECORD": "-"}}
     job = spanned(cluster, image, "mpirun", RING, "--bytes", "20", launcher=record, **shape)
@@ -213,9 +211,7 @@ def test_a_host_without_a_rank_is_named_and_the_job_goes_on(
 @pytest.mark.parametrize(
     "listed", ["pi-worker-7.pi.default.svc slots=2", ""], ids=["other", "none"]
 )
-def test_hosts_of_the_line_are_waited_for_and_no_others(
-    cluster: Cluster, image: Image, listed: str
-) -> None:
+def test_only_hosts_of_the_line_are_awaited(cluster: Cluster, image: Image, listed: str) -> None:
     """Whatever the hostfile has, which may lack them or have a host that never comes."""
     hosts = ",".join(f"pi-worker-{index}.pi.default.svc:1" for index in range(2))
     line = ("mpirun", "-n", "2", "-host", hosts, RING)
@@ -279,9 +275,7 @@ def test_every_name_is_asked_for_in_its_long_form(
     assert domain == "cluster.local" or "cluster.local" not in job.launcher.stderr()
 
 
-def test_two_versions_of_mpi_are_said_where_mpirun_fails_over_them(
-    cluster: Cluster, rig: None
-) -> None:
+def test_two_versions_of_mpi_fail_and_are_named(cluster: Cluster, rig: None) -> None:
     old, new = map(images.image, images.NAMES)
     job = ended(cluster, old, code=127, each_worker={1: {"image": new}})
     assert "program-missing" in job.launcher.termination_log()
@@ -291,9 +285,7 @@ def test_two_versions_of_mpi_are_said_where_mpirun_fails_over_them(
 
 @ONE_IMAGE
 @pytest.mark.full
-def test_a_hidden_hostfile_ends_the_job_instead_of_running_it_on_one_host(
-    cluster: Cluster, image: Image
-) -> None:
+def test_a_hidden_hostfile_runs_no_rank_in_the_launcher(cluster: Cluster, image: Image) -> None:
     """A line's own launcher module starts no agent: the witness must say so."""
     line = ["mpirun", "--mca", "plm", "isolated", "-n", "2", RING, "--sleep", "30"]
     job = mpijob(cluster, image, launcher_args=line).start()
@@ -337,9 +329,7 @@ def test_a_line_for_4_1_in_a_job_whose_name_has_a_dot(cluster: Cluster, image: I
 
 
 @ONE_IMAGE
-def test_an_option_of_the_other_version_ends_with_mpiruns_own_error(
-    cluster: Cluster, image: Image
-) -> None:
+def test_an_option_of_the_other_version_is_mpiruns_error(cluster: Cluster, image: Image) -> None:
     option, code = ("--novm", 213) if image.name == NEW else ("--stop-on-exec", 1)
     job = ended(cluster, image, "mpirun", option, RING, code=code)
     message = " ".join(job.launcher.termination_log().split())

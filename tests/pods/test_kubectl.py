@@ -148,9 +148,7 @@ def test_a_job_without_sshd_key_and_names(cluster: Cluster, server: ApiServer, n
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["openmpi-5.0", "mpich-4.0"])
-def test_what_a_killed_launcher_leaves_ends_by_itself(
-    cluster: Cluster, server: ApiServer, name: str
-) -> None:
+def test_a_killed_launcher_leaves_nothing(cluster: Cluster, server: ApiServer, name: str) -> None:
     """Kubectl ends nothing in a pod: the session there sees that its standard input is closed."""
     job, pods = running(cluster, server, name)
     job.kill()

@@ -87,9 +87,7 @@ def misbehaving(cluster: Cluster, job: Job, each: dict[int, dict[str, Any]]) -> 
 @pytest.mark.parametrize(
     "name", [NEW, *(pytest.param(item, marks=pytest.mark.full) for item in (OLD, "mpich-4.0"))]
 )
-def test_a_nameserver_by_tcp_alone_that_fails_for_one_name_and_flips_for_another(
-    cluster: Cluster, rig: None, name: str
-) -> None:
+def test_a_nameserver_by_tcp_that_fails_and_flips(cluster: Cluster, rig: None, name: str) -> None:
     """The wrong address comes first: nobody is there, and the name is asked for again."""
     mpi, program = (
         ("MPICH", HYDRA_RANK) if name.startswith("mpich") else ("OpenMPI", ["mpirun", RING])
@@ -106,9 +104,7 @@ def test_a_nameserver_by_tcp_alone_that_fails_for_one_name_and_flips_for_another
 
 
 @pytest.mark.full
-def test_a_name_that_never_gets_more_than_servfail_is_named_at_the_deadline(
-    cluster: Cluster, rig: None
-) -> None:
+def test_servfail_until_the_deadline_is_named(cluster: Cluster, rig: None) -> None:
     job = mpijob(cluster, images.image(NEW), workers=3, env={"MPIBOOT_DNS_WAIT": "15"})
     misbehaving(cluster, job, {1: {"servfail": 1_000_000}}).start()
     assert job.wait(PATIENCE) == 68

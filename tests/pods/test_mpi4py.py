@@ -38,9 +38,7 @@ def with_mpi4py(name: str) -> Image:
 
 
 @EACH
-def test_an_exception_ends_all_ranks_where_mpi4py_runs_the_program(
-    cluster: Cluster, rig: None, name: str
-) -> None:
+def test_an_exception_under_mpi4py_ends_all_ranks(cluster: Cluster, rig: None, name: str) -> None:
     words = ("mpirun", "python3", "-m", "mpi4py", "/raises.py")
     job = ended(cluster, with_mpi4py(name), *words, code=1, mpi=MPIS[name])
     assert "ValueError: rank 1's own" in job.launcher.stderr()

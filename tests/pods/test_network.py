@@ -83,9 +83,7 @@ LINKS = {
     ],
     indirect=["image"],
 )
-def test_a_policy_that_allows_ssh_and_one_range_of_ports(
-    cluster: Cluster, image: Image, link: Link
-) -> None:
+def test_a_policy_that_allows_ssh_and_a_range(cluster: Cluster, image: Image, link: Link) -> None:
     pod, program = {"links": (link,)}, ["mpirun", RING, "--bytes", "1"]
     job = mpijob(
         cluster, image, slots=2, launcher_args=program, env=PORTS, launcher=pod, worker=pod

@@ -39,9 +39,7 @@ CALLS = [
 
 
 @pytest.mark.parametrize(("image", "call"), CALLS, indirect=["image"])
-def test_mpirun_is_a_launch_however_it_is_called(
-    cluster: Cluster, image: Image, call: list[str]
-) -> None:
+def test_mpirun_is_a_launch_however_called(cluster: Cluster, image: Image, call: list[str]) -> None:
     """The hosts are late for it, and nothing else runs twice."""
     given = image.with_files(ALLRUN, 0o755)
     mpi = EACH_MPI[image.name]
@@ -56,9 +54,7 @@ def test_mpirun_is_a_launch_however_it_is_called(
     assert [worker.wait(PATIENCE) for worker in job.workers] == [0, 0]
 
 
-def test_what_is_no_launch_runs_once_and_says_how_ranks_are_started(
-    cluster: Cluster, rig: None
-) -> None:
+def test_a_program_without_mpirun_runs_once(cluster: Cluster, rig: None) -> None:
     folder = EmptyDir("/record")
     job = mpijob(
         cluster,
@@ -82,9 +78,7 @@ def test_what_is_no_launch_runs_once_and_says_how_ranks_are_started(
 @pytest.mark.parametrize(
     "args", [["sh", "-c", "sleep 1d"], pytest.param(["shell"], marks=pytest.mark.full)]
 )
-def test_a_sleep_is_slept_and_a_launch_beside_it_runs_at_once(
-    cluster: Cluster, image: Image, args: list[str]
-) -> None:
+def test_a_launch_beside_a_sleep(cluster: Cluster, image: Image, args: list[str]) -> None:
     """As where people then enter the launcher's pod; a signal ends it."""
     job = mpijob(cluster, image, launcher_args=args).start()
     until(job.launcher.stderr)
@@ -102,9 +96,7 @@ PIPE = "sh ended with 0, but its mpirun ended with 3 (a pipe without `set -o pip
 @pytest.mark.parametrize(
     ("script", "said"), [(f"{AGAIN} | cat", PIPE), (f"{AGAIN}; {AGAIN}", "sh ended with 0")]
 )
-def test_a_launch_that_failed_in_a_command_that_did_not_is_reported(
-    cluster: Cluster, rig: None, script: str, said: str
-) -> None:
+def test_a_launch_that_failed_unseen(cluster: Cluster, rig: None, script: str, said: str) -> None:
     """Unless the same line went well later."""
     folder = EmptyDir("/record")
     job = ended(
@@ -196,9 +188,7 @@ ssh pi-worker-0 '[ -e /tmp/on ] || {{ touch /tmp/on; setsid nohup sleep 1000 >/d
 
 
 @crossed("server", ["openssh", "embedded"])
-def test_a_daemon_that_called_setsid_is_there_for_the_next_job(
-    cluster: Cluster, image: Image, server: str
-) -> None:
+def test_a_daemon_outlives_the_launch(cluster: Cluster, image: Image, server: str) -> None:
     job = mpijob(
         cluster, image, launcher_args=["sh", "-c", DAEMON], worker={"env": {"MPIBOOT_SSHD": server}}
     ).start()
@@ -262,9 +252,7 @@ AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
 @pytest.mark.parametrize(("image", "args"), SCRIPTS, indirect=["image"])
-def test_a_real_mpirun_waits_for_a_host_that_is_late(
-    cluster: Cluster, image: Image, args: list[str]
-) -> None:
+def test_a_real_mpirun_waits_for_a_host(cluster: Cluster, image: Image, args: list[str]) -> None:
     job = mpijob(
         cluster, image, mpi=EACH_MPI[image.name], launcher_args=args, launcher={"env": AS_ROOT}
     ).start(publish=False)

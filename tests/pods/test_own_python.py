@@ -91,9 +91,7 @@ def old_debian() -> Image:
 
 
 @pytest.mark.parametrize("rank_env", [False, pytest.param(True, marks=pytest.mark.full)])
-def test_the_example_with_an_unchanged_image(
-    cluster: Cluster, rig: None, *, rank_env: bool
-) -> None:
+def test_the_unchanged_image_example(cluster: Cluster, rig: None, *, rank_env: bool) -> None:
     """By an init container in each pod, as user 1000 on a read-only root filesystem.
 
     Its ranks find mpiboot by its path, too, as PATH has none.

@@ -29,9 +29,7 @@ def test_a_link_that_no_worker_has_is_said_before_the_start(cluster: Cluster, im
 
 @ONE_IMAGE
 @pytest.mark.full
-def test_a_link_of_the_daemons_that_the_launcher_lacks_is_refused_as_mpirun_refuses_it(
-    cluster: Cluster, image: Image
-) -> None:
+def test_a_link_of_the_daemons_that_the_launcher_lacks(cluster: Cluster, image: Image) -> None:
     name = "oob_tcp_if_include" if image.name == OLD else "prte_if_include"
     prefix = "OMPI_MCA_" if image.name == OLD else "PRTE_MCA_"
     job = ended(
@@ -49,9 +47,7 @@ HOROVOD += "btl_tcp_if_exclude = lo,docker0\n"
 
 
 @crossed("of", ["the image", "a worker"])
-def test_links_that_a_file_of_parameters_leaves_out_end_no_job(
-    cluster: Cluster, image: Image, of: str
-) -> None:
+def test_links_excluded_by_an_mpi_file(cluster: Cluster, image: Image, of: str) -> None:
     """Each rank reads the file of its own pod, whose image may be another one."""
     there = image.with_files({ETC: HOROVOD})
     workers_own = of == "a worker"

@@ -22,9 +22,7 @@ SLEEP = ("sleep", "1000")
 # --- files ---
 
 
-def test_a_secret_is_made_of_links_and_each_volume_has_its_modes(
-    cluster: Cluster, plain: Image
-) -> None:
+def test_a_secret_has_links_and_volumes_have_modes(cluster: Cluster, plain: Image) -> None:
     secret = Files("/etc/keys", {"key": "one", "other": "x"}, mode=0o600)
     volumes: list[Volume] = [
         secret,
@@ -129,9 +127,7 @@ def test_exit_codes_signals_and_streams(cluster: Cluster, plain: Image) -> None:
         cluster.pod(PodSpec(name="d", image=plain, command=["no-such-program"])).start()
 
 
-def test_a_restart_keeps_the_pod_and_not_the_root_and_a_deleted_pods_address_is_gone(
-    cluster: Cluster, plain: Image
-) -> None:
+def test_a_restart_keeps_the_pod_and_not_the_root(cluster: Cluster, plain: Image) -> None:
     kept = EmptyDir("/kept")
     spec = PodSpec(name="a", image=plain, command=SLEEP, volumes=[kept])
     pod = cluster.pod(spec).start()

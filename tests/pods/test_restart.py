@@ -107,9 +107,7 @@ def message(job: Job, text: str) -> int:
 
 
 @pytest.mark.parametrize("name", ["openmpi-4.1", pytest.param(NAME, marks=pytest.mark.full)])
-def test_a_hostfile_that_shrinks_while_it_is_waited_for(
-    cluster: Cluster, rig: None, name: str
-) -> None:
+def test_a_hostfile_that_shrinks(cluster: Cluster, rig: None, name: str) -> None:
     """The MPI Operator writes its ConfigMap anew, and the kubelet swaps `..data`."""
     job = mpijob(cluster, images.image(name), workers=3)
     for pod in job.pods[:3]:
@@ -124,7 +122,7 @@ def test_a_hostfile_that_shrinks_while_it_is_waited_for(
 
 
 @pytest.mark.full
-def test_a_hostfile_that_grows_while_it_is_waited_for(cluster: Cluster, image: Image) -> None:
+def test_a_hostfile_that_grows(cluster: Cluster, image: Image) -> None:
     """Half-written and empty at first, as by an editor that doesn't rename."""
     job = mpijob(cluster, image, workers=3)
     first, second, third = job.hostfile.splitlines(keepends=True)

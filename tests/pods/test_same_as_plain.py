@@ -64,18 +64,14 @@ def test_a_command_that_is_no_mpirun_is_the_same_with_mpiboot(
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", [name for name in LINES if name != "intel-mpi"])
-def test_a_line_is_the_same_where_the_launchers_pod_runs_ranks_too(
-    cluster: Cluster, rig: None, name: str
-) -> None:
+def test_the_same_with_ranks_in_the_launcher(cluster: Cluster, rig: None, name: str) -> None:
     """Not with Intel MPI, whose mpirun logs in to its own pod, where no SSH server is."""
     stage = same.pods(cluster, images.image(name), LINES[name][0], as_worker=True)
     compare(stage, AS_WORKER)
 
 
 @pytest.mark.full
-def test_intels_benchmark_goes_over_the_provider_that_the_user_names(
-    cluster: Cluster, rig: None
-) -> None:
+def test_intels_benchmark_uses_the_users_provider(cluster: Cluster, rig: None) -> None:
     """IMB-MPI1 comes with the library, which names the provider at that debug level."""
     stage = same.pods(cluster, images.image("intel-mpi"), LINES["intel-mpi"][0])
     for named in ({"FI_PROVIDER": "tcp"}, {"I_MPI_OFI_PROVIDER": "tcp"}):

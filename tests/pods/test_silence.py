@@ -51,9 +51,7 @@ def lose_packets(job: Job) -> None:
 
 @pytest.mark.full
 @OWN_SSH
-def test_a_network_that_loses_every_packet_for_a_while(
-    cluster: Cluster, image: Image, own_ssh: str
-) -> None:
+def test_a_network_that_loses_all_for_90_s(cluster: Cluster, image: Image, own_ssh: str) -> None:
     """Kubernetes takes the records of a node away meanwhile that is NotReady."""
     chosen, details = with_own_ssh(own_ssh, image)
     job = held(cluster, chosen, **details)

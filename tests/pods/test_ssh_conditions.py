@@ -251,9 +251,7 @@ def test_what_ssh_gets_in_to(cluster: Cluster, rig: None, name: str, condition: 
 
 @pytest.mark.full
 @pytest.mark.parametrize("shell", ["set -u", "fish", "tcsh"])
-def test_a_login_shell_that_starts_no_daemon_is_named(
-    cluster: Cluster, rig: None, shell: str
-) -> None:
+def test_a_login_shell_that_starts_no_daemon(cluster: Cluster, rig: None, shell: str) -> None:
     """The command of Open MPI 5.0 begins with assignments, and appends to LD_LIBRARY_PATH."""
     one = Condition(after=SHELL.format(f"/usr/bin/{shell}"), debian=(shell,))
     words = f"its login shell is /usr/bin/{shell}, and mpirun's commands are for /bin/bash"

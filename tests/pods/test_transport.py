@@ -36,9 +36,7 @@ def recorded(
 
 @ONE_IMAGE
 @pytest.mark.parametrize("network", ["data", pytest.param("control", marks=pytest.mark.full)])
-def test_the_record_and_the_log_say_which_link_carried_the_data(
-    cluster: Cluster, image: Image, network: str
-) -> None:
+def test_the_link_that_carried_the_data(cluster: Cluster, image: Image, network: str) -> None:
     found, said = recorded(
         cluster, image, "mpirun", RING, "--bytes", "80", MPIBOOT_MPI_NETWORK=network
     )

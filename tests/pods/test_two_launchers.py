@@ -47,9 +47,7 @@ HOLDS = "pi-worker-0.pi.default.svc, pi-worker-1.pi.default.svc are in use by la
 
 
 @pytest.mark.parametrize("name", [NAME, pytest.param("openmpi-4.1", marks=pytest.mark.full)])
-def test_another_launcher_for_held_workers_is_told_who_holds_them(
-    cluster: Cluster, rig: None, name: str
-) -> None:
+def test_held_workers_name_their_launcher(cluster: Cluster, rig: None, name: str) -> None:
     job = held(cluster, images.image(name))
     other = second(cluster, job, timeout=20)
     assert other.wait(PATIENCE) == 75
@@ -63,9 +61,7 @@ def test_another_launcher_for_held_workers_is_told_who_holds_them(
 
 @pytest.mark.full
 @pytest.mark.parametrize("server", ["openssh", "embedded"])
-def test_another_launcher_waits_for_one_that_is_ending(
-    cluster: Cluster, rig: None, server: str
-) -> None:
+def test_a_second_launcher_waits_for_the_first(cluster: Cluster, rig: None, server: str) -> None:
     """As with a Job that replaces a pod while the old one still has its grace."""
     job = held(cluster, images.image(NAME), worker={"env": {"MPIBOOT_SSHD": server}})
     other = second(cluster, job, timeout=60)
@@ -77,9 +73,7 @@ def test_another_launcher_waits_for_one_that_is_ending(
 
 
 @pytest.mark.full
-def test_another_launcher_whose_workers_end_with_the_first_ones_job(
-    cluster: Cluster, rig: None
-) -> None:
+def test_workers_that_end_are_not_held(cluster: Cluster, rig: None) -> None:
     """Workers that have ended are not reported as held."""
     job = held(cluster, images.image(NAME))
     other = second(cluster, job, timeout=60)
@@ -91,7 +85,7 @@ def test_another_launcher_whose_workers_end_with_the_first_ones_job(
 
 
 @pytest.mark.full
-def test_another_launcher_and_workers_without_mpiboot(cluster: Cluster, rig: None) -> None:
+def test_held_workers_without_mpiboot(cluster: Cluster, rig: None) -> None:
     """A foreign sshd: the same is found by shell commands."""
     sshd = ["sh", "-c", "mkdir -p /run/sshd; exec /usr/sbin/sshd -De -h /root/.ssh/id_rsa"]
     job = held(cluster, images.image(NAME), worker={"command": sshd, "args": ()})

@@ -69,9 +69,7 @@ def validated(cluster: Cluster, image: Image, *words: str, kind: str = "", **det
 
 
 @OLD_IMAGE
-def test_a_job_is_measured_and_judged_as_the_containers_first_process(
-    cluster: Cluster, image: Image
-) -> None:
+def test_a_job_is_measured_and_judged(cluster: Cluster, image: Image) -> None:
     job = validated(cluster, image, data_link="net1")
     assert job.wait(PATIENCE) == 0, job.launcher.stderr()
     out = job.launcher.stdout()
@@ -90,9 +88,7 @@ def test_a_job_is_measured_and_judged_as_the_containers_first_process(
 
 
 @OLD_IMAGE
-def test_a_tool_that_hangs_is_ended_and_what_it_measured_is_judged(
-    cluster: Cluster, image: Image
-) -> None:
+def test_a_tool_that_hangs_is_ended_and_judged(cluster: Cluster, image: Image) -> None:
     words = ("--time", "3", "--min-busbw", "9", "--json")
     job = validated(cluster, image, *words, kind="hang", data_link="net1")
     assert job.wait(PATIENCE) == 1, job.launcher.stderr()
@@ -135,9 +131,7 @@ def test_other_ends(cluster: Cluster, image: Image, kind: str) -> None:
 
 @pytest.mark.full
 @ONE_IMAGE
-def test_a_signal_ends_all_with_its_status_and_what_was_measured(
-    cluster: Cluster, image: Image
-) -> None:
+def test_a_signal_ends_it_with_what_was_measured(cluster: Cluster, image: Image) -> None:
     job = validated(cluster, image, kind="stop")
     until(lambda: "16384" in job.launcher.stdout())
     job.launcher.signal(signal.SIGTERM)

@@ -31,9 +31,7 @@ def test_an_ssh_port_that_is_filtered(cluster: Cluster, rig: None) -> None:
     assert "look closer: kubectl exec -n default pi-worker-1 -- mpiboot doctor" in message
 
 
-def test_a_launcher_on_its_nodes_network_with_its_nodes_nameserver(
-    cluster: Cluster, rig: None
-) -> None:
+def test_a_launcher_with_its_nodes_nameserver(cluster: Cluster, rig: None) -> None:
     job = mpijob(
         cluster,
         images.image(NAME),

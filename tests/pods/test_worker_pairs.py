@@ -86,9 +86,7 @@ def ways(quick: str) -> pytest.MarkDecorator:
 @pytest.mark.parametrize("image", [OLD], indirect=True)
 @ways("rejects")
 @pytest.mark.parametrize("to", ["worker", pytest.param("launcher", marks=pytest.mark.full)])
-def test_what_stops_dials_is_named_before_the_start(
-    cluster: Cluster, image: Image, to: str, way: str
-) -> None:
+def test_a_blocked_dial_is_named(cluster: Cluster, image: Image, to: str, way: str) -> None:
     line = ("mpirun", "sh", "-c", f"{MOMENT}true")
     job = mpijob(cluster, image, launcher_args=line)
     targets = NAMES[::-1] if to == "worker" else ["the launcher"] * 2
@@ -113,9 +111,7 @@ def test_what_stops_dials_is_named_before_the_start(
 
 @pytest.mark.parametrize("image", [OLD], indirect=True)
 @ways("accepts")
-def test_what_stops_dials_on_the_data_link_keeps_sockets_off_it(
-    cluster: Cluster, image: Image, way: str
-) -> None:
+def test_a_blocked_data_link_carries_no_sockets(cluster: Cluster, image: Image, way: str) -> None:
     job = pods(cluster, image)
     stopped(cluster, job.workers, way, "net1")
     on_control = {**on("eth0"), "UCX_NET_DEVICES": "eth0"}
