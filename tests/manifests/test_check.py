@@ -29,24 +29,6 @@ def test_every_row_of_the_table_is_of_a_kind_that_an_example_uses() -> None:
 
 
 @KINDS
-def test_a_field_that_its_kind_lacks(key: tuple[str, str]) -> None:
-    made = changed(key)
-    inner = made.get("spec", made)
-    inner["noSuchField"] = 1
-    (line,) = check.wrong(made)
-    assert line.startswith(f"{key[1]}: ")
-    assert "noSuchField" in line
-
-
-@KINDS
-def test_a_field_that_its_metadata_lacks(key: tuple[str, str]) -> None:
-    made = changed(key)
-    made["metadata"]["lables"] = {}
-    (line,) = check.wrong(made)
-    assert "lables" in line
-
-
-@KINDS
 def test_a_misspelt_field_deep_inside(key: tuple[str, str]) -> None:
     """Each of its mappings in turn; where keys are the user's own, none is misspelt."""
     own = {"nodeSelector", "labels", "annotations", "matchLabels", "data", "requests", "limits"}

@@ -15,7 +15,7 @@ from mpiboot.core import settings
 from mpiboot.core.settings import ROWS
 from tests.manifests import check, shapes
 from tests.manifests.examples import FILES, FOLDER, RECIPES, name_of
-from tests.pages import OWNER, PAGES, ROOT, blocks
+from tests.pages import OWNER, PAGES, blocks
 from tests.test_docs import below, refused
 
 EACH = pytest.mark.parametrize("path", FILES, ids=name_of)
@@ -140,8 +140,3 @@ def rows() -> list[tuple[str, str]]:
     """The links of the table's first column."""
     text = (FOLDER / "README.md").read_text()
     return re.findall(r"^\| \[([^]]+)\]\(([^)]+)\)", text, re.MULTILINE)
-
-
-def test_the_folder_of_full_schemas_is_named_by_a_variable_alone() -> None:
-    for path in (ROOT / "tests/manifests").glob("*.py"):
-        assert path == Path(__file__) or "/shared" not in path.read_text()
