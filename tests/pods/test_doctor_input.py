@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 
 import pytest
 
@@ -29,20 +28,14 @@ def doctor(cluster: Cluster, image: Image, *words: str, **details: object) -> tu
     return code, " ".join(text.split())
 
 
-@pytest.mark.parametrize(
-    ("gone", "code", "message"),
-    [
-        ((), 0, "5 checks: 0 failed, 0 warnings"),
-        (("/usr/bin/orted",), 1, "/usr/bin/mpirun has no orted beside it or on PATH"),
-        # Without this one there is no command line at all, and no table of checks.
-        ((f"{SITE}/click",), 127, "[python-modules] Python 3.11.2 does not find click"),
-    ],
-)
-def test_a_build_ends_over_an_image_that_lacks_something(
-    cluster: Cluster, one: Image, gone: Sequence[str], code: int, message: str
-) -> None:
-    found, text = doctor(cluster, one.without(*gone) if gone else one, "--image")
-    assert (found, message in text) == (code, True), text
+def test_a_build_ends_over_an_image_that_lacks_something(cluster: Cluster, one: Image) -> None:
+    code, text = doctor(cluster, one.without("/usr/bin/orted"), "--image")
+    assert code == 1
+    assert "/usr/bin/mpirun has no orted beside it or on PATH" in text
+    # Without this one there is no command line at all, and no table of checks.
+    code, text = doctor(cluster, one.without(f"{SITE}/click"), "--image")
+    assert code == 127
+    assert "[python-modules] Python 3.11.2 does not find click" in text
 
 
 def test_in_a_plain_container_outside_a_cluster(cluster: Cluster, one: Image) -> None:

@@ -123,13 +123,6 @@ def test_mpi_itself_spans_hosts_with_different_slots(cluster: Cluster, image: Im
 
 
 @each
-def test_the_launcher_as_a_worker(cluster: Cluster, image: Image) -> None:
-    job = started(cluster, image, "mpirun", RING, workers=1, as_worker=True)
-    assert job.wait(PATIENCE) == 0
-    assert ranks(job.launcher.stdout()) == [(0, 2, "pi-launcher"), (1, 2, "pi-worker-0")]
-
-
-@each
 def test_no_launch_agent_of_another_kind_starts_ranks_here(cluster: Cluster, image: Image) -> None:
     env = dict.fromkeys(("HYDRA_LAUNCHER", "HYDRA_BOOTSTRAP", "I_MPI_HYDRA_BOOTSTRAP"), "fork")
     line = ("mpirun", "-launcher", "slurm", "hostname")  # by itself it waits for ever for srun

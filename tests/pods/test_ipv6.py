@@ -125,18 +125,3 @@ def test_an_mpi_without_ipv6_is_told_before_the_start(cluster: Cluster, rig: Non
     assert "is built without IPv6" in message
     assert "--enable-ipv6" in message
     assert job.launcher.stdout() == ""
-
-
-@pytest.mark.full
-@ON_SIX
-def test_the_gates_and_the_doctor_on_ipv6_alone(cluster: Cluster, image: Image) -> None:
-    job = mpijob(
-        cluster, image, launcher_command=["sleep", "1000"], launcher=SIX, worker=SIX
-    ).start()
-    env = {"K_MPI_JOB_ROLE": "launcher"}
-    waited = job.launcher.exec("mpiboot", "wait", env=env)
-    assert (waited.returncode, waited.stdout) == (0, "")
-    assert "2 hosts ready in" in waited.stderr
-    told = job.launcher.exec("mpiboot", "doctor", env=env)
-    assert told.returncode == 0, told.stdout
-    assert "fd00:10:244::b port 22" in told.stdout

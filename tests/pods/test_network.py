@@ -10,12 +10,10 @@ from tests.pods import images
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
 from tests.pods.jobs import PATIENCE, RING, ended, ranks, spanned, spans
-from tests.pods.marks import NEW, OLD, OLD_IMAGE, ONE_IMAGE
+from tests.pods.marks import NEW, OLD, ONE_IMAGE
 from tests.pods.mesh import istio
 from tests.pods.network import Link
-from tests.pods.oci import PodSpec
 from tests.pods.operator import Job, mpijob
-from tests.pods.probe import reaches
 from tests.pods.volumes import SubPath
 
 POLICY = """
@@ -31,17 +29,6 @@ table inet allowed {
 """
 
 
-# What Volcano's svc plugin makes: pods of the same job alone come in, to every port.
-SAME_JOB = """
-table inet volcano {
-    chain input {
-        type filter hook input priority 0; policy drop;
-        iifname "lo" accept
-        ct state established,related accept
-        ip saddr { %s } accept
-    }
-}
-"""
 # A path that carries less than the links say, and tells nobody.
 BLACK_HOLE = """
 table inet hole {
@@ -111,20 +98,6 @@ def test_a_range_that_is_too_small_is_said(cluster: Cluster, rig: None) -> None:
         env={"MPIBOOT_PORT_RANGE": "40000-40003"},
     )
     assert "daemons need 2, and a host has 4 slots" in job.launcher.termination_log()
-
-
-@OLD_IMAGE
-@pytest.mark.full
-def test_volcanos_policy_for_pods_of_the_same_job(cluster: Cluster, image: Image) -> None:
-    job = mpijob(cluster, image, slots=2, launcher_args=["mpirun", RING, "--bytes", "1"])
-    outside = cluster.pod(PodSpec(name="other", image=image, command=["sleep", "1000"])).start()
-    assert reaches(outside, job.workers[0].address)
-    inside = ", ".join(pod.address for pod in job.pods)
-    for pod in job.pods:
-        pod.network.run("nft", "-f", "-", stdin=SAME_JOB % inside)
-    assert job.start().wait(PATIENCE) == 0
-    spans(job, slots=2)
-    assert not any(reaches(outside, worker.address) for worker in job.workers)
 
 
 def test_a_sidecar_in_front_of_every_pod_is_hinted_at(cluster: Cluster, rig: None) -> None:
