@@ -9,7 +9,7 @@ import pytest
 
 from tests.pods import images
 from tests.pods.cluster import Cluster
-from tests.pods.jobs import PATIENCE, RING, ended, rank_processes
+from tests.pods.jobs import PATIENCE, RING, ended, running
 from tests.pods.operator import Job, mpijob
 from tests.pods.pod import Pod
 from tests.waiting import until
@@ -99,13 +99,7 @@ def test_a_launcher_that_ends_while_hosts_are_waited_for_tells_the_one_that_is_r
 def test_a_launcher_that_was_killed_told_nothing(cluster: Cluster, rig: None, server: str) -> None:
     """It may be one that waits for other hosts, until the time for that is over too."""
     env = {"MPIBOOT_LAUNCHER_AWAY": "1", "MPIBOOT_TIMEOUT": "20", "MPIBOOT_SSHD": server}
-    job = mpijob(
-        cluster,
-        images.image(NAME),
-        launcher_args=["mpirun", RING, "--sleep", "1000"],
-        worker={"env": env},
-    ).start()
-    until(lambda: all(rank_processes(worker) for worker in job.workers))
+    job = running(cluster, images.image(NAME), worker={"env": env})
     job.launcher.kill()
     job.launcher.wait(PATIENCE)
     second = again(cluster, job, "mpirun", RING)

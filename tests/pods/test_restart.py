@@ -12,14 +12,13 @@ import pytest
 from tests.pods import images
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
-from tests.pods.jobs import PATIENCE, RING, rank_processes, ranks, spans
+from tests.pods.jobs import PATIENCE, RING, rank_processes, ranks, running, spans
 from tests.pods.marks import NO_MPI, ONE_IMAGE
 from tests.pods.operator import Job, mpijob
 from tests.pods.volumes import EmptyDir
 from tests.waiting import until
 
 NAME = "openmpi-5.0"
-FOREVER = ["mpirun", RING, "--sleep", "1000"]
 
 
 def folder() -> dict[str, Any]:
@@ -86,8 +85,7 @@ def test_a_launcher_that_starts_again_in_its_pod(cluster: Cluster, image: Image)
 @pytest.mark.full
 def test_a_suspended_job_is_resumed(cluster: Cluster, image: Image) -> None:
     """Kueue's suspend takes all pods away; the resumed job has new pods of the same names."""
-    job = mpijob(cluster, image, launcher_args=FOREVER).start()
-    until(lambda: all(rank_processes(worker) for worker in job.workers))
+    job = running(cluster, image)
     for pod in reversed(job.pods):
         pod.signal(signal.SIGTERM)
     assert job.wait(PATIENCE) == 143
