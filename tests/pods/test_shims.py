@@ -72,7 +72,6 @@ kill -TERM $first
 wait $first
 echo "first $?"
 cat /tmp/second
-ls -d /tmp/mpiboot-0/*/launcher/launch* /run/mpiboot/*/launcher/launch* 2> /dev/null | wc -l
 """
 
 
@@ -85,7 +84,6 @@ def test_two_mpiruns_at_once_in_one_script(cluster: Cluster, image: Image) -> No
         (0, 2, "pi-worker-0"),
         (1, 2, "pi-worker-1"),
     ]
-    assert message[-1] == "2"  # a folder for each
     assert "lost" not in job.launcher.stderr()
 
 

@@ -169,18 +169,3 @@ def test_a_worker_of_somebody_elses_is_not_checked(cluster: Cluster, rig: None) 
     message = " ".join(job.launcher.stderr().split())
     assert f"{NAMES[1]} tries no connections to other workers: it does not run mpiboot" in message
     assert "4 connections tried" in message
-
-
-@pytest.mark.full
-def test_a_worker_that_never_says_anything_holds_nobody_up(cluster: Cluster, image: Image) -> None:
-    job = mpijob(cluster, image, launcher_args=["mpirun", RING, "--bytes", "1"])
-    for worker in job.workers:
-        worker.start()
-    folder = "/run/mpiboot/*/worker"
-    until(lambda: job.workers[1].exec("sh", "-c", f"[ -e {folder}/probe ]").returncode == 0)
-    job.workers[1].shell(f"for d in {folder}; do echo 'exec cat' > $d/probe; done")
-    job.publish()
-    job.launcher.start()
-    assert job.wait(PATIENCE) == 0
-    spans(job)
-    assert "1 listener not waited for" in job.launcher.stderr()
