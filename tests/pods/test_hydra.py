@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,13 @@ quick = pytest.mark.parametrize("image", [MPICH4, NEW, INTEL], indirect=True)
 each = pytest.mark.parametrize(
     "image", [pytest.param(name, marks=pytest.mark.full) for name in NAMES], indirect=True
 )
+
+
+def rows(**images_of: Sequence[str]) -> pytest.MarkDecorator:
+    """Rows of `image` and `what`; the first is run by the quick gate."""
+    pairs = [(name, what) for what, names in images_of.items() for name in names]
+    more = [pytest.param(*pair, marks=pytest.mark.full) for pair in pairs[1:]]
+    return pytest.mark.parametrize(("image", "what"), [pairs[0], *more], indirect=["image"])
 
 
 def started(cluster: Cluster, image: Image, *words: str, **details: Any) -> Job:
@@ -136,12 +144,8 @@ def test_no_launch_agent_of_another_kind_starts_ranks_here(cluster: Cluster, ima
 @pytest.mark.parametrize(
     ("image", "before"),
     [
-        pytest.param(MPICH4, ("-n", "1", RING, ":", "-n", "1"), id="mpich-4.0-several"),
-        pytest.param(
-            "mpich-5.0", ("-n", "1", RING, ":", "-n", "1"), marks=pytest.mark.full, id="5.0-several"
-        ),
-        pytest.param(INTEL, ("-n", "2"), id="intel-one"),
-        pytest.param(MPICH4, ("-n", "2"), marks=pytest.mark.full, id="mpich-4.0-one"),
+        pytest.param(MPICH4, ("-n", "1", RING, ":", "-n", "1"), id="several"),
+        pytest.param(INTEL, ("-n", "2"), id="one"),
     ],
     indirect=["image"],
 )
@@ -201,16 +205,16 @@ def test_a_job_that_mpiboot_does_not_watch(cluster: Cluster, image: Image) -> No
     assert sorted(job.launcher.stdout().split()) == ["pi-worker-0", "pi-worker-1"]
 
 
-@each
-@pytest.mark.parametrize("event", ["pod", "daemon", "agent", "link"])
-def test_a_lost_worker(cluster: Cluster, image: Image, event: str) -> None:
+@pytest.mark.full
+@rows(pod=("mpich-5.0",), daemon=(INTEL,), agent=(MPICH4, "mpich-5.0"), link=(MPICH4, INTEL))
+def test_a_lost_worker(cluster: Cluster, image: Image, what: str) -> None:
     """By itself no Hydra notices a cut link, or an agent that is gone."""
     job = running(cluster, image, env={"MPIBOOT_SSH_KEEPALIVE": "3"})
-    if event == "pod":
+    if what == "pod":
         job.workers[1].kill()
-    elif event == "daemon":
+    elif what == "daemon":
         kill(alive(job.workers[1], "hydra_pmi_proxy"))
-    elif event == "agent":
+    elif what == "agent":
         kill(agents(job.launcher, "pi-worker-1"))
     else:
         job.workers[1].link_down(silent=True)
@@ -219,10 +223,10 @@ def test_a_lost_worker(cluster: Cluster, image: Image, event: str) -> None:
     until(lambda: not rank_processes(job.workers[0]))
 
 
-@each
-@pytest.mark.parametrize("stopped", ["launcher", "worker"])
+@pytest.mark.full
+@rows(launcher=(MPICH4, INTEL), worker=("mpich-5.0", INTEL))
 def test_ranks_that_are_told_to_end_have_the_time_to_save(
-    cluster: Cluster, image: Image, tmp_path: Path, stopped: str
+    cluster: Cluster, image: Image, tmp_path: Path, what: str
 ) -> None:
     tmp_path.chmod(0o777)
     job = running(
@@ -233,9 +237,9 @@ def test_ranks_that_are_told_to_end_have_the_time_to_save(
         worker={"volumes": [HostPath("/ckpt", tmp_path, writable=True)]},
     )
     until(lambda: len(ranks(job.launcher.stdout())) == 2)
-    pod = job.launcher if stopped == "launcher" else job.workers[0]
+    pod = job.launcher if what == "launcher" else job.workers[0]
     pod.signal(signal.SIGTERM)
-    assert job.wait(PATIENCE) == (143 if stopped == "launcher" else 69)
+    assert job.wait(PATIENCE) == (143 if what == "launcher" else 69)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["saved-0", "saved-1"]
     assert all("once" in path.read_text() for path in tmp_path.iterdir())
 
@@ -249,31 +253,23 @@ def test_pods_without_ipv4_are_refused_before_the_start(cluster: Cluster, image:
     assert "speak IPv4 alone" in job.launcher.termination_log()
 
 
-@pytest.mark.parametrize(
-    ("image", "end"),
-    [
-        pytest.param(name, end, marks=() if (name, end) == (MPICH4, "segv") else pytest.mark.full)
-        for name in NAMES
-        for end in ("segv", "kill", "exit", "abort")
-    ],
-    indirect=["image"],
-)
-def test_a_failed_rank_is_named_with_its_host(cluster: Cluster, image: Image, end: str) -> None:
+@rows(segv=(MPICH4,), kill=("mpich-5.0", INTEL), exit=("mpich-5.0",), abort=(MPICH4, INTEL))
+def test_a_failed_rank_is_named_with_its_host(cluster: Cluster, image: Image, what: str) -> None:
     """By itself it is a number that is also a code, or 255; the lines it is read from are gone."""
     words = {"exit": ("--no-finalize", "--exit", "3"), "abort": ("--abort", "3")}
-    job = started(cluster, image, "mpirun", RING, "--sleep", "1", *words.get(end, (f"--{end}",)))
+    job = started(cluster, image, "mpirun", RING, "--sleep", "1", *words.get(what, (f"--{what}",)))
     code, message = {
         "segv": (139, "rank 1 was ended by SIGSEGV"),
         "kill": (137, "rank 1 was ended by SIGKILL"),
         "exit": (3, "rank 1 exited with code 3"),
         # After MPI_Abort MPICH's mpiexec tells of no rank.
         "abort": (3, "exited with code 3" if image.name == INTEL else "no rank is known"),
-    }[end]
+    }[what]
     assert job.wait(PATIENCE) == code
     line = end_line(job.launcher.stderr())
     assert message in line
-    assert end == "abort" or "pi-worker-1.pi.default.svc" in line
+    assert what == "abort" or "pi-worker-1.pi.default.svc" in line
     stdout = job.launcher.stdout()
     assert "rank 1 of 2 on pi-worker-1" in stdout
     assert "Exit codes" not in stdout
-    assert (end in ("segv", "kill")) == ("BAD TERMINATION" in stdout)
+    assert (what in ("segv", "kill")) == ("BAD TERMINATION" in stdout)
