@@ -172,23 +172,6 @@ def test_two_jobs_run_side_by_side(namespace: Namespace) -> None:
         assert counted(succeeds(namespace, name)) == hosts
 
 
-def test_all_pods_of_an_ended_job_go_where_that_is_asked_for(namespace: Namespace) -> None:
-    job = example(OPENMPI, "openmpi-5.0")
-    job["spec"]["runPolicy"]["cleanPodPolicy"] = "All"
-    namespace.apply(job)
-    assert namespace.condition("train", OVER) == "Succeeded"
-    namespace.wait_for("no worker is left", lambda: not namespace.pods("train", "worker"))
-
-
-def test_a_uid_without_a_name_runs(namespace: Namespace) -> None:
-    job = example(OPENMPI, "openmpi-5.0")
-    job["spec"]["sshAuthMountPath"] = "/etc/mpiboot/ssh"
-    for pod in templates(job).values():
-        pod["securityContext"]["runAsUser"] = 1000650000
-    namespace.apply(job)
-    assert counted(succeeds(namespace)) == BOTH
-
-
 def test_doctor_looks_at_a_running_job(namespace: Namespace) -> None:
     namespace.apply(example(OPENMPI, "openmpi-5.0", "--sleep", "600"))
     launcher = until_ranks_run(namespace)["metadata"]["name"]
