@@ -60,8 +60,8 @@ sys.exit(reply["status"])
 class ApiServer:
     """Serves the pods of a cluster to those that have ``volumes``, as a context manager."""
 
-    def __init__(self, cluster: Cluster, folder: Path, rights: frozenset[str] = ALL) -> None:
-        self.rights = rights
+    def __init__(self, cluster: Cluster, folder: Path) -> None:
+        self.rights = ALL
         self.asked: list[list[str]] = []
         self._cluster = cluster
         self._folder = folder
