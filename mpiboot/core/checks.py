@@ -88,12 +88,6 @@ _POLICY: Final = (
 _Table: TypeAlias = Mapping[tuple[ExitCode, tuple[Role, ...]], Mapping[str, _CheckText]]
 
 _OF_JOBS: Final[_Table] = {
-    (ExitCode.FOUND, _BOTH): {
-        "python-modules": _CheckText(
-            "mpiboot's own Python modules are installed",
-            "install the wheel with its dependencies: `pip install mpiboot-*.whl`",
-        ),
-    },
     (ExitCode.FOUND, _LAUNCHER): {
         "bandwidth": _CheckText(
             "`mpiboot validate` measures what the data network's ports carry",
@@ -295,6 +289,10 @@ _OF_JOBS: Final[_Table] = {
         ),
     },
     (ExitCode.PROGRAM_MISSING, _BOTH): {
+        "python-modules": _CheckText(
+            "mpiboot's own Python modules are installed",
+            "install the wheel with its dependencies: `pip install mpiboot-*.whl`",
+        ),
         "program-missing": _CheckText(
             "required programs are installed",
             "install it in the image, or put its folder on PATH",

@@ -1,1 +1,1 @@
-"""``mpiboot doctor``: what is looked at in a pod, how it is judged, and how it is shown."""
+"""``mpiboot doctor``: observe a pod or all hosts, judge by checks, report."""

@@ -22,20 +22,20 @@ BY_REFERENCE: Final[dict[str, Check]] = {row.reference: row for row in OF_JOBS}
 class DoctorCheck:
     """A check: its function judges the parts that its parameters name.
 
-    Where no broken pod of the tests shows what it finds, the page of checks has what its docstring
-    says behind "Looks at". ``at_build``: it can run in an image's build; ``by_plan``: a launcher's
-    plan judges it for all pods.
+    ``references`` are those of its findings. Where no broken pod of the tests shows what it finds,
+    the page of checks has what its docstring says behind "Looks at". ``at_build``: it can run in an
+    image's build; ``by_plan``: a launcher's plan judges it for all pods.
     """
 
-    reference: str
+    references: tuple[str, ...]
     judge: Judge
     at_build: bool = False
     by_plan: bool = False
 
     @property
-    def row(self) -> Check:
-        """The row of the table of references."""
-        return BY_REFERENCE[self.reference]
+    def roles(self) -> tuple[Role, ...]:
+        """The roles that have it."""
+        return BY_REFERENCE[self.references[0]].roles
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -49,8 +49,7 @@ class DoctorCheck:
 
 
 def check(
-    reference: str,
-    *,
+    *references: str,
     title: str = "",
     hint: str = "",
     role: Role | None = None,
@@ -60,7 +59,7 @@ def check(
     """Make a check of a function; a check that jobs have, too, has its title and hint there.
 
     Args:
-        reference: its name in the log and in reports.
+        references: its names in the log and in reports.
         title: what holds when all is well.
         hint: what to do otherwise.
         role: the role that has it; None: launcher and worker.
@@ -69,8 +68,9 @@ def check(
     """
     if title:
         roles = (role,) if role else (Role.LAUNCHER, Role.WORKER)
-        BY_REFERENCE[reference] = Check(reference, title, ExitCode.FOUND, hint, roles)
-    return lambda judge: DoctorCheck(reference, judge, at_build, by_plan)
+        for name in references:
+            BY_REFERENCE[name] = Check(name, title, ExitCode.FOUND, hint, roles)
+    return lambda judge: DoctorCheck(references, judge, at_build, by_plan)
 
 
 launcher_check: Final = partial(check, role=Role.LAUNCHER)
@@ -86,20 +86,13 @@ def judge_all(
     checks: Iterable[DoctorCheck], parts: Mapping[str, object], unseen: Mapping[str, str]
 ) -> Iterator[Finding]:
     """Judge by each check; one whose part was not observed is unknown, with the reason."""
-    asked = list(checks)
-    references = {row.reference for row in asked}
-    # Checks that share a function are judged together: it names each by its reference.
-    first: dict[Judge, DoctorCheck] = {}
-    for row in asked:
-        first.setdefault(row.judge, row)
-    for row in first.values():
+    for row in checks:
         missing = [name for name in row.needs if name not in parts]
         if missing:
             why = dict.fromkeys(unseen.get(name, "not observed") for name in missing)
-            yield Finding(row.reference, Level.UNKNOWN, f"not known: {'; '.join(why)}")
+            yield Finding(row.references[0], Level.UNKNOWN, f"not known: {'; '.join(why)}")
         else:
-            judged = row(*(parts[name] for name in row.needs))
-            yield from (item for item in judged if item.check in references)
+            yield from row(*(parts[name] for name in row.needs))
 
 
 def ok(reference: str, message: str, host: str = "") -> Finding:

@@ -11,36 +11,20 @@ from mpiboot.core.model import Finding, Level
 from mpiboot.core.wording import counted, grouped, majority, size_of
 from mpiboot.doctor.checks import BY_REFERENCE, finding, launcher_check, ok
 from mpiboot.network.worker_network import link_of
-from mpiboot.network.worker_pairs import WHY, Reached
 
 
 @dataclass(frozen=True, slots=True)
 class HostReport:
     """One host of the hostfile; ``worker`` is None where it was not reached.
 
-    ``values`` are those of ``libexec/doctor_questions`` by name; ``dial`` is the
-    result of its connection to the launcher (None: not tried); ``checks`` are its doctor's findings
-    (None: it has none).
+    ``values`` are those of ``libexec/doctor_questions`` by name; ``checks`` are its doctor's
+    findings (None: it has none).
     """
 
     host: str
     worker: Worker | None = None
     values: Mapping[str, str] = field(default_factory=dict)
-    dial: Reached | None = None
     checks: tuple[Finding, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class LauncherPlace:
-    """Where hosts try to reach the launcher: an address, and a port (0: none is free).
-
-    The port is one of ``port_range`` where that is set. A try takes ``seconds`` at most.
-    """
-
-    address: str = ""
-    port: int = 0
-    port_range: str = ""
-    seconds: int = 4
 
 
 _MAX_HOST_LINES: Final = 16  # where each host has another message
@@ -62,33 +46,6 @@ _VALUES: Final = {
     "gpus": ("{} GPUs in /dev", _DEVICES, True),
     "hcas": ("{} devices in /dev/infiniband", _DEVICES, True),
 }
-
-
-@launcher_check(
-    "launcher-unreached",
-    title="hosts reach the launcher's ports",
-    hint="let the workers in: the policy of the launcher's pod needs an ingress rule for them "
-    "(`ingress: [{from: [{podSelector: ...}]}]`) without `ports:`, or with the range of "
-    "MPIBOOT_PORT_RANGE",
-)
-def launcher(hosts: Sequence[HostReport], place: LauncherPlace) -> Iterable[Finding]:
-    """Judge whether hosts can connect to the launcher, as MPI's daemons do.
-
-    Looks at a TCP connection from each host to the launcher's control address, at a port that the
-    kernel chose, or one of MPIBOOT_PORT_RANGE.
-    """
-    which = f", of MPIBOOT_PORT_RANGE={place.port_range}" if place.port_range else ""
-    at = f"the launcher at {place.address} port {place.port}{which}"
-    for how, names in grouped((one.dial, one.host) for one in hosts if one.dial).items():
-        if how is Reached.CONNECTED:
-            yield finding(Level.OK, "launcher-unreached", f"reaches {at}", hosts=names)
-        elif how is Reached.UNKNOWN:
-            message = f"not known whether it reaches {at}: neither bash with timeout nor python3"
-            yield finding(Level.UNKNOWN, "launcher-unreached", message, hosts=names)
-        else:
-            why = WHY.get(how, f"no answer in {place.seconds} s")
-            message = f"can't connect to {at}: {why}; MPI's daemons must"
-            yield finding(Level.FAIL, "launcher-unreached", message, hosts=names)
 
 
 def _values(one: HostReport) -> dict[str, str]:
@@ -137,10 +94,10 @@ def _values_differ(
 
 def _links_differ(every: Mapping[str, Mapping[str, str]]) -> Iterator[Finding]:
     """Find hosts that lack a link of most others, or whose link has another MTU."""
-    asked = {host: own for host, own in every.items() if own}
-    for name in sorted({name for own in asked.values() for name in own if _LINK in name}):
+    known = {host: values for host, values in every.items() if values}
+    for name in sorted({name for values in known.values() for name in values if _LINK in name}):
         link = name.removeprefix(_LINK)
-        found = majority({host: own.get(name, _NO_LINK) for host, own in asked.items()})
+        found = majority({host: values.get(name, _NO_LINK) for host, values in known.items()})
         if found is None or found.usual == _NO_LINK:
             continue
         for value, which in found.outliers.items():

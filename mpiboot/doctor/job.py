@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import socket
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
@@ -13,24 +11,22 @@ from mpiboot.core.checks import Check, MpibootError
 from mpiboot.core.facts import Host, Worker
 from mpiboot.core.model import Finding, Json, Role
 from mpiboot.core.records_json import read_record
-from mpiboot.core.settings import Resolved, Settings
+from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import counted
 from mpiboot.doctor import hosts
 from mpiboot.doctor import pod as own_pod
 from mpiboot.doctor.checks import BY_REFERENCE, DoctorCheck, judge_all, of_area, ok
-from mpiboot.doctor.hosts import HostReport, LauncherPlace, merged
+from mpiboot.doctor.hosts import HostReport, merged
 from mpiboot.hosts import gate, host_shell
 from mpiboot.hosts.host_shell import HostAnswer
 from mpiboot.job import plan as plans
 from mpiboot.job.plan_input import LaunchPaths
 from mpiboot.launcher import launch_folder, look
 from mpiboot.launcher.observation import Observation
-from mpiboot.network import pod
-from mpiboot.network.worker_pairs import LAUNCHER, WORDS
 from mpiboot.ssh.attempt import Attempt
 
 # Of one pod; of a job's hosts beside each other.
-POD: Final = (*of_area(own_pod), *own_pod.DATA_NETWORK)
+POD: Final = of_area(own_pod)
 HOSTS: Final = of_area(hosts)
 CHECKS: Final[Mapping[str, Check]] = BY_REFERENCE
 
@@ -43,13 +39,13 @@ def chosen(
     A pod without a role may become either. A launcher's plan has findings of all pods, its own
     included.
     """
-    return tuple(
-        row
+    found = (
+        replace(row, references=tuple(name for name in row.references if not only or name in only))
         for row in POD
-        if (row.at_build or not at_build)
-        and (not only or row.reference in only)
-        and (role is Role.NONE or role in row.row.roles)
-        and not (role is Role.LAUNCHER and row.by_plan)
+        if (row.at_build or not at_build) and not (role is Role.LAUNCHER and row.by_plan)
+    )
+    return tuple(
+        row for row in found if row.references and (role is Role.NONE or role in row.roles)
     )
 
 
@@ -66,7 +62,7 @@ _COLUMNS: Final = {
     "limits": "memlock shm session-limits shm-full memory-limit",
     "network": "names-unresolved interface-missing ip-version worker-pairs "
     "worker-address master-port workers-differ "
-    "control-link control-subnet launcher-unreached",
+    "control-link control-subnet",
     "data": "data-link rdma-device rdma-missing rdma-differs rdma-node rdma-library efa-library "
     "rdma-port rdma-gid rdma-gid-index rdma-mtu rdma-mtu-low data-ambiguous "
     "data-carrier data-address data-mtu data-networks data-sockets data-subnet data-facts",
@@ -79,6 +75,8 @@ GROUPS: Final = {name: tuple(listed.split()) for name, listed in _COLUMNS.items(
 GROUP_OF: Final = {item: name for name, listed in GROUPS.items() for item in listed}
 
 SERVER: Final = "workers-unreachable"
+# What each host is queried for beside the gate's.
+QUERIES: Final = ("own_values", "own_checks")
 # The plan's checks don't depend on the program.
 ANY_PROGRAM: Final = ("mpirun", "true")
 
@@ -89,18 +87,17 @@ def of_job(resolved: Resolved, environ: Mapping[str, str]) -> Iterator[Finding]:
     Raises:
         KeyboardInterrupt: after the findings of the hosts that had answered.
     """
-    with listening(resolved.settings, environ) as place:
-        try:
-            seen, launcher = look.look(resolved, ANY_PROGRAM, environ, questions(place))
-        except MpibootError as wrong:
-            yield from (wrong.finding, *wrong.others)
-            return
+    try:
+        seen, launcher = look.look(resolved, ANY_PROGRAM, environ, QUERIES)
+    except MpibootError as error:
+        yield from (error.finding, *error.others)
+        return
     file = seen.observed.hostfile
     yield ok("hostfile-missing", f"the hostfile is {file.path}, named by {file.named_by}")
     yield ok("hostfile-invalid", file.size)
     yield from seen.warnings
     planned = list(_planned(seen, resolved, launch_folder.paths(launcher.folder)))
-    yield from _passed(file.hosts, seen.passed, place, planned)
+    yield from _passed(file.hosts, seen.passed, planned)
     yield from planned
     if seen.passed.unasked:
         raise KeyboardInterrupt  # deferred by the gate until the answers were printed
@@ -110,23 +107,18 @@ def _planned(seen: Observation, resolved: Resolved, where: LaunchPaths) -> Itera
     """Report the findings of a plan for all hosts that were reached."""
     try:
         made = plans.make(seen.observed, resolved, where)
-    except MpibootError as wrong:
-        yield from (wrong.finding, *wrong.others)
+    except MpibootError as error:
+        yield from (error.finding, *error.others)
         return
-    # Hosts without mpiboot dial the launcher, too: that is the check launcher-unreached.
-    dialled = [item for item in seen.dialled if item.target != LAUNCHER]
-    failed_pairs = plans.pair_findings(made, seen.observed, dialled)
-    if dialled and not failed_pairs:
-        tried = counted(len(dialled), "connection")
-        yield ok("worker-pairs", f"workers reach each other: {tried} tried")
+    failed_pairs = plans.pair_findings(made, seen.observed, seen.dialled)
+    if seen.dialled and not failed_pairs:
+        tried = counted(len(seen.dialled), "connection")
+        yield ok("worker-pairs", f"workers reach each other and the launcher: {tried} tried")
     yield from (*failed_pairs, *made.findings)
 
 
 def _passed(
-    listed: Sequence[Host],
-    passed: gate.GateResult,
-    place: LauncherPlace,
-    planned: Sequence[Finding],
+    listed: Sequence[Host], passed: gate.GateResult, planned: Sequence[Finding]
 ) -> Iterator[Finding]:
     """Report how each host was reached, the findings of its doctor, and how hosts differ."""
     yield from (ok("names-unresolved", "this pod itself", one.name) for one in passed.local)
@@ -138,7 +130,7 @@ def _passed(
     known = {(item.check, name) for item in planned for name in (item.host, *item.hosts)}
     own = (item for one in reports for item in one.checks or ())
     yield from merged(item for item in own if (item.check, item.host) not in known)
-    yield from judge_all(HOSTS, {"hosts": reports, "place": place}, {})
+    yield from judge_all(HOSTS, {"hosts": reports}, {})
 
 
 def _reached(worker: Worker) -> Finding:
@@ -146,36 +138,6 @@ def _reached(worker: Worker) -> Finding:
     mpi = worker.facts.mpi if worker.facts else worker.mpi
     message = f"{worker.address} port {worker.port}, {server}, {mpi.banner if mpi else 'no mpirun'}"
     return ok(SERVER, message, worker.host.name)
-
-
-# Connections that nobody accepts until all hosts have answered; the kernel may take fewer.
-_BACKLOG: Final = 4096
-
-
-@contextlib.contextmanager
-def listening(settings: Settings, environ: Mapping[str, str]) -> Iterator[LauncherPlace]:
-    """Listen at this pod's control address while hosts try to reach it; no answer is sent."""
-    api = environ.get(pod.API, "")
-    address, _ = pod.control_address(settings.control_ifname, socket.gethostname(), api=api)
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    first, _, last = settings.port_range.partition("-")
-    # From its end: MPI's daemons take the first ones.
-    ports = range(int(last), int(first) - 1, -1) if last else range(1)
-    for port in ports if address else ():
-        try:
-            server = socket.create_server((address, port), family=family, backlog=_BACKLOG)
-        except OSError:
-            continue
-        with server:
-            yield LauncherPlace(address, int(server.getsockname()[1]), settings.port_range)
-        return
-    yield LauncherPlace(address)
-
-
-def questions(place: LauncherPlace) -> tuple[str, ...]:
-    """List the queries that each host gets beside the gate's."""
-    dial = host_shell.dial(place.seconds, place.address, place.port)
-    return ("own_values", *dial, "own_checks")
 
 
 def reports_of(
@@ -194,7 +156,6 @@ def reports_of(
                 host.name,
                 by_name.get(host.name),
                 dict(answer.values),
-                WORDS.get(answer.dial),
                 _own_checks(host.name, answer),
             )
         )

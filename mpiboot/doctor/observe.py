@@ -7,9 +7,7 @@ halts the rank meanwhile.
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import platform
 import resource
 import shutil
 import stat
@@ -22,7 +20,6 @@ from typing import Final
 from mpiboot.core.checks import MpibootError
 from mpiboot.core.model import Finding, Mpi, MpiFamily
 from mpiboot.core.settings import Settings
-from mpiboot.doctor import ranks_answer
 from mpiboot.doctor.checks import ok, warned
 from mpiboot.doctor.pod import (
     ImagePart,
@@ -31,7 +28,15 @@ from mpiboot.doctor.pod import (
     Program,
     ShmPart,
 )
-from mpiboot.doctor.ranks_answer import HostRanks, Rank, RankProcess
+from mpiboot.doctor.ranks import (
+    NUMBERS,
+    HostRanks,
+    Rank,
+    RankProcess,
+    number_in,
+    one_process_a_rank,
+    rank_of,
+)
 from mpiboot.launcher import shims as names
 from mpiboot.network import pod
 from mpiboot.network.sysfs import text
@@ -165,7 +170,6 @@ def process_of(port: int) -> int:
 
 
 _TIMEOUT_S: Final = 5.0
-MODULES: Final = ("asyncssh", "click", "dns", "psutil", "pyroute2")
 # Messages of glibc's loader and of musl's.
 _NOT_FOUND: Final = ("=> not found", "Error loading shared library", "cannot open shared object")
 
@@ -184,8 +188,6 @@ def image(environ: Mapping[str, str]) -> ImagePart:
         mpi,
         tuple(found),
         _daemon(mpi, search, environ) if mpi else None,
-        platform.python_version(),
-        tuple(name for name in MODULES if importlib.util.find_spec(name) is None),
         search,
     )
 
@@ -219,11 +221,7 @@ def ranks(host: str, seconds: float, *, gdb: bool = False) -> HostRanks:
         gdb: whether gdb reads C stacks.
     """
     every = {pid: processes.environ(pid) for pid in processes.pids()}
-    environs = {
-        pid: own
-        for pid, own in every.items()
-        if ranks_answer.number_in(own, ranks_answer.NUMBERS) is not None
-    }
+    environs = {pid: found for pid, found in every.items() if number_in(found, NUMBERS) is not None}
     others = sum(not os.access(f"/proc/{pid}/environ", os.R_OK) for pid in every)
     before = {pid: processes.activity(pid) for pid in environs}
     began = time.monotonic()
@@ -235,7 +233,7 @@ def ranks(host: str, seconds: float, *, gdb: bool = False) -> HostRanks:
         for pid, environ in environs.items()
         if (now := after[pid])
     )
-    chosen = (ranks_answer.rank_of(item, host) for item in ranks_answer.one_process_a_rank(found))
+    chosen = (rank_of(item, host) for item in one_process_a_rank(found))
     listed = tuple(_details(rank, gdb=gdb) for rank in sorted(chosen, key=lambda one: one.number))
     return HostRanks(host, listed, others)
 

@@ -11,7 +11,7 @@ from mpiboot.core.facts import Host, PodFacts, Worker
 from mpiboot.core.model import Finding, Identity, Mpi
 from mpiboot.core.settings import Settings
 from mpiboot.core.wording import counted, first_few, size_of
-from mpiboot.doctor.checks import DoctorCheck, check, failed, ok, warned, worker_check
+from mpiboot.doctor.checks import check, failed, ok, warned, worker_check
 from mpiboot.job.control_links import NAME_LINKS, links_gone
 from mpiboot.network import cluster_view, worker_network
 from mpiboot.network.records import RDMA
@@ -31,17 +31,14 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class ImagePart:
-    """The image: its MPI, the programs that a job needs, and this Python.
+    """The image: its MPI, the programs that a job needs, and their search path.
 
-    ``daemon`` is the program that mpirun starts on every host, None where that isn't known;
-    ``modules`` are those that mpiboot needs and that can't be found.
+    ``daemon`` is the program that mpirun starts on every host, None where that isn't known.
     """
 
     mpi: Mpi | None
     programs: tuple[Program, ...]
     daemon: Program | None
-    python: str
-    modules: tuple[str, ...]
     search: str = ""
 
 
@@ -99,16 +96,6 @@ def libraries(image: ImagePart) -> Iterable[Finding]:
         yield ok("shared-libraries", f"shared libraries: all are found for {names}")
 
 
-@check("python-modules", at_build=True)
-def python(image: ImagePart) -> Iterable[Finding]:
-    """Judge mpiboot's own modules."""
-    if image.modules:
-        message = f"Python {image.python} does not find {', '.join(image.modules)}"
-        yield failed("python-modules", message)
-    else:
-        yield ok("python-modules", f"Python {image.python} has what mpiboot needs")
-
-
 @check(
     "passwd-entry",
     title="the pod's user has a passwd entry",
@@ -160,13 +147,10 @@ class MemoryPart:
     kills: int
 
 
-@check("runtime-folder")
+@check("runtime-folder", "tmpdir")
 def folder(folder: Iterable[Finding]) -> Iterable[Finding]:
     """Report the private folder and TMPDIR, which every role needs."""
     return folder
-
-
-tmpdir: Final = DoctorCheck("tmpdir", folder.judge)
 
 
 @check("ssh-key")
@@ -264,6 +248,7 @@ def _alone(facts: PodFacts) -> Worker:
     return Worker(host, facts.control_address, _SSH, "", "", facts)
 
 
+@check(*(row.reference for row in DATA_CHECKS), by_plan=True)
 def data_network(facts: PodFacts, settings: Settings) -> Iterable[Finding]:
     """Apply the rules for one worker."""
     network = worker_network.choose(_alone(facts), settings)
@@ -277,11 +262,6 @@ def data_network(facts: PodFacts, settings: Settings) -> Iterable[Finding]:
         links = first_few(link.name for link in network.data)
         message = f"no RDMA device of this pod; data goes over TCP{f' on {links}' if links else ''}"
         yield ok("rdma-missing", message)
-
-
-DATA_NETWORK: Final = tuple(
-    DoctorCheck(row.reference, data_network, by_plan=True) for row in DATA_CHECKS
-)
 
 
 @worker_check(

@@ -19,8 +19,8 @@ from mpiboot.core.checks import MpibootError
 from mpiboot.core.model import Finding, Level, Role
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import counted, first_few
-from mpiboot.doctor import observe, ranks_answer, ranks_judge
-from mpiboot.doctor.ranks_answer import HostRanks, Rank
+from mpiboot.doctor import observe
+from mpiboot.doctor.ranks import HostRanks, Rank, differing_first, judge, read
 from mpiboot.doctor.role import end, json_report, role_of
 from mpiboot.hosts import host_shell
 from mpiboot.hosts.remote_commands import RemoteCommands
@@ -50,7 +50,7 @@ class Replies:
     @property
     def ranks(self) -> list[tuple[Rank, bool]]:
         """All ranks, each with whether it is an outlier; outliers first."""
-        return ranks_judge.differing_first(rank for host in self.hosts for rank in host.ranks)
+        return differing_first(rank for host in self.hosts for rank in host.ranks)
 
 
 def run(
@@ -74,7 +74,7 @@ def run(
         ShownError: a rank is stopped, traced, in uninterruptible sleep or missing; code 1.
     """
     replies = _replies(resolved, environ, seconds, gdb=gdb)
-    found = ranks_judge.judge(replies.hosts, all_hosts=replies.all_hosts, unasked=replies.unasked)
+    found = judge(replies.hosts, all_hosts=replies.all_hosts, unasked=replies.unasked)
     found = (*found, *replies.wrong, *_not_readable(replies.hosts))
     if as_json:
         text = json_report(
@@ -93,8 +93,8 @@ def _replies(resolved: Resolved, environ: Mapping[str, str], seconds: int, *, gd
     if role_of(resolved, environ) is Role.LAUNCHER:
         try:
             return asyncio.run(_job(resolved, environ, seconds, gdb=gdb))
-        except MpibootError as exc:
-            wrong = (exc.finding, *exc.others)
+        except MpibootError as error:
+            wrong = (error.finding, *error.others)
         finally:
             observe.remove_folder(resolved.settings, environ)
     else:
@@ -119,13 +119,11 @@ async def _job(
     )
     own = next((host.name for host in passed.local), os.uname().nodename)
     query = host_shell.doctor_ranks(seconds, gdb=gdb)
-    asked = asyncio.gather(*(commands.run(worker, query) for worker in passed.workers))
+    queries = asyncio.gather(*(commands.run(worker, query) for worker in passed.workers))
     sampling = asyncio.to_thread(observe.ranks, own, seconds, gdb=gdb)
-    here, outputs = await asyncio.gather(sampling, asked)
+    here, outputs = await asyncio.gather(sampling, queries)
     names = [worker.host.name for worker in passed.workers]
-    answers = (
-        ranks_answer.read(output or "", name) for name, output in zip(names, outputs, strict=True)
-    )
+    answers = (read(output or "", name) for name, output in zip(names, outputs, strict=True))
     hosts = [*([here] if here.ranks or passed.local else []), *filter(None, answers)]
     reached = {*(host.name for host in passed.local), *(host.host for host in hosts)}
     why = {item.host: item for item in passed.findings if item.host}

@@ -12,7 +12,7 @@ from typing import Final
 
 from mpiboot import __version__
 from mpiboot.core import log
-from mpiboot.core.checks import ExitCode, MpibootError, error, failed
+from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.model import Finding
 from mpiboot.core.wording import MOST_LINES, first_few
 from mpiboot.job import render
@@ -38,7 +38,7 @@ def bug(wrong: Exception) -> MpibootError:
         "mpiboot"
     ):
         message = f"Python {platform.python_version()} does not find {wrong.name}"
-        return MpibootError(failed("python-modules", message), code=ExitCode.PROGRAM_MISSING)
+        return error("python-modules", message)
     if isinstance(wrong, OSError) and wrong.errno in _LIMITS:
         return error("launcher-limits", f"{_LIMITS[wrong.errno]}: {wrong.strerror}")
     versions = f"mpiboot {__version__}, Python {platform.python_version()}, {platform.platform()}"

@@ -35,15 +35,6 @@ _NUMBER: Final = re.compile(r"\d{1,19}", re.ASCII)  # int() takes 4,300 digits a
 _REASON: Final = 500  # characters
 _HOST: Final = ("environs", "host_questions")
 _DOCTOR: Final = ("doctor_questions", *_HOST)
-# What the status and the words of a program that dials mean, as worker/probe.py says it; 124 and
-# 143 are timeout's.
-_DIALLED: Final = (
-    ("connected", r"0( |$)"),
-    ("refused", r"\d.*[Rr]efused"),
-    ("silent", r"(124|143)( |$)|\d.*timed out"),
-    ("no-route", r"\d"),
-    ("unknown", ""),
-)
 _ENDS: Final = 4  # words of SSH_CONNECTION: the client's address and port, the server's
 
 
@@ -98,11 +89,6 @@ def gate(
     counted = (counters.QUESTION,) if traffic else ()
     asked = ("memory", "launches", *attempts, *wanted, *folder, *doctor, *counted, "facts")
     return _command(_DOCTOR if doctor else _HOST, asked)
-
-
-def dial(seconds: int, address: str, port: int) -> tuple[str, ...]:
-    """Build doctor's question whether a host can connect to an address and port."""
-    return (f"dial {seconds} {address} {port}",) if _PLAIN.fullmatch(address) and port else ()
 
 
 def probe(address: str, ports: str, launch: str) -> str:
@@ -190,8 +176,8 @@ class HostAnswer:
     ``ranks`` counts those of one launch (None: none of its processes is seen), ``libraries`` are
     the MPI libraries that they have loaded, with ``connected`` where one is connected to its daemon
     by PMIx; ``ended`` and ``left`` the processes that an order has ended, and could not end.
-    For doctor, ``values`` are compared between hosts; ``own_checks`` is the JSON of the worker's
-    own doctor (None: it has none); and ``dial`` is the result of a connection to the launcher.
+    For doctor, ``values`` are compared between hosts, and ``own_checks`` is the JSON of the
+    worker's own doctor (None: it has none).
     """
 
     oom_kills: int | None = None
@@ -213,7 +199,6 @@ class HostAnswer:
     left: int = 0
     values: tuple[tuple[str, str], ...] = ()
     own_checks: str | None = None
-    dial: str = ""
     counters: Counters = field(default_factory=dict)
     shell: str = ""
 
@@ -249,7 +234,6 @@ def read(output: str) -> HostAnswer:
         left=_number(rows, "left") or 0,
         values=tuple(_named(rows.get("value", ()))),
         own_checks=next(iter(rows.get("doctor", ())), None),
-        dial=next((_dialled(row) for row in rows.get("dial", ())), ""),
         counters=counters.read(lines),
         shell=next(iter(rows.get("shell", ())), ""),
     )
@@ -258,10 +242,6 @@ def read(output: str) -> HostAnswer:
 def _number(rows: dict[str, list[str]], word: str) -> int | None:
     found = filter(_NUMBER.fullmatch, rows.get(word, ()))
     return next(map(int, found), None)
-
-
-def _dialled(said: str) -> str:
-    return next(name for name, form in _DIALLED if re.match(form, said))
 
 
 def _pairs(rows: Iterable[str]) -> list[tuple[str, str]]:

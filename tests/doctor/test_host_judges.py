@@ -12,14 +12,11 @@ from mpiboot.core.facts import NoFacts
 from mpiboot.core.model import Finding, Level
 from mpiboot.doctor import hosts, job
 from mpiboot.doctor.checks import BY_REFERENCE, DoctorCheck, judge_all
-from mpiboot.doctor.hosts import HostReport, LauncherPlace
+from mpiboot.doctor.hosts import HostReport
 from mpiboot.hosts.host_shell import HostAnswer
-from mpiboot.network.worker_pairs import WHY, Reached
 from tests.fakes import plans
 
-OK, WARN, FAIL, UNKNOWN = Level.OK, Level.WARN, Level.FAIL, Level.UNKNOWN
-PLACE = LauncherPlace("10.0.0.9", 40000)
-RANGE = LauncherPlace("10.0.0.9", 5009, "5000-5009")
+OK, WARN = Level.OK, Level.WARN
 VALUES = {
     "uid": "0",
     "mpirun": "/usr/bin/mpirun",
@@ -51,11 +48,11 @@ def with_values(**changed: str) -> HostReport:
     return replace(ALIKE, values={**VALUES, **changed})
 
 
-def told(judge: DoctorCheck, *given: HostReport, place: LauncherPlace = PLACE) -> list[str]:
+def told(judge: DoctorCheck, *given: HostReport) -> list[str]:
     """Each finding as ``LEVEL WHO: WHAT``."""
     return [
         f"{item.level.value} {','.join(item.hosts) or item.host or '-'}: {item.message}"
-        for item in judge_all([judge], {"hosts": given, "place": place}, {})
+        for item in judge_all([judge], {"hosts": given}, {})
     ]
 
 
@@ -76,60 +73,6 @@ def test_the_value_of_most_hosts_is_the_usual_one(
     found = wording.majority({f"w-{number}": value for number, value in enumerate(values)})
     assert (found and (found.usual, found.alike)) == usual
     assert (found.outliers_text if found else "") == outliers
-
-
-# -- the way back to the launcher ------------------------------------------------------------------
-
-THERE = "the launcher at 10.0.0.9 port 40000"
-IN_RANGE = "the launcher at 10.0.0.9 port 5009, of MPIBOOT_PORT_RANGE=5000-5009"
-REFUSED = WHY[Reached.REFUSED]
-
-
-@pytest.mark.parametrize(
-    ("dial", "place", "message"),
-    [
-        (Reached.CONNECTED, PLACE, f"ok w-0: reaches {THERE}"),
-        (Reached.CONNECTED, RANGE, f"ok w-0: reaches {IN_RANGE}"),
-        (
-            Reached.SILENT,
-            PLACE,
-            f"fail w-0: can't connect to {THERE}: no answer in 4 s; MPI's daemons must",
-        ),
-        (
-            Reached.REFUSED,
-            RANGE,
-            f"fail w-0: can't connect to {IN_RANGE}: {REFUSED}; MPI's daemons must",
-        ),
-        (
-            Reached.NO_ROUTE,
-            PLACE,
-            f"fail w-0: can't connect to {THERE}: no route; MPI's daemons must",
-        ),
-        (
-            Reached.UNKNOWN,
-            PLACE,
-            (
-                f"unknown w-0: not known whether it reaches {THERE}: "
-                "neither bash with timeout nor python3"
-            ),
-        ),
-    ],
-)
-def test_whether_a_host_reaches_the_launcher(
-    dial: Reached, place: LauncherPlace, message: str
-) -> None:
-    assert told(hosts.launcher, HostReport("w-0", dial=dial), place=place) == [message]
-    assert told(hosts.launcher, HostReport("w-0"), place=place) == []
-
-
-def test_hosts_with_one_answer_are_reported_together_and_the_hint_once() -> None:
-    given = [
-        HostReport(f"w-{n}", dial=Reached.SILENT if n else Reached.CONNECTED) for n in range(3)
-    ]
-    good, bad = hosts.launcher(given, PLACE)
-    assert (good.host, good.level, good.hint) == ("w-0", OK, "")
-    assert (bad.hosts, bad.level) == (("w-1", "w-2"), FAIL)
-    assert bad.hint == BY_REFERENCE["launcher-unreached"].hint
 
 
 # -- what hosts are compared by --------------------------------------------------------------------

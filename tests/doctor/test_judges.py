@@ -43,10 +43,10 @@ def an_image(
     ssh: str = "/usr/bin/ssh", daemon: Program | None = ORTED, lacks: tuple[str, ...] = ()
 ) -> ImagePart:
     listed = (Program("mpirun", MPI.path, lacks), Program("ssh", ssh))
-    return ImagePart(MPI, listed, daemon, "3.11.2", (), "/usr/bin")
+    return ImagePart(MPI, listed, daemon, "/usr/bin")
 
 
-NO_MPI = ImagePart(None, (Program("ssh", ""),), None, "3.11.2", (), "/opt/bin:/bin")
+NO_MPI = ImagePart(None, (Program("ssh", ""),), None, "/opt/bin:/bin")
 NO_ORTED = Program("orted", "")
 LACKS = ("libhwloc.so.15 => not found",)
 BROKEN = Program("orted", "/usr/bin/orted", LACKS)
@@ -98,11 +98,6 @@ def with_gpus(gpus: Gpus) -> PodFacts:
         (
             *(pod.libraries, [an_image(ssh="")]),
             ["ok: shared libraries: all are found for mpirun, orted"],
-        ),
-        (pod.python, [an_image()], ["ok: Python 3.11.2 has what mpiboot needs"]),
-        (
-            *(pod.python, [replace(an_image(), modules=("dns", "pyroute2"))]),
-            ["fail: Python 3.11.2 does not find dns, pyroute2"],
         ),
         (pod.passwd, [plans.ROOT], ["ok: uid 0 is root, home /root"]),
         (pod.passwd, [plans.NOBODY], ["warn: uid 1000 has no passwd entry"]),

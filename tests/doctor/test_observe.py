@@ -19,7 +19,6 @@ from mpiboot.core.settings import Settings
 from mpiboot.doctor import observe
 from mpiboot.doctor.pod import MemoryPart
 from mpiboot.launcher import shims
-from mpiboot.system import control_groups
 from tests.waiting import until
 
 CC = shutil.which("cc")
@@ -49,7 +48,6 @@ def test_mpirun_daemon_and_ssh_are_found_where_they_are(tmp_path: Path) -> None:
     assert seen.mpi is not None
     assert (seen.mpi.path, seen.mpi.version) == (mpirun, "4.1.6")
     assert next(item.path for item in seen.programs if item.name == "ssh") == ssh
-    assert seen.modules == ()
     own = program(tmp_path, "orted")
     again = observe.image(environ)
     assert again.daemon is not None
@@ -191,32 +189,20 @@ def test_who_listens_on_a_port_is_named() -> None:
     assert (observe.process_of(port), observe.servers((port,))) == (0, ())
 
 
-def test_memory_is_read_of_both_kinds_of_control_groups(tmp_path: Path) -> None:
-    two = {
+def test_memory_is_that_of_the_control_group(tmp_path: Path) -> None:
+    files = {
         "memory.events": "low 0\noom 3\noom_kill 2\noom_group_kill 0\n",
         "memory.max": "1073741824\n",
         "memory.current": "5000\n",
         "memory.stat": "anon 1\ninactive_file 1000\n",
     }
-    own = write(tmp_path / "proc2", {"self/cgroup": "0::/\n"})
-    groups = write(tmp_path / "two", two)
-    assert observe.memory(groups, own) == MemoryPart(1 << 30, 4000, 2)
-    used_up = "this container's memory limit, 1 GiB, was reached (oom_kill 2)"
-    assert control_groups.used_up(0, groups, own) == used_up
-    assert control_groups.used_up(1, groups, own) == used_up.replace("oom_kill 2", "oom_kill 1")
-    assert control_groups.used_up(2, groups, own) == ""  # both were before
-    one = {
-        "memory/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n",
-        "memory/memory.limit_in_bytes": "9223372036854771712\n",
-        "memory/memory.usage_in_bytes": "5000\n",
-        "memory/memory.stat": "total_inactive_file 1000\n",
-    }
-    own = write(tmp_path / "proc1", {"self/cgroup": "4:memory:/a\n"})
-    groups = write(tmp_path / "one", one)
-    assert observe.memory(groups, own) == MemoryPart(0, 4000, 1)
-    assert control_groups.used_up(0, groups, own) == ""  # the node's own, as nothing bounds it here
+    proc = write(tmp_path / "proc", {"self/cgroup": "0::/\n"})
+    groups = write(tmp_path / "groups", files)
+    assert observe.memory(groups, proc) == MemoryPart(1 << 30, 4000, 2)
+    (groups / "memory.max").write_text("max\n")
+    assert observe.memory(groups, proc) == MemoryPart(0, 4000, 2)
     with pytest.raises(OSError, match="no control group"):
-        observe.memory(tmp_path / "none", own)
+        observe.memory(tmp_path / "none", proc)
 
 
 def test_shared_memory_is_measured(tmp_path: Path) -> None:

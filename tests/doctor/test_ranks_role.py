@@ -13,7 +13,7 @@ from mpiboot.core.checks import error
 from mpiboot.core.model import Finding, Level
 from mpiboot.doctor import observe
 from mpiboot.doctor import ranks_role as role
-from mpiboot.doctor.ranks_answer import HostRanks, Rank, RankState
+from mpiboot.doctor.ranks import HostRanks, Rank, RankState
 from mpiboot.doctor.ranks_role import Replies
 
 if TYPE_CHECKING:

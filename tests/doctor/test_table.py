@@ -35,24 +35,23 @@ def test_what_doctor_alone_looks_at_says_what_holds_and_what_to_do(reference: st
 
 
 def test_every_check_of_doctor_looks_at_something_that_is_gathered() -> None:
-    rows = [row.reference for row in job.POD]
-    assert len(rows) == len(set(rows))
-    of_hosts = [row.reference for row in job.HOSTS]
-    assert len(of_hosts) == len(set(of_hosts))
+    rows = [name for row in job.POD for name in row.references]
+    of_hosts = [name for row in job.HOSTS for name in row.references]
+    assert max(Counter((*rows, *of_hosts)).values()) == 1
     data = {row.reference for row in DATA_CHECKS}
     assert OF_DOCTOR | data <= {*rows, *of_hosts}
     shown = {fault.check for fault in FAULTS} | data
-    listed = (*job.POD, *job.HOSTS)
-    assert [row.reference for row in listed if "Looks at " not in (row.judge.__doc__ or "")] == [
-        row.reference for row in listed if row.reference in shown
+    listed = [(name, row) for row in (*job.POD, *job.HOSTS) for name in row.references]
+    assert [name for name, row in listed if "Looks at " not in (row.judge.__doc__ or "")] == [
+        name for name, _ in listed if name in shown
     ]
     gathered = {*role.PARTS, "settings", "environ"}
     assert {name for row in job.POD for name in row.needs} == gathered
-    assert {name for row in job.HOSTS for name in row.needs} == {"hosts", "place"}
+    assert {name for row in job.HOSTS for name in row.needs} == {"hosts"}
 
 
 def test_every_check_of_doctor_that_a_machine_can_show_has_a_broken_pod() -> None:
-    wanted = {row.reference for row in job.POD} & OF_DOCTOR
+    wanted = {name for row in job.POD for name in row.references} & OF_DOCTOR
     assert wanted <= {fault.check for fault in FAULTS}
 
 
@@ -65,24 +64,21 @@ def test_every_check_of_doctor_that_a_machine_can_show_has_a_broken_pod() -> Non
     ],
 )
 def test_a_role_has_its_checks(role: Role, has: set[str], lacks: set[str]) -> None:
-    found = {row.reference for row in job.chosen(role)}
+    found = {name for row in job.chosen(role) for name in row.references}
     assert has <= found
     assert not lacks & found
 
 
 def test_at_build_time_the_image_alone_is_judged() -> None:
-    found = [row.reference for row in job.chosen(Role.NONE, at_build=True)]
-    assert found == [
-        "program-missing",
-        "mpi-daemon",
-        "shared-libraries",
-        "python-modules",
-    ]
+    found = [row.references for row in job.chosen(Role.NONE, at_build=True)]
+    assert found == [("program-missing",), ("mpi-daemon",), ("shared-libraries",)]
 
 
 def test_only_what_is_asked_for_is_looked_at() -> None:
     (row,) = job.chosen(Role.WORKER, ("memory-limit",))
     assert row.needs == ("memory",)
+    (row,) = job.chosen(Role.WORKER, ("tmpdir",))
+    assert row.references == ("tmpdir",)
 
 
 def test_a_part_that_was_not_seen_is_unknown_with_its_reason() -> None:
@@ -94,7 +90,7 @@ def test_a_part_that_was_not_seen_is_unknown_with_its_reason() -> None:
     ]
 
 
-def test_checks_are_judged_in_their_order_and_name_what_is_asked_for_alone() -> None:
+def test_checks_are_judged_in_their_order() -> None:
     rows = job.chosen(Role.WORKER, ("runtime-folder", "tmpdir", "memory-limit"))
     both = (Finding("runtime-folder", Level.FAIL, "none"), Finding("tmpdir", Level.FAIL, "closed"))
     parts = {"folder": both, "memory": MemoryPart(0, 1 << 20, 0)}

@@ -42,13 +42,6 @@ FAULTS: Final = (
         without=("/usr/lib/x86_64-linux-gnu/libhwloc.so.15",),
     ),
     Fault(
-        what="a missing Python module",
-        check="python-modules",
-        level="fail",
-        message="Python ... does not find dns",
-        without=("/opt/mpiboot/lib/python3.11/site-packages/dns",),
-    ),
-    Fault(
         what="a uid without a passwd entry",
         check="passwd-entry",
         level="warn",

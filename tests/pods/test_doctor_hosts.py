@@ -71,7 +71,7 @@ def test_several_faults_are_reported_for_the_right_hosts(cluster: Cluster, one: 
     assert code == 1
     # What a busy machine was too slow to look at is unknown, and no fault.
     assert [item for item in trouble(text) if item[0] != "unknown"] == [
-        ("fail", "launcher-unreached", "0"),
+        ("fail", "worker-pairs", "r"),
         ("warn", "hosts-differ", "1"),
         ("warn", "mpi-versions", "2"),
     ], text

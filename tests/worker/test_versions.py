@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import mpiboot
-from mpiboot.doctor import ranks_answer
+from mpiboot.doctor import ranks
 from mpiboot.hosts import host_shell
 from tests.fakes.worker import HAVE_SSH, Worker
 
@@ -113,6 +113,6 @@ def test_what_an_older_worker_can_not_report_is_unknown(older: Path, tmp_path: P
     try:
         done = worker.listens().ssh(host_shell.doctor_ranks(1))
         assert done.returncode == 0
-        assert ranks_answer.read(done.stdout.decode(), "w-0") is None
+        assert ranks.read(done.stdout.decode(), "w-0") is None
     finally:
         worker.stop()

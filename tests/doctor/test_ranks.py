@@ -1,4 +1,4 @@
-"""A host's ranks: real processes, and tables of what two samples mean."""
+"""A job's ranks: real processes, tables of what two samples mean, and who is accused."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import signal
 import subprocess
 import sys
 import uuid
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mpiboot.doctor import observe
-from mpiboot.doctor import ranks_answer as answer
-from mpiboot.doctor.ranks_answer import Rank, RankProcess, RankState
+from mpiboot.core.model import Finding, Level
+from mpiboot.doctor import observe, ranks
+from mpiboot.doctor.ranks import HostRanks, Rank, RankProcess, RankState
 from mpiboot.job import render
 from tests.waiting import until
 
@@ -49,7 +50,7 @@ def query(*, gdb: bool = False) -> dict[int, Rank]:
     """The ranks of this test, by number, as a launcher reads them."""
     found = observe.ranks("here", 1, gdb=gdb)
     report = "a banner\n" + render.as_json({"version": 2, "hosts": [found]})
-    read = answer.read(report, "w-0")
+    read = ranks.read(report, "w-0")
     assert read is not None
     assert {read.host, *(item.host for item in read.ranks)} == {"w-0"}
     return {item.number: item for item in read.ranks if item.job == MARK}
@@ -122,7 +123,7 @@ def process(before: str = "sleeping", now: str = "sleeping", **given: Any) -> Ra
 
 
 def test_every_field() -> None:
-    assert answer.rank_of(process(), "w-0") == Rank(
+    assert ranks.rank_of(process(), "w-0") == Rank(
         number=2,
         host="w-0",
         pid=10,
@@ -154,17 +155,17 @@ def test_every_field() -> None:
     ],
 )
 def test_states(before: str, now: str, cpu: float | None, expected: RankState) -> None:
-    assert answer.rank_of(process(before, now, cpu=cpu), "w-0").state is expected
+    assert ranks.rank_of(process(before, now, cpu=cpu), "w-0").state is expected
 
 
 def test_a_data_loader_is_no_rank_of_its_own() -> None:
     """It has the rank's number and MPI's library, as a child that was forked."""
     rank, forked = process(), process(pid=11, parent=10)
-    assert answer.one_process_a_rank([forked, rank]) == [rank]
+    assert ranks.one_process_a_rank([forked, rank]) == [rank]
     shell = process(pid=9, program="sh", mpi=False)
-    assert answer.one_process_a_rank([shell, rank, forked]) == [rank]
+    assert ranks.one_process_a_rank([shell, rank, forked]) == [rank]
     alone = process(pid=12, parent=9, mpi=False)
-    assert answer.one_process_a_rank([shell, alone]) == [alone]
+    assert ranks.one_process_a_rank([shell, alone]) == [alone]
 
 
 @pytest.mark.parametrize(
@@ -180,4 +181,112 @@ def test_a_data_loader_is_no_rank_of_its_own() -> None:
 )
 def test_what_is_no_answer(text: str) -> None:
     """As of a worker whose mpiboot is older: its doctor knows no ranks for a launcher."""
-    assert answer.read(text, "w-0") is None
+    assert ranks.read(text, "w-0") is None
+
+
+# -- who is accused, and who is shown first -------------------------------------------------------
+
+RUNNING = Rank(0, "w-0", 100, "job", 4, 2, "train")
+SLEEPS: dict[str, object] = {"state": RankState.SLEEPING}
+
+
+def job(last: dict[str, object], **all_: object) -> list[Rank]:
+    """Four ranks, two a host; the last one differs."""
+    every = [
+        replace(RUNNING, number=n, host=f"w-{n // 2}", pid=100 + n, **all_)  # type: ignore[arg-type]
+        for n in range(4)
+    ]
+    return [*every[:3], replace(every[3], **last)]  # type: ignore[arg-type]
+
+
+def judged(listed: list[Rank], **given: object) -> tuple[Finding, ...]:
+    names = list(dict.fromkeys(item.host for item in listed))
+    hosts = [HostRanks(name, tuple(item for item in listed if item.host == name)) for name in names]
+    return ranks.judge(hosts, **{"all_hosts": True, **given})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [
+        job({}),
+        job({}, **SLEEPS),
+        job(SLEEPS),  # a manager that polls while its workers compute
+        job({"state": RankState.RUNNING}, **SLEEPS),
+        job({"state": RankState.SLEEPING}),
+        job({"program": "helper", "state": RankState.ENDED}),
+        [],
+    ],
+    ids=["all run", "all wait", "a manager", "one computes", "one reads", "one ends", "none"],
+)
+def test_nobody_else_is_accused(listed: list[Rank]) -> None:
+    assert judged(listed) == ()
+
+
+@pytest.mark.parametrize(
+    ("state", "check", "message"),
+    [
+        (RankState.STOPPED, "rank-stopped", "rank 3 (pid 103) is stopped by a signal"),
+        (RankState.TRACED, "rank-traced", "rank 3 (pid 103) is held by a debugger"),
+        (
+            RankState.UNINTERRUPTIBLE,
+            "rank-in-kernel",
+            "rank 3 (pid 103) is in uninterruptible sleep (D): no signal ends it, in nfs_wait",
+        ),
+    ],
+)
+def test_what_is_proven(state: RankState, check: str, message: str) -> None:
+    (found,) = judged(job({"state": state, "function": "nfs_wait"}))
+    assert (found.check, found.level, found.host) == (check, Level.FAIL, "w-1")
+    assert found.message == message
+    assert "PID" not in found.hint
+    assert ("kill -CONT 103" in found.hint) == (state is RankState.STOPPED)
+
+
+def test_several_are_one_finding() -> None:
+    (found,) = judged(job({}, state=RankState.STOPPED))
+    assert found.message == "ranks 0-3 are stopped by a signal"
+    assert (found.host, found.hosts) == ("", ("w-0", "w-1"))
+    assert found.evidence[3] == "rank 3 on w-1 (pid 103)"
+    assert "kill -CONT PID" in found.hint
+
+
+@pytest.mark.parametrize(
+    ("listed", "given", "message"),
+    [
+        (job({})[:3], {}, "rank 3 of 4 is on none of the hosts that answered"),
+        (job({})[:1], {}, "ranks 1-3 of 4 are on none of the hosts that answered"),
+        (
+            job({})[:2],
+            {"unasked": ("w-1",)},
+            "ranks 2-3 of 4 are on none of the hosts that answered; 1 host did not (w-1)",
+        ),
+        (job({})[:1], {"all_hosts": False}, "1 of this pod's 2 ranks are running"),
+    ],
+)
+def test_ranks_that_are_nowhere(listed: list[Rank], given: dict[str, object], message: str) -> None:
+    (found,) = judged(listed, **given)
+    assert (found.check, found.level) == ("rank-missing", Level.WARN)
+    assert found.message == message
+
+
+def test_of_a_pod_alone_other_pods_ranks_are_not_missing() -> None:
+    assert judged(job({})[:2], all_hosts=False) == ()
+    assert judged([replace(RUNNING, local=0)], all_hosts=False) == ()
+
+
+def test_two_launches_are_judged_apart() -> None:
+    other = [replace(item, job="other") for item in job({})]
+    assert judged([*job({}), *other]) == ()
+    (found,) = judged([*job({}), *other[:3]])
+    assert found.check == "rank-missing"
+
+
+def test_ranks_that_differ_come_first() -> None:
+    other = [replace(item, job="zoo", **SLEEPS) for item in job({})]  # type: ignore[arg-type]
+    ordered = ranks.differing_first([*other, *job(SLEEPS)])
+    assert [(item.job, item.number) for item, _ in ordered[:3]] == [
+        ("job", 3),
+        ("job", 0),
+        ("job", 1),
+    ]
+    assert [differs for _, differs in ordered] == [True] + [False] * 7

@@ -1,0 +1,267 @@
+"""The ranks of a job: their state by two samples, and what is proven of them. Pure.
+
+A rank that is stopped, traced, in uninterruptible sleep or missing is reported. Nothing else proves
+that one hangs: most MPIs poll, some ranks wait in a sleep, and a manager's ranks have other work
+than its workers'. Outliers are only shown first.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Final
+
+from mpiboot.core.model import Finding, Level
+from mpiboot.core.records_json import read_record
+from mpiboot.core.wording import counted, first_few, grouped
+from mpiboot.doctor.checks import finding
+
+
+class RankState(Enum):
+    """A rank's state, by two samples of proc_pid_stat(5)."""
+
+    RUNNING = "running"
+    SLEEPING = "sleeping"
+    UNINTERRUPTIBLE = "uninterruptible (D)"
+    STOPPED = "stopped (T)"
+    TRACED = "traced (t)"
+    ENDED = "ended (Z)"
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One rank and its state.
+
+    ``job`` names the launch; ``size`` is its number of ranks, ``local`` that on this host (0: not
+    known). ``cpu`` and ``cpu_avg`` are shares of one core, between the samples and since its start
+    (None: not known). ``function`` is the kernel's in which it waits (wchan), ``stack`` Python's or
+    C's.
+    """
+
+    number: int
+    host: str
+    pid: int
+    job: str = ""
+    size: int = 0
+    local: int = 0
+    program: str = ""
+    state: RankState = RankState.RUNNING
+    cpu: float | None = None
+    cpu_avg: float | None = None
+    function: str = ""
+    stack: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HostRanks:
+    """The ranks of a host; ``others`` counts processes of other users, which can't be read."""
+
+    host: str
+    ranks: tuple[Rank, ...] = ()
+    others: int = 0
+
+
+# psutil's names of states that count where a process has them in both samples.
+_STATES: Final = {
+    "stopped": RankState.STOPPED,
+    "tracing-stop": RankState.TRACED,
+    "disk-sleep": RankState.UNINTERRUPTIBLE,
+    "zombie": RankState.ENDED,
+}
+# A rank that sleeps in both samples counts as running above this share of a core.
+_RUNNING_SHARE: Final = 0.05
+NUMBERS: Final = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
+_SIZES: Final = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+_LAUNCH: Final = ("MPIBOOT_LAUNCH_ID", "PMIX_NAMESPACE")
+_SHELLS: Final = frozenset({"sh", "bash", "dash", "ash", "ksh", "mksh", "zsh", "busybox"})
+_NUMBER: Final = re.compile(r"\d{1,18}", re.ASCII)
+
+
+def read(output: str, host: str) -> HostRanks | None:
+    """Read the report of a worker's own ``mpiboot doctor ranks --json``; None where it is none.
+
+    Args:
+        output: what was printed; what a login shell prints before it is ignored.
+        host: the name by which the launcher shows it.
+    """
+    try:
+        (found,) = json.loads(output[output.index("{\n") :])["hosts"]
+        ranks = read_record(HostRanks, found, strict=False)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    named = tuple(replace(rank, host=host) for rank in ranks.ranks)
+    return replace(ranks, host=host, ranks=named)
+
+
+@dataclass(frozen=True, slots=True)
+class RankProcess:
+    """A process with a rank's number, sampled twice; ``cpu`` and ``cpu_avg`` as a rank has them."""
+
+    pid: int
+    parent: int
+    environ: Mapping[str, str]
+    program: str
+    mpi: bool
+    states: tuple[str, str]
+    cpu: float | None
+    cpu_avg: float | None
+
+    @property
+    def job(self) -> str:
+        """The launch's ID."""
+        return " ".join(filter(None, (self.environ.get(name, "") for name in _LAUNCH)))
+
+    def number(self, *names: str) -> int:
+        """Give the first of these variables that is a number; 0 where none is."""
+        return number_in(self.environ, names) or 0
+
+
+def number_in(environ: Mapping[str, str], names: Iterable[str]) -> int | None:
+    """Give the first of these variables that is a number."""
+    found = filter(_NUMBER.fullmatch, (environ.get(name, "") for name in names))
+    return next(map(int, found), None)
+
+
+def one_process_a_rank(found: Iterable[RankProcess]) -> list[RankProcess]:
+    """Choose one of each rank's processes: the first that has MPI, else the first that is no shell.
+
+    A wrapper's child, a data loader and a shell all have the rank's number.
+    """
+    chosen = []
+    for group in grouped(((item.job, item.number(*NUMBERS)), item) for item in found).values():
+        with_mpi = [item for item in group if item.mpi]
+        left = with_mpi or [item for item in group if item.program not in _SHELLS] or group
+        pids = {item.pid for item in left}
+        tops = [item for item in left if item.parent not in pids]
+        chosen.append(min(tops or left, key=lambda item: item.pid))
+    return chosen
+
+
+def rank_of(item: RankProcess, host: str) -> Rank:
+    """Give the rank of a process, and its state by both samples."""
+    before, now = item.states
+    running = "running" in item.states or (item.cpu or 0.0) >= _RUNNING_SHARE
+    usual = RankState.RUNNING if running else RankState.SLEEPING
+    return Rank(
+        item.number(*NUMBERS),
+        host,
+        item.pid,
+        item.job,
+        item.number(*_SIZES),
+        item.number("OMPI_COMM_WORLD_LOCAL_SIZE"),
+        item.program,
+        _STATES.get(now, usual) if before == now else usual,
+        item.cpu,
+        item.cpu_avg,
+    )
+
+
+_MAX_LINES: Final = 8  # of evidence
+# By state: reference, message and hint, in which PID stands for the rank's.
+_PROOFS: Final = {
+    RankState.STOPPED: (
+        "rank-stopped",
+        "stopped by a signal",
+        (
+            "`kill -CONT PID` in that pod lets it go on; find who stopped it: SIGSTOP or SIGTSTP, "
+            "a debugger, a shell's job control"
+        ),
+    ),
+    RankState.TRACED: (
+        "rank-traced",
+        "held by a debugger",
+        "detach the debugger (gdb, strace) from it",
+    ),
+    RankState.UNINTERRUPTIBLE: (
+        "rank-in-kernel",
+        "in uninterruptible sleep (D): no signal ends it",
+        (
+            "a file system or a device does not answer: check that volume and its server, and "
+            "the node's kernel log"
+        ),
+    ),
+}
+
+
+def judge(
+    hosts: Sequence[HostRanks], *, all_hosts: bool, unasked: tuple[str, ...] = ()
+) -> tuple[Finding, ...]:
+    """Report what is proven of each launch's ranks.
+
+    Args:
+        hosts: those that answered.
+        all_hosts: whether every host of the job was queried, or this pod alone.
+        unasked: hosts that could not be queried.
+    """
+    jobs = grouped((rank.job, rank) for host in hosts for rank in host.ranks)
+    stuck = (item for ranks in jobs.values() for item in _stuck(ranks))
+    missing = (_missing(ranks, unasked, all_hosts=all_hosts) for ranks in jobs.values())
+    return (*stuck, *(item for item in missing if item))
+
+
+def differing_first(ranks: Iterable[Rank]) -> list[tuple[Rank, bool]]:
+    """Order the ranks: first those whose state differs from that of most others, and whether."""
+    listed = sorted(ranks, key=lambda item: (item.job, item.number))
+    usual = {
+        job: Counter(item.state for item in own).most_common(1)[0][0]
+        for job, own in grouped((item.job, item) for item in listed).items()
+    }
+    pairs = [(item, item.state is not usual[item.job]) for item in listed]
+    return sorted(pairs, key=lambda pair: not pair[1])
+
+
+def _stuck(of_job: Sequence[Rank]) -> Iterator[Finding]:
+    for state, (check, message, hint) in _PROOFS.items():
+        ranks = [item for item in of_job if item.state is state]
+        if len(ranks) == 1:
+            (one,) = ranks
+            in_kernel = state is RankState.UNINTERRUPTIBLE and one.function
+            where = f", in {one.function}" if in_kernel else ""
+            text = f"rank {one.number} (pid {one.pid}) is {message}{where}"
+            yield finding(
+                Level.FAIL, check, text, (), hint.replace("PID", str(one.pid)), (one.host,)
+            )
+        elif ranks:
+            hosts = list(dict.fromkeys(item.host for item in ranks))
+            rows = [f"rank {item.number} on {item.host} (pid {item.pid})" for item in ranks]
+            numbers = _numbers(item.number for item in ranks)
+            yield finding(
+                Level.FAIL, check, f"{numbers} are {message}", rows[:_MAX_LINES], hint, hosts
+            )
+
+
+def _numbers(of: Iterable[int]) -> str:
+    """Write numbers with runs of them as ranges: ``ranks 0, 4-7``."""
+    runs: list[list[int]] = []
+    for number in sorted(of):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    several = len(runs) > 1 or runs[0][0] != runs[0][1]
+    which = first_few((str(a) if a == b else f"{a}-{b}" for a, b in runs), _MAX_LINES)
+    return f"rank{'s' * several} {which}"
+
+
+def _missing(ranks: Sequence[Rank], unasked: Sequence[str], *, all_hosts: bool) -> Finding | None:
+    """Name the missing ranks of a launch; in one pod alone, how many there are."""
+    size, local = max(item.size for item in ranks), max(item.local for item in ranks)
+    left = set(range(size)) - {item.number for item in ranks}
+    if all_hosts and left:
+        verb = "is" if len(left) == 1 else "are"
+        message = f"{_numbers(left)} of {size} {verb} on none of the hosts that answered"
+        if unasked:
+            message += f"; {counted(len(unasked), 'host')} did not ({first_few(unasked)})"
+    elif not all_hosts and len(ranks) < local:
+        message = f"{len(ranks)} of this pod's {local} ranks are running"
+    else:
+        return None
+    hint = (
+        "they have ended, or never began: read the launcher's log, and check whether that pod was "
+        "out of memory"
+    )
+    return Finding("rank-missing", Level.WARN, message, hint=hint)
