@@ -21,37 +21,81 @@ def tree(folder: Path, group: str, files: dict[str, str]) -> tuple[Path, Path]:
     return folder / "groups", folder / "proc"
 
 
-def test_the_lowest_limit_counts_with_what_is_in_use_of_it(tmp_path: Path) -> None:
-    files = {
-        "memory.max": "900\n", "memory.current": "800\n",
-        f"{POD}/memory.max": "500\n", f"{POD}/memory.current": "90\n",
-        f"{OWN}/memory.max": "700\n", f"{OWN}/memory.current": "50\n",
-    }  # fmt: skip
-    assert control_groups.memory(*tree(tmp_path, f"0::/{OWN}", files)) == Usage(500, 90, seen=True)
+IN_USE = {"memory.current": "100\n", "memory.max": "200\n"}
+V1 = {"memory/memory.usage_in_bytes": "5\n"}
+# The line of /proc/self/cgroup, the groups' files, and what is read.
+MEMORY = {
+    "the lowest limit, and its use": (
+        f"0::/{OWN}",
+        {
+            "memory.max": "900\n", "memory.current": "800\n",
+            f"{POD}/memory.max": "500\n", f"{POD}/memory.current": "90\n",
+            f"{OWN}/memory.max": "700\n", f"{OWN}/memory.current": "50\n",
+        },
+        Usage(500, 90, seen=True),
+    ),
+    "without a limit the nearest group": (
+        f"0::/{OWN}",
+        {
+            "memory.current": "800\n",
+            f"{POD}/memory.max": "max\n", f"{POD}/memory.current": "90\n",
+            f"{OWN}/memory.max": "max\n",
+        },
+        Usage(None, 90, seen=True),
+    ),
+    "the node's path, with the container's group mounted alone": (
+        *(f"0::/{OWN}", IN_USE, Usage(200, 100, seen=True)),
+    ),
+    "a path above a namespace": ("0::/../../c1", IN_USE, Usage(200, 100, seen=True)),
+    "version 1 among others": (
+        "12:cpu:/a\n7:devices,memory:/a/b\n0::/",
+        {"memory/a/b/memory.limit_in_bytes": "30\n", "memory/a/b/memory.usage_in_bytes": "7\n"},
+        Usage(30, 7, seen=True),
+    ),
+    "version 1 without its path": (
+        "12:cpu:/a\nnonsense\n7:memory:/a/b",
+        {"memory/memory.limit_in_bytes": "30\n", **V1},
+        Usage(30, 5, seen=True),
+    ),
+    "another controller's group": (
+        *("3:memoryx,cpu:/a", {"memory/a/memory.limit_in_bytes": "5\n"}, Usage()),
+    ),
+    "the cache that goes first": (
+        *("0::/", {**IN_USE, "memory.stat": "inactive_file 10\n"}, Usage(200, 90, seen=True)),
+    ),
+    # Version 1 has one row for the group itself and one with what is below it.
+    "the cache of version 1": (
+        "0::/",
+        {**IN_USE, "memory.stat": "inactive_file 10\ntotal_inactive_file 30\n"},
+        Usage(200, 70, seen=True),
+    ),
+    "more cache than use": (
+        *("0::/", {**IN_USE, "memory.stat": "inactive_file 1000\n"}, Usage(200, 0, seen=True)),
+    ),
+    "odd rows": (
+        "0::/",
+        {**IN_USE, "memory.stat": "anon 5\nodd\nrow of many words\n"},
+        Usage(200, 100, seen=True),
+    ),
+    "the largest limit": (
+        "4:memory:/",
+        {"memory/memory.limit_in_bytes": f"{(1 << 60) - 1}\n", **V1},
+        Usage((1 << 60) - 1, 5, seen=True),
+    ),
+    "a limit that no machine has": (
+        "4:memory:/",
+        {"memory/memory.limit_in_bytes": "9223372036854771712\n", **V1},
+        Usage(None, 5, seen=True),
+    ),
+    "a limit whose use can't be read": ("0::/", {"memory.max": "5\n"}, Usage(5, 0, seen=True)),
+}  # fmt: skip
 
 
-def test_without_a_limit_it_is_the_nearest_group_that_tells(tmp_path: Path) -> None:
-    files = {
-        "memory.current": "800\n",
-        f"{POD}/memory.max": "max\n", f"{POD}/memory.current": "90\n",
-        f"{OWN}/memory.max": "max\n",
-    }  # fmt: skip
-    assert control_groups.memory(*tree(tmp_path, f"0::/{OWN}", files)) == Usage(None, 90, seen=True)
-
-
-@pytest.mark.parametrize(
-    ("line", "folder"),
-    [
-        # The node's path, with this container's own group mounted alone; one above a namespace.
-        (f"0::/{OWN}", ""),
-        ("0::/../../c1", ""),
-        ("12:cpu:/a\n7:devices,memory:/a/b\n0::/", "memory/a/b/"),
-        ("12:cpu:/a\nnonsense\n7:memory:/a/b", "memory/"),
-    ],
-)
-def test_the_groups_of_a_process_are_found(tmp_path: Path, line: str, folder: str) -> None:
-    files = {f"{folder}memory.max": "30\n", f"{folder}memory.current": "7\n"}
-    assert control_groups.memory(*tree(tmp_path, line, files)) == Usage(30, 7, seen=True)
+@pytest.mark.parametrize(("line", "files", "usage"), MEMORY.values(), ids=MEMORY)
+def test_the_memory_of_a_process(
+    tmp_path: Path, line: str, files: dict[str, str], usage: Usage
+) -> None:
+    assert control_groups.memory(*tree(tmp_path, line, files)) == usage
 
 
 def test_a_group_outside_of_what_is_mounted_is_not_read(tmp_path: Path) -> None:
@@ -61,43 +105,9 @@ def test_a_group_outside_of_what_is_mounted_is_not_read(tmp_path: Path) -> None:
     assert control_groups.memory(groups, proc) == Usage()
 
 
-def test_another_controllers_group_is_not_asked(tmp_path: Path) -> None:
-    files = {"memory/a/memory.limit_in_bytes": "5\n"}
-    assert control_groups.memory(*tree(tmp_path, "3:memoryx,cpu:/a", files)) == Usage()
-
-
 def test_without_any_group_nothing_is_known(tmp_path: Path) -> None:
     assert control_groups.memory(tmp_path, tmp_path) == Usage(None, 0, seen=False)
     assert control_groups.kills(tmp_path, tmp_path) == 0
-
-
-@pytest.mark.parametrize(
-    ("stat", "used"),
-    [
-        ("inactive_file 10\n", 90),
-        # Version 1 has one row for the group itself and one with what is below it.
-        ("inactive_file 10\ntotal_inactive_file 30\n", 70),
-        ("inactive_file 1000\n", 0),
-        ("anon 5\nodd\nrow of many words\n", 100),
-    ],
-)
-def test_the_cache_that_goes_first_is_not_in_use(tmp_path: Path, stat: str, used: int) -> None:
-    files = {"memory.current": "100\n", "memory.max": "200\n", "memory.stat": stat}
-    where = tree(tmp_path, "0::/", files)
-    assert control_groups.memory(*where) == Usage(200, used, seen=True)
-
-
-@pytest.mark.parametrize("limit", [(1 << 60) - 1, 1 << 60, 9223372036854771712])
-def test_a_limit_that_no_machine_has_is_none(tmp_path: Path, limit: int) -> None:
-    files = {"memory/memory.limit_in_bytes": f"{limit}\n", "memory/memory.usage_in_bytes": "5\n"}
-    found = control_groups.memory(*tree(tmp_path, "4:memory:/", files))
-    assert found == Usage(limit if limit < 1 << 60 else None, 5, seen=True)
-
-
-def test_a_limit_counts_though_its_use_can_not_be_read(tmp_path: Path) -> None:
-    assert control_groups.memory(*tree(tmp_path, "0::/", {"memory.max": "5\n"})) == Usage(
-        5, 0, seen=True
-    )
 
 
 @pytest.mark.parametrize(
@@ -132,23 +142,23 @@ def test_what_is_no_text_is_passed_over(tmp_path: Path) -> None:
     assert control_groups.kills(groups, proc) == 0
 
 
+V1_CPU = f"4:cpu,cpuacct:/{OWN}"
+V1_PERIOD = {f"cpu/{OWN}/cpu.cfs_period_us": "100000"}
+
+
 @pytest.mark.parametrize(
-    ("files", "quota"),
+    ("line", "files", "quota"),
     [
-        ({"cpu.max": "max 100000\n"}, 0.0),
-        ({f"{POD}/cpu.max": "400000 100000\n", f"{OWN}/cpu.max": "150000 100000\n"}, 1.5),
-        ({f"{POD}/cpu.max": "400000 100000\n", f"{OWN}/cpu.max": "max 100000\n"}, 4.0),
-        ({"cpu.max": "nonsense\n"}, 0.0),
-        ({}, 0.0),
+        ("", {"cpu.max": "max 100000\n"}, 0.0),
+        ("", {f"{POD}/cpu.max": "400000 100000\n", f"{OWN}/cpu.max": "150000 100000\n"}, 1.5),
+        ("", {f"{POD}/cpu.max": "400000 100000\n", f"{OWN}/cpu.max": "max 100000\n"}, 4.0),
+        ("", {"cpu.max": "nonsense\n"}, 0.0),
+        ("", {}, 0.0),
+        (V1_CPU, {f"cpu/{OWN}/cpu.cfs_quota_us": "200000", **V1_PERIOD}, 2.0),
+        (V1_CPU, {f"cpu/{OWN}/cpu.cfs_quota_us": "-1", **V1_PERIOD}, 0.0),
     ],
 )
 def test_the_time_of_how_many_cpus_a_process_may_use(
-    tmp_path: Path, files: dict[str, str], quota: float
+    tmp_path: Path, line: str, files: dict[str, str], quota: float
 ) -> None:
-    assert control_groups.cpu_quota(*tree(tmp_path, f"0::/{OWN}", files)) == quota
-
-
-@pytest.mark.parametrize(("limit", "quota"), [("200000", 2.0), ("-1", 0.0)])
-def test_the_same_of_version_1(tmp_path: Path, limit: str, quota: float) -> None:
-    files = {f"cpu/{OWN}/cpu.cfs_quota_us": limit, f"cpu/{OWN}/cpu.cfs_period_us": "100000"}
-    assert control_groups.cpu_quota(*tree(tmp_path, f"4:cpu,cpuacct:/{OWN}", files)) == quota
+    assert control_groups.cpu_quota(*tree(tmp_path, line or f"0::/{OWN}", files)) == quota

@@ -49,81 +49,52 @@ def test_an_mpi_is_known_by_its_own_answer(text: str, family: str, version: str)
     assert "\n" not in mpi.banner
 
 
-def test_the_first_mpirun_on_path_counts(tmp_path: Path) -> None:
-    first = program(tmp_path / "a", "mpirun", "echo 'mpirun (Open MPI) 5.0.8'")
-    program(tmp_path / "b", "mpirun", "echo 'mpirun (Open MPI) 4.1.4'")
-
-    mpi = detect_mpi(environ(tmp_path / "a", tmp_path / "b"))
-
-    assert mpi is not None
-    assert (mpi.path, mpi.family, mpi.banner) == (
-        str(first),
-        "openmpi5",
-        "mpirun (Open MPI) 5.0.8",
-    )
-
-
-def test_mpiexec_is_asked_where_there_is_no_mpirun(tmp_path: Path) -> None:
-    program(tmp_path, "mpiexec", "printf 'HYDRA build details:\\n Version:  5.0.2\\n'")
-
-    mpi = detect_mpi({"PATH": str(tmp_path)})
-
-    assert mpi is not None
-    assert (mpi.family, mpi.version) == ("mpich", "5.0.2")
-
-
-def test_the_mpirun_that_is_called_counts_and_not_the_one_on_path(tmp_path: Path) -> None:
-    program(tmp_path / "a", "mpirun", "echo 'mpirun (Open MPI) 5.0.8'")
-    other = program(tmp_path / "b", "mpirun", "echo 'mpirun (Open MPI) 4.1.4'")
-    program(tmp_path / "b", "mpiexec", "echo 'mpiexec (Open MPI) 4.1.5'")
-    path = environ(tmp_path / "a", tmp_path / "b")
-
-    by_path, by_name = detect_mpi(path, str(other)), detect_mpi(path, "mpiexec")
-
-    assert by_path is not None
-    assert (by_path.path, by_path.family) == (str(other), "openmpi4")
-    assert by_name is not None
-    assert by_name.version == "4.1.5"
-    assert detect_mpi(path, "/nonexistent/mpirun") is None
+FIVE, FOUR = "echo 'mpirun (Open MPI) 5.0.8'", "echo 'mpirun (Open MPI) 4.1.4'"
+BOTH = {"a/mpirun": FIVE, "b/mpirun": FOUR, "b/mpiexec": "echo 'mpiexec (Open MPI) 4.1.5'"}
+INTELS = "Intel(R) MPI Library for Linux* OS, Version 2021.18.1 Build 1 (id: x)"
+# It takes mpiexec.hydra from PATH.
+SCRIPT = 'exec mpiexec.hydra "$@"'
+MPICH = "printf 'HYDRA build details:\\n Version:  5.0.2\\n'"
+# Programs, what is called, and of which file, family and version the answer is.
+DETECTED = {
+    "the first on PATH": (BOTH, "", "a/mpirun openmpi5 5.0.8"),
+    "mpiexec": ({"a/mpiexec": MPICH}, "", "a/mpiexec mpich 5.0.2"),
+    "called by its path": (BOTH, "{}/b/mpirun", "b/mpirun openmpi4 4.1.4"),
+    "called by its name": (BOTH, "mpiexec", "b/mpiexec openmpi4 4.1.5"),
+    "called and not there": (BOTH, "/nonexistent/mpirun", ""),
+    "none": ({}, "", ""),
+    "Intel's script, by a link from elsewhere": (
+        {
+            "intel/mpirun": SCRIPT,
+            "intel/mpiexec.hydra": f"echo '{INTELS}'",
+            "a/mpiexec.hydra": MPICH,
+            "a/mpirun": "-> intel/mpirun",
+        },
+        *("", "intel/mpiexec.hydra intel 2021.18.1"),
+    ),
+    "Intel's script that starts another MPI": (
+        *({"a/mpirun": SCRIPT, "b/mpiexec.hydra": MPICH}, "", "a/mpirun mpich 5.0.2"),
+    ),
+    "its folder is the first on PATH, and HOME is set": (
+        {"b/mpirun": 'echo "(Open MPI) 5.0.1-$HOME-${PATH%%:*}"'},
+        *("", "b/mpirun openmpi5 5.0.1-/-{}/b"),
+    ),
+}
 
 
-INTELS = """Intel(R) MPI Library for Linux* OS, Version 2021.18.1 Build 1 (id: x)"""
-
-
-def test_intels_script_is_asked_as_it_would_run_and_its_program_counts(tmp_path: Path) -> None:
-    """The script takes mpiexec.hydra from PATH, and may itself be a link from elsewhere."""
-    script = program(tmp_path / "intel", "mpirun", 'exec mpiexec.hydra "$@"')
-    real = program(tmp_path / "intel", "mpiexec.hydra", f"echo '{INTELS}'")
-    other = program(tmp_path / "usr", "mpiexec.hydra", "echo 'HYDRA build details:'")
-    (other.parent / "mpirun").symlink_to(script)
-
-    mpi = detect_mpi(environ(tmp_path / "usr"))
-
-    assert mpi is not None
-    assert (mpi.family, mpi.version, mpi.path) == ("intel", "2021.18.1", str(real))
-
-
-def test_a_script_of_intels_that_starts_another_mpi_is_that_mpi(tmp_path: Path) -> None:
-    script = program(tmp_path / "intel", "mpirun", 'exec mpiexec.hydra "$@"')
-    program(tmp_path / "usr", "mpiexec.hydra", "echo 'HYDRA build details:'; echo 'Version: 4.0'")
-
-    mpi = detect_mpi(environ(tmp_path / "intel", tmp_path / "usr"))
-
-    assert mpi is not None
-    assert (mpi.family, mpi.path) == ("mpich", str(script))
-
-
-def test_no_mpi_is_none(tmp_path: Path) -> None:
-    assert detect_mpi({"PATH": str(tmp_path)}) is None
-
-
-def test_home_is_set_and_its_own_folder_is_first_on_path(tmp_path: Path) -> None:
-    program(tmp_path, "mpirun", 'echo "(Open MPI) 5.0.1-$HOME-${PATH%%:*}"')
-
-    mpi = detect_mpi({"PATH": f"/nonexistent:{tmp_path}"})
-
-    assert mpi is not None
-    assert mpi.version == f"5.0.1-/-{tmp_path}"
+@pytest.mark.parametrize(("programs", "called", "found"), DETECTED.values(), ids=DETECTED)
+def test_whose_mpirun_is_called(
+    tmp_path: Path, programs: dict[str, str], called: str, found: str
+) -> None:
+    for name, script in programs.items():
+        folder, _, base = name.partition("/")
+        if script.startswith("-> "):
+            (tmp_path / name).symlink_to(tmp_path / script[3:])
+        else:
+            program(tmp_path / folder, base, script)
+    mpi = detect_mpi({"PATH": f"{tmp_path}/a:{tmp_path}/b"}, called.format(tmp_path))
+    seen = mpi and f"{Path(mpi.path).relative_to(tmp_path)} {mpi.family.value} {mpi.version}"
+    assert (seen or "") == found.format(tmp_path)
 
 
 def test_a_program_that_hangs_with_a_child_is_given_up(tmp_path: Path) -> None:
