@@ -135,8 +135,6 @@ FRACTION: Final = 0.8
 _LARGE: Final = 16 << 20  # bytes; latency dominates smaller messages
 _LARGEST_SIZES: Final = 3  # whose average is judged
 
-_QDR: Final = 40e9  # bits/s; InfiniBand up to this rate loses a fifth to encoding (8b/10b)
-
 
 @dataclass(frozen=True, slots=True)
 class ToolOptions:
@@ -291,12 +289,13 @@ def _limit(run: Run) -> tuple[float, str]:
     Returns:
         What those carry in GB/s, 0 where that is not known; and why it is not.
     """
-    planned = str(run.transport.get("planned", ""))
+    planned = run.transport.get("planned")
     rates = [
-        [carries(port["rate"], planned) for port in ports.values() if port["data"]]
+        [port["rate"] / 8e9 for port in ports.values() if port["data"]]
         for ports in run.transport.get("hosts", {}).values()
     ]
-    others = [name for name in {*run.output.started.values()} if not _is_ring(name)]
+    programs = {name: name.rpartition("/")[2] for name in run.output.started.values()}
+    others = [name for name, program in programs.items() if not RING.fullmatch(program)]
     if run.inside or len(run.output.started) < 2:  # noqa: PLR2004 - a network is between two
         return 0.0, "inside one pod: no network was involved, and none is judged"
     if others:
@@ -308,15 +307,6 @@ def _limit(run: Run) -> tuple[float, str]:
     ):
         return 0.0, "which ports carry the data, or their rates, are not known: no fraction"
     return min(map(sum, rates)), ""
-
-
-def _is_ring(program: str) -> bool:
-    return bool(RING.fullmatch(program.rpartition("/")[2]))
-
-
-def carries(rate: float, transport: str) -> float:
-    """Convert a port's rate in bits/s to what it carries in GB/s."""
-    return rate / 8e9 * (0.8 if transport == "InfiniBand" and rate <= _QDR else 1.0)
 
 
 def _notes(run: Run) -> Iterator[str]:

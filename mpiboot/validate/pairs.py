@@ -26,12 +26,12 @@ from mpiboot.core.wording import MOST_LINES, counted, grouped
 from mpiboot.job import render
 from mpiboot.network.records import Transport, WorkerNetwork, usable
 from mpiboot.network.worker_network import link_of
-from mpiboot.validate.nccl_tests import NUMBER, carries
+from mpiboot.validate.nccl_tests import NUMBER
 
 # Of the JSON record; raised when a field changes its meaning.
 JSON_VERSION: Final = 2
 FRACTION: Final = 0.8
-# Up to so many hosts the slow one can't be told from its peers: only the port's rate is compared.
+# Up to this many hosts a slow one can't be distinguished from its peers: only rates are compared.
 _FEW_HOSTS: Final = 3
 _REPEATED_FLOWS: Final = 3
 # Where two measurements of a pair differ by more than this share, its limit is multiplied by this.
@@ -106,7 +106,7 @@ def rail_ends(worker: Worker, network: WorkerNetwork) -> tuple[End | None, ...]:
             rail.name,
             f"-d {rail.device.name} -i {rail.port.number}" + (f" -x {gid.index}" if gid else ""),
             worker.address,
-            8 * carries(rail.port.rate * 1e9, rail.transport.value),
+            rail.port.rate,
         )
         if rail.ready and not rail.device.efa and (gid or rail.transport is Transport.INFINIBAND)
         else None
@@ -239,12 +239,12 @@ def _outliers(best: Mapping[Flow, float], name: str, fraction: float) -> Iterato
     middles = {end: median_high(map(best.__getitem__, own)) for end, own in by_end.items()}
     usual = median(middles.values())
     others = f"the others {usual:.3g} Gb/s"
-    # With one peer alone, the host can't be told from the peer.
+    # With a single peer, host and peer can't be distinguished.
     known = {end: middle for end, middle in middles.items() if len(by_end[end]) > 1}
-    for (host, does), middle in known.items():
+    for (host, direction), middle in known.items():
         if middle < fraction * usual:
-            flows = sorted(by_end[host, does], key=best.__getitem__)[-_REPEATED_FLOWS:]
-            what, limit = f"{does} {{}} by {name}", fraction * usual
+            flows = sorted(by_end[host, direction], key=best.__getitem__)[-_REPEATED_FLOWS:]
+            what, limit = f"{direction} {{}} by {name}", fraction * usual
             yield Suspect("slow-host", (host,), what, others, middle, limit, tuple(flows))
     for flow, speed in best.items():
         limit = fraction * min((known[end] for end in flow.ends if end in known), default=usual)

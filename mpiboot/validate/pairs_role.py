@@ -145,7 +145,11 @@ class _Measuring:
             await asyncio.gather(*map(self._hosts.log_in, workers))
             self.seen.tool = await self._choose({one.host: one for one in data.networks})
             self._select()
-            await asyncio.gather(*map(self._find_node, self.seen.hosts))
+            hosts = self.seen.hosts
+            ids = await asyncio.gather(*(self._first_line(host, _NODE) for host in hosts))
+            self.seen.nodes |= {
+                host: boot_id for host, boot_id in zip(hosts, ids, strict=True) if boot_id
+            }
             await self._measure()
         finally:
             await self._hosts.close()
@@ -161,7 +165,8 @@ class _Measuring:
         rails, without = pairs.common_rails(self._workers, networks)
         if not without:
             why, hint = f"{wanted.name} is not on PATH of a session on", "install perftest there"
-            lacking = await asyncio.gather(*(self._lacks(host, wanted.name) for host in rails))
+            query = host_shell.ask(*host_shell.lacks(wanted.name, "", ""))
+            lacking = await asyncio.gather(*(self._first_line(host, query) for host in rails))
             without = list(itertools.compress(rails, lacking))
         if not without:
             self._ends = rails
@@ -172,16 +177,11 @@ class _Measuring:
         log.warning("network", f"TCP is measured and not RDMA: {message}; {hint}")
         return TCP
 
-    async def _lacks(self, host: str, program: str) -> bool:
+    async def _first_line(self, host: str, command: str) -> str:
+        """Run a command on a host; its first line, or empty where there is none."""
         connection = self._hosts.connections.get(host)
-        query = host_shell.ask(*host_shell.lacks(program, "", ""))
-        answer = await connection.start(query) if connection else None
-        return answer is not None and bool(await answer.line())
-
-    async def _find_node(self, host: str) -> None:
-        program = await self._hosts.connections[host].start(_NODE)
-        boot_id = await program.line() if program else ""
-        self.seen.nodes |= {host: boot_id} if boot_id else {}
+        program = await connection.start(command) if connection else None
+        return await program.line() if program else ""
 
     def _select(self) -> None:
         """Set the hosts that are measured, the rails, and what each of these carries."""

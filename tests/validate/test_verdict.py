@@ -132,8 +132,6 @@ RATES = {
     "RoCE": (record(), 50.0),
     "two rails": (record("RoCE", {"w-0": ports(400, 400), "w-1": ports(400, 400)}), 100.0),
     "NDR": (record("InfiniBand"), 50.0),
-    "QDR is 8b/10b": (record("InfiniBand", {"w-0": ports(40)}), 4.0),
-    "40 GbE is not": (record("RoCE", {"w-0": ports(40)}), 5.0),
     "TCP": (record("TCP", {"w-0": ports(10, rdma=False)}), 1.25),
     "the least host's": (record("RoCE", {"w-0": ports(400, 400), "w-1": ports(400)}), 50.0),
     "unknown": (record("RoCE", {"w-0": ports(400), "w-1": ports(0)}), 0.0),
