@@ -39,28 +39,18 @@ if TYPE_CHECKING:
 # of a launcher that waits.
 _PLAN_TIMEOUT: Final = 5.0
 _NAMED: Final = ("role", "start_sshd")  # the command's name is the role
-_WAITS_BY: Final = ("control_ifname", "port_range", "pair_check")
-# What only a launcher that starts mpirun reads.
-_NOT_FOR_WAITING: Final = (
-    *_NAMED,
-    "ssh_keepalive",
-    *(row.name for row in ROWS if row.section in {Section.MPI, Section.END}),
-    *(row.name for row in ROWS if row.section is Section.NETWORK and row.name not in _WAITS_BY),
-)
+# What a command reads that waits for hosts and starts no mpirun.
+_WAITING: Final = (Section.HOSTS, Section.SSH, Section.LOG)
+_DIALS: Final = ("control_ifname", "port_range", "pair_check")
 # Hosts measure by the ports that a job would use.
 _MEASURED_BY: Final = ("data_network", "data_ifname", "rdma_device")
-_NOT_FOR_PAIRS: Final = tuple(name for name in _NOT_FOR_WAITING if name not in _MEASURED_BY)
-# It waits for one name, and observes this pod alone.
+# `exec` waits for one name, and observes this pod alone.
 _FOR_EXEC: Final = (
-    *("timeout", "dns_wait", "control_ifname", "nccl_socket"),
-    *("data_network", "data_ifname", "rdma_device", "nccl_version"),
-)
-_NOT_FOR_EXEC: Final = tuple(
-    row.name for row in ROWS if row.section is not Section.LOG and row.name not in _FOR_EXEC
+    *("timeout", "dns_wait", "control_ifname", "nccl_socket", "nccl_version"),
+    *_MEASURED_BY,
 )
 # `validate` sets these itself.
 _NOT_FOR_TOOLS: Final = (*_NAMED, "job_record", "hold_on_failure")
-_NOT_FOR_NODE: Final = tuple(row.name for row in ROWS if row.section is not Section.LOG)
 
 
 @click.group(
@@ -132,7 +122,7 @@ def rank(program: Words) -> None:
     process.replace(program, {**os.environ, **found})
 
 
-@settings_of(Role.LAUNCHER, without=_NOT_FOR_EXEC)
+@settings_of(Role.LAUNCHER, sections=(Section.LOG,), also=_FOR_EXEC)
 @cli.command("exec", cls=Command, context_settings=PASS_ON)
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, required=True)
 def execute(program: Words, **flags: str | None) -> None:
@@ -152,7 +142,7 @@ def execute(program: Words, **flags: str | None) -> None:
     look.execute(resolved(flags, "exec"), program, os.environ)
 
 
-@settings_of(Role.LAUNCHER, without=_NOT_FOR_WAITING)
+@settings_of(Role.LAUNCHER, sections=_WAITING, also=_DIALS)
 @cli.command(cls=Command)
 @click.option("--json", "as_json", is_flag=True, help="Print the hosts, or why not, as JSON.")
 def wait(*, as_json: bool, **flags: str | None) -> None:
@@ -212,7 +202,7 @@ def plan(
 _DOCTOR_TIMEOUT: Final = 10.0  # seconds, as for the plan
 _CHECKING: Final = settings_of(
     *(Role.LAUNCHER, Role.WORKER),
-    without=tuple(row.name for row in ROWS if row.section is Section.END),
+    sections=tuple(section for section in Section if section is not Section.END),
     timeout=_DOCTOR_TIMEOUT,
     common=(Section.HOSTS,),
 )
@@ -367,7 +357,7 @@ def job(**given: Any) -> None:  # noqa: ANN401 - the options above, and the sett
     role.job(*_measured_by(given))
 
 
-@settings_of(Role.LAUNCHER, without=_NOT_FOR_NODE)
+@settings_of(Role.LAUNCHER, sections=(Section.LOG,))
 @validate.command(cls=Command, context_settings=PASS_ON, params=_measuring(_BY_TOOL))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def node(**given: Any) -> None:  # noqa: ANN401 - as above
@@ -383,7 +373,9 @@ def node(**given: Any) -> None:  # noqa: ANN401 - as above
     role.node(*_measured_by(given))
 
 
-@settings_of(Role.LAUNCHER, without=_NOT_FOR_PAIRS, common=(Section.HOSTS,))
+@settings_of(
+    Role.LAUNCHER, sections=_WAITING, also=(*_DIALS, *_MEASURED_BY), common=(Section.HOSTS,)
+)
 @validate.command(cls=Command, params=_measuring(_BY_PAIRS))
 def pairs(**given: Any) -> None:  # noqa: ANN401 - as above
     """Measure from every host to every other one, and name those that are slow.

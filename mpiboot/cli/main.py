@@ -12,8 +12,8 @@ from types import FrameType
 from typing import Final, NoReturn
 
 from mpiboot.cli.run import COMMANDS, ENTRY, ErrorSettings, without_options
-from mpiboot.core import log
-from mpiboot.core.checks import MpibootError, ShownError, error
+from mpiboot.core import checks, log
+from mpiboot.core.checks import MpibootError, ShownError
 from mpiboot.core.setting_types import LogFormat
 
 _ROLES: Final = ("launcher", "worker")
@@ -29,23 +29,14 @@ _COMPLETE: Final = "_MPIBOOT_COMPLETE"
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def _report(wrong: MpibootError) -> int:
-    """Report an error in the log and in the termination message."""
+def _report(error: Exception) -> int:
+    """Report an error in the log and in the termination message; its exit code."""
     from mpiboot.hosts import error_report
 
-    log.write_termination(ErrorSettings.termination_log, error_report.say(wrong))
-    return _failed(wrong)
-
-
-def _failed(wrong: MpibootError) -> int:
-    log.ended(wrong.code, wrong.finding.check)
-    return wrong.code
-
-
-def _bug(wrong: Exception) -> MpibootError:
-    from mpiboot.hosts import error_report
-
-    return error_report.bug(wrong)
+    found = error if isinstance(error, MpibootError) else error_report.bug(error)
+    log.write_termination(ErrorSettings.termination_log, error_report.say(found))
+    log.ended(found.code, found.finding.check)
+    return found.code
 
 
 def _run(argv: list[str]) -> int:
@@ -124,25 +115,22 @@ def run(argv: list[str]) -> int:
             sys.stdout.flush()
             raise
         sys.stdout.flush()
-    except ShownError as wrong:
-        code = _failed(wrong)
-    except MpibootError as wrong:
-        code = _report(wrong)
+    except ShownError as error:
+        code = error.code
+        log.ended(code, error.finding.check)
     except KeyboardInterrupt:
         code = 128 + signal.SIGINT
         log.ended(code, "signal")
     except BrokenPipeError:  # `mpiboot plan | head`: the reader is gone
         _drop_output()
         code = 128 + signal.SIGPIPE
-    except OSError as wrong:
+    except Exception as error:  # noqa: BLE001 - the one boundary
         # Failures of other files are handled where they are written; this one is stdout's.
-        if wrong.filename is None and wrong.errno in _NO_ROOM:
+        if isinstance(error, OSError) and error.filename is None and error.errno in _NO_ROOM:
             _drop_output()
-            code = _report(error("output", f"standard output can't be written: {wrong.strerror}"))
-        else:
-            code = _report(_bug(wrong))
-    except Exception as wrong:  # noqa: BLE001 - the one boundary
-        code = _report(_bug(wrong))
+            message = f"standard output can't be written: {error.strerror}"
+            error = checks.error("output", message)
+        code = _report(error)
     try:
         sys.stdout.flush()
     except OSError:  # the command's own failure is logged; the interpreter would add a traceback

@@ -132,8 +132,8 @@ def duration(text: str) -> float:
     """Read a length of time as the settings do."""
     try:
         value: float = some_seconds(text)
-    except ValueError as wrong:
-        raise click.BadParameter(f"{text!r}: expected {wrong}") from None
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r}: expected {error}") from None
     return value
 
 
@@ -149,6 +149,8 @@ def _help_all(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
 
 def settings_of(
     *roles: Role,
+    sections: Collection[Section] = tuple(Section),
+    also: Collection[str] = (),
     without: Collection[str] = (),
     timeout: float | None = None,
     common: Collection[Section] = tuple(Section),
@@ -157,7 +159,9 @@ def settings_of(
 
     Args:
         roles: whose settings the command uses.
-        without: names of settings that this command does not use.
+        sections: those of which it uses the settings.
+        also: names of more settings that it uses.
+        without: names of settings that it does not use.
         timeout: the command's timeout in seconds, where it checks hosts and does not wait for them.
         common: the sections of which its `--help` shows the settings that people use.
     """
@@ -170,7 +174,9 @@ def settings_of(
                 common=row.common and row.section in common,
             )
             for row in ROWS
-            if set(row.roles) & set(roles) and row.name not in without
+            if set(row.roles) & set(roles)
+            and (row.section in sections or row.name in also)
+            and row.name not in without
         ]
         loud, low = "Log more: --log-level debug.", "Log less: --log-level warning."
         command.params += [

@@ -263,22 +263,20 @@ def _stay(resolved: Resolved, environ: Mapping[str, str]) -> NoReturn:
     role.become_parent(ParentTask.STAY, options, [], environ)
 
 
-# There while a copy is being made, and where one was killed.
-_PART: Final = ".mpiboot-part"
-# The first thing that is looked at, so the last that comes.
-_LAST: Final = "bin"
-_NOT_OURS: Final = {"lost+found"}  # a file system's own, in the top folder of a volume
+# In the volume while a copy is being made, and where one was interrupted.
+_INCOMPLETE: Final = ".mpiboot-incomplete"
+_OF_FILE_SYSTEM: Final = "lost+found"
 
 
 def copy_to(folder: str, home: Path) -> str:
-    """Copy mpiboot's own folder, with its Python and libraries, into a volume of a pod.
+    """Copy mpiboot's folder, with its Python and libraries, into a volume of a pod.
 
     An init container does it (container/mpiboot.Containerfile), so that the pod's image stays as it
-    is. A copy that was interrupted is begun anew.
+    is. A copy that was interrupted is made anew.
 
     Args:
         folder: an empty folder, such as an emptyDir; it is made where it is not there.
-        home: mpiboot's own folder.
+        home: mpiboot's folder.
 
     Returns:
         What was done, in one line.
@@ -294,29 +292,23 @@ def copy_to(folder: str, home: Path) -> str:
             hint="take the image that container/mpiboot.Containerfile makes for the init container",
         )
     target = type(home)(folder)
-    part = target / _PART
-    program = target / _LAST / "mpiboot"
+    incomplete, program = target / _INCOMPLETE, target / "bin/mpiboot"
     try:
         target.mkdir(parents=True, exist_ok=True)
-        there = {path.name for path in target.iterdir()} - _NOT_OURS
-        names = sorted((path.name for path in home.iterdir()), key=lambda name: name == _LAST)
-        if _PART in there:
-            for name in (*names, _PART):
-                shutil.rmtree(target / name, ignore_errors=True)
-        elif there == set(names) and _record(target) == _record(home):
-            return f"{program} is there already"
-        elif there:
+        there = {path.name for path in target.iterdir()} - {_OF_FILE_SYSTEM}
+        if there and not incomplete.exists():
+            if _record(target) == _record(home):
+                return f"{program} is there already"
             listed = ", ".join(sorted(there)[:3])
             raise error(
                 "usage",
                 f"{folder} is not empty ({listed}): name an empty folder, such as an emptyDir",
             )
-        part.mkdir()
-        for name in names:
-            shutil.copytree(home / name, part / name, symlinks=True)
-        for name in names:
-            (part / name).replace(target / name)
-        part.rmdir()
+        incomplete.touch()
+        for path in sorted(home.iterdir()):
+            shutil.rmtree(target / path.name, ignore_errors=True)
+            shutil.copytree(path, target / path.name, symlinks=True)
+        incomplete.unlink()
     except shutil.Error as problem:  # one entry for each file: from, to, why
         raise _unwritten(folder, problem.args[0][0][2]) from None
     except OSError as problem:

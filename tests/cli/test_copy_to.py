@@ -51,13 +51,15 @@ def test_an_init_container_that_runs_again_finds_it_there(home: Path, tmp_path: 
     assert (tmp_path / "volume/lib").stat().st_ino == before
 
 
-@pytest.mark.parametrize("moved", [(), ("lib",), ("lib", "libexec")])
+@pytest.mark.parametrize("copied", [(), ("bin",), ("bin", "lib")])
 def test_a_copy_that_was_killed_is_made_anew(
-    home: Path, tmp_path: Path, moved: tuple[str, ...]
+    home: Path, tmp_path: Path, copied: tuple[str, ...]
 ) -> None:
     volume = tmp_path / "volume"
-    for name in (".mpiboot-part", *moved):
-        (volume / name).mkdir(parents=True)
+    volume.mkdir()
+    (volume / ".mpiboot-incomplete").touch()
+    for name in copied:
+        (volume / name).mkdir()
         (volume / name / "half").touch()
     copy_to(str(volume), home)
     assert contents(volume) == contents(home)

@@ -9,42 +9,36 @@ import pytest
 
 from mpiboot.cli import run
 
+BASH = "0000000000010002"  # SIGINT and SIGCHLD
+START = "bash /start.sh --password secret"
+
 
 @pytest.mark.parametrize(
-    ("parent", "caught", "kept"),
+    ("line", "parent", "caught", "named"),
     [
-        (1, "0000000000010002", "bash /start.sh"),  # SIGINT and SIGCHLD, as bash has them
-        (1, "0000000000004002", ""),
-        (1, "no number", ""),
-        (1, None, ""),
-        (6, "0000000000010002", ""),
+        (START, 1, BASH, "bash /start.sh"),
+        (START, 1, "0000000000004002", ""),
+        (START, 1, "no number", ""),
+        (START, 1, None, ""),
+        (START, 6, BASH, ""),
+        # What follows a script's name may be secret.
+        ("bash -m /start.sh --password secret", 1, BASH, "bash -m /start.sh"),
+        ("sh -ec text", 1, BASH, "sh -ec"),
+        ("sh", 1, BASH, "sh"),
+        ("exec ./x secret", 1, BASH, "exec ./x"),
     ],
 )
-def test_who_keeps_sigterm_from_mpiboot(
-    parent: int, caught: str | None, kept: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_first_process_is_named_where_it_blocks_sigterm(
+    line: str,
+    parent: int,
+    caught: str | None,
+    named: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(os, "getppid", lambda: parent)
     (tmp_path / "1").mkdir()
-    (tmp_path / "1/cmdline").write_text("bash\0/start.sh\0--password\0secret\0")
+    (tmp_path / "1/cmdline").write_text("".join(f"{word}\0" for word in line.split()))
     if caught is not None:
         (tmp_path / "1/status").write_text(f"Name:\tbash\nSigCgt:\t{caught}\nCapInh:\t0\n")
-    assert run.sigterm_blocker(str(tmp_path)) == kept
-
-
-@pytest.mark.parametrize(
-    ("line", "named"),
-    [
-        ("bash -m /start.sh --password secret", "bash -m /start.sh"),
-        ("sh -ec text", "sh -ec"),
-        ("sh", "sh"),
-        ("exec ./x secret", "exec ./x"),
-    ],
-)
-def test_of_the_first_process_nothing_secret_is_told(
-    line: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "getppid", lambda: 1)
-    (tmp_path / "1").mkdir()
-    (tmp_path / "1/cmdline").write_text("".join(f"{word}\0" for word in line.split()))
-    (tmp_path / "1/status").write_text("Name:\tsh\nSigCgt:\t0000000000010002\nCapInh:\t0\n")
     assert run.sigterm_blocker(str(tmp_path)) == named

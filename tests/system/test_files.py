@@ -6,6 +6,7 @@ import socket
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -84,14 +85,6 @@ def test_what_is_written_to_try_a_folder_may_be_gone_already(
     assert list(folder.iterdir()) == []
 
 
-def test_a_relative_folder_is_refused() -> None:
-    with pytest.raises(MpibootError, match="not an absolute path") as caught:
-        files.runtime_dir("run", UID, "worker")
-
-    assert caught.value.finding.check == "runtime-folder"
-    assert caught.value.code == 73
-
-
 def test_a_folder_in_which_nothing_can_be_written_is_refused(tmp_path: Path) -> None:
     """A file may be made there, as on a full disk, but has no room for a byte."""
     uses = "import os, sys; from mpiboot.system import files; "
@@ -113,30 +106,29 @@ def test_without_tmpdir_a_folder_is_found(tmp_path: Path, monkeypatch: pytest.Mo
     assert files.runtime_dir("", UID, "worker") == tmp_path / HERE / "worker"
 
 
+def nothing(_: Path) -> None:
+    """Leave it as it is."""
+
+
 @pytest.mark.parametrize(
-    ("made", "message"), [("link", "is a symbolic link"), ("file", "is not a folder")]
+    ("prepare", "below", "uid", "message"),
+    [
+        (nothing, None, UID, "not an absolute path"),
+        (lambda place: place.symlink_to("/"), "", UID, "is a symbolic link"),
+        (Path.touch, "", UID, "is not a folder"),
+        (Path.mkdir, "", UID + 1, f"belongs to uid {UID}, not to uid {UID + 1}"),
+        (Path.touch, f"{HERE}/worker/below", UID, "worker/below can't be used: Not a directory"),
+    ],
 )
-def test_a_role_folder_that_is_something_else_is_refused(
-    tmp_path: Path, made: str, message: str
+def test_a_folder_that_can_not_be_used_is_an_error_with_its_reason(
+    prepare: Callable[[Path], None], below: str | None, uid: int, message: str, tmp_path: Path
 ) -> None:
     (tmp_path / HERE).mkdir(mode=0o700)
-    place = tmp_path / HERE / "worker"
-    place.symlink_to(tmp_path) if made == "link" else place.touch()
-
-    with pytest.raises(MpibootError, match=message):
-        files.runtime_dir(str(tmp_path), UID, "worker")
-
-
-def test_a_role_folder_of_another_uid_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(MpibootError, match=f"belongs to uid {UID}, not to uid {UID + 1}"):
-        files.runtime_dir(str(tmp_path), UID + 1, "worker")
-
-
-def test_a_named_folder_that_is_a_file_is_an_error_with_its_reason(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-
-    with pytest.raises(MpibootError, match=r"file/below can't be used: Not a directory"):
-        files.runtime_dir(str(tmp_path / "file" / "below"), UID, "worker")
+    prepare(tmp_path / HERE / "worker")
+    wanted = "run" if below is None else str(tmp_path / below)
+    with pytest.raises(MpibootError, match=message) as caught:
+        files.runtime_dir(wanted, uid, "worker")
+    assert (caught.value.finding.check, caught.value.code) == ("runtime-folder", 73)
 
 
 def test_a_blank_matters_only_where_somebody_splits_there(tmp_path: Path) -> None:
