@@ -16,8 +16,8 @@ from mpiboot.core.model import Finding, Level, Role
 class ExitCode(IntEnum):
     """Exit codes of mpiboot itself; a program's own code and 128+n of a signal pass through.
 
-    Most are the names of sysexits.h, so that ``podFailurePolicy`` can tell "again" from "never".
-    ``meaning`` is what one says of the job, in a few words.
+    Most are the names of sysexits.h, so that a ``podFailurePolicy`` can retry some and not others.
+    ``meaning`` describes the outcome in a few words.
     """
 
     meaning: str
@@ -36,7 +36,7 @@ class ExitCode(IntEnum):
     NAMES_UNRESOLVED = 68, "a host's name did not resolve in time"
     WORKERS_UNREACHABLE = 69, "a host could not be reached, or was lost"
     BUG = 70, "an error in mpiboot itself"
-    DEVICE_MISSING = 72, "a link, device or library that the job asks for is missing"
+    DEVICE_MISSING = 72, "a link, device or library that the job requires is missing"
     CANNOT_WRITE = 73, "a folder or the output can't be written"
     NOT_READY = 75, "something was not ready in time, or is in use"
     TRANSPORT = 76, "the job's data did not go by the network that was planned"
@@ -45,7 +45,7 @@ class ExitCode(IntEnum):
     PROGRAM_MISSING = 127, "a program is missing, or can't be executed"
 
 
-# The codes of what a new try can help.
+# The codes of failures that a retry can help.
 _AGAIN: Final = (
     ExitCode.HOSTFILE_MISSING,
     ExitCode.NAMES_UNRESOLVED,
@@ -65,7 +65,7 @@ class Check(NamedTuple):
 
     @property
     def retry(self) -> bool:
-        """Whether a new try can help; the code tells it."""
+        """Whether a retry can help, by the exit code."""
         return self.code in _AGAIN
 
 
@@ -136,7 +136,7 @@ _OF_JOBS: Final[_Table] = {
     (ExitCode.WORKERS_UNREACHABLE, _LAUNCHER): {
         "workers-unreachable": _CheckText(
             "every worker answers over SSH",
-            "look at the worker's log: is its container running, and sshd in it?",
+            "check the worker's log: is its container running, and sshd in it?",
         ),
         "host-lost": _CheckText(
             "every host stays reachable while the job runs",
@@ -316,7 +316,7 @@ _OF_DATA_NETWORKS: Final[_Table] = {
         ),
         "rdma-missing": _CheckText(
             "every worker has an RDMA device of its own",
-            "ask for the device in the worker's container, and attach its network: resources: "
+            "request the device in the worker's container, and attach its network: resources: "
             '{limits: {<the RDMA resource of your nodes>: "1"}}, annotations: '
             "{k8s.v1.cni.cncf.io/networks: <network>}; `kubectl describe node NODE` lists its "
             "resources (Allocatable)",
@@ -351,7 +351,7 @@ _OF_DATA_NETWORKS: Final[_Table] = {
         ),
         "data-carrier": _CheckText(
             "every data link that has an address is up",
-            "look at the node's adapter below it: cable, switch port, `ip link` on the node",
+            "check the node's adapter below it: cable, switch port, `ip link` on the node",
         ),
         "data-address": _CheckText(
             "every data link gets its address",
@@ -370,10 +370,10 @@ _OF_DATA_NETWORKS: Final[_Table] = {
         ),
         "rdma-mtu-low": _CheckText(
             "an RDMA port uses the largest MTU that its link allows",
-            "look at the port's largest MTU on the node (`ibv_devinfo -v`: max_mtu)",
+            "check the port's largest MTU on the node (`ibv_devinfo -v`: max_mtu)",
         ),
         "data-ambiguous": _CheckText(
-            "the data links and devices can be told apart",
+            "the data links and devices are distinguishable",
             "set MPIBOOT_DATA_IFNAME or MPIBOOT_RDMA_DEVICE",
         ),
         "data-mtu": _CheckText(
@@ -381,7 +381,7 @@ _OF_DATA_NETWORKS: Final[_Table] = {
             "set the same `mtu` in the network's definition for all nodes",
         ),
         "data-networks": _CheckText(
-            "no two workers have one data address, and all that was asked for is on a data network",
+            "no two workers have one data address, and all that was requested is on a data network",
             "attach all workers to one network",
         ),
         "data-sockets": _CheckText(

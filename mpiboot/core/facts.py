@@ -48,7 +48,7 @@ class GidType(_Word):
 
 
 class AttachmentSource(_Word):
-    """Who said which links and devices are this pod's; ``gib`` is GKE's transport for NCCL."""
+    """What reports a pod's links and devices; ``gib`` is GKE's transport for NCCL."""
 
     UNKNOWN = ""
     MULTUS = "multus"
@@ -189,7 +189,7 @@ class Fabric:
         if self.netns_mode:
             return "the kernel shows none in this pod"
         if self.refused:
-            return f"the kernel could not be asked ({self.refused})"
+            return f"the kernel refused the query ({self.refused})"
         return "the kernel has no RDMA"
 
 

@@ -228,9 +228,9 @@ def _open_existing(path: str, flags: int) -> int:
     return os.open(path, flags & ~os.O_CREAT | os.O_NONBLOCK)
 
 
-def ends_container(does: bool) -> None:  # noqa: FBT001
-    """Set whether the end of this process is the container's, whose reason it then writes."""
-    _STATE.ends_container = does
+def ends_container(ends: bool) -> None:  # noqa: FBT001
+    """Set whether this process's end is the container's: then it writes the termination message."""
+    _STATE.ends_container = ends
 
 
 def read_termination(path: str) -> str:

@@ -48,7 +48,7 @@ def size_of(number: int) -> str:
 
 
 def grouped(pairs: Iterable[tuple[_Key, _Item]]) -> dict[_Key, list[_Item]]:
-    """Gather what belongs to each key, both in their order: hosts by what is said of them."""
+    """Gather the items of each key, both in their order: hosts by their message."""
     found: dict[_Key, list[_Item]] = {}
     for key, item in pairs:
         found.setdefault(key, []).append(item)

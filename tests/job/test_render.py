@@ -118,7 +118,7 @@ def test_what_several_hosts_have_is_not_told_of_this_pod() -> None:
         (Fabric(netns_mode="shared"), "the kernel shows none in this pod"),
         (
             Fabric(refused="Operation not permitted"),
-            "the kernel could not be asked (Operation not permitted)",
+            "the kernel refused the query (Operation not permitted)",
         ),
     ],
 )
