@@ -35,8 +35,6 @@ COMMANDS: Final = (
 )
 # Where a removed setting is an error, or may be one once this pod's role is known.
 _LAUNCHES: Final = ("", "launcher", "plan")
-# The older scripts' word for a pod to `kubectl exec` into; with START_SSHD it is a worker.
-_STAY: Final = ("shell",)
 Words = tuple[str, ...]
 
 
@@ -211,8 +209,6 @@ def act_by_role(resolved: Resolved, program: Words, environ: Mapping[str, str]) 
     settings = resolved.settings
     hostname = os.uname().nodename
     role, decision = platforms.role(resolved, environ, program, "", hostname)
-    if role is not Role.WORKER and program == _STAY:
-        _stay(resolved, environ)
     if role is Role.NONE and decision.source is Source.DEFAULT:
         # Imported here: too heavy for a worker's start.
         from mpiboot.hosts import hostfiles
@@ -251,16 +247,6 @@ def act_by_role(resolved: Resolved, program: Words, environ: Mapping[str, str]) 
             hint="give the command as the container's args: `args: [mpirun, ./train]`",
         )
     _launch(resolved, program)
-
-
-def _stay(resolved: Resolved, environ: Mapping[str, str]) -> NoReturn:
-    """Keep the pod alive for `kubectl exec` until a signal ends it, as ``shell`` always did."""
-    from mpiboot.core.launch_spec import ParentOptions, ParentTask
-    from mpiboot.launcher import role
-
-    settings = resolved.settings
-    options = ParentOptions(log_level=settings.log_level, log_format=settings.log_format)
-    role.become_parent(ParentTask.STAY, options, [], environ)
 
 
 # In the volume while a copy is being made, and where one was interrupted.

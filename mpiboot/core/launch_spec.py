@@ -22,7 +22,6 @@ class ParentTask(str, Enum):
 
     LAUNCH = "launch"  # the child that waits for the hosts, then what that hands over
     COMMAND = "command"  # one that is no mpirun, and may call mpirun itself
-    STAY = "stay"  # nothing
 
 
 @dataclass(frozen=True, slots=True)

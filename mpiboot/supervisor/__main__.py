@@ -2,7 +2,7 @@
 
 ``python -I -S mpiboot/supervisor/__main__.py launch OPTIONS PID HANDLE`` has a child that waits for
 the hosts, from before it was executed, and reads its result there. ``command OPTIONS PROGRAM...``
-runs a command that is no mpirun, and stays beside it, ``stay OPTIONS`` beside nothing.
+runs a command that is no mpirun, and stays beside it.
 """
 
 # Run by its path, it must find its package first; pathlib costs a megabyte.
@@ -30,8 +30,7 @@ def run(task: ParentTask, text: str, words: list[str]) -> int:
     """Do what this process was started for; give the exit code."""
     mask = signals.block()
     options = ParentOptions.from_json(text)
-    role = "" if task is ParentTask.STAY else "launcher"
-    log.configure(level=options.log_level, form=options.log_format, role=role)
+    log.configure(level=options.log_level, form=options.log_format, role="launcher")
     mpirun_messages.reserve_handle()  # before the threads of the next lines
     stderr = OutputWriter()
     log.write_by(stderr.write)
@@ -43,7 +42,7 @@ def run(task: ParentTask, text: str, words: list[str]) -> int:
             os.set_inheritable(result, False)  # it was to outlive the exec, and is nobody else's
             code = parent.launch(child, result)
         else:
-            code = parent.beside(tuple(words)) if task is ParentTask.COMMAND else parent.stay()
+            code = parent.beside(tuple(words))
     finally:
         code = parent.write_last(code)
         log.write_by(None)

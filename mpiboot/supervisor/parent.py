@@ -494,13 +494,6 @@ class Parent:
         if self._answers:
             wait_gone([self._answers])
 
-    def stay(self) -> int:
-        """Keep the pod alive for `kubectl exec` until a signal comes; give the exit code."""
-        log.info("role", "nothing to run: staying for `kubectl exec` until a signal comes")
-        code = BY_SIGNAL + self._stay(None)
-        log.ended(code, "signal")
-        return code
-
     def _run(self, spec: LaunchSpec, preparation: Preparation) -> int:
         """Start mpirun, wait for its end, and tell how it ended."""
         raise_soft_limits()
@@ -716,7 +709,7 @@ class Parent:
             request, *words, seconds=seconds, must_end=lambda: self._told != 0
         )
 
-    def _stay(self, deadline: float | None) -> int:
+    def _stay(self, deadline: float) -> int:
         """Stay until a time, and reap what is left to this process.
 
         Returns:
@@ -725,7 +718,7 @@ class Parent:
         self._loop.on(self._signals.handle, self._note_signals, vital=True)
         while not self._told:
             self._loop.wait(deadline)
-            if deadline is not None and time.monotonic() >= deadline:
+            if time.monotonic() >= deadline:
                 break
         return self._told
 

@@ -141,20 +141,3 @@ def test_a_worker_is_started_by_each_of_its_marks(
     assert done.returncode == 77, done.stderr
     assert "role worker" in done.stderr
     assert message(tmp_path).startswith("ssh-key: ")
-
-
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
-@pytest.mark.parametrize("role", ["", "launcher"])
-def test_shell_keeps_the_pod_alive_until_a_signal_comes(
-    tmp_path: Path, role: str, name: str
-) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-m", "mpiboot", "shell"],
-        env=environment(tmp_path, {"K_MPI_JOB_ROLE": role}),
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as child:
-        assert child.stderr is not None
-        assert "staying for `kubectl exec`" in child.stderr.readline()
-        child.send_signal(getattr(signal, name))
-        assert child.wait(GUARD) == 128 + getattr(signal, name)

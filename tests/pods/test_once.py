@@ -75,12 +75,9 @@ def test_a_program_without_mpirun_runs_once(cluster: Cluster, rig: None) -> None
     assert hint in json.loads((folder.host / "job.json").read_text())["reason"]
 
 
-@pytest.mark.parametrize(
-    "args", [["sh", "-c", "sleep 1d"], pytest.param(["shell"], marks=pytest.mark.full)]
-)
-def test_a_launch_beside_a_sleep(cluster: Cluster, image: Image, args: list[str]) -> None:
+def test_a_launch_beside_a_sleep(cluster: Cluster, image: Image) -> None:
     """As where people then enter the launcher's pod; a signal ends it."""
-    job = mpijob(cluster, image, launcher_args=args).start()
+    job = mpijob(cluster, image, launcher_args=["sh", "-c", "sleep 1d"]).start()
     until(job.launcher.stderr)
     done = job.launcher.exec("mpiboot", "mpirun", RING)
     assert (done.returncode, ranks(done.stdout)) == (0, BOTH), done.stderr

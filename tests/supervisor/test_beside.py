@@ -25,10 +25,10 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     made.end()
 
 
-def beside(rig: Rig, *words: str, what: str = "command") -> subprocess.Popen[bytes]:
-    """Start it beside a command, or beside nothing."""
+def beside(rig: Rig, *words: str) -> subprocess.Popen[bytes]:
+    """Start it beside a command."""
     process = subprocess.Popen(
-        [*PARENT, what, rig.options.to_json(), *words],
+        [*PARENT, "command", rig.options.to_json(), *words],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -233,15 +233,6 @@ def test_a_program_that_does_not_end_is_killed_when_its_time_is_over(rig: Rig) -
     assert "warning: /bin/sh did not end in time and is killed" in message
     while not gone(below):
         os.sched_yield()
-
-
-def test_who_has_nothing_to_run_stays_until_a_signal_ends_it(rig: Rig) -> None:
-    process = beside(rig, what="stay")
-    heard(process, "nothing to run: staying for `kubectl exec` until a signal comes")
-    process.send_signal(signal.SIGUSR1)
-    process.send_signal(signal.SIGINT)
-    code, _ = ended(process)
-    assert code == 130
 
 
 def test_the_last_of_the_launches_below_is_found(tmp_path: Path) -> None:
