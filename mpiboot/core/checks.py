@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import Final, NamedTuple, TypeAlias
 
-from mpiboot.core.model import Finding, Level, Role
+from mpiboot.core.model import Finding, Level
 
 
 class ExitCode(IntEnum):
@@ -55,23 +55,17 @@ _AGAIN: Final = (
 
 
 class Check(NamedTuple):
-    """One row: what can be wrong, and what it means for the job; ``roles`` can meet it."""
+    """One row: what can be wrong, and what it means for the job."""
 
     reference: str
     title: str
     code: ExitCode
     hint: str
-    roles: tuple[Role, ...] = (Role.LAUNCHER, Role.WORKER)
 
     @property
     def retry(self) -> bool:
         """Whether a retry can help, by the exit code."""
         return self.code in _AGAIN
-
-
-_LAUNCHER: Final = (Role.LAUNCHER,)
-_WORKER: Final = (Role.WORKER,)
-_BOTH: Final = (*_LAUNCHER, *_WORKER)
 
 
 class _CheckText(NamedTuple):
@@ -84,11 +78,11 @@ _POLICY: Final = (
     "the job's pods, or those of MPIBOOT_PORT_RANGE"
 )
 
-# By exit code and by the roles that can meet it.
-_Table: TypeAlias = Mapping[tuple[ExitCode, tuple[Role, ...]], Mapping[str, _CheckText]]
+# By exit code.
+_Table: TypeAlias = Mapping[ExitCode, Mapping[str, _CheckText]]
 
 _OF_JOBS: Final[_Table] = {
-    (ExitCode.FOUND, _LAUNCHER): {
+    ExitCode.FOUND: {
         "bandwidth": _CheckText(
             "`mpiboot validate` measures what the data network's ports carry",
             "find the slow host (`mpiboot validate pairs`) and unused ports (`mpiboot doctor`)",
@@ -102,38 +96,36 @@ _OF_JOBS: Final[_Table] = {
             "see its output above, or run it by hand: `mpiboot launcher -- TOOL ARGUMENTS`",
         ),
     },
-    (ExitCode.USAGE, _BOTH): {
+    ExitCode.USAGE: {
         "usage": _CheckText(
             "the command line and the settings can be read",
             "see `mpiboot --help` and `mpiboot settings`",
         ),
         "role": _CheckText("the pod's role is known", "set MPIBOOT_ROLE=launcher, worker or none"),
-    },
-    (ExitCode.USAGE, _LAUNCHER): {
         "offline": _CheckText(
             "hosts and keys were checked",
             "run `mpiboot plan` without --offline in the launcher's pod",
         ),
     },
-    (ExitCode.HOSTFILE_INVALID, _LAUNCHER): {
+    ExitCode.HOSTFILE_INVALID: {
         "hostfile-invalid": _CheckText(
             "the hostfile can be read and names hosts",
             "write one `host slots=N` or `host:N` per line",
         ),
     },
-    (ExitCode.HOSTFILE_MISSING, _LAUNCHER): {
+    ExitCode.HOSTFILE_MISSING: {
         "hostfile-missing": _CheckText(
             "the hostfile exists",
             "mount it, or name it with MPIBOOT_HOSTFILE; `mpiboot mpirun -n 2 ./train` needs none",
         ),
     },
-    (ExitCode.NAMES_UNRESOLVED, _LAUNCHER): {
+    ExitCode.NAMES_UNRESOLVED: {
         "names-unresolved": _CheckText(
             "every host name resolves",
             "check the workers' pods and the headless Service; raise --timeout for slow pulls",
         ),
     },
-    (ExitCode.WORKERS_UNREACHABLE, _LAUNCHER): {
+    ExitCode.WORKERS_UNREACHABLE: {
         "workers-unreachable": _CheckText(
             "every worker answers over SSH",
             "check the worker's log: is its container running, and sshd in it?",
@@ -167,20 +159,18 @@ _OF_JOBS: Final[_Table] = {
             "workers reach each other and the launcher over TCP",
             f"{_POLICY}; MPIBOOT_PAIR_CHECK=0 skips this check",
         ),
-    },
-    (ExitCode.WORKERS_UNREACHABLE, _WORKER): {
         "sshd": _CheckText("the worker's SSH server runs", "try MPIBOOT_SSHD=embedded"),
     },
-    (ExitCode.BUG, _BOTH): {
+    ExitCode.BUG: {
         "bug": _CheckText("mpiboot itself works", "please report this with the lines above"),
     },
-    (ExitCode.DEVICE_MISSING, _BOTH): {
+    ExitCode.DEVICE_MISSING: {
         "interface-missing": _CheckText(
             "the network link exists",
             "name a link that launcher and workers have with MPIBOOT_CONTROL_IFNAME",
         ),
     },
-    (ExitCode.CANNOT_WRITE, _BOTH): {
+    ExitCode.CANNOT_WRITE: {
         "runtime-folder": _CheckText(
             "the private runtime folder can be written",
             "mount an emptyDir and name it with MPIBOOT_RUNTIME_DIR",
@@ -194,7 +184,7 @@ _OF_JOBS: Final[_Table] = {
             "mount an emptyDir there, or unset TMPDIR",
         ),
     },
-    (ExitCode.NOT_READY, _LAUNCHER): {
+    ExitCode.NOT_READY: {
         "worker-facts": _CheckText(
             "every worker that runs mpiboot reports its links, devices and MPI",
             "run `mpiboot facts` on that worker; MPIBOOT_DATA_NETWORK=off starts without facts",
@@ -204,19 +194,17 @@ _OF_JOBS: Final[_Table] = {
             "one launcher at a time: wait until that one has ended, or end it",
         ),
     },
-    (ExitCode.TRANSPORT, _LAUNCHER): {
+    ExitCode.TRANSPORT: {
         "transport": _CheckText(
             "the ports that were planned for the job's data carry it",
             "NCCL_DEBUG=INFO shows NCCL's choice",
         ),
     },
-    (ExitCode.DENIED, _BOTH): {
+    ExitCode.DENIED: {
         "ssh-key": _CheckText(
             "the job's SSH key exists and can be read",
             "mount the job's key Secret in launcher and workers, or name it in MPIBOOT_SSH_KEY",
         ),
-    },
-    (ExitCode.DENIED, _LAUNCHER): {
         "ssh-denied": _CheckText(
             "workers accept the job's key",
             "launcher and workers must mount the same key Secret; the user must exist, unlocked",
@@ -231,14 +219,12 @@ _OF_JOBS: Final[_Table] = {
             "run mpiboot on the workers (`args: [worker]`), or set MPIBOOT_HOST_KEYS=accept-new",
         ),
     },
-    (ExitCode.CONFLICT, _BOTH): {
+    ExitCode.CONFLICT: {
         "settings-conflict": _CheckText("the settings fit each other and the hosts", ""),
         "entrypoint": _CheckText(
             "Kubernetes's SIGTERM reaches mpiboot",
             'end that script with `exec mpiboot "$@"`: else a deleted pod gets only SIGKILL',
         ),
-    },
-    (ExitCode.CONFLICT, _LAUNCHER): {
         "shims": _CheckText(
             "calling mpirun starts mpiboot",
             "use `args:`, not `command:`; or `mpiboot shims install` in the image for calls by "
@@ -281,14 +267,12 @@ _OF_JOBS: Final[_Table] = {
             "workers have the same GPUs, RDMA ports and MTU",
             "select nodes of one kind; a smaller MTU on the way makes large messages hang",
         ),
-    },
-    (ExitCode.CONFLICT, _WORKER): {
         "env-profile": _CheckText(
             "the script of MPIBOOT_ENV_PROFILE runs without an error",
             "the ranks get none of its variables; try sh -c '. SCRIPT; env' in the worker",
         ),
     },
-    (ExitCode.PROGRAM_MISSING, _BOTH): {
+    ExitCode.PROGRAM_MISSING: {
         "python-modules": _CheckText(
             "mpiboot's own Python modules are installed",
             "install the wheel with its dependencies: `pip install mpiboot-*.whl`",
@@ -301,7 +285,7 @@ _OF_JOBS: Final[_Table] = {
 }
 
 _OF_DATA_NETWORKS: Final[_Table] = {
-    (ExitCode.DEVICE_MISSING, _BOTH): {
+    ExitCode.DEVICE_MISSING: {
         "data-link": _CheckText(
             "the links that MPIBOOT_DATA_IFNAME names exist",
             "name links that the workers have (`mpiboot facts` lists them), or unset it",
@@ -340,7 +324,7 @@ _OF_DATA_NETWORKS: Final[_Table] = {
             "LD_LIBRARY_PATH in the worker's pod; without the plugin NCCL takes TCP",
         ),
     },
-    (ExitCode.NOT_READY, _BOTH): {
+    ExitCode.NOT_READY: {
         "rdma-port": _CheckText(
             "every RDMA port is active",
             "check cable, switch and subnet manager (it must know a VF's GUID)",
@@ -358,7 +342,7 @@ _OF_DATA_NETWORKS: Final[_Table] = {
             "check the network's IPAM: its range, pods and log",
         ),
     },
-    (ExitCode.CONFLICT, _BOTH): {
+    ExitCode.CONFLICT: {
         "rdma-gid-index": _CheckText(
             "NCCL and UCX can be given the GID index",
             "use NCCL 2.21 or later, or a network of its own for the rails; or set NCCL_IB_HCA "
@@ -421,8 +405,8 @@ _OF_DATA_NETWORKS: Final[_Table] = {
 
 def _rows(table: _Table) -> tuple[Check, ...]:
     return tuple(
-        Check(reference, title, code, hint, roles)
-        for (code, roles), rows in table.items()
+        Check(reference, title, code, hint)
+        for code, rows in table.items()
         for reference, (title, hint) in rows.items()
     )
 

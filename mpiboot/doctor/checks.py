@@ -22,20 +22,15 @@ BY_REFERENCE: Final[dict[str, Check]] = {row.reference: row for row in OF_JOBS}
 class DoctorCheck:
     """A check: its function judges the parts that its parameters name.
 
-    ``references`` are those of its findings. Where no broken pod of the tests shows what it finds,
-    the page of checks has what its docstring says behind "Looks at". ``at_build``: it can run in an
-    image's build; ``by_plan``: a launcher's plan judges it for all pods.
+    ``references`` are those of its findings; ``role`` is the one that has it (None: both);
+    ``at_build``: it can run in an image's build. Where no broken pod of the tests shows what it
+    finds, the page of checks has the docstring's text behind "Looks at".
     """
 
     references: tuple[str, ...]
     judge: Judge
+    role: Role | None = None
     at_build: bool = False
-    by_plan: bool = False
-
-    @property
-    def roles(self) -> tuple[Role, ...]:
-        """The roles that have it."""
-        return BY_REFERENCE[self.references[0]].roles
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -54,7 +49,6 @@ def check(
     hint: str = "",
     role: Role | None = None,
     at_build: bool = False,
-    by_plan: bool = False,
 ) -> Callable[[Judge], DoctorCheck]:
     """Make a check of a function; a check that jobs have, too, has its title and hint there.
 
@@ -64,16 +58,13 @@ def check(
         hint: what to do otherwise.
         role: the role that has it; None: launcher and worker.
         at_build: whether it can run in an image's build.
-        by_plan: whether a launcher's plan judges it for all pods.
     """
     if title:
-        roles = (role,) if role else (Role.LAUNCHER, Role.WORKER)
         for name in references:
-            BY_REFERENCE[name] = Check(name, title, ExitCode.FOUND, hint, roles)
-    return lambda judge: DoctorCheck(references, judge, at_build, by_plan)
+            BY_REFERENCE[name] = Check(name, title, ExitCode.FOUND, hint)
+    return lambda judge: DoctorCheck(references, judge, role, at_build)
 
 
-launcher_check: Final = partial(check, role=Role.LAUNCHER)
 worker_check: Final = partial(check, role=Role.WORKER)
 
 

@@ -9,7 +9,7 @@ from typing import Final
 from mpiboot.core.facts import Worker
 from mpiboot.core.model import Finding, Level
 from mpiboot.core.wording import counted, grouped, majority, size_of
-from mpiboot.doctor.checks import BY_REFERENCE, finding, launcher_check, ok
+from mpiboot.doctor.checks import BY_REFERENCE, check, finding, ok
 from mpiboot.network.worker_network import link_of
 
 
@@ -63,7 +63,7 @@ def _values(one: HostReport) -> dict[str, str]:
     return found
 
 
-@launcher_check(
+@check(
     "hosts-differ",
     title="hosts have the same MPI, limits, devices and links",
     hint="use one image and one pod template for all workers, on nodes of one kind (nodeSelector)",
@@ -109,7 +109,7 @@ def _links_differ(every: Mapping[str, Mapping[str, str]]) -> Iterator[Finding]:
             yield finding(Level.WARN, "hosts-differ", message, hint=hint, hosts=which)
 
 
-@launcher_check(
+@check(
     "worker-checks",
     title="each worker's own checks are known",
     hint="run mpiboot on the workers (`args: [worker]`), of the launcher's version",

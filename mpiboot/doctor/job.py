@@ -36,17 +36,14 @@ def chosen(
 ) -> tuple[DoctorCheck, ...]:
     """Select the checks of a pod of this role; with ``only`` those of these references.
 
-    A pod without a role may become either. A launcher's plan has findings of all pods, its own
-    included.
+    A pod without a role may become either.
     """
     found = (
         replace(row, references=tuple(name for name in row.references if not only or name in only))
         for row in POD
-        if (row.at_build or not at_build) and not (role is Role.LAUNCHER and row.by_plan)
+        if (row.at_build or not at_build) and (role is Role.NONE or row.role in (None, role))
     )
-    return tuple(
-        row for row in found if row.references and (role is Role.NONE or role in row.roles)
-    )
+    return tuple(row for row in found if row.references)
 
 
 _COLUMNS: Final = {

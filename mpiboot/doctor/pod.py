@@ -8,7 +8,7 @@ from typing import Final
 
 from mpiboot.core.checks import DATA_CHECKS
 from mpiboot.core.facts import Host, PodFacts, Worker
-from mpiboot.core.model import Finding, Identity, Mpi
+from mpiboot.core.model import Finding, Identity, Mpi, Role
 from mpiboot.core.settings import Settings
 from mpiboot.core.wording import counted, first_few, size_of
 from mpiboot.doctor.checks import check, failed, ok, warned, worker_check
@@ -110,7 +110,7 @@ def passwd(identity: Identity) -> Iterable[Finding]:
         yield warned("passwd-entry", f"uid {identity.uid} has no passwd entry")
 
 
-@check("shims")
+@check("shims", role=Role.LAUNCHER)
 def shims(shims: Iterable[Finding]) -> Iterable[Finding]:
     """Report the shims that start mpiboot, and calls that bypass them."""
     return shims
@@ -248,7 +248,8 @@ def _alone(facts: PodFacts) -> Worker:
     return Worker(host, facts.control_address, _SSH, "", "", facts)
 
 
-@check(*(row.reference for row in DATA_CHECKS), by_plan=True)
+# A launcher's plan has these findings of all pods.
+@worker_check(*(row.reference for row in DATA_CHECKS))
 def data_network(facts: PodFacts, settings: Settings) -> Iterable[Finding]:
     """Apply the rules for one worker."""
     network = worker_network.choose(_alone(facts), settings)

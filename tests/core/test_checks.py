@@ -26,7 +26,6 @@ def test_every_reference_is_used_once_and_can_be_written_in_a_manifest() -> None
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.reference)
 def test_every_row_has_a_title_and_its_error_that_rows_exit_code(check: Check) -> None:
     assert check.title
-    assert check.roles
     assert not check.title.endswith(".")
     assert not check.hint.endswith(".")
     assert "\n" not in check.hint + check.title
