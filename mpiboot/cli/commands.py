@@ -28,7 +28,8 @@ from mpiboot.cli.options import (
     settings_of,
 )
 from mpiboot.cli.run import Words, resolved, with_timeout
-from mpiboot.core.checks import MpibootError, error
+from mpiboot.core import checks
+from mpiboot.core.checks import MpibootError
 from mpiboot.core.model import Role
 from mpiboot.core.settings import PREFIX, REMOVED, ROWS, Resolved, Section
 
@@ -117,8 +118,8 @@ def rank(program: Words) -> None:
 
     try:
         found = ranks.variables(os.environ)
-    except ValueError as wrong:
-        raise error("usage", f"mpiboot rank: {wrong}", hint="") from None
+    except ValueError as error:
+        raise checks.error("usage", f"mpiboot rank: {error}", hint="") from None
     process.replace(program, {**os.environ, **found})
 
 
@@ -212,7 +213,7 @@ _CHECKING: Final = settings_of(
 @cli.group(cls=CommandGroup, invoke_without_command=True)
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.option(
-    "--check", "checks", multiple=True, metavar="NAME", help="Run this check only; repeatable."
+    "--check", "only", multiple=True, metavar="NAME", help="Run this check only; repeatable."
 )
 @click.option("--image", is_flag=True, help="Check the image only, as in its build.")
 @click.pass_context
@@ -221,7 +222,7 @@ def doctor(
     /,
     *,
     as_json: bool,
-    checks: tuple[str, ...],
+    only: tuple[str, ...],
     image: bool,
     **flags: str | None,
 ) -> None:
@@ -247,7 +248,7 @@ def doctor(
     from mpiboot.doctor import role
 
     found = with_timeout(resolved(flags, "doctor"), _DOCTOR_TIMEOUT)
-    role.run(found, os.environ, only=checks, image=image, as_json=as_json)
+    role.run(found, os.environ, only=only, image=image, as_json=as_json)
 
 
 @_CHECKING
@@ -528,8 +529,8 @@ def run_line(argv: list[str]) -> int:
             cli.invoke(context)
     except click.exceptions.Exit as done:  # --help, --version
         return done.exit_code
-    except click.ClickException as wrong:
-        raise _misused(wrong) from None
+    except click.ClickException as error:
+        raise _misused(error) from None
     except click.exceptions.Abort:
         raise KeyboardInterrupt from None
     return 0
@@ -542,25 +543,25 @@ def complete(instruction: str) -> int:
     return shell_complete(cli, {}, "mpiboot", "_MPIBOOT_COMPLETE", instruction)
 
 
-def _misused(wrong: click.ClickException) -> MpibootError:
+def _misused(error: click.ClickException) -> MpibootError:
     """Turn click's error into mpiboot's."""
-    context = getattr(wrong, "ctx", None)
+    context = getattr(error, "ctx", None)
     command = context.command_path if context else "mpiboot"
     hint = f"see `{command} --help` and `mpiboot settings`"
-    if isinstance(wrong, click.MissingParameter) and isinstance(wrong.param, click.Argument):
-        lacks = wrong.param.human_readable_name
+    if isinstance(error, click.MissingParameter) and isinstance(error.param, click.Argument):
+        lacks = error.param.human_readable_name
         hint = f"write `{command} {'-- PROGRAM' if lacks == 'PROGRAM' else lacks}`; {hint}"
-    if isinstance(wrong, click.NoSuchOption):
-        option = wrong.option_name
-        if wrong.possibilities:
-            hint = f"did you mean {wrong.possibilities[0]}? {hint}"
+    if isinstance(error, click.NoSuchOption):
+        option = error.option_name
+        if error.possibilities:
+            hint = f"did you mean {error.possibilities[0]}? {hint}"
         elif command == "mpiboot":
             hint = f"options go after a command: `mpiboot launcher {option} ... -- PROGRAM`; {hint}"
         setting = PREFIX + option.strip("-").replace("-", "_").upper()
         hint = REMOVED.get(option) or REMOVED.get(setting, hint)
-        return error("usage", f"{command} has no option {option}", hint=hint)
+        return checks.error("usage", f"{command} has no option {option}", hint=hint)
     below = context.command if context else None
     if isinstance(below, click.Group) and below is not cli and not below.invoke_without_command:
         lines = " or ".join(f"`{command} {name}`" for name in below.commands)
         hint = f"write {lines}; see `{command} --help`"
-    return error("usage", wrong.format_message(), hint=hint)
+    return checks.error("usage", error.format_message(), hint=hint)

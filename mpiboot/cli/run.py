@@ -18,8 +18,8 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from mpiboot import __version__
-from mpiboot.core import log
-from mpiboot.core.checks import MpibootError, error, failed
+from mpiboot.core import checks, log
+from mpiboot.core.checks import MpibootError, failed
 from mpiboot.core.launch_names import LAUNCH_ID
 from mpiboot.core.model import Finding, Level, Role, Source
 from mpiboot.core.setting_types import AUTO, BY_INDEX, ValidateFirst
@@ -225,7 +225,7 @@ def act_by_role(resolved: Resolved, program: Words, environ: Mapping[str, str]) 
             log.finding(item)
     if role is Role.NONE:
         if not program:
-            raise error(
+            raise checks.error(
                 "usage",
                 "no program was given, and nothing marks this pod as a worker",
                 hint="give the launcher its command (`mpiboot mpirun ./train`, `args: [mpirun, "
@@ -241,7 +241,7 @@ def act_by_role(resolved: Resolved, program: Words, environ: Mapping[str, str]) 
         serves_only = settings.role is BY_INDEX or platforms.is_sshd(program)
         return worker.run(resolved, () if serves_only else program, environ)
     if not program:
-        raise error(
+        raise checks.error(
             "usage",
             "this pod is the launcher, and no program was given",
             hint="give the command as the container's args: `args: [mpirun, ./train]`",
@@ -272,7 +272,7 @@ def copy_to(folder: str, home: Path) -> str:
             ``runtime-folder``; it can't be written.
     """
     if not (home / "lib" / "loader").is_dir():
-        raise error(
+        raise checks.error(
             "usage",
             f"this mpiboot runs by the Python of its image ({sys.prefix}), which can't be copied",
             hint="take the image that container/mpiboot.Containerfile makes for the init container",
@@ -286,7 +286,7 @@ def copy_to(folder: str, home: Path) -> str:
             if _record(target) == _record(home):
                 return f"{program} is there already"
             listed = ", ".join(sorted(there)[:3])
-            raise error(
+            raise checks.error(
                 "usage",
                 f"{folder} is not empty ({listed}): name an empty folder, such as an emptyDir",
             )
@@ -295,16 +295,16 @@ def copy_to(folder: str, home: Path) -> str:
             shutil.rmtree(target / path.name, ignore_errors=True)
             shutil.copytree(path, target / path.name, symlinks=True)
         incomplete.unlink()
-    except shutil.Error as problem:  # one entry for each file: from, to, why
-        raise _unwritten(folder, problem.args[0][0][2]) from None
-    except OSError as problem:
-        raise _unwritten(folder, problem.strerror or str(problem)) from None
+    except shutil.Error as error:  # one entry for each file: from, to, why
+        raise _unwritten(folder, error.args[0][0][2]) from None
+    except OSError as error:
+        raise _unwritten(folder, error.strerror or str(error)) from None
     return f"{program} can be started"
 
 
 def _unwritten(folder: str, why: str) -> MpibootError:
     message = f"mpiboot can't be copied to {folder}: {why}"
-    return error(
+    return checks.error(
         "runtime-folder", message, hint="mount an emptyDir there; mpiboot takes 100 MB of it"
     )
 

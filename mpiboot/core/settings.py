@@ -16,7 +16,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeVar
 
-from mpiboot.core.checks import error
+from mpiboot.core import checks
 from mpiboot.core.model import Finding, Level, MpiFamily, Role, Source, SshKind
 from mpiboot.core.setting_types import (
     AUTO,
@@ -685,10 +685,10 @@ def resolve(flags: Mapping[str, str], environ: Mapping[str, str]) -> Resolved:
         chosen, text = candidates[0]
         try:
             values[item.name] = item.parse(text)
-        except ValueError as wrong:
+        except ValueError as error:
             readable = _readable(text)
             shown = repr(text) if readable == text else readable
-            raise error("usage", f"{chosen} is {shown}: expected {wrong}") from None
+            raise checks.error("usage", f"{chosen} is {shown}: expected {error}") from None
         given[item.name] = chosen
         for other, other_text in candidates[1:]:
             if other_text != text:

@@ -62,12 +62,12 @@ def folder(settings: Settings, environ: Mapping[str, str]) -> list[Finding]:
     try:
         made = files.runtime_dir(settings.runtime_dir, os.getuid(), role(), tmpdir=named)
         found.append(ok("runtime-folder", f"the private folder is {made}"))
-    except MpibootError as problem:
-        found.append(problem.finding)
+    except MpibootError as error:
+        found.append(error.finding)
     try:
         files.check_tmpdir(named)
-    except MpibootError as problem:
-        found.append(problem.finding)
+    except MpibootError as error:
+        found.append(error.finding)
     return found
 
 
@@ -89,8 +89,8 @@ def key(settings: Settings, environ: Mapping[str, str]) -> list[Finding]:
         return [keys.missing(settings.ssh_key, homes, who.uid).finding]
     try:
         found = keys.load(mounted)
-    except MpibootError as problem:
-        return [problem.finding]
+    except MpibootError as error:
+        return [error.finding]
     about = mounted.stat()
     mode = f"mode {stat.S_IMODE(about.st_mode):04o} of uid {about.st_uid}"
     # By the file system: each file of a Secret is a link into a folder beside it.

@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import Any, Final
 
 from mpiboot import __version__
-from mpiboot.core.checks import BY_REFERENCE, error
+from mpiboot.core.checks import error, failed
 from mpiboot.core.model import Finding, Level
 from mpiboot.core.wording import counted, first_few, grouped, lasting, size_of
 from mpiboot.job import render
@@ -216,11 +216,6 @@ def judge(run: Run) -> NetworkVerdict:
     return NetworkVerdict(finding, busbw, limit, (*filter(None, (why,)), *_notes(run)))
 
 
-def _fail(reference: str, message: str, evidence: tuple[str, ...] = (), hint: str = "") -> Finding:
-    hint = hint or BY_REFERENCE[reference].hint
-    return Finding(reference, Level.FAIL, message, evidence=evidence, hint=hint)
-
-
 def _unmeasured(run: Run) -> Finding | None:
     """Report why there is nothing to judge; None where there is something."""
     output = run.output
@@ -228,7 +223,8 @@ def _unmeasured(run: Run) -> Finding | None:
         programs, _, folders = next(iter(output.missing.values())).partition(" in ")
         message = f"no {NAME} on {first_few(sorted(output.missing))}: looked for {programs}"
         hint = "install it (MPI=1); `mpiboot validate pairs` measures the network without it"
-        return _fail("program-missing", message, ("in " + folders.replace(":", " "),), hint)
+        evidence = ("in " + folders.replace(":", " "),)
+        return failed("program-missing", message, evidence=evidence, hint=hint)
     if output.heads > 1:
         why = "each rank measured only itself: this tool was built without MPI (make MPI=1)"
     elif output.samples:
@@ -240,14 +236,14 @@ def _unmeasured(run: Run) -> Finding | None:
     else:
         name = next(iter(output.started.values()), "the tool")
         why = f"{name} ended without a result that could be read, exit {run.code}"
-    return _fail("not-measured", why)
+    return failed("not-measured", why)
 
 
 def _wrong(samples: Sequence[Sample]) -> Finding | None:
     count = sum(item.wrong or 0 for item in samples)
     message = f"{counted(count, 'wrong value')} in messages of "
     message += first_few(size_of(item.size) for item in samples if item.wrong)
-    return _fail("wrong-results", message) if count else None
+    return failed("wrong-results", message) if count else None
 
 
 def _other_network(run: Run) -> Finding | None:
@@ -260,7 +256,7 @@ def _other_network(run: Run) -> Finding | None:
         message = f"{planned} was planned, NCCL used TCP on {where}"
     elif run.transport.get("verdict") == "unused":
         message = str(run.transport.get("message"))
-    return _fail("transport", message) if message else None
+    return failed("transport", message) if message else None
 
 
 def _speed(run: Run, busbw: float, limit: float) -> Finding:
@@ -276,10 +272,10 @@ def _speed(run: Run, busbw: float, limit: float) -> Finding:
     wanted = max(low, limit * share)
     if busbw < wanted:
         message += f"; {low:g} GB/s are required" if busbw < low else f"; {share:.0%} are expected"
-        return _fail("bandwidth", message)
+        return failed("bandwidth", message)
     if run.over and sizes[-1] < _LARGE and not wanted:
         message += f"; time was up before {size_of(_LARGE)}, and smaller ones show no bandwidth"
-        return _fail("not-measured", message)
+        return failed("not-measured", message)
     return Finding("bandwidth", Level.OK, message)
 
 
