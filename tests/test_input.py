@@ -35,15 +35,6 @@ def wrong(
     return lines[0]
 
 
-def waits(folder: Path, hostfile: bytes, code: int, reference: str) -> str:
-    """The error of ``mpiboot wait`` for a hostfile."""
-    key(folder)
-    path = folder / "hostfile"
-    path.write_bytes(hostfile)
-    env = {"MPI_HOSTFILE": str(path)}
-    return wrong(folder, code, reference, "wait", "--timeout", "0.5", env=env)
-
-
 def test_no_hostfile_says_where_it_was_looked_for(tmp_path: Path) -> None:
     key(tmp_path)
     env = {"MPI_HOSTFILE": "/nowhere/hostfile"}
@@ -51,42 +42,28 @@ def test_no_hostfile_says_where_it_was_looked_for(tmp_path: Path) -> None:
     assert "/nowhere/hostfile (named by MPI_HOSTFILE) does not exist after " in said
 
 
-@pytest.mark.parametrize("text", [b"", b"\n \r\n", b"# none yet\n"])
-def test_a_hostfile_without_hosts(tmp_path: Path, text: bytes) -> None:
-    said = waits(tmp_path, text, 65, "hostfile-invalid")
-    assert f"{tmp_path}/hostfile (named by MPI_HOSTFILE) " in said
+BINARY = " (named by MPI_HOSTFILE) is not text: "
+# What each line may be, and how it is refused, is in tests/job/test_hostfile.py.
+HOSTFILES = {
+    "comments alone": (b"# none yet\n", " (named by MPI_HOSTFILE) "),
+    "a program": (b"\x7fELF\x02\x01\x01\0\0", BINARY),
+    "every byte": (bytes(range(256)), BINARY),
+    "UTF-16": ("w-0\n".encode("utf-16"), BINARY),
+    "not ASCII": (b"w\xfc-0\n", ":1: 'w\\ufffd-0'"),
+    "no number": (b"good slots=2\nw-0 slots=abc\n", ":2: slots is 'abc', expected a whole number"),
+    "for a shell": (b"$(touch MARK) slots=1\n", ":1: "),
+    "for ssh": (b"-oProxyCommand=touch slots=1\n", ":1: "),
+}
 
 
-@pytest.mark.parametrize(
-    "text",
-    [b"\x7fELF\x02\x01\x01\0\0", b"\0" * 100, bytes(range(256)), "w-0\n".encode("utf-16")],
-)
-def test_a_binary_file(tmp_path: Path, text: bytes) -> None:
-    assert " is not text: " in waits(tmp_path, text, 65, "hostfile-invalid")
-
-
-def test_a_name_that_is_not_ascii(tmp_path: Path) -> None:
-    said = waits(tmp_path, b"w\xfc-0\n", 65, "hostfile-invalid")
-    assert f"{tmp_path}/hostfile:1: 'w\\ufffd-0'" in said
-
-
-@pytest.mark.parametrize("count", ["-1", "abc", "", "1.5", "99999999999"])
-def test_a_count_that_is_none_names_file_and_line(tmp_path: Path, count: str) -> None:
-    text = f"good slots=2\nw-0 slots={count}\n".encode()
-    said = waits(tmp_path, text, 65, "hostfile-invalid")
-    assert f"{tmp_path}/hostfile:2: " in said
-    assert "expected" in said
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["$(touch MARK)", "`touch MARK`", "a;touch MARK", "a|b", "a&b", "a'b", 'a"b',
-     "-oProxyCommand=touch", "../a", "a\\nb", "a\x1b[1mb"],
-)  # fmt: skip
-def test_a_name_for_a_shell_never_reaches_one(tmp_path: Path, name: str) -> None:
-    said = waits(tmp_path, f"{name} slots=1\n".encode(), 65, "hostfile-invalid")
-    assert f"{tmp_path}/hostfile:1:" in said
-    assert "\x1b" not in said
+@pytest.mark.parametrize(("content", "told"), HOSTFILES.values(), ids=HOSTFILES)
+def test_a_hostfile_that_can_not_be_read(tmp_path: Path, content: bytes, told: str) -> None:
+    key(tmp_path)
+    path = tmp_path / "hostfile"
+    path.write_bytes(content)
+    words = ("wait", "--timeout", "0.5")
+    said = wrong(tmp_path, 65, "hostfile-invalid", *words, env={"MPI_HOSTFILE": str(path)})
+    assert f"{path}{told}" in said
     assert not (tmp_path / "MARK").exists()
 
 
@@ -126,24 +103,13 @@ def mpirun_that_says(folder: Path, version: str) -> dict[str, str]:
     return {"PATH": path, "MPI_HOSTFILE": str(folder / "hostfile")}
 
 
-@pytest.mark.parametrize(
-    ("line", "reference", "told"),
-    [
-        (["--no-such"], "usage", "--no-such is not an option that mpiboot knows"),
-    ],
-)
-def test_what_the_line_and_the_hostfile_show_is_told_before_any_wait(
-    tmp_path: Path, line: list[str], reference: str, told: str
-) -> None:
+def test_an_unknown_option_is_reported_before_any_wait(tmp_path: Path) -> None:
     env = mpirun_that_says(tmp_path, "mpirun (Open MPI) 5.0.7")
-    done = mpiboot(tmp_path, "launcher", "--timeout", "2", "--", "mpirun", *line, "true", env=env)
+    words = ("launcher", "--timeout", "2", "--", "mpirun", "--no-such", "true")
+    done = mpiboot(tmp_path, *words, env=env)
     assert done.returncode == 68, done.stderr
-    lines = done.stderr.splitlines()
-    (at,) = [n for n, text in enumerate(lines) if f"[{reference}]" in text]
-    # What the wait says itself; on a busy machine that may be its end alone.
-    waits = next(n for n, text in enumerate(lines) if "waiting for" in text)
-    assert told in lines[at]
-    assert at < waits
+    before, _, _ = done.stderr.partition("waiting for")
+    assert "[usage] --no-such is not an option that mpiboot knows" in before
 
 
 def test_a_whole_line_in_one_argument_is_refused_before_any_wait(tmp_path: Path) -> None:
@@ -160,12 +126,20 @@ def test_a_question_to_mpirun_is_answered_without_hosts_and_keys(tmp_path: Path)
     assert (done.returncode, done.stdout) == (3, "asked: --version\n")
 
 
-@pytest.mark.parametrize(
-    ("text", "said"), [("", "no private SSH key in"), ("not a key", "is not a private key")]
-)
-def test_a_key_that_is_none(tmp_path: Path, text: str, said: str) -> None:
+KEYS = {
+    "empty": ("", "no private SSH key in"),
+    "no key": ("not a key", "is not a private key"),
+    "with a passphrase": (None, "is locked with a passphrase"),
+}
+
+
+@pytest.mark.parametrize(("text", "said"), KEYS.values(), ids=KEYS)
+def test_a_key_that_is_none(tmp_path: Path, text: str | None, said: str) -> None:
     path = tmp_path / "key"
-    path.write_text(text)
+    if text is None:
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "word", "-f", path], check=True)
+    else:
+        path.write_text(text)
     (tmp_path / "hostfile").write_text("w-0.invalid\n")
     env = {"MPIBOOT_SSH_KEY": str(path), "MPI_HOSTFILE": str(tmp_path / "hostfile")}
     told = wrong(tmp_path, 77, "ssh-key", "wait", "--timeout", "0.2", env=env)
@@ -201,13 +175,6 @@ def test_a_job_of_this_pod_alone_needs_no_key_and_names_the_program_that_is_miss
     assert done.returncode == 127, done.stderr
     assert "the program no-such-program is not on PATH" in message(tmp_path)
     assert message(tmp_path).startswith("program-missing: ")
-
-
-def test_a_key_with_a_passphrase_is_said(tmp_path: Path) -> None:
-    path = tmp_path / "key"
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "word", "-f", path], check=True)
-    said = wrong(tmp_path, 77, "ssh-key", "wait", env={"MPIBOOT_SSH_KEY": str(path)})
-    assert "is locked with a passphrase" in said
 
 
 def test_another_authorized_keys_is_a_warning_with_both_fingerprints(tmp_path: Path) -> None:
