@@ -171,7 +171,7 @@ def first_host(
         local: names of this pod; Open MPI 4.1 puts its own host first, wherever it stands.
     """
     others = [f"--{name}" for name in line.given if name in _MOVES_RANK_0]
-    others += [f"--map-by {line.map_by}"] if line.policy in _MAPPINGS else []
+    others += [f"--map-by {line.given['map-by']}"] if line.policy in _MAPPINGS else []
     others += [
         f"{name}={value}"
         for name, value in {**environ, **line.mca}.items()

@@ -40,9 +40,8 @@ class UserLine:
 
     ``given`` has all options that were read by their first spelling, each with the value that
     counts. ``exports`` are the variables that the line itself passes on, each with the value that
-    it gives it, if any. ``map_by`` is the mapping as written, with its modifiers. ``pinned_by`` are
-    the options for mapping, ranking, binding or CPUs, other than whether there may
-    be more ranks than slots; also those behind ``unknown``.
+    it gives it, if any. ``pinned_by`` are the options for mapping, ranking, binding or CPUs, other
+    than whether there may be more ranks than slots; also those behind ``unknown``.
 
     ``hostfiles`` are the hostfiles that count, each once; several where programs have one each.
     ``hostfile_words`` are the indexes in ``argv`` of words that have a hostfile's path,
@@ -56,7 +55,6 @@ class UserLine:
     given: Mapping[str, str] = field(default_factory=dict)
     exports: Mapping[str, str | None] = field(default_factory=dict)
     mca: Mapping[str, str] = field(default_factory=dict)
-    map_by: str = ""
     hostfiles: tuple[str, ...] = ()
     hostfile_words: tuple[int, ...] = ()
     host_words: tuple[int, ...] = ()
@@ -101,7 +99,7 @@ class UserLine:
     def per_node(self) -> int | None:
         """The ranks that each host gets by an option, if any."""
         number = next((self.given[name] for name in _PER_NODE if name in self.given), "0")
-        return 1 if "rr" in self.given else int(number) or None
+        return 1 if _ONE_PER_NODE & self.given.keys() else int(number) or None
 
     @property
     def np(self) -> int | None:
@@ -117,7 +115,7 @@ class UserLine:
     @property
     def policy(self) -> str:
         """The mapping without modifiers; empty where the line names none."""
-        return self.map_by.lower().replace(",", ":").split(":", 1)[0]
+        return _mapping(self.given.get("map-by", ""))[0]
 
     @property
     def settles_ranks(self) -> bool:
@@ -153,6 +151,11 @@ class UserLine:
         return replace(self, argv=tuple(argv), apps=tuple(apps))
 
 
+def _mapping(text: str) -> list[str]:
+    """Split a mapping: its policy, which may be empty, and its modifiers."""
+    return text.lower().replace(",", ":").split(":")
+
+
 def _name(names: Mapping[str, str], name: str) -> str:
     return names.get(canonical(name), name)
 
@@ -161,11 +164,12 @@ _CHOOSE_HOSTS: Final = (OptionKind.HOSTS, OptionKind.HOSTFILE, OptionKind.MOVES_
 # By first spellings: ranks per host, a program that is searched for elsewhere, files with options
 # or parameters, and what pins ranks without moving them to other hosts.
 _PER_NODE: Final = ("N", "ppn")
+_ONE_PER_NODE: Final = frozenset({"rr", "pernode"})
 _ELSEWHERE: Final = frozenset({"wdir", "path", "gpath", "preload-binary"})
 _FILES: Final = frozenset({"app", "tune", "configfile"})
 _IN_PLACE: Final = frozenset(
     {"bind-to", "bind-to-core", "bind-to-socket", "rank-by", "use-hwthread-cpus"}
-    | {"map-by", "membind", "cpu-bind"}  # Hydra's
+    | {"map-by", "bynode", "byslot", "membind", "cpu-bind"}
 )
 # Modifiers of a mapping that only concern how many ranks a host may have.
 _HOW_MANY: Final = frozenset({"", "oversubscribe", "nooversubscribe"})
@@ -188,7 +192,6 @@ class _Reader:
     argv: list[str]
     lists: defaultdict[str, list[Any]] = field(default_factory=lambda: defaultdict(list))
     given: dict[str, str] = field(default_factory=dict)
-    texts: dict[str, str] = field(default_factory=dict)
     exports: dict[str, str | None] = field(default_factory=dict)
     mca: dict[str, str] = field(default_factory=dict)
     places: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -196,6 +199,7 @@ class _Reader:
     np: int | None = None
     hosts: list[Host] = field(default_factory=list)
     hostfile: str = ""
+    prints: str = ""
 
     def known(self, name: str) -> Option | None:
         return self.grammar.options.get(name.lower() if self.grammar.any_case else name)
@@ -227,7 +231,7 @@ class _Reader:
             word = self.argv[at] = f"-{word}"
         option, value = self.find(word)
         if self.starts_nothing(option, self.argv[at + 1] if at + 1 < end else ""):
-            self.texts["prints"] = word
+            self.prints = word
             return end
         words = [] if value is None else [value]
         needed = max(0, option.words - len(words))  # the value of `-trace=libVT.so` is optional
@@ -243,7 +247,9 @@ class _Reader:
         if option.kind is OptionKind.HOSTS:
             self.lists["host_words"].append(at + needed)
         self.apply(" ".join(self.argv[at : at + 1 + needed]), option, words)
-        self.keep(self.given, option.name, words[0] if words else "")
+        # Of an option that stands twice one value counts.
+        if self.grammar.last_wins or option.name not in self.given:
+            self.given[option.name] = words[0] if words else ""
         key = words[0] if option.kind is OptionKind.MCA else option.name
         self.places[key] = (*self.places.get(key, ()), *range(at, at + needed + 1))
         return at + 1 + needed
@@ -278,20 +284,13 @@ class _Reader:
 
     def placement(self, written: str, option: Option, text: str) -> None:
         """Record an option for the placement of ranks."""
-        mapping = option.mapping.format(text)
-        words = mapping.lower().replace(",", ":").split(":")
-        per_node = self.number(written, text) if option.name in _PER_NODE else option.name == "rr"
-        if mapping:
-            self.keep(self.texts, "map_by", mapping)
-        elif not per_node and option.name not in _IN_PLACE:
+        per_node = option.name in _ONE_PER_NODE
+        if option.name in _PER_NODE:
+            per_node = self.number(written, text) > 0
+        if not per_node and option.name not in _IN_PLACE:
             self.lists["moves_ranks"].append(written)
-        if not mapping or not _HOW_MANY.issuperset(words):
+        if option.name != "map-by" or not _HOW_MANY.issuperset(_mapping(text)):
             self.lists["pinned_by"].append(written)
-
-    def keep(self, values: dict[str, str], name: str, value: str) -> None:
-        """Keep the value that counts when an option stands twice."""
-        if self.grammar.last_wins or name not in values:
-            values[name] = value
 
     def number(self, written: str, text: str) -> int:
         # No MPI has more ranks than an int of C holds.
@@ -342,8 +341,7 @@ class _Reader:
     def record(self) -> UserLine:
         if not self.grammar.hostfile_each:
             del self.lists["hostfiles"][:-1]
-        fields: dict[str, Any] = {**self.texts}
-        fields |= {name: tuple(dict.fromkeys(items)) for name, items in self.lists.items()}
+        lists = {name: tuple(dict.fromkeys(items)) for name, items in self.lists.items()}
         return UserLine(
             argv=tuple(self.argv),
             apps=tuple(self.apps),
@@ -351,7 +349,8 @@ class _Reader:
             exports=self.exports,
             mca=self.mca,
             places=self.places,
-            **fields,
+            prints=self.prints,
+            **lists,
         )
 
     def among(self, words: Sequence[str], kinds: Collection[OptionKind]) -> tuple[str, ...]:

@@ -33,15 +33,11 @@ class OptionKind(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option: its first spelling, how many words follow it, what it means.
-
-    ``mapping`` is its meaning in the words of ``--map-by``, ``{}`` being its value.
-    """
+    """One option: its first spelling, how many words follow it, what it means."""
 
     name: str
     words: int
     kind: OptionKind
-    mapping: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +78,6 @@ def _table(*by_words: Mapping[OptionKind, str], **older: Option) -> dict[str, Op
     return found
 
 
-_MAP_BY: Final = {
-    "map-by": Option("map-by", 1, OptionKind.PINS, "{}"),
-    "ppr": Option("ppr", 1, OptionKind.PINS, "ppr:{}"),
-    "pernode": Option("pernode", 0, OptionKind.PINS, "ppr:1:node"),
-    "bynode": Option("bynode", 0, OptionKind.PINS, "node"),
-    "byslot": Option("byslot", 0, OptionKind.PINS, "slot"),
-}
-
-
 # What both Open MPI generations share. Words and meanings were tried one by one on Open MPI
 # 4.1.4 and 5.0.11 (with the programs' names as words, so that the one that was started showed it).
 _OPEN_MPI: Final = _table(
@@ -100,7 +87,7 @@ _OPEN_MPI: Final = _table(
         "display-devel-map enable-recovery disable-recovery continuous nooversubscribe "
         "preload-binary|s leave-session-attached debug-daemons debug-daemons-file "
         "report-state-on-timeout get-stack-traces show-progress xml output-proctable",
-        OptionKind.PINS: "bind-to-core use-hwthread-cpus bycore",
+        OptionKind.PINS: "bind-to-core use-hwthread-cpus bycore bynode byslot pernode",
         OptionKind.MOVES_RANKS: "do-not-launch nolocal",
         # As a later program's options these, and those of help, are errors, or nothing.
         OptionKind.PRINTS: "version|V",
@@ -110,7 +97,7 @@ _OPEN_MPI: Final = _table(
         OptionKind.HOSTS: "host|H",
         OptionKind.HOSTFILE: "hostfile|machinefile default-hostfile",
         OptionKind.EXPORT: "x",
-        OptionKind.PINS: "N|npernode bind-to rank-by rankfile|rf cpu-set cpu-list "
+        OptionKind.PINS: "N|npernode map-by ppr bind-to rank-by rankfile|rf cpu-set cpu-list "
         "cpus-per-proc|cpus-per-rank npersocket",
         OptionKind.OTHER: "output-filename timeout personality max-restarts stdin prefix wdir|wd "
         "xterm launch-agent report-pid report-uri preload-files path",
@@ -118,7 +105,6 @@ _OPEN_MPI: Final = _table(
         OptionKind.MOVES_HOSTS: "app tune|am",
     },
     {OptionKind.MCA: "mca|gmca"},
-    **_MAP_BY,
 )
 
 _ORTE: Final = _table(
@@ -148,11 +134,10 @@ _PRRTE: Final = _table(
         "stream-buffering spawn-timeout gpu-support memory-alloc-kind|memory-alloc-kinds with-ft "
         "pset initial-errhandler forward-signals tmpdir unset-env arch file app-pmix-prefix",
         OptionKind.MOVES_HOSTS: "dvm max-vm-size",
-        OptionKind.PINS: "bind-to|bindto rank-by|rankby",
+        OptionKind.PINS: "bind-to|bindto rank-by|rankby map-by|mapby",
     },
     {OptionKind.MCA: "prtemca pmixmca omca gomca", OptionKind.OTHER: "prepend-env append-env"},
     **_OPEN_MPI,
-    mapby=_MAP_BY["map-by"],
 )
 
 ORTE: Final = Grammar(

@@ -30,7 +30,7 @@ def test_a_usual_line_is_read_to_the_program(family: str) -> None:
     )
     assert found.unknown == ""
     assert found.program == "./prog"
-    assert (found.np, found.per_node, found.map_by) == (16, 8, "node")
+    assert (found.np, found.per_node, found.policy) == (16, 8, "node")
     assert (found.given["bind-to"], found.given["timeout"]) == ("none", "60")
     assert found.exports == {"NCCL_DEBUG": "INFO", "PATH": None}
     assert found.mca == {"btl": "self,tcp", "pml": "ob1"}
@@ -55,8 +55,8 @@ def test_open_mpi_5_and_hydra_take_a_value_behind_an_equals_sign_and_4_does_not(
 def test_of_an_option_given_twice_the_last_counts_in_4_and_the_first_in_5() -> None:
     text = "-n 1 -n 3 -N 2 -N 1 --map-by slot --map-by node ./prog"
     four, five = line(text), line(text, "openmpi5")
-    assert (four.np, four.per_node, four.map_by) == (3, 1, "node")
-    assert (five.np, five.per_node, five.map_by) == (1, 2, "slot")
+    assert (four.np, four.per_node, four.policy) == (3, 1, "node")
+    assert (five.np, five.per_node, five.policy) == (1, 2, "slot")
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_one_dash_that_5_0_reads_otherwise_becomes_two_and_is_said(written: str,
 
 def test_a_rewritten_option_says_what_it_says() -> None:
     found = line("-bind-to socket -map-by=ppr:1:node ./p", "openmpi5")
-    assert (found.given["bind-to"], found.map_by) == ("socket", "ppr:1:node")
+    assert (found.given["bind-to"], found.given["map-by"]) == ("socket", "ppr:1:node")
     assert found.places["map-by"] == (3,)
     assert found.rewritten == ("-bind-to", "-map-by=ppr:1:node")
     lacking = line("-n 2 -bind-to", "openmpi5")
@@ -137,7 +137,7 @@ def test_reading_stops_at_the_first_unknown_option_and_keeps_what_was_read() -> 
     found = line("-n 2 --frobnicate 7 --map-by node ./prog : -n 3 ./other")
     assert found.unknown == "--frobnicate"
     assert "--frobnicate" in found.reason
-    assert (found.np, found.map_by, index_in(found)) == (2, "", None)
+    assert (found.np, found.policy, index_in(found)) == (2, "", None)
     assert found.settles_ranks
     assert not found.may_hide_hosts
 
@@ -226,22 +226,25 @@ def test_several_programs_are_read_each_with_its_own_options() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "map_by", "policy"),
+    ("text", "policy", "decides_ranks", "pins"),
     [
-        ("--map-by node:oversubscribe", "node:oversubscribe", "node"),
-        ("--map-by :OVERSUBSCRIBE", ":OVERSUBSCRIBE", ""),
-        ("--map-by NODE:pe=1,oversubscribe", "NODE:pe=1,oversubscribe", "node"),
-        ("--oversubscribe", "", ""),
-        ("--pernode", "ppr:1:node", "ppr"),
-        ("--ppr 2:node", "ppr:2:node", "ppr"),
-        ("--bynode", "node", "node"),
-        ("--byslot", "slot", "slot"),
-        ("--map-by slot:nooversubscribe", "slot:nooversubscribe", "slot"),
+        ("--map-by node:oversubscribe", "node", False, True),
+        ("--map-by :OVERSUBSCRIBE", "", False, False),
+        ("--map-by NODE:pe=1,oversubscribe", "node", False, True),
+        ("--map-by slot:nooversubscribe", "slot", False, True),
+        ("--map-by ppr:2:node", "ppr", True, True),
+        ("--oversubscribe", "", False, False),
+        ("--bynode", "", False, True),
+        ("--pernode", "", True, True),
+        ("--ppr 2:node", "", True, True),
     ],
 )
-def test_every_way_to_say_the_mapping_is_one_value(text: str, map_by: str, policy: str) -> None:
+def test_a_mapping_may_decide_the_number_of_ranks_and_their_cpus(
+    text: str, policy: str, decides_ranks: bool, pins: bool
+) -> None:
     found = line(f"{text} ./prog")
-    assert (found.map_by, found.policy) == (map_by, policy)
+    assert (found.policy, found.settles_ranks) == (policy, decides_ranks)
+    assert found.pinned_by == (text,) * pins
 
 
 def test_options_that_move_ranks_or_hosts_in_other_ways_are_named() -> None:
@@ -298,7 +301,8 @@ def test_what_follows_an_option_is_its_values_and_no_program(
         assert (app.np, found.argv[app.program]) == (3, "./prog")
 
 
-def test_intels_ranks_per_host_have_four_names() -> None:
+def test_one_rank_per_host_has_many_names() -> None:
+    assert line("--pernode ./prog").per_node == line("-npernode 1 ./prog").per_node == 1
     for words in ("-ppn 1", "-perhost 1", "-grr 1", "-rr"):
         assert line(f"{words} -n 4 ./prog", "intel").per_node == 1
     assert line("-perhost 1 ./prog", "mpich").unknown == "-perhost"
