@@ -431,15 +431,20 @@ def _ended_by_ctrl_c(runs: Sequence[asyncio.Future[Any]]) -> Iterator[None]:
         loop.remove_signal_handler(signal.SIGINT)
 
 
+_NAME_HINT: Final = (
+    "a pod's name is known below its headless Service: write POD.SERVICE, and set `subdomain: "
+    "SERVICE` in the pods and, in a Job, `completionMode: Indexed`"
+)
+
+
 async def wait_for_name(
-    wanted: Rendezvous, settings: Settings, hint: str = "", resolver: Resolver | None = None
+    wanted: Rendezvous, settings: Settings, resolver: Resolver | None = None
 ) -> tuple[str, ...]:
     """Wait until a name resolves and return its addresses; log now and then why it doesn't.
 
     Args:
         wanted: the name, and where it is given.
         settings: ``timeout``, ``dns_wait`` are read.
-        hint: what to do if the name never resolves; empty: the check's own hint.
         resolver: resolves the name; made from the system's files where not given.
 
     Raises:
@@ -462,7 +467,7 @@ async def wait_for_name(
         waited = time.monotonic() - started
         if not resolving.done() or isinstance(resolving.exception(), MpibootError):
             state.detail += f"; {wanted.by} names it, waited for {round(waited, 1):g} s"
-            state.hint = hint or state.hint
+            state.hint = _NAME_HINT
             raise MpibootError(progress.finding(state))
         addresses = resolving.result()
     finally:

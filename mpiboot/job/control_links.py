@@ -6,7 +6,7 @@ to 5.0.11 of PyPI. Pods that have IPv4 alone need nothing of it and get nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
@@ -18,7 +18,7 @@ from mpiboot.core.setting_types import MpiNetwork
 from mpiboot.core.wording import first_few
 from mpiboot.job.parameter_files import parameter
 from mpiboot.job.plan_input import Observed, PlanInput
-from mpiboot.job.resolve import Item, warning
+from mpiboot.job.resolve import Item, kept_by, warning
 from mpiboot.network import worker_network
 from mpiboot.network.records import RDMA, Transport, usable
 
@@ -192,10 +192,12 @@ def _ip_version(inp: PlanInput) -> IpVersion:
         if observed.mpi_ipv6 is not False:
             message = f"the daemons of {mpi.title} speak IPv4 alone"
             hint = "give the pods IPv4 addresses too (dual stack), or take Open MPI"
-        message += f", and {_some_pods(alone)} no IPv4 address"
+        message += f", and pods have no IPv4 address: {first_few(alone)}"
         return IpVersion(IPV6, (failed(_IP_VERSION, message, hint=hint),))
     if alone:
-        return IpVersion(IPV6, shown(IPV6, f"{_some_pods(alone)} no IPv4 address"), alone=True)
+        return IpVersion(
+            IPV6, shown(IPV6, f"pods have no IPv4 address: {first_few(alone)}"), alone=True
+        )
     return IpVersion(IPV6, shown(IPV6, "the control addresses are IPv6"), kept_to=True)
 
 
@@ -224,11 +226,6 @@ def _without_ipv4(observed: Observed) -> list[str]:
         if worker.facts is None or IPV4 not in _ip_versions(worker.facts.links)
     ]
     return found
-
-
-def _some_pods(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 1} more have" if len(names) > 1 else " has"
-    return f"{names[0]}{more}"
 
 
 def _link(inp: PlanInput) -> tuple[Decision, tuple[Item, ...]]:
@@ -265,9 +262,7 @@ def pin_messages(inp: PlanInput, link: Decision) -> Iterator[Item]:
             reason = f"not set: the control link of {first_few(several)} has several addresses"
             yield Decision(name, "", Source.DETECTED, reason)
         elif link.value:
-            excluded = _excluded(inp, name, (name,))
-            reason = "MPI's TCP on the control link"
-            yield excluded or Variable(name, link.value, reason, link.source)
+            yield Variable(name, link.value, "MPI's TCP on the control link", link.source)
 
 
 # Of a link with several addresses libfabric may take one that no other pod reaches; without these
@@ -326,12 +321,9 @@ def port_variables(inp: PlanInput, wanted: Control) -> Iterator[Item]:
     for names, value, daemons in inp.implementation.ports:
         # For both versions, the sockets of IPv4 would take the ports that those of IPv6 wait for.
         low, high = wanted.ports.daemons if daemons else wanted.ports.ranks
-        spelled = [name.format(version=wanted.ip.version) for name in names]
-        # One name is enough, and beside the user's own another would be one of two.
-        for name in [name for name in spelled if inp.environ.get(name)] or spelled[:1]:
-            whose = "the daemons'" if daemons else "MPI's"
-            text = value.format(first=low, last=high, count=high - low + 1)
-            yield Variable(name, text, f"{whose} part of {given}", given.source)
+        name, part = names[0].format(version=wanted.ip.version), "the daemons'" * daemons or "MPI's"
+        text = value.format(first=low, last=high, count=high - low + 1)
+        yield Variable(name, text, f"{part} part of {given}", given.source)
 
 
 def tcp_optional(inp: PlanInput, link: str, transport: Transport | None) -> str:
@@ -375,35 +367,20 @@ def elsewhere(inp: PlanInput, link: str, *, daemons: bool) -> str:
     return ""
 
 
-def pin_daemons(inp: PlanInput, link: Decision) -> tuple[Item, ...]:
+def pin_daemons(inp: PlanInput, link: Decision) -> Iterator[Item]:
     """Pin the daemons' link; a list in mpiboot's own setting is a failure."""
     mpi = inp.implementation
-    names = mpi.daemon_link_vars
-    name, theirs = next(
-        ((name, own) for name in names if (own := inp.owned(name))), (names[0], None)
-    )
-    items, value = list[Item](), link.value
-    if theirs:
-        value, kept = theirs.value or "", "" if theirs.source is Source.FLAG else ", and kept"
-        items.append(Decision(name, value, theirs.source, f"{theirs.by}{kept}"))
-        name = f"--mca {parameter(name)}" if theirs.source is Source.FLAG else name
-    elif link.value:
-        excluded = _excluded(inp, name, names)
-        items.append(excluded or Variable(name, value, link.reason, link.source))
+    name = mpi.daemon_link_vars[0]
+    by, own = kept_by(name, inp.owned) or ("", None)
+    if link.value or own:
+        yield Variable(name, link.value, link.reason, link.source)
+    if by in mpi.daemon_link_vars and own:
+        name, value = by, own.value or ""
+    else:
+        value = "" if own else link.value
     if mpi.one_link and "," in value:
         message = f"{name}={value} is a list, and {mpi.title} takes one name or one network "
         message += "there (some releases crash)"
         hint = "name one link or one CIDR that launcher and workers all have"
-        level = Level.WARN if theirs else Level.FAIL
-        items.append(failed("settings-conflict", message, hint=hint, level=level))
-    return tuple(items)
-
-
-def _excluded(inp: PlanInput, name: str, includes: Iterable[str]) -> Decision | None:
-    """The decision where the user excludes links: mpirun ends if some are included as well."""
-    excludes = [item.replace("_include", "_exclude") for item in includes if "_include" in item]
-    for item in excludes:
-        if own := inp.owned(item):
-            by = "on the mpirun line" if own.source is Source.FLAG else own.by
-            return Decision(name, "", own.source, f"not set: {item} is ({by}), and both can't be")
-    return None
+        level = Level.WARN if own else Level.FAIL
+        yield failed("settings-conflict", message, hint=hint, level=level)

@@ -16,22 +16,18 @@ from mpiboot.core.checks import failed
 from mpiboot.core.facts import Host, NoFacts, Variable, Worker
 from mpiboot.core.model import Decision, Source
 from mpiboot.core.setting_types import MpiNetwork, ProveTransport
-from mpiboot.core.settings import Settings
-from mpiboot.core.wording import assigned, first_few
+from mpiboot.core.wording import first_few
 from mpiboot.job import control_links, job_hosts, mpi_environment
 from mpiboot.job.plan_input import Observed, PlanInput
 from mpiboot.job.program_words import Rendezvous
-from mpiboot.job.resolve import ForAgents, Forced, Item, Resolution, warning
+from mpiboot.job.resolve import ForAgents, Forced, Item, kept_by, warning
 from mpiboot.network import decision, worker_network
 from mpiboot.network.decision import DataNetwork
 from mpiboot.network.records import RDMA, Transport, values_in_pod
 
 
 def network(inp: PlanInput) -> DataNetwork:
-    """Decide the data network.
-
-    ``rows`` are empty where there is only the control network, and the user wants nothing else.
-    """
+    """Decide the data network."""
     observed = inp.observed
     read = inp.settings
     taken, values = _taken(inp)
@@ -55,15 +51,12 @@ def network(inp: PlanInput) -> DataNetwork:
         blocked=observed.data_blocked,
         asked=observed.asked,
     )
-    found = replace(inp.implementation.network(inp, found), mpi=mpi)
-    if _plain(found, read):
-        found = replace(found, rows=(), decisions=_short(found))
-    return found
+    return replace(inp.implementation.network(inp, found), mpi=mpi)
 
 
-def settled(found: DataNetwork) -> frozenset[str]:
+def decided(found: DataNetwork) -> frozenset[str]:
     """Give the names that the data network decides."""
-    return frozenset((*found.common, *_differing(found)))
+    return frozenset(found.common).union(*found.per_host.values())
 
 
 def _of_the_mpi(inp: PlanInput, workers: Iterable[Worker]) -> tuple[Variable, ...]:
@@ -101,69 +94,56 @@ def is_proved(inp: PlanInput, found: DataNetwork) -> bool:
     return found.transport is Transport.TCP or not (disabled or sockets)
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """How each value reaches its ranks; ``per_host`` has those of one host, by mpirun's name."""
-
-    items: tuple[Item, ...]
-    per_host: Mapping[str, Mapping[str, str]]
-
-
-def deliver(inp: PlanInput, found: DataNetwork, forwarded: Collection[str]) -> Delivery:
+def deliver(
+    inp: PlanInput,
+    common: Mapping[str, str],
+    per_host: Mapping[str, Mapping[str, str]],
+    forwarded: Collection[str],
+) -> tuple[tuple[Item, ...], dict[str, dict[str, str]]]:
     """Decide how each value reaches its ranks: by mpirun's environment, or by its host's agent.
 
     A value that mpirun does not hand on goes by the agent, whatever it is; the ranks of this pod
     itself have mpirun's environment, or read theirs back (``plan._own_ranks_words``).
+
+    Returns:
+        Items for mpirun's environment, and the variables of each host, by mpirun's name.
     """
     observed, items = inp.observed, list[Item]()
-    per_host = {host: dict(mine) for host, mine in found.per_host.items()}
-    for name, value in found.common.items():
+    of_host = {host: {**mine} for host, mine in per_host.items()}
+    for name, value in common.items():
         # Open MPI hands its own parameters on, and they rule over the workers' environment.
         if name in forwarded or name.startswith("OMPI_"):
             items.append(Forced(name, value))
         else:
-            for mine in per_host.values():
+            for mine in of_host.values():
                 mine[name] = value
     # What mpirun has would overwrite the values of the other hosts, where it hands on everything.
     here = ForAgents if inp.forwards_all else Forced
     for host in observed.local:
-        items += [here(name, value) for name, value in per_host.pop(host.name, {}).items()]
-    named = {observed.called(host): mine for host, mine in per_host.items() if mine}
-    return Delivery(tuple(items), named)
+        items += [here(name, value) for name, value in of_host.pop(host.name, {}).items()]
+    return tuple(items), {observed.called(host): mine for host, mine in of_host.items() if mine}
 
 
-def mpi_network(
-    inp: PlanInput, found: DataNetwork, outcome: Resolution, per_host: Iterable[Mapping[str, str]]
-) -> Iterator[Decision]:
-    """Show which network MPI's own messages use, where there is a choice.
+_PML: Final = "OMPI_MCA_pml"
 
-    ``per_host`` are the variables of single hosts.
-    """
-    decided = {item.name: item for item in outcome.decisions}
-    pml, tcp = decided.get("OMPI_MCA_pml"), decided.get("OMPI_MCA_btl_tcp_if_include")
-    choice = found.transport in (*RDMA, Transport.TCP)
-    carrier, why = found.mpi
-    if pml is None and carrier is MpiNetwork.AUTO:
-        yield Decision("mpi-network", f"left to {inp.implementation.title}", Source.DETECTED, why)
+
+def mpi_network(inp: PlanInput, found: DataNetwork) -> Iterator[Decision]:
+    """Show which network MPI's own messages use, where there is a choice."""
+    name, (carrier, why) = "mpi-network", found.mpi
+    mpi = inp.implementation
+    names = (_PML, *mpi.mpi_link_vars) if any(item.name == _PML for item in mpi.constants) else ()
+    chosen = next(filter(None, (kept_by(item, inp.owned) for item in names)), None)
+    if carrier is MpiNetwork.AUTO and not chosen:
+        yield Decision(name, f"left to {mpi.title}", Source.DETECTED, why)
+    elif not names or found.transport not in (*RDMA, Transport.TCP):
         return
-    if pml is None or not choice or "mpi-network" in decided:
-        return
-    if not pml.value:
-        yield Decision("mpi-network", "your own choice", Source.ENVIRONMENT, pml.reason)
-        return
-
-    def value(item: Decision) -> str:
-        mine = sorted({own[item.name] for own in per_host if item.name in own})
-        return outcome.values.get(item.name) or first_few(mine) or item.value
-
-    control = decided["control-link"].value
-    where, by = {"ucx": "UCX", "cm": "libfabric"}.get(value(pml), ""), pml
-    if not where:
-        link = value(tcp) if tcp else control
-        where, by = f"TCP on {link or 'any link'}", pml if link == control else tcp or pml
-        if by is pml and pml.source is Source.DEFAULT:
-            by = replace(by, reason="a program without NCCL may want MPIBOOT_MPI_NETWORK=data")
-    yield replace(by, name="mpi-network", value=where)
+    elif chosen:
+        by, own = chosen
+        yield Decision(name, "your own choice", own.source, f"{by} is {own.by}")
+    elif all(item.name != name for item in found.decisions):  # else `data` is not possible
+        given = inp.given["mpi_network"]
+        why = f"{why}; a program without NCCL may want MPIBOOT_MPI_NETWORK=data" if why else ""
+        yield Decision(name, carrier.value, given.source, why or str(given))
 
 
 def _hosts(observed: Observed) -> tuple[Worker, ...]:
@@ -204,32 +184,6 @@ def _taken(inp: PlanInput) -> tuple[dict[str, str], dict[str, str]]:
     for name, value in inp.line.mca.items():
         taken[f"OMPI_MCA_{name}"], values[f"OMPI_MCA_{name}"] = "the mpirun line", value
     return taken, values
-
-
-def _plain(found: DataNetwork, settings: Settings) -> bool:
-    """Whether there is only the control network, and the user wants nothing else."""
-    return settings.mpi_network is not MpiNetwork.DATA and all(
-        one.transport in (Transport.NONE, Transport.UNKNOWN) and not one.data and not one.rails
-        for one in found.networks
-    )
-
-
-def _short(found: DataNetwork) -> tuple[Decision, ...]:
-    """Report a job without a data network in one line, with the user's own values."""
-    whole, *others = found.decisions
-    shown = [assigned(name, value) for name, value in found.common.items()]
-    shown += [f"{name} per worker" for name in _differing(found)]
-    reason = whole.reason + (f"; set: {', '.join(shown)}" if shown else "")
-    kept = [
-        item
-        for item in others
-        if item.name in decision.VARIABLES and item.source is Source.ENVIRONMENT
-    ]
-    return (replace(whole, reason=reason), *kept)
-
-
-def _differing(found: DataNetwork) -> list[str]:
-    return list(dict.fromkeys(name for mine in found.per_host.values() for name in mine))
 
 
 # By name: each host finds its own, as it finds the program.

@@ -50,11 +50,17 @@ class Hydra(Implementation):
 
         ``fork`` would start every rank in this pod, and none on ``remote``.
         """
-        for name in self.agent_kind_vars:
-            theirs = inp.environ.get(name, "")
-            if theirs not in ("", _SSH):
-                message = f"{name}={theirs} is taken out: {_ANOTHER_KIND}"
-                yield warning("settings-conflict", message)
+        others = [
+            f"{name}={inp.environ[name]}"
+            for name in self.agent_kind_vars
+            if inp.environ.get(name, "") not in ("", _SSH)
+        ]
+        wanted = inp.line.given.get("launcher", _SSH)
+        if remote and wanted != _SSH:
+            others.append(f"-launcher {wanted}")
+            yield Drop("launcher")
+        if others:
+            yield warning("settings-conflict", f"{', '.join(others)} is dropped: {_ANOTHER_KIND}")
         if " " in inp.paths.agent:
             message = (
                 f"mpiboot's launch agent can only be called as `{inp.paths.agent}`: its execute "
@@ -65,11 +71,6 @@ class Hydra(Implementation):
             yield failed("runtime-folder", message, hint=hint)
         yield from map(Removal, (*self.agent_kind_vars[1:], *self.agent_vars[1:]))
         yield Forced(self.agent_kind_vars[0], _SSH, _ANOTHER_KIND, Source.DEFAULT)
-        asked = inp.line.given.get("launcher", "")
-        if remote and asked not in ("", _SSH):
-            yield Drop("launcher")
-            message = f"-launcher {asked} is taken off the mpirun line, daemons are started by "
-            yield warning("settings-conflict", f"{message}{_SSH}: {_ANOTHER_KIND}")
         yield from super().agent(inp, hosts, remote)
 
     def control(self, inp: PlanInput, wanted: Control) -> Iterator[Item]:
@@ -112,7 +113,7 @@ class Hydra(Implementation):
     def hand_on(self, inp: PlanInput, chosen: Chosen) -> Forwarding:
         """Show what ranks get: all that mpirun has, or only what the line names.
 
-        With such a line the agents set what the data network needs: ``data.deliver``.
+        With such a line the agents set what the data network and torchrun need: ``data.deliver``.
         """
         given = inp.line.given
         only = next((f"-{name} {given[name]}".strip() for name in _ONLY if name in given), "")
@@ -122,14 +123,8 @@ class Hydra(Implementation):
             return Forwarding((shown,), chosen.forwarded | chosen.values.keys())
         message = f"{only} on the mpirun line: ranks get nothing else of mpirun's environment"
         names = " ".join(dict.fromkeys(chosen.given)) or "none"
-        items: list[Item] = [Decision("forwarded", names, Source.FLAG, message)]
-        set_here = chosen.forwarded & chosen.outcome.values.keys() - {*chosen.given}
-        # Those of Hydra are for mpirun itself.
-        lost = sorted(name for name in set_here if "HYDRA_" not in name)
-        if lost:
-            message = f"with {only} ranks don't get what mpiboot sets: {' '.join(lost)}"
-            items.append(warning("usage", message, "remove it, or name these there as well"))
-        return Forwarding(tuple(items), chosen.forwarded & {*chosen.given})
+        shown = Decision("forwarded", names, Source.FLAG, message)
+        return Forwarding((shown,), chosen.forwarded & {*chosen.given})
 
     def words(self, inp: PlanInput) -> Iterator[Item]:
         asked = EXIT_CODES.lstrip("-") in inp.line.given

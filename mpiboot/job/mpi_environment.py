@@ -5,7 +5,7 @@ What is the same for all MPIs; ``openmpi`` and ``hydra`` have the rest.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Final
@@ -26,19 +26,13 @@ def binding(inp: PlanInput) -> Iterator[Item]:
     A value of mpiboot's beside the user's mapping, ranking, binding or CPUs ends mpirun (4.1:
     "Prior policy: BYSLOT"), or overrides the user's binding.
     """
-    mpi, line = inp.implementation, inp.line
-    variables = _pinning_variables(inp)
-    if "bind-to" in line.given:
-        yield Decision("binding", line.given["bind-to"], Source.FLAG, "given on the mpirun line")
-    elif line.pinned_by:
-        message = f"{', '.join(line.pinned_by)} on the mpirun line"
-        yield Decision("binding", "left to mpirun", Source.FLAG, message)
-    for name, (value, source, message) in variables.items():
-        yield Decision(name, value, source, message)
-    if line.pinned_by or variables or not mpi.bind_var:
+    mpi = inp.implementation
+    source, given, by = _binding_of_user(inp)
+    if given:
+        yield Decision("binding", ", ".join(given), source, by)
+    elif not mpi.bind_var:
         return
-    shared = _why_not_bound(_pods_of_ranks(inp.observed))
-    if shared:
+    elif shared := _why_not_bound(_pods_of_ranks(inp.observed)):
         reason = f"ranks are not bound: {shared}"
         yield Variable(mpi.bind_var, mpi.bind_value, reason, Source.DETECTED)
     else:
@@ -46,23 +40,23 @@ def binding(inp: PlanInput) -> Iterator[Item]:
         yield Decision("binding", "left to mpirun", Source.DETECTED, message)
 
 
-def _pinning_variables(inp: PlanInput) -> Mapping[str, tuple[str, Source, str]]:
-    """Find the user's variables and parameters for it, with value, source and reason."""
-    patterns = inp.implementation.pinning_vars
-    found = {
-        name: (value, inp.set_by(name)[0], f"{inp.set_by(name)[1]}, and kept")
-        for name, value in inp.environ.items()
-        if value and any(fnmatchcase(name, item) for item in patterns)
-    }
+def _binding_of_user(inp: PlanInput) -> tuple[Source, list[str], str]:
+    """Find the user's options, else variables and parameters for it; where from, and in words."""
+    mpi, line = inp.implementation, inp.line
+
+    def pins(name: str, cut: Callable[[str], str] = str) -> bool:
+        return any(fnmatchcase(name, cut(pattern)) for pattern in mpi.pinning_vars)
+
+    found = [*line.pinned_by]
+    found += [f"--mca {name} {value}" for name, value in line.mca.items() if pins(name, parameter)]
     # -genv reaches mpirun's proxies, too; what -x sets ranks alone have.
-    hydra = inp.implementation.hands_on_all
-    for name, value in inp.line.export_values.items() if hydra else ():
-        if any(fnmatchcase(name, item) for item in patterns):
-            found[name] = (value, Source.FLAG, "given on the mpirun line")
-    for name, value in inp.line.mca.items():
-        if any(fnmatchcase(name, parameter(item)) for item in patterns):
-            found[f"--mca {name}"] = (value, Source.FLAG, "given on the mpirun line")
-    return found
+    exported = line.export_values.items() if mpi.hands_on_all else ()
+    found += [f"{name}={value}" for name, value in exported if pins(name)]
+    if found:
+        return Source.FLAG, found, "given on the mpirun line"
+    names = [name for name, value in inp.environ.items() if value and pins(name)]
+    source, by = inp.set_by(names[0]) if names else (Source.DEFAULT, "")
+    return source, [f"{name}={inp.environ[name]}" for name in names], f"{by}, and kept"
 
 
 def _pods_of_ranks(observed: Observed) -> dict[Host, PodFacts | None]:

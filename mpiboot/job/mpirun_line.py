@@ -341,7 +341,9 @@ class _Reader:
     def record(self) -> UserLine:
         if not self.grammar.hostfile_each:
             del self.lists["hostfiles"][:-1]
-        lists = {name: tuple(dict.fromkeys(items)) for name, items in self.lists.items()}
+        lists: dict[str, Any] = {
+            name: tuple(dict.fromkeys(items)) for name, items in self.lists.items()
+        }
         return UserLine(
             argv=tuple(self.argv),
             apps=tuple(self.apps),

@@ -28,6 +28,7 @@ from mpiboot.job import (
 from mpiboot.job import hostfile as hostfiles
 from mpiboot.job.hydra import EXIT_CODES
 from mpiboot.job.mpis import implementation_of
+from mpiboot.job.parameter_files import parameter
 from mpiboot.job.plan_input import LaunchPaths, Observed, PlanInput
 from mpiboot.job.program_words import Rendezvous
 from mpiboot.job.resolve import Item, Resolution, Words, resolve, warning
@@ -142,21 +143,22 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
         (*sized, _platform(observed)),
         *(pods.launcher(inp), _mpi(inp), _line(inp), mpi.findings(inp)),
         (*job_hosts.hosts(inp, hosts), ranks, *network.findings, *network.decisions),
+        data.mpi_network(inp, network),
         (control.link, *control.findings),
         *(mpi.control(inp, control), mpi_environment.constants(inp), agent.items),
         (observed.client,) if observed.client and not agent.user_agent else (),
         rank_env.items,
     )
-    outcome = resolve(chain(*parts), inp.owned, data.settled(network))
-    forwarding = mpi_environment.forwarding(inp, outcome, {**network.common, **rank_env.variables})
-    delivery = data.deliver(inp, network, forwarding.names)
-    outcome = resolve((*forwarding.items, *delivery.items), inp.owned, before=outcome)
+    outcome = resolve(chain(*parts), inp.owned, data.decided(network))
+    common = {**network.common, **rank_env.variables}
+    forwarding = mpi_environment.forwarding(inp, outcome, common)
+    delivery, per_host = data.deliver(inp, common, network.per_host, forwarding.names)
+    outcome = resolve((*forwarding.items, *delivery), inp.owned, before=outcome)
     mca = {name: value for name, value in inp.line.mca.items() if name not in outcome.dropped}
     own_ranks, shown = _own_ranks_words(inp, outcome.for_agents, remote=bool(remote))
     forwarded = tuple(word for name in forwarding.flags for word in ("-x", name))
     parts = (
-        data.mpi_network(inp, network, outcome, delivery.per_host.values()),
-        *(pods.ssh_servers(inp), pods.findings(observed), shown),
+        *(pods.findings(observed), shown),
         (Words(("-n", str(np))),) if np is not None and inp.line.np is None else (),
         *((Words(forwarded),), mpi.words(inp)),
     )
@@ -183,7 +185,7 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
         user_args=agent.user_args,
         obstacles=_obstacles(inp, mca, outcome),
         tolerates_failure=_tolerates_failure(inp, mca),
-        per_host=delivery.per_host,
+        per_host=per_host,
         rows=network.rows,
         transport=network.transport,
         networks=network.networks,
@@ -320,24 +322,30 @@ _GOING_ON: Final = (
 )
 
 
+# Parameters that choose how daemons are started, and by which way they are reached.
+_STARTS_DAEMONS: Final = (
+    *("plm", "plm_rsh_agent", "plm_ssh_agent", "orte_launch_agent", "prte_launch_agent", "routed"),
+)
+
+
 def _obstacles(
     inp: PlanInput, mca: Mapping[str, str], outcome: Resolution
 ) -> tuple[tuple[str, str], ...]:
     """List the user's options and variables that could keep mpirun from starting agents."""
-    found = []
-    keys = "plm plm_rsh_agent plm_ssh_agent orte_launch_agent prte_launch_agent routed"
-    for key in keys.split():
-        if mca.get(key, "direct") != "direct":
-            found.append((f"--mca {key} {mca[key]}", "given on the mpirun line"))
-        found += [
-            (f"{prefix}{key}", f"{prefix}{key}={inp.environ[prefix + key]}")
-            for prefix in ("OMPI_MCA_", "PRTE_MCA_")
-            if inp.environ.get(prefix + key, "direct") not in ("", "direct")
-            and prefix + key not in outcome.values
-        ]
-    if inp.line.unknown:
-        found.append((inp.line.unknown, "an option that mpiboot does not know"))
-    return tuple(found)
+    on_line = [
+        (f"--mca {key} {mca[key]}", "given on the mpirun line")
+        for key in _STARTS_DAEMONS
+        if mca.get(key, "direct") != "direct"
+    ]
+    in_pod = [
+        (name, f"{name}={value}")
+        for name, value in inp.environ.items()
+        if parameter(name) in _STARTS_DAEMONS
+        and name not in outcome.values
+        and value not in ("", "direct")
+    ]
+    unknown = [(inp.line.unknown, "an option that mpiboot does not know")]
+    return (*on_line, *in_pod, *unknown[: bool(inp.line.unknown)])
 
 
 def _tolerates_failure(inp: PlanInput, mca: Mapping[str, str]) -> bool:

@@ -12,7 +12,7 @@ from typing import Final
 
 from mpiboot.core.checks import failed
 from mpiboot.core.facts import Worker
-from mpiboot.core.model import Decision, Finding, Level, MpiFamily, Source, SshKind
+from mpiboot.core.model import Decision, Finding, Level, MpiFamily, Source
 from mpiboot.core.wording import first_few, grouped, majority
 from mpiboot.job.names import short
 from mpiboot.job.plan_input import Observed, PlanInput
@@ -57,13 +57,6 @@ def earlier(workers: Iterable[Worker], own: str) -> EarlierAttempt | None:
     return EarlierAttempt(len(longest), name, next(ended, ""))
 
 
-_SSH_PORT: Final = 22
-
-
-# Where private files go when nothing stands against it (``system.files.runtime_dir``).
-_FIRST_FOLDER: Final = "/run/mpiboot"
-
-
 def launcher(inp: PlanInput) -> Iterator[Item]:
     """Report what is unusual about the launcher's own pod."""
     yield from _rank_variables(inp)
@@ -74,11 +67,6 @@ def launcher(inp: PlanInput) -> Iterator[Item]:
     temporary = observed.environ.get("TMPDIR", "")
     if temporary.rpartition("/")[0] == folder:
         yield Decision("tmpdir", temporary, Source.DETECTED, "MPI can't write its session to /tmp")
-    if not folder.startswith(f"{_FIRST_FOLDER}/"):
-        given = inp.given["runtime_dir"]
-        named = inp.settings.runtime_dir
-        reason = f"named by {given}" if named else f"{_FIRST_FOLDER} can't be used"
-        yield Decision("private-folder", folder, given.source if named else Source.DETECTED, reason)
 
 
 # Of what mpirun sets for ranks, what it or a program takes for the proof that this is one.
@@ -94,29 +82,6 @@ def _rank_variables(inp: PlanInput) -> Iterator[Item]:
         yield failed("usage", f"{message}, and mpirun refuses to start", hint=hint)
     elif named:
         yield warning("usage", message, hint)
-
-
-def ssh_servers(inp: PlanInput) -> Iterator[Item]:
-    """Report SSH servers of workers that are not sshd on port 22, one line for each reason."""
-    workers = inp.observed.workers
-    reasons = grouped(
-        (worker.facts.sshd_reason or "the worker did not say why", worker.host.name)
-        for worker in workers
-        if worker.facts and worker.facts.sshd == SshKind.EMBEDDED
-    )
-    named = ((worker.port, worker.host.name) for worker in workers)
-    ports = grouped(item for item in named if item[0] not in (_SSH_PORT, 0))  # kubectl uses none
-    for reason, names in reasons.items():
-        yield Decision(
-            "ssh-server", SshKind.EMBEDDED.value, Source.DETECTED, f"{reason}: {first_few(names)}"
-        )
-    for port, names in ports.items():
-        yield Decision(
-            "ssh-port",
-            str(port),
-            Source.DETECTED,
-            f"the job's sshd answers there: {first_few(names)}",
-        )
 
 
 _ONE_ADDRESS: Final = (

@@ -1,20 +1,16 @@
 """Classifies a program by its words: mpirun, a single program, torchrun. Pure.
 
-No option of mpirun is read here: see ``mpirun_line``. Every start of a launcher loads this, so that
-patterns are compiled where they are used. Options and variables for torchrun are those of its
-torch/distributed/run.py: with each option goes a variable PET_..., and a master address counts
-where there is no endpoint. A program without torchrun has MASTER_ADDR.
+No option of mpirun is read here: see ``mpirun_line``. Options and variables for torchrun are those
+of its torch/distributed/run.py: with each option goes a variable PET_..., and a master address
+counts where there is no endpoint. A program without torchrun has MASTER_ADDR.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
-
-from mpiboot.job.names import short
 
 # The names by which a line is a launch; Debian's alternatives have the MPI's name behind a dot.
 MPIRUNS: Final = (
@@ -65,8 +61,6 @@ _NAMED_BY: Final = (
     ("master-addr", "PET_MASTER_ADDR"),
     ("", "MASTER_ADDR"),
 )
-# What Kubernetes puts behind a name that it makes up (k8s.io/apimachinery, pkg/util/rand).
-_RANDOM: Final = r"[bcdfghjklmnpqrstvwxz2456789]{5}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,38 +108,3 @@ def _host(endpoint: str) -> str:
     if text.startswith("["):
         return text[1:].partition("]")[0]
     return text if text.count(":") > 1 else text.partition(":")[0]
-
-
-def why_no_name(
-    host: str, hostname: str, own_names: Iterable[str], environ: Mapping[str, str]
-) -> tuple[str, str]:
-    """Explain why no pod of this Job has that name, with a hint; empty where that is not known.
-
-    Args:
-        host: the name where processes meet.
-        hostname: this pod's own.
-        own_names: this pod's full names, as /etc/hosts has them.
-        environ: this pod's environment.
-    """
-    first, own = short(host), short(hostname)
-    job, _, number = first.rpartition("-")
-    if not job or not number.isdecimal():
-        return "", ""
-    if not environ.get("JOB_COMPLETION_INDEX"):
-        if re.fullmatch(_RANDOM, own.removeprefix(f"{job}-")) and own.startswith(f"{job}-"):
-            message = (
-                f"this pod is called {own}: a Job that is not indexed has no pod named {first}"
-            )
-            hint = (
-                "set `completionMode: Indexed` in the Job, and `subdomain` in its pods to the name "
-                "of a headless Service"
-            )
-            return message, hint
-        return "", ""
-    if "." in host:
-        return "", ""
-    service = next((name.split(".")[1] for name in own_names if name.count(".") > 1), "")
-    hint = f"write {first}.{service or 'SERVICE'}"
-    if not service:
-        hint += ", with `subdomain: SERVICE` in the Job's pods, the name of a headless Service"
-    return f"a pod's name is known below its Service alone, and {host} has none", hint

@@ -82,6 +82,19 @@ CHOICE_GROUPS: Final = (
     ChoiceGroup(("OMPI_MCA_pml",), {"UCX_TLS": lambda value: bool(_words(value))}),
     # Intel MPI 2021.18 aborts in MPI_Init where the two don't fit.
     ChoiceGroup(("I_MPI_OFI_PROVIDER",), {"FI_PROVIDER": _anything, "I_MPI_FABRICS": _anything}),
+    *(
+        ChoiceGroup((name,), dict.fromkeys(others.split(), _anything))
+        for name, others in {
+            # Open MPI ends where links are taken and left out.
+            "OMPI_MCA_btl_tcp_if_include": "OMPI_MCA_btl_tcp_if_exclude",
+            "OMPI_MCA_oob_tcp_if_include": "OMPI_MCA_oob_tcp_if_exclude",
+            "PRTE_MCA_prte_if_include": "PRTE_MCA_oob_tcp_if_include PRTE_MCA_prte_if_exclude "
+            "PRTE_MCA_oob_tcp_if_exclude",
+            # Of two names for one value another beside the user's would be one of two.
+            "MPIR_CVAR_CH3_PORT_RANGE": "MPICH_PORT_RANGE",
+            "I_MPI_PORT_RANGE": "MPIEXEC_PORT_RANGE",
+        }.items()
+    ),
 )
 # What ranks read, so that a value in a worker's own pod counts.
 READ_BY_RANKS: Final = frozenset({"MASTER_ADDR", "MASTER_PORT", "NCCL_IB_HCA"}).union(
@@ -221,7 +234,9 @@ def resolve(
 
 def _kept(item: Variable, owned: Lookup) -> Decision | None:
     by, own = kept_by(item.name, owned) or ("", None)
-    if own is None or (own.source is Source.FILE and item.source in _SETTINGS):
+    if own is None:
+        return None
+    if by == item.name and own.source is Source.FILE and item.source in _SETTINGS:
         return None
     if by != item.name:
         return Decision(item.name, "", Source.DETECTED, f"not set: {by} is {own.by}")

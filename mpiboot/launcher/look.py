@@ -326,13 +326,8 @@ async def _name(resolved: Resolved, program: tuple[str, ...], environ: Mapping[s
     if wanted is None:
         log.info("rendezvous", "no rendezvous host is named: not waiting for any name")
         return
-    own_names = tuple(pod.own_names(own))
-    if names.is_local(wanted.host, own, own_names):
-        return
-    message, hint = program_words.why_no_name(wanted.host, own, own_names, environ)
-    if message:
-        log.finding(Finding("names-unresolved", Level.WARN, message, hint=hint))
-    await gate.wait_for_name(wanted, resolved.settings, hint and f"{message}: {hint}")
+    if not names.is_local(wanted.host, own, pod.own_names(own)):
+        await gate.wait_for_name(wanted, resolved.settings)
 
 
 async def _network(resolved: Resolved, environ: Mapping[str, str]) -> DataNetwork:

@@ -130,7 +130,11 @@ def test_what_says_nothing_of_it_leaves_ranks_unbound(family: str, words: str) -
 def test_nothing_is_set_beside_variables_of_the_users_that_say_so(family: str, name: str) -> None:
     plan = planned("./train", observed(family, {**POD, name: "1"}))
     assert not settled(plan)
-    assert reason(plan, name) == ("1", Source.ENVIRONMENT, "set in this pod, and kept")
+    assert reason(plan, "binding") == (
+        f"{name}=1",
+        Source.ENVIRONMENT,
+        "set in this pod, and kept",
+    )
 
 
 @pytest.mark.parametrize("words", ["-genv I_MPI_PIN_DOMAIN omp", "-env I_MPI_PIN_CELL=core"])

@@ -57,12 +57,14 @@ def test_what_differs_is_each_hosts_own_and_never_forwarded(family: str) -> None
 
 
 @both
-def test_a_job_without_a_data_network_has_one_row_for_it(family: str) -> None:
+def test_a_job_without_a_data_network_has_its_sockets_on_the_control_link(family: str) -> None:
     plan = planned("./train", observed(family))
-    assert plan.rows == ()
-    named = [item for item in plan.decisions if item.name in {*TCP, "data-link", "data-network"}]
-    assert [item.name for item in named] == ["data-network"]
-    assert 'NCCL_SOCKET_IFNAME="=eth0"' in named[0].reason
+    assert [row.data for row in plan.rows] == ["none", "none"]
+    assert reason(plan, "data-network")[0] == "none"
+    why = "the control link: no worker has a second link with an address; on all workers"
+    for name in TCP - {"UCX_NET_DEVICES"}:
+        value = "=eth0" if name.startswith("NCCL") else "eth0"
+        assert reason(plan, name) == (value, Source.DETECTED, why)
 
 
 def test_a_value_with_an_equals_sign_stands_in_the_list_of_version_five_beside_its_name() -> None:
@@ -197,8 +199,8 @@ def test_what_was_decided_while_waiting_is_not_decided_again() -> None:
     decided = [worker_network.choose(one, Settings()) for one in seen.workers]
     networks = {one.host: replace(one, data=(), transport=Transport.NONE) for one in decided}
     plan = planned("./train", replace(seen, networks=networks))
-    assert plan.rows == ()
-    assert planned("./train", seen).rows
+    assert [row.data for row in plan.rows] == ["none", "none"]
+    assert [row.data.partition(" ")[0] for row in planned("./train", seen).rows] == ["net1"] * 2
 
 
 def with_rdma(seen: Observed) -> Observed:

@@ -77,7 +77,7 @@ def test_mpirun_has_nothing_that_would_overwrite_what_a_worker_has_of_its_own(fa
 def test_a_line_that_names_what_ranks_get_lets_nothing_else_through(
     family: str, option: str, names: str
 ) -> None:
-    """As seen with MPICH 4.0.2; what the data network needs is set by the agents then."""
+    """As seen with MPICH 4.0.2; what ranks need is set by the agents then."""
     seen = observed(family, {**POD, "DATA": "x", "A": "1"})
     rank_env = {"rank_env": "true"}
     whole, plan = (planned(f"mpirun {words} ./train", seen, rank_env) for words in ("", option))
@@ -86,16 +86,13 @@ def test_a_line_that_names_what_ranks_get_lets_nothing_else_through(
         Source.FLAG,
         f"{option} on the mpirun line: ranks get nothing else of mpirun's environment",
     )
-    (message,) = [text for text in warned(plan) if option in text]
-    lost = message.partition("mpiboot sets: ")[2].split()
-    assert "MASTER_ADDR" in lost
-    assert not [name for name in lost if "HYDRA" in name]
+    assert not warned(plan)
     assert "GLOO_SOCKET_IFNAME" in whole.set_env
     assert "GLOO_SOCKET_IFNAME" not in plan.set_env
-    assert [mine["GLOO_SOCKET_IFNAME"] for mine in plan.per_host.values()] == ["eth0"] * 2
+    set_there = {"GLOO_SOCKET_IFNAME": "eth0", "MASTER_ADDR": "10.244.0.10"}
+    assert all(set_there.items() <= mine.items() for mine in plan.per_host.values())
     assert reason(whole, "forwarded")[0] == "all"
     assert whole.environment(seen.environ).keys() >= {"DATA", "A", "MASTER_ADDR"}
-    assert not [text for text in warned(whole) if "don't get" in text]
 
 
 @each
@@ -144,7 +141,7 @@ def test_a_kind_of_launch_agent_that_calls_none_is_named(family: str, kind: str)
     own = {"mpich": "HYDRA_LAUNCHER", "intel": "I_MPI_HYDRA_BOOTSTRAP"}
     assert plan.set_env[own[family]] == "ssh"
     (message,) = warned(plan)
-    assert message.startswith(f"HYDRA_BOOTSTRAP={kind} is taken out")
+    assert message.startswith(f"HYDRA_BOOTSTRAP={kind} is dropped")
 
 
 @each
@@ -155,7 +152,7 @@ def test_another_kind_of_agent_is_taken_off_the_line(family: str, kind: str) -> 
     assert plan.argv[-4:] == ("4", "./train", "-launcher", "x")
     assert "-bootstrap" not in plan.argv
     (message,) = warned(plan)
-    assert message.startswith(f"-launcher {kind} is taken off the mpirun line")
+    assert message.startswith(f"-launcher {kind} is dropped")
     usual = planned("mpirun -launcher ssh ./train", observed(family))
     assert (warned(usual), usual.argv[-3:]) == ([], ("-launcher", "ssh", "./train"))
     alone = observed(family, listed=hosts(2), local=hosts(2))

@@ -43,7 +43,7 @@ from tests.fakes.plans import (
         ),
         (
             *("mpirun --bind-to core ./train", {}, {}, "binding"),
-            ("core", Source.FLAG, "given on the mpirun line"),
+            ("--bind-to core", Source.FLAG, "given on the mpirun line"),
         ),
         ("./train", {}, {}, "ranks", ("4", Source.DEFAULT, "all slots of 2 hosts")),
         (
@@ -306,7 +306,11 @@ def test_one_dash_that_5_0_reads_otherwise_is_written_as_two_with_a_warning() ->
     plan = planned("mpirun -n 2 -bind-to none -rank-by slot ./train", observed("openmpi5"))
     assert plan.argv[-7:] == ("-n", "2", "--bind-to", "none", "--rank-by", "slot", "./train")
     assert "gets -bind-to as --bind-to, -rank-by as --rank-by:" in " ".join(warned(plan))
-    assert reason(plan, "binding") == ("none", Source.FLAG, "given on the mpirun line")
+    assert reason(plan, "binding") == (
+        "--bind-to none, --rank-by slot",
+        Source.FLAG,
+        "given on the mpirun line",
+    )
     assert warned(planned("mpirun -bind-to none ./train", observed("openmpi4"))) == []
 
 

@@ -1,4 +1,4 @@
-"""Where a program of one's own meets its like: on its line, in variables; and why no name comes."""
+"""Where a program of one's own meets its like: on its line, in variables."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ import pytest
 
 from mpiboot.job import program_words
 from mpiboot.job.program_words import Rendezvous
-
-NOT_INDEXED = "a Job that is not indexed has no pod named trainer-0"
-INDEXED = {"JOB_COMPLETION_INDEX": "1"}
 
 
 @pytest.mark.parametrize(
@@ -66,43 +63,3 @@ def test_where_nothing_names_a_host_nobody_is_waited_for(
     line: str, environ: dict[str, str]
 ) -> None:
     assert program_words.find_rendezvous(line.split(), environ) is None
-
-
-@pytest.mark.parametrize(
-    ("host", "own", "names", "environ", "message", "hint"),
-    [
-        ("trainer-0", "trainer-x7k2p", (), {}, NOT_INDEXED, "completionMode: Indexed"),
-        ("trainer-0.trainer", "trainer-x7k2p", (), {}, NOT_INDEXED, "completionMode: Indexed"),
-        # Another object's pod, an indexed one, or one whose name tells nothing.
-        ("head-0", "trainer-x7k2p", (), {}, "", ""),
-        ("trainer-0.trainer", "trainer-1", (), INDEXED, "", ""),
-        ("trainer-0", "trainer-1", (), {}, "", ""),
-        ("trainer-0", "trainer", (), {}, "", ""),
-        ("trainer", "trainer-x7k2p", (), {}, "", ""),
-        ("10.0.0.7", "trainer-x7k2p", (), {}, "", ""),
-        # A short name is known nowhere.
-        (
-            "trainer-0",
-            "trainer-1",
-            ("trainer-1", "trainer-1.svc-a.ns.svc.cluster.local"),
-            INDEXED,
-            "known below its Service alone",
-            "write trainer-0.svc-a",
-        ),
-        (
-            "trainer-0",
-            "trainer-1",
-            (),
-            INDEXED,
-            "known below its Service alone",
-            "write trainer-0.SERVICE, with `subdomain: SERVICE`",
-        ),
-    ],
-)
-def test_a_name_that_no_pod_has_is_told(
-    host: str, own: str, names: tuple[str, ...], environ: dict[str, str], message: str, hint: str
-) -> None:
-    found = program_words.why_no_name(host, own, names, environ)
-    assert message in found[0]
-    assert hint in found[1]
-    assert bool(found[0]) == bool(message)
