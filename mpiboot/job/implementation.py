@@ -75,6 +75,7 @@ class Implementation:
     pinning_vars: tuple[str, ...] = ()
     # The list of variables that ranks get, and patterns of those that they get without being named.
     export_var = ""
+    exports_beside_list = True
     by_itself: tuple[str, ...]
     # The launcher's whole environment overwrites the workers'.
     hands_on_all = False

@@ -141,7 +141,7 @@ class Chosen:
 
     ``names`` must be named to mpirun, ``forwarded`` arrive without that, ``given`` are those that
     the user's line has. ``values`` are all that may be handed on; of these ``added`` are the data
-    network's and torchrun's, and ``outcome`` has what mpiboot sets for this MPI.
+    network's and torchrun's.
     """
 
     names: tuple[str, ...]
@@ -149,7 +149,6 @@ class Chosen:
     given: tuple[str, ...]
     values: Mapping[str, str]
     added: Mapping[str, str]
-    outcome: Resolution
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +197,7 @@ def forwarding(inp: PlanInput, outcome: Resolution, added: Mapping[str, str]) ->
     # What mpiboot sets for this MPI goes the same way.
     own = forward.select(outcome.values, by_itself=mpi.by_itself)
     forwarded = frozenset((*chosen.by_itself, *own.by_itself, *(kept.keys() & set(given))))
-    what = Chosen(chosen.names, forwarded, given, {**outcome.values, **values}, added, outcome)
+    what = Chosen(chosen.names, forwarded, given, {**outcome.values, **values}, added)
     handed_on = mpi.hand_on(inp, what)
     return replace(handed_on, items=(*items, *handed_on.items))
 

@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from mpiboot.core import masking
 from mpiboot.core.addresses import IPV4, IPV6
 from mpiboot.core.checks import failed
 from mpiboot.core.facts import Host, Variable
@@ -84,7 +83,7 @@ class OpenMpi(Implementation):
         Variable("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", "this pod runs as root", Source.DETECTED),
     )
     export_var = "OMPI_MCA_mca_base_env_list"
-    # -x is taken beside that list, which takes names; a user's -x wins over it.
+    # -x is taken beside that list, and is one of all programs, wherever it stands.
     exports_beside_list = False
     by_itself = ("OMPI_*", "PMIX_MCA_*")
     # How many agents live at once.
@@ -157,42 +156,19 @@ class OpenMpi(Implementation):
         )
 
     def hand_on(self, inp: PlanInput, chosen: Chosen) -> Forwarding:
-        """Name variables to mpirun: by ``-x`` or by its list, with either of which others stay."""
-        names, flags = chosen.names, chosen.names
+        """Name variables to mpirun by ``-x``."""
+        names = chosen.names
         message = ", ".join(names) or "none of the known variables is set"
         items: list[Item] = [Decision("forwarded", str(len(names)), Source.DEFAULT, message)]
-        listed = parameter(self.export_var)
-        theirs = any(inp.given_parameter(self.export_var))
-        if theirs and not self.exports_beside_list:
+        if any(inp.given_parameter(self.export_var)) and not self.exports_beside_list:
             if not chosen.added.keys() >= set(names):
-                message = f"{listed} is set, and {self.title} takes no -x beside it: nothing else "
+                message = f"{parameter(self.export_var)} is set, and {self.title} takes no -x "
                 hint = "name all variables in that list, or use -x"
-                items.append(warning("usage", f"{message}is forwarded", hint))
+                items.append(
+                    warning("usage", f"{message}beside it: nothing else is forwarded", hint)
+                )
             return Forwarding(tuple(items), chosen.forwarded)
-        # The line's own list hides the environment's.
-        if names and self.exports_beside_list and listed not in inp.line.mca:
-            flags, listing = self._by_list(inp, chosen)
-            items.append(listing)
-        return Forwarding(tuple(items), chosen.forwarded | set(names), flags)
-
-    def _by_list(self, inp: PlanInput, chosen: Chosen) -> tuple[tuple[str, ...], Item]:
-        """Write the list's entries behind the user's; returns what it can't hold: for ``-x``.
-
-        Where a name of the list has a value with "=" in it (NCCL's exact form, XLA_FLAGS), Open MPI
-        takes the value for an assignment of its own, and two of them may end 5.0's mpirun; beside
-        its name, or by ``-x``, such a value arrives.
-        """
-        theirs = inp.environ.get(self.export_var)
-        entries, flags = [theirs] if theirs else [], []
-        for name in chosen.names:
-            value = chosen.values[name]
-            if "=" not in value:
-                entries.append(name)
-            elif ";" in value or masking.is_secret(name):
-                flags.append(name)
-            else:
-                entries.append(f"{name}={value}")
-        return tuple(flags), Forced(self.export_var, ";".join(entries))
+        return Forwarding(tuple(items), chosen.forwarded | set(names), names)
 
 
 # ORTE_MAX_NODE_PREFIX of regx/fwd is 50, without a check; what is behind it on the stack has room

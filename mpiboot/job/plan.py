@@ -170,7 +170,7 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
         findings=outcome.findings,
         argv=(
             *(mpi.program(inp), *outcome.words),
-            *_words(inp, before, forwarded, outcome.dropped),
+            *_words(inp, before, () if mpi.exports_beside_list else forwarded, outcome.dropped),
         ),
         set_env=outcome.values,
         unset_env=tuple(sorted(outcome.removed)),
@@ -281,8 +281,8 @@ def _words(
     Args:
         inp: what the plan is made of.
         before: what stands before each program.
-        forwarded: ``-x`` words, before the options of each program but the first: to 4.1 it is an
-            option of one program.
+        forwarded: ``-x`` words, where this MPI takes them for one program's: before the options of
+            each but the first.
         options: those that mpirun does not get.
     """
     line, paths = inp.line, inp.paths

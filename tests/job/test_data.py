@@ -41,8 +41,7 @@ def test_what_is_equal_everywhere_goes_in_the_environment_of_mpirun(family: str)
     assert plan.per_host == {}
     assert plan.set_env["NCCL_SOCKET_IFNAME"] == "=net1"
     assert plan.set_env["UCX_NET_DEVICES"] == "net1"
-    told = " ".join(plan.argv) + plan.set_env.get("OMPI_MCA_mca_base_env_list", "")
-    assert all(name in told for name in TCP)
+    assert {*plan.argv} >= TCP
     assert [row.data for row in plan.rows] == ["net1 192.168.0.1", "net1 192.168.0.2"]
 
 
@@ -65,15 +64,6 @@ def test_a_job_without_a_data_network_has_its_sockets_on_the_control_link(family
     for name in TCP - {"UCX_NET_DEVICES"}:
         value = "=eth0" if name.startswith("NCCL") else "eth0"
         assert reason(plan, name) == (value, Source.DETECTED, why)
-
-
-def test_a_value_with_an_equals_sign_stands_in_the_list_of_version_five_beside_its_name() -> None:
-    seen = observed("openmpi5", {**POD, "XLA_FLAGS": "--a=1", "NCCL_X": "a=1;b", "OMP_X": "1"})
-    plan = planned("./train", seen)
-    listed = plan.set_env["OMPI_MCA_mca_base_env_list"].split(";")
-    assert {"NCCL_SOCKET_IFNAME==eth0", "XLA_FLAGS=--a=1", "OMP_X"} <= set(listed)
-    # What would end in the middle goes by its name.
-    assert plan.argv[plan.argv.index("NCCL_X") - 1] == "-x"
 
 
 @pytest.mark.parametrize(
@@ -138,7 +128,6 @@ def test_the_launchers_own_ranks_get_its_own_values(family: str) -> None:
     assert plan.set_env["NCCL_SOCKET_IFNAME"] == "=dranet0"
     assert sets(plan)["NCCL_SOCKET_IFNAME"] == "=net1"
     assert not any("NCCL_SOCKET_IFNAME" in word for word in plan.argv)
-    assert "NCCL_SOCKET_IFNAME" not in plan.set_env.get("OMPI_MCA_mca_base_env_list", "")
 
 
 def test_a_variable_that_the_mpi_wants_for_itself_as_well_is_shown() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -284,29 +285,20 @@ def test_version_four_forwards_by_flags_and_the_lines_own_come_first() -> None:
     assert [item for item in pairs if "NCCL_DEBUG" in item] == ["-x NCCL_DEBUG=WARN"]
 
 
-def test_version_five_forwards_by_a_list_that_never_repeats_the_users() -> None:
+def test_version_five_takes_flags_beside_the_users_list_once_for_all_programs() -> None:
     environ = {
         **POD,
         "NCCL_DEBUG": "INFO",
-        "NCCL_IB_HCA": "a",
+        "NCCL_IB_HCA": "=a",
+        "NCCL_X": "a=b;c",
         "OMPI_MCA_mca_base_env_list": "MINE=1;NCCL_DEBUG=WARN",
     }
-    plan = planned("./train", observed("openmpi5", environ))
-    assert "-x" not in plan.argv
-    listed = plan.set_env["OMPI_MCA_mca_base_env_list"].split(";")
-    assert listed[:2] == ["MINE=1", "NCCL_DEBUG=WARN"]
-    assert listed.count("NCCL_DEBUG") == 0
-    assert "NCCL_IB_HCA" in listed
-
-
-def test_a_list_of_version_five_holds_a_value_with_an_equals_sign_beside_its_name() -> None:
-    """By name alone it makes a variable without a name of "=eth0"."""
-    environ = {**POD, "NCCL_SOCKET_IFNAME": "=eth0", "NCCL_X": "a=b;c"}
-    plan = planned("./train", observed("openmpi5", environ))
-    listed = plan.set_env["OMPI_MCA_mca_base_env_list"].split(";")
-    assert "NCCL_SOCKET_IFNAME==eth0" in listed
-    assert not [item for item in listed if item.startswith("NCCL_X")]
-    assert plan.argv[plan.argv.index("-x") + 1] == "NCCL_X"
+    plan = planned("mpirun -n 1 ./a : -n 1 ./b", observed("openmpi5", environ))
+    flagged = [name for word, name in pairwise(plan.argv) if word == "-x"]
+    assert {"NCCL_IB_HCA", "NCCL_X"} <= {*flagged}
+    assert "NCCL_DEBUG" not in flagged
+    assert len({*flagged}) == len(flagged)
+    assert "OMPI_MCA_mca_base_env_list" not in plan.set_env
 
 
 @pytest.mark.parametrize(

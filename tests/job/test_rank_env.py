@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -32,9 +33,7 @@ def handed_on(plan: Plan, family: str) -> set[str]:
     """The names that ranks get by this MPI's own way."""
     if family in HYDRAS:
         return {*plan.environment({})}
-    flags = {name for word, name in zip(plan.argv, plan.argv[1:], strict=False) if word == "-x"}
-    listed = plan.set_env.get("OMPI_MCA_mca_base_env_list", "")
-    return flags | {item.partition("=")[0] for item in listed.split(";")}
+    return {name for word, name in pairwise(plan.argv) if word == "-x"}
 
 
 @each

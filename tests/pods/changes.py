@@ -195,7 +195,6 @@ CHANGES: Final = {
     "forwarding": Change(
         what="ranks get variables of the launcher's pod, without those that belong to that pod "
         "([forwarding](forwarding.md))",
-        names=_columns("export_var"),
         when="always; by itself Open MPI passes on nothing, MPICH and Intel MPI everything",
         harm="NCCL, UCX and OpenMP ignore what the manifest sets; the launcher's own name, "
         "address and GPUs reach every worker",
