@@ -8,11 +8,10 @@ from itertools import chain
 from typing import Final
 
 from mpiboot.core.model import Decision, Source
-from mpiboot.job.implementation import Implementation
 from mpiboot.job.mpirun_line import UserLine
 from mpiboot.job.mpis import IMPLEMENTATIONS
 from mpiboot.job.parameter_files import parameter
-from mpiboot.job.plan_input import PlanInput
+from mpiboot.job.plan_input import Implementation, PlanInput
 from mpiboot.job.resolve import Drop, Forced, Item, Removal, warning
 from mpiboot.ssh import config as sshconfig
 

@@ -51,14 +51,12 @@ def judge_named_links(inp: PlanInput) -> Iterator[Item]:
         if name.startswith(_OF_ONE_MPI) and name not in own:
             continue
         daemons = name == daemons_link
-        spellings = mpi.daemon_link_vars if daemons else (name,)
-        by, value = next(filter(None, (_named(inp, item) for item in spellings)), ("", ""))
+        by, value = _of_user(inp, mpi.daemon_link_vars if daemons else (name,))
         # A network in which nothing has an address makes Open MPI take all links, silently.
         if daemons and observed.own and "/" not in value and lacks_links(observed.own, value):
             there = _link_names(observed.own)
-            message = (
-                f"{by}: no such link in the launcher's pod (there are {there}), and mpirun ends"
-            )
+            message = f"{by}={value}: no such link in the launcher's pod (there are {there})"
+            message += ", and mpirun ends"
             hint = "name a link that launcher and workers have"
             yield failed("interface-missing", message, hint=hint)
             continue
@@ -69,7 +67,9 @@ def judge_named_links(inp: PlanInput) -> Iterator[Item]:
         }
         if lacking:
             there = _link_names(next(iter(lacking.values())))
-            message = f"{by}: {first_few(lacking)} has no such link (there are {there}): {then}"
+            message = (
+                f"{by}={value}: {first_few(lacking)} has no such link (there are {there}): {then}"
+            )
             hint = f"remove {name}, or name a link that every worker has"
             yield warning("settings-conflict", message, hint)
 
@@ -94,18 +94,14 @@ def _link_words(value: str) -> list[str]:
     return [word for word in map(str.strip, value.split(",")) if word]
 
 
-def _named(inp: PlanInput, name: str) -> tuple[str, str] | None:
-    """Find the user's own value, by the line or else by a variable or a file; and how it stands.
+def _of_user(inp: PlanInput, names: Iterable[str]) -> tuple[str, str]:
+    """Find the first of some names that the user has set, and its value.
 
     What is in the file of a worker alone holds there alone.
     """
-    flagged = inp.line.mca.get(parameter(name), "") if "_MCA_" in name else ""
-    if flagged:
-        return f"--mca {parameter(name)} {flagged}", flagged
-    of_file = inp.of_files.get(name)
-    there = of_file is not None and of_file not in inp.observed.parameters
-    value = inp.line.export_values.get(name) or inp.environ.get(name, "") * (not there)
-    return (f"{name}={value}", value) if value else None
+    there = {name for name, item in inp.of_files.items() if item not in inp.observed.parameters}
+    found = {name: inp.owned(name) for name in names if name not in there}
+    return next(((name, own.value) for name, own in found.items() if own and own.value), ("", ""))
 
 
 def _inside(facts: PodFacts, word: str) -> bool:

@@ -85,18 +85,6 @@ _NO_MANAGER: Final = ("LS_COLORS", "LS_OPTIONS")
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-def matches(name: str, pattern: str) -> bool:
-    """Whether a name fits a shell's pattern.
-
-    As ``fnmatchcase``, whose regular expressions would be compiled, a tenth of a millisecond each,
-    when all hosts are ready and everybody waits: most patterns are a name or its beginning.
-    """
-    head, star, rest = pattern.partition("*")
-    if rest or "?" in head or "[" in head:
-        return fnmatchcase(name, pattern)
-    return name.startswith(head) if star else name == head
-
-
 def extends(path: str, other: str) -> bool:
     """Whether a search path has all folders of another one, in its order."""
     folders = iter(path.split(":"))
@@ -104,7 +92,7 @@ def extends(path: str, other: str) -> bool:
 
 
 def _first(name: str, patterns: Iterable[str]) -> str:
-    return next((pattern for pattern in patterns if matches(name, pattern)), "")
+    return next((pattern for pattern in patterns if fnmatchcase(name, pattern)), "")
 
 
 def _stays(name: str, value: str, more: Collection[str], never: Collection[str]) -> bool:

@@ -16,10 +16,9 @@ from mpiboot.core.setting_types import MpiNetwork, Switch
 from mpiboot.job import control_links, forward
 from mpiboot.job.control_links import Control
 from mpiboot.job.hostfile import Syntax
-from mpiboot.job.implementation import Implementation, PortVariable
 from mpiboot.job.mpi_environment import Chosen, Forwarding
 from mpiboot.job.mpirun_line import UserLine
-from mpiboot.job.plan_input import Observed, PlanInput
+from mpiboot.job.plan_input import Implementation, Observed, PlanInput, PortVariable
 from mpiboot.job.resolve import Drop, ForAgents, Forced, Item, Removal, Words, warning
 from mpiboot.network import worker_network
 
@@ -113,7 +112,7 @@ class Hydra(Implementation):
     def hand_on(self, inp: PlanInput, chosen: Chosen) -> Forwarding:
         """Show what ranks get: all that mpirun has, or only what the line names.
 
-        With such a line the agents set what the data network and torchrun need: ``data.deliver``.
+        With such a line the agents set what ranks need: ``mpi_environment.deliver``.
         """
         given = inp.line.given
         only = next((f"-{name} {given[name]}".strip() for name in _ONLY if name in given), "")

@@ -20,11 +20,10 @@ from mpiboot.core.wording import first_few
 from mpiboot.job import control_links, resolve
 from mpiboot.job.control_links import Control
 from mpiboot.job.hostfile import Syntax
-from mpiboot.job.implementation import Implementation, PortVariable
 from mpiboot.job.mpi_environment import Chosen, Forwarding
 from mpiboot.job.names import short
 from mpiboot.job.parameter_files import parameter
-from mpiboot.job.plan_input import PlanInput
+from mpiboot.job.plan_input import Implementation, PlanInput, PortVariable
 from mpiboot.job.resolve import Drop, Forced, Item, Removal, Words, warning
 from mpiboot.network.decision import DataNetwork
 
@@ -97,10 +96,10 @@ class OpenMpi(Implementation):
         """
         yield from super().agent(inp, hosts, remote)
         name, why = self.concurrency_var, "each host's agent runs as long as the job"
-        flagged, carried = inp.given_parameter(name)
-        theirs = (flagged or carried).strip()
-        if theirs.isascii() and theirs.isdigit() and 0 < int(theirs) < hosts:
-            by = f"--mca {parameter(name)} {theirs}" if flagged else f"{name}={theirs}"
+        own = inp.owned(name)
+        given = ((own and own.value) or "").strip()
+        if given.isascii() and given.isdigit() and 0 < int(given) < hosts:
+            by = f"{name}={given}"
             message = f"{by} is raised to {hosts}, the number of hosts: {why}, and mpirun would "
             yield warning("settings-conflict", f"{message}wait")
             yield Drop(parameter(name))
@@ -160,7 +159,7 @@ class OpenMpi(Implementation):
         names = chosen.names
         message = ", ".join(names) or "none of the known variables is set"
         items: list[Item] = [Decision("forwarded", str(len(names)), Source.DEFAULT, message)]
-        if any(inp.given_parameter(self.export_var)) and not self.exports_beside_list:
+        if inp.owned(self.export_var) and not self.exports_beside_list:
             if not chosen.added.keys() >= set(names):
                 message = f"{parameter(self.export_var)} is set, and {self.title} takes no -x "
                 hint = "name all variables in that list, or use -x"
@@ -246,7 +245,7 @@ class OpenMpi4(OpenMpi):
     def agent(self, inp: PlanInput, hosts: int, remote: Collection[str]) -> Iterator[Item]:
         """Keep daemons with their agents, too."""
         yield from super().agent(inp, hosts, remote)
-        if any(inp.given_parameter(self.leaving_var)):
+        if inp.owned(self.leaving_var):
             yield self.attached
 
     def words(self, inp: PlanInput) -> Iterable[Item]:
@@ -437,15 +436,3 @@ OPENMPI4: Final = OpenMpi4()
 OPENMPI5: Final = OpenMpi5()
 NEWER: Final = NewerOpenMpi()
 SPECTRUM: Final = SpectrumMpi()
-
-_TRIED: Final = "5.0"
-
-
-def of_series(family: MpiFamily, version: str) -> OpenMpi:
-    """Choose by the version; of a series that was not tried, what of it is safe.
-
-    Off a cluster the version may not be known: then it is the series that was tried.
-    """
-    if family is MpiFamily.OPENMPI4:
-        return OPENMPI4
-    return NEWER if version[:1].isdigit() and not version.startswith(_TRIED) else OPENMPI5

@@ -15,9 +15,8 @@ from mpiboot.core.facts import MpiParameter
 from mpiboot.core.model import MpiFamily
 
 if TYPE_CHECKING:  # a worker's facts need none of what a plan does
-    from mpiboot.job.implementation import Implementation
     from mpiboot.job.mpirun_line import UserLine
-    from mpiboot.job.plan_input import Observed
+    from mpiboot.job.plan_input import Implementation, Observed
 
 _OMPI: Final = "OMPI_MCA_"
 _PRTE: Final = "PRTE_MCA_"

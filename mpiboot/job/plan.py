@@ -19,11 +19,9 @@ from mpiboot.core.wording import first_few
 from mpiboot.job import (
     agent_variables,
     control_links,
-    data,
     job_hosts,
     mpi_environment,
     platforms,
-    pods,
 )
 from mpiboot.job import hostfile as hostfiles
 from mpiboot.job.hydra import EXIT_CODES
@@ -31,7 +29,7 @@ from mpiboot.job.mpis import implementation_of
 from mpiboot.job.parameter_files import parameter
 from mpiboot.job.plan_input import LaunchPaths, Observed, PlanInput
 from mpiboot.job.program_words import Rendezvous
-from mpiboot.job.resolve import Item, Resolution, Words, resolve, warning
+from mpiboot.job.resolve import Item, Resolution, Words, warning
 from mpiboot.network import worker_pairs
 from mpiboot.network.cluster_view import WorkerRow
 from mpiboot.network.records import Transport, WorkerNetwork
@@ -133,41 +131,42 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
     hosts = job_hosts.in_copy(observed.hostfile, observed, mpi)
     remote = tuple(host.name for host in hosts if host.name not in observed.local_names)
     np, ranks = job_hosts.ranks(inp, hosts)
-    network = data.network(inp)
+    network = mpi_environment.data_network(inp)
     settled = replace(inp.settings, mpi_network=network.mpi[0])
     inp = replace(inp, resolved=inp.resolved._replace(settings=settled))
     control = control_links.control(inp)
     agent = agent_variables.place(inp, [host.name for host in hosts], remote)
-    rank_env = data.rank_env(inp, hosts)
+    rank_env = mpi_environment.rank_env(inp, hosts)
     parts: tuple[Iterable[Item], ...] = (
         (*sized, _platform(observed)),
-        *(pods.launcher(inp), _mpi(inp), _line(inp), mpi.findings(inp)),
+        *(job_hosts.launcher_pod(inp), _mpi(inp), _line(inp), mpi.findings(inp)),
         (*job_hosts.hosts(inp, hosts), ranks, *network.findings, *network.decisions),
-        data.mpi_network(inp, network),
+        mpi_environment.mpi_network(inp, network),
         (control.link, *control.findings),
         *(mpi.control(inp, control), mpi_environment.constants(inp), agent.items),
         (observed.client,) if observed.client and not agent.user_agent else (),
         rank_env.items,
     )
-    outcome = resolve(chain(*parts), inp.owned, data.decided(network))
+    outcome = Resolution(inp.owned, mpi_environment.decided(network))
+    outcome.add(chain(*parts))
     common = {**network.common, **rank_env.variables}
     forwarding = mpi_environment.forwarding(inp, outcome, common)
-    delivery, per_host = data.deliver(inp, common, network.per_host, forwarding.names)
-    outcome = resolve((*forwarding.items, *delivery), inp.owned, before=outcome)
+    delivery, per_host = mpi_environment.deliver(inp, common, network.per_host, forwarding.names)
+    outcome.add((*forwarding.items, *delivery))
     mca = {name: value for name, value in inp.line.mca.items() if name not in outcome.dropped}
     own_ranks, shown = _own_ranks_words(inp, outcome.for_agents, remote=bool(remote))
     forwarded = tuple(word for name in forwarding.flags for word in ("-x", name))
     parts = (
-        *(pods.findings(observed), shown),
+        *(job_hosts.findings(observed), shown),
         (Words(("-n", str(np))),) if np is not None and inp.line.np is None else (),
         *((Words(forwarded),), mpi.words(inp)),
     )
-    outcome = resolve(chain(*parts), inp.owned, before=outcome)
+    outcome.add(chain(*parts))
     before = (*own_ranks, *rank_env.before)
     copies = paths.of_program(observed.hostfile)
     return Plan(
-        decisions=outcome.decisions,
-        findings=outcome.findings,
+        decisions=tuple(outcome.decisions),
+        findings=tuple(outcome.findings),
         argv=(
             *(mpi.program(inp), *outcome.words),
             *_words(inp, before, () if mpi.exports_beside_list else forwarded, outcome.dropped),
@@ -190,7 +189,7 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
         transport=network.transport,
         networks=network.networks,
         named_devices=any(map(inp.owned, ("NCCL_IB_HCA", "UCX_NET_DEVICES"))),
-        proved=data.is_proved(inp, network),
+        proved=mpi_environment.is_proved(inp, network),
         mpi_on_control=network.mpi[0] is MpiNetwork.CONTROL and observed.mpi.family in _MOVABLE,
         agent_env=outcome.for_agents,
         agent_linger=mpi.agent_linger,

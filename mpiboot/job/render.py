@@ -37,14 +37,7 @@ _AT_INFO: Final = {
 }
 _IN_LINES: Final = frozenset({"hostfile", "ranks", *_AT_INFO})
 _SETTING_FIELDS: Final = (
-    "name",
-    "section",
-    "flag",
-    "variable",
-    "older",
-    "default",
-    "roles",
-    "help",
+    *("name", "section", "flag", "variable", "older", "default", "roles", "help"),
 )
 _USERS: Final = frozenset({Source.FLAG, Source.ENVIRONMENT})
 _SOCKETS: Final = "NCCL_SOCKET_IFNAME"

@@ -162,74 +162,57 @@ class Words(NamedTuple):
 Item: TypeAlias = Variable | Forced | Removal | ForAgents | Drop | Words | Decision | Finding
 
 
-@dataclass(frozen=True)
-class Resolution:
-    """What becomes of the items."""
-
-    values: Mapping[str, str] = field(default_factory=dict)
-    removed: frozenset[str] = frozenset()
-    for_agents: Mapping[str, str] = field(default_factory=dict)
-    dropped: tuple[str, ...] = ()
-    words: tuple[str, ...] = ()
-    decisions: tuple[Decision, ...] = ()
-    findings: tuple[Finding, ...] = ()
-
-
 # A setting of the user's comes before a file.
 _SETTINGS: Final = (Source.FLAG, Source.ENVIRONMENT)
 
 
-def resolve(
-    items: Iterable[Item],
-    owned: Lookup,
-    settled: Collection[str] = (),
-    before: Resolution = Resolution(),
-) -> Resolution:
-    """Set what the user has not chosen.
+@dataclass(slots=True, eq=False)
+class Resolution:
+    """What becomes of the items, in the order in which they are shown; ``owned`` finds the user's.
 
-    Args:
-        items: the parts of a plan, in the order in which they are shown.
-        owned: finds the user's values.
-        settled: names that the data network decides.
-        before: what was resolved already.
+    ``left`` are names that the data network decides.
     """
-    values, for_agents = dict(before.values), dict(before.for_agents)
-    removed, dropped, words = set(before.removed), [*before.dropped], [*before.words]
-    decisions, findings = [*before.decisions], [*before.findings]
-    for item in items:
-        match item:
-            case Decision():
-                decisions.append(item)
-            case Finding():
-                findings.append(item)
-            case Drop():
-                dropped.append(item.option)
-            case Words():
-                words += item.words
-            case ForAgents():
-                for_agents[item.name] = item.value
-            case Removal():
-                removed.add(item.name)
-                if item.reason:
-                    decisions.append(Decision(item.name, "(removed)", Source.DETECTED, item.reason))
-            case Variable() if item.name in settled:
-                pass
-            case Variable() if kept := _kept(item, owned):
-                decisions.append(kept)
-            case _:
-                values[item.name] = item.value
-                if item.reason:
-                    shown = masking.mask(item.name, item.value)
-                    decisions.append(Decision(item.name, shown, item.source, item.reason))
-    return Resolution(
-        values=values,
-        removed=frozenset(removed),
-        for_agents=for_agents,
-        dropped=tuple(dropped),
-        words=tuple(words),
-        decisions=tuple(decisions),
-        findings=tuple(findings),
-    )
+
+    owned: Lookup
+    left: Collection[str] = ()
+    values: dict[str, str] = field(default_factory=dict)
+    removed: set[str] = field(default_factory=set)
+    for_agents: dict[str, str] = field(default_factory=dict)
+    dropped: list[str] = field(default_factory=list)
+    words: list[str] = field(default_factory=list)
+    decisions: list[Decision] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+    def add(self, items: Iterable[Item]) -> None:
+        """Set what the user has not chosen."""
+        for item in items:
+            match item:
+                case Decision():
+                    self.decisions.append(item)
+                case Finding():
+                    self.findings.append(item)
+                case Drop():
+                    self.dropped.append(item.option)
+                case Words():
+                    self.words += item.words
+                case ForAgents():
+                    self.for_agents[item.name] = item.value
+                case Removal():
+                    self.removed.add(item.name)
+                    if item.reason:
+                        self._show(item.name, "(removed)", Source.DETECTED, item.reason)
+                case Variable() if item.name in self.left:
+                    pass
+                case Variable() if kept := _kept(item, self.owned):
+                    self.decisions.append(kept)
+                case _:
+                    self.values[item.name] = item.value
+                    if item.reason:
+                        shown = masking.mask(item.name, item.value)
+                        self._show(item.name, shown, item.source, item.reason)
+
+    def _show(self, name: str, value: str, source: Source, reason: str) -> None:
+        self.decisions.append(Decision(name, value, source, reason))
 
 
 def _kept(item: Variable, owned: Lookup) -> Decision | None:

@@ -40,7 +40,7 @@ from mpiboot.hosts import error_report, host_shell, hostfiles
 from mpiboot.hosts.access import PodAccess
 from mpiboot.hosts.gate import GateResult
 from mpiboot.hosts.remote_commands import RemoteCommands
-from mpiboot.job import names, pods, render
+from mpiboot.job import job_hosts, names, render
 from mpiboot.job import plan as plans
 from mpiboot.job.plan_input import LaunchPaths, Observed
 from mpiboot.launcher import launch_folder, observation, shims
@@ -362,7 +362,7 @@ class ReachedWorkers:
     def say_attempt(self) -> str:
         """Log once which attempt this is, and how the last one ended; empty for the first one."""
         name = self.launcher.attempt if self.launcher else ""
-        before = None if self.earlier else pods.earlier(self.workers, name)
+        before = None if self.earlier else job_hosts.earlier(self.workers, name)
         if before:
             self.earlier = before.message
             log.info("attempt", before.message, attempt=before.number + 1, ended=before.ended)

@@ -22,7 +22,7 @@ from mpiboot.core.setting_types import HostKeys, LaunchAgent, Switch
 from mpiboot.core.settings import Resolved, Settings
 from mpiboot.hosts.access import KUBECTL_ENDED, KUBECTL_ENVIRONMENT, PodAccess
 from mpiboot.hosts.dns import read_resolv_conf
-from mpiboot.job import names, plan, pods
+from mpiboot.job import job_hosts, names, plan
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_input import LaunchPaths, Observed
 from mpiboot.network.records import RDMA, Transport
@@ -266,7 +266,7 @@ class Launch:
             all_hosts=all_hosts,
             prove=settings.prove_transport.value if proved else "",
             transport=(self.plan.transport or Transport.NONE).value,
-            warned=pods.explaining_ends(self.plan.findings),
+            warned=job_hosts.explaining_ends(self.plan.findings),
             remote=LaunchAgent.KUBECTL
             if self.pods and not self.plan.user_agent
             else LaunchAgent.SSH,

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from mpiboot.cli import rank
-from mpiboot.job import data
+from mpiboot.job import mpi_environment
 from tests.test_startup import BEFORE, HEAVY, THIRD_PARTY
 
 OPENMPI = {
@@ -48,7 +48,7 @@ def test_where_ranks_meet_is_the_users_where_it_is_set() -> None:
 
 
 def test_the_port_is_that_of_the_plan() -> None:
-    assert data.MASTER_PORT == rank.MASTER_PORT
+    assert mpi_environment.MASTER_PORT == rank.MASTER_PORT
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 
 from mpiboot.core.facts import Host, Worker
-from mpiboot.job import pods
+from mpiboot.job import job_hosts
 
 OWN, FIRST, SECOND = "l-c@2026-11-22T06:00:00Z@3", "l-a@2026-11-22T05:00:00Z@1", "l-b@@2"
 WORKER = Worker(Host("w-0"), "10.0.0.1", 22, "root", "10.0.0.9", None)
 
 
 def message(*seen: tuple[tuple[str, str], ...], own: str = OWN) -> str:
-    found = pods.earlier([replace(WORKER, attempts=item) for item in seen], own)
+    found = job_hosts.earlier([replace(WORKER, attempts=item) for item in seen], own)
     return found.message if found else ""
 
 

@@ -7,7 +7,7 @@ import pytest
 from mpiboot.core.facts import Attachment, AttachmentSource, Fabric, Host, Link, Worker
 from mpiboot.core.model import Source
 from mpiboot.core.settings import Settings, resolve
-from mpiboot.job import data
+from mpiboot.job import mpi_environment
 from mpiboot.job.hydra import MPICH
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_input import Observed, PlanInput
@@ -133,11 +133,13 @@ def test_the_launchers_own_ranks_get_its_own_values(family: str) -> None:
 def test_a_variable_that_the_mpi_wants_for_itself_as_well_is_shown() -> None:
     seen = with_links(observed(), "net1", "net1")
     inp = PlanInput(MPICH, seen, resolve({}, {}), PATHS)
-    found = data.network(inp)
+    found = mpi_environment.data_network(inp)
     # Without RDMA ports UCX carries MPI's messages alone, which stay on the control link.
     assert found.common["UCX_NET_DEVICES"] == found.common["FI_TCP_IFACE"] == "eth0"
     assert not found.findings
-    moved = data.network(replace(inp, resolved=resolve({"mpi_network": "data"}, {})))
+    moved = mpi_environment.data_network(
+        replace(inp, resolved=resolve({"mpi_network": "data"}, {}))
+    )
     assert moved.common["UCX_NET_DEVICES"] == "net1"
 
 
@@ -158,7 +160,7 @@ def test_what_the_platform_names_and_has_no_address_yet_is_pending() -> None:
 def test_a_data_network_that_is_left_out_names_who_said_so(by: str) -> None:
     flag = by.startswith("--")
     asked = resolve({"data_network": "off"}, {}) if flag else resolve({}, {by: "off"})
-    made = data.network(PlanInput(MPICH, observed(), asked, PATHS))
+    made = mpi_environment.data_network(PlanInput(MPICH, observed(), asked, PATHS))
     (told,) = made.decisions
     assert told.reason == f"{by}=off: nothing is set"
     assert told.source is (Source.FLAG if flag else Source.ENVIRONMENT)

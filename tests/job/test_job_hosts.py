@@ -5,10 +5,10 @@ import pytest
 from mpiboot.core.facts import Host
 from mpiboot.core.model import MpiFamily
 from mpiboot.job.hydra import MPICH
-from mpiboot.job.implementation import Implementation
 from mpiboot.job.job_hosts import first_host, of_line
 from mpiboot.job.mpirun_line import read
 from mpiboot.job.openmpi import OPENMPI4, OPENMPI5
+from mpiboot.job.plan_input import Implementation
 
 
 def hosts(*slots: int) -> tuple[Host, ...]:

@@ -48,7 +48,7 @@ def test_what_libraries_read_is_looked_at_too(name: str, how: str) -> None:
 def test_a_parameter_of_the_line_or_of_a_file_is_looked_at_as_well() -> None:
     seen = known(observed())
     (message,) = warned(planned("mpirun --mca btl_tcp_if_include ens5,ens6 ./train", seen))
-    assert message.startswith(f"--mca btl_tcp_if_include ens5,ens6: {BOTH}")
+    assert message.startswith(f"OMPI_MCA_btl_tcp_if_include=ens5,ens6: {BOTH}")
     of_file = (MpiParameter("OMPI_MCA_btl_tcp_if_include", "ens5", "/etc/x.conf"),)
     (message,) = warned(planned("./train", replace(seen, parameters=of_file)))
     assert message.startswith(f"OMPI_MCA_btl_tcp_if_include=ens5: {BOTH}")

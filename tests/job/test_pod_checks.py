@@ -6,7 +6,7 @@ import pytest
 
 from mpiboot.core.facts import Gpus, Host, PodFacts
 from mpiboot.core.model import Level
-from mpiboot.job import pods
+from mpiboot.job import job_hosts
 from mpiboot.job.mpirun_line import read
 from tests.fakes.plans import OPERATOR, POD, failing, link, observed, planned, worker
 
@@ -20,11 +20,11 @@ def test_hosts_of_their_own_address_or_server_are_well_and_elsewhere_any_may_be_
 ):
     seen = observed()
     first, second = seen.workers
-    assert list(pods.shared_addresses(seen)) == []
+    assert list(job_hosts.shared_addresses(seen)) == []
     second = replace(second, address=first.address, port=2222)
-    assert list(pods.shared_addresses(replace(seen, workers=(first, second)))) == []
+    assert list(job_hosts.shared_addresses(replace(seen, workers=(first, second)))) == []
     hosts = listed("train-worker-0", "train-worker-1")
-    assert list(pods.shared_addresses(observed(listed=hosts, local=hosts[:1]))) == []
+    assert list(job_hosts.shared_addresses(observed(listed=hosts, local=hosts[:1]))) == []
 
 
 def test_two_hosts_of_one_server_end_the_job_with_both_names() -> None:
@@ -33,7 +33,7 @@ def test_two_hosts_of_one_server_end_the_job_with_both_names() -> None:
     second = replace(second, address=first.address)
     plan = planned("./train", replace(seen, workers=(first, second)))
     assert failing(plan) == ["settings-conflict"]
-    (found,) = pods.shared_addresses(replace(seen, workers=(first, second)))
+    (found,) = job_hosts.shared_addresses(replace(seen, workers=(first, second)))
     assert found.message == (
         f"{first.host.name}, {second.host.name} lead to one and the same SSH server, "
         "10.244.0.10 port 22"
@@ -46,7 +46,7 @@ def test_two_hosts_of_one_server_end_the_job_with_both_names() -> None:
 def test_a_worker_at_the_launchers_own_address_is_no_launcher(name: str, count: int) -> None:
     hosts = listed(name, "pi-worker-1")
     seen = observed(environ={**POD, **OPERATOR}, listed=hosts, local=hosts[:1])
-    found = list(pods.shared_addresses(seen))
+    found = list(job_hosts.shared_addresses(seen))
     assert len(found) == count
     assert all(item.host == name and "hostNetwork" in item.hint for item in found)
 
@@ -92,7 +92,7 @@ def test_hosts_that_lack_the_directory_where_mpirun_starts_are_named(
     seen = observed(family)
     first, second = seen.workers
     seen = replace(seen, workdir="/x", line=read(line.split(), seen.mpi.family))
-    assert not any(pods.working_directory(seen))
+    assert not any(job_hosts.working_directory(seen))
     seen = replace(seen, workers=(replace(first, missing_workdir=True), second))
     plan = planned(line, seen)
     (found,) = [item for item in plan.findings if item.check == "working-directory"]
@@ -132,7 +132,7 @@ def test_workers_that_are_not_as_most_are_named_once(
     facts: tuple[PodFacts | None, ...], told: str
 ) -> None:
     workers = [replace(worker(Host(f"w-{at}"), 0, None), facts=own) for at, own in enumerate(facts)]
-    found = [item.message for item in pods.outliers(workers)]
+    found = [item.message for item in job_hosts.outliers(workers)]
     assert [message.startswith(f"workers differ: {told}") for message in found] == [True] * bool(
         told
     )
