@@ -6,10 +6,9 @@ MPI read otherwise gets two, and the record names it. Nothing is run here.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 from mpiboot.core.facts import Host
 from mpiboot.core.model import MpiFamily
@@ -51,21 +50,21 @@ class UserLine:
     """
 
     argv: tuple[str, ...] = ()
-    apps: tuple[App, ...] = ()
-    given: Mapping[str, str] = field(default_factory=dict)
-    exports: Mapping[str, str | None] = field(default_factory=dict)
-    mca: Mapping[str, str] = field(default_factory=dict)
-    hostfiles: tuple[str, ...] = ()
-    hostfile_words: tuple[int, ...] = ()
-    host_words: tuple[int, ...] = ()
-    places: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    pinned_by: tuple[str, ...] = ()
-    moves_ranks: tuple[str, ...] = ()
-    moves_hosts: tuple[str, ...] = ()
+    apps: list[App] = field(default_factory=list)
+    given: dict[str, str] = field(default_factory=dict)
+    exports: dict[str, str | None] = field(default_factory=dict)
+    mca: dict[str, str] = field(default_factory=dict)
+    hostfiles: list[str] = field(default_factory=list)
+    hostfile_words: list[int] = field(default_factory=list)
+    host_words: list[int] = field(default_factory=list)
+    places: dict[str, list[int]] = field(default_factory=dict)
+    pinned_by: list[str] = field(default_factory=list)
+    moves_ranks: list[str] = field(default_factory=list)
+    moves_hosts: list[str] = field(default_factory=list)
     unknown: str = ""
     reason: str = ""
     may_hide_hosts: bool = False
-    rewritten: tuple[str, ...] = ()
+    rewritten: list[str] = field(default_factory=list)
     prints: str = ""
 
     @property
@@ -144,11 +143,11 @@ class UserLine:
             words = (word.partition(":") for word in hosts.split(","))
             new = ",".join(_name(names, name) + colon + count for name, colon, count in words)
             argv[index] = f"{option}{equals}{new}"
-        apps = (
+        apps = [
             replace(app, hosts=tuple(replace(x, name=_name(names, x.name)) for x in app.hosts))
             for app in self.apps
-        )
-        return replace(self, argv=tuple(argv), apps=tuple(apps))
+        ]
+        return replace(self, argv=tuple(argv), apps=apps)
 
 
 def _mapping(text: str) -> list[str]:
@@ -183,19 +182,11 @@ class _StopError(Exception):
 
 @dataclass(slots=True, eq=False)
 class _Reader:
-    """The state of one reading; each word is read once.
-
-    ``lists`` are fields of the record that are several texts or indexes, by field.
-    """
+    """The state of one reading, which fills ``line``; each word is read once."""
 
     grammar: Grammar
     argv: list[str]
-    lists: defaultdict[str, list[Any]] = field(default_factory=lambda: defaultdict(list))
-    given: dict[str, str] = field(default_factory=dict)
-    exports: dict[str, str | None] = field(default_factory=dict)
-    mca: dict[str, str] = field(default_factory=dict)
-    places: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    apps: list[App] = field(default_factory=list)
+    line: UserLine = field(default_factory=UserLine)
     np: int | None = None
     hosts: list[Host] = field(default_factory=list)
     hostfile: str = ""
@@ -217,8 +208,8 @@ class _Reader:
 
     def starts_nothing(self, option: Option, behind: str) -> bool:
         """Whether an option of the first program prints something: -version, -ppn -help."""
-        if self.apps or option.kind is OptionKind.PRINTS:
-            return not self.apps
+        if self.line.apps or option.kind is OptionKind.PRINTS:
+            return not self.line.apps
         asks = self.known(behind.lstrip("-")) if behind.startswith("-") else None
         return self.grammar.option_help and asks is not None and asks.name == "help"
 
@@ -227,7 +218,7 @@ class _Reader:
         word = self.argv[at]
         name = word.lstrip("-").partition("=")[0]
         if name in self.grammar.two_dashes and not word.startswith("--"):
-            self.lists["rewritten"].append(word)
+            self.line.rewritten.append(word)
             word = self.argv[at] = f"-{word}"
         option, value = self.find(word)
         if self.starts_nothing(option, self.argv[at + 1] if at + 1 < end else ""):
@@ -243,15 +234,15 @@ class _Reader:
         words += self.argv[at + 1 : at + 1 + needed]
         default = option.kind is OptionKind.MCA and words[0] == self.grammar.hostfile_parameter
         if default or option.kind is OptionKind.HOSTFILE:
-            self.lists["hostfile_words"].append(at + needed)
+            self.line.hostfile_words.append(at + needed)
         if option.kind is OptionKind.HOSTS:
-            self.lists["host_words"].append(at + needed)
+            self.line.host_words.append(at + needed)
         self.apply(" ".join(self.argv[at : at + 1 + needed]), option, words)
         # Of an option that stands twice one value counts.
-        if self.grammar.last_wins or option.name not in self.given:
-            self.given[option.name] = words[0] if words else ""
+        if self.grammar.last_wins or option.name not in self.line.given:
+            self.line.given[option.name] = words[0] if words else ""
         key = words[0] if option.kind is OptionKind.MCA else option.name
-        self.places[key] = (*self.places.get(key, ()), *range(at, at + needed + 1))
+        self.line.places.setdefault(key, []).extend(range(at, at + needed + 1))
         return at + 1 + needed
 
     def apply(self, written: str, option: Option, words: list[str]) -> None:
@@ -272,15 +263,17 @@ class _Reader:
                 name, equals, value = text.partition("=")
                 # Hydra's value may be the next word.
                 behind = words[1] if len(words) > 1 else None
-                self.exports[name] = value if equals else behind
+                self.line.exports[name] = value if equals else behind
             case OptionKind.EXPORT_ONLY:
-                self.exports |= dict.fromkeys(name for name in text.split(",") if name)
+                self.line.exports.update(dict.fromkeys(filter(None, text.split(","))))
             case OptionKind.MCA:
                 self.parameter(text, words[1])
             case OptionKind.PINS:
                 self.placement(written, option, text)
-            case OptionKind.MOVES_RANKS | OptionKind.MOVES_HOSTS:
-                self.lists[option.kind.name.lower()].append(written)
+            case OptionKind.MOVES_RANKS:
+                self.line.moves_ranks.append(written)
+            case OptionKind.MOVES_HOSTS:
+                self.line.moves_hosts.append(written)
 
     def placement(self, written: str, option: Option, text: str) -> None:
         """Record an option for the placement of ranks."""
@@ -288,9 +281,9 @@ class _Reader:
         if option.name in _PER_NODE:
             per_node = self.number(written, text) > 0
         if not per_node and option.name not in _IN_PLACE:
-            self.lists["moves_ranks"].append(written)
+            self.line.moves_ranks.append(written)
         if option.name != "map-by" or not _HOW_MANY.issuperset(_mapping(text)):
-            self.lists["pinned_by"].append(written)
+            self.line.pinned_by.append(written)
 
     def number(self, written: str, text: str) -> int:
         # No MPI has more ranks than an int of C holds.
@@ -304,19 +297,19 @@ class _Reader:
             count = count if colon else "1"
             if not name or name.startswith("+") or not (count == "*" or count.isdecimal()):
                 # +n2 and +e are Open MPI's relative hosts; IPv6 has no form here.
-                self.lists["moves_hosts"].append(written)
+                self.line.moves_hosts.append(written)
             elif count == "*" or not int(count):  # all slots of the host, or none
-                self.lists["moves_ranks"].append(written)
+                self.line.moves_ranks.append(written)
                 self.hosts.append(Host(name))
             else:
                 self.hosts.append(Host(name, int(count), slots_given=True))
 
     def parameter(self, name: str, value: str) -> None:
-        self.mca[name] = value
+        self.line.mca[name] = value
         if name == self.grammar.hostfile_parameter:
             self.hostfile = self.hostfile or value
         elif name.startswith("rmaps"):
-            self.lists["moves_ranks"].append(f"{name} {value}")
+            self.line.moves_ranks.append(f"{name} {value}")
 
     def app(self, at: int, end: int) -> None:
         """Read the words of one program, from its options to its name."""
@@ -334,26 +327,15 @@ class _Reader:
             raise
         finally:
             place = at if at < end else None
-            self.apps.append(App(place, self.np, tuple(self.hosts)))
-            self.lists["hostfiles"] += [self.hostfile] if self.hostfile else []
+            self.line.apps.append(App(place, self.np, tuple(self.hosts)))
+            if not self.grammar.hostfile_each and self.hostfile:
+                self.line.hostfiles.clear()
+            if self.hostfile and self.hostfile not in self.line.hostfiles:
+                self.line.hostfiles.append(self.hostfile)
             self.np, self.hosts, self.hostfile = None, [], ""
 
     def record(self) -> UserLine:
-        if not self.grammar.hostfile_each:
-            del self.lists["hostfiles"][:-1]
-        lists: dict[str, Any] = {
-            name: tuple(dict.fromkeys(items)) for name, items in self.lists.items()
-        }
-        return UserLine(
-            argv=tuple(self.argv),
-            apps=tuple(self.apps),
-            given=self.given,
-            exports=self.exports,
-            mca=self.mca,
-            places=self.places,
-            prints=self.prints,
-            **lists,
-        )
+        return replace(self.line, argv=tuple(self.argv), prints=self.prints)
 
     def among(self, words: Sequence[str], kinds: Collection[OptionKind]) -> tuple[str, ...]:
         """Give those of some words, which are not read, that are options of these kinds."""
@@ -390,7 +372,7 @@ def read(program: Sequence[str], family: MpiFamily) -> UserLine:
         record = reader.record()
         return replace(
             record,
-            pinned_by=(*record.pinned_by, *reader.among(rest, (OptionKind.PINS,))),
+            pinned_by=[*record.pinned_by, *reader.among(rest, (OptionKind.PINS,))],
             unknown=reader.argv[stop.at],
             reason=str(stop),
             may_hide_hosts=bool(reader.among(rest, _CHOOSE_HOSTS)),

@@ -1,3 +1,5 @@
+"""What is read of an mpirun line: a table of lines, each with what the record has of them."""
+
 from __future__ import annotations
 
 from itertools import product
@@ -11,52 +13,131 @@ from mpiboot.job.mpirun_line import UserLine, read
 from mpiboot.job.mpirun_options import ORTE
 from mpiboot.job.program_words import called, is_mpirun, misquoted_args
 
+OPEN_MPI, HYDRA = "openmpi4 openmpi5", "mpich intel"
+USUAL = (
+    "--allow-run-as-root -np 16 -N 8 --map-by node --bind-to none -x NCCL_DEBUG=INFO -x PATH "
+    "--mca btl self,tcp -mca pml ob1 --tag-output --timeout 60 ./prog -n 3 --unknown"
+)
+HYDRAS = "-NP 4 -ppn 2 -hosts a:2,b -genv A 1 -genv B=2 -genvlist C,D -iface eth0 -l ./prog"
+TWICE = "-n 1 -n 3 -N 2 -N 1 --map-by slot --map-by node ./prog"
+STOPS = "-n 2 --frobnicate 7 --map-by node ./prog : -n 3 ./other"
+SEVERAL = "-n 2 -H a ./one x : -n 3 -x FOO ./two"
+FILES = "-f a -n 1 ./one : -f b -n 1 ./two : -f a -n 1 ./three"
+
 
 def line(text: str, family: str = "openmpi4") -> UserLine:
     return read(["mpirun", *text.split()], MpiFamily(family))
 
 
-def index_in(line: UserLine) -> int | None:
-    """Where the line's first program stands."""
-    return line.apps[0].program if line.apps else None
+@pytest.mark.parametrize(
+    ("families", "text", "expected"),
+    [
+        (OPEN_MPI, USUAL, {"unknown": "", "program": "./prog", "np": 16, "per_node": 8}),
+        (OPEN_MPI, USUAL, {"policy": "node", "settles_ranks": True}),
+        (OPEN_MPI, USUAL, {"exports": {"NCCL_DEBUG": "INFO", "PATH": None}}),
+        (OPEN_MPI, USUAL, {"mca": {"btl": "self,tcp", "pml": "ob1"}}),
+        *((OPEN_MPI, f"{name} 3 ./prog", {"np": 3}) for name in ("-n", "--n", "-np", "-c")),
+        # Which value counts, and where it may stand.
+        ("openmpi4", TWICE, {"np": 3, "per_node": 1, "policy": "node"}),
+        ("openmpi5", TWICE, {"np": 1, "per_node": 2, "policy": "slot"}),
+        ("openmpi5", "--np=2 ./prog", {"np": 2}),
+        ("openmpi5", "--mca=btl self ./prog", {"mca": {"btl": "self"}}),
+        ("mpich", "-n=2 ./prog", {"np": 2}),
+        ("openmpi4", "--np=2 ./prog", {"np": None, "unknown": "--np=2"}),
+        # What no option takes ends the reading.
+        ("openmpi4", STOPS, {"unknown": "--frobnicate", "np": 2, "policy": "", "program": ""}),
+        ("openmpi4", STOPS, {"settles_ranks": True, "may_hide_hosts": False}),
+        # The word may stand before as an option's value.
+        ("openmpi4", "-x --z --hostfile h --z ./a", {"unknown": "--z", "may_hide_hosts": False}),
+        ("mpich", "-zap -HOSTS a ./prog", {"may_hide_hosts": True}),
+        ("mpich", "-n=x ./prog", {"reason": "-n=x: expected a number"}),
+        ("openmpi4", "-n x ./prog", {"reason": "-n x: expected a number"}),
+        *(
+            ("openmpi4", text, {"unknown": text.split(maxsplit=1)[0], "np": None})
+            for text in ("-n", "-n x ./a", "-n -1 ./a", "--mca btl", "-x", "-N two ./a", "-H")
+        ),
+        *(
+            ("openmpi4", f"--frobnicate {rest} ./prog", {"may_hide_hosts": True})
+            for rest in ("-H w-0", "--host w-0", "--hostfile x", "--tune x")
+        ),
+        ("", "-n 2 ./prog", {"unknown": "mpirun", "np": None, "apps": [], "may_hide_hosts": True}),
+        # The number of ranks.
+        ("openmpi4", "-n 0 ./prog", {"np": None, "settles_ranks": True}),
+        ("openmpi4", "./prog", {"np": None, "settles_ranks": False}),
+        ("openmpi4", "-n 2 ./one : ./two", {"np": None}),
+        ("openmpi4", "--pernode ./prog", {"per_node": 1}),
+        *(("intel", f"{words} ./prog", {"per_node": 1}) for words in ("-ppn 1", "-grr 1", "-rr")),
+        ("mpich", "-perhost 1 ./prog", {"unknown": "-perhost"}),
+        # Hosts that are not plain names, or whose slots are not known, are left to mpirun.
+        *(
+            ("openmpi4", f"-H b -H {hosts} ./prog", {"moves_hosts": [f"-H {hosts}"], "hosts": ()})
+            for hosts in ("+n1", "+e", "a:2,+n1", "a,", "fd00::1")
+        ),
+        ("openmpi4", "-H a:8,b:* ./prog", {"moves_ranks": ["-H a:8,b:*"], "moves_hosts": []}),
+        ("openmpi4", "-H a:0,b:2 ./prog", {"moves_ranks": ["-H a:0,b:2"], "moves_hosts": []}),
+        ("openmpi5", "--host=+n1 ./prog", {"moves_hosts": ["--host=+n1"]}),
+        # Hostfiles.
+        *(
+            ("openmpi4", f"-n 2 {name} /x ./prog", {"hostfiles": ["/x"], "hostfile_words": [4]})
+            for name in ("--hostfile", "-hostfile", "--machinefile", "-machinefile")
+        ),
+        ("openmpi4", "--default-hostfile a --hostfile b ./prog", {"hostfiles": ["b"]}),
+        ("openmpi4", "--hostfile b --default-hostfile a ./prog", {"hostfiles": ["b"]}),
+        ("openmpi4", "--mca orte_default_hostfile /x ./p", {"hostfiles": ["/x"]}),
+        ("openmpi4", "--mca orte_default_hostfile /x ./p", {"hostfile_words": [3]}),
+        ("openmpi5", "--mca orte_default_hostfile /x ./p", {"hostfiles": []}),
+        ("openmpi5", "--prtemca prte_default_hostfile /x ./p", {"hostfiles": ["/x"]}),
+        ("intel", FILES, {"hostfiles": ["a"]}),
+        ("intel", "-f a -f b ./one", {"hostfiles": ["b"]}),
+        ("openmpi4", FILES.replace("-f", "--hostfile"), {"hostfiles": ["a", "b"]}),
+        # Mappings, and what they decide.
+        ("openmpi4", "--map-by node:oversubscribe ./a", {"policy": "node", "settles_ranks": False}),
+        ("openmpi4", "--map-by :OVERSUBSCRIBE ./a", {"policy": "", "pinned_by": []}),
+        ("openmpi4", "--map-by NODE:pe=1 ./a", {"policy": "node", "moves_ranks": []}),
+        ("openmpi4", "--map-by slot:pe=1 ./a", {"pinned_by": ["--map-by slot:pe=1"]}),
+        ("openmpi4", "--map-by ppr:2:node ./a", {"policy": "ppr", "settles_ranks": True}),
+        ("openmpi4", "--oversubscribe ./a", {"pinned_by": [], "settles_ranks": False}),
+        ("openmpi4", "--bynode ./a", {"pinned_by": ["--bynode"], "settles_ranks": False}),
+        ("openmpi4", "--pernode ./a", {"pinned_by": ["--pernode"], "settles_ranks": True}),
+        ("openmpi4", "--ppr 2:node ./a", {"pinned_by": ["--ppr 2:node"], "settles_ranks": True}),
+        ("openmpi4", "--rankfile x ./a", {"moves_ranks": ["--rankfile x"]}),
+        ("openmpi4", "--mca rmaps_x node ./a", {"moves_ranks": ["rmaps_x node"]}),
+        ("openmpi4", "--novm ./a", {"moves_hosts": ["--novm"]}),
+        ("openmpi4", "-N 0 ./a", {"moves_ranks": ["-N 0"], "per_node": None}),
+        ("openmpi4", "--nolocal ./a", {"moves_ranks": ["--nolocal"]}),
+        ("mpich", "-configfile x", {"moves_hosts": ["-configfile x"]}),
+        ("mpich", "-skip-launch-node ./a", {"moves_ranks": ["-skip-launch-node"]}),
+        # The program.
+        ("openmpi4", "-n 2 -- -prog", {"program": "-prog"}),
+        ("mpich", "-- ./prog", {"unknown": "--"}),
+        *(
+            ("openmpi4", text, {"program": ""})
+            for text in ("--wdir /x ./a", "--preload-binary ./a", "./one : ./two", "-n 2", "--o")
+        ),
+        ("openmpi4", SEVERAL, {"np": 5, "exports": {"FOO": None}, "program": ""}),
+        # Hydra's words, in any case.
+        ("mpich", HYDRAS, {"unknown": "", "np": 4, "per_node": 2, "program": "./prog"}),
+        ("mpich", HYDRAS, {"exports": {"A": "1", "B": "2", "C": None, "D": None}}),
+        (
+            "mpich",
+            "-bootstrap fork -launcher-exec /opt/ssh ./prog",
+            {"places": {"launcher": [1, 2], "launcher-exec": [3, 4]}},
+        ),
+    ],
+)
+def test_what_a_line_has(families: str, text: str, expected: dict[str, object]) -> None:
+    for family in families.split() or [""]:
+        found = line(text, family)
+        assert {name: getattr(found, name) for name in expected} == expected
 
 
-@pytest.mark.parametrize("family", ["openmpi4", "openmpi5"])
-def test_a_usual_line_is_read_to_the_program(family: str) -> None:
-    found = line(
-        "--allow-run-as-root -np 16 -N 8 --map-by node --bind-to none -x NCCL_DEBUG=INFO -x PATH "
-        "--mca btl self,tcp -mca pml ob1 --tag-output --timeout 60 ./prog -n 3 --unknown",
-        family,
-    )
-    assert found.unknown == ""
-    assert found.program == "./prog"
-    assert (found.np, found.per_node, found.policy) == (16, 8, "node")
-    assert (found.given["bind-to"], found.given["timeout"]) == ("none", "60")
-    assert found.exports == {"NCCL_DEBUG": "INFO", "PATH": None}
-    assert found.mca == {"btl": "self,tcp", "pml": "ob1"}
-    assert "tag-output" in found.given
-    assert found.settles_ranks
-
-
-@pytest.mark.parametrize("spelling", ["-n", "--n", "-np", "--np", "-c"])
-@pytest.mark.parametrize("family", ["openmpi4", "openmpi5"])
-def test_the_number_of_ranks_has_many_spellings(spelling: str, family: str) -> None:
-    assert line(f"{spelling} 3 ./prog", family).np == 3
-
-
-def test_open_mpi_5_and_hydra_take_a_value_behind_an_equals_sign_and_4_does_not() -> None:
-    assert line("--np=2 ./prog", "openmpi5").np == 2
-    assert line("--mca=btl self ./prog", "openmpi5").mca == {"btl": "self"}
-    assert line("-n=2 ./prog", "mpich").np == 2
-    refused = line("--np=2 ./prog", "openmpi4")
-    assert (refused.np, refused.unknown) == (None, "--np=2")
-
-
-def test_of_an_option_given_twice_the_last_counts_in_4_and_the_first_in_5() -> None:
-    text = "-n 1 -n 3 -N 2 -N 1 --map-by slot --map-by node ./prog"
-    four, five = line(text), line(text, "openmpi5")
-    assert (four.np, four.per_node, four.policy) == (3, 1, "node")
-    assert (five.np, five.per_node, five.policy) == (1, 2, "slot")
+def test_hosts_and_programs_of_a_line() -> None:
+    assert [(host.name, host.slots) for host in line(HYDRAS, "mpich").hosts] == [("a", 2), ("b", 1)]
+    assert [host.name for host in line("-H a:8,b:* ./prog").hosts] == ["a", "b"]
+    several = line(SEVERAL)
+    programs = [(app.np, several.argv[app.program or 0]) for app in several.apps]
+    assert programs == [(2, "./one"), (3, "./two")]
+    assert (UserLine().np, UserLine().settles_ranks) == (None, False)
 
 
 @pytest.mark.parametrize(
@@ -78,14 +159,14 @@ def test_one_dash_that_5_0_reads_otherwise_becomes_two_and_is_said(written: str,
         assert found.argv[found.apps[-1].program or 0] == "./p"
     assert found.rewritten
     assert not line(" ".join(found.argv[1:]), "openmpi5").rewritten
-    assert line(written).rewritten == ()
+    assert line(written).rewritten == []
 
 
 def test_a_rewritten_option_says_what_it_says() -> None:
     found = line("-bind-to socket -map-by=ppr:1:node ./p", "openmpi5")
     assert (found.given["bind-to"], found.given["map-by"]) == ("socket", "ppr:1:node")
-    assert found.places["map-by"] == (3,)
-    assert found.rewritten == ("-bind-to", "-map-by=ppr:1:node")
+    assert found.places["map-by"] == [3]
+    assert found.rewritten == ["-bind-to", "-map-by=ppr:1:node"]
     lacking = line("-n 2 -bind-to", "openmpi5")
     assert (lacking.unknown, lacking.argv[-1]) == ("--bind-to", "--bind-to")
 
@@ -103,161 +184,36 @@ def test_a_rewritten_option_says_what_it_says() -> None:
         ("/usr/bin/mpirun -prefix /opt/o ./p", "/usr/bin/mpirun", "/opt/o/bin/mpirun"),
     ],
 )
-@pytest.mark.parametrize("family", ["openmpi4", "openmpi5"])
 def test_which_mpirun_a_line_calls_and_whose_daemons_it_starts(
-    program: str, name: str, path: str, family: str
+    program: str, name: str, path: str
 ) -> None:
     words = program.split()
     assert called(words) == name
-    assert read(words, MpiFamily(family)).daemons_mpirun == path
+    assert {read(words, MpiFamily(family)).daemons_mpirun for family in OPEN_MPI.split()} == {path}
 
 
 @pytest.mark.parametrize(
-    ("text", "family"),
+    ("text", "family", "other"),
     [
-        ("--novm ./p", "openmpi5"),
-        ("-n 2 --report-events x ./p", "openmpi5"),
-        ("--display map ./p", "openmpi4"),
-        ("--prtemca a b ./p", "openmpi4"),
-        ("-q ./p", "openmpi5"),
-        ("-bind-to-socket ./p", "openmpi5"),
+        *((text, *OPEN_MPI.split()) for text in ("--display map ./p", "--prtemca a b ./p")),
+        *(
+            (text, *reversed(OPEN_MPI.split()))
+            for text in (
+                "--novm ./p",
+                "-n 2 --report-events x ./p",
+                "-q ./p",
+                "-bind-to-socket ./p",
+            )
+        ),
     ],
 )
 def test_an_option_that_only_the_other_open_mpi_has_is_passed_on_as_it_is(
-    text: str, family: str
+    text: str, family: str, other: str
 ) -> None:
     found = line(text, family)
     assert found.unknown == next(word for word in text.split() if word not in ("-n", "2"))
     assert found.argv == ("mpirun", *text.split())
-    other = {"openmpi4": "openmpi5", "openmpi5": "openmpi4"}[family]
     assert line(text, other).unknown == ""
-
-
-def test_reading_stops_at_the_first_unknown_option_and_keeps_what_was_read() -> None:
-    found = line("-n 2 --frobnicate 7 --map-by node ./prog : -n 3 ./other")
-    assert found.unknown == "--frobnicate"
-    assert "--frobnicate" in found.reason
-    assert (found.np, found.policy, index_in(found)) == (2, "", None)
-    assert found.settles_ranks
-    assert not found.may_hide_hosts
-
-
-@pytest.mark.parametrize("rest", ["-H w-0", "--host w-0", "--hostfile x", "--tune x"])
-def test_what_was_not_read_may_choose_other_hosts(rest: str) -> None:
-    assert line(f"--frobnicate {rest} ./prog").may_hide_hosts
-    assert not line(f"--tag-output {rest} ./prog").may_hide_hosts
-
-
-def test_the_rest_of_a_line_begins_behind_the_word_that_is_not_known() -> None:
-    """That word may stand before as an option's value."""
-    found = line("-x --zap --hostfile h --zap ./prog")
-    assert (found.unknown, found.may_hide_hosts) == ("--zap", False)
-    assert line("-zap -HOSTS a ./prog", "mpich").may_hide_hosts
-
-
-def test_an_option_is_told_as_it_is_written() -> None:
-    assert line("--host=+n1 ./prog", "openmpi5").moves_hosts == ("--host=+n1",)
-    assert line("-n=x ./prog", "mpich").reason == "-n=x: expected a number"
-    assert line("-n x ./prog").reason == "-n x: expected a number"
-
-
-@pytest.mark.parametrize(
-    "text", ["-n", "-n x ./prog", "-n -1 ./prog", "--mca btl", "-x", "-N two ./prog", "-H"]
-)
-def test_an_option_without_its_value_ends_the_reading(text: str) -> None:
-    found = line(text)
-    assert found.unknown == text.split(maxsplit=1)[0]
-    assert found.np is None
-
-
-def test_no_ranks_asked_for_is_no_number() -> None:
-    assert (line("-n 0 ./prog").np, line("-n 0 ./prog").settles_ranks) == (None, True)
-    assert line("./prog").np is None
-    assert not line("./prog").settles_ranks
-    assert UserLine().np is None
-    assert not UserLine().settles_ranks
-
-
-@pytest.mark.parametrize("hosts", ["+n1", "+e", "a:2,+n1", "a,", "fd00::1"])
-def test_hosts_that_are_not_plain_names_are_left_to_mpirun(hosts: str) -> None:
-    found = line(f"-H b -H {hosts} ./prog")
-    assert (found.moves_hosts, found.hosts) == ((f"-H {hosts}",), ())
-
-
-@pytest.mark.parametrize("hosts", ["a:8,b:*", "a:0,b:2"])
-def test_the_slots_of_a_host_may_be_left_to_mpirun(hosts: str) -> None:
-    found = line(f"-H {hosts} ./prog")
-    assert [host.name for host in found.hosts] == ["a", "b"]
-    assert (found.moves_ranks, found.moves_hosts) == ((f"-H {hosts}",), ())
-
-
-@pytest.mark.parametrize("option", ["--hostfile", "-hostfile", "--machinefile", "-machinefile"])
-def test_a_hostfile_is_found_with_the_place_of_its_word(option: str) -> None:
-    found = line(f"-n 2 {option} /my/hosts ./prog")
-    assert found.hostfiles == ("/my/hosts",)
-    assert [found.argv[index] for index in found.hostfile_words] == ["/my/hosts"]
-
-
-def test_a_hostfile_wins_over_the_default_one_and_a_parameter_names_it_too() -> None:
-    assert line("--default-hostfile a --hostfile b ./prog").hostfiles == ("b",)
-    assert line("--hostfile b --default-hostfile a ./prog").hostfiles == ("b",)
-    found = line("--mca orte_default_hostfile /x ./prog")
-    assert (found.hostfiles, [found.argv[i] for i in found.hostfile_words]) == (("/x",), ["/x"])
-    assert line("--mca orte_default_hostfile /x ./prog", "openmpi5").hostfiles == ()
-    assert line("--prtemca prte_default_hostfile /x ./prog", "openmpi5").hostfiles == ("/x",)
-
-
-def test_each_program_has_its_own_hostfile_but_with_hydra_where_the_last_one_is_that_of_all() -> (
-    None
-):
-    text = "-f a -n 1 ./one : -f b -n 1 ./two : -f a -n 1 ./three"
-    assert line(text, "intel").hostfiles == ("a",)
-    assert line("-f a -f b ./one", "intel").hostfiles == ("b",)
-    assert line(text.replace("-f", "--hostfile")).hostfiles == ("a", "b")
-
-
-def test_several_programs_are_read_each_with_its_own_options() -> None:
-    found = line("-n 2 -H a ./one x : -n 3 -x FOO ./two")
-    assert [app.np for app in found.apps] == [2, 3]
-    assert [found.argv[app.program or 0] for app in found.apps] == ["./one", "./two"]
-    assert found.np == 5
-    assert [*found.exports] == ["FOO"]
-    assert line("-n 2 ./one : ./two").np is None
-
-
-@pytest.mark.parametrize(
-    ("text", "policy", "has"),
-    [
-        ("--map-by node:oversubscribe", "node", "pins"),
-        ("--map-by :OVERSUBSCRIBE", "", ""),
-        ("--map-by NODE:pe=1,oversubscribe", "node", "pins"),
-        ("--map-by slot:nooversubscribe", "slot", "pins"),
-        ("--map-by ppr:2:node", "ppr", "pins ranks"),
-        ("--oversubscribe", "", ""),
-        ("--bynode", "", "pins"),
-        ("--pernode", "", "pins ranks"),
-        ("--ppr 2:node", "", "pins ranks"),
-    ],
-)
-def test_a_mapping_may_decide_the_number_of_ranks_and_their_cpus(
-    text: str, policy: str, has: str
-) -> None:
-    found = line(f"{text} ./prog")
-    assert found.policy == policy
-    assert found.settles_ranks == ("ranks" in has)
-    assert found.pinned_by == (text,) * ("pins" in has)
-
-
-def test_options_that_move_ranks_or_hosts_in_other_ways_are_named() -> None:
-    assert line("--rankfile x ./prog").moves_ranks == ("--rankfile x",)
-    assert line("--mca rmaps_base_mapping_policy node ./prog").moves_ranks == (
-        "rmaps_base_mapping_policy node",
-    )
-    assert line("--novm ./prog").moves_hosts == ("--novm",)
-    assert line("-N 0 ./prog").moves_ranks == ("-N 0",)
-    assert line("-configfile x", "mpich").moves_hosts == ("-configfile x",)
-    assert line("--nolocal ./prog").moves_ranks == ("--nolocal",)
-    assert line("-skip-launch-node ./prog", "mpich").moves_ranks == ("-skip-launch-node",)
 
 
 @pytest.mark.parametrize(
@@ -300,54 +256,6 @@ def test_what_follows_an_option_is_its_values_and_no_program(
         (app,) = found.apps
         assert app.program is not None
         assert (app.np, found.argv[app.program]) == (3, "./prog")
-
-
-def test_one_rank_per_host_has_many_names() -> None:
-    assert line("--pernode ./prog").per_node == line("-npernode 1 ./prog").per_node == 1
-    for words in ("-ppn 1", "-perhost 1", "-grr 1", "-rr"):
-        assert line(f"{words} -n 4 ./prog", "intel").per_node == 1
-    assert line("-perhost 1 ./prog", "mpich").unknown == "-perhost"
-
-
-def test_two_dashes_alone_end_the_options_of_open_mpi() -> None:
-    found = line("-n 2 -- -prog")
-    assert found.program == "-prog"
-    assert line("-- ./prog", "mpich").unknown == "--"
-
-
-def test_hydras_launch_agent_and_its_kind_are_read() -> None:
-    found = line("-bootstrap fork -launcher-exec /opt/ssh ./prog", "mpich")
-    assert (found.given["launcher"], found.given["launcher-exec"]) == ("fork", "/opt/ssh")
-    assert found.places == {"launcher": (1, 2), "launcher-exec": (3, 4)}
-
-
-def test_hydras_words_are_read_in_any_case_with_its_environment_options() -> None:
-    found = line(
-        "-NP 4 -ppn 2 -hosts a:2,b -genv A 1 -genv B=2 -genvlist C,D -iface eth0 -l ./prog", "mpich"
-    )
-    assert found.unknown == ""
-    assert (found.np, found.per_node) == (4, 2)
-    assert [(host.name, host.slots) for host in found.hosts] == [("a", 2), ("b", 1)]
-    assert found.exports == {"A": "1", "B": "2", "C": None, "D": None}
-    assert (found.program, found.settles_ranks) == ("./prog", True)
-
-
-def test_the_program_is_known_where_it_is_one_and_stands_where_it_is_looked_for() -> None:
-    assert line("-n 2 ./prog x").program == "./prog"
-    for elsewhere in (
-        "--wdir /x ./prog",
-        "--preload-binary ./prog",
-        "./one : ./two",
-        "-n 2",
-        "--o",
-    ):
-        assert line(elsewhere).program == ""
-
-
-def test_of_an_mpi_without_a_table_nothing_is_read() -> None:
-    found = line("-n 2 ./prog", MpiFamily.UNKNOWN)
-    assert (found.unknown, found.np, index_in(found)) == ("mpirun", None, None)
-    assert found.may_hide_hosts
 
 
 @pytest.mark.parametrize(
