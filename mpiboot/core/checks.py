@@ -348,21 +348,9 @@ _OF_DATA_NETWORKS: Final[_Table] = {
             "use NCCL 2.21 or later, or a network of its own for the rails; or set NCCL_IB_HCA "
             "and NCCL_IB_GID_INDEX for each rank",
         ),
-        "rdma-mtu": _CheckText(
-            "an RDMA port's MTU fits its link's",
-            "give the link the MTU of the device below it (`mtu` in its network's definition)",
-        ),
-        "rdma-mtu-low": _CheckText(
-            "an RDMA port uses the largest MTU that its link allows",
-            "check the port's largest MTU on the node (`ibv_devinfo -v`: max_mtu)",
-        ),
         "data-ambiguous": _CheckText(
             "the data links and devices are distinguishable",
             "set MPIBOOT_DATA_IFNAME or MPIBOOT_RDMA_DEVICE",
-        ),
-        "data-mtu": _CheckText(
-            "all workers' data links have one MTU",
-            "set the same `mtu` in the network's definition for all nodes",
         ),
         "data-networks": _CheckText(
             "no two workers have one data address, and all that was requested is on a data network",
@@ -419,7 +407,7 @@ BY_REFERENCE: Final = {check.reference: check for check in CHECKS}
 # purpose, a fabric may be for RDMA alone, and a small MTU is slow, but works.
 WARNINGS: Final = frozenset(
     {
-        *("data-sockets", "data-subnet", "rdma-mtu-low"),
+        *("data-sockets", "data-subnet"),
         *("entrypoint", "env-profile", "offline", "several-programs", "workers-differ"),
         *("host-names", "shims", "slots", "working-directory"),
     }

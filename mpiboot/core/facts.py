@@ -47,38 +47,25 @@ class GidType(_Word):
     ROCE_V2 = "RoCE v2"
 
 
-class AttachmentSource(_Word):
-    """What reports a pod's links and devices; ``gib`` is GKE's transport for NCCL."""
-
-    UNKNOWN = ""
-    MULTUS = "multus"
-    DEVICE_PLUGIN = "sriov-device-plugin"
-    DRA = "dra"
-    GIB = "gib"
-
-
 @dataclass(frozen=True, slots=True)
 class Gid:
     """A non-empty entry of a port's GID table.
 
     ``value`` is the GID as IPv6 text; ``netdev`` the name in sysfs, perhaps of another network
-    namespace; ``link`` that link's index in its own namespace, from the RDMA library (0: unknown).
+    namespace.
     """
 
     index: int
     value: str
     kind: GidType
     netdev: str
-    link: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RdmaPort:
     """A port of an RDMA device.
 
-    ``netdev`` is the port's link in this network namespace, if any; ``rate`` is in Gb/s; ``mtu`` is
-    the active MTU in bytes: from the RDMA library, else what drivers derive from the MTU of
-    ``netdev``, else 0.
+    ``netdev`` is the port's link in this network namespace, if any; ``rate`` is in Gb/s.
     """
 
     number: int
@@ -86,7 +73,6 @@ class RdmaPort:
     link_layer: LinkLayer = LinkLayer.UNKNOWN
     netdev: str = ""
     rate: float = 0.0
-    mtu: int = 0
     gids: tuple[Gid, ...] = ()
     pkeys: tuple[int, ...] = ()
 
@@ -95,19 +81,14 @@ class RdmaPort:
 class RdmaDevice:
     """An RDMA device that this pod can see, its own or not.
 
-    ``index`` is -1 where the kernel gave none. ``protocol``, ``node_type`` and ``driver`` are the
-    kernel's words (``roce``, ``CA``, ``mlx5``); ``pci`` is its PCI function; ``uverbs`` the path of
-    its device node in this pod. ``open_error`` is why that can't be opened, ``library_error`` why
-    the image's RDMA library can't use the device; both are empty where it was not tried.
+    ``driver`` is that of its PCI function, ``pci``. ``open_error`` is why its device node can't be
+    opened, ``library_error`` why the image's RDMA library can't use the device; both are empty
+    where it was not tried.
     """
 
-    index: int = -1
     name: str = ""
-    protocol: str = ""
-    node_type: str = ""
     driver: str = ""
     pci: str = ""
-    uverbs: str = ""
     open_error: str = ""
     ports: tuple[RdmaPort, ...] = ()
     library_error: str = ""
@@ -125,30 +106,7 @@ class RdmaDevice:
     @property
     def efa(self) -> bool:
         """Whether it is AWS's EFA: it has no link, and NCCL's own IB transport skips it."""
-        return self.driver.lower().startswith("efa") or (
-            self.node_type.lower() == "unspecified" and not self.protocol
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Attachment:
-    """What a platform reports about a link or device of this pod; it outweighs names.
-
-    ``resource`` is its network or resource; of ``gib`` the folder.
-    """
-
-    by: AttachmentSource
-    link: str = ""
-    pci: str = ""
-    rdma: str = ""
-    resource: str = ""
-    default: bool = False
-
-    def names(self, device: RdmaDevice) -> bool:
-        """Whether it is about this device."""
-        return (bool(self.rdma) and self.rdma == device.name) or (
-            bool(self.pci) and self.pci == device.pci
-        )
+        return self.driver == "efa"
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,33 +122,21 @@ class MpiParameter:
 class Fabric:
     """What one pod sees of the data network.
 
-    ``netns_mode`` is RDMA's: ``shared``, ``exclusive`` or empty (no RDMA, or unknown);
-    ``infiniband_folder`` whether /dev/infiniband exists; ``unreadable`` is what could not be
-    read; ``missing`` are libraries without which nothing uses these devices; ``settings`` the pod's
-    own values of variables that are checked, none of them secret; ``refused`` why the kernel did
-    not list its RDMA devices; ``nccl_files`` what NCCL's own files set beside the
-    environment; ``plugin`` the network plugin that NCCL would load.
+    ``functions`` are the PCI functions that the SR-IOV device plugin gave to the container;
+    ``unreadable`` is what could not be read; ``missing`` are libraries without which nothing uses
+    these devices; ``settings`` the pod's own values of variables that are checked, none of them
+    secret; ``refused`` why not all RDMA devices are known; ``nccl_files`` what NCCL's own files set
+    beside the environment; ``plugin`` the network plugin that NCCL would load.
     """
 
-    netns_mode: str = ""
-    infiniband_folder: bool = False
     devices: tuple[RdmaDevice, ...] = ()
-    attachments: tuple[Attachment, ...] = ()
+    functions: tuple[str, ...] = ()
     unreadable: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     settings: tuple[tuple[str, str], ...] = ()
     refused: str = ""
     nccl_files: tuple[MpiParameter, ...] = ()
     plugin: str = ""
-
-    @property
-    def why_none(self) -> str:
-        """Why no RDMA device is listed, where none is."""
-        if self.netns_mode:
-            return "the kernel shows none in this pod"
-        if self.refused:
-            return f"the kernel refused the query ({self.refused})"
-        return "the kernel has no RDMA"
 
 
 NO_FABRIC: Final = Fabric()
@@ -258,11 +204,9 @@ class Hostfile:
 class Link:
     """A network link of a pod; ``addresses`` are in CIDR form, such as ``10.244.0.5/24``.
 
-    ``kind`` is the kernel's word (``veth``, ``macvlan``, ``ipoib``, ...), ``vf``, ``physical`` or
-    empty; ``hardware`` its hardware address; ``pci`` its PCI function; ``pkey`` the partition key
-    of an IPoIB link; ``lower`` the index of its lower link (of a veth: the peer), 0 for none or one
-    in another network namespace; ``dev_port`` its place among the ports of its device, from 0.
-    ``tentative`` addresses are still checked for a duplicate, ``duplicate`` ones have one.
+    ``kind`` is the kernel's word (``veth``, ``macvlan``, ``ipoib``, ...), ``ether`` for hardware;
+    ``hardware`` its hardware address; ``pkey`` the partition key of an IPoIB link. ``tentative``
+    addresses are still checked for a duplicate, ``duplicate`` ones have one.
     """
 
     index: int
@@ -272,25 +216,17 @@ class Link:
     mtu: int
     addresses: tuple[str, ...]
     hardware: str = ""
-    pci: str = ""
     pkey: int | None = None
     carrier: bool = True
-    lower: int = 0
-    dev_port: int = 0
     tentative: tuple[str, ...] = ()
     duplicate: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """The GPUs of a pod.
-
-    ``kind`` is vendor and PCI device number; ``lost`` counts those in /dev that the kernel
-    has lost.
-    """
+    """The GPUs of a pod; ``lost`` counts those in /dev that the kernel has lost."""
 
     count: int = 0
-    kind: str = ""
     lost: int = 0
 
 

@@ -61,8 +61,8 @@ _COLUMNS: Final = {
     "worker-address master-port workers-differ "
     "control-link control-subnet",
     "data": "data-link rdma-device rdma-missing rdma-differs rdma-node rdma-library efa-library "
-    "rdma-port rdma-gid rdma-gid-index rdma-mtu rdma-mtu-low data-ambiguous "
-    "data-carrier data-address data-mtu data-networks data-sockets data-subnet data-facts",
+    "rdma-port rdma-gid rdma-gid-index data-ambiguous "
+    "data-carrier data-address data-networks data-sockets data-subnet data-facts",
     "gpus": "gpus",
     "variables": "env-profile nccl-value named-links",
     "validate": "bandwidth wrong-results not-measured",

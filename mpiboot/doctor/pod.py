@@ -277,7 +277,7 @@ def gpus(facts: PodFacts) -> Iterable[Finding]:
         message = f"{own.lost} of {own.lost + own.count} GPUs in /dev are no longer on the PCI bus"
         yield warned("gpus", message)
     elif own.count:
-        yield ok("gpus", f"{counted(own.count, 'GPU')}: {own.kind}")
+        yield ok("gpus", counted(own.count, "GPU"))
 
 
 @worker_check(

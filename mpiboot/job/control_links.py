@@ -77,7 +77,7 @@ def judge_named_links(inp: PlanInput) -> Iterator[Item]:
 def links_gone(facts: PodFacts, value: str) -> list[str]:
     """List what a value names and a pod lacks: links, networks, devices; none if all is meant."""
     words = _link_words(value)
-    if not facts.links or facts.fabric.unreadable or value.startswith("^") or "all" in words:
+    if not facts.links or facts.fabric.refused or value.startswith("^") or "all" in words:
         return []
     names = {link.name for link in facts.links} | {item.name for item in facts.fabric.devices}
     return [

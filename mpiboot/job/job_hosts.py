@@ -13,13 +13,12 @@ from typing import Final
 from mpiboot.core.checks import failed
 from mpiboot.core.facts import Host, Hostfile, Worker
 from mpiboot.core.model import Decision, Finding, Level, MpiFamily, Source
-from mpiboot.core.wording import counted, first_few, grouped, majority
+from mpiboot.core.wording import counted, first_few, grouped
 from mpiboot.job import platforms
 from mpiboot.job.mpirun_line import UserLine
 from mpiboot.job.names import canonical, short
 from mpiboot.job.plan_input import Implementation, Observed, PlanInput
 from mpiboot.job.resolve import Forced, Item, warning
-from mpiboot.network.worker_network import link_of
 
 # Every variable by which a user or an operator names a hostfile, for whichever MPI. What
 # mpirun finds there must be mpiboot's own copy, whatever the family.
@@ -284,7 +283,6 @@ def findings(observed: Observed) -> tuple[Finding, ...]:
     return (
         *mpi_versions(observed),
         *shared_addresses(observed),
-        *outliers(observed.workers),
         *working_directory(observed),
     )
 
@@ -357,19 +355,3 @@ def shared_addresses(observed: Observed) -> Iterator[Finding]:
         if pattern and re.search(pattern, short(host.name)):
             message = "this worker's name leads to the launcher's own address"
             yield failed("settings-conflict", message, hint=_ONE_ADDRESS, host=host.name)
-
-
-def outliers(workers: Sequence[Worker]) -> Iterator[Finding]:
-    """Compare the workers' GPUs, RDMA ports and MTUs: a mixed set may be meant."""
-    seen = {}
-    for worker in workers:
-        if worker.facts:
-            gpus, link = worker.facts.gpus, link_of(worker.address, worker.facts.links)
-            ports = sum(len(device.ports) for device in worker.facts.fabric.devices)
-            seen[worker.host.name] = (
-                f"{gpus.count} {gpus.kind}".strip()
-                + f" GPUs, {ports} RDMA ports, MTU {link.mtu if link else 'not known'}"
-            )
-    found = majority(seen)
-    if found:
-        yield failed("workers-differ", f"workers differ: {found.message}", level=Level.WARN)

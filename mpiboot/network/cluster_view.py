@@ -6,23 +6,22 @@ Every finding names the change, with the lines of the pod's specification where 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, product
 from typing import Final
 
-from mpiboot.core.checks import BY_REFERENCE, WARNINGS
-from mpiboot.core.facts import Link, LinkLayer, NoFacts, PodFacts, PortState
+from mpiboot.core.addresses import IPV6
+from mpiboot.core.checks import BY_REFERENCE, WARNINGS, failed
+from mpiboot.core.facts import Fabric, Link, NoFacts, PodFacts, PortState
 from mpiboot.core.model import Finding, Level
 from mpiboot.core.records_json import values
 from mpiboot.core.setting_types import DataNetworkUse
 from mpiboot.core.settings import Settings
 from mpiboot.core.wording import MOST_LINES, assigned, first_few, majority, size_of
 from mpiboot.network import nccl
-from mpiboot.network.rails import named_by_platform
 from mpiboot.network.records import (
-    IB_MTUS,
-    RDMA,
     Problem,
     Rail,
     Transport,
@@ -76,7 +75,6 @@ def row(network: WorkerNetwork) -> WorkerRow:
         return WorkerRow(network.host, "", why, *("",) * 5)
     rails = network.rails
     links = [rail.link for rail in rails if rail.link] or list(network.data)
-    ports = [str(rail.port.mtu) for rail in rails if rail.port.mtu]
     return WorkerRow(
         worker=network.host,
         control=_shown(network.control),
@@ -84,7 +82,7 @@ def row(network: WorkerNetwork) -> WorkerRow:
         hca=_span(rail.name for rail in rails),
         state=_once(rail.port.state.value or "-" for rail in rails),
         rate=_once(f"{rail.port.rate:g}" for rail in rails if rail.port.rate),
-        mtu="/".join(filter(None, (_once(str(link.mtu) for link in links), _once(ports)))),
+        mtu=_once(str(link.mtu) for link in links),
         gid=_once(str(gid.index) if gid else "-" for gid in network.gids.wanted)
         if network.transport is Transport.ROCE
         else "",
@@ -138,11 +136,10 @@ def findings(
         ]
         for problem in dict.fromkeys(found):
             hosts.setdefault(problem, []).append(network.host)
-    everywhere = [network.host for network in networks]
-    whole = [problem for rule in _RULES for problem in rule(networks, settings)]
     return (
         *(_finding(problem, names, settings) for problem, names in hosts.items()),
-        *(_finding(problem, problem.hosts or everywhere, settings) for problem in whole),
+        *_different(networks),
+        *_shared(networks, settings),
     )
 
 
@@ -165,54 +162,27 @@ def _finding(problem: Problem, names: Sequence[str], settings: Settings) -> Find
     )
 
 
-def _outliers(
-    networks: Sequence[WorkerNetwork],
-    describe: Callable[[WorkerNetwork], str],
-    check: str,
-    what: str,
-) -> Iterable[Problem]:
-    """Report workers that differ from most others."""
-    seen = {one.host: describe(one) for one in networks if one.facts is not None}
-    found = majority(seen)
-    if found:
-        yield Problem(check, f"{what} differ: {found.message}", hosts=found.hosts)
+def _different(networks: Sequence[WorkerNetwork]) -> Iterator[Finding]:
+    """Compare the workers' GPUs, RDMA ports and MTUs: a mixed set may be meant.
 
+    Where one lacks RDMA or has another kind, other findings name it, and its rails follow from it.
+    """
+    alike = len({one.transport for one in networks if one.facts}) == 1
 
-def _agree(networks: Sequence[WorkerNetwork], _: Settings) -> Iterable[Problem]:
-    def describe(network: WorkerNetwork) -> str:
-        count = len(network.rails)
-        rates = sorted({rail.port.rate for rail in network.rails if rail.port.rate})
-        speed = " at " + ", ".join(f"{rate:g}" for rate in rates) + " Gb/s" if rates else ""
+    def described(network: WorkerNetwork, gpus: int) -> str:
         entries = [nccl.address(gid) for gid in network.gids.wanted if gid is not None]
-        versions = sorted({item.version for item in entries if item is not None})
-        # An entry of one version does not talk to one of the other.
-        family = " by IPv" + "/".join(map(str, versions)) if 6 in versions else ""  # noqa: PLR2004
-        return f"{count} {network.transport.value} port{'s' * (count > 1)}{speed}{family}"
+        # A GID of one version does not talk to one of the other.
+        family = " by IPv6" if any(item and item.version == IPV6 for item in entries) else ""
+        ports = f", {len(network.rails)} RDMA ports{family}" if alike else ""
+        links = (network.control, *(network.data if alike else ()))
+        mtus = ", ".join(dict.fromkeys(str(link.mtu) for link in links if link)) or "not known"
+        return f"{gpus} GPUs{ports}, MTU {mtus}"
 
-    return _outliers(_alike(networks), describe, "rdma-differs", "RDMA devices")
-
-
-def _alike(networks: Sequence[WorkerNetwork]) -> Sequence[WorkerNetwork]:
-    """Give the workers with RDMA of one kind; another rule reports a lack or a mix."""
-    with_rdma = [network for network in networks if network.transport in RDMA]
-    return with_rdma if len({network.transport for network in with_rdma}) == 1 else ()
-
-
-def _one_mtu(networks: Sequence[WorkerNetwork], _: Settings) -> Iterable[Problem]:
-    if any(network.rails for network in networks):
-        with_data = _alike(networks)
-    else:
-        with_data = [network for network in networks if network.data]
-    # Where the MTU of one worker's ports is unknown, those of the others prove nothing.
-    known = all(rail.port.mtu for network in with_data for rail in network.rails)
-
-    def describe(network: WorkerNetwork) -> str:
-        links = sorted({link.mtu for link in network.data})
-        ports = sorted({rail.port.mtu for rail in network.rails}) if known else []
-        link = ", ".join(map(str, links)) or "no link"
-        return link + (" (port " + ", ".join(map(str, ports)) + ")" if ports else "")
-
-    return _outliers(with_data, describe, "data-mtu", "MTUs of the data network")
+    found = majority(
+        {one.host: described(one, one.facts.gpus.count) for one in networks if one.facts}
+    )
+    if found:
+        yield failed("workers-differ", f"workers differ: {found.message}", level=Level.WARN)
 
 
 _IPAM: Final = (
@@ -221,12 +191,10 @@ _IPAM: Final = (
 )
 
 
-def _twice(networks: Sequence[WorkerNetwork], _: Settings) -> Iterable[Problem]:
+def _shared(networks: Sequence[WorkerNetwork], settings: Settings) -> Iterator[Finding]:
     if found := shared_address(networks):
-        yield Problem("data-networks", found, _IPAM)
-
-
-_RULES: Final = (_agree, _one_mtu, _twice)
+        check = "data-networks"
+        yield failed(check, found, level=level(check, settings), hint=_IPAM)
 
 
 # Below this, memory registration fails soon; container runtimes give 64 KiB or 8 MiB.
@@ -237,10 +205,6 @@ _HOST_USERS: Final = (
     "spec: {hostUsers: true} beside securityContext: {capabilities: {add: [IPC_LOCK]}}; "
     "or raise the container runtime's limit (LimitMEMLOCK=infinity)"
 )
-# Bytes around a RoCE packet: as soft-RoCE counts them, and as other drivers do.
-_ROCE_HEADERS: Final = (80, 96)
-
-
 _FACTS_HINTS: Final = {
     NoFacts.UNREADABLE: "use one version of mpiboot in all images",
     NoFacts.BY_KUBECTL: "for a data network run `mpiboot worker` in the pods and reach them by "
@@ -258,11 +222,11 @@ def _of_one(network: WorkerNetwork, *, expected: bool) -> list[Problem]:
     if network.facts is None:
         message = f"it {network.no_facts.value}, so its data network is not known"
         return [Problem("data-facts", message, _FACTS_HINTS.get(network.no_facts))]
-    found = [problem for rail in network.rails for problem in _port(rail, network.facts)]
+    found = [problem for rail in network.rails for problem in _port(rail)]
     if network.unseen and not network.usable:
         found.append(Problem("data-facts", f"its RDMA is not known: {network.unseen}", ""))
     elif expected and not network.rails:
-        found.append(Problem("rdma-missing", _why_none(network.facts)))
+        found.append(Problem("rdma-missing", _why_none(network.facts.fabric)))
     found += _limits(network, network.facts)
     found += _shared_subnets(network)
     if network.control is None:
@@ -270,12 +234,11 @@ def _of_one(network: WorkerNetwork, *, expected: bool) -> list[Problem]:
     return found
 
 
-def _port(rail: Rail, facts: PodFacts) -> list[Problem]:
+def _port(rail: Rail) -> list[Problem]:
     found = []
     device, port = rail.device, rail.port
     if not device.opens:
-        folder = "" if facts.fabric.infiniband_folder else ", /dev/infiniband does not exist"
-        message = f"device {device.name} does not open ({device.open_error}{folder})"
+        message = f"device {device.name} does not open ({device.open_error})"
         found.append(Problem("rdma-node", message))
     elif device.library_error:
         found.append(Problem("rdma-library", f"device {device.name}: {device.library_error}"))
@@ -286,29 +249,15 @@ def _port(rail: Rail, facts: PodFacts) -> list[Problem]:
         found.append(Problem("rdma-port", message))
     if rail.link is not None and not has_carrier(rail.link):
         found.append(Problem("rdma-port", f"link {rail.link.name} of {rail.name} has no carrier"))
-    elif rail.link is not None and port.mtu and port.link_layer is LinkLayer.ETHERNET:
-        most, least = (
-            next((mtu for mtu in IB_MTUS if mtu + around <= rail.link.mtu), 256)
-            for around in _ROCE_HEADERS
-        )
-        if not least <= port.mtu <= most:
-            fits, check = (most, "rdma-mtu") if port.mtu > most else (least, "rdma-mtu-low")
-            message = (
-                f"link {rail.link.name} has MTU {rail.link.mtu}, which allows {fits} for RDMA, "
-                f"but port {rail.name} uses {port.mtu}"
-            )
-            found.append(Problem(check, message))
     return found
 
 
-def _why_none(facts: PodFacts) -> str:
-    seen = facts.fabric.devices
-    if not seen:
-        return f"no RDMA device: {facts.fabric.why_none}"
-    given = [device.name for device in seen if named_by_platform(device, facts.fabric)]
-    folder = "" if facts.fabric.infiniband_folder else "; /dev/infiniband does not exist"
-    what = f"; the platform names {first_few(given)}" if given else ""
-    return f"{len(seen)} RDMA devices of the node are visible, none is this pod's{folder}{what}"
+def _why_none(fabric: Fabric) -> str:
+    if not fabric.devices:
+        return "no RDMA device: the kernel lists none"
+    given = [device.name for device in fabric.devices if device.pci in fabric.functions]
+    what = f"; the device plugin gave it {first_few(given)}" if given else ""
+    return f"{len(fabric.devices)} RDMA devices of the node are visible, none is this pod's{what}"
 
 
 def _limits(network: WorkerNetwork, facts: PodFacts) -> list[Problem]:
@@ -400,6 +349,10 @@ def _gid_index(network: WorkerNetwork, text: str) -> list[Problem]:
     return found
 
 
+# Behind a link's name: `net1 10.0.0.1 .. net8 10.0.7.1 (8)`.
+_ADDRESS: Final = re.compile(r" [0-9a-f]+[.:][0-9a-f.:]+")
+
+
 # Of very many workers one row a kind is shown. The whole is in ``plan --json``.
 def merge_rows(table: Sequence[WorkerRow]) -> tuple[WorkerRow, ...]:
     """Make one row of those that differ by name and address alone, the rarest kinds first."""
@@ -407,7 +360,9 @@ def merge_rows(table: Sequence[WorkerRow]) -> tuple[WorkerRow, ...]:
         return tuple(table)
     kinds: dict[WorkerRow, list[str]] = {}
     for row in table:
-        kind = replace(row, worker="", control=_link(row.control), data=_links(row.data))
+        kind = replace(
+            row, worker="", control=_ADDRESS.sub("", row.control), data=_ADDRESS.sub("", row.data)
+        )
         kinds.setdefault(kind, []).append(row.worker)
     order = sorted(kinds.items(), key=lambda item: len(item[1]))
     shown = [replace(kind, worker=_names(hosts)) for kind, hosts in order]
@@ -437,19 +392,3 @@ def variable_lines(per_host: Mapping[str, Mapping[str, str]]) -> Iterable[tuple[
 
 def _names(hosts: Sequence[str]) -> str:
     return hosts[0] if len(hosts) == 1 else f"{len(hosts)}: {first_few(hosts, 3)}"
-
-
-def _link(cell: str) -> str:
-    """Cut the address off: ``net1 10.0.0.1``."""
-    return cell.partition(" ")[0]
-
-
-def _links(cell: str) -> str:
-    """Cut the addresses off in a list, or in the first and the last of one."""
-    return ", ".join(
-        " .. ".join(map(_link, part.split(" .. "))) + _count(part) for part in cell.split(", ")
-    )
-
-
-def _count(part: str) -> str:
-    return " (" + part.rpartition("(")[2] if part.endswith(")") else ""

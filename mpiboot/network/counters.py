@@ -47,9 +47,9 @@ class CountedPort:
     """A port or link whose counters are compared before and after a job.
 
     ``name`` is mlx5_1:1 or eth0, ``link`` the one above a port; ``data`` where the job's data was
-    planned to go; ``rate`` in bits per second and ``mtu`` of RDMA in bytes, 0 where not known;
-    ``shared`` where it counts other pods' traffic too; ``idle`` are bytes that it may move while no
-    job uses it; ``mpi`` where mpiboot keeps MPI's own messages.
+    planned to go; ``rate`` in bits per second, 0 where not known; ``shared`` where it counts other
+    pods' traffic too; ``idle`` are bytes that it may move while no job uses it; ``mpi`` where
+    mpiboot keeps MPI's own messages.
     """
 
     name: str
@@ -59,7 +59,6 @@ class CountedPort:
     rate: float = 0.0
     shared: bool = False
     idle: int = 0
-    mtu: int = 0
     mpi: bool = False
 
 

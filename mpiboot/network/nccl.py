@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, TypeAlias
 
 from mpiboot.core.addresses import IPV4, IPV6, Address, Network, parse, smallest_network
-from mpiboot.core.facts import Gid, GidType, Link, PodFacts, RdmaPort
+from mpiboot.core.facts import Gid, GidType, PodFacts, RdmaPort
 from mpiboot.network.records import GidChoice, Problem, Rail, Transport, usable
 
 Version: TypeAlias = "tuple[int, int, int]"
@@ -152,19 +152,6 @@ def _family(gid: Gid | None) -> int:
     return found.version if found else IPV6
 
 
-def is_entry_of(gid: Gid, link: Link) -> bool:
-    """Whether a RoCE v2 entry may be this link's, by name and index; the address is not looked at.
-
-    Another pod's link can have the same name, and seldom the same index as well; the name is
-    missing where sysfs is only partly there.
-    """
-    return (
-        gid.kind is GidType.ROCE_V2
-        and gid.netdev in (link.name, "")
-        and gid.link in (link.index, 0)
-    )
-
-
 _Pair: TypeAlias = "tuple[Rail, Gid]"
 _Set: TypeAlias = "tuple[dict[str, str], str]"  # variables, and why these
 _UPGRADE: Final = "use NCCL 2.21 or later"
@@ -191,7 +178,12 @@ def wanted(rail: Rail) -> tuple[Gid | None, str]:
         return None, f"link {rail.link.name} of {rail.name} has no address"
     for item in sorted(own, key=lambda one: one.version):
         found = [
-            gid for gid in rail.port.gids if is_entry_of(gid, rail.link) and address(gid) == item.ip
+            gid
+            for gid in rail.port.gids
+            # The name is missing where sysfs is only partly there.
+            if gid.kind is GidType.ROCE_V2
+            and gid.netdev in (rail.link.name, "")
+            and address(gid) == item.ip
         ]
         if found:
             indexes = ", ".join(str(gid.index) for gid in found)

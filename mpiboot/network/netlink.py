@@ -23,15 +23,11 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from pathlib import Path
 from typing import Any, Final
 
 from mpiboot.core.facts import Link
-from mpiboot.network.records import PCI_FUNCTION
-from mpiboot.network.sysfs import number, pci_function
-from mpiboot.network.sysfs import text as content
 
 
 @contextmanager
@@ -79,11 +75,11 @@ TIMEOUT_S: Final = 10.0
 
 # include/uapi/rdma/rdma_netlink.h: the type of a message is the client's number and the command.
 _CLIENT: Final = 5 << 10
-GET, PORT_GET, SYS_GET = (_CLIENT + command for command in (1, 5, 6))
+GET, PORT_GET = (_CLIENT + command for command in (1, 5))
 _HEADER: Final = 16
 _ENDS: Final = (NLMSG_DONE, NLMSG_ERROR)
 _DUMP_TRIES: Final = 20  # of a dump; links come and go all the time on a node that starts pods
-_MAX_DATAGRAM_BYTES: Final = 1 << 18  # bytes; the kernel fills 32 KiB of a dump at a time
+_MAX_DATAGRAM_BYTES: Final = 1 << 18  # the kernel fills 32 KiB of a dump at a time
 
 
 class nldevmsg(nlmsg):  # type: ignore[misc]  # noqa: N801 - as pyroute2's are called
@@ -96,65 +92,59 @@ class nldevmsg(nlmsg):  # type: ignore[misc]  # noqa: N801 - as pyroute2's are c
         (2, "RDMA_NLDEV_ATTR_DEV_NAME", "asciiz"),
         (3, "RDMA_NLDEV_ATTR_PORT_INDEX", "uint32"),
         (51, "RDMA_NLDEV_ATTR_NDEV_NAME", "asciiz"),
-        (66, "RDMA_NLDEV_SYS_ATTR_NETNS_MODE", "uint8"),
-        (67, "RDMA_NLDEV_ATTR_DEV_PROTOCOL", "asciiz"),
     )
 
 
-# Each answer has the type of GET, also one to PORT_GET.
-_MESSAGES: Final = dict.fromkeys((GET, PORT_GET, SYS_GET), nldevmsg)
-
-
 class Kernel:
-    """A socket to a part of the kernel, and questions that end.
+    """A socket to a part of the kernel, and dumps within one deadline.
 
     Raises:
         OSError: the kernel has no such part (EPROTONOSUPPORT), or it is refused here.
     """
 
-    def __init__(
-        self,
-        family: int = NETLINK_RDMA,
-        messages: Mapping[int, type[Message]] = _MESSAGES,
-        channel: socket.socket | None = None,
-    ) -> None:
-        """Open it; ``messages`` are what answers are read as, by type."""
+    def __init__(self, family: int = NETLINK_RDMA) -> None:
+        """Open it."""
         self._marshal = Marshal()
-        self._marshal.msg_map = messages
-        self._socket = channel or socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, family)
-        self._asked = 0
+        self._marshal.msg_map = _MESSAGES
+        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, family)
+        self._until = time.monotonic() + TIMEOUT_S
+        self._sequence = 0
 
     def close(self) -> None:
         """Close the socket."""
         self._socket.close()
 
-    def ask(
-        self, kind: int, question: Message, *, dump: bool = True, seconds: float | None = None
-    ) -> list[Message]:
-        """Query the kernel; a dump during which the listed objects changed is requested anew.
+    def dump_rdma(self, kind: int, device: int | None = None) -> list[Message]:
+        """List RDMA devices, or the ports of one."""
+        question = nldevmsg()
+        about = [("RDMA_NLDEV_ATTR_DEV_INDEX", device)]
+        question["attrs"] = about if device is not None else []
+        return self.dump(kind, question)
+
+    def dump(self, kind: int, question: Message) -> list[Message]:
+        """List objects; where they changed meanwhile, the dump is requested anew.
 
         Raises:
             TimeoutError: the answer has no end.
             OSError: it is refused, or the dump fails or is interrupted each time.
         """
-        self._asked += 1
+        self._sequence += 1
         header = question["header"]
-        header["type"], header["sequence_number"] = kind, self._asked
-        header["flags"] = NLM_F_REQUEST | (NLM_F_DUMP if dump else 0)
+        header["type"], header["sequence_number"] = kind, self._sequence
+        header["flags"] = NLM_F_REQUEST | NLM_F_DUMP
         question.encode()
         for _ in range(_DUMP_TRIES):
-            until = time.monotonic() + (TIMEOUT_S if seconds is None else seconds)
             self._socket.send(question.data)
-            answer = list(self._answer(until, dump=dump))
+            answer = list(self._answer())
             # The kernel marks any message, the end too: entries may be missing or come twice.
             if not any(message["header"]["flags"] & NLM_F_DUMP_INTR for message in answer):
-                return [message for message in answer if message["header"]["type"] not in _ENDS]
+                return answer[:-1]
         raise OSError(errno.EINTR, f"changes interrupted the dump {_DUMP_TRIES} times")
 
-    def _answer(self, until: float, *, dump: bool) -> Iterator[Message]:
-        """Yield each message of an answer, a dump's end included."""
+    def _answer(self) -> Iterator[Message]:
+        """Yield each message of a dump, its end included."""
         while True:
-            if (left := until - time.monotonic()) <= 0:
+            if (left := self._until - time.monotonic()) <= 0:
                 raise TimeoutError("the kernel's answer has no end")
             self._socket.settimeout(left)
             try:
@@ -162,24 +152,14 @@ class Kernel:
             except TimeoutError:
                 continue
             for message in self._marshal.parse(data):
-                if message["header"].get("sequence_number") != self._asked:
+                if message["header"].get("sequence_number") != self._sequence:
                     continue  # the rest of an earlier answer
                 ends = message["header"]["type"] in _ENDS
                 if ends:
                     _end(message)
                 yield message
-                if ends or not dump:
+                if ends:
                     return
-
-    def ask_device(
-        self, kind: int, *, dump: bool, seconds: float | None = None, **about: int | str
-    ) -> list[Message]:
-        """Query the device client; attributes are named without their prefix, in small letters."""
-        question = nldevmsg()
-        question["attrs"] = [
-            (f"{nldevmsg.prefix}ATTR_{name.upper()}", value) for name, value in about.items()
-        ]
-        return self.ask(kind, question, dump=dump, seconds=seconds)
 
 
 def _end(message: Message) -> None:
@@ -194,9 +174,8 @@ def _end(message: Message) -> None:
 
 _IFF_UP: Final = 0x1
 _IFF_RUNNING: Final = 0x40
-_INFINIBAND: Final = 32
 # ARPHRD_ of linux/if_arp.h, for links that have no driver kind of their own.
-_TYPES: Final = {1: "ether", _INFINIBAND: "ipoib", 772: "loopback"}
+_TYPES: Final = {1: "ether", 32: "ipoib", 772: "loopback"}
 _FAMILIES: Final = (int(socket.AF_INET), int(socket.AF_INET6))
 
 
@@ -216,10 +195,7 @@ class linkmsg(nlmsg):  # type: ignore[misc]  # noqa: N801 - as pyroute2's are ca
         (1, "IFLA_ADDRESS", "hex"),
         (3, "IFLA_IFNAME", "asciiz"),
         (4, "IFLA_MTU", "uint32"),
-        (5, "IFLA_LINK", "uint32"),
         (18, "IFLA_LINKINFO", "info"),
-        (37, "IFLA_LINK_NETNSID", "int32"),
-        (56, "IFLA_PARENT_DEV_NAME", "asciiz"),
     )
 
     class info(nla):  # type: ignore[misc]  # noqa: N801
@@ -231,24 +207,28 @@ class linkmsg(nlmsg):  # type: ignore[misc]  # noqa: N801 - as pyroute2's are ca
             nla_map = ((1, "IFLA_IPOIB_PKEY", "uint16"),)
 
 
-# Routing netlink's messages that are read.
-_LINK_MESSAGES: Final = {rtnl.RTM_NEWADDR: ifaddrmsg, rtnl.RTM_NEWLINK: linkmsg}
+# What answers are read as, by type. Each of RDMA's has that of GET, also one to PORT_GET.
+_MESSAGES: Final = {
+    GET: nldevmsg,
+    PORT_GET: nldevmsg,
+    rtnl.RTM_NEWADDR: ifaddrmsg,
+    rtnl.RTM_NEWLINK: linkmsg,
+}
 
 
-def observe(sys_root: Path = Path("/sys")) -> tuple[tuple[Link, ...], tuple[str, ...]]:
+def observe() -> tuple[tuple[Link, ...], tuple[str, ...]]:
     """List the links with their addresses, in the kernel's order.
 
-    ``kind`` is the driver's (veth, macvlan, ipvlan, vlan, ipoib, …); for a link of a device
-    ``vf`` or ``physical``; else ether or loopback.
+    ``kind`` is the driver's (veth, macvlan, ipvlan, vlan, ipoib, …); else ether or loopback.
 
     Returns:
         None of them, with a sentence on why, where netlink is refused: a sandbox may have none, and
         a pod no descriptor left for it.
     """
     try:
-        with closing(Kernel(NETLINK_ROUTE, _LINK_MESSAGES)) as kernel:
-            addresses = kernel.ask(rtnl.RTM_GETADDR, ifaddrmsg())
-            links = kernel.ask(rtnl.RTM_GETLINK, linkmsg())
+        with closing(Kernel(NETLINK_ROUTE)) as kernel:
+            addresses = kernel.dump(rtnl.RTM_GETADDR, ifaddrmsg())
+            links = kernel.dump(rtnl.RTM_GETLINK, linkmsg())
     except OSError as error:
         return (), (f"netlink: {error.strerror or error}: links are not known",)
     known: dict[int, list[tuple[str, int]]] = {}
@@ -259,65 +239,35 @@ def observe(sys_root: Path = Path("/sys")) -> tuple[tuple[Link, ...], tuple[str,
             own = f"{own}/{message['prefixlen']}"
             flags = message.get_attr("IFA_FLAGS") or 0
             known.setdefault(message["index"], []).append((own, flags))
-    return tuple(link(message, known, sys_root) for message in links), ()
+    return tuple(link(message, known.get(message["index"], ())) for message in links), ()
 
 
-def link(message: Message, known: Mapping[int, Sequence[tuple[str, int]]], sys_root: Path) -> Link:
-    """Read a link from netlink's answer, with the addresses (and their flags) of all links."""
-    arp, index, flags = message["ifi_type"], message["index"], message["flags"]
-    own = known.get(index, ())
-    name = _text(message.get_attr("IFLA_IFNAME"))
+def link(message: Message, addresses: Sequence[tuple[str, int]]) -> Link:
+    """Read a link from netlink's answer, with its addresses and their flags."""
+    arp, flags = message["ifi_type"], message["flags"]
     info = message.get_attr("IFLA_LINKINFO")
-    folder = sys_root / "class" / "net" / name
-    if content(folder / "ifindex") != str(index):
-        folder = sys_root / "none"  # this sysfs is of another network namespace, as the host's is
-    # By netlink since kernel 5.14, whatever sysfs is mounted here.
-    parent = _text(message.get_attr("IFLA_PARENT_DEV_NAME"))
-    pci = parent if PCI_FUNCTION.fullmatch(parent) else pci_function(folder / "device")
-    function = sys_root / "bus" / "pci" / "devices" / pci if pci else None
-    # The kernel adds the other namespace's number only where it isn't this one.
-    here = message.get_attr("IFLA_LINK_NETNSID") is None
+    kind = decoded(info and info.get_attr("IFLA_INFO_KIND")) or _TYPES.get(arp, f"type {arp}")
+    data = info and kind == "ipoib" and info.get_attr("IFLA_INFO_DATA")
     return Link(
-        index=index,
-        name=name,
-        kind=_text(info and info.get_attr("IFLA_INFO_KIND")) or _kind(arp, folder, function),
+        index=message["index"],
+        name=decoded(message.get_attr("IFLA_IFNAME")),
+        kind=kind,
         up=bool(flags & _IFF_UP),
         mtu=message.get_attr("IFLA_MTU") or 0,
-        addresses=tuple(text for text, _ in own),
-        hardware=content(folder / "address") or message.get_attr("IFLA_ADDRESS") or "",
-        pci=pci,
-        pkey=_pkey(info, folder) if arp == _INFINIBAND else None,
+        addresses=tuple(text for text, _ in addresses),
+        hardware=message.get_attr("IFLA_ADDRESS") or "",
+        pkey=data.get_attr("IFLA_IPOIB_PKEY") if data else None,
         carrier=bool(flags & _IFF_RUNNING),
-        lower=(here and message.get_attr("IFLA_LINK")) or 0,
-        dev_port=number(folder / "dev_port") or 0,
         # An optimistic address is used while it is still tentative.
         tentative=tuple(
             text
-            for text, flags in own
+            for text, flags in addresses
             if flags & IFA_F_TENTATIVE and not flags & (IFA_F_OPTIMISTIC | IFA_F_DADFAILED)
         ),
-        duplicate=tuple(text for text, flags in own if flags & IFA_F_DADFAILED),
+        duplicate=tuple(text for text, flags in addresses if flags & IFA_F_DADFAILED),
     )
 
 
-def _text(value: str | bytes | None) -> str:
+def decoded(value: str | bytes | None) -> str:
     """Give an attribute's text; what is no UTF-8, which pyroute2 gives as bytes, escaped."""
     return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value or ""
-
-
-def _kind(arp: int, folder: Path, function: Path | None) -> str:
-    known = _TYPES.get(arp, f"type {arp}")
-    if known == "ether" and (function or (folder / "device").exists()):
-        return "vf" if function and (function / "physfn").exists() else "physical"
-    return known
-
-
-def _pkey(info: Message, folder: Path) -> int | None:
-    data = info and info.get_attr("IFLA_INFO_DATA")
-    pkey: int | None = data and data.get_attr("IFLA_IPOIB_PKEY")
-    if pkey is not None:
-        return pkey
-    try:
-        return int(content(folder / "pkey"), 16)
-    except ValueError:
-        return None

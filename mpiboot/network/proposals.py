@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from mpiboot.core.addresses import IPV6
 from mpiboot.core.checks import failed
-from mpiboot.core.facts import AttachmentSource, Link, Variable
+from mpiboot.core.facts import Link, Variable
 from mpiboot.core.model import Decision, Finding, Source
 from mpiboot.core.setting_types import DataNetworkUse, MpiNetwork, NcclSocket
 from mpiboot.core.settings import Settings
@@ -166,10 +166,9 @@ def _plugin_of(
     for name, value in sorted(named):
         if name.startswith(_OWN_SOCKETS) or (name, value) == ("NCCL_NET", "gib"):
             return Plugin(f"{name} is set", ("NCCL_",), named=True)
-    for _, fabric in fabrics:
-        for item in fabric.attachments:
-            if item.by is AttachmentSource.GIB:
-                return Plugin(f"{item.resource} is there", ("NCCL_",))
+    for host, fabric in fabrics:
+        if fabric.plugin == "gIB":
+            return Plugin(f"{host} has the plugin gIB", ("NCCL_",))
     owns = ("NCCL_NET", "NCCL_IB_")
     for name, value in sorted(named - _WITHOUT_PLUGIN):
         if name in _PLUGIN_NAMES and not value.startswith(_LIKE_NCCL):

@@ -11,7 +11,16 @@ import ipaddress
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeAlias
 
-from mpiboot.core.facts import Fabric, Gid, Link, LinkLayer, PortState, RdmaDevice, RdmaPort
+from mpiboot.core.facts import (
+    Fabric,
+    Gid,
+    GidType,
+    Link,
+    LinkLayer,
+    PortState,
+    RdmaDevice,
+    RdmaPort,
+)
 from mpiboot.core.model import Source
 from mpiboot.network import nccl
 from mpiboot.network.records import NetworkBuilder, Rail, Transport, port_name, usable
@@ -26,104 +35,53 @@ def ports(devices: Iterable[RdmaDevice]) -> tuple[Found, ...]:
     return tuple((device, port) for device in devices if not device.efa for port in device.ports)
 
 
-def _by_kernel(link: Link, fabric: Fabric, _: Sequence[Link]) -> list[Found]:
+def _by_kernel(link: Link, port: RdmaPort) -> bool:
     # The kernel gives it only for a link of this network namespace: the one exact answer.
-    return [
-        (device, port)
-        for device in fabric.devices
-        for port in device.ports
-        if port.netdev == link.name and not device.efa
-    ]
+    return port.netdev == link.name
 
 
-def _by_lower_link(link: Link, fabric: Fabric, links: Sequence[Link]) -> list[Found]:
-    below = {other.index: other for other in links}
-    seen: set[int] = set()
-    # A VLAN in a VLAN stands on the link below both.
-    while link.kind == "vlan" and link.lower in below and link.lower not in seen:
-        seen.add(link.lower)
-        link = below[link.lower]
-    return _by_kernel(link, fabric, links) if seen else []
-
-
-def _by_hardware(link: Link, fabric: Fabric, _: Sequence[Link]) -> list[Found]:
+def _by_hardware(link: Link, port: RdmaPort) -> bool:
     # IPoIB: 4 bytes of flags and queue pair, then the port's GID; also for P_Key children.
     try:
         raw = bytes.fromhex(link.hardware.replace(":", ""))
     except ValueError:
-        return []
+        return False
     if len(raw) != _IPOIB_BYTES:
-        return []
+        return False
     own = ipaddress.IPv6Address(raw[4:])
-    return [
-        item
-        for item in ports(fabric.devices)
-        if any(nccl.address(gid) == own for gid in item[1].gids)
-    ]
+    return any(nccl.address(gid) == own for gid in port.gids)
 
 
-def _by_function(link: Link, fabric: Fabric, _: Sequence[Link]) -> list[Found]:
-    return [
-        (device, port)
-        for device, port in ports(fabric.devices)
-        if link.pci and device.pci == link.pci
-        # A function may have several ports, as ConnectX-3's has.
-        if len(device.ports) == 1 or port.number == link.dev_port + 1
-    ]
-
-
-def _by_platform(link: Link, fabric: Fabric, _: Sequence[Link]) -> list[Found]:
-    named = [item for item in fabric.attachments if item.link == link.name]
-    return [item for item in ports(fabric.devices) if any(one.names(item[0]) for one in named)]
-
-
-def _by_gid(link: Link, fabric: Fabric, _: Sequence[Link]) -> list[Found]:
+def _by_gid(link: Link, port: RdmaPort) -> bool:
+    # Macvlans and the like, and VLANs: the table has the addresses of all links above the port's.
     own = {item.ip for item in usable(link)}
-    return [
-        item
-        for item in ports(fabric.devices)
-        if any(
-            gid.netdev == link.name and nccl.is_entry_of(gid, link) and nccl.address(gid) in own
-            for gid in item[1].gids
-        )
-    ]
+    return any(
+        gid.netdev == link.name and gid.kind is GidType.ROCE_V2 and nccl.address(gid) in own
+        for gid in port.gids
+    )
 
 
-_Rule: TypeAlias = "Callable[[Link, Fabric, Sequence[Link]], list[Found]]"
-_BY_KERNEL, _BY_PLATFORM = Source.DETECTED, Source.PLATFORM
-_RULES: Final[tuple[tuple[_Rule, Source, str], ...]] = (
-    (_by_kernel, _BY_KERNEL, "the kernel says that this port drives it"),
-    (_by_lower_link, _BY_KERNEL, "the kernel says that this port drives the link below the VLAN"),
-    (_by_hardware, _BY_KERNEL, "its hardware address holds this port's GID"),
-    (_by_function, _BY_KERNEL, "link and device are one PCI function"),
-    (_by_platform, _BY_PLATFORM, "the platform says so"),
-    (_by_gid, _BY_KERNEL, "its address is in this port's GID table under its name"),
+_Rule: TypeAlias = "Callable[[Link, RdmaPort], bool]"
+_RULES: Final[tuple[tuple[_Rule, str], ...]] = (
+    (_by_kernel, "the kernel says that this port drives it"),
+    (_by_hardware, "its hardware address holds this port's GID"),
+    (_by_gid, "its address is in this port's GID table under its name"),
 )
 
 
-def named_by_platform(device: RdmaDevice, fabric: Fabric) -> bool:
-    """Whether the platform names this device as this container's."""
-    return any(item.names(device) for item in fabric.attachments)
-
-
-def behind(link: Link, fabric: Fabric, links: Sequence[Link]) -> tuple[Rail, ...]:
+def behind(link: Link, fabric: Fabric) -> tuple[Rail, ...]:
     """Find the port behind a link by the first rule that answers.
 
-    Several ports of one answer are narrowed to those whose entries hold the link's address, then
-    to those whose device opens.
-
     Returns:
-        The ports; none: a link without RDMA; several: they can't be told apart.
+        The ports; none: a link without RDMA; several: they can't be told apart. Of several, those
+        whose device opens.
     """
-    for rule, source, reason in _RULES:
-        found = rule(link, fabric, links)
-        if len(found) > 1:
-            by_gid = _by_gid(link, fabric, links)
-            found = [item for item in found if item in by_gid] or found
+    for rule, reason in _RULES:
+        found = [item for item in ports(fabric.devices) if rule(link, item[1])]
         if len(found) > 1:
             found = [item for item in found if item[0].opens] or found
         if found:
-            return tuple(Rail(device, port, link, reason, source) for device, port in found)
+            return tuple(Rail(device, port, link, reason) for device, port in found)
     return ()
 
 
@@ -137,7 +95,7 @@ def behind_links(builder: NetworkBuilder, candidates: Sequence[Link]) -> tuple[R
     found: dict[str, Rail] = {}
     doubled: list[str] = []
     for link in candidates:
-        mine = behind(link, builder.fabric, builder.facts.links)
+        mine = behind(link, builder.fabric)
         if wanted:
             mine = tuple(_by_setting(rail) for rail in mine if _named(rail, wanted))
         if len(mine) > 1:
@@ -221,7 +179,7 @@ def without_link(builder: NetworkBuilder) -> tuple[Rail, ...]:
     ]
     # A port in INIT is waited for only where no other one is there.
     usable = [rail for rail in usable if rail.port.state is PortState.ACTIVE] or usable
-    named = [rail for rail in usable if named_by_platform(rail.device, fabric)]
+    named = [rail for rail in usable if rail.device.pci in fabric.functions]
     if usable:
         return tuple(named or usable)
     return tuple(
@@ -267,7 +225,7 @@ def with_control(builder: NetworkBuilder, found: tuple[Rail, ...]) -> tuple[Rail
     names = {rail.name for rail in found}
     kinds = {rail.transport for rail in found}
     fastest = max((rail.port.rate for rail in found), default=0)
-    own = behind(builder.control, builder.fabric, builder.facts.links)
+    own = behind(builder.control, builder.fabric)
     return (
         *found,
         *(

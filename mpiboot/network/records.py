@@ -26,8 +26,6 @@ from mpiboot.core.model import Decision, Source
 from mpiboot.core.settings import Settings
 
 PCI_FUNCTION: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
-# RoCE takes the largest InfiniBand MTU that fits into the link's with its headers around it.
-IB_MTUS: Final = (4096, 2048, 1024, 512, 256)
 
 
 def usable(link: Link) -> tuple[Interface, ...]:
@@ -102,15 +100,13 @@ class RdmaState(str, Enum):
 class Problem(NamedTuple):
     """Something wrong on one worker; ``check`` is a row's reference, the level is decided later.
 
-    ``always`` makes it a failure whatever is preferred: the user named what isn't there. ``hosts``
-    are those of a problem that is of several workers; none stands for all.
+    ``always`` makes it a failure whatever is preferred: the user named what isn't there.
     """
 
     check: str
     message: str
     hint: str | None = None
     always: bool = False
-    hosts: tuple[str, ...] = ()
 
 
 def port_name(device: RdmaDevice, port: RdmaPort) -> str:

@@ -32,8 +32,7 @@ from mpiboot.network.records import (
 
 # Kinds that carry a pod's traffic to other pods; not bridges, tunnels, dummies and the like.
 _CARRIERS: Final = frozenset(
-    {"", "physical", "vf", "ether", "infiniband", "ipoib", "macvlan", "ipvlan", "vlan", "veth"}
-    | {"bond", "team", "netkit", "virtio_net"}
+    {"ether", "ipoib", "macvlan", "ipvlan", "vlan", "veth", "bond", "team", "netkit"}
 )
 _POD_KINDS: Final = frozenset({"veth", "macvlan", "ipvlan", "netkit"})
 _NODE_KINDS: Final = frozenset({"bridge", "vxlan", "geneve", "openvswitch"})
@@ -148,13 +147,11 @@ def _unseen(fabric: Fabric) -> str:
 
 
 def _control(worker: Worker, facts: PodFacts, settings: Settings) -> Link | None:
-    """Find the control link: the user's, else by address or by platform; never by name."""
+    """Find the control link: the user's, else by address; never by name."""
     links = {link.name: link for link in facts.links}
-    default_links = [item.link for item in facts.fabric.attachments if item.default]
     tries = (
         links.get(settings.control_ifname),
         link_of(worker.address, facts.links),
-        next((links[name] for name in default_links if name in links), None),
         link_of(facts.control_address, facts.links),
     )
     return next((link for link in tries if link is not None), None)
@@ -169,7 +166,7 @@ def _host_network(facts: PodFacts, link: Link | None) -> bool:
 
 
 def _candidates(builder: NetworkBuilder) -> tuple[Link, ...]:
-    """List the links that may be data links, in order: the user's, the platform's, by name."""
+    """List the links that may be data links: the user's in their order, else all by name."""
     wanted = builder.settings.data_ifname
     links = {link.name: link for link in builder.facts.links}
     if wanted:
@@ -179,8 +176,6 @@ def _candidates(builder: NetworkBuilder) -> tuple[Link, ...]:
             wrong = f"MPIBOOT_DATA_IFNAME: no link {', '.join(missing)}"
             builder.problem("data-link", wrong, always=none)
         return tuple(links[name] for name in dict.fromkeys(wanted) if name in links)
-    named = [item.link for item in builder.fabric.attachments if item.link and not item.default]
-    places = {name: place for place, name in reversed(list(enumerate(named)))}
     barred = {"veth", "netkit"} if builder.host_network else set()
     found = [
         link
@@ -190,11 +185,7 @@ def _candidates(builder: NetworkBuilder) -> tuple[Link, ...]:
         and link.name != "lo"
         and not any(address.startswith(("127.", "::1")) for address in link.addresses)
     ]
-    return tuple(
-        sorted(
-            found, key=lambda link: (places.get(link.name, len(named)), natural_order(link.name))
-        )
-    )
+    return tuple(sorted(found, key=lambda link: natural_order(link.name)))
 
 
 def _data(
@@ -215,22 +206,16 @@ def _data(
     elif wanted:
         links = tuple(candidates)
     else:
-        links, source, reason = _tcp_links(builder, candidates)
+        source, reason = Source.DETECTED, "a second link with an address and without RDMA: TCP"
+        links = _tcp_links(builder, candidates)
     if links:
         builder.decide("data-link", ",".join(link.name for link in links), source, reason)
     return links
 
 
-def _tcp_links(
-    builder: NetworkBuilder, candidates: Sequence[Link]
-) -> tuple[tuple[Link, ...], Source, str]:
-    """Choose links for TCP: those that the platform names, else all that have an address."""
-    by_platform = {item.link for item in builder.fabric.attachments if not item.default}
+def _tcp_links(builder: NetworkBuilder, candidates: Sequence[Link]) -> tuple[Link, ...]:
+    """Choose links for TCP: all that have an address."""
     reachable = tuple(link for link in candidates if has_carrier(link) and usable(link))
-    named = tuple(link for link in reachable if link.name in by_platform)
-    reason = "a second link with an address and without RDMA: TCP"
-    if named:
-        return named, Source.PLATFORM, f"{reason}; the platform names it"
     if len(reachable) > 1:
         names = ", ".join(link.name for link in reachable)
         builder.problem(
@@ -238,7 +223,7 @@ def _tcp_links(
             f"{names}: nothing tells which of these links is the data network; mpiboot uses all",
             "set MPIBOOT_DATA_IFNAME",
         )
-    return reachable, Source.DETECTED, reason
+    return reachable
 
 
 def _dead(builder: NetworkBuilder, candidates: Sequence[Link], chosen: Sequence[Rail]) -> None:
@@ -258,12 +243,12 @@ def _dead(builder: NetworkBuilder, candidates: Sequence[Link], chosen: Sequence[
 def _nothing(builder: NetworkBuilder, data: Sequence[Link], foreign: Sequence[str]) -> None:
     """Report why there is no RDMA where something hints at it, as ``foreign`` RoCE ports do."""
     fabric = builder.fabric
-    functions = {device.pci for device in fabric.devices}
-    bare = [item.pci for item in fabric.attachments if item.pci and item.pci not in functions]
+    there = {device.pci for device in fabric.devices}
+    bare = [pci for pci in fabric.functions if pci not in there]
     if bare:
         builder.problem(
             "rdma-missing",
-            f"the platform gave PCI function {', '.join(bare)}, which has no RDMA device here",
+            f"the device plugin gave PCI function {', '.join(bare)}, which has no RDMA device here",
             "switch RDMA on for these functions (SriovNetworkNodePolicy: `isRdma: true`)",
         )
     elif foreign:
@@ -302,7 +287,7 @@ def _pending_address(builder: NetworkBuilder, link: Link, chosen: Sequence[Rail]
     """Report that a link's address may still come; empty where none is expected."""
     names, fabric = builder.settings.data_ifname, builder.fabric
     roce = any(rail.link is link and rail.transport is Transport.ROCE for rail in chosen)
-    expected = link.name in names or any(item.link == link.name for item in fabric.attachments)
+    expected = link.name in names
     if link.kind in ("macvlan", "ipvlan"):
         expected = expected or any(device.opens for device in fabric.devices)
     tentative = ", ".join(str(item.ip) for item in tentative_addresses(link))
@@ -312,8 +297,7 @@ def _pending_address(builder: NetworkBuilder, link: Link, chosen: Sequence[Rail]
         line = f"link {link.name} has no address yet"
     else:
         return ""
-    # For a rail and a link that was named, other rules report what never comes.
-    if not roce and link.name not in names:
+    if not roce:  # of a rail another rule reports what never comes
         builder.problem("data-address", line)
     return line
 

@@ -111,9 +111,9 @@ def counted_ports(
 
     found = []
     for name, (device, port, link) in rails.items() if rdma else ():
-        # A function of its own is this pod's, and so is EFA's; others other pods may use, too.
-        own = not device.pci or device.efa or (link is not None and link.kind == "vf")
-        shared = network.host_network or not (own or fabric.netns_mode == "exclusive")
+        # A port whose link is in this pod is its own, and so is EFA's; others may be shared.
+        own = not device.pci or device.efa or port.netdev or device.pci in fabric.functions
+        shared = network.host_network or not own
         idle = _IDLE if port.link_layer.value == "InfiniBand" else 0
         above = link.name if link else ""
         found.append(
@@ -124,7 +124,6 @@ def counted_ports(
                 rate=port.rate * 1e9,
                 shared=shared,
                 idle=idle,
-                mtu=port.mtu,
             )
         )
     found += [

@@ -133,7 +133,7 @@ def judge(
 
 def _as_json(item: PortTraffic) -> dict[str, Any]:
     port = item.port
-    told = {name: getattr(port, name) for name in ("link", "rdma", "data", "shared", "rate", "mtu")}
+    told = {name: getattr(port, name) for name in ("link", "rdma", "data", "shared", "rate")}
     return {**told, "sent": item.sent, "received": item.received, "unit": item.unit}
 
 

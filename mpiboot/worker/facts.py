@@ -20,7 +20,7 @@ from mpiboot.core.model import Mpi
 from mpiboot.core.settings import Resolved
 from mpiboot.job import parameter_files
 from mpiboot.job.forward import SEARCH_PATHS
-from mpiboot.network import nccl, platform_hints, pod
+from mpiboot.network import nccl, pod
 from mpiboot.system import files, programs
 from mpiboot.worker.state import running_worker, worker_state
 
@@ -87,14 +87,13 @@ def _fabric(environ: Mapping[str, str], unread: tuple[str, ...]) -> Fabric:
     from mpiboot.network import rdma  # noqa: PLC0415
 
     seen = rdma.observe()
-    attachments, hints_unread = platform_hints.attachments(environ)
     checked = tuple((name, environ[name]) for name in nccl.CHECKED if name in environ)
     return replace(
         seen,
         settings=checked,
         nccl_files=_nccl_files(environ),
-        attachments=attachments,
-        unreadable=(*unread, *seen.unreadable, *hints_unread),
+        functions=rdma.given_functions(environ),
+        unreadable=(*unread, *seen.unreadable),
     )
 
 

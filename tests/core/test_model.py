@@ -7,8 +7,6 @@ from dataclasses import replace
 import pytest
 
 from mpiboot.core.facts import (
-    Attachment,
-    AttachmentSource,
     GidType,
     Host,
     LinkLayer,
@@ -22,9 +20,9 @@ from mpiboot.core.wording import lasting
 from tests.fakes import plans
 
 
-@pytest.mark.parametrize("word", [AttachmentSource, GidType, LinkLayer, PortState])
+@pytest.mark.parametrize("word", [GidType, LinkLayer, PortState])
 def test_a_word_that_is_not_known_here_reads_as_the_empty_one(
-    word: type[AttachmentSource | GidType | LinkLayer | PortState],
+    word: type[GidType | LinkLayer | PortState],
 ) -> None:
     assert word("a newer kernel's word") is word("") is word.UNKNOWN
     assert [word(item.value) for item in word] == list(word)
@@ -38,7 +36,7 @@ def test_a_finding_is_of_this_pod_until_a_host_is_named() -> None:
 
 
 def device(**values: str) -> RdmaDevice:
-    made = RdmaDevice(0, "mlx5_0", "roce", "CA", "mlx5", "0000:3b:00.0")
+    made = RdmaDevice("mlx5_0", "mlx5_core", "0000:3b:00.0")
     return replace(made, **values)  # type: ignore[arg-type]
 
 
@@ -49,35 +47,13 @@ def device(**values: str) -> RdmaDevice:
         ({"open_error": "EPERM"}, ""),
         ({"library_error": "no driver"}, "opens"),
         ({"driver": "efa"}, "opens usable efa"),
-        ({"driver": "EFA_x"}, "opens usable efa"),
-        ({"node_type": "Unspecified", "protocol": ""}, "opens usable efa"),
-        ({"node_type": "unspecified"}, "opens usable"),
-        ({"protocol": ""}, "opens usable"),
     ],
 )
-def test_a_device_is_usable_where_it_opens_with_a_driver_and_efa_by_its_driver_or_type(
+def test_a_device_is_usable_where_it_opens_with_a_driver_and_efa_by_its_driver(
     values: dict[str, str], state: str
 ) -> None:
     made = device(**values)
     assert [name for name in ("opens", "usable", "efa") if getattr(made, name)] == state.split()
-
-
-@pytest.mark.parametrize(
-    ("names", "named"),
-    [
-        ({}, False),
-        ({"rdma": "mlx5_0"}, True),
-        ({"rdma": "mlx5_1"}, False),
-        ({"pci": "0000:3b:00.0"}, True),
-        ({"pci": "0000:3b:00.1"}, False),
-        ({"rdma": "mlx5_1", "pci": "0000:3b:00.0"}, True),
-    ],
-)
-def test_a_platform_names_a_device_by_its_name_or_its_function(
-    names: dict[str, str], *, named: bool
-) -> None:
-    assert Attachment(AttachmentSource.MULTUS, **names).names(device()) is named  # type: ignore[arg-type]
-    assert not Attachment(AttachmentSource.MULTUS).names(device(name="", pci=""))
 
 
 @pytest.mark.parametrize(

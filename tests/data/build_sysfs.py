@@ -6,46 +6,24 @@ EINVAL (the type of an empty GID slot) a tree has no file: the reader takes both
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from mpiboot.core.facts import LinkLayer, RdmaDevice, RdmaPort
 from mpiboot.network.rdma import KernelRdma
 from tests.data.rdma_nodes import TREES, Hca, Tree
 
 NO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
-NULL = Path("/dev/null").stat().st_rdev  # stands for every device node: it opens for anybody
 
 
 def kernel(tree: Tree) -> KernelRdma:
     """What NETLINK_RDMA says of the same node inside the pod."""
-    devices = [
-        RdmaDevice(
-            hca.index,
-            hca.name,
-            hca.protocol,
-            ports=(RdmaPort(1, link_layer=LinkLayer(hca.layer), netdev=hca.netdev),),
-        )
-        for hca in tree.devices
-    ]
-    return KernelRdma(tree.mode, tuple(devices), complete=True)
+    return KernelRdma({hca.name: {1: hca.netdev} for hca in tree.devices})
 
 
 def build(tree: Tree, folder: Path) -> tuple[Path, Path]:
     """Write a tree; give its roots of sysfs and of /dev."""
     sys_root, dev_root = folder / "sys", folder / "dev"
-    _write(sys_root / "class" / "net" / "bonding_masters", "")
-    for number, (name, mtu, pci) in enumerate(tree.links, start=2):
-        device = _function(sys_root, pci) if pci else None
-        parent = device if device is not None else sys_root / "devices" / "virtual"
-        link = parent / "net" / name
-        address = tree.addresses.get(name, f"02:00:00:00:00:{number:02x}")
-        _files(link, {"mtu": mtu, "ifindex": number, "address": address, "dev_port": 0})
-        _point(sys_root / "class" / "net" / name, link)
-        if device is not None:
-            _point(link / "device", device)
     for hca in tree.devices:
         _device(sys_root, dev_root, hca, tree.slots)
     return sys_root, dev_root
@@ -55,16 +33,11 @@ def _device(sys_root: Path, dev_root: Path, hca: Hca, slots: int) -> None:
     where = "/".join(filter(None, (hca.pci, hca.function)))
     function = _function(sys_root, where)
     folder = function / "infiniband" / hca.name
-    digits = f"{hca.guid:016x}"
-    guid = ":".join(digits[place : place + 4] for place in range(0, 16, 4))
-    kind = f"{hca.node_type[0]}: {hca.node_type[1]}"
-    _files(folder, {"node_guid": guid, "node_type": kind})
     port = folder / "ports" / "1"
     _files(
         port,
         {
             "state": f"{hca.state[0]}: {hca.state[1]}",
-            "phys_state": f"{hca.physical[0]}: {hca.physical[1]}",
             "link_layer": hca.layer,
             "rate": hca.rate,
         },
@@ -84,15 +57,13 @@ def _device(sys_root: Path, dev_root: Path, hca: Hca, slots: int) -> None:
     driver.mkdir(parents=True, exist_ok=True)
     if not (function / "driver").is_symlink():
         _point(function / "driver", driver)
-    if hca.virtual:
-        (function / "physfn").mkdir(exist_ok=True)
     _point(sys_root / "class" / "infiniband" / hca.name, folder)
     if hca.uverbs is not None:
         node = function / "infiniband_verbs" / f"uverbs{hca.uverbs}"
-        number = f"{os.major(NULL)}:{os.minor(NULL)}"
-        _files(node, {"ibdev": hca.name, "dev": number})
+        _files(node, {"ibdev": hca.name})
         _point(sys_root / "class" / "infiniband_verbs" / node.name, node)
     if hca.uverbs is not None and hca.node:
+        # It opens for anybody.
         _point(dev_root / "infiniband" / f"uverbs{hca.uverbs}", Path("/dev/null"))
 
 

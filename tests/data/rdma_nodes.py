@@ -22,20 +22,11 @@ class Hca:
     uverbs: int | None = None
     node: bool = True  # whether /dev/infiniband has it in this pod
     driver: tuple[str, int] = ("mlx5_core", 1)
-    protocol: str = "roce"
     layer: str = "Ethernet"
-    node_type: tuple[int, str] = (1, "CA")
     state: tuple[int, str] = (4, "ACTIVE")
-    physical: tuple[int, str] = (5, "LinkUp")
     rate: str = "100 Gb/sec (4X EDR)"
     pkeys: tuple[str, ...] = ("0xffff",)
     function: str = ""  # a part of the PCI function, such as mlx5_core.sf.2
-    virtual: bool = True
-
-    @property
-    def guid(self) -> int:
-        """A GUID of NVIDIA's range, different for each device."""
-        return 0x0C42A10300B6E000 + self.index
 
 
 @dataclass(frozen=True)
@@ -45,7 +36,6 @@ class Tree:
     source: str
     devices: tuple[Hca, ...]
     links: tuple[tuple[str, int, str], ...] = ()
-    mode: str = "shared"
     slots: int = 16
     addresses: Mapping[str, str] = field(default_factory=dict)
 
@@ -84,15 +74,13 @@ def _infiniband(index: int, prefix: str) -> Hca:
         pci=f"0000:{index + 1:02x}:00.0",
         gids=((0, f"{prefix}:0c42:a103:00b6:{index:04x}", "IB/RoCE v1", ""),),
         uverbs=index,
-        protocol="ib",
         layer="InfiniBand",
         rate="400 Gb/sec (4X NDR)",
         pkeys=("0x7fff", "0x0000", "0x8001", "0x0000"),
-        virtual=False,
     )
 
 
-def crowd(count: int, ours: int, mode: str = "shared") -> Tree:
+def crowd(count: int, ours: int) -> Tree:
     """A node whose ``count`` devices are all visible, and one is this pod's."""
     devices = [
         _vf(
@@ -109,7 +97,6 @@ def crowd(count: int, ours: int, mode: str = "shared") -> Tree:
         "the host, netdev only where it is ours, and each pod's link is called net1",
         devices=tuple(devices),
         links=(("net1", 9000, devices[ours].pci),),
-        mode=mode,
     )
 
 
@@ -126,7 +113,6 @@ TREES: Mapping[str, Tree] = MappingProxyType(
                     gids=both(0, _local(1), "ens1f0np0"),
                     uverbs=0,
                     node=False,
-                    virtual=False,
                 ),
                 _vf(2, "", "net1", "172.16.5.6", node=False),
                 _vf(5, "net1", "net1", "172.16.5.7"),
@@ -156,11 +142,8 @@ TREES: Mapping[str, Tree] = MappingProxyType(
                     ),
                     uverbs=number,
                     driver=("efa", 17),
-                    protocol="",
                     layer="Unknown",
-                    node_type=(7, "unspecified"),
                     rate="100 Gb/sec (4X EDR)",
-                    virtual=False,
                 )
                 for number in range(4)
             ),
@@ -187,7 +170,6 @@ TREES: Mapping[str, Tree] = MappingProxyType(
                 (f"net{number - 9}", 4200, f"0000:{8 * number + 8:02x}:00.2")
                 for number in range(10, 18)
             ),
-            mode="exclusive",
         ),
         "macvlan": Tree(
             source="a run of Debian's 6.1 kernel: two pods' macvlan links over the host's pf0 "
@@ -206,7 +188,6 @@ TREES: Mapping[str, Tree] = MappingProxyType(
                         *both(10, gid4("10.0.0.12"), "net1"),
                     ),
                     uverbs=2,
-                    virtual=False,
                 ),
             ),
             links=(("net1", 1500, ""),),
@@ -226,7 +207,6 @@ TREES: Mapping[str, Tree] = MappingProxyType(
                 ),
             ),
             links=(("net1", 1500, "0000:08:00.0/mlx5_core.sf.2"),),
-            mode="exclusive",
         ),
     }
 )

@@ -126,16 +126,16 @@ def with_gpus(gpus: Gpus) -> PodFacts:
         # -- data network and GPUs; rules that compare workers say nothing of one
         (
             pod.data_network,
-            [replace(FACTS, shm=64 * MIB, gpus=Gpus(2, "NVIDIA 2330")), Settings()],
+            [replace(FACTS, shm=64 * MIB, gpus=Gpus(2)), Settings()],
             [
                 "warn: /dev/shm has 64 MiB for 2 ranks",
                 "ok: no RDMA device of this pod; data goes over TCP",
             ],
         ),
         (pod.gpus, [with_gpus(Gpus())], []),
-        (pod.gpus, [with_gpus(Gpus(8, "NVIDIA 2330"))], ["ok: 8 GPUs: NVIDIA 2330"]),
+        (pod.gpus, [with_gpus(Gpus(8))], ["ok: 8 GPUs"]),
         (
-            *(pod.gpus, [with_gpus(Gpus(7, "NVIDIA 2330", lost=1))]),
+            *(pod.gpus, [with_gpus(Gpus(7, lost=1))]),
             ["warn: 1 of 8 GPUs in /dev are no longer on the PCI bus"],
         ),
         # -- variables

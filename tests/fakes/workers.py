@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Final
 
 from mpiboot.core.facts import (
-    Attachment,
     Fabric,
     Gid,
     GidType,
@@ -35,15 +34,14 @@ def link(
     name: str,
     *addresses: str,
     index: int = 10,
-    kind: str = "vf",
+    kind: str = "ether",
     mtu: int = 1500,
-    pci: str = "",
     hardware: str = "",
     pkey: int | None = None,
     carrier: bool = True,
 ) -> Link:
     own = hardware or mac(zlib.crc32("".join(addresses).encode()) % 65536 if addresses else index)
-    return Link(index, name, kind, True, mtu, addresses, own, pci, pkey, carrier)
+    return Link(index, name, kind, True, mtu, addresses, own, pkey, carrier)
 
 
 def eth0(address: str = "10.244.1.5/24", *, kind: str = "veth") -> Link:
@@ -74,43 +72,26 @@ def port(
     state: str = "ACTIVE",
     layer: str = "Ethernet",
     rate: float = 100.0,
-    mtu: int = 1024,
     pkeys: tuple[int, ...] = (0xFFFF,),
 ) -> RdmaPort:
-    return RdmaPort(number, PortState(state), LinkLayer(layer), netdev, rate, mtu, gids, pkeys)
+    return RdmaPort(number, PortState(state), LinkLayer(layer), netdev, rate, gids, pkeys)
 
 
 def device(
     name: str,
     *ports: RdmaPort,
-    index: int = 0,
     pci: str = "",
     open_error: str = "",
-    driver: str = "mlx5",
-    protocol: str = "roce",
-    node_type: str = "CA",
+    driver: str = "mlx5_core",
 ) -> RdmaDevice:
-    node = f"/dev/infiniband/uverbs{index}" if not open_error else ""
-    return RdmaDevice(
-        index,
-        name,
-        protocol,
-        node_type,
-        driver,
-        pci,
-        node,
-        open_error,
-        ports,
-    )
+    return RdmaDevice(name, driver, pci, open_error, ports)
 
 
 def worker(
     name: str,
     *links: Link,
     devices: tuple[RdmaDevice, ...] = (),
-    attachments: tuple[Attachment, ...] = (),
-    mode: str = "shared",
-    folder: bool = True,
+    functions: tuple[str, ...] = (),
     slots: int = 8,
     memlock: int = -1,
     shm: int = 8 << 30,
@@ -121,7 +102,7 @@ def worker(
     address = control or next(
         (item.addresses[0].partition("/")[0] for item in links if item.name == "eth0"), ""
     )
-    fabric = Fabric(mode, folder, devices, attachments)
+    fabric = Fabric(devices, functions)
     facts = PodFacts(
         hostname=name,
         mpiboot="0.1",
@@ -148,9 +129,20 @@ def without_facts(name: str) -> Worker:
 def sriov(place: int = 0, hca: str = "mlx5_3", netdev: str = "net1") -> Worker:
     """One SR-IOV VF, moved into the pod with its RDMA device in shared mode."""
     address = f"192.168.5.{7 + place}"
-    data = link(netdev, f"{address}/24", index=20, pci="0000:06:00.1")
-    own = device(hca, port(table(netdev, address), netdev=netdev), index=3, pci="0000:06:00.1")
+    data = link(
+        netdev,
+        f"{address}/24",
+        index=20,
+    )
+    own = device(hca, port(table(netdev, address), netdev=netdev), pci="0000:06:00.1")
     return worker(f"w-{place}", eth0(f"10.244.1.{5 + place}/24"), data, devices=(own,))
+
+
+def one_v6(place: int) -> Worker:
+    """The same, with an IPv6 address alone."""
+    address = f"fd00:5::{7 + place}"
+    made = with_links(sriov(place), "net1", addresses=(f"{address}/64",))
+    return with_device(made, port={"gids": table("net1", address)})
 
 
 def rails8(place: int = 0) -> Worker:
@@ -159,12 +151,15 @@ def rails8(place: int = 0) -> Worker:
     for rail in range(1, 9):
         address, pci = f"172.16.{rail}.{10 + place}", f"0000:{rail:02x}:00.1"
         netdev = f"net{rail}"
-        links.append(link(netdev, f"{address}/24", index=40 - rail, pci=pci, mtu=9000))
+        links.append(link(netdev, f"{address}/24", index=40 - rail, mtu=9000))
         devices.append(
             device(
                 f"mlx5_{20 - rail}",
-                port(table(netdev, address), netdev=netdev, rate=400.0, mtu=4096),
-                index=20 - rail,
+                port(
+                    table(netdev, address),
+                    netdev=netdev,
+                    rate=400.0,
+                ),
                 pci=pci,
             )
         )
@@ -186,7 +181,12 @@ def macvlan(place: int = 0, rails: int = 1) -> Worker:
         for one, netdev in known:
             for kind in ("IB/RoCE v1", "RoCE v2"):
                 entries.append(gid(len(entries), one, netdev, kind))
-        devices.append(device(f"mlx5_{rail + 2}", port(tuple(entries)), index=rail + 2))
+        devices.append(
+            device(
+                f"mlx5_{rail + 2}",
+                port(tuple(entries)),
+            )
+        )
     return worker(f"w-{place}", eth0(f"10.244.1.{5 + place}/24"), *links, devices=tuple(devices))
 
 
@@ -206,7 +206,6 @@ def ipoib(place: int = 0, name: str = "ib0", pkey: int = 0x7FFF, state: str = "A
         (Gid(0, own_gid, GidType.ROCE_V1, ""),),
         layer="InfiniBand",
         state=state,
-        mtu=4096,
         pkeys=(0xFFFF, 0x8001),
     )
     foreign = port((Gid(0, "fe80::1", GidType.ROCE_V1, ""),), layer="InfiniBand")
@@ -215,8 +214,15 @@ def ipoib(place: int = 0, name: str = "ib0", pkey: int = 0x7FFF, state: str = "A
         eth0(f"10.244.1.{5 + place}/24"),
         data,
         devices=(
-            device("mlx5_0", foreign, open_error="no device node", protocol="ib"),
-            device("mlx5_4", own, index=4, protocol="ib"),
+            device(
+                "mlx5_0",
+                foreign,
+                open_error="no device node",
+            ),
+            device(
+                "mlx5_4",
+                own,
+            ),
         ),
     )
 
@@ -224,10 +230,18 @@ def ipoib(place: int = 0, name: str = "ib0", pkey: int = 0x7FFF, state: str = "A
 def aks(place: int = 0) -> Worker:
     """InfiniBand devices from a shared plugin, no second link, and the Ethernet one of the VM."""
     devices = [
-        device(f"mlx5_{number}", port(layer="InfiniBand"), index=number, protocol="ib")
+        device(
+            f"mlx5_{number}",
+            port(layer="InfiniBand"),
+        )
         for number in range(8)
     ]
-    devices.append(device("mlx5_8", port(table("eth7", "10.0.0.4")), index=8))
+    devices.append(
+        device(
+            "mlx5_8",
+            port(table("eth7", "10.0.0.4")),
+        )
+    )
     return worker(f"w-{place}", eth0(f"10.244.1.{5 + place}/24"), devices=tuple(devices))
 
 
@@ -235,12 +249,12 @@ def efa(place: int = 0, open_error: str = "") -> Worker:
     devices = tuple(
         device(
             f"rdmap{16 + number}s27",
-            port(layer="Unspecified", rate=100.0, mtu=4096),
-            index=number,
+            port(
+                layer="Unspecified",
+                rate=100.0,
+            ),
             pci=f"0000:{16 + number:02x}:1b.0",
             driver="efa",
-            protocol="",
-            node_type="UNSPECIFIED",
             open_error=open_error,
         )
         for number in range(4)
@@ -250,16 +264,28 @@ def efa(place: int = 0, open_error: str = "") -> Worker:
 
 def tcp(place: int = 0, name: str = "net1", subnet: str = "192.168.7") -> Worker:
     data = link(name, f"{subnet}.{5 + place}/24", index=21, kind="macvlan")
-    return worker(f"w-{place}", eth0(f"10.244.1.{5 + place}/24"), data, mode="")
+    return worker(
+        f"w-{place}",
+        eth0(f"10.244.1.{5 + place}/24"),
+        data,
+    )
 
 
 def plain(place: int = 0) -> Worker:
-    return worker(f"w-{place}", eth0(f"10.244.1.{5 + place}/24"), mode="", folder=False)
+    return worker(
+        f"w-{place}",
+        eth0(f"10.244.1.{5 + place}/24"),
+    )
 
 
 def host_network(place: int = 0) -> Worker:
     """The node's own network: 26 devices, other pods' veths, VFs whose links are elsewhere."""
-    node = link("ens3", f"10.0.0.{5 + place}/24", index=2, kind="physical", pci="0000:01:00.0")
+    node = link(
+        "ens3",
+        f"10.0.0.{5 + place}/24",
+        index=2,
+        kind="ether",
+    )
     veths = [link(f"cali{number}", index=50 + number, kind="veth") for number in range(5)]
     bridge = link("cni0", "10.244.9.1/24", index=60, kind="bridge")
     links, devices = (
@@ -275,12 +301,20 @@ def host_network(place: int = 0) -> Worker:
     for rail in range(1, 9):
         netdev, pci = f"rail{rail}", f"0000:{rail + 16:02x}:00.0"
         address = f"172.20.{rail}.{5 + place}"
-        links.append(link(netdev, f"{address}/24", index=10 + rail, kind="physical", pci=pci))
-        devices.append(
-            device(f"mlx5_{rail}", port(table(netdev, address), netdev=netdev), index=rail, pci=pci)
+        links.append(
+            link(
+                netdev,
+                f"{address}/24",
+                index=10 + rail,
+                kind="ether",
+            )
         )
+        devices.append(device(f"mlx5_{rail}", port(table(netdev, address), netdev=netdev), pci=pci))
     devices += [
-        device(f"mlx5_{number}", port(table("net1", f"10.50.0.{number}")), index=number)
+        device(
+            f"mlx5_{number}",
+            port(table("net1", f"10.50.0.{number}")),
+        )
         for number in range(9, 26)
     ]
     return worker(

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.core.facts import Attachment, AttachmentSource, Fabric, Host, Link, Worker
+from mpiboot.core.facts import Fabric, Host, Link, RdmaDevice, Worker
 from mpiboot.core.model import Source
 from mpiboot.core.settings import Settings, resolve
 from mpiboot.job import mpi_environment
@@ -143,11 +143,11 @@ def test_a_variable_that_the_mpi_wants_for_itself_as_well_is_shown() -> None:
     assert moved.common["UCX_NET_DEVICES"] == "net1"
 
 
-def test_what_the_platform_names_and_has_no_address_yet_is_pending() -> None:
+def test_what_has_no_address_yet_is_pending_over_a_device_that_opens() -> None:
     (worker, _) = observed().workers
     assert worker.facts is not None
     bare = Link(9, "net1", "macvlan", up=True, mtu=1500, addresses=())
-    message = Fabric(attachments=(Attachment(AttachmentSource.MULTUS, link="net1"),))
+    message = Fabric(devices=(RdmaDevice("mlx5_0"),))
     facts = replace(worker.facts, links=(*worker.facts.links, bare), fabric=message)
     late: Worker = replace(worker, facts=facts)
     assert worker_network.choose(late, Settings()).pending == ("link net1 has no address yet",)

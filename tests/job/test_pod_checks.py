@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.core.facts import Gpus, Host, PodFacts
+from mpiboot.core.facts import Host
 from mpiboot.core.model import Level
 from mpiboot.job import job_hosts
 from mpiboot.job.mpirun_line import read
-from tests.fakes.plans import OPERATOR, POD, failing, link, observed, planned, worker
+from tests.fakes.plans import OPERATOR, POD, failing, observed, planned
 
 
 def listed(*names: str) -> tuple[Host, ...]:
@@ -100,39 +100,3 @@ def test_hosts_that_lack_the_directory_where_mpirun_starts_are_named(
         f"/x, where ranks are to start, is not on {first.host.name}, or this user may not enter it"
     )
     assert (found.level, found.message) == (Level.WARN, f"{where}: {then}")
-
-
-def of(gpus: Gpus, mtu: int = 1500) -> PodFacts:
-    """A worker's facts, with a data link whose MTU does not count."""
-    facts = worker(Host("w"), 0, None).facts
-    assert facts
-    links = (*(replace(item, mtu=mtu) for item in facts.links), link("net1", "1.2.3.4/8"))
-    return replace(facts, gpus=gpus, links=links)
-
-
-EIGHT, SEVEN = Gpus(8, "NVIDIA 2330"), Gpus(7, "NVIDIA 2330", lost=1)
-
-
-@pytest.mark.parametrize(
-    ("facts", "told"),
-    [
-        ((of(EIGHT), of(EIGHT)), ""),
-        ((of(EIGHT), None), ""),
-        (
-            (of(EIGHT), of(SEVEN), of(EIGHT)),
-            "w-1: 7 NVIDIA 2330 GPUs, 0 RDMA ports, MTU 1500; the others (2): 8 NVIDIA 2330 GPUs, ",
-        ),
-        (
-            (of(Gpus(), 1400), of(Gpus()), of(Gpus())),
-            "w-0: 0 GPUs, 0 RDMA ports, MTU 1400; the others (2): 0 GPUs, 0 RDMA ports, MTU 1500",
-        ),
-    ],
-)
-def test_workers_that_are_not_as_most_are_named_once(
-    facts: tuple[PodFacts | None, ...], told: str
-) -> None:
-    workers = [replace(worker(Host(f"w-{at}"), 0, None), facts=own) for at, own in enumerate(facts)]
-    found = [item.message for item in job_hosts.outliers(workers)]
-    assert [message.startswith(f"workers differ: {told}") for message in found] == [True] * bool(
-        told
-    )

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from mpiboot.core.checks import BY_REFERENCE
-from mpiboot.core.facts import Attachment, AttachmentSource, PortState, Worker
+from mpiboot.core.facts import Gpus, PortState, Worker
 from mpiboot.core.model import Finding, Identity, Level
 from mpiboot.core.setting_types import DataNetworkUse
 from mpiboot.core.settings import Settings
@@ -67,7 +67,7 @@ def test_a_row_shows_what_a_worker_has() -> None:
         "HCA": "mlx5_3:1",
         "state": "ACTIVE",
         "Gb/s": "100",
-        "MTU": "1500/1024",
+        "MTU": "1500",
         "GID": "3",
     }
     assert decide(w.plain(0)).rows[0].data == "none"
@@ -124,35 +124,6 @@ def test_how_large_shared_memory_has_to_be(shm: int, slots: int, message: str) -
 # One worker: ports and links
 
 
-@pytest.mark.parametrize(
-    ("link", "port", "allowed"),
-    [
-        (1500, 1024, 0),
-        (1500, 2048, 1024),
-        (1500, 512, 1024),
-        (4000, 2048, 0),
-        (4175, 2048, 0),
-        (4176, 4096, 0),
-        (4176, 2048, 0),  # drivers differ in what they count as headers
-        (4192, 4096, 0),
-        (4192, 2048, 4096),
-        (9000, 4096, 0),
-        (300, 256, 0),
-        (300, 512, 256),
-        (1500, 0, 0),  # not known
-    ],
-)
-def test_a_roce_ports_mtu_and_its_links(link: int, port: int, allowed: int) -> None:
-    worker = w.with_device(w.with_links(w.sriov(0), mtu=link), port={"mtu": port})
-    what = f"which allows {allowed} for RDMA, but port mlx5_3:1 uses {port}"
-    check = "rdma-mtu" if port > allowed else "rdma-mtu-low"
-    expected = [(check, f"link net1 has MTU {link}, {what}")] if allowed else []
-    assert problems(worker) == expected
-    if check == "rdma-mtu-low":
-        strict = decide(worker, settings=REQUIRE).findings
-        assert all(item.level is Level.WARN for item in strict)
-
-
 NOT_UP = ": the subnet manager has not brought it up"
 
 
@@ -177,14 +148,10 @@ def test_a_ports_state(state: PortState, message: str) -> None:
     assert BY_REFERENCE["rdma-port"].retry
 
 
-@pytest.mark.parametrize("folder", [True, False])
-def test_a_device_that_can_not_be_used(folder: bool) -> None:  # noqa: FBT001
-    closed = w.with_device(w.sriov(0), open_error="Operation not permitted", uverbs="")
-    found = decide(w.changed(closed, fabric={"infiniband_folder": folder}))
-    there = "" if folder else ", /dev/infiniband does not exist"
-    message = f"device mlx5_3 does not open (Operation not permitted{there})"
+def test_a_device_that_can_not_be_used() -> None:
+    found = decide(w.with_device(w.sriov(0), open_error="Operation not permitted"))
     finding = only(found, "rdma-node")
-    assert finding.message == message
+    assert finding.message == "device mlx5_3 does not open (Operation not permitted)"
     assert "resources: {limits:" in finding.hint
     assert "NCCL_IB_HCA" not in found.common
 
@@ -244,12 +211,14 @@ def test_a_worker_without_a_control_link() -> None:
 
 def test_why_a_worker_has_no_rdma() -> None:
     foreign = tuple(
-        w.device(
-            f"mlx5_{n}", w.port(w.table("pf0", "10.0.0.1")), index=n, open_error="no device node"
-        )
+        w.device(f"mlx5_{n}", w.port(w.table("pf0", "10.0.0.1")), open_error="no device node")
         for n in range(26)
     )
-    worker = w.worker("w-0", w.eth0(), devices=foreign, folder=False)
+    worker = w.worker(
+        "w-0",
+        w.eth0(),
+        devices=foreign,
+    )
     # A pod that wants none of them is not warned, but the reason is there for one that does.
     found = decide(worker)
     assert not found.findings
@@ -257,8 +226,7 @@ def test_why_a_worker_has_no_rdma() -> None:
     assert "w-0: only devices of the node are seen, and none belongs to the pod" in shown.reason
     assert "devices of the node" not in str(decide(w.plain(0)).decisions)
     message = "26 RDMA devices of the node are visible, none is this pod's"
-    there = "; /dev/infiniband does not exist"
-    assert problems(worker, settings=REQUIRE) == [("rdma-missing", message + there)]
+    assert problems(worker, settings=REQUIRE) == [("rdma-missing", message)]
 
 
 # Values that the user has set
@@ -322,31 +290,39 @@ def test_all_is_well_with_equal_workers() -> None:
     assert not decide(w.rails8(0), w.rails8(1), w.rails8(2), settings=REQUIRE).findings
 
 
-def test_workers_with_other_devices_than_most_are_named() -> None:
-    short = w.rails8(2)
-    assert short.facts is not None
-    links = tuple(link for link in short.facts.links if link.name != "net8")
-    short = w.changed(short, links=links, fabric={"devices": short.facts.fabric.devices[:7]})
-    finding = only(decide(w.rails8(0), w.rails8(1), short), "rdma-differs")
-    assert "w-2: 7 RoCE ports at 400 Gb/s; the others (2): 8 RoCE ports" in finding.message
-    assert (finding.level, finding.host) == (Level.WARN, "w-2")
-    gids = w.table("net1", "fd00:5::8")
-    six = w.with_device(second_address(w.sriov(1), "fd00:5::8/64"), port={"gids": gids})
-    message = of(decide(w.sriov(0), six), "rdma-differs")[0].message
-    others = "the others (1): 1 RoCE port at 100 Gb/s"
-    assert f"w-1: 1 RoCE port at 100 Gb/s by IPv6; {others}" in message
+@pytest.mark.parametrize(
+    ("workers", "message"),
+    [
+        ((w.rails8(0), w.rails8(1)), ""),
+        ((w.sriov(0), w.without_facts("w-1")), ""),
+        (
+            (w.changed(w.plain(0), gpus=Gpus(8)), w.changed(w.plain(1), gpus=Gpus(7))),
+            "w-1: 7 GPUs, 0 RDMA ports, MTU 1500; the others (1): 8 GPUs, 0 RDMA ports, MTU 1500",
+        ),
+        ((w.sriov(0), w.with_links(w.plain(1), mtu=1500), w.sriov(2)), ""),
+        (
+            (w.tcp(0), w.with_links(w.tcp(1), "net1", mtu=9000), w.tcp(2)),
+            "w-1: 0 GPUs, 0 RDMA ports, MTU 1500, 9000; the others (2): 0 GPUs, 0 RDMA ports, MTU ",
+        ),
+        (
+            (w.sriov(0), w.one_v6(1)),
+            "w-1: 0 GPUs, 1 RDMA ports by IPv6, MTU 1500; the others (1): 0 GPUs, 1 RDMA ports, ",
+        ),
+    ],
+)
+def test_workers_that_are_not_as_most_are_named_once(
+    workers: tuple[Worker, ...], message: str
+) -> None:
+    found = of(decide(*workers, settings=REQUIRE), "workers-differ")
+    assert [item.level for item in found] == [Level.WARN] * bool(message)
+    assert "".join(item.message for item in found).startswith(
+        f"workers differ: {message}" * bool(message)
+    )
+
+
+def test_workers_of_two_transports_stop_where_rdma_is_required() -> None:
     kinds = of(decide(w.sriov(0), w.ipoib(1), settings=REQUIRE), "rdma-differs")
     assert {item.level for item in kinds} == {Level.FAIL}
-
-
-def test_mtus_that_differ_between_workers_are_said() -> None:
-    large = w.with_links(w.tcp(1), mtu=9000)
-    finding = only(decide(w.tcp(0), large, w.tcp(2)), "data-mtu")
-    assert "w-1: 9000; the others (2): 1500" in finding.message
-    # Ports of workers whose MTU is not known are not compared.
-    unknown, small = (w.with_device(w.sriov(1), port={"mtu": mtu}) for mtu in (0, 512))
-    assert not of(decide(w.sriov(0), unknown), "data-mtu")
-    assert "1500 (port 512)" in only(decide(w.sriov(0), small), "data-mtu").message
 
 
 def test_rails_in_one_flat_subnet_are_said_and_never_stop() -> None:
@@ -381,23 +357,20 @@ def test_one_problem_on_many_workers_is_one_line() -> None:
     assert finding.evidence == ()
 
 
-MULTUS = {"attachments": (Attachment(AttachmentSource.MULTUS, link="net1"),)}
 # The last of two workers has this problem; the other one has RDMA unless the row says otherwise.
 BROKEN = {
     "rdma-missing": w.changed(w.sriov(1), fabric={"devices": ()}),
-    "rdma-node": w.with_device(w.sriov(1), open_error="no device node", uverbs=""),
+    "rdma-node": w.with_device(w.sriov(1), open_error="no device node"),
     "rdma-library": w.with_device(w.sriov(1), library_error="no driver"),
     "rdma-port": w.with_device(w.sriov(1), port={"state": PortState.DOWN}),
     "rdma-gid": w.with_device(w.sriov(1), port={"gids": w.table("net1", "192.168.5.8")[:3]}),
-    "rdma-mtu": w.with_device(w.sriov(1), port={"mtu": 4096}),
     "rdma-differs": w.ipoib(1),
     "memlock": w.changed(w.sriov(1), memlock=8 * MIB, identity=USER),
     "shm": w.changed(w.sriov(1), shm=64 * MIB),
-    "data-mtu": w.with_links(w.sriov(1), mtu=9000),
     "data-networks": w.with_links(w.tcp(1), "net1", addresses=("192.168.7.5/24",)),
     "control-subnet": w.tcp(1, subnet="10.244.1"),
     "data-carrier": w.with_links(w.tcp(1), "net1", carrier=False),
-    "data-address": w.changed(w.with_links(w.tcp(1), "net1", addresses=()), fabric=MULTUS),
+    "data-address": w.with_links(w.macvlan(1), "net1", addresses=()),
     "data-facts": w.without_facts("w-1"),
 }
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiboot.core.facts import Attachment, AttachmentSource, Gid, GidType, Variable, Worker
+from mpiboot.core.facts import Gid, GidType, Variable, Worker
 from mpiboot.core.model import Level
 from mpiboot.core.setting_types import DataNetworkUse, MpiNetwork, NcclSocket
 from mpiboot.core.settings import Settings
@@ -81,7 +81,13 @@ def test_rails_in_two_partitions_are_said_and_no_partition_is_named() -> None:
     )
     entry = Gid(0, "fe80:0:0:0:10:e0:0:77", GidType.ROCE_V1, "")
     port = w.port((entry,), layer="InfiniBand")
-    devices = (*worker.facts.fabric.devices, w.device("mlx5_9", port, index=9, protocol="ib"))
+    devices = (
+        *worker.facts.fabric.devices,
+        w.device(
+            "mlx5_9",
+            port,
+        ),
+    )
     links = (*worker.facts.links, second)
     found = decide([w.changed(worker, links=links, fabric={"devices": devices})])
     assert found.common["UCX_NET_DEVICES"] == "mlx5_4:1,mlx5_9:1"
@@ -194,9 +200,6 @@ def test_a_worker_pods_own_name_wins_on_that_worker_alone() -> None:
     assert "UCX_NET_DEVICES" not in found.common
 
 
-GIB = {"attachments": (Attachment(AttachmentSource.GIB, resource="/usr/local/gib"),)}
-
-
 @pytest.mark.parametrize(
     ("worker", "name"),
     [
@@ -204,7 +207,7 @@ GIB = {"attachments": (Attachment(AttachmentSource.GIB, resource="/usr/local/gib
             (w.changed(w.sriov(0), environment=(name,)), name)
             for name in ("NCCL_FASTRAK_IFNAME", "NCCL_GPUDIRECTTCPX_SOCKET_IFNAME")
         ),
-        (w.changed(w.sriov(0), fabric=GIB), "/usr/local/gib is there"),
+        (w.changed(w.sriov(0), fabric={"plugin": "gIB"}), "the plugin gIB"),
     ],
 )
 def test_a_plugin_with_sockets_of_its_own_keeps_all_of_nccls_variables(

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -165,18 +164,6 @@ def test_a_network_that_holds_another_address_of_the_tables_is_not_named() -> No
     inside = ipaddress.ip_network("10.5.0.0/29")
     assert [nccl.gid_index(one.port, NEW, inside=inside) for one in rails] == [5, 7]
     assert one(rails, "2.28.9").values == {}
-
-
-def test_of_two_entries_with_our_name_and_address_the_links_index_tells_ours() -> None:
-    link = w.link("net1", "10.5.0.2/24", kind="macvlan", index=31)
-    entries = (
-        *w.table("net1"),
-        replace(w.gid(3, "10.5.0.2", "net1"), link=30),
-        replace(w.gid(4, "10.5.0.2", "net1"), link=31),
-    )
-    found = one((rail(w.port(entries), link),), "2.28.9")
-    assert [gid.index for gid in found.wanted if gid] == [4]
-    assert not found.problems
 
 
 def test_ipv6_only_gets_its_index_or_its_family() -> None:

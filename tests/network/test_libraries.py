@@ -6,7 +6,6 @@ import ctypes
 import errno
 import json
 import shutil
-import struct
 import subprocess
 from collections.abc import Iterable
 from dataclasses import replace
@@ -16,7 +15,6 @@ from typing import Any, cast
 import pytest
 
 from mpiboot.network import libraries, rdma
-from mpiboot.network.libraries import LibraryAnswer
 from tests.data.build_sysfs import build, kernel
 from tests.data.rdma_nodes import TREES
 
@@ -105,20 +103,13 @@ def test_what_uses_rdma_is_looked_for_where_a_device_opens(
     assert (seen.missing, seen.plugin) == (missing, plugin)
 
 
-ASKED = {"mlx5_5": 1, "mlx5_6": 2}
+ASKED = ("mlx5_5", "mlx5_6")
 
 
 def test_what_the_library_says_is_read(tmp_path: Path) -> None:
-    message = {
-        "mlx5_5": {"why": "", "mtus": [[1, 4096]], "links": [[1, 3, 7]]},
-        "other": {"why": "", "mtus": [], "links": []},
-    }
-    words = ["verbs", "mlx5_5:1", "mlx5_6:2"]
-    text = f"import sys\nassert sys.argv[1:] == {words}\nprint({json.dumps(json.dumps(message))})\n"
-    program = played(tmp_path, text)
-    found, wrong = libraries.devices(ASKED, program=program)
-    assert found == {"mlx5_5": LibraryAnswer("", {1: 4096}, {(1, 3): 7})}
-    assert wrong == ""
+    message = json.dumps({"mlx5_5": "", "other": ""})
+    text = f"import sys\nassert sys.argv[1:] == ['verbs', *{ASKED}]\nprint({message!r})\n"
+    assert libraries.devices(ASKED, program=played(tmp_path, text)) == ({"mlx5_5": ""}, "")
 
 
 @pytest.mark.parametrize(
@@ -128,8 +119,6 @@ def test_what_the_library_says_is_read(tmp_path: Path) -> None:
         ("raise SystemExit(3)", "ended with 3"),
         ("import sys; sys.stdout.buffer.write(bytes(range(256)))", "ended with 0"),
         ("print('[1]')", "ended with 0"),
-        ('print(\'{"mlx5_5": {"why": ""}}\')', "ended with 0"),
-        ('print(\'{"mlx5_5": {"why": "", "mtus": [[1]], "links": []}}\')', "ended with 0"),
         ("import time; time.sleep(1000)", "took longer than 0.5 s"),
     ],
 )
@@ -144,9 +133,9 @@ def test_a_driver_that_crashes_hangs_or_prints_is_said_and_nothing_is_known(
 
 
 def test_a_device_that_the_library_does_not_have_is_said_on_any_machine() -> None:
-    found, wrong = libraries.devices({"no:such": 1})
+    found, wrong = libraries.devices(["no:such"])
     assert wrong == ""
-    assert found["no:such"].why.startswith(
+    assert found["no:such"].startswith(
         ("libibverbs.so.1 has no driver for it", "libibverbs.so.1 does not load")
     )
 
@@ -154,39 +143,18 @@ def test_a_device_that_the_library_does_not_have_is_said_on_any_machine() -> Non
 def test_the_librarys_word_stands_beside_the_kernels(tmp_path: Path) -> None:
     tree = TREES["mlx5-vfs"]
     found = rdma.assemble(kernel(tree), *build(tree, tmp_path))
-    message = {"mlx5_5": LibraryAnswer("", {1: 2048}, {(1, 3): 9})}
-    known = rdma.with_library(found, message, "it was slow").devices
-    ours, other = known[2], known[1]
-    assert (ours.library_error, ours.ports[0].mtu) == ("", 2048)
-    assert {gid.index: gid.link for gid in ours.ports[0].gids} == {0: 0, 1: 0, 2: 0, 3: 9}
-    assert other.library_error == ""
-    without = rdma.with_library(found, {"mlx5_5": LibraryAnswer("no driver", {}, {})}, "slow")
-    assert (without.devices[2].library_error, without.devices[2].ports[0].mtu) == (
-        "no driver",
-        4096,
-    )
-    assert without.unreadable == ("slow",)
+    known = rdma.with_library(found, {"mlx5_5": "no driver"}, "it was slow")
+    assert [one.library_error for one in known.devices] == ["", "", "no driver"]
+    assert known.unreadable == ("it was slow",)
 
 
 # libibverbs itself: a library of Python functions in its place
 
-ACTIVE = {256: 1, 512: 2, 1024: 3, 2048: 4, 4096: 5}  # enum ibv_mtu
-
 
 class Library:
-    """Devices by name: each port's number of MTU and length of table; and the table's entries."""
+    """Devices by name."""
 
-    def __init__(
-        self,
-        devices: dict[str, list[tuple[int, int]]],
-        entries: Iterable[tuple[int, int, int]] = (),
-        *,
-        refused: Iterable[str] = (),
-        old: bool = False,
-    ) -> None:
-        names = list(devices)
-        self.asked: list[int] = []
-
+    def __init__(self, *names: str, refused: Iterable[str] = ()) -> None:
         def ibv_get_device_list(count: Any) -> list[int] | None:  # noqa: ANN401 - a reference
             count._obj.value = len(names)
             return list(range(len(names))) or None
@@ -198,104 +166,39 @@ class Library:
             ctypes.set_errno(errno.EPERM)
             return 0 if names[device] in refused else device + 1
 
-        def ibv_query_port(opened: int, port: int, about: Any) -> int:  # noqa: ANN401 - a buffer
-            ports = devices[names[opened - 1]]
-            if not ports[port - 1][0] and not ports[port - 1][1]:
-                return errno.EINVAL
-            active, length = ports[port - 1]
-            struct.pack_into("=iiii", about, 0, 4, 5, active, length)
-            return 0
-
-        def query(_: int, table: Any, slots: int, flags: int, size: int) -> int:  # noqa: ANN401
-            self.asked.append(slots)
-            assert (flags, size, len(table)) == (0, 32, 32 * slots)
-            found = list(entries)
-            for place, (index, port, link) in enumerate(found):
-                struct.pack_into("=16sIIII", table, 32 * place, b"", index, port, 0, link)
-            return len(found) if found else -errno.EOPNOTSUPP
-
         self.ibv_get_device_list = ibv_get_device_list
         self.ibv_get_device_name = ibv_get_device_name
         self.ibv_open_device = ibv_open_device
-        self.ibv_query_port = ibv_query_port
-        if not old:
-            self._ibv_query_gid_table = query
 
-    def says(self, wanted: dict[str, int]) -> dict[str, LibraryAnswer]:
-        message = libraries._read(cast("ctypes.CDLL", self), wanted)
-        return libraries._answers(message, wanted)
-
-
-@pytest.mark.parametrize(("mtu", "number"), ACTIVE.items())
-def test_the_active_mtu_of_each_port_is_read(mtu: int, number: int) -> None:
-    library = Library({"mlx5_0": [(number, 8), (1, 8)]})
-    assert library.says({"mlx5_0": 2}) == {"mlx5_0": LibraryAnswer("", {1: mtu, 2: 256}, {})}
-    assert library.says({"mlx5_0": 1})["mlx5_0"].mtus == {1: mtu}
-
-
-@pytest.mark.parametrize("number", [0, 6, -1])
-def test_a_number_that_is_no_mtu_is_left_out(number: int) -> None:
-    assert Library({"a": [(number, 8)]}).says({"a": 1})["a"].mtus == {}
-
-
-def test_a_port_that_can_not_be_asked_is_left_out_and_the_others_are_not() -> None:
-    library = Library({"a": [(0, 0), (5, 16)]})
-    assert library.says({"a": 2})["a"].mtus == {2: 4096}
-    assert library.asked == [16]
-
-
-def test_the_links_of_a_table_are_read_by_port_and_place() -> None:
-    library = Library({"a": [(5, 8), (5, 8)]}, [(0, 1, 0), (3, 1, 7), (3, 2, 9)])
-    assert library.says({"a": 2})["a"].links == {(1, 3): 7, (2, 3): 9}
-    assert library.asked == [16], "one table for all ports"
-
-
-@pytest.mark.parametrize(
-    ("length", "asked"), [(0, []), (-5, []), (1 << 14, [1 << 14]), (1 << 20, [1 << 14])]
-)
-def test_a_table_is_no_larger_than_what_is_believed(length: int, asked: list[int]) -> None:
-    library = Library({"a": [(5, length)]})
-    assert library.says({"a": 1})["a"].links == {}
-    assert library.asked == asked
-
-
-def test_a_library_before_this_question_tells_no_links() -> None:
-    assert Library({"a": [(5, 8)]}, [(3, 1, 7)], old=True).says({"a": 1})["a"].links == {}
+    def says(self, *wanted: str) -> dict[str, str]:
+        return libraries._read(cast("ctypes.CDLL", self), wanted)
 
 
 def test_devices_that_it_does_not_have_or_can_not_open_are_said() -> None:
-    library = Library({"a": [(5, 8)], "b": [(4, 8)]}, refused=("b",))
-    found = library.says({"a": 1, "b": 1, "c": 1})
-    assert found["a"] == LibraryAnswer("", {1: 4096}, {})
-    assert found["b"].why == "libibverbs.so.1 can't open it (Operation not permitted)"
-    assert found["c"].why == "libibverbs.so.1 has no driver for it"
-    assert (found["c"].mtus, found["c"].links) == ({}, {})
-    assert Library({}).says({"a": 1})["a"].why == "libibverbs.so.1 has no driver for it"
+    no_driver = "libibverbs.so.1 has no driver for it"
+    assert Library("a", "b", "d", refused=("b",)).says("a", "b", "c") == {
+        "a": "",
+        "b": "libibverbs.so.1 can't open it (Operation not permitted)",
+        "c": no_driver,
+    }
+    assert Library().says("a") == {"a": no_driver}
+    assert Library("\xff").says("\ufffd") == {"\ufffd": ""}
 
 
 def test_a_list_that_could_not_be_had_has_no_devices() -> None:
-    library = Library({"a": [(5, 8)]})
+    library = Library("a")
 
     def failed(count: Any) -> None:  # noqa: ANN401 - a reference
         count._obj.value = 1
 
     library.ibv_get_device_list = failed
-    assert library.says({"a": 1})["a"].why == "libibverbs.so.1 has no driver for it"
-
-
-def test_a_name_that_is_no_utf8_is_another_one() -> None:
-    assert Library({"\xff": [(5, 8)]}).says({"\ufffd": 1})["\ufffd"].why == ""
+    assert library.says("a") == {"a": "libibverbs.so.1 has no driver for it"}
 
 
 def test_a_library_that_does_not_load_says_why_of_each_device(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(libraries, "LIBRARY", "libmpiboot-has-none.so.1")
-    found = libraries._verbs(["a:1", "b:c:2"])
-    assert set(found) == {"a", "b:c"}
-    assert str(found["a"]["why"]).startswith("libmpiboot-has-none.so.1 does not load (libmpiboot")
-    loaded: list[dict[str, int]] = []
-    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: "library")
-    monkeypatch.setattr(libraries, "_read", lambda _, wanted: loaded.append(wanted))
-    libraries._verbs(["a:1", "b:c:2"])
-    assert loaded == [{"a": 1, "b:c": 2}]
+    found = libraries._verbs(["a", "b"])
+    assert list(found) == ["a", "b"]
+    assert found["a"].startswith("libmpiboot-has-none.so.1 does not load (libmpiboot")

@@ -51,8 +51,8 @@ def hosts(tmp_path: Path) -> Path:
 def facts() -> PodFacts:
     gid = Gid(3, "::ffff:192.168.1.5", GidType.ROCE_V2, "net1")
     state, layer = PortState.ACTIVE, LinkLayer.ETHERNET
-    port = RdmaPort(1, state, layer, "net1", 100.0, 4096, (gid,), (65535,))
-    device = RdmaDevice(0, "mlx5_0", "roce", "ca", "mlx5", "", "/dev/x", "", (port,))
+    port = RdmaPort(1, state, layer, "net1", 100.0, (gid,), (65535,))
+    device = RdmaDevice("mlx5_0", "mlx5_core", "", "", (port,))
     return PodFacts(
         hostname="w-0",
         mpiboot="0.1.0",
@@ -67,7 +67,7 @@ def facts() -> PodFacts:
         memlock=-1,
         shm=1 << 26,
         environment=("PATH", "LD_LIBRARY_PATH"),
-        fabric=Fabric("shared", True, (device,)),
+        fabric=Fabric((device,)),
     )
 
 

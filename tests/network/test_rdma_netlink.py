@@ -9,11 +9,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from mpiboot.core.facts import LinkLayer, RdmaPort
 from mpiboot.network import netlink, rdma
 from mpiboot.network.rdma import KernelRdma
 
-GET, PORT_GET, SYS_GET = (5 << 10) + 1, (5 << 10) + 5, (5 << 10) + 6
+GET, PORT_GET = (5 << 10) + 1, (5 << 10) + 5
 ERROR, DONE, MULTI, DUMP_INTR = 2, 3, 2, 0x10
 
 Answers = Callable[[int, bytes, int], list[bytes]]
@@ -73,10 +72,8 @@ def port(sequence: int, *more: bytes) -> bytes:
 def usual(kind: int, request: bytes, sequence: int) -> list[bytes]:
     if kind == GET:
         return [device(3, sequence) + done(sequence)]
-    if kind == PORT_GET:
-        return [port(sequence, u32(50, 7), text(51, "net1")) + done(sequence)]
-    assert kind == SYS_GET
-    return [message(SYS_GET, u8(66, 1), sequence, flags=0)]
+    assert kind == PORT_GET
+    return [port(sequence, u32(50, 7), text(51, "net1")) + done(sequence)]
 
 
 @contextmanager
@@ -101,31 +98,34 @@ def kernel(answers: Answers) -> Iterator[socket.socket]:
         theirs.close()
 
 
-def told(answers: Answers, seconds: float = 30) -> KernelRdma:
-    with kernel(answers) as channel:
-        return rdma.read(netlink.Kernel(channel=channel), seconds)
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Callable[[Answers], KernelRdma]:
+    def read(answers: Answers) -> KernelRdma:
+        with kernel(answers) as channel:
+            monkeypatch.setattr(socket, "socket", lambda *_: channel)
+            return rdma.query_kernel()
+
+    return read
 
 
-def test_a_device_is_read_with_its_port() -> None:
-    found = told(usual)
-    assert found.mode == "shared"
-    assert found.complete
-    assert not found.unreadable
-    (one,) = found.devices
-    assert (one.index, one.name, one.protocol) == (3, "mlx5_3", "roce")
-    assert one.ports == (RdmaPort(1, link_layer=LinkLayer.ETHERNET, netdev="net1"),)
+Told = Callable[[Answers], KernelRdma]
+ONE = KernelRdma({"mlx5_3": {1: "net1"}})
 
 
-def test_a_port_of_another_network_namespace_has_no_netdev() -> None:
+def test_a_device_is_read_with_its_port(told: Told) -> None:
+    assert told(usual) == ONE
+
+
+def test_a_port_of_another_network_namespace_has_no_netdev(told: Told) -> None:
     def answers(kind: int, request: bytes, sequence: int) -> list[bytes]:
         if kind == PORT_GET:
             return [port(sequence) + done(sequence)]
         return usual(kind, request, sequence)
 
-    assert told(answers).devices[0].ports == (RdmaPort(1, link_layer=LinkLayer.ETHERNET),)
+    assert told(answers) == KernelRdma({"mlx5_3": {1: ""}})
 
 
-def test_unknown_attributes_are_passed_over() -> None:
+def test_unknown_attributes_are_passed_over(told: Told) -> None:
     strange = (attribute(0, bytes(8)), attribute(900, b"new"), attribute(0x8000 | 15, u32(16, 1)))
 
     def answers(kind: int, request: bytes, sequence: int) -> list[bytes]:
@@ -133,12 +133,10 @@ def test_unknown_attributes_are_passed_over() -> None:
             return [device(3, sequence, *strange), done(sequence)]
         return usual(kind, request, sequence)
 
-    found = told(answers)
-    assert [one.name for one in found.devices] == ["mlx5_3"]
-    assert not found.unreadable
+    assert told(answers) == ONE
 
 
-def test_sixty_four_devices_come_in_many_datagrams() -> None:
+def test_sixty_four_devices_come_in_many_datagrams(told: Told) -> None:
     def answers(kind: int, request: bytes, sequence: int) -> list[bytes]:
         if kind == GET:
             return [
@@ -147,62 +145,34 @@ def test_sixty_four_devices_come_in_many_datagrams() -> None:
             ] + [done(sequence)]
         return usual(kind, request, sequence)
 
-    found = told(answers)
-    assert [one.index for one in found.devices] == list(range(64))
-    assert all(one.ports for one in found.devices)
+    assert told(answers).links == {f"mlx5_{index}": {1: "net1"} for index in range(64)}
 
 
-def test_the_exclusive_mode_is_told() -> None:
-    def answers(kind: int, request: bytes, sequence: int) -> list[bytes]:
-        if kind == SYS_GET:
-            return [message(SYS_GET, u8(66, 0), sequence, flags=0)]
-        return usual(kind, request, sequence)
-
-    assert told(answers).mode == "exclusive"
-
-
-@pytest.mark.parametrize("code", [errno.EINVAL, errno.EOPNOTSUPP])
-def test_an_old_kernel_that_knows_no_mode_is_shared(code: int) -> None:
-    def answers(kind: int, request: bytes, sequence: int) -> list[bytes]:
-        if kind == SYS_GET:
-            return [refusal(sequence, code)]
-        return usual(kind, request, sequence)
-
-    found = told(answers)
-    assert found.mode == "shared"
-    assert not found.unreadable
-
-
-def test_a_device_that_goes_away_meanwhile_has_no_ports() -> None:
+def test_a_device_that_goes_away_meanwhile_has_no_ports(told: Told) -> None:
     def answers(kind: int, request: bytes, sequence: int) -> list[bytes]:
         if kind == PORT_GET:
             return [done(sequence, -errno.EINVAL)]  # a failed dump says so only in its end
         return usual(kind, request, sequence)
 
-    found = told(answers)
-    assert found.devices[0].ports == ()
-    assert found.complete
-    assert found.unreadable == ("netlink: the ports of mlx5_3: Invalid argument",)
+    assert told(answers) == KernelRdma({}, "the ports of mlx5_3: Invalid argument")
 
 
-def test_an_answer_without_an_end_is_given_up_and_nothing_more_is_asked() -> None:
+def test_an_answer_without_an_end_is_given_up_and_nothing_more_is_asked(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(netlink, "TIMEOUT_S", 0.5)
     asked = []
 
     def answers(kind: int, request: bytes, sequence: int) -> list[bytes]:
         asked.append(kind)
         return [device(3, sequence)]
 
-    found = told(answers, seconds=0.5)
-    assert not found.devices
-    assert not found.complete
-    assert found.unreadable == (
-        "netlink: the list of RDMA devices: the kernel's answer has no end",
-    )
+    assert told(answers) == KernelRdma({}, "the kernel's answer has no end")
     assert asked == [GET]
 
 
 @pytest.mark.parametrize("marked", ["entry", "end"])
-def test_a_dump_that_a_change_interrupted_is_requested_anew(marked: str) -> None:
+def test_a_dump_that_a_change_interrupted_is_requested_anew(told: Told, marked: str) -> None:
     asked = []
 
     def answers(kind: int, request: bytes, sequence: int) -> list[bytes]:
@@ -214,44 +184,38 @@ def test_a_dump_that_a_change_interrupted_is_requested_anew(marked: str) -> None
         dump[marked] = dump[marked][:6] + flags + dump[marked][8:]
         return list(dump.values())
 
-    found = told(answers)
-    assert [one.name for one in found.devices] == ["mlx5_3"]
-    assert found.complete
+    assert told(answers) == ONE
 
 
-def test_a_refused_list_is_an_oddity() -> None:
+def test_a_refused_list_is_an_oddity(told: Told) -> None:
     def answers(kind: int, request: bytes, sequence: int) -> list[bytes]:
         return [refusal(sequence, errno.EPERM)]
 
-    found = told(answers)
-    assert not found.devices
-    assert not found.complete
-    assert found.unreadable[0] == "netlink: the list of RDMA devices: Operation not permitted"
+    assert told(answers) == KernelRdma({}, "Operation not permitted")
 
 
-def test_the_late_rest_of_another_answer_is_passed_over() -> None:
+def test_the_late_rest_of_another_answer_is_passed_over(told: Told) -> None:
     def answers(kind: int, request: bytes, sequence: int) -> list[bytes]:
         return [device(9, sequence + 1000), *usual(kind, request, sequence)]
 
-    assert [one.name for one in told(answers).devices] == ["mlx5_3"]
+    assert told(answers) == ONE
 
 
-def test_a_device_whose_name_is_no_utf8_is_left_out_and_the_list_is_not_whole() -> None:
+def test_a_device_whose_name_is_no_utf8_is_readable(told: Told) -> None:
     def answers(kind: int, request: bytes, sequence: int) -> list[bytes]:
         if kind == GET:
-            odd = message(GET, u32(1, 4) + attribute(2, b"\xff\xfe\0"), sequence)
-            return [odd + device(3, sequence), done(sequence)]
+            return [
+                message(GET, u32(1, 4) + attribute(2, b"\xff\xfe\0"), sequence) + done(sequence)
+            ]
         return usual(kind, request, sequence)
 
-    found = told(answers)
-    assert [one.name for one in found.devices] == ["mlx5_3"]
-    assert not found.complete
+    assert told(answers).links == {r"\xff\xfe": {1: "net1"}}
 
 
 def test_the_real_kernel_answers_or_has_no_rdma() -> None:
     try:
-        found = rdma.ask_kernel()
+        found = rdma.query_kernel()
     except OSError as error:
         assert error.errno in {errno.EPROTONOSUPPORT, errno.EAFNOSUPPORT, errno.EPERM}  # noqa: PT017
         return
-    assert found.mode in {"shared", "exclusive"}
+    assert not found.refused

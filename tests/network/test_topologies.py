@@ -9,8 +9,6 @@ from typing import Final
 import pytest
 
 from mpiboot.core.facts import (
-    Attachment,
-    AttachmentSource,
     Gid,
     GidType,
     Gpus,
@@ -58,7 +56,12 @@ def both(*made: Worker) -> tuple[Worker, ...]:
 def bond(place: int = 0, rate: float = 100.0) -> Worker:
     """RoCE on the only NIC, a bond, with the node's own network."""
     address = f"10.0.0.{5 + place}"
-    own = w.link("bond0", f"{address}/24", index=4, kind="bond", pci="0000:01:00.0")
+    own = w.link(
+        "bond0",
+        f"{address}/24",
+        index=4,
+        kind="bond",
+    )
     veths = [w.link(f"cali{n}", index=50 + n, kind="veth") for n in range(5)]
     port = w.port(w.table("bond0", address), netdev="bond0", rate=rate)
     return w.worker(f"w-{place}", own, *veths, devices=(w.device("mlx5_3", port),), control=address)
@@ -77,10 +80,13 @@ def infiniband(place: int = 0, *, ipoib: bool = True) -> Worker:
     assert made.facts is not None
     first = made.facts.fabric.devices[1]
     others = [
-        w.device(f"mlx5_{n}", w.port(layer="InfiniBand"), index=n, protocol="ib")
+        w.device(
+            f"mlx5_{n}",
+            w.port(layer="InfiniBand"),
+        )
         for n in range(1, 8)
     ]
-    devices = (replace(first, name="mlx5_0", index=0), *others)
+    devices = (replace(first, name="mlx5_0"), *others)
     links = made.facts.links if ipoib else made.facts.links[:2]
     return w.changed(made, links=links, fabric={"devices": devices})
 
@@ -92,7 +98,7 @@ def blind(one: Worker) -> Worker:
         replace(device, ports=tuple(replace(port, netdev="") for port in device.ports))
         for device in one.facts.fabric.devices
     )
-    seen = {"devices": devices, "netns_mode": "", "refused": "Operation not permitted"}
+    seen = {"devices": devices, "refused": "Operation not permitted"}
     return w.changed(one, fabric=seen)
 
 
@@ -103,7 +109,11 @@ def without_table(one: Worker) -> Worker:
 def foreign(place: int = 0) -> Worker:
     """A privileged pod: the node's RoCE ports open, and none has an address of the pod."""
     devices = tuple(
-        w.device(f"mlx5_{n}", w.port(w.table(f"pf{n}", f"10.{n}.0.1")), index=n) for n in range(2)
+        w.device(
+            f"mlx5_{n}",
+            w.port(w.table(f"pf{n}", f"10.{n}.0.1")),
+        )
+        for n in range(2)
     )
     return w.worker(f"w-{place}", w.eth0(f"10.244.1.{5 + place}/24"), devices=devices)
 
@@ -125,18 +135,11 @@ def shared_rail(place: int) -> Worker:
     """A VF of the pod's own beside a VF of another pod that opens as well."""
     made = w.sriov(place)
     assert made.facts is not None
-    other = w.device("mlx5_9", w.port(w.table("net1", "192.168.5.99")), index=9)
+    other = w.device(
+        "mlx5_9",
+        w.port(w.table("net1", "192.168.5.99")),
+    )
     return w.changed(made, fabric={"devices": (*made.facts.fabric.devices, other)})
-
-
-def one_v6(place: int) -> Worker:
-    address = f"fd00:5::{7 + place}"
-    made = w.with_links(w.sriov(place), "net1", addresses=(f"{address}/64",))
-    return w.with_device(made, port={"gids": w.table("net1", address)})
-
-
-def attached(one: Worker, by: AttachmentSource, resource: str) -> Worker:
-    return w.changed(one, fabric={"attachments": (Attachment(by, resource=resource),)})
 
 
 def own_settings(one: Worker, **settings: str) -> Worker:
@@ -255,7 +258,7 @@ CASES: Final = {
         {},
         "net1",
         {"w-0": {"UCX_NET_DEVICES": RAILS}, "w-1": {"UCX_NET_DEVICES": RAILS[:-10]}},
-        ("rdma-differs",),
+        ("workers-differ",),
     ),
     "one rail down": Case(
         (down(rails(0)), rails(1)),
@@ -319,7 +322,7 @@ CASES: Final = {
         checks=("rdma-gid-index", "rdma-gid-index"),
     ),
     "IPv6 alone on the data link": Case(
-        (one_v6(0), one_v6(1)),
+        (w.one_v6(0), w.one_v6(1)),
         (KNOWN, KNOWN),
         {**VF, "NCCL_IB_GID_INDEX": "3", "NCCL_SOCKET_FAMILY": "AF_INET6"},
         "net1",
@@ -498,7 +501,7 @@ CASES: Final = {
     "a file of NCCL's that the line names, and nobody has read": Case(
         (shared_rail(0),), (KNOWN,), VF, "", taken={"NCCL_CONF_FILE": "/mine.conf"}
     ),
-    "gIB": Case((attached(w.sriov(0), AttachmentSource.GIB, "/usr/local/gib"),), (KNOWN,), VF, ""),
+    "gIB": Case((loads(w.sriov(0), "gIB"),), (KNOWN,), VF, ""),
 }
 
 

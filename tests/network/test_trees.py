@@ -36,15 +36,14 @@ def pod(name: str, fabric: Fabric) -> Worker:
         Link(
             number,
             link,
-            KINDS.get(name, "vf"),
+            KINDS.get(name, "ether"),
             up=True,
             mtu=mtu,
             addresses=(known[link],) if link in known else (),
             hardware=tree.addresses.get(link, f"02:00:00:00:00:{number:02x}"),
-            pci=pci.partition("/")[0],
             pkey=0x8001 if name == "ipoib" and link == "net1" else None,
         )
-        for number, (link, mtu, pci) in enumerate(tree.links, start=2)
+        for number, (link, mtu, _) in enumerate(tree.links, start=2)
         if link != "eth0"
     ]
     found = w.worker("w-0", w.eth0(), *links)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.core.facts import Attachment, AttachmentSource, Gid, GidType, PortState, Worker
+from mpiboot.core.facts import Gid, GidType, PortState, Worker
 from mpiboot.core.model import Source
 from mpiboot.core.setting_types import DataNetworkUse, MpiNetwork, NcclSocket
 from mpiboot.core.settings import Settings
@@ -27,9 +27,8 @@ def checks(network: WorkerNetwork) -> list[str]:
     return [problem.check for problem in network.problems]
 
 
-@pytest.mark.parametrize("mode", ["shared", "exclusive"])
-def test_one_sriov_vf_is_found_by_the_kernels_word(mode: str) -> None:
-    network = choose(w.changed(w.sriov(), fabric={"netns_mode": mode}), DEFAULT)
+def test_one_sriov_vf_is_found_by_the_kernels_word() -> None:
+    network = choose(w.sriov(), DEFAULT)
     assert network.transport is Transport.ROCE
     assert names(network) == ["mlx5_3:1"]
     assert data(network) == ["net1"]
@@ -49,12 +48,6 @@ def test_eight_rails_keep_the_order_of_their_links() -> None:
     network = choose(w.rails8(), DEFAULT)
     assert data(network) == [f"net{rail}" for rail in range(1, 9)]
     assert names(network) == [f"mlx5_{20 - rail}:1" for rail in range(1, 9)]
-
-
-def test_the_platforms_order_of_rails_comes_before_the_names() -> None:
-    named = tuple(Attachment(AttachmentSource.MULTUS, link=f"net{rail}") for rail in (3, 1, 2))
-    network = choose(w.changed(w.rails8(), fabric={"attachments": named}), DEFAULT)
-    assert data(network)[:4] == ["net3", "net1", "net2", "net4"]
 
 
 def test_a_macvlan_is_found_by_its_own_entry_among_foreign_ones() -> None:
@@ -92,17 +85,14 @@ def test_infiniband_without_a_link_takes_the_devices_that_open_and_leaves_ethern
 
 def test_the_platforms_list_of_functions_picks_this_containers_devices() -> None:
     devices = tuple(
-        w.device(f"mlx5_{n}", w.port(layer="InfiniBand"), index=n, pci=f"0000:0{n}:00.1")
-        for n in range(4)
+        w.device(f"mlx5_{n}", w.port(layer="InfiniBand"), pci=f"0000:0{n}:00.1") for n in range(4)
     )
-    given = Attachment(AttachmentSource.DEVICE_PLUGIN, pci="0000:02:00.1", resource="ib")
-    worker = w.worker("w-0", w.eth0(), devices=devices, attachments=(given,))
+    worker = w.worker("w-0", w.eth0(), devices=devices, functions=("0000:02:00.1",))
     assert names(choose(worker, DEFAULT)) == ["mlx5_2:1"]
 
 
 def test_a_function_without_rdma_is_said_with_the_policy_line() -> None:
-    given = Attachment(AttachmentSource.DEVICE_PLUGIN, pci="0000:02:00.1")
-    network = choose(w.worker("w-0", w.eth0(), attachments=(given,)), DEFAULT)
+    network = choose(w.worker("w-0", w.eth0(), functions=("0000:02:00.1",)), DEFAULT)
     assert checks(network) == ["rdma-missing"]
     assert "isRdma" in (network.problems[0].hint or "")
 
@@ -119,58 +109,26 @@ def test_roce_devices_that_open_without_a_link_of_the_pod_are_said_and_not_used(
     assert "k8s.v1.cni.cncf.io/networks" in (problem.hint or "")
 
 
-def test_link_and_device_of_one_pci_function_belong_together() -> None:
-    worker = w.worker(
-        "w-0",
-        w.eth0(),
-        w.link("net1", "10.5.0.2/24", pci="0000:06:00.2"),
-        devices=(
-            w.device("mlx5_9", w.port(), index=9, pci="0000:06:00.3"),
-            w.device("mlx5_7", w.port(w.table("net1", "10.5.0.2")), pci="0000:06:00.2"),
-        ),
-    )
-    network = choose(worker, DEFAULT)
-    assert names(network) == ["mlx5_7:1"]
-    assert "PCI" in network.rails[0].reason
-
-
 def test_of_a_function_with_two_devices_the_one_with_the_links_address_is_taken() -> None:
     # As a switch mode's representors are.
     devices = tuple(
-        w.device(name, w.port(w.table(link, address)), index=index, pci="0000:08:00.2")
+        w.device(name, w.port(w.table(link, address)), pci="0000:08:00.2")
         for index, (name, link, address) in enumerate(
             [("mlx5_6", "pf0", "10.0.0.1"), ("mlx5_7", "net1", "10.5.0.2")]
         )
     )
-    link = w.link("net1", "10.5.0.2/24", pci="0000:08:00.2")
+    link = w.link(
+        "net1",
+        "10.5.0.2/24",
+    )
     network = choose(w.worker("w-0", w.eth0(), link, devices=devices), DEFAULT)
     assert names(network) == ["mlx5_7:1"]
     assert not network.problems
 
 
-def test_of_a_function_with_two_ports_the_links_own_is_taken() -> None:
-    pci = "0000:06:00.0"
-    both = w.device("mlx4_0", w.port(number=1), w.port(number=2), pci=pci)
-    link = replace(w.link("net1", "10.5.0.2/24", pci=pci), dev_port=1)
-    assert names(choose(w.worker("w-0", w.eth0(), link, devices=(both,)), DEFAULT)) == ["mlx4_0:2"]
-
-
-def test_the_platform_ties_a_link_to_a_device_where_the_kernel_does_not() -> None:
-    worker = w.worker(
-        "w-0",
-        w.eth0(),
-        w.link("zz", "10.5.0.2/24", kind="ipvlan"),
-        devices=(w.device("rocep1", w.port()), w.device("rocep2", w.port())),
-        attachments=(Attachment(AttachmentSource.DRA, link="zz", rdma="rocep2"),),
-    )
-    network = choose(worker, DEFAULT)
-    assert names(network) == ["rocep2:1"]
-    assert network.decisions[0].source is Source.PLATFORM
-
-
 def test_a_vlan_is_tied_to_the_port_below_it_and_takes_the_one_with_the_address() -> None:
     base = w.link("net1", index=20)
-    vlan = replace(w.link("net1.100", "10.7.0.2/24", index=21, kind="vlan"), lower=20)
+    vlan = w.link("net1.100", "10.7.0.2/24", index=21, kind="vlan")
     gids = (*w.table("net1"), w.gid(9, "10.7.0.2", "net1.100"))
     worker = w.worker(
         "w-0", w.eth0(), base, vlan, devices=(w.device("mlx5_5", w.port(gids, netdev="net1")),)
@@ -178,19 +136,7 @@ def test_a_vlan_is_tied_to_the_port_below_it_and_takes_the_one_with_the_address(
     network = choose(worker, DEFAULT)
     assert names(network) == ["mlx5_5:1"]
     assert data(network) == ["net1.100"]
-    assert "below the VLAN" in network.rails[0].reason
-
-
-def test_a_vlan_in_a_vlan_stands_on_the_link_below_both_and_a_ring_on_none() -> None:
-    base = w.link("net1", index=20)
-    outer = replace(w.link("net1.7", index=21, kind="vlan"), lower=20)
-    inner = replace(w.link("net1.7.8", "10.7.0.2/24", index=22, kind="vlan"), lower=21)
-    ring = replace(w.link("odd", "10.8.0.2/24", index=23, kind="vlan"), lower=23)
-    own = w.device("mlx5_5", w.port(w.table("net1"), netdev="net1"))
-    worker = w.worker("w-0", w.eth0(), base, outer, inner, ring, devices=(own,))
-    named = Settings(data_ifname=("net1.7.8",))
-    assert names(choose(worker, named)) == ["mlx5_5:1"]
-    assert names(choose(worker, Settings(data_ifname=("odd",)))) == []
+    assert "GID table" in network.rails[0].reason
 
 
 def test_a_vlan_whose_lower_link_is_elsewhere_is_tied_by_its_entry_alone() -> None:
@@ -198,20 +144,13 @@ def test_a_vlan_whose_lower_link_is_elsewhere_is_tied_by_its_entry_alone() -> No
     vf = w.link("net1", "10.5.0.2/24", index=20, hardware=w.mac(7))
     vlan = w.link("net2", "10.7.0.2/24", index=21, kind="vlan", hardware=w.mac(7))
     ours = w.device("mlx5_5", w.port(w.table("net1", "10.5.0.2"), netdev="net1"))
-    below = w.device("mlx5_6", w.port((*w.table("pf0"), w.gid(5, "10.7.0.2", "net2"))), index=6)
+    below = w.device(
+        "mlx5_6",
+        w.port((*w.table("pf0"), w.gid(5, "10.7.0.2", "net2"))),
+    )
     network = choose(w.worker("w-0", w.eth0(), vf, vlan, devices=(ours, below)), DEFAULT)
     assert names(network) == ["mlx5_5:1", "mlx5_6:1"]
     assert "GID table" in network.rails[1].reason
-
-
-def test_efa_needs_no_link_nor_its_drivers_name_but_a_node_that_opens() -> None:
-    worker = w.efa()
-    assert worker.facts is not None
-    unnamed = tuple(replace(one, driver="") for one in worker.facts.fabric.devices)
-    for efa in (worker, w.changed(worker, fabric={"devices": unnamed})):
-        network = choose(efa, DEFAULT)
-        assert (network.transport, len(network.rails)) == (Transport.EFA, 4)
-    assert choose(w.efa(open_error="no device node"), DEFAULT).transport is Transport.NONE
 
 
 @pytest.mark.parametrize(("up", "message"), [(True, "has no carrier"), (False, "is down")])
@@ -246,7 +185,6 @@ def test_all_devices_of_the_node_are_visible_and_one_is_this_pods() -> None:
         w.device(
             f"mlx5_{n}",
             w.port(w.table("net1", f"192.168.5.{100 + n}")),
-            index=n,
             open_error="no node",
         )
         for n in range(4, 30)
@@ -299,7 +237,10 @@ def test_the_control_links_own_port_carries_data_where_it_is_as_fast_as_the_othe
     assert node.facts is not None
     ib0 = next(link for link in node.facts.links if link.name == "ib0")
     bridge = w.link("cni0", "10.244.9.1/24", index=60, kind="bridge")
-    other = w.device("mlx5_7", w.port(layer="InfiniBand"), index=7, protocol="ib")
+    other = w.device(
+        "mlx5_7",
+        w.port(layer="InfiniBand"),
+    )
     devices = (*node.facts.fabric.devices, other)
     network = choose(w.worker("w-0", ib0, bridge, devices=devices, control="10.9.0.5"), DEFAULT)
     assert network.host_network
@@ -312,24 +253,19 @@ def test_two_devices_that_cannot_be_told_apart_are_named_with_the_setting() -> N
         "w-0",
         w.eth0(),
         w.link("net1", "10.5.0.2/24", kind="macvlan"),
-        devices=(w.device("mlx5_1", w.port(gids)), w.device("mlx5_2", w.port(gids), index=2)),
+        devices=(
+            w.device("mlx5_1", w.port(gids)),
+            w.device(
+                "mlx5_2",
+                w.port(gids),
+            ),
+        ),
     )
     network = choose(worker, DEFAULT)
     problem = next(item for item in network.problems if item.check == "data-ambiguous")
     assert "mlx5_1:1, mlx5_2:1" in problem.message
     assert "MPIBOOT_RDMA_DEVICE" in (problem.hint or "")
     assert names(choose(worker, Settings(rdma_device=("mlx5_2",)))) == ["mlx5_2:1"]
-
-
-def test_of_two_devices_with_our_name_and_address_the_links_index_tells_ours() -> None:
-    link = w.link("net1", "10.5.0.2/24", kind="macvlan", index=31)
-    devices = tuple(
-        w.device(f"mlx5_{n}", w.port((*w.table("net1"), replace(own, link=n))), index=n)
-        for n, own in ((30, w.gid(4, "10.5.0.2", "net1")), (31, w.gid(4, "10.5.0.2", "net1")))
-    )
-    network = choose(w.worker("w-0", w.eth0(), link, devices=devices), DEFAULT)
-    assert names(network) == ["mlx5_31:1"]
-    assert not network.problems
 
 
 def test_of_two_matching_devices_the_one_that_opens_is_taken() -> None:
@@ -340,13 +276,16 @@ def test_of_two_matching_devices_the_one_that_opens_is_taken() -> None:
         w.link("net1", "10.5.0.2/24", kind="macvlan"),
         devices=(
             w.device("mlx5_1", w.port(gids), open_error="EPERM"),
-            w.device("mlx5_2", w.port(gids), index=2),
+            w.device(
+                "mlx5_2",
+                w.port(gids),
+            ),
         ),
     )
     assert names(choose(worker, DEFAULT)) == ["mlx5_2:1"]
 
 
-def test_two_tcp_links_without_the_platforms_word_are_said_and_one_can_be_named() -> None:
+def test_two_tcp_links_are_said_and_one_can_be_named() -> None:
     links = (w.link("foo", "10.5.0.2/24", kind="veth"), w.link("bar", "10.6.0.2/24", kind="veth"))
     worker = w.worker("w-0", w.eth0(), *links)
     network = choose(worker, DEFAULT)
@@ -355,13 +294,6 @@ def test_two_tcp_links_without_the_platforms_word_are_said_and_one_can_be_named(
     named = choose(worker, Settings(data_ifname=("foo",)))
     assert data(named) == ["foo"]
     assert not named.problems
-    message = (
-        Attachment(AttachmentSource.MULTUS, link="foo"),
-        Attachment(AttachmentSource.MULTUS, link="eth0", default=True),
-    )
-    told = choose(w.worker("w-0", w.eth0(), *links, attachments=message), DEFAULT)
-    assert data(told) == ["foo"]
-    assert not told.problems
 
 
 @pytest.mark.parametrize(
@@ -442,7 +374,13 @@ def test_infiniband_is_kept_where_both_link_layers_are_there() -> None:
 
 def test_a_bond_and_its_slaves_are_one_rail() -> None:
     pci = "0000:06:00.0"
-    slaves = [w.link(f"eth{n}", index=20 + n, pci=pci) for n in (1, 2)]
+    slaves = [
+        w.link(
+            f"eth{n}",
+            index=20 + n,
+        )
+        for n in (1, 2)
+    ]
     bond = w.link("bond0", "10.5.0.2/24", index=30, kind="bond")
     own = w.port(w.table("bond0", "10.5.0.2"), netdev="bond0")
     worker = w.worker(
@@ -505,12 +443,16 @@ def test_control_is_the_users_link_where_the_worker_has_it() -> None:
     assert control_link(worker, "c") == "a"
 
 
-def test_control_falls_back_to_the_platform_and_to_nothing() -> None:
+def test_control_falls_back_to_nothing() -> None:
     links = (w.link("a", "10.1.0.2/24", kind="veth"), w.link("b", "10.2.0.2/24", kind="veth"))
-    message = (Attachment(AttachmentSource.MULTUS, link="a", default=True),)
-    assert control_link(w.worker("w-0", *links, attachments=message)) == "a"
     assert control_link(w.worker("w-0", *links)) == ""
     assert control_link(w.worker("w-0", *links), "b") == "b"
+
+
+def test_efa_needs_no_link_but_a_node_that_opens() -> None:
+    network = choose(w.efa(), DEFAULT)
+    assert (network.transport, len(network.rails)) == (Transport.EFA, 4)
+    assert choose(w.efa(open_error="no device node"), DEFAULT).transport is Transport.NONE
 
 
 def test_a_worker_without_facts_is_unknown() -> None:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Final
 
 from tests.pods.fault import Fault
 from tests.pods.network import Link
-from tests.pods.volumes import Files
 
 _NET1: Final = (Link(), Link("net1", "br-data"))
-_STATUS: Final = '[{"name": "data", "interface": "net1", "ips": []}]'
-_MULTUS: Final = f"k8s.v1.cni.cncf.io/network-status={json.dumps(_STATUS)}\n"
 
 FAULTS: Final = (
     # -- network -----------------------------------------------------------------------------------
@@ -40,7 +36,7 @@ FAULTS: Final = (
         message="link net1 has no address yet",
         pod={
             "links": (Link(), Link("net1", "br-data", ipv4=False)),
-            "volumes": (Files("/etc/podnetinfo", {"annotations": _MULTUS}),),
+            "env": {"MPIBOOT_DATA_IFNAME": "net1"},
         },
     ),
     Fault(

@@ -204,23 +204,18 @@ def test_a_name_that_is_gone_is_gone_though_the_world_outside_fails(
 
 
 @pytest.mark.parametrize(
-    ("kind", "mode", "shared"),
-    [("vf", "shared", False), ("physical", "shared", True), ("physical", "exclusive", False)],
-    ids=["VF", "whole HCA", "whole HCA of this pod"],
+    ("netdev", "functions", "shared"),
+    [("net1", (), False), ("", ("0000:06:00.1",), False), ("", (), True)],
+    ids=["its link is in the pod", "of the device plugin", "shared"],
 )
-def test_what_is_counted_are_the_rails_and_the_links(kind: str, mode: str, *, shared: bool) -> None:
-    seen = workers.sriov()
-    assert seen.facts
-    fabric = replace(seen.facts.fabric, netns_mode=mode)
-    links = tuple(
-        replace(link, kind=kind) if link.name == "net1" else link for link in seen.facts.links
-    )
-    seen = replace(seen, facts=replace(seen.facts, fabric=fabric, links=links))
+def test_what_is_counted_are_the_rails_and_the_links(
+    netdev: str, functions: tuple[str, ...], *, shared: bool
+) -> None:
+    seen = workers.with_device(workers.sriov(), port={"netdev": netdev})
+    seen = workers.changed(seen, fabric={"functions": functions})
     network = worker_network.choose(seen, Settings())
     port, *links_counted = evidence.counted_ports(network, rdma=True)
-    assert port == CountedPort(
-        "mlx5_3:1", "net1", data=True, rdma=True, rate=100e9, shared=shared, mtu=1024
-    )
+    assert port == CountedPort("mlx5_3:1", "net1", data=True, rdma=True, rate=100e9, shared=shared)
     assert [(link.name, link.data) for link in links_counted] == [("eth0", False), ("net1", False)]
     eth0, net1 = evidence.counted_ports(network, rdma=False, mpi_on_control=True)
     assert (eth0.data, net1.data) == (False, True)
@@ -231,8 +226,8 @@ def test_what_is_counted_are_the_rails_and_the_links(kind: str, mode: str, *, sh
 def test_devices_that_the_user_may_name_are_counted_too() -> None:
     seen = workers.sriov()
     assert seen.facts
-    more = workers.device("mlx5_9", workers.port(netdev="other"), index=9, pci="0000:07:00.0")
-    closed = workers.device("mlx5_8", workers.port(), index=8, open_error="gone")
+    more = workers.device("mlx5_9", workers.port(netdev="other"), pci="0000:07:00.0")
+    closed = workers.device("mlx5_8", workers.port(), open_error="gone")
     fabric = replace(seen.facts.fabric, devices=(*seen.facts.fabric.devices, more, closed))
     network = worker_network.choose(
         replace(seen, facts=replace(seen.facts, fabric=fabric)), Settings()

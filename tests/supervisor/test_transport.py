@@ -340,7 +340,6 @@ def test_a_report_is_read_by_programs() -> None:
             "unit": "bytes",
             "shared": False,
             "rate": 200e9,
-            "mtu": 0,
         },
         "eth0": {
             "link": "eth0",
@@ -351,6 +350,5 @@ def test_a_report_is_read_by_programs() -> None:
             "unit": "bytes",
             "shared": False,
             "rate": 0.0,
-            "mtu": 0,
         },
     }

@@ -109,7 +109,7 @@ def rdma_links() -> dict[str, dict[str, object]]:
 
 def without_library() -> Fabric:
     """What kernel and sysfs tell where the image has no RDMA library; it takes no child."""
-    return rdma.assemble(rdma.ask_kernel(), Path("/sys"), Path("/dev"))
+    return rdma.assemble(rdma.query_kernel(), Path("/sys"), Path("/dev"))
 
 
 def device(name: str, fabric: Fabric | None = None) -> RdmaDevice:
