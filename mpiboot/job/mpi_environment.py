@@ -16,17 +16,29 @@ from typing import Final
 from mpiboot.core.checks import failed
 from mpiboot.core.facts import Host, NoFacts, PodFacts, Variable, Worker
 from mpiboot.core.model import Decision, Source
-from mpiboot.core.setting_types import MpiNetwork, ProveTransport
-from mpiboot.core.settings import ROWS
+from mpiboot.core.setting_types import DataNetworkUse, MpiNetwork, ProveTransport
+from mpiboot.core.settings import ROWS, Settings
 from mpiboot.core.wording import first_few
 from mpiboot.job import control_links, forward, job_hosts
 from mpiboot.job.parameter_files import parameter
 from mpiboot.job.plan_input import Observed, PlanInput
 from mpiboot.job.program_words import Rendezvous
-from mpiboot.job.resolve import ForAgents, Forced, Item, Removal, Resolution, kept_by, warning
+from mpiboot.job.resolve import (
+    ForAgents,
+    Forced,
+    Item,
+    Owned,
+    Removal,
+    Resolution,
+    for_ranks,
+    kept_by,
+    warning,
+)
 from mpiboot.network import decision, worker_network
 from mpiboot.network.decision import DataNetwork
-from mpiboot.network.records import RDMA, Transport, values_in_pod
+from mpiboot.network.records import RDMA, Transport, set_in_pod, values_in_pod
+
+_NCCL_FILE: Final = "NCCL_CONF_FILE"
 
 
 def binding(inp: PlanInput) -> Iterator[Item]:
@@ -257,7 +269,34 @@ def data_network(inp: PlanInput) -> DataNetwork:
         blocked=observed.data_blocked,
         asked=observed.asked,
     )
+    found = of_ranks(found, read, taken, values)
     return replace(inp.implementation.network(inp, found), mpi=mpi)
+
+
+def of_ranks(
+    found: DataNetwork, settings: Settings, taken: Mapping[str, str], values: Mapping[str, str]
+) -> DataNetwork:
+    """Let the user's values win over what the data network proposes; report them all."""
+    pods = {one.host: (set_in_pod(one.facts), values_in_pod(one.facts)) for one in found.networks}
+
+    def owned(host: str, name: str) -> Owned | None:
+        pod, own = pods[host]
+        if name in taken:
+            return Owned(values.get(name), Source.ENVIRONMENT, taken[name])
+        if name in pod:
+            return Owned(own.get(name), Source.ENVIRONMENT, pod[name])
+        # What is in a file that ranks alone read isn't known.
+        if name.startswith("NCCL_") and values.get(_NCCL_FILE) != own.get(_NCCL_FILE):
+            where = taken.get(_NCCL_FILE) or pod.get(_NCCL_FILE)
+            by = f"perhaps in the file of {_NCCL_FILE} ({where})"
+            return Owned(None, Source.ENVIRONMENT, by) if where else None
+        return None
+
+    ranks = for_ranks(found.proposals, list(pods), owned)
+    found = replace(found, decisions=(*found.decisions, *ranks.decisions))
+    if settings.data_network is DataNetworkUse.REPORT:
+        return replace(found, per_host={host: {} for host in pods})
+    return replace(found, common=ranks.common, per_host=ranks.per_host)
 
 
 def decided(found: DataNetwork) -> frozenset[str]:
@@ -270,11 +309,7 @@ def _of_the_mpi(inp: PlanInput, workers: Iterable[Worker]) -> tuple[Variable, ..
 
     Open MPI's own are left out: moving them is what MPIBOOT_MPI_NETWORK asks for.
     """
-    names = [
-        name
-        for name in inp.implementation.mpi_link_vars
-        if name in decision.VARIABLES and not name.startswith("OMPI_")
-    ]
+    names = [name for name in inp.implementation.mpi_link_vars if not name.startswith("OMPI_")]
     reason = f"messages of {inp.implementation.title} on the control link"
     return tuple(
         Variable(name, link.name, reason, host=worker.host.name)

@@ -8,13 +8,16 @@ worker's pod sets only the names are known: that leaves the whole group alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
 from mpiboot.core import masking
 from mpiboot.core.facts import Variable
 from mpiboot.core.model import Decision, Finding, Level, Source
+from mpiboot.core.wording import first_few, grouped
+from mpiboot.network import nccl
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,7 @@ class ChoiceGroup:
     choices: Mapping[str, Callable[[str], bool]]
 
 
-CHOICE_GROUPS: Final = (
+_OF_MPIS: Final = (
     ChoiceGroup(
         (
             "OMPI_MCA_pml",
@@ -96,9 +99,29 @@ CHOICE_GROUPS: Final = (
         }.items()
     ),
 )
-# What ranks read, so that a value in a worker's own pod counts.
+_OF_DATA_NETWORKS: Final = (
+    ChoiceGroup(("OMPI_MCA_mtl",), {"OMPI_MCA_pml": _anything}),
+    # A GID index for mpiboot's devices is wrong for the user's; UCX_TLS=tcp finds no RDMA port.
+    ChoiceGroup(("UCX_NET_DEVICES",), {"UCX_TLS": _anything}),
+    ChoiceGroup(("UCX_IB_PKEY",), dict.fromkeys(nccl.UCX_GID[:2], _anything)),
+    ChoiceGroup(nccl.UCX_GID[2:], dict.fromkeys(nccl.UCX_GID, _anything)),
+    ChoiceGroup(nccl.NCCL_GID[1:4], dict.fromkeys(nccl.NCCL_GID, _anything)),
+    ChoiceGroup(("NCCL_IB_PKEY",), {"NCCL_IB_HCA": _anything}),
+    ChoiceGroup(("NCCL_SOCKET_FAMILY",), {"NCCL_SOCKET_IFNAME": _anything}),
+    # The recipes' own values choose nothing.
+    ChoiceGroup(
+        ("NCCL_NET",),
+        {
+            "NCCL_NET_PLUGIN": lambda value: value.strip().lower() != "none",
+            "NCCL_IB_DISABLE": lambda value: value.strip() != "0",
+            "NCCL_IB_HCA": _anything,
+        },
+    ),
+)
+CHOICE_GROUPS: Final = (*_OF_MPIS, *_OF_DATA_NETWORKS)
+# What ranks read of an MPI, so that a value in a worker's own pod counts.
 READ_BY_RANKS: Final = frozenset({"MASTER_ADDR", "MASTER_PORT", "NCCL_IB_HCA"}).union(
-    *((*group.members, *group.choices) for group in CHOICE_GROUPS)
+    *((*group.members, *group.choices) for group in _OF_MPIS)
 )
 
 
@@ -213,6 +236,60 @@ class Resolution:
 
     def _show(self, name: str, value: str, source: Source, reason: str) -> None:
         self.decisions.append(Decision(name, value, source, reason))
+
+
+@dataclass(frozen=True, slots=True)
+class RankValues:
+    """What ranks get: all of them, and those of single hosts; no name is in both."""
+
+    common: Mapping[str, str]
+    per_host: Mapping[str, Mapping[str, str]]
+    decisions: tuple[Decision, ...]
+
+
+def for_ranks(
+    proposals: Iterable[Variable], hosts: Sequence[str], owned: Callable[[str, str], Owned | None]
+) -> RankValues:
+    """Resolve what the ranks of each host are to get.
+
+    Args:
+        proposals: each for one host, or for all.
+        hosts: those that have ranks.
+        owned: finds the user's value of a variable on a host.
+    """
+    values: dict[str, dict[str, str]] = {host: {} for host in hosts}
+    reasons, kept = dict[str, str](), dict[tuple[str, str, Owned], list[str]]()
+    for item in proposals:
+        for host in (item.host,) if item.host else hosts:
+            if found := kept_by(item.name, partial(owned, host)):
+                kept.setdefault((item.name, *found), []).append(host)
+            else:
+                values[host][item.name] = item.value
+                reasons.setdefault(item.name, item.reason)
+    every = [set(mine.items()) for mine in values.values()]
+    common = dict(set.intersection(*every) if every else ())
+    shown = []
+    for name, reason in reasons.items():
+        by_value = grouped((own[name], host) for host, own in values.items() if name in own)
+        listed = sorted(by_value, key=lambda value: -len(by_value[value]))
+        each = first_few(f"{value} ({first_few(by_value[value])})" for value in listed)
+        where = "on all workers" if name in common else "per worker"
+        shown.append(Decision(name, common.get(name, each), Source.DETECTED, f"{reason}; {where}"))
+    for (name, by, own), names in kept.items():
+        where = f"{own.by}; on {first_few(names)}"
+        if by == name:
+            value = "(the user's own)" if own.value is None else own.value
+            shown.append(Decision(name, value, own.source, where))
+        else:
+            shown.append(Decision(name, "", Source.DETECTED, f"not set: {by} is set ({where})"))
+    return RankValues(
+        {name: common[name] for name in reasons if name in common},
+        {
+            host: {name: value for name, value in own.items() if name not in common}
+            for host, own in values.items()
+        },
+        tuple(shown),
+    )
 
 
 def _kept(item: Variable, owned: Lookup) -> Decision | None:

@@ -21,7 +21,7 @@ from mpiboot.core.setting_types import AUTO, DataNetworkUse
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import assigned, counted, first_few
 from mpiboot.hosts import gate
-from mpiboot.job import mpirun_line, names, platforms, program_words, render
+from mpiboot.job import mpi_environment, mpirun_line, names, platforms, program_words, render
 from mpiboot.job import plan as plans
 from mpiboot.job.plan_input import Observed
 from mpiboot.launcher import launch_folder, observation, role
@@ -355,4 +355,5 @@ async def _network(resolved: Resolved, environ: Mapping[str, str]) -> DataNetwor
         log.warning("data-network", worker_network.not_ready("", network.pending, patience))
     taken = dict.fromkeys(environ, _HERE)
     given = resolved.given["data_network"]
-    return decision.decide([network], settings, taken, values=environ, given=given)
+    found = decision.decide([network], settings, taken, values=environ, given=given)
+    return mpi_environment.of_ranks(found, settings, taken, environ)

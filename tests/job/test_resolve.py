@@ -6,6 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from mpiboot.core.facts import Variable
+from mpiboot.core.model import Source
+from mpiboot.job import resolve
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_input import Observed
 from tests.fakes.plans import POD, link, observed, planned, reason
@@ -138,3 +141,55 @@ def test_each_program_of_4_1_gets_the_names_as_the_first() -> None:
     five = planned("mpirun -n 1 ./a : -n 1 ./b", observed("openmpi5")).argv
     assert "-x" in five[: five.index(":")]
     assert "-x" not in five[five.index(":") :]
+
+
+SOCKETS, HCA, NET = "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_NET"
+INDEX, RANGE = "NCCL_IB_GID_INDEX", "NCCL_IB_ADDR_RANGE"
+UCX_INDEX, TLS = "UCX_IB_GID_INDEX", "UCX_TLS"
+INCLUDE, EXCLUDE = "OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_btl_tcp_if_exclude"
+PROPOSED: tuple[str, ...] = (
+    *(SOCKETS, "NCCL_SOCKET_FAMILY", HCA, "NCCL_IB_PKEY", NET, INDEX, RANGE),
+    *(UCX, UCX_INDEX, "UCX_IB_PKEY", PML, "OMPI_MCA_mtl", INCLUDE),
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "left"),
+    [
+        (SOCKETS, "eth0", {SOCKETS, "NCCL_SOCKET_FAMILY"}),
+        (HCA, "mlx5", {HCA, "NCCL_IB_PKEY", NET, INDEX, RANGE}),
+        (INDEX, "3", {INDEX, RANGE}),
+        ("NCCL_IB_ROCE_VERSION_NUM", "1", {INDEX, RANGE}),
+        (NET, "ib", {NET}),
+        ("NCCL_NET_PLUGIN", "mine", {NET}),
+        ("NCCL_NET_PLUGIN", "None", set()),
+        ("NCCL_IB_DISABLE", "1", {NET}),
+        ("NCCL_IB_DISABLE", "0", set()),
+        ("NCCL_IB_DISABLE", None, {NET}),
+        (UCX, "eth0", {UCX, UCX_INDEX, "UCX_IB_PKEY"}),
+        (TLS, "tcp", {UCX, UCX_INDEX, "UCX_IB_PKEY", PML}),
+        (UCX_INDEX, "3", {UCX_INDEX}),
+        (PML, "ob1", {PML, "OMPI_MCA_mtl"}),
+        (EXCLUDE, "eth0", {INCLUDE}),
+        ("NCCL_IB_TC", "106", set()),
+        ("GLOO_SOCKET_IFNAME", "eth0", set()),
+    ],
+)
+def test_who_has_chosen_a_part_of_the_data_network_gets_nothing_beside_it(
+    name: str, value: str | None, left: set[str]
+) -> None:
+    """On that host alone, where it stands in its pod."""
+
+    def owned(host: str, other: str) -> resolve.Owned | None:
+        found = resolve.Owned(value, Source.ENVIRONMENT, "its pod")
+        return found if (host, other) == ("w-1", name) else None
+
+    proposals = [Variable(item, "new", "why") for item in PROPOSED]
+    made = resolve.for_ranks(proposals, ("w-0", "w-1"), owned)
+    assert set(PROPOSED) - made.common.keys() == left
+    assert made.per_host == {"w-0": dict.fromkeys(made.per_host["w-0"], "new"), "w-1": {}}
+    assert set(made.per_host["w-0"]) == left
+    shown = {item.name: item.value for item in made.decisions if "its pod; on w-1" in item.reason}
+    assert shown == dict.fromkeys(left, "") | (
+        {name: "(the user's own)" if value is None else value} if name in left else {}
+    )

@@ -12,9 +12,9 @@ from mpiboot.core.facts import Gpus, PortState, Worker
 from mpiboot.core.model import Finding, Identity, Level
 from mpiboot.core.setting_types import DataNetworkUse
 from mpiboot.core.settings import Settings
-from mpiboot.network import decision, worker_network
 from mpiboot.network.cluster_view import HEADINGS
 from mpiboot.network.decision import DataNetwork
+from tests.fakes import networks
 from tests.fakes import workers as w
 
 PREFER = Settings(nccl_version="2.28.9")
@@ -27,12 +27,7 @@ def decide(
     *workers: Worker, settings: Settings = PREFER, values: Mapping[str, str] | None = None
 ) -> DataNetwork:
     taken = dict.fromkeys(values or {}, "the launcher's environment")
-    return decision.decide(
-        [worker_network.choose(one, settings) for one in workers],
-        settings,
-        taken,
-        values=values or {},
-    )
+    return networks.decide(workers, settings, taken, values)
 
 
 def problems(
@@ -278,8 +273,7 @@ def test_a_value_of_a_workers_own_pod_is_checked_there() -> None:
     assert (finding.host, '"=mlx5_77" fits nothing here' in finding.message) == ("w-1", True)
     # What is set for all ranks comes before it.
     assert not of(decide(w.sriov(0), own, values={name: "=mlx5_3"}), "nccl-value")
-    networks = [worker_network.choose(own, PREFER)]
-    unknown = decision.decide(networks, PREFER, {name: "a list of variables"})
+    unknown = networks.decide([own], PREFER, {name: "a list of variables"})
     assert not of(unknown, "nccl-value")
 
 

@@ -13,8 +13,9 @@ from mpiboot.core.facts import Gid, GidType, Variable, Worker
 from mpiboot.core.model import Level
 from mpiboot.core.setting_types import DataNetworkUse, MpiNetwork, NcclSocket
 from mpiboot.core.settings import Settings
-from mpiboot.network import decision, worker_network
+from mpiboot.network import nccl
 from mpiboot.network.decision import DataNetwork
+from tests.fakes import networks
 from tests.fakes import workers as w
 
 DEFAULT = Settings(nccl_version="2.28.9")
@@ -30,13 +31,7 @@ def decide(
     values: Mapping[str, str] | None = None,
     blocked: str = "",
 ) -> DataNetwork:
-    return decision.decide(
-        [worker_network.choose(one, settings) for one in workers],
-        settings,
-        taken or {},
-        values=values or {},
-        blocked=blocked,
-    )
+    return networks.decide(workers, settings, taken, values, blocked=blocked)
 
 
 def value(found: DataNetwork, name: str, host: str = "w-0") -> str | None:
@@ -187,7 +182,7 @@ def test_what_the_user_has_set_is_left_alone(
     assert left not in {**found.common, **found.per_host["w-0"]}
     assert kept.items() <= found.common.items()
     shown = next(item for item in found.decisions if item.name == left)
-    assert shown.value == ("eth0" if left == taken else "(left alone)")
+    assert shown.value == ("eth0" if left == taken else "")
     assert "-x on the mpirun line" in shown.reason
     assert left == taken or f"{taken} is set" in shown.reason
 
@@ -272,9 +267,8 @@ def test_a_link_may_have_any_name_that_the_kernel_allows(name: str) -> None:
 
 
 def test_the_link_of_mpis_own_messages_comes_before_ours() -> None:
-    networks = [worker_network.choose(one, DEFAULT) for one in (w.sriov(0), w.sriov(1))]
     others = [Variable("UCX_NET_DEVICES", "eth0", "MPI on the control link")]
-    found = decision.decide(networks, DEFAULT, {}, others=others)
+    found = networks.decide((w.sriov(0), w.sriov(1)), DEFAULT, others=others)
     assert found.common == {**sockets("net1"), "UCX_NET_DEVICES": "eth0"}
     assert not found.findings
 
@@ -290,7 +284,12 @@ def test_each_workers_own_decisions_are_shown_once() -> None:
 KINDS = (
     w.sriov, w.rails8, w.macvlan, w.ipoib, w.aks, w.efa, w.tcp, w.plain, w.host_network
 )  # fmt: skip
-NAMES = list(decision.VARIABLES)
+NAMES = [
+    *("NCCL_SOCKET_IFNAME", "NCCL_SOCKET_FAMILY", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"),
+    *("NCCL_NET", "NCCL_IB_PKEY", "UCX_IB_PKEY", "OMPI_MCA_pml", "OMPI_MCA_mtl", INCLUDE),
+    *nccl.NCCL_GID,
+    *nccl.UCX_GID,
+]
 
 
 @st.composite

@@ -20,6 +20,7 @@ from mpiboot.core.setting_types import DataNetworkUse, MpiNetwork
 from mpiboot.core.settings import Settings
 from mpiboot.network import decision, worker_network
 from mpiboot.network.records import RdmaState
+from tests.fakes import networks
 from tests.fakes import workers as w
 
 KNOWN, NONE, UNKNOWN = RdmaState.KNOWN, RdmaState.NONE, RdmaState.UNKNOWN
@@ -510,9 +511,7 @@ def test_a_topology(name: str) -> None:
     case = CASES[name]
     use = DataNetworkUse.REQUIRE if case.required else DataNetworkUse.PREFER
     settings = Settings(nccl_version=case.nccl, rdma_device=case.device, data_network=use)
-    networks = [worker_network.choose(one, settings) for one in case.workers]
-    taken = dict.fromkeys(case.taken, "-x")
-    found = decision.decide(networks, settings, taken, values=case.taken)
+    found = networks.decide(case.workers, settings, dict.fromkeys(case.taken, "-x"), case.taken)
     assert tuple(one.rdma for one in found.networks) == case.states
     common = {name: value for name, value in found.common.items() if name not in SOCKETS}
     own = {
@@ -543,8 +542,7 @@ def test_a_topology(name: str) -> None:
 def test_the_users_gid_index_is_compared_with_the_table(text: str, message: str) -> None:
     settings = Settings(nccl_version="2.28.9")
     name = "NCCL_IB_GID_INDEX"
-    networks = [worker_network.choose(w.sriov(0), settings)]
-    found = decision.decide(networks, settings, {name: "-x"}, values={name: text})
+    found = networks.decide([w.sriov(0)], settings, {name: "-x"}, {name: text})
     told = [item.message for item in found.findings if item.check == "nccl-value"]
     assert len(told) == bool(message)
     assert message in "".join(told)
@@ -553,8 +551,7 @@ def test_the_users_gid_index_is_compared_with_the_table(text: str, message: str)
 def test_what_is_unknown_is_said_with_what_would_let_it_be_seen() -> None:
     settings = Settings()
     workers = (blind(without_table(w.sriov(0))), without_table(w.sriov(1)))
-    networks = [worker_network.choose(one, settings) for one in workers]
-    found = decision.decide(networks, settings, {})
+    found = networks.decide(workers, settings)
     (whole,) = [item for item in found.decisions if item.name == "data-network"]
     assert whole.value == "unknown"
     assert "w-0: the kernel did not list its RDMA devices (Operation not permitted)" in whole.reason
@@ -573,15 +570,13 @@ def test_two_pods_with_one_data_address_or_mac() -> None:
         (same, "192.168.7.5"),
         (w.with_links(second, "net1", hardware=mac), f"MAC address {mac}"),
     ):
-        networks = [worker_network.choose(one, Settings()) for one in (first, other)]
-        found = decision.decide(networks, Settings(), {})
+        found = networks.decide((first, other), Settings())
         (finding,) = found.findings
         assert finding.message == f"w-0 and w-1 both have {what} on the data network"
         assert "host-local" in finding.hint
         assert found.common["NCCL_SOCKET_IFNAME"] == "=eth0"
     ipvlan = [w.with_links(one, "net1", kind="ipvlan", hardware=mac) for one in (first, second)]
-    networks = [worker_network.choose(one, Settings()) for one in ipvlan]
-    assert not decision.decide(networks, Settings(), {}).findings
+    assert not networks.decide(ipvlan, Settings()).findings
 
 
 def test_a_gid_that_can_not_be_read_is_nobodys() -> None:

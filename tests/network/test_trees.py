@@ -10,9 +10,10 @@ import pytest
 
 from mpiboot.core.facts import Fabric, Link, Worker
 from mpiboot.core.settings import Settings
-from mpiboot.network import decision, rdma, worker_network
+from mpiboot.network import rdma
 from tests.data.build_sysfs import build, kernel
 from tests.data.rdma_nodes import TREES, Tree
+from tests.fakes import networks
 from tests.fakes import workers as w
 
 # The addresses of each tree's links in the pod, as its GID tables have them.
@@ -86,11 +87,7 @@ def test_a_trees_own_ports_become_the_variables(
     name: str, expected: Mapping[str, str], tmp_path: Path
 ) -> None:
     fabric = rdma.assemble(kernel(TREES[name]), *build(TREES[name], tmp_path))
-    found = decision.decide(
-        [worker_network.choose(pod(name, fabric), Settings(nccl_version="2.28.9"))],
-        Settings(nccl_version="2.28.9"),
-        {},
-    )
+    found = networks.decide([pod(name, fabric)], Settings(nccl_version="2.28.9"))
     assert expected.items() <= found.common.items()
     assert not {"NCCL_IB_HCA", "NCCL_NET"} & found.common.keys()  # no other device opens
     assert ("NCCL_IB_GID_INDEX" in found.common) == ("NCCL_IB_GID_INDEX" in expected)
@@ -100,8 +97,6 @@ def test_a_trees_own_ports_become_the_variables(
 
 def test_a_sub_function_whose_table_lacks_its_address_waits_and_is_said(tmp_path: Path) -> None:
     fabric = rdma.assemble(kernel(TREES["sub-function"]), *build(TREES["sub-function"], tmp_path))
-    found = decision.decide(
-        [worker_network.choose(pod("sub-function", fabric), Settings())], Settings(), {}
-    )
+    found = networks.decide([pod("sub-function", fabric)], Settings())
     assert found.networks[0].pending == ("port mlx5_4:1 has no RoCE v2 entry for net1 yet",)
     assert [item.check for item in found.findings] == ["rdma-gid"]

@@ -14,7 +14,7 @@ from typing import Final
 from mpiboot.core.facts import Variable
 from mpiboot.job.job_hosts import HOSTFILE_VARS
 from mpiboot.job.mpis import IMPLEMENTATIONS
-from mpiboot.network.decision import VARIABLES
+from mpiboot.network.nccl import NCCL_GID, UCX_GID
 
 _MPIS: Final = tuple(IMPLEMENTATIONS.values())
 
@@ -203,7 +203,11 @@ CHANGES: Final = {
     "data-network": Change(
         what="NCCL, UCX, libfabric and Gloo are given the links and devices that were found "
         "([data network](../data-network.md))",
-        names=tuple(name for name in VARIABLES if not name.startswith("OMPI_")),
+        names=(
+            *("NCCL_SOCKET_IFNAME", "NCCL_SOCKET_FAMILY", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"),
+            *(*NCCL_GID[:4], "NCCL_IB_PKEY", "NCCL_NET"),
+            *(UCX_GID[0], *UCX_GID[2:], "UCX_IB_PKEY", "FI_TCP_IFACE", "FI_SOCKETS_IFACE"),
+        ),
         when="a worker reports its links, and you set nothing of that kind",
         harm="NCCL takes the first link and every RDMA device, with a GID that may not be routed; "
         "Gloo takes the address of the pod's name",

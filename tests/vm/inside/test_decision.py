@@ -8,8 +8,10 @@ from dataclasses import replace
 import pytest
 
 from mpiboot.core.settings import Settings
-from mpiboot.network import decision, nccl, worker_network
+from mpiboot.network import nccl, worker_network
+from mpiboot.network.decision import DataNetwork
 from mpiboot.network.records import GidChoice, WorkerNetwork
+from tests.fakes import networks
 from tests.vm.inside.machine import (
     active,
     device,
@@ -135,10 +137,9 @@ def test_a_pods_rdma_is_known_none_or_unknown_where_netlink_is_refused() -> None
     controls = {name: pod(name, number) for name, number in (("a", 2), ("b", 3))}
     moved_rail(5, "a", "net1", "10.0.0.1/24")
 
-    def decided(name: str, *, refused: bool) -> decision.DataNetwork:
+    def decided(name: str, *, refused: bool) -> DataNetwork:
         found = seen(name, refused=refused)
-        network = worker_network.choose(worker(found, controls[name]), DEFAULT)
-        return decision.decide([network], DEFAULT, {})
+        return networks.decide([worker(found, controls[name])], DEFAULT)
 
     found = {
         (name, refused): decided(name, refused=refused)
@@ -195,8 +196,7 @@ def test_two_macvlans_whose_indexes_differ_are_named() -> None:
         upper("macvlan mode bridge", f"rail{number}", "a", f"net{number + 1}", f"{own}/24")
         has_gid(f"rxe{number}", f"::ffff:{own}")
 
-    network = worker_network.choose(worker(seen("a"), control), DEFAULT)
-    found = decision.decide([network], replace(DEFAULT, nccl_version="2.28.9"), {})
+    found = networks.decide([worker(seen("a"), control)], replace(DEFAULT, nccl_version="2.28.9"))
 
     index, other = (index_of(f"::ffff:10.{number}.0.7", f"rxe{number}") for number in (0, 1))
     assert index != other
@@ -250,9 +250,7 @@ def test_a_port_that_goes_down_is_said_and_nothing_else_is_taken() -> None:
     run("ip link set far5 down")
     wait_for(lambda: device("rxe5", without_library()).ports[0].state == "DOWN")
 
-    found = decision.decide(
-        [worker_network.choose(worker(seen("a"), control), DEFAULT)], DEFAULT, {}
-    )
+    found = networks.decide([worker(seen("a"), control)], DEFAULT)
 
     message = next(item.message for item in found.findings if item.check == "rdma-port")
     assert message.startswith("port rxe5:1 is DOWN")

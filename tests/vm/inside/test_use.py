@@ -13,7 +13,7 @@ import pytest
 
 from mpiboot.core.facts import PodFacts
 from mpiboot.core.settings import Settings
-from mpiboot.network import decision, worker_network
+from tests.fakes import networks
 from tests.vm.inside.machine import (
     active,
     device,
@@ -139,16 +139,12 @@ def test_a_verbs_program_runs_on_the_device_and_index_of_each_worker(wire: None)
     workers = [
         worker(as_pod(found, f"rail{end}"), f"10.99.0.{end + 1}", f"w-{end}") for end in (0, 1)
     ]
-    decided = decision.decide(
-        [worker_network.choose(one, SETTINGS) for one in workers], SETTINGS, {}
-    )
+    decided = networks.decide(workers, SETTINGS)
     mine = [{**decided.common, **decided.per_host[f"w-{end}"]} for end in (0, 1)]
     indexes = [values["NCCL_IB_GID_INDEX"] for values in mine]
 
     # An entry before the right one is another pod's, which NCCL would take by itself.
-    theirs = decision.decide(
-        [worker_network.choose(worker(seen("other"), "10.99.0.9"), SETTINGS)], SETTINGS, {}
-    ).common
+    theirs = networks.decide([worker(seen("other"), "10.99.0.9")], SETTINGS).common
     assert theirs["NCCL_IB_GID_INDEX"] == index_of("::ffff:10.9.0.77", "rxe0")
     assert int(theirs["NCCL_IB_GID_INDEX"]) < int(indexes[0])
     assert [values["UCX_NET_DEVICES"] for values in mine] == ["rxe0:1", "rxe1:1"]
