@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Final, TypeAlias
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple, TypeAlias
 
 from mpiboot.core.addresses import IPV4, IPV6, Address, Network, parse, smallest_network
 from mpiboot.core.facts import Gid, GidType, PodFacts, RdmaPort
@@ -103,19 +103,11 @@ def _address(text: str) -> Address | None:
     return (found.version == IPV6 and found.ipv4_mapped) or found
 
 
-def gid_index(
-    port: RdmaPort, which: Version, *, family: int = 4, inside: Network | None = None
-) -> int | None:
-    """Simulate the index that this NCCL takes by itself on a RoCE port.
+def gid_index(port: RdmaPort, which: Version) -> int | None:
+    """Simulate the index that this NCCL takes on a RoCE port where no variable tells it one.
 
     It ignores the link's name and the network namespace of an entry. Where nothing fits it
     stays at 0 silently.
-
-    Args:
-        port: the port with its GID table.
-        which: the version of NCCL.
-        family: 4, or 6 with NCCL_IB_ADDR_FAMILY=AF_INET6.
-        inside: NCCL_IB_ADDR_RANGE.
 
     Returns:
         The index, or None where this version ends with an error on such a table.
@@ -127,23 +119,14 @@ def gid_index(
         return None
     chosen = 0
     for index in sorted(table):
-        candidate = address(table[index])
-        if index == 0 or candidate is None or candidate.version != family:
+        if index == 0 or _family(table[index]) != IPV4:
             continue
-        if inside is not None and candidate not in inside:
-            continue
-        if _family(table.get(chosen)) != family:
+        # The first one of that version, then the first of them that is RoCE v2.
+        newer = table[index].kind is GidType.ROCE_V2
+        now = table.get(chosen)
+        if _family(now) != IPV4 or (newer and now and now.kind is not GidType.ROCE_V2):
             chosen = index
-        elif _valid(candidate) and table[index].kind is GidType.ROCE_V2:
-            now = table.get(chosen)
-            if now is None or now.kind is not GidType.ROCE_V2 or not _valid(address(now)):
-                chosen = index
     return chosen
-
-
-def _valid(found: Address | None) -> bool:
-    """Whether NCCL takes an entry as configured: 169.254 counts, fe80 does not."""
-    return found is not None and not (found.version == IPV6 and found.is_link_local)
 
 
 def _family(gid: Gid | None) -> int:
@@ -153,10 +136,6 @@ def _family(gid: Gid | None) -> int:
 
 
 _Pair: TypeAlias = "tuple[Rail, Gid]"
-_Set: TypeAlias = "tuple[dict[str, str], str]"  # variables, and why these
-_UPGRADE: Final = "use NCCL 2.21 or later"
-_SUBNET: Final = "give the rails a network that the node's own addresses are not in"
-_AUTO: Final = SKIPS_HOLES
 # Whoever sets one of these has chosen devices or entries already.
 NCCL_GID: Final = (
     *("NCCL_IB_HCA", "NCCL_IB_GID_INDEX", "NCCL_IB_ADDR_RANGE", "NCCL_IB_ADDR_FAMILY"),
@@ -201,39 +180,52 @@ def wanted(rail: Rail) -> tuple[Gid | None, str]:
     )
 
 
-def ucx_index(port: RdmaPort, inside: Network | None = None) -> int | None:
+def ucx_index(port: RdmaPort) -> int | None:
     """Simulate UCX's own choice: by RoCE version and family, the first entry of the best sort."""
 
-    def rank(gid: Gid) -> tuple[int, int, int] | None:
-        found = address(gid)
-        if found is None or (inside is not None and found not in inside):
-            return None
+    def rank(gid: Gid, found: Address) -> tuple[int, int, int]:
         local = found.version == IPV6 and found.is_link_local
-        return (
-            gid.kind is not GidType.ROCE_V2,
-            0 if found.version == IPV4 else 1 + local,
-            gid.index,
-        )
+        family = 0 if found.version == IPV4 else 1 + local
+        return gid.kind is not GidType.ROCE_V2, family, gid.index
 
-    ranks = [one for one in map(rank, port.gids) if one is not None]
-    return min(ranks)[2] if ranks else None
+    return min((rank(gid, own) for gid in port.gids if (own := address(gid))), default=[None])[-1]
 
 
-def _libraries(
-    pairs: Sequence[_Pair], known: Version | None
-) -> Iterator[tuple[str, tuple[str, ...], _Set | None, str, str]]:
-    """Give each library's name, the user's choices of it, what to set, why not, and a hint."""
-    none = "no network holds their addresses alone"
-    if known is not None and known < AUTOMATIC:
-        why_not, hint = "it needs 2.21 or later", _UPGRADE
-    else:
-        why_not, hint = none, _SUBNET
-    yield f"NCCL {_text(known)}".strip(), NCCL_GID, _nccl(pairs, known), why_not, hint
-    yield "UCX", UCX_GID, _ucx(pairs), none, _SUBNET
+class _Library(NamedTuple):
+    """A library that chooses an entry for each port.
+
+    ``choices`` are the user's; ``right`` is whether it takes the wanted ones where it is told
+    nothing; ``variable`` sets one index for all, ``networks`` those of one network,
+    empty where that is not possible, and ``hint`` what would make it so.
+    """
+
+    name: str
+    choices: tuple[str, ...]
+    right: bool
+    variable: str
+    networks: Mapping[str, str]
+    hint: str
 
 
-def _text(known: Version | None) -> str:
-    return ".".join(map(str, known or ()))
+def _libraries(pairs: Sequence[_Pair], known: Version | None) -> tuple[_Library, ...]:
+    network = _one_network(pairs)
+    hint = "give the rails a network that the node's own addresses are not in"
+    nccl, ucx = dict[str, str](), {"UCX_IB_ROCE_SUBNETS": str(network)} if network else {}
+    taken = [gid_index(rail.port, known or SKIPS_HOLES) for rail, _ in pairs]
+    wanted = [gid.index for _, gid in pairs]
+    old = known is not None and known < AUTOMATIC
+    if network and not old and None not in taken:
+        nccl = {"NCCL_IB_ADDR_RANGE": str(network)}
+        nccl |= {"NCCL_IB_ADDR_FAMILY": "AF_INET6"} if network.version == IPV6 else {}
+    # One value can't stand for several indexes, and only an old version needs one.
+    right = taken == wanted and (known is not None or len(set(wanted)) > 1)
+    name = f"NCCL {'.'.join(map(str, known or ()))}".strip()
+    upgrade = "use NCCL 2.21 or later" if old else hint
+    found = [ucx_index(rail.port) for rail, _ in pairs]
+    return (
+        _Library(name, NCCL_GID, right, "NCCL_IB_GID_INDEX", nccl, upgrade),
+        _Library("UCX", UCX_GID, found == wanted, "UCX_IB_GID_INDEX", ucx, hint),
+    )
 
 
 def choose(rails: Sequence[Rail], own: Collection[str], nccl_version: str) -> GidChoice:
@@ -256,74 +248,28 @@ def choose(rails: Sequence[Rail], own: Collection[str], nccl_version: str) -> Gi
         if message
     ]
     values, reasons = dict[str, str](), list[str]()
-    for library, choices, chosen, why_not, hint in (
-        _libraries(pairs, version(nccl_version)) if pairs else ()
-    ):
-        if mine := next((name for name in choices if name in own), ""):
+    listed = ", ".join(f"{rail.name} {gid.index}" for rail, gid in pairs)
+    for library in _libraries(pairs, version(nccl_version)) if pairs else ():
+        if mine := next((name for name in library.choices if name in own), ""):
             reasons.append(f"left to the user's {mine}")
-        elif chosen is None:
-            message = (
-                f"the ports need different GID indexes ({_listed(pairs)}), which {library} "
-                f"can't be told: {why_not}"
-            )
-            or_one = f"or keep to MPIBOOT_RDMA_DEVICE={pairs[0][0].name}"
-            problems.append(Problem("rdma-gid-index", message, f"{hint}; {or_one}"))
+        elif library.right:
+            reasons.append(f"left to {library.name}, which finds the right entries ({listed})")
+        elif len({gid.index for _, gid in pairs}) == 1:
+            values[library.variable] = str(pairs[0][1].index)
+            reasons.append(f"{library.name} would take another entry than this pod's ({listed})")
+        elif library.networks:
+            values |= library.networks
+            reasons.append(f"{library.name} finds the entries ({listed}) by their network")
         else:
-            values |= chosen[0]
-            reasons += filter(None, chosen[1:])
+            message = f"the ports need different GID indexes ({listed}), which {library.name} "
+            or_one = f"or keep to MPIBOOT_RDMA_DEVICE={pairs[0][0].name}"
+            problems.append(
+                Problem("rdma-gid-index", f"{message}can't be told", f"{library.hint}; {or_one}")
+            )
     # A port without an entry would send with another's address.
     used = tuple(rail.name for rail, _ in pairs)
     entries = tuple(gid for gid, _ in found)
     return GidChoice(entries, values, "; ".join(reasons), tuple(problems), used)
-
-
-def _listed(pairs: Iterable[_Pair]) -> str:
-    return ", ".join(f"{rail.name} {gid.index}" for rail, gid in pairs)
-
-
-def _nccl(pairs: Sequence[_Pair], version: Version | None) -> _Set | None:
-    """Find what makes NCCL take these entries, from the least to the most that is set."""
-    indexes = {gid.index for _, gid in pairs}
-    listed = _listed(pairs)
-
-    def chooses(*, family: int = 4, inside: Network | None = None) -> bool:
-        return all(
-            gid_index(rail.port, version or _AUTO, family=family, inside=inside) == gid.index
-            for rail, gid in pairs
-        )
-
-    # One value can't stand for several indexes, and only an old version needs one.
-    if chooses() and (version or len(indexes) > 1):
-        which = "one" if version else "ones from 2.21 on"
-        return {}, f"left to NCCL, which finds the right {which} ({listed})"
-    if len(indexes) == 1:
-        (index,) = indexes
-        why = f"NCCL {_text(version)} would take another"
-        why = why if version else "NCCL's version is not known"
-        return {"NCCL_IB_GID_INDEX": str(index)}, f"index {index} holds this pod's address; {why}"
-    network = _one_network(pairs)
-    if network is None or (version is not None and version < AUTOMATIC):
-        return None
-    family = {"NCCL_IB_ADDR_FAMILY": "AF_INET6"} if network.version != IPV4 else {}
-    differ = f"the ports' indexes differ ({listed}); NCCL finds them by"
-    if family and chooses(family=network.version):
-        return family, f"{differ} the IP version"
-    if chooses(family=network.version, inside=network):
-        return {**family, "NCCL_IB_ADDR_RANGE": str(network)}, f"{differ} their network, {network}"
-    return None
-
-
-def _ucx(pairs: Sequence[_Pair]) -> _Set | None:
-    """Find what makes UCX take these entries."""
-    indexes = [gid.index for _, gid in pairs]
-    if [ucx_index(rail.port) for rail, _ in pairs] == indexes:
-        return {}, ""
-    if len(set(indexes)) == 1:
-        return {"UCX_IB_GID_INDEX": str(indexes[0])}, f"UCX would take another than {indexes[0]}"
-    network = _one_network(pairs)
-    if network is not None and [ucx_index(rail.port, network) for rail, _ in pairs] == indexes:
-        return {"UCX_IB_ROCE_SUBNETS": str(network)}, f"UCX finds them by {network} (from 1.18 on)"
-    return None
 
 
 def _one_network(pairs: Sequence[_Pair]) -> Network | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
-
 import pytest
 
 from mpiboot.core.facts import GidType
@@ -57,6 +55,3 @@ def test_ucx_takes_the_newer_kind_then_ipv4_then_what_is_not_link_local() -> Non
         assert nccl.ucx_index(w.port(entries[:count])) == index
     assert nccl.ucx_index(w.port(entries[2:3])) == 2
     assert nccl.ucx_index(w.port(entries[5:])) is None
-    inside = ipaddress.ip_network("10.0.0.3/32")
-    assert nccl.ucx_index(w.port(entries), inside) == 4
-    assert nccl.ucx_index(w.port(entries[:3]), inside) is None
