@@ -185,7 +185,7 @@ def install(folder: str, environ: Mapping[str, str]) -> tuple[str, ...]:
             folder can't be written.
     """
     own, target = own_file(), Path(folder)
-    lines = []
+    path, lines = environ.get("PATH", ""), []
     with files.writing(folder):
         target.mkdir(mode=0o755, parents=True, exist_ok=True)
         for name in _INSTALLED:
@@ -195,9 +195,9 @@ def install(folder: str, environ: Mapping[str, str]) -> tuple[str, ...]:
             elif place.exists() or place.is_symlink():
                 raise error("usage", f"{place} exists and is not one of mpiboot's shims")
             place.symlink_to(own)
-            behind = real(name, environ.get("PATH", ""), str(own))
-            lines.append(f"{place} -> {own} (the real one: {behind or 'none is installed'})")
-    if folder not in environ.get("PATH", "").split(os.pathsep):
+            behind = real(name, path, str(own))
+            lines.append(f"{place} -> {own} (the real one: {behind or 'none'})")
+    if any(shutil.which(name, path=path) != str(target / name) for name in _INSTALLED):
         lines.append(f"put {folder} first on PATH: ENV PATH={folder}:$PATH")
     return tuple(lines)
 
@@ -265,7 +265,7 @@ def effects(environ: Mapping[str, str]) -> tuple[str, str]:
     for name in ("mpirun", "mpiexec"):
         places = [place for item in folders if shutil.which(place := f"{item}/{name}")]
         shims = [place for place in places if _is_mpiboot(place, own)]
-        past = dict.fromkeys(place for place in places if place not in shims)
+        past = [place for place in places if place not in shims]
         if shims and places[0] in shims:
             by = f", {' and '.join(past)} by absolute path does not" if past else ""
             good.append(f"{name} starts mpiboot, by the shim {shims[0]}{by}")
@@ -285,7 +285,7 @@ def passed_by(proc: Path = Path("/proc/1")) -> str:
     ours = launch_names.LAUNCH_DIR.encode() in names
     if Path(program).name not in program_words.MPIRUNS or ours:
         return ""
-    return f"this container's first process is {program}, which was started without mpiboot"
+    return f"this container's first process is {program}, started without mpiboot"
 
 
 # A script may set PATH anew (``bash -l``, an MPI's own init file), and call a real mpirun. By what

@@ -199,11 +199,11 @@ def test_what_is_installed_is_told_with_the_real_one_and_what_is_to_be_done(
     own: Path, tmp_path: Path
 ) -> None:
     front, behind = tmp_path / "front", program(tmp_path / "behind", "mpirun")
-    lines = shims.install(str(front), {"PATH": f"{behind.parent}:relative"})
+    lines = shims.install(str(front), {"PATH": f"{behind.parent}:relative:{front}"})
     assert lines == (
         f"{front}/mpirun -> {own} (the real one: {behind})",
-        f"{front}/mpiexec -> {own} (the real one: none is installed)",
-        f"{front}/sshd -> {own} (the real one: none is installed)",
+        f"{front}/mpiexec -> {own} (the real one: none)",
+        f"{front}/sshd -> {own} (the real one: none)",
         f"put {front} first on PATH: ENV PATH={front}:$PATH",
     )
     assert len(shims.install(str(front), {"PATH": f"/x:{front}"})) == 3

@@ -95,7 +95,7 @@ FAULTS: Final = (
         what="an mpirun that was started without mpiboot",
         check="shims",
         level="warn",
-        message="this container's first process is mpirun, which was started without mpiboot",
+        message="this container's first process is mpirun, started without mpiboot",
         runs=("mpirun", "--allow-run-as-root", "-n", "1", "sh", "-c", "echo up >&2; sleep 600"),
         until="up",
     ),
