@@ -28,7 +28,6 @@ from tests.pods.marks import ONE_IMAGE
 from tests.pods.oci import PodSpec
 from tests.pods.operator import mpijob
 from tests.pods.pod import Pod
-from tests.pods.trainer import trainer_image, trainjob
 from tests.waiting import until
 
 TRAINER_NODE = ["/usr/sbin/sshd", "-De", "-f", "/home/mpiuser/.sshd_config"]
@@ -229,31 +228,3 @@ def test_pods_that_share_a_nodes_network_and_its_address(
 ) -> None:
     """By itself Open MPI hangs, or runs the worker's ranks in the launcher's pod."""
     refused(cluster, image, 78, f"settings-conflict: {message}", **pods)
-
-
-@ONE_IMAGE
-@pytest.mark.parametrize(
-    "node",
-    [
-        pytest.param({"args": ["worker"]}, id="mpiboot"),
-        pytest.param({"command": TRAINER_NODE}, id="sshd", marks=pytest.mark.full),
-    ],
-)
-def test_a_trainjob_whose_launcher_is_a_node_too(
-    cluster: Cluster, image: Image, node: dict[str, Any]
-) -> None:
-    """The TrainJob has trainer.args alone: the pod's variables say that it is the launcher."""
-    image = trainer_image(image.name)
-    pod, workers = trainjob(
-        cluster,
-        image,
-        as_node=True,
-        launcher=PodSpec(name="", image=image, args=["mpirun", RING]),
-        node=PodSpec(name="", image=image, **node),
-    )
-    assert pod.wait(PATIENCE) == 0
-    hosts = [pod.hostname, *(worker.hostname for worker in workers)]
-    assert ranks(pod.stdout()) == [(rank, 6, hosts[rank // 2]) for rank in range(6)]
-    message = " ".join(pod.stderr().split())
-    assert "role launcher (OMPI_MCA_orte_default_hostfile, which trainer sets" in message
-    assert "plan platform=trainer (detected" in message
