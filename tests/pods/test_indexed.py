@@ -33,19 +33,6 @@ def job(cluster: Cluster, image: Image, **env: str) -> list[Pod]:
     return made
 
 
-def test_pod_0_of_an_indexed_job_is_launcher_and_host(cluster: Cluster, rig: None) -> None:
-    """All pods end well by themselves, as the Job needs to be complete."""
-    pods = job(cluster, my_image(QUICK))
-    running(pods)
-    enough(pods)
-    assert [pod.wait(PATIENCE) for pod in pods] == [0, 0]
-    assert ranks(pods[0].stdout()) == [(rank, 4, f"train-{rank // 2}") for rank in range(4)]
-    assert pods[1].stdout() == ""
-    message = [" ".join(pod.stderr().split()) for pod in pods]
-    assert "role launcher (MPIBOOT_ROLE: pod 0, by JOB_COMPLETION_INDEX)" in message[0]
-    assert "role worker (MPIBOOT_ROLE: pod 1, by JOB_COMPLETION_INDEX)" in message[1]
-
-
 @pytest.mark.full
 def test_workers_of_an_indexed_job_stay_for_the_next_launcher(cluster: Cluster, rig: None) -> None:
     """A launcher whose program failed is started again, and the worker is still there."""
