@@ -90,6 +90,11 @@ class Job:
         return self.launcher.wait(timeout)
 
 
+def mpi_of(image: Image) -> str:
+    """What the operator calls an image's MPI."""
+    return {"mpich": "MPICH", "intel": "Intel"}.get(image.name.partition("-")[0], "OpenMPI")
+
+
 def hostfile_of(mpi: str, hosts: Sequence[str], slots: int) -> str:
     """The hostfile in the syntax that the operator takes for this MPI's."""
     form = "{} slots={}\n" if mpi == "OpenMPI" else "{}:{}\n"
@@ -131,7 +136,7 @@ def mpijob(
     worker_command: Sequence[str] | None = None,
     workers: int = 2,
     slots: int = 1,
-    mpi: str = "OpenMPI",
+    mpi: str | None = None,
     name: str = "pi",
     namespace: str = "default",
     as_worker: bool = False,
@@ -146,10 +151,12 @@ def mpijob(
 ) -> Job:
     """Makes the pods of an MPIJob; `as_worker` is its runLauncherAsWorker.
 
-    With neither `launcher_args` nor `launcher_command` the launcher runs the tests' program.
+    `mpi` is mpiImplementation, by default the image's. With neither `launcher_args` nor
+    `launcher_command` the launcher runs the tests' program on every slot.
     `env` is for all pods. `launcher`, `worker` and `each_worker` (by index) replace fields of the
     PodSpecs; `volumes` and `env` given there are added to the operator's own.
     """
+    mpi = mpi or mpi_of(image)
     suffix = f"{name}.{namespace}.svc"
     names = [f"{name}-worker-{index}" for index in range(workers)]
     listed = [f"{host}.{suffix}" for host in ([f"{name}-launcher"] if as_worker else []) + names]

@@ -142,7 +142,7 @@ class Stage:
     environ: Mapping[str, Mapping[str, str]]
 
 
-def pods(cluster: Cluster, image: Image, mpi: str, *, as_worker: bool = False) -> Stage:
+def pods(cluster: Cluster, image: Image, *, as_worker: bool = False) -> Stage:
     """Two workers of two slots, and a launcher in whose pod the lines are run.
 
     `as_worker` is the operator's runLauncherAsWorker.
@@ -162,7 +162,6 @@ def pods(cluster: Cluster, image: Image, mpi: str, *, as_worker: bool = False) -
     job = mpijob(
         cluster,
         image.with_files(_FILES, 0o755),
-        mpi=mpi,
         workers=2,
         slots=2,
         as_worker=as_worker,

@@ -403,7 +403,6 @@ AS_WORKER: Final = [
     Line("mpirun -np 6 sh -c '/opt/programs/where'"),
 ]
 
-# By image: what the operator calls its MPI, and its lines.
 # What is no mpirun: scripts, wrappers, logins, programs that start mpirun. For every MPI.
 COMMANDS: Final = [
     Line("WHERE alone exit=5", quick=True, differs={"PATH": "command"}),
@@ -432,9 +431,10 @@ COMMANDS: Final = [
     Line("ssh HOST0 cat", stdin="one\ntwo\n"),
 ]
 
+# By image.
 LINES: Final = {
-    "openmpi-4.1": ("OpenMPI", OPENMPI4),
-    "openmpi-5.0": ("OpenMPI", OPENMPI5),
-    "mpich-5.0": ("MPICH", MPICH),
-    "intel-mpi": ("Intel", INTEL),
+    "openmpi-4.1": OPENMPI4,
+    "openmpi-5.0": OPENMPI5,
+    "mpich-5.0": MPICH,
+    "intel-mpi": INTEL,
 }

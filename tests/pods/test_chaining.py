@@ -32,8 +32,7 @@ def shows(kind: Chained, job: Job) -> None:
 
 def chained(cluster: Cluster, kind: Chained, *words: str, **details: Any) -> Job:
     """A job in which the second worker's node has the older driver."""
-    every = {"mpi": kind.mpi, "each_worker": OLD, **details}
-    return ended(cluster, kind.image(), *words, **every)
+    return ended(cluster, kind.image(), *words, **{"each_worker": OLD, **details})
 
 
 def test_the_page_has_the_entrypoint_of_each() -> None:

@@ -29,8 +29,7 @@ esac"""
 
 def job_of(cluster: Cluster, name: str, *program: str, **details: Any) -> Job:
     """Four ranks on two workers, unless the details say otherwise."""
-    mpi = "MPICH" if name.startswith("mpich") else "OpenMPI"
-    given = {"workers": 2, "slots": 2, "mpi": mpi, **details}
+    given = {"slots": 2, **details}
     return mpijob(cluster, images.image(name), launcher_args=program, **given).start()
 
 

@@ -202,22 +202,22 @@ def test_a_killed_rank_beside_the_launcher(cluster: Cluster, image: Image, rank:
     assert "egmentation fault" in message
 
 
-MPIS = {**dict.fromkeys(images.NAMES, "OpenMPI"), "mpich-4.0": "MPICH", "intel-mpi": "Intel"}
-
-
 # With that directory as mpirun's own, and on the line: whether ranks run, at home.
-AT_HOME = {"OpenMPI": (True, False), "MPICH": (False, False), "Intel": (True, True)}
+AT_HOME = {
+    **dict.fromkeys(images.NAMES, (True, False)),
+    "mpich-4.0": (False, False),
+    "intel-mpi": (True, True),
+}
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", MPIS)
+@pytest.mark.parametrize("name", AT_HOME)
 def test_the_directory_that_only_the_launcher_has(cluster: Cluster, rig: None, name: str) -> None:
     lines = ("mpiboot mpirun pwd", "mpiboot mpirun -wdir /only pwd")
     script = "mkdir /only; cd /only; " + "; ".join(f"{line}; echo next=$? >&2" for line in lines)
     job = ended(
         cluster,
         images.image(name),
-        mpi=MPIS[name],
         launcher_command=["sh", "-c", script],
         worker={"env": {"MPIBOOT_WORKER_EXIT": "never"}},
     )
@@ -226,9 +226,9 @@ def test_the_directory_that_only_the_launcher_has(cluster: Cluster, rig: None, n
     )
     warnings = job.launcher.stderr().split(f"warning: [working-directory] {where}")
     at_home = [": they start in the home directory there" in text for text in warnings[1:]]
-    assert tuple(at_home) == AT_HOME[MPIS[name]]
+    assert tuple(at_home) == AT_HOME[name]
     codes = re.findall(r"^next=(\d+)", job.launcher.stderr(), flags=re.MULTILINE)
-    assert tuple(code == "0" for code in codes) == AT_HOME[MPIS[name]]
+    assert tuple(code == "0" for code in codes) == AT_HOME[name]
     assert job.launcher.stdout().count("/root\n") == 2 * at_home.count(True)
 
 

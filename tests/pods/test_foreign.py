@@ -112,8 +112,8 @@ def plain_worker(name: str) -> Image:
     ).with_files({"/etc/ssh/sshd_config": config, "/run/sshd/.keep": ""})
 
 
-# How an operator names the MPI, and a launch by mpirun itself and by a script.
-MPI = {"mpich-5.0": "MPICH", "mpich-4.0": "MPICH", "intel-mpi": "Intel"}
+# A launch by mpirun itself and by a script.
+HYDRAS = ("mpich-5.0", "mpich-4.0", "intel-mpi")
 WAYS = {
     "mpirun": ("mpirun", "-np", "2", RING),
     "script": ("sh", "-c", f"mpirun -np 2 {RING}"),
@@ -131,7 +131,10 @@ TREES = {
     ("name", "way"),
     [
         *((images.NAMES[0], way) for way in WAYS),
-        *(pytest.param(name, "mpirun", marks=pytest.mark.full) for name in (images.NAMES[1], *MPI)),
+        *(
+            pytest.param(name, "mpirun", marks=pytest.mark.full)
+            for name in (images.NAMES[1], *HYDRAS)
+        ),
     ],
 )
 def test_workers_of_an_image_without_mpiboot(
@@ -142,7 +145,6 @@ def test_workers_of_an_image_without_mpiboot(
         cluster,
         images.image(name),
         *WAYS[way],
-        mpi=MPI.get(name, "OpenMPI"),
         worker_args=(),
         worker={"image": plain_worker(name)},
     )

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from tests.pods.cluster import Cluster
 
 NAMES = ("openmpi-4.1", "openmpi-5.0", "mpich-4.0", "mpich-5.0", "intel-mpi")
-MPI = {"mpich-4.0": "MPICH", "mpich-5.0": "MPICH", "intel-mpi": "Intel"}
 
 
 def one_quick(quick: str) -> pytest.MarkDecorator:
@@ -37,7 +36,6 @@ def test_a_hostfile_may_be_a_pipe(cluster: Cluster, rig: None, name: str) -> Non
     job = ended(
         cluster,
         images.image(name),
-        mpi=MPI.get(name, "OpenMPI"),
         launcher_command=("bash", "-c", script),
         launcher=env,
         worker=env,

@@ -36,7 +36,7 @@ def with_programs(name: str) -> Image:
 
 @pytest.mark.parametrize("name", images.NAMES)
 def test_a_solver_computes_the_same(cluster: Cluster, rig: None, name: str) -> None:
-    job = same.pods(cluster, with_programs(name), "OpenMPI").job
+    job = same.pods(cluster, with_programs(name)).job
     found = []
     for front in ((), ("mpiboot",)):
         done = job.launcher.exec(*front, *LAMMPS, timeout=GUARD)

@@ -55,9 +55,8 @@ def rows(**images_of: Sequence[str]) -> pytest.MarkDecorator:
 
 def started(cluster: Cluster, image: Image, *words: str, **details: Any) -> Job:
     """A job of two workers with two links, as the operator makes it for that MPI."""
-    mpi = "Intel" if image.name.startswith(INTEL) else "MPICH"
-    given = {"workers": 2, "data_link": "net1", **details}
-    return mpijob(cluster, image, mpi=mpi, launcher_args=words, **given).start()
+    given = {"data_link": "net1", **details}
+    return mpijob(cluster, image, launcher_args=words, **given).start()
 
 
 def running(cluster: Cluster, image: Image, *more: str, **details: Any) -> Job:

@@ -44,11 +44,10 @@ def held(cluster: Cluster, name: str, **details: Any) -> Job:
     files = dict.fromkeys(("/opt/held/mpirun", "/opt/held/mpiexec.hydra"), HELD)
     image = images.image(name).with_files(files, 0o755)
     path = image.env.get("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
-    mpi = {"mpich": "MPICH", "intel": "Intel"}.get(name.partition("-")[0], "OpenMPI")
     launcher = {"env": {"PATH": f"/opt/held:{path}"}}
     program = HYDRA_RANK if name.startswith("mpich") else ["mpirun", RING]
-    given = {"workers": 2, "launcher_args": program, "as_worker": True, "launcher": launcher}
-    return mpijob(cluster, image, mpi=mpi, **{**given, **details})
+    given = {"launcher_args": program, "as_worker": True, "launcher": launcher}
+    return mpijob(cluster, image, **{**given, **details})
 
 
 @pytest.mark.parametrize(
@@ -89,10 +88,8 @@ def misbehaving(cluster: Cluster, job: Job, each: dict[int, dict[str, Any]]) -> 
 )
 def test_a_nameserver_by_tcp_that_fails_and_flips(cluster: Cluster, rig: None, name: str) -> None:
     """The wrong address comes first: nobody is there, and the name is asked for again."""
-    mpi, program = (
-        ("MPICH", HYDRA_RANK) if name.startswith("mpich") else ("OpenMPI", ["mpirun", RING])
-    )
-    job = mpijob(cluster, images.image(name), workers=3, launcher_args=program, mpi=mpi)
+    program = HYDRA_RANK if name.startswith("mpich") else ["mpirun", RING]
+    job = mpijob(cluster, images.image(name), workers=3, launcher_args=program)
     misbehaving(cluster, job, {0: {"servfail": 3}, 1: {"flip": True, "other": NOBODY}}).start()
     assert job.wait(PATIENCE) == 0
     spans(job)

@@ -88,8 +88,7 @@ def test_what_is_left_of_hydras_output_is_waited_for(
     cluster: Cluster, image: str, tmp_path: Path, rig: None
 ) -> None:
     gate, count = tmp_path / "gate", 60_000  # its mpirun itself waits where there is more
-    mpi = "Intel" if image.startswith("intel") else "MPICH"
-    job = gated(cluster, images.image(image), gate, *writing(size=count), mpi=mpi)
+    job = gated(cluster, images.image(image), gate, *writing(size=count))
     until(lambda: WAITS in job.launcher.stderr())
     gate.touch()
     assert job.wait(PATIENCE) == 0

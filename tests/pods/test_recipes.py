@@ -34,7 +34,7 @@ def test_behind_the_images_own_script(
 ) -> None:
     image = recipe(name, kind.image(), "apt-get")
     old = {1: {"env": {"NODE_DRIVER": "old"}}}
-    job = ended(cluster, image, "mpirun", PROGRAM, mpi=kind.mpi, each_worker=old)
+    job = ended(cluster, image, "mpirun", PROGRAM, each_worker=old)
     shows(kind, job)
 
 
@@ -43,10 +43,9 @@ def test_behind_the_images_own_script(
 @pytest.mark.parametrize("name", ["openmpi-5.0", "mpich-5.0"])
 def test_the_mpi_operators_own_image(cluster: Cluster, rig: None, name: str, user: int) -> None:
     image = recipe("mpi-operator", base(name).without(*PYTHONS))
-    mpi = "OpenMPI" if name == "openmpi-5.0" else "MPICH"
     mount = "/home/mpiuser/.ssh" if user else "/root/.ssh"
     words = ("mpirun", "/home/mpiuser/pi")
-    job = ended(cluster, image, *words, mpi=mpi, user=user, ssh_mount=mount)
+    job = ended(cluster, image, *words, user=user, ssh_mount=mount)
     spans(job)
     assert f":{2222 if user else 22} as" in job.workers[0].stderr()
 

@@ -17,14 +17,14 @@ from tests.pods.changes import CHANGED, CHANGES
 from tests.pods.cluster import Cluster
 from tests.pods.same_lines import AS_WORKER, COMMANDS, LINES
 
-ALL = [line for _, lines in LINES.values() for line in lines]
+ALL = [line for lines in LINES.values() for line in lines]
 # All lines of an MPI run in parts that share their pods.
 EACH = 20
 
 
 def quick(name: str) -> list[same.Line]:
     """A spread selection; of the lines that two MPIs share, each runs every other one."""
-    lines = [line for line in LINES[name][1] if line.quick]
+    lines = [line for line in LINES[name] if line.quick]
     shared = [line for line in lines if ALL.count(line) > 1]
     turn = list(LINES).index(name) % 2
     return [line for line in lines if line not in shared or shared.index(line) % 2 == turn]
@@ -32,7 +32,7 @@ def quick(name: str) -> list[same.Line]:
 
 PARTS = [pytest.param(name, quick(name), id=f"{name}-quick") for name in LINES] + [
     pytest.param(name, lines[at : at + EACH], id=f"{name}-{at}", marks=pytest.mark.full)
-    for name, (_, lines) in LINES.items()
+    for name, lines in LINES.items()
     for at in range(0, len(lines), EACH)
 ]
 
@@ -42,7 +42,7 @@ def test_a_line_is_the_same_with_mpiboot(
     cluster: Cluster, rig: None, name: str, lines: list[same.Line]
 ) -> None:
     """Status, hosts, binding, folder, arguments and variables of each rank, and the output."""
-    compare(same.pods(cluster, images.image(name), LINES[name][0]), lines)
+    compare(same.pods(cluster, images.image(name)), lines)
 
 
 @pytest.mark.parametrize(
@@ -59,21 +59,21 @@ def test_a_line_is_the_same_with_mpiboot(
 def test_a_command_that_is_no_mpirun_is_the_same_with_mpiboot(
     cluster: Cluster, rig: None, name: str, lines: list[same.Line]
 ) -> None:
-    compare(same.pods(cluster, images.image(name), LINES[name][0]), lines)
+    compare(same.pods(cluster, images.image(name)), lines)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", [name for name in LINES if name != "intel-mpi"])
 def test_the_same_with_ranks_in_the_launcher(cluster: Cluster, rig: None, name: str) -> None:
     """Not with Intel MPI, whose mpirun logs in to its own pod, where no SSH server is."""
-    stage = same.pods(cluster, images.image(name), LINES[name][0], as_worker=True)
+    stage = same.pods(cluster, images.image(name), as_worker=True)
     compare(stage, AS_WORKER)
 
 
 @pytest.mark.full
 def test_intels_benchmark_uses_the_users_provider(cluster: Cluster, rig: None) -> None:
     """IMB-MPI1 comes with the library, which names the provider at that debug level."""
-    stage = same.pods(cluster, images.image("intel-mpi"), LINES["intel-mpi"][0])
+    stage = same.pods(cluster, images.image("intel-mpi"))
     for named in ({"FI_PROVIDER": "tcp"}, {"I_MPI_OFI_PROVIDER": "tcp"}):
         env = {"I_MPI_DEBUG": "2", **named}
         line = same.Line("mpirun -n 2 -ppn 1 IMB-MPI1 -iter 10 -msglog 4 PingPong", env=env)
@@ -98,7 +98,7 @@ def compare(stage: same.Stage, lines: Iterable[same.Line]) -> None:
 
 
 def test_there_are_enough_lines_and_thirty_of_public_examples() -> None:
-    counts = {name: len(lines) for name, (_, lines) in LINES.items()}
+    counts = {name: len(lines) for name, lines in LINES.items()}
     least = {"openmpi-4.1": 60, "openmpi-5.0": 60, "mpich-5.0": 40, "intel-mpi": 40}
     assert all(counts[name] >= least[name] for name in least), counts
     assert all(re.match(r"[\w.-]+/[\w.-]+: \S", line.source) for line in ALL if line.source)

@@ -16,7 +16,7 @@ from tests.pods import images
 from tests.pods.cluster import Cluster
 from tests.pods.jobs import RING, ranks, spanned
 from tests.pods.operator import Job, KeyPair, mpijob
-from tests.pods.test_foreign import MPI, plain_worker
+from tests.pods.test_foreign import HYDRAS, plain_worker
 
 
 def rsa_pair() -> tuple[str, str]:
@@ -185,8 +185,7 @@ def job_of(cluster: Cluster, name: str, one: Condition) -> Job:
     job = mpijob(
         cluster,
         launcher,
-        mpi=MPI.get(name, "OpenMPI"),
-        hostfile=one.hostfile and one.hostfile.format(slots="" if name in MPI else " slots=1"),
+        hostfile=one.hostfile and one.hostfile.format(slots="" if name in HYDRAS else " slots=1"),
         ssh_mount=one.mount,
         launcher_command=["sleep", "99999"],
         worker={"image": worker},

@@ -18,11 +18,11 @@ from tests.waiting import until
 # The line that each MPI needs by itself: 5.0 doesn't read the operator's name of the hostfile.
 OPENMPI = ("mpirun", "--allow-run-as-root", "--hostfile", "/etc/mpi/hostfile", RING)
 LINES = {
-    "openmpi-4.1": ("OpenMPI", OPENMPI),
-    "openmpi-5.0": ("OpenMPI", OPENMPI),
-    "mpich-4.0": ("MPICH", ("mpirun", RING)),
-    "mpich-5.0": ("MPICH", ("mpirun", RING)),
-    "intel-mpi": ("Intel", ("mpirun", "-n", "2", RING)),
+    "openmpi-4.1": OPENMPI,
+    "openmpi-5.0": OPENMPI,
+    "mpich-4.0": ("mpirun", RING),
+    "mpich-5.0": ("mpirun", RING),
+    "intel-mpi": ("mpirun", "-n", "2", RING),
 }
 
 
@@ -49,13 +49,11 @@ def test_the_lines_of_the_page_are_those_of_the_images(rig: None) -> None:
     ],
 )
 def test_mpirun_and_sshd_without_mpiboot(cluster: Cluster, rig: None, name: str, user: int) -> None:
-    mpi, line = LINES[name]
     image = images.image(name)
     job = mpijob(
         cluster,
         image,
-        mpi=mpi,
-        launcher_command=line,
+        launcher_command=LINES[name],
         each_worker={1: {"command": ["/usr/sbin/sshd", "-De"], "args": ()}},
         user=user,
         ssh_mount="/home/mpiuser/.ssh" if user else "/root/.ssh",
