@@ -141,7 +141,7 @@ def mpijob(
     namespace: str = "default",
     as_worker: bool = False,
     data_link: str | None = None,
-    ssh_mount: str = "/root/.ssh",
+    ssh_mount: str | None = None,
     user: int = 0,
     env: Mapping[str, str] | None = None,
     hostfile: str | None = None,
@@ -151,12 +151,14 @@ def mpijob(
 ) -> Job:
     """Makes the pods of an MPIJob; `as_worker` is its runLauncherAsWorker.
 
-    `mpi` is mpiImplementation, by default the image's. With neither `launcher_args` nor
+    `mpi` is mpiImplementation, by default the image's; `ssh_mount` is sshAuthMountPath, by default
+    in the home of the image's user. With neither `launcher_args` nor
     `launcher_command` the launcher runs the tests' program on every slot.
     `env` is for all pods. `launcher`, `worker` and `each_worker` (by index) replace fields of the
     PodSpecs; `volumes` and `env` given there are added to the operator's own.
     """
     mpi = mpi or mpi_of(image)
+    mount = ssh_mount or ("/home/mpiuser/.ssh" if user else "/root/.ssh")
     suffix = f"{name}.{namespace}.svc"
     names = [f"{name}-worker-{index}" for index in range(workers)]
     listed = [f"{host}.{suffix}" for host in ([f"{name}-launcher"] if as_worker else []) + names]
@@ -164,7 +166,7 @@ def mpijob(
     keys = KeyPair.make()
 
     def secret() -> Files:
-        return Files(ssh_mount, keys.files(), 0o600 if ssh_mount == "/root/.ssh" else 0o644)
+        return Files(mount, keys.files(), 0o600 if mount == "/root/.ssh" else 0o644)
 
     config = Files(
         "/etc/mpi",

@@ -68,7 +68,6 @@ def test_pods_share_a_volume_for_files(cluster: Cluster, rig: None, tmp_path: Pa
         images.image(NAME),
         *("mpirun", "sh", "-c", f'{MOMENT}echo "at $(hostname) $HOSTNAME"'),
         user=1000,
-        ssh_mount="/home/mpiuser/.ssh",
         launcher=every,
         worker=every,
     )
@@ -121,7 +120,6 @@ def test_a_launchers_tmpdir_with_a_blank(cluster: Cluster, rig: None) -> None:
         cluster,
         images.image(NAME),
         user=1000,
-        ssh_mount="/home/mpiuser/.ssh",
         launcher={"env": {"TMPDIR": folder.path}, "volumes": [folder]},
     )
     assert "'/scratch/a b/mpiboot-1000' has a blank in its path" in job.launcher.stderr()

@@ -94,7 +94,6 @@ def test_the_operators_base_image_as_user_1000(cluster: Cluster, image: Image) -
         worker_command=TRAINER_NODE,
         worker_args=(),
         user=1000,
-        ssh_mount="/home/mpiuser/.ssh",
     )
 
 

@@ -68,7 +68,6 @@ def test_a_key_that_this_user_may_not_read_is_named(cluster: Cluster, one: Image
         workers=1,
         launcher_args=PROGRAM,
         user=1000,
-        ssh_mount="/home/mpiuser/.ssh",
         launcher=details,
     ).start()
     fails(job, 77, "ssh-key", "/home/mpiuser/.ssh/id_rsa has mode 0600 of uid 0")
@@ -78,8 +77,7 @@ def test_a_key_that_this_user_may_not_read_is_named(cluster: Cluster, one: Image
 def test_a_user_who_can_write_nowhere_is_told_what_to_mount(cluster: Cluster, one: Image) -> None:
     """No emptyDir, and in the place of /dev/shm a volume that is nobody's to write."""
     pod: dict[str, Any] = {"read_only_root": True, "volumes": [Files("/dev/shm", {"a": ""})]}
-    user: dict[str, Any] = {"user": 1000, "ssh_mount": "/home/mpiuser/.ssh"}
-    job = mpijob(cluster, one, workers=1, launcher=pod, worker=pod, **user).start()
+    job = mpijob(cluster, one, workers=1, launcher=pod, worker=pod, user=1000).start()
     for wrong in job.pods:
         assert wrong.wait(PATIENCE) == 73
         (line,) = [line for line in wrong.stderr().splitlines() if "error: [" in line]

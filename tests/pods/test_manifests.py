@@ -67,7 +67,6 @@ def test_the_example_pi(cluster: Cluster, rig: None, name: str, run: tuple[str, 
         worker_command=SSHD[:1],
         worker_args=SSHD[1:],
         user=1000,
-        ssh_mount="/home/mpiuser/.ssh",
     )
     assert "job ended" in job.launcher.stderr()
     # sshd by absolute path is the image's own, unless its place was taken.

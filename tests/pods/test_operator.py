@@ -45,7 +45,6 @@ def test_what_the_operator_writes(cluster: Cluster, plain: Image) -> None:
 
 
 def test_the_key_is_0644_where_it_is_no_roots(cluster: Cluster, plain: Image) -> None:
-    mount = "/home/mpiuser/.ssh"
-    job = mpijob(cluster, plain, ssh_mount=mount, user=1000, launcher_command=SLEEP)
+    job = mpijob(cluster, plain, user=1000, launcher_command=SLEEP)
     job.launcher.start()
-    assert job.launcher.shell(f"stat -Lc%a {mount}/id_rsa") == "644"
+    assert job.launcher.shell("stat -Lc%a /home/mpiuser/.ssh/id_rsa") == "644"

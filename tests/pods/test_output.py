@@ -66,8 +66,7 @@ def test_what_ranks_of_open_mpi_wrote_comes_out_after_a_reader_that_stood_still(
 ) -> None:
     """The container's pipe belongs to root: another user can't reopen it for ssh."""
     gate = tmp_path / "gate"
-    fields: dict[str, Any] = {"user": user, "ssh_mount": "/home/mpiuser/.ssh"} if user else {}
-    job = gated(cluster, image, gate, *writing(), **fields)
+    job = gated(cluster, image, gate, *writing(), user=user)
     until(lambda: waits(job))
     gate.touch()
     assert job.wait(PATIENCE) == 0

@@ -43,9 +43,8 @@ def test_behind_the_images_own_script(
 @pytest.mark.parametrize("name", ["openmpi-5.0", "mpich-5.0"])
 def test_the_mpi_operators_own_image(cluster: Cluster, rig: None, name: str, user: int) -> None:
     image = recipe("mpi-operator", base(name).without(*PYTHONS))
-    mount = "/home/mpiuser/.ssh" if user else "/root/.ssh"
     words = ("mpirun", "/home/mpiuser/pi")
-    job = ended(cluster, image, *words, user=user, ssh_mount=mount)
+    job = ended(cluster, image, *words, user=user)
     spans(job)
     assert f":{2222 if user else 22} as" in job.workers[0].stderr()
 

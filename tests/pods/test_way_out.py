@@ -56,7 +56,6 @@ def test_mpirun_and_sshd_without_mpiboot(cluster: Cluster, rig: None, name: str,
         launcher_command=LINES[name],
         each_worker={1: {"command": ["/usr/sbin/sshd", "-De"], "args": ()}},
         user=user,
-        ssh_mount="/home/mpiuser/.ssh" if user else "/root/.ssh",
     )
     for worker in job.workers:
         worker.start().publish()
