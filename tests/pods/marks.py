@@ -27,6 +27,12 @@ NO_MPI = pytest.mark.parametrize("image", [NEW], indirect=True)
 ONE_IMAGE, OLD_IMAGE = _one(NEW), _one(OLD)
 
 
+def each(quick: str, *others: str) -> pytest.MarkDecorator:
+    """The `name` of each of these images; the quick gate has the first alone."""
+    more = [pytest.param(name, marks=pytest.mark.full) for name in others]
+    return pytest.mark.parametrize("name", [quick, *more])
+
+
 def crossed(name: str, values: Sequence[object], ids: Sequence[str] = ()) -> pytest.MarkDecorator:
     """Each image with each value; the quick gate has each value once, on the images in turn."""
     return pytest.mark.parametrize(

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.pods import images
 from tests.pods.cluster import Cluster
 from tests.pods.jobs import PATIENCE, RING
+from tests.pods.marks import each
 from tests.pods.oci import PodSpec
 
-OTHERS = ("openmpi-4.1", "mpich-4.0", "mpich-5.0", "intel-mpi")
 
-
-@pytest.mark.parametrize(
-    "name", ["openmpi-5.0", *(pytest.param(name, marks=pytest.mark.full) for name in OTHERS)]
-)
+@each("openmpi-5.0", "openmpi-4.1", "mpich-4.0", "mpich-5.0", "intel-mpi")
 def test_it_starts_without_a_key(cluster: Cluster, rig: None, name: str) -> None:
     image = images.image(name).with_files({"/hosts": "localhost slots=2\n"})
     pods = [

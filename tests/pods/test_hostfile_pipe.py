@@ -4,23 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
-
 from tests.pods import images
 from tests.pods.jobs import RING, ended, hosts
+from tests.pods.marks import each
 
 if TYPE_CHECKING:
     from tests.pods.cluster import Cluster
 
-NAMES = ("openmpi-4.1", "openmpi-5.0", "mpich-4.0", "mpich-5.0", "intel-mpi")
 
-
-def one_quick(quick: str) -> pytest.MarkDecorator:
-    names = [pytest.param(x, marks=() if x == quick else pytest.mark.full) for x in NAMES]
-    return pytest.mark.parametrize("name", names)
-
-
-@one_quick("openmpi-4.1")
+@each("openmpi-4.1", "openmpi-5.0", "mpich-4.0", "mpich-5.0", "intel-mpi")
 def test_a_hostfile_may_be_a_pipe(cluster: Cluster, rig: None, name: str) -> None:
     """By a plain mpirun too; each of these pipes can be read once, by one process."""
     flag, start = "--hostfile" if "openmpi" in name else "-f", "mpiboot mpirun -n 2"

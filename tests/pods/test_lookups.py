@@ -9,7 +9,7 @@ import pytest
 from tests.pods import images
 from tests.pods.cluster import Cluster
 from tests.pods.jobs import PATIENCE, RING, ranks, spans
-from tests.pods.marks import NEW, OLD
+from tests.pods.marks import NEW, OLD, each
 from tests.pods.operator import Job, mpijob
 from tests.waiting import until
 
@@ -83,9 +83,7 @@ def misbehaving(cluster: Cluster, job: Job, each: dict[int, dict[str, Any]]) -> 
     return job
 
 
-@pytest.mark.parametrize(
-    "name", [NEW, *(pytest.param(item, marks=pytest.mark.full) for item in (OLD, "mpich-4.0"))]
-)
+@each(NEW, OLD, "mpich-4.0")
 def test_a_nameserver_by_tcp_that_fails_and_flips(cluster: Cluster, rig: None, name: str) -> None:
     """The wrong address comes first: nobody is there, and the name is asked for again."""
     program = HYDRA_RANK if name.startswith("mpich") else ["mpirun", RING]

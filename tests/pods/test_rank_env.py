@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
 import yaml  # type: ignore[import-untyped]
 
 from tests import pages
 from tests.pods import images
 from tests.pods.cluster import Cluster
 from tests.pods.jobs import ended
+from tests.pods.marks import each
 
 # What torch.distributed does with its variables: ranks connect to where rank 0 listens.
 MEET = """
@@ -39,13 +39,9 @@ else:
     for peer in peers:
         peer.close()
 """
-OLD, NEW = images.NAMES
-OTHERS = (OLD, "mpich-4.0", "intel-mpi")
 
 
-@pytest.mark.parametrize(
-    "name", [NEW, *(pytest.param(name, marks=pytest.mark.full) for name in OTHERS)]
-)
+@each("openmpi-5.0", "openmpi-4.1", "mpich-4.0", "intel-mpi")
 def test_ranks_know_who_they_are_and_meet(cluster: Cluster, rig: None, name: str) -> None:
     """As the page has it; each MPI really sets the variables that the table names."""
     (container,) = yaml.safe_load(pages.named("torchrun"))

@@ -13,7 +13,7 @@ from tests.pods import images
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
 from tests.pods.jobs import PATIENCE, RING, rank_processes, ranks, running, spans
-from tests.pods.marks import NO_MPI, ONE_IMAGE
+from tests.pods.marks import NO_MPI, ONE_IMAGE, each
 from tests.pods.operator import Job, mpijob
 from tests.pods.volumes import EmptyDir
 from tests.waiting import until
@@ -96,7 +96,7 @@ def message(job: Job, text: str) -> int:
     return sum(text in line for line in job.launcher.stderr().splitlines())
 
 
-@pytest.mark.parametrize("name", ["openmpi-4.1", pytest.param(NAME, marks=pytest.mark.full)])
+@each("openmpi-4.1", NAME)
 def test_a_hostfile_that_shrinks(cluster: Cluster, rig: None, name: str) -> None:
     """The MPI Operator writes its ConfigMap anew, and the kubelet swaps `..data`."""
     job = mpijob(cluster, images.image(name), workers=3)

@@ -11,7 +11,7 @@ from tests.pods import images
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
 from tests.pods.jobs import PATIENCE, RING, held, let_go, rank_processes, running, spans
-from tests.pods.marks import ONE_IMAGE
+from tests.pods.marks import ONE_IMAGE, each
 from tests.pods.operator import Job
 from tests.pods.pod import Pod
 from tests.waiting import until
@@ -46,7 +46,7 @@ def second(cluster: Cluster, job: Job, timeout: int) -> Pod:
 HOLDS = "pi-worker-0.pi.default.svc, pi-worker-1.pi.default.svc are in use by launcher pi-launcher "
 
 
-@pytest.mark.parametrize("name", [NAME, pytest.param("openmpi-4.1", marks=pytest.mark.full)])
+@each(NAME, "openmpi-4.1")
 def test_held_workers_name_their_launcher(cluster: Cluster, rig: None, name: str) -> None:
     job = held(cluster, images.image(name))
     other = second(cluster, job, timeout=20)
