@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -32,19 +32,13 @@ _LINK: Final = "mtu:"
 _NO_LINK: Final = "none"
 _IMAGE: Final = "use one image for the launcher and all workers"
 _LIMITS: Final = "give the container runtime the same limits on all nodes (LimitNOFILE, LimitNPROC)"
-_DEVICES: Final = "request the same devices for each worker (`resources: {limits: ...}`)"
-# What hosts are compared by: the message, the hint, and whether the plan compares it for hosts with
-# facts.
+# What hosts are compared by: the message and the hint. The plan compares MPI and devices.
 _VALUES: Final = {
-    "mpiboot": ("its version of mpiboot is {}", _IMAGE, False),
-    "uid": ("sessions have the uid {}", "set one securityContext.runAsUser for all workers", False),
-    "mpirun": ("mpirun on PATH of a session is {}", _IMAGE, True),
-    "daemon": ("MPI's daemon on PATH of a session is {}", _IMAGE, True),
-    "memlock": ("memlock of a session is {}", BY_REFERENCE["memlock"].hint, False),
-    "nofile": ("the limit of open files of a session is {}", _LIMITS, False),
-    "nproc": ("the limit of processes of a session is {}", _LIMITS, False),
-    "gpus": ("{} GPUs in /dev", _DEVICES, True),
-    "hcas": ("{} devices in /dev/infiniband", _DEVICES, True),
+    "mpiboot": ("its version of mpiboot is {}", _IMAGE),
+    "uid": ("sessions have the uid {}", "set one securityContext.runAsUser for all workers"),
+    "memlock": ("memlock of a session is {}", BY_REFERENCE["memlock"].hint),
+    "nofile": ("the limit of open files of a session is {}", _LIMITS),
+    "nproc": ("the limit of processes of a session is {}", _LIMITS),
 }
 
 
@@ -65,31 +59,26 @@ def _values(one: HostReport) -> dict[str, str]:
 
 @check(
     "hosts-differ",
-    title="hosts have the same MPI, limits, devices and links",
+    title="hosts have the same version of mpiboot, user, limits and links",
     hint="use one image and one pod template for all workers, on nodes of one kind (nodeSelector)",
 )
 def differ(hosts: Sequence[HostReport]) -> Iterable[Finding]:
     """Find hosts whose value of something, as a session has it, is not that of most others."""
     every = {one.host: _values(one) for one in hosts if one.worker is not None}
-    planned = {one.host for one in hosts if one.worker is not None and one.worker.facts}
-    found = [*_values_differ(every, planned), *_links_differ(every)]
+    found = [*_values_differ(every), *_links_differ(every)]
     yield from found
     if len(every) > 1 and not found:
-        yield ok(
-            "hosts-differ", f"{counted(len(every), 'host')} have the same MPI, limits and links"
-        )
+        yield ok("hosts-differ", f"{counted(len(every), 'host')} have the same limits and links")
 
 
-def _values_differ(
-    every: Mapping[str, Mapping[str, str]], planned: Container[str]
-) -> Iterator[Finding]:
-    for name, (words, hint, by_plan) in _VALUES.items():
-        found = majority({host: own[name] for host, own in every.items() if name in own})
-        for value, which in found.outliers.items() if found else ():
-            unplanned = [host for host in which if not by_plan or host not in planned]
-            if found and unplanned:
-                message = f"{words.format(value)}, of the others ({found.alike}): {found.usual}"
-                yield finding(Level.WARN, "hosts-differ", message, hint=hint, hosts=unplanned)
+def _values_differ(every: Mapping[str, Mapping[str, str]]) -> Iterator[Finding]:
+    for name, (words, hint) in _VALUES.items():
+        found = majority({host: values[name] for host, values in every.items() if name in values})
+        if found is None:
+            continue
+        for value, which in found.outliers.items():
+            message = f"{words.format(value)}, of the others ({found.alike}): {found.usual}"
+            yield finding(Level.WARN, "hosts-differ", message, hint=hint, hosts=which)
 
 
 def _links_differ(every: Mapping[str, Mapping[str, str]]) -> Iterator[Finding]:

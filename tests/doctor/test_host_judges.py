@@ -19,13 +19,9 @@ from tests.fakes import plans
 OK, WARN = Level.OK, Level.WARN
 VALUES = {
     "uid": "0",
-    "mpirun": "/usr/bin/mpirun",
-    "daemon": "/usr/bin/orted",
     "memlock": "unlimited",
     "nofile": "1048576",
     "nproc": "unlimited",
-    "gpus": "8",
-    "hcas": "8",
     "mtu:eth0": "1450",
     "mtu:net1": "9000",
 }
@@ -79,7 +75,7 @@ def test_the_value_of_most_hosts_is_the_usual_one(
 
 
 def test_hosts_that_are_alike_are_said_to_be() -> None:
-    assert told(hosts.differ, *reports()) == ["ok -: 4 hosts have the same MPI, limits and links"]
+    assert told(hosts.differ, *reports()) == ["ok -: 4 hosts have the same limits and links"]
     assert told(hosts.differ, *reports(1)) == []
     assert told(hosts.differ, HostReport("gone"), HostReport("gone too")) == []
 
@@ -121,28 +117,13 @@ def test_another_mpiboot_or_none_differs() -> None:
     ]
 
 
-def test_mpi_and_devices_are_compared_here_for_hosts_whose_facts_the_plan_does_not_have() -> None:
-    fewer = {"gpus": "7", "hcas": "7", "mpirun": "", "daemon": "/o/orted"}
-    assert list(told(hosts.differ, *reports(4, w_1=with_values(**fewer)))) == [
-        "ok -: 4 hosts have the same MPI, limits and links"
-    ]
-    bare = replace(ALIKE, worker=BARE, values={**WITHOUT_CONTROL, **fewer})
-    found = told(hosts.differ, *reports(4, w_1=bare))
-    assert "warn w-1: 7 GPUs in /dev, of the others (3): 8" in found
-    assert "warn w-1: 7 devices in /dev/infiniband, of the others (3): 8" in found
-    assert (
-        "warn w-1: mpirun on PATH of a session is none, of the others (3): /usr/bin/mpirun" in found
-    )
-    assert any(": MPI's daemon on PATH of a session is /o/orted, of" in line for line in found)
-
-
 def test_a_link_that_one_host_lacks_is_reported_and_one_that_it_has_more_is_not() -> None:
     lacks = {name: value for name, value in VALUES.items() if name != "mtu:net1"}
     assert told(hosts.differ, *reports(4, w_1=replace(ALIKE, values=lacks))) == [
         "warn w-1: it has no link net1, which the others (3) have"
     ]
     more = reports(4, w_1=with_values(**{"mtu:cali7": "1450"}))
-    assert told(hosts.differ, *more) == ["ok -: 4 hosts have the same MPI, limits and links"]
+    assert told(hosts.differ, *more) == ["ok -: 4 hosts have the same limits and links"]
 
 
 def test_hosts_that_differ_from_each_other_are_reported_one_by_one_value() -> None:

@@ -456,9 +456,6 @@ def test_a_host_tells_the_values_that_it_is_compared_by() -> None:
         row = next(line for line in limits.splitlines() if line.startswith(title))
         assert found[name] == row.removeprefix(title).split()[0]
     assert found["uid"] == str(os.getuid())
-    assert found["mpirun"] == (shutil.which("mpirun", path="/usr/bin:/bin") or "")
-    assert found["gpus"].isdecimal()
-    assert found["hcas"].isdecimal()
     mtus = {name: value for name, value in found.items() if name.startswith("mtu:")}
     links = [
         path.parent for path in Path("/sys/class/net").glob("*/mtu") if path.parent.name != "lo"
