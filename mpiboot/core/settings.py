@@ -639,7 +639,7 @@ def _unknown(environ: Mapping[str, str]) -> tuple[Finding, ...]:
             continue
         import difflib  # noqa: PLC0415 - for a mistake alone
 
-        # Without the prefix, which would make everything look alike.
+        # Without the prefix, which all names share.
         near = difflib.get_close_matches(name[len(PREFIX) :], known, n=1, cutoff=0.6)
         found.append(
             _warn(

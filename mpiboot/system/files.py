@@ -335,7 +335,7 @@ def remove_stale_sessions(environ: Mapping[str, str], hostname: str, uid: int) -
     """Remove session folders of PRRTE programs of this host and user that run no more.
 
     A /tmp that outlives its container meets the next one with the same process numbers, and
-    PRRTE (Open MPI 5.0) then ends with "Exists" for ever. Open MPI 4.1 uses such a folder again.
+    PRRTE (Open MPI 5.0) then ends with "Exists" forever. Open MPI 4.1 uses such a folder again.
     Containers that share the folder and the host name (a pod's, or pods on the node's network) do
     not see each other's processes, but the lock that each holds: while another lives, all stay.
     """

@@ -73,11 +73,11 @@ def run(
 
 async def read_end(read: Callable[[int], Awaitable[bytes]]) -> bytes:
     """Read a stream to its end and keep the last bytes: a login shell may print much before."""
-    kept = bytearray()
+    tail = bytearray()
     while part := await read(1 << 16):
-        kept += part
-        del kept[:-OUTPUT_LIMIT]
-    return bytes(kept)
+        tail += part
+        del tail[:-OUTPUT_LIMIT]
+    return bytes(tail)
 
 
 async def run_async(words: Sequence[str], seconds: float) -> ProgramEnd | None:

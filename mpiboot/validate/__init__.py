@@ -1,1 +1,1 @@
-"""``mpiboot validate``: a tool measures the network, and one line says whether it is fit."""
+"""``mpiboot validate``: measure the network, and judge whether it is fit."""

@@ -111,7 +111,7 @@ class Output:
             self.missing[host] = value
 
     def _read(self, line: str) -> None:
-        """Parse a header, whose words name the columns, or a row: out of place, then in place.
+        """Parse a header, which names the columns, or a row: out of place, then in place.
 
         A row that is cut off is ignored; what follows one is a timestamp (-T), or a line of NCCL.
         """
@@ -133,7 +133,7 @@ class Output:
 JSON_VERSION: Final = 2
 FRACTION: Final = 0.8
 _LARGE: Final = 16 << 20  # bytes; latency dominates smaller messages
-_LARGEST_SIZES: Final = 3  # whose average is judged
+_LARGEST_SIZES: Final = 3  # their average is judged
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class ToolOptions:
     """The command line: tool (empty: the first that can run), its arguments, seconds, limits.
 
     ``busbw`` is in GB/s, ``fraction`` of what the ports carry; None where they are not given. With
-    ``before_job`` a job follows, to whose output stdout belongs.
+    ``before_job`` a job follows, and stdout is its own.
     """
 
     tool: str = ""

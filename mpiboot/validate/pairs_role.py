@@ -1,7 +1,7 @@
 """``mpiboot validate pairs``: measures the path from every host to every other one.
 
-The hosts pass the same gate as a job's, and each has a login, with whose end all that runs there
-ends. No mpirun is needed.
+The hosts pass the same gate as a job's, and each has a login of its own: what runs there ends with
+it. No mpirun is needed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """``mpiboot validate job`` and ``node``: runs nccl-tests, shows its output, and judges it.
 
-A job is started by mpiboot as a launcher in a child process, whose exit code counts where it is
-not 0.
+A job runs under a launcher, a child process; the launcher's exit code counts unless it is 0.
 """
 
 from __future__ import annotations
@@ -112,7 +111,7 @@ def _run(
     """Run a launcher or a rank's shell to its end, and show its output.
 
     Args:
-        argv: the launcher; or the shell of one rank, whose process group gets the signals.
+        argv: the launcher; or one rank's shell: its process group gets the signals.
         environ: its environment.
         options: the time limit, which begins when a host starts the tool, and the output.
         record: the file of the job's record; None for one rank.
