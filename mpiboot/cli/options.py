@@ -109,18 +109,14 @@ def option(
     given: dict[str, Any] = {"default": None, "help": f"{row.help}  [{text}]"}
     if common:
         given["brief"] = f"{row.help.partition(';')[0].rstrip('.')}.  [{brief}]"
-    if default_here is not None:
-        return SettingOption([row.flag, row.name], row.section, metavar=row.kind.upper(), **given)
-    if row.is_flag:
-        names = [f"{row.flag}/--no-{row.flag[2:]}", row.name]
-        return SettingOption(names, row.section, **given)
-    names = [row.flag, row.name]
     if row.kind == "path":
         # For completion; the file is checked where it is read, as one that a variable names is.
         given["type"] = click.Path(readable=False)
-    if "|" in row.kind:
+    choice = "|" in row.kind
+    if choice:
         given["shell_complete"] = _choices(row.kind)
-    metavar = row.kind if "|" in row.kind else row.kind.upper()
+    names = [f"{row.flag}/--no-{row.flag[2:]}" if row.is_flag else row.flag, row.name]
+    metavar = row.kind if choice else row.kind.upper()
     return SettingOption(names, row.section, metavar=metavar, **given)
 
 
