@@ -213,11 +213,7 @@ def act_by_role(resolved: Resolved, program: Words, environ: Mapping[str, str]) 
         # Imported here: too heavy for a worker's start.
         from mpiboot.hosts import hostfiles
 
-        given = str(resolved.given["hostfile"])
-        named = hostfiles.candidates(settings.hostfile, given, environ)
-        # os.path: Path.exists raises where a folder on the way is closed to this user.
-        there = (item.path for item in named if os.path.exists(item.path))  # noqa: PTH110
-        mounted = next(there, "")
+        mounted = hostfiles.mounted(resolved, environ)
         role, decision = platforms.role(resolved, environ, program, mounted, hostname)
     log.configure(level=settings.log_level, form=settings.log_format, role=role.value)
     if role is not Role.LAUNCHER:

@@ -112,9 +112,7 @@ def _findings(
 
 def role_of(resolved: Resolved, environ: Mapping[str, str]) -> Role:
     """Find the pod's role; where that fails a launcher's, so that its hosts are checked."""
-    given = str(resolved.given["hostfile"])
-    named = hostfiles.candidates(resolved.settings.hostfile, given, environ)
-    mounted = next((item.path for item in named if os.path.exists(item.path)), "")  # noqa: PTH110
+    mounted = hostfiles.mounted(resolved, environ)
     try:
         return platforms.role(resolved, environ, (), mounted, os.uname().nodename)[0]
     except MpibootError:

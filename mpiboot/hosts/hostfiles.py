@@ -75,6 +75,14 @@ def candidates(setting: str, given: str, environ: Mapping[str, str]) -> tuple[Ho
     return (*named, HostfilePath(platforms.HOSTFILE, _NOBODY))
 
 
+def mounted(resolved: Resolved, environ: Mapping[str, str]) -> str:
+    """Find the first hostfile that exists; empty where none does."""
+    given = str(resolved.given["hostfile"])
+    named = candidates(resolved.settings.hostfile, given, environ)
+    # Path.exists raises where a folder on the way is closed to this user.
+    return next((item.path for item in named if os.path.exists(item.path)), "")  # noqa: PTH110
+
+
 def has_folder(path: str) -> bool:
     """Tell whether the folder of a path exists."""
     # Not Path.is_dir: it raises where this user may not enter a folder on the way.
