@@ -165,36 +165,31 @@ def _ip_version(inp: PlanInput) -> IpVersion:
     """Decide the IP version by the control addresses; fail where MPI can't use theirs."""
     observed, mpi = inp.observed, inp.implementation
 
-    def shown(version: int, reason: str) -> tuple[Item, ...]:
-        return (Decision(_IP_VERSION, f"IPv{version}", Source.DETECTED, reason),)
+    def shown(version: int, reason: str, *, kept_to: bool = False) -> IpVersion:
+        decision = Decision(_IP_VERSION, f"IPv{version}", Source.DETECTED, reason)
+        return IpVersion(version, (decision,), kept_to)
 
     spoken = {IPV6 if ":" in worker.address else IPV4 for worker in observed.workers}
     if spoken != {IPV6}:
-        mixed = _has_both(observed)
-        if not (mixed and spoken == {IPV4}):
-            return IpVersion(IPV4)
+        mixed = _has_both(observed) if spoken == {IPV4} else ""
         reason = f"the control addresses are IPv4, though {mixed} has IPv6 too"
-        return IpVersion(IPV4, shown(IPV4, reason), kept_to=True)
-    alone = _without_ipv4(observed)
+        return shown(IPV4, reason, kept_to=True) if mixed else IpVersion(IPV4)
+    lacking = _without_ipv4(observed)
+    alone = f"pods have no IPv4 address: {first_few(lacking)}"
     without = mpi.ipv4_only or observed.mpi_ipv6 is False
-    if without and not alone:
+    if without and not lacking:
         what = "speaks IPv4 alone" if mpi.ipv4_only else "is built without IPv6"
-        return IpVersion(
-            IPV4, shown(IPV4, f"this MPI {what}, and every pod has an IPv4 address too")
-        )
+        return shown(IPV4, f"this MPI {what}, and every pod has an IPv4 address too")
     if without:
         hint = None
         message = f"{observed.mpi.banner or mpi.title} is built without IPv6 (by ompi_info)"
         if observed.mpi_ipv6 is not False:
             message = f"the daemons of {mpi.title} speak IPv4 alone"
             hint = "give the pods IPv4 addresses too (dual stack), or take Open MPI"
-        message += f", and pods have no IPv4 address: {first_few(alone)}"
-        return IpVersion(IPV6, (failed(_IP_VERSION, message, hint=hint),))
-    if alone:
-        return IpVersion(
-            IPV6, shown(IPV6, f"pods have no IPv4 address: {first_few(alone)}"), alone=True
-        )
-    return IpVersion(IPV6, shown(IPV6, "the control addresses are IPv6"), kept_to=True)
+        return IpVersion(IPV6, (failed(_IP_VERSION, f"{message}, and {alone}", hint=hint),))
+    if lacking:
+        return replace(shown(IPV6, alone), alone=True)
+    return shown(IPV6, "the control addresses are IPv6", kept_to=True)
 
 
 def _ip_versions(links: Iterable[Link]) -> set[int]:

@@ -6,7 +6,7 @@ Which of them get ranks mpirun decides; usual conditions are not reported.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -155,27 +155,17 @@ _MAPPINGS: Final = ("rankfile", "rank_file", "seq", "dist", "mindist")
 _PARAMETERS: Final = ("rankfile", "rank_file_path", "dash_host", "schedule_local")
 
 
-def first_host(
-    hosts: Sequence[Host],
-    line: UserLine,
-    mpi: Implementation,
-    environ: Mapping[str, str],
-    local: Collection[str],
-) -> tuple[str, str]:
+def first_host(inp: PlanInput, hosts: Sequence[Host]) -> tuple[str, str]:
     """Find the host of rank 0, which is the first with a slot; else what may choose another one.
 
-    Args:
-        hosts: the job's.
-        line: the user's line.
-        mpi: the MPI that reads it.
-        environ: the launcher's environment, with what the MPI's own files set.
-        local: names of this pod; Open MPI 4.1 puts its own host first, wherever it stands.
+    Open MPI 4.1 puts its own host first, wherever it stands.
     """
+    line = inp.line
     others = [f"--{name}" for name in line.given if name in _MOVES_RANK_0]
     others += [f"--map-by {line.given['map-by']}"] if line.policy in _MAPPINGS else []
     others += [
         f"{name}={value}"
-        for name, value in {**environ, **line.mca}.items()
+        for name, value in {**inp.environ, **line.mca}.items()
         if name.endswith(_PARAMETERS) or ("rmaps" in name and value.lower().startswith(_MAPPINGS))
     ]
     others += [line.unknown, *line.moves_hosts]
@@ -185,7 +175,8 @@ def first_host(
     used = [host.name for host in hosts if host.slots]
     if left or not used:
         return "", left
-    here = [name for name in used if mpi.own_host_first and name in local]
+    own_first = inp.observed.local_names if inp.implementation.own_host_first else ()
+    here = [name for name in used if name in own_first]
     return (*here, *used)[0], ""
 
 

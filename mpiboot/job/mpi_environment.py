@@ -15,7 +15,7 @@ from typing import Final
 
 from mpiboot.core.checks import failed
 from mpiboot.core.facts import Host, NoFacts, PodFacts, Variable, Worker
-from mpiboot.core.model import Decision, Source
+from mpiboot.core.model import Decision, Finding, Source
 from mpiboot.core.setting_types import DataNetworkUse, MpiNetwork, ProveTransport
 from mpiboot.core.settings import ROWS, Settings
 from mpiboot.core.wording import first_few
@@ -452,27 +452,25 @@ def rank_env(inp: PlanInput, hosts: Sequence[Host]) -> RankEnv:
 
     Both where the setting says so; where they meet also where the user's line has `mpiboot rank`.
     """
-    written = _on_the_line(inp.line.argv)
-    asked, given = inp.settings.rank_env and not written, inp.given["rank_env"]
-    before, items = _before(inp.observed), list[Item]()
-    if asked:
-        message, hint = _unfit(inp)
-        if message:
-            found = failed("settings-conflict", f"{given}: {message}", hint=hint)
-            return RankEnv(items=(found,))
+    written, given = _on_the_line(inp.line.argv), inp.given["rank_env"]
+    if not written and not inp.settings.rank_env:
+        return RankEnv()
+    before, items = () if written else _before(inp.observed), list[Item]()
+    if before:
+        if unfit := _unfit(inp, f"{given}: "):
+            return RankEnv(items=(unfit,))
         reason = f"{given}: before each program"
         items.append(Decision("rank-env", " ".join(before), given.source, reason))
-    elif not written:
-        return RankEnv()
-    first, left = _first_host(inp, hosts)
+    first, left = job_hosts.first_host(inp, hosts)
+    if left and not inp.owned(_ADDRESS):
+        message = f"{left}: mpirun alone decides which host gets rank 0, so {_ADDRESS} is not set"
+        hint = f"set {_ADDRESS} to that host's name in the launcher's pod"
+        items.append(warning("settings-conflict", message, hint))
     port = Variable(_PORT, MASTER_PORT, "PyTorch's own default", Source.DEFAULT)
-    items += left
     # An address that isn't known leaves the user's own to be shown.
-    items += (item for item in (_address(inp, first), port) if item.value or inp.owned(item.name))
-    set_here = (item for item in items if isinstance(item, Variable))
-    variables = {item.name: item.value for item in set_here if not inp.owned(item.name)}
-    meeting = _meeting(inp, variables, first)
-    return RankEnv(before if asked else (), tuple(items), variables, meeting)
+    found = [item for item in (_address(inp, first), port) if item.value or inp.owned(item.name)]
+    variables = {item.name: item.value for item in found if not inp.owned(item.name)}
+    return RankEnv(before, (*items, *found), variables, _meeting(inp, variables, first))
 
 
 def _before(observed: Observed) -> tuple[str, ...]:
@@ -482,39 +480,27 @@ def _before(observed: Observed) -> tuple[str, ...]:
     return (program or _BEFORE[0], *_BEFORE[1:])
 
 
-def _unfit(inp: PlanInput) -> tuple[str, str]:
-    """Return why programs can't be started by mpiboot, and a hint; empty where they can."""
+def _unfit(inp: PlanInput, by: str) -> Finding | None:
+    """Find why programs can't be started by mpiboot."""
     without = [
         worker.host.name
         for worker in inp.observed.workers
         if worker.facts is None and worker.no_facts is NoFacts.NO_MPIBOOT
     ]
     if without:
-        message = f"{first_few(without)} {NoFacts.NO_MPIBOOT.value}, and ranks are started by it"
-        return (
-            message,
-            "install it in the workers' image, or set RANK and the others in the program",
-        )
-    if any(app.program is None for app in inp.line.apps):
-        message = "it is not known where on the mpirun line the program begins"
-        return message, f"write `{' '.join(_BEFORE)}` there, before the program"
-    return "", ""
+        reason = f"{first_few(without)} {NoFacts.NO_MPIBOOT.value}, and ranks are started by it"
+        hint = "install it in the workers' image, or set RANK and the others in the program"
+    elif any(app.program is None for app in inp.line.apps):
+        reason = "it is not known where on the mpirun line the program begins"
+        hint = f"write `{' '.join(_BEFORE)}` there, before the program"
+    else:
+        return None
+    return failed("settings-conflict", f"{by}{reason}", hint=hint)
 
 
 def _on_the_line(words: Sequence[str]) -> bool:
     first, second, _ = _BEFORE
     return any(a.rsplit("/", 1)[-1] == first and b == second for a, b in pairwise(words))
-
-
-def _first_host(inp: PlanInput, hosts: Sequence[Host]) -> tuple[str, tuple[Item, ...]]:
-    """Find the host of rank 0; empty, with a warning, where the line may choose it."""
-    local = inp.observed.local_names
-    first, left = job_hosts.first_host(hosts, inp.line, inp.implementation, inp.environ, local)
-    if not left or inp.owned(_ADDRESS):
-        return first, ()
-    message = f"{left}: mpirun alone decides which host gets rank 0, so {_ADDRESS} is not set"
-    hint = f"set {_ADDRESS} to that host's name in the launcher's pod"
-    return first, (warning("settings-conflict", message, hint),)
 
 
 def _address(inp: PlanInput, name: str) -> Variable:

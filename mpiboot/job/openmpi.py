@@ -135,24 +135,19 @@ class OpenMpi(Implementation):
 
     def network(self, inp: PlanInput, found: DataNetwork) -> DataNetwork:
         """Have UCX without RDMA on the control link."""
-        tls, devices = inp.owned("UCX_TLS"), inp.owned(_UCX_DEVICES)
-        if found.transport is None or devices or not resolve.ucx_without_rdma(tls):
+        without_rdma = resolve.ucx_without_rdma(inp.owned("UCX_TLS"))
+        if found.transport is None or inp.owned(_UCX_DEVICES) or not without_rdma:
             return found
         links = {one.host: one.control.name for one in found.networks if one.control}
-        same = set(links.values()) if len(links) == len(found.networks) else set()
-        common = {_UCX_DEVICES: links.popitem()[1]} if len(same) == 1 else {}
         per_host = {
-            host: own if common or host not in links else {**own, _UCX_DEVICES: links[host]}
+            host: {**own, _UCX_DEVICES: links[host]} if host in links else own
             for host, own in found.per_host.items()
         }
+        names = first_few(sorted({*links.values()}))
         reason = "UCX_TLS has no RDMA: the control link"
-        shown = Decision(_UCX_DEVICES, first_few(sorted(same)), Source.DETECTED, reason)
-        return replace(
-            found,
-            common={**found.common, **common},
-            per_host=per_host,
-            decisions=(*(item for item in found.decisions if item.name != _UCX_DEVICES), shown),
-        )
+        shown = Decision(_UCX_DEVICES, names, Source.DETECTED, reason)
+        others = (item for item in found.decisions if item.name != _UCX_DEVICES)
+        return replace(found, per_host=per_host, decisions=(*others, shown))
 
     def hand_on(self, inp: PlanInput, chosen: Chosen) -> Forwarding:
         """Name variables to mpirun by ``-x``."""

@@ -1,21 +1,41 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
 import pytest
 
 from mpiboot.core.facts import Host
 from mpiboot.core.model import MpiFamily
-from mpiboot.job.hydra import MPICH
+from mpiboot.core.settings import resolve
 from mpiboot.job.job_hosts import first_host, of_line
 from mpiboot.job.mpirun_line import read
-from mpiboot.job.openmpi import OPENMPI4, OPENMPI5
-from mpiboot.job.plan_input import Implementation
+from mpiboot.job.mpis import IMPLEMENTATIONS
+from mpiboot.job.plan_input import PlanInput
+from tests.fakes.plans import PATHS, observed
 
 
 def hosts(*slots: int) -> tuple[Host, ...]:
     return tuple(Host(f"w-{at}", count, slots_given=True) for at, count in enumerate(slots))
 
 
-@pytest.mark.parametrize("mpi", [OPENMPI4, OPENMPI5, MPICH], ids=lambda mpi: mpi.family)
+def first(
+    text: str,
+    listed: tuple[Host, ...] = hosts(2, 2),
+    environ: Mapping[str, str] = MappingProxyType({}),
+    *,
+    family: str = "openmpi4",
+    local: tuple[Host, ...] = (),
+) -> tuple[str, str]:
+    """The host of rank 0 by a line, or what may choose another one."""
+    mpi = MpiFamily(family)
+    seen = observed(family, environ, listed=listed, local=local)
+    seen = replace(seen, line=read(["mpirun", *text.split(), "./prog"], mpi))
+    return first_host(PlanInput(IMPLEMENTATIONS[mpi], seen, resolve({}, {}), PATHS), listed)
+
+
+@pytest.mark.parametrize("family", ["openmpi4", "openmpi5", "mpich"])
 @pytest.mark.parametrize(
     ("text", "slots", "expected"),
     [
@@ -27,16 +47,15 @@ def hosts(*slots: int) -> tuple[Host, ...]:
     ],
 )
 def test_rank_0_is_on_the_first_host_with_a_slot(
-    mpi: Implementation, text: str, slots: tuple[int, ...], expected: str
+    family: str, text: str, slots: tuple[int, ...], expected: str
 ) -> None:
-    line = read(["mpirun", *text.split(), "./prog"], mpi.family)
-    assert first_host(hosts(*slots), line, mpi, {}, ())[0] == expected
+    assert first(text, hosts(*slots), family=family)[0] == expected
 
 
 def test_4_puts_its_own_host_first_wherever_the_hostfile_has_it() -> None:
-    line = read(["mpirun", "./prog"], MpiFamily.OPENMPI4)
-    assert first_host(hosts(1, 1), line, OPENMPI4, {}, {"w-1"}) == ("w-1", "")
-    assert first_host(hosts(1, 1), line, OPENMPI5, {}, {"w-1"}) == ("w-0", "")
+    own = hosts(1, 1)[1:]
+    assert first("", hosts(1, 1), local=own) == ("w-1", "")
+    assert first("", hosts(1, 1), local=own, family="openmpi5") == ("w-0", "")
 
 
 @pytest.mark.parametrize(
@@ -63,8 +82,7 @@ def test_4_puts_its_own_host_first_wherever_the_hostfile_has_it() -> None:
 def test_what_may_choose_another_host_for_rank_0_is_named(
     text: str, environ: dict[str, str], left: str
 ) -> None:
-    line = read(["mpirun", *text.split(), "./prog"], MpiFamily.OPENMPI4)
-    name, why = first_host(hosts(2, 2), line, OPENMPI4, environ, ())
+    name, why = first(text, environ=environ)
     assert (name == "w-0", why.startswith(left)) == (not left, True)
 
 

@@ -20,7 +20,8 @@ UCX = "UCX_NET_DEVICES"
 
 
 def transports(plan: Plan) -> set[str]:
-    return {name for name in (*ALL, UCX) if name in plan.set_env}
+    everywhere = plan.set_env.keys() | set.intersection(*map(set, plan.per_host.values() or ({},)))
+    return {*ALL, UCX} & everywhere
 
 
 CHOICES: list[tuple[str, dict[str, str], frozenset[str]]] = [
@@ -59,7 +60,7 @@ def test_what_carries_open_mpis_messages_is_one_choice(
     plan = planned(f"mpirun -n 2 {words} ./train", seen)
     assert transports(plan) == expected
     if UCX in expected:
-        assert plan.set_env[UCX] == "eth0"
+        assert {mine[UCX] for mine in plan.per_host.values()} == {"eth0"}
     for name in ALL - expected:
         assert reason(plan, name)
 
