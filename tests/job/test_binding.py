@@ -147,8 +147,3 @@ def test_nothing_is_set_beside_a_variable_of_hydras_line_that_says_so(words: str
 )
 def test_variables_about_something_else_leave_ranks_unbound(name: str) -> None:
     assert settled(planned("./train", observed(environ={**POD, name: "1"}))) == {BIND["openmpi4"]}
-
-
-@both
-def test_how_many_ranks_a_rankfile_has_is_for_mpirun(family: str) -> None:
-    assert "-n" not in planned("mpirun --rankfile rf ./train", observed(family)).argv

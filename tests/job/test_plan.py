@@ -8,12 +8,10 @@ import pytest
 from mpiboot.core.checks import BY_REFERENCE, MpibootError
 from mpiboot.core.facts import Host, Hostfile
 from mpiboot.core.model import Finding, Level, Mpi, MpiFamily, Source
-from mpiboot.core.settings import resolve
 from mpiboot.job import render
 from mpiboot.job.hostfile import union
-from mpiboot.job.mpis import IMPLEMENTATIONS
-from mpiboot.job.plan import make, pair_findings, stop_on_failure
-from mpiboot.job.plan_input import LaunchPaths, Observed
+from mpiboot.job.plan import pair_findings, stop_on_failure
+from mpiboot.job.plan_input import Observed
 from mpiboot.network.worker_pairs import LAUNCHER, Dial, Reached
 from mpiboot.system import programs
 from tests.fakes.plans import (
@@ -25,49 +23,7 @@ from tests.fakes.plans import (
     observed,
     planned,
     reason,
-    warned,
 )
-
-
-@both
-@pytest.mark.parametrize(
-    ("line", "environ", "flags", "name", "decision"),
-    [
-        (
-            *("./train", {"OMPI_MCA_pml": "ucx"}, {}, "OMPI_MCA_pml"),
-            ("ucx", Source.ENVIRONMENT, "set in this pod, and kept"),
-        ),
-        (
-            *("mpirun --mca pml ucx ./train", {}, {}, "OMPI_MCA_pml"),
-            ("ucx", Source.FLAG, "given on the mpirun line"),
-        ),
-        (
-            *("mpirun --bind-to core ./train", {}, {}, "binding"),
-            ("--bind-to core", Source.FLAG, "given on the mpirun line"),
-        ),
-        ("./train", {}, {}, "ranks", ("4", Source.DEFAULT, "all slots of 2 hosts")),
-        (
-            *("mpirun -n 2 ./train", {"MPI_NP": "3"}, {}, "ranks"),
-            ("2", Source.FLAG, "-n on the mpirun line"),
-        ),
-    ],
-)
-def test_what_the_user_settles_is_kept_and_shown(
-    family: str,
-    line: str,
-    environ: dict[str, str],
-    flags: dict[str, str],
-    name: str,
-    decision: tuple[str, Source, str],
-) -> None:
-    plan = planned(line, observed(family, {**POD, **environ}), flags)
-    assert reason(plan, name) == decision
-    assert name not in plan.set_env
-    assert plan.environment(environ).items() >= environ.items()
-    if name == "ranks":
-        assert (plan.ranks, plan.argv.count("-n")) == (int(decision[0]), 1)
-    if name == "binding":
-        assert not any("binding_policy" in item for item in plan.set_env)
 
 
 @pytest.mark.parametrize(
@@ -95,84 +51,6 @@ def test_the_hostfiles_source_is_what_named_it(
     assert reason(plan, "hostfile") == ("/etc/mpi/hostfile", source, f"named by {named_by}")
 
 
-def test_an_mpirun_by_path_stays_that_path() -> None:
-    assert planned("/opt/mpi/bin/mpirun ./train").argv[0] == "/opt/mpi/bin/mpirun"
-
-
-@both
-@pytest.mark.parametrize(
-    "line",
-    [
-        "-n 2",
-        "-n 9",
-        "-n 4 --map-by slot",
-        "-n 2 --map-by seq",
-        "-n 2 -H +n1",
-        "-n 4 --map-by ppr:4:node",
-    ],
-)
-def test_which_hosts_get_ranks_is_for_mpirun_and_nothing_is_said_before_the_start(
-    family: str, line: str
-) -> None:
-    plan = planned(f"mpirun {line} ./train", observed(family))
-    assert plan.remote_hosts == ("w-0.job.ns.svc", "w-1.job.ns.svc")
-    assert (failing(plan), warned(plan)) == ([], [])
-
-
-@both
-def test_an_unknown_option_ends_the_reading_and_that_is_said(family: str) -> None:
-    plan = planned("mpirun --frobnicate 3 -n 2 ./train", observed(family))
-    assert "--frobnicate is not an option that mpiboot knows" in warned(plan)[0]
-    assert "-n" not in plan.argv[1 : plan.argv.index("--frobnicate")]
-    assert ("--frobnicate", "an option that mpiboot does not know") in plan.obstacles
-
-
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        ("-n 2 /opt/bin/torchrun ./a", "torchrun"),
-        ("-n 2 ./a : -n 1 accelerate launch ./a", "accelerate"),
-        ("-n 2 python3 -m torch.distributed.run ./a", "torch.distributed.run"),
-        ("-n 2 python3 -u -m accelerate.commands.launch ./a", "accelerate.commands.launch"),
-        ("-n 2 torchrun -m ./a", "torchrun"),
-        ("-n 2 python3 -m", ""),
-        ("-N 1 torchrun ./a", ""),
-        ("-n 2 ./a torchrun", ""),
-    ],
-)
-@both
-def test_what_starts_ranks_by_itself_is_named(family: str, words: str, named: str) -> None:
-    found = [
-        item for item in warned(planned(f"mpirun {words}", observed(family))) if "each" in item
-    ]
-    assert found == ([f"each rank is {named}, which starts ranks itself"] if named else [])
-
-
-@pytest.mark.parametrize("word", ["--hostfile", "-hostfile", "--machinefile", "--default-hostfile"])
-@both
-def test_the_hostfile_of_the_line_becomes_mpiboots_copy(family: str, word: str) -> None:
-    plan = planned(f"mpirun {word} /etc/mpi/hostfile -n 2 ./train {word} mine", observed(family))
-    at = plan.argv.index(word)
-    assert plan.argv[at + 1] == PATHS.hostfile
-    assert plan.argv[-1] == "mine"
-
-
-@both
-@pytest.mark.parametrize("settings", [{}, {"supervise": "off"}])
-def test_an_agent_on_the_line_is_called_by_mpiboots(family: str, settings: dict[str, str]) -> None:
-    """Plain mpirun runs such a line; the line's agent wins over the environment's."""
-    flag = "-mca plm_rsh_agent" if family == "openmpi4" else "--prtemca plm_ssh_agent"
-    line = f"mpirun -n 4 {flag} /etc/mpi/kubexec.sh ./train {flag} mine"
-    seen = observed(family, {**POD, "OMPI_MCA_plm_rsh_agent": "/opt/other"})
-    plan = planned(line, seen, settings)
-    assert (failing(plan), warned(plan)) == ([], [])
-    assert plan.argv[-6:] == ("-n", "4", "./train", *flag.split(), "mine")
-    assert plan.user_agent == "/etc/mpi/kubexec.sh"
-    assert plan.set_env[IMPLEMENTATIONS[MpiFamily(family)].agent_vars[0]] == PATHS.agent
-    assert reason(plan, "launch-agent")[:2] == ("/etc/mpi/kubexec.sh", Source.FLAG)
-    assert [by for by, _ in plan.obstacles if by.startswith("-")] == []
-
-
 @both
 def test_ssh_on_the_line_is_mpiboots_own_with_its_arguments(family: str) -> None:
     flag = "-mca plm_rsh_agent" if family == "openmpi4" else "--prtemca plm_ssh_agent"
@@ -186,39 +64,6 @@ def test_ssh_on_the_line_is_mpiboots_own_with_its_arguments(family: str) -> None
     # Of a list the first is called.
     words = (*words[:3], "/opt/agent -x : ssh", "./train")
     assert planned(words, seen).user_agent == "/opt/agent -x"
-
-
-def asked(program: str = "./train", environ: dict[str, str] | None = None, **flags: str) -> bool:
-    """Whether Open MPI 5 is asked to write which rank is where."""
-    plan = planned(program, observed("openmpi5", {**POD, **(environ or {})}), flags)
-    word = f"output-proctable={PATHS.launch_dir}/placement"
-    assert (word in plan.argv) == ("rank-table" in [item.name for item in plan.decisions])
-    return word in plan.argv
-
-
-def test_which_rank_is_where_is_asked_where_nobody_else_asks_so() -> None:
-    assert asked()
-    assert asked("mpirun -n 2 ./train")
-    assert not asked("mpirun --runtime-options error-nonzero-status -n 2 ./train")
-    assert not asked("mpirun --output-proctable -n 2 ./train")
-    assert not asked("mpirun --no-such-option -n 2 ./train")
-    assert not asked(environ={"PRTE_MCA_schizo_base_runtime_options": "x"})
-    # Nobody would read it.
-    assert not asked(supervise="off")
-    # A comma would end the path.
-    paths = LaunchPaths("/run/a,b", PATHS.agent)
-    plan = make(observed("openmpi5"), resolve({}, {}), paths)
-    assert "rank-table" not in {item.name for item in plan.decisions}
-
-
-@both
-def test_a_line_with_no_ranks_or_all_slots_stands_as_it_is(family: str) -> None:
-    for words in ("-np 0", "-H w-0.job.ns.svc:8,w-1.job.ns.svc:*"):
-        plan = planned(f"mpirun {words} ./train", observed(family))
-        assert " ".join(plan.argv).endswith(f"{words} ./train")
-        assert "-n" not in plan.argv
-        assert warned(plan) == []
-        assert plan.remote_hosts == ("w-0.job.ns.svc", "w-1.job.ns.svc")
 
 
 BARE = tuple(Host(f"w-{number}", line=number + 1) for number in range(2))
@@ -280,14 +125,6 @@ def test_the_slots_of_a_host_without_a_number(
         assert (asked.ranks, failing(asked)) == (4, [])
 
 
-@pytest.mark.parametrize("flag", ["--hostfile", "--machinefile", "--default-hostfile"])
-def test_a_hostfile_in_the_same_word_as_its_flag_is_replaced_too(flag: str) -> None:
-    line = f"mpirun {flag}=/my/hosts -n 2 ./train {flag}=/my/hosts"
-    plan = planned(line, observed("openmpi5"))
-    assert f"{flag}={PATHS.hostfile}" in plan.argv
-    assert plan.argv[-1] == f"{flag}=/my/hosts"
-
-
 @both
 def test_every_variable_that_names_a_hostfile_follows(family: str) -> None:
     named = dict.fromkeys(
@@ -300,18 +137,6 @@ def test_every_variable_that_names_a_hostfile_follows(family: str) -> None:
     environ = {**POD, **named}
     env = planned("./train", observed(family, environ)).environment(environ)
     assert {env[name] for name in named} == {PATHS.hostfile}
-
-
-def test_one_dash_that_5_0_reads_otherwise_is_written_as_two_with_a_warning() -> None:
-    plan = planned("mpirun -n 2 -bind-to none -rank-by slot ./train", observed("openmpi5"))
-    assert plan.argv[-7:] == ("-n", "2", "--bind-to", "none", "--rank-by", "slot", "./train")
-    assert "gets -bind-to as --bind-to, -rank-by as --rank-by:" in " ".join(warned(plan))
-    assert reason(plan, "binding") == (
-        "--bind-to none, --rank-by slot",
-        Source.FLAG,
-        "given on the mpirun line",
-    )
-    assert warned(planned("mpirun -bind-to none ./train", observed("openmpi4"))) == []
 
 
 def test_pods_whose_own_names_have_dots_keep_them_whole() -> None:
@@ -468,13 +293,6 @@ def test_the_first_failure_ends_the_launcher_and_the_others_come_along() -> None
 
 
 @both
-def test_several_programs_are_warned_of_where_daemons_die_of_them(family: str) -> None:
-    line = "mpirun -n 2 ./one : -n 2 ./two"
-    message = " ".join(warned(planned(line, observed(family))))
-    assert ("line with several programs" in message) == (family == "openmpi5")
-
-
-@both
 def test_programs_of_one_line_may_have_a_hostfile_each(family: str) -> None:
     """A copy of each is for mpirun; which host gets which ranks is its own affair."""
     files = union(
@@ -495,27 +313,6 @@ def test_programs_of_one_line_may_have_a_hostfile_each(family: str) -> None:
     assert f"--hostfile {first} -n 2 ./one : " in words
     assert words.endswith(f"--hostfile {second} -n 2 ./two")
     assert plan.remote_hosts == ("w-0", "w-1.job")
-
-
-@pytest.mark.parametrize(
-    ("line", "environ", "asked"),
-    [
-        ("./train", {}, False),
-        ("mpirun -n 4 ./train", {"RECOVERY": "1"}, False),
-        ("mpirun --enable-recovery ./train", {}, True),
-        ("mpirun --mca mpi_ft_enable 1 ./train", {}, True),
-        ("./train", {"OMPI_MCA_orte_abort_on_non_zero_status": "0"}, True),
-        ("mpirun --no-such-option ./train", {}, True),
-        ("mpirun --max-restarts 2 ./train", {}, True),
-        ("mpirun --tune file ./train", {}, True),
-        ("./train", {"PRTE_MCA_state_base_error_non_zero_exit": "0"}, True),
-        ("./train", {"OMPI_MCA_odls_base_sigkill_timeout": "60"}, True),
-    ],
-)
-def test_who_asks_for_it_may_lose_a_rank(
-    line: str, environ: dict[str, str], *, asked: bool
-) -> None:
-    assert planned(line, observed("openmpi4", {**POD, **environ})).tolerates_failure is asked
 
 
 @pytest.mark.parametrize(
