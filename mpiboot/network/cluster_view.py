@@ -13,13 +13,13 @@ from itertools import combinations, product
 from typing import Final
 
 from mpiboot.core.addresses import IPV6
-from mpiboot.core.checks import BY_REFERENCE, WARNINGS, failed
+from mpiboot.core.checks import WARNINGS, failed
 from mpiboot.core.facts import Fabric, Link, NoFacts, PodFacts, PortState
 from mpiboot.core.model import Finding, Level
 from mpiboot.core.records_json import values
 from mpiboot.core.setting_types import DataNetworkUse
 from mpiboot.core.settings import Settings
-from mpiboot.core.wording import MOST_LINES, assigned, first_few, majority, size_of
+from mpiboot.core.wording import MOST_LINES, assigned, first_few, grouped, majority, size_of
 from mpiboot.network import nccl
 from mpiboot.network.records import (
     Problem,
@@ -127,17 +127,20 @@ def findings(
     expected = settings.data_network is DataNetworkUse.REQUIRE or any(
         network.usable for network in networks
     )
-    hosts: dict[Problem, list[str]] = {}
-    for network in networks:
-        found = [*network.problems, *network.gids.problems]
-        found += [
-            *_of_one(network, expected=expected),
-            *_user_values(network, taken, values),
-        ]
-        for problem in dict.fromkeys(found):
-            hosts.setdefault(problem, []).append(network.host)
+    problems = (
+        (problem, network.host)
+        for network in networks
+        for problem in dict.fromkeys(
+            (
+                *network.problems,
+                *network.gids.problems,
+                *_of_one(network, expected=expected),
+                *_user_values(network, taken, values),
+            )
+        )
+    )
     return (
-        *(_finding(problem, names, settings) for problem, names in hosts.items()),
+        *(_finding(problem, hosts, settings) for problem, hosts in grouped(problems).items()),
         *_different(networks),
         *_shared(networks, settings),
     )
@@ -149,17 +152,15 @@ def level(check: str, settings: Settings, *, always: bool = False) -> Level:
     return Level.FAIL if strict or always else Level.WARN
 
 
-def _finding(problem: Problem, names: Sequence[str], settings: Settings) -> Finding:
-    hint = BY_REFERENCE[problem.check].hint if problem.hint is None else problem.hint
-    several = len(names) > 1
-    return Finding(
+def _finding(problem: Problem, hosts: Sequence[str], settings: Settings) -> Finding:
+    found = failed(
         problem.check,
-        level(problem.check, settings, always=problem.always),
         problem.message,
-        "" if several else names[0],
-        hint=hint,
-        hosts=tuple(names) if several else (),
+        host=hosts[0] if len(hosts) == 1 else "",
+        hint=problem.hint,
+        level=level(problem.check, settings, always=problem.always),
     )
+    return found if found.host else replace(found, hosts=tuple(hosts))
 
 
 def _different(networks: Sequence[WorkerNetwork]) -> Iterator[Finding]:
@@ -358,36 +359,31 @@ def merge_rows(table: Sequence[WorkerRow]) -> tuple[WorkerRow, ...]:
     """Make one row of those that differ by name and address alone, the rarest kinds first."""
     if len(table) <= MOST_LINES:
         return tuple(table)
-    kinds: dict[WorkerRow, list[str]] = {}
-    for row in table:
-        kind = replace(
-            row, worker="", control=_ADDRESS.sub("", row.control), data=_ADDRESS.sub("", row.data)
-        )
-        kinds.setdefault(kind, []).append(row.worker)
-    order = sorted(kinds.items(), key=lambda item: len(item[1]))
-    shown = [replace(kind, worker=_names(hosts)) for kind, hosts in order]
+
+    def kind(row: WorkerRow) -> WorkerRow:
+        control, data = (_ADDRESS.sub("", cell) for cell in (row.control, row.data))
+        return replace(row, worker="", control=control, data=data)
+
+    kinds = sorted(
+        grouped((kind(row), row.worker) for row in table).items(), key=lambda item: len(item[1])
+    )
+    shown = [replace(row, worker=_names(hosts)) for row, hosts in kinds]
     if len(shown) <= MOST_LINES:
         return tuple(shown)
-    rest = sum(len(hosts) for _, hosts in order[: len(order) - MOST_LINES + 1])
+    rest = sum(len(hosts) for _, hosts in kinds[: 1 - MOST_LINES])
     more = WorkerRow(f"{rest} more, of other kinds", *("",) * 7)
-    return (*shown[len(order) - MOST_LINES + 1 :], more)
+    return (*shown[1 - MOST_LINES :], more)
 
 
-def variable_lines(per_host: Mapping[str, Mapping[str, str]]) -> Iterable[tuple[str, str, str]]:
+def variable_lines(per_host: Mapping[str, Mapping[str, str]]) -> list[tuple[str, str, str]]:
     """List hosts, name and value of the variables of single hosts: a line for each value."""
+    pairs = [(item, host) for host, mine in per_host.items() for item in mine.items()]
     if len(per_host) <= MOST_LINES:
-        return [(host, *item) for host, mine in per_host.items() for item in mine.items()]
-    hosts: dict[tuple[str, str], list[str]] = {}
-    for host, mine in per_host.items():
-        for item in mine.items():
-            hosts.setdefault(item, []).append(host)
-    lines: dict[str, list[tuple[str, str, str]]] = {}
-    for (name, value), those in sorted(hosts.items(), key=lambda item: -len(item[1])):
-        lines.setdefault(name, []).append((_names(those), name, value))
-    for name, found in lines.items():
-        if len(found) > MOST_LINES:
-            found[MOST_LINES:] = [(f"{len(found) - MOST_LINES} more values", name, "")]
-    return [line for found in lines.values() for line in found]
+        return [(host, *item) for item, host in pairs]
+    listed = sorted(grouped(pairs).items(), key=lambda entry: -len(entry[1]))
+    lines = [(_names(hosts), *item) for item, hosts in listed[:MOST_LINES]]
+    more = len(listed) - len(lines)
+    return [*lines, (f"{more} more values", "", "")] if more else lines
 
 
 def _names(hosts: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ from mpiboot.core.facts import Link, Variable
 from mpiboot.core.model import Decision, Finding, Source
 from mpiboot.core.setting_types import DataNetworkUse, MpiNetwork, NcclSocket
 from mpiboot.core.settings import Settings
-from mpiboot.core.wording import first_few
+from mpiboot.core.wording import first_few, grouped
 from mpiboot.network import cluster_view, nccl
 from mpiboot.network.records import (
     RDMA,
@@ -133,10 +133,10 @@ def _hosts(networks: Iterable[WorkerNetwork]) -> str:
 
 def _unknown(networks: Iterable[WorkerNetwork]) -> str:
     """Name the workers whose RDMA could not be seen, and why; empty where there are none."""
-    hosts: dict[str, list[str]] = {}
-    for network in networks:
-        why = network.unseen if network.facts else f"a worker that {network.no_facts.value}"
-        hosts.setdefault(why, []).append(network.host)
+    hosts = grouped(
+        (one.unseen if one.facts else f"a worker that {one.no_facts.value}", one.host)
+        for one in networks
+    )
     return "".join(f"; not known of {first_few(names)}: {why}" for why, names in hosts.items())
 
 
@@ -182,17 +182,18 @@ def _plugin_of(
 
 def _efa_lacks(proposals: Proposals) -> list[str]:
     """Name the workers whose image lacks what carries data over EFA; the user's plugin may."""
-    hosts: dict[tuple[str, ...], list[str]] = {}
-    for network in proposals.known:
-        missing = network.facts.fabric.missing if network.facts else ()
-        lacks = tuple(
-            name for name in missing if not (proposals.plugin.named and name.startswith("libnccl"))
-        )
-        if lacks:
-            hosts.setdefault(lacks, []).append(network.host)
+
+    def lacks(missing: Iterable[str]) -> tuple[str, ...]:
+        named = proposals.plugin.named
+        return tuple(name for name in missing if not (named and name.startswith("libnccl")))
+
+    hosts = grouped(
+        (lacks(one.facts.fabric.missing), one.host) for one in proposals.networks if one.facts
+    )
     return [
-        f"{first_few(names)}: EFA devices, but in the image no {' and no '.join(lacks)}"
-        for lacks, names in hosts.items()
+        f"{first_few(names)}: EFA devices, but in the image no {' and no '.join(missing)}"
+        for missing, names in hosts.items()
+        if missing
     ]
 
 
@@ -221,8 +222,8 @@ def make(
     over_data, why_socket = _sockets(proposals, transport)
     _rdma(proposals, transport)
     for network in proposals.known:
-        _socket_names(proposals, network, over_data.get(network.host, ()), why_socket)
-        _tcp_ucx(proposals, network, transport, over_data.get(network.host, ()))
+        control = (network.control,) if network.control else ()
+        _on_links(proposals, network.host, over_data.get(network.host) or control, why_socket)
     _mpi(proposals, transport)
     return proposals
 
@@ -270,11 +271,8 @@ def _pkey(proposals: Proposals, network: WorkerNetwork) -> None:
             proposals.propose("NCCL_IB_PKEY", str(index), reason, network.host)
     elif values:
         listed = ", ".join(f"{value:#06x}" for value in sorted(values))
-        proposals.find(
-            "data-ambiguous",
-            f"{network.host}: the rails are in partitions {listed}, at entries "
-            f"{', '.join(map(str, sorted(indexes)))} of their ports, and NCCL can use only one",
-        )
+        message = f"{network.host}: the rails are in partitions {listed}, of which NCCL can use one"
+        proposals.find("data-ambiguous", message)
 
 
 def _sockets(proposals: Proposals, transport: Transport) -> tuple[dict[str, tuple[Link, ...]], str]:
@@ -322,33 +320,22 @@ def _why_not_data(proposals: Proposals, transport: Transport) -> str:
     return cluster_view.shared_address(networks) or proposals.blocked
 
 
-def _socket_names(
-    proposals: Proposals, network: WorkerNetwork, links: Sequence[Link], reason: str
-) -> None:
-    """Name the links of NCCL's, Gloo's and TensorPipe's sockets."""
-    chosen = list(links) or ([network.control] if network.control else [])
-    names = [link.name for link in chosen if nccl.expressible(link.name)]
-    if not names:
-        return
-    host = network.host
-    proposals.propose("NCCL_SOCKET_IFNAME", nccl.exact(names), reason, host)
-    versions = {item.version for link in chosen for item in usable(link)}
-    if versions == {IPV6}:
-        proposals.propose("NCCL_SOCKET_FAMILY", "AF_INET6", "no IPv4 address there", host)
-    # These take a plain name, and one link is enough for a rendezvous.
-    proposals.propose("GLOO_SOCKET_IFNAME", names[0], reason, host)
-    proposals.propose("TP_SOCKET_IFNAME", names[0], reason, host)
+def _on_links(proposals: Proposals, host: str, links: Sequence[Link], reason: str) -> None:
+    """Name the links of NCCL's, Gloo's and TensorPipe's sockets, and of UCX where TCP is the data's.
 
-
-def _tcp_ucx(
-    proposals: Proposals, network: WorkerNetwork, transport: Transport, links: Sequence[Link]
-) -> None:
-    """Keep UCX on TCP links where there is a data network, and no RDMA port that it can use."""
-    chosen = list(links) or ([network.control] if network.control else [])
-    if chosen and transport is Transport.TCP:
-        names = ",".join(link.name for link in chosen)
+    A link whose name can't stand in a list is left out.
+    """
+    names = [link.name for link in links if nccl.expressible(link.name)]
+    if names:
+        proposals.propose("NCCL_SOCKET_IFNAME", nccl.exact(names), reason, host)
+        if {item.version for link in links for item in usable(link)} == {IPV6}:
+            proposals.propose("NCCL_SOCKET_FAMILY", "AF_INET6", "no IPv4 address there", host)
+        # These take a plain name, and one link is enough for a rendezvous.
+        proposals.propose("GLOO_SOCKET_IFNAME", names[0], reason, host)
+        proposals.propose("TP_SOCKET_IFNAME", names[0], reason, host)
+    if links and proposals.transport is Transport.TCP:
         reason = "TCP: no RDMA port that every worker could use"
-        proposals.propose("UCX_NET_DEVICES", names, reason, network.host)
+        proposals.propose("UCX_NET_DEVICES", ",".join(link.name for link in links), reason, host)
 
 
 def _mpi(proposals: Proposals, transport: Transport) -> None:

@@ -30,10 +30,8 @@ PCI_FUNCTION: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
 
 def usable(link: Link) -> tuple[Interface, ...]:
     """Give the addresses that a peer can use: no loopback and no link-local ones."""
-    if link.tentative or link.duplicate:
-        unusable = {*link.tentative, *link.duplicate}
-        return _global(tuple(item for item in link.addresses if item not in unusable))
-    return _global(link.addresses)
+    unusable = {*link.tentative, *link.duplicate}
+    return _global(tuple(item for item in link.addresses if item not in unusable))
 
 
 def tentative_addresses(link: Link) -> tuple[Interface, ...]:
