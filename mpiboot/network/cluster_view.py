@@ -226,8 +226,8 @@ def _of_one(network: WorkerNetwork, *, expected: bool) -> list[Problem]:
     found = [problem for rail in network.rails for problem in _port(rail)]
     if network.unseen and not network.usable:
         found.append(Problem("data-facts", f"its RDMA is not known: {network.unseen}", ""))
-    elif expected and not network.rails:
-        found.append(Problem("rdma-missing", _why_none(network.facts.fabric)))
+    elif not network.rails:
+        found += _no_rails(network, network.facts.fabric, expected=expected)
     found += _limits(network, network.facts)
     found += _shared_subnets(network)
     if network.control is None:
@@ -253,12 +253,27 @@ def _port(rail: Rail) -> list[Problem]:
     return found
 
 
-def _why_none(fabric: Fabric) -> str:
-    if not fabric.devices:
-        return "no RDMA device: the kernel lists none"
-    given = [device.name for device in fabric.devices if device.pci in fabric.functions]
-    what = f"; the device plugin gave it {first_few(given)}" if given else ""
-    return f"{len(fabric.devices)} RDMA devices of the node are visible, none is this pod's{what}"
+def _no_rails(network: WorkerNetwork, fabric: Fabric, *, expected: bool) -> list[Problem]:
+    """Report why there is no RDMA where it is expected, or something hints at it."""
+    there = {device.pci for device in fabric.devices}
+    hint = None
+    if bare := [pci for pci in fabric.functions if pci not in there]:
+        message = f"the device plugin gave PCI function {', '.join(bare)}, without an RDMA device"
+        hint = "switch RDMA on for these functions (SriovNetworkNodePolicy: `isRdma: true`)"
+    elif network.foreign:
+        ports = first_few(network.foreign)
+        message = f"RoCE ports open ({ports}), but none of them has a link in this pod"
+        hint = (
+            "RoCE needs the device's own link in the pod: attach its network "
+            "(annotation k8s.v1.cni.cncf.io/networks)"
+        )
+    elif expected and fabric.devices:
+        message = f"{len(fabric.devices)} RDMA devices of the node are visible, none is this pod's"
+    elif expected:
+        message = "no RDMA device: the kernel lists none"
+    else:
+        return []
+    return [Problem("rdma-missing", message, hint)]
 
 
 def _limits(network: WorkerNetwork, facts: PodFacts) -> list[Problem]:

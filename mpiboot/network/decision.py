@@ -110,14 +110,10 @@ def decide(
         reason = f"no worker was {'reached' if asked else 'asked'}: nothing is set"
         nothing = Decision("data-network", Transport.UNKNOWN.value, Source.DETECTED, reason)
         return DataNetwork(networks, rows, (nothing,), transport=Transport.UNKNOWN)
-    made = proposals.make(
-        networks,
-        settings,
-        taken,
-        values,
-        owned_by_mpi={proposal.name for proposal in others},
-        blocked=blocked,
-    )
+    plugin = proposals.plugin_of(networks, taken, values)
+    owned_by_mpi = {proposal.name for proposal in others}
+    made = proposals.Proposals(networks, settings, plugin, owned_by_mpi, blocked)
+    proposals.collect(made)
     decisions = [*made.decisions, *_workers(networks)]
     if settings.data_network is DataNetworkUse.REPORT:
         reason = f"{given}=report: nothing is set"

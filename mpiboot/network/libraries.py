@@ -20,10 +20,6 @@ _TIMEOUT_S: Final = 5.0
 _PLUGIN_VERSIONS: Final = 20  # NCCL 2.30 knows 11
 
 
-class _FailedError(Exception):
-    """The program that queries them failed; the message goes on behind the library's name."""
-
-
 def find(
     names: Iterable[str], seconds: float = _TIMEOUT_S, program: str = __file__
 ) -> dict[str, str] | None:
@@ -38,10 +34,7 @@ def find(
         Those that are there, each with its name as a network plugin of NCCL's, empty where it has
         none; None where that isn't known.
     """
-    try:
-        return _ask(program, ("loads", *names), seconds)
-    except _FailedError:
-        return None
+    return _query(program, ("loads", *names), seconds)[0]
 
 
 def devices(
@@ -58,29 +51,26 @@ def devices(
         Why it can't use a device, by device (empty: it can), and what went wrong; nothing is known
         of a device that isn't there.
     """
-    try:
-        errors = _ask(program, ("verbs", *names), seconds)
-    except _FailedError as error:
-        return {}, f"{LIBRARY} {error}"
-    return {name: errors[name] for name in names if name in errors}, ""
+    errors, wrong = _query(program, ("verbs", *names), seconds)
+    return {name: errors[name] for name in names if name in errors} if errors else {}, wrong
 
 
-def _ask(program: str, words: Iterable[str], seconds: float) -> dict[str, str]:
-    """Run the program and read its answer."""
+def _query(program: str, words: Iterable[str], seconds: float) -> tuple[dict[str, str] | None, str]:
+    """Run the program; give its answer, or None and what went wrong."""
     from mpiboot.system import programs  # noqa: PLC0415 - the program itself has no package
 
     try:
         done = programs.run((sys.executable, "-I", "-S", program, *words), seconds)
     except OSError as error:
-        raise _FailedError(f"could not be queried: {error.strerror}") from None
+        return None, f"{LIBRARY} could not be queried: {error.strerror}"
     if done is None:
-        raise _FailedError(f"took longer than {seconds:g} s")
+        return None, f"{LIBRARY} took longer than {seconds:g} s"
     try:
-        return {str(name): str(value) for name, value in json.loads(done.stdout).items()}
+        return {str(name): str(value) for name, value in json.loads(done.stdout).items()}, ""
     except (ValueError, AttributeError):
         how = f"signal {-done.status}" if done.status < 0 else f"{done.status}"
-        message = f"or one of its drivers fails: the program that queries it ended with {how}"
-        raise _FailedError(message) from None
+        why = f"or one of its drivers fails: the program that queries it ended with {how}"
+        return None, f"{LIBRARY} {why}"
 
 
 def _main(what: str, words: list[str]) -> None:

@@ -80,11 +80,6 @@ def matching(value: str, names: Iterable[str]) -> tuple[str, ...]:
     )
 
 
-def expressible(name: str) -> bool:
-    """Whether a link's name can stand in a list; the kernel allows a comma in it."""
-    return bool(name) and not set(name) & {",", ":"} and name[0] not in "^="
-
-
 def exact(names: Iterable[str]) -> str:
     """Write names in the exact form; without ``=``, mlx5_1 takes mlx5_10 to mlx5_19 as well."""
     return "=" + ",".join(names)

@@ -153,7 +153,7 @@ def _devices_of_the_node(known: Iterable[WorkerNetwork]) -> str:
     return message if hosts else ""
 
 
-def _plugin_of(
+def plugin_of(
     networks: Sequence[WorkerNetwork], taken: Mapping[str, str], values: Mapping[str, str]
 ) -> Plugin:
     """Find the plugin that carries NCCL's data in place of NCCL's own transports."""
@@ -197,27 +197,8 @@ def _efa_lacks(proposals: Proposals) -> list[str]:
     ]
 
 
-def make(
-    networks: Sequence[WorkerNetwork],
-    settings: Settings,
-    taken: Mapping[str, str],
-    values: Mapping[str, str],
-    *,
-    owned_by_mpi: Collection[str] = (),
-    blocked: str = "",
-) -> Proposals:
-    """Collect the proposals of every rule.
-
-    Args:
-        networks: all workers with their GID choices.
-        settings: the user's settings.
-        taken: names that the user has set, each with where.
-        values: the values of those that are known.
-        owned_by_mpi: names that the MPI has values for, as UCX carries nothing but its messages.
-        blocked: where TCP does not pass between data addresses.
-    """
-    plugin = _plugin_of(networks, taken, values)
-    proposals = Proposals(networks, settings, plugin, owned_by_mpi, blocked)
+def collect(proposals: Proposals) -> None:
+    """Collect the proposals, decisions and findings of every rule."""
     transport = proposals.transport = _transport(proposals)
     over_data, why_socket = _sockets(proposals, transport)
     _rdma(proposals, transport)
@@ -225,7 +206,6 @@ def make(
         control = (network.control,) if network.control else ()
         _on_links(proposals, network.host, over_data.get(network.host) or control, why_socket)
     _mpi(proposals, transport)
-    return proposals
 
 
 def _rdma(proposals: Proposals, transport: Transport) -> None:
@@ -306,7 +286,6 @@ def _why_not_data(proposals: Proposals, transport: Transport) -> str:
     without = [network.host for network, links in zip(networks, plain, strict=True) if not links]
     counts = set(map(len, plain))
     names = dict.fromkeys(link.name for links in plain for link in links)
-    unusable = [name for name in names if not nccl.expressible(name)]
     if len(networks) < len(proposals.networks):
         return "not every worker's facts are known"
     if without:
@@ -315,17 +294,12 @@ def _why_not_data(proposals: Proposals, transport: Transport) -> str:
         return some if names else all_
     if len(counts) > 1 and transport not in RDMA:
         return "the workers have different numbers of data links"
-    if unusable:
-        return f"NCCL can't be told a link named {unusable[0]}"
     return cluster_view.shared_address(networks) or proposals.blocked
 
 
 def _on_links(proposals: Proposals, host: str, links: Sequence[Link], reason: str) -> None:
-    """Name the links of NCCL's, Gloo's and TensorPipe's sockets, and of UCX where TCP is the data's.
-
-    A link whose name can't stand in a list is left out.
-    """
-    names = [link.name for link in links if nccl.expressible(link.name)]
+    """Name the links of NCCL's, Gloo's and TensorPipe's sockets; of UCX where the data's is TCP."""
+    names = [link.name for link in links]
     if names:
         proposals.propose("NCCL_SOCKET_IFNAME", nccl.exact(names), reason, host)
         if {item.version for link in links for item in usable(link)} == {IPV6}:

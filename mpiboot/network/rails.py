@@ -93,7 +93,6 @@ def behind_links(builder: NetworkBuilder, candidates: Sequence[Link]) -> tuple[R
     """Find the ports behind the candidates; one rail a port."""
     wanted = builder.settings.rdma_device
     found: dict[str, Rail] = {}
-    doubled: list[str] = []
     for link in candidates:
         mine = behind(link, builder.fabric)
         if wanted:
@@ -111,13 +110,11 @@ def behind_links(builder: NetworkBuilder, candidates: Sequence[Link]) -> tuple[R
             if other is None:
                 found[rail.name] = rail
             elif _in_use(other) == _in_use(rail):
-                doubled.append(f"{link_name(other)} and {link.name} are both on {rail.name}")
+                both = f"{link_name(other)} and {link.name} are both on {rail.name}"
+                hint = "set MPIBOOT_DATA_IFNAME"
+                builder.problem("data-ambiguous", f"{both}: mpiboot uses the first", hint)
             elif _in_use(rail):
                 found[rail.name] = rail
-    for both in doubled:
-        builder.problem(
-            "data-ambiguous", f"{both}: mpiboot uses the first", "set MPIBOOT_DATA_IFNAME"
-        )
     if wanted:
         _named_without_link(builder, found, wanted)
     return tuple(found.values())

@@ -31,17 +31,7 @@ PCI_FUNCTION: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
 def usable(link: Link) -> tuple[Interface, ...]:
     """Give the addresses that a peer can use: no loopback and no link-local ones."""
     unusable = {*link.tentative, *link.duplicate}
-    return _global(tuple(item for item in link.addresses if item not in unusable))
-
-
-def tentative_addresses(link: Link) -> tuple[Interface, ...]:
-    """Give those that can't be used yet: the kernel still checks for a duplicate."""
-    return _global(link.tentative)
-
-
-def duplicate_addresses(link: Link) -> tuple[Interface, ...]:
-    """Give those that the kernel refuses: another host has them."""
-    return _global(link.duplicate)
+    return routable(tuple(item for item in link.addresses if item not in unusable))
 
 
 def set_in_pod(facts: PodFacts | None) -> dict[str, str]:
@@ -63,8 +53,14 @@ def has_carrier(link: Link) -> bool:
     return link.up and link.carrier
 
 
+def carries_tcp(link: Link) -> bool:
+    """Whether a link has an address and a carrier."""
+    return has_carrier(link) and bool(usable(link))
+
+
 @functools.lru_cache(maxsize=1 << 16)  # every rule calls this for every worker's links
-def _global(texts: tuple[str, ...]) -> tuple[Interface, ...]:
+def routable(texts: tuple[str, ...]) -> tuple[Interface, ...]:
+    """Give those of addresses that lead to other hosts."""
     found = map(addresses.interface, texts)
     return tuple(
         item
@@ -189,7 +185,7 @@ class WorkerNetwork:
     @property
     def plain(self) -> tuple[Link, ...]:
         """The data links that have an address and a carrier."""
-        return tuple(link for link in self.data if has_carrier(link) and usable(link))
+        return tuple(filter(carries_tcp, self.data))
 
     @property
     def rdma(self) -> RdmaState:

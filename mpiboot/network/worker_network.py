@@ -22,11 +22,11 @@ from mpiboot.network.records import (
     Rail,
     Transport,
     WorkerNetwork,
-    duplicate_addresses,
+    carries_tcp,
     has_carrier,
     natural_order,
     port_name,
-    tentative_addresses,
+    routable,
     usable,
 )
 
@@ -87,12 +87,10 @@ def choose(worker: Worker, settings: Settings) -> WorkerNetwork:
     if chosen:
         transport = chosen[0].transport
     else:
-        transport = (
-            Transport.TCP
-            if any(has_carrier(one) and usable(one) for one in data)
-            else Transport.NONE
-        )
-        _nothing(builder, data, () if unseen else foreign)
+        transport = Transport.TCP if any(map(carries_tcp, data)) else Transport.NONE
+        if not data:
+            reason = "no second link that TCP or RDMA could use"
+            builder.decide("data-link", "", Source.DETECTED, reason)
     pending = (
         () if settings.data_network is DataNetworkUse.OFF else _pending(builder, candidates, chosen)
     )
@@ -215,7 +213,7 @@ def _data(
 
 def _tcp_links(builder: NetworkBuilder, candidates: Sequence[Link]) -> tuple[Link, ...]:
     """Choose links for TCP: all that have an address."""
-    reachable = tuple(link for link in candidates if has_carrier(link) and usable(link))
+    reachable = tuple(filter(carries_tcp, candidates))
     if len(reachable) > 1:
         names = ", ".join(link.name for link in reachable)
         builder.problem(
@@ -235,33 +233,9 @@ def _dead(builder: NetworkBuilder, candidates: Sequence[Link], chosen: Sequence[
         if link not in above and usable(link) and not has_carrier(link):
             why = "has no carrier" if link.up else "is down"
             builder.problem("data-carrier", f"link {link.name} has an address, but {why}")
-        for address in duplicate_addresses(link):
+        for address in routable(link.duplicate):
             message = f"another host of {link.name}'s network has its address {address}"
             builder.problem("data-networks", message, "check the network's IPAM: one address, once")
-
-
-def _nothing(builder: NetworkBuilder, data: Sequence[Link], foreign: Sequence[str]) -> None:
-    """Report why there is no RDMA where something hints at it, as ``foreign`` RoCE ports do."""
-    fabric = builder.fabric
-    there = {device.pci for device in fabric.devices}
-    bare = [pci for pci in fabric.functions if pci not in there]
-    if bare:
-        builder.problem(
-            "rdma-missing",
-            f"the device plugin gave PCI function {', '.join(bare)}, which has no RDMA device here",
-            "switch RDMA on for these functions (SriovNetworkNodePolicy: `isRdma: true`)",
-        )
-    elif foreign:
-        builder.problem(
-            "rdma-missing",
-            f"RoCE ports open ({first_few(foreign)}), but none of them has a link in this pod",
-            "RoCE needs the device's own link in the pod: attach its network "
-            "(annotation k8s.v1.cni.cncf.io/networks)",
-        )
-    if not data:
-        builder.decide(
-            "data-link", "", Source.DETECTED, "no second link that TCP or RDMA could use"
-        )
 
 
 def _pending(
@@ -290,7 +264,7 @@ def _pending_address(builder: NetworkBuilder, link: Link, chosen: Sequence[Rail]
     expected = link.name in names
     if link.kind in ("macvlan", "ipvlan"):
         expected = expected or any(device.opens for device in fabric.devices)
-    tentative = ", ".join(str(item.ip) for item in tentative_addresses(link))
+    tentative = ", ".join(str(item.ip) for item in routable(link.tentative))
     if tentative and has_carrier(link):
         line = f"link {link.name}: the kernel still checks whether another host has {tentative}"
     elif roce or (expected and not chosen):

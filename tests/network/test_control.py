@@ -237,5 +237,5 @@ def test_addresses_that_can_not_be_used_yet_or_at_all_are_told_apart() -> None:
     own = ("10.0.0.1/24", "10.0.0.2/24", "fd00::3/64", "fe80::1/64", "127.0.0.1/8")
     seen = replace(link("eth0", *own), tentative=("fd00::3/64",), duplicate=("10.0.0.2/24",))
     assert list(map(str, records.usable(seen))) == ["10.0.0.1/24"]
-    assert list(map(str, records.tentative_addresses(seen))) == ["fd00::3/64"]
-    assert list(map(str, records.duplicate_addresses(seen))) == ["10.0.0.2/24"]
+    assert list(map(str, records.routable(seen.tentative))) == ["fd00::3/64"]
+    assert list(map(str, records.routable(seen.duplicate))) == ["10.0.0.2/24"]

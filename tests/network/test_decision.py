@@ -244,22 +244,21 @@ def test_links_without_ipv4() -> None:
     assert "NCCL_SOCKET_FAMILY" not in users.common
 
 
-# What the kernel allows in a name: all but blanks, a slash and a colon (dev_valid_name).
-LEGAL = "".join(chr(code) for code in range(33, 127) if chr(code) not in "/:")
+# What the kernel allows in a name: all but blanks, a slash and a colon (dev_valid_name); a comma
+# can't stand in NCCL's list.
+LEGAL = "".join(chr(code) for code in range(33, 127) if chr(code) not in "/:,")
 
 
 @pytest.mark.parametrize(
     "name",
     [
         *("n" + LEGAL[place : place + 5] for place in range(0, len(LEGAL), 5)),
-        *("=net1", "^net1", "-x", "'", "$(reboot)", "net\x1b[2J", "é"),
+        *("-x", "'", "$(reboot)", "net\x1b[2J", "é"),
     ],
 )
 def test_a_link_may_have_any_name_that_the_kernel_allows(name: str) -> None:
-    """It is delivered whole, or not at all."""
     found = decide([w.tcp(0, name), w.tcp(1, name)])
-    control = "," in name or name[0] in "=^"
-    assert sockets("eth0" if control else name).items() <= found.common.items()
+    assert sockets(name).items() <= found.common.items()
     assert [row.data.split()[0] for row in found.rows] == [name, name]
     rdma = decide([w.sriov(0, netdev=name), w.sriov(1, netdev=name)])
     assert rdma.common["UCX_NET_DEVICES"] == "mlx5_3:1"

@@ -30,17 +30,6 @@ def test_what_a_list_for_nccl_leaves(value: str, left: list[str]) -> None:
     assert list(nccl.matching(value, ["eth0", "eth1", "lo"])) == left
 
 
-@pytest.mark.parametrize(
-    ("name", "able"),
-    [
-        *(("eth0", True), ("a=b", True), ("a^", True), ("", False), ("a,b", False)),
-        *(("a:b", False), ("=a", False), ("^a", False)),
-    ],
-)
-def test_which_names_can_stand_in_a_list(name: str, *, able: bool) -> None:
-    assert nccl.expressible(name) == able
-
-
 def test_ucx_takes_the_newer_kind_then_ipv4_then_what_is_not_link_local() -> None:
     one = GidType.ROCE_V1.value
     entries = (

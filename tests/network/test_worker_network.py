@@ -11,6 +11,7 @@ from mpiboot.core.settings import Settings
 from mpiboot.network.records import Transport, WorkerNetwork, natural_order
 from mpiboot.network.worker_network import choose, socket_addresses
 from tests.fakes import workers as w
+from tests.fakes.networks import decide
 
 DEFAULT = Settings()
 
@@ -39,7 +40,7 @@ def test_one_sriov_vf_is_found_by_the_kernels_word() -> None:
     assert not network.pending
 
 
-@pytest.mark.parametrize("name", ["dranet0", "gpu0rdma0", "eth1", "a", "net1,x", "enp6s0f0v1"])
+@pytest.mark.parametrize("name", ["dranet0", "gpu0rdma0", "eth1", "a", "enp6s0f0v1"])
 def test_any_name_is_as_good_as_net1(name: str) -> None:
     assert names(choose(w.sriov(netdev=name), DEFAULT)) == ["mlx5_3:1"]
 
@@ -63,9 +64,8 @@ def test_another_pods_entry_under_the_same_link_name_is_no_evidence() -> None:
         w.link("net1", "10.0.0.50/24", kind="macvlan"),
         devices=(w.device("mlx5_2", w.port(w.table("net1", "10.0.0.51"))),),
     )
-    network = choose(worker, DEFAULT)
-    assert network.transport is Transport.TCP
-    assert checks(network) == ["rdma-missing"]
+    assert choose(worker, DEFAULT).transport is Transport.TCP
+    assert [item.check for item in decide([worker], DEFAULT).findings] == ["rdma-missing"]
 
 
 @pytest.mark.parametrize("name", ["ib0", "net1"])
@@ -92,21 +92,24 @@ def test_the_platforms_list_of_functions_picks_this_containers_devices() -> None
 
 
 def test_a_function_without_rdma_is_said_with_the_policy_line() -> None:
-    network = choose(w.worker("w-0", w.eth0(), functions=("0000:02:00.1",)), DEFAULT)
-    assert checks(network) == ["rdma-missing"]
-    assert "isRdma" in (network.problems[0].hint or "")
+    worker = w.worker("w-0", w.eth0(), functions=("0000:02:00.1",))
+    (finding,) = decide([worker], DEFAULT).findings
+    assert finding.check == "rdma-missing"
+    assert "isRdma" in finding.hint
 
 
 def test_roce_devices_that_open_without_a_link_of_the_pod_are_said_and_not_used() -> None:
     # A privileged pod without the secondary network: it has no address of its own there.
     devices = (w.device("mlx5_1", w.port(w.table("pf0", "10.0.0.1"))),)
-    network = choose(w.worker("w-0", w.eth0(), devices=devices), DEFAULT)
-    assert not network.rails
-    (problem,) = network.problems
-    assert problem.check == "rdma-missing"
-    assert "RoCE ports open (mlx5_1:1), but none of them has a link in this pod" in problem.message
-    assert network.foreign == ("mlx5_1:1",)
-    assert "k8s.v1.cni.cncf.io/networks" in (problem.hint or "")
+    worker = w.worker("w-0", w.eth0(), devices=devices)
+    for settings in (DEFAULT, replace(DEFAULT, data_network=DataNetworkUse.REQUIRE)):
+        found = decide([worker], settings)
+        assert (found.networks[0].rails, found.networks[0].foreign) == ((), ("mlx5_1:1",))
+        (finding,) = found.findings
+        assert finding.check == "rdma-missing"
+        message = "RoCE ports open (mlx5_1:1), but none of them has a link in this pod"
+        assert finding.message == message
+        assert "k8s.v1.cni.cncf.io/networks" in finding.hint
 
 
 def test_of_a_function_with_two_devices_the_one_with_the_links_address_is_taken() -> None:
