@@ -27,17 +27,12 @@ CHECKED: Final = (
     *("NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_IB_DISABLE", "NCCL_IB_GID_INDEX"),
     *("NCCL_NET", "NCCL_NET_PLUGIN", "NCCL_CONF_FILE"),
 )
-_CODE_OF_2_9: Final = 10000  # NCCL_VERSION_CODE: 2804 is 2.8.4, 22105 is 2.21.5
 
 
 def version(text: str) -> Version | None:
-    """Read ``2.21.5``, ``2.21.5+cuda12.4`` or the code ``22105``; None where it is neither."""
-    word = text.strip()
-    if re.fullmatch(r"\d{4,6}", word, re.ASCII):
-        code = int(word)
-        big, middle = (10000, 100) if code >= _CODE_OF_2_9 else (1000, 100)
-        return code // big, code % big // middle, code % middle
-    found = re.match(r"v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?(?![\d.])", word, re.ASCII)
+    """Read ``2.21.5`` or ``2.21.5+cuda12.4``; None where it is neither."""
+    form = r"v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?(?![\d.])"
+    found = re.match(form, text.strip(), re.ASCII)
     return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else None
 
 

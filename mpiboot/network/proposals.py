@@ -140,17 +140,11 @@ def _unknown(networks: Iterable[WorkerNetwork]) -> str:
     return "".join(f"; not known of {first_few(names)}: {why}" for why, names in hosts.items())
 
 
-def _devices_of_the_node(known: Iterable[WorkerNetwork]) -> str:
+def _devices_of_the_node(networks: Iterable[WorkerNetwork]) -> str:
     """Name the hosts where devices are visible that were not given to the pod: maybe forgotten."""
-    hosts = [
-        network.host
-        for network in known
-        if network.facts and network.facts.fabric.devices and not network.rails
-    ]
-    message = (
-        f"; {first_few(hosts)}: only devices of the node are seen, and none belongs to the pod"
-    )
-    return message if hosts else ""
+    hosts = [x.host for x in networks if x.facts and x.facts.fabric.devices and not x.rails]
+    what = "only devices of the node are seen, and none belongs to the pod"
+    return f"; {first_few(hosts)}: {what}" if hosts else ""
 
 
 def plugin_of(
@@ -281,35 +275,33 @@ def _sockets(proposals: Proposals, transport: Transport) -> tuple[dict[str, tupl
 
 def _why_not_data(proposals: Proposals, transport: Transport) -> str:
     """Explain why the data link can't carry sockets; empty where it can."""
-    networks = proposals.known
-    plain = [network.plain for network in networks]
-    without = [network.host for network, links in zip(networks, plain, strict=True) if not links]
-    counts = set(map(len, plain))
-    names = dict.fromkeys(link.name for links in plain for link in links)
-    if len(networks) < len(proposals.networks):
+    plain = {network.host: network.plain for network in proposals.known}
+    without = [host for host, links in plain.items() if not links]
+    if len(plain) < len(proposals.networks):
         return "not every worker's facts are known"
     if without:
-        all_ = "no worker has a second link with an address"
         some = f"{first_few(without)}: no data link with an address"
-        return some if names else all_
-    if len(counts) > 1 and transport not in RDMA:
+        none = "no worker has a second link with an address"
+        return none if len(without) == len(plain) else some
+    if len(set(map(len, plain.values()))) > 1 and transport not in RDMA:
         return "the workers have different numbers of data links"
-    return cluster_view.shared_address(networks) or proposals.blocked
+    return cluster_view.shared_address(proposals.known) or proposals.blocked
 
 
 def _on_links(proposals: Proposals, host: str, links: Sequence[Link], reason: str) -> None:
     """Name the links of NCCL's, Gloo's and TensorPipe's sockets; of UCX where the data's is TCP."""
     names = [link.name for link in links]
-    if names:
-        proposals.propose("NCCL_SOCKET_IFNAME", nccl.exact(names), reason, host)
-        if {item.version for link in links for item in usable(link)} == {IPV6}:
-            proposals.propose("NCCL_SOCKET_FAMILY", "AF_INET6", "no IPv4 address there", host)
-        # These take a plain name, and one link is enough for a rendezvous.
-        proposals.propose("GLOO_SOCKET_IFNAME", names[0], reason, host)
-        proposals.propose("TP_SOCKET_IFNAME", names[0], reason, host)
-    if links and proposals.transport is Transport.TCP:
+    if not names:
+        return
+    proposals.propose("NCCL_SOCKET_IFNAME", nccl.exact(names), reason, host)
+    if {item.version for link in links for item in usable(link)} == {IPV6}:
+        proposals.propose("NCCL_SOCKET_FAMILY", "AF_INET6", "no IPv4 address there", host)
+    # These take a plain name, and one link is enough for a rendezvous.
+    proposals.propose("GLOO_SOCKET_IFNAME", names[0], reason, host)
+    proposals.propose("TP_SOCKET_IFNAME", names[0], reason, host)
+    if proposals.transport is Transport.TCP:
         reason = "TCP: no RDMA port that every worker could use"
-        proposals.propose("UCX_NET_DEVICES", ",".join(link.name for link in links), reason, host)
+        proposals.propose("UCX_NET_DEVICES", ",".join(names), reason, host)
 
 
 def _mpi(proposals: Proposals, transport: Transport) -> None:
